@@ -1,0 +1,213 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Client is what the engine needs of go-redis: scripts, pipelines, Pub/Sub.
+// *redis.Client, *redis.ClusterClient and redis.UniversalClient satisfy it. A
+// *redis.Ring does too, but is refused: it moves keys to other shards when one
+// is down, and two shards would each grant the lock.
+type Client interface {
+	redis.Scripter
+	Pipeline() redis.Pipeliner
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
+
+// CheckClient tells whether rdb can serve as a Client: not nil (nor a typed
+// nil) and no *redis.Ring. It does no I/O.
+func CheckClient(rdb Client) error {
+	if rdb == nil {
+		return errors.New("lock: the Redis client is nil: pass a *redis.Client or *redis.ClusterClient")
+	}
+	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
+		return fmt.Errorf("lock: the Redis client is a nil %T: pass one that was made with redis.NewClient or the like", rdb)
+	}
+	if _, ring := rdb.(*redis.Ring); ring {
+		return errors.New("lock: *redis.Ring cannot hold locks (a shard that is away would let a second holder in on another): " +
+			"use *redis.Client or *redis.ClusterClient")
+	}
+	return nil
+}
+
+// opTimeout bounds each exchange with Redis, retries of the client included.
+const opTimeout = 5 * time.Second
+
+// conn runs scripts. It owns the bound on every exchange.
+type conn struct {
+	rdb Client
+	// bounded: the client itself gives up within opTimeout of a context's end,
+	// so calls run on the caller's goroutine. Otherwise (reads without timeout,
+	// a client type we do not know) each call runs beside, and is left behind.
+	bounded   bool
+	deadlines deadlines
+}
+
+func newConn(rdb Client) *conn {
+	c := &conn{rdb: rdb}
+	within := func(contextTimeout bool, read time.Duration) bool {
+		return contextTimeout || (read > 0 && read <= opTimeout)
+	}
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
+	case *redis.ClusterClient:
+		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
+	}
+	return c
+}
+
+// attempts is an argument that counts how often go-redis wrote it to a
+// connection: from the second time on, the command may have run before.
+type attempts struct{ n atomic.Int32 }
+
+var firstAttempt = []byte("1")
+
+// MarshalBinary is called by go-redis each time the command is written.
+func (a *attempts) MarshalBinary() ([]byte, error) {
+	n := a.n.Add(1)
+	if n == 1 {
+		return firstAttempt, nil
+	}
+	return strconv.AppendInt(nil, int64(n), 10), nil
+}
+
+// run executes s on keys, the one key of a lock. It keeps ctx's values
+// (tracing) but neither its deadline nor its cancellation: an exchange that
+// has begun is finished.
+func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (any, error) {
+	bound := c.bound(ctx)
+	if c.bounded {
+		return c.exchange(bound, s, keys, args)
+	}
+	return c.within(bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
+}
+
+func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []any) (any, error) {
+	v, err := c.rdb.EvalSha(ctx, s.sha, keys, args...).Result()
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		v, err = c.rdb.Eval(ctx, s.src, keys, args...).Result()
+	}
+	return v, err
+}
+
+// opContext is a caller's values under a deadline of our own.
+type opContext struct {
+	context.Context // the deadline
+	values          context.Context
+}
+
+func (c opContext) Value(key any) any { return c.values.Value(key) }
+
+// deadlines hands out contexts that end opTimeout from now, give or take a
+// fifth. One serves all exchanges that begin within that fifth, which spares
+// each of them a timer.
+type deadlines struct {
+	mu     sync.Mutex      // guards the fields below
+	ctx    context.Context //nolint:containedctx // shared by short exchanges, ends by itself
+	renew  time.Time
+	cancel context.CancelFunc
+}
+
+func (c *conn) bound(values context.Context) context.Context {
+	now := time.Now()
+	c.deadlines.mu.Lock()
+	defer c.deadlines.mu.Unlock()
+	if now.After(c.deadlines.renew) {
+		// The one before is left to end by its own timer: exchanges still use it.
+		c.deadlines.ctx, c.deadlines.cancel = context.WithTimeout(context.Background(), opTimeout)
+		c.deadlines.renew = now.Add(opTimeout / 5)
+	}
+	return opContext{c.deadlines.ctx, values}
+}
+
+// call is one script call of a pipeline, and its result.
+type call struct {
+	keys []string
+	args []any
+
+	reply any
+	err   error
+}
+
+// pipeline executes s for each call in one round trip (one per node). Every
+// call ends with a reply or an error. NOSCRIPT is answered per command: those
+// go again, whole.
+func (c *conn) pipeline(ctx context.Context, s *script, calls []*call) {
+	bound := c.bound(ctx)
+	mine := slices.Clone(calls)
+	_, err := c.within(bound, func() (any, error) {
+		c.exchangeAll(bound, s, mine)
+		return nil, nil //nolint:nilnil // each call carries its own result
+	})
+	if err != nil {
+		// The goroutine left behind may still write into its calls: the caller
+		// gets others.
+		for i := range calls {
+			calls[i] = &call{keys: calls[i].keys, err: err}
+		}
+	}
+}
+
+func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
+	send := func(calls []*call, queue func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd) (again []*call) {
+		p := c.rdb.Pipeline()
+		cmds := make([]*redis.Cmd, len(calls))
+		for i, x := range calls {
+			cmds[i] = queue(p, x.keys, x.args)
+		}
+		_, _ = p.Exec(ctx) // every command carries its own error
+		for i, x := range calls {
+			x.reply, x.err = cmds[i].Result()
+			if x.err != nil && redis.HasErrorPrefix(x.err, "NOSCRIPT") {
+				again = append(again, x)
+			}
+		}
+		return again
+	}
+	again := send(calls, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
+		return p.EvalSha(ctx, s.sha, keys, args...)
+	})
+	if len(again) > 0 {
+		send(again, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
+			return p.Eval(ctx, s.src, keys, args...)
+		})
+	}
+}
+
+// errLeftBehind: the client gave no answer within opTimeout.
+var errLeftBehind = fmt.Errorf("no answer from Redis within %s: %w", opTimeout, context.DeadlineExceeded)
+
+// within runs f, on this goroutine where the client bounds itself. Otherwise f
+// runs on one of its own; that one ends when the client lets go of the command
+// (its own timeout, or Close of the client), which is the client's owner's say.
+func (c *conn) within(ctx context.Context, f func() (any, error)) (any, error) {
+	if c.bounded {
+		return f()
+	}
+	type result struct {
+		v   any
+		err error
+	}
+	done := make(chan result, 1) // buffered: the goroutine never waits for us
+	go func() {
+		v, err := f()
+		done <- result{v, err}
+	}()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-ctx.Done():
+		return nil, errLeftBehind
+	}
+}

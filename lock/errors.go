@@ -1,0 +1,114 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Sentinels for errors.Is.
+var (
+	// ErrBusy: the lock is held by others, or others are in line before us.
+	ErrBusy = errors.New("lock: busy")
+	// ErrNotHeld: the lease was no longer ours when it was to be released or
+	// extended: released before, or its deadline had passed.
+	ErrNotHeld = errors.New("lock: not held")
+	// ErrLost is the cause with which the context of [Lease.Bind] and
+	// [Lock.Do] ends when the lease ended before it was released.
+	ErrLost = errors.New("lock: lease lost")
+	// ErrClosed: the Locker was closed.
+	ErrClosed = errors.New("lock: locker closed")
+	// ErrBackend: Redis could not be asked, or answered with an error; whether
+	// the lock is free is not known. The cause is wrapped beside it.
+	ErrBackend = errors.New("lock: backend error")
+)
+
+// BusyError says who stands in the way. It unwraps to [ErrBusy] and, where a
+// context ended the wait, to that context's error.
+type BusyError struct {
+	// Name is the lock's name as given to Mutex or Semaphore.
+	Name string
+	// Holder is the owner label of one holder ([Options].Owner); empty when
+	// nobody holds the lock at the moment (the line goes first, or a cooldown).
+	Holder string
+	// Note is that holder's note.
+	Note string
+	// ExpiresIn is the time to the first deadline among the holders, 0 when
+	// there is none. Holders renew and release, so this is a hint.
+	ExpiresIn time.Duration
+	// Waited is how long the caller stood in line.
+	Waited time.Duration
+	// Place is the number of waiters before the caller when it was last told.
+	Place int
+
+	cause error
+}
+
+// Error implements error.
+func (e *BusyError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "lock: %q is busy", e.Name)
+	if e.Holder != "" {
+		fmt.Fprintf(&b, ", held by %s", e.Holder)
+	}
+	if e.ExpiresIn > 0 {
+		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
+	}
+	if e.Waited > 0 {
+		fmt.Fprintf(&b, "; gave up after %s in line", e.Waited.Round(time.Millisecond))
+	}
+	if e.cause != nil {
+		fmt.Fprintf(&b, ": %v", e.cause)
+	}
+	return b.String()
+}
+
+// Unwrap gives ErrBusy and what ended the wait.
+func (e *BusyError) Unwrap() []error {
+	if e.cause == nil {
+		return []error{ErrBusy}
+	}
+	return []error{ErrBusy, e.cause}
+}
+
+// backendError wraps what Redis or the client answered.
+func backendError(op, key string, err error) error {
+	return fmt.Errorf("%w: %s %q: %w", ErrBackend, op, key, err)
+}
+
+// transient tells whether asking again may help: the network, or a server that
+// is loading, failing over, moving slots or busy. Anything else that Redis
+// says (a missing permission, a wrong type) will be said again.
+func transient(err error) bool {
+	var said redis.Error
+	if !errors.As(err, &said) {
+		return !errors.Is(err, redis.ErrClosed)
+	}
+	return slices.ContainsFunc([]string{
+		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
+		"NOREPLICAS", "OOM", "max number of clients",
+	}, func(prefix string) bool { return redis.HasErrorPrefix(err, prefix) })
+}
+
+// unknown tells whether a failed command may have run all the same.
+func unknown(err error) bool {
+	var said redis.Error
+	if errors.As(err, &said) || errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout) {
+		return false
+	}
+	var dial *net.OpError
+	return !errors.As(err, &dial) || dial.Op != "dial"
+}
+
+// timedOut tells whether a read gave up for want of data.
+func timedOut(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout() && !errors.Is(err, io.EOF) && !errors.Is(err, context.Canceled)
+}

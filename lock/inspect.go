@@ -1,0 +1,106 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Holder is one holder of a lock, as others see it.
+type Holder struct {
+	// Token identifies the stay.
+	Token string
+	// Owner is the holder's label ([Options].Owner).
+	Owner string
+	// Note is the holder's note.
+	Note string
+	// ExpiresIn is the time to its deadline unless renewed.
+	ExpiresIn time.Duration
+	// Cooldown is true when nobody holds the slot: it is kept taken after a
+	// release with a cooldown. Owner and Note are then the last holder's.
+	Cooldown bool
+}
+
+// maxHolders bounds what Holders lists.
+const maxHolders = 1000
+
+// Locked tells whether no slot is free; a holder whose deadline has passed does
+// not count. It says nothing of the next moment: to act on it, take the lock.
+func (m *Lock) Locked(ctx context.Context) (bool, error) {
+	n, err := m.Available(ctx)
+	return n == 0 && err == nil, err
+}
+
+// Available is the number of free slots. Like Locked it is already history.
+func (m *Lock) Available(ctx context.Context) (int, error) {
+	holders, _, _, err := m.inspect(ctx, 0)
+	return max(0, m.limit-holders), err
+}
+
+// Holders lists who holds the lock, first deadline first, at most 1,000.
+func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
+	_, _, list, err := m.inspect(ctx, maxHolders)
+	return list, err
+}
+
+// Waiting is the number of waiters in line, dead ones of the last few seconds
+// included.
+func (m *Lock) Waiting(ctx context.Context) (int, error) {
+	_, waiting, _, err := m.inspect(ctx, 0)
+	return waiting, err
+}
+
+func (m *Lock) inspect(ctx context.Context, most int) (holders, waiting int, list []Holder, err error) {
+	if m.err != nil {
+		return 0, 0, nil, m.err
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, 0, nil, err
+	}
+	if err := m.locker.enter(); err != nil {
+		return 0, 0, nil, err
+	}
+	defer m.locker.work.Done()
+	reply, err := m.locker.conn.run(ctx, inspectScript, m.keys, []any{most})
+	if err != nil {
+		return 0, 0, nil, backendError("inspect", m.Key(), err)
+	}
+	r, _ := reply.([]any)
+	if len(r) != 4 {
+		return 0, 0, nil, backendError("inspect", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	}
+	us, _ := r[0].(int64)
+	h, _ := r[1].(int64)
+	w, _ := r[2].(int64)
+	members, _ := r[3].([]any)
+	for i := 0; i+1 < len(members); i += 2 {
+		member, _ := members[i].(string)
+		score, _ := members[i+1].(string)
+		ms, err := strconv.ParseFloat(score, 64)
+		holder, ok := parseHolder(member)
+		if err != nil || !ok {
+			return 0, 0, nil, backendError("inspect", m.Key(), fmt.Errorf("unexpected member %q with score %q", member, score))
+		}
+		holder.ExpiresIn = time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond
+		list = append(list, holder)
+	}
+	return int(h), int(w), list, nil
+}
+
+// parseHolder reads a member of the holders' band: h:<token>|<owner>|<note>, or
+// c: for a cooldown.
+func parseHolder(member string) (Holder, bool) {
+	kind, body, ok := strings.Cut(member, ":")
+	f := strings.SplitN(body, "|", 3)
+	if !ok || len(f) != 3 || (kind != "h" && kind != "c") {
+		return Holder{}, false
+	}
+	owner, err := url.PathUnescape(f[1])
+	if err != nil {
+		owner = f[1]
+	}
+	return Holder{Token: f[0], Owner: owner, Note: f[2], Cooldown: kind == "c"}, true
+}

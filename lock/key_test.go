@@ -1,0 +1,169 @@
+package lock
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func TestKey(t *testing.T) {
+	t.Parallel()
+	sum := func(text string) string {
+		h := sha256.Sum256([]byte(text))
+		return hex.EncodeToString(h[:])
+	}
+	long := strings.Repeat("x", 200)
+	many := make([]string, 201)
+	tests := []struct {
+		name  string
+		scope string
+		parts []string
+		want  string
+	}{
+		{"no part", "cache:warm", nil, "p:{cache:warm}"},
+		{"one part", "account", []string{"17"}, "p:{account|17}"},
+		{"two parts", "account", []string{"17", "EUR"}, "p:{account|17|EUR}"},
+		{"colons stay", "a:b", []string{"c:d", ":"}, "p:{a:b|c:d|:}"},
+		{"an empty part counts", "account", []string{""}, "p:{account|}"},
+		{"two empty parts", "account", []string{"", ""}, "p:{account||}"},
+		{"empty scope", "", nil, "p:{~}"},
+		{"empty scope and part", "", []string{"~"}, "p:{~|%7E}"},
+		{"reserved", "%|~", []string{"{}", " "}, "p:{%25%7C%7E|%7B%7D|%20}"},
+		{"what looks escaped", "%7C", []string{"%25"}, "p:{%257C|%2525}"},
+		{"controls", "\x00\n", []string{"\x1f\x7f"}, "p:{%00%0A|%1F%7F}"},
+		{"readable Unicode", "Überweisung", []string{"東京", "🦊", "\uFFFD"}, "p:{Überweisung|東京|🦊|\uFFFD}"},
+		{"invisible Unicode", "a\u00a0b", []string{"\u200b", "\u202e", "\u2028", "\u0085"}, "p:{a%C2%A0b|%E2%80%8B|%E2%80%AE|%E2%80%A8|%C2%85}"},
+		{"invalid UTF-8", "a\xffb", []string{"\xc3", "\xed\xa0\x80"}, "p:{a%FFb|%C3|%ED%A0%80}"},
+		{"200 bytes", "s", []string{long[:100], long[:100]}, "p:{s|" + long[:100] + "|" + long[:100] + "}"},
+		{"201 bytes", "s", []string{long, "y"}, "p:{s|~" + sum("|"+long+"|y") + "}"},
+		{"201 bytes escaped", "s", []string{long[:198], " "}, "p:{s|~" + sum("|"+long[:198]+"|%20") + "}"},
+		{"too many parts", "s", many, "p:{s|~" + sum(strings.Repeat("|", 201)) + "}"},
+		{"200 bytes of scope", long, nil, "p:{" + long + "}"},
+		{"201 bytes of scope", long + "|", []string{"1"}, "p:{~" + sum(long+"%7C") + "|1}"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			if got := Key("p", test.scope, test.parts...); got != test.want {
+				t.Errorf("Key(%q, %q)\n got %s\nwant %s", test.scope, test.parts, got, test.want)
+			}
+		})
+	}
+}
+
+func TestKey_allocatesItsResultOnly(t *testing.T) {
+	parts := []string{"octo/hello-world", "17"}
+	n := testing.AllocsPerRun(100, func() { Key("automutex", "github:push", parts...) })
+	if n != 1 {
+		t.Errorf("%v allocations, want 1", n)
+	}
+}
+
+func TestEscape(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]string{
+		"":                      "",
+		"web-1:4242":            "web-1:4242",
+		"a b|c":                 "a%20b%7Cc",
+		"\xff{\u2028}~%":        "%FF%7B%E2%80%A8%7D%7E%25",
+		"naïve\u200d\U000E0041": "naïve%E2%80%8D%F3%A0%81%81",
+	} {
+		if got := escape(s); got != want {
+			t.Errorf("escape(%q) = %q, want %q", s, got, want)
+		}
+	}
+}
+
+// FuzzKey holds two names against each other: their keys are equal only if
+// they are, and each key is one Cluster slot and harmless text.
+func FuzzKey(f *testing.F) {
+	long := strings.Repeat("x", 200)
+	f.Add("a", "b:c", "", 1, "a:b", "c", "", 1)
+	f.Add("a", "", "", 0, "a", "", "", 1)
+	f.Add("a|b", "", "", 0, "a", "b", "", 1)
+	f.Add("", "~", "", 1, "~", "", "", 0)
+	f.Add("a", "%7C", "|", 2, "a", "|", "%7C", 2)
+	f.Add("s", long+"|", "", 1, "s", long, "", 2)
+	f.Add("s", "~"+hashText("|"+long+"y"), "", 1, "s", long+"y", "", 1)
+	f.Add(long+"y", "", "", 0, "~"+hashText(long+"y"), "", "", 0)
+	f.Add("\xff", "\xc3\x28", "{}", 2, "\uFFFD", "\u2028", "}", 2)
+	f.Fuzz(func(t *testing.T, scope1, a1, b1 string, n1 int, scope2, a2, b2 string, n2 int) {
+		parts1, parts2 := parts(a1, b1, n1), parts(a2, b2, n2)
+		key1, key2 := Key("p", scope1, parts1...), Key("p", scope2, parts2...)
+
+		if same := scope1 == scope2 && slices.Equal(parts1, parts2); same != (key1 == key2) {
+			t.Errorf("%q and %q: keys %q and %q", append([]string{scope1}, parts1...), append([]string{scope2}, parts2...), key1, key2)
+		}
+		for _, key := range []string{key1, key2} {
+			if err := checkKey(key); err != nil {
+				t.Errorf("%q: %v", key, err)
+			}
+		}
+		if got, ok := readKey(t, key1); ok && !slices.Equal(got, append([]string{scope1}, parts1...)) {
+			t.Errorf("%q reads as %q, was made from %q and %q", key1, got, scope1, parts1)
+		}
+	})
+}
+
+func parts(a, b string, n int) []string {
+	return []string{a, b}[:uint(n)%3]
+}
+
+func checkKey(key string) error {
+	body, ok := strings.CutPrefix(key, "p:{")
+	if !ok || strings.IndexByte(body, '}') != len(body)-1 || strings.ContainsRune(body, '{') {
+		return fmt.Errorf("the braces are not one pair around all but the prefix")
+	}
+	if body == "}" {
+		return fmt.Errorf("an empty hash tag")
+	}
+	if len(key) > len("p:{|}")+2*maxKeyText+1 {
+		return fmt.Errorf("%d bytes long", len(key))
+	}
+	if !utf8.ValidString(key) {
+		return fmt.Errorf("not valid UTF-8")
+	}
+	if i := strings.IndexFunc(key, func(r rune) bool { return r <= ' ' || r == 0x7f || invisible(r) }); i >= 0 {
+		return fmt.Errorf("an invisible character at %d", i)
+	}
+	return nil
+}
+
+// readKey takes a key without hashes apart again.
+func readKey(t *testing.T, key string) (scopeAndParts []string, ok bool) {
+	body := key[len("p:{") : len(key)-1]
+	if body == "~" || strings.HasPrefix(body, "~|") {
+		body = body[1:]
+	}
+	if strings.Contains(body, "~") {
+		return nil, false
+	}
+	for _, text := range strings.Split(body, "|") {
+		part, err := url.PathUnescape(text)
+		if err != nil {
+			t.Fatalf("%q is not escaped rightly: %v", text, err)
+		}
+		scopeAndParts = append(scopeAndParts, part)
+	}
+	return scopeAndParts, true
+}
+
+func BenchmarkKey(b *testing.B) {
+	for name, parts := range map[string][]string{
+		"plain":   {"octo/hello-world"},
+		"escaped": {"octo hello world"},
+		"hashed":  {strings.Repeat("octo/hello-world", 20)},
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				Key("automutex", "github:push", parts...)
+			}
+		})
+	}
+}

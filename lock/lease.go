@@ -1,0 +1,195 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Lease is one holder's stay. Safe for concurrent use. It is renewed in the
+// background until Unlock, MaxHold or Locker.Close, and lost when renewal did
+// not succeed before its deadline; a lost lease is never taken back.
+type Lease struct {
+	lock  *Lock
+	token string
+	body  string // token|owner|note, the member's name in Redis
+	// bodyArg is body, boxed once; releases counts how often a release went out.
+	bodyArg  any
+	releases attempts
+
+	// What follows is guarded by the renewer's mutex; fence is set before the
+	// lease is handed out and never changes.
+	fence    int64
+	state    leaseState
+	taken    time.Time       // when the ask that took it was sent
+	deadline time.Time       // until when we may believe it is ours, on the local monotonic clock
+	renewAt  time.Time       // when the next renewal is due; zero: never
+	renewing bool            // a renewal is on its way
+	bound    map[int]binding // contexts that end with the lease
+	nextBind int
+}
+
+// binding is one context made by Bind.
+type binding struct {
+	cancel context.CancelCauseFunc
+	stop   func() bool // unhooks the entry's own removal
+}
+
+// endAll ends bound contexts; called without the renewer's mutex.
+func endAll(bound map[int]binding, cause error) {
+	for _, b := range bound {
+		b.stop()
+		b.cancel(cause)
+	}
+}
+
+type leaseState uint8
+
+const (
+	held leaseState = iota
+	released
+	lost
+)
+
+// Fence is a number that only grows from holder to holder of one mutex: hand it
+// to whatever the work writes to, and have it refuse lower ones. For a
+// semaphore it orders the grants. See docs/guarantees.md for its conditions.
+func (le *Lease) Fence() int64 { return le.fence }
+
+// Token identifies this stay; no two have the same.
+func (le *Lease) Token() string { return le.token }
+
+// Deadline is the moment until which the lease is ours for certain, judged by
+// the local monotonic clock; renewal moves it.
+func (le *Lease) Deadline() time.Time {
+	r := le.lock.locker.renewer
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return le.deadline
+}
+
+// Bind returns a context derived from parent that ends when the lease does:
+// with cause ErrLost when it was lost, and with context.Canceled when it was
+// released. On a lease that has ended the context has ended too.
+func (le *Lease) Bind(parent context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(parent)
+	r := le.lock.locker.renewer
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch le.state {
+	case released:
+		cancel(context.Canceled)
+		return ctx
+	case lost:
+		cancel(ErrLost)
+		return ctx
+	case held:
+	}
+	id := le.nextBind
+	le.nextBind++
+	if le.bound == nil {
+		le.bound = make(map[int]binding, 1)
+	}
+	// A context that ends before the lease takes its entry with it, so that
+	// binding a long lease often does not grow it.
+	le.bound[id] = binding{cancel, context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(le.bound, id)
+	})}
+	return ctx
+}
+
+// Unlock gives the lock back. nil: it was ours until now. ErrNotHeld: it was
+// not (unlocked before, or lost); a successor is left alone. ErrBackend: Redis
+// could not be told; that is tried again, and the deadline frees the lock at
+// the latest. In every case the lease is over.
+//
+// Unlock works on an ended ctx too: of ctx only the values are used.
+func (le *Lease) Unlock(ctx context.Context) error {
+	_, err := le.Release(ctx)
+	return err
+}
+
+// Release is Unlock that also tells how many slots are free now; waiters that
+// were granted one have been counted as holders.
+func (le *Lease) Release(ctx context.Context) (free int, err error) {
+	return le.end(ctx, 0)
+}
+
+// Cooldown is Unlock that leaves the slot taken until d after now, by nobody.
+// d of 0 or less is a plain Unlock.
+func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
+	_, err := le.end(ctx, d)
+	return err
+}
+
+func (le *Lease) end(ctx context.Context, cooldown time.Duration) (int, error) {
+	was, deadline := le.lock.locker.renewer.drop(le)
+	if was == released {
+		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
+	}
+	if was == lost {
+		cooldown = 0
+	}
+	free, held, err := le.release(ctx, cooldown)
+	switch {
+	case err != nil:
+		le.lock.locker.abandon(le)
+		return 0, err
+	case was == lost:
+		return free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.lock.name)
+	case held:
+		return free, nil
+	case le.releases.n.Load() > 1 && time.Now().Before(deadline):
+		// The client sent the release more than once and the last answer is
+		// "absent" although our time was not up: the first one did it.
+		return free, nil
+	}
+	return free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.lock.name)
+}
+
+// release runs the release script for this token, whatever the local state;
+// held tells whether it still was.
+func (le *Lease) release(ctx context.Context, cooldown time.Duration) (free int, held bool, err error) {
+	m := le.lock
+	args := []any{le.bodyArg, m.limit, max(0, cooldown.Milliseconds()), &le.releases}
+	reply, err := m.locker.conn.run(ctx, releaseScript, m.keys, args)
+	if err != nil {
+		return 0, false, backendError("release", m.Key(), err)
+	}
+	n, ok := reply.(int64)
+	if !ok {
+		return 0, false, backendError("release", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	}
+	if n < 0 {
+		return int(-1 - n), false, nil
+	}
+	return int(n), true, nil
+}
+
+// Extend makes the lease last at least d from now: never shorter than it was.
+// ErrNotHeld: it is over, and stays so. ErrBackend: not known; the lease is
+// as it was. It works on an ended ctx too.
+func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
+	if d < time.Millisecond {
+		return fmt.Errorf("lock: %q: Extend by %s: at least a millisecond", le.lock.name, d)
+	}
+	r := le.lock.locker.renewer
+	if state := r.stateOf(le); state != held {
+		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
+	}
+	sent := time.Now()
+	reply, err := le.lock.locker.conn.run(ctx, renewScript, le.lock.keys, []any{le.bodyArg, d.Milliseconds()})
+	if err != nil {
+		return backendError("renew", le.lock.Key(), err)
+	}
+	if reply != int64(renewRenewed) {
+		r.lose(le)
+		return fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
+	}
+	if !r.extended(le, sent, d) {
+		return fmt.Errorf("%w: %q ended while it was extended", ErrNotHeld, le.lock.name)
+	}
+	return nil
+}

@@ -1,0 +1,311 @@
+package lock
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// How waiters keep their places.
+const (
+	// refreshEvery is how often a waiter asks again, so that a lost message
+	// costs at most about that long.
+	refreshEvery = time.Second
+	// stay is how long a line entry lives without being asked for: three
+	// refreshes. With less, one slow exchange would cost a live waiter its
+	// place; with more, several waiters of one dead process would each be
+	// granted a lease before they are found stale.
+	stay = 3 * refreshEvery
+	// patience is how long a waiter bears Redis not answering.
+	patience = 15 * time.Second
+	// leaveGrace is how long a waiter that gave up waits for its leave to be
+	// confirmed; the leave itself goes on beside.
+	leaveGrace = 250 * time.Millisecond
+	// refreshTogether: refreshes due that soon travel with one that is due.
+	refreshTogether = refreshEvery / 4
+)
+
+// line is the waiting side of a Locker. Each waiter is a goroutine blocked in
+// wait; what happens to it is decided here, on messages, on replies to asks and
+// on the alarm. All asks after the first are sent by the line, in pipelines.
+//
+// For one token, asks and the leave never overlap: asking is set while an ask
+// is on its way, nothing else is sent meanwhile, and whoever wants the waiter
+// gone then only sets gone. (An ask that overtook its own leave would take the
+// lock for nobody.)
+type line struct {
+	locker *Locker
+	alarm  alarm
+
+	mu      sync.Mutex // guards the fields below and those of every waiter; never held across I/O
+	waiters map[string]*waiter
+}
+
+// waiter is one goroutine in line. All fields but done belong to line.mu.
+type waiter struct {
+	lease *Lease
+
+	asking    bool      // an ask is on its way
+	askedAt   time.Time // when the last answered ask was sent
+	answered  time.Time // when Redis last answered, for patience
+	refreshAt time.Time // when to ask again at the latest
+	expiryAt  time.Time // when the first holder's deadline passes; only for the first in line
+	last      answer    // the last busy answer
+	hint      message   // the newest grant message, until used
+
+	gone bool          // the goroutine gave up; leave as soon as no ask is on its way
+	left chan struct{} // closed when the leave is through
+	done chan struct{} // closed when the waiter has its lease, or err
+	err  error
+}
+
+// message is a grant as published: token, fence, server time.
+type message struct {
+	token string
+	fence int64
+	us    int64
+}
+
+func newLine(l *Locker) *line {
+	n := &line{locker: l, waiters: make(map[string]*waiter)}
+	n.alarm.ring = n.ring
+	return n
+}
+
+// wait takes m's lock, in line if need be, until ctx ends.
+func (n *line) wait(ctx context.Context, m *Lock) (*Lease, error) {
+	le := m.newLease()
+	w := &waiter{lease: le, asking: true, done: make(chan struct{}), left: make(chan struct{})}
+	began := time.Now()
+	// Known to the line before the ask joins: its grant may be published
+	// before the reply is read.
+	n.mu.Lock()
+	n.waiters[le.token] = w
+	n.mu.Unlock()
+
+	a, err := m.ask(ctx, le, stay)
+	if err != nil || a.yours {
+		n.mu.Lock()
+		delete(n.waiters, le.token)
+		n.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		m.locker.renewer.add(le, a.fence, began, m.ttl)
+		return le, nil
+	}
+	n.locker.wake.listen()
+	n.settle(w, a, nil, began)
+
+	select {
+	case <-w.done:
+		if w.err != nil {
+			n.leave(w)
+			return nil, w.err
+		}
+		return le, nil
+	case <-n.locker.closing.Done():
+		n.leave(w)
+		return nil, ErrClosed
+	case <-ctx.Done():
+		return nil, m.busy(n.leave(w), time.Since(began), ctx.Err())
+	}
+}
+
+// settle notes the answer to an ask of w, sent at sent.
+func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
+	now := time.Now()
+	n.mu.Lock()
+	w.asking = false
+	switch {
+	case w.gone:
+		n.depart(w)
+	case err != nil && (!transient(err) || now.Sub(w.answered) > patience):
+		w.err = err
+		n.finish(w)
+	case err != nil:
+		w.refreshAt = now.Add(refreshEvery / 4)
+	case a.yours:
+		n.locker.renewer.add(w.lease, a.fence, sent, w.lease.lock.ttl)
+		n.finish(w)
+	default:
+		w.last, w.askedAt, w.answered = a, sent, now
+		w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
+		// Only the first in line watch the first deadline; one of them will
+		// be granted what it frees.
+		if a.deadline >= 0 && a.place < w.lease.lock.limit {
+			w.expiryAt = now.Add(a.deadline + time.Millisecond)
+		}
+		n.take(w)
+	}
+	next := w.next()
+	n.mu.Unlock()
+	n.alarm.set(next)
+}
+
+// next is when w needs asking again. Callers hold mu.
+func (w *waiter) next() time.Time {
+	select {
+	case <-w.done:
+		return time.Time{}
+	default:
+	}
+	if w.asking || w.gone {
+		return time.Time{}
+	}
+	return earliest(w.refreshAt, w.expiryAt)
+}
+
+// finish lets the waiting goroutine go on. Callers hold mu.
+func (n *line) finish(w *waiter) {
+	delete(n.waiters, w.lease.token)
+	close(w.done)
+}
+
+// hear notes a grant message. Callers hold nothing.
+func (n *line) hear(msg message) {
+	n.mu.Lock()
+	var next time.Time
+	if w := n.waiters[msg.token]; w != nil && msg.us > w.hint.us {
+		w.hint = msg
+		if !w.asking && !w.gone {
+			n.take(w)
+			next = w.next()
+		}
+	}
+	n.mu.Unlock()
+	n.alarm.set(next)
+}
+
+// take makes w the holder if its hint proves a grant: the message must be newer
+// than the last busy answer, or it speaks of a lease that has ended since. The
+// lease then counts from when that answered ask was sent, which was before the
+// grant, so we never believe for longer than Redis does. If less than half is
+// left of it, asking again is safer: the answer re-arms the lease. Callers hold
+// mu, and no ask is on its way.
+func (n *line) take(w *waiter) {
+	if w.hint.us <= w.last.serverUS {
+		return
+	}
+	length := min(w.lease.lock.ttl, maxGrant)
+	if time.Until(w.askedAt.Add(believe(length))) < length/2 {
+		w.refreshAt = time.Now()
+		return
+	}
+	n.locker.renewer.add(w.lease, w.hint.fence, w.askedAt, length)
+	n.finish(w)
+}
+
+// leave takes w out of line, giving back a slot it may have been granted
+// meanwhile, and returns the last answer. It waits for that no longer than
+// leaveGrace.
+func (n *line) leave(w *waiter) answer {
+	n.mu.Lock()
+	w.gone = true
+	delete(n.waiters, w.lease.token)
+	last := w.last
+	if !w.asking {
+		n.depart(w)
+	}
+	n.mu.Unlock()
+	timer := time.NewTimer(leaveGrace)
+	defer timer.Stop()
+	select {
+	case <-w.left:
+	case <-timer.C:
+	}
+	return last
+}
+
+// depart sends the leave for a waiter that is gone, once. Callers hold mu and
+// are counted in themselves: by the waiter's call to Lock, or as a refresh.
+func (n *line) depart(w *waiter) {
+	le := w.lease
+	n.locker.branch(func() {
+		defer close(w.left)
+		n.locker.renewer.drop(le) // it may have been granted, and added, at the last moment
+		if _, _, err := le.release(context.Background(), 0); err != nil {
+			n.locker.abandon(le)
+		}
+	})
+}
+
+// ring asks again for every waiter that is due. After Close it does nothing:
+// the waiters are leaving.
+func (n *line) ring() {
+	if n.locker.enter() != nil {
+		return
+	}
+	defer n.locker.work.Done()
+	now := time.Now()
+	var due []*waiter
+	var next time.Time
+	n.mu.Lock()
+	for _, w := range n.waiters {
+		expired := !w.expiryAt.IsZero() && !w.expiryAt.After(now)
+		if !w.asking && (expired || !w.refreshAt.After(now.Add(refreshTogether))) {
+			w.asking = true
+			due = append(due, w)
+		}
+		next = earliest(next, w.next())
+	}
+	n.mu.Unlock()
+	n.alarm.set(next)
+	for len(due) > 0 {
+		batch := due[:min(len(due), pipelined)]
+		due = due[len(batch):]
+		n.locker.branch(func() { n.refresh(batch) })
+	}
+}
+
+// refresh asks for a batch of waiters in one pipeline.
+func (n *line) refresh(batch []*waiter) {
+	calls := make([]*call, len(batch))
+	for i, w := range batch {
+		m := w.lease.lock
+		calls[i] = &call{keys: m.keys, args: m.askArgs(w.lease, stay)}
+	}
+	sent := time.Now()
+	n.locker.conn.pipeline(context.Background(), askScript, calls)
+	for i, w := range batch {
+		var a answer
+		err := calls[i].err
+		if err == nil {
+			a, err = w.lease.lock.parseAnswer(calls[i].reply)
+		} else {
+			err = backendError("ask", w.lease.lock.Key(), err)
+		}
+		n.settle(w, a, err, sent)
+	}
+}
+
+// askAll makes every waiter ask again: messages may have been missed.
+func (n *line) askAll() {
+	n.mu.Lock()
+	now := time.Now()
+	for _, w := range n.waiters {
+		w.refreshAt = now
+	}
+	n.mu.Unlock()
+	n.alarm.set(now)
+}
+
+// empty tells whether nobody waits.
+func (n *line) empty() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.waiters) == 0
+}
+
+// parseMessage reads "<token> <fence> <server us>".
+func parseMessage(payload string) (message, bool) {
+	f := strings.Fields(payload)
+	if len(f) != 3 {
+		return message{}, false
+	}
+	fence, err1 := strconv.ParseInt(f[1], 10, 64)
+	us, err2 := strconv.ParseInt(f[2], 10, 64)
+	return message{token: f[0], fence: fence, us: us}, err1 == nil && err2 == nil
+}

@@ -1,0 +1,245 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Lock is one lock: a named set of at most N holders, and the line before it. A
+// mutex has N = 1, a semaphore more. It is a handle only: two with the same
+// name are the same lock. Immutable, safe for concurrent use, nothing to close.
+type Lock struct {
+	locker  *Locker
+	name    string
+	parts   []string
+	keys    []string // exactly one
+	limit   int
+	ttl     time.Duration
+	maxHold time.Duration
+	renew   bool
+	note    string
+	ttlArg  any   // ttl in ms, boxed once
+	err     error // what is wrong with the definition; every operation returns it
+}
+
+// Option refines a lock; see TTL, MaxHold, NoRenew, Note and Parts.
+type Option func(*Lock)
+
+// TTL sets the length of a lease: how long the lock stays taken after its
+// holder died. While the holder lives the lease is renewed, so a short TTL does
+// not bound the work. At least MinTTL, whole milliseconds. A holder's TTL is
+// its own affair: it never shortens another's.
+func TTL(d time.Duration) Option { return func(m *Lock) { m.ttl = d } }
+
+// MaxHold bounds a stay: that long after the lock was taken the lease is no
+// longer renewed, the context of Bind or Do ends with ErrLost, and the lock is
+// free when the deadline has passed. 0: no bound.
+func MaxHold(d time.Duration) Option { return func(m *Lock) { m.maxHold = d } }
+
+// NoRenew makes a lease that ends TTL after it was taken, unless extended.
+func NoRenew() Option { return func(m *Lock) { m.renew = false } }
+
+// Note is opaque text that others are shown beside the owner label of a holder.
+func Note(text string) Option { return func(m *Lock) { m.note = text } }
+
+// Parts narrows the lock to some values within its name: the name is the scope,
+// and each different list of parts is a lock of its own. Escaped by [Key].
+func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
+
+// Mutex is the lock called name, for one holder at a time. Any text serves as
+// a name but the empty one. A bad name or option is reported by Err and by
+// every operation.
+func (l *Locker) Mutex(name string, options ...Option) *Lock {
+	return l.Semaphore(name, 1, options...)
+}
+
+// Semaphore is the lock called name, for n holders at a time. Callers may
+// differ in n, as they do while a new version is deployed: a lower n takes
+// effect as holders leave, a higher one at the next call.
+func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
+	m := &Lock{locker: l, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
+	for _, option := range options {
+		option(m)
+	}
+	switch {
+	case m.err != nil:
+	case name == "":
+		m.err = errors.New("lock: the name is empty: name what the lock protects")
+	case n < 1:
+		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, n)
+	case m.maxHold < 0:
+		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
+	default:
+		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
+	}
+	m.keys = []string{Key(l.prefix, name, m.parts...)}
+	m.ttlArg = m.ttl.Milliseconds()
+	return m
+}
+
+// Err is what is wrong with the lock's definition; nil when nothing is.
+func (m *Lock) Err() error { return m.err }
+
+// Name is the name as given.
+func (m *Lock) Name() string { return m.name }
+
+// Key is the one Redis key in which everything of this lock is kept.
+func (m *Lock) Key() string { return m.keys[0] }
+
+// maxGrant is the longest lease a release gives to a waiter: the waiter may
+// have died unnoticed, and then costs the line no more than this.
+const maxGrant = 3 * time.Second
+
+// newLease prepares the local side of one attempt: nothing is held yet.
+func (m *Lock) newLease() *Lease {
+	le := &Lease{lock: m}
+	le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.note)
+	le.bodyArg = le.body
+	return le
+}
+
+// TryLock takes the lock or returns a *BusyError at once. It never overtakes a
+// waiter: with others in line the lock is busy even if a slot is free.
+//
+// On any other error nothing is held: where the outcome is unknown (the reply
+// was lost) a release follows in the background. ctx is looked at before the
+// exchange with Redis, which is bounded by itself (about 5 s).
+func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
+	if m.err != nil {
+		return nil, m.err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := m.locker.enter(); err != nil {
+		return nil, err
+	}
+	defer m.locker.work.Done()
+	le := m.newLease()
+	sent := time.Now()
+	answer, err := m.ask(ctx, le, 0)
+	if err != nil {
+		return nil, err
+	}
+	if !answer.yours {
+		return nil, m.busy(answer, 0, nil)
+	}
+	m.locker.renewer.add(le, answer.fence, sent, m.ttl)
+	return le, nil
+}
+
+// Lock takes the lock, waiting in line until ctx ends; the error then Is both
+// ErrBusy and ctx.Err(). Waiters are served first come, first served. ctx
+// bounds the wait only: the lease does not derive from it.
+//
+// A failed call leaves nothing behind: a slot granted at the last moment is
+// given back at once. When Redis cannot be reached at the first ask the error
+// Is ErrBackend; once in line, an outage of some seconds is waited out.
+func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
+	if m.err != nil {
+		return nil, m.err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, &BusyError{Name: m.name, cause: err}
+	}
+	if err := m.locker.enter(); err != nil {
+		return nil, err
+	}
+	defer m.locker.work.Done()
+	return m.locker.line.wait(ctx, m)
+}
+
+// Do runs f while holding the lock, waiting for it as Lock does, and releases
+// it when f returns or panics. f's context ends when ctx does, and with cause
+// ErrLost when the lease is lost. The error is f's own; ErrLost is joined to
+// it when the lease ended before f did, for then f may not have been alone.
+func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) (err error) {
+	le, err := m.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	// A plain defer, no recover: a panic keeps its own stack.
+	defer func() {
+		if released := le.Unlock(ctx); errors.Is(released, ErrNotHeld) {
+			err = errors.Join(err, fmt.Errorf("%w: %q ended before the work did", ErrLost, m.name))
+		}
+	}()
+	return f(le.Bind(ctx))
+}
+
+// answer is what ask replied.
+type answer struct {
+	yours    bool
+	fence    int64
+	serverUS int64         // busy: server time
+	deadline time.Duration // busy: until the first deadline; below 0: no holder
+	place    int           // busy: waiters before us
+	holder   string        // busy: a holder's member, or none
+}
+
+// ask runs the ask script once for le. Where the outcome is unknown it has
+// seen to it that nothing stays held.
+func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, error) {
+	reply, err := m.locker.conn.run(ctx, askScript, m.keys, m.askArgs(le, stay))
+	if err != nil {
+		if unknown(err) {
+			m.locker.abandon(le)
+		}
+		return answer{}, backendError("ask", m.Key(), err)
+	}
+	return m.parseAnswer(reply)
+}
+
+func (m *Lock) askArgs(le *Lease, stay time.Duration) []any {
+	return []any{le.bodyArg, m.limit, m.ttlArg, stay.Milliseconds(), m.note}
+}
+
+func (m *Lock) parseAnswer(reply any) (answer, error) {
+	switch r := reply.(type) {
+	case int64:
+		return answer{yours: true, fence: r}, nil
+	case []any:
+		if len(r) == 4 {
+			us, _ := r[0].(int64)
+			ms, _ := r[1].(int64)
+			place, _ := r[2].(int64)
+			holder, _ := r[3].(string)
+			return answer{serverUS: us, deadline: time.Duration(ms) * time.Millisecond, place: int(place), holder: holder}, nil
+		}
+	}
+	return answer{}, backendError("ask", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+}
+
+// busy makes the error for an answer.
+func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
+	e := &BusyError{Name: m.name, Waited: waited, Place: a.place, cause: cause}
+	if a.deadline > 0 {
+		e.ExpiresIn = a.deadline
+	}
+	if h, ok := parseHolder(a.holder); ok {
+		e.Holder, e.Note = h.Owner, h.Note
+	}
+	return e
+}
+
+// abandonAfter is when an abandoned token is released for the second time: by
+// then the client has given up reading, and so has the server writing.
+const abandonAfter = opTimeout
+
+// abandon releases a token whose last command may or may not have run: now, and
+// again later, in case that command was still on its way. Should both fail the
+// slot frees itself at the deadline. On Close the second release comes at once.
+func (l *Locker) abandon(le *Lease) {
+	l.spawn(func() {
+		_, _, _ = le.release(context.Background(), 0)
+		timer := time.NewTimer(abandonAfter)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-l.closing.Done():
+		}
+		_, _, _ = le.release(context.Background(), 0)
+	})
+}

@@ -1,0 +1,209 @@
+package lock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Defaults and bounds.
+const (
+	// DefaultPrefix begins every key and channel of a Locker without a Prefix.
+	DefaultPrefix = "automutex"
+	// DefaultTTL is the length of a lease where nothing else is said.
+	DefaultTTL = 30 * time.Second
+	// MinTTL is the shortest lease accepted: below it, a pause of the garbage
+	// collector or a slow network would lose leases in normal operation.
+	MinTTL = 100 * time.Millisecond
+)
+
+// Options configure a Locker. The zero value is ready to use.
+type Options struct {
+	// Prefix begins every key and channel: "<prefix>:{<name>}". Lockers with
+	// the same prefix on the same Redis share locks. Empty: DefaultPrefix. No
+	// braces, no spaces, no control characters.
+	Prefix string
+	// Owner is a label that others see as the holder. Any text; empty:
+	// "<hostname>:<pid>". It plays no part in who owns a lease: tokens do.
+	Owner string
+	// TTL is the length of a lease for locks without an option of their own.
+	// 0: DefaultTTL. At least MinTTL.
+	TTL time.Duration
+	// Logger is told what an operator may have to act on (a subscription that
+	// had to be replaced). nil: slog.Default().
+	Logger *slog.Logger
+}
+
+// Locker makes locks on one Redis. It owns the waiting line and the renewal of
+// all of them, so one Locker for each process and Redis is right. Safe for
+// concurrent use. Close it when done.
+type Locker struct {
+	conn   *conn
+	prefix string
+	owner  string // escaped
+	ttl    time.Duration
+	log    *slog.Logger
+	err    error // what is wrong with rdb or Options; every operation returns it
+
+	channel string        // this Locker's wake channel, without the prefix
+	nonce   atomic.Uint64 // one per token
+
+	renewer *renewer
+	line    *line
+	wake    *wake
+
+	// life: closing ends waiters and goroutines. mu guards closed against the
+	// moment between "not closed" and work.Add, so that Close's work.Wait
+	// waits for everything that ever began.
+	closing context.Context //nolint:containedctx // the Locker's own lifetime, not a caller's
+	stop    context.CancelFunc
+	mu      sync.Mutex
+	closed  bool
+	work    sync.WaitGroup
+}
+
+// New makes a Locker on rdb. It does no I/O and never fails: a client or option
+// that cannot work (nil, a *redis.Ring, a TTL below MinTTL, a prefix with
+// braces) is reported by [Locker.Err] and by every operation.
+func New(rdb Client, o Options) *Locker {
+	random := make([]byte, 12+5) // 96 bits name the channel, 40 begin the counter
+	_, _ = rand.Read(random)     // crypto/rand.Read never fails since Go 1.24
+	l := &Locker{
+		prefix:  o.Prefix,
+		ttl:     o.TTL,
+		log:     o.Logger,
+		channel: base64.RawURLEncoding.EncodeToString(random[:12]),
+	}
+	l.nonce.Store(binary.BigEndian.Uint64(append([]byte{0, 0, 0}, random[12:]...)))
+	if l.prefix == "" {
+		l.prefix = DefaultPrefix
+	}
+	if l.ttl == 0 {
+		l.ttl = DefaultTTL
+	}
+	if l.log == nil {
+		l.log = slog.Default()
+	}
+	owner := o.Owner
+	if owner == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "unknown-host"
+		}
+		owner = host + ":" + strconv.Itoa(os.Getpid())
+	}
+	l.owner = escape(owner)
+	l.closing, l.stop = context.WithCancel(context.Background())
+	l.renewer = newRenewer(l)
+	l.line = newLine(l)
+	l.wake = &wake{locker: l}
+	if l.err = CheckClient(rdb); l.err != nil {
+		return l
+	}
+	l.err = CheckPrefix(l.prefix)
+	if l.err == nil {
+		l.err = checkTTL("Options.TTL", l.ttl)
+	}
+	l.conn = newConn(rdb)
+	return l
+}
+
+// CheckPrefix tells whether prefix can begin keys and channels.
+func CheckPrefix(prefix string) error {
+	if escape(prefix) != prefix {
+		return fmt.Errorf("lock: prefix %q: no braces, spaces, control characters, %%, | or ~: the braces around the name "+
+			"are what keeps a lock in one Cluster slot; use letters, digits, - and :", prefix)
+	}
+	return nil
+}
+
+func checkTTL(what string, ttl time.Duration) error {
+	if ttl < MinTTL {
+		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases", what, ttl, MinTTL)
+	}
+	if ttl%time.Millisecond != 0 {
+		return fmt.Errorf("lock: %s is %s: whole milliseconds only, Redis counts no finer", what, ttl)
+	}
+	return nil
+}
+
+// Err is what is wrong with the client or options given to New; nil when
+// nothing is.
+func (l *Locker) Err() error { return l.err }
+
+// Close ends every wait with ErrClosed, stops renewing (leases still held last
+// until their deadlines, and can be released) and waits for the Locker's
+// goroutines, at most for the exchanges with Redis that are under way. It does
+// not close the Redis client. A second Close waits as well and returns nil.
+func (l *Locker) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.stop()
+	l.renewer.close()
+	l.work.Wait()
+	return nil
+}
+
+// enter counts an operation in, unless the Locker is closed or unusable. What
+// enter let in calls l.work.Done when it is through.
+func (l *Locker) enter() error {
+	if l.err != nil {
+		return l.err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	l.work.Add(1)
+	return nil
+}
+
+// spawn runs f on a goroutine that Close waits for; false when closed.
+func (l *Locker) spawn(f func()) bool {
+	if l.enter() != nil {
+		return false
+	}
+	defer l.work.Done()
+	l.branch(f)
+	return true
+}
+
+// branch is spawn for callers that are counted in already: it never fails.
+func (l *Locker) branch(f func()) { l.work.Go(f) }
+
+// newBody makes <token>|<owner>|<note>, and the token in it: <channel>.<G>.<nonce>,
+// which says where to wake its owner, how long a lease granted to it lasts (ms),
+// and a counter, so that it is unique for every attempt.
+func (l *Locker) newBody(grant time.Duration, note string) (body, token string) {
+	b := make([]byte, 0, 64+len(l.owner)+len(note))
+	b = append(b, l.channel...)
+	b = append(b, '.')
+	b = strconv.AppendInt(b, grant.Milliseconds(), 10)
+	b = append(b, '.')
+	b = strconv.AppendUint(b, l.nonce.Add(1), 36)
+	n := len(b)
+	b = append(b, '|')
+	b = append(b, l.owner...)
+	b = append(b, '|')
+	b = append(b, note...)
+	body = string(b)
+	return body, body[:n]
+}
+
+// earliest is the earlier of two times, a zero one meaning never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,72 @@
+-- line: what ask and release share. Included, never sent alone.
+-- Expects: lock, limit, now_us.
+local now_ms = math.floor(now_us / 1000)
+
+-- purge: holders and cooldowns whose deadline has passed leave.
+local function purge()
+  redis.call('ZREMRANGEBYSCORE', lock, 1e11, now_ms)
+end
+
+-- keep: the key outlives an entry that lasts ms from now; never shortened.
+local function keep(ms)
+  if redis.call('PTTL', lock) < ms + 1000 then
+    redis.call('PEXPIRE', lock, ms + 1000)
+  end
+end
+
+-- hold: make id a holder for at least length ms, with a fence above all before.
+local function hold(id, length)
+  local fence = now_us
+  local last = redis.call('ZSCORE', lock, 'f')
+  if last and -last - 1e15 >= fence then
+    fence = -last - 1e15 + 1
+  end
+  local deadline = math.ceil(now_us / 1000) + length
+  local stored = redis.call('ZSCORE', lock, 'h:' .. id)
+  if stored and tonumber(stored) > deadline then
+    deadline = tonumber(stored)
+  end
+  redis.call('ZADD', lock, deadline, 'h:' .. id, -(1e15 + fence), 'f')
+  keep(length)
+  return fence
+end
+
+-- grant: give all free slots to live waiters by ticket, and wake each. An entry
+-- not refreshed in time is dropped, at most 64 a call. Returns the slots still
+-- free for a newcomer (0 while anybody is in line), and the fence if the asker
+-- itself was granted.
+local function grant(asker, ttl)
+  local free = limit - redis.call('ZCOUNT', lock, 1e11, 1e14)
+  local stale, mine = 0, nil
+  while free > 0 do
+    local head = redis.call('ZRANGEBYSCORE', lock, 2e15, '(4e15', 'LIMIT', 0, 1)[1]
+    if not head then
+      break
+    end
+    if stale == 64 then
+      return 0, mine
+    end
+    local id = string.sub(head, 3)
+    local until_ms = redis.call('ZSCORE', lock, 'd:' .. id)
+    redis.call('ZREM', lock, head, 'd:' .. id)
+    if id == asker then
+      mine = hold(id, ttl)
+      free = free - 1
+    elseif until_ms and -until_ms > now_ms then
+      -- token = <channel>.<G>.<nonce>: where to wake, and how long a lease to give.
+      local token = string.match(id, '^[^|]*')
+      local channel, length = string.match(token, '^([^.]+)%.(%d+)%.')
+      local fence = hold(id, tonumber(length))
+      -- pcall: an ACL without the channel must not abort the script after its writes.
+      redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel,
+        string.format('%s %.0f %.0f', token, fence, now_us))
+      free = free - 1
+    else
+      stale = stale + 1
+    end
+  end
+  if free < 0 then
+    free = 0
+  end
+  return free, mine
+end

@@ -1,0 +1,24 @@
+-- renew: make a lease last longer. Never shortens it, never retakes a lost one.
+--
+-- KEYS[1] lock
+-- ARGV[1] body    <token>|<owner>|<note> of the holder
+-- ARGV[2] length  how long the lease shall last from now (ms)
+--
+-- reply 1 renewed: the deadline is at least that far away
+-- reply 0 lost:    no such holder, or its deadline has passed
+local lock, body, length = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+
+local deadline = tonumber(redis.call('ZSCORE', lock, 'h:' .. body) or 0)
+if deadline <= math.floor(now_us / 1000) then
+  return 0
+end
+local wanted = math.ceil(now_us / 1000) + length
+if wanted > deadline then
+  redis.call('ZADD', lock, wanted, 'h:' .. body)
+  if redis.call('PTTL', lock) < length + 1000 then
+    redis.call('PEXPIRE', lock, length + 1000)
+  end
+end
+return 1

@@ -1,0 +1,224 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// renewer keeps all leases of a Locker alive, and says which are lost. It needs
+// no goroutine while nothing is due: an alarm rings for the earliest renewal or
+// deadline, and renewals that are due together travel in one pipeline.
+//
+// Who may believe what: a lease is ours until deadline, which counts from the
+// moment before the ask or renewal that moved it was sent, so it is never later
+// than the one Redis stores. Renewal is first due after a third of that length;
+// errors are tried again until the deadline; then the lease is lost for good.
+type renewer struct {
+	locker *Locker
+	alarm  alarm
+
+	mu     sync.Mutex // guards the fields below and those of every Lease; never held across I/O
+	leases map[*Lease]struct{}
+	closed bool
+}
+
+func newRenewer(l *Locker) *renewer {
+	r := &renewer{locker: l, leases: make(map[*Lease]struct{})}
+	r.alarm.ring = r.ring
+	return r
+}
+
+// believe is how long after sending an ask or renewal for length we may rely
+// on it: a thousandth less, for clocks that do not run alike.
+func believe(length time.Duration) time.Duration {
+	return length - length/1000 - time.Millisecond
+}
+
+// add takes charge of a lease for length, counted from sent.
+func (r *renewer) add(le *Lease, fence int64, sent time.Time, length time.Duration) {
+	r.mu.Lock()
+	le.fence = fence
+	le.taken = sent
+	r.reach(le, sent, length)
+	r.leases[le] = struct{}{}
+	next := r.next(le)
+	r.mu.Unlock()
+	r.alarm.set(next)
+}
+
+// reach moves the lease's deadline out to length after sent. Callers hold mu.
+func (r *renewer) reach(le *Lease, sent time.Time, length time.Duration) {
+	d := sent.Add(believe(length))
+	if !d.After(le.deadline) {
+		return
+	}
+	le.deadline = d
+	if le.lock.renew {
+		// A third of the way through its length, but never more than two
+		// thirds of a TTL before its end: an extended lease rests.
+		le.renewAt = le.deadline.Add(-min(length, le.lock.ttl) * 2 / 3)
+	}
+}
+
+// next is when the lease needs looking at. Callers hold mu.
+func (r *renewer) next(le *Lease) time.Time {
+	t := le.deadline
+	if le.lock.maxHold > 0 {
+		t = earliest(t, le.taken.Add(le.lock.maxHold))
+	}
+	if !le.renewing && !r.closed {
+		t = earliest(t, le.renewAt)
+	}
+	return t
+}
+
+// drop ends a lease because its owner releases it; it tells what it was.
+func (r *renewer) drop(le *Lease) (was leaseState, deadline time.Time) {
+	r.mu.Lock()
+	was, deadline = le.state, le.deadline
+	if was == held && !time.Now().Before(deadline) {
+		was = lost // the alarm has only not rung yet
+	}
+	le.state = released
+	delete(r.leases, le)
+	bound := le.bound
+	le.bound = nil
+	r.mu.Unlock()
+	endAll(bound, context.Canceled)
+	return was, deadline
+}
+
+// lose ends a lease because it is no longer ours.
+func (r *renewer) lose(le *Lease) {
+	r.mu.Lock()
+	bound := r.loseLocked(le)
+	r.mu.Unlock()
+	endAll(bound, ErrLost)
+}
+
+func (r *renewer) loseLocked(le *Lease) map[int]binding {
+	if le.state != held {
+		return nil
+	}
+	le.state = lost
+	delete(r.leases, le)
+	bound := le.bound
+	le.bound = nil
+	return bound
+}
+
+func (r *renewer) stateOf(le *Lease) leaseState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return le.state
+}
+
+// extended notes a renewal that Redis confirmed; false when the lease ended
+// meanwhile.
+func (r *renewer) extended(le *Lease, sent time.Time, length time.Duration) bool {
+	r.mu.Lock()
+	ok := le.state == held
+	var next time.Time
+	if ok {
+		r.reach(le, sent, length)
+		next = r.next(le)
+	}
+	r.mu.Unlock()
+	r.alarm.set(next)
+	return ok
+}
+
+// Renewals due within together of each other share a pipeline of at most
+// pipelined commands.
+const (
+	together  = 20 * time.Millisecond
+	pipelined = 256
+)
+
+// ring handles what is due: leases at their end are lost, others are renewed.
+func (r *renewer) ring() {
+	now := time.Now()
+	var due []*Lease
+	var next time.Time
+	ended := make(map[*Lease]map[int]binding)
+	r.mu.Lock()
+	for le := range r.leases {
+		overstayed := le.lock.maxHold > 0 && !now.Before(le.taken.Add(le.lock.maxHold))
+		if overstayed || !now.Before(le.deadline) {
+			ended[le] = r.loseLocked(le)
+			continue
+		}
+		if !r.closed && !le.renewing && !le.renewAt.IsZero() && le.renewAt.Before(now.Add(together)) {
+			le.renewing = true
+			due = append(due, le)
+		}
+		next = earliest(next, r.next(le))
+	}
+	r.mu.Unlock()
+	r.alarm.set(next)
+	for le, bound := range ended {
+		cause := ErrLost
+		if le.lock.maxHold > 0 && !now.Before(le.taken.Add(le.lock.maxHold)) {
+			cause = fmt.Errorf("%w: %q was held for its MaxHold of %s", ErrLost, le.lock.name, le.lock.maxHold)
+		}
+		endAll(bound, cause)
+	}
+	for len(due) > 0 {
+		batch := due[:min(len(due), pipelined)]
+		due = due[len(batch):]
+		// Each batch on its own goroutine: a node that hangs holds up only the
+		// leases that travel with it, and deadlines are watched meanwhile.
+		r.locker.spawn(func() { r.renew(batch) })
+	}
+}
+
+// renew sends one pipeline and notes what came of each lease. A lease in the
+// batch may be released meanwhile: the answer is then ignored, and the script
+// cannot bring it back, for its member is gone.
+func (r *renewer) renew(batch []*Lease) {
+	calls := make([]*call, len(batch))
+	for i, le := range batch {
+		calls[i] = &call{keys: le.lock.keys, args: []any{le.bodyArg, le.lock.ttlArg}}
+	}
+	sent := time.Now()
+	r.locker.conn.pipeline(context.Background(), renewScript, calls)
+	for i, le := range batch {
+		switch c := calls[i]; {
+		case c.err == nil && c.reply == int64(renewLost):
+			r.lose(le)
+		case c.err == nil:
+			r.mu.Lock()
+			le.renewing = false
+			r.mu.Unlock()
+			r.extended(le, sent, le.lock.ttl)
+		default:
+			r.later(le)
+		}
+	}
+}
+
+// later tries a failed renewal again soon, with jitter, until the deadline.
+func (r *renewer) later(le *Lease) {
+	pause := min(max(le.lock.ttl/20, 10*time.Millisecond), time.Second)
+	pause += rand.N(pause) //nolint:gosec // jitter, no secret
+	r.mu.Lock()
+	le.renewing = false
+	le.renewAt = time.Now().Add(pause)
+	next := r.next(le)
+	ok := le.state == held
+	r.mu.Unlock()
+	if ok {
+		r.alarm.set(next)
+	}
+}
+
+// close stops renewing. Deadlines are still watched, so that contexts bound to
+// leases that outlive the Locker end when the leases do.
+func (r *renewer) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+}

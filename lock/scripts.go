@@ -1,0 +1,51 @@
+package lock
+
+import (
+	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1; no secret hangs on it.
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+//go:embed lua/*.lua
+var luaFiles embed.FS
+
+// script is one Lua operation. Its file's header names KEYS, ARGV and reply
+// codes; TestScripts holds that header against the fields here.
+type script struct {
+	name string
+	args []string // what the call sites pass, in order
+	src  string
+	sha  string
+}
+
+// The operations. Each takes exactly one key: the lock.
+var (
+	askScript     = load("ask", "body", "limit", "ttl", "stay", "note")
+	releaseScript = load("release", "body", "limit", "cooldown", "attempt")
+	renewScript   = load("renew", "body", "length")
+	inspectScript = load("inspect", "most")
+)
+
+// Replies of renew, as its header names them. The others answer with numbers
+// and lists that mean what they say.
+const (
+	renewLost    = 0
+	renewRenewed = 1
+)
+
+// load reads an embedded script and puts in what it includes. The files are
+// part of the binary: one that is missing is a bug, found by any test.
+func load(name string, args ...string) *script {
+	read := func(name string) string {
+		src, err := luaFiles.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(fmt.Sprintf("lock: embedded script %s: %v", name, err))
+		}
+		return string(src)
+	}
+	src := strings.Replace(read(name), "--@include line", read("line"), 1)
+	sum := sha1.Sum([]byte(src)) //nolint:gosec // see the import
+	return &script{name: name, args: args, src: src, sha: hex.EncodeToString(sum[:])}
+}

@@ -1,0 +1,128 @@
+package lock
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// pingEvery is how long the subscription may be silent before it is asked
+	// whether it lives; unanswered for as long again, it is replaced. go-redis
+	// alone does not notice a connection that swallows everything.
+	pingEvery = time.Second
+	// idleListen is how long a subscription outlives the last waiter.
+	idleListen = 10 * time.Second
+	// relisten is the pause before a broken subscription is replaced.
+	relisten = 100 * time.Millisecond
+	// subscribeTimeout bounds dialing for a subscription.
+	subscribeTimeout = 3 * time.Second
+)
+
+// wake is the one subscription of a Locker, on its own channel. It exists while
+// somebody waits and some seconds longer. Messages are hints: what is lost is
+// made up for by the next refresh, and after each (re)subscribe everybody asks
+// again at once.
+type wake struct {
+	locker *Locker
+
+	mu        sync.Mutex // guards listening
+	listening bool
+}
+
+// listen makes sure that the subscription is there or on its way. Its goroutine
+// ends by itself when nobody has waited for a while, or at Close.
+func (k *wake) listen() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.listening {
+		k.listening = k.locker.spawn(k.run)
+	}
+}
+
+func (k *wake) run() {
+	l := k.locker
+	lastUse := time.Now()
+	for broken := 0; ; {
+		idle, worked := k.receive(&lastUse)
+		k.mu.Lock()
+		// Decided under mu: a waiter that comes now either sees listening
+		// false and starts another, or is seen by empty.
+		if l.closing.Err() != nil || (idle && l.line.empty()) {
+			k.listening = false
+			k.mu.Unlock()
+			return
+		}
+		k.mu.Unlock()
+		if worked {
+			broken = 0
+		}
+		if !idle {
+			broken++
+		}
+		if broken == 1 { // once for each outage
+			l.log.Warn("automutex: the wake-up subscription broke and is being replaced; waiters ask once a second meanwhile",
+				"channel", l.prefix+":"+l.channel)
+		}
+		timer := time.NewTimer(relisten << min(broken, 4))
+		select {
+		case <-timer.C:
+		case <-l.closing.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// receive subscribes and listens until the subscription fails, nobody has
+// waited for idleListen (idle), or Close. worked: it was confirmed.
+func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
+	l := k.locker
+	ctx, cancel := context.WithCancel(l.closing)
+	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
+	sub := l.conn.rdb.Subscribe(subscribing, l.prefix+":"+l.channel)
+	subscribed()
+	// Closing the subscription is what interrupts a receive when the Locker
+	// closes; otherwise it is closed on return, by cancel.
+	closed := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		_ = sub.Close()
+		close(closed)
+	})
+	defer func() {
+		cancel()
+		<-closed
+	}()
+	pinged := false
+	for {
+		got, err := sub.ReceiveTimeout(ctx, pingEvery)
+		switch {
+		case ctx.Err() != nil:
+			return false, worked
+		case err != nil && (!timedOut(err) || pinged):
+			return false, worked
+		case err != nil:
+			pinged = true
+			if sub.Ping(ctx) != nil {
+				return false, worked
+			}
+		default:
+			pinged = false
+		}
+		switch got := got.(type) {
+		case *redis.Subscription:
+			worked = true
+			l.line.askAll()
+		case *redis.Message:
+			if msg, ok := parseMessage(got.Payload); ok {
+				l.line.hear(msg)
+			}
+		}
+		if !l.line.empty() {
+			*lastUse = time.Now()
+		} else if time.Since(*lastUse) > idleListen {
+			return true, worked
+		}
+	}
+}
