@@ -93,7 +93,7 @@ func FuzzKey(f *testing.F) {
 	f.Add(long+"y", "", "", 0, "~"+hashText(long+"y"), "", "", 0)
 	f.Add("\xff", "\xc3\x28", "{}", 2, "\uFFFD", "\u2028", "}", 2)
 	f.Fuzz(func(t *testing.T, scope1, a1, b1 string, n1 int, scope2, a2, b2 string, n2 int) {
-		parts1, parts2 := parts(a1, b1, n1), parts(a2, b2, n2)
+		parts1, parts2 := fuzzParts(a1, b1, n1), fuzzParts(a2, b2, n2)
 		key1, key2 := Key("p", scope1, parts1...), Key("p", scope2, parts2...)
 
 		if same := scope1 == scope2 && slices.Equal(parts1, parts2); same != (key1 == key2) {
@@ -110,7 +110,7 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-func parts(a, b string, n int) []string {
+func fuzzParts(a, b string, n int) []string {
 	return []string{a, b}[:uint(n)%3]
 }
 

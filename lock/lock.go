@@ -218,7 +218,7 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	if a.deadline > 0 {
 		e.ExpiresIn = a.deadline
 	}
-	if h, ok := parseHolder(a.holder); ok {
+	if h, ok := parseHolder(a.holder); ok && !h.Cooldown {
 		e.Holder, e.Note = h.Owner, h.Note
 	}
 	return e

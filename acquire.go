@@ -1,0 +1,190 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// margin is how long before a task's own deadline a wait ends: asynq files a
+// task whose context ended as failed, whatever the handler says, and the answer
+// has to be there before.
+const margin = time.Second
+
+// acquire takes a lock, standing in line for as long as the rule's Wait allows.
+// The error is a *BusyError, ErrClosed, or says that Redis could not be asked.
+func (a *attempt) acquire(t target) (*lock.Lease, error) {
+	m := a.lockOf(t)
+	wait := t.rule.Wait
+	if wait > 0 && !a.join() {
+		wait = 0
+	}
+	if wait == 0 {
+		lease, err := m.TryLock(a.ctx)
+		return lease, a.explain(t, err)
+	}
+	defer a.guard.waiting.Add(-1)
+	return a.wait(t, m, wait)
+}
+
+// join counts a worker into the line unless MaxWaiting are there.
+func (a *attempt) join() bool {
+	n := a.guard.waiting.Add(1)
+	if most := a.guard.cfg.MaxWaiting; most > 0 && n > int64(most) {
+		a.guard.waiting.Add(-1)
+		return false
+	}
+	return true
+}
+
+// wait stands in line for at most so long, the margin before the task's
+// deadline, or the Guard's Close.
+func (a *attempt) wait(t target, m *lock.Lock, most time.Duration) (*lock.Lease, error) {
+	if deadline, ok := a.ctx.Deadline(); ok {
+		most = min(most, time.Until(deadline)-margin)
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, max(0, most))
+	defer cancel()
+	defer context.AfterFunc(a.guard.closing, cancel)()
+	if ctx.Err() != nil && a.ctx.Err() == nil && a.guard.closing.Err() == nil {
+		// No time for a line, but for a look.
+		lease, err := m.TryLock(a.ctx)
+		return lease, a.explain(t, err)
+	}
+	lease, err := m.Lock(ctx)
+	if err != nil && a.guard.closing.Err() != nil {
+		return nil, ErrClosed
+	}
+	return lease, a.explain(t, err)
+}
+
+// insist is how a task without attempts left gets its lock: any error would
+// have asynq archive it although it has not run. It waits in line, whatever
+// MaxWaiting says, bears Redis being away, and gives up only when the task's
+// own time is up.
+func (a *attempt) insist(t target) (*lock.Lease, error) {
+	a.guard.waiting.Add(1)
+	defer a.guard.waiting.Add(-1)
+	m := a.lockOf(t)
+	const forever = 1 << 62
+	for {
+		lease, err := a.wait(t, m, forever)
+		if err == nil {
+			a.guard.outage.over(a.guard.log)
+			return lease, nil
+		}
+		var busy *BusyError
+		if errors.As(err, &busy) || errors.Is(err, ErrClosed) || a.ctx.Err() != nil {
+			return nil, err
+		}
+		a.backendError(t, err)
+		pause := a.guard.outage.delay()
+		if deadline, ok := a.ctx.Deadline(); ok && time.Until(deadline)-margin < pause {
+			return nil, err
+		}
+		timer := time.NewTimer(pause) // the worker's own; ends with this call
+		select {
+		case <-timer.C:
+		case <-a.ctx.Done():
+		case <-a.guard.closing.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// explain turns the engine's error into the Guard's.
+func (a *attempt) explain(t target, err error) error {
+	var busy *lock.BusyError
+	if !errors.As(err, &busy) {
+		return err
+	}
+	e := &BusyError{
+		Rule:       t.rule.Name,
+		Key:        t.key,
+		Holder:     busy.Holder,
+		HolderTask: busy.Note,
+		SameTask:   a.note != "" && busy.Note == a.note,
+		ExpiresIn:  busy.ExpiresIn,
+		Waited:     busy.Waited,
+		Place:      busy.Place,
+	}
+	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
+		if errors.Is(err, ended) {
+			e.cause = ended
+		}
+	}
+	return e
+}
+
+// unkeyed answers for a task that no key can be made from: archived, never run.
+func (a *attempt) unkeyed(err error) error {
+	a.guard.log.Warn("automutex: no key can be made from the task; it is archived", "type", a.task.Type(), "task", a.note, "error", err)
+	a.observe(Event{Kind: EventKeyError, Err: err})
+	return archive{err}
+}
+
+// afterClose answers for a task when the Guard is closed: back to asynq, unrun.
+// With no attempts left an answer would archive it, so there is none until
+// asynq has taken the task back itself and ended its context.
+func (a *attempt) afterClose() error {
+	if a.last {
+		<-a.ctx.Done()
+		return context.Cause(a.ctx)
+	}
+	return &handBack{guard: a.guard, err: ErrClosed, delay: retryDelay()}
+}
+
+// backendError tells that Redis could not be asked.
+func (a *attempt) backendError(t target, err error) {
+	a.guard.outage.began(a.guard.log, err)
+	a.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
+}
+
+// outage is what a process knows of Redis being away. Its zero value: it is not.
+type outage struct {
+	mu    sync.Mutex // guards since; held for moments
+	since time.Time
+}
+
+func (o *outage) began(log interface{ Warn(string, ...any) }, err error) {
+	o.mu.Lock()
+	first := o.since.IsZero()
+	if first {
+		o.since = time.Now()
+	}
+	o.mu.Unlock()
+	if first { // once for each outage, not for each task
+		log.Warn("automutex: Redis cannot be asked for locks; tasks with rules go back to asynq, their attempts not spent", "error", err)
+	}
+}
+
+func (o *outage) over(log interface{ Info(string, ...any) }) {
+	o.mu.Lock()
+	since := o.since
+	o.since = time.Time{}
+	o.mu.Unlock()
+	if !since.IsZero() {
+		log.Info("automutex: Redis answers again", "after", time.Since(since).Round(time.Millisecond))
+	}
+}
+
+// delay is 1 to 30 s, growing with the length of the outage, jittered so that
+// the tasks do not come back all at once.
+func (o *outage) delay() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	d := time.Second
+	if !o.since.IsZero() {
+		d = min(max(d, time.Since(o.since)), 30*time.Second)
+	}
+	return d/2 + rand.N(d/2) + time.Second/2 //nolint:gosec // jitter, no secret
+}
+
+// retryDelay is Retry's: 1 to 5 s.
+func retryDelay() time.Duration {
+	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
+}

@@ -1,0 +1,104 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hibiken/asynq"
+)
+
+// handBack is the answer of a task that goes back to asynq with its attempt not
+// spent. ServerConfig's functions know it by guard: whatever else a handler
+// returns, a BusyError of a lock of its own included, is the handler's.
+type handBack struct {
+	guard *Guard
+	err   error
+	delay time.Duration
+}
+
+func (h *handBack) Error() string { return h.err.Error() }
+func (h *handBack) Unwrap() error { return h.err }
+
+// archive is the answer of a task that asynq shall archive: its text is the
+// reason alone.
+type archive struct{ err error }
+
+func (e archive) Error() string   { return e.err.Error() }
+func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
+
+// judge says what becomes of a task that did not get a lock; nil when its
+// handler is to run all the same (policy Allow, or the lock was got after all).
+func (a *attempt) judge(t target, err error) *verdict {
+	var busy *BusyError
+	switch {
+	case a.ctx.Err() != nil:
+		// asynq has filed the task already, and listens no more.
+		return &verdict{answer: context.Cause(a.ctx)}
+	case errors.Is(err, ErrClosed):
+		return &verdict{closed: true}
+	case !errors.As(err, &busy):
+		a.backendError(t, err)
+		return a.retry(t, err, a.guard.outage.delay())
+	}
+	a.guard.outage.over(a.guard.log)
+	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
+	return a.apply(t, busy)
+}
+
+// apply is the policy. An earlier attempt of the same task is still this task:
+// to skip, archive or fail it for that would lose its work.
+func (a *attempt) apply(t target, busy *BusyError) *verdict {
+	policy := t.rule.Busy
+	if busy.SameTask && policy.kind != policyAllow && policy.kind != policyAfterFailure && policy.kind != policyRetryIn {
+		policy = Retry
+	}
+	switch policy.kind {
+	case policySkip:
+		a.guard.log.Debug("automutex: skipped: the key is busy",
+			"rule", t.rule.Name, "key", t.key, "task", a.note, "holder", busy.HolderTask)
+		a.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: policy})
+		return &verdict{}
+	case policyArchive:
+		return &verdict{answer: archive{busy}}
+	case policyFail:
+		return &verdict{answer: busy}
+	case policyAllow:
+		return nil
+	case policyAfterFailure:
+		if err := policy.failureFunc()(a.ctx, a.task, busy); !returned(err, busy) {
+			return &verdict{answer: err}
+		}
+	case policyRetryIn:
+		return a.retry(t, busy, policy.delay)
+	case policyRetry, policyPark, policyReplace:
+	}
+	return a.retry(t, busy, retryDelay())
+}
+
+// returned tells whether err is that very BusyError, or wraps it.
+func returned(err error, busy *BusyError) bool {
+	var got *BusyError
+	return errors.As(err, &got) && got == busy
+}
+
+// retry hands the task back. With no attempts left asynq would archive it for
+// that, so it waits in the worker instead.
+func (a *attempt) retry(t target, reason error, delay time.Duration) *verdict {
+	if !a.last {
+		a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
+		return &verdict{answer: &handBack{guard: a.guard, err: reason, delay: delay}}
+	}
+	began := time.Now()
+	lease, err := a.insist(t)
+	switch {
+	case err == nil:
+		a.keep(t, lease, time.Since(began))
+		return nil
+	case a.ctx.Err() != nil:
+		return &verdict{answer: context.Cause(a.ctx)}
+	case errors.Is(err, ErrClosed):
+		return &verdict{closed: true}
+	}
+	return &verdict{answer: err} // the task's own time is up: asynq archives it, with who was in the way
+}

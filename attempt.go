@@ -1,0 +1,205 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// attempt is one run of the middleware for one task: what asynq says of it, and
+// the leases it holds. It belongs to the worker's goroutine.
+type attempt struct {
+	guard *Guard
+	ctx   context.Context //nolint:containedctx // the attempt's own: it lives as long as the call
+	task  *asynq.Task
+
+	queue, id string
+	note      string // "queue/id", opaque to lock; empty outside a server
+	last      bool   // asynq would archive the task for any error
+
+	stays     []*stay   // leases held, in the order taken
+	began     time.Time // when the handler began; zero: it has not
+	succeeded bool      // the handler returned nil
+}
+
+// stay is one lease of an attempt.
+type stay struct {
+	target target
+	lease  *lock.Lease
+	taken  time.Time
+	unhook []func() bool // stops the watchers
+}
+
+func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
+	a := &attempt{guard: g, ctx: ctx, task: t}
+	a.queue, _ = asynq.GetQueueName(ctx)
+	var ok bool
+	if a.id, ok = asynq.GetTaskID(ctx); ok {
+		a.note = taskNote(a.queue, a.id)
+		retried, _ := asynq.GetRetryCount(ctx)
+		most, _ := asynq.GetMaxRetry(ctx)
+		a.last = retried >= most
+	}
+	return a
+}
+
+// taskNote names a task across queues. IDs are unique in their queue only, and
+// either may hold any character, so the queue is escaped: no two tasks share a
+// note.
+func taskNote(queue, id string) string { return url.PathEscape(queue) + "/" + id }
+
+// lockOf is the lock of a target as this attempt takes it.
+func (a *attempt) lockOf(t target) *lock.Lock {
+	return a.guard.locker.Semaphore(t.scope, t.rule.Limit,
+		lock.Parts(t.parts...), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(a.note))
+}
+
+// verdict is why the handler does not run, and what asynq is told. nil: it runs.
+type verdict struct {
+	answer error // nil: the task is done
+	closed bool  // the Guard was closed; answer has no meaning
+}
+
+// take gets the lock of one target, or the verdict.
+func (a *attempt) take(t target) *verdict {
+	if a.holds(t.key) {
+		return nil
+	}
+	began := time.Now()
+	lease, err := a.acquire(t)
+	if err != nil {
+		return a.judge(t, err)
+	}
+	a.guard.outage.over(a.guard.log)
+	a.keep(t, lease, time.Since(began))
+	return nil
+}
+
+// holds tells whether a Guard.Middleware around this one, of the same Guard,
+// holds the key for this task: installed twice by mistake, it must not wait for
+// itself.
+func (a *attempt) holds(key string) bool {
+	for h := held(a.ctx); h != nil; h = h.outer {
+		if h.guard == a.guard && h.stay.target.key == key {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
+	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now()})
+	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited})
+}
+
+// bind makes the handler's context: it ends with the task's, and with cause
+// lock.ErrLost when a lease is lost. Two watchers run for each lease, on
+// goroutines of the context package that only exist once it has something to
+// say; release unhooks them.
+func (a *attempt) bind() context.Context {
+	ctx := a.ctx
+	for _, s := range a.stays {
+		outer := ctx
+		bound := s.lease.Bind(outer)
+		ctx = context.WithValue(bound, heldKey{}, &holding{guard: a.guard, stay: s, outer: held(outer)})
+		s.unhook = append(s.unhook,
+			context.AfterFunc(bound, func() {
+				if cause := context.Cause(bound); outer.Err() == nil && errors.Is(cause, lock.ErrLost) {
+					a.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
+						"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
+					a.observe(Event{Kind: EventLost, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+				}
+			}),
+			context.AfterFunc(a.ctx, func() {
+				cause := context.Cause(a.ctx)
+				a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
+					"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
+				a.observe(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+			}))
+	}
+	return ctx
+}
+
+// release gives back what is held, last taken first. It runs on the way out of
+// a panic as well.
+func (a *attempt) release() {
+	for _, s := range slices.Backward(a.stays) {
+		for _, stop := range s.unhook {
+			stop()
+		}
+		var err error
+		if rest := s.target.rule.Cooldown - time.Since(a.began); a.succeeded && s.target.rule.Cooldown > 0 {
+			err = s.lease.Cooldown(a.ctx, rest)
+		} else {
+			err = s.lease.Unlock(a.ctx)
+		}
+		event := Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken)}
+		if errors.Is(err, lock.ErrBackend) {
+			a.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
+				"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "ttl", s.target.rule.TTL, "error", err)
+			a.observe(Event{Kind: EventBackendError, Rule: event.Rule, Key: event.Key, Err: err})
+		}
+		a.observe(event)
+	}
+}
+
+// observe completes an event and hands it to Config.Observe.
+func (a *attempt) observe(e Event) {
+	if a.guard.cfg.Observe == nil {
+		return
+	}
+	e.Task, e.Queue, e.TaskID = a.task.Type(), a.queue, a.id
+	a.guard.cfg.Observe(a.ctx, e)
+}
+
+// holding is what a handler's context knows of a lease.
+type holding struct {
+	guard *Guard
+	stay  *stay
+	outer *holding
+}
+
+type heldKey struct{}
+
+func held(ctx context.Context) *holding {
+	h, _ := ctx.Value(heldKey{}).(*holding)
+	return h
+}
+
+// Lease is the lease that the handler of ctx runs under: the one taken last
+// where there are several. false outside a guarded handler, or when the policy
+// Allow let it run without.
+func Lease(ctx context.Context) (*lock.Lease, bool) {
+	if h := held(ctx); h != nil {
+		return h.stay.lease, true
+	}
+	return nil, false
+}
+
+// LeaseOf is the lease of the rule with that name. Rules whose keys are equal
+// for this task share one lease.
+func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
+	for h := held(ctx); h != nil; h = h.outer {
+		if h.stay.target.serves(ruleName) {
+			return h.stay.lease, true
+		}
+	}
+	return nil, false
+}
+
+// Fence is the fence of [Lease]: a number that grows from run to run of the
+// same key. Hand it to what the handler writes to, and have it refuse lower
+// ones.
+func Fence(ctx context.Context) (int64, bool) {
+	lease, ok := Lease(ctx)
+	if !ok {
+		return 0, false
+	}
+	return lease.Fence(), true
+}

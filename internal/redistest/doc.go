@@ -1,0 +1,39 @@
+// Package redistest gives this module's tests the Redis servers they run on:
+// miniredis, a real redis-server and a Redis Cluster of three nodes, and the
+// means to break what lies between them and a client.
+//
+//	func TestMain(m *testing.M) { redistest.Main(m) }
+//
+//	func TestSomething(t *testing.T) {
+//		redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+//			rdb := s.Client(t)
+//			key := redistest.Name(t)
+//			...
+//		})
+//	}
+//
+// # Servers
+//
+// [Each] runs a test on all three kinds; [Mini], [Real] and [Cluster] give one.
+// These servers are shared by all tests of a test binary and started on first
+// use, so a test never flushes, restarts or slows them and takes its names from
+// [Name]. A test that does such things to its server has one of its own from
+// [StartReal] or [StartMini].
+//
+// Where there is no redis-server (7.0 or newer) in PATH the tests on real
+// servers are skipped; with AUTOMUTEX_TEST_REDIS=require they fail.
+//
+// # Faults
+//
+// [Proxy] stands between a client and a server and loses replies, messages or
+// connections. It works beneath the client, so what go-redis does about a fault
+// (resending, reconnecting) is part of the test. [FailHook] works above that:
+// it puts an error in the place of a command's outcome.
+//
+// # What differs
+//
+// miniredis never ages keys by itself, and hands Pub/Sub messages over on a
+// goroutine of its own: a message may arrive after the reply to a command that
+// was sent later, which a redis-server does not do to one connection. A cluster
+// passes messages from node to node, with the same effect.
+package redistest

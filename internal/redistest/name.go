@@ -1,0 +1,52 @@
+package redistest
+
+import (
+	"crypto/rand"
+	"strings"
+	"testing"
+	"time"
+)
+
+// maxName is the length of the longest name that Name gives.
+const maxName = 60
+
+// Name gives a name that no other call gives, for a lock, a key or a queue. It
+// begins like the test's own name and consists of [a-zA-Z0-9_-].
+func Name(t testing.TB) string {
+	suffix := "-" + strings.ToLower(rand.Text()[:12])
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '_', r == '-':
+			return r
+		}
+		return '_'
+	}, t.Name())
+	return name[:min(len(name), maxName-len(suffix))] + suffix
+}
+
+// pollEvery is the interval at which conditions are looked at.
+const pollEvery = 2 * time.Millisecond
+
+// Eventually waits until cond is true and fails the test when it is not within
+// the given time. msg and args, as for Printf, say what was waited for. It is
+// called from the test's own goroutine.
+func Eventually(t testing.TB, within time.Duration, cond func() bool, msg string, args ...any) {
+	t.Helper()
+	if !poll(within, cond) {
+		t.Fatalf("redistest: not within %v: "+msg, append([]any{within}, args...)...)
+	}
+}
+
+// poll looks at cond until it is true or the time is up, and at least twice.
+func poll(within time.Duration, cond func() bool) bool {
+	deadline := time.Now().Add(within)
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	for !cond() {
+		if time.Now().After(deadline) {
+			return cond()
+		}
+		<-ticker.C
+	}
+	return true
+}

@@ -1,0 +1,252 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// binary is looked up in PATH.
+const binary = "redis-server"
+
+const (
+	startWithin = 10 * time.Second // from exec to the first answer
+	stopWithin  = 5 * time.Second  // from a signal to the exit
+)
+
+// errPortTaken means that somebody took the port since freePort looked at it.
+var errPortTaken = errors.New("port taken")
+
+// process is one redis-server: its place and arguments, and the run that is on.
+type process struct {
+	dir  string
+	port int
+	bus  int // port of the cluster bus
+	args []string
+
+	mu  sync.Mutex // guards run; held while the process is started or stopped
+	run *run       // nil when it does not run
+}
+
+// run is one execution of the process.
+type run struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed by the goroutine that started cmd, once it has exited
+}
+
+// startProcess starts a redis-server without persistence on a free port.
+func startProcess(args []string) (*process, error) {
+	for try := 1; ; try++ {
+		p, err := newProcess(args)
+		if err != nil {
+			return nil, err
+		}
+		if err = p.start(); err == nil {
+			return p, nil
+		}
+		p.remove()
+		if !errors.Is(err, errPortTaken) || try == 10 {
+			return nil, err
+		}
+	}
+}
+
+func newProcess(args []string) (*process, error) {
+	port, err := freePort(0)
+	if err != nil {
+		return nil, err
+	}
+	bus, err := freePort(port)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "redistest-")
+	if err != nil {
+		return nil, fmt.Errorf("redistest: %w", err)
+	}
+	p := &process{dir: dir, port: port, bus: bus}
+	p.args = append([]string{
+		"--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
+		"--save", "", "--appendonly", "no", "--daemonize", "no",
+	}, args...)
+	if len(args) > 0 && args[0] == "--cluster-enabled" {
+		p.args = append(p.args, "--cluster-port", strconv.Itoa(bus))
+	}
+	return p, nil
+}
+
+// freePort finds a port nobody listens on. It stays out of the range from which
+// systems take the ports of outgoing connections, so that a server that is down
+// for a while finds its port free again.
+func freePort(not int) (int, error) {
+	var err error
+	for range 100 {
+		port := 20000 + rand.IntN(12000)
+		if port == not {
+			continue
+		}
+		var ln net.Listener
+		if ln, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return port, ln.Close()
+		}
+	}
+	return 0, fmt.Errorf("redistest: no free port: %w", err)
+}
+
+func (p *process) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)) }
+
+func (p *process) logFile() string { return filepath.Join(p.dir, "redis.log") }
+
+// start executes redis-server and returns when it answers.
+func (p *process) start() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.run != nil {
+		return fmt.Errorf("redistest: %s on port %d runs already", binary, p.port)
+	}
+	log, err := os.Create(p.logFile())
+	if err != nil {
+		return fmt.Errorf("redistest: %w", err)
+	}
+	r := &run{cmd: exec.Command(binary, p.args...), exited: make(chan struct{})}
+	r.cmd.Dir, r.cmd.Stdout, r.cmd.Stderr = p.dir, log, log
+	r.cmd.SysProcAttr = dieWithParent()
+
+	started := make(chan error) // from the goroutine below, once
+	// This goroutine lives as long as the process and keeps its thread: the
+	// process is killed when the thread that started it ends (dieWithParent).
+	// stop ends the process and thereby this goroutine.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := r.cmd.Start()
+		_ = log.Close()
+		started <- err
+		if err == nil {
+			_ = r.cmd.Wait() // how it ended is in the log
+			close(r.exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("redistest: %w", err)
+	}
+	p.run = r
+	if p.answers(r) {
+		return nil
+	}
+	select {
+	case <-r.exited:
+		err = p.failure("exited")
+	default:
+		err = p.failure(fmt.Sprintf("does not answer within %v", startWithin))
+	}
+	return errors.Join(err, p.stop(os.Kill))
+}
+
+// answers waits for the process to answer or to exit. Whoever answers must be
+// this process: the port could be another one's.
+func (p *process) answers(r *run) bool {
+	pid := fmt.Sprintf("\r\nprocess_id:%d\r\n", r.cmd.Process.Pid)
+	answered := false
+	poll(startWithin, func() bool {
+		select {
+		case <-r.exited:
+			return true
+		default:
+		}
+		info, err := ask(p.addr(), "INFO", "server")
+		answered = err == nil && strings.Contains(info, pid)
+		return answered
+	})
+	return answered
+}
+
+// failure makes an error of what is in the log.
+func (p *process) failure(what string) error {
+	log, _ := os.ReadFile(p.logFile())
+	text := string(log[max(0, len(log)-2000):])
+	if strings.Contains(text, "Address already in use") {
+		return fmt.Errorf("redistest: %s: %w: %d or %d", binary, errPortTaken, p.port, p.bus)
+	}
+	return fmt.Errorf("redistest: %s %s:\n%s", binary, what, text)
+}
+
+func (p *process) terminate() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.run != nil {
+		_ = signalContinue(p.run.cmd.Process) // a frozen process would not see SIGTERM
+	}
+	return p.stop(syscall.SIGTERM)
+}
+
+func (p *process) kill() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stop(os.Kill)
+}
+
+// stop sends the signal and waits for the exit, and kills what does not follow.
+// The caller holds mu.
+func (p *process) stop(sig os.Signal) error {
+	if p.run == nil {
+		return nil
+	}
+	r := p.run
+	p.run = nil
+	for _, sig := range []os.Signal{sig, os.Kill} {
+		if err := r.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return fmt.Errorf("redistest: %w", err)
+		}
+		select {
+		case <-r.exited:
+			return nil
+		case <-time.After(stopWithin):
+		}
+	}
+	return fmt.Errorf("redistest: %s (pid %d) does not end", binary, r.cmd.Process.Pid)
+}
+
+func (p *process) pause() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.run == nil {
+		return errors.New("redistest: cannot pause what does not run")
+	}
+	if err := signalStop(p.run.cmd.Process); err != nil {
+		return fmt.Errorf("redistest: %w", err)
+	}
+	pid := p.run.cmd.Process.Pid
+	if !poll(stopWithin, func() bool { return frozen(pid) }) {
+		return fmt.Errorf("redistest: %s (pid %d) does not freeze", binary, pid)
+	}
+	return nil
+}
+
+func (p *process) resume() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.run == nil {
+		return nil
+	}
+	if err := signalContinue(p.run.cmd.Process); err != nil {
+		return fmt.Errorf("redistest: %w", err)
+	}
+	return nil
+}
+
+// remove kills the process and removes its files.
+func (p *process) remove() {
+	_ = p.kill()
+	_ = os.RemoveAll(p.dir)
+}

@@ -1,0 +1,149 @@
+package redistest
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+// The kinds of servers, which are also the names of Each's subtests.
+const (
+	KindMini    = "miniredis"
+	KindReal    = "redis"
+	KindCluster = "cluster"
+)
+
+// Server is a running miniredis, redis-server or Redis Cluster. Its methods may
+// be called from several goroutines, as far as those that take a t allow it.
+type Server struct {
+	kind    string
+	addrs   []string
+	private bool                 // one test's own
+	mini    *miniredis.Miniredis // of KindMini only
+	nodes   []*process           // of the other kinds
+}
+
+func startMini() (*Server, error) {
+	mini, err := miniredis.Run()
+	if err != nil {
+		return nil, err
+	}
+	return &Server{kind: KindMini, addrs: []string{mini.Addr()}, mini: mini}, nil
+}
+
+func startReal(args []string) (*Server, error) {
+	node, err := startProcess(args)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{kind: KindReal, addrs: []string{node.addr()}, nodes: []*process{node}}, nil
+}
+
+// close stops the server and removes its files.
+func (s *Server) close() {
+	if s.mini != nil {
+		s.mini.Close()
+	}
+	for _, node := range s.nodes {
+		node.remove()
+	}
+}
+
+// Kind is KindMini, KindReal or KindCluster.
+func (s *Server) Kind() string { return s.kind }
+
+// Addrs gives host:port of the server, or of every node of the cluster.
+func (s *Server) Addrs() []string { return slices.Clone(s.addrs) }
+
+// Addr gives host:port of the server, or of one node of the cluster.
+func (s *Server) Addr() string { return s.addrs[0] }
+
+// Mini gives the miniredis behind a server of KindMini, else nil.
+func (s *Server) Mini() *miniredis.Miniredis { return s.mini }
+
+// Options gives what a client of this server needs; the caller may change it.
+func (s *Server) Options() *redis.UniversalOptions {
+	return &redis.UniversalOptions{Addrs: s.Addrs(), IsClusterMode: s.kind == KindCluster}
+}
+
+// Client makes a new client, a *redis.ClusterClient for a cluster and else a
+// *redis.Client, which is closed when the test ends.
+func (s *Server) Client(t testing.TB, opts ...func(*redis.UniversalOptions)) redis.UniversalClient {
+	t.Helper()
+	return newClient(t, s.Options(), opts)
+}
+
+func newClient(t testing.TB, o *redis.UniversalOptions, opts []func(*redis.UniversalOptions)) redis.UniversalClient {
+	t.Helper()
+	for _, opt := range opts {
+		opt(o)
+	}
+	rdb := redis.NewUniversalClient(o)
+	t.Cleanup(func() { _ = rdb.Close() }) // the test may have closed it itself
+	return rdb
+}
+
+// own gives the process of a server from StartReal; a fault put on any other
+// would hit other tests.
+func (s *Server) own(t testing.TB) *process {
+	t.Helper()
+	if !s.private || len(s.nodes) != 1 {
+		t.Fatalf("redistest: only a server from StartReal can be stopped or paused, not this %s", s.kind)
+	}
+	return s.nodes[0]
+}
+
+// Restart stops a server from StartReal and starts it again on the same port.
+// Its data and its script cache are lost.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Stop(t)
+	s.Start(t)
+}
+
+// Start starts a server from StartReal again, on the same port, after Stop or
+// Kill.
+func (s *Server) Start(t testing.TB) {
+	t.Helper()
+	if err := s.own(t).start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Stop ends a server from StartReal as an operator would (SIGTERM), and returns
+// when it is gone. Without effect when it does not run.
+func (s *Server) Stop(t testing.TB) {
+	t.Helper()
+	if err := s.own(t).terminate(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Kill ends a server from StartReal at once (SIGKILL), and returns when it is
+// gone. Without effect when it does not run.
+func (s *Server) Kill(t testing.TB) {
+	t.Helper()
+	if err := s.own(t).kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Pause freezes a server from StartReal (SIGSTOP): it accepts connections and
+// answers nothing until Resume.
+func (s *Server) Pause(t testing.TB) {
+	t.Helper()
+	if err := s.own(t).pause(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Resume lets a paused server go on (SIGCONT). It then runs everything that was
+// sent to it meanwhile.
+func (s *Server) Resume(t testing.TB) {
+	t.Helper()
+	if err := s.own(t).resume(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,151 @@
+package redistest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// RequireEnv is the environment variable that makes tests on real servers fail
+// instead of being skipped where there is no redis-server; its value is then
+// "require".
+const RequireEnv = "AUTOMUTEX_TEST_REDIS"
+
+// shared is a server that all tests of the binary use. The first test that asks
+// starts it, Main stops it.
+type shared struct {
+	start  func() (*Server, error)
+	once   sync.Once // runs start; server and err are written in it and nowhere else
+	server *Server
+	err    error
+}
+
+var (
+	sharedMini    = shared{start: startMini}
+	sharedReal    = shared{start: func() (*Server, error) { return startReal(nil) }}
+	sharedCluster = shared{start: startCluster}
+
+	// underMain is set once Main runs: without it nobody would stop the servers.
+	underMain atomic.Bool
+)
+
+func (s *shared) get(t testing.TB) *Server {
+	t.Helper()
+	if !underMain.Load() {
+		t.Fatal("redistest: this package needs func TestMain(m *testing.M) { redistest.Main(m) }")
+	}
+	s.once.Do(func() { s.server, s.err = s.start() })
+	if s.err != nil {
+		t.Fatal(s.err)
+	}
+	return s.server
+}
+
+// Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on
+// the shared server of that kind. As with all parallel subtests, f runs when
+// the calling test has returned: what f needs is released by t.Cleanup, not by
+// defer.
+func Each(t *testing.T, f func(t *testing.T, s *Server)) {
+	t.Helper()
+	for _, kind := range []struct {
+		name string
+		get  func(testing.TB) *Server
+	}{{KindMini, Mini}, {KindReal, Real}, {KindCluster, Cluster}} {
+		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
+			f(t, kind.get(t))
+		})
+	}
+}
+
+// Mini gives the shared miniredis. A test that moves its clock or sets errors
+// has its own, see [StartMini].
+func Mini(t testing.TB) *Server {
+	t.Helper()
+	return sharedMini.get(t)
+}
+
+// Real gives the shared redis-server.
+func Real(t testing.TB) *Server {
+	t.Helper()
+	needBinary(t)
+	return sharedReal.get(t)
+}
+
+// Cluster gives the shared Redis Cluster. It takes over two seconds to start,
+// most of it a delay that redis-server insists on.
+func Cluster(t testing.TB) *Server {
+	t.Helper()
+	needBinary(t)
+	return sharedCluster.get(t)
+}
+
+// StartMini starts a miniredis for this test alone.
+func StartMini(t testing.TB) *Server {
+	t.Helper()
+	s, err := startMini()
+	return private(t, s, err)
+}
+
+// StartReal starts a redis-server for this test alone, with further arguments
+// ("--maxmemory", "2mb") if wanted. It is stopped when the test ends.
+func StartReal(t testing.TB, args ...string) *Server {
+	t.Helper()
+	needBinary(t)
+	s, err := startReal(args)
+	return private(t, s, err)
+}
+
+func private(t testing.TB, s *Server, err error) *Server {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	s.private = true
+	return s
+}
+
+func needBinary(t testing.TB) {
+	t.Helper()
+	_, err := exec.LookPath(binary)
+	switch {
+	case err == nil:
+	case os.Getenv(RequireEnv) == "require":
+		t.Fatalf("redistest: %s=require, but: %v", RequireEnv, err)
+	default:
+		t.Skipf("redistest: no real Redis to test on: %v", err)
+	}
+}
+
+// Main runs the tests of a package, stops the shared servers, looks for leaked
+// goroutines and exits. It is all that a TestMain does:
+//
+//	func TestMain(m *testing.M) { redistest.Main(m) }
+//
+// Leaks count only when the tests passed: a failed test may well leave some.
+func Main(m *testing.M, ignore ...goleak.Option) {
+	underMain.Store(true)
+	code := m.Run()
+	for _, s := range []*shared{&sharedMini, &sharedReal, &sharedCluster} {
+		if s.server != nil {
+			s.server.close()
+		}
+	}
+	if code == 0 {
+		// Longer than Find itself waits: a dial or a topology refresh of a
+		// client that was closed ends only with its own timeout.
+		var err error
+		if !poll(10*time.Second, func() bool { err = goleak.Find(ignore...); return err == nil }) {
+			fmt.Fprintf(os.Stderr, "redistest: goroutines leaked: %v\n", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}

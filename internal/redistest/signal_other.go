@@ -1,0 +1,12 @@
+//go:build !unix
+
+package redistest
+
+import (
+	"errors"
+	"os"
+)
+
+func signalStop(*os.Process) error { return errors.ErrUnsupported }
+
+func signalContinue(*os.Process) error { return errors.ErrUnsupported }

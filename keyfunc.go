@@ -1,0 +1,220 @@
+package automutex
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hibiken/asynq"
+)
+
+// KeyFunc gives the parts of a task's key, unescaped, in a fixed order and
+// number. The same task must always give the same parts: a KeyFunc looks at the
+// task and at nothing else. It is called by many goroutines at once.
+//
+// Parts must be valid UTF-8 and not empty, and there must be at least one. An
+// error, and parts that are unfit, end the task in the archive with a
+// [*KeyError]; a task is never run without its lock, nor under a wider one.
+type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
+
+// Fields makes a key from fields of a JSON payload; it is what [Rule].On does.
+// It panics on a malformed path and without any path, since those are mistakes
+// in the program; [New] reports them for On.
+//
+// A path is dotted: "user.id" is the member id of the member user, and
+// "items.0.sku" goes through the first element of a list. `\.` stands for a dot
+// in a name and `\\` for a backslash. Names are compared exactly, letter case
+// included; lists are not searched.
+//
+// The part that a value gives:
+//
+//   - A string is taken as it is. One that begins with `{`, `[` or `"` is
+//     written as a JSON string, quotes included, to tell it from what follows.
+//   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", which
+//     is what the string "1" gives too; 1.50 is "1.5", and -0 is "0". More than
+//     400 digits are an error.
+//   - true and false are those words, as are the strings "true" and "false".
+//   - Objects and lists become compact JSON with members sorted by name (in
+//     byte order) and numbers as above. Inside them 1 and "1" differ.
+//
+// These equalities aside, different values give different parts. A [*KeyError]
+// comes of a field that is missing, null or an empty string, of a payload that
+// is not JSON or not valid UTF-8, of a value with half a surrogate pair (which
+// Go would silently replace), of one nested more than 100 levels deep, and of a
+// name that an object on the way, or the value, has twice (readers of such JSON
+// disagree on which one counts).
+func Fields(paths ...string) KeyFunc {
+	set, err := newFieldSet(paths)
+	if err == nil && len(paths) == 0 {
+		err = errors.New("no path; name the payload fields that the key is made from")
+	}
+	if err != nil {
+		panic(fmt.Sprintf("automutex: Fields: %v", err))
+	}
+	return func(_ context.Context, t *asynq.Task) ([]string, error) {
+		return set.read(t)
+	}
+}
+
+// Headers makes a key from headers of the task; it is what [Rule].OnHeaders
+// does. Names are compared exactly, and a value gives the part that a payload
+// string gives under [Fields]. A header that is missing, empty or not valid
+// UTF-8 is a [*KeyError]. Headers panics without any name and on an empty one.
+func Headers(names ...string) KeyFunc {
+	if len(names) == 0 {
+		panic("automutex: Headers: no name; name the headers that the key is made from")
+	}
+	for _, name := range names {
+		if name == "" {
+			panic("automutex: Headers: an empty name; name a header, or leave it out")
+		}
+	}
+	names = append([]string(nil), names...)
+	return func(_ context.Context, t *asynq.Task) ([]string, error) {
+		return appendHeaders(nil, t, names)
+	}
+}
+
+func appendHeaders(parts []string, t *asynq.Task, names []string) ([]string, error) {
+	headers := t.Headers()
+	for _, name := range names {
+		value, ok := headers[name]
+		reason := ""
+		switch {
+		case !ok:
+			reason = "is missing"
+		case value == "":
+			reason = "is empty"
+		case !utf8.ValidString(value):
+			reason = "is not valid UTF-8"
+		}
+		if reason != "" {
+			return nil, &KeyError{
+				Task: t.Type(), Field: name, source: "header", reason: reason,
+				advice: "enqueue the task with that header, or change the rule's OnHeaders",
+			}
+		}
+		parts = append(parts, stringPart(value))
+	}
+	return parts, nil
+}
+
+// KeyOf makes a key from a payload decoded into a T by encoding/json; fn gives
+// the parts. Parts are taken as they are: 1 and "1" are the same part, and a
+// field that the payload does not have gives whatever fn makes of its zero
+// value, so fn should return no parts, or an empty one, where a field is
+// missing; that is a [*KeyError]. So is a payload that cannot be decoded, that
+// is null, or that is not valid UTF-8, and a part in which half a surrogate
+// pair was replaced.
+//
+// fn is called by many goroutines at once. KeyOf panics when it is nil.
+func KeyOf[T any](fn func(T) []string) KeyFunc {
+	if fn == nil {
+		panic("automutex: KeyOf: no function; give one that makes the parts of the key")
+	}
+	return func(_ context.Context, t *asynq.Task) ([]string, error) {
+		fail := func(reason string, cause error) ([]string, error) {
+			return nil, &KeyError{Task: t.Type(), reason: reason, cause: cause, advice: advicePayload}
+		}
+		payload := t.Payload()
+		if reason, cause := checkPayload(payload); reason != "" {
+			return fail(reason, cause)
+		}
+		if string(bytes.TrimSpace(payload)) == "null" {
+			return fail("the payload is null", nil)
+		}
+		var v T
+		if err := json.Unmarshal(payload, &v); err != nil {
+			return fail("the payload does not fit the type that KeyOf decodes it into", err)
+		}
+		parts := fn(v)
+		for _, part := range parts {
+			if strings.ContainsRune(part, utf8.RuneError) && hasLoneSurrogate(payload) {
+				return fail("the payload has half a surrogate pair where the key is made from it", nil)
+			}
+		}
+		return parts, nil
+	}
+}
+
+// callKey calls the Key of a rule and checks what it gives.
+func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
+	fail := func(reason string, cause error) ([]string, error) {
+		return nil, &KeyError{Task: t.Type(), reason: reason, cause: cause, advice: "see the rule's Key"}
+	}
+	parts, err := fn(ctx, t)
+	if err != nil {
+		if _, ok := errors.AsType[*KeyError](err); ok {
+			return nil, err
+		}
+		return fail("the rule's Key failed", err)
+	}
+	if len(parts) == 0 {
+		return fail("the rule's Key gave no part", nil)
+	}
+	for i, part := range parts {
+		if part == "" {
+			return fail(fmt.Sprintf("part %d that the rule's Key gave is empty", i), nil)
+		}
+		if !utf8.ValidString(part) {
+			return fail(fmt.Sprintf("part %d that the rule's Key gave is not valid UTF-8", i), nil)
+		}
+	}
+	return parts, nil
+}
+
+const (
+	adviceField   = "enqueue the task with that field, or change the rule's On"
+	advicePayload = "enqueue the task with a JSON payload, or change the rule"
+)
+
+// KeyError says that no key could be made from a task. The task is archived
+// with this text as its last error, and its handler does not run. A KeyFunc may
+// return one of its own.
+type KeyError struct {
+	// Task is the type of the task.
+	Task string
+	// Field is the path in the payload, or the header, that is at fault. Empty
+	// when it is none in particular.
+	Field string
+
+	source string // what Field is: "header", else a field
+	reason string
+	advice string
+	cause  error
+}
+
+// Error names the task type and the field, says what is wrong and what to do.
+func (e *KeyError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
+	if e.Field != "" {
+		source := e.source
+		if source == "" {
+			source = "field"
+		}
+		fmt.Fprintf(&b, ": %s %q", source, e.Field)
+	}
+	switch {
+	case e.reason == "":
+	case e.Field == "" || strings.HasPrefix(e.reason, "the "):
+		b.WriteString(": " + e.reason)
+	default:
+		b.WriteString(" " + e.reason)
+	}
+	if e.cause != nil {
+		fmt.Fprintf(&b, ": %v", e.cause)
+	}
+	if e.advice != "" {
+		b.WriteString("; " + e.advice)
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause, such as the error of the JSON decoder or of a
+// KeyFunc; nil when there is none.
+func (e *KeyError) Unwrap() error { return e.cause }

@@ -1,0 +1,631 @@
+package automutex
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/lock"
+)
+
+func keyTask(payload string) *asynq.Task {
+	return asynq.NewTask("test", []byte(payload))
+}
+
+// oneField gives the part for the field v of a payload.
+func oneField(t *testing.T, payload string) (string, error) {
+	t.Helper()
+	parts, err := Fields("v")(t.Context(), keyTask(payload))
+	if err != nil {
+		if keyErr := (*KeyError)(nil); !errors.As(err, &keyErr) {
+			t.Fatalf("%.80q: %T, want a *KeyError: %v", payload, err, err)
+		}
+		return "", err
+	}
+	if len(parts) != 1 {
+		t.Fatalf("%.80q: %d parts, want 1", payload, len(parts))
+	}
+	return parts[0], nil
+}
+
+func TestFields_values(t *testing.T) {
+	t.Parallel()
+	digits := strings.Repeat("1234567890", 40)
+	tests := []struct{ value, want string }{
+		// Strings are taken as they are.
+		{`"octo/hello"`, `octo/hello`},
+		{`"a:b|c ~"`, `a:b|c ~`},
+		{`"1.0"`, `1.0`},
+		{`"null"`, `null`},
+		{`" "`, ` `},
+		{`"\u00e9\ud83e\udd8a\n\"\\\/\b\f\r\t"`, "é🦊\n\"\\/\b\f\r\t"},
+		{`"\uFFFD"`, "\uFFFD"},
+		{`"\u0000"`, "\x00"},
+		// But those that begin as other values' text does are marked.
+		{`"{\"a\":1}"`, `"{\"a\":1}"`},
+		{`"[1]"`, `"[1]"`},
+		{`"\"x\""`, `"\"x\""`},
+		{`"{\u001f\u2028<"`, "\"{\\u001f\u2028<\""},
+		{`"x{"`, `x{`},
+		// Numbers, exactly, in one way each.
+		{`1`, `1`}, {`"1"`, `1`}, {`1.0`, `1`}, {`1e0`, `1`}, {`10e-1`, `1`}, {`0.1E+1`, `1`}, {`1.000`, `1`},
+		{`0`, `0`}, {`-0`, `0`}, {`-0.0`, `0`}, {`0e999999999999999999999`, `0`}, {`0.000e-5`, `0`},
+		{`-1`, `-1`}, {`-1.50`, `-1.5`}, {`1.5`, `1.5`}, {`15e-1`, `1.5`}, {`0.1`, `0.1`}, {`1e-1`, `0.1`},
+		{`100`, `100`}, {`1e2`, `100`}, {`1.25e1`, `12.5`}, {`0.00120`, `0.0012`}, {`12e-4`, `0.0012`},
+		{`9007199254740993`, `9007199254740993`}, {`9007199254740993.0`, `9007199254740993`},
+		{`0.1000000000000000055511151231257827`, `0.1000000000000000055511151231257827`},
+		{digits, digits}, {`-` + digits, `-` + digits}, {`1e399`, `1` + strings.Repeat("0", 399)},
+		{`1e-399`, `0.` + strings.Repeat("0", 398) + `1`},
+		// Booleans.
+		{`true`, `true`}, {`"true"`, `true`}, {`false`, `false`},
+		// Composites, canonical.
+		{`{}`, `{}`}, {`[]`, `[]`}, {`[ ]`, `[]`},
+		{`{"b": 1.0, "a": [1e1, "1", null, true, ""]}`, `{"a":[10,"1",null,true,""],"b":1}`},
+		{`{"a":{"z":-0,"y":{"x":[{},[[]]]}}}`, `{"a":{"y":{"x":[{},[[]]]},"z":0}}`},
+		{`{"\u0062":1,"a\u0000":"\u00e9<>&"}`, `{"a\u0000":"é<>&","b":1}`},
+		{`{"":1}`, `{"":1}`},
+	}
+	for _, test := range tests {
+		got, err := oneField(t, `{"x":[{"v":0}],"v":`+test.value+`, "y":"v"}`)
+		if err != nil {
+			t.Errorf("%.80s: %v", test.value, err)
+		} else if got != test.want {
+			t.Errorf("%.80s gives %.80s, want %.80s", test.value, got, test.want)
+		}
+	}
+}
+
+func TestFields_paths(t *testing.T) {
+	t.Parallel()
+	const payload = ` { "user" : {"id":7, "na.me":"Ada", "back\\slash":"b", "0":"zero"},
+		"items": [ {"sku":"A"}, {"sku":"B","tags":["x",["y"]]}, 3 ], "\u0069d": 9, "": "nameless" } `
+	tests := []struct {
+		paths []string
+		want  []string
+	}{
+		{[]string{"user.id"}, []string{"7"}},
+		{[]string{`user.na\.me`}, []string{"Ada"}},
+		{[]string{`user.back\\slash`}, []string{"b"}},
+		{[]string{"user.0"}, []string{"zero"}},
+		{[]string{"items.0.sku"}, []string{"A"}},
+		{[]string{"items.1.tags.1.0"}, []string{"y"}},
+		{[]string{"items.2"}, []string{"3"}},
+		{[]string{"id"}, []string{"9"}},
+		{[]string{"items.1.sku", "id", "user.id", "items.0.sku"}, []string{"B", "9", "7", "A"}},
+		{[]string{"items.1", "items.1.sku"}, []string{`{"sku":"B","tags":["x",["y"]]}`, "B"}},
+		{[]string{"id", "id"}, []string{"9", "9"}},
+		{
+			[]string{"user.id", "user.0", "user", "items.0", "items.0.sku", "items.1.sku", "items.1.tags.0", "items.2", "id"},
+			[]string{"7", "zero", `{"0":"zero","back\\slash":"b","id":7,"na.me":"Ada"}`, `{"sku":"A"}`, "A", "B", "x", "3", "9"},
+		},
+	}
+	for _, test := range tests {
+		got, err := Fields(test.paths...)(t.Context(), keyTask(payload))
+		if err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("%q gives %q (%v), want %q", test.paths, got, err, test.want)
+		}
+	}
+}
+
+func TestFields_refusesPayload(t *testing.T) {
+	t.Parallel()
+	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+	tests := []struct{ path, payload, want string }{
+		{"v", `{}`, `field "v" is missing: the payload has no "v"`},
+		{"v", `{"V":1}`, `the payload has no "v"`},
+		{"v", `{"u":{"v":1}}`, `the payload has no "v"`},
+		{"u.v.w", `{"u":{"v":{}}}`, `"u.v" has no "w"`},
+		{"u.v", `{"u":"v"}`, `"u" is a string`},
+		{"u.v", `{"u":12}`, `"u" is a number`},
+		{"u.v", `{"u":true}`, `"u" is a boolean`},
+		{"u.v", `{"u":null}`, `"u" is null`},
+		{"u.v", `{"u":[{"v":1}]}`, `"u" is a list without an element "v"`},
+		{"u.2", `{"u":[0,1]}`, `"u" is a list without an element "2"`},
+		{"u.01", `{"u":[0,1]}`, `without an element "01"`},
+		{"u.-0", `{"u":[0,1]}`, `without an element "-0"`},
+		{"u.99999999999999999999", `{"u":[0,1]}`, `without an element`},
+		{"v", `null`, `the payload is null`},
+		{"v", `7`, `the payload is a number`},
+		{"0", `[]`, `the payload is a list`},
+		{"v", `{"v":null}`, `field "v" is null`},
+		{"v", `{"v":""}`, `field "v" is an empty string`},
+		{"v", ``, `the payload is empty`},
+		{"v", ` `, `the payload is not JSON: unexpected end`},
+		{"v", `{"v":1`, `the payload is not JSON`},
+		{"v", `{"v":1}x`, `the payload is not JSON: invalid character 'x'`},
+		{"v", `{"v":1}{"v":1}`, `the payload is not JSON`},
+		{"v", `v=1`, `the payload is not JSON`},
+		{"v", `{"v":01}`, `the payload is not JSON`},
+		{"v", `{"v":NaN}`, `the payload is not JSON`},
+		{"v", "\ufeff{\"v\":1}", `the payload is not JSON`},
+		{"v", "{\"v\":\"a\xff\"}", `the payload is not valid UTF-8`},
+		{"v", "{\"v\":1,\"w\":\"\xed\xa0\x80\"}", `the payload is not valid UTF-8`},
+		{"v", `{"v":"a\ud800"}`, `half a surrogate pair`},
+		{"v", `{"v":"\udc00\ud800"}`, `half a surrogate pair`},
+		{"v", `{"v":"\ud800\ud800\udc00"}`, `half a surrogate pair`},
+		{"v", `{"v":"\ud800\\udc00"}`, `half a surrogate pair`},
+		{"v", `{"v":"\uD83Ex\udd8a"}`, `half a surrogate pair`},
+		{"v", `{"v":["\ud800"]}`, `half a surrogate pair`},
+		{"v", `{"v":{"\ud800":1}}`, `half a surrogate pair`},
+		{"\ufffd", `{"\ud800":1}`, `is missing`},
+		{"v", `{"v":1,"v":1}`, `the name "v" is there twice`},
+		{"v", `{"v":1,"\u0076":2}`, `the name "v" is there twice`},
+		{"u.v", `{"u":{"v":1},"u":{"w":1}}`, `the name "u" is there twice`},
+		{"v", `{"v":{"a":1,"b":2,"a":3}}`, `the same name twice`},
+		{"v", `{"v":[{"a":1,"\u0061":1}]}`, `the same name twice`},
+		{"v", `{"v":1e400}`, `more than 400 digits`},
+		{"v", `{"v":-1e-400}`, `more than 400 digits`},
+		{"v", `{"v":1` + strings.Repeat("0", 400) + `}`, `more than 400 digits`},
+		{"v", `{"v":1` + strings.Repeat("0", 399) + `.5}`, `more than 400 digits`},
+		{"v", `{"v":1e999999999}`, `more than 400 digits`},
+		{"v", `{"v":1e-99999999999999999999999999}`, `more than 400 digits`},
+		{"v", `{"v":[{"a":1e9999999999}]}`, `more than 400 digits`},
+		{"v", `{"v":` + deep(101) + `}`, `more than 100 levels`},
+		{"v", `{"v":` + deep(9000) + `}`, `more than 100 levels`},
+		{"v", `{"v":` + deep(50_000) + `}`, `exceeded max depth`},
+		{"v", strings.Repeat("[", 100_000), `the payload is not JSON`},
+		{"v", `{"v":"` + strings.Repeat(`\\`, 100_000), `the payload is not JSON`},
+	}
+	for _, test := range tests {
+		parts, err := Fields(test.path)(t.Context(), keyTask(test.payload))
+		keyErr, ok := errors.AsType[*KeyError](err)
+		switch {
+		case !ok:
+			t.Errorf("%q of %.80s gives %q and %v, want a *KeyError", test.path, test.payload, parts, err)
+		case !strings.Contains(err.Error(), test.want):
+			t.Errorf("%q of %.80s:\n got %v\nwant %s", test.path, test.payload, err, test.want)
+		case keyErr.Task != "test" || keyErr.Field != test.path:
+			t.Errorf("%q of %.80s: Task %q, Field %q", test.path, test.payload, keyErr.Task, keyErr.Field)
+		case !strings.HasPrefix(err.Error(), `automutex: no key for task "test"`) || !strings.Contains(err.Error(), "; "):
+			t.Errorf("%q of %.80s: %v", test.path, test.payload, err)
+		}
+	}
+}
+
+func TestFields_takesLargePayloads(t *testing.T) {
+	t.Parallel()
+	nested := strings.Repeat(`{"b":`, 90) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat(`,"a":1}`, 90)
+	for name, payload := range map[string]string{
+		"string":           `{"v":"` + strings.Repeat("x", 1<<20) + `"}`,
+		"backslashes":      `{"v":"` + strings.Repeat(`\\`, 1<<19) + `"}`,
+		"quotes":           `{"v":"` + strings.Repeat(`\"`, 1<<19) + `"}`,
+		"members":          `{` + strings.Repeat(`"w":0,`, 1<<17) + `"v":1}`,
+		"elements":         `{"v":[` + strings.Repeat(`0,`, 1<<19) + `0]}`,
+		"digits":           `{"v":0.1` + strings.Repeat("0", 1<<20) + `}`,
+		"digits, exponent": `{"v":0.` + strings.Repeat("0", 1<<20) + fmt.Sprintf("1e%d}", 1<<20),
+		"nested unsorted":  `{"v":` + nested + `}`,
+		"deep elsewhere":   `{"w":` + strings.Repeat("[", 9000) + strings.Repeat("]", 9000) + `,"v":1}`,
+	} {
+		if _, err := oneField(t, payload); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestFields_panicsOnMistakes(t *testing.T) {
+	t.Parallel()
+	for name, define := range map[string]func(){
+		"automutex: Fields: no path":                   func() { Fields() },
+		`automutex: Fields: "a..b" has an empty`:       func() { Fields("a", "a..b") },
+		"automutex: Headers: no name":                  func() { Headers() },
+		"automutex: Headers: an empty name":            func() { Headers("a", "") },
+		"automutex: KeyOf: no function; give one that": func() { KeyOf[int](nil) },
+	} {
+		func() {
+			defer func() {
+				if got := fmt.Sprint(recover()); !strings.HasPrefix(got, name) {
+					t.Errorf("panics with %s, want %s", got, name)
+				}
+			}()
+			define()
+		}()
+	}
+}
+
+func TestParsePath(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string][]string{
+		"id":            {"id"},
+		"user.id":       {"user", "id"},
+		`a\.b.c`:        {"a.b", "c"},
+		`a\\.b`:         {`a\`, "b"},
+		`a\\\.b`:        {`a\.b`},
+		" .é":           {" ", "é"},
+		"items.0.sku":   {"items", "0", "sku"},
+		`\.`:            {"."},
+		"a b|c~{d}.%7C": {"a b|c~{d}", "%7C"},
+	} {
+		if got, err := parsePath(path); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q is %q (%v), want %q", path, got, err, want)
+		}
+	}
+	for path, want := range map[string]string{
+		"":        "is empty",
+		".":       "empty segment",
+		"a.":      "empty segment",
+		".a":      "empty segment",
+		"a..b":    "empty segment",
+		`a\`:      "lone backslash",
+		`a\b`:     "lone backslash",
+		"a\xffb":  "not valid UTF-8",
+		`a\\\`:    "lone backslash",
+		"a.b.\\.": "",
+	} {
+		_, err := parsePath(path)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: got %v, want %q", path, err, want)
+		}
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	task := asynq.NewTaskWithHeaders("test", nil, map[string]string{
+		"tenant": "acme", "region": "eu", "list": `["x"]`, "empty": "", "bad": "\xff",
+	})
+	got, err := Headers("region", "tenant", "list")(t.Context(), task)
+	if want := []string{"eu", "acme", `"[\"x\"]"`}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q (%v), want %q", got, err, want)
+	}
+	for name, want := range map[string]string{
+		"nope":   `header "nope" is missing`,
+		"Tenant": `header "Tenant" is missing`,
+		"empty":  `header "empty" is empty`,
+		"bad":    `header "bad" is not valid UTF-8`,
+	} {
+		_, err := Headers("tenant", name)(t.Context(), task)
+		keyErr, ok := errors.AsType[*KeyError](err)
+		if !ok || keyErr.Field != name || keyErr.Task != "test" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want a *KeyError with %q", name, err, want)
+		}
+	}
+	if _, err := Headers("tenant")(t.Context(), keyTask("{}")); err == nil {
+		t.Error("a task without headers has a key")
+	}
+}
+
+func TestKeyOf(t *testing.T) {
+	t.Parallel()
+	type order struct {
+		ID   int    `json:"id"`
+		Shop string `json:"shop"`
+	}
+	key := KeyOf(func(o order) []string { return []string{o.Shop, fmt.Sprint(o.ID)} })
+	got, err := callKey(t.Context(), key, keyTask(`{"id":7,"shop":"a|b","x":"\ud800"}`))
+	if want := []string{"a|b", "7"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q (%v), want %q", got, err, want)
+	}
+	if got, err := callKey(t.Context(), key, keyTask(`{"id":7,"shop":"\ufffd"}`)); err != nil || got[0] != "\uFFFD" {
+		t.Errorf("U+FFFD itself: got %q, %v", got, err)
+	}
+	for payload, want := range map[string]string{
+		``:                                       "the payload is empty",
+		`{`:                                      "the payload is not JSON",
+		` null `:                                 "the payload is null",
+		`{"id":"7"}`:                             "does not fit",
+		`[]`:                                     "does not fit",
+		"{\"id\":7,\"shop\":\"\xff\"}":           "not valid UTF-8",
+		`{"id":7,"shop":"\ud800"}`:               "half a surrogate pair",
+		`{"id":7,"shop":"\ufffd","x":"\udc00"}`:  "half a surrogate pair",
+		`{"id":7,"shop":""}`:                     "part 0 that the rule's Key gave is empty",
+		strings.Repeat(" ", 100) + `null` + "\n": "the payload is null",
+	} {
+		got, err := callKey(t.Context(), key, keyTask(payload))
+		if keyErr, ok := errors.AsType[*KeyError](err); !ok || keyErr.Task != "test" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %q and %v, want a *KeyError with %q", payload, got, err, want)
+		}
+	}
+}
+
+func TestCallKey(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("no such shop")
+	own := fmt.Errorf("looked: %w", &KeyError{Task: "test", Field: "shop"})
+	tests := []struct {
+		parts []string
+		err   error
+		want  string
+	}{
+		{nil, nil, "gave no part"},
+		{[]string{}, nil, "gave no part"},
+		{[]string{"a", ""}, nil, "part 1 that the rule's Key gave is empty"},
+		{[]string{"a\xff"}, nil, "part 0 that the rule's Key gave is not valid UTF-8"},
+		{[]string{"a"}, cause, "the rule's Key failed: no such shop"},
+		{nil, own, `looked: automutex: no key for task "test": field "shop"`},
+	}
+	for _, test := range tests {
+		fn := func(context.Context, *asynq.Task) ([]string, error) { return test.parts, test.err }
+		_, err := callKey(t.Context(), fn, keyTask(""))
+		if _, ok := errors.AsType[*KeyError](err); !ok || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("got %v, want a *KeyError with %q", err, test.want)
+		}
+		if test.err != nil && !errors.Is(err, test.err) {
+			t.Errorf("%v has lost its cause", err)
+		}
+	}
+}
+
+// FuzzFields holds two payloads against each other: their fields give one part
+// only if they are equal, by a reading of JSON that is not ours.
+func FuzzFields(f *testing.F) {
+	for _, pair := range [][2]string{
+		{`1`, `"1"`}, {`1`, `1.0`}, {`1e2`, `100`}, {`1.5`, `"1.50"`}, {`-0`, `0`}, {`true`, `"true"`},
+		{`{"a":1}`, `"{\"a\":1}"`}, {`"\"x\""`, `"x"`}, {`[1]`, `["1"]`}, {`{"a":1,"b":2}`, `{"b":2.0,"a":1}`},
+		{`"\ud83e\udd8a"`, `"🦊"`}, {`"\ud800"`, `"\ufffd"`}, {`{"a":1,"a":2}`, `{"a":2}`}, {`1e400`, `1e401`},
+		{`"<\u2028>"`, `"\u003c\u2028>"`}, {`{"":[{}]}`, `{"":[[]]}`}, {`1e-5`, `0.00001`}, {`null`, `""`},
+	} {
+		f.Add(pair[0], pair[1])
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		partA, errA := oneField(t, `{"v":`+a+`}`)
+		partB, errB := oneField(t, `{"v":`+b+`}`)
+		if errA != nil || errB != nil {
+			return
+		}
+		same := equalOnPurpose(referenceValue(t, a), referenceValue(t, b), true)
+		if same != (partA == partB) {
+			t.Errorf("%q and %q give %q and %q", a, b, partA, partB)
+		}
+		for _, part := range []string{partA, partB} {
+			if part == "" || !utf8.ValidString(part) {
+				t.Errorf("the part %q is unfit", part)
+			}
+		}
+		if same != (lock.Key("p", "s", partA) == lock.Key("p", "s", partB)) {
+			t.Errorf("%q and %q: the keys disagree with the parts", a, b)
+		}
+	})
+}
+
+// FuzzFields_oneSlot takes whole payloads and a path to a Redis key.
+func FuzzFields_oneSlot(f *testing.F) {
+	f.Add("user.id", `{"user":{"id":"{}"}}`, "a")
+	f.Add(`items.0.s\.ku`, `{"items":[{"s.ku":1}]}`, "}{")
+	f.Add("v", `{"v":{"b":[1,{}],"a":"x"}}`, "")
+	f.Add("a", "{\"a\":\"\u2028\"}", "\xff")
+	f.Add("a.b.c", `[[[[`, "s")
+	f.Fuzz(func(t *testing.T, path, payload, scope string) {
+		if _, err := parsePath(path); err != nil {
+			return
+		}
+		parts, err := Fields(path, "id")(t.Context(), keyTask(payload))
+		if one, oneErr := Fields(path)(t.Context(), keyTask(payload)); err == nil && (oneErr != nil || one[0] != parts[0]) {
+			t.Errorf("alone %q gives %q (%v), with another path %q", path, one, oneErr, parts)
+		}
+		if err != nil {
+			if _, ok := errors.AsType[*KeyError](err); !ok {
+				t.Errorf("%T, want a *KeyError: %v", err, err)
+			}
+			return
+		}
+		key := lock.Key("p", scope, parts...)
+		open, end := strings.IndexByte(key, '{'), strings.IndexByte(key, '}')
+		if open != 2 || end != len(key)-1 || end == open+1 || strings.Count(key, "{") > 1 {
+			t.Errorf("%q is not one slot", key)
+		}
+	})
+}
+
+// referenceValue reads a JSON value with encoding/json, numbers as text.
+func referenceValue(t *testing.T, value string) (v any) {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(value))
+	decoder.UseNumber()
+	if err := decoder.Decode(&v); err != nil {
+		t.Fatalf("%q has a key but is not JSON: %v", value, err)
+	}
+	return v
+}
+
+// equalOnPurpose is true for values that Fields gives one part: equal ones and,
+// at the top, scalars and the strings that read like them.
+func equalOnPurpose(a, b any, top bool) bool {
+	if top {
+		textA, scalarA := referenceText(a)
+		textB, scalarB := referenceText(b)
+		if scalarA || scalarB {
+			return scalarA && scalarB && textA == textB
+		}
+	}
+	switch a := a.(type) {
+	case map[string]any:
+		b, ok := b.(map[string]any)
+		if !ok || len(a) != len(b) {
+			return false
+		}
+		for name := range a {
+			if other, ok := b[name]; !ok || !equalOnPurpose(a[name], other, false) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		b, ok := b.([]any)
+		return ok && slices.EqualFunc(a, b, func(x, y any) bool { return equalOnPurpose(x, y, false) })
+	case json.Number:
+		textA, _ := referenceText(a)
+		textB, _ := referenceText(b)
+		_, ok := b.(json.Number)
+		return ok && textA == textB
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+func referenceText(v any) (text string, scalar bool) {
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case bool:
+		return fmt.Sprint(v), true
+	case json.Number:
+		r, ok := new(big.Rat).SetString(v.String())
+		if !ok {
+			return "not a number: " + v.String(), true
+		}
+		digits, _ := r.FloatPrec()
+		return r.FloatString(digits), true
+	}
+	return "", false
+}
+
+// Random composites, whatever the order of their members and the spelling of
+// their numbers and strings, give the part of the same value written plainly.
+func TestFields_compositesAreCanonical(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		value := randomValue(random, 4)
+		plain, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var spelled bytes.Buffer
+		spellOtherwise(&spelled, random, value)
+		a, errA := oneField(t, `{"v":`+string(plain)+`}`)
+		b, errB := oneField(t, `{"v":`+spelled.String()+`}`)
+		if errA != nil || errB != nil || a != b {
+			t.Fatalf("%s and %s give %q (%v) and %q (%v)", plain, &spelled, a, errA, b, errB)
+		}
+	}
+}
+
+func randomValue(random *rand.Rand, depth int) any {
+	kind := random.IntN(6)
+	if depth == 4 {
+		kind = 4 + random.IntN(2)
+	}
+	switch kind {
+	case 0:
+		return json.Number(fmt.Sprint(random.IntN(2000) - 1000))
+	case 1:
+		return random.IntN(2) == 0
+	case 2:
+		return nil
+	case 4:
+		list := make([]any, random.IntN(4)*min(depth, 1))
+		for i := range list {
+			list[i] = randomValue(random, depth-1)
+		}
+		return list
+	case 5:
+		members := map[string]any{}
+		for range random.IntN(5) * min(depth, 1) {
+			members[randomText(random)] = randomValue(random, depth-1)
+		}
+		return members
+	}
+	return randomText(random)
+}
+
+func randomText(random *rand.Rand) string {
+	alphabet := []rune("ab\"\\/\n\x01é🦊<{[ ")
+	text := make([]rune, random.IntN(4))
+	for i := range text {
+		text[i] = alphabet[random.IntN(len(alphabet))]
+	}
+	return string(text)
+}
+
+// spellOtherwise writes a value as JSON with members in any order, spaces
+// anywhere, numbers with exponents and strings with needless escapes.
+func spellOtherwise(w *bytes.Buffer, random *rand.Rand, v any) {
+	space := func() { w.WriteString(strings.Repeat("\n", random.IntN(2))) }
+	space()
+	switch v := v.(type) {
+	case string:
+		w.WriteByte('"')
+		for _, r := range v {
+			switch {
+			case r > 0xFFFF:
+				fmt.Fprintf(w, `\u%04x\u%04X`, 0xD800+(r-0x10000)>>10, 0xDC00+(r-0x10000)&0x3FF)
+			case r < 0x20 || r == '"' || r == '\\' || random.IntN(2) == 0:
+				fmt.Fprintf(w, `\u%04X`, r)
+			default:
+				w.WriteRune(r)
+			}
+		}
+		w.WriteByte('"')
+	case json.Number:
+		fmt.Fprintf(w, "%s.000e+00", v)
+	case []any:
+		w.WriteByte('[')
+		for i, element := range v {
+			if i > 0 {
+				w.WriteByte(',')
+			}
+			spellOtherwise(w, random, element)
+		}
+		w.WriteByte(']')
+	case map[string]any:
+		w.WriteByte('{')
+		first := true
+		for name, member := range v { // in any order
+			if !first {
+				w.WriteByte(',')
+			}
+			first = false
+			spellOtherwise(w, random, name)
+			w.WriteByte(':')
+			spellOtherwise(w, random, member)
+		}
+		w.WriteByte('}')
+	default:
+		fmt.Fprintf(w, "%v", map[any]string{nil: "null", true: "true", false: "false"}[v])
+	}
+	space()
+}
+
+// BenchmarkFields reads fields of a payload as large as a webhook's.
+func BenchmarkFields(b *testing.B) {
+	var payload bytes.Buffer
+	payload.WriteString(`{"ref":"refs/heads/main","commits":[`)
+	for i := range 60 {
+		fmt.Fprintf(&payload, `%s{"id":"%040d","message":"fix \"quoted\" things\nand more","author":{"name":"Mona","email":"mona@example.com"},"added":["a.go","b.go"],"distinct":true,"url":"https://example.com/octo/hello/commit/%d"}`,
+			strings.Repeat(",", min(i, 1)), i, i)
+	}
+	payload.WriteString(`],"repository":{"id":1296269,"name":"hello","full_name":"octo/hello","private":false},"sender":{"login":"octo","id":1}}`)
+	for payload.Len() < 25_000 {
+		payload.WriteByte('\n')
+	}
+	for _, paths := range [][]string{
+		{"repository.full_name"},
+		{"repository.full_name", "sender.id", "ref"},
+	} {
+		b.Run(fmt.Sprintf("%d of 25kB", len(paths)), func(b *testing.B) {
+			key, task := Fields(paths...), asynq.NewTask("github:push", payload.Bytes())
+			b.SetBytes(int64(payload.Len()))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := key(b.Context(), task); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	b.Run("1 of 25B", func(b *testing.B) {
+		key, task := Fields("transaction_id"), asynq.NewTask("itunes:verify", []byte(`{"transaction_id":123456}`))
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := key(b.Context(), task); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("json.Valid of 25kB", func(b *testing.B) {
+		b.SetBytes(int64(payload.Len()))
+		for b.Loop() {
+			json.Valid(payload.Bytes())
+		}
+	})
+}

@@ -1,0 +1,274 @@
+package automutex
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// ruleSet finds the rules of a task and, in one order for all tasks, the keys
+// that it needs. It is immutable.
+type ruleSet struct {
+	exact    map[string]*pattern
+	prefixes []*pattern // all patterns, longest first
+	declared []*pattern // all patterns, in order of their first rule
+}
+
+// pattern is what the rules with one Task have in common.
+type pattern struct {
+	task   string
+	rules  []*compiled // in order of declaration
+	fields *fieldSet   // the On of all rules, in that order; nil when none has any
+}
+
+// target is one lock that a task needs.
+type target struct {
+	rule  *compiled
+	also  []*compiled // further rules with this key
+	key   string // in Redis
+	scope string
+	parts []string
+}
+
+func newRuleSet(rules []*compiled) (*ruleSet, []error) {
+	rs := &ruleSet{exact: map[string]*pattern{}}
+	for _, rule := range rules {
+		p := rs.exact[rule.Task]
+		if p == nil {
+			p = &pattern{task: rule.Task}
+			rs.exact[rule.Task] = p
+			rs.declared = append(rs.declared, p)
+		}
+		p.rules = append(p.rules, rule)
+	}
+	rs.prefixes = slices.Clone(rs.declared)
+	slices.SortStableFunc(rs.prefixes, func(a, b *pattern) int {
+		return cmp.Compare(len(b.task), len(a.task))
+	})
+
+	ranks, problems := orderScopes(rules, rs.declared)
+	for _, rule := range rules {
+		rule.rank = ranks[rule.Scope]
+	}
+	for _, p := range rs.declared {
+		p.gatherFields()
+	}
+	return rs, problems
+}
+
+// gatherFields makes one field set of the On of all rules, so that a payload is
+// read once however many rules apply to it.
+func (p *pattern) gatherFields() {
+	var paths []string
+	for _, rule := range p.rules {
+		rule.onFrom = len(paths)
+		paths = append(paths, rule.On...)
+		rule.onTo = len(paths)
+	}
+	if len(paths) > 0 {
+		p.fields, _ = newFieldSet(paths) // a malformed path was reported by check
+	}
+}
+
+// find gives the pattern for a task type as asynq's ServeMux does: the one that
+// equals it, else the longest that it begins with.
+func (rs *ruleSet) find(taskType string) *pattern {
+	if p := rs.exact[taskType]; p != nil {
+		return p
+	}
+	for _, p := range rs.prefixes {
+		if strings.HasPrefix(taskType, p.task) {
+			return p
+		}
+	}
+	return nil
+}
+
+// match gives the rules that apply to a task type, in order of declaration.
+// It allocates nothing; the slice is not to be changed.
+func (rs *ruleSet) match(taskType string) []*compiled {
+	if p := rs.find(taskType); p != nil {
+		return p.rules
+	}
+	return nil
+}
+
+// targets gives the locks that a task needs, in the order in which it is to
+// take them: by the rank of the scope, then by key. Any two tasks that need the
+// same two locks take them in the same order, so no circle of tasks can wait
+// for each other. Equal keys are one target, under the rule declared first.
+//
+// Every error is a *KeyError, or has one in it.
+func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
+	p := rs.find(t.Type())
+	if p == nil {
+		return nil, nil
+	}
+	var values []string
+	if p.fields != nil {
+		var err error
+		if values, err = p.fields.read(t); err != nil {
+			return nil, err
+		}
+	}
+	targets := make([]target, len(p.rules))
+	for i, rule := range p.rules {
+		parts, err := rule.parts(ctx, t, values)
+		if err != nil {
+			return nil, err
+		}
+		scope := rule.scope(t.Type())
+		targets[i] = target{rule: rule, key: lock.Key(prefix, scope, parts...), scope: scope, parts: parts}
+	}
+	if len(targets) > 1 {
+		slices.SortStableFunc(targets, func(a, b target) int {
+			return cmp.Or(cmp.Compare(a.rule.rank, b.rule.rank), strings.Compare(a.key, b.key))
+		})
+		targets = mergeEqual(targets)
+	}
+	return targets, nil
+}
+
+// mergeEqual makes one target of neighbours with one key.
+func mergeEqual(targets []target) []target {
+	merged := targets[:1]
+	for _, t := range targets[1:] {
+		last := &merged[len(merged)-1]
+		if t.key == last.key {
+			last.also = append(last.also, t.rule)
+			continue
+		}
+		merged = append(merged, t)
+	}
+	return merged
+}
+
+// serves tells whether the target is that of the rule called name.
+func (t target) serves(name string) bool {
+	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiled) bool { return c.Name == name })
+}
+
+// parts gives the rule's parts of the key; values are those of the On of all
+// rules of its pattern.
+func (c *compiled) parts(ctx context.Context, t *asynq.Task, values []string) ([]string, error) {
+	if c.Key != nil {
+		return callKey(ctx, c.Key, t)
+	}
+	return appendHeaders(values[c.onFrom:c.onTo:c.onTo], t, c.OnHeaders)
+}
+
+// scopeOrder says that a rule takes its scope after another one.
+type scopeOrder struct {
+	before string
+	rule   *compiled
+}
+
+// orderScopes ranks the explicit scopes so that for every pattern they are in
+// the order in which its rules declare them; scopes that no pattern relates are
+// in the order of their first declaration. A rule without a Scope is the only
+// one of its pattern, and needs no rank.
+func orderScopes(rules []*compiled, patterns []*pattern) (ranks map[string]int, problems []error) {
+	after := map[string][]scopeOrder{} // by the scope that comes later
+	for _, p := range patterns {
+		var scopes []string
+		for _, rule := range p.rules {
+			if rule.Scope == "" || slices.Contains(scopes, rule.Scope) {
+				continue
+			}
+			if len(scopes) > 0 {
+				before := scopes[len(scopes)-1]
+				after[rule.Scope] = append(after[rule.Scope], scopeOrder{before, rule})
+			}
+			scopes = append(scopes, rule.Scope)
+		}
+	}
+	var open []string // scopes without a rank
+	for _, rule := range rules {
+		if rule.Scope != "" && !slices.Contains(open, rule.Scope) {
+			open = append(open, rule.Scope)
+		}
+	}
+
+	ranks = map[string]int{}
+	waits := func(scope string) int { // for which of after[scope], -1 for none
+		return slices.IndexFunc(after[scope], func(o scopeOrder) bool {
+			_, ranked := ranks[o.before]
+			return !ranked
+		})
+	}
+	for len(open) > 0 {
+		next := slices.IndexFunc(open, func(scope string) bool { return waits(scope) < 0 })
+		if next < 0 {
+			// Every open scope waits for an open one: there is a circle. Take
+			// it apart at one place, to find the others too.
+			circle := findCircle(open[0], after, waits)
+			problems = append(problems, circleError(circle))
+			scope := circle[0].rule.Scope
+			after[scope] = slices.DeleteFunc(after[scope], func(o scopeOrder) bool { return o.before == circle[0].before })
+			continue
+		}
+		ranks[open[next]] = len(ranks)
+		open = slices.Delete(open, next, next+1)
+	}
+	return ranks, problems
+}
+
+// findCircle goes back from a scope, along what it waits for, until it meets a
+// scope again.
+func findCircle(scope string, after map[string][]scopeOrder, waits func(string) int) []scopeOrder {
+	var trail []scopeOrder
+	for {
+		order := after[scope][waits(scope)]
+		if i := slices.IndexFunc(trail, func(o scopeOrder) bool { return o.rule.Scope == scope }); i >= 0 {
+			return trail[i:]
+		}
+		trail = append(trail, order)
+		scope = order.before
+	}
+}
+
+func circleError(circle []scopeOrder) error {
+	var steps []string
+	for _, order := range circle {
+		steps = append(steps, fmt.Sprintf("%s takes the scope %q after %q", order.rule.where(), order.rule.Scope, order.before))
+	}
+	return fmt.Errorf("automutex: %s: Scope: the rules contradict each other on the order of locks: %s; declare these scopes in one order for every Task",
+		circle[0].rule.where(), strings.Join(steps, ", "))
+}
+
+// notices tells of what is allowed but may surprise.
+func (rs *ruleSet) notices() (notices []string) {
+	for _, p := range rs.declared {
+		i := slices.IndexFunc(rs.prefixes, func(shorter *pattern) bool {
+			return len(shorter.task) < len(p.task) && strings.HasPrefix(p.task, shorter.task)
+		})
+		if i >= 0 {
+			notices = append(notices, fmt.Sprintf(
+				"automutex: %s hides %s from tasks whose type begins with %q: the longest Task wins; declare the latter for that Task too if both are meant",
+				p.rules[0].where(), rs.prefixes[i].rules[0].where(), p.task))
+		}
+	}
+	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			if rule.Scope == "" {
+				continue
+			}
+			other := rs.find(rule.Scope)
+			if other == nil || other.rules[0].Scope != "" {
+				continue
+			}
+			if shared := other.rules[0]; shared.Limit != rule.Limit || shared.TTL != rule.TTL {
+				notices = append(notices, fmt.Sprintf(
+					"automutex: a task of type %q would share the scope of %s under %s, which has another Limit or TTL; if there is such a task, give the latter a Scope",
+					rule.Scope, rule.where(), shared.where()))
+			}
+		}
+	}
+	return notices
+}

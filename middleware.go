@@ -1,0 +1,221 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// Guard makes the tasks of its rules take turns. Make one with [New], hand its
+// [Guard.Middleware] to asynq's mux and its [Guard.ServerConfig] to the server,
+// and [Guard.Close] it when the server shuts down. Safe for concurrent use.
+type Guard struct {
+	cfg    Config // defaults filled in
+	rules  *ruleSet
+	locker *lock.Locker
+	log    *slog.Logger
+	client io.Closer // the client NewFromConnOpt made, else nil
+
+	waiting atomic.Int64 // workers in line, for MaxWaiting
+	outage  outage
+	warned  sync.Once // told that ServerConfig is not installed
+
+	// closing ends the waits when Close begins. running counts the handlers
+	// under way; mu guards it and idle, which is closed when Close has begun
+	// and running is 0.
+	closing context.Context //nolint:containedctx // the Guard's own lifetime, not a caller's
+	stop    context.CancelFunc
+	mu      sync.Mutex
+	running int
+	closed  bool
+	idle    chan struct{}
+}
+
+// New makes a Guard on rdb, which may be the client that asynq uses or another
+// on the same Redis. It does no I/O. The error joins everything that is wrong
+// with rdb and cfg, each with the rule and the field it is about.
+func New(rdb lock.Client, cfg Config) (*Guard, error) {
+	var problems []error
+	if err := lock.CheckClient(rdb); err != nil {
+		problems = append(problems, fmt.Errorf("automutex: %w", err))
+	}
+	rules, notices, err := compile(cfg)
+	if err != nil {
+		problems = append(problems, err)
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+	cfg = cfg.withDefaults()
+	g := &Guard{
+		cfg:    cfg,
+		rules:  rules,
+		log:    cfg.Logger,
+		idle:   make(chan struct{}),
+		locker: lock.New(rdb, lock.Options{Prefix: cfg.Prefix, Owner: cfg.Owner, Logger: cfg.Logger}),
+	}
+	g.closing, g.stop = context.WithCancel(context.Background())
+	for _, notice := range notices {
+		g.log.Warn(notice)
+	}
+	return g, nil
+}
+
+// NewFromConnOpt is New for those who have only what they give to asynq. The
+// client it makes is closed by [Guard.Close].
+func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
+	if opt == nil {
+		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")
+	}
+	made := opt.MakeRedisClient()
+	rdb, ok := made.(redis.UniversalClient)
+	if !ok {
+		return nil, fmt.Errorf("automutex: %T makes a %T, which is no redis.UniversalClient", opt, made)
+	}
+	g, err := New(rdb, cfg)
+	if err != nil {
+		return nil, errors.Join(err, rdb.Close())
+	}
+	g.client = rdb
+	return g, nil
+}
+
+// Middleware wraps a handler so that it runs while the task's locks are held.
+// A task that no rule matches passes through untouched. It is an
+// asynq.MiddlewareFunc, and belongs before all others: what runs before it runs
+// unguarded, also for tasks that find their lock taken.
+func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
+	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+		if g.rules.match(t.Type()) == nil {
+			return next.ProcessTask(ctx, t)
+		}
+		return g.process(ctx, t, next)
+	})
+}
+
+// process is the path of a task that has rules. What its handler returns is
+// passed on untouched.
+func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
+	a := g.newAttempt(ctx, t)
+	if a.id != "" && !g.marked(ctx) {
+		g.warned.Do(func() {
+			g.log.Warn("automutex: the asynq server runs without Guard.ServerConfig: tasks that are handed back spend an attempt each and come back late; " +
+				"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
+		})
+	}
+	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
+	if err != nil {
+		return a.unkeyed(err)
+	}
+	err, closed := g.guarded(a, targets, next)
+	if closed {
+		return a.afterClose()
+	}
+	return err
+}
+
+// guarded takes the task's locks in order, runs the handler and gives the locks
+// back. closed: the Guard was closed before the handler could run.
+func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err error, closed bool) { //nolint:staticcheck // the flag explains the error
+	if !g.enter() {
+		return nil, true
+	}
+	defer g.leave()
+	// Plain defers, no recover: a panic of the handler reaches asynq with the
+	// stack it had.
+	defer a.release()
+	for _, t := range targets {
+		if err := a.take(t); err != nil {
+			return err.answer, err.closed
+		}
+	}
+	if a.ctx.Err() != nil {
+		// asynq has filed the task already; running it now would be a second
+		// run beside its retry.
+		return context.Cause(a.ctx), false
+	}
+	a.began = time.Now()
+	err = next.ProcessTask(a.bind(), a.task)
+	a.succeeded = err == nil
+	return err, false
+}
+
+// Keys are the keys of the locks that a task needs, in the order in which they
+// are taken; none when no rule matches. The error is a [*KeyError], or has one
+// in it. It does no I/O, unless a rule's Key does.
+func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
+	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
+	if err != nil || len(targets) == 0 {
+		return nil, err
+	}
+	keys := make([]string, len(targets))
+	for i, target := range targets {
+		keys[i] = target.key
+	}
+	return keys, nil
+}
+
+// Close ends the Guard: tasks in line stop waiting and go back to asynq, while
+// leases of running handlers are renewed until these return or ctx ends. From
+// then on every task that has a rule goes back to asynq unrun. The error is
+// ctx's when handlers still ran at the end: their leases last until their
+// deadlines, or until the handlers return.
+//
+// Call it before the server's Shutdown, or beside it; after it would be late:
+// Shutdown waits for tasks in line up to its whole timeout. The Redis client is
+// not closed, unless [NewFromConnOpt] made it. Further calls wait as well.
+func (g *Guard) Close(ctx context.Context) error {
+	g.mu.Lock()
+	if !g.closed {
+		g.closed = true
+		if g.running == 0 {
+			close(g.idle)
+		}
+	}
+	g.mu.Unlock()
+	g.stop()
+	var err error
+	select {
+	case <-g.idle:
+	case <-ctx.Done():
+		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
+	}
+	err = errors.Join(err, g.locker.Close())
+	if g.client != nil {
+		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {
+			err = errors.Join(err, closed)
+		}
+	}
+	return err
+}
+
+// enter counts a task in, unless the Guard is closed.
+func (g *Guard) enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.running++
+	return true
+}
+
+// leave counts it out; the last one after Close lets Close go on.
+func (g *Guard) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running--
+	if g.closed && g.running == 0 {
+		close(g.idle)
+	}
+}

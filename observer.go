@@ -1,0 +1,59 @@
+package automutex
+
+import (
+	"time"
+)
+
+// EventKind says what happened; see the constants.
+type EventKind string
+
+// The kinds of events. A task that meets no contention gives Acquired and
+// Released for each of its rules, and nothing else.
+const (
+	// EventAcquired: the lock is held; Waited says how long that took.
+	EventAcquired EventKind = "acquired"
+	// EventBusy: the lock was taken (and the wait, if any, in vain); the
+	// policy in Policy applies. Exactly one per task attempt that meets a
+	// taken lock; what became of it follows as Skipped, Retried or nothing.
+	EventBusy EventKind = "busy"
+	// EventSkipped: policy Skip ended the task without running it.
+	EventSkipped EventKind = "skipped"
+	// EventRetried: the task goes back to asynq, its attempt not spent; Delay
+	// says for how long.
+	EventRetried EventKind = "retried"
+	// EventReleased: the handler returned and the lock was given back; Held
+	// says how long it was held.
+	EventReleased EventKind = "released"
+	// EventLost: the lease ended while the handler ran (Redis unreachable for
+	// longer than the lease, the process stopped, the key evicted, MaxHold).
+	// The handler's context is cancelled with cause lock.ErrLost.
+	EventLost EventKind = "lost"
+	// EventOverdue: the handler still runs although its task's own deadline
+	// has passed or its context was cancelled; the lock stays held until it
+	// returns.
+	EventOverdue EventKind = "overdue"
+	// EventKeyError: no key could be made from the task; it is archived.
+	EventKeyError EventKind = "key error"
+	// EventBackendError: Redis could not be reached, or refused.
+	EventBackendError EventKind = "backend error"
+)
+
+// Event is what Config.Observe is told. Fields that have no meaning for a kind
+// are zero. Events carry keys, and keys carry payload values: use Rule and Task
+// as metric labels, never Key.
+type Event struct {
+	Kind   EventKind
+	Rule   string // the rule's name; empty for an error before a rule was reached
+	Key    string // the lock's key; empty when it could not be made
+	Task   string // the task's type
+	Queue  string // asynq's queue; empty outside a server
+	TaskID string // asynq's task ID; empty outside a server
+	Policy Policy // for EventBusy, EventSkipped and EventRetried: what applied
+
+	Waited time.Duration // time in line (Acquired, Busy)
+	Held   time.Duration // time held (Released, Lost, Overdue)
+	Delay  time.Duration // until asynq may run it again (Retried)
+
+	Busy *BusyError // EventBusy: who holds the lock
+	Err  error      // EventKeyError, EventBackendError, EventLost: the error
+}

@@ -1,0 +1,143 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hibiken/asynq"
+)
+
+// Policy says what becomes of a task that did not get its lock, after it has
+// waited for at most the rule's Wait. The zero value is [Retry]. Policies are
+// values: they can be compared with ==, copied, and used by many goroutines.
+// Two calls of [AfterFailure] give two different policies.
+//
+// An attempt is "spent" when asynq counts it against the task's MaxRetry. A
+// task whose own earlier attempt still holds the lock ([BusyError].SameTask)
+// is retried whatever the policy, except under [Allow] and [AfterFailure].
+type Policy struct {
+	kind  policyKind
+	delay time.Duration
+	after *afterFailure
+}
+
+type policyKind uint8
+
+const (
+	policyRetry policyKind = iota // the zero value of Policy
+	policyRetryIn
+	policySkip
+	policyArchive
+	policyFail
+	policyPark
+	policyReplace
+	policyAllow
+	policyAfterFailure
+)
+
+// afterFailure holds the function behind a pointer, since a Policy with a
+// function in it could not be compared.
+type afterFailure struct {
+	fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error
+}
+
+// The policies that take no argument. They are not to be assigned to.
+var (
+	// Retry hands the task back to asynq, which runs it again after 1 to 5
+	// seconds. The attempt is not spent; a task with no attempts left waits in
+	// its worker instead. It is the zero value.
+	Retry = Policy{kind: policyRetry}
+
+	// Skip ends the task as done without running its handler. An event and a
+	// log line tell of it.
+	Skip = Policy{kind: policySkip}
+
+	// Archive moves the task to asynq's archive without running its handler,
+	// as a handler does with asynq.SkipRetry.
+	Archive = Policy{kind: policyArchive}
+
+	// Fail fails the attempt with the [*BusyError]. The attempt is spent, so
+	// asynq retries the task with its own delays and archives it in the end.
+	Fail = Policy{kind: policyFail}
+
+	// Park hands the task back to asynq and has it run again when its turn
+	// comes. No worker that another task could use is held meanwhile, and the
+	// attempt is not spent. Not in this version yet: [New] refuses it.
+	Park = Policy{kind: policyPark}
+
+	// Replace stops the task that holds the lock in favour of this one: the
+	// newest task wins. Not in this version yet: [New] refuses it.
+	Replace = Policy{kind: policyReplace}
+
+	// Allow runs the handler without the lock and reports that it did, to see
+	// how much contention there is before anything is enforced.
+	Allow = Policy{kind: policyAllow}
+)
+
+// RetryIn is [Retry] with a delay of its own, which must be positive: [New]
+// refuses others. asynq keeps whole seconds and looks for tasks to retry every
+// few seconds, so a delay below a second does not bring the task back sooner.
+func RetryIn(d time.Duration) Policy {
+	return Policy{kind: policyRetryIn, delay: d}
+}
+
+// AfterFailure lets fn decide. What fn returns is what the handler of the task
+// would have returned: nil ends the task as done, an error fails the attempt
+// (spent), an error that wraps asynq.SkipRetry archives the task. Returning
+// the given busy error, or an error that wraps it, means [Retry].
+//
+// fn runs in the worker, with the context of the task, also when the lock is
+// held by an earlier attempt of the same task (busy.SameTask says so). It must
+// be safe for use by many goroutines. [New] refuses a nil fn.
+func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error) Policy {
+	return Policy{kind: policyAfterFailure, after: &afterFailure{fn: fn}}
+}
+
+// String names the policy: "retry", "retry in 5s", "skip", "archive", "fail",
+// "park", "replace", "allow" or "after failure".
+func (p Policy) String() string {
+	switch p.kind {
+	case policyRetry:
+		return "retry"
+	case policyRetryIn:
+		return "retry in " + p.delay.String()
+	case policySkip:
+		return "skip"
+	case policyArchive:
+		return "archive"
+	case policyFail:
+		return "fail"
+	case policyPark:
+		return "park"
+	case policyReplace:
+		return "replace"
+	case policyAllow:
+		return "allow"
+	case policyAfterFailure:
+		return "after failure"
+	}
+	return fmt.Sprintf("policy %d", p.kind)
+}
+
+// failureFunc is the function given to AfterFailure, nil for other policies.
+func (p Policy) failureFunc() func(context.Context, *asynq.Task, *BusyError) error {
+	if p.after == nil {
+		return nil
+	}
+	return p.after.fn
+}
+
+// check says what makes the policy unfit for a rule.
+func (p Policy) check() error {
+	switch {
+	case p.kind == policyRetryIn && p.delay <= 0:
+		return fmt.Errorf("RetryIn(%s) is no delay; give a positive one, or use Retry", p.delay)
+	case p.kind == policyAfterFailure && p.after.fn == nil:
+		return errors.New("AfterFailure has no function; give it one, or use Retry")
+	case p.kind == policyPark || p.kind == policyReplace:
+		return fmt.Errorf("the policy %s is not in this version yet; use Retry", p)
+	}
+	return nil
+}

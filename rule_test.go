@@ -1,0 +1,341 @@
+package automutex
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+)
+
+func TestCompile_defaults(t *testing.T) {
+	t.Parallel()
+	rs, notices, err := compile(Config{Rules: []Rule{
+		{Task: "plain"},
+		{
+			Task: "full", Name: "n", Scope: "s", Limit: 3, TTL: time.Second, Wait: time.Minute,
+			MaxHold: time.Hour, Busy: Skip, On: []string{"a"}, OnHeaders: []string{"h"},
+		},
+		{Task: "pair", Scope: "x"},
+		{Task: "pair", Scope: "x", Name: "named"},
+		{Task: "pair", Scope: "x"},
+		{Task: "pair", Scope: "x"},
+	}})
+	if err != nil || len(notices) > 0 {
+		t.Fatal(err, notices)
+	}
+	plain := rs.match("plain")[0]
+	want := Rule{Task: "plain", Name: "plain", Limit: 1, TTL: 30 * time.Second, Busy: Retry}
+	if !reflect.DeepEqual(plain.Rule, want) {
+		t.Errorf("got %+v, want %+v", plain.Rule, want)
+	}
+	full := rs.match("full")[0]
+	if full.Limit != 3 || full.TTL != time.Second || full.Name != "n" || full.Busy != Skip || full.index != 1 {
+		t.Errorf("what was declared did not stay: %+v", full)
+	}
+	var names []string
+	for _, rule := range rs.match("pair") {
+		names = append(names, rule.Name)
+	}
+	if got := strings.Join(names, " "); got != "pair named pair#2 pair#3" {
+		t.Errorf("names are %s", got)
+	}
+	if rs, _, err := compile(Config{}); err != nil || rs.match("any") != nil {
+		t.Errorf("no rules: %v", err)
+	}
+}
+
+func TestCompile_keepsItsOwnCopyOfTheRules(t *testing.T) {
+	t.Parallel()
+	rules := []Rule{{Task: "a", On: []string{"x"}, OnHeaders: []string{"h"}}}
+	rs, _, err := compile(Config{Rules: rules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules[0].On[0], rules[0].OnHeaders[0], rules[0].Task = "y", "i", "b"
+	if got := rs.match("a")[0]; got.On[0] != "x" || got.OnHeaders[0] != "h" || got.Task != "a" {
+		t.Errorf("changed from outside: %+v", got.Rule)
+	}
+}
+
+func TestConfig_withDefaults(t *testing.T) {
+	t.Parallel()
+	host, err := os.Hostname()
+	if err != nil {
+		t.Skip(err)
+	}
+	got := Config{}.withDefaults()
+	if got.Prefix != "automutex" || !strings.HasPrefix(got.Owner, host+":") || got.Logger == nil {
+		t.Errorf("got %+v", got)
+	}
+	logger := slog.New(slog.DiscardHandler)
+	got = Config{Prefix: "p", Owner: "o", Logger: logger}.withDefaults()
+	if got.Prefix != "p" || got.Owner != "o" || got.Logger != logger {
+		t.Errorf("what was given did not stay: %+v", got)
+	}
+}
+
+func TestCompile_refuses(t *testing.T) {
+	t.Parallel()
+	type payload struct {
+		ID int `json:"id"`
+	}
+	key := KeyFunc(func(context.Context, *asynq.Task) ([]string, error) { return []string{"k"}, nil })
+	one := func(rule Rule) Config {
+		if rule.Task == "" {
+			rule.Task = "t"
+		}
+		return Config{Rules: []Rule{rule}}
+	}
+	tests := []struct {
+		name string
+		cfg  Config
+		want []string // one error each, and no others
+	}{
+		{"no task", Config{Rules: []Rule{{}}}, []string{`rule "" (Rules[0]): Task: "" is blank; name`}},
+		{"blank task", Config{Rules: []Rule{{Name: "n", Task: " \t"}}}, []string{`rule "n" (Rules[0]): Task: " \t" is blank`}},
+		{"paths", one(Rule{On: []string{"", "a..b", `a\`, "ok", "ok"}}), []string{
+			`rule "t" (Rules[0]): On[0]: "" is empty; name`,
+			`On[1]: "a..b" has an empty segment; `,
+			`On[2]: "a\\" has a lone backslash; `,
+			`On[4]: "ok" is there twice; `,
+		}},
+		{"headers", one(Rule{OnHeaders: []string{"", "h", "h"}}), []string{`OnHeaders[0]: is empty`, `OnHeaders[2]: "h" is there twice`}},
+		{"key and on", one(Rule{Key: key, On: []string{"a"}}), []string{`Key: excludes On and OnHeaders; `}},
+		{"key and headers", one(Rule{Key: key, OnHeaders: []string{"a"}}), []string{`Key: excludes On and OnHeaders; `}},
+		{"payload", one(Rule{On: []string{"id", "idd"}, Payload: payload{}}), []string{`On[1]: "idd" is not in the JSON of automutex.payload: `}},
+		{"limit", one(Rule{Limit: -1}), []string{`Limit: -1 is negative; `}},
+		{"negative TTL", one(Rule{TTL: -time.Second}), []string{`TTL: -1s is too short; `}},
+		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
+		{"tiny TTL", one(Rule{TTL: 1}), []string{`TTL: 1ns is too short; `}},
+		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is negative; `}},
+		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
+		{"tiny max hold", one(Rule{MaxHold: 1}), []string{`MaxHold: 1ns is too short; `}},
+		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
+		{"tiny cooldown", one(Rule{Cooldown: 999 * time.Microsecond}), []string{`Cooldown: 999µs is too short; `}},
+		{"cooldown with limit", one(Rule{Cooldown: time.Second, Limit: 2}), []string{`Cooldown: does not go with Limit 2; `}},
+		{"retry in", one(Rule{Busy: RetryIn(-time.Second)}), []string{`Busy: RetryIn(-1s) is no delay; `}},
+		{"after failure", one(Rule{Busy: AfterFailure(nil)}), []string{`Busy: AfterFailure has no function; `}},
+		{"park", one(Rule{Busy: Park}), []string{`Busy: the policy park is not in this version yet; `}},
+		{"replace", one(Rule{Busy: Replace}), []string{`Busy: the policy replace is not in this version yet; `}},
+		{"prefix", Config{Prefix: "a{b"}, []string{`automutex: Config.Prefix: "a{b" has a brace, `}},
+		{"prefix with space", Config{Prefix: "a b"}, []string{`Config.Prefix: "a b" has `}},
+		{"prefix with control", Config{Prefix: "a\x00"}, []string{`Config.Prefix: "a\x00" has `}},
+		{"prefix with junk", Config{Prefix: "a\xff"}, []string{`Config.Prefix: "a\xff" has `}},
+		{"asynq's prefix", Config{Prefix: "asynq"}, []string{`Config.Prefix: "asynq" is what asynq's own keys start with; `}},
+		{"max waiting", Config{MaxWaiting: -1}, []string{`automutex: Config.MaxWaiting: -1 is negative; `}},
+		{
+			"names",
+			Config{Rules: []Rule{{Task: "a"}, {Task: "b", Name: "a"}, {Task: "c", Name: "a"}}},
+			[]string{
+				`rule "a" (Rules[1]): Name: is that of Rules[0] too; `,
+				`rule "a" (Rules[2]): Name: is that of Rules[0] too; `,
+			},
+		},
+		{
+			"one task without scopes",
+			Config{Rules: []Rule{{Task: "a"}, {Task: "a", Scope: "s"}, {Task: "a"}}},
+			[]string{
+				`rule "a" (Rules[0]): Scope: is empty, and 3 rules have the Task "a"; give`,
+				`rule "a#3" (Rules[2]): Scope: is empty, and 3 rules have the Task "a"; give`,
+			},
+		},
+		{
+			"one scope, two limits and TTLs",
+			Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 2, TTL: time.Minute}}},
+			[]string{
+				`rule "b" (Rules[1]): Limit: is 2, but rule "a" (Rules[0]) has 1 for the same scope "s"; one scope has one Limit`,
+				`rule "b" (Rules[1]): TTL: is 1m0s, but rule "a" (Rules[0]) has 30s for the same scope "s"; `,
+			},
+		},
+		{
+			"one scope by default",
+			Config{Rules: []Rule{{Task: "a", Limit: 2}, {Task: "b", Scope: "a"}}},
+			[]string{`rule "b" (Rules[1]): Limit: is 1, but rule "a" (Rules[0]) has 2 for the same scope "a"; `},
+		},
+		{
+			"percent signs",
+			Config{Rules: []Rule{{Task: "%d%s"}, {Task: "x", Name: "%d%s"}}},
+			[]string{`rule "%d%s" (Rules[1]): Name: is that of Rules[0] too; `},
+		},
+		{
+			"all at once",
+			Config{Prefix: "{", Rules: []Rule{{Limit: -1}, {Task: "b", TTL: 1, Busy: Park}}},
+			[]string{"Config.Prefix", "(Rules[0]): Task: ", "(Rules[0]): Limit: ", "(Rules[1]): TTL: ", "(Rules[1]): Busy: "},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			rs, _, err := compile(test.cfg)
+			if err == nil || rs != nil {
+				t.Fatalf("accepted, want %q", test.want)
+			}
+			lines := strings.Split(err.Error(), "\n")
+			if len(lines) != len(test.want) {
+				t.Fatalf("%d errors, want %d:\n%v", len(lines), len(test.want), err)
+			}
+			for i, line := range lines {
+				if !strings.HasPrefix(line, "automutex: ") || !strings.Contains(line, test.want[i]) {
+					t.Errorf("got  %s\nwant %s", line, test.want[i])
+				}
+			}
+			if _, ok := err.(interface{ Unwrap() []error }); !ok {
+				t.Error("the errors are not joined")
+			}
+		})
+	}
+}
+
+func TestCompile_accepts(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]Config{
+		"nothing": {},
+		"contract": {Rules: []Rule{
+			{Task: "itunes:verify", On: []string{"transaction_id"}},
+			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3},
+			{Task: "cache:warm", Busy: Skip},
+		}},
+		"transfer": {Rules: []Rule{
+			{Task: "transfer", Scope: "account", On: []string{"from"}},
+			{Task: "transfer", Scope: "account", On: []string{"to"}},
+		}},
+		"bounds": {Prefix: "my:app|%~é", Rules: []Rule{{
+			Task: "a", TTL: 100 * time.Millisecond, MaxHold: time.Millisecond, Cooldown: time.Millisecond,
+			Limit: 1, Wait: 1, Busy: RetryIn(1),
+		}}},
+		"long TTL, odd bytes": {Rules: []Rule{{Task: "täsk {}\xff", Name: " ", Scope: "\x00", TTL: 1000 * time.Hour}}},
+	} {
+		if _, _, err := compile(cfg); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+type selfDecoding struct{ x int }
+
+func (s *selfDecoding) UnmarshalJSON([]byte) error { return nil }
+
+type embedded struct {
+	Inner  string `json:"inner"`
+	Shadow string `json:"shadow"`
+	Twice  string `json:"twice"`
+}
+
+type Other struct {
+	Twice string `json:"twice"`
+	*Loop
+}
+
+type Loop struct {
+	Back *Other `json:"back"`
+	*Other
+	Deep int
+}
+
+type examplePayload struct {
+	embedded
+	*Other
+	Named      Other `json:"named"`
+	Shadow     int   `json:"shadow"`
+	FullName   string
+	Dotted     int             `json:"dot.ted,omitempty"`
+	BadTag     int             `json:"bad\"tag"`
+	Skipped    int             `json:"-"`
+	Dash       int             `json:"-,"`
+	Users      []*embedded     `json:"users"`
+	Pair       [2]int          `json:"pair"`
+	ByName     map[string]Loop `json:"by_name"`
+	Any        any             `json:"any"`
+	Raw        json.RawMessage `json:"raw"`
+	At         time.Time       `json:"at"`
+	Own        selfDecoding    `json:"own"`
+	Bytes      []byte          `json:"bytes"`
+	Number     json.Number     `json:"number"`
+	Pointer    **embedded      `json:"pointer"`
+	unexported int
+}
+
+func TestCheckPayloadPath(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{
+		"inner", "shadow", "FullName", `dot\.ted`, "BadTag", "-", "users", "users.0.inner", "pair.1", "by_name.any.Deep",
+		"by_name.x.back.twice", "any.thing.at.0.all", "raw.x.y", "at.x", "own.x", "bytes", "number", "pointer.inner",
+		"Deep", "named.Deep", "back.Deep", "named",
+	} {
+		for _, payload := range []any{examplePayload{}, &examplePayload{}, (*examplePayload)(nil)} {
+			if err := checkPath(payload, path); err != nil {
+				t.Errorf("%T: %s %v", payload, path, err)
+			}
+		}
+	}
+	for path, want := range map[string]string{
+		"iner":           `has no JSON field "iner"; did you mean "inner", `,
+		"fullname":       `has no JSON field "fullname"; did you mean "FullName", `,
+		"full_name":      `did you mean "FullName", `,
+		"twice":          `has no JSON field "twice"`,
+		"Skipped":        `has no JSON field "Skipped"`,
+		"unexported":     `has no JSON field "unexported"`,
+		"embedded.inner": `has no JSON field "embedded"`,
+		"users.inner":    `is a list, and "inner" is no index`,
+		"users.0.outer":  `automutex.embedded has no JSON field "outer"`,
+		"pair.2":         `has no element 2`,
+		"shadow.x":       `int has no fields, and so no "x"`,
+		"bytes.0":        `is a string in JSON`,
+		"number.x":       `has no fields`,
+		"by_name.x.y":    `automutex.Loop has no JSON field "y"`,
+	} {
+		err := checkPath(examplePayload{}, path)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "automutex.examplePayload") {
+			t.Errorf("%s: got %v, want %s", path, err, want)
+		}
+	}
+	for want, payload := range map[string]any{
+		"int has no fields": 7, "struct {} has no JSON fields": struct{}{},
+	} {
+		if err := checkPath(payload, "x"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%T: got %v, want %s", payload, err, want)
+		}
+	}
+	for _, payload := range []any{map[string]any{}, json.RawMessage{}, &selfDecoding{x: 1}, new(any)} {
+		if err := checkPath(payload, "x.y"); err != nil {
+			t.Errorf("%T: %v", payload, err)
+		}
+	}
+}
+
+func checkPath(payload any, path string) error {
+	segments, err := parsePath(path)
+	return errors.Join(err, checkPayloadPath(payload, segments))
+}
+
+// The fields found are those that encoding/json writes.
+func TestJSONFields_agreeWithEncodingJSON(t *testing.T) {
+	t.Parallel()
+	value := examplePayload{Other: &Other{Loop: &Loop{}}, Dotted: 1, unexported: 1}
+	text, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var written map[string]any
+	if err := json.Unmarshal(text, &written); err != nil {
+		t.Fatal(err)
+	}
+	found := jsonFields(reflect.TypeFor[examplePayload]())
+	for name := range written {
+		if found[name] == nil {
+			t.Errorf("%q was not found", name)
+		}
+	}
+	for name := range found {
+		if _, ok := written[name]; !ok {
+			t.Errorf("%q was found, and is not in %s", name, text)
+		}
+	}
+}
