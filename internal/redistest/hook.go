@@ -22,7 +22,9 @@ func (e ReplyError) RedisError() {}
 // them, and they take its errors for the server's.
 //
 // go-redis runs hooks around its own retries, so an injected error is never
-// retried by it: for what happens beneath, there is [Proxy].
+// retried by it: for what happens beneath, there is [Proxy]. Of a *redis.Client
+// they also see the commands that set up a connection (hello, client), so a
+// function chooses by name what it fails.
 type FailHook struct {
 	mu     sync.Mutex // guards both functions, not held while they run
 	before func(redis.Cmder) error

@@ -19,7 +19,7 @@ const within = 5 * time.Second
 // onceOnly makes a client that resends nothing and gives up soon.
 func onceOnly(o *redis.UniversalOptions) {
 	o.MaxRetries = -1
-	o.ReadTimeout = 100 * time.Millisecond
+	o.ReadTimeout = 250 * time.Millisecond
 }
 
 func TestEach(t *testing.T) {
