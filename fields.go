@@ -186,7 +186,6 @@ func (w *fieldWalk) value(node int) {
 		w.twice = node
 	}
 	start := w.at.i
-	w.found[node] = w.at.text[start:]
 	edges := w.set.nodes[node].edges
 	switch c := w.at.text[start]; {
 	case c == '{' && len(edges) > 0:

@@ -31,7 +31,7 @@ type pattern struct {
 type target struct {
 	rule  *compiled
 	also  []*compiled // further rules with this key
-	key   string // in Redis
+	key   string      // in Redis
 	scope string
 	parts []string
 }

@@ -226,10 +226,12 @@ type embedded struct {
 	Inner  string `json:"inner"`
 	Shadow string `json:"shadow"`
 	Twice  string `json:"twice"`
+	Tagged string
 }
 
 type Other struct {
-	Twice string `json:"twice"`
+	Renamed []string `json:"Tagged"`
+	Twice   string   `json:"twice"`
 	*Loop
 }
 
@@ -239,9 +241,14 @@ type Loop struct {
 	Deep int
 }
 
+type Wrapped struct {
+	Within int `json:"within"`
+}
+
 type examplePayload struct {
 	embedded
 	*Other
+	Wrapped    `json:"wrapped"`
 	Named      Other `json:"named"`
 	Shadow     int   `json:"shadow"`
 	FullName   string
@@ -267,7 +274,7 @@ func TestCheckPayloadPath(t *testing.T) {
 	for _, path := range []string{
 		"inner", "shadow", "FullName", `dot\.ted`, "BadTag", "-", "users", "users.0.inner", "pair.1", "by_name.any.Deep",
 		"by_name.x.back.twice", "any.thing.at.0.all", "raw.x.y", "at.x", "own.x", "bytes", "number", "pointer.inner",
-		"Deep", "named.Deep", "back.Deep", "named",
+		"Deep", "named.Deep", "back.Deep", "named", "Tagged.0", "wrapped.within",
 	} {
 		for _, payload := range []any{examplePayload{}, &examplePayload{}, (*examplePayload)(nil)} {
 			if err := checkPath(payload, path); err != nil {
@@ -276,6 +283,9 @@ func TestCheckPayloadPath(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]string{
+		"within":         `has no JSON field "within"`,
+		"Wrapped":        `has no JSON field "Wrapped"`,
+		"Tagged.x":       `is a list`,
 		"iner":           `has no JSON field "iner"; did you mean "inner", `,
 		"fullname":       `has no JSON field "fullname"; did you mean "FullName", `,
 		"full_name":      `did you mean "FullName", `,

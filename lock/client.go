@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -67,19 +65,15 @@ func newConn(rdb Client) *conn {
 	return c
 }
 
-// attempts is an argument that counts how often go-redis wrote it to a
-// connection: from the second time on, the command may have run before.
-type attempts struct{ n atomic.Int32 }
-
-var firstAttempt = []byte("1")
+// releaseArg is a lease as the body argument of a release. It counts how often
+// go-redis wrote it to a connection: from the second time on, the command may
+// have run before.
+type releaseArg Lease
 
 // MarshalBinary is called by go-redis each time the command is written.
-func (a *attempts) MarshalBinary() ([]byte, error) {
-	n := a.n.Add(1)
-	if n == 1 {
-		return firstAttempt, nil
-	}
-	return strconv.AppendInt(nil, int64(n), 10), nil
+func (a *releaseArg) MarshalBinary() ([]byte, error) {
+	a.releases.Add(1)
+	return []byte(a.body), nil
 }
 
 // run executes s on keys, the one key of a lock. It keeps ctx's values

@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,9 +14,9 @@ type Lease struct {
 	lock  *Lock
 	token string
 	body  string // token|owner|note, the member's name in Redis
-	// bodyArg is body, boxed once; releases counts how often a release went out.
+	// bodyArg is body, boxed once; releases counts how often a release was written.
 	bodyArg  any
-	releases attempts
+	releases atomic.Int32
 
 	// What follows is guarded by the renewer's mutex; fence is set before the
 	// lease is handed out and never changes.
@@ -141,7 +142,7 @@ func (le *Lease) end(ctx context.Context, cooldown time.Duration) (int, error) {
 		return free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.lock.name)
 	case held:
 		return free, nil
-	case le.releases.n.Load() > 1 && time.Now().Before(deadline):
+	case le.releases.Load() > 1 && time.Now().Before(deadline):
 		// The client sent the release more than once and the last answer is
 		// "absent" although our time was not up: the first one did it.
 		return free, nil
@@ -153,7 +154,7 @@ func (le *Lease) end(ctx context.Context, cooldown time.Duration) (int, error) {
 // held tells whether it still was.
 func (le *Lease) release(ctx context.Context, cooldown time.Duration) (free int, held bool, err error) {
 	m := le.lock
-	args := []any{le.bodyArg, m.limit, max(0, cooldown.Milliseconds()), &le.releases}
+	args := []any{(*releaseArg)(le), m.limit, max(0, cooldown.Milliseconds())}
 	reply, err := m.locker.conn.run(ctx, releaseScript, m.keys, args)
 	if err != nil {
 		return 0, false, backendError("release", m.Key(), err)

@@ -21,6 +21,7 @@ type Lock struct {
 	renew   bool
 	note    string
 	ttlArg  any   // ttl in ms, boxed once
+	keepArg any   // how long the key lasts after a take, in ms, boxed once
 	err     error // what is wrong with the definition; every operation returns it
 }
 
@@ -75,7 +76,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
 	}
 	m.keys = []string{Key(l.prefix, name, m.parts...)}
-	m.ttlArg = m.ttl.Milliseconds()
+	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }
 
@@ -91,6 +92,9 @@ func (m *Lock) Key() string { return m.keys[0] }
 // maxGrant is the longest lease a release gives to a waiter: the waiter may
 // have died unnoticed, and then costs the line no more than this.
 const maxGrant = 3 * time.Second
+
+// keepSlack is how much longer than its entries a key lasts.
+const keepSlack = time.Second
 
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
@@ -193,7 +197,7 @@ func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, 
 }
 
 func (m *Lock) askArgs(le *Lease, stay time.Duration) []any {
-	return []any{le.bodyArg, m.limit, m.ttlArg, stay.Milliseconds(), m.note}
+	return []any{le.bodyArg, m.limit, m.ttlArg, m.keepArg, stay.Milliseconds()}
 }
 
 func (m *Lock) parseAnswer(reply any) (answer, error) {

@@ -22,8 +22,8 @@ type script struct {
 
 // The operations. Each takes exactly one key: the lock.
 var (
-	askScript     = load("ask", "body", "limit", "ttl", "stay", "note")
-	releaseScript = load("release", "body", "limit", "cooldown", "attempt")
+	askScript     = load("ask", "body", "limit", "ttl", "keep", "stay")
+	releaseScript = load("release", "body", "limit", "cooldown")
 	renewScript   = load("renew", "body", "length")
 	inspectScript = load("inspect", "most")
 )

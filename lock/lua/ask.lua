@@ -5,22 +5,26 @@
 -- ARGV[1] body   <token>|<owner>|<note> of the asker
 -- ARGV[2] limit  slots of this lock, as the asker sees it
 -- ARGV[3] ttl    length of the lease asked for (ms)
--- ARGV[4] stay   life of a line entry without another ask (ms); 0: do not join
--- ARGV[5] note   the asker's note, to find its like among several holders
+-- ARGV[4] keep   how long the key then lasts at least (ms)
+-- ARGV[5] stay   life of a line entry without another ask (ms); 0: do not join
 --
 -- reply yours: fence
 -- reply busy:  {server time (us), until the first deadline (ms, -1: no holder), place in line, holder member}
-local lock, body, ttl = KEYS[1], ARGV[1], tonumber(ARGV[3])
+--
+-- Numbers that Redis is to store go through string.format('%d'): Redis itself
+-- would print them with %.17g, at three times the cost.
+local lock, body = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
 -- An idle lock is no key at all: nothing to purge, nobody to overtake.
 if redis.call('EXISTS', lock) == 0 then
-  redis.call('ZADD', lock, math.ceil(now_us / 1000) + ttl, 'h:' .. body, -(1e15 + now_us), 'f')
-  redis.call('PEXPIRE', lock, ttl + 1000)
+  redis.call('ZADD', lock, string.format('%d', math.ceil(now_us / 1000) + ARGV[3]), 'h:' .. body,
+    string.format('-%d', 1e15 + now_us), 'f')
+  redis.call('PEXPIRE', lock, ARGV[4])
   return now_us
 end
-local limit, stay = tonumber(ARGV[2]), tonumber(ARGV[4])
+local limit, ttl, stay = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
 
 --@include line
 
@@ -44,7 +48,7 @@ local before = '(4e15'
 if stay > 0 then
   local ticket = redis.call('ZSCORE', lock, 'e:' .. body)
   if not ticket then
-    ticket = string.format('%.0f', 2e15 + now_us - 1.6e15)
+    ticket = string.format('%d', 2e15 + now_us - 1.6e15)
     redis.call('ZADD', lock, ticket, 'e:' .. body)
   end
   redis.call('ZADD', lock, -(now_ms + stay), 'd:' .. body)
@@ -58,9 +62,11 @@ local holder, wait = first[1] or '', -1
 if first[2] then
   wait = first[2] - now_ms
 end
-if limit > 1 and ARGV[5] ~= '' then
+local note = string.match(body, '^[^|]*|[^|]*|(.*)$')
+if limit > 1 and note ~= '' then
+  -- Among several holders, one with the asker's own note tells most.
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'LIMIT', 0, limit)) do
-    if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == ARGV[5] then
+    if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
       holder = member
       break
     end

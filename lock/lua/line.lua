@@ -26,7 +26,7 @@ local function hold(id, length)
   if stored and tonumber(stored) > deadline then
     deadline = tonumber(stored)
   end
-  redis.call('ZADD', lock, deadline, 'h:' .. id, -(1e15 + fence), 'f')
+  redis.call('ZADD', lock, string.format('%d', deadline), 'h:' .. id, string.format('-%d', 1e15 + fence), 'f')
   keep(length)
   return fence
 end
@@ -59,7 +59,7 @@ local function grant(asker, ttl)
       local fence = hold(id, tonumber(length))
       -- pcall: an ACL without the channel must not abort the script after its writes.
       redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel,
-        string.format('%s %.0f %.0f', token, fence, now_us))
+        string.format('%s %d %d', token, fence, now_us))
       free = free - 1
     else
       stale = stale + 1

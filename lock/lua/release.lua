@@ -5,32 +5,34 @@
 -- ARGV[1] body      <token>|<owner>|<note> of the holder or waiter
 -- ARGV[2] limit     slots of this lock, as the releaser sees it
 -- ARGV[3] cooldown  keep the slot taken for so long from now (ms); 0: free it
--- ARGV[4] attempt   how often the client has written this very call, from 1 (not used here)
 --
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
 --
 -- A holder still stored was nobody else's meanwhile, so it counts as held even
 -- if its deadline has just passed; its own process judges that by its clock.
-local lock, body, limit, cooldown = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local lock, body, cooldown = KEYS[1], ARGV[1], ARGV[3]
 
-local deadline = redis.call('ZSCORE', lock, 'h:' .. body)
+-- ZRANK only to see whether it is there: ZSCORE would print the score.
+local held = redis.call('ZRANK', lock, 'h:' .. body)
 local size = redis.call('ZCARD', lock)
-if size == 0 then
-  return -1 - limit
-end
--- Alone (the holder and the fence): nothing to purge, nobody to grant.
-if deadline and size == 2 and cooldown == 0 then
+local limit = tonumber(ARGV[2])
+if held and size == 2 and cooldown == '0' then
+  -- Alone (the holder and the fence): nothing to purge, nobody to grant.
   redis.call('DEL', lock)
   return limit
 end
+if size == 0 then
+  return -1 - limit
+end
+cooldown = tonumber(cooldown)
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
 --@include line
 
 redis.call('ZREM', lock, 'h:' .. body, 'e:' .. body, 'd:' .. body)
-if deadline and cooldown > 0 then
+if held and cooldown > 0 then
   redis.call('ZADD', lock, now_ms + cooldown, 'c:' .. body)
   keep(cooldown)
 end
@@ -39,7 +41,7 @@ local free = grant()
 if redis.call('ZCARD', lock) == 1 then
   redis.call('DEL', lock)
 end
-if deadline then
+if held then
   return free
 end
 return -1 - free

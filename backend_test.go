@@ -1,0 +1,267 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// The locks' Redis away while asynq's is there: a proxy stands between the
+// guard and the server.
+
+// behindProxy is what the guard's client goes through. It fails fast.
+func behindProxy(t *testing.T, s *redistest.Server) (*redistest.Proxy, lock.Client) {
+	t.Helper()
+	p := redistest.NewProxy(t, s.Addr())
+	return p, p.Client(t, func(o *redis.UniversalOptions) {
+		o.MaxRetries, o.DialerRetries = -1, 1
+	})
+}
+
+func away(p *redistest.Proxy) {
+	p.Refuse(true)
+	p.Cut()
+}
+
+func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		if s.Kind() == redistest.KindCluster {
+			t.Skip("a proxy hides one node only")
+		}
+		f(t, s)
+	})
+}
+
+func TestBackend_away(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		var handled atomic.Int64
+		p, locks := behindProxy(t, s)
+		policies := []Policy{Retry, RetryIn(time.Hour), Skip, Archive, Fail, Allow, AfterFailure(answers)}
+		var rules []Rule
+		for _, policy := range policies {
+			rules = append(rules,
+				Rule{Task: policy.String(), Busy: policy},
+				Rule{Task: "wait: " + policy.String(), Busy: policy, Wait: time.Minute})
+		}
+		r := start(t, s, setup{rules: rules, locks: locks, served: func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { handled.Add(1) })
+		}})
+		away(p)
+		var ids []string
+		for _, rule := range rules {
+			ids = append(ids, r.enqueue(rule.Task, nil))
+		}
+		for i, id := range ids {
+			info := r.awaitRetried(id, 0)
+			event := r.awaitEvent(EventBackendError, id)
+			if !errors.Is(event.Err, lock.ErrBackend) || event.Rule != rules[i].Name || event.Key == "" {
+				t.Errorf("%s: got %+v", rules[i].Task, event)
+			}
+			if !strings.Contains(info.LastErr, event.Key) {
+				t.Errorf("%s: the last error is %q", rules[i].Task, info.LastErr)
+			}
+			if delay := r.awaitEvent(EventRetried, id).Delay; delay < time.Second || delay > 30*time.Second {
+				t.Errorf("%s: it comes back after %s", rules[i].Task, delay)
+			}
+		}
+		r.stage.none(t)
+		if events := r.seen.list(EventBusy, EventSkipped, EventAcquired); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
+		if handled.Load() != 0 {
+			t.Error("the ErrorHandler was told of a hand-back")
+		}
+
+		p.Heal()
+		for _, id := range ids {
+			r.rerun(id)
+			r.stage.next(t).returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		// Once for each outage, not for each task.
+		if log := r.log.text(0); strings.Count(log, "cannot be asked") != 1 || strings.Count(log, "answers again") != 1 {
+			t.Errorf("logged: %s", log)
+		}
+	})
+}
+
+func TestBackend_awayOnTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []Rule{{Task: "work"}}, locks: locks})
+		away(p)
+		id := r.enqueue("work", nil, asynq.MaxRetry(0))
+		r.awaitEvent(EventBackendError, id)
+		r.await(id, asynq.TaskStateActive)
+		p.Heal()
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// It waits until the margin before its deadline, and no less.
+func TestBackend_awayUntilTheMargin(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []Rule{{Task: "work"}}, locks: locks})
+		// Redis has been away for long: pauses are long.
+		r.guard.outage.since = time.Now().Add(-time.Hour)
+		away(p)
+		began := time.Now()
+		ended := r.enqueue("work", nil, asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
+		back := r.enqueue("work", nil, asynq.MaxRetry(0), asynq.Timeout(4*time.Second))
+		info := r.await(ended, asynq.TaskStateArchived)
+		if took := time.Since(began); took < 900*time.Millisecond {
+			t.Errorf("it gave up after %s of its 2 s, margin 1 s", took)
+		}
+		if !strings.Contains(info.LastErr, r.lockOf("work").Key()) || strings.Contains(info.LastErr, context.DeadlineExceeded.Error()) {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		r.stage.none(t)
+		p.Heal()
+		r.stage.next(t).returns(nil)
+		r.await(back, asynq.TaskStateCompleted)
+	})
+}
+
+// Redis gone at the release: what the handler returned stands, and the key
+// frees itself.
+func TestBackend_awayAtRelease(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, TTL: 2 * time.Second}}, locks: locks})
+		done := r.enqueue("work", map[string]int{"id": 1})
+		first := r.stage.next(t)
+		failed := r.enqueue("work", map[string]int{"id": 2})
+		second := r.stage.next(t)
+		away(p)
+		first.returns(nil)
+		second.returns(errors.New("own"))
+		r.await(done, asynq.TaskStateCompleted)
+		if info := r.awaitRetried(failed, 1); info.LastErr != "own" {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		for _, id := range []string{done, failed} {
+			if event := r.awaitEvent(EventBackendError, id); !errors.Is(event.Err, lock.ErrBackend) {
+				t.Errorf("got %+v", event)
+			}
+			r.awaitEvent(EventReleased, id)
+		}
+		if !strings.Contains(r.log.text(0), "could not be released") {
+			t.Error("nothing is logged")
+		}
+		for _, key := range []string{"1", "2"} {
+			redistest.Eventually(t, patience, func() bool { return !r.locked("work", key) }, "the key frees itself")
+		}
+	})
+}
+
+// Redis gone for longer than the lease: the handler is told.
+func TestBackend_awayForLong(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []Rule{
+			{Task: "work", Scope: "a", TTL: 500 * time.Millisecond},
+			{Task: "work", Scope: "b", TTL: 500 * time.Millisecond},
+		}, locks: locks})
+		id := r.enqueue("work", nil)
+		run := r.stage.next(t)
+		away(p)
+		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) {
+			t.Errorf("the handler's context ended with %v", cause)
+		}
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		lost := map[string]int{}
+		for _, event := range r.seen.list(EventLost) {
+			lost[event.Rule]++
+			if !errors.Is(event.Err, lock.ErrLost) || event.Held <= 0 || event.TaskID != id {
+				t.Errorf("got %+v", event)
+			}
+		}
+		if lost["work"] != 1 || lost["work#2"] != 1 {
+			t.Errorf("lost: %v", lost)
+		}
+	})
+}
+
+// Redis stopped and started again, with nothing kept.
+func TestBackend_restart(t *testing.T) {
+	t.Parallel()
+	s, locks := redistest.Mini(t), redistest.StartReal(t)
+	r := start(t, s, setup{rules: []Rule{{Task: "work"}}, locks: locks.Client(t, func(o *redis.UniversalOptions) {
+		o.MaxRetries, o.DialerRetries = -1, 1
+	})})
+	id := r.enqueue("work", nil)
+	r.stage.next(t).returns(nil)
+	r.await(id, asynq.TaskStateCompleted)
+	locks.Stop(t)
+	id = r.enqueue("work", nil)
+	r.awaitRetried(id, 0)
+	r.stage.none(t)
+	locks.Start(t)
+	r.rerun(id)
+	r.stage.next(t).returns(nil)
+	r.await(id, asynq.TaskStateCompleted)
+}
+
+// An answer of Redis that is no lock: neither free nor busy.
+func TestBackend_refuses(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{{Task: "work", Busy: Skip}}})
+		key := r.lockOf("work").Key()
+		if err := r.rdb.Set(t.Context(), key, "a stranger", time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+		id := r.enqueue("work", nil)
+		r.awaitRetried(id, 0)
+		r.awaitEvent(EventBackendError, id)
+		r.stage.none(t)
+		if err := r.rdb.Del(t.Context(), key).Err(); err != nil {
+			t.Fatal(err)
+		}
+		r.rerun(id)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// A backend error comes back after 1 to 30 s, the later the longer Redis has
+// been away.
+func TestBackend_delay(t *testing.T) {
+	t.Parallel()
+	for after, bounds := range map[time.Duration][2]time.Duration{
+		0:                {time.Second, 2 * time.Second},
+		10 * time.Second: {5 * time.Second, 11 * time.Second},
+		time.Hour:        {15 * time.Second, 30 * time.Second},
+	} {
+		o := &outage{since: time.Now().Add(-after)}
+		seen := map[time.Duration]bool{}
+		for range 1000 {
+			d := o.delay()
+			if d < bounds[0] || d > bounds[1] {
+				t.Fatalf("after %s: %s, not within %v", after, d, bounds)
+			}
+			seen[d] = true
+		}
+		if len(seen) < 500 {
+			t.Errorf("after %s: no jitter", after)
+		}
+	}
+}

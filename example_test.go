@@ -1,0 +1,156 @@
+package automutex_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/lock"
+)
+
+// What the README's snippets speak of.
+var (
+	rdb      = redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used
+	redisOpt = asynq.RedisClientOpt{Addr: "localhost:6379"}
+	store    saver
+	rules    []automutex.Rule
+)
+
+type saver struct{}
+
+func (saver) Save(context.Context, []byte, int64) error { return nil }
+
+// The line at the top of the README.
+var headline = automutex.Rule{Task: "itunes:verify", On: []string{"transaction_id"}}
+
+func enter(ctx context.Context) error { return ctx.Err() }
+
+type counter struct{}
+
+func (counter) WithLabelValues(...string) counter { return counter{} }
+func (counter) Inc()                              {}
+
+var busyTotal counter
+
+func quickStart(mux *asynq.ServeMux) error {
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "itunes:verify", On: []string{"transaction_id"}},
+	}})
+	if err != nil {
+		return err
+	}
+	mux.Use(guard.Middleware)
+	srv := asynq.NewServer(redisOpt, guard.ServerConfig(asynq.Config{Concurrency: 10}))
+	return shutdown(context.Background(), guard, srv)
+}
+
+func shutdown(ctx context.Context, guard *automutex.Guard, srv *asynq.Server) error {
+	go guard.Close(ctx) // waiters end, running handlers keep their leases
+	srv.Shutdown()
+	return nil
+}
+
+func moreRules() []automutex.Rule {
+	rules := []automutex.Rule{
+		// A mutex per transaction.
+		{Task: "itunes:verify", On: []string{"transaction_id"}},
+
+		// At most three reports of a tenant at once, whatever the kind of report;
+		// a fourth stands in line for up to ten seconds, then goes back to asynq.
+		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Wait: 10 * time.Second},
+
+		// One at a time, drop the rest.
+		{Task: "cache:warm", Busy: automutex.Skip},
+
+		// Doubled schedulers: one successful run in ten minutes.
+		{Task: "cron:digest", Cooldown: 10 * time.Minute, Busy: automutex.Skip},
+
+		// A transfer locks both accounts, in an order that cannot deadlock.
+		{Task: "transfer", Name: "from", Scope: "account", On: []string{"from"}},
+		{Task: "transfer", Name: "to", Scope: "account", On: []string{"to"}},
+	}
+	return rules
+}
+
+func verify(ctx context.Context, t *asynq.Task) error {
+	// ctx ends with cause lock.ErrLost if the lease is lost.
+	fence, _ := automutex.Fence(ctx) // grows from run to run of the same key
+	return store.Save(ctx, t.Payload(), fence)
+}
+
+func watching() automutex.Config {
+	cfg := automutex.Config{
+		Rules: rules,
+		Observe: func(ctx context.Context, e automutex.Event) {
+			if e.Kind == automutex.EventBusy {
+				busyTotal.WithLabelValues(e.Rule, e.Policy.String()).Inc()
+			}
+		},
+	}
+	return cfg
+}
+
+func plainLock(ctx context.Context) error {
+	locker := lock.New(rdb, lock.Options{})
+	defer locker.Close()
+
+	err := locker.Mutex("room:123").Do(ctx, func(ctx context.Context) error {
+		return enter(ctx) // ctx ends if the lock is lost
+	})
+
+	lease, err := locker.Semaphore("gpu", 4).TryLock(ctx)
+	if errors.Is(err, lock.ErrBusy) {
+		return nil // four at work already
+	}
+	return errors.Join(err, lease.Unlock(ctx))
+}
+
+// TestReadmeSnippets holds the README's Go to what compiles above: every line of
+// every snippet stands there, in order.
+func TestReadmeSnippets(t *testing.T) {
+	t.Parallel()
+	_, _, _, _, _ = headline, quickStart, verify, watching, plainLock
+	if _, err := automutex.New(rdb, automutex.Config{Rules: moreRules()}); err != nil {
+		t.Errorf("the README's rules: %v", err)
+	}
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("example_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiled := squeeze(string(source))
+	snippets := 0
+	for block := range strings.SplitSeq(string(readme), "```go\n") {
+		snippet, _, found := strings.Cut(block, "```")
+		if snippets++; !found || snippets == 1 {
+			continue
+		}
+		if !strings.Contains(compiled, squeeze(snippet)) {
+			t.Errorf("this snippet of the README is not in example_test.go:\n%s", snippet)
+		}
+	}
+	if snippets < 5 {
+		t.Errorf("found %d snippets in the README", snippets)
+	}
+}
+
+// squeeze takes the indentation and empty lines out.
+func squeeze(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" {
+			b.WriteString(line + "\n")
+		}
+	}
+	return b.String()
+}

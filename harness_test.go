@@ -1,0 +1,345 @@
+package automutex
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// patience is how long a test waits for what should come at once: long, since
+// it is only used up by tests that fail.
+const patience = 30 * time.Second
+
+// rig is an asynq server with a guard, for one test: a queue and a prefix of
+// its own, so that tests share a Redis and nothing else.
+type rig struct {
+	t         *testing.T
+	queue     string
+	rdb       redis.UniversalClient // asynq's
+	guard     *Guard
+	server    *asynq.Server
+	client    *asynq.Client
+	inspector *asynq.Inspector
+	stage     *stage // what runs where setup.handler is nil
+	log       *logged
+	seen      *events
+	others    *lock.Locker // takes keys from outside asynq
+
+	stopping sync.Once
+}
+
+// setup is what differs between rigs; the zero value is ready to use.
+type setup struct {
+	rules    []Rule
+	handler  asynq.HandlerFunc
+	workers  int                 // 0: 10
+	queue    string              // "": a new one
+	prefix   string              // "": a new one
+	locks    lock.Client         // where the guard's locks are; nil: where asynq is
+	guarded  func(*Config)       // further settings of the guard
+	served   func(*asynq.Config) // further settings of the server, before ServerConfig
+	unmarked bool                // without ServerConfig
+	// wrap is how guard and handler become the server's; nil: guard.Middleware
+	wrap func(g *Guard, h asynq.Handler) asynq.Handler
+}
+
+// start makes a rig on s that is stopped when the test ends.
+func start(t *testing.T, s *redistest.Server, o setup) *rig {
+	t.Helper()
+	r := &rig{t: t, queue: o.queue, rdb: s.Client(t), stage: newStage(), log: &logged{}, seen: &events{}}
+	if r.queue == "" {
+		r.queue = redistest.Name(t)
+	}
+	if o.locks == nil {
+		o.locks = r.rdb
+	}
+	if o.prefix == "" {
+		o.prefix = redistest.Name(t)
+	}
+	cfg := Config{Rules: o.rules, Prefix: o.prefix, Owner: "this-worker", Logger: slog.New(r.log), Observe: r.seen.observe}
+	if o.guarded != nil {
+		o.guarded(&cfg)
+	}
+	var err error
+	if r.guard, err = New(o.locks, cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.others = lock.New(s.Client(t), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: slog.New(r.log)})
+	r.client = asynq.NewClientFromRedisClient(r.rdb)
+	r.inspector = asynq.NewInspectorFromRedisClient(r.rdb)
+
+	if o.workers == 0 {
+		o.workers = 10
+	}
+	served := asynq.Config{
+		Concurrency:              o.workers,
+		Queues:                   map[string]int{r.queue: 1},
+		TaskCheckInterval:        10 * time.Millisecond,
+		DelayedTaskCheckInterval: 100 * time.Millisecond,
+		ShutdownTimeout:          patience,
+		Logger:                   silent{},
+		BaseContext: func() context.Context {
+			ctx, cancel := context.WithCancel(context.Background())
+			return context.WithValue(ctx, cutKey{}, cancel)
+		},
+		// A failed task stays where it is until the test runs it again.
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour },
+	}
+	if o.served != nil {
+		o.served(&served)
+	}
+	if !o.unmarked {
+		served = r.guard.ServerConfig(served)
+	}
+	var handler asynq.Handler = r.stage
+	if o.handler != nil {
+		handler = o.handler
+	}
+	if o.wrap == nil {
+		o.wrap = (*Guard).Middleware
+	}
+	r.server = asynq.NewServerFromRedisClient(r.rdb, served)
+	if err := r.server.Start(o.wrap(r.guard, handler)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.stop)
+	return r
+}
+
+// cutKey finds what ends the context of one attempt, see run.cut.
+type cutKey struct{}
+
+// stop ends what start began, as a program would: Close beside Shutdown.
+func (r *rig) stop() {
+	r.stopping.Do(func() {
+		r.stage.end()
+		closed := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			closed <- r.guard.Close(ctx)
+		}()
+		r.server.Shutdown()
+		if err := <-closed; err != nil {
+			r.t.Errorf("Close: %v", err)
+		}
+		if err := r.others.Close(); err != nil {
+			r.t.Error(err)
+		}
+		if r.t.Failed() {
+			r.t.Logf("events: %v", r.seen.list())
+			r.t.Logf("log: %s", r.log.text(slog.LevelDebug))
+		}
+	})
+}
+
+// enqueue gives the ID of a new task. A payload that is no string is marshalled.
+func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) string {
+	r.t.Helper()
+	text, ok := payload.(string)
+	if !ok && payload != nil {
+		b, err := json.Marshal(payload)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		text = string(b)
+	}
+	// Retention, so that a task that is done can be told from one that is lost.
+	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, options...)
+	info, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(text)), options...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return info.ID
+}
+
+// await waits until the task is in that state.
+func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
+	r.t.Helper()
+	var info *asynq.TaskInfo
+	deadline := time.Now().Add(patience)
+	for {
+		var err error
+		info, err = r.inspector.GetTaskInfo(r.queue, id)
+		switch {
+		case err == nil && info.State == state:
+			return info
+		case err == nil && time.Now().Before(deadline):
+			<-time.After(2 * time.Millisecond)
+		case err != nil:
+			r.t.Fatalf("the task %s is to be %s: %v", id, state, err)
+		default:
+			r.t.Fatalf("the task %s is %s, not %s; tried %d times, last error %q", id, info.State, state, info.Retried, info.LastErr)
+		}
+	}
+}
+
+// awaitRetried waits until asynq has filed the task for another attempt, and
+// checks how many were spent.
+func (r *rig) awaitRetried(id string, spent int) *asynq.TaskInfo {
+	r.t.Helper()
+	info := r.await(id, asynq.TaskStateRetry)
+	if info.Retried != spent {
+		r.t.Fatalf("%d attempts are spent, want %d; last error %q", info.Retried, spent, info.LastErr)
+	}
+	return info
+}
+
+// rerun has asynq run a task that waits for its retry now.
+func (r *rig) rerun(id string) {
+	r.t.Helper()
+	if err := r.inspector.RunTask(r.queue, id); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// lockOf is the lock of a scope, seen from outside asynq.
+func (r *rig) lockOf(scope string, parts ...string) *lock.Lock {
+	return r.others.Mutex(scope, lock.Parts(parts...))
+}
+
+// take holds a key from outside asynq.
+func (r *rig) take(scope string, parts ...string) *lock.Lease {
+	r.t.Helper()
+	lease, err := r.lockOf(scope, parts...).TryLock(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = lease.Unlock(context.Background()) })
+	return lease
+}
+
+// free gives it back.
+func (r *rig) free(lease *lock.Lease) {
+	r.t.Helper()
+	if err := lease.Unlock(context.Background()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// locked tells whether somebody holds the key.
+func (r *rig) locked(scope string, parts ...string) bool {
+	r.t.Helper()
+	is, err := r.lockOf(scope, parts...).Locked(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return is
+}
+
+// awaitLine waits until n waiters stand in line for the key.
+func (r *rig) awaitLine(n int, scope string, parts ...string) {
+	r.t.Helper()
+	m := r.lockOf(scope, parts...)
+	redistest.Eventually(r.t, patience, func() bool {
+		waiting, err := m.Waiting(context.Background())
+		return err == nil && waiting == n
+	}, "%d wait for %s", n, m.Key())
+}
+
+// events collects what a guard observes.
+type events struct {
+	mu   sync.Mutex
+	seen []Event
+}
+
+func (e *events) observe(_ context.Context, event Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = append(e.seen, event)
+}
+
+// list gives the events of these kinds so far, of all kinds when there is none.
+func (e *events) list(kinds ...EventKind) []Event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var found []Event
+	for _, event := range e.seen {
+		if len(kinds) == 0 || slices.Contains(kinds, event.Kind) {
+			found = append(found, event)
+		}
+	}
+	return found
+}
+
+// kindsOf gives the kinds of the events of one task, in order.
+func (e *events) kindsOf(id string) (kinds []EventKind) {
+	for _, event := range e.list() {
+		if event.TaskID == id {
+			kinds = append(kinds, event.Kind)
+		}
+	}
+	return kinds
+}
+
+// awaitEvent waits for the first event of a kind of one task.
+func (r *rig) awaitEvent(kind EventKind, id string) (found Event) {
+	r.t.Helper()
+	redistest.Eventually(r.t, patience, func() bool {
+		for _, event := range r.seen.list(kind) {
+			if event.TaskID == id {
+				found = event
+				return true
+			}
+		}
+		return false
+	}, "event %q of task %s", kind, id)
+	return found
+}
+
+// logged is a slog.Handler that keeps what is logged.
+type logged struct {
+	mu      sync.Mutex
+	records []slog.Record
+}
+
+func (l *logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logged) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *logged) WithGroup(string) slog.Handler            { return l }
+
+func (l *logged) Handle(_ context.Context, record slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.records = append(l.records, record)
+	return nil
+}
+
+func newLogger(l *logged) *slog.Logger { return slog.New(l) }
+
+// text gives the lines at or above a level.
+func (l *logged) text(level slog.Level) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var b strings.Builder
+	for _, record := range l.records {
+		if record.Level >= level {
+			b.WriteString(record.Level.String() + " " + record.Message)
+			record.Attrs(func(a slog.Attr) bool {
+				b.WriteString(" " + a.String())
+				return true
+			})
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}
+
+// silent is an asynq.Logger.
+type silent struct{}
+
+func (silent) Debug(...any) {}
+func (silent) Info(...any)  {}
+func (silent) Warn(...any)  {}
+func (silent) Error(...any) {}
+func (silent) Fatal(...any) {}

@@ -1,0 +1,173 @@
+package lock
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A grant lasts min(TTL, 3 s) of the waiter's TTL, whatever the releaser's.
+func TestRule06_GrantLastsG(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for _, c := range []struct{ releaser, waiter, want time.Duration }{
+			{MinTTL, time.Minute, maxGrant},
+			{MinTTL, 2 * time.Second, 2 * time.Second},
+			{time.Minute, 700 * time.Millisecond, 700 * time.Millisecond},
+			{time.Minute, maxGrant, maxGrant},
+		} {
+			m := l.Mutex(redistest.Name(t), TTL(c.releaser))
+			holder, waiter := m.newLease(), handle(l, m, TTL(c.waiter)).newLease()
+			mustAsk(t, m, holder, stay)
+			mustAsk(t, waiter.lock, waiter, stay)
+			before := serverNow(t, m)
+			if _, held, err := holder.release(t.Context(), 0); !held && err == nil {
+				continue // a busy machine: the 100 ms have passed
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			after := serverNow(t, m)
+			audit(t, m)
+			deadline, ok := holds(t, waiter)
+			if !ok || deadline.Before(before.Add(c.want-time.Millisecond)) || deadline.After(after.Add(c.want+time.Millisecond)) {
+				t.Errorf("released with TTL %s to a waiter with TTL %s: granted for %s to %s, want %s; %s", c.releaser, c.waiter,
+					deadline.Sub(after), deadline.Sub(before), c.want, dump(m))
+			}
+		}
+	})
+}
+
+// Renewal takes a granted lease to its full TTL, a third of G after the ask.
+func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t), TTL(time.Minute))
+		held := mustTry(t, m)
+		w := inLine(t, m, 1)
+		mustUnlock(t, held)
+		le := w.got(t)
+		redistest.Eventually(t, soon, func() bool {
+			deadline, ok := holds(t, le)
+			if !ok {
+				t.Fatalf("the lease is gone; %s", dump(m))
+			}
+			return deadline.Sub(serverNow(t, m)) > 50*time.Second
+		}, "renewal to the full TTL")
+		if left := time.Until(le.Deadline()); left < 40*time.Second || left > time.Minute {
+			t.Errorf("the local deadline is in %s, want about a minute", left)
+		}
+		mustUnlock(t, le)
+	})
+}
+
+// A lease that is not renewed lasts its TTL all the same when it was granted.
+func TestRule06_GrantedLeaseWithoutRenewalLastsItsTTL(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t), TTL(time.Minute), NoRenew())
+		held := mustTry(t, m)
+		w := inLine(t, l.Mutex(m.Name(), TTL(time.Minute), NoRenew()), 1)
+		mustUnlock(t, held)
+		le := w.got(t)
+		if left := time.Until(le.Deadline()); left < 40*time.Second {
+			t.Errorf("the lease lasts %s, want about a minute", left)
+		}
+		if deadline, _ := holds(t, le); deadline.Sub(serverNow(t, m)) < 40*time.Second {
+			t.Errorf("the lease is stored for less than its TTL; %s", dump(m))
+		}
+	})
+}
+
+// What a dead process left in line is dropped, 64 entries a call at most; an
+// entry lives through at least three refresh intervals.
+func TestRule06_StaleEntriesAreDropped(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t))
+		holder, waiter := m.newLease(), m.newLease()
+		mustAsk(t, m, holder, stay)
+		const n = 150
+		var dead []redis.Z
+		ms := float64(serverNow(t, m).UnixMilli())
+		for i := range n {
+			id := fmt.Sprintf("gone.3000.%d|o|", i)
+			dead = append(dead, redis.Z{Member: "e:" + id, Score: 2e15 + float64(i)}, redis.Z{Member: "d:" + id, Score: -(ms - 1)})
+		}
+		if err := raw(m).ZAdd(t.Context(), m.Key(), dead...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		mustAsk(t, m, waiter, stay)
+		if e, d := band(t, m, "e:"), band(t, m, "d:"); e != n+1 || d != n+1 {
+			t.Fatalf("%d entries, %d times, want %d: nothing is dropped while nothing is free", e, d, n+1)
+		}
+		if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+			t.Fatal(held, err)
+		}
+		if e, d := band(t, m, "e:"), band(t, m, "d:"); e != n-64+1 || d != n-64+1 {
+			t.Fatalf("one call left %d entries and %d times of %d, want 64 gone", e, d, n+1)
+		}
+		mustBeBusy(t, m) // the slot is free, but there may be somebody behind the stale ones
+		if e := band(t, m, "e:"); e != n-128+1 {
+			t.Fatalf("two calls left %d entries of %d, want 128 gone", e, n+1)
+		}
+		mustBeBusy(t, m) // grants to the waiter
+		if _, ok := holds(t, waiter); !ok || band(t, m, "e:") != 0 || band(t, m, "d:") != 0 {
+			t.Fatalf("the third call did not grant to the live waiter; %s", dump(m))
+		}
+	})
+}
+
+// A live waiter behind them gets the lock by itself.
+func TestRule06_WaiterBehindStaleEntries(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		var dead []redis.Z
+		for i := range 100 {
+			id := fmt.Sprintf("gone.3000.%d|o|", i)
+			dead = append(dead, redis.Z{Member: "e:" + id, Score: 2e15 + float64(i)}, redis.Z{Member: "d:" + id, Score: -1e12})
+		}
+		if err := raw(m).ZAdd(t.Context(), m.Key(), dead...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		w := inLine(t, m, len(dead)/2+1)
+		mustUnlock(t, held)
+		mustUnlock(t, w.got(t))
+		free(t, m, soon)
+	})
+}
+
+func TestRule06_EntriesLiveThroughThreeRefreshes(t *testing.T) {
+	t.Parallel()
+	if stay < 3*refreshEvery {
+		t.Errorf("entries are stale after %s, refreshed every %s: with less than three a live waiter starves", stay, refreshEvery)
+	}
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		mustTry(t, m)
+		w := m.newLease()
+		mustAsk(t, m, w, stay)
+		first := -stored(t, m)["d:"+w.body]
+		ticket := stored(t, m)["e:"+w.body]
+		now := serverNow(t, m)
+		if left := time.UnixMilli(int64(first)).Sub(now); left > stay || left < stay-2*time.Second {
+			t.Errorf("the entry is stale in %s, want %s", left, stay)
+		}
+		// A refresh keeps the ticket and moves the time.
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(now) > 5*time.Millisecond }, "some time")
+		mustAsk(t, m, w, stay)
+		if again := -stored(t, m)["d:"+w.body]; again <= first || stored(t, m)["e:"+w.body] != ticket {
+			t.Errorf("a refresh moved the time from %f to %f, the ticket from %f to %f", first, again, ticket, stored(t, m)["e:"+w.body])
+		}
+	})
+}

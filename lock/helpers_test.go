@@ -1,0 +1,325 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// soon is the bound for what must happen but not by when: long enough for a
+// machine whose cores are busy with other things.
+const soon = 20 * time.Second
+
+// newLocker makes a Locker that is closed when the test ends.
+func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
+	t.Helper()
+	o := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	for _, option := range options {
+		option(&o)
+	}
+	l := New(rdb, o)
+	if err := l.Err(); err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func owner(name string) func(*Options) { return func(o *Options) { o.Owner = name } }
+
+// handle is the lock that m is, on another Locker.
+func handle(l *Locker, m *Lock, options ...Option) *Lock {
+	return l.Semaphore(m.name, m.limit, append([]Option{TTL(m.ttl)}, options...)...)
+}
+
+func mustTry(t testing.TB, m *Lock) *Lease {
+	t.Helper()
+	le, err := m.TryLock(t.Context())
+	if err != nil {
+		t.Fatalf("TryLock: %v", err)
+	}
+	audit(t, m)
+	return le
+}
+
+func mustBeBusy(t testing.TB, m *Lock) *BusyError {
+	t.Helper()
+	le, err := m.TryLock(t.Context())
+	if le != nil || err == nil {
+		t.Fatalf("TryLock took the lock; want busy; %s", dump(m))
+	}
+	audit(t, m)
+	return wantBusy(t, err)
+}
+
+func wantBusy(t testing.TB, err error) *BusyError {
+	t.Helper()
+	busy, ok := asBusy(err)
+	if !ok {
+		t.Fatalf("error is %v, want a *BusyError", err)
+	}
+	return busy
+}
+
+func mustUnlock(t testing.TB, le *Lease) {
+	t.Helper()
+	if err := le.Unlock(t.Context()); err != nil {
+		t.Fatalf("Unlock: %v; %s", err, dump(le.lock))
+	}
+	audit(t, le.lock)
+}
+
+// attempt is a call to Lock that runs beside the test.
+type attempt struct {
+	lock   *Lock
+	cancel context.CancelFunc
+	done   chan struct{} // closed when lease and err are set
+	lease  *Lease
+	err    error
+	took   time.Duration
+}
+
+// lockBeside calls Lock on a goroutine that ends with the test at the latest.
+func lockBeside(t testing.TB, m *Lock) *attempt {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*soon)
+	a := &attempt{lock: m, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(a.done)
+		began := time.Now()
+		a.lease, a.err = m.Lock(ctx)
+		a.took = time.Since(began)
+	}()
+	t.Cleanup(func() { cancel(); <-a.done })
+	return a
+}
+
+// inLine is lockBeside that returns when Redis has the waiter in line, as the
+// n-th of all.
+func inLine(t testing.TB, m *Lock, n int) *attempt {
+	t.Helper()
+	a := lockBeside(t, m)
+	waiting(t, m, n)
+	return a
+}
+
+// waiting waits until n are in line.
+func waiting(t testing.TB, m *Lock, n int) {
+	t.Helper()
+	redistest.Eventually(t, soon, func() bool {
+		got, err := m.Waiting(t.Context())
+		return err == nil && got == n
+	}, "%d in line; %s", n, stringer(func() string { return dump(m) }))
+	audit(t, m)
+}
+
+// heard waits until m's Locker hears wake-ups: its subscription is confirmed.
+func heard(t testing.TB, m *Lock) {
+	t.Helper()
+	rdb := m.locker.conn.rdb.(redis.UniversalClient)
+	redistest.Eventually(t, soon, func() bool {
+		return rdb.Publish(t.Context(), m.locker.prefix+":"+m.locker.channel, "hello").Val() > 0
+	}, "a subscription")
+}
+
+// got waits for the lease.
+func (a *attempt) got(t testing.TB) *Lease {
+	t.Helper()
+	select {
+	case <-a.done:
+	case <-time.After(soon):
+		t.Fatalf("Lock has not returned within %s; %s", soon, dump(a.lock))
+	}
+	if a.err != nil {
+		t.Fatalf("Lock: %v; %s", a.err, dump(a.lock))
+	}
+	return a.lease
+}
+
+// failed waits for the error.
+func (a *attempt) failed(t testing.TB) error {
+	t.Helper()
+	select {
+	case <-a.done:
+	case <-time.After(soon):
+		t.Fatalf("Lock has not returned within %s", soon)
+	}
+	if a.err == nil {
+		t.Fatal("Lock took the lock, want an error")
+	}
+	return a.err
+}
+
+func (a *attempt) pending() bool {
+	select {
+	case <-a.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// free waits until nobody holds or waits for the lock and nothing is stored.
+func free(t testing.TB, m *Lock, within time.Duration) {
+	t.Helper()
+	redistest.Eventually(t, within, func() bool {
+		n, err := raw(m).Exists(t.Context(), m.Key()).Result()
+		return err == nil && n == 0
+	}, "the lock free and its key gone; %s", stringer(func() string { return dump(m) }))
+}
+
+// raw is the client beneath a lock, for looking at what is stored.
+func raw(m *Lock) redis.UniversalClient { return m.locker.conn.rdb.(redis.UniversalClient) }
+
+// stored gives the lock's members and their scores.
+func stored(t testing.TB, m *Lock) map[string]float64 {
+	t.Helper()
+	z, err := raw(m).ZRangeWithScores(t.Context(), m.Key(), 0, -1).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	scores := make(map[string]float64, len(z))
+	for _, z := range z {
+		scores[z.Member.(string)] = z.Score
+	}
+	return scores
+}
+
+// band counts the members of a kind ("h:", "e:", "d:", "c:").
+func band(t testing.TB, m *Lock, kind string) (n int) {
+	t.Helper()
+	for member := range stored(t, m) {
+		if strings.HasPrefix(member, kind) {
+			n++
+		}
+	}
+	return n
+}
+
+// holds tells whether Redis has the lease as a holder, and until when by its clock.
+func holds(t testing.TB, le *Lease) (deadline time.Time, ok bool) {
+	t.Helper()
+	ms, ok := stored(t, le.lock)["h:"+le.body]
+	return time.UnixMilli(int64(ms)), ok
+}
+
+// serverNow is the server's clock.
+func serverNow(t testing.TB, m *Lock) time.Time {
+	t.Helper()
+	v, err := raw(m).Eval(t.Context(), `local t = redis.call('TIME'); return t[1] * 1000000 + t[2]`, []string{m.Key()}).Int64()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.UnixMicro(v)
+}
+
+// auditLua answers how long the key lives and the longest any entry does, in
+// one moment: {PTTL, ms of the longest holder, ms of the longest line entry}.
+const auditLua = `
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local pttl = redis.call('PTTL', KEYS[1])
+local holder = redis.call('ZREVRANGEBYSCORE', KEYS[1], 1e14, 1e11, 'WITHSCORES', 'LIMIT', 0, 1)
+local entry = redis.call('ZRANGEBYSCORE', KEYS[1], '-1e14', '-1e11', 'WITHSCORES', 'LIMIT', 0, 1)
+return {pttl, math.ceil((holder[2] or now) - now), math.ceil(-(entry[2] or -now) - now)}`
+
+// audit holds rule 12 against what is stored for m at this moment.
+func audit(t testing.TB, m *Lock) {
+	t.Helper()
+	if err := auditKey(context.Background(), raw(m), m.Key()); err != nil {
+		t.Errorf("rule 12: %v; %s", err, dump(m))
+	}
+}
+
+func auditKey(ctx context.Context, rdb redis.Scripter, key string) error {
+	r, err := rdb.Eval(ctx, auditLua, []string{key}).Int64Slice()
+	switch {
+	case err != nil || len(r) != 3:
+		return nil // the server is away: nothing can be said
+	case r[0] == -2: // no such key
+		return nil
+	case r[0] == -1:
+		return fmt.Errorf("%q has no TTL", key)
+	case r[0] < r[1], r[0] < r[2]:
+		return fmt.Errorf("%q lives for %d ms, but a holder for %d and a line entry for %d", key, r[0], r[1], r[2])
+	}
+	return nil
+}
+
+// dump is what is stored for m, for messages.
+func dump(m *Lock) string {
+	rdb, ok := m.locker.conn.rdb.(redis.UniversalClient)
+	if !ok {
+		return "nothing to look at"
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	z, err := rdb.ZRangeWithScores(ctx, m.Key(), 0, 30).Result()
+	if err != nil {
+		return "stored: " + err.Error()
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "stored at %d (local), PTTL %s:", time.Now().UnixMilli(), rdb.PTTL(ctx, m.Key()).Val())
+	for _, z := range z {
+		fmt.Fprintf(&b, "\n  %.0f %q", z.Score, z.Member)
+	}
+	return b.String()
+}
+
+type stringer func() string
+
+func (s stringer) String() string { return s() }
+
+// isScript makes a match for a Proxy: runs of s on m's key.
+func isScript(s *script, m *Lock) func([]string) bool {
+	return func(command []string) bool {
+		return len(command) > 3 && (command[1] == s.sha || command[1] == s.src) && command[3] == m.Key()
+	}
+}
+
+// warm loads the scripts into m's server, so that later calls are EVALSHAs.
+func warm(t testing.TB, m *Lock) {
+	t.Helper()
+	for _, s := range scripts {
+		if err := raw(m).ScriptLoad(t.Context(), s.src).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var scripts = []*script{askScript, releaseScript, renewScript, inspectScript}
+
+// through makes a Locker whose client goes through a proxy to s, beside one
+// that goes straight there. miniredis and a single server only.
+func through(t *testing.T, s *redistest.Server, opts ...func(*redis.UniversalOptions)) (near, far *Locker, p *redistest.Proxy) {
+	t.Helper()
+	p = redistest.NewProxy(t, s.Addr())
+	return newLocker(t, s.Client(t), owner("near")), newLocker(t, p.Client(t, opts...), owner("far")), p
+}
+
+// eachSingle is redistest.Each without the cluster, of which a Proxy hides only
+// one node.
+func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		if s.Kind() == redistest.KindCluster {
+			t.SkipNow()
+		}
+		f(t, s)
+	})
+}
+
+// asBusy finds a *BusyError in err.
+func asBusy(err error) (*BusyError, bool) {
+	var busy *BusyError
+	ok := errors.As(err, &busy)
+	return busy, ok && errors.Is(err, ErrBusy)
+}

@@ -1,0 +1,337 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// One release frees one slot and wakes one waiter, the first.
+func TestRule05_OneWakeUpPerFreedSlot(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		// Entries without goroutines behind them, so that nothing else stirs.
+		holders := []*Lease{m.newLease(), m.newLease()}
+		var waiters []*Lease
+		for _, le := range holders {
+			mustAsk(t, m, le, stay)
+		}
+		for range 5 {
+			waiters = append(waiters, m.newLease())
+			mustAsk(t, m, waiters[len(waiters)-1], stay)
+		}
+		channel := m.locker.prefix + ":" + m.locker.channel
+		sub := raw(m).Subscribe(t.Context(), channel)
+		t.Cleanup(func() { _ = sub.Close() })
+		if _, err := sub.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i, le := range holders {
+			if _, held, err := le.release(t.Context(), 0); !held || err != nil {
+				t.Fatalf("release: %v, %v", held, err)
+			}
+			if _, ok := holds(t, waiters[i]); !ok || band(t, m, "h:") != 2 || band(t, m, "e:") != 4-i {
+				t.Fatalf("after release %d waiter %d should hold, and nobody else; %s", i, i, dump(m))
+			}
+		}
+		// What came, up to a mark published last. In a cluster that may overtake.
+		var told []string
+		redistest.Eventually(t, soon, func() bool {
+			got, err := sub.ReceiveTimeout(t.Context(), 10*time.Millisecond)
+			if msg, ok := got.(*redis.Message); ok && err == nil {
+				told = append(told, strings.Fields(msg.Payload)[0])
+			}
+			return len(told) >= 2
+		}, "two messages")
+		if err := raw(m).Publish(t.Context(), channel, "mark").Err(); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			msg, err := sub.ReceiveMessage(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if msg.Payload == "mark" {
+				break
+			}
+			told = append(told, msg.Payload)
+		}
+		if len(told) != 2 || told[0] != waiters[0].token || told[1] != waiters[1].token {
+			t.Errorf("two releases woke %q, want %q and %q", told, waiters[0].token, waiters[1].token)
+		}
+	})
+}
+
+// A contended acquisition costs an ask and a release. Refreshes, one per waiter
+// and second, come on top.
+func TestRule05_TwoCallsPerContendedAcquisition(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		k := newTap(rdb)
+		l := newLocker(t, rdb)
+		m := l.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		first := inLine(t, m, 1) // brings the subscription, and its re-ask
+		heard(t, m)
+		const n = 60
+		redistest.Eventually(t, soon, func() bool { return k.count(askScript) >= 3 }, "the re-ask")
+		k.reset()
+		began := time.Now()
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() {
+				le, err := m.Lock(context.Background())
+				if err != nil {
+					t.Errorf("Lock: %v", err)
+				} else if err := le.Unlock(context.Background()); err != nil {
+					t.Errorf("Unlock: %v", err)
+				}
+			})
+		}
+		redistest.Eventually(t, soon, func() bool { return k.count(askScript) >= n }, "%d asks", n)
+		mustUnlock(t, held)
+		mustUnlock(t, first.got(t))
+		wg.Wait()
+		// Each second that this took, every waiter may have asked once more.
+		seconds := int(time.Since(began) / (refreshEvery - refreshTogether))
+		if asks := k.count(askScript); asks > n*(1+seconds)+2+seconds {
+			t.Errorf("%d acquisitions in %s took %d asks", n, time.Since(began), asks)
+		}
+		if releases := k.count(releaseScript); releases != n+2 {
+			t.Errorf("%d acquisitions took %d releases, want one each", n+2, releases)
+		}
+	})
+}
+
+// All waiters of a process are refreshed once a second, in one pipeline.
+func TestRule05_RefreshesTravelTogether(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		k := newTap(rdb)
+		holder, l := newLocker(t, s.Client(t)), newLocker(t, rdb)
+		const n = 30
+		for i := range n {
+			m := holder.Mutex(fmt.Sprint(redistest.Name(t), i))
+			mustTry(t, m)
+			lockBeside(t, handle(l, m))
+		}
+		redistest.Eventually(t, soon, func() bool { return k.count(askScript) >= n }, "all in line")
+		began := time.Now()
+		k.reset()
+		redistest.Eventually(t, soon, func() bool { return k.count(askScript) >= 4*n }, "four refreshes of each")
+		took := time.Since(began)
+		// 3 to 4 s; each waiter more often than once a second costs more.
+		if took < 2*refreshEvery {
+			t.Errorf("%d asks of %d waiters within %s", k.count(askScript), n, took)
+		}
+		if p := k.sizes(askScript); len(p) > 12 {
+			t.Errorf("%d refreshes travelled in %d pipelines: %v", 4*n, len(p), p)
+		}
+	})
+}
+
+// Only the first N in line watch the first deadline.
+func TestRule05_OnlyTheFirstNSetATimer(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Semaphore(redistest.Name(t), 3)
+		for range 3 {
+			mustTry(t, m)
+		}
+		for i := range 8 {
+			inLine(t, m, i+1)
+		}
+		redistest.Eventually(t, soon, func() bool { return timers(l) == 3 }, "3 waiters with timers")
+		for range 20 {
+			l.line.askAll()
+			if n := timers(l); n > 3 {
+				t.Fatalf("%d of 8 waiters have set a timer, want 3", n)
+			}
+		}
+	})
+}
+
+func timers(l *Locker) (n int) {
+	l.line.mu.Lock()
+	defer l.line.mu.Unlock()
+	for _, w := range l.line.waiters {
+		if !w.expiryAt.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+// The holder does not renew: the first in line takes over at its deadline, by
+// its own timer and not by the next refresh.
+func TestRule05_TheFirstInLineWatchesTheDeadline(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t), TTL(400*time.Millisecond), NoRenew())
+		deadline, _ := holds(t, mustTry(t, m))
+		w := inLine(t, m, 1)
+		heard(t, m)
+		postpone(l)
+		le := w.got(t)
+		if late := time.UnixMicro(le.Fence()).Sub(deadline); late < 0 || late > 3*time.Second {
+			t.Errorf("taken over %s after the deadline", late)
+		}
+	})
+}
+
+// postpone has no waiter refreshed for an hour: what happens now happens for
+// another reason.
+func postpone(l *Locker) {
+	l.line.mu.Lock()
+	defer l.line.mu.Unlock()
+	for _, w := range l.line.waiters {
+		w.refreshAt = time.Now().Add(time.Hour)
+	}
+}
+
+func TestFirstComeFirstServed(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		lockers := []*Locker{newLocker(t, rdb), newLocker(t, rdb), newLocker(t, rdb)}
+		m := lockers[0].Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		var waiters []*attempt
+		for i := range 20 {
+			waiters = append(waiters, inLine(t, handle(lockers[i%3], m), i+1))
+		}
+		fence := held.Fence()
+		for i, w := range waiters {
+			mustBeBusy(t, m)
+			mustUnlock(t, held)
+			held = w.got(t)
+			if held.Fence() <= fence {
+				t.Errorf("waiter %d has fence %d after %d", i, held.Fence(), fence)
+			}
+			fence = held.Fence()
+			for j, other := range waiters[i+1:] {
+				if !other.pending() {
+					t.Fatalf("waiter %d was served before waiter %d", i+1+j, i+1)
+				}
+			}
+		}
+		mustUnlock(t, held)
+		free(t, m, soon)
+	})
+}
+
+// A free slot goes to the line and not to a newcomer, even if nothing but the
+// newcomer's own ask tells that the slot is free.
+func TestNewcomerNeverOvertakes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		expiring, waiter := handle(m.locker, m, TTL(MinTTL)).newLease(), m.newLease()
+		mustAsk(t, expiring.lock, expiring, stay)
+		mustAsk(t, m, waiter, stay)
+		deadline, _ := holds(t, expiring)
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(deadline) }, "the holder's deadline")
+		mustBeBusy(t, m)
+		if _, ok := holds(t, waiter); !ok {
+			t.Errorf("the newcomer's ask did not grant to the waiter; %s", dump(m))
+		}
+	})
+}
+
+// A waiter gives up in the moment in which it is granted, unnoticed: the slot
+// is given back at once and not at the end of G.
+func TestWaiterThatGivesUpWhenGranted(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		w := inLine(t, handle(far, m), 1)
+		heard(t, w.lock)
+		redistest.Eventually(t, soon, func() bool { return timers(far) == 1 }, "the answer")
+		postpone(far)
+		p.DropMessages(true)
+		mustUnlock(t, held)
+		if band(t, m, "h:") != 1 {
+			t.Fatalf("not granted; %s", dump(m))
+		}
+		behind := inLine(t, m, 1)
+		w.cancel()
+		if err := w.failed(t); !errors.Is(err, context.Canceled) {
+			t.Errorf("Lock: %v", err)
+		}
+		// Lock has returned, so the slot is back.
+		le := behind.got(t)
+		if got := time.UnixMicro(le.Fence()).Sub(serverNow(t, m)); got < -maxGrant/2 {
+			t.Errorf("granted %s ago", -got)
+		}
+		mustUnlock(t, le)
+		free(t, m, soon)
+	})
+}
+
+// The ask of a waiter is under way when the waiter gives up: its leave waits
+// for it. Sent at once it would be overtaken, and the ask would take the lock
+// for nobody.
+func TestRule03_LeaveWaitsForTheAsk(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t), TTL(time.Minute))
+		warm(t, m)
+		holder := mustTry(t, m)
+		w := inLine(t, handle(far, m), 1)
+		heard(t, w.lock)
+		held := p.Hold(isScript(askScript, m), 1)
+		far.line.askAll()
+		redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")
+		before := p.Count("EVALSHA")
+		w.cancel()
+		w.failed(t) // within leaveGrace, though the leave is not through
+		if n := p.Count("EVALSHA") - before; n != 0 {
+			t.Errorf("%d calls overtook the ask", n)
+		}
+		mustUnlock(t, holder) // grants to the entry, which nobody has taken out of line
+		held.Release()
+		free(t, m, soon)
+	})
+}
+
+// As above, but the client gives up on the ask before: its outcome is unknown
+// and it may still come.
+func TestRule03_LeaveAfterAnAskOfUnknownOutcomeIsRepeated(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	near, far, p := through(t, s, func(o *redis.UniversalOptions) {
+		o.MaxRetries, o.ReadTimeout = -1, 200*time.Millisecond
+	})
+	m := near.Mutex(redistest.Name(t), TTL(time.Minute))
+	warm(t, m)
+	holder := mustTry(t, m)
+	w := inLine(t, handle(far, m), 1)
+	heard(t, w.lock)
+	held := p.Hold(isScript(askScript, m), 1)
+	far.line.askAll()
+	redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")
+	w.cancel()
+	w.failed(t)
+	waiting(t, m, 0) // the leave is through
+	mustUnlock(t, holder)
+	free(t, m, soon)
+	held.Release()
+	redistest.Eventually(t, soon, func() bool { return band(t, m, "h:") == 1 }, "the late ask taking the lock")
+	free(t, m, soon)
+}

@@ -1,0 +1,91 @@
+package lock
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// tap is a hook that counts script calls and the sizes of pipelines.
+type tap struct {
+	mu        sync.Mutex     // guards the fields below
+	calls     map[string]int // by script name, pipelined ones included
+	evals     int            // EVAL rather than EVALSHA
+	pipelines map[string][]int
+}
+
+func newTap(rdb redis.UniversalClient) *tap {
+	k := &tap{calls: map[string]int{}, pipelines: map[string][]int{}}
+	rdb.AddHook(k)
+	return k
+}
+
+func (k *tap) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (k *tap) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		k.mu.Lock()
+		k.note(cmd)
+		k.mu.Unlock()
+		return next(ctx, cmd)
+	}
+}
+
+func (k *tap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		k.mu.Lock()
+		for _, cmd := range cmds {
+			k.note(cmd)
+		}
+		if name := scriptName(cmds[0]); name != "" {
+			k.pipelines[name] = append(k.pipelines[name], len(cmds))
+		}
+		k.mu.Unlock()
+		return next(ctx, cmds)
+	}
+}
+
+func (k *tap) note(cmd redis.Cmder) {
+	if name := scriptName(cmd); name != "" {
+		k.calls[name]++
+		if cmd.Name() == "eval" {
+			k.evals++
+		}
+	}
+}
+
+func (k *tap) count(s *script) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.calls[s.name]
+}
+
+// sizes gives the sizes of all pipelines of s so far.
+func (k *tap) sizes(s *script) []int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.pipelines[s.name])
+}
+
+func (k *tap) reset() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	clear(k.calls)
+	clear(k.pipelines)
+	k.evals = 0
+}
+
+func scriptName(cmd redis.Cmder) string {
+	args := cmd.Args()
+	if len(args) < 2 {
+		return ""
+	}
+	for _, s := range scripts {
+		if args[1] == s.sha || args[1] == s.src {
+			return s.name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,367 @@
+package lock
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// All waiters of a Locker share one subscription.
+func TestRule07_OneSubscriptionPerProcess(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		var held []*Lease
+		var waiters []*attempt
+		for i := range 20 {
+			m := near.Mutex(fmt.Sprint(redistest.Name(t), i))
+			held = append(held, mustTry(t, m))
+			waiters = append(waiters, inLine(t, handle(far, m), 1))
+		}
+		for i, w := range waiters {
+			mustUnlock(t, held[i])
+			mustUnlock(t, w.got(t))
+		}
+		if n := p.Count("SUBSCRIBE"); n != 1 {
+			t.Errorf("20 waiters made %d subscriptions, want 1", n)
+		}
+		if n := p.Count("PUBLISH"); n != 0 {
+			t.Errorf("%d PUBLISHs outside the scripts", n)
+		}
+	})
+}
+
+// Wake-ups come by message: with no refresh and no deadline due, the waiter has
+// the lock all the same.
+func TestRule07_MessagesWake(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		near, far := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		m := near.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		w := inLine(t, handle(far, m), 1)
+		answered(t, far, 1)
+		heard(t, w.lock)
+		redistest.Eventually(t, soon, func() bool { postpone(far); return timers(far) == 1 }, "the answer to the re-ask")
+		postpone(far)
+		mustUnlock(t, held)
+		le := w.got(t)
+		if deadline, ok := holds(t, le); !ok || deadline.Before(le.Deadline().Add(-time.Second)) {
+			t.Errorf("we believe until %v, stored is %v, %v", le.Deadline(), deadline, ok)
+		}
+		mustUnlock(t, le)
+	})
+}
+
+// answered waits until n waiters have had an answer and none is being asked for.
+func answered(t testing.TB, l *Locker, n int) {
+	t.Helper()
+	redistest.Eventually(t, soon, func() bool {
+		l.line.mu.Lock()
+		defer l.line.mu.Unlock()
+		done := 0
+		for _, w := range l.line.waiters {
+			if !w.asking && !w.askedAt.IsZero() {
+				done++
+			}
+		}
+		return done == n
+	}, "%d waiters with an answer", n)
+}
+
+// Messages are lost while the subscription looks healthy: the next refresh
+// finds the grant.
+func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		w := inLine(t, handle(far, m), 1)
+		heard(t, w.lock)
+		p.DropMessages(true)
+		dropped := p.DroppedMessages()
+		released := time.Now()
+		mustUnlock(t, held)
+		le := w.got(t)
+		if late := time.Since(released); late > refreshEvery+2*time.Second {
+			t.Errorf("without messages the waiter had the lock after %s, want about %s", late, refreshEvery)
+		}
+		redistest.Eventually(t, soon, func() bool { return p.DroppedMessages() > dropped }, "the message")
+		mustUnlock(t, le)
+	})
+}
+
+// hearing makes a waiter by hand: in line on a lock that another holds, with
+// its last answer read at server time us, 10 ms ago.
+func hearing(m *Lock, us int64) *waiter {
+	w := &waiter{lease: m.newLease(), done: make(chan struct{}), left: make(chan struct{})}
+	w.last, w.askedAt = answer{serverUS: us}, time.Now().Add(-10*time.Millisecond)
+	w.refreshAt = time.Now().Add(time.Hour)
+	n := m.locker.line
+	n.mu.Lock()
+	n.waiters[w.lease.token] = w
+	n.mu.Unlock()
+	return w
+}
+
+func (w *waiter) finished() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// A message proves a grant only if it is newer than the last busy answer: an
+// older one speaks of a lease that has ended.
+func TestRule07_OldMessageProvesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
+	for _, us := range []int64{1, 999, 1000} {
+		l.line.hear(message{token: w.lease.token, fence: 7, us: us})
+		if w.finished() {
+			t.Fatalf("a message of %d was believed after an answer of 1000", us)
+		}
+	}
+	l.line.hear(message{token: "another", fence: 7, us: 2000})
+	if w.finished() {
+		t.Fatal("a message for another token was believed")
+	}
+	l.line.hear(message{token: w.lease.token, fence: 7, us: 1001})
+	if !w.finished() || w.lease.Fence() != 7 {
+		t.Fatalf("a new message was not believed (fence %d)", w.lease.Fence())
+	}
+}
+
+// A message that comes while an ask is under way is judged by its answer.
+func TestRule07_MessageDuringAnAsk(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	for _, c := range []struct {
+		answerUS int64
+		believed bool
+	}{{1500, true}, {2500, false}} {
+		w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
+		w.asking = true
+		l.line.hear(message{token: w.lease.token, fence: 7, us: 2000})
+		if w.finished() {
+			t.Fatal("a message was believed while an ask was under way")
+		}
+		l.line.settle(w, answer{serverUS: c.answerUS, deadline: -1}, nil, time.Now())
+		if w.finished() != c.believed {
+			t.Errorf("answer at %d, message of 2000: believed %v, want %v", c.answerUS, w.finished(), c.believed)
+		}
+		l.line.mu.Lock()
+		delete(l.line.waiters, w.lease.token)
+		l.line.mu.Unlock()
+	}
+}
+
+// The local deadline of a granted lease counts from when the last answered ask
+// was sent, not from when the message came.
+func TestRule07_GrantedLeaseCountsFromTheLastAsk(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	for ttl, g := range map[time.Duration]time.Duration{time.Minute: maxGrant, 2 * time.Second: 2 * time.Second} {
+		w := hearing(l.Mutex("x", TTL(ttl)), 1000)
+		w.askedAt = time.Now().Add(-g / 4)
+		l.line.hear(message{token: w.lease.token, fence: 7, us: 2000})
+		if !w.finished() {
+			t.Fatal("not believed")
+		}
+		if d := w.lease.Deadline(); d.After(w.askedAt.Add(g)) || d.Before(w.askedAt.Add(g-g/10)) {
+			t.Errorf("TTL %s: the lease ends %s after the ask, want %s", ttl, d.Sub(w.askedAt), g)
+		}
+	}
+}
+
+// Less than half is left of it: ask again before running.
+func TestRule07_LessThanHalfLeftAsksFirst(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	m := l.Mutex(redistest.Name(t), TTL(time.Minute))
+	w := hearing(m, 1000)
+	w.askedAt = time.Now().Add(-maxGrant * 6 / 10)
+	l.line.mu.Lock()
+	w.hint = message{token: w.lease.token, fence: 7, us: 2000}
+	l.line.take(w)
+	asksNow := !w.refreshAt.After(time.Now())
+	l.line.mu.Unlock()
+	if w.finished() || !asksNow {
+		t.Fatalf("with 40%% of G left: believed %v, asks at once %v", w.finished(), asksNow)
+	}
+	l.line.alarm.set(time.Now())
+	// The lock is free here, so the answer is "yours".
+	select {
+	case <-w.done:
+	case <-time.After(soon):
+		t.Fatal("no re-ask")
+	}
+	if left := time.Until(w.lease.Deadline()); left < 30*time.Second {
+		t.Errorf("re-armed for %s, want about a minute", left)
+	}
+	mustUnlock(t, w.lease)
+}
+
+// "Yours" re-arms: the stored deadline reaches as far as the asker believes.
+func TestRule07_YoursRearmsTheLease(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(20*time.Second))
+		holder, waiter := m.newLease(), m.newLease()
+		mustAsk(t, m, holder, stay)
+		mustAsk(t, m, waiter, stay)
+		if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+			t.Fatal(held, err)
+		}
+		granted, _ := holds(t, waiter)
+		before := serverNow(t, m)
+		if a := mustAsk(t, m, waiter, stay); !a.yours {
+			t.Fatalf("a granted token's ask is answered %+v", a)
+		}
+		if now, ok := holds(t, waiter); !ok || !now.After(granted) || now.Before(before.Add(20*time.Second-time.Millisecond)) {
+			t.Errorf("re-armed from %v to %v, want 20s after %v", granted, now, before)
+		}
+	})
+}
+
+// The connection breaks and with it the subscription: once there is another,
+// everybody asks, for messages may have been missed.
+func TestRule07_AllAskAgainAfterResubscribe(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		const n = 5
+		var held []*Lease
+		var waiters []*attempt
+		for i := range n {
+			m := near.Mutex(fmt.Sprint(redistest.Name(t), i))
+			held = append(held, mustTry(t, m))
+			waiters = append(waiters, inLine(t, handle(far, m), 1))
+		}
+		heard(t, waiters[0].lock)
+		answered(t, far, n)
+		p.DropMessages(true)
+		for _, le := range held {
+			mustUnlock(t, le)
+		}
+		// Refreshes are put off over and over: what comes now comes of the resubscription.
+		redistest.Eventually(t, soon, func() bool {
+			postpone(far)
+			return p.DroppedMessages() >= n
+		}, "%d lost messages", n)
+		subscribed := p.Count("SUBSCRIBE")
+		p.Cut()
+		for _, w := range waiters {
+			mustUnlock(t, w.got(t))
+		}
+		if p.Count("SUBSCRIBE") == subscribed {
+			t.Error("no resubscription")
+		}
+	})
+}
+
+// An ask that is under way when the subscription comes back may have been
+// answered before: it does not count as asking again.
+func TestRule07_AskUnderWayDuringResubscribeIsRepeated(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	w := hearing(l.Mutex(redistest.Name(t)), 1000)
+	w.asking = true
+	l.line.askAll()
+	l.line.settle(w, answer{serverUS: 2000, deadline: time.Hour, place: 5}, nil, time.Now())
+	l.line.mu.Lock()
+	again := w.refreshAt
+	done := w.asking || w.finished() // the alarm was faster
+	l.line.mu.Unlock()
+	if !done && time.Until(again) > refreshEvery/2 {
+		t.Errorf("asks again in %s, want at once", time.Until(again))
+	}
+	select {
+	case <-w.done: // the lock is free
+		mustUnlock(t, w.lease)
+	case <-time.After(soon):
+		t.Fatal("no re-ask")
+	}
+}
+
+// The subscription's connection swallows everything, pongs too: it is replaced,
+// and waiters get their locks meanwhile and afterwards.
+func TestRule07_BlackholedSubscriptionIsReplaced(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		w := inLine(t, handle(far, m), 1)
+		heard(t, w.lock)
+		n := p.Count("SUBSCRIBE")
+		p.BlackholePubSub(true)
+		mustUnlock(t, held)
+		held = w.got(t)
+		w = inLine(t, m, 1)
+		w.cancel()
+		keep := inLine(t, handle(far, m), 1) // somebody must wait, or nobody needs one
+		redistest.Eventually(t, soon, func() bool { return p.Count("SUBSCRIBE") > n }, "another subscription")
+		p.BlackholePubSub(false)
+		heard(t, keep.lock)
+		mustUnlock(t, held)
+		mustUnlock(t, keep.got(t))
+	})
+}
+
+// A user without the right to the channels: grants are found by refresh, and
+// PUBLISH failing does not abort a script after its writes.
+func TestRule07_NoPermissionForTheChannel(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	admin := s.Client(t)
+	if err := admin.Do(t.Context(), "ACL", "SETUSER", "limited", "on", ">secret", "~*", "resetchannels", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	limited := newLocker(t, s.Client(t, func(o *redis.UniversalOptions) { o.Username, o.Password = "limited", "secret" }))
+	m := newLocker(t, admin).Mutex(redistest.Name(t))
+	held := mustTry(t, handle(limited, m))
+	first := inLine(t, handle(limited, m), 1)
+	second := inLine(t, handle(limited, m), 2)
+	mustUnlock(t, held)
+	mustUnlock(t, first.got(t))
+	mustUnlock(t, second.got(t))
+	free(t, m, soon)
+}
+
+// A subscription goes when nobody has waited for a while; waiting brings it back.
+func TestSubscriptionEndsWhenIdle(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("takes over ten seconds")
+	}
+	s := redistest.Real(t)
+	near, far, p := through(t, s)
+	m := near.Mutex(redistest.Name(t))
+	for round := 1; round <= 2; round++ {
+		held := mustTry(t, m)
+		w := inLine(t, handle(far, m), 1)
+		heard(t, w.lock)
+		mustUnlock(t, held)
+		mustUnlock(t, w.got(t))
+		if n := p.Count("SUBSCRIBE"); n != round {
+			t.Errorf("round %d: %d subscriptions", round, n)
+		}
+		if round == 2 {
+			return
+		}
+		redistest.Eventually(t, soon, func() bool {
+			far.wake.mu.Lock()
+			defer far.wake.mu.Unlock()
+			return !far.wake.listening
+		}, "the end of the subscription")
+	}
+}
