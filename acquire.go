@@ -83,8 +83,12 @@ func (a *attempt) insist(t target) (*lock.Lease, error) {
 		}
 		a.backendError(t, err)
 		pause := a.guard.outage.delay()
-		if deadline, ok := a.ctx.Deadline(); ok && time.Until(deadline)-margin < pause {
-			return nil, err
+		if deadline, ok := a.ctx.Deadline(); ok {
+			left := time.Until(deadline) - margin
+			if left <= 0 {
+				return nil, err
+			}
+			pause = min(pause, left)
 		}
 		timer := time.NewTimer(pause) // the worker's own; ends with this call
 		select {
@@ -121,7 +125,12 @@ func (a *attempt) explain(t target, err error) error {
 }
 
 // unkeyed answers for a task that no key can be made from: archived, never run.
+// When its context has ended, a KeyFunc may have failed for that alone: asynq has
+// filed the task already.
 func (a *attempt) unkeyed(err error) error {
+	if a.ctx.Err() != nil {
+		return context.Cause(a.ctx)
+	}
 	a.guard.log.Warn("automutex: no key can be made from the task; it is archived", "type", a.task.Type(), "task", a.note, "error", err)
 	a.observe(Event{Kind: EventKeyError, Err: err})
 	return archive{err}
@@ -181,7 +190,7 @@ func (o *outage) delay() time.Duration {
 	if !o.since.IsZero() {
 		d = min(max(d, time.Since(o.since)), 30*time.Second)
 	}
-	return d/2 + rand.N(d/2) + time.Second/2 //nolint:gosec // jitter, no secret
+	return min(d/2+rand.N(d/2)+time.Second/2, 30*time.Second) //nolint:gosec // jitter, no secret
 }
 
 // retryDelay is Retry's: 1 to 5 s.

@@ -3,8 +3,10 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -33,7 +35,9 @@ type stay struct {
 	target target
 	lease  *lock.Lease
 	taken  time.Time
-	unhook []func() bool // stops the watchers
+	alone  context.Context //nolint:containedctx // ends with the lease and nothing else; nil before bind
+	lost   sync.Once       // the loss was told of
+	unhook []func() bool   // stops the watchers
 }
 
 func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
@@ -101,19 +105,17 @@ func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
 // bind makes the handler's context: it ends with the task's, and with cause
 // lock.ErrLost when a lease is lost. Two watchers run for each lease, on
 // goroutines of the context package that only exist once it has something to
-// say; release unhooks them.
+// say; release unhooks them. The loss of a lease is watched by itself: it is
+// told of also when the task's context, or another lease, ended before.
 func (a *attempt) bind() context.Context {
 	ctx := a.ctx
 	for _, s := range a.stays {
-		outer := ctx
-		bound := s.lease.Bind(outer)
-		ctx = context.WithValue(bound, heldKey{}, &holding{guard: a.guard, stay: s, outer: held(outer)})
+		ctx = context.WithValue(s.lease.Bind(ctx), heldKey{}, &holding{guard: a.guard, stay: s, outer: held(ctx)})
+		s.alone = s.lease.Bind(context.WithoutCancel(a.ctx))
 		s.unhook = append(s.unhook,
-			context.AfterFunc(bound, func() {
-				if cause := context.Cause(bound); outer.Err() == nil && errors.Is(cause, lock.ErrLost) {
-					a.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
-						"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
-					a.observe(Event{Kind: EventLost, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+			context.AfterFunc(s.alone, func() {
+				if cause := context.Cause(s.alone); errors.Is(cause, lock.ErrLost) {
+					a.tellLost(s, cause)
 				}
 			}),
 			context.AfterFunc(a.ctx, func() {
@@ -126,6 +128,15 @@ func (a *attempt) bind() context.Context {
 	return ctx
 }
 
+// tellLost logs and observes the loss of a lease, once.
+func (a *attempt) tellLost(s *stay, cause error) {
+	s.lost.Do(func() {
+		a.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
+			"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
+		a.observe(Event{Kind: EventLost, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+	})
+}
+
 // release gives back what is held, last taken first. It runs on the way out of
 // a panic as well.
 func (a *attempt) release() {
@@ -133,6 +144,7 @@ func (a *attempt) release() {
 		for _, stop := range s.unhook {
 			stop()
 		}
+		open := s.alone != nil && s.alone.Err() == nil
 		var err error
 		if rest := s.target.rule.Cooldown - time.Since(a.began); a.succeeded && s.target.rule.Cooldown > 0 {
 			err = s.lease.Cooldown(a.ctx, rest)
@@ -140,7 +152,12 @@ func (a *attempt) release() {
 			err = s.lease.Unlock(a.ctx)
 		}
 		event := Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken)}
-		if errors.Is(err, lock.ErrBackend) {
+		switch {
+		case errors.Is(err, lock.ErrNotHeld) && open:
+			// Found out only now: the key was deleted or evicted. (Not open:
+			// told of before, or the handler unlocked the lease itself.)
+			a.tellLost(s, fmt.Errorf("%w: %w", lock.ErrLost, err))
+		case errors.Is(err, lock.ErrBackend):
 			a.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
 				"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "ttl", s.target.rule.TTL, "error", err)
 			a.observe(Event{Kind: EventBackendError, Rule: event.Rule, Key: event.Key, Err: err})

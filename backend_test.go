@@ -65,7 +65,7 @@ func TestBackend_away(t *testing.T) {
 		for i, id := range ids {
 			info := r.awaitRetried(id, 0)
 			event := r.awaitEvent(EventBackendError, id)
-			if !errors.Is(event.Err, lock.ErrBackend) || event.Rule != rules[i].Name || event.Key == "" {
+			if !errors.Is(event.Err, lock.ErrBackend) || event.Rule != rules[i].Task || event.Key == "" {
 				t.Errorf("%s: got %+v", rules[i].Task, event)
 			}
 			if !strings.Contains(info.LastErr, event.Key) {
@@ -187,6 +187,7 @@ func TestBackend_awayForLong(t *testing.T) {
 		}
 		run.returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
+		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventLost)) == 2 }, "both losses are told of")
 		lost := map[string]int{}
 		for _, event := range r.seen.list(EventLost) {
 			lost[event.Rule]++

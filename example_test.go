@@ -17,7 +17,7 @@ import (
 
 // What the README's snippets speak of.
 var (
-	rdb      = redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used
+	rdb      redis.UniversalClient
 	redisOpt = asynq.RedisClientOpt{Addr: "localhost:6379"}
 	store    saver
 	rules    []automutex.Rule
@@ -117,7 +117,9 @@ func plainLock(ctx context.Context) error {
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
 	_, _, _, _, _ = headline, quickStart, verify, watching, plainLock
-	if _, err := automutex.New(rdb, automutex.Config{Rules: moreRules()}); err != nil {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
+	t.Cleanup(func() { _ = client.Close() })
+	if _, err := automutex.New(client, automutex.Config{Rules: moreRules()}); err != nil {
 		t.Errorf("the README's rules: %v", err)
 	}
 	readme, err := os.ReadFile("README.md")

@@ -22,8 +22,8 @@ import (
 type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 
 // Fields makes a key from fields of a JSON payload; it is what [Rule].On does.
-// It panics on a malformed path and without any path, since those are mistakes
-// in the program; [New] reports them for On.
+// With a malformed path, or none, every task is a [*KeyError]; give paths as On
+// to have [New] report such a mistake.
 //
 // A path is dotted: "user.id" is the member id of the member user, and
 // "items.0.sku" goes through the first element of a list. `\.` stands for a dot
@@ -53,7 +53,7 @@ func Fields(paths ...string) KeyFunc {
 		err = errors.New("no path; name the payload fields that the key is made from")
 	}
 	if err != nil {
-		panic(fmt.Sprintf("automutex: Fields: %v", err))
+		return mistaken("Fields", err)
 	}
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		return set.read(t)
@@ -63,14 +63,15 @@ func Fields(paths ...string) KeyFunc {
 // Headers makes a key from headers of the task; it is what [Rule].OnHeaders
 // does. Names are compared exactly, and a value gives the part that a payload
 // string gives under [Fields]. A header that is missing, empty or not valid
-// UTF-8 is a [*KeyError]. Headers panics without any name and on an empty one.
+// UTF-8 is a [*KeyError]. Without any name, or with an empty one, every task is;
+// give names as OnHeaders to have [New] report such a mistake.
 func Headers(names ...string) KeyFunc {
 	if len(names) == 0 {
-		panic("automutex: Headers: no name; name the headers that the key is made from")
+		return mistaken("Headers", errors.New("no name; name the headers that the key is made from"))
 	}
 	for _, name := range names {
 		if name == "" {
-			panic("automutex: Headers: an empty name; name a header, or leave it out")
+			return mistaken("Headers", errors.New("an empty name; name a header, or leave it out"))
 		}
 	}
 	names = append([]string(nil), names...)
@@ -111,10 +112,11 @@ func appendHeaders(parts []string, t *asynq.Task, names []string) ([]string, err
 // is null, or that is not valid UTF-8, and a part in which half a surrogate
 // pair was replaced.
 //
-// fn is called by many goroutines at once. KeyOf panics when it is nil.
+// fn is called by many goroutines at once. When it is nil every task is a
+// KeyError.
 func KeyOf[T any](fn func(T) []string) KeyFunc {
 	if fn == nil {
-		panic("automutex: KeyOf: no function; give one that makes the parts of the key")
+		return mistaken("KeyOf", errors.New("no function; give one that makes the parts of the key"))
 	}
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		fail := func(reason string, cause error) ([]string, error) {
@@ -138,6 +140,14 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 			}
 		}
 		return parts, nil
+	}
+}
+
+// mistaken is a KeyFunc that was defined wrongly: no task gets a key from it, so
+// none runs unguarded.
+func mistaken(where string, err error) KeyFunc {
+	return func(_ context.Context, t *asynq.Task) ([]string, error) {
+		return nil, &KeyError{Task: t.Type(), reason: where + " was given", cause: err}
 	}
 }
 

@@ -216,23 +216,19 @@ func TestFields_takesLargePayloads(t *testing.T) {
 	}
 }
 
-func TestFields_panicsOnMistakes(t *testing.T) {
+func TestKeyFunc_mistakesKeyNothing(t *testing.T) {
 	t.Parallel()
-	for name, define := range map[string]func(){
-		"automutex: Fields: no path":                   func() { Fields() },
-		`automutex: Fields: "a..b" has an empty`:       func() { Fields("a", "a..b") },
-		"automutex: Headers: no name":                  func() { Headers() },
-		"automutex: Headers: an empty name":            func() { Headers("a", "") },
-		"automutex: KeyOf: no function; give one that": func() { KeyOf[int](nil) },
+	for want, fn := range map[string]KeyFunc{
+		"Fields was given: no path":             Fields(),
+		`Fields was given: "a..b" has an empty`: Fields("a", "a..b"),
+		"Headers was given: no name":            Headers(),
+		"Headers was given: an empty name":      Headers("a", ""),
+		"KeyOf was given: no function":          KeyOf[int](nil),
 	} {
-		func() {
-			defer func() {
-				if got := fmt.Sprint(recover()); !strings.HasPrefix(got, name) {
-					t.Errorf("panics with %s, want %s", got, name)
-				}
-			}()
-			define()
-		}()
+		parts, err := callKey(t.Context(), fn, asynq.NewTask("t", []byte(`{"a":1}`)))
+		if _, ok := errors.AsType[*KeyError](err); !ok || !strings.Contains(err.Error(), want) {
+			t.Errorf("gives %q, %v, want a KeyError with %q", parts, err, want)
+		}
 	}
 }
 

@@ -278,6 +278,9 @@ func (c *compiled) check() (problems []error) {
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
 		report("TTL: %s is too short; use 0 for %s, or at least %s", c.TTL, defaultTTL, minTTL)
 	}
+	if c.TTL%time.Millisecond != 0 {
+		report("TTL: %s is not whole milliseconds, and Redis counts no finer; round it", c.TTL)
+	}
 	if c.Wait < 0 {
 		report("Wait: %s is negative; use 0 to not wait in line", c.Wait)
 	}

@@ -65,15 +65,34 @@ func newConn(rdb Client) *conn {
 	return c
 }
 
-// releaseArg is a lease as the body argument of a release. It counts how often
-// go-redis wrote it to a connection: from the second time on, the command may
-// have run before.
-type releaseArg Lease
+// askArg and releaseArg are a lease as the body argument of an ask or release.
+// They count how often go-redis wrote it to a connection: what was written more
+// often than it was answered may have run, or may yet run.
+type (
+	askArg     Lease
+	releaseArg Lease
+)
+
+// MarshalBinary is called by go-redis each time the command is written.
+func (a *askArg) MarshalBinary() ([]byte, error) {
+	a.asks.Add(1)
+	return []byte(a.body), nil
+}
 
 // MarshalBinary is called by go-redis each time the command is written.
 func (a *releaseArg) MarshalBinary() ([]byte, error) {
 	a.releases.Add(1)
 	return []byte(a.body), nil
+}
+
+func (a *askArg) answered()     { a.asks.Add(-1) }
+func (a *releaseArg) answered() { a.releases.Add(-1) }
+
+// answered notes that the server answered a command without running it.
+func answered(args []any) {
+	if a, ok := args[0].(interface{ answered() }); ok {
+		a.answered()
+	}
 }
 
 // run executes s on keys, the one key of a lock. It keeps ctx's values
@@ -90,6 +109,7 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []any) (any, error) {
 	v, err := c.rdb.EvalSha(ctx, s.sha, keys, args...).Result()
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		answered(args)
 		v, err = c.rdb.Eval(ctx, s.src, keys, args...).Result()
 	}
 	return v, err
@@ -164,6 +184,7 @@ func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
 		for i, x := range calls {
 			x.reply, x.err = cmds[i].Result()
 			if x.err != nil && redis.HasErrorPrefix(x.err, "NOSCRIPT") {
+				answered(x.args)
 				again = append(again, x)
 			}
 		}

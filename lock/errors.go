@@ -97,16 +97,6 @@ func transient(err error) bool {
 	}, func(prefix string) bool { return redis.HasErrorPrefix(err, prefix) })
 }
 
-// unknown tells whether a failed command may have run all the same.
-func unknown(err error) bool {
-	var said redis.Error
-	if errors.As(err, &said) || errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout) {
-		return false
-	}
-	var dial *net.OpError
-	return !errors.As(err, &dial) || dial.Op != "dial"
-}
-
 // timedOut tells whether a read gave up for want of data.
 func timedOut(err error) bool {
 	var t net.Error

@@ -130,6 +130,44 @@ func heard(t testing.TB, m *Lock) {
 	}, "a subscription")
 }
 
+// calm waits until all that n fresh waiters of l cause by themselves is over:
+// their Locker is subscribed and has asked again because of it, and they have
+// their answers. No refresh is due then for an hour: what happens next happens
+// for another reason.
+func calm(t testing.TB, l *Locker, n int) {
+	t.Helper()
+	line := l.line
+	tokens := func() (list []string) {
+		line.mu.Lock()
+		defer line.mu.Unlock()
+		for token := range line.waiters {
+			list = append(list, token)
+		}
+		return list
+	}
+	rdb := l.conn.rdb.(redis.UniversalClient)
+	redistest.Eventually(t, soon, func() bool {
+		// A grant message from the beginning of time is noted and not believed.
+		for _, token := range tokens() {
+			rdb.Publish(t.Context(), l.prefix+":"+l.channel, token+" 1 1")
+		}
+		line.mu.Lock()
+		defer line.mu.Unlock()
+		for _, w := range line.waiters {
+			if w.hint.us == 0 || w.asking || w.askedAt.IsZero() || time.Until(w.refreshAt) < refreshEvery/4 {
+				return false
+			}
+		}
+		if len(line.waiters) != n {
+			return false
+		}
+		for _, w := range line.waiters {
+			w.refreshAt = time.Now().Add(time.Hour)
+		}
+		return true
+	}, "%d waiters with answers", n)
+}
+
 // got waits for the lease.
 func (a *attempt) got(t testing.TB) *Lease {
 	t.Helper()

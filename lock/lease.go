@@ -2,9 +2,12 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Lease is one holder's stay. Safe for concurrent use. It is renewed in the
@@ -14,15 +17,16 @@ type Lease struct {
 	lock  *Lock
 	token string
 	body  string // token|owner|note, the member's name in Redis
-	// bodyArg is body, boxed once; releases counts how often a release was written.
-	bodyArg  any
+	// asks counts the asks that were written and not answered, releases how
+	// often a release was written.
+	asks     atomic.Int32
 	releases atomic.Int32
 
 	// What follows is guarded by the renewer's mutex; fence is set before the
 	// lease is handed out and never changes.
 	fence    int64
 	state    leaseState
-	taken    time.Time       // when the ask that took it was sent
+	taken    time.Time       // since when it is ours, for MaxHold
 	deadline time.Time       // until when we may believe it is ours, on the local monotonic clock
 	renewAt  time.Time       // when the next renewal is due; zero: never
 	renewing bool            // a renewal is on its way
@@ -134,6 +138,10 @@ func (le *Lease) end(ctx context.Context, cooldown time.Duration) (int, error) {
 		cooldown = 0
 	}
 	free, held, err := le.release(ctx, cooldown)
+	if err == nil && le.doubtful() {
+		l := le.lock.locker
+		l.spawn(func() { l.releaseAgain(le) })
+	}
 	switch {
 	case err != nil:
 		le.lock.locker.abandon(le)
@@ -149,6 +157,19 @@ func (le *Lease) end(ctx context.Context, cooldown time.Duration) (int, error) {
 	}
 	return free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.lock.name)
 }
+
+// answered notes what became of an ask.
+func (le *Lease) answered(err error) {
+	var said redis.Error
+	if (err == nil || errors.As(err, &said)) && le.asks.Load() > 0 {
+		le.asks.Add(-1)
+	}
+}
+
+// doubtful tells whether an ask was written that was never answered (its
+// connection broke, or the client gave up): it may have run, or may yet run,
+// after a release and for nobody.
+func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 
 // release runs the release script for this token, whatever the local state;
 // held tells whether it still was.
@@ -181,7 +202,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.run(ctx, renewScript, le.lock.keys, []any{le.bodyArg, d.Milliseconds()})
+	reply, err := le.lock.locker.conn.run(ctx, renewScript, le.lock.keys, []any{le.body, d.Milliseconds()})
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

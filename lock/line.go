@@ -48,6 +48,7 @@ type waiter struct {
 	lease *Lease
 
 	asking    bool      // an ask is on its way
+	again     bool      // ask once more after it: messages may have been missed since it ran
 	askedAt   time.Time // when the last answered ask was sent
 	answered  time.Time // when Redis last answered, for patience
 	refreshAt time.Time // when to ask again at the latest
@@ -118,7 +119,8 @@ func (n *line) wait(ctx context.Context, m *Lock) (*Lease, error) {
 func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 	now := time.Now()
 	n.mu.Lock()
-	w.asking = false
+	again := w.again
+	w.asking, w.again = false, false
 	switch {
 	case w.gone:
 		n.depart(w)
@@ -133,6 +135,9 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 	default:
 		w.last, w.askedAt, w.answered = a, sent, now
 		w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
+		if again {
+			w.refreshAt = now
+		}
 		// Only the first in line watch the first deadline; one of them will
 		// be granted what it frees.
 		if a.deadline >= 0 && a.place < w.lease.lock.limit {
@@ -183,14 +188,16 @@ func (n *line) hear(msg message) {
 // than the last busy answer, or it speaks of a lease that has ended since. The
 // lease then counts from when that answered ask was sent, which was before the
 // grant, so we never believe for longer than Redis does. If less than half is
-// left of it, asking again is safer: the answer re-arms the lease. Callers hold
-// mu, and no ask is on its way.
+// left of it, asking again is safer: the answer re-arms the lease. So it is for
+// a lease longer than a grant that nobody will renew. Callers hold mu, and no
+// ask is on its way.
 func (n *line) take(w *waiter) {
 	if w.hint.us <= w.last.serverUS {
 		return
 	}
 	length := min(w.lease.lock.ttl, maxGrant)
-	if time.Until(w.askedAt.Add(believe(length))) < length/2 {
+	short := length < w.lease.lock.ttl && !w.lease.lock.renew
+	if short || time.Until(w.askedAt.Add(believe(length))) < length/2 {
 		w.refreshAt = time.Now()
 		return
 	}
@@ -224,10 +231,14 @@ func (n *line) leave(w *waiter) answer {
 func (n *line) depart(w *waiter) {
 	le := w.lease
 	n.locker.branch(func() {
-		defer close(w.left)
 		n.locker.renewer.drop(le) // it may have been granted, and added, at the last moment
-		if _, _, err := le.release(context.Background(), 0); err != nil {
-			n.locker.abandon(le)
+		_, _, err := le.release(context.Background(), 0)
+		close(w.left)
+		if err != nil {
+			_, _, err = le.release(context.Background(), 0)
+		}
+		if err != nil || le.doubtful() {
+			n.locker.releaseAgain(le)
 		}
 	})
 }
@@ -272,6 +283,7 @@ func (n *line) refresh(batch []*waiter) {
 	for i, w := range batch {
 		var a answer
 		err := calls[i].err
+		w.lease.answered(err)
 		if err == nil {
 			a, err = w.lease.lock.parseAnswer(calls[i].reply)
 		} else {
@@ -286,7 +298,7 @@ func (n *line) askAll() {
 	n.mu.Lock()
 	now := time.Now()
 	for _, w := range n.waiters {
-		w.refreshAt = now
+		w.refreshAt, w.again = now, w.asking
 	}
 	n.mu.Unlock()
 	n.alarm.set(now)

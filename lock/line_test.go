@@ -82,9 +82,8 @@ func TestRule05_TwoCallsPerContendedAcquisition(t *testing.T) {
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		first := inLine(t, m, 1) // brings the subscription, and its re-ask
-		heard(t, m)
+		calm(t, l, 1)
 		const n = 60
-		redistest.Eventually(t, soon, func() bool { return k.count(askScript) >= 3 }, "the re-ask")
 		k.reset()
 		began := time.Now()
 		var wg sync.WaitGroup
@@ -183,23 +182,12 @@ func TestRule05_TheFirstInLineWatchesTheDeadline(t *testing.T) {
 		m := l.Mutex(redistest.Name(t), TTL(400*time.Millisecond), NoRenew())
 		deadline, _ := holds(t, mustTry(t, m))
 		w := inLine(t, m, 1)
-		heard(t, m)
-		postpone(l)
+		calm(t, l, 1)
 		le := w.got(t)
 		if late := time.UnixMicro(le.Fence()).Sub(deadline); late < 0 || late > 3*time.Second {
 			t.Errorf("taken over %s after the deadline", late)
 		}
 	})
-}
-
-// postpone has no waiter refreshed for an hour: what happens now happens for
-// another reason.
-func postpone(l *Locker) {
-	l.line.mu.Lock()
-	defer l.line.mu.Unlock()
-	for _, w := range l.line.waiters {
-		w.refreshAt = time.Now().Add(time.Hour)
-	}
 }
 
 func TestFirstComeFirstServed(t *testing.T) {
@@ -260,9 +248,7 @@ func TestWaiterThatGivesUpWhenGranted(t *testing.T) {
 		m := near.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
-		heard(t, w.lock)
-		redistest.Eventually(t, soon, func() bool { return timers(far) == 1 }, "the answer")
-		postpone(far)
+		calm(t, far, 1)
 		p.DropMessages(true)
 		mustUnlock(t, held)
 		if band(t, m, "h:") != 1 {
@@ -294,7 +280,7 @@ func TestRule03_LeaveWaitsForTheAsk(t *testing.T) {
 		warm(t, m)
 		holder := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
-		heard(t, w.lock)
+		calm(t, far, 1)
 		held := p.Hold(isScript(askScript, m), 1)
 		far.line.askAll()
 		redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")
@@ -322,7 +308,7 @@ func TestRule03_LeaveAfterAnAskOfUnknownOutcomeIsRepeated(t *testing.T) {
 	warm(t, m)
 	holder := mustTry(t, m)
 	w := inLine(t, handle(far, m), 1)
-	heard(t, w.lock)
+	calm(t, far, 1)
 	held := p.Hold(isScript(askScript, m), 1)
 	far.line.askAll()
 	redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")

@@ -100,7 +100,6 @@ const keepSlack = time.Second
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
 	le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.note)
-	le.bodyArg = le.body
 	return le
 }
 
@@ -187,8 +186,9 @@ type answer struct {
 // seen to it that nothing stays held.
 func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, error) {
 	reply, err := m.locker.conn.run(ctx, askScript, m.keys, m.askArgs(le, stay))
+	le.answered(err)
 	if err != nil {
-		if unknown(err) {
+		if le.doubtful() {
 			m.locker.abandon(le)
 		}
 		return answer{}, backendError("ask", m.Key(), err)
@@ -197,7 +197,7 @@ func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, 
 }
 
 func (m *Lock) askArgs(le *Lease, stay time.Duration) []any {
-	return []any{le.bodyArg, m.limit, m.ttlArg, m.keepArg, stay.Milliseconds()}
+	return []any{(*askArg)(le), m.limit, m.ttlArg, m.keepArg, stay.Milliseconds()}
 }
 
 func (m *Lock) parseAnswer(reply any) (answer, error) {
@@ -238,12 +238,17 @@ const abandonAfter = opTimeout
 func (l *Locker) abandon(le *Lease) {
 	l.spawn(func() {
 		_, _, _ = le.release(context.Background(), 0)
-		timer := time.NewTimer(abandonAfter)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-l.closing.Done():
-		}
-		_, _, _ = le.release(context.Background(), 0)
+		l.releaseAgain(le)
 	})
+}
+
+// releaseAgain is the later release. Callers are counted in.
+func (l *Locker) releaseAgain(le *Lease) {
+	timer := time.NewTimer(abandonAfter)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.closing.Done():
+	}
+	_, _, _ = le.release(context.Background(), 0)
 }

@@ -37,11 +37,12 @@ func believe(length time.Duration) time.Duration {
 	return length - length/1000 - time.Millisecond
 }
 
-// add takes charge of a lease for length, counted from sent.
+// add takes charge of a lease for length, counted from sent. MaxHold counts from
+// now: sent may be long before a grant.
 func (r *renewer) add(le *Lease, fence int64, sent time.Time, length time.Duration) {
 	r.mu.Lock()
 	le.fence = fence
-	le.taken = sent
+	le.taken = time.Now()
 	r.reach(le, sent, length)
 	r.leases[le] = struct{}{}
 	next := r.next(le)
@@ -53,6 +54,10 @@ func (r *renewer) add(le *Lease, fence int64, sent time.Time, length time.Durati
 func (r *renewer) reach(le *Lease, sent time.Time, length time.Duration) {
 	d := sent.Add(believe(length))
 	if !d.After(le.deadline) {
+		// Extended far beyond meanwhile: nothing is due before it nears its end.
+		if at := le.deadline.Add(-le.lock.ttl * 2 / 3); le.lock.renew && at.After(le.renewAt) {
+			le.renewAt = at
+		}
 		return
 	}
 	le.deadline = d
@@ -181,7 +186,7 @@ func (r *renewer) ring() {
 func (r *renewer) renew(batch []*Lease) {
 	calls := make([]*call, len(batch))
 	for i, le := range batch {
-		calls[i] = &call{keys: le.lock.keys, args: []any{le.bodyArg, le.lock.ttlArg}}
+		calls[i] = &call{keys: le.lock.keys, args: []any{le.body, le.lock.ttlArg}}
 	}
 	sent := time.Now()
 	r.locker.conn.pipeline(context.Background(), renewScript, calls)

@@ -44,10 +44,7 @@ func TestRule07_MessagesWake(t *testing.T) {
 		m := near.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
-		answered(t, far, 1)
-		heard(t, w.lock)
-		redistest.Eventually(t, soon, func() bool { postpone(far); return timers(far) == 1 }, "the answer to the re-ask")
-		postpone(far)
+		calm(t, far, 1)
 		mustUnlock(t, held)
 		le := w.got(t)
 		if deadline, ok := holds(t, le); !ok || deadline.Before(le.Deadline().Add(-time.Second)) {
@@ -55,22 +52,6 @@ func TestRule07_MessagesWake(t *testing.T) {
 		}
 		mustUnlock(t, le)
 	})
-}
-
-// answered waits until n waiters have had an answer and none is being asked for.
-func answered(t testing.TB, l *Locker, n int) {
-	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
-		l.line.mu.Lock()
-		defer l.line.mu.Unlock()
-		done := 0
-		for _, w := range l.line.waiters {
-			if !w.asking && !w.askedAt.IsZero() {
-				done++
-			}
-		}
-		return done == n
-	}, "%d waiters with an answer", n)
 }
 
 // Messages are lost while the subscription looks healthy: the next refresh
@@ -82,7 +63,7 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 		m := near.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
-		heard(t, w.lock)
+		calm(t, far, 1)
 		p.DropMessages(true)
 		dropped := p.DroppedMessages()
 		released := time.Now()
@@ -246,17 +227,12 @@ func TestRule07_AllAskAgainAfterResubscribe(t *testing.T) {
 			held = append(held, mustTry(t, m))
 			waiters = append(waiters, inLine(t, handle(far, m), 1))
 		}
-		heard(t, waiters[0].lock)
-		answered(t, far, n)
+		calm(t, far, n)
 		p.DropMessages(true)
 		for _, le := range held {
 			mustUnlock(t, le)
 		}
-		// Refreshes are put off over and over: what comes now comes of the resubscription.
-		redistest.Eventually(t, soon, func() bool {
-			postpone(far)
-			return p.DroppedMessages() >= n
-		}, "%d lost messages", n)
+		redistest.Eventually(t, soon, func() bool { return p.DroppedMessages() >= n }, "%d lost messages", n)
 		subscribed := p.Count("SUBSCRIBE")
 		p.Cut()
 		for _, w := range waiters {
