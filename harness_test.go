@@ -138,7 +138,9 @@ func (r *rig) stop() {
 			r.t.Error(err)
 		}
 		if r.t.Failed() {
-			r.t.Logf("events: %v", r.seen.list())
+			for _, e := range r.seen.list() {
+				r.t.Logf("event %q of %s (%s): waited %s, held %s, delay %s, %v %v", e.Kind, e.TaskID, e.Rule, e.Waited, e.Held, e.Delay, e.Busy, e.Err)
+			}
 			r.t.Logf("log: %s", r.log.text(slog.LevelDebug))
 		}
 	})

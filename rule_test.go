@@ -115,6 +115,7 @@ func TestCompile_refuses(t *testing.T) {
 		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
 		{"tiny TTL", one(Rule{TTL: 1}), []string{`TTL: 1ns is too short; `}},
 		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is negative; `}},
+		{"fractional TTL", one(Rule{TTL: time.Second + time.Microsecond}), []string{`TTL: 1.000001s is not whole milliseconds`}},
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
 		{"tiny max hold", one(Rule{MaxHold: 1}), []string{`MaxHold: 1ns is too short; `}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
