@@ -22,6 +22,16 @@ type Client interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
+// Transport carries the scripts of single operations in place of the client:
+// another connection, or another way to use one. A [*redis.AutoPipeliner] is the
+// case in point: it gathers the commands of many goroutines into one write.
+// Subscriptions, and the pipelines of renewals and waiters, stay with the
+// client. The transport's owner closes it, after the Locker.
+type Transport interface {
+	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
+	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd
+}
+
 // CheckClient tells whether rdb can serve as a Client: not nil (nor a typed
 // nil) and no *redis.Ring. It does no I/O.
 func CheckClient(rdb Client) error {
@@ -43,7 +53,8 @@ const opTimeout = 5 * time.Second
 
 // conn runs scripts. It owns the bound on every exchange.
 type conn struct {
-	rdb Client
+	rdb     Client
+	scripts Transport // rdb, unless Options say otherwise
 	// bounded: the client itself gives up within opTimeout of a context's end,
 	// so calls run on the caller's goroutine. Otherwise (reads without timeout,
 	// a client type we do not know) each call runs beside, and is left behind.
@@ -51,8 +62,12 @@ type conn struct {
 	deadlines deadlines
 }
 
-func newConn(rdb Client) *conn {
-	c := &conn{rdb: rdb}
+func newConn(rdb Client, transport Transport) *conn {
+	c := &conn{rdb: rdb, scripts: rdb}
+	if transport != nil {
+		c.scripts = transport // may ignore contexts, as AutoPipeline does: not bounded
+		return c
+	}
 	within := func(contextTimeout bool, read time.Duration) bool {
 		return contextTimeout || (read > 0 && read <= opTimeout)
 	}
@@ -107,10 +122,10 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 }
 
 func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []any) (any, error) {
-	v, err := c.rdb.EvalSha(ctx, s.sha, keys, args...).Result()
+	v, err := c.scripts.EvalSha(ctx, s.sha, keys, args...).Result()
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		answered(args)
-		v, err = c.rdb.Eval(ctx, s.src, keys, args...).Result()
+		v, err = c.scripts.Eval(ctx, s.src, keys, args...).Result()
 	}
 	return v, err
 }

@@ -54,27 +54,26 @@ func (m *Lock) Waiting(ctx context.Context) (int, error) {
 }
 
 func (m *Lock) inspect(ctx context.Context, most int) (holders, waiting int, list []Holder, err error) {
-	if m.err != nil {
-		return 0, 0, nil, m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return 0, 0, nil, err
-	}
-	if err := m.locker.enter(); err != nil {
-		return 0, 0, nil, err
-	}
-	defer m.locker.work.Done()
-	reply, err := m.locker.conn.run(ctx, inspectScript, m.keys, []any{most})
+	reply, err := m.operate(ctx, inspectScript, []any{most})
 	if err != nil {
-		return 0, 0, nil, backendError("inspect", m.Key(), err)
+		return 0, 0, nil, err
+	}
+	info, err := parseInspect(m.Key(), reply, nil)
+	return info.Held, info.Waiting, info.Holders, err
+}
+
+func parseInspect(key string, reply any, err error) (Info, error) {
+	if err != nil {
+		return Info{}, backendError("inspect", key, err)
 	}
 	r, _ := reply.([]any)
 	if len(r) != 4 {
-		return 0, 0, nil, backendError("inspect", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+		return Info{}, backendError("inspect", key, fmt.Errorf("unexpected reply %v", reply))
 	}
 	us, _ := r[0].(int64)
 	h, _ := r[1].(int64)
 	w, _ := r[2].(int64)
+	info := Info{Key: key, Held: int(h), Waiting: int(w)}
 	members, _ := r[3].([]any)
 	for i := 0; i+1 < len(members); i += 2 {
 		member, _ := members[i].(string)
@@ -82,25 +81,37 @@ func (m *Lock) inspect(ctx context.Context, most int) (holders, waiting int, lis
 		ms, err := strconv.ParseFloat(score, 64)
 		holder, ok := parseHolder(member)
 		if err != nil || !ok {
-			return 0, 0, nil, backendError("inspect", m.Key(), fmt.Errorf("unexpected member %q with score %q", member, score))
+			return Info{}, backendError("inspect", key, fmt.Errorf("unexpected member %q with score %q", member, score))
 		}
 		holder.ExpiresIn = time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond
-		list = append(list, holder)
+		info.Holders = append(info.Holders, holder)
 	}
-	return int(h), int(w), list, nil
+	return info, nil
 }
 
 // parseHolder reads a member of the holders' band: h:<token>|<owner>|<note>, or
-// c: for a cooldown.
+// c: for a cooldown. A pool's has the value before the token.
 func parseHolder(member string) (Holder, bool) {
 	kind, body, ok := strings.Cut(member, ":")
 	f := strings.SplitN(body, "|", 3)
 	if !ok || len(f) != 3 || (kind != "h" && kind != "c") {
 		return Holder{}, false
 	}
-	owner, err := url.PathUnescape(f[1])
-	if err != nil {
-		owner = f[1]
+	return Holder{Token: f[0], Owner: unescape(f[1]), Note: f[2], Cooldown: kind == "c"}, true
+}
+
+func (m *Lock) parseHolder(member string) (Holder, bool) {
+	if m.pool {
+		_, body, _ := strings.Cut(member, "|")
+		member = "h:" + body
 	}
-	return Holder{Token: f[0], Owner: owner, Note: f[2], Cooldown: kind == "c"}, true
+	return parseHolder(member)
+}
+
+// unescape undoes escape.
+func unescape(s string) string {
+	if plain, err := url.PathUnescape(s); err == nil {
+		return plain
+	}
+	return s
 }

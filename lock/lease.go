@@ -25,6 +25,8 @@ type Lease struct {
 	// What follows is guarded by the renewer's mutex; fence is set before the
 	// lease is handed out and never changes.
 	fence    int64
+	value    string // what was taken out of a pool, escaped
+	heldArg  any    // the member's name without its kind: body, or value|body in a pool
 	state    leaseState
 	taken    time.Time       // since when it is ours, for MaxHold
 	deadline time.Time       // until when we may believe it is ours, on the local monotonic clock
@@ -123,21 +125,49 @@ func (le *Lease) Release(ctx context.Context) (free int, err error) {
 }
 
 // Cooldown is Unlock that leaves the slot taken until d after now, by nobody.
-// d of 0 or less is a plain Unlock.
+// d of 0 or less, and a lease of a pool, make it a plain Unlock.
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
-	_, err := le.end(ctx, d)
+	cooldown := max(0, d.Milliseconds())
+	if le.lock.pool {
+		cooldown = 0
+	}
+	_, err := le.end(ctx, cooldown)
 	return err
 }
 
-func (le *Lease) end(ctx context.Context, cooldown time.Duration) (int, error) {
+// Consume ends a lease of a pool for good: its value leaves the pool. The
+// errors are those of Unlock; after ErrNotHeld the value is back in the pool or
+// somebody else's.
+func (le *Lease) Consume(ctx context.Context) error {
+	if !le.lock.pool {
+		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
+	}
+	_, err := le.end(ctx, 1)
+	return err
+}
+
+// Value is what was taken out of a pool; empty for other locks.
+func (le *Lease) Value() string { return unescape(le.value) }
+
+// Held tells whether the lease is still ours, by the local clock.
+func (le *Lease) Held() bool {
+	r := le.lock.locker.renewer
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return le.state == held && time.Now().Before(le.deadline)
+}
+
+// end ends the lease. how is for the release script: the cooldown in ms, or for
+// a pool whether the value is consumed.
+func (le *Lease) end(ctx context.Context, how int64) (int, error) {
 	was, deadline := le.lock.locker.renewer.drop(le)
 	if was == released {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
 	if was == lost {
-		cooldown = 0
+		how = 0
 	}
-	free, held, err := le.release(ctx, cooldown)
+	free, held, err := le.release(ctx, how)
 	if err == nil && le.doubtful() {
 		l := le.lock.locker
 		l.spawn(func() { l.releaseAgain(le) })
@@ -173,10 +203,13 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 
 // release runs the release script for this token, whatever the local state;
 // held tells whether it still was.
-func (le *Lease) release(ctx context.Context, cooldown time.Duration) (free int, held bool, err error) {
+func (le *Lease) release(ctx context.Context, how int64) (free int, held bool, err error) {
 	m := le.lock
-	args := []any{(*releaseArg)(le), m.limit, max(0, cooldown.Milliseconds())}
-	reply, err := m.locker.conn.run(ctx, releaseScript, m.keys, args)
+	s, args := releaseScript, []any{(*releaseArg)(le), m.limit, how}
+	if m.pool {
+		s, args = poolReleaseScript, []any{(*releaseArg)(le), how}
+	}
+	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
 	if err != nil {
 		return 0, false, backendError("release", m.Key(), err)
 	}
@@ -202,7 +235,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.run(ctx, renewScript, le.lock.keys, []any{le.body, d.Milliseconds()})
+	reply, err := le.lock.locker.conn.run(ctx, renewScript, le.lock.keys, []any{le.heldArg, d.Milliseconds()})
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

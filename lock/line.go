@@ -62,12 +62,16 @@ type waiter struct {
 	err  error
 }
 
-// message is a grant as published: token, fence, server time.
+// message is a grant as published: token, fence, server time; or the news that
+// a lease was broken: then the fence is brokenFence.
 type message struct {
 	token string
 	fence int64
 	us    int64
+	value string // out of a pool, escaped
 }
+
+const brokenFence = -1
 
 func newLine(l *Locker) *line {
 	n := &line{locker: l, waiters: make(map[string]*waiter)}
@@ -94,7 +98,7 @@ func (n *line) wait(ctx context.Context, m *Lock) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.locker.renewer.add(le, a.fence, began, m.ttl)
+		m.locker.renewer.add(le, a.fence, a.value, began, m.ttl)
 		return le, nil
 	}
 	n.locker.wake.listen()
@@ -130,7 +134,7 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 	case err != nil:
 		w.refreshAt = now.Add(refreshEvery / 4)
 	case a.yours:
-		n.locker.renewer.add(w.lease, a.fence, sent, w.lease.lock.ttl)
+		n.locker.renewer.add(w.lease, a.fence, a.value, sent, w.lease.lock.ttl)
 		n.finish(w)
 	default:
 		w.last, w.askedAt, w.answered = a, sent, now
@@ -171,6 +175,10 @@ func (n *line) finish(w *waiter) {
 
 // hear notes a grant message. Callers hold nothing.
 func (n *line) hear(msg message) {
+	if msg.fence == brokenFence {
+		n.locker.renewer.broken(msg.token)
+		return
+	}
 	n.mu.Lock()
 	var next time.Time
 	if w := n.waiters[msg.token]; w != nil && msg.us > w.hint.us {
@@ -201,7 +209,7 @@ func (n *line) take(w *waiter) {
 		w.refreshAt = time.Now()
 		return
 	}
-	n.locker.renewer.add(w.lease, w.hint.fence, w.askedAt, length)
+	n.locker.renewer.add(w.lease, w.hint.fence, w.hint.value, w.askedAt, length)
 	n.finish(w)
 }
 
@@ -271,23 +279,34 @@ func (n *line) ring() {
 	}
 }
 
-// refresh asks for a batch of waiters in one pipeline.
+// refresh asks for a batch of waiters, in one pipeline; pools have a script of
+// their own, and so a pipeline.
 func (n *line) refresh(batch []*waiter) {
+	batches := map[*script][]*waiter{}
+	for _, w := range batch {
+		s, _ := w.lease.lock.askArgs(w.lease, stay)
+		batches[s] = append(batches[s], w)
+	}
+	for s, batch := range batches {
+		n.refreshWith(s, batch)
+	}
+}
+
+func (n *line) refreshWith(s *script, batch []*waiter) {
 	calls := make([]*call, len(batch))
 	for i, w := range batch {
-		m := w.lease.lock
-		calls[i] = &call{keys: m.keys, args: m.askArgs(w.lease, stay)}
+		_, args := w.lease.lock.askArgs(w.lease, stay)
+		calls[i] = &call{keys: w.lease.lock.keys, args: args}
 	}
 	sent := time.Now()
-	n.locker.conn.pipeline(context.Background(), askScript, calls)
+	n.locker.conn.pipeline(context.Background(), s, calls)
 	for i, w := range batch {
 		var a answer
 		err := calls[i].err
-		w.lease.answered(err)
 		if err == nil {
 			a, err = w.lease.lock.parseAnswer(calls[i].reply)
 		} else {
-			err = backendError("ask", w.lease.lock.Key(), err)
+			err = backendError(s.name, w.lease.lock.Key(), err)
 		}
 		n.settle(w, a, err, sent)
 	}
@@ -311,13 +330,17 @@ func (n *line) empty() bool {
 	return len(n.waiters) == 0
 }
 
-// parseMessage reads "<token> <fence> <server us>".
+// parseMessage reads "<token> <fence> <server us>", and a value where there is one.
 func parseMessage(payload string) (message, bool) {
 	f := strings.Fields(payload)
-	if len(f) != 3 {
+	if len(f) != 3 && len(f) != 4 {
 		return message{}, false
 	}
 	fence, err1 := strconv.ParseInt(f[1], 10, 64)
 	us, err2 := strconv.ParseInt(f[2], 10, 64)
-	return message{token: f[0], fence: fence, us: us}, err1 == nil && err2 == nil
+	msg := message{token: f[0], fence: fence, us: us}
+	if len(f) == 4 {
+		msg.value = f[3] // escaped: no spaces in it
+	}
+	return msg, err1 == nil && err2 == nil
 }

@@ -20,6 +20,7 @@ type Lock struct {
 	maxHold time.Duration
 	renew   bool
 	note    string
+	pool    bool  // a pool's slots are its values
 	ttlArg  any   // ttl in ms, boxed once
 	keepArg any   // how long the key lasts after a take, in ms, boxed once
 	err     error // what is wrong with the definition; every operation returns it
@@ -68,8 +69,8 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case m.err != nil:
 	case name == "":
 		m.err = errors.New("lock: the name is empty: name what the lock protects")
-	case n < 1:
-		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, n)
+	case m.limit < 1:
+		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, m.limit)
 	case m.maxHold < 0:
 		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
 	default:
@@ -129,7 +130,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	if !answer.yours {
 		return nil, m.busy(answer, 0, nil)
 	}
-	m.locker.renewer.add(le, answer.fence, sent, m.ttl)
+	m.locker.renewer.add(le, answer.fence, answer.value, sent, m.ttl)
 	return le, nil
 }
 
@@ -176,6 +177,7 @@ func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) (err e
 type answer struct {
 	yours    bool
 	fence    int64
+	value    string        // yours: out of a pool
 	serverUS int64         // busy: server time
 	deadline time.Duration // busy: until the first deadline; below 0: no holder
 	place    int           // busy: waiters before us
@@ -185,7 +187,8 @@ type answer struct {
 // ask runs the ask script once for le. Where the outcome is unknown it has
 // seen to it that nothing stays held.
 func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, error) {
-	reply, err := m.locker.conn.run(ctx, askScript, m.keys, m.askArgs(le, stay))
+	s, args := m.askArgs(le, stay)
+	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
 	le.answered(err)
 	if err != nil {
 		if le.doubtful() {
@@ -196,8 +199,11 @@ func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, 
 	return m.parseAnswer(reply)
 }
 
-func (m *Lock) askArgs(le *Lease, stay time.Duration) []any {
-	return []any{(*askArg)(le), m.limit, m.ttlArg, m.keepArg, stay.Milliseconds()}
+func (m *Lock) askArgs(le *Lease, stay time.Duration) (*script, []any) {
+	if m.pool {
+		return poolTakeScript, []any{(*askArg)(le), m.ttlArg, stay.Milliseconds()}
+	}
+	return askScript, []any{(*askArg)(le), m.limit, m.ttlArg, m.keepArg, stay.Milliseconds()}
 }
 
 func (m *Lock) parseAnswer(reply any) (answer, error) {
@@ -205,6 +211,11 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 	case int64:
 		return answer{yours: true, fence: r}, nil
 	case []any:
+		if len(r) == 2 {
+			fence, _ := r[0].(int64)
+			value, _ := r[1].(string)
+			return answer{yours: true, fence: fence, value: value}, nil
+		}
 		if len(r) == 4 {
 			us, _ := r[0].(int64)
 			ms, _ := r[1].(int64)
@@ -222,7 +233,7 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	if a.deadline > 0 {
 		e.ExpiresIn = a.deadline
 	}
-	if h, ok := parseHolder(a.holder); ok && !h.Cooldown {
+	if h, ok := m.parseHolder(a.holder); ok && !h.Cooldown {
 		e.Holder, e.Note = h.Owner, h.Note
 	}
 	return e

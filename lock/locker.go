@@ -40,6 +40,9 @@ type Options struct {
 	// Logger is told what an operator may have to act on (a subscription that
 	// had to be replaced). nil: slog.Default().
 	Logger *slog.Logger
+	// Transport carries the scripts in place of the client; see [Transport].
+	// nil: the client itself.
+	Transport Transport
 }
 
 // Locker makes locks on one Redis. It owns the waiting line and the renewal of
@@ -112,7 +115,7 @@ func New(rdb Client, o Options) *Locker {
 	if l.err == nil {
 		l.err = checkTTL("Options.TTL", l.ttl)
 	}
-	l.conn = newConn(rdb)
+	l.conn = newConn(rdb, o.Transport)
 	return l
 }
 

@@ -37,7 +37,7 @@ func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
 		if _, held, err := late.release(t.Context(), 0); held || err != nil {
 			t.Errorf("late release: held %v, %v", held, err)
 		}
-		if _, held, err := late.release(t.Context(), time.Hour); held || err != nil {
+		if _, held, err := late.release(t.Context(), time.Hour.Milliseconds()); held || err != nil {
 			t.Errorf("late release with a cooldown: held %v, %v", held, err)
 		}
 		if reply := mustRenew(t, late, time.Hour); reply != renewLost {

@@ -38,10 +38,13 @@ func believe(length time.Duration) time.Duration {
 }
 
 // add takes charge of a lease for length, counted from sent. MaxHold counts from
-// now: sent may be long before a grant.
-func (r *renewer) add(le *Lease, fence int64, sent time.Time, length time.Duration) {
+// now: sent may be long before a grant. value is what was taken out of a pool.
+func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, length time.Duration) {
 	r.mu.Lock()
-	le.fence = fence
+	le.fence, le.value, le.heldArg = fence, value, le.body
+	if le.lock.pool {
+		le.heldArg = value + "|" + le.body
+	}
 	le.taken = time.Now()
 	r.reach(le, sent, length)
 	r.leases[le] = struct{}{}
@@ -102,6 +105,19 @@ func (r *renewer) lose(le *Lease) {
 	bound := r.loseLocked(le)
 	r.mu.Unlock()
 	endAll(bound, ErrLost)
+}
+
+// broken ends the lease with that token, which somebody took away.
+func (r *renewer) broken(token string) {
+	r.mu.Lock()
+	var bound map[int]binding
+	for le := range r.leases {
+		if le.token == token {
+			bound = r.loseLocked(le)
+		}
+	}
+	r.mu.Unlock()
+	endAll(bound, fmt.Errorf("%w: it was broken", ErrLost))
 }
 
 func (r *renewer) loseLocked(le *Lease) map[int]binding {
@@ -186,7 +202,7 @@ func (r *renewer) ring() {
 func (r *renewer) renew(batch []*Lease) {
 	calls := make([]*call, len(batch))
 	for i, le := range batch {
-		calls[i] = &call{keys: le.lock.keys, args: []any{le.body, le.lock.ttlArg}}
+		calls[i] = &call{keys: le.lock.keys, args: []any{le.heldArg, le.lock.ttlArg}}
 	}
 	sent := time.Now()
 	r.locker.conn.pipeline(context.Background(), renewScript, calls)

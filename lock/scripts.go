@@ -26,6 +26,14 @@ var (
 	releaseScript = load("release", "body", "limit", "cooldown")
 	renewScript   = load("renew", "body", "length")
 	inspectScript = load("inspect", "most")
+	breakScript   = load("break", "limit", "token", "all")
+	sweepScript   = load("sweep")
+
+	poolTakeScript    = load("pool_take", "body", "ttl", "stay")
+	poolReleaseScript = load("pool_release", "body", "consume")
+	poolPutScript     = load("pool_put", "value") // as many as there are
+	poolInspectScript = load("pool_inspect", "most")
+	poolDeleteScript  = load("pool_delete")
 )
 
 // Replies of renew, as its header names them. The others answer with numbers
@@ -45,7 +53,12 @@ func load(name string, args ...string) *script {
 		}
 		return string(src)
 	}
-	src := strings.Replace(read(name), "--@include line", read("line"), 1)
+	src := read(name)
+	for _, shared := range []string{"line", "pool_line"} {
+		if marker := "--@include " + shared + "\n"; strings.Contains(src, marker) {
+			src = strings.Replace(src, marker, read(shared), 1)
+		}
+	}
 	sum := sha1.Sum([]byte(src)) //nolint:gosec // see the import
 	return &script{name: name, args: args, src: src, sha: hex.EncodeToString(sum[:])}
 }

@@ -1,7 +1,7 @@
 -- renew: make a lease last longer. Never shortens it, never retakes a lost one.
 --
 -- KEYS[1] lock
--- ARGV[1] body    <token>|<owner>|<note> of the holder
+-- ARGV[1] body    <token>|<owner>|<note> of the holder; in a pool <value>|<body>
 -- ARGV[2] length  how long the lease shall last from now (ms)
 --
 -- reply 1 renewed: the deadline is at least that far away
@@ -17,7 +17,8 @@ end
 local wanted = math.ceil(now_us / 1000) + length
 if wanted > deadline then
   redis.call('ZADD', lock, wanted, 'h:' .. body)
-  if redis.call('PTTL', lock) < length + 1000 then
+  local life = redis.call('PTTL', lock) -- below 0: a pool, which lasts for ever
+  if life >= 0 and life < length + 1000 then
     redis.call('PEXPIRE', lock, length + 1000)
   end
 end

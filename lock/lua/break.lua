@@ -1,0 +1,35 @@
+-- break: take slots from their holders, whether these like it or not, and
+-- grant what is free now. Each holder is told, so that its work stops.
+--
+-- KEYS[1] lock
+-- ARGV[1] limit  slots of this lock, as the caller sees it
+-- ARGV[2] token  whose slot; empty: everybody's, cooldowns too
+-- ARGV[3] all    1: the line goes as well, and with it the key
+--
+-- reply slots taken
+local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+
+--@include line
+
+local broken = 0
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14)) do
+  local its = string.match(member, '^[hc]:([^|]*)')
+  if token == '' or its == token then
+    redis.call('ZREM', lock, member)
+    broken = broken + 1
+    redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. string.match(its, '^[^.]*'),
+      string.format('%s -1 %d', its, now_us))
+  end
+end
+if ARGV[3] == '1' then
+  redis.call('DEL', lock)
+  return broken
+end
+purge()
+grant()
+if redis.call('ZCARD', lock) == 1 then
+  redis.call('DEL', lock)
+end
+return broken

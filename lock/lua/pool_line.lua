@@ -1,0 +1,102 @@
+-- pool_line: what the scripts of a pool share. Included, never sent alone.
+-- Expects: pool, now_us.
+--
+-- t:<value>         8e15 + ticket while free (first in, first out), 1 while taken
+-- h:<value>|<body>  deadline (ms): who has taken it; value is escaped, so it has no |
+-- b:<body>|<value>  0: the same the other way round, to be found by body
+-- e:, d:, f         as for every lock
+local now_ms = math.floor(now_us / 1000)
+local ticket = now_us - 1.6e15
+
+-- put: the value is free from now on, behind those that are free already.
+local function put(value)
+  redis.call('ZADD', pool, string.format('%d', 8e15 + ticket), 't:' .. value)
+  ticket = ticket + 1
+end
+
+-- taken: the value that body has, or nil. Members with the score 0 are in byte
+-- order, so a probe stands right before what it looks for.
+local function taken(body)
+  local probe = 'b:' .. body .. '|'
+  redis.call('ZADD', pool, 0, probe)
+  local rank = redis.call('ZRANK', pool, probe)
+  local next = redis.call('ZRANGE', pool, rank + 1, rank + 1)[1]
+  redis.call('ZREM', pool, probe)
+  if next and string.sub(next, 1, #probe) == probe then
+    return string.sub(next, #probe + 1)
+  end
+  return nil
+end
+
+-- drop: nobody has taken value as body any more.
+local function drop(value, body)
+  redis.call('ZREM', pool, 'h:' .. value .. '|' .. body, 'b:' .. body .. '|' .. value)
+end
+
+-- purge: values of holders whose deadline has passed come back, at most 64 a call.
+local function purge()
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms, 'LIMIT', 0, 64)) do
+    local value, body = string.match(member, '^h:([^|]*)|(.*)$')
+    drop(value, body)
+    put(value)
+  end
+end
+
+-- settle: a pool with values lasts for ever; one that only has waiters, or is
+-- empty, is no more than they are.
+local function settle()
+  if redis.call('ZCOUNT', pool, 8e15, '+inf') + redis.call('ZCOUNT', pool, 1, 1) > 0 then
+    redis.call('PERSIST', pool)
+  elseif redis.call('ZCOUNT', pool, 2e15, '(4e15') == 0 then
+    redis.call('DEL', pool)
+  else
+    redis.call('PEXPIRE', pool, 60000)
+  end
+end
+
+-- hold: give the first free value to body for length ms. Returns fence and value.
+local function hold(body, length)
+  local value = string.sub(redis.call('ZRANGEBYSCORE', pool, 8e15, '+inf', 'LIMIT', 0, 1)[1], 3)
+  local fence = now_us
+  local last = redis.call('ZSCORE', pool, 'f')
+  if last and -last - 1e15 >= fence then
+    fence = -last - 1e15 + 1
+  end
+  redis.call('ZADD', pool, 1, 't:' .. value, 0, 'b:' .. body .. '|' .. value,
+    string.format('%d', math.ceil(now_us / 1000) + length), 'h:' .. value .. '|' .. body,
+    string.format('-%d', 1e15 + fence), 'f')
+  return fence, value
+end
+
+-- grant: give free values to live waiters by ticket. Returns how many are left
+-- for a newcomer (0 while anybody is in line), and what the asker itself got.
+local function grant(asker, ttl)
+  local free = redis.call('ZCOUNT', pool, 8e15, '+inf')
+  local stale, fence, value = 0, nil, nil
+  while free > 0 do
+    local head = redis.call('ZRANGEBYSCORE', pool, 2e15, '(4e15', 'LIMIT', 0, 1)[1]
+    if not head then
+      break
+    end
+    if stale == 64 then
+      return 0, fence, value
+    end
+    local body = string.sub(head, 3)
+    local until_ms = redis.call('ZSCORE', pool, 'd:' .. body)
+    redis.call('ZREM', pool, head, 'd:' .. body)
+    if body == asker then
+      fence, value = hold(body, ttl)
+      free = free - 1
+    elseif until_ms and -until_ms > now_ms then
+      local token = string.match(body, '^[^|]*')
+      local channel, length = string.match(token, '^([^.]+)%.(%d+)%.')
+      local its_fence, its_value = hold(body, tonumber(length))
+      redis.pcall('PUBLISH', string.match(pool, '^[^{]*') .. channel,
+        string.format('%s %d %d %s', token, its_fence, now_us, its_value))
+      free = free - 1
+    else
+      stale = stale + 1
+    end
+  end
+  return free, fence, value
+end

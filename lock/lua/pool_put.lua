@@ -1,0 +1,24 @@
+-- pool_put: add values to a pool; those it has already, free or taken, stay as
+-- they are. Waiters are granted what is free then.
+--
+-- KEYS[1] pool
+-- ARGV[...] value  the values, escaped
+--
+-- reply {values added, values free now}
+local pool = KEYS[1]
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+
+--@include pool_line
+
+purge()
+local added = 0
+for _, value in ipairs(ARGV) do
+  if not redis.call('ZSCORE', pool, 't:' .. value) then
+    put(value)
+    added = added + 1
+  end
+end
+local free = grant()
+settle()
+return {added, free}

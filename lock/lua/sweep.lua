@@ -1,0 +1,27 @@
+-- sweep: remove what is dead: holders and cooldowns whose deadline has passed,
+-- waiters that have not asked for too long (at most 1,000 a call).
+--
+-- KEYS[1] lock
+--
+-- reply members removed: holders, cooldowns and waiters, each counted once
+--
+-- A caller does not know the lock's limit; one slot is what every lock has.
+local lock, limit = KEYS[1], 1
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+
+--@include line
+
+local removed = redis.call('ZREMRANGEBYSCORE', lock, 1e11, now_ms)
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, -now_ms, '(0', 'LIMIT', 0, 1000)) do
+  local id = string.sub(member, 3)
+  removed = removed + redis.call('ZREM', lock, 'e:' .. id)
+  redis.call('ZREM', lock, member)
+end
+if removed > 0 then
+  grant()
+end
+if redis.call('ZCARD', lock) == 1 and redis.call('ZSCORE', lock, 'f') then
+  redis.call('DEL', lock)
+end
+return removed

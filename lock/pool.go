@@ -1,0 +1,171 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Pool is a set of named values (API keys, ports, licences, jobs) in Redis that
+// are taken out one by one, each by one holder at a time. Takers stand in line,
+// first come, first served; values go first in, first out. Who puts and who
+// takes may be different processes.
+//
+// A taken value is leased: it comes back by itself when its taker dies, when
+// the lease ends by Unlock, or leaves the pool for good by Consume. A value is
+// never lost and never held by two. Safe for concurrent use.
+//
+// A pool with values has no TTL in Redis: it lasts until its values are
+// consumed or it is deleted.
+type Pool struct{ m *Lock }
+
+// Pool is the pool called name. TTL, MaxHold, NoRenew, Note and Parts apply to
+// it as to a lock. A pool and a lock of one name have nothing to do with each
+// other.
+func (l *Locker) Pool(name string, options ...Option) *Pool {
+	m := l.Semaphore(name, 1, options...)
+	m.pool = true
+	m.keys = []string{m.keys[0] + ":pool"}
+	return &Pool{m}
+}
+
+// Err is what is wrong with the pool's definition; nil when nothing is.
+func (p *Pool) Err() error { return p.m.err }
+
+// Key is the one Redis key in which everything of this pool is kept.
+func (p *Pool) Key() string { return p.m.Key() }
+
+// Put adds values, at the end. A value that the pool has already, free or
+// taken, is left as it is: it is a set. It tells how many were added. Values
+// are any text but the empty one; with a bad one among them nothing is added.
+func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
+	args := make([]any, len(values))
+	for i, value := range values {
+		if value == "" {
+			return 0, fmt.Errorf("lock: pool %q: value %d of %d is empty: nothing was put", p.m.name, i+1, len(values))
+		}
+		args[i] = escape(value)
+	}
+	if len(values) == 0 {
+		return 0, p.m.err
+	}
+	reply, err := p.m.operate(ctx, poolPutScript, args)
+	if err != nil {
+		return 0, err
+	}
+	r, _ := reply.([]any)
+	if len(r) != 2 {
+		return 0, backendError("put", p.Key(), fmt.Errorf("unexpected reply %v", reply))
+	}
+	n, _ := r[0].(int64)
+	return int(n), nil
+}
+
+// Take takes a value, waiting in line until ctx ends; [Lease.Value] is the
+// value. Errors and guarantees are those of [Lock.Lock].
+func (p *Pool) Take(ctx context.Context) (*Lease, error) { return p.m.Lock(ctx) }
+
+// TryTake takes a value or returns a *BusyError at once.
+func (p *Pool) TryTake(ctx context.Context) (*Lease, error) { return p.m.TryLock(ctx) }
+
+// Do runs f with a value taken as Take does, and puts it back when f returns or
+// panics. f may consume it through the lease.
+func (p *Pool) Do(ctx context.Context, f func(ctx context.Context, lease *Lease) error) (err error) {
+	lease, err := p.Take(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		r := p.m.locker.renewer
+		if r.stateOf(lease) == released {
+			return // consumed, or unlocked by f itself
+		}
+		if released := lease.Unlock(ctx); errors.Is(released, ErrNotHeld) {
+			err = errors.Join(err, fmt.Errorf("%w: %q of pool %q ended before the work did", ErrLost, lease.Value(), p.m.name))
+		}
+	}()
+	return f(lease.Bind(ctx), lease)
+}
+
+// PoolInfo is what a pool has at one moment.
+type PoolInfo struct {
+	Free, Taken, Waiting int
+	// Values are the free values, next one first, at most 1,000.
+	Values []string
+	// Holders are those who have taken one, at most 1,000.
+	Holders []PoolHolder
+}
+
+// PoolHolder is one taker and its value.
+type PoolHolder struct {
+	Holder
+	Value string
+}
+
+// Available is the number of free values.
+func (p *Pool) Available(ctx context.Context) (int, error) {
+	info, err := p.inspect(ctx, 0)
+	return info.Free, err
+}
+
+// Inspect tells what the pool has.
+func (p *Pool) Inspect(ctx context.Context) (PoolInfo, error) { return p.inspect(ctx, maxHolders) }
+
+func (p *Pool) inspect(ctx context.Context, most int) (PoolInfo, error) {
+	reply, err := p.m.operate(ctx, poolInspectScript, []any{most})
+	if err != nil {
+		return PoolInfo{}, err
+	}
+	r, _ := reply.([]any)
+	if len(r) != 6 {
+		return PoolInfo{}, backendError("inspect", p.Key(), fmt.Errorf("unexpected reply %v", reply))
+	}
+	us, _ := r[0].(int64)
+	free, _ := r[1].(int64)
+	taken, _ := r[2].(int64)
+	waiting, _ := r[3].(int64)
+	info := PoolInfo{Free: int(free), Taken: int(taken), Waiting: int(waiting)}
+	values, _ := r[4].([]any)
+	for _, v := range values {
+		member, _ := v.(string)
+		info.Values = append(info.Values, unescape(member[len("t:"):]))
+	}
+	holders, _ := r[5].([]any)
+	for i := 0; i+1 < len(holders); i += 2 {
+		member, _ := holders[i].(string)
+		score, _ := holders[i+1].(string)
+		value, expires, err := parseTaken(member, score, us)
+		holder, ok := p.m.parseHolder(member)
+		if err != nil || !ok {
+			return PoolInfo{}, backendError("inspect", p.Key(), fmt.Errorf("unexpected member %q with score %q", member, score))
+		}
+		if holder.ExpiresIn = expires; expires <= 0 {
+			info.Values = append(info.Values, value) // lapsed: free at the next call
+			continue
+		}
+		info.Holders = append(info.Holders, PoolHolder{holder, value})
+	}
+	return info, nil
+}
+
+// parseTaken reads h:<value>|... and its deadline.
+func parseTaken(member, score string, us int64) (value string, expires time.Duration, err error) {
+	ms, err := strconv.ParseFloat(score, 64)
+	for i := range len(member) {
+		if member[i] == '|' {
+			value = unescape(member[len("h:"):i])
+			break
+		}
+	}
+	return value, time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond, err
+}
+
+// Delete removes the pool with all its values, and tells how many. The contexts
+// of takers end with ErrLost, as with [Lock.Break].
+func (p *Pool) Delete(ctx context.Context) (int, error) {
+	reply, err := p.m.operate(ctx, poolDeleteScript, nil)
+	n, _ := reply.(int64)
+	return int(n), err
+}

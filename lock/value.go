@@ -1,0 +1,139 @@
+package lock
+
+import (
+	"context"
+	"encoding"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"time"
+)
+
+// Forever is Acquire's wait without a bound of its own.
+const Forever time.Duration = -1
+
+// Acquire is Lock and TryLock for callers who count on the lock being busy: ok
+// tells whether the lease was got, and a busy lock is no error. within is the
+// longest wait: 0 tries once, Forever waits as long as ctx allows. Errors are
+// ctx's own end, and what has nothing to do with the lock being busy.
+func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
+	switch {
+	case within == 0:
+		lease, err = m.TryLock(ctx)
+	case within == Forever:
+		lease, err = m.Lock(ctx)
+	case within < 0:
+		return nil, false, fmt.Errorf("lock: %q: a wait of %s: 0 tries once, Forever waits", m.name, within)
+	default:
+		waiting, cancel := context.WithTimeout(ctx, within)
+		defer cancel()
+		lease, err = m.Lock(waiting)
+	}
+	if errors.Is(err, ErrBusy) {
+		return nil, false, ctx.Err()
+	}
+	return lease, err == nil, err
+}
+
+// With runs f while holding m and returns what f does, as [Lock.Do] does for
+// functions without a value. It releases on an error and on a panic. When the
+// lease was lost meanwhile the value is f's all the same, and the error Is
+// ErrLost.
+func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, error)) (T, error) {
+	var value T
+	err := m.Do(ctx, func(ctx context.Context) error {
+		var err error
+		value, err = f(ctx)
+		return err
+	})
+	return value, err
+}
+
+// Limit sets the number of holders, for locks made by For. 1 where it is not
+// given.
+func Limit(n int) Option { return func(m *Lock) { m.limit = n } }
+
+// Identified is a value with an identity of its own choice, for For.
+type Identified interface {
+	// LockID is what tells the value from others of its type. Not empty.
+	LockID() string
+}
+
+// For is the lock of a value: a string is the lock of that name, and a Room
+// whose ID is 123 has the lock "Room" with the part "123". The ID is what
+// LockID returns, else a field named ID: a string, an integer, or what has a
+// text form (a UUID). A pointer is followed. Parts in options are the local
+// scope: they come after the ID.
+//
+// A value without ID, or with an empty or zero one (not saved yet), is refused
+// by every operation of the lock: such values would all share one.
+func (l *Locker) For(value any, options ...Option) *Lock {
+	if name, ok := value.(string); ok {
+		return l.Semaphore(name, 1, options...)
+	}
+	name, id, err := identify(value)
+	m := l.Semaphore(name, 1, append(options, func(m *Lock) { m.parts = append([]string{id}, m.parts...) })...)
+	if err != nil && l.err == nil {
+		m.err = err
+	}
+	return m
+}
+
+// identify gives the type's name and the ID of a value.
+func identify(value any) (name, id string, err error) {
+	v := reflect.ValueOf(value)
+	for v.IsValid() && v.Kind() == reflect.Pointer && !v.IsNil() {
+		if _, ok := v.Interface().(Identified); ok {
+			break
+		}
+		v = v.Elem()
+	}
+	if !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return "nil", "", errors.New("lock: For(nil): give a name, or a value with an ID")
+	}
+	t := v.Type()
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if name = t.Name(); name == "" {
+		return "unnamed", "", fmt.Errorf("lock: For(%T): a type without a name has no locks of its own; give a name", value)
+	}
+	if own, ok := v.Interface().(Identified); ok {
+		id = own.LockID()
+	} else if v.Kind() == reflect.Struct {
+		id, err = idField(v)
+	} else {
+		err = errors.New("has no ID")
+	}
+	if err == nil && id == "" {
+		err = errors.New("its ID is empty, as of a value that is not saved yet")
+	}
+	if err != nil {
+		return name, "", fmt.Errorf("lock: For(%T): %w; give a name, a field ID (a string, an integer, or with MarshalText), or a method LockID", value, err)
+	}
+	return name, id, nil
+}
+
+func idField(v reflect.Value) (string, error) {
+	f := v.FieldByName("ID")
+	if !f.IsValid() || !f.CanInterface() {
+		return "", errors.New("has no exported field ID")
+	}
+	if f.IsZero() {
+		return "", nil
+	}
+	if text, ok := f.Interface().(encoding.TextMarshaler); ok {
+		b, err := text.MarshalText()
+		return string(b), err
+	}
+	switch f.Kind() { //nolint:exhaustive // the kinds that make an ID
+	case reflect.String:
+		return f.String(), nil
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return strconv.FormatInt(f.Int(), 10), nil
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return strconv.FormatUint(f.Uint(), 10), nil
+	}
+	return "", fmt.Errorf("its ID is a %s", f.Type())
+}
