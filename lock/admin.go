@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -18,14 +19,15 @@ func (m *Lock) Exists(ctx context.Context) (bool, error) {
 }
 
 // Break takes the lock from the holder with that token, who is told: the
-// contexts of its lease end with cause ErrLost, at once where its process
-// listens (it does while anybody in it waits), else at its next renewal, a
-// third of its TTL later at most. Until then it may still be at work: break a
-// lock whose holder is known to hang, and let the fence guard what it writes.
-// false: no such holder.
+// contexts of its lease end with cause ErrLost, at once where its Locker
+// listens (it does while anybody waits there, and ten seconds longer), else at
+// its next renewal, a third of its TTL later at most, or without renewal at its
+// deadline. Until then it may still be at work: break a lock whose holder is
+// known to hang, and let the fence guard what it writes. Waiters are granted the
+// slot at once. false: no such holder.
 func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
-		return false, fmt.Errorf("lock: %q: Break without a token: Holders tells the tokens, BreakAll takes all", m.name)
+		return false, fmt.Errorf("lock: %q: Break without a token: Holders tells the tokens, BreakAll breaks all", m.name)
 	}
 	n, err := m.breakUp(ctx, token, 0)
 	return n > 0, err
@@ -82,95 +84,79 @@ type Info struct {
 // List yields every lock that is held or waited for under the Locker's prefix,
 // in no order. It walks the keys with SCAN, on every master of a Cluster, so it
 // does not block Redis, and locks that come and go meanwhile may or may not be
-// yielded. An error ends it.
+// yielded. An error ends it, and comes last. Pools are not locks.
 func (l *Locker) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		for keys, err := range l.scan(ctx) {
+		for c, err := range l.walk(ctx, inspectScript, maxHolders) {
 			if err != nil {
 				yield(Info{}, err)
 				return
 			}
-			calls := make([]*call, len(keys))
-			for i, key := range keys {
-				calls[i] = &call{keys: []string{key}, args: []any{maxHolders}}
+			info, err := parseInspect(c.keys[0], c.reply, c.err)
+			if err == nil && info.Held+info.Waiting == 0 {
+				continue
 			}
-			l.conn.pipeline(ctx, inspectScript, calls)
-			for i, c := range calls {
-				if redis.HasErrorPrefix(c.err, "WRONGTYPE") {
-					continue // somebody else's key under our prefix
-				}
-				info, err := parseInspect(keys[i], c.reply, c.err)
-				if err == nil && info.Held+info.Waiting == 0 {
-					continue
-				}
-				if !yield(info, err) || err != nil {
-					return
-				}
+			if !yield(info, err) || err != nil {
+				return
 			}
 		}
 	}
 }
 
+// sweepMost is how many waiters one run of the script removes.
+const sweepMost = 1000
+
 // Sweep removes what is dead from every lock under the Locker's prefix: holders
 // past their deadlines, waiters that ceased to ask. It returns how many it
-// really removed. Nothing depends on it: each lock purges itself when it is
-// asked for, and unused keys expire.
+// really removed, after an error too. Nothing depends on it: each lock purges
+// itself when it is asked for, and unused keys expire. Pools purge themselves.
 func (l *Locker) Sweep(ctx context.Context) (int, error) {
 	removed := 0
-	for keys, err := range l.scan(ctx) {
-		if err != nil {
-			return removed, err
-		}
-		calls := make([]*call, len(keys))
-		for i, key := range keys {
-			calls[i] = &call{keys: []string{key}}
-		}
-		l.conn.pipeline(ctx, sweepScript, calls)
-		for i, c := range calls {
-			if redis.HasErrorPrefix(c.err, "WRONGTYPE") {
-				continue
-			}
+	for c, err := range l.walk(ctx, sweepScript) {
+		for err == nil {
 			n, ok := c.reply.(int64)
 			if c.err != nil || !ok {
-				return removed, backendError("sweep", keys[i], fmt.Errorf("reply %v: %w", c.reply, c.err))
+				err = backendError("sweep", c.keys[0], cmp.Or(c.err, fmt.Errorf("unexpected reply %v", c.reply)))
+				break
 			}
 			removed += int(n)
+			if n < sweepMost {
+				break
+			}
+			if err = l.enter(); err == nil { // there may be more of them
+				c.reply, c.err = l.conn.run(ctx, sweepScript, c.keys, nil)
+				l.work.Done()
+			}
+		}
+		if err != nil {
+			return removed, err
 		}
 	}
 	return removed, nil
 }
 
-// scan yields the keys of locks under the prefix, in batches, none twice.
-func (l *Locker) scan(ctx context.Context) iter.Seq2[[]string, error] {
-	return func(yield func([]string, error) bool) {
-		if err := l.enter(); err != nil {
+// walk runs s on the key of every lock under the prefix, on none twice, and
+// yields what came of each. An error ends it. What is not a lock's (of another
+// type) is left out.
+func (l *Locker) walk(ctx context.Context, s *script, args ...any) iter.Seq2[*call, error] {
+	return func(yield func(*call, error) bool) {
+		nodes, err := l.masters(ctx)
+		if err != nil {
 			yield(nil, err)
 			return
 		}
-		defer l.work.Done()
-		nodes, err := masters(ctx, l.conn.rdb)
-		if err != nil {
-			yield(nil, backendError("scan", l.prefix, err))
-			return
-		}
-		pattern := globEscape(l.prefix) + ":{*}"
-		seen := make(map[string]bool)
+		seen := make(map[string]bool) // SCAN may tell a key twice
 		for _, node := range nodes {
 			for cursor := uint64(0); ; {
-				found, next, err := node.Scan(ctx, cursor, pattern, 1000).Result()
+				calls, next, err := l.step(ctx, node, cursor, seen, s, args)
 				if err != nil {
-					yield(nil, backendError("scan", l.prefix, err))
+					yield(nil, err)
 					return
 				}
-				keys := found[:0]
-				for _, key := range found {
-					if !seen[key] {
-						seen[key] = true
-						keys = append(keys, key)
+				for _, c := range calls {
+					if !wrongType(c.err) && !yield(c, nil) {
+						return
 					}
-				}
-				if len(keys) > 0 && !yield(keys, nil) {
-					return
 				}
 				if cursor = next; cursor == 0 {
 					break
@@ -180,14 +166,54 @@ func (l *Locker) scan(ctx context.Context) iter.Seq2[[]string, error] {
 	}
 }
 
+// step is one SCAN and a run of s on each key that it finds. The Locker can be
+// closed between two steps, not in one.
+func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map[string]bool, s *script, args []any) ([]*call, uint64, error) {
+	if err := l.enter(); err != nil {
+		return nil, 0, err
+	}
+	defer l.work.Done()
+	found, next, err := node.Scan(ctx, cursor, globEscape(l.prefix)+":{*}", scanCount).Result()
+	if err != nil {
+		return nil, 0, backendError("scan", l.prefix, err)
+	}
+	var calls []*call
+	for _, key := range found {
+		if !seen[key] {
+			seen[key] = true
+			calls = append(calls, &call{keys: []string{key}, args: args})
+		}
+	}
+	if len(calls) > 0 {
+		l.conn.pipeline(ctx, s, calls)
+	}
+	return calls, next, nil
+}
+
+// wrongType: before Redis 7 what fails inside a script is wrapped in other text.
+func wrongType(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "WRONGTYPE ")
+}
+
+// scanCount is how many keys Redis looks at for one SCAN.
+const scanCount = 1000
+
 // scanner is a node whose keys can be walked.
 type scanner interface {
 	Scan(ctx context.Context, cursor uint64, match string, count int64) *redis.ScanCmd
 }
 
-// masters are the nodes that hold keys: those of a Cluster, or rdb itself.
-func masters(ctx context.Context, rdb Client) ([]scanner, error) {
-	switch rdb := rdb.(type) {
+// masters are the nodes that hold keys: those of a Cluster, or the one server.
+func (l *Locker) masters(ctx context.Context) ([]scanner, error) {
+	if err := l.enter(); err != nil {
+		return nil, err
+	}
+	defer l.work.Done()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	// A client of neither type may hide a Cluster, of which it would walk one node.
+	switch rdb := l.conn.rdb.(type) {
 	case *redis.ClusterClient:
 		var mu sync.Mutex // ForEachMaster calls from several goroutines, and waits for them
 		var nodes []scanner
@@ -197,11 +223,14 @@ func masters(ctx context.Context, rdb Client) ([]scanner, error) {
 			nodes = append(nodes, node)
 			return nil
 		})
-		return nodes, err
-	case scanner:
+		if err != nil {
+			return nil, backendError("scan", l.prefix, err)
+		}
+		return nodes, nil
+	case *redis.Client:
 		return []scanner{rdb}, nil
 	}
-	return nil, fmt.Errorf("a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", rdb)
+	return nil, fmt.Errorf("lock: a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", l.conn.rdb)
 }
 
 // globEscape makes s match itself alone.

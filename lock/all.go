@@ -18,9 +18,9 @@ type Set struct {
 	err    error
 }
 
-// All is the set of these locks. A lock given twice is taken once. Locks of
-// another Locker, and two of one name that differ in holders, are refused by
-// every operation.
+// All is the set of these locks. A lock given twice is taken once, with the
+// options of the first. Locks of another Locker, and two of one name that differ
+// in holders, are refused by every operation.
 func (l *Locker) All(locks ...*Lock) *Set {
 	s := &Set{locker: l, locks: slices.Clone(locks), err: l.err}
 	if s.err == nil && len(locks) == 0 {
@@ -44,7 +44,7 @@ func (l *Locker) All(locks ...*Lock) *Set {
 	slices.SortStableFunc(s.locks, func(a, b *Lock) int { return strings.Compare(a.Key(), b.Key()) })
 	s.locks = slices.CompactFunc(s.locks, func(a, b *Lock) bool {
 		if a.Key() == b.Key() && a.limit != b.limit {
-			s.err = fmt.Errorf("lock: All: %q is given with %d and with %d holders", a.name, a.limit, b.limit)
+			s.err = fmt.Errorf("lock: All: %q is given with %d and with %d holders", a.name, b.limit, a.limit)
 		}
 		return a.Key() == b.Key()
 	})
@@ -58,7 +58,9 @@ func (s *Set) TryLock(ctx context.Context) (*Leases, error) {
 }
 
 // Lock takes all locks or none, waiting in the line of each in turn until ctx
-// ends. What is already taken stays taken, and renewed, while it waits.
+// ends. What is already taken stays taken, and renewed, while it waits; the
+// error Is ErrLost when one of these is lost meanwhile (it was broken, or is
+// not renewed), and then none is held.
 func (s *Set) Lock(ctx context.Context) (*Leases, error) {
 	return s.take(ctx, (*Lock).Lock)
 }
@@ -85,21 +87,23 @@ func (s *Set) take(ctx context.Context, take func(*Lock, context.Context) (*Leas
 	for _, m := range s.locks {
 		lease, err := take(m, ctx)
 		if err != nil {
-			return nil, errors.Join(err, ignoreNotHeld(leases.Unlock(ctx)))
+			leases.giveUp(ctx)
+			return nil, err
 		}
 		leases.list = append(leases.list, lease)
+	}
+	for _, lease := range leases.list {
+		if !lease.Held() {
+			leases.giveUp(ctx)
+			return nil, fmt.Errorf("%w: %q, while the others of its set were waited for", ErrLost, lease.lock.name)
+		}
 	}
 	return leases, nil
 }
 
-// ignoreNotHeld: a lease lost while the others were waited for is no news to
-// somebody who got none.
-func ignoreNotHeld(err error) error {
-	if errors.Is(err, ErrNotHeld) {
-		return nil
-	}
-	return err
-}
+// giveUp releases what is held of a set that nobody gets. What Redis could not
+// be told of is tried again beside, as with every lease.
+func (ls *Leases) giveUp(ctx context.Context) { _ = ls.Unlock(ctx) }
 
 // Leases are those of a Set.
 type Leases struct{ list []*Lease }
@@ -107,7 +111,8 @@ type Leases struct{ list []*Lease }
 // Each gives the leases, in the order in which they were taken.
 func (ls *Leases) Each() []*Lease { return slices.Clone(ls.list) }
 
-// Of is the lease of m; nil when the set has no such lock.
+// Of is the lease of m, or of another handle of the same lock; nil when the set
+// has no such lock.
 func (ls *Leases) Of(m *Lock) *Lease {
 	for _, lease := range ls.list {
 		if lease.lock.Key() == m.Key() {
@@ -120,7 +125,7 @@ func (ls *Leases) Of(m *Lock) *Lease {
 // Bind returns a context that ends when parent or any of the leases does.
 func (ls *Leases) Bind(parent context.Context) context.Context {
 	for _, lease := range ls.list {
-		parent = lease.Bind(parent)
+		parent = lease.Bind(parent) //nolint:fatcontext // one of each, as deep as the set is large
 	}
 	return parent
 }

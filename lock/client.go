@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,10 +28,22 @@ type Client interface {
 // another connection, or another way to use one. A [*redis.AutoPipeliner] is the
 // case in point: it gathers the commands of many goroutines into one write.
 // Subscriptions, and the pipelines of renewals and waiters, stay with the
-// client. The transport's owner closes it, after the Locker.
+// client, so both must lead to the same Redis. A transport may ignore contexts:
+// a call that has no answer after about 5 s is left behind, on a goroutine that
+// ends when the transport lets go of it. Its owner closes it, after the Locker.
 type Transport interface {
 	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
 	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd
+}
+
+func checkTransport(t Transport) error {
+	if v := reflect.ValueOf(t); v.Kind() == reflect.Pointer && v.IsNil() && t != nil {
+		return fmt.Errorf("lock: Options.Transport is a nil %T: leave it out, or pass one that was made", t)
+	}
+	if _, ring := t.(*redis.Ring); ring {
+		return errors.New("lock: Options.Transport is a *redis.Ring, which cannot hold locks: see Client")
+	}
+	return nil
 }
 
 // CheckClient tells whether rdb can serve as a Client: not nil (nor a typed
@@ -58,14 +72,16 @@ type conn struct {
 	// bounded: the client itself gives up within opTimeout of a context's end,
 	// so calls run on the caller's goroutine. Otherwise (reads without timeout,
 	// a client type we do not know) each call runs beside, and is left behind.
-	bounded   bool
+	bounded bool
+	// sizes: arguments may be marshaled to no other end than to know their size.
+	sizes     bool
 	deadlines deadlines
 }
 
 func newConn(rdb Client, transport Transport) *conn {
-	c := &conn{rdb: rdb, scripts: rdb}
+	c := &conn{rdb: rdb, scripts: rdb, sizes: true}
 	if transport != nil {
-		c.scripts = transport // may ignore contexts, as AutoPipeline does: not bounded
+		c.scripts = transport
 		return c
 	}
 	within := func(contextTimeout bool, read time.Duration) bool {
@@ -73,8 +89,10 @@ func newConn(rdb Client, transport Transport) *conn {
 	}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
+		c.sizes = false
 		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	case *redis.ClusterClient:
+		c.sizes = false
 		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	}
 	return c
@@ -90,13 +108,17 @@ type (
 
 // MarshalBinary is called by go-redis each time the command is written.
 func (a *askArg) MarshalBinary() ([]byte, error) {
-	a.asks.Add(1)
+	if a.lock.locker.conn.writing() {
+		a.asks.Add(1)
+	}
 	return []byte(a.body), nil
 }
 
 // MarshalBinary is called by go-redis each time the command is written.
 func (a *releaseArg) MarshalBinary() ([]byte, error) {
-	a.releases.Add(1)
+	if a.lock.locker.conn.writing() {
+		a.releases.Add(1)
+	}
 	return []byte(a.body), nil
 }
 
@@ -105,10 +127,45 @@ func (a *releaseArg) answered() { a.releases.Add(-1) }
 
 // answered notes that the server answered a command without running it.
 func answered(args []any) {
+	if len(args) == 0 {
+		return // sweep and the like: nothing that must not run twice
+	}
 	if a, ok := args[0].(interface{ answered() }); ok {
 		a.answered()
 	}
 }
+
+// leftBehind notes that a command was given up that may yet be written.
+func leftBehind(args []any) {
+	if len(args) > 0 {
+		if a, ok := args[0].(*askArg); ok {
+			a.asks.Add(1)
+		}
+	}
+}
+
+// writing tells whether MarshalBinary, which calls it, was called to write the
+// argument. An AutoPipeliner also marshals to know how large a command is,
+// before the command is queued: nothing that could have run. Only the call
+// stack tells the two apart: package redis measures, its package proto writes.
+func (c *conn) writing() bool {
+	if !c.sizes {
+		return true
+	}
+	var caller [1]uintptr
+	runtime.Callers(3, caller[:]) // of Callers, writing, MarshalBinary
+	known, ok := callers.Load(caller[0])
+	if !ok {
+		frame, _ := runtime.CallersFrames(caller[:]).Next()
+		known = !strings.HasPrefix(frame.Function, "github.com/redis/go-redis/v9.")
+		callers.Store(caller[0], known)
+	}
+	write, _ := known.(bool)
+	return write
+}
+
+// callers has what writing found out of each place that calls MarshalBinary.
+var callers sync.Map // uintptr to bool
 
 // run executes s on keys, the one key of a lock. It keeps ctx's values
 // (tracing) but neither its deadline nor its cancellation: an exchange that
@@ -118,7 +175,11 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 	if c.bounded {
 		return c.exchange(bound, s, keys, args)
 	}
-	return c.within(bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
+	v, err := c.within(bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
+	if errors.Is(err, errLeftBehind) {
+		leftBehind(args)
+	}
+	return v, err
 }
 
 func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []any) (any, error) {
@@ -183,6 +244,7 @@ func (c *conn) pipeline(ctx context.Context, s *script, calls []*call) {
 		// The goroutine left behind may still write into its calls: the caller
 		// gets others.
 		for i := range calls {
+			leftBehind(calls[i].args)
 			calls[i] = &call{keys: calls[i].keys, err: err}
 		}
 	}

@@ -26,6 +26,9 @@ func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 	for _, option := range options {
 		option(&o)
 	}
+	if o.Transport == nil {
+		o.Transport = transportFor(t, rdb)
+	}
 	l := New(rdb, o)
 	if err := l.Err(); err != nil {
 		t.Fatalf("New: %v", err)
@@ -333,7 +336,10 @@ func warm(t testing.TB, m *Lock) {
 	}
 }
 
-var scripts = []*script{askScript, releaseScript, renewScript, inspectScript}
+var scripts = []*script{
+	askScript, releaseScript, renewScript, inspectScript, breakScript, sweepScript,
+	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
+}
 
 // through makes a Locker whose client goes through a proxy to s, beside one
 // that goes straight there. miniredis and a single server only.

@@ -19,8 +19,9 @@ type Lease struct {
 	body  string // token|owner|note, the member's name in Redis
 	// asks counts the asks that were written and not answered, releases how
 	// often a release was written.
-	asks     atomic.Int32
-	releases atomic.Int32
+	asks      atomic.Int32
+	releases  atomic.Int32
+	consuming atomic.Bool // the value is to leave its pool, and Redis has not confirmed it
 
 	// What follows is guarded by the renewer's mutex; fence is set before the
 	// lease is handed out and never changes.
@@ -50,6 +51,16 @@ func endAll(bound map[int]binding, cause error) {
 	}
 }
 
+type leaseKey struct{}
+
+// FromContext is the lease that ctx was bound to by [Lock.Do], [With] or
+// [Lease.Bind]: for its fence, its token or an Extend. The innermost where
+// there are several; false where there is none.
+func FromContext(ctx context.Context) (*Lease, bool) {
+	le, ok := ctx.Value(leaseKey{}).(*Lease)
+	return le, ok
+}
+
 type leaseState uint8
 
 const (
@@ -77,9 +88,10 @@ func (le *Lease) Deadline() time.Time {
 
 // Bind returns a context derived from parent that ends when the lease does:
 // with cause ErrLost when it was lost, and with context.Canceled when it was
-// released. On a lease that has ended the context has ended too.
+// released. On a lease that has ended the context has ended too. [FromContext]
+// finds the lease in it.
 func (le *Lease) Bind(parent context.Context) context.Context {
-	ctx, cancel := context.WithCancelCause(parent)
+	ctx, cancel := context.WithCancelCause(context.WithValue(parent, leaseKey{}, le))
 	r := le.lock.locker.renewer
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,7 +133,7 @@ func (le *Lease) Unlock(ctx context.Context) error {
 // Release is Unlock that also tells how many slots are free now; waiters that
 // were granted one have been counted as holders.
 func (le *Lease) Release(ctx context.Context) (free int, err error) {
-	return le.end(ctx, 0)
+	return le.end(ctx, 0, false)
 }
 
 // Cooldown is Unlock that leaves the slot taken until d after now, by nobody.
@@ -131,18 +143,18 @@ func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	if le.lock.pool {
 		cooldown = 0
 	}
-	_, err := le.end(ctx, cooldown)
+	_, err := le.end(ctx, cooldown, false)
 	return err
 }
 
 // Consume ends a lease of a pool for good: its value leaves the pool. The
 // errors are those of Unlock; after ErrNotHeld the value is back in the pool or
-// somebody else's.
+// somebody else's, after ErrBackend consuming it is tried again.
 func (le *Lease) Consume(ctx context.Context) error {
 	if !le.lock.pool {
 		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
 	}
-	_, err := le.end(ctx, 1)
+	_, err := le.end(ctx, 0, true)
 	return err
 }
 
@@ -157,17 +169,17 @@ func (le *Lease) Held() bool {
 	return le.state == held && time.Now().Before(le.deadline)
 }
 
-// end ends the lease. how is for the release script: the cooldown in ms, or for
-// a pool whether the value is consumed.
-func (le *Lease) end(ctx context.Context, how int64) (int, error) {
+// end ends the lease. cooldown in ms; consume is for pools.
+func (le *Lease) end(ctx context.Context, cooldown int64, consume bool) (int, error) {
 	was, deadline := le.lock.locker.renewer.drop(le)
 	if was == released {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
 	if was == lost {
-		how = 0
+		cooldown, consume = 0, false
 	}
-	free, held, err := le.release(ctx, how)
+	le.consuming.Store(consume)
+	free, held, err := le.release(ctx, cooldown)
 	if err == nil && le.doubtful() {
 		l := le.lock.locker
 		l.spawn(func() { l.releaseAgain(le) })
@@ -203,11 +215,15 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 
 // release runs the release script for this token, whatever the local state;
 // held tells whether it still was.
-func (le *Lease) release(ctx context.Context, how int64) (free int, held bool, err error) {
+func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bool, err error) {
 	m := le.lock
-	s, args := releaseScript, []any{(*releaseArg)(le), m.limit, how}
+	s, args := releaseScript, []any{(*releaseArg)(le), m.limit, cooldown}
 	if m.pool {
-		s, args = poolReleaseScript, []any{(*releaseArg)(le), how}
+		consume := ""
+		if le.consuming.Load() {
+			consume = le.value
+		}
+		s, args = poolReleaseScript, []any{(*releaseArg)(le), consume}
 	}
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
 	if err != nil {
@@ -217,6 +233,7 @@ func (le *Lease) release(ctx context.Context, how int64) (free int, held bool, e
 	if !ok {
 		return 0, false, backendError("release", m.Key(), fmt.Errorf("unexpected reply %v", reply))
 	}
+	le.consuming.Store(false) // done; what comes later is for an ask that comes late
 	if n < 0 {
 		return int(-1 - n), false, nil
 	}

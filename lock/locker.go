@@ -40,8 +40,8 @@ type Options struct {
 	// Logger is told what an operator may have to act on (a subscription that
 	// had to be replaced). nil: slog.Default().
 	Logger *slog.Logger
-	// Transport carries the scripts in place of the client; see [Transport].
-	// nil: the client itself.
+	// Transport carries the scripts of single operations in place of the
+	// client; see [Transport]. nil: the client itself.
 	Transport Transport
 }
 
@@ -114,6 +114,9 @@ func New(rdb Client, o Options) *Locker {
 	l.err = CheckPrefix(l.prefix)
 	if l.err == nil {
 		l.err = checkTTL("Options.TTL", l.ttl)
+	}
+	if l.err == nil {
+		l.err = checkTransport(o.Transport)
 	}
 	l.conn = newConn(rdb, o.Transport)
 	return l

@@ -12,5 +12,9 @@ func TestMain(m *testing.M) {
 		childMain()
 		return
 	}
+	if os.Getenv(stressEnv) != "" {
+		stressMain()
+		return
+	}
 	redistest.Main(m)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -13,9 +14,9 @@ import (
 // first come, first served; values go first in, first out. Who puts and who
 // takes may be different processes.
 //
-// A taken value is leased: it comes back by itself when its taker dies, when
-// the lease ends by Unlock, or leaves the pool for good by Consume. A value is
-// never lost and never held by two. Safe for concurrent use.
+// A taken value is leased: it comes back by Unlock, or by itself when its taker
+// dies, or leaves the pool for good by Consume. A value is never lost and never
+// held by two. Safe for concurrent use.
 //
 // A pool with values has no TTL in Redis: it lasts until its values are
 // consumed or it is deleted.
@@ -38,8 +39,11 @@ func (p *Pool) Err() error { return p.m.err }
 func (p *Pool) Key() string { return p.m.Key() }
 
 // Put adds values, at the end. A value that the pool has already, free or
-// taken, is left as it is: it is a set. It tells how many were added. Values
-// are any text but the empty one; with a bad one among them nothing is added.
+// taken, is left as it is: it is a set, and to put values again after an error
+// does no harm unless they were consumed meanwhile. (The client does so by itself
+// when a connection breaks: a value that is a job may then be done twice.) It
+// tells how many were added, after an error too. Values are any text but the
+// empty one; with an empty one among them nothing is added.
 func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
 	args := make([]any, len(values))
 	for i, value := range values {
@@ -48,20 +52,23 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		}
 		args[i] = escape(value)
 	}
-	if len(values) == 0 {
-		return 0, p.m.err
+	for args := range slices.Chunk(args, putMost) {
+		reply, err := p.m.operate(ctx, poolPutScript, args)
+		if err != nil {
+			return added, err
+		}
+		r, _ := reply.([]any)
+		if len(r) != 2 {
+			return added, backendError("put", p.Key(), fmt.Errorf("unexpected reply %v", reply))
+		}
+		n, _ := r[0].(int64)
+		added += int(n)
 	}
-	reply, err := p.m.operate(ctx, poolPutScript, args)
-	if err != nil {
-		return 0, err
-	}
-	r, _ := reply.([]any)
-	if len(r) != 2 {
-		return 0, backendError("put", p.Key(), fmt.Errorf("unexpected reply %v", reply))
-	}
-	n, _ := r[0].(int64)
-	return int(n), nil
+	return added, p.m.err
 }
+
+// putMost bounds how long one Put keeps Redis from others.
+const putMost = 1000
 
 // Take takes a value, waiting in line until ctx ends; [Lease.Value] is the
 // value. Errors and guarantees are those of [Lock.Lock].

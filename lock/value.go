@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -62,9 +63,10 @@ type Identified interface {
 
 // For is the lock of a value: a string is the lock of that name, and a Room
 // whose ID is 123 has the lock "Room" with the part "123". The ID is what
-// LockID returns, else a field named ID: a string, an integer, or what has a
-// text form (a UUID). A pointer is followed. Parts in options are the local
-// scope: they come after the ID.
+// LockID returns, else the field ID: a string, an integer, or what has a text
+// form (MarshalText, else String: a UUID). Pointers are followed, embedded
+// structs looked into. Parts in options are the local scope: they come after
+// the ID. Types of one name in two packages share their locks.
 //
 // A value without ID, or with an empty or zero one (not saved yet), is refused
 // by every operation of the lock: such values would all share one.
@@ -73,7 +75,8 @@ func (l *Locker) For(value any, options ...Option) *Lock {
 		return l.Semaphore(name, 1, options...)
 	}
 	name, id, err := identify(value)
-	m := l.Semaphore(name, 1, append(options, func(m *Lock) { m.parts = append([]string{id}, m.parts...) })...)
+	withID := func(m *Lock) { m.parts = append([]string{id}, m.parts...) }
+	m := l.Semaphore(name, 1, append(slices.Clip(options), withID)...)
 	if err != nil && l.err == nil {
 		m.err = err
 	}
@@ -83,47 +86,47 @@ func (l *Locker) For(value any, options ...Option) *Lock {
 // identify gives the type's name and the ID of a value.
 func identify(value any) (name, id string, err error) {
 	v := reflect.ValueOf(value)
-	for v.IsValid() && v.Kind() == reflect.Pointer && !v.IsNil() {
-		if _, ok := v.Interface().(Identified); ok {
-			break
-		}
+	for v.Kind() == reflect.Pointer && !v.IsNil() {
 		v = v.Elem()
 	}
-	if !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
-		return "nil", "", errors.New("lock: For(nil): give a name, or a value with an ID")
+	if !v.IsValid() || v.Kind() == reflect.Pointer {
+		return "nil", "", fmt.Errorf("lock: For(%T(nil)): give a name, or a value with an ID", value)
 	}
-	t := v.Type()
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	if name = t.Name(); name == "" {
+	if name = v.Type().Name(); name == "" {
 		return "unnamed", "", fmt.Errorf("lock: For(%T): a type without a name has no locks of its own; give a name", value)
 	}
-	if own, ok := v.Interface().(Identified); ok {
+	if own, ok := as[Identified](v); ok {
 		id = own.LockID()
 	} else if v.Kind() == reflect.Struct {
 		id, err = idField(v)
 	} else {
-		err = errors.New("has no ID")
+		err = errors.New("it has no ID")
 	}
 	if err == nil && id == "" {
 		err = errors.New("its ID is empty, as of a value that is not saved yet")
 	}
 	if err != nil {
-		return name, "", fmt.Errorf("lock: For(%T): %w; give a name, a field ID (a string, an integer, or with MarshalText), or a method LockID", value, err)
+		return name, "", fmt.Errorf("lock: For(%T): %w; give a name, a field ID (a string, an integer, or what has a text form), or a method LockID", value, err)
 	}
 	return name, id, nil
 }
 
 func idField(v reflect.Value) (string, error) {
-	f := v.FieldByName("ID")
-	if !f.IsValid() || !f.CanInterface() {
-		return "", errors.New("has no exported field ID")
+	field, ok := v.Type().FieldByName("ID")
+	if !ok {
+		return "", errors.New("it has no field ID")
+	}
+	f, err := v.FieldByIndexErr(field.Index)
+	if err != nil || !f.CanInterface() {
+		return "", errors.New("its field ID cannot be reached")
+	}
+	for f.Kind() == reflect.Pointer && !f.IsNil() {
+		f = f.Elem()
 	}
 	if f.IsZero() {
 		return "", nil
 	}
-	if text, ok := f.Interface().(encoding.TextMarshaler); ok {
+	if text, ok := as[encoding.TextMarshaler](f); ok {
 		b, err := text.MarshalText()
 		return string(b), err
 	}
@@ -135,5 +138,20 @@ func idField(v reflect.Value) (string, error) {
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		return strconv.FormatUint(f.Uint(), 10), nil
 	}
+	if text, ok := as[fmt.Stringer](f); ok {
+		return text.String(), nil
+	}
 	return "", fmt.Errorf("its ID is a %s", f.Type())
+}
+
+// as finds T among the methods of v and of a pointer to it, so that a value and
+// a pointer to it have one identity.
+func as[T any](v reflect.Value) (T, bool) {
+	if t, ok := v.Interface().(T); ok {
+		return t, true
+	}
+	p := reflect.New(v.Type())
+	p.Elem().Set(v)
+	t, ok := p.Interface().(T)
+	return t, ok
 }

@@ -3,16 +3,17 @@
 --
 -- KEYS[1] lock
 -- ARGV[1] limit  slots of this lock, as the caller sees it
--- ARGV[2] token  whose slot; empty: everybody's, cooldowns too
--- ARGV[3] all    1: the line goes as well, and with it the key
+-- ARGV[2] token  <token> whose slot it is; empty: everybody's, cooldowns too
+-- ARGV[3] all    1: the line goes as well, and with it the key; 0: it stays
 --
--- reply slots taken
+-- reply slots taken: of live holders and cooldowns
 local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
 --@include line
 
+purge()
 local broken = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14)) do
   local its = string.match(member, '^[hc]:([^|]*)')
@@ -27,7 +28,6 @@ if ARGV[3] == '1' then
   redis.call('DEL', lock)
   return broken
 end
-purge()
 grant()
 if redis.call('ZCARD', lock) == 1 then
   redis.call('DEL', lock)

@@ -10,12 +10,12 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local after = '(' .. string.format('%d', math.floor(now_us / 1000))
 
-local free = redis.call('ZCOUNT', pool, 8e15, '+inf')
+local free = redis.call('ZCOUNT', pool, 6e15, '+inf')
 local held = redis.call('ZCOUNT', pool, after, 1e14)
 local lapsed = redis.call('ZCOUNT', pool, 1e11, 1e14) - held
 local listed, holders = {}, {}
 if most > 0 then
-  listed = redis.call('ZRANGEBYSCORE', pool, 8e15, '+inf', 'LIMIT', 0, most)
+  listed = redis.call('ZRANGEBYSCORE', pool, 6e15, '+inf', 'LIMIT', 0, most)
   holders = redis.call('ZRANGEBYSCORE', pool, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, most)
 end
 return {now_us, free + lapsed, held, redis.call('ZCOUNT', pool, 2e15, '(4e15'), listed, holders}

@@ -1,21 +1,26 @@
 -- pool_line: what the scripts of a pool share. Included, never sent alone.
 -- Expects: pool, now_us.
 --
--- t:<value>         8e15 + ticket while free (first in, first out), 1 while taken
+-- t:<value>         6e15 + ticket while free (first in, first out), 1 while taken
 -- h:<value>|<body>  deadline (ms): who has taken it; value is escaped, so it has no |
 -- b:<body>|<value>  0: the same the other way round, to be found by body
 -- e:, d:, f         as for every lock
 local now_ms = math.floor(now_us / 1000)
-local ticket = now_us - 1.6e15
+local last_free = nil
 
 -- put: the value is free from now on, behind those that are free already.
 local function put(value)
-  redis.call('ZADD', pool, string.format('%d', 8e15 + ticket), 't:' .. value)
-  ticket = ticket + 1
+  if not last_free then
+    local last = redis.call('ZREVRANGEBYSCORE', pool, '+inf', 6e15, 'WITHSCORES', 'LIMIT', 0, 1)
+    last_free = math.max(6e15 + now_us - 1.6e15, tonumber(last[2] or 0))
+  end
+  last_free = last_free + 1
+  redis.call('ZADD', pool, string.format('%d', last_free), 't:' .. value)
 end
 
 -- taken: the value that body has, or nil. Members with the score 0 are in byte
--- order, so a probe stands right before what it looks for.
+-- order, so a probe stands right before what it looks for: a body begins with
+-- its token, which no other has, and no value is empty.
 local function taken(body)
   local probe = 'b:' .. body .. '|'
   redis.call('ZADD', pool, 0, probe)
@@ -33,7 +38,9 @@ local function drop(value, body)
   redis.call('ZREM', pool, 'h:' .. value .. '|' .. body, 'b:' .. body .. '|' .. value)
 end
 
--- purge: values of holders whose deadline has passed come back, at most 64 a call.
+-- purge: values of holders whose deadline has passed come back, at most 64 a
+-- call. (drop first: once a script has removed something, Redis lets it add
+-- even when its memory is full.)
 local function purge()
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms, 'LIMIT', 0, 64)) do
     local value, body = string.match(member, '^h:([^|]*)|(.*)$')
@@ -45,7 +52,7 @@ end
 -- settle: a pool with values lasts for ever; one that only has waiters, or is
 -- empty, is no more than they are.
 local function settle()
-  if redis.call('ZCOUNT', pool, 8e15, '+inf') + redis.call('ZCOUNT', pool, 1, 1) > 0 then
+  if redis.call('ZCOUNT', pool, 6e15, '+inf') + redis.call('ZCOUNT', pool, 1, 1) > 0 then
     redis.call('PERSIST', pool)
   elseif redis.call('ZCOUNT', pool, 2e15, '(4e15') == 0 then
     redis.call('DEL', pool)
@@ -56,7 +63,7 @@ end
 
 -- hold: give the first free value to body for length ms. Returns fence and value.
 local function hold(body, length)
-  local value = string.sub(redis.call('ZRANGEBYSCORE', pool, 8e15, '+inf', 'LIMIT', 0, 1)[1], 3)
+  local value = string.sub(redis.call('ZRANGEBYSCORE', pool, 6e15, '+inf', 'LIMIT', 0, 1)[1], 3)
   local fence = now_us
   local last = redis.call('ZSCORE', pool, 'f')
   if last and -last - 1e15 >= fence then
@@ -71,7 +78,7 @@ end
 -- grant: give free values to live waiters by ticket. Returns how many are left
 -- for a newcomer (0 while anybody is in line), and what the asker itself got.
 local function grant(asker, ttl)
-  local free = redis.call('ZCOUNT', pool, 8e15, '+inf')
+  local free = redis.call('ZCOUNT', pool, 6e15, '+inf')
   local stale, fence, value = 0, nil, nil
   while free > 0 do
     local head = redis.call('ZRANGEBYSCORE', pool, 2e15, '(4e15', 'LIMIT', 0, 1)[1]

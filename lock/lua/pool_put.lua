@@ -2,7 +2,7 @@
 -- they are. Waiters are granted what is free then.
 --
 -- KEYS[1] pool
--- ARGV[...] value  the values, escaped
+-- ARGV[1] value  a <value>, escaped; and as many more as there are
 --
 -- reply {values added, values free now}
 local pool = KEYS[1]

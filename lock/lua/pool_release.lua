@@ -4,26 +4,29 @@
 --
 -- KEYS[1] pool
 -- ARGV[1] body     <token>|<owner>|<note> of the taker or waiter
--- ARGV[2] consume  1: the value leaves the pool for good; 0: it is free again
+-- ARGV[2] consume  <value> that leaves the pool for good, and no other does; empty:
+--                  what the taker has is free again
 --
 -- reply held:   values free now (0 and up)
 -- reply absent: -1 - values free now
-local pool, body = KEYS[1], ARGV[1]
+-- The value is named, for a take of the same body that arrives late may have got
+-- another one.
+local pool, body, consume = KEYS[1], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
 --@include pool_line
 
+redis.call('ZREM', pool, 'e:' .. body, 'd:' .. body) -- before taken: see purge
 local value = taken(body)
 if value then
   drop(value, body)
-  if ARGV[2] == '1' then
+  if value == consume then
     redis.call('ZREM', pool, 't:' .. value)
   else
     put(value)
   end
 end
-redis.call('ZREM', pool, 'e:' .. body, 'd:' .. body)
 purge()
 local free = grant()
 settle()

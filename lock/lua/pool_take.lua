@@ -41,7 +41,7 @@ local before = '(4e15'
 if stay > 0 then
   local mine_since = redis.call('ZSCORE', pool, 'e:' .. body)
   if not mine_since then
-    mine_since = string.format('%d', 2e15 + ticket)
+    mine_since = string.format('%d', 2e15 + now_us - 1.6e15)
     redis.call('ZADD', pool, mine_since, 'e:' .. body)
   end
   redis.call('ZADD', pool, -(now_ms + stay), 'd:' .. body)
@@ -52,6 +52,6 @@ local place = redis.call('ZCOUNT', pool, 2e15, before)
 local first = redis.call('ZRANGEBYSCORE', pool, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)
 local wait = -1
 if first[2] then
-  wait = first[2] - now_ms
+  wait = math.max(0, first[2] - now_ms) -- 0: lapsed, and one of more than 64
 end
 return {now_us, wait, place, first[1] or ''}

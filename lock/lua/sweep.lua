@@ -1,5 +1,6 @@
 -- sweep: remove what is dead: holders and cooldowns whose deadline has passed,
--- waiters that have not asked for too long (at most 1,000 a call).
+-- waiters that have not asked for too long. At most 1,000 of these a call: an
+-- answer of 1,000 or more means that there may be more.
 --
 -- KEYS[1] lock
 --
@@ -18,7 +19,7 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, -now_ms, '(0', 'LIMIT'
   removed = removed + redis.call('ZREM', lock, 'e:' .. id)
   redis.call('ZREM', lock, member)
 end
-if removed > 0 then
+if removed > 0 and removed < 1000 then
   grant()
 end
 if redis.call('ZCARD', lock) == 1 and redis.call('ZSCORE', lock, 'f') then

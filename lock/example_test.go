@@ -1,0 +1,214 @@
+//nolint:testableexamples // they need a Redis
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// A Room is something with an ID.
+type Room struct {
+	ID   int
+	Name string
+}
+
+// What the examples do while they hold a lock.
+func enter(context.Context) error               { return nil }
+func call(context.Context, string) (int, error) { return 200, nil }
+func transfer(context.Context, int64) error     { return nil }
+
+func newExampleLocker() *lock.Locker {
+	return lock.New(redis.NewClient(&redis.Options{Addr: "localhost:6379"}), lock.Options{})
+}
+
+func Example() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	defer rdb.Close()
+	locker := lock.New(rdb, lock.Options{Owner: "checkout-7"})
+	defer locker.Close()
+
+	ctx := context.Background()
+	err := locker.Mutex("room:123").Do(ctx, func(ctx context.Context) error {
+		return enter(ctx) // alone; ctx ends if the lease is lost
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+}
+
+// Take and release by hand: at once, or in line until a context ends.
+func ExampleLock_Lock() {
+	locker := newExampleLocker()
+	defer locker.Close()
+	m := locker.Mutex("room:123", lock.TTL(10*time.Second), lock.Note("nightly cleaning"))
+
+	waiting, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	lease, err := m.Lock(waiting)
+	var busy *lock.BusyError
+	switch {
+	case errors.As(err, &busy):
+		fmt.Println("busy, held by", busy.Holder, "for", busy.Note)
+		return
+	case err != nil:
+		fmt.Println("Redis:", err)
+		return
+	}
+	defer lease.Unlock(context.Background())
+
+	_ = transfer(lease.Bind(context.Background()), lease.Fence())
+}
+
+// TryLock does not wait.
+func ExampleLock_TryLock() {
+	locker := newExampleLocker()
+	defer locker.Close()
+
+	lease, err := locker.Mutex("report").TryLock(context.Background())
+	if errors.Is(err, lock.ErrBusy) {
+		fmt.Println("somebody else is at it")
+		return
+	}
+	if err == nil {
+		defer lease.Unlock(context.Background())
+	}
+}
+
+// Acquire answers "busy" with false and not with an error.
+func ExampleLock_Acquire() {
+	locker := newExampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+
+	lease, ok, err := locker.Mutex("room:123").Acquire(ctx, 2*time.Second) // 0: at once; lock.Forever: as long as ctx
+	if err != nil || !ok {
+		fmt.Println(ok, err)
+		return
+	}
+	fmt.Println(lease.Unlock(ctx))
+}
+
+// With gives what the function gives.
+func ExampleWith() {
+	locker := newExampleLocker()
+	defer locker.Close()
+
+	status, err := lock.With(context.Background(), locker.Mutex("api"), func(ctx context.Context) (int, error) {
+		return call(ctx, "key")
+	})
+	fmt.Println(status, err)
+}
+
+// Four at a time.
+func ExampleLocker_Semaphore() {
+	locker := newExampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+
+	gpu := locker.Semaphore("gpu", 4)
+	lease, err := gpu.Lock(ctx)
+	if err != nil {
+		return
+	}
+	free, err := lease.Release(ctx)
+	fmt.Println(free, "of 4 are free", err)
+}
+
+// The lock of a value: Room 123 in the kitchen's scope.
+func ExampleLocker_For() {
+	locker := newExampleLocker()
+	defer locker.Close()
+
+	room := &Room{ID: 123, Name: "blue"}
+	_ = locker.For(room, lock.Parts("kitchen")).Do(context.Background(), enter)
+}
+
+// Both accounts or none, without deadlocks whatever the order.
+func ExampleLocker_All() {
+	locker := newExampleLocker()
+	defer locker.Close()
+
+	from, to := locker.Mutex("account", lock.Parts("17")), locker.Mutex("account", lock.Parts("4"))
+	_ = locker.All(from, to).Do(context.Background(), enter)
+}
+
+// A fixed number of API keys, each used by one caller at a time.
+func ExamplePool() {
+	locker := newExampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+
+	keys := locker.Pool("api-keys")
+	if _, err := keys.Put(ctx, "key-1", "key-2", "key-3"); err != nil { // those that are there stay as they are
+		return
+	}
+	_ = keys.Do(ctx, func(ctx context.Context, lease *lock.Lease) error {
+		_, err := call(ctx, lease.Value()) // goes back when the function returns, or its process dies
+		return err
+	})
+}
+
+// Jobs from one process to another: what is taken is gone only when it is done.
+func ExampleLease_Consume() {
+	locker := newExampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+
+	jobs := locker.Pool("jobs", lock.TTL(5*time.Second))
+	for {
+		lease, err := jobs.Take(ctx) // in line, first come, first served
+		if err != nil {
+			return
+		}
+		if _, err := call(lease.Bind(ctx), lease.Value()); err != nil {
+			_ = lease.Unlock(ctx) // back to the end
+			continue
+		}
+		if err := lease.Consume(ctx); errors.Is(err, lock.ErrNotHeld) {
+			fmt.Println("took too long: somebody else does it again")
+		}
+	}
+}
+
+// Who holds what, and taking it from one that hangs.
+func ExampleLocker_List() {
+	locker := newExampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+
+	for info, err := range locker.List(ctx) {
+		if err != nil {
+			fmt.Println(err)
+			break
+		}
+		for _, h := range info.Holders {
+			fmt.Println(info.Key, h.Owner, h.Note, h.ExpiresIn, info.Waiting)
+		}
+	}
+	hung := locker.Mutex("room:123")
+	holders, err := hung.Holders(ctx)
+	if err != nil || len(holders) == 0 {
+		return
+	}
+	_, _ = hung.Break(ctx, holders[0].Token) // its context ends with lock.ErrLost
+}
+
+// Scripts over one connection that is written and read at the same time.
+func ExampleTransport() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	defer rdb.Close()
+	pipeline, err := rdb.AutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
+	if err != nil {
+		return
+	}
+	locker := lock.New(rdb, lock.Options{Transport: pipeline})
+	defer locker.Close() // before the client and its pipeline
+
+	_ = locker.Mutex("room:123").Do(context.Background(), enter)
+}

@@ -1,0 +1,757 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// What the specs of the gem redis-semaphore (dv/redis-semaphore) define, and
+// where it is shown here.
+//
+//	has the correct amount of available resources    TestSeedRedisSemaphore_Available
+//	... before locking                               TestSeedRedisSemaphore_Available
+//	should not exist from the start                  TestSeedRedisSemaphore_Exists
+//	should be unlocked from the start                TestSeedRedisSemaphore_LockStatus
+//	should lock and unlock                           TestSeedRedisSemaphore_LockStatus
+//	should always have the correct lock-status       TestSeedRedisSemaphore_LockStatus
+//	should not lock twice as a mutex                 TestSeedRedisSemaphore_AtMostNHolders
+//	should not lock three times with two resources   TestSeedRedisSemaphore_AtMostNHolders
+//	should get all different tokens when saturating  TestSeedRedisSemaphore_NumberedResources
+//	5 different indexes for 5 parallel calls         TestSeedRedisSemaphore_NumberedResources
+//	the same index for 5 calls in serial             TestSeedRedisSemaphore_NumberedResources
+//	can return the passed in token                   TestSeedRedisSemaphore_NumberedResources
+//	should execute the given code block              TestSeedRedisSemaphore_Work
+//	should return the value of the block             TestSeedRedisSemaphore_Work
+//	should pass an exception right through           TestSeedRedisSemaphore_Work
+//	should not leave it locked after an exception    TestSeedRedisSemaphore_Work
+//	should disappear without a trace with delete!    TestSeedRedisSemaphore_Delete
+//	should not block when the timeout is zero        TestSeedRedisSemaphore_TimeoutZero
+//	should be locked when the timeout is zero        TestSeedRedisSemaphore_TimeoutZero
+//	should recover after being killed after lpop     TestSeedRedisSemaphore_NoTokenIsLost
+//	expires keys, also after unlocking               TestSeedRedisSemaphore_LeavesNothingBehind
+//	can dynamically add resources                    TestSeedRedisSemaphore_ChangingResources
+//	stale locks released by a third process          TestSeedRedisSemaphore_Watchdog
+//	should restore resources of stale clients        TestSeedRedisSemaphore_StaleClients
+//	with time support it is not the local time       TestSeedRedisSemaphore_ServerTime
+//	all_tokens: available and grabbed ones           TestSeedRedisSemaphore_AllTokens
+//	(private) gracefully expires a stale clean-up    TestSeedRedisSemaphore_StaleClients
+//
+// Its README beyond that:
+//
+//	a fair line, first come, first served            TestSeedRedisSemaphore_FairLine
+//	no timeout waits for ever, a timeout gives up    TestSeedRedisSemaphore_TimeoutZero
+//	wait and signal, producer and consumer           TestSeedRedisSemaphore_WaitAndSignal
+//	unlock returns the new number available          TestSeedRedisSemaphore_Available
+//
+// Not carried over, on purpose:
+//
+//   - use_local_time, and servers without TIME (before Redis 2.6): clients do
+//     not agree on the time.
+//   - expiration, after which a semaphore may vanish in the middle of a section:
+//     what is idle is gone at once, what is held has a TTL that is never
+//     shorter than its holders'.
+//   - the version key and its upgrade: there is one key, and nothing in it that
+//     outlives its use.
+//   - exists_or_create!: there is nothing to create. N is the caller's.
+//   - a counter, or a list of tokens, that grows with each signal: whoever
+//     unlocks twice does not make a resource. A pool is a set.
+//   - a token taken off the list and not recorded yet, which a crash at that
+//     moment loses.
+//   - waiting for -1 seconds: below 0 is a mistake, but for Forever.
+//   - locked? about "my" tokens: Lease.Held. Locked is about the semaphore.
+//   - a stale-client check that only runs when somebody remembers to run it.
+
+func TestSeedRedisSemaphore_Available(t *testing.T) {
+	t.Parallel()
+	seed(t, "all are available before anybody locks, and the release tells the new number", func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for _, n := range []int{1, 2, 5} {
+			m := l.Semaphore(fmt.Sprint(redistest.Name(t), n), n)
+			wantAvailable(t, m, n)
+			var leases []*Lease
+			for i := range n {
+				leases = append(leases, mustTry(t, m))
+				wantAvailable(t, m, n-1-i)
+			}
+			for i, le := range leases {
+				if free, err := le.Release(t.Context()); free != i+1 || err != nil {
+					t.Errorf("Release %d of %d: %d, %v; want %d", i+1, n, free, err, i+1)
+				}
+				wantAvailable(t, m, i+1)
+			}
+		}
+	})
+	seed(t, "a second unlock makes no resource", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		first, _ := mustTry(t, m), mustTry(t, m)
+		mustUnlock(t, first)
+		for range 3 {
+			if _, err := first.Release(t.Context()); !errors.Is(err, ErrNotHeld) {
+				t.Errorf("another Release: %v, want ErrNotHeld", err)
+			}
+			if _, ours, err := first.release(t.Context(), 0); ours || err != nil {
+				t.Errorf("another release sent: held %v, %v", ours, err)
+			}
+		}
+		wantAvailable(t, m, 1)
+		mustTry(t, m)
+		mustBeBusy(t, m)
+	})
+}
+
+func TestSeedRedisSemaphore_Exists(t *testing.T) {
+	t.Parallel()
+	seed(t, "not from the start, but from the first lock, until the last unlock", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		wantExists(t, m, false)
+		first := mustTry(t, m)
+		second := mustTry(t, m)
+		wantExists(t, m, true)
+		mustUnlock(t, first)
+		wantExists(t, m, true)
+		mustUnlock(t, second)
+		wantExists(t, m, false)
+	})
+}
+
+func TestSeedRedisSemaphore_LockStatus(t *testing.T) {
+	t.Parallel()
+	seed(t, "a mutex: unlocked from the start, locked, unlocked again", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		wantLocked(t, m, false)
+		lease, ok, err := m.Acquire(t.Context(), time.Second)
+		if !ok || err != nil {
+			t.Fatalf("Acquire: %v, %v", ok, err)
+		}
+		wantLocked(t, m, true)
+		mustUnlock(t, lease)
+		wantLocked(t, m, false)
+	})
+	seed(t, "two resources: each lease tells of itself, Exists of anybody, Locked of room", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		first, second := mustTry(t, m), mustTry(t, m)
+		wantLocked(t, m, true)
+		mustUnlock(t, first)
+		if first.Held() || !second.Held() {
+			t.Errorf("held: %v, %v; want the second only", first.Held(), second.Held())
+		}
+		wantLocked(t, m, false) // there is room
+		wantExists(t, m, true)  // and somebody inside
+		mustUnlock(t, second)
+		wantExists(t, m, false)
+	})
+}
+
+func TestSeedRedisSemaphore_AtMostNHolders(t *testing.T) {
+	t.Parallel()
+	seed(t, "one resource is not had twice, two are not had three times", func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		for _, n := range []int{1, 2} {
+			m := hers.Semaphore(fmt.Sprint(redistest.Name(t), n), n)
+			var leases []*Lease
+			for range n {
+				leases = append(leases, mustTry(t, m))
+			}
+			for _, l := range []*Locker{hers, his} {
+				mustBeBusy(t, handle(l, m))
+				if _, ok, err := handle(l, m).Acquire(t.Context(), 50*time.Millisecond); ok || err != nil {
+					t.Errorf("Acquire: %v, %v", ok, err)
+				}
+			}
+			mustUnlock(t, leases[0])
+			mustTry(t, handle(his, m))
+			mustBeBusy(t, m)
+		}
+	})
+}
+
+func TestSeedRedisSemaphore_NumberedResources(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	// Who wants to know which of the resources it got puts them into a pool.
+	five := func(t *testing.T, s *redistest.Server) *Pool {
+		p := newLocker(t, s.Client(t)).Pool(redistest.Name(t))
+		mustPut(t, p, 5, "0", "1", "2", "3", "4")
+		return p
+	}
+	seed(t, "all different when all are taken, and no sixth", func(t *testing.T, s *redistest.Server) {
+		p := five(t, s)
+		var nested func(n int) []string
+		nested = func(n int) (values []string) {
+			if n == 0 {
+				if _, err := p.TryTake(ctx); !errors.Is(err, ErrBusy) {
+					t.Errorf("a sixth: %v, want ErrBusy", err)
+				}
+				return nil
+			}
+			err := p.Do(ctx, func(_ context.Context, lease *Lease) error {
+				values = append(nested(n-1), lease.Value())
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			return values
+		}
+		values := nested(5)
+		if slices.Reverse(values); !slices.Equal(values, []string{"0", "1", "2", "3", "4"}) {
+			t.Errorf("taken were %v", values)
+		}
+		if n, err := p.Available(ctx); n != 5 || err != nil {
+			t.Errorf("Available: %d, %v", n, err)
+		}
+	})
+	seed(t, "one after the other: first in, first out, or the same again where there is one", func(t *testing.T, s *redistest.Server) {
+		p := five(t, s)
+		single := newLocker(t, s.Client(t)).Pool(redistest.Name(t) + "-single")
+		mustPut(t, single, 1, "0")
+		for i := range 7 {
+			lease := mustTake(t, p, fmt.Sprint(i%5))
+			again := mustTake(t, single, "0")
+			mustPutBack(t, lease, again)
+		}
+	})
+	seed(t, "the tokens of plain leases differ, always", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 5)
+		seen := map[string]bool{}
+		for range 2 {
+			var leases []*Lease
+			for range 5 {
+				leases = append(leases, mustTry(t, m))
+			}
+			for _, le := range leases {
+				seen[le.Token()] = true
+				mustUnlock(t, le)
+			}
+		}
+		if len(seen) != 10 {
+			t.Errorf("10 stays had %d tokens", len(seen))
+		}
+	})
+}
+
+// mustPut puts values into a pool, of which so many are new to it.
+func mustPut(t *testing.T, p *Pool, added int, values ...string) {
+	t.Helper()
+	if n, err := p.Put(t.Context(), values...); n != added || err != nil {
+		t.Fatalf("Put: %d, %v; want %d", n, err, added)
+	}
+}
+
+// mustTake takes what is to be the next value.
+func mustTake(t *testing.T, p *Pool, want string) *Lease {
+	t.Helper()
+	le, err := p.TryTake(t.Context())
+	if err != nil {
+		t.Fatalf("TryTake: %v", err)
+	}
+	if le.Value() != want {
+		t.Errorf("took %q, want %q", le.Value(), want)
+	}
+	return le
+}
+
+func mustPutBack(t *testing.T, leases ...*Lease) {
+	t.Helper()
+	for _, le := range leases {
+		if err := le.Unlock(t.Context()); err != nil {
+			t.Fatalf("Unlock of %q: %v", le.Value(), err)
+		}
+	}
+}
+
+func TestSeedRedisSemaphore_Work(t *testing.T) {
+	t.Parallel()
+	wrong := errors.New("semaphore exception")
+	seed(t, "it runs, its value comes back, and its lease is there to be seen", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		n, err := With(t.Context(), m, func(ctx context.Context) (int, error) {
+			if lease, ok := FromContext(ctx); !ok || lease.Token() == "" {
+				t.Error("no lease, or no token")
+			}
+			wantAvailable(t, m, 1)
+			return 42, nil
+		})
+		if n != 42 || err != nil {
+			t.Errorf("With: %d, %v", n, err)
+		}
+		wantAvailable(t, m, 2)
+	})
+	seed(t, "its error passes through, its panic too, and nothing stays locked", func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Semaphore(redistest.Name(t), 2)
+		if err := m.Do(t.Context(), func(context.Context) error { return wrong }); !errors.Is(err, wrong) || err.Error() != wrong.Error() {
+			t.Errorf("Do: %v", err)
+		}
+		p := l.Pool(m.Name())
+		mustPut(t, p, 1, "0")
+		for _, do := range []func(){
+			func() { _ = m.Do(t.Context(), func(context.Context) error { panic(wrong) }) },
+			func() { _ = p.Do(t.Context(), func(context.Context, *Lease) error { panic(wrong) }) },
+		} {
+			func() {
+				defer func() {
+					if r := recover(); r != any(wrong) {
+						t.Errorf("recovered %v", r)
+					}
+				}()
+				do()
+			}()
+		}
+		wantAvailable(t, m, 2)
+		mustPutBack(t, mustTake(t, p, "0"))
+	})
+}
+
+func TestSeedRedisSemaphore_Delete(t *testing.T) {
+	t.Parallel()
+	seed(t, "it disappears without a trace, and holders are told", func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t), func(o *Options) { o.Prefix = redistest.Name(t) })
+		m := l.Semaphore("semaphore", 2, TTL(300*time.Millisecond))
+		p := l.Pool("pool", TTL(300*time.Millisecond))
+		mustPut(t, p, 3, "a", "b", "c")
+		held, taken := mustTry(t, m), mustTake(t, p, "a")
+		working, taking := held.Bind(t.Context()), taken.Bind(t.Context())
+		if err := m.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := p.Delete(t.Context()); n != 3 || err != nil {
+			t.Errorf("Delete of the pool: %d, %v; want 3", n, err)
+		}
+		if n, err := raw(m).Exists(t.Context(), m.Key()).Result(); n != 0 || err != nil {
+			t.Errorf("the semaphore's key is left: %d, %v", n, err)
+		}
+		if n, err := raw(m).Exists(t.Context(), p.Key()).Result(); n != 0 || err != nil {
+			t.Errorf("the pool's key is left: %d, %v", n, err)
+		}
+		for _, ctx := range []context.Context{working, taking} {
+			select {
+			case <-ctx.Done():
+				if !errors.Is(context.Cause(ctx), ErrLost) {
+					t.Errorf("a holder's context ended with %v", context.Cause(ctx))
+				}
+			case <-time.After(soon):
+				t.Error("a holder is not told")
+			}
+		}
+		if err := taken.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Unlock: %v, want ErrNotHeld", err)
+		}
+		// The value does not come back with its late taker.
+		if n, err := raw(m).Exists(t.Context(), p.Key()).Result(); n != 0 || err != nil {
+			t.Errorf("the pool is there again: %d, %v", n, err)
+		}
+	})
+}
+
+func TestSeedRedisSemaphore_TimeoutZero(t *testing.T) {
+	t.Parallel()
+	seed(t, "0 does not block, and what it gets is locked", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		lease, ok, err := m.Acquire(t.Context(), 0)
+		if !ok || err != nil {
+			t.Fatalf("Acquire: %v, %v", ok, err)
+		}
+		wantLocked(t, m, true)
+		if _, ok, err := m.Acquire(t.Context(), 0); ok || err != nil {
+			t.Errorf("Acquire within: %v, %v", ok, err)
+		}
+		mustUnlock(t, lease)
+	})
+	seed(t, "for ever waits until the lock is released, or the context ends", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			lease, ok, err := m.Acquire(context.Background(), Forever)
+			if !ok || err != nil {
+				t.Errorf("Acquire: %v, %v", ok, err)
+			} else if err := lease.Unlock(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		waiting(t, m, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		wg.Go(func() {
+			if _, ok, err := m.Acquire(ctx, Forever); ok || !errors.Is(err, context.Canceled) {
+				t.Errorf("Acquire with an ended context: %v, %v", ok, err)
+			}
+		})
+		waiting(t, m, 2)
+		cancel()
+		waiting(t, m, 1)
+		mustUnlock(t, held)
+		wg.Wait()
+	})
+}
+
+func TestSeedRedisSemaphore_NoTokenIsLost(t *testing.T) {
+	t.Parallel()
+	seed(t, "who dies with a resource gives it back when its time is up", func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Semaphore(redistest.Name(t), 2, TTL(200*time.Millisecond), NoRenew())
+		p := hers.Pool(m.Name(), TTL(200*time.Millisecond), NoRenew())
+		mustPut(t, p, 1, "licence")
+		mustTry(t, m)
+		mustTry(t, m)
+		mustTake(t, p, "licence")
+		if err := hers.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			untilTaken(t, his.Semaphore(m.Name(), 2))
+		}
+		again := lockBeside(t, his.Pool(m.Name()).m).got(t) // in line, as Take is
+		if again.Value() != "licence" {
+			t.Errorf("what came back is %q", again.Value())
+		}
+		mustPutBack(t, again)
+	})
+	// Taking and recording are one script: there is no moment between. What
+	// remains is a reply that is lost on its way to a client that gives up.
+	t.Run("a resource whose taker never heard of it comes back", func(t *testing.T) {
+		t.Parallel()
+		eachSingle(t, func(t *testing.T, s *redistest.Server) {
+			near, far, proxy := through(t, s, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })
+			p := near.Pool(redistest.Name(t), TTL(time.Minute))
+			mustPut(t, p, 1, "licence")
+			mustPutBack(t, mustTake(t, p, "licence")) // the scripts are known to the server
+			proxy.DropReplyTo(isScript(poolTakeScript, p.m), 1)
+			if _, err := far.Pool(p.m.name, TTL(time.Minute)).TryTake(t.Context()); !errors.Is(err, ErrBackend) {
+				t.Fatalf("TryTake with its reply lost: %v, want ErrBackend", err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), soon)
+			defer cancel()
+			le, err := p.Take(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustPutBack(t, le)
+		})
+	})
+}
+
+func TestSeedRedisSemaphore_LeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	seed(t, "no key after the last unlock, and one that expires where a holder died", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2, TTL(2*time.Second))
+		err := m.Do(t.Context(), func(context.Context) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := raw(m).Exists(t.Context(), m.Key()).Result(); n != 0 || err != nil {
+			t.Errorf("the key is left: %d, %v", n, err)
+		}
+		mustTry(t, m)
+		// Later than its holder's deadline, so that it never vanishes under one.
+		if ttl := raw(m).PTTL(t.Context(), m.Key()).Val(); ttl <= 0 || ttl > 2*time.Second+keepSlack {
+			t.Errorf("the key of a holder that may die lasts for %s", ttl)
+		}
+	})
+	seed(t, "a pool goes with its last value", func(t *testing.T, s *redistest.Server) {
+		p := newLocker(t, s.Client(t)).Pool(redistest.Name(t))
+		mustPut(t, p, 2, "a", "b")
+		for _, value := range []string{"a", "b"} {
+			if err := mustTake(t, p, value).Consume(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n, err := raw(p.m).Exists(t.Context(), p.Key()).Result(); n != 0 || err != nil {
+			t.Errorf("the key is left: %d, %v", n, err)
+		}
+	})
+}
+
+func TestSeedRedisSemaphore_ChangingResources(t *testing.T) {
+	t.Parallel()
+	seed(t, "three more resources, then three less", func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		name := redistest.Name(t)
+		one, four := hers.Semaphore(name, 1), his.Semaphore(name, 4)
+		held := mustTry(t, one)
+		mustBeBusy(t, one)
+		wantAvailable(t, four, 3)
+		more := []*Lease{mustTry(t, four), mustTry(t, four), mustTry(t, four)}
+		mustBeBusy(t, four)
+		wantAvailable(t, four, 0)
+		// Back to one: nobody is thrown out, and nobody comes in before.
+		for _, le := range append(more, held) {
+			mustBeBusy(t, one)
+			wantAvailable(t, one, 0)
+			mustUnlock(t, le)
+		}
+		wantAvailable(t, one, 1)
+		mustUnlock(t, mustTry(t, one))
+	})
+	seed(t, "values are added to a pool, and waiting takers get them", func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		p := hers.Pool(redistest.Name(t))
+		mustPut(t, p, 1, "0")
+		mustTake(t, p, "0")
+		waiter := lockBeside(t, his.Pool(p.m.name).m)
+		redistest.Eventually(t, soon, func() bool {
+			info, err := p.Inspect(t.Context())
+			return err == nil && info.Waiting == 1
+		}, "a taker in line")
+		mustPut(t, p, 3, "1", "2", "3")
+		if v := waiter.got(t).Value(); v != "1" {
+			t.Errorf("the waiter got %q", v)
+		}
+		if n, err := p.Available(t.Context()); n != 2 || err != nil {
+			t.Errorf("Available: %d, %v; want 2", n, err)
+		}
+	})
+}
+
+func TestSeedRedisSemaphore_Watchdog(t *testing.T) {
+	t.Parallel()
+	seed(t, "a third process clears stale locks away, and no others", func(t *testing.T, s *redistest.Server) {
+		prefix := redistest.Name(t)
+		own := func(o *Options) { o.Prefix = prefix }
+		l, watchdog := newLocker(t, s.Client(t), own), newLocker(t, s.Client(t), own)
+		live, stale := l.Mutex("live"), l.Mutex("stale")
+		held := mustTry(t, live)
+		store(t, stale, "dead", time.Minute)
+		if n, err := watchdog.Sweep(t.Context()); n != 0 || err != nil {
+			t.Errorf("Sweep of the living: %d, %v", n, err)
+		}
+		wantLocked(t, stale, true)
+		if err := raw(stale).Del(t.Context(), stale.Key()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		store(t, stale, "dead", -time.Second)
+		if n, err := watchdog.Sweep(t.Context()); n != 1 || err != nil {
+			t.Errorf("Sweep: %d, %v; want the stale one", n, err)
+		}
+		wantLocked(t, stale, false)
+		wantExists(t, stale, false)
+		mustUnlock(t, held)
+	})
+	seed(t, "nobody needs one: a blocked waiter takes over by itself", func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Mutex(redistest.Name(t), TTL(200*time.Millisecond), NoRenew())
+		mustTry(t, m)
+		mustUnlock(t, lockBeside(t, handle(his, m, TTL(time.Minute))).got(t))
+	})
+}
+
+func TestSeedRedisSemaphore_StaleClients(t *testing.T) {
+	t.Parallel()
+	seed(t, "refused while the client is alive, restored when it is stale", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(600*time.Millisecond), NoRenew())
+		mustTry(t, m)
+		if _, ok, err := m.Acquire(t.Context(), 0); ok || err != nil {
+			t.Errorf("Acquire of what is held: %v, %v", ok, err)
+		}
+		lease, ok, err := m.Acquire(t.Context(), soon)
+		if !ok || err != nil {
+			t.Fatalf("Acquire of what goes stale: %v, %v", ok, err)
+		}
+		if fence := time.UnixMicro(lease.Fence()); serverNow(t, m).Before(fence) {
+			t.Errorf("the fence %s is ahead of the server", fence)
+		}
+	})
+	seed(t, "whoever comes clears away, in the same step: no clean-up to hold up others", func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Semaphore(redistest.Name(t), 3)
+		for range 3 {
+			store(t, m, "dead", -time.Second)
+		}
+		if n := band(t, m, "h:"); n != 3 {
+			t.Fatalf("%d are stored, want 3", n)
+		}
+		mustTry(t, handle(his, m))
+		if n := band(t, m, "h:"); n != 1 {
+			t.Errorf("%d holders are stored after the first ask, want 1; %s", n, dump(m))
+		}
+		wantAvailable(t, m, 2)
+	})
+}
+
+func TestSeedRedisSemaphore_ServerTime(t *testing.T) {
+	t.Parallel()
+	seed(t, "deadlines are counted by the server's clock", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(10*time.Second))
+		before := serverNow(t, m)
+		deadline, ok := holds(t, mustTry(t, m))
+		after := serverNow(t, m)
+		if early, late := before.Add(10*time.Second).Truncate(time.Millisecond), after.Add(10*time.Second+2*time.Millisecond); !ok || deadline.Before(early) || deadline.After(late) {
+			t.Errorf("the deadline is %s, want between %s and %s", deadline, early, late)
+		}
+	})
+	t.Run("a client whose clock is years off makes no difference", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.StartMini(t)
+		now := time.Now().AddDate(20, 0, 0)
+		s.Mini().SetTime(now)
+		hers, his := twoProcesses(t, s)
+		m := hers.Mutex(redistest.Name(t), TTL(10*time.Second))
+		deadline, ok := holds(t, mustTry(t, m))
+		if want := now.Add(10 * time.Second); !ok || deadline.Sub(want).Abs() > 2*time.Millisecond {
+			t.Errorf("the deadline is %s, want %s", deadline, want)
+		}
+		s.Mini().SetTime(now.Add(10*time.Second - 5*time.Millisecond))
+		mustBeBusy(t, handle(his, m))
+		s.Mini().SetTime(now.Add(10*time.Second + 5*time.Millisecond))
+		mustUnlock(t, mustTry(t, handle(his, m)))
+	})
+}
+
+func TestSeedRedisSemaphore_AllTokens(t *testing.T) {
+	t.Parallel()
+	seed(t, "free and taken together are the same, whoever holds what", func(t *testing.T, s *redistest.Server) {
+		p := newLocker(t, s.Client(t)).Pool(redistest.Name(t))
+		all := []string{"a", "b|%", "c d", "é\n"}
+		mustPut(t, p, len(all), all...)
+		tokens := func() (tokens []string) {
+			info, err := p.Inspect(t.Context())
+			if err != nil || info.Free != len(info.Values) || info.Taken != len(info.Holders) {
+				t.Fatalf("Inspect: %+v, %v", info, err)
+			}
+			tokens = append(tokens, info.Values...)
+			for _, h := range info.Holders {
+				tokens = append(tokens, h.Value)
+			}
+			slices.Sort(tokens)
+			return tokens
+		}
+		slices.Sort(all)
+		for i := range len(all) + 1 {
+			if got := tokens(); !slices.Equal(got, all) {
+				t.Errorf("with %d taken: %q, want %q", i, got, all)
+			}
+			if i < len(all) {
+				if _, err := p.TryTake(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+func TestSeedRedisSemaphore_FairLine(t *testing.T) {
+	t.Parallel()
+	seed(t, "they are let in by order of arrival", func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Semaphore(redistest.Name(t), 2)
+		held := []*Lease{mustTry(t, m), mustTry(t, m)}
+		var line []*attempt
+		for i := range 8 {
+			line = append(line, inLine(t, handle([]*Locker{hers, his}[i%2], m), i+1))
+		}
+		for i, a := range line {
+			mustUnlock(t, held[0])
+			held = append(held[1:], a.got(t))
+			for j, behind := range line[i+1:] {
+				if !behind.pending() {
+					t.Fatalf("number %d got in before its turn, with number %d", i+j+2, i+1)
+				}
+			}
+			mustBeBusy(t, m)
+		}
+	})
+}
+
+func TestSeedRedisSemaphore_WaitAndSignal(t *testing.T) {
+	t.Parallel()
+	seed(t, "jobs go from producers to consumers unmodified, in order, each to one", func(t *testing.T, s *redistest.Server) {
+		producer, consumer := twoProcesses(t, s)
+		name := redistest.Name(t)
+		jobs := []string{"first", "a b|c%20{d}~", "\x00\xff\n", `{"id":7}`, "ümläut \u2028 end"}
+		in, out := producer.Pool(name), consumer.Pool(name)
+		// The consumer comes first, and waits.
+		first := lockBeside(t, out.m)
+		redistest.Eventually(t, soon, func() bool {
+			info, err := in.Inspect(t.Context())
+			return err == nil && info.Waiting == 1
+		}, "a consumer in line")
+		mustPut(t, in, len(jobs), jobs...)
+		job := first.got(t)
+		for i, want := range jobs {
+			if i > 0 {
+				job = mustTake(t, out, want)
+			}
+			if job.Value() != want {
+				t.Errorf("job %d is %q, want %q", i, job.Value(), want)
+			}
+			if err := job.Consume(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := job.Consume(t.Context()); !errors.Is(err, ErrNotHeld) {
+				t.Errorf("consumed twice: %v, want ErrNotHeld", err)
+			}
+		}
+		if _, err := out.TryTake(t.Context()); !errors.Is(err, ErrBusy) {
+			t.Errorf("one more: %v, want ErrBusy", err)
+		}
+	})
+	seed(t, "a token that is signalled twice is there once", func(t *testing.T, s *redistest.Server) {
+		p := newLocker(t, s.Client(t)).Pool(redistest.Name(t))
+		mustPut(t, p, 1, "token")
+		mustPut(t, p, 0, "token")
+		taken := mustTake(t, p, "token")
+		mustPut(t, p, 0, "token") // it has a holder
+		if _, err := p.TryTake(t.Context()); !errors.Is(err, ErrBusy) {
+			t.Errorf("a second one: %v, want ErrBusy", err)
+		}
+		mustPutBack(t, taken)
+		if n, err := p.Available(t.Context()); n != 1 || err != nil {
+			t.Errorf("Available: %d, %v; want 1", n, err)
+		}
+	})
+	seed(t, "many producers and consumers: no job lost, none done twice", func(t *testing.T, s *redistest.Server) {
+		const producers, consumers, each = 3, 3, 10
+		name := redistest.Name(t)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*soon)
+		defer cancel()
+		done := make(chan string, 2*producers*each)
+		var wg sync.WaitGroup
+		for i := range producers {
+			p := newLocker(t, s.Client(t)).Pool(name)
+			wg.Go(func() {
+				for j := range each {
+					if _, err := p.Put(ctx, fmt.Sprint("job ", i, " ", j)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		for range consumers {
+			p := newLocker(t, s.Client(t)).Pool(name)
+			wg.Go(func() {
+				for range producers * each / consumers {
+					job, err := p.Take(ctx)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if err := job.Consume(ctx); err != nil {
+						t.Error(err)
+					}
+					done <- job.Value()
+				}
+			})
+		}
+		wg.Wait()
+		close(done)
+		seen := map[string]bool{}
+		for job := range done {
+			if seen[job] {
+				t.Errorf("%s was done twice", job)
+			}
+			seen[job] = true
+		}
+		if len(seen) != producers*each {
+			t.Errorf("%d jobs were done, want %d", len(seen), producers*each)
+		}
+	})
+}

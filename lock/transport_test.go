@@ -1,0 +1,370 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// transportEnv names the transport that all tests of this package run over:
+// AUTOMUTEX_TEST_TRANSPORT="full duplex" go test ./lock
+const transportEnv = "AUTOMUTEX_TEST_TRANSPORT"
+
+// transports are what TestTransport runs tests over.
+var transports = map[string]*redis.AutoPipelineOptions{
+	"half duplex": {MaxBatchSize: 300, MaxBatchBytes: 128 * 1024},
+	"full duplex": {FullDuplex: true},
+}
+
+// transportFor is the transport that newLocker gives to the test's Lockers,
+// which is in the test's name: TestTransport/<transport>/<test>. nil: none.
+func transportFor(t testing.TB, rdb Client) Transport {
+	t.Helper()
+	name := os.Getenv(transportEnv)
+	if parts := strings.Split(t.Name(), "/"); parts[0] == "TestTransport" {
+		name = strings.ReplaceAll(parts[1], "_", " ")
+	}
+	options := transports[name]
+	client, ok := rdb.(redis.UniversalClient)
+	if name == "" || !ok {
+		return nil
+	}
+	if options == nil {
+		t.Fatalf("there is no transport %q", name)
+	}
+	ap, err := client.AutoPipelineWithOptions(options) // closed with the client
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ap
+}
+
+// TestTransport runs the tests of what one call to Redis does, and of what
+// becomes of a call that is lost, over each transport. (Those that count calls
+// by a hook are not here: in a Cluster full duplex passes the client's hooks by.)
+func TestTransport(t *testing.T) {
+	t.Parallel()
+	suite := map[string]func(*testing.T){
+		"AtMostNHolders":                  TestRule01_AtMostNHolders,
+		"RaisingN":                        TestRule01_RaisingNFillsTheNewSlotsAtTheNextAsk,
+		"LateRelease":                     TestRule02_LateReleaseLeavesTheSuccessorAlone,
+		"OnlyTheGrantedTokenRenews":       TestRule02_OnlyTheGrantedTokenRenews,
+		"ResentAsk":                       TestRule03_ResentAskIsOurs,
+		"ResentAskInLine":                 TestRule03_ResentAskStandsInLineOnce,
+		"UnknownOutcome":                  TestRule03_UnknownOutcomeIsReleased,
+		"UnknownOutcomeLater":             TestRule03_UnknownOutcomeIsReleasedAgainLater,
+		"UnknownOutcomeBehindADialError":  TestRule03_UnknownOutcomeBehindADialErrorIsReleased,
+		"ResentRelease":                   TestRule03_ResentReleaseIsSuccess,
+		"AbsentWithoutAResend":            TestRule03_AbsentWithoutAResendIsNotHeld,
+		"AbsentAfterNoscript":             TestRule03_AbsentAfterNoscriptIsNotHeld,
+		"UnknownRelease":                  TestRule03_UnknownReleaseIsRepeated,
+		"LeaveWaitsForTheAsk":             TestRule03_LeaveWaitsForTheAsk,
+		"LeaveAfterAnAskOfUnknownOutcome": TestRule03_LeaveAfterAnAskOfUnknownOutcomeIsRepeated,
+		"ReleaseAndGrant":                 TestRule04_ReleaseAndGrantAreOneScript,
+		"KilledHolder":                    TestRule05_KilledHolderIsSucceeded,
+		"GrantedLeaseIsRenewed":           TestRule06_GrantedLeaseIsRenewedToItsFullTTL,
+		"MessagesWake":                    TestRule07_MessagesWake,
+		"UnlockOnAnEndedContext":          TestRule10_UnlockWorksOnAnEndedContext,
+		"BusyError":                       TestBusyErrorTellsWhoHolds,
+		"Cooldown":                        TestCooldownKeepsTheSlotForThatLong,
+		"DoubleUnlock":                    TestDoubleUnlock,
+		"EndedContext":                    TestLockWithAnEndedContext,
+		"OutOfTime":                       TestLockThatRunsOutOfTime,
+		"FirstComeFirstServed":            TestFirstComeFirstServed,
+		"GivesUpWhenGranted":              TestWaiterThatGivesUpWhenGranted,
+		"Newcomer":                        TestNewcomerNeverOvertakes,
+		"Break":                           TestBreakOneOfSeveral,
+		"PoolResentTake":                  TestPoolResentTakeIsOneValue,
+		"PoolResentConsume":               TestPoolResentConsume,
+		"PoolTakeWaits":                   TestPoolTakeIsWokenByAPut,
+		"PoolStress":                      TestPoolStress,
+		"Stress":                          testTransportStress,
+		"Renewal":                         testTransportRenewal,
+		"ScriptFlush":                     testTransportScriptFlush,
+		"NoDoubt":                         testTransportNoDoubt,
+		"ResendIsDoubt":                   testTransportResendIsDoubt,
+		"OutageIsWaitedOut":               testTransportOutage,
+	}
+	for name := range transports {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for name, test := range suite {
+				t.Run(name, test)
+			}
+		})
+	}
+}
+
+// Lock, unlock, overlap: nobody is beside another, everybody gets their turns.
+func testTransportStress(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, limit := range []int{1, 3} {
+			t.Run(fmt.Sprint("N=", limit), func(t *testing.T) {
+				t.Parallel()
+				var inside, turns, lastFence atomic.Int64
+				var wg sync.WaitGroup
+				const lockers, each, sections = 3, 6, 20
+				name := redistest.Name(t)
+				for range lockers {
+					m := newLocker(t, s.Client(t)).Semaphore(name, limit)
+					for range each {
+						wg.Go(func() {
+							for range sections {
+								err := m.Do(t.Context(), func(ctx context.Context) error {
+									if n := inside.Add(1); n > int64(limit) {
+										t.Errorf("%d hold a lock for %d", n, limit)
+									}
+									if le, _ := FromContext(ctx); limit == 1 && le.Fence() <= lastFence.Swap(le.Fence()) {
+										t.Error("the fence did not grow")
+									}
+									turns.Add(1)
+									inside.Add(-1)
+									return nil
+								})
+								if err != nil {
+									t.Errorf("Do: %v", err)
+								}
+							}
+						})
+					}
+				}
+				wg.Wait()
+				if n := turns.Load(); n != lockers*each*sections {
+					t.Errorf("%d turns, want %d", n, lockers*each*sections)
+				}
+				free(t, newLocker(t, s.Client(t)).Mutex(name), soon)
+			})
+		}
+	})
+}
+
+func testTransportRenewal(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(500*time.Millisecond))
+		le := mustTry(t, m)
+		first, _ := holds(t, le)
+		redistest.Eventually(t, soon, func() bool {
+			return serverNow(t, m).After(first.Add(time.Second))
+		}, "a second beyond the first deadline")
+		if !le.Held() {
+			t.Fatalf("the lease was not renewed; %s", dump(m))
+		}
+		mustUnlock(t, le)
+	})
+}
+
+// The server forgets the scripts while locks are held, waited for and taken.
+func testTransportScriptFlush(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	l := newLocker(t, s.Client(t))
+	m := l.Mutex(redistest.Name(t), TTL(time.Second))
+	other := s.Client(t)
+	le := mustTry(t, m)
+	for range 5 {
+		w := inLine(t, m, 1)
+		if err := other.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		mustUnlock(t, le)
+		le = w.got(t)
+	}
+	mustUnlock(t, le)
+	free(t, m, soon)
+}
+
+// What went well leaves no doubt: nothing is released a second time. An
+// AutoPipeliner marshals each argument twice, once to learn its size.
+func testTransportNoDoubt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		warm(t, m)
+		for range 3 {
+			le := mustTry(t, m)
+			if n := le.asks.Load(); n != 0 {
+				t.Errorf("after an ask that was answered %d asks count as unanswered", n)
+			}
+			mustUnlock(t, le)
+			if n := le.releases.Load(); n != 1 {
+				t.Errorf("a release counts as written %d times", n)
+			}
+		}
+	})
+}
+
+// What the transport wrote twice is doubtful.
+func testTransportResendIsDoubt(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		_, far, p := through(t, s)
+		m := far.Mutex(redistest.Name(t))
+		warm(t, m)
+		p.DropReplyTo(isScript(askScript, m), 1)
+		le := mustTry(t, m)
+		if n := le.asks.Load(); n != 1 {
+			t.Errorf("of two asks %d count as unanswered, want 1", n)
+		}
+		mustUnlock(t, le)
+	})
+}
+
+// Connections are cut again and again while locks change hands.
+func testTransportOutage(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t))
+		warm(t, m)
+		var inside atomic.Int64
+		var wg sync.WaitGroup
+		for _, l := range []*Locker{near, far} {
+			for range 4 {
+				wg.Go(func() {
+					m := handle(l, m)
+					for range 15 {
+						le, err := m.Lock(t.Context())
+						if err != nil {
+							t.Errorf("Lock: %v", err)
+							return
+						}
+						if n := inside.Add(1); n > 1 {
+							t.Errorf("%d hold a mutex", n)
+						}
+						inside.Add(-1)
+						if err := le.Unlock(t.Context()); err != nil {
+							t.Errorf("Unlock: %v", err)
+						}
+					}
+				})
+			}
+		}
+		done := make(chan struct{})
+		go func() { defer close(done); wg.Wait() }()
+		for range 3 {
+			before := p.Count("EVALSHA")
+			redistest.Eventually(t, 2*soon, func() bool {
+				select {
+				case <-done:
+					return true
+				default:
+					return p.Count("EVALSHA") > before+10
+				}
+			}, "some calls")
+			p.Cut()
+		}
+		<-done
+		free(t, m, soon)
+	})
+}
+
+// stuck is a transport that answers nothing until it is let go of.
+type stuck struct{ free chan struct{} }
+
+func (s *stuck) Eval(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
+	<-s.free
+	cmd := redis.NewCmd(ctx)
+	cmd.SetErr(redis.ErrClosed)
+	return cmd
+}
+
+func (s *stuck) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
+	return s.Eval(ctx, "", nil)
+}
+
+// A transport that does not come back, whatever its context says, is left
+// behind after opTimeout. Its goroutines end with it (see TestMain).
+func TestTransportThatHangsIsBounded(t *testing.T) {
+	t.Parallel()
+	transport := &stuck{make(chan struct{})}
+	t.Cleanup(func() { close(transport.free) })
+	l := newLocker(t, redistest.Mini(t).Client(t), func(o *Options) { o.Transport = transport })
+	m := l.Mutex(redistest.Name(t))
+	for name, f := range map[string]func() error{
+		"TryLock": func() error { _, err := m.TryLock(t.Context()); return err },
+		"Lock":    func() error { _, err := m.Lock(t.Context()); return err },
+		"Holders": func() error { _, err := m.Holders(t.Context()); return err },
+	} {
+		began := time.Now()
+		err := f()
+		if !errors.Is(err, ErrBackend) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s over a transport that hangs: %v, want ErrBackend and DeadlineExceeded", name, err)
+		}
+		if took := time.Since(began); took > opTimeout+3*time.Second {
+			t.Errorf("%s was bounded after %s, want about %s", name, took, opTimeout)
+		}
+	}
+}
+
+// The same with the real thing, behind a network that swallows everything: what
+// was queued and given up may yet run, so it is released as well.
+func TestTransportThatHangsReleasesWhatMayYetRun(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	for name, options := range transports {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := redistest.NewProxy(t, s.Addr())
+			rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 2*opTimeout })
+			ap, err := rdb.AutoPipelineWithOptions(options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			far := newLocker(t, rdb, func(o *Options) { o.Transport = ap })
+			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
+			warm(t, m)
+			held := p.Hold(isScript(askScript, m), 1)
+			began := time.Now()
+			if _, err := handle(far, m).TryLock(t.Context()); !errors.Is(err, ErrBackend) {
+				t.Fatalf("TryLock over a transport that hangs: %v, want ErrBackend", err)
+			}
+			if took := time.Since(began); took > opTimeout+3*time.Second {
+				t.Errorf("bounded after %s, want about %s", took, opTimeout)
+			}
+			held.Release()
+			redistest.Eventually(t, soon, func() bool { return p.Count("EVALSHA") >= 2 }, "the ask and a release")
+			free(t, m, soon)
+		})
+	}
+}
+
+// An ask that was queued and given up before it was written counts as doubtful.
+func TestTransportLeftBehindIsDoubtful(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t), func(o *Options) { o.Transport = &stuck{} })
+	le := l.Mutex("x").newLease()
+	if le.doubtful() {
+		t.Fatal("doubtful before anything was sent")
+	}
+	leftBehind([]any{(*askArg)(le)})
+	le.answered(errLeftBehind)
+	if !le.doubtful() {
+		t.Error("an ask that was given up is not doubtful")
+	}
+}
+
+func TestBadTransports(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	ring := redis.NewRing(&redis.RingOptions{})
+	t.Cleanup(func() { _ = ring.Close() })
+	var none *redis.AutoPipeliner
+	for want, transport := range map[string]Transport{"nil *redis.AutoPipeliner": none, "*redis.Ring": ring} {
+		err := New(rdb, Options{Transport: transport}).Err()
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("New with %T: %v, want an error with %q", transport, err, want)
+		}
+	}
+}
