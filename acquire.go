@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -159,7 +160,7 @@ type outage struct {
 	since time.Time
 }
 
-func (o *outage) began(log interface{ Warn(string, ...any) }, err error) {
+func (o *outage) began(log *slog.Logger, err error) {
 	o.mu.Lock()
 	first := o.since.IsZero()
 	if first {
@@ -171,7 +172,7 @@ func (o *outage) began(log interface{ Warn(string, ...any) }, err error) {
 	}
 }
 
-func (o *outage) over(log interface{ Info(string, ...any) }) {
+func (o *outage) over(log *slog.Logger) {
 	o.mu.Lock()
 	since := o.since
 	o.since = time.Time{}

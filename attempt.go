@@ -35,7 +35,7 @@ type stay struct {
 	target target
 	lease  *lock.Lease
 	taken  time.Time
-	alone  context.Context //nolint:containedctx // ends with the lease and nothing else; nil before bind
+	alone  context.Context //nolint:containedctx // ends with the lease and nothing else
 	lost   sync.Once       // the loss was told of
 	unhook []func() bool   // stops the watchers
 }
@@ -98,8 +98,24 @@ func (a *attempt) holds(key string) bool {
 }
 
 func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
-	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now()})
+	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now(), alone: lease.Bind(context.WithoutCancel(a.ctx))})
 	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited})
+}
+
+// lostEarly is a lease that ended before the handler began, while the task was
+// waiting for another: it has no turn. nil when there is none.
+func (a *attempt) lostEarly() *stay {
+	for _, s := range a.stays {
+		if s.alone.Err() != nil {
+			return s
+		}
+	}
+	return nil
+}
+
+func (s *stay) loss() error {
+	return fmt.Errorf("automutex: rule %q: key %q was lost while the task waited for another: %w",
+		s.target.rule.Name, s.target.key, context.Cause(s.alone))
 }
 
 // bind makes the handler's context: it ends with the task's, and with cause
@@ -111,7 +127,6 @@ func (a *attempt) bind() context.Context {
 	ctx := a.ctx
 	for _, s := range a.stays {
 		ctx = context.WithValue(s.lease.Bind(ctx), heldKey{}, &holding{guard: a.guard, stay: s, outer: held(ctx)})
-		s.alone = s.lease.Bind(context.WithoutCancel(a.ctx))
 		s.unhook = append(s.unhook,
 			context.AfterFunc(s.alone, func() {
 				if cause := context.Cause(s.alone); errors.Is(cause, lock.ErrLost) {
@@ -144,7 +159,7 @@ func (a *attempt) release() {
 		for _, stop := range s.unhook {
 			stop()
 		}
-		open := s.alone != nil && s.alone.Err() == nil
+		open := s.alone.Err() == nil
 		var err error
 		if rest := s.target.rule.Cooldown - time.Since(a.began); a.succeeded && s.target.rule.Cooldown > 0 {
 			err = s.lease.Cooldown(a.ctx, rest)
@@ -153,7 +168,7 @@ func (a *attempt) release() {
 		}
 		event := Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken)}
 		switch {
-		case errors.Is(err, lock.ErrNotHeld) && open:
+		case errors.Is(err, lock.ErrNotHeld) && open && !a.began.IsZero():
 			// Found out only now: the key was deleted or evicted. (Not open:
 			// told of before, or the handler unlocked the lease itself.)
 			a.tellLost(s, fmt.Errorf("%w: %w", lock.ErrLost, err))
@@ -164,6 +179,7 @@ func (a *attempt) release() {
 		}
 		a.observe(event)
 	}
+	a.stays = nil
 }
 
 // observe completes an event and hands it to Config.Observe.

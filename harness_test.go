@@ -117,6 +117,21 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	return r
 }
 
+// newGuard is a guard without a server.
+func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rules ...Rule) *Guard {
+	t.Helper()
+	guard, err := New(s.Client(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: newLogger(log), Observe: seen.observe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := guard.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return guard
+}
+
 // cutKey finds what ends the context of one attempt, see run.cut.
 type cutKey struct{}
 

@@ -234,7 +234,7 @@ func findCircle(scope string, after map[string][]scopeOrder, waits func(string) 
 }
 
 func circleError(circle []scopeOrder) error {
-	var steps []string
+	steps := make([]string, 0, len(circle))
 	for _, order := range circle {
 		steps = append(steps, fmt.Sprintf("%s takes the scope %q after %q", order.rule.where(), order.rule.Scope, order.before))
 	}

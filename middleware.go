@@ -64,6 +64,9 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		idle:   make(chan struct{}),
 		locker: lock.New(rdb, lock.Options{Prefix: cfg.Prefix, Owner: cfg.Owner, Logger: cfg.Logger}),
 	}
+	if err := g.locker.Err(); err != nil { // every ask would fail, and send the tasks round for ever
+		return nil, fmt.Errorf("automutex: Config.Prefix: %w", err)
+	}
 	g.closing, g.stop = context.WithCancel(context.Background())
 	for _, notice := range notices {
 		g.log.Warn(notice)
@@ -134,15 +137,25 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 	// Plain defers, no recover: a panic of the handler reaches asynq with the
 	// stack it had.
 	defer a.release()
-	for _, t := range targets {
-		if err := a.take(t); err != nil {
-			return err.answer, err.closed
+	for {
+		for _, t := range targets {
+			if err := a.take(t); err != nil {
+				return err.answer, err.closed
+			}
 		}
-	}
-	if a.ctx.Err() != nil {
-		// asynq has filed the task already; running it now would be a second
-		// run beside its retry.
-		return context.Cause(a.ctx), false
+		if a.ctx.Err() != nil {
+			// asynq has filed the task already; running it now would be a second
+			// run beside its retry.
+			return context.Cause(a.ctx), false
+		}
+		early := a.lostEarly()
+		if early == nil {
+			break
+		}
+		if !a.last {
+			return a.retry(early.target, early.loss(), retryDelay()).answer, false
+		}
+		a.release() // with no attempts left: from the beginning
 	}
 	a.began = time.Now()
 	err = next.ProcessTask(a.bind(), a.task)

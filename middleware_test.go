@@ -125,21 +125,6 @@ func TestMiddleware_direct(t *testing.T) {
 	})
 }
 
-// newGuard is a guard without a server.
-func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rules ...Rule) *Guard {
-	t.Helper()
-	guard, err := New(s.Client(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: newLogger(log), Observe: seen.observe})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := guard.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	return guard
-}
-
 // What a handler returns is what asynq gets: that very value.
 func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	t.Parallel()

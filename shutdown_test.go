@@ -303,5 +303,9 @@ func TestShutdown_baseContextEnds(t *testing.T) {
 		free()
 		r.stop()
 		r.stage.none(t)
+		// asynq listens no more: there is no policy to apply.
+		if events := r.seen.list(); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
 	})
 }

@@ -139,7 +139,7 @@ func (c *conn) bound(values context.Context) context.Context {
 	defer c.deadlines.mu.Unlock()
 	if now.After(c.deadlines.renew) {
 		// The one before is left to end by its own timer: exchanges still use it.
-		c.deadlines.ctx, c.deadlines.cancel = context.WithTimeout(context.Background(), opTimeout)
+		c.deadlines.ctx, c.deadlines.cancel = context.WithTimeout(context.Background(), opTimeout) //nolint:gosec // ends by itself
 		c.deadlines.renew = now.Add(opTimeout / 5)
 	}
 	return opContext{c.deadlines.ctx, values}

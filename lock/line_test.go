@@ -80,6 +80,7 @@ func TestRule05_TwoCallsPerContendedAcquisition(t *testing.T) {
 		k := newTap(rdb)
 		l := newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t))
+		warm(t, m)
 		held := mustTry(t, m)
 		first := inLine(t, m, 1) // brings the subscription, and its re-ask
 		calm(t, l, 1)

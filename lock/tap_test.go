@@ -14,10 +14,11 @@ type tap struct {
 	calls     map[string]int // by script name, pipelined ones included
 	evals     int            // EVAL rather than EVALSHA
 	pipelines map[string][]int
+	args      map[string]int // number of arguments by script name, as last seen
 }
 
 func newTap(rdb redis.UniversalClient) *tap {
-	k := &tap{calls: map[string]int{}, pipelines: map[string][]int{}}
+	k := &tap{calls: map[string]int{}, pipelines: map[string][]int{}, args: map[string]int{}}
 	rdb.AddHook(k)
 	return k
 }
@@ -50,6 +51,7 @@ func (k *tap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 func (k *tap) note(cmd redis.Cmder) {
 	if name := scriptName(cmd); name != "" {
 		k.calls[name]++
+		k.args[name] = len(cmd.Args()) - len([]string{"EVALSHA", "sha", "1", "key"})
 		if cmd.Name() == "eval" {
 			k.evals++
 		}

@@ -64,6 +64,7 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 		held := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
 		calm(t, far, 1)
+		refreshing(far)
 		p.DropMessages(true)
 		dropped := p.DroppedMessages()
 		released := time.Now()
@@ -75,6 +76,17 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 		redistest.Eventually(t, soon, func() bool { return p.DroppedMessages() > dropped }, "the message")
 		mustUnlock(t, le)
 	})
+}
+
+// refreshing undoes what calm did to refreshes.
+func refreshing(l *Locker) {
+	next := time.Now().Add(refreshEvery)
+	l.line.mu.Lock()
+	for _, w := range l.line.waiters {
+		w.refreshAt = next
+	}
+	l.line.mu.Unlock()
+	l.line.alarm.set(next)
 }
 
 // hearing makes a waiter by hand: in line on a lock that another holds, with
