@@ -237,7 +237,9 @@ const abandonAfter = opTimeout
 // slot frees itself at the deadline. On Close the second release comes at once.
 func (l *Locker) abandon(le *Lease) {
 	l.spawn(func() {
-		_, _, _ = le.release(context.Background(), 0)
+		if _, _, err := le.release(context.Background(), 0); err != nil && l.closing.Err() != nil {
+			return // Redis is away, and Close shall not wait for it twice
+		}
 		l.releaseAgain(le)
 	})
 }
