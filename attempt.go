@@ -25,9 +25,10 @@ type attempt struct {
 	note      string // "queue/id", opaque to lock; empty outside a server
 	last      bool   // asynq would archive the task for any error
 
-	stays     []*stay   // leases held, in the order taken
-	began     time.Time // when the handler began; zero: it has not
-	succeeded bool      // the handler returned nil
+	stays     []*stay       // leases held, in the order taken
+	began     time.Time     // when the handler began; zero: it has not
+	succeeded bool          // the handler returned nil
+	returned  chan struct{} // closed when it has returned, or panicked
 }
 
 // stay is one lease of an attempt.
@@ -125,6 +126,7 @@ func (s *stay) loss() error {
 // told of also when the task's context, or another lease, ended before.
 func (a *attempt) bind() context.Context {
 	ctx := a.ctx
+	a.returned = make(chan struct{})
 	for _, s := range a.stays {
 		ctx = context.WithValue(s.lease.Bind(ctx), heldKey{}, &holding{guard: a.guard, stay: s, outer: held(ctx)})
 		s.unhook = append(s.unhook,
@@ -133,14 +135,30 @@ func (a *attempt) bind() context.Context {
 					a.tellLost(s, cause)
 				}
 			}),
-			context.AfterFunc(a.ctx, func() {
-				cause := context.Cause(a.ctx)
-				a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
-					"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
-				a.observe(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
-			}))
+			context.AfterFunc(a.ctx, func() { a.tellOverdue(s) }))
 	}
 	return ctx
+}
+
+// overdueGrace is how long a handler may take to notice that its context ended
+// before that is worth telling.
+const overdueGrace = 100 * time.Millisecond
+
+// tellOverdue logs and observes a handler that does not return although its
+// task's context has ended. Its goroutine ends when the handler returns, or
+// after the grace.
+func (a *attempt) tellOverdue(s *stay) {
+	grace := time.NewTimer(overdueGrace)
+	defer grace.Stop()
+	select {
+	case <-a.returned:
+		return
+	case <-grace.C:
+	}
+	cause := context.Cause(a.ctx)
+	a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
+		"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
+	a.observe(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
 }
 
 // tellLost logs and observes the loss of a lease, once.
@@ -155,6 +173,9 @@ func (a *attempt) tellLost(s *stay, cause error) {
 // release gives back what is held, last taken first. It runs on the way out of
 // a panic as well.
 func (a *attempt) release() {
+	if a.returned != nil {
+		close(a.returned)
+	}
 	for _, s := range slices.Backward(a.stays) {
 		for _, stop := range s.unhook {
 			stop()
