@@ -145,7 +145,9 @@ func (a *attempt) afterClose() error {
 		<-a.ctx.Done()
 		return context.Cause(a.ctx)
 	}
-	return &handBack{guard: a.guard, err: ErrClosed, delay: retryDelay()}
+	delay := retryDelay()
+	a.observe(Event{Kind: EventRetried, Delay: delay, Err: ErrClosed})
+	return &handBack{guard: a.guard, err: ErrClosed, delay: delay}
 }
 
 // backendError tells that Redis could not be asked.

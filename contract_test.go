@@ -72,7 +72,7 @@ var (
 
 func TestContract_values(t *testing.T) {
 	t.Parallel()
-	if automutex.ErrBusy != lock.ErrBusy { //nolint:errorlint // identity is the contract
+	if automutex.ErrBusy != lock.ErrBusy {
 		t.Error("ErrBusy is not lock.ErrBusy")
 	}
 	if !errors.Is(&automutex.BusyError{}, automutex.ErrBusy) || !errors.Is(&automutex.BusyError{}, lock.ErrBusy) {

@@ -64,9 +64,6 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		idle:   make(chan struct{}),
 		locker: lock.New(rdb, lock.Options{Prefix: cfg.Prefix, Owner: cfg.Owner, Logger: cfg.Logger}),
 	}
-	if err := g.locker.Err(); err != nil { // every ask would fail, and send the tasks round for ever
-		return nil, fmt.Errorf("automutex: Config.Prefix: %w", err)
-	}
 	g.closing, g.stop = context.WithCancel(context.Background())
 	for _, notice := range notices {
 		g.log.Warn(notice)
@@ -129,7 +126,7 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 
 // guarded takes the task's locks in order, runs the handler and gives the locks
 // back. closed: the Guard was closed before the handler could run.
-func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err error, closed bool) { //nolint:staticcheck // the flag explains the error
+func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err error, closed bool) {
 	if !g.enter() {
 		return nil, true
 	}

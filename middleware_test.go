@@ -71,7 +71,7 @@ func TestMiddleware_unmatched(t *testing.T) {
 		}
 		return failed
 	}))
-	if err := handler.ProcessTask(given, task); err != failed { //nolint:errorlint // identity is the point
+	if err := handler.ProcessTask(given, task); err != failed {
 		t.Errorf("got %v", err)
 	}
 	if len(p.Commands()) > 0 {
@@ -102,7 +102,7 @@ func TestMiddleware_direct(t *testing.T) {
 			}
 			return inner
 		})).ProcessTask(context.Background(), task)
-		if err != inner { //nolint:errorlint // identity is the point
+		if err != inner {
 			t.Errorf("got %v", err)
 		}
 		if text := log.text(-100); text != "" {
@@ -137,7 +137,7 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 		} {
 			got := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return want })).
 				ProcessTask(context.Background(), asynq.NewTask("work", nil))
-			if got != want { //nolint:errorlint // identity is the point
+			if got != want {
 				t.Errorf("got %v, want %v", got, want)
 			}
 			if guard.handedBack(got) != nil {

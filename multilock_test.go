@@ -66,7 +66,7 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 				return nil
 			},
 		})
-		random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's order
+		random := rand.New(rand.NewPCG(1, 2))
 		var ids []string
 		for range tasks {
 			ids = append(ids, r.enqueue("transfer", transfer{random.IntN(accounts), random.IntN(accounts)}))
@@ -310,6 +310,28 @@ func TestSeveral_unlockedByTheHandler(t *testing.T) {
 		run.returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
 		if events := r.seen.list(EventLost, EventBackendError); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
+	})
+}
+
+// One lease of two is lost: that one is told of, and the handler's context ends.
+func TestSeveral_oneLost(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{
+			{Task: "work", Name: "first", Scope: "a", MaxHold: 300 * time.Millisecond},
+			{Task: "work", Name: "second", Scope: "b"},
+		}})
+		id := r.enqueue("work", nil)
+		run := r.stage.next(t)
+		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) {
+			t.Errorf("the context ended with %v", cause)
+		}
+		r.awaitEvent(EventLost, id)
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		if events := r.seen.list(EventLost); len(events) != 1 || events[0].Rule != "first" {
 			t.Errorf("events %v", events)
 		}
 	})

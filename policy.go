@@ -77,8 +77,9 @@ var (
 )
 
 // RetryIn is [Retry] with a delay of its own, which must be positive: [New]
-// refuses others. asynq keeps whole seconds and looks for tasks to retry every
-// few seconds, so a delay below a second does not bring the task back sooner.
+// refuses others. asynq drops fractions of a second and looks for tasks to retry
+// every few seconds (DelayedTaskCheckInterval), so a task may come back up to a
+// second before d is over, or some seconds after.
 func RetryIn(d time.Duration) Policy {
 	return Policy{kind: policyRetryIn, delay: d}
 }

@@ -75,7 +75,7 @@ func TestCloseStopsRenewing(t *testing.T) {
 			t.Fatal(err)
 		}
 		renewed := k.count(renewScript)
-		<-bound.Done()
+		come(t, bound.Done(), "the end of the lease")
 		if !errors.Is(context.Cause(bound), ErrLost) {
 			t.Errorf("cause %v, want ErrLost", context.Cause(bound))
 		}

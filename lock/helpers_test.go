@@ -205,6 +205,18 @@ func (a *attempt) pending() bool {
 	}
 }
 
+// come waits for something to come from ch.
+func come[T any](t testing.TB, ch <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(soon):
+		t.Fatalf("not within %s: %s", soon, what)
+		panic("not reached")
+	}
+}
+
 // free waits until nobody holds or waits for the lock and nothing is stored.
 func free(t testing.TB, m *Lock, within time.Duration) {
 	t.Helper()

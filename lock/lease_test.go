@@ -22,7 +22,7 @@ func TestMaxHold(t *testing.T) {
 		began := time.Now()
 		le := mustTry(t, m)
 		ctx := le.Bind(t.Context())
-		<-ctx.Done()
+		come(t, ctx.Done(), "the end of the lease")
 		if held := time.Since(began); held < most || held > most+5*time.Second {
 			t.Errorf("held for %s, want %s", held, most)
 		}
@@ -159,7 +159,7 @@ func TestBind(t *testing.T) {
 			t.Errorf("bound: %v, value %v", child.Err(), child.Value(key{}))
 		}
 		cancel()
-		if <-child.Done(); !errors.Is(context.Cause(child), context.Canceled) || other.Err() != nil {
+		if come(t, child.Done(), "the end of the context"); !errors.Is(context.Cause(child), context.Canceled) || other.Err() != nil {
 			t.Errorf("after the parent's end: %v and %v", context.Cause(child), other.Err())
 		}
 		mustUnlock(t, le)
@@ -177,7 +177,7 @@ func TestBindOfALostLease(t *testing.T) {
 	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), TTL(MinTTL), NoRenew())
 	le := mustTry(t, m)
 	ctx := le.Bind(t.Context())
-	<-ctx.Done()
+	come(t, ctx.Done(), "the end of the lease")
 	for _, ctx := range []context.Context{ctx, le.Bind(t.Context())} {
 		if !errors.Is(context.Cause(ctx), ErrLost) {
 			t.Errorf("cause %v, want ErrLost", context.Cause(ctx))

@@ -9,9 +9,12 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Defaults and bounds.
@@ -118,9 +121,10 @@ func New(rdb Client, o Options) *Locker {
 
 // CheckPrefix tells whether prefix can begin keys and channels.
 func CheckPrefix(prefix string) error {
-	if escape(prefix) != prefix {
-		return fmt.Errorf("lock: prefix %q: no braces, spaces, control characters, %%, | or ~: the braces around the name "+
-			"are what keeps a lock in one Cluster slot; use letters, digits, - and :", prefix)
+	unfit := func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }
+	if !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unfit) {
+		return fmt.Errorf("lock: prefix %q has a brace, a space, a control character or invalid UTF-8; leave those out "+
+			"(the braces around the name keep a lock in one Cluster slot)", prefix)
 	}
 	return nil
 }

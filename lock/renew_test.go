@@ -220,8 +220,8 @@ func TestRule09_RenewalOutlivesTransientErrors(t *testing.T) {
 					failed <- struct{}{}
 					return redistest.ReplyError(text)
 				})
-				<-failed
-				<-failed // tried again
+				come(t, failed, "a renewal")
+				come(t, failed, "another try")
 				hook.Before(nil)
 				redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first) }, "the first deadline")
 				if deadline, ok := holds(t, le); !ok || !deadline.After(first) || ctx.Err() != nil {
@@ -275,7 +275,7 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 		})
 		ctx := le.Bind(t.Context())
 		stored, _ := holds(t, le)
-		<-ctx.Done()
+		come(t, ctx.Done(), "the end of the lease")
 		if late := time.Since(deadline); late < 0 || late > 5*time.Second {
 			t.Errorf("lost %s after the local deadline", late)
 		}
@@ -301,6 +301,29 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 	})
 }
 
+// A lease whose deadline has passed is not renewed, though it is still stored
+// because nobody has asked for the lock since.
+func TestRule09_RenewalDoesNotRetakeTheExpired(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Semaphore(redistest.Name(t), 2, TTL(MinTTL), NoRenew())
+		le := mustTry(t, m)
+		mustTry(t, handle(l, m, TTL(time.Minute))) // keeps the key
+		deadline, ok := holds(t, le)
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(deadline) }, "the deadline")
+		if _, still := holds(t, le); !ok || !still {
+			t.Fatalf("no longer stored; %s", dump(m))
+		}
+		if reply := mustRenew(t, le, time.Hour); reply != renewLost {
+			t.Errorf("renewing what has expired is answered %d, want lost; %s", reply, dump(m))
+		}
+		if err := le.Extend(t.Context(), time.Hour); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Extend: %v, want ErrNotHeld", err)
+		}
+	})
+}
+
 // The lock was deleted, or lost by a failover: the next renewal says so.
 func TestRule09_RenewalFindsTheLeaseGone(t *testing.T) {
 	t.Parallel()
@@ -311,7 +334,7 @@ func TestRule09_RenewalFindsTheLeaseGone(t *testing.T) {
 		if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
 			t.Fatal(err)
 		}
-		<-ctx.Done()
+		come(t, ctx.Done(), "the end of the lease")
 		if !errors.Is(context.Cause(ctx), ErrLost) {
 			t.Errorf("cause %v", context.Cause(ctx))
 		}
