@@ -76,13 +76,13 @@ type (
 // MarshalBinary is called by go-redis each time the command is written.
 func (a *askArg) MarshalBinary() ([]byte, error) {
 	a.asks.Add(1)
-	return []byte(a.body), nil
+	return a.wire, nil
 }
 
 // MarshalBinary is called by go-redis each time the command is written.
 func (a *releaseArg) MarshalBinary() ([]byte, error) {
 	a.releases.Add(1)
-	return []byte(a.body), nil
+	return a.wire, nil
 }
 
 func (a *askArg) answered()     { a.asks.Add(-1) }

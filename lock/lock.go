@@ -99,7 +99,7 @@ const keepSlack = time.Second
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
-	le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.note)
+	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.note)
 	return le
 }
 

@@ -188,7 +188,7 @@ func (l *Locker) branch(f func()) { l.work.Go(f) }
 // newBody makes <token>|<owner>|<note>, and the token in it: <channel>.<G>.<nonce>,
 // which says where to wake its owner, how long a lease granted to it lasts (ms),
 // and a counter, so that it is unique for every attempt.
-func (l *Locker) newBody(grant time.Duration, note string) (body, token string) {
+func (l *Locker) newBody(grant time.Duration, note string) (wire []byte, body, token string) {
 	b := make([]byte, 0, 64+len(l.owner)+len(note))
 	b = append(b, l.channel...)
 	b = append(b, '.')
@@ -201,7 +201,7 @@ func (l *Locker) newBody(grant time.Duration, note string) (body, token string) 
 	b = append(b, '|')
 	b = append(b, note...)
 	body = string(b)
-	return body, body[:n]
+	return b, body, body[:n]
 }
 
 // earliest is the earlier of two times, a zero one meaning never.
