@@ -179,7 +179,7 @@ func TestRule03_UnknownOutcomeIsReleasedAgainLater(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
 	near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-		o.MaxRetries, o.ReadTimeout = -1, 100*time.Millisecond
+		o.MaxRetries, o.ReadTimeout = -1, time.Second
 	})
 	m := near.Mutex(redistest.Name(t), TTL(time.Minute))
 	warm(t, m)

@@ -117,7 +117,7 @@ func testKilledHolder(t *testing.T, s *redistest.Server) {
 	for range 7 {
 		names = append(names, redistest.Name(t))
 	}
-	c := startChild(t, s, 1500*time.Millisecond, names...)
+	c := startChild(t, s, 3*time.Second, names...)
 	c.has(t, len(names))
 	var waiters []*attempt
 	for i, name := range names {

@@ -25,7 +25,7 @@ type traffic struct {
 func startTraffic(t *testing.T, clients []redis.UniversalClient, name string, n int, enter func(le *Lease) (leave func())) *traffic {
 	tr := &traffic{stop: make(chan struct{})}
 	for _, rdb := range clients {
-		m := newLocker(t, rdb).Mutex(name, TTL(1500*time.Millisecond))
+		m := newLocker(t, rdb).Mutex(name, TTL(5*time.Second))
 		for range n {
 			tr.wg.Go(func() {
 				for {
@@ -229,6 +229,7 @@ func TestChaos(t *testing.T) {
 			case 3:
 				p.DropReplyTo(func(command []string) bool { return command[0] == "EVALSHA" }, 4)
 				p.Cut()
+				turns = 2 // as before
 			case 4:
 				p.Heal()
 			}

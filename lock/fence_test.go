@@ -81,7 +81,7 @@ func TestRule11_FenceGrowsWhenTheClockStepsBack(t *testing.T) {
 	s.Mini().SetTime(now)
 	le := mustTry(t, m)
 	last := le.Fence()
-	for i := range 5 {
+	for i := range 3 {
 		w := inLine(t, m, 1)
 		s.Mini().SetTime(now.Add(-time.Duration(i+1) * time.Hour))
 		mustUnlock(t, le)

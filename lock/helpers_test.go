@@ -355,6 +355,17 @@ func through(t *testing.T, s *redistest.Server, opts ...func(*redis.UniversalOpt
 	return newLocker(t, s.Client(t), owner("near")), newLocker(t, p.Client(t, opts...), owner("far")), p
 }
 
+// quiet is s, or a miniredis of the test's own: miniredis runs one script at a
+// time and slowly under the race detector, and a test that asks much of it would
+// hold up all others.
+func quiet(t *testing.T, s *redistest.Server) *redistest.Server {
+	t.Helper()
+	if s.Kind() == redistest.KindMini {
+		return redistest.StartMini(t)
+	}
+	return s
+}
+
 // eachSingle is redistest.Each without the cluster, of which a Proxy hides only
 // one node.
 func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {

@@ -15,7 +15,7 @@ import (
 func TestMaxHold(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const ttl, most = 600 * time.Millisecond, 900 * time.Millisecond
+		const ttl, most = 3 * time.Second, 1200 * time.Millisecond
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t), TTL(ttl), MaxHold(most))

@@ -24,7 +24,7 @@ var anyText = []string{
 func TestRule13_AnyBytesAreData(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
+		rdb := quiet(t, s).Client(t)
 		unique := redistest.Name(t)
 		for i, text := range anyText {
 			what := fmt.Sprintf("%.30q", text)

@@ -165,7 +165,7 @@ func TestRule03_UnknownReleaseIsRepeated(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-			o.MaxRetries, o.ReadTimeout = -1, 100*time.Millisecond
+			o.MaxRetries, o.ReadTimeout = -1, time.Second
 		})
 		m := near.Mutex(redistest.Name(t), TTL(time.Minute))
 		warm(t, m)

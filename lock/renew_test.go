@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"testing"
@@ -20,20 +21,19 @@ func TestRule08_LeasesAreRenewed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		k := newTap(rdb)
-		m := newLocker(t, rdb).Mutex(redistest.Name(t), TTL(900*time.Millisecond))
+		m := newLocker(t, rdb).Mutex(redistest.Name(t), TTL(3*time.Second))
 		le := mustTry(t, m)
 		first, _ := holds(t, le)
 		ctx := le.Bind(t.Context())
 		redistest.Eventually(t, soon, func() bool {
 			audit(t, m)
-			return serverNow(t, m).After(first.Add(time.Second))
-		}, "more than a TTL")
+			return serverNow(t, m).After(first)
+		}, "a TTL")
 		if _, ok := holds(t, le); !ok || ctx.Err() != nil {
 			t.Fatalf("lost: %v; %s", context.Cause(ctx), dump(m))
 		}
-		// 1.9 s at one every 0.3 s.
-		if n := k.count(renewScript); n < 2 || n > 10 {
-			t.Errorf("%d renewals in two TTLs, want about 6", n)
+		if n := k.count(renewScript); n < 1 || n > 6 {
+			t.Errorf("%d renewals in a TTL, want 2 or 3", n)
 		}
 		mustUnlock(t, le)
 		free(t, m, soon)
@@ -93,6 +93,7 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const n = 600
+		s = quiet(t, s)
 		rdb := s.Client(t, func(o *redis.UniversalOptions) { o.PoolSize = 50 })
 		k := newTap(rdb)
 		l := newLocker(t, rdb)
@@ -102,7 +103,7 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 		for w := range 30 {
 			wg.Go(func() {
 				for i := w; i < n; i += 30 {
-					le, err := l.Mutex(fmt.Sprint(prefix, i), TTL(6*time.Second)).TryLock(context.Background())
+					le, err := l.Mutex(fmt.Sprint(prefix, i), TTL(10*time.Minute)).TryLock(context.Background())
 					if err != nil {
 						t.Errorf("TryLock: %v", err)
 						return
@@ -115,14 +116,12 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 		if t.Failed() {
 			return
 		}
+		renewNow(l)
 		redistest.Eventually(t, soon, func() bool { return k.count(renewScript) >= n }, "a renewal of each")
 		sizes := k.sizes(renewScript)
 		t.Logf("%d renewals in pipelines of %v", k.count(renewScript), sizes)
-		if slices.Max(sizes) > pipelined {
-			t.Errorf("a pipeline of %d, want at most %d", slices.Max(sizes), pipelined)
-		}
-		if len(sizes) > n/10 {
-			t.Errorf("%d renewals in %d pipelines", k.count(renewScript), len(sizes))
+		if slices.Sort(sizes); !slices.Equal(sizes, []int{n - 2*pipelined, pipelined, pipelined}) {
+			t.Errorf("%d renewals in pipelines of %v, at most %d each", n, sizes, pipelined)
 		}
 		for _, le := range leases {
 			if err := le.Unlock(t.Context()); err != nil {
@@ -130,6 +129,18 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 			}
 		}
 	})
+}
+
+// renewNow makes all leases of l due.
+func renewNow(l *Locker) {
+	r := l.renewer
+	now := time.Now()
+	r.mu.Lock()
+	for le := range r.leases {
+		le.renewAt = now
+	}
+	r.mu.Unlock()
+	r.alarm.set(now)
 }
 
 // A task shorter than a third of the TTL costs two round trips.
@@ -167,7 +178,7 @@ func TestRule08_NoscriptInPipelines(t *testing.T) {
 	var leases []*Lease
 	prefix := redistest.Name(t)
 	for i := range 40 {
-		le := mustTry(t, l.Mutex(fmt.Sprint(prefix, i), TTL(600*time.Millisecond)))
+		le := mustTry(t, l.Mutex(fmt.Sprint(prefix, i), TTL(10*time.Second)))
 		leases = append(leases, le)
 		bound = append(bound, le.Bind(t.Context()))
 		lockBeside(t, le.lock)
@@ -177,8 +188,10 @@ func TestRule08_NoscriptInPipelines(t *testing.T) {
 		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
-		return time.Since(began) > 1500*time.Millisecond
-	}, "1.5 s of SCRIPT FLUSH")
+		renewNow(l)
+		l.line.askAll()
+		return time.Since(began) > time.Second
+	}, "1 s of SCRIPT FLUSH")
 	for i, ctx := range bound {
 		if ctx.Err() != nil {
 			t.Fatalf("lease %d ended: %v", i, context.Cause(ctx))
@@ -197,40 +210,62 @@ func TestRule08_NoscriptInPipelines(t *testing.T) {
 // Whatever is transient is tried again, and does no harm before the deadline.
 func TestRule09_RenewalOutlivesTransientErrors(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{
+	texts := []string{
 		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
 		"TRYAGAIN Multiple keys request during rehashing of slot", "BUSY Redis is busy running a script.",
 		"MOVED 1 127.0.0.1:1", "CLUSTERDOWN The cluster is down", "ERR something", "EOF",
-	} {
-		t.Run(text[:3], func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				rdb := s.Client(t)
-				hook := &redistest.FailHook{}
-				rdb.AddHook(hook)
-				m := newLocker(t, rdb).Mutex(redistest.Name(t), TTL(1500*time.Millisecond))
-				le := mustTry(t, m)
-				first, _ := holds(t, le)
-				ctx := le.Bind(t.Context())
-				failed := make(chan struct{}, 1000)
-				hook.Before(func(cmd redis.Cmder) error {
-					if scriptName(cmd) != renewScript.name {
-						return nil
-					}
-					failed <- struct{}{}
-					return redistest.ReplyError(text)
-				})
-				come(t, failed, "a renewal")
-				come(t, failed, "another try")
-				hook.Before(nil)
-				redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first) }, "the first deadline")
-				if deadline, ok := holds(t, le); !ok || !deadline.After(first) || ctx.Err() != nil {
-					t.Fatalf("lost: %v; %s", context.Cause(ctx), dump(m))
-				}
-				mustUnlock(t, le)
-			})
-		})
 	}
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		hook := &redistest.FailHook{}
+		rdb.AddHook(hook)
+		l := newLocker(t, rdb)
+		var mu sync.Mutex
+		failures := map[any]int{} // by key
+		fails := map[any]error{}
+		hook.Before(func(cmd redis.Cmder) error {
+			if scriptName(cmd) != renewScript.name {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			key := cmd.Args()[3]
+			if failures[key]++; failures[key] > 2 {
+				return nil
+			}
+			return fails[key]
+		})
+		type held struct {
+			lease *Lease
+			first time.Time
+			ctx   context.Context
+		}
+		var all []held
+		for _, text := range texts {
+			m := l.Mutex(redistest.Name(t), TTL(4*time.Second))
+			mu.Lock()
+			fails[m.Key()] = redistest.ReplyError(text)
+			if text == "EOF" {
+				fails[m.Key()] = io.EOF
+			}
+			mu.Unlock()
+			le := mustTry(t, m)
+			first, _ := holds(t, le)
+			all = append(all, held{le, first, le.Bind(t.Context())})
+		}
+		last := all[len(all)-1]
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, last.lease.lock).After(last.first) }, "the first deadline")
+		for i, h := range all {
+			mu.Lock()
+			n := failures[h.lease.lock.Key()]
+			mu.Unlock()
+			if deadline, ok := holds(t, h.lease); !ok || !deadline.After(h.first) || h.ctx.Err() != nil || n < 3 {
+				t.Errorf("after %q, and %d tries: stored %v, lost: %v", texts[i], n, ok, context.Cause(h.ctx))
+				continue
+			}
+			mustUnlock(t, h.lease)
+		}
+	})
 }
 
 // The network goes and comes back.
@@ -238,13 +273,13 @@ func TestRule09_RenewalOutlivesACut(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
-		m := near.Mutex(redistest.Name(t), TTL(2*time.Second))
+		m := near.Mutex(redistest.Name(t), TTL(4*time.Second))
 		le := mustTry(t, handle(far, m))
 		first, _ := holds(t, le)
 		ctx := le.Bind(t.Context())
 		p.Refuse(true)
 		p.Cut()
-		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first.Add(-time.Second)) }, "one second")
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first.Add(-2 * time.Second)) }, "two seconds")
 		p.Heal()
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first) }, "the first deadline")
 		if _, ok := holds(t, le); !ok || ctx.Err() != nil {
@@ -308,8 +343,8 @@ func TestRule09_RenewalDoesNotRetakeTheExpired(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		m := l.Semaphore(redistest.Name(t), 2, TTL(MinTTL), NoRenew())
-		le := mustTry(t, m)
 		mustTry(t, handle(l, m, TTL(time.Minute))) // keeps the key
+		le := mustTry(t, m)
 		deadline, ok := holds(t, le)
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(deadline) }, "the deadline")
 		if _, still := holds(t, le); !ok || !still {

@@ -19,6 +19,7 @@ import (
 func TestRule01_Stress(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		for _, limit := range []int{1, 3} {
 			t.Run(fmt.Sprint("N=", limit), func(t *testing.T) {
 				t.Parallel()
@@ -152,6 +153,7 @@ func auditAll(ctx context.Context, rdb redis.UniversalClient, pattern string) er
 func TestRule01_StressWithWaitersThatGiveUp(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		const limit = 2
 		name := redistest.Name(t)
 		var inside, served, gaveUp atomic.Int64

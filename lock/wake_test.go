@@ -64,7 +64,7 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 		held := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
 		calm(t, far, 1)
-		refreshing(far)
+		refreshing(t, far)
 		p.DropMessages(true)
 		dropped := p.DroppedMessages()
 		released := time.Now()
@@ -78,15 +78,22 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 	})
 }
 
-// refreshing undoes what calm did to refreshes.
-func refreshing(l *Locker) {
-	next := time.Now().Add(refreshEvery)
-	l.line.mu.Lock()
-	for _, w := range l.line.waiters {
-		w.refreshAt = next
-	}
-	l.line.mu.Unlock()
-	l.line.alarm.set(next)
+// refreshing undoes what calm did to refreshes: all waiters ask once more, and
+// the answers say when next.
+func refreshing(t testing.TB, l *Locker) {
+	t.Helper()
+	now := time.Now()
+	l.line.askAll()
+	redistest.Eventually(t, soon, func() bool {
+		l.line.mu.Lock()
+		defer l.line.mu.Unlock()
+		for _, w := range l.line.waiters {
+			if w.asking || w.askedAt.Before(now) {
+				return false
+			}
+		}
+		return true
+	}, "all answered")
 }
 
 // hearing makes a waiter by hand: in line on a lock that another holds, with
