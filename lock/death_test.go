@@ -54,7 +54,7 @@ type child struct {
 
 func startChild(t *testing.T, s *redistest.Server, ttl time.Duration, names ...string) *child {
 	t.Helper()
-	c := &child{cmd: exec.Command(os.Args[0])} //nolint:gosec // this very binary
+	c := &child{cmd: exec.Command(os.Args[0])}
 	c.cmd.Env = append(os.Environ(), childEnv+"="+s.Addr()+" "+ttl.String()+" "+strings.Join(names, " "))
 	c.cmd.Stderr = os.Stderr
 	if _, err := c.cmd.StdinPipe(); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -22,7 +21,7 @@ const soon = 20 * time.Second
 // newLocker makes a Locker that is closed when the test ends.
 func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 	t.Helper()
-	o := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	o := Options{Logger: slog.New(slog.DiscardHandler)}
 	for _, option := range options {
 		option(&o)
 	}

@@ -54,9 +54,8 @@ func TestMaxHoldOfAGrantedLease(t *testing.T) {
 		t.Fatal("not believed")
 	}
 	l.renewer.mu.Lock()
-	end := l.renewer.next(w.lease)
 	w.lease.renewAt = time.Time{}
-	end = l.renewer.next(w.lease)
+	end := l.renewer.next(w.lease)
 	l.renewer.mu.Unlock()
 	if end.Before(granted.Add(1900 * time.Millisecond)) {
 		t.Errorf("a lease with a MaxHold of 2 s ends %s after it was granted", end.Sub(granted))
