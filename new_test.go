@@ -88,7 +88,7 @@ func TestNew_whatTheEngineRefuses(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Mini(t).Client(t)
 	for field, cfg := range map[string]Config{
-		"Prefix": {Prefix: "a|b", Rules: []Rule{{Task: "work"}}},
+		"Prefix": {Prefix: "a b", Rules: []Rule{{Task: "work"}}},
 		"TTL":    {Rules: []Rule{{Task: "work", TTL: time.Second + time.Microsecond}}},
 	} {
 		guard, err := New(rdb, cfg)
