@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -146,8 +147,9 @@ func (a *attempt) afterClose() error {
 		return context.Cause(a.ctx)
 	}
 	delay := retryDelay()
-	a.observe(Event{Kind: EventRetried, Delay: delay, Err: ErrClosed})
-	return &handBack{guard: a.guard, err: ErrClosed, delay: delay}
+	err := fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
+	a.observe(Event{Kind: EventRetried, Delay: delay, Err: err})
+	return &handBack{guard: a.guard, err: err, delay: delay}
 }
 
 // backendError tells that Redis could not be asked.

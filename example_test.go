@@ -41,7 +41,7 @@ var busyTotal counter
 
 func quickStart(mux *asynq.ServeMux) error {
 	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}},
+		{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: 10 * time.Second},
 	}})
 	if err != nil {
 		return err

@@ -245,6 +245,12 @@ func circleError(circle []scopeOrder) error {
 // notices tells of what is allowed but may surprise.
 func (rs *ruleSet) notices() (notices []string) {
 	for _, p := range rs.declared {
+		if strings.Contains(p.task, "*") {
+			notices = append(notices, fmt.Sprintf("automutex: %s: Task: %q matches only types that have that * in them: "+
+				"a Task is a type or its beginning, and needs no *", p.rules[0].where(), p.task))
+		}
+	}
+	for _, p := range rs.declared {
 		i := slices.IndexFunc(rs.prefixes, func(shorter *pattern) bool {
 			return len(shorter.task) < len(p.task) && strings.HasPrefix(p.task, shorter.task)
 		})

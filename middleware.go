@@ -182,7 +182,10 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 // deadlines, or until the handlers return.
 //
 // Call it before the server's Shutdown, or beside it; after it would be late:
-// Shutdown waits for tasks in line up to its whole timeout. The Redis client is
+// Shutdown waits for tasks in line up to its whole timeout. A task without
+// attempts left does not come back from its wait, since any answer would archive
+// it: it blocks its worker, unrun, until asynq has requeued it at the end of that
+// timeout. Give ctx as much time as the server has. The Redis client is
 // not closed, unless [NewFromConnOpt] made it. Further calls wait as well.
 func (g *Guard) Close(ctx context.Context) error {
 	g.mu.Lock()

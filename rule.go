@@ -255,6 +255,8 @@ func (c *compiled) check() (problems []error) {
 
 	if strings.TrimSpace(c.Task) == "" {
 		report("Task: %q is blank; name the task type that the rule is for, or its beginning", c.Task)
+	} else if strings.TrimSpace(c.Task) != c.Task {
+		report("Task: %q begins or ends with a blank, and would match no task; leave it out", c.Task)
 	}
 	if c.Key != nil && len(c.On)+len(c.OnHeaders) > 0 {
 		report("Key: excludes On and OnHeaders; keep the one or the other")

@@ -62,7 +62,9 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	m := &Lock{locker: l, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
 	for _, option := range options {
-		option(m)
+		if option != nil {
+			option(m)
+		}
 	}
 	switch {
 	case m.err != nil:

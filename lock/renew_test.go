@@ -176,10 +176,13 @@ func TestRule08_NoscriptInPipelines(t *testing.T) {
 	l := newLocker(t, rdb)
 	var bound []context.Context
 	var leases []*Lease
+	var first []time.Time
 	prefix := redistest.Name(t)
 	for i := range 40 {
 		le := mustTry(t, l.Mutex(fmt.Sprint(prefix, i), TTL(10*time.Second)))
 		leases = append(leases, le)
+		deadline, _ := holds(t, le)
+		first = append(first, deadline)
 		bound = append(bound, le.Bind(t.Context()))
 		lockBeside(t, le.lock)
 	}
@@ -196,8 +199,8 @@ func TestRule08_NoscriptInPipelines(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatalf("lease %d ended: %v", i, context.Cause(ctx))
 		}
-		if _, ok := holds(t, leases[i]); !ok {
-			t.Fatalf("lease %d is gone", i)
+		if deadline, ok := holds(t, leases[i]); !ok || !deadline.After(first[i].Add(100*time.Millisecond)) {
+			t.Fatalf("lease %d was not renewed: stored %v, until %v, before %v", i, ok, deadline, first[i])
 		}
 	}
 	k.mu.Lock()
