@@ -3,6 +3,8 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -144,7 +146,10 @@ func (a *attempt) afterClose() error {
 		<-a.ctx.Done()
 		return context.Cause(a.ctx)
 	}
-	return &handBack{guard: a.guard, err: ErrClosed, delay: retryDelay()}
+	delay := retryDelay()
+	err := fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
+	a.observe(Event{Kind: EventRetried, Delay: delay, Err: err})
+	return &handBack{guard: a.guard, err: err, delay: delay}
 }
 
 // backendError tells that Redis could not be asked.
@@ -159,7 +164,7 @@ type outage struct {
 	since time.Time
 }
 
-func (o *outage) began(log interface{ Warn(string, ...any) }, err error) {
+func (o *outage) began(log *slog.Logger, err error) {
 	o.mu.Lock()
 	first := o.since.IsZero()
 	if first {
@@ -171,7 +176,7 @@ func (o *outage) began(log interface{ Warn(string, ...any) }, err error) {
 	}
 }
 
-func (o *outage) over(log interface{ Info(string, ...any) }) {
+func (o *outage) over(log *slog.Logger) {
 	o.mu.Lock()
 	since := o.since
 	o.since = time.Time{}

@@ -66,7 +66,8 @@ func (a *attempt) apply(t target, busy *BusyError) *verdict {
 	case policyAllow:
 		return nil
 	case policyAfterFailure:
-		if err := policy.failureFunc()(a.ctx, a.task, busy); !returned(err, busy) {
+		err := policy.failureFunc()(a.ctx, a.task, busy)
+		if !returned(err, busy) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 			return &verdict{answer: err}
 		}
 	case policyRetryIn:

@@ -25,9 +25,10 @@ type attempt struct {
 	note      string // "queue/id", opaque to lock; empty outside a server
 	last      bool   // asynq would archive the task for any error
 
-	stays     []*stay   // leases held, in the order taken
-	began     time.Time // when the handler began; zero: it has not
-	succeeded bool      // the handler returned nil
+	stays     []*stay       // leases held, in the order taken
+	began     time.Time     // when the handler began; zero: it has not
+	succeeded bool          // the handler returned nil
+	returned  chan struct{} // closed when it has returned, or panicked
 }
 
 // stay is one lease of an attempt.
@@ -35,7 +36,7 @@ type stay struct {
 	target target
 	lease  *lock.Lease
 	taken  time.Time
-	alone  context.Context //nolint:containedctx // ends with the lease and nothing else; nil before bind
+	alone  context.Context //nolint:containedctx // ends with the lease and nothing else
 	lost   sync.Once       // the loss was told of
 	unhook []func() bool   // stops the watchers
 }
@@ -98,8 +99,24 @@ func (a *attempt) holds(key string) bool {
 }
 
 func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
-	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now()})
+	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now(), alone: lease.Bind(context.WithoutCancel(a.ctx))})
 	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited})
+}
+
+// lostEarly is a lease that ended before the handler began, while the task was
+// waiting for another: it has no turn. nil when there is none.
+func (a *attempt) lostEarly() *stay {
+	for _, s := range a.stays {
+		if s.alone.Err() != nil {
+			return s
+		}
+	}
+	return nil
+}
+
+func (s *stay) loss() error {
+	return fmt.Errorf("automutex: rule %q: key %q was lost while the task waited for another: %w",
+		s.target.rule.Name, s.target.key, context.Cause(s.alone))
 }
 
 // bind makes the handler's context: it ends with the task's, and with cause
@@ -109,23 +126,39 @@ func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
 // told of also when the task's context, or another lease, ended before.
 func (a *attempt) bind() context.Context {
 	ctx := a.ctx
+	a.returned = make(chan struct{})
 	for _, s := range a.stays {
 		ctx = context.WithValue(s.lease.Bind(ctx), heldKey{}, &holding{guard: a.guard, stay: s, outer: held(ctx)})
-		s.alone = s.lease.Bind(context.WithoutCancel(a.ctx))
 		s.unhook = append(s.unhook,
 			context.AfterFunc(s.alone, func() {
 				if cause := context.Cause(s.alone); errors.Is(cause, lock.ErrLost) {
 					a.tellLost(s, cause)
 				}
 			}),
-			context.AfterFunc(a.ctx, func() {
-				cause := context.Cause(a.ctx)
-				a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
-					"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
-				a.observe(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
-			}))
+			context.AfterFunc(a.ctx, func() { a.tellOverdue(s) }))
 	}
 	return ctx
+}
+
+// overdueGrace is how long a handler may take to notice that its context ended
+// before that is worth telling.
+const overdueGrace = 100 * time.Millisecond
+
+// tellOverdue logs and observes a handler that does not return although its
+// task's context has ended. Its goroutine ends when the handler returns, or
+// after the grace.
+func (a *attempt) tellOverdue(s *stay) {
+	grace := time.NewTimer(overdueGrace)
+	defer grace.Stop()
+	select {
+	case <-a.returned:
+		return
+	case <-grace.C:
+	}
+	cause := context.Cause(a.ctx)
+	a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
+		"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
+	a.observe(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
 }
 
 // tellLost logs and observes the loss of a lease, once.
@@ -140,11 +173,14 @@ func (a *attempt) tellLost(s *stay, cause error) {
 // release gives back what is held, last taken first. It runs on the way out of
 // a panic as well.
 func (a *attempt) release() {
+	if a.returned != nil {
+		close(a.returned)
+	}
 	for _, s := range slices.Backward(a.stays) {
 		for _, stop := range s.unhook {
 			stop()
 		}
-		open := s.alone != nil && s.alone.Err() == nil
+		open := s.alone.Err() == nil
 		var err error
 		if rest := s.target.rule.Cooldown - time.Since(a.began); a.succeeded && s.target.rule.Cooldown > 0 {
 			err = s.lease.Cooldown(a.ctx, rest)
@@ -153,7 +189,7 @@ func (a *attempt) release() {
 		}
 		event := Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken)}
 		switch {
-		case errors.Is(err, lock.ErrNotHeld) && open:
+		case errors.Is(err, lock.ErrNotHeld) && open && !a.began.IsZero():
 			// Found out only now: the key was deleted or evicted. (Not open:
 			// told of before, or the handler unlocked the lease itself.)
 			a.tellLost(s, fmt.Errorf("%w: %w", lock.ErrLost, err))
@@ -164,6 +200,7 @@ func (a *attempt) release() {
 		}
 		a.observe(event)
 	}
+	a.stays = nil
 }
 
 // observe completes an event and hands it to Config.Observe.

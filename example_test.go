@@ -41,7 +41,7 @@ var busyTotal counter
 
 func quickStart(mux *asynq.ServeMux) error {
 	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}},
+		{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: 10 * time.Second},
 	}})
 	if err != nil {
 		return err
@@ -101,9 +101,11 @@ func plainLock(ctx context.Context) error {
 	locker := lock.New(rdb, lock.Options{})
 	defer locker.Close()
 
-	err := locker.Mutex("room:123").Do(ctx, func(ctx context.Context) error {
+	if err := locker.Mutex("room:123").Do(ctx, func(ctx context.Context) error {
 		return enter(ctx) // ctx ends if the lock is lost
-	})
+	}); err != nil {
+		return err
+	}
 
 	lease, err := locker.Semaphore("gpu", 4).TryLock(ctx)
 	if errors.Is(err, lock.ErrBusy) {
@@ -116,7 +118,7 @@ func plainLock(ctx context.Context) error {
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_, _, _, _, _ = headline, quickStart, verify, watching, plainLock
+	_ = []any{headline, quickStart, verify, watching, plainLock}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: moreRules()}); err != nil {

@@ -36,7 +36,7 @@ type rig struct {
 	seen      *events
 	others    *lock.Locker // takes keys from outside asynq
 
-	stopping sync.Once
+	stopping, down sync.Once
 }
 
 // setup is what differs between rigs; the zero value is ready to use.
@@ -83,17 +83,18 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 		o.workers = 10
 	}
 	served := asynq.Config{
-		Concurrency:              o.workers,
-		Queues:                   map[string]int{r.queue: 1},
-		TaskCheckInterval:        10 * time.Millisecond,
-		DelayedTaskCheckInterval: 100 * time.Millisecond,
-		ShutdownTimeout:          patience,
-		Logger:                   silent{},
+		Concurrency:       o.workers,
+		Queues:            map[string]int{r.queue: 1},
+		TaskCheckInterval: 10 * time.Millisecond,
+		ShutdownTimeout:   patience,
+		Logger:            silent{},
+		// A task that waits for its retry comes back when the test says so, see
+		// rerun; asynq keeps whole seconds, so that it might come at once else.
+		DelayedTaskCheckInterval: time.Hour,
 		BaseContext: func() context.Context {
 			ctx, cancel := context.WithCancel(context.Background())
 			return context.WithValue(ctx, cutKey{}, cancel)
 		},
-		// A failed task stays where it is until the test runs it again.
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour },
 	}
 	if o.served != nil {
@@ -117,8 +118,31 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	return r
 }
 
+// newGuard is a guard without a server.
+func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rules ...Rule) *Guard {
+	t.Helper()
+	guard, err := New(s.Client(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: newLogger(log), Observe: seen.observe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := guard.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return guard
+}
+
 // cutKey finds what ends the context of one attempt, see run.cut.
 type cutKey struct{}
+
+// comingBack has tasks come back from their retries by themselves.
+func comingBack(c *asynq.Config) { c.DelayedTaskCheckInterval = 100 * time.Millisecond }
+
+// shutdown shuts the server down, once; all calls return when that is through.
+// (asynq's own second Shutdown returns at once, and the client would be closed
+// under the first.)
+func (r *rig) shutdown() { r.down.Do(r.server.Shutdown) }
 
 // stop ends what start began, as a program would: Close beside Shutdown.
 func (r *rig) stop() {
@@ -130,7 +154,7 @@ func (r *rig) stop() {
 			defer cancel()
 			closed <- r.guard.Close(ctx)
 		}()
-		r.server.Shutdown()
+		r.shutdown()
 		if err := <-closed; err != nil {
 			r.t.Errorf("Close: %v", err)
 		}

@@ -234,7 +234,7 @@ func findCircle(scope string, after map[string][]scopeOrder, waits func(string) 
 }
 
 func circleError(circle []scopeOrder) error {
-	var steps []string
+	steps := make([]string, 0, len(circle))
 	for _, order := range circle {
 		steps = append(steps, fmt.Sprintf("%s takes the scope %q after %q", order.rule.where(), order.rule.Scope, order.before))
 	}
@@ -244,6 +244,12 @@ func circleError(circle []scopeOrder) error {
 
 // notices tells of what is allowed but may surprise.
 func (rs *ruleSet) notices() (notices []string) {
+	for _, p := range rs.declared {
+		if strings.Contains(p.task, "*") {
+			notices = append(notices, fmt.Sprintf("automutex: %s: Task: %q matches only types that have that * in them: "+
+				"a Task is a type or its beginning, and needs no *", p.rules[0].where(), p.task))
+		}
+	}
 	for _, p := range rs.declared {
 		i := slices.IndexFunc(rs.prefixes, func(shorter *pattern) bool {
 			return len(shorter.task) < len(p.task) && strings.HasPrefix(p.task, shorter.task)

@@ -126,7 +126,7 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 
 // guarded takes the task's locks in order, runs the handler and gives the locks
 // back. closed: the Guard was closed before the handler could run.
-func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err error, closed bool) { //nolint:staticcheck // the flag explains the error
+func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err error, closed bool) {
 	if !g.enter() {
 		return nil, true
 	}
@@ -134,15 +134,25 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 	// Plain defers, no recover: a panic of the handler reaches asynq with the
 	// stack it had.
 	defer a.release()
-	for _, t := range targets {
-		if err := a.take(t); err != nil {
-			return err.answer, err.closed
+	for {
+		for _, t := range targets {
+			if err := a.take(t); err != nil {
+				return err.answer, err.closed
+			}
 		}
-	}
-	if a.ctx.Err() != nil {
-		// asynq has filed the task already; running it now would be a second
-		// run beside its retry.
-		return context.Cause(a.ctx), false
+		if a.ctx.Err() != nil {
+			// asynq has filed the task already; running it now would be a second
+			// run beside its retry.
+			return context.Cause(a.ctx), false
+		}
+		early := a.lostEarly()
+		if early == nil {
+			break
+		}
+		if !a.last {
+			return a.retry(early.target, early.loss(), retryDelay()).answer, false
+		}
+		a.release() // with no attempts left: from the beginning
 	}
 	a.began = time.Now()
 	err = next.ProcessTask(a.bind(), a.task)
@@ -172,7 +182,10 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 // deadlines, or until the handlers return.
 //
 // Call it before the server's Shutdown, or beside it; after it would be late:
-// Shutdown waits for tasks in line up to its whole timeout. The Redis client is
+// Shutdown waits for tasks in line up to its whole timeout. A task without
+// attempts left does not come back from its wait, since any answer would archive
+// it: it blocks its worker, unrun, until asynq has requeued it at the end of that
+// timeout. Give ctx as much time as the server has. The Redis client is
 // not closed, unless [NewFromConnOpt] made it. Further calls wait as well.
 func (g *Guard) Close(ctx context.Context) error {
 	g.mu.Lock()

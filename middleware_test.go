@@ -71,7 +71,7 @@ func TestMiddleware_unmatched(t *testing.T) {
 		}
 		return failed
 	}))
-	if err := handler.ProcessTask(given, task); err != failed { //nolint:errorlint // identity is the point
+	if err := handler.ProcessTask(given, task); err != failed {
 		t.Errorf("got %v", err)
 	}
 	if len(p.Commands()) > 0 {
@@ -102,7 +102,7 @@ func TestMiddleware_direct(t *testing.T) {
 			}
 			return inner
 		})).ProcessTask(context.Background(), task)
-		if err != inner { //nolint:errorlint // identity is the point
+		if err != inner {
 			t.Errorf("got %v", err)
 		}
 		if text := log.text(-100); text != "" {
@@ -125,21 +125,6 @@ func TestMiddleware_direct(t *testing.T) {
 	})
 }
 
-// newGuard is a guard without a server.
-func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rules ...Rule) *Guard {
-	t.Helper()
-	guard, err := New(s.Client(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: newLogger(log), Observe: seen.observe})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := guard.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	return guard
-}
-
 // What a handler returns is what asynq gets: that very value.
 func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	t.Parallel()
@@ -152,7 +137,7 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 		} {
 			got := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return want })).
 				ProcessTask(context.Background(), asynq.NewTask("work", nil))
-			if got != want { //nolint:errorlint // identity is the point
+			if got != want {
 				t.Errorf("got %v, want %v", got, want)
 			}
 			if guard.handedBack(got) != nil {

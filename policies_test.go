@@ -84,7 +84,10 @@ func TestPolicy_retry(t *testing.T) {
 func TestPolicy_retryComesBack(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{}, setup{handler: func(context.Context, *asynq.Task) error { return nil }})
+		r, free := busyRig(t, s, Rule{}, setup{
+			served:  comingBack,
+			handler: func(context.Context, *asynq.Task) error { return nil },
+		})
 		var ids []string
 		for range 8 {
 			ids = append(ids, r.enqueue("work", one))

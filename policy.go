@@ -45,9 +45,11 @@ type afterFailure struct {
 
 // The policies that take no argument. They are not to be assigned to.
 var (
-	// Retry hands the task back to asynq, which runs it again after 1 to 5
-	// seconds. The attempt is not spent; a task with no attempts left waits in
-	// its worker instead. It is the zero value.
+	// Retry hands the task back to asynq, to run again after 1 to 5 seconds;
+	// asynq looks for such tasks every DelayedTaskCheckInterval (5 seconds
+	// unless the server says otherwise), so a hot key without [Rule].Wait runs
+	// about once in that time. The attempt is not spent; a task with no
+	// attempts left waits in its worker instead. It is the zero value.
 	Retry = Policy{kind: policyRetry}
 
 	// Skip ends the task as done without running its handler. An event and a
@@ -77,16 +79,18 @@ var (
 )
 
 // RetryIn is [Retry] with a delay of its own, which must be positive: [New]
-// refuses others. asynq keeps whole seconds and looks for tasks to retry every
-// few seconds, so a delay below a second does not bring the task back sooner.
+// refuses others. asynq drops fractions of a second and looks for tasks to retry
+// every few seconds (DelayedTaskCheckInterval), so a task may come back up to a
+// second before d is over, or some seconds after.
 func RetryIn(d time.Duration) Policy {
 	return Policy{kind: policyRetryIn, delay: d}
 }
 
 // AfterFailure lets fn decide. What fn returns is what the handler of the task
 // would have returned: nil ends the task as done, an error fails the attempt
-// (spent), an error that wraps asynq.SkipRetry archives the task. Returning
-// the given busy error, or an error that wraps it, means [Retry].
+// (spent), an error that wraps asynq.SkipRetry archives the task, whatever else
+// it wraps. Otherwise returning the given busy error, or an error that wraps it,
+// means [Retry]: to fail the attempt with its text, do not wrap it (%v).
 //
 // fn runs in the worker, with the context of the task, also when the lock is
 // held by an earlier attempt of the same task (busy.SameTask says so). It must

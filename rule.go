@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/lock"
 )
 
 // Defaults of [Config] and [Rule].
@@ -235,13 +235,10 @@ func checkConfig(cfg Config) (problems []error) {
 	report := func(format string, args ...any) {
 		problems = append(problems, fmt.Errorf("automutex: Config."+format, args...))
 	}
-	unfit := func(r rune) bool {
-		return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r)
+	if err := lock.CheckPrefix(cfg.Prefix); err != nil {
+		report("Prefix: %w", err)
 	}
-	switch {
-	case strings.ContainsFunc(cfg.Prefix, unfit) || !utf8.ValidString(cfg.Prefix):
-		report("Prefix: %q has a brace, a space, a control character or invalid UTF-8; leave those out", cfg.Prefix)
-	case cfg.Prefix == "asynq":
+	if cfg.Prefix == "asynq" {
 		report(`Prefix: "asynq" is what asynq's own keys start with; choose another, such as "myapp"`)
 	}
 	if cfg.MaxWaiting < 0 {
@@ -258,6 +255,8 @@ func (c *compiled) check() (problems []error) {
 
 	if strings.TrimSpace(c.Task) == "" {
 		report("Task: %q is blank; name the task type that the rule is for, or its beginning", c.Task)
+	} else if strings.TrimSpace(c.Task) != c.Task {
+		report("Task: %q begins or ends with a blank, and would match no task; leave it out", c.Task)
 	}
 	if c.Key != nil && len(c.On)+len(c.OnHeaders) > 0 {
 		report("Key: excludes On and OnHeaders; keep the one or the other")
@@ -278,7 +277,7 @@ func (c *compiled) check() (problems []error) {
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
 		report("TTL: %s is too short; use 0 for %s, or at least %s", c.TTL, defaultTTL, minTTL)
 	}
-	if c.TTL%time.Millisecond != 0 {
+	if c.TTL >= minTTL && c.TTL%time.Millisecond != 0 {
 		report("TTL: %s is not whole milliseconds, and Redis counts no finer; round it", c.TTL)
 	}
 	if c.Wait < 0 {

@@ -42,16 +42,16 @@ func quickly(d time.Duration) func(*asynq.Config) {
 func TestShutdown_runningHandler(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const ttl = 300 * time.Millisecond
+		const ttl = time.Second
 		r := start(t, s, setup{rules: []Rule{{Task: "work", TTL: ttl}}})
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)
 		lease, _ := Lease(run.ctx)
 		closed := r.closing(t.Context())
 		down := make(chan struct{})
-		go func() { defer close(down); r.server.Shutdown() }()
+		go func() { defer close(down); r.shutdown() }()
 		began := time.Now()
-		redistest.Eventually(t, patience, func() bool { return lease.Deadline().After(began.Add(2 * ttl)) }, "the lease is renewed after Close")
+		redistest.Eventually(t, patience, func() bool { return lease.Deadline().After(began.Add(ttl)) }, "the lease is renewed after Close")
 		select {
 		case err := <-closed:
 			t.Errorf("Close returned %v while the handler runs", err)
@@ -85,7 +85,7 @@ func TestShutdown_waiters(t *testing.T) {
 		r.awaitLine(2, "work", "1")
 		began := time.Now()
 		closed := r.closing(t.Context())
-		r.server.Shutdown()
+		r.shutdown()
 		if err := awaitClosed(t, closed); err != nil {
 			t.Error(err)
 		}
@@ -121,7 +121,7 @@ func TestShutdown_lastAttemptWaiter(t *testing.T) {
 		late := r.enqueue("work", one, asynq.MaxRetry(0))
 		r.await(late, asynq.TaskStateActive)
 		r.await(waits, asynq.TaskStateActive)
-		r.server.Shutdown()
+		r.shutdown()
 		for _, id := range []string{waits, late} {
 			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
 				t.Errorf("%d attempts spent", info.Retried)
@@ -189,7 +189,7 @@ func TestShutdown_withoutClose(t *testing.T) {
 		r, free := busyRig(t, s, Rule{Wait: time.Hour}, setup{served: quickly(200 * time.Millisecond)})
 		ids := []string{r.enqueue("work", one), r.enqueue("work", one, asynq.MaxRetry(0))}
 		r.awaitLine(2, "work", "1")
-		r.server.Shutdown()
+		r.shutdown()
 		for _, id := range ids {
 			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
 				t.Errorf("%d attempts spent", info.Retried)
@@ -215,7 +215,7 @@ func TestShutdown_requeuedWhileItRuns(t *testing.T) {
 		id := old.enqueue("work", nil)
 		run := old.stage.next(t)
 		closed := old.closing(t.Context())
-		old.server.Shutdown()
+		old.shutdown()
 		if err := run.awaitEnd(t); !errors.Is(err, context.Canceled) {
 			t.Errorf("the handler's context ended with %v", err)
 		}
@@ -270,7 +270,7 @@ func TestShutdown_underLoad(t *testing.T) {
 		redistest.Eventually(t, patience, func() bool { mu.Lock(); defer mu.Unlock(); return done >= tasks/4 }, "a part is done")
 		closed := first.closing(t.Context())
 		// What waits for good, on its last attempt, asynq takes back.
-		first.server.Shutdown()
+		first.shutdown()
 		if err := awaitClosed(t, closed); err != nil {
 			t.Error(err)
 		}
@@ -303,5 +303,9 @@ func TestShutdown_baseContextEnds(t *testing.T) {
 		free()
 		r.stop()
 		r.stage.none(t)
+		// asynq listens no more: there is no policy to apply.
+		if events := r.seen.list(); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
 	})
 }

@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -180,7 +179,7 @@ func TestRule03_UnknownOutcomeIsReleasedAgainLater(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
 	near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-		o.MaxRetries, o.ReadTimeout = -1, 100*time.Millisecond
+		o.MaxRetries, o.ReadTimeout = -1, time.Second
 	})
 	m := near.Mutex(redistest.Name(t), TTL(time.Minute))
 	warm(t, m)
@@ -238,6 +237,24 @@ func TestRule04_AskAndJoinAreOneScript(t *testing.T) {
 		}
 		if _, ok := stored(t, m)["e:"+waiter.body]; !ok || k.count(askScript) != 1 {
 			t.Fatalf("after one ask (%d calls) the asker is not in line; %s", k.count(askScript), dump(m))
+		}
+	})
+}
+
+// Lock joins with its first ask, not only with a later one.
+func TestRule04_LockJoinsWithItsFirstAsk(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		m := newLocker(t, rdb).Mutex(redistest.Name(t))
+		warm(t, m)
+		mustTry(t, m)
+		k := newTap(rdb)
+		inLine(t, m, 1)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if first := k.first["ask"]; len(first) != len(askScript.args) || first[len(first)-1] != stay.Milliseconds() {
+			t.Errorf("the first ask of Lock is %v, want one that stays for %s", first, stay)
 		}
 	})
 }
@@ -354,43 +371,4 @@ func TestLockThatRunsOutOfTime(t *testing.T) {
 		mustUnlock(t, held)
 		free(t, m, soon)
 	})
-}
-
-func TestBadDefinitions(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
-	for want, m := range map[string]*Lock{
-		"empty":                 l.Mutex(""),
-		"at least 1":            l.Semaphore("x", 0),
-		"-3 holders":            l.Semaphore("x", -3),
-		"at least 100ms":        l.Mutex("x", TTL(99*time.Millisecond)),
-		"whole milliseconds":    l.Mutex("x", TTL(time.Second+time.Microsecond)),
-		"TTL of \"x\" is 0s":    l.Mutex("x", TTL(0)),
-		"MaxHold is -1ns":       l.Mutex("x", MaxHold(-1)),
-		"Options.TTL is 1ms":    New(redistest.Mini(t).Client(t), Options{TTL: time.Millisecond}).Mutex("x"),
-		"prefix \"{a}\"":        New(redistest.Mini(t).Client(t), Options{Prefix: "{a}"}).Mutex("x"),
-		"prefix \"a b\"":        New(redistest.Mini(t).Client(t), Options{Prefix: "a b"}).Mutex("x"),
-		"TTL of \"y\" is -1s: ": l.Mutex("y", TTL(-time.Second)),
-	} {
-		_, err1 := m.TryLock(t.Context())
-		_, err2 := m.Lock(t.Context())
-		_, err3 := m.Available(t.Context())
-		err4 := m.Do(t.Context(), func(context.Context) error { return nil })
-		for _, err := range []error{m.Err(), err1, err2, err3, err4} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("error is %v, want one with %q", err, want)
-			}
-		}
-	}
-	if err := l.Mutex("x", TTL(MinTTL)).Err(); err != nil {
-		t.Errorf("MinTTL: %v", err)
-	}
-}
-
-func TestErrorTextsNameTheLock(t *testing.T) {
-	t.Parallel()
-	err := fmt.Errorf("wrapped: %w", &BusyError{Name: "room:1", cause: context.Canceled})
-	if !errors.Is(err, ErrBusy) || !errors.Is(err, context.Canceled) {
-		t.Errorf("%v Is not both", err)
-	}
 }

@@ -111,7 +111,7 @@ func (a *askArg) MarshalBinary() ([]byte, error) {
 	if a.lock.locker.conn.writing() {
 		a.asks.Add(1)
 	}
-	return []byte(a.body), nil
+	return a.wire, nil
 }
 
 // MarshalBinary is called by go-redis each time the command is written.
@@ -119,7 +119,7 @@ func (a *releaseArg) MarshalBinary() ([]byte, error) {
 	if a.lock.locker.conn.writing() {
 		a.releases.Add(1)
 	}
-	return []byte(a.body), nil
+	return a.wire, nil
 }
 
 func (a *askArg) answered()     { a.asks.Add(-1) }
@@ -215,7 +215,7 @@ func (c *conn) bound(values context.Context) context.Context {
 	defer c.deadlines.mu.Unlock()
 	if now.After(c.deadlines.renew) {
 		// The one before is left to end by its own timer: exchanges still use it.
-		c.deadlines.ctx, c.deadlines.cancel = context.WithTimeout(context.Background(), opTimeout)
+		c.deadlines.ctx, c.deadlines.cancel = context.WithTimeout(context.Background(), opTimeout) //nolint:gosec // ends by itself
 		c.deadlines.renew = now.Add(opTimeout / 5)
 	}
 	return opContext{c.deadlines.ctx, values}

@@ -54,7 +54,7 @@ type child struct {
 
 func startChild(t *testing.T, s *redistest.Server, ttl time.Duration, names ...string) *child {
 	t.Helper()
-	c := &child{cmd: exec.Command(os.Args[0])} //nolint:gosec // this very binary
+	c := &child{cmd: exec.Command(os.Args[0])}
 	c.cmd.Env = append(os.Environ(), childEnv+"="+s.Addr()+" "+ttl.String()+" "+strings.Join(names, " "))
 	c.cmd.Stderr = os.Stderr
 	if _, err := c.cmd.StdinPipe(); err != nil {
@@ -117,7 +117,7 @@ func testKilledHolder(t *testing.T, s *redistest.Server) {
 	for range 7 {
 		names = append(names, redistest.Name(t))
 	}
-	c := startChild(t, s, 1500*time.Millisecond, names...)
+	c := startChild(t, s, 3*time.Second, names...)
 	c.has(t, len(names))
 	var waiters []*attempt
 	for i, name := range names {

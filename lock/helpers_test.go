@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -22,7 +21,7 @@ const soon = 20 * time.Second
 // newLocker makes a Locker that is closed when the test ends.
 func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 	t.Helper()
-	o := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	o := Options{Logger: slog.New(slog.DiscardHandler)}
 	for _, option := range options {
 		option(&o)
 	}
@@ -208,6 +207,18 @@ func (a *attempt) pending() bool {
 	}
 }
 
+// come waits for something to come from ch.
+func come[T any](t testing.TB, ch <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(soon):
+		t.Fatalf("not within %s: %s", soon, what)
+		panic("not reached")
+	}
+}
+
 // free waits until nobody holds or waits for the lock and nothing is stored.
 func free(t testing.TB, m *Lock, within time.Duration) {
 	t.Helper()
@@ -347,6 +358,17 @@ func through(t *testing.T, s *redistest.Server, opts ...func(*redis.UniversalOpt
 	t.Helper()
 	p = redistest.NewProxy(t, s.Addr())
 	return newLocker(t, s.Client(t), owner("near")), newLocker(t, p.Client(t, opts...), owner("far")), p
+}
+
+// quiet is s, or a miniredis of the test's own: miniredis runs one script at a
+// time and slowly under the race detector, and a test that asks much of it would
+// hold up all others.
+func quiet(t *testing.T, s *redistest.Server) *redistest.Server {
+	t.Helper()
+	if s.Kind() == redistest.KindMini {
+		return redistest.StartMini(t)
+	}
+	return s
 }
 
 // eachSingle is redistest.Each without the cluster, of which a Proxy hides only

@@ -34,12 +34,13 @@ const maxKeyText = 200
 // for every prefix without braces; Key does not check the prefix.
 func Key(prefix, scope string, parts ...string) string {
 	scopeLen := escapedLen(scope)
-	if scopeLen == 0 {
+	switch {
+	case scopeLen == 0:
 		scope, scopeLen = "~", 1
-	} else if scopeLen > maxKeyText {
+	case scopeLen > maxKeyText:
 		scope = "~" + hashText(escape(scope))
 		scopeLen = len(scope)
-	} else if scopeLen > len(scope) {
+	case scopeLen > len(scope):
 		scope = escape(scope)
 	}
 

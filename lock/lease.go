@@ -17,6 +17,7 @@ type Lease struct {
 	lock  *Lock
 	token string
 	body  string // token|owner|note, the member's name in Redis
+	wire  []byte // body, as it is sent; never changed
 	// asks counts the asks that were written and not answered, releases how
 	// often a release was written.
 	asks      atomic.Int32

@@ -242,10 +242,12 @@ func (n *line) depart(w *waiter) {
 		n.locker.renewer.drop(le) // it may have been granted, and added, at the last moment
 		_, _, err := le.release(context.Background(), 0)
 		close(w.left)
-		if err != nil {
-			_, _, err = le.release(context.Background(), 0)
-		}
-		if err != nil || le.doubtful() {
+		switch {
+		case err == nil && !le.doubtful():
+		case err != nil && n.locker.closing.Err() != nil: // as in abandon
+		case err != nil:
+			n.locker.abandon(le)
+		default:
 			n.locker.releaseAgain(le)
 		}
 	})

@@ -63,7 +63,9 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	m := &Lock{locker: l, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
 	for _, option := range options {
-		option(m)
+		if option != nil {
+			option(m)
+		}
 	}
 	switch {
 	case m.err != nil:
@@ -100,7 +102,7 @@ const keepSlack = time.Second
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
-	le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.note)
+	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.note)
 	return le
 }
 
@@ -248,7 +250,9 @@ const abandonAfter = opTimeout
 // slot frees itself at the deadline. On Close the second release comes at once.
 func (l *Locker) abandon(le *Lease) {
 	l.spawn(func() {
-		_, _, _ = le.release(context.Background(), 0)
+		if _, _, err := le.release(context.Background(), 0); err != nil && l.closing.Err() != nil {
+			return // Redis is away, and Close shall not wait for it twice
+		}
 		l.releaseAgain(le)
 	})
 }

@@ -9,9 +9,12 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Defaults and bounds.
@@ -124,9 +127,10 @@ func New(rdb Client, o Options) *Locker {
 
 // CheckPrefix tells whether prefix can begin keys and channels.
 func CheckPrefix(prefix string) error {
-	if escape(prefix) != prefix {
-		return fmt.Errorf("lock: prefix %q: no braces, spaces, control characters, %%, | or ~: the braces around the name "+
-			"are what keeps a lock in one Cluster slot; use letters, digits, - and :", prefix)
+	unfit := func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }
+	if !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unfit) {
+		return fmt.Errorf("lock: prefix %q has a brace, a space, a control character or invalid UTF-8; leave those out "+
+			"(the braces around the name keep a lock in one Cluster slot)", prefix)
 	}
 	return nil
 }
@@ -190,7 +194,7 @@ func (l *Locker) branch(f func()) { l.work.Go(f) }
 // newBody makes <token>|<owner>|<note>, and the token in it: <channel>.<G>.<nonce>,
 // which says where to wake its owner, how long a lease granted to it lasts (ms),
 // and a counter, so that it is unique for every attempt.
-func (l *Locker) newBody(grant time.Duration, note string) (body, token string) {
+func (l *Locker) newBody(grant time.Duration, note string) (wire []byte, body, token string) {
 	b := make([]byte, 0, 64+len(l.owner)+len(note))
 	b = append(b, l.channel...)
 	b = append(b, '.')
@@ -203,7 +207,7 @@ func (l *Locker) newBody(grant time.Duration, note string) (body, token string) 
 	b = append(b, '|')
 	b = append(b, note...)
 	body = string(b)
-	return body, body[:n]
+	return b, body, body[:n]
 }
 
 // earliest is the earlier of two times, a zero one meaning never.

@@ -165,7 +165,7 @@ func TestRule03_UnknownReleaseIsRepeated(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-			o.MaxRetries, o.ReadTimeout = -1, 100*time.Millisecond
+			o.MaxRetries, o.ReadTimeout = -1, time.Second
 		})
 		m := near.Mutex(redistest.Name(t), TTL(time.Minute))
 		warm(t, m)
@@ -277,11 +277,7 @@ func TestUnlockAfterTheDeadline(t *testing.T) {
 func ended(t testing.TB, le *Lease, cause error) {
 	t.Helper()
 	ctx := le.Bind(context.Background())
-	select {
-	case <-ctx.Done():
-	case <-time.After(soon):
-		t.Fatalf("the lease has not ended within %s; %s", soon, dump(le.lock))
-	}
+	come(t, ctx.Done(), "the end of the lease")
 	if got := context.Cause(ctx); !errors.Is(got, cause) {
 		t.Fatalf("the lease ended with cause %v, want %v", got, cause)
 	}

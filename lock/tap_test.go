@@ -14,10 +14,11 @@ type tap struct {
 	calls     map[string]int // by script name, pipelined ones included
 	evals     int            // EVAL rather than EVALSHA
 	pipelines map[string][]int
+	first     map[string][]any // arguments by script name, as first seen
 }
 
 func newTap(rdb redis.UniversalClient) *tap {
-	k := &tap{calls: map[string]int{}, pipelines: map[string][]int{}}
+	k := &tap{calls: map[string]int{}, pipelines: map[string][]int{}, first: map[string][]any{}}
 	rdb.AddHook(k)
 	return k
 }
@@ -50,6 +51,9 @@ func (k *tap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 func (k *tap) note(cmd redis.Cmder) {
 	if name := scriptName(cmd); name != "" {
 		k.calls[name]++
+		if k.first[name] == nil {
+			k.first[name] = cmd.Args()[len([]string{"EVALSHA", "sha", "1", "key"}):]
+		}
 		if cmd.Name() == "eval" {
 			k.evals++
 		}
@@ -74,6 +78,7 @@ func (k *tap) reset() {
 	defer k.mu.Unlock()
 	clear(k.calls)
 	clear(k.pipelines)
+	clear(k.first)
 	k.evals = 0
 }
 

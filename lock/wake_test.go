@@ -64,6 +64,7 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 		held := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
 		calm(t, far, 1)
+		refreshing(t, far)
 		p.DropMessages(true)
 		dropped := p.DroppedMessages()
 		released := time.Now()
@@ -75,6 +76,24 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 		redistest.Eventually(t, soon, func() bool { return p.DroppedMessages() > dropped }, "the message")
 		mustUnlock(t, le)
 	})
+}
+
+// refreshing undoes what calm did to refreshes: all waiters ask once more, and
+// the answers say when next.
+func refreshing(t testing.TB, l *Locker) {
+	t.Helper()
+	now := time.Now()
+	l.line.askAll()
+	redistest.Eventually(t, soon, func() bool {
+		l.line.mu.Lock()
+		defer l.line.mu.Unlock()
+		for _, w := range l.line.waiters {
+			if w.asking || w.askedAt.Before(now) {
+				return false
+			}
+		}
+		return true
+	}, "all answered")
 }
 
 // hearing makes a waiter by hand: in line on a lock that another holds, with

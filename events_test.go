@@ -1,0 +1,183 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// Every kind of event, with every field that has a meaning for it and no other.
+func TestEvents_fields(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{locks: locks, rules: []Rule{
+			{Task: "work", Name: "turns", On: []string{"id"}, MaxHold: 300 * time.Millisecond},
+			{Task: "skip", Busy: Skip},
+		}})
+		is := func(event Event, want Event) {
+			t.Helper()
+			want.Queue = r.queue
+			want.Waited, want.Held = event.Waited, event.Held // checked by the callers
+			want.Err, want.Busy = event.Err, event.Busy
+			if event != want {
+				t.Errorf("got  %+v\nwant %+v", event, want)
+			}
+		}
+		key := r.lockOf("work", "1").Key()
+		base := Event{Rule: "turns", Key: key, Task: "work"}
+		with := func(kind EventKind, id string) Event { e := base; e.Kind, e.TaskID = kind, id; return e }
+
+		// Acquired, released; lost and overdue.
+		id := r.enqueue("work", one)
+		run := r.stage.next(t)
+		event := r.awaitEvent(EventAcquired, id)
+		is(event, with(EventAcquired, id))
+		if event.Waited <= 0 || event.Held != 0 || event.Err != nil || event.Busy != nil {
+			t.Errorf("got %+v", event)
+		}
+		run.cut()
+		event = r.awaitEvent(EventOverdue, id)
+		is(event, with(EventOverdue, id))
+		if event.Waited != 0 || event.Held <= 0 || !errors.Is(event.Err, context.Canceled) || event.Busy != nil {
+			t.Errorf("got %+v", event)
+		}
+		event = r.awaitEvent(EventLost, id)
+		is(event, with(EventLost, id))
+		if event.Waited != 0 || event.Held < 290*time.Millisecond || !errors.Is(event.Err, lock.ErrLost) || event.Busy != nil {
+			t.Errorf("got %+v", event)
+		}
+		run.returns(nil)
+		event = r.awaitEvent(EventReleased, id)
+		is(event, with(EventReleased, id))
+		if event.Waited != 0 || event.Held < 290*time.Millisecond || event.Err != nil || event.Busy != nil {
+			t.Errorf("got %+v", event)
+		}
+
+		// Busy, retried, skipped.
+		lease := r.take("work", "1")
+		id = r.enqueue("work", one)
+		event = r.awaitEvent(EventRetried, id)
+		want := with(EventRetried, id)
+		want.Policy, want.Delay = Retry, event.Delay
+		is(event, want)
+		if event.Waited != 0 || event.Held != 0 || event.Err != nil || event.Busy != nil || event.Delay < time.Second {
+			t.Errorf("got %+v", event)
+		}
+		event = r.awaitEvent(EventBusy, id)
+		want = with(EventBusy, id)
+		want.Policy = Retry
+		is(event, want)
+		if event.Busy == nil || event.Busy.Key != key || event.Busy.Rule != "turns" || event.Err != nil {
+			t.Errorf("got %+v", event)
+		}
+		r.free(lease)
+		r.take("skip")
+		id = r.enqueue("skip", nil)
+		event = r.awaitEvent(EventSkipped, id)
+		is(event, Event{Kind: EventSkipped, Rule: "skip", Key: r.lockOf("skip").Key(), Task: "skip", TaskID: id, Policy: Skip})
+
+		// Key error, backend error.
+		id = r.enqueue("work", `{}`)
+		event = r.awaitEvent(EventKeyError, id)
+		is(event, Event{Kind: EventKeyError, Task: "work", TaskID: id})
+		if event.Err == nil {
+			t.Errorf("got %+v", event)
+		}
+		away(p)
+		id = r.enqueue("work", one)
+		event = r.awaitEvent(EventBackendError, id)
+		is(event, with(EventBackendError, id))
+		if !errors.Is(event.Err, lock.ErrBackend) {
+			t.Errorf("got %+v", event)
+		}
+		p.Heal()
+	})
+}
+
+// Contention is no news: an operator's log stays empty, whatever the policy.
+func TestEvents_quietLog(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		policies := []Policy{Retry, RetryIn(time.Minute), Skip, Archive, Fail, Allow, AfterFailure(answers)}
+		var rules []Rule
+		for i, policy := range policies {
+			rules = append(rules, Rule{Task: fmt.Sprintf("%d: %s", i, policy), Busy: policy})
+		}
+		rules = append(rules, Rule{Task: "waits", Wait: time.Minute})
+		r := start(t, s, setup{rules: rules})
+		for _, rule := range rules {
+			r.enqueue(rule.Task, nil)
+			run := r.stage.next(t)
+			id := r.enqueue(rule.Task, nil)
+			last := ""
+			if rule.Task != "waits" {
+				r.awaitEvent(EventBusy, id)
+			} else {
+				r.awaitLine(1, rule.Task)
+				last = id
+			}
+			run.returns(nil)
+			if last != "" || rule.Busy == Allow {
+				r.stage.next(t).returns(nil)
+			}
+		}
+		r.stop()
+		if text := r.log.text(slog.LevelInfo); text != "" {
+			t.Errorf("logged: %s", text)
+		}
+	})
+}
+
+// Without Observe and Logger all goes on as well.
+func TestEvents_nobodyListens(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{
+			rules:   []Rule{{Task: "work", On: []string{"id"}, Busy: Skip}},
+			guarded: func(c *Config) { c.Observe, c.Logger = nil, nil },
+		})
+		r.take("work", "2")
+		for id, state := range map[int]asynq.TaskState{1: asynq.TaskStateCompleted, 2: asynq.TaskStateCompleted} {
+			task := r.enqueue("work", map[string]int{"id": id})
+			if id == 1 {
+				r.stage.next(t).returns(nil)
+			}
+			r.await(task, state)
+		}
+	})
+}
+
+// The context of an event is the task's: a tracer finds its span there.
+func TestEvents_context(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	var found int
+	guard, err := New(redistest.Mini(t).Client(t), Config{
+		Rules: []Rule{{Task: "work"}}, Prefix: redistest.Name(t),
+		Observe: func(ctx context.Context, _ Event) {
+			if ctx.Value(key{}) == "mine" {
+				found++
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = guard.Close(t.Context()) }()
+	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	if err := handler.ProcessTask(context.WithValue(t.Context(), key{}, "mine"), asynq.NewTask("work", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if found != 2 {
+		t.Errorf("%d events with the task's context, want 2", found)
+	}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// options are the command line, checked.
+type options struct {
+	redis string // URL or host:port list; "" means the embedded one
+	input string // JSON lines; "" means generated events
+	html  string // where the page goes; "" means nowhere
+
+	unguarded bool
+	on        []string
+	busy      string
+	limit     int
+	wait      time.Duration
+	ttl       time.Duration
+	retryIn   time.Duration
+
+	workers int
+	work    time.Duration
+	tasks   int
+	seed    uint64
+}
+
+// parseFlags reports what is wrong in its error, and the flags' description to
+// stderr when asked for it with -h.
+func parseFlags(args []string, stderr io.Writer) (options, error) {
+	var o options
+	var on string
+	fs := flag.NewFlagSet("worker", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // the caller prints the error, once
+	fs.StringVar(&o.redis, "redis", "", "a real Redis: `URL` redis://, rediss://, redis-sentinel://host:port?master=name, or a Cluster as host:port,host:port (default: one inside this program)")
+	fs.StringVar(&o.input, "input", "", "take the tasks from `FILE` of JSON lines {\"type\": \"...\", \"payload\": {...}}; - is stdin (default: generated ones)")
+	fs.StringVar(&o.html, "html", "", "also write the timeline to `FILE`, one self-contained page")
+	fs.BoolVar(&o.unguarded, "unguarded", false, "run without the guard, to see what it prevents")
+	fs.StringVar(&on, "on", "repository.full_name", "payload `fields` (comma-separated) that make the key; empty: one lock for everything")
+	fs.StringVar(&o.busy, "busy", "retry", "the `policy` for a task that did not get its lock: retry, skip, archive, fail, allow, park, replace")
+	fs.IntVar(&o.limit, "limit", 1, "how many tasks of one key may run at once")
+	fs.DurationVar(&o.wait, "wait", 2*time.Second, "the longest time in line before the policy applies")
+	fs.DurationVar(&o.ttl, "ttl", 0, "length of a lease, renewed while the handler runs (default: the library's, 30s)")
+	fs.DurationVar(&o.retryIn, "retry-in", 0, "with -busy retry: come back after this long (default: the library's, 1s to 5s)")
+	fs.IntVar(&o.workers, "workers", 10, "tasks that the server runs at once")
+	fs.DurationVar(&o.work, "work", 20*time.Millisecond, "how long a handler works, give or take half")
+	fs.IntVar(&o.tasks, "tasks", 300, "how many tasks to generate")
+	fs.Uint64Var(&o.seed, "seed", 1, "the same seed generates the same tasks")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			fs.SetOutput(stderr)
+			fmt.Fprintln(stderr, "Tasks of one repository take turns, tasks of different ones do not.\n\nUsage: worker [flags]")
+			fs.PrintDefaults()
+		}
+		return o, err
+	}
+	if on != "" {
+		for field := range strings.SplitSeq(on, ",") {
+			o.on = append(o.on, strings.TrimSpace(field))
+		}
+	}
+	given := make(map[string]bool)
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	return o, o.check(fs.Args(), given)
+}
+
+// check reports the first thing in the options that can't be. What only the
+// guard can judge is left to automutex.New.
+func (o options) check(rest []string, given map[string]bool) error {
+	for _, field := range o.on {
+		if field == "" {
+			return errors.New("-on: an empty field name; want for example repository.full_name,action")
+		}
+	}
+	switch {
+	case len(rest) > 0:
+		return fmt.Errorf("unexpected argument %q; everything is a flag (see -h)", rest[0])
+	case o.limit < 1:
+		return fmt.Errorf("-limit %d: must be at least 1", o.limit)
+	case o.workers < 1:
+		return fmt.Errorf("-workers %d: must be at least 1", o.workers)
+	case o.tasks < 1:
+		return fmt.Errorf("-tasks %d: must be at least 1", o.tasks)
+	case o.work < 0:
+		return fmt.Errorf("-work %s: must not be negative", o.work)
+	case o.wait < 0:
+		return fmt.Errorf("-wait %s: must not be negative", o.wait)
+	case o.ttl < 0:
+		return fmt.Errorf("-ttl %s: must not be negative", o.ttl)
+	case o.retryIn < 0:
+		return fmt.Errorf("-retry-in %s: must not be negative", o.retryIn)
+	case given["retry-in"] && o.busy != "retry":
+		return fmt.Errorf("-retry-in goes with -busy retry, not with -busy %s", o.busy)
+	case o.input != "" && (given["tasks"] || given["seed"]):
+		return errors.New("-tasks and -seed are for generated tasks; leave them out with -input")
+	}
+	_, err := policyOf(o)
+	return err
+}
+
+// nobody labels what names no entity.
+func (o options) nobody() string { return "(no " + strings.Join(o.on, ", ") + ")" }

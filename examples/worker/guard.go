@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+)
+
+// newGuard declares who takes turns: tasks with equal -on fields, of whatever
+// type, since all rules have one Scope.
+func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []string, rec *recorder, log *slog.Logger) (*automutex.Guard, error) {
+	busy, err := policyOf(opts)
+	if err != nil {
+		return nil, err
+	}
+	var rules []automutex.Rule
+	for _, task := range tasks {
+		rules = append(rules, automutex.Rule{
+			Task:  task, // "github:" is every task type that begins so
+			Scope: "repository",
+			On:    opts.on,
+			Limit: opts.limit,
+			TTL:   opts.ttl,
+			Wait:  opts.wait,
+			Busy:  busy,
+		})
+	}
+	return automutex.New(rdb, automutex.Config{
+		Rules:  rules,
+		Prefix: prefix,
+		Logger: log,
+		Observe: func(_ context.Context, e automutex.Event) {
+			if e.Kind == automutex.EventSkipped {
+				rec.skip(e.TaskID)
+			}
+		},
+	})
+}
+
+// policyOf reads -busy and -retry-in.
+func policyOf(opts options) (automutex.Policy, error) {
+	if opts.retryIn > 0 {
+		return automutex.RetryIn(opts.retryIn), nil
+	}
+	for _, p := range []automutex.Policy{
+		automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail,
+		automutex.Allow, automutex.Park, automutex.Replace,
+	} {
+		if p.String() == opts.busy {
+			return p, nil
+		}
+	}
+	return automutex.Policy{}, fmt.Errorf("-busy %q: no such policy; want retry, skip, archive, fail, allow, park or replace", opts.busy)
+}

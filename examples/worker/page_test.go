@@ -1,0 +1,85 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// foreign finds what a browser would fetch, and every URL in general.
+var foreign = regexp.MustCompile(`(?i)https?:|//[a-z]|\b(src|href|srcset)\s*=|url\(|@import|<(script|link|iframe|img|object|embed)\b`)
+
+func renderTest(t *testing.T, tl timeline) string {
+	t.Helper()
+	html, err := renderPage(tl, "a summary", "repository", "result: tasks=5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(html)
+}
+
+func TestPage_selfContained(t *testing.T) {
+	html := renderTest(t, contended())
+	if got := foreign.FindString(html); got != "" {
+		t.Errorf("the page refers to something outside: %q", got)
+	}
+	for _, want := range []string{"<!DOCTYPE html>", "octo/hello", "acme/anvil", "a summary", "result: tasks=5", "event-20-60"} {
+		if !strings.Contains(html, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	// One bar and one place to point at for each of the five runs.
+	if got := strings.Count(html, "<title>") - 1; got != 5 {
+		t.Errorf("%d runs can be pointed at, want 5", got)
+	}
+	if greens, reds := strings.Count(html, "fill:#2E9E5B"), strings.Count(html, "fill:#D64545"); greens != 4 || reds != 1 {
+		t.Errorf("%d green and %d red bars, want 4 and 1", greens, reds)
+	}
+}
+
+func TestPage_marksLieOnBars(t *testing.T) {
+	p := page{}
+	if err := p.draw(contended()); err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range p.Marks {
+		if m.X < 0 || m.Y < 0 || m.W <= 0 || m.H <= 0 || m.X+m.W > p.Width || m.Y+m.H > p.Height {
+			t.Errorf("mark %d lies outside the picture of %g x %g: %+v", i, p.Width, p.Height, m)
+		}
+	}
+	// octo/hello is the first row: its marks lie above acme/anvil's.
+	if first, last := p.Marks[0], p.Marks[4]; first.Y+first.H > last.Y {
+		t.Errorf("the first row (%+v) does not lie above the second (%+v)", first, last)
+	}
+}
+
+func TestPage_hostileKeys(t *testing.T) {
+	html := renderTest(t, newTimeline([]taskRun{at(`</title></svg><script>alert(1)</script>`, 0, 10), at("\x00\x1b", 0, 1)}, 1, "nobody"))
+	if strings.Contains(html, "<script") || strings.ContainsAny(html, "\x00\x1b") {
+		t.Error("a key's text became markup")
+	}
+}
+
+func TestPage_empty(t *testing.T) {
+	if html := renderTest(t, newTimeline(nil, 1, "nobody")); !strings.Contains(html, "<svg") {
+		t.Error("no picture")
+	}
+}
+
+func TestWritePage_error(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "missing", "page.html")
+	if err := writePage(file, contended(), "", "", ""); err == nil || !strings.Contains(err.Error(), "-html") {
+		t.Errorf("writing to a folder that isn't there: %v", err)
+	}
+	if err := probe(file); err == nil {
+		t.Error("probe does not see that the file can't be written")
+	}
+	if err := probe(filepath.Join(t.TempDir(), "page.html")); err != nil {
+		t.Errorf("probe: %v", err)
+	}
+	if err := probe(os.TempDir()); err == nil {
+		t.Error("probe takes a folder for a file")
+	}
+}

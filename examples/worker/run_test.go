@@ -1,0 +1,290 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9/logging"
+)
+
+func TestMain(m *testing.M) {
+	logging.Disable() // as in main
+	os.Exit(m.Run())
+}
+
+// patience is how long a test waits for what must happen.
+const patience = 15 * time.Second
+
+// outcome is what a run told.
+type outcome struct {
+	exit           int
+	stdout, stderr string
+	tally
+}
+
+var resultLine = regexp.MustCompile(`(?:^|\n)(result: tasks=\d+ done=\d+ skipped=\d+ archived=\d+ lost=-?\d+ overlaps=\d+)\n$`)
+
+// try runs the program; the last line of its output must be the result.
+func try(t *testing.T, ctx context.Context, stdin string, args ...string) outcome {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	o := outcome{exit: run(ctx, args, strings.NewReader(stdin), &stdout, &stderr)}
+	o.stdout, o.stderr = stdout.String(), stderr.String()
+	match := resultLine.FindStringSubmatch(o.stdout)
+	if match == nil {
+		t.Fatalf("%q: the last line is no result; stdout:\n%s\nstderr:\n%s", args, o.stdout, o.stderr)
+	}
+	if _, err := fmt.Sscanf(match[1], "result: tasks=%d done=%d skipped=%d archived=%d lost=%d overlaps=%d",
+		&o.tasks, &o.done, &o.skipped, &o.archived, &o.lost, &o.overlaps); err != nil {
+		t.Fatalf("%q: %v", match[1], err)
+	}
+	if strings.Contains(o.stdout, "\x1b") || strings.Contains(o.stdout, "\r") {
+		t.Errorf("%q: control sequences where there is no terminal", args)
+	}
+	return o
+}
+
+// expect checks exit status and counts, and shows all that was told if wrong.
+func (o outcome) expect(t *testing.T, exit int, want tally) {
+	t.Helper()
+	if o.exit != exit || o.tally != want {
+		t.Errorf("exit %d, %s; want exit %d, %s\nstdout:\n%s\nstderr:\n%s", o.exit, o.tally, exit, want, o.stdout, o.stderr)
+	}
+}
+
+func TestRun_guarded(t *testing.T) {
+	o := try(t, t.Context(), "", "-tasks", "60")
+	o.expect(t, exitOK, tally{tasks: 60, done: 60})
+	if !strings.Contains(o.stdout, repositories[0]) {
+		t.Errorf("no chart:\n%s", o.stdout)
+	}
+	if o.stderr != "" {
+		t.Errorf("stderr of a run without trouble:\n%s", o.stderr)
+	}
+}
+
+func TestRun_unguarded(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.html")
+	o := try(t, t.Context(), "", "-tasks", "60", "-unguarded", "-html", page)
+	if o.overlaps == 0 {
+		t.Errorf("no overlaps without the guard:\n%s", o.stdout)
+	}
+	o.expect(t, exitOK, tally{tasks: 60, done: 60, overlaps: o.overlaps})
+	html, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(html, []byte(repositories[0])) || foreign.Match(html) {
+		t.Error("the page lacks a repository, or refers to something outside")
+	}
+}
+
+func TestRun_limit(t *testing.T) {
+	o := try(t, t.Context(), "", "-tasks", "60", "-limit", "2")
+	o.expect(t, exitOK, tally{tasks: 60, done: 60})
+}
+
+// A policy that lets tasks overlap is found out although there is a guard: the
+// verdict comes from what the handlers did.
+func TestRun_overlapsInSpiteOfGuard(t *testing.T) {
+	o := try(t, t.Context(), "", "-tasks", "60", "-busy", "allow", "-wait", "0s")
+	if o.overlaps == 0 {
+		t.Errorf("no overlaps with -busy allow:\n%s", o.stdout)
+	}
+	o.expect(t, exitFindings, tally{tasks: 60, done: 60, overlaps: o.overlaps})
+}
+
+func TestRun_skipAndArchive(t *testing.T) {
+	o := try(t, t.Context(), "", "-tasks", "60", "-busy", "skip", "-wait", "0s")
+	if o.skipped == 0 {
+		t.Errorf("nothing skipped:\n%s", o.stdout)
+	}
+	o.expect(t, exitOK, tally{tasks: 60, done: 60 - o.skipped, skipped: o.skipped})
+
+	o = try(t, t.Context(), "", "-tasks", "60", "-busy", "archive", "-wait", "0s")
+	if o.archived == 0 || !strings.Contains(o.stdout, " archived: ") {
+		t.Errorf("nothing archived, or no reason given:\n%s", o.stdout)
+	}
+	o.expect(t, exitOK, tally{tasks: 60, done: 60 - o.archived, archived: o.archived})
+}
+
+func TestRun_input(t *testing.T) {
+	const file = "testdata/events.jsonl"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, input := range []string{file, "-"} {
+		o := try(t, t.Context(), string(text), "-input", input)
+		o.expect(t, exitOK, tally{tasks: 11, done: 9, archived: 2})
+		if got := strings.Count(o.stderr, "\n"); got != 1 || !strings.Contains(o.stderr, "line 7: ") {
+			t.Errorf("stderr is to be one line about line 7:\n%s", o.stderr)
+		}
+		for _, kind := range []string{"github:organization", "github:ping"} {
+			told := regexp.MustCompile(`1 archived: .*` + kind + `.*repository\.full_name`)
+			if !told.MatchString(o.stdout) {
+				t.Errorf("no line that says which field the %s task lacks:\n%s", kind, o.stdout)
+			}
+		}
+	}
+}
+
+func TestRun_inputWithoutTasks(t *testing.T) {
+	o := try(t, t.Context(), "oops\n", "-input", "-")
+	o.expect(t, exitOK, tally{})
+	if !strings.Contains(o.stderr, "line 1: ") {
+		t.Errorf("the bad line is not reported: %q", o.stderr)
+	}
+}
+
+func TestRun_oneLockForAll(t *testing.T) {
+	var lines strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&lines, `{"type":"kind-%d","payload":"not an object"}`+"\n", i%3)
+	}
+	o := try(t, t.Context(), lines.String(), "-input", "-", "-on", "", "-work", "5ms")
+	o.expect(t, exitOK, tally{tasks: 12, done: 12})
+}
+
+// On a real Redis nothing is left when the work is done.
+func TestRun_leavesNothing(t *testing.T) {
+	mini := miniredis.RunT(t)
+	if err := mini.Set("another", "program's"); err != nil {
+		t.Fatal(err)
+	}
+	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "40", "-busy", "archive", "-wait", "0s")
+	o.expect(t, exitOK, tally{tasks: 40, done: 40 - o.archived, archived: o.archived})
+	if got := mini.Keys(); !slices.Equal(got, []string{"another"}) {
+		t.Errorf("keys in Redis afterwards: %q, want what was there before", got)
+	}
+}
+
+// demoQueue waits until the demo's queue in Redis is as ready wants it, and
+// gives its name.
+func demoQueue(t *testing.T, inspector *asynq.Inspector, ready func(*asynq.QueueInfo) bool) string {
+	t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		queues, err := inspector.Queues()
+		if err != nil || len(queues) != 1 {
+			continue
+		}
+		if info, err := inspector.GetQueueInfo(queues[0]); err == nil && ready(info) {
+			return queues[0]
+		}
+	}
+	t.Error("the demo's queue never became as wanted")
+	return ""
+}
+
+func TestRun_interrupted(t *testing.T) {
+	mini := miniredis.RunT(t)
+	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
+	defer inspector.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	queue := make(chan string, 1) // ends with the first answer
+	go func() {
+		queue <- demoQueue(t, inspector, func(q *asynq.QueueInfo) bool { return q.Processed >= 5 })
+		cancel()
+	}()
+	o := try(t, ctx, "", "-redis", "redis://"+mini.Addr(), "-tasks", "400", "-work", "40ms")
+	name := <-queue
+	if o.done < 5 || o.done == o.tasks {
+		t.Errorf("%d of %d tasks done, want some", o.done, o.tasks)
+	}
+	o.expect(t, exitOK, tally{tasks: o.tasks, done: o.done})
+	if want := fmt.Sprintf("\nqueued=%d in asynq queue %s ", o.tasks-o.done, name); !strings.Contains(o.stdout, want) {
+		t.Errorf("no line%s:\n%s", want, o.stdout)
+	}
+	info, err := inspector.GetQueueInfo(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Active != 0 || info.Pending+info.Retry+info.Scheduled != o.tasks-o.done {
+		t.Errorf("in Redis are %d active, %d pending, %d retry; want %d to be run and none active",
+			info.Active, info.Pending, info.Retry, o.tasks-o.done)
+	}
+}
+
+func TestRun_interruptedBeforeTheStart(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	o := try(t, ctx, "", "-tasks", "20")
+	o.expect(t, exitOK, tally{})
+}
+
+// A task that vanishes from Redis is noticed.
+func TestRun_lost(t *testing.T) {
+	mini := miniredis.RunT(t)
+	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
+	defer inspector.Close()
+	deleted := make(chan error, 1) // ends with the first answer
+	go func() {
+		queue := demoQueue(t, inspector, func(q *asynq.QueueInfo) bool { return q.Pending >= 10 })
+		tasks, err := inspector.ListPendingTasks(queue)
+		if err == nil {
+			err = inspector.DeleteTask(queue, tasks[len(tasks)-1].ID)
+		}
+		deleted <- err
+	}()
+	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "20", "-workers", "1", "-unguarded")
+	if err := <-deleted; err != nil {
+		t.Fatal(err)
+	}
+	o.expect(t, exitFindings, tally{tasks: 20, done: 19, lost: 1})
+}
+
+// A Redis that forgets everything is noticed, too.
+func TestRun_everythingLost(t *testing.T) {
+	mini := miniredis.RunT(t)
+	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
+	defer inspector.Close()
+	flushed := make(chan struct{}) // closed by the goroutine when it ends
+	go func() {
+		defer close(flushed)
+		demoQueue(t, inspector, func(q *asynq.QueueInfo) bool { return q.Pending >= 10 && q.Processed > 0 })
+		mini.FlushAll()
+	}()
+	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "100", "-unguarded")
+	<-flushed
+	o.expect(t, exitFindings, tally{tasks: 100, done: o.done, lost: 100 - o.done, overlaps: o.overlaps})
+}
+
+func TestRun_refuses(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{
+		{"-limit", "0"},
+		{"-busy", "never"},
+		{"-busy", "park"},
+		{"-ttl", "1ms"},
+		{"-on", "a..b"},
+		{"-redis", "nonsense"},
+		{"-redis", "redis://127.0.0.1:1"},
+		{"-input", filepath.Join(dir, "missing")},
+		{"-html", filepath.Join(dir, "missing", "page.html")},
+	} {
+		var stdout, stderr bytes.Buffer
+		exit := run(t.Context(), args, strings.NewReader(""), &stdout, &stderr)
+		if exit != exitUsage || stdout.Len() > 0 || strings.Count(stderr.String(), "\n") != 1 || !strings.HasPrefix(stderr.String(), "worker: ") {
+			t.Errorf("%q: exit %d, stdout %q, stderr %q; want exit 2 and one line on stderr", args, exit, stdout.String(), stderr.String())
+		}
+	}
+}
+
+func TestRun_help(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	if exit := run(t.Context(), []string{"-h"}, nil, &stdout, &stderr); exit != exitOK || !strings.Contains(stderr.String(), "-unguarded") {
+		t.Errorf("exit %d, stderr %q", exit, stderr.String())
+	}
+}

@@ -1,0 +1,148 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+func TestDo(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		failure := errors.New("failure")
+		for _, want := range []error{nil, failure} {
+			var during context.Context
+			err := m.Do(t.Context(), func(ctx context.Context) error {
+				during = ctx
+				if ctx.Err() != nil {
+					t.Errorf("the context has ended: %v", ctx.Err())
+				}
+				mustBeBusy(t, m)
+				return want
+			})
+			if !errors.Is(err, want) || errors.Is(err, ErrLost) {
+				t.Errorf("Do: %v, want %v", err, want)
+			}
+			if during.Err() == nil {
+				t.Error("the context goes on after Do")
+			}
+			free(t, m, soon)
+		}
+	})
+}
+
+func TestDoWaits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		ran := make(chan error, 1)
+		go func() { ran <- m.Do(context.Background(), func(context.Context) error { return nil }) }()
+		waiting(t, m, 1)
+		mustUnlock(t, held)
+		if err := come(t, ran, "the end of Do"); err != nil {
+			t.Errorf("Do: %v", err)
+		}
+		free(t, m, soon)
+	})
+}
+
+// A panic goes through untouched: the value, and the stack of where it was.
+// What releases is a plain defer.
+func TestRule10_PanicKeepsItsStack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		func() {
+			defer func() {
+				origin := panicOrigin()
+				if value := recover(); value != "boom" {
+					t.Errorf("recovered %v, want boom", value)
+				}
+				if !strings.HasSuffix(origin, "explodeForTheStack") {
+					t.Errorf("the panic seems to come from %s", origin)
+				}
+			}()
+			_ = m.Do(t.Context(), explodeForTheStack)
+		}()
+		free(t, m, soon)
+	})
+}
+
+// panicOrigin is the function that panicked, as asynq finds it for its logs: the
+// first below the runtime's own. Called by a deferred function.
+func panicOrigin() string {
+	pcs := make([]uintptr, 100)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)]) // from what called the deferred function
+	for {
+		frame, more := frames.Next()
+		if !more || !strings.HasPrefix(frame.Function, "runtime.") {
+			return frame.Function
+		}
+	}
+}
+
+func explodeForTheStack(context.Context) error { panic("boom") }
+
+// So it is with runtime.Goexit, as t.FailNow calls it.
+func TestRule10_GoexitReleases(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = m.Do(t.Context(), func(context.Context) error { runtime.Goexit(); return nil })
+	}()
+	come(t, done, "the goroutine's end")
+	free(t, m, soon)
+}
+
+// The caller's context ends during the work: its own error comes back, and the
+// lock is released all the same.
+func TestRule10_DoReleasesOnAnEndedContext(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		ctx, cancel := context.WithCancel(t.Context())
+		err := m.Do(ctx, func(ctx context.Context) error {
+			cancel()
+			come(t, ctx.Done(), "the end of the context")
+			return ctx.Err()
+		})
+		if !errors.Is(err, context.Canceled) || errors.Is(err, ErrLost) {
+			t.Errorf("Do: %v, want context.Canceled and no ErrLost", err)
+		}
+		free(t, m, soon)
+	})
+}
+
+// The lease is lost during the work: the context says so, and so does Do beside
+// the work's own error.
+func TestDoJoinsErrLost(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(600*time.Millisecond))
+		failure := errors.New("failure")
+		for _, own := range []error{failure, nil} {
+			err := m.Do(t.Context(), func(ctx context.Context) error {
+				if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
+					t.Error(err)
+				}
+				come(t, ctx.Done(), "the end of the lease")
+				if !errors.Is(context.Cause(ctx), ErrLost) {
+					t.Errorf("cause %v, want ErrLost", context.Cause(ctx))
+				}
+				return own
+			})
+			if !errors.Is(err, ErrLost) || own != nil && !errors.Is(err, own) {
+				t.Errorf("Do: %v, want ErrLost and %v", err, own)
+			}
+		}
+	})
+}

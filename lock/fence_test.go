@@ -1,0 +1,111 @@
+package lock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// The fence grows from holder to holder, whether the lock was taken or granted,
+// and is stored exactly.
+func TestRule11_FenceGrows(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		m := newLocker(t, rdb).Mutex(redistest.Name(t))
+		other := handle(newLocker(t, rdb), m)
+		last := int64(0)
+		grown := func(le *Lease) {
+			t.Helper()
+			if le.Fence() <= last {
+				t.Fatalf("fence %d after %d", le.Fence(), last)
+			}
+			last = le.Fence()
+			if f := int64(stored(t, m)["f"]); f != -(1e15 + last) {
+				t.Fatalf("fence %d is stored as %d", last, f)
+			}
+		}
+		for i := range 60 {
+			le := mustTry(t, m)
+			grown(le)
+			if i%3 == 0 {
+				w := inLine(t, other, 1)
+				mustUnlock(t, le)
+				le = w.got(t)
+				grown(le)
+			}
+			mustUnlock(t, le)
+		}
+	})
+}
+
+// The message carries the very number, and the server's time.
+func TestRule11_FenceIsPrintedExactly(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		sub := raw(m).Subscribe(t.Context(), m.locker.prefix+":"+m.locker.channel)
+		t.Cleanup(func() { _ = sub.Close() })
+		if _, err := sub.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		holder, waiter := m.newLease(), m.newLease()
+		mustAsk(t, m, holder, stay)
+		mustAsk(t, m, waiter, stay)
+		before := serverNow(t, m)
+		if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+			t.Fatal(held, err)
+		}
+		fence := -int64(stored(t, m)["f"]) - 1e15
+		got, err := sub.ReceiveMessage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg, ok := parseMessage(got.Payload)
+		if !ok || msg.token != waiter.token || msg.fence != fence || msg.us < before.UnixMicro() || msg.us > serverNow(t, m).UnixMicro() {
+			t.Errorf("message %q, want token %s and fence %d", got.Payload, waiter.token, fence)
+		}
+		if a := mustAsk(t, m, waiter, stay); !a.yours || a.fence <= 0 {
+			t.Errorf("re-ask is answered %+v", a)
+		}
+	})
+}
+
+// Redis' clock steps back while the lock is held or waited for.
+func TestRule11_FenceGrowsWhenTheClockStepsBack(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+	now := time.Now()
+	s.Mini().SetTime(now)
+	le := mustTry(t, m)
+	last := le.Fence()
+	for i := range 3 {
+		w := inLine(t, m, 1)
+		s.Mini().SetTime(now.Add(-time.Duration(i+1) * time.Hour))
+		mustUnlock(t, le)
+		le = w.got(t)
+		if le.Fence() <= last {
+			t.Fatalf("step %d: fence %d after %d", i, le.Fence(), last)
+		}
+		last = le.Fence()
+	}
+	mustUnlock(t, le)
+}
+
+// Two holders in the same microsecond do not share a fence.
+func TestRule11_FenceGrowsWhenTheClockStands(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	s.Mini().SetTime(time.Now())
+	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 20)
+	last := int64(0)
+	for range 20 {
+		if le := mustTry(t, m); le.Fence() <= last {
+			t.Fatalf("fence %d after %d", le.Fence(), last)
+		} else {
+			last = le.Fence()
+		}
+	}
+}

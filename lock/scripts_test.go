@@ -1,0 +1,381 @@
+package lock
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// included are files that are part of others and not sent alone.
+var included = []string{"line", "pool_line"}
+
+// Each file in lua/ is loaded, and sent whole.
+func TestScriptsAreLoaded(t *testing.T) {
+	t.Parallel()
+	files, err := os.ReadDir("lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range files {
+		name, ok := strings.CutSuffix(f.Name(), ".lua")
+		if !ok {
+			t.Errorf("%s is no Lua file", f.Name())
+		}
+		if !slices.Contains(included, name) {
+			names = append(names, name)
+		}
+	}
+	var loaded []string
+	for _, s := range scripts {
+		loaded = append(loaded, s.name)
+		if strings.Contains(s.src, "@include") {
+			t.Errorf("%s: an include that was not put in", s.name)
+		}
+		if i := strings.Index(s.src, "return"); i < 0 {
+			t.Errorf("%s answers nothing", s.name)
+		}
+	}
+	if slices.Sort(loaded); !slices.Equal(names, loaded) {
+		t.Errorf("the folder has %q, loaded are %q", names, loaded)
+	}
+}
+
+var (
+	headerKey = regexp.MustCompile(`(?m)^-- KEYS\[(\d+)\] (\w+)`)
+	headerArg = regexp.MustCompile(`(?m)^-- ARGV\[(\d+)\] (\w+) +(\S.*)$`)
+	headerAns = regexp.MustCompile(`(?m)^-- reply (.*?) *: +(\S.*)$`)
+	bodyUse   = regexp.MustCompile(`(KEYS|ARGV)(\[(\d+)\])?`)
+	bodyCall  = regexp.MustCompile(`redis\.(\w+)\(\s*'?(\w+)`)
+	unit      = regexp.MustCompile(`\((ms|us)\b|limit|how many|<token>|<value>|\b1:`)
+)
+
+// code is a script without comments.
+func code(s *script) string { return regexp.MustCompile(`(?m)--.*$`).ReplaceAllString(s.src, "") }
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	src, err := os.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(src)
+}
+
+// Rule 13: all keys declared. The headers name what the call sites pass, in
+// order, and the bodies use no more and no less.
+func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	passed := passedArgs(t, m)
+	for _, s := range scripts {
+		src := read(t, s.name)
+		if s == poolPutScript {
+			continue // takes as many values as there are
+		}
+		var args []string
+		for i, h := range headerArg.FindAllStringSubmatch(src, -1) {
+			if h[1] != fmt.Sprint(i+1) {
+				t.Errorf("%s: ARGV[%s] is argument %d in the header", s.name, h[1], i+1)
+			}
+			if !unit.MatchString(h[2] + " " + h[3]) {
+				t.Errorf("%s: the header gives %s no unit: %q", s.name, h[2], h[3])
+			}
+			args = append(args, h[2])
+		}
+		if !slices.Equal(args, s.args) {
+			t.Errorf("%s: the header has ARGV %q, Go has %q", s.name, args, s.args)
+		}
+		if n, seen := passed[s.name]; seen != (s != sweepScript) || n != len(args) { // a sweep takes none
+			t.Errorf("%s: the call sites pass %d arguments, the header has %d", s.name, n, len(args))
+		}
+		keys := headerKey.FindAllStringSubmatch(src, -1)
+		if len(keys) != 1 || keys[0][1] != "1" || (keys[0][2] != "lock" && keys[0][2] != "pool") {
+			t.Errorf("%s: the header has keys %q, want the lock", s.name, keys)
+		}
+		used := map[string]bool{}
+		for _, u := range bodyUse.FindAllStringSubmatch(code(s), -1) {
+			if u[2] == "" {
+				t.Errorf("%s: uses %s as a whole", s.name, u[1])
+			}
+			used[u[0]] = true
+		}
+		want := map[string]bool{"KEYS[1]": true}
+		for i := range args {
+			want[fmt.Sprintf("ARGV[%d]", i+1)] = true
+		}
+		if !maps.Equal(used, want) {
+			t.Errorf("%s: the body uses %v, the header declares %v", s.name, used, want)
+		}
+	}
+}
+
+// passedArgs runs every operation and counts the arguments that reach the client.
+func passedArgs(t *testing.T, m *Lock) map[string]int {
+	t.Helper()
+	k := newTap(raw(m))
+	_, err1 := m.Available(t.Context())
+	le := mustTry(t, m)
+	err2 := le.Extend(t.Context(), time.Second)
+	err3 := le.Unlock(t.Context())
+	_, err4 := m.BreakAll(t.Context())
+	p := m.locker.Pool(redistest.Name(t))
+	_, err5 := p.Put(t.Context(), "value")
+	taken, err6 := p.TryTake(t.Context())
+	_, err7 := p.Inspect(t.Context())
+	err8 := taken.Unlock(t.Context())
+	_, err9 := p.Delete(t.Context())
+	for _, err := range []error{err1, err2, err3, err4, err5, err6, err7, err8, err9} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	passed := map[string]int{}
+	for name, args := range k.first {
+		passed[name] = len(args)
+	}
+	return passed
+}
+
+// allowed are the commands that the scripts may use, each O(log n) and with one
+// key. Of ranges that means a LIMIT, see below.
+var allowed = []string{
+	"TIME", "EXISTS", "DEL", "PTTL", "PEXPIRE", "PUBLISH",
+	"PERSIST", "ZRANGE", "ZREVRANGEBYSCORE", "ZADD", "ZREM", "ZSCORE", "ZMSCORE", "ZRANK", "ZCARD", "ZCOUNT", "ZRANGEBYSCORE", "ZREMRANGEBYSCORE",
+}
+
+// Rule 13: O(log n) commands on the declared key only; rule 7: PUBLISH through
+// pcall and nothing else.
+func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
+	t.Parallel()
+	for _, s := range scripts {
+		src := code(s)
+		calls := bodyCall.FindAllStringSubmatch(src, -1)
+		if n := strings.Count(src, "redis."); n != len(calls) {
+			t.Errorf("%s: %d uses of redis, of which %d are calls", s.name, n, len(calls))
+		}
+		for _, call := range calls {
+			how, command := call[1], call[2]
+			if !slices.Contains(allowed, command) {
+				t.Errorf("%s: redis.%s('%s'): not on the list of this test", s.name, how, command)
+			}
+			if want := map[bool]string{true: "pcall", false: "call"}[command == "PUBLISH"]; how != want {
+				t.Errorf("%s: redis.%s('%s'), want redis.%s", s.name, how, command, want)
+			}
+		}
+		// Every command but TIME and PUBLISH has the lock as its key, and ranges
+		// that answer members have a limit.
+		balanced := strings.ReplaceAll(src, "'(", "'") // no parentheses in strings
+		for _, call := range regexp.MustCompile(`redis\.call\(([^()]|\([^()]*\))*\)`).FindAllString(balanced, -1) {
+			if !strings.HasPrefix(call, "redis.call('TIME')") && !regexp.MustCompile(`^redis\.call\('\w+', (lock|pool|KEYS\[1\])\b`).MatchString(call) {
+				t.Errorf("%s: %s: not on the lock's key", s.name, call)
+			}
+			// Breaking and deleting are an operator's, and see every holder.
+			whole := s == breakScript || s == poolDeleteScript
+			if !whole && strings.Contains(call, "'ZRANGEBYSCORE'") && !strings.Contains(call, "'LIMIT'") {
+				t.Errorf("%s: %s has no LIMIT", s.name, call)
+			}
+		}
+		if m := regexp.MustCompile(`\b(lock|pool)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
+			t.Errorf("%s: the key is changed: %q", s.name, m)
+		}
+		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "KEYS[1]") {
+			t.Errorf("%s: uses no key", s.name)
+		}
+	}
+}
+
+// TIME is read once, words and not letters, and no global is set.
+func TestScriptsAreWellKept(t *testing.T) {
+	t.Parallel()
+	for _, s := range scripts {
+		if n := strings.Count(code(s), "'TIME'"); n > 1 {
+			t.Errorf("%s reads TIME %d times, want once", s.name, n)
+		}
+		for _, m := range regexp.MustCompile(`local (?:function )?([\w, ]+)`).FindAllStringSubmatch(code(s), -1) {
+			for name := range strings.SplitSeq(m[1], ", ") {
+				if name = strings.TrimSpace(name); len(name) == 1 && name != "_" {
+					t.Errorf("%s: a variable %q: words, not letters", s.name, name)
+				}
+			}
+		}
+	}
+}
+
+// The replies are what the headers say, in every state.
+func TestScriptReplies(t *testing.T) {
+	t.Parallel()
+	want := map[string][]string{
+		"ask": {"yours", "busy"}, "release": {"held", "absent"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
+	}
+	for name, replies := range want {
+		var got []string
+		for _, h := range headerAns.FindAllStringSubmatch(read(t, name), -1) {
+			got = append(got, h[1])
+		}
+		if name == "inspect" {
+			if !strings.Contains(read(t, name), "-- reply {") {
+				t.Errorf("%s: no reply in the header", name)
+			}
+			continue
+		}
+		if !slices.Equal(got, replies) {
+			t.Errorf("%s: the header has replies %q, want %q", name, got, replies)
+		}
+	}
+	if renewRenewed != 1 || renewLost != 0 {
+		t.Errorf("Go has renewed = %d, lost = %d", renewRenewed, renewLost)
+	}
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		run := func(s *script, args ...any) any {
+			t.Helper()
+			reply, err := m.locker.conn.run(t.Context(), s, m.keys, args)
+			if err != nil {
+				t.Fatalf("%s: %v", s.name, err)
+			}
+			audit(t, m)
+			return reply
+		}
+		a, b, c, d := m.newLease(), m.newLease(), m.newLease(), m.newLease()
+		ask := func(le *Lease, stay time.Duration) any {
+			s, args := m.askArgs(le, stay)
+			return run(s, args...)
+		}
+		release := func(le *Lease) any { return run(releaseScript, le.body, 2, 0) }
+		equal := func(what string, got, want any) {
+			t.Helper()
+			if got != want {
+				t.Errorf("%s is answered %v (%T), want %v", what, got, got, want)
+			}
+		}
+		number := func(what string, got any, from, to int64) {
+			t.Helper()
+			if n, ok := got.(int64); !ok || n < from || n > to {
+				t.Errorf("%s is answered %v (%T), want %d to %d", what, got, got, from, to)
+			}
+		}
+		year := time.Now().UnixMicro()
+		equal("release of nothing", release(a), int64(-1-2))
+		equal("renew of nothing", run(renewScript, a.body, 1000), int64(renewLost))
+		number("ask of a free lock", ask(a, 0), year-1e12, year+1e12)
+		equal("renew", run(renewScript, a.body, 1000), int64(renewRenewed))
+		number("ask again", ask(a, 0), year-1e12, year+1e12)
+		number("ask of the second slot", ask(b, 0), year-1e12, year+1e12)
+		for i, le := range []*Lease{c, d} {
+			r, ok := ask(le, stay).([]any)
+			if !ok || len(r) != 4 {
+				t.Fatalf("ask of a busy lock is answered %v", r)
+			}
+			number("server time", r[0], year-1e12, year+1e12)
+			number("first deadline", r[1], 1, m.ttl.Milliseconds()+1)
+			equal("place", r[2], int64(i))
+			equal("holder", r[3], "h:"+a.body)
+		}
+		equal("release with two in line", release(a), int64(0))
+		equal("release again", release(a), int64(-1))
+		equal("release with one in line", release(b), int64(0))
+		r, ok := run(inspectScript, 10).([]any)
+		if !ok || len(r) != 4 {
+			t.Fatalf("inspect is answered %v", r)
+		}
+		equal("holders", r[1], int64(2))
+		equal("waiters", r[2], int64(0))
+		if list, ok := r[3].([]any); !ok || len(list) != 4 || list[0] != "h:"+c.body {
+			t.Errorf("inspect lists %v", r[3])
+		}
+		equal("release with nobody in line", release(c), int64(1))
+		equal("the last release", release(d), int64(2))
+		if n := raw(m).Exists(t.Context(), m.Key()).Val(); n != 0 {
+			t.Errorf("something is left: %s", dump(m))
+		}
+	})
+}
+
+// Rule 13: O(log n) per call, whatever the length of the line.
+func TestRule13_LongLinesCostNoMore(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Hour))
+	warm(t, m)
+	holder := m.newLease()
+	mustAsk(t, m, holder, 0)
+	cost := func() (ask, release float64) {
+		t.Helper()
+		measure := func(run func(le *Lease)) float64 {
+			best := 0.0
+			for range 5 {
+				if err := raw(m).ConfigResetStat(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				for range 20 {
+					run(m.newLease())
+				}
+				stats, err := raw(m).Info(t.Context(), "commandstats").Result()
+				if err != nil {
+					t.Fatal(err)
+				}
+				f := regexp.MustCompile(`cmdstat_evalsha:.*usec_per_call=([\d.]+)`).FindStringSubmatch(stats)
+				var us float64
+				if len(f) == 2 {
+					_, _ = fmt.Sscan(f[1], &us)
+				}
+				if best == 0 || us < best {
+					best = us
+				}
+			}
+			return best
+		}
+		// Ask and leave, then ask and hand over, each before all that are in line.
+		ask = measure(func(le *Lease) {
+			mustAskQuietly(t, m, le)
+			_, _, _ = le.release(t.Context(), 0)
+		})
+		release = measure(func(le *Lease) {
+			mustAskQuietly(t, m, le)
+			if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+				t.Fatal(held, err)
+			}
+			holder = le
+		})
+		return ask, release
+	}
+	ask1, release1 := cost()
+	fillLine(t, m, 100_000)
+	ask2, release2 := cost()
+	t.Logf("us per call: ask and leave %.0f, with 100,000 in line %.0f; ask and hand over %.0f, %.0f", ask1, ask2, release1, release2)
+	// log2 of 100,000 is 17; linear would be thousands of times as much.
+	if ask2 > 20*ask1+100 || release2 > 20*release1+100 {
+		t.Errorf("ask and leave went from %.0f to %.0f us a call, ask and hand over from %.0f to %.0f", ask1, ask2, release1, release2)
+	}
+}
+
+func mustAskQuietly(t *testing.T, m *Lock, le *Lease) {
+	t.Helper()
+	if _, err := m.ask(t.Context(), le, stay); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fillLine puts n live entries at the end of the line, in one go.
+func fillLine(t *testing.T, m *Lock, n int) {
+	t.Helper()
+	err := raw(m).Eval(t.Context(), `
+local time = redis.call('TIME')
+for i = 1, ARGV[1] do
+  local id = 'x.3000.' .. i .. '|o|'
+  redis.call('ZADD', KEYS[1], 3.9e15 + i, 'e:' .. id, -(time[1] * 1000 + 3600000), 'd:' .. id)
+end`, []string{m.Key()}, n).Err()
+	if err != nil && err.Error() != "redis: nil" {
+		t.Fatal(err)
+	}
+}
