@@ -3,6 +3,7 @@ package automutex_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -114,11 +115,27 @@ func plainLock(ctx context.Context) error {
 	return errors.Join(err, lease.Unlock(ctx))
 }
 
+func pools(ctx context.Context, locker *lock.Locker) error {
+	ports := locker.Pool("ports")
+	_, err := ports.Put(ctx, "8001", "8002")
+	if err != nil {
+		return err
+	}
+
+	lease, err := ports.Take(ctx) // in line, first come, first served
+	if err != nil {
+		return err
+	}
+	fmt.Println(lease.Value()) // nobody else has it
+	err = lease.Unlock(ctx)    // back into the pool; Consume takes it out for good
+	return err
+}
+
 // TestReadmeSnippets holds the README's Go to what compiles above: every line of
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, watching, plainLock}
+	_ = []any{headline, quickStart, verify, watching, plainLock, pools}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: moreRules()}); err != nil {
