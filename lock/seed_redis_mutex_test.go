@@ -658,7 +658,7 @@ func TestSeedRedisMutex_Stress(t *testing.T) {
 		}
 		var all []process
 		for range stressProcesses {
-			p := process{cmd: exec.Command(os.Args[0])} //nolint:gosec // this very binary
+			p := process{cmd: exec.Command(os.Args[0])}
 			p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", stressEnv, s.Addr(), m.Name(), stressSections/stressProcesses))
 			p.cmd.Stderr = os.Stderr
 			in, err := p.cmd.StdinPipe()
