@@ -1042,7 +1042,13 @@ func TestPoolWithFullMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended(t, c, ErrLost)
-	if _, err := p.Put(t.Context(), "e"); !errors.Is(err, ErrBackend) {
+	// Redis refuses the first write of a script, unless it began by removing
+	// something (here: a lapsed holder). Either way it is all or nothing.
+	want := []string{"b", "c", "d"}
+	switch _, err := p.Put(t.Context(), "e"); {
+	case err == nil:
+		want = append(want, "e")
+	case !errors.Is(err, ErrBackend):
 		t.Errorf("Put with full memory: %v, want ErrBackend", err)
 	}
 	if err := a.Consume(t.Context()); err != nil {
@@ -1055,10 +1061,11 @@ func TestPoolWithFullMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	poolAudit(t, p)
-	info := inspects(t, p)
-	if slices.Sort(info.Values); !slices.Equal(info.Values, []string{"b", "c", "d"}) && info.Taken != 0 {
-		t.Errorf("%+v; %s", info, dump(p.m))
-	}
+	redistest.Eventually(t, soon, func() bool {
+		info := inspects(t, p)
+		slices.Sort(info.Values)
+		return slices.Equal(info.Values, want) && info.Taken == 0
+	}, "%q free; %s", want, stringer(func() string { return dump(p.m) }))
 }
 
 // Three processes take, give back, consume, die and put: no value is held twice
@@ -1178,6 +1185,9 @@ func TestPoolStressWithLostReplies(t *testing.T) {
 				pool := poolHandle(far, watch)
 				for range 15 {
 					le, err := pool.Take(t.Context())
+					if errors.Is(err, ErrBackend) {
+						continue // lost more often than the client tries
+					}
 					if err != nil {
 						t.Errorf("Take: %v", err)
 						return
@@ -1192,7 +1202,7 @@ func TestPoolStressWithLostReplies(t *testing.T) {
 					mu.Lock()
 					delete(held, le.Value())
 					mu.Unlock()
-					if err := le.Unlock(t.Context()); err != nil {
+					if err := le.Unlock(t.Context()); err != nil && !errors.Is(err, ErrBackend) {
 						t.Errorf("Unlock: %v", err)
 					}
 				}
