@@ -593,11 +593,11 @@ func TestSeedRedisMutex_Sweep(t *testing.T) {
 	})
 }
 
-// The stress test: several processes, 1,000 locked sections in all on one lock.
+// The stress test: several processes, 1,000 locked sections each, on one lock.
 const (
 	stressEnv       = "AUTOMUTEX_TEST_STRESS" // "<redis address> <lock name> <sections>"
 	stressProcesses = 4
-	stressSections  = 1000
+	stressSections  = 4000 // of all processes
 )
 
 // stressMain is one process of the stress test. It says "ready", waits for a
@@ -646,7 +646,7 @@ func stressMain() {
 
 func TestSeedRedisMutex_Stress(t *testing.T) {
 	t.Parallel()
-	t.Run("four processes run 1,000 sections with no overlap and none failed", func(t *testing.T) {
+	t.Run("four processes run 1,000 sections each with no overlap and none failed", func(t *testing.T) {
 		t.Parallel()
 		s := redistest.Real(t)
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
