@@ -1,0 +1,456 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A taker that dies: without renewal at its deadline, or when its Locker closes.
+func TestPoolTakerThatDies(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, die := range map[string]func(t *testing.T, le *Lease, l *Locker){
+			"NoRenew": func(*testing.T, *Lease, *Locker) {},
+			"Close":   func(_ *testing.T, _ *Lease, l *Locker) { _ = l.Close() },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+				var options []Option
+				if name == "NoRenew" {
+					options = append(options, NoRenew())
+				}
+				p := somePool(t, a, append(options, TTL(600*time.Millisecond))...)
+				putAll(t, p, "v")
+				dead := takes(t, p, "v")
+				deadline := stored(t, p.m)["h:v|"+dead.body]
+				w := takeBeside(t, poolHandle(b, p, TTL(time.Minute)), 1)
+				die(t, dead, a)
+				next := w.got(t)
+				if next.Value() != "v" || next.Fence() <= dead.Fence() {
+					t.Errorf("the next has %q with fence %d after %d", next.Value(), next.Fence(), dead.Fence())
+				}
+				if early := time.UnixMilli(int64(deadline)).Sub(time.UnixMicro(next.Fence())); name == "NoRenew" && early > 0 {
+					t.Errorf("taken %s before the dead taker's deadline", early)
+				}
+
+				// Late, it changes nothing; not even if it did not know.
+				_ = dead.Extend(t.Context(), time.Hour)
+				if err := dead.Consume(t.Context()); !errors.Is(err, ErrNotHeld) {
+					t.Errorf("late Consume: %v, want ErrNotHeld", err)
+				}
+				dead.consuming.Store(true)
+				if _, held, err := dead.release(t.Context(), 0); held || err != nil {
+					t.Errorf("late consume: held %v, %v", held, err)
+				}
+				if _, held, err := dead.release(t.Context(), 0); held || err != nil {
+					t.Errorf("late release: held %v, %v", held, err)
+				}
+				poolAudit(t, poolHandle(b, p))
+				info := inspects(t, poolHandle(b, p))
+				if info.Free != 0 || info.Taken != 1 || len(info.Holders) != 1 || info.Holders[0].Token != next.Token() {
+					t.Errorf("after a late release: %+v", info)
+				}
+				consumes(t, next)
+			})
+		}
+	})
+}
+
+// A late Unlock says so, and leaves the successor alone.
+func TestPoolLateUnlock(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		p := somePool(t, newLocker(t, s.Client(t)), TTL(MinTTL), NoRenew())
+		putAll(t, p, "v")
+		late := takes(t, p, "v")
+		ended(t, late, ErrLost)
+		keeper := poolHandle(p.m.locker, p, TTL(time.Minute))
+		redistest.Eventually(t, soon, func() bool { n, _ := p.Available(t.Context()); return n == 1 }, "the value back")
+		le := takes(t, keeper, "v")
+		if err := late.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("late Unlock: %v, want ErrNotHeld", err)
+		}
+		nothingFree(t, p)
+		givesBack(t, le)
+		// Its time is over by its own clock: not consumed, even if nobody noticed.
+		late = takes(t, p, "v")
+		ended(t, late, ErrLost)
+		if err := late.Consume(t.Context()); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("late Consume: %v, want ErrNotHeld", err)
+		}
+		consumes(t, takes(t, keeper, "v"))
+	})
+}
+
+func TestPoolRenewal(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		p := somePool(t, newLocker(t, s.Client(t)), TTL(time.Second))
+		putAll(t, p, "a|b c")
+		le := takes(t, p, "a|b c")
+		taken := serverNow(t, p.m)
+		redistest.Eventually(t, soon, func() bool {
+			poolAudit(t, p)
+			return serverNow(t, p.m).Sub(taken) > 2500*time.Millisecond
+		}, "more than two TTLs")
+		nothingFree(t, p)
+		if !le.Held() {
+			t.Fatalf("not renewed; %s", dump(p.m))
+		}
+		// A granted one as well, and Extend.
+		w := takeBeside(t, p, 1)
+		givesBack(t, le)
+		le = w.got(t)
+		if err := le.Extend(t.Context(), time.Hour); err != nil {
+			t.Errorf("Extend: %v", err)
+		}
+		if h := inspects(t, p).Holders; len(h) != 1 || h[0].ExpiresIn < 59*time.Minute {
+			t.Errorf("extended by an hour: %+v", h)
+		}
+		poolAudit(t, p)
+		if err := le.Cooldown(t.Context(), time.Hour); err != nil { // a plain Unlock
+			t.Errorf("Cooldown: %v", err)
+		}
+		consumes(t, takes(t, p, "a|b c"))
+	})
+}
+
+// Values, owners and notes are data, whatever their bytes.
+func TestPoolTakesAnyBytes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		values := []string{
+			"\x00", "a\x00b", "|", "a|b", "||", " ", " a b ", "%", "%7C", "{}", "~", "\n\r\t", "ключ", "Ελληνικά", "🔑",
+			"\xff\xfe", "-1", "1", "t:x", "h:x|y.1.1|o|", "f", strings.Repeat("x", 10_000), strings.Repeat("| ", 5_000), "\u2028", "\u00a0",
+		}
+		for _, note := range []string{"", "a|b", "|", "\x00|\xff", "b:|"} {
+			l := newLocker(t, s.Client(t), owner("own|er\x00 "+note))
+			p := somePool(t, l, Note(note))
+			putAll(t, p, values...)
+			if n, err := p.Put(t.Context(), values...); n != 0 || err != nil {
+				t.Errorf("Put again: %d, %v", n, err)
+			}
+			var leases []*Lease
+			for _, value := range values {
+				leases = append(leases, takesQuietly(t, p, value))
+			}
+			poolAudit(t, p)
+			info := inspects(t, p)
+			got := map[string]bool{}
+			for _, h := range info.Holders {
+				got[h.Value] = true
+				if h.Note != note || h.Owner != "own|er\x00 "+note {
+					t.Errorf("holder: %+v", h)
+				}
+			}
+			if len(info.Holders) != len(values) || len(got) != len(values) {
+				t.Errorf("%d holders with %d values, want %d", len(info.Holders), len(got), len(values))
+			}
+			// Through a message as well.
+			w := takeBeside(t, p, 1)
+			givesBack(t, leases[0])
+			if le := w.got(t); le.Value() != values[0] {
+				t.Errorf("granted %q, want %q", le.Value(), values[0])
+			} else {
+				givesBack(t, le)
+			}
+			for _, le := range leases[1:] {
+				givesBack(t, le)
+			}
+			poolAudit(t, p)
+			for _, value := range values {
+				consumes(t, takesQuietly(t, p, value))
+			}
+			poolAudit(t, p)
+		}
+	})
+}
+
+func TestPoolRefusesTheEmptyValue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		p := somePool(t, newLocker(t, s.Client(t)))
+		for _, values := range [][]string{{""}, {"a", ""}, {"", "a"}} {
+			if n, err := p.Put(t.Context(), values...); n != 0 || err == nil || !strings.Contains(err.Error(), "is empty") {
+				t.Errorf("Put(%q): %d, %v", values, n, err)
+			}
+		}
+		if n, err := p.Put(t.Context()); n != 0 || err != nil {
+			t.Errorf("Put of nothing: %d, %v", n, err)
+		}
+		poolAudit(t, p)
+		nothingFree(t, p)
+	})
+}
+
+func TestPoolDefinitions(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	for want, p := range map[string]*Pool{"the name is empty": l.Pool(""), "at least 100ms": l.Pool("x", TTL(time.Millisecond))} {
+		_, err1 := p.Put(t.Context(), "v")
+		_, err2 := p.Put(t.Context())
+		_, err3 := p.Take(t.Context())
+		_, err4 := p.TryTake(t.Context())
+		_, err5 := p.Inspect(t.Context())
+		_, err6 := p.Available(t.Context())
+		_, err7 := p.Delete(t.Context())
+		err8 := p.Do(t.Context(), func(context.Context, *Lease) error { return nil })
+		for i, err := range []error{p.Err(), err1, err2, err3, err4, err5, err6, err7, err8} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%d: %v, want an error with %q", i, err, want)
+			}
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Pool("x").Put(ended, "v"); !errors.Is(err, context.Canceled) {
+		t.Errorf("Put with an ended context: %v", err)
+	}
+	if _, err := l.Pool("x").Take(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("Take with an ended context: %v", err)
+	}
+}
+
+// A pool and a lock of one name have nothing to do with each other, and a
+// lock's lease is nothing to consume.
+func TestPoolIsNoLock(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		p := somePool(t, l)
+		m := l.Mutex(p.m.name)
+		putAll(t, p, "v")
+		taken := takes(t, p, "v")
+		held := mustTry(t, m)
+		if err := held.Consume(t.Context()); err == nil || errors.Is(err, ErrNotHeld) || !held.Held() {
+			t.Errorf("Consume of a mutex: %v, held %v", err, held.Held())
+		}
+		if held.Value() != "" {
+			t.Errorf("a mutex has the value %q", held.Value())
+		}
+		if ok, err := m.Break(t.Context(), taken.Token()); ok || err != nil {
+			t.Errorf("Break of a pool's token: %v, %v", ok, err)
+		}
+		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
+			t.Errorf("BreakAll: %d, %v", n, err)
+		}
+		if err := m.Delete(t.Context()); err != nil {
+			t.Error(err)
+		}
+		poolAudit(t, p)
+		givesBack(t, taken)
+		le := mustTry(t, m)
+		if n, err := p.Delete(t.Context()); n != 1 || err != nil {
+			t.Errorf("Delete: %d, %v", n, err)
+		}
+		mustUnlock(t, le)
+
+		// The other way: a pool's key that is something else.
+		if err := raw(m).Set(t.Context(), p.Key(), "x", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Put(t.Context(), "v"); !errors.Is(err, ErrBackend) {
+			t.Errorf("Put on a foreign key: %v, want ErrBackend", err)
+		}
+		if _, err := p.Take(t.Context()); !errors.Is(err, ErrBackend) || errors.Is(err, ErrBusy) {
+			t.Errorf("Take on a foreign key: %v, want ErrBackend", err)
+		}
+	})
+}
+
+func TestPoolDo(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		p := somePool(t, newLocker(t, s.Client(t)), TTL(time.Second))
+		putAll(t, p, "a")
+		failure := errors.New("a failure")
+		err := p.Do(t.Context(), func(ctx context.Context, le *Lease) error {
+			if le.Value() != "a" || ctx.Err() != nil {
+				t.Errorf("Do with %q, %v", le.Value(), ctx.Err())
+			}
+			nothingFree(t, p)
+			return failure
+		})
+		if !errors.Is(err, failure) || errors.Is(err, ErrLost) {
+			t.Errorf("Do: %v", err)
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_ = p.Do(t.Context(), func(context.Context, *Lease) error { panic("boom") })
+		}()
+		if n := inspects(t, p); n.Free != 1 || n.Taken != 0 {
+			t.Errorf("after a panic: %+v", n)
+		}
+		err = p.Do(t.Context(), func(ctx context.Context, le *Lease) error {
+			if _, err := p.Delete(ctx); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return nil
+		})
+		if !errors.Is(err, ErrLost) {
+			t.Errorf("Do of a deleted pool: %v, want ErrLost", err)
+		}
+		putAll(t, p, "b")
+		if err := p.Do(t.Context(), func(ctx context.Context, le *Lease) error { return le.Consume(ctx) }); err != nil {
+			t.Errorf("Do that consumes: %v", err)
+		}
+		poolAudit(t, p)
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		err = p.Do(short, func(context.Context, *Lease) error { t.Error("Do ran its function"); return nil })
+		if !errors.Is(err, ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Do of an empty pool: %v", err)
+		}
+	})
+}
+
+func TestPoolDelete(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		p := somePool(t, a, TTL(time.Minute))
+		putAll(t, p, "a", "b", "c")
+		la, lb := takes(t, p, "a"), takes(t, p, "b")
+		listening(t, a)
+		if n, err := poolHandle(b, p).Delete(t.Context()); n != 3 || err != nil {
+			t.Errorf("Delete: %d, %v; want 3", n, err)
+		}
+		for _, le := range []*Lease{la, lb} {
+			endsWithin(t, le.Bind(t.Context()), 10*time.Second)
+		}
+		if err := la.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Unlock after Delete: %v", err)
+		}
+		if err := lb.Consume(t.Context()); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Consume after Delete: %v", err)
+		}
+		poolAudit(t, p)
+		if n, err := p.Delete(t.Context()); n != 0 || err != nil {
+			t.Errorf("second Delete: %d, %v", n, err)
+		}
+
+		// Waiters come back by themselves.
+		w := takeBeside(t, poolHandle(b, p), 1)
+		if _, err := p.Delete(t.Context()); err != nil {
+			t.Error(err)
+		}
+		putAll(t, p, "d")
+		if le := w.got(t); le.Value() != "d" {
+			t.Errorf("took %q", le.Value())
+		}
+	})
+}
+
+// The key lasts for ever with values in it, and goes with them.
+func TestPoolKeyLife(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		p := somePool(t, newLocker(t, s.Client(t)), TTL(time.Minute))
+		ttl := func() time.Duration { return raw(p.m).PTTL(t.Context(), p.Key()).Val() }
+		w := takeBeside(t, p, 1)
+		if d := ttl(); d <= 0 || d > time.Minute {
+			t.Errorf("only waited for: PTTL %s", d)
+		}
+		putAll(t, p, "a")
+		le := w.got(t)
+		if d := ttl(); d != -1 {
+			t.Errorf("with a value that is taken: PTTL %s", d)
+		}
+		second := takeBeside(t, p, 1)
+		consumes(t, le)
+		if d := ttl(); d <= 0 || d > time.Minute {
+			t.Errorf("only waited for again: PTTL %s", d)
+		}
+		second.cancel()
+		second.failed(t)
+		redistest.Eventually(t, soon, func() bool { return ttl() == -2 }, "the key gone; %s", stringer(func() string { return dump(p.m) }))
+	})
+}
+
+// More values lapse at once than one call takes back: all are free at once for
+// those who look, and each can be taken.
+func TestPoolManyLapseAtOnce(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		p := somePool(t, l, TTL(MinTTL), NoRenew())
+		const n = 150
+		want := map[string]bool{}
+		for i := range n {
+			want[fmt.Sprint(i)] = true
+		}
+		putAll(t, p, slices.Collect(maps.Keys(want))...)
+		lapse := func() {
+			t.Helper()
+			for taken := 0; taken < n; {
+				le := p.m.newLease()
+				a, err := p.m.ask(t.Context(), le, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if taken++; !a.yours {
+					break // a busy machine: some have lapsed and were taken again
+				}
+			}
+			redistest.Eventually(t, soon, func() bool {
+				info := inspects(t, p)
+				if info.Free+info.Taken != n {
+					t.Fatalf("%d free and %d taken of %d", info.Free, info.Taken, n)
+				}
+				return info.Free == n && len(info.Values) == n && len(info.Holders) == 0
+			}, "all deadlines")
+		}
+
+		lapse()
+		got := map[string]bool{}
+		keeper := poolHandle(l, p, TTL(time.Minute))
+		var leases []*Lease
+		for range n {
+			le, err := keeper.TryTake(t.Context())
+			if err != nil {
+				t.Fatalf("TryTake: %v; %s", err, dump(p.m))
+			}
+			got[le.Value()] = true
+			leases = append(leases, le)
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("took %d different values, want %d", len(got), n)
+		}
+		poolAudit(t, p)
+		for _, le := range leases {
+			givesBack(t, le)
+		}
+
+		// With more in line than one call serves.
+		lapse()
+		var bodies []*Lease
+		for range n + 10 { // no goroutines behind them
+			le := keeper.m.newLease()
+			bodies = append(bodies, le)
+			if _, err := keeper.m.ask(t.Context(), le, time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		poolAudit(t, p)
+		info := inspects(t, p)
+		if info.Taken != n || info.Waiting != 10 || info.Free != 0 {
+			t.Errorf("%d free, %d taken, %d waiting; want 0, %d, 10", info.Free, info.Taken, info.Waiting, n)
+		}
+		z := stored(t, p.m)
+		for _, le := range bodies[n:] {
+			if _, ok := z["e:"+le.body]; !ok {
+				t.Errorf("one of the last is not in line")
+			}
+		}
+	})
+}
