@@ -21,7 +21,7 @@ func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
 		m := a.Mutex(redistest.Name(t), TTL(MinTTL), NoRenew())
 		late := mustTry(t, m)
 		successor := lockBeside(t, handle(b, m, TTL(time.Minute))).got(t)
-		behind := inLine(t, handle(b, m), 1)
+		behind := inLine(t, handle(b, m, TTL(time.Minute)), 1)
 		deadline, ok := holds(t, successor)
 		if !ok {
 			t.Fatalf("the successor is not stored; %s", dump(m))
