@@ -277,6 +277,9 @@ func (c *compiled) check() (problems []error) {
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
 		report("TTL: %s is too short; use 0 for %s, or at least %s", c.TTL, defaultTTL, minTTL)
 	}
+	if c.TTL > lock.MaxTTL || c.Cooldown > lock.MaxTTL {
+		report("TTL: %s or Cooldown: %s is too long; at most %s", c.TTL, c.Cooldown, lock.MaxTTL)
+	}
 	if c.TTL >= minTTL && c.TTL%time.Millisecond != 0 {
 		report("TTL: %s is not whole milliseconds, and Redis counts no finer; round it", c.TTL)
 	}

@@ -80,6 +80,9 @@ func (s *Set) Do(ctx context.Context, f func(ctx context.Context) error) (err er
 }
 
 func (s *Set) take(ctx context.Context, take func(*Lock, context.Context) (*Lease, error)) (*Leases, error) {
+	if s.err == nil && len(s.locks) == 0 {
+		return nil, errors.New("lock: a Set that no All made: it has no locks")
+	}
 	if s.err != nil {
 		return nil, s.err
 	}
@@ -115,7 +118,7 @@ func (ls *Leases) Each() []*Lease { return slices.Clone(ls.list) }
 // has no such lock.
 func (ls *Leases) Of(m *Lock) *Lease {
 	for _, lease := range ls.list {
-		if lease.lock.Key() == m.Key() {
+		if m != nil && lease.lock.Key() == m.Key() {
 			return lease
 		}
 	}

@@ -37,6 +37,20 @@ func TestBadDefinitions(t *testing.T) {
 			}
 		}
 	}
+	for _, ttl := range []time.Duration{MaxTTL + time.Millisecond, (1<<63 - 1) / time.Millisecond * time.Millisecond} {
+		if l.Mutex("x", TTL(ttl)).Err() == nil {
+			t.Errorf("a TTL of %s is accepted", ttl)
+		}
+	}
+	if err := l.Mutex("x", TTL(MaxTTL)).Err(); err != nil {
+		t.Errorf("MaxTTL: %v", err)
+	}
+	if err := mustTry(t, l.Mutex(redistest.Name(t))).Extend(t.Context(), 1<<63-1); err == nil {
+		t.Error("an endless Extend is accepted")
+	}
+	if _, err := new(Set).TryLock(t.Context()); err == nil {
+		t.Error("a zero Set locks nothing and says nothing")
+	}
 	if err := l.Mutex("x", TTL(MinTTL)).Err(); err != nil {
 		t.Errorf("MinTTL: %v", err)
 	}

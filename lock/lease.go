@@ -140,7 +140,7 @@ func (le *Lease) Release(ctx context.Context) (free int, err error) {
 // Cooldown is Unlock that leaves the slot taken until d after now, by nobody.
 // d of 0 or less, and a lease of a pool, make it a plain Unlock.
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
-	cooldown := max(0, d.Milliseconds())
+	cooldown := max(0, min(d, MaxTTL).Milliseconds())
 	if le.lock.pool {
 		cooldown = 0
 	}
@@ -245,8 +245,8 @@ func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bo
 // ErrNotHeld: it is over, and stays so. ErrBackend: not known; the lease is
 // as it was. It works on an ended ctx too.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
-	if d < time.Millisecond {
-		return fmt.Errorf("lock: %q: Extend by %s: at least a millisecond", le.lock.name, d)
+	if d < time.Millisecond || d > MaxTTL {
+		return fmt.Errorf("lock: %q: Extend by %s: at least a millisecond, at most %s", le.lock.name, d, MaxTTL)
 	}
 	r := le.lock.locker.renewer
 	if state := r.stateOf(le); state != held {

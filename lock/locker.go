@@ -26,6 +26,9 @@ const (
 	// MinTTL is the shortest lease accepted: below it, a pause of the garbage
 	// collector or a slow network would lose leases in normal operation.
 	MinTTL = 100 * time.Millisecond
+	// MaxTTL is the longest lease, extension and cooldown accepted, ten years:
+	// beyond, times would overflow, and a lock that nobody frees is no lease.
+	MaxTTL = 10 * 365 * 24 * time.Hour
 )
 
 // Options configure a Locker. The zero value is ready to use.
@@ -138,6 +141,9 @@ func CheckPrefix(prefix string) error {
 func checkTTL(what string, ttl time.Duration) error {
 	if ttl < MinTTL {
 		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases", what, ttl, MinTTL)
+	}
+	if ttl > MaxTTL {
+		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, MaxTTL)
 	}
 	if ttl%time.Millisecond != 0 {
 		return fmt.Errorf("lock: %s is %s: whole milliseconds only, Redis counts no finer", what, ttl)
