@@ -116,7 +116,7 @@ func TestCompile_refuses(t *testing.T) {
 		{"tiny TTL", one(Rule{TTL: 1}), []string{`TTL: 1ns is too short; `}},
 		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is negative; `}},
 		{"fractional TTL", one(Rule{TTL: time.Second + time.Microsecond}), []string{`TTL: 1.000001s is not whole milliseconds`}},
-		{"endless TTL", one(Rule{TTL: 1 << 62 / time.Millisecond * time.Millisecond}), []string{`or Cooldown: 0s is too long; at most `}},
+		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`or Cooldown: 0s is too long; at most `}},
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
 		{"tiny max hold", one(Rule{MaxHold: 1}), []string{`MaxHold: 1ns is too short; `}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},

@@ -37,7 +37,7 @@ func TestBadDefinitions(t *testing.T) {
 			}
 		}
 	}
-	for _, ttl := range []time.Duration{MaxTTL + time.Millisecond, (1<<63 - 1) / time.Millisecond * time.Millisecond} {
+	for _, ttl := range []time.Duration{MaxTTL + time.Millisecond, time.Duration(1<<63 - 1).Truncate(time.Millisecond)} {
 		if l.Mutex("x", TTL(ttl)).Err() == nil {
 			t.Errorf("a TTL of %s is accepted", ttl)
 		}
