@@ -17,11 +17,11 @@ import (
 
 // Defaults of [Config] and [Rule].
 const (
-	defaultPrefix = "automutex"
+	defaultPrefix = lock.DefaultPrefix
 	defaultLimit  = 1
-	defaultTTL    = 30 * time.Second
+	defaultTTL    = lock.DefaultTTL
 
-	minTTL = 100 * time.Millisecond
+	minTTL = lock.MinTTL
 )
 
 // Config is what [New] makes a [Guard] from. It is read once: changing it

@@ -285,21 +285,18 @@ func (n *line) ring() {
 // their own, and so a pipeline.
 func (n *line) refresh(batch []*waiter) {
 	batches := map[*script][]*waiter{}
+	calls := map[*script][]*call{}
 	for _, w := range batch {
-		s, _ := w.lease.lock.askArgs(w.lease, stay)
+		s, args := w.lease.lock.askArgs(w.lease, stay)
 		batches[s] = append(batches[s], w)
+		calls[s] = append(calls[s], &call{keys: w.lease.lock.keys, args: args})
 	}
 	for s, batch := range batches {
-		n.refreshWith(s, batch)
+		n.refreshWith(s, batch, calls[s])
 	}
 }
 
-func (n *line) refreshWith(s *script, batch []*waiter) {
-	calls := make([]*call, len(batch))
-	for i, w := range batch {
-		_, args := w.lease.lock.askArgs(w.lease, stay)
-		calls[i] = &call{keys: w.lease.lock.keys, args: args}
-	}
+func (n *line) refreshWith(s *script, batch []*waiter, calls []*call) {
 	sent := time.Now()
 	n.locker.conn.pipeline(context.Background(), s, calls)
 	for i, w := range batch {

@@ -75,7 +75,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, m.limit)
 	case m.maxHold < 0:
 		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
-	default:
+	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
 	}
 	m.keys = []string{Key(l.prefix, name, m.parts...)}
