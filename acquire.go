@@ -21,8 +21,11 @@ const margin = time.Second
 // The error is a *BusyError, ErrClosed, or says that Redis could not be asked.
 func (a *attempt) acquire(t target) (*lock.Lease, error) {
 	m := a.lockOf(t)
+	if t.rule.Busy == Park && !a.last && a.note != "" {
+		return a.acquireOrPark(t, m)
+	}
 	wait := t.rule.Wait
-	if wait > 0 && !a.join() {
+	if t.rule.Busy == Park || wait > 0 && !a.join() {
 		wait = 0
 	}
 	if wait == 0 {
@@ -117,6 +120,7 @@ func (a *attempt) explain(t target, err error) error {
 		ExpiresIn:  busy.ExpiresIn,
 		Waited:     busy.Waited,
 		Place:      busy.Place,
+		parked:     busy.Parked,
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, ended) {

@@ -72,7 +72,11 @@ func (a *attempt) apply(t target, busy *BusyError) *verdict {
 		}
 	case policyRetryIn:
 		return a.retry(t, busy, policy.delay)
-	case policyRetry, policyPark, policyReplace:
+	case policyPark:
+		if busy.parked {
+			return a.park(t, busy)
+		}
+	case policyRetry, policyReplace:
 	}
 	return a.retry(t, busy, retryDelay())
 }

@@ -24,6 +24,7 @@ type attempt struct {
 	queue, id string
 	note      string // "queue/id", opaque to lock; empty outside a server
 	last      bool   // asynq would archive the task for any error
+	server    *server
 
 	stays     []*stay       // leases held, in the order taken
 	began     time.Time     // when the handler began; zero: it has not
@@ -42,7 +43,7 @@ type stay struct {
 }
 
 func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
-	a := &attempt{guard: g, ctx: ctx, task: t}
+	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx)}
 	a.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool
 	if a.id, ok = asynq.GetTaskID(ctx); ok {
@@ -100,7 +101,7 @@ func (a *attempt) holds(key string) bool {
 
 func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
 	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now(), alone: lease.Bind(context.WithoutCancel(a.ctx))})
-	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited})
+	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: lease.Parked()})
 }
 
 // lostEarly is a lease that ended before the handler began, while the task was

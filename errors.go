@@ -46,13 +46,19 @@ type BusyError struct {
 	// also 0 when the task did not stand in line.
 	Place int
 
-	cause error
+	parked bool // its place in line is kept
+	cause  error
 }
 
 // Error names the rule, the key, the holder and how long the task waited.
 func (e *BusyError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "automutex: rule %q: key %q is busy", e.Rule, e.Key)
+	fmt.Fprintf(&b, "automutex: rule %q: ", e.Rule)
+	if e.parked {
+		fmt.Fprintf(&b, "%s place %d in line", parkedOn(e.Key), e.Place+1)
+	} else {
+		fmt.Fprintf(&b, "key %q is busy", e.Key)
+	}
 	switch {
 	case e.SameTask:
 		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", e.HolderTask, e.Holder)

@@ -18,6 +18,7 @@ type ruleSet struct {
 	exact    map[string]*pattern
 	prefixes []*pattern // all patterns, longest first
 	declared []*pattern // all patterns, in order of their first rule
+	parks    bool       // some rule has the policy Park
 }
 
 // pattern is what the rules with one Task have in common.
@@ -46,6 +47,7 @@ func newRuleSet(rules []*compiled) (*ruleSet, []error) {
 			rs.declared = append(rs.declared, p)
 		}
 		p.rules = append(p.rules, rule)
+		rs.parks = rs.parks || rule.Busy == Park
 	}
 	rs.prefixes = slices.Clone(rs.declared)
 	slices.SortStableFunc(rs.prefixes, func(a, b *pattern) int {

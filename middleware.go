@@ -26,6 +26,10 @@ type Guard struct {
 	log    *slog.Logger
 	client io.Closer // the client NewFromConnOpt made, else nil
 
+	inspector *asynq.Inspector      // for Park; nil where no rule parks
+	front     redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
+	paused    pausedQueues
+
 	waiting atomic.Int64 // workers in line, for MaxWaiting
 	outage  outage
 	warned  sync.Once // told that ServerConfig is not installed
@@ -46,11 +50,16 @@ type Guard struct {
 // with rdb and cfg, each with the rule and the field it is about.
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	var problems []error
-	if err := lock.CheckClient(rdb); err != nil {
-		problems = append(problems, fmt.Errorf("automutex: %w", err))
+	unfit := lock.CheckClient(rdb)
+	if unfit != nil {
+		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
 	}
 	rules, notices, err := compile(cfg)
 	if err != nil {
+		problems = append(problems, err)
+	}
+	inspector, front, err := parkWith(rdb, cfg)
+	if err != nil && unfit == nil {
 		problems = append(problems, err)
 	}
 	if len(problems) > 0 {
@@ -58,12 +67,18 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	}
 	cfg = cfg.withDefaults()
 	g := &Guard{
-		cfg:    cfg,
-		rules:  rules,
-		log:    cfg.Logger,
-		idle:   make(chan struct{}),
-		locker: lock.New(rdb, lock.Options{Prefix: cfg.Prefix, Owner: cfg.Owner, Logger: cfg.Logger}),
+		cfg:       cfg,
+		rules:     rules,
+		log:       cfg.Logger,
+		idle:      make(chan struct{}),
+		inspector: inspector,
+		front:     front,
 	}
+	options := lock.Options{Prefix: cfg.Prefix, Owner: cfg.Owner, Logger: cfg.Logger}
+	if inspector != nil {
+		options.Call = g.call
+	}
+	g.locker = lock.New(rdb, options)
 	g.closing, g.stop = context.WithCancel(context.Background())
 	for _, notice := range notices {
 		g.log.Warn(notice)
@@ -96,6 +111,13 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 // unguarded, also for tasks that find their lock taken.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+		if g.rules.parks {
+			// Every task counts, also one that has no rule: it takes a worker.
+			if s := g.serverOf(ctx); s != nil {
+				s.workers.enter()
+				defer s.workers.leave()
+			}
+		}
 		if g.rules.match(t.Type()) == nil {
 			return next.ProcessTask(ctx, t)
 		}
@@ -107,7 +129,7 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 // passed on untouched.
 func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	a := g.newAttempt(ctx, t)
-	if a.id != "" && !g.marked(ctx) {
+	if a.id != "" && a.server == nil {
 		g.warned.Do(func() {
 			g.log.Warn("automutex: the asynq server runs without Guard.ServerConfig: tasks that are handed back spend an attempt each and come back late; " +
 				"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")

@@ -24,7 +24,7 @@ func TestNew_everyMistake(t *testing.T) {
 		Rules: []Rule{
 			{Name: "blank"},
 			{Task: "a", Limit: -1, Wait: -1, On: []string{"x..y"}},
-			{Task: "b", TTL: time.Millisecond, Busy: Park},
+			{Task: "b", TTL: time.Millisecond, Busy: RetryIn(-1)},
 			{Task: "c", Name: "both", On: []string{"x"}, Key: Fields("y")},
 			{Task: "d", Cooldown: time.Hour, Limit: 2, Busy: AfterFailure(nil)},
 			{Task: "e", On: []string{"nosuch"}, Payload: struct{ Such string }{}},
@@ -42,7 +42,7 @@ func TestNew_everyMistake(t *testing.T) {
 		{"Config.MaxWaiting"},
 		{`"blank"`, "Task"},
 		{`"a"`, "Limit"}, {`"a"`, "Wait"}, {`"a"`, "On[0]"},
-		{`"b"`, "TTL"}, {`"b"`, "Busy", "park"},
+		{`"b"`, "TTL"}, {`"b"`, "Busy", "RetryIn"},
 		{`"both"`, "Key"},
 		{`"d"`, "Cooldown"}, {`"d"`, "Busy"},
 		{`"e"`, "On[0]", "nosuch"},

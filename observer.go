@@ -14,13 +14,17 @@ const (
 	EventAcquired EventKind = "acquired"
 	// EventBusy: the lock was taken (and the wait, if any, in vain); the
 	// policy in Policy applies. Exactly one per task attempt that meets a
-	// taken lock; what became of it follows as Skipped, Retried or nothing.
+	// taken lock; what became of it follows as Skipped, Retried, Parked or
+	// nothing.
 	EventBusy EventKind = "busy"
 	// EventSkipped: policy Skip ended the task without running it.
 	EventSkipped EventKind = "skipped"
 	// EventRetried: the task goes back to asynq, its attempt not spent; Delay
 	// says for how long.
 	EventRetried EventKind = "retried"
+	// EventParked: the task goes back to asynq with its place in line kept; it
+	// runs again when its turn comes, after Delay at the latest.
+	EventParked EventKind = "parked"
 	// EventReleased: the handler returned and the lock was given back; Held
 	// says how long it was held.
 	EventReleased EventKind = "released"
@@ -48,11 +52,12 @@ type Event struct {
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
-	Policy Policy // for EventBusy, EventSkipped and EventRetried: what applied
+	Policy Policy // for EventBusy, EventSkipped, EventRetried and EventParked: what applied
 
 	Waited time.Duration // time in line (Acquired, Busy)
 	Held   time.Duration // time held (Released, Lost, Overdue)
-	Delay  time.Duration // until asynq may run it again (Retried)
+	Parked time.Duration // time since its first place in line, when it was parked (Acquired)
+	Delay  time.Duration // until asynq may run it again (Retried, Parked)
 
 	Busy *BusyError // EventBusy: who holds the lock
 	Err  error      // EventKeyError, EventBackendError, EventLost: the error

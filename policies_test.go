@@ -304,9 +304,9 @@ func TestPolicy_allow(t *testing.T) {
 	})
 }
 
-func TestPolicy_parkAndReplaceAreRefused(t *testing.T) {
+func TestPolicy_replaceIsRefused(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []Policy{Park, Replace} {
+	for _, policy := range []Policy{Replace} {
 		_, err := New(redistest.Mini(t).Client(t), Config{Rules: []Rule{{Task: "work", Busy: policy}}})
 		if err == nil || !strings.Contains(err.Error(), policy.String()) || !strings.Contains(err.Error(), "Busy") {
 			t.Errorf("%s: %v", policy, err)

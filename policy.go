@@ -65,8 +65,17 @@ var (
 	Fail = Policy{kind: policyFail}
 
 	// Park hands the task back to asynq and has it run again when its turn
-	// comes. No worker that another task could use is held meanwhile, and the
-	// attempt is not spent. Not in this version yet: [New] refuses it.
+	// comes. No worker that another task could use is held meanwhile: the task
+	// waits in line in its worker while another worker of the server is free,
+	// and goes back to asynq when the last one is taken, with its place kept.
+	// The attempt is not spent; a task with no attempts left waits in its
+	// worker instead. [Rule].Wait has no meaning for it. What its last error
+	// says meanwhile, as asynq shows it: the key, its holder, the place in line.
+	//
+	// A parked task is run by asynq's Inspector as soon as its turn comes, and
+	// stands behind what its queue has pending then; see [Config].WakeAtFront.
+	// Those that wait in workers are served first come, first served; those that
+	// are parked are called so, and may be overtaken.
 	Park = Policy{kind: policyPark}
 
 	// Replace stops the task that holds the lock in favour of this one: the
@@ -140,7 +149,7 @@ func (p Policy) check() error {
 		return fmt.Errorf("RetryIn(%s) is no delay; give a positive one, or use Retry", p.delay)
 	case p.kind == policyAfterFailure && p.after.fn == nil:
 		return errors.New("AfterFailure has no function; give it one, or use Retry")
-	case p.kind == policyPark || p.kind == policyReplace:
+	case p.kind == policyReplace:
 		return fmt.Errorf("the policy %s is not in this version yet; use Retry", p)
 	}
 	return nil

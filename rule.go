@@ -47,9 +47,17 @@ type Config struct {
 	// attempt. 0 means that there is no cap; negative numbers are refused.
 	MaxWaiting int
 
-	// Inspector is used by the policies Park and Replace. nil means one made
-	// from the Guard's own Redis client.
+	// Inspector is what the policy Park wakes tasks with, on the Redis of
+	// asynq. nil means one made from the Guard's own Redis client, which must be
+	// a redis.UniversalClient then. The Guard does not close it.
 	Inspector *asynq.Inspector
+
+	// WakeAtFront has tasks that were parked run before what their queue has
+	// pending, where they stand behind it otherwise. It moves the task's ID in
+	// asynq's own list of pending tasks, whose layout asynq does not promise:
+	// checked with asynq 0.26. It needs the Guard's Redis client to be a
+	// redis.UniversalClient on the Redis of asynq.
+	WakeAtFront bool
 
 	// Logger is where the Guard logs. nil means slog.Default().
 	Logger *slog.Logger

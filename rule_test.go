@@ -124,7 +124,6 @@ func TestCompile_refuses(t *testing.T) {
 		{"cooldown with limit", one(Rule{Cooldown: time.Second, Limit: 2}), []string{`Cooldown: does not go with Limit 2; `}},
 		{"retry in", one(Rule{Busy: RetryIn(-time.Second)}), []string{`Busy: RetryIn(-1s) is no delay; `}},
 		{"after failure", one(Rule{Busy: AfterFailure(nil)}), []string{`Busy: AfterFailure has no function; `}},
-		{"park", one(Rule{Busy: Park}), []string{`Busy: the policy park is not in this version yet; `}},
 		{"replace", one(Rule{Busy: Replace}), []string{`Busy: the policy replace is not in this version yet; `}},
 		{"prefix", Config{Prefix: "a{b"}, []string{`automutex: Config.Prefix: lock: prefix "a{b" has a brace, `}},
 		{"prefix with space", Config{Prefix: "a b"}, []string{`Config.Prefix: lock: prefix "a b" has `}},
@@ -168,7 +167,7 @@ func TestCompile_refuses(t *testing.T) {
 		},
 		{
 			"all at once",
-			Config{Prefix: "{", Rules: []Rule{{Limit: -1}, {Task: "b", TTL: 1, Busy: Park}}},
+			Config{Prefix: "{", Rules: []Rule{{Limit: -1}, {Task: "b", TTL: 1, Busy: RetryIn(0)}}},
 			[]string{"Config.Prefix", "(Rules[0]): Task: ", "(Rules[0]): Limit: ", "(Rules[1]): TTL: ", "(Rules[1]): Busy: "},
 		},
 	}

@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"runtime"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -10,7 +11,10 @@ import (
 
 // server marks the contexts of one asynq server that was configured through
 // ServerConfig.
-type server struct{ guard *Guard }
+type server struct {
+	guard   *Guard
+	workers *workers
+}
 
 // serverKey finds the mark of one Guard; stacked guards each leave their own.
 type serverKey struct{ guard *Guard }
@@ -21,10 +25,15 @@ type serverKey struct{ guard *Guard }
 // RetryDelayFunc, ErrorHandler and BaseContext of cfg go on working for all
 // other errors; asynq's defaults stand in where they are nil.
 //
-// Call it once for each server. With several guards:
+// Call it once for each server: the policy Park counts the server's workers by
+// it, and takes Concurrency for their number. With several guards:
 // g1.ServerConfig(g2.ServerConfig(cfg)).
 func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
-	mark := &server{guard: g}
+	concurrency := cfg.Concurrency
+	if concurrency < 1 {
+		concurrency = runtime.NumCPU() // as asynq has it
+	}
+	mark := &server{guard: g, workers: newWorkers(concurrency)}
 
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
@@ -78,7 +87,9 @@ func (g *Guard) handedBack(err error) *handBack {
 	return nil
 }
 
-// marked tells whether the server of ctx was configured through ServerConfig.
-func (g *Guard) marked(ctx context.Context) bool {
-	return ctx.Value(serverKey{g}) != nil
+// serverOf is the server of ctx, nil when that was not configured through
+// ServerConfig.
+func (g *Guard) serverOf(ctx context.Context) *server {
+	s, _ := ctx.Value(serverKey{g}).(*server)
+	return s
 }

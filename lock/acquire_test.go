@@ -253,7 +253,7 @@ func TestRule04_LockJoinsWithItsFirstAsk(t *testing.T) {
 		inLine(t, m, 1)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if first := k.first["ask"]; len(first) != len(askScript.args) || first[len(first)-1] != stay.Milliseconds() {
+		if first := k.first["ask"]; len(first) != len(askScript.args) || first[4] != stay.Milliseconds() {
 			t.Errorf("the first ask of Lock is %v, want one that stays for %s", first, stay)
 		}
 	})
@@ -281,7 +281,7 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 // mustAsk runs one ask and nothing else: what is behind it does not stir.
 func mustAsk(t testing.TB, m *Lock, le *Lease, stay time.Duration) answer {
 	t.Helper()
-	a, err := m.ask(t.Context(), le, stay)
+	a, err := m.ask(t.Context(), le, join)
 	if err != nil {
 		t.Fatal(err)
 	}

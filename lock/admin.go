@@ -7,15 +7,16 @@ import (
 	"iter"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Exists tells whether anything of the lock is in Redis: a holder, a cooldown
-// or a waiter. An idle lock leaves nothing behind.
+// Exists tells whether anything of the lock is in Redis: a holder, a cooldown,
+// a waiter or what is parked. An idle lock leaves nothing behind.
 func (m *Lock) Exists(ctx context.Context) (bool, error) {
-	holders, waiting, _, err := m.inspect(ctx, 0)
-	return holders+waiting > 0, err
+	info, err := m.inspect(ctx, 0, "")
+	return info.inUse(), err
 }
 
 // Break takes the lock from the holder with that token, who is told: the
@@ -38,7 +39,8 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 func (m *Lock) BreakAll(ctx context.Context) (int, error) { return m.breakUp(ctx, "", 0) }
 
 // Delete is BreakAll that removes the line as well. Waiters that live ask again
-// within a second, and stand in a new line.
+// within a second, and stand in a new line. Work that was parked is called no
+// more: it comes back when its own queue brings it.
 func (m *Lock) Delete(ctx context.Context) error {
 	_, err := m.breakUp(ctx, "", 1)
 	return err
@@ -77,23 +79,34 @@ type Info struct {
 	Held int
 	// Waiting is how many stand in line.
 	Waiting int
+	// Parked is how many keep a place in line without waiting, and Called how
+	// many of these were called and have not come yet; see [Lock.LockOrPark].
+	Parked, Called int
+	// Place is how many come before the parked note that was asked for; -1 when
+	// none was, or it is not parked.
+	Place int
+	// Granted is how long ago the last slot was taken: for a mutex, since when
+	// it is held.
+	Granted time.Duration
 	// Holders are those who hold it, first deadline first, at most 1,000.
 	Holders []Holder
 }
 
-// List yields every lock that is held or waited for under the Locker's prefix,
+func (i Info) inUse() bool { return i.Held+i.Waiting+i.Parked+i.Called > 0 }
+
+// List yields every lock that is held, waited for or parked on under the Locker's prefix,
 // in no order. It walks the keys with SCAN, on every master of a Cluster, so it
 // does not block Redis, and locks that come and go meanwhile may or may not be
 // yielded. An error ends it, and comes last. Pools are not locks.
 func (l *Locker) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		for c, err := range l.walk(ctx, inspectScript, maxHolders) {
+		for c, err := range l.walk(ctx, inspectScript, maxHolders, "") {
 			if err != nil {
 				yield(Info{}, err)
 				return
 			}
 			info, err := parseInspect(c.keys[0], c.reply, c.err)
-			if err == nil && info.Held+info.Waiting == 0 {
+			if err == nil && !info.inUse() {
 				continue
 			}
 			if !yield(info, err) || err != nil {

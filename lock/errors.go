@@ -47,6 +47,11 @@ type BusyError struct {
 	Waited time.Duration
 	// Place is the number of waiters before the caller when it was last told.
 	Place int
+	// Cooldown is true when the slot is kept taken by nobody until ExpiresIn.
+	Cooldown bool
+	// Parked is true when the lock's note keeps a place in line without the
+	// caller; see [Lock.LockOrPark].
+	Parked bool
 
 	cause error
 }
@@ -60,6 +65,9 @@ func (e *BusyError) Error() string {
 	}
 	if e.ExpiresIn > 0 {
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
+	}
+	if e.Parked {
+		fmt.Fprintf(&b, "; parked at place %d", e.Place)
 	}
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "; gave up after %s in line", e.Waited.Round(time.Millisecond))

@@ -348,7 +348,7 @@ func warm(t testing.TB, m *Lock) {
 }
 
 var scripts = []*script{
-	askScript, releaseScript, renewScript, inspectScript, breakScript, sweepScript,
+	askScript, releaseScript, callScript, renewScript, inspectScript, breakScript, sweepScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
 }
 

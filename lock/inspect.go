@@ -36,30 +36,35 @@ func (m *Lock) Locked(ctx context.Context) (bool, error) {
 
 // Available is the number of free slots. Like Locked it is already history.
 func (m *Lock) Available(ctx context.Context) (int, error) {
-	holders, _, _, err := m.inspect(ctx, 0)
-	return max(0, m.limit-holders), err
+	info, err := m.inspect(ctx, 0, "")
+	return max(0, m.limit-info.Held), err
 }
 
 // Holders lists who holds the lock, first deadline first, at most 1,000.
 func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
-	_, _, list, err := m.inspect(ctx, maxHolders)
-	return list, err
+	info, err := m.inspect(ctx, maxHolders, "")
+	return info.Holders, err
 }
 
 // Waiting is the number of waiters in line, dead ones of the last few seconds
-// included.
+// included. What is parked does not count.
 func (m *Lock) Waiting(ctx context.Context) (int, error) {
-	_, waiting, _, err := m.inspect(ctx, 0)
-	return waiting, err
+	info, err := m.inspect(ctx, 0, "")
+	return info.Waiting, err
 }
 
-func (m *Lock) inspect(ctx context.Context, most int) (holders, waiting int, list []Holder, err error) {
-	reply, err := m.operate(ctx, inspectScript, []any{most})
+// Inspect tells all that is stored of the lock, in one exchange. Place is that
+// of the handle's own [Note].
+func (m *Lock) Inspect(ctx context.Context) (Info, error) {
+	return m.inspect(ctx, maxHolders, m.note)
+}
+
+func (m *Lock) inspect(ctx context.Context, most int, note string) (Info, error) {
+	reply, err := m.operate(ctx, inspectScript, []any{most, note})
 	if err != nil {
-		return 0, 0, nil, err
+		return Info{}, err
 	}
-	info, err := parseInspect(m.Key(), reply, nil)
-	return info.Held, info.Waiting, info.Holders, err
+	return parseInspect(m.Key(), reply, nil)
 }
 
 func parseInspect(key string, reply any, err error) (Info, error) {
@@ -67,14 +72,16 @@ func parseInspect(key string, reply any, err error) (Info, error) {
 		return Info{}, backendError("inspect", key, err)
 	}
 	r, _ := reply.([]any)
-	if len(r) != 4 {
+	if len(r) != 8 {
 		return Info{}, backendError("inspect", key, fmt.Errorf("unexpected reply %v", reply))
 	}
-	us, _ := r[0].(int64)
-	h, _ := r[1].(int64)
-	w, _ := r[2].(int64)
-	info := Info{Key: key, Held: int(h), Waiting: int(w)}
-	members, _ := r[3].([]any)
+	num := func(i int) int64 { n, _ := r[i].(int64); return n }
+	us := num(0)
+	info := Info{Key: key, Held: int(num(1)), Waiting: int(num(2)), Parked: int(num(3)), Called: int(num(4)), Place: int(num(6))}
+	if fence := num(5); fence > 0 {
+		info.Granted = time.Duration(us-fence) * time.Microsecond
+	}
+	members, _ := r[7].([]any)
 	for i := 0; i+1 < len(members); i += 2 {
 		member, _ := members[i].(string)
 		score, _ := members[i+1].(string)

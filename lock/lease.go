@@ -27,6 +27,7 @@ type Lease struct {
 	// What follows is guarded by the renewer's mutex; fence is set before the
 	// lease is handed out and never changes.
 	fence    int64
+	parked   time.Duration
 	value    string // what was taken out of a pool, escaped
 	heldArg  any    // the member's name without its kind: body, or value|body in a pool
 	state    leaseState
@@ -74,6 +75,11 @@ const (
 // to whatever the work writes to, and have it refuse lower ones. For a
 // semaphore it orders the grants. See docs/guarantees.md for its conditions.
 func (le *Lease) Fence() int64 { return le.fence }
+
+// Parked is how long the lock's note was in line, from its first place in it,
+// before it came back for this lease; 0 when it was never parked. See
+// [Lock.LockOrPark].
+func (le *Lease) Parked() time.Duration { return le.parked }
 
 // Token identifies this stay; no two have the same.
 func (le *Lease) Token() string { return le.token }
@@ -173,6 +179,7 @@ func (le *Lease) Held() bool {
 // end ends the lease. cooldown in ms; consume is for pools.
 func (le *Lease) end(ctx context.Context, cooldown int64, consume bool) (int, error) {
 	was, deadline := le.lock.locker.renewer.drop(le)
+	le.lock.locker.parking.held(le.lock, time.Since(le.taken))
 	if was == released {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
@@ -218,7 +225,8 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 // held tells whether it still was.
 func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bool, err error) {
 	m := le.lock
-	s, args := releaseScript, []any{(*releaseArg)(le), m.limit, cooldown}
+	inbound, life := m.locker.parking.wanted(m)
+	s, args := releaseScript, []any{(*releaseArg)(le), m.limit, cooldown, inbound, life}
 	if m.pool {
 		consume := ""
 		if le.consuming.Load() {
@@ -231,6 +239,9 @@ func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bo
 		return 0, false, backendError("release", m.Key(), err)
 	}
 	n, ok := reply.(int64)
+	if !ok {
+		n, ok = m.locker.parking.heard(m, reply)
+	}
 	if !ok {
 		return 0, false, backendError("release", m.Key(), fmt.Errorf("unexpected reply %v", reply))
 	}

@@ -47,7 +47,13 @@ type line struct {
 type waiter struct {
 	lease *Lease
 
+	parks   bool // its goroutine takes being parked for an answer
+	parking bool // it is to be parked at the next ask
+	called  bool // it is back from a call
+	away    bool // it is out of line: parked, or not for its own note's sake
+
 	asking    bool      // an ask is on its way
+	asked     wish      // what the last ask was for
 	again     bool      // ask once more after it: messages may have been missed since it ran
 	askedAt   time.Time // when the last answered ask was sent
 	answered  time.Time // when Redis last answered, for patience
@@ -79,10 +85,16 @@ func newLine(l *Locker) *line {
 	return n
 }
 
-// wait takes m's lock, in line if need be, until ctx ends.
-func (n *line) wait(ctx context.Context, m *Lock) (*Lease, error) {
+// wait takes m's lock, in line if need be, until ctx ends, or until yield is
+// closed: then it parks. A nil yield means that it does not park.
+func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease, error) {
 	le := m.newLease()
-	w := &waiter{lease: le, asking: true, done: make(chan struct{}), left: make(chan struct{})}
+	w := &waiter{lease: le, parks: yield != nil, asking: true, asked: join, done: make(chan struct{}), left: make(chan struct{})}
+	select {
+	case <-yield:
+		w.asked = parks
+	default:
+	}
 	began := time.Now()
 	// Known to the line before the ask joins: its grant may be published
 	// before the reply is read.
@@ -90,33 +102,64 @@ func (n *line) wait(ctx context.Context, m *Lock) (*Lease, error) {
 	n.waiters[le.token] = w
 	n.mu.Unlock()
 
-	a, err := m.ask(ctx, le, stay)
-	if err != nil || a.yours {
+	a, err := m.ask(ctx, le, w.asked)
+	if err == nil {
+		w.called = m.locker.parking.came(m, le, a)
+	}
+	if err != nil || a.yours || w.asked.park {
 		n.mu.Lock()
 		delete(n.waiters, le.token)
 		n.mu.Unlock()
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
+		case a.yours:
+			m.locker.renewer.add(le, a.fence, a.value, began, m.ttl)
+			return le, nil
 		}
-		m.locker.renewer.add(le, a.fence, a.value, began, m.ttl)
-		return le, nil
+		m.locker.parking.parked(m, a, w.called)
+		return nil, m.busy(a, 0, nil)
 	}
 	n.locker.wake.listen()
-	n.settle(w, a, nil, began)
-
-	select {
-	case <-w.done:
-		if w.err != nil {
-			n.leave(w)
-			return nil, w.err
-		}
-		return le, nil
-	case <-n.locker.closing.Done():
-		n.leave(w)
-		return nil, ErrClosed
-	case <-ctx.Done():
-		return nil, m.busy(n.leave(w), time.Since(began), ctx.Err())
+	if w.parks {
+		n.locker.parking.measured(m)
 	}
+	n.settle(w, a, nil, began)
+	if w.parks && m.noteHolds(a) {
+		return nil, m.busy(n.leave(w), 0, nil)
+	}
+
+	for {
+		select {
+		case <-w.done:
+			if w.err != nil {
+				n.leave(w)
+				return nil, w.err
+			}
+			if w.away {
+				return nil, m.busy(w.last, time.Since(began), nil)
+			}
+			return le, nil
+		case <-yield:
+			yield = nil // once
+			n.park(w)
+		case <-n.locker.closing.Done():
+			n.leave(w)
+			return nil, ErrClosed
+		case <-ctx.Done():
+			return nil, m.busy(n.leave(w), time.Since(began), ctx.Err())
+		}
+	}
+}
+
+// park has the next ask of w park it. What became of that ends the wait: a
+// lease, if w was granted it meanwhile, or a place in line without a goroutine.
+func (n *line) park(w *waiter) {
+	n.mu.Lock()
+	w.parking, w.refreshAt = true, time.Now()
+	next := w.next()
+	n.mu.Unlock()
+	n.alarm.set(next)
 }
 
 // settle notes the answer to an ask of w, sent at sent.
@@ -136,10 +179,17 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 	case a.yours:
 		n.locker.renewer.add(w.lease, a.fence, a.value, sent, w.lease.lock.ttl)
 		n.finish(w)
+	case w.asked.park:
+		w.last, w.away = a, true
+		n.locker.parking.parked(w.lease.lock, a, w.called)
+		n.finish(w)
 	default:
 		w.last, w.askedAt, w.answered = a, sent, now
 		w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
-		if again {
+		if w.parks && a.cooldown() > longCooldown {
+			w.parking = true // nobody is at work: no worker is held for that
+		}
+		if again || w.parking {
 			w.refreshAt = now
 		}
 		// Only the first in line watch the first deadline; one of them will
@@ -267,7 +317,10 @@ func (n *line) ring() {
 	for _, w := range n.waiters {
 		expired := !w.expiryAt.IsZero() && !w.expiryAt.After(now)
 		if !w.asking && (expired || !w.refreshAt.After(now.Add(refreshTogether))) {
-			w.asking = true
+			w.asking, w.asked = true, join
+			if w.parking {
+				w.asked = parks
+			}
 			due = append(due, w)
 		}
 		next = earliest(next, w.next())
@@ -287,7 +340,7 @@ func (n *line) refresh(batch []*waiter) {
 	batches := map[*script][]*waiter{}
 	calls := map[*script][]*call{}
 	for _, w := range batch {
-		s, args := w.lease.lock.askArgs(w.lease, stay)
+		s, args := w.lease.lock.askArgs(w.lease, w.asked) // ours alone while asking is set
 		batches[s] = append(batches[s], w)
 		calls[s] = append(calls[s], &call{keys: w.lease.lock.keys, args: args})
 	}

@@ -125,13 +125,14 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	defer m.locker.work.Done()
 	le := m.newLease()
 	sent := time.Now()
-	answer, err := m.ask(ctx, le, 0)
+	answer, err := m.ask(ctx, le, try)
 	if err != nil {
 		return nil, err
 	}
 	if !answer.yours {
 		return nil, m.busy(answer, 0, nil)
 	}
+	m.locker.parking.came(m, le, answer)
 	m.locker.renewer.add(le, answer.fence, answer.value, sent, m.ttl)
 	return le, nil
 }
@@ -154,7 +155,7 @@ func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 		return nil, err
 	}
 	defer m.locker.work.Done()
-	return m.locker.line.wait(ctx, m)
+	return m.locker.line.wait(ctx, m, nil)
 }
 
 // Do runs f while holding the lock, waiting for it as Lock does, and releases
@@ -184,12 +185,32 @@ type answer struct {
 	deadline time.Duration // busy: until the first deadline; below 0: no holder
 	place    int           // busy: waiters before us
 	holder   string        // busy: a holder's member, or none
+
+	// Of a lock whose note was parked before, or is now.
+	back   bool
+	inLine time.Duration // since its first place in line
+	trip   time.Duration // since it was called; below 0: it was not
+	idle   time.Duration // yours: how long the slot was free
+	others int           // how many more are parked
+	parked bool          // busy: it is parked now
 }
+
+// wish is what an ask is for when no slot is free.
+type wish struct {
+	stay time.Duration // > 0: a place in line for so long
+	park bool          // to be parked
+}
+
+var (
+	try   = wish{}
+	join  = wish{stay: stay}
+	parks = wish{park: true}
+)
 
 // ask runs the ask script once for le. Where the outcome is unknown it has
 // seen to it that nothing stays held.
-func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, error) {
-	s, args := m.askArgs(le, stay)
+func (m *Lock) ask(ctx context.Context, le *Lease, w wish) (answer, error) {
+	s, args := m.askArgs(le, w)
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
 	le.answered(err)
 	if err != nil {
@@ -201,11 +222,15 @@ func (m *Lock) ask(ctx context.Context, le *Lease, stay time.Duration) (answer, 
 	return m.parseAnswer(reply)
 }
 
-func (m *Lock) askArgs(le *Lease, stay time.Duration) (*script, []any) {
+func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
 	if m.pool {
-		return poolTakeScript, []any{(*askArg)(le), m.ttlArg, stay.Milliseconds()}
+		return poolTakeScript, []any{(*askArg)(le), m.ttlArg, w.stay.Milliseconds()}
 	}
-	return askScript, []any{(*askArg)(le), m.limit, m.ttlArg, m.keepArg, stay.Milliseconds()}
+	park := 0
+	if w.park {
+		park = 1
+	}
+	return askScript, []any{(*askArg)(le), m.limit, m.ttlArg, m.keepArg, w.stay.Milliseconds(), park}
 }
 
 func (m *Lock) parseAnswer(reply any) (answer, error) {
@@ -218,12 +243,18 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 			value, _ := r[1].(string)
 			return answer{yours: true, fence: fence, value: value}, nil
 		}
-		if len(r) == 4 {
-			us, _ := r[0].(int64)
-			ms, _ := r[1].(int64)
-			place, _ := r[2].(int64)
+		num := func(i int) int64 { n, _ := r[i].(int64); return n }
+		ms := func(i int) time.Duration { return time.Duration(num(i)) * time.Millisecond }
+		switch len(r) {
+		case 5:
+			return answer{yours: true, fence: num(0), back: true, inLine: ms(1), trip: ms(2), idle: ms(3), others: int(num(4))}, nil
+		case 4, 8:
 			holder, _ := r[3].(string)
-			return answer{serverUS: us, deadline: time.Duration(ms) * time.Millisecond, place: int(place), holder: holder}, nil
+			a := answer{serverUS: num(0), deadline: ms(1), place: int(num(2)), holder: holder}
+			if len(r) == 8 {
+				a.back, a.inLine, a.trip, a.others, a.parked = true, ms(4), ms(5), int(num(6)), num(7) == 1
+			}
+			return a, nil
 		}
 	}
 	return answer{}, backendError("ask", m.Key(), fmt.Errorf("unexpected reply %v", reply))
@@ -231,12 +262,14 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 
 // busy makes the error for an answer.
 func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
-	e := &BusyError{Name: m.name, Waited: waited, Place: a.place, cause: cause}
+	e := &BusyError{Name: m.name, Waited: waited, Place: a.place, Parked: a.parked, cause: cause}
 	if a.deadline > 0 {
 		e.ExpiresIn = a.deadline
 	}
 	if h, ok := m.parseHolder(a.holder); ok && !h.Cooldown {
 		e.Holder, e.Note = h.Owner, h.Note
+	} else {
+		e.Cooldown = ok
 	}
 	return e
 }

@@ -49,6 +49,9 @@ type Options struct {
 	// Transport carries the scripts of single operations in place of the
 	// client; see [Transport]. nil: the client itself.
 	Transport Transport
+	// Call brings back what was parked; see [Caller]. nil: nothing is called
+	// by this Locker.
+	Call Caller
 }
 
 // Locker makes locks on one Redis. It owns the waiting line and the renewal of
@@ -68,6 +71,7 @@ type Locker struct {
 	renewer *renewer
 	line    *line
 	wake    *wake
+	parking *parking
 
 	// life: closing ends waiters and goroutines. mu guards closed against the
 	// moment between "not closed" and work.Add, so that Close's work.Wait
@@ -114,6 +118,7 @@ func New(rdb Client, o Options) *Locker {
 	l.renewer = newRenewer(l)
 	l.line = newLine(l)
 	l.wake = &wake{locker: l}
+	l.parking = newParking(l, o.Call)
 	if l.err = CheckClient(rdb); l.err != nil {
 		return l
 	}

@@ -47,7 +47,7 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 
 func asksPool(t *testing.T, p *Pool, le *Lease, stay time.Duration) answer {
 	t.Helper()
-	a, err := p.m.ask(t.Context(), le, stay)
+	a, err := p.m.ask(t.Context(), le, join)
 	if err != nil {
 		t.Fatal(err)
 	}

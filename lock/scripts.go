@@ -22,10 +22,11 @@ type script struct {
 
 // The operations. Each takes exactly one key: the lock.
 var (
-	askScript     = load("ask", "body", "limit", "ttl", "keep", "stay")
-	releaseScript = load("release", "body", "limit", "cooldown")
+	askScript     = load("ask", "body", "limit", "ttl", "keep", "stay", "park")
+	releaseScript = load("release", "body", "limit", "cooldown", "inbound", "life")
+	callScript    = load("call", "limit", "inbound", "life", "note", "fate")
 	renewScript   = load("renew", "body", "length")
-	inspectScript = load("inspect", "most")
+	inspectScript = load("inspect", "most", "note")
 	breakScript   = load("break", "limit", "token", "all")
 	sweepScript   = load("sweep")
 
@@ -54,7 +55,7 @@ func load(name string, args ...string) *script {
 		return string(src)
 	}
 	src := read(name)
-	for _, shared := range []string{"line", "pool_line"} {
+	for _, shared := range []string{"line", "calls", "pool_line"} {
 		if marker := "--@include " + shared + "\n"; strings.Contains(src, marker) {
 			src = strings.Replace(src, marker, read(shared), 1)
 		}

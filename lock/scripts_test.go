@@ -14,7 +14,7 @@ import (
 )
 
 // included are files that are part of others and not sent alone.
-var included = []string{"line", "pool_line"}
+var included = []string{"line", "calls", "pool_line"}
 
 // Each file in lua/ is loaded, and sent whole.
 func TestScriptsAreLoaded(t *testing.T) {
@@ -54,7 +54,7 @@ var (
 	headerAns = regexp.MustCompile(`(?m)^-- reply (.*?) *: +(\S.*)$`)
 	bodyUse   = regexp.MustCompile(`(KEYS|ARGV)(\[(\d+)\])?`)
 	bodyCall  = regexp.MustCompile(`redis\.(\w+)\(\s*'?(\w+)`)
-	unit      = regexp.MustCompile(`\((ms|us)\b|limit|how many|<token>|<value>|\b1:`)
+	unit      = regexp.MustCompile(`\((ms|us)\b|limit|how many|<token>|<value>|<note>|\b1:`)
 )
 
 // code is a script without comments.
@@ -122,6 +122,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	t.Helper()
 	k := newTap(raw(m))
 	_, err1 := m.Available(t.Context())
+	m.locker.parking.tell(m, "", FateUnsure)
 	le := mustTry(t, m)
 	err2 := le.Extend(t.Context(), time.Second)
 	err3 := le.Unlock(t.Context())
@@ -215,7 +216,8 @@ func TestScriptsAreWellKept(t *testing.T) {
 func TestScriptReplies(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
-		"ask": {"yours", "busy"}, "release": {"held", "absent"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
+		"ask": {"yours", "back, yours", "busy", "back, busy"}, "release": {"held", "absent", "calls"},
+		"call": {"calls", "nothing"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
 	}
 	for name, replies := range want {
 		var got []string
@@ -248,10 +250,10 @@ func TestScriptReplies(t *testing.T) {
 		}
 		a, b, c, d := m.newLease(), m.newLease(), m.newLease(), m.newLease()
 		ask := func(le *Lease, stay time.Duration) any {
-			s, args := m.askArgs(le, stay)
+			s, args := m.askArgs(le, wish{stay: stay})
 			return run(s, args...)
 		}
-		release := func(le *Lease) any { return run(releaseScript, le.body, 2, 0) }
+		release := func(le *Lease) any { return run(releaseScript, le.body, 2, 0, 1, 1000) }
 		equal := func(what string, got, want any) {
 			t.Helper()
 			if got != want {
@@ -284,14 +286,14 @@ func TestScriptReplies(t *testing.T) {
 		equal("release with two in line", release(a), int64(0))
 		equal("release again", release(a), int64(-1))
 		equal("release with one in line", release(b), int64(0))
-		r, ok := run(inspectScript, 10).([]any)
-		if !ok || len(r) != 4 {
+		r, ok := run(inspectScript, 10, "").([]any)
+		if !ok || len(r) != 8 {
 			t.Fatalf("inspect is answered %v", r)
 		}
 		equal("holders", r[1], int64(2))
 		equal("waiters", r[2], int64(0))
-		if list, ok := r[3].([]any); !ok || len(list) != 4 || list[0] != "h:"+c.body {
-			t.Errorf("inspect lists %v", r[3])
+		if list, ok := r[7].([]any); !ok || len(list) != 4 || list[0] != "h:"+c.body {
+			t.Errorf("inspect lists %v", r[7])
 		}
 		equal("release with nobody in line", release(c), int64(1))
 		equal("the last release", release(d), int64(2))
@@ -361,7 +363,7 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 
 func mustAskQuietly(t *testing.T, m *Lock, le *Lease) {
 	t.Helper()
-	if _, err := m.ask(t.Context(), le, stay); err != nil {
+	if _, err := m.ask(t.Context(), le, join); err != nil {
 		t.Fatal(err)
 	}
 }

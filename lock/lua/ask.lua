@@ -1,4 +1,4 @@
--- ask: take a slot of the lock, or join its line, or stay in it.
+-- ask: take a slot of the lock, or join its line, or stay in it, or park in it.
 -- Idempotent for one body: a resent ask ends as the first one did.
 --
 -- KEYS[1] lock
@@ -7,10 +7,14 @@
 -- ARGV[3] ttl    length of the lease asked for (ms)
 -- ARGV[4] keep   how long the key then lasts at least (ms)
 -- ARGV[5] stay   life of a line entry without another ask (ms); 0: do not join
+-- ARGV[6] park   1: without a slot, park in the asker's place; 0: do not
 --
--- reply yours: fence
--- reply busy:  {server time (us), until the first deadline (ms, -1: no holder), place in line, holder member}
+-- reply yours:      fence
+-- reply back, yours: {fence, in line for (ms), called since (ms, -1: not), slot idle for (ms), parked}
+-- reply busy:       {server time (us), until the first deadline (ms, -1: no holder), place in line, holder member}
+-- reply back, busy:  the same, {..., in line for (ms), called since (ms, -1: not), parked, 1: the asker is}
 --
+-- "back" is an asker whose note was parked or called before, or is parked now.
 -- Numbers that Redis is to store go through string.format('%d'): Redis itself
 -- would print them with %.17g, at three times the cost.
 local lock, body = KEYS[1], ARGV[1]
@@ -24,7 +28,7 @@ if redis.call('EXISTS', lock) == 0 then
   redis.call('PEXPIRE', lock, ARGV[4])
   return now_us
 end
-local limit, ttl, stay = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
+local limit, ttl, stay, park = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5]), ARGV[6] == '1'
 
 --@include line
 
@@ -39,37 +43,67 @@ local free, fence = grant(body, ttl)
 if fence then
   return fence
 end
+local note = string.match(body, '^[^|]*|[^|]*|(.*)$')
+local away = note ~= '' and redis.call('ZSCORE', lock, 'p:' .. note)
 if free > 0 then
   redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body)
-  return hold(body, ttl)
-end
-
-local before = '(4e15'
-if stay > 0 then
-  local ticket = redis.call('ZSCORE', lock, 'e:' .. body)
-  if not ticket then
-    ticket = string.format('%d', 2e15 + now_us - 1.6e15)
-    redis.call('ZADD', lock, ticket, 'e:' .. body)
+  if not away then
+    return hold(body, ttl)
   end
-  redis.call('ZADD', lock, -(now_ms + stay), 'd:' .. body)
-  keep(stay)
-  before = '(' .. ticket
+  local inline, called = back(note, away)
+  local idle, since = 0, redis.call('ZSCORE', lock, 'i')
+  if since then
+    idle = now_ms + since + 3e14
+  end
+  redis.call('ZREM', lock, 'i')
+  return {hold(body, ttl), inline, called, idle, redis.call('ZCOUNT', lock, 4e15, '(6e15')}
 end
-local place = redis.call('ZCOUNT', lock, 2e15, before)
 
 local first = redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)
 local holder, wait = first[1] or '', -1
 if first[2] then
   wait = first[2] - now_ms
 end
-local note = string.match(body, '^[^|]*|[^|]*|(.*)$')
-if limit > 1 and note ~= '' then
+local same = false
+if note ~= '' and (limit > 1 or park) then
   -- Among several holders, one with the asker's own note tells most.
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'LIMIT', 0, limit)) do
     if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
-      holder = member
+      holder, same = member, true
       break
     end
   end
+end
+
+local place, before, was = 0, '(4e15', redis.call('ZSCORE', lock, 'e:' .. body)
+local ticket = was and was - 2e15 or away and away % 2e15 or now_us - 1.6e15
+local inline, called = 0, -1
+if away and (stay > 0 or park) then
+  inline, called = back(note, away)
+end
+if park then
+  redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body)
+  if not same then -- nobody parks behind what has its own note
+    redis.call('ZADD', lock, string.format('%d', 4e15 + ticket), 'p:' .. note)
+    keep_parked()
+    inline = math.floor((now_us - 1.6e15 - ticket) / 1000)
+    before = string.format('(%d', 4e15 + ticket)
+    place = redis.call('ZCOUNT', lock, 6e15, 8e15)
+  end
+elseif stay > 0 then
+  if not was then
+    redis.call('ZADD', lock, string.format('%d', 2e15 + ticket), 'e:' .. body)
+  end
+  redis.call('ZADD', lock, -(now_ms + stay), 'd:' .. body)
+  keep(stay)
+  before = string.format('(%d', 2e15 + ticket)
+end
+place = place + redis.call('ZCOUNT', lock, 2e15, before)
+if away or park then
+  local parked = 0
+  if park and not same then
+    parked = 1
+  end
+  return {now_us, wait, place, holder, inline, called, redis.call('ZCOUNT', lock, 4e15, '(6e15'), parked}
 end
 return {now_us, wait, place, holder}

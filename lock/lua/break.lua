@@ -4,7 +4,7 @@
 -- KEYS[1] lock
 -- ARGV[1] limit  slots of this lock, as the caller sees it
 -- ARGV[2] token  <token> whose slot it is; empty: everybody's, cooldowns too
--- ARGV[3] all    1: the line goes as well, and with it the key; 0: it stays
+-- ARGV[3] all    1: the line goes as well, what is parked, and with it the key; 0: they stay
 --
 -- reply slots taken: of live holders and cooldowns
 local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
@@ -29,7 +29,5 @@ if ARGV[3] == '1' then
   return broken
 end
 grant()
-if redis.call('ZCARD', lock) == 1 then
-  redis.call('DEL', lock)
-end
+tidy()
 return broken

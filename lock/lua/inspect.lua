@@ -1,10 +1,11 @@
--- inspect: who holds the lock and how long its line is. Reads only.
+-- inspect: who holds the lock and who is in line for it. Reads only.
 --
 -- KEYS[1] lock
 -- ARGV[1] most  how many holders to list; 0: none
+-- ARGV[2] note  of a parked or called entry whose place is wanted: <note>; empty: of none
 --
--- reply {server time (us), holders, waiters, {holder member, deadline (ms), ...}}
-local lock, most = KEYS[1], tonumber(ARGV[1])
+-- reply {server time (us), holders, waiting, parked, called, last fence (0: none), place of the note (-1: none), {holder member, deadline (ms), ...}}
+local lock, most, note = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local after = '(' .. string.format('%.0f', math.floor(now_us / 1000))
@@ -13,4 +14,13 @@ local listed = {}
 if most > 0 then
   listed = redis.call('ZRANGEBYSCORE', lock, after, 1e14, 'WITHSCORES', 'LIMIT', 0, most)
 end
-return {now_us, redis.call('ZCOUNT', lock, after, 1e14), redis.call('ZCOUNT', lock, 2e15, '(4e15'), listed}
+local waiting, called = redis.call('ZCOUNT', lock, 2e15, '(4e15'), redis.call('ZCOUNT', lock, 6e15, 8e15)
+local place, score = -1, note ~= '' and redis.call('ZSCORE', lock, 'p:' .. note)
+if score and tonumber(score) >= 6e15 then
+  place = redis.call('ZCOUNT', lock, 6e15, '(' .. score)
+elseif score then
+  place = waiting + called + redis.call('ZCOUNT', lock, 4e15, '(' .. score)
+end
+local fence = redis.call('ZSCORE', lock, 'f')
+return {now_us, redis.call('ZCOUNT', lock, after, 1e14), waiting, redis.call('ZCOUNT', lock, 4e15, '(6e15'), called,
+  fence and -fence - 1e15 or 0, place, listed}

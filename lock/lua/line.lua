@@ -14,6 +14,32 @@ local function keep(ms)
   end
 end
 
+-- keep_parked: the key lasts 15 to 30 minutes more, longer than parked work
+-- stays away by itself.
+local function keep_parked()
+  if redis.call('PTTL', lock) < 900000 then
+    redis.call('PEXPIRE', lock, 1800000)
+  end
+end
+
+-- tidy: without anybody in it the lock is no key.
+local function tidy()
+  local size = redis.call('ZCARD', lock)
+  if size == 1 or (size == 2 and redis.call('ZSCORE', lock, 'i')) then
+    redis.call('DEL', lock)
+  end
+end
+
+-- back: a parked or called note has come, or parks anew: its entry goes, whose
+-- score is away. Returns for how long it was in line, and since when called (ms).
+local function back(note, away)
+  local called = redis.call('ZSCORE', lock, 'l:' .. note)
+  redis.call('ZREM', lock, 'p:' .. note, 'l:' .. note)
+  -- -(1e14 + ms) while it is called, -(2e14 + ms) when that has lapsed.
+  called = called and math.max(0, now_ms - (-called) % 1e14) or -1
+  return math.floor((now_us - 1.6e15 - away % 2e15) / 1000), called
+end
+
 -- hold: make id a holder for at least length ms, with a fence above all before.
 local function hold(id, length)
   local fence = now_us
@@ -34,7 +60,7 @@ end
 -- grant: give all free slots to live waiters by ticket, and wake each. An entry
 -- not refreshed in time is dropped, at most 64 a call. Returns the slots still
 -- free for a newcomer (0 while anybody is in line), and the fence if the asker
--- itself was granted.
+-- itself was granted. What is parked is no waiter: no slot is kept for it.
 local function grant(asker, ttl)
   local free = limit - redis.call('ZCOUNT', lock, 1e11, 1e14)
   local stale, mine = 0, nil

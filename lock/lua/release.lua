@@ -1,13 +1,16 @@
--- release: give a slot back, or leave the line; and grant what is free now.
--- Harmless to anybody else: only this body's own members go.
+-- release: give a slot back, or leave the line; grant what is free now, and call
+-- parked work. Harmless to anybody else: only this body's own members go.
 --
 -- KEYS[1] lock
 -- ARGV[1] body      <token>|<owner>|<note> of the holder or waiter
 -- ARGV[2] limit     slots of this lock, as the releaser sees it
 -- ARGV[3] cooldown  keep the slot taken for so long from now (ms); 0: free it
+-- ARGV[4] inbound   how many called and waiting ones there are to be; 0: call nobody
+-- ARGV[5] life      how long a called one may take to come (ms)
 --
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
+-- reply calls:  {one of these, parked, until the first deadline (ms, -1: no holder), called note, ...}
 --
 -- A holder still stored was nobody else's meanwhile, so it counts as held even
 -- if its deadline has just passed; its own process judges that by its clock.
@@ -30,6 +33,7 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
 --@include line
+--@include calls
 
 redis.call('ZREM', lock, 'h:' .. body, 'e:' .. body, 'd:' .. body)
 if held and cooldown > 0 then
@@ -38,10 +42,10 @@ if held and cooldown > 0 then
 end
 purge()
 local free = grant()
-if redis.call('ZCARD', lock) == 1 then
-  redis.call('DEL', lock)
+local code = held and free or -1 - free
+local called = calls(code, free, tonumber(ARGV[4]), tonumber(ARGV[5]), held)
+if called then
+  return called
 end
-if held then
-  return free
-end
-return -1 - free
+tidy()
+return code

@@ -22,7 +22,7 @@ end
 if removed > 0 and removed < 1000 then
   grant()
 end
-if redis.call('ZCARD', lock) == 1 and redis.call('ZSCORE', lock, 'f') then
-  redis.call('DEL', lock)
+if redis.call('ZSCORE', lock, 'f') then
+  tidy()
 end
 return removed

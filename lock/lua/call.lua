@@ -1,0 +1,37 @@
+-- call: look after what is parked: grant what is free, call whose turn it is,
+-- and note what became of a call.
+--
+-- KEYS[1] lock
+-- ARGV[1] limit    slots of this lock, as the caller sees it
+-- ARGV[2] inbound  how many called and waiting ones there are to be; 0: call nobody
+-- ARGV[3] life     how long a called one may take to come (ms)
+-- ARGV[4] note     of a called entry, or empty: <note>
+-- ARGV[5] fate     of that entry: 0: none is given; 1: it will not come, drop it; 2: not now, to the end of the line
+--
+-- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder), called note, ...}
+-- reply nothing: slots free now; nothing is parked or called
+local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+
+--@include line
+--@include calls
+
+purge()
+if fate ~= '0' then
+  -- Only while it is called: if it came meanwhile, this is not about it.
+  local score = redis.call('ZSCORE', lock, 'p:' .. note)
+  if score and tonumber(score) >= 6e15 then
+    redis.call('ZREM', lock, 'p:' .. note, 'l:' .. note)
+    if fate == '2' then
+      redis.call('ZADD', lock, string.format('%d', 4e15 + now_us - 1.6e15), 'p:' .. note)
+    end
+  end
+end
+local free = grant()
+local called = calls(free, free, tonumber(ARGV[2]), tonumber(ARGV[3]), false)
+if called then
+  return called
+end
+tidy()
+return free

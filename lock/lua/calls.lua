@@ -1,0 +1,40 @@
+-- calls: what release and call share. Included after line, never sent alone.
+
+-- calls: turn parked entries into called ones, by ticket, until called and
+-- waiting ones are inbound; those called longer than life (ms) ago that have
+-- not come go to the end of the line. ended: a slot came free just now.
+-- Returns nil when nothing is parked or called, else {code, parked, until the
+-- first deadline (ms, -1: no holder), note of a called entry, ...}. A called
+-- entry stays, and is returned each time, until its note asks.
+local function calls(code, free, inbound, life, ended)
+  if redis.call('ZCOUNT', lock, 4e15, 8e15) == 0 then
+    return nil
+  end
+  if inbound > 0 then
+    local ticket = 4e15 + now_us - 1.6e15
+    local lapsed = redis.call('ZRANGEBYSCORE', lock, -(1e14 + now_ms - life), -1e14, 'WITHSCORES', 'LIMIT', 0, 64)
+    for i = 1, #lapsed, 2 do
+      redis.call('ZADD', lock, string.format('%d', ticket + i), 'p:' .. string.sub(lapsed[i], 3),
+        string.format('%d', lapsed[i + 1] - 1e14), lapsed[i])
+    end
+    local more = inbound - redis.call('ZCOUNT', lock, 6e15, 8e15) - redis.call('ZCOUNT', lock, 2e15, '(4e15')
+    if more > 0 then
+      local heads = redis.call('ZRANGEBYSCORE', lock, 4e15, '(6e15', 'WITHSCORES', 'LIMIT', 0, more)
+      local since = string.format('-%d', 1e14 + now_ms)
+      for i = 1, #heads, 2 do
+        redis.call('ZADD', lock, string.format('%d', heads[i + 1] + 2e15), heads[i],
+          since, 'l:' .. string.sub(heads[i], 3))
+      end
+    end
+  end
+  if free > 0 and (ended or not redis.call('ZSCORE', lock, 'i')) then
+    redis.call('ZADD', lock, string.format('-%d', 3e14 + now_ms), 'i')
+  end
+  keep_parked()
+  local first = redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  local reply = {code, redis.call('ZCOUNT', lock, 4e15, '(6e15'), first and first - now_ms or -1}
+  for i, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 6e15, 8e15, 'LIMIT', 0, 128)) do
+    reply[3 + i] = string.sub(member, 3)
+  end
+  return reply
+end

@@ -1,0 +1,73 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// longCooldown is how much of a cooldown has to be left for a waiter to park
+// at once: nobody holds the slot, and nothing can free it sooner.
+const longCooldown = time.Second
+
+// LockOrPark waits for the lock as Lock does, until yield is closed: from then
+// on a place in line is kept without the caller, under the lock's [Note], and
+// the error is a *BusyError with Parked set. When its turn comes, the
+// [Caller] of some Locker is told, and the work calls LockOrPark, or Lock or
+// TryLock, with the same Note again; LockOrPark and Lock then go on from the
+// place it had. A yield that is closed already parks at once what finds the
+// lock busy; a nil one makes this Lock.
+//
+// What waits in a goroutine is served first come, first served; what is parked
+// is called so, and may be overtaken by goroutines, for no slot is reserved. A
+// note parks once on a lock, and not behind itself: while a holder has the same
+// note the answer is a *BusyError at once, without Parked. Of a cooldown of
+// which more than a second is left, it parks without waiting for yield.
+//
+// Any other error means that nothing is kept: where the outcome is not known, a
+// place may stay behind, to which the Caller answers [FateGone].
+func (m *Lock) LockOrPark(ctx context.Context, yield <-chan struct{}) (*Lease, error) {
+	if err := m.parkable(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, &BusyError{Name: m.name, cause: err}
+	}
+	if err := m.locker.enter(); err != nil {
+		return nil, err
+	}
+	defer m.locker.work.Done()
+	return m.locker.line.wait(ctx, m, yield)
+}
+
+// HoldTime is how long the lock was held on average of late, as this Locker has
+// seen it; 0 when it has not. Only locks on which something waited to be parked
+// are measured.
+func (m *Lock) HoldTime() time.Duration { return m.locker.parking.holdTime(m) }
+
+func (m *Lock) parkable() error {
+	switch {
+	case m.err != nil:
+		return m.err
+	case m.note == "":
+		return fmt.Errorf("lock: %q: LockOrPark needs a Note: its place in line is kept under it", m.name)
+	case m.pool:
+		return fmt.Errorf("lock: %q is a pool, on which nothing can be parked; use Take", m.name)
+	}
+	return nil
+}
+
+// noteHolds tells whether the holder that a busy answer names has the asker's
+// own note.
+func (m *Lock) noteHolds(a answer) bool {
+	h, ok := m.parseHolder(a.holder)
+	return ok && !h.Cooldown && h.Note == m.note
+}
+
+// cooldown is how long a slot is yet kept by nobody; 0 where somebody holds it.
+func (a answer) cooldown() time.Duration {
+	if len(a.holder) > 1 && a.holder[0] == 'c' {
+		return a.deadline
+	}
+	return 0
+}

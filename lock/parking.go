@@ -1,0 +1,401 @@
+package lock
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Caller brings parked work back: it has the work with that note, parked on the
+// lock with that key, run again, and says what became of it. It is called on a
+// goroutine of the Locker's, up to sixteen at once, at most once at a time for
+// one note of one lock, and again as long as the work does not come. ctx ends
+// with the Locker.
+type Caller func(ctx context.Context, key, note string) Fate
+
+// Fate is what became of a call.
+type Fate int
+
+const (
+	// FateUnsure is the fate of a call of which nothing is known, or not possible yet. The call is repeated.
+	FateUnsure Fate = iota
+	// FateComing means that the work is on its way.
+	FateComing
+	// FateGone means that there is no such work any more, or it is not parked here. Its
+	// place is given up, and the next is called at once.
+	FateGone
+	// FateLater means that the work cannot run for now. It goes to the end of the line,
+	// and the next is called at once.
+	FateLater
+)
+
+// How parked work is looked after.
+const (
+	// lookEvery to twice that is how often a line with parked work is looked
+	// after, so that a call that was lost with its process is repeated.
+	lookEvery = 250 * time.Millisecond
+	// looks is how many lines are looked after in lookEvery; with more of them
+	// each has its turn less often.
+	looks = 250
+	// forget is how long what was learned of a line outlives its last use.
+	forget = time.Minute
+	// atOnce is how many calls are made at once.
+	atOnce = 16
+	// idleSlot is how long a slot may stay free for a called one to come before
+	// more are called at once; mostInbound is how many at most.
+	idleSlot    = 3 * time.Millisecond
+	mostInbound = 64
+	// vainTrip is by how much fewer are called after one had to park again.
+	vainTrip = 0.03
+	// minLife is how long a called one has to come, at least.
+	minLife = time.Second
+	// latersPerLook is how many are sent to the end of the line between two looks.
+	latersPerLook = 64
+)
+
+// parking calls what is parked, and looks after it. What it knows of a lock
+// lives in memory, for each Locker by itself: how many to call at once, how long
+// the lock is held, how long a called one takes to come. Nothing hangs on its
+// being right but speed.
+type parking struct {
+	locker *Locker
+	caller Caller
+	alarm  alarm
+	known  atomic.Int32 // len(lines): most Lockers have none, and pay nothing
+
+	mu      sync.Mutex // guards what follows; never held across I/O
+	lines   map[string]*parkedLine
+	queue   []*summons
+	callers int // goroutines that work the queue off; each ends when it is empty
+}
+
+// parkedLine is what is known of one lock. It belongs to parking.mu.
+type parkedLine struct {
+	lock    *Lock
+	inbound float64 // how many called and waiting ones there are to be
+	hold    average
+	trip    average // from call to coming
+	parked  bool    // something was parked or called when Redis was last asked
+	lookAt  time.Time
+	looking bool
+	used    time.Time
+	laters  int                 // since the last look
+	calls   map[string]*summons // by note: those under way or on their way back
+}
+
+// summons is one call. Its fields belong to parking.mu.
+type summons struct {
+	line *parkedLine
+	note string
+	done time.Time // since when it is known to be coming; zero: it is not
+}
+
+// average is a moving one; zero: nothing was measured.
+type average time.Duration
+
+func (a *average) add(d time.Duration) {
+	if *a == 0 {
+		*a = average(max(d, 1))
+		return
+	}
+	*a += (average(d) - *a) / 8
+}
+
+func newParking(l *Locker, caller Caller) *parking {
+	p := &parking{locker: l, caller: caller, lines: make(map[string]*parkedLine)}
+	p.alarm.ring = p.look
+	return p
+}
+
+// line is what is known of m, made when it is asked for first. Callers hold mu.
+func (p *parking) line(m *Lock) *parkedLine {
+	n := p.lines[m.Key()]
+	if n == nil {
+		n = &parkedLine{lock: m, inbound: 1, calls: make(map[string]*summons)}
+		p.lines[m.Key()] = n
+		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+	}
+	n.lock, n.used = m, time.Now()
+	return n
+}
+
+// came notes the answer to an ask; called: the asker came because it was called.
+func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
+	if !a.back || a.parked {
+		return a.trip >= 0 && a.parked
+	}
+	le.parked = a.inLine
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.line(m)
+	delete(n.calls, m.note)
+	if a.trip < 0 {
+		return false
+	}
+	n.trip.add(a.trip)
+	if a.yours && a.idle > idleSlot && a.others > 0 {
+		n.inbound = min(2*n.inbound, mostInbound)
+	}
+	return true
+}
+
+// parked notes that an asker was parked; called: it had come in vain.
+func (p *parking) parked(m *Lock, a answer, called bool) {
+	if !a.parked {
+		return
+	}
+	p.mu.Lock()
+	n := p.line(m)
+	delete(n.calls, m.note)
+	if called || a.trip >= 0 {
+		n.inbound = max(1, n.inbound-vainTrip)
+	}
+	at := p.lookSoon(n)
+	p.mu.Unlock()
+	p.alarm.set(at)
+}
+
+// measured has the hold time of m measured from now on.
+func (p *parking) measured(m *Lock) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.line(m)
+}
+
+// held notes how long m was held.
+func (p *parking) held(m *Lock, d time.Duration) {
+	if p.known.Load() == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.lines[m.Key()]; n != nil {
+		n.hold.add(d)
+		n.used = time.Now()
+	}
+}
+
+func (p *parking) holdTime(m *Lock) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.lines[m.Key()]; n != nil {
+		return time.Duration(n.hold)
+	}
+	return 0
+}
+
+// wanted is how many called and waiting ones m is to have, and how long a called
+// one has to come, in ms, as release and call take them.
+func (p *parking) wanted(m *Lock) (inbound, life any) {
+	switch {
+	case p.caller == nil:
+		return 0, minLifeArg
+	case p.known.Load() == 0:
+		return 1, minLifeArg
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.lines[m.Key()]
+	if n == nil {
+		return 1, minLifeArg
+	}
+	return int(n.inbound), n.life().Milliseconds()
+}
+
+var minLifeArg any = minLife.Milliseconds() // boxed once
+
+// life is how long a called one has to come. Callers hold mu.
+func (n *parkedLine) life() time.Duration { return max(minLife, 2*time.Duration(n.trip)) }
+
+// lookSoon sets when n is looked after next. Callers hold mu, and set the alarm.
+func (p *parking) lookSoon(n *parkedLine) time.Time {
+	n.parked = true
+	if n.lookAt.IsZero() {
+		every := lookEvery * time.Duration(1+len(p.lines)/looks)
+		n.lookAt = time.Now().Add(every + rand.N(every)) //nolint:gosec // jitter, no secret
+	}
+	if n.looking {
+		return time.Time{}
+	}
+	return n.lookAt
+}
+
+// heard takes a reply of release or call that tells of parked work apart, and
+// has the calls made that are due.
+func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
+	r, _ := reply.([]any)
+	if len(r) < 3 {
+		return 0, false
+	}
+	code, ok = r[0].(int64)
+	p.mu.Lock()
+	n := p.line(m)
+	outstanding := make(map[string]bool, len(r)-3)
+	for _, v := range r[3:] {
+		if note, isText := v.(string); isText {
+			outstanding[note] = true
+			p.summon(n, note)
+		}
+	}
+	for note, s := range n.calls {
+		if !s.done.IsZero() && !outstanding[note] {
+			delete(n.calls, note) // it came, here or elsewhere
+		}
+	}
+	at := p.lookSoon(n)
+	if ms, _ := r[2].(int64); ms >= 0 && n.lookAt.After(time.Now().Add(time.Duration(ms+1)*time.Millisecond)) {
+		// A holder that dies, or a cooldown that ends, is noticed at once.
+		n.lookAt = time.Now().Add(time.Duration(ms+1) * time.Millisecond)
+		at = n.lookAt
+	}
+	p.mu.Unlock()
+	p.alarm.set(at)
+	return code, ok
+}
+
+// summon queues a call, unless it is under way or known to be coming. Callers
+// hold mu.
+func (p *parking) summon(n *parkedLine, note string) {
+	if s := n.calls[note]; p.caller == nil || s != nil && (s.done.IsZero() || time.Since(s.done) < n.life()) {
+		return
+	}
+	s := &summons{line: n, note: note}
+	n.calls[note] = s
+	p.queue = append(p.queue, s)
+	if p.callers < atOnce {
+		p.callers++
+		// It ends when the queue is empty; Close waits for it. A Locker that is
+		// closed calls nobody: others that look after the line will.
+		if !p.locker.spawn(p.work) {
+			p.callers--
+			p.queue = nil
+			delete(n.calls, note)
+		}
+	}
+}
+
+// work makes calls until none is queued.
+func (p *parking) work() {
+	for {
+		p.mu.Lock()
+		if len(p.queue) == 0 {
+			p.callers--
+			p.mu.Unlock()
+			return
+		}
+		s := p.queue[0]
+		p.queue = p.queue[1:]
+		p.mu.Unlock()
+		p.call(s)
+	}
+}
+
+func (p *parking) call(s *summons) {
+	m := s.line.lock
+	fate := p.caller(p.locker.closing, m.Key(), s.note)
+	p.mu.Lock()
+	current := s.line.calls[s.note] == s // it may have come meanwhile
+	if fate == FateComing && current {
+		s.done = time.Now()
+	} else if current {
+		delete(s.line.calls, s.note)
+	}
+	if fate == FateLater {
+		if s.line.laters++; s.line.laters > latersPerLook {
+			fate = FateUnsure // its call will lapse, which comes to the same
+		}
+	}
+	p.mu.Unlock()
+	if fate == FateGone || fate == FateLater {
+		p.tell(m, s.note, fate)
+	}
+}
+
+// tell runs call for one note. An error is nothing to act on: the next look
+// finds what is left to do.
+func (p *parking) tell(m *Lock, note string, fate Fate) {
+	reply, err := p.locker.conn.run(context.Background(), callScript, m.keys, p.args(m, note, fate))
+	if err == nil {
+		p.heard(m, reply)
+	}
+}
+
+func (p *parking) args(m *Lock, note string, fate Fate) []any {
+	inbound, life := p.wanted(m)
+	code := 0
+	switch fate {
+	case FateUnsure, FateComing:
+	case FateGone:
+		code = 1
+	case FateLater:
+		code = 2
+	}
+	return []any{m.limit, inbound, life, note, code}
+}
+
+// look looks after the lines that are due, and forgets those not used for long.
+func (p *parking) look() {
+	if p.locker.enter() != nil {
+		return
+	}
+	defer p.locker.work.Done()
+	now := time.Now()
+	var due []*parkedLine
+	var next time.Time
+	p.mu.Lock()
+	for key, n := range p.lines {
+		switch {
+		case n.looking:
+		case n.parked && !n.lookAt.After(now):
+			n.looking, n.lookAt, n.laters = true, time.Time{}, 0
+			due = append(due, n)
+		case n.parked:
+			next = earliest(next, n.lookAt)
+		case now.Sub(n.used) > forget:
+			delete(p.lines, key)
+			p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+		default:
+			next = earliest(next, n.used.Add(forget+time.Second))
+		}
+	}
+	p.mu.Unlock()
+	p.alarm.set(next)
+	for len(due) > 0 {
+		batch := due[:min(len(due), pipelined)]
+		due = due[len(batch):]
+		p.locker.branch(func() { p.lookAt(batch) })
+	}
+}
+
+// lookAt looks after a batch of lines, in one pipeline.
+func (p *parking) lookAt(batch []*parkedLine) {
+	calls := make([]*call, len(batch))
+	for i, n := range batch {
+		p.mu.Lock()
+		m := n.lock
+		p.mu.Unlock()
+		calls[i] = &call{keys: m.keys, args: p.args(m, "", FateUnsure)}
+	}
+	p.locker.conn.pipeline(context.Background(), callScript, calls)
+	for i, n := range batch {
+		var at time.Time
+		p.mu.Lock()
+		n.looking = false
+		_, nothing := calls[i].reply.(int64)
+		if nothing && calls[i].err == nil && n.lookAt.IsZero() {
+			n.parked = false
+			clear(n.calls)
+			at = n.used.Add(forget + time.Second)
+		} else {
+			at = p.lookSoon(n)
+		}
+		m := n.lock
+		p.mu.Unlock()
+		p.alarm.set(at)
+		if calls[i].err == nil {
+			p.heard(m, calls[i].reply)
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// How long a parked task stays away if nobody calls it.
+const (
+	// assumedHold is what a place in line is taken to cost while that was not
+	// measured.
+	assumedHold = 250 * time.Millisecond
+	minAway     = 5 * time.Second
+	maxAway     = 10 * time.Minute
+)
+
+// parkWith is what Park needs: the Inspector that wakes tasks, and the client
+// that moves them to the front. Both are nil where they are not needed.
+func parkWith(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front redis.UniversalClient, err error) {
+	i := 0
+	for i < len(cfg.Rules) && cfg.Rules[i].Busy != Park {
+		i++
+	}
+	client, universal := rdb.(redis.UniversalClient)
+	switch {
+	case i == len(cfg.Rules):
+		return nil, nil, nil
+	case cfg.Inspector == nil && !universal:
+		return nil, nil, fmt.Errorf("automutex: Config.Inspector: is nil, and none can be made from a %T for the policy park of Rules[%d]; "+
+			"give one, or a redis.UniversalClient as the client", rdb, i)
+	case cfg.WakeAtFront && !universal:
+		return nil, nil, fmt.Errorf("automutex: Config.WakeAtFront: needs a redis.UniversalClient, not a %T", rdb)
+	}
+	inspector = cfg.Inspector
+	if inspector == nil {
+		inspector = asynq.NewInspectorFromRedisClient(client)
+	}
+	if cfg.WakeAtFront {
+		front = client
+	}
+	return inspector, front, nil
+}
+
+// acquireOrPark takes a lock, standing in line in the worker while the server
+// has another one free. The error is a *BusyError with parked set when the
+// task's place in line is kept for it.
+func (a *attempt) acquireOrPark(t target, m *lock.Lock) (*lock.Lease, error) {
+	if a.server == nil || !a.join() {
+		// Nobody knows the server's workers, or MaxWaiting stand in line.
+		lease, err := m.LockOrPark(a.ctx, now)
+		return lease, a.explain(t, err)
+	}
+	defer a.guard.waiting.Add(-1)
+	ctx, cancel := context.WithCancel(a.ctx)
+	defer cancel()
+	defer context.AfterFunc(a.guard.closing, cancel)()
+	p := a.server.workers.wait(m)
+	if deadline, ok := a.ctx.Deadline(); ok {
+		// The answer has to be there before the task's own time is up. A timer
+		// that fires as it is stopped gives way for a call that is over.
+		defer time.AfterFunc(time.Until(deadline)-margin, p.giveWay).Stop()
+	}
+	lease, err := m.LockOrPark(ctx, p.yield)
+	a.server.workers.over(p, lease == nil)
+	err = a.explain(t, err)
+	var busy *BusyError
+	if a.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
+		return nil, ErrClosed
+	}
+	return lease, err
+}
+
+// now is a yield that is closed.
+var now = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// park hands the task back with its place in line kept. Its delay is only what
+// happens if nobody calls it: about when its turn would come if the holder's
+// process were dead, and never the same for all.
+func (a *attempt) park(t target, busy *BusyError) *verdict {
+	hold := a.lockOf(t).HoldTime()
+	if hold == 0 {
+		hold = assumedHold
+	}
+	away := max(busy.ExpiresIn, minAway) + time.Duration(min(busy.Place, 1e6))*hold
+	away = min(away+rand.N(away/4), maxAway-rand.N(time.Minute)) //nolint:gosec // jitter, no secret
+	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: away, Busy: busy})
+	return &verdict{answer: &handBack{guard: a.guard, err: busy, delay: away}}
+}
+
+// parkedOn is how the last error of a parked task says so: call knows the task
+// by it.
+func parkedOn(key string) string { return "parked on " + key + "," }
+
+// parseNote undoes taskNote.
+func parseNote(note string) (queue, id string, ok bool) {
+	escaped, id, ok := strings.Cut(note, "/")
+	queue, err := url.PathUnescape(escaped)
+	return queue, id, ok && err == nil
+}
+
+// filing is how long a call waits for asynq to file the retry of a task that
+// was parked a moment ago.
+const filing = 4 * time.Millisecond
+
+// call is the lock.Caller: it runs a parked task, if it is still that. asynq's
+// RunTask runs whatever it finds, also what is done, scheduled or archived, so
+// the task is looked at first; what changes between the two is asynq's "at
+// least once".
+func (g *Guard) call(ctx context.Context, key, note string) lock.Fate {
+	queue, id, ok := parseNote(note)
+	if !ok {
+		return lock.FateGone
+	}
+	if g.paused.is(queue, g.inspector) {
+		return lock.FateLater
+	}
+	var failed error
+	for pause := 500 * time.Microsecond; pause <= filing; pause *= 2 {
+		info, err := g.inspector.GetTaskInfo(queue, id)
+		switch {
+		case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
+			return lock.FateGone
+		case err != nil:
+			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)
+			return lock.FateUnsure
+		case info.State == asynq.TaskStatePending:
+			return lock.FateComing
+		case info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, parkedOn(key)):
+			// Its refusals differ in text alone: the next look tells.
+			if failed = g.inspector.RunTask(queue, id); failed == nil {
+				g.moveToFront(ctx, queue, id)
+				return lock.FateComing
+			}
+		case info.State != asynq.TaskStateActive:
+			return lock.FateGone // it was run, archived or deleted and enqueued anew by somebody else
+		}
+		// Active: asynq has not filed the retry yet, or it came already.
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+	if failed != nil {
+		g.log.Debug("automutex: a parked task could not be run; it is tried again", "key", key, "task", note, "error", failed)
+	}
+	return lock.FateUnsure
+}
+
+// frontLua moves a task to the end of asynq's pending list from which it takes.
+// RunTask has just put it to the other one, so it is found at once.
+var frontLua = redis.NewScript(`
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
+  redis.call('RPUSH', KEYS[1], ARGV[1])
+end
+return 0`)
+
+func (g *Guard) moveToFront(ctx context.Context, queue, id string) {
+	if g.front == nil {
+		return
+	}
+	if err := frontLua.Run(ctx, g.front, []string{"asynq:{" + queue + "}:pending"}, id).Err(); err != nil {
+		g.log.Debug("automutex: a parked task could not be moved to the front; it runs after what is pending", "queue", queue, "task", id, "error", err)
+	}
+}
+
+// pausedQueues remembers for a second which queues are paused.
+type pausedQueues struct {
+	mu    sync.Mutex // guards known; not held across I/O
+	known map[string]pausedQueue
+}
+
+type pausedQueue struct {
+	paused bool
+	asked  time.Time
+}
+
+// pausedFor is how long it is believed.
+const pausedFor = time.Second
+
+func (p *pausedQueues) is(queue string, inspector *asynq.Inspector) bool {
+	p.mu.Lock()
+	q, found := p.known[queue]
+	if found && time.Since(q.asked) < pausedFor {
+		p.mu.Unlock()
+		return q.paused
+	}
+	if p.known == nil {
+		p.known = make(map[string]pausedQueue)
+	}
+	if found { // one asks, the others go by what was known
+		p.known[queue] = pausedQueue{q.paused, time.Now()}
+	}
+	p.mu.Unlock()
+
+	info, err := inspector.GetQueueInfo(queue)
+	q = pausedQueue{err == nil && info.Paused, time.Now()} // an error: the look at the task will tell
+	p.mu.Lock()
+	p.known[queue] = q
+	p.mu.Unlock()
+	return q.paused
+}
