@@ -61,9 +61,11 @@ func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
 func taskNote(queue, id string) string { return url.PathEscape(queue) + "/" + id }
 
 // lockOf is the lock of a target as this attempt takes it.
-func (a *attempt) lockOf(t target) *lock.Lock {
-	return a.guard.locker.Semaphore(t.scope, t.rule.Limit,
-		lock.Parts(t.parts...), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(a.note))
+func (a *attempt) lockOf(t target) *lock.Lock { return a.guard.lockOf(t, a.note) }
+
+func (g *Guard) lockOf(t target, note string) *lock.Lock {
+	return g.locker.Semaphore(t.scope, t.rule.Limit,
+		lock.Parts(t.parts...), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note))
 }
 
 // verdict is why the handler does not run, and what asynq is told. nil: it runs.

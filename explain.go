@@ -1,0 +1,143 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+)
+
+// Explanation is what stands between a task and one of its locks at a moment.
+type Explanation struct {
+	// Rule is the name of the rule, Key the lock's key, Limit how many may hold
+	// it at once.
+	Rule, Key string
+	Limit     int
+	// Holders are those who hold it, first deadline first, at most 1,000;
+	// cooldowns are among them.
+	Holders []HolderInfo
+	// Waiting is how many stand in line in their workers, Parked how many are
+	// parked, Called how many of the parked were called and are on their way.
+	Waiting, Parked, Called int
+	// Place is the task's own place among the parked ones: how many come before
+	// it, those that wait included. -1: it is not parked on this lock, or its
+	// queue and ID are not known.
+	Place int
+	// NextWake is when the line moves by itself at the latest, if nobody gives
+	// the lock back before: now when a slot is free, else at the first holder's
+	// deadline, which moves on while that holder lives. For a task that waits
+	// for its retry in asynq it is no later than that.
+	NextWake time.Time
+}
+
+// HolderInfo is one holder of a lock.
+type HolderInfo struct {
+	// Owner is the holder's label, Task its "queue/task-id"; Task is empty when
+	// the holder is no task.
+	Owner, Task string
+	// Since is when it took the lock, by Redis' clock; zero where that is not
+	// known: for a Limit above 1 only the newest grant is stored.
+	Since time.Time
+	// Until is its deadline, which moves on while it lives.
+	Until time.Time
+	// Cooldown is true when nobody holds the slot and it is kept taken until
+	// then; Owner and Task are those of the last holder.
+	Cooldown bool
+}
+
+// String tells it in a few lines, for an operator.
+func (e Explanation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "rule %q: key %s: %d of %d held; %d waiting, %d parked, %d called", e.Rule, e.Key, len(e.Holders), e.Limit, e.Waiting, e.Parked, e.Called)
+	if e.Place >= 0 {
+		fmt.Fprintf(&b, "; this task is parked at place %d", e.Place+1)
+	}
+	if !e.NextWake.IsZero() {
+		fmt.Fprintf(&b, "; the line moves by %s", e.NextWake.Format(time.RFC3339Nano))
+	}
+	for _, h := range e.Holders {
+		b.WriteString("\n  ")
+		switch {
+		case h.Cooldown:
+			b.WriteString("cooling down after " + h.Task)
+		case h.Task != "":
+			fmt.Fprintf(&b, "task %s on %s", h.Task, h.Owner)
+		default:
+			b.WriteString(h.Owner)
+		}
+		if !h.Since.IsZero() {
+			b.WriteString(" since " + h.Since.Format(time.RFC3339Nano))
+		}
+		b.WriteString(" until " + h.Until.Format(time.RFC3339Nano))
+	}
+	return b.String()
+}
+
+// Explain tells for each lock of a task who holds it and who is in line, in the
+// order in which the task takes its locks; nothing when no rule matches. It
+// takes nothing and changes nothing. Place is told where ctx is the context of
+// the task's handler; see [Guard.ExplainTask] for a task that asynq has. The
+// error is a [*KeyError], or says that Redis could not be asked.
+func (g *Guard) Explain(ctx context.Context, t *asynq.Task) ([]Explanation, error) {
+	if t == nil {
+		return nil, errors.New("automutex: Explain: the task is nil")
+	}
+	queue, _ := asynq.GetQueueName(ctx)
+	note := ""
+	if id, ok := asynq.GetTaskID(ctx); ok {
+		note = taskNote(queue, id)
+	}
+	return g.explain(ctx, t, note)
+}
+
+// ExplainTask is Explain for a task as asynq's Inspector gives it, with its
+// place in line.
+func (g *Guard) ExplainTask(ctx context.Context, info *asynq.TaskInfo) ([]Explanation, error) {
+	if info == nil {
+		return nil, errors.New("automutex: ExplainTask: the TaskInfo is nil; Inspector.GetTaskInfo gives it")
+	}
+	all, err := g.explain(ctx, asynq.NewTaskWithHeaders(info.Type, info.Payload, info.Headers), taskNote(info.Queue, info.ID))
+	for i := range all {
+		if info.State == asynq.TaskStateRetry && all[i].Place >= 0 && info.NextProcessAt.Before(all[i].NextWake) {
+			all[i].NextWake = info.NextProcessAt
+		}
+	}
+	return all, err
+}
+
+func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Explanation, error) {
+	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Explanation, 0, len(targets))
+	for _, target := range targets {
+		info, err := g.lockOf(target, note).Inspect(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("automutex: rule %q: %w", target.rule.Name, err)
+		}
+		now := time.Now()
+		e := Explanation{
+			Rule: target.rule.Name, Key: target.key, Limit: target.rule.Limit,
+			Waiting: info.Waiting, Parked: info.Parked, Called: info.Called, Place: info.Place,
+		}
+		for _, h := range info.Holders {
+			holder := HolderInfo{Owner: h.Owner, Task: h.Note, Until: now.Add(h.ExpiresIn), Cooldown: h.Cooldown}
+			if len(info.Holders) == 1 && e.Limit == 1 && !h.Cooldown {
+				holder.Since = now.Add(-info.Granted)
+			}
+			e.Holders = append(e.Holders, holder)
+		}
+		switch {
+		case len(e.Holders) >= e.Limit:
+			e.NextWake = e.Holders[0].Until
+		case e.Waiting+e.Parked+e.Called > 0:
+			e.NextWake = now
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
