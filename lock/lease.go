@@ -179,10 +179,10 @@ func (le *Lease) Held() bool {
 // end ends the lease. cooldown in ms; consume is for pools.
 func (le *Lease) end(ctx context.Context, cooldown int64, consume bool) (int, error) {
 	was, deadline := le.lock.locker.renewer.drop(le)
-	le.lock.locker.parking.held(le.lock, time.Since(le.taken))
 	if was == released {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
+	le.lock.locker.parking.held(le.lock, time.Since(le.taken))
 	if was == lost {
 		cooldown, consume = 0, false
 	}

@@ -118,6 +118,7 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 			return le, nil
 		}
 		m.locker.parking.parked(m, a, w.called)
+		m.locker.doubt(le)
 		return nil, m.busy(a, 0, nil)
 	}
 	n.locker.wake.listen()
@@ -137,6 +138,7 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 				return nil, w.err
 			}
 			if w.away {
+				m.locker.doubt(le)
 				return nil, m.busy(w.last, time.Since(began), nil)
 			}
 			return le, nil
@@ -144,7 +146,9 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 			yield = nil // once
 			n.park(w)
 		case <-n.locker.closing.Done():
-			n.leave(w)
+			if last := n.leave(w); last.parked {
+				return nil, m.busy(last, time.Since(began), ErrClosed)
+			}
 			return nil, ErrClosed
 		case <-ctx.Done():
 			return nil, m.busy(n.leave(w), time.Since(began), ctx.Err())
@@ -170,6 +174,10 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 	w.asking, w.again = false, false
 	switch {
 	case w.gone:
+		if err == nil && a.parked { // the goroutine goes, its place stays
+			w.last = a
+			n.locker.parking.parked(w.lease.lock, a, w.called)
+		}
 		n.depart(w)
 	case err != nil && (!transient(err) || now.Sub(w.answered) > patience):
 		w.err = err
@@ -264,13 +272,12 @@ func (n *line) take(w *waiter) {
 }
 
 // leave takes w out of line, giving back a slot it may have been granted
-// meanwhile, and returns the last answer. It waits for that no longer than
-// leaveGrace.
+// meanwhile, and returns the last answer: parked if it was parked at the last
+// moment. It waits for that no longer than leaveGrace.
 func (n *line) leave(w *waiter) answer {
 	n.mu.Lock()
 	w.gone = true
 	delete(n.waiters, w.lease.token)
-	last := w.last
 	if !w.asking {
 		n.depart(w)
 	}
@@ -281,7 +288,9 @@ func (n *line) leave(w *waiter) answer {
 	case <-w.left:
 	case <-timer.C:
 	}
-	return last
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return w.last
 }
 
 // depart sends the leave for a waiter that is gone, once. Callers hold mu and

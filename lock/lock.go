@@ -290,6 +290,14 @@ func (l *Locker) abandon(le *Lease) {
 	})
 }
 
+// doubt has a token released later of which a copy of an ask may yet run.
+// Callers are counted in.
+func (l *Locker) doubt(le *Lease) {
+	if le.doubtful() {
+		l.branch(func() { l.releaseAgain(le) })
+	}
+}
+
 // releaseAgain is the later release. Callers are counted in.
 func (l *Locker) releaseAgain(le *Lease) {
 	timer := time.NewTimer(abandonAfter)

@@ -25,7 +25,8 @@ const longCooldown = time.Second
 // which more than a second is left, it parks without waiting for yield.
 //
 // Any other error means that nothing is kept: where the outcome is not known, a
-// place may stay behind, to which the Caller answers [FateGone].
+// place may stay behind, to which the Caller answers [FateGone]. One that was
+// parked at the very moment when ctx or the Locker ended is told both.
 func (m *Lock) LockOrPark(ctx context.Context, yield <-chan struct{}) (*Lease, error) {
 	if err := m.parkable(); err != nil {
 		return nil, err

@@ -8,29 +8,6 @@ import (
 	"time"
 )
 
-// Caller brings parked work back: it has the work with that note, parked on the
-// lock with that key, run again, and says what became of it. It is called on a
-// goroutine of the Locker's, up to sixteen at once, at most once at a time for
-// one note of one lock, and again as long as the work does not come. ctx ends
-// with the Locker.
-type Caller func(ctx context.Context, key, note string) Fate
-
-// Fate is what became of a call.
-type Fate int
-
-const (
-	// FateUnsure is the fate of a call of which nothing is known, or not possible yet. The call is repeated.
-	FateUnsure Fate = iota
-	// FateComing means that the work is on its way.
-	FateComing
-	// FateGone means that there is no such work any more, or it is not parked here. Its
-	// place is given up, and the next is called at once.
-	FateGone
-	// FateLater means that the work cannot run for now. It goes to the end of the line,
-	// and the next is called at once.
-	FateLater
-)
-
 // How parked work is looked after.
 const (
 	// lookEvery to twice that is how often a line with parked work is looked
@@ -39,10 +16,10 @@ const (
 	// looks is how many lines are looked after in lookEvery; with more of them
 	// each has its turn less often.
 	looks = 250
+	// lookTogether: looks due that soon travel with one that is due.
+	lookTogether = lookEvery / 4
 	// forget is how long what was learned of a line outlives its last use.
 	forget = time.Minute
-	// atOnce is how many calls are made at once.
-	atOnce = 16
 	// idleSlot is how long a slot may stay free for a called one to come before
 	// more are called at once; mostInbound is how many at most.
 	idleSlot    = 3 * time.Millisecond
@@ -51,8 +28,6 @@ const (
 	vainTrip = 0.03
 	// minLife is how long a called one has to come, at least.
 	minLife = time.Second
-	// latersPerLook is how many are sent to the end of the line between two looks.
-	latersPerLook = 64
 )
 
 // parking calls what is parked, and looks after it. What it knows of a lock
@@ -67,6 +42,7 @@ type parking struct {
 
 	mu      sync.Mutex // guards what follows; never held across I/O
 	lines   map[string]*parkedLine
+	parkedN int // how many of lines have parked set
 	queue   []*summons
 	callers int // goroutines that work the queue off; each ends when it is empty
 }
@@ -79,17 +55,11 @@ type parkedLine struct {
 	trip    average // from call to coming
 	parked  bool    // something was parked or called when Redis was last asked
 	lookAt  time.Time
+	exact   bool // lookAt is the first holder's end: before it there is nothing to see
 	looking bool
 	used    time.Time
-	laters  int                 // since the last look
-	calls   map[string]*summons // by note: those under way or on their way back
-}
-
-// summons is one call. Its fields belong to parking.mu.
-type summons struct {
-	line *parkedLine
-	note string
-	done time.Time // since when it is known to be coming; zero: it is not
+	laters  map[string]bool     // notes that cannot come for now, as was said since the last look
+	calls   map[string]*summons // by note: those queued, under way or on their way back
 }
 
 // average is a moving one; zero: nothing was measured.
@@ -109,13 +79,15 @@ func newParking(l *Locker, caller Caller) *parking {
 	return p
 }
 
-// line is what is known of m, made when it is asked for first. Callers hold mu.
+// line is what is known of m, made when it is asked for first, and forgotten by
+// a look. Callers hold mu.
 func (p *parking) line(m *Lock) *parkedLine {
 	n := p.lines[m.Key()]
 	if n == nil {
-		n = &parkedLine{lock: m, inbound: 1, calls: make(map[string]*summons)}
+		n = &parkedLine{lock: m, inbound: 1, laters: make(map[string]bool), calls: make(map[string]*summons)}
 		p.lines[m.Key()] = n
 		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+		p.alarm.set(time.Now().Add(forget + time.Second))
 	}
 	n.lock, n.used = m, time.Now()
 	return n
@@ -130,7 +102,7 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.line(m)
-	delete(n.calls, m.note)
+	n.answered(m.note)
 	if a.trip < 0 {
 		return false
 	}
@@ -148,8 +120,8 @@ func (p *parking) parked(m *Lock, a answer, called bool) {
 	}
 	p.mu.Lock()
 	n := p.line(m)
-	delete(n.calls, m.note)
 	if called || a.trip >= 0 {
+		n.answered(m.note)
 		n.inbound = max(1, n.inbound-vainTrip)
 	}
 	at := p.lookSoon(n)
@@ -211,9 +183,12 @@ func (n *parkedLine) life() time.Duration { return max(minLife, 2*time.Duration(
 
 // lookSoon sets when n is looked after next. Callers hold mu, and set the alarm.
 func (p *parking) lookSoon(n *parkedLine) time.Time {
-	n.parked = true
+	if !n.parked {
+		n.parked = true
+		p.parkedN++
+	}
 	if n.lookAt.IsZero() {
-		every := lookEvery * time.Duration(1+len(p.lines)/looks)
+		every := lookEvery * time.Duration(1+p.parkedN/looks)
 		n.lookAt = time.Now().Add(every + rand.N(every)) //nolint:gosec // jitter, no secret
 	}
 	if n.looking {
@@ -241,98 +216,18 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 	}
 	for note, s := range n.calls {
 		if !s.done.IsZero() && !outstanding[note] {
-			delete(n.calls, note) // it came, here or elsewhere
+			n.answered(note) // it came, here or elsewhere
 		}
 	}
 	at := p.lookSoon(n)
 	if ms, _ := r[2].(int64); ms >= 0 && n.lookAt.After(time.Now().Add(time.Duration(ms+1)*time.Millisecond)) {
 		// A holder that dies, or a cooldown that ends, is noticed at once.
-		n.lookAt = time.Now().Add(time.Duration(ms+1) * time.Millisecond)
+		n.lookAt, n.exact = time.Now().Add(time.Duration(ms+1)*time.Millisecond), true
 		at = n.lookAt
 	}
 	p.mu.Unlock()
 	p.alarm.set(at)
 	return code, ok
-}
-
-// summon queues a call, unless it is under way or known to be coming. Callers
-// hold mu.
-func (p *parking) summon(n *parkedLine, note string) {
-	if s := n.calls[note]; p.caller == nil || s != nil && (s.done.IsZero() || time.Since(s.done) < n.life()) {
-		return
-	}
-	s := &summons{line: n, note: note}
-	n.calls[note] = s
-	p.queue = append(p.queue, s)
-	if p.callers < atOnce {
-		p.callers++
-		// It ends when the queue is empty; Close waits for it. A Locker that is
-		// closed calls nobody: others that look after the line will.
-		if !p.locker.spawn(p.work) {
-			p.callers--
-			p.queue = nil
-			delete(n.calls, note)
-		}
-	}
-}
-
-// work makes calls until none is queued.
-func (p *parking) work() {
-	for {
-		p.mu.Lock()
-		if len(p.queue) == 0 {
-			p.callers--
-			p.mu.Unlock()
-			return
-		}
-		s := p.queue[0]
-		p.queue = p.queue[1:]
-		p.mu.Unlock()
-		p.call(s)
-	}
-}
-
-func (p *parking) call(s *summons) {
-	m := s.line.lock
-	fate := p.caller(p.locker.closing, m.Key(), s.note)
-	p.mu.Lock()
-	current := s.line.calls[s.note] == s // it may have come meanwhile
-	if fate == FateComing && current {
-		s.done = time.Now()
-	} else if current {
-		delete(s.line.calls, s.note)
-	}
-	if fate == FateLater {
-		if s.line.laters++; s.line.laters > latersPerLook {
-			fate = FateUnsure // its call will lapse, which comes to the same
-		}
-	}
-	p.mu.Unlock()
-	if fate == FateGone || fate == FateLater {
-		p.tell(m, s.note, fate)
-	}
-}
-
-// tell runs call for one note. An error is nothing to act on: the next look
-// finds what is left to do.
-func (p *parking) tell(m *Lock, note string, fate Fate) {
-	reply, err := p.locker.conn.run(context.Background(), callScript, m.keys, p.args(m, note, fate))
-	if err == nil {
-		p.heard(m, reply)
-	}
-}
-
-func (p *parking) args(m *Lock, note string, fate Fate) []any {
-	inbound, life := p.wanted(m)
-	code := 0
-	switch fate {
-	case FateUnsure, FateComing:
-	case FateGone:
-		code = 1
-	case FateLater:
-		code = 2
-	}
-	return []any{m.limit, inbound, life, note, code}
 }
 
 // look looks after the lines that are due, and forgets those not used for long.
@@ -348,14 +243,17 @@ func (p *parking) look() {
 	for key, n := range p.lines {
 		switch {
 		case n.looking:
-		case n.parked && !n.lookAt.After(now):
-			n.looking, n.lookAt, n.laters = true, time.Time{}, 0
+		case n.parked && (!n.lookAt.After(now) || !n.exact && n.lookAt.Before(now.Add(lookTogether))):
+			n.looking, n.lookAt, n.exact = true, time.Time{}, false
+			clear(n.laters)
 			due = append(due, n)
 		case n.parked:
 			next = earliest(next, n.lookAt)
-		case now.Sub(n.used) > forget:
+		case now.Sub(n.used) > forget && len(n.calls) == 0:
 			delete(p.lines, key)
 			p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+		case now.Sub(n.used) > forget: // a call is still under way
+			next = earliest(next, now.Add(time.Second))
 		default:
 			next = earliest(next, n.used.Add(forget+time.Second))
 		}
@@ -386,7 +284,10 @@ func (p *parking) lookAt(batch []*parkedLine) {
 		_, nothing := calls[i].reply.(int64)
 		if nothing && calls[i].err == nil && n.lookAt.IsZero() {
 			n.parked = false
-			clear(n.calls)
+			p.parkedN--
+			for note := range n.calls {
+				n.answered(note)
+			}
 			at = n.used.Add(forget + time.Second)
 		} else {
 			at = p.lookSoon(n)

@@ -1,0 +1,159 @@
+package lock
+
+import (
+	"context"
+	"time"
+)
+
+// Caller brings parked work back: it has the work with that note, parked on the
+// lock with that key, run again, and says what became of it. It is called on a
+// goroutine of the Locker's, up to sixteen at once, at most once at a time for
+// one note of one lock, and again as long as the work does not come. ctx ends
+// with the Locker.
+type Caller func(ctx context.Context, key, note string) Fate
+
+// Fate is what became of a call.
+type Fate int
+
+const (
+	// FateUnsure is the fate of a call of which nothing is known, or not possible yet. The call is repeated.
+	FateUnsure Fate = iota
+	// FateComing means that the work is on its way.
+	FateComing
+	// FateGone means that there is no such work any more, or it is not parked here. Its
+	// place is given up, and the next is called at once.
+	FateGone
+	// FateLater means that the work cannot run for now. It goes to the end of the line,
+	// and the next is called at once.
+	FateLater
+)
+
+const (
+	// atOnce is how many calls are made at once.
+	atOnce = 16
+	// latersPerLook is how many are sent to the end of the line between two looks.
+	latersPerLook = 64
+)
+
+// summons is one call. Its fields belong to parking.mu.
+type summons struct {
+	line *parkedLine
+	note string
+	done time.Time // since when it is known to be coming; zero: it is queued or under way
+	came bool      // meanwhile it came: what the Caller says is of the past
+	anew bool      // and was called anew
+}
+
+// answered notes that note is called no more. A call that is under way goes on:
+// there is no second one beside it. Callers hold mu.
+func (n *parkedLine) answered(note string) {
+	delete(n.laters, note)
+	switch s := n.calls[note]; {
+	case s == nil:
+	case s.done.IsZero():
+		s.came, s.anew = true, false
+	default:
+		delete(n.calls, note)
+	}
+}
+
+// summon queues a call, unless one is queued, under way or known to be coming.
+// Callers hold mu.
+func (p *parking) summon(n *parkedLine, note string) {
+	s := n.calls[note]
+	switch {
+	case p.caller == nil || n.laters[note]:
+		return
+	case s != nil && s.done.IsZero():
+		s.anew = s.came
+		return
+	case s != nil && time.Since(s.done) < n.life():
+		return
+	}
+	s = &summons{line: n, note: note}
+	n.calls[note] = s
+	p.queue = append(p.queue, s)
+	if p.callers < atOnce {
+		p.callers++
+		// It ends when the queue is empty; Close waits for it. A Locker that is
+		// closed calls nobody: others that look after the line will.
+		if !p.locker.spawn(p.work) {
+			p.callers--
+			p.queue = nil
+			delete(n.calls, note)
+		}
+	}
+}
+
+// work makes calls until none is queued, or the Locker is closed.
+func (p *parking) work() {
+	for {
+		p.mu.Lock()
+		if len(p.queue) == 0 || p.locker.closing.Err() != nil {
+			p.queue = nil
+			p.callers--
+			p.mu.Unlock()
+			return
+		}
+		s := p.queue[0]
+		p.queue = p.queue[1:]
+		m, moot := s.line.lock, s.came && !s.anew
+		if s.came, s.anew = false, false; moot {
+			delete(s.line.calls, s.note)
+		}
+		p.mu.Unlock()
+		if !moot {
+			p.call(m, s)
+		}
+	}
+}
+
+// call has the Caller make one call, and sees to its fate.
+func (p *parking) call(m *Lock, s *summons) {
+	fate := p.caller(p.locker.closing, m.Key(), s.note)
+	n, tells := s.line, false
+	p.mu.Lock()
+	if !s.came && fate == FateComing {
+		s.done = time.Now()
+	} else {
+		delete(n.calls, s.note)
+	}
+	switch {
+	case s.came:
+		if s.anew {
+			p.summon(n, s.note)
+		}
+	case fate == FateLater:
+		// Beyond that many its call lapses, which comes to the same.
+		tells = len(n.laters) < latersPerLook
+		n.laters[s.note] = true
+	case fate == FateGone:
+		tells = true
+	}
+	p.mu.Unlock()
+	if tells {
+		p.tell(m, s.note, fate)
+	}
+}
+
+// tell runs call for one note. An error is nothing to act on: the next look
+// finds what is left to do.
+func (p *parking) tell(m *Lock, note string, fate Fate) {
+	reply, err := p.locker.conn.run(context.Background(), callScript, m.keys, p.args(m, note, fate))
+	if err == nil {
+		p.heard(m, reply)
+	}
+}
+
+func (p *parking) args(m *Lock, note string, fate Fate) []any {
+	inbound, life := p.wanted(m)
+	code := 0
+	switch fate {
+	case FateUnsure, FateComing:
+	case FateGone:
+		code = 1
+	case FateLater:
+		code = 2
+	}
+	return []any{m.limit, inbound, life, note, code}
+}
