@@ -1,0 +1,313 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// nearly is how soon what is looked after is done, on a machine with nothing
+// else to do: twice lookEvery. Tests that measure it allow for a busy one.
+const nearly = 2*lookEvery + 500*time.Millisecond
+
+// A call that is lost with its Locker is made by the one that parked.
+func TestALostCallIsMadeByWhoParked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		c := answers(map[string]Fate{"job": FateComing})
+		parker := newLocker(t, s.Client(t), calls(c.call))
+		lost := make(chan struct{})
+		for what, releaser := range map[string]*Locker{
+			"without a Caller": newLocker(t, s.Client(t)),
+			"closed at once": newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) Fate {
+				close(lost)
+				<-ctx.Done() // the process ends before it has done anything
+				return FateUnsure
+			})),
+		} {
+			m := parker.Mutex(redistest.Name(t))
+			le := mustTry(t, handle(releaser, m))
+			mustPark(t, noted(m, "job"))
+			before := len(c.of("job"))
+			mustUnlock(t, le)
+			if what == "closed at once" {
+				come(t, lost, "the call that is lost")
+			}
+			if err := releaser.Close(); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			c.called(t, "job", before+1)
+			if d := time.Since(began); d > nearly {
+				t.Errorf("%s: called after %v", what, d)
+			}
+			mustUnlock(t, mustTry(t, noted(m, "job")))
+			free(t, m, soon)
+		}
+	})
+}
+
+// Nobody releases: a holder that died, and a cooldown. A look is set for right
+// after the end of it, and not for when one would come by chance.
+func TestTheEndOfAHolderIsNoticed(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
+		for what, hold := range map[string]func(m *Lock){
+			"dead":     func(m *Lock) { mustTry(t, handle(m.locker, m, TTL(900*time.Millisecond), NoRenew())) },
+			"cooldown": func(m *Lock) { _ = mustTry(t, m).Cooldown(t.Context(), 900*time.Millisecond) },
+		} {
+			got := make(chan *Lease, 1)
+			var job *Lock
+			l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) Fate {
+				if le, err := job.LockOrPark(ctx, closedYield); err == nil {
+					got <- le
+				}
+				return FateComing
+			}))
+			m := l.Mutex(redistest.Name(t))
+			job = noted(m, "job")
+			hold(m)
+			mustPark(t, job)
+			end := firstDeadline(t, m)
+			redistest.Eventually(t, soon, func() bool {
+				l.parking.mu.Lock()
+				defer l.parking.mu.Unlock()
+				n := l.parking.lines[m.Key()]
+				d := n.lookAt.Sub(end)
+				return n.exact && d > 0 && d < 20*time.Millisecond
+			}, "a look for the end of what is %s", what)
+			le := come(t, got, "the lock")
+			t.Logf("%s: taken %v after its end", what, le.taken.Sub(end))
+			if le.taken.Before(end) {
+				t.Errorf("%s: taken %v before its end", what, end.Sub(le.taken))
+			}
+			mustUnlock(t, le)
+			free(t, m, 0)
+		}
+	})
+}
+
+// firstDeadline is the end of the first holder or cooldown, by Redis' clock.
+func firstDeadline(t testing.TB, m *Lock) time.Time {
+	t.Helper()
+	for _, score := range stored(t, m) {
+		if score > 1e11 && score < 1e14 {
+			return time.UnixMilli(int64(score))
+		}
+	}
+	t.Fatalf("nobody holds it; %s", dump(m))
+	return time.Time{}
+}
+
+// Many lines are looked after together, each less often.
+func TestManyLines(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	rdb := s.Client(t)
+	scripts := newTap(rdb)
+	l := newLocker(t, rdb)
+	name := redistest.Name(t)
+	const lines = 600
+	for i := range lines {
+		m := l.Mutex(fmt.Sprint(name, i), TTL(time.Hour))
+		if _, err := m.TryLock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if busy := wantBusy(t, second(noted(m, "job").LockOrPark(t.Context(), closedYield))); !busy.Parked {
+			t.Fatalf("%+v", busy)
+		}
+	}
+	every := lookEvery * (1 + lines/looks)
+	scripts.reset()
+	began := time.Now()
+	redistest.Eventually(t, soon, func() bool { return scripts.count(callScript) >= 3*lines }, "each line looked after three times")
+	took, sizes := time.Since(began), scripts.sizes(callScript)
+	if least := 2 * every; took < least {
+		t.Errorf("three looks within %v, want at least %v", took, least)
+	}
+	if most := int(took/lookTogether) + 2; len(sizes) > most {
+		t.Errorf("%d looks at lines took %d pipelines within %v, want at most %d", 3*lines, len(sizes), took, most)
+	}
+	if n := slices.Max(sizes); n > pipelined {
+		t.Errorf("a pipeline of %d", n)
+	}
+}
+
+func second[A, B any](_ A, b B) B { return b }
+
+// What was learned of a lock is forgotten a minute after its last use, whether
+// anything was parked on it or not; the clock is moved instead of waiting.
+func TestLinesAreForgotten(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		p := l.parking
+		waited, parked, busy := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t))
+		// One that only waited, one that has parked, one that is parked on still.
+		held := mustTry(t, waited)
+		a, _ := orParkBeside(t, noted(waited, "job"))
+		waiting(t, waited, 1)
+		mustUnlock(t, held)
+		mustUnlock(t, a.got(t))
+		if p.alarm.pending().IsZero() {
+			t.Fatal("nothing will ever forget a line on which nothing was parked")
+		}
+		for _, m := range []*Lock{parked, busy} {
+			mustTry(t, handle(l, m, TTL(time.Hour)))
+			mustPark(t, noted(m, "job"))
+		}
+		if waited.HoldTime() <= 0 || parked.HoldTime() != 0 {
+			t.Errorf("held for %v and %v on average", waited.HoldTime(), parked.HoldTime())
+		}
+		if err := parked.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		redistest.Eventually(t, soon, func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return !p.lines[parked.Key()].parked
+		}, "a look that finds nothing")
+		p.mu.Lock()
+		for _, n := range p.lines {
+			n.used = n.used.Add(-forget - time.Second)
+		}
+		p.mu.Unlock()
+		p.look()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.lines) != 1 || p.lines[busy.Key()] == nil || p.parkedN != 1 || p.known.Load() != 1 {
+			t.Errorf("%d lines are known, %d parked on, %d counted; want %s alone", len(p.lines), p.parkedN, p.known.Load(), busy.Key())
+		}
+	})
+}
+
+// pending is when a is set for.
+func (a *alarm) pending() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.at
+}
+
+// Close waits for calls under way, whose ctx ends, makes none of those queued,
+// and nothing runs after it.
+func TestCloseAndCalls(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		scripts := newTap(rdb)
+		var under, ended, begun atomic.Int32
+		var once atomic.Bool
+		l := newLocker(t, rdb, calls(func(ctx context.Context, _, _ string) Fate {
+			begun.Add(1)
+			under.Add(1)
+			<-ctx.Done()
+			if once.CompareAndSwap(false, true) {
+				time.AfterFunc(50*time.Millisecond, func() { ended.Add(1) })
+				redistest.Eventually(t, soon, func() bool { return ended.Load() > 0 }, "a call that takes its time")
+			}
+			under.Add(-1)
+			return FateGone
+		}))
+		m := l.Mutex(redistest.Name(t))
+		far := handle(newLocker(t, s.Client(t)), m)
+		held := mustTry(t, m)
+		for i := range 40 {
+			mustPark(t, noted(m, fmt.Sprint(i)))
+		}
+		l.parking.mu.Lock()
+		l.parking.lines[m.Key()].inbound = 40
+		l.parking.mu.Unlock()
+		mustUnlock(t, held)
+		redistest.Eventually(t, soon, func() bool { return begun.Load() == atOnce }, "%d calls at once", atOnce)
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if under.Load() != 0 || begun.Load() != atOnce {
+			t.Errorf("after Close %d calls are under way, and %d were begun", under.Load(), begun.Load())
+		}
+		sent := scripts.count(callScript)
+		l.parking.look() // as the alarm would
+		if scripts.count(callScript) != sent || begun.Load() != atOnce {
+			t.Error("it looked after a line when it was closed")
+		}
+		if err := far.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestParkingLeaksNothing(t *testing.T) {
+	// Not parallel: it looks at all goroutines.
+	s := redistest.StartMini(t)
+	before := goleak.IgnoreCurrent()
+	rdb := s.Client(t)
+	c := answers(map[string]Fate{"a": FateUnsure, "b": FateLater})
+	l := newLocker(t, rdb, calls(c.call))
+	m := l.Mutex(redistest.Name(t))
+	held := mustTry(t, m)
+	parkAll(t, m, "a", "b")
+	mustUnlock(t, held)
+	c.called(t, "a", 2)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := rdb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := goleak.Find(before, goleak.IgnoreAnyFunction("github.com/alicebob/miniredis/v2/server.(*Server).servePeer")); err != nil {
+		t.Error(err)
+	}
+}
+
+// One at a time for a note of a lock, also when its work comes back, parks and
+// is called anew before the Caller has returned.
+func TestOneCallAtATimeForANote(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		began, goOn := make(chan int32, 10), make(chan Fate)
+		var under, made atomic.Int32
+		l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, note string) Fate {
+			began <- under.Add(1)
+			defer under.Add(-1)
+			made.Add(1)
+			select {
+			case fate := <-goOn:
+				return fate
+			case <-ctx.Done():
+				return FateUnsure
+			}
+		}))
+		m := l.Mutex(redistest.Name(t))
+		job := noted(m, "job")
+		held := mustTry(t, m)
+		mustPark(t, job)
+		mustUnlock(t, held)
+		come(t, began, "the first call")
+		held = mustTry(t, m)
+		mustPark(t, job) // it came, in vain
+		ticket, _, _ := away(t, job)
+		mustUnlock(t, held)
+		if _, called, _ := away(t, job); !called {
+			t.Fatalf("not called anew; %s", dump(m))
+		}
+		l.parking.look()
+		goOn <- FateGone // which is of the past
+		if n := come(t, began, "the second call"); n != 1 {
+			t.Errorf("%d calls at once for one note", n)
+		}
+		if got, called, ok := away(t, job); !ok || !called || got != ticket {
+			t.Errorf("a fate of the past changed what is there; %s", dump(m))
+		}
+		goOn <- FateComing
+		mustUnlock(t, mustTry(t, job))
+		free(t, m, 0)
+	})
+}
