@@ -113,11 +113,16 @@ func newParking(l *Locker, caller Caller) *parking {
 func (p *parking) line(m *Lock) *parkedLine {
 	n := p.lines[m.Key()]
 	if n == nil {
-		n = &parkedLine{lock: m, inbound: 1, calls: make(map[string]*summons)}
+		n = &parkedLine{inbound: 1, calls: make(map[string]*summons)}
 		p.lines[m.Key()] = n
 		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+		p.alarm.set(time.Now().Add(forget + time.Second))
 	}
-	n.lock, n.used = m, time.Now()
+	if n.lock == nil || n.lock.limit != m.limit {
+		// A handle of its own: the caller's may hold on to what it came with.
+		n.lock = &Lock{locker: m.locker, name: m.name, keys: m.keys, limit: m.limit}
+	}
+	n.used = time.Now()
 	return n
 }
 
@@ -261,19 +266,17 @@ func (p *parking) summon(n *parkedLine, note string) {
 	if s := n.calls[note]; p.caller == nil || s != nil && (s.done.IsZero() || time.Since(s.done) < n.life()) {
 		return
 	}
+	if p.callers < atOnce {
+		// It ends when the queue is empty; Close waits for it.
+		if p.locker.spawn(p.work) {
+			p.callers++
+		} else if p.callers == 0 {
+			return // a closed Locker calls nobody: others that look after the line will
+		}
+	}
 	s := &summons{line: n, note: note}
 	n.calls[note] = s
 	p.queue = append(p.queue, s)
-	if p.callers < atOnce {
-		p.callers++
-		// It ends when the queue is empty; Close waits for it. A Locker that is
-		// closed calls nobody: others that look after the line will.
-		if !p.locker.spawn(p.work) {
-			p.callers--
-			p.queue = nil
-			delete(n.calls, note)
-		}
-	}
 }
 
 // work makes calls until none is queued.
