@@ -60,11 +60,27 @@ func (a *attempt) wait(t target, m *lock.Lock, most time.Duration) (*lock.Lease,
 		lease, err := m.TryLock(a.ctx)
 		return lease, a.explain(t, err)
 	}
+	defer a.stepOut(t)
 	lease, err := m.Lock(ctx)
 	if err != nil && a.guard.closing.Err() != nil {
 		return nil, ErrClosed
 	}
 	return lease, a.explain(t, err)
+}
+
+// lineUp tells that the wait in line began, stepOut that it is over, if it began.
+func (a *attempt) lineUp(t target) {
+	a.inLine = time.Now()
+	a.observe(Event{Kind: EventWaiting, Rule: t.rule.Name, Key: t.key})
+}
+
+func (a *attempt) stepOut(t target) {
+	if a.inLine.IsZero() {
+		return
+	}
+	waited := time.Since(a.inLine)
+	a.inLine = time.Time{}
+	a.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 
 // insist is how a task without attempts left gets its lock: any error would

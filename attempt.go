@@ -27,6 +27,7 @@ type attempt struct {
 	server    *server
 
 	stays     []*stay       // leases held, in the order taken
+	inLine    time.Time     // since when it stands in line; zero: it does not
 	began     time.Time     // when the handler began; zero: it has not
 	succeeded bool          // the handler returned nil
 	returned  chan struct{} // closed when it has returned, or panicked
@@ -61,11 +62,14 @@ func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
 func taskNote(queue, id string) string { return url.PathEscape(queue) + "/" + id }
 
 // lockOf is the lock of a target as this attempt takes it.
-func (a *attempt) lockOf(t target) *lock.Lock { return a.guard.lockOf(t, a.note) }
+func (a *attempt) lockOf(t target) *lock.Lock {
+	return a.guard.lockOf(t, a.note, lock.OnWait(func() { a.lineUp(t) }))
+}
 
-func (g *Guard) lockOf(t target, note string) *lock.Lock {
-	return g.locker.Semaphore(t.scope, t.rule.Limit,
-		lock.Parts(t.parts...), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note))
+func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
+	return g.locker.Semaphore(t.scope, t.rule.Limit, append([]lock.Option{
+		lock.Parts(t.parts...), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note),
+	}, more...)...)
 }
 
 // verdict is why the handler does not run, and what asynq is told. nil: it runs.

@@ -39,7 +39,7 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 			free()
 			r.stage.next(t).returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
-			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []EventKind{EventBusy, EventAcquired, EventReleased}) {
+			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []EventKind{EventBusy, EventWaiting, EventWaited, EventAcquired, EventReleased}) {
 				t.Errorf("%s: events %v", policy, kinds)
 			}
 			if event := r.awaitEvent(EventAcquired, id); event.Waited <= 0 {

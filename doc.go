@@ -10,7 +10,7 @@ finds the lock taken:
 			// One verification of a transaction at a time.
 			{Task: "itunes:verify", On: []string{"transaction_id"}},
 			// At most three reports of a tenant at once, of any report: type.
-			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3},
+			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Busy: automutex.Park},
 			// One cache warm-up in all; the others are dropped.
 			{Task: "cache:warm", Busy: automutex.Skip},
 		},
@@ -25,7 +25,8 @@ A rule makes keys; one key is one lock. A lock has at most Limit holders: one is
 a mutex, more is a semaphore. A holder's stay is a lease: it has a token nobody
 else has, a fence, and a deadline that is moved on while the handler runs. Those
 who wait stand in the lock's line, first come, first served. A release gives the
-slot to the head of the line in the same step.
+slot to the head of the line in the same step. What is parked has a place there
+too, and nobody to wait in it.
 
 # Keys
 
@@ -42,7 +43,9 @@ field. It is never run unguarded, nor under a wider key. See [Rule] and [Fields]
 an attempt; [RetryIn] for a time of your own. [Skip] ends it as done, [Archive]
 archives it, [Fail] spends an attempt, [AfterFailure] asks a function of yours,
 [Allow] runs it all the same and reports. With [Rule].Wait it first stands in
-line, in its worker, and gets the lock the moment it is released.
+line, in its worker, and gets the lock the moment it is released. [Park] lets it
+keep its place in line without a worker that another task could use: it comes
+back when its turn comes.
 
 A task without attempts left, which asynq would archive for any error, waits in
 its worker instead of being handed back. A task whose own earlier attempt is

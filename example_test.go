@@ -64,8 +64,8 @@ func moreRules() []automutex.Rule {
 		{Task: "itunes:verify", On: []string{"transaction_id"}},
 
 		// At most three reports of a tenant at once, whatever the kind of report;
-		// a fourth stands in line for up to ten seconds, then goes back to asynq.
-		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Wait: 10 * time.Second},
+		// the others keep their place in line without holding a worker.
+		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Busy: automutex.Park},
 
 		// One at a time, drop the rest.
 		{Task: "cache:warm", Busy: automutex.Skip},
@@ -115,6 +115,24 @@ func plainLock(ctx context.Context) error {
 	return errors.Join(err, lease.Unlock(ctx))
 }
 
+func parked() []automutex.Rule {
+	rules := []automutex.Rule{
+		{Task: "invoice:", Scope: "customer", On: []string{"customer_id"}, Busy: automutex.Park},
+	}
+	return rules
+}
+
+func explain(ctx context.Context, guard *automutex.Guard, info *asynq.TaskInfo) error {
+	explanations, err := guard.ExplainTask(ctx, info) // of asynq's Inspector; guard.Explain for a task
+	if err != nil {
+		return err
+	}
+	for _, e := range explanations {
+		fmt.Println(e) // rule, key, holders since and until when, who is in line, its own place
+	}
+	return nil
+}
+
 func pools(ctx context.Context, locker *lock.Locker) error {
 	ports := locker.Pool("ports")
 	_, err := ports.Put(ctx, "8001", "8002")
@@ -135,10 +153,10 @@ func pools(ctx context.Context, locker *lock.Locker) error {
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, watching, plainLock, pools}
+	_ = []any{headline, quickStart, verify, watching, plainLock, parked, explain, pools}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
-	if _, err := automutex.New(client, automutex.Config{Rules: moreRules()}); err != nil {
+	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
 		t.Errorf("the README's rules: %v", err)
 	}
 	readme, err := os.ReadFile("README.md")

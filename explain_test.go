@@ -101,7 +101,7 @@ func TestExplain_sinceIsNotGuessed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer lease.Unlock(context.Background()) //nolint:errcheck // the test's end
+			defer lease.Unlock(context.Background())
 		}
 		all, err := guard.Explain(t.Context(), asynq.NewTask("many", nil))
 		if err != nil || len(all) != 1 || len(all[0].Holders) != 2 {

@@ -12,6 +12,12 @@ type EventKind string
 const (
 	// EventAcquired: the lock is held; Waited says how long that took.
 	EventAcquired EventKind = "acquired"
+	// EventWaiting: the lock was taken, and the task begins to stand in line.
+	EventWaiting EventKind = "waiting"
+	// EventWaited: the task stands in line no longer; Waited says how long it
+	// did. Exactly one for each EventWaiting of the same task and rule. What
+	// came of it follows: mostly Acquired or Busy.
+	EventWaited EventKind = "waited"
 	// EventBusy: the lock was taken (and the wait, if any, in vain); the
 	// policy in Policy applies. Exactly one per task attempt that meets a
 	// taken lock; what became of it follows as Skipped, Retried, Parked or
@@ -54,7 +60,7 @@ type Event struct {
 	TaskID string // asynq's task ID; empty outside a server
 	Policy Policy // for EventBusy, EventSkipped, EventRetried and EventParked: what applied
 
-	Waited time.Duration // time in line (Acquired, Busy)
+	Waited time.Duration // time in line (Waited, Acquired, Busy)
 	Held   time.Duration // time held (Released, Lost, Overdue)
 	Parked time.Duration // time since its first place in line, when it was parked (Acquired)
 	Delay  time.Duration // until asynq may run it again (Retried, Parked)

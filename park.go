@@ -66,13 +66,15 @@ func (a *attempt) acquireOrPark(t target, m *lock.Lock) (*lock.Lease, error) {
 	defer cancel()
 	defer context.AfterFunc(a.guard.closing, cancel)()
 	p := a.server.workers.wait(m)
+	var lease *lock.Lease // stays nil when an observer panics
+	defer func() { a.server.workers.over(p, lease == nil) }()
+	defer a.stepOut(t)
 	if deadline, ok := a.ctx.Deadline(); ok {
 		// The answer has to be there before the task's own time is up. A timer
 		// that fires as it is stopped gives way for a call that is over.
 		defer time.AfterFunc(time.Until(deadline)-margin, p.giveWay).Stop()
 	}
 	lease, err := m.LockOrPark(ctx, p.yield)
-	a.server.workers.over(p, lease == nil)
 	err = a.explain(t, err)
 	var busy *BusyError
 	if a.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {

@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -304,8 +305,10 @@ func TestShutdown_baseContextEnds(t *testing.T) {
 		r.stop()
 		r.stage.none(t)
 		// asynq listens no more: there is no policy to apply.
-		if events := r.seen.list(); len(events) > 0 {
-			t.Errorf("events %v", events)
+		for _, id := range ids {
+			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []EventKind{EventWaiting, EventWaited}) {
+				t.Errorf("events %v", kinds)
+			}
 		}
 	})
 }

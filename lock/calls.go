@@ -70,19 +70,17 @@ func (p *parking) summon(n *parkedLine, note string) {
 	case s != nil && time.Since(s.done) < n.life():
 		return
 	}
+	if p.callers < atOnce {
+		// It ends when the queue is empty; Close waits for it.
+		if p.locker.spawn(p.work) {
+			p.callers++
+		} else if p.callers == 0 {
+			return // a closed Locker calls nobody: others that look after the line will
+		}
+	}
 	s = &summons{line: n, note: note}
 	n.calls[note] = s
 	p.queue = append(p.queue, s)
-	if p.callers < atOnce {
-		p.callers++
-		// It ends when the queue is empty; Close waits for it. A Locker that is
-		// closed calls nobody: others that look after the line will.
-		if !p.locker.spawn(p.work) {
-			p.callers--
-			p.queue = nil
-			delete(n.calls, note)
-		}
-	}
 }
 
 // work makes calls until none is queued, or the Locker is closed.

@@ -129,6 +129,7 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 	if w.parks && m.noteHolds(a) {
 		return nil, m.busy(n.leave(w), 0, nil)
 	}
+	n.tell(w)
 
 	for {
 		select {
@@ -164,6 +165,22 @@ func (n *line) park(w *waiter) {
 	next := w.next()
 	n.mu.Unlock()
 	n.alarm.set(next)
+}
+
+// tell has OnWait's function called. Should it panic, the waiter leaves: nobody
+// would be there for its grant.
+func (n *line) tell(w *waiter) {
+	if w.lease.lock.onWait == nil {
+		return
+	}
+	told := false
+	defer func() {
+		if !told {
+			n.leave(w)
+		}
+	}()
+	w.lease.lock.onWait()
+	told = true
 }
 
 // settle notes the answer to an ask of w, sent at sent.

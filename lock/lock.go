@@ -20,13 +20,14 @@ type Lock struct {
 	maxHold time.Duration
 	renew   bool
 	note    string
+	onWait  func()
 	pool    bool  // a pool's slots are its values
 	ttlArg  any   // ttl in ms, boxed once
 	keepArg any   // how long the key lasts after a take, in ms, boxed once
 	err     error // what is wrong with the definition; every operation returns it
 }
 
-// Option refines a lock; see TTL, MaxHold, NoRenew, Note and Parts.
+// Option refines a lock; see TTL, MaxHold, NoRenew, Note, Parts and OnWait.
 type Option func(*Lock)
 
 // TTL sets the length of a lease: how long the lock stays taken after its
@@ -49,6 +50,12 @@ func Note(text string) Option { return func(m *Lock) { m.note = text } }
 // Parts narrows the lock to some values within its name: the name is the scope,
 // and each different list of parts is a lock of its own. Escaped by [Key].
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
+
+// OnWait has f called when a call of Lock finds the lock taken and stands in
+// line: once for each such call, on its goroutine, never by TryLock. The wait is
+// over when Lock returns. A grant is not taken before f has returned, so f should
+// be quick.
+func OnWait(f func()) Option { return func(m *Lock) { m.onWait = f } }
 
 // Mutex is the lock called name, for one holder at a time. Any text serves as
 // a name but the empty one. A bad name or option is reported by Err and by

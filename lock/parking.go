@@ -84,12 +84,16 @@ func newParking(l *Locker, caller Caller) *parking {
 func (p *parking) line(m *Lock) *parkedLine {
 	n := p.lines[m.Key()]
 	if n == nil {
-		n = &parkedLine{lock: m, inbound: 1, laters: make(map[string]bool), calls: make(map[string]*summons)}
+		n = &parkedLine{inbound: 1, laters: make(map[string]bool), calls: make(map[string]*summons)}
 		p.lines[m.Key()] = n
 		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
 		p.alarm.set(time.Now().Add(forget + time.Second))
 	}
-	n.lock, n.used = m, time.Now()
+	if n.lock == nil || n.lock.limit != m.limit {
+		// A handle of its own: the caller's may hold on to what it came with.
+		n.lock = &Lock{locker: m.locker, name: m.name, keys: m.keys, limit: m.limit}
+	}
+	n.used = time.Now()
 	return n
 }
 

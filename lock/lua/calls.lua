@@ -1,8 +1,10 @@
 -- calls: what release and call share. Included after line, never sent alone.
 
 -- calls: turn parked entries into called ones, by ticket, until called and
--- waiting ones are inbound; those called longer than life (ms) ago that have
--- not come go to the end of the line. ended: a slot came free just now.
+-- waiting ones are inbound, but always one that is in line for 5 s: those who
+-- wait may overtake, not for ever. Those called longer than life
+-- (ms) ago that have not come go to the end of the line. ended: a slot came
+-- free just now.
 -- Returns nil when nothing is parked or called, else {code, parked, until the
 -- first deadline (ms, -1: no holder), note of a called entry, ...}. A called
 -- entry stays, and is returned each time, until its note asks.
@@ -17,7 +19,11 @@ local function calls(code, free, inbound, life, ended)
       redis.call('ZADD', lock, string.format('%d', ticket + i), 'p:' .. string.sub(lapsed[i], 3),
         string.format('%d', lapsed[i + 1] - 1e14), lapsed[i])
     end
-    local more = inbound - redis.call('ZCOUNT', lock, 6e15, 8e15) - redis.call('ZCOUNT', lock, 2e15, '(4e15')
+    local called = redis.call('ZCOUNT', lock, 6e15, 8e15)
+    local more = inbound - called - redis.call('ZCOUNT', lock, 2e15, '(4e15')
+    if more <= 0 and called == 0 and redis.call('ZCOUNT', lock, 4e15, ticket - 5000000) > 0 then
+      more = 1
+    end
     if more > 0 then
       local heads = redis.call('ZRANGEBYSCORE', lock, 4e15, '(6e15', 'WITHSCORES', 'LIMIT', 0, more)
       local since = string.format('-%d', 1e14 + now_ms)

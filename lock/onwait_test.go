@@ -1,0 +1,47 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+func TestOnWait(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		waits := 0
+		m := l.Mutex(redistest.Name(t), OnWait(func() { waits++ }))
+
+		le, err := m.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustBeBusy(t, m)
+		if waits != 0 {
+			t.Errorf("told of %d waits, though nobody waited", waits)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := m.Lock(ctx); !errors.Is(err, ErrBusy) || waits != 1 {
+			t.Errorf("told of %d waits, want 1: %v", waits, err)
+		}
+
+		granted := l.Mutex(m.Name(), OnWait(func() {
+			waits++
+			if err := le.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}))
+		if le, err = granted.Lock(t.Context()); err != nil || waits != 2 {
+			t.Fatalf("told of %d waits, want 2: %v", waits, err)
+		}
+		if err := le.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

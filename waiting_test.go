@@ -1,0 +1,108 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A wait in line is told of when it begins and when it ends, whatever ends it.
+func TestWaiting_events(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, o := range map[string]struct {
+			rule Rule
+			end  func(r *rig, free func())
+			then []EventKind
+		}{
+			"granted": {Rule{Wait: time.Minute}, func(_ *rig, free func()) { free() }, []EventKind{EventAcquired, EventReleased}},
+			"in vain": {Rule{Wait: 100 * time.Millisecond}, func(*rig, func()) {}, []EventKind{EventBusy, EventRetried}},
+			"closed": {Rule{Wait: time.Minute}, func(r *rig, _ func()) {
+				if err := r.guard.Close(context.Background()); err != nil {
+					r.t.Error(err)
+				}
+			}, []EventKind{EventRetried}},
+			"the task's context ends": {Rule{Wait: time.Minute}, func(r *rig, _ func()) {
+				if err := r.inspector.CancelProcessing(r.awaitWaiting().TaskID); err != nil {
+					r.t.Error(err)
+				}
+			}, nil},
+			"the last worker is wanted": {Rule{Busy: Park}, func(r *rig, _ func()) {
+				r.enqueue("another", nil)
+				r.stage.next(r.t)
+			}, []EventKind{EventBusy, EventParked}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r, free := busyRig(t, s, o.rule, setup{workers: 2})
+				id := r.enqueue("work", one)
+				began := r.awaitWaiting()
+				if want := (Event{
+					Kind: EventWaiting, Rule: "work", Key: r.lockOf("work", "1").Key(), Task: "work", Queue: r.queue, TaskID: id,
+				}); began != want {
+					t.Errorf("got  %+v\nwant %+v", began, want)
+				}
+				o.end(r, free)
+				ended := r.awaitEvent(EventWaited, id)
+				if ended.Waited <= 0 || o.rule.Wait < time.Second && ended.Waited < o.rule.Wait/2 {
+					t.Errorf("waited %s of %s", ended.Waited, o.rule.Wait)
+				}
+				if began.Kind, began.Waited = EventWaited, ended.Waited; ended != began {
+					t.Errorf("got  %+v\nwant %+v", ended, began)
+				}
+				if name == "granted" {
+					r.stage.next(t).returns(nil)
+				}
+				want := append([]EventKind{EventWaiting, EventWaited}, o.then...)
+				var kinds []EventKind
+				redistest.Eventually(t, patience, func() bool {
+					kinds = r.seen.kindsOf(id)
+					return len(kinds) >= len(want)
+				}, "as many events as %v", want)
+				r.stop()
+				if kinds = r.seen.kindsOf(id); !slices.Equal(kinds, want) {
+					t.Errorf("events %v, want %v", kinds, want)
+				}
+			})
+		}
+	})
+}
+
+func (r *rig) awaitWaiting() Event {
+	r.t.Helper()
+	redistest.Eventually(r.t, patience, func() bool { return len(r.seen.list(EventWaiting)) > 0 }, "a task in line")
+	return r.seen.list(EventWaiting)[0]
+}
+
+// An Observe that panics costs its task, and leaves no waiter in line whom the
+// key would be granted to for nobody.
+func TestWaiting_observePanics(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, Rule{Wait: time.Minute}, setup{
+			handler: func(context.Context, *asynq.Task) error { return nil },
+			guarded: func(c *Config) {
+				observe := c.Observe
+				c.Observe = func(ctx context.Context, e Event) {
+					observe(ctx, e)
+					if e.Kind == EventWaiting {
+						panic(errors.New("the observer's own fault"))
+					}
+				}
+			},
+		})
+		id := r.enqueue("work", one)
+		r.awaitRetried(id, 1)
+		r.awaitLine(0, "work", "1")
+		free()
+		if r.locked("work", "1") {
+			t.Error("the key was granted to a task that is gone")
+		}
+	})
+}
