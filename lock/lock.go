@@ -137,6 +137,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 		return nil, err
 	}
 	if !answer.yours {
+		m.locker.doubt(le)
 		return nil, m.busy(answer, 0, nil)
 	}
 	m.locker.parking.came(m, le, answer)
