@@ -17,6 +17,7 @@ All begin with automutex_, durations are in seconds:
 	acquisitions_total    counter    locks taken
 	busy_total            counter    attempts that found their lock taken, by policy
 	wait_seconds          histogram  from asking for a lock to holding it, of those that got it
+	parked_seconds        histogram  from the first place in line to holding it, of those that were parked
 	hold_seconds          histogram  from holding a lock to giving it back
 	held                  gauge      locks held now
 	waiting               gauge      tasks that stand in line now

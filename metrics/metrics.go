@@ -41,8 +41,8 @@ type Metrics struct {
 
 	acquisitions, busy, lost, overdue, keyErrors, backendErrors *prometheus.CounterVec
 
-	wait, hold    *prometheus.HistogramVec
-	held, waiting *prometheus.GaugeVec
+	wait, parked, hold *prometheus.HistogramVec
+	held, waiting      *prometheus.GaugeVec
 }
 
 var _ prometheus.Collector = (*Metrics)(nil)
@@ -90,6 +90,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 		acquisitions:  counter("acquisitions_total", "Locks taken.", "rule", "task"),
 		busy:          counter("busy_total", "Attempts that found their lock taken, by the policy that applied.", "rule", "task", "policy"),
 		wait:          histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it."),
+		parked:        histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked."),
 		hold:          histogram("hold_seconds", "Time from holding a lock to giving it back."),
 		held:          gauge("held", "Locks held now."),
 		waiting:       gauge("waiting", "Tasks that stand in line now."),
@@ -153,6 +154,9 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.acquisitions.WithLabelValues(rule, task).Inc()
 		m.held.WithLabelValues(rule, task).Inc()
 		m.wait.WithLabelValues(rule, task).Observe(e.Waited.Seconds())
+		if e.Parked > 0 {
+			m.parked.WithLabelValues(rule, task).Observe(e.Parked.Seconds())
+		}
 	case automutex.EventReleased:
 		m.held.WithLabelValues(rule, task).Dec()
 		m.hold.WithLabelValues(rule, task).Observe(e.Held.Seconds())
@@ -193,6 +197,6 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 
 func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.acquisitions, m.busy, m.wait, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
+		m.acquisitions, m.busy, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
 	}
 }

@@ -25,7 +25,7 @@ func mustNew(t *testing.T, reg prometheus.Registerer, o Options) *Metrics {
 }
 
 func acquired(rule, task string) automutex.Event {
-	return automutex.Event{Kind: automutex.EventAcquired, Rule: rule, Task: task, Waited: time.Second}
+	return automutex.Event{Kind: automutex.EventAcquired, Rule: rule, Task: task, Waited: time.Second, Parked: time.Minute}
 }
 
 func TestNew_refuses(t *testing.T) {
@@ -127,7 +127,7 @@ func TestObserve_attackersTypes(t *testing.T) {
 					automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventBusy,
 					automutex.EventReleased, automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError,
 				} {
-					m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "report:", Task: task})
+					m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "report:", Task: task, Parked: time.Second})
 				}
 				m.Observe(t.Context(), automutex.Event{Kind: automutex.EventKeyError, Task: task})
 			}
@@ -135,9 +135,9 @@ func TestObserve_attackersTypes(t *testing.T) {
 	}
 	wg.Wait()
 	samples := serve(t, reg).scrape()
-	// Five types: 4 and other. Eight metrics that are one sample, two histograms of
+	// Five types: 4 and other. Seven metrics that are one sample, three histograms of
 	// four (a bucket, +Inf, sum, count); and key errors.
-	if most := 5*(8+2*4) + 5; len(samples) > most {
+	if most := 5*(7+3*4) + 5; len(samples) > most {
 		t.Errorf("%d samples, want at most %d", len(samples), most)
 	}
 	sums := map[string]float64{}
@@ -149,7 +149,7 @@ func TestObserve_attackersTypes(t *testing.T) {
 	for name, want := range map[string]float64{
 		"automutex_held": 0, "automutex_waiting": 0, "automutex_acquisitions_total": all, "automutex_busy_total": all,
 		"automutex_lost_total": all, "automutex_overdue_total": all, "automutex_key_errors_total": all,
-		"automutex_backend_errors_total": all, "automutex_wait_seconds_count": all, "automutex_hold_seconds_count": all,
+		"automutex_backend_errors_total": all, "automutex_wait_seconds_count": all, "automutex_parked_seconds_count": all, "automutex_hold_seconds_count": all,
 	} {
 		if sums[name] != want {
 			t.Errorf("%s is %v in all, want %v", name, sums[name], want)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // patience is how long a test waits for what should come at once.
@@ -88,6 +89,7 @@ func (s *site) await(want map[string]float64) {
 // traffic is an asynq server whose handlers run until the test lets them go.
 type traffic struct {
 	t         *testing.T
+	prefix    string // of the keys
 	queue     string
 	client    *asynq.Client
 	inspector *asynq.Inspector
@@ -97,20 +99,20 @@ type traffic struct {
 	over  chan struct{}            // closed when the test ends: all return
 }
 
-func start(t *testing.T, s *redistest.Server, locks redis.UniversalClient, cfg automutex.Config) *traffic {
+func start(t *testing.T, s *redistest.Server, workers int, locks redis.UniversalClient, cfg automutex.Config) *traffic {
 	t.Helper()
 	rdb := s.Client(t)
 	r := &traffic{
-		t: t, queue: redistest.Name(t), gates: map[string]chan struct{}{}, over: make(chan struct{}),
+		t: t, prefix: redistest.Name(t), queue: redistest.Name(t), gates: map[string]chan struct{}{}, over: make(chan struct{}),
 		client: asynq.NewClientFromRedisClient(rdb), inspector: asynq.NewInspectorFromRedisClient(rdb),
 	}
-	cfg.Prefix, cfg.Logger = redistest.Name(t), slog.New(slog.DiscardHandler)
+	cfg.Prefix, cfg.Logger = r.prefix, slog.New(slog.DiscardHandler)
 	guard, err := automutex.New(locks, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 10, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
+		Concurrency: workers, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
 		DelayedTaskCheckInterval: time.Hour, LogLevel: asynq.FatalLevel,
 	}))
 	if err := server.Start(guard.Middleware(asynq.HandlerFunc(r.handle))); err != nil {
@@ -178,7 +180,7 @@ func TestScrape(t *testing.T) {
 			proxy = redistest.NewProxy(t, s.Addr())
 			locks = proxy.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.DialerRetries = -1, 1 })
 		}
-		r := start(t, s, locks, automutex.Config{Observe: m.Observe, Rules: []automutex.Rule{
+		r := start(t, s, 10, locks, automutex.Config{Observe: m.Observe, Rules: []automutex.Rule{
 			{Task: "turn", Name: "turns", On: []string{"id"}, Wait: time.Minute},
 			{Task: "skip", Busy: automutex.Skip},
 			{Task: "report:", Scope: "report", Limit: 10},
@@ -262,6 +264,45 @@ func TestScrape(t *testing.T) {
 			if strings.Contains(sample, "secret") {
 				t.Errorf("a payload value is in %s", sample)
 			}
+		}
+	})
+}
+
+// A task that is parked is no waiter and holds nothing; how long that took is told
+// when it has its lock.
+func TestScrape_parked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		reg := prometheus.NewPedanticRegistry()
+		m, err := New(reg, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		site := serve(t, reg)
+		// The only worker is never free, so whoever finds the key taken parks.
+		r := start(t, s, 1, s.Client(t), automutex.Config{Observe: m.Observe, Rules: []automutex.Rule{{Task: "park", Busy: automutex.Park}}})
+		others := lock.New(s.Client(t), lock.Options{Prefix: r.prefix})
+		t.Cleanup(func() { _ = others.Close() })
+		lease, err := others.Mutex("park").TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		r.let("park")
+		r.enqueue(1, "park", "")
+		labels := `{rule="park",task="park"}`
+		site.await(map[string]float64{
+			`automutex_busy_total{policy="park",rule="park",task="park"}`: 1,
+			"automutex_held" + labels:                                     0, "automutex_waiting" + labels: 0, "automutex_acquisitions_total" + labels: 0,
+		})
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		site.await(map[string]float64{
+			"automutex_acquisitions_total" + labels: 1, "automutex_parked_seconds_count" + labels: 1, "automutex_held" + labels: 0,
+		})
+		if sum := site.scrape()["automutex_parked_seconds_sum"+labels]; sum <= 0 || sum > time.Since(began).Seconds() {
+			t.Errorf("parked for %v s", sum)
 		}
 	})
 }

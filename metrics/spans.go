@@ -21,8 +21,8 @@ import (
 // automutex.acquired, automutex.busy, automutex.released, automutex.key_error and so
 // on. Its attributes, each where it has a meaning, are automutex.rule,
 // automutex.policy, automutex.holder (the owner label of who holds the lock), and in
-// seconds automutex.waited_seconds, automutex.held_seconds and
-// automutex.delay_seconds. Keys, and errors, which name them, are left out: they are
+// seconds automutex.waited_seconds, automutex.parked_seconds,
+// automutex.held_seconds and automutex.delay_seconds. Keys, and errors, which name them, are left out: they are
 // made of payload values.
 func Trace(ctx context.Context, e automutex.Event) {
 	span := trace.SpanFromContext(ctx)
@@ -34,7 +34,7 @@ func Trace(ctx context.Context, e automutex.Event) {
 		attributes = append(attributes, attribute.String("automutex.rule", valid(e.Rule)))
 	}
 	switch e.Kind {
-	case automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried:
+	case automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried, automutex.EventParked:
 		if e.Rule != "" { // without, no policy applied: the Guard was closed
 			attributes = append(attributes, attribute.String("automutex.policy", e.Policy.String()))
 		}
@@ -44,6 +44,9 @@ func Trace(ctx context.Context, e automutex.Event) {
 	}
 	if e.Waited > 0 {
 		attributes = append(attributes, attribute.Float64("automutex.waited_seconds", e.Waited.Seconds()))
+	}
+	if e.Parked > 0 {
+		attributes = append(attributes, attribute.Float64("automutex.parked_seconds", e.Parked.Seconds()))
 	}
 	if e.Held > 0 {
 		attributes = append(attributes, attribute.Float64("automutex.held_seconds", e.Held.Seconds()))

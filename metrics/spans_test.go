@@ -65,8 +65,14 @@ func TestTrace_attributes(t *testing.T) {
 		"automutex.lost automutex.rule=r":                                {Kind: automutex.EventLost, Rule: "r", Err: errors.New("secret")},
 		"automutex.key_error":                                            {Kind: automutex.EventKeyError, Err: errors.New("secret")},
 		"automutex.retried automutex.delay_seconds=3":                    {Kind: automutex.EventRetried, Delay: 3 * time.Second},
-		"automutex.skipped automutex.rule=r automutex.policy=skip":       {Kind: automutex.EventSkipped, Rule: "r", Policy: automutex.Skip},
-		"automutex.acquired automutex.rule=\uFFFD":                       {Kind: automutex.EventAcquired, Rule: "\xff"},
+		"automutex.parked automutex.rule=r automutex.policy=park automutex.holder=worker-1 automutex.delay_seconds=9": {
+			Kind: automutex.EventParked, Rule: "r", Policy: automutex.Park, Busy: busy, Delay: 9 * time.Second,
+		},
+		"automutex.acquired automutex.rule=r automutex.waited_seconds=1 automutex.parked_seconds=60": {
+			Kind: automutex.EventAcquired, Rule: "r", Waited: time.Second, Parked: time.Minute,
+		},
+		"automutex.skipped automutex.rule=r automutex.policy=skip": {Kind: automutex.EventSkipped, Rule: "r", Policy: automutex.Skip},
+		"automutex.acquired automutex.rule=\uFFFD":                 {Kind: automutex.EventAcquired, Rule: "\xff"},
 		"automutex.busy automutex.rule=r automutex.policy=retry in 5s automutex.holder=worker-1 automutex.waited_seconds=1": {
 			Kind: automutex.EventBusy, Rule: "r", Policy: automutex.RetryIn(5 * time.Second), Busy: busy, Waited: time.Second,
 		},
