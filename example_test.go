@@ -164,7 +164,7 @@ func TestReadmeSnippets(t *testing.T) {
 		t.Fatal(err)
 	}
 	compiled := ""
-	for _, file := range []string{"example_test.go", "metrics/example_test.go"} {
+	for _, file := range []string{"example_test.go", "automutextest/example_test.go", "metrics/example_test.go"} {
 		source, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
