@@ -3,6 +3,7 @@ package automutextest
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,8 +58,9 @@ func TestBecomes_more(t *testing.T) {
 	t.Parallel()
 	g := New(t, turns())
 	failure := errors.New("the handler's own")
+	var broken atomic.Bool
 	server := Serve(t, g, g.Middleware(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
-		if task.Type() == "failing" {
+		if task.Type() == "failing" || broken.Load() {
 			return failure
 		}
 		return nil
@@ -73,14 +75,16 @@ func TestBecomes_more(t *testing.T) {
 	}
 	failing.Becomes(t, Archived)
 
-	// Handed back more than once, and spent in between.
-	release := Hold(t, g, work(one))
+	// Handed back more than once, also when an attempt was spent before.
+	broken.Store(true)
 	task := server.Enqueue(t, work(one))
+	task.Becomes(t, Failed)
+	broken.Store(false)
+	release := Hold(t, g, work(one))
 	for range 2 {
-		task.Becomes(t, HandedBack)
 		task.Again(t)
+		task.Becomes(t, HandedBack)
 	}
-	task.Becomes(t, HandedBack)
 	// Without attempts left it waits in the worker.
 	last := server.Enqueue(t, work(one), asynq.MaxRetry(0))
 	last.Becomes(t, Waiting)
@@ -133,6 +137,24 @@ func TestBecomes_neverHangs(t *testing.T) {
 	fails(t, func(t testing.TB) { server.Drain(t) }, "Drain", "not within 50ms", task.ID(), "{work|1}")
 	scheduled := server.Enqueue(t, work(two), asynq.ProcessIn(time.Hour))
 	fails(t, func(t testing.TB) { scheduled.Becomes(t, Done) }, "not within 50ms", "is scheduled")
+}
+
+// Who runs does not wait.
+func TestBecomes_running(t *testing.T) {
+	t.Parallel()
+	g := New(t, turns())
+	g.patience = 50 * time.Millisecond
+	let, began := make(chan struct{}), make(chan struct{})
+	server := Serve(t, g, g.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		close(began)
+		<-let
+		return nil
+	})))
+	task := server.Enqueue(t, work(one))
+	<-began
+	fails(t, func(t testing.TB) { task.Becomes(t, Waiting) }, "not within 50ms", "is in a worker")
+	fails(t, func(t testing.TB) { task.Again(t) }, "does not keep the task for later", "is in a worker")
+	close(let)
 }
 
 // A program that forgot the middleware is told.

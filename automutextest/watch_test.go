@@ -75,6 +75,17 @@ func TestWatch_fails(t *testing.T) {
 			`2 runs of "everything" at once`, `rule "turns"`, "{work|1}", "without a lock", "guard.Middleware")
 		runs.AtMostAtOnce(t, 2)
 	})
+	t.Run("quick handlers", func(t *testing.T) {
+		t.Parallel()
+		g := New(t, turns())
+		runs := Watch(t, g, returns(nil), everything)
+		server := Serve(t, g, runs)
+		for range 30 {
+			server.Enqueue(t, work(one))
+		}
+		server.Drain(t)
+		fails(t, func(t testing.TB) { runs.AtMostAtOnce(t, 1) }, "at once")
+	})
 	t.Run("a rule with a field too many", func(t *testing.T) {
 		t.Parallel()
 		g := New(t, turns(func(r *automutex.Rule) { r.On = []string{"id", "n"} }))
