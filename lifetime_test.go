@@ -251,7 +251,7 @@ func TestLifetime_waitInVain(t *testing.T) {
 		if event := r.awaitEvent(EventBusy, id); event.Waited < wait || event.Policy != Skip {
 			t.Errorf("got %+v", event)
 		}
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []EventKind{EventBusy, EventSkipped}) {
+		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []EventKind{EventWaiting, EventWaited, EventBusy, EventSkipped}) {
 			t.Errorf("events %v", kinds)
 		}
 		r.awaitLine(0, "work", "1")

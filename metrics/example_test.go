@@ -1,0 +1,39 @@
+package metrics_test
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/metrics"
+)
+
+// What the README's snippet speaks of.
+var (
+	rdb   *redis.Client
+	rules []automutex.Rule
+)
+
+func mine(context.Context, automutex.Event) {}
+
+func watching() error {
+	m, err := metrics.New(prometheus.DefaultRegisterer, metrics.Options{})
+	if err != nil {
+		return err
+	}
+	guard, err := automutex.New(rdb, automutex.Config{
+		Rules:   rules,
+		Observe: metrics.Join(m.Observe, metrics.Trace, mine), // or one of them alone
+	})
+	if err != nil {
+		return err
+	}
+	http.Handle("/metrics", promhttp.Handler())
+	return guard.Close(context.Background())
+}
+
+var _ = watching

@@ -1,0 +1,202 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/automutex/automutex"
+)
+
+// Options of [New]. The zero value is ready to use.
+type Options struct {
+	// Labels are on every metric, with these values. They tell the Metrics of
+	// one registry apart: {"guard": "billing"} and {"guard": "mail"}. All
+	// Metrics of a registry must have the same label names; rule, task and
+	// policy are taken.
+	Labels prometheus.Labels
+
+	// MaxTypes is how many task types of one rule have a label value of their
+	// own; see the package's "Task types". 0 means 50; negative numbers are
+	// refused.
+	MaxTypes int
+
+	// Buckets are the upper bounds of the histograms, in seconds, increasing.
+	// Empty means 1 ms to 30 min in 17 steps.
+	Buckets []float64
+}
+
+const defaultMaxTypes = 50
+
+var defaultBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
+
+// Metrics are the figures of one Guard, or of several that are counted together.
+// Safe for concurrent use; nothing to close.
+type Metrics struct {
+	types types
+
+	acquisitions, busy, lost, overdue, keyErrors, backendErrors *prometheus.CounterVec
+
+	wait, parked, hold *prometheus.HistogramVec
+	held, waiting      *prometheus.GaugeVec
+}
+
+var _ prometheus.Collector = (*Metrics)(nil)
+
+// New makes Metrics and registers them with reg; nil means
+// prometheus.DefaultRegisterer. The error says what is wrong with options, or that
+// reg has such metrics already; nothing is registered then.
+//
+// Several guards in one process either share one Metrics, whose Observe may be in
+// any number of Configs, or have one each, told apart by Options.Labels.
+func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
+	if reg == nil {
+		reg = prometheus.DefaultRegisterer
+	}
+	if v := reflect.ValueOf(reg); v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, fmt.Errorf("metrics: the registerer is a nil %T: pass one that was made, or nil for the default one", reg)
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if o.MaxTypes == 0 {
+		o.MaxTypes = defaultMaxTypes
+	}
+	if len(o.Buckets) == 0 {
+		o.Buckets = defaultBuckets
+	}
+
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels,
+		}, labels)
+	}
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels,
+		}, []string{"rule", "task"})
+	}
+	histogram := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels, Buckets: slices.Clone(o.Buckets),
+		}, []string{"rule", "task"})
+	}
+	m := &Metrics{
+		types:         types{most: o.MaxTypes, known: map[string]*ruleTypes{}},
+		acquisitions:  counter("acquisitions_total", "Locks taken.", "rule", "task"),
+		busy:          counter("busy_total", "Attempts that found their lock taken, by the policy that applied.", "rule", "task", "policy"),
+		wait:          histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it."),
+		parked:        histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked."),
+		hold:          histogram("hold_seconds", "Time from holding a lock to giving it back."),
+		held:          gauge("held", "Locks held now."),
+		waiting:       gauge("waiting", "Tasks that stand in line now."),
+		lost:          counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task"),
+		overdue:       counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task"),
+		keyErrors:     counter("key_errors_total", "Tasks that no key could be made from.", "task"),
+		backendErrors: counter("backend_errors_total", "Times that Redis could not be asked for a lock.", "rule", "task"),
+	}
+	if err := reg.Register(m); err != nil {
+		var already prometheus.AlreadyRegisteredError
+		if errors.As(err, &already) {
+			return nil, fmt.Errorf("metrics: the registry has these metrics already: several guards may share one Metrics, "+
+				"or each have their own, with other values in Options.Labels: %w", err)
+		}
+		return nil, fmt.Errorf("metrics: the registry refuses: Options.Labels need valid names, none of rule, task and policy, "+
+			"and the same ones for all Metrics of a registry: %w", err)
+	}
+	return m, nil
+}
+
+func (o Options) check() error {
+	if o.MaxTypes < 0 {
+		return fmt.Errorf("metrics: Options.MaxTypes: %d is negative; use 0 for %d", o.MaxTypes, defaultMaxTypes)
+	}
+	for i, bound := range o.Buckets {
+		// Not (before < bound), so that NaN is caught too.
+		if bound != bound || i > 0 && !(o.Buckets[i-1] < bound) {
+			return fmt.Errorf("metrics: Options.Buckets[%d]: %v does not come after %v; give increasing seconds", i, bound, o.Buckets[max(0, i-1)])
+		}
+	}
+	return nil
+}
+
+// Observe counts an event. It is what Config.Observe takes; see [Join] for one
+// beside others. Kinds of events that nothing is counted of are passed over, and
+// nil Metrics count nothing.
+func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
+	if m == nil {
+		return
+	}
+	if e.Kind == automutex.EventKeyError {
+		// No rule was reached; the types have a bound of their own.
+		task, _ := m.types.label("", e.Task)
+		m.keyErrors.WithLabelValues(task).Inc()
+		return
+	}
+	if e.Rule == "" {
+		return
+	}
+	rule := valid(e.Rule)
+	task, first := m.types.label(rule, e.Task)
+	if first {
+		m.begin(rule, task)
+	}
+	switch e.Kind {
+	case automutex.EventWaiting:
+		m.waiting.WithLabelValues(rule, task).Inc()
+	case automutex.EventWaited:
+		m.waiting.WithLabelValues(rule, task).Dec()
+	case automutex.EventAcquired:
+		m.acquisitions.WithLabelValues(rule, task).Inc()
+		m.held.WithLabelValues(rule, task).Inc()
+		m.wait.WithLabelValues(rule, task).Observe(e.Waited.Seconds())
+		if e.Parked > 0 {
+			m.parked.WithLabelValues(rule, task).Observe(e.Parked.Seconds())
+		}
+	case automutex.EventReleased:
+		m.held.WithLabelValues(rule, task).Dec()
+		m.hold.WithLabelValues(rule, task).Observe(e.Held.Seconds())
+	case automutex.EventBusy:
+		m.busy.WithLabelValues(rule, task, e.Policy.String()).Inc()
+	case automutex.EventLost:
+		m.lost.WithLabelValues(rule, task).Inc()
+	case automutex.EventOverdue:
+		m.overdue.WithLabelValues(rule, task).Inc()
+	case automutex.EventBackendError:
+		m.backendErrors.WithLabelValues(rule, task).Inc()
+	}
+}
+
+// begin makes the series of a rule and type that was not seen before, at zero: a
+// rate cannot see the first one of a counter that begins at one.
+func (m *Metrics) begin(rule, task string) {
+	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.lost, m.overdue, m.backendErrors} {
+		counter.WithLabelValues(rule, task)
+	}
+	m.held.WithLabelValues(rule, task)
+	m.waiting.WithLabelValues(rule, task)
+}
+
+// Describe is for the registry.
+func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
+	for _, c := range m.all() {
+		c.Describe(to)
+	}
+}
+
+// Collect is for the registry.
+func (m *Metrics) Collect(to chan<- prometheus.Metric) {
+	for _, c := range m.all() {
+		c.Collect(to)
+	}
+}
+
+func (m *Metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{
+		m.acquisitions, m.busy, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
+	}
+}

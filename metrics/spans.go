@@ -1,0 +1,58 @@
+package metrics
+
+import (
+	"context"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/automutex/automutex"
+)
+
+// Trace adds an event to the OpenTelemetry span of ctx, for what goes to
+// Config.Observe. It does nothing where no span is recorded. See [Join] for how to
+// have metrics as well.
+//
+// The span is that of the task's context as the Guard gets it, so what begins it
+// stands before the Guard: mux.Use(tracing, guard.Middleware).
+//
+// A span event is named after the kind: automutex.waiting, automutex.waited,
+// automutex.acquired, automutex.busy, automutex.released, automutex.key_error and so
+// on. Its attributes, each where it has a meaning, are automutex.rule,
+// automutex.policy, automutex.holder (the owner label of who holds the lock), and in
+// seconds automutex.waited_seconds, automutex.parked_seconds,
+// automutex.held_seconds and automutex.delay_seconds. Keys, and errors, which name them, are left out: they are
+// made of payload values.
+func Trace(ctx context.Context, e automutex.Event) {
+	span := trace.SpanFromContext(ctx)
+	if !span.IsRecording() {
+		return
+	}
+	var attributes []attribute.KeyValue
+	if e.Rule != "" {
+		attributes = append(attributes, attribute.String("automutex.rule", valid(e.Rule)))
+	}
+	switch e.Kind {
+	case automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried, automutex.EventParked:
+		if e.Rule != "" { // without, no policy applied: the Guard was closed
+			attributes = append(attributes, attribute.String("automutex.policy", e.Policy.String()))
+		}
+	}
+	if e.Busy != nil && e.Busy.Holder != "" {
+		attributes = append(attributes, attribute.String("automutex.holder", valid(e.Busy.Holder)))
+	}
+	if e.Waited > 0 {
+		attributes = append(attributes, attribute.Float64("automutex.waited_seconds", e.Waited.Seconds()))
+	}
+	if e.Parked > 0 {
+		attributes = append(attributes, attribute.Float64("automutex.parked_seconds", e.Parked.Seconds()))
+	}
+	if e.Held > 0 {
+		attributes = append(attributes, attribute.Float64("automutex.held_seconds", e.Held.Seconds()))
+	}
+	if e.Delay > 0 {
+		attributes = append(attributes, attribute.Float64("automutex.delay_seconds", e.Delay.Seconds()))
+	}
+	span.AddEvent("automutex."+strings.ReplaceAll(string(e.Kind), " ", "_"), trace.WithAttributes(attributes...))
+}
