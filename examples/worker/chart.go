@@ -128,7 +128,7 @@ func chart(t timeline, what string, width int) string {
 	fmt.Fprintf(&b, "\n%s one at a time (%s part of the time)   %s two at once, ...\nwait: from enqueue to start\n",
 		styleRun.Render("█"), styleRun.Render("░▒▓"), paint([]cell{{depth: 2}}, t.limit))
 	if most > 0 {
-		fmt.Fprintf(&b, "%s tasks parked, %d at most; how many times; how long each (p50, p95)\n",
+		fmt.Fprintf(&b, "%s tasks parked, %d at most; how many times; for how long (p50, p95)\n",
 			stylePark.Render(strings.Join(heights, "")), most)
 	}
 	return b.String()

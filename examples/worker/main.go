@@ -6,8 +6,8 @@
 // What automutex needs is in guard.go, and in the three places of this file
 // where the guard is named. The rest is the demo: events.go and input.go make
 // the tasks, server.go runs them, record.go notes what the handlers did,
-// account.go finds out what became of each task, timeline.go, chart.go and
-// page.go show it.
+// account.go finds out what became of each task, timeline.go, parked.go,
+// chart.go and page.go show it.
 package main
 
 import (

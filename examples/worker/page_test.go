@@ -58,7 +58,7 @@ func drawTest(t *testing.T, tl timeline) page {
 func TestPage_parked(t *testing.T) {
 	html := renderTest(t, called())
 	for _, want := range []string{
-		"at most 2 of one key at once", "<th>parked<", "<td>3<td>30ms<td>70ms", // octo/hello
+		"at most 2 of one key at once", "<th>parked<", "<td>3<td>35ms<td>70ms", // octo/hello
 		"<td>0<td>0s<td>0s", // acme/anvil
 		"octo/hello\n2 tasks parked\nfrom 10ms to 35ms", "octo/hello\n1 task parked\n",
 	} {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -9,13 +10,14 @@ import (
 // parkedTimes are the parked times of one entity, or of all.
 type parkedTimes []parkedTime
 
-// percentile is that of how long a task was parked, each time by itself.
+// percentile is that of how long a task was parked, all its times together.
+// Tasks that never were do not count.
 func (p parkedTimes) percentile(percent int) time.Duration {
-	lengths := make([]time.Duration, len(p))
-	for i, t := range p {
-		lengths[i] = t.to - t.from
+	byTask := make(map[string]time.Duration)
+	for _, t := range p {
+		byTask[t.task] += t.to - t.from
 	}
-	return percentile(lengths, percent)
+	return percentile(slices.Collect(maps.Values(byTask)), percent)
 }
 
 // level is a time in which the same number of tasks was parked.

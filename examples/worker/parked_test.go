@@ -11,8 +11,8 @@ import (
 )
 
 // away makes a time that a task of entity was parked, in milliseconds.
-func away(entity string, from, to int) parkedTime {
-	return parkedTime{entity: entity, task: "event", from: time.Duration(from) * ms, to: time.Duration(to) * ms}
+func away(entity, task string, from, to int) parkedTime {
+	return parkedTime{entity: entity, task: task, from: time.Duration(from) * ms, to: time.Duration(to) * ms}
 }
 
 // called is a timeline in which two tasks of octo/hello were parked, one of them
@@ -20,7 +20,7 @@ func away(entity string, from, to int) parkedTime {
 func called() timeline {
 	return newTimeline([]taskRun{
 		at("octo/hello", 0, 40), at("octo/hello", 40, 60), at("octo/hello", 80, 100), at("acme/anvil", 0, 50),
-	}, []parkedTime{away("octo/hello", 5, 35), away("octo/hello", 10, 80), away("octo/hello", 35, 40)}, 1, "nobody")
+	}, []parkedTime{away("octo/hello", "twice", 5, 35), away("octo/hello", "once", 10, 80), away("octo/hello", "twice", 35, 40)}, 1, "nobody")
 }
 
 func TestRecorder_parked(t *testing.T) {
@@ -31,7 +31,11 @@ func TestRecorder_parked(t *testing.T) {
 
 	rec.park("twice")
 	rec.back("twice", 0)
-	rec.back("twice", 0) // Acquired comes after Busy: the first counts
+	_, first := rec.snapshot()
+	rec.back("twice", -time.Hour) // it is back already
+	if _, parked := rec.snapshot(); parked[0] != first[0] {
+		t.Errorf("what was over, %+v, became %+v", first[0], parked[0])
+	}
 	rec.park("twice")
 	rec.back("twice", time.Hour) // a wait from before it was parked
 	rec.park("still away")
@@ -79,19 +83,19 @@ func TestParkedTimes_levels(t *testing.T) {
 		most   int
 	}{
 		"none": {nil, nil, 0},
-		"one":  {parkedTimes{away("a", 2, 5)}, []level{{2 * ms, 5 * ms, 1}}, 1},
+		"one":  {parkedTimes{away("a", "task", 2, 5)}, []level{{2 * ms, 5 * ms, 1}}, 1},
 		"no time at all": {
-			parkedTimes{away("a", 2, 2)}, []level{{2 * ms, 2*ms + 1, 1}}, 1,
+			parkedTimes{away("a", "task", 2, 2)}, []level{{2 * ms, 2*ms + 1, 1}}, 1,
 		},
 		"with a gap": {
-			parkedTimes{away("a", 7, 9), away("a", 2, 5)}, []level{{2 * ms, 5 * ms, 1}, {7 * ms, 9 * ms, 1}}, 1,
+			parkedTimes{away("a", "task", 7, 9), away("a", "task", 2, 5)}, []level{{2 * ms, 5 * ms, 1}, {7 * ms, 9 * ms, 1}}, 1,
 		},
 		"one inside another": {
-			parkedTimes{away("a", 0, 9), away("a", 2, 5)},
+			parkedTimes{away("a", "task", 0, 9), away("a", "task", 2, 5)},
 			[]level{{0, 2 * ms, 1}, {2 * ms, 5 * ms, 2}, {5 * ms, 9 * ms, 1}}, 2,
 		},
 		"together, one leaves as one comes": {
-			parkedTimes{away("a", 0, 4), away("a", 0, 8), away("a", 4, 8)}, []level{{0, 4 * ms, 2}, {4 * ms, 8 * ms, 2}}, 2,
+			parkedTimes{away("a", "task", 0, 4), away("a", "task", 0, 8), away("a", "task", 4, 8)}, []level{{0, 4 * ms, 2}, {4 * ms, 8 * ms, 2}}, 2,
 		},
 	}
 	for name, test := range tests {
@@ -108,13 +112,15 @@ func TestParkedTimes_levels(t *testing.T) {
 			}
 		})
 	}
-	if got := called().parked.percentile(50); got != 30*ms {
-		t.Errorf("p50 of 30, 70 and 5 ms = %s", got)
+	for percent, want := range map[int]time.Duration{50: 35 * ms, 95: 70 * ms} {
+		if got := called().parked.percentile(percent); got != want {
+			t.Errorf("p%d of 30 + 5 and 70 ms = %s", percent, got)
+		}
 	}
 }
 
 func TestTimeline_parked(t *testing.T) {
-	tl := newTimeline([]taskRun{at("ran", 0, 10)}, []parkedTime{away("ran", 1, 5), away("never ran", 20, 30)}, 1, "nobody")
+	tl := newTimeline([]taskRun{at("ran", 0, 10)}, []parkedTime{away("ran", "task", 1, 5), away("never ran", "task", 20, 30)}, 1, "nobody")
 	if tl.span != 30*ms {
 		t.Errorf("span = %s, want the 30ms until nothing was parked", tl.span)
 	}
@@ -148,8 +154,8 @@ func TestChart_parked(t *testing.T) {
 		}
 	}
 	hello, parked := lineOf(t, c, "octo/hello"), lineOf(t, c, "  parked")
-	if got := strings.Fields(parked)[2:]; !slices.Equal(got, []string{"3", "30ms", "70ms"}) {
-		t.Errorf("the numbers are %q, want 3 times, p50 30ms, p95 70ms", got)
+	if got := strings.Fields(parked)[2:]; !slices.Equal(got, []string{"3", "35ms", "70ms"}) {
+		t.Errorf("the numbers are %q, want 3 times, p50 35ms, p95 70ms", got)
 	}
 	picture := strings.Fields(parked)[1]
 	low, high := strings.Count(picture, "▄"), strings.Count(picture, "▇")
