@@ -11,7 +11,7 @@ import (
 func TestAccount(t *testing.T) {
 	rec := newRecorder()
 	for _, id := range []string{"done", "failed", "skipped", "archived", "queued", "vanished", "done and archived", "refused"} {
-		rec.enqueue(id)
+		rec.enqueue("a", id)
 	}
 	rec.forget("refused")
 	for _, id := range []string{"done", "failed", "done and archived", "a stranger"} {
@@ -30,7 +30,8 @@ func TestAccount(t *testing.T) {
 	if want := (tally{tasks: 7, done: 2, skipped: 1, archived: 1, queued: 1, lost: 2}); got != want {
 		t.Errorf("account = %+v, want %+v", got, want)
 	}
-	for _, r := range rec.snapshot() {
+	runs, _ := rec.snapshot()
+	for _, r := range runs {
 		if r.end < r.begin {
 			t.Errorf("%s ended at %s, before it began", r.task, r.end)
 		}

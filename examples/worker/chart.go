@@ -26,6 +26,7 @@ var (
 	styleHead = lipgloss.NewStyle().Bold(true)
 	styleIdle = lipgloss.NewStyle().Faint(true)
 	styleRun  = lipgloss.NewStyle().Foreground(lipgloss.Green)
+	stylePark = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
 	styleOver = lipgloss.NewStyle().Foreground(lipgloss.BrightRed).Bold(true)
 )
 
@@ -59,12 +60,15 @@ func newScreen(stdout, stderr io.Writer) screen {
 }
 
 // chart draws one line per key: time runs to the right, a block is a run, a
-// digit is that many at once.
+// digit is that many at once. Below it is one for what was parked, if anything
+// was.
 func chart(t timeline, what string, width int) string {
 	rows := t.rows[:min(mostRows, len(t.rows))]
 	widest := len("p50 wait")
+	most := 0 // parked at once
 	for _, r := range rows {
 		widest = max(widest, ansi.StringWidth(shorten(r.label)))
+		most = max(most, r.parked.most())
 	}
 	what = shorten(what)
 	widest = max(widest, ansi.StringWidth(what))
@@ -72,6 +76,7 @@ func chart(t timeline, what string, width int) string {
 	// get), and two columns between neighbours.
 	cells := max(20, width-widest-len("  "+"  9999"+"  overlaps"+"  p50 wait"+"  p95 wait"))
 
+	var over []bool // by line
 	tab := table.New().
 		Border(lipgloss.HiddenBorder()).
 		BorderTop(false).BorderBottom(false).BorderLeft(false).BorderRight(false).
@@ -88,28 +93,44 @@ func chart(t timeline, what string, width int) string {
 			if col > 0 {
 				s = s.PaddingLeft(2)
 			}
-			if col == 3 && row >= 0 && rows[row].overlaps > 0 {
+			if col == 3 && row >= 0 && over[row] {
 				s = s.Inherit(styleOver)
 			}
 			return s
 		})
 	for _, r := range rows {
-		tab.Row(shorten(r.label), paint(r.cells(cells, t.span), r.limit),
+		pieces := r.cells(cells, t.span)
+		over = append(over, r.overlaps > 0)
+		tab.Row(shorten(r.label), paint(pieces, r.limit),
 			strconv.Itoa(len(r.stays)), strconv.Itoa(r.overlaps), brief(r.p50), brief(r.p95))
+		if n := len(r.parked); n > 0 {
+			over = append(over, false)
+			tab.Row(stylePark.Render("  parked"), stylePark.Render(hill(pieces, most)),
+				strconv.Itoa(n), "", brief(r.parked.percentile(50)), brief(r.parked.percentile(95)))
+		}
 	}
 	var b strings.Builder
 	b.WriteString(tab.Render())
 	b.WriteByte('\n')
 	if rest := t.rows[len(rows):]; len(rest) > 0 {
-		runs, overlaps := 0, 0
+		runs, overlaps, parked := 0, 0, 0
 		for _, r := range rest {
 			runs += len(r.stays)
 			overlaps += r.overlaps
+			parked += len(r.parked)
 		}
-		fmt.Fprintf(&b, "and %d more keys with %d runs, %d overlaps\n", len(rest), runs, overlaps)
+		fmt.Fprintf(&b, "and %d more keys with %d runs, %d overlaps", len(rest), runs, overlaps)
+		if parked > 0 {
+			fmt.Fprintf(&b, ", parked %d times", parked)
+		}
+		b.WriteByte('\n')
 	}
 	fmt.Fprintf(&b, "\n%s one at a time (%s part of the time)   %s two at once, ...\nwait: from enqueue to start\n",
 		styleRun.Render("█"), styleRun.Render("░▒▓"), paint([]cell{{depth: 2}}, t.limit))
+	if most > 0 {
+		fmt.Fprintf(&b, "%s tasks parked, %d at most; how many times; for how long (p50, p95)\n",
+			stylePark.Render(strings.Join(heights, "")), most)
+	}
 	return b.String()
 }
 
@@ -153,6 +174,22 @@ func sign(c cell) string {
 	default:
 		return "░"
 	}
+}
+
+// heights are the signs of hill, lowest first. A full block would be a run.
+var heights = []string{"▁", "▂", "▃", "▄", "▅", "▆", "▇"}
+
+// hill is as high as many tasks were parked; most is the highest of all rows.
+func hill(cells []cell, most int) string {
+	var b strings.Builder
+	for _, c := range cells {
+		if c.parked == 0 {
+			b.WriteByte(' ')
+			continue
+		}
+		b.WriteString(heights[(c.parked*len(heights)-1)/most])
+	}
+	return b.String()
 }
 
 func styleOf(c cell, limit int) lipgloss.Style {

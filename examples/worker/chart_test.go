@@ -14,7 +14,7 @@ func contended() timeline {
 	return newTimeline([]taskRun{
 		at("octo/hello", 0, 20), at("octo/hello", 20, 60), at("octo/hello", 80, 100),
 		at("acme/anvil", 0, 50), at("acme/anvil", 20, 100),
-	}, 1, "nobody")
+	}, nil, 1, "nobody")
 }
 
 func plainChart(t timeline, width int) string { return ansi.Strip(chart(t, "repository", width)) }
@@ -74,7 +74,7 @@ func TestChart_manyKeys(t *testing.T) {
 		runs = append(runs, at(fmt.Sprintf("repo/%02d", i), 0, 10))
 	}
 	runs = append(runs, at("zz/late", 0, 5), at("zz/late", 0, 5))
-	c := plainChart(newTimeline(runs, 1, "nobody"), 100)
+	c := plainChart(newTimeline(runs, nil, 1, "nobody"), 100)
 	if !strings.Contains(c, "and 4 more keys with 4 runs, 0 overlaps") {
 		t.Errorf("the keys left out are not counted:\n%s", c)
 	}
@@ -82,7 +82,7 @@ func TestChart_manyKeys(t *testing.T) {
 }
 
 func TestChart_hostileKeys(t *testing.T) {
-	c := chart(newTimeline([]taskRun{at("evil\x1b[2Jrepo\nname\u202e", 0, 10), at(strings.Repeat("\u9577", 50), 0, 10)}, 1, "nobody"), "on", 100)
+	c := chart(newTimeline([]taskRun{at("evil\x1b[2Jrepo\nname\u202e", 0, 10), at(strings.Repeat("\u9577", 50), 0, 10)}, nil, 1, "nobody"), "on", 100)
 	if strings.Contains(c, "\x1b[2J") || strings.Contains(c, "\u202e") || strings.Contains(c, "repo\n") {
 		t.Errorf("a key's control characters reach the terminal: %q", c)
 	}
@@ -111,7 +111,13 @@ func TestPaint(t *testing.T) {
 	if paint(two, 2) == paint(two, 1) {
 		t.Error("depth 2 looks alike within a limit of 2 and beyond a limit of 1")
 	}
-	cells := []cell{{0, 0}, {1, 0.1}, {1, 0.4}, {1, 0.6}, {1, 1}, {1, 1}, {2, 1}, {9, 1}, {10, 1}, {99, 1}}
+	var cells []cell
+	for _, c := range []struct {
+		depth int
+		busy  float64
+	}{{0, 0}, {1, 0.1}, {1, 0.4}, {1, 0.6}, {1, 1}, {1, 1}, {2, 1}, {9, 1}, {10, 1}, {99, 1}} {
+		cells = append(cells, cell{depth: c.depth, busy: c.busy})
+	}
 	if got, want := ansi.Strip(paint(cells, 1)), "·░▒▓██29++"; got != want {
 		t.Errorf("paint = %q, want %q", got, want)
 	}

@@ -43,7 +43,7 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	fs.StringVar(&on, "on", "repository.full_name", "payload `fields` (comma-separated) that make the key; empty: one lock for everything")
 	fs.StringVar(&o.busy, "busy", "retry", "the `policy` for a task that did not get its lock: retry, skip, archive, fail, allow, park, replace")
 	fs.IntVar(&o.limit, "limit", 1, "how many tasks of one key may run at once")
-	fs.DurationVar(&o.wait, "wait", 2*time.Second, "the longest time in line before the policy applies")
+	fs.DurationVar(&o.wait, "wait", 2*time.Second, "the longest time in line before the policy applies; -busy park knows none")
 	fs.DurationVar(&o.ttl, "ttl", 0, "length of a lease, renewed while the handler runs (default: the library's, 30s)")
 	fs.DurationVar(&o.retryIn, "retry-in", 0, "with -busy retry: come back after this long (default: the library's, 1s to 5s)")
 	fs.IntVar(&o.workers, "workers", 10, "tasks that the server runs at once")

@@ -34,8 +34,13 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 		Prefix: prefix,
 		Logger: log,
 		Observe: func(_ context.Context, e automutex.Event) {
-			if e.Kind == automutex.EventSkipped {
+			switch e.Kind {
+			case automutex.EventSkipped:
 				rec.skip(e.TaskID)
+			case automutex.EventParked:
+				rec.park(e.TaskID)
+			case automutex.EventAcquired, automutex.EventBusy, automutex.EventRetried:
+				rec.back(e.TaskID, e.Waited)
 			}
 		},
 	})

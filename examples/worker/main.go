@@ -6,8 +6,8 @@
 // What automutex needs is in guard.go, and in the three places of this file
 // where the guard is named. The rest is the demo: events.go and input.go make
 // the tasks, server.go runs them, record.go notes what the handlers did,
-// account.go finds out what became of each task, timeline.go, chart.go and
-// page.go show it.
+// account.go finds out what became of each task, timeline.go, parked.go,
+// chart.go and page.go show it.
 package main
 
 import (
@@ -121,7 +121,8 @@ func (d *demo) run(ctx context.Context, work asynq.Handler, events []event, scre
 	err := d.workOff(ctx, work, events, screen, stderr)
 	left, lerr := inventory(d.inspector, d.queue)
 	err = errors.Join(err, lerr)
-	t := newTimeline(d.rec.snapshot(), d.opts.limit, d.opts.nobody())
+	runs, parked := d.rec.snapshot()
+	t := newTimeline(runs, parked, d.opts.limit, d.opts.nobody())
 	result := d.rec.account(left)
 	result.overlaps = t.overlaps()
 
@@ -165,7 +166,7 @@ func (d *demo) workOff(ctx context.Context, work asynq.Handler, events []event, 
 	update, remove := newProgress(stderr, screen.animated, len(events))
 	defer remove()
 	client := asynq.NewClientFromRedisClient(d.store.client)
-	err := enqueue(ctx, client, d.queue, events, d.rec)
+	err := enqueue(ctx, client, d.queue, events, d.opts.on, d.rec)
 	if len(d.rec.order) == 0 {
 		return err
 	}
@@ -188,8 +189,12 @@ func (d *demo) stop(ctx context.Context) {
 func (d *demo) summary(events int) string {
 	guarded := "unguarded"
 	if d.guard != nil {
-		guarded = fmt.Sprintf("one turn per %s: limit %d, wait %s, then %s",
-			strings.Join(d.opts.on, " + "), d.opts.limit, d.opts.wait, d.opts.busy)
+		wait := fmt.Sprintf("wait %s, ", d.opts.wait)
+		if d.opts.busy == automutex.Park.String() {
+			wait = "" // it lasts as long as it takes
+		}
+		guarded = fmt.Sprintf("one turn per %s: limit %d, %sthen %s",
+			strings.Join(d.opts.on, " + "), d.opts.limit, wait, d.opts.busy)
 	}
 	return fmt.Sprintf("%d tasks, %d workers, %s of work each, on %s; %s",
 		events, d.opts.workers, d.opts.work, d.store.name, guarded)

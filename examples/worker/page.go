@@ -25,6 +25,7 @@ var pageSource string
 var pageTemplate = template.Must(template.New("page").Parse(pageSource))
 
 var (
+	amber = color.RGBA{R: 0xf2, G: 0xc1, B: 0x4e, A: 0xff}
 	green = color.RGBA{R: 0x2e, G: 0x9e, B: 0x5b, A: 0xff}
 	red   = color.RGBA{R: 0xd6, G: 0x45, B: 0x45, A: 0xff}
 	grey  = color.RGBA{R: 0xee, G: 0xee, B: 0xee, A: 0xff}
@@ -34,22 +35,27 @@ var (
 type page struct {
 	Summary, What, Result string
 	Limit, Hidden         int
+	Parked                int           // times; the page tells of parked tasks when there were any
+	MostParked            int           // at once, of one key
 	Picture               template.HTML // made by vgsvg, which escapes what it is given
 	Width, Height         float64
 	Marks                 []mark
 	Rows                  []pageRow
 }
 
-// mark is a place in the picture that tells of its run when pointed at.
+// mark is a place in the picture that tells of its run, or of what was parked,
+// when pointed at.
 type mark struct {
 	X, Y, W, H float64
 	Text       string
 }
 
 type pageRow struct {
-	Label          string
-	Runs, Overlaps int
-	P50, P95       string
+	Label                string
+	Runs, Overlaps       int
+	P50, P95             string
+	Parked               int
+	ParkedP50, ParkedP95 string
 }
 
 // writePage writes the timeline as one page that needs nothing else: no
@@ -66,9 +72,12 @@ func writePage(file string, t timeline, summary, what, result string) error {
 }
 
 func renderPage(t timeline, summary, what, result string) ([]byte, error) {
-	p := page{Summary: summary, What: what, Result: result, Limit: t.limit, Hidden: max(0, len(t.rows)-mostDrawn)}
+	p := page{Summary: summary, What: what, Result: result, Limit: t.limit, Hidden: max(0, len(t.rows)-mostDrawn), Parked: len(t.parked)}
 	for _, r := range t.rows {
-		p.Rows = append(p.Rows, pageRow{printable(r.label), len(r.stays), r.overlaps, brief(r.p50), brief(r.p95)})
+		p.Rows = append(p.Rows, pageRow{
+			Label: printable(r.label), Runs: len(r.stays), Overlaps: r.overlaps, P50: brief(r.p50), P95: brief(r.p95),
+			Parked: len(r.parked), ParkedP50: brief(r.parked.percentile(50)), ParkedP95: brief(r.parked.percentile(95)),
+		})
 	}
 	if err := p.draw(t); err != nil {
 		return nil, err
@@ -86,7 +95,9 @@ func (p *page) draw(t timeline) error {
 	names := make([]string, len(b.rows))
 	for i, r := range b.rows {
 		names[b.height(i)] = shorten(r.label)
+		b.mostParked = max(b.mostParked, r.parked.most())
 	}
+	p.MostParked = b.mostParked
 	chart := plot.New()
 	chart.X.Label.Text = "seconds since the start"
 	chart.X.Max = max(t.span.Seconds(), 0.001)
@@ -124,11 +135,19 @@ func (p *page) draw(t timeline) error {
 }
 
 // bars is a plot.Plotter that draws each run as a bar on the line of its key,
-// overlapping ones below each other. It notes where they came to lie.
+// overlapping ones below each other, and under them how many tasks were parked,
+// if any were. It notes where they came to lie.
 type bars struct {
-	rows  []row
-	marks []mark
+	rows       []row
+	mostParked int // at once, of one key
+	marks      []mark
 }
+
+// How much of a row's height is used, and how much of that by what was parked.
+const (
+	thick       = 0.8
+	thickParked = 0.3
+)
 
 // height is the place of a row on the Y axis: the first is on top.
 func (b *bars) height(i int) int { return len(b.rows) - 1 - i }
@@ -137,9 +156,13 @@ func (b *bars) height(i int) int { return len(b.rows) - 1 - i }
 func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
 	for i, r := range b.rows {
-		const thick = 0.8
 		top := float64(b.height(i)) + thick/2
 		fill(c, grey, c.Min.X, c.Max.X, y(top), y(top-thick))
+		thick := thick // what is left of it for the runs
+		if b.mostParked > 0 {
+			b.plotParked(c, x, y, r, top-thick)
+			thick -= thickParked
+		}
 		lanes := 1
 		for _, s := range r.stays {
 			lanes = max(lanes, s.lane+1)
@@ -161,6 +184,28 @@ func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
 					brief(s.begin), brief(s.end), brief(s.waited())),
 			})
 		}
+	}
+}
+
+// plotParked draws how many tasks of a row were parked, upwards from base.
+func (b *bars) plotParked(c draw.Canvas, x, y func(float64) vg.Length, r row, base float64) {
+	for _, l := range r.parked.levels() {
+		left, right := x(l.from.Seconds()), x(l.to.Seconds())
+		share := max(0.1, float64(l.tasks)/float64(b.mostParked)) // never too low to be seen
+		top := y(base + thickParked*share)
+		fill(c, amber, left, right, top, y(base))
+		if right-left < vg.Points(1) {
+			continue // nobody can point at it
+		}
+		tasks := "1 task"
+		if l.tasks > 1 {
+			tasks = fmt.Sprintf("%d tasks", l.tasks)
+		}
+		b.marks = append(b.marks, mark{
+			X: left.Points(), Y: top.Points(),
+			W: (right - left).Points(), H: (top - y(base)).Points(),
+			Text: fmt.Sprintf("%s\n%s parked\nfrom %s to %s", printable(r.label), tasks, brief(l.from), brief(l.to)),
+		})
 	}
 }
 

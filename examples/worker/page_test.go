@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -39,9 +40,11 @@ func TestPage_selfContained(t *testing.T) {
 	}
 }
 
-func TestPage_marksLieOnBars(t *testing.T) {
-	p := page{}
-	if err := p.draw(contended()); err != nil {
+// drawTest draws a timeline, all of whose marks must lie in the picture.
+func drawTest(t *testing.T, tl timeline) page {
+	t.Helper()
+	var p page
+	if err := p.draw(tl); err != nil {
 		t.Fatal(err)
 	}
 	for i, m := range p.Marks {
@@ -49,6 +52,58 @@ func TestPage_marksLieOnBars(t *testing.T) {
 			t.Errorf("mark %d lies outside the picture of %g x %g: %+v", i, p.Width, p.Height, m)
 		}
 	}
+	return p
+}
+
+func TestPage_parked(t *testing.T) {
+	html := renderTest(t, called())
+	for _, want := range []string{
+		"at most 2 of one key at once", "<th>parked<", "<td>3<td>35ms<td>70ms", // octo/hello
+		"<td>0<td>0s<td>0s", // acme/anvil
+		"octo/hello\n2 tasks parked\nfrom 10ms to 35ms", "octo/hello\n1 task parked\n",
+	} {
+		if !strings.Contains(html, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if got := foreign.FindString(html); got != "" {
+		t.Errorf("the page refers to something outside: %q", got)
+	}
+	if html := renderTest(t, contended()); strings.Contains(html, "parked") || strings.Contains(html, "fill:#F2C14E") {
+		t.Error("nothing was parked, and the page tells of it")
+	}
+
+	// Below the runs of the row, higher for two tasks than for one, and over the
+	// same time as it was.
+	p := drawTest(t, called())
+	var runs, parked []mark
+	for _, m := range p.Marks {
+		switch {
+		case strings.Contains(m.Text, "parked"):
+			parked = append(parked, m)
+		case strings.HasPrefix(m.Text, "octo/hello"):
+			runs = append(runs, m)
+		}
+	}
+	if len(runs) != 3 || len(parked) != 4 || strings.Count(html, "fill:#F2C14E") != len(parked) {
+		t.Fatalf("%d runs and %d times with tasks parked, want 3 and 4, and a bar for each:\n%v", len(runs), len(parked), parked)
+	}
+	for i, m := range parked {
+		if m.Y < runs[0].Y+runs[0].H-0.01 {
+			t.Errorf("what was parked (%+v) does not lie below the runs (%+v)", m, runs[0])
+		}
+		if two := i == 1 || i == 2; two != (m.H > 1.5*parked[0].H) {
+			t.Errorf("heights of 1, 2, 2, 1 parked tasks: bar %d is %g high, the first %g", i, m.H, parked[0].H)
+		}
+	}
+	last := parked[3]
+	if scale := runs[0].W / 40; math.Abs(last.X-runs[0].X-40*scale) > 0.1 || math.Abs(last.W-40*scale) > 0.1 {
+		t.Errorf("the last bar (%+v) does not go from 40 to 80 ms, where the run to 40 ms is %+v", last, runs[0])
+	}
+}
+
+func TestPage_marksLieOnBars(t *testing.T) {
+	p := drawTest(t, contended())
 	// octo/hello is the first row: its marks lie above acme/anvil's.
 	if first, last := p.Marks[0], p.Marks[4]; first.Y+first.H > last.Y {
 		t.Errorf("the first row (%+v) does not lie above the second (%+v)", first, last)
@@ -56,14 +111,14 @@ func TestPage_marksLieOnBars(t *testing.T) {
 }
 
 func TestPage_hostileKeys(t *testing.T) {
-	html := renderTest(t, newTimeline([]taskRun{at(`</title></svg><script>alert(1)</script>`, 0, 10), at("\x00\x1b", 0, 1)}, 1, "nobody"))
+	html := renderTest(t, newTimeline([]taskRun{at(`</title></svg><script>alert(1)</script>`, 0, 10), at("\x00\x1b", 0, 1)}, nil, 1, "nobody"))
 	if strings.Contains(html, "<script") || strings.ContainsAny(html, "\x00\x1b") {
 		t.Error("a key's text became markup")
 	}
 }
 
 func TestPage_empty(t *testing.T) {
-	if html := renderTest(t, newTimeline(nil, 1, "nobody")); !strings.Contains(html, "<svg") {
+	if html := renderTest(t, newTimeline(nil, nil, 1, "nobody")); !strings.Contains(html, "<svg") {
 		t.Error("no picture")
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,17 +19,34 @@ type taskRun struct {
 // waited is the time from the enqueue to the start of the handler.
 func (r taskRun) waited() time.Duration { return max(0, r.begin-r.queued) }
 
+// parkedTime is one time that a task was parked: handed back with its place in
+// line kept, until a worker had it again.
+type parkedTime struct {
+	entity   string
+	task     string
+	from, to time.Duration
+}
+
+// arrival is what is known of a task before it runs.
+type arrival struct {
+	entity string
+	at     time.Duration
+}
+
 // recorder notes what the handlers really did. The verdict (overlaps, lost
-// tasks) is made from it, never from what the guard says it did.
+// tasks) is made from it, never from what the guard says it did; only the parked
+// times, which no handler sees, are the guard's word.
 type recorder struct {
 	start time.Time
 
 	// mu guards what follows, which all handlers write. Times are taken while
 	// it is held, so that their order is the order of what happened.
 	mu       sync.Mutex
-	enqueued map[string]time.Duration // by task ID
-	order    []string                 // the task IDs as enqueued
+	enqueued map[string]arrival // by task ID
+	order    []string           // the task IDs as enqueued
 	runs     []taskRun
+	parked   []parkedTime
+	away     map[string]int  // by ID of a task that is parked now: its place in parked
 	done     map[string]bool // handler returned nil
 	skipped  map[string]bool // ended by the policy without running
 }
@@ -36,7 +54,8 @@ type recorder struct {
 func newRecorder() *recorder {
 	return &recorder{
 		start:    time.Now(),
-		enqueued: make(map[string]time.Duration),
+		enqueued: make(map[string]arrival),
+		away:     make(map[string]int),
 		done:     make(map[string]bool),
 		skipped:  make(map[string]bool),
 	}
@@ -44,10 +63,10 @@ func newRecorder() *recorder {
 
 // enqueue is called right before a task is handed to asynq; forget takes it
 // back when asynq refused it.
-func (r *recorder) enqueue(task string) {
+func (r *recorder) enqueue(entity, task string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.enqueued[task] = time.Since(r.start)
+	r.enqueued[task] = arrival{entity, time.Since(r.start)}
 	r.order = append(r.order, task)
 }
 
@@ -66,7 +85,7 @@ func (r *recorder) begin(entity, task, kind string) (end func(error)) {
 	i := len(r.runs)
 	r.runs = append(r.runs, taskRun{
 		entity: entity, task: task, kind: kind,
-		queued: r.enqueued[task], begin: time.Since(r.start), end: -1,
+		queued: r.enqueued[task].at, begin: time.Since(r.start), end: -1,
 	})
 	return func(err error) {
 		r.mu.Lock()
@@ -85,16 +104,40 @@ func (r *recorder) skip(task string) {
 	r.skipped[task] = true
 }
 
-// snapshot copies the runs; those still under way end now.
-func (r *recorder) snapshot() []taskRun {
+// park notes a task that is parked from now on.
+func (r *recorder) park(task string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.away[task] = len(r.parked)
+	r.parked = append(r.parked, parkedTime{entity: r.enqueued[task].entity, task: task, from: time.Since(r.start), to: -1})
+}
+
+// back notes that a worker has had the task for waited by now. It does nothing
+// for a task that was not parked.
+func (r *recorder) back(task string, waited time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i, ok := r.away[task]; ok {
+		r.parked[i].to = max(r.parked[i].from, time.Since(r.start)-waited)
+		delete(r.away, task)
+	}
+}
+
+// snapshot copies the runs and the parked times; those not over yet end now.
+func (r *recorder) snapshot() ([]taskRun, []parkedTime) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Since(r.start)
-	runs := append([]taskRun(nil), r.runs...)
+	runs, parked := slices.Clone(r.runs), slices.Clone(r.parked)
 	for i := range runs {
 		if runs[i].end < 0 {
 			runs[i].end = now
 		}
 	}
-	return runs
+	for i := range parked {
+		if parked[i].to < 0 {
+			parked[i].to = now
+		}
+	}
+	return runs, parked
 }

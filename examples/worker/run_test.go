@@ -15,11 +15,13 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 func TestMain(m *testing.M) {
 	logging.Disable() // as in main
-	os.Exit(m.Run())
+	redistest.Main(m)
 }
 
 // patience is how long a test waits for what must happen.
@@ -104,6 +106,84 @@ func TestRun_overlapsInSpiteOfGuard(t *testing.T) {
 	o.expect(t, exitFindings, tally{tasks: 60, done: 60, overlaps: o.overlaps})
 }
 
+func TestRun_park(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.html")
+	o := try(t, t.Context(), "", "-busy", "park", "-tasks", "120", "-work", "10ms", "-html", page)
+	o.expect(t, exitOK, tally{tasks: 120, done: 120})
+	if !strings.Contains(o.stdout, "limit 1, then park\n") {
+		t.Errorf("the head line does not tell the policy:\n%s", o.stdout)
+	}
+	highest := 0
+	for line := range strings.Lines(o.stdout) {
+		if hill, ok := strings.CutPrefix(line, "  parked "); ok {
+			highest += strings.Count(hill, "▇")
+			if picture := strings.Fields(hill)[0]; strings.HasSuffix(picture, "▇") {
+				t.Errorf("%q shows no task that came back", picture)
+			}
+		}
+	}
+	if highest == 0 {
+		t.Errorf("the chart does not show what was parked:\n%s", o.stdout)
+	}
+	if o.stderr != "" {
+		t.Errorf("stderr of a run without trouble:\n%s", o.stderr)
+	}
+	html, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(html, []byte("tasks parked\nfrom ")) {
+		t.Error("the page does not show what was parked")
+	}
+}
+
+// With one worker, with more than one turn at once, in a Cluster: nobody is
+// lost, and nobody overlaps.
+func TestRun_parkEverywhere(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		address := "redis://" + s.Addr()
+		if s.Kind() == redistest.KindCluster {
+			address = strings.Join(s.Addrs(), ",")
+		}
+		for _, args := range []string{"", "-workers 1", "-limit 2", "-workers 3 -on sender.login"} {
+			all := append(strings.Fields(args), "-redis", address, "-busy", "park", "-tasks", "100", "-work", "3ms")
+			o := try(t, t.Context(), "", all...)
+			o.expect(t, exitOK, tally{tasks: 100, done: 100})
+			if o.stderr != "" {
+				t.Errorf("%q: stderr of a run without trouble:\n%s", all, o.stderr)
+			}
+		}
+	})
+}
+
+func TestRun_parkInput(t *testing.T) {
+	o := try(t, t.Context(), "", "-busy", "park", "-input", "testdata/events.jsonl", "-workers", "2")
+	o.expect(t, exitOK, tally{tasks: 11, done: 9, archived: 2})
+}
+
+// What is parked when the program is stopped is still to be run.
+func TestRun_parkInterrupted(t *testing.T) {
+	mini := miniredis.RunT(t)
+	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
+	defer inspector.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	parked := make(chan string, 1) // ends with the first answer
+	go func() {
+		parked <- demoQueue(t, inspector, func(q *asynq.QueueInfo) bool { return q.Retry >= 20 })
+		cancel()
+	}()
+	o := try(t, ctx, "", "-redis", "redis://"+mini.Addr(), "-busy", "park", "-tasks", "200", "-work", "40ms", "-on", "")
+	<-parked
+	o.expect(t, exitOK, tally{tasks: o.tasks, done: o.done})
+	if want := fmt.Sprintf("\nqueued=%d in asynq queue ", o.tasks-o.done); o.tasks-o.done < 20 || !strings.Contains(o.stdout, want) {
+		t.Errorf("no line%s:\n%s", want, o.stdout)
+	}
+	if picture := strings.Fields(lineOf(t, o.stdout, "  parked"))[1]; !strings.HasSuffix(picture, "▇") {
+		t.Errorf("%q does not show what is parked still", picture)
+	}
+}
+
 func TestRun_skipAndArchive(t *testing.T) {
 	o := try(t, t.Context(), "", "-tasks", "60", "-busy", "skip", "-wait", "0s")
 	if o.skipped == 0 {
@@ -162,10 +242,12 @@ func TestRun_leavesNothing(t *testing.T) {
 	if err := mini.Set("another", "program's"); err != nil {
 		t.Fatal(err)
 	}
-	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "40", "-busy", "archive", "-wait", "0s")
-	o.expect(t, exitOK, tally{tasks: 40, done: 40 - o.archived, archived: o.archived})
-	if got := mini.Keys(); !slices.Equal(got, []string{"another"}) {
-		t.Errorf("keys in Redis afterwards: %q, want what was there before", got)
+	for _, busy := range []string{"archive", "park"} {
+		o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "40", "-busy", busy, "-wait", "0s")
+		o.expect(t, exitOK, tally{tasks: 40, done: 40 - o.archived, archived: o.archived})
+		if got := mini.Keys(); !slices.Equal(got, []string{"another"}) {
+			t.Errorf("-busy %s: keys in Redis afterwards: %q, want what was there before", busy, got)
+		}
 	}
 }
 
@@ -266,7 +348,6 @@ func TestRun_refuses(t *testing.T) {
 	for _, args := range [][]string{
 		{"-limit", "0"},
 		{"-busy", "never"},
-		{"-busy", "park"},
 		{"-ttl", "1ms"},
 		{"-on", "a..b"},
 		{"-redis", "nonsense"},

@@ -55,7 +55,7 @@ func serverConfig(opts options, queue string, log *slog.Logger) asynq.Config {
 }
 
 // enqueue hands the events to asynq until ctx ends.
-func enqueue(ctx context.Context, client *asynq.Client, queue string, events []event, rec *recorder) error {
+func enqueue(ctx context.Context, client *asynq.Client, queue string, events []event, on []string, rec *recorder) error {
 	for i, e := range events {
 		select {
 		case <-ctx.Done():
@@ -63,7 +63,8 @@ func enqueue(ctx context.Context, client *asynq.Client, queue string, events []e
 		default:
 		}
 		id := fmt.Sprintf("event-%06d", i+1)
-		rec.enqueue(id)
+		entity, _ := entityOf(e.Payload, on)
+		rec.enqueue(entity, id)
 		// Not under ctx: an enqueue cut off half-way may have happened or not.
 		_, err := client.Enqueue(asynq.NewTask(e.Type, e.Payload),
 			asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(3))

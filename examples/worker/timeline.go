@@ -21,26 +21,41 @@ type row struct {
 	limit    int    // how many of them may be under way at once
 	overlaps int
 	p50, p95 time.Duration // of the waiting times
+	parked   parkedTimes
 }
 
 // timeline is what chart and page are drawn from.
 type timeline struct {
-	rows  []row // busiest first
-	span  time.Duration
-	limit int // runs that one entity may have at once
+	rows   []row // busiest first
+	span   time.Duration
+	limit  int         // runs that one entity may have at once
+	parked parkedTimes // of all rows
 }
 
-// newTimeline sorts runs into rows. Runs without an entity get a row of their
-// own, named nobody, in which nothing counts as an overlap: no lock is theirs.
-func newTimeline(runs []taskRun, limit int, nobody string) timeline {
-	t := timeline{limit: limit}
-	byEntity := make(map[string][]taskRun)
+// newTimeline sorts runs and parked times into rows. Those without an entity get
+// a row of their own, named nobody, in which nothing counts as an overlap: no
+// lock is theirs.
+func newTimeline(runs []taskRun, parked []parkedTime, limit int, nobody string) timeline {
+	t := timeline{limit: limit, parked: parked}
+	type group struct {
+		runs   []taskRun
+		parked parkedTimes
+	}
+	byEntity := make(map[string]group)
 	for _, r := range runs {
-		byEntity[r.entity] = append(byEntity[r.entity], r)
+		g := byEntity[r.entity]
+		g.runs = append(g.runs, r)
+		byEntity[r.entity] = g
 		t.span = max(t.span, r.end)
 	}
-	for entity, runs := range byEntity {
-		rw := row{label: entity, stays: arrange(runs), limit: limit}
+	for _, p := range parked {
+		g := byEntity[p.entity]
+		g.parked = append(g.parked, p)
+		byEntity[p.entity] = g
+		t.span = max(t.span, p.to)
+	}
+	for entity, g := range byEntity {
+		rw := row{label: entity, stays: arrange(g.runs), limit: limit, parked: g.parked}
 		if entity == "" {
 			rw.label, rw.limit = nobody, math.MaxInt
 		}
@@ -99,8 +114,9 @@ func arrange(runs []taskRun) []stay {
 
 // cell is a piece of a row's time.
 type cell struct {
-	depth int     // the most runs that were under way at one moment of it
-	busy  float64 // the part of it, 0 to 1, in which any run was
+	depth  int     // the most runs that were under way at one moment of it
+	busy   float64 // the part of it, 0 to 1, in which any run was
+	parked int     // the most tasks that were parked at one moment of it
 }
 
 // cells divides the row's time into n equal pieces. Two runs in one piece, one
@@ -131,6 +147,12 @@ func (r row) cells(n int, span time.Duration) []cell {
 		for c := min(int(from), n-1); c < n && float64(c) < to; c++ {
 			out[c].depth = max(out[c].depth, depth)
 			out[c].busy += max(0, min(to, float64(c+1))-max(from, float64(c)))
+		}
+	}
+	for _, l := range r.parked.levels() {
+		from, to := float64(l.from)/width, float64(l.to)/width
+		for c := min(int(from), n-1); c < n && float64(c) < to; c++ {
+			out[c].parked = max(out[c].parked, l.tasks)
 		}
 	}
 	return out

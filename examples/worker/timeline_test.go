@@ -39,7 +39,7 @@ func TestTimeline_overlaps(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := newTimeline(test.runs, test.limit, "nobody").overlaps(); got != test.want {
+			if got := newTimeline(test.runs, nil, test.limit, "nobody").overlaps(); got != test.want {
 				t.Errorf("overlaps = %d, want %d", got, test.want)
 			}
 		})
@@ -49,7 +49,7 @@ func TestTimeline_overlaps(t *testing.T) {
 func TestTimeline_rows(t *testing.T) {
 	runs := []taskRun{at("b", 0, 10), at("a", 0, 10), at("c", 0, 10), at("c", 10, 40), at("", 0, 5)}
 	runs[0].queued = -5 * ms
-	tl := newTimeline(runs, 1, "(no name)")
+	tl := newTimeline(runs, nil, 1, "(no name)")
 	var labels []string
 	for _, r := range tl.rows {
 		labels = append(labels, r.label)
