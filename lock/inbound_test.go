@@ -123,8 +123,7 @@ func TestInboundStays(t *testing.T) {
 func TestLifeIsLearned(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		unsure := func(context.Context, string, string) Fate { return FateUnsure }
-		m := newLocker(t, s.Client(t), calls(unsure)).Mutex(redistest.Name(t))
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		trips := func(n int, took time.Duration) {
 			t.Helper()
 			for range n {
@@ -154,8 +153,20 @@ func TestLifeIsLearned(t *testing.T) {
 		within(20*time.Second, 30*time.Second)
 		trips(20, 2*time.Second) // a moving average
 		within(4*time.Second, 12*time.Second)
-		if _, arg := p.wanted(m); arg.(int64) < 4000 {
-			t.Errorf("release and call are told %v ms", arg)
+		// It is what release and call are told, where there is a Caller.
+		if inbound, life := p.wanted(m); inbound != 0 || life != minLifeArg {
+			t.Errorf("without a Caller: %v, %v", inbound, life)
+		}
+		p = newParking(newLocker(t, s.Client(t)), func(context.Context, string, string) Fate { return FateUnsure })
+		if inbound, life := p.wanted(m); inbound != 1 || life != minLifeArg {
+			t.Errorf("of a line that is not known: %v, %v", inbound, life)
+		}
+		p.mu.Lock()
+		n := p.line(m)
+		n.trip, n.inbound = average(10*time.Second), 4.9
+		p.mu.Unlock()
+		if inbound, life := p.wanted(m); inbound != 4 || life != int64(20_000) {
+			t.Errorf("of one that is: %v, %v", inbound, life)
 		}
 	})
 }
