@@ -299,6 +299,13 @@ func (e *events) list(kinds ...EventKind) []Event {
 	return found
 }
 
+// clear forgets what was seen.
+func (e *events) clear() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = nil
+}
+
 // kindsOf gives the kinds of the events of one task, in order.
 func (e *events) kindsOf(id string) (kinds []EventKind) {
 	for _, event := range e.list() {
