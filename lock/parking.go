@@ -51,7 +51,8 @@ const (
 	vainTrip = 0.03
 	// minLife is how long a called one has to come, at least.
 	minLife = time.Second
-	// latersPerLook is how many are sent to the end of the line between two looks.
+	// latersPerLook is how many are sent to the end of the line between two looks,
+	// and none of them twice: a line of which none can run is gone through once.
 	latersPerLook = 64
 )
 
@@ -81,7 +82,7 @@ type parkedLine struct {
 	lookAt  time.Time
 	looking bool
 	used    time.Time
-	laters  int                 // since the last look
+	laters  map[string]bool     // notes sent to the end of the line since the last look, or since one came
 	calls   map[string]*summons // by note: those under way or on their way back
 }
 
@@ -113,9 +114,11 @@ func newParking(l *Locker, caller Caller) *parking {
 func (p *parking) line(m *Lock) *parkedLine {
 	n := p.lines[m.Key()]
 	if n == nil {
-		n = &parkedLine{lock: m, inbound: 1, calls: make(map[string]*summons)}
+		n = &parkedLine{lock: m, inbound: 1, calls: make(map[string]*summons), laters: make(map[string]bool)}
 		p.lines[m.Key()] = n
 		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+		// However it is used, look has to come and forget it.
+		p.alarm.set(time.Now().Add(forget + time.Second))
 	}
 	n.lock, n.used = m, time.Now()
 	return n
@@ -143,7 +146,7 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 
 // parked notes that an asker was parked; called: it had come in vain.
 func (p *parking) parked(m *Lock, a answer, called bool) {
-	if !a.parked {
+	if !a.parked || p.caller == nil {
 		return
 	}
 	p.mu.Lock()
@@ -230,6 +233,9 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 		return 0, false
 	}
 	code, ok = r[0].(int64)
+	if p.caller == nil {
+		return code, ok // whoever can call looks after it
+	}
 	p.mu.Lock()
 	n := p.line(m)
 	outstanding := make(map[string]bool, len(r)-3)
@@ -258,7 +264,7 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 // summon queues a call, unless it is under way or known to be coming. Callers
 // hold mu.
 func (p *parking) summon(n *parkedLine, note string) {
-	if s := n.calls[note]; p.caller == nil || s != nil && (s.done.IsZero() || time.Since(s.done) < n.life()) {
+	if s := n.calls[note]; s != nil && (s.done.IsZero() || time.Since(s.done) < n.life()) {
 		return
 	}
 	s := &summons{line: n, note: note}
@@ -299,12 +305,15 @@ func (p *parking) call(s *summons) {
 	current := s.line.calls[s.note] == s // it may have come meanwhile
 	if fate == FateComing && current {
 		s.done = time.Now()
+		clear(s.line.laters)
 	} else if current {
 		delete(s.line.calls, s.note)
 	}
 	if fate == FateLater {
-		if s.line.laters++; s.line.laters > latersPerLook {
+		if s.line.laters[s.note] || len(s.line.laters) == latersPerLook {
 			fate = FateUnsure // its call will lapse, which comes to the same
+		} else {
+			s.line.laters[s.note] = true
 		}
 	}
 	p.mu.Unlock()
@@ -349,7 +358,8 @@ func (p *parking) look() {
 		switch {
 		case n.looking:
 		case n.parked && !n.lookAt.After(now):
-			n.looking, n.lookAt, n.laters = true, time.Time{}, 0
+			n.looking, n.lookAt = true, time.Time{}
+			clear(n.laters)
 			due = append(due, n)
 		case n.parked:
 			next = earliest(next, n.lookAt)
