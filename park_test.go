@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -69,6 +70,25 @@ func (r *rig) finish(id string) {
 	run.returns(nil)
 	if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
 		r.t.Errorf("%s: %d attempts spent", id, info.Retried)
+	}
+}
+
+// finishAll is finish for several tasks in any order: more than one may be
+// called at once, and they come as asynq has it then.
+func (r *rig) finishAll(ids ...string) {
+	r.t.Helper()
+	left := slices.Clone(ids)
+	for len(left) > 0 {
+		run := r.stage.next(r.t)
+		i := slices.Index(left, run.id)
+		if i < 0 {
+			r.t.Fatalf("%s runs, and not one of %v", run.id, left)
+		}
+		left = slices.Delete(left, i, i+1)
+		run.returns(nil)
+		if info := r.await(run.id, asynq.TaskStateCompleted); info.Retried != 0 {
+			r.t.Errorf("%s: %d attempts spent", run.id, info.Retried)
+		}
 	}
 }
 
