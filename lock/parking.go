@@ -293,13 +293,13 @@ func (p *parking) work() {
 		}
 		s := p.queue[0]
 		p.queue = p.queue[1:]
+		m := s.line.lock // the next asker puts its own there
 		p.mu.Unlock()
-		p.call(s)
+		p.call(m, s)
 	}
 }
 
-func (p *parking) call(s *summons) {
-	m := s.line.lock
+func (p *parking) call(m *Lock, s *summons) {
 	fate := p.caller(p.locker.closing, m.Key(), s.note)
 	p.mu.Lock()
 	current := s.line.calls[s.note] == s // it may have come meanwhile
