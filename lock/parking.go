@@ -134,6 +134,9 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 	defer p.mu.Unlock()
 	n := p.line(m)
 	delete(n.calls, m.note)
+	if a.others > 0 && p.caller != nil {
+		p.alarm.set(p.lookSoon(n)) // who parked them may be gone, and another slot free
+	}
 	if a.trip < 0 {
 		return false
 	}
