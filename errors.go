@@ -73,7 +73,9 @@ func (e *BusyError) Error() string {
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "; waited %s", e.Waited.Round(time.Millisecond))
 	}
-	return b.String()
+	// A holder outside asynq has whatever note it likes, and asynq files no error
+	// that is not UTF-8: the task would stay active until its lease is over.
+	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
 // Unwrap gives ErrBusy and what ended the wait.

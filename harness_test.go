@@ -50,6 +50,7 @@ type setup struct {
 	guarded  func(*Config)       // further settings of the guard
 	served   func(*asynq.Config) // further settings of the server, before ServerConfig
 	unmarked bool                // without ServerConfig
+	hook     redis.Hook          // on asynq's client, which is the guard's where locks is nil
 	// wrap is how guard and handler become the server's; nil: guard.Middleware
 	wrap func(g *Guard, h asynq.Handler) asynq.Handler
 }
@@ -58,6 +59,9 @@ type setup struct {
 func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	t.Helper()
 	r := &rig{t: t, queue: o.queue, rdb: s.Client(t), stage: newStage(), log: &logged{}, seen: &events{}}
+	if o.hook != nil {
+		r.rdb.AddHook(o.hook)
+	}
 	if r.queue == "" {
 		r.queue = redistest.Name(t)
 	}
@@ -297,6 +301,13 @@ func (e *events) list(kinds ...EventKind) []Event {
 		}
 	}
 	return found
+}
+
+// clear forgets what was seen.
+func (e *events) clear() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = nil
 }
 
 // kindsOf gives the kinds of the events of one task, in order.

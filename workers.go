@@ -5,8 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/automutex/automutex/lock"
 )
 
 const (
@@ -31,9 +29,15 @@ type workers struct {
 	checking bool           // a check of cheap waits is due; its timer ends by itself
 }
 
+// waitable is what is to be known of a lock that workers stand in line for.
+type waitable interface {
+	Key() string
+	HoldTime() time.Duration
+}
+
 // place is one worker in line.
 type place struct {
-	lock  *lock.Lock
+	lock  waitable
 	since time.Time
 	yield chan struct{} // closed when it has to give way
 	once  sync.Once
@@ -56,7 +60,7 @@ func (w *workers) enter() {
 func (w *workers) leave() { w.busy.Add(-1) }
 
 // wait notes a worker that stands in line for m. Its yield may be closed at once.
-func (w *workers) wait(m *lock.Lock) *place {
+func (w *workers) wait(m waitable) *place {
 	p := &place{lock: m, since: time.Now(), yield: make(chan struct{})}
 	w.mu.Lock()
 	defer w.mu.Unlock()

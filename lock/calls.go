@@ -83,11 +83,17 @@ func (p *parking) summon(n *parkedLine, note string) {
 	p.queue = append(p.queue, s)
 }
 
-// work makes calls until none is queued, or the Locker is closed.
+// slowCall is how long a call may take for others to follow it while the Locker
+// closes: what the last releases owe is called, but Close waits for no Redis
+// that is away.
+const slowCall = time.Second
+
+// work makes calls until none is queued.
 func (p *parking) work() {
+	slow := false
 	for {
 		p.mu.Lock()
-		if len(p.queue) == 0 || p.locker.closing.Err() != nil {
+		if len(p.queue) == 0 || slow && p.locker.closing.Err() != nil {
 			p.queue = nil
 			p.callers--
 			p.mu.Unlock()
@@ -101,7 +107,9 @@ func (p *parking) work() {
 		}
 		p.mu.Unlock()
 		if !moot {
+			began := time.Now()
 			p.call(m, s)
+			slow = time.Since(began) > slowCall
 		}
 	}
 }

@@ -87,6 +87,7 @@ func (p *parking) line(m *Lock) *parkedLine {
 		n = &parkedLine{inbound: 1, laters: make(map[string]bool), calls: make(map[string]*summons)}
 		p.lines[m.Key()] = n
 		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+		// However it is used, look has to come and forget it.
 		p.alarm.set(time.Now().Add(forget + time.Second))
 	}
 	if n.lock == nil || n.lock.limit != m.limit {
@@ -107,6 +108,9 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 	defer p.mu.Unlock()
 	n := p.line(m)
 	n.answered(m.note)
+	if a.others > 0 && p.caller != nil {
+		p.alarm.set(p.lookSoon(n)) // who parked them may be gone, and another slot free
+	}
 	if a.trip < 0 {
 		return false
 	}
@@ -119,7 +123,7 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 
 // parked notes that an asker was parked; called: it had come in vain.
 func (p *parking) parked(m *Lock, a answer, called bool) {
-	if !a.parked {
+	if !a.parked || p.caller == nil {
 		return
 	}
 	p.mu.Lock()
@@ -209,6 +213,9 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 		return 0, false
 	}
 	code, ok = r[0].(int64)
+	if p.caller == nil {
+		return code, ok // whoever can call looks after it
+	}
 	p.mu.Lock()
 	n := p.line(m)
 	outstanding := make(map[string]bool, len(r)-3)

@@ -1,0 +1,81 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// What was learned of a line is forgotten also when nothing was ever parked on
+// it: else a program that waits on ever new locks would grow.
+func TestParkingForgetsLinesThatOnlyWaited(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := New(s.Client(t), Options{Prefix: redistest.Name(t), Call: func(context.Context, string, string) Fate { return FateGone }})
+		t.Cleanup(func() { _ = l.Close() })
+		held, err := l.Mutex("m").TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		var busy *BusyError
+		if _, err := l.Mutex("m", Note("n")).LockOrPark(ctx, make(chan struct{})); !errors.As(err, &busy) || busy.Parked {
+			t.Fatalf("got %v", err)
+		}
+		if l.parking.known.Load() != 1 {
+			t.Fatal("nothing is known of the line: this test is about what is")
+		}
+		l.parking.alarm.mu.Lock()
+		at := l.parking.alarm.at
+		l.parking.alarm.mu.Unlock()
+		if at.IsZero() || time.Until(at) > forget+time.Second {
+			t.Errorf("nobody comes to forget it: %v", at)
+		}
+		// A minute later.
+		l.parking.mu.Lock()
+		for _, n := range l.parking.lines {
+			n.used = n.used.Add(-forget - time.Second)
+		}
+		l.parking.mu.Unlock()
+		l.parking.look()
+		if n := l.parking.known.Load(); n != 0 {
+			t.Errorf("%d lines are still known", n)
+		}
+		if err := held.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A Locker that can call nobody does not look after what others have parked.
+func TestParkingWithoutACallerLooksAfterNothing(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := New(s.Client(t), Options{Prefix: redistest.Name(t)})
+		t.Cleanup(func() { _ = l.Close() })
+		held, err := l.Mutex("m").TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := make(chan struct{})
+		close(now)
+		var busy *BusyError
+		if _, err := l.Mutex("m", Note("n")).LockOrPark(t.Context(), now); !errors.As(err, &busy) || !busy.Parked {
+			t.Fatalf("got %v", err)
+		}
+		if free, err := held.Release(t.Context()); err != nil || free != 1 {
+			t.Errorf("got %d free, %v", free, err)
+		}
+		l.parking.mu.Lock()
+		defer l.parking.mu.Unlock()
+		for key, n := range l.parking.lines {
+			if n.parked || !n.lookAt.IsZero() {
+				t.Errorf("it looks after %s", key)
+			}
+		}
+	})
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package automutex
+
+const raceDetector = false
