@@ -148,7 +148,7 @@ func second[A, B any](_ A, b B) B { return b }
 func TestLinesAreForgotten(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := newLocker(t, s.Client(t), calls(func(context.Context, string, string) Fate { return FateUnsure }))
 		p := l.parking
 		waited, parked, busy := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t))
 		// One that only waited, one that has parked, one that is parked on still.

@@ -28,8 +28,11 @@ if fate ~= '0' then
     end
   end
 end
-local free = grant()
-local called = calls(free, free, tonumber(ARGV[2]), tonumber(ARGV[3]), false)
+local free, inbound = grant(), tonumber(ARGV[2])
+if fate == '0' and free == 0 then
+  inbound = 0 -- a look while the slots are taken repeats calls, and makes none: they would come in vain
+end
+local called = calls(free, free, inbound, tonumber(ARGV[3]), false)
 if called then
   return called
 end
