@@ -36,7 +36,7 @@ func BenchmarkRelease_inLine(b *testing.B) {
 					pair(i)
 				}
 				// The median of some hundreds: whoever else uses the machine
-				// costs some of them much, and not most of them anything.
+				// costs some of them much, but not most.
 				const hundred = 100
 				var times []float64
 				before := scriptTime(b, rdb)
@@ -61,6 +61,9 @@ func BenchmarkRelease_inLine(b *testing.B) {
 				b.ReportMetric(each, "us/pair")
 				if alone > 0 {
 					b.ReportMetric(each/alone, "x-of-1")
+					if each > 1.5*alone {
+						b.Errorf("%.1f us with %d in line, %.1f with one", each, n, alone)
+					}
 				}
 			})
 		}

@@ -54,8 +54,58 @@ func TestALostCallIsMadeByWhoParked(t *testing.T) {
 	})
 }
 
-// Nobody releases: a holder that died, and a cooldown. A look is set for right
-// after the end of it, and not for when one would come by chance.
+// A look is set for right after the first holder's end, not for when one would
+// come by chance, and travels with no earlier one.
+func TestALookForTheEndOfAHolder(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	m := l.Mutex(redistest.Name(t))
+	p := l.parking
+	for _, ms := range []int64{0, 1, 40, 249} {
+		began := time.Now()
+		p.heard(m, []any{int64(0), int64(1), ms})
+		took := time.Since(began)
+		p.mu.Lock()
+		n := p.lines[m.Key()]
+		end := time.Duration(ms+1) * time.Millisecond
+		if d := n.lookAt.Sub(began); !n.exact || d < end || d > end+took {
+			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.exact)
+		}
+		if at := p.alarm.pending(); at.IsZero() || at.After(n.lookAt) {
+			t.Errorf("the alarm is set for %v", at)
+		}
+		n.lookAt, n.exact = began.Add(time.Hour), false // as with nothing due
+		p.mu.Unlock()
+	}
+	for _, ms := range []int64{-1, time.Hour.Milliseconds()} {
+		p.mu.Lock()
+		n := p.lines[m.Key()]
+		n.lookAt, n.exact = time.Time{}, false
+		p.mu.Unlock()
+		began := time.Now()
+		p.heard(m, []any{int64(0), int64(1), ms})
+		took := time.Since(began)
+		p.mu.Lock()
+		if d := n.lookAt.Sub(began); n.exact || d < lookEvery || d > 2*lookEvery+took {
+			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.exact)
+		}
+		p.mu.Unlock()
+	}
+	// Due soon, but exact: not with what is due now.
+	p.mu.Lock()
+	n := p.lines[m.Key()]
+	soonDue := time.Now().Add(lookTogether / 2)
+	n.lookAt, n.exact = soonDue, true
+	p.mu.Unlock()
+	p.look()
+	p.mu.Lock()
+	if left := n.looking; left && time.Now().Before(soonDue) {
+		t.Error("it was looked after too early")
+	}
+	p.mu.Unlock()
+}
+
+// Nobody releases: a holder that died, and a cooldown.
 func TestTheEndOfAHolderIsNoticed(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -77,17 +127,10 @@ func TestTheEndOfAHolderIsNoticed(t *testing.T) {
 			hold(m)
 			mustPark(t, job)
 			end := firstDeadline(t, m)
-			redistest.Eventually(t, soon, func() bool {
-				l.parking.mu.Lock()
-				defer l.parking.mu.Unlock()
-				n := l.parking.lines[m.Key()]
-				d := n.lookAt.Sub(end)
-				return n.exact && d > 0 && d < 20*time.Millisecond
-			}, "a look for the end of what is %s", what)
 			le := come(t, got, "the lock")
 			t.Logf("%s: taken %v after its end", what, le.taken.Sub(end))
-			if le.taken.Before(end) {
-				t.Errorf("%s: taken %v before its end", what, end.Sub(le.taken))
+			if d := le.taken.Sub(end); d < 0 || d > nearly {
+				t.Errorf("%s: taken %v after its end", what, d)
 			}
 			mustUnlock(t, le)
 			free(t, m, 0)

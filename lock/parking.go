@@ -103,7 +103,7 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 	if !a.back || a.parked {
 		return a.trip >= 0 && a.parked
 	}
-	le.parked = a.inLine
+	le.parked = max(a.inLine, 1) // Redis counts whole milliseconds; 0 means never
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.line(m)
