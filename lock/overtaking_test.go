@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -53,5 +54,33 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 				t.Errorf("called are %v, want the old one still", called)
 			}
 		}
+	})
+}
+
+// A look while the slots are taken repeats calls and makes none: they would come
+// in vain. When a slot is free it calls.
+func TestALookCallsNobodyWhileTheSlotsAreTaken(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		look := func(want ...string) {
+			t.Helper()
+			if got := runs(t, m, callScript, []any{m.limit, 2, 10_000, "", 0}); !slices.Equal(got, want) {
+				t.Errorf("called are %q, want %q; %s", got, want, dump(m))
+			}
+		}
+		held := mustTry(t, m)
+		parkAll(t, m, "a", "b")
+		look()
+		if called := releases(t, held, 1, time.Hour); !slices.Equal(called, []string{"a"}) {
+			t.Errorf("the release calls %q", called)
+		}
+		le, err := m.TryLock(t.Context()) // overtakes it
+		if err != nil {
+			t.Fatal(err)
+		}
+		look("a")
+		releases(t, le, 0, time.Hour)
+		look("a", "b")
 	})
 }

@@ -123,7 +123,7 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 
 // parked notes that an asker was parked; called: it had come in vain.
 func (p *parking) parked(m *Lock, a answer, called bool) {
-	if !a.parked || p.caller == nil {
+	if !a.parked {
 		return
 	}
 	p.mu.Lock()
@@ -132,7 +132,10 @@ func (p *parking) parked(m *Lock, a answer, called bool) {
 		n.answered(m.note)
 		n.inbound = max(1, n.inbound-vainTrip)
 	}
-	at := p.lookSoon(n)
+	var at time.Time
+	if p.caller != nil { // else it can call nobody: others look after it
+		at = p.lookSoon(n)
+	}
 	p.mu.Unlock()
 	p.alarm.set(at)
 }

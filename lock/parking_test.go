@@ -25,7 +25,8 @@ func releases(t testing.TB, le *Lease, inbound int, life time.Duration) []string
 // looks runs call as a Locker would that looks after m.
 func looksAfter(t testing.TB, m *Lock, inbound int, life time.Duration) []string {
 	t.Helper()
-	return runs(t, m, callScript, []any{m.limit, inbound, life.Milliseconds(), "", 0})
+	// As after the fate of a call: a look alone calls nobody while the slots are taken.
+	return runs(t, m, callScript, []any{m.limit, inbound, life.Milliseconds(), "nobody's", 1})
 }
 
 func runs(t testing.TB, m *Lock, s *script, args []any) (notes []string) {
