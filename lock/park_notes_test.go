@@ -139,6 +139,7 @@ func TestNobodyParksBehindItsOwnNote(t *testing.T) {
 func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		l := newLocker(t, s.Client(t))
 		const limit = 2000
 		m := l.Semaphore(redistest.Name(t), limit, TTL(time.Hour))
@@ -163,6 +164,7 @@ func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 func TestNotesOfAnyBytes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		called := make(chan string, 1)
 		l := newLocker(t, s.Client(t), calls(func(_ context.Context, _, note string) Fate {
 			called <- note
