@@ -30,6 +30,7 @@ func near(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }
 func TestInboundIsLearned(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		const jobs = 16
@@ -123,6 +124,7 @@ func TestInboundStays(t *testing.T) {
 func TestLifeIsLearned(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		trips := func(n int, took time.Duration) {
 			t.Helper()

@@ -244,6 +244,7 @@ func (a *alarm) pending() time.Time {
 func TestCloseAndCalls(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		rdb := s.Client(t)
 		scripts := newTap(rdb)
 		var under, ended, begun atomic.Int32

@@ -2,9 +2,12 @@ package lock
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -132,10 +135,36 @@ func TestNobodyParksBehindItsOwnNote(t *testing.T) {
 	})
 }
 
+// However many hold a lock, an ask that finds it busy looks at some of them only.
+func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
+		l := newLocker(t, s.Client(t))
+		const limit = 2000
+		m := l.Semaphore(redistest.Name(t), limit, TTL(time.Hour))
+		mustTry(t, m)
+		holders := make([]redis.Z, limit-1)
+		for i := range holders {
+			// By their deadlines: the note that is looked for is the 100th, then the 1,000th.
+			holders[i] = redis.Z{Score: float64(time.Now().UnixMilli() + 60_000 + int64(i)), Member: fmt.Sprintf("h:x.3000.%d|owner|note-%d", i, i+1)}
+		}
+		if err := raw(m).ZAdd(t.Context(), m.Key(), holders...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for note, found := range map[string]bool{"note-100": true, "note-1000": false} {
+			if busy := mustBeBusy(t, noted(m, note)); (busy.Note == note) != found {
+				t.Errorf("%s: the holder shown is %s", note, busy.Note)
+			}
+		}
+	})
+}
+
 // A note is any text.
 func TestNotesOfAnyBytes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		called := make(chan string, 1)
 		l := newLocker(t, s.Client(t), calls(func(_ context.Context, _, note string) Fate {
 			called <- note

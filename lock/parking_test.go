@@ -329,6 +329,7 @@ func TestFates(t *testing.T) {
 func TestALineOfLaters(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = quiet(t, s)
 		for _, n := range []int{1, 5, 100} {
 			c := answers(map[string]Fate{})
 			rdb := s.Client(t)

@@ -66,8 +66,9 @@ if first[2] then
 end
 local same = false
 if note ~= '' and (limit > 1 or park) then
-  -- Among several holders, one with the asker's own note tells most.
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'LIMIT', 0, limit)) do
+  -- Among several holders, one with the asker's own note tells most. Of a great
+  -- many only the first are looked at: each costs a third of a microsecond.
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'LIMIT', 0, math.min(limit, 128))) do
     if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
       holder, same = member, true
       break
