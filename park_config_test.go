@@ -19,7 +19,7 @@ import (
 func TestPark_cooldown(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const long, short = 2500 * time.Millisecond, 600 * time.Millisecond
+		const long, short = 2 * time.Second, 400 * time.Millisecond
 		r := start(t, s, setup{rules: []Rule{
 			{Task: "long", Cooldown: long, Busy: Park},
 			{Task: "short", Cooldown: short, Busy: Park},
@@ -58,13 +58,13 @@ func TestPark_secondRule(t *testing.T) {
 			{Task: "work", Name: "a", Scope: "a", On: []string{"id"}, Busy: Park},
 			{Task: "work", Name: "b", Scope: "b", On: []string{"id"}, Busy: Park},
 		}})
-		second := r.take("b", "1")
+		second := r.hold("b", "1")
 		id := r.enqueue("work", one)
 		info := r.awaitParked(id)
 		if !strings.Contains(info.LastErr, "parked on "+r.lockOf("b", "1").Key()+",") {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
-		first := r.take("a", "1") // free, or this fails
+		first := r.hold("a", "1") // free, or this fails
 		// Called for b it finds a taken, and is called for that then.
 		r.free(second)
 		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventParked)) == 2 }, "it parks on the other key")
@@ -96,7 +96,7 @@ func TestPark_oddNames(t *testing.T) {
 		})
 		var leases []*lock.Lease
 		for _, name := range odd {
-			leases = append(leases, r.take("work", name, "x"))
+			leases = append(leases, r.hold("work", name, "x"))
 			id := r.enqueue("work", name, asynq.TaskID(name))
 			r.awaitParked(id)
 		}
@@ -155,7 +155,7 @@ func TestPark_inspectorGiven(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		inspector := asynq.NewInspectorFromRedisClient(s.Client(t))
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{
+		r, free := heldRig(t, s, setup{
 			workers: 1, locks: bare{s.Client(t)}, guarded: func(c *Config) { c.Inspector = inspector },
 		})
 		id := r.enqueue("work", one)
@@ -171,7 +171,7 @@ func TestPark_wakeAtFront(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, front := range []bool{false, true} {
-			r, free := busyRig(t, s, Rule{Busy: Park}, setup{workers: 1, guarded: func(c *Config) { c.WakeAtFront = front }})
+			r, free := heldRig(t, s, setup{workers: 1, guarded: func(c *Config) { c.WakeAtFront = front }})
 			parked := r.enqueue("work", one)
 			r.awaitParked(parked)
 			first := r.enqueue("other", nil)

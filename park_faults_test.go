@@ -149,7 +149,7 @@ func TestPark_holderKilled(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, Busy: Park}}, workers: 1})
-		const ttl = time.Second
+		const ttl = 700 * time.Millisecond
 		_, err := r.others.Mutex("work", lock.Parts("1"), lock.TTL(ttl), lock.NoRenew()).TryLock(t.Context())
 		taken := time.Now()
 		if err != nil {
@@ -180,7 +180,7 @@ func TestPark_operator(t *testing.T) {
 			"archives": {func(r *rig, id string) error { return r.inspector.ArchiveTask(r.queue, id) }, asynq.TaskStateArchived, false},
 			"runs":     {func(r *rig, id string) error { return r.inspector.RunTask(r.queue, id) }, asynq.TaskStateCompleted, true},
 		} {
-			r, free := busyRig(t, s, Rule{Busy: Park}, setup{workers: 1})
+			r, free := heldRig(t, s, setup{workers: 1})
 			var ids []string
 			for range 3 {
 				id := r.enqueue("work", one)
@@ -270,7 +270,7 @@ func TestPark_pausedQueue(t *testing.T) {
 func TestPark_revivesNobody(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{workers: 1})
+		r, free := heldRig(t, s, setup{workers: 1})
 		begin := map[string]func(id string){
 			"scheduled": func(id string) {
 				r.enqueue("work", one, asynq.TaskID(id), asynq.ProcessIn(time.Hour))
@@ -323,7 +323,7 @@ func TestPark_revivesNobody(t *testing.T) {
 func TestPark_deadlinePassesWhileParked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{workers: 1})
+		r, free := heldRig(t, s, setup{workers: 1})
 		deadline := time.Now().Add(2 * time.Second).Truncate(time.Second) // asynq keeps whole ones
 		id := r.enqueue("work", one, asynq.Deadline(deadline))
 		r.awaitParked(id)
@@ -344,7 +344,7 @@ func TestPark_deadlinePassesWhileParked(t *testing.T) {
 func TestPark_marginBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{})
+		r, free := heldRig(t, s, setup{})
 		id := r.enqueue("work", one, asynq.Timeout(2*time.Second))
 		r.awaitStored(1, 0, "work", "1")
 		r.awaitParked(id)

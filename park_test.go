@@ -20,8 +20,30 @@ import (
 // park_faults_test.go, many tasks and processes are in park_stress_test.go, the
 // count of workers by itself in workers_test.go.
 //
-// The key is mostly taken by rig.others, whose Locker calls nobody: what comes
-// after its release was called by the look-after of the Guard that parked.
+// A key that rig.hold took is released by the Guard, which then calls at once. One
+// that rig.take took is not: rig.others calls nobody, and what comes after its
+// release was called by the look-after of the Guard that parked.
+
+// hold holds a key in the Guard's own process, as a task would.
+func (r *rig) hold(scope string, parts ...string) *lock.Lease {
+	r.t.Helper()
+	lease, err := r.guard.locker.Mutex(scope, lock.Parts(parts...)).TryLock(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = lease.Unlock(context.Background()) })
+	return lease
+}
+
+// heldRig is a rig whose tasks of type "work", keyed on id, park, and whose key
+// of id 1 is held.
+func heldRig(t *testing.T, s *redistest.Server, o setup) (*rig, func()) {
+	t.Helper()
+	o.rules = []Rule{{Task: "work", On: []string{"id"}, Busy: Park}}
+	r := start(t, s, o)
+	lease := r.hold("work", "1")
+	return r, func() { t.Helper(); r.free(lease) }
+}
 
 // awaitParked waits until asynq has filed the task as parked, no attempt spent.
 func (r *rig) awaitParked(id string) *asynq.TaskInfo {
@@ -159,7 +181,7 @@ func TestPark_explainsItself(t *testing.T) {
 func TestPark_yieldsTheLastWorker(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{workers: 3})
+		r, free := heldRig(t, s, setup{workers: 3})
 		older := r.enqueue("work", one)
 		r.awaitStored(1, 0, "work", "1")
 		newer := r.enqueue("work", one)
@@ -211,7 +233,7 @@ func TestPark_waitsInItsWorker(t *testing.T) {
 func TestPark_concurrencyOne(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{workers: 1})
+		r, free := heldRig(t, s, setup{workers: 1})
 		parked := r.enqueue("work", one)
 		r.awaitParked(parked)
 		if busy := r.awaitEvent(EventBusy, parked).Busy; busy.Waited != 0 {
@@ -233,7 +255,7 @@ func TestPark_concurrencyOne(t *testing.T) {
 func TestPark_lastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{workers: 2})
+		r, free := heldRig(t, s, setup{workers: 2})
 		none := r.enqueue("work", one, asynq.MaxRetry(0))
 		r.awaitStored(1, 0, "work", "1")
 		other := r.enqueue("other", nil) // the last worker
@@ -249,13 +271,13 @@ func TestPark_lastAttempt(t *testing.T) {
 		}
 
 		// The last of two.
-		lease := r.take("work", "2")
+		lease := r.hold("work", "2")
 		id := r.enqueue("work", map[string]int{"id": 2}, asynq.MaxRetry(1))
 		r.awaitStored(1, 0, "work", "2") // in its worker
 		r.free(lease)
 		r.stage.next(t).returns(errors.New("its own"))
 		r.awaitRetried(id, 1)
-		lease = r.take("work", "2")
+		lease = r.hold("work", "2")
 		r.rerun(id)
 		r.awaitStored(1, 0, "work", "2")
 		r.await(id, asynq.TaskStateActive)
@@ -309,7 +331,7 @@ func TestPark_sameTask(t *testing.T) {
 func TestPark_unmarked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{unmarked: true})
+		r, free := heldRig(t, s, setup{unmarked: true})
 		id := r.enqueue("work", one)
 		info := r.awaitRetried(id, 1)
 		if busy := r.awaitEvent(EventParked, id).Busy; busy.Waited != 0 || !strings.Contains(info.LastErr, "parked on ") {
@@ -336,7 +358,7 @@ func TestPark_unmarked(t *testing.T) {
 func TestPark_maxWaiting(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, Rule{Busy: Park}, setup{guarded: func(c *Config) { c.MaxWaiting = 1 }})
+		r, free := heldRig(t, s, setup{guarded: func(c *Config) { c.MaxWaiting = 1 }})
 		waits := r.enqueue("work", one)
 		r.awaitStored(1, 0, "work", "1")
 		parks := r.enqueue("work", one)

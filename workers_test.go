@@ -94,17 +94,16 @@ func TestWorkers_lastOneComes(t *testing.T) {
 // after that none, while there is one free.
 func TestWorkers_oneAtATime(t *testing.T) {
 	t.Parallel()
-	o := newOffice(t, 4)
+	o := newOffice(t, 3)
 	all := []*place{o.comes("a"), o.comes("b"), o.comes("c")}
-	o.enter()
-	o.check(all, false, false, true)
-	o.press2() // whatever presses meanwhile
-	o.check(all, false, false, true)
-	o.goes(all[2], true)
-	o.check(all, false, false, true)
+	// The last one took the last worker, for which b was asked, and then stands in
+	// line itself: b's is to come free.
+	o.check(all, false, true, false)
+	o.goes(all[1], true)
+	o.check(all, false, true, false)
 	o.enter() // the freed one is taken
 	o.check(all, false, true, true)
-	o.goes(all[1], true)
+	o.goes(all[2], true)
 	o.enter()
 	o.check(all, true, true, true)
 	o.goes(all[0], true)
@@ -112,13 +111,6 @@ func TestWorkers_oneAtATime(t *testing.T) {
 	if len(o.waiting) != 0 || len(o.inLine) != 0 || o.yielding != nil {
 		t.Errorf("left over: %d in line, %v, %v", len(o.waiting), o.inLine, o.yielding)
 	}
-}
-
-// press2 is press from outside.
-func (o *office) press2() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.press()
 }
 
 // One who gets its lock instead of giving way has freed nothing.
