@@ -63,7 +63,8 @@ type waiter struct {
 }
 
 // message is a grant as published: token, fence, server time; or the news that
-// a lease was broken: then the fence is brokenFence.
+// a lease was broken: then the fence is brokenFence; or that somebody newer asks
+// to stop: then it is stopFence.
 type message struct {
 	token string
 	fence int64
@@ -71,7 +72,10 @@ type message struct {
 	value string // out of a pool, escaped
 }
 
-const brokenFence = -1
+const (
+	brokenFence = -1
+	stopFence   = -2
+)
 
 func newLine(l *Locker) *line {
 	n := &line{locker: l, waiters: make(map[string]*waiter)}
@@ -99,6 +103,7 @@ func (n *line) wait(ctx context.Context, m *Lock) (*Lease, error) {
 			return nil, err
 		}
 		m.locker.renewer.add(le, a.fence, a.value, began, m.ttl)
+		m.listen()
 		return le, nil
 	}
 	n.locker.wake.listen()
@@ -177,6 +182,10 @@ func (n *line) finish(w *waiter) {
 func (n *line) hear(msg message) {
 	if msg.fence == brokenFence {
 		n.locker.renewer.broken(msg.token)
+		return
+	}
+	if msg.fence == stopFence {
+		n.stop(msg.token)
 		return
 	}
 	n.mu.Lock()
