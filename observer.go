@@ -14,13 +14,18 @@ const (
 	EventAcquired EventKind = "acquired"
 	// EventBusy: the lock was taken (and the wait, if any, in vain); the
 	// policy in Policy applies. Exactly one per task attempt that meets a
-	// taken lock; what became of it follows as Skipped, Retried or nothing.
+	// taken lock; what became of it follows as Skipped, Retried, Replaced or
+	// nothing.
 	EventBusy EventKind = "busy"
 	// EventSkipped: policy Skip ended the task without running it.
 	EventSkipped EventKind = "skipped"
 	// EventRetried: the task goes back to asynq, its attempt not spent; Delay
 	// says for how long.
 	EventRetried EventKind = "retried"
+	// EventReplaced: policy Replace ended the task in favour of a newer one. Held
+	// says how long its handler ran before it returned an error; 0: it did not
+	// run, and Waited says how long it stood in line.
+	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was given back; Held
 	// says how long it was held.
 	EventReleased EventKind = "released"
@@ -48,10 +53,10 @@ type Event struct {
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
-	Policy Policy // for EventBusy, EventSkipped and EventRetried: what applied
+	Policy Policy // for EventBusy, EventSkipped, EventRetried and EventReplaced: what applied
 
-	Waited time.Duration // time in line (Acquired, Busy)
-	Held   time.Duration // time held (Released, Lost, Overdue)
+	Waited time.Duration // time in line (Acquired, Busy, Replaced)
+	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
 	Delay  time.Duration // until asynq may run it again (Retried)
 
 	Busy *BusyError // EventBusy: who holds the lock

@@ -22,7 +22,8 @@ import (
 //	Archive              TestPolicy_archive
 //	Fail                 TestPolicy_fail
 //	AfterFailure(fn)     TestPolicy_afterFailure, TestPolicy_afterFailureLastAttempt
-//	Park, Replace        TestPolicy_parkAndReplaceAreRefused
+//	Park                 TestPolicy_parkIsRefused
+//	Replace              TestReplace_* in replace_test.go
 //	Allow                TestPolicy_allow
 //	backend unreachable  TestBackend_* in backend_test.go
 
@@ -304,9 +305,9 @@ func TestPolicy_allow(t *testing.T) {
 	})
 }
 
-func TestPolicy_parkAndReplaceAreRefused(t *testing.T) {
+func TestPolicy_parkIsRefused(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []Policy{Park, Replace} {
+	for _, policy := range []Policy{Park} {
 		_, err := New(redistest.Mini(t).Client(t), Config{Rules: []Rule{{Task: "work", Busy: policy}}})
 		if err == nil || !strings.Contains(err.Error(), policy.String()) || !strings.Contains(err.Error(), "Busy") {
 			t.Errorf("%s: %v", policy, err)

@@ -71,7 +71,7 @@ func TestPolicy_AfterFailure_keepsItsFunction(t *testing.T) {
 func TestPolicy_check(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []Policy{
-		Retry, Skip, Archive, Fail, Allow, RetryIn(time.Nanosecond),
+		Retry, Skip, Archive, Fail, Replace, Allow, RetryIn(time.Nanosecond),
 		AfterFailure(func(context.Context, *asynq.Task, *BusyError) error { return nil }),
 	} {
 		if err := policy.check(); err != nil {
@@ -83,7 +83,6 @@ func TestPolicy_check(t *testing.T) {
 		"RetryIn(-1s)":                RetryIn(-time.Second),
 		"AfterFailure has no":         AfterFailure(nil),
 		"park is not in this version": Park,
-		"replace is not in this":      Replace,
 	} {
 		if err := policy.check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want an error with %q", policy, err, want)

@@ -34,7 +34,7 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 		Prefix: prefix,
 		Logger: log,
 		Observe: func(_ context.Context, e automutex.Event) {
-			if e.Kind == automutex.EventSkipped {
+			if e.Kind == automutex.EventSkipped || e.Kind == automutex.EventReplaced {
 				rec.skip(e.TaskID)
 			}
 		},
