@@ -255,6 +255,52 @@ func TestReplace_retriedTaskIsOld(t *testing.T) {
 	})
 }
 
+// Somebody newer has the lock before a task, which has just arrived, asks for it:
+// that one is not to run after the newer one.
+func TestReplace_overtaken(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		prefix, queue := redistest.Name(t), redistest.Name(t)
+		newer := lock.New(s.Client(t), lock.Options{Prefix: prefix})
+		defer func() { _ = newer.Close() }()
+		m := func(options ...lock.Option) *lock.Lock {
+			return newer.Mutex("work", append(options, lock.Parts("1"), lock.Note("newer"))...)
+		}
+		var once sync.Once
+		taken := make(chan *lock.Lease, 1)
+		hook, locks := &redistest.FailHook{}, s.Client(t)
+		hook.After(func(cmd redis.Cmder) error {
+			if reply, ok := cmd.(*redis.Cmd); ok {
+				if pair, ok := reply.Val().([]any); ok && len(pair) == 2 { // its arrival
+					once.Do(func() {
+						arrival, _, err := m().Arrive(context.Background())
+						if err != nil {
+							t.Error(err)
+						}
+						lease, err := m(lock.OnStop(arrival, func() {})).TryLock(context.Background())
+						if err != nil {
+							t.Error(err)
+						}
+						taken <- lease
+					})
+				}
+			}
+			return nil
+		})
+		locks.AddHook(hook)
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour})}, prefix: prefix, queue: queue, locks: locks})
+		id := r.enqueue("work", one)
+		lease := <-taken
+		if event := r.awaitRevoked(id); event.Held != 0 || event.Waited != 0 {
+			t.Errorf("got %+v", event)
+		}
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		r.stage.none(t)
+	})
+}
+
 // A failed task whose attempts are spent is archived and forgotten; one that is
 // done is, too. The same ID enqueued again is a new task.
 func TestReplace_sameIDAgain(t *testing.T) {

@@ -220,7 +220,8 @@ func TestReplace_waiting(t *testing.T) {
 func TestReplace_sameTask(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour})}})
+		w, locks := watch(t, s)
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour})}, locks: locks})
 		id := r.enqueue("work", one)
 		running := r.stage.next(t)
 		running.cut()
@@ -237,13 +238,20 @@ func TestReplace_sameTask(t *testing.T) {
 		if events := r.seen.list(EventReplaced); len(events) > 0 {
 			t.Errorf("got %+v", events)
 		}
-		// It is by another: asynq has filed it already, and it comes back.
+		// It is by another: asynq has filed it already, and it comes back, as old
+		// as it was.
 		young := r.enqueue("work", one)
 		r.awaitLine(1, "work", "1")
 		running.returns(errors.New("late"))
-		r.stage.next(t).returns(nil)
-		r.await(young, asynq.TaskStateCompleted)
+		newer := r.stage.next(t)
 		r.rerun(id)
+		r.awaitLine(1, "work", "1")
+		w.await(t, 2)
+		if newer.ctx.Err() != nil {
+			t.Errorf("a retried task stopped a newer one: %v", context.Cause(newer.ctx))
+		}
+		newer.returns(nil)
+		r.await(young, asynq.TaskStateCompleted)
 		r.stage.next(t).returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
 		r.awaitForgotten("work", "1")
@@ -432,8 +440,108 @@ func TestReplace_leavesOthersAlone(t *testing.T) {
 		r.await(plain, asynq.TaskStateCompleted)
 		r.stage.next(t).returns(nil)
 		r.await(newer, asynq.TaskStateCompleted)
-		if err := r.others.Err(); err != nil {
-			t.Error(err)
+	})
+}
+
+// A cooldown is waited for; it is no reason for those who wait not to be replaced.
+func TestReplace_cooldown(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const cooldown = time.Second
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour, Cooldown: cooldown})}})
+		began := time.Now()
+		r.await(r.runs(r.enqueue("work", one)), asynq.TaskStateCompleted)
+		old := r.enqueue("work", one)
+		r.awaitLine(1, "work", "1")
+		young := r.enqueue("work", one)
+		r.awaitRevoked(old)
+		r.await(r.runs(young), asynq.TaskStateCompleted)
+		if took := time.Since(began); took < cooldown {
+			t.Errorf("it ran after %s of a cooldown of %s", took, cooldown)
+		}
+	})
+}
+
+// runs ends the next run, which is to be that task's, without an error.
+func (r *rig) runs(id string) string {
+	r.t.Helper()
+	run := r.stage.next(r.t)
+	if run.id != id {
+		r.t.Errorf("%s runs, want %s", run.id, id)
+	}
+	run.returns(nil)
+	return id
+}
+
+// Asked to stop before its handler began, a task does not run, and holds nothing.
+func TestReplace_askedBeforeItRuns(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		seen := &events{}
+		guard := newGuard(t, s, &logged{}, seen, replacing(Rule{}))
+		task := asynq.NewTask("work", []byte(`{"id":1}`))
+		targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := guard.newAttempt(t.Context(), task)
+		if err := a.arrive(targets[0]); err != nil {
+			t.Fatal(err)
+		}
+		a.newest.ask(targets[0])
+		err, _ = guard.guarded(a, targets, asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			t.Error("it runs")
+			return nil
+		}))
+		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
+			t.Errorf("answered %v", err)
+		}
+		if is, err := guard.lockOf(targets[0]).Locked(t.Context()); is || err != nil {
+			t.Errorf("the key is locked: %v, %v", is, err)
+		}
+	})
+}
+
+// lockOf is the lock of a target, to look at.
+func (g *Guard) lockOf(t target) *lock.Lock {
+	return g.locker.Semaphore(t.scope, t.rule.Limit, lock.Parts(t.parts...))
+}
+
+// Each guard knows its own answer, whatever it is wrapped in.
+func TestReplace_answer(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		one, other := newGuard(t, s, &logged{}, &events{}), newGuard(t, s, &logged{}, &events{})
+		cause := errors.New("cause")
+		inner := &revoked{guard: one, rule: "r", key: "k", err: cause}
+		for name, err := range map[string]error{
+			"plain":     inner,
+			"wrapped":   fmt.Errorf("more: %w", inner),
+			"in others": &revoked{guard: other, err: fmt.Errorf("more: %w", inner)},
+		} {
+			told := 0
+			cfg := one.ServerConfig(asynq.Config{
+				IsFailure:    func(error) bool { told++; return true },
+				ErrorHandler: asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { told++ }),
+			})
+			cfg.ErrorHandler.HandleError(t.Context(), nil, err)
+			if cfg.IsFailure(err) || told > 0 {
+				t.Errorf("%s: a failure, or told of (%d times)", name, told)
+			}
+			if !errors.Is(err, asynq.RevokeTask) || !errors.Is(err, ErrReplaced) || !errors.Is(err, cause) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if other.revokes(err) != (name == "in others") {
+				t.Errorf("%s: the other guard takes it for its own, or not", name)
+			}
+		}
+		for _, err := range []error{nil, cause, ErrReplaced, asynq.RevokeTask} {
+			if one.revokes(err) {
+				t.Errorf("%v is taken for the guard's own", err)
+			}
+		}
+		if text := inner.Error(); text != `automutex: rule "r": key "k": replaced by a newer task: cause` {
+			t.Errorf("its text is %q", text)
 		}
 	})
 }
