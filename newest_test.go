@@ -425,7 +425,9 @@ func TestReplace_handedOn(t *testing.T) {
 		}
 		got := make(chan error, 1)
 		go func() {
-			lease, err := m(lock.OnStop(arrival, func() {})).Lock(context.Background())
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			lease, err := m(lock.OnStop(arrival, func() {})).Lock(ctx)
 			if err == nil {
 				err = lease.Unlock(context.Background())
 			}
@@ -452,7 +454,7 @@ func TestReplace_redisRestarted(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	away := redistest.Mini(t) // asynq's
-	r := start(t, away, setup{rules: []Rule{replacing(Rule{TTL: time.Second, Wait: time.Hour})}, locks: s.Client(t)})
+	r := start(t, away, setup{rules: []Rule{replacing(Rule{TTL: 2 * time.Second, Wait: time.Hour})}, locks: s.Client(t)})
 	r.enqueue("work", one)
 	running := r.stage.next(t)
 	young := r.enqueue("work", one)
