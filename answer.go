@@ -101,7 +101,7 @@ func (a *attempt) retry(t target, reason error, delay time.Duration) *verdict {
 	case a.ctx.Err() != nil:
 		return &verdict{answer: context.Cause(a.ctx)}
 	case a.stopped():
-		return &verdict{answer: a.revoke(Event{Waited: time.Since(began)}, nil)}
+		return &verdict{answer: a.revoke(nil)}
 	case errors.Is(err, ErrClosed):
 		return &verdict{closed: true}
 	}

@@ -146,7 +146,7 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 			return context.Cause(a.ctx), false
 		}
 		if a.stopped() {
-			return a.revoke(Event{}, nil), false
+			return a.revoke(nil), false
 		}
 		early := a.lostEarly()
 		if early == nil {

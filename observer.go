@@ -24,7 +24,7 @@ const (
 	EventRetried EventKind = "retried"
 	// EventReplaced: policy Replace ended the task in favour of a newer one. Held
 	// says how long its handler ran before it returned an error; 0: it did not
-	// run, and Waited says how long it stood in line.
+	// run, and Waited says how long ago it came to the lock.
 	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was given back; Held
 	// says how long it was held.

@@ -84,6 +84,7 @@ var (
 	//
 	// Only tasks of rules with this policy are asked to stop. Other holders of a
 	// shared Scope, a Cooldown and an earlier attempt of the same task are not.
+	// asynq logs a line at Warn for each task that is revoked.
 	Replace = Policy{kind: policyReplace}
 
 	// Allow runs the handler without the lock and reports that it did, to see

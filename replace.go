@@ -16,9 +16,10 @@ import (
 
 // newest is what an attempt knows of the locks whose rule has the policy
 // Replace: when its task came to each, and whether somebody newer has come. It
-// belongs to the attempt's goroutine, but for ask.
+// belongs to the attempt's goroutine, but for asked and ask.
 type newest struct {
 	arrivals map[string]arrival // by key
+	began    time.Time          // when the task came to the first of them
 
 	// asked ends, with cause ErrReplaced, when the task is asked to stop for the
 	// first time; it has no parent, so nothing needs to end it. at is for which
@@ -43,7 +44,7 @@ type arrival struct {
 func (a *attempt) arrive(t target) error {
 	n := a.newest
 	if n == nil {
-		n = &newest{arrivals: make(map[string]arrival, 1)}
+		n = &newest{arrivals: make(map[string]arrival, 1), began: time.Now()}
 		n.asked, n.cancel = context.WithCancelCause(context.Background())
 		a.newest = n
 	}
@@ -98,7 +99,7 @@ func (a *attempt) replace(t target) (*lock.Lease, error) {
 		return lease, err
 	}
 	// Also where it may not wait: the older ones stop all the same.
-	a.call(t, m)
+	a.call(t, m, a.newest.arrivals[t.key].first)
 	if a.stopped() || !a.join() {
 		return nil, busy
 	}
@@ -125,7 +126,7 @@ func (a *attempt) replaceInLine(t target, most time.Duration) (*lock.Lease, erro
 	}
 	// Those who waited in line before a newer one are granted the lock first:
 	// they find that out here and hand it on.
-	if a.call(t, m); !a.stopped() {
+	if a.call(t, m, a.newest.arrivals[t.key].first); !a.stopped() {
 		return lease, nil
 	}
 	if err := lease.Unlock(a.ctx); errors.Is(err, lock.ErrBackend) {
@@ -135,16 +136,16 @@ func (a *attempt) replaceInLine(t target, most time.Duration) (*lock.Lease, erro
 }
 
 // call asks older tasks to stop. A newer one that waits, or that overtook this
-// task before it was in line, replaces it; one that comes back from a retry and
-// finds a newer one at work has its turn after that. Errors are left to the
-// wait, which asks the same Redis.
-func (a *attempt) call(t target, m *lock.Lock) {
+// task before it was in line (first), replaces it; one that comes back from a
+// retry and finds a newer one at work has its turn after that. Errors are left to
+// the wait, which asks the same Redis.
+func (a *attempt) call(t target, m *lock.Lock, first bool) {
 	standing, err := m.Stop(a.ctx)
 	switch {
 	case err != nil:
 		a.guard.log.Debug("automutex: older tasks could not be asked to stop",
 			"rule", t.rule.Name, "key", t.key, "task", a.note, "error", err)
-	case standing == lock.BehindWaiters, standing == lock.BehindHolders && a.newest.arrivals[t.key].first:
+	case standing == lock.BehindWaiters, standing == lock.BehindHolders && first:
 		a.newest.ask(t)
 	}
 }
@@ -158,20 +159,20 @@ const (
 
 // pursue goes with a wait for t's lock: when the task is asked to stop it calls
 // giveUp, and for the policy Replace it calls again and again, since messages get
-// lost and holders change. Its goroutine ends with the returned function, which
-// waits for it: at most for the exchange with Redis that is under way.
+// lost and holders change. The returned function ends its goroutine, but does not
+// wait for a call that is under way, which does no harm: the task's own deadline
+// may be near, and Redis silent. Close waits for it.
 func (a *attempt) pursue(t target, m *lock.Lock, giveUp func()) (end func()) {
 	if a.newest == nil {
 		return func() {}
 	}
 	unhook := context.AfterFunc(a.newest.asked, giveUp)
-	if _, replaces := a.newest.arrivals[t.key]; !replaces {
+	came, replaces := a.newest.arrivals[t.key]
+	if !replaces {
 		return func() { unhook() }
 	}
 	ended := make(chan struct{}) // closed by end
-	done := make(chan struct{})  // closed by the goroutine
 	go func() {
-		defer close(done)
 		pause := callFirst
 		timer := time.NewTimer(pause)
 		defer timer.Stop()
@@ -181,7 +182,7 @@ func (a *attempt) pursue(t target, m *lock.Lock, giveUp func()) (end func()) {
 				return
 			case <-timer.C:
 			}
-			a.call(t, m)
+			a.call(t, m, came.first)
 			pause = min(2*pause, callEvery)
 			timer.Reset(pause)
 		}
@@ -189,7 +190,6 @@ func (a *attempt) pursue(t target, m *lock.Lock, giveUp func()) (end func()) {
 	return func() {
 		unhook()
 		close(ended)
-		<-done
 	}
 }
 
@@ -224,27 +224,30 @@ func (a *attempt) ended(err error) error {
 		a.newest.over = err == nil || a.last
 		return err
 	}
-	return a.revoke(Event{Held: time.Since(a.began)}, err)
+	return a.revoke(err)
 }
 
 // outrun is the verdict on a task that was asked to stop before it had all of
 // its locks; err is why it did not get t's.
 func (a *attempt) outrun(t target, err error) *verdict {
 	var busy *BusyError
-	var waited time.Duration
 	if errors.As(err, &busy) {
-		waited = busy.Waited
-		a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: waited, Busy: busy})
+		a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
 	}
-	return &verdict{answer: a.revoke(Event{Waited: waited}, nil)}
+	return &verdict{answer: a.revoke(nil)}
 }
 
 // revoke ends a replaced task. err is what its handler returned; nil: it has not
 // run.
-func (a *attempt) revoke(e Event, err error) error {
+func (a *attempt) revoke(err error) error {
 	n := a.newest
 	n.over = true
-	e.Kind, e.Rule, e.Key, e.Policy = EventReplaced, n.at.rule.Name, n.at.key, n.at.rule.Busy
+	e := Event{Kind: EventReplaced, Rule: n.at.rule.Name, Key: n.at.key, Policy: n.at.rule.Busy}
+	if err == nil {
+		e.Waited = time.Since(n.began)
+	} else {
+		e.Held = time.Since(a.began)
+	}
 	a.guard.log.Debug("automutex: replaced by a newer task", "rule", e.Rule, "key", e.Key, "task", a.note, "held", e.Held)
 	a.observe(e)
 	return &revoked{guard: a.guard, rule: e.Rule, key: e.Key, err: err}

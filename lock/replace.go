@@ -37,7 +37,7 @@ func OnStop(arrival int64, f func()) Option {
 // number that is higher the later that was, and never the same for two notes.
 // first is true when it came just now. It is known until [Lock.Forget], or for
 // an hour after it last arrived, so that whoever comes back keeps its place in
-// time.
+// time. (The client sends a call whose reply was lost again: then first is false.)
 //
 // The handle needs a Note that is its own. After an error (ErrBackend) the
 // arrival may have been noted or not.

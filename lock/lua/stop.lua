@@ -11,8 +11,8 @@
 -- reply 2 behind waiters:  enough newer ones hold or wait, of whom some wait
 --
 -- token = <channel>.<G>.<nonce>, or <channel>.<G>.<nonce>.<arrival> of one that
--- can be asked to stop. The last 256 in line are looked at: those before them
--- call for themselves.
+-- can be asked to stop. 1,000 holders are looked at, and the last 256 in line:
+-- those before them call for themselves.
 local lock, limit, arrival = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
