@@ -18,9 +18,8 @@ type serverKey struct{ guard *Guard }
 // ServerConfig adapts an asynq configuration so that tasks which the Guard
 // hands back keep their attempts: they count as no failure, come back after the
 // Guard's own delay, and are kept from the ErrorHandler, as are tasks that were
-// replaced. IsFailure,
-// RetryDelayFunc, ErrorHandler and BaseContext of cfg go on working for all
-// other errors; asynq's defaults stand in where they are nil.
+// replaced. IsFailure, RetryDelayFunc, ErrorHandler and BaseContext of cfg go on
+// working for all other errors; asynq's defaults stand in where they are nil.
 //
 // Call it once for each server. With several guards:
 // g1.ServerConfig(g2.ServerConfig(cfg)).

@@ -48,10 +48,10 @@ func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, leng
 	}
 	le.taken = time.Now()
 	r.reach(le, sent, length)
-	r.leases[le] = struct{}{}
-	if le.lock.onStop != nil {
+	if _, again := r.leases[le]; !again && le.lock.onStop != nil {
 		r.asked++
 	}
+	r.leases[le] = struct{}{}
 	next := r.next(le)
 	r.mu.Unlock()
 	r.alarm.set(next)

@@ -97,7 +97,7 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 			t.Errorf("%s: the call sites pass %d arguments, the header has %d", s.name, n, len(args))
 		}
 		keys := headerKey.FindAllStringSubmatch(src, -1)
-		if len(keys) != 1 || keys[0][1] != "1" || (!slices.Contains([]string{"lock", "pool", "arrivals"}, keys[0][2])) {
+		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals"}, keys[0][2]) {
 			t.Errorf("%s: the header has keys %q, want the lock", s.name, keys)
 		}
 		used := map[string]bool{}

@@ -23,9 +23,8 @@ const (
 
 // wake is the one subscription of a Locker, on its own channel. It exists while
 // somebody waits, or holds a lease that can be asked to stop, and some seconds
-// longer. Messages are hints: what is lost is
-// made up for by the next refresh, and after each (re)subscribe everybody asks
-// again at once.
+// longer. Messages are hints: what is lost is made up for by the next refresh, and
+// after each (re)subscribe everybody asks again at once.
 type wake struct {
 	locker *Locker
 
