@@ -20,6 +20,9 @@ const margin = time.Second
 // acquire takes a lock, standing in line for as long as the rule's Wait allows.
 // The error is a *BusyError, ErrClosed, or says that Redis could not be asked.
 func (a *attempt) acquire(t target) (*lock.Lease, error) {
+	if t.rule.Busy.kind == policyReplace {
+		return a.replace(t)
+	}
 	m := a.lockOf(t)
 	if t.rule.Busy == Park && !a.last && a.note != "" {
 		return a.acquireOrPark(t, m)
@@ -47,7 +50,7 @@ func (a *attempt) join() bool {
 }
 
 // wait stands in line for at most so long, the margin before the task's
-// deadline, or the Guard's Close.
+// deadline, the Guard's Close, or until the task is asked to stop.
 func (a *attempt) wait(t target, m *lock.Lock, most time.Duration) (*lock.Lease, error) {
 	if deadline, ok := a.ctx.Deadline(); ok {
 		most = min(most, time.Until(deadline)-margin)
@@ -61,6 +64,7 @@ func (a *attempt) wait(t target, m *lock.Lock, most time.Duration) (*lock.Lease,
 		return lease, a.explain(t, err)
 	}
 	defer a.stepOut(t)
+	defer a.pursue(t, m, cancel)()
 	lease, err := m.Lock(ctx)
 	if err != nil && a.guard.closing.Err() != nil {
 		return nil, ErrClosed
@@ -90,16 +94,15 @@ func (a *attempt) stepOut(t target) {
 func (a *attempt) insist(t target) (*lock.Lease, error) {
 	a.guard.waiting.Add(1)
 	defer a.guard.waiting.Add(-1)
-	m := a.lockOf(t)
 	const forever = 1 << 62
 	for {
-		lease, err := a.wait(t, m, forever)
+		lease, err := a.waitInLine(t, forever)
 		if err == nil {
 			a.guard.outage.over(a.guard.log)
 			return lease, nil
 		}
 		var busy *BusyError
-		if errors.As(err, &busy) || errors.Is(err, ErrClosed) || a.ctx.Err() != nil {
+		if errors.As(err, &busy) || errors.Is(err, ErrClosed) || a.ctx.Err() != nil || a.stopped() {
 			return nil, err
 		}
 		a.backendError(t, err)

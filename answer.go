@@ -35,6 +35,8 @@ func (a *attempt) judge(t target, err error) *verdict {
 	case a.ctx.Err() != nil:
 		// asynq has filed the task already, and listens no more.
 		return &verdict{answer: context.Cause(a.ctx)}
+	case a.stopped():
+		return a.outrun(t, err)
 	case errors.Is(err, ErrClosed):
 		return &verdict{closed: true}
 	case !errors.As(err, &busy):
@@ -102,6 +104,8 @@ func (a *attempt) retry(t target, reason error, delay time.Duration) *verdict {
 		return nil
 	case a.ctx.Err() != nil:
 		return &verdict{answer: context.Cause(a.ctx)}
+	case a.stopped():
+		return &verdict{answer: a.revoke(nil)}
 	case errors.Is(err, ErrClosed):
 		return &verdict{closed: true}
 	}

@@ -26,6 +26,7 @@ type attempt struct {
 	last      bool   // asynq would archive the task for any error
 	server    *server
 
+	newest    *newest       // nil: no rule with the policy Replace was met
 	stays     []*stay       // leases held, in the order taken
 	inLine    time.Time     // since when it stands in line; zero: it does not
 	began     time.Time     // when the handler began; zero: it has not
@@ -63,7 +64,7 @@ func taskNote(queue, id string) string { return url.PathEscape(queue) + "/" + id
 
 // lockOf is the lock of a target as this attempt takes it.
 func (a *attempt) lockOf(t target) *lock.Lock {
-	return a.guard.lockOf(t, a.note, lock.OnWait(func() { a.lineUp(t) }))
+	return a.guard.lockOf(t, a.note, append(a.stoppable(t), lock.OnWait(func() { a.lineUp(t) }))...)
 }
 
 func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
@@ -126,13 +127,13 @@ func (s *stay) loss() error {
 		s.target.rule.Name, s.target.key, context.Cause(s.alone))
 }
 
-// bind makes the handler's context: it ends with the task's, and with cause
+// bind makes the handler's context: it ends as replaceable does, and with cause
 // lock.ErrLost when a lease is lost. Two watchers run for each lease, on
 // goroutines of the context package that only exist once it has something to
 // say; release unhooks them. The loss of a lease is watched by itself: it is
 // told of also when the task's context, or another lease, ended before.
 func (a *attempt) bind() context.Context {
-	ctx := a.ctx
+	ctx := a.replaceable()
 	a.returned = make(chan struct{})
 	for _, s := range a.stays {
 		ctx = context.WithValue(s.lease.Bind(ctx), heldKey{}, &holding{guard: a.guard, stay: s, outer: held(ctx)})
@@ -208,6 +209,7 @@ func (a *attempt) release() {
 		a.observe(event)
 	}
 	a.stays = nil
+	a.leaveArrivals()
 }
 
 // observe completes an event and hands it to Config.Observe.

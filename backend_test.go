@@ -47,7 +47,7 @@ func TestBackend_away(t *testing.T) {
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		var handled atomic.Int64
 		p, locks := behindProxy(t, s)
-		policies := []Policy{Retry, RetryIn(time.Hour), Skip, Archive, Fail, Allow, AfterFailure(answers)}
+		policies := []Policy{Retry, RetryIn(time.Hour), Skip, Archive, Fail, Replace, Allow, AfterFailure(answers)}
 		var rules []Rule
 		for _, policy := range policies {
 			rules = append(rules,

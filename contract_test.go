@@ -58,6 +58,7 @@ var (
 		Busy: automutex.Policy{},
 	}
 
+	_ error = automutex.ErrReplaced
 	_ error = (*automutex.BusyError)(nil)
 	_ error = (*automutex.KeyError)(nil)
 	_       = automutex.BusyError{

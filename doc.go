@@ -42,10 +42,10 @@ field. It is never run unguarded, nor under a wider key. See [Rule] and [Fields]
 [Retry] (the default) hands it back to asynq for 1 to 5 seconds without spending
 an attempt; [RetryIn] for a time of your own. [Skip] ends it as done, [Archive]
 archives it, [Fail] spends an attempt, [AfterFailure] asks a function of yours,
-[Allow] runs it all the same and reports. With [Rule].Wait it first stands in
-line, in its worker, and gets the lock the moment it is released. [Park] lets it
-keep its place in line without a worker that another task could use: it comes
-back when its turn comes.
+[Replace] stops the older task for it, [Allow] runs it all the same and reports.
+With [Rule].Wait it first stands in line, in its worker, and gets the lock the
+moment it is released. [Park] lets it keep its place in line without a worker
+that another task could use: it comes back when its turn comes.
 
 A task without attempts left, which asynq would archive for any error, waits in
 its worker instead of being handed back. A task whose own earlier attempt is

@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,6 +15,11 @@ var ErrBusy = lock.ErrBusy
 
 // ErrClosed is the cause under what a task is answered after [Guard.Close].
 var ErrClosed = lock.ErrClosed
+
+// ErrReplaced is the cause with which the context of a handler ends when a newer
+// task wants its lock (policy [Replace]). A task that ends for it ends revoked:
+// asynq keeps it neither as failed nor as done.
+var ErrReplaced = errors.New("automutex: replaced by a newer task")
 
 // BusyError says that a task did not get a lock because others hold it. It is
 // handed to [AfterFailure], carried by [Event], and is what asynq stores as the

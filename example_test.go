@@ -1,9 +1,11 @@
 package automutex_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"strings"
 	"testing"
@@ -70,6 +72,9 @@ func moreRules() []automutex.Rule {
 		// One at a time, drop the rest.
 		{Task: "cache:warm", Busy: automutex.Skip},
 
+		// The newest edit wins: an older run of it is stopped.
+		{Task: "search:index", On: []string{"document_id"}, Busy: automutex.Replace},
+
 		// Doubled schedulers: one successful run in ten minutes.
 		{Task: "cron:digest", Cooldown: 10 * time.Minute, Busy: automutex.Skip},
 
@@ -85,6 +90,19 @@ func verify(ctx context.Context, t *asynq.Task) error {
 	fence, _ := automutex.Fence(ctx) // grows from run to run of the same key
 	return store.Save(ctx, t.Payload(), fence)
 }
+
+func index(ctx context.Context, t *asynq.Task) error {
+	for page := range pages(t) {
+		// Errors are no failures any more once a newer task has come:
+		// ctx ends then, with cause automutex.ErrReplaced.
+		if err := store.Save(ctx, page, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func pages(t *asynq.Task) iter.Seq[[]byte] { return bytes.SplitSeq(t.Payload(), []byte("\f")) }
 
 func watching() automutex.Config {
 	cfg := automutex.Config{
@@ -153,7 +171,7 @@ func pools(ctx context.Context, locker *lock.Locker) error {
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, watching, plainLock, parked, explain, pools}
+	_ = []any{headline, quickStart, verify, index, watching, plainLock, parked, explain, pools}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {

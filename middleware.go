@@ -167,6 +167,9 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 			// run beside its retry.
 			return context.Cause(a.ctx), false
 		}
+		if a.stopped() {
+			return a.revoke(nil), false
+		}
 		early := a.lostEarly()
 		if early == nil {
 			break
@@ -178,8 +181,7 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 	}
 	a.began = time.Now()
 	err = next.ProcessTask(a.bind(), a.task)
-	a.succeeded = err == nil
-	return err, false
+	return a.ended(err), false
 }
 
 // Keys are the keys of the locks that a task needs, in the order in which they

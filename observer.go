@@ -20,8 +20,8 @@ const (
 	EventWaited EventKind = "waited"
 	// EventBusy: the lock was taken (and the wait, if any, in vain); the
 	// policy in Policy applies. Exactly one per task attempt that meets a
-	// taken lock; what became of it follows as Skipped, Retried, Parked or
-	// nothing.
+	// taken lock; what became of it follows as Skipped, Retried, Parked,
+	// Replaced or nothing.
 	EventBusy EventKind = "busy"
 	// EventSkipped: policy Skip ended the task without running it.
 	EventSkipped EventKind = "skipped"
@@ -31,6 +31,10 @@ const (
 	// EventParked: the task goes back to asynq with its place in line kept; it
 	// runs again when its turn comes, after Delay at the latest.
 	EventParked EventKind = "parked"
+	// EventReplaced: policy Replace ended the task in favour of a newer one. Held
+	// says how long its handler ran before it returned an error; 0: it did not
+	// run, and Waited says how long ago it came to the lock.
+	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was given back; Held
 	// says how long it was held.
 	EventReleased EventKind = "released"
@@ -58,10 +62,10 @@ type Event struct {
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
-	Policy Policy // for EventBusy, EventSkipped, EventRetried and EventParked: what applied
+	Policy Policy // for EventBusy, EventSkipped, EventRetried, EventParked and EventReplaced: what applied
 
-	Waited time.Duration // time in line (Waited, Acquired, Busy)
-	Held   time.Duration // time held (Released, Lost, Overdue)
+	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
+	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
 	Parked time.Duration // time since its first place in line, when it was parked (Acquired)
 	Delay  time.Duration // until asynq may run it again (Retried, Parked)
 

@@ -22,7 +22,8 @@ import (
 //	Archive              TestPolicy_archive
 //	Fail                 TestPolicy_fail
 //	AfterFailure(fn)     TestPolicy_afterFailure, TestPolicy_afterFailureLastAttempt
-//	Park, Replace        TestPolicy_parkAndReplaceAreRefused
+//	Park                 TestPolicy_parkIsRefused
+//	Replace              TestReplace_* in replace_test.go
 //	Allow                TestPolicy_allow
 //	backend unreachable  TestBackend_* in backend_test.go
 
@@ -302,14 +303,4 @@ func TestPolicy_allow(t *testing.T) {
 		alone.returns(nil)
 		r.await(first, asynq.TaskStateCompleted)
 	})
-}
-
-func TestPolicy_replaceIsRefused(t *testing.T) {
-	t.Parallel()
-	for _, policy := range []Policy{Replace} {
-		_, err := New(redistest.Mini(t).Client(t), Config{Rules: []Rule{{Task: "work", Busy: policy}}})
-		if err == nil || !strings.Contains(err.Error(), policy.String()) || !strings.Contains(err.Error(), "Busy") {
-			t.Errorf("%s: %v", policy, err)
-		}
-	}
 }

@@ -78,8 +78,22 @@ var (
 	// are parked are called so, and may be overtaken.
 	Park = Policy{kind: policyPark}
 
-	// Replace stops the task that holds the lock in favour of this one: the
-	// newest task wins. Not in this version yet: [New] refuses it.
+	// Replace is for tasks of which the newest makes the others pointless. A
+	// task that finds the lock taken asks the older one to stop, whose handler's
+	// context ends with cause [ErrReplaced], and waits in line, in its worker,
+	// until that handler has returned: for at most the rule's Wait, a TTL where
+	// that is 0, and then as [Retry]. The older task is over: revoked when its
+	// handler returned an error, done when it returned nil. Older tasks that wait
+	// are revoked without running; with a Limit of N the newest N stay.
+	//
+	// Newer is what came to a worker later for the first time. A task that comes
+	// back from a retry, and finds a newer one at work, stops nobody and waits for
+	// its turn. It is forgotten when it is done, revoked or archived, or has not
+	// been seen for an hour, and counts as new then.
+	//
+	// Only tasks of rules with this policy are asked to stop. Other holders of a
+	// shared Scope, a Cooldown and an earlier attempt of the same task are not.
+	// asynq logs a line at Warn for each task that is revoked.
 	Replace = Policy{kind: policyReplace}
 
 	// Allow runs the handler without the lock and reports that it did, to see
@@ -149,8 +163,6 @@ func (p Policy) check() error {
 		return fmt.Errorf("RetryIn(%s) is no delay; give a positive one, or use Retry", p.delay)
 	case p.kind == policyAfterFailure && p.after.fn == nil:
 		return errors.New("AfterFailure has no function; give it one, or use Retry")
-	case p.kind == policyReplace:
-		return fmt.Errorf("the policy %s is not in this version yet; use Retry", p)
 	}
 	return nil
 }

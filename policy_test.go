@@ -71,7 +71,7 @@ func TestPolicy_AfterFailure_keepsItsFunction(t *testing.T) {
 func TestPolicy_check(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []Policy{
-		Retry, Skip, Archive, Fail, Allow, Park, RetryIn(time.Nanosecond),
+		Retry, Skip, Archive, Fail, Park, Replace, Allow, RetryIn(time.Nanosecond),
 		AfterFailure(func(context.Context, *asynq.Task, *BusyError) error { return nil }),
 	} {
 		if err := policy.check(); err != nil {
@@ -79,10 +79,9 @@ func TestPolicy_check(t *testing.T) {
 		}
 	}
 	for want, policy := range map[string]Policy{
-		"RetryIn(0s)":            RetryIn(0),
-		"RetryIn(-1s)":           RetryIn(-time.Second),
-		"AfterFailure has no":    AfterFailure(nil),
-		"replace is not in this": Replace,
+		"RetryIn(0s)":         RetryIn(0),
+		"RetryIn(-1s)":        RetryIn(-time.Second),
+		"AfterFailure has no": AfterFailure(nil),
 	} {
 		if err := policy.check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want an error with %q", policy, err, want)

@@ -127,7 +127,7 @@ type Rule struct {
 	TTL time.Duration
 
 	// Wait is the longest time that a task stands in line, in its worker,
-	// before the policy applies. 0 means not at all.
+	// before the policy applies. 0 means not at all; for [Replace] a TTL.
 	Wait time.Duration
 
 	// MaxHold bounds how long one task may hold the lock: then its handler's

@@ -124,7 +124,6 @@ func TestCompile_refuses(t *testing.T) {
 		{"cooldown with limit", one(Rule{Cooldown: time.Second, Limit: 2}), []string{`Cooldown: does not go with Limit 2; `}},
 		{"retry in", one(Rule{Busy: RetryIn(-time.Second)}), []string{`Busy: RetryIn(-1s) is no delay; `}},
 		{"after failure", one(Rule{Busy: AfterFailure(nil)}), []string{`Busy: AfterFailure has no function; `}},
-		{"replace", one(Rule{Busy: Replace}), []string{`Busy: the policy replace is not in this version yet; `}},
 		{"prefix", Config{Prefix: "a{b"}, []string{`automutex: Config.Prefix: lock: prefix "a{b" has a brace, `}},
 		{"prefix with space", Config{Prefix: "a b"}, []string{`Config.Prefix: lock: prefix "a b" has `}},
 		{"prefix with control", Config{Prefix: "a\x00"}, []string{`Config.Prefix: lock: prefix "a\x00" has `}},

@@ -21,9 +21,9 @@ type serverKey struct{ guard *Guard }
 
 // ServerConfig adapts an asynq configuration so that tasks which the Guard
 // hands back keep their attempts: they count as no failure, come back after the
-// Guard's own delay, and are kept from the ErrorHandler. IsFailure,
-// RetryDelayFunc, ErrorHandler and BaseContext of cfg go on working for all
-// other errors; asynq's defaults stand in where they are nil.
+// Guard's own delay, and are kept from the ErrorHandler, as are tasks that were
+// replaced. IsFailure, RetryDelayFunc, ErrorHandler and BaseContext of cfg go on
+// working for all other errors; asynq's defaults stand in where they are nil.
 //
 // Call it once for each server: the policy Park counts the server's workers by
 // it, and takes Concurrency for their number. With several guards:
@@ -38,7 +38,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
 		switch {
-		case g.handedBack(err) != nil:
+		case g.handedBack(err) != nil, g.revokes(err):
 			return false
 		case isFailure != nil:
 			return isFailure(err)
@@ -59,7 +59,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-			if g.handedBack(err) == nil {
+			if g.handedBack(err) == nil && !g.revokes(err) {
 				errorHandler.HandleError(ctx, t, err)
 			}
 		})

@@ -34,7 +34,8 @@ it by hand. [MaxHold] bounds a stay.
 
 To look: [Lock.Locked], [Lock.Available], [Lock.Exists], [Lock.Holders],
 [Lock.Waiting], [Locker.List]. To step in: [Lock.Break], [Lock.BreakAll],
-[Lock.Delete], [Locker.Sweep].
+[Lock.Delete], [Locker.Sweep]. To have the newest win: [Lock.Arrive], [OnStop],
+[Lock.Stop].
 
 Every failed call says what it left behind, which is nothing unless its comment
 says otherwise. Errors are told apart with errors.Is: [ErrBusy], [ErrNotHeld],

@@ -349,6 +349,7 @@ func warm(t testing.TB, m *Lock) {
 
 var scripts = []*script{
 	askScript, releaseScript, callScript, renewScript, inspectScript, breakScript, sweepScript,
+	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
 }
 

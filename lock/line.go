@@ -69,7 +69,8 @@ type waiter struct {
 }
 
 // message is a grant as published: token, fence, server time; or the news that
-// a lease was broken: then the fence is brokenFence.
+// a lease was broken: then the fence is brokenFence; or that somebody newer asks
+// to stop: then it is stopFence.
 type message struct {
 	token string
 	fence int64
@@ -77,7 +78,10 @@ type message struct {
 	value string // out of a pool, escaped
 }
 
-const brokenFence = -1
+const (
+	brokenFence = -1
+	stopFence   = -2
+)
 
 func newLine(l *Locker) *line {
 	n := &line{locker: l, waiters: make(map[string]*waiter)}
@@ -115,6 +119,7 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 			return nil, err
 		case a.yours:
 			m.locker.renewer.add(le, a.fence, a.value, began, m.ttl)
+			m.listen()
 			return le, nil
 		}
 		m.locker.parking.parked(m, a, w.called)
@@ -252,6 +257,10 @@ func (n *line) finish(w *waiter) {
 func (n *line) hear(msg message) {
 	if msg.fence == brokenFence {
 		n.locker.renewer.broken(msg.token)
+		return
+	}
+	if msg.fence == stopFence {
+		n.stop(msg.token)
 		return
 	}
 	n.mu.Lock()

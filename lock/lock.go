@@ -21,13 +21,16 @@ type Lock struct {
 	renew   bool
 	note    string
 	onWait  func()
-	pool    bool  // a pool's slots are its values
-	ttlArg  any   // ttl in ms, boxed once
-	keepArg any   // how long the key lasts after a take, in ms, boxed once
-	err     error // what is wrong with the definition; every operation returns it
+	arrival int64  // 0: none, see OnStop
+	onStop  func() // nil: none
+	pool    bool   // a pool's slots are its values
+	ttlArg  any    // ttl in ms, boxed once
+	keepArg any    // how long the key lasts after a take, in ms, boxed once
+	err     error  // what is wrong with the definition; every operation returns it
 }
 
-// Option refines a lock; see TTL, MaxHold, NoRenew, Note, Parts and OnWait.
+// Option refines a lock; see TTL, MaxHold, NoRenew, Note, Parts, OnWait and
+// OnStop.
 type Option func(*Lock)
 
 // TTL sets the length of a lease: how long the lock stays taken after its
@@ -109,7 +112,7 @@ const keepSlack = time.Second
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
-	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.note)
+	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.arrival, m.note)
 	return le
 }
 
@@ -142,6 +145,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	}
 	m.locker.parking.came(m, le, answer)
 	m.locker.renewer.add(le, answer.fence, answer.value, sent, m.ttl)
+	m.listen()
 	return le, nil
 }
 

@@ -26,8 +26,11 @@ const (
 	mostInbound = 64
 	// vainTrip is by how much fewer are called after one had to park again.
 	vainTrip = 0.03
-	// minLife is how long a called one has to come, at least.
+	// minLife and maxLife are how long a called one has to come: twice as long as
+	// it took of late, within these bounds. One that came by itself after an hour
+	// shall not make the line wait as long for the next.
 	minLife = time.Second
+	maxLife = time.Minute
 )
 
 // parking calls what is parked, and looks after it. What it knows of a lock
@@ -190,7 +193,7 @@ func (p *parking) wanted(m *Lock) (inbound, life any) {
 var minLifeArg any = minLife.Milliseconds() // boxed once
 
 // life is how long a called one has to come. Callers hold mu.
-func (n *parkedLine) life() time.Duration { return max(minLife, 2*time.Duration(n.trip)) }
+func (n *parkedLine) life() time.Duration { return min(max(minLife, 2*time.Duration(n.trip)), maxLife) }
 
 // lookSoon sets when n is looked after next. Callers hold mu, and set the alarm.
 func (p *parking) lookSoon(n *parkedLine) time.Time {

@@ -22,6 +22,7 @@ type renewer struct {
 
 	mu     sync.Mutex // guards the fields below and those of every Lease; never held across I/O
 	leases map[*Lease]struct{}
+	asked  int // leases among them that can be asked to stop
 	closed bool
 }
 
@@ -47,6 +48,9 @@ func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, leng
 	}
 	le.taken = time.Now()
 	r.reach(le, sent, length)
+	if _, again := r.leases[le]; !again && le.lock.onStop != nil {
+		r.asked++
+	}
 	r.leases[le] = struct{}{}
 	next := r.next(le)
 	r.mu.Unlock()
@@ -91,7 +95,7 @@ func (r *renewer) drop(le *Lease) (was leaseState, deadline time.Time) {
 		was = lost // the alarm has only not rung yet
 	}
 	le.state = released
-	delete(r.leases, le)
+	r.remove(le)
 	bound := le.bound
 	le.bound = nil
 	r.mu.Unlock()
@@ -125,10 +129,18 @@ func (r *renewer) loseLocked(le *Lease) map[int]binding {
 		return nil
 	}
 	le.state = lost
-	delete(r.leases, le)
+	r.remove(le)
 	bound := le.bound
 	le.bound = nil
 	return bound
+}
+
+// remove takes a lease off the list; it may be off already. Callers hold mu.
+func (r *renewer) remove(le *Lease) {
+	if _, ok := r.leases[le]; ok && le.lock.onStop != nil {
+		r.asked--
+	}
+	delete(r.leases, le)
 }
 
 func (r *renewer) stateOf(le *Lease) leaseState {

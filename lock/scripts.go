@@ -20,7 +20,8 @@ type script struct {
 	sha  string
 }
 
-// The operations. Each takes exactly one key: the lock.
+// The operations. Each takes exactly one key: the lock, the pool, or the arrivals
+// at a lock.
 var (
 	askScript     = load("ask", "body", "limit", "ttl", "keep", "stay", "park")
 	releaseScript = load("release", "body", "limit", "cooldown", "inbound", "life")
@@ -29,6 +30,10 @@ var (
 	inspectScript = load("inspect", "most", "note")
 	breakScript   = load("break", "limit", "token", "all")
 	sweepScript   = load("sweep")
+
+	arriveScript = load("arrive", "note", "keep")
+	forgetScript = load("forget", "note")
+	stopScript   = load("stop", "limit", "arrival")
 
 	poolTakeScript    = load("pool_take", "body", "ttl", "stay")
 	poolReleaseScript = load("pool_release", "body", "consume")

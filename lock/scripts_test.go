@@ -97,7 +97,7 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 			t.Errorf("%s: the call sites pass %d arguments, the header has %d", s.name, n, len(args))
 		}
 		keys := headerKey.FindAllStringSubmatch(src, -1)
-		if len(keys) != 1 || keys[0][1] != "1" || (keys[0][2] != "lock" && keys[0][2] != "pool") {
+		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals"}, keys[0][2]) {
 			t.Errorf("%s: the header has keys %q, want the lock", s.name, keys)
 		}
 		used := map[string]bool{}
@@ -133,7 +133,11 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	_, err7 := p.Inspect(t.Context())
 	err8 := taken.Unlock(t.Context())
 	_, err9 := p.Delete(t.Context())
-	for _, err := range []error{err1, err2, err3, err4, err5, err6, err7, err8, err9} {
+	named := handle(m.locker, m, Note("note"))
+	arrival, _, err10 := named.Arrive(t.Context())
+	_, err11 := handle(m.locker, m, OnStop(arrival, func() {})).Stop(t.Context())
+	err12 := named.Forget(t.Context())
+	for _, err := range []error{err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11, err12} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +181,7 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 		// that answer members have a limit.
 		balanced := strings.ReplaceAll(src, "'(", "'") // no parentheses in strings
 		for _, call := range regexp.MustCompile(`redis\.call\(([^()]|\([^()]*\))*\)`).FindAllString(balanced, -1) {
-			if !strings.HasPrefix(call, "redis.call('TIME')") && !regexp.MustCompile(`^redis\.call\('\w+', (lock|pool|KEYS\[1\])\b`).MatchString(call) {
+			if !strings.HasPrefix(call, "redis.call('TIME')") && !regexp.MustCompile(`^redis\.call\('\w+', (lock|pool|arrivals|KEYS\[1\])\b`).MatchString(call) {
 				t.Errorf("%s: %s: not on the lock's key", s.name, call)
 			}
 			// Breaking and deleting are an operator's, and see every holder.
@@ -186,10 +190,10 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 				t.Errorf("%s: %s has no LIMIT", s.name, call)
 			}
 		}
-		if m := regexp.MustCompile(`\b(lock|pool)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
+		if m := regexp.MustCompile(`\b(lock|pool|arrivals)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
 			t.Errorf("%s: the key is changed: %q", s.name, m)
 		}
-		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "KEYS[1]") {
+		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "arrivals") && !strings.Contains(src, "KEYS[1]") {
 			t.Errorf("%s: uses no key", s.name)
 		}
 	}
@@ -218,6 +222,7 @@ func TestScriptReplies(t *testing.T) {
 	want := map[string][]string{
 		"ask": {"yours", "back, yours", "busy", "back, busy"}, "release": {"held", "absent", "calls"},
 		"call": {"calls", "nothing"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
+		"arrive": {"new", "known"}, "forget": {"known", "unknown"}, "stop": {"0 newest", "1 behind holders", "2 behind waiters"},
 	}
 	for name, replies := range want {
 		var got []string

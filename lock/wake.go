@@ -13,7 +13,7 @@ const (
 	// whether it lives; unanswered for as long again, it is replaced. go-redis
 	// alone does not notice a connection that swallows everything.
 	pingEvery = time.Second
-	// idleListen is how long a subscription outlives the last waiter.
+	// idleListen is how long a subscription outlives its last use.
 	idleListen = 10 * time.Second
 	// relisten is the pause before a broken subscription is replaced.
 	relisten = 100 * time.Millisecond
@@ -22,9 +22,9 @@ const (
 )
 
 // wake is the one subscription of a Locker, on its own channel. It exists while
-// somebody waits and some seconds longer. Messages are hints: what is lost is
-// made up for by the next refresh, and after each (re)subscribe everybody asks
-// again at once.
+// somebody waits, or holds a lease that can be asked to stop, and some seconds
+// longer. Messages are hints: what is lost is made up for by the next refresh, and
+// after each (re)subscribe everybody asks again at once.
 type wake struct {
 	locker *Locker
 
@@ -33,7 +33,7 @@ type wake struct {
 }
 
 // listen makes sure that the subscription is there or on its way. Its goroutine
-// ends by itself when nobody has waited for a while, or at Close.
+// ends by itself when nobody has used it for a while, or at Close.
 func (k *wake) listen() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -49,8 +49,8 @@ func (k *wake) run() {
 		idle, worked := k.receive(&lastUse)
 		k.mu.Lock()
 		// Decided under mu: a waiter that comes now either sees listening
-		// false and starts another, or is seen by empty.
-		if l.closing.Err() != nil || (idle && l.line.empty()) {
+		// false and starts another, or is seen by used.
+		if l.closing.Err() != nil || (idle && !k.used()) {
 			k.listening = false
 			k.mu.Unlock()
 			return
@@ -75,8 +75,12 @@ func (k *wake) run() {
 	}
 }
 
+// used tells whether anybody waits, or holds what can be asked to stop. In this
+// order: whoever is granted the lock is a holder before it ceases to wait.
+func (k *wake) used() bool { return !k.locker.line.empty() || k.locker.renewer.stoppable() }
+
 // receive subscribes and listens until the subscription fails, nobody has
-// waited for idleListen (idle), or Close. worked: it was confirmed.
+// used it for idleListen (idle), or Close. worked: it was confirmed.
 func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 	l := k.locker
 	ctx, cancel := context.WithCancel(l.closing)
@@ -119,7 +123,7 @@ func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 				l.line.hear(msg)
 			}
 		}
-		if !l.line.empty() {
+		if k.used() {
 			*lastUse = time.Now()
 		} else if time.Since(*lastUse) > idleListen {
 			return true, worked

@@ -35,7 +35,7 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 		Logger: log,
 		Observe: func(_ context.Context, e automutex.Event) {
 			switch e.Kind {
-			case automutex.EventSkipped:
+			case automutex.EventSkipped, automutex.EventReplaced:
 				rec.skip(e.TaskID)
 			case automutex.EventParked:
 				rec.park(e.TaskID)

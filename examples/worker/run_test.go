@@ -198,6 +198,18 @@ func TestRun_skipAndArchive(t *testing.T) {
 	o.expect(t, exitOK, tally{tasks: 60, done: 60 - o.archived, archived: o.archived})
 }
 
+// Older runs are stopped: each task is done or was replaced.
+func TestRun_replace(t *testing.T) {
+	o := try(t, t.Context(), "", "-tasks", "60", "-busy", "replace")
+	if o.skipped == 0 {
+		t.Errorf("nothing replaced:\n%s", o.stdout)
+	}
+	o.expect(t, exitOK, tally{tasks: 60, done: 60 - o.skipped, skipped: o.skipped})
+	if o.stderr != "" {
+		t.Errorf("stderr of a run without trouble:\n%s", o.stderr)
+	}
+}
+
 func TestRun_input(t *testing.T) {
 	const file = "testdata/events.jsonl"
 	text, err := os.ReadFile(file)

@@ -1,0 +1,163 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// The newest wins: whoever comes to a lock may ask those who came earlier to
+// stop. Nobody is made to: a holder that is asked keeps its lease until it gives
+// it back, and only then is there a slot for the newer one.
+//
+//	arrival, _, err := locker.Mutex("index:7", lock.Note("edit 1042")).Arrive(ctx)
+//	m := locker.Mutex("index:7", lock.Note("edit 1042"), lock.OnStop(arrival, cancel))
+//	standing, err := m.Stop(ctx) // again each second while m.Lock waits
+
+// arrivalKept is how long an arrival is known after it was last seen.
+const arrivalKept = time.Hour
+
+// OnStop lets those who arrive after arrival ask holders and waiters of this
+// handle to stop, see [Lock.Stop]: f is called then. It may be called several
+// times, also when the lease or the wait is just over, on the goroutine that
+// hears for all locks of the Locker: it must not block, nor call the Locker. What
+// it does is up to it; cancelling the context of the work is the usual thing.
+// While the handle holds or waits, its Locker has a subscription.
+func OnStop(arrival int64, f func()) Option {
+	return func(m *Lock) {
+		if arrival <= 0 || f == nil {
+			m.err = fmt.Errorf("lock: %q: OnStop(%d, f) wants an arrival, as Arrive gives it, and a function", m.name, arrival)
+			return
+		}
+		m.arrival, m.onStop = arrival, f
+	}
+}
+
+// Arrive tells when the one with this handle's Note first came to this lock: a
+// number that is higher the later that was, and never the same for two notes.
+// first is true when it came just now. It is known until [Lock.Forget], or for
+// an hour after it last arrived, so that whoever comes back keeps its place in
+// time. (The client sends a call whose reply was lost again: then first is false.)
+//
+// The handle needs a Note that is its own. After an error (ErrBackend) the
+// arrival may have been noted or not.
+func (m *Lock) Arrive(ctx context.Context) (arrival int64, first bool, err error) {
+	reply, err := m.atArrivals(ctx, arriveScript, m.note, arrivalKept.Milliseconds())
+	if err != nil {
+		return 0, false, err
+	}
+	r, _ := reply.([]any)
+	if len(r) != 2 {
+		return 0, false, backendError("arrive", m.arrivals(), fmt.Errorf("unexpected reply %v", reply))
+	}
+	arrival, _ = r[0].(int64)
+	return arrival, r[1] == int64(1), nil
+}
+
+// Forget ends what Arrive began: should the one with this note come again, it
+// is new. On an error (ErrBackend) it may be known for an hour more.
+func (m *Lock) Forget(ctx context.Context) error {
+	_, err := m.atArrivals(ctx, forgetScript, m.note)
+	return err
+}
+
+// Standing says whom an arrival has before it when the newest win.
+type Standing int
+
+// What [Lock.Stop] answers. Of a semaphore with N slots the N newest are first;
+// those who hold a slot and have no arrival keep theirs, and count out of N.
+const (
+	// First: it is among the newest.
+	First Standing = iota
+	// BehindHolders: newer ones hold the slots.
+	BehindHolders
+	// BehindWaiters: newer ones have the slots coming to them, and some wait.
+	BehindWaiters
+)
+
+// Stop asks those who arrived earlier than the handle to stop, holders and
+// waiters alike, as far as the handle needs it to be among the newest that hold
+// (one of a mutex, N of a semaphore), and tells how it stands. Nobody is asked
+// while a slot is free, nor when the handle is a holder itself or not among
+// the newest. Holders and waiters without OnStop are left alone.
+//
+// Those who are asked hear of it by a message that may be lost, and others may
+// come to hold: while the handle waits, call it about once a second. It needs
+// OnStop. After an error (ErrBackend) some may have been asked.
+func (m *Lock) Stop(ctx context.Context) (Standing, error) {
+	if m.err == nil && m.onStop == nil {
+		return First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
+	}
+	reply, err := m.operate(ctx, stopScript, []any{m.limit, m.arrival})
+	if err != nil {
+		return First, err
+	}
+	n, ok := reply.(int64)
+	if !ok || n < int64(First) || n > int64(BehindWaiters) {
+		return First, backendError("stop", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	}
+	return Standing(n), nil
+}
+
+// arrivals is the key of what Arrive notes, in one Cluster slot with the lock;
+// not in the lock's own key, which is no key at all while the lock is idle.
+func (m *Lock) arrivals() string { return m.keys[0] + ":arrivals" }
+
+// atArrivals is operate on the arrivals.
+func (m *Lock) atArrivals(ctx context.Context, s *script, args ...any) (any, error) {
+	if m.err == nil && m.note == "" {
+		return nil, fmt.Errorf("lock: %q: an arrival needs a Note, by which it is known again", m.name)
+	}
+	at := *m
+	at.keys = []string{m.arrivals()}
+	return at.operate(ctx, s, args)
+}
+
+// listen makes sure that a lease that can be asked to stop hears of it. Called
+// when the lease is with the renewer: the subscription lasts as long as that.
+func (m *Lock) listen() {
+	if m.onStop != nil {
+		m.locker.wake.listen()
+	}
+}
+
+// stoppable tells whether there is any lease that can be asked to stop.
+func (r *renewer) stoppable() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked > 0
+}
+
+// stop passes on that somebody newer asks the one with that token to stop.
+// Callers hold nothing. Between waiter and holder it is both for a moment, so
+// that looking here first and there then misses it only before its first answer.
+func (n *line) stop(token string) {
+	n.mu.Lock()
+	w := n.waiters[token]
+	n.mu.Unlock()
+	if w != nil {
+		w.lease.lock.stopped()
+		return
+	}
+	if le := n.locker.renewer.find(token); le != nil {
+		le.lock.stopped()
+	}
+}
+
+func (m *Lock) stopped() {
+	if m.onStop != nil {
+		m.onStop()
+	}
+}
+
+// find is the lease with that token, or nil.
+func (r *renewer) find(token string) *Lease {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for le := range r.leases {
+		if le.token == token {
+			return le
+		}
+	}
+	return nil
+}

@@ -1,0 +1,274 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// Replace beside other things: earlier attempts and the last one, several locks,
+// other policies, a cooldown, other guards.
+
+// The newcomer's own earlier attempt is in the way: that is the same task.
+func TestReplace_sameTask(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		w, locks := watch(t, s)
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour})}, locks: locks})
+		id := r.enqueue("work", one)
+		running := r.stage.next(t)
+		running.cut()
+		r.awaitRetried(id, 1)
+		r.rerun(id)
+		if event := r.awaitEvent(EventRetried, id); event.Delay > 5*time.Second {
+			t.Errorf("got %+v", event)
+		}
+		if event := r.awaitEvent(EventBusy, id); !event.Busy.SameTask || event.Waited != 0 {
+			t.Errorf("got %+v", event)
+		}
+		r.awaitRetried(id, 1)
+		// The earlier attempt was not asked, and cannot be by its own task.
+		if events := r.seen.list(EventReplaced); len(events) > 0 {
+			t.Errorf("got %+v", events)
+		}
+		// It is by another: asynq has filed it already, and it comes back, as old
+		// as it was.
+		young := r.enqueue("work", one)
+		r.awaitLine(1, "work", "1")
+		running.returns(errors.New("late"))
+		newer := r.stage.next(t)
+		r.rerun(id)
+		r.awaitLine(1, "work", "1")
+		w.await(t, 2)
+		if newer.ctx.Err() != nil {
+			t.Errorf("a retried task stopped a newer one: %v", context.Cause(newer.ctx))
+		}
+		newer.returns(nil)
+		r.await(young, asynq.TaskStateCompleted)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		r.awaitForgotten("work", "1")
+	})
+}
+
+// Without attempts left a newcomer waits in its worker for as long as it takes,
+// sees that older ones stop, and is replaced there like any other.
+func TestReplace_lastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: 100 * time.Millisecond})}, served: untouched(t)})
+		old := r.enqueue("work", one)
+		running := r.stage.next(t)
+		last := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.awaitEvent(EventBusy, last) // its Wait is over
+		r.awaitLine(1, "work", "1")
+		newer := r.enqueue("work", one, asynq.MaxRetry(0))
+		event := r.awaitRevoked(last)
+		if kinds := r.seen.kindsOf(last); !slices.Equal(kinds, []EventKind{EventWaiting, EventWaited, EventBusy, EventWaiting, EventWaited, EventReplaced}) || event.Waited <= 0 {
+			t.Errorf("events %v; %+v", kinds, event)
+		}
+		r.awaitEvent(EventBusy, newer)
+		r.awaitLine(1, "work", "1")
+		r.stage.none(t)
+		running.returns(context.Cause(running.ctx))
+		next := r.stage.next(t)
+		next.returns(nil)
+		r.await(newer, asynq.TaskStateCompleted)
+		r.awaitRevoked(old)
+	})
+}
+
+// A task that waits for its second lock holds the first, and is asked for that.
+func TestReplace_severalLocks(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rules := []Rule{
+			{Task: "work", Name: "first", Scope: "first", Busy: Replace, Wait: time.Hour},
+			{Task: "work", Name: "second", Scope: "second", Busy: Skip, Wait: time.Hour},
+		}
+		r := start(t, s, setup{rules: rules})
+		taken := r.take("second")
+		old := r.enqueue("work", nil)
+		r.awaitLine(1, "second")
+		young := r.enqueue("work", nil)
+		if event := r.awaitRevoked(old); event.Rule != "first" || event.Key != r.lockOf("first").Key() {
+			t.Errorf("got %+v", event)
+		}
+		r.stage.none(t)
+		r.free(taken)
+		next := r.stage.next(t)
+		if next.id != young {
+			t.Errorf("%s runs", next.id)
+		}
+		next.returns(nil)
+		r.await(young, asynq.TaskStateCompleted)
+		if events := r.seen.list(EventSkipped); len(events) > 0 {
+			t.Errorf("skipped for having been asked to stop: %+v", events)
+		}
+	})
+}
+
+// Holders that know nothing of newer and older are left alone: of another rule
+// with the same Scope, or from outside asynq.
+func TestReplace_leavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rule := replacing(Rule{Wait: time.Hour})
+		rule.Scope = "shared"
+		r := start(t, s, setup{rules: []Rule{rule, {Task: "plain", Scope: "shared", On: []string{"id"}}}})
+		plain := r.enqueue("plain", one)
+		running := r.stage.next(t)
+		young := r.enqueue("work", one)
+		r.awaitLine(1, "shared", "1")
+		newer := r.enqueue("work", one)
+		r.awaitRevoked(young)
+		if running.ctx.Err() != nil {
+			t.Errorf("the context of another policy's task ended: %v", context.Cause(running.ctx))
+		}
+		running.returns(nil)
+		r.await(plain, asynq.TaskStateCompleted)
+		r.stage.next(t).returns(nil)
+		r.await(newer, asynq.TaskStateCompleted)
+	})
+}
+
+// A cooldown is waited for; it is no reason for those who wait not to be replaced.
+func TestReplace_cooldown(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const cooldown = time.Second
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour, Cooldown: cooldown})}})
+		began := time.Now()
+		r.await(r.runs(r.enqueue("work", one)), asynq.TaskStateCompleted)
+		old := r.enqueue("work", one)
+		r.awaitLine(1, "work", "1")
+		young := r.enqueue("work", one)
+		r.awaitRevoked(old)
+		r.await(r.runs(young), asynq.TaskStateCompleted)
+		if took := time.Since(began); took < cooldown {
+			t.Errorf("it ran after %s of a cooldown of %s", took, cooldown)
+		}
+	})
+}
+
+// runs ends the next run, which is to be that task's, without an error.
+func (r *rig) runs(id string) string {
+	r.t.Helper()
+	run := r.stage.next(r.t)
+	if run.id != id {
+		r.t.Errorf("%s runs, want %s", run.id, id)
+	}
+	run.returns(nil)
+	return id
+}
+
+// Asked to stop before its handler began, a task does not run, and holds nothing.
+func TestReplace_askedBeforeItRuns(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		seen := &events{}
+		guard := newGuard(t, s, &logged{}, seen, replacing(Rule{}))
+		task := asynq.NewTask("work", []byte(`{"id":1}`))
+		targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := guard.newAttempt(t.Context(), task)
+		if err := a.arrive(targets[0]); err != nil {
+			t.Fatal(err)
+		}
+		a.newest.ask(targets[0])
+		err, _ = guard.guarded(a, targets, asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			t.Error("it runs")
+			return nil
+		}))
+		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
+			t.Errorf("answered %v", err)
+		}
+		if is, err := guard.lockOf(targets[0], "").Locked(t.Context()); is || err != nil {
+			t.Errorf("the key is locked: %v, %v", is, err)
+		}
+	})
+}
+
+// Each guard knows its own answer, whatever it is wrapped in.
+func TestReplace_answer(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		one, other := newGuard(t, s, &logged{}, &events{}), newGuard(t, s, &logged{}, &events{})
+		cause := errors.New("cause")
+		inner := &revoked{guard: one, rule: "r", key: "k", err: cause}
+		for name, err := range map[string]error{
+			"plain":     inner,
+			"wrapped":   fmt.Errorf("more: %w", inner),
+			"in others": &revoked{guard: other, err: fmt.Errorf("more: %w", inner)},
+		} {
+			told := 0
+			cfg := one.ServerConfig(asynq.Config{
+				IsFailure:    func(error) bool { told++; return true },
+				ErrorHandler: asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { told++ }),
+			})
+			cfg.ErrorHandler.HandleError(t.Context(), nil, err)
+			if cfg.IsFailure(err) || told > 0 {
+				t.Errorf("%s: a failure, or told of (%d times)", name, told)
+			}
+			if !errors.Is(err, asynq.RevokeTask) || !errors.Is(err, ErrReplaced) || !errors.Is(err, cause) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if other.revokes(err) != (name == "in others") {
+				t.Errorf("%s: the other guard takes it for its own, or not", name)
+			}
+		}
+		for _, err := range []error{nil, cause, ErrReplaced, asynq.RevokeTask} {
+			if one.revokes(err) {
+				t.Errorf("%v is taken for the guard's own", err)
+			}
+		}
+		if text := inner.Error(); text != `automutex: rule "r": key "k": replaced by a newer task: cause` {
+			t.Errorf("its text is %q", text)
+		}
+	})
+}
+
+// Outside of a server every call is a task of its own, and the last one wins.
+func TestReplace_outsideAServer(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		guard := newGuard(t, s, &logged{}, &events{}, replacing(Rule{}))
+		began := make(chan struct{}, 2)
+		handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+			began <- struct{}{}
+			if _, waits := ctx.Deadline(); !waits {
+				return nil
+			}
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}))
+		task := asynq.NewTask("work", []byte(`{"id":1}`))
+		old := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			old <- handler.ProcessTask(ctx, task)
+		}()
+		<-began
+		if err := handler.ProcessTask(t.Context(), task); err != nil {
+			t.Errorf("the new one: %v", err)
+		}
+		err := <-old
+		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) || errors.Is(err, lock.ErrLost) {
+			t.Errorf("the old one: %v", err)
+		}
+		if want := "automutex: rule \"work\": key \"" + guard.cfg.Prefix + ":{work|1}\": replaced by a newer task"; err.Error() != want {
+			t.Errorf("its text is %q, want %q", err, want)
+		}
+	})
+}
