@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -191,6 +192,28 @@ func TestNotesOfAnyBytes(t *testing.T) {
 			}
 			mustUnlock(t, le)
 			free(t, m, 0)
+		}
+	})
+}
+
+// What is said of a call is about nothing but a call: an entry that came and
+// parked anew, or is gone, is left as it is.
+func TestAFateOfWhatIsNotCalled(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		mustTry(t, m)
+		parkAll(t, m, "a", "b")
+		looksAfter(t, m, 1, time.Hour)
+		mustPark(t, noted(m, "a")) // it came
+		before := stored(t, m)
+		for _, note := range []string{"a", "b", "never seen"} {
+			for _, fate := range []int{1, 2} {
+				runs(t, m, callScript, []any{m.limit, 0, 1000, note, fate})
+			}
+		}
+		if after := stored(t, m); !maps.Equal(before, after) {
+			t.Errorf("stored: %v, before %v", after, before)
 		}
 	})
 }
