@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -96,6 +97,22 @@ func testDoctorRights(t *testing.T, b binary) {
 
 	all = findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -del")...)
 	has(t, all, note, "rights", "left behind for a minute")
+
+	// The documented rights suffice for the commands, too.
+	page, err := os.ReadFile("../../docs/redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(page), "ACL SETUSER automutex on >password ")
+	line, _, _ = strings.Cut(line, "\n")
+	documented := as(line + " +info +config|get")
+	all = findings(t, b, exitOK, documented...)
+	has(t, all, fine, "rights", "each of")
+	has(t, all, fine, "Pub/Sub", "arrived")
+	has(t, all, note, "persistence", "none")
+	for _, command := range [][]string{{"list", "--json"}, {"sweep"}, {"watch", "--count", "1"}} {
+		b.run(t, append(command, documented...)...).want(t, exitOK)
+	}
 
 	// asynq's keys are another matter.
 	all = findings(t, b, exitOK, append(as("~automutex:* &automutex:* +@all"), file(t, rules))...)
