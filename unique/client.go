@@ -31,8 +31,8 @@ type Client struct {
 	keys      *automutex.Guard // makes the keys; takes no locks
 	rules     []*rule          // longest Task first
 
-	grace    time.Duration // how long an enqueue may be under way; see enqueueTimeout
-	patience time.Duration // how long to wait for another producer's several steps
+	grace     time.Duration // how long an enqueue may be under way; see enqueueTimeout
+	changeTTL time.Duration // of the lock around several steps
 
 	self  string        // this Client, random
 	count atomic.Uint64 // one for each ID it made
@@ -100,7 +100,7 @@ func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg 
 		keys:      keys,
 		rules:     rules,
 		grace:     grace,
-		patience:  patience,
+		changeTTL: changeTTL,
 		self:      strings.ToLower(rand.Text()[:10]),
 		underway:  map[string]struct{}{},
 	}, nil

@@ -218,12 +218,6 @@ func newKilled(after int) *killed {
 	return k
 }
 
-func (k *killed) dead() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.left < 0
-}
-
 var errKilled = errors.New("the producer is dead")
 
 // silent is an asynq.Logger.
@@ -234,3 +228,27 @@ func (silent) Info(...any)  {}
 func (silent) Warn(...any)  {}
 func (silent) Error(...any) {}
 func (silent) Fatal(...any) {}
+
+// logged is a slog.Handler that keeps what is logged.
+type logged struct {
+	mu    sync.Mutex // guards lines
+	lines strings.Builder
+}
+
+func (l *logged) logger() *slog.Logger                     { return slog.New(l) }
+func (l *logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logged) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *logged) WithGroup(string) slog.Handler            { return l }
+
+func (l *logged) Handle(_ context.Context, record slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines.WriteString(record.Level.String() + " " + record.Message + "\n")
+	return nil
+}
+
+func (l *logged) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lines.String()
+}

@@ -86,19 +86,24 @@ func (o *order) claim() *lock.Claim { return o.client.locker.Claim(o.key) }
 // trips by one producer in a while, and a line would have every producer keep a
 // subscription. A producer that died in there is waited out.
 func (o *order) alone(ctx context.Context, f func(context.Context) (*asynq.TaskInfo, error)) (*asynq.TaskInfo, error) {
-	m := o.claim().Lock(lock.TTL(changeTTL))
-	deadline := time.Now().Add(o.client.patience)
+	m := o.claim().Lock(lock.TTL(o.client.changeTTL))
+	deadline := time.Now().Add(patience)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		lease, err := m.TryLock(ctx)
 		if err == nil {
 			defer lease.Unlock(ctx) //nolint:errcheck // it ends by itself; f's context has told what that means
-			return f(lease.Bind(ctx))
+			bound := lease.Bind(ctx)
+			info, err := f(bound)
+			if err != nil && bound.Err() != nil && ctx.Err() == nil {
+				err = errors.Join(err, context.Cause(bound)) // why the exchanges ended
+			}
+			return info, err
 		}
 		if !errors.Is(err, lock.ErrBusy) {
 			return nil, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("another producer has been at it for %s: %w", o.client.patience, err)
+			return nil, fmt.Errorf("another producer has been at it for %s: %w", patience, err)
 		}
 		timer := time.NewTimer(pause/2 + rand.N(pause)) //nolint:gosec // jitter, no secret
 		select {

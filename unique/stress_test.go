@@ -1,0 +1,5 @@
+package unique
+
+const workerEnv = "AUTOMUTEX_TEST_UNIQUE_WORKER"
+
+func workerMain() {}
