@@ -34,6 +34,15 @@ type rig struct {
 	*Client
 }
 
+// own is s, or a miniredis of the test's own: it runs one script at a time and
+// slowly, and a test that asks much of it would hold up all others.
+func own(t *testing.T, s *redistest.Server) *redistest.Server {
+	if s.Kind() == redistest.KindMini {
+		return redistest.StartMini(t)
+	}
+	return s
+}
+
 // start makes a rig. Rules without a Queue get its own.
 func start(t *testing.T, s *redistest.Server, rules ...Rule) *rig {
 	t.Helper()

@@ -30,6 +30,9 @@ func (o *order) supersede(ctx context.Context) (*asynq.TaskInfo, error) {
 		}
 		for range tries {
 			s, err := o.survey(ctx, id)
+			if errors.Is(err, errMoved) {
+				continue
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -49,7 +52,7 @@ func (o *order) supersede(ctx context.Context) (*asynq.TaskInfo, error) {
 			default:
 				info, err = o.supersedeTask(ctx, s)
 			}
-			if info != nil || err != nil {
+			if info != nil || err != nil && !errors.Is(err, errMoved) {
 				return info, err
 			}
 		}
@@ -209,7 +212,7 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 		when = append(when, asynq.ProcessAt(at))
 	default:
 		// Not before the old one is gone; by itself if we die before we say so.
-		when = append(when, asynq.ProcessIn(o.client.grace))
+		when = append(when, asynq.ProcessIn(grace))
 		run = true
 	}
 	info, err := o.enqueue(ctx, next, when...)
@@ -225,7 +228,7 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 	if err != nil || info == nil || !found && o.rule.Until.kind == untilOver {
 		// The old one stays, or has run in the window of For. What there may be of
 		// the new one was promised to nobody, and has not run.
-		return nil, o.undo(old, next, err)
+		return o.undo(next, info, err)
 	}
 	o.handOn(ctx, s.holder, next)
 	if run {
@@ -236,30 +239,47 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 	return info, nil
 }
 
-// undo removes the new task when the old one could not be superseded; nil when
-// that was because the old one waits no longer.
-func (o *order) undo(old *asynq.TaskInfo, next string, err error) error {
-	if removed := o.remove(o.rule.Queue, next); removed != nil {
-		return errors.Join(err, removed)
+// undo removes the new task when the old one could not be superseded; err says
+// why not. info is the new task, nil when it is not known to be there.
+func (o *order) undo(next string, info *asynq.TaskInfo, err error) (*asynq.TaskInfo, error) {
+	removed := o.client.inspector.DeleteTask(o.rule.Queue, next)
+	if removed == nil {
+		if errors.Is(err, errMoved) {
+			return nil, nil //nolint:nilnil // look again
+		}
+		return nil, err
 	}
-	now, looked := o.look(old.Queue, old.ID)
-	if looked == nil && (now == nil || started(now)) {
-		return nil
+	now, looked := o.look(o.rule.Queue, next)
+	if looked == nil && info != nil && (now == nil || started(now) || ended(now)) {
+		return info, nil // we were so slow that it has run by itself
 	}
-	return errors.Join(err, looked)
+	if looked == nil && now == nil {
+		return nil, err
+	}
+	return nil, errors.Join(err, removed, looked)
 }
 
-// removeWaiting deletes a task that does not run, while we are alone; found: it
-// was there.
+// errMoved: the task is not in the state that it was seen in.
+var errMoved = errors.New("the task has moved on")
+
+// removeWaiting deletes a task that was seen not to run, while we are alone;
+// found: it was there. asynq refuses one that has come to run, in a text.
 func (o *order) removeWaiting(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx) // another producer may be in here
 	}
 	err = o.client.inspector.DeleteTask(old.Queue, old.ID)
-	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 		return false, nil
 	}
-	return err == nil, err
+	now, looked := o.look(old.Queue, old.ID)
+	if looked == nil && (now == nil || now.State != old.State) {
+		return false, errMoved
+	}
+	return false, errors.Join(err, looked)
 }
 
 // handOn gives the claim to the new task, or makes one where the old one has
