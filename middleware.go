@@ -26,9 +26,10 @@ type Guard struct {
 	log    *slog.Logger
 	client io.Closer // the client NewFromConnOpt made, else nil
 
-	waiting atomic.Int64 // workers in line, for MaxWaiting
-	outage  outage
-	warned  sync.Once // told that ServerConfig is not installed
+	waiting   atomic.Int64 // workers in line, for MaxWaiting
+	outage    outage
+	warned    sync.Once // told that ServerConfig is not installed
+	unclaimed sync.Once // told that a rule of package unique has no equal here
 
 	// closing ends the waits when Close begins. running counts the handlers
 	// under way; mu guards it and idle, which is closed when Close has begun
@@ -154,6 +155,7 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 		}
 		a.release() // with no attempts left: from the beginning
 	}
+	a.dropClaim(targets)
 	a.began = time.Now()
 	err = next.ProcessTask(a.bind(), a.task)
 	a.succeeded = err == nil

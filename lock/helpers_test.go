@@ -350,6 +350,7 @@ func warm(t testing.TB, m *Lock) {
 var scripts = []*script{
 	askScript, releaseScript, renewScript, inspectScript, breakScript, sweepScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
+	claimTakeScript, claimKeepScript, claimDropScript,
 }
 
 // through makes a Locker whose client goes through a proxy to s, beside one

@@ -20,7 +20,8 @@ type script struct {
 	sha  string
 }
 
-// The operations. Each takes exactly one key: the lock.
+// The operations. Each takes exactly one key: the lock, the pool
+// or the claim.
 var (
 	askScript     = load("ask", "body", "limit", "ttl", "keep", "stay")
 	releaseScript = load("release", "body", "limit", "cooldown")
@@ -34,6 +35,10 @@ var (
 	poolPutScript     = load("pool_put", "value") // as many as there are
 	poolInspectScript = load("pool_inspect", "most")
 	poolDeleteScript  = load("pool_delete")
+
+	claimTakeScript = load("claim_take", "body", "instead", "length")
+	claimKeepScript = load("claim_keep", "body", "next", "length")
+	claimDropScript = load("claim_drop", "body")
 )
 
 // Replies of renew, as its header names them. The others answer with numbers
