@@ -18,21 +18,34 @@ and changed apart from the program:
 	  - task: import
 	    on: [file]
 	    busy: {retry_in: 30s}
+	unique:              # tasks that are enqueued once
+	  - task: reindex
+	    on: [document_id]
+	    until: start
+	    duplicate: join
 
 The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task,
 on, on_headers, scope, limit, ttl, wait, max_hold, cooldown, busy. All but name
 and task may stand in defaults. Durations are written as Go writes them ("30s",
 "1h30m"), and busy is retry, skip, archive, fail, park, replace, allow or
-{retry_in: <duration>}. What is code (Key, Payload, AfterFailure) and what belongs
+{retry_in: <duration>}.
+
+The keys of a unique rule are the fields of [unique.Rule]: task, queue, on,
+on_headers, scope, until, duplicate, max_postpone, keep_archived. until is done,
+start or {for: <duration>}; duplicate is reject, join, replace or
+{postpone: <duration>}. What is in defaults is not for them.
+
+What is code (Key, Payload, AfterFailure) and what belongs
 to the process (Owner, MaxWaiting, Logger, Observe, ...) is set in the program, on
 what [Load] returns:
 
-	cfg, err := config.Load("automutex.yaml")
+	cfg, once, err := config.Load("automutex.yaml")
 	if err != nil {
 		return err
 	}
 	cfg.Observe = observe
-	guard, err := automutex.New(rdb, cfg)
+	guard, err := automutex.New(rdb, cfg)                  // in workers
+	tasks, err := unique.New(client, inspector, rdb, once) // in producers
 
 JSON is YAML too. The file is UTF-8, and holds one document. Nothing in it is
 expanded, from the environment or elsewhere; anchors, aliases, merge keys and tags
@@ -40,8 +53,8 @@ are refused, so that every value counts where it stands and defaults is the one
 way to say a thing once. What is unknown is a mistake, and so is a key that is
 there twice.
 
-All mistakes are reported at once, what [automutex.New] would refuse included,
-each an [*Error] with its place.
+All mistakes are reported at once, what [automutex.New] and [unique.New] would
+refuse included, each an [*Error] with its place.
 */
 package config
 
@@ -52,28 +65,29 @@ import (
 	"os"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
 )
 
 // maxSize is the size of the largest file that is read, in bytes: far above any
 // list of rules that people keep, and far below what would hurt.
 const maxSize = 4 << 20
 
-// Load reads the file at path. The error joins an [*Error] for each mistake in
-// it, in the order of the file, or says why it could not be read; the Config is
-// then its zero value.
-func Load(path string) (automutex.Config, error) {
+// Load reads the file at path: rules: and unique:, both with the file's prefix.
+// The error joins an [*Error] for each mistake in it, in the order of the file,
+// or says why it could not be read; the two are then their zero values.
+func Load(path string) (automutex.Config, unique.Config, error) {
 	data, err := read(path)
 	if err != nil {
-		return automutex.Config{}, fmt.Errorf("config: %w", err)
+		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
 	}
 	return parse(path, data)
 }
 
 // Parse is [Load] for what has been read already: the file is then "config" in
 // the mistakes.
-func Parse(data []byte) (automutex.Config, error) {
+func Parse(data []byte) (automutex.Config, unique.Config, error) {
 	if len(data) > maxSize {
-		return automutex.Config{}, fmt.Errorf("config: %w", errTooLarge)
+		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", errTooLarge)
 	}
 	return parse("config", data)
 }

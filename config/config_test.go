@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
 )
 
 func mustLoad(t *testing.T, path string) automutex.Config {
 	t.Helper()
-	cfg, err := Load(path)
+	cfg, _, err := Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +26,7 @@ func mustLoad(t *testing.T, path string) automutex.Config {
 
 func mustParse(t *testing.T, text string) automutex.Config {
 	t.Helper()
-	cfg, err := Parse([]byte(text))
+	cfg, _, err := Parse([]byte(text))
 	if err != nil {
 		t.Fatalf("%s\n%v", text, err)
 	}
@@ -88,6 +89,15 @@ func TestKeys_areTheFields(t *testing.T) {
 		if (key == "prefix" || key == "rules") == (notInFile[key] != "") {
 			t.Errorf("Config.%s: %q is to be a key of the file, or to have a reason why not", field.Name, key)
 		}
+	}
+	for field := range reflect.TypeFor[unique.Rule]().Fields() {
+		key := snake(field.Name)
+		if slices.Contains(names(uniqueKeys), key) == (notInUnique[key] != "") {
+			t.Errorf("unique.Rule.%s: %q is to be a key of a unique rule, or to have a reason why not", field.Name, key)
+		}
+	}
+	if n := reflect.TypeFor[unique.Config]().NumField(); n != 2 {
+		t.Errorf("unique.Config has %d fields, not only Prefix and Rules", n)
 	}
 	for _, name := range keysOf(notInDefaults) {
 		if !slices.Contains(names(ruleKeys), name) {
@@ -153,13 +163,13 @@ func TestLoad_noFile(t *testing.T) {
 		"":                                 "no such file",
 		"nul\x00byte":                      "invalid argument",
 	} {
-		cfg, err := Load(path)
+		cfg, _, err := Load(path)
 		if err == nil || !strings.HasPrefix(err.Error(), "config: ") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v; want %q", path, err, want)
 		}
 		same(t, cfg, automutex.Config{})
 	}
-	if _, err := Parse(make([]byte, maxSize+1)); err == nil || !strings.Contains(err.Error(), "4 MiB") {
+	if _, _, err := Parse(make([]byte, maxSize+1)); err == nil || !strings.Contains(err.Error(), "4 MiB") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -167,7 +177,7 @@ func TestLoad_noFile(t *testing.T) {
 // The errors are joined Errors, for programs that want more than their text.
 func TestError(t *testing.T) {
 	t.Parallel()
-	_, err := Load("testdata/mistakes.yaml")
+	_, _, err := Load("testdata/mistakes.yaml")
 	var first *Error
 	if !errors.As(err, &first) || first.File != "testdata/mistakes.yaml" || first.Line != 1 || first.Column != 1 || !strings.Contains(first.Text, `"prefx"`) {
 		t.Errorf("got %+v", first)

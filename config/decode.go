@@ -14,6 +14,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/nearest"
+	"github.com/automutex/automutex/unique"
 )
 
 // decoder goes through the nodes of a file and gathers what is wrong.
@@ -22,20 +23,20 @@ type decoder struct {
 	mistakes []*Error
 }
 
-func parse(file string, data []byte) (automutex.Config, error) {
+func parse(file string, data []byte) (automutex.Config, unique.Config, error) {
 	d := &decoder{file: file}
 	root := d.root(data)
 	if root == nil {
-		return automutex.Config{}, d.err()
+		return automutex.Config{}, unique.Config{}, d.err()
 	}
 	d.checkForm(root)
 	doc := d.document(root)
-	cfg := doc.config()
-	d.checkRules(doc, cfg)
+	cfg, once := doc.configs()
+	d.check(doc, cfg, once)
 	if len(d.mistakes) > 0 {
-		return automutex.Config{}, d.err()
+		return automutex.Config{}, unique.Config{}, d.err()
 	}
-	return cfg, nil
+	return cfg, once, nil
 }
 
 func (d *decoder) reportf(n *yaml.Node, format string, args ...any) {

@@ -6,9 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
 )
 
 // FuzzParse: whatever the file, there is a configuration that New takes, or
@@ -27,12 +29,16 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add([]byte(`{"rules": [{"task": "\ud83d\ude00\\"}]}`))
 	f.Add([]byte("rules: [{task: a, busy: {retry_in: 5s}}, *a, {<<: !!x &b 1}]"))
+	f.Add([]byte("unique: [{task: a, until: {for: 1s}, duplicate: {postpone: 1s}, keep_archived: yes}, {task: a}]"))
 	f.Add([]byte("? {a: [b]}\n: |\n  c\n--- !x\n%YAML"))
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"}) // never dials
 	f.Cleanup(func() { _ = rdb.Close() })
 	f.Fuzz(func(t *testing.T, data []byte) {
-		cfg, err := Parse(data)
+		cfg, once, err := Parse(data)
 		if err == nil {
+			if _, err := unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once); err != nil {
+				t.Fatalf("accepted, and refused by unique.New: %v", err)
+			}
 			guard, err := automutex.New(rdb, cfg)
 			if err != nil {
 				t.Fatalf("accepted, and refused by New: %v", err)

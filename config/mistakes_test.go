@@ -31,7 +31,7 @@ func wantMistakes(t *testing.T, file string, err error, want string) {
 // Every mistake at once, each at its place.
 func TestLoad_everyMistake(t *testing.T) {
 	t.Parallel()
-	_, err := Load("testdata/mistakes.yaml")
+	_, _, err := Load("testdata/mistakes.yaml")
 	wantMistakes(t, "testdata/mistakes.yaml", err, `
 		1:1 unknown key "prefx" in the file; did you mean prefix?
 		2:9 prefix "a{b}" has a brace
@@ -46,11 +46,11 @@ func TestLoad_everyMistake(t *testing.T) {
 		14:10 ttl: want a duration with its unit: 30s, 30ms, not "30"
 		15:5 key: cannot be in a rule: it is a Go function: set Rule.Key in the program
 		18:11 rule "cache:warm": wait: -1s is negative
-		19:11 busy: "skp" is no policy; did you mean skip?
+		19:11 busy: "skp" is unknown; did you mean skip?
 		20:5 busy: is there twice, first in line 19
 		22:9 ttl: there is no value
 		23:12 limit: want a whole number, such as 3, not the text "3"
-		24:12 busy: unknown key "retry_inn" in busy; did you mean retry_in?
+		24:12 busy: unknown key "retry_inn" in it; did you mean retry_in?
 		25:5 the anchor &shared
 		25:5 rule "import": scope: is empty, and 2 rules have the Task "import"
 		27:15 cooldown: want a duration in hours (a day is no unit here), such as 24h, not "1d"
@@ -59,7 +59,7 @@ func TestLoad_everyMistake(t *testing.T) {
 		31:5 a rule is a list; want keys with values: name, task, on,
 		32:5 rule "two": scope: is empty
 		35:15 rule "two": cooldown: does not go with Limit 2
-		37:11 busy: retry_in goes with its delay: {retry_in: 5s}
+		37:11 busy: retry_in goes with its time: {retry_in: 5s}
 		38:5 unknown key "whatever" in a rule, which has name, task,`)
 }
 
@@ -70,7 +70,7 @@ func TestParse_mistakes(t *testing.T) {
 		"# nothing\n":                      "1:1 the file is empty",
 		"---\n...\n":                       "2:1 the file is nothing",
 		"~":                                "1:1 the file is nothing",
-		"rules":                            `1:1 the file is "rules"; want keys with values: prefix, defaults, rules`,
+		"rules":                            `1:1 the file is "rules"; want keys with values: prefix, defaults, rules, unique`,
 		"- task: a":                        "1:1 the file is a list",
 		"prefix: a":                        "1:1 there are no rules",
 		"rules:":                           "1:7 rules: is nothing; it is a list",
@@ -93,12 +93,12 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, ttl: 50ms}]":                                  "1:24 ttl: 50ms is too short",
 		"rules: [{task: a, max_hold: 1us}]":                              "1:29 max_hold: 1µs is too short",
 		"rules: [{task: a, busy: }]":                                     "1:25 busy: there is no value; want retry, skip,",
-		"rules: [{task: a, busy: {}}]":                                   "1:25 busy: an empty mapping is no policy",
+		"rules: [{task: a, busy: {}}]":                                   "1:25 busy: want retry, skip,",
 		"rules: [{task: a, busy: [skip]}]":                               "1:25 busy: want retry, skip,",
-		"rules: [{task: a, busy: after_failure}]":                        "1:25 busy: after_failure: cannot be in a rule: it is a Go function",
+		"rules: [{task: a, busy: after_failure}]":                        "1:25 busy: after_failure: cannot be in a file: it is a Go function",
 		"rules: [{task: a, busy: {retry_in: 0s}}]":                       "1:25 busy: RetryIn(0s) is no delay",
 		"rules: [{task: a, busy: {retry_in: soon}}]":                     "1:36 busy: retry_in: want a duration",
-		"rules: [{task: a, busy: explode}]":                              `1:25 busy: "explode" is no policy; there are retry,`,
+		"rules: [{task: a, busy: explode}]":                              `1:25 busy: "explode" is unknown; there are retry,`,
 		"rules: [{task: a, ? [b] : c}]":                                  "1:21 a key of a rule is a list",
 		"rules: [{task: a, <<: {ttl: 1m}}]":                              "1:19 the merge key <<",
 		"rules: [{task: a, ttl: !!str 1m}]":                              "1:24 the tag !!str",
@@ -118,7 +118,7 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: " + strings.Repeat("a", 1000) + " , ttl: zzzz}]": `1:1024 ttl: want a duration`,
 		"rules: [{task: a, " + strings.Repeat("k", 1000) + ": 1}]":       `1:19 unknown key "` + strings.Repeat("k", 60) + `"... in a rule`,
 	} {
-		_, err := Parse([]byte(text))
+		_, _, err := Parse([]byte(text))
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			wantMistakes(t, "config", err, want)
@@ -133,7 +133,7 @@ func TestParse_mistakes(t *testing.T) {
 // and names both by their lines.
 func TestParse_contradiction(t *testing.T) {
 	t.Parallel()
-	_, err := Parse([]byte("rules:\n" +
+	_, _, err := Parse([]byte("rules:\n" +
 		"- {task: a, scope: x, name: ax}\n- {task: a, scope: y, name: ay}\n" +
 		"- {task: b, scope: y, name: by}\n- {task: b, scope: x, name: bx}\n"))
 	wantMistakes(t, "config", err, "5:20 scope: the rules contradict each other")

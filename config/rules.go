@@ -8,6 +8,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
 )
 
 // document is a configuration as it stands in its file.
@@ -16,13 +17,19 @@ type document struct {
 	places places
 	prefix string
 	rules  []*entry[automutex.Rule]
+	unique []*entry[unique.Rule]
 
 	defaults places
 }
 
 // entry is one element of a list of rules.
 type entry[T any] struct {
-	value  T
+	spot
+	value T
+}
+
+// spot is where a rule stands.
+type spot struct {
 	node   *yaml.Node
 	places places
 	// doubtful has the keys that are missing for a mistake that was reported,
@@ -47,7 +54,9 @@ var ruleKeys = []key[automutex.Rule]{
 	{"wait", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
 	{"max_hold", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
 	{"cooldown", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
-	{"busy", policy},
+	{"busy", choice(func(r *automutex.Rule) *automutex.Policy { return &r.Busy }, policies, "retry_in", automutex.RetryIn,
+		"retry, skip, archive, fail, park, replace, allow or {retry_in: 5s}",
+		map[string]string{"after_failure": notInRule["after_failure"]})},
 }
 
 // What somebody may look for who knows the Go type, and does not find here.
@@ -73,16 +82,17 @@ var (
 // document reads the root of the file.
 func (d *decoder) document(root *yaml.Node) *document {
 	doc := &document{node: root}
-	defaults := &entry[automutex.Rule]{places: places{}}
-	var defaultsNode, rulesNode *yaml.Node
+	defaults := &entry[automutex.Rule]{spot: spot{places: places{}}}
+	var defaultsNode, rulesNode, uniqueNode *yaml.Node
 	keys := []key[document]{
 		{"prefix", text(func(doc *document) *string { return &doc.prefix })},
 		{"defaults", func(_ *decoder, _ *document, n *yaml.Node) { defaultsNode = n }},
 		{"rules", func(_ *decoder, _ *document, n *yaml.Node) { rulesNode = n }},
+		{"unique", func(_ *decoder, _ *document, n *yaml.Node) { uniqueNode = n }},
 	}
 	doc.places, _ = fields(d, root, "the file", keys, notInFile, doc)
-	if root.Kind == yaml.MappingNode && rulesNode == nil && len(d.mistakes) == 0 {
-		d.reportf(root, "there are no rules; list them under rules:")
+	if root.Kind == yaml.MappingNode && rulesNode == nil && uniqueNode == nil && len(d.mistakes) == 0 {
+		d.reportf(root, "there are no rules; list them under rules: or unique:")
 	}
 	if defaultsNode != nil {
 		common := slices.DeleteFunc(slices.Clone(ruleKeys), func(k key[automutex.Rule]) bool { return notInDefaults[k.name] != "" })
@@ -92,6 +102,7 @@ func (d *decoder) document(root *yaml.Node) *document {
 	}
 	doc.defaults = defaults.places
 	doc.rules = entries(d, rulesNode, "rules", "a rule", ruleKeys, notInRule, defaults)
+	doc.unique = entries(d, uniqueNode, "unique", "a unique rule", uniqueKeys, notInUnique, &entry[unique.Rule]{spot: spot{places: places{}}})
 	return doc
 }
 
@@ -100,7 +111,7 @@ func entries[T any](d *decoder, list *yaml.Node, name, what string, keys []key[T
 	nodes := d.list(list, name)
 	all := make([]*entry[T], 0, len(nodes))
 	for _, n := range nodes {
-		e := &entry[T]{value: defaults.value, node: n, places: maps.Clone(defaults.places), doubtful: map[string]bool{}}
+		e := &entry[T]{spot{n, maps.Clone(defaults.places), map[string]bool{}}, defaults.value}
 		maps.Copy(e.doubtful, defaults.doubtful)
 		own, doubtful := fields(d, n, what, keys, hints, &e.value)
 		maps.Copy(e.places, own)
@@ -110,13 +121,25 @@ func entries[T any](d *decoder, list *yaml.Node, name, what string, keys []key[T
 	return all
 }
 
-// config is the document as automutex.New takes it.
-func (doc *document) config() automutex.Config {
-	cfg := automutex.Config{Prefix: doc.prefix}
+// spots are where the rules of a list stand.
+func spots[T any](all []*entry[T]) []*spot {
+	list := make([]*spot, len(all))
+	for i, e := range all {
+		list[i] = &e.spot
+	}
+	return list
+}
+
+// configs are the document as automutex.New and unique.New take it.
+func (doc *document) configs() (automutex.Config, unique.Config) {
+	cfg, once := automutex.Config{Prefix: doc.prefix}, unique.Config{Prefix: doc.prefix}
 	for _, e := range doc.rules {
 		rule := e.value
 		rule.On, rule.OnHeaders = slices.Clone(rule.On), slices.Clone(rule.OnHeaders) // of defaults, shared by rules
 		cfg.Rules = append(cfg.Rules, rule)
 	}
-	return cfg
+	for _, e := range doc.unique {
+		once.Rules = append(once.Rules, e.value)
+	}
+	return cfg, once
 }

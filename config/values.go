@@ -93,54 +93,53 @@ func (d *decoder) duration(n *yaml.Node) (time.Duration, bool) {
 	return 0, false
 }
 
-// policies are those that a word names.
-var policies = map[string]automutex.Policy{}
-
-func init() { //nolint:gochecknoinits // the names are the policies' own
+// policies are the policies that a word names.
+var policies = func() map[string]automutex.Policy {
+	all := map[string]automutex.Policy{}
 	for _, p := range []automutex.Policy{
 		automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail,
 		automutex.Park, automutex.Replace, automutex.Allow,
 	} {
-		policies[p.String()] = p
+		all[p.String()] = p
 	}
-}
+	return all
+}()
 
-const allPolicies = "retry, skip, archive, fail, park, replace, allow or {retry_in: 5s}"
-
-// policy sets Busy.
-func policy(d *decoder, into *automutex.Rule, n *yaml.Node) {
-	if n.Kind == yaml.MappingNode {
-		var delay *time.Duration
-		fields(d, n, "busy", []key[automutex.Rule]{{"retry_in", func(d *decoder, _ *automutex.Rule, n *yaml.Node) {
-			if v, ok := d.duration(n); ok {
-				delay = &v
+// choice sets a value that a word names, or a word with a duration: retry, or
+// {retry_in: 5s}. hints has words that name none, and why.
+func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with func(time.Duration) V, all string, hints map[string]string) func(*decoder, *T, *yaml.Node) {
+	return func(d *decoder, into *T, n *yaml.Node) {
+		if n.Kind == yaml.MappingNode {
+			if len(n.Content) == 0 {
+				d.want(n, all)
+				return
 			}
-		}}}, notInRule, into)
-		if delay != nil {
-			into.Busy = automutex.RetryIn(*delay)
-		} else if len(n.Content) == 0 {
-			d.reportf(n, "an empty mapping is no policy; want %s", allPolicies)
+			fields(d, n, "it", []key[T]{{timed, func(d *decoder, into *T, n *yaml.Node) {
+				if v, ok := d.duration(n); ok {
+					*field(into) = with(v)
+				}
+			}}}, hints, into)
+			return
 		}
-		return
-	}
-	if !isText(n) {
-		d.want(n, allPolicies)
-		return
-	}
-	if p, ok := policies[n.Value]; ok {
-		into.Busy = p
-		return
-	}
-	found, alike := nearest.Name(n.Value, append(keysOf(policies), "retry_in", "after_failure"))
-	switch {
-	case alike && found == "retry_in":
-		d.reportf(n, "retry_in goes with its delay: {retry_in: 5s}")
-	case alike && found == "after_failure":
-		d.reportf(n, "%s: cannot be in a rule: it %s", n.Value, notInRule["after_failure"])
-	case alike:
-		d.reportf(n, "%s is no policy; did you mean %s? There are %s", quote(n.Value), found, allPolicies)
-	default:
-		d.reportf(n, "%s is no policy; there are %s", quote(n.Value), allPolicies)
+		if !isText(n) {
+			d.want(n, all)
+			return
+		}
+		if v, ok := words[n.Value]; ok {
+			*field(into) = v
+			return
+		}
+		found, alike := nearest.Name(n.Value, append(append(keysOf(words), timed), keysOf(hints)...))
+		switch {
+		case alike && found == timed:
+			d.reportf(n, "%s goes with its time: {%[1]s: 5s}", timed)
+		case alike && hints[found] != "":
+			d.reportf(n, "%s: cannot be in a file: it %s", n.Value, hints[found])
+		case alike:
+			d.reportf(n, "%s is unknown; did you mean %s? There are %s", quote(n.Value), found, all)
+		default:
+			d.reportf(n, "%s is unknown; there are %s", quote(n.Value), all)
+		}
 	}
 }
 

@@ -35,7 +35,7 @@ var conformance = []string{
 	"Rule06_GrantedLeaseIsRenewedToItsFullTTL", "Rule07_MessagesWake", "Rule11_FenceGrows", "Rule12_KeyOutlivesItsEntries",
 	"CooldownKeepsTheSlotForThatLong", "FirstComeFirstServed", "NewcomerNeverOvertakes",
 	"BreakOneOfSeveral", "BreakAll", "BreakDuringDo", "Delete", "ByKey",
-	"PoolTakeIsWokenByAPut", "PoolDelete", "Rights_walk", "Rights_pool",
+	"PoolTakeIsWokenByAPut", "PoolDelete", "Claim_one", "Claim_besideTheLock", "Rights_walk", "Rights_pool",
 }
 
 // TestRights runs the conformance tests again, in a process whose clients are a

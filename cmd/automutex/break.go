@@ -43,6 +43,7 @@ code is 1.`,
 			if err != nil {
 				return err
 			}
+			s.Waiters = nil // not asked about
 			if token != "" {
 				s.Holders = slices.DeleteFunc(s.Holders, func(h holder) bool { return h.Token != token })
 			}

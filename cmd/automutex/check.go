@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/unique"
 )
 
 func newCheck(a *app) *cobra.Command {
@@ -24,7 +26,7 @@ file:line:column: text, and the exit code is then 1. What is allowed but may
 surprise is a note. Redis is not needed.`,
 		Args: exactly(1, "FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			cfg, err := load(args[0])
+			cfg, once, err := load(args[0])
 			if err != nil {
 				return err
 			}
@@ -42,23 +44,55 @@ surprise is a note. Redis is not needed.`,
 					return err
 				}
 			}
-			for _, note := range notes {
+			if len(once.Rules) > 0 {
+				if err := a.printUnique(once, len(cfg.Rules) > 0); err != nil {
+					return err
+				}
+			}
+			for _, note := range append(notes, unclaimed(cfg, once)...) {
 				fmt.Fprintf(a.out, "note: %s\n", printable(strings.TrimPrefix(note, "automutex: ")))
 			}
-			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %d rules\n", printable(args[0]), len(cfg.Rules))
+			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %d rules, %d unique rules\n", printable(args[0]), len(cfg.Rules), len(once.Rules))
 			return err
 		},
 	}
 }
 
 // load reads a file of rules; its mistakes are a line each.
-func load(path string) (automutex.Config, error) {
-	cfg, err := config.Load(path)
+func load(path string) (automutex.Config, unique.Config, error) {
+	cfg, once, err := config.Load(path)
 	if err != nil {
 		var mistake *config.Error
-		return cfg, &failure{exit: exitNo, err: err, lines: errors.As(err, &mistake)}
+		return cfg, once, &failure{exit: exitNo, err: err, lines: errors.As(err, &mistake)}
 	}
-	return cfg, nil
+	return cfg, once, nil
+}
+
+// printUnique is the table of unique rules.
+func (a *app) printUnique(once unique.Config, more bool) error {
+	if more {
+		fmt.Fprintln(a.out)
+	}
+	t := newTable(a.out, "UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE")
+	for _, rule := range once.Rules {
+		key := keyOf(automutex.Rule{Scope: rule.Scope, On: rule.On, OnHeaders: rule.OnHeaders})
+		t.row(rule.Task, orDefault(rule.Queue, "", "default"), key, strings.TrimPrefix(rule.Until.String(), "until "), rule.Duplicate.String())
+	}
+	return t.flush()
+}
+
+// unclaimed tells of unique rules whose claims no rule of the file would end: a
+// worker ends them where it has a rule with an equal Task, Scope and On. The rules
+// may be in another file.
+func unclaimed(cfg automutex.Config, once unique.Config) (notes []string) {
+	for _, u := range once.Rules {
+		if u.Until == unique.UntilStart && !slices.ContainsFunc(cfg.Rules, func(r automutex.Rule) bool {
+			return r.Task == u.Task && r.Scope == u.Scope && slices.Equal(r.On, u.On) && slices.Equal(r.OnHeaders, u.OnHeaders)
+		}) {
+			notes = append(notes, fmt.Sprintf("unique rule %q: until start lasts until the task has ended, unless the workers have a rule with an equal task, scope and on; there is none in this file", u.Task))
+		}
+	}
+	return notes
 }
 
 // offline makes a Guard that is asked for keys and nothing else. It never meets

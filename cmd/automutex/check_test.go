@@ -19,7 +19,7 @@ rules:
 `
 
 func testCheck(t *testing.T, b binary) {
-	r := b.run(t, "check", file(t, rules)).want(t, exitOK, "no mistakes; 5 rules", "note: ", "hides")
+	r := b.run(t, "check", file(t, rules)).want(t, exitOK, "no mistakes; 5 rules, 0 unique rules", "note: ", "hides")
 	for _, row := range []string{
 		"work <type>|<id> 1 30s 10s retry",
 		"report: report|<tenant.id>|<header region> 3 30s 10s retry in 5s",
@@ -30,6 +30,17 @@ func testCheck(t *testing.T, b binary) {
 		}
 	}
 	b.run(t, "check", file(t, "rules: []")).want(t, exitOK, "no mistakes; 0 rules")
+
+	r = b.run(t, "check", file(t, `
+rules: [{task: reindex, on: [id]}]
+unique:
+  - {task: reindex, on: [id], until: start, duplicate: join}
+  - {task: digest, on: [user], until: start, queue: low}
+  - {task: mail, until: {for: 10m}, duplicate: {postpone: 5s}}
+`)).want(t, exitOK, "1 rules, 3 unique rules", `note: unique rule "digest": until start lasts until the task has ended`)
+	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m0s postpone by 5s") || strings.Count(r.stdout, "note: ") != 1 {
+		t.Errorf("got\n%s", r.stdout)
+	}
 }
 
 // squeeze makes one space of many.

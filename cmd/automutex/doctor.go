@@ -72,7 +72,7 @@ or bad. Something bad makes the exit code 1.`,
 			var cfg automutex.Config
 			if len(args) > 0 {
 				var err error
-				if cfg, err = load(args[0]); err != nil {
+				if cfg, _, err = load(args[0]); err != nil {
 					return err
 				}
 				if !cmd.Flags().Changed("prefix") {

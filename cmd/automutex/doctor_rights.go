@@ -40,10 +40,19 @@ var trials = []trial{
 	{"zremrangebyscore", with(5, 6)},
 	{"zrem", with("b")},
 	{"persist", with()},
+	{"set", beside("claim", "PX", 60_000)},
+	{"get", beside()},
 	{"publish", func(key string) []any { return []any{channelOf(key), "doctor"} }},
 	{"scan", func(key string) []any { return []any{0, "MATCH", key, "COUNT", 1} }},
 	{"ping", func(string) []any { return nil }},
-	{"del", with()},
+	{"del", func(key string) []any { return []any{key, besideKey(key)} }},
+}
+
+// besideKey is a key beside the lock's, as a claim's is.
+func besideKey(key string) string { return key + ":doctor" }
+
+func beside(args ...any) func(string) []any {
+	return func(key string) []any { return append([]any{besideKey(key)}, args...) }
 }
 
 func with(args ...any) func(string) []any {

@@ -36,7 +36,7 @@ not needed.`,
 			if strings.TrimSpace(taskType) == "" {
 				return usage("key: --type is missing or blank: name the type of the task")
 			}
-			cfg, err := load(args[0])
+			cfg, _, err := load(args[0])
 			if err != nil {
 				return err
 			}

@@ -16,7 +16,7 @@ type ruleFile struct {
 
 // loadRules reads -config; each mistake in it is a line.
 func loadRules(path string) (*ruleFile, error) {
-	cfg, err := config.Load(path)
+	cfg, _, err := config.Load(path)
 	if err != nil {
 		return nil, err
 	}
