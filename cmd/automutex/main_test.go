@@ -32,7 +32,7 @@ func TestCommands(t *testing.T) {
 		"sweep":  testSweep,
 		"doctor": testDoctor, "doctor settings": testDoctorSettings, "doctor rights": testDoctorRights, "doctor replica": testDoctorReplica,
 		"doctor rules": testDoctorRules, "doctor Park": testDoctorPark, "doctor cluster": testDoctorCluster,
-		"completion": testCompletion, "help": testHelp, "usage": testUsage, "arguments": testArguments,
+		"completion": testCompletion, "help": testHelp, "readme": testReadme, "usage": testUsage, "arguments": testArguments,
 		"connection": testConnection, "environment": testEnvironment, "no Redis": testNoRedis, "hanging Redis": testHangingRedis,
 		"wrong password": testWrongPassword,
 	} {

@@ -57,6 +57,50 @@ func testHelp(t *testing.T, b binary) {
 	}
 }
 
+// testReadme holds what the README shows against the program: its file, its
+// commands and their flags, the columns, and the slips that it makes.
+func testReadme(t *testing.T, b binary) {
+	data, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme := string(data)
+	_, rules, _ := strings.Cut(readme, "```yaml\n")
+	rules, _, _ = strings.Cut(rules, "```")
+	dir := t.TempDir()
+	name := dir + "/automutex.yaml"
+	inReadme := func(r result, output string) {
+		t.Helper()
+		for line := range strings.Lines(strings.ReplaceAll(output, dir+"/", "")) {
+			if !strings.Contains(readme, "    "+line) && line != "\n" {
+				t.Errorf("%q: the README does not show\n%s", r.args, line)
+			}
+		}
+	}
+	if err := os.WriteFile(name, []byte(rules), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := b.run(t, "check", name).want(t, exitOK)
+	inReadme(r, r.stdout)
+	r = b.run(t, "key", name, "--type", "github:push", "--payload", `{"repository": {"full_name": "octo/hello"}}`).want(t, exitOK)
+	inReadme(r, r.stdout)
+	slips := strings.NewReplacer("limit: 3", "limt: 3", "retry_in: 30s", "retry_in: 30").Replace(rules)
+	if err := os.WriteFile(name, []byte(slips), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = b.run(t, "check", name).want(t, exitNo)
+	inReadme(r, r.stderr)
+
+	commands := regexp.MustCompile("(?m)(?:^    \\$ |`)automutex ([a-z][^`\n]*)").FindAllStringSubmatch(readme, -1)
+	if len(commands) < 10 {
+		t.Errorf("found %d commands in the README", len(commands))
+	}
+	for _, m := range commands {
+		args := strings.ReplaceAll(m[1], "'", "") // no shell here: what is quoted falls apart, but for its flags
+		b.run(t, append(strings.Fields(args), "--help")...).want(t, exitOK, "Usage:\n  automutex "+strings.Fields(args)[0])
+	}
+}
+
 func testUsage(t *testing.T, b binary) {
 	for args, want := range map[string]string{
 		"lsit":                              `unknown command "lsit"`,
