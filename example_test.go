@@ -138,7 +138,10 @@ func fromFile(client *asynq.Client, inspector *asynq.Inspector) error {
 	if err != nil {
 		return err // every mistake, each as file:line:column
 	}
-	guard, err := automutex.New(rdb, cfg)                  // in workers
+	guard, err := automutex.New(rdb, cfg) // in workers
+	if err != nil {
+		return err
+	}
 	tasks, err := unique.New(client, inspector, rdb, once) // in producers
 	_, _ = guard, tasks
 	return err

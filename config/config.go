@@ -44,7 +44,10 @@ what [Load] returns:
 		return err
 	}
 	cfg.Observe = observe
-	guard, err := automutex.New(rdb, cfg)                  // in workers
+	guard, err := automutex.New(rdb, cfg) // in workers
+	if err != nil {
+		return err
+	}
 	tasks, err := unique.New(client, inspector, rdb, once) // in producers
 
 JSON is YAML too. The file is UTF-8, and holds one document. Nothing in it is
