@@ -41,9 +41,10 @@ func newWatch(a *app) *cobra.Command {
 		Use:   "watch",
 		Short: "Show the busiest locks, again and again",
 		Long: `Show the locks with the longest lines, and of those the ones taken longest ago,
-as many as fit on the screen, until Ctrl-C. The columns are those of list. Where
-a look at all locks takes long, the interval grows, so that Redis spends no more
-than a fifth of its time on this. Without a terminal, one table follows another.`,
+as many as fit on the screen, until Ctrl-C. The columns are those of list, in
+another order. Where a look at all locks takes long, the interval grows, so that
+Redis spends no more than a fifth of its time on this. Without a terminal, one
+table follows another.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
@@ -183,10 +184,18 @@ func (w *watcher) look(ctx context.Context) (string, error) {
 	var b bytes.Buffer
 	now = now.Add(time.Since(local))
 	fmt.Fprintf(&b, "%s  %d locks, %d held, %d in line  prefix %s\n\n", now.UTC().Format("15:04:05"), locks, holders, waiting, w.prefix)
-	t := newTable(&b, lockHeader...)
+	// What matters most comes first: a narrow window cuts the rest off.
+	order := []int{0, 5, 3, 4, 1, 2}
+	columns := func(row []string) (ordered []string) {
+		for _, i := range order {
+			ordered = append(ordered, row[i])
+		}
+		return ordered
+	}
+	t := newTable(&b, columns(lockHeader)...)
 	for _, s := range top {
 		for _, row := range s.rows(now) {
-			t.row(row...)
+			t.row(columns(row)...)
 		}
 	}
 	err = t.flush()

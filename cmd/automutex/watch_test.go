@@ -115,7 +115,7 @@ func testWatchTerminal(t *testing.T, b binary) {
 			t.Errorf("a row of %d columns on a screen of 60, or one that is not cleared: %q", len([]rune(text)), row)
 		}
 	}
-	if err := pty.Setsize(tm.pty, &pty.Winsize{Cols: 200, Rows: 30}); err != nil {
+	if err := pty.Setsize(tm.pty, &pty.Winsize{Cols: 400, Rows: 30}); err != nil {
 		t.Fatal(err)
 	}
 	tm.shows(t, len(tm.text()), tr.queue+"/4")
