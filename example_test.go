@@ -15,7 +15,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
 )
 
 // What the README's snippets speak of.
@@ -167,11 +169,25 @@ func pools(ctx context.Context, locker *lock.Locker) error {
 	return err
 }
 
+func fromFile(client *asynq.Client, inspector *asynq.Inspector) error {
+	cfg, once, err := config.Load("automutex.yaml")
+	if err != nil {
+		return err // every mistake, each as file:line:column
+	}
+	guard, err := automutex.New(rdb, cfg) // in workers
+	if err != nil {
+		return err
+	}
+	tasks, err := unique.New(client, inspector, rdb, once) // in producers
+	_, _ = guard, tasks
+	return err
+}
+
 // TestReadmeSnippets holds the README's Go to what compiles above: every line of
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, index, watching, plainLock, parked, explain, pools}
+	_ = []any{headline, quickStart, verify, index, watching, plainLock, parked, explain, pools, fromFile}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {

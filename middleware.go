@@ -30,9 +30,10 @@ type Guard struct {
 	front     redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
 	paused    pausedQueues
 
-	waiting atomic.Int64 // workers in line, for MaxWaiting
-	outage  outage
-	warned  sync.Once // told that ServerConfig is not installed
+	waiting   atomic.Int64 // workers in line, for MaxWaiting
+	outage    outage
+	warned    sync.Once // told that ServerConfig is not installed
+	unclaimed sync.Once // told that a rule of package unique has no equal here
 
 	// closing ends the waits when Close begins. running counts the handlers
 	// under way; mu guards it and idle, which is closed when Close has begun
@@ -179,6 +180,7 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 		}
 		a.release() // with no attempts left: from the beginning
 	}
+	a.dropClaim(targets)
 	a.began = time.Now()
 	err = next.ProcessTask(a.bind(), a.task)
 	return a.ended(err), false

@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
@@ -10,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/automutex/automutex/internal/nearest"
 )
 
 // checkPayloadPath says what keeps a path from leading to a field in the JSON
@@ -148,38 +149,9 @@ func jsonName(field reflect.StructField) (name string, tagged, ok bool) {
 
 // nearestNames gives up to three names that look most like what was asked for.
 func nearestNames(fields map[string]reflect.Type, wanted string) string {
-	names := slices.Sorted(maps.Keys(fields))
-	slices.SortStableFunc(names, func(a, b string) int {
-		return cmp.Compare(editDistance(a, wanted), editDistance(b, wanted))
-	})
+	names := nearest.Names(wanted, slices.Sorted(maps.Keys(fields)))
 	for i, name := range names {
 		names[i] = fmt.Sprintf("%q", name)
 	}
 	return strings.Join(names[:min(len(names), 3)], ", ")
-}
-
-// editDistance is how many characters to add, drop or change to make a into b,
-// letter case and underscores aside.
-func editDistance(a, b string) int {
-	plain := func(s string) []rune {
-		return []rune(strings.ToLower(strings.ReplaceAll(s, "_", "")))
-	}
-	from, to := plain(a), plain(b)
-	row := make([]int, len(to)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i, r := range from {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j, s := range to {
-			cost := diagonal
-			if r != s {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(to)]
 }

@@ -351,6 +351,7 @@ var scripts = []*script{
 	askScript, releaseScript, callScript, renewScript, inspectScript, breakScript, sweepScript,
 	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
+	claimTakeScript, claimKeepScript, claimDropScript,
 }
 
 // through makes a Locker whose client goes through a proxy to s, beside one

@@ -184,8 +184,6 @@ func TestManyLines(t *testing.T) {
 	}
 }
 
-func second[A, B any](_ A, b B) B { return b }
-
 // What was learned of a lock is forgotten a minute after its last use, whether
 // anything was parked on it or not; the clock is moved instead of waiting.
 func TestLinesAreForgotten(t *testing.T) {

@@ -20,8 +20,8 @@ type script struct {
 	sha  string
 }
 
-// The operations. Each takes exactly one key: the lock, the pool, or the arrivals
-// at a lock.
+// The operations. Each takes exactly one key: the lock, the pool, the arrivals
+// at a lock, or the claim.
 var (
 	askScript     = load("ask", "body", "limit", "ttl", "keep", "stay", "park")
 	releaseScript = load("release", "body", "limit", "cooldown", "inbound", "life")
@@ -40,6 +40,10 @@ var (
 	poolPutScript     = load("pool_put", "value") // as many as there are
 	poolInspectScript = load("pool_inspect", "most")
 	poolDeleteScript  = load("pool_delete")
+
+	claimTakeScript = load("claim_take", "body", "instead", "length")
+	claimKeepScript = load("claim_keep", "body", "next", "length")
+	claimDropScript = load("claim_drop", "body")
 )
 
 // Replies of renew, as its header names them. The others answer with numbers

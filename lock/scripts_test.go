@@ -54,7 +54,7 @@ var (
 	headerAns = regexp.MustCompile(`(?m)^-- reply (.*?) *: +(\S.*)$`)
 	bodyUse   = regexp.MustCompile(`(KEYS|ARGV)(\[(\d+)\])?`)
 	bodyCall  = regexp.MustCompile(`redis\.(\w+)\(\s*'?(\w+)`)
-	unit      = regexp.MustCompile(`\((ms|us)\b|limit|how many|<token>|<value>|<note>|\b1:`)
+	unit      = regexp.MustCompile(`\((ms|us)\b|limit|how many|<token>|<value>|<note>|<queue>|\b1:`)
 )
 
 // code is a script without comments.
@@ -97,7 +97,7 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 			t.Errorf("%s: the call sites pass %d arguments, the header has %d", s.name, n, len(args))
 		}
 		keys := headerKey.FindAllStringSubmatch(src, -1)
-		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals"}, keys[0][2]) {
+		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals", "claim"}, keys[0][2]) {
 			t.Errorf("%s: the header has keys %q, want the lock", s.name, keys)
 		}
 		used := map[string]bool{}
@@ -137,7 +137,11 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	arrival, _, err10 := named.Arrive(t.Context())
 	_, err11 := handle(m.locker, m, OnStop(arrival, func() {})).Stop(t.Context())
 	err12 := named.Forget(t.Context())
-	for _, err := range []error{err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11, err12} {
+	claim := m.locker.Claim(m.Key())
+	_, err13 := claim.Take(t.Context(), "queue/task", "", time.Minute)
+	_, err14 := claim.Keep(t.Context(), "queue/task", "queue/next", 0)
+	_, err15 := claim.Drop(t.Context(), "queue/next")
+	for _, err := range []error{err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11, err12, err13, err14, err15} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +158,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 // allowed are the commands that the scripts may use, each O(log n) and with one
 // key. Of ranges that means a LIMIT, see below.
 var allowed = []string{
-	"TIME", "EXISTS", "DEL", "PTTL", "PEXPIRE", "PUBLISH",
+	"TIME", "EXISTS", "DEL", "PTTL", "PEXPIRE", "PUBLISH", "GET", "SET",
 	"PERSIST", "ZRANGE", "ZREVRANGEBYSCORE", "ZADD", "ZREM", "ZSCORE", "ZMSCORE", "ZRANK", "ZCARD", "ZCOUNT", "ZRANGEBYSCORE", "ZREMRANGEBYSCORE",
 }
 
@@ -181,7 +185,7 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 		// that answer members have a limit.
 		balanced := strings.ReplaceAll(src, "'(", "'") // no parentheses in strings
 		for _, call := range regexp.MustCompile(`redis\.call\(([^()]|\([^()]*\))*\)`).FindAllString(balanced, -1) {
-			if !strings.HasPrefix(call, "redis.call('TIME')") && !regexp.MustCompile(`^redis\.call\('\w+', (lock|pool|arrivals|KEYS\[1\])\b`).MatchString(call) {
+			if !strings.HasPrefix(call, "redis.call('TIME')") && !regexp.MustCompile(`^redis\.call\('\w+', (lock|pool|arrivals|claim|KEYS\[1\])\b`).MatchString(call) {
 				t.Errorf("%s: %s: not on the lock's key", s.name, call)
 			}
 			// Breaking and deleting are an operator's, and see every holder.
@@ -190,10 +194,10 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 				t.Errorf("%s: %s has no LIMIT", s.name, call)
 			}
 		}
-		if m := regexp.MustCompile(`\b(lock|pool|arrivals)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
+		if m := regexp.MustCompile(`\b(lock|pool|arrivals|claim)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
 			t.Errorf("%s: the key is changed: %q", s.name, m)
 		}
-		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "arrivals") && !strings.Contains(src, "KEYS[1]") {
+		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "arrivals") && !strings.Contains(src, "claim") && !strings.Contains(src, "KEYS[1]") {
 			t.Errorf("%s: uses no key", s.name)
 		}
 	}
@@ -223,6 +227,7 @@ func TestScriptReplies(t *testing.T) {
 		"ask": {"yours", "back, yours", "busy", "back, busy"}, "release": {"held", "absent", "calls"},
 		"call": {"calls", "nothing"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
 		"arrive": {"new", "known"}, "forget": {"known", "unknown"}, "stop": {"0 newest", "1 behind holders", "2 behind waiters"},
+		"claim_take": {"taken", "standing"}, "claim_keep": {"1 kept", "0 absent"}, "claim_drop": {"1 dropped", "0 absent"},
 	}
 	for name, replies := range want {
 		var got []string

@@ -15,6 +15,8 @@ type options struct {
 	input string // JSON lines; "" means generated events
 	html  string // where the page goes; "" means nowhere
 
+	rules *ruleFile // nil: one rule, from the flags below
+
 	unguarded bool
 	on        []string
 	busy      string
@@ -33,12 +35,13 @@ type options struct {
 // stderr when asked for it with -h.
 func parseFlags(args []string, stderr io.Writer) (options, error) {
 	var o options
-	var on string
+	var on, rules string
 	fs := flag.NewFlagSet("worker", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // the caller prints the error, once
 	fs.StringVar(&o.redis, "redis", "", "a real Redis: `URL` redis://, rediss://, redis-sentinel://host:port?master=name, or a Cluster as host:port,host:port (default: one inside this program)")
 	fs.StringVar(&o.input, "input", "", "take the tasks from `FILE` of JSON lines {\"type\": \"...\", \"payload\": {...}}; - is stdin (default: generated ones)")
 	fs.StringVar(&o.html, "html", "", "also write the timeline to `FILE`, one self-contained page")
+	fs.StringVar(&rules, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -wait, -ttl and -retry-in")
 	fs.BoolVar(&o.unguarded, "unguarded", false, "run without the guard, to see what it prevents")
 	fs.StringVar(&on, "on", "repository.full_name", "payload `fields` (comma-separated) that make the key; empty: one lock for everything")
 	fs.StringVar(&o.busy, "busy", "retry", "the `policy` for a task that did not get its lock: retry, skip, archive, fail, allow, park, replace")
@@ -65,7 +68,17 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	}
 	given := make(map[string]bool)
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	return o, o.check(fs.Args(), given)
+	if err := o.check(fs.Args(), given); err != nil || !given["config"] {
+		return o, err
+	}
+	for _, name := range []string{"on", "busy", "limit", "wait", "ttl", "retry-in"} {
+		if given[name] {
+			return o, fmt.Errorf("-%s: the rules of -config say that; leave one of the two out", name)
+		}
+	}
+	var err error
+	o.rules, err = loadRules(rules)
+	return o, err
 }
 
 // check reports the first thing in the options that can't be. What only the
@@ -103,4 +116,25 @@ func (o options) check(rest []string, given map[string]bool) error {
 }
 
 // nobody labels what names no entity.
-func (o options) nobody() string { return "(no " + strings.Join(o.on, ", ") + ")" }
+func (o options) nobody() string {
+	if o.rules != nil {
+		return "(no rule)"
+	}
+	return "(no " + strings.Join(o.on, ", ") + ")"
+}
+
+// what heads the column of the rows.
+func (o options) what() string {
+	if o.rules != nil {
+		return "rule and key"
+	}
+	return strings.Join(o.on, ", ")
+}
+
+// entity is whose turn a task is.
+func (o options) entity(kind string, payload []byte) (string, bool) {
+	if o.rules != nil {
+		return o.rules.entityOf(kind, payload)
+	}
+	return entityOf(payload, o.on)
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,16 +11,21 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// newGuard declares who takes turns: tasks with equal -on fields, of whatever
-// type, since all rules have one Scope.
+// newGuard declares who takes turns: what -config says, else tasks with equal
+// -on fields, of whatever type, since all rules have one Scope.
 func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []string, rec *recorder, log *slog.Logger) (*automutex.Guard, error) {
+	cfg := automutex.Config{Prefix: prefix}
+	if opts.rules != nil {
+		cfg = opts.rules.cfg
+		cfg.Prefix = cmp.Or(cfg.Prefix, prefix)
+		tasks = nil
+	}
 	busy, err := policyOf(opts)
 	if err != nil {
 		return nil, err
 	}
-	var rules []automutex.Rule
 	for _, task := range tasks {
-		rules = append(rules, automutex.Rule{
+		cfg.Rules = append(cfg.Rules, automutex.Rule{
 			Task:  task, // "github:" is every task type that begins so
 			Scope: "repository",
 			On:    opts.on,
@@ -29,21 +35,18 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 			Busy:  busy,
 		})
 	}
-	return automutex.New(rdb, automutex.Config{
-		Rules:  rules,
-		Prefix: prefix,
-		Logger: log,
-		Observe: func(_ context.Context, e automutex.Event) {
-			switch e.Kind {
-			case automutex.EventSkipped, automutex.EventReplaced:
-				rec.skip(e.TaskID)
-			case automutex.EventParked:
-				rec.park(e.TaskID)
-			case automutex.EventAcquired, automutex.EventBusy, automutex.EventRetried:
-				rec.back(e.TaskID, e.Waited)
-			}
-		},
-	})
+	cfg.Logger = log
+	cfg.Observe = func(_ context.Context, e automutex.Event) {
+		switch e.Kind {
+		case automutex.EventSkipped, automutex.EventReplaced:
+			rec.skip(e.TaskID)
+		case automutex.EventParked:
+			rec.park(e.TaskID)
+		case automutex.EventAcquired, automutex.EventBusy, automutex.EventRetried:
+			rec.back(e.TaskID, e.Waited)
+		}
+	}
+	return automutex.New(rdb, cfg)
 }
 
 // policyOf reads -busy and -retry-in.

@@ -49,7 +49,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	screen := newScreen(stdout, stderr)
 	stderr = &sharedWriter{w: stderr}
 	refuse := func(err error) int {
-		fmt.Fprintf(stderr, "worker: %v\n", err)
+		// Each mistake of a -config is a line.
+		fmt.Fprintf(stderr, "worker: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nworker: "))
 		return exitUsage
 	}
 
@@ -123,10 +124,13 @@ func (d *demo) run(ctx context.Context, work asynq.Handler, events []event, scre
 	err = errors.Join(err, lerr)
 	runs, parked := d.rec.snapshot()
 	t := newTimeline(runs, parked, d.opts.limit, d.opts.nobody())
+	if d.opts.rules != nil {
+		d.opts.rules.judge(&t, events)
+	}
 	result := d.rec.account(left)
 	result.overlaps = t.overlaps()
 
-	what := strings.Join(d.opts.on, ", ")
+	what := d.opts.what()
 	if len(t.rows) > 0 {
 		fmt.Fprintln(screen.out, chart(t, what, screen.width))
 	}
@@ -188,7 +192,9 @@ func (d *demo) stop(ctx context.Context) {
 
 func (d *demo) summary(events int) string {
 	guarded := "unguarded"
-	if d.guard != nil {
+	if d.guard != nil && d.opts.rules != nil {
+		guarded = fmt.Sprintf("%d rules of %s", len(d.opts.rules.cfg.Rules), d.opts.rules.path)
+	} else if d.guard != nil {
 		wait := fmt.Sprintf("wait %s, ", d.opts.wait)
 		if d.opts.busy == automutex.Park.String() {
 			wait = "" // it lasts as long as it takes

@@ -14,7 +14,7 @@ import (
 func handler(opts options, rec *recorder) asynq.HandlerFunc {
 	return func(ctx context.Context, t *asynq.Task) error {
 		id, _ := asynq.GetTaskID(ctx)
-		entity, _ := entityOf(t.Payload(), opts.on)
+		entity, _ := opts.entity(t.Type(), t.Payload())
 		end := rec.begin(entity, id, t.Type())
 		err := work(ctx, opts.work)
 		end(err)

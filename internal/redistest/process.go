@@ -82,6 +82,9 @@ func newProcess(args []string) (*process, error) {
 	if len(args) > 0 && args[0] == "--cluster-enabled" {
 		p.args = append(p.args, "--cluster-port", strconv.Itoa(bus))
 	}
+	if rights := os.Getenv(RightsEnv); rights != "" {
+		p.args = append(append(p.args, "--user", limitedUser, "on", ">"+limitedUser), strings.Fields(rights)...)
+	}
 	return p, nil
 }
 

@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"os"
 	"slices"
 	"testing"
 
@@ -14,6 +15,14 @@ const (
 	KindReal    = "redis"
 	KindCluster = "cluster"
 )
+
+// RightsEnv is the environment variable with which a test binary runs its tests
+// on real servers as an ACL user: its value is what ACL SETUSER is told of that
+// user's rights. Every client of such a server, and of a Proxy, is that user.
+const RightsEnv = "AUTOMUTEX_TEST_RIGHTS"
+
+// limitedUser is its name, and its password.
+const limitedUser = "limited"
 
 // Server is a running miniredis, redis-server or Redis Cluster. Its methods may
 // be called from several goroutines, as far as those that take a t allow it.
@@ -77,6 +86,9 @@ func (s *Server) Client(t testing.TB, opts ...func(*redis.UniversalOptions)) red
 
 func newClient(t testing.TB, o *redis.UniversalOptions, opts []func(*redis.UniversalOptions)) redis.UniversalClient {
 	t.Helper()
+	if os.Getenv(RightsEnv) != "" {
+		o.Username, o.Password = limitedUser, limitedUser
+	}
 	for _, opt := range opts {
 		opt(o)
 	}

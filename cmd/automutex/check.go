@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/unique"
+)
+
+func newCheck(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check FILE",
+		Short: "Check a configuration file",
+		Long: `Check a configuration file. Each mistake is a line on stderr, as
+file:line:column: text, and the exit code is then 1. What is allowed but may
+surprise is a note. Redis is not needed.`,
+		Args: exactly(1, "FILE"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			cfg, once, err := load(args[0])
+			if err != nil {
+				return err
+			}
+			_, notes, err := offline(cfg)
+			if err != nil {
+				return err
+			}
+			t := newTable(a.out, "RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY")
+			for i, rule := range cfg.Rules {
+				t.row(ruleName(cfg, i), rule.Task, keyOf(rule), strconv.Itoa(max(rule.Limit, 1)),
+					orDefault(rule.TTL.String(), "0s", "30s"), orDefault(rule.Wait.String(), "0s", "-"), rule.Busy.String())
+			}
+			if len(cfg.Rules) > 0 {
+				if err := t.flush(); err != nil {
+					return err
+				}
+			}
+			if len(once.Rules) > 0 {
+				if err := a.printUnique(once, len(cfg.Rules) > 0); err != nil {
+					return err
+				}
+			}
+			for _, note := range append(notes, unclaimed(cfg, once)...) {
+				fmt.Fprintf(a.out, "note: %s\n", printable(strings.TrimPrefix(note, "automutex: ")))
+			}
+			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %d rules, %d unique rules\n", printable(args[0]), len(cfg.Rules), len(once.Rules))
+			return err
+		},
+	}
+}
+
+// load reads a file of rules; its mistakes are a line each.
+func load(path string) (automutex.Config, unique.Config, error) {
+	cfg, once, err := config.Load(path)
+	if err != nil {
+		var mistake *config.Error
+		return cfg, once, &failure{exit: exitNo, err: err, lines: errors.As(err, &mistake)}
+	}
+	return cfg, once, nil
+}
+
+// printUnique is the table of unique rules.
+func (a *app) printUnique(once unique.Config, more bool) error {
+	if more {
+		fmt.Fprintln(a.out)
+	}
+	t := newTable(a.out, "UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE")
+	for _, rule := range once.Rules {
+		key := keyOf(automutex.Rule{Scope: rule.Scope, On: rule.On, OnHeaders: rule.OnHeaders})
+		t.row(rule.Task, orDefault(rule.Queue, "", "default"), key, strings.TrimPrefix(rule.Until.String(), "until "), rule.Duplicate.String())
+	}
+	return t.flush()
+}
+
+// unclaimed tells of unique rules whose claims no rule of the file would end: a
+// worker ends them where it has a rule with an equal Task, Scope and On. The rules
+// may be in another file.
+func unclaimed(cfg automutex.Config, once unique.Config) (notes []string) {
+	for _, u := range once.Rules {
+		if u.Until == unique.UntilStart && !slices.ContainsFunc(cfg.Rules, func(r automutex.Rule) bool {
+			return r.Task == u.Task && r.Scope == u.Scope && slices.Equal(r.On, u.On) && slices.Equal(r.OnHeaders, u.OnHeaders)
+		}) {
+			notes = append(notes, fmt.Sprintf("unique rule %q: until start lasts until the task has ended, unless the workers have a rule with an equal task, scope and on; there is none in this file", u.Task))
+		}
+	}
+	return notes
+}
+
+// offline makes a Guard that is asked for keys and nothing else. It never meets
+// Redis. The notes are what it logs about its rules.
+func offline(cfg automutex.Config) (*automutex.Guard, []string, error) {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"}) // does not dial
+	var notes notebook
+	cfg.Logger = slog.New(&notes)
+	guard, err := automutex.New(rdb, cfg)
+	if err != nil {
+		err = no("%w", err)
+	}
+	return guard, notes, errors.Join(err, rdb.Close())
+}
+
+// notebook is a slog.Handler that keeps messages.
+type notebook []string
+
+func (n *notebook) Enabled(context.Context, slog.Level) bool { return true }
+func (n *notebook) WithAttrs([]slog.Attr) slog.Handler       { return n }
+func (n *notebook) WithGroup(string) slog.Handler            { return n }
+
+func (n *notebook) Handle(_ context.Context, r slog.Record) error {
+	*n = append(*n, r.Message)
+	return nil
+}
+
+// ruleName is the name that a rule has or is given.
+func ruleName(cfg automutex.Config, i int) string {
+	rule := cfg.Rules[i]
+	if rule.Name != "" {
+		return rule.Name
+	}
+	unnamed := 1
+	for _, before := range cfg.Rules[:i] {
+		if before.Name == "" && before.Task == rule.Task {
+			unnamed++
+		}
+	}
+	if unnamed > 1 {
+		return fmt.Sprintf("%s#%d", rule.Task, unnamed)
+	}
+	return rule.Task
+}
+
+// keyOf says what a rule's keys are made of.
+func keyOf(rule automutex.Rule) string {
+	parts := make([]string, 0, 1+len(rule.On)+len(rule.OnHeaders))
+	parts = append(parts, orDefault(rule.Scope, "", "<type>"))
+	for _, path := range rule.On {
+		parts = append(parts, "<"+path+">")
+	}
+	for _, name := range rule.OnHeaders {
+		parts = append(parts, "<header "+name+">")
+	}
+	return strings.Join(parts, "|")
+}
+
+func orDefault(value, zero, instead string) string {
+	if value == zero {
+		return instead
+	}
+	return value
+}

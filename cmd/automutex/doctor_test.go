@@ -1,0 +1,279 @@
+package main
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// findings runs doctor and gives what it found.
+func findings(t *testing.T, b binary, exit int, args ...string) []finding {
+	t.Helper()
+	return lines[finding](t, b.run(t, append([]string{"doctor", "--json"}, args...)...).want(t, exit).stdout)
+}
+
+// has tells whether there is such a finding.
+func has(t *testing.T, all []finding, level, what, text string) {
+	t.Helper()
+	if !slices.ContainsFunc(all, func(f finding) bool {
+		return f.Level == level && f.What == what && strings.Contains(f.Text, text)
+	}) {
+		t.Errorf("no finding %s %s %q in %+v", level, what, text, all)
+	}
+}
+
+func testDoctor(t *testing.T, b binary) {
+	s := redistest.StartReal(t, "--appendonly", "yes")
+	all := findings(t, b, exitOK, where(s)...)
+	has(t, all, fine, "Redis", "version ")
+	has(t, all, fine, "eviction", "noeviction")
+	has(t, all, fine, "persistence", "append-only")
+	has(t, all, fine, "replicas", "none")
+	has(t, all, fine, "rights", "automutex:*")
+	has(t, all, fine, "Pub/Sub", "arrived")
+	has(t, all, note, "rules", "FILE")
+	if len(all) != 7 {
+		t.Errorf("%d findings: %+v", len(all), all)
+	}
+	b.run(t, append([]string{"doctor"}, where(s)...)...).want(t, exitOK, "ok    eviction     maxmemory-policy is noeviction\n")
+	if keys := s.Client(t).Keys(t.Context(), "*").Val(); len(keys) > 0 { // a server of this test's own
+		t.Errorf("left behind: %q", keys)
+	}
+}
+
+func testDoctorSettings(t *testing.T, b binary) {
+	s := redistest.StartReal(t, "--maxmemory-policy", "allkeys-lru", "--save", "60 1000")
+	all := findings(t, b, exitOK, where(s)...)
+	has(t, all, note, "eviction", "were there a maxmemory")
+	has(t, all, note, "persistence", "snapshots only (save \"60 1000\")")
+	rdb := s.Client(t)
+	for _, setting := range [][2]string{{"maxmemory", "100mb"}, {"maxmemory-policy", "volatile-ttl"}, {"save", ""}} {
+		if err := rdb.ConfigSet(t.Context(), setting[0], setting[1]).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := b.run(t, append([]string{"doctor", "--json"}, where(s)...)...)
+	r.want(t, exitNo)
+	if !strings.HasPrefix(r.stderr, "automutex: 1 of ") {
+		t.Errorf("got %q", r.stderr)
+	}
+	all = lines[finding](t, r.stdout)
+	has(t, all, bad, "eviction", "volatile-ttl")
+	has(t, all, note, "persistence", "none")
+}
+
+func testDoctorRights(t *testing.T, b binary) {
+	s := redistest.StartReal(t)
+	rdb := s.Client(t)
+	as := func(rules string) []string {
+		t.Helper()
+		if err := rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "limited", "reset", "on", ">secret"}, toAny(strings.Fields(rules))...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		return append(where(s), "--username", "limited", "--password", "secret")
+	}
+	all := findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -zrank -evalsha -info -config")...)
+	has(t, all, bad, "rights", "not permitted: evalsha (command), zrank (command);")
+	has(t, all, note, "Redis", "may not INFO")
+	has(t, all, fine, "Pub/Sub", "arrived")
+
+	all = findings(t, b, exitNo, as("~other:* &automutex:* +@all")...)
+	has(t, all, bad, "rights", "zadd (key)")
+	has(t, findings(t, b, exitOK, append(as("~other:* &other:* +@all"), "--prefix", "other")...), fine, "rights", "other:*")
+
+	all = findings(t, b, exitNo, as("~automutex:* resetchannels +@all")...)
+	has(t, all, bad, "rights", "publish (channel)")
+	has(t, all, bad, "Pub/Sub", "may not subscribe to automutex:*")
+	all = findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -publish")...)
+	has(t, all, bad, "Pub/Sub", "may not publish")
+
+	all = findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -del")...)
+	has(t, all, note, "rights", "left behind for a minute")
+
+	// The documented rights suffice for the commands, too.
+	page, err := os.ReadFile("../../docs/redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(page), "ACL SETUSER automutex on >password ")
+	line, _, _ = strings.Cut(line, "\n")
+	documented := as(line + " +info +config|get")
+	all = findings(t, b, exitOK, documented...)
+	has(t, all, fine, "rights", "each of")
+	has(t, all, fine, "Pub/Sub", "arrived")
+	has(t, all, note, "persistence", "none")
+	for _, command := range [][]string{{"list", "--json"}, {"sweep"}, {"watch", "--count", "1"}} {
+		b.run(t, append(command, documented...)...).want(t, exitOK)
+	}
+
+	// asynq's keys are another matter.
+	all = findings(t, b, exitOK, append(as("~automutex:* &automutex:* +@all"), file(t, rules))...)
+	has(t, all, note, "tasks", "may not read asynq's queues")
+}
+
+func toAny(words []string) []any {
+	all := make([]any, len(words))
+	for i, w := range words {
+		all[i] = w
+	}
+	return all
+}
+
+// Every command that a script or the engine sends is tried.
+func TestDoctor_triesWhatTheScriptsCall(t *testing.T) {
+	t.Parallel()
+	tried := []string{"multi", "exec"} // of go-redis, not of ours
+	for _, trial := range trials {
+		tried = append(tried, trial.command)
+	}
+	for _, command := range scriptCommands(t) {
+		if !slices.Contains(tried, command) {
+			t.Errorf("%s is called by a script, and not tried", command)
+		}
+	}
+}
+
+func testDoctorReplica(t *testing.T, b binary) {
+	master := redistest.StartReal(t)
+	host, port, _ := strings.Cut(master.Addr(), ":")
+	replica := redistest.StartReal(t, "--replicaof", host+" "+port)
+	rdb := master.Client(t)
+	redistest.Eventually(t, patience, func() bool {
+		info := parseInfo(rdb.Info(t.Context(), "replication").Val())
+		return strings.Contains(info["slave0"], "state=online")
+	}, "a replica")
+	has(t, findings(t, b, exitOK, where(master)...), fine, "replicas", "1, none behind")
+	has(t, findings(t, b, exitNo, where(replica)...), bad, "replicas", "this is a replica")
+
+	replica.Pause(t)
+	defer replica.Resume(t)
+	redistest.Eventually(t, patience, func() bool {
+		info := parseInfo(rdb.Info(t.Context(), "replication").Val())
+		return strings.Contains(info["slave0"], "lag=3")
+	}, "a lag of 3 seconds")
+	has(t, findings(t, b, exitNo, where(master)...), bad, "replicas", "behind: were it promoted now")
+}
+
+func testDoctorRules(t *testing.T, b binary) {
+	s := redistest.StartReal(t)
+	rdb := s.Client(t)
+	client := asynq.NewClientFromRedisClient(rdb)
+	enqueue := func(taskType string, options ...asynq.Option) {
+		t.Helper()
+		if _, err := client.Enqueue(asynq.NewTask(taskType, nil), append([]asynq.Option{asynq.Queue("q1")}, options...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := append(where(s), file(t, `
+rules:
+  - {task: "mail:", busy: retry}
+  - {task: report, busy: {retry_in: 5s}, ttl: 2m}
+  - {task: cache, busy: skip}
+  - {task: cron}
+  - {task: misspelt}
+`))
+	has(t, findings(t, b, exitOK, args...), note, "tasks", "there are none in any of 0 queues")
+	for range 150 { // more than a page
+		enqueue("mail:welcome")
+	}
+	enqueue("mail:bye", asynq.MaxRetry(0), asynq.ProcessIn(time.Hour))
+	enqueue("report", asynq.MaxRetry(0))
+	enqueue("cache", asynq.MaxRetry(0))
+	enqueue("cron", asynq.MaxRetry(3))
+	all := findings(t, b, exitNo, args...)
+	has(t, all, bad, "attempts", `rule "mail:" is to retry, but 1 of 1 tasks of type "mail:bye" have MaxRetry 0`)
+	has(t, all, bad, "attempts", `rule "report" is to retry in 5s, but 1 of 1 tasks`)
+	has(t, all, note, "tasks", `rule "misspelt" matches no task seen in any of 1 queues`)
+	has(t, all, note, "TTL", `rule "report": 2m0s is longer than asynq's lease of 30s`)
+	for _, f := range all {
+		for _, not := range []string{`"cache"`, `"cron"`, "welcome"} {
+			if strings.Contains(f.Text, not) {
+				t.Errorf("a finding about %s: %s", not, f.Text)
+			}
+		}
+	}
+	b.run(t, "doctor", "--tasks", "0").wantError(t, exitUsage, "--tasks")
+	b.run(t, "doctor", "--task-check-interval", "0s").wantError(t, exitUsage, "--task_check_interval")
+	b.run(t, "doctor", "--uri", s.Addr(), file(t, "rules: [{task: a, limit: -1}]")).want(t, exitNo)
+}
+
+// testDoctorPark looks at real locks; the rule is not read from a file.
+func testDoctorPark(t *testing.T, _ binary) {
+	tr := start(t, redistest.Real(t), automutex.Rule{Task: "report:", Scope: "report", On: []string{"id"}}, wait)
+	cfg := automutex.Config{Rules: []automutex.Rule{
+		{Task: "report:", Scope: "report", On: []string{"id"}, Busy: automutex.Park},
+		{Task: "work", On: []string{"id"}, Busy: automutex.Park},
+		{Task: "other"},
+	}}
+	tr.enqueue("r", "report:x", `{"id": 1}`)
+	tr.holds("r")
+	examine := func(checkEvery time.Duration) []finding {
+		t.Helper()
+		d := &doctor{rdb: tr.server.Client(t), prefix: tr.prefix}
+		if err := d.parked(t.Context(), cfg, checkEvery); err != nil {
+			t.Fatal(err)
+		}
+		return d.findings
+	}
+	all := examine(24 * 365 * time.Hour)
+	has(t, all, bad, "Park", `rule "report:": its keys are held for about `)
+	has(t, all, note, "Park", `rule "work": nothing of it is held now`)
+	if len(all) != 2 {
+		t.Errorf("got %+v", all)
+	}
+	has(t, examine(time.Millisecond), fine, "Park", `rule "report:"`)
+}
+
+func testDoctorCluster(t *testing.T, b binary) {
+	s := redistest.Cluster(t)
+	all := findings(t, b, exitOK, where(s)...)
+	for _, addr := range s.Addrs() {
+		has(t, all, fine, "Redis of "+addr, "version ")
+		has(t, all, fine, "eviction of "+addr, "noeviction")
+	}
+	has(t, all, fine, "rights", "each of")
+	has(t, all, fine, "Pub/Sub", "arrived")
+}
+
+// What a server of another kind would say.
+func TestDoctor_version(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{
+		"6.0.16": bad, "5.0": bad, "6.1.240": bad, "x": bad, "6.2.0": fine, "6.2": fine, "7.0.15": fine, "10.0.1": fine, "7": fine, "": note,
+	} {
+		d := &doctor{}
+		d.version(&node{info: map[string]string{"redis_version": version}}, 0)
+		if d.findings[0].Level != want {
+			t.Errorf("%q: %+v, want %s", version, d.findings, want)
+		}
+	}
+}
+
+func TestIsOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rule automutex.Rule
+		key  string
+		want bool
+	}{
+		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s", "1"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "st"), false},
+		{automutex.Rule{Task: "a", Scope: "s t"}, lock.Key("p", "s t", "1"), true},
+		{automutex.Rule{Task: "a:"}, lock.Key("p", "a:b", "1"), true},
+		{automutex.Rule{Task: "a:"}, lock.Key("p", "b", "1"), false},
+		{automutex.Rule{Task: "a:"}, lock.Key("q", "a:b", "1"), false},
+	} {
+		if got := isOf(c.rule, "p", c.key); got != c.want {
+			t.Errorf("%+v, %s: %v", c.rule, c.key, got)
+		}
+	}
+}

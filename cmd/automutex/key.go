@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/hibiken/asynq"
+	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex"
+)
+
+// match is a rule that applies to a task, and the key that it gives.
+type match struct {
+	Rule string `json:"rule"`
+	Key  string `json:"key"`
+	Name string `json:"redis"`
+}
+
+func newKey(a *app) *cobra.Command {
+	var taskType, payload string
+	var headers map[string]string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "key FILE --type TYPE [--payload JSON]",
+		Short: "Show the keys of a task: which rules match, and the names in Redis",
+		Long: `Show the keys of a task, in the order in which they are taken: which rules of
+the file match, the key of each, and its name in Redis. When no rule matches, or
+no key can be made (asynq would archive the task), the exit code is 1. Redis is
+not needed.`,
+		Example: `  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'`,
+		Args:    exactly(1, "FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if strings.TrimSpace(taskType) == "" {
+				return usage("key: --type is missing or blank: name the type of the task")
+			}
+			cfg, _, err := load(args[0])
+			if err != nil {
+				return err
+			}
+			matches, err := matching(cmd.Context(), cfg, asynq.NewTaskWithHeaders(taskType, []byte(payload), headers))
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				for _, m := range matches {
+					if err := printJSON(a.out, m); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			t := newTable(a.out, "RULE", "KEY", "REDIS")
+			for _, m := range matches {
+				t.row(m.Rule, m.Key, m.Name)
+			}
+			return t.flush()
+		},
+	}
+	cmd.Flags().StringVarP(&taskType, "type", "t", "", "the type of the task")
+	cmd.Flags().StringVar(&payload, "payload", "", "its payload")
+	cmd.Flags().StringToStringVar(&headers, "header", nil, "its headers, name=value")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object for each rule")
+	return cmd
+}
+
+// matching gives the rules that apply to a task, in the order in which their
+// locks are taken.
+func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]match, error) {
+	all, err := keys(ctx, cfg, t)
+	if err != nil {
+		return nil, err
+	}
+	var matches []match
+	for _, i := range applying(cfg, t.Type()) {
+		one := cfg
+		one.Rules = cfg.Rules[i : i+1]
+		its, err := keys(ctx, one, t)
+		if err != nil {
+			return nil, err
+		}
+		key := strings.TrimSuffix(its[0][strings.IndexByte(its[0], '{')+1:], "}")
+		matches = append(matches, match{Rule: ruleName(cfg, i), Key: key, Name: its[0]})
+	}
+	if len(matches) == 0 {
+		return nil, no("no rule matches a task of type %q: it runs unguarded", t.Type())
+	}
+	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
+	return matches, nil
+}
+
+// keys asks a Guard.
+func keys(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string, error) {
+	guard, _, err := offline(cfg)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := guard.Keys(ctx, t)
+	if err != nil {
+		err = &failure{exit: exitNo, err: err}
+	}
+	return keys, errors.Join(err, guard.Close(ctx))
+}
+
+// applying gives the places of the rules that apply to a task type: those whose
+// Task equals it, else those with the longest one that it begins with.
+func applying(cfg automutex.Config, taskType string) (places []int) {
+	pattern := ""
+	for _, rule := range cfg.Rules {
+		if strings.HasPrefix(taskType, rule.Task) && len(rule.Task) > len(pattern) {
+			pattern = rule.Task // one that equals the type is the longest
+		}
+	}
+	for i, rule := range cfg.Rules {
+		if rule.Task == pattern && pattern != "" {
+			places = append(places, i)
+		}
+	}
+	return places
+}

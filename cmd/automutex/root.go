@@ -1,0 +1,85 @@
+package main
+
+import (
+	"io"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// app is what all commands share.
+type app struct {
+	in   io.Reader
+	out  io.Writer
+	errs io.Writer
+	conn *connection
+}
+
+const rootHelp = `See what the locks of automutex are doing, and step in.
+
+Exit codes: 0 done; 1 no (mistakes in a file, no such holder, findings of
+doctor, interrupted); 2 wrong use; 3 Redis is out of reach, or refuses.
+
+Each connection flag can be set by an environment variable: AUTOMUTEX_URI,
+AUTOMUTEX_PASSWORD, AUTOMUTEX_PREFIX and so on. What asynq's own command reads
+(URI, DB, PASSWORD, CLUSTER, CLUSTER_ADDRS, TLS_SERVER, INSECURE) counts where
+there is none of these.`
+
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "automutex",
+		Short: "Locks of asynq tasks, for operators",
+		Long:  rootHelp,
+		Example: `  automutex check automutex.yaml
+  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'
+  automutex list --uri redis://localhost:6379
+  automutex break 'automutex:{itunes:verify|7}'`,
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cmd.Help(); err != nil {
+				return err
+			}
+			return usage("no command; see above")
+		},
+	}
+	root.SetVersionTemplate("automutex {{.Version}}\n")
+	// --cluster-addrs and --cluster_addrs are one flag: asynq's command has the
+	// latter.
+	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(underscored(name))
+	})
+	a.conn.flags(root)
+	root.AddCommand(
+		newCheck(a), newKey(a), newList(a), newShow(a), newWatch(a), newBreak(a), newSweep(a), newDoctor(a),
+	)
+	return root
+}
+
+// version is that of the module this binary was built from.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(unknown)"
+}
+
+// exactly is cobra.ExactArgs with a text that says what is wanted.
+func exactly(n int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < n:
+			return usage("%s: %s is missing; see automutex %[1]s --help", cmd.Name(), what)
+		case len(args) > n:
+			return usage("%s: unexpected argument %q; see automutex %[1]s --help", cmd.Name(), args[n])
+		}
+		for _, arg := range args {
+			if arg == "" {
+				return usage("%s: %s is empty", cmd.Name(), what)
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,126 @@
+/*
+Package config reads rules from a YAML file, so that they can be seen, reviewed
+and changed apart from the program:
+
+	prefix: myapp        # begins every Redis key; automutex where it is left out
+	defaults:            # for every rule that does not say otherwise
+	  wait: 10s
+	rules:
+	  - task: itunes:verify
+	    on: [transaction_id]
+	  - task: "report:"
+	    scope: report
+	    on: [tenant.id]
+	    limit: 3
+	  - task: cache:warm
+	    wait: 0s
+	    busy: skip
+	  - task: import
+	    on: [file]
+	    busy: {retry_in: 30s}
+	unique:              # tasks that are enqueued once
+	  - task: reindex
+	    on: [document_id]
+	    until: start
+	    duplicate: join
+
+The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task,
+on, on_headers, scope, limit, ttl, wait, max_hold, cooldown, busy. All but name
+and task may stand in defaults. Durations are written as Go writes them ("30s",
+"1h30m"), and busy is retry, skip, archive, fail, park, replace, allow or
+{retry_in: <duration>}.
+
+The keys of a unique rule are the fields of [unique.Rule]: task, queue, on,
+on_headers, scope, until, duplicate, max_postpone, keep_archived. until is done,
+start or {for: <duration>}; duplicate is reject, join, replace or
+{postpone: <duration>}. What is in defaults is not for them.
+
+What is code (Key, Payload, AfterFailure) and what belongs
+to the process (Owner, MaxWaiting, Logger, Observe, ...) is set in the program, on
+what [Load] returns:
+
+	cfg, once, err := config.Load("automutex.yaml")
+	if err != nil {
+		return err
+	}
+	cfg.Observe = observe
+	guard, err := automutex.New(rdb, cfg) // in workers
+	if err != nil {
+		return err
+	}
+	tasks, err := unique.New(client, inspector, rdb, once) // in producers
+
+JSON is YAML too. The file is UTF-8, and holds one document. Nothing in it is
+expanded, from the environment or elsewhere; anchors, aliases, merge keys and tags
+are refused, so that every value counts where it stands and defaults is the one
+way to say a thing once. What is unknown is a mistake, and so is a key that is
+there twice.
+
+All mistakes are reported at once, what [automutex.New] and [unique.New] would
+refuse included, each an [*Error] with its place.
+*/
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
+)
+
+// maxSize is the size of the largest file that is read, in bytes: far above any
+// list of rules that people keep, and far below what would hurt.
+const maxSize = 4 << 20
+
+// Load reads the file at path: rules: and unique:, both with the file's prefix.
+// The error joins an [*Error] for each mistake in it, in the order of the file,
+// or says why it could not be read; the two are then their zero values.
+func Load(path string) (automutex.Config, unique.Config, error) {
+	data, err := read(path)
+	if err != nil {
+		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
+	}
+	return parse(path, data)
+}
+
+// Parse is [Load] for what has been read already: the file is then "config" in
+// the mistakes.
+func Parse(data []byte) (automutex.Config, unique.Config, error) {
+	if len(data) > maxSize {
+		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", errTooLarge)
+	}
+	return parse("config", data)
+}
+
+var errTooLarge = fmt.Errorf("there are more than %d MiB: that is no list of rules", maxSize>>20)
+
+func read(path string) (data []byte, err error) {
+	f, err := os.Open(path) //nolint:gosec // the file is the caller's to name
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	data, err = io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err == nil && len(data) > maxSize {
+		err = fmt.Errorf("%s: %w", path, errTooLarge)
+	}
+	return data, err
+}
+
+// Error is one mistake in a configuration, and where it is.
+type Error struct {
+	// File is the path given to Load, or "config".
+	File string
+	// Line and Column count from 1; Column counts characters.
+	Line, Column int
+	// Text says what is wrong, and what would be right.
+	Text string
+}
+
+// Error is file:line:column: text.
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Text)
+}

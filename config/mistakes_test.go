@@ -1,0 +1,143 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// wantMistakes holds the mistakes in err against lines of "line:column words",
+// all of them and in this order.
+func wantMistakes(t *testing.T, file string, err error, want string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no mistake")
+	}
+	got, wanted := strings.Split(err.Error(), "\n"), strings.Split(strings.TrimSpace(want), "\n")
+	for i := range max(len(got), len(wanted)) {
+		switch {
+		case i >= len(got):
+			t.Errorf("missing: %s", wanted[i])
+		case i >= len(wanted):
+			t.Errorf("not wanted: %s", got[i])
+		default:
+			place, words, _ := strings.Cut(strings.TrimSpace(wanted[i]), " ")
+			if !strings.HasPrefix(got[i], file+":"+place+": ") || !strings.Contains(got[i], words) {
+				t.Errorf("got %s\nwant %s %s", got[i], place, words)
+			}
+		}
+	}
+}
+
+// Every mistake at once, each at its place.
+func TestLoad_everyMistake(t *testing.T) {
+	t.Parallel()
+	_, _, err := Load("testdata/mistakes.yaml")
+	wantMistakes(t, "testdata/mistakes.yaml", err, `
+		1:1 unknown key "prefx" in the file; did you mean prefix?
+		2:9 prefix "a{b}" has a brace
+		3:1 set Config.MaxWaiting in the program
+		5:3 task: cannot be in defaults
+		6:8 defaults: ttl: 1ms is too short
+		8:5 unknown key "taks" in a rule; did you mean task?
+		9:9 on: want a list, such as [transaction_id], not "transaction_id"
+		12:10 rule "report:": on: "tenant..id" has an empty segment
+		12:25 on: there is no value
+		13:12 limit: want a whole number, such as 3, not "three"
+		14:10 ttl: want a duration with its unit: 30s, 30ms, not "30"
+		15:5 key: cannot be in a rule: it is a Go function: set Rule.Key in the program
+		18:11 rule "cache:warm": wait: -1s is negative
+		19:11 busy: "skp" is unknown; did you mean skip?
+		20:5 busy: is there twice, first in line 19
+		22:9 ttl: there is no value
+		23:12 limit: want a whole number, such as 3, not the text "3"
+		24:12 busy: unknown key "retry_inn" in it; did you mean retry_in?
+		25:5 the anchor &shared
+		25:5 rule "import": scope: is empty, and 2 rules have the Task "import"
+		27:15 cooldown: want a duration in hours (a day is no unit here), such as 24h, not "1d"
+		29:10 ttl: want a duration
+		30:5 the alias *shared
+		31:5 a rule is a list; want keys with values: name, task, on,
+		32:5 rule "two": scope: is empty
+		35:15 rule "two": cooldown: does not go with Limit 2
+		37:11 busy: retry_in goes with its time: {retry_in: 5s}
+		38:5 unknown key "whatever" in a rule, which has name, task,`)
+}
+
+func TestParse_mistakes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"":                                 "1:1 the file is empty",
+		"# nothing\n":                      "1:1 the file is empty",
+		"---\n...\n":                       "2:1 the file is nothing",
+		"~":                                "1:1 the file is nothing",
+		"rules":                            `1:1 the file is "rules"; want keys with values: prefix, defaults, rules, unique`,
+		"- task: a":                        "1:1 the file is a list",
+		"prefix: a":                        "1:1 there are no rules",
+		"rules:":                           "1:7 rules: is nothing; it is a list",
+		"rules: {task: a}":                 "1:8 rules: is a mapping; it is a list",
+		"rules:\n  -":                      "2:4 a rule is nothing",
+		"rules: [[]]":                      "1:9 a rule is a list",
+		"rules: [{}]":                      "1:9 task: \"\" is blank",
+		"defaults: []\nrules: [{task: a}]": "1:11 defaults is a list",
+		"rules: [{task: a}]\nrules: []":    "2:1 rules: is there twice, first in line 1",
+		"rules: [{task: [a]}]":             "1:16 task: want text, not a list",
+		"rules: [{task: a, scope: {}}]":    "1:26 scope: want text, not a mapping",
+		"rules: [{task: a, on: {b: c}}]":   "1:23 on: want a list, such as [a, b], not a mapping",
+		"rules: [{task: a, on: [b, b]}]":   `1:27 on: "b" is there twice`,
+		"rules: [{task: a, on_headers: [x, '']}]":                        `1:35 on_headers: is empty`,
+		"rules: [{task: a, limit: 1.5}]":                                 `1:26 limit: want a whole number, such as 3, not "1.5"`,
+		"rules: [{task: a, limit: 0x10}]":                                `1:26 limit: want a whole number in plain digits`,
+		"rules: [{task: a, limit: 99999999999999999999}]":                `1:26 limit: want a whole number`,
+		"rules: [{task: a, limit: -1}]":                                  `1:26 rule "a": limit: -1 is negative`,
+		"rules: [{task: a, ttl: [30s]}]":                                 "1:24 ttl: want a duration, such as 30s, not a list",
+		"rules: [{task: a, ttl: 50ms}]":                                  "1:24 ttl: 50ms is too short",
+		"rules: [{task: a, max_hold: 1us}]":                              "1:29 max_hold: 1µs is too short",
+		"rules: [{task: a, busy: }]":                                     "1:25 busy: there is no value; want retry, skip,",
+		"rules: [{task: a, busy: {}}]":                                   "1:25 busy: want retry, skip,",
+		"rules: [{task: a, busy: [skip]}]":                               "1:25 busy: want retry, skip,",
+		"rules: [{task: a, busy: after_failure}]":                        "1:25 busy: after_failure: cannot be in a file: it is a Go function",
+		"rules: [{task: a, busy: {retry_in: 0s}}]":                       "1:25 busy: RetryIn(0s) is no delay",
+		"rules: [{task: a, busy: {retry_in: soon}}]":                     "1:36 busy: retry_in: want a duration",
+		"rules: [{task: a, busy: explode}]":                              `1:25 busy: "explode" is unknown; there are retry,`,
+		"rules: [{task: a, ? [b] : c}]":                                  "1:21 a key of a rule is a list",
+		"rules: [{task: a, <<: {ttl: 1m}}]":                              "1:19 the merge key <<",
+		"rules: [{task: a, ttl: !!str 1m}]":                              "1:24 the tag !!str",
+		"rules: [{task: a, payload: Args}]":                              "1:19 payload: cannot be in a rule: it is a value of a Go type",
+		"rules: [{task: a}]\n---\nrules: []\n":                           "2:1 a second document",
+		"rules: [{task: a}]\n...\n[":                                     "4:1 not YAML",
+		"rules:\n\t- task: a":                                            "2:1 not YAML",
+		"rules: [{task: a}":                                              "2:1 not YAML",
+		"rules:\n  - task: 'b\x00'":                                      "2:13 a control character (0x00)",
+		"rules:\n  - task: é\xff":                                        "2:12 the byte 0xff is no UTF-8",
+		"\xff\xfer\x00u\x00":                                             "1:1 the byte 0xff is no UTF-8",
+		"\ufeffrules: [{task: a, x: 1}]":                                 `1:19 unknown key "x"`,
+		"a: &a [x]\nb: &b [*a, *a]\nrules: []":                           "1:1 unknown key \"a\"\n1:4 the anchor &a\n2:1 unknown key \"b\"\n2:4 the anchor &b\n2:8 the alias *a\n2:12 the alias *a",
+		"rules: [{task: a, limit: 2, scope: s}, {task: b, scope: s}]":    `1:40 rule "b": limit: is 1, but rule "a" (line 1) has 2 for the same scope "s"`,
+		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":             `3:19 rule "n": name: is that of the rule in line 2 too`,
+		"rules:\n- {task: a, name: 'Rules[7]'}\n- {task: b, ttl: -1s}":   `3:18 rule "b": ttl: -1s is too short`,
+		"rules: [{task: " + strings.Repeat("a", 1000) + " , ttl: zzzz}]": `1:1024 ttl: want a duration`,
+		"rules: [{task: a, " + strings.Repeat("k", 1000) + ": 1}]":       `1:19 unknown key "` + strings.Repeat("k", 60) + `"... in a rule`,
+	} {
+		_, _, err := Parse([]byte(text))
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			wantMistakes(t, "config", err, want)
+			if t.Failed() {
+				t.Logf("in %.80q", text)
+			}
+		})
+	}
+}
+
+// Rules of one Task in an order that could deadlock: the error is of two rules,
+// and names both by their lines.
+func TestParse_contradiction(t *testing.T) {
+	t.Parallel()
+	_, _, err := Parse([]byte("rules:\n" +
+		"- {task: a, scope: x, name: ax}\n- {task: a, scope: y, name: ay}\n" +
+		"- {task: b, scope: y, name: by}\n- {task: b, scope: x, name: bx}\n"))
+	wantMistakes(t, "config", err, "5:20 scope: the rules contradict each other")
+	if !strings.Contains(err.Error(), "(line 3)") || strings.Contains(err.Error(), "Rules[") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,145 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
+)
+
+// document is a configuration as it stands in its file.
+type document struct {
+	node   *yaml.Node
+	places places
+	prefix string
+	rules  []*entry[automutex.Rule]
+	unique []*entry[unique.Rule]
+
+	defaults places
+}
+
+// entry is one element of a list of rules.
+type entry[T any] struct {
+	spot
+	value T
+}
+
+// spot is where a rule stands.
+type spot struct {
+	node   *yaml.Node
+	places places
+	// doubtful has the keys that are missing for a mistake that was reported,
+	// such as a misspelt one: what follows from that is no news.
+	doubtful map[string]bool
+}
+
+// places has the node of each value, by its key. A value that comes from
+// defaults stands there.
+type places map[string]*yaml.Node
+
+// ruleKeys are the keys of a rule; a test holds them against the fields of
+// automutex.Rule.
+var ruleKeys = []key[automutex.Rule]{
+	{"name", text(func(r *automutex.Rule) *string { return &r.Name })},
+	{"task", text(func(r *automutex.Rule) *string { return &r.Task })},
+	{"on", texts(func(r *automutex.Rule) *[]string { return &r.On })},
+	{"on_headers", texts(func(r *automutex.Rule) *[]string { return &r.OnHeaders })},
+	{"scope", text(func(r *automutex.Rule) *string { return &r.Scope })},
+	{"limit", number(func(r *automutex.Rule) *int { return &r.Limit })},
+	{"ttl", period(func(r *automutex.Rule) *time.Duration { return &r.TTL })},
+	{"wait", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
+	{"max_hold", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
+	{"cooldown", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
+	{"busy", choice(func(r *automutex.Rule) *automutex.Policy { return &r.Busy }, policies, "retry_in", automutex.RetryIn,
+		"retry, skip, archive, fail, park, replace, allow or {retry_in: 5s}",
+		map[string]string{"after_failure": notInRule["after_failure"]})},
+}
+
+// What somebody may look for who knows the Go type, and does not find here.
+var (
+	notInRule = map[string]string{
+		"key":           "is a Go function: set Rule.Key in the program, or name the payload fields in on",
+		"payload":       "is a value of a Go type: set Rule.Payload in the program",
+		"after_failure": "is a Go function: set Rule.Busy to AfterFailure(...) in the program",
+	}
+	notInDefaults = map[string]string{
+		"name": "names one rule, and so has no default",
+		"task": "is what each rule is for, and so has no default",
+	}
+	notInFile = map[string]string{
+		"owner":       "belongs to the process: set Config.Owner in the program",
+		"max_waiting": "belongs to the process: set Config.MaxWaiting in the program",
+		"inspector":   "is a Go value: set Config.Inspector in the program",
+		"logger":      "is a Go value: set Config.Logger in the program",
+		"observe":     "is a Go function: set Config.Observe in the program",
+	}
+)
+
+// document reads the root of the file.
+func (d *decoder) document(root *yaml.Node) *document {
+	doc := &document{node: root}
+	defaults := &entry[automutex.Rule]{spot: spot{places: places{}}}
+	var defaultsNode, rulesNode, uniqueNode *yaml.Node
+	keys := []key[document]{
+		{"prefix", text(func(doc *document) *string { return &doc.prefix })},
+		{"defaults", func(_ *decoder, _ *document, n *yaml.Node) { defaultsNode = n }},
+		{"rules", func(_ *decoder, _ *document, n *yaml.Node) { rulesNode = n }},
+		{"unique", func(_ *decoder, _ *document, n *yaml.Node) { uniqueNode = n }},
+	}
+	doc.places, _ = fields(d, root, "the file", keys, notInFile, doc)
+	if root.Kind == yaml.MappingNode && rulesNode == nil && uniqueNode == nil && len(d.mistakes) == 0 {
+		d.reportf(root, "there are no rules; list them under rules: or unique:")
+	}
+	if defaultsNode != nil {
+		common := slices.DeleteFunc(slices.Clone(ruleKeys), func(k key[automutex.Rule]) bool { return notInDefaults[k.name] != "" })
+		hints := maps.Clone(notInRule)
+		maps.Copy(hints, notInDefaults)
+		defaults.places, defaults.doubtful = fields(d, defaultsNode, "defaults", common, hints, &defaults.value)
+	}
+	doc.defaults = defaults.places
+	doc.rules = entries(d, rulesNode, "rules", "a rule", ruleKeys, notInRule, defaults)
+	doc.unique = entries(d, uniqueNode, "unique", "a unique rule", uniqueKeys, notInUnique, &entry[unique.Rule]{spot: spot{places: places{}}})
+	return doc
+}
+
+// entries reads a list of rules, each of which begins as the defaults.
+func entries[T any](d *decoder, list *yaml.Node, name, what string, keys []key[T], hints map[string]string, defaults *entry[T]) []*entry[T] {
+	nodes := d.list(list, name)
+	all := make([]*entry[T], 0, len(nodes))
+	for _, n := range nodes {
+		e := &entry[T]{spot{n, maps.Clone(defaults.places), map[string]bool{}}, defaults.value}
+		maps.Copy(e.doubtful, defaults.doubtful)
+		own, doubtful := fields(d, n, what, keys, hints, &e.value)
+		maps.Copy(e.places, own)
+		maps.Copy(e.doubtful, doubtful)
+		all = append(all, e)
+	}
+	return all
+}
+
+// spots are where the rules of a list stand.
+func spots[T any](all []*entry[T]) []*spot {
+	list := make([]*spot, len(all))
+	for i, e := range all {
+		list[i] = &e.spot
+	}
+	return list
+}
+
+// configs are the document as automutex.New and unique.New take it.
+func (doc *document) configs() (automutex.Config, unique.Config) {
+	cfg, once := automutex.Config{Prefix: doc.prefix}, unique.Config{Prefix: doc.prefix}
+	for _, e := range doc.rules {
+		rule := e.value
+		rule.On, rule.OnHeaders = slices.Clone(rule.On), slices.Clone(rule.OnHeaders) // of defaults, shared by rules
+		cfg.Rules = append(cfg.Rules, rule)
+	}
+	for _, e := range doc.unique {
+		once.Rules = append(once.Rules, e.value)
+	}
+	return cfg, once
+}

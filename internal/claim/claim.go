@@ -1,0 +1,44 @@
+// Package claim is what the producers of package unique and the guard's
+// middleware have to agree on: how a task says that it has a claim which ends
+// when its handler begins, and what that claim is called.
+//
+// The task says so by its ID. Headers would say it better, but cannot be added
+// to a task without losing the options it was made with.
+package claim
+
+import (
+	"net/url"
+	"strings"
+)
+
+// untilStart follows the lock's key in the ID of a task with such a claim.
+const untilStart = ":start:"
+
+// ID makes the ID of a task whose claim, beside the lock with that key, ends
+// when its handler begins. nonce is different for each.
+func ID(lockKey, nonce string) string { return lockKey + untilStart + nonce }
+
+// Has tells whether a task with that ID has a claim beside the lock with that
+// key. It allocates nothing.
+func Has(id, lockKey string) bool {
+	rest, ok := strings.CutPrefix(id, lockKey)
+	return ok && strings.HasPrefix(rest, untilStart)
+}
+
+// HasAny tells whether a task with that ID has a claim beside some lock of that
+// prefix. A lock's key ends with its only closing brace.
+func HasAny(id, prefix string) bool {
+	return strings.HasPrefix(id, prefix) && strings.HasPrefix(id[len(prefix):], ":{") && strings.Contains(id, "}"+untilStart)
+}
+
+// Holder is whose claim it is: a task, named across queues. Task IDs are unique
+// in their queue only, and either may hold any character, so the queue is
+// escaped: no two tasks share a text.
+func Holder(queue, id string) string { return url.PathEscape(queue) + "/" + id }
+
+// Task is the inverse of Holder; not ok: holder was not made by it.
+func Task(holder string) (queue, id string, ok bool) {
+	escaped, id, found := strings.Cut(holder, "/")
+	queue, err := url.PathUnescape(escaped)
+	return queue, id, found && err == nil
+}

@@ -1,0 +1,36 @@
+package nearest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestName(t *testing.T) {
+	t.Parallel()
+	keys := []string{"name", "task", "on", "on_headers", "scope", "limit", "ttl", "wait", "max_hold", "cooldown", "busy"}
+	for wanted, want := range map[string]string{
+		"limt": "limit", "Limit": "limit", "taks": "task", "onHeaders": "on_headers", "maxhold": "max_hold",
+		"cool-down": "cooldown", "tll": "ttl", "bussy": "busy", "scop": "scope",
+		"x": "", "retries": "", "": "", strings.Repeat("limit", 1000): "",
+	} {
+		name, ok := Name(wanted, keys)
+		if !ok {
+			name = ""
+		}
+		if name != want {
+			t.Errorf("%.20q: got %q, want %q", wanted, name, want)
+		}
+	}
+	if name, ok := Name("limit", nil); ok {
+		t.Errorf("found %q among none", name)
+	}
+}
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	got := Names("itme", []string{"title", "item", "time", "zebra"})
+	if want := []string{"item", "time", "title", "zebra"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,88 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Claim is a mark beside a lock: somebody has spoken for its key, long before
+// the lock is taken. The producers of package unique use it to enqueue a task
+// for a key once. It has nothing to do with who holds the lock, and lives in the
+// same Cluster slot. Claims have a text that says whose they are, a deadline by
+// Redis' clock, and an age. Safe for concurrent use.
+type Claim struct{ m *Lock }
+
+// Claim is the claim beside the lock with that Redis key, as [Lock.Key] and
+// [Key] give it.
+func (l *Locker) Claim(key string) *Claim {
+	m := l.Semaphore(key, 1)
+	m.keys = []string{key + ":claim"}
+	return &Claim{m}
+}
+
+// Key is the one Redis key of the claim.
+func (c *Claim) Key() string { return c.m.Key() }
+
+// Lock is a lock for those who change what the claim stands for in several
+// steps. It is none that a worker takes.
+func (c *Claim) Lock(options ...Option) *Lock {
+	m := c.m.locker.Semaphore(c.m.name, 1, options...)
+	m.keys = []string{c.Key() + ":lock"}
+	return m
+}
+
+// Claimed is a claim that stands.
+type Claimed struct {
+	// Holder is whose claim it is.
+	Holder string
+	// Age is the time since it was taken; Keep does not change that.
+	Age time.Duration
+	// Confirmed: Keep was called for it.
+	Confirmed bool
+}
+
+// Take sets the claim for holder, for at most length (at least a millisecond, at
+// most MaxTTL), unless another one stands, and gives what stands now: the
+// caller's own (Holder says so), or the other. A claim of instead, where that is
+// not empty, does not count: it is taken over. With instead the same as holder a
+// claim of one's own begins anew.
+//
+// On an error it is not known whether the claim was set.
+func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Duration) (Claimed, error) {
+	if holder == "" || length < time.Millisecond || length > MaxTTL {
+		return Claimed{}, fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", c.Key(), holder, length, MaxTTL)
+	}
+	reply, err := c.m.operate(ctx, claimTakeScript, []any{holder, instead, length.Milliseconds()})
+	if err != nil {
+		return Claimed{}, err
+	}
+	switch r := reply.(type) {
+	case int64:
+		return Claimed{Holder: holder}, nil
+	case []any:
+		if len(r) == 3 {
+			found, _ := r[0].(string)
+			ms, _ := r[1].(int64)
+			return Claimed{Holder: found, Age: time.Duration(ms) * time.Millisecond, Confirmed: r[2] == "enqueued"}, nil
+		}
+	}
+	return Claimed{}, backendError("take", c.Key(), fmt.Errorf("unexpected reply %v", reply))
+}
+
+// Keep confirms a claim, and hands it to next, which may be holder itself. It
+// then stands for at least length from now; 0 leaves its end where it was. The
+// age stays. false: the claim was not holder's any more, and nothing changed.
+func (c *Claim) Keep(ctx context.Context, holder, next string, length time.Duration) (bool, error) {
+	if holder == "" || next == "" || length < 0 || length > MaxTTL {
+		return false, fmt.Errorf("lock: claim %q of %q for %q, for another %s: name both, and give it at most %s", c.Key(), holder, next, length, MaxTTL)
+	}
+	reply, err := c.m.operate(ctx, claimKeepScript, []any{holder, next, length.Milliseconds()})
+	return reply == int64(1), err
+}
+
+// Drop takes holder's claim away. false: it was not holder's.
+func (c *Claim) Drop(ctx context.Context, holder string) (bool, error) {
+	reply, err := c.m.operate(ctx, claimDropScript, []any{holder})
+	return reply == int64(1), err
+}

@@ -1,0 +1,174 @@
+package lock
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+func mustClaim(t *testing.T, c *Claim, holder, instead string, length time.Duration) Claimed {
+	t.Helper()
+	got, err := c.Take(t.Context(), holder, instead, length)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func mustKeep(t *testing.T, c *Claim, holder, next string, length time.Duration) bool {
+	t.Helper()
+	kept, err := c.Keep(t.Context(), holder, next, length)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kept
+}
+
+// One of many who claim at once gets it; the others are told who.
+func TestClaim_one(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		const claimers = 8
+		var wg sync.WaitGroup
+		got := make([]Claimed, claimers)
+		for i := range got {
+			wg.Go(func() {
+				got[i], _ = c.Take(t.Context(), string(rune('a'+i)), "", time.Minute)
+			})
+		}
+		wg.Wait()
+		winner, own := got[0].Holder, 0
+		for i, claimed := range got {
+			if claimed.Holder != winner || claimed.Confirmed {
+				t.Errorf("claimer %d is told %+v, the first one %q", i, claimed, winner)
+			}
+			if claimed.Holder == string(rune('a'+i)) {
+				own++
+			}
+		}
+		if own != 1 || winner == "" {
+			t.Errorf("%d have the claim; it is %q's", own, winner)
+		}
+	})
+}
+
+func TestClaim_life(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		drop := func(holder string) bool {
+			t.Helper()
+			dropped, err := c.Drop(t.Context(), holder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return dropped
+		}
+
+		if drop("a") || mustKeep(t, c, "a", "a", time.Minute) {
+			t.Error("nothing was claimed, and yet dropped or kept")
+		}
+		mustClaim(t, c, "a", "", time.Minute)
+		if again := mustClaim(t, c, "a", "", time.Minute); again.Holder != "a" {
+			t.Errorf("a claim repeated is %+v", again)
+		}
+		if drop("b") || mustKeep(t, c, "b", "c", time.Minute) {
+			t.Error("another's claim was dropped or kept")
+		}
+		if got := mustClaim(t, c, "b", "x", time.Minute); got.Holder != "a" || got.Confirmed {
+			t.Errorf("beside a's claim stands %+v", got)
+		}
+		// The age, which Keep leaves as it is, and the confirmation.
+		redistest.Eventually(t, soon, func() bool {
+			return mustClaim(t, c, "b", "", time.Minute).Age >= 20*time.Millisecond
+		}, "an age")
+		if !mustKeep(t, c, "a", "b", 0) || !mustKeep(t, c, "a", "b", 0) { // the second as if resent
+			t.Error("it was not handed on")
+		}
+		if got := mustClaim(t, c, "c", "", time.Minute); got.Holder != "b" || !got.Confirmed || got.Age < 20*time.Millisecond {
+			t.Errorf("after it was handed on: %+v", got)
+		}
+		// Taken over, it is a new one.
+		if got := mustClaim(t, c, "c", "b", time.Minute); got.Holder != "c" || got.Confirmed {
+			t.Errorf("instead of b's: %+v", got)
+		}
+		if got := mustClaim(t, c, "d", "", time.Minute); got.Holder != "c" || got.Confirmed || got.Age > 15*time.Second {
+			t.Errorf("after it was taken over: %+v", got)
+		}
+		if ttl := raw(l.Mutex("any")).PTTL(t.Context(), c.Key()).Val(); ttl <= time.Minute/2 || ttl > time.Minute+2*time.Second {
+			t.Errorf("it expires in %s", ttl)
+		}
+		if !drop("c") || drop("c") {
+			t.Error("it is to be dropped, once")
+		}
+	})
+}
+
+// The stored deadline ends a claim, whether or not Redis has removed the key.
+func TestClaim_deadline(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		mustClaim(t, c, "a", "", 300*time.Millisecond)
+		if !mustKeep(t, c, "a", "a", 400*time.Millisecond) {
+			t.Error("it was not kept")
+		}
+		began := time.Now()
+		redistest.Eventually(t, soon, func() bool {
+			return mustClaim(t, c, "b", "", time.Minute).Holder == "b"
+		}, "the end of a's claim")
+		if took := time.Since(began); took < 200*time.Millisecond {
+			t.Errorf("it ended after %s", took)
+		}
+		if mustKeep(t, c, "a", "a", time.Minute) {
+			t.Error("a kept what b has")
+		}
+	})
+}
+
+func TestClaim_badInput(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+	for name, err := range map[string]error{
+		"no holder":   second(c.Take(t.Context(), "", "", time.Minute)),
+		"no length":   second(c.Take(t.Context(), "a", "", 0)),
+		"too long":    second(c.Take(t.Context(), "a", "", MaxTTL+1)),
+		"no next":     second(c.Keep(t.Context(), "a", "", 0)),
+		"below zero":  second(c.Keep(t.Context(), "a", "b", -1)),
+		"kept longer": second(c.Keep(t.Context(), "a", "b", MaxTTL+1)),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if exists := raw(l.Mutex("any")).Exists(t.Context(), c.Key()).Val(); exists != 0 {
+		t.Error("something was claimed")
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// A claim and its lock are beside the lock, in the same slot, and not in its way.
+func TestClaim_besideTheLock(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t), Parts("a}b", "{c"))
+		c := l.Claim(m.Key())
+		mustClaim(t, c, "a", "", time.Minute)
+		change := mustTry(t, c.Lock())
+		mustUnlock(t, mustTry(t, m))
+		slot := func(key string) int64 { return raw(m).ClusterKeySlot(t.Context(), key).Val() }
+		if s.Kind() == redistest.KindCluster && (slot(c.Key()) != slot(m.Key()) || slot(c.Lock().Key()) != slot(m.Key())) {
+			t.Error("they are in different slots")
+		}
+		mustUnlock(t, change)
+	})
+}

@@ -1,0 +1,29 @@
+-- claim_keep: say of a claim that its task is enqueued, or that another task
+-- has come into its place. The age stays.
+--
+-- KEYS[1] claim
+-- ARGV[1] body    <queue>/<task> that has the claim
+-- ARGV[2] next    <queue>/<task> that has it from now on; may be the same
+-- ARGV[3] length  how long the claim stands from now at least (ms); 0: as long as it did
+--
+-- reply 1 kept:   next has the claim, and is enqueued
+-- reply 0 absent: no claim, or another one's
+local claim = KEYS[1]
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local stored = redis.call('GET', claim)
+if not stored then
+  return 0
+end
+local since, deadline, holder = string.match(stored, '^(%d+) (%d+) %l+ (.*)$')
+if holder ~= ARGV[1] and holder ~= ARGV[2] then
+  return 0
+end
+deadline = math.max(tonumber(deadline), now_ms + ARGV[3])
+if deadline <= now_ms then
+  return 0
+end
+redis.call('SET', claim, since .. string.format(' %d enqueued ', deadline) .. ARGV[2],
+  'PX', string.format('%d', deadline - now_ms + 1000))
+return 1

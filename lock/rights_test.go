@@ -1,0 +1,157 @@
+package lock
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// documentedRights are what docs/redis.md gives to ACL SETUSER.
+func documentedRights(t *testing.T) []string {
+	t.Helper()
+	page, err := os.ReadFile("../docs/redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^    ACL SETUSER automutex on >password (.*)$`).FindSubmatch(page)
+	if m == nil {
+		t.Fatal("docs/redis.md has no ACL SETUSER line")
+	}
+	return strings.Fields(string(m[1]))
+}
+
+// conformance are tests of what the engine promises that look at Redis with the
+// rights of the engine only. (Others load scripts, count commands or put foreign
+// keys there, which takes more.)
+var conformance = []string{
+	"Rule01_AtMostNHolders", "Rule01_RaisingNFillsTheNewSlotsAtTheNextAsk", "Rule01_LoweringNTakesEffectAsHoldersLeave",
+	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Rule02_OnlyTheGrantedTokenRenews", "Rule04_ReleaseAndGrantAreOneScript",
+	"Rule06_GrantedLeaseIsRenewedToItsFullTTL", "Rule07_MessagesWake", "Rule11_FenceGrows", "Rule12_KeyOutlivesItsEntries",
+	"CooldownKeepsTheSlotForThatLong", "FirstComeFirstServed", "NewcomerNeverOvertakes",
+	"BreakOneOfSeveral", "BreakAll", "BreakDuringDo", "Delete", "ByKey",
+	"PoolTakeIsWokenByAPut", "PoolDelete", "Claim_one", "Claim_besideTheLock", "Rights_walk", "Rights_pool",
+}
+
+// TestRights runs the conformance tests again, in a process whose clients are a
+// user with the documented rights and no others.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	redistest.Real(t) // skips where there is none
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=2m",
+		"-test.run", "^Test("+strings.Join(conformance, "|")+")$/^(redis|cluster)$")
+	cmd.Env = append(os.Environ(), redistest.RightsEnv+"="+strings.Join(documentedRights(t), " "))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("with the documented rights: %v\n%s", err, out)
+	}
+	for _, name := range conformance {
+		for _, kind := range []string{redistest.KindReal, redistest.KindCluster} {
+			if !strings.Contains(string(out), fmt.Sprintf("--- PASS: Test%s/%s ", name, kind)) {
+				t.Errorf("Test%s/%s did not run", name, kind)
+			}
+		}
+	}
+}
+
+// The documented rights are no wider than what is used: by the scripts, or as
+// said here.
+func TestRights_noneTooMany(t *testing.T) {
+	t.Parallel()
+	files, err := luaFiles.ReadDir("lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := []string{
+		"resetkeys", "resetchannels", "~automutex:*", "&automutex:*",
+		"+eval", "+evalsha", "+scan", // the engine itself
+		"+subscribe", "+unsubscribe", "+ping", // its wake channel
+		"+hello", "+cluster|slots", // go-redis, to connect
+	}
+	call := regexp.MustCompile(`redis\.p?call\('(\w+)'`)
+	for _, f := range files {
+		source, err := luaFiles.ReadFile("lua/" + f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range call.FindAllStringSubmatch(string(source), -1) {
+			used = append(used, "+"+strings.ToLower(m[1]))
+		}
+	}
+	rights := documentedRights(t)
+	for _, right := range rights {
+		if !slices.Contains(used, right) {
+			t.Errorf("%s is used by nothing", right)
+		}
+	}
+	for _, right := range used {
+		if !slices.Contains(rights, right) {
+			t.Errorf("%s is missing", right)
+		}
+	}
+}
+
+// What walks all keys, under the prefix that the rights are for.
+func TestRights_walk(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		found := false
+		for info, err := range l.List(t.Context()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || info.Key == m.Key()
+		}
+		if !found {
+			t.Error("List does not tell the lock")
+		}
+		if _, err := l.Sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if locked, err := m.Locked(t.Context()); err != nil || !locked {
+			t.Errorf("Locked: %v, %v", locked, err)
+		}
+		if err := le.Extend(t.Context(), DefaultTTL); err != nil {
+			t.Error(err)
+		}
+		mustUnlock(t, le)
+	})
+}
+
+// Every operation of a pool.
+func TestRights_pool(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		p := newLocker(t, s.Client(t)).Pool(redistest.Name(t))
+		if _, err := p.Put(t.Context(), "a", "b"); err != nil {
+			t.Fatal(err)
+		}
+		le, err := p.TryTake(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := p.Available(t.Context()); err != nil || n != 1 {
+			t.Errorf("Available: %d, %v", n, err)
+		}
+		if err := le.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if le, err = p.Take(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := le.Consume(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Delete(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,78 @@
+package unique
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"sync"
+
+	"github.com/hibiken/asynq"
+)
+
+// Result is what became of one task of [Client.EnqueueAll]: what
+// [Client.EnqueueContext] would have answered.
+type Result struct {
+	Info *asynq.TaskInfo
+	Err  error
+}
+
+// abreast is how many tasks of one EnqueueAll are enqueued at a time.
+const abreast = 16
+
+// EnqueueAll enqueues many tasks, up to 16 at a time, and gives a result for each
+// in the order of tasks. opts go for all of them. Tasks of one key are enqueued
+// in their order, so that it is the last one that replaces the others; tasks
+// without a rule in any. One that fails does not keep the others back. When ctx
+// ends, those not begun fail with its error.
+func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
+	results := make([]Result, len(tasks))
+	lanes := make([][]func(), abreast)
+	for i, task := range tasks {
+		lane, enqueue := c.plan(ctx, i, task, opts)
+		lanes[lane] = append(lanes[lane], func() {
+			if err := ctx.Err(); err != nil {
+				results[i].Err = err
+				return
+			}
+			results[i].Info, results[i].Err = enqueue()
+		})
+	}
+	// A goroutine for each lane that has tasks: it ends with the last of them, and
+	// each writes results of its own.
+	var running sync.WaitGroup
+	for _, lane := range lanes {
+		if len(lane) == 0 {
+			continue
+		}
+		running.Go(func() {
+			for _, enqueue := range lane {
+				enqueue()
+			}
+		})
+	}
+	running.Wait()
+	return results
+}
+
+// laneSeed spreads keys over lanes; one key, one lane.
+var laneSeed = maphash.MakeSeed()
+
+// plan gives the lane of the i-th task, and what enqueues it.
+func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq.Option) (lane int, enqueue func() (*asynq.TaskInfo, error)) {
+	lane = i % abreast
+	if task == nil {
+		return lane, func() (*asynq.TaskInfo, error) { return nil, errNilTask }
+	}
+	r := match(c.rules, task.Type())
+	if r == nil {
+		return lane, func() (*asynq.TaskInfo, error) { return c.asynq.EnqueueContext(ctx, task, opts...) }
+	}
+	key, err := c.key(ctx, r, task, opts)
+	if err != nil {
+		return lane, func() (*asynq.TaskInfo, error) { return nil, err }
+	}
+	lane = int(maphash.String(laneSeed, key) % abreast)
+	return lane, func() (*asynq.TaskInfo, error) { return c.enqueueOnce(ctx, r, key, task, opts) }
+}
+
+var errNilTask = errors.New("unique: the task is nil: pass one that asynq.NewTask made")

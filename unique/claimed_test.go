@@ -1,0 +1,388 @@
+package unique
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+var reindex = Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart}
+
+// The pattern of "reindex this document": one runs, at most one waits, and the
+// one that waits for the lock in its worker still waits.
+func TestUntilStart_oneRunsOneWaits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, reindex)
+		begun, finish := make(chan string, 10), make(chan struct{})
+		r.serve(func(_ context.Context, task *asynq.Task) error {
+			begun <- string(task.Payload())
+			<-finish
+			return nil
+		}, r.guard(automutex.Rule{Task: "reindex", On: []string{"id"}, Wait: longest}))
+		next := func(want string) {
+			t.Helper()
+			select {
+			case got := <-begun:
+				if !strings.Contains(got, `"`+want+`"`) {
+					t.Fatalf("%s began, want %s", got, want)
+				}
+			case <-time.After(longest):
+				t.Fatalf("%s did not begin", want)
+			}
+		}
+		first := r.must(r.Enqueue(task("reindex", "7", "first")))
+		next("first")
+		if n := r.rdb.Exists(t.Context(), r.claimKey("7")).Val(); n != 0 {
+			t.Error("the claim outlives the start of its task")
+		}
+		second := r.must(r.Enqueue(task("reindex", "7", "second")))
+		r.await(r.queue, second.ID, asynq.TaskStateActive) // in line for the lock
+		_, err := r.Enqueue(task("reindex", "7", "third"))
+		r.mustBeDuplicate(nil, err, second.ID, asynq.TaskStateActive)
+		r.must(r.Enqueue(task("reindex", "8", "other"))) // another key
+		next("other")
+		finish <- struct{}{} // first or other; the second begins when it was first
+		finish <- struct{}{}
+		next("second")
+		third := r.must(r.Enqueue(task("reindex", "7", "third")))
+		finish <- struct{}{}
+		next("third")
+		finish <- struct{}{}
+		for _, id := range []string{first.ID, second.ID, third.ID} {
+			r.awaitGone(r.queue, id)
+		}
+		if keys := r.rdb.Exists(t.Context(), r.claimKey("7"), lock.Key(r.prefix, "reindex", "7")).Val(); keys != 0 {
+			t.Error("something is left of the key")
+		}
+	})
+}
+
+func (r *rig) claimKey(id string) string { return lock.Key(r.prefix, "reindex", id) + ":claim" }
+
+// A worker that runs the task without the middleware, an operator who deletes
+// it, and a queue that is flushed: a claim whose task is gone blocks nothing.
+func TestUntilStart_taskGone(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, end := range map[string]func(r *rig, id string) error{
+			"deleted": func(r *rig, id string) error { return r.inspector.DeleteTask(r.queue, id) },
+			"flushed": func(r *rig, _ string) error { return r.inspector.DeleteQueue(r.queue, true) },
+			"run without the middleware": func(r *rig, id string) error {
+				r.serve(func(context.Context, *asynq.Task) error { return nil }, nil)
+				r.awaitGone(r.queue, id)
+				return nil
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r := start(t, s, reindex)
+				stranger := r.producer(s.Client(t), reindex)
+				stranger.grace = time.Second
+				first := r.must(r.Enqueue(task("reindex", "7", "first")))
+				r.mustBeRejected(stranger.Enqueue(task("reindex", "7", "early")))
+				began := time.Now()
+				if err := end(r, first.ID); err != nil {
+					t.Fatal(err)
+				}
+				// Who enqueued it knows that it will not come; another producer gives
+				// it the grace.
+				if name == "deleted" {
+					r.must(r.Enqueue(task("reindex", "7", "same producer")))
+					if _, err := r.inspector.DeleteAllPendingTasks(r.queue); err != nil {
+						t.Fatal(err)
+					}
+				}
+				redistest.Eventually(t, longest, func() bool {
+					_, err := stranger.Enqueue(task("reindex", "7", "another producer"))
+					return err == nil
+				}, "the claim being taken over")
+				if took := time.Since(began); name == "deleted" && took < stranger.grace/2 {
+					t.Errorf("another producer took the claim over after %s", took)
+				}
+			})
+		}
+	})
+}
+
+func (r *rig) mustBeRejected(info *asynq.TaskInfo, err error) {
+	r.t.Helper()
+	if info != nil || !errors.Is(err, asynq.ErrDuplicateTask) {
+		r.t.Fatalf("got %v, %v; want a duplicate", info, err)
+	}
+}
+
+// A producer that dies between the claim and the enqueue holds up others for the
+// grace, and itself not at all.
+func TestClaim_producerKilled(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, until := range []Until{UntilStart, For(time.Hour)} {
+			r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: until})
+			r.grace = 500 * time.Millisecond
+			hook := newKilled(1) // the claim
+			warm(t, r, "7")
+			rdb := s.Client(t)
+			rdb.AddHook(hook)
+			if info, err := r.producer(rdb, Rule{Task: "reindex", On: []string{"id"}, Until: until}).Enqueue(task("reindex", "7", "never")); err == nil {
+				t.Fatalf("a dead producer enqueued %+v", info)
+			}
+			if n := r.rdb.Exists(t.Context(), r.claimKey("7")).Val(); n != 1 {
+				t.Fatal("the producer died without a claim")
+			}
+			var dup *DuplicateError
+			if _, err := r.Enqueue(task("reindex", "7", "early")); !errors.As(err, &dup) || dup.State != asynq.TaskStatePending {
+				t.Fatalf("within the grace: %v", err)
+			}
+			var info *asynq.TaskInfo
+			redistest.Eventually(t, longest, func() (ok bool) {
+				var err error
+				info, err = r.Enqueue(task("reindex", "7", "late"))
+				return err == nil
+			}, "the claim being taken over")
+			r.mustBeInTheWay(info)
+			if found := r.tasks(r.queue, "reindex"); !slices.Contains(texts(found), "late") || slices.Contains(texts(found), "never") {
+				t.Errorf("there are %q", texts(found))
+			}
+		}
+	})
+}
+
+// mustBeInTheWay checks that the task is in the way of another one now.
+func (r *rig) mustBeInTheWay(info *asynq.TaskInfo) {
+	r.t.Helper()
+	got, err := r.Enqueue(task("reindex", "7", "again"))
+	r.mustBeDuplicate(got, err, info.ID, asynq.TaskStatePending)
+}
+
+// warm makes the servers of a key know the scripts, so that a claim is one
+// command and an enqueue another.
+func warm(t *testing.T, r *rig, id string) {
+	t.Helper()
+	info := r.must(r.Enqueue(task("reindex", id, "warm")))
+	if err := r.inspector.DeleteTask(r.queue, info.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.rdb.Del(t.Context(), r.claimKey(id)).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An enqueue that fails leaves no claim: the next one need not wait for a grace.
+func TestClaim_failedEnqueueLeavesNothing(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
+			for _, duplicate := range []Duplicate{Reject, Replace, Postpone(time.Second)} {
+				rule := Rule{Task: "reindex", On: []string{"id"}, Until: until, Duplicate: duplicate}
+				r := start(t, s, rule)
+				var hook redistest.FailHook
+				rdb := s.Client(t)
+				rdb.AddHook(&hook)
+				hook.Before(func(cmd redis.Cmder) error {
+					if isEnqueue(cmd, r.queue) {
+						return redistest.ReplyError("OOM command not allowed")
+					}
+					return nil
+				})
+				if info, err := r.producer(rdb, rule).Enqueue(task("reindex", "7", "failed")); err == nil || !strings.Contains(err.Error(), "OOM") {
+					t.Fatalf("%s, %s: %v, %v", until, duplicate, info, err)
+				}
+				r.must(r.Enqueue(task("reindex", "7", "next")))
+				if got := texts(r.tasks(r.queue, "reindex")); !slices.Equal(got, []string{"next"}) {
+					t.Errorf("%s, %s: there are %q", until, duplicate, got)
+				}
+			}
+		}
+	})
+}
+
+// isEnqueue tells asynq's scripts that make a task: the key of the task comes
+// first, its message among the arguments.
+func isEnqueue(cmd redis.Cmder, queue string) bool {
+	args := cmd.Args()
+	if !strings.HasPrefix(cmd.Name(), "eval") || len(args) < 6 {
+		return false
+	}
+	key, _ := args[3].(string)
+	list, _ := args[4].(string)
+	return strings.HasPrefix(key, "asynq:{"+queue+"}:t:") && (strings.HasSuffix(list, ":pending") || strings.HasSuffix(list, ":scheduled"))
+}
+
+// The answer to the enqueue is lost, and go-redis sends it again: the task is
+// there once, and the call succeeds or names it.
+func TestEnqueue_lostReply(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []func(testing.TB) *redistest.Server{redistest.Mini, redistest.Real} {
+		s := kind(t)
+		t.Run(s.Kind(), func(t *testing.T) {
+			t.Parallel()
+			for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
+				for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Minute)} {
+					rule := Rule{Task: "reindex", On: []string{"id"}, Until: until, Duplicate: duplicate}
+					r := start(t, s, rule)
+					warm(t, r, "7")
+					proxy := redistest.NewProxy(t, s.Addr())
+					c := r.producer(proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 500 * time.Millisecond }), rule)
+					proxy.DropReplyTo(func(command []string) bool {
+						return command[0] == "EVALSHA" && len(command) > 3 && strings.HasPrefix(command[3], "asynq:{"+r.queue+"}:t:")
+					}, 1)
+					info, err := c.Enqueue(task("reindex", "7", "once"))
+					found := r.tasks(r.queue, "reindex")
+					if len(found) != 1 {
+						t.Errorf("%s, %s: there are %q", until, duplicate, texts(found))
+						continue
+					}
+					var dup *DuplicateError
+					if ok := err == nil && info.ID == found[0].ID; !ok && (until != UntilDone || !errors.As(err, &dup) || dup.ID != found[0].ID) {
+						t.Errorf("%s, %s: answered %+v, %v", until, duplicate, info, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// For is a window from the enqueue, whatever becomes of the task in it.
+func TestFor_window(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const window = 1500 * time.Millisecond
+		r := start(t, s, Rule{Task: "digest", On: []string{"id"}, Until: For(window)}, Rule{Task: "joined", On: []string{"id"}, Until: For(time.Hour), Duplicate: Join})
+		r.grace = time.Millisecond // of no use to a claim that was confirmed
+		r.serve(func(context.Context, *asynq.Task) error { return nil }, nil)
+		began := time.Now()
+		first := r.must(r.Enqueue(task("digest", "7", "first")))
+		r.awaitGone(r.queue, first.ID)
+		again, err := r.Enqueue(task("digest", "7", "second"))
+		r.mustBeDuplicate(again, err, first.ID, asynq.TaskStateCompleted)
+		r.must(r.Enqueue(task("digest", "8", "other")))
+		redistest.Eventually(t, longest, func() bool {
+			_, err := r.Enqueue(task("digest", "7", "later"))
+			return err == nil
+		}, "the end of the window")
+		if took := time.Since(began); took < window {
+			t.Errorf("it ended after %s", took)
+		}
+		one := r.must(r.Enqueue(task("joined", "7", "one")))
+		r.awaitGone(r.queue, one.ID)
+		if two := r.must(r.Enqueue(task("joined", "7", "two"))); two.ID != one.ID || two.State != asynq.TaskStateCompleted {
+			t.Errorf("joined %+v", two)
+		}
+	})
+}
+
+// The worker pays one call for a claim and none for tasks without one, and a
+// claim that cannot be dropped keeps no task from running.
+func TestWorker_dropsTheClaim(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, reindex, Rule{Task: "plain", On: []string{"id"}}, Rule{Task: "window", On: []string{"id"}, Until: For(time.Hour)},
+			Rule{Task: "mismatch", On: []string{"text"}, Until: UntilStart})
+		var drops atomic.Int32
+		var failing atomic.Bool
+		var hook redistest.FailHook
+		rdb := s.Client(t)
+		rdb.AddHook(&hook)
+		hook.Before(func(cmd redis.Cmder) error {
+			if args := cmd.Args(); len(args) > 3 && strings.HasSuffix(fmtArg(args[3]), ":claim") {
+				if cmd.Name() == "evalsha" {
+					drops.Add(1)
+				}
+				if failing.Load() {
+					return redistest.ReplyError("READONLY you can't write against a read only replica")
+				}
+			}
+			return nil
+		})
+		backend := make(chan automutex.Event, 10)
+		var rules []automutex.Rule
+		for _, name := range []string{"reindex", "plain", "window", "mismatch"} {
+			rules = append(rules, automutex.Rule{Task: name, On: []string{"id"}})
+		}
+		log := &logged{}
+		g, err := automutex.New(rdb, automutex.Config{Prefix: r.prefix, Rules: rules, Logger: log.logger(), Observe: func(_ context.Context, e automutex.Event) {
+			if e.Kind == automutex.EventBackendError {
+				backend <- e
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ran := make(chan string, 10)
+		r.serve(func(_ context.Context, task *asynq.Task) error { ran <- task.Type(); return nil }, g)
+		run := func(name string, want int32) *asynq.TaskInfo {
+			t.Helper()
+			before := drops.Load()
+			info := r.must(r.Enqueue(task(name, "7", "x")))
+			select {
+			case <-ran:
+			case <-time.After(longest):
+				t.Fatalf("%s did not run", name)
+			}
+			r.awaitGone(r.queue, info.ID)
+			if got := drops.Load() - before; got != want {
+				t.Errorf("%s: %d calls for its claim, want %d", name, got, want)
+			}
+			return info
+		}
+		run("reindex", 1)
+		run("plain", 0)
+		run("window", 0)
+		if log.text() != "" {
+			t.Errorf("logged: %s", log.text())
+		}
+		run("mismatch", 0)
+		if !strings.Contains(log.text(), "equal Task, Scope and On") {
+			t.Errorf("a rule without its equal is not told of: %q", log.text())
+		}
+		failing.Store(true)
+		info := run("reindex", 1)
+		if e := <-backend; e.TaskID != info.ID || e.Rule != "reindex" || e.Err == nil {
+			t.Errorf("observed %+v", e)
+		}
+		failing.Store(false)
+		run("reindex", 1) // the claim left behind is found to be of a task that has ended
+	})
+}
+
+func fmtArg(arg any) string { text, _ := arg.(string); return text }
+
+// A claim has a TTL, which reaches beyond a task that is scheduled far ahead.
+func TestClaim_ttl(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, duplicate := range []Duplicate{Reject, Replace, Postpone(time.Minute)} {
+			rule := reindex
+			rule.Duplicate = duplicate
+			r := start(t, s, rule)
+			ttl := func() time.Duration { return r.rdb.PTTL(t.Context(), r.claimKey("7")).Val() }
+			r.must(r.Enqueue(task("reindex", "7", "soon")))
+			if got := ttl(); got < claimLife-time.Minute || got > claimLife+time.Minute {
+				t.Errorf("%s: it expires in %s", duplicate, got)
+			}
+			if duplicate != Reject {
+				r.must(r.Enqueue(task("reindex", "7", "newer")))
+				if got := ttl(); got < claimLife-time.Minute || got > claimLife+time.Minute {
+					t.Errorf("%s: superseded, it expires in %s", duplicate, got)
+				}
+				continue
+			}
+			r.must(r.Enqueue(task("reindex", "8", "far"), asynq.ProcessIn(90*24*time.Hour)))
+			if got := r.rdb.PTTL(t.Context(), r.claimKey("8")).Val(); got < 90*24*time.Hour+claimLife-time.Minute {
+				t.Errorf("scheduled in 90 days, it expires in %s", got)
+			}
+		}
+	})
+}

@@ -1,0 +1,209 @@
+package unique
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/lock"
+)
+
+// Client enqueues tasks as an asynq.Client does, those that a [Rule] matches
+// once for their key. Make one with [New]. It has nothing to close, and closes
+// nothing it was given. Safe for concurrent use.
+type Client struct {
+	asynq     *asynq.Client
+	inspector *asynq.Inspector
+	locker    *lock.Locker     // claims, and the lock around what takes several steps
+	keys      *automutex.Guard // makes the keys; takes no locks
+	rules     []*rule          // longest Task first
+
+	grace     time.Duration // how long an enqueue may be under way; see enqueueTimeout
+	changeTTL time.Duration // of the lock around several steps
+
+	self  string        // this Client, random
+	count atomic.Uint64 // one for each ID it made
+
+	// underway are the IDs of claims whose enqueue has not returned. What this
+	// Client made and is not in here was enqueued, if it ever was: no need to
+	// wait for the grace. mu guards it and is held for moments.
+	mu       sync.Mutex
+	underway map[string]struct{}
+}
+
+const (
+	// enqueueTimeout bounds what is done between a claim and the answer to its
+	// enqueue, on top of the caller's own context.
+	enqueueTimeout = 5 * time.Second
+
+	// grace is how old a claim must be before the absence of its task means that
+	// there will be none. go-redis begins no attempt when enqueueTimeout is over,
+	// and ends one with its own timeouts (dial 5 s, write 3 s by default).
+	grace = 15 * time.Second
+
+	// claimLife is how long a claim lasts that nobody ends. It only collects
+	// garbage: what a claim stands for is its task, and a claim outlives its task
+	// in no other way than by a crash.
+	claimLife = 30 * 24 * time.Hour
+
+	// changeTTL is how long the lock around several steps stays taken after its
+	// producer died; it is renewed meanwhile. patience is longer, so that the next
+	// one waits that out.
+	changeTTL = 2 * time.Second
+	patience  = 5 * time.Second
+
+	// tries bounds how often a call begins again because the task in its way
+	// changed while it was looked at.
+	tries = 20
+)
+
+// New makes a Client. client and inspector are asynq's, on one Redis; rdb may be
+// a client on the same Redis or another one, and is that of the workers'
+// Guard. New does no I/O. The error joins everything that is wrong, each with
+// the rule and the field it is about.
+func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
+	var problems []error
+	if client == nil {
+		problems = append(problems, errors.New("unique: the asynq.Client is nil: pass the one that tasks are enqueued with"))
+	}
+	if inspector == nil {
+		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the asynq.Client"))
+	}
+	rules, wrong := compile(cfg.Rules)
+	problems = append(problems, wrong...)
+	// Checks rdb, the Prefix and what makes keys, by making what will make them.
+	keys, err := automutex.New(rdb, automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix})
+	if err != nil {
+		problems = append(problems, eachOf(err)...)
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+	slices.SortStableFunc(rules, func(a, b *rule) int { return cmp.Compare(len(b.Task), len(a.Task)) })
+	return &Client{
+		asynq:     client,
+		inspector: inspector,
+		locker:    lock.New(rdb, lock.Options{Prefix: cfg.Prefix}),
+		keys:      keys,
+		rules:     rules,
+		grace:     grace,
+		changeTTL: changeTTL,
+		self:      strings.ToLower(rand.Text()[:10]),
+		underway:  map[string]struct{}{},
+	}, nil
+}
+
+// eachOf takes a joined error apart, and says of each part who reports it.
+func eachOf(err error) (parts []error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok || reflect.TypeOf(err) != reflect.TypeOf(errors.Join(err)) { // others wrap several errors in one text
+		return []error{fmt.Errorf("unique: %w", err)}
+	}
+	for _, part := range joined.Unwrap() {
+		parts = append(parts, eachOf(part)...)
+	}
+	return parts
+}
+
+// Enqueue is [Client.EnqueueContext] without a context.
+func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+	return c.EnqueueContext(context.Background(), task, opts...)
+}
+
+// EnqueueContext enqueues a task as asynq's method of that name does, unless
+// another one for its key is in the way: then the rule's Duplicate decides. A
+// task that no rule matches is asynq's alone.
+//
+// Under a rule the options asynq.TaskID and asynq.Unique are refused, and
+// asynq.Queue is the rule's. (The options in a task itself cannot be seen from
+// outside: a TaskID or Queue there has no effect, and a Unique there works
+// beside the rule.)
+//
+// A [*DuplicateError] says that nothing was enqueued, an *automutex.KeyError
+// that no key could be made from the task. After any other error it is as with
+// asynq: what Redis did is not known when its answer was lost. Then the task was
+// enqueued once, or was not, and the next call finds out.
+//
+// ctx bounds the exchanges with Redis that begin; asynq's Inspector, which is
+// used when there is a duplicate, goes by the timeouts of its client.
+func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+	_, enqueue := c.plan(ctx, 0, task, opts)
+	return enqueue()
+}
+
+// key is the key of a task that the rule matches, once its options are fit.
+func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asynq.Option) (string, error) {
+	if err := r.checkOptions(opts); err != nil {
+		return "", err
+	}
+	keys, err := c.keys.Keys(ctx, task)
+	if err != nil {
+		return "", fmt.Errorf("unique: %s: %w", r.where(), err)
+	}
+	return keys[0], nil // one rule for each Task, so one key
+}
+
+func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asynq.Task, opts []asynq.Option) (*asynq.TaskInfo, error) {
+	o := &order{client: c, rule: r, key: key, task: task, opts: opts}
+	var info *asynq.TaskInfo
+	var err error
+	switch {
+	case r.Duplicate.supersedes():
+		info, err = o.supersede(ctx)
+	case r.Until.kind == untilDone:
+		info, err = o.byID(ctx)
+	default:
+		info, err = o.byClaim(ctx)
+	}
+	if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
+		return nil, fmt.Errorf("unique: %s: key %q: %w", r.where(), key, err)
+	}
+	return info, err
+}
+
+// newID makes the ID of a task that has a claim.
+func (o *order) newID() string {
+	nonce := o.client.self + "." + strconv.FormatUint(o.client.count.Add(1), 36) + ".0"
+	if o.rule.Until.kind == untilStart {
+		return claim.ID(o.key, nonce)
+	}
+	return o.key + ":for:" + nonce
+}
+
+// begin and end say that the enqueue of a claim's task is under way.
+func (c *Client) begin(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.underway[id] = struct{}{}
+}
+
+func (c *Client) end(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.underway, id)
+}
+
+// settled tells whether this Client made the ID, and its enqueue has returned:
+// a task that is not there by then will not come.
+func (c *Client) settled(id string) bool {
+	if !strings.Contains(id, ":"+c.self+".") {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, under := c.underway[id]
+	return !under
+}

@@ -1,0 +1,37 @@
+package unique
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/hibiken/asynq"
+)
+
+// DuplicateError says that a task was not enqueued because another one for its
+// key stands in the way, and which one. It is asynq.ErrDuplicateTask for
+// errors.Is. Nothing was enqueued or changed. A DuplicateError is immutable.
+type DuplicateError struct {
+	// Rule is the Task of the rule.
+	Rule string
+	// Key is the key, as automutex.Guard.Keys gives it.
+	Key string
+	// ID and Queue name the task in the way, for asynq's Inspector.
+	ID, Queue string
+	// State is the state it was found in. A task that another producer is just
+	// enqueuing counts as pending. One that has ended and left nothing, in the
+	// window of [For], counts as completed.
+	State asynq.TaskState
+}
+
+// Error names the rule, the key, and the task in the way.
+func (e *DuplicateError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, e.State)
+	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
+		b.WriteString("; delete it, or wait for its end")
+	}
+	return b.String()
+}
+
+// Unwrap gives asynq.ErrDuplicateTask.
+func (e *DuplicateError) Unwrap() error { return asynq.ErrDuplicateTask }

@@ -1,0 +1,205 @@
+package unique
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+type document struct {
+	ID string `json:"document_id"`
+}
+
+// New reports everything at once, each with the rule and the field.
+func TestNew_refuses(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
+	_, err := New(nil, nil, nil, Config{Prefix: "a{b", Rules: []Rule{
+		{},
+		{Task: "blank queue", Queue: " "},
+		{Task: "window", Until: For(0)},
+		{Task: "delay", Duplicate: Postpone(-time.Second)},
+		{Task: "bound", Duplicate: Postpone(time.Minute), MaxPostpone: time.Second},
+		{Task: "no bound", MaxPostpone: time.Second},
+		{Task: "reindex", On: []string{"document"}, Payload: document{}},
+		{Task: "path", On: []string{"a..b"}},
+		{Task: "both", On: []string{"a"}, Key: automutex.Fields("a")},
+		{Task: "header", OnHeaders: []string{""}},
+		{Task: "twice", On: []string{"a"}},
+		{Task: "twice", On: []string{"a"}},
+		{Task: "report:a", Scope: "report", Queue: "low"},
+		{Task: "report:b", Scope: "report", Until: UntilStart, Duplicate: Postpone(time.Second), KeepArchived: true},
+	}})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{
+		"asynq.Client is nil", "asynq.Inspector is nil", "the Redis client is nil", "Config.Prefix",
+		`rule "" (Rules[0]): Task:`, `rule "blank queue" (Rules[1]): Queue:`, `rule "window" (Rules[2]): Until: For(0s)`,
+		`rule "delay" (Rules[3]): Duplicate: Postpone(-1s)`, `rule "bound" (Rules[4]): MaxPostpone:`, `rule "no bound" (Rules[5]): MaxPostpone:`,
+		`rule "reindex" (Rules[6]): On[0]: "document"`, `document_id`, `rule "path" (Rules[7]): On[0]:`, `rule "both" (Rules[8]): Key:`,
+		`rule "header" (Rules[9]): OnHeaders[0]:`, `rule "twice" (Rules[11]): Task: is that of Rules[10]`,
+		`rule "report:b" (Rules[13]): Queue: is default, but rule "report:a" (Rules[12]) has low`,
+		`(Rules[13]): Until: is until start`, `(Rules[13]): Duplicate:`, `(Rules[13]): MaxPostpone:`, `(Rules[13]): KeepArchived:`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not say %q", want)
+		}
+	}
+	for line := range strings.Lines(err.Error()) {
+		if !strings.HasPrefix(line, "unique: ") {
+			t.Errorf("a line does not say who reports it: %s", line)
+		}
+	}
+	if t.Failed() {
+		t.Log(err)
+	}
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "localhost:0"}})
+	t.Cleanup(func() { _ = ring.Close() })
+	if _, err := New(client, inspector, ring, Config{}); err == nil || !strings.Contains(err.Error(), "Ring") {
+		t.Errorf("a Ring: %v", err)
+	}
+	if _, err := New(client, inspector, rdb, Config{Rules: []Rule{
+		{Task: "report:a", Scope: "report"}, {Task: "report:b", Scope: "report"}, {Task: "report:", On: []string{"id"}},
+		{Task: "reindex", On: []string{"document_id"}, Payload: document{}, Until: UntilStart, Duplicate: Postpone(time.Second)},
+		{Task: "digest", Until: For(time.Millisecond), Duplicate: Replace},
+	}}); err != nil {
+		t.Errorf("good rules: %v", err)
+	}
+}
+
+func TestString(t *testing.T) {
+	t.Parallel()
+	for want, got := range map[string]string{
+		"until done": Until{}.String(), "until start": UntilStart.String(), "for 10m0s": For(10 * time.Minute).String(), "until 9": Until{kind: 9}.String(),
+		"reject": Duplicate{}.String(), "join": Join.String(), "replace": Replace.String(), "postpone by 5s": Postpone(5 * time.Second).String(), "duplicate 9": Duplicate{kind: 9}.String(),
+	} {
+		if got != want {
+			t.Errorf("%q is called %q", want, got)
+		}
+	}
+	if UntilDone != (Until{}) || Reject != (Duplicate{}) || Postpone(1) != Postpone(1) || For(1) == For(2) {
+		t.Error("values do not compare")
+	}
+}
+
+// Bad input gets an error that names the field, and nothing is enqueued.
+func TestEnqueue_badInput(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), Rule{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"tenant"}}, Rule{Task: "plain", On: []string{"id"}},
+		Rule{Task: "start", On: []string{"id"}, Until: UntilStart}, Rule{Task: "replace", On: []string{"id"}, Duplicate: Replace})
+	refused := func(what, want string, info *asynq.TaskInfo, err error) {
+		t.Helper()
+		if info != nil || err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "unique: ") {
+			t.Errorf("%s: got %v, %v; want an error with %q", what, info, err, want)
+		}
+	}
+	do := func(what, want string, task *asynq.Task, opts ...asynq.Option) {
+		t.Helper()
+		info, err := r.Enqueue(task, opts...)
+		refused(what, want, info, err)
+		results := r.EnqueueAll(t.Context(), []*asynq.Task{task}, opts...)
+		refused(what+", of many", want, results[0].Info, results[0].Err)
+	}
+	do("no task", "task is nil", nil)
+	do("a TaskID", `TaskID("x")`, task("plain", "7", ""), asynq.TaskID("x"))
+	do("a Unique", "Unique(1m0s)", task("plain", "7", ""), asynq.Unique(time.Minute))
+	do("a nil option", "option is nil", task("plain", "7", ""), nil)
+	do("no field", `field "id"`, asynq.NewTask("plain", []byte(`{}`)))
+	do("no JSON", `"plain"`, asynq.NewTask("plain", []byte(`{`)))
+	do("no header", `header "tenant"`, task("reindex", "7", ""))
+	for _, name := range []string{"plain", "start", "replace"} {
+		do("a group without a name, "+name, "group", task(name, "7", ""), asynq.Group(" "))
+	}
+	_, err := r.Enqueue(asynq.NewTask("plain", []byte(`{}`)))
+	if _, ok := errors.AsType[*automutex.KeyError](err); !ok {
+		t.Errorf("%v is no *KeyError", err)
+	}
+	for _, name := range []string{"plain", "start", "replace", "reindex"} {
+		if found := r.tasks(r.queue, name); len(found) > 0 {
+			t.Errorf("%d tasks were enqueued", len(found))
+		}
+	}
+	if keys := r.rdb.Keys(t.Context(), r.prefix+"*").Val(); len(keys) > 0 {
+		t.Errorf("left behind: %q", keys)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, name := range []string{"plain", "start", "replace"} {
+		if info, err := r.EnqueueContext(ctx, task(name, "7", "")); err == nil && name != "plain" {
+			t.Errorf("%s: enqueued %v under a context that has ended", name, info)
+		}
+	}
+}
+
+// The keys are those of a Guard whose rule has an equal Task, Scope and On.
+func TestKeys_equalTheGuards(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), Rule{Task: "report:", Scope: "report", On: []string{"tenant.id"}}, Rule{Task: "warm"},
+		Rule{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"h"}}, Rule{Task: "func", Key: automutex.Fields("a", "b")})
+	g := r.guard(automutex.Rule{Task: "report:", Scope: "report", On: []string{"tenant.id"}}, automutex.Rule{Task: "warm"},
+		automutex.Rule{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"h"}}, automutex.Rule{Task: "func", Key: automutex.Fields("a", "b")})
+	for _, task := range []*asynq.Task{
+		asynq.NewTask("report:daily", []byte(`{"tenant":{"id":1.0}}`)), asynq.NewTask("warm", nil),
+		asynq.NewTaskWithHeaders("reindex", []byte(`{"id":"a|b"}`), map[string]string{"h": "x y"}), asynq.NewTask("func", []byte(`{"a":"1","b":{"c":1}}`)),
+	} {
+		keys, err := g.Keys(t.Context(), task)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info := r.must(r.Enqueue(task))
+		if info.ID != keys[0] || info.Queue != r.queue {
+			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])
+		}
+	}
+	if want := lock.Key(r.prefix, "report", "1"); len(r.tasks(r.queue, "report:daily")) != 1 || r.tasks(r.queue, "report:daily")[0].ID != want {
+		t.Errorf("want the ID %s", want)
+	}
+}
+
+// The longest Task applies, and a task without a rule is asynq's alone.
+func TestMatch(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), Rule{Task: "report", On: []string{"id"}}, Rule{Task: "report:daily"}, Rule{Task: "report:"})
+	for taskType, want := range map[string]string{
+		"report": "|7}", "reports": "|7}", "report:daily": "{report:daily}", "report:daily:x": "{report:daily:x}", "report:weekly": "{report:weekly}",
+	} {
+		if info := r.must(r.Enqueue(task(taskType, "7", ""))); !strings.HasSuffix(info.ID, want) {
+			t.Errorf("%s has the ID %s, want %s", taskType, info.ID, want)
+		}
+	}
+	other := redistest.Name(t)
+	for range 2 {
+		if info := r.must(r.Enqueue(task("mail", "7", ""), asynq.Queue(other), asynq.TaskID(redistest.Name(t)))); info.Queue != other {
+			t.Errorf("a task without a rule went to %s", info.Queue)
+		}
+	}
+}
+
+// The rule's queue overrides what task and call say, and the task's own options
+// are kept.
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), Rule{Task: "a", On: []string{"id"}}, Rule{Task: "b", On: []string{"id"}, Until: UntilStart}, Rule{Task: "c", On: []string{"id"}, Duplicate: Replace})
+	for _, name := range []string{"a", "b", "c"} {
+		made := asynq.NewTask(name, []byte(`{"id":1}`), asynq.MaxRetry(3), asynq.Queue("elsewhere"), asynq.TaskID("own"))
+		info := r.must(r.Enqueue(made, asynq.Timeout(7*time.Second), asynq.Queue("anywhere")))
+		if info.Queue != r.queue || info.MaxRetry != 3 || info.Timeout != 7*time.Second || info.ID == "own" {
+			t.Errorf("%s: %+v", name, info)
+		}
+		_, err := r.Enqueue(made)
+		if name != "c" {
+			r.mustBeDuplicate(nil, err, info.ID, asynq.TaskStatePending)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+package unique
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/lock"
+)
+
+// order is one call of Enqueue for a task that has a rule. It belongs to the
+// caller's goroutine.
+type order struct {
+	client *Client
+	rule   *rule
+	key    string
+	task   *asynq.Task
+	opts   []asynq.Option
+}
+
+// errChanging: the task in the way is another one, or in another state, each
+// time it is looked at.
+var errChanging = errors.New("the task in the way changes faster than it can be looked at; try again")
+
+// enqueue hands the task to asynq under an ID, further options last: of
+// conflicting ones asynq takes the last.
+func (o *order) enqueue(ctx context.Context, id string, more ...asynq.Option) (*asynq.TaskInfo, error) {
+	opts := slices.Concat(o.opts, []asynq.Option{asynq.Queue(o.rule.Queue), asynq.TaskID(id)}, more)
+	return o.client.asynq.EnqueueContext(ctx, o.task, opts...)
+}
+
+// look gives a task as it is; nil when there is none.
+func (o *order) look(queue, id string) (*asynq.TaskInfo, error) {
+	info, err := o.client.inspector.GetTaskInfo(queue, id)
+	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {
+		return nil, nil //nolint:nilnil // none is an answer
+	}
+	return info, err
+}
+
+// remove deletes a task; none to delete is fine. asynq refuses an active one.
+func (o *order) remove(queue, id string) error {
+	err := o.client.inspector.DeleteTask(queue, id)
+	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {
+		return nil
+	}
+	return err
+}
+
+// ended: the task will not run again unless somebody says so.
+func ended(info *asynq.TaskInfo) bool {
+	return info.State == asynq.TaskStateArchived || info.State == asynq.TaskStateCompleted
+}
+
+// started: a worker has it, or had. A task that a Guard hands back while its key
+// is busy waits for its retry too, but with no attempt counted.
+func started(info *asynq.TaskInfo) bool {
+	return info.State == asynq.TaskStateActive || info.State == asynq.TaskStateRetry && info.Retried > 0
+}
+
+// duplicate answers for a task that is in the way.
+func (o *order) duplicate(info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
+	kept := o.rule.KeepArchived && ended(info)
+	if o.rule.Duplicate.kind == duplicateJoin && !kept {
+		return info, nil
+	}
+	return nil, &DuplicateError{Rule: o.rule.Task, Key: o.key, ID: info.ID, Queue: info.Queue, State: info.State}
+}
+
+// holder is what a claim of the task with that ID says.
+func (o *order) holder(id string) string { return claim.Holder(o.rule.Queue, id) }
+
+func (o *order) claim() *lock.Claim { return o.client.locker.Claim(o.key) }
+
+// alone runs f while no other producer is in an alone of this key: for what
+// reads, decides and writes in several steps. The context that f gets ends when
+// that is no longer so.
+//
+// The lock is polled for, not waited for in line: it is held for some round
+// trips by one producer in a while, and a line would have every producer keep a
+// subscription. A producer that died in there is waited out.
+func (o *order) alone(ctx context.Context, f func(context.Context) (*asynq.TaskInfo, error)) (*asynq.TaskInfo, error) {
+	m := o.claim().Lock(lock.TTL(o.client.changeTTL))
+	deadline := time.Now().Add(patience)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		lease, err := m.TryLock(ctx)
+		if err == nil {
+			defer lease.Unlock(ctx) //nolint:errcheck // it ends by itself; f's context has told what that means
+			bound := lease.Bind(ctx)
+			info, err := f(bound)
+			if err != nil && bound.Err() != nil && ctx.Err() == nil {
+				err = errors.Join(err, context.Cause(bound)) // why the exchanges ended
+			}
+			return info, err
+		}
+		if !errors.Is(err, lock.ErrBusy) {
+			return nil, err
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("another producer has been at it for %s: %w", patience, err)
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause)) //nolint:gosec // jitter, no secret
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// byID is UntilDone: the ID of the task is its key, so that asynq itself keeps a
+// second one out, in the enqueue itself.
+func (o *order) byID(ctx context.Context) (*asynq.TaskInfo, error) {
+	for range tries {
+		info, err := o.enqueue(ctx, o.key)
+		if !errors.Is(err, asynq.ErrTaskIDConflict) {
+			return info, err
+		}
+		standing, err := o.look(o.rule.Queue, o.key)
+		switch {
+		case err != nil:
+			return nil, err
+		case standing == nil:
+			continue // it has ended just now
+		case !ended(standing) || o.rule.KeepArchived:
+			return o.duplicate(standing)
+		}
+		if info, err = o.makeRoom(ctx); info != nil || err != nil {
+			return info, err
+		}
+	}
+	return nil, errChanging
+}
+
+// makeRoom deletes the ended task that has the ID and enqueues the new one; nil
+// without an error when there is none any more. Alone, so that no other producer
+// has put a new one there between the look and the deletion. (An operator who
+// runs the ended task again in that moment is not kept out.)
+func (o *order) makeRoom(ctx context.Context) (*asynq.TaskInfo, error) {
+	return o.alone(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) {
+		standing, err := o.look(o.rule.Queue, o.key)
+		if err != nil || standing == nil || !ended(standing) {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err := o.remove(o.rule.Queue, o.key); err != nil {
+			return nil, err
+		}
+		info, err := o.enqueue(ctx, o.key)
+		if errors.Is(err, asynq.ErrTaskIDConflict) {
+			return nil, nil // another one was quicker: look again
+		}
+		return info, err
+	})
+}

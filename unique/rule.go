@@ -1,0 +1,214 @@
+package unique
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/lock"
+)
+
+// Config is what [New] makes a [Client] from. It is read once: changing it
+// afterwards, or the slices in it, is not allowed and has no defined effect.
+type Config struct {
+	// Prefix starts every Redis key, and is that of the workers' Guard. Empty
+	// means "automutex". What is refused there is refused here.
+	Prefix string
+
+	// Rules declare which tasks are enqueued once. A task that no rule matches is
+	// enqueued as asynq does it.
+	Rules []Rule
+}
+
+// Rule declares which tasks are enqueued once: the task type, the payload fields
+// that make the key, until when, and what becomes of a duplicate. Every zero
+// value but that of Task has a meaning. Task, On, OnHeaders, Key, Payload and
+// Scope are those of automutex.Rule, and equal ones make equal keys.
+//
+// Without On, OnHeaders and Key there is one key for the whole Scope.
+type Rule struct {
+	// Task is the task type, or its beginning, as in automutex.Rule: a rule whose
+	// Task equals the type applies, else the one with the longest Task that the
+	// type begins with. One rule for each Task. It must not be blank.
+	Task string
+
+	// Queue is where the tasks go. Empty means "default". It always overrides the
+	// option asynq.Queue, of the task as of the call: asynq keeps IDs by queue, so
+	// the same key in two queues would be two keys.
+	Queue string
+
+	// On lists the payload fields that the key is made from, as automutex.Fields
+	// takes them.
+	On []string
+
+	// OnHeaders lists the task headers that the key is made from, as
+	// automutex.Headers takes them. Their values come after those of On.
+	OnHeaders []string
+
+	// Key makes the parts of the key where On and OnHeaders do not do. It
+	// excludes them.
+	Key automutex.KeyFunc
+
+	// Payload is a value of the Go type that the payload is decoded into. With
+	// it, New refuses a path in On that the type's JSON has no field for. nil
+	// means that paths are not checked.
+	Payload any
+
+	// Scope is the first part of the key: rules with one Scope share their keys,
+	// and must have the same Queue, Until, Duplicate, MaxPostpone and
+	// KeepArchived. Empty means the type of the task itself.
+	Scope string
+
+	// Until is how long a task stands in the way of the next one. The zero value
+	// is [UntilDone].
+	Until Until
+
+	// Duplicate is what becomes of a task that finds another one in its way. The
+	// zero value is [Reject].
+	Duplicate Duplicate
+
+	// MaxPostpone bounds [Postpone]: a task runs at the latest this long after the
+	// call that first put it off, so that calls which do not cease cannot keep it
+	// from running. 0 means ten times the delay of Postpone; less than that delay
+	// is refused, as is any without Postpone.
+	MaxPostpone time.Duration
+
+	// KeepArchived keeps archived and completed tasks in the way, and rejects
+	// duplicates of them whatever Duplicate says, until they are deleted or
+	// expire. false means that they make room: under [UntilDone] such a task is
+	// deleted when the next one comes, since it has its ID. Under [For] they
+	// never make room before the window is over.
+	KeepArchived bool
+}
+
+// rule is a Rule with its defaults filled in.
+type rule struct {
+	Rule
+	index int
+}
+
+func (r *rule) where() string { return fmt.Sprintf("rule %q (Rules[%d])", r.Task, r.index) }
+
+// scope is that of the tasks whose type is the rule's Task.
+func (r *rule) scope() string { return cmp.Or(r.Scope, r.Task) }
+
+// compile checks the rules and fills in defaults. What makes keys is checked by
+// the package that makes them: see keyRules.
+func compile(declared []Rule) (rules []*rule, problems []error) {
+	tasks, scopes := map[string]*rule{}, map[string]*rule{}
+	for i, d := range declared {
+		r := &rule{Rule: d, index: i}
+		r.On, r.OnHeaders = slices.Clone(d.On), slices.Clone(d.OnHeaders)
+		for _, problem := range r.check() {
+			problems = append(problems, fmt.Errorf("unique: %s: %w", r.where(), problem))
+		}
+		r.Queue = cmp.Or(r.Queue, "default")
+		if r.Duplicate.kind == duplicatePostpone {
+			r.MaxPostpone = min(cmp.Or(r.MaxPostpone, 10*min(r.Duplicate.delay, lock.MaxTTL/10)), lock.MaxTTL/2)
+		}
+		rules = append(rules, r)
+
+		if first := tasks[r.Task]; first != nil {
+			problems = append(problems, fmt.Errorf("unique: %s: Task: is that of Rules[%d] too; a task is enqueued once by one rule: leave one out", r.where(), first.index))
+			continue
+		}
+		tasks[r.Task] = r
+		if first := scopes[r.scope()]; first != nil {
+			problems = append(problems, differences(first, r)...)
+			continue
+		}
+		scopes[r.scope()] = r
+	}
+	return rules, problems
+}
+
+// check gives what is wrong with the rule by itself, as declared.
+func (r *rule) check() (problems []error) {
+	if r.Queue != "" && strings.TrimSpace(r.Queue) == "" {
+		problems = append(problems, fmt.Errorf("Queue: %q is blank; name a queue, or leave it empty for %q", r.Queue, "default"))
+	}
+	if err := r.Until.check(); err != nil {
+		problems = append(problems, fmt.Errorf("Until: %w", err))
+	}
+	if err := r.Duplicate.check(); err != nil {
+		problems = append(problems, fmt.Errorf("Duplicate: %w", err))
+	}
+	switch {
+	case r.MaxPostpone == 0:
+	case r.Duplicate.kind != duplicatePostpone:
+		problems = append(problems, fmt.Errorf("MaxPostpone: %s has no meaning with Duplicate %s; leave it out, or use Postpone", r.MaxPostpone, r.Duplicate))
+	case r.MaxPostpone < r.Duplicate.delay || r.MaxPostpone > lock.MaxTTL/2:
+		problems = append(problems, fmt.Errorf("MaxPostpone: %s is less than the delay of Postpone(%s), or more than %s; use 0 for ten times the delay", r.MaxPostpone, r.Duplicate.delay, lock.MaxTTL/2))
+	}
+	return problems
+}
+
+// differences gives what two rules of one scope do not agree on: the tasks of
+// one would not see those of the other.
+func differences(first, r *rule) (problems []error) {
+	differ := func(field string, a, b any) {
+		if a != b {
+			problems = append(problems, fmt.Errorf("unique: %s: %s: is %v, but %s has %v for the same scope %q; one scope has one %s",
+				r.where(), field, b, first.where(), a, r.scope(), field))
+		}
+	}
+	differ("Queue", first.Queue, r.Queue)
+	differ("Until", first.Until, r.Until)
+	differ("Duplicate", first.Duplicate, r.Duplicate)
+	differ("MaxPostpone", first.MaxPostpone, r.MaxPostpone)
+	differ("KeepArchived", first.KeepArchived, r.KeepArchived)
+	return problems
+}
+
+// keyRules are the rules as a Guard takes them. A Guard makes the keys here as
+// it does in the worker, so that equal rules make equal keys.
+func keyRules(rules []*rule) []automutex.Rule {
+	guarded := make([]automutex.Rule, len(rules))
+	seen := map[string]bool{}
+	for i, r := range rules {
+		guarded[i] = automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Payload: r.Payload, Scope: r.Scope}
+		if seen[r.Task] { // reported by compile; not to be reported for what it lacks as well
+			guarded[i].Scope = fmt.Sprintf("Rules[%d]", i)
+		}
+		seen[r.Task] = true
+	}
+	return guarded
+}
+
+// match gives the rule for a task type as asynq's ServeMux does: the one whose
+// Task equals it, else the one with the longest Task that it begins with; nil
+// when there is none. rules are sorted by that length, longest first, so that an
+// equal one comes before its beginnings.
+func match(rules []*rule, taskType string) *rule {
+	for _, r := range rules {
+		if strings.HasPrefix(taskType, r.Task) {
+			return r
+		}
+	}
+	return nil
+}
+
+// checkOptions refuses the options that a rule decides on.
+func (r *rule) checkOptions(opts []asynq.Option) error {
+	var problems []error
+	for _, opt := range opts {
+		if opt == nil {
+			problems = append(problems, fmt.Errorf("unique: %s: an option is nil; leave it out", r.where()))
+			continue
+		}
+		switch opt.Type() {
+		case asynq.TaskIDOpt:
+			problems = append(problems, fmt.Errorf("unique: %s: %s: the rule makes the ID; leave the option out", r.where(), opt))
+		case asynq.UniqueOpt:
+			problems = append(problems, fmt.Errorf("unique: %s: %s: the rule says what is a duplicate; leave the option out", r.where(), opt))
+		default:
+		}
+	}
+	return errors.Join(problems...)
+}
