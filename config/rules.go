@@ -71,11 +71,12 @@ var (
 		"task": "is what each rule is for, and so has no default",
 	}
 	notInFile = map[string]string{
-		"owner":       "belongs to the process: set Config.Owner in the program",
-		"max_waiting": "belongs to the process: set Config.MaxWaiting in the program",
-		"inspector":   "is a Go value: set Config.Inspector in the program",
-		"logger":      "is a Go value: set Config.Logger in the program",
-		"observe":     "is a Go function: set Config.Observe in the program",
+		"owner":         "belongs to the process: set Config.Owner in the program",
+		"max_waiting":   "belongs to the process: set Config.MaxWaiting in the program",
+		"wake_at_front": "leans on the layout of asynq: set Config.WakeAtFront in the program",
+		"inspector":     "is a Go value: set Config.Inspector in the program",
+		"logger":        "is a Go value: set Config.Logger in the program",
+		"observe":       "is a Go function: set Config.Observe in the program",
 	}
 )
 
