@@ -172,13 +172,13 @@ func TestPark_operator(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for name, does := range map[string]struct {
-			do    func(r *rig, id string) error
+			do    func(i *asynq.Inspector, queue, id string) error
 			stays asynq.TaskState // 0: it is gone
 			runs  bool            // it is parked as before
 		}{
-			"deletes":  {func(r *rig, id string) error { return r.inspector.DeleteTask(r.queue, id) }, 0, false},
-			"archives": {func(r *rig, id string) error { return r.inspector.ArchiveTask(r.queue, id) }, asynq.TaskStateArchived, false},
-			"runs":     {func(r *rig, id string) error { return r.inspector.RunTask(r.queue, id) }, asynq.TaskStateCompleted, true},
+			"deletes":  {(*asynq.Inspector).DeleteTask, 0, false},
+			"archives": {(*asynq.Inspector).ArchiveTask, asynq.TaskStateArchived, false},
+			"runs":     {(*asynq.Inspector).RunTask, asynq.TaskStateCompleted, true},
 		} {
 			r, free := heldRig(t, s, setup{workers: 1})
 			var ids []string
@@ -187,11 +187,10 @@ func TestPark_operator(t *testing.T) {
 				r.awaitParked(id)
 				ids = append(ids, id)
 			}
-			if err := does.do(r, ids[0]); err != nil {
-				t.Fatal(err)
-			}
+			r.seen.clear()
+			r.operate(ids[0], func(queue, id string) error { return does.do(r.inspector, queue, id) })
 			if does.runs { // in vain, and it has its place again
-				redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventParked)) == 4 }, "%s: it is parked again", name)
+				r.awaitEvent(EventParked, ids[0])
 				info := r.awaitParked(ids[0])
 				if !strings.Contains(info.LastErr, "place 1 in line") {
 					t.Errorf("%s: its last error is %q", name, info.LastErr)
@@ -299,9 +298,7 @@ func TestPark_revivesNobody(t *testing.T) {
 		last := r.enqueue("work", one)
 		r.awaitParked(last)
 		for id, begins := range begin {
-			if err := r.inspector.DeleteTask(r.queue, id); err != nil {
-				t.Fatal(err)
-			}
+			r.operate(id, r.inspector.DeleteTask)
 			begins(id)
 		}
 		free()

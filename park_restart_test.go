@@ -88,7 +88,7 @@ func TestPark_shutdownAndAnother(t *testing.T) {
 				t.Errorf("asynq has it in %s", until)
 			}
 		}
-		r.rerun(ids[1])
+		r.comesBack(ids[1])
 		r.finishAll(ids...)
 		r.awaitStored(0, 0, "work", "1")
 	})
@@ -112,7 +112,7 @@ func TestPark_shutdownWithWaiters(t *testing.T) {
 		r := old.successor(s)
 		r.awaitStored(0, 1, "work", "1") // nothing is left of the one that waited
 		free()
-		r.rerun(waits)
+		r.comesBack(waits)
 		r.finishAll(waits, parks)
 	})
 }
@@ -122,7 +122,10 @@ func TestPark_redisRestarted(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t, "--appendonly", "yes", "--appendfsync", "always")
 	r, free, ids := parkedRig(t, s, 3, setup{})
-	s.Restart(t)
+	s.Stop(t)
+	stopped := time.Now()
+	redistest.Eventually(t, patience, func() bool { return time.Since(stopped) > 3*time.Second/4 }, "a look after the line fails")
+	s.Start(t)
 	for _, id := range ids {
 		info := r.awaitParked(id)
 		if until := time.Until(info.NextProcessAt); until < time.Second || until > 10*time.Minute {
@@ -164,7 +167,7 @@ func TestPark_linesLost(t *testing.T) {
 	}
 	locks.Restart(t)
 	for _, id := range ids {
-		r.rerun(id) // when its retry is due
+		r.comesBack(id)
 		redistest.Eventually(t, patience, func() bool {
 			info, err := r.inspector.GetTaskInfo(r.queue, id)
 			if err == nil && info.State == asynq.TaskStateRetry { // the connection was broken still

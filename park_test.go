@@ -81,6 +81,28 @@ func (r *rig) awaitStored(waiting, parked int, scope string, parts ...string) {
 	}, "%d wait and %d are parked on %s", waiting, parked, scope)
 }
 
+// operate does to a parked task what an operator does, who finds it on its way
+// now and then, and does it again.
+func (r *rig) operate(id string, do func(queue, id string) error) {
+	r.t.Helper()
+	var err error
+	redistest.Eventually(r.t, patience, func() bool {
+		err = do(r.queue, id)
+		return err == nil
+	}, "something is done to %s", id)
+}
+
+// comesBack is what asynq does when the retry of a parked task is due, unless the
+// task was called.
+func (r *rig) comesBack(id string) {
+	r.t.Helper()
+	if info, err := r.inspector.GetTaskInfo(r.queue, id); err != nil {
+		r.t.Fatal(err)
+	} else if info.State == asynq.TaskStateRetry {
+		_ = r.inspector.RunTask(r.queue, id) // it may have been called since
+	}
+}
+
 // finish waits for the next run, checks that it is that of the task, and has it
 // return nil.
 func (r *rig) finish(id string) {
@@ -315,7 +337,9 @@ func TestPark_sameTask(t *testing.T) {
 			if parked := r.seen.list(EventParked); len(parked) != 0 {
 				t.Errorf("%+v: parked: %+v", c, parked[0].Busy)
 			}
-			r.awaitStored(0, 0, "work", "1")
+			if info := r.stored("work", "1"); info.Waiting+info.Parked+info.Called != 0 {
+				t.Errorf("%+v: it has a place in line: %+v", c, info)
+			}
 			earlier.returns(nil)
 			redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventReleased)) == 1 }, "the release")
 			r.rerun(id)
