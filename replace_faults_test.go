@@ -125,3 +125,34 @@ func TestReplace_redisRestarted(t *testing.T) {
 	r.stage.next(t).returns(nil)
 	r.await(newest, asynq.TaskStateCompleted)
 }
+
+// Redis does not answer when a task on its last attempt arrives: it waits for
+// that in its worker, and then asks older ones to stop like any other.
+func TestReplace_lastAttemptAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hook, locks := &redistest.FailHook{}, s.Client(t)
+		locks.AddHook(hook)
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour})}, locks: locks})
+		old := r.enqueue("work", one)
+		running := r.stage.next(t)
+		hook.Before(func(cmd redis.Cmder) error {
+			if args := cmd.Args(); len(args) > 3 {
+				if key, _ := args[3].(string); strings.HasSuffix(key, ":arrivals") {
+					return redistest.ReplyError("LOADING not yet")
+				}
+			}
+			return nil
+		})
+		young := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.awaitEvent(EventBackendError, young)
+		hook.Before(nil)
+		if cause := running.awaitEnd(t); !errors.Is(cause, ErrReplaced) {
+			t.Errorf("the cause is %v", cause)
+		}
+		running.returns(context.Cause(running.ctx))
+		r.awaitRevoked(old)
+		r.stage.next(t).returns(nil)
+		r.await(young, asynq.TaskStateCompleted)
+	})
+}
