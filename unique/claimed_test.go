@@ -25,12 +25,16 @@ func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, reindex)
-		begun, finish := make(chan string, 10), make(chan struct{})
+		begun, finish, over := make(chan string, 10), make(chan struct{}), make(chan struct{})
 		r.serve(func(_ context.Context, task *asynq.Task) error {
 			begun <- string(task.Payload())
-			<-finish
+			select {
+			case <-finish:
+			case <-over:
+			}
 			return nil
 		}, r.guard(automutex.Rule{Task: "reindex", On: []string{"id"}, Wait: longest}))
+		t.Cleanup(func() { close(over) }) // so that a failed test ends
 		next := func(want string) {
 			t.Helper()
 			select {
