@@ -3,7 +3,10 @@ package lock
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Claim is a mark beside a lock: somebody has spoken for its key, long before
@@ -68,6 +71,40 @@ func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Du
 		}
 	}
 	return Claimed{}, backendError("take", c.Key(), fmt.Errorf("unexpected reply %v", reply))
+}
+
+// TakeFree is Take where no claim stands, at the price of the plainest command
+// that Redis has. false: one stands, which may be the caller's own (a command is
+// sent again when its answer was lost), and Take tells which.
+func (c *Claim) TakeFree(ctx context.Context, holder string, length time.Duration) (bool, error) {
+	rdb, ok := c.m.locker.conn.rdb.(interface {
+		SetNX(ctx context.Context, key string, value any, expiration time.Duration) *redis.BoolCmd
+	})
+	if !ok || holder == "" || length < time.Millisecond || length > MaxTTL {
+		claimed, err := c.Take(ctx, holder, "", length)
+		return err == nil && claimed.Holder == holder, err
+	}
+	l := c.m.locker
+	if c.m.err != nil {
+		return false, c.m.err
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	if err := l.enter(); err != nil {
+		return false, err
+	}
+	defer l.work.Done()
+	bound := l.conn.bound(ctx)
+	taken, err := l.conn.within(bound, func() (any, error) {
+		// The form that claim.lua knows.
+		value := "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder
+		return rdb.SetNX(bound, c.Key(), value, length+time.Second).Result()
+	})
+	if err != nil {
+		return false, backendError("take", c.Key(), err)
+	}
+	return taken == true, nil
 }
 
 // Keep confirms a claim, and hands it to next, which may be holder itself. It
