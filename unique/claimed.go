@@ -54,8 +54,8 @@ func (o *order) take(ctx context.Context, id, instead string) (standing lock.Cla
 	if o.rule.Until.kind == untilOver {
 		length = o.rule.Until.window
 	}
-	taken := false
 	if instead == "" && o.rule.Duplicate.kind != duplicatePostpone { // which wants to know the time of the first call
+		var taken bool
 		if taken, err = o.claim().TakeFree(ctx, o.holder(id), length); taken {
 			return lock.Claimed{Holder: o.holder(id)}, nil
 		}
