@@ -258,6 +258,34 @@ func TestEnqueue_lostReply(t *testing.T) {
 	}
 }
 
+// The task is there, and the client tells an error: the call finds that out.
+func TestClaim_enqueuedAfterAll(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, until := range []Until{UntilStart, For(time.Hour)} {
+			rule := Rule{Task: "reindex", On: []string{"id"}, Until: until}
+			r := start(t, s, rule)
+			warm(t, r, "7") // or the error is told of a script that is not known, and nothing is there
+			var hook redistest.FailHook
+			rdb := s.Client(t)
+			rdb.AddHook(&hook)
+			var failed atomic.Bool
+			hook.After(func(cmd redis.Cmder) error {
+				if isEnqueue(cmd, r.queue) && failed.CompareAndSwap(false, true) {
+					return errors.New("connection reset")
+				}
+				return nil
+			})
+			info, err := r.producer(rdb, rule).Enqueue(task("reindex", "7", "once"))
+			found := r.tasks(r.queue, "reindex")
+			if err != nil || len(found) != 1 || found[0].ID != info.ID || info.State != asynq.TaskStatePending || !failed.Load() {
+				t.Fatalf("%s: answered %+v, %v; there are %q", until, info, err, texts(found))
+			}
+			r.mustBeInTheWay(info)
+		}
+	})
+}
+
 // For is a window from the enqueue, whatever becomes of the task in it.
 func TestFor_window(t *testing.T) {
 	t.Parallel()
