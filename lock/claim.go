@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // Claim is a mark beside a lock: somebody has spoken for its key, long before
@@ -54,7 +52,7 @@ type Claimed struct {
 // On an error it is not known whether the claim was set.
 func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Duration) (Claimed, error) {
 	if holder == "" || length < time.Millisecond || length > MaxTTL {
-		return Claimed{}, fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", c.Key(), holder, length, MaxTTL)
+		return Claimed{}, c.unfit(holder, length)
 	}
 	reply, err := c.m.operate(ctx, claimTakeScript, []any{holder, instead, length.Milliseconds()})
 	if err != nil {
@@ -77,12 +75,8 @@ func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Du
 // that Redis has. false: one stands, which may be the caller's own (a command is
 // sent again when its answer was lost), and Take tells which.
 func (c *Claim) TakeFree(ctx context.Context, holder string, length time.Duration) (bool, error) {
-	rdb, ok := c.m.locker.conn.rdb.(interface {
-		SetNX(ctx context.Context, key string, value any, expiration time.Duration) *redis.BoolCmd
-	})
-	if !ok || holder == "" || length < time.Millisecond || length > MaxTTL {
-		claimed, err := c.Take(ctx, holder, "", length)
-		return err == nil && claimed.Holder == holder, err
+	if holder == "" || length < time.Millisecond || length > MaxTTL {
+		return false, c.unfit(holder, length)
 	}
 	l := c.m.locker
 	if c.m.err != nil {
@@ -95,16 +89,20 @@ func (c *Claim) TakeFree(ctx context.Context, holder string, length time.Duratio
 		return false, err
 	}
 	defer l.work.Done()
-	bound := l.conn.bound(ctx)
-	taken, err := l.conn.within(bound, func() (any, error) {
-		// The form that claim.lua knows.
-		value := "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder
-		return rdb.SetNX(bound, c.Key(), value, length+time.Second).Result()
-	})
-	if err != nil {
-		return false, backendError("take", c.Key(), err)
+	set := &setFree{ // in the form that claim.lua knows
+		key:   c.Key(),
+		value: "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder,
+		life:  length + time.Second,
 	}
-	return taken == true, nil
+	l.gather.run(ctx, l.conn, set)
+	if set.err != nil {
+		return false, backendError("take", c.Key(), set.err)
+	}
+	return set.taken, nil
+}
+
+func (c *Claim) unfit(holder string, length time.Duration) error {
+	return fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", c.Key(), holder, length, MaxTTL)
 }
 
 // Keep confirms a claim, and hands it to next, which may be holder itself. It

@@ -68,6 +68,7 @@ type Locker struct {
 	renewer *renewer
 	line    *line
 	wake    *wake
+	gather  gather
 
 	// life: closing ends waiters and goroutines. mu guards closed against the
 	// moment between "not closed" and work.Add, so that Close's work.Wait
