@@ -91,14 +91,16 @@ func raceReplace(t *testing.T, s *redistest.Server, until Until) {
 	operator := make(chan struct{})
 	go func() { // ends with ctx
 		defer close(operator)
-		for ctx.Err() == nil {
+		look := time.NewTicker(2 * time.Millisecond)
+		defer look.Stop()
+		for ; ctx.Err() == nil; <-look.C {
 			scheduled, _ := r.inspector.ListScheduledTasks(r.queue, asynq.PageSize(100))
 			for _, info := range scheduled {
 				_ = r.inspector.RunTask(r.queue, info.ID) // may be too late, of course
 			}
 		}
 	}()
-	const producers, each = 4, 40
+	const producers, each = 4, 30
 	accepted := make([][]string, producers) // payloads, in order
 	var wg sync.WaitGroup
 	for p := range producers {
