@@ -134,7 +134,7 @@ func TestClaim_producerKilled(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilStart, For(time.Hour)} {
 			r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: until})
-			r.grace = 500 * time.Millisecond
+			r.grace = longest
 			hook := newKilled(1) // the claim
 			warm(t, r, "7")
 			rdb := s.Client(t)
@@ -149,6 +149,7 @@ func TestClaim_producerKilled(t *testing.T) {
 			if _, err := r.Enqueue(task("reindex", "7", "early")); !errors.As(err, &dup) || dup.State != asynq.TaskStatePending {
 				t.Fatalf("within the grace: %v", err)
 			}
+			r.grace = 300 * time.Millisecond // it may have passed by now
 			var info *asynq.TaskInfo
 			redistest.Eventually(t, longest, func() (ok bool) {
 				var err error
