@@ -183,15 +183,71 @@ func fromFile(client *asynq.Client, inspector *asynq.Inspector) error {
 	return err
 }
 
+// What the section on unique speaks of.
+var (
+	client    *asynq.Client
+	inspector *asynq.Inspector
+	payload   []byte
+)
+
+func enqueueOnce() error {
+	tasks, err := unique.New(client, inspector, rdb, unique.Config{Rules: []unique.Rule{
+		{Task: "itunes:verify", On: []string{"transaction_id"}},
+	}})
+	if err != nil {
+		return err
+	}
+	info, err := tasks.Enqueue(asynq.NewTask("itunes:verify", payload), asynq.MaxRetry(3))
+	if errors.Is(err, asynq.ErrDuplicateTask) {
+		return nil // one is under way; a *unique.DuplicateError says which
+	}
+	_ = info
+	return err
+}
+
+func uniqueRules() []unique.Rule {
+	once := []unique.Rule{
+		// Whatever changed before Enqueue is seen by a run that begins after it.
+		{Task: "reindex", On: []string{"document_id"}, Until: unique.UntilStart, Duplicate: unique.Join},
+
+		// At most every ten minutes.
+		{Task: "digest", On: []string{"user_id"}, Until: unique.For(10 * time.Minute)},
+
+		// Debounce: five seconds after the last call, a minute after the first at the latest.
+		{Task: "autosave", On: []string{"draft_id"}, Until: unique.UntilStart,
+			Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute},
+
+		// The newest payload wins while the task has not started.
+		{Task: "price:push", On: []string{"sku"}, Duplicate: unique.Replace},
+	}
+	return once
+}
+
+func doubledSchedulers() automutex.Rule {
+	cron := automutex.Rule{
+		Task:     "cron:digest",    // every quarter of an hour
+		Cooldown: 10 * time.Minute, // longer than the schedulers are apart, shorter than a tick
+		Busy:     automutex.Skip,
+	}
+	return cron
+}
+
 // TestReadmeSnippets holds the README's Go to what compiles above: every line of
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, index, watching, plainLock, parked, explain, pools, fromFile}
+	_ = []any{headline, quickStart, verify, index, watching, plainLock, parked, explain, pools, fromFile, enqueueOnce}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
 		t.Errorf("the README's rules: %v", err)
+	}
+	if _, err := automutex.New(client, automutex.Config{Rules: []automutex.Rule{doubledSchedulers()}}); err != nil {
+		t.Errorf("the README's rule for schedulers: %v", err)
+	}
+	producer, looker := asynq.NewClientFromRedisClient(client), asynq.NewInspectorFromRedisClient(client)
+	if _, err := unique.New(producer, looker, client, unique.Config{Rules: uniqueRules()}); err != nil {
+		t.Errorf("the README's rules of unique: %v", err)
 	}
 	readme, err := os.ReadFile("README.md")
 	if err != nil {

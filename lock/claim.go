@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -51,7 +52,7 @@ type Claimed struct {
 // On an error it is not known whether the claim was set.
 func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Duration) (Claimed, error) {
 	if holder == "" || length < time.Millisecond || length > MaxTTL {
-		return Claimed{}, fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", c.Key(), holder, length, MaxTTL)
+		return Claimed{}, c.unfit(holder, length)
 	}
 	reply, err := c.m.operate(ctx, claimTakeScript, []any{holder, instead, length.Milliseconds()})
 	if err != nil {
@@ -68,6 +69,40 @@ func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Du
 		}
 	}
 	return Claimed{}, backendError("take", c.Key(), fmt.Errorf("unexpected reply %v", reply))
+}
+
+// TakeFree is Take where no claim stands, at the price of the plainest command
+// that Redis has. false: one stands, which may be the caller's own (a command is
+// sent again when its answer was lost), and Take tells which.
+func (c *Claim) TakeFree(ctx context.Context, holder string, length time.Duration) (bool, error) {
+	if holder == "" || length < time.Millisecond || length > MaxTTL {
+		return false, c.unfit(holder, length)
+	}
+	l := c.m.locker
+	if c.m.err != nil {
+		return false, c.m.err
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	if err := l.enter(); err != nil {
+		return false, err
+	}
+	defer l.work.Done()
+	set := &setFree{ // in the form that claim.lua knows
+		key:   c.Key(),
+		value: "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder,
+		life:  length + time.Second,
+	}
+	l.gather.run(ctx, l.conn, set)
+	if set.err != nil {
+		return false, backendError("take", c.Key(), set.err)
+	}
+	return set.taken, nil
+}
+
+func (c *Claim) unfit(holder string, length time.Duration) error {
+	return fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", c.Key(), holder, length, MaxTTL)
 }
 
 // Keep confirms a claim, and hands it to next, which may be holder itself. It

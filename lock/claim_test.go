@@ -109,6 +109,57 @@ func TestClaim_life(t *testing.T) {
 	})
 }
 
+// A claim that was set by the plain command is one like the others.
+func TestClaim_takeFree(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		free := func(holder string) bool {
+			t.Helper()
+			taken, err := c.TakeFree(t.Context(), holder, time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return taken
+		}
+		if !free("a") || free("a") || free("b") {
+			t.Error("it is to be taken once")
+		}
+		if ttl := raw(l.Mutex("any")).PTTL(t.Context(), c.Key()).Val(); ttl <= time.Minute || ttl > time.Minute+time.Second {
+			t.Errorf("it expires in %s", ttl)
+		}
+		redistest.Eventually(t, soon, func() bool {
+			got := mustClaim(t, c, "b", "", time.Minute)
+			if got.Holder != "a" || got.Confirmed || got.Age > soon {
+				t.Fatalf("there stands %+v", got)
+			}
+			return got.Age >= 20*time.Millisecond
+		}, "an age")
+		if !mustKeep(t, c, "a", "b", 0) || mustClaim(t, c, "c", "", time.Minute).Holder != "b" {
+			t.Error("it was not handed on")
+		}
+		if dropped, err := c.Drop(t.Context(), "b"); !dropped || err != nil || !free("c") {
+			t.Error("it was not dropped", err)
+		}
+		if !mustKeep(t, c, "c", "c", time.Hour) {
+			t.Error("it was not kept")
+		}
+		if ttl := raw(l.Mutex("any")).PTTL(t.Context(), c.Key()).Val(); ttl < 50*time.Minute {
+			t.Errorf("kept for an hour, it expires in %s", ttl)
+		}
+		// What has gone of its TTL is its age.
+		if s.Kind() != redistest.KindMini {
+			if err := raw(l.Mutex("any")).Set(t.Context(), c.Key(), "0 60000 enqueuing a", 21*time.Second).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if got := mustClaim(t, c, "b", "", time.Minute); got.Holder != "a" || got.Age < 40*time.Second || got.Age > 41*time.Second+soon {
+				t.Errorf("after 40s: %+v", got)
+			}
+		}
+	})
+}
+
 // The stored deadline ends a claim, whether or not Redis has removed the key.
 func TestClaim_deadline(t *testing.T) {
 	t.Parallel()
@@ -137,12 +188,14 @@ func TestClaim_badInput(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	c := l.Claim(l.Mutex(redistest.Name(t)).Key())
 	for name, err := range map[string]error{
-		"no holder":   second(c.Take(t.Context(), "", "", time.Minute)),
-		"no length":   second(c.Take(t.Context(), "a", "", 0)),
-		"too long":    second(c.Take(t.Context(), "a", "", MaxTTL+1)),
-		"no next":     second(c.Keep(t.Context(), "a", "", 0)),
-		"below zero":  second(c.Keep(t.Context(), "a", "b", -1)),
-		"kept longer": second(c.Keep(t.Context(), "a", "b", MaxTTL+1)),
+		"no holder":       second(c.Take(t.Context(), "", "", time.Minute)),
+		"no length":       second(c.Take(t.Context(), "a", "", 0)),
+		"too long":        second(c.Take(t.Context(), "a", "", MaxTTL+1)),
+		"free, no holder": second(c.TakeFree(t.Context(), "", time.Minute)),
+		"free, no length": second(c.TakeFree(t.Context(), "a", 0)),
+		"no next":         second(c.Keep(t.Context(), "a", "", 0)),
+		"below zero":      second(c.Keep(t.Context(), "a", "b", -1)),
+		"kept longer":     second(c.Keep(t.Context(), "a", "b", MaxTTL+1)),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)

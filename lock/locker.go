@@ -72,6 +72,7 @@ type Locker struct {
 	line    *line
 	wake    *wake
 	parking *parking
+	gather  gather
 
 	// life: closing ends waiters and goroutines. mu guards closed against the
 	// moment between "not closed" and work.Add, so that Close's work.Wait

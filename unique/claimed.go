@@ -49,12 +49,20 @@ func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
 
 // take takes the claim for a new task. An answer that was lost may have taken
 // it: then there will be no task.
-func (o *order) take(ctx context.Context, id, instead string) (lock.Claimed, error) {
+func (o *order) take(ctx context.Context, id, instead string) (standing lock.Claimed, err error) {
 	length := claimLife
 	if o.rule.Until.kind == untilOver {
 		length = o.rule.Until.window
 	}
-	standing, err := o.claim().Take(ctx, o.holder(id), instead, length)
+	if instead == "" && o.rule.Duplicate.kind != duplicatePostpone { // which wants to know the time of the first call
+		var taken bool
+		if taken, err = o.claim().TakeFree(ctx, o.holder(id), length); taken {
+			return lock.Claimed{Holder: o.holder(id)}, nil
+		}
+	}
+	if err == nil {
+		standing, err = o.claim().Take(ctx, o.holder(id), instead, length)
+	}
 	if errors.Is(err, lock.ErrBackend) {
 		_, dropped := o.claim().Drop(context.WithoutCancel(ctx), o.holder(id))
 		return standing, errors.Join(err, dropped)

@@ -25,12 +25,16 @@ func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, reindex)
-		begun, finish := make(chan string, 10), make(chan struct{})
+		begun, finish, over := make(chan string, 10), make(chan struct{}), make(chan struct{})
 		r.serve(func(_ context.Context, task *asynq.Task) error {
 			begun <- string(task.Payload())
-			<-finish
+			select {
+			case <-finish:
+			case <-over:
+			}
 			return nil
 		}, r.guard(automutex.Rule{Task: "reindex", On: []string{"id"}, Wait: longest}))
+		t.Cleanup(func() { close(over) }) // so that a failed test ends
 		next := func(want string) {
 			t.Helper()
 			select {
@@ -130,7 +134,7 @@ func TestClaim_producerKilled(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilStart, For(time.Hour)} {
 			r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: until})
-			r.grace = 500 * time.Millisecond
+			r.grace = longest
 			hook := newKilled(1) // the claim
 			warm(t, r, "7")
 			rdb := s.Client(t)
@@ -145,6 +149,7 @@ func TestClaim_producerKilled(t *testing.T) {
 			if _, err := r.Enqueue(task("reindex", "7", "early")); !errors.As(err, &dup) || dup.State != asynq.TaskStatePending {
 				t.Fatalf("within the grace: %v", err)
 			}
+			r.grace = 300 * time.Millisecond // it may have passed by now
 			var info *asynq.TaskInfo
 			redistest.Eventually(t, longest, func() (ok bool) {
 				var err error
@@ -252,6 +257,34 @@ func TestEnqueue_lostReply(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The task is there, and the client tells an error: the call finds that out.
+func TestClaim_enqueuedAfterAll(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, until := range []Until{UntilStart, For(time.Hour)} {
+			rule := Rule{Task: "reindex", On: []string{"id"}, Until: until}
+			r := start(t, s, rule)
+			warm(t, r, "7") // or the error is told of a script that is not known, and nothing is there
+			var hook redistest.FailHook
+			rdb := s.Client(t)
+			rdb.AddHook(&hook)
+			var failed atomic.Bool
+			hook.After(func(cmd redis.Cmder) error {
+				if isEnqueue(cmd, r.queue) && failed.CompareAndSwap(false, true) {
+					return errors.New("connection reset")
+				}
+				return nil
+			})
+			info, err := r.producer(rdb, rule).Enqueue(task("reindex", "7", "once"))
+			found := r.tasks(r.queue, "reindex")
+			if err != nil || len(found) != 1 || found[0].ID != info.ID || info.State != asynq.TaskStatePending || !failed.Load() {
+				t.Fatalf("%s: answered %+v, %v; there are %q", until, info, err, texts(found))
+			}
+			r.mustBeInTheWay(info)
+		}
+	})
 }
 
 // For is a window from the enqueue, whatever becomes of the task in it.

@@ -93,7 +93,9 @@ var (
 	// Replace lets the newest payload win while the task that is there has not
 	// started, and keeps that one's time; once it has started, Replace is Reject.
 	// A scheduled task only gets the new payload, and keeps the options it was
-	// enqueued with; in another state a new task takes its place.
+	// enqueued with; in another state a new task takes its place. A task that is
+	// in a worker is out of reach, even if it only waits there for its lock: where
+	// Replace matters give the worker's rule no Wait.
 	Replace = Duplicate{kind: duplicateReplace}
 )
 

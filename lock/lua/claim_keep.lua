@@ -12,18 +12,11 @@ local claim = KEYS[1]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local stored = redis.call('GET', claim)
-if not stored then
+--@include claim
+
+local since, deadline, _, body = standing()
+if not body or (body ~= ARGV[1] and body ~= ARGV[2]) then
   return 0
 end
-local since, deadline, holder = string.match(stored, '^(%d+) (%d+) %l+ (.*)$')
-if holder ~= ARGV[1] and holder ~= ARGV[2] then
-  return 0
-end
-deadline = math.max(tonumber(deadline), now_ms + ARGV[3])
-if deadline <= now_ms then
-  return 0
-end
-redis.call('SET', claim, since .. string.format(' %d enqueued ', deadline) .. ARGV[2],
-  'PX', string.format('%d', deadline - now_ms + 1000))
+write(since, math.max(deadline, now_ms + ARGV[3]), 'enqueued', ARGV[2])
 return 1

@@ -8,19 +8,15 @@
 --
 -- reply taken:    0
 -- reply standing: {body, its age (ms), what it is: enqueuing or enqueued}
---
--- A claim is one string: since (ms), deadline (ms), enqueuing or enqueued, body.
-local claim, body, length = KEYS[1], ARGV[1], tonumber(ARGV[3])
+local claim, length = KEYS[1], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local stored = redis.call('GET', claim)
-if stored then
-  local since, deadline, phase, holder = string.match(stored, '^(%d+) (%d+) (%l+) (.*)$')
-  if holder ~= ARGV[2] and tonumber(deadline) > now_ms then
-    return {holder, now_ms - since, phase}
-  end
+--@include claim
+
+local since, _, phase, body = standing()
+if body and body ~= ARGV[2] then
+  return {body, now_ms - since, phase}
 end
-redis.call('SET', claim, string.format('%d %d enqueuing ', now_ms, now_ms + length) .. body,
-  'PX', string.format('%d', length + 1000))
+write(now_ms, now_ms + length, 'enqueuing', ARGV[1])
 return 0

@@ -1,0 +1,6 @@
+//go:build race
+
+package unique
+
+// raced: the tests run under the race detector, several times as slow.
+const raced = true
