@@ -82,5 +82,14 @@ func TestALookCallsNobodyWhileTheSlotsAreTaken(t *testing.T) {
 		look("a")
 		releases(t, le, 0, time.Hour)
 		look("a", "b")
+
+		// As many as slots are free.
+		m = newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 3)
+		leases := []*Lease{mustTry(t, m), mustTry(t, m), mustTry(t, m)}
+		parkAll(t, m, "c", "d", "e", "f")
+		for _, le := range leases {
+			releases(t, le, 0, time.Hour)
+		}
+		look("c", "d", "e")
 	})
 }

@@ -1,7 +1,7 @@
 -- calls: what release and call share. Included after line, never sent alone.
 
 -- calls: turn parked entries into called ones, by ticket, until called and
--- waiting ones are inbound, but always one that is in line for 5 s: those who
+-- waiting ones are inbound, or as many as slots are free, but always one that is in line for 5 s: those who
 -- wait may overtake, not for ever. Those called longer than life
 -- (ms) ago that have not come go to the end of the line. ended: a slot came
 -- free just now.
@@ -13,6 +13,7 @@ local function calls(code, free, inbound, life, ended)
     return nil
   end
   if inbound > 0 then
+    inbound = math.max(inbound, free)
     local ticket = 4e15 + now_us - 1.6e15
     local lapsed = redis.call('ZRANGEBYSCORE', lock, -(1e14 + now_ms - life), -1e14, 'WITHSCORES', 'LIMIT', 0, 64)
     for i = 1, #lapsed, 2 do
