@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -55,12 +56,12 @@ func TestInboundIsLearned(t *testing.T) {
 		for i := range 3 {
 			looksAfter(t, m, 64, time.Hour)
 			mustPark(t, job)
-			if inbound, _ := learned(t, m); !near(inbound, mostInbound-float64(i+1)*vainTrip) {
+			if inbound, _ := learned(t, m); !near(inbound, mostInbound*math.Pow(1-vainTrip, float64(i+1))) {
 				t.Errorf("after %d trips in vain %v are called", i+1, inbound)
 			}
 		}
 		mustPark(t, job) // it came by itself: no trip
-		if inbound, _ := learned(t, m); !near(inbound, mostInbound-3*vainTrip) {
+		if inbound, _ := learned(t, m); !near(inbound, mostInbound*math.Pow(1-vainTrip, 3)) {
 			t.Errorf("after one that was not called %v are called", inbound)
 		}
 		// One that came, waited and then parked was in vain as well.
@@ -69,7 +70,7 @@ func TestInboundIsLearned(t *testing.T) {
 		waiting(t, m, 1)
 		yield()
 		_ = a.failed(t)
-		if inbound, _ := learned(t, m); !near(inbound, mostInbound-4*vainTrip) {
+		if inbound, _ := learned(t, m); !near(inbound, mostInbound*math.Pow(1-vainTrip, 4)) {
 			t.Errorf("after one that waited %v are called", inbound)
 		}
 		// Never below one.

@@ -76,7 +76,8 @@ const (
 // semaphore it orders the grants. See docs/guarantees.md for its conditions.
 func (le *Lease) Fence() int64 { return le.fence }
 
-// Parked is how long the lock's note was in line, from its first place in it,
+// Parked is how long the lock's note was in line, from its first place in it (or
+// from when it was sent to the end, because a call of it lapsed or could not be),
 // before it came back for this lease; 0 when it was never parked. See
 // [Lock.LockOrPark].
 func (le *Lease) Parked() time.Duration { return le.parked }

@@ -24,8 +24,9 @@ const (
 	// more are called at once; mostInbound is how many at most.
 	idleSlot    = 3 * time.Millisecond
 	mostInbound = 64
-	// vainTrip is by how much fewer are called after one had to park again.
-	vainTrip = 0.03
+	// vainTrip is the share by which fewer are called after one had to park
+	// again. docs/park.md compares others.
+	vainTrip = 1.0 / 64
 	// minLife and maxLife are how long a called one has to come: twice as long as
 	// it took of late, within these bounds. One that came by itself after an hour
 	// shall not make the line wait as long for the next.
@@ -133,7 +134,7 @@ func (p *parking) parked(m *Lock, a answer, called bool) {
 	n := p.line(m)
 	if called || a.trip >= 0 {
 		n.answered(m.note)
-		n.inbound = max(1, n.inbound-vainTrip)
+		n.inbound = max(1, n.inbound*(1-vainTrip))
 	}
 	var at time.Time
 	if p.caller != nil { // else it can call nobody: others look after it
