@@ -240,8 +240,10 @@ func TestEnqueue_lostReply(t *testing.T) {
 					warm(t, r, "7")
 					proxy := redistest.NewProxy(t, s.Addr())
 					c := r.producer(proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 500 * time.Millisecond }), rule)
+					c.changeTTL = longest // a lost reply is to be all that goes wrong
 					proxy.DropReplyTo(func(command []string) bool {
-						return command[0] == "EVALSHA" && len(command) > 3 && strings.HasPrefix(command[3], "asynq:{"+r.queue+"}:t:")
+						return command[0] == "EVALSHA" && len(command) > 4 && strings.HasPrefix(command[3], "asynq:{"+r.queue+"}:t:") &&
+							(strings.HasSuffix(command[4], ":pending") || strings.HasSuffix(command[4], ":scheduled"))
 					}, 1)
 					info, err := c.Enqueue(task("reindex", "7", "once"))
 					found := r.tasks(r.queue, "reindex")

@@ -227,6 +227,13 @@ func newKilled(after int) *killed {
 	return k
 }
 
+// commands are those that it sent; what it does in the background goes on.
+func (k *killed) commands() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.sent)
+}
+
 var errKilled = errors.New("the producer is dead")
 
 // silent is an asynq.Logger.

@@ -35,7 +35,7 @@ func TestSupersede_producerKilledAnywhere(t *testing.T) {
 						continue // the same commands, whatever they are sent to
 					}
 					r := start(t, s, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: duplicate})
-					commands := r.killAfter(1000, until, duplicate, state)
+					commands := r.killAfter(all, until, duplicate, state)
 					if commands < 5 {
 						t.Errorf("%s, %s, %s: %d commands in all", until, duplicate, state, commands)
 					}
@@ -52,6 +52,9 @@ func TestSupersede_producerKilledAnywhere(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// all is more commands than there are.
+const all = 1000
 
 // killAfter has a producer die after so many commands, and tells how many it
 // sent. It runs beside the test's goroutine.
@@ -81,20 +84,23 @@ func (r *rig) killAfter(after int, until Until, duplicate Duplicate, state asynq
 	rdb.AddHook(hook)
 	doomed := r.producer(rdb, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: duplicate})
 	doomed.changeTTL = 500 * time.Millisecond // what the next one has to wait for
+	if after == all {
+		doomed.changeTTL = longest
+	}
 	_, err = doomed.Enqueue(task("draft", id, "new"))
 	left := texts(mine())
 	if len(left) == 0 || len(left) > 2 || len(left) == 2 && left[0] == left[1] {
-		fail("there are %q; sent %q", left, hook.sent)
+		fail("there are %q; sent %q", left, hook.commands())
 	}
 	if err == nil && !slices.Equal(left, []string{"new"}) {
-		fail("it was accepted, and there are %q; sent %q", left, hook.sent)
+		fail("it was accepted, and there are %q; sent %q", left, hook.commands())
 	}
 	info, err := r.Enqueue(task("draft", id, "newest"))
 	found := mine()
 	if err != nil || len(found) != 1 || found[0].ID != info.ID || !slices.Equal(texts(found), []string{"newest"}) {
-		fail("after %q the next call gives %v, %v and leaves %q; sent %q", left, info, err, texts(found), hook.sent)
+		fail("after %q the next call gives %v, %v and leaves %q; sent %q", left, info, err, texts(found), hook.commands())
 	}
-	return len(hook.sent)
+	return len(hook.commands())
 }
 
 // The task that took the place of another one has its claim, and the worker
