@@ -281,7 +281,7 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 // mustAsk runs one ask and nothing else: what is behind it does not stir.
 func mustAsk(t testing.TB, m *Lock, le *Lease, stay time.Duration) answer {
 	t.Helper()
-	a, err := m.ask(t.Context(), le, join)
+	a, err := m.ask(t.Context(), le, wish{stay: stay})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -570,9 +570,11 @@ func TestSweep(t *testing.T) {
 		dead(granted, stale(0)...)
 		// More than one run of the script removes.
 		many := l.Mutex("many")
+		var crowd []redis.Z
 		for i := range 2*sweepMost + 5 {
-			dead(many, stale(i)...)
+			crowd = append(crowd, stale(i)...)
 		}
+		dead(many, crowd...)
 		// Live, and somebody else's.
 		live := mustTry(t, l.Semaphore("live", 2))
 		if err := rdb.Set(t.Context(), l.prefix+":{string}", "x", 0).Err(); err != nil {
