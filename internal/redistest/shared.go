@@ -1,9 +1,12 @@
 package redistest
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -124,6 +127,22 @@ func needBinary(t testing.TB) {
 	}
 }
 
+// atOnce is how many tests of a package run at once, where nothing else is said.
+const atOnce = 6
+
+// waitTogether lets more tests run at once than there are cores: they mostly
+// wait for deadlines. A -parallel that was given stays.
+func waitTogether() {
+	if !flag.Parsed() {
+		flag.Parse()
+	}
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if parallel := flag.Lookup("test.parallel"); !given && parallel != nil && runtime.GOMAXPROCS(0) < atOnce {
+		_ = parallel.Value.Set(strconv.Itoa(atOnce)) // a number is what it takes
+	}
+}
+
 // Main runs the tests of a package, stops the shared servers, looks for leaked
 // goroutines and exits. It is all that a TestMain does:
 //
@@ -132,6 +151,7 @@ func needBinary(t testing.TB) {
 // Leaks count only when the tests passed: a failed test may well leave some.
 func Main(m *testing.M, ignore ...goleak.Option) {
 	underMain.Store(true)
+	waitTogether()
 	code := m.Run()
 	for _, s := range []*shared{&sharedMini, &sharedReal, &sharedCluster} {
 		if s.server != nil {
