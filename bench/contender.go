@@ -100,6 +100,14 @@ func poll(ctx context.Context, every time.Duration, try func(context.Context) (h
 	}
 }
 
+// own takes a key that nobody else wants. A client on a busy machine may still
+// give up too early the first time.
+func own(ctx context.Context, h handle) (held, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return poll(ctx, time.Millisecond, h.try)
+}
+
 // tuned is the pause between two tries of a waiter that suits n waiters and
 // holds of a millisecond: each of them alone would be too slow with more, all
 // of them together would leave the server no time with less. No user knows n;

@@ -38,7 +38,7 @@ func runDeath(ctx context.Context, b *bench, p point, entry string) (v values, e
 		return nil, err
 	}
 	const key = "room:1"
-	with := conf{Addr: b.server.addr, N: deathWaiters, TTL: 2 * time.Second}
+	with := conf{Addr: b.server.addr, N: deathWaiters, TTL: sized(b, 2*time.Second, time.Second)}
 	holder, err := b.hire(ctx, job{Do: "hold", Contender: entry, Conf: with, Key: key})
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func runDeath(ctx context.Context, b *bench, p point, entry string) (v values, e
 		return nil, err
 	}
 	// In the full run long enough to tell late from never.
-	patience := sized(b, 20*time.Second, 2*time.Second)
+	patience := sized(b, 20*time.Second, time.Second)
 	late := time.AfterFunc(time.Until(deadline)+patience, func() { _ = heirs.cmd.Process.Kill() })
 	defer late.Stop()
 	var got int64
@@ -103,7 +103,7 @@ func holdDuty(ctx context.Context, m *mate) error {
 	if err != nil {
 		return err
 	}
-	if _, err := l.handle(m.Key).try(ctx); err != nil {
+	if _, err := own(ctx, l.handle(m.Key)); err != nil {
 		return err
 	}
 	if err := m.ready(); err != nil {

@@ -61,7 +61,7 @@ func growDuty(ctx context.Context, m *mate) error {
 	switch m.Load {
 	case "held":
 		for i := range m.N {
-			if _, err := l.handle("held:" + strconv.Itoa(i)).try(ctx); err != nil {
+			if _, err := own(ctx, l.handle("held:"+strconv.Itoa(i))); err != nil {
 				return err
 			}
 		}

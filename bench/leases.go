@@ -77,6 +77,9 @@ func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.D
 	if isSlow {
 		with.TTL = longTTL
 	}
+	if b.quick {
+		with.TTL = 1500 * time.Millisecond // else nothing would be renewed
+	}
 	c, err := contenderNamed(name)
 	if err != nil {
 		return nil, err
@@ -168,7 +171,7 @@ func leasesDuty(ctx context.Context, m *mate) error {
 	for i := range together {
 		wg.Go(func() {
 			for k := i; k < m.N && errs[i] == nil; k += together {
-				stays[k], errs[i] = l.handle("room:" + strconv.Itoa(k)).try(ctx)
+				stays[k], errs[i] = own(ctx, l.handle("room:"+strconv.Itoa(k)))
 			}
 		})
 	}

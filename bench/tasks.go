@@ -77,7 +77,7 @@ func runTasks(ctx context.Context, b *bench, p point, entry string) (values, err
 	}
 	_, err := b.alone(ctx, job{
 		Do: "tasks", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, Load: p.load,
-		N: part, Time: sized(b, 100*time.Second, 3*time.Second),
+		N: part, Time: sized(b, 100*time.Second, 1500*time.Millisecond),
 	}, nil, &got)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,9 @@ const hold = time.Millisecond // the work of each turn
 var turnsScenario = scenario{
 	name:  "B",
 	title: "One key, a millisecond of work: hand-offs a second",
-	about: "All goroutines want the same key, hold it for a millisecond and ask again. The gap is from the beginning of a release to " +
-		"the next holder's start. Jain's index is 1 when everybody had as many turns. Figures are those of the time after a warm-up.",
+	about: "All goroutines want the same key, hold it for a millisecond and ask again. Only a turn that follows on somebody else's is a hand-off: " +
+		"who releases and takes again at once lets nobody in. The gap is from the beginning of a release to the start of another holder. " +
+		"Jain's index is 1 when everybody had as many turns. The longest wait counts those that were still in vain at the end.",
 	metrics: turnsMetrics,
 	refs:    []string{"BLPOP token"},
 	plot:    plotSpec{y: "hand-offs/s"},
@@ -47,7 +49,7 @@ var processesScenario = scenario{
 }
 
 var turnsMetrics = []metric{
-	{"rate", "hand-offs/s", 0}, {"gap50", "gap p50 ms", 3}, {"gap99", "gap p99 ms", 3},
+	{"rate", "hand-offs/s", 0}, {"turns", "turns/s", 0}, {"gap50", "gap p50 ms", 3}, {"gap99", "gap p99 ms", 3},
 	{"commands", "commands/turn", 2}, {"jain", "Jain", 3}, {"longest", "longest wait ms", 0}, {"overlaps", "overlaps", 0},
 }
 
@@ -55,7 +57,8 @@ func waiters(point) []string {
 	return namesOf(floors[1:], ours[:1], ours[2:], raws[:2], redislocks[:2], redsyncs, rueidislocks, semaphores)
 }
 
-// turn is one stay of one goroutine with the key, in ns of the machine's clock.
+// turn is one stay of one goroutine with the key, in ns of the machine's clock. Got
+// is 0 when it waited until the end and got nothing.
 type turn struct {
 	Who                  int
 	Asked, Got, Released int64
@@ -119,37 +122,50 @@ func takeTurns(ctx context.Context, b *bench, entry string, processes, n int, le
 	return turnsValues(all, processes*n, from, to, after.minus(before).calls)
 }
 
-// turnsValues makes figures of the turns that n goroutines had.
+// turnsValues makes figures of the turns that n goroutines had between two moments,
+// in which commands were sent.
 func turnsValues(all []turn, n int, from, to int64, commands float64) (values, error) {
-	slices.SortFunc(all, func(a, b turn) int { return int(a.Got - b.Got) })
+	slices.SortFunc(all, func(a, b turn) int { return cmp.Compare(a.Got, b.Got) })
 	var gaps []time.Duration
 	var longest time.Duration
-	overlaps, counted := 0, 0
+	var last *turn
+	overlaps, turns := 0, 0
 	each := make([]float64, n)
 	for i, t := range all {
+		if t.Got == 0 {
+			longest = max(longest, time.Duration(to-t.Asked))
+			continue
+		}
 		each[t.Who]++
-		longest = max(longest, time.Duration(t.Got-t.Asked))
+		before := last
+		last = &all[i]
 		if t.Got < from || t.Got > to {
 			continue
 		}
-		counted++
-		if i > 0 {
-			gap := time.Duration(t.Got - all[i-1].Released)
-			if gap < 0 {
-				overlaps++
-			}
-			gaps = append(gaps, gap)
+		turns++
+		longest = max(longest, time.Duration(t.Got-t.Asked))
+		if before == nil || before.Who == t.Who {
+			continue
 		}
+		gap := time.Duration(t.Got - before.Released)
+		if gap < 0 {
+			overlaps++
+		}
+		gaps = append(gaps, gap)
 	}
-	if counted == 0 {
+	if turns == 0 {
 		return nil, fmt.Errorf("bench: nobody had a turn in %s", time.Duration(to-from))
 	}
-	rate := float64(counted) / time.Duration(to-from).Seconds()
-	return values{
-		"rate": rate, "commands": commands / float64(counted), "jain": jain(each), "overlaps": float64(overlaps),
-		"gap50": milliseconds(quantile(gaps, 0.5)), "gap99": milliseconds(quantile(gaps, 0.99)),
-		"longest": milliseconds(longest), "rounds": longest.Seconds() * rate / float64(n),
-	}, nil
+	length := time.Duration(to - from).Seconds()
+	v := values{
+		"rate": float64(len(gaps)) / length, "turns": float64(turns) / length, "commands": commands / float64(turns),
+		"jain": jain(each), "overlaps": float64(overlaps),
+		"longest": milliseconds(longest), "rounds": longest.Seconds() * float64(turns) / length / float64(n),
+	}
+	if len(gaps) > 0 {
+		v["gap50"], v["gap99"] = milliseconds(quantile(gaps, 0.5)), milliseconds(quantile(gaps, 0.99))
+	}
+	return v, nil
 }
 
 // jain is Jain's index of fairness: 1 when all shares are alike, 1/n when one
@@ -203,7 +219,7 @@ func takeTurnsAs(ctx context.Context, who int, h handle) ([]turn, error) {
 		got, err := h.lock(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
-				return turns, nil
+				return append(turns, turn{Who: who, Asked: asked.UnixNano()}), nil
 			}
 			return nil, err
 		}
