@@ -74,7 +74,6 @@ type held interface {
 
 var (
 	errBusy    = errors.New("bench: busy")
-	errCannot  = errors.New("bench: this contender cannot do that")
 	errNotHeld = errors.New("bench: released what was not held")
 )
 

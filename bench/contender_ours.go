@@ -49,7 +49,7 @@ func openOurs(pipelined func() *redis.AutoPipelineOptions) func(conf) (locker, e
 
 func (l *ourLocker) handle(key string) handle { return (*ourHandle)(l.Mutex(key)) }
 
-func (l *ourLocker) close() error { return errors.Join(l.Locker.Close(), l.rdb.Close()) }
+func (l *ourLocker) close() error { return errors.Join(l.Close(), l.rdb.Close()) }
 
 type (
 	ourHandle lock.Lock
@@ -80,7 +80,7 @@ func (h *ourHeld) release(ctx context.Context) error { return (*lock.Lease)(h).U
 // ourDeadline is when the holder of key is dead for certain, by Redis' clock.
 func ourDeadline(ctx context.Context, key string, s *server) (time.Time, error) {
 	l := lock.New(s.rdb, lock.Options{})
-	defer l.Close() //nolint:errcheck // it never fails
+	defer l.Close()
 	now := time.Now()
 	holders, err := l.Mutex(key).Holders(ctx)
 	if err != nil {

@@ -16,10 +16,10 @@ import (
 var pairsScenario = scenario{
 	name:  "A",
 	title: "Uncontended: take and release, pairs a second",
-	about: "Each goroutine takes and releases a key of its own. Redis' own time is what its commandstats say; " +
-		"allocations are those of the whole process.",
+	about: "Each goroutine takes and releases a key of its own. Redis' own time is what its commandstats say, without reading and writing; " +
+		"client CPU and allocations are those of the whole process.",
 	metrics: []metric{
-		{"rate", "pairs/s", 0}, {"redis", "Redis µs/pair", 1}, {"allocs", "allocations/pair", 0}, {"bytes", "bytes/pair", 0},
+		{"rate", "pairs/s", 0}, {"redis", "Redis µs/pair", 1}, {"cpu", "client CPU µs/pair", 1}, {"allocs", "allocations/pair", 0}, {"bytes", "bytes/pair", 0},
 	},
 	refs: []string{"raw SET NX PX, default", "two PINGs"},
 	plot: plotSpec{y: "pairs/s"},
@@ -51,7 +51,7 @@ var pairsScenario = scenario{
 		}
 		pairs := float64(got.Pairs)
 		return values{
-			"rate": pairs / got.Took.Seconds(), "redis": microseconds(spent.busy) / pairs,
+			"rate": pairs / got.Took.Seconds(), "redis": microseconds(spent.busy) / pairs, "cpu": microseconds(got.CPU) / pairs,
 			"allocs": float64(got.Mallocs) / pairs, "bytes": float64(got.Bytes) / pairs,
 		}, nil
 	},
@@ -59,7 +59,7 @@ var pairsScenario = scenario{
 
 type pairsResult struct {
 	Pairs, Missed  int64
-	Took           time.Duration
+	Took, CPU      time.Duration
 	Mallocs, Bytes uint64
 }
 
@@ -82,10 +82,19 @@ func pairsDuty(ctx context.Context, m *mate) error {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
+	cpuBefore, err := cpuTime()
+	if err != nil {
+		return err
+	}
 	result, err := pairs(ctx, handles, m.Time)
 	if err != nil {
 		return err
 	}
+	cpuAfter, err := cpuTime()
+	if err != nil {
+		return err
+	}
+	result.CPU = cpuAfter - cpuBefore
 	runtime.ReadMemStats(&after)
 	result.Mallocs, result.Bytes = after.Mallocs-before.Mallocs, after.TotalAlloc-before.TotalAlloc
 	if err := m.tell(result); err != nil {

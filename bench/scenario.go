@@ -154,9 +154,10 @@ func grouped(n int) string {
 
 // namesOf gives the full names of contenders.
 func namesOf(lists ...[]*contender) []string {
-	var names []string
-	for _, c := range slices.Concat(lists...) {
-		names = append(names, c.String())
+	all := slices.Concat(lists...)
+	names := make([]string, len(all))
+	for i, c := range all {
+		names[i] = c.String()
 	}
 	return names
 }

@@ -97,7 +97,7 @@ func tryServer(ctx context.Context) (*server, error) {
 func freePort() (int, error) {
 	var err error
 	for range 100 {
-		port := 20000 + rand.IntN(12000) //nolint:gosec // no secret
+		port := 20000 + rand.IntN(12000)
 		var ln net.Listener
 		if ln, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil { //nolint:noctx // returns at once
 			return port, ln.Close()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,11 +32,8 @@ var asynqScenario = scenario{
 		}
 	},
 	entries: func(point) []string {
-		entries := []string{noLocks, guardedBy + "Retry", guardedBy + "Park"}
-		for _, name := range namesOf(raws[:1], redislocks[:1], redsyncs[:1], rueidislocks, semaphores[:1]) {
-			entries = append(entries, name+returns)
-		}
-		return entries
+		return slices.Concat([]string{noLocks, guardedBy + "Retry", guardedBy + "Park"},
+			around(returns, raws[:1], redislocks[:1], redsyncs[:1], rueidislocks, semaphores[:1]))
 	},
 	run: runTasks,
 }
@@ -57,16 +55,20 @@ var mixedScenario = scenario{
 		return []point{{label: "hot among cold", n: 10, load: "hot among cold"}, {label: "20 hot keys", n: 16, load: "20 hot keys"}}
 	},
 	entries: func(point) []string {
-		entries := []string{noLocks, guardedBy + "Park", guardedBy + "Wait", guardedBy + "Retry"}
-		for _, name := range namesOf(raws[:1], redislocks[:1], redsyncs[:1], rueidislocks[1:], semaphores[:1]) {
-			entries = append(entries, name+returns)
-		}
-		for _, name := range namesOf(raws[:2], redislocks[:2], redsyncs, rueidislocks, semaphores[:1]) {
-			entries = append(entries, name+waitsFor)
-		}
-		return entries
+		return slices.Concat([]string{noLocks, guardedBy + "Park", guardedBy + "Wait", guardedBy + "Retry"},
+			around(returns, raws[:1], redislocks[:1], redsyncs[:1], rueidislocks[1:], semaphores[:1]),
+			around(waitsFor, raws[:2], redislocks[:2], redsyncs, rueidislocks, semaphores[:1]))
 	},
 	run: runTasks,
+}
+
+// around are the entries for peers in a middleware by hand.
+func around(how string, peers ...[]*contender) []string {
+	names := namesOf(peers...)
+	for i := range names {
+		names[i] += how
+	}
+	return names
 }
 
 func runTasks(ctx context.Context, b *bench, p point, entry string) (values, error) {
@@ -124,7 +126,7 @@ func load(name string, part int) (wares []ware, ideal time.Duration, err error) 
 	default:
 		return nil, 0, fmt.Errorf("bench: there is no load %q", name)
 	}
-	rng := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same order for everybody
+	rng := rand.New(rand.NewPCG(1, 2)) // the same order for everybody
 	rng.Shuffle(len(wares), func(i, j int) { wares[i], wares[j] = wares[j], wares[i] })
 	return wares, ideal, nil
 }

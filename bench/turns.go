@@ -218,10 +218,11 @@ func takeTurnsAs(ctx context.Context, who int, h handle) ([]turn, error) {
 		asked := time.Now()
 		got, err := h.lock(ctx)
 		if err != nil {
-			if ctx.Err() != nil {
-				return append(turns, turn{Who: who, Asked: asked.UnixNano()}), nil
+			if ctx.Err() == nil {
+				return nil, err
 			}
-			return nil, err
+			turns = append(turns, turn{Who: who, Asked: asked.UnixNano()})
+			return turns, nil // the time is over, as it was to be
 		}
 		began := time.Now()
 		if ctx.Err() != nil {

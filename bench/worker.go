@@ -62,7 +62,7 @@ func (b *bench) hire(ctx context.Context, j job) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, b.self) //nolint:gosec // this program itself
+	cmd := exec.CommandContext(ctx, b.self)
 	cmd.Env = append(os.Environ(), jobEnv+"="+string(spec))
 	cmd.Stderr = b.stderr
 	cmd.WaitDelay = time.Second
@@ -168,7 +168,8 @@ func work(spec string, in io.Reader, out io.Writer) int {
 	}()
 	pprof.StopCPUProfile()
 	if err != nil {
-		_ = m.out.Encode(line{Err: err.Error()}) // when nobody reads any more there is nobody to tell
+		// When nobody reads any more there is nobody to tell.
+		_ = m.out.Encode(line{Err: err.Error()}) //nolint:errchkjson // see above
 		return 1
 	}
 	return 0
