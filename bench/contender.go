@@ -100,11 +100,15 @@ func poll(ctx context.Context, every time.Duration, try func(context.Context) (h
 }
 
 // own takes a key that nobody else wants. A client on a busy machine may still
-// give up too early the first time.
+// give up too early the first time. (Without a context of its own: rueidislock's
+// locks end with the context that they were taken with.)
 func own(ctx context.Context, h handle) (held, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	return poll(ctx, time.Millisecond, h.try)
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		got, err := h.try(ctx)
+		if !errors.Is(err, errBusy) || time.Since(began) > 30*time.Second {
+			return got, err
+		}
+	}
 }
 
 // tuned is the pause between two tries of a waiter that suits n waiters and

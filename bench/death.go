@@ -66,15 +66,15 @@ func runDeath(ctx context.Context, b *bench, p point, entry string) (v values, e
 		return nil, err
 	}
 	// In the full run long enough to tell late from never.
-	patience := sized(b, 20*time.Second, time.Second)
-	late := time.AfterFunc(time.Until(deadline)+patience, func() { _ = heirs.cmd.Process.Kill() })
+	most := sized(b, 20*time.Second, time.Second)
+	late := time.AfterFunc(time.Until(deadline)+most, func() { _ = heirs.cmd.Process.Kill() })
 	defer late.Stop()
 	var got int64
 	err = heirs.result(&got)
 	at := time.Unix(0, got)
-	unfinished := err != nil && time.Since(deadline) >= patience
+	unfinished := err != nil && time.Since(deadline) >= most
 	if unfinished {
-		at, err = deadline.Add(patience), errUnfinished
+		at, err = deadline.Add(most), errUnfinished
 	}
 	if err != nil && !unfinished {
 		return nil, err

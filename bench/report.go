@@ -239,7 +239,7 @@ func withCommas(number string) string {
 		rest = "." + rest
 	}
 	n, err := strconv.Atoi(whole)
-	if err != nil || n < 0 {
+	if err != nil || strings.HasPrefix(number, "-") {
 		return number // no plain number, or below 0: as it is
 	}
 	return grouped(n) + rest
