@@ -31,25 +31,32 @@ var (
 	parkPolicy = []string{guardedBy + "Park"}
 )
 
+// What is known to make figures short.
+const (
+	scriptCost    = "two scripts cost Redis 3.7 and 2.1 µs where raw has a SET of 0.35 and a script of 1.4"
+	transportCost = "each call over a transport runs on a goroutine of its own, and asks the stack whether an argument is being written"
+	grantCost     = "the release that grants takes Redis 15 µs, and its message has one goroutine more to pass; RPUSH to a blocked client takes 2 to 3"
+)
+
 // goals are in the order of the scenarios.
 var goals = []goal{
-	{what: "pairs/s, of raw", s: &pairsScenario, point: "1 goroutines", metric: "rate", to: raw, atLeast: true, limit: 0.9, digits: 2},
-	{what: "pairs/s, of raw", s: &pairsScenario, point: "16 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.0, digits: 2},
-	{what: "pairs/s, of raw", s: &pairsScenario, point: "64 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.5, digits: 2},
-	{what: "pairs/s, of raw", s: &pairsScenario, point: "256 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.5, digits: 2},
+	{what: "pairs/s, of raw", s: &pairsScenario, point: "1 goroutines", metric: "rate", to: raw, atLeast: true, limit: 0.9, digits: 2, cause: scriptCost},
+	{what: "pairs/s, of raw", s: &pairsScenario, point: "16 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.0, digits: 2, cause: scriptCost},
+	{what: "pairs/s, of raw", s: &pairsScenario, point: "64 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.5, digits: 2, cause: transportCost},
+	{what: "pairs/s, of raw", s: &pairsScenario, point: "256 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.5, digits: 2, cause: transportCost},
 
-	{what: "hand-offs/s, of BLPOP", s: &turnsScenario, metric: "rate", to: blpop, entries: ourDuplex, atLeast: true, limit: 0.93, digits: 2},
-	{what: "gap p50, of BLPOP's", s: &turnsScenario, metric: "gap50", to: blpop, entries: ourDuplex, limit: 1.6, digits: 2},
+	{what: "hand-offs/s, of BLPOP", s: &turnsScenario, metric: "rate", to: blpop, entries: ourDuplex, atLeast: true, limit: 0.93, digits: 2, cause: grantCost},
+	{what: "gap p50, of BLPOP's", s: &turnsScenario, metric: "gap50", to: blpop, entries: ourDuplex, limit: 1.6, digits: 2, cause: grantCost},
 	{what: "commands per turn", s: &turnsScenario, metric: "commands", limit: 2.2, digits: 2},
 	{what: "Jain's index", s: &turnsScenario, metric: "jain", atLeast: true, limit: 0.99, digits: 3},
 
-	{what: "hand-offs/s, of BLPOP", s: &processesScenario, metric: "rate", to: blpop, entries: ourDuplex, atLeast: true, limit: 0.93, digits: 2},
-	{what: "gap p50, of BLPOP's", s: &processesScenario, metric: "gap50", to: blpop, entries: ourDuplex, limit: 1.6, digits: 2},
+	{what: "hand-offs/s, of BLPOP", s: &processesScenario, metric: "rate", to: blpop, entries: ourDuplex, atLeast: true, limit: 0.93, digits: 2, cause: grantCost},
+	{what: "gap p50, of BLPOP's", s: &processesScenario, metric: "gap50", to: blpop, entries: ourDuplex, limit: 1.6, digits: 2, cause: grantCost},
 	{what: "commands per turn", s: &processesScenario, metric: "commands", limit: 2.2, digits: 2},
 	{what: "Jain's index", s: &processesScenario, metric: "jain", atLeast: true, limit: 0.99, digits: 3},
 	{what: "longest wait, in rounds", s: &processesScenario, metric: "rounds", limit: 1.5, digits: 2},
 
-	{what: "time to drain, of BLPOP's", s: &drainScenario, metric: "took", to: blpop, entries: ourDuplex, limit: 1.05, digits: 2},
+	{what: "time to drain, of BLPOP's", s: &drainScenario, metric: "took", to: blpop, entries: ourDuplex, limit: 1.05, digits: 2, cause: grantCost},
 
 	{what: "tasks/s, of raw's", s: &asynqScenario, metric: "rate", to: raw + returns, entries: []string{guardedBy + "Retry"}, atLeast: true, limit: 1, digits: 2},
 
