@@ -40,7 +40,7 @@ const (
 
 // goals are in the order of the scenarios.
 var goals = []goal{
-	{what: "pairs/s, of raw", s: &pairsScenario, point: "1 goroutines", metric: "rate", to: raw, atLeast: true, limit: 0.9, digits: 2, cause: scriptCost},
+	{what: "pairs/s, of raw", s: &pairsScenario, point: "1 goroutine", metric: "rate", to: raw, atLeast: true, limit: 0.9, digits: 2, cause: scriptCost},
 	{what: "pairs/s, of raw", s: &pairsScenario, point: "16 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.0, digits: 2, cause: scriptCost},
 	{what: "pairs/s, of raw", s: &pairsScenario, point: "64 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.5, digits: 2, cause: transportCost},
 	{what: "pairs/s, of raw", s: &pairsScenario, point: "256 ", metric: "rate", to: raw, entries: anyOfOurs, atLeast: true, limit: 1.5, digits: 2, cause: transportCost},

@@ -103,13 +103,14 @@ func (r *record) draw(s *scenario) ([]byte, error) {
 
 	// The legend has a column of its own, so that it covers nothing.
 	const height = 11 * vg.Centimeter
-	canvas := vgsvg.New(26*vg.Centimeter, height)
+	canvas := vgsvg.New(28*vg.Centimeter, height)
 	all := draw.New(canvas)
+	all.FillPolygon(color.White, []vg.Point{all.Min, {X: all.Max.X, Y: all.Min.Y}, all.Max, {X: all.Min.X, Y: all.Max.Y}})
 	legend := p.Legend
 	p.Legend = plot.NewLegend()
-	p.Draw(draw.Crop(all, 0, -8.5*vg.Centimeter, vg.Points(6), -vg.Points(6)))
-	legend.Left = true
-	legend.Draw(draw.Crop(all, 17.8*vg.Centimeter, 0, vg.Points(6), -vg.Points(30)))
+	p.Draw(draw.Crop(all, 0, -10*vg.Centimeter, vg.Points(6), -vg.Points(6)))
+	legend.Left, legend.TextStyle.Font.Size, legend.Padding = true, vg.Points(9), vg.Points(3)
+	legend.Draw(draw.Crop(all, 18.3*vg.Centimeter, 0, vg.Points(6), -vg.Points(30)))
 	var b bytes.Buffer
 	_, err := canvas.WriteTo(&b)
 	return b.Bytes(), err

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -138,7 +139,11 @@ func (b *bench) alone(ctx context.Context, j job, sends []string, result any) (s
 func counts(what string, numbers ...int) []point {
 	points := make([]point, len(numbers))
 	for i, n := range numbers {
-		points[i] = point{label: grouped(n) + " " + what, n: n}
+		label := grouped(n) + " " + what
+		if n == 1 {
+			label = strings.TrimSuffix(label, "s")
+		}
+		points[i] = point{label: label, n: n}
 	}
 	return points
 }
