@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+)
+
+// What takes turns in the asynq scenarios: this library's middleware with three
+// rules, and each peer in a middleware as a careful user would write it, in two
+// ways. The busy task goes back to asynq, as no failure and for a second; or it
+// waits in its worker.
+const (
+	noLocks   = "no locks"
+	guardedBy = "automutex, "
+	returns   = ", goes back"
+	waitsFor  = ", waits in the worker"
+)
+
+// goesBack is how long a busy task is away where nobody calls it: asynq counts
+// in seconds, and the server of these scenarios looks for such tasks each second
+// (5 s by default).
+const goesBack = time.Second
+
+// shop is one asynq server with what makes its tasks take turns.
+type shop struct {
+	handler asynq.Handler
+	config  asynq.Config
+}
+
+// ware is the payload of a task: what it is keyed on, and its work.
+type ware struct {
+	Key  string
+	Work time.Duration
+}
+
+// outfit has the entry's locks around a handler.
+func outfit(entry string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
+	switch {
+	case entry == noLocks:
+		return &shop{work, config}, nil
+	case strings.HasPrefix(entry, guardedBy):
+		return guarded(strings.TrimPrefix(entry, guardedBy), c, config, work)
+	case strings.HasSuffix(entry, returns):
+		return homemade(strings.TrimSuffix(entry, returns), c, config, work, false)
+	default:
+		return homemade(strings.TrimSuffix(entry, waitsFor), c, config, work, true)
+	}
+}
+
+// rules are this library's ways to deal with a busy key.
+var rules = map[string]automutex.Rule{
+	"Retry": {},
+	"Park":  {Busy: automutex.Park},
+	"Wait":  {Wait: time.Hour},
+}
+
+func guarded(policy string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
+	rule, ok := rules[policy]
+	if !ok {
+		return nil, fmt.Errorf("bench: there is no rule %q", policy)
+	}
+	rule.Task, rule.On = "order", []string{"Key"}
+	guard, err := automutex.New(connect(c), automutex.Config{
+		Rules:  []automutex.Rule{rule},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &shop{guard.Middleware(work), guard.ServerConfig(config)}, nil
+}
+
+func homemade(name string, c conf, config asynq.Config, work asynq.Handler, wait bool) (*shop, error) {
+	contender, err := contenderNamed(name)
+	if err != nil {
+		return nil, err
+	}
+	l, err := contender.open(c)
+	if err != nil {
+		return nil, err
+	}
+	config.IsFailure = func(err error) bool { return !errors.Is(err, errBusy) }
+	config.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
+		if errors.Is(err, errBusy) {
+			return goesBack
+		}
+		return asynq.DefaultRetryDelayFunc(n, err, t)
+	}
+	middleware := asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) (err error) {
+		var w ware
+		if err := json.Unmarshal(t.Payload(), &w); err != nil {
+			return fmt.Errorf("%w: %w", err, asynq.SkipRetry)
+		}
+		h := l.handle(t.Type() + ":" + w.Key)
+		take := h.try
+		if wait {
+			take = h.lock
+		}
+		got, err := take(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, got.release(context.WithoutCancel(ctx))) }()
+		return work.ProcessTask(ctx, t)
+	})
+	return &shop{middleware, config}, nil
+}
+
+// silent keeps asynq's log off the tables; what goes wrong shows in the counts.
+type silent struct{}
+
+func (silent) Debug(...any) {}
+func (silent) Info(...any)  {}
+func (silent) Warn(...any)  {}
+func (silent) Error(...any) {}
+func (silent) Fatal(...any) {}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// G: how long a line takes to empty when nobody works.
+var drainScenario = scenario{
+	name:    "G",
+	title:   "A line of one-shot waiters drained",
+	about:   "So many goroutines wait for a key that is held; then it is released, and each takes it and releases it at once. Median of several rounds.",
+	metrics: []metric{{"took", "ms", 2}},
+	refs:    []string{"BLPOP token"},
+	plot:    plotSpec{y: "ms", log: true},
+	points: func(b *bench) []point {
+		return counts("waiters", sized(b, []int{32, 128}, []int{32})...)
+	},
+	entries: waiters,
+	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
+		c, err := contenderNamed(entry)
+		if err != nil {
+			return nil, err
+		}
+		const key = "room:1"
+		if c.floor {
+			if err := b.server.rdb.RPush(ctx, key, "token").Err(); err != nil {
+				return nil, err
+			}
+		}
+		var got drainResult
+		_, err = b.alone(ctx, job{
+			Do: "drain", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n + 1},
+			Key: key, N: p.n, Time: sized(b, 5*time.Second, 300*time.Millisecond),
+		}, nil, &got)
+		if err == nil && got.InVain {
+			return values{"took": milliseconds(patience)}, errUnfinished
+		}
+		return values{"took": milliseconds(quantile(got.Took, 0.5))}, err
+	},
+}
+
+// settled is what N waiters get to ask and stand in line, or to come to their
+// own rhythm of polling, before it begins.
+const settled = 300 * time.Millisecond
+
+// patience is how long a line may take. (A waiter that is never woken, as can
+// happen with some, would wait for ever.)
+const patience = 30 * time.Second
+
+type drainResult struct {
+	Took   []time.Duration
+	InVain bool // somebody waited in vain
+}
+
+// drainDuty drains lines of N for about Time, and at least once.
+func drainDuty(ctx context.Context, m *mate) error {
+	l, err := m.open()
+	if err != nil {
+		return err
+	}
+	if err := warm(ctx, l, m.N); err != nil {
+		return err
+	}
+	if err := m.ready(); err != nil {
+		return err
+	}
+	var r drainResult
+	for began := time.Now(); len(r.Took) == 0 || time.Since(began) < m.Time && len(r.Took) < 10; {
+		d, err := drain(ctx, l, m.Key, m.N)
+		if errors.Is(err, context.DeadlineExceeded) {
+			r.InVain = true
+			break
+		}
+		if err != nil {
+			return err
+		}
+		r.Took = append(r.Took, d)
+	}
+	if err := m.tell(r); err != nil {
+		return err
+	}
+	m.stay()
+	return l.close()
+}
+
+func drain(ctx context.Context, l locker, key string, n int) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	first, err := l.handle(key).lock(ctx)
+	if err != nil {
+		return 0, err
+	}
+	errs := make([]error, n) // each goroutine writes its own
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			got, err := l.handle(key).lock(ctx)
+			if err == nil {
+				err = got.release(ctx)
+			}
+			if err != nil {
+				errs[i] = fmt.Errorf("waiter %d: %w", i, err)
+			}
+		})
+	}
+	time.Sleep(settled)
+	began := time.Now()
+	if err := first.release(ctx); err != nil {
+		return 0, err
+	}
+	wg.Wait()
+	return time.Since(began), errors.Join(errs...)
+}

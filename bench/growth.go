@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// H: what a take and a release cost Redis when there is much of something.
+var growthScenario = scenario{
+	name:  "H",
+	title: "Redis' own time for a take and a release, with much held, waiting or parked",
+	about: "Held: so many other keys are held. Waiting: so many stand in line behind two goroutines that hand the key to each other; parked: so many are parked on it, and called as they are due. " +
+		"Only automutex has a line, so only it is asked for those. The ratio is to the first point of the same kind.",
+	metrics: []metric{{"redis", "Redis µs/pair", 1}},
+	plot:    plotSpec{y: "Redis µs per take and release"},
+	points: func(b *bench) []point {
+		var points []point
+		for _, kind := range []string{"held", "waiting", "parked"} {
+			kinds := counts(kind, sized(b, []int{1, 100, 10_000, 100_000}, []int{1, 1000})...)
+			for _, p := range kinds {
+				points = append(points, point{p.label, p.n, kind, kinds[0].label})
+			}
+		}
+		return points
+	},
+	entries: func(p point) []string {
+		if p.load == "held" {
+			return namesOf(ours[:1], raws[:1], redislocks[:1])
+		}
+		return namesOf(ours[:1])
+	},
+	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
+		c, err := contenderNamed(entry)
+		if err != nil {
+			return nil, err
+		}
+		var pairs float64
+		spent, err := b.alone(ctx, job{
+			Do: "grow", Contender: entry, Conf: conf{Addr: b.server.addr, N: 16, TTL: time.Hour}, Load: p.load, N: p.n,
+			Time: sized(b, time.Second, 100*time.Millisecond),
+		}, c.sends, &pairs)
+		return values{"redis": microseconds(spent.busy) / max(1, pairs)}, err
+	},
+}
+
+// growDuty takes and releases beside N of what Load says, for Time, and tells
+// how often.
+func growDuty(ctx context.Context, m *mate) error {
+	l, err := m.open()
+	if err != nil {
+		return err
+	}
+	var pass func(context.Context) error
+	switch m.Load {
+	case "held":
+		for i := range m.N {
+			if _, err := own(ctx, l.handle("held:"+strconv.Itoa(i))); err != nil {
+				return err
+			}
+		}
+		h := l.handle("room:1")
+		pass = func(ctx context.Context) error {
+			got, err := h.try(ctx)
+			if err != nil {
+				return err
+			}
+			return got.release(ctx)
+		}
+	case "waiting", "parked":
+		if pass, err = passing(ctx, m); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("bench: there is no load %q", m.Load)
+	}
+	if err := pass(ctx); err != nil { // scripts and subscription are there from now on
+		return err
+	}
+	if err := m.ready(); err != nil {
+		return err
+	}
+	n := 0
+	for began := time.Now(); time.Since(began) < m.Time; n++ {
+		if err := pass(ctx); err != nil {
+			return err
+		}
+	}
+	if err := m.tell(n); err != nil {
+		return err
+	}
+	m.stay()
+	return nil // the keys go with the server's next clear
+}
+
+// passing makes a lock with N in line, or parked, and a function that hands it
+// from its holder to one who waits.
+func passing(ctx context.Context, m *mate) (func(context.Context) error, error) {
+	rdb := connect(m.Conf)
+	coming := func(context.Context, string, string) lock.Fate { return lock.FateComing }
+	l := lock.New(rdb, lock.Options{Call: coming})
+	key := l.Mutex("room:1")
+	holds, err := key.TryLock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if m.Load == "parked" {
+		err = park(ctx, lock.New(rdb, lock.Options{}), m.N)
+	} else {
+		err = queueUp(ctx, rdb, key.Key(), m.N)
+	}
+	if err != nil {
+		return nil, err
+	}
+	type outcome struct {
+		lease *lock.Lease
+		err   error
+	}
+	return func(ctx context.Context) error {
+		inLine := make(chan struct{})
+		got := make(chan outcome, 1)
+		// Ends with the release below, which hands it the lock.
+		go func() {
+			lease, err := l.Mutex("room:1", lock.OnWait(func() { close(inLine) })).Lock(ctx)
+			got <- outcome{lease, err}
+		}()
+		select {
+		case <-inLine:
+		case o := <-got:
+			return errors.Join(o.err, errors.New("bench: got a lock that was held"))
+		}
+		if err := holds.Unlock(ctx); err != nil {
+			return err
+		}
+		o := <-got
+		holds = o.lease
+		return o.err
+	}, nil
+}
+
+// park parks n notes on the lock.
+func park(ctx context.Context, l *lock.Locker, n int) error {
+	now := make(chan struct{})
+	close(now)
+	for i := range n {
+		_, err := l.Mutex("room:1", lock.Note("task:"+strconv.Itoa(i))).LockOrPark(ctx, now)
+		var busy *lock.BusyError
+		if !errors.As(err, &busy) || !busy.Parked {
+			return fmt.Errorf("bench: parking: %w", err)
+		}
+	}
+	return nil
+}
+
+// queueUp writes n waiters into the line that stay there for an hour: so many
+// goroutines would spend the server's time on keeping their places. Their tickets
+// are of the days to come, so that the two who are measured stand before them.
+func queueUp(ctx context.Context, rdb *redis.Client, key string, n int) error {
+	now := time.Now()
+	ticket := 2e15 + float64(now.UnixMicro()) - 1.6e15 + float64((24 * time.Hour).Microseconds())
+	stale := -float64(now.Add(time.Hour).UnixMilli())
+	for i := 0; i < n; i += 1000 {
+		var members []redis.Z
+		for k := i; k < min(n, i+1000); k++ {
+			body := fmt.Sprintf("AAAAAAAAAAAAAAAA.3000.%x|bench|", k)
+			members = append(members,
+				redis.Z{Member: "e:" + body, Score: ticket + float64(k)},
+				redis.Z{Member: "d:" + body, Score: stale})
+		}
+		if err := rdb.ZAdd(ctx, key, members...).Err(); err != nil {
+			return err
+		}
+	}
+	return rdb.Expire(ctx, key, 2*time.Hour).Err()
+}

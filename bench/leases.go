@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// E: what one lock costs in memory, on both sides.
+var footprintScenario = scenario{
+	name:  "E",
+	title: "What a held lock costs",
+	about: "1,000 keys are held (names of seven to eight bytes). The first column is Redis' MEMORY USAGE of all keys of one lock, the second what used_memory grew by for each, " +
+		"the rest is the holder's side. Allocations per pair are those of one goroutine.",
+	metrics: []metric{
+		{"key", "Redis bytes/lock", 0}, {"used", "used_memory/lock", 0}, {"goroutines", "goroutines/lock", 2},
+		{"heap", "process bytes/lock", 0}, {"allocs", "allocations/pair", 0},
+	},
+	refs:   []string{"raw SET NX PX, default"},
+	plot:   plotSpec{y: "Redis bytes per held lock"},
+	points: func(*bench) []point { return counts("held", 1000) },
+	entries: func(point) []string {
+		return namesOf(ours, raws[:1], redislocks[:1], redsyncs[:1], rueidislocks, semaphores[:1])
+	},
+	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
+		v, err := b.holdMany(ctx, entry, p.n, 0)
+		if err != nil {
+			return nil, err
+		}
+		if err := b.server.clear(ctx); err != nil {
+			return nil, err
+		}
+		var got pairsResult
+		_, err = b.alone(ctx, job{
+			Do: "pairs", Contender: entry, Conf: conf{Addr: b.server.addr, N: 1}, N: 1, Time: sized(b, time.Second, 100*time.Millisecond),
+		}, nil, &got)
+		v["allocs"] = float64(got.Mallocs) / max(1, float64(got.Pairs))
+		return v, err
+	},
+}
+
+// I: a worker with many leases. Only those are here that renew by themselves,
+// and raw, which does nothing at all, to compare with.
+var leasesScenario = scenario{
+	name:  "I",
+	title: "A worker with many held leases",
+	about: "All are held by one process, each library with its own default TTL (automutex 30 s, rueidislock 5 s) and with that of automutex. " +
+		"CPU is that of the process while it does nothing but renew, for two periods of renewal at least, in percent of a core.",
+	metrics: []metric{
+		{"heap", "bytes/lease", 0}, {"goroutines", "goroutines/lease", 2}, {"cpu", "% of a core", 2}, {"redis", "Redis % of a core", 2},
+	},
+	refs:   []string{"automutex, default"},
+	plot:   plotSpec{y: "bytes per lease"},
+	points: func(b *bench) []point { return counts("leases", sized(b, 10_000, 1000)) },
+	entries: func(point) []string {
+		names := namesOf(ours[:1], rueidislocks, raws[:1])
+		return append(names, names[1]+slow, names[2]+slow)
+	},
+	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
+		return b.holdMany(ctx, entry, p.n, sized(b, 21*time.Second, time.Second))
+	},
+}
+
+// slow marks an entry that gets the TTL of automutex.
+const slow = " (TTL 30 s)"
+
+// holdMany has a process hold n keys, and measures it; and how much CPU it takes
+// for so long.
+func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.Duration) (v values, err error) {
+	with := conf{Addr: b.server.addr, N: 16}
+	name, isSlow := strings.CutSuffix(entry, slow)
+	if isSlow {
+		with.TTL = longTTL
+	}
+	if b.quick {
+		with.TTL = 1500 * time.Millisecond // else nothing would be renewed
+	}
+	c, err := contenderNamed(name)
+	if err != nil {
+		return nil, err
+	}
+	w, err := b.hire(ctx, job{Do: "leases", Contender: name, Conf: with, N: n, Time: length})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.dismiss()) }()
+	empty, err := b.server.memory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.begin(); err != nil {
+		return nil, err
+	}
+	var got leasesResult
+	if err := w.result(&got); err != nil {
+		return nil, err
+	}
+	full, err := b.server.memory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := b.server.keyMemory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v = values{
+		"heap": got.Heap / float64(n), "goroutines": got.Goroutines / float64(n),
+		"used": (full - empty) / float64(n), "key": keys / float64(n),
+	}
+	if length == 0 {
+		return v, nil
+	}
+	before, err := b.server.used(ctx, c.sends)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if err := w.result(&got); err != nil {
+		return nil, err
+	}
+	after, err := b.server.used(ctx, c.sends)
+	v["cpu"] = 100 * got.CPU.Seconds() / length.Seconds()
+	v["redis"] = 100 * after.minus(before).busy.Seconds() / time.Since(began).Seconds()
+	return v, err
+}
+
+// keyMemory is the MEMORY USAGE of everything there is.
+func (s *server) keyMemory(ctx context.Context) (float64, error) {
+	sum := 0.0
+	keys := s.rdb.Scan(ctx, 0, "", 1000).Iterator()
+	for keys.Next(ctx) {
+		// 0: all members are looked at, not a few of them.
+		n, err := s.rdb.MemoryUsage(ctx, keys.Val(), 0).Result()
+		if err != nil {
+			return 0, fmt.Errorf("bench: MEMORY USAGE: %w", err)
+		}
+		sum += float64(n)
+	}
+	return sum, keys.Err()
+}
+
+type leasesResult struct {
+	Heap, Goroutines float64
+	CPU              time.Duration
+}
+
+// leasesDuty takes N keys and keeps them. It tells what they cost, and then how
+// much CPU Time takes, where that is not 0.
+func leasesDuty(ctx context.Context, m *mate) error {
+	l, err := m.open()
+	if err != nil {
+		return err
+	}
+	const together = 16
+	if err := warm(ctx, l, together); err != nil {
+		return err
+	}
+	if err := m.ready(); err != nil {
+		return err
+	}
+	had := footprint()
+	stays := make([]held, m.N)
+	had.Heap += 16 * float64(m.N) // the slice itself
+	errs := make([]error, together)
+	var wg sync.WaitGroup
+	for i := range together {
+		wg.Go(func() {
+			for k := i; k < m.N && errs[i] == nil; k += together {
+				stays[k], errs[i] = own(ctx, l.handle("room:"+strconv.Itoa(k)))
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	has := footprint()
+	if err := m.tell(leasesResult{Heap: has.Heap - had.Heap, Goroutines: has.Goroutines - had.Goroutines}); err != nil {
+		return err
+	}
+	if m.Time > 0 {
+		before, err := cpuTime()
+		if err != nil {
+			return err
+		}
+		time.Sleep(m.Time)
+		after, err := cpuTime()
+		if err != nil {
+			return err
+		}
+		if err := m.tell(leasesResult{CPU: after - before}); err != nil {
+			return err
+		}
+	}
+	m.stay()
+	runtime.KeepAlive(stays)
+	return nil // the keys go with the server's next clear
+}
+
+// footprint is what the heap and the stacks have in use.
+func footprint() leasesResult {
+	runtime.GC()
+	runtime.GC() // what had finalizers, or was in pools, goes with the second
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return leasesResult{Heap: float64(m.HeapAlloc + m.StackInuse), Goroutines: float64(runtime.NumGoroutine())}
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// scenario is one question, put to several entries at several points.
+type scenario struct {
+	name  string // a letter, which -only takes
+	title string
+	about string // for the report: what is done, and what the columns are
+	// metrics are what a cell measures; the first is what it is about, and is
+	// shown as a ratio too.
+	metrics []metric
+	refs    []string // entries that the first metric is shown as a ratio to
+	plot    plotSpec
+	points  func(b *bench) []point
+	entries func(p point) []string
+	// run measures one cell on an empty server. errUnfinished beside values: it
+	// was given up.
+	run func(ctx context.Context, b *bench, p point, entry string) (values, error)
+}
+
+// point is one setting of what the scenario varies.
+type point struct {
+	label string
+	n     int
+	load  string
+	base  string // label of a point that the first metric is shown as a ratio to
+}
+
+type metric struct {
+	key    string
+	title  string // of its column, with the unit
+	digits int
+}
+
+// errUnfinished: a cell's time was over before it was through.
+var errUnfinished = errors.New("bench: not done in time")
+
+// scenarios are all there are, in the order of the report.
+var scenarios = []*scenario{
+	&pairsScenario, &turnsScenario, &processesScenario, &drainScenario,
+	&asynqScenario, &mixedScenario, &footprintScenario, &deathScenario, &growthScenario, &leasesScenario,
+}
+
+// bench is one run of the program.
+type bench struct {
+	self     string // this program's own file
+	quick    bool
+	count    int
+	profiles string // folder for profiles of the workers; empty: none
+	stderr   io.Writer
+	progress io.Writer
+	server   *server
+}
+
+// sized is the quick or the full size of something.
+func sized[T any](b *bench, full, quick T) T {
+	if b.quick {
+		return quick
+	}
+	return full
+}
+
+// measure runs all cells of the scenarios. In each repetition every point asks
+// its entries in another order, each of them first once.
+func (b *bench) measure(ctx context.Context, chosen []*scenario) ([]sample, error) {
+	var samples []sample
+	givenUp := map[[3]string]bool{} // what was not done in time is not asked again
+	for rep := range b.count {
+		for _, s := range chosen {
+			for _, p := range s.points(b) {
+				entries := s.entries(p)
+				for i := range entries {
+					entry := entries[(i+rep)%len(entries)]
+					cell := [3]string{s.name, p.label, entry}
+					if givenUp[cell] {
+						continue
+					}
+					began := time.Now()
+					v, err := b.cell(ctx, s, p, entry)
+					switch {
+					case errors.Is(err, errUnfinished):
+						givenUp[cell] = true
+					case err != nil:
+						return nil, fmt.Errorf("%s, %s, %s: %w", s.name, p.label, entry, err)
+					}
+					samples = append(samples, sample{s.name, p.label, entry, rep, v, err != nil})
+					first := s.metrics[0]
+					fmt.Fprintf(b.progress, "%d/%d  %-2s  %-22s %-48s %12s %-22s %6.1fs\n", rep+1, b.count, s.name, p.label, entry,
+						strconv.FormatFloat(v[first.key], 'f', first.digits, 64), first.title, time.Since(began).Seconds())
+				}
+			}
+		}
+	}
+	return samples, nil
+}
+
+func (b *bench) cell(ctx context.Context, s *scenario, p point, entry string) (values, error) {
+	if err := b.server.clear(ctx); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute) // a cell that hangs is a bug
+	defer cancel()
+	return s.run(ctx, b, p, entry)
+}
+
+// alone has a single worker do a job, and gives its result and what Redis was
+// busy with meanwhile.
+func (b *bench) alone(ctx context.Context, j job, sends []string, result any) (spent usage, err error) {
+	w, err := b.hire(ctx, j)
+	if err != nil {
+		return usage{}, err
+	}
+	defer func() { err = errors.Join(err, w.dismiss()) }()
+	before, err := b.server.used(ctx, sends)
+	if err != nil {
+		return usage{}, err
+	}
+	if err := w.begin(); err != nil {
+		return usage{}, err
+	}
+	if err := w.result(result); err != nil {
+		return usage{}, err
+	}
+	after, err := b.server.used(ctx, sends)
+	return after.minus(before), err
+}
+
+// counts makes points of numbers.
+func counts(what string, numbers ...int) []point {
+	points := make([]point, len(numbers))
+	for i, n := range numbers {
+		label := grouped(n) + " " + what
+		if n == 1 {
+			label = strings.TrimSuffix(label, "s")
+		}
+		points[i] = point{label: label, n: n}
+	}
+	return points
+}
+
+// grouped writes 10000 as 10,000.
+func grouped(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// namesOf gives the full names of contenders.
+func namesOf(lists ...[]*contender) []string {
+	all := slices.Concat(lists...)
+	names := make([]string, len(all))
+	for i, c := range all {
+		names[i] = c.String()
+	}
+	return names
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+const hold = time.Millisecond // the work of each turn
+
+// B and C: everybody wants the same key, again and again.
+var turnsScenario = scenario{
+	name:  "B",
+	title: "One key, a millisecond of work: hand-offs a second",
+	about: "All goroutines want the same key, hold it for a millisecond and ask again. Only a turn that follows on somebody else's is a hand-off: " +
+		"who releases and takes again at once lets nobody in. The gap is from the beginning of a release to the start of another holder. " +
+		"Jain's index is 1 when everybody had as many turns. The longest wait counts those that were still in vain at the end.",
+	metrics: turnsMetrics,
+	refs:    []string{"BLPOP token"},
+	plot:    plotSpec{y: "hand-offs/s"},
+	points: func(b *bench) []point {
+		return counts("goroutines", sized(b, []int{2, 8, 32, 128}, []int{2, 32})...)
+	},
+	entries: waiters,
+	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
+		return takeTurns(ctx, b, entry, 1, p.n, sized(b, 4*time.Second, 400*time.Millisecond))
+	},
+}
+
+var processesScenario = scenario{
+	name:    "C",
+	title:   "One key, a millisecond of work, several processes",
+	about:   "As B, in processes of their own. The longest wait is shown in rounds too: how many turns of everybody fit into it.",
+	metrics: append(slices.Clone(turnsMetrics), metric{"rounds", "longest wait, rounds", 2}),
+	refs:    []string{"BLPOP token"},
+	plot:    plotSpec{y: "hand-offs/s"},
+	points: func(b *bench) []point {
+		return []point{{label: sized(b, "4 processes of 8", "4 processes of 2"), n: sized(b, 8, 2)}}
+	},
+	entries: waiters,
+	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
+		return takeTurns(ctx, b, entry, 4, p.n, sized(b, 4*time.Second, 500*time.Millisecond))
+	},
+}
+
+var turnsMetrics = []metric{
+	{"rate", "hand-offs/s", 0}, {"turns", "turns/s", 0}, {"gap50", "gap p50 ms", 3}, {"gap99", "gap p99 ms", 3},
+	{"commands", "commands/turn", 2}, {"jain", "Jain", 3}, {"longest", "longest wait ms", 0}, {"overlaps", "overlaps", 0},
+}
+
+func waiters(point) []string {
+	return namesOf(floors[1:], ours[:1], ours[2:], raws[:2], redislocks[:2], redsyncs, rueidislocks, semaphores)
+}
+
+// turn is one stay of one goroutine with the key, in ns of the machine's clock. Got
+// is 0 when it waited until the end and got nothing.
+type turn struct {
+	Who                  int
+	Asked, Got, Released int64
+}
+
+// takeTurns has processes of n goroutines each take turns for so long.
+func takeTurns(ctx context.Context, b *bench, entry string, processes, n int, length time.Duration) (v values, err error) {
+	c, err := contenderNamed(entry)
+	if err != nil {
+		return nil, err
+	}
+	const key = "room:1"
+	if c.floor {
+		if err := b.server.rdb.RPush(ctx, key, "token").Err(); err != nil {
+			return nil, err
+		}
+	}
+	workers := make([]*worker, 0, processes)
+	defer func() {
+		for _, w := range workers {
+			err = errors.Join(err, w.dismiss())
+		}
+	}()
+	for range processes {
+		w, err := b.hire(ctx, job{Do: "turns", Contender: entry, Conf: conf{Addr: b.server.addr, N: processes * n}, Key: key, N: n, Time: length})
+		if err != nil {
+			return nil, err
+		}
+		workers = append(workers, w)
+	}
+	for _, w := range workers {
+		if err := w.begin(); err != nil {
+			return nil, err
+		}
+	}
+	// What counts lies between two looks at Redis: everybody has asked by the
+	// first, and nobody gives up before the second.
+	time.Sleep(length / 5)
+	from := time.Now().UnixNano()
+	before, err := b.server.used(ctx, c.sends)
+	if err != nil {
+		return nil, err
+	}
+	time.Sleep(length * 7 / 10)
+	after, err := b.server.used(ctx, c.sends)
+	if err != nil {
+		return nil, err
+	}
+	to := time.Now().UnixNano()
+	var all []turn
+	for i, w := range workers {
+		var turns []turn
+		if err := w.result(&turns); err != nil {
+			return nil, err
+		}
+		for _, t := range turns {
+			t.Who += i * n
+			all = append(all, t)
+		}
+	}
+	return turnsValues(all, processes*n, from, to, after.minus(before).calls)
+}
+
+// turnsValues makes figures of the turns that n goroutines had between two moments,
+// in which commands were sent.
+func turnsValues(all []turn, n int, from, to int64, commands float64) (values, error) {
+	slices.SortFunc(all, func(a, b turn) int { return cmp.Compare(a.Got, b.Got) })
+	var gaps []time.Duration
+	var longest time.Duration
+	var last *turn
+	overlaps, turns := 0, 0
+	each := make([]float64, n)
+	for i, t := range all {
+		if t.Got == 0 {
+			longest = max(longest, time.Duration(to-t.Asked))
+			continue
+		}
+		each[t.Who]++
+		before := last
+		last = &all[i]
+		if t.Got < from || t.Got > to {
+			continue
+		}
+		turns++
+		longest = max(longest, time.Duration(t.Got-t.Asked))
+		if before == nil || before.Who == t.Who {
+			continue
+		}
+		gap := time.Duration(t.Got - before.Released)
+		if gap < 0 {
+			overlaps++
+		}
+		gaps = append(gaps, gap)
+	}
+	if turns == 0 {
+		return nil, fmt.Errorf("bench: nobody had a turn in %s", time.Duration(to-from))
+	}
+	length := time.Duration(to - from).Seconds()
+	v := values{
+		"rate": float64(len(gaps)) / length, "turns": float64(turns) / length, "commands": commands / float64(turns),
+		"jain": jain(each), "overlaps": float64(overlaps),
+		"longest": milliseconds(longest), "rounds": longest.Seconds() * float64(turns) / length / float64(n),
+	}
+	if len(gaps) > 0 {
+		v["gap50"], v["gap99"] = milliseconds(quantile(gaps, 0.5)), milliseconds(quantile(gaps, 0.99))
+	}
+	return v, nil
+}
+
+// jain is Jain's index of fairness: 1 when all shares are alike, 1/n when one
+// has everything.
+func jain(shares []float64) float64 {
+	var sum, squares float64
+	for _, x := range shares {
+		sum += x
+		squares += x * x
+	}
+	return sum * sum / (float64(len(shares)) * squares)
+}
+
+// turnsDuty takes turns with a key on N goroutines for Time.
+func turnsDuty(ctx context.Context, m *mate) error {
+	l, err := m.open()
+	if err != nil {
+		return err
+	}
+	if err := warm(ctx, l, m.N); err != nil {
+		return err
+	}
+	if err := m.ready(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Time)
+	defer cancel()
+	turns := make([][]turn, m.N) // each goroutine writes its own
+	errs := make([]error, m.N)
+	var wg sync.WaitGroup
+	for i := range m.N {
+		wg.Go(func() { turns[i], errs[i] = takeTurnsAs(ctx, i, l.handle(m.Key)) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := m.tell(slices.Concat(turns...)); err != nil {
+		return err
+	}
+	m.stay()
+	return l.close()
+}
+
+// takeTurnsAs is one goroutine's part. A floor does not look at ctx while it
+// waits, so its last turns are passed on at once, and not counted.
+func takeTurnsAs(ctx context.Context, who int, h handle) ([]turn, error) {
+	turns := make([]turn, 0, 1000)
+	for {
+		asked := time.Now()
+		got, err := h.lock(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				return nil, err
+			}
+			turns = append(turns, turn{Who: who, Asked: asked.UnixNano()})
+			return turns, nil // the time is over, as it was to be
+		}
+		began := time.Now()
+		if ctx.Err() != nil {
+			return turns, got.release(context.WithoutCancel(ctx))
+		}
+		for left := hold; left > 0; left = hold - time.Since(began) {
+			time.Sleep(left)
+		}
+		released := time.Now()
+		if err := got.release(context.WithoutCancel(ctx)); err != nil {
+			return nil, err
+		}
+		turns = append(turns, turn{who, asked.UnixNano(), began.UnixNano(), released.UnixNano()})
+	}
+}
+
+// warm makes connections and scripts known, with keys of its own.
+func warm(ctx context.Context, l locker, n int) error {
+	if f, ok := l.(*floorLocker); ok {
+		return f.rdb.Ping(ctx).Err() // a token that nobody has put there would never come
+	}
+	handles := make([]handle, n)
+	for i := range handles {
+		handles[i] = l.handle(fmt.Sprintf("warm:%d:%d", os.Getpid(), i))
+	}
+	_, err := pairs(ctx, handles, 20*time.Millisecond)
+	return err
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/pprof"
+	"strings"
+	"time"
+)
+
+// What is measured runs in processes of its own: this program starts itself
+// again with a job in the environment. So every figure comes from a fresh heap,
+// several processes are no special case, and one can be killed.
+const jobEnv = "AUTOMUTEX_BENCH_JOB"
+
+// job is what a worker process is told to do.
+type job struct {
+	Do        string // a name in duties
+	Contender string // by its full name; what it means is up to the duty
+	Conf      conf
+	Key       string
+	N         int // goroutines, tasks, waiters: as the duty says
+	Time      time.Duration
+	Load      string
+	Profile   string // a file for a CPU profile; empty: none
+}
+
+// line is what a worker writes to its standard output, as JSON, one a line.
+type line struct {
+	Ready  bool            `json:",omitempty"`
+	Result json.RawMessage `json:",omitempty"`
+	Err    string          `json:",omitempty"`
+}
+
+// worker is a worker process, seen from the program that started it.
+type worker struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines *json.Decoder
+	ended bool
+}
+
+// hire starts a worker and waits until it is ready to begin.
+func (b *bench) hire(ctx context.Context, j job) (*worker, error) {
+	if b.profiles != "" {
+		name := strings.Map(func(r rune) rune {
+			if r == ' ' || r == ',' || r == '/' {
+				return '-'
+			}
+			return r
+		}, fmt.Sprintf("%s_%s_%d", j.Do, j.Contender, j.N))
+		j.Profile = filepath.Join(b.profiles, name+".pprof")
+	}
+	spec, err := json.Marshal(j)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, b.self)
+	cmd.Env = append(os.Environ(), jobEnv+"="+string(spec))
+	cmd.Stderr = b.stderr
+	cmd.WaitDelay = time.Second
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	w := &worker{cmd: cmd, in: in, lines: json.NewDecoder(out)}
+	if l, err := w.next(); err != nil || !l.Ready {
+		return nil, errors.Join(fmt.Errorf("bench: %s of %q did not get ready", j.Do, j.Contender), err, w.dismiss())
+	}
+	return w, nil
+}
+
+// begin lets the worker go on from where it said that it is ready.
+func (w *worker) begin() error {
+	_, err := io.WriteString(w.in, "go\n")
+	return err
+}
+
+// result waits for what the worker has to tell.
+func (w *worker) result(value any) error {
+	l, err := w.next()
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(l.Result, value)
+}
+
+func (w *worker) next() (line, error) {
+	var l line
+	if err := w.lines.Decode(&l); err != nil {
+		return l, fmt.Errorf("bench: a worker ended early: %w", err)
+	}
+	if l.Err != "" {
+		return l, errors.New(l.Err)
+	}
+	return l, nil
+}
+
+// kill ends the worker at once, as an out-of-memory killer would.
+func (w *worker) kill() error {
+	w.ended = true
+	err := w.cmd.Process.Kill()
+	_ = w.cmd.Wait() // says that it was killed
+	return err
+}
+
+// dismiss ends the worker, which closes what it has. Without effect when it has
+// ended.
+func (w *worker) dismiss() error {
+	if w.ended {
+		return nil
+	}
+	w.ended = true
+	_ = w.in.Close() // that is what it waits for
+	late := time.AfterFunc(20*time.Second, func() { _ = w.cmd.Process.Kill() })
+	defer late.Stop()
+	if err := w.cmd.Wait(); err != nil {
+		return fmt.Errorf("bench: a worker: %w", err)
+	}
+	return nil
+}
+
+// mate is the worker's own side.
+type mate struct {
+	job
+	in  *bufio.Reader
+	out *json.Encoder
+}
+
+// duties are what workers can do.
+var duties = map[string]func(context.Context, *mate) error{
+	"pairs":   pairsDuty,
+	"turns":   turnsDuty,
+	"drain":   drainDuty,
+	"hold":    holdDuty,
+	"succeed": succeedDuty,
+	"tasks":   tasksDuty,
+	"grow":    growDuty,
+	"leases":  leasesDuty,
+}
+
+// work is main for a worker process.
+func work(spec string, in io.Reader, out io.Writer) int {
+	m := &mate{in: bufio.NewReader(in), out: json.NewEncoder(out)}
+	err := func() error {
+		if err := json.Unmarshal([]byte(spec), &m.job); err != nil {
+			return err
+		}
+		duty := duties[m.Do]
+		if duty == nil {
+			return fmt.Errorf("bench: there is no duty %q", m.Do)
+		}
+		return duty(context.Background(), m)
+	}()
+	pprof.StopCPUProfile()
+	if err != nil {
+		// When nobody reads any more there is nobody to tell.
+		_ = m.out.Encode(line{Err: err.Error()}) //nolint:errchkjson // see above
+		return 1
+	}
+	return 0
+}
+
+// ready says that preparations are over, and returns when the others are ready too.
+func (m *mate) ready() error {
+	if err := m.out.Encode(line{Ready: true}); err != nil {
+		return err
+	}
+	if _, err := m.in.ReadString('\n'); err != nil {
+		return fmt.Errorf("bench: not told to begin: %w", err)
+	}
+	if m.Profile == "" {
+		return nil
+	}
+	f, err := os.Create(m.Profile) // written at the end, closed by the end of the process
+	if err != nil {
+		return err
+	}
+	return pprof.StartCPUProfile(f)
+}
+
+// tell hands a result over.
+func (m *mate) tell(value any) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return m.out.Encode(line{Result: text})
+}
+
+// stay returns when the worker is dismissed.
+func (m *mate) stay() { _, _ = m.in.ReadString('\n') } // EOF is the only thing to come
+
+// open opens the job's contender.
+func (m *mate) open() (locker, error) {
+	c, err := contenderNamed(m.Contender)
+	if err != nil {
+		return nil, err
+	}
+	return c.open(m.Conf)
+}
