@@ -156,7 +156,7 @@ func TestParkStress(t *testing.T) {
 				t.Parallel()
 				jobs := 200
 				if s.Kind() == redistest.KindReal {
-					jobs = 2000
+					jobs = 1000
 				}
 				parkStress(t, s, newDepot(t, limit, 4/limit, jobs))
 			})

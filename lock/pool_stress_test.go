@@ -19,9 +19,9 @@ func TestPoolStress(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const lockers, each, values = 3, 8, 20
-		rounds := 25
+		rounds := 12
 		if s.Kind() != redistest.KindReal {
-			rounds = 10
+			rounds = 6
 		}
 		var (
 			mu    sync.Mutex
