@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"math"
 	"strings"
 	"time"
 
@@ -63,23 +63,27 @@ func (l *Locker) parseKey(key string) (string, error) {
 	return text, nil
 }
 
-// Waiter is one who stands in the line of a lock, as others see it.
+// Waiter is one who has a place in the line of a lock, as others see it.
 type Waiter struct {
-	// Owner is the waiter's label ([Options].Owner).
+	// Owner is the waiter's label ([Options].Owner); empty for what is parked.
 	Owner string
 	// Note is the waiter's note.
 	Note string
 	// Since is when it joined the line, by Redis' clock.
 	Since time.Time
+	// Parked is true for what keeps its place without waiting, Called when it
+	// was called besides and has not come yet; see [Lock.LockOrPark].
+	Parked, Called bool
 }
 
-// Line lists who waits in line, first come first, at most so many. Waiters that
-// died within the last few seconds are among them.
+// Line lists who is in line, at most so many: those who wait, then those who are
+// parked, then those who were called, each first come first. Waiters that died
+// within the last few seconds are among them.
 func (m *Lock) Line(ctx context.Context, most int) ([]Waiter, error) {
 	var found *redis.ZSliceCmd
 	err := m.look(ctx, func(p redis.Pipeliner) {
 		found = p.ZRangeArgsWithScores(ctx, redis.ZRangeArgs{
-			Key: m.Key(), ByScore: true, Start: "2e15", Stop: "(4e15", Count: int64(most),
+			Key: m.Key(), ByScore: true, Start: "2e15", Stop: "(8e15", Count: int64(most),
 		})
 	})
 	if err != nil {
@@ -88,38 +92,20 @@ func (m *Lock) Line(ctx context.Context, most int) ([]Waiter, error) {
 	var line []Waiter
 	for _, z := range found.Val() {
 		member, _ := z.Member.(string)
+		if note, parked := strings.CutPrefix(member, "p:"); parked {
+			// The ticket: see line.lua and docs/redis.md.
+			w := Waiter{Note: note, Parked: true, Called: z.Score >= 6e15}
+			w.Since = time.UnixMicro(int64(math.Mod(z.Score, 2e15) + 1.6e15))
+			line = append(line, w)
+			continue
+		}
 		f := strings.SplitN(strings.TrimPrefix(member, "e:"), "|", 3)
 		if len(f) != 3 {
 			return nil, backendError("line", m.Key(), fmt.Errorf("unexpected member %q", member))
 		}
-		// The ticket: see line.lua and docs/redis.md.
 		line = append(line, Waiter{Owner: unescape(f[1]), Note: f[2], Since: time.UnixMicro(int64(z.Score - 2e15 + 1.6e15))})
 	}
 	return line, nil
-}
-
-// Since tells of each lock, named by its Redis key, when it was last taken, by
-// Redis' clock: of a mutex that is held, since when. It is read off the fence,
-// and so is ahead of the truth while fences are, after Redis' clock stepped
-// back. The zero time: there is no such lock.
-func (l *Locker) Since(ctx context.Context, keys ...string) ([]time.Time, error) {
-	found := make([]*redis.FloatCmd, len(keys))
-	m := &Lock{locker: l, err: l.err, keys: []string{strconv.Itoa(len(keys)) + " keys"}} // for errors
-	err := m.look(ctx, func(p redis.Pipeliner) {
-		for i, key := range keys {
-			found[i] = p.ZScore(ctx, key, "f")
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	times := make([]time.Time, len(keys))
-	for i, f := range found {
-		if f.Err() == nil {
-			times[i] = time.UnixMicro(int64(-f.Val() - 1e15))
-		}
-	}
-	return times, nil
 }
 
 // look sends commands that read, in one pipeline. A key that is not there, or of

@@ -32,21 +32,25 @@ func TestByKey(t *testing.T) {
 			if err != nil || len(holders) != 1 || holders[0].Token != le.Token() || holders[0].Owner != "this|worker" {
 				t.Errorf("holders %+v, %v", holders, err)
 			}
+			away := handle(l, m, Note("q/parked"), Parts(m.parts...))
+			mustPark(t, away)
 			line, err := byKey.Line(t.Context(), 10)
-			if err != nil || len(line) != 1 || line[0].Owner != "the other" || line[0].Note != "q|2/x" {
+			if err != nil || len(line) != 2 || line[0].Owner != "the other" || line[0].Note != "q|2/x" || line[0].Parked ||
+				line[1].Note != "q/parked" || !line[1].Parked || line[1].Called || line[1].Since.Before(line[0].Since) {
 				t.Fatalf("line %+v, %v", line, err)
 			}
 			if line[0].Since.Before(began.Add(-time.Second)) || line[0].Since.After(serverNow(t, m).Add(time.Second)) {
 				t.Errorf("in line since %s, the server's clock was %s", line[0].Since, began)
 			}
-			since, err := l.Since(t.Context(), m.Key(), Key("automutex", name, "nobody"))
-			if err != nil || len(since) != 2 || !since[1].IsZero() || since[0].UnixMicro() != le.Fence() {
-				t.Errorf("since %v, %v; the fence is %d", since, err, le.Fence())
+			info, err := byKey.Inspect(t.Context())
+			if since := serverNow(t, m).Add(-info.Granted).UnixMicro() - le.Fence(); err != nil || since < 0 || since > soon.Microseconds() || info.Parked != 1 {
+				t.Errorf("%+v, %v; the fence is %d", info, err, le.Fence())
 			}
 			if ok, err := byKey.Break(t.Context(), le.Token()); err != nil || !ok {
 				t.Errorf("Break: %v, %v", ok, err)
 			}
 			mustUnlock(t, waiter.got(t))
+			mustUnlock(t, mustTry(t, away))
 			free(t, m, soon)
 			if line, err := byKey.Line(t.Context(), 10); err != nil || len(line) != 0 {
 				t.Errorf("line %+v, %v", line, err)
@@ -94,18 +98,14 @@ func TestByKey_backend(t *testing.T) {
 		if err := rdb.Set(t.Context(), m.Key(), "no lock", time.Minute).Err(); err != nil {
 			t.Fatal(err)
 		}
-		since, err := l.Since(t.Context(), m.Key())
-		if err != nil || len(since) != 1 || !since[0].IsZero() {
-			t.Errorf("since %v, %v", since, err)
+		if line, err := l.ByKey(m.Key()).Line(t.Context(), 10); err != nil || len(line) != 0 {
+			t.Errorf("line %v, %v", line, err)
 		}
 		if err := rdb.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.Since(t.Context(), m.Key()); !errors.Is(err, ErrBackend) {
+		if _, err := l.ByKey(m.Key()).Line(t.Context(), 10); !errors.Is(err, ErrBackend) {
 			t.Errorf("got %v", err)
-		}
-		if since, err := l.Since(t.Context()); err != nil || len(since) != 0 {
-			t.Errorf("got %v, %v", since, err)
 		}
 	})
 }

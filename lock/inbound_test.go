@@ -24,6 +24,9 @@ func learned(t testing.TB, m *Lock) (inbound float64, life time.Duration) {
 	return n.inbound, n.life()
 }
 
+// afterVain is what is left of the most after n trips in vain.
+func afterVain(n int) float64 { return mostInbound * math.Pow(1-vainTrip, float64(n)) }
+
 func near(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }
 
 // More are called at once when the slot was idle for want of them, fewer when
@@ -56,12 +59,12 @@ func TestInboundIsLearned(t *testing.T) {
 		for i := range 3 {
 			looksAfter(t, m, 64, time.Hour)
 			mustPark(t, job)
-			if inbound, _ := learned(t, m); !near(inbound, mostInbound*math.Pow(1-vainTrip, float64(i+1))) {
+			if inbound, _ := learned(t, m); !near(inbound, afterVain(i+1)) {
 				t.Errorf("after %d trips in vain %v are called", i+1, inbound)
 			}
 		}
 		mustPark(t, job) // it came by itself: no trip
-		if inbound, _ := learned(t, m); !near(inbound, mostInbound*math.Pow(1-vainTrip, 3)) {
+		if inbound, _ := learned(t, m); !near(inbound, afterVain(3)) {
 			t.Errorf("after one that was not called %v are called", inbound)
 		}
 		// One that came, waited and then parked was in vain as well.
@@ -70,7 +73,7 @@ func TestInboundIsLearned(t *testing.T) {
 		waiting(t, m, 1)
 		yield()
 		_ = a.failed(t)
-		if inbound, _ := learned(t, m); !near(inbound, mostInbound*math.Pow(1-vainTrip, 4)) {
+		if inbound, _ := learned(t, m); !near(inbound, afterVain(4)) {
 			t.Errorf("after one that waited %v are called", inbound)
 		}
 		// Never below one.

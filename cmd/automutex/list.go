@@ -72,7 +72,7 @@ func newList(a *app) *cobra.Command {
 		Short: "List the locks that are held or waited for",
 		Long: `List the locks that are held or waited for, in no order: a row for each holder.
 SINCE is how long ago a lock with one holder was taken, UNTIL when its lease ends
-unless it is renewed, LINE how many wait for it.
+unless it is renewed, LINE how many wait for it, and how many of them are parked.
 
 The keys are walked with SCAN, a thousand at a time, and shown as they are found:
 any number of locks neither blocks Redis nor fills memory. What comes and goes
@@ -149,6 +149,9 @@ func (a *app) printLocks(some []seen, now time.Time, header []string, asJSON boo
 // rows are a lock in columns, a row for each holder.
 func (s seen) rows(now time.Time) [][]string {
 	line := strconv.Itoa(s.Line)
+	if s.Parked > 0 {
+		line += fmt.Sprintf(" (%d parked)", s.Parked)
+	}
 	if len(s.Holders) == 0 {
 		return [][]string{{s.Key, "-", "-", "-", "-", line}}
 	}

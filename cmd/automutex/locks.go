@@ -16,8 +16,9 @@ import (
 type seen struct {
 	Key     string     `json:"key"`
 	Held    int        `json:"held"`
-	Line    int        `json:"line"`
-	Since   *time.Time `json:"since,omitempty"` // of a lock with one holder; else the last one's
+	Line    int        `json:"line"`             // who waits, and what is parked
+	Parked  int        `json:"parked,omitempty"` // of the line, the called ones included
+	Since   *time.Time `json:"since,omitempty"`  // of a lock with one holder; else the last one's
 	Holders []holder   `json:"holders"`
 	Waiters []waiter   `json:"waiters,omitempty"` // show only
 }
@@ -38,6 +39,7 @@ type waiter struct {
 	Task  string    `json:"task,omitempty"`
 	Note  string    `json:"note,omitempty"`
 	Since time.Time `json:"since"`
+	State string    `json:"state"` // waiting, parked or called
 }
 
 // task reads a note of the middleware: <queue, escaped>/<task ID>.
@@ -63,7 +65,12 @@ func taskCell(queue, id, other string) string {
 
 // look makes what lock tells of a lock into what is shown. now is Redis' time.
 func look(info lock.Info, now time.Time) seen {
-	s := seen{Key: info.Key, Held: info.Held, Line: info.Waiting, Holders: []holder{}}
+	parked := info.Parked + info.Called
+	s := seen{Key: info.Key, Held: info.Held, Line: info.Waiting + parked, Parked: parked, Holders: []holder{}}
+	if info.Held > 0 && info.Granted > 0 {
+		at := now.Add(-info.Granted).UTC()
+		s.Since = &at
+	}
 	for _, h := range info.Holders {
 		queue, id, other := task(h.Note)
 		s.Holders = append(s.Holders, holder{
@@ -90,10 +97,9 @@ func batches(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient
 		local := time.Now()
 		var some []seen
 		hand := func() bool {
-			err := since(ctx, locker, some)
 			out := some
 			some = nil
-			return yield(out, err) && err == nil
+			return yield(out, nil)
 		}
 		for info, err := range locker.List(ctx) {
 			if err != nil {
@@ -109,24 +115,6 @@ func batches(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient
 			hand()
 		}
 	}
-}
-
-// since fills in when the locks were taken.
-func since(ctx context.Context, locker *lock.Locker, some []seen) error {
-	keys := make([]string, len(some))
-	for i, s := range some {
-		keys[i] = s.Key
-	}
-	times, err := locker.Since(ctx, keys...)
-	if err != nil {
-		return err
-	}
-	for i := range some {
-		if at := times[i].UTC(); !times[i].IsZero() && some[i].Held > 0 {
-			some[i].Since = &at
-		}
-	}
-	return nil
 }
 
 // serverTime is Redis' clock, which all times of a lock are by.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -193,6 +194,23 @@ func testShow(t *testing.T, b binary) {
 		}
 		t.Cleanup(func() { _ = plain.Unlock(t.Context()) })
 		b.run(t, tr.flags("show", "plain")...).want(t, exitOK, "not in asynq", plain.Token())
+
+		// What is parked has its place in line, and no worker.
+		now := make(chan struct{})
+		close(now)
+		parked := tr.others.Mutex("plain", lock.Note(tr.queue+"/away"))
+		if _, err := parked.LockOrPark(t.Context(), now); !errors.Is(err, lock.ErrBusy) {
+			t.Fatal(err)
+		}
+		r := b.run(t, tr.flags("show", "plain")...).want(t, exitOK, "waited for by 0, 1 parked")
+		if row := "1 (parked) " + tr.queue + "/away not in asynq "; !strings.Contains(squeeze(r.stdout), row) {
+			t.Errorf("no row %q in\n%s", row, r.stdout)
+		}
+		b.run(t, tr.flags("list")...).want(t, exitOK, "1 (1 parked)")
+		got = lines[seen](t, b.run(t, tr.flags("show", "plain", "--json")...).want(t, exitOK).stdout)[0]
+		if got.Line != 1 || got.Parked != 1 || len(got.Waiters) != 1 || got.Waiters[0].State != "parked" {
+			t.Errorf("got %+v", got)
+		}
 		b.run(t, tr.flags("show", "work|8")...).wantError(t, exitNo, "nobody holds or waits for")
 	})
 }

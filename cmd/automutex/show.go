@@ -61,30 +61,34 @@ func inspect(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient
 	if now, err = serverTime(ctx, rdb); err != nil {
 		return seen{}, now, err
 	}
-	holders, err := m.Holders(ctx)
+	info, err := m.Inspect(ctx)
 	if err != nil {
 		return seen{}, now, err
 	}
-	waiting, err := m.Waiting(ctx)
-	if err != nil {
-		return seen{}, now, err
-	}
-	s = look(lock.Info{Key: key, Held: len(holders), Waiting: waiting, Holders: holders}, now)
+	s = look(info, now)
 	line, err := m.Line(ctx, mostShown)
 	if err != nil {
 		return seen{}, now, err
 	}
 	for _, w := range line {
 		queue, id, other := task(w.Note)
-		s.Waiters = append(s.Waiters, waiter{Owner: w.Owner, Queue: queue, Task: id, Note: other, Since: w.Since.UTC()})
+		state := "waiting"
+		switch {
+		case w.Called:
+			state = "called"
+		case w.Parked:
+			state = "parked"
+		}
+		s.Waiters = append(s.Waiters, waiter{Owner: w.Owner, Queue: queue, Task: id, Note: other, Since: w.Since.UTC(), State: state})
 	}
-	one := []seen{s}
-	err = since(ctx, locker, one)
-	return one[0], now, err
+	return s, now, nil
 }
 
 func (a *app) printLock(s seen, now time.Time, inspector *asynq.Inspector) error {
-	fmt.Fprintf(a.out, "%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line)
+	fmt.Fprintf(a.out, "%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked)
+	if s.Parked > 0 {
+		fmt.Fprintf(a.out, ", %d parked", s.Parked)
+	}
 	if s.Since != nil {
 		fmt.Fprintf(a.out, ", last taken %s ago", short(now.Sub(*s.Since)))
 	}
@@ -108,7 +112,11 @@ func (a *app) printLock(s seen, now time.Time, inspector *asynq.Inspector) error
 	fmt.Fprintln(a.out)
 	t := newTable(a.out, "PLACE", "WAITER", "TASK", "STATE", "WAITS")
 	for i, w := range s.Waiters {
-		t.row(strconv.Itoa(i+1), w.Owner, taskCell(w.Queue, w.Task, w.Note), taskState(inspector, w.Queue, w.Task), short(now.Sub(w.Since)))
+		owner := w.Owner
+		if owner == "" {
+			owner = "(" + w.State + ")" // in no worker
+		}
+		t.row(strconv.Itoa(i+1), owner, taskCell(w.Queue, w.Task, w.Note), taskState(inspector, w.Queue, w.Task), short(now.Sub(w.Since)))
 	}
 	if err := t.flush(); err != nil {
 		return err
