@@ -2,8 +2,6 @@ package lock
 
 import (
 	"context"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -67,21 +65,6 @@ type waiter struct {
 	done chan struct{} // closed when the waiter has its lease, or err
 	err  error
 }
-
-// message is a grant as published: token, fence, server time; or the news that
-// a lease was broken: then the fence is brokenFence; or that somebody newer asks
-// to stop: then it is stopFence.
-type message struct {
-	token string
-	fence int64
-	us    int64
-	value string // out of a pool, escaped
-}
-
-const (
-	brokenFence = -1
-	stopFence   = -2
-)
 
 func newLine(l *Locker) *line {
 	n := &line{locker: l, waiters: make(map[string]*waiter)}
@@ -415,19 +398,4 @@ func (n *line) empty() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.waiters) == 0
-}
-
-// parseMessage reads "<token> <fence> <server us>", and a value where there is one.
-func parseMessage(payload string) (message, bool) {
-	f := strings.Fields(payload)
-	if len(f) != 3 && len(f) != 4 {
-		return message{}, false
-	}
-	fence, err1 := strconv.ParseInt(f[1], 10, 64)
-	us, err2 := strconv.ParseInt(f[2], 10, 64)
-	msg := message{token: f[0], fence: fence, us: us}
-	if len(f) == 4 {
-		msg.value = f[3] // escaped: no spaces in it
-	}
-	return msg, err1 == nil && err2 == nil
 }
