@@ -127,7 +127,9 @@ func TestPark_tenThousand(t *testing.T) {
 		if longest > 5*time.Second {
 			t.Errorf("the line stood still for %s", longest)
 		}
-		if vain := len(r.seen.list(EventParked)); vain > n/2 {
+		// With few tasks what counts is that 64 are called at once at most, all of
+		// them in vain if several workers come back at the same time.
+		if vain := len(r.seen.list(EventParked)); vain > n/2+64 {
 			t.Errorf("%d trips in vain of %d tasks", vain, n)
 		}
 		r.awaitStored(0, 0, "work", "1")
