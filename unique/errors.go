@@ -28,7 +28,7 @@ func (e *DuplicateError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, e.State)
 	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
-		b.WriteString("; delete it, or wait for its end")
+		b.WriteString("; it is in the way until asynq drops it, or until the window of For has passed")
 	}
 	return b.String()
 }

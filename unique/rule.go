@@ -73,9 +73,10 @@ type Rule struct {
 	// zero value is [Reject].
 	Duplicate Duplicate
 
-	// MaxPostpone bounds [Postpone]: a task runs at the latest this long after the
-	// call that first put it off, so that calls which do not cease cannot keep it
-	// from running. 0 means ten times the delay of Postpone; less than that delay
+	// MaxPostpone bounds [Postpone]: a task is due at the latest this long after
+	// the call that first put it off, so that calls which do not cease cannot keep
+	// it from running. asynq keeps whole seconds, and looks for what is due every
+	// DelayedTaskCheckInterval: that much later it may run. 0 means ten times the delay of Postpone; less than that delay
 	// is refused, as is any without Postpone.
 	MaxPostpone time.Duration
 
