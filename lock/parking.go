@@ -104,8 +104,8 @@ func (p *parking) line(m *Lock) *parkedLine {
 
 // came notes the answer to an ask; called: the asker came because it was called.
 func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
-	if !a.back || a.parked {
-		return a.trip >= 0 && a.parked
+	if !a.back || a.parked { // parked looks at the trip of one that is
+		return false
 	}
 	le.parked = max(a.inLine, 1) // Redis counts whole milliseconds; 0 means never
 	p.mu.Lock()
