@@ -128,7 +128,7 @@ func needBinary(t testing.TB) {
 }
 
 // atOnce is how many tests of a package run at once, where nothing else is said.
-const atOnce = 6
+const atOnce = 12
 
 // waitTogether lets more tests run at once than there are cores: they mostly
 // wait for deadlines. A -parallel that was given stays.
