@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/automutex/automutex/internal/redisping"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -219,7 +220,7 @@ func (c *connection) open(ctx context.Context) (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.ping(ctx, rdb); err != nil {
+	if err := redisping.Ping(ctx, rdb, c.timeout); err != nil {
 		return nil, errors.Join(c.unreachable(where, err), rdb.Close())
 	}
 	return rdb, nil
@@ -238,27 +239,6 @@ func (c *connection) unreachable(where string, err error) error {
 	default:
 		return backend(fmt.Errorf("Redis at %s does not answer: %w; is it running, and are address and TLS right?", where, err))
 	}
-}
-
-// ping asks for a sign of life within the timeout, whatever the client makes of
-// its context: it may dial several nodes in turn.
-func (c *connection) ping(ctx context.Context, rdb redis.UniversalClient) error {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	// Ends when the client gives up or is closed; the buffer lets it.
-	answer := make(chan error, 1)
-	go func() { answer <- rdb.Ping(ctx).Err() }()
-	select {
-	case err := <-answer:
-		if !errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-	case <-ctx.Done():
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return ctx.Err()
-		}
-	}
-	return fmt.Errorf("no answer within %s", c.timeout)
 }
 
 // locker is open, and a Locker on it. done gives both back.

@@ -12,6 +12,8 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redisping"
 )
 
 // redisPatience is how long a Redis may take to answer at the start.
@@ -48,32 +50,11 @@ func openRedis(ctx context.Context, address string) (*store, error) {
 	if !ok {
 		return nil, fmt.Errorf("-redis: asynq made a %T where a Redis client was wanted", client)
 	}
-	if err := ping(ctx, client); err != nil {
+	if err := redisping.Ping(ctx, client, redisPatience); err != nil {
 		client.Close()
 		return nil, fmt.Errorf("-redis: %s does not answer: %w; is it running, and are address and password right?", name, err)
 	}
 	return &store{client: client, name: name, close: func() { client.Close() }}, nil
-}
-
-// ping asks for a sign of life within redisPatience, whatever the client makes
-// of its context: it dials several times by itself.
-func ping(ctx context.Context, client redis.UniversalClient) error {
-	ctx, cancel := context.WithTimeout(ctx, redisPatience)
-	defer cancel()
-	// Ends when the client gives up or is closed; the buffer lets it.
-	answer := make(chan error, 1)
-	go func() { answer <- client.Ping(ctx).Err() }()
-	select {
-	case err := <-answer:
-		if !errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-	case <-ctx.Done():
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return ctx.Err()
-		}
-	}
-	return fmt.Errorf("no answer within %s", redisPatience)
 }
 
 // parseRedis understands what -redis takes. Errors never repeat the address,
