@@ -115,14 +115,8 @@ func holdDuty(ctx context.Context, m *mate) error {
 
 // succeedDuty tells when the first of N waiters has the key.
 func succeedDuty(ctx context.Context, m *mate) error {
-	l, err := m.open()
+	l, err := m.openWarm(ctx)
 	if err != nil {
-		return err
-	}
-	if err := warm(ctx, l, m.N); err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)

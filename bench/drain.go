@@ -58,14 +58,8 @@ type drainResult struct {
 
 // drainDuty drains lines of N for about Time, and at least once.
 func drainDuty(ctx context.Context, m *mate) error {
-	l, err := m.open()
+	l, err := m.openWarm(ctx)
 	if err != nil {
-		return err
-	}
-	if err := warm(ctx, l, m.N); err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
 		return err
 	}
 	var r drainResult

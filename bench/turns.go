@@ -181,14 +181,8 @@ func jain(shares []float64) float64 {
 
 // turnsDuty takes turns with a key on N goroutines for Time.
 func turnsDuty(ctx context.Context, m *mate) error {
-	l, err := m.open()
+	l, err := m.openWarm(ctx)
 	if err != nil {
-		return err
-	}
-	if err := warm(ctx, l, m.N); err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Time)

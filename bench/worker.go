@@ -213,3 +213,16 @@ func (m *mate) open() (locker, error) {
 	}
 	return c.open(m.Conf)
 }
+
+// openWarm is open, with the connections of N goroutines made, when the others
+// are ready too.
+func (m *mate) openWarm(ctx context.Context) (locker, error) {
+	l, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	if err := warm(ctx, l, m.N); err != nil {
+		return nil, err
+	}
+	return l, m.ready()
+}
