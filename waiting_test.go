@@ -29,9 +29,11 @@ func TestWaiting_events(t *testing.T) {
 				}
 			}, []EventKind{EventRetried}},
 			"the task's context ends": {Rule{Wait: time.Minute}, func(r *rig, _ func()) {
-				if err := r.inspector.CancelProcessing(r.awaitWaiting().TaskID); err != nil {
-					r.t.Error(err)
-				}
+				id := r.awaitWaiting().TaskID
+				// A server that has only begun may not listen for it yet.
+				redistest.Eventually(r.t, patience, func() bool {
+					return r.inspector.CancelProcessing(id) == nil && len(r.seen.list(EventWaited)) > 0
+				}, "the wait of %s ends with its context", id)
 			}, nil},
 			"the last worker is wanted": {Rule{Busy: Park}, func(r *rig, _ func()) {
 				r.enqueue("another", nil)
