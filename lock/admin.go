@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -197,8 +198,8 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 			calls = append(calls, &call{keys: []string{key}, args: args})
 		}
 	}
-	if len(calls) > 0 {
-		l.conn.pipeline(ctx, s, calls)
+	for some := range slices.Chunk(calls, pipelineMost) {
+		l.conn.pipeline(ctx, s, some)
 	}
 	return calls, next, nil
 }
@@ -210,6 +211,10 @@ func wrongType(err error) bool {
 
 // scanCount is how many keys Redis looks at for one SCAN.
 const scanCount = 1000
+
+// pipelineMost is how many scripts go to Redis at once: each may list a thousand
+// holders, others want to be served in between, and an exchange is bounded.
+const pipelineMost = 100
 
 // scanner is a node whose keys can be walked.
 type scanner interface {
