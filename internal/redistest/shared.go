@@ -149,7 +149,9 @@ func waitTogether() {
 //	func TestMain(m *testing.M) { redistest.Main(m) }
 //
 // Leaks count only when the tests passed: a failed test may well leave some.
-func Main(m *testing.M, ignore ...goleak.Option) {
+//
+// It takes a *testing.M, or what has something to do before and after it.
+func Main(m interface{ Run() int }, ignore ...goleak.Option) {
 	underMain.Store(true)
 	waitTogether()
 	code := m.Run()

@@ -1,0 +1,77 @@
+package trust
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+)
+
+// results is the table of what the tests found.
+var results summary
+
+type summary struct {
+	mu   sync.Mutex // guards rows: tests run at once
+	rows []*row
+}
+
+// row is what one test found.
+type row struct {
+	group, what string
+	figures     []string // guarded by results.mu
+	failed      bool
+	took        time.Duration
+}
+
+// found begins the row of a test. group is the kind of trouble ("network"), what
+// says in a few words what was done. The row has its verdict and time when the
+// test ends; figures come with note.
+func found(t *testing.T, group, what string) *row {
+	t.Helper()
+	r, start := &row{group: group, what: what}, time.Now()
+	t.Cleanup(func() {
+		results.mu.Lock()
+		defer results.mu.Unlock()
+		r.failed, r.took = t.Failed(), time.Since(start)
+		if !t.Skipped() {
+			results.rows = append(results.rows, r)
+		}
+	})
+	return r
+}
+
+// note adds a figure: r.note("overlaps %d", n).
+func (r *row) note(format string, args ...any) {
+	results.mu.Lock()
+	defer results.mu.Unlock()
+	r.figures = append(r.figures, fmt.Sprintf(format, args...))
+}
+
+// print writes the table to w and, as Markdown, to a file if one is named.
+func (s *summary) print(w io.Writer, file string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sort.SliceStable(s.rows, func(i, j int) bool {
+		a, b := s.rows[i], s.rows[j]
+		return a.group < b.group || a.group == b.group && a.what < b.what
+	})
+	out := table.NewWriter()
+	out.AppendHeader(table.Row{"fault", "what was done", "holds", "figures", "took"})
+	for _, r := range s.rows {
+		verdict := "yes"
+		if r.failed {
+			verdict = "NO"
+		}
+		out.AppendRow(table.Row{r.group, r.what, verdict, strings.Join(r.figures, ", "), r.took.Round(100 * time.Millisecond)})
+	}
+	if _, err := fmt.Fprintln(w, out.Render()); err != nil || file == "" {
+		return err
+	}
+	return os.WriteFile(file, []byte(out.RenderMarkdown()+"\n"), 0o644) //nolint:gosec // a page for everybody
+}
