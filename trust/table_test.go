@@ -73,5 +73,5 @@ func (s *summary) print(w io.Writer, file string) error {
 	if _, err := fmt.Fprintln(w, out.Render()); err != nil || file == "" {
 		return err
 	}
-	return os.WriteFile(file, []byte(out.RenderMarkdown()+"\n"), 0o644) //nolint:gosec // a page for everybody
+	return os.WriteFile(file, []byte(out.RenderMarkdown()+"\n"), 0o644)
 }
