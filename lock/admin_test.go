@@ -689,6 +689,9 @@ func TestChangingNOfALiveSemaphore(t *testing.T) {
 
 // leaseOf makes a lease release as a caller with m's limit does.
 func leaseOf(le *Lease, m *Lock) *Lease {
+	r := le.lock.locker.renewer
+	r.mu.Lock() // the renewer looks at all leases, whoever made them
+	defer r.mu.Unlock()
 	le.lock = handle(le.lock.locker, m)
 	return le
 }

@@ -107,8 +107,10 @@ func TestRule05_TwoCallsPerContendedAcquisition(t *testing.T) {
 		if asks := k.count(askScript); asks > n*(1+seconds)+2+seconds {
 			t.Errorf("%d acquisitions in %s took %d asks", n, time.Since(began), asks)
 		}
-		if releases := k.count(releaseScript); releases != n+2 {
-			t.Errorf("%d acquisitions took %d releases, want one each", n+2, releases)
+		// A grant that nobody came for in G is given back by whoever was late.
+		lapsed := int(time.Since(began) / maxGrant)
+		if releases := k.count(releaseScript); releases < n+2 || releases > n+2+lapsed {
+			t.Errorf("%d acquisitions in %s took %d releases, want one each", n+2, time.Since(began), releases)
 		}
 	})
 }

@@ -336,7 +336,7 @@ func TestForLeavesOptionsAlone(t *testing.T) {
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(300*time.Millisecond), NoRenew())
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(2*time.Second), NoRenew())
 		le := mustTry(t, m)
 		if !le.Held() {
 			t.Error("not held after TryLock")

@@ -92,7 +92,7 @@ func (d *demo) report(out io.Writer) int {
 			exit = 1
 			fmt.Fprintf(out, "             the last run was to see version %d\n", d.changes)
 		}
-		if w.most != nil && len(began) > w.most(d.changes, time.Duration(d.changes)*d.every) {
+		if w.most != nil && len(began) > w.most(d.asked[w.task]) {
 			exit = 1
 			fmt.Fprintf(out, "             there are more runs than promised\n")
 		}

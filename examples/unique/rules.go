@@ -15,8 +15,8 @@ type wish struct {
 
 	// newest: the last run sees the last version.
 	newest bool
-	// most is how many runs there may be of so many changes in so long a time.
-	most func(changes int, took time.Duration) int
+	// most is how many runs there may be of what was asked.
+	most func(asked []ask) int
 }
 
 const (
@@ -30,12 +30,24 @@ var wishes = []wish{
 	{task: "until start", text: "one runs, at most one waits", newest: true,
 		rule: &unique.Rule{Until: unique.UntilStart, Duplicate: unique.Join}},
 	{task: "for 1s", text: "at most once in a second", rule: &unique.Rule{Until: unique.For(window)},
-		most: func(_ int, took time.Duration) int { return int(took/window) + 1 }},
+		most: func(asked []ask) int { return int(asked[len(asked)-1].at/window) + 1 }},
 	{task: "replace", text: "one runs, the newest waits",
 		rule: &unique.Rule{Until: unique.UntilStart, Duplicate: unique.Replace}},
 	{task: "postpone 2s", text: "when changes have ceased for two seconds", newest: true,
 		rule: &unique.Rule{Until: unique.UntilStart, Duplicate: unique.Postpone(debounce), MaxPostpone: time.Hour},
-		most: func(int, time.Duration) int { return 1 }},
+		most: func(asked []ask) int { return 1 + pauses(asked, debounce) }},
+}
+
+// pauses counts those that may have been as long as d: a busy machine makes some.
+// An ask is noted when it has its answer, so what looks like half of d may be it.
+func pauses(asked []ask, d time.Duration) int {
+	n := 0
+	for i := 1; i < len(asked); i++ {
+		if asked[i].at-asked[i-1].at > d/2 {
+			n++
+		}
+	}
+	return n
 }
 
 // uniqueRules are the rules for the producer.
