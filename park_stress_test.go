@@ -115,7 +115,7 @@ func TestPark_tenThousand(t *testing.T) {
 		held := r.hold("work", "1")
 		r.enqueueMany(n, "work", func(int) string { return `{"id":1}` })
 		// The last ones find no other who takes their workers.
-		redistest.Eventually(t, patience, func() bool { return r.stored("work", "1").Parked >= n-8 }, "they are parked")
+		redistest.Eventually(t, 4*patience, func() bool { return r.stored("work", "1").Parked >= n-8 }, "they are parked")
 		r.seen.clear()
 		r.free(held)
 		longest := runs.await(t, n)

@@ -287,7 +287,7 @@ func TestSeedRedisLock_Extend(t *testing.T) {
 	t.Parallel()
 	seed(t, "an extended lock outlives the life it began with", func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
-		m := hers.Mutex(redistest.Name(t), TTL(600*time.Millisecond), NoRenew())
+		m := hers.Mutex(redistest.Name(t), TTL(2*time.Second), NoRenew())
 		held := mustTry(t, m)
 		first, _ := holds(t, held)
 		if err := held.Extend(t.Context(), 100*time.Second); err != nil {
