@@ -36,7 +36,7 @@ func openOurs(pipelined func() *redis.AutoPipelineOptions) func(conf) (locker, e
 		rdb := connect(c)
 		options := lock.Options{TTL: c.TTL}
 		if pipelined != nil {
-			transport, err := rdb.AutoPipelineWithOptions(pipelined()) // closed with the client
+			transport, err := rdb.AsyncAutoPipelineWithOptions(pipelined()) // closed with the client
 			if err != nil {
 				return nil, errors.Join(err, rdb.Close())
 			}

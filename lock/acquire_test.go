@@ -136,6 +136,68 @@ func TestRule03_ResentAskIsOurs(t *testing.T) {
 	})
 }
 
+// An ask knows its own token as a holder, whoever else has a slot with an earlier
+// deadline: callers may differ in N.
+func TestRule03_ResentAskIsOursBesideOtherHolders(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		name := redistest.Name(t)
+		for _, n := range []int{1, 2, 4} {
+			ours := l.Semaphore(name, n, TTL(time.Minute)).newLease()
+			first := mustAsk(t, ours.lock, ours, 0)
+			others := l.Semaphore(name, 4, TTL(10*time.Second))
+			var beside []*Lease
+			for range 3 {
+				beside = append(beside, others.newLease())
+				if a := mustAsk(t, others, beside[len(beside)-1], 0); !a.yours {
+					t.Fatalf("a slot of four is refused; %s", dump(others))
+				}
+			}
+			again := mustAsk(t, ours.lock, ours, stay)
+			if !first.yours || !again.yours || again.fence <= first.fence {
+				t.Errorf("N = %d: two asks of one token are answered %+v and %+v, want yours both times; %s", n, first, again, dump(others))
+			}
+			for _, le := range append(beside, ours) {
+				if _, held, err := le.release(t.Context(), 0); !held || err != nil {
+					t.Fatal(held, err)
+				}
+			}
+		}
+	})
+}
+
+// A release finds the slots of holders that have died, and gives them to the
+// line as well.
+func TestReleaseGrantsWhatHasRunOut(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	l := newLocker(t, s.Client(t))
+	now := time.Now()
+	s.Mini().SetTime(now)
+	m := l.Semaphore(redistest.Name(t), 3, TTL(time.Minute))
+	dead := handle(l, m, TTL(time.Second))
+	lives := m.newLease()
+	for _, le := range []*Lease{lives, dead.newLease(), dead.newLease()} {
+		mustAsk(t, le.lock, le, 0)
+	}
+	var line []*Lease
+	for range 4 {
+		le := m.newLease()
+		mustAsk(t, m, le, stay)
+		line = append(line, le)
+	}
+	s.Mini().SetTime(now.Add(2 * time.Second))
+	if free, held, err := lives.release(t.Context(), 0); free != 0 || !held || err != nil {
+		t.Fatal(free, held, err)
+	}
+	for i, le := range line {
+		if _, ok := holds(t, le); ok != (i < 3) {
+			t.Errorf("the one in place %d is granted a slot: %t; %s", i, ok, dump(m))
+		}
+	}
+}
+
 // The same for a busy lock: the asker is in line once, and busy is busy.
 func TestRule03_ResentAskStandsInLineOnce(t *testing.T) {
 	t.Parallel()

@@ -26,11 +26,13 @@ type Client interface {
 
 // Transport carries the scripts of single operations in place of the client:
 // another connection, or another way to use one. A [*redis.AutoPipeliner] is the
-// case in point: it gathers the commands of many goroutines into one write.
-// Subscriptions, and the pipelines of renewals and waiters, stay with the
-// client, so both must lead to the same Redis. A transport may ignore contexts:
-// a call that has no answer after about 5 s is left behind, on a goroutine that
-// ends when the transport lets go of it. Its owner closes it, after the Locker.
+// case in point: it gathers the commands of many goroutines into one write; best
+// an asynchronous one, of AsyncAutoPipelineWithOptions, since any other transport
+// costs a goroutine for each call. Subscriptions, and the pipelines of renewals
+// and waiters, stay with the client, so both must lead to the same Redis. A
+// transport may ignore contexts: a call that has no answer after about 5 s is left
+// behind, and its goroutine ends when the transport lets go of it. Its owner
+// closes it, after the Locker.
 type Transport interface {
 	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
 	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd
@@ -65,10 +67,18 @@ func CheckClient(rdb Client) error {
 // opTimeout bounds each exchange with Redis, retries of the client included.
 const opTimeout = 5 * time.Second
 
+// submitter is a transport that takes commands without waiting for them: the
+// asynchronous face of a *redis.AutoPipeliner.
+type submitter interface {
+	Submit(ctx context.Context, cmd redis.Cmder) redis.AutoFuture
+	IsBlocking() bool
+}
+
 // conn runs scripts. It owns the bound on every exchange.
 type conn struct {
 	rdb     Client
 	scripts Transport // rdb, unless Options say otherwise
+	submits submitter // scripts, where it can be left without a goroutine; else nil
 	// bounded: the client itself gives up within opTimeout of a context's end,
 	// so calls run on the caller's goroutine. Otherwise (reads without timeout,
 	// a client type we do not know) each call runs beside, and is left behind.
@@ -82,6 +92,9 @@ func newConn(rdb Client, transport Transport) *conn {
 	c := &conn{rdb: rdb, scripts: rdb, sizes: true}
 	if transport != nil {
 		c.scripts = transport
+		if s, ok := transport.(submitter); ok && !s.IsBlocking() {
+			c.submits = s
+		}
 		return c
 	}
 	within := func(contextTimeout bool, read time.Duration) bool {
@@ -172,8 +185,11 @@ var callers sync.Map // uintptr to bool
 // has begun is finished.
 func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (any, error) {
 	bound := c.bound(ctx)
-	if c.bounded {
+	switch {
+	case c.bounded:
 		return c.exchange(bound, s, keys, args)
+	case c.submits != nil:
+		return c.submit(bound, s, keys, args)
 	}
 	v, err := c.within(bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
 	if errors.Is(err, errLeftBehind) {
@@ -187,6 +203,27 @@ func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []an
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		answered(args)
 		v, err = c.scripts.Eval(ctx, s.src, keys, args...).Result()
+	}
+	return v, err
+}
+
+// submit is exchange over a submitter, within ctx: this goroutine waits, and a
+// command that is left behind is the submitter's alone.
+func (c *conn) submit(ctx context.Context, s *script, keys []string, args []any) (any, error) {
+	send := func(name, text string) (any, error) {
+		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
+		cmd := redis.NewCmd(ctx, append(words, args...)...)
+		cmd.SetFirstKeyPos(3) // where a Cluster sends it
+		if err := c.submits.Submit(ctx, cmd).WaitContext(ctx); err != nil && ctx.Err() != nil {
+			leftBehind(args) // cmd may be written to yet: it is not looked at
+			return nil, errLeftBehind
+		}
+		return cmd.Result()
+	}
+	v, err := send("evalsha", s.sha)
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		answered(args)
+		v, err = send("eval", s.src)
 	}
 	return v, err
 }

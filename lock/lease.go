@@ -211,8 +211,13 @@ func (le *Lease) end(ctx context.Context, cooldown int64, consume bool) (int, er
 
 // answered notes what became of an ask.
 func (le *Lease) answered(err error) {
-	var said redis.Error
-	if (err == nil || errors.As(err, &said)) && le.asks.Load() > 0 {
+	if err != nil {
+		var said redis.Error
+		if !errors.As(err, &said) {
+			return
+		}
+	}
+	if le.asks.Load() > 0 {
 		le.asks.Add(-1)
 	}
 }

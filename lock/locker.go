@@ -130,7 +130,9 @@ func New(rdb Client, o Options) *Locker {
 	if l.err == nil {
 		l.err = checkTransport(o.Transport)
 	}
-	l.conn = newConn(rdb, o.Transport)
+	if l.err == nil {
+		l.conn = newConn(rdb, o.Transport)
+	}
 	return l
 }
 

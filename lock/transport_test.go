@@ -21,10 +21,17 @@ import (
 // AUTOMUTEX_TEST_TRANSPORT="full duplex" go test ./lock
 const transportEnv = "AUTOMUTEX_TEST_TRANSPORT"
 
-// transports are what TestTransport runs tests over.
-var transports = map[string]*redis.AutoPipelineOptions{
-	"half duplex": {MaxBatchSize: 300, MaxBatchBytes: 128 * 1024},
-	"full duplex": {FullDuplex: true},
+// transports are what TestTransport runs tests over. Closed with the client.
+var transports = map[string]func(redis.UniversalClient) (*redis.AutoPipeliner, error){
+	"half duplex": func(rdb redis.UniversalClient) (*redis.AutoPipeliner, error) {
+		return rdb.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{MaxBatchSize: 300, MaxBatchBytes: 128 * 1024})
+	},
+	"full duplex": func(rdb redis.UniversalClient) (*redis.AutoPipeliner, error) {
+		return rdb.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
+	},
+	"blocking": func(rdb redis.UniversalClient) (*redis.AutoPipeliner, error) {
+		return rdb.AutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
+	},
 }
 
 // transportFor is the transport that newLocker gives to the test's Lockers,
@@ -38,15 +45,15 @@ func transportFor(t testing.TB, rdb Client) Transport {
 			t.Skip("real servers serve for this")
 		}
 	}
-	options := transports[name]
+	open := transports[name]
 	client, ok := rdb.(redis.UniversalClient)
 	if name == "" || !ok {
 		return nil
 	}
-	if options == nil {
+	if open == nil {
 		t.Fatalf("there is no transport %q", name)
 	}
-	ap, err := client.AutoPipelineWithOptions(options) // closed with the client
+	ap, err := open(client)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,12 +324,12 @@ func TestTransportThatHangsIsBounded(t *testing.T) {
 func TestTransportThatHangsReleasesWhatMayYetRun(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
-	for name, options := range transports {
+	for name, open := range transports {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := redistest.NewProxy(t, s.Addr())
 			rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 2*opTimeout })
-			ap, err := rdb.AutoPipelineWithOptions(options)
+			ap, err := open(rdb)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -32,21 +32,36 @@ local limit, ttl, stay, park = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(AR
 
 --@include line
 
-purge()
-if redis.call('ZSCORE', lock, 'h:' .. body) then
+local held, holder, deadline = holders()
+local mine = 'h:' .. body
+local stored = holder == mine and deadline or held > 1 and redis.call('ZSCORE', lock, mine)
+if stored then
   -- Ours already: a resent ask, or one that crossed a grant. The asker counts
   -- its deadline from this ask, so the stored one is made to reach that far.
-  return hold(body, ttl)
+  local reach = math.ceil(now_us / 1000) + ttl
+  if reach > tonumber(stored) then
+    redis.call('ZADD', lock, string.format('%d', reach), mine)
+  end
+  keep(ttl)
+  return raise()
 end
 
-local free, fence = grant(body, ttl)
-if fence then
-  return fence
+local free, fence = 0, nil
+if held < limit then
+  free, fence = grant(held, nil, body, ttl)
+  if fence then
+    return fence
+  end
+  if free == 0 then
+    held, holder, deadline = holders() -- others, who were granted it just now
+  end
 end
-local note = string.match(body, '^[^|]*|[^|]*|(.*)$')
+-- A note may have any text in it, the separator too.
+local note = string.sub(body, string.find(body, '|', string.find(body, '|', 1, true) + 1, true) + 1)
 local away = note ~= '' and redis.call('ZSCORE', lock, 'p:' .. note)
+local entry, alive = 'e:' .. body, 'd:' .. body
 if free > 0 then
-  redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body)
+  redis.call('ZREM', lock, entry, alive)
   if not away then
     return hold(body, ttl)
   end
@@ -56,19 +71,15 @@ if free > 0 then
     idle = now_ms + since + 3e14
   end
   redis.call('ZREM', lock, 'i')
-  return {hold(body, ttl), inline, called, idle, redis.call('ZCOUNT', lock, 4e15, '(6e15')}
+  return {hold(body, ttl), inline, called, idle, redis.call('ZCOUNT', lock, '4e15', '(6e15')}
 end
 
-local first = redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)
-local holder, wait = first[1] or '', -1
-if first[2] then
-  wait = first[2] - now_ms
-end
+local wait = deadline and deadline - now_ms or -1
 local same = false
 if note ~= '' and (limit > 1 or park) then
   -- Among several holders, one with the asker's own note tells most. Of a great
   -- many only the first are looked at: each costs a third of a microsecond.
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'LIMIT', 0, math.min(limit, 128))) do
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'LIMIT', '0', math.min(limit, 128))) do
     if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
       holder, same = member, true
       break
@@ -76,35 +87,43 @@ if note ~= '' and (limit > 1 or park) then
   end
 end
 
-local place, before, was = 0, '(4e15', redis.call('ZSCORE', lock, 'e:' .. body)
-local ticket = was and was - 2e15 or away and away % 2e15 or now_us - 1.6e15
 local inline, called = 0, -1
-if away and (stay > 0 or park) then
-  inline, called = back(note, away)
-end
+local first = away and away % 2e15 or now_us - 1.6e15 -- the ticket of one who is not in line yet
+local place, before = 0, '(4e15'
 if park then
-  redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body)
+  local was = redis.call('ZSCORE', lock, entry)
+  local ticket = was and was - 2e15 or first
+  if away then
+    inline, called = back(note, away)
+  end
+  redis.call('ZREM', lock, entry, alive)
   if not same then -- nobody parks behind what has its own note
-    redis.call('ZADD', lock, string.format('%d', 4e15 + ticket), 'p:' .. note)
+    local score = string.format('%d', 4e15 + ticket)
+    redis.call('ZADD', lock, score, 'p:' .. note)
     keep_parked()
     inline = math.floor((now_us - 1.6e15 - ticket) / 1000)
-    before = string.format('(%d', 4e15 + ticket)
-    place = redis.call('ZCOUNT', lock, 6e15, 8e15)
+    before = '(' .. score
+    place = redis.call('ZCOUNT', lock, '6e15', '8e15')
   end
 elseif stay > 0 then
-  if not was then
-    redis.call('ZADD', lock, string.format('%d', 2e15 + ticket), 'e:' .. body)
+  local score, stale = string.format('%d', 2e15 + first), string.format('-%d', now_ms + stay)
+  -- In line already: the place stays, and only the life is renewed.
+  if redis.call('ZADD', lock, 'NX', score, entry, stale, alive) < 2 then
+    score = redis.call('ZSCORE', lock, entry)
+    redis.call('ZADD', lock, stale, alive)
   end
-  redis.call('ZADD', lock, -(now_ms + stay), 'd:' .. body)
+  if away then
+    inline, called = back(note, away)
+  end
   keep(stay)
-  before = string.format('(%d', 2e15 + ticket)
+  before = '(' .. score
 end
-place = place + redis.call('ZCOUNT', lock, 2e15, before)
+place = place + redis.call('ZCOUNT', lock, '2e15', before)
 if away or park then
   local parked = 0
   if park and not same then
     parked = 1
   end
-  return {now_us, wait, place, holder, inline, called, redis.call('ZCOUNT', lock, 4e15, '(6e15'), parked}
+  return {now_us, wait, place, holder or '', inline, called, redis.call('ZCOUNT', lock, '4e15', '(6e15'), parked}
 end
-return {now_us, wait, place, holder}
+return {now_us, wait, place, holder or ''}

@@ -13,7 +13,7 @@ local now_us = time[1] * 1000000 + time[2]
 
 --@include line
 
-purge()
+holders() -- those whose deadline has passed leave
 local broken = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14)) do
   local its = string.match(member, '^[hc]:([^|]*)')
@@ -28,6 +28,6 @@ if ARGV[3] == '1' then
   redis.call('DEL', lock)
   return broken
 end
-grant()
+grant((holders()))
 tidy()
 return broken

@@ -17,7 +17,7 @@ local now_us = time[1] * 1000000 + time[2]
 --@include line
 --@include calls
 
-purge()
+local held = holders()
 if fate ~= '0' then
   -- Only while it is called: if it came meanwhile, this is not about it.
   local score = redis.call('ZSCORE', lock, 'p:' .. note)
@@ -28,7 +28,7 @@ if fate ~= '0' then
     end
   end
 end
-local free, inbound = grant(), tonumber(ARGV[2])
+local free, inbound = grant(held), tonumber(ARGV[2])
 if fate == '0' and free == 0 then
   inbound = 0 -- a look while the slots are taken repeats calls, and makes none: they would come in vain
 end

@@ -9,7 +9,9 @@
 -- first deadline (ms, -1: no holder), note of a called entry, ...}. A called
 -- entry stays, and is returned each time, until its note asks.
 local function calls(code, free, inbound, life, ended)
-  if redis.call('ZCOUNT', lock, 4e15, 8e15) == 0 then
+  -- What is parked or called has the highest scores of all.
+  local last = redis.call('ZRANGE', lock, '-1', '-1')[1]
+  if not last or string.sub(last, 1, 2) ~= 'p:' then
     return nil
   end
   if inbound > 0 then

@@ -1,10 +1,24 @@
 -- line: what ask and release share. Included, never sent alone.
 -- Expects: lock, limit, now_us.
+--
+-- A call of Redis costs a third of a microsecond before it does anything, and a
+-- number handed to it as much as text costs nothing: so bounds are texts, and
+-- nothing is asked for that is known.
 local now_ms = math.floor(now_us / 1000)
 
--- purge: holders and cooldowns whose deadline has passed leave.
-local function purge()
-  redis.call('ZREMRANGEBYSCORE', lock, 1e11, now_ms)
+-- holders: how many hold the lock, of those whose deadline has passed none: they
+-- leave. And who has the first deadline, and when that is (ms).
+local function holders()
+  local found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
+  if found[2] and tonumber(found[2]) <= now_ms then
+    redis.call('ZREMRANGEBYSCORE', lock, '1e11', string.format('%d', now_ms))
+    found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
+  end
+  local held = #found / 2
+  if held == 2 and limit > 2 then
+    held = redis.call('ZCOUNT', lock, '1e11', '1e14')
+  end
+  return held, found[1], found[2]
 end
 
 -- keep: the key outlives an entry that lasts ms from now; never shortened.
@@ -40,32 +54,34 @@ local function back(note, away)
   return math.floor((now_us - 1.6e15 - away % 2e15) / 1000), called
 end
 
--- hold: make id a holder for at least length ms, with a fence above all before.
-local function hold(id, length)
-  local fence = now_us
-  local last = redis.call('ZSCORE', lock, 'f')
-  if last and -last - 1e15 >= fence then
-    fence = -last - 1e15 + 1
-  end
-  local deadline = math.ceil(now_us / 1000) + length
-  local stored = redis.call('ZSCORE', lock, 'h:' .. id)
-  if stored and tonumber(stored) > deadline then
-    deadline = tonumber(stored)
-  end
-  redis.call('ZADD', lock, string.format('%d', deadline), 'h:' .. id, string.format('-%d', 1e15 + fence), 'f')
-  keep(length)
+-- raise: a fence above all before, stored.
+local function raise()
+  local fence = math.max(now_us, -(redis.call('ZSCORE', lock, 'f') or 0) - 1e15 + 1)
+  redis.call('ZADD', lock, string.format('-%d', 1e15 + fence), 'f')
   return fence
 end
 
--- grant: give all free slots to live waiters by ticket, and wake each. An entry
--- not refreshed in time is dropped, at most 64 a call. Returns the slots still
--- free for a newcomer (0 while anybody is in line), and the fence if the asker
--- itself was granted. What is parked is no waiter: no slot is kept for it.
-local function grant(asker, ttl)
-  local free = limit - redis.call('ZCOUNT', lock, 1e11, 1e14)
+-- hold: make id, which is no holder, one for length ms. Returns its fence.
+local function hold(id, length)
+  local deadline = string.format('%d', math.ceil(now_us / 1000) + length)
+  -- LT: a new member is added, and f is lowered to this time, or is as low
+  -- already (the clock stood still, or went back).
+  local changed = redis.call('ZADD', lock, 'LT', 'CH', deadline, 'h:' .. id, string.format('-%d', 1e15 + now_us), 'f')
+  keep(length)
+  return changed == 2 and now_us or raise()
+end
+
+-- grant: give all free slots to live waiters by ticket, and wake each. held: how
+-- many are taken; head: who is first in line, nil where that is to be looked up.
+-- An entry not refreshed in time is dropped, at most 64 a call.
+-- Returns the slots still free for a newcomer (0 while anybody is in line), and
+-- the fence if the asker itself was granted. What is parked is no waiter: no slot
+-- is kept for it.
+local function grant(held, head, asker, ttl)
+  local free = limit - held
   local stale, mine = 0, nil
   while free > 0 do
-    local head = redis.call('ZRANGEBYSCORE', lock, 2e15, '(4e15', 'LIMIT', 0, 1)[1]
+    head = head or redis.call('ZRANGEBYSCORE', lock, '2e15', '(4e15', 'LIMIT', '0', '1')[1]
     if not head then
       break
     end
@@ -73,15 +89,15 @@ local function grant(asker, ttl)
       return 0, mine
     end
     local id = string.sub(head, 3)
-    local until_ms = redis.call('ZSCORE', lock, 'd:' .. id)
-    redis.call('ZREM', lock, head, 'd:' .. id)
+    local entry = 'd:' .. id
+    local until_ms = redis.call('ZSCORE', lock, entry)
+    redis.call('ZREM', lock, head, entry)
     if id == asker then
       mine = hold(id, ttl)
       free = free - 1
     elseif until_ms and -until_ms > now_ms then
       -- token = <channel>.<G>.<nonce>: where to wake, and how long a lease to give.
-      local token = string.match(id, '^[^|]*')
-      local channel, length = string.match(token, '^([^.]+)%.(%d+)%.')
+      local token, channel, length = string.match(id, '^(([^.|]+)%.(%d+)%.[^|]*)')
       local fence = hold(id, tonumber(length))
       -- pcall: an ACL without the channel must not abort the script after its writes.
       redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel,
@@ -90,6 +106,7 @@ local function grant(asker, ttl)
     else
       stale = stale + 1
     end
+    head = nil
   end
   if free < 0 then
     free = 0

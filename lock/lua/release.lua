@@ -14,19 +14,17 @@
 --
 -- A holder still stored was nobody else's meanwhile, so it counts as held even
 -- if its deadline has just passed; its own process judges that by its clock.
-local lock, body, cooldown = KEYS[1], ARGV[1], ARGV[3]
+local lock, body, limit, cooldown = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
--- ZRANK only to see whether it is there: ZSCORE would print the score.
-local held = redis.call('ZRANK', lock, 'h:' .. body)
 local size = redis.call('ZCARD', lock)
-local limit = tonumber(ARGV[2])
-if held and size == 2 and cooldown == '0' then
+if size == 0 then
+  return -1 - limit
+end
+-- ZRANK only to see whether it is there: ZSCORE would print the score.
+if size == 2 and cooldown == '0' and redis.call('ZRANK', lock, 'h:' .. body) then
   -- Alone (the holder and the fence): nothing to purge, nobody to grant.
   redis.call('DEL', lock)
   return limit
-end
-if size == 0 then
-  return -1 - limit
 end
 cooldown = tonumber(cooldown)
 local time = redis.call('TIME')
@@ -35,17 +33,28 @@ local now_us = time[1] * 1000000 + time[2]
 --@include line
 --@include calls
 
-redis.call('ZREM', lock, 'h:' .. body, 'e:' .. body, 'd:' .. body)
-if held and cooldown > 0 then
+local held = redis.call('ZREM', lock, 'h:' .. body) == 1
+if not held then
+  redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body) -- no holder is in line
+elseif cooldown > 0 then
   redis.call('ZADD', lock, now_ms + cooldown, 'c:' .. body)
   keep(cooldown)
 end
-purge()
-local free = grant()
+-- Of what was a mutex until now, the first of holders and line is most likely
+-- the head of the line; then nobody holds it any more.
+local head = held and limit == 1 and redis.call('ZRANGEBYSCORE', lock, '1e11', '(4e15', 'LIMIT', '0', '1')[1]
+local free
+if head and string.sub(head, 1, 2) == 'e:' then
+  free = grant(0, head)
+else
+  free = grant((holders()))
+end
 local code = held and free or -1 - free
 local called = calls(code, free, tonumber(ARGV[4]), tonumber(ARGV[5]), held)
 if called then
   return called
 end
-tidy()
+if free == limit then
+  tidy()
+end
 return code

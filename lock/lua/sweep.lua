@@ -20,7 +20,7 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, -now_ms, '(0', 'LIMIT'
   redis.call('ZREM', lock, member)
 end
 if removed > 0 and removed < 1000 then
-  grant()
+  grant((holders()))
 end
 if redis.call('ZSCORE', lock, 'f') then
   tidy()
