@@ -112,7 +112,7 @@ func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
 }
 
 // lostEarly is a lease that ended before the handler began, while the task was
-// waiting for another: it has no turn. nil when there is none.
+// waiting for another or for Redis' answer: it has no turn. nil when there is none.
 func (a *attempt) lostEarly() *stay {
 	for _, s := range a.stays {
 		if s.alone.Err() != nil {
@@ -123,7 +123,7 @@ func (a *attempt) lostEarly() *stay {
 }
 
 func (s *stay) loss() error {
-	return fmt.Errorf("automutex: rule %q: key %q was lost while the task waited for another: %w",
+	return fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w",
 		s.target.rule.Name, s.target.key, context.Cause(s.alone))
 }
 

@@ -240,9 +240,11 @@ func (c opContext) Value(key any) any { return c.values.Value(key) }
 // fifth. One serves all exchanges that begin within that fifth, which spares
 // each of them a timer.
 type deadlines struct {
-	mu     sync.Mutex      // guards the fields below
-	ctx    context.Context //nolint:containedctx // shared by short exchanges, ends by itself
-	renew  time.Time
+	mu    sync.Mutex      // guards the fields below
+	ctx   context.Context //nolint:containedctx // shared by short exchanges, ends by itself
+	renew time.Time
+	// cancel is never called: whoever has ctx may use it until its own timer ends
+	// it, also after Close, and that is all it holds. (vet wants it kept.)
 	cancel context.CancelFunc
 }
 

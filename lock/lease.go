@@ -96,21 +96,22 @@ func (le *Lease) Deadline() time.Time {
 
 // Bind returns a context derived from parent that ends when the lease does:
 // with cause ErrLost when it was lost, and with context.Canceled when it was
-// released. On a lease that has ended the context has ended too. [FromContext]
-// finds the lease in it.
+// released. On a lease that has ended, by its deadline too, the context has
+// ended. [FromContext] finds the lease in it.
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(context.WithValue(parent, leaseKey{}, le))
 	r := le.lock.locker.renewer
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch le.state {
-	case released:
+	switch {
+	case le.state == released:
 		cancel(context.Canceled)
 		return ctx
-	case lost:
+	case le.state == lost, !time.Now().Before(le.deadline):
+		// Past its deadline the alarm has only not rung yet: the answer to the ask
+		// came late, or the program was stopped.
 		cancel(ErrLost)
 		return ctx
-	case held:
 	}
 	id := le.nextBind
 	le.nextBind++

@@ -184,6 +184,24 @@ func TestBindOfALostLease(t *testing.T) {
 	}
 }
 
+// An ask whose answer came after the lease's end: nobody starts to work under
+// it, be the alarm ever so late.
+func TestBindPastTheDeadline(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	l.renewer.alarm.ring = func() {}
+	m := l.Mutex(redistest.Name(t), TTL(time.Second))
+	for age, over := range map[time.Duration]bool{time.Second: true, time.Hour: true, 0: false} {
+		le := m.newLease()
+		l.renewer.add(le, 7, "", time.Now().Add(-age), m.ttl)
+		ctx := le.Bind(t.Context())
+		if lost := errors.Is(context.Cause(ctx), ErrLost); lost != over || le.Held() == over {
+			t.Errorf("asked for %s ago: cause %v, held %v", age, context.Cause(ctx), le.Held())
+		}
+		l.renewer.drop(le)
+	}
+}
+
 // A long lease that is bound often does not grow.
 func TestManyBindsDoNotGrow(t *testing.T) {
 	t.Parallel()

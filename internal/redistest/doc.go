@@ -26,9 +26,10 @@
 // # Faults
 //
 // [Proxy] stands between a client and a server and loses replies, messages or
-// connections. It works beneath the client, so what go-redis does about a fault
+// connections, in one direction only if wanted, delays and throttles. It works beneath the client, so what go-redis does about a fault
 // (resending, reconnecting) is part of the test. [FailHook] works above that:
-// it puts an error in the place of a command's outcome.
+// it puts an error in the place of a command's outcome. [Child] is a process to
+// kill, or to stop and resume.
 //
 // # What differs
 //

@@ -82,6 +82,9 @@ func (l *link) up() {
 		}
 		if len(f.items) > 0 {
 			f.items[0] = strings.ToUpper(f.items[0])
+			if l.swallows(f.items) {
+				continue
+			}
 			if h := l.p.holder(f.items); h != nil {
 				select {
 				case <-h.released:
@@ -90,6 +93,9 @@ func (l *link) up() {
 				}
 			}
 			l.sent(f.items)
+		}
+		if !l.waits(l.p.through(ToServer, len(f.raw))) {
+			return
 		}
 		if _, err := l.server.Write(f.raw); err != nil {
 			return
@@ -125,7 +131,7 @@ func (l *link) down() {
 		command, pubsub := l.answered(f)
 		message := isPush(f, pubsub) && slices.Contains(messagePushes, f.items[0])
 		now := l.p.now()
-		swallow := now.blackhole || now.blackholePubSub && pubsub || now.dropMessages && message
+		swallow := now.blackhole || now.swallow[ToClient][kindOf(pubsub)] || now.dropMessages && message
 		if message {
 			l.p.countMessage(swallow)
 		}
@@ -135,7 +141,7 @@ func (l *link) down() {
 		if command != nil && l.p.loses(command, pubsub) {
 			d = delivery{cut: true}
 		}
-		d.due = time.Now().Add(now.delay)
+		d.due = l.p.through(ToClient, len(f.raw)).Add(now.delay)
 		select {
 		case l.toClient <- d:
 		case <-l.gone:
@@ -173,16 +179,7 @@ func isPush(f frame, pubsub bool) bool {
 func (l *link) deliver() {
 	defer l.close()
 	for d := range l.toClient {
-		if wait := time.Until(d.due); wait > 0 {
-			timer := time.NewTimer(wait)
-			select {
-			case <-timer.C:
-			case <-l.gone:
-				timer.Stop()
-				return
-			}
-		}
-		if d.cut {
+		if !l.waits(d.due) || d.cut {
 			return
 		}
 		// An error means that the client is gone. What it has sent runs all the

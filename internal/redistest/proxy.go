@@ -34,15 +34,19 @@ type Proxy struct {
 	counts   map[string]int
 	messages int // sent on
 	dropped  int // messages that were not
+
+	swallowed map[string]int // commands, by Swallow
+	wires     wires
 }
 
 // faults are those that are just on or off.
 type faults struct {
-	refuse          bool
-	blackhole       bool
-	blackholePubSub bool
-	dropMessages    bool
-	delay           time.Duration
+	refuse       bool
+	blackhole    bool
+	swallow      swallowing
+	dropMessages bool
+	delay        time.Duration
+	throttle     int // bytes a second; 0: no limit
 }
 
 // NewProxy starts a proxy to the server at target (host:port). It ends with the
@@ -53,7 +57,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	if err != nil {
 		t.Fatalf("redistest: proxy: %v", err)
 	}
-	p := &Proxy{target: target, ln: ln, links: map[*link]struct{}{}, counts: map[string]int{}}
+	p := &Proxy{target: target, ln: ln, links: map[*link]struct{}{}, counts: map[string]int{}, swallowed: map[string]int{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.wg.Add(1)
 	go p.accept() // ends when close closes the listener
@@ -152,8 +156,8 @@ func (p *Proxy) Refuse(on bool) { p.set(func(f *faults) { f.refuse = on }) }
 func (p *Proxy) Blackhole(on bool) { p.set(func(f *faults) { f.blackhole = on }) }
 
 // BlackholePubSub swallows everything from the server, pongs too, on connections
-// on which a SUBSCRIBE was seen. They stay open.
-func (p *Proxy) BlackholePubSub(on bool) { p.set(func(f *faults) { f.blackholePubSub = on }) }
+// on which a SUBSCRIBE was seen. They stay open. It is short for a Swallow.
+func (p *Proxy) BlackholePubSub(on bool) { p.Swallow(ToClient, Subscriptions, on) }
 
 // DropMessages swallows Pub/Sub messages. Confirmations and pongs pass, so the
 // subscription looks healthy.

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"errors"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -11,7 +12,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-func TestMain(m *testing.M) { Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		childMain()
+		return
+	}
+	Main(m)
+}
 
 // within is the time that things which work may take at most.
 const within = 5 * time.Second

@@ -1,0 +1,98 @@
+package redistest
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// Child is this test binary run as a process of its own, to be killed or
+// stopped. Its TestMain sees by the environment that it is one, runs no tests,
+// and ends when its standard input does. Safe for concurrent use.
+type Child struct {
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	exited chan struct{} // closed by the goroutine that started it, once it is gone
+}
+
+// StartChild starts one with these further variables ("NAME=value"). What it
+// prints is seen among the test's output. It is killed when the test ends, and
+// on Linux also when the test binary dies.
+func StartChild(t testing.TB, env ...string) *Child {
+	t.Helper()
+	c := &Child{cmd: exec.Command(os.Args[0]), exited: make(chan struct{})}
+	c.cmd.Env = append(os.Environ(), env...)
+	c.cmd.Stdout, c.cmd.Stderr = os.Stderr, os.Stderr
+	c.cmd.SysProcAttr = dieWithParent()
+	stdin, err := c.cmd.StdinPipe()
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	c.stdin = stdin
+	started := make(chan error) // from the goroutine below, once
+	// As in process.start: it keeps its thread, with which the child would die,
+	// and ends with the child, which Kill ends.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := c.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = c.cmd.Wait() // how it ended is known to who ended it
+			close(c.exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	t.Cleanup(c.Kill)
+	return c
+}
+
+// PID is its process ID.
+func (c *Child) PID() int { return c.cmd.Process.Pid }
+
+// Kill ends it at once (SIGKILL), also when it is stopped, and returns when it
+// is gone. Without effect when it is gone already.
+func (c *Child) Kill() {
+	_ = c.cmd.Process.Kill() // fails only when it has ended
+	<-c.exited
+}
+
+// Pause stops it (SIGSTOP) and returns when nothing of it runs any more.
+func (c *Child) Pause(t testing.TB) {
+	t.Helper()
+	if err := signalStop(c.cmd.Process); err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	if !poll(stopWithin, func() bool { return frozen(c.PID()) }) {
+		t.Fatalf("redistest: the child (pid %d) does not freeze", c.PID())
+	}
+}
+
+// Resume lets a paused one go on (SIGCONT).
+func (c *Child) Resume(t testing.TB) {
+	t.Helper()
+	if err := signalContinue(c.cmd.Process); err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+}
+
+// End closes its standard input and returns when it has ended by itself; when
+// it has not within that time it is killed and the test fails.
+func (c *Child) End(t testing.TB, within time.Duration) {
+	t.Helper()
+	_ = c.stdin.Close() // who is gone reads no more
+	select {
+	case <-c.exited:
+		if state := c.cmd.ProcessState; !state.Success() {
+			t.Errorf("redistest: the child (pid %d) ended with %s", c.PID(), state)
+		}
+	case <-time.After(within):
+		c.Kill()
+		t.Errorf("redistest: the child (pid %d) does not end within %v", c.PID(), within)
+	}
+}
