@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -21,10 +22,11 @@ func (h *handBack) Error() string { return h.err.Error() }
 func (h *handBack) Unwrap() error { return h.err }
 
 // archive is the answer of a task that asynq shall archive: its text is the
-// reason alone.
+// reason alone, in UTF-8, whatever a KeyFunc's error quotes. asynq files no other:
+// the task would stay active until its lease is over, and come back.
 type archive struct{ err error }
 
-func (e archive) Error() string   { return e.err.Error() }
+func (e archive) Error() string   { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
 func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
 
 // judge says what becomes of a task that did not get a lock; nil when its

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -131,7 +132,10 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 		}
 		var v T
 		if err := json.Unmarshal(payload, &v); err != nil {
-			return fail("the payload does not fit the type that KeyOf decodes it into", err)
+			return nil, &KeyError{
+				Task: t.Type(), reason: "the payload does not fit the type that KeyOf decodes it into" + misfit(err),
+				cause: err, quiet: true, advice: advicePayload,
+			}
 		}
 		parts := fn(v)
 		for _, part := range parts {
@@ -141,6 +145,21 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 		}
 		return parts, nil
 	}
+}
+
+// misfit says what encoding/json found unfit, without the value that it quotes:
+// this text is logged.
+func misfit(err error) string {
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok {
+		return fmt.Sprintf(" (a %T)", err) // of a type that decodes itself
+	}
+	where := "it"
+	if wrong.Field != "" {
+		where = strconv.Quote(wrong.Field)
+	}
+	kind, _, _ := strings.Cut(wrong.Value, " ")
+	return fmt.Sprintf(": %s is a %s, not a %s", where, kind, wrong.Type)
 }
 
 // mistaken is a KeyFunc that was defined wrongly: no task gets a key from it, so
@@ -196,9 +215,11 @@ type KeyError struct {
 	reason string
 	advice string
 	cause  error
+	quiet  bool // the text of cause may have payload values in it, and is not told
 }
 
-// Error names the task type and the field, says what is wrong and what to do.
+// Error names the task type and the field, says what is wrong and what to do. It
+// has no payload value in it, unless a KeyFunc of yours puts one into its error.
 func (e *KeyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
@@ -216,7 +237,7 @@ func (e *KeyError) Error() string {
 	default:
 		b.WriteString(" " + e.reason)
 	}
-	if e.cause != nil {
+	if e.cause != nil && !e.quiet {
 		fmt.Fprintf(&b, ": %v", e.cause)
 	}
 	if e.advice != "" {
@@ -225,6 +246,6 @@ func (e *KeyError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the cause, such as the error of the JSON decoder or of a
-// KeyFunc; nil when there is none.
+// Unwrap gives the cause, such as the error of the JSON decoder, which may quote
+// the payload, or of a KeyFunc; nil when there is none.
 func (e *KeyError) Unwrap() error { return e.cause }

@@ -19,6 +19,7 @@ type ruleSet struct {
 	prefixes []*pattern // all patterns, longest first
 	declared []*pattern // all patterns, in order of their first rule
 	parks    bool       // some rule has the policy Park
+	secret   string     // Config.HashKeys
 }
 
 // pattern is what the rules with one Task have in common.
@@ -126,7 +127,7 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 			return nil, err
 		}
 		scope := rule.scope(t.Type())
-		targets[i] = target{rule: rule, key: lock.Key(prefix, scope, parts...), scope: scope, parts: parts}
+		targets[i] = target{rule: rule, key: lock.HashedKey(rs.secret, prefix, scope, parts...), scope: scope, parts: parts}
 	}
 	if len(targets) > 1 {
 		slices.SortStableFunc(targets, func(a, b target) int {

@@ -38,6 +38,16 @@ type Config struct {
 	// one asynq Redis.
 	Prefix string
 
+	// HashKeys is a secret that keeps payload values out of keys, and so out of
+	// Redis' names, out of what is logged and told, and out of errors: the values
+	// of a key are replaced by their HMAC-SHA256 under it, the scope stays
+	// readable. Without the secret nobody finds a value by hashing guesses, as an
+	// account number would be found in a moment. All Guards with a Prefix, and the
+	// producers of package unique, have the same one; changing it renames every
+	// lock, as another Prefix does. Empty means that keys are readable; else it
+	// has at least 16 bytes.
+	HashKeys string
+
 	// Owner is a label that tells an operator who holds a lock. It need not be
 	// unique: nothing is decided by it. Empty means "host:pid".
 	Owner string
@@ -207,6 +217,7 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 	problems = append(problems, checkTogether(rules)...)
 
 	rs, orderProblems := newRuleSet(rules)
+	rs.secret = cfg.HashKeys
 	problems = append(problems, orderProblems...)
 	if len(problems) > 0 {
 		return nil, nil, errors.Join(problems...)
@@ -248,6 +259,9 @@ func checkConfig(cfg Config) (problems []error) {
 	}
 	if cfg.Prefix == "asynq" {
 		report(`Prefix: "asynq" is what asynq's own keys start with; choose another, such as "myapp"`)
+	}
+	if err := lock.CheckSecret(cfg.HashKeys); err != nil {
+		report("HashKeys: %w", err)
 	}
 	if cfg.MaxWaiting < 0 {
 		report("MaxWaiting: %d is negative; use 0 for no cap", cfg.MaxWaiting)

@@ -3,6 +3,7 @@ Package config reads rules from a YAML file, so that they can be seen, reviewed
 and changed apart from the program:
 
 	prefix: myapp        # begins every Redis key; automutex where it is left out
+	hash_keys: ...       # a secret that keeps payload values out of keys, see below
 	defaults:            # for every rule that does not say otherwise
 	  wait: 10s
 	rules:
@@ -34,6 +35,11 @@ The keys of a unique rule are the fields of [unique.Rule]: task, queue, on,
 on_headers, scope, until, duplicate, max_postpone, keep_archived. until is done,
 start or {for: <duration>}; duplicate is reject, join, replace or
 {postpone: <duration>}. What is in defaults is not for them.
+
+hash_keys is [automutex.Config].HashKeys, and goes to unique as well. Where the file
+is no place for a secret, leave it out and set the two in the program:
+
+	cfg.HashKeys, once.HashKeys = secret, secret
 
 What is code (Key, Payload, AfterFailure) and what belongs
 to the process (Owner, MaxWaiting, Logger, Observe, ...) is set in the program, on

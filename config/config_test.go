@@ -35,7 +35,7 @@ func mustParse(t *testing.T, text string) automutex.Config {
 
 func TestLoad_everyKey(t *testing.T) {
 	t.Parallel()
-	want := automutex.Config{Prefix: "myapp", Rules: []automutex.Rule{
+	want := automutex.Config{Prefix: "myapp", HashKeys: "9f2c41d07b6a8e35", Rules: []automutex.Rule{
 		{
 			Name: "verify", Task: "itunes:verify", On: []string{"transaction_id", "user.id", "items.0.sku"},
 			OnHeaders: []string{"tenant", "region"}, Scope: "itunes", Limit: 3, TTL: 90 * time.Second,
@@ -86,7 +86,7 @@ func TestKeys_areTheFields(t *testing.T) {
 	}
 	for field := range reflect.TypeFor[automutex.Config]().Fields() {
 		key := snake(field.Name)
-		if (key == "prefix" || key == "rules") == (notInFile[key] != "") {
+		if slices.Contains([]string{"prefix", "hash_keys", "rules"}, key) == (notInFile[key] != "") {
 			t.Errorf("Config.%s: %q is to be a key of the file, or to have a reason why not", field.Name, key)
 		}
 	}
@@ -96,8 +96,8 @@ func TestKeys_areTheFields(t *testing.T) {
 			t.Errorf("unique.Rule.%s: %q is to be a key of a unique rule, or to have a reason why not", field.Name, key)
 		}
 	}
-	if n := reflect.TypeFor[unique.Config]().NumField(); n != 2 {
-		t.Errorf("unique.Config has %d fields, not only Prefix and Rules", n)
+	if n := reflect.TypeFor[unique.Config]().NumField(); n != 3 {
+		t.Errorf("unique.Config has %d fields, not only Prefix, HashKeys and Rules", n)
 	}
 	for _, name := range keysOf(notInDefaults) {
 		if !slices.Contains(names(ruleKeys), name) {

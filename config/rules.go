@@ -16,6 +16,7 @@ type document struct {
 	node   *yaml.Node
 	places places
 	prefix string
+	secret string // hash_keys
 	rules  []*entry[automutex.Rule]
 	unique []*entry[unique.Rule]
 
@@ -87,6 +88,7 @@ func (d *decoder) document(root *yaml.Node) *document {
 	var defaultsNode, rulesNode, uniqueNode *yaml.Node
 	keys := []key[document]{
 		{"prefix", text(func(doc *document) *string { return &doc.prefix })},
+		{"hash_keys", text(func(doc *document) *string { return &doc.secret })},
 		{"defaults", func(_ *decoder, _ *document, n *yaml.Node) { defaultsNode = n }},
 		{"rules", func(_ *decoder, _ *document, n *yaml.Node) { rulesNode = n }},
 		{"unique", func(_ *decoder, _ *document, n *yaml.Node) { uniqueNode = n }},
@@ -133,7 +135,7 @@ func spots[T any](all []*entry[T]) []*spot {
 
 // configs are the document as automutex.New and unique.New take it.
 func (doc *document) configs() (automutex.Config, unique.Config) {
-	cfg, once := automutex.Config{Prefix: doc.prefix}, unique.Config{Prefix: doc.prefix}
+	cfg, once := automutex.Config{Prefix: doc.prefix, HashKeys: doc.secret}, unique.Config{Prefix: doc.prefix, HashKeys: doc.secret}
 	for _, e := range doc.rules {
 		rule := e.value
 		rule.On, rule.OnHeaders = slices.Clone(rule.On), slices.Clone(rule.OnHeaders) // of defaults, shared by rules

@@ -14,7 +14,7 @@ func TestLoad_unique(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := unique.Config{Prefix: "myapp", Rules: []unique.Rule{
+	want := unique.Config{Prefix: "myapp", HashKeys: "0123456789012345", Rules: []unique.Rule{
 		{
 			Task: "reindex", Queue: "low", On: []string{"document_id"}, OnHeaders: []string{"tenant"}, Scope: "documents",
 			Until: unique.UntilStart, Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute, KeepArchived: true,
@@ -26,7 +26,7 @@ func TestLoad_unique(t *testing.T) {
 	if !reflect.DeepEqual(once, want) {
 		t.Errorf("got  %+v\nwant %+v", once, want)
 	}
-	if cfg.Prefix != "myapp" || len(cfg.Rules) != 1 || cfg.Rules[0].Wait != 10*time.Second {
+	if cfg.Prefix != "myapp" || cfg.HashKeys != once.HashKeys || len(cfg.Rules) != 1 || cfg.Rules[0].Wait != 10*time.Second {
 		t.Errorf("got %+v", cfg)
 	}
 	// One half will do.
@@ -59,6 +59,7 @@ func TestLoad_uniqueMistakes(t *testing.T) {
 		"unique:\n- {task: a, scope: s}\n- {task: b, scope: s, queue: low}": `3:30 unique rule "b": queue: is low, but rule "a" (line 2) has default for the same scope`,
 		// Each once, although both halves have it.
 		"prefix: 'a b'\nrules: [{task: a}]\nunique: [{task: a}]":       `1:9 prefix: lock: prefix "a b"`,
+		"hash_keys: true\nrules: [{task: a}]\nunique: [{task: a}]":     "1:12 hash_keys: lock: the secret for hashed keys has 4 bytes: at least 16",
 		"rules: [{task: a, limit: -1}]\nunique: [{task: b, until: x}]": "1:26 rule \"a\": limit\n2:27 until: \"x\" is unknown",
 	} {
 		_, _, err := Parse([]byte(text))

@@ -1,8 +1,10 @@
 package lock
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"strings"
 	"unicode/utf8"
 )
@@ -33,6 +35,36 @@ const maxKeyText = 200
 // whatever follows the closing brace, are in one Redis Cluster slot. That holds
 // for every prefix without braces; Key does not check the prefix.
 func Key(prefix, scope string, parts ...string) string {
+	return makeKey("", prefix, scope, parts)
+}
+
+// HashedKey is [Key] for those who want no values in Redis: whatever their
+// length, the values are replaced by `~` and the hexadecimal HMAC-SHA256, under
+// the secret, of the text that they and the scope stand for. So one value has
+// another hash in each scope, and who does not know the secret cannot find a
+// value by hashing guesses. The scope stays readable, and a key without values
+// is as Key makes it. With an empty secret it is Key.
+//
+// No text that Key would write, whatever its values, is one of these, nor one
+// made under another secret: SHA-256 answers for that.
+func HashedKey(secret, prefix, scope string, parts ...string) string {
+	return makeKey(secret, prefix, scope, parts)
+}
+
+// minSecret is the length of the shortest secret that is accepted, in bytes.
+const minSecret = 16
+
+// CheckSecret tells whether a secret can hash keys: an empty one means that
+// there is none, any other is long enough that nobody guesses it.
+func CheckSecret(secret string) error {
+	if n := len(secret); n > 0 && n < minSecret {
+		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, such as openssl rand -hex 32 gives, "+
+			"or what it hides can be guessed", n, minSecret)
+	}
+	return nil
+}
+
+func makeKey(secret, prefix, scope string, parts []string) string {
 	scopeLen := escapedLen(scope)
 	switch {
 	case scopeLen == 0:
@@ -49,7 +81,10 @@ func Key(prefix, scope string, parts ...string) string {
 		partsLen += escapedLen(part)
 	}
 	hashed := ""
-	if partsLen > maxKeyText || len(parts) > maxKeyText {
+	switch {
+	case secret != "" && len(parts) > 0:
+		hashed = hideParts(secret, scope, parts)
+	case partsLen > maxKeyText || len(parts) > maxKeyText:
 		hashed = hashParts(parts, partsLen)
 	}
 
@@ -86,6 +121,16 @@ func hashParts(parts []string, size int) string {
 	text.Grow(size + len(parts))
 	writeParts(&text, parts)
 	return hashText(text.String())
+}
+
+// hideParts hashes values under a secret. The scope is as it stands in the key.
+func hideParts(secret, scope string, parts []string) string {
+	var text strings.Builder
+	text.WriteString(scope)
+	writeParts(&text, parts)
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write([]byte(text.String()))
+	return hex.EncodeToString(mac.Sum(nil))
 }
 
 func hashText(text string) string {

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 func TestKey(t *testing.T) {
@@ -79,27 +82,104 @@ func TestEscape(t *testing.T) {
 	}
 }
 
+// A secret hides the values and nothing else.
+func TestHashedKey(t *testing.T) {
+	t.Parallel()
+	const secret = "sixteen bytes or more"
+	hidden := func(text string) string {
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(text))
+		return hex.EncodeToString(mac.Sum(nil))
+	}
+	long := strings.Repeat("x", 201)
+	for _, test := range []struct {
+		scope string
+		parts []string
+		want  string
+	}{
+		{"cache:warm", nil, "p:{cache:warm}"}, // no values, nothing to hide
+		{"account", []string{"17"}, "p:{account|~" + hidden("account|17") + "}"},
+		{"mail", []string{"17"}, "p:{mail|~" + hidden("mail|17") + "}"}, // not to be told to be the same
+		{"account", []string{"17", "E|R"}, "p:{account|~" + hidden("account|17|E%7CR") + "}"},
+		{"account", []string{""}, "p:{account|~" + hidden("account|") + "}"},
+		{"account", []string{long}, "p:{account|~" + hidden("account|"+long) + "}"},
+		{long, []string{"17"}, "p:{~" + hashText(long) + "|~" + hidden("~"+hashText(long)+"|17") + "}"},
+	} {
+		if got := HashedKey(secret, "p", test.scope, test.parts...); got != test.want {
+			t.Errorf("HashedKey(%.20q, %.20q)\n got %s\nwant %s", test.scope, test.parts, got, test.want)
+		}
+		if got, want := HashedKey("", "p", test.scope, test.parts...), Key("p", test.scope, test.parts...); got != want {
+			t.Errorf("without a secret %.40q has the key %s, not %s", test.scope, got, want)
+		}
+	}
+	if a, b := HashedKey(secret, "p", "s", "17"), HashedKey(secret+"!", "p", "s", "17"); a == b {
+		t.Error("the secret has no effect")
+	}
+}
+
+// Lockers with one secret share their locks; those with another one, or none, do
+// not. What the operators' tools are told leads back to the lock.
+func TestHashedKeys_ofALocker(t *testing.T) {
+	t.Parallel()
+	const secret, value = "sixteen bytes or more", "mona@example.com"
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb, name := s.Client(t), redistest.Name(t)
+		with := func(secret string) *Lock {
+			return newLocker(t, rdb, func(o *Options) { o.HashKeys = secret }).Mutex(name, Parts(value))
+		}
+		first, second := with(secret), with(secret)
+		le := mustTry(t, first)
+		busy := mustBeBusy(t, second)
+		if strings.Contains(busy.Error()+first.Key()+dump(first), value) || !strings.Contains(first.Key(), name) {
+			t.Errorf("the value is told, or the scope is not: %v, %s", busy, dump(first))
+		}
+		if seen, err := second.locker.ByKey(first.Key()).Holders(t.Context()); err != nil || len(seen) != 1 {
+			t.Errorf("by its key the lock has the holders %v, %v", seen, err)
+		}
+		for _, other := range []string{"", "another sixteen bytes"} {
+			mustUnlock(t, mustTry(t, with(other)))
+		}
+		mustUnlock(t, le)
+	})
+	if err := New(redistest.Mini(t).Client(t), Options{HashKeys: "true"}).Err(); err == nil || strings.Contains(err.Error(), "true") {
+		t.Errorf("a secret of four letters: %v", err)
+	}
+}
+
 // FuzzKey holds two names against each other: their keys are equal only if
-// they are, and each key is one Cluster slot and harmless text.
+// they are, and each key is one Cluster slot and harmless text. The same with
+// values hidden by a secret, and between the two.
 func FuzzKey(f *testing.F) {
 	long := strings.Repeat("x", 200)
-	f.Add("a", "b:c", "", 1, "a:b", "c", "", 1)
-	f.Add("a", "", "", 0, "a", "", "", 1)
-	f.Add("a|b", "", "", 0, "a", "b", "", 1)
-	f.Add("", "~", "", 1, "~", "", "", 0)
-	f.Add("a", "%7C", "|", 2, "a", "|", "%7C", 2)
-	f.Add("s", long+"|", "", 1, "s", long, "", 2)
-	f.Add("s", "~"+hashText("|"+long+"y"), "", 1, "s", long+"y", "", 1)
-	f.Add(long+"y", "", "", 0, "~"+hashText(long+"y"), "", "", 0)
-	f.Add("\xff", "\xc3\x28", "{}", 2, "\uFFFD", "\u2028", "}", 2)
-	f.Fuzz(func(t *testing.T, scope1, a1, b1 string, n1 int, scope2, a2, b2 string, n2 int) {
+	f.Add("s", "a", "b:c", "", 1, "a:b", "c", "", 1)
+	f.Add("", "a", "", "", 0, "a", "", "", 1)
+	f.Add("\x00", "a|b", "", "", 0, "a", "b", "", 1)
+	f.Add("s", "", "~", "", 1, "~", "", "", 0)
+	f.Add("s", "a", "%7C", "|", 2, "a", "|", "%7C", 2)
+	f.Add("s", "s", long+"|", "", 1, "s", long, "", 2)
+	f.Add("s", "s", "~"+hashText("|"+long+"y"), "", 1, "s", long+"y", "", 1)
+	f.Add("s", long+"y", "", "", 0, "~"+hashText(long+"y"), "", "", 0)
+	f.Add("\xff", "\xff", "\xc3\x28", "{}", 2, "\uFFFD", "\u2028", "}", 2)
+	f.Fuzz(func(t *testing.T, secret, scope1, a1, b1 string, n1 int, scope2, a2, b2 string, n2 int) {
 		parts1, parts2 := fuzzParts(a1, b1, n1), fuzzParts(a2, b2, n2)
 		key1, key2 := Key("p", scope1, parts1...), Key("p", scope2, parts2...)
+		hidden1, hidden2 := HashedKey(secret, "p", scope1, parts1...), HashedKey(secret, "p", scope2, parts2...)
 
-		if same := scope1 == scope2 && slices.Equal(parts1, parts2); same != (key1 == key2) {
-			t.Errorf("%q and %q: keys %q and %q", append([]string{scope1}, parts1...), append([]string{scope2}, parts2...), key1, key2)
+		same := scope1 == scope2 && slices.Equal(parts1, parts2)
+		if same != (key1 == key2) || same != (hidden1 == hidden2) {
+			t.Errorf("%q and %q: keys %q and %q, hidden %q and %q",
+				append([]string{scope1}, parts1...), append([]string{scope2}, parts2...), key1, key2, hidden1, hidden2)
 		}
-		for _, key := range []string{key1, key2} {
+		hides := secret != "" && len(parts1) > 0
+		if (hidden1 == key1) == hides || hides && hidden1 == key2 {
+			t.Errorf("with the secret %q the key of %q is %q, without %q; that of %q is %q", secret, parts1, hidden1, key1, parts2, key2)
+		}
+		if hides {
+			if other := HashedKey(secret, "p", scope1, append(parts1, "x")...); len(other) != len(hidden1) {
+				t.Errorf("the length of %q tells something", hidden1)
+			}
+		}
+		for _, key := range []string{key1, key2, hidden1, hidden2} {
 			if err := checkKey(key); err != nil {
 				t.Errorf("%q: %v", key, err)
 			}

@@ -51,7 +51,8 @@ func NoRenew() Option { return func(m *Lock) { m.renew = false } }
 func Note(text string) Option { return func(m *Lock) { m.note = text } }
 
 // Parts narrows the lock to some values within its name: the name is the scope,
-// and each different list of parts is a lock of its own. Escaped by [Key].
+// and each different list of parts is a lock of its own. Escaped by [Key], and hashed
+// with [Options].HashKeys.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
 // OnWait has f called when a call of Lock finds the lock taken and stands in
@@ -88,7 +89,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
 	}
-	m.keys = []string{Key(l.prefix, name, m.parts...)}
+	m.keys = []string{HashedKey(l.secret, l.prefix, name, m.parts...)}
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }

@@ -37,6 +37,12 @@ type Options struct {
 	// the same prefix on the same Redis share locks. Empty: DefaultPrefix. No
 	// braces, no spaces, no control characters.
 	Prefix string
+	// HashKeys is a secret that keeps the values given to [Parts] out of Redis:
+	// [HashedKey] makes the keys, under this secret. Names, owners and notes stay
+	// readable. All that are to share locks have the same one; changing it
+	// renames every lock that has parts. Empty: keys are readable. Else at least
+	// 16 bytes.
+	HashKeys string
 	// Owner is a label that others see as the holder. Any text; empty:
 	// "<hostname>:<pid>". It plays no part in who owns a lease: tokens do.
 	Owner string
@@ -60,6 +66,7 @@ type Options struct {
 type Locker struct {
 	conn   *conn
 	prefix string
+	secret string // Options.HashKeys
 	owner  string // escaped
 	ttl    time.Duration
 	log    *slog.Logger
@@ -92,6 +99,7 @@ func New(rdb Client, o Options) *Locker {
 	_, _ = rand.Read(random)     // crypto/rand.Read never fails since Go 1.24
 	l := &Locker{
 		prefix:  o.Prefix,
+		secret:  o.HashKeys,
 		ttl:     o.TTL,
 		log:     o.Logger,
 		channel: base64.RawURLEncoding.EncodeToString(random[:12]),
@@ -124,6 +132,9 @@ func New(rdb Client, o Options) *Locker {
 		return l
 	}
 	l.err = CheckPrefix(l.prefix)
+	if l.err == nil {
+		l.err = CheckSecret(l.secret)
+	}
 	if l.err == nil {
 		l.err = checkTTL("Options.TTL", l.ttl)
 	}

@@ -1,9 +1,6 @@
 package lock
 
 import (
-	"fmt"
-	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,18 +9,10 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// documentedRights are what docs/redis.md gives to ACL SETUSER.
+// documentedRights are what docs/redis.md gives to the user of the locks.
 func documentedRights(t *testing.T) []string {
 	t.Helper()
-	page, err := os.ReadFile("../docs/redis.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := regexp.MustCompile(`(?m)^    ACL SETUSER automutex on >password (.*)$`).FindSubmatch(page)
-	if m == nil {
-		t.Fatal("docs/redis.md has no ACL SETUSER line")
-	}
-	return strings.Fields(string(m[1]))
+	return redistest.DocumentedRights(t, "../docs/redis.md", "automutex")
 }
 
 // conformance are tests of what the engine promises that look at Redis with the
@@ -42,21 +31,7 @@ var conformance = []string{
 // user with the documented rights and no others.
 func TestRights(t *testing.T) {
 	t.Parallel()
-	redistest.Real(t) // skips where there is none
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=2m",
-		"-test.run", "^Test("+strings.Join(conformance, "|")+")$/^(redis|cluster)$")
-	cmd.Env = append(os.Environ(), redistest.RightsEnv+"="+strings.Join(documentedRights(t), " "))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("with the documented rights: %v\n%s", err, out)
-	}
-	for _, name := range conformance {
-		for _, kind := range []string{redistest.KindReal, redistest.KindCluster} {
-			if !strings.Contains(string(out), fmt.Sprintf("--- PASS: Test%s/%s ", name, kind)) {
-				t.Errorf("Test%s/%s did not run", name, kind)
-			}
-		}
-	}
+	redistest.AsUser(t, documentedRights(t), conformance)
 }
 
 // The documented rights are no wider than what is used: by the scripts, or as

@@ -85,7 +85,7 @@ func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg 
 	rules, wrong := compile(cfg.Rules)
 	problems = append(problems, wrong...)
 	// Checks rdb, the Prefix and what makes keys, by making what will make them.
-	keys, err := automutex.New(rdb, automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix})
+	keys, err := automutex.New(rdb, automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys})
 	if err != nil {
 		problems = append(problems, eachOf(err)...)
 	}

@@ -21,6 +21,11 @@ type Config struct {
 	// means "automutex". What is refused there is refused here.
 	Prefix string
 
+	// HashKeys is that of the workers' Guard: the secret that keeps payload values
+	// out of keys, and here out of the IDs of tasks. Empty means that they are
+	// readable.
+	HashKeys string
+
 	// Rules declare which tasks are enqueued once. A task that no rule matches is
 	// enqueued as asynq does it.
 	Rules []Rule

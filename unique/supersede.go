@@ -137,6 +137,12 @@ func (o *order) first(ctx context.Context, id string, s scene) (*asynq.TaskInfo,
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		return o.look(o.rule.Queue, id) // ours, sent twice: nobody else enqueues here
 	}
+	if err != nil && postpone {
+		// Nothing is put off. Should the task be there all the same, its time to be
+		// put off begins with the next call.
+		_, dropped := o.claim().Drop(context.WithoutCancel(ctx), o.holder(id))
+		err = errors.Join(err, dropped)
+	}
 	return info, err
 }
 

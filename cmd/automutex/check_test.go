@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/automutex/automutex/lock"
 )
 
 const rules = `
@@ -99,6 +101,14 @@ func testKey(t *testing.T, b binary) {
 	if got := lines[match](t, r.stdout); len(got) != 1 || got[0] != (match{"report:daily", "report|é|eu", "automutex:{report|é|eu}"}) {
 		t.Errorf("got %+v", got)
 	}
+	// With a secret: of the file, else of the environment.
+	const secret, payload = "0123456789abcdef", `{"id": 1}`
+	hashed := lock.HashedKey(secret, "automutex", "work", "1")
+	with := file(t, "hash_keys: "+secret+"\n"+rules)
+	b.run(t, "key", with, "--type", "work", "--payload", payload).want(t, exitOK, hashed)
+	b.runWith(t, "", []string{"AUTOMUTEX_HASH_KEYS=" + secret}, "key", name, "--type", "work", "--payload", payload).want(t, exitOK, hashed)
+	b.runWith(t, "", []string{"AUTOMUTEX_HASH_KEYS=another one that counts not"}, "key", with, "--type", "work", "--payload", payload).want(t, exitOK, hashed)
+	b.runWith(t, "", []string{"AUTOMUTEX_HASH_KEYS=short"}, "key", name, "--type", "work", "--payload", payload).wantError(t, exitNo, "has 5 bytes")
 	long := strings.Repeat("x", 100_000)
 	b.run(t, "key", name, "--type", "work", "--payload", `{"id": "`+long+`"}`).want(t, exitOK, "automutex:{work|~")
 

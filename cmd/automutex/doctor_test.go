@@ -110,9 +110,24 @@ func testDoctorRights(t *testing.T, b binary) {
 	has(t, all, fine, "rights", "each of")
 	has(t, all, fine, "Pub/Sub", "arrived")
 	has(t, all, note, "persistence", "none")
-	for _, command := range [][]string{{"list", "--json"}, {"sweep"}, {"watch", "--count", "1"}} {
+	locker := lock.New(rdb, lock.Options{})
+	t.Cleanup(func() { _ = locker.Close() })
+	held := locker.Mutex("held", lock.Note("default/task"))
+	if _, err := held.TryLock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{
+		{"list", "--json"}, {"sweep"}, {"watch", "--count", "1"}, {"show", held.Key()}, {"break", held.Key(), "--yes"},
+	} {
 		b.run(t, append(command, documented...)...).want(t, exitOK)
 	}
+	if is, err := held.Locked(t.Context()); err != nil || is {
+		t.Errorf("after break it is held: %v, %v", is, err)
+	}
+	// With asynq's own rights besides, tasks are looked at too.
+	both := redistest.DocumentedRights(t, "../../docs/redis.md", "asynq")
+	all = findings(t, b, exitOK, append(as(line+" +info +config|get "+strings.Join(both[2:], " ")), file(t, rules))...)
+	has(t, all, note, "tasks", "there are none")
 
 	// asynq's keys are another matter.
 	all = findings(t, b, exitOK, append(as("~automutex:* &automutex:* +@all"), file(t, rules))...)

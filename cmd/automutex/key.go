@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 
@@ -29,7 +31,10 @@ func newKey(a *app) *cobra.Command {
 		Long: `Show the keys of a task, in the order in which they are taken: which rules of
 the file match, the key of each, and its name in Redis. When no rule matches, or
 no key can be made (asynq would archive the task), the exit code is 1. Redis is
-not needed.`,
+not needed.
+
+Where the workers hash their keys, the secret is the file's hash_keys, or the
+environment variable AUTOMUTEX_HASH_KEYS where it has none.`,
 		Example: `  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'`,
 		Args:    exactly(1, "FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -40,6 +45,7 @@ not needed.`,
 			if err != nil {
 				return err
 			}
+			cfg.HashKeys = cmp.Or(cfg.HashKeys, os.Getenv("AUTOMUTEX_HASH_KEYS"))
 			matches, err := matching(cmd.Context(), cfg, asynq.NewTaskWithHeaders(taskType, []byte(payload), headers))
 			if err != nil {
 				return err

@@ -1,0 +1,15 @@
+package unique
+
+import (
+	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Producers work as a user who may do what docs/redis.md says, and nothing else.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	redistest.AsUser(t, redistest.AllRights(t, "../docs/redis.md"), []string{
+		"UntilStart_oneRunsOneWaits", "For_window", "Worker_dropsTheClaim", "Postpone", "Replace_scheduled", "EnqueueAll", "States",
+	})
+}
