@@ -78,7 +78,7 @@ type soakBalance struct {
 	problems []string
 }
 
-func (s *soakBalance) wrong(format string, args ...any) {
+func (s *soakBalance) wrongf(format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf(format, args...))
 }
 
@@ -88,7 +88,7 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 	defer b.mu.Unlock()
 	result := soakBalance{fates: map[string]int{}}
 	var open []int // those that a newer one must have taken the place of
-	real := map[string][]int{}
+	known := map[string][]int{}
 	for n := range b.steps {
 		_, accepted := b.accepted[n]
 		fate := b.fate(n, e, &result)
@@ -96,23 +96,23 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 		case fate == "" && !accepted:
 			continue
 		case fate != "" && !accepted && !b.unsure[n]:
-			result.wrong("task %d was not enqueued, and is %s", n, fate)
+			result.wrongf("task %d was not enqueued, and is %s", n, fate)
 		case fate == "":
 			open = append(open, n)
 			continue
 		}
 		result.fates[fate]++
-		real[b.entity(n)] = append(real[b.entity(n)], n)
+		known[b.entity(n)] = append(known[b.entity(n)], n)
 	}
 	for _, n := range open {
 		// One that was enqueued beside it or after it, and was not superseded itself.
 		newer := func(m int) bool { return b.unsure[m] || b.accepted[m].returned.After(b.accepted[n].called) }
-		if soakKindOf(b.steps[n].Kind).supersedes() && slices.ContainsFunc(real[b.entity(n)], newer) {
+		if soakKindOf(b.steps[n].Kind).supersedes() && slices.ContainsFunc(known[b.entity(n)], newer) {
 			result.fates["superseded"]++
 			continue
 		}
 		result.fates["lost"]++
-		result.wrong("task %d is lost: %+v", n, b.steps[n])
+		result.wrongf("task %d is lost: %+v", n, b.steps[n])
 	}
 	b.replacedForSomeone(e, &result)
 	return result
@@ -133,7 +133,7 @@ func (b *soakBooks) fate(n int, e soakEvidence, result *soakBalance) string {
 	// fits has a fate that the plan does not allow for told.
 	fits := func(fate string, may bool) string {
 		if !may {
-			result.wrong("task %d is %s, which is not for %+v", n, fate, step)
+			result.wrongf("task %d is %s, which is not for %+v", n, fate, step)
 		}
 		return fate
 	}
@@ -183,11 +183,11 @@ func (b *soakBooks) archived(n int, reason string, e soakEvidence, result *soakB
 			continue
 		}
 		if !known.may {
-			result.wrong("task %d is %s, which is not for %+v: %s", n, known.fate, step, reason)
+			result.wrongf("task %d is %s, which is not for %+v: %s", n, known.fate, step, reason)
 		}
 		return known.fate
 	}
-	result.wrong("task %d is archived, and nobody knows why: %q, %+v", n, reason, step)
+	result.wrongf("task %d is archived, and nobody knows why: %q, %+v", n, reason, step)
 	return "archived"
 }
 
@@ -204,7 +204,7 @@ func (b *soakBooks) replacedForSomeone(e soakEvidence, result *soakBalance) {
 	}
 	for n := range e.noted[replaced] {
 		if !stays[b.entity(n)] {
-			result.wrong("task %d was replaced, and all others of %s were too", n, b.entity(n))
+			result.wrongf("task %d was replaced, and all others of %s were too", n, b.entity(n))
 		}
 	}
 }

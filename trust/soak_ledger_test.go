@@ -82,8 +82,8 @@ for i = 5, #KEYS do
         redis.call('RPUSH', KEYS[3], '0 ' .. ARGV[2] .. ' fence ' .. fence .. ' after ' .. last .. ' on ' .. name)
       end
       redis.call('HSET', KEYS[4], name, fence)
-    end
-  end
+    end -- of a mutex
+  end -- of the first time
 end
 return 0`)
 
@@ -140,7 +140,7 @@ redis.call('SADD', KEYS[1], ARGV[1])
 for _, key in ipairs(redis.call('SMEMBERS', KEYS[2])) do
   for _, run in ipairs(redis.call('SMEMBERS', key)) do
     if string.sub(run, 1, #ARGV[1] + 1) == ARGV[1] .. '#' then redis.call('SREM', key, run) end
-  end
+  end -- of a key
 end
 return 0`)
 

@@ -99,7 +99,7 @@ var soakFaults = []struct {
 // many.
 func newSoakPlan(seed uint64, tasks, perFault int) *soakPlan {
 	p := &soakPlan{seed: seed}
-	dice := rand.New(rand.NewPCG(seed, 8)) //nolint:gosec // dice, no secret
+	dice := rand.New(rand.NewPCG(seed, 8))
 	shares := 0
 	for _, k := range soakKinds {
 		shares += k.share
@@ -175,7 +175,7 @@ func (p *soakPlan) step(dice *rand.Rand, n, tasks int, kind soakKind) soakStep {
 // soakID draws an ID: two of three are of a few that are in great demand.
 func soakID(dice *rand.Rand, ids int) string {
 	if dice.IntN(3) > 0 {
-		return fmt.Sprintf("hot-%d", dice.IntN(1+ids/50))
+		return fmt.Sprintf("hot-%d", dice.IntN(1+ids/40))
 	}
 	return fmt.Sprintf("id-%d", dice.IntN(ids))
 }

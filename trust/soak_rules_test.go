@@ -22,7 +22,7 @@ const soakOnceQueue = "once"
 const (
 	// soakTTL of all leases: longer than all faults together that hit one worker
 	// at a time, which is what keeps leases from being lost.
-	soakTTL = 4 * time.Second
+	soakTTL = 3 * time.Second
 	// soakCooldown of turn:cool.
 	soakCooldown = 500 * time.Millisecond
 )
@@ -77,7 +77,7 @@ var soakKinds = []soakKind{
 	turn("turn:after", 4, 60, automutex.Rule{Busy: soakAfter}),
 	turn("turn:three", 5, 20, automutex.Rule{Limit: 3, Wait: time.Second}),
 	turn("turn:cool", 4, 40, automutex.Rule{Cooldown: soakCooldown, Busy: automutex.Skip}),
-	{task: "transfer", share: 8, ids: 100, rules: []automutex.Rule{
+	{task: "transfer", share: 8, ids: 600, rules: []automutex.Rule{
 		{Task: "transfer", Name: "from", Scope: "account", On: []string{"id"}, TTL: soakTTL, Wait: 2 * time.Second},
 		{Task: "transfer", Name: "to", Scope: "account", On: []string{"to"}, TTL: soakTTL, Busy: automutex.Park},
 		{Task: "transfer", Name: "bank", Scope: "bank", TTL: soakTTL, Limit: 8, Wait: 2 * time.Second},

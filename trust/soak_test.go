@@ -24,7 +24,7 @@ import (
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	s := seed(t)
-	plan := newSoakPlan(s, size(2500, 120_000), size(50, 150))
+	plan := newSoakPlan(s, size(2000, 115_000), size(50, 150))
 	row := found(t, "soak", "all policies, unique, and faults at random")
 	t.Logf("seed %d, plan %s", s, plan.sum())
 

@@ -257,11 +257,14 @@ func (w *soakWorld) settle() {
 func (w *soakWorld) quiet() {
 	w.t.Helper()
 	var last soakBacklog
-	since := time.Now()
+	since, hurried := time.Now(), time.Now()
 	redistest.Eventually(w.t, 10*soakPatience, func() bool {
-		for _, q := range append(soakQueues, soakOnceQueue) {
-			if _, err := w.inspector.RunAllRetryTasks(q); err != nil && !errors.Is(err, asynq.ErrQueueNotFound) {
-				w.fail(err)
+		if time.Since(hurried) > 400*time.Millisecond {
+			hurried = time.Now()
+			for _, q := range append(soakQueues, soakOnceQueue) {
+				if _, err := w.inspector.RunAllRetryTasks(q); err != nil && !errors.Is(err, asynq.ErrQueueNotFound) {
+					w.fail(err)
+				}
 			}
 		}
 		<-time.After(20 * time.Millisecond)
@@ -273,6 +276,6 @@ func (w *soakWorld) quiet() {
 		if b != last || b.rest() > b.active {
 			last, since = b, time.Now()
 		}
-		return b.rest() <= 0 || time.Since(since) > 2*time.Second
+		return b.rest() <= 0 || time.Since(since) > time.Second
 	}, "nothing being left to do but what nobody does")
 }
