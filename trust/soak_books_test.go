@@ -114,6 +114,9 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 		result.fates["lost"]++
 		result.wrongf("task %d is lost: %+v", n, b.steps[n])
 	}
+	for n := range e.noted[robbed] {
+		result.wrongf("task %d was handed back, and an attempt was spent for it: %+v", n, b.steps[n])
+	}
 	b.replacedForSomeone(e, &result)
 	return result
 }
@@ -216,7 +219,7 @@ func (w *soakWorld) evidence() soakEvidence {
 		noted: map[string]map[int]bool{}, archived: map[int]string{}, queued: map[int]asynq.TaskState{},
 		burned: w.killed.Load()+w.unheard.Load() > 0,
 	}
-	for _, what := range []string{done, skipped, replaced, dropped, revoked, final, unkeyed} {
+	for _, what := range []string{done, skipped, replaced, dropped, revoked, final, unkeyed, robbed} {
 		e.noted[what] = w.ledger.numbers(w.t, what)
 	}
 	i := w.inspector

@@ -2,6 +2,7 @@ package trust
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -31,12 +32,31 @@ const (
 	revoked  = "revoked"  // a handler returned asynq.RevokeTask
 	final    = "final"    // a handler failed for good; the archive may have made room for another one
 	unkeyed  = "unkeyed"  // EventKeyError
+	robbed   = "robbed"   // asynq counts attempts that nobody has spent
 )
 
 // note puts a task into one of these sets. It comes before what asynq is told.
 func (l *soakLedger) note(what string, n int) {
 	if err := l.rdb.SAdd(context.Background(), what, n).Err(); err != nil {
 		l.fail(err)
+	}
+}
+
+// spent notes that an attempt is about to be.
+func (l *soakLedger) spent(n int) {
+	if err := l.rdb.HIncrBy(context.Background(), "spent", strconv.Itoa(n), 1).Err(); err != nil {
+		l.fail(err)
+	}
+}
+
+// checkSpent notes a task of which asynq counts more attempts than were spent.
+func (l *soakLedger) checkSpent(n, retried int) {
+	spent, err := l.rdb.HGet(context.Background(), "spent", strconv.Itoa(n)).Int()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		l.fail(err)
+	}
+	if retried > spent {
+		l.note(robbed, n)
 	}
 }
 

@@ -68,7 +68,7 @@ func (w *soakWorker) start(fail func(error)) error {
 	w.server = asynq.NewServerFromRedisClient(client(w.Asynq, "asynq"), w.guard.ServerConfig(asynq.Config{
 		Concurrency: 10, Queues: queues, TaskCheckInterval: 20 * time.Millisecond,
 		DelayedTaskCheckInterval: 200 * time.Millisecond, ShutdownTimeout: time.Second, Logger: soakSilence{},
-		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
+		RetryDelayFunc: w.spends,
 		ErrorHandler:   asynq.ErrorHandlerFunc(w.failed),
 	}))
 	guarded := w.guard.Middleware(asynq.HandlerFunc(w.handle))
@@ -136,6 +136,16 @@ func (w *soakWorker) failed(ctx context.Context, t *asynq.Task, err error) {
 	}
 }
 
+// spends is asked for a delay whenever an attempt is spent, by a handler or by
+// asynq's recoverer, and never when a task is handed back: the guard answers then.
+func (w *soakWorker) spends(_ int, _ error, t *asynq.Task) time.Duration {
+	var task soakTask
+	if json.Unmarshal(t.Payload(), &task) == nil {
+		w.ledger.spent(task.N)
+	}
+	return time.Second
+}
+
 // handle does what the payload says, and writes down that it does.
 func (w *soakWorker) handle(ctx context.Context, t *asynq.Task) error {
 	var task soakTask
@@ -149,6 +159,9 @@ func (w *soakWorker) handle(ctx context.Context, t *asynq.Task) error {
 	}
 	for _, key := range run.keys {
 		run.fences = append(run.fences, soakFence(ctx, t, key, task))
+	}
+	if retried, _ := asynq.GetRetryCount(ctx); retried > 0 {
+		w.ledger.checkSpent(task.N, retried)
 	}
 	w.ledger.enter(run)
 	defer func() { w.ledger.leave(run, errors.Is(context.Cause(ctx), lock.ErrLost)) }()
