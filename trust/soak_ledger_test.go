@@ -159,7 +159,7 @@ var killedLua = redis.NewScript(`
 redis.call('SADD', KEYS[1], ARGV[1])
 for _, key in ipairs(redis.call('SMEMBERS', KEYS[2])) do
   for _, run in ipairs(redis.call('SMEMBERS', key)) do
-    if string.sub(run, 1, #ARGV[1] + 1) == ARGV[1] .. '#' then redis.call('SREM', key, run) end
+    if string.sub(run, 1, #ARGV[1] + 1) == ARGV[1] .. '#' then redis.call('SREM', key, run) end -- of this proc
   end -- of a key
 end
 return 0`)

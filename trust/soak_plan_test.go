@@ -44,16 +44,17 @@ type soakFault struct {
 // in which order, and which faults after how many of them. What comes of that
 // depends on the machine; the plan follows from the seed alone.
 type soakPlan struct {
-	seed   uint64
 	steps  []soakStep
 	faults []soakFault
 }
 
-// What handlers do, of 1,000 tasks; the rest succeeds at once.
-var soakDo = []struct {
+type soakShare struct {
 	do    string
 	share int
-}{
+}
+
+// What handlers do, of 1,000 tasks; the rest succeeds at once.
+var soakDo = []soakShare{
 	{"fail", 40},     // fails once or twice, then succeeds
 	{"panic", 15},    // panics once, then succeeds
 	{"always", 10},   // fails until asynq archives it
@@ -98,7 +99,7 @@ var soakFaults = []struct {
 // newSoakPlan throws the dice: tasks of all kinds, with a fault for every so
 // many.
 func newSoakPlan(seed uint64, tasks, perFault int) *soakPlan {
-	p := &soakPlan{seed: seed}
+	p := &soakPlan{}
 	dice := rand.New(rand.NewPCG(seed, 8))
 	shares := 0
 	for _, k := range soakKinds {
@@ -110,7 +111,7 @@ func newSoakPlan(seed uint64, tasks, perFault int) *soakPlan {
 		p.steps = append(p.steps, p.step(dice, n, tasks, kind))
 	}
 	for at := perFault / 2; at < tasks; at += perFault {
-		p.faults = append(p.faults, fault(dice, at+dice.IntN(perFault/2)))
+		p.faults = append(p.faults, fault(dice, min(at+dice.IntN(perFault/2), tasks-1)))
 	}
 	return p
 }
@@ -133,14 +134,7 @@ func (p *soakPlan) step(dice *rand.Rand, n, tasks int, kind soakKind) soakStep {
 		s.Queue = soakOnceQueue
 	}
 	draw := dice.IntN(1000)
-	s.Do = soakDo[slices.IndexFunc(soakDo, func(d struct {
-		do    string
-		share int
-	},
-	) bool {
-		draw -= d.share
-		return draw < 0
-	})].do
+	s.Do = soakDo[slices.IndexFunc(soakDo, func(d soakShare) bool { draw -= d.share; return draw < 0 })].do
 	long := s.Do == "timeout" || s.Do == "ignore"
 	switch {
 	case long && n > tasks*2/3: // or the short form would wait for them at its end

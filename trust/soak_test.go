@@ -56,6 +56,7 @@ func TestSoak(t *testing.T) {
 	row.note("lost %d", result.fates["lost"])
 	row.note("overlaps %d", len(overlaps))
 	row.note("keys without TTL %d, locks held at the end %d", forever, held)
+	row.note("goroutines leaked by %d of %d processes", w.leaked.Load(), w.looked.Load()+w.leaked.Load())
 	row.note("faults %d, workers killed %d, restarted %d", conductor.happened.Load(), w.killed.Load(), w.restarted.Load())
 	row.note("leases lost %s", orZero(counts[string(automutex.EventLost)]))
 	t.Logf("enqueued in %s; refused %v, unsure %d; %v; overlaps that a lost lease explains: %d; %d runs succeeded; workers saw %v",

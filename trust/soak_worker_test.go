@@ -229,6 +229,9 @@ func init() { children["soak worker"] = soakChild } //nolint:gochecknoinits // t
 // soakWorkerEnv is the soakWorker of a child.
 const soakWorkerEnv = "AUTOMUTEX_TRUST_SOAK_WORKER"
 
+// soakLeaked is how a child exits that has left goroutines behind.
+const soakLeaked = 4
+
 // soakChild serves until its standard input ends, which it does with the parent,
 // and then looks what it has left behind.
 func soakChild() {
@@ -255,7 +258,8 @@ func soakChild() {
 			return
 		}
 	}
-	fail(fmt.Errorf("goroutines leaked: %w", err))
+	fmt.Fprintln(os.Stderr, "soak worker: goroutines leaked:", err)
+	os.Exit(soakLeaked)
 }
 
 // soakSilence is an asynq.Logger.

@@ -45,6 +45,8 @@ type soakWorld struct {
 	killed    atomic.Int64 // workers
 	unheard   atomic.Int64 // faults between asynq and its Redis
 	restarted atomic.Int64
+	looked    atomic.Int64 // processes that ended and had left no goroutine behind
+	leaked    atomic.Int64 // those that had
 }
 
 // soakServer is a server through its lives.
@@ -146,7 +148,14 @@ func (s *soakServer) stop() {
 		// A child that hangs is killed, which Wait reports.
 		hangs := time.AfterFunc(2*soakPatience, func() { _ = child.cmd.Process.Kill() })
 		defer hangs.Stop()
-		if err := errors.Join(child.stdin.Close(), child.cmd.Wait()); err != nil {
+		err := errors.Join(child.stdin.Close(), child.cmd.Wait())
+		switch {
+		case err == nil:
+			s.world.looked.Add(1)
+		case child.cmd.ProcessState.ExitCode() == soakLeaked:
+			s.world.leaked.Add(1)
+			fallthrough
+		default:
 			s.world.fail(fmt.Errorf("%s: %w", child.proc, err))
 		}
 	}
