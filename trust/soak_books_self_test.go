@@ -29,6 +29,7 @@ func TestSoak_booksFindTrouble(t *testing.T) {
 		queued   asynq.TaskState
 		tasks    int  // 0: 1
 		refused  bool // nothing was enqueued
+		rejected bool // for another one
 		fate     string
 		problem  string
 	}{
@@ -47,6 +48,8 @@ func TestSoak_booksFindTrouble(t *testing.T) {
 		"still queued":                   {kind: "turn:retry", queued: asynq.TaskStateRetry, fate: "still queued", problem: "not for"},
 		"attempts spent by nobody":       {kind: "turn:retry", noted: map[string]map[int]bool{done: {0: true}, robbed: {0: true}}, fate: "done", problem: "an attempt was spent"},
 		"refused, and done":              {kind: "once:done", noted: is(done), refused: true, fate: "done", problem: "was not enqueued"},
+		"rejected for another one":       {kind: "once:done", noted: is(done), tasks: 2, rejected: true, fate: "done"},
+		"rejected for nobody":            {kind: "once:done", rejected: true, problem: "nobody has enqueued"},
 		"refused":                        {kind: "once:done", refused: true},
 		"superseded by a newer one":      {kind: "once:newest", noted: is("", done), tasks: 2, fate: "superseded"},
 		"superseded by an older one":     {kind: "once:newest", noted: is(done, ""), tasks: 2, fate: "lost", problem: "is lost"},
@@ -73,6 +76,10 @@ func TestSoak_booksFindTrouble(t *testing.T) {
 			}
 			if c.queued != 0 {
 				e.queued[0] = c.queued
+			}
+			if c.rejected {
+				b.rejected[len(steps)-1] = time.Unix(5, 0)
+				delete(b.accepted, len(steps)-1)
 			}
 			result := b.balance(e)
 			all := strings.Join(result.problems, "\n")

@@ -21,7 +21,8 @@ type soakBooks struct {
 
 	mu       sync.Mutex // guards what follows, until the producers and the operator are through
 	accepted map[int]soakStay
-	unsure   map[int]bool // Enqueue failed: it may be there
+	unsure   map[int]bool      // Enqueue failed: it may be there
+	rejected map[int]time.Time // when it was said that another one is in the way
 	refused  map[string]int
 	operator map[int]map[string]bool // deeds
 }
@@ -31,7 +32,7 @@ type soakStay struct{ called, returned time.Time }
 
 func newSoakBooks(steps []soakStep) *soakBooks {
 	return &soakBooks{
-		steps: steps, accepted: map[int]soakStay{}, unsure: map[int]bool{}, refused: map[string]int{},
+		steps: steps, accepted: map[int]soakStay{}, unsure: map[int]bool{}, refused: map[string]int{}, rejected: map[int]time.Time{},
 		operator: map[int]map[string]bool{},
 	}
 }
@@ -46,6 +47,12 @@ func (b *soakBooks) refuse(why string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refused[why]++
+}
+
+func (b *soakBooks) reject(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rejected[n] = time.Now()
 }
 
 func (b *soakBooks) doubt(n int) {
@@ -116,6 +123,14 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 	}
 	for n := range e.noted[robbed] {
 		result.wrongf("task %d was handed back, and an attempt was spent for it: %+v", n, b.steps[n])
+	}
+	for n, at := range b.rejected {
+		before := func(m int) bool {
+			return b.unsure[m] || !b.accepted[m].called.IsZero() && b.accepted[m].called.Before(at)
+		}
+		if !slices.ContainsFunc(known[b.entity(n)], before) {
+			result.wrongf("task %d was refused for another one that nobody has enqueued: %+v", n, b.steps[n])
+		}
 	}
 	b.replacedForSomeone(e, &result)
 	return result

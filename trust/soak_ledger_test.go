@@ -81,12 +81,13 @@ type soakRun struct {
 // enterLua notes a run on its keys, and everyone who is there beside it if these
 // are more than may be. A fence that does not grow is noted too, where one holds
 // a key at a time.
-// KEYS: procs that are about to be killed, the runs of this proc, overlaps, fences,
-// a key each. ARGV: proc, run, then for each key its limit, its fence and its name.
+// KEYS: procs that are about to be killed, the keys of this proc, overlaps, fences,
+// all runs, and a key each. ARGV: proc, run, then for each key its limit, its fence and its name.
 var enterLua = redis.NewScript(`
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 0 end
-for i = 5, #KEYS do
-  local at = 3 + (i - 5) * 3
+redis.call('SADD', KEYS[5], ARGV[2])
+for i = 6, #KEYS do
+  local at = 3 + (i - 6) * 3
   local limit, fence, name = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2]
   if redis.call('SADD', KEYS[i], ARGV[2]) == 1 then
     redis.call('SADD', KEYS[2], KEYS[i])
@@ -108,7 +109,7 @@ end
 return 0`)
 
 func (l *soakLedger) enter(r soakRun) {
-	keys := []string{"killed", "of:" + r.proc, "overlaps", "fences"}
+	keys := []string{"killed", "of:" + r.proc, "overlaps", "fences", "working"}
 	args := []any{r.proc, r.name}
 	for i, key := range r.keys {
 		keys = append(keys, "in:"+key)
@@ -123,6 +124,7 @@ func (l *soakLedger) enter(r soakRun) {
 // context had ended.
 func (l *soakLedger) leave(r soakRun, lost bool) {
 	_, err := l.rdb.Pipelined(context.Background(), func(p redis.Pipeliner) error {
+		p.SRem(context.Background(), "working", r.name)
 		for _, key := range r.keys {
 			p.SRem(context.Background(), "in:"+key, r.name)
 		}
@@ -154,22 +156,33 @@ func (l *soakLedger) succeed(r soakRun, cooldown bool) {
 }
 
 // killedLua strikes out all runs of a process. KEYS: procs killed, this one's
-// keys. ARGV: proc.
+// keys, all runs. ARGV: proc.
 var killedLua = redis.NewScript(`
 redis.call('SADD', KEYS[1], ARGV[1])
-for _, key in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+local sets = redis.call('SMEMBERS', KEYS[2])
+sets[#sets + 1] = KEYS[3]
+for _, key in ipairs(sets) do
   for _, run in ipairs(redis.call('SMEMBERS', key)) do
     if string.sub(run, 1, #ARGV[1] + 1) == ARGV[1] .. '#' then redis.call('SREM', key, run) end -- of this proc
-  end -- of a key
+  end -- of a set
 end
 return 0`)
 
 // kill is called in the moment before a process is: what it does from then on
 // does not count.
 func (l *soakLedger) kill(proc string) {
-	if err := killedLua.Run(context.Background(), l.rdb, []string{"killed", "of:" + proc}, proc).Err(); err != nil {
+	if err := killedLua.Run(context.Background(), l.rdb, []string{"killed", "of:" + proc, "working"}, proc).Err(); err != nil {
 		l.fail(err)
 	}
+}
+
+// working tells how many handlers are under way.
+func (l *soakLedger) working() int64 {
+	n, err := l.rdb.SCard(context.Background(), "working").Result()
+	if err != nil {
+		l.fail(err)
+	}
+	return n
 }
 
 // numbers gives a set of tasks.
@@ -270,6 +283,9 @@ func TestSoak_ledgerSeesOverlaps(t *testing.T) {
 	l.enter(run("p1", "3", mutex, 7)) // too late to count
 	l.enter(run("p2", "2", mutex, 8))
 	expect("after a kill", 1, 1)
+	if n := l.working(); n != 1 {
+		t.Errorf("%d handlers are under way, want 1", n)
+	}
 	for i := range 4 {
 		l.enter(run("p2", strconv.Itoa(10+i), three, 1))
 		l.enter(run("p2", strconv.Itoa(20+i), allow, 0))

@@ -65,7 +65,8 @@ var soakDo = []soakShare{
 	{"later", 4},     // is scheduled for a time after the soak
 	{"last", 60},     // succeeds, and has one attempt only
 	{"bad", 10},      // no key can be made from it
-	{"succeed", 838}, // in the end
+	{"outlast", 6},   // succeeds after longer than a lease lasts unrenewed
+	{"succeed", 832}, // in the end
 }
 
 // Which faults, of 100.
@@ -87,7 +88,7 @@ var soakFaults = []struct {
 	{"SCRIPT FLUSH", 4, 1, 0},
 	{"CLIENT KILL guards", 3, 1, 0},
 	{"CLIENT KILL asynq", 2, 1, 0},
-	{"shut down and start", 4, soakInside, 0},
+	{"shut down and start", 4, soakServers, 0},
 	{"SIGKILL", 5, soakChildren, 0},
 	{"SIGSTOP", 4, soakChildren, 400 * time.Millisecond},
 	{"pause queue", 3, len(soakQueues), 300 * time.Millisecond},
@@ -135,9 +136,9 @@ func (p *soakPlan) step(dice *rand.Rand, n, tasks int, kind soakKind) soakStep {
 	}
 	draw := dice.IntN(1000)
 	s.Do = soakDo[slices.IndexFunc(soakDo, func(d soakShare) bool { draw -= d.share; return draw < 0 })].do
-	long := s.Do == "timeout" || s.Do == "ignore"
+	long := s.Do == "timeout" || s.Do == "ignore" || s.Do == "outlast"
 	switch {
-	case long && n > tasks*2/3: // or the short form would wait for them at its end
+	case long && n > tasks/2: // or the short form would wait for them at its end
 		s.Do = "succeed"
 	case kind.once != nil && (s.Do == "later" || s.Do == "last" || long):
 		s.Do = "succeed"
@@ -151,6 +152,9 @@ func (p *soakPlan) step(dice *rand.Rand, n, tasks int, kind soakKind) soakStep {
 		s.Fails = 1
 	case "timeout", "ignore":
 		s.Fails, s.Timeout = 1, time.Second
+	case "outlast": // of entities of their own, which the others need not wait for
+		s.ID, s.To = fmt.Sprintf("long-%d", n%7), fmt.Sprintf("long-%d", n%5)
+		s.MS = int(soakTTL.Milliseconds() * 6 / 5)
 	case "always":
 		s.MaxRetry = 2
 	case "last":

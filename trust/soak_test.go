@@ -51,7 +51,7 @@ func TestSoak(t *testing.T) {
 	ctx := context.Background()
 	counts := w.ledger.rdb.HGetAll(ctx, "counts").Val()
 	row.note("seed %d", s)
-	row.note("enqueued %d, refused as duplicates %d", len(books.accepted), books.refused["duplicate"])
+	row.note("enqueued %d, refused as duplicates %d", len(books.accepted), len(books.rejected))
 	row.note("%s", strings.Join(result.print(), ", "))
 	row.note("lost %d", result.fates["lost"])
 	row.note("overlaps %d", len(overlaps))
@@ -139,14 +139,14 @@ func (w *soakWorld) enqueue(s soakStep, books *soakBooks) {
 	var other soakTask
 	switch {
 	case errors.Is(err, asynq.ErrDuplicateTask):
-		books.refuse("duplicate")
+		books.reject(s.N)
 	case errors.As(err, &keyErr) && s.Do == "bad":
 		books.refuse("without a key")
 	case err != nil:
 		books.doubt(s.N)
 		books.refuse("error: " + err.Error())
 	case json.Unmarshal(info.Payload, &other) == nil && other.N != s.N:
-		books.refuse("duplicate") // Join gives the one that is there
+		books.reject(s.N) // Join gives the one that is there
 	default:
 		books.accept(s.N, called)
 	}

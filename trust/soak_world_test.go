@@ -261,7 +261,7 @@ func (w *soakWorld) settle() {
 }
 
 // quiet waits until nothing is left to do, or only what nobody does: active tasks
-// whose number does not change. The operator has tasks that wait for a retry run
+// whose number does not change while no handler is under way. The operator has tasks that wait for a retry run
 // at once, so that the end comes sooner.
 func (w *soakWorld) quiet() {
 	w.t.Helper()
@@ -282,7 +282,7 @@ func (w *soakWorld) quiet() {
 			w.fail(err)
 			return true
 		}
-		if b != last || b.rest() > b.active {
+		if b != last || b.rest() > b.active || w.ledger.working() > 0 {
 			last, since = b, time.Now()
 		}
 		return b.rest() <= 0 || time.Since(since) > time.Second
