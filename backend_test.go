@@ -221,6 +221,26 @@ func TestBackend_restart(t *testing.T) {
 	r.await(id, asynq.TaskStateCompleted)
 }
 
+// A key that no replica knows is not taken: the task goes back unspent, and runs
+// when the replica is there again.
+func TestBackend_notReplicated(t *testing.T) {
+	t.Parallel()
+	s, locks := redistest.Mini(t), redistest.StartReal(t)
+	replica := redistest.StartReplica(t, locks)
+	r := start(t, s, setup{rules: []Rule{{Task: "work", Busy: Skip}}, locks: locks.Client(t), guarded: func(c *Config) { c.MinReplicas = 1 }})
+	replica.Pause(t)
+	id := r.enqueue("work", nil)
+	r.awaitRetried(id, 0)
+	if event := r.awaitEvent(EventBackendError, id); !errors.Is(event.Err, lock.ErrNotReplicated) {
+		t.Errorf("the event says %v", event.Err)
+	}
+	r.stage.none(t)
+	replica.Resume(t)
+	r.rerun(id)
+	r.stage.next(t).returns(nil)
+	r.await(id, asynq.TaskStateCompleted)
+}
+
 // An answer of Redis that is no lock: neither free nor busy.
 func TestBackend_refuses(t *testing.T) {
 	t.Parallel()

@@ -75,7 +75,9 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		inspector: inspector,
 		front:     front,
 	}
-	options := lock.Options{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger}
+	options := lock.Options{
+		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,
+	}
 	if inspector != nil {
 		options.Call = g.call
 	}

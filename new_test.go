@@ -20,7 +20,7 @@ import (
 func TestNew_everyMistake(t *testing.T) {
 	t.Parallel()
 	_, err := New(nil, Config{
-		Prefix: "a{b}", MaxWaiting: -1,
+		Prefix: "a{b}", MaxWaiting: -1, MinReplicas: -1,
 		Rules: []Rule{
 			{Name: "blank"},
 			{Task: "a", Limit: -1, Wait: -1, On: []string{"x..y"}},
@@ -39,7 +39,7 @@ func TestNew_everyMistake(t *testing.T) {
 	for _, want := range [][]string{
 		{"client", "nil"},
 		{"Config.Prefix"},
-		{"Config.MaxWaiting"},
+		{"Config.MaxWaiting"}, {"Config.MinReplicas"},
 		{`"blank"`, "Task"},
 		{`"a"`, "Limit"}, {`"a"`, "Wait"}, {`"a"`, "On[0]"},
 		{`"b"`, "TTL"}, {`"b"`, "Busy", "RetryIn"},

@@ -57,6 +57,13 @@ type Config struct {
 	// attempt. 0 means that there is no cap; negative numbers are refused.
 	MaxWaiting int
 
+	// MinReplicas is how many replicas of a key's master must have acknowledged
+	// a lease for it to count, so that a failover to one of them does not forget
+	// it; see [lock.Options]. A task whose key too few acknowledge goes back
+	// unspent, as when Redis is away; a handler's context ends when they stay
+	// away for a TTL. 0 waits for none; negative numbers are refused.
+	MinReplicas int
+
 	// Inspector is what the policy Park wakes tasks with, on the Redis of
 	// asynq. nil means one made from the Guard's own Redis client, which must be
 	// a redis.UniversalClient then. The Guard does not close it.
@@ -265,6 +272,9 @@ func checkConfig(cfg Config) (problems []error) {
 	}
 	if cfg.MaxWaiting < 0 {
 		report("MaxWaiting: %d is negative; use 0 for no cap", cfg.MaxWaiting)
+	}
+	if cfg.MinReplicas < 0 {
+		report("MinReplicas: %d is negative; use 0 to wait for no replica", cfg.MinReplicas)
 	}
 	return problems
 }

@@ -47,8 +47,9 @@ type sightings struct {
 
 // New makes a Guard on a Redis in memory, for this test alone; both end with the
 // test. What cfg leaves open is as in automutex.New, but for Owner, which is the
-// test's name, and Logger, which is the test's log. A cfg that automutex.New
-// refuses fails the test.
+// test's name, and Logger, which is the test's log, and MinReplicas, which does not
+// count: a Redis in memory has no replicas. A cfg that automutex.New refuses fails
+// the test.
 func New(tb testing.TB, cfg automutex.Config) *Guard {
 	tb.Helper()
 	redisServer, err := miniredis.Run()
@@ -66,6 +67,7 @@ func New(tb testing.TB, cfg automutex.Config) *Guard {
 	if cfg.Owner == "" {
 		cfg.Owner = tb.Name()
 	}
+	cfg.MinReplicas = min(cfg.MinReplicas, 0)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(tb.Output(), nil))
 	}

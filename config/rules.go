@@ -74,6 +74,7 @@ var (
 	notInFile = map[string]string{
 		"owner":         "belongs to the process: set Config.Owner in the program",
 		"max_waiting":   "belongs to the process: set Config.MaxWaiting in the program",
+		"min_replicas":  "belongs to how Redis is set up: set Config.MinReplicas in the program",
 		"wake_at_front": "leans on the layout of asynq: set Config.WakeAtFront in the program",
 		"inspector":     "is a Go value: set Config.Inspector in the program",
 		"logger":        "is a Go value: set Config.Logger in the program",

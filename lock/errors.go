@@ -28,6 +28,10 @@ var (
 	// ErrBackend: Redis could not be asked, or answered with an error; whether
 	// the lock is free is not known. The cause is wrapped beside it.
 	ErrBackend = errors.New("lock: backend error")
+	// ErrNotReplicated: fewer replicas than [Options.MinReplicas] acknowledged the
+	// lease in time (see [ReplicasWithin]); one that was to be acquired was given
+	// back. It Is ErrBackend.
+	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", ErrBackend)
 )
 
 // BusyError says who stands in the way. It unwraps to [ErrBusy] and, where a

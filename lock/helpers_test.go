@@ -348,7 +348,7 @@ func warm(t testing.TB, m *Lock) {
 }
 
 var scripts = []*script{
-	askScript, releaseScript, callScript, renewScript, inspectScript, breakScript, sweepScript,
+	askScript, releaseScript, callScript, renewScript, confirmScript, inspectScript, breakScript, sweepScript,
 	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
 	claimTakeScript, claimKeepScript, claimDropScript,

@@ -260,8 +260,8 @@ func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bo
 }
 
 // Extend makes the lease last at least d from now: never shorter than it was.
-// ErrNotHeld: it is over, and stays so. ErrBackend: not known; the lease is
-// as it was. It works on an ended ctx too.
+// ErrNotHeld: it is over, and stays so. ErrBackend, ErrNotReplicated: not known,
+// or not by enough replicas; the lease is as it was. It works on an ended ctx too.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond || d > MaxTTL {
 		return fmt.Errorf("lock: %q: Extend by %s: at least a millisecond, at most %s", le.lock.name, d, MaxTTL)
@@ -269,6 +269,13 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	r := le.lock.locker.renewer
 	if state := r.stateOf(le); state != held {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
+	}
+	if l := le.lock.locker; l.replicas > 0 {
+		held, err := l.confirm(ctx, le, d, replicasWithin(le))
+		if err == nil && !held {
+			err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
+		}
+		return err
 	}
 	sent := time.Now()
 	reply, err := le.lock.locker.conn.run(ctx, renewScript, le.lock.keys, []any{le.heldArg, d.Milliseconds()})

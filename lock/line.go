@@ -103,7 +103,7 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 		case a.yours:
 			m.locker.renewer.add(le, a.fence, a.value, began, m.ttl)
 			m.listen()
-			return le, nil
+			return m.replicated(ctx, le)
 		}
 		m.locker.parking.parked(m, a, w.called)
 		m.locker.doubt(le)
@@ -130,7 +130,7 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 				m.locker.doubt(le)
 				return nil, m.busy(w.last, time.Since(began), nil)
 			}
-			return le, nil
+			return m.replicated(ctx, le)
 		case <-yield:
 			yield = nil // once
 			n.park(w)

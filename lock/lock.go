@@ -147,7 +147,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	m.locker.parking.came(m, le, answer)
 	m.locker.renewer.add(le, answer.fence, answer.value, sent, m.ttl)
 	m.listen()
-	return le, nil
+	return m.replicated(ctx, le)
 }
 
 // Lock takes the lock, waiting in line until ctx ends; the error then Is both

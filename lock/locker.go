@@ -55,6 +55,16 @@ type Options struct {
 	// Transport carries the scripts of single operations in place of the
 	// client; see [Transport]. nil: the client itself.
 	Transport Transport
+	// MinReplicas is how many replicas of a key's master must have acknowledged a
+	// lease for it to count: when it is acquired, each time it is renewed, and by
+	// Extend. So a failover to one that has acknowledged forgets no lease; with
+	// fewer than a master has replicas, that is up to which one is promoted. An
+	// acquire that too few acknowledge is undone and fails with
+	// [ErrNotReplicated]; a renewal is tried again, and so a lease is lost when
+	// they stay away for its TTL. It costs a round trip and the replicas' answer
+	// with each acquire. What is parked, Claims and the values put into pools are
+	// not waited for. 0: nobody is waited for.
+	MinReplicas int
 	// Call brings back what was parked; see [Caller]. nil: nothing is called
 	// by this Locker.
 	Call Caller
@@ -64,13 +74,14 @@ type Options struct {
 // all of them, so one Locker for each process and Redis is right. Safe for
 // concurrent use. Close it when done.
 type Locker struct {
-	conn   *conn
-	prefix string
-	secret string // Options.HashKeys
-	owner  string // escaped
-	ttl    time.Duration
-	log    *slog.Logger
-	err    error // what is wrong with rdb or Options; every operation returns it
+	conn     *conn
+	prefix   string
+	secret   string // Options.HashKeys
+	owner    string // escaped
+	ttl      time.Duration
+	replicas int // MinReplicas
+	log      *slog.Logger
+	err      error // what is wrong with rdb or Options; every operation returns it
 
 	channel string        // this Locker's wake channel, without the prefix
 	nonce   atomic.Uint64 // one per token
@@ -98,11 +109,12 @@ func New(rdb Client, o Options) *Locker {
 	random := make([]byte, 12+5) // 96 bits name the channel, 40 begin the counter
 	_, _ = rand.Read(random)     // crypto/rand.Read never fails since Go 1.24
 	l := &Locker{
-		prefix:  o.Prefix,
-		secret:  o.HashKeys,
-		ttl:     o.TTL,
-		log:     o.Logger,
-		channel: base64.RawURLEncoding.EncodeToString(random[:12]),
+		prefix:   o.Prefix,
+		secret:   o.HashKeys,
+		ttl:      o.TTL,
+		replicas: o.MinReplicas,
+		log:      o.Logger,
+		channel:  base64.RawURLEncoding.EncodeToString(random[:12]),
 	}
 	l.nonce.Store(binary.BigEndian.Uint64(append([]byte{0, 0, 0}, random[12:]...)))
 	if l.prefix == "" {
@@ -140,6 +152,9 @@ func New(rdb Client, o Options) *Locker {
 	}
 	if l.err == nil {
 		l.err = checkTransport(o.Transport)
+	}
+	if l.err == nil {
+		l.err = checkReplicas(rdb, o.MinReplicas)
 	}
 	if l.err == nil {
 		l.conn = newConn(rdb, o.Transport)

@@ -14,7 +14,7 @@ import (
 //
 // Who may believe what: a lease is ours until deadline, which counts from the
 // moment before the ask or renewal that moved it was sent, so it is never later
-// than the one Redis stores. Renewal is first due after a third of that length;
+// than the one Redis stores, nor, with MinReplicas, than the one they know. Renewal is first due after a third of that length;
 // errors are tried again until the deadline; then the lease is lost for good.
 type renewer struct {
 	locker *Locker
@@ -217,7 +217,7 @@ func (r *renewer) renew(batch []*Lease) {
 		calls[i] = &call{keys: le.lock.keys, args: []any{le.heldArg, le.lock.ttlArg}}
 	}
 	sent := time.Now()
-	r.locker.conn.pipeline(context.Background(), renewScript, calls)
+	r.locker.renewals(batch, calls)
 	for i, le := range batch {
 		switch c := calls[i]; {
 		case c.err == nil && c.reply == int64(renewLost):

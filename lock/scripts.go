@@ -27,6 +27,7 @@ var (
 	releaseScript = load("release", "body", "limit", "cooldown", "inbound", "life")
 	callScript    = load("call", "limit", "inbound", "life", "note", "fate")
 	renewScript   = load("renew", "body", "length")
+	confirmScript = load("confirm", "body", "length")
 	inspectScript = load("inspect", "most", "note")
 	breakScript   = load("break", "limit", "token", "all")
 	sweepScript   = load("sweep")
@@ -46,7 +47,7 @@ var (
 	claimDropScript = load("claim_drop", "body")
 )
 
-// Replies of renew, as its header names them. The others answer with numbers
+// Replies of renew and confirm, as their headers name them. The others answer with numbers
 // and lists that mean what they say.
 const (
 	renewLost    = 0

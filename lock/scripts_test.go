@@ -125,6 +125,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	m.locker.parking.tell(m, "", FateUnsure)
 	le := mustTry(t, m)
 	err2 := le.Extend(t.Context(), time.Second)
+	m.locker.conn.confirm(t.Context(), []*call{{keys: m.keys, args: []any{le.heldArg, 1000}}}, 0, time.Second)
 	err3 := le.Unlock(t.Context())
 	_, err4 := m.BreakAll(t.Context())
 	p := m.locker.Pool(redistest.Name(t))

@@ -1,0 +1,228 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// StartCluster starts a Redis Cluster of three masters for this test alone, each
+// with so many replicas. A master that is gone is succeeded after about a second.
+func StartCluster(t testing.TB, replicas int) *Server {
+	t.Helper()
+	needBinary(t)
+	s, err := startCluster()
+	s = private(t, s, err)
+	masters := slices.Clone(s.nodes)
+	for range replicas {
+		for _, master := range masters {
+			s.addReplica(t, master)
+		}
+	}
+	for _, node := range s.nodes {
+		if _, err := ask(node.addr(), "CONFIG", "SET", "cluster-node-timeout", "1000"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// addReplica starts a replica of one of the cluster's masters, and returns when
+// every node knows it and it is in step.
+func (s *Server) addReplica(t testing.TB, master *process) {
+	t.Helper()
+	node, err := startProcess([]string{
+		"--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.nodes, s.addrs = append(s.nodes, node), append(s.addrs, node.addr())
+	id, err := ask(master.addr(), "CLUSTER", "MYID")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range s.nodes[:len(s.nodes)-1] {
+		if _, err := ask(node.addr(), "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(other.port), strconv.Itoa(other.bus)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, other := range s.nodes {
+		if _, err := ask(other.addr(), "CONFIG", "SET", "repl-diskless-sync-delay", "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	Eventually(t, clusterWithin, func() bool {
+		_, err = ask(node.addr(), "CLUSTER", "REPLICATE", id)
+		return err == nil
+	}, "a replica of %s", master.addr())
+	node.linked(t, master.addr())
+	s.agreed(t)
+}
+
+// agreed waits until every node that runs has the same picture of who has which
+// slots, and finds it complete.
+func (s *Server) agreed(t testing.TB) {
+	t.Helper()
+	Eventually(t, clusterWithin, func() bool {
+		var picture []string
+		for _, node := range s.nodes {
+			if !node.runs() {
+				continue
+			}
+			info, err := ask(node.addr(), "CLUSTER", "INFO")
+			if err != nil || !strings.Contains(info, "cluster_state:ok\r\n") {
+				return false
+			}
+			nodes, err := ask(node.addr(), "CLUSTER", "NODES")
+			if err != nil {
+				return false
+			}
+			var seen []string
+			for line := range strings.Lines(nodes) {
+				f := strings.Fields(line)
+				if len(f) < 8 || strings.Contains(f[2], "handshake") {
+					return false
+				}
+				flags := strings.TrimPrefix(f[2], "myself,")
+				seen = append(seen, fmt.Sprint(f[0], flags, f[3], f[8:]))
+			}
+			slices.Sort(seen)
+			if picture == nil {
+				picture = seen
+			}
+			if len(s.nodes) == len(seen) && !slices.Equal(picture, seen) {
+				return false
+			}
+		}
+		return true
+	}, "all nodes agree")
+}
+
+// runs tells whether the process was started and not stopped since.
+func (p *process) runs() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run != nil
+}
+
+// owner is the node that has the slot of key, as the nodes that run have it.
+func (s *Server) owner(t testing.TB, key string) (*process, int) {
+	t.Helper()
+	for _, node := range s.nodes {
+		if !node.runs() {
+			continue
+		}
+		rdb := redis.NewClient(&redis.Options{Addr: node.addr()})
+		slot := rdb.ClusterKeySlot(t.Context(), key).Val()
+		ranges, err := rdb.ClusterSlots(t.Context()).Result()
+		_ = rdb.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range ranges {
+			if r.Start <= int(slot) && int(slot) <= r.End {
+				for _, node := range s.nodes {
+					if node.addr() == r.Nodes[0].Addr {
+						return node, int(slot)
+					}
+				}
+			}
+		}
+	}
+	t.Fatalf("redistest: nobody has the slot of %q", key)
+	return nil, 0
+}
+
+// KillMaster ends the master that has the slot of key at once (SIGKILL).
+func (s *Server) KillMaster(t testing.TB, key string) {
+	t.Helper()
+	node, _ := s.owner(t, key)
+	if err := node.kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Revive starts what KillMaster ended, which then is a replica of whoever took
+// its place, and returns when the cluster is whole again.
+func (s *Server) Revive(t testing.TB) {
+	t.Helper()
+	for _, node := range s.nodes {
+		if node.runs() {
+			continue
+		}
+		if err := node.start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.agreed(t)
+}
+
+// MoveSlot moves the slot of key to the next master, as resharding tools do:
+// open at both ends, key by key, then closed. while runs when it is open.
+func (s *Server) MoveSlot(t testing.TB, key string, while func()) {
+	t.Helper()
+	ctx := t.Context()
+	from, slot := s.owner(t, key)
+	var masters []*process
+	clients := map[*process]*redis.Client{}
+	ids := map[*process]string{}
+	for _, node := range s.nodes {
+		rdb := redis.NewClient(&redis.Options{Addr: node.addr()})
+		defer func() { _ = rdb.Close() }()
+		clients[node] = rdb
+		if !node.runs() {
+			continue
+		}
+		if role, err := rdb.Do(ctx, "ROLE").Slice(); err == nil && role[0] == "master" {
+			masters = append(masters, node)
+		}
+		id, err := ask(node.addr(), "CLUSTER", "MYID")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[node] = id
+	}
+	to := masters[(slices.Index(masters, from)+1)%len(masters)]
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("redistest: moving slot %d from %s to %s: %v", slot, from.addr(), to.addr(), err)
+		}
+	}
+	must(clients[to].Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from]).Err())
+	must(clients[from].Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to]).Err())
+	while()
+	for {
+		keys, err := clients[from].ClusterGetKeysInSlot(ctx, slot, 100).Result()
+		must(err)
+		if len(keys) == 0 {
+			break
+		}
+		args := []any{"MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS"}
+		for _, key := range keys {
+			args = append(args, key)
+		}
+		must(migrated(ctx, clients[from], args))
+		while()
+	}
+	// The one that gets it first: else nobody would have it for a moment.
+	must(clients[to].Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", ids[to]).Err())
+	must(clients[from].Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", ids[to]).Err())
+	for _, node := range masters {
+		must(clients[node].Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", ids[to]).Err())
+	}
+}
+
+// migrated runs MIGRATE. A key that has gone meanwhile is no error.
+func migrated(ctx context.Context, rdb *redis.Client, args []any) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return rdb.Do(ctx, args...).Err()
+}

@@ -1,0 +1,312 @@
+package trust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// crowdSoon bounds what must happen, on a machine whose cores are busy with
+// other things.
+const crowdSoon = 60 * time.Second
+
+// crowdTTL is long beside a renewal (TTL/3), so that it shows which of the two
+// ended a lease.
+const crowdTTL = 6 * time.Second
+
+// crowd is clients that take turns on some keys while their Redis is broken, and
+// the book of who believed in what.
+type crowd struct {
+	t       *testing.T
+	lockers []*lock.Locker
+	keys    []string
+	stop    chan struct{} // closed by end, which waits for wg
+	wg      sync.WaitGroup
+
+	turns      atomic.Int64
+	unsure     atomic.Int64 // calls that failed with ErrBackend
+	replicas   atomic.Int64 // among them, with ErrNotReplicated
+	notHeld    atomic.Int64 // Unlocks of what was gone
+	slowest    atomic.Int64 // ns by which a call outlasted its context
+	unexpected atomic.Int64
+
+	mu          sync.Mutex // guards what follows
+	book        map[string]*crowdKey
+	overlaps    int       // beliefs that began beside another one
+	late        int       // of these, those after settled
+	regressions int       // writes with a fence not above that of the last one
+	settled     time.Time // from when on nobody may believe in what a fault took; zero: always
+	amid        bool      // a fault that takes leases is on
+}
+
+type crowdKey struct {
+	inside map[*lock.Lease]bool
+	fence  int64 // of the last write
+}
+
+// newCrowd makes two lockers with clients of their own.
+func newCrowd(t *testing.T, client func() redis.UniversalClient, o lock.Options) *crowd {
+	c := &crowd{t: t, stop: make(chan struct{}), book: map[string]*crowdKey{}}
+	o.Logger = slog.New(slog.DiscardHandler)
+	for range 2 {
+		l := lock.New(client(), o)
+		t.Cleanup(func() { _ = l.Close() })
+		c.lockers = append(c.lockers, l)
+	}
+	for range 4 {
+		c.keys = append(c.keys, redistest.Name(t))
+	}
+	t.Cleanup(c.end)
+	return c
+}
+
+// start sends each locker n goroutines to work, which end at end.
+func (c *crowd) start(n int, dice uint64) {
+	for i, l := range c.lockers {
+		for j := range n {
+			r := rand.New(rand.NewPCG(dice, uint64(i*n+j))) //nolint:gosec // dice, no secret
+			c.wg.Go(func() {
+				for {
+					select {
+					case <-c.stop:
+						return
+					default:
+					}
+					c.turn(l, c.keys[r.IntN(len(c.keys))], r)
+				}
+			})
+		}
+	}
+}
+
+func (c *crowd) end() {
+	select {
+	case <-c.stop:
+	default:
+		close(c.stop)
+	}
+	c.wg.Wait()
+}
+
+// turn is one stay: wait, write with the fence, work, leave.
+func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	le, err := l.Mutex(key, lock.TTL(crowdTTL)).Lock(ctx)
+	if deadline, _ := ctx.Deadline(); time.Since(deadline) > time.Duration(c.slowest.Load()) {
+		c.slowest.Store(int64(time.Since(deadline)))
+	}
+	switch {
+	case errors.Is(err, lock.ErrBackend):
+		c.unsure.Add(1)
+		if errors.Is(err, lock.ErrNotReplicated) {
+			c.replicas.Add(1)
+		}
+		select { // as a caller does that is told of an outage
+		case <-c.stop:
+		case <-time.After(20 * time.Millisecond):
+		}
+		return
+	case errors.Is(err, lock.ErrBusy):
+		return
+	case err != nil:
+		c.unexpected.Add(1)
+		c.t.Errorf("Lock: %v", err)
+		return
+	}
+	c.enter(key, le)
+	work := time.Duration(r.IntN(3)) * time.Millisecond
+	if r.IntN(10) == 0 {
+		work = time.Duration(50+r.IntN(200)) * time.Millisecond
+	}
+	select {
+	case <-le.Bind(context.Background()).Done(): // as a handler does that is told to stop
+	case <-time.After(work):
+	}
+	c.leave(key, le)
+	began := time.Now()
+	err = le.Unlock(context.Background())
+	if took := time.Since(began); took > 12*time.Second {
+		c.t.Errorf("Unlock took %s", took)
+	}
+	switch {
+	case err == nil:
+		c.turns.Add(1)
+	case errors.Is(err, lock.ErrNotHeld):
+		c.notHeld.Add(1)
+	case errors.Is(err, lock.ErrBackend):
+		c.unsure.Add(1)
+	default:
+		c.unexpected.Add(1)
+		c.t.Errorf("Unlock: %v", err)
+	}
+}
+
+// enter notes that somebody begins to work under a lease, beside whom, and that
+// the first thing it does is to write with its fence.
+func (c *crowd) enter(key string, le *lock.Lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.book[key]
+	if k == nil {
+		k = &crowdKey{inside: map[*lock.Lease]bool{}}
+		c.book[key] = k
+	}
+	if !le.Held() {
+		return // stopped for so long between the two
+	}
+	for other := range k.inside {
+		if other.Held() {
+			c.overlaps++
+			if !c.amid && time.Now().After(c.settled) {
+				c.late++
+			}
+		}
+	}
+	if le.Fence() <= k.fence {
+		c.regressions++
+	}
+	k.fence = max(k.fence, le.Fence())
+	k.inside[le] = true
+}
+
+func (c *crowd) leave(key string, le *lock.Lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.book[key].inside, le)
+}
+
+// more waits for n more turns and tells how long that took.
+func (c *crowd) more(n int64) time.Duration {
+	c.t.Helper()
+	began, before := time.Now(), c.turns.Load()
+	redistest.Eventually(c.t, crowdSoon, func() bool { return c.turns.Load() >= before+n }, "%d more turns; %v", n, c)
+	return time.Since(began)
+}
+
+// taking says that from now on a fault takes leases away: whoever has one may not
+// know until its next renewal gets through.
+func (c *crowd) taking() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.amid = true
+}
+
+// noticed says that renewals get through again: after a third of a TTL, and a
+// second and a half for a busy machine, nobody may believe in what is gone.
+func (c *crowd) noticed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.amid, c.settled = false, time.Now().Add(crowdTTL/3+1500*time.Millisecond)
+}
+
+// String is what was counted.
+func (c *crowd) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Sprintf("turns %d, told unsure %d (not replicated %d), told lost %d, overlaps %d, late %d, fence regressions %d, unexpected %d",
+		c.turns.Load(), c.unsure.Load(), c.replicas.Load(), c.notHeld.Load(), c.overlaps, c.late, c.regressions, c.unexpected.Load())
+}
+
+func (c *crowd) counted() (overlaps, late, regressions int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.overlaps, c.late, c.regressions
+}
+
+// bounded holds every call against the documented bound.
+func (c *crowd) bounded() {
+	c.t.Helper()
+	// An exchange with Redis is given up after about 5 s, 10 s when it began to
+	// hang late, and leaving the line takes a moment.
+	if slowest := time.Duration(c.slowest.Load()); slowest > 12*time.Second {
+		c.t.Errorf("a Lock returned %s after its context had ended", slowest)
+	}
+}
+
+// gone waits until Redis has nothing of the crowd's keys: nothing is left behind.
+func (c *crowd) gone(rdb redis.UniversalClient, keys ...string) {
+	c.t.Helper()
+	for _, key := range append(keys, c.keys...) {
+		key = lock.Key(lock.DefaultPrefix, key)
+		redistest.Eventually(c.t, crowdSoon, func() bool {
+			n, err := rdb.Exists(context.Background(), key).Result()
+			return err == nil && n == 0
+		}, "nothing left under %s", key)
+	}
+}
+
+// keepers hold a key each, for as long as they believe in it.
+type keepers struct {
+	t      *testing.T
+	keys   []string
+	leases []*lock.Lease
+	bound  []context.Context
+}
+
+func (c *crowd) keep(n int) *keepers {
+	c.t.Helper()
+	k := &keepers{t: c.t}
+	for i := range n {
+		name := redistest.Name(c.t)
+		m := c.lockers[i%len(c.lockers)].Mutex(name, lock.TTL(crowdTTL))
+		var le *lock.Lease
+		redistest.Eventually(c.t, crowdSoon, func() (ok bool) {
+			var err error
+			le, err = m.TryLock(c.t.Context())
+			return err == nil
+		}, "a key of its own")
+		k.keys, k.leases = append(k.keys, name), append(k.leases, le)
+		k.bound = append(k.bound, le.Bind(context.Background()))
+	}
+	return k
+}
+
+// lost waits until all of them know that their lease is lost, and tells how long
+// the last one took.
+func (k *keepers) lost(since time.Time, within time.Duration) time.Duration {
+	k.t.Helper()
+	for i, bound := range k.bound {
+		select {
+		case <-bound.Done():
+		case <-time.After(time.Until(since.Add(within))):
+			k.t.Errorf("holder %d does not know within %s that Redis forgot it", i, within)
+			continue
+		}
+		if cause := context.Cause(bound); !errors.Is(cause, lock.ErrLost) {
+			k.t.Errorf("holder %d: %v, want ErrLost", i, cause)
+		}
+	}
+	return time.Since(since)
+}
+
+// live tells that none of them has lost its lease.
+func (k *keepers) live() {
+	k.t.Helper()
+	for i, bound := range k.bound {
+		if bound.Err() != nil || !k.leases[i].Held() {
+			k.t.Errorf("holder %d has lost its lease: %v", i, context.Cause(bound))
+		}
+	}
+}
+
+// release gives back what is left.
+func (k *keepers) release(want error) {
+	k.t.Helper()
+	for i, le := range k.leases {
+		if err := le.Unlock(context.Background()); !errors.Is(err, want) {
+			k.t.Errorf("holder %d: Unlock: %v, want %v", i, err, want)
+		}
+	}
+}
