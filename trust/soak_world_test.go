@@ -45,6 +45,7 @@ type soakWorld struct {
 	killed    atomic.Int64 // workers
 	unheard   atomic.Int64 // faults between asynq and its Redis
 	restarted atomic.Int64
+	forever   atomic.Int64 // keys without TTL
 	looked    atomic.Int64 // processes that ended and had left no goroutine behind
 	leaked    atomic.Int64 // those that had
 }
