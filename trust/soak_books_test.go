@@ -134,6 +134,9 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 			result.wrongf("task %d was refused for another one that nobody has enqueued: %+v", n, b.steps[n])
 		}
 	}
+	if len(b.unsure)*100 > len(b.steps) {
+		result.wrongf("%d of %d calls of Enqueue failed: %v", len(b.unsure), len(b.steps), b.refused)
+	}
 	b.replacedForSomeone(e, &result)
 	return result
 }

@@ -202,7 +202,7 @@ func (p *soakPlan) sum() string {
 
 func TestSoak_planFollowsFromTheSeed(t *testing.T) {
 	t.Parallel()
-	a, b, c := newSoakPlan(1, 5000, 20), newSoakPlan(1, 5000, 20), newSoakPlan(2, 5000, 20)
+	a, b, c := newSoakPlan(1, 4000, 8), newSoakPlan(1, 4000, 8), newSoakPlan(2, 4000, 8)
 	if a.sum() != b.sum() {
 		t.Errorf("two plans of one seed are %s and %s", a.sum(), b.sum())
 	}
