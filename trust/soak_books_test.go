@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/lock"
 )
 
 // soakBooks say of every task that was enqueued what became of it.
@@ -76,7 +77,8 @@ type soakEvidence struct {
 	noted    map[string]map[int]bool // by what became of a task
 	archived map[int]string          // last errors
 	queued   map[int]asynq.TaskState
-	burned   bool // asynq may have lost sight of tasks: workers were killed, or it was cut off from Redis
+	lost     int64 // runs whose lease ended
+	burned   bool  // asynq may have lost sight of tasks: workers were killed, or it was cut off from Redis
 }
 
 // soakBalance is the result: how many tasks had which fate, and what must not be.
@@ -131,6 +133,9 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 		if !slices.ContainsFunc(known[b.entity(n)], before) {
 			result.wrongf("task %d was refused for another one that nobody has enqueued: %+v", n, b.steps[n])
 		}
+	}
+	if len(b.unsure)*100 > len(b.steps) {
+		result.wrongf("%d of %d calls of Enqueue failed: %v", len(b.unsure), len(b.steps), b.refused)
 	}
 	b.replacedForSomeone(e, &result)
 	return result
@@ -195,6 +200,7 @@ func (b *soakBooks) archived(n int, reason string, e soakEvidence, result *soakB
 		{"archived by AfterFailure", strings.Contains(reason, errSoakAfter.Error()), step.After == "skip" || step.After == "fail"},
 		{"archived for its handler", strings.Contains(reason, errSoakFails.Error()) || strings.Contains(reason, "soak: the handler panics"), fails},
 		{"archived for its timeout", strings.Contains(reason, "context deadline exceeded"), step.Do == "timeout" || step.Do == "ignore"},
+		{"archived for a lost lease", strings.HasSuffix(reason, lock.ErrLost.Error()), e.lost > 0 && step.Do == "last"},
 		{"archived by asynq's recoverer", reason == asynq.ErrLeaseExpired.Error(), e.burned},
 	} {
 		if !known.is {
@@ -232,7 +238,7 @@ func (w *soakWorld) evidence() soakEvidence {
 	w.t.Helper()
 	e := soakEvidence{
 		noted: map[string]map[int]bool{}, archived: map[int]string{}, queued: map[int]asynq.TaskState{},
-		burned: w.killed.Load()+w.unheard.Load() > 0,
+		lost: w.ledger.lost(), burned: w.killed.Load()+w.unheard.Load() > 0,
 	}
 	for _, what := range []string{done, skipped, replaced, dropped, revoked, final, unkeyed, robbed} {
 		e.noted[what] = w.ledger.numbers(w.t, what)

@@ -132,6 +132,9 @@ func (c *soakConductor) make(f soakFault) {
 }
 
 func (c *soakConductor) signal(s *soakServer, sig syscall.Signal) {
+	if s.child == nil { // it did not start, as the test was told
+		return
+	}
 	if err := s.child.cmd.Process.Signal(sig); err != nil {
 		c.world.fail(err)
 	}

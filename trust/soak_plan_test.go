@@ -152,9 +152,9 @@ func (p *soakPlan) step(dice *rand.Rand, n, tasks int, kind soakKind) soakStep {
 		s.Fails = 1
 	case "timeout", "ignore":
 		s.Fails, s.Timeout = 1, time.Second
-	case "outlast": // of entities of their own, which the others need not wait for
-		s.ID, s.To = fmt.Sprintf("long-%d", n%7), fmt.Sprintf("long-%d", n%5)
-		s.MS = int(soakTTL.Milliseconds() * 6 / 5)
+	case "outlast": // of two entities, for which the others need not wait
+		s.Kind, s.ID, s.To, s.After = soakBrief, fmt.Sprintf("long-%d", n%2), "", ""
+		s.MS = int(soakBriefTTL.Milliseconds() * 4 / 3)
 	case "always":
 		s.MaxRetry = 2
 	case "last":
@@ -202,7 +202,7 @@ func (p *soakPlan) sum() string {
 
 func TestSoak_planFollowsFromTheSeed(t *testing.T) {
 	t.Parallel()
-	a, b, c := newSoakPlan(1, 5000, 20), newSoakPlan(1, 5000, 20), newSoakPlan(2, 5000, 20)
+	a, b, c := newSoakPlan(1, 4000, 8), newSoakPlan(1, 4000, 8), newSoakPlan(2, 4000, 8)
 	if a.sum() != b.sum() {
 		t.Errorf("two plans of one seed are %s and %s", a.sum(), b.sum())
 	}

@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,9 +21,13 @@ var soakQueues = []string{"red", "green", "blue"}
 const soakOnceQueue = "once"
 
 const (
-	// soakTTL of all leases: longer than all faults together that hit one worker
+	// soakTTL of leases: longer than all faults together that hit one worker
 	// at a time, which is what keeps leases from being lost.
 	soakTTL = 3 * time.Second
+	// soakBriefTTL is that of soakBrief, whose tasks may take longer than that: their
+	// leases have to be renewed, and are lost at times.
+	soakBrief    = "turn:brief"
+	soakBriefTTL = time.Second
 	// soakCooldown of turn:cool.
 	soakCooldown = 500 * time.Millisecond
 )
@@ -46,7 +51,7 @@ func (k soakKind) policy() automutex.Policy {
 
 // turn is a kind with one rule on the field id.
 func turn(task string, share, ids int, rule automutex.Rule) soakKind {
-	rule.Task, rule.On, rule.TTL = task, []string{"id"}, soakTTL
+	rule.Task, rule.On, rule.TTL = task, []string{"id"}, cmp.Or(rule.TTL, soakTTL)
 	return soakKind{task: task, share: share, ids: ids, rules: []automutex.Rule{rule}}
 }
 
@@ -66,6 +71,7 @@ var soakKinds = []soakKind{
 	{task: "plain", share: 4, ids: 50},
 	turn("turn:retry", 8, 400, automutex.Rule{}),
 	turn("turn:wait", 10, 200, automutex.Rule{Wait: 3 * time.Second}),
+	turn(soakBrief, 3, 100, automutex.Rule{TTL: soakBriefTTL, Wait: 3 * time.Second}),
 	turn("turn:in", 4, 400, automutex.Rule{Busy: automutex.RetryIn(time.Second)}),
 	turn("turn:skip", 8, 60, automutex.Rule{Busy: automutex.Skip}),
 	turn("turn:archive", 5, 100, automutex.Rule{Busy: automutex.Archive}),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -46,7 +47,8 @@ func TestSoak(t *testing.T) {
 	for _, early := range w.ledger.soon(t) {
 		t.Errorf("cooldown: %s", early)
 	}
-	forever, held := w.leftBehind()
+	w.lookForKeysWithoutTTL()
+	held := w.leftBehind()
 
 	ctx := context.Background()
 	counts := w.ledger.rdb.HGetAll(ctx, "counts").Val()
@@ -55,20 +57,13 @@ func TestSoak(t *testing.T) {
 	row.note("%s", strings.Join(result.print(), ", "))
 	row.note("lost %d", result.fates["lost"])
 	row.note("overlaps %d", len(overlaps))
-	row.note("keys without TTL %d, locks held at the end %d", forever, held)
+	row.note("keys without TTL %d, locks held at the end %d", w.forever.Load(), held)
 	row.note("goroutines leaked by %d of %d processes", w.leaked.Load(), w.looked.Load()+w.leaked.Load())
 	row.note("faults %d, workers killed %d, restarted %d", conductor.happened.Load(), w.killed.Load(), w.restarted.Load())
-	row.note("leases lost %s", orZero(counts[string(automutex.EventLost)]))
+	row.note("leases lost %d", w.ledger.lost())
 	t.Logf("enqueued in %s; refused %v, unsure %d; %v; overlaps that a lost lease explains: %d; %d runs succeeded; workers saw %v",
 		produced.Round(time.Millisecond), books.refused, len(books.unsure), result.print(), explained,
 		w.ledger.rdb.SCard(ctx, "runs that succeeded").Val(), counts)
-}
-
-func orZero(count string) string {
-	if count == "" {
-		return "0"
-	}
-	return count
 }
 
 // soakProducers enqueue beside each other.
@@ -86,7 +81,7 @@ func (w *soakWorld) produce(steps []soakStep, books *soakBooks, calls *atomic.In
 	rest.Go(func() { // keeps the queues from growing; ends with the producers
 		look := time.NewTicker(20 * time.Millisecond)
 		defer look.Stop()
-		for {
+		for looks := 0; ; looks++ {
 			select {
 			case <-look.C:
 			case <-through:
@@ -97,6 +92,9 @@ func (w *soakWorld) produce(steps []soakStep, books *soakBooks, calls *atomic.In
 				w.fail(err)
 			}
 			crowded.Store(b.rest() > soakCrowd())
+			if looks%10 == 0 {
+				w.lookForKeysWithoutTTL()
+			}
 		}
 	})
 	var producers sync.WaitGroup
@@ -152,22 +150,26 @@ func (w *soakWorld) enqueue(s soakStep, books *soakBooks) {
 	}
 }
 
-// leftBehind counts what must not be in Redis when all servers have closed: keys
-// that would stay for ever, and locks that somebody holds or waits for, which a
-// killed worker does for a TTL at most.
-func (w *soakWorld) leftBehind() (forever, held int) {
-	w.t.Helper()
+// lookForKeysWithoutTTL finds what would stay for ever if all died now.
+func (w *soakWorld) lookForKeysWithoutTTL() {
 	ctx := context.Background()
 	keys := w.rdb.Scan(ctx, 0, w.prefix+":*", 1000).Iterator()
 	for keys.Next(ctx) {
-		if w.rdb.TTL(ctx, keys.Val()).Val() == -1 {
-			forever++
-			w.t.Errorf("the key %s has no TTL", keys.Val())
+		if ttl, err := w.rdb.TTL(ctx, keys.Val()).Result(); err == nil && ttl == -1 {
+			w.forever.Add(1)
+			w.fail(fmt.Errorf("the key %s has no TTL", keys.Val()))
 		}
 	}
 	if err := keys.Err(); err != nil {
-		w.t.Error(err)
+		w.fail(err)
 	}
+}
+
+// leftBehind counts the locks that somebody holds or waits for although all
+// servers have closed, which a killed worker does for a TTL at most.
+func (w *soakWorld) leftBehind() (held int) {
+	w.t.Helper()
+	ctx := context.Background()
 	locker := lock.New(w.rdb, lock.Options{Prefix: w.prefix})
 	defer func() {
 		if err := locker.Close(); err != nil {
@@ -184,13 +186,13 @@ func (w *soakWorld) leftBehind() (forever, held int) {
 			left = append(left, info)
 		}
 		if len(left) == 0 {
-			return forever, 0
+			return 0
 		}
 		if time.Now().After(deadline) {
 			for _, info := range left {
 				w.t.Errorf("left behind: %+v", info)
 			}
-			return forever, len(left)
+			return len(left)
 		}
 		<-time.After(20 * time.Millisecond)
 	}

@@ -77,8 +77,12 @@ func (w *soakWorker) start(fail func(error)) error {
 		if err := json.Unmarshal(t.Payload(), &task); err != nil {
 			return err
 		}
+		retried, _ := asynq.GetRetryCount(ctx)
+		if most, _ := asynq.GetMaxRetry(ctx); retried >= most {
+			w.ledger.note(final, task.N)
+		}
 		// What the guard observes knows the task by this.
-		return guarded.ProcessTask(context.WithValue(ctx, soakKey{}, soakContext{w, task.N}), t)
+		return guarded.ProcessTask(context.WithValue(ctx, soakKey{}, soakContext{w, task.N, time.Now()}), t)
 	}))
 }
 
@@ -104,6 +108,7 @@ type soakKey struct{}
 type soakContext struct {
 	worker *soakWorker
 	n      int
+	since  time.Time // when the task came to the guard
 }
 
 func soakWorkerOf(ctx context.Context) *soakWorker {
@@ -126,12 +131,10 @@ func (w *soakWorker) observe(ctx context.Context, e automutex.Event) {
 	}
 }
 
-// failed notes a task that a handler's error archives.
-func (w *soakWorker) failed(ctx context.Context, t *asynq.Task, err error) {
+// failed notes a task that its handler has archived.
+func (w *soakWorker) failed(_ context.Context, t *asynq.Task, err error) {
 	var task soakTask
-	retried, _ := asynq.GetRetryCount(ctx)
-	most, _ := asynq.GetMaxRetry(ctx)
-	if json.Unmarshal(t.Payload(), &task) == nil && (retried >= most || errors.Is(err, asynq.SkipRetry)) && !errors.Is(err, asynq.RevokeTask) {
+	if json.Unmarshal(t.Payload(), &task) == nil && errors.Is(err, asynq.SkipRetry) {
 		w.ledger.note(final, task.N)
 	}
 }
@@ -152,7 +155,11 @@ func (w *soakWorker) handle(ctx context.Context, t *asynq.Task) error {
 	if err := json.Unmarshal(t.Payload(), &task); err != nil {
 		return err
 	}
-	run := soakRun{proc: w.Proc, name: fmt.Sprintf("%s#%d", w.Proc, w.runs.Add(1)), n: task.N, began: time.Now()}
+	came, _ := ctx.Value(soakKey{}).(soakContext)
+	run := soakRun{
+		proc: w.Proc, name: fmt.Sprintf("%s#%d", w.Proc, w.runs.Add(1)), n: task.N,
+		came: came.since, began: time.Now(),
+	}
 	var err error
 	if run.keys, err = w.guard.Keys(ctx, t); err != nil {
 		return err

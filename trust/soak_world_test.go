@@ -45,6 +45,7 @@ type soakWorld struct {
 	killed    atomic.Int64 // workers
 	unheard   atomic.Int64 // faults between asynq and its Redis
 	restarted atomic.Int64
+	forever   atomic.Int64 // keys without TTL
 	looked    atomic.Int64 // processes that ended and had left no goroutine behind
 	leaked    atomic.Int64 // those that had
 }
@@ -164,7 +165,9 @@ func (s *soakServer) stop() {
 // kill ends a child by SIGKILL, and starts the next.
 func (s *soakServer) kill() {
 	child := s.child
-	s.child = nil
+	if s.child = nil; child == nil { // it did not start, as the test was told
+		return
+	}
 	s.world.ledger.kill(child.proc)
 	_ = child.cmd.Process.Kill() // it runs: nobody else ends it
 	_ = child.cmd.Wait()         // "signal: killed"
