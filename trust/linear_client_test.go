@@ -42,7 +42,11 @@ func (c *linClient) unseen(from, to int64) *linMaybe {
 	return m
 }
 
-// terms are those of a lease asked for.
+// linResend is less than go-redis takes to send a command again whose answer was
+// lost. A call that lasted longer may be the answer to the second one.
+const linResend = 8 * time.Millisecond
+
+// linTerms are those of a lease asked for.
 type linTerms struct {
 	ttl   time.Duration
 	renew bool
@@ -92,9 +96,6 @@ func (s *linSite) after(to int64) int64 {
 func (terms linTerms) certain() time.Duration {
 	return min(2500*time.Millisecond, terms.ttl-10*time.Millisecond)
 }
-
-// linResend is less than go-redis takes to send a command again whose answer was lost.
-const linResend = 8 * time.Millisecond
 
 // wait is Lock; nil when there is no lease to go on with.
 func (c *linClient) wait(s *linSite, terms linTerms, patience time.Duration) *linStayed {
@@ -167,6 +168,9 @@ func (c *linClient) release(taken *linStayed) {
 	switch {
 	case err == nil:
 		taken.released, e.op.ok, e.op.free = true, true, free
+		if e.to-from >= int64(linResend) {
+			e.op.free = linUnknown // it may be what a second release found
+		}
 	case errors.Is(err, lock.ErrNotHeld):
 		taken.leaving, taken.lostBy = from, e.to
 	default:
@@ -219,8 +223,8 @@ func (c *linClient) breakOne(s *linSite) {
 	to := linNow()
 	taken.mu.Lock()
 	defer taken.mu.Unlock()
-	if err != nil {
-		taken.shaken = from
+	if err != nil || !ok && to-from >= int64(linResend) {
+		taken.shaken = from // or the first of two did it
 		return
 	}
 	taken.broken = taken.broken || ok

@@ -17,7 +17,7 @@ type linOp struct {
 	stay  int16 // whose: a lease's number in this history, from 1; 0: of no lease
 	ok    bool  // release: held; extend: done; break: it was a holder
 	rank  int16 // take, granted: the place of its fence among all fences; 0: not looked at
-	free  int   // release: slots free after it; available: slots free
+	free  int   // release: slots free after it, or linUnknown; available: slots free
 	maybe int   // how many unseen ones may have had a slot or a place in line (see linHistory)
 }
 
@@ -42,6 +42,8 @@ func (k linKind) String() string {
 		"take", "join", "granted", "granted late", "busy", "release", "extend", "break", "end", "lost", "available",
 	}[k]
 }
+
+const linUnknown = -1
 
 // The most slots, and the most in line, that the state has room for.
 const (
@@ -85,9 +87,10 @@ func (s *linState) add(stay int16) {
 }
 
 func (s *linState) remove(stay int16) {
-	kept := slices.DeleteFunc(slices.Clone(s.holders[:s.held()]), func(h int16) bool { return h == stay })
-	s.holders = [linSlots]int16{}
-	copy(s.holders[:], kept)
+	if i := slices.Index(s.holders[:], stay); i >= 0 {
+		copy(s.holders[i:], s.holders[i+1:])
+		s.holders[linSlots-1] = 0
+	}
 }
 
 // linStep is the lock as it should be: what op does to s; false when that cannot
@@ -134,7 +137,7 @@ func linStep(limit int, s linState, op *linOp) (bool, linState) {
 		s.remove(op.stay)
 		most := max(0, limit-s.held()-waiting)
 		least := max(0, most-op.maybe)
-		return !op.ok || least <= op.free && op.free <= most, s
+		return !op.ok || op.free == linUnknown || least <= op.free && op.free <= most, s
 	case linExtend:
 		return op.ok == s.has(op.stay), s
 	case linBreak:
@@ -196,7 +199,7 @@ func (op *linOp) String() string {
 		s += map[bool]string{true: ": it was", false: ": no such holder"}[op.ok]
 	default:
 	}
-	if op.kind == linRelease && op.ok || op.kind == linAvailable {
+	if op.kind == linRelease && op.ok && op.free != linUnknown || op.kind == linAvailable {
 		s += fmt.Sprintf(", %d free", op.free)
 	}
 	if op.maybe > 0 {

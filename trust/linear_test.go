@@ -17,11 +17,11 @@ func TestLinear(t *testing.T) {
 		// More at once takes longer: who waits for his goroutine to run has a lease
 		// that ends.
 		plan := map[string]linPlan{
-			redistest.KindReal:    {operations: size(150_000, 700_000), atOnce: 40},
-			redistest.KindCluster: {operations: size(40_000, 250_000), atOnce: 20},
-			redistest.KindMini:    {operations: size(10_000, 50_000), atOnce: 6},
+			redistest.KindReal:    {operations: size(150_000/linShare, 700_000), atOnce: 64},
+			redistest.KindCluster: {operations: size(40_000/linShare, 250_000), atOnce: 24},
+			redistest.KindMini:    {operations: size(12_000/linShare, 50_000), atOnce: 6},
 		}[s.Kind()]
-		plan.steps, plan.deathwatches, plan.within, plan.picture = 60, size(2, 20), size(5*time.Minute, time.Hour), true
+		plan.steps, plan.deathwatches, plan.within, plan.picture = 30, size(2, 20), size(5*time.Minute, time.Hour), true
 		row := found(t, "linearizability", "histories on "+s.Kind())
 		seed := seed(t)
 		w := newLinWorld(t, s, nil)
