@@ -2,12 +2,10 @@ package trust
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,57 +16,57 @@ import (
 )
 
 // linBug is a bug planted in the scripts, between the library and Redis: the
-// library believes that Redis does not know its scripts, sends their text, and
-// the text is another by the time it arrives.
+// library is told that Redis does not know its scripts, sends their text, and the
+// text is another when it arrives.
 type linBug struct {
 	name   string
-	script string // the one to change; "": every one that has the place
-	before string
+	file   string // in lock/lua
+	before string // a place in it, in whatever script includes it
 	after  string
 	dead   bool // it shows where one has died in line
 
 	planted atomic.Bool
-	mu      sync.Mutex // guards wrong
-	wrong   string     // why it could not be planted
 }
 
-// linBugs are those that the checker has to find. The places are code, short and
-// in the middle of what the bug is about.
+// linBugs are those that the checker has to find. The places are short, and what
+// the bug is about.
 var linBugs = []*linBug{
 	{
 		name:   "a release without the token test",
-		script: "release",
-		before: `local held = redis.call('ZRANK', lock, 'h:' .. body)`,
-		after: `local first = redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'LIMIT', 0, 1)[1]
-			body = first and string.sub(first, 3) or body
-			local held = redis.call('ZRANK', lock, 'h:' .. body)`,
+		file:   "release",
+		before: `redis.call('ZRANK', lock, 'h:' .. body)`,
+		after:  `true`,
 	},
 	{
 		name:   "a grant that skips the liveness test",
+		file:   "line",
 		before: `elseif until_ms and -until_ms > now_ms then`,
 		after:  `elseif true then`,
 		dead:   true,
 	},
 	{
 		name:   "a renewal that retakes",
-		script: "renew",
+		file:   "renew",
 		before: `if deadline <= math.floor(now_us / 1000) then`,
 		after:  `if false then`,
 	},
 	{
 		name:   "a purge before the deadline",
-		before: `redis.call('ZREMRANGEBYSCORE', lock, 1e11, now_ms)`,
-		after:  `redis.call('ZREMRANGEBYSCORE', lock, 1e11, now_ms + 50)`,
+		file:   "line",
+		before: `local now_ms = math.floor(now_us / 1000)`,
+		after:  `local now_ms = math.floor(now_us / 1000) + 50`,
 	},
 	{
 		name:   "last come, first served",
-		before: `redis.call('ZRANGEBYSCORE', lock, 2e15, '(4e15', 'LIMIT', 0, 1)`,
-		after:  `redis.call('ZREVRANGEBYSCORE', lock, '(4e15', 2e15, 'LIMIT', 0, 1)`,
+		file:   "ask",
+		before: `away and away % 2e15 or now_us - 1.6e15`,
+		after:  `away and away % 2e15 or 1e15 - now_us % 1e15`,
 	},
 	{
 		name:   "one holder too many",
-		before: `local free = limit - redis.call('ZCOUNT', lock, 1e11, 1e14)`,
-		after:  `local free = limit + 1 - redis.call('ZCOUNT', lock, 1e11, 1e14)`,
+		file:   "line",
+		before: `local free = limit - `,
+		after:  `local free = limit + 1 - `,
 	},
 }
 
@@ -80,44 +78,38 @@ func (b *linBug) plant(rdb redis.UniversalClient) {
 		case "evalsha":
 			return redistest.ReplyError("NOSCRIPT No matching script. Please use EVAL.")
 		case "eval":
-			args[1] = b.edit(args[1].(string))
+			if src := args[1].(string); strings.Contains(src, b.before) {
+				args[1] = strings.Replace(src, b.before, b.after, 1)
+				b.planted.Store(true)
+			}
 		}
 		return nil
 	})
 	rdb.AddHook(hook)
 }
 
-func (b *linBug) edit(src string) string {
-	if b.script != "" && !strings.HasPrefix(src, "-- "+b.script+":") {
-		return src
+// linPlace wants the place of a bug exactly once in a file of this repository,
+// whose text it returns with the bug in it.
+func linPlace(t *testing.T, bug, file, before, after string) string {
+	t.Helper()
+	src, err := os.ReadFile(filepath.Join("..", file))
+	if err != nil {
+		t.Fatal(err)
 	}
-	switch strings.Count(src, b.before) {
-	case 1:
-		b.planted.Store(true)
-		return strings.Replace(src, b.before, b.after, 1)
-	case 0:
-		if b.script == "" {
-			return src
-		}
-		fallthrough
-	default:
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.wrong = fmt.Sprintf("%q is not exactly once in a script", b.before)
-		return src
+	if n := strings.Count(string(src), before); n != 1 {
+		t.Fatalf("%s cannot be planted: %q is %d times in %s, not once; the code has changed: "+
+			"have linBugs or linOverlay name the place where it is decided now", bug, before, n, file)
 	}
+	return strings.Replace(string(src), before, after, 1)
 }
 
-// linNoPlace is what to do when the code has changed.
-const linNoPlace = "%s: the bug cannot be planted: %s; the code has changed: have linBugs (or linOverlay) name the place where it is now"
-
-// Each planted bug is found by the checker, and by nothing else than a history
-// that it cannot put in order.
+// Each planted bug is found, by a history that the checker cannot put in order.
 func TestLinear_plantedBugs(t *testing.T) {
 	t.Parallel()
 	for _, bug := range linBugs {
 		t.Run(bug.name, func(t *testing.T) {
 			t.Parallel()
+			linPlace(t, bug.name, "lock/lua/"+bug.file+".lua", bug.before, bug.after)
 			row := found(t, "linearizability, planted", bug.name)
 			w := newLinWorld(t, redistest.Real(t), bug)
 			plan := linPlan{operations: 1_000_000, within: time.Minute, atOnce: 4, steps: 20}
@@ -126,13 +118,9 @@ func TestLinear_plantedBugs(t *testing.T) {
 			}
 			f, verdict := w.run(seed(t), plan)
 			w.close()
-			bug.mu.Lock()
-			defer bug.mu.Unlock()
 			switch {
-			case bug.wrong != "":
-				t.Fatalf(linNoPlace, bug.name, bug.wrong)
 			case !bug.planted.Load():
-				t.Fatalf(linNoPlace, bug.name, fmt.Sprintf("%q is in no script", bug.before))
+				t.Fatalf("%s was not planted: %q is in %s.lua, but in no script that was sent", bug.name, bug.before, bug.file)
 			case !strings.Contains(verdict, "not linearizable"):
 				t.Fatalf("the checker finds nothing in %d operations: %q", f.operations, verdict)
 			}
@@ -167,16 +155,10 @@ func TestLinear_plantedInGo(t *testing.T) {
 	}
 	redistest.Real(t) // skips or fails where there is none
 	row := found(t, "linearizability, planted", linOverlay.name)
+	src := linPlace(t, linOverlay.name, linOverlay.file, linOverlay.before, linOverlay.after)
 	file, err := filepath.Abs(filepath.Join("..", linOverlay.file))
 	if err != nil {
 		t.Fatal(err)
-	}
-	src, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(src), linOverlay.before); n != 1 {
-		t.Fatalf(linNoPlace, linOverlay.name, fmt.Sprintf("%q is %d times in %s", linOverlay.before, n, linOverlay.file))
 	}
 	dir := t.TempDir()
 	edited, overlay, binary := filepath.Join(dir, "edited.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "trust.test")
@@ -185,7 +167,7 @@ func TestLinear_plantedInGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, content := range map[string]string{
-		edited:  strings.Replace(string(src), linOverlay.before, linOverlay.after, 1),
+		edited:  src,
 		overlay: string(plan),
 	} {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
