@@ -23,7 +23,7 @@ type linBug struct {
 	file   string // in lock/lua
 	before string // a place in it, in whatever script includes it
 	after  string
-	dead   bool // it shows where one has died in line
+	shows  linPlan // where it shows; nothing in it: in any history
 
 	planted atomic.Bool
 }
@@ -42,13 +42,14 @@ var linBugs = []*linBug{
 		file:   "line",
 		before: `elseif until_ms and -until_ms > now_ms then`,
 		after:  `elseif true then`,
-		dead:   true,
+		shows:  linPlan{deathwatches: 3},
 	},
 	{
 		name:   "a renewal that retakes",
 		file:   "renew",
 		before: `if deadline <= math.floor(now_us / 1000) then`,
 		after:  `if false then`,
+		shows:  linPlan{raids: 3},
 	},
 	{
 		name:   "a purge before the deadline",
@@ -112,20 +113,27 @@ func TestLinear_plantedBugs(t *testing.T) {
 			linPlace(t, bug.name, "lock/lua/"+bug.file+".lua", bug.before, bug.after)
 			row := found(t, "linearizability, planted", bug.name)
 			w := newLinWorld(t, redistest.Real(t), bug)
-			plan := linPlan{operations: 1_000_000, within: time.Minute, atOnce: 4, steps: 20}
-			if bug.dead {
-				plan.deathwatches, plan.operations = 2, 1
+			plan, dice := bug.shows, seed(t)
+			if plan == (linPlan{}) {
+				plan = linPlan{operations: 1_000_000, within: time.Minute, atOnce: 4, steps: 20}
 			}
-			f, verdict := w.run(seed(t), plan)
+			var total linFigures
+			var verdict string
+			// The first time is mostly enough; a machine that stands still may hide it.
+			for i := 0; i < 5 && verdict == ""; i++ {
+				var f linFigures
+				f, verdict = w.run(dice+uint64(i), plan)
+				total.add(f)
+			}
 			w.close()
 			switch {
 			case !bug.planted.Load():
 				t.Fatalf("%s was not planted: %q is in %s.lua, but in no script that was sent", bug.name, bug.before, bug.file)
 			case !strings.Contains(verdict, "not linearizable"):
-				t.Fatalf("the checker finds nothing in %d operations: %q", f.operations, verdict)
+				t.Fatalf("the checker finds nothing in %d operations: %q", total.operations, verdict)
 			}
 			t.Log(verdict)
-			row.note("found within %d operations", f.operations)
+			row.note("found within %d operations", total.operations)
 			row.note("%s", linReason(verdict))
 		})
 	}

@@ -102,7 +102,7 @@ func (w *linWorld) play(seed uint64, steps int) (*linKey, []*linRecord) {
 }
 
 // linDeadTTL is the length of the lease that a waiter in deathwatch asks for.
-const linDeadTTL = 200 * time.Millisecond
+const linDeadTTL = time.Second
 
 // deathwatch has one die in line, and the lock held for so long that nobody may
 // take the dead for waiting any more: what is free then is free.
@@ -134,6 +134,26 @@ func (w *linWorld) deathwatch(seed uint64) (*linKey, []*linRecord) {
 		}
 	}
 	return key, []*linRecord{&holder.linRecord, &victim.linRecord, &other.linRecord}
+}
+
+// raid breaks a lease whose process is not listening, so that it is not told: it
+// finds out when it wants more of it, and others have the lock meanwhile.
+func (w *linWorld) raid(seed uint64) (*linKey, []*linRecord) {
+	key := w.newLinKey(1)
+	holder, raider := key.client(0, seed), key.client(1, seed)
+	site := w.newMortal()
+	terms := linTerms{ttl: 10 * time.Second, renew: true}
+	if taken := holder.try(site, terms); taken != nil {
+		raider.breakOne(w.lasting[0])
+		next := raider.try(w.lasting[1], terms)
+		holder.extend(taken, terms.ttl)
+		holder.release(taken)
+		if next != nil {
+			raider.release(next)
+		}
+	}
+	w.crash(site)
+	return key, []*linRecord{&holder.linRecord, &raider.linRecord}
 }
 
 // check holds the history of a lock against the model. A verdict other than ""
@@ -180,6 +200,7 @@ type linPlan struct {
 	atOnce       int           // histories that are made at once
 	steps        int           // of each client in one history
 	deathwatches int           // besides
+	raids        int           // besides
 	picture      bool          // draw a history that is not as it should be
 }
 
@@ -208,12 +229,16 @@ func (w *linWorld) run(seed uint64, p linPlan) (linFigures, string) {
 		return seed + next<<20, verdict == "" && total.operations < p.operations && time.Now().Before(end)
 	}
 	var wg sync.WaitGroup // ends when there is no more to do; a history takes seconds
-	for i := range p.deathwatches {
-		wg.Go(func() {
-			key, records := w.deathwatch(seed + uint64(i))
-			done(key.check(records, p.picture))
-		})
+	besides := func(n int, play func(seed uint64) (*linKey, []*linRecord)) {
+		for i := range n {
+			wg.Go(func() {
+				key, records := play(seed + uint64(i))
+				done(key.check(records, p.picture))
+			})
+		}
 	}
+	besides(p.deathwatches, w.deathwatch)
+	besides(p.raids, w.raid)
 	for range p.atOnce {
 		wg.Go(func() {
 			for {

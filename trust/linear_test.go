@@ -21,7 +21,8 @@ func TestLinear(t *testing.T) {
 			redistest.KindCluster: {operations: size(40_000/linShare, 250_000), atOnce: 24},
 			redistest.KindMini:    {operations: size(12_000/linShare, 50_000), atOnce: 6},
 		}[s.Kind()]
-		plan.steps, plan.deathwatches, plan.within, plan.picture = 30, size(2, 20), size(5*time.Minute, time.Hour), true
+		plan.steps, plan.deathwatches, plan.raids = 30, size(2, 20), size(10, 100)
+		plan.within, plan.picture = size(5*time.Minute, time.Hour), true
 		row := found(t, "linearizability", "histories on "+s.Kind())
 		seed := seed(t)
 		w := newLinWorld(t, s, nil)
