@@ -3,6 +3,7 @@ module github.com/automutex/automutex/trust
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/automutex/automutex v0.0.0
 	github.com/hibiken/asynq v0.26.0
 	github.com/jedib0t/go-pretty/v6 v6.8.3
