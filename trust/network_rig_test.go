@@ -3,7 +3,6 @@ package trust
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -80,8 +79,11 @@ func newNetworkRig(t *testing.T, random *rand.Rand) *networkRig {
 	for range networkShared + networkLong {
 		r.keys = append(r.keys, &networkKey{name: redistest.Name(t), inside: map[*lock.Lease]struct{}{}})
 	}
-	for _, rdb := range []redis.UniversalClient{r.proxy.Client(t), r.proxy.Client(t), r.rdb} {
-		l := lock.New(rdb, lock.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	// Calls are bounded whatever the client does: the second one waits longer for
+	// replies, and sends again more often, than any call may take.
+	patient := r.proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 8*time.Second, 10 })
+	for _, rdb := range []redis.UniversalClient{r.proxy.Client(t), patient, r.rdb} {
+		l := lock.New(rdb, lock.Options{Logger: slog.New(slog.DiscardHandler)})
 		r.lockers = append(r.lockers, l)
 		t.Cleanup(func() { _ = l.Close() }) // end has closed it, unless the test failed before
 	}
