@@ -59,7 +59,7 @@ func balance(events []processEvent) *processBooks {
 	b := &processBooks{done: map[int]int{}}
 	open := map[string]map[string]*processStay{} // by key and run
 	killed, stood := map[int]bool{}, map[int]bool{}
-	stops := map[int]int{} // where in the log each process was stopped that is
+	stops := map[int]int{}        // where in the log each process was stopped that is
 	highest := map[string]int64{} // fence, by key
 	ended := map[string]processEvent{}
 	for _, e := range events {
