@@ -111,12 +111,14 @@ func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 			if sub.Ping(ctx) != nil {
 				return false, worked
 			}
-		default:
+		case worked:
+			// Not before: Redis answers pings also on a connection on which the
+			// SUBSCRIBE got lost.
 			pinged = false
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
-			worked = true
+			worked, pinged = true, false
 			l.line.askAll()
 		case *redis.Message:
 			if msg, ok := parseMessage(got.Payload); ok {

@@ -312,6 +312,24 @@ func TestRule07_BlackholedSubscriptionIsReplaced(t *testing.T) {
 	})
 }
 
+// A SUBSCRIBE gets lost and the connection lives on: its pongs do not pass for a
+// subscription.
+func TestRule07_LostSubscribeIsRepeated(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		p.Swallow(redistest.ToServer, redistest.Subscriptions, true)
+		w := inLine(t, handle(far, m), 1)
+		redistest.Eventually(t, soon, func() bool { return p.Swallowed("SUBSCRIBE") == 1 }, "a SUBSCRIBE that gets lost")
+		p.Swallow(redistest.ToServer, redistest.Subscriptions, false)
+		heard(t, w.lock)
+		mustUnlock(t, held)
+		mustUnlock(t, w.got(t))
+	})
+}
+
 // A user without the right to the channels: grants are found by refresh, and
 // PUBLISH failing does not abort a script after its writes.
 func TestRule07_NoPermissionForTheChannel(t *testing.T) {

@@ -59,6 +59,7 @@ func balance(events []processEvent) *processBooks {
 	b := &processBooks{done: map[int]int{}}
 	open := map[string]map[string]*processStay{} // by key and run
 	killed, stood := map[int]bool{}, map[int]bool{}
+	stops := map[int]int{}        // where in the log each process was stopped that is
 	highest := map[string]int64{} // fence, by key
 	ended := map[string]processEvent{}
 	for _, e := range events {
@@ -88,8 +89,10 @@ func balance(events []processEvent) *processBooks {
 				delete(open[key], run)
 			})
 		case processStopping:
-			stood[e.PID] = true
+			stood[e.PID], stops[e.PID] = true, i
 			each(e.PID, func(key, _ string, s *processStay) { s.stood, s.until = true, deadlines[i][key] })
+		case processResumed:
+			delete(stops, e.PID)
 		case processBegins:
 			if open[e.Key] == nil {
 				open[e.Key] = map[string]*processStay{}
@@ -101,6 +104,9 @@ func balance(events []processEvent) *processBooks {
 			end, ends := ended[e.Run]
 			s := &processStay{begin: e, stood: ends && end.Stalls > e.Stalls}
 			stood[e.PID] = stood[e.PID] || e.Stalls > 0
+			if stop, stopped := stops[e.PID]; stopped { // between the note and the stop
+				s.stood, s.until = true, deadlines[stop][e.Key]
+			}
 			b.begins(e, s, open[e.Key], highest[e.Key], stood[e.PID])
 			highest[e.Key] = max(highest[e.Key], e.Fence)
 			if !killed[e.PID] {
@@ -110,6 +116,8 @@ func balance(events []processEvent) *processBooks {
 			if s := open[e.Key][e.Run]; s != nil {
 				delete(open[e.Key], e.Run)
 				b.ends(e, s)
+			} else if killed[e.PID] && e.Accepted && e.Cause == "" {
+				b.done[e.N]++ // between the note and the kill
 			}
 		}
 	}

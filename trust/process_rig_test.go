@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -84,8 +85,8 @@ func (r *processRig) kill(c *redistest.Child) {
 	c.Kill()
 }
 
-// stop stops a worker and gives what has it go on. What it holds then is noted:
-// others have to wait for the ends of these leases.
+// stop stops a worker until resume. What it holds then is noted: others have to
+// wait for the ends of these leases.
 func (r *processRig) stop(c *redistest.Child) {
 	r.t.Helper()
 	r.note(processEvent{What: processStopping, PID: c.PID()})
@@ -109,6 +110,12 @@ func (r *processRig) stop(c *redistest.Child) {
 		}
 	}
 	r.note(processEvent{What: processStopped, PID: c.PID(), Until: until})
+}
+
+func (r *processRig) resume(c *redistest.Child) {
+	r.t.Helper()
+	r.note(processEvent{What: processResumed, PID: c.PID()})
+	c.Resume(r.t)
 }
 
 // keys gives the keys of all tasks.
@@ -201,7 +208,8 @@ func (r *processRig) await(what string, n int, pid int) (found processEvent) {
 func (r *processRig) balanced(row *row) *processBooks {
 	r.t.Helper()
 	redistest.Eventually(r.t, time.Minute, r.worked, "all tasks being done")
-	b := balance(r.events())
+	events := r.events()
+	b := balance(events)
 	for _, what := range append(b.overlaps, b.wrong...) {
 		r.t.Error(what)
 	}
@@ -211,7 +219,7 @@ func (r *processRig) balanced(row *row) *processBooks {
 		switch done := b.done[n]; {
 		case done == 0:
 			lost++
-			r.t.Errorf("%s: task %d never ran to success", key, n)
+			r.t.Errorf("%s: task %d never ran to success: %+v", key, n, slices.DeleteFunc(slices.Clone(events), func(e processEvent) bool { return e.N != n || e.Run == "" }))
 		case done > 1:
 			again++
 		}

@@ -60,7 +60,7 @@ func TestProcess_stopped(t *testing.T) {
 			b := r.start()
 			second := r.enqueue(taskType, processTask{ID: processID(0), Hold: true})
 			r.await(processBegins, second, b.PID())
-			a.Resume(t)
+			r.resume(a)
 			end := r.await(processEnds, first, a.PID())
 			if end.Accepted || !strings.HasPrefix(end.Cause, lock.ErrLost.Error()) {
 				t.Errorf("the one that was stopped: its last write was accepted: %v; its context ended with %q, want %q", end.Accepted, end.Cause, lock.ErrLost)
@@ -100,7 +100,7 @@ func TestProcess_stoppedInLine(t *testing.T) {
 	r.stop(b)
 	r.let(first)
 	began := r.await(processBegins, third, c.PID())
-	b.Resume(t)
+	r.resume(b)
 	r.let(third)
 	if again := r.await(processBegins, second, 0); again.Fence <= began.Fence {
 		t.Errorf("the one that was stopped ran with fence %d, after %d", again.Fence, began.Fence)
@@ -213,7 +213,7 @@ func (s *processStorm) wake(now time.Time) {
 			rest = append(rest, sleeper)
 			continue
 		}
-		sleeper.child.Resume(s.r.t)
+		s.r.resume(sleeper.child)
 		s.live = append(s.live, sleeper.child)
 	}
 	s.asleep = rest

@@ -80,6 +80,7 @@ const (
 	processKilled   = "killed"   // is about to be
 	processStopping = "stopping" // is about to be stopped
 	processStopped  = "stopped"  // has been
+	processResumed  = "resumed"  // is about to be
 )
 
 // The store refuses fences that are lower than one it has seen. Log and store

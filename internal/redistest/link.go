@@ -77,9 +77,6 @@ func (l *link) up() {
 		if err != nil {
 			return
 		}
-		if l.p.now().blackhole {
-			continue
-		}
 		if len(f.items) > 0 {
 			f.items[0] = strings.ToUpper(f.items[0])
 			if l.swallows(f.items) {
@@ -131,7 +128,7 @@ func (l *link) down() {
 		command, pubsub := l.answered(f)
 		message := isPush(f, pubsub) && slices.Contains(messagePushes, f.items[0])
 		now := l.p.now()
-		swallow := now.blackhole || now.swallow[ToClient][kindOf(pubsub)] || now.dropMessages && message
+		swallow := now.swallow[ToClient][kindOf(pubsub)] || now.dropMessages && message
 		if message {
 			l.p.countMessage(swallow)
 		}

@@ -37,7 +37,7 @@ func (p *Proxy) Swallow(d Direction, c Connections, on bool) {
 }
 
 // Swallowed tells how many commands of that name came and were not sent on,
-// because of Swallow.
+// because of Swallow or Blackhole.
 func (p *Proxy) Swallowed(name string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,7 +42,6 @@ type Proxy struct {
 // faults are those that are just on or off.
 type faults struct {
 	refuse       bool
-	blackhole    bool
 	swallow      swallowing
 	dropMessages bool
 	delay        time.Duration
@@ -153,7 +152,9 @@ func (p *Proxy) Refuse(on bool) { p.set(func(f *faults) { f.refuse = on }) }
 
 // Blackhole swallows everything in both directions. Connections stay open, and
 // new ones are accepted.
-func (p *Proxy) Blackhole(on bool) { p.set(func(f *faults) { f.blackhole = on }) }
+func (p *Proxy) Blackhole(on bool) {
+	p.set(func(f *faults) { f.swallow = swallowing{{on, on}, {on, on}} })
+}
 
 // BlackholePubSub swallows everything from the server, pongs too, on connections
 // on which a SUBSCRIBE was seen. They stay open. It is short for a Swallow.
