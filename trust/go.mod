@@ -5,13 +5,13 @@ go 1.26.0
 require (
 	github.com/automutex/automutex v0.0.0
 	github.com/jedib0t/go-pretty/v6 v6.8.3
+	github.com/redis/go-redis/v9 v9.23.0
 )
 
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/mattn/go-runewidth v0.0.16 // indirect
-	github.com/redis/go-redis/v9 v9.23.0 // indirect
 	github.com/rivo/uniseg v0.4.7 // indirect
 	github.com/yuin/gopher-lua v1.1.1 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
