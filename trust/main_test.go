@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9/logging"
+
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -28,6 +30,7 @@ func TestMain(m *testing.M) {
 		children[name]()
 		return
 	}
+	logging.Disable() // what go-redis has to say, its callers are told too
 	redistest.Main(summarized{m})
 }
 

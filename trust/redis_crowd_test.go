@@ -45,7 +45,8 @@ type crowd struct {
 	book        map[string]*crowdKey
 	overlaps    int       // beliefs that began beside another one
 	late        int       // of these, those after settled
-	regressions int       // writes with a fence not above that of the last one
+	regressions int       // leases with a fence not above one that was written before they were asked for
+	refused     int       // other writes with a fence not above the last one: a store that looks at fences refuses them
 	settled     time.Time // from when on nobody may believe in what a fault took; zero: always
 	amid        bool      // a fault that takes leases is on
 }
@@ -75,7 +76,7 @@ func newCrowd(t *testing.T, client func() redis.UniversalClient, o lock.Options)
 func (c *crowd) start(n int, dice uint64) {
 	for i, l := range c.lockers {
 		for j := range n {
-			r := rand.New(rand.NewPCG(dice, uint64(i*n+j))) //nolint:gosec // dice, no secret
+			r := rand.New(rand.NewPCG(dice, uint64(i*n+j)))
 			c.wg.Go(func() {
 				for {
 					select {
@@ -103,6 +104,7 @@ func (c *crowd) end() {
 func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
+	before := c.written(key)
 	le, err := l.Mutex(key, lock.TTL(crowdTTL)).Lock(ctx)
 	if deadline, _ := ctx.Deadline(); time.Since(deadline) > time.Duration(c.slowest.Load()) {
 		c.slowest.Store(int64(time.Since(deadline)))
@@ -125,9 +127,12 @@ func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
 		c.t.Errorf("Lock: %v", err)
 		return
 	}
-	c.enter(key, le)
+	c.enter(key, le, before)
 	work := time.Duration(r.IntN(3)) * time.Millisecond
-	if r.IntN(10) == 0 {
+	switch r.IntN(40) {
+	case 0: // so that somebody is at work whatever happens
+		work = time.Duration(1000+r.IntN(1000)) * time.Millisecond
+	case 1, 2, 3:
 		work = time.Duration(50+r.IntN(200)) * time.Millisecond
 	}
 	select {
@@ -153,16 +158,28 @@ func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
 	}
 }
 
-// enter notes that somebody begins to work under a lease, beside whom, and that
-// the first thing it does is to write with its fence.
-func (c *crowd) enter(key string, le *lock.Lease) {
+// of is the page of a key. Callers hold mu.
+func (c *crowd) of(key string) *crowdKey {
+	if c.book[key] == nil {
+		c.book[key] = &crowdKey{inside: map[*lock.Lease]bool{}}
+	}
+	return c.book[key]
+}
+
+// written is the highest fence that was written for a key.
+func (c *crowd) written(key string) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := c.book[key]
-	if k == nil {
-		k = &crowdKey{inside: map[*lock.Lease]bool{}}
-		c.book[key] = k
-	}
+	return c.of(key).fence
+}
+
+// enter notes that somebody begins to work under a lease, beside whom, and that
+// the first thing it does is to write with its fence. before is what was written
+// when it asked for the lease.
+func (c *crowd) enter(key string, le *lock.Lease, before int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.of(key)
 	if !le.Held() {
 		return // stopped for so long between the two
 	}
@@ -174,8 +191,11 @@ func (c *crowd) enter(key string, le *lock.Lease) {
 			}
 		}
 	}
-	if le.Fence() <= k.fence {
+	switch {
+	case le.Fence() <= before:
 		c.regressions++
+	case le.Fence() <= k.fence: // granted before the one that wrote, and begins after it
+		c.refused++
 	}
 	k.fence = max(k.fence, le.Fence())
 	k.inside[le] = true
@@ -215,14 +235,33 @@ func (c *crowd) noticed() {
 func (c *crowd) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return fmt.Sprintf("turns %d, told unsure %d (not replicated %d), told lost %d, overlaps %d, late %d, fence regressions %d, unexpected %d",
-		c.turns.Load(), c.unsure.Load(), c.replicas.Load(), c.notHeld.Load(), c.overlaps, c.late, c.regressions, c.unexpected.Load())
+	return fmt.Sprintf("turns %d, told unsure %d (not replicated %d), told lost %d, overlaps %d, late %d, refused by fence %d, fence regressions %d, unexpected %d",
+		c.turns.Load(), c.unsure.Load(), c.replicas.Load(), c.notHeld.Load(), c.overlaps, c.late, c.refused, c.regressions, c.unexpected.Load())
 }
 
-func (c *crowd) counted() (overlaps, late, regressions int) {
+// verdict holds the book against what is promised, and notes it. forgets: leases
+// were taken away, so that there may be overlaps until those who had them knew.
+func (c *crowd) verdict(row *row, forgets bool) {
+	c.t.Helper()
+	c.bounded()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.overlaps, c.late, c.regressions
+	if c.late > 0 || !forgets && c.overlaps > 0 {
+		c.t.Errorf("%d overlaps, %d of them when all holders had to know", c.overlaps, c.late)
+	}
+	if !forgets && c.refused > 0 {
+		c.t.Errorf("%d writes came after those of a later holder", c.refused)
+	}
+	if c.regressions > 0 { // all on one machine, whose clock did not step
+		c.t.Errorf("%d fence regressions", c.regressions)
+	}
+	if forgets {
+		row.note("overlaps until TTL/3 %d, later %d", c.overlaps-c.late, c.late)
+		row.note("stale writes refused by fence %d", c.refused)
+	} else {
+		row.note("overlaps %d", c.overlaps)
+	}
+	row.note("fence regressions %d", c.regressions)
 }
 
 // bounded holds every call against the documented bound.
@@ -255,12 +294,12 @@ type keepers struct {
 	bound  []context.Context
 }
 
-func (c *crowd) keep(n int) *keepers {
+func (c *crowd) keep(n int, ttl time.Duration) *keepers {
 	c.t.Helper()
 	k := &keepers{t: c.t}
 	for i := range n {
 		name := redistest.Name(c.t)
-		m := c.lockers[i%len(c.lockers)].Mutex(name, lock.TTL(crowdTTL))
+		m := c.lockers[i%len(c.lockers)].Mutex(name, lock.TTL(ttl))
 		var le *lock.Lease
 		redistest.Eventually(c.t, crowdSoon, func() (ok bool) {
 			var err error

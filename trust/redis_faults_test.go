@@ -184,7 +184,11 @@ func testRedisFault(t *testing.T, fault redisFault) {
 	kept, gone := 0, 0
 	for range rounds {
 		c.more(30)
-		k, leaver := c.keep(3), c.keep(1)
+		ttl := crowdTTL
+		if !fault.forgets {
+			ttl *= 3 // a fault takes its time on a busy machine, and is to end before they do
+		}
+		k, leaver := c.keep(3, ttl), c.keep(1, ttl)
 		unsure := c.unsure.Load()
 		if fault.forgets {
 			c.taking()
@@ -213,6 +217,11 @@ func testRedisFault(t *testing.T, fault redisFault) {
 			leaver.release(lock.ErrNotHeld)
 		default:
 			kept += len(k.keys)
+			for i, key := range k.keys {
+				if _, err := c.lockers[(i+1)%2].Mutex(key).TryLock(t.Context()); !errors.Is(err, lock.ErrBusy) {
+					t.Errorf("TryLock of a key that a live lease holds: %v", err)
+				}
+			}
 			k.live()
 			k.release(nil)
 			if !fault.frees {
@@ -225,26 +234,16 @@ func testRedisFault(t *testing.T, fault redisFault) {
 	}
 	c.end()
 	c.gone(s.Client(t))
-	c.bounded()
-	overlaps, late, regressions := c.counted()
-	if late > 0 || !fault.forgets && overlaps > 0 {
-		t.Errorf("%d overlaps, %d of them when all holders had to know", overlaps, late)
-	}
-	if regressions > 0 {
-		t.Errorf("%d fence regressions", regressions) // one clock, and it did not step
-	}
 	row.note("times %d", rounds)
 	row.note("turns %d", c.turns.Load())
 	row.note("told unsure %d", c.unsure.Load())
 	if fault.forgets {
 		row.note("holders forgotten %d", gone)
 		row.note("told within %s of TTL/3 = %s", notice.Round(10*time.Millisecond), crowdTTL/3)
-		row.note("overlaps until then %d, later %d", overlaps-late, late)
 	} else {
 		row.note("holders kept %d of %d", kept, kept)
-		row.note("overlaps %d", overlaps)
 	}
-	row.note("fence regressions %d", regressions)
+	c.verdict(row, fault.forgets)
 	row.note("10 turns again after %s", recovery.Round(10*time.Millisecond))
 }
 

@@ -112,7 +112,7 @@ func (p *process) runs() bool {
 	return p.run != nil
 }
 
-// owner is the node that has the slot of key, as the nodes that run have it.
+// owner is the node that has the slot of key, as the first node that runs has it.
 func (s *Server) owner(t testing.TB, key string) (*process, int) {
 	t.Helper()
 	for _, node := range s.nodes {
@@ -120,16 +120,30 @@ func (s *Server) owner(t testing.TB, key string) (*process, int) {
 			continue
 		}
 		rdb := redis.NewClient(&redis.Options{Addr: node.addr()})
-		slot := rdb.ClusterKeySlot(t.Context(), key).Val()
-		ranges, err := rdb.ClusterSlots(t.Context()).Result()
+		slot, err := rdb.ClusterKeySlot(t.Context(), key).Result()
 		_ = rdb.Close()
+		if err != nil {
+			t.Fatalf("redistest: %v", err)
+		}
+		nodes, err := ask(node.addr(), "CLUSTER", "NODES")
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range ranges {
-			if r.Start <= int(slot) && int(slot) <= r.End {
+		// id address flags master ping pong epoch link slots...
+		for line := range strings.Lines(nodes) {
+			f := strings.Fields(line)
+			for _, slots := range f[min(8, len(f)):] {
+				first, last, isRange := strings.Cut(slots, "-")
+				if !isRange {
+					last = first
+				}
+				from, err1 := strconv.Atoi(first)
+				to, err2 := strconv.Atoi(last) // not of "[slot->-id]", a slot that moves
+				if err1 != nil || err2 != nil || int(slot) < from || to < int(slot) {
+					continue
+				}
 				for _, node := range s.nodes {
-					if node.addr() == r.Nodes[0].Addr {
+					if strings.HasPrefix(f[1], node.addr()+"@") {
 						return node, int(slot)
 					}
 				}
@@ -138,6 +152,13 @@ func (s *Server) owner(t testing.TB, key string) (*process, int) {
 	}
 	t.Fatalf("redistest: nobody has the slot of %q", key)
 	return nil, 0
+}
+
+// MasterOf gives host:port of the master that has the slot of key.
+func (s *Server) MasterOf(t testing.TB, key string) string {
+	t.Helper()
+	node, _ := s.owner(t, key)
+	return node.addr()
 }
 
 // KillMaster ends the master that has the slot of key at once (SIGKILL).

@@ -30,17 +30,35 @@ func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 		t.Cleanup(node.remove)
 		s.nodes = append(s.nodes, node)
 	}
+	s.Whole(t, replicas)
+	return s
+}
+
+// Whole waits until every sentinel knows the two others, a master and so many
+// replicas of it that are in step.
+func (s *Sentinels) Whole(t testing.TB, replicas int) {
+	t.Helper()
 	for _, node := range s.nodes {
 		var seen string
 		Eventually(t, linkWithin, func() bool {
 			rdb := redis.NewSentinelClient(&redis.Options{Addr: node.addr()})
 			defer func() { _ = rdb.Close() }()
 			m, err := rdb.Master(t.Context(), MasterName).Result()
-			seen = fmt.Sprint(m, err)
-			return err == nil && m["num-other-sentinels"] == "2" && m["num-slaves"] == fmt.Sprint(replicas)
+			if err != nil || m["flags"] != "master" || m["num-other-sentinels"] != "2" {
+				seen = fmt.Sprint(m, err)
+				return false
+			}
+			list, err := rdb.Replicas(t.Context(), MasterName).Result()
+			seen = fmt.Sprint(m, list, err)
+			inStep := 0
+			for _, r := range list {
+				if r["flags"] == "slave" && r["master-link-status"] == "ok" && r["master-port"] == m["port"] {
+					inStep++
+				}
+			}
+			return err == nil && inStep == replicas
 		}, "a sentinel that knows the others: %v", last(func() string { return seen }))
 	}
-	return s
 }
 
 // startSentinel starts one. It writes its own configuration file, and so needs one.

@@ -1,0 +1,77 @@
+package trust
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// TestCluster moves slots under load, and then kills masters.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	for least := range 2 {
+		t.Run(fmt.Sprintf("MinReplicas=%d", least), func(t *testing.T) {
+			t.Parallel()
+			testCluster(t, least)
+		})
+	}
+}
+
+func testCluster(t *testing.T, least int) {
+	s := redistest.StartCluster(t, 1)
+	moves := found(t, "cluster", fmt.Sprintf("slots moved under load, MinReplicas %d", least))
+	c := newCrowd(t, func() redis.UniversalClient { return s.Client(t) }, lock.Options{MinReplicas: least})
+	c.start(4, seed(t))
+	key := func(i int) string { return lock.Key(lock.DefaultPrefix, c.keys[i%len(c.keys)]) }
+	c.more(20)
+	k := c.keep(2, crowdTTL)
+	n := size(4, 100)
+	for i := range n {
+		// Turns while the slot is open, its key here, there or nowhere.
+		s.MoveSlot(t, key(i), func() { c.more(3) })
+		s.MoveSlot(t, lock.Key(lock.DefaultPrefix, k.keys[i%2]), func() { c.more(3) })
+	}
+	c.more(20)
+	k.live()
+	k.release(nil)
+	unsure := c.unsure.Load()
+	if unsure > 0 {
+		t.Errorf("%d calls were told of a slot that moves", unsure)
+	}
+	moves.note("moves %d", 2*n)
+	moves.note("turns %d", c.turns.Load())
+	moves.note("errors %d", unsure)
+	c.verdict(moves, false)
+
+	kills := found(t, "cluster", fmt.Sprintf("master killed, replica promoted, MinReplicas %d", least))
+	rounds := size(1, 10)
+	turns := c.turns.Load()
+	var away time.Duration
+	for i := range rounds {
+		c.more(20)
+		if least == 0 {
+			c.taking()
+		}
+		before := s.MasterOf(t, key(i))
+		s.KillMaster(t, key(i))
+		began := time.Now()
+		redistest.Eventually(t, crowdSoon, func() bool { return s.MasterOf(t, key(i)) != before }, "another master")
+		c.more(10)
+		c.noticed()
+		away = max(away, time.Since(began))
+		s.Revive(t)
+	}
+	c.more(20)
+	c.end()
+	c.gone(s.Client(t), k.keys...)
+	kills.note("failovers %d", rounds)
+	kills.note("turns %d", c.turns.Load()-turns)
+	kills.note("told unsure %d", c.unsure.Load()-unsure)
+	c.verdict(kills, least == 0)
+	kills.note("10 turns again after %s", away.Round(10*time.Millisecond))
+}
