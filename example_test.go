@@ -118,6 +118,23 @@ func watching() automutex.Config {
 	return cfg
 }
 
+func ExampleConfig_hashKeys() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // is not asked here
+	defer rdb.Close()
+	guard, err := automutex.New(rdb, automutex.Config{
+		Rules:    []automutex.Rule{{Task: "mail:send", On: []string{"to"}}},
+		HashKeys: "not this one: what openssl rand -hex 32 gives",
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer guard.Close(context.Background())
+	keys, err := guard.Keys(context.Background(), asynq.NewTask("mail:send", []byte(`{"to": "mona@example.com"}`)))
+	fmt.Println(keys, err)
+	// Output: [automutex:{mail:send|~f8173d35d9602bc22676211c90660d16df81d38b4d18cc8fd16b82b289397625}] <nil>
+}
+
 func plainLock(ctx context.Context) error {
 	locker := lock.New(rdb, lock.Options{})
 	defer locker.Close()

@@ -18,8 +18,11 @@ import (
 func FuzzScripts(f *testing.F) {
 	for i, text := range anyText {
 		other := anyText[(i+7)%len(anyText)]
-		f.Add(text, other, "name"+text, other, text, "")
-		f.Add("host:1", "default/"+text, other+"name", text, other, text)
+		if i%2 == 0 {
+			f.Add(text, other, "name"+text, other, text, "")
+		} else {
+			f.Add("host:1", "default/"+text, other+"name", text, other, text)
+		}
 	}
 	f.Add("", "", "name", "", "", "")
 	servers := []*redistest.Server{redistest.StartMini(f)}

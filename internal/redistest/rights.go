@@ -13,7 +13,7 @@ import (
 // that follow "ACL SETUSER <user> on >password" in it.
 func DocumentedRights(t testing.TB, page, user string) []string {
 	t.Helper()
-	text, err := os.ReadFile(page) //nolint:gosec // a page of this repository
+	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func AllRights(t testing.TB, page string) (rights []string) {
 func AsUser(t *testing.T, rights, tests []string) {
 	t.Helper()
 	needBinary(t)
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=2m", //nolint:gosec // this very binary
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=2m",
 		"-test.run", "^Test("+strings.Join(tests, "|")+")$/^(redis|cluster)$")
 	cmd.Env = append(os.Environ(), RightsEnv+"="+strings.Join(rights, " "))
 	out, err := cmd.CombinedOutput()
