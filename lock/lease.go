@@ -101,17 +101,17 @@ func (le *Lease) Deadline() time.Time {
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(context.WithValue(parent, leaseKey{}, le))
 	r := le.lock.locker.renewer
+	r.expire(le)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case le.state == released:
+	switch le.state {
+	case released:
 		cancel(context.Canceled)
 		return ctx
-	case le.state == lost, !time.Now().Before(le.deadline):
-		// Past its deadline the alarm has only not rung yet: the answer to the ask
-		// came late, or the program was stopped.
+	case lost:
 		cancel(ErrLost)
 		return ctx
+	case held:
 	}
 	id := le.nextBind
 	le.nextBind++

@@ -198,6 +198,10 @@ func TestBindPastTheDeadline(t *testing.T) {
 		if lost := errors.Is(context.Cause(ctx), ErrLost); lost != over || le.Held() == over {
 			t.Errorf("asked for %s ago: cause %v, held %v", age, context.Cause(ctx), le.Held())
 		}
+		// Who was told that it is lost is not told otherwise later.
+		if l.renewer.extended(le, time.Now(), m.ttl) == over || le.Held() == over {
+			t.Errorf("asked for %s ago: an extension that Redis confirms late counts: %t", age, !over)
+		}
 		l.renewer.drop(le)
 	}
 }

@@ -111,6 +111,19 @@ func (r *renewer) lose(le *Lease) {
 	endAll(bound, ErrLost)
 }
 
+// expire ends a lease whose deadline has passed and whose alarm has only not rung
+// yet: the answer to the ask came late, or the program was stopped. Who is told
+// that a lease is lost has to be right for good: no Extend takes it back.
+func (r *renewer) expire(le *Lease) {
+	r.mu.Lock()
+	var bound map[int]binding
+	if !time.Now().Before(le.deadline) {
+		bound = r.loseLocked(le)
+	}
+	r.mu.Unlock()
+	endAll(bound, ErrLost)
+}
+
 // broken ends the lease with that token, which somebody took away.
 func (r *renewer) broken(token string) {
 	r.mu.Lock()
