@@ -1,0 +1,690 @@
+/*
+ * The lock and its line, as lock/ keeps them: README.md beside this file says how
+ * to run it and what it leaves out.
+ *
+ * A client is one call of Lock, with a token of its own. Its ask, the execution of
+ * that ask in Redis, the reply and a grant's message are steps apart, and anything
+ * may happen between them. Redis runs one script at a time, so a script is one step.
+ *
+ * Time is a number of ticks, the same for all: each timer below holds what is left
+ * of it, so that the model has no clock and its states are finite. By default a
+ * tick may come at any moment, and crash, loss and delay know no bounds. With
+ * PROMPT they have, and time waits for what is due: then waits are bounded too.
+ *
+ * Above each inline stands what it models: the file, and the function or script
+ * in it; or "environment" for what nobody programmed.
+ */
+
+#ifndef CLIENTS
+#define CLIENTS 2
+#endif
+#ifndef N
+#define N 1             /* slots */
+#endif
+#ifndef TTL
+#define TTL 3           /* the length of a lease, in ticks */
+#endif
+#ifndef G
+#define G 2             /* maxGrant: the length of a granted one */
+#endif
+#ifndef STAY
+#define STAY 3          /* the life of an entry that is not refreshed; a refresh comes each tick */
+#endif
+#ifndef WAIT
+#define WAIT 40         /* the longest wait that PROMPT allows */
+#endif
+#ifndef CRASHES         /* how many PROMPT allows, and of the two below */
+#define CRASHES 1
+#endif
+#ifndef LOSSES
+#define LOSSES 1
+#endif
+#ifndef DELAYS
+#define DELAYS 1
+#endif
+
+/* What a client is about. */
+#define NEW    0        /* has not asked */
+#define FIRST  1        /* its first ask is under way */
+#define LINE   2        /* in line */
+#define HOLD   3        /* holds the lease, for as long as left says */
+#define LEAVE  4        /* its release, or its leave, is under way */
+#define OWES   5        /* a release is to follow, since an outcome is not known */
+#define AGAIN  6        /* that release is under way */
+#define DONE   7        /* over, and Redis has confirmed it */
+#define SORRY  8        /* over, and Redis has not: the deadline has to do it */
+#define DEAD   9
+
+/* What a client has under way, and how far it has come. */
+#define IDLE      0
+#define ASK       1     /* sent */
+#define YOURS     2     /* executed, the reply is on its way */
+#define BUSY      3
+#define RENEW     4
+#define RENEWED   5
+#define LOST      6
+#define RELEASE   7
+#define RELEASED  8
+
+/* How a grant's message stands to the answers that its client has or is to have. */
+#define NONE      0
+#ifdef MUTANT_OLD_MESSAGE
+#define OLD       1     /* older than the last busy answer */
+#else
+#define OLD       NONE  /* it proves nothing */
+#endif
+#define CROSSED   2     /* newer than that, older than the busy answer on its way */
+#define FRESH     3     /* newer than both */
+
+/* Redis. */
+byte holder[CLIENTS];   /* h: what is left until the stored deadline; 0: no holder */
+byte queue[CLIENTS];    /* e: those in line, by ticket */
+byte queued;
+byte alive[CLIENTS];    /* d: what is left until the entry is stale */
+
+/* The clients. */
+byte is[CLIENTS];
+byte net[CLIENTS];
+byte since[CLIENTS];    /* TTL from the moment before the ask or renewal under way was sent */
+byte asked[CLIENTS];    /* G from the moment before the last answered ask was sent (askedAt) */
+byte left[CLIENTS];     /* until when the client believes that the lock is its own; 0: it does not */
+byte hint[CLIENTS];
+bit  gone[CLIENTS];     /* gave up while an ask was under way */
+bit  doubt[CLIENTS];    /* an ask was sent that was never answered (doubtful) */
+
+/* The network: messages, and the copy of a command (ASK, RENEW, RELEASE) that may yet
+ * be executed, for nobody who reads the reply: the connection broke, and the client
+ * sent it again or gave up. One at a time; there is no end of them, one by one. */
+byte message[CLIENTS];
+byte late;
+byte late_of;
+
+/* For the properties only. */
+byte dead_for[CLIENTS];
+
+/* Of the step that runs: no part of a state. */
+hidden byte slots, id, i, j, mine, in_set, believers;
+
+#ifdef FENCE            /* looked at until so many were given */
+byte fence = 1;         /* f: the last one */
+byte worked = 1;        /* the highest that anybody worked with */
+byte reply_fence[CLIENTS];
+byte message_fence[CLIENTS];
+byte hint_fence[CLIENTS];
+#endif
+
+#ifdef PROMPT
+byte crashes = CRASHES;
+byte losses = LOSSES;
+byte delays = DELAYS;
+byte waited[CLIENTS];
+bit  wake[CLIENTS];     /* a refresh is due at the next tick */
+bit  due[CLIENTS];      /* is to ask again now */
+bit  renewed[CLIENTS];  /* a holder renews once at most: then it has to release */
+#define CAN(budget)    budget > 0
+#define SPEND(budget)  budget--
+#define ASK_SOON(c)    due[c] = 1
+#else
+#define CAN(budget)    true
+#define SPEND(budget)  skip
+#define ASK_SOON(c)    skip    /* it asks at any moment */
+#endif
+
+/* What is asserted beside the one thing that counts: -DBELIEFS_ONLY leaves it out, to
+ * see what a mutant comes to in the end. */
+#ifdef BELIEFS_ONLY
+#define CHECK(x)  skip
+#else
+#define CHECK(x)  assert(x)
+#endif
+
+#ifdef FENCE
+#define LOOKED_AT    (fence < FENCE)
+#define FENCE_OF(x)  x ## _fence[c]
+#else
+#define LOOKED_AT    true
+#define FENCE_OF(x)  0
+#endif
+
+#define EACH(c)  c : 0 .. CLIENTS - 1
+
+/* environment: a client's wait is over */
+inline unwait(c) {
+	hint[c] = NONE; message[c] = NONE; asked[c] = 0; gone[c] = 0;
+#ifdef PROMPT
+	waited[c] = 0; wake[c] = 0; due[c] = 0
+#endif
+}
+
+/* environment: whether c has an entry, in id (1) */
+inline in_line(c) {
+	id = 0;
+	for (j : 0 .. CLIENTS - 1) {
+		if
+		:: j < queued && queue[j] == c -> id = 1
+		:: else
+		fi
+	}
+}
+
+/* ---- Redis: the scripts ---------------------------------------------------- */
+
+/* lock/lua/line.lua: purge. Nothing to do: the model has no holder whose deadline
+ * has passed, for every script purges first or looks at the deadline. */
+inline purge() { skip }
+
+/* lock/lua/line.lua: hold */
+inline hold(c, length) {
+	CHECK(is[c] != DONE);                           /* a ghost: nobody is there to give it back */
+	if :: holder[c] < length -> holder[c] = length :: else fi;
+	in_set = 0;
+	for (j : 0 .. CLIENTS - 1) {
+		if :: holder[j] > 0 -> in_set++ :: else fi
+	};
+	CHECK(in_set <= N)                              /* the set never has more than N holders */
+#ifdef FENCE
+	;
+#ifndef MUTANT_FENCE_STANDS
+	fence++
+#endif
+#endif
+}
+
+/* lock/lua/line.lua: grant */
+inline grant(asker) {
+	mine = 0;
+	do
+	:: true ->
+		slots = N;
+		for (j : 0 .. CLIENTS - 1) {
+			if :: holder[j] > 0 && slots > 0 -> slots-- :: else fi
+		};
+		if :: slots == 0 || queued == 0 -> break :: else fi;
+		id = queue[0];
+		queued--;
+		for (j : 0 .. CLIENTS - 2) { queue[j] = queue[j + 1] };
+		queue[CLIENTS - 1] = 0;
+		if
+		:: id == asker -> alive[id] = 0; hold(id, TTL); mine = 1
+#ifdef MUTANT_GRANT_TO_THE_DEAD
+		:: id != asker ->
+#else
+		:: id != asker && alive[id] > 0 ->
+#endif
+			CHECK(dead_for[id] <= STAY);   /* the dead are not granted for ever */
+			alive[id] = 0;
+			hold(id, G);
+			publish(id)
+		:: else -> skip                         /* stale: dropped */
+		fi
+	od;
+	id = 0
+}
+
+/* lock/lua/line.lua: PUBLISH */
+inline publish(c) {
+	if
+	:: is[c] == FIRST || is[c] == LINE ->
+		message[c] = FRESH;
+#ifdef FENCE
+		message_fence[c] = fence
+#endif
+	:: else -> skip                                 /* nobody listens any more */
+	fi
+}
+
+/* lock/lua/ask.lua: ask. The reply is left in mine: YOURS or BUSY. */
+inline ask(c) {
+	if :: is[c] == DEAD -> dead_for[c] = 0 :: else fi; /* a late copy of its last sign of life */
+	mine = 0;
+	purge();
+	if
+#ifdef MUTANT_ASK_TWICE
+	:: false
+#else
+	:: holder[c] > 0 ->
+#ifndef MUTANT_NO_REARM
+		hold(c, TTL);
+#endif
+		mine = 1
+#endif
+	:: else ->
+		grant(c);
+		if
+		:: mine -> skip
+		:: !mine && slots > 0 -> hold(c, TTL); mine = 1
+		:: else ->
+			CHECK(is[c] != DONE);          /* a ghost in line */
+			CHECK(holder[c] == 0);         /* nobody waits behind itself */
+			in_line(c);
+			if :: id == 0 -> queue[queued] = c; queued++ :: else fi;
+			alive[c] = STAY
+		fi
+	fi;
+	mine = (mine -> YOURS : BUSY)
+}
+
+/* lock/lua/release.lua: release */
+inline release(c) {
+	in_line(c);
+	if
+	:: id == 1 ->
+		i = 0;
+		for (j : 0 .. CLIENTS - 1) {            /* the others move up */
+			if
+			:: j < queued && queue[j] != c -> queue[i] = queue[j]; i++
+			:: else
+			fi
+		};
+		queued = i;
+		for (j : 0 .. CLIENTS - 1) {
+			if :: j >= queued -> queue[j] = 0 :: else fi
+		};
+		alive[c] = 0
+	:: else
+	fi;
+#ifdef MUTANT_RELEASE_ANYBODY
+	for (j : 0 .. CLIENTS - 1) {
+		holder[j] = 0
+	};
+#else
+	holder[c] = 0;
+#endif
+	purge();
+#ifndef MUTANT_RELEASE_WITHOUT_GRANT
+	grant(CLIENTS)
+#endif
+}
+
+/* lock/lua/renew.lua: renew. The reply is left in mine: RENEWED or LOST. */
+inline renew(c) {
+	mine = LOST;
+	if
+#ifdef MUTANT_RENEW_RETAKES
+	:: true -> hold(c, TTL); mine = RENEWED
+#else
+	:: holder[c] > 0 -> holder[c] = (holder[c] < TTL -> TTL : holder[c]); mine = RENEWED
+#endif
+	:: else -> skip
+	fi
+}
+
+/* ---- the client ------------------------------------------------------------- */
+
+/* lock/renew.go: reach. The lease is believed for length from now on. */
+inline reach(c, length) {
+	left[c] = length;
+	believers = 0;
+	for (j : 0 .. CLIENTS - 1) {
+		if :: left[j] > 0 -> believers++ :: else fi
+	};
+	assert(believers <= N)                          /* no two live beliefs */
+}
+
+/* lock/renew.go: add */
+inline add(c, length, with_fence) {
+	is[c] = HOLD;
+	reach(c, length);
+	unwait(c)
+#ifdef FENCE
+	;
+	if
+	:: left[c] > 0 ->
+		assert(with_fence > worked);            /* the fence grows from holder to holder */
+		worked = with_fence
+	:: else
+	fi;
+	message_fence[c] = 0; hint_fence[c] = 0
+#endif
+}
+
+/* lock/line.go: take */
+inline take(c) {
+	if
+#ifdef MUTANT_OLD_MESSAGE
+	:: hint[c] != NONE ->
+#else
+	:: hint[c] == FRESH ->
+#endif
+		if
+#ifdef MUTANT_COUNT_FROM_MESSAGE
+		:: true -> add(c, G, FENCE_OF(hint))
+#else
+		:: 2 * asked[c] >= G -> add(c, asked[c], FENCE_OF(hint))
+#endif
+		:: else -> ASK_SOON(c)                  /* asks again: the answer re-arms the lease */
+		fi
+	:: else -> skip
+	fi
+}
+
+/* lock/line.go: wait */
+inline wait(c) {
+#ifdef PROMPT
+	renewed[c] = 0;
+#endif
+	is[c] = FIRST;
+	net[c] = ASK;
+	since[c] = TTL
+}
+
+/* lock/line.go: ring */
+inline ring(c) {
+#ifdef PROMPT
+	due[c] = 0;
+#endif
+	net[c] = ASK;
+	since[c] = TTL
+}
+
+/* lock/line.go: settle. An answer has come. */
+inline settle(c) {
+	if
+	:: gone[c] -> depart(c)
+#ifdef MUTANT_COUNT_FROM_REPLY
+	:: !gone[c] && net[c] == YOURS -> add(c, TTL, FENCE_OF(reply)); net[c] = IDLE
+#else
+	:: !gone[c] && net[c] == YOURS -> add(c, since[c], FENCE_OF(reply)); net[c] = IDLE
+#endif
+	:: !gone[c] && net[c] == BUSY ->
+		is[c] = LINE;
+		net[c] = IDLE;
+		asked[c] = (since[c] > TTL - G -> since[c] - (TTL - G) : 0);
+		if :: hint[c] == CROSSED -> hint[c] = OLD :: else fi;
+		if :: message[c] == CROSSED -> message[c] = OLD :: else fi;
+#ifdef PROMPT
+		wake[c] = 1;
+#endif
+		take(c)
+	fi;
+	since[c] = 0;
+#ifdef FENCE
+	reply_fence[c] = 0
+#endif
+}
+
+/* lock/line.go: hear */
+inline hear(c) {
+	hint[c] = message[c];
+	message[c] = NONE;
+#ifdef FENCE
+	hint_fence[c] = message_fence[c];
+	message_fence[c] = 0;
+#endif
+	if
+	:: is[c] == LINE && net[c] == IDLE -> take(c)
+	:: else -> skip
+	fi
+}
+
+/* lock/line.go: leave */
+inline leave(c) {
+	if
+	:: net[c] == IDLE -> depart(c)
+#ifdef MUTANT_LEAVE_OVERTAKES
+	:: net[c] != IDLE -> linger(c); depart(c)
+#endif
+	:: else -> gone[c] = 1                          /* the answer first: settle has it leave */
+	fi
+}
+
+/* lock/line.go: depart */
+inline depart(c) {
+	unwait(c);
+	is[c] = LEAVE;
+	net[c] = RELEASE
+}
+
+/* lock/renew.go: renew */
+inline renewal(c) {
+	net[c] = RENEW;
+	since[c] = TTL
+}
+
+/* lock/renew.go: extended. Redis has said yes; what ended meanwhile stays so. */
+inline extended(c) {
+	net[c] = IDLE;
+#ifndef MUTANT_RENEW_RETAKES
+	if :: left[c] == 0 -> since[c] = 0 :: else fi;
+#endif
+	if :: since[c] > left[c] -> reach(c, since[c]) :: else fi;
+	since[c] = 0
+}
+
+/* lock/renew.go: lose */
+inline lose(c) {
+	net[c] = IDLE;
+	left[c] = 0;
+	since[c] = 0
+}
+
+/* lock/lease.go: end. A renewal that is under way stays there, for nobody. */
+inline end(c) {
+	linger(c);
+	left[c] = 0;
+	since[c] = 0;
+	is[c] = LEAVE;
+	net[c] = RELEASE
+}
+
+/* lock/lease.go: release. Its answer has come. */
+inline confirmed(c) {
+	net[c] = IDLE;
+	if
+#ifndef MUTANT_NO_SECOND_RELEASE
+	:: is[c] == LEAVE && doubt[c] -> is[c] = OWES
+#endif
+	:: else ->
+		is[c] = DONE;
+		doubt[c] = 0;
+		in_line(c);
+		CHECK(id == 0 && holder[c] == 0)       /* it leaves nothing behind */
+	fi
+}
+
+/* lock/lock.go: abandon. The outcome of the first ask, or of a release, is not known. */
+inline abandon(c) {
+	since[c] = 0;
+	if
+	:: is[c] == FIRST -> depart(c)
+	:: is[c] == LEAVE -> is[c] = OWES; net[c] = IDLE
+	:: is[c] == AGAIN -> is[c] = SORRY; net[c] = IDLE; doubt[c] = 0
+	fi
+}
+
+/* lock/lock.go: releaseAgain */
+inline release_again(c) {
+	is[c] = AGAIN;
+	net[c] = RELEASE
+}
+
+/* ---- the network and other trouble --------------------------------------------- */
+
+/* environment: what was sent and not executed may be executed later, for nobody */
+inline linger(c) {
+	if
+	:: late == IDLE && (net[c] == ASK || net[c] == RENEW || net[c] == RELEASE) -> late = net[c]; late_of = c
+	:: else
+	fi
+}
+
+/* environment: whether c's ask is under way, in whatever state */
+#define ASKING(c)     (net[c] == ASK || net[c] == YOURS || net[c] == BUSY)
+#define RENEWING(c)   (net[c] == RENEW || net[c] == RENEWED || net[c] == LOST)
+#define RELEASING(c)  (net[c] == RELEASE || net[c] == RELEASED)
+
+/* environment: an ask that was not answered; messages are newer than any answer to come */
+inline unanswered(c) {
+	if
+	:: ASKING(c) ->
+		doubt[c] = 1;
+		if :: hint[c] == CROSSED -> hint[c] = FRESH :: else fi;
+		if :: message[c] == CROSSED -> message[c] = FRESH :: else fi;
+#ifdef FENCE
+		reply_fence[c] = 0
+#endif
+	:: else
+	fi
+}
+
+/* environment: the connection breaks, and the client sends the command once more;
+ * its own clock has counted from the first time */
+inline resend(c) {
+	linger(c);
+	unanswered(c);
+	net[c] = (ASKING(c) -> ASK : (RENEWING(c) -> RENEW : RELEASE))
+}
+
+/* environment: the connection breaks, and the command fails */
+inline fail(c) {
+	linger(c);
+	unanswered(c);
+	if
+	:: is[c] == LINE && gone[c] -> since[c] = 0; depart(c)
+	:: is[c] == LINE && !gone[c] -> since[c] = 0; net[c] = IDLE; ASK_SOON(c)
+	:: is[c] == HOLD -> since[c] = 0; net[c] = IDLE
+	:: else -> abandon(c)
+	fi
+}
+
+/* environment: the process dies */
+inline crash(c) {
+	linger(c);
+	unwait(c);
+	is[c] = DEAD;
+	net[c] = IDLE;
+	left[c] = 0; since[c] = 0; doubt[c] = 0;
+#ifdef FENCE
+	reply_fence[c] = 0; message_fence[c] = 0; hint_fence[c] = 0
+#endif
+}
+
+/* environment: whether a copy of a command of c's is about */
+#define LATE(c)   (late != IDLE && late_of == c)
+
+#define DOWN(x)   if :: x > 0 -> x-- :: else fi
+
+/* environment: time passes */
+inline tick() {
+	for (EACH(i)) {
+		DOWN(holder[i]);
+		DOWN(since[i]);
+		DOWN(asked[i]);
+		DOWN(left[i]);
+#ifndef NO_REFRESH
+		DOWN(alive[i]);
+#endif
+		if :: is[i] == DEAD && dead_for[i] <= STAY -> dead_for[i]++ :: else fi;
+#ifdef PROMPT
+		if
+		:: is[i] == FIRST || (is[i] == LINE && !gone[i]) ->
+			waited[i]++;
+			assert(waited[i] <= WAIT)       /* whoever waits gets it, or gives up */
+		:: else
+		fi;
+#ifndef NO_REFRESH
+		if :: wake[i] -> wake[i] = 0; due[i] = 1 :: else fi
+#endif
+#endif
+	}
+}
+
+#ifdef PROMPT
+/* What does not wait: time goes on when it is done, or is delayed. */
+#define URGENT(c)  (net[c] != IDLE || message[c] != NONE \
+	|| (is[c] == LINE && due[c]) || (is[c] == HOLD && left[c] <= 1) || is[c] == OWES)
+#define MAY_RENEW(c)  !renewed[c]
+#define MAY_RING(c)   due[c]
+#if CLIENTS == 2
+#define ON_TIME  !(URGENT(0) || URGENT(1))
+#else
+#define ON_TIME  !(URGENT(0) || URGENT(1) || URGENT(2))
+#endif
+#else
+#define ON_TIME       true
+#define MAY_RENEW(c)  left[c] < TTL
+#define MAY_RING(c)   true
+#endif
+
+proctype client(byte c) {
+endless:
+	do
+	:: d_step { is[c] == NEW && (c == 0 || is[(c == 0 -> 0 : c - 1)] != NEW) -> wait(c); skip }
+	:: d_step { is[c] == LINE && net[c] == IDLE && MAY_RING(c) -> ring(c); skip }
+	:: d_step { is[c] == LINE && !gone[c] -> leave(c); skip }
+	:: d_step { is[c] == HOLD && net[c] == IDLE && left[c] > 0 && MAY_RENEW(c) ->
+#ifdef PROMPT
+		renewed[c] = 1;
+#endif
+		renewal(c) }
+	:: d_step { is[c] == HOLD -> end(c); skip }
+	:: d_step { is[c] == OWES && !LATE(c) -> release_again(c); skip }
+	:: d_step { is[c] == DONE && !LATE(c) -> is[c] = NEW } /* another call, with a token of its own */
+	:: d_step { is[c] != NEW && is[c] < DONE && CAN(crashes) -> SPEND(crashes); crash(c); skip }
+
+	/* an answer, or a message, has come */
+	:: d_step { net[c] == YOURS || net[c] == BUSY -> settle(c); skip }
+	:: d_step { net[c] == RENEWED -> extended(c); skip }
+	:: d_step { net[c] == LOST -> lose(c); skip }
+	:: d_step { net[c] == RELEASED -> confirmed(c); skip }
+	:: d_step { message[c] != NONE -> hear(c); skip }
+	od
+}
+
+/* The way between a client and Redis, and what Redis does. */
+proctype connection(byte c) {
+endless:
+	do
+	:: d_step { net[c] == ASK && LOOKED_AT -> ask(c); net[c] = mine;
+		if
+		:: mine == BUSY ->
+			if :: hint[c] == FRESH -> hint[c] = CROSSED :: else fi;
+			if :: message[c] == FRESH -> message[c] = CROSSED :: else fi
+		:: else ->
+			skip;
+#ifdef FENCE
+			reply_fence[c] = fence
+#endif
+		fi;
+		skip }
+	:: d_step { net[c] == RENEW -> renew(c); net[c] = mine }
+	:: d_step { net[c] == RELEASE && LOOKED_AT -> release(c); net[c] = RELEASED }
+
+	/* Redis is out of the client's sight */
+	:: d_step { net[c] != IDLE && CAN(losses) -> SPEND(losses); resend(c); skip }
+	:: d_step { net[c] != IDLE && CAN(losses) -> SPEND(losses); fail(c); skip }
+	:: d_step { message[c] != NONE && CAN(losses) -> SPEND(losses); message[c] = NONE }
+
+	od
+}
+
+/* What comes late, or never. */
+proctype lateness() {
+endless:
+	do
+	:: d_step { late == ASK && LOOKED_AT -> late = IDLE; ask(late_of); late_of = 0 }
+	:: d_step { late == RENEW -> late = IDLE; renew(late_of); late_of = 0 }
+	:: d_step { late == RELEASE && LOOKED_AT -> late = IDLE; release(late_of); late_of = 0 }
+	:: d_step { late != IDLE -> late = IDLE; late_of = 0 }
+	od
+}
+
+proctype clock() {
+endless:
+	do
+	:: d_step { ON_TIME -> tick(); skip }
+#ifdef PROMPT
+	:: d_step { !(ON_TIME) && delays > 0 -> delays--; tick(); skip }
+#endif
+	od
+}
+
+init {
+	byte c;
+	atomic {
+		for (EACH(c)) { run client(c); run connection(c) };
+		run lateness();
+		run clock();
+		c = 0
+	}
+}
