@@ -34,7 +34,7 @@ var (
 // What is known to make figures short.
 const (
 	scriptCost    = "two scripts cost Redis 3.8 and 2.1 µs where raw has a SET of 0.35 and a script of 1.4"
-	transportCost = "a pair costs Redis 6 µs where raw has 2, and an argument asks the stack (11% of the client's CPU) whether it is being written or only measured"
+	transportCost = "a pair costs Redis 6 µs where raw has 2, and each argument asks the stack whether it is being written or only measured"
 	grantCost     = "the release that grants takes Redis 10 µs, the ask before it 7.5; BLPOP and RPUSH take 3 together. In one process the reply wakes the next holder, with one goroutine more to pass; from process to process a message does"
 )
 
