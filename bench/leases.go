@@ -50,7 +50,7 @@ var leasesScenario = scenario{
 	name:  "I",
 	title: "A worker with many held leases",
 	about: "All are held by one process, each library with its own default TTL (automutex 30 s, rueidislock 5 s) and with that of automutex. " +
-		"CPU is that of the process while it does nothing but renew, for two periods of renewal at least, in percent of a core.",
+		"CPU is that of the process while it does nothing but renew, for a period of renewal at least, in percent of a core.",
 	metrics: []metric{
 		{"heap", "bytes/lease", 0}, {"goroutines", "goroutines/lease", 2}, {"cpu", "% of a core", 2}, {"redis", "Redis % of a core", 2},
 	},
@@ -62,7 +62,7 @@ var leasesScenario = scenario{
 		return append(names, names[1]+slow, names[2]+slow)
 	},
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		return b.holdMany(ctx, entry, p.n, sized(b, 21*time.Second, time.Second))
+		return b.holdMany(ctx, entry, p.n, sized(b, 11*time.Second, time.Second))
 	},
 }
 

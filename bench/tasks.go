@@ -71,6 +71,9 @@ func around(how string, peers ...[]*contender) []string {
 	return names
 }
 
+// tasksPatience is how long a load may take. It takes us some seconds.
+const tasksPatience = 45 * time.Second
+
 func runTasks(ctx context.Context, b *bench, p point, entry string) (values, error) {
 	var got tasksResult
 	part := 1 // N: only so much less of the load there is
@@ -79,7 +82,7 @@ func runTasks(ctx context.Context, b *bench, p point, entry string) (values, err
 	}
 	_, err := b.alone(ctx, job{
 		Do: "tasks", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, Load: p.load,
-		N: part, Time: sized(b, 100*time.Second, 1500*time.Millisecond),
+		N: part, Time: sized(b, tasksPatience, 1500*time.Millisecond),
 	}, nil, &got)
 	if err != nil {
 		return nil, err

@@ -50,7 +50,8 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 		if _, err := sub.Receive(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		holder, waiter := m.newLease(), m.newLease()
+		// Of another Locker: one's own waiters are told by the reply.
+		holder, waiter := handle(newLocker(t, s.Client(t)), m).newLease(), m.newLease()
 		mustAsk(t, m, holder, stay)
 		mustAsk(t, m, waiter, stay)
 		before := serverNow(t, m)

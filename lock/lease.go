@@ -242,9 +242,13 @@ func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bo
 		s, args = poolReleaseScript, []any{(*releaseArg)(le), consume}
 	}
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
+	if err != nil || le.releases.Load() > 1 {
+		m.locker.line.doubt(m) // a reply that was lost may have told of a grant
+	}
 	if err != nil {
 		return 0, false, backendError("release", m.Key(), err)
 	}
+	reply = m.locker.line.told(reply)
 	n, ok := reply.(int64)
 	if !ok {
 		n, ok = m.locker.parking.heard(m, reply)

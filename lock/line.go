@@ -382,17 +382,6 @@ func (n *line) refreshWith(s *script, batch []*waiter, calls []*call) {
 	}
 }
 
-// askAll makes every waiter ask again: messages may have been missed.
-func (n *line) askAll() {
-	n.mu.Lock()
-	now := time.Now()
-	for _, w := range n.waiters {
-		w.refreshAt, w.again = now, w.asking
-	}
-	n.mu.Unlock()
-	n.alarm.set(now)
-}
-
 // empty tells whether nobody waits.
 func (n *line) empty() bool {
 	n.mu.Lock()

@@ -19,8 +19,10 @@ func TestRule05_OneWakeUpPerFreedSlot(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
-		// Entries without goroutines behind them, so that nothing else stirs.
-		holders := []*Lease{m.newLease(), m.newLease()}
+		// Entries without goroutines behind them, so that nothing else stirs. The
+		// holders are another Locker's: one's own waiters are told by the reply.
+		far := handle(newLocker(t, s.Client(t)), m)
+		holders := []*Lease{far.newLease(), far.newLease()}
 		var waiters []*Lease
 		for _, le := range holders {
 			mustAsk(t, m, le, stay)

@@ -33,7 +33,7 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, ok := reply.([]any)
+			r, ok := l.line.told(reply).([]any)
 			if !ok || len(r) < 3 {
 				t.Fatalf("release is answered %v", reply)
 			}

@@ -225,7 +225,7 @@ func TestScriptsAreWellKept(t *testing.T) {
 func TestScriptReplies(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
-		"ask": {"yours", "back, yours", "busy", "back, busy"}, "release": {"held", "absent", "calls"},
+		"ask": {"yours", "back, yours", "busy", "back, busy"}, "release": {"held", "absent", "calls", "grants"},
 		"call": {"calls", "nothing"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
 		"arrive": {"new", "known"}, "forget": {"known", "unknown"}, "stop": {"0 newest", "1 behind holders", "2 behind waiters"},
 		"claim_take": {"taken", "standing"}, "claim_keep": {"1 kept", "0 absent"}, "claim_drop": {"1 dropped", "0 absent"},
@@ -284,19 +284,30 @@ func TestScriptReplies(t *testing.T) {
 		equal("renew", run(renewScript, a.body, 1000), int64(renewRenewed))
 		number("ask again", ask(a, 0), year-1e12, year+1e12)
 		number("ask of the second slot", ask(b, 0), year-1e12, year+1e12)
-		for i, le := range []*Lease{c, d} {
+		for i, le := range []*Lease{c, d, c, d} { // who asks again keeps the place
 			r, ok := ask(le, stay).([]any)
 			if !ok || len(r) != 4 {
 				t.Fatalf("ask of a busy lock is answered %v", r)
 			}
 			number("server time", r[0], year-1e12, year+1e12)
 			number("first deadline", r[1], 1, m.ttl.Milliseconds()+1)
-			equal("place", r[2], int64(i))
+			equal("place", r[2], int64(i%2))
 			equal("holder", r[3], "h:"+a.body)
 		}
-		equal("release with two in line", release(a), int64(0))
+		granted := func(what string, got any, le *Lease, code int64) {
+			t.Helper()
+			r, ok := got.([]any)
+			if !ok || len(r) != 2 || r[0] != code {
+				t.Fatalf("%s is answered %v, want %d and a grant", what, got, code)
+			}
+			text, _ := r[1].(string)
+			if msg, ok := parseMessage(text); !ok || msg.token != le.token || msg.fence < year-1e12 || msg.us > msg.fence {
+				t.Errorf("%s tells %q, want a grant of %s", what, text, le.token)
+			}
+		}
+		granted("release with two in line", release(a), c, 0)
 		equal("release again", release(a), int64(-1))
-		equal("release with one in line", release(b), int64(0))
+		granted("release with one in line", release(b), d, 0)
 		r, ok := run(inspectScript, 10, "").([]any)
 		if !ok || len(r) != 8 {
 			t.Fatalf("inspect is answered %v", r)

@@ -6,6 +6,10 @@
 -- nothing is asked for that is known.
 local now_ms = math.floor(now_us / 1000)
 
+-- own: the wake channel of who reads the reply, where that can tell of grants; told:
+-- the reply then, if there is any to tell of: messages from the second place on.
+local own, told
+
 -- holders: how many hold the lock, of those whose deadline has passed none: they
 -- leave. And who has the first deadline, and when that is (ms).
 local function holders()
@@ -71,7 +75,8 @@ local function hold(id, length)
   return changed == 2 and now_us or raise()
 end
 
--- grant: give all free slots to live waiters by ticket, and wake each. held: how
+-- grant: give all free slots to live waiters by ticket, and wake each, or tell of
+-- it. held: how
 -- many are taken; head: who is first in line, nil where that is to be looked up.
 -- An entry not refreshed in time is dropped, at most 64 a call.
 -- Returns the slots still free for a newcomer (0 while anybody is in line), and
@@ -99,9 +104,14 @@ local function grant(held, head, asker, ttl)
       -- token = <channel>.<G>.<nonce>: where to wake, and how long a lease to give.
       local token, channel, length = string.match(id, '^(([^.|]+)%.(%d+)%.[^|]*)')
       local fence = hold(id, tonumber(length))
-      -- pcall: an ACL without the channel must not abort the script after its writes.
-      redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel,
-        string.format('%s %d %d', token, fence, now_us))
+      local message = string.format('%s %d %d', token, fence, now_us)
+      if channel == own then
+        told = told or {false}
+        told[#told + 1] = message
+      else
+        -- pcall: an ACL without the channel must not abort the script after its writes.
+        redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel, message)
+      end
       free = free - 1
     else
       stale = stale + 1

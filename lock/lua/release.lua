@@ -11,6 +11,10 @@
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
 -- reply calls:  {one of these, parked, until the first deadline (ms, -1: no holder), called note, ...}
+-- reply grants: {one of these three, message, ...}
+--
+-- Whoever was granted a slot and has the body's own wake channel is told by that
+-- reply, in the words of a message, and not by one: its process reads the reply.
 --
 -- A holder still stored was nobody else's meanwhile, so it counts as held even
 -- if its deadline has just passed; its own process judges that by its clock.
@@ -33,6 +37,7 @@ local now_us = time[1] * 1000000 + time[2]
 --@include line
 --@include calls
 
+own = string.match(body, '^[^.]*')
 local held = redis.call('ZREM', lock, 'h:' .. body) == 1
 if not held then
   redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body) -- no holder is in line
@@ -50,11 +55,12 @@ else
   free = grant((holders()))
 end
 local code = held and free or -1 - free
-local called = calls(code, free, tonumber(ARGV[4]), tonumber(ARGV[5]), held)
-if called then
-  return called
-end
-if free == limit then
+local reply = calls(code, free, tonumber(ARGV[4]), tonumber(ARGV[5]), held) or code
+if free == limit and reply == code then
   tidy()
 end
-return code
+if told then
+  told[1] = reply
+  return told
+end
+return reply

@@ -1,0 +1,55 @@
+package lock
+
+import (
+	"runtime"
+	"time"
+)
+
+// told takes a reply of release apart that tells of grants to waiters of this very
+// Locker, in the words of messages, which are not sent then. It is as good a proof
+// as they are, by the same rules (see take). A reply that is lost tells nobody;
+// see doubt. Returns what else the reply says. Callers hold nothing.
+func (n *line) told(reply any) any {
+	r, _ := reply.([]any)
+	if len(r) < 2 {
+		return reply
+	}
+	if _, tells := r[1].(string); !tells {
+		return reply
+	}
+	for _, v := range r[1:] {
+		if text, ok := v.(string); ok {
+			if msg, ok := parseMessage(text); ok {
+				n.hear(msg)
+			}
+		}
+	}
+	// The next holder is runnable now. It starts before the last one goes on, who
+	// would keep it waiting until he blocks.
+	runtime.Gosched()
+	return r[0]
+}
+
+// doubt makes the waiters of m ask again, for a grant may have been told to nobody:
+// the release had no answer, or one to a copy of it that was sent later.
+func (n *line) doubt(m *Lock) {
+	n.askAgain(func(w *waiter) bool { return w.lease.lock.Key() == m.Key() })
+}
+
+// askAll makes every waiter ask again: messages may have been missed.
+func (n *line) askAll() { n.askAgain(func(*waiter) bool { return true }) }
+
+// askAgain makes those waiters ask again, at once or after the ask under way.
+func (n *line) askAgain(which func(*waiter) bool) {
+	var next time.Time
+	n.mu.Lock()
+	now := time.Now()
+	for _, w := range n.waiters {
+		if which(w) {
+			w.refreshAt, w.again = now, w.again || w.asking
+			next = now
+		}
+	}
+	n.mu.Unlock()
+	n.alarm.set(next)
+}
