@@ -30,11 +30,8 @@ func isScript(cmd redis.Cmder, n int, suffix string) bool {
 	return ok && strings.HasSuffix(key, suffix)
 }
 
-// isFiling: it is how asynq files a retry. isRunning: how its Inspector runs a task.
+// isFiling: it is how asynq files a retry.
 func isFiling(cmd redis.Cmder) bool { return isScript(cmd, 3, ":retry") }
-func isRunning(cmd redis.Cmder) bool {
-	return isScript(cmd, 1, ":pending") && isScript(cmd, 2, ":groups")
-}
 
 // The key comes free after the handler of the parked task has returned and
 // before asynq has filed its retry: the task is called while it is still active.

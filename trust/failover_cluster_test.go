@@ -43,9 +43,9 @@ func testCluster(t *testing.T, least int) {
 	if unsure > 0 {
 		t.Errorf("%d calls were told of a slot that moves", unsure)
 	}
-	moves.note("moves %d", 2*n)
-	moves.note("turns %d", c.turns.Load())
-	moves.note("errors %d", unsure)
+	moves.notef("moves %d", 2*n)
+	moves.notef("turns %d", c.turns.Load())
+	moves.notef("errors %d", unsure)
 	c.verdict(moves, false)
 
 	kills := found(t, "cluster", fmt.Sprintf("master killed, replica promoted, MinReplicas %d", least))
@@ -69,9 +69,9 @@ func testCluster(t *testing.T, least int) {
 	c.more(20)
 	c.end()
 	c.gone(s.Client(t), k.keys...)
-	kills.note("failovers %d", rounds)
-	kills.note("turns %d", c.turns.Load()-turns)
-	kills.note("told unsure %d", c.unsure.Load()-unsure)
+	kills.notef("failovers %d", rounds)
+	kills.notef("turns %d", c.turns.Load()-turns)
+	kills.notef("told unsure %d", c.unsure.Load()-unsure)
 	c.verdict(kills, least == 0)
-	kills.note("10 turns again after %s", away.Round(10*time.Millisecond))
+	kills.notef("10 turns again after %s", away.Round(10*time.Millisecond))
 }

@@ -58,9 +58,9 @@ func testSentinel(t *testing.T, least int) {
 	}
 	c.end()
 	c.gone(watch.Client(t))
-	row.note("failovers %d", rounds)
-	row.note("turns %d", c.turns.Load())
-	row.note("told unsure %d", c.unsure.Load())
+	row.notef("failovers %d", rounds)
+	row.notef("turns %d", c.turns.Load())
+	row.notef("told unsure %d", c.unsure.Load())
 	c.verdict(row, least == 0)
-	row.note("10 turns again after %s", away.Round(10*time.Millisecond))
+	row.notef("10 turns again after %s", away.Round(10*time.Millisecond))
 }

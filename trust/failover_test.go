@@ -162,13 +162,13 @@ func testFailover(t *testing.T, least int) {
 	if stale < second {
 		t.Errorf("of %d that were forgotten %d have a fence that tells", second, stale)
 	}
-	row.note("failovers %d", rounds)
-	row.note("turns %d", c.turns.Load())
+	row.notef("failovers %d", rounds)
+	row.notef("turns %d", c.turns.Load())
 	if least == 0 {
-		row.note("granted twice on purpose %d, of whom the fence tells %d", second, stale)
+		row.notef("granted twice on purpose %d, of whom the fence tells %d", second, stale)
 	} else {
-		row.note("refused as not replicated %d", int64(refused)+c.replicas.Load())
+		row.notef("refused as not replicated %d", int64(refused)+c.replicas.Load())
 	}
 	c.verdict(row, least == 0)
-	row.note("10 turns again after %s", recovery.Round(10*time.Millisecond))
+	row.notef("10 turns again after %s", recovery.Round(10*time.Millisecond))
 }

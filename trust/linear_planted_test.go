@@ -133,8 +133,8 @@ func TestLinear_plantedBugs(t *testing.T) {
 				t.Fatalf("the checker finds nothing in %d operations: %q", total.operations, verdict)
 			}
 			t.Log(verdict)
-			row.note("found within %d operations", total.operations)
-			row.note("%s", linReason(verdict))
+			row.notef("found within %d operations", total.operations)
+			row.notef("%s", linReason(verdict))
 		})
 	}
 }
@@ -197,6 +197,6 @@ func TestLinear_plantedInGo(t *testing.T) {
 	if !strings.Contains(string(out), "not linearizable") {
 		t.Fatalf("the checker does not find it: %v\n%s", err, out)
 	}
-	row.note("%s", linReason(string(out)))
+	row.notef("%s", linReason(string(out)))
 	t.Logf("%s", out)
 }

@@ -42,9 +42,9 @@ func TestLinear(t *testing.T) {
 				t.Errorf("not one %s in these histories", what)
 			}
 		}
-		row.note("%d operations, %d locks, %d clients", f.operations, f.keys, f.clients)
-		row.note("%d grants (%d in line), %d busy, %d extended", f.grants, f.waits, f.busy, f.extends)
-		row.note("%d expired, %d broken, %d crashes", f.expiries, f.breaks, f.crashes)
-		row.note("none out of order")
+		row.notef("%d operations, %d locks, %d clients", f.operations, f.keys, f.clients)
+		row.notef("%d grants (%d in line), %d busy, %d extended", f.grants, f.waits, f.busy, f.extends)
+		row.notef("%d expired, %d broken, %d crashes", f.expiries, f.breaks, f.crashes)
+		row.notef("none out of order")
 	})
 }

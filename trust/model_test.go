@@ -100,14 +100,14 @@ func TestModel(t *testing.T) {
 			t.Parallel()
 			row := found(t, "model", run.what)
 			states, failed := run.search(t, source)
-			row.note("states %s", states)
+			row.notef("states %s", states)
 			switch {
 			case run.fails == "" && failed != "":
 				t.Errorf("assertion (%s) is violated; to see how: spin -t -p -g %s lock.pml", failed, run.defines)
 			case run.fails != "" && !strings.HasSuffix(failed, run.fails):
 				t.Errorf("it broke the assertion (%s), and should have broken (%s)", failed, run.fails)
 			case run.fails != "":
-				row.note("breaks %s, as it should", run.fails)
+				row.notef("breaks %s, as it should", run.fails)
 			}
 		})
 	}

@@ -323,12 +323,12 @@ func (r *networkRig) end(row *row) {
 			worst, where = took, name
 		}
 	}
-	row.note("turns %d", turns)
-	row.note("overlaps %d", r.overlap)
-	row.note("calls failed %d", r.failed)
-	row.note("leases lost %d", r.lost)
-	row.note("writes refused by the fence %d", r.refused)
-	row.note("longest call %s (%s)", worst.Round(10*time.Millisecond), where)
+	row.notef("turns %d", turns)
+	row.notef("overlaps %d", r.overlap)
+	row.notef("calls failed %d", r.failed)
+	row.notef("leases lost %d", r.lost)
+	row.notef("writes refused by the fence %d", r.refused)
+	row.notef("longest call %s (%s)", worst.Round(10*time.Millisecond), where)
 }
 
 // subscribed tells how many subscriptions were tried: those that reached the

@@ -105,8 +105,8 @@ func networkMeets(t *testing.T, row *row, f networkFault, lasts time.Duration) {
 	if f.cuts && r.lost == 0 {
 		t.Error("no lease was lost: not what this test is about")
 	}
-	row.note("subscriptions replaced %d", replaced)
-	row.note("all back after %s", back.Round(10*time.Millisecond))
+	row.notef("subscriptions replaced %d", replaced)
+	row.notef("all back after %s", back.Round(10*time.Millisecond))
 }
 
 // Faults at random, some at once, one lot after the other, from a seed.
@@ -134,6 +134,6 @@ func TestNetwork_random(t *testing.T) {
 		longest = max(longest, r.goesRound("after "+strings.Join(names, " and ")))
 	}
 	r.end(row)
-	row.note("lots %d", rounds)
-	row.note("all back after %s at most", longest.Round(10*time.Millisecond))
+	row.notef("lots %d", rounds)
+	row.notef("all back after %s at most", longest.Round(10*time.Millisecond))
 }

@@ -236,16 +236,16 @@ func (r *processRig) balanced(row *row) *processBooks {
 		left, err = r.rdb.Keys(context.Background(), r.w.Prefix+":*").Result()
 		return err == nil && len(left) == 0
 	}, "no key left; what is there: %v", &left)
-	row.note("tasks %d", accepted)
-	row.note("lost %d", lost)
-	row.note("succeeded twice %d", again)
-	row.note("runs %d", b.runs)
-	row.note("cut off by a kill %d", b.cut)
-	row.note("overtaken while stopped %d", b.overtaken)
-	row.note("told %d", b.told)
-	row.note("writes refused by the fence %d", b.refused)
-	row.note("overlaps %d", len(b.overlaps))
-	row.note("keys left %d", len(left))
+	row.notef("tasks %d", accepted)
+	row.notef("lost %d", lost)
+	row.notef("succeeded twice %d", again)
+	row.notef("runs %d", b.runs)
+	row.notef("cut off by a kill %d", b.cut)
+	row.notef("overtaken while stopped %d", b.overtaken)
+	row.notef("told %d", b.told)
+	row.notef("writes refused by the fence %d", b.refused)
+	row.notef("overlaps %d", len(b.overlaps))
+	row.notef("keys left %d", len(left))
 	return b
 }
 

@@ -162,8 +162,8 @@ func TestProcess_storm(t *testing.T) {
 	<-produced
 	s.calm()
 	b := r.balanced(row)
-	row.note("killed %d", s.killed)
-	row.note("stopped %d", s.stopped)
+	row.notef("killed %d", s.killed)
+	row.notef("stopped %d", s.stopped)
 	if b.cut == 0 {
 		t.Error("no kill hit a run: not what this test is about")
 	}

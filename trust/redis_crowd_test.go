@@ -256,12 +256,12 @@ func (c *crowd) verdict(row *row, forgets bool) {
 		c.t.Errorf("%d fence regressions", c.regressions)
 	}
 	if forgets {
-		row.note("overlaps until TTL/3 %d, later %d", c.overlaps-c.late, c.late)
-		row.note("stale writes refused by fence %d", c.refused)
+		row.notef("overlaps until TTL/3 %d, later %d", c.overlaps-c.late, c.late)
+		row.notef("stale writes refused by fence %d", c.refused)
 	} else {
-		row.note("overlaps %d", c.overlaps)
+		row.notef("overlaps %d", c.overlaps)
 	}
-	row.note("fence regressions %d", c.regressions)
+	row.notef("fence regressions %d", c.regressions)
 }
 
 // bounded holds every call against the documented bound.

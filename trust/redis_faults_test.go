@@ -234,17 +234,17 @@ func testRedisFault(t *testing.T, fault redisFault) {
 	}
 	c.end()
 	c.gone(s.Client(t))
-	row.note("times %d", rounds)
-	row.note("turns %d", c.turns.Load())
-	row.note("told unsure %d", c.unsure.Load())
+	row.notef("times %d", rounds)
+	row.notef("turns %d", c.turns.Load())
+	row.notef("told unsure %d", c.unsure.Load())
 	if fault.forgets {
-		row.note("holders forgotten %d", gone)
-		row.note("told within %s of TTL/3 = %s", notice.Round(10*time.Millisecond), crowdTTL/3)
+		row.notef("holders forgotten %d", gone)
+		row.notef("told within %s of TTL/3 = %s", notice.Round(10*time.Millisecond), crowdTTL/3)
 	} else {
-		row.note("holders kept %d of %d", kept, kept)
+		row.notef("holders kept %d of %d", kept, kept)
 	}
 	c.verdict(row, fault.forgets)
-	row.note("10 turns again after %s", recovery.Round(10*time.Millisecond))
+	row.notef("10 turns again after %s", recovery.Round(10*time.Millisecond))
 }
 
 // refusing waits until a TryLock is told what the fault says: an error that is

@@ -31,7 +31,7 @@ type row struct {
 
 // found begins the row of a test. group is the kind of trouble ("network"), what
 // says in a few words what was done. The row has its verdict and time when the
-// test ends; figures come with note.
+// test ends; figures come with notef.
 func found(t *testing.T, group, what string) *row {
 	t.Helper()
 	r, start := &row{group: group, what: what}, time.Now()
@@ -46,8 +46,8 @@ func found(t *testing.T, group, what string) *row {
 	return r
 }
 
-// note adds a figure: r.note("overlaps %d", n).
-func (r *row) note(format string, args ...any) {
+// notef adds a figure: r.notef("overlaps %d", n).
+func (r *row) notef(format string, args ...any) {
 	results.mu.Lock()
 	defer results.mu.Unlock()
 	r.figures = append(r.figures, fmt.Sprintf(format, args...))
