@@ -141,7 +141,7 @@ func TestPark_holderKilled(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, Busy: Park}}, workers: 1})
-		const ttl = 700 * time.Millisecond
+		const ttl = 2 * time.Second
 		_, err := r.others.Mutex("work", lock.Parts("1"), lock.TTL(ttl), lock.NoRenew()).TryLock(t.Context())
 		taken := time.Now()
 		if err != nil {
