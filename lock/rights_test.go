@@ -24,7 +24,7 @@ var conformance = []string{
 	"Rule06_GrantedLeaseIsRenewedToItsFullTTL", "Rule07_MessagesWake", "Rule11_FenceGrows", "Rule12_KeyOutlivesItsEntries",
 	"CooldownKeepsTheSlotForThatLong", "FirstComeFirstServed", "NewcomerNeverOvertakes",
 	"BreakOneOfSeveral", "BreakAll", "BreakDuringDo", "Delete", "ByKey",
-	"PoolTakeIsWokenByAPut", "PoolDelete", "Claim_one", "Claim_besideTheLock", "Rights_walk", "Rights_pool",
+	"PoolTakeIsWokenByAPut", "PoolDelete", "Claim_one", "Claim_besideTheLock", "Rights_walk", "Rights_pool", "Rights_slotThatMoves",
 }
 
 // TestRights runs the conformance tests again, in a process whose clients are a
@@ -97,6 +97,24 @@ func TestRights_walk(t *testing.T) {
 		if err := le.Extend(t.Context(), DefaultTTL); err != nil {
 			t.Error(err)
 		}
+		mustUnlock(t, le)
+	})
+}
+
+// In a Cluster, what lies in a slot that moves to another node: the old one sends
+// the client there, and the client has to be allowed to ask.
+func TestRights_slotThatMoves(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		move := func(_ *Lock, while func()) { while() }
+		if s.Kind() == redistest.KindCluster {
+			s = redistest.StartCluster(t, 0)
+			move = func(m *Lock, while func()) { s.MoveSlot(t, m.Key(), while) }
+		}
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		move(m, func() { mustUnlock(t, mustTry(t, m)) })
+		le := mustTry(t, m)
+		move(m, func() { mustBeBusy(t, m) })
 		mustUnlock(t, le)
 	})
 }

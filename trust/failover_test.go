@@ -135,7 +135,7 @@ func testFailover(t *testing.T, least int) {
 			c.leave(name, le)
 			select {
 			case <-behind.Bind(t.Context()).Done():
-			case <-time.After(time.Until(began.Add(crowdTTL/3 + 1500*time.Millisecond))):
+			case <-time.After(time.Until(began.Add(crowdNotice))):
 				t.Errorf("the holder that was forgotten does not know after %s", time.Since(began))
 			}
 			c.leave(name, behind)

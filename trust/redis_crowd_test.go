@@ -25,6 +25,11 @@ const crowdSoon = 60 * time.Second
 // ended a lease.
 const crowdTTL = 6 * time.Second
 
+// crowdNotice is within which a holder knows that Redis forgot it: its next
+// renewal, which may have to be tried again, and a second or two for a machine whose
+// cores are busy. It is shorter than what a lease lasts by itself.
+const crowdNotice = crowdTTL/3 + 2500*time.Millisecond
+
 // crowd is clients that take turns on some keys while their Redis is broken, and
 // the book of who believed in what.
 type crowd struct {
@@ -223,12 +228,12 @@ func (c *crowd) taking() {
 	c.amid = true
 }
 
-// noticed says that renewals get through again: after a third of a TTL, and a
-// second and a half for a busy machine, nobody may believe in what is gone.
+// noticed says that renewals get through again: after crowdNotice nobody may
+// believe in what is gone.
 func (c *crowd) noticed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.amid, c.settled = false, time.Now().Add(crowdTTL/3+1500*time.Millisecond)
+	c.amid, c.settled = false, time.Now().Add(crowdNotice)
 }
 
 // String is what was counted.

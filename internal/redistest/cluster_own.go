@@ -12,8 +12,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+const (
+	// calmNode is a cluster-node-timeout (ms) that no busy machine makes a node
+	// miss, hurried is one with which a master that was killed is soon succeeded.
+	calmNode = "15000"
+	hurried  = "1000"
+	// ownWithin is how long nodes may take to do or to learn something, on a machine
+	// whose cores are busy with other things.
+	ownWithin = 60 * time.Second
+)
+
 // StartCluster starts a Redis Cluster of three masters for this test alone, each
-// with so many replicas. A master that is gone is succeeded after about a second.
+// with so many replicas.
 func StartCluster(t testing.TB, replicas int) *Server {
 	t.Helper()
 	needBinary(t)
@@ -25,12 +35,30 @@ func StartCluster(t testing.TB, replicas int) *Server {
 			s.addReplica(t, master)
 		}
 	}
+	s.nodeTimeout(t, calmNode)
+	return s
+}
+
+// nodeTimeout has all nodes that run call a node failed after so long (ms).
+func (s *Server) nodeTimeout(t testing.TB, ms string) {
+	t.Helper()
 	for _, node := range s.nodes {
-		if _, err := ask(node.addr(), "CONFIG", "SET", "cluster-node-timeout", "1000"); err != nil {
-			t.Fatal(err)
+		if node.runs() {
+			node.tell(t, "CONFIG", "SET", "cluster-node-timeout", ms)
 		}
 	}
-	return s
+}
+
+// tell has the process do something, and gives the answer. It may be too busy to
+// accept, or not be ready for it yet.
+func (p *process) tell(t testing.TB, command ...string) (answer string) {
+	t.Helper()
+	var err error
+	Eventually(t, ownWithin, func() bool {
+		answer, err = ask(p.addr(), command...)
+		return err == nil
+	}, "an answer: %v", last(func() string { return fmt.Sprint(err) }))
+	return answer
 }
 
 // addReplica starts a replica of one of the cluster's masters, and returns when
@@ -44,33 +72,23 @@ func (s *Server) addReplica(t testing.TB, master *process) {
 		t.Fatal(err)
 	}
 	s.nodes, s.addrs = append(s.nodes, node), append(s.addrs, node.addr())
-	id, err := ask(master.addr(), "CLUSTER", "MYID")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, other := range s.nodes[:len(s.nodes)-1] {
-		if _, err := ask(node.addr(), "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(other.port), strconv.Itoa(other.bus)); err != nil {
-			t.Fatal(err)
-		}
+		node.tell(t, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(other.port), strconv.Itoa(other.bus))
 	}
 	for _, other := range s.nodes {
-		if _, err := ask(other.addr(), "CONFIG", "SET", "repl-diskless-sync-delay", "0"); err != nil {
-			t.Fatal(err)
-		}
+		other.tell(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
 	}
-	Eventually(t, clusterWithin, func() bool {
-		_, err = ask(node.addr(), "CLUSTER", "REPLICATE", id)
-		return err == nil
-	}, "a replica of %s", master.addr())
+	// Which it can only once it knows the master.
+	node.tell(t, "CLUSTER", "REPLICATE", master.tell(t, "CLUSTER", "MYID"))
 	node.linked(t, master.addr())
 	s.agreed(t)
 }
 
 // agreed waits until every node that runs has the same picture of who has which
-// slots, and finds it complete.
+// slots, and finds it complete, and replicas have what their masters have.
 func (s *Server) agreed(t testing.TB) {
 	t.Helper()
-	Eventually(t, clusterWithin, func() bool {
+	Eventually(t, ownWithin, func() bool {
 		var picture []string
 		for _, node := range s.nodes {
 			if !node.runs() {
@@ -78,6 +96,10 @@ func (s *Server) agreed(t testing.TB) {
 			}
 			info, err := ask(node.addr(), "CLUSTER", "INFO")
 			if err != nil || !strings.Contains(info, "cluster_state:ok\r\n") {
+				return false
+			}
+			role, err := ask(node.addr(), "INFO", "replication")
+			if err != nil || strings.Contains(role, "role:slave\r\n") && !strings.Contains(role, "master_link_status:up\r\n") {
 				return false
 			}
 			nodes, err := ask(node.addr(), "CLUSTER", "NODES")
@@ -123,12 +145,9 @@ func (s *Server) owner(t testing.TB, key string) (*process, int) {
 		slot, err := rdb.ClusterKeySlot(t.Context(), key).Result()
 		_ = rdb.Close()
 		if err != nil {
-			t.Fatalf("redistest: %v", err)
+			t.Fatalf("redistest: which slot has %q: %v", key, err)
 		}
-		nodes, err := ask(node.addr(), "CLUSTER", "NODES")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := node.tell(t, "CLUSTER", "NODES")
 		// id address flags master ping pong epoch link slots...
 		for line := range strings.Lines(nodes) {
 			f := strings.Fields(line)
@@ -161,10 +180,12 @@ func (s *Server) MasterOf(t testing.TB, key string) string {
 	return node.addr()
 }
 
-// KillMaster ends the master that has the slot of key at once (SIGKILL).
+// KillMaster ends the master that has the slot of key at once (SIGKILL). A replica
+// succeeds it after about a second.
 func (s *Server) KillMaster(t testing.TB, key string) {
 	t.Helper()
 	node, _ := s.owner(t, key)
+	s.nodeTimeout(t, hurried)
 	if err := node.kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -182,6 +203,7 @@ func (s *Server) Revive(t testing.TB) {
 			t.Fatal(err)
 		}
 	}
+	s.nodeTimeout(t, calmNode)
 	s.agreed(t)
 }
 
@@ -204,11 +226,7 @@ func (s *Server) MoveSlot(t testing.TB, key string, while func()) {
 		if role, err := rdb.Do(ctx, "ROLE").Slice(); err == nil && role[0] == "master" {
 			masters = append(masters, node)
 		}
-		id, err := ask(node.addr(), "CLUSTER", "MYID")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ids[node] = id
+		ids[node] = node.tell(t, "CLUSTER", "MYID")
 	}
 	to := masters[(slices.Index(masters, from)+1)%len(masters)]
 	must := func(err error) {

@@ -5,11 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
-
-// linkWithin is how long a replica may take to have its master's data.
-const linkWithin = 15 * time.Second
 
 // StartReplica starts a redis-server for this test alone that is a replica of
 // master, a server from StartReal, and returns when it has what its master has.
@@ -33,7 +29,7 @@ func (p *process) linked(t testing.TB, master string) {
 	t.Helper()
 	var info, seen string
 	online := fmt.Sprintf("port=%d,state=online,", p.port)
-	Eventually(t, linkWithin, func() bool {
+	Eventually(t, ownWithin, func() bool {
 		// A message is replicated, so that there is something to acknowledge.
 		_, _ = ask(master, "PUBLISH", "redistest", "in step?")
 		var err1, err2 error

@@ -27,7 +27,12 @@ func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(node.remove)
+		t.Cleanup(func() {
+			if log, err := os.ReadFile(node.logFile()); t.Failed() && err == nil {
+				t.Logf("sentinel %s:\n%s", node.addr(), log[max(0, len(log)-3000):])
+			}
+			node.remove()
+		})
 		s.nodes = append(s.nodes, node)
 	}
 	s.Whole(t, replicas)
@@ -40,7 +45,7 @@ func (s *Sentinels) Whole(t testing.TB, replicas int) {
 	t.Helper()
 	for _, node := range s.nodes {
 		var seen string
-		Eventually(t, linkWithin, func() bool {
+		Eventually(t, ownWithin, func() bool {
 			rdb := redis.NewSentinelClient(&redis.Options{Addr: node.addr()})
 			defer func() { _ = rdb.Close() }()
 			m, err := rdb.Master(t.Context(), MasterName).Result()
