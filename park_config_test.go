@@ -2,6 +2,7 @@ package automutex
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -181,8 +182,8 @@ func TestPark_wakeAtFront(t *testing.T) {
 			if front {
 				// Moved a moment after it was run.
 				redistest.Eventually(t, patience, func() bool {
-					last, err := r.rdb.LIndex(t.Context(), "asynq:{"+r.queue+"}:pending", -1).Result()
-					return err == nil && last == parked
+					last, err := r.rdb.LRange(t.Context(), "asynq:{"+r.queue+"}:pending", -1, -1).Result()
+					return err == nil && slices.Equal(last, []string{parked})
 				}, "it is moved to the end that asynq takes from")
 			}
 			order := append([]string{first}, pending...)
