@@ -118,13 +118,20 @@ func watching() automutex.Config {
 	return cfg
 }
 
+func hashed() automutex.Config {
+	cfg := automutex.Config{
+		Rules:    []automutex.Rule{{Task: "mail:send", On: []string{"to"}}},
+		HashKeys: os.Getenv("AUTOMUTEX_HASH_KEYS"), // of openssl rand -hex 32
+	}
+	return cfg
+}
+
 func ExampleConfig_hashKeys() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // is not asked here
 	defer rdb.Close()
-	guard, err := automutex.New(rdb, automutex.Config{
-		Rules:    []automutex.Rule{{Task: "mail:send", On: []string{"to"}}},
-		HashKeys: "not this one: what openssl rand -hex 32 gives",
-	})
+	cfg := hashed()
+	cfg.HashKeys = "an example, and so no secret"
+	guard, err := automutex.New(rdb, cfg)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -132,7 +139,7 @@ func ExampleConfig_hashKeys() {
 	defer guard.Close(context.Background())
 	keys, err := guard.Keys(context.Background(), asynq.NewTask("mail:send", []byte(`{"to": "mona@example.com"}`)))
 	fmt.Println(keys, err)
-	// Output: [automutex:{mail:send|~f8173d35d9602bc22676211c90660d16df81d38b4d18cc8fd16b82b289397625}] <nil>
+	// Output: [automutex:{mail:send|~df7132c7f1642c3cb428f353ac7a95113758bdc977955dd7a6fb6d85ec5f27a4}] <nil>
 }
 
 func plainLock(ctx context.Context) error {

@@ -3,7 +3,6 @@ Package config reads rules from a YAML file, so that they can be seen, reviewed
 and changed apart from the program:
 
 	prefix: myapp        # begins every Redis key; automutex where it is left out
-	hash_keys: ...       # a secret that keeps payload values out of keys, see below
 	defaults:            # for every rule that does not say otherwise
 	  wait: 10s
 	rules:
@@ -36,8 +35,9 @@ on_headers, scope, until, duplicate, max_postpone, keep_archived. until is done,
 start or {for: <duration>}; duplicate is reject, join, replace or
 {postpone: <duration>}. What is in defaults is not for them.
 
-hash_keys is [automutex.Config].HashKeys, and goes to unique as well. Where the file
-is no place for a secret, leave it out and set the two in the program:
+Beside prefix there may be hash_keys, a secret that keeps payload values out of keys: it
+is [automutex.Config].HashKeys, and that of unique as well. Where the file is no place
+for a secret, leave it out and set the two in the program:
 
 	cfg.HashKeys, once.HashKeys = secret, secret
 
