@@ -169,9 +169,9 @@ inline in_line(c) {
 
 /* ---- Redis: the scripts ---------------------------------------------------- */
 
-/* lock/lua/line.lua: purge. Nothing to do: the model has no holder whose deadline
- * has passed, for every script purges first or looks at the deadline. */
-inline purge() { skip }
+/* lock/lua/line.lua: holders. Nothing to do: the model has no holder whose deadline
+ * has passed, for every script drops those first or looks at the deadline. */
+inline holders() { skip }
 
 /* lock/lua/line.lua: hold */
 inline hold(c, length) {
@@ -237,7 +237,7 @@ inline publish(c) {
 inline ask(c) {
 	if :: is[c] == DEAD -> dead_for[c] = 0 :: else fi; /* a late copy of its last sign of life */
 	mine = 0;
-	purge();
+	holders();
 	if
 #ifdef MUTANT_ASK_TWICE
 	:: false
@@ -290,7 +290,7 @@ inline release(c) {
 #else
 	holder[c] = 0;
 #endif
-	purge();
+	holders();
 #ifndef MUTANT_RELEASE_WITHOUT_GRANT
 	grant(CLIENTS)
 #endif
