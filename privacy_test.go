@@ -195,3 +195,12 @@ func storedText(t *testing.T, w *strings.Builder, s *redistest.Server, r *rig) {
 		t.Error("nothing is stored")
 	}
 }
+
+// A secret that can be guessed is refused, and not told.
+func TestPrivacy_shortSecret(t *testing.T) {
+	t.Parallel()
+	_, err := New(redistest.Mini(t).Client(t), Config{HashKeys: "hunter2"})
+	if err == nil || !strings.HasPrefix(err.Error(), "automutex: Config.HashKeys: ") || strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("got %v", err)
+	}
+}
