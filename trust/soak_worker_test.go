@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,9 @@ type soakWorker struct {
 	guard  *automutex.Guard
 	server *asynq.Server
 	close  []io.Closer
+	// running are the handlers: a server that shuts down leaves those behind that
+	// take too long, and they still have something to write down.
+	running sync.WaitGroup
 }
 
 // soakPatience is longer than any handler, and than any shutdown takes.
@@ -73,6 +77,8 @@ func (w *soakWorker) start(fail func(error)) error {
 	}))
 	guarded := w.guard.Middleware(asynq.HandlerFunc(w.handle))
 	return w.server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+		w.running.Add(1) // not beside the Wait: that is after Shutdown, which begins none
+		defer w.running.Done()
 		var task soakTask
 		if err := json.Unmarshal(t.Payload(), &task); err != nil {
 			return err
@@ -96,6 +102,7 @@ func (w *soakWorker) stop() error {
 	}()
 	w.server.Shutdown()
 	err := <-closed
+	w.running.Wait()
 	for _, c := range w.close {
 		err = errors.Join(err, c.Close())
 	}
