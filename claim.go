@@ -27,7 +27,7 @@ func (a *attempt) dropClaim(targets []target) {
 	if claim.HasAny(a.id, a.guard.cfg.Prefix) {
 		a.guard.unclaimed.Do(func() {
 			a.guard.log.Warn("automutex: a task was enqueued UntilStart by a rule whose key no rule of this Guard has, so that its claim lasts until it has ended; "+
-				"give the rules of both an equal Task, Scope and On", "type", a.task.Type(), "task", a.note)
+				"give the rules of both an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", a.task.Type(), "task", a.note)
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -67,11 +68,11 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.SameTask:
-		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", e.HolderTask, e.Holder)
+		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
 	case e.HolderTask != "":
-		fmt.Fprintf(&b, ": held by task %s on %s", e.HolderTask, e.Holder)
+		fmt.Fprintf(&b, ": held by task %s on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
 	case e.Holder != "":
-		fmt.Fprintf(&b, ": held by %s", e.Holder)
+		fmt.Fprintf(&b, ": held by %s", printable.Short(e.Holder))
 	}
 	if e.ExpiresIn > 0 {
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))

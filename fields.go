@@ -156,14 +156,27 @@ func (fs *fieldSet) read(t *asynq.Task) ([]string, error) {
 	return parts, nil
 }
 
+// notJSON says where a payload ceases to be JSON, and nothing of what stands there.
+func notJSON(payload []byte) error {
+	var v json.RawMessage
+	err := json.Unmarshal(payload, &v)
+	wrong, ok := errors.AsType[*json.SyntaxError](err)
+	switch {
+	case !ok:
+		return err
+	case wrong.Offset >= int64(len(payload)) && strings.Contains(err.Error(), "unexpected end"):
+		return errors.New("it ends too early")
+	}
+	return fmt.Errorf("byte %d of it is wrong", wrong.Offset)
+}
+
 // checkPayload says what keeps a payload from being read, "" when nothing does.
 func checkPayload(payload []byte) (reason string, cause error) {
 	if len(payload) == 0 {
 		return "the payload is empty", nil
 	}
 	if !json.Valid(payload) {
-		var v json.RawMessage
-		return "the payload is not JSON", json.Unmarshal(payload, &v)
+		return "the payload is not JSON", notJSON(payload)
 	}
 	if !utf8.Valid(payload) {
 		return "the payload is not valid UTF-8", nil

@@ -78,6 +78,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	options := lock.Options{
 		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,
 	}
+	g.cfg.HashKeys = "" // a Guard that is printed prints its Config
 	if inspector != nil {
 		options.Call = g.call
 	}

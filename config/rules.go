@@ -82,6 +82,15 @@ var (
 	}
 )
 
+// secret sets what hashes keys. Nothing is no secret: a template that was filled
+// with nothing would leave the values readable.
+func secret(d *decoder, doc *document, n *yaml.Node) {
+	text(func(doc *document) *string { return &doc.secret })(d, doc, n)
+	if isText(n) && n.Value == "" {
+		d.reportf(n, "the secret is empty; give one, such as openssl rand -hex 32 makes, or leave hash_keys out")
+	}
+}
+
 // document reads the root of the file.
 func (d *decoder) document(root *yaml.Node) *document {
 	doc := &document{node: root}
@@ -89,7 +98,7 @@ func (d *decoder) document(root *yaml.Node) *document {
 	var defaultsNode, rulesNode, uniqueNode *yaml.Node
 	keys := []key[document]{
 		{"prefix", text(func(doc *document) *string { return &doc.prefix })},
-		{"hash_keys", text(func(doc *document) *string { return &doc.secret })},
+		{"hash_keys", secret},
 		{"defaults", func(_ *decoder, _ *document, n *yaml.Node) { defaultsNode = n }},
 		{"rules", func(_ *decoder, _ *document, n *yaml.Node) { rulesNode = n }},
 		{"unique", func(_ *decoder, _ *document, n *yaml.Node) { uniqueNode = n }},

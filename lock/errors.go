@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // Sentinels for errors.Is.
@@ -63,9 +65,9 @@ type BusyError struct {
 // Error implements error.
 func (e *BusyError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "lock: %q is busy", e.Name)
+	fmt.Fprintf(&b, "lock: \"%s\" is busy", printable.Short(e.Name))
 	if e.Holder != "" {
-		fmt.Fprintf(&b, ", held by %s", e.Holder)
+		fmt.Fprintf(&b, ", held by %s", printable.Short(e.Holder))
 	}
 	if e.ExpiresIn > 0 {
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))

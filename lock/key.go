@@ -4,8 +4,10 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -54,12 +56,31 @@ func HashedKey(secret, prefix, scope string, parts ...string) string {
 // minSecret is the length of the shortest secret that is accepted, in bytes.
 const minSecret = 16
 
+// maxSecret is the length of the longest one: it is hashed for each key.
+const maxSecret = 1024
+
 // CheckSecret tells whether a secret can hash keys: an empty one means that
-// there is none, any other is long enough that nobody guesses it.
+// there is none, any other is long enough that nobody guesses it, and has
+// nothing in it that one process may have and the other not.
 func CheckSecret(secret string) error {
-	if n := len(secret); n > 0 && n < minSecret {
-		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, such as openssl rand -hex 32 gives, "+
-			"or what it hides can be guessed", n, minSecret)
+	const like = "such as openssl rand -hex 32 gives"
+	n := len(secret)
+	switch {
+	case n == 0:
+		return nil
+	case n < minSecret:
+		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, %s, "+
+			"or what it hides can be guessed", n, minSecret, like)
+	case n > maxSecret:
+		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at most %d, %s", n, maxSecret, like)
+	case strings.ContainsFunc(secret, unicode.IsControl), strings.TrimSpace(secret) != secret:
+		return errors.New("lock: the secret for hashed keys has a control character, or space around it, such as the end of " +
+			"the line in its file: trim it, or processes that have it and such that have not would make different keys")
+	case strings.HasPrefix(secret, "${"):
+		return errors.New("lock: the secret for hashed keys begins with ${, as a variable that nobody has expanded: " +
+			"take it from the environment in the program")
+	case strings.Count(secret, secret[:1]) == n:
+		return errors.New("lock: the secret for hashed keys is one character again and again: take a random one, " + like)
 	}
 	return nil
 }

@@ -144,6 +144,19 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 	if err := New(redistest.Mini(t).Client(t), Options{HashKeys: "true"}).Err(); err == nil || strings.Contains(err.Error(), "true") {
 		t.Errorf("a secret of four letters: %v", err)
 	}
+	for _, secret := range []string{
+		strings.Repeat("a", 64), strings.Repeat("猫", 64)[:15], "sixteen bytes or more\n", " sixteen bytes or more", "sixteen\x00bytes or more",
+		"${AUTOMUTEX_HASH_KEYS}", strings.Repeat("ab", maxSecret),
+	} {
+		if err := CheckSecret(secret); err == nil || strings.Contains(err.Error(), "sixteen") {
+			t.Errorf("CheckSecret(%q): %v", secret, err)
+		}
+	}
+	for _, secret := range []string{"", "sixteen bytes or more", strings.Repeat("ab", maxSecret/2), strings.Repeat("猫é", 8)} {
+		if err := CheckSecret(secret); err != nil {
+			t.Errorf("CheckSecret(%q): %v", secret, err)
+		}
+	}
 }
 
 // FuzzKey holds two names against each other: their keys are equal only if

@@ -89,7 +89,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
 	}
-	m.keys = []string{HashedKey(l.secret, l.prefix, name, m.parts...)}
+	m.keys = []string{HashedKey(*l.secret, l.prefix, name, m.parts...)}
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }

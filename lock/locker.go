@@ -76,8 +76,8 @@ type Options struct {
 type Locker struct {
 	conn     *conn
 	prefix   string
-	secret   string // Options.HashKeys
-	owner    string // escaped
+	secret   *string // Options.HashKeys; behind a pointer it is not printed with the Locker
+	owner    string  // escaped
 	ttl      time.Duration
 	replicas int // MinReplicas
 	log      *slog.Logger
@@ -110,7 +110,7 @@ func New(rdb Client, o Options) *Locker {
 	_, _ = rand.Read(random)     // crypto/rand.Read never fails since Go 1.24
 	l := &Locker{
 		prefix:   o.Prefix,
-		secret:   o.HashKeys,
+		secret:   &o.HashKeys,
 		ttl:      o.TTL,
 		replicas: o.MinReplicas,
 		log:      o.Logger,
@@ -145,7 +145,7 @@ func New(rdb Client, o Options) *Locker {
 	}
 	l.err = CheckPrefix(l.prefix)
 	if l.err == nil {
-		l.err = CheckSecret(l.secret)
+		l.err = CheckSecret(*l.secret)
 	}
 	if l.err == nil {
 		l.err = checkTTL("Options.TTL", l.ttl)

@@ -30,13 +30,16 @@ const ReplicasWithin = time.Second
 // replicasError says how many have it.
 func replicasError(key string, got int64, want int, within time.Duration) error {
 	return fmt.Errorf("%w: %q: %d of the %d of MinReplicas acknowledged within %s: "+
-		"see that its master's replicas are connected and keep up (INFO replication), or ask for fewer", ErrNotReplicated, key, got, want, within)
+		"see that its master's replicas are connected and keep up (INFO replication), or ask for fewer", ErrNotReplicated, key, got, want, within.Round(time.Millisecond))
 }
+
+// maxReplicas is more than any master has.
+const maxReplicas = 1000
 
 // checkReplicas tells whether rdb can be asked to wait for n replicas.
 func checkReplicas(rdb Client, n int) error {
-	if n < 0 {
-		return fmt.Errorf("lock: Options.MinReplicas is %d: a number of replicas, where 0 waits for none", n)
+	if n < 0 || n > maxReplicas {
+		return fmt.Errorf("lock: Options.MinReplicas is %d: a number of replicas, %d at most, where 0 waits for none", n, maxReplicas)
 	}
 	_, isMaster := rdb.(master)
 	_, isCluster := rdb.(clusterClient)
@@ -184,44 +187,32 @@ type confirming struct {
 	within   time.Duration
 }
 
-// confirm has one master confirm calls. Those whose script it does not know are
-// sent again, whole; those whose slot is elsewhere go there, where go-redis would
-// send them too, had the WAIT not to be on the same connection.
+// confirm has one master confirm calls. Those whose slot is elsewhere go there,
+// where go-redis would send them too, had the WAIT not to be on the same connection.
 func (w *confirming) confirm(ctx context.Context, at master, calls []*call) {
-	w.send(ctx, at, calls, false, false)
-	var unknown []*call
-	for _, x := range calls {
-		if x.err != nil && redis.HasErrorPrefix(x.err, "NOSCRIPT") {
-			unknown = append(unknown, x)
-		}
-	}
-	if len(unknown) > 0 {
-		w.send(ctx, at, unknown, true, false)
-	}
+	w.send(ctx, at, calls, false)
 	for _, x := range calls {
 		addr, asking, elsewhere := redirected(x.err)
 		if !elsewhere {
 			continue
 		}
 		if there, ok := w.conn.masterAt(ctx, addr); ok {
-			w.send(ctx, there, []*call{x}, true, asking)
+			w.send(ctx, there, []*call{x}, asking)
 		}
 	}
 }
 
-// send is one pipeline, which go-redis writes to one connection.
-func (w *confirming) send(ctx context.Context, at master, calls []*call, whole, asking bool) {
+// send is one pipeline, which go-redis writes to one connection. The script goes
+// whole: a server that does not know its hash, as after a failover, would have us
+// wait for the replicas twice.
+func (w *confirming) send(ctx context.Context, at master, calls []*call, asking bool) {
 	p := at.Pipeline()
 	cmds := make([]*redis.Cmd, len(calls))
 	for i, x := range calls {
 		if asking {
 			p.Do(ctx, "ASKING")
 		}
-		if whole {
-			cmds[i] = p.Eval(ctx, confirmScript.src, x.keys, x.args...)
-		} else {
-			cmds[i] = p.EvalSha(ctx, confirmScript.sha, x.keys, x.args...)
-		}
+		cmds[i] = p.Eval(ctx, confirmScript.src, x.keys, x.args...)
 	}
 	acks := p.Do(ctx, "WAIT", w.replicas, w.within.Milliseconds())
 	_, _ = p.Exec(ctx) // every command carries its own error

@@ -26,7 +26,7 @@ type words struct {
 func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 	t.Helper()
 	if w.secret != "" {
-		w.secret += strings.Repeat("s", minSecret)
+		w.secret = hashText(w.secret) // any text, as a secret that is one
 	}
 	l := newLocker(t, rdb, owner(w.owner), func(o *Options) { o.HashKeys = w.secret })
 	defer func() { _ = l.Close() }()
@@ -121,6 +121,9 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	info, err := parked.Inspect(ctx)
 	check("Inspect", err == nil && info.Held == 1 && info.Waiting == 1 && info.Parked == 1 && info.Place == 1, info, err)
 	check("Extend", le.Extend(ctx, 2*time.Minute) == nil)
+	confirmed := []*call{{keys: le.lock.keys, args: []any{le.heldArg, 1000}}}
+	le.lock.locker.conn.confirm(ctx, confirmed, 0, time.Second) // miniredis has no WAIT
+	check("confirm", confirmed[0].err == nil && confirmed[0].reply == int64(renewRenewed) || strings.Contains(fmt.Sprint(confirmed[0].err), "unknown command"), confirmed[0])
 	if w.value != "" {
 		broken, err := one.Break(ctx, w.value)
 		check("Break of a token that is none", err == nil && !broken, broken, err)
@@ -284,7 +287,7 @@ func (w *witness) see(cmd redis.Cmder) {
 		w.keys[key] = true
 	case "set", "zrange":
 		w.keys[args[1].(string)] = true
-	case "scan", "hello", "client", "dbsize":
+	case "scan", "hello", "client", "dbsize", "wait":
 	default:
 		w.wrong = append(w.wrong, fmt.Sprintf("%.300q", args))
 	}

@@ -121,7 +121,7 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 			continue
 		}
 		result.fates["lost"]++
-		result.wrongf("task %d is lost: %+v", n, b.steps[n])
+		result.wrongf("task %d is lost, which the operator %v: %+v", n, slices.Collect(maps.Keys(b.operator[n])), b.steps[n])
 	}
 	for n := range e.noted[robbed] {
 		result.wrongf("task %d was handed back, and an attempt was spent for it: %+v", n, b.steps[n])
@@ -177,6 +177,8 @@ func (b *soakBooks) fate(n int, e soakEvidence, result *soakBalance) string {
 		return fits("dropped by AfterFailure", step.After == "nothing")
 	case is(revoked):
 		return fits("revoked by its handler", step.Do == "revoke")
+	case b.operator[n]["archived"] && kind.once != nil:
+		return "archived by the operator, and gone for a newer one"
 	case is(final) && kind.once != nil:
 		return fits("archived, and gone for a newer one", step.Do == "skip" || step.Do == "always")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -50,9 +51,9 @@ surprise is a note. Redis is not needed.`,
 				}
 			}
 			for _, note := range append(notes, unclaimed(cfg, once)...) {
-				fmt.Fprintf(a.out, "note: %s\n", printable(strings.TrimPrefix(note, "automutex: ")))
+				fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 			}
-			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %d rules, %d unique rules\n", printable(args[0]), len(cfg.Rules), len(once.Rules))
+			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %d rules, %d unique rules\n", printable.Text(args[0]), len(cfg.Rules), len(once.Rules))
 			return err
 		},
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisping"
 	"github.com/automutex/automutex/lock"
 )
@@ -159,7 +160,7 @@ func parseURI(uri string) (target, error) {
 			return target{}, usage("--uri: the URL names no master; want redis-sentinel://host:26379?master=name")
 		}
 	default:
-		return target{}, usage("--uri: %s:// is not known; want redis://, rediss://, redis-socket:// or redis-sentinel://", printable(u.Scheme))
+		return target{}, usage("--uri: %s:// is not known; want redis://, rediss://, redis-socket:// or redis-sentinel://", printable.Text(u.Scheme))
 	}
 	if u.Hostname() == "" {
 		return target{}, usage("--uri: the URL names no host")
@@ -231,7 +232,7 @@ func (c *connection) unreachable(where string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
-	where = printable(where)
+	where = printable.Text(where)
 	switch text := err.Error(); {
 	case strings.HasPrefix(text, "WRONGPASS"), strings.HasPrefix(text, "NOAUTH"), strings.Contains(text, "invalid password"),
 		strings.Contains(text, "without any password configured"), strings.Contains(text, "invalid username-password pair"):

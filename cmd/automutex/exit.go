@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -56,7 +57,7 @@ func explain(stderr io.Writer, err error) int {
 	}
 	if f != nil && f.lines {
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			fmt.Fprintln(stderr, printable(line))
+			fmt.Fprintln(stderr, printable.Text(line))
 		}
 		return exit
 	}
@@ -87,5 +88,5 @@ func oneLine(s string) string {
 	if r := []rune(s); len(r) > most {
 		s = string(r[:most]) + "..."
 	}
-	return printable(s)
+	return printable.Text(s)
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // table prints columns of the width that its rows need. Rows reach out at
@@ -28,32 +28,12 @@ func (t *table) row(cells ...string) {
 		if i > 0 {
 			fmt.Fprint(t.w, "\t")
 		}
-		fmt.Fprint(t.w, printable(cell))
+		fmt.Fprint(t.w, printable.Text(cell))
 	}
 	fmt.Fprintln(t.w)
 }
 
 func (t *table) flush() error { return t.w.Flush() }
-
-// printable shows what a terminal would obey, or not show at all: task IDs,
-// labels and payload values are anybody's text.
-func printable(s string) string {
-	fit := func(r rune) bool { return unicode.IsPrint(r) && r != utf8.RuneError }
-	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !fit(r) }) < 0 {
-		return s
-	}
-	var b strings.Builder
-	for i, r := range s {
-		if _, size := utf8.DecodeRuneInString(s[i:]); r == utf8.RuneError && size == 1 {
-			fmt.Fprintf(&b, `\x%02x`, s[i])
-		} else if fit(r) {
-			b.WriteRune(r)
-		} else {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		}
-	}
-	return b.String()
-}
 
 // printJSON writes v on one line.
 func printJSON(out io.Writer, v any) error {

@@ -1,0 +1,44 @@
+// Package printable shows texts that are anybody's, such as task IDs, labels and
+// notes, in errors, logs and tables.
+package printable
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Text shows what a terminal would obey, or not show at all, by escapes.
+func Text(s string) string {
+	fit := func(r rune) bool { return unicode.IsPrint(r) && r != utf8.RuneError }
+	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !fit(r) }) < 0 {
+		return s
+	}
+	var b strings.Builder
+	for i, r := range s {
+		if _, size := utf8.DecodeRuneInString(s[i:]); r == utf8.RuneError && size == 1 {
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		} else if fit(r) {
+			b.WriteRune(r)
+		} else {
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// longest is what is shown of a text within another one, in bytes.
+const longest = 300
+
+// Short is Text of no more than fits into a line of a log.
+func Short(s string) string {
+	if len(s) <= longest {
+		return Text(s)
+	}
+	end := longest
+	for end > longest-utf8.UTFMax && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return fmt.Sprintf("%s... (%d bytes)", Text(s[:end]), len(s))
+}

@@ -1,0 +1,39 @@
+package printable
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"":                      "",
+		"default/4f":            "default/4f",
+		"größe 猫":               "größe 猫",
+		"a\x1b[31m\nb":          `a\u001b[31m\u000ab`,
+		"\x00\u202e":            `\u0000\u202e`,
+		"half \xff of \xe7\x8c": `half \xff of \xe7\x8c`,
+		"\uFFFD":                `\ufffd`,
+	} {
+		if got := Text(in); got != want {
+			t.Errorf("Text(%q) is %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestShort(t *testing.T) {
+	t.Parallel()
+	if s := strings.Repeat("a", longest); Short(s) != s || Short("b\n") != `b\u000a` {
+		t.Error("a short text is cut")
+	}
+	// Not within a character.
+	for pad := range 4 {
+		s := strings.Repeat("x", pad) + strings.Repeat("猫", 1<<20)
+		got := Short(s)
+		shown, size, ok := strings.Cut(got, "... (")
+		if !ok || !strings.HasPrefix(s, shown) || len(shown) > longest || len(shown) < longest-3 || !strings.HasSuffix(size, " bytes)") {
+			t.Errorf("Short of %d bytes is %q", len(s), got)
+		}
+	}
+}
