@@ -118,19 +118,26 @@ func watching() automutex.Config {
 	return cfg
 }
 
-func hashed() automutex.Config {
+func hashed() error {
+	secret := os.Getenv("AUTOMUTEX_HASH_KEYS") // of openssl rand -hex 32
+	if secret == "" {
+		return errors.New("AUTOMUTEX_HASH_KEYS is not set: without it keys are readable, and others than everybody else's")
+	}
 	cfg := automutex.Config{
 		Rules:    []automutex.Rule{{Task: "mail:send", On: []string{"to"}}},
-		HashKeys: os.Getenv("AUTOMUTEX_HASH_KEYS"), // of openssl rand -hex 32
+		HashKeys: secret,
 	}
-	return cfg
+	_, err := automutex.New(rdb, cfg)
+	return err
 }
 
 func ExampleConfig_hashKeys() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // is not asked here
 	defer rdb.Close()
-	cfg := hashed()
-	cfg.HashKeys = "an example, and so no secret"
+	cfg := automutex.Config{
+		Rules:    []automutex.Rule{{Task: "mail:send", On: []string{"to"}}},
+		HashKeys: "an example, and so no secret",
+	}
 	guard, err := automutex.New(rdb, cfg)
 	if err != nil {
 		fmt.Println(err)
@@ -260,7 +267,7 @@ func doubledSchedulers() automutex.Rule {
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, index, watching, plainLock, parked, explain, pools, fromFile, enqueueOnce}
+	_ = []any{headline, quickStart, verify, index, watching, plainLock, hashed, parked, explain, pools, fromFile, enqueueOnce}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {

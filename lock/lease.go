@@ -265,7 +265,8 @@ func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bo
 
 // Extend makes the lease last at least d from now: never shorter than it was.
 // ErrNotHeld: it is over, and stays so. ErrBackend, ErrNotReplicated: not known,
-// or not by enough replicas; the lease is as it was. It works on an ended ctx too.
+// or not by enough replicas; the lease is believed in for no longer than it was,
+// but Redis may keep the lock taken for d, until Unlock. It works on an ended ctx too.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond || d > MaxTTL {
 		return fmt.Errorf("lock: %q: Extend by %s: at least a millisecond, at most %s", le.lock.name, d, MaxTTL)

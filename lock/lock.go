@@ -156,7 +156,8 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 //
 // A failed call leaves nothing behind: a slot granted at the last moment is
 // given back at once. When Redis cannot be reached at the first ask the error
-// Is ErrBackend; once in line, an outage of some seconds is waited out.
+// Is ErrBackend; once in line, an outage of some seconds is waited out. That
+// replicas are missing ([Options].MinReplicas) is not: it ends the call.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	if m.err != nil {
 		return nil, m.err
