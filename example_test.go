@@ -149,6 +149,14 @@ func ExampleConfig_hashKeys() {
 	// Output: [automutex:{mail:send|~df7132c7f1642c3cb428f353ac7a95113758bdc977955dd7a6fb6d85ec5f27a4}] <nil>
 }
 
+func replicated(rules []automutex.Rule) error {
+	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, MinReplicas: 1})
+	if err != nil {
+		return err
+	}
+	return guard.Close(context.Background())
+}
+
 func plainLock(ctx context.Context) error {
 	locker := lock.New(rdb, lock.Options{})
 	defer locker.Close()
@@ -267,7 +275,7 @@ func doubledSchedulers() automutex.Rule {
 // every snippet stands there, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, index, watching, plainLock, hashed, parked, explain, pools, fromFile, enqueueOnce}
+	_ = []any{headline, quickStart, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {

@@ -164,8 +164,10 @@ func notJSON(payload []byte) error {
 	switch {
 	case !ok:
 		return err
-	case wrong.Offset >= int64(len(payload)) && strings.Contains(err.Error(), "unexpected end"):
+	case strings.Contains(err.Error(), "unexpected end"):
 		return errors.New("it ends too early")
+	case strings.Contains(err.Error(), "max depth"):
+		return errors.New("it is nested too deeply")
 	}
 	return fmt.Errorf("byte %d of it is wrong", wrong.Offset)
 }

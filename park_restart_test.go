@@ -227,7 +227,7 @@ func TestPark_holderIsNoText(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := r.enqueue("work", one)
-		if info := r.awaitParked(id); !strings.Contains(info.LastErr, "held by task \uFFFD") {
+		if info := r.awaitParked(id); !strings.Contains(info.LastErr, `held by task \xff\u0000\xfe on `) {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
 		r.free(held)

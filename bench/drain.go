@@ -34,7 +34,7 @@ var drainScenario = scenario{
 		var got drainResult
 		_, err = b.alone(ctx, job{
 			Do: "drain", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n + 1},
-			Key: key, N: p.n, Time: sized(b, 3*time.Second, 300*time.Millisecond),
+			Key: key, N: p.n, Time: sized(b, 1500*time.Millisecond, 300*time.Millisecond),
 		}, nil, &got)
 		if err == nil && got.InVain {
 			return values{"took": milliseconds(patience)}, errUnfinished

@@ -44,7 +44,7 @@ var growthScenario = scenario{
 		var pairs float64
 		spent, err := b.alone(ctx, job{
 			Do: "grow", Contender: entry, Conf: conf{Addr: b.server.addr, N: 16, TTL: time.Hour}, Load: p.load, N: p.n,
-			Time: sized(b, time.Second, 100*time.Millisecond),
+			Time: sized(b, 500*time.Millisecond, 100*time.Millisecond),
 		}, c.sends, &pairs)
 		return values{"redis": microseconds(spent.busy) / max(1, pairs)}, err
 	},

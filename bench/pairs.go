@@ -44,7 +44,7 @@ var pairsScenario = scenario{
 		var got pairsResult
 		spent, err := b.alone(ctx, job{
 			Do: "pairs", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n},
-			N: p.n, Time: sized(b, 1200*time.Millisecond, 100*time.Millisecond),
+			N: p.n, Time: sized(b, 700*time.Millisecond, 100*time.Millisecond),
 		}, c.sends, &got)
 		if err != nil {
 			return nil, err

@@ -48,7 +48,7 @@ var errUnfinished = errors.New("bench: not done in time")
 // What takes longer than slowCell is measured so often at most, whatever the number
 // of repetitions: only peers that do badly take that long.
 const (
-	slowCell = 20 * time.Second
+	slowCell = 10 * time.Second
 	slowMost = 2
 )
 

@@ -72,7 +72,7 @@ func around(how string, peers ...[]*contender) []string {
 }
 
 // tasksPatience is how long a load may take. It takes us some seconds.
-const tasksPatience = 45 * time.Second
+const tasksPatience = 30 * time.Second
 
 func runTasks(ctx context.Context, b *bench, p point, entry string) (values, error) {
 	var got tasksResult

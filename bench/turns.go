@@ -28,7 +28,7 @@ var turnsScenario = scenario{
 	},
 	entries: waiters,
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		return takeTurns(ctx, b, entry, 1, p.n, sized(b, 2500*time.Millisecond, 400*time.Millisecond))
+		return takeTurns(ctx, b, entry, 1, p.n, sized(b, 1500*time.Millisecond, 400*time.Millisecond))
 	},
 }
 
@@ -44,7 +44,7 @@ var processesScenario = scenario{
 	},
 	entries: waiters,
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		return takeTurns(ctx, b, entry, 4, p.n, sized(b, 3*time.Second, 500*time.Millisecond))
+		return takeTurns(ctx, b, entry, 4, p.n, sized(b, 2*time.Second, 500*time.Millisecond))
 	},
 }
 
