@@ -30,24 +30,8 @@ func TestMain(m *testing.M) {
 		children[name]()
 		return
 	}
-	flag.Parse()
-	if !*long {
-		giveWay()
-		fewAtOnce()
-	}
 	logging.Disable() // what go-redis has to say, its callers are told too
 	redistest.Main(summarized{m})
-}
-
-// fewAtOnce leaves something of the machine to other packages' tests, unless
-// -parallel says otherwise.
-func fewAtOnce() {
-	const parallel = "test.parallel"
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == parallel })
-	if !given {
-		_ = flag.Set(parallel, "4") // a number is what it takes
-	}
 }
 
 // summarized prints the table when all tests have run.

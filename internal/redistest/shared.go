@@ -143,8 +143,8 @@ func waitTogether() {
 	}
 }
 
-// Main runs the tests of a package, stops the shared servers, looks for leaked
-// goroutines and exits. It is all that a TestMain does:
+// Main runs the tests of a package once no other package's run, stops the shared
+// servers, looks for leaked goroutines and exits. It is all that a TestMain does:
 //
 //	func TestMain(m *testing.M) { redistest.Main(m) }
 //
@@ -152,6 +152,7 @@ func waitTogether() {
 //
 // It takes a *testing.M, or what has something to do before and after it.
 func Main(m interface{ Run() int }, ignore ...goleak.Option) {
+	alone()
 	underMain.Store(true)
 	waitTogether()
 	code := m.Run()

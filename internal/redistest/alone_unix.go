@@ -1,0 +1,36 @@
+//go:build unix
+
+package redistest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// aloneEnv is set while this process, or one that started it, has the machine.
+const aloneEnv = "AUTOMUTEX_TEST_ALONE"
+
+// alone waits until no other package's tests run: they look at the clock, and a
+// machine with few cores has no time for two of them. go test begins several
+// packages at once. The lock on the file ends with the process, however that ends.
+func alone() {
+	if os.Getenv(aloneEnv) != "" {
+		return // a test began this process, and waits for it
+	}
+	name := filepath.Join(os.TempDir(), "automutex-tests.lock")
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o666) //nolint:gosec // for all who test here, as other users too
+	if err == nil {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "redistest: tests of other packages may run beside these: %v\n", err)
+		return
+	}
+	held = f
+	_ = os.Setenv(aloneEnv, "1") // fails for names that are none
+}
+
+// held keeps the file open.
+var held *os.File
