@@ -20,17 +20,14 @@ func alone() {
 		return // a test began this process, and waits for it
 	}
 	name := filepath.Join(os.TempDir(), "automutex-tests.lock")
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o666) //nolint:gosec // for all who test here, as other users too
+	// The descriptor is closed by nobody but the end of the process.
+	fd, err := syscall.Open(name, syscall.O_CREAT|syscall.O_RDWR|syscall.O_CLOEXEC, 0o666)
 	if err == nil {
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+		err = syscall.Flock(fd, syscall.LOCK_EX)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "redistest: tests of other packages may run beside these: %v\n", err)
 		return
 	}
-	held = f
 	_ = os.Setenv(aloneEnv, "1") // fails for names that are none
 }
-
-// held keeps the file open.
-var held *os.File
