@@ -194,6 +194,7 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 	v, err := c.within(bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
 	if errors.Is(err, errLeftBehind) {
 		leftBehind(args)
+		c.unreached(err)
 	}
 	return v, err
 }
@@ -204,6 +205,7 @@ func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []an
 		answered(args)
 		v, err = c.scripts.Eval(ctx, s.src, keys, args...).Result()
 	}
+	c.unreached(err)
 	return v, err
 }
 
@@ -299,6 +301,7 @@ func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
 		_, _ = p.Exec(ctx) // every command carries its own error
 		for i, x := range calls {
 			x.reply, x.err = cmds[i].Result()
+			c.unreached(x.err)
 			if x.err != nil && redis.HasErrorPrefix(x.err, "NOSCRIPT") {
 				answered(x.args)
 				again = append(again, x)

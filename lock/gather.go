@@ -85,5 +85,6 @@ func (c *conn) setFree(ctx context.Context, sets []*setFree) {
 		if s.err = err; err == nil {
 			s.taken, s.err = cmds.([]*redis.BoolCmd)[i].Result() //nolint:forcetypeassert // made above
 		}
+		c.unreached(s.err)
 	}
 }

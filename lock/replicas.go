@@ -24,7 +24,8 @@ import (
 
 // ReplicasWithin is how long replicas have to acknowledge what counts only with
 // [Options.MinReplicas]. It is less where a quarter of the TTL, half of the client's
-// ReadTimeout, or what is left of the caller's context is less.
+// ReadTimeout, or what is left of the context of an acquire is less; but of that they
+// have a quarter of a second in any case.
 const ReplicasWithin = time.Second
 
 // replicasError says how many have it.
@@ -59,7 +60,7 @@ func (m *Lock) replicated(ctx context.Context, le *Lease) (*Lease, error) {
 	}
 	within := replicasWithin(le)
 	if end, ok := ctx.Deadline(); ok {
-		within = min(within, time.Until(end))
+		within = min(within, max(time.Until(end), leaveGrace)) // a grant of the last moment needs one more
 	}
 	held, err := m.locker.confirm(ctx, le, m.ttl, within)
 	switch {
@@ -219,6 +220,7 @@ func (w *confirming) send(ctx context.Context, at master, calls []*call, asking 
 	got, err := acks.Int64()
 	for i, x := range calls {
 		x.reply, x.err = cmds[i].Result()
+		w.conn.unreached(x.err)
 		switch {
 		case x.err != nil || x.reply != int64(renewRenewed):
 		case err != nil:

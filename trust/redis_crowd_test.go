@@ -52,6 +52,7 @@ type crowd struct {
 	late        int       // of these, those after settled
 	regressions int       // leases with a fence not above one that was written before they were asked for
 	refused     int       // other writes with a fence not above the last one: a store that looks at fences refuses them
+	last        error     // that made a call unsure
 	settled     time.Time // from when on nobody may believe in what a fault took; zero: always
 	amid        bool      // a fault that takes leases is on
 }
@@ -116,7 +117,7 @@ func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
 	}
 	switch {
 	case errors.Is(err, lock.ErrBackend):
-		c.unsure.Add(1)
+		c.doubt(err)
 		if errors.Is(err, lock.ErrNotReplicated) {
 			c.replicas.Add(1)
 		}
@@ -156,11 +157,19 @@ func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
 	case errors.Is(err, lock.ErrNotHeld):
 		c.notHeld.Add(1)
 	case errors.Is(err, lock.ErrBackend):
-		c.unsure.Add(1)
+		c.doubt(err)
 	default:
 		c.unexpected.Add(1)
 		c.t.Errorf("Unlock: %v", err)
 	}
+}
+
+// doubt notes that a call does not know what became of it.
+func (c *crowd) doubt(err error) {
+	c.unsure.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = err
 }
 
 // of is the page of a key. Callers hold mu.
@@ -240,8 +249,8 @@ func (c *crowd) noticed() {
 func (c *crowd) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return fmt.Sprintf("turns %d, told unsure %d (not replicated %d), told lost %d, overlaps %d, late %d, refused by fence %d, fence regressions %d, unexpected %d",
-		c.turns.Load(), c.unsure.Load(), c.replicas.Load(), c.notHeld.Load(), c.overlaps, c.late, c.refused, c.regressions, c.unexpected.Load())
+	return fmt.Sprintf("turns %d, told unsure %d (not replicated %d), told lost %d, overlaps %d, late %d, refused by fence %d, fence regressions %d, unexpected %d; %v",
+		c.turns.Load(), c.unsure.Load(), c.replicas.Load(), c.notHeld.Load(), c.overlaps, c.late, c.refused, c.regressions, c.unexpected.Load(), c.last)
 }
 
 // verdict holds the book against what is promised, and notes it. forgets: leases

@@ -72,14 +72,24 @@ func (s *Server) addReplica(t testing.TB, master *process) {
 		t.Fatal(err)
 	}
 	s.nodes, s.addrs = append(s.nodes, node), append(s.addrs, node.addr())
-	for _, other := range s.nodes[:len(s.nodes)-1] {
-		node.tell(t, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(other.port), strconv.Itoa(other.bus))
-	}
 	for _, other := range s.nodes {
 		other.tell(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
+		// A master of a cluster replicates no messages (see linked), but its pings.
+		other.tell(t, "CONFIG", "SET", "repl-ping-replica-period", "1")
 	}
-	// Which it can only once it knows the master.
-	node.tell(t, "CLUSTER", "REPLICATE", master.tell(t, "CLUSTER", "MYID"))
+	id := master.tell(t, "CLUSTER", "MYID")
+	var met time.Time
+	Eventually(t, ownWithin, func() bool {
+		// Nodes that were too busy to shake hands in time have not met.
+		if time.Since(met) > 3*time.Second {
+			for _, other := range s.nodes[:len(s.nodes)-1] {
+				node.tell(t, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(other.port), strconv.Itoa(other.bus))
+			}
+			met = time.Now()
+		}
+		_, err = ask(node.addr(), "CLUSTER", "REPLICATE", id) // refused until it knows that master
+		return err == nil
+	}, "a replica: %v", last(func() string { return fmt.Sprint(err) }))
 	node.linked(t, master.addr())
 	s.agreed(t)
 }
