@@ -164,7 +164,7 @@ func TestProcess_storm(t *testing.T) {
 	b := r.balanced(row)
 	row.notef("killed %d", s.killed)
 	row.notef("stopped %d", s.stopped)
-	if b.cut == 0 {
+	if b.cut == 0 && *long { // of a few kills all may hit workers that have nothing to do
 		t.Error("no kill hit a run: not what this test is about")
 	}
 }
