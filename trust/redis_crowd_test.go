@@ -326,6 +326,14 @@ func (c *crowd) keep(n int, ttl time.Duration) *keepers {
 	return k
 }
 
+// stored are the keys as Redis has them.
+func (k *keepers) stored() (keys []string) {
+	for _, key := range k.keys {
+		keys = append(keys, lock.Key(lock.DefaultPrefix, key))
+	}
+	return keys
+}
+
 // lost waits until all of them know that their lease is lost, and tells how long
 // the last one took.
 func (k *keepers) lost(since time.Time, within time.Duration) time.Duration {

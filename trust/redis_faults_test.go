@@ -93,12 +93,12 @@ var redisFaults = []redisFault{
 		end:   func(t *testing.T, s *redistest.Server, _ *redis.Client) { s.Promote(t) },
 	},
 	{
-		// 2,000 keys that take a millisecond each.
+		// 200 keys that take ten milliseconds each.
 		name: "LOADING", says: "LOADING", args: []string{"--appendonly", "yes", "--appendfsync", "always",
-			"--loading-process-events-interval-bytes", "1024", "--key-load-delay", "1000"},
+			"--rdbcompression", "no", "--loading-process-events-interval-bytes", "1024", "--key-load-delay", "10000"},
 		begin: func(t *testing.T, s *redistest.Server, ops *redis.Client) {
 			if err := ops.Eval(context.Background(),
-				`for i = 1, 2000 do redis.call('SET', KEYS[1] .. i, 'x') end`, []string{"load"}).Err(); err != nil && !errors.Is(err, redis.Nil) {
+				`for i = 1, 200 do redis.call('SET', KEYS[1] .. i, string.rep('x', 250)) end`, []string{"load"}).Err(); err != nil && !errors.Is(err, redis.Nil) {
 				t.Fatal(err)
 			}
 			// Of an AOF a Redis serves nobody for the first thousand commands, so they
@@ -200,6 +200,12 @@ func testRedisFault(t *testing.T, fault redisFault) {
 			leaver.release(nil)
 		}
 		lasting(t, size(300*time.Millisecond, time.Second))
+		if fault.forgets {
+			redistest.Eventually(t, crowdSoon, func() bool {
+				n, err := ops.Exists(t.Context(), k.stored()...).Result()
+				return err != nil || n == 0 // away, and what it had with it
+			}, "leases taken away")
+		}
 		if fault.end != nil {
 			fault.end(t, s, ops)
 		}
