@@ -177,8 +177,6 @@ func (b *soakBooks) fate(n int, e soakEvidence, result *soakBalance) string {
 		return fits("dropped by AfterFailure", step.After == "nothing")
 	case is(revoked):
 		return fits("revoked by its handler", step.Do == "revoke")
-	case b.operator[n]["archived"] && kind.once != nil:
-		return "archived by the operator, and gone for a newer one"
 	case is(final) && kind.once != nil:
 		return fits("archived, and gone for a newer one", step.Do == "skip" || step.Do == "always")
 	}

@@ -143,6 +143,10 @@ func (w *soakWorld) enqueue(s soakStep, books *soakBooks) {
 	case err != nil:
 		books.doubt(s.N)
 		books.refuse("error: " + err.Error())
+	case len(info.Payload) == 0:
+		// Join of one that is not there yet, as its producer has only claimed the
+		// key; or this one, twice, as the first answer was lost.
+		books.doubt(s.N)
 	case json.Unmarshal(info.Payload, &other) == nil && other.N != s.N:
 		books.reject(s.N) // Join gives the one that is there
 	default:
