@@ -30,7 +30,7 @@ func testCluster(t *testing.T, least int) {
 	c.start(4, seed(t))
 	key := func(i int) string { return lock.Key(lock.DefaultPrefix, c.keys[i%len(c.keys)]) }
 	c.more(20)
-	k := c.keep(2, crowdTTL)
+	k := c.keep(2, 3*crowdTTL) // renewed many times in the long form
 	n := size(4, 100)
 	for i := range n {
 		// Turns while the slot is open, its key here, there or nowhere.

@@ -185,7 +185,7 @@ func testRedisFault(t *testing.T, fault redisFault) {
 		c.more(30)
 		ttl := crowdTTL
 		if !fault.forgets {
-			ttl *= 3 // a fault takes its time on a busy machine, and is to end before they do
+			ttl *= 10 // a fault takes its time on a busy machine, and is to end before they do
 		}
 		k, leaver := c.keep(3, ttl), c.keep(1, ttl)
 		unsure := c.unsure.Load()

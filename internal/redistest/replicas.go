@@ -14,9 +14,7 @@ func StartReplica(t testing.TB, master *Server) *Server {
 	of := master.own(t)
 	// Else the master waits five seconds for further replicas before it sends
 	// its data.
-	if _, err := ask(of.addr(), "CONFIG", "SET", "repl-diskless-sync-delay", "0"); err != nil {
-		t.Fatal(err)
-	}
+	of.tell(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
 	s := StartReal(t, "--replicaof", "127.0.0.1", strconv.Itoa(of.port), "--repl-diskless-sync-delay", "0")
 	s.nodes[0].linked(t, of.addr())
 	return s
@@ -68,7 +66,5 @@ func (s *Server) Follow(t testing.TB, master *Server) {
 
 func (s *Server) replicaOf(t testing.TB, host, port string) {
 	t.Helper()
-	if _, err := ask(s.own(t).addr(), "REPLICAOF", host, port); err != nil {
-		t.Fatal(fmt.Errorf("redistest: %w", err))
-	}
+	s.own(t).tell(t, "REPLICAOF", host, port)
 }
