@@ -281,8 +281,10 @@ func (o *order) removeWaiting(ctx context.Context, old *asynq.TaskInfo) (found b
 	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 		return false, nil
 	}
+	// It may be back already, in the state that it was in: it ran and failed.
+	ran := strings.Contains(err.Error(), "active state")
 	now, looked := o.look(old.Queue, old.ID)
-	if looked == nil && (now == nil || now.State != old.State) {
+	if looked == nil && (ran || now == nil || now.State != old.State) {
 		return false, errMoved
 	}
 	return false, errors.Join(err, looked)
