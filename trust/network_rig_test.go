@@ -24,7 +24,7 @@ const (
 	networkBound = 10*time.Second + 2*time.Second
 	// networkBack is how long after a fault everybody has had a turn. A call that
 	// began to hang at its end may take networkBound.
-	networkBack = networkBound + 10*time.Second
+	networkBack = networkBound + 40*time.Second
 )
 
 // networkRig is two Lockers behind a proxy and one beside it, whose goroutines
