@@ -33,8 +33,9 @@ var (
 
 // What is known to make figures short.
 const (
-	scriptCost    = "two scripts cost Redis 3.8 and 2.1 µs where raw has a SET of 0.35 and a script of 1.4"
+	scriptCost    = "two scripts cost Redis 3.4 and 1.9 µs where raw has a SET of 0.35 and a script of 1.4"
 	transportCost = "a pair costs Redis 6 µs where raw has 2, and each argument asks the stack whether it is being written or only measured"
+	taskCost      = "the Guard's own work (keying, contexts, the lease's books) takes 8 µs of client CPU a task, and its scripts 3.6 µs more of Redis than raw's"
 	grantCost     = "the release that grants takes Redis 10 µs, the ask before it 7.5; BLPOP and RPUSH take 3 together. In one process the reply wakes the next holder, with one goroutine more to pass; from process to process a message does"
 )
 
@@ -58,7 +59,7 @@ var goals = []goal{
 
 	{what: "time to drain, of BLPOP's", s: &drainScenario, metric: "took", to: blpop, entries: ourDuplex, limit: 1.05, digits: 2, cause: grantCost},
 
-	{what: "tasks/s, of raw's", s: &asynqScenario, metric: "rate", to: raw + returns, entries: []string{guardedBy + "Retry"}, atLeast: true, limit: 1, digits: 2},
+	{what: "tasks/s, of raw's", s: &asynqScenario, metric: "rate", to: raw + returns, entries: []string{guardedBy + "Retry"}, atLeast: true, limit: 1, digits: 2, cause: taskCost},
 
 	{what: "Park, of the ideal time", s: &mixedScenario, point: "hot among cold", metric: "ideal", entries: parkPolicy, limit: 1.15, digits: 2},
 	{what: "Park, of the time without locks", s: &mixedScenario, point: "20 hot keys", metric: "took", to: noLocks, entries: parkPolicy, limit: 1.6, digits: 2},

@@ -315,7 +315,7 @@ func TestRule04_LockJoinsWithItsFirstAsk(t *testing.T) {
 		inLine(t, m, 1)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if first := k.first["ask"]; len(first) != len(askScript.args) || first[4] != stay.Milliseconds() {
+		if first := k.first["ask"]; len(first) != 3 || first[2] != stay.Milliseconds() {
 			t.Errorf("the first ask of Lock is %v, want one that stays for %s", first, stay)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -31,24 +32,26 @@ type Lease struct {
 	value    string // what was taken out of a pool, escaped
 	heldArg  any    // the member's name without its kind: body, or value|body in a pool
 	state    leaseState
-	taken    time.Time       // since when it is ours, for MaxHold
-	deadline time.Time       // until when we may believe it is ours, on the local monotonic clock
-	renewAt  time.Time       // when the next renewal is due; zero: never
-	renewing bool            // a renewal is on its way
-	bound    map[int]binding // contexts that end with the lease
-	nextBind int
+	taken    time.Time // since when it is ours, for MaxHold
+	deadline time.Time // until when we may believe it is ours, on the local monotonic clock
+	renewAt  time.Time // when the next renewal is due; zero: never
+	renewing bool      // a renewal is on its way
+	bound    []binding // contexts that end with the lease
+	crowd    int       // how many there are when those are looked for that have ended; at least crowdLeast
 }
 
 // binding is one context made by Bind.
 type binding struct {
+	ctx    context.Context //nolint:containedctx // to see whether it has ended by itself
 	cancel context.CancelCauseFunc
-	stop   func() bool // unhooks the entry's own removal
 }
 
+// crowdLeast bound contexts are few enough not to look which of them have ended.
+const crowdLeast = 4
+
 // endAll ends bound contexts; called without the renewer's mutex.
-func endAll(bound map[int]binding, cause error) {
+func endAll(bound []binding, cause error) {
 	for _, b := range bound {
-		b.stop()
 		b.cancel(cause)
 	}
 }
@@ -113,18 +116,14 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 		return ctx
 	case held:
 	}
-	id := le.nextBind
-	le.nextBind++
-	if le.bound == nil {
-		le.bound = make(map[int]binding, 1)
+	// Binding a long lease often does not grow it: whenever twice as many are bound
+	// as were left the last time, those that have ended leave. (To hook each onto
+	// its context's end costs more than all the rest of a Bind.)
+	if len(le.bound) >= max(le.crowd, crowdLeast) {
+		le.bound = slices.DeleteFunc(le.bound, func(b binding) bool { return b.ctx.Err() != nil })
+		le.crowd = 2 * len(le.bound)
 	}
-	// A context that ends before the lease takes its entry with it, so that
-	// binding a long lease often does not grow it.
-	le.bound[id] = binding{cancel, context.AfterFunc(ctx, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(le.bound, id)
-	})}
+	le.bound = append(le.bound, binding{ctx, cancel})
 	return ctx
 }
 
@@ -233,7 +232,7 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bool, err error) {
 	m := le.lock
 	inbound, life := m.locker.parking.wanted(m)
-	s, args := releaseScript, []any{(*releaseArg)(le), m.limit, cooldown, inbound, life}
+	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.limit), cooldown, life})
 	if m.pool {
 		consume := ""
 		if le.consuming.Load() {

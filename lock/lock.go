@@ -240,11 +240,11 @@ func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
 	if m.pool {
 		return poolTakeScript, []any{(*askArg)(le), m.ttlArg, w.stay.Milliseconds()}
 	}
-	park := 0
+	park := int64(0)
 	if w.park {
 		park = 1
 	}
-	return askScript, []any{(*askArg)(le), m.limit, m.ttlArg, m.keepArg, w.stay.Milliseconds(), park}
+	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.limit), park})
 }
 
 func (m *Lock) parseAnswer(reply any) (answer, error) {

@@ -120,17 +120,17 @@ func parkedPair(b *testing.B, m *Lock, n int) func(i int) {
 	start := float64(serverNow(b, m).UnixMicro()) - 1.6e15
 	entry := func(i int) []redis.Z { return []redis.Z{{Score: 4e15 + start + float64(i), Member: "p:" + note(i)}} }
 	held := m.newLease()
-	ask := func(body string) []any { return []any{body, 1, m.ttlArg, m.keepArg, 0, 0} }
+	ask := func(body string) []any { return []any{body, m.keepArg} }
 	runPart[int64](b, m, askScript, ask(held.body)...)
 	fabricate(b, m, n+1, entry) // one is called, n are parked
-	runPart[[]any](b, m, releaseScript, held.body, 1, 0, 1, 60_000)
+	runPart[[]any](b, m, releaseScript, held.body, 1, 1, 0, 60_000)
 	return func(i int) {
 		body := "channel.3000." + strconv.Itoa(i) + "|owner|" + note(i)
 		runPart[[]any](b, m, askScript, ask(body)...)
 		if err := raw(m).ZAdd(b.Context(), m.Key(), entry(i+n+1)...).Err(); err != nil {
 			b.Fatal(err)
 		}
-		r := runPart[[]any](b, m, releaseScript, body, 1, 0, 1, 60_000)
+		r := runPart[[]any](b, m, releaseScript, body, 1, 1, 0, 60_000)
 		if len(r) != 4 || r[1] != int64(n) || r[3] != note(i+1) {
 			b.Fatalf("release replied %v, want %d parked and %s called", r, n, note(i+1))
 		}
@@ -142,7 +142,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 		return "channel.3600000." + strconv.Itoa(i) + "|owner|default/job-" + strconv.Itoa(i)
 	}
 	now := serverNow(b, m)
-	ask := func(i, stay int) []any { return []any{body(i), 1, m.ttlArg, m.keepArg, stay, 0} }
+	ask := func(i, stay int) []any { return []any{body(i), m.keepArg, stay} }
 	runPart[int64](b, m, askScript, ask(0, 0)...)
 	fabricate(b, m, n, func(i int) []redis.Z {
 		return []redis.Z{
@@ -155,7 +155,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 		if r[2] != int64(n) {
 			b.Fatalf("place %v, want %d", r[2], n)
 		}
-		if r := runPart[[]any](b, m, releaseScript, body(i), 1, 0, 1, 1000); r[0] != int64(0) {
+		if r := runPart[[]any](b, m, releaseScript, body(i), 1); r[0] != int64(0) {
 			b.Fatalf("%d free, want the next one granted", r[0])
 		}
 	}

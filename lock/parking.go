@@ -178,17 +178,17 @@ func (p *parking) holdTime(m *Lock) time.Duration {
 func (p *parking) wanted(m *Lock) (inbound, life any) {
 	switch {
 	case p.caller == nil:
-		return 0, minLifeArg
+		return int64(0), minLifeArg
 	case p.known.Load() == 0:
-		return 1, minLifeArg
+		return int64(1), minLifeArg
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.lines[m.Key()]
 	if n == nil {
-		return 1, minLifeArg
+		return int64(1), minLifeArg
 	}
-	return int(n.inbound), n.life().Milliseconds()
+	return int64(n.inbound), n.life().Milliseconds()
 }
 
 var minLifeArg any = minLife.Milliseconds() // boxed once

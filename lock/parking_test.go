@@ -19,7 +19,7 @@ func releases(t testing.TB, le *Lease, inbound int, life time.Duration) []string
 	t.Helper()
 	m := le.lock
 	m.locker.renewer.drop(le)
-	return runs(t, m, releaseScript, []any{le.body, m.limit, 0, inbound, life.Milliseconds()})
+	return runs(t, m, releaseScript, []any{le.body, inbound, m.limit, 0, life.Milliseconds()})
 }
 
 // looks runs call as a Locker would that looks after m.

@@ -116,7 +116,7 @@ func (r *renewer) lose(le *Lease) {
 // that a lease is lost has to be right for good: no Extend takes it back.
 func (r *renewer) expire(le *Lease) {
 	r.mu.Lock()
-	var bound map[int]binding
+	var bound []binding
 	if !time.Now().Before(le.deadline) {
 		bound = r.loseLocked(le)
 	}
@@ -127,7 +127,7 @@ func (r *renewer) expire(le *Lease) {
 // broken ends the lease with that token, which somebody took away.
 func (r *renewer) broken(token string) {
 	r.mu.Lock()
-	var bound map[int]binding
+	var bound []binding
 	for le := range r.leases {
 		if le.token == token {
 			bound = r.loseLocked(le)
@@ -137,7 +137,7 @@ func (r *renewer) broken(token string) {
 	endAll(bound, fmt.Errorf("%w: it was broken", ErrLost))
 }
 
-func (r *renewer) loseLocked(le *Lease) map[int]binding {
+func (r *renewer) loseLocked(le *Lease) []binding {
 	if le.state != held {
 		return nil
 	}
@@ -189,7 +189,7 @@ func (r *renewer) ring() {
 	now := time.Now()
 	var due []*Lease
 	var next time.Time
-	ended := make(map[*Lease]map[int]binding)
+	ended := make(map[*Lease][]binding)
 	r.mu.Lock()
 	for le := range r.leases {
 		overstayed := le.lock.maxHold > 0 && !now.Before(le.taken.Add(le.lock.maxHold))

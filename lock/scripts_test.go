@@ -50,7 +50,7 @@ func TestScriptsAreLoaded(t *testing.T) {
 
 var (
 	headerKey = regexp.MustCompile(`(?m)^-- KEYS\[(\d+)\] (\w+)`)
-	headerArg = regexp.MustCompile(`(?m)^-- ARGV\[(\d+)\] (\w+) +(\S.*)$`)
+	headerArg = regexp.MustCompile(`(?m)^-- ARGV\[(\d+)\] (\w+(?:=\d+)?) +(\S.*)$`)
 	headerAns = regexp.MustCompile(`(?m)^-- reply (.*?) *: +(\S.*)$`)
 	bodyUse   = regexp.MustCompile(`(KEYS|ARGV)(\[(\d+)\])?`)
 	bodyCall  = regexp.MustCompile(`redis\.(\w+)\(\s*'?(\w+)`)
@@ -93,8 +93,12 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 		if !slices.Equal(args, s.args) {
 			t.Errorf("%s: the header has ARGV %q, Go has %q", s.name, args, s.args)
 		}
-		if n, seen := passed[s.name]; seen != (s != sweepScript) || n != len(args) { // a sweep takes none
-			t.Errorf("%s: the call sites pass %d arguments, the header has %d", s.name, n, len(args))
+		needed := slices.IndexFunc(args, func(arg string) bool { return strings.Contains(arg, "=") })
+		if needed < 0 {
+			needed = len(args)
+		}
+		if n, seen := passed[s.name]; seen != (s != sweepScript) || n != needed { // a sweep takes none
+			t.Errorf("%s: the call sites pass %d arguments for a mutex, the header has %d without =", s.name, n, needed)
 		}
 		keys := headerKey.FindAllStringSubmatch(src, -1)
 		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals", "claim"}, keys[0][2]) {
@@ -114,6 +118,44 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 		if !maps.Equal(used, want) {
 			t.Errorf("%s: the body uses %v, the header declares %v", s.name, used, want)
 		}
+	}
+}
+
+// What is left out of a call is what the script puts in its place, and nothing else is.
+func TestShort(t *testing.T) {
+	t.Parallel()
+	for _, s := range scripts {
+		for i, arg := range s.args {
+			if _, spare, ok := strings.Cut(arg, "="); ok && !strings.Contains(code(s), fmt.Sprintf("(ARGV[%d] or %s)", i+1, spare)) {
+				t.Errorf("%s: the header leaves %s out, the body does not", s.name, arg)
+			}
+		}
+	}
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	le := m.newLease()
+	zero, one := int64(0), int64(1)
+	for _, c := range []struct {
+		s    *script
+		full []any
+		want int
+	}{
+		{askScript, []any{le, int64(4000), zero, one, zero}, 2},
+		{askScript, []any{le, int64(4000), int64(3000), one, zero}, 3},
+		{askScript, []any{le, int64(4000), zero, int64(2), zero}, 4},
+		{askScript, []any{le, int64(4000), zero, one, one}, 5},
+		{releaseScript, []any{le, zero, one, zero, minLifeArg}, 1},
+		{releaseScript, []any{le, one, one, zero, minLifeArg}, 2},
+		{releaseScript, []any{le, one, int64(2), zero, minLifeArg}, 3},
+		{releaseScript, []any{le, zero, one, one, minLifeArg}, 4},
+		{releaseScript, []any{le, one, one, zero, int64(1001)}, 5},
+	} {
+		if got := c.s.short(c.full); len(got) != c.want {
+			t.Errorf("of %s%v are sent %v, want %d", c.s.name, c.full[1:], got[1:], c.want)
+		}
+	}
+	// The callers' own arguments are of the kind that is compared.
+	if _, args := m.askArgs(le, try); len(args) != 2 {
+		t.Errorf("a try sends %v, want body and keep", args[1:])
 	}
 }
 
@@ -264,7 +306,7 @@ func TestScriptReplies(t *testing.T) {
 			s, args := m.askArgs(le, wish{stay: stay})
 			return run(s, args...)
 		}
-		release := func(le *Lease) any { return run(releaseScript, le.body, 2, 0, 1, 1000) }
+		release := func(le *Lease) any { return run(releaseScript, le.body, 1, 2) }
 		equal := func(what string, got, want any) {
 			t.Helper()
 			if got != want {

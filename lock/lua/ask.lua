@@ -2,12 +2,13 @@
 -- Idempotent for one body: a resent ask ends as the first one did.
 --
 -- KEYS[1] lock
--- ARGV[1] body   <token>|<owner>|<note> of the asker
--- ARGV[2] limit  slots of this lock, as the asker sees it
--- ARGV[3] ttl    length of the lease asked for (ms)
--- ARGV[4] keep   how long the key then lasts at least (ms)
--- ARGV[5] stay   life of a line entry without another ask (ms); 0: do not join
--- ARGV[6] park   1: without a slot, park in the asker's place; 0: do not
+-- ARGV[1] body     <token>|<owner>|<note> of the asker
+-- ARGV[2] keep     how long the key is to last at least (ms): the lease asked for, and a second
+-- ARGV[3] stay=0   life of a line entry without another ask (ms); 0: do not join
+-- ARGV[4] limit=1  slots of this lock, as the asker sees it
+-- ARGV[5] park=0   1: without a slot, park in the asker's place; 0: do not
+--
+-- Arguments at the end that are what the header has after = may be left out.
 --
 -- reply yours:      fence
 -- reply back, yours: {fence, in line for (ms), called since (ms, -1: not), slot idle for (ms), parked}
@@ -23,12 +24,12 @@ local now_us = time[1] * 1000000 + time[2]
 
 -- An idle lock is no key at all: nothing to purge, nobody to overtake.
 if redis.call('EXISTS', lock) == 0 then
-  redis.call('ZADD', lock, string.format('%d', math.ceil(now_us / 1000) + ARGV[3]), 'h:' .. body,
+  redis.call('ZADD', lock, string.format('%d', math.ceil(now_us / 1000) + ARGV[2] - 1000), 'h:' .. body,
     string.format('-%d', 1e15 + now_us), 'f')
-  redis.call('PEXPIRE', lock, ARGV[4])
+  redis.call('PEXPIRE', lock, ARGV[2])
   return now_us
 end
-local limit, ttl, stay, park = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5]), ARGV[6] == '1'
+local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1), (ARGV[5] or 0) == '1'
 
 --@include line
 

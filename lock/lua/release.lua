@@ -2,11 +2,13 @@
 -- parked work. Harmless to anybody else: only this body's own members go.
 --
 -- KEYS[1] lock
--- ARGV[1] body      <token>|<owner>|<note> of the holder or waiter
--- ARGV[2] limit     slots of this lock, as the releaser sees it
--- ARGV[3] cooldown  keep the slot taken for so long from now (ms); 0: free it
--- ARGV[4] inbound   how many called and waiting ones there are to be; 0: call nobody
--- ARGV[5] life      how long a called one may take to come (ms)
+-- ARGV[1] body        <token>|<owner>|<note> of the holder or waiter
+-- ARGV[2] inbound=0   how many called and waiting ones there are to be; 0: call nobody
+-- ARGV[3] limit=1     slots of this lock, as the releaser sees it
+-- ARGV[4] cooldown=0  keep the slot taken for so long from now (ms); 0: free it
+-- ARGV[5] life=1000   how long a called one may take to come (ms)
+--
+-- Arguments at the end that are what the header has after = may be left out.
 --
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
@@ -18,19 +20,18 @@
 --
 -- A holder still stored was nobody else's meanwhile, so it counts as held even
 -- if its deadline has just passed; its own process judges that by its clock.
-local lock, body, limit, cooldown = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local lock, body, limit, cooldown = KEYS[1], ARGV[1], tonumber(ARGV[3] or 1), tonumber(ARGV[4] or 0)
 
 local size = redis.call('ZCARD', lock)
 if size == 0 then
   return -1 - limit
 end
 -- ZRANK only to see whether it is there: ZSCORE would print the score.
-if size == 2 and cooldown == '0' and redis.call('ZRANK', lock, 'h:' .. body) then
+if size == 2 and cooldown == 0 and redis.call('ZRANK', lock, 'h:' .. body) then
   -- Alone (the holder and the fence): nothing to purge, nobody to grant.
   redis.call('DEL', lock)
   return limit
 end
-cooldown = tonumber(cooldown)
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
@@ -55,7 +56,7 @@ else
   free = grant((holders()))
 end
 local code = held and free or -1 - free
-local reply = calls(code, free, tonumber(ARGV[4]), tonumber(ARGV[5]), held) or code
+local reply = calls(code, free, tonumber(ARGV[2] or 0), tonumber(ARGV[5] or 1000), held) or code
 if free == limit and reply == code then
   tidy()
 end
