@@ -351,6 +351,35 @@ func TestTransportThatHangsReleasesWhatMayYetRun(t *testing.T) {
 	}
 }
 
+// What the real thing has queued behind a command that hangs is written later, when
+// nobody waits for it any more.
+func TestTransportThatHangsWritesWhatItQueued(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	p := redistest.NewProxy(t, s.Addr())
+	rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 3*opTimeout })
+	ap, err := transports["half duplex"](rdb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := newLocker(t, rdb, func(o *Options) { o.Transport = ap })
+	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
+	warm(t, m)
+	first := redistest.Name(t)
+	held := p.Hold(func(command []string) bool { return len(command) == 2 && command[1] == first }, 1)
+	ap.Submit(t.Context(), redis.NewStringCmd(t.Context(), "get", first))
+	redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "the first command being held")
+	if _, err := handle(far, m).TryLock(t.Context()); !errors.Is(err, ErrBackend) {
+		t.Fatalf("TryLock behind a command that hangs: %v, want ErrBackend", err)
+	}
+	if n := p.Count("EVALSHA"); n != 0 {
+		t.Fatalf("%d scripts were written, want the ask to be queued", n)
+	}
+	held.Release()
+	redistest.Eventually(t, soon, func() bool { return p.Count("EVALSHA") >= 2 }, "the ask and a release")
+	free(t, m, soon)
+}
+
 // queueing is a transport that keeps asks until it is let go of, and sends them
 // then, whatever became of their callers.
 type queueing struct {
