@@ -14,11 +14,12 @@ import (
 	"github.com/redis/rueidis/rueidislock"
 )
 
-// bsm/redislock has no default way to wait; 100 ms is what its README shows.
+// bsm/redislock does not wait unless told how; 100 ms is what its example has.
 var redislocks = []*contender{
 	{name: "redislock", setting: "default", sends: scriptCommands, open: openRedislock(nil, false), deadline: keyDeadline("")},
 	{name: "redislock", setting: "tuned backoff", sends: scriptCommands, open: openRedislock(nil, true), deadline: keyDeadline("")},
 	{name: "redislock", setting: "auto-pipeline, full duplex", sends: scriptCommands, open: openRedislock(fullDuplex, true), deadline: keyDeadline("")},
+	{name: "redislock", setting: "auto-pipeline", sends: scriptCommands, open: openRedislock(halfDuplex, true), deadline: keyDeadline("")},
 }
 
 var scriptCommands = []string{"evalsha", "eval"}
@@ -35,7 +36,7 @@ func openRedislock(pipelined func() *redis.AutoPipelineOptions, tune bool) func(
 		rdb := connect(c)
 		every := 100 * time.Millisecond
 		if tune {
-			every = tuned(c.N)
+			every = c.Every
 		}
 		l := &redislockLocker{
 			rdb: rdb, client: redislock.New(rdb), ttl: c.ttl(longTTL),
@@ -86,8 +87,9 @@ func (h *redislockHeld) release(ctx context.Context) error { return (*redislock.
 
 // redsync on one Redis. By default it tries 32 times, 50 to 250 ms apart.
 var redsyncs = []*contender{
-	{name: "redsync", setting: "default", sends: rawCommands, open: openRedsync(false), deadline: keyDeadline("")},
-	{name: "redsync", setting: "tuned delay", sends: rawCommands, open: openRedsync(true), deadline: keyDeadline("")},
+	{name: "redsync", setting: "default", sends: rawCommands, open: openRedsync(nil, false), deadline: keyDeadline("")},
+	{name: "redsync", setting: "tuned delay", sends: rawCommands, open: openRedsync(nil, true), deadline: keyDeadline("")},
+	{name: "redsync", setting: "auto-pipeline, full duplex", sends: rawCommands, open: openRedsync(fullDuplex, true), deadline: keyDeadline("")},
 }
 
 type redsyncLocker struct {
@@ -96,15 +98,22 @@ type redsyncLocker struct {
 	options []redsync.Option
 }
 
-func openRedsync(tune bool) func(conf) (locker, error) {
+func openRedsync(pipelined func() *redis.AutoPipelineOptions, tune bool) func(conf) (locker, error) {
 	return func(c conf) (locker, error) {
 		rdb := connect(c)
 		l := &redsyncLocker{rdb: rdb, rs: redsync.New(goredis.NewPool(rdb))}
+		if pipelined != nil {
+			via, err := rdb.AutoPipelineWithOptions(pipelined())
+			if err != nil {
+				return nil, errors.Join(err, rdb.Close())
+			}
+			l.rs = redsync.New(goredis.NewPool(via))
+		}
 		if c.TTL > 0 {
 			l.options = append(l.options, redsync.WithExpiry(c.TTL))
 		}
 		if tune {
-			l.options = append(l.options, redsync.WithRetryDelay(tuned(c.N)), redsync.WithTries(math.MaxInt), redsync.WithFailFast(true))
+			l.options = append(l.options, redsync.WithRetryDelay(c.Every), redsync.WithTries(math.MaxInt), redsync.WithFailFast(true))
 		}
 		return l, nil
 	}
@@ -125,8 +134,11 @@ func (h *redsyncHandle) try(ctx context.Context) (held, error) {
 func (h *redsyncHandle) lock(ctx context.Context) (held, error) {
 	for {
 		got, err := h.got((*redsync.Mutex)(h).LockContext(ctx))
-		if err == nil || ctx.Err() != nil || !errors.Is(err, errBusy) {
+		if err == nil || !errors.Is(err, errBusy) {
 			return got, err
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
 	}
 }

@@ -62,6 +62,7 @@ var raws = []*contender{
 	{name: "raw SET NX PX", setting: "default", sends: rawCommands, open: openRaw(nil, false), deadline: keyDeadline("")},
 	{name: "raw SET NX PX", setting: "tuned polling", sends: rawCommands, open: openRaw(nil, true), deadline: keyDeadline("")},
 	{name: "raw SET NX PX", setting: "auto-pipeline, full duplex", sends: rawCommands, open: openRaw(fullDuplex, true), deadline: keyDeadline("")},
+	{name: "raw SET NX PX", setting: "auto-pipeline", sends: rawCommands, open: openRaw(halfDuplex, true), deadline: keyDeadline("")},
 }
 
 var rawCommands = []string{"set", "evalsha", "eval"}
@@ -84,7 +85,7 @@ func openRaw(pipelined func() *redis.AutoPipelineOptions, tune bool) func(conf) 
 		rdb := connect(c)
 		l := &rawLocker{rdb: rdb, via: rdb, ttl: c.ttl(longTTL), every: time.Millisecond, base: rand.Text()}
 		if tune {
-			l.every = tuned(c.N)
+			l.every = c.Every
 		}
 		if pipelined != nil {
 			via, err := rdb.AutoPipelineWithOptions(pipelined())
@@ -135,11 +136,12 @@ func (h *rawHeld) release(ctx context.Context) error {
 // keyDeadline is for contenders whose lock is one key that expires.
 func keyDeadline(prefix string) func(context.Context, string, *server) (time.Time, error) {
 	return func(ctx context.Context, key string, s *server) (time.Time, error) {
+		now := time.Now()
 		left, err := s.rdb.PTTL(ctx, prefix+key).Result()
 		if err == nil && left < 0 {
 			err = fmt.Errorf("bench: %q has no TTL", prefix+key)
 		}
-		return time.Now().Add(left), err
+		return now.Add(left), err
 	}
 }
 
@@ -171,7 +173,7 @@ func openSemaphore(tune bool) func(conf) (locker, error) {
 	return func(c conf) (locker, error) {
 		l := &semaphoreLocker{rdb: connect(c), ttl: c.ttl(longTTL), every: time.Millisecond, base: rand.Text()}
 		if tune {
-			l.every = tuned(c.N)
+			l.every = c.Every
 		}
 		return l, nil
 	}

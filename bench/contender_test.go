@@ -22,7 +22,7 @@ func TestContenders(t *testing.T) {
 		}
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
-			l, err := c.open(conf{Addr: s.Addr(), N: 4, TTL: 5 * time.Second})
+			l, err := c.open(conf{Addr: s.Addr(), N: 4, Every: time.Millisecond, TTL: 5 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

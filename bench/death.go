@@ -38,7 +38,7 @@ func runDeath(ctx context.Context, b *bench, p point, entry string) (v values, e
 		return nil, err
 	}
 	const key = "room:1"
-	with := conf{Addr: b.server.addr, N: deathWaiters, TTL: sized(b, 2*time.Second, time.Second)}
+	with := conf{Addr: b.server.addr, N: deathWaiters, Every: tuned(deathWaiters, hold), TTL: sized(b, 2*time.Second, time.Second)}
 	holder, err := b.hire(ctx, job{Do: "hold", Contender: entry, Conf: with, Key: key})
 	if err != nil {
 		return nil, err
@@ -78,6 +78,9 @@ func runDeath(ctx context.Context, b *bench, p point, entry string) (v values, e
 	}
 	if err != nil && !unfinished {
 		return nil, err
+	}
+	if at.Before(began) {
+		return nil, errors.New("bench: the holder had lost the key before it was killed")
 	}
 	after, failed := b.server.used(ctx, c.sends)
 	return values{

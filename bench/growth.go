@@ -17,7 +17,8 @@ var growthScenario = scenario{
 	name:  "H",
 	title: "Redis' own time for a take and a release, with much held, waiting or parked",
 	about: "Held: so many other keys are held. Waiting: so many stand in line behind two goroutines that hand the key to each other; parked: so many are parked on it, and called as they are due. " +
-		"Only automutex has a line, so only it is asked for those. The ratio is to the first point of the same kind.",
+		"Only automutex has a line, so only it is asked for those. Those in line are entries written by hand: what a real waiter asks again each second, to keep its place, is not in it. " +
+		"The ratio is to the first point of the same kind.",
 	metrics: []metric{{"redis", "Redis µs/pair", 1}},
 	plot:    plotSpec{y: "Redis µs per take and release"},
 	points: func(b *bench) []point {
@@ -25,7 +26,7 @@ var growthScenario = scenario{
 		for _, kind := range []string{"held", "waiting", "parked"} {
 			kinds := counts(kind, sized(b, []int{1, 100, 10_000, 100_000}, []int{1, 1000})...)
 			for _, p := range kinds {
-				points = append(points, point{p.label, p.n, kind, kinds[0].label})
+				points = append(points, point{label: p.label, n: p.n, load: kind, base: kinds[0].label})
 			}
 		}
 		return points

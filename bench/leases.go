@@ -15,7 +15,7 @@ import (
 var footprintScenario = scenario{
 	name:  "E",
 	title: "What a held lock costs",
-	about: "1,000 keys are held (names of seven to eight bytes). The first column is Redis' MEMORY USAGE of all keys of one lock, the second what used_memory grew by for each, " +
+	about: "1,000 keys are held (names of seven to eight bytes; owners and tokens as each library has them, and once for automutex those of a task in the middleware). The first column is Redis' MEMORY USAGE of all keys of one lock, the second what used_memory grew by for each, " +
 		"the rest is the holder's side. Allocations per pair are those of one goroutine.",
 	metrics: []metric{
 		{"key", "Redis bytes/lock", 0}, {"used", "used_memory/lock", 0}, {"goroutines", "goroutines/lock", 2},
@@ -25,7 +25,7 @@ var footprintScenario = scenario{
 	plot:   plotSpec{y: "Redis bytes per held lock"},
 	points: func(*bench) []point { return counts("held", 1000) },
 	entries: func(point) []string {
-		return namesOf(ours, raws[:1], redislocks[:1], redsyncs[:1], rueidislocks, semaphores[:1])
+		return namesOf(ours, []*contender{asTasks}, raws[:1], redislocks[:1], redsyncs[:1], rueidislocks, semaphores[:1])
 	},
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
 		v, err := b.holdMany(ctx, entry, p.n, 0)
@@ -50,7 +50,7 @@ var leasesScenario = scenario{
 	name:  "I",
 	title: "A worker with many held leases",
 	about: "All are held by one process, each library with its own default TTL (automutex 30 s, rueidislock 5 s) and with that of automutex. " +
-		"CPU is that of the process while it does nothing but renew, for a period of renewal at least, in percent of a core.",
+		"CPU is that of the process while it does nothing but renew, for one period of renewal or several, 10 s at least, in percent of a core.",
 	metrics: []metric{
 		{"heap", "bytes/lease", 0}, {"goroutines", "goroutines/lease", 2}, {"cpu", "% of a core", 2}, {"redis", "Redis % of a core", 2},
 	},
@@ -61,9 +61,19 @@ var leasesScenario = scenario{
 		names := namesOf(ours[:1], rueidislocks, raws[:1])
 		return append(names, names[1]+slow, names[2]+slow)
 	},
+	takes: 15 * time.Second,
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		return b.holdMany(ctx, entry, p.n, sized(b, 11*time.Second, time.Second))
+		return b.holdMany(ctx, entry, p.n, sized(b, renewals(entry), time.Second))
 	},
+}
+
+// renewals is how long an entry is looked at: for whole periods of its renewal,
+// which is each third of the TTL with automutex and each half with rueidislock.
+func renewals(entry string) time.Duration {
+	if strings.HasPrefix(entry, "rueidislock") && strings.HasSuffix(entry, slow) {
+		return longTTL / 2
+	}
+	return longTTL / 3 // four times half of rueidislock's 5 s, too
 }
 
 // slow marks an entry that gets the TTL of automutex.
@@ -100,20 +110,15 @@ func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.D
 	if err := w.result(&got); err != nil {
 		return nil, err
 	}
-	full, err := b.server.memory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := b.server.keyMemory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	v = values{
-		"heap": got.Heap / float64(n), "goroutines": got.Goroutines / float64(n),
-		"used": (full - empty) / float64(n), "key": keys / float64(n),
-	}
+	v = values{"heap": got.Heap / float64(n), "goroutines": got.Goroutines / float64(n)}
 	if length == 0 {
-		return v, nil
+		full, err := b.server.memory(ctx)
+		if err != nil {
+			return nil, err
+		}
+		keys, err := b.server.keyMemory(ctx)
+		v["used"], v["key"] = (full-empty)/float64(n), keys/float64(n)
+		return v, err
 	}
 	before, err := b.server.used(ctx, c.sends)
 	if err != nil {

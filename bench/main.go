@@ -8,7 +8,7 @@ cost, on a redis-server of its own:
 	go run ./bench -from FILE      the report again, from the figures of a run before
 
 In each repetition every entry runs once at every point, in a process of its own
-and in an order that rotates; ratios are formed within a repetition.
+and in an order that is drawn anew; ratios are formed within a repetition.
 */
 package main
 
@@ -60,20 +60,36 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	r, err := o.measured(ctx, stderr)
-	if err == nil {
-		err = r.print(stdout)
-	}
-	if err == nil && o.out != "" {
-		err = r.write(o.out)
+	switch {
+	case ctx.Err() != nil:
+		if r != nil && len(r.Samples) > 0 {
+			_ = r.print(stdout)
+		}
+		fmt.Fprintln(stderr, "bench: interrupted: nothing is written")
+		return exitFailed
+	case r != nil:
+		// Also when some cell failed: the others took their time.
+		err = errors.Join(err, o.report(r, stdout))
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return exitFailed
 	}
-	if o.out != "" {
-		fmt.Fprintf(stdout, "\nwritten: %s\n", filepath.Join(o.out, reportFile))
-	}
 	return exitOK
+}
+
+func (o *options) report(r *record, stdout io.Writer) error {
+	if o.out == "" {
+		return r.print(stdout)
+	}
+	if err := r.write(o.out); err != nil {
+		return errors.Join(err, r.print(stdout))
+	}
+	if err := r.print(stdout); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(stdout, "\nwritten: %s\n", filepath.Join(o.out, reportFile))
+	return err
 }
 
 type options struct {
@@ -89,20 +105,39 @@ func parseFlags(args []string, stderr io.Writer) (*options, error) {
 	var o options
 	var only string
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
-	f.SetOutput(stderr)
+	f.SetOutput(io.Discard) // what is wrong is said once
 	f.BoolVar(&o.quick, "quick", false, "a short pass: small sizes, one repetition; its figures say little")
 	f.StringVar(&only, "only", "", "scenarios to run, such as A,D2 (default all)")
 	f.IntVar(&o.count, "count", 0, "repetitions (default 5; with -quick 1)")
-	f.StringVar(&o.out, "out", "", "folder for RESULTS.md and its plots (default "+resultsDir+" for a full run, else nothing is written)")
+	f.StringVar(&o.out, "out", "", "folder for RESULTS.md, its plots and results.json (default "+resultsDir+" for a full run and with -from, else nothing is written)")
 	f.StringVar(&o.from, "from", "", "make the report from the figures in this file, which a run has written beside its report")
 	f.StringVar(&o.profiles, "profiles", "", "folder for a CPU profile of each worker process, which costs some speed")
 	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			f.SetOutput(stderr)
+			fmt.Fprintln(stderr, "Measures automutex beside its peers, on a redis-server of its own. The scenarios:")
+			for _, s := range scenarios {
+				fmt.Fprintf(stderr, "  %-2s  %s\n", s.name, s.title)
+			}
+			fmt.Fprintln(stderr, "What they and the columns of their tables mean is in RESULTS.md, which -out writes.")
+			f.PrintDefaults()
+		}
 		return nil, err
+	}
+	set := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	for _, other := range []string{"quick", "only", "count", "profiles"} {
+		if set["from"] && set[other] {
+			return nil, fmt.Errorf("-%s: not with -from, which measures nothing", other)
+		}
+	}
+	if set["only"] && only == "" {
+		return nil, errors.New("-only: no scenario is named; leave it out for all of them")
 	}
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("there are no arguments beside the flags, but: %q", f.Args())
 	}
-	if o.count < 0 {
+	if o.count < 0 || set["count"] && o.count == 0 {
 		return nil, fmt.Errorf("-count: %d repetitions; at least 1", o.count)
 	}
 	if o.count == 0 {
@@ -146,8 +181,46 @@ func choose(only string) ([]*scenario, error) {
 	return chosen, nil
 }
 
+// writable makes a folder, unless it is there, and tries to write into it.
+func writable(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	f, err := os.CreateTemp(dir, ".bench-*")
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// known tells whether r has figures, and only such as this program makes.
+func (r *record) known() error {
+	if len(r.Samples) == 0 {
+		return errors.New("there are no figures in it")
+	}
+	for _, x := range r.Samples {
+		ok := slices.ContainsFunc(scenarios, func(s *scenario) bool {
+			return s.name == x.Scenario && slices.ContainsFunc(s.points(&bench{quick: r.Quick}), func(p point) bool {
+				return p.label == x.Point && slices.Contains(s.entries(p), x.Entry)
+			})
+		})
+		if !ok {
+			return fmt.Errorf("%s, %s, %s: not of this version of the program; measure again", x.Scenario, x.Point, x.Entry)
+		}
+	}
+	return nil
+}
+
 // measured runs the scenarios, or reads what an earlier run has measured.
 func (o *options) measured(ctx context.Context, progress io.Writer) (_ *record, err error) {
+	for _, dir := range []string{o.out, o.profiles} {
+		if err := writable(dir); err != nil { // now, not after an hour
+			return nil, err
+		}
+	}
 	if o.from != "" {
 		text, err := os.ReadFile(o.from)
 		if err != nil {
@@ -157,14 +230,10 @@ func (o *options) measured(ctx context.Context, progress io.Writer) (_ *record, 
 		if err := json.Unmarshal(text, &r); err != nil {
 			return nil, fmt.Errorf("bench: -from: %s: %w", o.from, err)
 		}
-		return &r, nil
-	}
-	for _, dir := range []string{o.out, o.profiles} {
-		if dir != "" {
-			if err := os.MkdirAll(dir, 0o750); err != nil { // now, not after an hour
-				return nil, fmt.Errorf("bench: %w", err)
-			}
+		if err := r.known(); err != nil {
+			return nil, fmt.Errorf("bench: -from: %s: %w", o.from, err)
 		}
+		return &r, nil
 	}
 	self, err := os.Executable()
 	if err != nil {

@@ -69,6 +69,9 @@ func TestFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"there is no scenario \"Z\"; there are A": {"-only", "A,Z"},
 		"-count: -1 repetitions":                  {"-count", "-1"},
+		"-count: 0 repetitions":                   {"-count", "0"},
+		"-only: no scenario is named":             {"-only", ""},
+		"-only: not with -from":                   {"-from", "results.json", "-only", "A"},
 		"there are no arguments":                  {"A"},
 		"-out: there is no folder bench here":     {}, // not in the root: nothing is written elsewhere
 	} {
@@ -76,6 +79,46 @@ func TestFlags(t *testing.T) {
 		if code := run(t.Context(), args, io.Discard, &said); code != exitUsage || !strings.Contains(said.String(), want) {
 			t.Errorf("%q: exit code %d, %q; want %d and %q", args, code, said.String(), exitUsage, want)
 		}
+	}
+}
+
+// Figures that this program has not made are no report, and what was there stays.
+func TestFromRefuses(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"{}":   "no figures",
+		"null": "no figures",
+		"[]":   "cannot unmarshal",
+		`{"Samples":[{"Scenario":"Z","Point":"p","Entry":"e"}]}`:                               "measure again",
+		`{"Samples":[{"Scenario":"H","Point":"1 held, once","Entry":"automutex, default"}]}`:   "measure again",
+		`{"Samples":[{"Scenario":"H","Point":"1 held","Entry":"automutex, of another time"}]}`: "measure again",
+	} {
+		dir := t.TempDir()
+		report, from := filepath.Join(dir, reportFile), filepath.Join(dir, "from.json")
+		for file, content := range map[string]string{report: "mine", from: text} {
+			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var said bytes.Buffer
+		if code := run(t.Context(), []string{"-from", from, "-out", dir}, io.Discard, &said); code != exitFailed || !strings.Contains(said.String(), want) {
+			t.Errorf("%s: exit code %d, %q; want %d and %q", text, code, said.String(), exitFailed, want)
+		}
+		if got := read(t, report); got != "mine" {
+			t.Errorf("%s: the report is %q now", text, got)
+		}
+	}
+}
+
+// A log scale without anything to draw on it is no panic.
+func TestPlotOfNothing(t *testing.T) {
+	t.Parallel()
+	r := record{Samples: []sample{{Scenario: "F", Point: "empty Redis", Entry: ourDefault, Values: values{"late": 0}}}}
+	if err := r.known(); err != nil {
+		t.Fatal(err)
+	}
+	if svg, err := r.draw(&deathScenario); err != nil || !strings.Contains(string(svg), "</svg>") {
+		t.Errorf("%q, %v", svg, err)
 	}
 }
 

@@ -31,7 +31,7 @@ var marks = []draw.GlyphDrawer{
 }
 
 // draw makes an SVG: a mark for each median, with a line from the least to the
-// greatest value.
+// greatest value. What was given up has no mark.
 func (r *record) draw(s *scenario) ([]byte, error) {
 	p := plot.New()
 	p.Title.Text = s.name + ". " + s.title
@@ -70,7 +70,7 @@ func (r *record) draw(s *scenario) ([]byte, error) {
 			if !r.has(s, at.label, "") {
 				continue
 			}
-			if f, _, ok := r.figure(s, at.label, entry, s.metrics[0].key); ok && (f.low > 0 || !s.plot.log) {
+			if f, unfinished, ok := r.figure(s, at.label, entry, s.metrics[0].key); ok && !unfinished && (f.low > 0 || !s.plot.log) {
 				// Beside each other within the point, in the order of the table.
 				data = append(data, spreadAt{float64(x) + 0.8*(float64(i)+0.5)/float64(len(entries)) - 0.4, f})
 				lowest, highest = min(lowest, f.low), max(highest, f.high)
@@ -93,7 +93,7 @@ func (r *record) draw(s *scenario) ([]byte, error) {
 		p.Add(bars, dots)
 		p.Legend.Add(entry, dots)
 	}
-	if s.plot.log {
+	if s.plot.log && highest > 0 {
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 		p.Y.Min, p.Y.Max = lowest*0.8, highest*1.2
 	} else {

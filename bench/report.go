@@ -53,7 +53,7 @@ func (r *record) write(dir string) error {
 		if err != nil {
 			return fmt.Errorf("bench: plot of %s: %w", s.name, err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, plotFile(s)), svg, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, plotFile(s)), svg, 0o644); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
@@ -66,7 +66,7 @@ func (r *record) write(dir string) error {
 		return err
 	}
 	for name, content := range map[string][]byte{reportFile: report, recordFile: append(figures, '\n')} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
@@ -145,7 +145,11 @@ func (r *record) table(s *scenario, ranges bool) table.Writer {
 			if !ok {
 				continue
 			}
-			row := table.Row{p.label, entry, show(f, first.digits, unfinished, ranges)}
+			cell := show(f, first.digits, unfinished, ranges)
+			if ranges && f.n < r.Count {
+				cell += fmt.Sprintf(" [%d]", f.n)
+			}
+			row := table.Row{p.label, entry, cell}
 			ratio := func(point, to string) {
 				f, unfinished, ok := r.ratio(s, p.label, entry, first.key, point, to)
 				cell := ""
@@ -163,7 +167,7 @@ func (r *record) table(s *scenario, ranges bool) table.Writer {
 			for _, m := range s.metrics[1:] {
 				f, _, ok := r.figure(s, p.label, entry, m.key)
 				cell := ""
-				if ok {
+				if ok && (!unfinished || countsAnyway[m.key]) {
 					cell = show(f, m.digits, false, ranges)
 				}
 				row = append(row, cell)
@@ -173,6 +177,9 @@ func (r *record) table(s *scenario, ranges bool) table.Writer {
 	}
 	return t
 }
+
+// countsAnyway are the metrics that mean something also where a cell was given up.
+var countsAnyway = map[string]bool{"done": true, "overlaps": true, "vain": true, "commands": true}
 
 // shortName is a reference's name without its setting.
 func shortName(entry string) string {

@@ -28,13 +28,16 @@ type record struct {
 }
 
 // spread is what became of one figure over the repetitions.
-type spread struct{ median, low, high float64 }
+type spread struct {
+	median, low, high float64
+	n                 int // of how many
+}
 
 // spreadOf needs at least one value.
 func spreadOf(v []float64) spread {
 	v = slices.Sorted(slices.Values(v))
 	n := len(v)
-	return spread{(v[(n-1)/2] + v[n/2]) / 2, v[0], v[n-1]}
+	return spread{(v[(n-1)/2] + v[n/2]) / 2, v[0], v[n-1], n}
 }
 
 // figure is the spread of one metric of a cell; ok: it was measured at all.
@@ -94,4 +97,13 @@ func quantile(v []time.Duration, q float64) time.Duration {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func inMilliseconds(durations []time.Duration) []float64 {
+	v := make([]float64, len(durations))
+	for i, d := range durations {
+		v[i] = milliseconds(d)
+	}
+	return v
+}
+
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,8 @@ type scenario struct {
 	plot    plotSpec
 	points  func(b *bench) []point
 	entries func(p point) []string
+	// takes is how long a cell takes by its design; 0: not long.
+	takes time.Duration
 	// run measures one cell on an empty server. errUnfinished beside values: it
 	// was given up.
 	run func(ctx context.Context, b *bench, p point, entry string) (values, error)
@@ -33,7 +36,8 @@ type point struct {
 	label string
 	n     int
 	load  string
-	base  string // label of a point that the first metric is shown as a ratio to
+	every time.Duration // how long tuned waiters wait between two tries
+	base  string        // label of a point that the first metric is shown as a ratio to
 }
 
 type metric struct {
@@ -45,8 +49,8 @@ type metric struct {
 // errUnfinished: a cell's time was over before it was through.
 var errUnfinished = errors.New("bench: not done in time")
 
-// What takes longer than slowCell is measured so often at most, whatever the number
-// of repetitions: only peers that do badly take that long.
+// What takes longer than slowCell, and than it is to take, is measured so often at
+// most, whatever the number of repetitions: only who does badly takes that long.
 const (
 	slowCell = 10 * time.Second
 	slowMost = 2
@@ -64,6 +68,8 @@ type bench struct {
 	quick    bool
 	count    int
 	profiles string // folder for profiles of the workers; empty: none
+	cell     string // that is measured now
+	hired    int    // workers
 	stderr   io.Writer
 	progress io.Writer
 	server   *server
@@ -78,30 +84,38 @@ func sized[T any](b *bench, full, quick T) T {
 }
 
 // measure runs all cells of the scenarios. In each repetition every point asks
-// its entries in another order, each of them first once.
-func (b *bench) measure(ctx context.Context, chosen []*scenario) ([]sample, error) {
-	var samples []sample
+// its entries in another order, the same in each run of the program. What was
+// measured is there beside an error too: a cell that fails ends nothing but itself.
+func (b *bench) measure(ctx context.Context, chosen []*scenario) (samples []sample, failed error) {
+	shuffled := rand.New(rand.NewPCG(7, 7))
 	givenUp := map[[3]string]bool{} // what was not done in time is not asked again
 	slow := map[[3]string]int{}     // how often a cell took long
 	for rep := range b.count {
 		for _, s := range chosen {
 			for _, p := range s.points(b) {
 				entries := s.entries(p)
-				for i := range entries {
-					entry := entries[(i+rep)%len(entries)]
+				shuffled.Shuffle(len(entries), func(i, j int) { entries[i], entries[j] = entries[j], entries[i] })
+				for _, entry := range entries {
 					cell := [3]string{s.name, p.label, entry}
 					if givenUp[cell] || slow[cell] == slowMost {
 						continue
 					}
 					began := time.Now()
-					v, err := b.cell(ctx, s, p, entry)
+					b.cell = fmt.Sprintf("%s_%s_%s_%d", s.name, p.label, entry, rep+1)
+					v, err := b.run(ctx, s, p, entry)
 					switch {
 					case errors.Is(err, errUnfinished):
 						givenUp[cell] = true
 					case err != nil:
-						return nil, fmt.Errorf("%s, %s, %s: %w", s.name, p.label, entry, err)
+						err = fmt.Errorf("%s, %s, %s, repetition %d: %w", s.name, p.label, entry, rep+1, err)
+						failed = errors.Join(failed, err)
+						fmt.Fprintf(b.progress, "%v\n", err)
+						if ctx.Err() != nil {
+							return samples, failed
+						}
+						continue
 					}
-					if time.Since(began) > slowCell {
+					if time.Since(began) > max(slowCell, 2*s.takes) {
 						slow[cell]++
 					}
 					samples = append(samples, sample{s.name, p.label, entry, rep, v, err != nil})
@@ -112,10 +126,10 @@ func (b *bench) measure(ctx context.Context, chosen []*scenario) ([]sample, erro
 			}
 		}
 	}
-	return samples, nil
+	return samples, failed
 }
 
-func (b *bench) cell(ctx context.Context, s *scenario, p point, entry string) (values, error) {
+func (b *bench) run(ctx context.Context, s *scenario, p point, entry string) (values, error) {
 	if err := b.server.clear(ctx); err != nil {
 		return nil, err
 	}

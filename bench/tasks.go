@@ -52,7 +52,10 @@ var mixedScenario = scenario{
 	refs: []string{noLocks},
 	plot: plotSpec{y: "seconds", log: true},
 	points: func(*bench) []point {
-		return []point{{label: "hot among cold", n: 10, load: "hot among cold"}, {label: "20 hot keys", n: 16, load: "20 hot keys"}}
+		return []point{
+			{label: "hot among cold", n: 10, load: "hot among cold", every: tuned(9, 20*time.Millisecond)},
+			{label: "20 hot keys", n: 16, load: "20 hot keys", every: tuned(1, time.Millisecond)},
+		}
 	},
 	entries: func(point) []string {
 		return slices.Concat([]string{noLocks, guardedBy + "Park", guardedBy + "Wait", guardedBy + "Retry"},
@@ -81,7 +84,7 @@ func runTasks(ctx context.Context, b *bench, p point, entry string) (values, err
 		part = map[string]int{"distinct": 20, "hot among cold": 10, "20 hot keys": 10}[p.load]
 	}
 	_, err := b.alone(ctx, job{
-		Do: "tasks", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, Load: p.load,
+		Do: "tasks", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n, Every: p.every}, Load: p.load,
 		N: part, Time: sized(b, tasksPatience, 1500*time.Millisecond),
 	}, nil, &got)
 	if err != nil {

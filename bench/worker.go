@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime/pprof"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -49,13 +50,14 @@ type worker struct {
 
 // hire starts a worker and waits until it is ready to begin.
 func (b *bench) hire(ctx context.Context, j job) (*worker, error) {
-	if b.profiles != "" {
+	b.hired++
+	if b.profiles != "" && j.Do != "hold" && j.Do != "succeed" { // those are killed, and leave none
 		name := strings.Map(func(r rune) rune {
 			if r == ' ' || r == ',' || r == '/' {
 				return '-'
 			}
 			return r
-		}, fmt.Sprintf("%s_%s_%d", j.Do, j.Contender, j.N))
+		}, fmt.Sprintf("%s_%s_%d", b.cell, j.Do, b.hired))
 		j.Profile = filepath.Join(b.profiles, name+".pprof")
 	}
 	spec, err := json.Marshal(j)
@@ -137,8 +139,30 @@ func (w *worker) dismiss() error {
 // mate is the worker's own side.
 type mate struct {
 	job
-	in  *bufio.Reader
-	out *json.Encoder
+	in      <-chan string // the lines that came in; closed at their end
+	out     *json.Encoder
+	staying atomic.Bool // it waits for that end
+}
+
+// orphaned is how long a worker goes on that is neither told anything any more nor
+// waits for being dismissed: the program that started it has died, or given up.
+const orphaned = 2 * time.Second
+
+// listen reads what comes in. Its goroutine ends with the input, and has the
+// process end then, unless that does so by itself.
+func (m *mate) listen(in io.Reader) {
+	lines := make(chan string)
+	m.in = lines
+	go func() {
+		for r := bufio.NewScanner(in); r.Scan(); {
+			lines <- r.Text()
+		}
+		close(lines)
+		time.Sleep(orphaned)
+		if !m.staying.Load() {
+			os.Exit(1)
+		}
+	}()
 }
 
 // duties are what workers can do.
@@ -155,7 +179,8 @@ var duties = map[string]func(context.Context, *mate) error{
 
 // work is main for a worker process.
 func work(spec string, in io.Reader, out io.Writer) int {
-	m := &mate{in: bufio.NewReader(in), out: json.NewEncoder(out)}
+	m := &mate{out: json.NewEncoder(out)}
+	m.listen(in)
 	err := func() error {
 		if err := json.Unmarshal([]byte(spec), &m.job); err != nil {
 			return err
@@ -180,8 +205,8 @@ func (m *mate) ready() error {
 	if err := m.out.Encode(line{Ready: true}); err != nil {
 		return err
 	}
-	if _, err := m.in.ReadString('\n'); err != nil {
-		return fmt.Errorf("bench: not told to begin: %w", err)
+	if _, ok := <-m.in; !ok {
+		return errors.New("bench: not told to begin")
 	}
 	if m.Profile == "" {
 		return nil
@@ -203,7 +228,10 @@ func (m *mate) tell(value any) error {
 }
 
 // stay returns when the worker is dismissed.
-func (m *mate) stay() { _, _ = m.in.ReadString('\n') } // EOF is the only thing to come
+func (m *mate) stay() {
+	m.staying.Store(true)
+	<-m.in // its end is the only thing to come
+}
 
 // open opens the job's contender.
 func (m *mate) open() (locker, error) {
