@@ -147,7 +147,7 @@ func (r *record) table(s *scenario, ranges bool) table.Writer {
 			}
 			cell := show(f, first.digits, unfinished, ranges)
 			if ranges && f.n < r.Count {
-				cell += fmt.Sprintf(" [%d]", f.n)
+				cell += fmt.Sprintf(" [%d of %d]", f.n, r.Count)
 			}
 			row := table.Row{p.label, entry, cell}
 			ratio := func(point, to string) {

@@ -40,20 +40,34 @@ func spreadOf(v []float64) spread {
 	return spread{(v[(n-1)/2] + v[n/2]) / 2, v[0], v[n-1], n}
 }
 
-// figure is the spread of one metric of a cell; ok: it was measured at all.
+// figure is the spread of one metric of a cell; ok: it was measured at all. What
+// was given up counts only where nothing else is there (unfinished).
 func (r *record) figure(s *scenario, p, entry, key string) (f spread, unfinished, ok bool) {
-	var v []float64
+	return r.over(s, p, entry, key, func(int) float64 { return 1 })
+}
+
+// over is the spread of a metric of a cell, each divided by what belongs to its
+// repetition; 0: nothing does.
+func (r *record) over(s *scenario, p, entry, key string, by func(rep int) float64) (f spread, unfinished, ok bool) {
+	var done, givenUp []float64
 	for _, x := range r.Samples {
 		value, has := x.Values[key]
-		if x.Scenario == s.name && x.Point == p && x.Entry == entry && has {
-			v = append(v, value)
-			unfinished = unfinished || x.Unfinished
+		if x.Scenario != s.name || x.Point != p || x.Entry != entry || !has || by(x.Rep) == 0 {
+			continue
+		}
+		if x.Unfinished {
+			givenUp = append(givenUp, value/by(x.Rep))
+		} else {
+			done = append(done, value/by(x.Rep))
 		}
 	}
-	if len(v) == 0 {
-		return spread{}, false, false
+	switch {
+	case len(done) > 0:
+		return spreadOf(done), false, true
+	case len(givenUp) > 0:
+		return spreadOf(givenUp), true, true
 	}
-	return spreadOf(v), unfinished, true
+	return spread{}, false, false
 }
 
 // ratio is the spread of a metric as a multiple of the same metric of another
@@ -65,22 +79,11 @@ func (r *record) ratio(s *scenario, p, entry, key, toPoint, toEntry string) (f s
 			of[x.Rep] = x.Values[key]
 		}
 	}
-	var v []float64
-	for _, x := range r.Samples {
-		value, has := x.Values[key]
-		if x.Scenario == s.name && x.Point == p && x.Entry == entry && has && of[x.Rep] != 0 {
-			v = append(v, value/of[x.Rep])
-			unfinished = unfinished || x.Unfinished
-		}
-	}
-	if len(v) == 0 {
-		return spread{}, false, false
-	}
-	return spreadOf(v), unfinished, true
+	return r.over(s, p, entry, key, func(rep int) float64 { return of[rep] })
 }
 
-// ran tells which scenarios, points and entries there are samples of, in the
-// order in which the scenario has them.
+// has tells whether there are samples of a scenario, and of a point and an entry of
+// it where they are named.
 func (r *record) has(s *scenario, p, entry string) bool {
 	return slices.ContainsFunc(r.Samples, func(x sample) bool {
 		return x.Scenario == s.name && (p == "" || x.Point == p) && (entry == "" || x.Entry == entry)

@@ -47,13 +47,16 @@ func TestRatio(t *testing.T) {
 		{"X", "p", "ref", 0, values{"k": 10}, false}, {"X", "p", "me", 0, values{"k": 20}, false},
 		{"X", "p", "ref", 1, values{"k": 100}, false}, {"X", "p", "me", 1, values{"k": 300}, false},
 		{"X", "p", "ref", 2, values{"k": 1}, true}, {"X", "p", "me", 2, values{"k": 1000}, false},
-		{"X", "q", "me", 0, values{"k": 7}, true}, {"Y", "p", "me", 0, values{"k": 1}, false},
+		{"X", "q", "me", 0, values{"k": 7}, true}, {"X", "r", "me", 0, values{"k": 7}, true}, {"X", "r", "me", 1, values{"k": 8}, false}, {"Y", "p", "me", 0, values{"k": 1}, false},
 	}}
 	if f, unfinished, ok := r.ratio(s, "p", "me", "k", "p", "ref"); !ok || unfinished || f != (spread{2.5, 2, 3, 2}) {
 		t.Errorf("the ratio is %+v, %t, %t; want the median of 2 and 3", f, unfinished, ok)
 	}
 	if f, unfinished, ok := r.figure(s, "q", "me", "k"); !ok || !unfinished || f.median != 7 {
 		t.Errorf("%+v, %t, %t; want 7, unfinished", f, unfinished, ok)
+	}
+	if f, unfinished, ok := r.figure(s, "r", "me", "k"); !ok || unfinished || f != (spread{8, 8, 8, 1}) {
+		t.Errorf("%+v, %t, %t; want what was not given up", f, unfinished, ok)
 	}
 	if _, _, ok := r.ratio(s, "q", "me", "k", "q", "ref"); ok {
 		t.Error("a ratio to what was not measured")
