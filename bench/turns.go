@@ -20,7 +20,7 @@ var turnsScenario = scenario{
 	about: "All goroutines want the same key, hold it for a millisecond and ask again. Only a turn that follows on somebody else's is a hand-off: " +
 		"who releases and takes again at once lets nobody in. The gap is from the beginning of a release to the start of another holder. " +
 		"Jain's index is 1 when everybody had as many turns; with 128 goroutines each has about nine, so that even a fair lottery comes to about 0.9. " +
-		"The longest wait counts those that were still in vain at the end, so it is no longer than the second or two that are looked at. " +
+		"The longest wait is that of the whole time, from the first ask on, and counts those that were still in vain at the end: it is no longer than the second or two that this takes. " +
 		"To ask again at once is the worst case for who polls: turns/s, with those that the releaser took again at once, is what such a lock gets done.",
 	metrics: turnsMetrics,
 	refs:    []string{"BLPOP token"},
@@ -134,21 +134,22 @@ func turnsValues(all []turn, n int, from, to int64, commands float64) (values, e
 	overlaps, turns := 0, 0
 	each := make([]float64, n)
 	for i, t := range all {
-		if t.Got == 0 {
-			longest = max(longest, time.Duration(to-t.Asked))
+		had := t.Got != 0
+		until := to // so long by then, at least
+		if had {
+			until = min(to, t.Got)
+		}
+		longest = max(longest, time.Duration(until-t.Asked))
+		if !had {
 			continue
 		}
 		each[t.Who]++
 		before := last
 		last = &all[i]
 		if t.Got < from || t.Got > to {
-			if t.Asked < to {
-				longest = max(longest, time.Duration(min(t.Got, to)-t.Asked)) // so long at least
-			}
 			continue
 		}
 		turns++
-		longest = max(longest, time.Duration(t.Got-t.Asked))
 		if before == nil || before.Who == t.Who {
 			continue
 		}
