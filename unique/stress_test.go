@@ -171,17 +171,31 @@ func stress(t *testing.T, s *redistest.Server, until Until, duplicate Duplicate,
 	r := start(t, s, rule)
 	w := stressWorker{Addrs: s.Addrs(), Queue: r.queue, Prefix: r.prefix}
 
+	// The first ones come before any worker, so that there are duplicates among them
+	// however fast the workers are: with 40 of 50 keys drawn that is certain enough,
+	// and the draws are the same each time.
+	const first = 40
+	var tried atomic.Int64
+	backlog := make(chan struct{}) // closed by the producer that tries the first-th
+	working := make(chan struct{}) // closed when a task has run; the other ones come after that
+
 	// Workers are killed and replaced until the producers are through.
 	var stop atomic.Bool
 	var kills int
 	var workers sync.WaitGroup
 	workers.Go(func() {
+		<-backlog // every producer tries as often as it is to, whatever the answers
 		look := time.NewTicker(5 * time.Millisecond)
 		defer look.Stop()
+		started := sync.OnceFunc(func() { close(working) })
+		defer started() // in any case: producers wait for it
 		for !stop.Load() {
 			kill := w.process(t)
 			began := time.Now()
 			for !stop.Load() && time.Since(began) < 1200*time.Millisecond {
+				if r.rdb.SCard(t.Context(), w.ran()).Val() > 0 {
+					started()
+				}
 				r.watch(until, duplicate)
 				<-look.C
 			}
@@ -212,6 +226,13 @@ func stress(t *testing.T, s *redistest.Server, until Until, duplicate Duplicate,
 					refused.Add(1)
 				default:
 					t.Errorf("enqueue %s: %v", st.Number, err)
+				}
+				n := tried.Add(1)
+				if n == first {
+					close(backlog)
+				}
+				if n >= first {
+					<-working
 				}
 			}
 		})
