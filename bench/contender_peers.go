@@ -33,23 +33,18 @@ type redislockLocker struct {
 
 func openRedislock(pipelined func() *redis.AutoPipelineOptions, tune bool) func(conf) (locker, error) {
 	return func(c conf) (locker, error) {
-		rdb := connect(c)
+		rdb, via, err := connectVia(c, pipelined)
+		if err != nil {
+			return nil, err
+		}
 		every := 100 * time.Millisecond
 		if tune {
 			every = c.Every
 		}
-		l := &redislockLocker{
-			rdb: rdb, client: redislock.New(rdb), ttl: c.ttl(longTTL),
+		return &redislockLocker{
+			rdb: rdb, client: redislock.New(via), ttl: c.ttl(longTTL),
 			wait: &redislock.Options{RetryStrategy: redislock.LinearBackoff(every)},
-		}
-		if pipelined != nil {
-			via, err := rdb.AutoPipelineWithOptions(pipelined())
-			if err != nil {
-				return nil, errors.Join(err, rdb.Close())
-			}
-			l.client = redislock.New(via)
-		}
-		return l, nil
+		}, nil
 	}
 }
 
@@ -100,15 +95,11 @@ type redsyncLocker struct {
 
 func openRedsync(pipelined func() *redis.AutoPipelineOptions, tune bool) func(conf) (locker, error) {
 	return func(c conf) (locker, error) {
-		rdb := connect(c)
-		l := &redsyncLocker{rdb: rdb, rs: redsync.New(goredis.NewPool(rdb))}
-		if pipelined != nil {
-			via, err := rdb.AutoPipelineWithOptions(pipelined())
-			if err != nil {
-				return nil, errors.Join(err, rdb.Close())
-			}
-			l.rs = redsync.New(goredis.NewPool(via))
+		rdb, via, err := connectVia(c, pipelined)
+		if err != nil {
+			return nil, err
 		}
+		l := &redsyncLocker{rdb: rdb, rs: redsync.New(goredis.NewPool(via))}
 		if c.TTL > 0 {
 			l.options = append(l.options, redsync.WithExpiry(c.TTL))
 		}

@@ -18,6 +18,20 @@ func connect(c conf) *redis.Client {
 	return redis.NewClient(&redis.Options{Addr: c.Addr, PoolSize: c.N + 10})
 }
 
+// connectVia is connect for a peer, and what it sends its commands through: the client
+// itself, or an auto-pipeline over it that waits, and that is closed with the client.
+func connectVia(c conf, pipelined func() *redis.AutoPipelineOptions) (*redis.Client, redis.UniversalClient, error) {
+	rdb := connect(c)
+	if pipelined == nil {
+		return rdb, rdb, nil
+	}
+	via, err := rdb.AutoPipelineWithOptions(pipelined())
+	if err != nil {
+		return nil, nil, errors.Join(err, rdb.Close())
+	}
+	return rdb, via, nil
+}
+
 // What the commands cost without any lock.
 var floors = []*contender{
 	{name: "two PINGs", floor: true, sends: []string{"ping"}, open: func(c conf) (locker, error) {
@@ -82,17 +96,13 @@ type rawLocker struct {
 
 func openRaw(pipelined func() *redis.AutoPipelineOptions, tune bool) func(conf) (locker, error) {
 	return func(c conf) (locker, error) {
-		rdb := connect(c)
-		l := &rawLocker{rdb: rdb, via: rdb, ttl: c.ttl(longTTL), every: time.Millisecond, base: rand.Text()}
+		rdb, via, err := connectVia(c, pipelined)
+		if err != nil {
+			return nil, err
+		}
+		l := &rawLocker{rdb: rdb, via: via, ttl: c.ttl(longTTL), every: time.Millisecond, base: rand.Text()}
 		if tune {
 			l.every = c.Every
-		}
-		if pipelined != nil {
-			via, err := rdb.AutoPipelineWithOptions(pipelined())
-			if err != nil {
-				return nil, errors.Join(err, rdb.Close())
-			}
-			l.via = via
 		}
 		return l, nil
 	}
