@@ -20,7 +20,7 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// What the README's snippets speak of.
+// What the snippets of the README and the guides use.
 var (
 	rdb      redis.UniversalClient
 	redisOpt = asynq.RedisClientOpt{Addr: "localhost:6379"}
@@ -43,18 +43,6 @@ func (counter) WithLabelValues(...string) counter { return counter{} }
 func (counter) Inc()                              {}
 
 var busyTotal counter
-
-func quickStart(mux *asynq.ServeMux) error {
-	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: 10 * time.Second},
-	}})
-	if err != nil {
-		return err
-	}
-	mux.Use(guard.Middleware)
-	srv := asynq.NewServer(redisOpt, guard.ServerConfig(asynq.Config{Concurrency: 10}))
-	return shutdown(context.Background(), guard, srv)
-}
 
 func shutdown(ctx context.Context, guard *automutex.Guard, srv *asynq.Server) error {
 	go guard.Close(ctx) // waiters end, running handlers keep their leases
@@ -271,11 +259,11 @@ func doubledSchedulers() automutex.Rule {
 	return cron
 }
 
-// TestReadmeSnippets holds the README's Go to what compiles above: every line of
-// every snippet stands there, in order.
+// TestReadmeSnippets compares the Go of the README and the guides with files that
+// compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, quickStart, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce}
+	_ = []any{headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
@@ -288,30 +276,35 @@ func TestReadmeSnippets(t *testing.T) {
 	if _, err := unique.New(producer, looker, client, unique.Config{Rules: uniqueRules()}); err != nil {
 		t.Errorf("the README's rules of unique: %v", err)
 	}
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	compiled := ""
-	for _, file := range []string{"example_test.go", "automutextest/example_test.go", "metrics/example_test.go"} {
+	for _, file := range []string{
+		"example_test.go", "automutextest/example_test.go", "metrics/example_test.go", "examples/quickstart/main.go",
+	} {
 		source, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		compiled += squeeze(string(source))
 	}
-	snippets := 0
-	for block := range strings.SplitSeq(string(readme), "```go\n") {
-		snippet, _, found := strings.Cut(block, "```")
-		if snippets++; !found || snippets == 1 {
-			continue
+	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 15, "docs/operations.md": 3} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if !strings.Contains(compiled, squeeze(snippet)) {
-			t.Errorf("this snippet of the README is in no example_test.go:\n%s", snippet)
+		snippets := 0
+		for i, block := range strings.Split(string(text), "```go\n") {
+			if i == 0 {
+				continue // what stands before the first snippet
+			}
+			snippets++
+			snippet, _, closed := strings.Cut(block, "```")
+			if !closed || !strings.Contains(compiled, squeeze(snippet)) {
+				t.Errorf("this snippet of %s is in no file that compiles:\n%s", page, snippet)
+			}
 		}
-	}
-	if snippets < 5 {
-		t.Errorf("found %d snippets in the README", snippets)
+		if snippets < least {
+			t.Errorf("found %d snippets in %s, not %d", snippets, page, least)
+		}
 	}
 }
 

@@ -57,10 +57,10 @@ func testHelp(t *testing.T, b binary) {
 	}
 }
 
-// testReadme holds what the README shows against the program: its file, its
+// testReadme compares what docs/operations.md shows with the program: its file, its
 // commands and their flags, the columns, and the slips that it makes.
 func testReadme(t *testing.T, b binary) {
-	data, err := os.ReadFile("../../README.md")
+	data, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func testReadme(t *testing.T, b binary) {
 		t.Helper()
 		for line := range strings.Lines(strings.ReplaceAll(output, dir+"/", "")) {
 			if !strings.Contains(readme, "    "+line) && line != "\n" {
-				t.Errorf("%q: the README does not show\n%s", r.args, line)
+				t.Errorf("%q: docs/operations.md does not show\n%s", r.args, line)
 			}
 		}
 	}
@@ -93,7 +93,7 @@ func testReadme(t *testing.T, b binary) {
 
 	commands := regexp.MustCompile("(?m)(?:^    \\$ |`)automutex ([a-z][^`\n]*)").FindAllStringSubmatch(readme, -1)
 	if len(commands) < 10 {
-		t.Errorf("found %d commands in the README", len(commands))
+		t.Errorf("found %d commands in docs/operations.md", len(commands))
 	}
 	for _, m := range commands {
 		args := strings.ReplaceAll(m[1], "'", "") // no shell here: what is quoted falls apart, but for its flags

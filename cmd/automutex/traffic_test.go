@@ -53,7 +53,7 @@ func start(t *testing.T, s *redistest.Server, rules ...automutex.Rule) *traffic 
 	}
 	t.Cleanup(func() {
 		close(tr.release)
-		closed := make(chan error, 1) // Close beside Shutdown, as in the README
+		closed := make(chan error, 1) // Close beside Shutdown, as in the guide
 		go func() { closed <- guard.Close(context.Background()) }()
 		server.Shutdown()
 		if err := <-closed; err != nil {

@@ -18,7 +18,7 @@ func writeRules(t *testing.T, rules string) string {
 	return name
 }
 
-// The file that the README shows: rows and limits are those of its rules.
+// The file that docs/operations.md shows: rows and limits are those of its rules.
 func TestRun_config(t *testing.T) {
 	o := try(t, t.Context(), "", "-tasks", "60", "-config", "rules.yaml")
 	o.expect(t, exitOK, tally{tasks: 60, done: 60})

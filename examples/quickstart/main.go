@@ -1,0 +1,45 @@
+// Command quickstart is the smallest complete worker: one rule, one handler, an
+// orderly end. The README shows it.
+package main
+
+import (
+	"context"
+	"log"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+)
+
+func main() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "itunes:verify", On: []string{"transaction_id"}, Busy: automutex.Park},
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := asynq.NewServeMux()
+	mux.Use(guard.Middleware)
+	mux.HandleFunc("itunes:verify", verify)
+	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
+		Concurrency:       10,
+		TaskCheckInterval: 50 * time.Millisecond, // parked tasks come back within that time
+	}))
+	if err := srv.Start(mux); err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	<-ctx.Done()
+	go guard.Close(context.Background()) // tasks in line go back; running ones keep their locks
+	srv.Shutdown()
+}
+
+func verify(ctx context.Context, t *asynq.Task) error {
+	return ctx.Err() // your work; nobody else verifies this transaction meanwhile
+}
