@@ -32,8 +32,11 @@ type Guard struct {
 	patience time.Duration
 	grace    time.Duration
 
-	mu   sync.Mutex // guards seen and what is in it; held for moments
-	seen map[string]*sightings
+	mu          sync.Mutex // guards the fields below and what is in seen; held for moments
+	seen        map[string]*sightings
+	servers     []served
+	lastEnqueue time.Time // when the test last gave a task to asynq
+	onlookers   int       // calls of Drain and Becomes under way
 }
 
 // sightings are what the Guard's events said of one task since it was last

@@ -43,6 +43,7 @@ func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq
 	if len(cfg.Queues) == 0 {
 		cfg.Queues = map[string]int{"default": 1} // as asynq has it
 	}
+	g.serves(cfg)
 	cfg.DelayedTaskCheckInterval = 24 * time.Hour
 	cfg.ShutdownTimeout = time.Second
 	s := &Server{
@@ -78,6 +79,7 @@ func (s *Server) Enqueue(tb testing.TB, task *asynq.Task, options ...asynq.Optio
 	if task == nil {
 		tb.Fatal("automutextest: Enqueue: the task is nil")
 	}
+	defer s.guard.enqueued()
 	info, err := s.client.Enqueue(task, append(options[:len(options):len(options)], asynq.Retention(time.Hour))...)
 	if err != nil {
 		tb.Fatalf("automutextest: Enqueue: %s: %v", task.Type(), err)
@@ -96,6 +98,7 @@ func (s *Server) Enqueue(tb testing.TB, task *asynq.Task, options ...asynq.Optio
 // what time would do, faster.
 func (s *Server) Drain(tb testing.TB) {
 	tb.Helper()
+	defer s.guard.watching()()
 	deadline := time.Now().Add(s.guard.patience)
 	var again error
 	for _, k := range s.tasks {

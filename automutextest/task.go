@@ -67,6 +67,7 @@ func (k *Task) Becomes(tb testing.TB, want Outcome) {
 	if !slices.Contains(outcomes, want) {
 		tb.Fatalf("automutextest: Becomes: there is no outcome %q, only %q", want, outcomes)
 	}
+	defer k.server.guard.watching()()
 	deadline := time.Now().Add(k.server.guard.patience)
 	for {
 		now := k.look(tb)
@@ -92,6 +93,7 @@ func (k *Task) Again(tb testing.TB) {
 	}
 	k.spent = now.spent
 	k.server.guard.forget(k.queue, k.id)
+	defer k.server.guard.enqueued()
 	if err := k.server.inspector.RunTask(k.queue, k.id); err != nil {
 		tb.Fatalf("automutextest: Again: %s: %v", k.describe(k.look(tb)), err)
 	}

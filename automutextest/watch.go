@@ -14,19 +14,16 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// linger is how long a run waits for others of its group before its handler begins,
-// so that one that is let in beside it is seen however quick the handler is.
-const linger = 5 * time.Millisecond
-
 // Runs is a handler that knows which runs there were at once; see [Watch].
 type Runs struct {
 	guard   *Guard
 	handler asynq.Handler
 	by      func(*asynq.Task) string
 
-	mu     sync.Mutex // guards the fields below; not held while the handler runs
-	total  int
-	groups map[string]*group
+	mu      sync.Mutex // guards the fields below; not held while the handler runs
+	total   int
+	groups  map[string]*group
+	running map[string]int // calls under way, by queue and task ID
 }
 
 // group are the runs of one group.
@@ -39,6 +36,7 @@ type group struct {
 // run is one call of the handler.
 type run struct {
 	task    *asynq.Task
+	queue   string
 	id      string
 	guarded bool // it has a lease
 }
@@ -48,39 +46,70 @@ type run struct {
 // they share, such as the account that they change, by the payload and without a
 // look at the rules, so that a rule that forgets a field is found out.
 //
-// A run begins up to 5 ms late, for others to show. It is safe for concurrent use.
+// A run begins late, so that one that is let in beside it is seen however quick the
+// handler is: when another run of its group has begun, or when no task can reach its
+// handler any more before one of those at work ends. While the test may still enqueue,
+// outside of [Server.Drain] and [Task.Becomes], that takes at least 20 ms; it never
+// takes more than 200 ms. Watch is safe for concurrent use.
 func Watch(tb testing.TB, g *Guard, handler asynq.Handler, by func(*asynq.Task) string) *Runs {
 	tb.Helper()
 	g.check(tb, "Watch")
 	if handler == nil || by == nil {
 		tb.Fatal("automutextest: Watch: the handler or the function that groups tasks is nil")
 	}
-	return &Runs{guard: g, handler: handler, by: by, groups: map[string]*group{}}
+	return &Runs{guard: g, handler: handler, by: by, groups: map[string]*group{}, running: map[string]int{}}
 }
 
 // ProcessTask runs the handler.
 func (r *Runs) ProcessTask(ctx context.Context, task *asynq.Task) error {
 	this := &run{task: task}
+	this.queue, _ = asynq.GetQueueName(ctx)
 	this.id, _ = asynq.GetTaskID(ctx)
 	_, this.guarded = automutex.Lease(ctx)
 	name := r.by(task)
-	alone := r.enter(name, this)
+	joined := r.enter(name, this)
 	defer r.leave(name, this)
-	timer := time.NewTimer(linger)
-	defer timer.Stop()
-	select {
-	case <-alone:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	r.awaitOthers(ctx, joined)
 	return r.handler.ProcessTask(ctx, task)
 }
 
-// enter notes a run, and gives what is closed when another one of its group begins.
+// awaitOthers waits until joined is closed, or no other task is about to come, or ctx
+// ends. A Redis that does not answer ends the wait, too: the run itself needs none.
+func (r *Runs) awaitOthers(ctx context.Context, joined <-chan struct{}) {
+	began := time.Now()
+	bound := time.NewTimer(lingerBound)
+	defer bound.Stop()
+	for {
+		if !r.guard.mayEnqueue(began) {
+			if coming, err := r.guard.onTheirWay(r.isRunning); err != nil || !coming {
+				return
+			}
+		}
+		select {
+		case <-joined:
+			return
+		case <-bound.C:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(poll):
+		}
+	}
+}
+
+// isRunning reports whether the handler is at work on a task.
+func (r *Runs) isRunning(queue, id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.running[queue+"/"+id] > 0
+}
+
+// enter notes a run. The channel is closed when another run of its group begins.
 func (r *Runs) enter(name string, this *run) <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.total++
+	r.running[this.queue+"/"+this.id]++
 	g := r.groups[name]
 	if g == nil {
 		g = &group{}
@@ -100,6 +129,11 @@ func (r *Runs) enter(name string, this *run) <-chan struct{} {
 func (r *Runs) leave(name string, this *run) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if key := this.queue + "/" + this.id; r.running[key] > 1 {
+		r.running[key]--
+	} else {
+		delete(r.running, key)
+	}
 	g := r.groups[name]
 	g.now = slices.DeleteFunc(g.now, func(other *run) bool { return other == this })
 }

@@ -3,12 +3,15 @@ package automutextest
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // everything is one group.
@@ -100,4 +103,62 @@ func TestWatch_fails(t *testing.T) {
 		fails(t, func(t testing.TB) { runs.AtMostAtOnce(t, 1) }, "never ran")
 		fails(t, func(t testing.TB) { runs.AtMostAtOnce(t, 0) }, "0 is no bound")
 	})
+}
+
+// The second task of a pair is enqueued while the first one runs already, so that the
+// server finds it at its next poll only. The rule lets them overlap.
+func TestWatch_seesAnOverlapWithATaskThatIsPolledForLater(t *testing.T) {
+	t.Parallel()
+	g := New(t, turns(func(r *automutex.Rule) { r.On = []string{"id", "n"} }))
+	var begun sync.Map // pairs with a handler at work, or done
+	pairOf := func(task *asynq.Task) string { return strings.Split(string(task.Payload()), `"`)[3] }
+	runs := Watch(t, g, asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+		begun.Store(pairOf(task), true)
+		return nil
+	}), pairOf)
+	server := Serve(t, g, g.Middleware(runs))
+	const pairs = 50
+	seen, tried := 0, 0
+	for ; seen < pairs && tried < 10*pairs; tried++ {
+		pair := fmt.Sprintf("pair %d", tried)
+		first := server.Enqueue(t, work(fmt.Sprintf(`{"id": "%s", "n": 1}`, pair)))
+		redistest.Eventually(t, patience, func() bool { return runs.isRunning(first.queue, first.id) }, "the first of %s runs", pair)
+		second := server.Enqueue(t, work(fmt.Sprintf(`{"id": "%s", "n": 2}`, pair)))
+		_, late := begun.Load(pair) // the machine is busy: the test's goroutine slept meanwhile
+		first.Becomes(t, Done)
+		second.Becomes(t, Done)
+		switch {
+		case len(runs.crowds(1)[pair]) == 2:
+			seen++
+		case !late:
+			t.Fatalf("%s: the overlap was not seen", pair)
+		}
+	}
+	if seen < pairs {
+		t.Errorf("%d overlaps seen of %d tried", seen, tried)
+	}
+}
+
+// Handlers that Watch does not know keep it from telling whether more will come.
+func TestWatch_goesOnBesideHandlersThatItDoesNotWatch(t *testing.T) {
+	t.Parallel()
+	g := New(t, turns())
+	runs := Watch(t, g, returns(nil), everything)
+	done := make(chan struct{})
+	mux := asynq.NewServeMux()
+	mux.Use(g.Middleware)
+	mux.Handle("work", runs)
+	mux.HandleFunc("other", func(ctx context.Context, _ *asynq.Task) error {
+		select {
+		case <-done:
+		case <-ctx.Done():
+		}
+		return nil
+	})
+	server := Serve(t, g, mux)
+	other := server.Enqueue(t, asynq.NewTask("other", nil))
+	server.Enqueue(t, work(one)).Becomes(t, Done)
+	close(done)
+	other.Becomes(t, Done)
+	runs.AtMostAtOnce(t, 1)
 }
