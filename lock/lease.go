@@ -35,9 +35,11 @@ type Lease struct {
 	taken    time.Time // since when it is ours, for MaxHold
 	deadline time.Time // until when we may believe it is ours, on the local monotonic clock
 	renewAt  time.Time // when the next renewal is due; zero: never
-	renewing bool      // a renewal is on its way
+	attempts int       // how many renewals are under way, attemptsMost at most
 	bound    []binding // contexts that end with the lease
 	crowd    int       // how many there are when those are looked for that have ended; at least crowdLeast
+
+	renewedAt time.Time // when the latest renewal that succeeded was sent
 }
 
 // binding is one context made by Bind.

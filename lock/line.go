@@ -276,7 +276,7 @@ func (n *line) take(w *waiter) {
 		w.refreshAt = time.Now()
 		return
 	}
-	n.locker.renewer.add(w.lease, w.hint.fence, w.hint.value, w.askedAt, length)
+	n.locker.renewer.addGranted(w.lease, w.hint.fence, w.hint.value, w.askedAt, length)
 	n.finish(w)
 }
 

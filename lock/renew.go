@@ -14,8 +14,12 @@ import (
 //
 // Who may believe what: a lease is ours until deadline, which counts from the
 // moment before the ask or renewal that moved it was sent, so it is never later
-// than the one Redis stores, nor, with MinReplicas, than the one they know. Renewal is first due after a third of that length;
-// errors are tried again until the deadline; then the lease is lost for good.
+// than the one Redis stores, nor, with MinReplicas, than the one they know. A
+// renewal is due after a third of that length, and firstRenewal after a grant.
+// Errors are tried again until the deadline; then the lease is lost for good.
+//
+// A renewal that is not answered may be stuck on its connection, so a second one
+// follows on another while the first is still under way: see attempt.
 type renewer struct {
 	locker *Locker
 	alarm  alarm
@@ -41,6 +45,17 @@ func believe(length time.Duration) time.Duration {
 // add takes charge of a lease for length, counted from sent. MaxHold counts from
 // now: sent may be long before a grant. value is what was taken out of a pool.
 func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, length time.Duration) {
+	r.take(le, fence, value, sent, length, false)
+}
+
+// addGranted is add for a lease that a release gave to a waiter. Such a lease
+// lasts maxGrant at most, so its first renewal is due soon: firstRenewal from
+// now, or after a third of what is left of it if that is less.
+func (r *renewer) addGranted(le *Lease, fence int64, value string, sent time.Time, length time.Duration) {
+	r.take(le, fence, value, sent, length, true)
+}
+
+func (r *renewer) take(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
 	r.mu.Lock()
 	le.fence, le.value, le.heldArg = fence, value, le.body
 	if le.lock.pool {
@@ -48,6 +63,9 @@ func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, leng
 	}
 	le.taken = time.Now()
 	r.reach(le, sent, length)
+	if granted && le.lock.renew {
+		le.renewAt = le.taken.Add(min(firstRenewal, le.deadline.Sub(le.taken)/3))
+	}
 	if _, again := r.leases[le]; !again && le.lock.onStop != nil {
 		r.asked++
 	}
@@ -81,10 +99,18 @@ func (r *renewer) next(le *Lease) time.Time {
 	if le.lock.maxHold > 0 {
 		t = earliest(t, le.taken.Add(le.lock.maxHold))
 	}
-	if !le.renewing && !r.closed {
+	if le.attempts < attemptsMost && !r.closed {
 		t = earliest(t, le.renewAt)
 	}
 	return t
+}
+
+// attempt notes that a renewal of the lease is sent now. The next one is due when
+// this one is unanswered after a third of what is left. go-redis sends that one
+// on another connection, because this one's is in use. Callers hold mu.
+func (r *renewer) attempt(le *Lease, now time.Time) {
+	le.attempts++
+	le.renewAt = now.Add(max(le.deadline.Sub(now)/3, together))
 }
 
 // drop ends a lease because its owner releases it; it tells what it was.
@@ -177,9 +203,15 @@ func (r *renewer) extended(le *Lease, sent time.Time, length time.Duration) bool
 	return ok
 }
 
-// Renewals due within together of each other share a pipeline of at most
-// pipelined commands.
 const (
+	// firstRenewal is how long after a grant the lease is renewed for the first
+	// time. A turn that is shorter is never renewed, and so costs two commands.
+	firstRenewal = 100 * time.Millisecond
+	// attemptsMost is how many renewals of one lease are under way at most. One
+	// connection that hangs takes one of them.
+	attemptsMost = 2
+	// Renewals due within together of each other share a pipeline of at most
+	// pipelined commands.
 	together  = 20 * time.Millisecond
 	pipelined = 256
 )
@@ -197,8 +229,8 @@ func (r *renewer) ring() {
 			ended[le] = r.loseLocked(le)
 			continue
 		}
-		if !r.closed && !le.renewing && !le.renewAt.IsZero() && le.renewAt.Before(now.Add(together)) {
-			le.renewing = true
+		if !r.closed && le.attempts < attemptsMost && !le.renewAt.IsZero() && le.renewAt.Before(now.Add(together)) {
+			r.attempt(le, now)
 			due = append(due, le)
 		}
 		next = earliest(next, r.next(le))
@@ -223,7 +255,9 @@ func (r *renewer) ring() {
 
 // renew sends one pipeline and notes what came of each lease. A lease in the
 // batch may be released meanwhile: the answer is then ignored, and the script
-// cannot bring it back, for its member is gone.
+// cannot bring it back, for its member is gone. Of two attempts that are under
+// way each counts from when it was sent itself, in whatever order Redis runs
+// them and the answers come; and a lease that either finds gone is gone for good.
 func (r *renewer) renew(batch []*Lease) {
 	calls := make([]*call, len(batch))
 	for i, le := range batch {
@@ -237,22 +271,28 @@ func (r *renewer) renew(batch []*Lease) {
 			r.lose(le)
 		case c.err == nil:
 			r.mu.Lock()
-			le.renewing = false
+			le.attempts--
+			if sent.After(le.renewedAt) {
+				le.renewedAt = sent
+			}
 			r.mu.Unlock()
 			r.extended(le, sent, le.lock.ttl)
 		default:
-			r.later(le)
+			r.later(le, sent)
 		}
 	}
 }
 
-// later tries a failed renewal again soon, with jitter, until the deadline.
-func (r *renewer) later(le *Lease) {
+// later tries a failed renewal again soon, with jitter, until the deadline; not
+// when one that was sent after it has succeeded meanwhile.
+func (r *renewer) later(le *Lease, sent time.Time) {
 	pause := min(max(le.lock.ttl/20, 10*time.Millisecond), time.Second)
 	pause += rand.N(pause) //nolint:gosec // jitter, no secret
 	r.mu.Lock()
-	le.renewing = false
-	le.renewAt = time.Now().Add(pause)
+	le.attempts--
+	if !le.renewedAt.After(sent) {
+		le.renewAt = earliest(le.renewAt, time.Now().Add(pause))
+	}
 	next := r.next(le)
 	ok := le.state == held
 	r.mu.Unlock()
