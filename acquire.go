@@ -36,6 +36,7 @@ func (a *attempt) acquire(t target) (*lock.Lease, error) {
 		return lease, a.explain(t, err)
 	}
 	defer a.guard.waiting.Add(-1)
+	a.warnLongWait(t)
 	return a.wait(t, m, wait)
 }
 
@@ -106,22 +107,41 @@ func (a *attempt) insist(t target) (*lock.Lease, error) {
 			return nil, err
 		}
 		a.backendError(t, err)
-		pause := a.guard.outage.delay()
-		if deadline, ok := a.ctx.Deadline(); ok {
-			left := time.Until(deadline) - margin
-			if left <= 0 {
-				return nil, err
+		if !a.pause(a.guard.outage.delay()) {
+			if a.guard.closing.Err() != nil {
+				return nil, ErrClosed
 			}
-			pause = min(pause, left)
+			return nil, err
 		}
-		timer := time.NewTimer(pause) // the worker's own; ends with this call
-		select {
-		case <-timer.C:
-		case <-a.ctx.Done():
-		case <-a.guard.closing.Done():
-		}
-		timer.Stop()
 	}
+}
+
+// pause blocks the worker before a task on its last attempt tries again: for d,
+// but at most until the margin before the task's deadline. It returns false, at
+// once, when the task must not try again: its time is up, the Guard closes, or a
+// newer task replaced it.
+func (a *attempt) pause(d time.Duration) (again bool) {
+	if deadline, ok := a.ctx.Deadline(); ok {
+		left := time.Until(deadline) - margin
+		if left <= 0 {
+			return false
+		}
+		d = min(d, left)
+	}
+	var replaced <-chan struct{} // nil, which blocks, where no rule replaces
+	if a.newest != nil {
+		replaced = a.newest.asked.Done()
+	}
+	timer := time.NewTimer(d) // the worker's own; ends with this call
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-a.ctx.Done():
+	case <-a.guard.closing.Done():
+	case <-replaced:
+	}
+	return false
 }
 
 // explain turns the engine's error into the Guard's.

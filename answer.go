@@ -95,20 +95,51 @@ func returned(err error, busy *BusyError) bool {
 // that, so it waits in the worker instead.
 func (a *attempt) retry(t target, reason error, delay time.Duration) *verdict {
 	if !a.last {
-		a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
-		return &verdict{answer: &handBack{guard: a.guard, err: reason, delay: delay}}
+		return a.handBack(t, reason, delay)
 	}
 	began := time.Now()
 	lease, err := a.insist(t)
-	switch {
-	case err == nil:
-		a.keep(t, lease, time.Since(began))
+	if err != nil {
+		return a.gaveUp(err)
+	}
+	a.keep(t, lease, time.Since(began))
+	return nil
+}
+
+// handBack returns the task to asynq, its attempt not spent. It must not be
+// called on a task's last attempt, which asynq would archive for that.
+func (a *attempt) handBack(t target, reason error, delay time.Duration) *verdict {
+	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
+	return &verdict{answer: &handBack{guard: a.guard, err: reason, delay: delay}}
+}
+
+// againAfter is how long a task on its last attempt pauses before it takes its
+// locks from the beginning: so a lease that is lost each time, such as one with
+// a MaxHold shorter than the wait for the next lock, costs no busy loop.
+const againAfter = 100 * time.Millisecond
+
+// startAgain is for a task one of whose leases ended before its handler began:
+// it goes back, or, with no attempts left, takes all locks again (nil).
+func (a *attempt) startAgain(early *stay) *verdict {
+	if !a.last {
+		return a.handBack(early.target, early.loss(), retryDelay())
+	}
+	a.release()
+	if a.pause(againAfter) {
 		return nil
+	}
+	return a.gaveUp(early.loss())
+}
+
+// gaveUp is the verdict on a task that stopped waiting on its last attempt, for
+// want of what err says.
+func (a *attempt) gaveUp(err error) *verdict {
+	switch {
 	case a.ctx.Err() != nil:
 		return &verdict{answer: context.Cause(a.ctx)}
 	case a.stopped():
 		return &verdict{answer: a.revoke(nil)}
-	case errors.Is(err, ErrClosed):
+	case errors.Is(err, ErrClosed), a.guard.closing.Err() != nil:
 		return &verdict{closed: true}
 	}
 	return &verdict{answer: err} // the task's own time is up: asynq archives it, with who was in the way

@@ -24,6 +24,7 @@ type attempt struct {
 	queue, id string
 	note      string // "queue/id", opaque to lock; empty outside a server
 	last      bool   // asynq would archive the task for any error
+	came      time.Time
 	server    *server
 
 	newest    *newest       // nil: no rule with the policy Replace was met
@@ -45,7 +46,7 @@ type stay struct {
 }
 
 func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
-	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx)}
+	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx), came: time.Now()}
 	a.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool
 	if a.id, ok = asynq.GetTaskID(ctx); ok {

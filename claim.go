@@ -1,6 +1,9 @@
 package automutex
 
 import (
+	"context"
+	"fmt"
+
 	"github.com/automutex/automutex/internal/claim"
 )
 
@@ -9,25 +12,43 @@ import (
 // It runs when all locks are held, right before the handler, so that whoever
 // was told "one waits already" changed its data before that one reads it.
 //
-// Only a task whose ID says that there is a claim pays for it, with one call. A
-// claim never keeps a task from running: what cannot be dropped is found to be
-// a running or ended task's at the next enqueue.
-func (a *attempt) dropClaim(targets []target) {
+// A handler that ran beside its own claim would break that promise: the next
+// producer would be joined to a run that has read its data. So a claim that
+// cannot be dropped keeps the task from running, as Redis being away does: the
+// verdict hands the task back, unspent. On its last attempt the task tries again
+// in its worker, until the margin before its deadline.
+//
+// Only a task whose ID says that there is a claim pays for it, with one call.
+func (a *attempt) dropClaim(targets []target) *verdict {
 	for _, t := range targets {
-		if !claim.Has(a.id, t.key) {
-			continue
+		if claim.Has(a.id, t.key) {
+			return a.dropClaimOf(t)
 		}
-		if _, err := a.guard.locker.Claim(t.key).Drop(a.ctx, claim.Holder(a.queue, a.id)); err != nil {
-			a.guard.log.Warn("automutex: the task's claim could not be dropped; the next one for its key is enqueued when this one has ended",
-				"rule", t.rule.Name, "key", t.key, "task", a.note, "error", err)
-			a.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
-		}
-		return
 	}
 	if claim.HasAny(a.id, a.guard.cfg.Prefix) {
-		a.guard.unclaimed.Do(func() {
-			a.guard.log.Warn("automutex: a task was enqueued UntilStart by a rule whose key no rule of this Guard has, so that its claim lasts until it has ended; "+
-				"give the rules of both an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", a.task.Type(), "task", a.note)
-		})
+		a.guard.warnOnce("no rule for a claim", "a task was enqueued UntilStart by a rule whose key no rule of this Guard has, so that its claim lasts until it has ended; "+
+			"give the rules of both an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", a.task.Type(), "task", a.note)
+	}
+	return nil
+}
+
+func (a *attempt) dropClaimOf(t target) *verdict {
+	for {
+		_, err := a.guard.locker.Claim(t.key).Drop(a.ctx, claim.Holder(a.queue, a.id))
+		if err == nil {
+			a.guard.outage.over(a.guard.log)
+			return nil
+		}
+		if a.ctx.Err() != nil {
+			return &verdict{answer: context.Cause(a.ctx)}
+		}
+		a.backendError(t, err)
+		delay := a.guard.outage.delay()
+		if !a.last {
+			return a.handBack(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
+		}
+		if !a.pause(delay) {
+			return a.gaveUp(err)
+		}
 	}
 }

@@ -254,6 +254,13 @@ func (rs *ruleSet) notices() (notices []string) {
 		}
 	}
 	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			if notice := rule.noticeLongWait(); notice != "" {
+				notices = append(notices, notice)
+			}
+		}
+	}
+	for _, p := range rs.declared {
 		i := slices.IndexFunc(rs.prefixes, func(shorter *pattern) bool {
 			return len(shorter.task) < len(p.task) && strings.HasPrefix(p.task, shorter.task)
 		})

@@ -30,10 +30,9 @@ type Guard struct {
 	front     redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
 	paused    pausedQueues
 
-	waiting   atomic.Int64 // workers in line, for MaxWaiting
-	outage    outage
-	warned    sync.Once // told that ServerConfig is not installed
-	unclaimed sync.Once // told that a rule of package unique has no equal here
+	waiting atomic.Int64 // workers in line, for MaxWaiting
+	outage  outage
+	warned  sync.Map // what warnOnce has logged
 
 	// closing ends the waits when Close begins. running counts the handlers
 	// under way; mu guards it and idle, which is closed when Close has begun
@@ -134,10 +133,8 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	a := g.newAttempt(ctx, t)
 	if a.id != "" && a.server == nil {
-		g.warned.Do(func() {
-			g.log.Warn("automutex: the asynq server runs without Guard.ServerConfig: tasks that are handed back spend an attempt each and come back late; " +
-				"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
-		})
+		g.warnOnce("no ServerConfig", "the asynq server runs without Guard.ServerConfig: tasks that are handed back spend an attempt each and come back late; "+
+			"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
 	}
 	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
 	if err != nil {
@@ -166,6 +163,9 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 				return err.answer, err.closed
 			}
 		}
+		if v := a.dropClaim(targets); v != nil {
+			return v.answer, v.closed
+		}
 		if a.ctx.Err() != nil {
 			// asynq has filed the task already; running it now would be a second
 			// run beside its retry.
@@ -178,12 +178,10 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 		if early == nil {
 			break
 		}
-		if !a.last {
-			return a.retry(early.target, early.loss(), retryDelay()).answer, false
+		if v := a.startAgain(early); v != nil {
+			return v.answer, v.closed
 		}
-		a.release() // with no attempts left: from the beginning
 	}
-	a.dropClaim(targets)
 	a.began = time.Now()
 	err = next.ProcessTask(a.bind(), a.task)
 	return a.ended(err), false

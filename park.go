@@ -69,10 +69,12 @@ func (a *attempt) acquireOrPark(t target, m *lock.Lock) (*lock.Lease, error) {
 	var lease *lock.Lease // stays nil when an observer panics
 	defer func() { a.server.workers.over(p, lease == nil) }()
 	defer a.stepOut(t)
-	if deadline, ok := a.ctx.Deadline(); ok {
-		// The answer has to be there before the task's own time is up. A timer
-		// that fires as it is stopped gives way for a call that is over.
-		defer time.AfterFunc(time.Until(deadline)-margin, p.giveWay).Stop()
+	// cancel ends the wait, and so the call below, when a newer task replaces
+	// this one on a lock that it holds already.
+	defer a.pursue(t, m, cancel)()
+	if by, ok := a.parkBy(); ok {
+		// A timer that fires as it is stopped gives way for a call that is over.
+		defer time.AfterFunc(time.Until(by), p.giveWay).Stop()
 	}
 	lease, err := m.LockOrPark(ctx, p.yield)
 	err = a.explain(t, err)
@@ -81,6 +83,23 @@ func (a *attempt) acquireOrPark(t target, m *lock.Lock) (*lock.Lease, error) {
 		return nil, ErrClosed
 	}
 	return lease, err
+}
+
+// parkBy is when a task that waits in its worker goes back to asynq: when half
+// of the time is over that it had when it came, and the margin before its
+// deadline at the latest. Its handler so has at least the other half, and a task
+// that parked has its whole Timeout again when it comes back. not ok: the task
+// has no deadline.
+func (a *attempt) parkBy() (by time.Time, ok bool) {
+	deadline, ok := a.ctx.Deadline()
+	if !ok {
+		return time.Time{}, false
+	}
+	half := a.came.Add(deadline.Sub(a.came) / 2)
+	if latest := deadline.Add(-margin); latest.Before(half) {
+		return latest, true
+	}
+	return half, true
 }
 
 // now is a yield that is closed.

@@ -68,9 +68,14 @@ var (
 	// comes. No worker that another task could use is held meanwhile: the task
 	// waits in line in its worker while another worker of the server is free,
 	// and goes back to asynq when the last one is taken, with its place kept.
-	// The attempt is not spent; a task with no attempts left waits in its
-	// worker instead. [Rule].Wait has no meaning for it. What its last error
-	// says meanwhile, as asynq shows it: the key, its holder, the place in line.
+	// The attempt is not spent. [Rule].Wait has no meaning for it. What its last
+	// error says meanwhile, as asynq shows it: the key, its holder, the place in line.
+	//
+	// A task waits in its worker for half of its Timeout at most, so that its
+	// handler has the other half; a parked task comes back with all of it. A task
+	// with no attempts left cannot go back, since asynq would archive it: it waits
+	// in its worker until a second before its deadline, and its handler has what
+	// is left then. Give such tasks a Timeout longer than the wait, or a MaxRetry.
 	//
 	// A parked task is run by asynq's Inspector as soon as its turn comes, and
 	// stands behind what its queue has pending then; see [Config].WakeAtFront.

@@ -40,12 +40,17 @@ type arrival struct {
 	first bool // that was in this attempt
 }
 
+func newNewest() *newest {
+	n := &newest{arrivals: make(map[string]arrival, 1), began: time.Now()}
+	n.asked, n.cancel = context.WithCancelCause(context.Background())
+	return n
+}
+
 // arrive notes that the task has come to the lock; further calls do nothing.
 func (a *attempt) arrive(t target) error {
 	n := a.newest
 	if n == nil {
-		n = &newest{arrivals: make(map[string]arrival, 1), began: time.Now()}
-		n.asked, n.cancel = context.WithCancelCause(context.Background())
+		n = newNewest()
 		a.newest = n
 	}
 	if _, known := n.arrivals[t.key]; known {
@@ -104,7 +109,8 @@ func (a *attempt) replace(t target) (*lock.Lease, error) {
 		return nil, busy
 	}
 	defer a.guard.waiting.Add(-1)
-	return a.replaceInLine(t, cmp.Or(t.rule.Wait, t.rule.TTL))
+	a.warnLongWait(t)
+	return a.replaceInLine(t, t.rule.longestWait())
 }
 
 // waitInLine waits for a lock in line, whatever the policy of its rule.

@@ -272,3 +272,27 @@ func TestReplace_outsideAServer(t *testing.T) {
 		}
 	})
 }
+
+// A task that holds a lock under Replace and waits for another one, whatever the
+// policy there, gives way as soon as a newer task comes for the first.
+func TestReplace_waitsForAnotherLock(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, second := range []Policy{Retry, Park, Replace} {
+			r := start(t, s, setup{rules: []Rule{
+				{Task: "work", Name: "doc", Scope: "doc", On: []string{"id"}, Busy: Replace},
+				{Task: "work", Name: "all", Scope: "all", Busy: second, Wait: time.Hour},
+			}})
+			held := r.take("all")
+			old := r.enqueue("work", one)
+			r.awaitLine(1, "all")
+			newer := r.enqueue("work", one)
+			r.awaitRevoked(old)
+			r.awaitLine(1, "all") // of the newer one
+			r.free(held)
+			r.finish(newer)
+			r.awaitStored(0, 0, "all")
+			r.stop()
+		}
+	})
+}

@@ -144,7 +144,10 @@ type Rule struct {
 	TTL time.Duration
 
 	// Wait is the longest time that a task stands in line, in its worker,
-	// before the policy applies. 0 means not at all; for [Replace] a TTL.
+	// before the policy applies. 0 means not at all; for [Replace] a TTL. Time in
+	// line counts against the task's Timeout (30 minutes unless the task was
+	// enqueued with another): give it one of at least the Wait and the work. A
+	// wait ends a second before the task's deadline.
 	Wait time.Duration
 
 	// MaxHold bounds how long one task may hold the lock: then its handler's

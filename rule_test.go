@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 func TestCompile_defaults(t *testing.T) {
@@ -348,4 +350,34 @@ func TestJSONFields_agreeWithEncodingJSON(t *testing.T) {
 			t.Errorf("%q was found, and is not in %s", name, text)
 		}
 	}
+}
+
+// A Wait beyond the Timeout that tasks have by default is told of by New, one
+// beyond the Timeout that a task came with when it waits, once for each rule.
+func TestRule_waitIsLongerThanTheTimeout(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		long := &logged{}
+		newGuard(t, s, long, &events{},
+			Rule{Task: "long", Wait: time.Hour},
+			Rule{Task: "replace long", Busy: Replace, TTL: time.Hour},
+			Rule{Task: "park", Busy: Park, Wait: time.Hour},
+			Rule{Task: "short", Wait: 29 * time.Minute})
+		if text := long.text(slog.LevelWarn); strings.Count(text, "Wait:") != 2 || !strings.Contains(text, `"long"`) || !strings.Contains(text, `"replace long"`) {
+			t.Errorf("New logs %q", text)
+		}
+		r := start(t, s, setup{rules: []Rule{{Task: "work", Wait: 20 * time.Second}, {Task: "waits less", Wait: 8 * time.Second}}})
+		for _, scope := range []string{"work", "waits less"} {
+			held := r.take(scope)
+			for n := range 2 {
+				r.enqueue(scope, nil, asynq.Timeout(10*time.Second))
+				r.awaitLine(n+1, scope)
+			}
+			r.free(held)
+		}
+		r.stop()
+		if text := r.log.text(slog.LevelWarn); strings.Count(text, "Wait is longer") != 1 || !strings.Contains(text, "rule=work ") {
+			t.Errorf("logged: %q", text)
+		}
+	})
 }

@@ -1,0 +1,123 @@
+package automutex
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Tasks on their last attempt, which wait in their workers for what cannot be
+// had: they ask Redis now and then, not all the time, and hear of Close.
+
+// counting refuses each script, or delays it, and counts them.
+func counting(sent *atomic.Int64, do func(cmd redis.Cmder) error) *redistest.FailHook {
+	hook := &redistest.FailHook{}
+	hook.Before(func(cmd redis.Cmder) error {
+		if !strings.HasPrefix(cmd.Name(), "eval") {
+			return nil
+		}
+		sent.Add(1)
+		return do(cmd)
+	})
+	return hook
+}
+
+// few is how many commands a task may send that pauses between two tries, from
+// the beginning of Close to its end; a task that does not sends thousands.
+const few = 100
+
+func TestShutdown_lastAttemptWithoutRedis(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, policy := range []Policy{Retry, Park, Replace} {
+			var sent atomic.Int64
+			locks := s.Client(t)
+			locks.AddHook(counting(&sent, func(redis.Cmder) error { return redistest.ReplyError("ERR not now") }))
+			r := start(t, s, setup{rules: []Rule{{Task: "work", Busy: policy}}, locks: locks, served: quickly(2 * time.Second)})
+			id := r.enqueue("work", nil, asynq.MaxRetry(0))
+			r.awaitEvent(EventBackendError, id)
+			before := sent.Load()
+			if err := awaitClosed(t, r.closing(t.Context())); err != nil {
+				t.Errorf("%s: Close: %v", policy, err)
+			}
+			r.shutdown()
+			if n := sent.Load() - before; n > few {
+				t.Errorf("%s: %d commands from Close to the end of Shutdown", policy, n)
+			}
+			r.await(id, asynq.TaskStatePending) // asynq has taken it back, unrun
+			r.stop()
+		}
+	})
+}
+
+// A lease that is lost each time before the handler can begin.
+func TestShutdown_lastAttemptLosesItsLeases(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var sent atomic.Int64
+		locks := s.Client(t)
+		hook := counting(&sent, func(cmd redis.Cmder) error {
+			if args := cmd.Args(); len(args) > 3 && strings.Contains(args[3].(string), "{second}") {
+				time.Sleep(20 * time.Millisecond) // a slow Redis: longer than the first may be held
+			}
+			return nil
+		})
+		locks.AddHook(hook)
+		r := start(t, s, setup{locks: locks, served: quickly(2 * time.Second), rules: []Rule{
+			{Task: "work", Name: "first", Scope: "first", MaxHold: time.Millisecond},
+			{Task: "work", Name: "second", Scope: "second"},
+		}})
+		id := r.enqueue("work", nil, asynq.MaxRetry(0))
+		began := time.Now()
+		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventAcquired)) >= 4 }, "it tries again")
+		if took := time.Since(began); took < againAfter {
+			t.Errorf("two tries within %s", took)
+		}
+		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
+			t.Error(err)
+		}
+		r.shutdown()
+		r.await(id, asynq.TaskStatePending)
+		r.stage.none(t)
+	})
+}
+
+// The pause ends with what makes another try pointless.
+func TestAttempt_pause(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), &logged{}, &events{})
+	ended, end := context.WithCancel(context.Background())
+	end()
+	soon, cancel := context.WithTimeout(context.Background(), margin/2)
+	defer cancel()
+	for name, c := range map[string]struct {
+		ctx   context.Context
+		d     time.Duration
+		again bool
+	}{
+		"over":                       {context.Background(), time.Millisecond, true},
+		"the task's context ended":   {ended, time.Hour, false},
+		"the margin before deadline": {soon, time.Hour, false},
+	} {
+		a := &attempt{guard: guard, ctx: c.ctx}
+		if again := a.pause(c.d); again != c.again {
+			t.Errorf("%s: %t", name, again)
+		}
+	}
+	a := &attempt{guard: guard, ctx: context.Background(), newest: newNewest()}
+	a.newest.ask(target{})
+	if a.pause(time.Hour) {
+		t.Error("a task that was replaced tries again")
+	}
+	guard.stop()
+	if (&attempt{guard: guard, ctx: context.Background()}).pause(time.Hour) {
+		t.Error("a task tries again after Close")
+	}
+}
