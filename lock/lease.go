@@ -40,6 +40,8 @@ type Lease struct {
 	crowd    int       // how many there are when those are looked for that have ended; at least crowdLeast
 
 	renewedAt time.Time // when the latest renewal that succeeded was sent
+	due       time.Time // when the renewer has to look at it
+	place     int       // its place in the renewer's schedule, counted from 1; 0: not in it
 }
 
 // binding is one context made by Bind.

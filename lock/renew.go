@@ -24,14 +24,15 @@ type renewer struct {
 	locker *Locker
 	alarm  alarm
 
-	mu     sync.Mutex // guards the fields below and those of every Lease; never held across I/O
-	leases map[*Lease]struct{}
-	asked  int // leases among them that can be asked to stop
-	closed bool
+	mu       sync.Mutex        // guards the fields below and those of every Lease; never held across I/O
+	leases   map[string]*Lease // by token
+	schedule schedule          // the same ones
+	asked    int               // leases among them that can be asked to stop
+	closed   bool
 }
 
 func newRenewer(l *Locker) *renewer {
-	r := &renewer{locker: l, leases: make(map[*Lease]struct{})}
+	r := &renewer{locker: l, leases: make(map[string]*Lease)}
 	r.alarm.ring = r.ring
 	return r
 }
@@ -66,11 +67,11 @@ func (r *renewer) take(le *Lease, fence int64, value string, sent time.Time, len
 	if granted && le.lock.renew {
 		le.renewAt = le.taken.Add(min(firstRenewal, le.deadline.Sub(le.taken)/3))
 	}
-	if _, again := r.leases[le]; !again && le.lock.onStop != nil {
+	if r.leases[le.token] == nil && le.lock.onStop != nil {
 		r.asked++
 	}
-	r.leases[le] = struct{}{}
-	next := r.next(le)
+	r.leases[le.token] = le
+	next := r.plan(le)
 	r.mu.Unlock()
 	r.alarm.set(next)
 }
@@ -111,6 +112,14 @@ func (r *renewer) next(le *Lease) time.Time {
 func (r *renewer) attempt(le *Lease, now time.Time) {
 	le.attempts++
 	le.renewAt = now.Add(max(le.deadline.Sub(now)/3, together))
+}
+
+// plan notes in the schedule when a lease that is ours needs looking at next, and
+// returns that time. Callers hold mu.
+func (r *renewer) plan(le *Lease) time.Time {
+	le.due = r.next(le)
+	r.schedule.set(le)
+	return le.due
 }
 
 // drop ends a lease because its owner releases it; it tells what it was.
@@ -154,10 +163,8 @@ func (r *renewer) expire(le *Lease) {
 func (r *renewer) broken(token string) {
 	r.mu.Lock()
 	var bound []binding
-	for le := range r.leases {
-		if le.token == token {
-			bound = r.loseLocked(le)
-		}
+	if le := r.leases[token]; le != nil {
+		bound = r.loseLocked(le)
 	}
 	r.mu.Unlock()
 	endAll(bound, fmt.Errorf("%w: it was broken", ErrLost))
@@ -176,10 +183,11 @@ func (r *renewer) loseLocked(le *Lease) []binding {
 
 // remove takes a lease off the list; it may be off already. Callers hold mu.
 func (r *renewer) remove(le *Lease) {
-	if _, ok := r.leases[le]; ok && le.lock.onStop != nil {
+	if r.leases[le.token] != nil && le.lock.onStop != nil {
 		r.asked--
 	}
-	delete(r.leases, le)
+	delete(r.leases, le.token)
+	r.schedule.remove(le)
 }
 
 func (r *renewer) stateOf(le *Lease) leaseState {
@@ -196,7 +204,7 @@ func (r *renewer) extended(le *Lease, sent time.Time, length time.Duration) bool
 	var next time.Time
 	if ok {
 		r.reach(le, sent, length)
-		next = r.next(le)
+		next = r.plan(le)
 	}
 	r.mu.Unlock()
 	r.alarm.set(next)
@@ -216,30 +224,52 @@ const (
 	pipelined = 256
 )
 
+// overstayed tells whether the lease's MaxHold has passed.
+func (le *Lease) overstayed(now time.Time) bool {
+	return le.lock.maxHold > 0 && !now.Before(le.taken.Add(le.lock.maxHold))
+}
+
+// collect takes what is due from the schedule: leases at their end, which are lost
+// with it, and leases to renew. next is when to ring again.
+func (r *renewer) collect(now time.Time) (ended map[*Lease][]binding, due []*Lease, next time.Time) {
+	soon := now.Add(together)
+	var early []*Lease // due within together, and nothing to do yet: they end then
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.schedule) > 0 && r.schedule[0].due.Before(soon) {
+		le := r.schedule[0]
+		switch {
+		case le.overstayed(now) || !now.Before(le.deadline):
+			if ended == nil {
+				ended = make(map[*Lease][]binding)
+			}
+			ended[le] = r.loseLocked(le)
+		case !r.closed && le.attempts < attemptsMost && !le.renewAt.IsZero() && le.renewAt.Before(soon):
+			r.attempt(le, now)
+			r.plan(le)
+			due = append(due, le)
+		case r.plan(le).Before(soon):
+			r.schedule.remove(le)
+			early = append(early, le)
+		}
+	}
+	for _, le := range early {
+		r.schedule.set(le)
+	}
+	if len(r.schedule) > 0 {
+		next = r.schedule[0].due
+	}
+	return ended, due, next
+}
+
 // ring handles what is due: leases at their end are lost, others are renewed.
 func (r *renewer) ring() {
 	now := time.Now()
-	var due []*Lease
-	var next time.Time
-	ended := make(map[*Lease][]binding)
-	r.mu.Lock()
-	for le := range r.leases {
-		overstayed := le.lock.maxHold > 0 && !now.Before(le.taken.Add(le.lock.maxHold))
-		if overstayed || !now.Before(le.deadline) {
-			ended[le] = r.loseLocked(le)
-			continue
-		}
-		if !r.closed && le.attempts < attemptsMost && !le.renewAt.IsZero() && le.renewAt.Before(now.Add(together)) {
-			r.attempt(le, now)
-			due = append(due, le)
-		}
-		next = earliest(next, r.next(le))
-	}
-	r.mu.Unlock()
+	ended, due, next := r.collect(now)
 	r.alarm.set(next)
 	for le, bound := range ended {
 		cause := ErrLost
-		if le.lock.maxHold > 0 && !now.Before(le.taken.Add(le.lock.maxHold)) {
+		if le.overstayed(now) {
 			cause = fmt.Errorf("%w: %q was held for its MaxHold of %s", ErrLost, le.lock.name, le.lock.maxHold)
 		}
 		endAll(bound, cause)
@@ -293,12 +323,12 @@ func (r *renewer) later(le *Lease, sent time.Time) {
 	if !le.renewedAt.After(sent) {
 		le.renewAt = earliest(le.renewAt, time.Now().Add(pause))
 	}
-	next := r.next(le)
-	ok := le.state == held
-	r.mu.Unlock()
-	if ok {
-		r.alarm.set(next)
+	var next time.Time
+	if le.state == held {
+		next = r.plan(le)
 	}
+	r.mu.Unlock()
+	r.alarm.set(next)
 }
 
 // close stops renewing. Deadlines are still watched, so that contexts bound to

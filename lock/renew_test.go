@@ -137,8 +137,9 @@ func renewNow(l *Locker) {
 	r := l.renewer
 	now := time.Now()
 	r.mu.Lock()
-	for le := range r.leases {
+	for _, le := range r.leases {
 		le.renewAt = now
+		r.plan(le)
 	}
 	r.mu.Unlock()
 	r.alarm.set(now)

@@ -154,10 +154,5 @@ func (m *Lock) stopped() {
 func (r *renewer) find(token string) *Lease {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for le := range r.leases {
-		if le.token == token {
-			return le
-		}
-	}
-	return nil
+	return r.leases[token]
 }

@@ -1,0 +1,50 @@
+package lock
+
+import "container/heap"
+
+// schedule orders leases by when each needs looking at: a heap by Lease.due. The
+// renewer's mutex guards it, and the fields due and place of every lease in it.
+type schedule []*Lease
+
+// set puts le where its due belongs, whether it was in the schedule or not.
+func (s *schedule) set(le *Lease) {
+	if le.place > 0 {
+		heap.Fix(s, le.place-1)
+		return
+	}
+	heap.Push(s, le)
+}
+
+// remove takes le out; without effect when it is not in.
+func (s *schedule) remove(le *Lease) {
+	if le.place > 0 {
+		heap.Remove(s, le.place-1)
+	}
+}
+
+// Len implements heap.Interface, as do the methods below.
+func (s schedule) Len() int { return len(s) }
+
+func (s schedule) Less(i, j int) bool { return s[i].due.Before(s[j].due) }
+
+func (s schedule) Swap(i, j int) {
+	s[i], s[j] = s[j], s[i]
+	s[i].place, s[j].place = i+1, j+1
+}
+
+// Push appends a *Lease, for package heap.
+func (s *schedule) Push(x any) {
+	le := x.(*Lease) //nolint:forcetypeassert // nothing else is pushed
+	*s = append(*s, le)
+	le.place = len(*s)
+}
+
+// Pop removes the last one, for package heap.
+func (s *schedule) Pop() any {
+	last := len(*s) - 1
+	le := (*s)[last]
+	(*s)[last] = nil
+	*s = (*s)[:last]
+	le.place = 0
+	return le
+}

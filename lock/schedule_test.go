@@ -1,0 +1,65 @@
+package lock
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Whatever is added, extended and dropped: the schedule has the leases that are
+// held, each once, and the first of them is due first.
+func TestScheduleHasTheEarliestLeaseFirst(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	r := l.renewer
+	var held []*Lease
+	for range 3000 {
+		at := rand.N(len(held) + 1)
+		switch {
+		case at == len(held) || rand.N(3) == 0:
+			le := l.Mutex("x", TTL(time.Hour+rand.N(time.Hour))).newLease()
+			r.add(le, 1, "", time.Now(), le.lock.ttl)
+			held = append(held, le)
+		case rand.N(2) == 0:
+			r.extended(held[at], time.Now(), rand.N(4*time.Hour))
+		default:
+			r.drop(held[at])
+			held[at] = held[len(held)-1]
+			held = held[:len(held)-1]
+		}
+		r.mu.Lock()
+		if len(r.schedule) != len(held) || len(r.leases) != len(held) {
+			t.Fatalf("%d leases are held, %d known, %d scheduled", len(held), len(r.leases), len(r.schedule))
+		}
+		for _, le := range held {
+			if r.schedule[le.place-1] != le || le.due.Before(r.schedule[0].due) || !le.due.Equal(r.next(le)) {
+				t.Fatalf("a lease due at %v is at place %d, after one due at %v", r.next(le), le.place, r.schedule[0].due)
+			}
+		}
+		r.mu.Unlock()
+	}
+}
+
+// A lease that ends a moment from now does not keep the renewer from those that
+// are due after it.
+func TestRingPassesOverWhatIsNotDueYet(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	r := l.renewer
+	ends, renews := l.Mutex("a", NoRenew()).newLease(), l.Mutex("b").newLease()
+	for _, le := range []*Lease{ends, renews} {
+		r.add(le, 1, "", time.Now(), le.lock.ttl)
+	}
+	now := time.Now()
+	r.mu.Lock()
+	ends.deadline, renews.renewAt = now.Add(time.Millisecond), now.Add(2*time.Millisecond)
+	r.plan(ends)
+	r.plan(renews)
+	r.mu.Unlock()
+	ended, due, next := r.collect(now)
+	if len(ended) != 0 || len(due) != 1 || due[0] != renews || !next.Equal(ends.deadline) {
+		t.Errorf("%d leases ended, %d to renew, next in %s", len(ended), len(due), next.Sub(now))
+	}
+}
