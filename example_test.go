@@ -22,10 +22,9 @@ import (
 
 // What the snippets of the README and the guides use.
 var (
-	rdb      redis.UniversalClient
-	redisOpt = asynq.RedisClientOpt{Addr: "localhost:6379"}
-	store    saver
-	rules    []automutex.Rule
+	rdb   redis.UniversalClient
+	store saver
+	rules []automutex.Rule
 )
 
 type saver struct{}
@@ -259,11 +258,20 @@ func doubledSchedulers() automutex.Rule {
 	return cron
 }
 
+func oneScheduler(ctx context.Context) error {
+	err := automutex.LeadScheduler(ctx, locker, "digest-scheduler", func() (*asynq.Scheduler, error) {
+		scheduler := asynq.NewScheduler(redisOpt, nil)
+		_, err := scheduler.Register("@every 10m", asynq.NewTask("cron:digest", nil))
+		return scheduler, err
+	})
+	return err
+}
+
 // TestReadmeSnippets compares the Go of the README and the guides with files that
 // compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce}
+	_ = []any{headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {

@@ -1,0 +1,190 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// candidate is a call of Lead that runs beside the test.
+type candidate struct {
+	cancel context.CancelFunc
+	terms  chan context.Context // one for each term, when f begins
+	finish chan error           // what f returns next, unless its context ends before
+	done   chan error           // what Lead returned
+}
+
+// runFor calls Lead on a goroutine that ends with the test at the latest.
+func runFor(t *testing.T, l *Locker, name string, options ...Option) *candidate {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &candidate{cancel: cancel, terms: make(chan context.Context, 10), finish: make(chan error), done: make(chan error, 1)}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.done <- l.Lead(ctx, name, func(term context.Context) error {
+			c.terms <- term
+			select {
+			case err := <-c.finish:
+				return err
+			case <-term.Done():
+				return context.Cause(term)
+			}
+		}, options...)
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	return c
+}
+
+func TestLead_oneAtATime(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		name := redistest.Name(t)
+		a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		first := runFor(t, a, name)
+		term := come(t, first.terms, "the first term")
+		if le, ok := FromContext(term); !ok || !le.Held() {
+			t.Error("the leader's context has no lease")
+		}
+		second := runFor(t, b, name)
+		waiting(t, b.Mutex(name), 1)
+		if len(second.terms) != 0 {
+			t.Fatal("two lead at once")
+		}
+
+		failure := errors.New("failure")
+		first.finish <- failure
+		if err := come(t, first.done, "the end of Lead"); !errors.Is(err, failure) {
+			t.Errorf("Lead returned %v, want f's error", err)
+		}
+		come(t, second.terms, "the successor's term")
+		second.finish <- nil
+		if err := come(t, second.done, "the end of Lead"); err != nil {
+			t.Errorf("Lead returned %v, want nil as f did", err)
+		}
+		free(t, a.Mutex(name), soon)
+	})
+}
+
+func TestLead_campaignsAgainAfterALoss(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t))
+		leader := runFor(t, l, m.Name(), TTL(time.Second))
+		term := come(t, leader.terms, "the first term")
+		if err := m.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		come(t, term.Done(), "the end of the lost term")
+		if cause := context.Cause(term); !errors.Is(cause, ErrLost) {
+			t.Errorf("the term ended with %v, want ErrLost", cause)
+		}
+		again := come(t, leader.terms, "the second term")
+		if again.Err() != nil {
+			t.Error("the second term has ended already")
+		}
+		leader.cancel()
+		if err := come(t, leader.done, "the end of Lead"); !errors.Is(err, context.Canceled) {
+			t.Errorf("Lead returned %v, want what f returned at the end of its context", err)
+		}
+		free(t, m, soon)
+	})
+}
+
+func TestLead_contextEndsDuringTheCampaign(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		stop := errors.New("stop")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			done <- l.Lead(ctx, m.Name(), func(context.Context) error { t.Error("f was called"); return nil })
+		}()
+		waiting(t, m, 1)
+		cancel(stop)
+		if err := come(t, done, "the end of Lead"); !errors.Is(err, stop) {
+			t.Errorf("Lead returned %v, want the cause of its context", err)
+		}
+		mustUnlock(t, held)
+		free(t, m, soon)
+	})
+}
+
+// A candidate outlives an outage, and says so in the log.
+func TestLead_redisAway(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	rdb := s.Client(t)
+	var failures atomic.Int64
+	hook := &redistest.FailHook{}
+	hook.Before(func(cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") && failures.Add(1) <= 2 {
+			return redistest.ReplyError("NOPERM this user has no permissions to run the command")
+		}
+		return nil
+	})
+	rdb.AddHook(hook)
+	l := newLocker(t, rdb)
+	leader := runFor(t, l, redistest.Name(t))
+	come(t, leader.terms, "the term after the outage")
+	if n := failures.Load(); n < 3 {
+		t.Errorf("the outage had %d commands, want 3 or more", n)
+	}
+}
+
+func TestLead_closedLocker(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	l := newLocker(t, s.Client(t))
+	m := l.Mutex(redistest.Name(t))
+	mustTry(t, m)
+	waiter := runFor(t, l, m.Name())
+	waiting(t, m, 1)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := come(t, waiter.done, "the end of Lead"); !errors.Is(err, ErrClosed) {
+		t.Errorf("Lead returned %v, want ErrClosed", err)
+	}
+}
+
+func TestLead_badDefinition(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	never := func(context.Context) error { t.Error("f was called"); return nil }
+	if err := l.Lead(t.Context(), "", never); err == nil {
+		t.Error("an empty name is accepted")
+	}
+	if err := l.Lead(t.Context(), redistest.Name(t), never, TTL(time.Millisecond)); err == nil {
+		t.Error("a TTL below MinTTL is accepted")
+	}
+}
+
+// A panic of f reaches the caller, and the next candidate leads at once.
+func TestLead_panicReleases(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		name := redistest.Name(t)
+		func() {
+			defer func() {
+				if recover() != "from f" {
+					t.Error("the panic was changed")
+				}
+			}()
+			_ = l.Lead(t.Context(), name, func(context.Context) error { panic("from f") })
+		}()
+		free(t, l.Mutex(name), soon)
+	})
+}
