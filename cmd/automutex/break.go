@@ -57,7 +57,7 @@ code is 1.`,
 				return err
 			}
 			if !yes {
-				if err := a.ask(ctx, fmt.Sprintf("\nTake the lock from %d? [y/N] ", len(s.Holders))); err != nil {
+				if err := a.ask(ctx, fmt.Sprintf("\nTake the lock from %s? [y/N] ", counted(len(s.Holders), "holder"))); err != nil {
 					return err
 				}
 			}

@@ -32,7 +32,7 @@ func testBreak(t *testing.T, b binary) {
 		tr.enqueue("other", "work", `{"id": 8}`)
 		tr.holds("other")
 		r := b.runWith(t, "y\n", nil, tr.flags("break", lock.Key(tr.prefix, "work", "7"))...)
-		if r.exit != exitOK || !strings.Contains(r.stderr, "Take the lock from 1? [y/N]") || !strings.Contains(r.stdout, tr.queue+"/first") ||
+		if r.exit != exitOK || !strings.Contains(r.stderr, "Take the lock from 1 holder? [y/N]") || !strings.Contains(r.stdout, tr.queue+"/first") ||
 			!strings.HasSuffix(r.stdout, "broken: 1 of 1\n") {
 			t.Errorf("%d\n%s\n%s", r.exit, r.stdout, r.stderr)
 		}

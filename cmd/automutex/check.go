@@ -53,7 +53,7 @@ surprise is a note. Redis is not needed.`,
 			for _, note := range append(notes, unclaimed(cfg, once)...) {
 				fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 			}
-			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %d rules, %d unique rules\n", printable.Text(args[0]), len(cfg.Rules), len(once.Rules))
+			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %s, %s\n", printable.Text(args[0]), counted(len(cfg.Rules), "rule"), counted(len(once.Rules), "unique rule"))
 			return err
 		},
 	}

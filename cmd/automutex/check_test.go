@@ -39,7 +39,7 @@ unique:
   - {task: reindex, on: [id], until: start, duplicate: join}
   - {task: digest, on: [user], until: start, queue: low}
   - {task: mail, until: {for: 10m}, duplicate: {postpone: 5s}}
-`)).want(t, exitOK, "1 rules, 3 unique rules", `note: unique rule "digest": until start lasts until the task has ended`)
+`)).want(t, exitOK, "1 rule, 3 unique rules", `note: unique rule "digest": until start lasts until the task has ended`)
 	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m0s postpone by 5s") || strings.Count(r.stdout, "note: ") != 1 {
 		t.Errorf("got\n%s", r.stdout)
 	}
@@ -124,4 +124,28 @@ func testKey(t *testing.T, b binary) {
 	if r := b.run(t, "key", file(t, "rules: 1"), "--type", "work"); r.exit != exitNo || !strings.Contains(r.stderr, ":1:8: ") {
 		t.Errorf("%d, %s", r.exit, r.stderr)
 	}
+}
+
+// testKeyUnique: what a producer does with a task is shown with what a worker does.
+func testKeyUnique(t *testing.T, b binary) {
+	name := file(t, `
+prefix: shop
+rules:
+  - {task: report, on: [tenant]}
+unique:
+  - {task: report, on: [tenant], queue: low}
+  - {task: mail, on: [to], until: start}
+`)
+	r := b.run(t, "key", name, "--type", "report", "--payload", `{"tenant": 7}`).want(t, exitOK)
+	if got, want := squeeze(r.stdout), "RULE KEY REDIS\nreport report|7 shop:{report|7}\n\n"+
+		"UNIQUE KEY QUEUE UNTIL REDIS\nreport report|7 low done shop:{report|7}\n"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	b.run(t, "key", name, "--type", "mail", "--payload", `{"to": "a"}`).want(t, exitOK, "no rule guards it", "start", "shop:{mail|a}:claim")
+	r = b.run(t, "key", name, "--type", "mail", "--payload", `{"to": "a"}`, "--json").want(t, exitOK)
+	if got := lines[once](t, r.stdout); len(got) != 1 || got[0] != (once{"mail", "mail|a", "default", "start", "shop:{mail|a}:claim"}) {
+		t.Errorf("got %+v", got)
+	}
+	b.run(t, "key", name, "--type", "mail", "--payload", `{}`).wantError(t, exitNo, `field "to" is missing`)
+	b.run(t, "key", name, "--type", "other").wantError(t, exitNo, "no rule matches")
 }

@@ -233,10 +233,15 @@ func (c *connection) unreachable(where string, err error) error {
 		return err
 	}
 	where = printable.Text(where)
+	var reply redis.Error
 	switch text := err.Error(); {
+	case strings.Contains(text, "DB index is out of range"):
+		return backend(fmt.Errorf("Redis at %s does not have that database (%w); set --db, or the number in --uri, to one that it has", where, err))
 	case strings.HasPrefix(text, "WRONGPASS"), strings.HasPrefix(text, "NOAUTH"), strings.Contains(text, "invalid password"),
 		strings.Contains(text, "without any password configured"), strings.Contains(text, "invalid username-password pair"):
 		return backend(fmt.Errorf("Redis at %s refuses user or password (%w); set --username and --password, or AUTOMUTEX_PASSWORD", where, err))
+	case errors.As(err, &reply):
+		return backend(fmt.Errorf("Redis at %s refuses the connection: %w", where, err))
 	default:
 		return backend(fmt.Errorf("Redis at %s does not answer: %w; is it running, and are address and TLS right?", where, err))
 	}

@@ -33,6 +33,7 @@ type doctor struct {
 	rdb      redis.UniversalClient
 	prefix   string
 	timeout  time.Duration
+	assumed  bool // TaskCheckInterval is asynq's default: the command line does not say
 	findings []finding
 }
 
@@ -46,15 +47,16 @@ func newDoctor(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor [FILE]",
-		Short: "Look for what would bite: Redis' settings, missing rights, rules that do not fit",
-		Long: `Look for what would bite. Of Redis: its version, eviction, persistence, replicas,
+		Short: "Check Redis' settings and rights, and whether rules fit the tasks",
+		Long: `Check what keeps locks from working. Of Redis: its version, eviction, persistence, replicas,
 the rights of this user (each command, key and channel is tried, on names of its
-own) and Pub/Sub. With the FILE of the rules also: tasks without attempts under a
-rule that retries, rules that match no task in any queue, leases longer than
-asynq's, and parked tasks that an idle server would fetch too slowly.
+own) and Pub/Sub. With the FILE of the rules also: rules that match no task in any
+queue, tasks that no key can be made from, tasks without attempts under a rule that
+retries, waits longer than the Timeout of tasks, leases longer than asynq's, and
+parked tasks that an idle server would fetch too slowly.
 
-Each finding is a line: ok, note (may bite some day, or could not be looked at)
-or bad. Something bad makes the exit code 1.`,
+Each finding is a line: ok, note (may cause trouble later, or could not be checked)
+or bad (causes trouble now). Something bad makes the exit code 1.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return exactly(1, "FILE")(cmd, args)
@@ -83,7 +85,7 @@ or bad. Something bad makes the exit code 1.`,
 			if err != nil {
 				return err
 			}
-			d := &doctor{rdb: rdb, prefix: a.conn.prefix, timeout: a.conn.timeout}
+			d := &doctor{rdb: rdb, prefix: a.conn.prefix, timeout: a.conn.timeout, assumed: !cmd.Flags().Changed("task_check_interval")}
 			err = d.examine(ctx, cfg, len(args) > 0, tasks, checkEvery)
 			return errors.Join(err, rdb.Close(), d.print(a.out, asJSON), d.verdict(err))
 		},
@@ -140,5 +142,5 @@ func (d *doctor) verdict(err error) error {
 	if n == 0 || err != nil { // which is told already
 		return nil //nolint:nilerr // see above
 	}
-	return no("%d of %d findings are bad", n, len(d.findings))
+	return no("%d of %s bad", n, counted(len(d.findings), "finding"))
 }

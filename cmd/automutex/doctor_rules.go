@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -21,16 +22,24 @@ const asynqLease = 30 * time.Second
 type kind struct {
 	tasks   int
 	onlyOne int // of those that may still run: have one attempt
+
+	timeouts map[time.Duration]int // of those that may still run, by Timeout; without those that have none
 }
 
 // rules looks at whether the rules fit the tasks that there are.
 func (d *doctor) rules(ctx context.Context, cfg automutex.Config, most int, checkEvery time.Duration) error {
-	kinds, queues, err := d.kinds(ctx, most)
+	trials, err := newKeyTrials(cfg)
 	if err != nil {
 		return err
 	}
+	kinds, queues, err := d.kinds(ctx, most, trials)
+	if err := errors.Join(err, trials.close(ctx)); err != nil {
+		return err
+	}
 	d.unmatched(cfg, kinds, queues)
+	d.keys(trials)
 	d.attempts(cfg, kinds)
+	d.timeouts(cfg, kinds)
 	for i, rule := range cfg.Rules {
 		if rule.TTL > asynqLease {
 			d.foundf(note, "TTL", "rule %q: %s is longer than asynq's lease of %s: a task whose worker died is run again before its own key is free",
@@ -40,8 +49,9 @@ func (d *doctor) rules(ctx context.Context, cfg automutex.Config, most int, chec
 	return d.parked(ctx, cfg, checkEvery)
 }
 
-// kinds looks at the tasks of all queues, at most so many of each state.
-func (d *doctor) kinds(ctx context.Context, most int) (map[string]*kind, []string, error) {
+// kinds looks at the tasks of all queues, at most so many of each state, and tries their
+// keys.
+func (d *doctor) kinds(ctx context.Context, most int, trials *keyTrials) (map[string]*kind, []string, error) {
 	inspector := asynq.NewInspectorFromRedisClient(d.rdb)
 	queues, err := inspector.Queues()
 	switch {
@@ -69,6 +79,7 @@ func (d *doctor) kinds(ctx context.Context, most int) (map[string]*kind, []strin
 				}
 				for _, t := range tasks {
 					count(kinds, t)
+					trials.try(ctx, t)
 				}
 				if len(tasks) < page {
 					break
@@ -83,12 +94,18 @@ func (d *doctor) kinds(ctx context.Context, most int) (map[string]*kind, []strin
 func count(kinds map[string]*kind, t *asynq.TaskInfo) {
 	k := kinds[t.Type]
 	if k == nil {
-		k = &kind{}
+		k = &kind{timeouts: map[time.Duration]int{}}
 		kinds[t.Type] = k
 	}
 	k.tasks++
-	if t.MaxRetry == 0 && t.State != asynq.TaskStateArchived && t.State != asynq.TaskStateCompleted {
+	if t.State == asynq.TaskStateArchived || t.State == asynq.TaskStateCompleted {
+		return
+	}
+	if t.MaxRetry == 0 {
 		k.onlyOne++
+	}
+	if t.Timeout > 0 {
+		k.timeouts[t.Timeout]++
 	}
 }
 
@@ -96,7 +113,7 @@ func count(kinds map[string]*kind, t *asynq.TaskInfo) {
 func (d *doctor) unmatched(cfg automutex.Config, kinds map[string]*kind, queues []string) {
 	if len(kinds) == 0 {
 		if kinds != nil {
-			d.foundf(note, "tasks", "there are none in any of %d queues: the rules were not held against tasks", len(queues))
+			d.foundf(note, "tasks", "there are none in %s: the rules were not held against tasks", counted(len(queues), "queue"))
 		}
 		return
 	}
@@ -110,32 +127,49 @@ func (d *doctor) unmatched(cfg automutex.Config, kinds map[string]*kind, queues 
 	for i, rule := range cfg.Rules {
 		if !used[i] {
 			idle++
-			d.foundf(note, "tasks", "rule %q matches no task seen in any of %d queues; is the Task %q written as the tasks' type is?",
-				ruleName(cfg, i), len(queues), rule.Task)
+			d.foundf(note, "tasks", "rule %q matches no task seen in %s; is the Task %q written as the tasks' type is?",
+				ruleName(cfg, i), counted(len(queues), "queue"), rule.Task)
 		}
 	}
 	if idle == 0 {
-		d.foundf(fine, "tasks", "each of %d rules matches tasks seen in %d queues", len(cfg.Rules), len(queues))
+		d.foundf(fine, "tasks", "every rule matches tasks seen in %s", counted(len(queues), "queue"))
 	}
 }
 
 // attempts finds tasks that cannot be handed back: with no attempts left they
 // wait in their workers.
 func (d *doctor) attempts(cfg automutex.Config, kinds map[string]*kind) {
-	types := make([]string, 0, len(kinds))
-	for taskType := range kinds {
-		types = append(types, taskType)
-	}
-	slices.Sort(types)
-	for _, taskType := range types {
+	for _, taskType := range slices.Sorted(maps.Keys(kinds)) {
 		k := kinds[taskType]
 		if k.onlyOne == 0 {
 			continue
 		}
 		for _, i := range applying(cfg, taskType) {
 			if busy := cfg.Rules[i].Busy; handsBack(busy) {
-				d.foundf(bad, "attempts", "rule %q is to %s, but %d of %d tasks of type %q have MaxRetry 0: a busy one is not handed back, it waits in its worker; give them a MaxRetry of 1 or more",
-					ruleName(cfg, i), busy, k.onlyOne, k.tasks, taskType)
+				d.foundf(bad, "attempts", "rule %q is to %s, but %d of %s of type %q with MaxRetry 0 were seen: a busy one is not handed back, it waits in its worker; give them a MaxRetry of 1 or more",
+					ruleName(cfg, i), busy, k.onlyOne, counted(k.tasks, "task"), taskType)
+			}
+		}
+	}
+}
+
+// timeouts finds tasks whose time may be up before their Wait is: the time in line counts
+// as part of a task's Timeout, and a wait ends a second before it at the latest.
+func (d *doctor) timeouts(cfg automutex.Config, kinds map[string]*kind) {
+	for _, taskType := range slices.Sorted(maps.Keys(kinds)) {
+		for _, i := range applying(cfg, taskType) {
+			wait, tasks, shortest := cfg.Rules[i].Wait, 0, time.Duration(0)
+			for timeout, n := range kinds[taskType].timeouts {
+				if wait < timeout {
+					continue
+				}
+				if tasks += n; shortest == 0 || timeout < shortest {
+					shortest = timeout
+				}
+			}
+			if tasks > 0 && wait > 0 {
+				d.foundf(note, "Wait", "rule %q: a Wait of %s is no shorter than the Timeout of %s of type %q (%s): time in line is part of a task's Timeout, so its handler may be left with a second; make Wait shorter, or Timeout longer",
+					ruleName(cfg, i), wait, counted(tasks, "task"), taskType, shortest)
 			}
 		}
 	}
@@ -188,17 +222,25 @@ func (d *doctor) parked(ctx context.Context, cfg automutex.Config, checkEvery ti
 func (d *doctor) judge(rule string, ages []time.Duration, checkEvery time.Duration) {
 	const far = 10
 	if len(ages) == 0 {
-		d.foundf(note, "Park", "rule %q: nothing of it is held now, so its hold times are not known; TaskCheckInterval (%s) should not be far above them", rule, checkEvery)
+		d.foundf(note, "Park", "rule %q: nothing of it is held now, so its hold times are not known; TaskCheckInterval should not be far above them, and is %s", rule, d.taskCheckInterval(checkEvery))
 		return
 	}
 	slices.Sort(ages)
 	hold := 2 * ages[len(ages)/2]
 	if checkEvery > far*hold {
-		d.foundf(bad, "Park", "rule %q: its keys are held for about %s, but an idle server looks for tasks only every %s (TaskCheckInterval): a hot key idles between parked tasks; lower it",
-			rule, short(hold), checkEvery)
+		d.foundf(bad, "Park", "rule %q: its keys are held for about %s, but an idle server looks for tasks only every TaskCheckInterval: a hot key idles between parked tasks; lower it from %s",
+			rule, short(hold), d.taskCheckInterval(checkEvery))
 		return
 	}
-	d.foundf(fine, "Park", "rule %q: its keys are held for about %s, TaskCheckInterval is %s", rule, short(hold), checkEvery)
+	d.foundf(fine, "Park", "rule %q: its keys are held for about %s, TaskCheckInterval is %s", rule, short(hold), d.taskCheckInterval(checkEvery))
+}
+
+// taskCheckInterval says how often servers look, and where that is known from.
+func (d *doctor) taskCheckInterval(checkEvery time.Duration) string {
+	if d.assumed {
+		return checkEvery.String() + " (assumed, as asynq's default; give --task_check_interval where yours differs)"
+	}
+	return checkEvery.String()
 }
 
 // isOf tells whether a key is one that a rule gives.

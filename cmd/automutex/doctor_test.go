@@ -195,7 +195,7 @@ rules:
   - {task: cron}
   - {task: misspelt}
 `))
-	has(t, findings(t, b, exitOK, args...), note, "tasks", "there are none in any of 0 queues")
+	has(t, findings(t, b, exitOK, args...), note, "tasks", "there are none in 0 queues")
 	for range 150 { // more than a page
 		enqueue("mail:welcome")
 	}
@@ -204,9 +204,9 @@ rules:
 	enqueue("cache", asynq.MaxRetry(0))
 	enqueue("cron", asynq.MaxRetry(3))
 	all := findings(t, b, exitNo, args...)
-	has(t, all, bad, "attempts", `rule "mail:" is to retry, but 1 of 1 tasks of type "mail:bye" have MaxRetry 0`)
-	has(t, all, bad, "attempts", `rule "report" is to retry in 5s, but 1 of 1 tasks`)
-	has(t, all, note, "tasks", `rule "misspelt" matches no task seen in any of 1 queues`)
+	has(t, all, bad, "attempts", `rule "mail:" is to retry, but 1 of 1 task of type "mail:bye" with MaxRetry 0`)
+	has(t, all, bad, "attempts", `rule "report" is to retry in 5s, but 1 of 1 task of`)
+	has(t, all, note, "tasks", `rule "misspelt" matches no task seen in 1 queue;`)
 	has(t, all, note, "TTL", `rule "report": 2m0s is longer than asynq's lease of 30s`)
 	for _, f := range all {
 		for _, not := range []string{`"cache"`, `"cron"`, "welcome"} {
@@ -218,6 +218,75 @@ rules:
 	b.run(t, "doctor", "--tasks", "0").wantError(t, exitUsage, "--tasks")
 	b.run(t, "doctor", "--task-check-interval", "0s").wantError(t, exitUsage, "--task_check_interval")
 	b.run(t, "doctor", "--uri", s.Addr(), file(t, "rules: [{task: a, limit: -1}]")).want(t, exitNo)
+}
+
+// testDoctorKeys: tasks that no key can be made from are found before a worker archives
+// them, each with the field, and with what it may be called.
+func testDoctorKeys(t *testing.T, b binary) {
+	s := redistest.StartReal(t)
+	client := asynq.NewClientFromRedisClient(s.Client(t))
+	enqueue := func(n int, taskType, payload string) {
+		t.Helper()
+		for range n {
+			task := asynq.NewTaskWithHeaders(taskType, []byte(payload), map[string]string{"Region": "eu"})
+			if _, err := client.Enqueue(task); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	enqueue(4, "misspelt", `{"id": 1}`)
+	enqueue(3, "case", `{"user": {"Id": 1}}`)
+	enqueue(2, "header", `{}`)
+	enqueue(2, "fine", `{"id": 1}`)
+	enqueue(1, "fine", `{"id": null}`)
+	enqueue(1, "text", `no JSON`)
+	enqueue(1, "list", `{"items": [{"skus": 1}]}`)
+	all := findings(t, b, exitNo, append(where(s), file(t, `
+rules:
+  - {task: misspelt, on: [idd]}
+  - {task: case, on: [user.id]}
+  - {task: header, on_headers: [region]}
+  - {task: fine, on: [id]}
+  - {task: text, on: [id]}
+  - {task: list, on: [items.0.sku]}
+`))...)
+	has(t, all, bad, "keys", `rule "misspelt": no key for 4 of 4 tasks seen of type "misspelt": field "idd" is missing: the payload has no "idd" (did you mean "id"?); a worker archives`)
+	has(t, all, bad, "keys", `rule "case": no key for 3 of 3 tasks seen of type "case": field "user.id" is missing: "user" has no "id" (there is a "user.Id": letter case counts)`)
+	has(t, all, bad, "keys", `header "region" is missing (there is a "Region": letter case counts)`)
+	has(t, all, bad, "keys", `rule "fine": no key for 1 of 3 tasks seen of type "fine": field "id" is null`)
+	has(t, all, bad, "keys", `rule "text": no key for 1 of 1 task seen of type "text": field "id": the payload is not JSON`)
+	has(t, all, bad, "keys", `(did you mean "items.0.skus"?)`)
+
+	all = findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: fine}, {task: misspelt, on: [id]}]`))...)
+	has(t, all, fine, "keys", "every rule makes a key for each task seen")
+
+	// What has ended already may have had another form; it does no harm any more.
+	inspector := asynq.NewInspectorFromRedisClient(s.Client(t))
+	if _, err := inspector.ArchiveAllPendingTasks("default"); err != nil {
+		t.Fatal(err)
+	}
+	all = findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: misspelt, on: [idd]}]`))...)
+	has(t, all, note, "keys", "all of these have ended already")
+}
+
+// testDoctorWait: time in line is part of a task's Timeout.
+func testDoctorWait(t *testing.T, b binary) {
+	s := redistest.StartReal(t)
+	client := asynq.NewClientFromRedisClient(s.Client(t))
+	for _, timeout := range []time.Duration{time.Minute, 20 * time.Second, time.Hour} {
+		if _, err := client.Enqueue(asynq.NewTask("report", nil), asynq.Timeout(timeout)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, wait: 1m}, {task: other, wait: 30m}]`))...)
+	has(t, all, note, "Wait", `rule "report": a Wait of 1m0s is no shorter than the Timeout of 2 tasks of type "report" (20s)`)
+	has(t, findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, busy: park}]`))...), note, "Park", "1s (assumed, as asynq's default")
+	all = findings(t, b, exitOK, append(where(s), "--task-check-interval", "1s", file(t, `rules: [{task: report, busy: park, wait: 10s}]`))...)
+	for _, f := range all {
+		if f.What == "Wait" || strings.Contains(f.Text, "assumed") {
+			t.Errorf("a finding too many: %+v", f)
+		}
+	}
 }
 
 // testDoctorPark looks at real locks; the rule is not read from a file.

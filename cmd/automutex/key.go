@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -29,9 +30,10 @@ func newKey(a *app) *cobra.Command {
 		Use:   "key FILE --type TYPE [--payload JSON]",
 		Short: "Show the keys of a task: which rules match, and the names in Redis",
 		Long: `Show the keys of a task, in the order in which they are taken: which rules of
-the file match, the key of each, and its name in Redis. When no rule matches, or
-no key can be made (asynq would archive the task), the exit code is 1. Redis is
-not needed.
+the file match, the key of each, and its name in Redis. A unique rule that matches
+follows with its queue, and with what keeps duplicates out: the ID of the task, or
+the Redis key of its claim. When no rule matches, or no key can be made (the guard
+archives such a task), the exit code is 1. Redis is not needed.
 
 Where the workers hash their keys, the secret is the file's hash_keys, or the
 environment variable AUTOMUTEX_HASH_KEYS where it has none.`,
@@ -41,28 +43,25 @@ environment variable AUTOMUTEX_HASH_KEYS where it has none.`,
 			if strings.TrimSpace(taskType) == "" {
 				return usage("key: --type is missing or blank: name the type of the task")
 			}
-			cfg, _, err := load(args[0])
+			cfg, producers, err := load(args[0])
 			if err != nil {
 				return err
 			}
 			cfg.HashKeys = cmp.Or(cfg.HashKeys, os.Getenv("AUTOMUTEX_HASH_KEYS"))
-			matches, err := matching(cmd.Context(), cfg, asynq.NewTaskWithHeaders(taskType, []byte(payload), headers))
+			producers.HashKeys = cfg.HashKeys
+			task := asynq.NewTaskWithHeaders(taskType, []byte(payload), headers)
+			matches, err := matching(cmd.Context(), cfg, task)
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				for _, m := range matches {
-					if err := printJSON(a.out, m); err != nil {
-						return err
-					}
-				}
-				return nil
+			enqueued, err := uniqueMatch(cmd.Context(), producers, task)
+			switch {
+			case err != nil:
+				return err
+			case len(matches) == 0 && enqueued == nil:
+				return no("no rule matches a task of type %q: it runs unguarded", taskType)
 			}
-			t := newTable(a.out, "RULE", "KEY", "REDIS")
-			for _, m := range matches {
-				t.row(m.Rule, m.Key, m.Name)
-			}
-			return t.flush()
+			return a.printKeys(matches, enqueued, asJSON)
 		},
 	}
 	cmd.Flags().StringVarP(&taskType, "type", "t", "", "the type of the task")
@@ -70,6 +69,36 @@ environment variable AUTOMUTEX_HASH_KEYS where it has none.`,
 	cmd.Flags().StringToStringVar(&headers, "header", nil, "its headers, name=value")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object for each rule")
 	return cmd
+}
+
+// printKeys prints what applies to a task; enqueued is nil where no unique rule does.
+func (a *app) printKeys(matches []match, enqueued *once, asJSON bool) error {
+	if asJSON {
+		for _, m := range matches {
+			if err := printJSON(a.out, m); err != nil {
+				return err
+			}
+		}
+		if enqueued != nil {
+			return printJSON(a.out, enqueued)
+		}
+		return nil
+	}
+	if len(matches) > 0 {
+		t := newTable(a.out, "RULE", "KEY", "REDIS")
+		for _, m := range matches {
+			t.row(m.Rule, m.Key, m.Name)
+		}
+		if err := t.flush(); err != nil || enqueued == nil {
+			return err
+		}
+	} else {
+		fmt.Fprintln(a.out, "no rule guards it: its handlers may run at once")
+	}
+	t := newTable(a.out, "UNIQUE", "KEY", "QUEUE", "UNTIL", "REDIS")
+	t.row(enqueued.Rule, enqueued.Key, enqueued.Queue, enqueued.Until, enqueued.Name)
+	fmt.Fprintln(a.out)
+	return t.flush()
 }
 
 // matching gives the rules that apply to a task, in the order in which their
@@ -87,11 +116,7 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]match
 		if err != nil {
 			return nil, err
 		}
-		key := strings.TrimSuffix(its[0][strings.IndexByte(its[0], '{')+1:], "}")
-		matches = append(matches, match{Rule: ruleName(cfg, i), Key: key, Name: its[0]})
-	}
-	if len(matches) == 0 {
-		return nil, no("no rule matches a task of type %q: it runs unguarded", t.Type())
+		matches = append(matches, match{Rule: ruleName(cfg, i), Key: inBraces(its[0]), Name: its[0]})
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
 	return matches, nil

@@ -25,13 +25,13 @@ const patience = 30 * time.Second
 func TestCommands(t *testing.T) {
 	b := build(t)
 	for name, test := range map[string]func(*testing.T, binary){
-		"check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
+		"key unique": testKeyUnique, "check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
 		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow,
-		"watch": testWatch, "watch terminal": testWatchTerminal, "watch outage": testWatchOutage,
+		"watch": testWatch, "watch terminal": testWatchTerminal, "watch q": testWatchQ, "watch outage": testWatchOutage,
 		"break": testBreak, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs,
 		"sweep":  testSweep,
 		"doctor": testDoctor, "doctor settings": testDoctorSettings, "doctor rights": testDoctorRights, "doctor replica": testDoctorReplica,
-		"doctor rules": testDoctorRules, "doctor Park": testDoctorPark, "doctor cluster": testDoctorCluster,
+		"doctor rules": testDoctorRules, "doctor keys": testDoctorKeys, "doctor Wait": testDoctorWait, "doctor Park": testDoctorPark, "doctor cluster": testDoctorCluster,
 		"completion": testCompletion, "help": testHelp, "readme": testReadme, "usage": testUsage, "arguments": testArguments,
 		"connection": testConnection, "environment": testEnvironment, "no Redis": testNoRedis, "hanging Redis": testHangingRedis,
 		"wrong password": testWrongPassword,

@@ -267,7 +267,7 @@ func testConnection(t *testing.T, b binary) {
 	b.run(t, "doctor", "--uri", socketURL(socket)).want(t, exitOK)
 	b.run(t, "sweep", "--uri", "redis-socket://"+socket+"?db=5").want(t, exitOK)
 	b.run(t, "sweep", "--uri", s.Addr(), "--db", "15").want(t, exitOK)
-	b.run(t, "sweep", "--uri", s.Addr(), "--db", "16").wantError(t, exitRedis, "DB index")
+	b.run(t, "sweep", "--uri", s.Addr(), "--db", "16").wantError(t, exitRedis, "does not have that database (ERR DB index is out of range); set --db")
 	b.run(t, "sweep", "--uri", s.Addr(), "--tls", "--timeout", "2s").wantError(t, exitRedis, "")
 }
 

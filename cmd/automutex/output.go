@@ -5,18 +5,23 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
+
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// table prints columns of the width that its rows need. Rows reach out at
-// flush.
-type table struct{ w *tabwriter.Writer }
+// table prints columns as wide as their cells are on a terminal, where a Chinese
+// character takes two columns and a combining one none. Rows are kept until flush.
+type table struct {
+	out    io.Writer
+	rows   [][]string
+	widths []int // by column
+}
 
 func newTable(out io.Writer, header ...string) *table {
-	t := &table{w: tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
+	t := &table{out: out}
 	if len(header) > 0 {
 		t.row(header...)
 	}
@@ -24,16 +29,42 @@ func newTable(out io.Writer, header ...string) *table {
 }
 
 func (t *table) row(cells ...string) {
+	row := make([]string, len(cells))
 	for i, cell := range cells {
-		if i > 0 {
-			fmt.Fprint(t.w, "\t")
+		row[i] = printable.Text(cell)
+		if i == len(t.widths) {
+			t.widths = append(t.widths, 0)
 		}
-		fmt.Fprint(t.w, printable.Text(cell))
+		t.widths[i] = max(t.widths[i], ansi.StringWidth(row[i]))
 	}
-	fmt.Fprintln(t.w)
+	t.rows = append(t.rows, row)
 }
 
-func (t *table) flush() error { return t.w.Flush() }
+// flush prints the rows. The last cell of a row is followed by no spaces.
+func (t *table) flush() error {
+	const gap = 2
+	var b strings.Builder
+	for _, row := range t.rows {
+		for i, cell := range row {
+			b.WriteString(cell)
+			if i < len(row)-1 {
+				b.WriteString(strings.Repeat(" ", t.widths[i]-ansi.StringWidth(cell)+gap))
+			}
+		}
+		b.WriteByte('\n')
+	}
+	t.rows, t.widths = nil, nil
+	_, err := io.WriteString(t.out, b.String())
+	return err
+}
+
+// counted is a number with its noun: 1 queue, 2 queues.
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
 
 // printJSON writes v on one line.
 func printJSON(out io.Writer, v any) error {

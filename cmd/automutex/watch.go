@@ -41,7 +41,7 @@ func newWatch(a *app) *cobra.Command {
 		Use:   "watch",
 		Short: "Show the busiest locks, again and again",
 		Long: `Show the locks with the longest lines, and of those the ones taken longest ago,
-as many as fit on the screen, until Ctrl-C. The columns are those of list, in
+as many as fit on the screen, until q or Ctrl-C. The columns are those of list, in
 another order. Where a look at all locks takes long, the interval grows, so that
 Redis spends no more than a fifth of its time on this. Without a terminal, one
 table follows another.`,
@@ -63,6 +63,14 @@ table follows another.`,
 			}
 			defer done()
 			w := &watcher{locker: locker, rdb: rdb, filter: f, prefix: a.conn.prefix, screen: newScreen(a.out)}
+			if w.screen.fd >= 0 {
+				var keys bool
+				var restore func()
+				if ctx, keys, restore = untilQ(ctx, a.in); keys {
+					w.hint = "  q leaves"
+				}
+				defer restore()
+			}
 			return w.run(ctx, interval, count)
 		},
 	}
@@ -122,6 +130,7 @@ type watcher struct {
 	filter filter
 	prefix string
 	screen screen
+	hint   string // ends the summary: how to leave
 }
 
 func (w *watcher) run(ctx context.Context, interval time.Duration, count int) (err error) {
@@ -135,7 +144,7 @@ func (w *watcher) run(ctx context.Context, interval time.Duration, count int) (e
 		took := time.Since(began)
 		switch {
 		case ctx.Err() != nil:
-			return nil // Ctrl-C is how one leaves
+			return nil // q and Ctrl-C are how one leaves
 		case err != nil && (w.screen.fd < 0 || looks == 1 || exitOf(err) != exitRedis):
 			return err
 		case err != nil:
@@ -183,7 +192,7 @@ func (w *watcher) look(ctx context.Context) (string, error) {
 	}
 	var b bytes.Buffer
 	now = now.Add(time.Since(local))
-	fmt.Fprintf(&b, "%s  %d locks, %d held, %d in line  prefix %s\n\n", now.UTC().Format("15:04:05"), locks, holders, waiting, w.prefix)
+	fmt.Fprintf(&b, "%s  %s, %d held, %d in line  prefix %s%s\n\n", now.UTC().Format("15:04:05"), counted(locks, "lock"), holders, waiting, w.prefix, w.hint)
 	// What matters most comes first: a narrow window cuts the rest off.
 	order := []int{0, 5, 3, 4, 1, 2}
 	columns := func(row []string) (ordered []string) {

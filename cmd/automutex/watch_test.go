@@ -31,7 +31,7 @@ func testWatch(t *testing.T, b binary) {
 		if hot < 0 || idle < hot {
 			t.Errorf("the lock with the longest line is not first:\n%s", r.stdout)
 		}
-		b.run(t, tr.flags("watch", "--count", "1", "--match", "idle")...).want(t, exitOK, "1 locks, 1 held, 0 in line")
+		b.run(t, tr.flags("watch", "--count", "1", "--match", "idle")...).want(t, exitOK, "1 lock, 1 held, 0 in line")
 		b.run(t, tr.flags("watch", "--interval", "1ms")...).wantError(t, exitUsage, "--interval")
 		b.run(t, tr.flags("watch", "--count", "-1")...).wantError(t, exitUsage, "--count")
 	})
@@ -125,6 +125,24 @@ func testWatchTerminal(t *testing.T, b binary) {
 	}
 	if err := tm.cmd.Wait(); err != nil {
 		t.Errorf("after Ctrl-C: %v, %s", err, tm.stderr.String())
+	}
+	<-tm.read
+	if !strings.HasSuffix(tm.text(), leaveScreen) || tm.stderr.Len() > 0 {
+		t.Errorf("left with %q and %q", tm.text()[max(0, len(tm.text())-40):], tm.stderr.String())
+	}
+}
+
+// testWatchQ: q leaves, and the terminal is as it was before.
+func testWatchQ(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tm := inTerminal(t, b.command(t, nil, "watch", "--interval", "100ms", "--uri", s.Addr(), "--prefix", redistest.Name(t)), 100, 6)
+	tm.shows(t, 0, "0 locks")
+	tm.shows(t, 0, "q leaves")
+	if _, err := io.WriteString(tm.pty, "xq"); err != nil { // x means nothing
+		t.Fatal(err)
+	}
+	if err := tm.cmd.Wait(); err != nil {
+		t.Errorf("after q: %v, %s", err, tm.stderr.String())
 	}
 	<-tm.read
 	if !strings.HasSuffix(tm.text(), leaveScreen) || tm.stderr.Len() > 0 {
