@@ -22,9 +22,11 @@ import (
 
 // What the snippets of the README and the guides use.
 var (
-	rdb   redis.UniversalClient
-	store saver
-	rules []automutex.Rule
+	rdb      redis.UniversalClient
+	redisOpt = asynq.RedisClientOpt{Addr: "localhost:6379"}
+	locker   *lock.Locker
+	store    saver
+	rules    []automutex.Rule
 )
 
 type saver struct{}
