@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -48,8 +49,7 @@ func (m *Lock) Delete(ctx context.Context) error {
 }
 
 func (m *Lock) breakUp(ctx context.Context, token string, all int) (int, error) {
-	reply, err := m.operate(ctx, breakScript, []any{m.limit, token, all})
-	n, _ := reply.(int64)
+	n, err := m.operateCode(ctx, breakScript, []any{m.limit, token, all}, math.MaxInt64)
 	return int(n), err
 }
 
@@ -70,6 +70,19 @@ func (m *Lock) operate(ctx context.Context, s *script, args []any) (any, error) 
 		return nil, backendError(s.name, m.Key(), err)
 	}
 	return reply, nil
+}
+
+// operateCode is operate for a script whose reply is a number from 0 to most.
+func (m *Lock) operateCode(ctx context.Context, s *script, args []any, most int64) (int64, error) {
+	reply, err := m.operate(ctx, s, args)
+	if err != nil {
+		return 0, err
+	}
+	n, err := codeOf(reply, 0, most)
+	if err != nil {
+		return 0, backendError(s.name, m.Key(), err)
+	}
+	return n, nil
 }
 
 // Info is one lock, as List finds it.
@@ -128,10 +141,9 @@ func (l *Locker) Sweep(ctx context.Context) (int, error) {
 	removed := 0
 	for c, err := range l.walk(ctx, sweepScript) {
 		for err == nil {
-			n, ok := c.reply.(int64)
-			if c.err != nil || !ok {
-				err = backendError("sweep", c.keys[0], cmp.Or(c.err, fmt.Errorf("unexpected reply %v", c.reply)))
-				break
+			n, wrong := codeOf(c.reply, 0, math.MaxInt64)
+			if err := cmp.Or(c.err, wrong); err != nil {
+				return removed, backendError("sweep", c.keys[0], err)
 			}
 			removed += int(n)
 			if n < sweepMost {

@@ -129,9 +129,15 @@ func (m *Lock) look(ctx context.Context, queue func(redis.Pipeliner)) error {
 	}
 	bound := conn.bound(ctx)
 	_, err := conn.within(bound, func() (any, error) {
-		cmds, _ := p.Exec(bound) // every command carries its own error
+		cmds, failed := p.Exec(bound)
+		// failed is the first command's error, or that of the whole pipeline, of
+		// which the commands may know nothing: see replyOf.
+		errs := []error{failed}
 		for _, cmd := range cmds {
-			if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !wrongType(err) {
+			errs = append(errs, cmd.Err())
+		}
+		for _, err := range errs {
+			if err != nil && !errors.Is(err, redis.Nil) && !wrongType(err) {
 				return nil, err
 			}
 		}

@@ -58,17 +58,15 @@ func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Du
 	if err != nil {
 		return Claimed{}, err
 	}
-	switch r := reply.(type) {
-	case int64:
+	if reply == int64(0) {
 		return Claimed{Holder: holder}, nil
-	case []any:
-		if len(r) == 3 {
-			found, _ := r[0].(string)
-			ms, _ := r[1].(int64)
-			return Claimed{Holder: found, Age: time.Duration(ms) * time.Millisecond, Confirmed: r[2] == "enqueued"}, nil
-		}
 	}
-	return Claimed{}, backendError("take", c.Key(), fmt.Errorf("unexpected reply %v", reply))
+	f := listOf(reply)
+	standing := Claimed{Holder: f.text(0), Age: f.ms(1), Confirmed: f.text(2) == "enqueued"}
+	if err := f.err(reply); err != nil {
+		return Claimed{}, backendError("take", c.Key(), err)
+	}
+	return standing, nil
 }
 
 // TakeFree is Take where no claim stands, at the price of the plainest command
@@ -112,12 +110,12 @@ func (c *Claim) Keep(ctx context.Context, holder, next string, length time.Durat
 	if holder == "" || next == "" || length < 0 || length > MaxTTL {
 		return false, fmt.Errorf("lock: claim %q of %q for %q, for another %s: name both, and give it at most %s", c.Key(), holder, next, length, MaxTTL)
 	}
-	reply, err := c.m.operate(ctx, claimKeepScript, []any{holder, next, length.Milliseconds()})
-	return reply == int64(1), err
+	kept, err := c.m.operateCode(ctx, claimKeepScript, []any{holder, next, length.Milliseconds()}, 1)
+	return kept == 1, err
 }
 
 // Drop takes holder's claim away. false: it was not holder's.
 func (c *Claim) Drop(ctx context.Context, holder string) (bool, error) {
-	reply, err := c.m.operate(ctx, claimDropScript, []any{holder})
-	return reply == int64(1), err
+	dropped, err := c.m.operateCode(ctx, claimDropScript, []any{holder}, 1)
+	return dropped == 1, err
 }

@@ -200,10 +200,10 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 }
 
 func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []any) (any, error) {
-	v, err := c.scripts.EvalSha(ctx, s.sha, keys, args...).Result()
+	v, err := replyOf(c.scripts.EvalSha(ctx, s.sha, keys, args...), nil)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		answered(args)
-		v, err = c.scripts.Eval(ctx, s.src, keys, args...).Result()
+		v, err = replyOf(c.scripts.Eval(ctx, s.src, keys, args...), nil)
 	}
 	c.unreached(err)
 	return v, err
@@ -216,11 +216,12 @@ func (c *conn) submit(ctx context.Context, s *script, keys []string, args []any)
 		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
 		cmd := redis.NewCmd(ctx, append(words, args...)...)
 		cmd.SetFirstKeyPos(3) // where a Cluster sends it
-		if err := c.submits.Submit(ctx, cmd).WaitContext(ctx); err != nil && ctx.Err() != nil {
+		err := c.submits.Submit(ctx, cmd).WaitContext(ctx)
+		if err != nil && ctx.Err() != nil {
 			leftBehind(args) // cmd may be written to yet: it is not looked at
 			return nil, errLeftBehind
 		}
-		return cmd.Result()
+		return replyOf(cmd, err)
 	}
 	v, err := send("evalsha", s.sha)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
@@ -298,9 +299,9 @@ func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
 		for i, x := range calls {
 			cmds[i] = queue(p, x.keys, x.args)
 		}
-		_, _ = p.Exec(ctx) // every command carries its own error
+		_, failed := p.Exec(ctx)
 		for i, x := range calls {
-			x.reply, x.err = cmds[i].Result()
+			x.reply, x.err = replyOf(cmds[i], failed)
 			c.unreached(x.err)
 			if x.err != nil && redis.HasErrorPrefix(x.err, "NOSCRIPT") {
 				answered(x.args)

@@ -72,18 +72,24 @@ func (g *gather) run(ctx context.Context, c *conn, s *setFree) {
 // answer or an error.
 func (c *conn) setFree(ctx context.Context, sets []*setFree) {
 	bound := c.bound(ctx)
-	cmds, err := c.within(bound, func() (any, error) {
+	type sent struct {
+		cmds   []*redis.StatusCmd
+		failed error // of the whole pipeline
+	}
+	done, err := c.within(bound, func() (any, error) {
 		p := c.rdb.Pipeline()
-		cmds := make([]*redis.BoolCmd, len(sets))
+		// Not SetNX, whose reply false is also what a command has that never ran.
+		cmds := make([]*redis.StatusCmd, len(sets))
 		for i, s := range sets {
-			cmds[i] = p.SetNX(bound, s.key, s.value, s.life)
+			cmds[i] = p.SetArgs(bound, s.key, s.value, redis.SetArgs{Mode: "NX", TTL: s.life})
 		}
-		_, _ = p.Exec(bound) // every command carries its own error
-		return cmds, nil
+		_, failed := p.Exec(bound)
+		return sent{cmds, failed}, nil
 	})
 	for i, s := range sets {
 		if s.err = err; err == nil {
-			s.taken, s.err = cmds.([]*redis.BoolCmd)[i].Result() //nolint:forcetypeassert // made above
+			sent := done.(sent) //nolint:forcetypeassert // made above
+			s.taken, s.err = setReplyOf(sent.cmds[i], sent.failed)
 		}
 		c.unreached(s.err)
 	}

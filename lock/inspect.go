@@ -71,17 +71,16 @@ func parseInspect(key string, reply any, err error) (Info, error) {
 	if err != nil {
 		return Info{}, backendError("inspect", key, err)
 	}
-	r, _ := reply.([]any)
-	if len(r) != 8 {
-		return Info{}, backendError("inspect", key, fmt.Errorf("unexpected reply %v", reply))
-	}
-	num := func(i int) int64 { n, _ := r[i].(int64); return n }
-	us := num(0)
-	info := Info{Key: key, Held: int(num(1)), Waiting: int(num(2)), Parked: int(num(3)), Called: int(num(4)), Place: int(num(6))}
-	if fence := num(5); fence > 0 {
+	f := listOf(reply)
+	us := f.num(0)
+	info := Info{Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6))}
+	if fence := f.num(5); fence > 0 {
 		info.Granted = time.Duration(us-fence) * time.Microsecond
 	}
-	members, _ := r[7].([]any)
+	members := field[[]any](f, 7)
+	if err := f.err(reply); err != nil {
+		return Info{}, backendError("inspect", key, err)
+	}
 	for i := 0; i+1 < len(members); i += 2 {
 		member, _ := members[i].(string)
 		score, _ := members[i+1].(string)

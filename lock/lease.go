@@ -257,7 +257,7 @@ func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bo
 		n, ok = m.locker.parking.heard(m, reply)
 	}
 	if !ok {
-		return 0, false, backendError("release", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+		return 0, false, backendError("release", m.Key(), unexpected(reply))
 	}
 	le.consuming.Store(false) // done; what comes later is for an ask that comes late
 	if n < 0 {
@@ -290,7 +290,11 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}
-	if reply != int64(renewRenewed) {
+	renewed, err := codeOf(reply, renewLost, renewRenewed)
+	if err != nil {
+		return backendError("renew", le.lock.Key(), err)
+	}
+	if renewed == renewLost {
 		r.lose(le)
 		return fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
 	}

@@ -233,7 +233,11 @@ func (m *Lock) ask(ctx context.Context, le *Lease, w wish) (answer, error) {
 		}
 		return answer{}, backendError("ask", m.Key(), err)
 	}
-	return m.parseAnswer(reply)
+	a, err := m.parseAnswer(reply)
+	if err != nil { // it may have taken the lock all the same
+		m.locker.abandon(le)
+	}
+	return a, err
 }
 
 func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
@@ -247,31 +251,29 @@ func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
 	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.limit), park})
 }
 
+// parseAnswer reads the reply of ask or pool_take; see their headers.
 func (m *Lock) parseAnswer(reply any) (answer, error) {
-	switch r := reply.(type) {
-	case int64:
-		return answer{yours: true, fence: r}, nil
-	case []any:
-		if len(r) == 2 {
-			fence, _ := r[0].(int64)
-			value, _ := r[1].(string)
-			return answer{yours: true, fence: fence, value: value}, nil
+	f, a := listOf(reply), answer{}
+	switch fence, isNumber := reply.(int64); {
+	case isNumber && !m.pool:
+		f.wrong = false
+		a.yours, a.fence = true, fence
+	case m.pool && len(f.list) == 2:
+		a.yours, a.fence, a.value = true, f.num(0), f.text(1)
+	case !m.pool && len(f.list) == 5:
+		a = answer{yours: true, fence: f.num(0), back: true, inLine: f.ms(1), trip: f.ms(2), idle: f.ms(3), others: int(f.num(4))}
+	case len(f.list) == 4, !m.pool && len(f.list) == 8:
+		a = answer{serverUS: f.num(0), deadline: f.ms(1), place: int(f.num(2)), holder: f.text(3)}
+		if len(f.list) == 8 {
+			a.back, a.inLine, a.trip, a.others, a.parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
 		}
-		num := func(i int) int64 { n, _ := r[i].(int64); return n }
-		ms := func(i int) time.Duration { return time.Duration(num(i)) * time.Millisecond }
-		switch len(r) {
-		case 5:
-			return answer{yours: true, fence: num(0), back: true, inLine: ms(1), trip: ms(2), idle: ms(3), others: int(num(4))}, nil
-		case 4, 8:
-			holder, _ := r[3].(string)
-			a := answer{serverUS: num(0), deadline: ms(1), place: int(num(2)), holder: holder}
-			if len(r) == 8 {
-				a.back, a.inLine, a.trip, a.others, a.parked = true, ms(4), ms(5), int(num(6)), num(7) == 1
-			}
-			return a, nil
-		}
+	default:
+		f.wrong = true
 	}
-	return answer{}, backendError("ask", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	if f.wrong || a.yours && a.fence <= 0 || !a.yours && a.serverUS <= 0 {
+		return answer{}, backendError("ask", m.Key(), unexpected(reply))
+	}
+	return a, nil
 }
 
 // busy makes the error for an answer.

@@ -215,22 +215,21 @@ func (p *parking) lookSoon(n *parkedLine) time.Time {
 // heard takes a reply of release or call that tells of parked work apart, and
 // has the calls made that are due.
 func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
-	r, _ := reply.([]any)
-	if len(r) < 3 {
-		return 0, false
+	r := listOf(reply)
+	code, _ = r.num(0), r.num(1)
+	firstEnd := r.ms(2)
+	for i := 3; i < len(r.list); i++ {
+		r.text(i)
 	}
-	code, ok = r[0].(int64)
-	if p.caller == nil {
-		return code, ok // whoever can call looks after it
+	if r.wrong || p.caller == nil {
+		return code, !r.wrong // without a caller: whoever can call looks after it
 	}
 	p.mu.Lock()
 	n := p.line(m)
-	outstanding := make(map[string]bool, len(r)-3)
-	for _, v := range r[3:] {
-		if note, isText := v.(string); isText {
-			outstanding[note] = true
-			p.summon(n, note)
-		}
+	outstanding := make(map[string]bool, len(r.list)-3)
+	for i := 3; i < len(r.list); i++ {
+		outstanding[r.text(i)] = true
+		p.summon(n, r.text(i))
 	}
 	for note, s := range n.calls {
 		if !s.done.IsZero() && !outstanding[note] {
@@ -238,14 +237,14 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 		}
 	}
 	at := p.lookSoon(n)
-	if ms, _ := r[2].(int64); ms >= 0 && n.lookAt.After(time.Now().Add(time.Duration(ms+1)*time.Millisecond)) {
+	if end := time.Now().Add(firstEnd + time.Millisecond); firstEnd >= 0 && n.lookAt.After(end) {
 		// A holder that dies, or a cooldown that ends, is noticed at once.
-		n.lookAt, n.exact = time.Now().Add(time.Duration(ms+1)*time.Millisecond), true
+		n.lookAt, n.exact = end, true
 		at = n.lookAt
 	}
 	p.mu.Unlock()
 	p.alarm.set(at)
-	return code, ok
+	return code, true
 }
 
 // look looks after the lines that are due, and forgets those not used for long.

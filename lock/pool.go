@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -57,11 +59,11 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		if err != nil {
 			return added, err
 		}
-		r, _ := reply.([]any)
-		if len(r) != 2 {
-			return added, backendError("put", p.Key(), fmt.Errorf("unexpected reply %v", reply))
+		f := listOf(reply)
+		n, _ := f.num(0), f.num(1)
+		if err := f.err(reply); err != nil {
+			return added, backendError("put", p.Key(), err)
 		}
-		n, _ := r[0].(int64)
 		added += int(n)
 	}
 	return added, p.m.err
@@ -125,21 +127,16 @@ func (p *Pool) inspect(ctx context.Context, most int) (PoolInfo, error) {
 	if err != nil {
 		return PoolInfo{}, err
 	}
-	r, _ := reply.([]any)
-	if len(r) != 6 {
-		return PoolInfo{}, backendError("inspect", p.Key(), fmt.Errorf("unexpected reply %v", reply))
+	f := listOf(reply)
+	us := f.num(0)
+	info := PoolInfo{Free: int(f.num(1)), Taken: int(f.num(2)), Waiting: int(f.num(3))}
+	values, holders := fields{list: field[[]any](f, 4)}, field[[]any](f, 5)
+	for i := range values.list {
+		info.Values = append(info.Values, unescape(strings.TrimPrefix(values.text(i), "t:")))
 	}
-	us, _ := r[0].(int64)
-	free, _ := r[1].(int64)
-	taken, _ := r[2].(int64)
-	waiting, _ := r[3].(int64)
-	info := PoolInfo{Free: int(free), Taken: int(taken), Waiting: int(waiting)}
-	values, _ := r[4].([]any)
-	for _, v := range values {
-		member, _ := v.(string)
-		info.Values = append(info.Values, unescape(member[len("t:"):]))
+	if f.wrong || values.wrong {
+		return PoolInfo{}, backendError("inspect", p.Key(), unexpected(reply))
 	}
-	holders, _ := r[5].([]any)
 	for i := 0; i+1 < len(holders); i += 2 {
 		member, _ := holders[i].(string)
 		score, _ := holders[i+1].(string)
@@ -172,7 +169,6 @@ func parseTaken(member, score string, us int64) (value string, expires time.Dura
 // Delete removes the pool with all its values, and tells how many. The contexts
 // of takers end with ErrLost, as with [Lock.Break].
 func (p *Pool) Delete(ctx context.Context) (int, error) {
-	reply, err := p.m.operate(ctx, poolDeleteScript, nil)
-	n, _ := reply.(int64)
+	n, err := p.m.operateCode(ctx, poolDeleteScript, nil, math.MaxInt64)
 	return int(n), err
 }

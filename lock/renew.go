@@ -299,7 +299,7 @@ func (r *renewer) renew(batch []*Lease) {
 		switch c := calls[i]; {
 		case c.err == nil && c.reply == int64(renewLost):
 			r.lose(le)
-		case c.err == nil:
+		case c.err == nil && c.reply == int64(renewRenewed):
 			r.mu.Lock()
 			le.attempts--
 			if sent.After(le.renewedAt) {
@@ -307,7 +307,7 @@ func (r *renewer) renew(batch []*Lease) {
 			}
 			r.mu.Unlock()
 			r.extended(le, sent, le.lock.ttl)
-		default:
+		default: // an error, or a reply that is neither: only Redis' own word counts
 			r.later(le, sent)
 		}
 	}

@@ -46,19 +46,25 @@ func (m *Lock) Arrive(ctx context.Context) (arrival int64, first bool, err error
 	if err != nil {
 		return 0, false, err
 	}
-	r, _ := reply.([]any)
-	if len(r) != 2 {
-		return 0, false, backendError("arrive", m.arrivals(), fmt.Errorf("unexpected reply %v", reply))
+	f := listOf(reply)
+	arrival, first = f.num(0), f.num(1) == 1
+	if err := f.err(reply); err != nil || arrival <= 0 {
+		return 0, false, backendError("arrive", m.arrivals(), unexpected(reply))
 	}
-	arrival, _ = r[0].(int64)
-	return arrival, r[1] == int64(1), nil
+	return arrival, first, nil
 }
 
 // Forget ends what Arrive began: should the one with this note come again, it
 // is new. On an error (ErrBackend) it may be known for an hour more.
 func (m *Lock) Forget(ctx context.Context) error {
-	_, err := m.atArrivals(ctx, forgetScript, m.note)
-	return err
+	reply, err := m.atArrivals(ctx, forgetScript, m.note)
+	if err != nil {
+		return err
+	}
+	if _, err := codeOf(reply, 0, 1); err != nil {
+		return backendError("forget", m.arrivals(), err)
+	}
+	return nil
 }
 
 // Standing says whom an arrival has before it when the newest win.
@@ -88,15 +94,8 @@ func (m *Lock) Stop(ctx context.Context) (Standing, error) {
 	if m.err == nil && m.onStop == nil {
 		return First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
 	}
-	reply, err := m.operate(ctx, stopScript, []any{m.limit, m.arrival})
-	if err != nil {
-		return First, err
-	}
-	n, ok := reply.(int64)
-	if !ok || n < int64(First) || n > int64(BehindWaiters) {
-		return First, backendError("stop", m.Key(), fmt.Errorf("unexpected reply %v", reply))
-	}
-	return Standing(n), nil
+	n, err := m.operateCode(ctx, stopScript, []any{m.limit, m.arrival}, int64(BehindWaiters))
+	return Standing(n), err
 }
 
 // arrivals is the key of what Arrive notes, in one Cluster slot with the lock;

@@ -84,9 +84,11 @@ func (l *Locker) confirm(ctx context.Context, le *Lease, length, within time.Dur
 		return true, c.err
 	case c.err != nil:
 		return true, backendError("confirm", le.lock.Key(), c.err)
-	case c.reply != int64(renewRenewed):
+	case c.reply == int64(renewLost):
 		l.renewer.lose(le)
 		return false, nil
+	case c.reply != int64(renewRenewed):
+		return true, backendError("confirm", le.lock.Key(), unexpected(c.reply))
 	}
 	return l.renewer.extended(le, sent, length), nil
 }
@@ -216,10 +218,10 @@ func (w *confirming) send(ctx context.Context, at master, calls []*call, asking 
 		cmds[i] = p.Eval(ctx, confirmScript.src, x.keys, x.args...)
 	}
 	acks := p.Do(ctx, "WAIT", w.replicas, w.within.Milliseconds())
-	_, _ = p.Exec(ctx) // every command carries its own error
-	got, err := acks.Int64()
+	_, failed := p.Exec(ctx)
+	got, err := acks.Int64() // an error, too, where WAIT has no reply
 	for i, x := range calls {
-		x.reply, x.err = cmds[i].Result()
+		x.reply, x.err = replyOf(cmds[i], failed)
 		w.conn.unreached(x.err)
 		switch {
 		case x.err != nil || x.reply != int64(renewRenewed):
