@@ -30,7 +30,7 @@ func TestRule01_AtMostNHolders(t *testing.T) {
 		if err := leases[0].Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("second Unlock: %v, want ErrNotHeld", err)
 		}
-		if _, held, err := leases[0].release(t.Context(), 0); held || err != nil {
+		if _, held, err := leases[0].release(t.Context()); held || err != nil {
 			t.Errorf("a release sent twice: held %v, %v", held, err)
 		}
 		mustTry(t, m)
@@ -159,7 +159,7 @@ func TestRule03_ResentAskIsOursBesideOtherHolders(t *testing.T) {
 				t.Errorf("N = %d: two asks of one token are answered %+v and %+v, want yours both times; %s", n, first, again, dump(others))
 			}
 			for _, le := range append(beside, ours) {
-				if _, held, err := le.release(t.Context(), 0); !held || err != nil {
+				if _, held, err := le.release(t.Context()); !held || err != nil {
 					t.Fatal(held, err)
 				}
 			}
@@ -188,7 +188,7 @@ func TestReleaseGrantsWhatHasRunOut(t *testing.T) {
 		line = append(line, le)
 	}
 	s.Mini().SetTime(now.Add(2 * time.Second))
-	if free, held, err := lives.release(t.Context(), 0); free != 0 || !held || err != nil {
+	if free, held, err := lives.release(t.Context()); free != 0 || !held || err != nil {
 		t.Fatal(free, held, err)
 	}
 	for i, le := range line {
@@ -330,7 +330,7 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 		holder, waiter := m.newLease(), m.newLease()
 		mustAsk(t, m, holder, stay)
 		mustAsk(t, m, waiter, stay)
-		if free, held, err := holder.release(t.Context(), 0); !held || free != 0 || err != nil {
+		if free, held, err := holder.release(t.Context()); !held || free != 0 || err != nil {
 			t.Fatalf("release: held %v, %d free, %v", held, free, err)
 		}
 		if _, ok := holds(t, waiter); !ok || band(t, m, "e:") != 0 || band(t, m, "d:") != 0 {

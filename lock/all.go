@@ -72,7 +72,7 @@ func (s *Set) Do(ctx context.Context, f func(ctx context.Context) error) (err er
 		return err
 	}
 	defer func() {
-		if released := leases.Unlock(ctx); errors.Is(released, ErrNotHeld) {
+		if released := leases.unlockRest(ctx); errors.Is(released, ErrNotHeld) {
 			err = errors.Join(err, fmt.Errorf("%w: one of several ended before the work did", ErrLost))
 		}
 	}()
@@ -131,6 +131,12 @@ func (ls *Leases) Bind(parent context.Context) context.Context {
 		parent = lease.Bind(parent) //nolint:fatcontext // one of each, as deep as the set is large
 	}
 	return parent
+}
+
+// unlockRest is Unlock for the leases that their owner has not ended yet.
+func (ls *Leases) unlockRest(ctx context.Context) error {
+	rest := &Leases{list: slices.DeleteFunc(ls.Each(), (*Lease).endedByOwner)}
+	return rest.Unlock(ctx)
 }
 
 // Unlock gives all locks back, last taken first. The error joins those of each;

@@ -55,7 +55,7 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 		mustAsk(t, m, holder, stay)
 		mustAsk(t, m, waiter, stay)
 		before := serverNow(t, m)
-		if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+		if _, held, err := holder.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
 		fence := -int64(stored(t, m)["f"]) - 1e15

@@ -26,7 +26,7 @@ func TestRule06_GrantLastsG(t *testing.T) {
 			mustAsk(t, m, holder, stay)
 			mustAsk(t, waiter.lock, waiter, stay)
 			before := serverNow(t, m)
-			if _, held, err := holder.release(t.Context(), 0); !held && err == nil {
+			if _, held, err := holder.release(t.Context()); !held && err == nil {
 				continue // a busy machine: the 100 ms have passed
 			} else if err != nil {
 				t.Fatal(err)
@@ -109,7 +109,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 		if e, d := band(t, m, "e:"), band(t, m, "d:"); e != n+1 || d != n+1 {
 			t.Fatalf("%d entries, %d times, want %d: nothing is dropped while nothing is free", e, d, n+1)
 		}
-		if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+		if _, held, err := holder.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
 		if e, d := band(t, m, "e:"), band(t, m, "d:"); e != n-64+1 || d != n-64+1 {

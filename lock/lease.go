@@ -24,6 +24,9 @@ type Lease struct {
 	asks      atomic.Int32
 	releases  atomic.Int32
 	consuming atomic.Bool // the value is to leave its pool, and Redis has not confirmed it
+	// cooldownEnd is until when each release leaves the slot taken by nobody, on
+	// the local monotonic clock; nil: it frees the slot. Set once, before the first.
+	cooldownEnd atomic.Pointer[time.Time]
 
 	// What follows is guarded by the renewer's mutex; fence is set before the
 	// lease is handed out and never changes.
@@ -145,18 +148,7 @@ func (le *Lease) Unlock(ctx context.Context) error {
 // Release is Unlock that also tells how many slots are free now; waiters that
 // were granted one have been counted as holders.
 func (le *Lease) Release(ctx context.Context) (free int, err error) {
-	return le.end(ctx, 0, false)
-}
-
-// Cooldown is Unlock that leaves the slot taken until d after now, by nobody.
-// d of 0 or less, and a lease of a pool, make it a plain Unlock.
-func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
-	cooldown := max(0, min(d, MaxTTL).Milliseconds())
-	if le.lock.pool {
-		cooldown = 0
-	}
-	_, err := le.end(ctx, cooldown, false)
-	return err
+	return le.end(ctx, time.Time{}, false)
 }
 
 // Consume ends a lease of a pool for good: its value leaves the pool. The
@@ -166,7 +158,7 @@ func (le *Lease) Consume(ctx context.Context) error {
 	if !le.lock.pool {
 		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
 	}
-	_, err := le.end(ctx, 0, true)
+	_, err := le.end(ctx, time.Time{}, true)
 	return err
 }
 
@@ -181,18 +173,26 @@ func (le *Lease) Held() bool {
 	return le.state == held && time.Now().Before(le.deadline)
 }
 
-// end ends the lease. cooldown in ms; consume is for pools.
-func (le *Lease) end(ctx context.Context, cooldown int64, consume bool) (int, error) {
+// endedByOwner tells whether the lease was released, in whatever way; not whether
+// Redis has heard of it.
+func (le *Lease) endedByOwner() bool { return le.lock.locker.renewer.stateOf(le) == released }
+
+// end ends the lease. cooldown is until when the slot stays taken, zero for not at
+// all; consume is for pools.
+func (le *Lease) end(ctx context.Context, cooldown time.Time, consume bool) (int, error) {
 	was, deadline := le.lock.locker.renewer.drop(le)
 	if was == released {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
 	le.lock.locker.parking.held(le.lock, time.Since(le.taken))
 	if was == lost {
-		cooldown, consume = 0, false
+		cooldown, consume = time.Time{}, false
+	}
+	if !cooldown.IsZero() {
+		le.cooldownEnd.Store(&cooldown)
 	}
 	le.consuming.Store(consume)
-	free, held, err := le.release(ctx, cooldown)
+	free, held, err := le.release(ctx)
 	if err == nil && le.doubtful() {
 		l := le.lock.locker
 		l.spawn(func() { l.releaseAgain(le) })
@@ -233,10 +233,10 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 
 // release runs the release script for this token, whatever the local state;
 // held tells whether it still was.
-func (le *Lease) release(ctx context.Context, cooldown int64) (free int, held bool, err error) {
+func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
 	inbound, life := m.locker.parking.wanted(m)
-	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.limit), cooldown, life})
+	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.limit), le.cooldownArgument(), life})
 	if m.pool {
 		consume := ""
 		if le.consuming.Load() {

@@ -308,7 +308,7 @@ func (n *line) depart(w *waiter) {
 	le := w.lease
 	n.locker.branch(func() {
 		n.locker.renewer.drop(le) // it may have been granted, and added, at the last moment
-		_, _, err := le.release(context.Background(), 0)
+		_, _, err := le.release(context.Background())
 		close(w.left)
 		switch {
 		case err == nil && !le.doubtful():

@@ -38,7 +38,7 @@ func TestRule05_OneWakeUpPerFreedSlot(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, le := range holders {
-			if _, held, err := le.release(t.Context(), 0); !held || err != nil {
+			if _, held, err := le.release(t.Context()); !held || err != nil {
 				t.Fatalf("release: %v, %v", held, err)
 			}
 			if _, ok := holds(t, waiters[i]); !ok || band(t, m, "h:") != 2 || band(t, m, "e:") != 4-i {

@@ -175,7 +175,8 @@ func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 // Do runs f while holding the lock, waiting for it as Lock does, and releases
 // it when f returns or panics. f's context ends when ctx does, and with cause
 // ErrLost when the lease is lost. The error is f's own; ErrLost is joined to
-// it when the lease ended before f did, for then f may not have been alone.
+// it when the lease was lost before f returned, for then f may not have been
+// alone. f may end the lease itself, with Unlock or Cooldown: see [FromContext].
 func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) (err error) {
 	le, err := m.Lock(ctx)
 	if err != nil {
@@ -183,6 +184,9 @@ func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) (err e
 	}
 	// A plain defer, no recover: a panic keeps its own stack.
 	defer func() {
+		if le.endedByOwner() {
+			return // by f
+		}
 		if released := le.Unlock(ctx); errors.Is(released, ErrNotHeld) {
 			err = errors.Join(err, fmt.Errorf("%w: %q ended before the work did", ErrLost, m.name))
 		}
@@ -299,9 +303,11 @@ const abandonAfter = opTimeout
 // slot frees itself at the deadline. On Close the second release comes at once.
 func (l *Locker) abandon(le *Lease) {
 	l.spawn(func() {
-		if _, _, err := le.release(context.Background(), 0); err != nil && l.closing.Err() != nil {
+		_, _, err := le.release(context.Background())
+		if err != nil && l.closing.Err() != nil {
 			return // Redis is away, and Close shall not wait for it twice
 		}
+		l.releaseToCool(le, err)
 		l.releaseAgain(le)
 	})
 }
@@ -322,5 +328,5 @@ func (l *Locker) releaseAgain(le *Lease) {
 	case <-timer.C:
 	case <-l.closing.Done():
 	}
-	_, _, _ = le.release(context.Background(), 0)
+	_, _, _ = le.release(context.Background())
 }

@@ -87,9 +87,8 @@ func (p *Pool) Do(ctx context.Context, f func(ctx context.Context, lease *Lease)
 		return err
 	}
 	defer func() {
-		r := p.m.locker.renewer
-		if r.stateOf(lease) == released {
-			return // consumed, or unlocked by f itself
+		if lease.endedByOwner() {
+			return // consumed or unlocked by f
 		}
 		if released := lease.Unlock(ctx); errors.Is(released, ErrNotHeld) {
 			err = errors.Join(err, fmt.Errorf("%w: %q of pool %q ended before the work did", ErrLost, lease.Value(), p.m.name))

@@ -48,10 +48,10 @@ func TestPoolTakerThatDies(t *testing.T) {
 					t.Errorf("late Consume: %v, want ErrNotHeld", err)
 				}
 				dead.consuming.Store(true)
-				if _, held, err := dead.release(t.Context(), 0); held || err != nil {
+				if _, held, err := dead.release(t.Context()); held || err != nil {
 					t.Errorf("late consume: held %v, %v", held, err)
 				}
-				if _, held, err := dead.release(t.Context(), 0); held || err != nil {
+				if _, held, err := dead.release(t.Context()); held || err != nil {
 					t.Errorf("late release: held %v, %v", held, err)
 				}
 				poolAudit(t, poolHandle(b, p))

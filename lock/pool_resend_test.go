@@ -35,7 +35,7 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 			t.Fatalf("%+v", a)
 		}
 		asksPool(t, p, waiter, stay)
-		if _, held, err := other.release(t.Context(), 0); !held || err != nil {
+		if _, held, err := other.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
 		if a := asksPool(t, p, waiter, stay); !a.yours || a.value != "b" {
@@ -151,7 +151,7 @@ func TestPoolConsumedOnce(t *testing.T) {
 		if a := asksPool(t, p, le, 0); a.value != "a" {
 			t.Fatalf("%+v", a)
 		}
-		if _, held, err := le.release(t.Context(), 0); !held || err != nil {
+		if _, held, err := le.release(t.Context()); !held || err != nil {
 			t.Errorf("the late release: held %v, %v", held, err)
 		}
 		if info := inspects(t, p); info.Free != 1 {

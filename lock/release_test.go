@@ -34,10 +34,12 @@ func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
 			t.Errorf("late Extend: %v, want ErrNotHeld", err)
 		}
 		// And so if the local state knew nothing of it.
-		if _, held, err := late.release(t.Context(), 0); held || err != nil {
+		if _, held, err := late.release(t.Context()); held || err != nil {
 			t.Errorf("late release: held %v, %v", held, err)
 		}
-		if _, held, err := late.release(t.Context(), time.Hour.Milliseconds()); held || err != nil {
+		hence := time.Now().Add(time.Hour)
+		late.cooldownEnd.Store(&hence)
+		if _, held, err := late.release(t.Context()); held || err != nil {
 			t.Errorf("late release with a cooldown: held %v, %v", held, err)
 		}
 		if reply := mustRenew(t, late, time.Hour); reply != renewLost {

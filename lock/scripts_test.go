@@ -404,11 +404,11 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 		// Ask and leave, then ask and hand over, each before all that are in line.
 		ask = measure(func(le *Lease) {
 			mustAskQuietly(t, m, le)
-			_, _, _ = le.release(t.Context(), 0)
+			_, _, _ = le.release(t.Context())
 		})
 		release = measure(func(le *Lease) {
 			mustAskQuietly(t, m, le)
-			if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+			if _, held, err := holder.release(t.Context()); !held || err != nil {
 				t.Fatal(held, err)
 			}
 			holder = le

@@ -193,7 +193,7 @@ func TestSeedRedisLock_OwnerIdentity(t *testing.T) {
 		m := hers.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		other := handle(namesake, m).newLease()
-		if _, ours, err := other.release(t.Context(), 0); ours || err != nil {
+		if _, ours, err := other.release(t.Context()); ours || err != nil {
 			t.Errorf("a namesake's release: held %v, %v", ours, err)
 		}
 		if reply := mustRenew(t, other, time.Hour); reply != renewLost {

@@ -238,7 +238,7 @@ func TestSeedRedisMutex_OnlyTheHolderUnlocks(t *testing.T) {
 		// is the token of an earlier stay, or one that was never granted.
 		never := handle(his, m).newLease()
 		for _, le := range []*Lease{earlier, never} {
-			if _, ours, err := le.release(t.Context(), 0); ours || err != nil {
+			if _, ours, err := le.release(t.Context()); ours || err != nil {
 				t.Errorf("a release from outside: held %v, %v", ours, err)
 			}
 		}

@@ -98,7 +98,7 @@ func TestSeedRedisSemaphore_Available(t *testing.T) {
 			if _, err := first.Release(t.Context()); !errors.Is(err, ErrNotHeld) {
 				t.Errorf("another Release: %v, want ErrNotHeld", err)
 			}
-			if _, ours, err := first.release(t.Context(), 0); ours || err != nil {
+			if _, ours, err := first.release(t.Context()); ours || err != nil {
 				t.Errorf("another release sent: held %v, %v", ours, err)
 			}
 		}

@@ -218,7 +218,7 @@ func TestRule07_YoursRearmsTheLease(t *testing.T) {
 		holder, waiter := m.newLease(), m.newLease()
 		mustAsk(t, m, holder, stay)
 		mustAsk(t, m, waiter, stay)
-		if _, held, err := holder.release(t.Context(), 0); !held || err != nil {
+		if _, held, err := holder.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
 		granted, _ := holds(t, waiter)

@@ -140,7 +140,7 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	// From holder to waiter to what is parked, and to a cooldown.
 	check("Unlock", le.Unlock(ctx) == nil)
 	held(one, waiter, false)
-	_, was, err := waiter.release(ctx, 0)
+	_, was, err := waiter.release(ctx)
 	check("release of the waiter", was && err == nil, err)
 	reply, err := m.locker.conn.run(ctx, callScript, m.keys, []any{1, 1, 1000, "", 0})
 	calls, _ := reply.([]any)
