@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,9 +31,10 @@ type fieldNode struct {
 }
 
 type fieldEdge struct {
-	name  string // in an object
-	index int    // in a list; -1 when name is no index
-	node  int
+	name      string // in an object
+	nameBytes []byte // the same
+	index     int    // in a list; -1 when name is no index
+	node      int
 }
 
 func newFieldSet(paths []string) (*fieldSet, error) {
@@ -64,7 +64,7 @@ func (fs *fieldSet) step(from int, segment string) int {
 	}
 	to := len(fs.nodes)
 	fs.nodes = append(fs.nodes, fieldNode{})
-	edge := fieldEdge{name: segment, index: listIndex(segment), node: to}
+	edge := fieldEdge{name: segment, nameBytes: []byte(segment), index: listIndex(segment), node: to}
 	fs.nodes[from].edges = append(fs.nodes[from].edges, edge)
 	return to
 }
@@ -119,9 +119,9 @@ func parsePath(path string) (segments []string, err error) {
 	return segments, nil
 }
 
-// read gives the part of every path, in the order of the paths. Every error is
+// find gives the JSON value at every path, in the order of the paths. Every error is
 // a *KeyError.
-func (fs *fieldSet) read(t *asynq.Task) ([]string, error) {
+func (fs *fieldSet) find(t *asynq.Task) ([][]byte, error) {
 	payload := t.Payload()
 	if reason, cause := checkPayload(payload); reason != "" {
 		return nil, &KeyError{
@@ -129,31 +129,60 @@ func (fs *fieldSet) read(t *asynq.Task) ([]string, error) {
 		}
 	}
 
-	walk := fieldWalk{set: fs, at: jsonCursor{text: payload}, found: make([][]byte, len(fs.nodes))}
+	walk := fieldWalk{set: fs, at: jsonCursor{text: payload}, found: make([]foundField, len(fs.nodes))}
 	walk.at.space()
 	walk.value(0)
 
-	parts := make([]string, len(fs.paths))
+	values := make([][]byte, len(fs.paths))
 	for i, path := range fs.paths {
-		fail := func(reason string) ([]string, error) {
-			return nil, &KeyError{Task: t.Type(), Field: path.text, reason: reason, advice: adviceField}
-		}
 		if walk.twice > 0 {
 			if at := slices.Index(path.nodes, walk.twice); at >= 0 {
-				return fail(fmt.Sprintf("has two values: the name %q is there twice in one object", path.segments[at]))
+				return nil, fs.fail(t, i, walk.whyTwice(path.segments[at]))
 			}
 		}
-		value := walk.found[path.nodes[len(path.nodes)-1]]
-		if value == nil {
-			return fail("is missing: " + walk.whyMissing(path))
+		values[i] = walk.found[path.nodes[len(path.nodes)-1]].value
+		if values[i] == nil {
+			return nil, fs.fail(t, i, "is missing: "+walk.whyMissing(path))
 		}
-		part, err := valuePart(value)
-		if err != nil {
-			return fail(err.Error())
+	}
+	return values, nil
+}
+
+// fail is the error for the i-th path.
+func (fs *fieldSet) fail(t *asynq.Task, i int, reason string) error {
+	return &KeyError{Task: t.Type(), Field: fs.paths[i].text, reason: reason, advice: adviceField}
+}
+
+// read gives the part of every path, in the order of the paths. Every error is
+// a *KeyError.
+func (fs *fieldSet) read(t *asynq.Task) ([]string, error) {
+	values, err := fs.find(t)
+	if err != nil {
+		return nil, err
+	}
+	parts := make([]string, len(values))
+	for i, value := range values {
+		part := partText{most: len(value) + maxWrittenOut}
+		if err := writePart(&part, value); err != nil {
+			return nil, fs.fail(t, i, err.Error())
 		}
-		parts[i] = part
+		parts[i] = string(part.text)
 	}
 	return parts, nil
+}
+
+// partText is the text of a part, up to most bytes of it.
+type partText struct {
+	text []byte
+	most int
+}
+
+func (p *partText) Write(piece []byte) (int, error) {
+	if len(p.text)+len(piece) > p.most {
+		return 0, errValueLarge
+	}
+	p.text = append(p.text, piece...)
+	return len(piece), nil
 }
 
 // notJSON says where a payload ceases to be JSON, and nothing of what stands there.
@@ -184,94 +213,4 @@ func checkPayload(payload []byte) (reason string, cause error) {
 		return "the payload is not valid UTF-8", nil
 	}
 	return "", nil
-}
-
-// fieldWalk is one pass over a payload that json.Valid has passed. It recurses
-// no deeper than the longest path, and looks at every byte about once.
-type fieldWalk struct {
-	set   *fieldSet
-	at    jsonCursor
-	found [][]byte // the value of each node; nil when it was not met
-	twice int      // the first node that was met twice; 0 when none was
-}
-
-// value takes the value at the cursor for that of a node.
-func (w *fieldWalk) value(node int) {
-	if w.found[node] != nil && w.twice == 0 {
-		w.twice = node
-	}
-	start := w.at.i
-	edges := w.set.nodes[node].edges
-	switch c := w.at.text[start]; {
-	case c == '{' && len(edges) > 0:
-		w.object(edges)
-	case c == '[' && len(edges) > 0:
-		w.list(edges)
-	default:
-		w.at.skip()
-	}
-	w.found[node] = w.at.text[start:w.at.i]
-}
-
-func (w *fieldWalk) object(edges []fieldEdge) {
-	for w.at.enter(); w.at.more(); {
-		if node := edgeNamed(edges, w.at.name()); node > 0 {
-			w.value(node)
-		} else {
-			w.at.skip()
-		}
-	}
-}
-
-func edgeNamed(edges []fieldEdge, raw []byte) (node int) {
-	if bytes.IndexByte(raw, '\\') >= 0 {
-		name, err := unquote(raw)
-		if err != nil {
-			return 0
-		}
-		raw = []byte(name)
-	}
-	for i := range edges {
-		if edges[i].name == string(raw) {
-			return edges[i].node
-		}
-	}
-	return 0
-}
-
-func (w *fieldWalk) list(edges []fieldEdge) {
-	w.at.enter()
-	for index := 0; w.at.more(); index++ {
-		if i := slices.IndexFunc(edges, func(e fieldEdge) bool { return e.index == index }); i >= 0 {
-			w.value(edges[i].node)
-		} else {
-			w.at.skip()
-		}
-	}
-}
-
-// whyMissing says where a path leaves the payload.
-func (w *fieldWalk) whyMissing(path fieldPath) string {
-	at, value := "the payload", w.found[0]
-	for i, segment := range path.segments {
-		next := w.found[path.nodes[i]]
-		if next != nil {
-			at, value = strconv.Quote(strings.Join(path.segments[:i+1], ".")), next
-			continue
-		}
-		switch value[0] {
-		case '{':
-			return fmt.Sprintf("%s has no %q", at, segment)
-		case '[':
-			return fmt.Sprintf("%s is a list without an element %q", at, segment)
-		case '"':
-			return at + " is a string"
-		case 't', 'f':
-			return at + " is a boolean"
-		case 'n':
-			return at + " is null"
-		}
-		return at + " is a number"
-	}
-	return "" // not reached: the last node of a missing path was not met
 }

@@ -3,6 +3,7 @@ package automutex
 import (
 	"bytes"
 	"errors"
+	"io"
 	"math"
 	"slices"
 	"strings"
@@ -16,6 +17,10 @@ import (
 const (
 	maxNumberDigits = 400 // of a number written out in full
 	maxValueDepth   = 100 // of an object or list that is part of a key
+
+	// maxWrittenOut is how much longer than its JSON a part of [Fields] may be, in
+	// bytes.
+	maxWrittenOut = 1 << 20
 )
 
 var (
@@ -24,51 +29,80 @@ var (
 	errValueSurrogate = errors.New("has half a surrogate pair, which stands for no character")
 	errValueTwice     = errors.New("has an object with the same name twice")
 	errValueDeep      = errors.New("is nested more than 100 levels deep")
+	errValueLarge     = errors.New("has numbers that take more than 1 MiB when written out; Rule.On takes it, since it needs no text that is hashed")
 	errValueLong      = errors.New("is, or has in it, a number of more than 400 digits when written out")
 )
 
-// valuePart gives the part of a key for one JSON value; see Fields. Different
+// writePart writes the part of a key for one JSON value to w; see Fields. Different
 // values give different parts, but for a number or boolean and the string that
 // reads the same: what begins with a brace or bracket is a composite, what
 // begins with a quote is a string that would begin like one of these three, and
 // everything else is the text of a scalar.
-func valuePart(value []byte) (string, error) {
+//
+// It allocates a few times the size of value, whatever the length of the part: a
+// part may be 80 times as long, since numbers are written out. Each Write ends where
+// a character ends. On an error w has got some of the part.
+func writePart(w io.Writer, value []byte) error {
 	switch value[0] {
 	case '"':
-		s, err := unquote(value[1 : len(value)-1])
-		if err == nil && s == "" {
-			err = errValueEmpty
-		}
-		return stringPart(s), err
+		return writeStringPart(w, value[1:len(value)-1])
 	case 'n':
-		return "", errValueNull
-	case 't', 'f':
-		return string(value), nil
+		return errValueNull
 	case '{', '[':
-		text, err := appendComposite(make([]byte, 0, len(value)), &jsonCursor{text: value}, 1)
-		return string(text), err
+		return writeComposite(w, value)
+	case 't', 'f':
+	default:
+		if !isPlainInteger(value) {
+			number, err := appendNumber(nil, value)
+			if err != nil {
+				return err
+			}
+			value = number
+		}
 	}
-	if isPlainInteger(value) {
-		return string(value), nil
-	}
-	text, err := appendNumber(nil, value)
-	return string(text), err
+	_, err := w.Write(value)
+	return err
 }
 
+func writeStringPart(w io.Writer, raw []byte) error {
+	text, err := unquote(nil, raw)
+	switch {
+	case err != nil:
+		return err
+	case len(text) == 0:
+		return errValueEmpty
+	case isMarked(text[0]):
+		quoted := &compositeWriter{out: w}
+		if err := quoted.quoted(text); err != nil {
+			return err
+		}
+		return quoted.flush()
+	}
+	_, err = w.Write(text)
+	return err
+}
+
+// isMarked: a string that begins so is written as a JSON string.
+func isMarked(first byte) bool { return first == '{' || first == '[' || first == '"' }
+
 func stringPart(s string) string {
-	if s != "" && strings.IndexByte(`{["`, s[0]) >= 0 {
-		return string(appendQuoted(nil, s))
+	if s != "" && isMarked(s[0]) {
+		return string(appendQuoted(nil, []byte(s)))
 	}
 	return s
 }
 
-// appendQuoted writes s as a JSON string. There is one way only to write each
+// appendQuoted writes text as a JSON string. There is one way only to write each
 // string, and it does not change with the version of Go.
-func appendQuoted(dst []byte, s string) []byte {
+func appendQuoted(dst, text []byte) []byte {
+	return append(appendInQuotes(append(dst, '"'), text), '"')
+}
+
+// appendInQuotes is appendQuoted without the quotes.
+func appendInQuotes(dst, text []byte) []byte {
 	const digits = "0123456789abcdef"
-	dst = append(dst, '"')
-	for i := range len(s) {
-		switch c := s[i]; {
+	for _, c := range text {
+		switch {
 		case c == '"' || c == '\\':
 			dst = append(dst, '\\', c)
 		case c < 0x20:
@@ -77,83 +111,7 @@ func appendQuoted(dst []byte, s string) []byte {
 			dst = append(dst, c)
 		}
 	}
-	return append(dst, '"')
-}
-
-// appendComposite writes the value at the cursor as compact JSON with sorted
-// members. Each level of nesting may sort, and so copy, what is below it once:
-// the bound on the depth keeps that from growing with the square of the size.
-func appendComposite(dst []byte, c *jsonCursor, depth int) (_ []byte, err error) {
-	if depth > maxValueDepth && (c.text[c.i] == '{' || c.text[c.i] == '[') {
-		return nil, errValueDeep
-	}
-	switch c.text[c.i] {
-	case '{':
-		return appendObject(dst, c, depth)
-	case '[':
-		start := len(dst)
-		for c.enter(); c.more(); {
-			dst = append(dst, ',')
-			if dst, err = appendComposite(dst, c, depth+1); err != nil {
-				return nil, err
-			}
-		}
-		return closeComposite(dst, start, '[', ']'), nil
-	case '"':
-		s, err := unquote(c.str())
-		return appendQuoted(dst, s), err
-	case 't', 'f', 'n':
-		return append(dst, c.scalar()...), nil
-	}
-	return appendNumber(dst, c.scalar())
-}
-
-func appendObject(dst []byte, c *jsonCursor, depth int) (_ []byte, err error) {
-	type member struct {
-		name       string
-		start, end int // of `,"name":value` in dst
-	}
-	var members []member
-	byName := func(a, b member) int { return strings.Compare(a.name, b.name) }
-
-	start := len(dst)
-	for c.enter(); c.more(); {
-		name, err := unquote(c.name())
-		if err != nil {
-			return nil, err
-		}
-		m := member{name: name, start: len(dst)}
-		dst = append(appendQuoted(append(dst, ','), name), ':')
-		if dst, err = appendComposite(dst, c, depth+1); err != nil {
-			return nil, err
-		}
-		m.end = len(dst)
-		members = append(members, m)
-	}
-	if !slices.IsSortedFunc(members, byName) {
-		slices.SortFunc(members, byName)
-		unsorted := slices.Clone(dst[start:])
-		dst = dst[:start]
-		for _, m := range members {
-			dst = append(dst, unsorted[m.start-start:m.end-start]...)
-		}
-	}
-	for i := 1; i < len(members); i++ {
-		if members[i].name == members[i-1].name {
-			return nil, errValueTwice
-		}
-	}
-	return closeComposite(dst, start, '{', '}'), nil
-}
-
-// closeComposite puts brackets around the elements written since start, each
-// of which has a comma in front.
-func closeComposite(dst []byte, start int, left, right byte) []byte {
-	if len(dst) == start {
-		return append(dst, left, right)
-	}
-	dst[start] = left
-	return append(dst, right)
+	return dst
 }
 
 func isPlainInteger(number []byte) bool {
@@ -177,7 +135,9 @@ func appendNumber(dst, number []byte) ([]byte, error) {
 	// neither begin nor end with a zero.
 	digits, fraction, _ := bytes.Cut(mantissa, []byte("."))
 	point := len(digits) + exponent
-	digits = append(slices.Clone(digits), fraction...)
+	if len(fraction) > 0 {
+		digits = slices.Concat(digits, fraction)
+	}
 	zeros := len(digits)
 	digits = bytes.TrimLeft(digits, "0")
 	point -= zeros - len(digits)
@@ -195,16 +155,18 @@ func appendNumber(dst, number []byte) ([]byte, error) {
 	switch {
 	case point <= 0:
 		dst = append(dst, "0."...)
-		dst = append(dst, bytes.Repeat([]byte("0"), -point)...)
+		dst = append(dst, zeroDigits[:-point]...)
 		return append(dst, digits...), nil
 	case point >= len(digits):
 		dst = append(dst, digits...)
-		return append(dst, bytes.Repeat([]byte("0"), point-len(digits))...), nil
+		return append(dst, zeroDigits[:point-len(digits)]...), nil
 	}
 	dst = append(dst, digits[:point]...)
 	dst = append(dst, '.')
 	return append(dst, digits[point:]...), nil
 }
+
+var zeroDigits = strings.Repeat("0", maxNumberDigits)
 
 // parseExponent reads an exponent. One too large for any number that fits a
 // key is cut to a value that no mantissa in memory makes up for.
@@ -223,14 +185,25 @@ func parseExponent(text []byte) int {
 	return sign * exponent
 }
 
-// unquote gives the string that stands between two quotes. encoding/json would
+// unquote gives the string that stands between two quotes: raw itself where nothing
+// in it is escaped, else a text that is written over buf. encoding/json would
 // replace half a surrogate pair; here it is an error.
-func unquote(raw []byte) (string, error) {
+func unquote(buf, raw []byte) ([]byte, error) {
+	text, half := unquoteLossy(buf, raw)
+	if half {
+		return nil, errValueSurrogate
+	}
+	return text, nil
+}
+
+// unquoteLossy is unquote with half of a surrogate pair replaced, as encoding/json
+// does it; half: there was one.
+func unquoteLossy(buf, raw []byte) (text []byte, half bool) {
 	i := bytes.IndexByte(raw, '\\')
 	if i < 0 {
-		return string(raw), nil
+		return raw, false
 	}
-	s := make([]byte, 0, len(raw))
+	s := slices.Grow(buf[:0], len(raw))
 	for i >= 0 {
 		s = append(s, raw[:i]...)
 		c := raw[i+1]
@@ -250,14 +223,16 @@ func unquote(raw []byte) (string, error) {
 			r := hexRune(raw)
 			raw = raw[4:]
 			if utf16.IsSurrogate(r) {
-				if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
-					return "", errValueSurrogate
+				pair := utf8.RuneError
+				if len(raw) >= 6 && raw[0] == '\\' && raw[1] == 'u' {
+					pair = utf16.DecodeRune(r, hexRune(raw[2:]))
 				}
-				r = utf16.DecodeRune(r, hexRune(raw[2:]))
-				if r == utf8.RuneError {
-					return "", errValueSurrogate
+				if pair == utf8.RuneError {
+					half = true
+				} else {
+					raw = raw[6:]
 				}
-				raw = raw[6:]
+				r = pair
 			}
 			s = utf8.AppendRune(s, r)
 		default: // a quote, a slash, a backslash
@@ -265,7 +240,7 @@ func unquote(raw []byte) (string, error) {
 		}
 		i = bytes.IndexByte(raw, '\\')
 	}
-	return string(append(s, raw...)), nil
+	return append(s, raw...), half
 }
 
 func hexRune(digits []byte) (r rune) {
@@ -285,112 +260,20 @@ func hexRune(digits []byte) (r rune) {
 
 // hasLoneSurrogate looks through all strings of a JSON text.
 func hasLoneSurrogate(text []byte) bool {
+	var buf []byte
 	for c := (jsonCursor{text: text}); ; {
 		next := bytes.IndexByte(c.text[c.i:], '"')
 		if next < 0 {
 			return false
 		}
 		c.i += next
-		if _, err := unquote(c.str()); err != nil {
+		raw := c.str()
+		text, err := unquote(buf, raw)
+		if err != nil {
 			return true
 		}
-	}
-}
-
-// jsonCursor goes through JSON text from value to value: a value, and a name,
-// is read with the cursor on its first byte, and leaves it behind the last.
-type jsonCursor struct {
-	text []byte
-	i    int
-}
-
-func (c *jsonCursor) space() {
-	for c.i < len(c.text) && c.text[c.i] <= ' ' {
-		c.i++
-	}
-}
-
-// enter goes into the object or list at the cursor.
-func (c *jsonCursor) enter() {
-	c.i++
-	c.space()
-}
-
-// more goes to the next member or element, or past the end of the object or
-// list when there is none.
-func (c *jsonCursor) more() bool {
-	c.space()
-	switch c.text[c.i] {
-	case '}', ']':
-		c.i++
-		return false
-	case ',':
-		c.i++
-		c.space()
-	}
-	return true
-}
-
-// name reads the name of a member, without its quotes, and goes to its value.
-func (c *jsonCursor) name() []byte {
-	name := c.str()
-	c.space()
-	c.i++ // the colon
-	c.space()
-	return name
-}
-
-// str reads a string, without its quotes.
-func (c *jsonCursor) str() []byte {
-	start := c.i + 1
-	for c.i = start; ; c.i++ {
-		c.i += bytes.IndexByte(c.text[c.i:], '"')
-		slashes := 0
-		for c.text[c.i-1-slashes] == '\\' {
-			slashes++
-		}
-		if slashes%2 == 0 {
-			c.i++
-			return c.text[start : c.i-1]
-		}
-	}
-}
-
-// scalar reads a number, true, false or null.
-func (c *jsonCursor) scalar() []byte {
-	start := c.i
-	for c.i < len(c.text) && c.text[c.i] > ' ' && c.text[c.i] != ',' && c.text[c.i] != '}' && c.text[c.i] != ']' {
-		c.i++
-	}
-	return c.text[start:c.i]
-}
-
-// skip goes past one value.
-func (c *jsonCursor) skip() {
-	switch c.text[c.i] {
-	case '"':
-		c.str()
-	case '{', '[':
-		c.skipComposite()
-	default:
-		c.scalar()
-	}
-}
-
-func (c *jsonCursor) skipComposite() {
-	for depth := 0; ; {
-		switch c.text[c.i] {
-		case '"':
-			c.str()
-			continue
-		case '{', '[':
-			depth++
-		case '}', ']':
-			depth--
-		}
-		c.i++
-		if depth == 0 {
-			return
+		if len(text) != len(raw) { // it had escapes, and so is in buf
+			buf = text
 		}
 	}
 }

@@ -37,7 +37,8 @@ type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 //     written as a JSON string, quotes included, to tell it from what follows.
 //   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", which
 //     is what the string "1" gives too; 1.50 is "1.5", and -0 is "0". More than
-//     400 digits are an error.
+//     400 digits are an error. So is a part that takes 1 MiB more than its JSON, since
+//     numbers in it are written out; [Rule].On has no such bound.
 //   - true and false are those words, as are the strings "true" and "false".
 //   - Objects and lists become compact JSON with members sorted by name (in
 //     byte order) and numbers as above. Inside them 1 and "1" differ.
@@ -45,9 +46,10 @@ type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 // These equalities aside, different values give different parts. A [*KeyError]
 // comes of a field that is missing, null or an empty string, of a payload that
 // is not JSON or not valid UTF-8, of a value with half a surrogate pair (which
-// Go would silently replace), of one nested more than 100 levels deep, and of a
+// Go would silently replace), of one nested more than 100 levels deep, of a
 // name that an object on the way, or the value, has twice (readers of such JSON
-// disagree on which one counts).
+// disagree on which one counts), and of two names on the way that differ in letter
+// case alone (encoding/json would give the handler the value of either).
 func Fields(paths ...string) KeyFunc {
 	set, err := newFieldSet(paths)
 	if err == nil && len(paths) == 0 {
@@ -77,32 +79,40 @@ func Headers(names ...string) KeyFunc {
 	}
 	names = append([]string(nil), names...)
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
-		return appendHeaders(nil, t, names)
+		return headersParts(t, names)
 	}
 }
 
-func appendHeaders(parts []string, t *asynq.Task, names []string) ([]string, error) {
-	headers := t.Headers()
-	for _, name := range names {
-		value, ok := headers[name]
-		reason := ""
-		switch {
-		case !ok:
-			reason = "is missing"
-		case value == "":
-			reason = "is empty"
-		case !utf8.ValidString(value):
-			reason = "is not valid UTF-8"
+func headersParts(t *asynq.Task, names []string) ([]string, error) {
+	parts := make([]string, len(names))
+	for i, name := range names {
+		part, err := headerPart(t, name)
+		if err != nil {
+			return nil, err
 		}
-		if reason != "" {
-			return nil, &KeyError{
-				Task: t.Type(), Field: name, source: "header", reason: reason,
-				advice: "enqueue the task with that header, or change the rule's OnHeaders",
-			}
-		}
-		parts = append(parts, stringPart(value))
+		parts[i] = part
 	}
 	return parts, nil
+}
+
+func headerPart(t *asynq.Task, name string) (string, error) {
+	value, ok := t.Headers()[name]
+	reason := ""
+	switch {
+	case !ok:
+		reason = "is missing"
+	case value == "":
+		reason = "is empty"
+	case !utf8.ValidString(value):
+		reason = "is not valid UTF-8"
+	}
+	if reason != "" {
+		return "", &KeyError{
+			Task: t.Type(), Field: name, source: "header", reason: reason,
+			advice: "enqueue the task with that header, or change the rule's OnHeaders",
+		}
+	}
+	return stringPart(value), nil
 }
 
 // KeyOf makes a key from a payload decoded into a T by encoding/json; fn gives

@@ -9,7 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // ruleSet finds the rules of a task and, in one order for all tasks, the keys
@@ -35,7 +35,6 @@ type target struct {
 	also  []*compiled // further rules with this key
 	key   string      // in Redis
 	scope string
-	parts []string
 }
 
 func newRuleSet(rules []*compiled) (*ruleSet, []error) {
@@ -113,21 +112,21 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 	if p == nil {
 		return nil, nil
 	}
-	var values []string
+	var values [][]byte
 	if p.fields != nil {
 		var err error
-		if values, err = p.fields.read(t); err != nil {
+		if values, err = p.fields.find(t); err != nil {
 			return nil, err
 		}
 	}
 	targets := make([]target, len(p.rules))
 	for i, rule := range p.rules {
-		parts, err := rule.parts(ctx, t, values)
-		if err != nil {
+		scope := rule.scope(t.Type())
+		key := keytext.NewWriter(rs.secret, prefix, scope)
+		if err := rule.writeParts(ctx, key, t, p.fields, values); err != nil {
 			return nil, err
 		}
-		scope := rule.scope(t.Type())
-		targets[i] = target{rule: rule, key: lock.HashedKey(rs.secret, prefix, scope, parts...), scope: scope, parts: parts}
+		targets[i] = target{rule: rule, key: key.Key(), scope: scope}
 	}
 	if len(targets) > 1 {
 		slices.SortStableFunc(targets, func(a, b target) int {
@@ -157,13 +156,32 @@ func (t target) serves(name string) bool {
 	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiled) bool { return c.Name == name })
 }
 
-// parts gives the rule's parts of the key; values are those of the On of all
-// rules of its pattern.
-func (c *compiled) parts(ctx context.Context, t *asynq.Task, values []string) ([]string, error) {
+// writeParts writes the rule's parts of the key; values are those of the On of all
+// rules of its pattern, which fields found.
+func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *fieldSet, values [][]byte) error {
 	if c.Key != nil {
-		return callKey(ctx, c.Key, t)
+		parts, err := callKey(ctx, c.Key, t)
+		for _, part := range parts {
+			key.Part()
+			key.WriteString(part)
+		}
+		return err
 	}
-	return appendHeaders(values[c.onFrom:c.onTo:c.onTo], t, c.OnHeaders)
+	for i := c.onFrom; i < c.onTo; i++ {
+		key.Part()
+		if err := writePart(key, values[i]); err != nil {
+			return fields.fail(t, i, err.Error())
+		}
+	}
+	for _, name := range c.OnHeaders {
+		part, err := headerPart(t, name)
+		if err != nil {
+			return err
+		}
+		key.Part()
+		key.WriteString(part)
+	}
+	return nil
 }
 
 // scopeOrder says that a rule takes its scope after another one.

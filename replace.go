@@ -57,7 +57,7 @@ func (a *attempt) arrive(t target) error {
 		return nil
 	}
 	note := cmp.Or(a.note, rand.Text()) // outside of a server every call is new
-	m := a.guard.locker.Semaphore(t.scope, t.rule.Limit, lock.Parts(t.parts...), lock.TTL(t.rule.TTL), lock.Note(note))
+	m := a.guard.locker.Semaphore(t.scope, t.rule.Limit, lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
 	at, first, err := m.Arrive(a.ctx)
 	if err == nil {
 		n.arrivals[t.key] = arrival{lock: m, at: at, first: first}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // ByKey is the lock whose Redis key is key, as [Info] and [Lock.Key] tell it:
@@ -54,7 +56,7 @@ func (l *Locker) parseKey(key string) (string, error) {
 		return refuse("there is nothing between the braces")
 	}
 	for i := 0; i < len(text); {
-		size, plain := nextChar(text, i)
+		size, plain := keytext.NextChar(text, i)
 		if !plain && !strings.ContainsRune("%|~", rune(text[i])) {
 			return refuse("what is between the braces is not escaped")
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -14,6 +15,7 @@ type Lock struct {
 	locker  *Locker
 	name    string
 	parts   []string
+	given   string   // the key of WithKey; empty: made from name and parts
 	keys    []string // exactly one
 	limit   int
 	ttl     time.Duration
@@ -55,6 +57,11 @@ func Note(text string) Option { return func(m *Lock) { m.note = text } }
 // with [Options].HashKeys.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
+// WithKey names the lock by its Redis key, as [Key], [HashedKey] or [Lock.Key] gave
+// it, and Parts has no effect. Whoever has made the key already saves making it
+// again. The key must begin with the Locker's Prefix. The name remains in errors.
+func WithKey(key string) Option { return func(m *Lock) { m.given = key } }
+
 // OnWait has f called when a call of Lock finds the lock taken and stands in
 // line: once for each such call, on its goroutine, never by TryLock. The wait is
 // over when Lock returns. A grant is not taken before f has returned, so f should
@@ -89,7 +96,12 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
 	}
-	m.keys = []string{HashedKey(*l.secret, l.prefix, name, m.parts...)}
+	if m.given == "" {
+		m.given = HashedKey(*l.secret, l.prefix, name, m.parts...)
+	} else if !strings.HasPrefix(m.given, l.prefix+":{") && m.err == nil {
+		m.err = fmt.Errorf("lock: %q: the key %q does not begin with %q, the prefix of this Locker: give a key that Key made", name, m.given, l.prefix+":{")
+	}
+	m.keys = []string{m.given}
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }

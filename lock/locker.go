@@ -15,6 +15,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // Defaults and bounds.
@@ -134,7 +136,7 @@ func New(rdb Client, o Options) *Locker {
 		}
 		owner = host + ":" + strconv.Itoa(os.Getpid())
 	}
-	l.owner = escape(owner)
+	l.owner = keytext.Escape(owner)
 	l.closing, l.stop = context.WithCancel(context.Background())
 	l.renewer = newRenewer(l)
 	l.line = newLine(l)

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // Pool is a set of named values (API keys, ports, licences, jobs) in Redis that
@@ -52,7 +54,7 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		if value == "" {
 			return 0, fmt.Errorf("lock: pool %q: value %d of %d is empty: nothing was put", p.m.name, i+1, len(values))
 		}
-		args[i] = escape(value)
+		args[i] = keytext.Escape(value)
 	}
 	for args := range slices.Chunk(args, putMost) {
 		reply, err := p.m.operate(ctx, poolPutScript, args)

@@ -1,0 +1,162 @@
+// Package keytext writes the Redis keys of locks: from values that are strings, and
+// from values that come piece by piece and may be longer than anybody wants to have
+// in memory. The form of a key is documented at lock.Key and lock.HashedKey.
+package keytext
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxText is how many bytes the values of a key may take together, escaped and
+// without separators, before a hash replaces them. It also bounds the scope, and
+// the number of values.
+const maxText = 200
+
+// Make gives the key for a scope and its values. An empty secret hides nothing.
+func Make(secret, prefix, scope string, parts []string) string {
+	size := 0
+	for _, part := range parts {
+		size += escapedLen(part)
+	}
+	if len(parts) > 0 && (secret != "" || size > maxText || len(parts) > maxText) {
+		w := NewWriter(secret, prefix, scope)
+		for _, part := range parts {
+			w.Part()
+			w.WriteString(part)
+		}
+		return w.Key()
+	}
+	scope = scopeText(scope)
+	var key strings.Builder
+	key.Grow(len(prefix) + len(scope) + size + len(parts) + len(":{}"))
+	key.WriteString(prefix)
+	key.WriteString(":{")
+	key.WriteString(scope)
+	for _, part := range parts {
+		key.WriteByte('|')
+		writeEscaped(&key, part)
+	}
+	key.WriteByte('}')
+	return key.String()
+}
+
+// scopeText is the scope as it stands in a key.
+func scopeText(scope string) string {
+	switch n := escapedLen(scope); {
+	case n == 0:
+		return "~"
+	case n > maxText:
+		sum := sha256.Sum256([]byte(Escape(scope)))
+		return "~" + hex.EncodeToString(sum[:])
+	}
+	return Escape(scope)
+}
+
+// bufferSize is how much escaped text a Writer gathers before it hashes it.
+const bufferSize = 1 << 10
+
+// Writer makes a key from values that come piece by piece: Part, the pieces of the
+// first value, Part, and so on, then Key. It keeps no more than a buffer of what it
+// was given. The zero value is not usable. Not for concurrent use.
+type Writer struct {
+	prefix, scope string    // the scope as it stands in the key
+	hidden        bool      // there is a secret: sum is under it, and has the scope
+	text          []byte    // each value, escaped, after a '|'; what sum has is gone from it
+	parts         int       // values begun
+	size          int       // of all values, escaped, without separators
+	sum           hash.Hash // nil: text has all there is
+}
+
+// NewWriter begins a key.
+func NewWriter(secret, prefix, scope string) *Writer {
+	w := &Writer{prefix: prefix, scope: scopeText(scope)}
+	if secret != "" {
+		w.hidden = true
+		w.sum = hmac.New(sha256.New, []byte(secret))
+		w.text = append(make([]byte, 0, 2*len(w.scope)), w.scope...)
+	}
+	return w
+}
+
+// Part begins the next value.
+func (w *Writer) Part() {
+	w.parts++
+	w.text = append(w.text, '|')
+}
+
+// Write adds a piece to the value. A piece ends where a character ends. The error is
+// always nil.
+func (w *Writer) Write(piece []byte) (int, error) {
+	write(w, piece)
+	return len(piece), nil
+}
+
+// WriteString is Write for a string.
+func (w *Writer) WriteString(piece string) { write(w, piece) }
+
+func write[T string | []byte](w *Writer, piece T) {
+	for len(piece) > 0 {
+		n := wholeChars(piece, bufferSize)
+		before := len(w.text)
+		w.text = appendEscaped(w.text, piece[:n])
+		w.size += len(w.text) - before
+		piece = piece[n:]
+		if w.sum == nil && w.size > maxText {
+			w.sum = sha256.New()
+		}
+		if w.sum != nil && len(w.text) >= bufferSize {
+			w.flush()
+		}
+	}
+}
+
+// wholeChars is the length of a beginning of s that has about most bytes, and does
+// not end within a character.
+func wholeChars[T string | []byte](s T, most int) int {
+	if len(s) <= most {
+		return len(s)
+	}
+	// A byte that starts a character is never within another one. Where none of four
+	// bytes starts one, the last of them is invalid, and so a character of its own.
+	for n := most; n > most-utf8.UTFMax; n-- {
+		if utf8.RuneStart(s[n]) {
+			return n
+		}
+	}
+	return most
+}
+
+func (w *Writer) flush() {
+	w.sum.Write(w.text)
+	w.text = w.text[:0]
+}
+
+// Key ends the last value and gives the key. The Writer is used up.
+func (w *Writer) Key() string {
+	if w.parts > maxText && w.sum == nil {
+		w.sum = sha256.New()
+	}
+	hashed := w.sum != nil && w.parts > 0 // without values there is nothing to hide
+	if w.hidden && !hashed {
+		w.text = w.text[:0]
+	}
+	if hashed {
+		w.flush()
+		var sum [sha256.Size]byte
+		w.text = append(w.text, "|~"...)
+		w.text = hex.AppendEncode(w.text, w.sum.Sum(sum[:0]))
+	}
+	var key strings.Builder
+	key.Grow(len(w.prefix) + len(":{") + len(w.scope) + len(w.text) + len("}"))
+	key.WriteString(w.prefix)
+	key.WriteString(":{")
+	key.WriteString(w.scope)
+	key.Write(w.text)
+	key.WriteByte('}')
+	return key.String()
+}

@@ -1,0 +1,101 @@
+package automutex
+
+import "bytes"
+
+// jsonCursor goes through JSON text from value to value: a value, and a name,
+// is read with the cursor on its first byte, and leaves it behind the last.
+type jsonCursor struct {
+	text []byte
+	i    int
+}
+
+func (c *jsonCursor) space() {
+	for c.i < len(c.text) && c.text[c.i] <= ' ' {
+		c.i++
+	}
+}
+
+// enter goes into the object or list at the cursor.
+func (c *jsonCursor) enter() {
+	c.i++
+	c.space()
+}
+
+// more goes to the next member or element, or past the end of the object or
+// list when there is none.
+func (c *jsonCursor) more() bool {
+	c.space()
+	switch c.text[c.i] {
+	case '}', ']':
+		c.i++
+		return false
+	case ',':
+		c.i++
+		c.space()
+	}
+	return true
+}
+
+// name reads the name of a member, without its quotes, and goes to its value.
+func (c *jsonCursor) name() []byte {
+	name := c.str()
+	c.space()
+	c.i++ // the colon
+	c.space()
+	return name
+}
+
+// str reads a string, without its quotes.
+func (c *jsonCursor) str() []byte {
+	start := c.i + 1
+	for c.i = start; ; c.i++ {
+		c.i += bytes.IndexByte(c.text[c.i:], '"')
+		slashes := 0
+		for c.text[c.i-1-slashes] == '\\' {
+			slashes++
+		}
+		if slashes%2 == 0 {
+			c.i++
+			return c.text[start : c.i-1]
+		}
+	}
+}
+
+// scalar reads a number, true, false or null.
+func (c *jsonCursor) scalar() []byte {
+	start := c.i
+	for c.i < len(c.text) && c.text[c.i] > ' ' && c.text[c.i] != ',' && c.text[c.i] != '}' && c.text[c.i] != ']' {
+		c.i++
+	}
+	return c.text[start:c.i]
+}
+
+// skip goes past one value.
+func (c *jsonCursor) skip() {
+	switch c.text[c.i] {
+	case '"':
+		c.str()
+	case '{', '[':
+		c.skipComposite()
+	default:
+		c.scalar()
+	}
+}
+
+func (c *jsonCursor) skipComposite() {
+	for depth := 0; ; {
+		switch c.text[c.i] {
+		case '"':
+			c.str()
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		}
+		c.i++
+		if depth == 0 {
+			return
+		}
+	}
+}
