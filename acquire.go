@@ -33,7 +33,7 @@ func (a *attempt) acquire(t target) (*lock.Lease, error) {
 	}
 	if wait == 0 {
 		lease, err := m.TryLock(a.ctx)
-		return lease, a.explain(t, err)
+		return a.own(t, lease, err)
 	}
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
@@ -62,7 +62,7 @@ func (a *attempt) wait(t target, m *lock.Lock, most time.Duration) (*lock.Lease,
 	if ctx.Err() != nil && a.ctx.Err() == nil && a.guard.closing.Err() == nil {
 		// No time for a line, but for a look.
 		lease, err := m.TryLock(a.ctx)
-		return lease, a.explain(t, err)
+		return a.own(t, lease, err)
 	}
 	defer a.stepOut(t)
 	defer a.pursue(t, m, cancel)()
@@ -70,7 +70,7 @@ func (a *attempt) wait(t target, m *lock.Lock, most time.Duration) (*lock.Lease,
 	if err != nil && a.guard.closing.Err() != nil {
 		return nil, ErrClosed
 	}
-	return lease, a.explain(t, err)
+	return a.own(t, lease, err)
 }
 
 // lineUp tells that the wait in line began, stepOut that it is over, if it began.

@@ -98,11 +98,10 @@ func (a *attempt) retry(t target, reason error, delay time.Duration) *verdict {
 		return a.handBack(t, reason, delay)
 	}
 	began := time.Now()
-	lease, err := a.insist(t)
-	if err != nil {
+	if _, err := a.insist(t); err != nil {
 		return a.gaveUp(err)
 	}
-	a.keep(t, lease, time.Since(began))
+	a.tellAcquired(t, time.Since(began))
 	return nil
 }
 

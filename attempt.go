@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
 	"sync"
 	"time"
 
@@ -43,6 +42,12 @@ type stay struct {
 	alone  context.Context //nolint:containedctx // ends with the lease and nothing else
 	lost   sync.Once       // the loss was told of
 	unhook []func() bool   // stops the watchers
+	told   bool            // EventAcquired was observed, or Observe panicked on it
+
+	// Set by release.
+	open  bool          // the lease had not ended before
+	held  time.Duration // from taken to release
+	ended error         // what the release answered
 }
 
 func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
@@ -86,12 +91,11 @@ func (a *attempt) take(t target) *verdict {
 		return nil
 	}
 	began := time.Now()
-	lease, err := a.acquire(t)
-	if err != nil {
+	if _, err := a.acquire(t); err != nil {
 		return a.judge(t, err)
 	}
 	a.guard.outage.over(a.guard.log)
-	a.keep(t, lease, time.Since(began))
+	a.tellAcquired(t, time.Since(began))
 	return nil
 }
 
@@ -105,11 +109,6 @@ func (a *attempt) holds(key string) bool {
 		}
 	}
 	return false
-}
-
-func (a *attempt) keep(t target, lease *lock.Lease, waited time.Duration) {
-	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now(), alone: lease.Bind(context.WithoutCancel(a.ctx))})
-	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: lease.Parked()})
 }
 
 // lostEarly is a lease that ended before the handler began, while the task was
@@ -141,7 +140,7 @@ func (a *attempt) bind() context.Context {
 		s.unhook = append(s.unhook,
 			context.AfterFunc(s.alone, func() {
 				if cause := context.Cause(s.alone); errors.Is(cause, lock.ErrLost) {
-					a.tellLost(s, cause)
+					a.tellLostBeside(s, cause)
 				}
 			}),
 			context.AfterFunc(a.ctx, func() { a.tellOverdue(s) }))
@@ -167,59 +166,21 @@ func (a *attempt) tellOverdue(s *stay) {
 	cause := context.Cause(a.ctx)
 	a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
 		"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
-	a.observe(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+	a.observeBeside(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
 }
 
 // tellLost logs and observes the loss of a lease, once.
-func (a *attempt) tellLost(s *stay, cause error) {
+func (a *attempt) tellLost(s *stay, cause error) { a.tellLostTo(a.observe, s, cause) }
+
+// tellLostBeside is tellLost on a goroutine of the Guard's own.
+func (a *attempt) tellLostBeside(s *stay, cause error) { a.tellLostTo(a.observeBeside, s, cause) }
+
+func (a *attempt) tellLostTo(observe func(Event), s *stay, cause error) {
 	s.lost.Do(func() {
 		a.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
 			"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
-		a.observe(Event{Kind: EventLost, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+		observe(Event{Kind: EventLost, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
 	})
-}
-
-// release gives back what is held, last taken first. It runs on the way out of
-// a panic as well.
-func (a *attempt) release() {
-	if a.returned != nil {
-		close(a.returned)
-	}
-	for _, s := range slices.Backward(a.stays) {
-		for _, stop := range s.unhook {
-			stop()
-		}
-		open := s.alone.Err() == nil
-		var err error
-		if rest := s.target.rule.Cooldown - time.Since(a.began); a.succeeded && s.target.rule.Cooldown > 0 {
-			err = s.lease.Cooldown(a.ctx, rest)
-		} else {
-			err = s.lease.Unlock(a.ctx)
-		}
-		event := Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken)}
-		switch {
-		case errors.Is(err, lock.ErrNotHeld) && open && !a.began.IsZero():
-			// Found out only now: the key was deleted or evicted. (Not open:
-			// told of before, or the handler unlocked the lease itself.)
-			a.tellLost(s, fmt.Errorf("%w: %w", lock.ErrLost, err))
-		case errors.Is(err, lock.ErrBackend):
-			a.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
-				"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "ttl", s.target.rule.TTL, "error", err)
-			a.observe(Event{Kind: EventBackendError, Rule: event.Rule, Key: event.Key, Err: err})
-		}
-		a.observe(event)
-	}
-	a.stays = nil
-	a.leaveArrivals()
-}
-
-// observe completes an event and hands it to Config.Observe.
-func (a *attempt) observe(e Event) {
-	if a.guard.cfg.Observe == nil {
-		return
-	}
-	e.Task, e.Queue, e.TaskID = a.task.Type(), a.queue, a.id
-	a.guard.cfg.Observe(a.ctx, e)
 }
 
 // holding is what a handler's context knows of a lease.

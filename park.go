@@ -59,7 +59,7 @@ func (a *attempt) acquireOrPark(t target, m *lock.Lock) (*lock.Lease, error) {
 	if a.server == nil || !a.join() {
 		// Nobody knows the server's workers, or MaxWaiting stand in line.
 		lease, err := m.LockOrPark(a.ctx, now)
-		return lease, a.explain(t, err)
+		return a.own(t, lease, err)
 	}
 	defer a.guard.waiting.Add(-1)
 	ctx, cancel := context.WithCancel(a.ctx)
@@ -76,8 +76,8 @@ func (a *attempt) acquireOrPark(t target, m *lock.Lock) (*lock.Lease, error) {
 		// A timer that fires as it is stopped gives way for a call that is over.
 		defer time.AfterFunc(time.Until(by), p.giveWay).Stop()
 	}
-	lease, err := m.LockOrPark(ctx, p.yield)
-	err = a.explain(t, err)
+	granted, err := m.LockOrPark(ctx, p.yield)
+	lease, err = a.own(t, granted, err)
 	var busy *BusyError
 	if a.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
 		return nil, ErrClosed

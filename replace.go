@@ -97,8 +97,8 @@ func (a *attempt) replace(t target) (*lock.Lease, error) {
 		return nil, err
 	}
 	m := a.lockOf(t)
-	lease, err := m.TryLock(a.ctx)
-	err = a.explain(t, err)
+	granted, err := m.TryLock(a.ctx)
+	lease, err := a.own(t, granted, err)
 	var busy *BusyError
 	if !errors.As(err, &busy) || busy.SameTask {
 		return lease, err
@@ -135,6 +135,7 @@ func (a *attempt) replaceInLine(t target, most time.Duration) (*lock.Lease, erro
 	if a.call(t, m, a.newest.arrivals[t.key].first); !a.stopped() {
 		return lease, nil
 	}
+	a.disown()
 	if err := lease.Unlock(a.ctx); errors.Is(err, lock.ErrBackend) {
 		a.backendError(t, err) // the lease frees itself at its deadline
 	}

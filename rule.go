@@ -12,6 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/safelog"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -81,7 +82,9 @@ type Config struct {
 
 	// Observe is told of every [Event]. It is called by many goroutines at
 	// once, on the path of the task, and so should be quick. nil means that
-	// nobody is told.
+	// nobody is told. A panic costs the task its attempt, as one of the handler
+	// does, and leaves no lease behind; on EventLost and EventOverdue, which may
+	// come on another goroutine, it is logged instead.
 	Observe func(context.Context, Event)
 }
 
@@ -180,9 +183,7 @@ func (c Config) withDefaults() Config {
 		}
 		c.Owner = fmt.Sprintf("%s:%d", host, os.Getpid())
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = safelog.New(c.Logger)
 	return c
 }
 

@@ -86,21 +86,26 @@ func (s *Set) take(ctx context.Context, take func(*Lock, context.Context) (*Leas
 	if s.err != nil {
 		return nil, s.err
 	}
-	leases := &Leases{}
+	leases, all := &Leases{}, false
+	// Also when OnWait's function panics while a further lock is waited for.
+	defer func() {
+		if !all {
+			leases.giveUp(ctx)
+		}
+	}()
 	for _, m := range s.locks {
 		lease, err := take(m, ctx)
 		if err != nil {
-			leases.giveUp(ctx)
 			return nil, err
 		}
 		leases.list = append(leases.list, lease)
 	}
 	for _, lease := range leases.list {
 		if !lease.Held() {
-			leases.giveUp(ctx)
 			return nil, fmt.Errorf("%w: %q, while the others of its set were waited for", ErrLost, lease.lock.name)
 		}
 	}
+	all = true
 	return leases, nil
 }
 

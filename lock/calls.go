@@ -116,7 +116,8 @@ func (p *parking) work() {
 
 // call has the Caller make one call, and sees to its fate.
 func (p *parking) call(m *Lock, s *summons) {
-	fate := p.caller(p.locker.closing, m.Key(), s.note)
+	fate := FateUnsure // also of a call that panicked: it is repeated
+	p.locker.beside("Options.Call", func() { fate = p.caller(p.locker.closing, m.Key(), s.note) })
 	n, tells := s.line, false
 	p.mu.Lock()
 	if !s.came && fate == FateComing {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/safelog"
 )
 
 // Defaults and bounds.
@@ -115,7 +117,7 @@ func New(rdb Client, o Options) *Locker {
 		secret:   &o.HashKeys,
 		ttl:      o.TTL,
 		replicas: o.MinReplicas,
-		log:      o.Logger,
+		log:      safelog.New(o.Logger),
 		channel:  base64.RawURLEncoding.EncodeToString(random[:12]),
 	}
 	l.nonce.Store(binary.BigEndian.Uint64(append([]byte{0, 0, 0}, random[12:]...)))
@@ -124,9 +126,6 @@ func New(rdb Client, o Options) *Locker {
 	}
 	if l.ttl == 0 {
 		l.ttl = DefaultTTL
-	}
-	if l.log == nil {
-		l.log = slog.Default()
 	}
 	owner := o.Owner
 	if owner == "" {
@@ -263,4 +262,15 @@ func earliest(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// beside calls a function of the user's on a goroutine of the Locker's own, where
+// a panic would end the program, and every lease with it: it is logged instead.
+func (l *Locker) beside(what string, f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.log.Error("automutex: a function given to package lock panicked", "function", what, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		}
+	}()
+	f()
 }

@@ -145,7 +145,7 @@ func (n *line) stop(token string) {
 
 func (m *Lock) stopped() {
 	if m.onStop != nil {
-		m.onStop()
+		m.locker.beside("OnStop", m.onStop)
 	}
 }
 

@@ -1,0 +1,113 @@
+package lock
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A function of OnWait that panics while a set waits for its second lock leaves
+// neither the first one taken nor a waiter in line for the second.
+func TestAll_onWaitPanics(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		name := redistest.Name(t)
+		first := l.Mutex(name+"1", TTL(time.Hour))
+		second := l.Mutex(name+"2", TTL(time.Hour), OnWait(func() { panic("boom") }))
+		held, err := l.Mutex(second.Name()).Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic did not come through")
+				}
+			}()
+			_, _ = l.All(first, second).Lock(t.Context())
+		}()
+		if err := held.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, m := range []*Lock{first, second} {
+			redistest.Eventually(t, soon, func() bool {
+				locked, err := m.Locked(context.Background())
+				return err == nil && !locked
+			}, "%s is free", m.Name())
+		}
+	})
+}
+
+// A Caller and a function of OnStop that panic are logged; the call is repeated.
+func TestLocker_functionsPanic(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var calls atomic.Int64
+		log := &lines{}
+		l := New(s.Client(t), Options{Prefix: redistest.Name(t), Logger: slog.New(slog.NewTextHandler(log, nil)), Call: func(context.Context, string, string) Fate {
+			if calls.Add(1) == 1 {
+				panic("the caller's own fault")
+			}
+			return FateGone
+		}})
+		defer func() { _ = l.Close() }()
+		held, err := l.Mutex("a").Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustPark(t, l.Mutex("a", Note("parked")))
+		if err := held.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		redistest.Eventually(t, 3*soon, func() bool { return calls.Load() > 1 }, "a call that panicked is repeated")
+
+		older := l.Mutex("b", Note("older"))
+		at, _, err := older.Arrive(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		stopped := make(chan struct{}, 100)
+		held, err = l.Mutex("b", Note("older"), OnStop(at, func() { stopped <- struct{}{}; panic("the holder's own fault") })).Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at, _, err = l.Mutex("b", Note("newer")).Arrive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		redistest.Eventually(t, soon, func() bool { // the subscription may not be there yet
+			if _, err := l.Mutex("b", Note("newer"), OnStop(at, func() {})).Stop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return len(stopped) > 0
+		}, "the older one is asked to stop")
+		if err := held.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		redistest.Eventually(t, soon, func() bool { return log.has("the caller's own fault") && log.has("the holder's own fault") }, "both panics are logged")
+	})
+}
+
+// lines is what was logged.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
