@@ -23,7 +23,8 @@ func behindProxy(t *testing.T, s *redistest.Server) (*redistest.Proxy, lock.Clie
 	t.Helper()
 	p := redistest.NewProxy(t, s.Addr())
 	return p, p.Client(t, func(o *redis.UniversalOptions) {
-		o.MaxRetries, o.DialerRetries = -1, 1
+		o.MaxRetries = -1
+		redistest.DialOnce(o)
 	})
 }
 
@@ -206,7 +207,8 @@ func TestBackend_restart(t *testing.T) {
 	t.Parallel()
 	s, locks := redistest.Mini(t), redistest.StartReal(t)
 	r := start(t, s, setup{rules: []Rule{{Task: "work"}}, locks: locks.Client(t, func(o *redis.UniversalOptions) {
-		o.MaxRetries, o.DialerRetries = -1, 1
+		o.MaxRetries = -1
+		redistest.DialOnce(o)
 	})})
 	id := r.enqueue("work", nil)
 	r.stage.next(t).returns(nil)

@@ -189,9 +189,9 @@ func (p *partText) Write(piece []byte) (int, error) {
 func notJSON(payload []byte) error {
 	var v json.RawMessage
 	err := json.Unmarshal(payload, &v)
-	wrong, ok := errors.AsType[*json.SyntaxError](err)
+	var wrong *json.SyntaxError
 	switch {
-	case !ok:
+	case !errors.As(err, &wrong):
 		return err
 	case strings.Contains(err.Error(), "unexpected end"):
 		return errors.New("it ends too early")

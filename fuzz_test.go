@@ -100,8 +100,8 @@ func FuzzPayload(f *testing.F) {
 			t.Errorf("done: it ran %d times, with the keys %q (%v)", ran, keys, keyless)
 		}
 		if err != nil {
-			keyErr, ok := errors.AsType[*KeyError](err)
-			if !ok || ran > 0 || keyless == nil || !errors.Is(err, asynq.SkipRetry) || !matched {
+			var keyErr *KeyError
+			if !errors.As(err, &keyErr) || ran > 0 || keyless == nil || !errors.Is(err, asynq.SkipRetry) || !matched {
 				t.Errorf("it ran %d times, and ends with %T: %v; keys %q (%v)", ran, err, err, keys, keyless)
 			} else if keyErr.Task != task.Type() || !utf8.ValidString(err.Error()) {
 				t.Errorf("asynq cannot file %q", err)

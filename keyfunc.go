@@ -160,8 +160,8 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 // misfit says what encoding/json found unfit, without the value that it quotes:
 // this text is logged.
 func misfit(err error) string {
-	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
-	if !ok {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
 		return fmt.Sprintf(" (a %T)", err) // of a type that decodes itself
 	}
 	where := "it"
@@ -187,7 +187,7 @@ func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 	}
 	parts, err := fn(ctx, t)
 	if err != nil {
-		if _, ok := errors.AsType[*KeyError](err); ok {
+		if errors.As(err, new(*KeyError)) {
 			return nil, err
 		}
 		return fail("the rule's Key failed", err)

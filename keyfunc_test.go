@@ -182,9 +182,9 @@ func TestFields_refusesPayload(t *testing.T) {
 	}
 	for _, test := range tests {
 		parts, err := Fields(test.path)(t.Context(), keyTask(test.payload))
-		keyErr, ok := errors.AsType[*KeyError](err)
+		var keyErr *KeyError
 		switch {
-		case !ok:
+		case !errors.As(err, &keyErr):
 			t.Errorf("%q of %.80s gives %q and %v, want a *KeyError", test.path, test.payload, parts, err)
 		case !strings.Contains(err.Error(), test.want):
 			t.Errorf("%q of %.80s:\n got %v\nwant %s", test.path, test.payload, err, test.want)
@@ -226,7 +226,7 @@ func TestKeyFunc_mistakesKeyNothing(t *testing.T) {
 		"KeyOf was given: no function":          KeyOf[int](nil),
 	} {
 		parts, err := callKey(t.Context(), fn, asynq.NewTask("t", []byte(`{"a":1}`)))
-		if _, ok := errors.AsType[*KeyError](err); !ok || !strings.Contains(err.Error(), want) {
+		if !errors.As(err, new(*KeyError)) || !strings.Contains(err.Error(), want) {
 			t.Errorf("gives %q, %v, want a KeyError with %q", parts, err, want)
 		}
 	}
@@ -284,8 +284,8 @@ func TestHeaders(t *testing.T) {
 		"bad":    `header "bad" is not valid UTF-8`,
 	} {
 		_, err := Headers("tenant", name)(t.Context(), task)
-		keyErr, ok := errors.AsType[*KeyError](err)
-		if !ok || keyErr.Field != name || keyErr.Task != "test" || !strings.Contains(err.Error(), want) {
+		var keyErr *KeyError
+		if !errors.As(err, &keyErr) || keyErr.Field != name || keyErr.Task != "test" || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want a *KeyError with %q", name, err, want)
 		}
 	}
@@ -321,7 +321,8 @@ func TestKeyOf(t *testing.T) {
 		strings.Repeat(" ", 100) + `null` + "\n": "the payload is null",
 	} {
 		got, err := callKey(t.Context(), key, keyTask(payload))
-		if keyErr, ok := errors.AsType[*KeyError](err); !ok || keyErr.Task != "test" || !strings.Contains(err.Error(), want) {
+		var keyErr *KeyError
+		if !errors.As(err, &keyErr) || keyErr.Task != "test" || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %q and %v, want a *KeyError with %q", payload, got, err, want)
 		}
 	}
@@ -346,7 +347,7 @@ func TestCallKey(t *testing.T) {
 	for _, test := range tests {
 		fn := func(context.Context, *asynq.Task) ([]string, error) { return test.parts, test.err }
 		_, err := callKey(t.Context(), fn, keyTask(""))
-		if _, ok := errors.AsType[*KeyError](err); !ok || !strings.Contains(err.Error(), test.want) {
+		if !errors.As(err, new(*KeyError)) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("got %v, want a *KeyError with %q", err, test.want)
 		}
 		if test.err != nil && !errors.Is(err, test.err) {
@@ -404,7 +405,7 @@ func FuzzFields_oneSlot(f *testing.F) {
 			t.Errorf("alone %q gives %q (%v), with another path %q", path, one, oneErr, parts)
 		}
 		if err != nil {
-			if _, ok := errors.AsType[*KeyError](err); !ok {
+			if !errors.As(err, new(*KeyError)) {
 				t.Errorf("%T, want a *KeyError: %v", err, err)
 			}
 			return

@@ -104,7 +104,7 @@ func TestRuleSet_targets(t *testing.T) {
 		asynq.NewTask("call", []byte(`{"shop":"s","customer":{"id":7}}`)), // no header
 	} {
 		targets, err := rs.targets(t.Context(), broken, "p")
-		if _, ok := errors.AsType[*KeyError](err); !ok || targets != nil {
+		if !errors.As(err, new(*KeyError)) || targets != nil {
 			t.Errorf("%s %s: got %v and %v, want a *KeyError", broken.Type(), broken.Payload(), targets, err)
 		}
 	}

@@ -123,7 +123,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		var mu sync.Mutex // guards ids
 		for i := range all - 1 {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				r := rigs[i%len(rigs)]
 				id := r.enqueue("work", one)
 				mu.Lock()

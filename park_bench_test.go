@@ -86,7 +86,7 @@ func (y *yard) start() (stop func()) {
 	}
 	return func() {
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = y.guard.Close(context.Background()) })
+		redistest.Go(&wg, func() { _ = y.guard.Close(context.Background()) })
 		y.server.Shutdown()
 		wg.Wait()
 	}

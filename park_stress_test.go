@@ -86,7 +86,7 @@ func (r *rig) enqueueMany(n int, taskType string, payload func(i int) string) {
 	const at = 4
 	var wg sync.WaitGroup
 	for g := range at {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			for i := g; i < n; i += at {
 				_, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(payload(i))), asynq.Queue(r.queue), asynq.MaxRetry(5), asynq.Timeout(10*time.Minute))
 				if err != nil {
@@ -246,7 +246,7 @@ func TestPark_queuesAndProcesses(t *testing.T) {
 		payload := func(i int) string { return fmt.Sprintf(`{"id":%d}`, i%keys) }
 		var users sync.WaitGroup
 		for i := range keys * goroutines {
-			users.Go(func() { // ends after its rounds, each of which gets the lock or ends with patience
+			redistest.Go(&users, func() { // ends after its rounds, each of which gets the lock or ends with patience
 				ctx, cancel := context.WithTimeout(context.Background(), patience)
 				defer cancel()
 				for range rounds {

@@ -268,7 +268,7 @@ func TestWorkers_stress(t *testing.T) {
 		}
 	}
 	for g := range 2 * limit {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			for i := range rounds {
 				work(g + i)
 			}

@@ -72,7 +72,7 @@ func New(tb testing.TB, cfg automutex.Config) *Guard {
 	}
 	cfg.MinReplicas = min(cfg.MinReplicas, 0)
 	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.NewTextHandler(tb.Output(), nil))
+		cfg.Logger = slog.New(slog.NewTextHandler(logOf(tb), nil))
 	}
 	g.cfg = cfg
 	g.cfg.Rules = slices.Clone(cfg.Rules)

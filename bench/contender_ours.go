@@ -57,7 +57,7 @@ func openOurs(pipelined func() *redis.AutoPipelineOptions) func(conf) (locker, e
 			if err != nil {
 				return nil, errors.Join(err, rdb.Close())
 			}
-			options.Transport = transport
+			options.Transport = lock.Async(transport)
 		}
 		l := lock.New(rdb, options)
 		return &ourLocker{l, rdb}, l.Err()

@@ -78,19 +78,19 @@ func same(t *testing.T, got, want automutex.Config) {
 // Every field of the Go types is a key, or has a reason why it is none.
 func TestKeys_areTheFields(t *testing.T) {
 	t.Parallel()
-	for field := range reflect.TypeFor[automutex.Rule]().Fields() {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[automutex.Rule]()) {
 		key := snake(field.Name)
 		if slices.Contains(names(ruleKeys), key) == (notInRule[key] != "") {
 			t.Errorf("Rule.%s: %q is to be a key of a rule, or to have a reason why not", field.Name, key)
 		}
 	}
-	for field := range reflect.TypeFor[automutex.Config]().Fields() {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[automutex.Config]()) {
 		key := snake(field.Name)
 		if slices.Contains([]string{"prefix", "hash_keys", "rules"}, key) == (notInFile[key] != "") {
 			t.Errorf("Config.%s: %q is to be a key of the file, or to have a reason why not", field.Name, key)
 		}
 	}
-	for field := range reflect.TypeFor[unique.Rule]().Fields() {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[unique.Rule]()) {
 		key := snake(field.Name)
 		if slices.Contains(names(uniqueKeys), key) == (notInUnique[key] != "") {
 			t.Errorf("unique.Rule.%s: %q is to be a key of a unique rule, or to have a reason why not", field.Name, key)

@@ -118,8 +118,8 @@ func (d *decoder) readable(data []byte) bool {
 
 // syntax reports what the YAML library says.
 func (d *decoder) syntax(err error) {
-	wrong, ok := errors.AsType[*yaml.LoadError](err)
-	if !ok {
+	var wrong *yaml.LoadError
+	if !errors.As(err, &wrong) {
 		d.reportAtf(1, 1, "not YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 		return
 	}

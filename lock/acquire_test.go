@@ -262,7 +262,8 @@ func TestRule03_UnknownOutcomeBehindADialErrorIsReleased(t *testing.T) {
 	s := redistest.Real(t)
 	dial := newSwitchedDialer()
 	near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-		o.Dialer, o.MaxRetries, o.DialerRetries = dial.dial, 1, 1
+		o.Dialer, o.MaxRetries = dial.dial, 1
+		redistest.DialOnce(o)
 	})
 	m := near.Mutex(redistest.Name(t), TTL(time.Minute))
 	warm(t, m)

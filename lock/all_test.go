@@ -140,7 +140,7 @@ func TestAllDoesNotDeadlock(t *testing.T) {
 		for range lockers {
 			l := newLocker(t, s.Client(t))
 			for range each {
-				wg.Go(func() {
+				redistest.Go(&wg, func() {
 					for range sections {
 						mine := rand.Perm(names)[:2+rand.IntN(3)]
 						var locks []*Lock

@@ -40,7 +40,7 @@ func parallel(b *testing.B, n int, f func(goroutine int) error) {
 	var wg sync.WaitGroup
 	b.ResetTimer()
 	for i := range n {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			for left.Add(-1) >= 0 {
 				if err := f(i); err != nil {
 					b.Error(err)
@@ -144,7 +144,7 @@ func handOff(b *testing.B, rdb redis.UniversalClient, n int, acquire func() (rel
 	var wg sync.WaitGroup
 	b.ResetTimer()
 	for i := range n {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			for {
 				release, err := acquire()
 				if err != nil {

@@ -36,7 +36,7 @@ func TestClaim_one(t *testing.T) {
 		var wg sync.WaitGroup
 		got := make([]Claimed, claimers)
 		for i := range got {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				got[i], _ = c.Take(t.Context(), string(rune('a'+i)), "", time.Minute)
 			})
 		}

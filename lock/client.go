@@ -25,10 +25,10 @@ type Client interface {
 }
 
 // Transport carries the scripts of single operations in place of the client:
-// another connection, or another way to use one. A [*redis.AutoPipeliner] is the
-// case in point: it gathers the commands of many goroutines into one write; best
-// an asynchronous one, of AsyncAutoPipelineWithOptions, since any other transport
-// costs a goroutine for each call. Subscriptions, and the pipelines of renewals
+// another connection, or another way to use one. An AutoPipeliner of go-redis 9.22
+// or later is one: it gathers the commands of many goroutines into one write. Pass
+// an asynchronous one through [Async]: every other transport costs a goroutine for
+// each call. Subscriptions, and the pipelines of renewals
 // and waiters, stay with the client, so both must lead to the same Redis. A
 // transport may ignore contexts: a call that has no answer after about 5 s is left
 // behind, and its goroutine ends when the transport lets go of it. Its owner
@@ -67,18 +67,12 @@ func CheckClient(rdb Client) error {
 // opTimeout bounds each exchange with Redis, retries of the client included.
 const opTimeout = 5 * time.Second
 
-// submitter is a transport that takes commands without waiting for them: the
-// asynchronous face of a *redis.AutoPipeliner.
-type submitter interface {
-	Submit(ctx context.Context, cmd redis.Cmder) redis.AutoFuture
-	IsBlocking() bool
-}
-
 // conn runs scripts. It owns the bound on every exchange.
 type conn struct {
 	rdb     Client
 	scripts Transport // rdb, unless Options say otherwise
-	submits submitter // scripts, where it can be left without a goroutine; else nil
+	// process is that of scripts where Async made them, else nil.
+	process func(ctx context.Context, cmd redis.Cmder) error
 	// bounded: the client itself gives up within opTimeout of a context's end,
 	// so calls run on the caller's goroutine. Otherwise (reads without timeout,
 	// a client type we do not know) each call runs beside, and is left behind.
@@ -92,8 +86,8 @@ func newConn(rdb Client, transport Transport) *conn {
 	c := &conn{rdb: rdb, scripts: rdb, sizes: true}
 	if transport != nil {
 		c.scripts = transport
-		if s, ok := transport.(submitter); ok && !s.IsBlocking() {
-			c.submits = s
+		if async, ok := transport.(asyncTransport); ok {
+			c.process = async.process
 		}
 		return c
 	}
@@ -188,7 +182,7 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 	switch {
 	case c.bounded:
 		return c.exchange(bound, s, keys, args)
-	case c.submits != nil:
+	case c.process != nil:
 		return c.submit(bound, s, keys, args)
 	}
 	v, err := c.within(bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
@@ -209,14 +203,14 @@ func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []an
 	return v, err
 }
 
-// submit is exchange over a submitter, within ctx: this goroutine waits, and a
-// command that is left behind is the submitter's alone.
+// submit is exchange over a transport of Async, within ctx: this goroutine waits,
+// and a command that is left behind is the transport's alone.
 func (c *conn) submit(ctx context.Context, s *script, keys []string, args []any) (any, error) {
 	send := func(name, text string) (any, error) {
 		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
 		cmd := redis.NewCmd(ctx, append(words, args...)...)
 		cmd.SetFirstKeyPos(3) // where a Cluster sends it
-		err := c.submits.Submit(ctx, cmd).WaitContext(ctx)
+		err := c.process(ctx, cmd)
 		if err != nil && ctx.Err() != nil {
 			leftBehind(args) // cmd may be written to yet: it is not looked at
 			return nil, errLeftBehind

@@ -148,7 +148,7 @@ const unreachableWithin = 10 * time.Second
 func unreachable(t *testing.T, addr string) {
 	var wg sync.WaitGroup
 	for client, rdb := range defectiveClients(t, addr) {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			l := newLocker(t, rdb)
 			m := l.Mutex(redistest.Name(t))
 			var calls sync.WaitGroup
@@ -167,7 +167,7 @@ func unreachable(t *testing.T, addr string) {
 					return le.Extend(t.Context(), time.Minute)
 				},
 			} {
-				calls.Go(func() {
+				redistest.Go(&calls, func() {
 					began := time.Now()
 					err := f()
 					took := time.Since(began)

@@ -101,7 +101,7 @@ func TestCloseRaces(t *testing.T) {
 			m := l.Semaphore(name, 2)
 			var wg sync.WaitGroup
 			for i := range 12 {
-				wg.Go(func() {
+				redistest.Go(&wg, func() {
 					for {
 						var le *Lease
 						var err error
@@ -127,7 +127,7 @@ func TestCloseRaces(t *testing.T) {
 				})
 			}
 			for range 3 {
-				wg.Go(func() {
+				redistest.Go(&wg, func() {
 					<-time.After(time.Duration(round) * time.Millisecond)
 					if err := l.Close(); err != nil {
 						t.Errorf("Close: %v", err)

@@ -198,17 +198,3 @@ func ExampleLocker_List() {
 	}
 	_, _ = hung.Break(ctx, holders[0].Token) // its context ends with lock.ErrLost
 }
-
-// Scripts over one connection that is written and read at the same time.
-func ExampleTransport() {
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	defer rdb.Close()
-	pipeline, err := rdb.AutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
-	if err != nil {
-		return
-	}
-	locker := lock.New(rdb, lock.Options{Transport: pipeline})
-	defer locker.Close() // before the client and its pipeline
-
-	_ = locker.Mutex("room:123").Do(context.Background(), enter)
-}

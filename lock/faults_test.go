@@ -27,7 +27,7 @@ func startTraffic(t *testing.T, clients []redis.UniversalClient, name string, n 
 	for _, rdb := range clients {
 		m := newLocker(t, rdb).Mutex(name, TTL(5*time.Second))
 		for range n {
-			tr.wg.Go(func() {
+			redistest.Go(&tr.wg, func() {
 				for {
 					select {
 					case <-tr.stop:

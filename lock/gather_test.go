@@ -66,11 +66,11 @@ func TestGather(t *testing.T) {
 			taken[i], errs[i] = l.Claim(Key("p", name, fmt.Sprint(i%keys))).TakeFree(t.Context(), fmt.Sprint(i), time.Minute)
 		}
 		for i := range sendersMost {
-			wg.Go(func() { call(i) })
+			redistest.Go(&wg, func() { call(i) })
 		}
 		redistest.Eventually(t, soon, func() bool { return len(g.seen()) == sendersMost }, "the first callers sending")
 		for i := sendersMost; i < callers; i++ {
-			wg.Go(func() { call(i) })
+			redistest.Go(&wg, func() { call(i) })
 		}
 		redistest.Eventually(t, soon, func() bool {
 			l.gather.mu.Lock()
@@ -113,7 +113,7 @@ func TestGather_many(t *testing.T) {
 		winners := map[string]int{}
 		var wg sync.WaitGroup
 		for i := range callers {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				for round := range rounds {
 					key := fmt.Sprint(round, ".", i%keys)
 					taken, err := l.Claim(Key("p", name, key)).TakeFree(t.Context(), fmt.Sprint(i), time.Minute)

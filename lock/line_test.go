@@ -91,7 +91,7 @@ func TestRule05_TwoCallsPerContendedAcquisition(t *testing.T) {
 		began := time.Now()
 		var wg sync.WaitGroup
 		for range n {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				le, err := m.Lock(context.Background())
 				if err != nil {
 					t.Errorf("Lock: %v", err)

@@ -230,7 +230,13 @@ func (l *Locker) spawn(f func()) bool {
 }
 
 // branch is spawn for callers that are counted in already: it never fails.
-func (l *Locker) branch(f func()) { l.work.Go(f) }
+func (l *Locker) branch(f func()) {
+	l.work.Add(1)
+	go func() {
+		defer l.work.Done()
+		f()
+	}()
+}
 
 // newBody makes <token>|<owner>|<note>, and the token in it: <channel>.<G>.<nonce>,
 // which says where to wake its owner, how long a lease granted to it lasts (ms),

@@ -183,7 +183,7 @@ func parkStress(t *testing.T, s *redistest.Server, d *depot) {
 	for range lockers {
 		l := newLocker(t, s.Client(t), calls(d.call))
 		for i := range workers {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				work(l, func() (<-chan struct{}, func()) {
 					switch i {
 					case 0:
@@ -197,7 +197,7 @@ func parkStress(t *testing.T, s *redistest.Server, d *depot) {
 				})
 			})
 		}
-		wg.Go(func() { // plain goroutines
+		redistest.Go(&wg, func() { // plain goroutines
 			for i := 0; d.left.Load() > half; i++ {
 				key := i % len(d.keys)
 				le, err := l.Semaphore(d.keys[key], d.limit).Lock(context.Background())
@@ -215,7 +215,7 @@ func parkStress(t *testing.T, s *redistest.Server, d *depot) {
 			}
 		})
 	}
-	wg.Go(func() { // processes that crash
+	redistest.Go(&wg, func() { // processes that crash
 		for range crashes {
 			l := New(s.Client(t), Options{Call: d.call, TTL: 300 * time.Millisecond})
 			for range 3 { // some park, the last one crashes

@@ -37,7 +37,7 @@ func TestPoolStress(t *testing.T) {
 		for i := range lockers {
 			l := newLocker(t, s.Client(t))
 			for j := range each {
-				wg.Go(func() {
+				redistest.Go(&wg, func() {
 					for round := range rounds {
 						dies := rand.IntN(4) == 0
 						p := poolHandle(l, watch)
@@ -129,7 +129,7 @@ func TestPoolStressWithLostReplies(t *testing.T) {
 		held := map[string]bool{}
 		var wg sync.WaitGroup
 		for range 6 {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				pool := poolHandle(far, watch)
 				for range 15 {
 					le, err := pool.Take(t.Context())

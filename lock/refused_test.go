@@ -125,10 +125,7 @@ func TestRefusedSetUp_everyCall(t *testing.T) {
 			t.Parallel()
 			user := redistest.Name(t)
 			rdb := withUser(t, s, admin, user)
-			transport, err := open(rdb)
-			if err != nil {
-				t.Fatal(err)
-			}
+			transport := open(t, rdb)
 			l := newLocker(t, rdb, func(o *Options) { o.Transport = transport })
 			tell(t, admin, "ACL", "DELUSER", user)
 			everyCall(t, l, user)

@@ -224,7 +224,7 @@ func TestDoubleUnlock(t *testing.T) {
 		errs := make([]error, 8)
 		var wg sync.WaitGroup
 		for i := range errs {
-			wg.Go(func() { errs[i] = le.Unlock(t.Context()) })
+			redistest.Go(&wg, func() { errs[i] = le.Unlock(t.Context()) })
 		}
 		wg.Wait()
 		won := 0

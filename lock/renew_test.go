@@ -102,7 +102,7 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 		leases := make([]*Lease, n)
 		var wg sync.WaitGroup
 		for w := range 30 {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				for i := w; i < n; i += 30 {
 					le, err := l.Mutex(fmt.Sprint(prefix, i), TTL(10*time.Minute)).TryLock(context.Background())
 					if err != nil {

@@ -312,7 +312,7 @@ func TestStop_stress(t *testing.T) {
 		last := make(chan struct{})
 		var wg sync.WaitGroup
 		for i := range all {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				defer func() {
 					if over.Add(1) == all-1 {
 						close(last)

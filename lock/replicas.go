@@ -124,7 +124,11 @@ func (c *conn) confirm(ctx context.Context, calls []*call, replicas int, within 
 		var wg sync.WaitGroup // its goroutines end by the bound of their exchanges
 		for at, calls := range c.byMaster(bound, mine) {
 			w := &confirming{conn: c, replicas: replicas, within: patienceOf(at, within)}
-			wg.Go(func() { w.confirm(bound, at, calls) })
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				w.confirm(bound, at, calls)
+			}()
 		}
 		wg.Wait()
 		return nil, nil //nolint:nilnil // each call carries its own result

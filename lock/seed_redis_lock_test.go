@@ -262,7 +262,7 @@ func TestSeedRedisLock_StaleOwnerIsReplaced(t *testing.T) {
 		var wg sync.WaitGroup
 		var got [8]bool
 		for i := range got {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				_, err := handle([]*Locker{hers, his}[i%2], both).TryLock(context.Background())
 				if got[i] = err == nil; err != nil && !errors.Is(err, ErrBusy) {
 					t.Error(err)
@@ -373,7 +373,7 @@ func TestSeedRedisLock_Stress(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range owners {
 			l := newLocker(t, s.Client(t), owner(fmt.Sprint("owner ", i)))
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				for j := range rounds * locks {
 					widget := fmt.Sprint(prefix, "-", (i+j)%locks)
 					err := l.Mutex(widget).Do(context.Background(), func(ctx context.Context) error {

@@ -371,7 +371,7 @@ func TestSeedRedisSemaphore_TimeoutZero(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		var wg sync.WaitGroup
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			lease, ok, err := m.Acquire(context.Background(), Forever)
 			if !ok || err != nil {
 				t.Errorf("Acquire: %v, %v", ok, err)
@@ -381,7 +381,7 @@ func TestSeedRedisSemaphore_TimeoutZero(t *testing.T) {
 		})
 		waiting(t, m, 1)
 		ctx, cancel := context.WithCancel(t.Context())
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			if _, ok, err := m.Acquire(ctx, Forever); ok || !errors.Is(err, context.Canceled) {
 				t.Errorf("Acquire with an ended context: %v, %v", ok, err)
 			}
@@ -717,7 +717,7 @@ func TestSeedRedisSemaphore_WaitAndSignal(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range producers {
 			p := newLocker(t, s.Client(t)).Pool(name)
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				for j := range each {
 					if _, err := p.Put(ctx, fmt.Sprint("job ", i, " ", j)); err != nil {
 						t.Error(err)
@@ -727,7 +727,7 @@ func TestSeedRedisSemaphore_WaitAndSignal(t *testing.T) {
 		}
 		for range consumers {
 			p := newLocker(t, s.Client(t)).Pool(name)
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				for range producers * each / consumers {
 					job, err := p.Take(ctx)
 					if err != nil {

@@ -34,18 +34,25 @@ type gauge struct {
 
 func read(b *testing.B, rdb redis.UniversalClient) (g gauge) {
 	b.Helper()
-	text, err := rdb.InfoMap(context.Background(), "commandstats", "cpu").Result()
+	ctx := context.Background()
+	text, err := rdb.Info(ctx, "commandstats").Result()
 	if err != nil {
 		b.Fatal(err)
 	}
 	for _, command := range []string{"cmdstat_evalsha", "cmdstat_eval"} {
 		var calls int
 		var us float64
-		_, _ = fmt.Sscanf(text["Commandstats"][command], "calls=%d,usec=%f", &calls, &us) // absent: 0
+		_, line, _ := strings.Cut(text, "\n"+command+":")
+		_, _ = fmt.Sscanf(line, "calls=%d,usec=%f", &calls, &us) // absent: 0
 		g.calls, g.scriptUS = g.calls+calls, g.scriptUS+us
 	}
+	if text, err = rdb.Info(ctx, "cpu").Result(); err != nil {
+		b.Fatal(err)
+	}
 	for _, key := range []string{"used_cpu_user_main_thread", "used_cpu_sys_main_thread"} {
-		s, err := strconv.ParseFloat(text["CPU"][key], 64)
+		_, line, _ := strings.Cut(text, "\n"+key+":")
+		line, _, _ = strings.Cut(line, "\r")
+		s, err := strconv.ParseFloat(line, 64)
 		if err != nil {
 			b.Fatalf("%s: %v", key, err)
 		}
@@ -89,7 +96,7 @@ func atOnce(b *testing.B, rdb redis.UniversalClient, goroutines int, f func(clie
 	before := read(b, rdb)
 	var wg sync.WaitGroup
 	for g := range clients * goroutines {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			for i := range share(b.N, clients*goroutines, g) {
 				if err := f(g%clients, i); err != nil {
 					b.Error(err)
@@ -187,7 +194,7 @@ func BenchmarkSizing(b *testing.B) {
 			waiting, cancel := context.WithCancel(ctx)
 			var wg sync.WaitGroup
 			for range waiters {
-				wg.Go(func() { _, _ = m.Lock(waiting) }) // until cancel
+				redistest.Go(&wg, func() { _, _ = m.Lock(waiting) }) // until cancel
 			}
 			redistest.Eventually(b, time.Minute, func() bool {
 				n, err := m.Waiting(ctx)

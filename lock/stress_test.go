@@ -50,7 +50,7 @@ func stress(t *testing.T, s *redistest.Server, limit int) {
 		// Different TTLs: a holder's is its own affair.
 		m := newLocker(t, s.Client(t)).Semaphore(name, limit, TTL(time.Duration(5+10*i)*time.Second))
 		for j := range each {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				for range sections {
 					le, err := m.Lock(ctx)
 					if err != nil {
@@ -161,7 +161,7 @@ func TestRule01_StressWithWaitersThatGiveUp(t *testing.T) {
 		for range 3 {
 			m := newLocker(t, s.Client(t)).Semaphore(name, limit, TTL(30*time.Second))
 			for i := range 6 {
-				wg.Go(func() {
+				redistest.Go(&wg, func() {
 					for j := range 40 {
 						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(3+(i*j)%25)*time.Millisecond)
 						le, err := m.Lock(ctx)

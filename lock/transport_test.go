@@ -22,15 +22,20 @@ import (
 const transportEnv = "AUTOMUTEX_TEST_TRANSPORT"
 
 // transports are what TestTransport runs tests over. Closed with the client.
-var transports = map[string]func(redis.UniversalClient) (*redis.AutoPipeliner, error){
-	"half duplex": func(rdb redis.UniversalClient) (*redis.AutoPipeliner, error) {
-		return rdb.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{MaxBatchSize: 300, MaxBatchBytes: 128 * 1024})
+var transports = map[string]func(testing.TB, redis.UniversalClient) Transport{
+	"half duplex": func(t testing.TB, rdb redis.UniversalClient) Transport {
+		return Async(newAsyncPipe(t, rdb, map[string]any{"MaxBatchSize": 300, "MaxBatchBytes": 128 * 1024}))
 	},
-	"full duplex": func(rdb redis.UniversalClient) (*redis.AutoPipeliner, error) {
-		return rdb.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
+	"full duplex": func(t testing.TB, rdb redis.UniversalClient) Transport {
+		return Async(newAsyncPipe(t, rdb, map[string]any{"FullDuplex": true}))
 	},
-	"blocking": func(rdb redis.UniversalClient) (*redis.AutoPipeliner, error) {
-		return rdb.AutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
+	"blocking": func(t testing.TB, rdb redis.UniversalClient) Transport {
+		transport, _ := newAutoPipe(t, rdb, "AutoPipelineWithOptions", map[string]any{"FullDuplex": true})
+		return transport
+	},
+	"asynchronous, without Async": func(t testing.TB, rdb redis.UniversalClient) Transport {
+		transport, _ := newAutoPipe(t, rdb, "AsyncAutoPipelineWithOptions", map[string]any{"FullDuplex": true})
+		return transport
 	},
 }
 
@@ -53,11 +58,7 @@ func transportFor(t testing.TB, rdb Client) Transport {
 	if open == nil {
 		t.Fatalf("there is no transport %q", name)
 	}
-	ap, err := open(client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ap
+	return open(t, client)
 }
 
 // TestTransport runs the tests of what one call to Redis does, and of what
@@ -130,7 +131,7 @@ func testTransportStress(t *testing.T) {
 				for range lockers {
 					m := newLocker(t, s.Client(t)).Semaphore(name, limit)
 					for range each {
-						wg.Go(func() {
+						redistest.Go(&wg, func() {
 							for range sections {
 								err := m.Do(t.Context(), func(ctx context.Context) error {
 									if n := inside.Add(1); n > int64(limit) {
@@ -243,7 +244,7 @@ func testTransportOutage(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, l := range []*Locker{near, far} {
 			for range 4 {
-				wg.Go(func() {
+				redistest.Go(&wg, func() {
 					m := handle(l, m)
 					for range 15 {
 						le, err := m.Lock(t.Context())
@@ -329,11 +330,7 @@ func TestTransportThatHangsReleasesWhatMayYetRun(t *testing.T) {
 			t.Parallel()
 			p := redistest.NewProxy(t, s.Addr())
 			rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 2*opTimeout })
-			ap, err := open(rdb)
-			if err != nil {
-				t.Fatal(err)
-			}
-			far := newLocker(t, rdb, func(o *Options) { o.Transport = ap })
+			far := newLocker(t, rdb, func(o *Options) { o.Transport = open(t, rdb) })
 			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
 			warm(t, m)
 			held := p.Hold(isScript(askScript, m), 1)
@@ -358,16 +355,13 @@ func TestTransportThatHangsWritesWhatItQueued(t *testing.T) {
 	s := redistest.Real(t)
 	p := redistest.NewProxy(t, s.Addr())
 	rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 3*opTimeout })
-	ap, err := transports["half duplex"](rdb)
-	if err != nil {
-		t.Fatal(err)
-	}
-	far := newLocker(t, rdb, func(o *Options) { o.Transport = ap })
+	queue := newAsyncPipe(t, rdb, map[string]any{"MaxBatchSize": 300, "MaxBatchBytes": 128 * 1024})
+	far := newLocker(t, rdb, func(o *Options) { o.Transport = Async(queue) })
 	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
 	warm(t, m)
 	first := redistest.Name(t)
 	held := p.Hold(func(command []string) bool { return len(command) == 2 && command[1] == first }, 1)
-	ap.Submit(t.Context(), redis.NewStringCmd(t.Context(), "get", first))
+	queue.Submit(t.Context(), redis.NewStringCmd(t.Context(), "get", first))
 	redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "the first command being held")
 	if _, err := handle(far, m).TryLock(t.Context()); !errors.Is(err, ErrBackend) {
 		t.Fatalf("TryLock behind a command that hangs: %v, want ErrBackend", err)
@@ -421,11 +415,54 @@ func TestBadTransports(t *testing.T) {
 	rdb := redistest.Mini(t).Client(t)
 	ring := redis.NewRing(&redis.RingOptions{})
 	t.Cleanup(func() { _ = ring.Close() })
-	var none *redis.AutoPipeliner
-	for want, transport := range map[string]Transport{"nil *redis.AutoPipeliner": none, "*redis.Ring": ring} {
+	var noClient *redis.Client
+	var noQueue *futures
+	for want, transport := range map[string]Transport{
+		"nil *redis.Client": noClient, "nil *lock.futures": Async(noQueue), "*redis.Ring": ring,
+	} {
 		err := New(rdb, Options{Transport: transport}).Err()
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New with %T: %v, want an error with %q", transport, err, want)
 		}
+	}
+}
+
+// futures is a client with a method Submit, which works or waits like those of an
+// AutoPipeliner.
+type futures struct {
+	*redis.Client
+	blocking  bool
+	submitted atomic.Int32
+}
+
+func (f *futures) IsBlocking() bool { return f.blocking }
+
+func (f *futures) Submit(ctx context.Context, cmd redis.Cmder) done {
+	f.submitted.Add(1)
+	return done{f.Process(ctx, cmd)}
+}
+
+// done is a future whose command has ended.
+type done struct{ err error }
+
+func (d done) WaitContext(context.Context) error { return d.err }
+
+func TestAsyncSubmitsUnlessTheTransportWaits(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	for _, blocking := range []bool{false, true} {
+		rdb, ok := s.Client(t).(*redis.Client)
+		if !ok {
+			t.Fatal("a client of miniredis is no *redis.Client")
+		}
+		queue := &futures{Client: rdb, blocking: blocking}
+		m := newLocker(t, rdb, func(o *Options) { o.Transport = Async(queue) }).Mutex(redistest.Name(t))
+		mustUnlock(t, mustTry(t, m))
+		if n := queue.submitted.Load(); (n == 0) != blocking {
+			t.Errorf("IsBlocking %t: %d commands went through Submit", blocking, n)
+		}
+	}
+	if transport := Async[done](nil); transport != nil {
+		t.Errorf("Async(nil) is %v, want nil", transport)
 	}
 }

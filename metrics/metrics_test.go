@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 func mustNew(t *testing.T, reg prometheus.Registerer, o Options) *Metrics {
@@ -120,7 +121,7 @@ func TestObserve_attackersTypes(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for worker := range 4 {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			for i := range types {
 				task := types[(i+worker*100)%len(types)]
 				for _, kind := range []automutex.EventKind{

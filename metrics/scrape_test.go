@@ -178,7 +178,10 @@ func TestScrape(t *testing.T) {
 		var proxy *redistest.Proxy
 		if s.Kind() != redistest.KindCluster { // a proxy hides one node only
 			proxy = redistest.NewProxy(t, s.Addr())
-			locks = proxy.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.DialerRetries = -1, 1 })
+			locks = proxy.Client(t, func(o *redis.UniversalOptions) {
+				o.MaxRetries = -1
+				redistest.DialOnce(o)
+			})
 		}
 		r := start(t, s, 10, locks, automutex.Config{Observe: m.Observe, Rules: []automutex.Rule{
 			{Task: "turn", Name: "turns", On: []string{"id"}, Wait: time.Minute},

@@ -35,7 +35,7 @@ func (s *span) AddEvent(name string, options ...trace.EventOption) {
 	defer s.mu.Unlock()
 	config := trace.NewEventConfig(options...)
 	for _, attribute := range config.Attributes() {
-		name += fmt.Sprintf(" %s=%s", attribute.Key, attribute.Value.String())
+		name += fmt.Sprintf(" %s=%s", attribute.Key, attribute.Value.Emit())
 	}
 	s.events = append(s.events, name)
 }

@@ -44,11 +44,13 @@ func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...as
 		if len(lane) == 0 {
 			continue
 		}
-		running.Go(func() {
+		running.Add(1)
+		go func() {
+			defer running.Done()
 			for _, enqueue := range lane {
 				enqueue()
 			}
-		})
+		}()
 	}
 	running.Wait()
 	return results

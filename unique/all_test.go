@@ -104,7 +104,7 @@ func raceReplace(t *testing.T, s *redistest.Server, until Until) {
 	accepted := make([][]string, producers) // payloads, in order
 	var wg sync.WaitGroup
 	for p := range producers {
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			for i := range each {
 				tsk := task("draft", fmt.Sprint(p), fmt.Sprint(i))
 				var opts []asynq.Option

@@ -61,7 +61,7 @@ func benchEnqueue(b *testing.B, producers int) {
 		began := time.Now()
 		var wg sync.WaitGroup
 		for share := range slices.Chunk(tasks, (n+producers-1)/producers) {
-			wg.Go(func() {
+			redistest.Go(&wg, func() {
 				for _, t := range share {
 					if err := c.enqueue(t); err != nil {
 						b.Errorf("%s: %v", c.name, err)

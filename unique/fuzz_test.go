@@ -88,7 +88,7 @@ func FuzzUnique(f *testing.F) {
 		key := keyOf(first)
 		info, err := c.Enqueue(first)
 		if err != nil {
-			if _, keyless := errors.AsType[*automutex.KeyError](err); keyless != (key == "") {
+			if keyless := errors.As(err, new(*automutex.KeyError)); keyless != (key == "") {
 				t.Errorf("the key is %q, and the error %v", key, err)
 			}
 			if left := ours(); len(left) > 0 || len(tasks()) > 0 {
@@ -114,10 +114,10 @@ func FuzzUnique(f *testing.F) {
 		same, other := keyOf(second) == key, keyOf(second)
 		info2, err := c.Enqueue(second)
 		is = tasks()
-		_, duplicate := errors.AsType[*DuplicateError](err)
+		duplicate := errors.As(err, new(*DuplicateError))
 		switch {
 		case other == "":
-			if _, keyless := errors.AsType[*automutex.KeyError](err); !keyless || len(is) != 1 {
+			if keyless := errors.As(err, new(*automutex.KeyError)); !keyless || len(is) != 1 {
 				t.Errorf("without a key: %v, %d tasks", err, len(is))
 			}
 		case !same:

@@ -122,7 +122,7 @@ func TestEnqueue_badInput(t *testing.T) {
 		do("a group without a name, "+name, "group", task(name, "7", ""), asynq.Group(" "))
 	}
 	_, err := r.Enqueue(asynq.NewTask("plain", []byte(`{}`)))
-	if _, ok := errors.AsType[*automutex.KeyError](err); !ok {
+	if !errors.As(err, new(*automutex.KeyError)) {
 		t.Errorf("%v is no *KeyError", err)
 	}
 	for _, name := range []string{"plain", "start", "replace", "reindex"} {

@@ -183,7 +183,7 @@ func stress(t *testing.T, s *redistest.Server, until Until, duplicate Duplicate,
 	var stop atomic.Bool
 	var kills int
 	var workers sync.WaitGroup
-	workers.Go(func() {
+	redistest.Go(&workers, func() {
 		<-backlog // every producer tries as often as it is to, whatever the answers
 		look := time.NewTicker(5 * time.Millisecond)
 		defer look.Stop()
@@ -212,7 +212,7 @@ func stress(t *testing.T, s *redistest.Server, until Until, duplicate Duplicate,
 		// that came in between, see the doc; a machine that is slow is not to be that.
 		c := r.producer(s.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = longest }), rule)
 		c.grace = time.Second
-		wg.Go(func() {
+		redistest.Go(&wg, func() {
 			random := rand.New(rand.NewPCG(uint64(p), 1))
 			for i := range each {
 				st := stressTask{ID: fmt.Sprint(random.IntN(keys)), Number: fmt.Sprintf("%d.%d", p, i), Do: []string{"ok", "ok", "fail", "archive", "hang"}[random.IntN(5)]}

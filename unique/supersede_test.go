@@ -41,7 +41,7 @@ func TestSupersede_producerKilledAnywhere(t *testing.T) {
 					}
 					for after := range commands {
 						room <- struct{}{}
-						wg.Go(func() {
+						redistest.Go(&wg, func() {
 							defer func() { <-room }()
 							r.killAfter(after, until, duplicate, state)
 						})

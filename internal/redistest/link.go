@@ -60,9 +60,9 @@ func (l *link) close() {
 // carry runs the link until both directions have ended.
 func (l *link) carry() {
 	var wg sync.WaitGroup
-	wg.Go(l.up)      // ends when the client closes, or at close
-	wg.Go(l.down)    // ends when the server closes, or at close
-	wg.Go(l.deliver) // ends after down, or at close; then closes
+	Go(&wg, l.up)      // ends when the client closes, or at close
+	Go(&wg, l.down)    // ends when the server closes, or at close
+	Go(&wg, l.deliver) // ends after down, or at close; then closes
 	wg.Wait()
 }
 

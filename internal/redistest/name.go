@@ -3,6 +3,7 @@ package redistest
 import (
 	"crypto/rand"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -49,4 +50,14 @@ func poll(within time.Duration, cond func() bool) bool {
 		<-ticker.C
 	}
 	return true
+}
+
+// Go runs f on a goroutine that wg waits for, as the method Go of
+// sync.WaitGroup does from Go 1.25 on.
+func Go(wg *sync.WaitGroup, f func()) {
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		f()
+	}()
 }

@@ -1,0 +1,46 @@
+package lock
+
+import (
+	"context"
+	"reflect"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Async makes a Transport of t, which queues a command and returns a future for its
+// reply. The [*redis.AutoPipeliner] that AsyncAutoPipelineWithOptions of go-redis
+// 9.22 and later returns is one:
+//
+//	queue, err := rdb.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
+//	...
+//	locker := lock.New(rdb, lock.Options{Transport: lock.Async(queue)})
+//
+// A call over this Transport needs no goroutine of its own; over any other Transport
+// it does. Async is generic so that this package names no type of a newer go-redis. A
+// t that waits for each reply (its IsBlocking method returns true) is returned as it
+// is, as is a nil t.
+func Async[F interface {
+	WaitContext(ctx context.Context) error
+}](t interface {
+	Transport
+	Submit(ctx context.Context, cmd redis.Cmder) F
+},
+) Transport {
+	if v := reflect.ValueOf(t); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return t
+	}
+	if b, ok := t.(interface{ IsBlocking() bool }); ok && b.IsBlocking() {
+		return t
+	}
+	return asyncTransport{Transport: t, process: func(ctx context.Context, cmd redis.Cmder) error {
+		return t.Submit(ctx, cmd).WaitContext(ctx)
+	}}
+}
+
+// asyncTransport is what Async returns.
+type asyncTransport struct {
+	Transport
+	// process queues cmd and waits for its reply until ctx ends. After an error with
+	// ctx ended, the transport may still write to cmd.
+	process func(ctx context.Context, cmd redis.Cmder) error
+}
