@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"time"
 
@@ -25,14 +26,19 @@ const (
 // tally says what became of the enqueued tasks: each is counted once.
 type tally struct {
 	tasks, done, skipped, archived int
+	replaced                       int // ended for a newer one: policy Replace
 	queued                         int // still in Redis, to be run later
 	lost                           int // none of these
 	overlaps                       int
 }
 
 func (t tally) String() string {
-	return fmt.Sprintf("result: tasks=%d done=%d skipped=%d archived=%d lost=%d overlaps=%d",
-		t.tasks, t.done, t.skipped, t.archived, t.lost, t.overlaps)
+	replaced := "" // told where there can be any
+	if t.replaced > 0 {
+		replaced = fmt.Sprintf(" replaced=%d", t.replaced)
+	}
+	return fmt.Sprintf("result: tasks=%d done=%d skipped=%d%s archived=%d lost=%d overlaps=%d",
+		t.tasks, t.done, t.skipped, replaced, t.archived, t.lost, t.overlaps)
 }
 
 // leftovers is what asynq still has of the queue's tasks, by task ID.
@@ -54,6 +60,8 @@ func (r *recorder) account(left leftovers) tally {
 			t.done++
 		case r.skipped[id]:
 			t.skipped++
+		case r.replaced[id]:
+			t.replaced++
 		case archived:
 			t.archived++
 		case left.queued[id]:
@@ -137,12 +145,16 @@ func inventory(inspector *asynq.Inspector, queue string) (leftovers, error) {
 	return left, nil
 }
 
-// printArchived says why tasks were archived, most frequent reason first.
+// busyText is what a BusyError says of its key and holder, which differ from task to task.
+var busyText = regexp.MustCompile(`^(automutex: rule "(?:[^"\\]|\\.)*": )key ".*" is busy(?s:.*)$`)
+
+// printArchived says why tasks were archived, most frequent reason first. Tasks whose keys
+// were busy under one rule have one reason.
 func printArchived(w io.Writer, archived map[string]string) {
 	const most = 5
 	counts := make(map[string]int)
 	for _, reason := range archived {
-		counts[reason]++
+		counts[busyText.ReplaceAllString(reason, "${1}its key was busy")]++
 	}
 	reasons := make([]string, 0, len(counts))
 	for reason := range counts {

@@ -10,7 +10,7 @@ import (
 
 func TestAccount(t *testing.T) {
 	rec := newRecorder()
-	for _, id := range []string{"done", "failed", "skipped", "archived", "queued", "vanished", "done and archived", "refused"} {
+	for _, id := range []string{"done", "failed", "skipped", "archived", "queued", "vanished", "done and archived", "replaced", "refused"} {
 		rec.enqueue("a", id)
 	}
 	rec.forget("refused")
@@ -23,11 +23,12 @@ func TestAccount(t *testing.T) {
 	}
 	rec.begin("a", "queued", "kind") // and never returned
 	rec.skip("skipped")
+	rec.replace("replaced")
 	got := rec.account(leftovers{
 		archived: map[string]string{"archived": "why", "done and archived": "why", "a stranger": "why"},
 		queued:   map[string]bool{"queued": true},
 	})
-	if want := (tally{tasks: 7, done: 2, skipped: 1, archived: 1, queued: 1, lost: 2}); got != want {
+	if want := (tally{tasks: 8, done: 2, skipped: 1, replaced: 1, archived: 1, queued: 1, lost: 2}); got != want {
 		t.Errorf("account = %+v, want %+v", got, want)
 	}
 	runs, _ := rec.snapshot()
@@ -53,6 +54,16 @@ func TestPrintArchived(t *testing.T) {
 	}
 	if strings.Contains(out.String(), "\x1b") {
 		t.Error("control characters of a message reach the terminal")
+	}
+	// What differs between tasks that found their keys busy is told by none.
+	out.Reset()
+	printArchived(&out, map[string]string{
+		"1": `automutex: rule "a": key "p:{a|1}" is busy: held by task q/1 on vm:1 until its deadline in 29.9s unless renewed`,
+		"2": `automutex: rule "a": key "p:{a|2}" is busy`,
+		"3": `automutex: rule "b": key "p:{b|2}" is busy: held by vm:1`,
+	})
+	if want := "2 archived: automutex: rule \"a\": its key was busy\n1 archived: automutex: rule \"b\": its key was busy\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
 	}
 	out.Reset()
 	if printArchived(&out, nil); out.Len() > 0 {

@@ -22,10 +22,13 @@ func writeRules(t *testing.T, rules string) string {
 func TestRun_config(t *testing.T) {
 	o := try(t, t.Context(), "", "-tasks", "60", "-config", "rules.yaml")
 	o.expect(t, exitOK, tally{tasks: 60, done: 60})
-	for _, text := range []string{"2 rules of rules.yaml", "repository octo/hello", "push octo/hello", "rule and key"} {
+	for _, text := range []string{"3 rules of rules.yaml", "repository octo/hello", "push octo/hello", "rule and key"} {
 		if !strings.Contains(o.stdout, text) {
 			t.Errorf("no %q in\n%s", text, o.stdout)
 		}
+	}
+	if o.stderr != "" {
+		t.Errorf("a file of our own gives cause for:\n%s", o.stderr)
 	}
 }
 

@@ -38,7 +38,7 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	var on, rules string
 	fs := flag.NewFlagSet("worker", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // the caller prints the error, once
-	fs.StringVar(&o.redis, "redis", "", "a real Redis: `URL` redis://, rediss://, redis-sentinel://host:port?master=name, or a Cluster as host:port,host:port (default: one inside this program)")
+	fs.StringVar(&o.redis, "redis", "", "a real Redis: host:port, a `URL` (redis://, rediss://, redis-sentinel://host:port?master=name), or a Cluster as host:port,host:port (default: one inside this program)")
 	fs.StringVar(&o.input, "input", "", "take the tasks from `FILE` of JSON lines {\"type\": \"...\", \"payload\": {...}}; - is stdin (default: generated ones)")
 	fs.StringVar(&o.html, "html", "", "also write the timeline to `FILE`, one self-contained page")
 	fs.StringVar(&rules, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -wait, -ttl and -retry-in")

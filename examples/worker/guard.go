@@ -38,8 +38,10 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 	cfg.Logger = log
 	cfg.Observe = func(_ context.Context, e automutex.Event) {
 		switch e.Kind {
-		case automutex.EventSkipped, automutex.EventReplaced:
+		case automutex.EventSkipped:
 			rec.skip(e.TaskID)
+		case automutex.EventReplaced:
+			rec.replace(e.TaskID)
 		case automutex.EventParked:
 			rec.park(e.TaskID)
 		case automutex.EventAcquired, automutex.EventBusy, automutex.EventRetried:

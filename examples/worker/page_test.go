@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
 
 // foreign finds what a browser would fetch, and every URL in general.
@@ -35,18 +36,15 @@ func TestPage_selfContained(t *testing.T) {
 	if got := strings.Count(html, "<title>") - 1; got != 5 {
 		t.Errorf("%d runs can be pointed at, want 5", got)
 	}
-	if greens, reds := strings.Count(html, "fill:#2E9E5B"), strings.Count(html, "fill:#D64545"); greens != 4 || reds != 1 {
+	if greens, reds := strings.Count(html, `class="run"`), strings.Count(html, `class="over"`); greens != 4 || reds != 1 {
 		t.Errorf("%d green and %d red bars, want 4 and 1", greens, reds)
 	}
 }
 
 // drawTest draws a timeline, all of whose marks must lie in the picture.
-func drawTest(t *testing.T, tl timeline) page {
+func drawTest(t *testing.T, tl timeline) *picture {
 	t.Helper()
-	var p page
-	if err := p.draw(tl); err != nil {
-		t.Fatal(err)
-	}
+	p := draw(tl)
 	for i, m := range p.Marks {
 		if m.X < 0 || m.Y < 0 || m.W <= 0 || m.H <= 0 || m.X+m.W > p.Width || m.Y+m.H > p.Height {
 			t.Errorf("mark %d lies outside the picture of %g x %g: %+v", i, p.Width, p.Height, m)
@@ -69,7 +67,7 @@ func TestPage_parked(t *testing.T) {
 	if got := foreign.FindString(html); got != "" {
 		t.Errorf("the page refers to something outside: %q", got)
 	}
-	if html := renderTest(t, contended()); strings.Contains(html, "parked") || strings.Contains(html, "fill:#F2C14E") {
+	if html := renderTest(t, contended()); strings.Contains(html, "parked<") || strings.Contains(html, `class="parked"`) {
 		t.Error("nothing was parked, and the page tells of it")
 	}
 
@@ -85,7 +83,7 @@ func TestPage_parked(t *testing.T) {
 			runs = append(runs, m)
 		}
 	}
-	if len(runs) != 3 || len(parked) != 4 || strings.Count(html, "fill:#F2C14E") != len(parked) {
+	if len(runs) != 3 || len(parked) != 4 || strings.Count(html, `class="parked"`) != len(parked) {
 		t.Fatalf("%d runs and %d times with tasks parked, want 3 and 4, and a bar for each:\n%v", len(runs), len(parked), parked)
 	}
 	for i, m := range parked {
@@ -107,6 +105,23 @@ func TestPage_marksLieOnBars(t *testing.T) {
 	// octo/hello is the first row: its marks lie above acme/anvil's.
 	if first, last := p.Marks[0], p.Marks[4]; first.Y+first.H > last.Y {
 		t.Errorf("the first row (%+v) does not lie above the second (%+v)", first, last)
+	}
+}
+
+func TestPage_ticks(t *testing.T) {
+	for span, want := range map[time.Duration]string{
+		time.Millisecond: "0 0.0002 0.0004 0.0006 0.0008 0.001", 681 * time.Millisecond: "0 0.1 0.2 0.3 0.4 0.5 0.6",
+		7 * time.Second: "0 1 2 3 4 5 6 7", 9 * time.Second: "0 2 4 6 8", 5 * time.Minute: "0 50 100 150 200 250 300",
+	} {
+		var texts []string
+		for _, tick := range ticks(span, func(at time.Duration) float64 { return at.Seconds() / span.Seconds() }) {
+			if texts = append(texts, tick.Text); tick.X < 0 || tick.X > 1 {
+				t.Errorf("%s: the tick at %s lies outside of the axis", span, tick.Text)
+			}
+		}
+		if got := strings.Join(texts, " "); got != want {
+			t.Errorf("%s: ticks at %s, want %s", span, got, want)
+		}
 	}
 }
 

@@ -49,6 +49,7 @@ type recorder struct {
 	away     map[string]int  // by ID of a task that is parked now: its place in parked
 	done     map[string]bool // handler returned nil
 	skipped  map[string]bool // ended by the policy without running
+	replaced map[string]bool // ended for a newer one, whether or not they had begun
 }
 
 func newRecorder() *recorder {
@@ -58,6 +59,7 @@ func newRecorder() *recorder {
 		away:     make(map[string]int),
 		done:     make(map[string]bool),
 		skipped:  make(map[string]bool),
+		replaced: make(map[string]bool),
 	}
 }
 
@@ -102,6 +104,13 @@ func (r *recorder) skip(task string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.skipped[task] = true
+}
+
+// replace notes a task that ended for a newer one.
+func (r *recorder) replace(task string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.replaced[task] = true
 }
 
 // park notes a task that is parked from now on.

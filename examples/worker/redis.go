@@ -61,7 +61,7 @@ func openRedis(ctx context.Context, address string) (*store, error) {
 // which may hold a password; name doesn't either.
 func parseRedis(address string) (opt asynq.RedisConnOpt, name string, err error) {
 	if !strings.Contains(address, "://") {
-		return parseCluster(address)
+		return parseHosts(address)
 	}
 	u, err := url.Parse(address)
 	if err != nil {
@@ -89,17 +89,20 @@ func parseRedis(address string) (opt asynq.RedisConnOpt, name string, err error)
 	return opt, u.Scheme + "://" + u.Host + u.Path, nil
 }
 
-// parseCluster takes host:port,host:port,...
-func parseCluster(list string) (asynq.RedisConnOpt, string, error) {
+// parseHosts takes host:port of one Redis, or host:port,host:port,... of a Cluster.
+func parseHosts(list string) (asynq.RedisConnOpt, string, error) {
 	hosts := strings.Split(list, ",")
-	if len(hosts) == 1 {
-		return nil, "", errors.New("-redis: want a URL such as redis://localhost:6379, or the nodes of a Cluster as host:port,host:port")
-	}
 	for i, host := range hosts {
 		hosts[i] = strings.TrimSpace(host)
 		if h, port, err := net.SplitHostPort(hosts[i]); err != nil || h == "" || port == "" || strings.Contains(h, "@") {
+			if len(hosts) == 1 {
+				return nil, "", errors.New("-redis: want host:port, a URL such as redis://localhost:6379, or the nodes of a Cluster as host:port,host:port")
+			}
 			return nil, "", fmt.Errorf("-redis: node %d of the Cluster list is not host:port", i+1)
 		}
+	}
+	if len(hosts) == 1 {
+		return asynq.RedisClientOpt{Addr: hosts[0]}, hosts[0], nil
 	}
 	return asynq.RedisClusterClientOpt{Addrs: hosts}, "the Cluster " + strings.Join(hosts, ","), nil
 }

@@ -17,6 +17,7 @@ func TestParseRedis(t *testing.T) {
 		"redis://localhost:6380/3": func(o asynq.RedisConnOpt) bool {
 			return single(o).Addr == "localhost:6380" && single(o).DB == 3 && single(o).TLSConfig == nil
 		},
+		"localhost:6380":    func(o asynq.RedisConnOpt) bool { return single(o).Addr == "localhost:6380" },
 		"redis://localhost": func(o asynq.RedisConnOpt) bool { return single(o).Addr == "localhost:6379" },
 		"redis://[::1]":     func(o asynq.RedisConnOpt) bool { return single(o).Addr == "[::1]:6379" },
 		"redis://me:s%20ecret@h:1": func(o asynq.RedisConnOpt) bool {
@@ -48,7 +49,7 @@ func TestParseRedis(t *testing.T) {
 
 func TestParseRedis_errors(t *testing.T) {
 	for _, address := range []string{
-		"localhost:6379", "http://secret@x", "redis://me:sec#ret@h:1", "redis://h:1/secret", "redis://", "redis://h:port",
+		"localhost", "localhost:", ":6379", "me:secret@localhost:6379", "http://secret@x", "redis://me:sec#ret@h:1", "redis://h:1/secret", "redis://", "redis://h:port",
 		"redis-sentinel://h:1", "a:1,b", "a:1,", ",", "me:secret@a:1,b:2",
 	} {
 		_, _, err := parseRedis(address)
