@@ -149,10 +149,12 @@ func (d *decoder) checkForm(n *yaml.Node) {
 	}
 }
 
-// key is one key of a mapping that becomes a T, and how its value gets there.
+// key is one key of a mapping that becomes a T. help describes it to who edits a
+// file with the schema.
 type key[T any] struct {
 	name string
-	set  func(d *decoder, into *T, n *yaml.Node)
+	help string
+	value[T]
 }
 
 // fields reads the mapping n into a T. It gives the nodes of the values, and the

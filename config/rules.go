@@ -45,17 +45,17 @@ type places map[string]*yaml.Node
 // ruleKeys are the keys of a rule; a test holds them against the fields of
 // automutex.Rule.
 var ruleKeys = []key[automutex.Rule]{
-	{"name", text(func(r *automutex.Rule) *string { return &r.Name })},
-	{"task", text(func(r *automutex.Rule) *string { return &r.Task })},
-	{"on", texts(func(r *automutex.Rule) *[]string { return &r.On })},
-	{"on_headers", texts(func(r *automutex.Rule) *[]string { return &r.OnHeaders })},
-	{"scope", text(func(r *automutex.Rule) *string { return &r.Scope })},
-	{"limit", number(func(r *automutex.Rule) *int { return &r.Limit })},
-	{"ttl", period(func(r *automutex.Rule) *time.Duration { return &r.TTL })},
-	{"wait", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
-	{"max_hold", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
-	{"cooldown", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
-	{"busy", choice(func(r *automutex.Rule) *automutex.Policy { return &r.Busy }, policies, "retry_in", automutex.RetryIn,
+	{"name", "A label for errors, events and metrics; the task where it is left out.", text(func(r *automutex.Rule) *string { return &r.Name })},
+	{"task", "The task type, or its prefix: an exact match first, then the longest prefix.", text(func(r *automutex.Rule) *string { return &r.Task })},
+	{"on", "Payload fields that make the key, as dotted paths: user.id, items.0.sku.", texts(func(r *automutex.Rule) *[]string { return &r.On })},
+	{"on_headers", "Task headers that make the key.", texts(func(r *automutex.Rule) *[]string { return &r.OnHeaders })},
+	{"scope", "Rules with the same scope share locks; the task's own type where it is left out.", text(func(r *automutex.Rule) *string { return &r.Scope })},
+	{"limit", "How many may hold a key at once; 1 where it is left out.", number(func(r *automutex.Rule) *int { return &r.Limit })},
+	{"ttl", "How long a key stays taken after its process died; 30s where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.TTL })},
+	{"wait", "The longest time in line, in the worker, before the policy applies.", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
+	{"max_hold", "The longest time a handler may hold the key; no bound where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
+	{"cooldown", "After a success the key stays taken until this long after the run began.", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
+	{"busy", "The policy for a task that finds its key taken.", choice(func(r *automutex.Rule) *automutex.Policy { return &r.Busy }, policies, "retry_in", automutex.RetryIn,
 		"retry, skip, archive, fail, park, replace, allow or {retry_in: 5s}",
 		map[string]string{"after_failure": notInRule["after_failure"]})},
 }
@@ -85,10 +85,30 @@ var (
 // secret sets what hashes keys. Nothing is no secret: a template that was filled
 // with nothing would leave the values readable.
 func secret(d *decoder, doc *document, n *yaml.Node) {
-	text(func(doc *document) *string { return &doc.secret })(d, doc, n)
+	text(func(doc *document) *string { return &doc.secret }).set(d, doc, n)
 	if isText(n) && n.Value == "" {
 		d.reportf(n, "the secret is empty; give one, such as openssl rand -hex 32 makes, or leave hash_keys out")
 	}
+}
+
+// documentKeys are the keys of the file itself. The nodes of its parts go to where
+// the arguments point; the parts are read when all of them are known.
+func documentKeys(defaults, rules, once **yaml.Node) []key[document] {
+	part := func(into **yaml.Node, s schema) value[document] {
+		return value[document]{s, func(_ *decoder, _ *document, n *yaml.Node) { *into = n }}
+	}
+	return []key[document]{
+		{"prefix", "Begins every key in Redis; automutex where it is left out.", text(func(doc *document) *string { return &doc.prefix })},
+		{"hash_keys", "A secret that keeps payload values out of keys; at least 16 bytes.", value[document]{textSchema, secret}},
+		{"defaults", "Keys of every rule in rules that does not have them itself.", part(defaults, objectSchema(defaultKeys()))},
+		{"rules", "What workers guard.", part(rules, listSchema(objectSchema(ruleKeys, "task")))},
+		{"unique", "What producers enqueue once.", part(once, listSchema(objectSchema(uniqueKeys, "task")))},
+	}
+}
+
+// defaultKeys are the keys of a rule that may stand in defaults.
+func defaultKeys() []key[automutex.Rule] {
+	return slices.DeleteFunc(slices.Clone(ruleKeys), func(k key[automutex.Rule]) bool { return notInDefaults[k.name] != "" })
 }
 
 // document reads the root of the file.
@@ -96,22 +116,15 @@ func (d *decoder) document(root *yaml.Node) *document {
 	doc := &document{node: root}
 	defaults := &entry[automutex.Rule]{spot: spot{places: places{}}}
 	var defaultsNode, rulesNode, uniqueNode *yaml.Node
-	keys := []key[document]{
-		{"prefix", text(func(doc *document) *string { return &doc.prefix })},
-		{"hash_keys", secret},
-		{"defaults", func(_ *decoder, _ *document, n *yaml.Node) { defaultsNode = n }},
-		{"rules", func(_ *decoder, _ *document, n *yaml.Node) { rulesNode = n }},
-		{"unique", func(_ *decoder, _ *document, n *yaml.Node) { uniqueNode = n }},
-	}
+	keys := documentKeys(&defaultsNode, &rulesNode, &uniqueNode)
 	doc.places, _ = fields(d, root, "the file", keys, notInFile, doc)
 	if root.Kind == yaml.MappingNode && rulesNode == nil && uniqueNode == nil && len(d.mistakes) == 0 {
 		d.reportf(root, "there are no rules; list them under rules: or unique:")
 	}
 	if defaultsNode != nil {
-		common := slices.DeleteFunc(slices.Clone(ruleKeys), func(k key[automutex.Rule]) bool { return notInDefaults[k.name] != "" })
 		hints := maps.Clone(notInRule)
 		maps.Copy(hints, notInDefaults)
-		defaults.places, defaults.doubtful = fields(d, defaultsNode, "defaults", common, hints, &defaults.value)
+		defaults.places, defaults.doubtful = fields(d, defaultsNode, "defaults", defaultKeys(), hints, &defaults.value)
 	}
 	doc.defaults = defaults.places
 	doc.rules = entries(d, rulesNode, "rules", "a rule", ruleKeys, notInRule, defaults)

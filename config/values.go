@@ -14,22 +14,28 @@ import (
 	"github.com/automutex/automutex/internal/nearest"
 )
 
+// value is what the value of a key may be, and how it gets into a T.
+type value[T any] struct {
+	schema schema
+	set    func(d *decoder, into *T, n *yaml.Node)
+}
+
 // text sets a string. A scalar of any kind will do, and is taken as it is
 // written: a task may well be called 404, or on.
-func text[T any](field func(*T) *string) func(*decoder, *T, *yaml.Node) {
-	return func(d *decoder, into *T, n *yaml.Node) {
+func text[T any](field func(*T) *string) value[T] {
+	return value[T]{textSchema, func(d *decoder, into *T, n *yaml.Node) {
 		if isText(n) {
 			*field(into) = n.Value
 			return
 		}
 		d.want(n, "text")
-	}
+	}}
 }
 
 // texts sets a list of strings. An empty list is one, too: it takes the place of
 // a default.
-func texts[T any](field func(*T) *[]string) func(*decoder, *T, *yaml.Node) {
-	return func(d *decoder, into *T, n *yaml.Node) {
+func texts[T any](field func(*T) *[]string) value[T] {
+	return value[T]{textsSchema, func(d *decoder, into *T, n *yaml.Node) {
 		if n.Kind != yaml.SequenceNode {
 			hint := "[a, b]"
 			if isText(n) {
@@ -46,12 +52,12 @@ func texts[T any](field func(*T) *[]string) func(*decoder, *T, *yaml.Node) {
 			}
 		}
 		*field(into) = all
-	}
+	}}
 }
 
 // number sets a whole number, in decimal digits.
-func number[T any](field func(*T) *int) func(*decoder, *T, *yaml.Node) {
-	return func(d *decoder, into *T, n *yaml.Node) {
+func number[T any](field func(*T) *int) value[T] {
+	return value[T]{numberSchema, func(d *decoder, into *T, n *yaml.Node) {
 		if n.Kind != yaml.ScalarNode || n.Tag != "!!int" {
 			d.want(n, "a whole number, such as 3")
 			return
@@ -62,16 +68,16 @@ func number[T any](field func(*T) *int) func(*decoder, *T, *yaml.Node) {
 			return
 		}
 		*field(into) = i
-	}
+	}}
 }
 
 // period sets a duration.
-func period[T any](field func(*T) *time.Duration) func(*decoder, *T, *yaml.Node) {
-	return func(d *decoder, into *T, n *yaml.Node) {
+func period[T any](field func(*T) *time.Duration) value[T] {
+	return value[T]{periodSchema, func(d *decoder, into *T, n *yaml.Node) {
 		if v, ok := d.duration(n); ok {
 			*field(into) = v
 		}
-	}
+	}}
 }
 
 func (d *decoder) duration(n *yaml.Node) (time.Duration, bool) {
@@ -107,18 +113,18 @@ var policies = func() map[string]automutex.Policy {
 
 // choice sets a value that a word names, or a word with a duration: retry, or
 // {retry_in: 5s}. hints has words that name none, and why.
-func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with func(time.Duration) V, all string, hints map[string]string) func(*decoder, *T, *yaml.Node) {
-	return func(d *decoder, into *T, n *yaml.Node) {
+func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with func(time.Duration) V, all string, hints map[string]string) value[T] {
+	return value[T]{choiceSchema(keysOf(words), timed), func(d *decoder, into *T, n *yaml.Node) {
 		if n.Kind == yaml.MappingNode {
 			if len(n.Content) == 0 {
 				d.want(n, all)
 				return
 			}
-			fields(d, n, "it", []key[T]{{timed, func(d *decoder, into *T, n *yaml.Node) {
+			fields(d, n, "it", []key[T]{{name: timed, value: value[T]{periodSchema, func(d *decoder, into *T, n *yaml.Node) {
 				if v, ok := d.duration(n); ok {
 					*field(into) = with(v)
 				}
-			}}}, hints, into)
+			}}}}, hints, into)
 			return
 		}
 		if !isText(n) {
@@ -140,7 +146,7 @@ func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with 
 		default:
 			d.reportf(n, "%s is unknown; there are %s", quote(n.Value), all)
 		}
-	}
+	}}
 }
 
 func isText(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag != "!!null" }
