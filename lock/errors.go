@@ -107,8 +107,19 @@ func transient(err error) bool {
 	}
 	return slices.ContainsFunc([]string{
 		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
-		"NOREPLICAS", "OOM", "max number of clients",
-	}, func(prefix string) bool { return redis.HasErrorPrefix(err, prefix) })
+		"NOREPLICAS", "OOM", "MISCONF", "max number of clients",
+	}, func(code string) bool { return hasCode(said, code) })
+}
+
+// hasCode tells whether a server's error has that code: at its beginning, or, as
+// Redis before 7.0 answers for a command within a script, inside of
+// "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not allowed...".
+func hasCode(said redis.Error, code string) bool {
+	if redis.HasErrorPrefix(said, code) {
+		return true
+	}
+	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
+	return wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
 }
 
 // timedOut tells whether a read gave up for want of data.

@@ -213,17 +213,18 @@ func (le *Lease) end(ctx context.Context, cooldown time.Time, consume bool) (int
 	return free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.lock.name)
 }
 
-// answered notes what became of an ask.
-func (le *Lease) answered(err error) {
-	if err != nil {
-		var said redis.Error
-		if !errors.As(err, &said) {
-			return
-		}
+// countReply notes the end of an exchange that sent an ask, with the reply or the
+// error err; before is what asks was when it began. It returns whether the server
+// may have run the script: with an error, too, for an error reply can come after
+// the script's first write. Asks of one lease never overlap, so what was added
+// to asks meanwhile is this exchange's.
+func (le *Lease) countReply(before int32, err error) (mayHaveRun bool) {
+	mayHaveRun = le.asks.Load() > before
+	var said redis.Error
+	if mayHaveRun && (err == nil || errors.As(err, &said)) {
+		le.asks.Add(-1) // the server is through with that copy
 	}
-	if le.asks.Load() > 0 {
-		le.asks.Add(-1)
-	}
+	return mayHaveRun
 }
 
 // doubtful tells whether an ask was written that was never answered (its

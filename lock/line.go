@@ -368,11 +368,16 @@ func (n *line) refresh(batch []*waiter) {
 }
 
 func (n *line) refreshWith(s *script, batch []*waiter, calls []*call) {
+	before := make([]int32, len(batch))
+	for i, w := range batch {
+		before[i] = w.lease.asks.Load()
+	}
 	sent := time.Now()
 	n.locker.conn.pipeline(context.Background(), s, calls)
 	for i, w := range batch {
 		var a answer
 		err := calls[i].err
+		w.lease.countReply(before[i], err) // before settle, which asks whether a copy may run yet
 		if err == nil {
 			a, err = w.lease.lock.parseAnswer(calls[i].reply)
 		} else {

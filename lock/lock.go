@@ -241,10 +241,11 @@ var (
 // seen to it that nothing stays held.
 func (m *Lock) ask(ctx context.Context, le *Lease, w wish) (answer, error) {
 	s, args := m.askArgs(le, w)
+	before := le.asks.Load()
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
-	le.answered(err)
+	mayHaveRun := le.countReply(before, err)
 	if err != nil {
-		if le.doubtful() {
+		if mayHaveRun || le.doubtful() {
 			m.locker.abandon(le)
 		}
 		return answer{}, backendError("ask", m.Key(), err)

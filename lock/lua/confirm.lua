@@ -18,14 +18,20 @@ if deadline <= math.floor(now_us / 1000) then
 end
 local wanted = math.ceil(now_us / 1000) + length
 if wanted > deadline then
-  redis.call('ZADD', lock, wanted, 'h:' .. body)
-  local life = redis.call('PTTL', lock) -- below 0: a pool, which lasts for ever
-  if life >= 0 and life < length + 1000 then
-    redis.call('PEXPIRE', lock, length + 1000)
+  -- The TTL first, always: a full Redis refuses a ZADD, of a member that is there
+  -- too, unless the script has written before, and it never refuses these two.
+  local life = redis.call('PTTL', lock)
+  if life < 0 then
+    redis.call('PERSIST', lock) -- a pool, which lasts for ever
+  else
+    redis.call('PEXPIRE', lock, string.format('%d', math.max(life, length + 1000)))
   end
+  redis.call('ZADD', lock, string.format('%d', wanted), 'h:' .. body)
 end
 -- A deadline that stays where it is changes nothing, and what changes nothing is
 -- not replicated, though the one before may have reached no replica. A fence may
--- always be raised: it is the last one, and the next is above it.
+-- always be raised: it is the last one, and the next is above it. (The ZREM
+-- removes nothing: after a command that writes, a full Redis lets the ZADD pass.)
+redis.call('ZREM', lock, '')
 redis.call('ZADD', lock, 'INCR', -1, 'f')
 return 1

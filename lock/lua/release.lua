@@ -56,7 +56,11 @@ else
   free = grant((holders()))
 end
 local code = held and free or -1 - free
-local reply = calls(code, free, tonumber(ARGV[2] or 0), tonumber(ARGV[5] or 1000), held) or code
+local inbound = tonumber(ARGV[2] or 0)
+if free == 0 and (not held or cooldown > 0) then
+  inbound = 0 -- no slot came free: what is called now would come in vain
+end
+local reply = calls(code, free, inbound, tonumber(ARGV[5] or 1000), held) or code
 if free == limit and reply == code then
   tidy()
 end

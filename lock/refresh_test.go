@@ -1,0 +1,80 @@
+package lock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A lease that was waited for through several refreshes is released once: each
+// refresh has its answer, so no copy of an ask can run later.
+func TestRefreshIsCountedAsAnswered(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		a := inLine(t, m, 1)
+		askedAt := func() (at time.Time) {
+			l.line.mu.Lock()
+			defer l.line.mu.Unlock()
+			for _, w := range l.line.waiters {
+				at = w.askedAt
+			}
+			return at
+		}
+		for range 3 {
+			before := askedAt()
+			redistest.Eventually(t, soon, func() bool { return askedAt().After(before) }, "a refresh")
+		}
+		mustUnlock(t, held)
+		le := a.got(t)
+		if n := le.asks.Load(); n != 0 {
+			t.Errorf("%d asks count as unanswered after each was answered", n)
+		}
+		mustUnlock(t, le)
+		if n := le.releases.Load(); n != 1 {
+			t.Errorf("the lease was released %d times", n)
+		}
+	})
+}
+
+// A release after which no slot is free calls nobody: neither one that finds its
+// token gone, nor one that leaves a cooldown behind.
+func TestReleaseWithoutAFreeSlotCallsNobody(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t), func(o *Options) { o.Call = answers(nil).call }).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		parkAll(t, m, "a", "b", "c")
+		called := func(after string, want bool) {
+			t.Helper()
+			info, err := m.Inspect(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (info.Called > 0) != want {
+				t.Errorf("after %s %d are called", after, info.Called)
+			}
+		}
+		_, wasHeld, err := m.newLease().release(t.Context())
+		if err != nil || wasHeld {
+			t.Fatal(wasHeld, err)
+		}
+		called("a release of a token that is gone", false)
+		if err := held.Cooldown(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		called("a release with a cooldown", false)
+		if _, err := m.BreakAll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		held = mustTry(t, m)
+		mustUnlock(t, held)
+		called("a release that frees the slot", true)
+		if err := m.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
