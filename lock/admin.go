@@ -21,13 +21,20 @@ func (m *Lock) Exists(ctx context.Context) (bool, error) {
 	return info.inUse(), err
 }
 
-// Break takes the lock from the holder with that token, who is told: the
-// contexts of its lease end with cause ErrLost, at once where its Locker
-// listens (it does while anybody waits there, and ten seconds longer), else at
-// its next renewal, a third of its TTL later at most, or without renewal at its
-// deadline. Until then it may still be at work: break a lock whose holder is
-// known to hang, and let the fence guard what it writes. Waiters are granted the
-// slot at once. false: no such holder.
+// Break takes the lock from the holder with that token. false: no such holder.
+// Waiters are granted the slot at once.
+//
+// The contexts of the holder's lease end with cause ErrLost. When depends on where
+// the holder is:
+//   - in this Locker: before Break returns;
+//   - in another Locker that is subscribed to its wake-up channel: as soon as the
+//     message arrives. A Locker is subscribed while one of its callers waits in any
+//     line or holds a lease with OnStop, and ten seconds longer;
+//   - in any other Locker: at its next renewal, a third of the lease's TTL later at
+//     most, or at its deadline if the lease is not renewed.
+//
+// Until then the holder may still be at work. Break a lock whose holder is known to
+// hang, and let the fence guard what it writes.
 func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
 		return false, fmt.Errorf("lock: %q: Break without a token: Holders tells the tokens, BreakAll breaks all", m.name)
@@ -49,8 +56,36 @@ func (m *Lock) Delete(ctx context.Context) error {
 }
 
 func (m *Lock) breakUp(ctx context.Context, token string, all int) (int, error) {
-	n, err := m.operateCode(ctx, breakScript, []any{m.limit, token, all}, math.MaxInt64)
-	return int(n), err
+	return m.operateBreak(ctx, breakScript, []any{m.limit, token, all})
+}
+
+// operateBreak is operate for a script that takes slots from their holders: it ends
+// the leases of those in this Locker. The reply is how many slots or values the
+// script took, how many tokens follow, and these.
+func (m *Lock) operateBreak(ctx context.Context, s *script, args []any) (int, error) {
+	reply, err := m.operate(ctx, s, args)
+	if err != nil {
+		return 0, err
+	}
+	unexpected := backendError(s.name, m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	list, _ := reply.([]any)
+	if len(list) < 2 {
+		return 0, unexpected
+	}
+	taken, ok1 := list[0].(int64)
+	count, ok2 := list[1].(int64)
+	tokens := list[2:]
+	if !ok1 || !ok2 || count != int64(len(tokens)) || taken < count {
+		return 0, unexpected
+	}
+	for _, token := range tokens {
+		token, ok := token.(string)
+		if !ok {
+			return 0, unexpected
+		}
+		m.locker.renewer.broken(token) // without effect for other Lockers' leases
+	}
+	return int(taken), nil
 }
 
 // operate runs a script for a caller who wants its reply and nothing else.

@@ -114,6 +114,48 @@ func TestBreakOfNothing(t *testing.T) {
 	})
 }
 
+// A holder in the Locker that breaks its lock is told before the call returns,
+// though nobody waits and its Locker is not subscribed.
+func TestBreakTellsTheOwnLockerAtOnce(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		told := func(what string, le *Lease, end func(context.Context) error) {
+			t.Helper()
+			ctx := le.Bind(t.Context())
+			if err := end(t.Context()); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			if !errors.Is(context.Cause(ctx), ErrLost) || le.Held() {
+				t.Errorf("after %s the holder's context has the cause %v", what, context.Cause(ctx))
+			}
+		}
+		m := l.Semaphore(redistest.Name(t), 2)
+		one, other := mustTry(t, m), mustTry(t, m)
+		told("Break", one, func(ctx context.Context) error { return second(m.Break(ctx, one.Token())) })
+		if !other.Held() {
+			t.Error("Break of one holder ended another")
+		}
+		told("BreakAll", other, func(ctx context.Context) error { return second(m.BreakAll(ctx)) })
+		told("Delete", mustTry(t, m), m.Delete)
+		p := l.Pool(redistest.Name(t))
+		if _, err := p.Put(t.Context(), "a", "b"); err != nil {
+			t.Fatal(err)
+		}
+		taken, err := p.TryTake(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		told("Delete of a pool", taken, func(ctx context.Context) error {
+			n, err := p.Delete(ctx)
+			if n != 2 {
+				t.Errorf("%d values deleted, want 2", n)
+			}
+			return err
+		})
+	})
+}
+
 // A Locker that does not listen finds out by renewal, long before the deadline.
 func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
 	t.Parallel()
@@ -132,13 +174,15 @@ func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
 	})
 }
 
-// Nothing renews it, nobody listens: the deadline ends it.
+// Nothing renews it, its Locker is not subscribed: the deadline ends it.
 func TestBreakWithoutRenewalIsToldAtTheDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(500*time.Millisecond), NoRenew())
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(2*time.Second), NoRenew())
+		other := handle(newLocker(t, s.Client(t)), m)
+		mustUnlock(t, mustTry(t, other)) // is connected
 		le := mustTry(t, m)
-		if ok, err := m.Break(t.Context(), le.Token()); !ok || err != nil {
+		if ok, err := other.Break(t.Context(), le.Token()); !ok || err != nil {
 			t.Fatalf("Break: %v, %v", ok, err)
 		}
 		next := mustTry(t, m) // free at once

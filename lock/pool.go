@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -170,6 +169,5 @@ func parseTaken(member, score string, us int64) (value string, expires time.Dura
 // Delete removes the pool with all its values, and tells how many. The contexts
 // of takers end with ErrLost, as with [Lock.Break].
 func (p *Pool) Delete(ctx context.Context) (int, error) {
-	n, err := p.m.operateCode(ctx, poolDeleteScript, nil, math.MaxInt64)
-	return int(n), err
+	return p.m.operateBreak(ctx, poolDeleteScript, nil)
 }

@@ -6,7 +6,7 @@
 -- ARGV[2] token  <token> whose slot it is; empty: everybody's, cooldowns too
 -- ARGV[3] all    1: the line goes as well, what is parked, and with it the key; 0: they stay
 --
--- reply slots taken: of live holders and cooldowns
+-- reply broken: {slots taken: of live holders and cooldowns; how many tokens follow; <token>, ...}
 local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -14,12 +14,12 @@ local now_us = time[1] * 1000000 + time[2]
 --@include line
 
 holders() -- those whose deadline has passed leave
-local broken = 0
+local broken = {0, 0}
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14)) do
   local its = string.match(member, '^[hc]:([^|]*)')
   if token == '' or its == token then
     redis.call('ZREM', lock, member)
-    broken = broken + 1
+    broken[1], broken[2], broken[#broken + 1] = broken[1] + 1, broken[2] + 1, its
     redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. string.match(its, '^[^.]*'),
       string.format('%s -1 %d', its, now_us))
   end

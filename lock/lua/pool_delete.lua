@@ -2,17 +2,17 @@
 --
 -- KEYS[1] pool
 --
--- reply values removed, taken ones included
+-- reply deleted: {values removed, taken ones included; how many tokens of takers follow; <token>, ...}
 local pool = KEYS[1]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
-local removed = redis.call('ZCOUNT', pool, 6e15, '+inf')
+local deleted = {redis.call('ZCOUNT', pool, 6e15, '+inf'), 0}
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, 1e14)) do
   local token = string.match(member, '^h:[^|]*|([^|]*)')
   redis.pcall('PUBLISH', string.match(pool, '^[^{]*') .. string.match(token, '^[^.]*'),
     string.format('%s -1 %d', token, now_us))
-  removed = removed + 1
+  deleted[1], deleted[2], deleted[#deleted + 1] = deleted[1] + 1, deleted[2] + 1, token
 end
 redis.call('DEL', pool)
-return removed
+return deleted
