@@ -1,0 +1,177 @@
+package simulate
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex"
+)
+
+// keyOf is the plan's name for the key of an event.
+func (b *ledger) keyOf(e automutex.Event) string {
+	_, key, _ := strings.Cut(e.Key, "{")
+	return strings.TrimSuffix(key, "}")
+}
+
+// taskOf is the number of an event's task: plain tasks carry it in their ID, others
+// are found by who is in the middleware.
+func (b *ledger) taskOf(p *process, e automutex.Event) int {
+	var n int
+	if _, err := fmt.Sscanf(e.TaskID, "n%d", &n); err == nil {
+		return n
+	}
+	for i := len(b.attempts) - 1; i >= 0; i-- {
+		if a := b.attempts[i]; a.p == p && !a.over && b.books[a.n].id == e.TaskID {
+			return a.n
+		}
+	}
+	return -1
+}
+
+// event takes a public event into the books.
+func (b *ledger) event(p *process, e automutex.Event) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.events[e.Kind]++
+	id := fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule)
+	sum := b.balance[id]
+	if sum == nil {
+		sum = map[automutex.EventKind]int{}
+		b.balance[id] = sum
+	}
+	sum[e.Kind]++
+	n := b.taskOf(p, e)
+	key := b.keyOf(e)
+	b.note("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key, e.Waited, e.Delay, e.Err)
+	switch e.Kind {
+	case automutex.EventAcquired:
+		b.judgeWait(p, e, key)
+		b.key(key).held[id] = holding{proc: p, since: time.Now(), wait: e.Waited, task: n}
+	case automutex.EventReleased:
+		k := b.key(key)
+		delete(k.held, id)
+		k.freeSince = time.Now()
+	case automutex.EventWaited:
+		b.judgeWait(p, e, key)
+	case automutex.EventLost:
+		b.judgeLoss(p, e, key, id)
+	case automutex.EventBusy:
+		b.busy(n, e, key)
+	case automutex.EventSkipped:
+		if n >= 0 {
+			b.books[n].ends[endSkipped] = true
+		}
+		b.judgeBusy(n, e, key)
+	case automutex.EventReplaced:
+		if n >= 0 {
+			b.books[n].ends[endReplaced] = true
+		}
+	case automutex.EventKeyError:
+		b.violate("key error: task %d is archived although its key can be made: %v", n, e.Err)
+	}
+}
+
+// busy notes what a policy does with a task that finds its key taken.
+func (b *ledger) busy(n int, e automutex.Event, key string) {
+	if n < 0 || e.Busy == nil || e.Busy.SameTask {
+		return
+	}
+	switch e.Policy {
+	case automutex.Archive:
+		b.books[n].ends[endArchived] = true
+		b.judgeBusy(n, e, key)
+	case automutex.Fail:
+		b.spendLocked(n, 1, 1, "policy Fail")
+	}
+}
+
+// judgeBusy looks whether anybody can have held the key for which a task is dropped.
+func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
+	k := b.key(key)
+	rule := b.w.plan.ruleOfKey(key)
+	if len(k.held) > 0 || b.w.stepped() {
+		return
+	}
+	grace := 3 * time.Second // a release that is on its way, a replica of an ask that is undone
+	if b.w.plan.Latency > 0 || !b.calm {
+		grace += 5 * time.Second
+	}
+	if time.Since(k.freeSince) < grace {
+		return
+	}
+	for _, o := range k.successes {
+		if time.Since(o.began) < rule.Cooldown+time.Second {
+			return
+		}
+	}
+	// A lease of a dead process, or of an attempt that a fault hid, lasts for its TTL.
+	for _, at := range b.deaths {
+		if time.Since(at) < rule.TTL+grace {
+			return
+		}
+	}
+	if b.w.faultWithin(rule.TTL + grace) {
+		return
+	}
+	b.violate("dropped: task %d is dropped as busy, and nobody has had %q for %s", n, key, time.Since(k.freeSince))
+}
+
+// patience is how long the head of a line may wait behind a free key: what a waiter
+// that died unnoticed costs, and a message that got lost.
+const patience = 5 * time.Second
+
+// judgeWait looks whether a task has waited behind a free key.
+func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
+	k := b.key(key)
+	rule := b.w.plan.ruleOfKey(key)
+	if rule.limit() > 1 || len(k.held) > 0 || e.Waited == 0 || b.w.stepped() {
+		return
+	}
+	since := time.Now().Add(-e.Waited)
+	if k.freeSince.After(since) {
+		since = k.freeSince
+	}
+	for _, o := range k.successes {
+		if end := o.began.Add(rule.Cooldown); end.After(since) {
+			since = end
+		}
+	}
+	for _, at := range b.deaths {
+		if end := at.Add(rule.TTL); end.After(since) {
+			since = end
+		}
+	}
+	if idle := time.Since(since); idle > patience && !b.w.faultWithin(idle+rule.TTL) {
+		b.violate("stalled: task %s on process %d waited for %q, which was free for %s", e.TaskID, p.n, key, idle)
+	}
+}
+
+// judgeLoss looks whether anything explains that a lease is lost.
+func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
+	rule := b.w.plan.ruleNamed(e.Rule)
+	k := b.key(key)
+	h := k.held[id]
+	switch {
+	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-50*time.Millisecond, b.w.stepped():
+		return
+	case !k.broken.IsZero() && k.broken.After(h.since):
+		return
+	case rule.limit() > 1 && !k.broken.IsZero():
+		return
+	}
+	within := rule.TTL
+	if h.wait > 0 && time.Since(h.since) < rule.TTL {
+		// Granted by a release: short at first, and made longer at once.
+		within = min(rule.TTL, 3*time.Second)
+	}
+	if away := b.w.away(p, rule.TTL+time.Second); away < within*2/3-500*time.Millisecond {
+		b.violate("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID, p.n, key, rule.TTL, e.Held, away)
+		return
+	}
+	if h.wait > 0 && time.Since(h.since) > 200*time.Millisecond && rule.TTL >= 10*time.Second {
+		if away := b.w.away(p, rule.TTL+time.Second); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*time.Millisecond) {
+			b.violate("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID, p.n, key, rule.TTL, away)
+		}
+	}
+}

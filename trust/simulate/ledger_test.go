@@ -1,0 +1,482 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/lock"
+)
+
+// How a task may end without that its handler said so.
+const (
+	endSkipped  = "skipped"
+	endReplaced = "replaced"
+	endDropped  = "dropped by AfterFailure"
+	endArchived = "archived by AfterFailure or the policy"
+	endDeleted  = "deleted by the operator"
+	endByHand   = "archived by the operator"
+	endLate     = "its own time was up on the last attempt"
+	endNewer    = "a newer one took its place"
+	endUnsure   = "its enqueue was not answered"
+)
+
+// ledger is what an observer outside of the library knows: which handler ran when, what
+// it saw, and the public events. Its mutex guards everything in it, and what is in runs,
+// attempts and tasks; nothing is called with it held but what takes no lock of the
+// library's own making wait.
+type ledger struct {
+	w  *world
+	mu sync.Mutex
+
+	began      time.Time
+	seq        int // grows with everything that happens
+	runs       []*run
+	attempts   []*attempt
+	books      []*taskBook // by number
+	keys       map[string]*keyBook
+	balance    map[string]map[automutex.EventKind]int // by process, task and rule
+	events     map[automutex.EventKind]int
+	violations []string
+	trace      []string
+
+	deaths []time.Time
+	clean  bool // no fault of asynq's client, no death: attempts must balance exactly
+	calm   bool // nor any other fault
+}
+
+// taskBook is what is known of one task.
+type taskBook struct {
+	id       string
+	spent    [2]int // attempts, at least and at most
+	ends     map[string]bool
+	starts   int
+	success  int
+	late     bool // a handler succeeded too late to count
+	accepted bool // it was enqueued
+	refused  int  // seq of a DuplicateError; 0: none
+	joined   int  // seq at which it was joined to another; 0: not
+	asked    int  // seq before its enqueue
+	acceptAt int  // seq of its acceptance
+	op       bool // an operator touched it
+}
+
+// keyBook is what is known of one lock.
+type keyBook struct {
+	fence     int64
+	held      map[string]holding // by process, task and rule: between Acquired and Released
+	freeSince time.Time
+	successes []*run // with the rule's Cooldown
+	broken    time.Time
+}
+
+// holding is a lease between Acquired and Released.
+type holding struct {
+	proc  *process
+	since time.Time
+	wait  time.Duration
+	task  int
+}
+
+// attempt is one call of the middleware.
+type attempt struct {
+	p        *process
+	ctx      context.Context //nolint:containedctx // to see how it ended
+	n        int
+	came     time.Time
+	retried  int
+	most     int
+	run      *run
+	over     bool
+	deadline time.Time
+}
+
+// run is one run of a handler.
+type run struct {
+	p       *process
+	ctx     context.Context //nolint:containedctx // the handler's
+	alive   context.Context //nolint:containedctx // ends with the lease, and nothing else
+	n, nth  int
+	id      string
+	seq     int
+	keys    []string
+	began   time.Time
+	ended   time.Time
+	end     string
+	counted bool // asynq has counted its failure already
+}
+
+func newLedger(w *world) *ledger {
+	b := &ledger{
+		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
+		balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
+	}
+	for range w.plan.Tasks {
+		b.books = append(b.books, &taskBook{ends: map[string]bool{}})
+	}
+	for _, f := range w.plan.Faults {
+		switch {
+		case f.Kind == starts:
+		case f.Kind == stops:
+			b.clean = false
+		default:
+			b.calm = false
+			b.clean = b.clean && f.Client == "lock" && f.Proc >= 0
+		}
+	}
+	return b
+}
+
+func (b *ledger) at() time.Duration { return time.Since(b.began) }
+
+// notef adds a line to the trace. For those that do not hold mu.
+func (b *ledger) notef(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.note(format, args...)
+}
+
+func (b *ledger) note(format string, args ...any) {
+	b.seq++
+	const most = 4000
+	if len(b.trace) < most {
+		b.trace = append(b.trace, fmt.Sprintf("%12s  ", b.at())+fmt.Sprintf(format, args...))
+	}
+}
+
+// violation reports what must not happen. The text up to the first colon is its kind.
+func (b *ledger) violation(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.violate(format, args...)
+}
+
+func (b *ledger) violate(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	b.note("VIOLATION %s", text)
+	const most = 20
+	if len(b.violations) < most {
+		b.violations = append(b.violations, fmt.Sprintf("%s (at %s)", text, b.at()))
+	}
+}
+
+func (b *ledger) key(key string) *keyBook {
+	k := b.keys[key]
+	if k == nil {
+		k = &keyBook{held: map[string]holding{}, freeSince: b.began}
+		b.keys[key] = k
+	}
+	return k
+}
+
+// explain notes how a task may have ended.
+func (b *ledger) explain(n int, how string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.books[n].ends[how] = true
+}
+
+// spend counts attempts of a task that asynq has certainly, and possibly, counted.
+func (b *ledger) spend(n, least, most int, why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spendLocked(n, least, most, why)
+}
+
+func (b *ledger) spendLocked(n, least, most int, why string) {
+	b.books[n].spent[0] += least
+	b.books[n].spent[1] += most
+	b.note("task %d: %d to %d attempts spent: %s", n, b.books[n].spent[0], b.books[n].spent[1], why)
+}
+
+// arrive notes that the middleware is called.
+func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
+	a := &attempt{p: p, ctx: ctx, n: n, came: time.Now()}
+	a.retried, _ = asynq.GetRetryCount(ctx)
+	a.most, _ = asynq.GetMaxRetry(ctx)
+	a.deadline, _ = ctx.Deadline()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.isEnded() {
+		return a
+	}
+	b.attempts = append(b.attempts, a)
+	b.note("task %d comes to process %d, attempt %d of %d", n, p.n, a.retried, a.most)
+	t := b.books[n]
+	unique := b.w.plan.uniqueOf(b.w.plan.Tasks[n]) != nil
+	switch slack := b.slack(); {
+	case unique && len(t.ends) > 0, t.op:
+	case a.retried > t.spent[1]+slack:
+		b.violate("attempts: of task %d asynq counts %d as spent, at most %d were", n, a.retried, t.spent[1])
+		t.spent = [2]int{a.retried, a.retried}
+	case b.clean && a.retried < t.spent[0]:
+		b.violate("attempts: of task %d asynq counts %d as spent, at least %d were", n, a.retried, t.spent[0])
+		t.spent = [2]int{a.retried, a.retried}
+	}
+	if !a.deadline.IsZero() {
+		context.AfterFunc(ctx, func() { b.deadlinePassed(a) })
+	}
+	return a
+}
+
+// slack is how many attempts of any task asynq's recoverer, or a failed answer, may
+// have counted.
+func (b *ledger) slack() int {
+	if b.clean {
+		return 0
+	}
+	n := 2 * len(b.deaths)
+	for _, f := range b.w.plan.Faults {
+		if f.Kind != starts && (f.Client != "lock" || f.Kind == stops) {
+			n += 2
+		}
+	}
+	return n
+}
+
+// deadlinePassed is called when the context of an attempt ends, in time or after it.
+func (b *ledger) deadlinePassed(a *attempt) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.over || a.p.isEnded() || a.ctx.Err() != context.DeadlineExceeded { //nolint:errorlint // it is that very error
+		return
+	}
+	switch {
+	case a.run != nil && !a.run.counted:
+		a.run.counted = true
+		b.spendLocked(a.n, 1, 1, "the task's deadline passed while its handler ran")
+	case a.run == nil:
+		if b.calm && a.retried < a.most {
+			b.violate("deadline: task %d waited until its own deadline, which costs an attempt", a.n)
+		}
+		b.spendLocked(a.n, 1, 1, "the task's deadline passed before its handler began")
+	}
+	if a.retried >= a.most {
+		b.books[a.n].ends[endLate] = true
+	}
+}
+
+// depart notes that the middleware has returned, or panicked: that goes on.
+func (b *ledger) depart(a *attempt, panicked any) {
+	b.mu.Lock()
+	a.over = true
+	if !a.p.isEnded() {
+		if panicked != nil && (a.run == nil || a.run.end != "panic") {
+			b.spendLocked(a.n, 1, 1, "panic")
+		}
+		left := time.Until(a.deadline)
+		if a.run == nil && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {
+			b.books[a.n].ends[endLate] = true
+		}
+		b.note("task %d leaves process %d", a.n, a.p.n)
+	}
+	b.mu.Unlock()
+	if panicked != nil {
+		panic(panicked)
+	}
+}
+
+// begin notes that a handler begins, and judges whether it may. nil: its process is
+// dead.
+func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
+	id, _ := asynq.GetTaskID(ctx)
+	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now()}
+	task := b.w.plan.Tasks[n]
+	fences := map[string]int64{}
+	r.alive = context.Background()
+	var without []string
+	for _, rule := range b.w.plan.rulesOf(task) {
+		lease, ok := automutex.LeaseOf(ctx, rule.name())
+		if !ok {
+			if rule.Policy != "allow" {
+				without = append(without, rule.key(task))
+			}
+			continue
+		}
+		r.keys = append(r.keys, rule.key(task))
+		r.alive = lease.Bind(r.alive)
+		if rule.limit() == 1 {
+			fences[rule.key(task)] = fenceOf(ctx, lease)
+		}
+	}
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.isEnded() {
+		return nil
+	}
+	t := b.books[n]
+	r.nth = t.starts
+	t.starts++
+	b.seq++
+	r.seq = b.seq
+	b.note("task %d (%s) begins on process %d, keys %s", n, id, p.n, strings.Join(r.keys, " "))
+	if len(without) > 0 {
+		b.violate("unguarded: task %d runs without its lock %q", n, without)
+	}
+	if t.refused > 0 {
+		b.violate("refused: task %d runs although its producer was told that nothing was enqueued", n)
+	}
+	for _, a := range slices.Backward(b.attempts) {
+		if a.n == n && a.p == p && !a.over {
+			a.run = r
+			break
+		}
+	}
+	b.judgeBeside(r)
+	for key, fence := range fences {
+		k := b.key(key)
+		if fence <= k.fence && !b.w.stepped() {
+			b.violate("fence: task %d has %d on %q, after %d", n, fence, key, k.fence)
+		}
+		k.fence = max(k.fence, fence)
+	}
+	b.judgeCooldown(r)
+	b.judgeTimeLeft(r)
+	b.runs = append(b.runs, r)
+	return r
+}
+
+// fenceOf is the fence of a lease.
+func fenceOf(_ context.Context, lease *lock.Lease) int64 { return lease.Fence() }
+
+// lives tells whether a run is under way, and may believe in its leases.
+func (r *run) lives() bool {
+	return r.ended.IsZero() && !r.p.isEnded() && r.alive.Err() == nil
+}
+
+// judgeBeside looks at who is at work beside a run that begins.
+func (b *ledger) judgeBeside(r *run) {
+	for _, key := range r.keys {
+		var there []int
+		limit := b.w.plan.ruleOfKey(key).limit()
+		for _, o := range b.runs {
+			if o.lives() && slices.Contains(o.keys, key) {
+				there = append(there, o.n)
+			}
+		}
+		if len(there) >= limit && !b.w.stepped() {
+			b.violate("overlap: task %d begins on %q, whose limit is %d, beside %v", r.n, key, limit, there)
+		}
+	}
+	if len(r.keys) == 0 {
+		return // no rule, or one that allows
+	}
+	for _, o := range b.runs {
+		if o.id == r.id && o.lives() && len(o.keys) > 0 {
+			b.violate("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
+		}
+	}
+}
+
+// judgeCooldown looks whether a key's last success is long enough ago.
+func (b *ledger) judgeCooldown(r *run) {
+	for _, key := range r.keys {
+		rule := b.w.plan.ruleOfKey(key)
+		if rule.Cooldown == 0 {
+			continue
+		}
+		for _, o := range b.key(key).successes {
+			apart := r.began.Sub(o.began)
+			if apart < rule.Cooldown-10*time.Millisecond && !b.w.stepped() && !o.p.isEnded() && !b.w.longFault(o.p, o.ended, rule.TTL/2) &&
+				b.key(key).broken.Before(o.began) {
+				b.violate("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key, apart, o.n, rule.Cooldown)
+			}
+		}
+	}
+}
+
+// judgeTimeLeft looks whether waiting in a worker has eaten a task's own time.
+func (b *ledger) judgeTimeLeft(r *run) {
+	task := b.w.plan.Tasks[r.n]
+	deadline, ok := r.ctx.Deadline()
+	if !ok || task.Timeout == 0 || !b.calm {
+		return
+	}
+	retried, _ := asynq.GetRetryCount(r.ctx)
+	for _, rule := range b.w.plan.rulesOf(task) {
+		if rule.Policy != "park" || retried >= task.MaxRetry {
+			return // a wait in the worker is what was asked for
+		}
+	}
+	rules := len(b.w.plan.rulesOf(task))
+	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-100*time.Millisecond {
+		b.violate("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left, task.Timeout)
+	}
+}
+
+// end notes how a handler ended.
+func (b *ledger) end(r *run, how string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.p.isEnded() {
+		return
+	}
+	b.seq++
+	r.ended, r.end = time.Now(), how
+	cause := context.Cause(r.ctx)
+	b.note("task %d ends on process %d: %s, context: %v", r.n, r.p.n, how, cause)
+	t := b.books[r.n]
+	requeued := !r.p.isStopping().IsZero() && time.Since(r.p.isStopping()) >= r.p.plan.Shutdown
+	switch how {
+	case "ok":
+		if r.counted || requeued {
+			t.late = true // asynq has filed it as failed, or queued it again
+			break
+		}
+		t.success++
+		for _, key := range r.keys {
+			if b.w.plan.ruleOfKey(key).Cooldown > 0 && r.alive.Err() == nil { // a lost lease keeps nothing taken
+				b.key(key).successes = append(b.key(key).successes, r)
+			}
+		}
+	case "skip":
+		t.ends[endArchived] = true
+	case "revoke":
+		t.success++
+	case "soft":
+	default:
+		replaced := cause == automutex.ErrReplaced //nolint:errorlint // it is that very error
+		switch {
+		case r.counted || replaced:
+		case requeued:
+			b.spendLocked(r.n, 0, 1, how+", beside the end of the process")
+		default:
+			b.spendLocked(r.n, 1, 1, how)
+			r.counted = true
+		}
+	}
+}
+
+// died notes that nothing of a process counts any more.
+func (b *ledger) died(p *process) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.note("process %d is gone", p.n)
+	if p.isStopping().IsZero() {
+		b.deaths = append(b.deaths, time.Now())
+		b.clean = false
+	}
+	for _, k := range b.keys {
+		for id, h := range k.held {
+			if h.proc == p {
+				delete(k.held, id)
+				k.freeSince = time.Now()
+			}
+		}
+	}
+}
+
+// counts are the events, for the figures.
+func (b *ledger) counts() map[automutex.EventKind]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return maps.Clone(b.events)
+}

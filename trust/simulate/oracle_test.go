@@ -1,0 +1,354 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
+)
+
+// What follows is the rest of the oracle: what is known of enqueues, and what is judged
+// at the end.
+
+// asks notes that a task is about to be enqueued.
+func (b *ledger) asks(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.note("task %d is enqueued", n)
+	b.books[n].asked = b.seq
+}
+
+// isNew tells whether nobody has enqueued a task yet.
+func (b *ledger) isNew(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.books[n].asked == 0
+}
+
+// enqueued notes what came of it.
+func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.note("task %d: enqueue answered: %v", n, err)
+	t := b.books[n]
+	var duplicate *unique.DuplicateError
+	switch {
+	case errors.As(err, &duplicate):
+		t.refused = b.seq
+		t.ends[endNewer] = true
+		b.judgeRefusal(n)
+	case err != nil:
+		t.ends[endUnsure] = true
+		if b.calm {
+			b.violate("enqueue: task %d: %v", n, err)
+		}
+	default:
+		t.id = info.ID
+		t.acceptAt = b.seq
+		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && !strings.Contains(string(info.Payload), fmt.Sprintf(`"n":%d,`, n)) {
+			t.joined = b.seq
+			t.ends[endNewer] = true
+			return
+		}
+		t.accepted = true
+		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone") {
+			b.supersede(n)
+		}
+	}
+}
+
+// supersede notes that older tasks of the key, which have not begun, make room.
+func (b *ledger) supersede(n int) {
+	task := b.w.plan.Tasks[n]
+	for i, t := range b.books {
+		other := b.w.plan.Tasks[i]
+		if i != n && t.acceptAt > 0 && t.acceptAt < b.seq && other.Task == task.Task && other.A == task.A && t.starts == 0 {
+			t.ends[endNewer] = true
+		}
+	}
+}
+
+// judgeRefusal looks whether another task is in the way, as the producer was told.
+func (b *ledger) judgeRefusal(n int) {
+	task := b.w.plan.Tasks[n]
+	for i, t := range b.books {
+		other := b.w.plan.Tasks[i]
+		if i != n && other.Task == task.Task && other.A == task.A && (t.accepted || t.ends[endUnsure] || t.asked > 0 && t.acceptAt == 0 && t.refused == 0) {
+			return
+		}
+	}
+	b.violate("refused: task %d is told to be a duplicate, and no other was enqueued for its key", n)
+}
+
+// touch notes that an operator does something to a task, and gives its ID.
+func (b *ledger) touch(n int) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.books[n].op = true
+	return b.books[n].id
+}
+
+// breaks notes that an operator breaks a lock.
+func (b *ledger) breaks(key string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.key(key).broken = time.Now()
+	for _, r := range b.runs {
+		if r.lives() {
+			b.note("task %d holds while %q is broken", r.n, key)
+		}
+	}
+}
+
+// working are the handlers that are under way, and the attempts.
+func (b *ledger) working() (left []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, a := range b.attempts {
+		if !a.over && !a.p.isEnded() {
+			left = append(left, fmt.Sprintf("in a worker: %d", a.n))
+		}
+	}
+	return left
+}
+
+// judgeIdle looks whether somebody still holds a key when all tasks have ended.
+func (b *ledger) judgeIdle() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.w.plan.ObserverPanics != "" {
+		return
+	}
+	for key, k := range b.keys {
+		for id := range k.held {
+			b.violate("held: %s holds %q although no task is left", id, key)
+		}
+	}
+}
+
+// judgeEnds looks at each task's end.
+func (b *ledger) judgeEnds() {
+	for n, t := range b.books {
+		task := b.w.plan.Tasks[n]
+		state := "gone"
+		if t.id != "" {
+			info, err := b.w.inspector.GetTaskInfo(queue, t.id)
+			switch {
+			case err == nil:
+				state = info.State.String()
+			case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
+			default:
+				panic(err) // no fault hits the operator
+			}
+		}
+		b.mu.Lock()
+		b.judgeEnd(n, t, task, state)
+		b.mu.Unlock()
+	}
+}
+
+// judgeEnd looks whether the handlers and the policy explain how a task ended.
+func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
+	if b.w.plan.uniqueOf(task) != nil {
+		b.judgeUnique(n, t, task)
+		return
+	}
+	if t.id == "" { // never enqueued, or not for certain
+		return
+	}
+	exhausted := t.spent[1]+b.slack() > task.MaxRetry
+	switch state {
+	case "gone", "completed":
+		if t.success == 0 && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] {
+			b.violate("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
+		}
+	case "archived":
+		if !t.ends[endArchived] && !t.ends[endByHand] && !t.ends[endLate] && !exhausted {
+			b.violate("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
+		}
+	default:
+		b.violate("stuck: task %d is %s at the end", n, state)
+	}
+	if b.clean && t.success > 1 && !t.op {
+		b.violate("twice: task %d has succeeded %d times", n, t.success)
+	}
+}
+
+// judgeUnique looks at what a producer of package unique was promised.
+func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
+	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !t.op {
+		b.violate("lost: task %d was accepted by package unique, and never ran", n)
+	}
+	u := b.w.plan.uniqueOf(task)
+	since := max(t.refused, t.joined)
+	if u.Until != "start" || since == 0 {
+		return
+	}
+	for i, o := range b.books {
+		if b.w.plan.Tasks[i].Task == task.Task && b.w.plan.Tasks[i].A == task.A && (o.op || o.ends[endSkipped] || o.ends[endLate]) {
+			return // what was in the way did not run, for a reason
+		}
+	}
+	for _, r := range b.runs {
+		other := b.w.plan.Tasks[r.n]
+		if r.seq > t.asked && other.Task == task.Task && other.A == task.A {
+			return
+		}
+	}
+	b.violate("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
+}
+
+// judgeBalance looks whether events come in pairs.
+func (b *ledger) judgeBalance() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.deaths) > 0 || b.w.plan.ObserverPanics != "" {
+		return
+	}
+	stopped := map[string]bool{}
+	for _, f := range b.w.plan.Faults {
+		if f.Kind == stops {
+			stopped[fmt.Sprint(f.Proc)] = true // it exits while handlers run
+		}
+	}
+	for id, sum := range b.balance {
+		proc, _, _ := strings.Cut(id, " ")
+		if stopped[proc] {
+			continue
+		}
+		if sum[automutex.EventAcquired] != sum[automutex.EventReleased] || sum[automutex.EventWaiting] != sum[automutex.EventWaited] {
+			b.violate("events: %s: %d acquired, %d released, %d waiting, %d waited", id, sum[automutex.EventAcquired],
+				sum[automutex.EventReleased], sum[automutex.EventWaiting], sum[automutex.EventWaited])
+		}
+	}
+}
+
+// judgeKeys looks at what is left in Redis when everything has ended.
+func (w *world) judgeKeys() {
+	w.redis.tick()
+	crashes := !w.book.calm || !w.book.clean || w.plan.ObserverPanics != ""
+	look := func(when string, allowed func(key string, left time.Duration) bool) {
+		for _, key := range w.redis.mini.Keys() {
+			if !strings.HasPrefix(key, "automutex:") {
+				continue
+			}
+			left := w.redis.mini.TTL(key)
+			if left <= 0 {
+				w.book.violation("left: %q has no TTL", key)
+			} else if !allowed(key, left) {
+				w.book.violation("left: %q %s: TTL %s, %v", key, when, left, w.members(key))
+			}
+		}
+	}
+	look("after all processes have ended", func(key string, left time.Duration) bool {
+		if crashes || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") {
+			return true
+		}
+		for _, r := range w.plan.Rules {
+			if r.Cooldown > 0 && strings.HasPrefix(key, "automutex:{"+r.scope()) {
+				return true
+			}
+		}
+		return len(w.stops()) > 0 // handlers that an exit cut off
+	})
+	time.Sleep(2 * time.Hour)
+	w.redis.tick()
+	look("two hours later", func(key string, _ time.Duration) bool { return strings.HasSuffix(key, ":claim") })
+}
+
+func (w *world) members(key string) []string {
+	members, _ := w.redis.mini.ZMembers(key) // of another type: none
+	return members
+}
+
+// stops are the stops that the plan asks for.
+func (w *world) stops() (stopped []faultPlan) {
+	for _, f := range w.plan.Faults {
+		if f.Kind == stops {
+			stopped = append(stopped, f)
+		}
+	}
+	return stopped
+}
+
+// windows are the faults of a process' lock client, as times.
+func (w *world) windows(p *process) (windows []activeFault) {
+	p.locks.mu.Lock()
+	defer p.locks.mu.Unlock()
+	for _, a := range p.locks.active {
+		switch a.kind {
+		case outOfMemory:
+			continue // leases outlive it
+		case hung, swallowed, late, frozen:
+			a.until = a.until.Add(3 * time.Second) // the client's own timeout
+		}
+		windows = append(windows, a)
+	}
+	return windows
+}
+
+// away is for how long of the latest time Redis was out of reach for a process.
+func (w *world) away(p *process, within time.Duration) (away time.Duration) {
+	now := time.Now()
+	from := now.Add(-within)
+	for _, a := range w.windows(p) {
+		begin, end := a.since, a.until
+		if begin.Before(from) {
+			begin = from
+		}
+		if end.After(now) {
+			end = now
+		}
+		if end.After(begin) {
+			away += end.Sub(begin)
+		}
+	}
+	w.redis.mu.Lock()
+	defer w.redis.mu.Unlock()
+	return away
+}
+
+// calmAt tells whether nothing was wrong for a process at a time, and shortly after.
+func (w *world) calmAt(p *process, at time.Time, after time.Duration) bool {
+	for _, a := range w.windows(p) {
+		if a.since.Before(at.Add(after)) && a.until.After(at.Add(-time.Second)) {
+			return false
+		}
+	}
+	return true
+}
+
+// faultWithin tells whether anything was wrong with anybody lately.
+func (w *world) faultWithin(within time.Duration) bool {
+	from := time.Now().Add(-within)
+	w.redis.mu.Lock()
+	ends := append([]*endpoint(nil), w.redis.ends...)
+	w.redis.mu.Unlock()
+	for _, e := range ends {
+		e.mu.Lock()
+		for _, a := range e.active {
+			if a.until.After(from) {
+				e.mu.Unlock()
+				return true
+			}
+		}
+		e.mu.Unlock()
+	}
+	return false
+}
+
+// longFault tells whether a process was cut off around a time for so long that even
+// what is tried again is lost.
+func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
+	for _, a := range w.windows(p) {
+		if a.until.Sub(a.since) > length && a.since.Before(at.Add(5*time.Second)) && a.until.After(at.Add(-5*time.Second)) {
+			return true
+		}
+	}
+	return false
+}

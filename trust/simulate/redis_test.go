@@ -1,0 +1,350 @@
+package simulate
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// password is what every client has to know, so that a set-up can be refused.
+const password = "simulated"
+
+// redisServer is the Redis of a world: a miniredis whose clock and key expiries are
+// in virtual time.
+type redisServer struct {
+	mini    *miniredis.Miniredis
+	latency time.Duration
+	losing  float64
+	report  func(format string, args ...any) // told of what must not happen
+
+	// commands runs one command at a time, as Redis does: a nested call of a script
+	// is known by that.
+	commands sync.Mutex
+	inScript bool          // a script runs
+	wrote    bool          // and has written
+	full     bool          // and it is out of memory
+	step     time.Duration // what operators have moved its clock by
+	clock    time.Time
+	executed int
+
+	mu     sync.Mutex // guards what follows; held for moments
+	frozen time.Time
+	faults map[faultKind]int
+	ends   []*endpoint
+
+	// instant and here count what is sent within one virtual instant.
+	instant atomic.Int64
+	here    atomic.Int64
+	spun    atomic.Bool
+}
+
+func newRedis(p *plan, report func(string, ...any)) *redisServer {
+	mini := miniredis.NewMiniRedis()
+	mini.RequireAuth(password)
+	mini.ClockTTL(true)
+	first, err := mini.Dial() // makes a server that has no listener
+	if err != nil {
+		panic(err)
+	}
+	_ = first.Close()
+	s := &redisServer{mini: mini, latency: p.Latency, losing: p.Losing, report: report, faults: map[faultKind]int{}}
+	mini.Server().SetPreHook(s.nested)
+	return s
+}
+
+// endpoint makes a client's place in the network.
+func (s *redisServer) endpoint(proc int, kind string, seed uint64, faults []faultPlan) *endpoint {
+	e := &endpoint{
+		redis: s, name: fmt.Sprintf("%s of %d", kind, proc), proc: proc, kind: kind,
+		dice: rand.New(rand.NewPCG(seed, uint64(proc+2))), conns: map[*conn]struct{}{},
+	}
+	for _, f := range faults {
+		if f.Nth > 0 && f.Proc == proc && f.Client == kind {
+			e.armed = append(e.armed, f)
+		}
+	}
+	s.mu.Lock()
+	s.ends = append(s.ends, e)
+	s.mu.Unlock()
+	return e
+}
+
+// client makes a go-redis client. No pool of connections is ever used up: a goroutine
+// that waits for one would take a timer that belongs to another world.
+func (e *endpoint) client() *redis.Client {
+	c := redis.NewClient(&redis.Options{
+		Dialer:          func(context.Context, string, string) (net.Conn, error) { return e.dial() },
+		Password:        password,
+		PoolSize:        3000,
+		DialerRetries:   1, // each further one would sleep, see dial
+		DisableIdentity: true,
+		ReadBufferSize:  2048, WriteBufferSize: 2048, PipelineReadBufferSize: 2048, PipelineWriteBufferSize: 2048,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+	c.AddHook(slowFailure{})
+	return c
+}
+
+// slowFailure has a command take time whose connection could not be made, which the dial
+// itself cannot: asynq asks again at once.
+type slowFailure struct{}
+
+// DialHook is part of redis.Hook and changes nothing.
+func (slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook is part of redis.Hook.
+func (slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if !isSetup(strings.ToUpper(cmd.Name())) {
+			waitOut(err)
+		}
+		return err
+	}
+}
+
+// ProcessPipelineHook is part of redis.Hook.
+func (slowFailure) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		waitOut(err)
+		return err
+	}
+}
+
+func waitOut(err error) {
+	if errors.Is(err, errAway) || err != nil && strings.Contains(err.Error(), "WRONGPASS") {
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func (s *redisServer) freeze(until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if until.After(s.frozen) {
+		s.frozen = until
+	}
+}
+
+func (s *redisServer) frozenUntil() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.frozen
+}
+
+func (s *redisServer) faulted(kind faultKind) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults[kind]++
+}
+
+// stepClock moves Redis' clock.
+func (s *redisServer) stepClock(by time.Duration) {
+	s.commands.Lock()
+	s.step += by
+	s.clock = time.Now().Add(s.step)
+	s.mini.SetTime(s.clock)
+	s.commands.Unlock()
+}
+
+// advance sets Redis' clock for the next command. No two run in one microsecond, by which
+// fences are counted. Callers hold commands.
+func (s *redisServer) advance() {
+	s.clock = s.clock.Add(time.Microsecond)
+	if now := time.Now().Add(s.step); now.After(s.clock) {
+		s.clock = now
+	}
+	s.mini.SetTime(s.clock)
+}
+
+// tick is advance for those who only look.
+func (s *redisServer) tick() {
+	s.commands.Lock()
+	defer s.commands.Unlock()
+	s.advance()
+}
+
+// heal ends all faults but the clock's.
+func (s *redisServer) heal() {
+	s.mu.Lock()
+	ends := append([]*endpoint(nil), s.ends...)
+	s.frozen = time.Time{}
+	s.mu.Unlock()
+	for _, e := range ends {
+		e.heal()
+	}
+}
+
+// spinning is how many commands, or dials, in one virtual instant mean that
+// somebody spins.
+const spinning = 20_000
+
+// spins is called for each command and dial. Who spins would keep virtual time
+// standing still: it is reported, and then slowed down.
+func (s *redisServer) spins(slow bool) {
+	now := time.Now().UnixNano()
+	if s.instant.Swap(now) != now {
+		s.here.Store(0)
+	}
+	if s.here.Add(1) < spinning && !s.spun.Load() {
+		return
+	}
+	if s.spun.CompareAndSwap(false, true) {
+		s.report("spins: %d commands and dials in one instant", spinning)
+	}
+	if slow { // others may be sent with a mutex held, see dial
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// peer is the server's side of a connection.
+type peer struct {
+	redis *redisServer
+	conn  *conn
+	peer  *server.Peer
+
+	mu         sync.Mutex
+	subscribes bool
+	discards   bool // what is written is lost
+	over       bool // the connection is closed: a subscription that arrives yet would be nobody's
+}
+
+func (s *redisServer) peer(c *conn) *peer {
+	p := &peer{redis: s, conn: c}
+	p.peer = server.NewPeer(bufio.NewWriter(p))
+	return p
+}
+
+// Write takes what the server says: replies, and messages at any time.
+func (p *peer) Write(data []byte) (int, error) {
+	p.mu.Lock()
+	discards, subscribes := p.discards, p.subscribes
+	p.mu.Unlock()
+	switch {
+	case discards:
+	case subscribes && isMessage(data) && p.conn.end.loses():
+	default:
+		p.conn.deliver(data)
+	}
+	return len(data), nil
+}
+
+func isMessage(data []byte) bool {
+	return bytes.HasPrefix(data, []byte(">3\r\n$7\r\nmessage")) || bytes.HasPrefix(data, []byte("*3\r\n$7\r\nmessage"))
+}
+
+// execute runs a command; lost: nobody hears the reply.
+func (p *peer) execute(command []string, lost bool) {
+	s := p.redis
+	s.commands.Lock()
+	defer s.commands.Unlock()
+	p.mu.Lock()
+	p.discards = p.discards || lost
+	if command[0] == "SUBSCRIBE" {
+		if p.over {
+			p.mu.Unlock()
+			return
+		}
+		p.subscribes = true
+	}
+	p.mu.Unlock()
+	s.advance()
+	s.executed++
+	s.inScript, s.wrote = command[0] == "EVALSHA" || command[0] == "EVAL", false
+	s.full = p.conn.end.isFull()
+	if !s.inScript && s.full && needsMemory(command[0]) {
+		p.conn.deliver([]byte("-OOM command not allowed when used memory > 'maxmemory'.\r\n"))
+	} else {
+		if answer := s.idle(command); answer != "" {
+			if !lost {
+				p.conn.deliver([]byte(answer))
+			}
+		} else {
+			s.mini.Server().Dispatch(p.peer, command)
+			p.peer.Flush()
+		}
+	}
+	s.inScript, s.full = false, false
+}
+
+// idle answers what asynq's servers ask again and again while there is nothing to do,
+// as its scripts would; empty: the script has to run. It makes quiet hours cheap: half
+// of what a script costs is that miniredis makes a Lua machine for each.
+func (s *redisServer) idle(command []string) string {
+	if command[0] != "EVALSHA" || len(command) < 5 {
+		return ""
+	}
+	first := command[3]
+	if strings.HasPrefix(first, "asynq:servers:{") {
+		return "+OK\r\n" // what asynq's own pages show of servers, which nobody reads here
+	}
+	if !strings.HasPrefix(first, "asynq:{") || s.mini.Exists(first) {
+		return ""
+	}
+	switch {
+	case command[2] == "4" && strings.HasSuffix(first, ":pending") && strings.HasSuffix(command[6], ":lease"):
+		return "_\r\n" // nothing to dequeue
+	case command[2] == "2" && strings.HasSuffix(command[4], ":pending") &&
+		(strings.HasSuffix(first, ":scheduled") || strings.HasSuffix(first, ":retry")):
+		return ":0\r\n" // nothing to forward
+	}
+	return ""
+}
+
+// nested sees every command before it runs; those of scripts as well. As in Redis,
+// a script that finds the memory full may not add, unless it has written before.
+func (s *redisServer) nested(c *server.Peer, name string, _ ...string) bool {
+	if !s.full || !s.inScript || name == "EVALSHA" || name == "EVAL" {
+		return false
+	}
+	if needsMemory(name) && !s.wrote {
+		c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
+		return true
+	}
+	s.wrote = s.wrote || needsMemory(name) || strings.HasPrefix(name, "ZREM") || name == "DEL" || name == "PEXPIRE"
+	return false
+}
+
+// needsMemory tells whether Redis refuses a command when its memory is full.
+func needsMemory(name string) bool {
+	switch name {
+	case "ZADD", "SET", "SETEX", "SADD", "HSET", "INCR", "LPUSH", "RPUSH", "RPOPLPUSH", "EVALSHA_RO":
+		return true
+	}
+	return false
+}
+
+func (e *endpoint) isFull() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.inWindow(outOfMemory)
+}
+
+// hangUp ends the subscriptions of a connection that is over.
+func (p *peer) hangUp() {
+	p.mu.Lock()
+	p.discards, p.over = true, true
+	subscribes := p.subscribes
+	p.mu.Unlock()
+	if subscribes {
+		// Not within the caller's command: it may be the one that runs.
+		go func() {
+			p.redis.commands.Lock()
+			defer p.redis.commands.Unlock()
+			p.redis.mini.Server().Dispatch(p.peer, []string{"UNSUBSCRIBE"})
+		}()
+	}
+}

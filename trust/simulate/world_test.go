@@ -1,0 +1,397 @@
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
+)
+
+// world is one plan, going on.
+type world struct {
+	plan  *plan
+	redis *redisServer
+	book  *ledger
+
+	producer       *asynq.Client
+	inspector      *asynq.Inspector // the operator's, whom no fault hits
+	once           *unique.Client
+	producerEnds   [2]*endpoint
+	producerRedis  [2]*redis.Client
+	operatorRedis  *redis.Client
+	operatorLocker *lock.Locker
+
+	work sync.WaitGroup // what the schedule has begun
+
+	mu       sync.Mutex // guards what follows
+	procs    []*process // by number; the latest of each
+	all      []*process
+	keyFails map[int]int
+	steps    bool // Redis' clock was stepped
+}
+
+// verdict is what came of a world.
+type verdict struct {
+	violations []string
+	trace      []string
+	virtual    time.Duration // how long servers ran
+	commands   int
+	runs       int
+	tasks      int
+	faults     map[faultKind]int
+	counts     map[string]int // commands by client: "lock of 0"
+}
+
+// kinds are the first words of the violations.
+func (v verdict) kinds() (kinds []string) {
+	for _, text := range v.violations {
+		kind, _, _ := strings.Cut(text, ":")
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// drainWithin bounds how long tasks may take to end once nothing is wrong any more.
+const drainWithin = 3 * time.Hour
+
+// play runs a plan in a bubble of its own.
+func play(t *testing.T, p *plan) (v verdict) {
+	defer func() {
+		// The bubble reports goroutines that are left, and a deadlock, by a panic.
+		if r := recover(); r != nil {
+			v.violations = append(v.violations, fmt.Sprintf("goroutine: %v", r))
+		}
+	}()
+	synctest.Test(t, func(*testing.T) {
+		w := newWorld(p)
+		w.live()
+		v = w.end()
+	})
+	return v
+}
+
+func newWorld(p *plan) *world {
+	w := &world{plan: p, keyFails: map[int]int{}}
+	w.book = newLedger(w)
+	w.redis = newRedis(p, w.book.violation)
+	for i, kind := range []string{"asynq", "lock"} {
+		w.producerEnds[i] = w.redis.endpoint(-1, kind, p.Seed, p.Faults)
+		w.producerRedis[i] = w.producerEnds[i].client()
+	}
+	w.producer = asynq.NewClientFromRedisClient(w.producerRedis[0])
+	operator := w.redis.endpoint(-2, "operator", p.Seed, nil)
+	w.operatorRedis = operator.client()
+	w.inspector = asynq.NewInspectorFromRedisClient(w.operatorRedis)
+	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator"})
+	if len(p.Unique) > 0 {
+		var rules []unique.Rule
+		for _, u := range p.Unique {
+			rules = append(rules, u.rule())
+		}
+		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Rules: rules})
+		if err != nil {
+			panic(err) // the plan is wrong
+		}
+		w.once = once
+	}
+	return w
+}
+
+// live lets everything happen that the plan says, and waits until all tasks have ended.
+func (w *world) live() {
+	for n, pp := range w.plan.Procs {
+		p := w.startProcess(n, pp)
+		w.procs, w.all = append(w.procs, p), append(w.all, p)
+	}
+	last := time.Duration(0)
+	later := func(at time.Duration, f func()) {
+		last = max(last, at)
+		w.work.Add(1)
+		time.AfterFunc(at, func() {
+			defer w.work.Done()
+			f()
+		})
+	}
+	for n, t := range w.plan.Tasks {
+		if t.At >= 0 {
+			later(t.At, func() { w.enqueue(n) })
+		}
+	}
+	for _, f := range w.plan.Faults {
+		if f.Nth == 0 {
+			later(f.At, func() { w.fault(f) })
+			last = max(last, f.At+f.For)
+		}
+	}
+	for _, op := range w.plan.Ops {
+		later(op.At, func() { w.operate(op) })
+	}
+	time.Sleep(last + time.Millisecond)
+	w.work.Wait()
+	w.drain()
+	time.Sleep(w.plan.Quiet)
+}
+
+// fault lets one begin that has a time.
+func (w *world) fault(f faultPlan) {
+	w.book.notef("fault %s of %d %s for %s", f.Kind, f.Proc, f.Client, f.For)
+	switch f.Kind {
+	case backward, forward:
+		w.mu.Lock()
+		w.steps = true
+		w.mu.Unlock()
+		by := f.For
+		if f.Kind == backward {
+			by = -by
+		}
+		w.redis.faulted(f.Kind)
+		w.redis.stepClock(by)
+		return
+	case starts:
+		w.restart(f.Proc)
+		return
+	case stops:
+		w.redis.faulted(f.Kind)
+		w.process(f.Proc).stop()
+		return
+	case dies:
+		w.redis.faulted(f.Kind)
+		w.process(f.Proc).die()
+		return
+	}
+	for _, e := range w.endpointsOf(f.Proc, f.Client) {
+		e.start(f)
+	}
+}
+
+func (w *world) process(n int) *process {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.procs[n]
+}
+
+// restart starts a process that has ended.
+func (w *world) restart(n int) {
+	if old := w.process(n); !old.isEnded() {
+		return
+	}
+	p := w.startProcess(n, w.plan.Procs[n])
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.procs[n], w.all = p, append(w.all, p)
+}
+
+// endpointsOf are the clients that a fault is about.
+func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
+	all := w.producerEnds[:]
+	if proc >= 0 {
+		p := w.process(proc)
+		all = []*endpoint{p.tasks, p.locks}
+	}
+	for _, e := range all {
+		if client == "" || client == e.kind {
+			ends = append(ends, e)
+		}
+	}
+	return ends
+}
+
+// enqueue puts a task of the plan into asynq, by package unique where a rule says so.
+func (w *world) enqueue(n int) {
+	t := w.plan.Tasks[n]
+	body, err := json.Marshal(payload{N: n, A: t.A, B: t.B})
+	if err != nil {
+		panic(err)
+	}
+	task := asynq.NewTask(t.Task, body)
+	opts := []asynq.Option{asynq.MaxRetry(t.MaxRetry)}
+	if t.Timeout > 0 {
+		opts = append(opts, asynq.Timeout(t.Timeout))
+	}
+	if t.Keep {
+		opts = append(opts, asynq.Retention(24*time.Hour))
+	}
+	w.book.asks(n)
+	if w.plan.uniqueOf(t) != nil {
+		info, err := w.once.Enqueue(task, opts...)
+		w.book.enqueued(n, info, err)
+		return
+	}
+	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(fmt.Sprintf("n%d", n)))...)
+	if errors.Is(err, asynq.ErrTaskIDConflict) {
+		err = nil // go-redis sent it again
+		info = &asynq.TaskInfo{ID: fmt.Sprintf("n%d", n)}
+	}
+	w.book.enqueued(n, info, err)
+}
+
+// queue is the queue that everything goes through.
+const queue = "default"
+
+// operate does what an operator does.
+func (w *world) operate(op opPlan) {
+	w.book.notef("operator: %s task %d", op.Kind, op.Task)
+	t := w.plan.Tasks[op.Task]
+	switch op.Kind {
+	case "pause":
+		_ = w.inspector.PauseQueue(queue) // paused already
+		return
+	case "unpause":
+		_ = w.inspector.UnpauseQueue(queue) // not paused
+		return
+	case "break":
+		for _, r := range w.plan.rulesOf(t) {
+			var parts []string
+			for _, field := range r.On {
+				parts = append(parts, fmt.Sprint(t.field(field)))
+			}
+			w.book.breaks(r.key(t))
+			l := w.operatorLocker.Semaphore(r.scope(), r.limit(), lock.Parts(parts...))
+			if _, err := l.BreakAll(context.Background()); err != nil {
+				w.book.violation("break: %v", err)
+			}
+		}
+		return
+	}
+	id := w.book.touch(op.Task)
+	if id == "" {
+		return
+	}
+	// asynq refuses what it cannot do in the task's state: then nothing was done.
+	switch op.Kind {
+	case "delete":
+		if w.inspector.DeleteTask(queue, id) == nil {
+			w.book.explain(op.Task, endDeleted)
+		}
+	case "archive":
+		if w.inspector.ArchiveTask(queue, id) == nil {
+			w.book.explain(op.Task, endByHand)
+		}
+	case "run":
+		_ = w.inspector.RunTask(queue, id)
+	}
+}
+
+// drain ends all faults, and waits until no task is left that is to be run.
+func (w *world) drain() {
+	w.redis.heal()
+	w.book.notef("all faults are over")
+	_ = w.inspector.UnpauseQueue(queue) // not paused
+	alive := false
+	for n := range w.plan.Procs {
+		alive = alive || !w.process(n).isEnded() && w.process(n).isStopping().IsZero()
+	}
+	if !alive {
+		p := w.process(0)
+		if !p.isEnded() {
+			<-p.dead
+		}
+		w.restart(0)
+	}
+	began := time.Now()
+	for pause := time.Second; ; pause = min(2*pause, 20*time.Second) {
+		left := w.left()
+		if len(left) == 0 {
+			return
+		}
+		if time.Since(began) > drainWithin {
+			w.book.violation("stuck: %s after everything was well: %s", drainWithin, strings.Join(left, ", "))
+			return
+		}
+		time.Sleep(pause)
+	}
+}
+
+// left are the tasks that asynq is to run, and those that a handler works on.
+func (w *world) left() (left []string) {
+	m := w.redis.mini
+	base := "asynq:{" + queue + "}:"
+	for _, list := range []string{"pending", "active"} {
+		ids, _ := m.List(base + list) // no such key: none
+		for _, id := range ids {
+			left = append(left, list+" "+id)
+		}
+	}
+	for _, set := range []string{"scheduled", "retry"} {
+		ids, _ := m.ZMembers(base + set) // no such key: none
+		for _, id := range ids {
+			left = append(left, set+" "+id)
+		}
+	}
+	return append(left, w.book.working()...)
+}
+
+// end stops everything, and judges what is left.
+func (w *world) end() verdict {
+	w.book.judgeIdle()
+	virtual := w.book.at()
+	var stopping sync.WaitGroup
+	for _, p := range w.all {
+		if !p.isEnded() {
+			stopping.Go(p.stop)
+		}
+	}
+	stopping.Wait()
+	for _, p := range w.all {
+		<-p.gone
+	}
+	w.book.judgeEnds()
+	w.book.judgeBalance()
+	w.judgeKeys()
+	for _, c := range append(w.producerRedis[:], w.operatorRedis) {
+		_ = c.Close()
+	}
+	_ = w.operatorLocker.Close()
+	w.redis.mini.Close()
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	for _, stack := range others() {
+		w.book.violation("goroutine: left when all is closed: %s", stack)
+	}
+	v := verdict{
+		violations: w.book.violations, trace: w.book.trace, virtual: virtual, commands: w.redis.executed,
+		runs: len(w.book.runs), tasks: len(w.plan.Tasks), faults: w.redis.faults, counts: map[string]int{},
+	}
+	for _, e := range w.redis.ends {
+		v.counts[fmt.Sprintf("%s %d", e.kind, e.proc)] = max(v.counts[fmt.Sprintf("%s %d", e.kind, e.proc)], e.count)
+	}
+	return v
+}
+
+// others are the stacks of the bubble's other goroutines, but for those that carry it.
+func others() (stacks []string) {
+	buf := make([]byte, 1<<20)
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	_, bubble, _ := strings.Cut(all[0], "synctest bubble ")
+	bubble, _, _ = strings.Cut(bubble, "]")
+	for _, stack := range all[1:] {
+		head, _, _ := strings.Cut(stack, "\n")
+		if strings.HasSuffix(head, "synctest bubble "+bubble+"]:") &&
+			!strings.Contains(stack, "synctest.Run(") && !strings.Contains(stack, "testingSynctestTest(") {
+			stacks = append(stacks, stack)
+		}
+	}
+	return stacks
+}
+
+// stepped tells whether Redis' clock was stepped: then times prove nothing.
+func (w *world) stepped() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.steps
+}
