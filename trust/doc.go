@@ -7,5 +7,7 @@
 //	go test ./trust -long -timeout 3h            # the long ones, with a table of what they found
 //	go test ./trust -long -seed 42 -run Soak     # one of them again, as it went
 //
+// Package simulate, in a folder of its own, runs whole systems in virtual time.
+//
 // docs/guarantees.md has the table of a long run and what each promise rests on.
 package trust

@@ -43,7 +43,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	sum[e.Kind]++
 	n := b.taskOf(p, e)
 	key := b.keyOf(e)
-	b.note("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key, e.Waited, e.Delay, e.Err)
+	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key, e.Waited, e.Delay, e.Err)
 	switch e.Kind {
 	case automutex.EventAcquired:
 		b.judgeWait(p, e, key)
@@ -68,7 +68,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 			b.books[n].ends[endReplaced] = true
 		}
 	case automutex.EventKeyError:
-		b.violate("key error: task %d is archived although its key can be made: %v", n, e.Err)
+		b.violatef("key error: task %d is archived although its key can be made: %v", n, e.Err)
 	}
 }
 
@@ -114,7 +114,7 @@ func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	if b.w.faultWithin(rule.TTL + grace) {
 		return
 	}
-	b.violate("dropped: task %d is dropped as busy, and nobody has had %q for %s", n, key, time.Since(k.freeSince))
+	b.violatef("dropped: task %d is dropped as busy, and nobody has had %q for %s", n, key, time.Since(k.freeSince))
 }
 
 // patience is how long the head of a line may wait behind a free key: what a waiter
@@ -143,7 +143,7 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 		}
 	}
 	if idle := time.Since(since); idle > patience && !b.w.faultWithin(idle+rule.TTL) {
-		b.violate("stalled: task %s on process %d waited for %q, which was free for %s", e.TaskID, p.n, key, idle)
+		b.violatef("stalled: task %s on process %d waited for %q, which was free for %s", e.TaskID, p.n, key, idle)
 	}
 }
 
@@ -155,7 +155,7 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 	switch {
 	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-50*time.Millisecond, b.w.stepped():
 		return
-	case !k.broken.IsZero() && k.broken.After(h.since):
+	case !k.broken.IsZero() && k.broken.After(h.since.Add(-time.Second)): // it may have been granted a while before
 		return
 	case rule.limit() > 1 && !k.broken.IsZero():
 		return
@@ -166,12 +166,12 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 		within = min(rule.TTL, 3*time.Second)
 	}
 	if away := b.w.away(p, rule.TTL+time.Second); away < within*2/3-500*time.Millisecond {
-		b.violate("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID, p.n, key, rule.TTL, e.Held, away)
+		b.violatef("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID, p.n, key, rule.TTL, e.Held, away)
 		return
 	}
 	if h.wait > 0 && time.Since(h.since) > 200*time.Millisecond && rule.TTL >= 10*time.Second {
 		if away := b.w.away(p, rule.TTL+time.Second); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*time.Millisecond) {
-			b.violate("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID, p.n, key, rule.TTL, away)
+			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID, p.n, key, rule.TTL, away)
 		}
 	}
 }

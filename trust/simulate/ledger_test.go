@@ -3,7 +3,6 @@ package simulate
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -122,9 +121,9 @@ func newLedger(w *world) *ledger {
 		b.books = append(b.books, &taskBook{ends: map[string]bool{}})
 	}
 	for _, f := range w.plan.Faults {
-		switch {
-		case f.Kind == starts:
-		case f.Kind == stops:
+		switch f.Kind {
+		case starts:
+		case stops:
 			b.clean = false
 		default:
 			b.calm = false
@@ -140,10 +139,10 @@ func (b *ledger) at() time.Duration { return time.Since(b.began) }
 func (b *ledger) notef(format string, args ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.note(format, args...)
+	b.addf(format, args...)
 }
 
-func (b *ledger) note(format string, args ...any) {
+func (b *ledger) addf(format string, args ...any) {
 	b.seq++
 	const most = 4000
 	if len(b.trace) < most {
@@ -151,16 +150,16 @@ func (b *ledger) note(format string, args ...any) {
 	}
 }
 
-// violation reports what must not happen. The text up to the first colon is its kind.
-func (b *ledger) violation(format string, args ...any) {
+// violationf reports what must not happen. The text up to the first colon is its kind.
+func (b *ledger) violationf(format string, args ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.violate(format, args...)
+	b.violatef(format, args...)
 }
 
-func (b *ledger) violate(format string, args ...any) {
+func (b *ledger) violatef(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	b.note("VIOLATION %s", text)
+	b.addf("VIOLATION %s", text)
 	const most = 20
 	if len(b.violations) < most {
 		b.violations = append(b.violations, fmt.Sprintf("%s (at %s)", text, b.at()))
@@ -193,7 +192,7 @@ func (b *ledger) spend(n, least, most int, why string) {
 func (b *ledger) spendLocked(n, least, most int, why string) {
 	b.books[n].spent[0] += least
 	b.books[n].spent[1] += most
-	b.note("task %d: %d to %d attempts spent: %s", n, b.books[n].spent[0], b.books[n].spent[1], why)
+	b.addf("task %d: %d to %d attempts spent: %s", n, b.books[n].spent[0], b.books[n].spent[1], why)
 }
 
 // arrive notes that the middleware is called.
@@ -208,16 +207,16 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 		return a
 	}
 	b.attempts = append(b.attempts, a)
-	b.note("task %d comes to process %d, attempt %d of %d", n, p.n, a.retried, a.most)
+	b.addf("task %d comes to process %d, attempt %d of %d", n, p.n, a.retried, a.most)
 	t := b.books[n]
 	unique := b.w.plan.uniqueOf(b.w.plan.Tasks[n]) != nil
 	switch slack := b.slack(); {
 	case unique && len(t.ends) > 0, t.op:
 	case a.retried > t.spent[1]+slack:
-		b.violate("attempts: of task %d asynq counts %d as spent, at most %d were", n, a.retried, t.spent[1])
+		b.violatef("attempts: of task %d asynq counts %d as spent, at most %d were", n, a.retried, t.spent[1])
 		t.spent = [2]int{a.retried, a.retried}
 	case b.clean && a.retried < t.spent[0]:
-		b.violate("attempts: of task %d asynq counts %d as spent, at least %d were", n, a.retried, t.spent[0])
+		b.violatef("attempts: of task %d asynq counts %d as spent, at least %d were", n, a.retried, t.spent[0])
 		t.spent = [2]int{a.retried, a.retried}
 	}
 	if !a.deadline.IsZero() {
@@ -245,7 +244,7 @@ func (b *ledger) slack() int {
 func (b *ledger) deadlinePassed(a *attempt) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if a.over || a.p.isEnded() || a.ctx.Err() != context.DeadlineExceeded { //nolint:errorlint // it is that very error
+	if a.over || a.p.isEnded() || a.ctx.Err() != context.DeadlineExceeded {
 		return
 	}
 	switch {
@@ -254,7 +253,7 @@ func (b *ledger) deadlinePassed(a *attempt) {
 		b.spendLocked(a.n, 1, 1, "the task's deadline passed while its handler ran")
 	case a.run == nil:
 		if b.calm && a.retried < a.most {
-			b.violate("deadline: task %d waited until its own deadline, which costs an attempt", a.n)
+			b.violatef("deadline: task %d waited until its own deadline, which costs an attempt", a.n)
 		}
 		b.spendLocked(a.n, 1, 1, "the task's deadline passed before its handler began")
 	}
@@ -275,7 +274,7 @@ func (b *ledger) depart(a *attempt, panicked any) {
 		if a.run == nil && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {
 			b.books[a.n].ends[endLate] = true
 		}
-		b.note("task %d leaves process %d", a.n, a.p.n)
+		b.addf("task %d leaves process %d", a.n, a.p.n)
 	}
 	b.mu.Unlock()
 	if panicked != nil {
@@ -317,12 +316,12 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	t.starts++
 	b.seq++
 	r.seq = b.seq
-	b.note("task %d (%s) begins on process %d, keys %s", n, id, p.n, strings.Join(r.keys, " "))
+	b.addf("task %d (%s) begins on process %d, keys %s", n, id, p.n, strings.Join(r.keys, " "))
 	if len(without) > 0 {
-		b.violate("unguarded: task %d runs without its lock %q", n, without)
+		b.violatef("unguarded: task %d runs without its lock %q", n, without)
 	}
 	if t.refused > 0 {
-		b.violate("refused: task %d runs although its producer was told that nothing was enqueued", n)
+		b.violatef("refused: task %d runs although its producer was told that nothing was enqueued", n)
 	}
 	for _, a := range slices.Backward(b.attempts) {
 		if a.n == n && a.p == p && !a.over {
@@ -334,7 +333,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	for key, fence := range fences {
 		k := b.key(key)
 		if fence <= k.fence && !b.w.stepped() {
-			b.violate("fence: task %d has %d on %q, after %d", n, fence, key, k.fence)
+			b.violatef("fence: task %d has %d on %q, after %d", n, fence, key, k.fence)
 		}
 		k.fence = max(k.fence, fence)
 	}
@@ -363,7 +362,7 @@ func (b *ledger) judgeBeside(r *run) {
 			}
 		}
 		if len(there) >= limit && !b.w.stepped() {
-			b.violate("overlap: task %d begins on %q, whose limit is %d, beside %v", r.n, key, limit, there)
+			b.violatef("overlap: task %d begins on %q, whose limit is %d, beside %v", r.n, key, limit, there)
 		}
 	}
 	if len(r.keys) == 0 {
@@ -371,7 +370,7 @@ func (b *ledger) judgeBeside(r *run) {
 	}
 	for _, o := range b.runs {
 		if o.id == r.id && o.lives() && len(o.keys) > 0 {
-			b.violate("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
+			b.violatef("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
 		}
 	}
 }
@@ -387,7 +386,7 @@ func (b *ledger) judgeCooldown(r *run) {
 			apart := r.began.Sub(o.began)
 			if apart < rule.Cooldown-10*time.Millisecond && !b.w.stepped() && !o.p.isEnded() && !b.w.longFault(o.p, o.ended, rule.TTL/2) &&
 				b.key(key).broken.Before(o.began) {
-				b.violate("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key, apart, o.n, rule.Cooldown)
+				b.violatef("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key, apart, o.n, rule.Cooldown)
 			}
 		}
 	}
@@ -408,7 +407,7 @@ func (b *ledger) judgeTimeLeft(r *run) {
 	}
 	rules := len(b.w.plan.rulesOf(task))
 	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-100*time.Millisecond {
-		b.violate("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left, task.Timeout)
+		b.violatef("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left, task.Timeout)
 	}
 }
 
@@ -422,7 +421,7 @@ func (b *ledger) end(r *run, how string) {
 	b.seq++
 	r.ended, r.end = time.Now(), how
 	cause := context.Cause(r.ctx)
-	b.note("task %d ends on process %d: %s, context: %v", r.n, r.p.n, how, cause)
+	b.addf("task %d ends on process %d: %s, context: %v", r.n, r.p.n, how, cause)
 	t := b.books[r.n]
 	requeued := !r.p.isStopping().IsZero() && time.Since(r.p.isStopping()) >= r.p.plan.Shutdown
 	switch how {
@@ -443,7 +442,7 @@ func (b *ledger) end(r *run, how string) {
 		t.success++
 	case "soft":
 	default:
-		replaced := cause == automutex.ErrReplaced //nolint:errorlint // it is that very error
+		replaced := cause == automutex.ErrReplaced
 		switch {
 		case r.counted || replaced:
 		case requeued:
@@ -459,7 +458,7 @@ func (b *ledger) end(r *run, how string) {
 func (b *ledger) died(p *process) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.note("process %d is gone", p.n)
+	b.addf("process %d is gone", p.n)
 	if p.isStopping().IsZero() {
 		b.deaths = append(b.deaths, time.Now())
 		b.clean = false
@@ -472,11 +471,4 @@ func (b *ledger) died(p *process) {
 			}
 		}
 	}
-}
-
-// counts are the events, for the figures.
-func (b *ledger) counts() map[automutex.EventKind]int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return maps.Clone(b.events)
 }

@@ -19,7 +19,7 @@ import (
 func (b *ledger) asks(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.note("task %d is enqueued", n)
+	b.addf("task %d is enqueued", n)
 	b.books[n].asked = b.seq
 }
 
@@ -34,7 +34,7 @@ func (b *ledger) isNew(n int) bool {
 func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.note("task %d: enqueue answered: %v", n, err)
+	b.addf("task %d: enqueue answered: %v", n, err)
 	t := b.books[n]
 	var duplicate *unique.DuplicateError
 	switch {
@@ -45,7 +45,7 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	case err != nil:
 		t.ends[endUnsure] = true
 		if b.calm {
-			b.violate("enqueue: task %d: %v", n, err)
+			b.violatef("enqueue: task %d: %v", n, err)
 		}
 	default:
 		t.id = info.ID
@@ -82,7 +82,7 @@ func (b *ledger) judgeRefusal(n int) {
 			return
 		}
 	}
-	b.violate("refused: task %d is told to be a duplicate, and no other was enqueued for its key", n)
+	b.violatef("refused: task %d is told to be a duplicate, and no other was enqueued for its key", n)
 }
 
 // touch notes that an operator does something to a task, and gives its ID.
@@ -100,7 +100,7 @@ func (b *ledger) breaks(key string) {
 	b.key(key).broken = time.Now()
 	for _, r := range b.runs {
 		if r.lives() {
-			b.note("task %d holds while %q is broken", r.n, key)
+			b.addf("task %d holds while %q is broken", r.n, key)
 		}
 	}
 }
@@ -126,7 +126,7 @@ func (b *ledger) judgeIdle() {
 	}
 	for key, k := range b.keys {
 		for id := range k.held {
-			b.violate("held: %s holds %q although no task is left", id, key)
+			b.violatef("held: %s holds %q although no task is left", id, key)
 		}
 	}
 }
@@ -165,24 +165,24 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 	switch state {
 	case "gone", "completed":
 		if t.success == 0 && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] {
-			b.violate("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
+			b.violatef("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
 		}
 	case "archived":
 		if !t.ends[endArchived] && !t.ends[endByHand] && !t.ends[endLate] && !exhausted {
-			b.violate("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
+			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
 		}
 	default:
-		b.violate("stuck: task %d is %s at the end", n, state)
+		b.violatef("stuck: task %d is %s at the end", n, state)
 	}
 	if b.clean && t.success > 1 && !t.op {
-		b.violate("twice: task %d has succeeded %d times", n, t.success)
+		b.violatef("twice: task %d has succeeded %d times", n, t.success)
 	}
 }
 
 // judgeUnique looks at what a producer of package unique was promised.
 func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !t.op {
-		b.violate("lost: task %d was accepted by package unique, and never ran", n)
+		b.violatef("lost: task %d was accepted by package unique, and never ran", n)
 	}
 	u := b.w.plan.uniqueOf(task)
 	since := max(t.refused, t.joined)
@@ -200,7 +200,7 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 			return
 		}
 	}
-	b.violate("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
+	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
 }
 
 // judgeBalance looks whether events come in pairs.
@@ -222,7 +222,7 @@ func (b *ledger) judgeBalance() {
 			continue
 		}
 		if sum[automutex.EventAcquired] != sum[automutex.EventReleased] || sum[automutex.EventWaiting] != sum[automutex.EventWaited] {
-			b.violate("events: %s: %d acquired, %d released, %d waiting, %d waited", id, sum[automutex.EventAcquired],
+			b.violatef("events: %s: %d acquired, %d released, %d waiting, %d waited", id, sum[automutex.EventAcquired],
 				sum[automutex.EventReleased], sum[automutex.EventWaiting], sum[automutex.EventWaited])
 		}
 	}
@@ -239,9 +239,9 @@ func (w *world) judgeKeys() {
 			}
 			left := w.redis.mini.TTL(key)
 			if left <= 0 {
-				w.book.violation("left: %q has no TTL", key)
+				w.book.violationf("left: %q has no TTL", key)
 			} else if !allowed(key, left) {
-				w.book.violation("left: %q %s: TTL %s, %v", key, when, left, w.members(key))
+				w.book.violationf("left: %q %s: TTL %s, %v", key, when, left, w.members(key))
 			}
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -54,6 +53,7 @@ type process struct {
 	server       *asynq.Server
 
 	dead chan struct{} // closed when nothing of it counts any more
+	shut chan struct{} // closed when stop has shut everything down
 	gone chan struct{} // closed when all of its goroutines have been told to end, and its own have
 	once sync.Once     // it ends once
 
@@ -65,13 +65,13 @@ type process struct {
 }
 
 func (w *world) startProcess(n int, pp procPlan) *process {
-	p := &process{w: w, n: n, plan: pp, dead: make(chan struct{}), gone: make(chan struct{}), keyFails: map[string]int{}}
+	p := &process{w: w, n: n, plan: pp, dead: make(chan struct{}), gone: make(chan struct{}), shut: make(chan struct{}), keyFails: map[string]int{}}
 	p.locks = w.redis.endpoint(n, "lock", w.plan.Seed, w.plan.Faults)
 	p.tasks = w.redis.endpoint(n, "asynq", w.plan.Seed+1, w.plan.Faults)
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
 	guard, err := automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		panic(err) // the plan is wrong
@@ -261,6 +261,11 @@ func (p *process) handle(ctx context.Context, t *asynq.Task) error {
 // it exits, whatever still runs. It returns when that is done.
 func (p *process) stop() {
 	p.mu.Lock()
+	if p.ended || !p.stopping.IsZero() {
+		p.mu.Unlock()
+		<-p.gone
+		return
+	}
 	p.stopping = time.Now()
 	p.mu.Unlock()
 	p.w.book.notef("process %d stops", p.n)
@@ -273,6 +278,7 @@ func (p *process) stop() {
 	}()
 	p.server.Shutdown()
 	<-closed
+	close(p.shut)
 	p.die()
 }
 
@@ -300,6 +306,9 @@ func (p *process) die() {
 				}()
 				p.server.Shutdown()
 				<-closed
+			}
+			if stopped {
+				<-p.shut // it dies while it stops
 			}
 			_ = p.lockClient.Close()
 			_ = p.taskClient.Close()

@@ -28,7 +28,7 @@ type redisServer struct {
 	mini    *miniredis.Miniredis
 	latency time.Duration
 	losing  float64
-	report  func(format string, args ...any) // told of what must not happen
+	reportf func(format string, args ...any) // told of what must not happen
 
 	// commands runs one command at a time, as Redis does: a nested call of a script
 	// is known by that.
@@ -60,7 +60,7 @@ func newRedis(p *plan, report func(string, ...any)) *redisServer {
 		panic(err)
 	}
 	_ = first.Close()
-	s := &redisServer{mini: mini, latency: p.Latency, losing: p.Losing, report: report, faults: map[faultKind]int{}}
+	s := &redisServer{mini: mini, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}}
 	mini.Server().SetPreHook(s.nested)
 	return s
 }
@@ -203,7 +203,7 @@ func (s *redisServer) spins(slow bool) {
 		return
 	}
 	if s.spun.CompareAndSwap(false, true) {
-		s.report("spins: %d commands and dials in one instant", spinning)
+		s.reportf("spins: %d commands and dials in one instant", spinning)
 	}
 	if slow { // others may be sent with a mutex held, see dial
 		time.Sleep(10 * time.Millisecond)

@@ -88,7 +88,7 @@ func play(t *testing.T, p *plan) (v verdict) {
 func newWorld(p *plan) *world {
 	w := &world{plan: p, keyFails: map[int]int{}}
 	w.book = newLedger(w)
-	w.redis = newRedis(p, w.book.violation)
+	w.redis = newRedis(p, w.book.violationf)
 	for i, kind := range []string{"asynq", "lock"} {
 		w.producerEnds[i] = w.redis.endpoint(-1, kind, p.Seed, p.Faults)
 		w.producerRedis[i] = w.producerEnds[i].client()
@@ -263,7 +263,7 @@ func (w *world) operate(op opPlan) {
 			w.book.breaks(r.key(t))
 			l := w.operatorLocker.Semaphore(r.scope(), r.limit(), lock.Parts(parts...))
 			if _, err := l.BreakAll(context.Background()); err != nil {
-				w.book.violation("break: %v", err)
+				w.book.violationf("break: %v", err)
 			}
 		}
 		return
@@ -310,7 +310,7 @@ func (w *world) drain() {
 			return
 		}
 		if time.Since(began) > drainWithin {
-			w.book.violation("stuck: %s after everything was well: %s", drainWithin, strings.Join(left, ", "))
+			w.book.violationf("stuck: %s after everything was well: %s", drainWithin, strings.Join(left, ", "))
 			return
 		}
 		time.Sleep(pause)
@@ -361,7 +361,7 @@ func (w *world) end() verdict {
 	time.Sleep(time.Minute)
 	synctest.Wait()
 	for _, stack := range others() {
-		w.book.violation("goroutine: left when all is closed: %s", stack)
+		w.book.violationf("goroutine: left when all is closed: %s", stack)
 	}
 	v := verdict{
 		violations: w.book.violations, trace: w.book.trace, virtual: virtual, commands: w.redis.executed,
