@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/lock"
 )
 
@@ -144,11 +146,19 @@ func (a *attempt) pause(d time.Duration) (again bool) {
 	return false
 }
 
+// hintClient says what to do about a Redis client that the program has closed.
+func hintClient(err error) error {
+	if !errors.Is(err, redis.ErrClosed) {
+		return err
+	}
+	return fmt.Errorf("%w; the Guard still uses this client: close the Guard first, then the client", err)
+}
+
 // explain turns the engine's error into the Guard's.
 func (a *attempt) explain(t target, err error) error {
 	var busy *lock.BusyError
 	if !errors.As(err, &busy) {
-		return err
+		return hintClient(err)
 	}
 	e := &BusyError{
 		Rule:       t.rule.Name,
@@ -169,18 +179,6 @@ func (a *attempt) explain(t target, err error) error {
 	return e
 }
 
-// unkeyed answers for a task that no key can be made from: archived, never run.
-// When its context has ended, a KeyFunc may have failed for that alone: asynq has
-// filed the task already.
-func (a *attempt) unkeyed(err error) error {
-	if a.ctx.Err() != nil {
-		return context.Cause(a.ctx)
-	}
-	a.guard.log.Warn("automutex: no key can be made from the task; it is archived", "type", a.task.Type(), "task", a.note, "error", err)
-	a.observe(Event{Kind: EventKeyError, Err: err})
-	return archive{err}
-}
-
 // afterClose answers for a task when the Guard is closed: back to asynq, unrun.
 // With no attempts left an answer would archive it, so there is none until
 // asynq has taken the task back itself and ended its context.
@@ -188,6 +186,10 @@ func (a *attempt) afterClose() error {
 	if a.last {
 		<-a.ctx.Done()
 		return context.Cause(a.ctx)
+	}
+	if a.guard.usedUp.Load() {
+		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun; "+
+			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
 	}
 	delay := retryDelay()
 	err := fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
@@ -201,10 +203,27 @@ func (a *attempt) backendError(t target, err error) {
 	a.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }
 
-// outage is what a process knows of Redis being away. Its zero value: it is not.
+// outage is what a process knows of something being away that it asks. With
+// since zero, it is not away.
 type outage struct {
 	mu    sync.Mutex // guards since; held for moments
 	since time.Time
+
+	away, back string // what is logged
+}
+
+func redisOutage() outage {
+	return outage{
+		away: "automutex: Redis cannot be asked for locks; tasks with rules go back to asynq, their attempts not spent",
+		back: "automutex: Redis answers again",
+	}
+}
+
+func keyOutage() outage {
+	return outage{
+		away: "automutex: the Key of a rule fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent",
+		back: "automutex: the Keys of rules answer again",
+	}
 }
 
 func (o *outage) began(log *slog.Logger, err error) {
@@ -215,7 +234,7 @@ func (o *outage) began(log *slog.Logger, err error) {
 	}
 	o.mu.Unlock()
 	if first { // once for each outage, not for each task
-		log.Warn("automutex: Redis cannot be asked for locks; tasks with rules go back to asynq, their attempts not spent", "error", err)
+		log.Warn(o.away, "error", err)
 	}
 }
 
@@ -225,7 +244,7 @@ func (o *outage) over(log *slog.Logger) {
 	o.since = time.Time{}
 	o.mu.Unlock()
 	if !since.IsZero() {
-		log.Info("automutex: Redis answers again", "after", time.Since(since).Round(time.Millisecond))
+		log.Info(o.back, "after", time.Since(since).Round(time.Millisecond))
 	}
 }
 

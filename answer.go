@@ -18,7 +18,8 @@ type handBack struct {
 	delay time.Duration
 }
 
-func (h *handBack) Error() string { return h.err.Error() }
+// Error is UTF-8, or asynq could not file it.
+func (h *handBack) Error() string { return strings.ToValidUTF8(h.err.Error(), "\uFFFD") }
 func (h *handBack) Unwrap() error { return h.err }
 
 // archive is the answer of a task that asynq shall archive: its text is the

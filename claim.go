@@ -42,6 +42,7 @@ func (a *attempt) dropClaimOf(t target) *verdict {
 		if a.ctx.Err() != nil {
 			return &verdict{answer: context.Cause(a.ctx)}
 		}
+		err = hintClient(err)
 		a.backendError(t, err)
 		delay := a.guard.outage.delay()
 		if !a.last {

@@ -17,10 +17,25 @@ import (
 // number. The same task must always give the same parts: a KeyFunc looks at the
 // task and at nothing else. It is called by many goroutines at once.
 //
-// Parts must be valid UTF-8 and not empty, and there must be at least one. An
-// error, and parts that are unfit, end the task in the archive with a
-// [*KeyError]; a task is never run without its lock, nor under a wider one.
+// Parts must be valid UTF-8 and not empty, and there must be at least one. What
+// a KeyFunc returns otherwise:
+//
+//   - A [*KeyError], also wrapped, and parts that are unfit: no key will ever be
+//     made from this task. It is archived, and never runs without its lock, nor
+//     under a wider one. Return &KeyError{Task: t.Type(), Field: "..."}.
+//   - [NoLock], also wrapped: this task needs no lock of this rule, and takes none.
+//   - Any other error: the key cannot be made for now ("db: connection reset"). The
+//     task comes back after 1 to 30 seconds, its attempt not spent; without attempts
+//     left it tries again in its worker, until a second before its deadline.
+//
+// A panic is the task's own failure, as a panic of its handler is. Under [Allow]
+// the task runs without the lock, whatever the error.
 type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
+
+// NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule:
+// the task runs as if the rule were not there. A rule of package unique with it
+// enqueues the task as often as it is asked to.
+var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname // an answer, as asynq.SkipRetry is
 
 // Fields makes a key from fields of a JSON payload; it is what [Rule].On does.
 // With a malformed path, or none, every task is a [*KeyError]; give paths as On
@@ -180,17 +195,15 @@ func mistaken(where string, err error) KeyFunc {
 	}
 }
 
-// callKey calls the Key of a rule and checks what it gives.
+// callKey calls the Key of a rule and checks what it gives. Its error is that of
+// the Key, or a *KeyError.
 func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 	fail := func(reason string, cause error) ([]string, error) {
 		return nil, &KeyError{Task: t.Type(), reason: reason, cause: cause, advice: "see the rule's Key"}
 	}
 	parts, err := fn(ctx, t)
 	if err != nil {
-		if errors.As(err, new(*KeyError)) {
-			return nil, err
-		}
-		return fail("the rule's Key failed", err)
+		return nil, err
 	}
 	if len(parts) == 0 {
 		return fail("the rule's Key gave no part", nil)

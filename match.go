@@ -2,14 +2,9 @@ package automutex
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/hibiken/asynq"
-
-	"github.com/automutex/automutex/internal/keytext"
 )
 
 // ruleSet finds the rules of a task and, in one order for all tasks, the keys
@@ -72,6 +67,9 @@ func (p *pattern) gatherFields() {
 		rule.onFrom = len(paths)
 		paths = append(paths, rule.On...)
 		rule.onTo = len(paths)
+		if len(rule.On) > 0 {
+			rule.fields, _ = newFieldSet(rule.On)
+		}
 	}
 	if len(paths) > 0 {
 		p.fields, _ = newFieldSet(paths) // a malformed path was reported by check
@@ -101,42 +99,6 @@ func (rs *ruleSet) match(taskType string) []*compiled {
 	return nil
 }
 
-// targets gives the locks that a task needs, in the order in which it is to
-// take them: by the rank of the scope, then by key. Any two tasks that need the
-// same two locks take them in the same order, so no circle of tasks can wait
-// for each other. Equal keys are one target, under the rule declared first.
-//
-// Every error is a *KeyError, or has one in it.
-func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
-	p := rs.find(t.Type())
-	if p == nil {
-		return nil, nil
-	}
-	var values [][]byte
-	if p.fields != nil {
-		var err error
-		if values, err = p.fields.find(t); err != nil {
-			return nil, err
-		}
-	}
-	targets := make([]target, len(p.rules))
-	for i, rule := range p.rules {
-		scope := rule.scope(t.Type())
-		key := keytext.NewWriter(rs.secret, prefix, scope)
-		if err := rule.writeParts(ctx, key, t, p.fields, values); err != nil {
-			return nil, err
-		}
-		targets[i] = target{rule: rule, key: key.Key(), scope: scope}
-	}
-	if len(targets) > 1 {
-		slices.SortStableFunc(targets, func(a, b target) int {
-			return cmp.Or(cmp.Compare(a.rule.rank, b.rule.rank), strings.Compare(a.key, b.key))
-		})
-		targets = mergeEqual(targets)
-	}
-	return targets, nil
-}
-
 // mergeEqual makes one target of neighbours with one key.
 func mergeEqual(targets []target) []target {
 	merged := targets[:1]
@@ -154,34 +116,6 @@ func mergeEqual(targets []target) []target {
 // serves tells whether the target is that of the rule called name.
 func (t target) serves(name string) bool {
 	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiled) bool { return c.Name == name })
-}
-
-// writeParts writes the rule's parts of the key; values are those of the On of all
-// rules of its pattern, which fields found.
-func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *fieldSet, values [][]byte) error {
-	if c.Key != nil {
-		parts, err := callKey(ctx, c.Key, t)
-		for _, part := range parts {
-			key.Part()
-			key.WriteString(part)
-		}
-		return err
-	}
-	for i := c.onFrom; i < c.onTo; i++ {
-		key.Part()
-		if err := writePart(key, values[i]); err != nil {
-			return fields.fail(t, i, err.Error())
-		}
-	}
-	for _, name := range c.OnHeaders {
-		part, err := headerPart(t, name)
-		if err != nil {
-			return err
-		}
-		key.Part()
-		key.WriteString(part)
-	}
-	return nil
 }
 
 // scopeOrder says that a rule takes its scope after another one.
@@ -279,6 +213,9 @@ func (rs *ruleSet) notices() (notices []string) {
 		}
 	}
 	for _, p := range rs.declared {
+		notices = append(notices, p.noticeReplaceThenEnd()...)
+	}
+	for _, p := range rs.declared {
 		i := slices.IndexFunc(rs.prefixes, func(shorter *pattern) bool {
 			return len(shorter.task) < len(p.task) && strings.HasPrefix(p.task, shorter.task)
 		})
@@ -301,6 +238,25 @@ func (rs *ruleSet) notices() (notices []string) {
 				notices = append(notices, fmt.Sprintf(
 					"automutex: a task of type %q would share the scope of %s under %s, which has another Limit or TTL; if there is such a task, give the latter a Scope",
 					rule.Scope, rule.where(), shared.where()))
+			}
+		}
+	}
+	return notices
+}
+
+// noticeReplaceThenEnd tells of a rule with the policy Replace whose lock is taken
+// before that of a rule which may end the task unrun: then neither runs, the older
+// task, which was asked to stop, nor the newer one.
+func (p *pattern) noticeReplaceThenEnd() (notices []string) {
+	for _, replaces := range p.rules {
+		if replaces.Busy.kind != policyReplace {
+			continue
+		}
+		for _, ends := range p.rules {
+			kind := ends.Busy.kind
+			if (kind == policySkip || kind == policyArchive || kind == policyFail) && ends.rank >= replaces.rank {
+				notices = append(notices, fmt.Sprintf("automutex: %s has the policy replace, and takes its lock before %s, which has %s: "+
+					"a task may stop the older one and then not run itself; declare the latter first, or give it another policy", replaces.where(), ends.where(), ends.Busy))
 			}
 		}
 	}

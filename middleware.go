@@ -26,13 +26,15 @@ type Guard struct {
 	log    *slog.Logger
 	client io.Closer // the client NewFromConnOpt made, else nil
 
-	inspector *asynq.Inspector      // for Park; nil where no rule parks
-	front     redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
-	paused    pausedQueues
+	inspector     *asynq.Inspector      // for Park; nil where no rule parks
+	inspectorSeen atomic.Bool           // checkInspector has had an answer
+	front         redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
+	paused        pausedQueues
 
-	waiting atomic.Int64 // workers in line, for MaxWaiting
-	outage  outage
-	warned  sync.Map // what warnOnce has logged
+	waiting   atomic.Int64 // workers in line, for MaxWaiting
+	outage    outage       // of Redis
+	keyOutage outage       // of what a rule's Key asks
+	warned    sync.Map     // what warnOnce has logged
 
 	// closing ends the waits when Close begins. running counts the handlers
 	// under way; mu guards it and idle, which is closed when Close has begun
@@ -43,6 +45,7 @@ type Guard struct {
 	running int
 	closed  bool
 	idle    chan struct{}
+	usedUp  atomic.Bool // Close is through
 }
 
 // New makes a Guard on rdb, which may be the client that asynq uses or another
@@ -73,6 +76,8 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		idle:      make(chan struct{}),
 		inspector: inspector,
 		front:     front,
+		outage:    redisOutage(),
+		keyOutage: keyOutage(),
 	}
 	options := lock.Options{
 		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,
@@ -136,9 +141,14 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 		g.warnOnce("no ServerConfig", "the asynq server runs without Guard.ServerConfig: tasks that are handed back spend an attempt each and come back late; "+
 			"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
 	}
-	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
-	if err != nil {
-		return a.unkeyed(err)
+	targets, v := a.keys()
+	switch {
+	case v != nil && v.closed:
+		return a.afterClose()
+	case v != nil:
+		return v.answer
+	case len(targets) == 0:
+		return next.ProcessTask(ctx, t) // no rule's lock is needed, or no key is made under Allow
 	}
 	err, closed := g.guarded(a, targets, next)
 	if closed {
@@ -188,8 +198,9 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 }
 
 // Keys are the keys of the locks that a task needs, in the order in which they
-// are taken; none when no rule matches. The error is a [*KeyError], or has one
-// in it. It does no I/O, unless a rule's Key does.
+// are taken; none when no rule matches, or the rule's Key answers [NoLock]. The
+// error is a [*KeyError], or has one in it, or is what a rule's Key failed with.
+// Keys does no I/O, unless a rule's Key does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
 	if err != nil || len(targets) == 0 {
@@ -231,6 +242,7 @@ func (g *Guard) Close(ctx context.Context) error {
 		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
 	}
 	err = errors.Join(err, g.locker.Close())
+	g.usedUp.Store(true)
 	if g.client != nil {
 		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {
 			err = errors.Join(err, closed)

@@ -46,9 +46,11 @@ const (
 	// has passed or its context was cancelled; the lock stays held until it
 	// returns.
 	EventOverdue EventKind = "overdue"
-	// EventKeyError: no key could be made from the task; it is archived.
+	// EventKeyError: no key could be made from the task; it is archived. With
+	// Rule and the policy Allow in Policy: it runs without the lock of that rule.
 	EventKeyError EventKind = "key error"
-	// EventBackendError: Redis could not be reached, or refused.
+	// EventBackendError: Redis could not be reached, or refused. Without a Key: the
+	// rule's Key failed with an error that is no *KeyError.
 	EventBackendError EventKind = "backend error"
 )
 

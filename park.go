@@ -119,8 +119,31 @@ func (a *attempt) park(t target, busy *BusyError) *verdict {
 	}
 	away := max(busy.ExpiresIn, minAway) + time.Duration(min(busy.Place, 1e6))*hold
 	away = min(away+rand.N(away/4), maxAway-rand.N(time.Minute)) //nolint:gosec // jitter, no secret
+	a.checkInspector()
 	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: away, Busy: busy})
 	return &verdict{answer: &handBack{guard: a.guard, err: busy, delay: away}}
+}
+
+// checkInspector warns once of an Inspector that does not see the tasks of the
+// server, for want of which parked tasks are not called: the locks are on another
+// Redis, or database, than asynq. It looks for the task that is about to park,
+// which is active and so must be there, until it has had an answer.
+func (a *attempt) checkInspector() {
+	g := a.guard
+	if g.inspectorSeen.Load() {
+		return
+	}
+	_, err := g.inspector.GetTaskInfo(a.queue, a.id)
+	switch {
+	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
+		g.inspectorSeen.Store(true)
+		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not called and come back late; "+
+			"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "queue", a.queue, "task", a.note)
+	case err == nil:
+		g.inspectorSeen.Store(true)
+	default:
+		g.log.Debug("automutex: the Inspector could not look for a task; the next one that parks tries again", "task", a.note, "error", err)
+	}
 }
 
 // parkedOn is how the last error of a parked task says so: call knows the task

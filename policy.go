@@ -96,6 +96,10 @@ var (
 	// its turn. It is forgotten when it is done, revoked or archived, or has not
 	// been seen for an hour, and counts as new then.
 	//
+	// Where a task needs several locks, declare rules that may end it unrun (Skip,
+	// Archive, Fail) before one with Replace: after it, the task may stop an older
+	// one and then not run itself. New warns of that.
+	//
 	// Only tasks of rules with this policy are asked to stop. Other holders of a
 	// shared Scope, a Cooldown and an earlier attempt of the same task are not.
 	// asynq logs a line at Warn for each task that is revoked.

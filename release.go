@@ -73,6 +73,7 @@ func (a *attempt) tellReleased(stays []*stay) {
 		// Exactly one for each EventAcquired, whatever else there is to tell.
 		defer a.observe(Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: s.held})
 	}
+	s.ended = hintClient(s.ended)
 	switch {
 	case errors.Is(s.ended, lock.ErrNotHeld) && s.open && !a.began.IsZero():
 		// Found out only now: the key was deleted or evicted. (Not open:

@@ -62,7 +62,7 @@ func (a *attempt) arrive(t target) error {
 	if err == nil {
 		n.arrivals[t.key] = arrival{lock: m, at: at, first: first}
 	}
-	return err
+	return hintClient(err)
 }
 
 // stoppable are the options of a lock whose rule has the policy Replace.

@@ -115,8 +115,7 @@ type Rule struct {
 	OnHeaders []string
 
 	// Key makes the parts of the key where On and OnHeaders do not do. It
-	// excludes them. An error, no part, an empty part and invalid UTF-8 are a
-	// [*KeyError].
+	// excludes them. What its errors do, and [NoLock], see [KeyFunc].
 	Key KeyFunc
 
 	// Payload is a value of the Go type that the payload is decoded into. With
@@ -193,7 +192,8 @@ type compiled struct {
 	index int // place in Config.Rules
 	rank  int // place of the rule's scope in the order in which locks are taken
 
-	onFrom, onTo int // the values of On among those of all rules of this Task
+	onFrom, onTo int       // the values of On among those of all rules of this Task
+	fields       *fieldSet // those of On alone; nil without any
 }
 
 // where names the rule in an error.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"slices"
 	"sync"
 
 	"github.com/hibiken/asynq"
@@ -72,6 +73,11 @@ func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq
 	key, err := c.key(ctx, r, task, opts)
 	if err != nil {
 		return lane, func() (*asynq.TaskInfo, error) { return nil, err }
+	}
+	if key == "" { // nothing to be unique by
+		return lane, func() (*asynq.TaskInfo, error) {
+			return c.asynq.EnqueueContext(ctx, task, slices.Concat(opts, []asynq.Option{asynq.Queue(r.Queue)})...)
+		}
 	}
 	lane = int(maphash.String(laneSeed, key) % abreast)
 	return lane, func() (*asynq.TaskInfo, error) { return c.enqueueOnce(ctx, r, key, task, opts) }

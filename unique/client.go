@@ -144,7 +144,8 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return enqueue()
 }
 
-// key is the key of a task that the rule matches, once its options are fit.
+// key is the key of a task that the rule matches, once its options are fit; empty
+// when the rule's Key answers automutex.NoLock.
 func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asynq.Option) (string, error) {
 	if err := r.checkOptions(opts); err != nil {
 		return "", err
@@ -152,6 +153,9 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 	keys, err := c.keys.Keys(ctx, task)
 	if err != nil {
 		return "", fmt.Errorf("unique: %s: %w", r.where(), err)
+	}
+	if len(keys) == 0 {
+		return "", nil // its Key answered NoLock
 	}
 	return keys[0], nil // one rule for each Task, so one key
 }

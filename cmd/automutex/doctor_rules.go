@@ -37,6 +37,7 @@ func (d *doctor) rules(ctx context.Context, cfg automutex.Config, most int, chec
 		return err
 	}
 	d.unmatched(cfg, kinds, queues)
+	d.elsewhere(cfg, queues)
 	d.keys(trials)
 	d.attempts(cfg, kinds)
 	d.timeouts(cfg, kinds)
@@ -106,6 +107,21 @@ func count(kinds map[string]*kind, t *asynq.TaskInfo) {
 	}
 	if t.Timeout > 0 {
 		k.timeouts[t.Timeout]++
+	}
+}
+
+// elsewhere finds rules that park although asynq has no queue on the Redis of the
+// locks: a Guard without Config.Inspector looks for parked tasks there.
+func (d *doctor) elsewhere(cfg automutex.Config, queues []string) {
+	if len(queues) > 0 {
+		return
+	}
+	for i, rule := range cfg.Rules {
+		if rule.Busy == automutex.Park {
+			d.foundf(note, "Inspector", "rule %q parks tasks, but asynq has no queue on this Redis: if asynq uses another Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called",
+				ruleName(cfg, i))
+			return
+		}
 	}
 }
 
