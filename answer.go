@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/claim"
 )
 
 // handBack is the answer of a task that goes back to asynq with its attempt not
@@ -18,8 +20,11 @@ type handBack struct {
 	delay time.Duration
 }
 
-// Error is UTF-8, or asynq could not file it.
-func (h *handBack) Error() string { return strings.ToValidUTF8(h.err.Error(), "\uFFFD") }
+// Error is UTF-8, or asynq could not file it. Package unique goes by how it begins.
+func (h *handBack) Error() string {
+	return strings.ToValidUTF8(claim.HandBackText(h.err.Error()), "\uFFFD")
+}
+
 func (h *handBack) Unwrap() error { return h.err }
 
 // archive is the answer of a task that asynq shall archive: its text is the

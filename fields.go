@@ -79,46 +79,6 @@ func listIndex(segment string) int {
 	return index
 }
 
-// parsePath takes a path apart at its dots. The error goes on where the path
-// was named.
-func parsePath(path string) (segments []string, err error) {
-	if path == "" {
-		return nil, errors.New("is empty; name a payload field, or leave it out")
-	}
-	if !utf8.ValidString(path) {
-		return nil, errors.New("is not valid UTF-8, and so no field of a JSON payload")
-	}
-	var segment strings.Builder
-	end := func() error {
-		if segment.Len() == 0 {
-			return errors.New(`has an empty segment; write one name between two dots, and \. for a dot in a name`)
-		}
-		segments = append(segments, segment.String())
-		segment.Reset()
-		return nil
-	}
-	for i := 0; i < len(path); i++ {
-		switch c := path[i]; c {
-		case '.':
-			if err := end(); err != nil {
-				return nil, err
-			}
-		case '\\':
-			i++
-			if i == len(path) || path[i] != '.' && path[i] != '\\' {
-				return nil, errors.New(`has a lone backslash; write \\ for a backslash, and \. for a dot in a name`)
-			}
-			segment.WriteByte(path[i])
-		default:
-			segment.WriteByte(c)
-		}
-	}
-	if err := end(); err != nil {
-		return nil, err
-	}
-	return segments, nil
-}
-
 // find gives the JSON value at every path, in the order of the paths. Every error is
 // a *KeyError.
 func (fs *fieldSet) find(t *asynq.Task) ([][]byte, error) {

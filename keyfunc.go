@@ -44,7 +44,9 @@ var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname /
 // A path is dotted: "user.id" is the member id of the member user, and
 // "items.0.sku" goes through the first element of a list. `\.` stands for a dot
 // in a name and `\\` for a backslash. Names are compared exactly, letter case
-// included; lists are not searched.
+// included; lists are not searched. A path of another notation, such as "$.id",
+// "items[0]", "items.*.id" or "a,b", is refused; in a name these characters have a
+// backslash before them too: `\$`, `\[`, `\*`, `\,`.
 //
 // The part that a value gives:
 //

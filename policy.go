@@ -110,7 +110,7 @@ var (
 	Allow = Policy{kind: policyAllow}
 )
 
-// RetryIn is [Retry] with a delay of its own, which must be positive: [New]
+// RetryIn is [Retry] with a delay of its own, of at least a millisecond: [New]
 // refuses others. asynq drops fractions of a second and looks for tasks to retry
 // every few seconds (DelayedTaskCheckInterval), so a task may come back up to a
 // second before d is over, or some seconds after.
@@ -168,8 +168,8 @@ func (p Policy) failureFunc() func(context.Context, *asynq.Task, *BusyError) err
 // check says what makes the policy unfit for a rule.
 func (p Policy) check() error {
 	switch {
-	case p.kind == policyRetryIn && p.delay <= 0:
-		return fmt.Errorf("RetryIn(%s) is no delay; give a positive one, or use Retry", p.delay)
+	case p.kind == policyRetryIn && p.delay < time.Millisecond:
+		return fmt.Errorf("RetryIn(%s) is no delay; give at least 1ms, or use Retry%s", p.delay, meantUnit(p.delay))
 	case p.kind == policyAfterFailure && p.after.fn == nil:
 		return errors.New("AfterFailure has no function; give it one, or use Retry")
 	}

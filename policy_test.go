@@ -71,7 +71,7 @@ func TestPolicy_AfterFailure_keepsItsFunction(t *testing.T) {
 func TestPolicy_check(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []Policy{
-		Retry, Skip, Archive, Fail, Park, Replace, Allow, RetryIn(time.Nanosecond),
+		Retry, Skip, Archive, Fail, Park, Replace, Allow, RetryIn(time.Millisecond),
 		AfterFailure(func(context.Context, *asynq.Task, *BusyError) error { return nil }),
 	} {
 		if err := policy.check(); err != nil {

@@ -311,7 +311,7 @@ func (c *compiled) check() (problems []error) {
 		report("Limit: %d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
 	}
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
-		report("TTL: %s is too short; use 0 for %s, or at least %s", c.TTL, defaultTTL, minTTL)
+		report("TTL: %s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, meantUnit(c.TTL))
 	}
 	if c.TTL > lock.MaxTTL || c.Cooldown > lock.MaxTTL {
 		report("TTL: %s or Cooldown: %s is too long; at most %s", c.TTL, c.Cooldown, lock.MaxTTL)
@@ -319,14 +319,17 @@ func (c *compiled) check() (problems []error) {
 	if c.TTL >= minTTL && c.TTL%time.Millisecond != 0 {
 		report("TTL: %s is not whole milliseconds, and Redis counts no finer; round it", c.TTL)
 	}
-	if c.Wait < 0 {
+	switch {
+	case c.Wait < 0:
 		report("Wait: %s is negative; use 0 to not wait in line", c.Wait)
+	case c.Wait > 0 && c.Wait < time.Millisecond:
+		report("Wait: %s is too short; use 0 to not wait in line, or at least 1ms%s", c.Wait, meantUnit(c.Wait))
 	}
 	if c.MaxHold < 0 || c.MaxHold > 0 && c.MaxHold < time.Millisecond {
-		report("MaxHold: %s is too short; use 0 for no bound, or at least 1ms", c.MaxHold)
+		report("MaxHold: %s is too short; use 0 for no bound, or at least 1ms%s", c.MaxHold, meantUnit(c.MaxHold))
 	}
 	if c.Cooldown < 0 || c.Cooldown > 0 && c.Cooldown < time.Millisecond {
-		report("Cooldown: %s is too short; use 0 for none, or at least 1ms", c.Cooldown)
+		report("Cooldown: %s is too short; use 0 for none, or at least 1ms%s", c.Cooldown, meantUnit(c.Cooldown))
 	}
 	if c.Cooldown > 0 && c.Limit > 1 {
 		report("Cooldown: does not go with Limit %d; use Limit 1, or no Cooldown", c.Limit)
@@ -335,6 +338,15 @@ func (c *compiled) check() (problems []error) {
 		report("Busy: %w", err)
 	}
 	return problems
+}
+
+// meantUnit says what a duration was probably meant to be that is given as a bare
+// number: Go counts that in nanoseconds.
+func meantUnit(d time.Duration) string {
+	if d <= 0 || d >= 100*time.Microsecond {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %ds? Go counts a bare number in nanoseconds", int64(d))
 }
 
 func (c *compiled) checkOn() (problems []error) {

@@ -117,6 +117,18 @@ func TestCompile_refuses(t *testing.T) {
 		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
 		{"tiny TTL", one(Rule{TTL: 1}), []string{`TTL: 1ns is too short; `}},
 		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is negative; `}},
+		{"wait of a bare number", one(Rule{Wait: 10}), []string{`Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `}},
+		{"wait of almost nothing", one(Rule{Wait: 999 * time.Microsecond}), []string{`Wait: 999µs is too short; `}},
+		{
+			"bare numbers", one(Rule{TTL: 30, MaxHold: 60, Cooldown: 5, Busy: RetryIn(7)}),
+			[]string{"TTL: 30ns is too short; use 0 for 30s, or at least 100ms; did you mean 30s?", "did you mean 60s?", "did you mean 5s?", "RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?"},
+		},
+		{"JSONPath", one(Rule{On: []string{"$.x", "x[0]", "x,y", "items.*.id"}}), []string{
+			`On[0]: "$.x" begins as JSONPath does; write "x" `,
+			`On[1]: "x[0]" has a bracket; write "x.0", and \[ for a bracket in a name`,
+			`On[2]: "x,y" has a comma; write "x", "y", one path each, and \, for a comma`,
+			`On[3]: "items.*.id" has a *, and lists are not searched; name one element, as in "items.0.id", `,
+		}},
 		{"fractional TTL", one(Rule{TTL: time.Second + time.Microsecond}), []string{`TTL: 1.000001s is not whole milliseconds`}},
 		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`or Cooldown: 0s is too long; at most `}},
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
@@ -210,7 +222,7 @@ func TestCompile_accepts(t *testing.T) {
 		}},
 		"bounds": {Prefix: "my:app|%~é", Rules: []Rule{{
 			Task: "a", TTL: 100 * time.Millisecond, MaxHold: time.Millisecond, Cooldown: time.Millisecond,
-			Limit: 1, Wait: 1, Busy: RetryIn(1),
+			Limit: 1, Wait: time.Millisecond, Busy: RetryIn(time.Millisecond),
 		}}},
 		"long TTL, odd bytes": {Rules: []Rule{{Task: "täsk {}\xff", Name: " ", Scope: "\x00", TTL: 1000 * time.Hour}}},
 	} {

@@ -141,3 +141,18 @@ func TestParse_contradiction(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// What New refuses of paths and durations is told at its place in the file, with what
+// is to be written instead.
+func TestParse_saysHowToWritePathsAndDurations(t *testing.T) {
+	t.Parallel()
+	_, _, err := Parse([]byte("rules:\n- task: a\n  on: ['$.x', 'x[0]']\n  wait: 10\n- task: b\n  wait: 10ns\n  busy: {retry_in: 7ns}\nunique:\n- task: c\n  on: ['items.*.id']\n"))
+	wantMistakes(t, "config", err, `
+		3:8 rule "a": on: "$.x" begins as JSONPath does; write "x"
+		3:15 rule "a": on: "x[0]" has a bracket; write "x.0"
+		4:9 wait: want a duration with its unit: 10s, 10ms, not "10"
+		6:9 rule "b": wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s?
+		7:9 rule "b": busy: RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?
+		10:8 unique rule "c": on: "items.*.id" has a *, and lists are not searched; name one element, as in "items.0.id"
+	`)
+}

@@ -127,13 +127,14 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // another one for its key is in the way: then the rule's Duplicate decides. A
 // task that no rule matches is asynq's alone.
 //
-// Under a rule the options asynq.TaskID and asynq.Unique are refused, and
-// asynq.Queue is the rule's. (The options in a task itself cannot be seen from
+// Under a rule the options asynq.TaskID and asynq.Unique are refused, and so is an
+// asynq.Queue that is not the rule's. (The options in a task itself cannot be seen from
 // outside: a TaskID or Queue there has no effect, and a Unique there works
 // beside the rule.)
 //
-// A [*DuplicateError] says that nothing was enqueued, an *automutex.KeyError
-// that no key could be made from the task. After any other error it is as with
+// A [*DuplicateError] says that another task is in the way; nothing was enqueued,
+// but for what its field Alike tells. An *automutex.KeyError says that no key could
+// be made from the task. After any other error it is as with
 // asynq: what Redis did is not known when its answer was lost. Then the task was
 // enqueued once, or was not, and the next call finds out.
 //

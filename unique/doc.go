@@ -52,7 +52,11 @@ Under UntilDone never two live tasks for a key, under UntilStart never two that
 have not started, whatever producers, workers and Redis do, as long as Redis
 keeps what it said. No accepted task is lost to a duplicate: only a task that has
 not started is superseded, and only when the new one is in Redis. No key stays
-blocked by a task that has ended, but for the 15 seconds above. A producer that
+blocked by a task that has ended, but for the 15 seconds above. "Has not started"
+excludes a task whose handler has failed, also where asynq.Config.IsFailure does not
+count that. It includes one that a server put back into its queue because its handler
+had not ended by the ShutdownTimeout: asynq leaves no trace of that run, and under
+UntilDone and For the new task takes its place. A producer that
 dies in the middle of Replace or Postpone leaves the old task, the new one, or
 both; the next call for the key makes it one.
 

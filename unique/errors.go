@@ -9,7 +9,8 @@ import (
 
 // DuplicateError says that a task was not enqueued because another one for its
 // key stands in the way, and which one. It is asynq.ErrDuplicateTask for
-// errors.Is. Nothing was enqueued or changed. A DuplicateError is immutable.
+// errors.Is. The call has enqueued and changed nothing, with the one exception that
+// Alike tells. A DuplicateError is immutable.
 type DuplicateError struct {
 	// Rule is the Task of the rule.
 	Rule string
@@ -21,6 +22,12 @@ type DuplicateError struct {
 	// enqueuing counts as pending. One that has ended and left nothing, in the
 	// window of [For], counts as completed.
 	State asynq.TaskState
+	// Alike: the rule is [UntilDone], and the task in the way has the type, payload and
+	// headers of the one that was to be enqueued. Another call has enqueued the same,
+	// or this one has: when Redis' reply to an enqueue is lost, go-redis sends it again,
+	// and Redis answers that the ID is taken. asynq keeps nothing that tells the two
+	// apart. Either way the key has a task that says the same.
+	Alike bool
 }
 
 // Error names the rule, the key, and the task in the way.
@@ -29,6 +36,9 @@ func (e *DuplicateError) Error() string {
 	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, e.State)
 	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
 		b.WriteString("; it is in the way until asynq drops it, or until the window of For has passed")
+	}
+	if e.Alike {
+		b.WriteString("; it says the same, and is this call's own if the reply to its enqueue was lost")
 	}
 	return b.String()
 }

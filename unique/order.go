@@ -1,6 +1,7 @@
 package unique
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -58,10 +59,15 @@ func ended(info *asynq.TaskInfo) bool {
 	return info.State == asynq.TaskStateArchived || info.State == asynq.TaskStateCompleted
 }
 
-// started: a worker has it, or had. A task that a Guard hands back while its key
-// is busy waits for its retry too, but with no attempt counted.
+// started: the task's handler has it, or had. A task whose handler failed has an
+// attempt counted, or only its error where the server's IsFailure says that the
+// error is no failure. One that a Guard handed back before its handler began has the
+// Guard's error and no attempt.
+//
+// A task that asynq put back into its queue when a server was shut down has neither:
+// nothing in asynq tells that its handler had begun.
 func started(info *asynq.TaskInfo) bool {
-	return info.State == asynq.TaskStateActive || info.State == asynq.TaskStateRetry && info.Retried > 0
+	return info.State == asynq.TaskStateActive || info.Retried > 0 || info.LastErr != "" && !claim.HandedBack(info.LastErr)
 }
 
 // duplicate answers for a task that is in the way.
@@ -70,7 +76,10 @@ func (o *order) duplicate(info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
 	if o.rule.Duplicate.kind == duplicateJoin && !kept {
 		return info, nil
 	}
-	return nil, &DuplicateError{Rule: o.rule.Task, Key: o.key, ID: info.ID, Queue: info.Queue, State: info.State}
+	return nil, &DuplicateError{
+		Rule: o.rule.Task, Key: o.key, ID: info.ID, Queue: info.Queue, State: info.State,
+		Alike: info.ID == o.key && o.alike(info) && bytes.Equal(info.Payload, o.task.Payload()),
+	}
 }
 
 // holder is what a claim of the task with that ID says.

@@ -43,9 +43,10 @@ type Rule struct {
 	// type begins with. One rule for each Task. It must not be blank.
 	Task string
 
-	// Queue is where the tasks go. Empty means "default". It always overrides the
-	// option asynq.Queue, of the task as of the call: asynq keeps IDs by queue, so
-	// the same key in two queues would be two keys.
+	// Queue is where the tasks go. Empty means "default". asynq keeps IDs by queue, so
+	// the same key in two queues would be two keys: an option asynq.Queue of the call
+	// that names another queue is refused. One in the task itself cannot be seen, and
+	// Queue overrides it.
 	Queue string
 
 	// On lists the payload fields that the key is made from, as automutex.Fields
@@ -213,6 +214,11 @@ func (r *rule) checkOptions(opts []asynq.Option) error {
 			problems = append(problems, fmt.Errorf("unique: %s: %s: the rule makes the ID; leave the option out", r.where(), opt))
 		case asynq.UniqueOpt:
 			problems = append(problems, fmt.Errorf("unique: %s: %s: the rule says what is a duplicate; leave the option out", r.where(), opt))
+		case asynq.QueueOpt:
+			if queue, ok := opt.Value().(string); ok && queue != r.Queue {
+				problems = append(problems, fmt.Errorf("unique: %s: %s: the tasks of the rule go to the queue %q; leave the option out, or set Rule.Queue to %q",
+					r.where(), opt, r.Queue, queue))
+			}
 		default:
 		}
 	}

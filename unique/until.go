@@ -59,7 +59,7 @@ func (u Until) String() string {
 
 func (u Until) check() error {
 	if u.kind == untilOver && (u.window < time.Millisecond || u.window > lock.MaxTTL) {
-		return fmt.Errorf("For(%s) is no window; give it at least 1ms and at most %s", u.window, lock.MaxTTL)
+		return fmt.Errorf("For(%s) is no window; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", u.window, lock.MaxTTL)
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ var (
 // options asynq.ProcessIn and asynq.ProcessAt have no effect. asynq counts whole
 // seconds and looks for due tasks every few, so d is what passes at least. When
 // the task that is there has started, Postpone is Reject under [UntilDone]; with
-// [UntilStart] the call begins a new wait. d must be positive; [New] refuses
+// [UntilStart] the call begins a new wait. d is at least a millisecond; [New] refuses
 // others.
 func Postpone(d time.Duration) Duplicate {
 	return Duplicate{kind: duplicatePostpone, delay: d}
@@ -127,8 +127,8 @@ func (d Duplicate) String() string {
 }
 
 func (d Duplicate) check() error {
-	if d.kind == duplicatePostpone && (d.delay <= 0 || d.delay > lock.MaxTTL) {
-		return fmt.Errorf("Postpone(%s) is no delay; give a positive one of at most %s", d.delay, lock.MaxTTL)
+	if d.kind == duplicatePostpone && (d.delay < time.Millisecond || d.delay > lock.MaxTTL) {
+		return fmt.Errorf("Postpone(%s) is no delay; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", d.delay, lock.MaxTTL)
 	}
 	return nil
 }

@@ -42,3 +42,18 @@ func Task(holder string) (queue, id string, ok bool) {
 	queue, err := url.PathUnescape(escaped)
 	return queue, id, found && err == nil
 }
+
+// handedBack begins the errors with which a Guard gives a task back to asynq before
+// its handler has begun, and so the last error of such a task.
+const handedBack = "automutex: "
+
+// HandBackText is the text of such an error.
+func HandBackText(text string) string {
+	if HandedBack(text) {
+		return text
+	}
+	return handedBack + text
+}
+
+// HandedBack tells whether a task's last error is that of a Guard that handed it back.
+func HandedBack(lastErr string) bool { return strings.HasPrefix(lastErr, handedBack) }

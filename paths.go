@@ -1,0 +1,122 @@
+package automutex
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+// parsePath takes a path apart at its dots. The error goes on where the path
+// was named.
+func parsePath(path string) (segments []string, err error) {
+	if path == "" {
+		return nil, errors.New("is empty; name a payload field, or leave it out")
+	}
+	if !utf8.ValidString(path) {
+		return nil, errors.New("is not valid UTF-8, and so no field of a JSON payload")
+	}
+	if err := checkNotation(path); err != nil {
+		return nil, err
+	}
+	var segment strings.Builder
+	end := func() error {
+		if segment.Len() == 0 {
+			return errors.New(`has an empty segment; write one name between two dots, and \. for a dot in a name`)
+		}
+		segments = append(segments, segment.String())
+		segment.Reset()
+		return nil
+	}
+	for i := 0; i < len(path); i++ {
+		switch c := path[i]; c {
+		case '.':
+			if err := end(); err != nil {
+				return nil, err
+			}
+		case '\\':
+			i++
+			if i == len(path) || strings.IndexByte(escapable, path[i]) < 0 {
+				return nil, errors.New(`has a lone backslash; write \\ for a backslash, and \. for a dot in a name`)
+			}
+			segment.WriteByte(path[i])
+		default:
+			segment.WriteByte(c)
+		}
+	}
+	if err := end(); err != nil {
+		return nil, err
+	}
+	return segments, nil
+}
+
+// escapable are the characters that a backslash may stand before, in a name that has
+// them.
+const escapable = `.\$[],*`
+
+// escaped matches a character with a backslash before it.
+var escaped = regexp.MustCompile(`(?s)\\.`)
+
+// Other notations: an index or a name in brackets.
+var (
+	bracketIndex = regexp.MustCompile(`\[(\d+|\*)\]`)
+	bracketName  = regexp.MustCompile(`\[(?:'([^']*)'|"([^"]*)")\]`)
+)
+
+// checkNotation refuses what other notations mean by a path and this one does not, and
+// says how it is written here: JSONPath's "$.x", "x[0]" and "items.*.id", and "x,y".
+// With a backslash before it, each such character is part of a name.
+func checkNotation(path string) error {
+	bare := escaped.ReplaceAllString(path, "__") // as long as path
+	switch {
+	case bare == "$":
+		return errors.New(`is JSONPath for the whole payload; leave On out for one lock for the whole Scope, name a field, or write "\$" for a field of that name`)
+	case strings.HasPrefix(bare, "$.") || strings.HasPrefix(bare, "$["):
+		return fmt.Errorf(`begins as JSONPath does; write %q (a path begins at the payload), and \$ for a dollar sign as a name`, plainPath(path))
+	case strings.Contains(bare, ","):
+		return fmt.Errorf(`has a comma; write %s, one path each, and \, for a comma in a name`, quotedList(path, bare))
+	case strings.Contains(bare, "["):
+		return fmt.Errorf(`has a bracket; write %q, and \[ for a bracket in a name`, plainPath(path))
+	}
+	for _, segment := range strings.Split(bare, ".") {
+		if segment == "*" {
+			return fmt.Errorf(`has a *, and lists are not searched; name one element, as in %q, set Rule.Key, or write \* for a field of that name`,
+				plainPath(path))
+		}
+	}
+	return nil
+}
+
+// plainPath writes a path of another notation as a path here, as far as can be told.
+func plainPath(path string) string {
+	path = bracketName.ReplaceAllStringFunc(path, func(s string) string {
+		name := s[2 : len(s)-2]
+		return "." + strings.NewReplacer(`\`, `\\`, ".", `\.`, "[", `\[`, ",", `\,`).Replace(name)
+	})
+	path = bracketIndex.ReplaceAllString(path, ".$1")
+	path = strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".")
+	segments := strings.Split(path, ".")
+	for i, segment := range segments {
+		if segment == "*" {
+			segments[i] = "0"
+		}
+	}
+	return strings.Join(segments, ".")
+}
+
+// quotedList takes a path apart at the commas of bare, which has no escaped ones.
+func quotedList(path, bare string) string {
+	var quoted []string
+	for from := 0; from <= len(path); {
+		to := len(path)
+		if i := strings.IndexByte(bare[from:], ','); i >= 0 {
+			to = from + i
+		}
+		if one := strings.TrimSpace(path[from:to]); one != "" {
+			quoted = append(quoted, fmt.Sprintf("%q", plainPath(one)))
+		}
+		from = to + 1
+	}
+	return strings.Join(quoted, ", ")
+}

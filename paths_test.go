@@ -1,0 +1,56 @@
+package automutex
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestParsePath_refusesOtherNotationsAndSaysHowToWriteIt(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]string{
+		"$":               `leave On out for one lock for the whole Scope`,
+		"$.user.id":       `write "user.id" `,
+		"$[0].id":         `write "0.id" `,
+		"$['a.b'].c":      `write "a\\.b.c" `,
+		"x[0]":            `write "x.0", `,
+		"x[0].y[12]":      `write "x.0.y.12", `,
+		`x["a.b"]`:        `write "x.a\\.b", `,
+		"x[*].id":         `write "x.0.id", `,
+		"x, y":            `write "x", "y", one path each`,
+		"x,y[0],$.z":      `write "x", "y.0", "z", one path each`,
+		"items.*.id":      `name one element, as in "items.0.id", `,
+		"*":               `name one element, as in "0", `,
+		`a\$,b`:           `write "a\\$", "b", `,
+		"x[":              `has a bracket; write `,
+		`lab\,els[0]`:     `write "lab\\,els.0", `,
+		"$.items.*":       `write "items.0" `,
+		`é\\[0]`:          `write "é\\\\.0", `,
+		"\u00e9,\u732b.x": `write "é", "猫.x", `,
+	} {
+		segments, err := parsePath(path)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is %q, %v\nwant %s", path, segments, err, want)
+		}
+	}
+	for path, want := range map[string][]string{
+		`\$.x`:          {"$", "x"},
+		`\$`:            {"$"},
+		`x\[0\]`:        {"x[0]"},
+		`x\[0]`:         {"x[0]"},
+		`x\,y`:          {"x,y"},
+		`items.\*.id`:   {"items", "*", "id"},
+		"$ref.$id":      {"$ref", "$id"},
+		"price$":        {"price$"},
+		"a*b.**":        {"a*b", "**"},
+		`a\\.b\.c\\\,d`: {`a\`, `b.c\,d`},
+	} {
+		if got, err := parsePath(path); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s is %q (%v), want %q", path, got, err, want)
+		}
+	}
+	got, err := Fields(`\$.x\[0\]`, `a\,b`, `\*`)(t.Context(), keyTask(`{"$":{"x[0]":1},"a,b":2,"*":3}`))
+	if err != nil || !slices.Equal(got, []string{"1", "2", "3"}) {
+		t.Errorf("such names give %q, %v", got, err)
+	}
+}
