@@ -21,7 +21,8 @@
 // [StartReal] or [StartMini].
 //
 // Where there is no redis-server (7.0 or newer) in PATH the tests on real
-// servers are skipped; with AUTOMUTEX_TEST_REDIS=require they fail.
+// servers are skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With
+// AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
 //
 // # Faults
 //
