@@ -59,6 +59,7 @@ type waiter struct {
 	expiryAt  time.Time // when the first holder's deadline passes; only for the first in line
 	last      answer    // the last busy answer
 	hint      message   // the newest grant message, until used
+	hintAt    time.Time // when it was heard
 
 	gone bool          // the goroutine gave up; leave as soon as no ask is on its way
 	left chan struct{} // closed when the leave is through
@@ -198,6 +199,9 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 		n.finish(w)
 	default:
 		w.last, w.askedAt, w.answered = a, sent, now
+		if w.hintAt.Before(sent) {
+			w.hint = message{} // refuted: we did not hold the lock after that grant
+		}
 		w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
 		if w.parks && a.cooldown() > longCooldown {
 			w.parking = true // nobody is at work: no worker is held for that
@@ -249,7 +253,7 @@ func (n *line) hear(msg message) {
 	n.mu.Lock()
 	var next time.Time
 	if w := n.waiters[msg.token]; w != nil && msg.us > w.hint.us {
-		w.hint = msg
+		w.hint, w.hintAt = msg, time.Now()
 		if !w.asking && !w.gone {
 			n.take(w)
 			next = w.next()
@@ -257,6 +261,16 @@ func (n *line) hear(msg message) {
 	}
 	n.mu.Unlock()
 	n.alarm.set(next)
+}
+
+// hintIsFromAnotherClock tells whether the hint's server time is later than the
+// server's clock can be by now: that clock was stepped back since the message was
+// sent, and the lease of which it speaks may have ended before the last busy answer.
+// A hint that such an answer refutes, because it was heard before the ask was sent,
+// is dropped by settle. Callers hold mu.
+func (w *waiter) hintIsFromAnotherClock() bool {
+	since := time.Since(w.askedAt)
+	return w.hint.us > w.last.serverUS+(since+since/100+5*time.Millisecond).Microseconds()
 }
 
 // take makes w the holder if its hint proves a grant: the message must be newer
@@ -268,6 +282,10 @@ func (n *line) hear(msg message) {
 // ask is on its way.
 func (n *line) take(w *waiter) {
 	if w.hint.us <= w.last.serverUS {
+		return
+	}
+	if w.hintIsFromAnotherClock() {
+		w.hint, w.refreshAt = message{}, time.Now()
 		return
 	}
 	length := min(w.lease.lock.ttl, maxGrant)

@@ -150,11 +150,12 @@ func TestRule07_MessageDuringAnAsk(t *testing.T) {
 	}{{1500, true}, {2500, false}} {
 		w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
 		w.asking = true
+		sent := time.Now()
 		l.line.hear(message{token: w.lease.token, fence: 7, us: 2000})
 		if w.finished() {
 			t.Fatal("a message was believed while an ask was under way")
 		}
-		l.line.settle(w, answer{serverUS: c.answerUS, deadline: -1}, nil, time.Now())
+		l.line.settle(w, answer{serverUS: c.answerUS, deadline: -1}, nil, sent)
 		if w.finished() != c.believed {
 			t.Errorf("answer at %d, message of 2000: believed %v, want %v", c.answerUS, w.finished(), c.believed)
 		}

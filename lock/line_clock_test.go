@@ -1,0 +1,52 @@
+package lock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Redis' clock is stepped back by 10 s after a grant of which the waiter hears too
+// late. The busy answer from after the step has an earlier time than that grant.
+func TestRule07_GrantFromBeforeAClockStepProvesNothing(t *testing.T) {
+	t.Parallel()
+	const grantedUS, answeredUS = 20_000_000, 10_000_000
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	busy := answer{serverUS: answeredUS, deadline: time.Minute, place: 1}
+	t.Run("heard before the ask", func(t *testing.T) {
+		t.Parallel()
+		w := hearing(l.Mutex(redistest.Name(t)), grantedUS-1000)
+		l.line.mu.Lock()
+		w.asking = true
+		l.line.mu.Unlock()
+		l.line.hear(message{token: w.lease.token, fence: 7, us: grantedUS})
+		l.line.settle(w, busy, nil, time.Now().Add(time.Microsecond))
+		if w.finished() {
+			t.Error("a grant is believed that the answer to a later ask refutes")
+		}
+		l.line.leave(w)
+	})
+	t.Run("heard after the ask", func(t *testing.T) {
+		t.Parallel()
+		w := hearing(l.Mutex(redistest.Name(t)), answeredUS)
+		l.line.hear(message{token: w.lease.token, fence: 7, us: grantedUS})
+		if w.finished() {
+			t.Error("a grant is believed that is later than Redis' clock can be")
+		}
+		l.line.leave(w)
+	})
+}
+
+// A grant that comes a while after the last answer is believed, as Redis' clock
+// went on meanwhile.
+func TestRule07_GrantIsBelievedWhileTheClockGoesOn(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	w := hearing(l.Mutex(redistest.Name(t)), 1_000_000)
+	w.askedAt = time.Now().Add(-time.Second)
+	l.line.hear(message{token: w.lease.token, fence: 7, us: 2_000_000})
+	if !w.finished() {
+		t.Error("a grant a second after the last answer is not believed")
+	}
+}
