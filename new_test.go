@@ -89,7 +89,7 @@ func TestNew_whatTheEngineRefuses(t *testing.T) {
 	rdb := redistest.Mini(t).Client(t)
 	for field, cfg := range map[string]Config{
 		"Prefix": {Prefix: "a b", Rules: []Rule{{Task: "work"}}},
-		"TTL":    {Rules: []Rule{{Task: "work", TTL: time.Second + time.Microsecond}}},
+		"TTL":    {Rules: []Rule{{Task: "work", TTL: time.Microsecond}}},
 	} {
 		guard, err := New(rdb, cfg)
 		if err == nil {

@@ -316,9 +316,6 @@ func (c *compiled) check() (problems []error) {
 	if c.TTL > lock.MaxTTL || c.Cooldown > lock.MaxTTL {
 		report("TTL: %s or Cooldown: %s is too long; at most %s", c.TTL, c.Cooldown, lock.MaxTTL)
 	}
-	if c.TTL >= minTTL && c.TTL%time.Millisecond != 0 {
-		report("TTL: %s is not whole milliseconds, and Redis counts no finer; round it", c.TTL)
-	}
 	switch {
 	case c.Wait < 0:
 		report("Wait: %s is negative; use 0 to not wait in line", c.Wait)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -19,7 +21,6 @@ func TestBadDefinitions(t *testing.T) {
 		"at least 1":            l.Semaphore("x", 0),
 		"-3 holders":            l.Semaphore("x", -3),
 		"at least 100ms":        l.Mutex("x", TTL(99*time.Millisecond)),
-		"whole milliseconds":    l.Mutex("x", TTL(time.Second+time.Microsecond)),
 		"TTL of \"x\" is 0s":    l.Mutex("x", TTL(0)),
 		"MaxHold is -1ns":       l.Mutex("x", MaxHold(-1)),
 		"Options.TTL is 1ms":    New(redistest.Mini(t).Client(t), Options{TTL: time.Millisecond}).Mutex("x"),
@@ -53,6 +54,50 @@ func TestBadDefinitions(t *testing.T) {
 	}
 	if err := l.Mutex("x", TTL(MinTTL)).Err(); err != nil {
 		t.Errorf("MinTTL: %v", err)
+	}
+}
+
+// time.Until gives fractions of a millisecond, of which Redis knows nothing.
+func TestDurationsAreRoundedUpToMilliseconds(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t), func(o *Options) { o.TTL = time.Second + 1 })
+	for _, m := range []*Lock{l.Mutex("x"), l.Mutex("x", TTL(time.Second+1)), l.Mutex("x", TTL(time.Second+time.Millisecond))} {
+		if err := m.Err(); err != nil || m.ttl != time.Second+time.Millisecond {
+			t.Errorf("a TTL of 1 s and a nanosecond is %s: %v", m.ttl, err)
+		}
+	}
+	m := l.Mutex(redistest.Name(t))
+	le := mustTry(t, m)
+	if err := le.Extend(t.Context(), time.Until(time.Now().Add(time.Minute))); err != nil {
+		t.Errorf("Extend by a minute and a fraction: %v", err)
+	}
+	if err := le.Extend(t.Context(), time.Nanosecond); err != nil {
+		t.Errorf("Extend by a nanosecond: %v", err)
+	}
+	if err := le.Extend(t.Context(), 0); err == nil {
+		t.Error("Extend by 0 is accepted")
+	}
+}
+
+// What tracing hooks print is a member's text, on one line.
+func TestArgumentsPrintAsText(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t), owner("worker\n7"))
+	m := l.Mutex(redistest.Name(t), Note("order\x1b[31m 7"))
+	le := mustTry(t, m)
+	want := le.token + `|worker%0A7|order\u001b[31m 7`
+	for what, args := range map[string][]any{
+		"ask":     {"evalsha", (*askArg)(le)},
+		"release": {"evalsha", (*releaseArg)(le)},
+		"renew":   {"evalsha", le.heldArg},
+	} {
+		if got := redis.NewCmd(t.Context(), args...).String(); !strings.Contains(got, want) {
+			t.Errorf("%s prints %q, want it to have %q", what, got, want)
+		}
+	}
+	reply, err := raw(m).Eval(t.Context(), "return ARGV[1]", nil, le.heldArg).Text()
+	if err != nil || reply != le.body {
+		t.Errorf("a renewal sends %q, want %q: %v", reply, le.body, err)
 	}
 }
 

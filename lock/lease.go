@@ -33,7 +33,7 @@ type Lease struct {
 	fence    int64
 	parked   time.Duration
 	value    string // what was taken out of a pool, escaped
-	heldArg  any    // the member's name without its kind: body, or value|body in a pool
+	heldArg  any    // a memberArg: the member's name without its kind: body, or value|body in a pool
 	state    leaseState
 	taken    time.Time // since when it is ours, for MaxHold
 	deadline time.Time // until when we may believe it is ours, on the local monotonic clock
@@ -267,14 +267,16 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	return int(n), true, nil
 }
 
-// Extend makes the lease last at least d from now: never shorter than it was.
+// Extend makes the lease last at least d from now: never shorter than it was. d is
+// rounded up to whole milliseconds.
 // ErrNotHeld: it is over, and stays so. ErrBackend, ErrNotReplicated: not known,
 // or not by enough replicas; the lease is believed in for no longer than it was,
 // but Redis may keep the lock taken for d, until Unlock. It works on an ended ctx too.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
-	if d < time.Millisecond || d > MaxTTL {
-		return fmt.Errorf("lock: %q: Extend by %s: at least a millisecond, at most %s", le.lock.name, d, MaxTTL)
+	if d <= 0 || d > MaxTTL {
+		return fmt.Errorf("lock: %q: Extend by %s: more than 0, at most %s", le.lock.name, d, MaxTTL)
 	}
+	d = wholeMS(d)
 	r := le.lock.locker.renewer
 	if state := r.stateOf(le); state != held {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)

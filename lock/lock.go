@@ -37,7 +37,7 @@ type Option func(*Lock)
 
 // TTL sets the length of a lease: how long the lock stays taken after its
 // holder died. While the holder lives the lease is renewed, so a short TTL does
-// not bound the work. At least MinTTL, whole milliseconds. A holder's TTL is
+// not bound the work. At least MinTTL, rounded up to whole milliseconds. A holder's TTL is
 // its own affair: it never shortens another's.
 func TTL(d time.Duration) Option { return func(m *Lock) { m.ttl = d } }
 
@@ -85,6 +85,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 			option(m)
 		}
 	}
+	m.ttl = wholeMS(m.ttl)
 	switch {
 	case m.err != nil:
 	case name == "":

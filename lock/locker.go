@@ -51,7 +51,7 @@ type Options struct {
 	// "<hostname>:<pid>". It plays no part in who owns a lease: tokens do.
 	Owner string
 	// TTL is the length of a lease for locks without an option of their own.
-	// 0: DefaultTTL. At least MinTTL.
+	// 0: DefaultTTL. At least MinTTL. Rounded up to whole milliseconds.
 	TTL time.Duration
 	// Logger is told what an operator may have to act on (a subscription that
 	// had to be replaced). nil: slog.Default().
@@ -115,7 +115,7 @@ func New(rdb Client, o Options) *Locker {
 	l := &Locker{
 		prefix:   o.Prefix,
 		secret:   &o.HashKeys,
-		ttl:      o.TTL,
+		ttl:      wholeMS(o.TTL),
 		replicas: o.MinReplicas,
 		log:      safelog.New(o.Logger),
 		channel:  base64.RawURLEncoding.EncodeToString(random[:12]),
@@ -179,9 +179,6 @@ func checkTTL(what string, ttl time.Duration) error {
 	}
 	if ttl > MaxTTL {
 		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, MaxTTL)
-	}
-	if ttl%time.Millisecond != 0 {
-		return fmt.Errorf("lock: %s is %s: whole milliseconds only, Redis counts no finer", what, ttl)
 	}
 	return nil
 }

@@ -58,9 +58,9 @@ func (r *renewer) addGranted(le *Lease, fence int64, value string, sent time.Tim
 
 func (r *renewer) take(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
 	r.mu.Lock()
-	le.fence, le.value, le.heldArg = fence, value, le.body
+	le.fence, le.value, le.heldArg = fence, value, memberArg(le.body)
 	if le.lock.pool {
-		le.heldArg = value + "|" + le.body
+		le.heldArg = memberArg(value + "|" + le.body)
 	}
 	le.taken = time.Now()
 	r.reach(le, sent, length)
