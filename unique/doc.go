@@ -67,7 +67,8 @@ way by a lock of their own, an operator is not kept out. Who runs an archived
 task again (RunTask) in the very moment in which the next one makes room has it
 deleted; and when Redis is so slow to answer that deletion that go-redis sends it
 again, it may hit a task enqueued meanwhile, whose place is taken by the one that
-made room. Tasks enqueued with asynq's own client are not seen, nor are keys of
+made room. When the reply to the deletion of a superseded task is lost under For, and
+the task had ended just then, the new one runs too. Tasks enqueued with asynq's own client are not seen, nor are keys of
 another Prefix or Redis. Redis must not evict (maxmemory-policy noeviction): a
 claim that is gone lets a second task in.
 

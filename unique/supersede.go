@@ -3,6 +3,7 @@ package unique
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -229,7 +230,7 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 	}
 	found := false
 	if err == nil {
-		found, err = o.removeWaiting(ctx, old)
+		found, err = o.removeInWindow(ctx, old)
 	}
 	if err != nil || info == nil || !found && o.rule.Until.kind == untilOver {
 		// The old one stays, or has run in the window of For. What there may be of
@@ -243,6 +244,26 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 		} // else it runs by itself, after the grace
 	}
 	return info, nil
+}
+
+// resendAfter is the least time after which go-redis sends a command again by
+// default.
+const resendAfter = 8 * time.Millisecond
+
+// removeInWindow is removeWaiting. In the window of For an old task that is gone may
+// have run, and then the new one must not; or the deletion itself has removed it, and
+// its reply was lost. Where that can be, found is true: no accepted task is lost, at the
+// price of a second run when the old task ended in that very moment.
+func (o *order) removeInWindow(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
+	sent := time.Now()
+	found, err = o.removeWaiting(ctx, old)
+	if o.rule.Until.kind != untilOver {
+		return found, err
+	}
+	if errors.Is(err, errGone) || err == nil && !found && time.Since(sent) >= resendAfter {
+		return true, nil
+	}
+	return found, err
 }
 
 // undo removes the new task when the old one could not be superseded; err says
@@ -265,8 +286,12 @@ func (o *order) undo(next string, info *asynq.TaskInfo, err error) (*asynq.TaskI
 	return nil, errors.Join(err, removed, looked)
 }
 
-// errMoved: the task is not in the state that it was seen in.
-var errMoved = errors.New("the task has moved on")
+// errMoved: the task is not in the state that it was seen in. errGone is one of
+// these: the deletion failed, and the task is not there.
+var (
+	errMoved = errors.New("the task has moved on")
+	errGone  = fmt.Errorf("%w: it is gone", errMoved)
+)
 
 // removeWaiting deletes a task that was seen not to run, while we are alone;
 // found: it was there. asynq refuses one that has come to run, in a text.
@@ -284,7 +309,11 @@ func (o *order) removeWaiting(ctx context.Context, old *asynq.TaskInfo) (found b
 	// It may be back already, in the state that it was in: it ran and failed.
 	ran := strings.Contains(err.Error(), "active state")
 	now, looked := o.look(old.Queue, old.ID)
-	if looked == nil && (ran || now == nil || now.State != old.State) {
+	switch {
+	case looked != nil:
+	case now == nil && !ran:
+		return false, errGone
+	case ran || now.State != old.State:
 		return false, errMoved
 	}
 	return false, errors.Join(err, looked)

@@ -1,0 +1,151 @@
+package unique
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// oneFault is a redis.Hook that fails the n-th command of a producer, counted from
+// one: it is not sent, or it is and its reply is lost. A command that sets up a
+// connection does not count.
+type oneFault struct {
+	redistest.FailHook
+	mu      sync.Mutex // guards what follows
+	left    int        // commands until the one that fails
+	failed  string     // its name; empty: none has failed
+	current redis.Cmder
+}
+
+// fault is what becomes of the command.
+type fault struct {
+	name string
+	err  error
+	sent bool
+}
+
+var faultKinds = []fault{
+	{"refused", redistest.ReplyError("READONLY You can't write against a read only replica."), false},
+	{"loading", redistest.ReplyError("LOADING Redis is loading the dataset in memory"), false},
+	{"cut off before", errors.New("EOF"), false},
+	{"cut off after", errors.New("EOF"), true},
+}
+
+func newOneFault(n int, kind fault) *oneFault {
+	h := &oneFault{left: n}
+	fails := func(cmd redis.Cmder) bool {
+		if slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name()) {
+			return false
+		}
+		h.left--
+		return h.left == 0
+	}
+	h.Before(func(cmd redis.Cmder) error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if !fails(cmd) {
+			return nil
+		}
+		h.failed, h.current = cmd.Name(), cmd
+		if kind.sent {
+			return nil
+		}
+		return kind.err
+	})
+	h.After(func(cmd redis.Cmder) error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if kind.sent && cmd == h.current {
+			return kind.err
+		}
+		return nil
+	})
+	return h
+}
+
+func (h *oneFault) which() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.failed
+}
+
+// Whatever single command of an Enqueue fails, and however: what Enqueue reported as
+// accepted is there, no task for the key is lost, and after the next call for the key,
+// by a producer without faults, there is one task that has not started.
+func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
+		for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Hour)} {
+			for _, before := range []int{0, 1} { // tasks in the way
+				for _, kind := range faultKinds {
+					name := fmt.Sprintf("%s, %s, %d before, %s", until, duplicate, before, kind.name)
+					t.Run(name, func(t *testing.T) {
+						rule := Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: duplicate}
+						for n := 1; oneFailure(t, s, rule, before, n, kind); n++ {
+							if n > 40 {
+								t.Fatal("there is no end of commands")
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// oneFailure has the n-th command fail; false: there is no such command.
+func oneFailure(t *testing.T, s *redistest.Server, rule Rule, before, n int, kind fault) bool {
+	t.Helper()
+	r := start(t, s, rule)
+	if before > 0 {
+		r.must(r.Enqueue(task("work", "7", "old")))
+	}
+	hook := newOneFault(n, kind)
+	rdb := s.Client(t)
+	rdb.AddHook(hook)
+	ctx, cancel := context.WithTimeout(t.Context(), longest)
+	defer cancel()
+	info, err := r.producer(rdb, rule).EnqueueContext(ctx, task("work", "7", "new"))
+	failed := hook.which()
+	say := func(format string, args ...any) {
+		t.Helper()
+		t.Errorf("command %d (%s): Enqueue gave %v, %v: %s", n, failed, info, err, fmt.Sprintf(format, args...))
+	}
+	after := texts(r.tasks(r.queue, "work", live...))
+	switch {
+	case before > 0 && len(after) == 0:
+		say("the task that was there is lost")
+	case err == nil && !rule.Duplicate.supersedes() && before > 0 && !slices.Equal(after, []string{"old"}),
+		err == nil && (rule.Duplicate.supersedes() || before == 0) && !slices.Contains(after, "new"):
+		say("there are %q", after)
+	case len(after) > 2 || len(after) > 1 && !rule.Duplicate.supersedes():
+		say("there are %q", after)
+	}
+	if err == nil {
+		if _, seen := r.inspector.GetTaskInfo(info.Queue, info.ID); seen != nil {
+			say("the task that it gave is not there: %v", seen)
+		}
+	}
+	// The claim of a producer that may still be enqueuing is waited out; here it is not
+	// to be waited for.
+	heal := r.producer(r.rdb, rule)
+	heal.grace = 0
+	if _, err := heal.Enqueue(task("work", "7", "next")); err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
+		say("the next call fails: %v", err)
+	}
+	healed := texts(r.tasks(r.queue, "work", live...))
+	if len(healed) != 1 || rule.Duplicate.supersedes() && healed[0] != "next" {
+		say("after the next call there are %q, before it %q", healed, after)
+	}
+	return failed != ""
+}
