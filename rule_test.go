@@ -76,9 +76,10 @@ func TestConfig_withDefaults(t *testing.T) {
 	if got.Prefix != "automutex" || !strings.HasPrefix(got.Owner, host+":") || got.Logger == nil {
 		t.Errorf("got %+v", got)
 	}
-	logger := slog.New(slog.DiscardHandler)
-	got = Config{Prefix: "p", Owner: "o", Logger: logger}.withDefaults()
-	if got.Prefix != "p" || got.Owner != "o" || got.Logger != logger {
+	var log strings.Builder
+	got = Config{Prefix: "p", Owner: "o", Logger: slog.New(slog.NewTextHandler(&log, nil))}.withDefaults()
+	got.Logger.Info("arrived") // it is wrapped, and still the one that was given
+	if got.Prefix != "p" || got.Owner != "o" || !strings.Contains(log.String(), "arrived") {
 		t.Errorf("what was given did not stay: %+v", got)
 	}
 }

@@ -227,7 +227,7 @@ func (d *doctor) keyless(rule string, of trialOf, tried int, why string, f *fail
 		level, then = note, "all of these have ended already"
 	}
 	hint := ""
-	if f.hint != "" {
+	if f.hint != "" && !strings.Contains(why, "letter case counts") { // the KeyError may say so itself
 		hint = " (" + f.hint + ")"
 	}
 	d.foundf(level, "keys", "rule %q: no key for %d of %s seen of type %q: %s%s; %s",

@@ -251,7 +251,7 @@ rules:
   - {task: list, on: [items.0.sku]}
 `))...)
 	has(t, all, bad, "keys", `rule "misspelt": no key for 4 of 4 tasks seen of type "misspelt": field "idd" is missing: the payload has no "idd" (did you mean "id"?); a worker archives`)
-	has(t, all, bad, "keys", `rule "case": no key for 3 of 3 tasks seen of type "case": field "user.id" is missing: "user" has no "id" (there is a "user.Id": letter case counts)`)
+	has(t, all, bad, "keys", `rule "case": no key for 3 of 3 tasks seen of type "case": field "user.id" is missing: "user" has no "id", but "Id": letter case counts; a worker`)
 	has(t, all, bad, "keys", `header "region" is missing (there is a "Region": letter case counts)`)
 	has(t, all, bad, "keys", `rule "fine": no key for 1 of 3 tasks seen of type "fine": field "id" is null`)
 	has(t, all, bad, "keys", `rule "text": no key for 1 of 1 task seen of type "text": field "id": the payload is not JSON`)
