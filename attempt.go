@@ -133,7 +133,7 @@ func (s *stay) loss() error {
 // say; release unhooks them. The loss of a lease is watched by itself: it is
 // told of also when the task's context, or another lease, ended before.
 func (a *attempt) bind() context.Context {
-	ctx := a.replaceable()
+	ctx := context.WithValue(a.replaceable(), passedKey{a.guard}, a.task)
 	a.returned = make(chan struct{})
 	for _, s := range a.stays {
 		ctx = context.WithValue(s.lease.Bind(ctx), heldKey{}, &holding{guard: a.guard, stay: s, outer: held(ctx)})

@@ -16,8 +16,8 @@ finds the lock taken:
 		},
 	})
 	mux := asynq.NewServeMux()
-	mux.Use(guard.Middleware)
 	srv := asynq.NewServer(redisOpt, guard.ServerConfig(asynq.Config{Concurrency: 10}))
+	err = guard.Run(srv, mux)
 
 # Words
 
@@ -72,6 +72,9 @@ must not evict (maxmemory-policy noeviction). docs/guarantees.md says all this
 at length, with what to do.
 
 # Shutdown
+
+[Guard.Run] does it on a signal. A program with signals of its own calls srv.Start
+with [Guard.Middleware] around the mux, or in mux.Use, and at the end:
 
 	go guard.Close(ctx)
 	srv.Shutdown()

@@ -1,9 +1,16 @@
 package automutex
 
 import (
+	"os"
 	"testing"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(runEnv) != "" {
+		runMain()
+		return
+	}
+	redistest.Main(m)
+}

@@ -46,6 +46,7 @@ type Guard struct {
 	closed  bool
 	idle    chan struct{}
 	usedUp  atomic.Bool // Close is through
+	wrapped atomic.Bool // Middleware was called
 }
 
 // New makes a Guard on rdb, which may be the client that asynq uses or another
@@ -118,15 +119,11 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 // asynq.MiddlewareFunc, and belongs before all others: what runs before it runs
 // unguarded, also for tasks that find their lock taken.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
+	g.wrapped.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		if g.rules.parks {
-			// Every task counts, also one that has no rule: it takes a worker.
-			if s := g.serverOf(ctx); s != nil {
-				s.workers.enter()
-				defer s.workers.leave()
-			}
-		}
-		if g.rules.match(t.Type()) == nil {
+		// Every task counts, also one that has no rule: it takes a worker.
+		defer g.enterTask(ctx)()
+		if g.rules.match(t.Type()) == nil || g.passed(ctx, t) {
 			return next.ProcessTask(ctx, t)
 		}
 		return g.process(ctx, t, next)
@@ -148,7 +145,7 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	case v != nil:
 		return v.answer
 	case len(targets) == 0:
-		return next.ProcessTask(ctx, t) // no rule's lock is needed, or no key is made under Allow
+		return next.ProcessTask(context.WithValue(ctx, passedKey{g}, t), t) // no rule's lock is needed, or no key is made under Allow
 	}
 	err, closed := g.guarded(a, targets, next)
 	if closed {
@@ -239,6 +236,10 @@ func (g *Guard) Close(ctx context.Context) error {
 	select {
 	case <-g.idle:
 	case <-ctx.Done():
+	}
+	select {
+	case <-g.idle: // also where ctx ended at the same time
+	default:
 		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
 	}
 	err = errors.Join(err, g.locker.Close())

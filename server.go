@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -14,6 +15,9 @@ import (
 type server struct {
 	guard   *Guard
 	workers *workers
+
+	guarded  atomic.Bool // a task of it came to the Middleware
+	checking atomic.Bool // checkGuarded is due, or was called
 }
 
 // serverKey finds the mark of one Guard; stacked guards each leave their own.
@@ -70,7 +74,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		baseContext = context.Background
 	}
 	cfg.BaseContext = func() context.Context {
-		return context.WithValue(baseContext(), serverKey{g}, mark)
+		return context.WithValue(baseContext(), serverKey{g}, mark.newTask())
 	}
 	return cfg
 }
@@ -90,6 +94,8 @@ func (g *Guard) handedBack(err error) *handBack {
 // serverOf is the server of ctx, nil when that was not configured through
 // ServerConfig.
 func (g *Guard) serverOf(ctx context.Context) *server {
-	s, _ := ctx.Value(serverKey{g}).(*server)
-	return s
+	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
+		return m.server
+	}
+	return nil
 }

@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"log"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -24,20 +22,15 @@ func main() {
 		log.Fatal(err)
 	}
 	mux := asynq.NewServeMux()
-	mux.Use(guard.Middleware)
 	mux.HandleFunc("itunes:verify", verify)
 	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency:       10,
 		TaskCheckInterval: 50 * time.Millisecond, // parked tasks come back within that time
 	}))
-	if err := srv.Start(mux); err != nil {
+	// Guards the mux, and ends with SIGTERM or SIGINT: tasks in line go back, running ones keep their locks.
+	if err := guard.Run(srv, mux); err != nil {
 		log.Fatal(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	<-ctx.Done()
-	go guard.Close(context.Background()) // tasks in line go back; running ones keep their locks
-	srv.Shutdown()
 }
 
 func verify(ctx context.Context, t *asynq.Task) error {
