@@ -252,7 +252,10 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	if err != nil {
 		return 0, false, backendError("release", m.Key(), err)
 	}
-	reply = m.locker.line.told(reply)
+	reply, more := m.locker.line.told(reply)
+	if more {
+		m.locker.pruneOn(m)
+	}
 	n, ok := reply.(int64)
 	if !ok {
 		n, ok = m.locker.parking.heard(m, reply)

@@ -193,7 +193,7 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 	case a.yours:
 		n.locker.renewer.add(w.lease, a.fence, a.value, sent, w.lease.lock.ttl)
 		n.finish(w)
-	case w.asked.park:
+	case w.asked.park && !a.more:
 		w.last, w.away = a, true
 		n.locker.parking.parked(w.lease.lock, a, w.called)
 		n.finish(w)
@@ -206,7 +206,7 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 		if w.parks && a.cooldown() > longCooldown {
 			w.parking = true // nobody is at work: no worker is held for that
 		}
-		if again || w.parking {
+		if again || w.parking || a.more {
 			w.refreshAt = now
 		}
 		// Only the first in line watch the first deadline; one of them will

@@ -214,6 +214,7 @@ type answer struct {
 	value    string        // yours: out of a pool
 	serverUS int64         // busy: server time
 	deadline time.Duration // busy: until the first deadline; below 0: no holder
+	more     bool          // busy: dropping dead waiters was cut short, ask again at once
 	place    int           // busy: waiters before us
 	holder   string        // busy: a holder's member, or none
 
@@ -238,9 +239,20 @@ var (
 	parks = wish{park: true}
 )
 
-// ask runs the ask script once for le. Where the outcome is unknown it has
-// seen to it that nothing stays held.
+// ask runs the ask script for le. Where the outcome is unknown it has seen to it
+// that nothing stays held. Behind many dead waiters it asks until those are
+// dropped, 64 at a time, or ctx ends: a slot is free then. Who joins the line need
+// not: its refreshes do the same.
 func (m *Lock) ask(ctx context.Context, le *Lease, w wish) (answer, error) {
+	for {
+		a, err := m.askOnce(ctx, le, w)
+		if err != nil || !a.more || w.stay > 0 || ctx.Err() != nil || m.locker.closing.Err() != nil {
+			return a, err
+		}
+	}
+}
+
+func (m *Lock) askOnce(ctx context.Context, le *Lease, w wish) (answer, error) {
 	s, args := m.askArgs(le, w)
 	before := le.asks.Load()
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
@@ -281,7 +293,7 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 	case !m.pool && len(f.list) == 5:
 		a = answer{yours: true, fence: f.num(0), back: true, inLine: f.ms(1), trip: f.ms(2), idle: f.ms(3), others: int(f.num(4))}
 	case len(f.list) == 4, !m.pool && len(f.list) == 8:
-		a = answer{serverUS: f.num(0), deadline: f.ms(1), place: int(f.num(2)), holder: f.text(3)}
+		a = answer{serverUS: f.num(0), deadline: f.ms(1), more: f.num(1) == 0, place: int(f.num(2)), holder: f.text(3)}
 		if len(f.list) == 8 {
 			a.back, a.inLine, a.trip, a.others, a.parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
 		}

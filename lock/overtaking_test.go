@@ -33,7 +33,8 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, ok := l.line.told(reply).([]any)
+			rest, _ := l.line.told(reply)
+			r, ok := rest.([]any)
 			if !ok || len(r) < 3 {
 				t.Fatalf("release is answered %v", reply)
 			}

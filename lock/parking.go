@@ -299,7 +299,8 @@ func (p *parking) lookAt(batch []*parkedLine) {
 		p.mu.Lock()
 		n.looking = false
 		_, nothing := calls[i].reply.(int64)
-		if nothing && calls[i].err == nil && n.lookAt.IsZero() {
+		again := lookAgain(calls[i].reply)
+		if nothing && !again && calls[i].err == nil && n.lookAt.IsZero() {
 			n.parked = false
 			p.parkedN--
 			for note := range n.calls {
@@ -308,6 +309,10 @@ func (p *parking) lookAt(batch []*parkedLine) {
 			at = n.used.Add(forget + time.Second)
 		} else {
 			at = p.lookSoon(n)
+		}
+		if again {
+			n.lookAt, n.exact = time.Now(), true
+			at = n.lookAt
 		}
 		m := n.lock
 		p.mu.Unlock()

@@ -36,7 +36,8 @@ func runs(t testing.TB, m *Lock, s *script, args []any) (notes []string) {
 		t.Fatal(err)
 	}
 	audit(t, m)
-	if r, ok := m.locker.line.told(reply).([]any); ok {
+	rest, _ := m.locker.line.told(reply)
+	if r, ok := rest.([]any); ok {
 		for _, note := range r[3:] {
 			notes = append(notes, note.(string))
 		}

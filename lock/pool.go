@@ -61,11 +61,14 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 			return added, err
 		}
 		f := listOf(reply)
-		n, _ := f.num(0), f.num(1)
+		n, _, more := f.num(0), f.num(1), f.num(2)
 		if err := f.err(reply); err != nil {
 			return added, backendError("put", p.Key(), err)
 		}
 		added += int(n)
+		if more == 1 {
+			p.m.locker.pruneOn(p.m)
+		}
 	}
 	return added, p.m.err
 }

@@ -8,17 +8,19 @@ import (
 // told takes a reply of release apart that tells of grants to waiters of this very
 // Locker, in the words of messages, which are not sent then. It is as good a proof
 // as they are, by the same rules (see take). A reply that is lost tells nobody;
-// see doubt. Returns what else the reply says. Callers hold nothing.
-func (n *line) told(reply any) any {
+// see doubt. Returns what else the reply says, and whether dead waiters are left to
+// be dropped. Callers hold nothing.
+func (n *line) told(reply any) (rest any, more bool) {
 	r, _ := reply.([]any)
 	if len(r) < 2 {
-		return reply
+		return reply, false
 	}
 	if _, tells := r[1].(string); !tells {
-		return reply
+		return reply, false
 	}
 	for _, v := range r[1:] {
 		if text, ok := v.(string); ok {
+			more = more || text == moreToPrune
 			if msg, ok := parseMessage(text); ok {
 				n.hear(msg)
 			}
@@ -27,7 +29,7 @@ func (n *line) told(reply any) any {
 	// The next holder is runnable now. It starts before the last one goes on, who
 	// would keep it waiting until he blocks.
 	runtime.Gosched()
-	return r[0]
+	return r[0], more
 }
 
 // doubt makes the waiters of m ask again, for a grant may have been told to nobody:

@@ -12,8 +12,11 @@
 --
 -- reply yours:      fence
 -- reply back, yours: {fence, in line for (ms), called since (ms, -1: not), slot idle for (ms), parked}
--- reply busy:       {server time (us), until the first deadline (ms, -1: no holder), place in line, holder member}
+-- reply busy:       {server time (us), until the first deadline (ms, 0: see below), place in line, holder member}
 -- reply back, busy:  the same, {..., in line for (ms), called since (ms, -1: not), parked, 1: the asker is}
+--
+-- A busy reply with a 0: slots are free, and dropping dead waiters was cut short.
+-- Ask again at once. An asker that does not join is then not parked either.
 --
 -- "back" is an asker whose note was parked or called before, or is parked now.
 -- Numbers that Redis is to store go through string.format('%d'): Redis itself
@@ -47,15 +50,18 @@ if stored then
   return raise()
 end
 
-local free, fence = 0, nil
+local free, fence, more = 0, nil, false
 if held < limit then
-  free, fence = grant(held, nil, body, ttl)
+  free, fence, more = grant(held, nil, body, ttl)
   if fence then
     return fence
   end
   if free == 0 then
     held, holder, deadline = holders() -- others, who were granted it just now
   end
+end
+if more and stay == 0 then
+  return {now_us, 0, redis.call('ZCOUNT', lock, '2e15', '(4e15'), holder or ''}
 end
 -- A note may have any text in it, the separator too.
 local note = string.sub(body, string.find(body, '|', string.find(body, '|', 1, true) + 1, true) + 1)
@@ -75,7 +81,7 @@ if free > 0 then
   return {hold(body, ttl), inline, called, idle, redis.call('ZCOUNT', lock, '4e15', '(6e15')}
 end
 
-local wait = deadline and deadline - now_ms or -1
+local wait = more and 0 or deadline - now_ms -- without a holder there is a free slot, or more to drop
 local same = false
 if note ~= '' and (limit > 1 or park) then
   -- Among several holders, one with the asker's own note tells most. Of a great

@@ -8,8 +8,9 @@
 -- ARGV[4] note     of a called entry, or empty: <note>
 -- ARGV[5] fate     of that entry: 0: none is given; 1: it will not come, drop it; 2: not now, to the end of the line
 --
--- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder), called note, ...}
+-- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder, 0: look again at once), called note, ...}
 -- reply nothing: slots free now; nothing is parked or called
+-- reply more:    -1; the same, and dropping dead waiters was cut short: look again at once
 local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -28,13 +29,20 @@ if fate ~= '0' then
     end
   end
 end
-local free, inbound = grant(held), tonumber(ARGV[2])
+local free, _, more = grant(held)
+local inbound = tonumber(ARGV[2])
 if fate == '0' and free == 0 then
   inbound = 0 -- a look while the slots are taken repeats calls, and makes none: they would come in vain
 end
 local called = calls(free, free, inbound, tonumber(ARGV[3]), false)
 if called then
+  if more then
+    called[3] = 0
+  end
   return called
+end
+if more then
+  return -1
 end
 tidy()
 return free

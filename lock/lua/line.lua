@@ -79,9 +79,10 @@ end
 -- it. held: how
 -- many are taken; head: who is first in line, nil where that is to be looked up.
 -- An entry not refreshed in time is dropped, at most 64 a call.
--- Returns the slots still free for a newcomer (0 while anybody is in line), and
--- the fence if the asker itself was granted. What is parked is no waiter: no slot
--- is kept for it.
+-- Returns the slots still free for a newcomer (0 while anybody is in line), the
+-- fence if the asker itself was granted, and true if 64 were dropped and the line
+-- goes on: whoever reads the reply asks again at once, or a slot would stay free
+-- until somebody else asks. What is parked is no waiter: no slot is kept for it.
 local function grant(held, head, asker, ttl)
   local free = limit - held
   local stale, mine = 0, nil
@@ -91,7 +92,7 @@ local function grant(held, head, asker, ttl)
       break
     end
     if stale == 64 then
-      return 0, mine
+      return 0, mine, true
     end
     local id = string.sub(head, 3)
     local entry = 'd:' .. id

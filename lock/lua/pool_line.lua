@@ -39,14 +39,16 @@ local function drop(value, body)
 end
 
 -- purge: values of holders whose deadline has passed come back, at most 64 a
--- call. (drop first: once a script has removed something, Redis lets it add
+-- call; true: 64, there may be more. (drop first: once a script has removed something, Redis lets it add
 -- even when its memory is full.)
 local function purge()
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms, 'LIMIT', 0, 64)) do
+  local lapsed = redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms, 'LIMIT', 0, 64)
+  for _, member in ipairs(lapsed) do
     local value, body = string.match(member, '^h:([^|]*)|(.*)$')
     drop(value, body)
     put(value)
   end
+  return #lapsed == 64
 end
 
 -- settle: a pool with values lasts for ever; one that only has waiters, or is
@@ -76,7 +78,8 @@ local function hold(body, length)
 end
 
 -- grant: give free values to live waiters by ticket. Returns how many are left
--- for a newcomer (0 while anybody is in line), and what the asker itself got.
+-- for a newcomer (0 while anybody is in line), what the asker itself got, and true
+-- if 64 dead waiters were dropped and the line goes on: ask again at once.
 local function grant(asker, ttl)
   local free = redis.call('ZCOUNT', pool, 6e15, '+inf')
   local stale, fence, value = 0, nil, nil
@@ -86,7 +89,7 @@ local function grant(asker, ttl)
       break
     end
     if stale == 64 then
-      return 0, fence, value
+      return 0, fence, value, true
     end
     local body = string.sub(head, 3)
     local until_ms = redis.call('ZSCORE', pool, 'd:' .. body)

@@ -2,16 +2,16 @@
 -- they are. Waiters are granted what is free then.
 --
 -- KEYS[1] pool
--- ARGV[1] value  a <value>, escaped; and as many more as there are
+-- ARGV[1] value  a <value>, escaped; and as many more as there are, or none
 --
--- reply {values added, values free now}
+-- reply {values added, values free now, 1: put again at once, dropping dead waiters or holders was cut short; else 0}
 local pool = KEYS[1]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
 --@include pool_line
 
-purge()
+local more = purge()
 local added = 0
 for _, value in ipairs(ARGV) do
   if not redis.call('ZSCORE', pool, 't:' .. value) then
@@ -19,6 +19,6 @@ for _, value in ipairs(ARGV) do
     added = added + 1
   end
 end
-local free = grant()
+local free, _, _, cut = grant()
 settle()
-return {added, free}
+return {added, free, (more or cut) and 1 or 0}

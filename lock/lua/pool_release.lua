@@ -9,6 +9,8 @@
 --
 -- reply held:   values free now (0 and up)
 -- reply absent: -1 - values free now
+-- reply more:   {one of these two, "more"}: dropping dead waiters or holders was cut short; look
+--               after the pool at once
 -- The value is named, for a take of the same body that arrives late may have got
 -- another one.
 local pool, body, consume = KEYS[1], ARGV[1], ARGV[2]
@@ -27,10 +29,11 @@ if value then
     put(value)
   end
 end
-purge()
-local free = grant()
+local more = purge()
+local free, _, _, cut = grant()
 settle()
-if value then
-  return free
+local code = value and free or -1 - free
+if more or cut then
+  return {code, 'more'}
 end
-return -1 - free
+return code

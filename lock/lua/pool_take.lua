@@ -7,7 +7,9 @@
 -- ARGV[3] stay  life of a line entry without another ask (ms); 0: do not join
 --
 -- reply yours: {fence, value}
--- reply busy:  {server time (us), until the first deadline (ms, -1: no holder), place in line, holder member}
+-- reply busy:  {server time (us), until the first deadline (ms, -1: no holder, 0: ask again at once), place in line, holder member}
+--
+-- Ask again at once: dropping dead waiters or holders was cut short.
 local pool, body, ttl, stay = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -27,7 +29,7 @@ if mine then
   return {fence, mine}
 end
 
-local free, fence, value = grant(body, ttl)
+local free, fence, value, more = grant(body, ttl)
 if free > 0 and not fence then
   redis.call('ZREM', pool, 'e:' .. body, 'd:' .. body)
   fence, value = hold(body, ttl)
@@ -51,7 +53,9 @@ settle()
 local place = redis.call('ZCOUNT', pool, 2e15, before)
 local first = redis.call('ZRANGEBYSCORE', pool, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)
 local wait = -1
-if first[2] then
+if more then
+  wait = 0
+elseif first[2] then
   wait = math.max(0, first[2] - now_ms) -- 0: lapsed, and one of more than 64
 end
 return {now_us, wait, place, first[1] or ''}

@@ -13,7 +13,8 @@
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
 -- reply calls:  {one of these, parked, until the first deadline (ms, -1: no holder), called note, ...}
--- reply grants: {one of these three, message, ...}
+-- reply grants: {one of these three, message, ...}; the last message is "more" where
+--               dropping dead waiters was cut short: look after the lock at once
 --
 -- Whoever was granted a slot and has the body's own wake channel is told by that
 -- reply, in the words of a message, and not by one: its process reads the reply.
@@ -49,11 +50,11 @@ end
 -- Of what was a mutex until now, the first of holders and line is most likely
 -- the head of the line; then nobody holds it any more.
 local head = held and limit == 1 and redis.call('ZRANGEBYSCORE', lock, '1e11', '(4e15', 'LIMIT', '0', '1')[1]
-local free
+local free, more, _
 if head and string.sub(head, 1, 2) == 'e:' then
-  free = grant(0, head)
+  free, _, more = grant(0, head)
 else
-  free = grant((holders()))
+  free, _, more = grant((holders()))
 end
 local code = held and free or -1 - free
 local inbound = tonumber(ARGV[2] or 0)
@@ -63,6 +64,10 @@ end
 local reply = calls(code, free, inbound, tonumber(ARGV[5] or 1000), held) or code
 if free == limit and reply == code then
   tidy()
+end
+if more then
+  told = told or {false}
+  told[#told + 1] = 'more'
 end
 if told then
   told[1] = reply
