@@ -73,9 +73,10 @@ func newLine(l *Locker) *line {
 	return n
 }
 
-// wait takes m's lock, in line if need be, until ctx ends, or until yield is
-// closed: then it parks. A nil yield means that it does not park.
-func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease, error) {
+// wait takes m's lock, in line if need be, until waiting ends, or until yield is
+// closed: then it parks. A nil yield means that it does not park. ctx is for the first
+// ask, which is sent also when waiting has ended.
+func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}) (*Lease, error) {
 	le := m.newLease()
 	w := &waiter{lease: le, parks: yield != nil, asking: true, asked: join, done: make(chan struct{}), left: make(chan struct{})}
 	select {
@@ -140,8 +141,8 @@ func (n *line) wait(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease
 				return nil, m.busy(last, time.Since(began), ErrClosed)
 			}
 			return nil, ErrClosed
-		case <-ctx.Done():
-			return nil, m.busy(n.leave(w), time.Since(began), ctx.Err())
+		case <-waiting.Done():
+			return nil, m.busy(n.leave(w), time.Since(began), waiting.Err())
 		}
 	}
 }

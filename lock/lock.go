@@ -135,7 +135,8 @@ func (m *Lock) newLease() *Lease {
 //
 // On any other error nothing is held: where the outcome is unknown (the reply
 // was lost) a release follows in the background. ctx is looked at before the
-// exchange with Redis, which is bounded by itself (about 5 s).
+// exchange with Redis, which is bounded by itself (about 5 s), and after it: a lease
+// that arrives when ctx has ended is given back, and the error is ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	if m.err != nil {
 		return nil, m.err
@@ -160,33 +161,25 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	m.locker.parking.came(m, le, answer)
 	m.locker.renewer.add(le, answer.fence, answer.value, sent, m.ttl)
 	m.listen()
-	return m.replicated(ctx, le)
+	le, err = m.replicated(ctx, le)
+	return m.inTime(ctx, le, err)
 }
 
 // Lock takes the lock, waiting in line until ctx ends; the error then Is both
 // ErrBusy and ctx.Err(). Waiters are served first come, first served. ctx
-// bounds the wait only: the lease does not derive from it.
+// bounds the wait only: the lease does not derive from it. When ctx has ended Lock
+// never succeeds: a lease that arrives later is given back.
 //
 // A failed call leaves nothing behind: a slot granted at the last moment is
 // given back at once. When Redis cannot be reached at the first ask the error
 // Is ErrBackend; once in line, an outage of some seconds is waited out. That
 // replicas are missing ([Options].MinReplicas) is not: it ends the call.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
-	if m.err != nil {
-		return nil, m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, &BusyError{Name: m.name, cause: err}
-	}
-	if err := m.locker.enter(); err != nil {
-		return nil, err
-	}
-	defer m.locker.work.Done()
-	return m.locker.line.wait(ctx, m, nil)
+	return m.lockBefore(ctx, ctx, nil)
 }
 
 // Do runs f while holding the lock, waiting for it as Lock does, and releases
-// it when f returns or panics. f's context ends when ctx does, and with cause
+// it when f returns or panics. f is not called when ctx ended before the lock was got. f's context ends when ctx does, and with cause
 // ErrLost when the lease is lost. The error is f's own; ErrLost is joined to
 // it when the lease was lost before f returned, for then f may not have been
 // alone. f may end the lease itself, with Unlock or Cooldown: see [FromContext].

@@ -31,14 +31,7 @@ func (m *Lock) LockOrPark(ctx context.Context, yield <-chan struct{}) (*Lease, e
 	if err := m.parkable(); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, &BusyError{Name: m.name, cause: err}
-	}
-	if err := m.locker.enter(); err != nil {
-		return nil, err
-	}
-	defer m.locker.work.Done()
-	return m.locker.line.wait(ctx, m, yield)
+	return m.lockBefore(ctx, ctx, yield)
 }
 
 // HoldTime is how long the lock was held on average of late, as this Locker has

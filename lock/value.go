@@ -16,8 +16,9 @@ const Forever time.Duration = -1
 
 // Acquire is Lock and TryLock for callers who count on the lock being busy: ok
 // tells whether the lease was got, and a busy lock is no error. within is the
-// longest wait: 0 tries once, Forever waits as long as ctx allows. Errors are
-// ctx's own end, and what has nothing to do with the lock being busy.
+// longest wait in line: 0 tries once, Forever waits as long as ctx allows. A free
+// lock is taken however short within is. Errors are ctx's own end, and what has
+// nothing to do with the lock being busy.
 func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
 	switch {
 	case within == 0:
@@ -29,7 +30,7 @@ func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease,
 	default:
 		waiting, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
-		lease, err = m.Lock(waiting)
+		lease, err = m.lockBefore(ctx, waiting, nil)
 	}
 	if errors.Is(err, ErrBusy) {
 		return nil, false, ctx.Err()
