@@ -170,6 +170,9 @@ func (a *attempt) explain(t target, err error) error {
 		Waited:     busy.Waited,
 		Place:      busy.Place,
 		parked:     busy.Parked,
+		takenFor:   busy.TakenFor,
+		inLine:     busy.InLine,
+		cooldown:   busy.Cooldown,
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, ended) {

@@ -53,8 +53,11 @@ type BusyError struct {
 	// also 0 when the task did not stand in line.
 	Place int
 
-	parked bool // its place in line is kept
-	cause  error
+	parked   bool          // its place in line is kept
+	takenFor time.Duration // parked: how long ago the key was last taken
+	inLine   time.Duration // parked: how long it has kept its place
+	cooldown bool          // nobody holds the key: it is cooling down for ExpiresIn
+	cause    error
 }
 
 // Error names the rule, the key, the holder and how long the task waited.
@@ -74,7 +77,10 @@ func (e *BusyError) Error() string {
 	case e.Holder != "":
 		fmt.Fprintf(&b, ": held by %s", printable.Short(e.Holder))
 	}
-	if e.ExpiresIn > 0 {
+	switch {
+	case e.cooldown:
+		fmt.Fprintf(&b, ": cooling down for %s", e.ExpiresIn.Round(time.Millisecond))
+	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
 	if e.Waited > 0 {

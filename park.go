@@ -18,9 +18,9 @@ import (
 
 // How long a parked task stays away if nobody calls it.
 const (
-	// assumedHold is what a place in line is taken to cost while that was not
-	// measured.
-	assumedHold = 250 * time.Millisecond
+	// assumedHold is how long each place in line is assumed to hold the key before any
+	// hold was measured.
+	assumedHold = time.Second
 	minAway     = 5 * time.Second
 	maxAway     = 10 * time.Minute
 )
@@ -109,19 +109,30 @@ var now = func() chan struct{} {
 	return c
 }()
 
-// park hands the task back with its place in line kept. Its delay is only what
-// happens if nobody calls it: about when its turn would come if the holder's
-// process were dead, and never the same for all.
+// park hands the task back with its place in line kept. Its delay matters only if
+// nobody calls the task.
 func (a *attempt) park(t target, busy *BusyError) *verdict {
-	hold := a.lockOf(t).HoldTime()
-	if hold == 0 {
-		hold = assumedHold
-	}
-	away := max(busy.ExpiresIn, minAway) + time.Duration(min(busy.Place, 1e6))*hold
-	away = min(away+rand.N(away/4), maxAway-rand.N(time.Minute)) //nolint:gosec // jitter, no secret
+	away := busy.away(a.lockOf(t).HoldTime())
 	a.checkInspector()
 	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: away, Busy: busy})
 	return &verdict{answer: &handBack{guard: a.guard, err: busy, delay: away}}
+}
+
+// away is after how long a parked task comes back if nobody calls it: about when its
+// turn would come if the holder's process had died. hold is how long the key was held
+// on average, 0 where that is not known. The present holder counts for more: one that
+// has worked for a minute is taken to need a minute yet, and so is each before the
+// task. A task that came back in vain stays away for as long as it has been in line,
+// so the time doubles. Jitter keeps tasks from coming back together.
+func (e *BusyError) away(hold time.Duration) time.Duration {
+	if hold == 0 {
+		hold = assumedHold
+	}
+	if !e.cooldown {
+		hold = max(hold, e.takenFor)
+	}
+	wait := max(e.ExpiresIn, minAway, e.inLine) + time.Duration(min(e.Place, 1e6))*min(hold, maxAway)
+	return min(wait+rand.N(wait/4), maxAway-rand.N(maxAway/2)) //nolint:gosec // jitter, no secret
 }
 
 // checkInspector warns once of an Inspector that does not see the tasks of the

@@ -205,9 +205,9 @@ func TestPark_safetyNet(t *testing.T) {
 	}{
 		{0, 0, minAway, minAway * 5 / 4},
 		{30 * time.Second, 0, 30 * time.Second, 38 * time.Second},
-		{0, 100, minAway + 25*time.Second, 38 * time.Second},
-		{0, 1_000_000_000, 9 * time.Minute, 10 * time.Minute},
-		{time.Hour, 0, 9 * time.Minute, 10 * time.Minute},
+		{0, 100, minAway + 100*time.Second, 132 * time.Second},
+		{0, 1_000_000_000, 5 * time.Minute, 10 * time.Minute},
+		{time.Hour, 0, 5 * time.Minute, 10 * time.Minute},
 	} {
 		seen := map[time.Duration]bool{}
 		for range 100 {

@@ -58,6 +58,10 @@ type BusyError struct {
 	// Parked is true when the lock's note keeps a place in line without the
 	// caller; see [Lock.LockOrPark].
 	Parked bool
+	// TakenFor and InLine are known when the call parked, and 0 otherwise: how long
+	// ago the lock was last taken, by Redis' clock, and how long the note has kept its
+	// place in line. A holder that has worked for a minute is not done in a second.
+	TakenFor, InLine time.Duration
 
 	cause error
 }
@@ -69,7 +73,10 @@ func (e *BusyError) Error() string {
 	if e.Holder != "" {
 		fmt.Fprintf(&b, ", held by %s", printable.Short(e.Holder))
 	}
-	if e.ExpiresIn > 0 {
+	switch {
+	case e.Cooldown:
+		fmt.Fprintf(&b, ": cooling down for %s", e.ExpiresIn.Round(time.Millisecond))
+	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
 	if e.Parked {

@@ -105,7 +105,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 		if err := raw(m).ZAdd(t.Context(), m.Key(), dead...).Err(); err != nil {
 			t.Fatal(err)
 		}
-		mustAsk(t, m, waiter, stay)
+		mustAsk(t, m, waiter, time.Minute) // however slow the machine is
 		if e, d := band(t, m, "e:"), band(t, m, "d:"); e != n+1 || d != n+1 {
 			t.Fatalf("%d entries, %d times, want %d: nothing is dropped while nothing is free", e, d, n+1)
 		}

@@ -218,6 +218,7 @@ type answer struct {
 	idle   time.Duration // yours: how long the slot was free
 	others int           // how many more are parked
 	parked bool          // busy: it is parked now
+	taken  time.Duration // busy: how long ago the lock was last taken
 }
 
 // wish is what an ask is for when no slot is free.
@@ -285,10 +286,11 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 		a.yours, a.fence, a.value = true, f.num(0), f.text(1)
 	case !m.pool && len(f.list) == 5:
 		a = answer{yours: true, fence: f.num(0), back: true, inLine: f.ms(1), trip: f.ms(2), idle: f.ms(3), others: int(f.num(4))}
-	case len(f.list) == 4, !m.pool && len(f.list) == 8:
+	case len(f.list) == 4, !m.pool && len(f.list) == 9:
 		a = answer{serverUS: f.num(0), deadline: f.ms(1), more: f.num(1) == 0, place: int(f.num(2)), holder: f.text(3)}
-		if len(f.list) == 8 {
+		if len(f.list) == 9 {
 			a.back, a.inLine, a.trip, a.others, a.parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
+			a.taken = time.Duration(a.serverUS-f.num(8)) * time.Microsecond
 		}
 	default:
 		f.wrong = true
@@ -304,6 +306,9 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	e := &BusyError{Name: m.name, Waited: waited, Place: a.place, Parked: a.parked, cause: cause}
 	if a.deadline > 0 {
 		e.ExpiresIn = a.deadline
+	}
+	if a.parked {
+		e.TakenFor, e.InLine = max(0, a.taken), max(0, a.inLine)
 	}
 	if h, ok := m.parseHolder(a.holder); ok && !h.Cooldown {
 		e.Holder, e.Note = h.Owner, h.Note

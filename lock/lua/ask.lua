@@ -13,7 +13,7 @@
 -- reply yours:      fence
 -- reply back, yours: {fence, in line for (ms), called since (ms, -1: not), slot idle for (ms), parked}
 -- reply busy:       {server time (us), until the first deadline (ms, 0: see below), place in line, holder member}
--- reply back, busy:  the same, {..., in line for (ms), called since (ms, -1: not), parked, 1: the asker is}
+-- reply back, busy:  the same, {..., in line for (ms), called since (ms, -1: not), parked, 1: the asker is, last taken (us)}
 --
 -- A busy reply with a 0: slots are free, and dropping dead waiters was cut short.
 -- Ask again at once. An asker that does not join is then not parked either.
@@ -131,6 +131,7 @@ if away or park then
   if park and not same then
     parked = 1
   end
-  return {now_us, wait, place, holder or '', inline, called, redis.call('ZCOUNT', lock, '4e15', '(6e15'), parked}
+  return {now_us, wait, place, holder or '', inline, called, redis.call('ZCOUNT', lock, '4e15', '(6e15'), parked,
+    -(redis.call('ZSCORE', lock, 'f') or 0) - 1e15}
 end
 return {now_us, wait, place, holder or ''}
