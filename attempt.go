@@ -75,7 +75,7 @@ func (a *attempt) lockOf(t target) *lock.Lock {
 
 func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
 	return g.locker.Semaphore(t.scope, t.rule.Limit, append([]lock.Option{
-		lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note),
+		lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note), lock.OnePerNote(),
 	}, more...)...)
 }
 

@@ -22,6 +22,7 @@ type Lock struct {
 	maxHold time.Duration
 	renew   bool
 	note    string
+	apart   bool // see OnePerNote
 	onWait  func()
 	arrival int64  // 0: none, see OnStop
 	onStop  func() // nil: none
@@ -51,6 +52,13 @@ func NoRenew() Option { return func(m *Lock) { m.renew = false } }
 
 // Note is opaque text that others are shown beside the owner label of a holder.
 func Note(text string) Option { return func(m *Lock) { m.note = text } }
+
+// OnePerNote keeps the lock from being held twice at once under its [Note]: while a
+// holder has that note, TryLock and LockOrPark answer busy although a slot is free, and
+// Lock waits in line without holding up those behind it. It matters to a semaphore
+// only, where it costs a look at up to 1,000 holders. All who use the note give the
+// option.
+func OnePerNote() Option { return func(m *Lock) { m.apart = true } }
 
 // Parts narrows the lock to some values within its name: the name is the scope,
 // and each different list of parts is a lock of its own. Escaped by [Key], and hashed
@@ -126,7 +134,7 @@ const keepSlack = time.Second
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
-	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.arrival, m.note)
+	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.apart && m.note != "", m.arrival, m.note)
 	return le
 }
 

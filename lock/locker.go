@@ -237,14 +237,17 @@ func (l *Locker) branch(f func()) {
 
 // newBody makes <token>|<owner>|<note>, and the token in it: <channel>.<G>.<nonce>,
 // which says where to wake its owner, how long a lease granted to it lasts (ms),
-// and a counter, so that it is unique for every attempt. One with an arrival ends in
-// .<arrival>.
-func (l *Locker) newBody(grant time.Duration, arrival int64, note string) (wire []byte, body, token string) {
+// and a counter, so that it is unique for every attempt. The counter has a ~ before it
+// for a lock with OnePerNote. A token with an arrival ends in .<arrival>.
+func (l *Locker) newBody(grant time.Duration, apart bool, arrival int64, note string) (wire []byte, body, token string) {
 	b := make([]byte, 0, 64+len(l.owner)+len(note))
 	b = append(b, l.channel...)
 	b = append(b, '.')
 	b = strconv.AppendInt(b, grant.Milliseconds(), 10)
 	b = append(b, '.')
+	if apart {
+		b = append(b, '~')
+	}
 	b = strconv.AppendUint(b, l.nonce.Add(1), 36)
 	if arrival > 0 {
 		b = append(b, '.')

@@ -21,7 +21,7 @@ const longCooldown = time.Second
 // What waits in a goroutine is served first come, first served; what is parked
 // is called so, and may be overtaken by goroutines, for no slot is reserved. A
 // note parks once on a lock, and not behind itself: while a holder (of the first
-// 128) has the same note the answer is a *BusyError at once, without Parked. Of a
+// 1,000) has the same note the answer is a *BusyError at once, without Parked. Of a
 // cooldown of which more than a second is left, it parks without waiting for yield.
 //
 // Any other error means that nothing is kept: where the outcome is not known, a

@@ -18,6 +18,9 @@
 -- A busy reply with a 0: slots are free, and dropping dead waiters was cut short.
 -- Ask again at once. An asker that does not join is then not parked either.
 --
+-- An asker whose token says so (see twin) gets no slot beside a holder with its own
+-- note: it is answered busy, and that holder.
+--
 -- "back" is an asker whose note was parked or called before, or is parked now.
 -- Numbers that Redis is to store go through string.format('%d'): Redis itself
 -- would print them with %.17g, at three times the cost.
@@ -50,13 +53,14 @@ if stored then
   return raise()
 end
 
-local free, fence, more = 0, nil, false
+local free, fence, more, beside = 0, nil, false, nil
 if held < limit then
   free, fence, more = grant(held, nil, body, ttl)
   if fence then
     return fence
   end
-  if free == 0 then
+  beside = free > 0 and twin(body) or nil
+  if free == 0 or beside then
     held, holder, deadline = holders() -- others, who were granted it just now
   end
 end
@@ -67,7 +71,7 @@ end
 local note = string.sub(body, string.find(body, '|', string.find(body, '|', 1, true) + 1, true) + 1)
 local away = note ~= '' and redis.call('ZSCORE', lock, 'p:' .. note)
 local entry, alive = 'e:' .. body, 'd:' .. body
-if free > 0 then
+if free > 0 and not beside then
   redis.call('ZREM', lock, entry, alive)
   if not away then
     return hold(body, ttl)
@@ -82,17 +86,9 @@ if free > 0 then
 end
 
 local wait = more and 0 or deadline - now_ms -- without a holder there is a free slot, or more to drop
-local same = false
-if note ~= '' and (limit > 1 or park) then
-  -- Among several holders, one with the asker's own note tells most. Of a great
-  -- many only the first are looked at: each costs a third of a microsecond.
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'LIMIT', '0', math.min(limit, 128))) do
-    if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
-      holder, same = member, true
-      break
-    end
-  end
-end
+-- Among several holders, one with the asker's own note tells most.
+local same = beside or note ~= '' and (limit > 1 or park) and noted(note)
+holder = same or holder
 
 local inline, called = 0, -1
 local first = away and away % 2e15 or now_us - 1.6e15 -- the ticket of one who is not in line yet
