@@ -47,7 +47,7 @@ func TestMaxHoldOfAGrantedLease(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	w := hearing(l.Mutex(redistest.Name(t), MaxHold(2*time.Second)), 1000)
-	w.askedAt = time.Now().Add(-900 * time.Millisecond)
+	w.askedAt = time.Now().Add(-500 * time.Millisecond)
 	granted := time.Now()
 	l.line.hear(message{token: w.lease.token, fence: 7, us: 2000})
 	if !w.finished() {

@@ -21,6 +21,7 @@ type Lock struct {
 	ttl     time.Duration
 	maxHold time.Duration
 	renew   bool
+	margin  time.Duration // see Margin; unset: the default
 	note    string
 	apart   bool // see OnePerNote
 	onWait  func()
@@ -32,7 +33,7 @@ type Lock struct {
 	err     error  // what is wrong with the definition; every operation returns it
 }
 
-// Option refines a lock; see TTL, MaxHold, NoRenew, Note, Parts, OnWait and
+// Option refines a lock; see TTL, Margin, MaxHold, NoRenew, Note, Parts, OnWait and
 // OnStop.
 type Option func(*Lock)
 
@@ -87,7 +88,7 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 // differ in n, as they do while a new version is deployed: a lower n takes
 // effect as holders leave, a higher one at the next call.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
-	m := &Lock{locker: l, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
+	m := &Lock{locker: l, name: name, limit: n, ttl: l.ttl, renew: true, margin: unset, err: l.err}
 	for _, option := range options {
 		if option != nil {
 			option(m)
@@ -102,6 +103,8 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, m.limit)
 	case m.maxHold < 0:
 		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
+	case m.margin != unset && (m.margin < 0 || m.margin > m.ttl/3):
+		m.err = fmt.Errorf("lock: %q: Margin is %s: from 0 to a third of the TTL, which is %s", name, m.margin, m.ttl)
 	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
 	}

@@ -76,12 +76,15 @@ func (r *renewer) take(le *Lease, fence int64, value string, sent time.Time, len
 	r.alarm.set(next)
 }
 
-// reach moves the lease's deadline out to length after sent. Callers hold mu.
+// reach moves the lease's deadline out to length after sent, less its margin.
+// Callers hold mu.
 func (r *renewer) reach(le *Lease, sent time.Time, length time.Duration) {
-	d := sent.Add(believe(length))
+	margin := le.lock.marginOf(length)
+	d := sent.Add(believe(length) - margin)
 	if !d.After(le.deadline) {
 		// Extended far beyond meanwhile: nothing is due before it nears its end.
-		if at := le.deadline.Add(-le.lock.ttl * 2 / 3); le.lock.renew && at.After(le.renewAt) {
+		end := le.deadline.Add(le.lock.marginOf(le.lock.ttl))
+		if at := end.Add(-le.lock.ttl * 2 / 3); le.lock.renew && at.After(le.renewAt) {
 			le.renewAt = at
 		}
 		return
@@ -89,8 +92,9 @@ func (r *renewer) reach(le *Lease, sent time.Time, length time.Duration) {
 	le.deadline = d
 	if le.lock.renew {
 		// A third of the way through its length, but never more than two
-		// thirds of a TTL before its end: an extended lease rests.
-		le.renewAt = le.deadline.Add(-min(length, le.lock.ttl) * 2 / 3)
+		// thirds of a TTL before its end: an extended lease rests. The margin
+		// takes nothing from the first third.
+		le.renewAt = d.Add(margin - min(length, le.lock.ttl)*2/3)
 	}
 }
 

@@ -177,7 +177,7 @@ func TestRule07_GrantedLeaseCountsFromTheLastAsk(t *testing.T) {
 		if !w.finished() {
 			t.Fatal("not believed")
 		}
-		if d := w.lease.Deadline(); d.After(w.askedAt.Add(g)) || d.Before(w.askedAt.Add(g-g/10)) {
+		if d := w.lease.Deadline(); d.After(w.askedAt.Add(g)) || d.Before(w.askedAt.Add(g-g/8)) {
 			t.Errorf("TTL %s: the lease ends %s after the ask, want %s", ttl, d.Sub(w.askedAt), g)
 		}
 	}
