@@ -11,8 +11,7 @@
 -- a:<note>  its arrival (us, 1e15 and up)
 -- s:<note>  minus the ms at which it last came
 local arrivals, note, keep = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 local now_ms = math.floor(now_us / 1000)
 
 local seen = tonumber(redis.call('ZSCORE', arrivals, 's:' .. note) or 0)

@@ -25,8 +25,7 @@
 -- Numbers that Redis is to store go through string.format('%d'): Redis itself
 -- would print them with %.17g, at three times the cost.
 local lock, body = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 -- An idle lock is no key at all: nothing to purge, nobody to overtake.
 if redis.call('EXISTS', lock) == 0 then

@@ -8,8 +8,7 @@
 --
 -- reply broken: {slots taken: of live holders and cooldowns; how many tokens follow; <token>, ...}
 local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 --@include line
 

@@ -12,8 +12,7 @@
 -- reply nothing: slots free now; nothing is parked or called
 -- reply more:    -1; the same, and dropping dead waiters was cut short: look again at once
 local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 --@include line
 --@include calls

@@ -9,8 +9,8 @@
 -- reply 1 kept:   next has the claim, and is enqueued
 -- reply 0 absent: no claim, or another one's
 local claim = KEYS[1]
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+--@include clock
+local now_ms = math.floor(now_us / 1000)
 
 --@include claim
 

@@ -9,8 +9,8 @@
 -- reply taken:    0
 -- reply standing: {body, its age (ms), what it is: enqueuing or enqueued}
 local claim, length = KEYS[1], tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+--@include clock
+local now_ms = math.floor(now_us / 1000)
 
 --@include claim
 

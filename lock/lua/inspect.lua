@@ -6,8 +6,7 @@
 --
 -- reply {server time (us), holders, waiting, parked, called, last fence (0: none), place of the note (-1: none), {holder member, deadline (ms), ...}}
 local lock, most, note = KEYS[1], tonumber(ARGV[1]), ARGV[2]
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 local after = '(' .. string.format('%.0f', math.floor(now_us / 1000))
 
 local listed = {}

@@ -4,8 +4,7 @@
 --
 -- reply deleted: {values removed, taken ones included; how many tokens of takers follow; <token>, ...}
 local pool = KEYS[1]
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 local deleted = {redis.call('ZCOUNT', pool, 6e15, '+inf'), 0}
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, 1e14)) do

@@ -6,8 +6,7 @@
 --
 -- reply {server time (us), free, taken, waiters, {free values}, {holder member, deadline (ms), ...}}
 local pool, most = KEYS[1], tonumber(ARGV[1])
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 local after = '(' .. string.format('%d', math.floor(now_us / 1000))
 
 local free = redis.call('ZCOUNT', pool, 6e15, '+inf')

@@ -6,8 +6,7 @@
 --
 -- reply {values added, values free now, 1: put again at once, dropping dead waiters or holders was cut short; else 0}
 local pool = KEYS[1]
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 --@include pool_line
 

@@ -14,8 +14,7 @@
 -- The value is named, for a take of the same body that arrives late may have got
 -- another one.
 local pool, body, consume = KEYS[1], ARGV[1], ARGV[2]
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 --@include pool_line
 

@@ -11,8 +11,7 @@
 --
 -- Ask again at once: dropping dead waiters or holders was cut short.
 local pool, body, ttl, stay = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 --@include pool_line
 

@@ -33,8 +33,7 @@ if size == 2 and cooldown == 0 and redis.call('ZRANK', lock, 'h:' .. body) then
   redis.call('DEL', lock)
   return limit
 end
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 --@include line
 --@include calls

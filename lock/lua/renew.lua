@@ -7,8 +7,7 @@
 -- reply 1 renewed: the deadline is at least that far away
 -- reply 0 lost:    no such holder, or its deadline has passed
 local lock, body, length = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 local deadline = tonumber(redis.call('ZSCORE', lock, 'h:' .. body) or 0)
 if deadline <= math.floor(now_us / 1000) then

@@ -14,8 +14,7 @@
 -- can be asked to stop. 1,000 holders are looked at, and the last 256 in line:
 -- those before them call for themselves.
 local lock, limit, arrival = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 local now_ms = math.floor(now_us / 1000)
 
 local known, others, holding = {}, 0, false

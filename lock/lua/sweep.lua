@@ -8,8 +8,7 @@
 --
 -- A caller does not know the lock's limit; one slot is what every lock has.
 local lock, limit = KEYS[1], 1
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
+--@include clock
 
 --@include line
 
