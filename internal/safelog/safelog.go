@@ -41,16 +41,22 @@ func (h handler) Handle(ctx context.Context, record slog.Record) error {
 	return h.inner.Handle(ctx, record)
 }
 
-func (h handler) WithAttrs(attrs []slog.Attr) (made slog.Handler) {
-	made = h
-	defer rescue("WithAttrs", "")
-	return handler{h.inner.WithAttrs(attrs)}
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return h.with("WithAttrs", func() slog.Handler { return h.inner.WithAttrs(attrs) })
 }
 
-func (h handler) WithGroup(name string) (made slog.Handler) {
-	made = h
-	defer rescue("WithGroup", name)
-	return handler{h.inner.WithGroup(name)}
+func (h handler) WithGroup(name string) slog.Handler {
+	return h.with("WithGroup", func() slog.Handler { return h.inner.WithGroup(name) })
+}
+
+// with gives what derive makes, or h itself when that panics.
+func (h handler) with(method string, derive func() slog.Handler) slog.Handler {
+	derived := h
+	func() {
+		defer rescue(method, "")
+		derived = handler{derive()}
+	}()
+	return derived
 }
 
 // rescue is deferred around a call of a handler.
