@@ -1,13 +1,9 @@
 package automutex
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
 )
@@ -83,10 +79,8 @@ func listIndex(segment string) int {
 // a *KeyError.
 func (fs *fieldSet) find(t *asynq.Task) ([][]byte, error) {
 	payload := t.Payload()
-	if reason, cause := checkPayload(payload); reason != "" {
-		return nil, &KeyError{
-			Task: t.Type(), Field: fs.paths[0].text, reason: reason, cause: cause, advice: advicePayload,
-		}
+	if reason := checkPayload(payload); reason != "" {
+		return nil, &KeyError{Task: t.Type(), Field: fs.paths[0].text, reason: reason, advice: adviceEncoding}
 	}
 
 	walk := fieldWalk{set: fs, at: jsonCursor{text: payload}, found: make([]foundField, len(fs.nodes))}
@@ -143,34 +137,4 @@ func (p *partText) Write(piece []byte) (int, error) {
 	}
 	p.text = append(p.text, piece...)
 	return len(piece), nil
-}
-
-// notJSON says where a payload ceases to be JSON, and nothing of what stands there.
-func notJSON(payload []byte) error {
-	var v json.RawMessage
-	err := json.Unmarshal(payload, &v)
-	var wrong *json.SyntaxError
-	switch {
-	case !errors.As(err, &wrong):
-		return err
-	case strings.Contains(err.Error(), "unexpected end"):
-		return errors.New("it ends too early")
-	case strings.Contains(err.Error(), "max depth"):
-		return errors.New("it is nested too deeply")
-	}
-	return fmt.Errorf("byte %d of it is wrong", wrong.Offset)
-}
-
-// checkPayload says what keeps a payload from being read, "" when nothing does.
-func checkPayload(payload []byte) (reason string, cause error) {
-	if len(payload) == 0 {
-		return "the payload is empty", nil
-	}
-	if !json.Valid(payload) {
-		return "the payload is not JSON", notJSON(payload)
-	}
-	if !utf8.Valid(payload) {
-		return "the payload is not valid UTF-8", nil
-	}
-	return "", nil
 }

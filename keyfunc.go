@@ -151,8 +151,8 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 			return nil, &KeyError{Task: t.Type(), reason: reason, cause: cause, advice: advicePayload}
 		}
 		payload := t.Payload()
-		if reason, cause := checkPayload(payload); reason != "" {
-			return fail(reason, cause)
+		if reason := checkPayload(payload); reason != "" {
+			return nil, &KeyError{Task: t.Type(), reason: reason, advice: adviceKeyOf}
 		}
 		if string(bytes.TrimSpace(payload)) == "null" {
 			return fail("the payload is null", nil)
@@ -224,6 +224,9 @@ func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 const (
 	adviceField   = "enqueue the task with that field, or change the rule's On"
 	advicePayload = "enqueue the task with a JSON payload, or change the rule"
+
+	adviceEncoding = "set Rule.Key or Rule.OnHeaders for other encodings"
+	adviceKeyOf    = "KeyOf reads JSON: give Rule.Key a function of your own, or set Rule.OnHeaders, for other encodings"
 )
 
 // KeyError says that no key could be made from a task. The task is archived

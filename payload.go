@@ -138,13 +138,39 @@ func jsonName(field reflect.StructField) (name string, tagged, ok bool) {
 		return "", false, false
 	}
 	name, _, _ = strings.Cut(tag, ",")
+	if name == "" {
+		return field.Name, false, true
+	}
 	unfit := func(r rune) bool {
 		return !strings.ContainsRune("!#$%&()*+-./:;<=>?@[]^_{|}~ ", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
 	}
-	if name == "" || strings.ContainsFunc(name, unfit) {
-		return field.Name, false, true
+	if strings.ContainsFunc(name, unfit) {
+		return unfitName(field)
 	}
 	return name, true, true
+}
+
+// unfitName is jsonName for a tag with a name that encoding/json does not take as it
+// is. Versions of Go differ in what they make of it, so a field with that tag is
+// written, and its name read.
+func unfitName(field reflect.StructField) (name string, tagged, ok bool) {
+	const untagged = "Untagged"
+	value := reflect.New(reflect.StructOf([]reflect.StructField{{Name: untagged, Type: reflect.TypeFor[int](), Tag: field.Tag}}))
+	value.Elem().Field(0).SetInt(1) // a zero may be left out
+	text, err := json.Marshal(value.Interface())
+	if err != nil {
+		return field.Name, false, true
+	}
+	var written map[string]json.RawMessage
+	if err := json.Unmarshal(text, &written); err != nil {
+		return field.Name, false, true
+	}
+	for name := range written {
+		if name != untagged {
+			return name, true, true
+		}
+	}
+	return field.Name, false, true
 }
 
 // nearestNames gives up to three names that look most like what was asked for.

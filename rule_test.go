@@ -286,7 +286,7 @@ type examplePayload struct {
 func TestCheckPayloadPath(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{
-		"inner", "shadow", "FullName", `dot\.ted`, "BadTag", "-", "users", "users.0.inner", "pair.1", "by_name.any.Deep",
+		"inner", "shadow", "FullName", `dot\.ted`, "-", "users", "users.0.inner", "pair.1", "by_name.any.Deep",
 		"by_name.x.back.twice", "any.thing.at.0.all", "raw.x.y", "at.x", "own.x", "bytes", "number", "pointer.inner",
 		"Deep", "named.Deep", "back.Deep", "named", "Tagged.0", "wrapped.within",
 	} {
@@ -337,6 +337,29 @@ func TestCheckPayloadPath(t *testing.T) {
 func checkPath(payload any, path string) error {
 	segments, err := parsePath(path)
 	return errors.Join(err, checkPayloadPath(payload, segments))
+}
+
+// Versions of Go name a field with an unfit tag differently; New goes by the version
+// that reads the payloads.
+func TestCheckPayloadPath_unfitTagIsNamedAsEncodingJSONDoes(t *testing.T) {
+	t.Parallel()
+	type unfit struct {
+		Quote  int `json:"bad\"tag"`
+		Single int `json:"'a,b',omitempty"`
+	}
+	text, err := json.Marshal(unfit{Quote: 1, Single: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var written map[string]int
+	if err := json.Unmarshal(text, &written); err != nil || len(written) != 2 {
+		t.Fatalf("%s: %v", text, err)
+	}
+	for name := range written {
+		if err := checkPayloadPath(unfit{}, []string{name}); err != nil {
+			t.Errorf("%s: %q %v", text, name, err)
+		}
+	}
 }
 
 // The fields found are those that encoding/json writes.
