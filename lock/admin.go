@@ -113,7 +113,7 @@ func (m *Lock) operateCode(ctx context.Context, s *script, args []any, most int6
 	if err != nil {
 		return 0, err
 	}
-	n, err := codeOf(reply, 0, most)
+	n, err := codeOf(reply, most)
 	if err != nil {
 		return 0, backendError(s.name, m.Key(), err)
 	}
@@ -176,7 +176,7 @@ func (l *Locker) Sweep(ctx context.Context) (int, error) {
 	removed := 0
 	for c, err := range l.walk(ctx, sweepScript) {
 		for err == nil {
-			n, wrong := codeOf(c.reply, 0, math.MaxInt64)
+			n, wrong := codeOf(c.reply, math.MaxInt64)
 			if err := cmp.Or(c.err, wrong); err != nil {
 				return removed, backendError("sweep", c.keys[0], err)
 			}

@@ -296,7 +296,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}
-	renewed, err := codeOf(reply, renewLost, renewRenewed)
+	renewed, err := codeOf(reply, renewRenewed)
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

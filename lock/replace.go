@@ -61,7 +61,7 @@ func (m *Lock) Forget(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := codeOf(reply, 0, 1); err != nil {
+	if _, err := codeOf(reply, 1); err != nil {
 		return backendError("forget", m.arrivals(), err)
 	}
 	return nil

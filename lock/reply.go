@@ -47,10 +47,10 @@ func setReplyOf(cmd *redis.StatusCmd, exec error) (bool, error) {
 // header lists.
 func unexpected(reply any) error { return fmt.Errorf("unexpected reply %v", reply) }
 
-// codeOf reads the reply of a script that answers with one number from least to most.
-func codeOf(reply any, least, most int64) (int64, error) {
+// codeOf reads the reply of a script that answers with one number from 0 to most.
+func codeOf(reply any, most int64) (int64, error) {
 	n, ok := reply.(int64)
-	if !ok || n < least || n > most {
+	if !ok || n < 0 || n > most {
 		return 0, unexpected(reply)
 	}
 	return n, nil

@@ -23,13 +23,14 @@ func (s *schedule) remove(le *Lease) {
 }
 
 // Len implements heap.Interface, as do the methods below.
-func (s schedule) Len() int { return len(s) }
+func (s *schedule) Len() int { return len(*s) }
 
-func (s schedule) Less(i, j int) bool { return s[i].due.Before(s[j].due) }
+func (s *schedule) Less(i, j int) bool { return (*s)[i].due.Before((*s)[j].due) }
 
-func (s schedule) Swap(i, j int) {
-	s[i], s[j] = s[j], s[i]
-	s[i].place, s[j].place = i+1, j+1
+func (s *schedule) Swap(i, j int) {
+	q := *s
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i+1, j+1
 }
 
 // Push appends a *Lease, for package heap.
