@@ -234,12 +234,21 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 		return nil, 0, err
 	}
 	defer l.work.Done()
-	found, next, err := node.Scan(ctx, cursor, globEscape(l.prefix)+":{*}", scanCount).Result()
+	type found struct {
+		keys []string
+		next uint64
+	}
+	bound := l.conn.bound(ctx)
+	reply, err := l.conn.within(ctx, bound, func() (any, error) {
+		keys, next, err := node.Scan(bound, cursor, globEscape(l.prefix)+":{*}", scanCount).Result()
+		return found{keys, next}, err
+	})
 	if err != nil {
 		return nil, 0, backendError("scan", l.prefix, err)
 	}
+	scanned := reply.(found) //nolint:forcetypeassert // made above
 	var calls []*call
-	for _, key := range found {
+	for _, key := range scanned.keys {
 		if !seen[key] {
 			seen[key] = true
 			calls = append(calls, &call{keys: []string{key}, args: args})
@@ -248,7 +257,7 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 	for some := range slices.Chunk(calls, pipelineMost) {
 		l.conn.pipeline(ctx, s, some)
 	}
-	return calls, next, nil
+	return calls, scanned.next, nil
 }
 
 // wrongType: before Redis 7 what fails inside a script is wrapped in other text.
@@ -280,18 +289,22 @@ func (l *Locker) masters(ctx context.Context) ([]scanner, error) {
 	// A client of neither type may hide a Cluster, of which it would walk one node.
 	switch rdb := l.conn.rdb.(type) {
 	case *redis.ClusterClient:
-		var mu sync.Mutex // ForEachMaster calls from several goroutines, and waits for them
-		var nodes []scanner
-		err := rdb.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			nodes = append(nodes, node)
-			return nil
+		bound := l.conn.bound(ctx)
+		nodes, err := l.conn.within(ctx, bound, func() (any, error) {
+			var mu sync.Mutex // ForEachMaster calls from several goroutines, and waits for them
+			var nodes []scanner
+			err := rdb.ForEachMaster(bound, func(_ context.Context, node *redis.Client) error {
+				mu.Lock()
+				defer mu.Unlock()
+				nodes = append(nodes, node)
+				return nil
+			})
+			return nodes, err
 		})
 		if err != nil {
 			return nil, backendError("scan", l.prefix, err)
 		}
-		return nodes, nil
+		return nodes.([]scanner), nil //nolint:forcetypeassert // made above
 	case *redis.Client:
 		return []scanner{rdb}, nil
 	}

@@ -58,6 +58,8 @@ func parallel(b *testing.B, n int, f func(goroutine int) error) {
 func BenchmarkUncontended(b *testing.B) {
 	rdb := benchClient(b)
 	ctx := context.Background()
+	ending, cancel := context.WithCancel(ctx)
+	defer cancel()
 	for _, n := range []int{1, 16, 64, 256} {
 		b.Run(fmt.Sprintf("raw/%d", n), func(b *testing.B) {
 			var token atomic.Int64
@@ -71,21 +73,23 @@ func BenchmarkUncontended(b *testing.B) {
 				return compareAndDelete.Run(ctx, rdb, []string{keys[i]}, mine).Err()
 			})
 		})
-		b.Run(fmt.Sprintf("lock/%d", n), func(b *testing.B) {
-			locker := lock.New(rdb, lock.Options{})
-			defer locker.Close()
-			var locks []*lock.Lock
-			for _, name := range names(b, n) {
-				locks = append(locks, locker.Mutex(name))
-			}
-			parallel(b, n, func(i int) error {
-				lease, err := locks[i].TryLock(ctx)
-				if err != nil {
-					return err
+		for name, ctx := range map[string]context.Context{"lock": ctx, "lock, context that can end": ending} {
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				locker := lock.New(rdb, lock.Options{})
+				defer locker.Close()
+				var locks []*lock.Lock
+				for _, name := range names(b, n) {
+					locks = append(locks, locker.Mutex(name))
 				}
-				return lease.Unlock(ctx)
+				parallel(b, n, func(i int) error {
+					lease, err := locks[i].TryLock(ctx)
+					if err != nil {
+						return err
+					}
+					return lease.Unlock(ctx)
+				})
 			})
-		})
+		}
 	}
 }
 

@@ -130,7 +130,7 @@ func (m *Lock) look(ctx context.Context, queue func(redis.Pipeliner)) error {
 		return nil
 	}
 	bound := conn.bound(ctx)
-	_, err := conn.within(bound, func() (any, error) {
+	_, err := conn.within(ctx, bound, func() (any, error) {
 		cmds, failed := p.Exec(bound)
 		// failed is the first command's error, or that of the whole pipeline, of
 		// which the commands may know nothing: see replyOf.

@@ -92,11 +92,11 @@ func (c *Claim) TakeFree(ctx context.Context, holder string, length time.Duratio
 		value: "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder,
 		life:  length + time.Second,
 	}
-	l.gather.run(ctx, l.conn, set)
-	if set.err != nil {
-		return false, backendError("take", c.Key(), set.err)
+	taken, err := l.gather.run(ctx, l, set)
+	if err != nil {
+		return false, backendError("take", c.Key(), err)
 	}
-	return set.taken, nil
+	return taken, nil
 }
 
 func (c *Claim) unfit(holder string, length time.Duration) error {

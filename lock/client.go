@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -73,17 +74,20 @@ type conn struct {
 	scripts Transport // rdb, unless Options say otherwise
 	// process is that of scripts where Async made them, else nil.
 	process func(ctx context.Context, cmd redis.Cmder) error
-	// bounded: the client itself gives up within opTimeout of a context's end,
-	// so calls run on the caller's goroutine. Otherwise (reads without timeout,
-	// a client type we do not know) each call runs beside, and is left behind.
+	// bounded: the client itself gives up within opTimeout of a context's end.
+	// Otherwise (reads without timeout, a client type we do not know) each call
+	// runs beside, and is left behind.
 	bounded bool
+	jobs    chan func()     // to idle workers, see beside
+	closing <-chan struct{} // closed when the Locker is
+	located atomic.Bool     // the client has found out once which master has which slots
 	// sizes: arguments may be marshaled to no other end than to know their size.
 	sizes     bool
 	deadlines deadlines
 }
 
-func newConn(rdb Client, transport Transport) *conn {
-	c := &conn{rdb: rdb, scripts: rdb, sizes: true}
+func newConn(rdb Client, transport Transport, closing <-chan struct{}) *conn {
+	c := &conn{rdb: rdb, scripts: rdb, sizes: true, jobs: make(chan func()), closing: closing}
 	if transport != nil {
 		c.scripts = transport
 		if async, ok := transport.(asyncTransport); ok {
@@ -174,20 +178,18 @@ func (c *conn) writing() bool {
 // callers has what writing found out of each place that calls MarshalBinary.
 var callers sync.Map // uintptr to bool
 
-// run executes s on keys, the one key of a lock. It keeps ctx's values
-// (tracing) but neither its deadline nor its cancellation: an exchange that
-// has begun is finished.
+// run executes s on keys, the one key of a lock. It returns when ctx ends, and
+// leaves the exchange behind: to interrupt what has begun would not undo it.
 func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (any, error) {
 	bound := c.bound(ctx)
-	switch {
-	case c.bounded:
-		return c.exchange(bound, s, keys, args)
-	case c.process != nil:
-		return c.submit(bound, s, keys, args)
+	if c.process != nil {
+		return c.submit(ctx, bound, s, keys, args)
 	}
-	v, err := c.within(bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
-	if errors.Is(err, errLeftBehind) {
+	v, err := c.within(ctx, bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
+	if errors.Is(err, errNoAnswer) {
 		leftBehind(args)
+	}
+	if errors.Is(err, errLeftBehind) {
 		c.unreached(err)
 	}
 	return v, err
@@ -203,16 +205,25 @@ func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []an
 	return v, err
 }
 
-// submit is exchange over a transport of Async, within ctx: this goroutine waits,
-// and a command that is left behind is the transport's alone.
-func (c *conn) submit(ctx context.Context, s *script, keys []string, args []any) (any, error) {
+// submit is exchange over a transport of Async: this goroutine waits, until bound
+// or ctx ends, and a command that is left behind is the transport's alone.
+func (c *conn) submit(ctx, bound context.Context, s *script, keys []string, args []any) (any, error) {
+	waiting := bound
+	if ctx.Done() != nil {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, opTimeout)
+		defer cancel()
+	}
 	send := func(name, text string) (any, error) {
 		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
-		cmd := redis.NewCmd(ctx, append(words, args...)...)
+		cmd := redis.NewCmd(bound, append(words, args...)...)
 		cmd.SetFirstKeyPos(3) // where a Cluster sends it
-		err := c.process(ctx, cmd)
-		if err != nil && ctx.Err() != nil {
+		err := c.process(waiting, cmd)
+		if err != nil && waiting.Err() != nil {
 			leftBehind(args) // cmd may be written to yet: it is not looked at
+			if ctx.Err() != nil {
+				return nil, leftAtEndOf(ctx)
+			}
 			return nil, errLeftBehind
 		}
 		return replyOf(cmd, err)
@@ -272,7 +283,7 @@ type call struct {
 func (c *conn) pipeline(ctx context.Context, s *script, calls []*call) {
 	bound := c.bound(ctx)
 	mine := slices.Clone(calls)
-	_, err := c.within(bound, func() (any, error) {
+	_, err := c.within(ctx, bound, func() (any, error) {
 		c.exchangeAll(bound, s, mine)
 		return nil, nil //nolint:nilnil // each call carries its own result
 	})
@@ -311,32 +322,5 @@ func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
 		send(again, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
 			return p.Eval(ctx, s.src, keys, args...)
 		})
-	}
-}
-
-// errLeftBehind: the client gave no answer within opTimeout.
-var errLeftBehind = fmt.Errorf("no answer from Redis within %s: %w", opTimeout, context.DeadlineExceeded)
-
-// within runs f, on this goroutine where the client bounds itself. Otherwise f
-// runs on one of its own; that one ends when the client lets go of the command
-// (its own timeout, or Close of the client), which is the client's owner's say.
-func (c *conn) within(ctx context.Context, f func() (any, error)) (any, error) {
-	if c.bounded {
-		return f()
-	}
-	type result struct {
-		v   any
-		err error
-	}
-	done := make(chan result, 1) // buffered: the goroutine never waits for us
-	go func() {
-		v, err := f()
-		done <- result{v, err}
-	}()
-	select {
-	case r := <-done:
-		return r.v, r.err
-	case <-ctx.Done():
-		return nil, errLeftBehind
 	}
 }

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -9,12 +10,20 @@ import (
 )
 
 // gather sends the plain SETs of callers who come at once in one pipeline, so
-// that many producers pay for one write and one read. Who comes while no more
-// than sendersMost pipelines are under way sends for itself at once; the others
-// wait for one of these to come back, and the first of them then sends for all.
-// No goroutine is needed: senders are callers.
+// that many producers pay for one write and one read. While less than sendersMost
+// pipelines are under way to a master, a SET goes at once; the others wait for one
+// of these to come back, and then travel together.
+//
+// Callers only wait: a sender is a goroutine, so that a caller whose context ends
+// leaves at once. It ends when nothing waits for its master, each of its exchanges
+// by opTimeout, and the Locker's Close waits for it.
 type gather struct {
-	mu      sync.Mutex // guards the fields below; never held across I/O
+	mu      sync.Mutex // guards the map and what it leads to; never held across I/O
+	masters map[any]*outbox
+}
+
+// outbox is what goes to one master. It exists while a sender does.
+type outbox struct {
 	senders int
 	waiting []*setFree
 }
@@ -27,56 +36,77 @@ type setFree struct {
 	key, value string
 	life       time.Duration
 
-	// turn is closed when taken and err are set, or when send is: then this
-	// caller sends for those in it, itself the first.
-	turn  chan struct{}
-	send  []*setFree
+	done  chan struct{} // closed when taken and err are set
 	taken bool
 	err   error
 }
 
-// run sets s among others, and returns when that has an answer.
-func (g *gather) run(ctx context.Context, c *conn, s *setFree) {
+// run sets s among others. It returns when that has an answer, or when ctx ends:
+// s is then not sent, or left behind. The caller is counted in.
+func (g *gather) run(ctx context.Context, l *Locker, s *setFree) (taken bool, err error) {
+	s.done = make(chan struct{})
+	master := l.conn.masterOf(ctx, s.key)
 	g.mu.Lock()
-	if g.senders == sendersMost {
-		s.turn = make(chan struct{})
-		g.waiting = append(g.waiting, s)
-		g.mu.Unlock()
-		<-s.turn // every sender passes the turn on, and ends by the bound of its exchange
-		if s.send == nil {
-			return
+	box := g.masters[master]
+	if box == nil {
+		if g.masters == nil {
+			g.masters = make(map[any]*outbox)
 		}
-	} else {
-		g.senders++
-		g.mu.Unlock()
-		s.send = []*setFree{s}
+		box = &outbox{}
+		g.masters[master] = box
 	}
-	c.setFree(ctx, s.send)
-	g.mu.Lock()
-	next := g.waiting
-	g.waiting = nil
-	if len(next) == 0 {
-		g.senders--
+	if box.senders < sendersMost {
+		box.senders++
+		values := context.WithoutCancel(ctx)
+		l.branch(func() { g.send(values, l.conn, master, box, []*setFree{s}) })
+	} else {
+		box.waiting = append(box.waiting, s)
 	}
 	g.mu.Unlock()
-	if len(next) > 0 {
-		next[0].send = next
-		close(next[0].turn)
+	select {
+	case <-s.done:
+		return s.taken, s.err
+	case <-ctx.Done():
 	}
-	for _, other := range s.send[1:] {
-		close(other.turn)
+	g.mu.Lock()
+	box.waiting = slices.DeleteFunc(box.waiting, func(other *setFree) bool { return other == s })
+	g.mu.Unlock()
+	timer := time.NewTimer(answerGrace)
+	defer timer.Stop()
+	select {
+	case <-s.done:
+		return s.taken, s.err
+	case <-timer.C:
+		return false, leftAtEndOf(ctx)
 	}
 }
 
-// setFree sets all of them in one round trip (one per node). Each ends with an
-// answer or an error.
+// send sends sets, and then whatever has come for its master meanwhile.
+func (g *gather) send(ctx context.Context, c *conn, master any, box *outbox, sets []*setFree) {
+	for len(sets) > 0 {
+		c.setFree(ctx, sets)
+		for _, s := range sets {
+			close(s.done)
+		}
+		g.mu.Lock()
+		sets, box.waiting = box.waiting, nil
+		if len(sets) == 0 {
+			if box.senders--; box.senders == 0 {
+				delete(g.masters, master)
+			}
+		}
+		g.mu.Unlock()
+	}
+}
+
+// setFree sets all of them in one round trip. Each ends with an answer or an error.
 func (c *conn) setFree(ctx context.Context, sets []*setFree) {
 	bound := c.bound(ctx)
 	type sent struct {
 		cmds   []*redis.StatusCmd
 		failed error // of the whole pipeline
 	}
-	done, err := c.within(bound, func() (any, error) {
+	done, err := c.within(ctx, bound, func() (any, error) {
 		p := c.rdb.Pipeline()
 		// Not SetNX, whose reply false is also what a command has that never ran.
 		cmds := make([]*redis.StatusCmd, len(sets))

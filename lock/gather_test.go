@@ -75,7 +75,7 @@ func TestGather(t *testing.T) {
 		redistest.Eventually(t, soon, func() bool {
 			l.gather.mu.Lock()
 			defer l.gather.mu.Unlock()
-			return len(l.gather.waiting) == callers-sendersMost
+			return len(l.gather.masters[nil].waiting) == callers-sendersMost
 		}, "the others waiting")
 		close(g.open)
 		wg.Wait()
@@ -94,11 +94,11 @@ func TestGather(t *testing.T) {
 		if want := map[bool]int{true: keys, false: 0}[fail == nil]; winners != want {
 			t.Errorf("%d of %d keys were taken", winners, want)
 		}
-		l.gather.mu.Lock()
-		if l.gather.senders != 0 || len(l.gather.waiting) != 0 {
-			t.Errorf("left: %d senders, %d waiting", l.gather.senders, len(l.gather.waiting))
-		}
-		l.gather.mu.Unlock()
+		redistest.Eventually(t, soon, func() bool {
+			l.gather.mu.Lock()
+			defer l.gather.mu.Unlock()
+			return len(l.gather.masters) == 0
+		}, "the end of all senders")
 	}
 }
 

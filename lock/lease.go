@@ -245,7 +245,7 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 		}
 		s, args = poolReleaseScript, []any{(*releaseArg)(le), consume}
 	}
-	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
+	reply, err := m.locker.conn.run(context.WithoutCancel(ctx), s, m.keys, args)
 	if err != nil || le.releases.Load() > 1 {
 		m.locker.line.doubt(m) // a reply that was lost may have told of a grant
 	}
@@ -285,14 +285,14 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
 	}
 	if l := le.lock.locker; l.replicas > 0 {
-		held, err := l.confirm(ctx, le, d, replicasWithin(le))
+		held, err := l.confirm(context.WithoutCancel(ctx), le, d, replicasWithin(le))
 		if err == nil && !held {
 			err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
 		}
 		return err
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.run(ctx, renewScript, le.lock.keys, []any{le.heldArg, d.Milliseconds()})
+	reply, err := le.lock.locker.conn.run(context.WithoutCancel(ctx), renewScript, le.lock.keys, []any{le.heldArg, d.Milliseconds()})
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

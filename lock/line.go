@@ -364,11 +364,7 @@ func (n *line) ring() {
 	}
 	n.mu.Unlock()
 	n.alarm.set(next)
-	for len(due) > 0 {
-		batch := due[:min(len(due), pipelined)]
-		due = due[len(batch):]
-		n.locker.branch(func() { n.refresh(batch) })
-	}
+	inBatches(n.locker, due, func(w *waiter) string { return w.lease.lock.Key() }, n.refresh)
 }
 
 // refresh asks for a batch of waiters, in one pipeline; pools have a script of

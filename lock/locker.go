@@ -158,7 +158,7 @@ func New(rdb Client, o Options) *Locker {
 		l.err = checkReplicas(rdb, o.MinReplicas)
 	}
 	if l.err == nil {
-		l.conn = newConn(rdb, o.Transport)
+		l.conn = newConn(rdb, o.Transport, l.closing.Done())
 	}
 	return l
 }

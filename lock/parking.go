@@ -53,6 +53,7 @@ type parking struct {
 
 // parkedLine is what is known of one lock. It belongs to parking.mu.
 type parkedLine struct {
+	key     string // never changed
 	lock    *Lock
 	inbound float64 // how many called and waiting ones there are to be
 	hold    average
@@ -88,7 +89,7 @@ func newParking(l *Locker, caller Caller) *parking {
 func (p *parking) line(m *Lock) *parkedLine {
 	n := p.lines[m.Key()]
 	if n == nil {
-		n = &parkedLine{inbound: 1, laters: make(map[string]bool), calls: make(map[string]*summons)}
+		n = &parkedLine{key: m.Key(), inbound: 1, laters: make(map[string]bool), calls: make(map[string]*summons)}
 		p.lines[m.Key()] = n
 		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
 		// However it is used, look has to come and forget it.
@@ -277,11 +278,7 @@ func (p *parking) look() {
 	}
 	p.mu.Unlock()
 	p.alarm.set(next)
-	for len(due) > 0 {
-		batch := due[:min(len(due), pipelined)]
-		due = due[len(batch):]
-		p.locker.branch(func() { p.lookAt(batch) })
-	}
+	inBatches(p.locker, due, func(n *parkedLine) string { return n.key }, p.lookAt)
 }
 
 // lookAt looks after a batch of lines, in one pipeline.

@@ -278,12 +278,9 @@ func (r *renewer) ring() {
 		}
 		endAll(bound, cause)
 	}
-	for len(due) > 0 {
-		batch := due[:min(len(due), pipelined)]
-		due = due[len(batch):]
-		// Each batch on its own goroutine: a node that hangs holds up only the
-		// leases that travel with it, and deadlines are watched meanwhile.
-		r.locker.spawn(func() { r.renew(batch) })
+	if len(due) > 0 && r.locker.enter() == nil {
+		defer r.locker.work.Done()
+		inBatches(r.locker, due, func(le *Lease) string { return le.lock.Key() }, r.renew)
 	}
 }
 

@@ -69,6 +69,11 @@ func (m *Lock) replicated(ctx context.Context, le *Lease) (*Lease, error) {
 	case err == nil:
 		err = fmt.Errorf("%w: %q: it was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotReplicated, m.Key())
 	}
+	if ctx.Err() != nil { // the caller is not kept: the release goes on beside
+		m.locker.renewer.drop(le)
+		m.locker.abandon(le)
+		return nil, err
+	}
 	_ = le.Unlock(ctx) // what Redis could not be told is told again beside
 	return nil, err
 }
@@ -120,7 +125,7 @@ func (c *conn) confirm(ctx context.Context, calls []*call, replicas int, within 
 		copied := *x // the goroutine left behind may still write into it
 		mine[i] = &copied
 	}
-	_, err := c.within(bound, func() (any, error) {
+	_, err := c.within(ctx, bound, func() (any, error) {
 		var wg sync.WaitGroup // its goroutines end by the bound of their exchanges
 		for at, calls := range c.byMaster(bound, mine) {
 			w := &confirming{conn: c, replicas: replicas, within: patienceOf(at, within)}

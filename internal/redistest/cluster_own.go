@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -199,6 +200,24 @@ func (s *Server) KillMaster(t testing.TB, key string) {
 	if err := node.kill(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// PauseMaster freezes the process of the key's master (SIGSTOP): it keeps its
+// connections and answers nothing, until resume or the end of the test. For a
+// cluster from StartCluster.
+func (s *Server) PauseMaster(t testing.TB, key string) (resume func()) {
+	t.Helper()
+	n, _ := s.owner(t, key)
+	if err := n.pause(); err != nil {
+		t.Fatal(err)
+	}
+	resume = sync.OnceFunc(func() {
+		if err := n.resume(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(resume)
+	return resume
 }
 
 // Revive starts what KillMaster ended, which then is a replica of whoever took

@@ -1,0 +1,127 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// On a Redis that hangs every call returns when its context ends, by its deadline
+// or because it was cancelled, and what it left behind is released later.
+func TestHungRedis_callsEndWithTheirContext(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	l := newLocker(t, s.Client(t))
+	m := l.Mutex(redistest.Name(t), TTL(time.Minute), Note("note"), OnStop(1, func() {}))
+	p, c := l.Pool(redistest.Name(t)), l.Claim(m.Key())
+	mustUnlock(t, mustTry(t, m)) // connected, and the scripts are there
+	s.Pause(t)
+	for name, call := range map[string]func(context.Context) error{
+		"TryLock":    func(ctx context.Context) error { _, err := m.TryLock(ctx); return err },
+		"Lock":       func(ctx context.Context) error { _, err := m.Lock(ctx); return err },
+		"LockOrPark": func(ctx context.Context) error { _, err := m.LockOrPark(ctx, make(chan struct{})); return err },
+		"Do":         func(ctx context.Context) error { return m.Do(ctx, func(context.Context) error { return nil }) },
+		"All":        func(ctx context.Context) error { _, err := l.All(m).Lock(ctx); return err },
+		"Acquire":    func(ctx context.Context) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
+		"Inspect":    func(ctx context.Context) error { _, err := m.Inspect(ctx); return err },
+		"Line":       func(ctx context.Context) error { _, err := m.Line(ctx, 10); return err },
+		"Break":      func(ctx context.Context) error { _, err := m.BreakAll(ctx); return err },
+		"Stop":       func(ctx context.Context) error { _, err := m.Stop(ctx); return err },
+		"Arrive":     func(ctx context.Context) error { _, _, err := m.Arrive(ctx); return err },
+		"Put":        func(ctx context.Context) error { _, err := p.Put(ctx, "value"); return err },
+		"Take":       func(ctx context.Context) error { _, err := p.Take(ctx); return err },
+		"TakeFree":   func(ctx context.Context) error { _, err := c.TakeFree(ctx, "q/1", time.Minute); return err },
+		"Claim.Take": func(ctx context.Context) error { _, err := c.Take(ctx, "q/1", "", time.Minute); return err },
+		"Sweep":      func(ctx context.Context) error { _, err := l.Sweep(ctx); return err },
+	} {
+		for how, begin := range map[string]func() (context.Context, context.CancelFunc){
+			"a deadline": func() (context.Context, context.CancelFunc) {
+				return context.WithTimeout(t.Context(), 200*time.Millisecond)
+			},
+			"a cancellation": func() (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(200*time.Millisecond, cancel)
+				return ctx, cancel
+			},
+		} {
+			ctx, cancel := begin()
+			began := time.Now()
+			err := call(ctx)
+			if took := time.Since(began); took > 1500*time.Millisecond {
+				t.Errorf("%s with %s after 200ms returned after %s", name, how, took)
+			}
+			if !errors.Is(err, ctx.Err()) {
+				t.Errorf("%s with %s: %v; want that it Is %v", name, how, err, ctx.Err())
+			}
+			cancel()
+		}
+	}
+	s.Resume(t)
+	free(t, m, soon)
+}
+
+// otherMaster is a name whose lock is on another master than key.
+func otherMaster(t *testing.T, s *redistest.Server, l *Locker, key string) string {
+	t.Helper()
+	for i := 0; ; i++ {
+		name := fmt.Sprintf("%s %d", redistest.Name(t), i)
+		if s.MasterOf(t, l.Mutex(name).Key()) != s.MasterOf(t, key) {
+			return name
+		}
+	}
+}
+
+// One master of a Cluster hangs. On the others leases are renewed, waiters get
+// their locks and claims are taken, though they fall due together with those of
+// the hung one.
+func TestClusterHang_othersGoOn(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{0, 1} {
+		t.Run(fmt.Sprintf("MinReplicas %d", replicas), func(t *testing.T) {
+			t.Parallel()
+			s := redistest.StartCluster(t, replicas)
+			l := newLocker(t, s.Client(t), minReplicas(replicas))
+			others := newLocker(t, s.Client(t))
+			hung := l.Mutex(redistest.Name(t), TTL(3*time.Second))
+			healthy := l.Mutex(otherMaster(t, s, l, hung.Key()), TTL(3*time.Second))
+			waited := others.Mutex(otherMaster(t, s, l, hung.Key()))
+			waitedHung := others.Mutex(hung.name + " waited")
+			waitedHung.keys = []string{hung.Key() + ":waited"} // in the slot of hung
+			mustTry(t, hung)
+			le := mustTry(t, healthy)
+			held := mustTry(t, waited)
+			mustTry(t, waitedHung)
+			here := handle(l, waitedHung)
+			here.keys = waitedHung.keys
+			lockBeside(t, here)
+			waiting(t, waitedHung, 1)
+			a := inLine(t, handle(l, waited), 1)
+			resume := s.PauseMaster(t, hung.Key())
+			defer resume()
+			hungAt := time.Now()
+			for range sendersMost {
+				go func() { _, _ = l.Claim(hung.Key()).TakeFree(t.Context(), "q/1", time.Minute) }()
+			}
+			redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			if taken, err := l.Claim(healthy.Key()).TakeFree(ctx, "q/1", time.Minute); !taken || err != nil {
+				t.Errorf("TakeFree on a healthy master: %v, %v", taken, err)
+			}
+			mustUnlock(t, held)
+			unlocked := time.Now()
+			mustUnlock(t, a.got(t))
+			if took := time.Since(unlocked); took > 3*time.Second {
+				t.Errorf("the waiter on a healthy master got its lock after %s", took)
+			}
+			redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 9*time.Second }, "three times the TTL")
+			if !le.Held() {
+				t.Error("a lease on a healthy master was lost")
+			}
+		})
+	}
+}
