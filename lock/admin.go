@@ -234,6 +234,9 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 		return nil, 0, err
 	}
 	defer l.work.Done()
+	if err := ctx.Err(); err != nil {
+		return nil, 0, backendError("scan", l.prefix, err)
+	}
 	type found struct {
 		keys []string
 		next uint64

@@ -193,9 +193,8 @@ func (le *Lease) end(ctx context.Context, cooldown time.Time, consume bool) (int
 	}
 	le.consuming.Store(consume)
 	free, held, err := le.release(ctx)
-	if err == nil && le.doubtful() {
-		l := le.lock.locker
-		l.spawn(func() { l.releaseAgain(le) })
+	if err == nil {
+		le.lock.locker.spawnDoubt(le)
 	}
 	switch {
 	case err != nil:
@@ -236,6 +235,14 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 // held tells whether it still was.
 func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
+	s, args := le.releaseArgs()
+	reply, err := m.locker.conn.run(context.WithoutCancel(ctx), s, m.keys, args)
+	return le.noteRelease(reply, err)
+}
+
+// releaseArgs is the script that releases the lease, and its arguments.
+func (le *Lease) releaseArgs() (*script, []any) {
+	m := le.lock
 	inbound, life := m.locker.parking.wanted(m)
 	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.limit), le.cooldownArgument(), life})
 	if m.pool {
@@ -245,7 +252,12 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 		}
 		s, args = poolReleaseScript, []any{(*releaseArg)(le), consume}
 	}
-	reply, err := m.locker.conn.run(context.WithoutCancel(ctx), s, m.keys, args)
+	return s, args
+}
+
+// noteRelease handles the reply to a release, or the error err.
+func (le *Lease) noteRelease(reply any, err error) (free int, held bool, _ error) {
+	m := le.lock
 	if err != nil || le.releases.Load() > 1 {
 		m.locker.line.doubt(m) // a reply that was lost may have told of a grant
 	}

@@ -335,7 +335,7 @@ func (n *line) depart(w *waiter) {
 		case err != nil:
 			n.locker.abandon(le)
 		default:
-			n.locker.releaseAgain(le)
+			n.locker.abandoned.add(le, false)
 		}
 	})
 }

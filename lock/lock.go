@@ -145,9 +145,10 @@ func (m *Lock) newLease() *Lease {
 // waiter: with others in line the lock is busy even if a slot is free.
 //
 // On any other error nothing is held: where the outcome is unknown (the reply
-// was lost) a release follows in the background. ctx is looked at before the
-// exchange with Redis, which is bounded by itself (about 5 s), and after it: a lease
-// that arrives when ctx has ended is given back, and the error is ctx.Err().
+// was lost) a release follows in the background. TryLock returns after about 5 s
+// when Redis does not answer, and within a quarter of a second after ctx ended: the
+// error then Is ErrBackend and ctx.Err(). A lease that arrives when ctx has ended is
+// given back, and the error is ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	if m.err != nil {
 		return nil, m.err
@@ -182,9 +183,9 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 // never succeeds: a lease that arrives later is given back.
 //
 // A failed call leaves nothing behind: a slot granted at the last moment is
-// given back at once. When Redis cannot be reached at the first ask the error
-// Is ErrBackend; once in line, an outage of some seconds is waited out. That
-// replicas are missing ([Options].MinReplicas) is not: it ends the call.
+// given back at once. When Redis cannot be reached at the first ask the error Is
+// ErrBackend, and ctx.Err() too when ctx ended before Redis answered; once in line,
+// an outage of some seconds is waited out. That replicas are missing ([Options].MinReplicas) is not: it ends the call.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return m.lockBefore(ctx, ctx, nil)
 }
@@ -329,13 +330,10 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	return e
 }
 
-// abandonAfter is when an abandoned token is released for the second time: by
-// then the client has given up reading, and so has the server writing.
-const abandonAfter = opTimeout
-
 // abandon releases a token whose last command may or may not have run: now, and
-// again later, in case that command was still on its way. Should both fail the
-// slot frees itself at the deadline. On Close the second release comes at once.
+// again later, in case that command was still on its way; see laterReleases. Should
+// all fail the slot frees itself at the deadline. On Close the next release is the
+// last one, and comes at once.
 func (l *Locker) abandon(le *Lease) {
 	l.spawn(func() {
 		_, _, err := le.release(context.Background())
@@ -343,7 +341,7 @@ func (l *Locker) abandon(le *Lease) {
 			return // Redis is away, and Close shall not wait for it twice
 		}
 		l.releaseToCool(le, err)
-		l.releaseAgain(le)
+		l.abandoned.add(le, err != nil)
 	})
 }
 
@@ -351,17 +349,13 @@ func (l *Locker) abandon(le *Lease) {
 // Callers are counted in.
 func (l *Locker) doubt(le *Lease) {
 	if le.doubtful() {
-		l.branch(func() { l.releaseAgain(le) })
+		l.branch(func() { l.abandoned.add(le, false) })
 	}
 }
 
-// releaseAgain is the later release. Callers are counted in.
-func (l *Locker) releaseAgain(le *Lease) {
-	timer := time.NewTimer(abandonAfter)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-l.closing.Done():
+// spawnDoubt is doubt for callers that are not counted in.
+func (l *Locker) spawnDoubt(le *Lease) {
+	if le.doubtful() {
+		l.spawn(func() { l.abandoned.add(le, false) })
 	}
-	_, _, _ = le.release(context.Background())
 }

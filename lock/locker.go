@@ -90,11 +90,12 @@ type Locker struct {
 	channel string        // this Locker's wake channel, without the prefix
 	nonce   atomic.Uint64 // one per token
 
-	renewer *renewer
-	line    *line
-	wake    *wake
-	parking *parking
-	gather  gather
+	renewer   *renewer
+	line      *line
+	abandoned *abandoned
+	wake      *wake
+	parking   *parking
+	gather    gather
 
 	// life: closing ends waiters and goroutines. mu guards closed against the
 	// moment between "not closed" and work.Add, so that Close's work.Wait
@@ -139,6 +140,7 @@ func New(rdb Client, o Options) *Locker {
 	l.closing, l.stop = context.WithCancel(context.Background())
 	l.renewer = newRenewer(l)
 	l.line = newLine(l)
+	l.abandoned = newAbandoned(l)
 	l.wake = &wake{locker: l}
 	l.parking = newParking(l, o.Call)
 	if l.err = CheckClient(rdb); l.err != nil {
@@ -197,6 +199,7 @@ func (l *Locker) Close() error {
 	l.mu.Unlock()
 	l.stop()
 	l.renewer.close()
+	l.abandoned.close()
 	l.work.Wait()
 	return nil
 }

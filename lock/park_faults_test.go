@@ -118,7 +118,7 @@ func TestAnAskThatComesLate(t *testing.T) {
 				free(t, m, 0)
 				asks.Release()
 				redistest.Eventually(t, soon, func() bool { return band(t, m, "h:") == 1 }, "the late ask")
-				free(t, m, abandonAfter+soon)
+				free(t, m, laterReleases[0]+soon)
 			})
 		}
 	})

@@ -121,7 +121,12 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 		redistest.Eventually(t, soon, func() bool { return k.count(renewScript) >= n }, "a renewal of each")
 		sizes := k.sizes(renewScript)
 		t.Logf("%d renewals in pipelines of %v", k.count(renewScript), sizes)
-		if slices.Sort(sizes); !slices.Equal(sizes, []int{n - 2*pipelined, pipelined, pipelined}) {
+		slices.Sort(sizes)
+		together := slices.Equal(sizes, []int{n - 2*pipelined, pipelined, pipelined})
+		if s.Kind() == redistest.KindCluster { // each master has its own
+			together = len(sizes) == 3 && sizes[2] <= pipelined
+		}
+		if !together {
 			t.Errorf("%d renewals in pipelines of %v, at most %d each", n, sizes, pipelined)
 		}
 		for _, le := range leases {

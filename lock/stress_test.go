@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -166,7 +167,8 @@ func TestRule01_StressWithWaitersThatGiveUp(t *testing.T) {
 						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(3+(i*j)%25)*time.Millisecond)
 						le, err := m.Lock(ctx)
 						if err != nil {
-							if _, ok := asBusy(err); !ok {
+							// A machine that is busy may not answer before the context ends.
+							if _, ok := asBusy(err); !ok && !(errors.Is(err, errNoAnswer) && errors.Is(err, ctx.Err())) {
 								t.Errorf("Lock: %v", err)
 							}
 							gaveUp.Add(1)

@@ -25,7 +25,7 @@ var errLeftBehind = fmt.Errorf("%w within %s: %w", errNoAnswer, opTimeout, conte
 // answerGrace is how long an answer may still come after the caller's context
 // ended. A Redis that works answers by then, and its answer says more than that
 // the context ended.
-const answerGrace = 50 * time.Millisecond
+const answerGrace = leaveGrace
 
 // within runs f, which sends under bound, for a caller with ctx. A goroutine that
 // is left behind ends when the client lets go of the command (at its own timeout,

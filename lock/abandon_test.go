@@ -1,0 +1,74 @@
+package lock
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// An ask that the network delivers long after its caller gave up, and after the
+// second release of its token, takes the lock for nobody: a later release frees
+// it, long before the lease would end.
+func TestAskDeliveredLate_isReleasedAgain(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	proxy := redistest.NewProxy(t, s.Addr())
+	rdb := proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 300*time.Millisecond, -1 })
+	l := newLocker(t, rdb)
+	m := l.Mutex(redistest.Name(t), TTL(10*time.Minute))
+	mustUnlock(t, mustTry(t, m)) // connected, and the scripts are there
+	late := proxy.Hold(func(command []string) bool {
+		return strings.EqualFold(command[0], "evalsha") && command[1] == askScript.sha
+	}, 1)
+	gaveUp := time.Now()
+	if _, err := m.TryLock(t.Context()); err == nil || late.Count() != 1 {
+		t.Fatalf("TryLock: %v with %d asks held", err, late.Count())
+	}
+	redistest.Eventually(t, soon, func() bool {
+		l.abandoned.mu.Lock()
+		defer l.abandoned.mu.Unlock()
+		return len(l.abandoned.steps[1]) == 1
+	}, "the second release")
+	late.Release()
+	other := handle(newLocker(t, s.Client(t)), m)
+	redistest.Eventually(t, soon, func() bool {
+		locked, err := other.Locked(t.Context())
+		return locked && err == nil
+	}, "the late ask")
+	free(t, other, soon)
+	if took := time.Since(gaveUp); took < laterReleases[1]-time.Second {
+		t.Errorf("free %s after its caller gave up: before the third release", took)
+	}
+}
+
+// What waits for later releases is bounded, and Close releases the rest at once.
+func TestAbandoned_isBoundedAndEndsWithClose(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	m := l.Mutex(redistest.Name(t))
+	a := l.abandoned
+	for range abandonedMost + 100 {
+		a.mu.Lock()
+		a.queue(abandonedLease{lease: m.newLease(), since: time.Now(), failed: true})
+		a.mu.Unlock()
+	}
+	if a.count != abandonedMost || len(a.steps[0]) != abandonedMost {
+		t.Errorf("%d wait, want %d", a.count, abandonedMost)
+	}
+	// One that holds the lock, as after an ask that came late.
+	le := mustTry(t, m)
+	a.mu.Lock()
+	a.queue(abandonedLease{lease: le, since: time.Now()})
+	a.mu.Unlock()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	free(t, handle(newLocker(t, redistest.Mini(t).Client(t)), m), time.Second)
+	if a.count != 0 {
+		t.Errorf("%d wait after Close", a.count)
+	}
+}
