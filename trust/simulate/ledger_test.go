@@ -58,7 +58,7 @@ type taskBook struct {
 	ends     map[string]bool
 	starts   int
 	success  int
-	late     bool // a handler succeeded too late to count
+	late     bool // a handler succeeded in the moment in which its server gave it up
 	accepted bool // it was enqueued
 	refused  int  // seq of a DuplicateError; 0: none
 	joined   int  // seq at which it was joined to another; 0: not
@@ -127,7 +127,7 @@ func newLedger(w *world) *ledger {
 			b.clean = false
 		default:
 			b.calm = false
-			b.clean = b.clean && f.Client == "lock" && f.Proc >= 0
+			b.clean = b.clean && f.Client == "lock" && f.Proc >= 0 && f.Kind != frozen
 		}
 	}
 	return b
@@ -233,7 +233,7 @@ func (b *ledger) slack() int {
 	}
 	n := 2 * len(b.deaths)
 	for _, f := range b.w.plan.Faults {
-		if f.Kind != starts && (f.Client != "lock" || f.Kind == stops) {
+		if f.Kind != starts && (f.Client != "lock" || f.Kind == stops || f.Kind == frozen) {
 			n += 2
 		}
 	}
@@ -426,8 +426,10 @@ func (b *ledger) end(r *run, how string) {
 	requeued := !r.p.isStopping().IsZero() && time.Since(r.p.isStopping()) >= r.p.plan.Shutdown
 	switch how {
 	case "ok":
+		if requeued {
+			t.late = true // asynq has taken it, or has queued it again
+		}
 		if r.counted || requeued {
-			t.late = true // asynq has filed it as failed, or queued it again
 			break
 		}
 		t.success++

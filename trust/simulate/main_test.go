@@ -12,11 +12,13 @@ import (
 )
 
 var (
-	worlds    = flag.Int("worlds", 25, "how many worlds are drawn")
-	seedFlag  = flag.Uint64("seed", 0, "the first world's seed; 0: one that is the same each time")
-	repeat    = flag.Int("repeat", 1, "how often a world of -seed is played")
-	shrinking = flag.Duration("shrink", 20*time.Second, "how long a failing world is made smaller")
-	verbose   = flag.Bool("trace", false, "print what happened in worlds that fail, step by step")
+	worlds     = flag.Int("worlds", 25, "how many worlds are drawn")
+	seedFlag   = flag.Uint64("seed", 0, "the first world's seed; 0: one that is the same each time")
+	repeat     = flag.Int("repeat", 1, "how often a world of -seed is played")
+	exhaustive = flag.Bool("exhaustive", false, "each fault at each command of each scenario, not a part")
+	pairs      = flag.Bool("pairs", false, "two faults at once")
+	shrinking  = flag.Duration("shrink", 20*time.Second, "how long a failing world is made smaller")
+	verbose    = flag.Bool("trace", false, "print what happened in worlds that fail, step by step")
 )
 
 func TestMain(m *testing.M) {

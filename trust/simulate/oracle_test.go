@@ -164,7 +164,7 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 	exhausted := t.spent[1]+b.slack() > task.MaxRetry
 	switch state {
 	case "gone", "completed":
-		if t.success == 0 && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] {
+		if t.success == 0 && !t.late && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] {
 			b.violatef("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
 		}
 	case "archived":
@@ -174,7 +174,7 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 	default:
 		b.violatef("stuck: task %d is %s at the end", n, state)
 	}
-	if b.clean && t.success > 1 && !t.op {
+	if b.clean && t.success > 1 && !t.op && b.w.plan.ObserverPanics == "" {
 		b.violatef("twice: task %d has succeeded %d times", n, t.success)
 	}
 }
