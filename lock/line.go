@@ -190,7 +190,9 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 		w.err = err
 		n.finish(w)
 	case err != nil:
-		w.refreshAt = now.Add(refreshEvery / 4)
+		// The first deadline may have passed: without a new answer it says nothing,
+		// and would have the next ask sent at once, again and again.
+		w.refreshAt, w.expiryAt = now.Add(refreshEvery/4), time.Time{}
 	case a.yours:
 		n.locker.renewer.add(w.lease, a.fence, a.value, sent, w.lease.lock.ttl)
 		n.finish(w)

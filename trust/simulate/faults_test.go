@@ -14,7 +14,7 @@ import (
 var kinds = []faultPlan{
 	{Kind: refused}, {Kind: replyLost}, {Kind: swallowed}, {Kind: late, For: 8 * time.Second}, {Kind: noScript}, {Kind: noPerm}, {Kind: cut},
 	{Kind: hung, For: 4 * time.Second}, {Kind: loading, For: 2500 * ms}, {Kind: readOnly, For: 2500 * ms}, {Kind: wrapped, For: 2500 * ms},
-	{Kind: outOfMemory, For: 20 * time.Second}, {Kind: setup, For: 9 * time.Second}, {Kind: apart, For: 4 * time.Second}, {Kind: frozen, For: 4 * time.Second},
+	{Kind: misconf, For: 2500 * ms}, {Kind: outOfMemory, For: 20 * time.Second}, {Kind: setup, For: 9 * time.Second}, {Kind: apart, For: 4 * time.Second}, {Kind: frozen, For: 4 * time.Second},
 }
 
 // job is a scenario with faults put upon it.

@@ -207,7 +207,7 @@ func (d *drawer) step() stepPlan {
 // faults draws what goes wrong.
 func (d *drawer) faults(length time.Duration) {
 	kinds := []faultKind{
-		refused, replyLost, swallowed, late, noScript, noPerm, cut, hung, loading, readOnly, wrapped, outOfMemory, setup, apart, frozen,
+		refused, replyLost, swallowed, late, noScript, noPerm, cut, hung, loading, readOnly, wrapped, misconf, outOfMemory, setup, apart, frozen,
 		stops, stops, dies, dies,
 	}
 	for range 1 + d.IntN(5) {

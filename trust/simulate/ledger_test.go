@@ -54,7 +54,8 @@ type ledger struct {
 // taskBook is what is known of one task.
 type taskBook struct {
 	id       string
-	spent    [2]int // attempts, at least and at most
+	first    time.Time // when it first came to a Guard
+	spent    [2]int    // attempts, at least and at most
 	ends     map[string]bool
 	starts   int
 	success  int
@@ -219,10 +220,43 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 		b.violatef("attempts: of task %d asynq counts %d as spent, at least %d were", n, a.retried, t.spent[0])
 		t.spent = [2]int{a.retried, a.retried}
 	}
+	if t.first.IsZero() {
+		t.first = time.Now()
+	}
+	b.expectReplaced(a)
 	if !a.deadline.IsZero() {
 		context.AfterFunc(ctx, func() { b.deadlinePassed(a) })
 	}
 	return a
+}
+
+// expectReplaced looks, some seconds after a task came to a lock under Replace, whether
+// older ones still wait there, or for their further locks. Callers hold mu.
+func (b *ledger) expectReplaced(a *attempt) {
+	if !b.calm || b.w.plan.Losing > 0 {
+		return
+	}
+	task := b.w.plan.Tasks[a.n]
+	for _, rule := range b.w.plan.rulesOf(task) {
+		if rule.Policy != "replace" || rule.limit() > 1 {
+			continue
+		}
+		for _, older := range b.attempts {
+			if older.over || older.run != nil || older.p.isEnded() || !b.books[older.n].first.Before(b.books[a.n].first) ||
+				b.w.plan.Tasks[older.n].Task != task.Task || rule.key(b.w.plan.Tasks[older.n]) != rule.key(task) {
+				continue
+			}
+			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a.n) })
+		}
+	}
+}
+
+func (b *ledger) judgeReplaced(older *attempt, newer int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !older.over && older.run == nil && !older.p.isEnded() && older.p.isStopping().IsZero() {
+		b.violatef("replaced: task %d still waits, 4s after the newer task %d came", older.n, newer)
+	}
 }
 
 // slack is how many attempts of any task asynq's recoverer, or a failed answer, may
@@ -406,7 +440,7 @@ func (b *ledger) judgeTimeLeft(r *run) {
 		}
 	}
 	rules := len(b.w.plan.rulesOf(task))
-	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-100*time.Millisecond {
+	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-time.Second {
 		b.violatef("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left, task.Timeout)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -188,11 +189,11 @@ func (s *redisServer) heal() {
 	}
 }
 
-// spinning is how many commands, or dials, in one virtual instant mean that
+// spinning is how many commands in one virtual instant mean that
 // somebody spins.
 const spinning = 20_000
 
-// spins is called for each command and dial. Who spins would keep virtual time
+// spins is called for each command. Who spins would keep virtual time
 // standing still: it is reported, and then slowed down.
 func (s *redisServer) spins(slow bool) {
 	now := time.Now().UnixNano()
@@ -203,10 +204,26 @@ func (s *redisServer) spins(slow bool) {
 		return
 	}
 	if s.spun.CompareAndSwap(false, true) {
-		s.reportf("spins: %d commands and dials in one instant", spinning)
+		s.reportf("spins: %d commands in one instant, now in %s", spinning, callers())
 	}
 	if slow { // others may be sent with a mutex held, see dial
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// callers are the functions of the library, or of asynq, that send the command.
+func callers() string {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	var names []string
+	for {
+		f, more := frames.Next()
+		if strings.Contains(f.Function, "automutex/automutex") && !strings.Contains(f.Function, "simulate") || strings.Contains(f.Function, "asynq.") {
+			names = append(names, f.Function[strings.LastIndex(f.Function, "/")+1:])
+		}
+		if !more {
+			return strings.Join(names, " < ")
+		}
 	}
 }
 

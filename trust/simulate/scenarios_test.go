@@ -116,7 +116,8 @@ func longScenarios() (all []*plan) {
 			})
 		}
 	}
-	add("renewals", 1, func(p *plan) {
+	add("renewals", 2, func(p *plan) {
+		p.Procs[0].Workers, p.Procs[1].Workers = 1, 1
 		r := rule("wait")
 		r.TTL, r.Wait = 3*time.Second, 20*time.Second
 		p.Rules = []rulePlan{r}
@@ -218,7 +219,7 @@ func extraScenarios() (all []*plan) {
 			}))
 		}
 	}
-	all = append(all, scenario("park does not eat a task's own time", 1, func(p *plan) {
+	all = append(all, scenario("park does not eat a tasks own time", 1, func(p *plan) {
 		p.Procs[0].Workers = 20
 		p.Rules = []rulePlan{rule("park")}
 		for range 8 {
@@ -227,6 +228,14 @@ func extraScenarios() (all []*plan) {
 			p.Tasks = append(p.Tasks, t)
 		}
 	}))
+	all = append(all, scenario("Redis stands still after a grant", 1, func(p *plan) {
+		r := rule("wait")
+		r.TTL, r.Wait = 30*time.Second, 20*time.Second
+		p.Rules = []rulePlan{r}
+		p.Tasks = []taskPlan{work(0, 1200*ms), work(100*ms, 8*time.Second)}
+		// The grant comes between 1.2 and 1.5 s.
+		p.Faults = []faultPlan{{Kind: frozen, Proc: 0, Client: "lock", At: 1800 * ms, For: 4 * time.Second}}
+	}))
 	all = append(all, scenario("a key function that fails for a while", 1, func(p *plan) {
 		r := rule("retry")
 		r.KeyFails = 2
@@ -234,14 +243,14 @@ func extraScenarios() (all []*plan) {
 		p.Tasks = []taskPlan{work(0, 100*ms), work(100*ms, 100*ms)}
 	}))
 	all = append(all, scenario("many waiters die", 2, func(p *plan) {
-		p.Procs[0].Workers, p.Procs[1].Workers = 700, 3
+		p.Procs[0].Workers, p.Procs[1].Workers = 1100, 3
 		r := rule("wait")
-		r.Wait = 5 * time.Minute
+		r.Wait, r.TTL = 5*time.Minute, 2*time.Second
 		p.Rules = []rulePlan{r}
 		p.Procs[1].Poll = 900 * ms
 		holder := work(0, 2*time.Second)
 		p.Tasks = append(p.Tasks, holder)
-		for range 640 {
+		for range 1000 {
 			p.Tasks = append(p.Tasks, work(100*ms, 0))
 		}
 		p.Tasks = append(p.Tasks, work(1500*ms, 100*ms))
@@ -265,8 +274,8 @@ func extraScenarios() (all []*plan) {
 			last.MaxRetry = 0
 			p.Tasks = []taskPlan{work(0, 12*time.Second), last}
 			p.Faults = []faultPlan{
-				{Kind: loading, Proc: 0, Client: "lock", At: 800 * ms, For: 8 * time.Second},
-				{Kind: loading, Proc: 1, Client: "lock", At: 800 * ms, For: 8 * time.Second},
+				{Kind: misconf, Proc: 0, Client: "lock", At: 800 * ms, For: 8 * time.Second},
+				{Kind: misconf, Proc: 1, Client: "lock", At: 800 * ms, For: 8 * time.Second},
 				{Kind: stops, Proc: 0, At: 1500 * ms}, {Kind: stops, Proc: 1, At: 1500 * ms}, {Kind: starts, Proc: 0, At: 20 * time.Second},
 			}
 		}))

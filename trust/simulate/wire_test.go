@@ -31,6 +31,7 @@ const (
 	loading     faultKind = "LOADING"            //
 	readOnly    faultKind = "READONLY"           //
 	wrapped     faultKind = "READONLY, wrapped"  // as a script of Redis 6.2 has it
+	misconf     faultKind = "MISCONF"            // it cannot write to its disk; go-redis does not try that again
 	outOfMemory faultKind = "OOM"                // commands that may need memory are refused
 	setup       faultKind = "set-up refused"     // connections break, and new ones are refused by an error reply
 	apart       faultKind = "partition"          // connections break, and there are no new ones
@@ -47,7 +48,7 @@ const (
 // spansTime tells whether a fault of the kind lasts, and is no single command's.
 func (k faultKind) spansTime() bool {
 	switch k {
-	case hung, loading, readOnly, wrapped, outOfMemory, setup, apart, frozen:
+	case hung, loading, readOnly, wrapped, misconf, outOfMemory, setup, apart, frozen:
 		return true
 	}
 	return false
@@ -64,6 +65,8 @@ func (k faultKind) reply() string {
 		return "-NOPERM this user has no permissions to run this command\r\n"
 	case loading:
 		return "-LOADING Redis is loading the dataset in memory\r\n"
+	case misconf:
+		return "-MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.\r\n"
 	case readOnly:
 		return "-READONLY You can't write against a read only replica.\r\n"
 	case wrapped:
@@ -84,7 +87,8 @@ type endpoint struct {
 
 	mu     sync.Mutex // guards what follows; not held while a command runs
 	dice   *rand.Rand // for delays and lost messages
-	count  int        // commands that came, set-up and pings not counted
+	count  int        // commands that came, those of a set-up not counted
+	evals  int        // scripts among them
 	armed  []faultPlan
 	active []activeFault
 	conns  map[*conn]struct{}
@@ -213,6 +217,9 @@ func (e *endpoint) fate(name string) (fate faultKind, lasts time.Duration, broke
 		return "", 0, nil
 	}
 	e.count++
+	if strings.HasPrefix(name, "EVAL") {
+		e.evals++
+	}
 	for i := 0; i < len(e.armed); i++ {
 		f := e.armed[i]
 		if f.Nth != e.count {
@@ -231,7 +238,7 @@ func (e *endpoint) fate(name string) (fate faultKind, lasts time.Duration, broke
 			continue
 		}
 		switch a.kind {
-		case hung, loading, readOnly, wrapped, setup, apart:
+		case hung, loading, readOnly, wrapped, misconf, setup, apart:
 			return a.kind, 0, broken
 		}
 	}

@@ -144,7 +144,31 @@ func (w *world) live() {
 	time.Sleep(last + time.Millisecond)
 	w.work.Wait()
 	w.drain()
+	w.rest()
 	time.Sleep(w.plan.Quiet)
+}
+
+// rest looks whether a Guard whose tasks have all ended still asks Redis for something.
+func (w *world) rest() {
+	if !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0 || w.plan.ObserverPanics != "" {
+		return
+	}
+	time.Sleep(2*w.plan.Latency + 100*ms)
+	before := w.evals()
+	time.Sleep(15 * time.Second)
+	if more := w.evals() - before; more > 0 {
+		w.book.violationf("restless: %d scripts for locks in a quarter of a minute in which there was no task", more)
+	}
+}
+
+// evals are the scripts that all Guards have sent.
+func (w *world) evals() (n int) {
+	for _, p := range w.all {
+		p.locks.mu.Lock()
+		n += p.locks.evals
+		p.locks.mu.Unlock()
+	}
+	return n
 }
 
 // fault lets one begin that has a time.
@@ -304,7 +328,7 @@ func (w *world) drain() {
 		w.restart(0)
 	}
 	began := time.Now()
-	for pause := time.Second; ; pause = min(2*pause, 20*time.Second) {
+	for pause := 200 * ms; ; pause = min(pause+pause/5, 20*time.Second) {
 		left := w.left()
 		if len(left) == 0 {
 			return
