@@ -66,7 +66,10 @@ func escapedNames(n int) string {
 // What is allocated for a key is a few times the payload, whatever is in it: the text
 // of a key that is hashed is in memory at no time.
 func TestKeys_allocateAFewTimesThePayload(t *testing.T) {
-	const size, most = 1 << 20, 24
+	size, most := 1<<20, 24
+	if raceDetector {
+		size, most = 1<<17, 40 // it is slow, and its own bookkeeping makes values escape to the heap
+	}
 	for name, value := range costly {
 		payload := `{"v":` + value(size) + `}`
 		task := keyTask(payload)
@@ -79,13 +82,13 @@ func TestKeys_allocateAFewTimesThePayload(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 			taken := allocated(func() { _, _ = rs.targets(t.Context(), task, "p") })
-			if ratio := float64(taken) / float64(len(payload)); ratio > most {
+			if ratio := float64(taken) / float64(len(payload)); ratio > float64(most) {
 				t.Errorf("%s: a payload of %d bytes has %d allocated, %.0f times as many; at most %d", name, len(payload), taken, ratio, most)
 			}
 		}
 		fields := Fields("v")
 		taken := allocated(func() { _, _ = fields(t.Context(), task) })
-		if ratio := float64(taken) / float64(len(payload)+maxWrittenOut); ratio > most {
+		if ratio := float64(taken) / float64(len(payload)+maxWrittenOut); ratio > float64(most) {
 			t.Errorf("Fields of %s: a payload of %d bytes has %d allocated; at most %d times as many", name, len(payload), taken, most)
 		}
 	}

@@ -144,7 +144,7 @@ func TestReplace_leavesOthersAlone(t *testing.T) {
 func TestReplace_cooldown(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const cooldown = time.Second
+		const cooldown = 5 * time.Second // long enough to enqueue and see two tasks in line on a busy machine
 		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Hour, Cooldown: cooldown})}})
 		began := time.Now()
 		r.await(r.runs(r.enqueue("work", one)), asynq.TaskStateCompleted)
