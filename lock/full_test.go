@@ -34,7 +34,7 @@ func TestFullRedis(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tell(t, rdb, "CONFIG", "SET", "maxmemory", "1mb")
+			tell(t, rdb, "CONFIG", "SET", "maxmemory", "1")
 			if err := rdb.Set(t.Context(), redistest.Name(t), "more", 0).Err(); err == nil || !strings.HasPrefix(err.Error(), "OOM") {
 				t.Fatalf("the server is not full: %v", err)
 			}

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -26,7 +25,7 @@ func FuzzScripts(f *testing.F) {
 	}
 	f.Add("", "", "name", "", "", "")
 	servers := []*redistest.Server{redistest.StartMini(f)}
-	if _, err := exec.LookPath("redis-server"); err == nil || os.Getenv(redistest.RequireEnv) == "require" {
+	if _, err := redistest.Version(); err == nil || os.Getenv(redistest.RequireEnv) == "require" {
 		servers = append(servers, redistest.StartReal(f))
 	}
 	var clients []redis.UniversalClient

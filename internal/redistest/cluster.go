@@ -40,7 +40,7 @@ func (s *Server) join() error {
 	for i, node := range s.nodes {
 		first, last := i*clusterSlots/clusterNodes, (i+1)*clusterSlots/clusterNodes-1
 		for _, command := range [][]string{
-			{"CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(first), strconv.Itoa(last)},
+			addSlots(first, last),
 			// Different epochs from the start: else the nodes would have to
 			// settle a conflict first.
 			{"CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i + 1)},
@@ -64,6 +64,15 @@ func (s *Server) join() error {
 		return err
 	}
 	return nil
+}
+
+// addSlots is CLUSTER ADDSLOTSRANGE, which Redis 6.2 does not have.
+func addSlots(first, last int) []string {
+	command := []string{"CLUSTER", "ADDSLOTS"}
+	for slot := first; slot <= last; slot++ {
+		command = append(command, strconv.Itoa(slot))
+	}
+	return command
 }
 
 // serves is nil when every node finds the cluster complete and all of them have

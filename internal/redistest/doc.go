@@ -20,7 +20,9 @@
 // [Name]. A test that does such things to its server has one of its own from
 // [StartReal] or [StartMini].
 //
-// Where there is no redis-server (7.0 or newer) in PATH the tests on real
+// AUTOMUTEX_TEST_SERVER is the path of the server to start, redis-server (6.2 or newer)
+// or one that takes its arguments, also with --sentinel. Tests print which one they ran
+// on. Where it is not set, and there is no redis-server in PATH, the tests on real
 // servers are skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With
 // AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
 //

@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,8 +17,22 @@ import (
 	"time"
 )
 
-// binary is looked up in PATH.
-const binary = "redis-server"
+// ServerEnv is the environment variable with the path of the server that tests on real
+// servers start: redis-server, valkey-server, or what takes the same arguments. It is
+// also run with --sentinel. Not set: the redis-server in PATH.
+const ServerEnv = "AUTOMUTEX_TEST_SERVER"
+
+// binary is the path or name of the server.
+func binary() string { return cmp.Or(os.Getenv(ServerEnv), "redis-server") }
+
+// Version returns what the server says of itself with --version.
+func Version() (string, error) {
+	out, err := exec.Command(binary(), "--version").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("redistest: %s --version: %w: %s", binary(), err, out)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
 
 const (
 	startWithin = 10 * time.Second // from exec to the first answer
@@ -62,11 +77,12 @@ func startProcess(args []string) (*process, error) {
 }
 
 func newProcess(args []string) (*process, error) {
-	port, err := freePort(0)
-	if err != nil {
-		return nil, err
+	ports := 12000
+	cluster := len(args) > 0 && args[0] == "--cluster-enabled"
+	if cluster {
+		ports -= busOffset - 768 // the bus stays out of that range as well, see freePort
 	}
-	bus, err := freePort(port)
+	port, err := freePort(ports, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -74,36 +90,45 @@ func newProcess(args []string) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("redistest: %w", err)
 	}
-	p := &process{dir: dir, port: port, bus: bus}
+	p := &process{dir: dir, port: port, bus: port + busOffset}
 	p.args = append([]string{
 		"--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no",
 	}, args...)
-	if len(args) > 0 && args[0] == "--cluster-enabled" {
-		p.args = append(p.args, "--cluster-port", strconv.Itoa(bus))
-	}
 	if rights := os.Getenv(RightsEnv); rights != "" {
 		p.args = append(append(p.args, "--user", limitedUser, "on", ">"+limitedUser), strings.Fields(rights)...)
 	}
 	return p, nil
 }
 
-// freePort finds a port nobody listens on. It stays out of the range from which
-// systems take the ports of outgoing connections, so that a server that is down
-// for a while finds its port free again.
-func freePort(not int) (int, error) {
+// busOffset lies between a node's port and that of its cluster bus. Redis 6.2 knows
+// no other.
+const busOffset = 10000
+
+// freePort finds one of so many ports that nobody listens on, nor, where asked for, on
+// the port of its cluster bus. It stays out of the range from which systems take the
+// ports of outgoing connections (from 32768), so that a server that is down for a while
+// finds its port free again.
+func freePort(ports int, bus bool) (int, error) {
 	var err error
 	for range 100 {
-		port := 20000 + rand.IntN(12000)
-		if port == not {
-			continue
+		port := 20000 + rand.IntN(ports)
+		if err = isFree(port); bus {
+			err = errors.Join(err, isFree(port+busOffset))
 		}
-		var ln net.Listener
-		if ln, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			return port, ln.Close()
+		if err == nil {
+			return port, nil
 		}
 	}
 	return 0, fmt.Errorf("redistest: no free port: %w", err)
+}
+
+func isFree(port int) error {
+	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return err
+	}
+	return ln.Close()
 }
 
 func (p *process) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)) }
@@ -115,13 +140,13 @@ func (p *process) start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.run != nil {
-		return fmt.Errorf("redistest: %s on port %d runs already", binary, p.port)
+		return fmt.Errorf("redistest: %s on port %d runs already", binary(), p.port)
 	}
 	log, err := os.Create(p.logFile())
 	if err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
-	r := &run{cmd: exec.Command(binary, p.args...), exited: make(chan struct{})}
+	r := &run{cmd: exec.Command(binary(), p.args...), exited: make(chan struct{})}
 	r.cmd.Dir, r.cmd.Stdout, r.cmd.Stderr = p.dir, log, log
 	r.cmd.SysProcAttr = dieWithParent()
 
@@ -179,9 +204,9 @@ func (p *process) failure(what string) error {
 	log, _ := os.ReadFile(p.logFile())
 	text := string(log[max(0, len(log)-2000):])
 	if strings.Contains(text, "Address already in use") {
-		return fmt.Errorf("redistest: %s: %w: %d or %d", binary, errPortTaken, p.port, p.bus)
+		return fmt.Errorf("redistest: %s: %w: %d or %d", binary(), errPortTaken, p.port, p.bus)
 	}
-	return fmt.Errorf("redistest: %s %s:\n%s", binary, what, text)
+	return fmt.Errorf("redistest: %s %s:\n%s", binary(), what, text)
 }
 
 func (p *process) terminate() error {
@@ -217,7 +242,7 @@ func (p *process) stop(sig os.Signal) error {
 		case <-time.After(stopWithin):
 		}
 	}
-	return fmt.Errorf("redistest: %s (pid %d) does not end", binary, r.cmd.Process.Pid)
+	return fmt.Errorf("redistest: %s (pid %d) does not end", binary(), r.cmd.Process.Pid)
 }
 
 func (p *process) pause() error {
@@ -231,7 +256,7 @@ func (p *process) pause() error {
 	}
 	pid := p.run.cmd.Process.Pid
 	if !poll(stopWithin, func() bool { return frozen(pid) }) {
-		return fmt.Errorf("redistest: %s (pid %d) does not freeze", binary, pid)
+		return fmt.Errorf("redistest: %s (pid %d) does not freeze", binary(), pid)
 	}
 	return nil
 }

@@ -117,13 +117,13 @@ func private(t testing.TB, s *Server, err error) *Server {
 
 func needBinary(t testing.TB) {
 	t.Helper()
-	_, err := exec.LookPath(binary)
+	_, err := exec.LookPath(binary())
 	switch {
 	case os.Getenv(RequireEnv) == "none":
 		t.Skipf("redistest: %s=none", RequireEnv)
 	case err == nil:
-	case os.Getenv(RequireEnv) == "require":
-		t.Fatalf("redistest: %s=require, but: %v", RequireEnv, err)
+	case os.Getenv(RequireEnv) == "require" || os.Getenv(ServerEnv) != "":
+		t.Fatalf("redistest: %s=%s, %s=%s, but: %v", RequireEnv, os.Getenv(RequireEnv), ServerEnv, os.Getenv(ServerEnv), err)
 	default:
 		t.Skipf("redistest: no real Redis to test on: %v", err)
 	}
@@ -145,6 +145,18 @@ func waitTogether() {
 	}
 }
 
+// sayVersion prints which real server the tests run on.
+func sayVersion() {
+	if os.Getenv(RequireEnv) == "none" {
+		return
+	}
+	version, err := Version()
+	if err != nil {
+		version = err.Error() // needBinary fails or skips what needs it
+	}
+	fmt.Printf("redistest: real servers are %s: %s\n", binary(), version)
+}
+
 // Main runs the tests of a package once no other package's run, stops the shared
 // servers, looks for leaked goroutines and exits. It is all that a TestMain does:
 //
@@ -157,6 +169,7 @@ func Main(m interface{ Run() int }, ignore ...goleak.Option) {
 	alone()
 	underMain.Store(true)
 	waitTogether()
+	sayVersion()
 	code := m.Run()
 	for _, s := range []*shared{&sharedMini, &sharedReal, &sharedCluster} {
 		if s.server != nil {
