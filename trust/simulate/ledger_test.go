@@ -477,8 +477,13 @@ func (b *ledger) end(r *run, how string) {
 	case "skip":
 		t.ends[endArchived] = true
 	case "revoke":
-		t.success++
+		if !r.counted {
+			t.success++
+		}
 	case "soft":
+		if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.w.plan.Tasks[r.n].MaxRetry {
+			t.ends[endArchived] = true // asynq archives the last attempt for any error
+		}
 	default:
 		replaced := cause == automutex.ErrReplaced
 		switch {

@@ -95,39 +95,40 @@ func (e *endpoint) client() *redis.Client {
 		ReadBufferSize:  2048, WriteBufferSize: 2048, PipelineReadBufferSize: 2048, PipelineWriteBufferSize: 2048,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
-	c.AddHook(slowFailure{})
+	c.AddHook(slowFailure{asynq: e.kind == "asynq"})
 	return c
 }
 
 // slowFailure has a command take time whose connection could not be made, which the dial
-// itself cannot: asynq asks again at once.
-type slowFailure struct{}
+// itself cannot, and any of asynq's that is refused: asynq asks again at once.
+type slowFailure struct{ asynq bool }
 
 // DialHook is part of redis.Hook and changes nothing.
-func (slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (s slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook is part of redis.Hook.
-func (slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (s slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
 		if !isSetup(strings.ToUpper(cmd.Name())) {
-			waitOut(err)
+			s.waitOut(err)
 		}
 		return err
 	}
 }
 
 // ProcessPipelineHook is part of redis.Hook.
-func (slowFailure) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (s slowFailure) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		err := next(ctx, cmds)
-		waitOut(err)
+		s.waitOut(err)
 		return err
 	}
 }
 
-func waitOut(err error) {
-	if errors.Is(err, errAway) || err != nil && strings.Contains(err.Error(), "WRONGPASS") {
+func (s slowFailure) waitOut(err error) {
+	var said redis.Error
+	if s.asynq && errors.As(err, &said) && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT") || errors.Is(err, errAway) || err != nil && strings.Contains(err.Error(), "WRONGPASS") {
 		time.Sleep(100 * time.Millisecond)
 	}
 }
