@@ -212,8 +212,10 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 	for _, s := range scripts {
 		src := code(s)
 		calls := bodyCall.FindAllStringSubmatch(src, -1)
-		if n := strings.Count(src, "redis."); n != len(calls) {
-			t.Errorf("%s: %d uses of redis, of which %d are calls", s.name, n, len(calls))
+		// An error reply is built, not sent to Redis: it runs no command.
+		uses := strings.Count(src, "redis.") - strings.Count(src, "redis.error_reply(")
+		if uses != len(calls) {
+			t.Errorf("%s: %d uses of redis besides error replies, of which %d are calls", s.name, uses, len(calls))
 		}
 		for _, call := range calls {
 			how, command := call[1], call[2]
