@@ -375,7 +375,13 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 	s := redistest.StartReal(t)
 	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Hour))
 	warm(t, m)
-	holder := m.newLease()
+	// A grant of an hour: one of 3 s could lapse while the line is filled.
+	lasting := func() *Lease {
+		le := m.newLease()
+		le.wire, le.body, le.token = m.locker.newBody(time.Hour, false, 0, "")
+		return le
+	}
+	holder := lasting()
 	mustAsk(t, m, holder, 0)
 	cost := func() (ask, release float64) {
 		t.Helper()
@@ -386,7 +392,7 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 					t.Fatal(err)
 				}
 				for range 20 {
-					run(m.newLease())
+					run(lasting())
 				}
 				stats, err := raw(m).Info(t.Context(), "commandstats").Result()
 				if err != nil {

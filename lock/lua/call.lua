@@ -24,7 +24,7 @@ if fate ~= '0' then
   if score and tonumber(score) >= 6e15 then
     redis.call('ZREM', lock, 'p:' .. note, 'l:' .. note)
     if fate == '2' then
-      redis.call('ZADD', lock, string.format('%d', 4e15 + now_us - 1.6e15), 'p:' .. note)
+      redis.call('ZADD', lock, string.format('%d', parked_end()), 'p:' .. note)
     end
   end
 end
@@ -44,4 +44,5 @@ if more then
   return -1
 end
 tidy()
+shorten()
 return free

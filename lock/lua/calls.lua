@@ -1,5 +1,13 @@
 -- calls: what release and call share. Included after line, never sent alone.
 
+-- parked_end: the score of one that goes to the end of the parked: by its time, and
+-- behind those with later tickets, which are from before Redis' clock was stepped
+-- back.
+local function parked_end()
+  local last = redis.call('ZREVRANGEBYSCORE', lock, '(6e15', '4e15', 'WITHSCORES', 'LIMIT', '0', '1')[2]
+  return math.max(4e15 + now_us - 1.6e15, tonumber(last or 0) + 1)
+end
+
 -- calls: turn parked entries into called ones, by ticket, until called and
 -- waiting ones are inbound, or as many as slots are free, but always one that is in line for 5 s: those who
 -- wait may overtake, not for ever. Those called longer than life
@@ -16,15 +24,22 @@ local function calls(code, free, inbound, life, ended)
   end
   if inbound > 0 then
     inbound = math.max(inbound, free)
-    local ticket = 4e15 + now_us - 1.6e15
+    local five_ago = 4e15 + now_us - 1.6e15 - 5000000
+    -- Calls from after now: Redis' clock was stepped back since. They count as made
+    -- now, at most 64 a call, or they would lapse only when the clock has caught up.
+    local ahead = redis.call('ZRANGEBYSCORE', lock, '(-2e14', string.format('-%d', 1e14 + now_ms + 1000), 'LIMIT', 0, 64)
+    for _, member in ipairs(ahead) do
+      redis.call('ZADD', lock, string.format('-%d', 1e14 + now_ms), member)
+    end
     local lapsed = redis.call('ZRANGEBYSCORE', lock, -(1e14 + now_ms - life), -1e14, 'WITHSCORES', 'LIMIT', 0, 64)
+    local at_end = #lapsed > 0 and parked_end()
     for i = 1, #lapsed, 2 do
-      redis.call('ZADD', lock, string.format('%d', ticket + i), 'p:' .. string.sub(lapsed[i], 3),
+      redis.call('ZADD', lock, string.format('%d', at_end + i), 'p:' .. string.sub(lapsed[i], 3),
         string.format('%d', lapsed[i + 1] - 1e14), lapsed[i])
     end
     local called = redis.call('ZCOUNT', lock, 6e15, 8e15)
     local more = inbound - called - redis.call('ZCOUNT', lock, 2e15, '(4e15')
-    if more <= 0 and called == 0 and redis.call('ZCOUNT', lock, 4e15, ticket - 5000000) > 0 then
+    if more <= 0 and called == 0 and redis.call('ZCOUNT', lock, 4e15, five_ago) > 0 then
       more = 1
     end
     if more > 0 then

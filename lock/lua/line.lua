@@ -40,6 +40,17 @@ local function keep_parked()
   end
 end
 
+-- shorten: a key in which nothing is parked need not outlive its last entry: the
+-- holder or cooldown with the last deadline, and the mark of the waiter with the last.
+local function shorten()
+  local last = redis.call('ZREVRANGEBYSCORE', lock, '1e14', '1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
+  local mark = redis.call('ZRANGEBYSCORE', lock, '-1e14', '-1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
+  local life = math.max(tonumber(last or 0), -(mark or 0)) - now_ms + 1000
+  if life > 1000 and redis.call('PTTL', lock) > life then
+    redis.call('PEXPIRE', lock, string.format('%d', life))
+  end
+end
+
 -- tidy: without anybody in it the lock is no key.
 local function tidy()
   local size = redis.call('ZCARD', lock)
@@ -91,6 +102,21 @@ local function twin(id)
   return limit > 1 and string.find(id, '^[^.|]*%.%d+%.~') and noted(string.match(id, '^[^|]*|[^|]*|(.*)$')) or nil
 end
 
+-- mark_ahead: a waiter's mark is never set further ahead than this (ms): three
+-- seconds, and one for clocks that are slewed. Redis' clock was stepped back since
+-- one was set that is.
+local mark_ahead = 4000
+
+-- shorten_marks: bring marks from before such a step to where they may be, at most
+-- 64 a call. A waiter that lives sets its own within a second; one that is dead
+-- counts as such after mark_ahead, and not only when the clock has caught up.
+local function shorten_marks()
+  local most = string.format('-%d', now_ms + mark_ahead)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '-1e14', '(' .. most, 'LIMIT', '0', '64')) do
+    redis.call('ZADD', lock, most, member)
+  end
+end
+
 -- grant: give all free slots to live waiters by ticket, and wake each, or tell of
 -- it. held: how
 -- many are taken; head: who is first in line, nil where that is to be looked up.
@@ -102,7 +128,7 @@ end
 -- holds nobody up. What is parked is no waiter: no slot is kept for it.
 local function grant(held, head, asker, ttl)
   local free = limit - held
-  local stale, passed, mine = 0, 0, nil
+  local stale, passed, mine, ahead = 0, 0, nil, false
   while free > 0 and passed < 64 do
     head = head or redis.call('ZRANGEBYSCORE', lock, '2e15', '(4e15', 'LIMIT', passed, '1')[1]
     if not head then
@@ -137,10 +163,14 @@ local function grant(held, head, asker, ttl)
         redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel, message)
       end
       free = free - 1
+      ahead = ahead or -until_ms > now_ms + mark_ahead
     else
       stale = stale + 1
     end
     head = nil
+  end
+  if ahead then
+    shorten_marks() -- after the writes above: a full Redis refuses a ZADD that comes first
   end
   if free < 0 then
     free = 0

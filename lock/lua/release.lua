@@ -61,8 +61,10 @@ if free == 0 and (not held or cooldown > 0) then
   inbound = 0 -- no slot came free: what is called now would come in vain
 end
 local reply = calls(code, free, inbound, tonumber(ARGV[5] or 1000), held) or code
-if free == limit and reply == code then
+if reply == code and free == limit then
   tidy()
+elseif reply == code and held and cooldown > 0 then
+  shorten()
 end
 if more then
   told = told or {false}

@@ -1,0 +1,66 @@
+package lock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// lastsFor wants m's key to last for at least and at most so long.
+func lastsFor(t *testing.T, what string, m *Lock, least, most time.Duration) {
+	t.Helper()
+	audit(t, m)
+	if got := raw(m).PTTL(t.Context(), m.Key()).Val(); got < least || got > most {
+		t.Errorf("%s the key lasts for %s, want %s to %s; %s", what, got, least, most, dump(m))
+	}
+}
+
+// A key on which tasks were parked lasts for half an hour. Once nothing is parked it
+// goes with its last cooldown, or keys would pile up after a burst.
+func TestCooldownKeyGoesWithTheCooldown(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const cooldown = 20 * time.Second
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		first, second := mustTry(t, m), mustTry(t, handle(m.locker, m, TTL(time.Minute)))
+		mustPark(t, noted(m, "job"))
+		if err := first.Cooldown(t.Context(), cooldown); err != nil {
+			t.Fatal(err)
+		}
+		lastsFor(t, "with a task parked", m, 15*time.Minute, time.Hour)
+
+		// The parked task is dropped: the other holder has the last deadline.
+		want(t, "called", looksAfter(t, m, 1, time.Hour), []string{"job"})
+		runs(t, m, callScript, []any{m.limit, 1, 1000, "job", 1})
+		lastsFor(t, "beside a holder", m, 50*time.Second, time.Minute+2*time.Second)
+
+		if err := second.Cooldown(t.Context(), cooldown); err != nil {
+			t.Fatal(err)
+		}
+		lastsFor(t, "with cooldowns alone", m, cooldown/2, cooldown+time.Second)
+	})
+}
+
+// The same for the last of the parked tasks itself.
+func TestCooldownOfTheLastParkedTaskLeavesNoLongKey(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const cooldown = 20 * time.Second
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		job := noted(m, "job")
+		mustPark(t, job)
+		releases(t, held, 1, minLife)
+		le := mustTry(t, job)
+		lastsFor(t, "while it holds the key", m, 15*time.Minute, time.Hour)
+		// One that waits is heeded as well.
+		w := inLine(t, m, 1)
+		if err := le.Cooldown(t.Context(), cooldown); err != nil {
+			t.Fatal(err)
+		}
+		lastsFor(t, "in its cooldown", m, cooldown/2, cooldown+time.Second)
+		w.cancel()
+		_ = w.failed(t)
+	})
+}
