@@ -139,10 +139,11 @@ func (a *abandoned) release(batch []abandonedLease) {
 		calls[s] = append(calls[s], &call{keys: e.lease.lock.keys, args: args})
 	}
 	for s, calls := range calls {
+		sent := time.Now()
 		a.locker.conn.pipeline(context.Background(), s, calls)
 		for i, c := range calls {
 			e := &batch[places[s][i]]
-			_, _, err := e.lease.noteRelease(c.reply, c.err)
+			_, _, err := e.lease.noteRelease(c.reply, c.err, sent)
 			e.failed = err != nil
 		}
 	}

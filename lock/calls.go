@@ -53,7 +53,15 @@ func (n *parkedLine) answered(note string) {
 	case s.done.IsZero():
 		s.came, s.anew = true, false
 	default:
-		delete(n.calls, note)
+		n.dropCall(note)
+	}
+}
+
+// dropCall forgets the call of note. Callers hold mu.
+func (n *parkedLine) dropCall(note string) {
+	delete(n.calls, note)
+	if len(n.calls) == 0 {
+		n.calls = nil // many lines: an empty map is memory too
 	}
 }
 
@@ -79,6 +87,9 @@ func (p *parking) summon(n *parkedLine, note string) {
 		}
 	}
 	s = &summons{line: n, note: note}
+	if n.calls == nil {
+		n.calls = make(map[string]*summons)
+	}
 	n.calls[note] = s
 	p.queue = append(p.queue, s)
 }
@@ -103,7 +114,7 @@ func (p *parking) work() {
 		p.queue = p.queue[1:]
 		m, moot := s.line.lock, s.came && !s.anew
 		if s.came, s.anew = false, false; moot {
-			delete(s.line.calls, s.note)
+			s.line.dropCall(s.note)
 		}
 		p.mu.Unlock()
 		if !moot {
@@ -123,7 +134,7 @@ func (p *parking) call(m *Lock, s *summons) {
 	if !s.came && fate == FateComing {
 		s.done = time.Now()
 	} else {
-		delete(n.calls, s.note)
+		n.dropCall(s.note)
 	}
 	switch {
 	case s.came:
@@ -133,6 +144,9 @@ func (p *parking) call(m *Lock, s *summons) {
 	case fate == FateLater:
 		// Beyond that many its call lapses, which comes to the same.
 		tells = len(n.laters) < latersPerLook
+		if n.laters == nil {
+			n.laters = make(map[string]bool)
+		}
 		n.laters[s.note] = true
 	case fate == FateGone:
 		tells = true
@@ -146,10 +160,15 @@ func (p *parking) call(m *Lock, s *summons) {
 // tell runs call for one note. An error is nothing to act on: the next look
 // finds what is left to do.
 func (p *parking) tell(m *Lock, note string, fate Fate) {
+	sent := time.Now()
 	reply, err := p.locker.conn.run(context.Background(), callScript, m.keys, p.args(m, note, fate))
-	if err == nil {
-		p.heard(m, reply)
+	if err != nil {
+		return
 	}
+	if _, nothing := reply.(int64); nothing && !lookAgain(reply) {
+		p.noteReply(m, sent)
+	}
+	p.heard(m, reply)
 }
 
 func (p *parking) args(m *Lock, note string, fate Fate) []any {

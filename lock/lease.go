@@ -236,8 +236,9 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
 	s, args := le.releaseArgs()
+	sent := time.Now()
 	reply, err := m.locker.conn.run(context.WithoutCancel(ctx), s, m.keys, args)
-	return le.noteRelease(reply, err)
+	return le.noteRelease(reply, err, sent)
 }
 
 // releaseArgs is the script that releases the lease, and its arguments.
@@ -255,8 +256,8 @@ func (le *Lease) releaseArgs() (*script, []any) {
 	return s, args
 }
 
-// noteRelease handles the reply to a release, or the error err.
-func (le *Lease) noteRelease(reply any, err error) (free int, held bool, _ error) {
+// noteRelease handles the reply to a release that was sent at sent, or the error err.
+func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, held bool, _ error) {
 	m := le.lock
 	if err != nil || le.releases.Load() > 1 {
 		m.locker.line.doubt(m) // a reply that was lost may have told of a grant
@@ -269,7 +270,9 @@ func (le *Lease) noteRelease(reply any, err error) (free int, held bool, _ error
 		m.locker.pruneOn(m)
 	}
 	n, ok := reply.(int64)
-	if !ok {
+	if ok {
+		m.locker.parking.noteReply(m, sent)
+	} else {
 		n, ok = m.locker.parking.heard(m, reply)
 	}
 	if !ok {

@@ -147,13 +147,13 @@ func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 		mustTry(t, m)
 		holders := make([]redis.Z, limit-1)
 		for i := range holders {
-			// By their deadlines: the note that is looked for is the 100th, then the 1,000th.
+			// By their deadlines: the note that is looked for is the 100th, then the 1,001st.
 			holders[i] = redis.Z{Score: float64(time.Now().UnixMilli() + 60_000 + int64(i)), Member: fmt.Sprintf("h:x.3000.%d|owner|note-%d", i, i+1)}
 		}
 		if err := raw(m).ZAdd(t.Context(), m.Key(), holders...).Err(); err != nil {
 			t.Fatal(err)
 		}
-		for note, found := range map[string]bool{"note-100": true, "note-1000": false} {
+		for note, found := range map[string]bool{"note-100": true, "note-1001": false} {
 			if busy := mustBeBusy(t, noted(m, note)); (busy.Note == note) != found {
 				t.Errorf("%s: the holder shown is %s", note, busy.Note)
 			}

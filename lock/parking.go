@@ -1,25 +1,17 @@
 package lock
 
 import (
-	"context"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// How parked work is looked after.
 const (
-	// lookEvery to twice that is how often a line with parked work is looked
-	// after, so that a call that was lost with its process is repeated.
-	lookEvery = 250 * time.Millisecond
-	// looks is how many lines are looked after in lookEvery; with more of them
-	// each has its turn less often.
-	looks = 250
-	// lookTogether: looks due that soon travel with one that is due.
-	lookTogether = lookEvery / 4
 	// forget is how long what was learned of a line outlives its last use.
 	forget = time.Minute
+	// idleMost is how many lines on which nothing is parked are remembered. Beyond
+	// that the one is forgotten that was used least recently.
+	idleMost = 4000
 	// idleSlot is how long a slot may stay free for a called one to come before
 	// more are called at once; mostInbound is how many at most.
 	idleSlot    = 3 * time.Millisecond
@@ -44,9 +36,15 @@ type parking struct {
 	alarm  alarm
 	known  atomic.Int32 // len(lines): most Lockers have none, and pay nothing
 
-	mu      sync.Mutex // guards what follows; never held across I/O
-	lines   map[string]*parkedLine
-	parkedN int // how many of lines have parked set
+	mu      sync.Mutex             // guards what follows; never held across I/O
+	lines   map[string]*parkedLine // by key; nil while empty
+	most    int                    // the most lines there were since the map was made
+	looks   lineHeap               // lines with parked set, but for those a look at is under way
+	idle    lineHeap               // the other lines, the least recently used first
+	parkedN int                    // how many of lines have parked set
+	rounds  int                    // of looks that are under way; see roundsFree
+	tokens  float64                // looks that may begin now; see refill
+	filled  time.Time              // when tokens was last brought up to date
 	queue   []*summons
 	callers int // goroutines that work the queue off; each ends when it is empty
 }
@@ -59,12 +57,15 @@ type parkedLine struct {
 	hold    average
 	trip    average // from call to coming
 	parked  bool    // something was parked or called when Redis was last asked
-	lookAt  time.Time
-	exact   bool // lookAt is the first holder's end: before it there is nothing to see
+	exact   bool    // lookAt is the first holder's end: before it there is nothing to see
 	looking bool
+	lookAt  time.Time
+	seen    time.Time // when Redis last said that something is parked
 	used    time.Time
-	laters  map[string]bool     // notes that cannot come for now, as was said since the last look
-	calls   map[string]*summons // by note: those queued, under way or on their way back
+	in      *lineHeap           // the heap it is in, nil while looking
+	place   int                 // in that heap
+	laters  map[string]bool     // notes that cannot come for now, as was said since the last look; nil while empty
+	calls   map[string]*summons // by note: those queued, under way or on their way back; nil while empty
 }
 
 // average is a moving one; zero: nothing was measured.
@@ -79,7 +80,7 @@ func (a *average) add(d time.Duration) {
 }
 
 func newParking(l *Locker, caller Caller) *parking {
-	p := &parking{locker: l, caller: caller, lines: make(map[string]*parkedLine)}
+	p := &parking{locker: l, caller: caller}
 	p.alarm.ring = p.look
 	return p
 }
@@ -87,19 +88,24 @@ func newParking(l *Locker, caller Caller) *parking {
 // line is what is known of m, made when it is asked for first, and forgotten by
 // a look. Callers hold mu.
 func (p *parking) line(m *Lock) *parkedLine {
-	n := p.lines[m.Key()]
+	n, now := p.lines[m.Key()], time.Now()
 	if n == nil {
-		n = &parkedLine{key: m.Key(), inbound: 1, laters: make(map[string]bool), calls: make(map[string]*summons)}
+		n = &parkedLine{key: m.Key(), inbound: 1}
+		if p.lines == nil {
+			p.lines = make(map[string]*parkedLine)
+		}
 		p.lines[m.Key()] = n
+		p.most = max(p.most, len(p.lines))
 		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
 		// However it is used, look has to come and forget it.
-		p.alarm.set(time.Now().Add(forget + time.Second))
+		p.alarm.set(now.Add(forget + time.Second))
 	}
 	if n.lock == nil || n.lock.limit != m.limit {
 		// A handle of its own: the caller's may hold on to what it came with.
 		n.lock = &Lock{locker: m.locker, name: m.name, keys: m.keys, limit: m.limit}
 	}
-	n.used = time.Now()
+	n.used = now
+	p.plan(n)
 	return n
 }
 
@@ -162,6 +168,7 @@ func (p *parking) held(m *Lock, d time.Duration) {
 	if n := p.lines[m.Key()]; n != nil {
 		n.hold.add(d)
 		n.used = time.Now()
+		p.plan(n)
 	}
 }
 
@@ -197,22 +204,6 @@ var minLifeArg any = minLife.Milliseconds() // boxed once
 // life is how long a called one has to come. Callers hold mu.
 func (n *parkedLine) life() time.Duration { return min(max(minLife, 2*time.Duration(n.trip)), maxLife) }
 
-// lookSoon sets when n is looked after next. Callers hold mu, and set the alarm.
-func (p *parking) lookSoon(n *parkedLine) time.Time {
-	if !n.parked {
-		n.parked = true
-		p.parkedN++
-	}
-	if n.lookAt.IsZero() {
-		every := lookEvery * time.Duration(1+p.parkedN/looks)
-		n.lookAt = time.Now().Add(every + rand.N(every)) //nolint:gosec // jitter, no secret
-	}
-	if n.looking {
-		return time.Time{}
-	}
-	return n.lookAt
-}
-
 // heard takes a reply of release or call that tells of parked work apart, and
 // has the calls made that are due.
 func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
@@ -241,81 +232,10 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 	if end := time.Now().Add(firstEnd + time.Millisecond); firstEnd >= 0 && n.lookAt.After(end) {
 		// A holder that dies, or a cooldown that ends, is noticed at once.
 		n.lookAt, n.exact = end, true
+		p.plan(n)
 		at = n.lookAt
 	}
 	p.mu.Unlock()
 	p.alarm.set(at)
 	return code, true
-}
-
-// look looks after the lines that are due, and forgets those not used for long.
-func (p *parking) look() {
-	if p.locker.enter() != nil {
-		return
-	}
-	defer p.locker.work.Done()
-	now := time.Now()
-	var due []*parkedLine
-	var next time.Time
-	p.mu.Lock()
-	for key, n := range p.lines {
-		switch {
-		case n.looking:
-		case n.parked && (!n.lookAt.After(now) || !n.exact && n.lookAt.Before(now.Add(lookTogether))):
-			n.looking, n.lookAt, n.exact = true, time.Time{}, false
-			clear(n.laters)
-			due = append(due, n)
-		case n.parked:
-			next = earliest(next, n.lookAt)
-		case now.Sub(n.used) > forget && len(n.calls) == 0:
-			delete(p.lines, key)
-			p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
-		case now.Sub(n.used) > forget: // a call is still under way
-			next = earliest(next, now.Add(time.Second))
-		default:
-			next = earliest(next, n.used.Add(forget+time.Second))
-		}
-	}
-	p.mu.Unlock()
-	p.alarm.set(next)
-	inBatches(p.locker, due, func(n *parkedLine) string { return n.key }, p.lookAt)
-}
-
-// lookAt looks after a batch of lines, in one pipeline.
-func (p *parking) lookAt(batch []*parkedLine) {
-	calls := make([]*call, len(batch))
-	for i, n := range batch {
-		p.mu.Lock()
-		m := n.lock
-		p.mu.Unlock()
-		calls[i] = &call{keys: m.keys, args: p.args(m, "", FateUnsure)}
-	}
-	p.locker.conn.pipeline(context.Background(), callScript, calls)
-	for i, n := range batch {
-		var at time.Time
-		p.mu.Lock()
-		n.looking = false
-		_, nothing := calls[i].reply.(int64)
-		again := lookAgain(calls[i].reply)
-		if nothing && !again && calls[i].err == nil && n.lookAt.IsZero() {
-			n.parked = false
-			p.parkedN--
-			for note := range n.calls {
-				n.answered(note)
-			}
-			at = n.used.Add(forget + time.Second)
-		} else {
-			at = p.lookSoon(n)
-		}
-		if again {
-			n.lookAt, n.exact = time.Now(), true
-			at = n.lookAt
-		}
-		m := n.lock
-		p.mu.Unlock()
-		p.alarm.set(at)
-		if calls[i].err == nil {
-			p.heard(m, calls[i].reply)
-		}
-	}
 }
