@@ -3,7 +3,7 @@ module github.com/automutex/automutex/metrics
 go 1.24.0
 
 require (
-	github.com/automutex/automutex v0.0.0
+	github.com/automutex/automutex v0.1.0 // in this repository go.work takes the library from its folder
 	github.com/hibiken/asynq v0.26.0
 	github.com/prometheus/client_golang v1.23.2
 	github.com/redis/go-redis/v9 v9.14.1
@@ -30,7 +30,3 @@ require (
 	golang.org/x/time v0.14.0 // indirect
 	google.golang.org/protobuf v1.36.10 // indirect
 )
-
-// For builds in this repository; whoever imports this module gets the version
-// required above.
-replace github.com/automutex/automutex => ../

@@ -2,11 +2,8 @@ module github.com/automutex/automutex/cmd/automutex
 
 go 1.26.0
 
-// For builds of this module alone; in the workspace go.work does the same.
-replace github.com/automutex/automutex => ../../
-
 require (
-	github.com/automutex/automutex v0.0.0
+	github.com/automutex/automutex v0.1.0 // in this repository go.work takes the library from its folder
 	github.com/charmbracelet/x/ansi v0.11.9
 	github.com/creack/pty v1.1.24
 	github.com/hibiken/asynq v0.26.0
