@@ -64,9 +64,9 @@ func (w *compositeWriter) noteSpans() error {
 			w.spans = append(w.spans, span{from: c.i})
 		case '}', ']':
 			depth--
-			ended := &w.spans[open[depth]]
+			ended := &w.spans[open[depth]] //nolint:gosec // the text is valid JSON: what ends has begun
 			if ended.to = c.i + 1; ended.to-ended.from < minSpan {
-				w.spans = w.spans[:open[depth]] // all that is in it was shorter, and is gone already
+				w.spans = w.spans[:open[depth]] //nolint:gosec // as above; all that is in it was shorter, and is gone already
 			}
 			if depth == 0 {
 				return nil

@@ -35,7 +35,7 @@ type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 // NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule:
 // the task runs as if the rule were not there. A rule of package unique with it
 // enqueues the task as often as it is asked to.
-var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive // an answer, as asynq.SkipRetry is
+var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive,staticcheck // an answer, as asynq.SkipRetry is
 
 // Fields makes a key from fields of a JSON payload; it is what [Rule].On does.
 // With a malformed path, or none, every task is a [*KeyError]; give paths as On

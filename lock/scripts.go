@@ -79,7 +79,7 @@ func load(name string, args ...string) *script {
 		return string(src)
 	}
 	src := read(name)
-	for _, shared := range []string{"clock", "line", "calls", "pool_line", "claim"} {
+	for _, shared := range []string{"clock", "deadline", "line", "calls", "pool_line", "claim"} {
 		if marker := "--@include " + shared + "\n"; strings.Contains(src, marker) {
 			src = strings.Replace(src, marker, read(shared), 1)
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 // included are files that are part of others and not sent alone.
-var included = []string{"clock", "line", "calls", "pool_line", "claim"}
+var included = []string{"clock", "deadline", "line", "calls", "pool_line", "claim"}
 
 // Each file in lua/ is loaded, and sent whole.
 func TestScriptsAreLoaded(t *testing.T) {

@@ -27,9 +27,11 @@
 local lock, body = KEYS[1], ARGV[1]
 --@include clock
 
+--@include deadline
+
 -- An idle lock is no key at all: nothing to purge, nobody to overtake.
 if redis.call('EXISTS', lock) == 0 then
-  redis.call('ZADD', lock, string.format('%d', math.ceil(now_us / 1000) + ARGV[2] - 1000), 'h:' .. body,
+  redis.call('ZADD', lock, reaching(ARGV[2] - 1000), 'h:' .. body,
     string.format('-%d', 1e15 + now_us), 'f')
   redis.call('PEXPIRE', lock, ARGV[2])
   return now_us
@@ -46,7 +48,7 @@ if stored then
   -- its deadline from this ask, so the stored one is made to reach that far.
   local reach = math.ceil(now_us / 1000) + ttl
   if reach > tonumber(stored) then
-    redis.call('ZADD', lock, string.format('%d', reach), mine)
+    redis.call('ZADD', lock, reaching(ttl, stored), mine)
   end
   keep(ttl)
   return raise()
@@ -84,7 +86,7 @@ if free > 0 and not beside then
   return {hold(body, ttl), inline, called, idle, redis.call('ZCOUNT', lock, '4e15', '(6e15')}
 end
 
-local wait = more and 0 or deadline - now_ms -- without a holder there is a free slot, or more to drop
+local wait = more and 0 or math.ceil(deadline - now_ms) -- without a holder there is a free slot, or more to drop
 -- Among several holders, one with the asker's own note tells most.
 local same = beside or note ~= '' and (limit > 1 or park) and noted(note)
 holder = same or holder

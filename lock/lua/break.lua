@@ -10,6 +10,8 @@
 local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 --@include clock
 
+--@include deadline
+
 --@include line
 
 holders() -- those whose deadline has passed leave

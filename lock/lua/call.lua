@@ -14,6 +14,8 @@
 local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
 --@include clock
 
+--@include deadline
+
 --@include line
 --@include calls
 

@@ -56,7 +56,7 @@ local function calls(code, free, inbound, life, ended)
   end
   keep_parked()
   local first = redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  local reply = {code, redis.call('ZCOUNT', lock, 4e15, '(6e15'), first and first - now_ms or -1}
+  local reply = {code, redis.call('ZCOUNT', lock, 4e15, '(6e15'), first and math.ceil(first - now_ms) or -1}
   for i, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 6e15, 8e15, 'LIMIT', 0, 128)) do
     reply[3 + i] = string.sub(member, 3)
   end

@@ -11,6 +11,8 @@
 local lock, body, length = KEYS[1], ARGV[1], tonumber(ARGV[2])
 --@include clock
 
+--@include deadline
+
 local deadline = tonumber(redis.call('ZSCORE', lock, 'h:' .. body) or 0)
 if deadline <= math.floor(now_us / 1000) then
   return 0
@@ -25,7 +27,7 @@ if wanted > deadline then
   else
     redis.call('PEXPIRE', lock, string.format('%d', math.max(life, length + 1000)))
   end
-  redis.call('ZADD', lock, string.format('%d', wanted), 'h:' .. body)
+  redis.call('ZADD', lock, reaching(length, deadline), 'h:' .. body)
 end
 -- A deadline that stays where it is changes nothing, and what changes nothing is
 -- not replicated, though the one before may have reached no replica. A fence may

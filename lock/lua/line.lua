@@ -1,5 +1,5 @@
 -- line: what ask and release share. Included, never sent alone.
--- Expects: lock, limit, now_us.
+-- Expects: lock, limit, now_us, and what deadline has.
 --
 -- A call of Redis costs a third of a microsecond before it does anything, and a
 -- number handed to it as much as text costs nothing: so bounds are texts, and
@@ -10,12 +10,39 @@ local now_ms = math.floor(now_us / 1000)
 -- the reply then, if there is any to tell of: messages from the second place on.
 local own, told
 
+-- far: no lease or cooldown can end as late as at score, for none is that long: Redis'
+-- clock has stepped back since.
+local function far(score)
+  local ahead = score - now_ms - 31000
+  return ahead > 0 and ahead > 30000 * 2 ^ (score % 1 * 64) - 30000
+end
+
+-- lower_far: after such a step, ends that are too far come back to the longest length
+-- that they can have from now. That takes the slot from no live holder: it counts its
+-- lease from before it sent an ask or renewal, for the length asked for. So its belief
+-- ends no later than that length from now, and the stored end stays behind it.
+local function lower_far()
+  local found = redis.call('ZRANGEBYSCORE', lock, string.format('%d', now_ms + 31000), '1e14', 'WITHSCORES', 'LIMIT', '0', '1000')
+  for i = 1, #found, 2 do
+    local score = tonumber(found[i + 1])
+    if far(score) then
+      local mark = score % 1
+      redis.call('ZREM', lock, '') -- removes nothing: after it a full Redis lets the ZADD pass
+      redis.call('ZADD', lock, string.format('%.6f', now_ms + 1 + 30000 * 2 ^ (mark * 64) + mark), found[i])
+    end
+  end
+end
+
 -- holders: how many hold the lock, of those whose deadline has passed none: they
 -- leave. And who has the first deadline, and when that is (ms).
 local function holders()
   local found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
   if found[2] and tonumber(found[2]) <= now_ms then
     redis.call('ZREMRANGEBYSCORE', lock, '1e11', string.format('%d', now_ms))
+    found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
+  end
+  if found[2] and (far(found[2]) or found[4] and far(found[4])) then
+    lower_far()
     found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
   end
   local held = #found / 2
@@ -78,7 +105,7 @@ end
 
 -- hold: make id, which is no holder, one for length ms. Returns its fence.
 local function hold(id, length)
-  local deadline = string.format('%d', math.ceil(now_us / 1000) + length)
+  local deadline = reaching(length)
   -- LT: a new member is added, and f is lowered to this time, or is as low
   -- already (the clock stood still, or went back).
   local changed = redis.call('ZADD', lock, 'LT', 'CH', deadline, 'h:' .. id, string.format('-%d', 1e15 + now_us), 'f')

@@ -55,6 +55,6 @@ local wait = -1
 if more then
   wait = 0
 elseif first[2] then
-  wait = math.max(0, first[2] - now_ms) -- 0: lapsed, and one of more than 64
+  wait = math.max(0, math.ceil(first[2] - now_ms)) -- 0: lapsed, and one of more than 64
 end
 return {now_us, wait, place, first[1] or ''}

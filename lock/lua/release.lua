@@ -35,6 +35,8 @@ if size == 2 and cooldown == 0 and redis.call('ZRANK', lock, 'h:' .. body) then
 end
 --@include clock
 
+--@include deadline
+
 --@include line
 --@include calls
 
@@ -43,7 +45,7 @@ local held = redis.call('ZREM', lock, 'h:' .. body) == 1
 if not held then
   redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body) -- no holder is in line
 elseif cooldown > 0 then
-  redis.call('ZADD', lock, now_ms + cooldown, 'c:' .. body)
+  redis.call('ZADD', lock, reaching(cooldown), 'c:' .. body)
   keep(cooldown)
 end
 -- Of what was a mutex until now, the first of holders and line is most likely

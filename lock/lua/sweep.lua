@@ -10,6 +10,8 @@
 local lock, limit = KEYS[1], 1
 --@include clock
 
+--@include deadline
+
 --@include line
 
 local removed = redis.call('ZREMRANGEBYSCORE', lock, 1e11, now_ms)

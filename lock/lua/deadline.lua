@@ -1,0 +1,21 @@
+-- deadline: how the end of a lease or cooldown is stored. Included, never sent alone.
+-- Expects: now_us.
+--
+-- The score is a time of Redis' clock in ms. Its fraction, in 64ths, says how long the
+-- lease or cooldown is at most: with a fraction of n/64, 30 s doubled n times. A length
+-- of up to 30 s has no fraction. See lower_far, which relies on it.
+
+-- reaching: the score of an end that is length ms from now. before is the score that it
+-- replaces, if any. The fraction never falls while a member lives: its holder may still
+-- believe in the longest length that it ever asked for.
+local function reaching(length, before)
+  local mark = before and before % 1 or 0
+  if length > 30000 then
+    local doublings = 1
+    while 30000 * 2 ^ doublings < length do
+      doublings = doublings + 1
+    end
+    mark = math.max(mark, doublings / 64)
+  end
+  return string.format(mark > 0 and '%.6f' or '%d', math.ceil(now_us / 1000) + length + mark)
+end
