@@ -492,7 +492,7 @@ inline abandon(c) {
 	fi
 }
 
-/* lock/lock.go: releaseAgain */
+/* lock/abandon.go: release. The token is released once more. */
 inline release_again(c) {
 	is[c] = AGAIN;
 	net[c] = RELEASE
