@@ -148,7 +148,7 @@ func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 		holders := make([]redis.Z, limit-1)
 		for i := range holders {
 			// By their deadlines: the note that is looked for is the 100th, then the 1,001st.
-			holders[i] = redis.Z{Score: float64(time.Now().UnixMilli() + 60_000 + int64(i)), Member: fmt.Sprintf("h:x.3000.%d|owner|note-%d", i, i+1)}
+			holders[i] = redis.Z{Score: float64(time.Now().UnixMilli() + 20_000 + int64(i)), Member: fmt.Sprintf("h:x.3000.%d|owner|note-%d", i, i+1)}
 		}
 		if err := raw(m).ZAdd(t.Context(), m.Key(), holders...).Err(); err != nil {
 			t.Fatal(err)

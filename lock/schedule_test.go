@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -29,17 +30,25 @@ func TestScheduleHasTheEarliestLeaseFirst(t *testing.T) {
 			held[at] = held[len(held)-1]
 			held = held[:len(held)-1]
 		}
-		r.mu.Lock()
-		if len(r.schedule) != len(held) || len(r.leases) != len(held) {
-			t.Fatalf("%d leases are held, %d known, %d scheduled", len(held), len(r.leases), len(r.schedule))
+		if err := misplaced(r, held); err != nil {
+			t.Fatal(err)
 		}
-		for _, le := range held {
-			if r.schedule[le.place-1] != le || le.due.Before(r.schedule[0].due) || !le.due.Equal(r.next(le)) {
-				t.Fatalf("a lease due at %v is at place %d, after one due at %v", r.next(le), le.place, r.schedule[0].due)
-			}
-		}
-		r.mu.Unlock()
 	}
+}
+
+// misplaced tells what is wrong with r's schedule where it has the leases that are held.
+func misplaced(r *renewer, held []*Lease) error {
+	r.mu.Lock()
+	defer r.mu.Unlock() // before a failed test ends: Close needs it
+	if len(r.schedule) != len(held) || len(r.leases) != len(held) {
+		return fmt.Errorf("%d leases are held, %d known, %d scheduled", len(held), len(r.leases), len(r.schedule))
+	}
+	for _, le := range held {
+		if r.schedule[le.place-1] != le || le.due.Before(r.schedule[0].due) || !le.due.Equal(r.next(le)) {
+			return fmt.Errorf("a lease due at %v is at place %d, after one due at %v", r.next(le), le.place, r.schedule[0].due)
+		}
+	}
+	return nil
 }
 
 // A lease that ends a moment from now does not keep the renewer from those that
