@@ -224,7 +224,7 @@ func redisOutage() outage {
 
 func keyOutage() outage {
 	return outage{
-		away: "automutex: the Key of a rule fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent",
+		away: "automutex: the Key of a rule, or Config.Decode, fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent",
 		back: "automutex: the Keys of rules answer again",
 	}
 }

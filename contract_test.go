@@ -35,6 +35,7 @@ var (
 	_ func(...string) automutex.KeyFunc                                                     = automutex.Fields
 	_ func(...string) automutex.KeyFunc                                                     = automutex.Headers
 	_ func(func(struct{ ID string }) []string) automutex.KeyFunc                            = automutex.KeyOf[struct{ ID string }]
+	_ func(func([]byte) (int, error), func(int) []string) automutex.KeyFunc                 = automutex.KeyWith[int]
 	_ func(context.Context) (*lock.Lease, bool)                                             = automutex.Lease
 	_ func(context.Context, string) (*lock.Lease, bool)                                     = automutex.LeaseOf
 	_ func(context.Context) (int64, bool)                                                   = automutex.Fence
@@ -51,6 +52,7 @@ var (
 	_ = automutex.Config{
 		Rules: []automutex.Rule(nil), Prefix: "", Owner: "", MaxWaiting: int(0), MinReplicas: int(0), Inspector: (*asynq.Inspector)(nil),
 		Logger: (*slog.Logger)(nil), Observe: (func(context.Context, automutex.Event))(nil),
+		Decode: (func(*asynq.Task) ([]byte, error))(nil),
 	}
 	_ = automutex.Rule{
 		Name: "", Task: "", On: []string(nil), OnHeaders: []string(nil), Key: automutex.KeyFunc(nil), Payload: any(nil), Scope: "",

@@ -80,8 +80,8 @@ func (e Explanation) String() string {
 // order in which the task takes its locks; nothing when no rule matches. It
 // takes nothing and changes nothing. Place is told where ctx is the context of
 // the task's handler; see [Guard.ExplainTask] for a task that asynq has. The
-// error is a [*KeyError], what a rule's Key failed with, or says that Redis could
-// not be asked.
+// error is a [*KeyError], what a rule's Key or [Config].Decode failed with, or says
+// that Redis could not be asked.
 func (g *Guard) Explain(ctx context.Context, t *asynq.Task) ([]Explanation, error) {
 	if t == nil {
 		return nil, errors.New("automutex: Explain: the task is nil")

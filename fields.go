@@ -14,6 +14,8 @@ import (
 type fieldSet struct {
 	paths []fieldPath
 	nodes []fieldNode
+
+	decoded bool // the payload is what Config.Decode returned; for errors
 }
 
 type fieldPath struct {
@@ -80,7 +82,7 @@ func listIndex(segment string) int {
 func (fs *fieldSet) find(t *asynq.Task) ([][]byte, error) {
 	payload := t.Payload()
 	if reason := checkPayload(payload); reason != "" {
-		return nil, &KeyError{Task: t.Type(), Field: fs.paths[0].text, reason: reason, advice: adviceEncoding}
+		return nil, fs.unreadable(t, reason)
 	}
 
 	walk := fieldWalk{set: fs, at: jsonCursor{text: payload}, found: make([]foundField, len(fs.nodes))}

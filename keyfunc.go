@@ -15,7 +15,8 @@ import (
 
 // KeyFunc gives the parts of a task's key, unescaped, in a fixed order and
 // number. The same task must always give the same parts: a KeyFunc looks at the
-// task and at nothing else. It is called by many goroutines at once.
+// task and at nothing else. It is called by many goroutines at once. With
+// [Config].Decode the task has the payload that Decode returned.
 //
 // Parts must be valid UTF-8 and not empty, and there must be at least one. What
 // a KeyFunc returns otherwise:
@@ -141,7 +142,7 @@ func headerPart(t *asynq.Task, name string) (string, error) {
 // pair was replaced.
 //
 // fn is called by many goroutines at once. When it is nil every task is a
-// KeyError.
+// KeyError. For encodings other than JSON, see [KeyWith].
 func KeyOf[T any](fn func(T) []string) KeyFunc {
 	if fn == nil {
 		return mistaken("KeyOf", errors.New("no function; give one that makes the parts of the key"))
@@ -225,13 +226,14 @@ const (
 	adviceField   = "enqueue the task with that field, or change the rule's On"
 	advicePayload = "enqueue the task with a JSON payload, or change the rule"
 
-	adviceEncoding = "set Rule.Key or Rule.OnHeaders for other encodings"
-	adviceKeyOf    = "KeyOf reads JSON: give Rule.Key a function of your own, or set Rule.OnHeaders, for other encodings"
+	adviceEncoding = "set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope"
+	adviceDecoded  = "have Config.Decode return JSON, or set Rule.Key or Rule.OnHeaders for other encodings"
+	adviceKeyOf    = "KeyOf reads JSON: use KeyWith or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope"
 )
 
 // KeyError says that no key could be made from a task. The task is archived
-// with this text as its last error, and its handler does not run. A KeyFunc may
-// return one of its own.
+// with this text as its last error, and its handler does not run. A KeyFunc and
+// [Config].Decode may return one of their own.
 type KeyError struct {
 	// Task is the type of the task.
 	Task string

@@ -143,7 +143,7 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"v", ``, `the payload is empty`},
 		{"v", ` `, `the payload is not JSON: it ends too early`},
 		{"v", `{"v":1`, `the payload is not JSON: it ends too early`},
-		{"v", `{"v":1}x`, `the payload is not JSON (byte 8); set Rule.Key or Rule.OnHeaders for other encodings`},
+		{"v", `{"v":1}x`, `the payload is not JSON (byte 8); set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope`},
 		{"v", `{"v":1}{"v":1}`, `the payload is not JSON (byte 8)`},
 		{"v", `{"v":"\"[", "w" 1}`, `the payload is not JSON (byte 17)`},
 		{"v", `v=1`, `the payload is not JSON (byte 1)`},

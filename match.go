@@ -5,16 +5,19 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/hibiken/asynq"
 )
 
 // ruleSet finds the rules of a task and, in one order for all tasks, the keys
 // that it needs. It is immutable.
 type ruleSet struct {
 	exact    map[string]*pattern
-	prefixes []*pattern // all patterns, longest first
-	declared []*pattern // all patterns, in order of their first rule
-	parks    bool       // some rule has the policy Park
-	secret   string     // Config.HashKeys
+	prefixes []*pattern                        // all patterns, longest first
+	declared []*pattern                        // all patterns, in order of their first rule
+	parks    bool                              // some rule has the policy Park
+	secret   string                            // Config.HashKeys
+	decode   func(*asynq.Task) ([]byte, error) // Config.Decode; nil: none
 }
 
 // pattern is what the rules with one Task have in common.
@@ -22,6 +25,8 @@ type pattern struct {
 	task   string
 	rules  []*compiled // in order of declaration
 	fields *fieldSet   // the On of all rules, in that order; nil when none has any
+
+	readsPayload bool // some rule does
 }
 
 // target is one lock that a task needs.
@@ -66,6 +71,7 @@ func (p *pattern) gatherFields() {
 	for _, rule := range p.rules {
 		rule.onFrom = len(paths)
 		paths = append(paths, rule.On...)
+		p.readsPayload = p.readsPayload || rule.readsPayload()
 		rule.onTo = len(paths)
 		if len(rule.On) > 0 {
 			rule.fields, _ = newFieldSet(rule.On)

@@ -33,7 +33,7 @@ type Guard struct {
 
 	waiting   atomic.Int64 // workers in line, for MaxWaiting
 	outage    outage       // of Redis
-	keyOutage outage       // of what a rule's Key asks
+	keyOutage outage       // of what a rule's Key, or Config.Decode, asks
 	warned    sync.Map     // what warnOnce has logged
 
 	// closing ends the waits when Close begins. running counts the handlers
@@ -196,8 +196,8 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 
 // Keys are the keys of the locks that a task needs, in the order in which they
 // are taken; none when no rule matches, or the rule's Key answers [NoLock]. The
-// error is a [*KeyError], or has one in it, or is what a rule's Key failed with.
-// Keys does no I/O, unless a rule's Key does.
+// error is a [*KeyError], or has one in it, or is what a rule's Key or
+// [Config].Decode failed with. Keys does no I/O, unless one of these does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
 	if err != nil || len(targets) == 0 {

@@ -50,7 +50,7 @@ const (
 	// Rule and the policy Allow in Policy: it runs without the lock of that rule.
 	EventKeyError EventKind = "key error"
 	// EventBackendError: Redis could not be reached, or refused. Without a Key: the
-	// rule's Key failed with an error that is no *KeyError.
+	// rule's Key, or Config.Decode, failed with an error that is no *KeyError.
 	EventBackendError EventKind = "backend error"
 )
 

@@ -49,6 +49,23 @@ type Config struct {
 	// has at least 16 bytes.
 	HashKeys string
 
+	// Decode returns the payload that rules read, for tasks whose payload is an envelope
+	// that another middleware unwraps: On, and what [Rule].Payload checks, are about the
+	// JSON that Decode returns. A Key, those of [Fields] and [KeyOf] included, gets a task
+	// with the same type and headers and that payload, which need not be JSON. Handlers
+	// get the task as it is. nil means that rules read the payload as it is; return
+	// t.Payload() for a task that has no envelope.
+	//
+	// Decode is called once for a task, by Middleware, Keys and Explain, if a rule of
+	// the task has On or Key; a task that asks for its key again is decoded again. Its
+	// errors count as those of a [KeyFunc] do, for every rule that has On or Key: a
+	// [*KeyError] archives the task, [NoLock] means that it takes no lock of these rules,
+	// after any other error it comes back, its attempt not spent. A panic costs the task
+	// its attempt, as one of the handler does. Decode is called by many goroutines at
+	// once, must not change the task, and returns the same bytes for the same task
+	// always. Producers need the same one, as Config.Decode of package unique.
+	Decode func(*asynq.Task) ([]byte, error)
+
 	// Owner is a label that tells an operator who holds a lock. It need not be
 	// unique: nothing is decided by it. Empty means "host:pid".
 	Owner string
@@ -118,9 +135,10 @@ type Rule struct {
 	// excludes them. What its errors do, and [NoLock], see [KeyFunc].
 	Key KeyFunc
 
-	// Payload is a value of the Go type that the payload is decoded into. With
-	// it, New refuses a path in On that the type's JSON has no field for; only
-	// the type is looked at. nil means that paths are not checked.
+	// Payload is a value of the Go type that the payload, or what [Config].Decode
+	// returns, is decoded into. With it, New refuses a path in On that the type's
+	// JSON has no field for; only the type is looked at. nil means that paths are
+	// not checked.
 	Payload any
 
 	// Scope is the first part of the key: rules with one Scope share their
@@ -229,6 +247,7 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 
 	rs, orderProblems := newRuleSet(rules)
 	rs.secret = cfg.HashKeys
+	rs.setDecode(cfg.Decode)
 	problems = append(problems, orderProblems...)
 	if len(problems) > 0 {
 		return nil, nil, errors.Join(problems...)

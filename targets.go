@@ -17,7 +17,7 @@ import (
 // take them: by the rank of the scope, then by key. Any two tasks that need the
 // same two locks take them in the same order, so no circle of tasks can wait
 // for each other. Equal keys are one target, under the rule declared first. A
-// rule whose Key answers NoLock gives none.
+// rule whose Key answers NoLock gives none. Config.Decode is called once.
 //
 // The error is a *KeyError, or has one in it, or is a *keyFailedError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
@@ -31,9 +31,10 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 	if p == nil {
 		return nil, nil
 	}
+	t, undecoded := rs.decoded(p, t)
 	var values [][]byte
 	var unread error // why not all fields of all rules can be read
-	if p.fields != nil {
+	if p.fields != nil && undecoded == nil {
 		if values, unread = p.fields.find(t); unread != nil && without == nil {
 			return nil, unread
 		}
@@ -43,7 +44,10 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 		scope := rule.scope(t.Type())
 		key := keytext.NewWriter(rs.secret, prefix, scope)
 		var err error
-		if unread != nil && len(rule.On) > 0 {
+		switch {
+		case undecoded != nil && rule.readsPayload():
+			err = rule.failed("Config.Decode", undecoded)
+		case unread != nil && len(rule.On) > 0:
 			values, err = p.findOf(rule, t)
 		}
 		if err == nil {
@@ -81,15 +85,11 @@ func (p *pattern) findOf(rule *compiled, t *asynq.Task) ([][]byte, error) {
 func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *fieldSet, values [][]byte) error {
 	if c.Key != nil {
 		parts, err := callKey(ctx, c.Key, t)
-		var never *KeyError
-		if err != nil && !errors.As(err, &never) && !errors.Is(err, NoLock) {
-			return &keyFailedError{rule: c, err: err}
-		}
 		for _, part := range parts {
 			key.Part()
 			key.WriteString(part)
 		}
-		return err
+		return c.failed("the rule's Key", err)
 	}
 	for i := c.onFrom; i < c.onTo; i++ {
 		key.Part()
@@ -108,21 +108,23 @@ func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq
 	return nil
 }
 
-// keyFailedError says that a rule's Key returned an error that is no *KeyError:
-// what it asks cannot be asked for now. Its text is UTF-8, or asynq could not file it.
+// keyFailedError says that a rule's Key, or Config.Decode, returned an error that is
+// no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
+// could not file it.
 type keyFailedError struct {
-	rule *compiled
-	err  error
+	rule     *compiled
+	function string // "the rule's Key" or "Config.Decode"
+	err      error
 }
 
 func (e *keyFailedError) Error() string {
-	return strings.ToValidUTF8(fmt.Sprintf("automutex: rule %q: the rule's Key failed: %v", e.rule.Name, e.err), "\uFFFD")
+	return strings.ToValidUTF8(fmt.Sprintf("automutex: rule %q: %s failed: %v", e.rule.Name, e.function, e.err), "\uFFFD")
 }
 
 func (e *keyFailedError) Unwrap() error { return e.err }
 
-// keys makes the attempt's keys, or the verdict. Where a rule's Key fails for
-// now, the task comes back; on its last attempt it tries again in its worker,
+// keys makes the attempt's keys, or the verdict. Where a rule's Key or Config.Decode
+// fails for now, the task comes back; on its last attempt it tries again in its worker,
 // until the margin before its deadline.
 func (a *attempt) keys() ([]target, *verdict) {
 	g := a.guard

@@ -41,9 +41,8 @@ for a secret, leave it out and set the two in the program:
 
 	cfg.HashKeys, once.HashKeys = secret, secret
 
-What is code (Key, Payload, AfterFailure) and what belongs
-to the process (Owner, MaxWaiting, Logger, Observe, ...) is set in the program, on
-what [Load] returns:
+What is code (Key, Payload, AfterFailure, Decode) and what belongs to the process
+(Owner, MaxWaiting, Logger, Observe, ...) is set in the program, on what [Load] returns:
 
 	cfg, once, err := config.Load("automutex.yaml")
 	if err != nil {

@@ -73,6 +73,7 @@ func TestParse_mistakes(t *testing.T) {
 		"rules":                            `1:1 the file is "rules"; want keys with values: prefix, hash_keys, defaults, rules, unique`,
 		"- task: a":                        "1:1 the file is a list",
 		"prefix: a":                        "1:1 there are no rules",
+		"decode: f\nrules: [{task: a}]":    "1:1 decode: cannot be in the file: it is a Go function: set Config.Decode of automutex and of unique in the program",
 		"rules:":                           "1:7 rules: is nothing; it is a list",
 		"rules: {task: a}":                 "1:8 rules: is a mapping; it is a list",
 		"rules:\n  -":                      "2:4 a rule is nothing",

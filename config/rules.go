@@ -72,6 +72,7 @@ var (
 		"task": "is what each rule is for, and so has no default",
 	}
 	notInFile = map[string]string{
+		"decode":        "is a Go function: set Config.Decode of automutex and of unique in the program",
 		"owner":         "belongs to the process: set Config.Owner in the program",
 		"max_waiting":   "belongs to the process: set Config.MaxWaiting in the program",
 		"min_replicas":  "belongs to how Redis is set up: set Config.MinReplicas in the program",

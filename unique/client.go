@@ -85,7 +85,7 @@ func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg 
 	rules, wrong := compile(cfg.Rules)
 	problems = append(problems, wrong...)
 	// Checks rdb, the Prefix and what makes keys, by making what will make them.
-	keys, err := automutex.New(rdb, automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys})
+	keys, err := automutex.New(rdb, automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Decode: cfg.Decode})
 	if err != nil {
 		problems = append(problems, eachOf(err)...)
 	}
@@ -146,7 +146,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 }
 
 // key is the key of a task that the rule matches, once its options are fit; empty
-// when the rule's Key answers automutex.NoLock.
+// when the rule's Key, or Config.Decode, answers automutex.NoLock.
 func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asynq.Option) (string, error) {
 	if err := r.checkOptions(opts); err != nil {
 		return "", err
@@ -156,7 +156,7 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 		return "", fmt.Errorf("unique: %s: %w", r.where(), err)
 	}
 	if len(keys) == 0 {
-		return "", nil // its Key answered NoLock
+		return "", nil // its Key, or Config.Decode, answered NoLock
 	}
 	return keys[0], nil // one rule for each Task, so one key
 }

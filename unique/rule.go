@@ -26,6 +26,14 @@ type Config struct {
 	// readable.
 	HashKeys string
 
+	// Decode is that of the workers' Guard, automutex.Config.Decode: it returns the
+	// payload that rules read, for tasks whose payload is an envelope. It is called once
+	// for a task whose rule has On or Key, in the goroutine that enqueues, and so by many
+	// at once. automutex.NoLock from it enqueues the task as often as it is asked to; any
+	// other error enqueues nothing, and is what the caller gets. nil means that rules
+	// read the payload as it is.
+	Decode func(*asynq.Task) ([]byte, error)
+
 	// Rules declare which tasks are enqueued once. A task that no rule matches is
 	// enqueued as asynq does it.
 	Rules []Rule

@@ -226,6 +226,9 @@ func (d *doctor) keyless(rule string, of trialOf, tried int, why string, f *fail
 	if f.runnable == 0 {
 		level, then = note, "all of these have ended already"
 	}
+	if f.runnable > 0 && strings.Contains(why, "Config.Decode") {
+		then += ", unless its program sets one of these" // a file cannot
+	}
 	hint := ""
 	if f.hint != "" && !strings.Contains(why, "letter case counts") { // the KeyError may say so itself
 		hint = " (" + f.hint + ")"

@@ -254,7 +254,7 @@ rules:
 	has(t, all, bad, "keys", `rule "case": no key for 3 of 3 tasks seen of type "case": field "user.id" is missing: "user" has no "id", but "Id": letter case counts; a worker`)
 	has(t, all, bad, "keys", `header "region" is missing (there is a "Region": letter case counts)`)
 	has(t, all, bad, "keys", `rule "fine": no key for 1 of 3 tasks seen of type "fine": field "id" is null`)
-	has(t, all, bad, "keys", `rule "text": no key for 1 of 1 task seen of type "text": field "id": the payload is not JSON`)
+	has(t, all, bad, "keys", `rule "text": no key for 1 of 1 task seen of type "text": field "id": the payload is not JSON (byte 2); set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope; a worker archives such a task unrun, unless its program sets one of these`)
 	has(t, all, bad, "keys", `(did you mean "items.0.skus"?)`)
 
 	all = findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: fine}, {task: misspelt, on: [id]}]`))...)
