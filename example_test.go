@@ -288,7 +288,7 @@ func TestReadmeSnippets(t *testing.T) {
 	}
 	compiled := ""
 	for _, file := range []string{
-		"example_test.go", "automutextest/example_test.go", "metrics/example_test.go", "examples/quickstart/main.go",
+		"example_test.go", "automutextest/example_test.go", "metrics/example_test.go", "examples/quickstart/main.go", "examples/encodings/main.go",
 	} {
 		source, err := os.ReadFile(file)
 		if err != nil {

@@ -1,0 +1,121 @@
+// Command encodings shows how tasks get their keys whose payload is not JSON, or is
+// JSON in an envelope. It asks no Redis: it makes the keys and prints them.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/vmihailenco/msgpack/v5"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/automutex/automutex"
+)
+
+// order is what tasks carry as msgpack.
+type order struct {
+	Customer string `msgpack:"customer"`
+}
+
+// encodingRules take one lock for each customer. Struct stands for a message type of
+// your own here.
+func encodingRules() []automutex.Rule {
+	rules := []automutex.Rule{
+		{Task: "invoice:send", Key: automutex.KeyWith(func(payload []byte) (*structpb.Struct, error) {
+			m := &structpb.Struct{} // your message type
+			return m, proto.Unmarshal(payload, m)
+		}, func(m *structpb.Struct) []string {
+			return []string{m.GetFields()["customer"].GetStringValue()}
+		})},
+
+		{Task: "order:ship", Key: automutex.KeyWith(func(payload []byte) (o order, err error) {
+			err = msgpack.Unmarshal(payload, &o)
+			return o, err
+		}, func(o order) []string {
+			return []string{o.Customer}
+		})},
+	}
+	return rules
+}
+
+// unwrap returns the payload inside the envelope {"trace": ..., "data": ...}, in which
+// the other tasks of this program come.
+func unwrap(t *asynq.Task) ([]byte, error) {
+	if t.Type() != "mail:send" {
+		return t.Payload(), nil // no envelope
+	}
+	var envelope struct {
+		Data json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(t.Payload(), &envelope); err != nil {
+		// Without the KeyError the task would come back again and again.
+		return nil, &automutex.KeyError{Task: t.Type(), Field: "data"}
+	}
+	return envelope.Data, nil
+}
+
+func newGuard(rdb *redis.Client) (*automutex.Guard, error) {
+	cfg := automutex.Config{
+		Rules:  append(encodingRules(), automutex.Rule{Task: "mail:send", On: []string{"to"}}),
+		Decode: unwrap,
+	}
+	return automutex.New(rdb, cfg)
+}
+
+// tasks gives a task of each type.
+func tasks() ([]*asynq.Task, error) {
+	message, err := structpb.NewStruct(map[string]any{"customer": "acme"})
+	if err != nil {
+		return nil, err
+	}
+	invoice, err := proto.Marshal(message)
+	if err != nil {
+		return nil, err
+	}
+	shipped, err := msgpack.Marshal(order{Customer: "acme"})
+	if err != nil {
+		return nil, err
+	}
+	return []*asynq.Task{
+		asynq.NewTask("invoice:send", invoice),
+		asynq.NewTask("order:ship", shipped),
+		asynq.NewTask("mail:send", []byte(`{"trace": "4bf92f", "data": {"to": "mona@example.com"}}`)),
+		asynq.NewTask("order:ship", []byte("{}")), // not what the rule decodes
+	}, nil
+}
+
+func run(out io.Writer) error {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // is not asked here
+	defer rdb.Close()
+	guard, err := newGuard(rdb)
+	if err != nil {
+		return err
+	}
+	defer guard.Close(context.Background())
+	all, err := tasks()
+	if err != nil {
+		return err
+	}
+	for _, task := range all {
+		keys, err := guard.Keys(context.Background(), task)
+		if err != nil {
+			fmt.Fprintln(out, err)
+			continue
+		}
+		fmt.Fprintln(out, keys[0])
+	}
+	return nil
+}
+
+func main() {
+	if err := run(os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
