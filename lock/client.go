@@ -84,10 +84,11 @@ type conn struct {
 	// sizes: arguments may be marshaled to no other end than to know their size.
 	sizes     bool
 	deadlines deadlines
+	denied    *denials
 }
 
-func newConn(rdb Client, transport Transport, closing <-chan struct{}) *conn {
-	c := &conn{rdb: rdb, scripts: rdb, sizes: true, jobs: make(chan func()), closing: closing}
+func newConn(rdb Client, transport Transport, denied *denials, closing <-chan struct{}) *conn {
+	c := &conn{rdb: rdb, scripts: rdb, sizes: true, jobs: make(chan func()), closing: closing, denied: denied}
 	if transport != nil {
 		c.scripts = transport
 		if async, ok := transport.(asyncTransport); ok {
@@ -196,13 +197,20 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 }
 
 func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []any) (any, error) {
-	v, err := replyOf(c.scripts.EvalSha(ctx, s.sha, keys, args...), nil)
-	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		answered(args)
+	var v any
+	var err error
+	whole := c.denied.noHash.Load()
+	if !whole {
+		v, err = replyOf(c.scripts.EvalSha(ctx, s.sha, keys, args...), nil)
+		if whole = c.denied.sendWhole(err); whole {
+			answered(args)
+		}
+	}
+	if whole {
 		v, err = replyOf(c.scripts.Eval(ctx, s.src, keys, args...), nil)
 	}
 	c.unreached(err)
-	return v, err
+	return v, c.denied.explain(s, err)
 }
 
 // submit is exchange over a transport of Async: this goroutine waits, until bound
@@ -228,12 +236,19 @@ func (c *conn) submit(ctx, bound context.Context, s *script, keys []string, args
 		}
 		return replyOf(cmd, err)
 	}
-	v, err := send("evalsha", s.sha)
-	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		answered(args)
+	var v any
+	var err error
+	whole := c.denied.noHash.Load()
+	if !whole {
+		v, err = send("evalsha", s.sha)
+		if whole = c.denied.sendWhole(err); whole {
+			answered(args)
+		}
+	}
+	if whole {
 		v, err = send("eval", s.src)
 	}
-	return v, err
+	return v, c.denied.explain(s, err)
 }
 
 // opContext is a caller's values under a deadline of our own.
@@ -278,8 +293,8 @@ type call struct {
 }
 
 // pipeline executes s for each call in one round trip (one per node). Every
-// call ends with a reply or an error. NOSCRIPT is answered per command: those
-// go again, whole.
+// call ends with a reply or an error. That a server does not run a script by its
+// hash is answered per command: those go again, whole.
 func (c *conn) pipeline(ctx context.Context, s *script, calls []*call) {
 	bound := c.bound(ctx)
 	mine := slices.Clone(calls)
@@ -298,7 +313,7 @@ func (c *conn) pipeline(ctx context.Context, s *script, calls []*call) {
 }
 
 func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
-	send := func(calls []*call, queue func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd) (again []*call) {
+	send := func(calls []*call, queue func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd) {
 		p := c.rdb.Pipeline()
 		cmds := make([]*redis.Cmd, len(calls))
 		for i, x := range calls {
@@ -308,19 +323,27 @@ func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
 		for i, x := range calls {
 			x.reply, x.err = replyOf(cmds[i], failed)
 			c.unreached(x.err)
-			if x.err != nil && redis.HasErrorPrefix(x.err, "NOSCRIPT") {
+		}
+	}
+	whole := calls
+	if !c.denied.noHash.Load() {
+		send(calls, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
+			return p.EvalSha(ctx, s.sha, keys, args...)
+		})
+		whole = nil
+		for _, x := range calls {
+			if c.denied.sendWhole(x.err) {
 				answered(x.args)
-				again = append(again, x)
+				whole = append(whole, x)
 			}
 		}
-		return again
 	}
-	again := send(calls, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
-		return p.EvalSha(ctx, s.sha, keys, args...)
-	})
-	if len(again) > 0 {
-		send(again, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
+	if len(whole) > 0 {
+		send(whole, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
 			return p.Eval(ctx, s.src, keys, args...)
 		})
+	}
+	for _, x := range calls {
+		x.err = c.denied.explain(s, x.err)
 	}
 }

@@ -160,7 +160,7 @@ func New(rdb Client, o Options) *Locker {
 		l.err = checkReplicas(rdb, o.MinReplicas)
 	}
 	if l.err == nil {
-		l.conn = newConn(rdb, o.Transport, l.closing.Done())
+		l.conn = newConn(rdb, o.Transport, &denials{prefix: l.prefix, log: l.log}, l.closing.Done())
 	}
 	return l
 }

@@ -111,3 +111,9 @@ func (l *lines) has(text string) bool {
 	defer l.mu.Unlock()
 	return strings.Contains(l.text.String(), text)
 }
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}

@@ -136,7 +136,8 @@ func TestNobodyParksBehindItsOwnNote(t *testing.T) {
 	})
 }
 
-// However many hold a lock, an ask that finds it busy looks at some of them only.
+// However many hold a lock, an ask that finds it busy looks at some of them only: at more
+// where it would be refused a slot beside a holder with its note.
 func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -156,6 +157,11 @@ func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 		for note, found := range map[string]bool{"note-100": true, "note-1001": false} {
 			if busy := mustBeBusy(t, noted(m, note)); (busy.Note == note) != found {
 				t.Errorf("%s: the holder shown is %s", note, busy.Note)
+			}
+		}
+		for note, found := range map[string]bool{"note-1000": true, "note-1001": false} {
+			if busy := mustBeBusy(t, handle(l, m, Note(note), OnePerNote())); (busy.Note == note) != found {
+				t.Errorf("%s, with OnePerNote: the holder shown is %s", note, busy.Note)
 			}
 		}
 	})

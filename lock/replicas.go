@@ -232,6 +232,7 @@ func (w *confirming) send(ctx context.Context, at master, calls []*call, asking 
 	for i, x := range calls {
 		x.reply, x.err = replyOf(cmds[i], failed)
 		w.conn.unreached(x.err)
+		x.err = w.conn.denied.explain(confirmScript, x.err)
 		switch {
 		case x.err != nil || x.reply != int64(renewRenewed):
 		case err != nil:

@@ -22,11 +22,16 @@ else
   local last = redis.call('ZREVRANGEBYSCORE', arrivals, '+inf', 1e15, 'WITHSCORES', 'LIMIT', 0, 1)
   arrival = math.max(now_us, tonumber(last[2] or 0) + 1)
 end
+-- The TTL first: Redis may refuse it, to a user without the right, and then nothing is
+-- to be written. Of a key that is not there yet it changes nothing.
+local kept = redis.call('PEXPIRE', arrivals, keep + 60000)
 redis.call('ZADD', arrivals, string.format('%d', arrival), 'a:' .. note, string.format('-%d', now_ms), 's:' .. note)
 
 -- Those not seen for so long are forgotten, at most 64 a call.
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', arrivals, keep - now_ms, '(0', 'LIMIT', 0, 64)) do
   redis.call('ZREM', arrivals, member, 'a:' .. string.sub(member, 3))
 end
-redis.call('PEXPIRE', arrivals, keep + 60000)
+if kept == 0 then
+  redis.call('PEXPIRE', arrivals, keep + 60000)
+end
 return {arrival, new}

@@ -33,7 +33,10 @@ local lock, body = KEYS[1], ARGV[1]
 if redis.call('EXISTS', lock) == 0 then
   redis.call('ZADD', lock, reaching(ARGV[2] - 1000), 'h:' .. body,
     string.format('-%d', 1e15 + now_us), 'f')
-  redis.call('PEXPIRE', lock, ARGV[2])
+  if redis.pcall('PEXPIRE', lock, ARGV[2]) ~= 1 then
+    redis.call('DEL', lock) -- a key without a TTL could stay for ever
+    redis.call('PEXPIRE', lock, ARGV[2]) -- fails again, and says why
+  end
   return now_us
 end
 local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1), (ARGV[5] or 0) == '1'
@@ -47,10 +50,10 @@ if stored then
   -- Ours already: a resent ask, or one that crossed a grant. The asker counts
   -- its deadline from this ask, so the stored one is made to reach that far.
   local reach = math.ceil(now_us / 1000) + ttl
+  keep(ttl)
   if reach > tonumber(stored) then
     redis.call('ZADD', lock, reaching(ttl, stored), mine)
   end
-  keep(ttl)
   return raise()
 end
 
@@ -73,6 +76,7 @@ local note = string.sub(body, string.find(body, '|', string.find(body, '|', 1, t
 local away = note ~= '' and redis.call('ZSCORE', lock, 'p:' .. note)
 local entry, alive = 'e:' .. body, 'd:' .. body
 if free > 0 and not beside then
+  keep(ttl)
   redis.call('ZREM', lock, entry, alive)
   if not away then
     return hold(body, ttl)
@@ -88,7 +92,7 @@ end
 
 local wait = more and 0 or math.ceil(deadline - now_ms) -- without a holder there is a free slot, or more to drop
 -- Among several holders, one with the asker's own note tells most.
-local same = beside or note ~= '' and (limit > 1 or park) and noted(note)
+local same = beside or note ~= '' and (limit > 1 or park) and noted(body, note)
 holder = same or holder
 
 local inline, called = 0, -1
@@ -97,6 +101,9 @@ local place, before = 0, '(4e15'
 if park then
   local was = redis.call('ZSCORE', lock, entry)
   local ticket = was and was - 2e15 or first
+  if not same then
+    keep_parked()
+  end
   if away then
     inline, called = back(note, away)
   end
@@ -104,13 +111,13 @@ if park then
   if not same then -- nobody parks behind what has its own note
     local score = string.format('%d', 4e15 + ticket)
     redis.call('ZADD', lock, score, 'p:' .. note)
-    keep_parked()
     inline = math.floor((now_us - 1.6e15 - ticket) / 1000)
     before = '(' .. score
     place = redis.call('ZCOUNT', lock, '6e15', '8e15')
   end
 elseif stay > 0 then
   local score, stale = string.format('%d', 2e15 + first), string.format('-%d', now_ms + stay)
+  keep(stay)
   -- In line already: the place stays, and only the life is renewed.
   if redis.call('ZADD', lock, 'NX', score, entry, stale, alive) < 2 then
     score = redis.call('ZSCORE', lock, entry)
@@ -119,7 +126,6 @@ elseif stay > 0 then
   if away then
     inline, called = back(note, away)
   end
-  keep(stay)
   before = '(' .. score
 end
 place = place + redis.call('ZCOUNT', lock, '2e15', before)

@@ -22,6 +22,7 @@ local function calls(code, free, inbound, life, ended)
   if not last or string.sub(last, 1, 2) ~= 'p:' then
     return nil
   end
+  keep_parked()
   if inbound > 0 then
     inbound = math.max(inbound, free)
     local five_ago = 4e15 + now_us - 1.6e15 - 5000000
@@ -54,7 +55,6 @@ local function calls(code, free, inbound, life, ended)
   if free > 0 and (ended or not redis.call('ZSCORE', lock, 'i')) then
     redis.call('ZADD', lock, string.format('-%d', 3e14 + now_ms), 'i')
   end
-  keep_parked()
   local first = redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)[2]
   local reply = {code, redis.call('ZCOUNT', lock, 4e15, '(6e15'), first and math.ceil(first - now_ms) or -1}
   for i, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 6e15, 8e15, 'LIMIT', 0, 128)) do

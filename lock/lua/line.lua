@@ -52,7 +52,8 @@ local function holders()
   return held, found[1], found[2]
 end
 
--- keep: the key outlives an entry that lasts ms from now; never shortened.
+-- keep: the key outlives an entry that lasts ms from now; never shortened. It comes
+-- before whatever the entry writes: Redis may refuse it, to a user without the right.
 local function keep(ms)
   if redis.call('PTTL', lock) < ms + 1000 then
     redis.call('PEXPIRE', lock, ms + 1000)
@@ -103,30 +104,36 @@ local function raise()
   return fence
 end
 
--- hold: make id, which is no holder, one for length ms. Returns its fence.
+-- hold: make id, which is no holder, one for length ms. Returns its fence. Callers
+-- have called keep.
 local function hold(id, length)
   local deadline = reaching(length)
   -- LT: a new member is added, and f is lowered to this time, or is as low
   -- already (the clock stood still, or went back).
   local changed = redis.call('ZADD', lock, 'LT', 'CH', deadline, 'h:' .. id, string.format('-%d', 1e15 + now_us), 'f')
-  keep(length)
   return changed == 2 and now_us or raise()
 end
 
--- noted: a live holder with that note, or nil. Callers have purged. Of a great many
--- holders the first 1,000 are looked at: each costs a third of a microsecond.
-local function noted(note)
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'LIMIT', '0', '1000')) do
+-- apart: whether id is to hold no slot beside a holder with its note: a ~ in its token.
+local function apart(id)
+  return string.find(id, '^[^.|]*%.%d+%.~')
+end
+
+-- noted: a live holder with the note of id, or nil. Callers have purged. Each holder
+-- looked at costs a third of a microsecond: of a great many the first 1,000 are, and
+-- the first 128 for one that may hold beside its note and is only to be told of it.
+local function noted(id, note)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'LIMIT', '0', apart(id) and '1000' or '128')) do
     if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
       return member
     end
   end
 end
 
--- twin: the holder that keeps id from holding beside it: id asks for that by a ~ in its
--- token, and the holder has its note. A mutex has nobody beside a holder.
+-- twin: the holder that keeps id from holding beside it: id is apart, and the holder
+-- has its note. A mutex has nobody beside a holder.
 local function twin(id)
-  return limit > 1 and string.find(id, '^[^.|]*%.%d+%.~') and noted(string.match(id, '^[^|]*|[^|]*|(.*)$')) or nil
+  return limit > 1 and apart(id) and noted(id, string.match(id, '^[^|]*|[^|]*|(.*)$')) or nil
 end
 
 -- mark_ahead: a waiter's mark is never set further ahead than this (ms): three
@@ -169,18 +176,22 @@ local function grant(held, head, asker, ttl)
     local until_ms = redis.call('ZSCORE', lock, entry)
     local lives = id == asker or until_ms and -until_ms > now_ms
     local waits = lives and twin(id)
+    -- token = <channel>.<G>.<nonce>: where to wake, and how long a lease to give.
+    local token, channel, length = string.match(id, '^(([^.|]+)%.(%d+)%.[^|]*)')
+    length = id == asker and ttl or tonumber(length)
     if not waits then
+      if lives then
+        keep(length)
+      end
       redis.call('ZREM', lock, head, entry)
     end
     if waits then
       passed = passed + 1
     elseif id == asker then
-      mine = hold(id, ttl)
+      mine = hold(id, length)
       free = free - 1
     elseif lives then
-      -- token = <channel>.<G>.<nonce>: where to wake, and how long a lease to give.
-      local token, channel, length = string.match(id, '^(([^.|]+)%.(%d+)%.[^|]*)')
-      local fence = hold(id, tonumber(length))
+      local fence = hold(id, length)
       local message = string.format('%s %d %d', token, fence, now_us)
       if channel == own then
         told = told or {false}

@@ -58,8 +58,9 @@ local function settle()
     redis.call('PERSIST', pool)
   elseif redis.call('ZCOUNT', pool, 2e15, '(4e15') == 0 then
     redis.call('DEL', pool)
-  else
-    redis.call('PEXPIRE', pool, 60000)
+  elseif redis.pcall('PEXPIRE', pool, 60000) ~= 1 then
+    redis.call('DEL', pool) -- waiters without a TTL could stay for ever
+    redis.call('PEXPIRE', pool, 60000) -- fails again, and says why
   end
 end
 

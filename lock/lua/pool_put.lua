@@ -10,6 +10,9 @@ local pool = KEYS[1]
 
 --@include pool_line
 
+-- Redis may refuse this, to a user without the right, and then no value is put into a
+-- pool that has the TTL of its waiters.
+redis.call('PERSIST', pool)
 local more = purge()
 local added = 0
 for _, value in ipairs(ARGV) do

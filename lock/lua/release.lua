@@ -41,13 +41,15 @@ end
 --@include calls
 
 own = string.match(body, '^[^.]*')
+if cooldown > 0 and redis.call('ZRANK', lock, 'h:' .. body) then
+  keep(cooldown)
+end
 local held = redis.call('ZREM', lock, 'h:' .. body) == 1
 if not held then
   redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body) -- no holder is in line
 elseif cooldown > 0 then
   -- From the ms that has begun, for a lease counts from the next one.
   redis.call('ZADD', lock, reaching(cooldown + now_ms - math.ceil(now_us / 1000)), 'c:' .. body)
-  keep(cooldown)
 end
 -- Of what was a mutex until now, the first of holders and line is most likely
 -- the head of the line; then nobody holds it any more.

@@ -1,0 +1,119 @@
+package lock
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// neededRights are what the library needs of Redis, as docs/redis.md gives them to a user;
+// %[1]s is the prefix.
+const neededRights = "resetkeys resetchannels ~%[1]s:* &%[1]s:* +eval +evalsha +scan +subscribe +unsubscribe +ping +hello " +
+	"+cluster|slots +asking +time +exists +del +pexpire +pttl +persist +get +set +zadd +zrem +zscore +zrank +zcard +zcount " +
+	"+zrange +zrangebyscore +zrevrangebyscore +zremrangebyscore +publish"
+
+// denials notes which commands Redis refuses to the client: by its access control
+// list, or because the command was renamed. It logs each command once.
+type denials struct {
+	prefix string
+	log    *slog.Logger
+	// noHash: EVALSHA was refused. Scripts are sent whole from then on, for as long
+	// as the Locker lives.
+	noHash atomic.Bool
+	logged sync.Map // command to true
+}
+
+// sendWhole tells whether the server did not run a script that was sent by its hash,
+// and may run it when it is sent whole: err says that the server does not know the
+// script, or does not allow EVALSHA.
+func (r *denials) sendWhole(err error) bool {
+	if err == nil {
+		return false
+	}
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		return true
+	}
+	if deniedCommand(nil, err) != "EVALSHA" {
+		return false
+	}
+	r.noHash.Store(true)
+	r.say("EVALSHA", "automutex: Redis refuses EVALSHA: scripts are sent by EVAL, whole, until this process restarts")
+	return true
+}
+
+// explain returns err, or what has its place where Redis refused a command of the
+// exchange: an error that names the command.
+func (r *denials) explain(s *script, err error) error {
+	command := deniedCommand(s, err)
+	if command == "" {
+		return err
+	}
+	r.say(command, "automutex: Redis refuses a command that the locks need")
+	return &deniedError{command, err}
+}
+
+func (r *denials) say(command, what string) {
+	if _, before := r.logged.LoadOrStore(command, true); !before {
+		r.log.Error(what, "command", command, "fix", "ACL SETUSER <user> "+fmt.Sprintf(neededRights, r.prefix))
+	}
+}
+
+// deniedError names a command that Redis refused. It unwraps to Redis' own error,
+// which quotes a script or its hash.
+type deniedError struct {
+	command string
+	cause   error
+}
+
+func (e *deniedError) Error() string {
+	return fmt.Sprintf("Redis refuses %s (the user has no right to it, or it was renamed): allow it with ACL SETUSER <user> +%s; "+
+		"docs/redis.md lists all rights", e.command, strings.ToLower(e.command))
+}
+
+func (e *deniedError) Unwrap() error { return e.cause }
+
+var (
+	// As Redis 6 and 7 write it, for the user and for a command that does not exist.
+	deniedToUser   = regexp.MustCompile("(?i)^(?:NOPERM .*permissions to run the |(?:ERR )?unknown command )['`]([a-z]+)")
+	deniedToScript = regexp.MustCompile(`(?i)(?:can't run this command|Unknown Redis command called from)`)
+	scriptLine     = regexp.MustCompile(`@user_script: ?(\d+)`)
+	scriptCall     = regexp.MustCompile(`redis\.call\('(\w+)'`)
+)
+
+// deniedCommand is the command that Redis refused with err, in capital letters:
+// EVAL, EVALSHA, or one that s calls. Empty: err is another error. Redis tells of a
+// script only the line, so each command of that line is named.
+func deniedCommand(s *script, err error) string {
+	var said redis.Error
+	if err == nil || !errors.As(err, &said) {
+		return ""
+	}
+	text := said.Error()
+	if m := deniedToUser.FindStringSubmatch(text); m != nil {
+		return strings.ToUpper(m[1])
+	}
+	if s == nil || !deniedToScript.MatchString(text) {
+		return ""
+	}
+	m := scriptLine.FindStringSubmatch(text)
+	if m == nil {
+		return ""
+	}
+	number, err := strconv.Atoi(m[1])
+	lines := strings.Split(s.src, "\n")
+	if err != nil || number < 1 || number > len(lines) {
+		return ""
+	}
+	var names []string
+	for _, call := range scriptCall.FindAllStringSubmatch(lines[number-1], -1) {
+		names = append(names, call[1])
+	}
+	return strings.Join(names, " or ")
+}
