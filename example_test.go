@@ -273,7 +273,7 @@ func oneScheduler(ctx context.Context) error {
 // compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler}
+	_ = []any{headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler, deliver}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
@@ -286,9 +286,15 @@ func TestReadmeSnippets(t *testing.T) {
 	if _, err := unique.New(producer, looker, client, unique.Config{Rules: uniqueRules()}); err != nil {
 		t.Errorf("the README's rules of unique: %v", err)
 	}
+	for _, setUp := range []func(redis.UniversalClient) (*automutex.Guard, error){deliveries, documents} {
+		if _, err := setUp(client); err != nil {
+			t.Errorf("the rules of docs/migrating.md: %v", err)
+		}
+	}
 	compiled := ""
 	for _, file := range []string{
-		"example_test.go", "automutextest/example_test.go", "metrics/example_test.go", "examples/quickstart/main.go", "examples/encodings/main.go",
+		"example_test.go", "migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go",
+		"examples/quickstart/main.go", "examples/encodings/main.go",
 	} {
 		source, err := os.ReadFile(file)
 		if err != nil {
@@ -296,7 +302,7 @@ func TestReadmeSnippets(t *testing.T) {
 		}
 		compiled += squeeze(string(source))
 	}
-	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 15, "docs/operations.md": 3} {
+	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 15, "docs/operations.md": 3, "docs/migrating.md": 4} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
