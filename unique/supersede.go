@@ -270,6 +270,9 @@ func (o *order) removeInWindow(ctx context.Context, old *asynq.TaskInfo) (found 
 // why not. info is the new task, nil when it is not known to be there.
 func (o *order) undo(next string, info *asynq.TaskInfo, err error) (*asynq.TaskInfo, error) {
 	removed := o.client.inspector.DeleteTask(o.rule.Queue, next)
+	if errors.Is(removed, asynq.ErrTaskNotFound) && info != nil && time.Now().Before(info.NextProcessAt) {
+		removed = nil // this deletion was sent twice: nothing else removes the task before its time
+	}
 	if removed == nil {
 		if errors.Is(err, errMoved) {
 			return nil, nil //nolint:nilnil // look again
@@ -282,6 +285,9 @@ func (o *order) undo(next string, info *asynq.TaskInfo, err error) (*asynq.TaskI
 	}
 	if looked == nil && now == nil {
 		return nil, err
+	}
+	if errors.Is(err, errMoved) {
+		err = errors.New("the new task could not be taken back; it may run")
 	}
 	return nil, errors.Join(err, removed, looked)
 }

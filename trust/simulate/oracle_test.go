@@ -38,6 +38,8 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	t := b.books[n]
 	var duplicate *unique.DuplicateError
 	switch {
+	case errors.As(err, &duplicate) && duplicate.Alike:
+		t.ends[endUnsure], t.ends[endNewer] = true, true // the task in the way may be this call's own
 	case errors.As(err, &duplicate):
 		t.refused = b.seq
 		t.ends[endNewer] = true
@@ -62,13 +64,21 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	}
 }
 
-// supersede notes that older tasks of the key, which have not begun, make room.
+// supersede notes that older tasks of the key, which have not begun, make room. Task
+// n itself may have made room for one that was accepted while n's own producer still
+// waited for its answer.
 func (b *ledger) supersede(n int) {
 	task := b.w.plan.Tasks[n]
 	for i, t := range b.books {
 		other := b.w.plan.Tasks[i]
-		if i != n && t.acceptAt > 0 && t.acceptAt < b.seq && other.Task == task.Task && other.A == task.A && t.starts == 0 {
+		if i == n || t.acceptAt == 0 || other.Task != task.Task || other.A != task.A {
+			continue
+		}
+		if t.acceptAt < b.seq && t.starts == 0 {
 			t.ends[endNewer] = true
+		}
+		if t.accepted && t.acceptAt > b.books[n].asked {
+			b.books[n].ends[endNewer] = true
 		}
 	}
 }
