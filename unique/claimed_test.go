@@ -383,12 +383,20 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 			t.Errorf("a rule without its equal is not told of: %q", log.text())
 		}
 		failing.Store(true)
-		info := run("reindex", 1)
+		info := r.must(r.Enqueue(task("reindex", "7", "x")))
 		if e := <-backend; e.TaskID != info.ID || e.Rule != "reindex" || e.Err == nil {
 			t.Errorf("observed %+v", e)
 		}
 		failing.Store(false)
-		run("reindex", 1) // the claim left behind is found to be of a task that has ended
+		r.await(r.queue, info.ID, asynq.TaskStateRetry) // handed back, unrun
+		if err := r.inspector.RunTask(r.queue, info.ID); err != nil {
+			t.Fatal(err)
+		}
+		if name := <-ran; name != "reindex" {
+			t.Errorf("%s ran", name)
+		}
+		r.awaitGone(r.queue, info.ID)
+		run("reindex", 1)
 	})
 }
 

