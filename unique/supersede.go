@@ -269,20 +269,7 @@ func (o *order) removeInWindow(ctx context.Context, old *asynq.TaskInfo) (found 
 // undo removes the new task when the old one could not be superseded; err says
 // why not. info is the new task, nil when it is not known to be there.
 func (o *order) undo(next string, info *asynq.TaskInfo, err error) (*asynq.TaskInfo, error) {
-	if info != nil {
-		now, looked := o.look(o.rule.Queue, next)
-		if looked == nil && (now == nil || started(now) || ended(now)) {
-			return info, nil // an operator ran it, or we were so slow that it has run by itself
-		}
-	}
-	sent := time.Now()
 	removed := o.client.inspector.DeleteTask(o.rule.Queue, next)
-	if errors.Is(removed, asynq.ErrTaskNotFound) && info != nil &&
-		time.Since(sent) >= resendAfter && time.Now().Before(info.NextProcessAt) {
-		// It was not due, so this deletion was sent twice; or an operator ran it, and
-		// then it may run twice, since no accepted task may be lost.
-		removed = nil
-	}
 	if removed == nil {
 		if errors.Is(err, errMoved) {
 			return nil, nil //nolint:nilnil // look again
@@ -291,7 +278,7 @@ func (o *order) undo(next string, info *asynq.TaskInfo, err error) (*asynq.TaskI
 	}
 	now, looked := o.look(o.rule.Queue, next)
 	if looked == nil && info != nil && (now == nil || started(now) || ended(now)) {
-		return info, nil // as above, in this very moment
+		return info, nil // an operator ran it, or we were so slow that it has run by itself
 	}
 	if looked == nil && now == nil {
 		return nil, err
