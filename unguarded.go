@@ -22,8 +22,8 @@ type taskMark struct {
 
 // newTask makes the mark of the next task. With the first one a check is due of
 // whether the Middleware is there at all: without it everything would run
-// unguarded, and nothing would tell. The timer ends by itself; whoever closes the
-// Guard before it fires is told all the same.
+// unguarded, and nothing would tell. The timer ends by itself, and after Close it does
+// nothing: no log line comes from a Guard that is closed.
 func (s *server) newTask() *taskMark {
 	if !s.guarded.Load() && s.checking.CompareAndSwap(false, true) {
 		time.AfterFunc(guardedWithin, s.checkGuarded)
@@ -36,9 +36,10 @@ func (s *server) newTask() *taskMark {
 // the first task may be one for another handler, and BaseContext does not see its
 // type.
 func (s *server) checkGuarded() {
-	if s.guarded.Load() || s.guard.wrapped.Load() {
+	if s.guarded.Load() || s.guard.wrapped.Load() || !s.guard.enter() {
 		return
 	}
+	defer s.guard.leave() // Close waits for the log line
 	s.guard.warnOnce("no Middleware", "tasks run UNGUARDED: the asynq server was made with Guard.ServerConfig, but its handler does not pass Guard.Middleware; "+
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
 }
