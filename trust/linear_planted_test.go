@@ -34,14 +34,14 @@ var linBugs = []*linBug{
 	{
 		name:   "a release without the token test",
 		file:   "release",
-		before: `redis.call('ZRANK', lock, 'h:' .. body)`,
-		after:  `true`,
+		before: `cooldown == 0 and redis.call('ZRANK', lock, 'h:' .. body)`,
+		after:  `cooldown == 0`,
 	},
 	{
 		name:   "a grant that skips the liveness test",
 		file:   "line",
-		before: `elseif until_ms and -until_ms > now_ms then`,
-		after:  `elseif true then`,
+		before: `local lives = id == asker or until_ms and -until_ms > now_ms`,
+		after:  `local lives = true`,
 		shows:  linPlan{deathwatches: 3},
 	},
 	{
@@ -148,10 +148,10 @@ func linReason(verdict string) string {
 
 // linOverlay is the bug that is in the Go code: the library is built with it.
 var linOverlay = struct{ name, file, before, after string }{
-	name:   "a local deadline counted from receipt of the message",
+	name:   "a local deadline counted from a lease's length after receipt of the message",
 	file:   "lock/line.go",
 	before: `w.hint.value, w.askedAt, length)`,
-	after:  `w.hint.value, time.Now(), length)`,
+	after:  `w.hint.value, time.Now().Add(length), length)`,
 }
 
 // The same histories, by this very test built with a bug in the library.
