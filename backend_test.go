@@ -171,18 +171,14 @@ func TestBackend_awayAtRelease(t *testing.T) {
 	})
 }
 
-// A lease that ends soon, but not before a busy machine has come from the first
-// lock over the second to the handler.
-const leaseThatOutlivesTheStart = 3 * time.Second
-
 // Redis gone for longer than the lease: the handler is told.
 func TestBackend_awayForLong(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		p, locks := behindProxy(t, s)
 		r := start(t, s, setup{rules: []Rule{
-			{Task: "work", Scope: "a", TTL: leaseThatOutlivesTheStart},
-			{Task: "work", Scope: "b", TTL: leaseThatOutlivesTheStart},
+			{Task: "work", Scope: "a", TTL: soon},
+			{Task: "work", Scope: "b", TTL: soon},
 		}, locks: locks})
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)

@@ -20,7 +20,7 @@ func TestEvents_fields(t *testing.T) {
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		p, locks := behindProxy(t, s)
 		r := start(t, s, setup{locks: locks, rules: []Rule{
-			{Task: "work", Name: "turns", On: []string{"id"}, MaxHold: 300 * time.Millisecond},
+			{Task: "work", Name: "turns", On: []string{"id"}, MaxHold: soon},
 			{Task: "skip", Busy: Skip},
 		}})
 		is := func(event Event, want Event) {
@@ -52,13 +52,13 @@ func TestEvents_fields(t *testing.T) {
 		}
 		event = r.awaitEvent(EventLost, id)
 		is(event, with(EventLost, id))
-		if event.Waited != 0 || event.Held < 290*time.Millisecond || !errors.Is(event.Err, lock.ErrLost) || event.Busy != nil {
+		if event.Waited != 0 || event.Held < soon-10*time.Millisecond || !errors.Is(event.Err, lock.ErrLost) || event.Busy != nil {
 			t.Errorf("got %+v", event)
 		}
 		run.returns(nil)
 		event = r.awaitEvent(EventReleased, id)
 		is(event, with(EventReleased, id))
-		if event.Waited != 0 || event.Held < 290*time.Millisecond || event.Err != nil || event.Busy != nil {
+		if event.Waited != 0 || event.Held < soon-10*time.Millisecond || event.Err != nil || event.Busy != nil {
 			t.Errorf("got %+v", event)
 		}
 

@@ -21,6 +21,10 @@ import (
 // it is only used up by tests that fail.
 const patience = 30 * time.Second
 
+// soon is the TTL or MaxHold of a lease that has to end during a test, but not
+// before a busy machine has come to the handler.
+const soon = 2 * time.Second
+
 // rig is an asynq server with a guard, for one test: a queue and a prefix of
 // its own, so that tests share a Redis and nothing else.
 type rig struct {

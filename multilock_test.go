@@ -239,7 +239,7 @@ func TestSeveral_lostWhileWaiting(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []Rule{
-			{Task: "work", Name: "first", Scope: "a", MaxHold: 300 * time.Millisecond},
+			{Task: "work", Name: "first", Scope: "a", MaxHold: soon},
 			{Task: "work", Name: "second", Scope: "b", Wait: time.Minute},
 		}})
 		held := r.take("b")
@@ -249,7 +249,7 @@ func TestSeveral_lostWhileWaiting(t *testing.T) {
 		r.stage.next(t).returns(nil)
 		r.await(last, asynq.TaskStateCompleted)
 		r.awaitLine(1, "b")
-		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > 600*time.Millisecond }, "the first is held too long")
+		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > soon+soon/4 }, "the first is held too long")
 		r.free(held)
 		info := r.awaitRetried(id, 0)
 		if !strings.Contains(info.LastErr, r.lockOf("a").Key()) {
@@ -265,7 +265,7 @@ func TestSeveral_lostWhileWaiting(t *testing.T) {
 		begun = time.Now()
 		id = r.enqueue("work", nil, asynq.MaxRetry(0))
 		r.awaitLine(1, "b")
-		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > 600*time.Millisecond }, "the first is held too long")
+		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > soon+soon/4 }, "the first is held too long")
 		r.free(held)
 		run := r.stage.next(t)
 		if err := run.ctx.Err(); err != nil {
@@ -320,7 +320,7 @@ func TestSeveral_oneLost(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []Rule{
-			{Task: "work", Name: "first", Scope: "a", MaxHold: 300 * time.Millisecond},
+			{Task: "work", Name: "first", Scope: "a", MaxHold: soon},
 			{Task: "work", Name: "second", Scope: "b"},
 		}})
 		id := r.enqueue("work", nil)
