@@ -1,10 +1,13 @@
 package automutex
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -101,3 +104,113 @@ func (e *BusyError) Unwrap() []error {
 
 // Is makes every BusyError match ErrBusy without allocating.
 func (e *BusyError) Is(target error) bool { return target == ErrBusy }
+
+// explain turns the engine's error into the Guard's.
+func (a *attempt) explain(t target, err error) error {
+	var busy *lock.BusyError
+	if !errors.As(err, &busy) {
+		return hintClient(err)
+	}
+	e := &BusyError{
+		Rule:       t.rule.Name,
+		Key:        t.key,
+		Holder:     busy.Holder,
+		HolderTask: busy.Note,
+		SameTask:   a.note != "" && busy.Note == a.note,
+		ExpiresIn:  busy.ExpiresIn,
+		Waited:     busy.Waited,
+		Place:      busy.Place,
+		parked:     busy.Parked,
+		takenFor:   busy.TakenFor,
+		inLine:     busy.InLine,
+		cooldown:   busy.Cooldown,
+	}
+	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
+		if errors.Is(err, ended) {
+			e.cause = ended
+		}
+	}
+	return e
+}
+
+// hintClient says what to do about a Redis client that the program has closed.
+func hintClient(err error) error {
+	if !errors.Is(err, redis.ErrClosed) {
+		return err
+	}
+	return fmt.Errorf("%w; the Guard still uses this client: close the Guard first, then the client", err)
+}
+
+// KeyError says that no key could be made from a task. The task is archived
+// with this text as its last error, and its handler does not run. A KeyFunc and
+// [Config].Decode may return one of their own.
+type KeyError struct {
+	// Task is the type of the task.
+	Task string
+	// Field is the path in the payload, or the header, that is at fault. Empty
+	// when it is none in particular.
+	Field string
+
+	source string // what Field is: "header", else a field
+	reason string
+	advice string
+	cause  error
+	quiet  bool // the text of cause may have payload values in it, and is not told
+}
+
+// Error names the task type and the field, says what is wrong and what to do. It
+// has no payload value in it, unless a KeyFunc of yours puts one into its error.
+func (e *KeyError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
+	if e.Field != "" {
+		source := e.source
+		if source == "" {
+			source = "field"
+		}
+		fmt.Fprintf(&b, ": %s %q", source, e.Field)
+	}
+	switch {
+	case e.reason == "":
+	case e.Field == "" || strings.HasPrefix(e.reason, "the "):
+		b.WriteString(": " + e.reason)
+	default:
+		b.WriteString(" " + e.reason)
+	}
+	if e.cause != nil && !e.quiet {
+		fmt.Fprintf(&b, ": %v", e.cause)
+	}
+	if e.advice != "" {
+		b.WriteString("; " + e.advice)
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause, such as the error of the JSON decoder, which may quote
+// the payload, or of a KeyFunc; nil when there is none.
+func (e *KeyError) Unwrap() error { return e.cause }
+
+// keyFailedError says that a rule's Key, or Config.Decode, returned an error that is
+// no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
+// could not file it.
+type keyFailedError struct {
+	rule     *compiled
+	function string // "the rule's Key" or "Config.Decode"
+	err      error
+}
+
+func (e *keyFailedError) Error() string {
+	return strings.ToValidUTF8(fmt.Sprintf("automutex: rule %q: %s failed: %v", e.rule.Name, e.function, e.err), "\uFFFD")
+}
+
+func (e *keyFailedError) Unwrap() error { return e.err }
+
+// failed is the error of the rule when a function of the user failed: a *KeyError
+// and NoLock stay what they are, any other error is one for now.
+func (c *compiled) failed(function string, err error) error {
+	var never *KeyError
+	if err == nil || errors.As(err, &never) || errors.Is(err, NoLock) {
+		return err
+	}
+	return &keyFailedError{rule: c, function: function, err: err}
+}

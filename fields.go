@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/hibiken/asynq"
 )
@@ -107,6 +108,17 @@ func (fs *fieldSet) find(t *asynq.Task) ([][]byte, error) {
 // fail is the error for the i-th path.
 func (fs *fieldSet) fail(t *asynq.Task, i int, reason string) error {
 	return &KeyError{Task: t.Type(), Field: fs.paths[i].text, reason: reason, advice: adviceField}
+}
+
+// unreadable is the error for a payload that is not JSON, or not UTF-8, for the
+// reason that checkPayload gave.
+func (fs *fieldSet) unreadable(t *asynq.Task, reason string) error {
+	err := &KeyError{Task: t.Type(), Field: fs.paths[0].text, reason: reason, advice: adviceEncoding}
+	if fs.decoded {
+		err.reason = strings.Replace(reason, "the payload", "the payload that Config.Decode returned", 1)
+		err.advice = adviceDecoded
+	}
+	return err
 }
 
 // read gives the part of every path, in the order of the paths. Every error is

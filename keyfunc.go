@@ -190,6 +190,35 @@ func misfit(err error) string {
 	return fmt.Sprintf(": %s is a %s, not a %s", where, kind, wrong.Type)
 }
 
+// KeyWith makes a key from a payload in an encoding other than JSON, such as
+// protobuf or msgpack: decode reads the payload, fn gives the parts. Parts are taken
+// as they are: 1 and "1" are the same part. Most encodings give the zero value for a
+// field that is missing, so fn should return no parts, or an empty one, for a zero
+// value; that is a [*KeyError].
+//
+// Every error of decode is a [*KeyError] too, because the same bytes fail again on a
+// retry. The error does not show the text of decode's error, which may quote the
+// payload; errors.Unwrap returns it. decode gets the bytes as they are, an
+// empty payload included, and must not change or keep them.
+//
+// decode and fn are called by many goroutines at once. When one of them is nil every
+// task is a KeyError. For JSON, see [KeyOf].
+func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string) KeyFunc {
+	if decode == nil || fn == nil {
+		return mistaken("KeyWith", errors.New("a nil function; give one that decodes the payload, and one that makes the parts of the key"))
+	}
+	return func(_ context.Context, t *asynq.Task) ([]string, error) {
+		v, err := decode(t.Payload())
+		if err != nil {
+			return nil, &KeyError{
+				Task: t.Type(), reason: fmt.Sprintf("the payload cannot be decoded (a %T)", err),
+				cause: err, quiet: true, advice: "enqueue the task with a payload that the rule's KeyWith decodes, or change the rule",
+			}
+		}
+		return fn(v), nil
+	}
+}
+
 // mistaken is a KeyFunc that was defined wrongly: no task gets a key from it, so
 // none runs unguarded.
 func mistaken(where string, err error) KeyFunc {
@@ -230,52 +259,3 @@ const (
 	adviceDecoded  = "have Config.Decode return JSON, or set Rule.Key or Rule.OnHeaders for other encodings"
 	adviceKeyOf    = "KeyOf reads JSON: use KeyWith or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope"
 )
-
-// KeyError says that no key could be made from a task. The task is archived
-// with this text as its last error, and its handler does not run. A KeyFunc and
-// [Config].Decode may return one of their own.
-type KeyError struct {
-	// Task is the type of the task.
-	Task string
-	// Field is the path in the payload, or the header, that is at fault. Empty
-	// when it is none in particular.
-	Field string
-
-	source string // what Field is: "header", else a field
-	reason string
-	advice string
-	cause  error
-	quiet  bool // the text of cause may have payload values in it, and is not told
-}
-
-// Error names the task type and the field, says what is wrong and what to do. It
-// has no payload value in it, unless a KeyFunc of yours puts one into its error.
-func (e *KeyError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
-	if e.Field != "" {
-		source := e.source
-		if source == "" {
-			source = "field"
-		}
-		fmt.Fprintf(&b, ": %s %q", source, e.Field)
-	}
-	switch {
-	case e.reason == "":
-	case e.Field == "" || strings.HasPrefix(e.reason, "the "):
-		b.WriteString(": " + e.reason)
-	default:
-		b.WriteString(" " + e.reason)
-	}
-	if e.cause != nil && !e.quiet {
-		fmt.Fprintf(&b, ": %v", e.cause)
-	}
-	if e.advice != "" {
-		b.WriteString("; " + e.advice)
-	}
-	return b.String()
-}
-
-// Unwrap gives the cause, such as the error of the JSON decoder, which may quote
-// the payload, or of a KeyFunc; nil when there is none.
-func (e *KeyError) Unwrap() error { return e.cause }

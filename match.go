@@ -2,11 +2,14 @@ package automutex
 
 import (
 	"cmp"
-	"fmt"
+	"context"
+	"errors"
 	"slices"
 	"strings"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // ruleSet finds the rules of a task and, in one order for all tasks, the keys
@@ -82,6 +85,25 @@ func (p *pattern) gatherFields() {
 	}
 }
 
+// setDecode has the rules read what decode returns instead of the payload; nil
+// changes nothing. compile calls it before the rules are used.
+func (rs *ruleSet) setDecode(decode func(*asynq.Task) ([]byte, error)) {
+	if decode == nil {
+		return
+	}
+	rs.decode = decode
+	for _, p := range rs.declared {
+		if p.fields != nil {
+			p.fields.decoded = true
+		}
+		for _, rule := range p.rules {
+			if rule.fields != nil {
+				rule.fields.decoded = true
+			}
+		}
+	}
+}
+
 // find gives the pattern for a task type as asynq's ServeMux does: the one that
 // equals it, else the longest that it begins with.
 func (rs *ruleSet) find(taskType string) *pattern {
@@ -105,6 +127,115 @@ func (rs *ruleSet) match(taskType string) []*compiled {
 	return nil
 }
 
+// targets gives the locks that a task needs, in the order in which it is to
+// take them: by the rank of the scope, then by key. Any two tasks that need the
+// same two locks take them in the same order, so no circle of tasks can wait
+// for each other. Equal keys are one target, under the rule declared first. A
+// rule whose Key answers NoLock gives none. Config.Decode is called once.
+//
+// The error is a *KeyError, or has one in it, or is a *keyFailedError.
+func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
+	return rs.targetsWithout(ctx, t, prefix, nil)
+}
+
+// targetsWithout is targets without the rules from which no key can be made and
+// for which without, called with the reason, says true. A nil without says false.
+func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix string, without func(*compiled, error) bool) ([]target, error) {
+	p := rs.find(t.Type())
+	if p == nil {
+		return nil, nil
+	}
+	t, undecoded := rs.decoded(p, t)
+	var values [][]byte
+	var unread error // why not all fields of all rules can be read
+	if p.fields != nil && undecoded == nil {
+		if values, unread = p.fields.find(t); unread != nil && without == nil {
+			return nil, unread
+		}
+	}
+	targets := make([]target, 0, len(p.rules))
+	for _, rule := range p.rules {
+		scope := rule.scope(t.Type())
+		key := keytext.NewWriter(rs.secret, prefix, scope)
+		var err error
+		switch {
+		case undecoded != nil && rule.readsPayload():
+			err = rule.failed("Config.Decode", undecoded)
+		case unread != nil && len(rule.On) > 0:
+			values, err = p.findOf(rule, t)
+		}
+		if err == nil {
+			err = rule.writeParts(ctx, key, t, p.fields, values)
+		}
+		switch {
+		case err == nil:
+			targets = append(targets, target{rule: rule, key: key.Key(), scope: scope})
+		case errors.Is(err, NoLock), without != nil && without(rule, err):
+		default:
+			return nil, err
+		}
+	}
+	if len(targets) > 1 {
+		slices.SortStableFunc(targets, func(a, b target) int {
+			return cmp.Or(cmp.Compare(a.rule.rank, b.rule.rank), strings.Compare(a.key, b.key))
+		})
+		targets = mergeEqual(targets)
+	}
+	return targets, nil
+}
+
+// decoded gives the task as the rules of p read it: with the payload that
+// Config.Decode returns. It calls Decode once for all rules, and only if one of them
+// reads the payload. With an error it gives t itself, for the rules that do not.
+func (rs *ruleSet) decoded(p *pattern, t *asynq.Task) (*asynq.Task, error) {
+	if rs.decode == nil || !p.readsPayload {
+		return t, nil
+	}
+	payload, err := rs.decode(t)
+	if err != nil {
+		return t, err
+	}
+	return asynq.NewTaskWithHeaders(t.Type(), payload, t.Headers()), nil
+}
+
+// findOf finds the fields of one rule alone, at the indexes that they have among
+// those of all rules. It is for payloads that lack a field of some rule.
+func (p *pattern) findOf(rule *compiled, t *asynq.Task) ([][]byte, error) {
+	own, err := rule.fields.find(t)
+	if err != nil {
+		return nil, err
+	}
+	return append(make([][]byte, rule.onFrom, rule.onTo), own...), nil
+}
+
+// writeParts writes the rule's parts of the key; values are those of the On of all
+// rules of its pattern, which fields found.
+func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *fieldSet, values [][]byte) error {
+	if c.Key != nil {
+		parts, err := callKey(ctx, c.Key, t)
+		for _, part := range parts {
+			key.Part()
+			key.WriteString(part)
+		}
+		return c.failed("the rule's Key", err)
+	}
+	for i := c.onFrom; i < c.onTo; i++ {
+		key.Part()
+		if err := writePart(key, values[i]); err != nil {
+			return fields.fail(t, i, err.Error())
+		}
+	}
+	for _, name := range c.OnHeaders {
+		part, err := headerPart(t, name)
+		if err != nil {
+			return err
+		}
+		key.Part()
+		key.WriteString(part)
+	}
+	return nil
+}
+
 // mergeEqual makes one target of neighbours with one key.
 func mergeEqual(targets []target) []target {
 	merged := targets[:1]
@@ -122,149 +253,4 @@ func mergeEqual(targets []target) []target {
 // serves tells whether the target is that of the rule called name.
 func (t target) serves(name string) bool {
 	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiled) bool { return c.Name == name })
-}
-
-// scopeOrder says that a rule takes its scope after another one.
-type scopeOrder struct {
-	before string
-	rule   *compiled
-}
-
-// orderScopes ranks the explicit scopes so that for every pattern they are in
-// the order in which its rules declare them; scopes that no pattern relates are
-// in the order of their first declaration. A rule without a Scope is the only
-// one of its pattern, and needs no rank.
-func orderScopes(rules []*compiled, patterns []*pattern) (ranks map[string]int, problems []error) {
-	after := map[string][]scopeOrder{} // by the scope that comes later
-	for _, p := range patterns {
-		var scopes []string
-		for _, rule := range p.rules {
-			if rule.Scope == "" || slices.Contains(scopes, rule.Scope) {
-				continue
-			}
-			if len(scopes) > 0 {
-				before := scopes[len(scopes)-1]
-				after[rule.Scope] = append(after[rule.Scope], scopeOrder{before, rule})
-			}
-			scopes = append(scopes, rule.Scope)
-		}
-	}
-	var open []string // scopes without a rank
-	for _, rule := range rules {
-		if rule.Scope != "" && !slices.Contains(open, rule.Scope) {
-			open = append(open, rule.Scope)
-		}
-	}
-
-	ranks = map[string]int{}
-	waits := func(scope string) int { // for which of after[scope], -1 for none
-		return slices.IndexFunc(after[scope], func(o scopeOrder) bool {
-			_, ranked := ranks[o.before]
-			return !ranked
-		})
-	}
-	for len(open) > 0 {
-		next := slices.IndexFunc(open, func(scope string) bool { return waits(scope) < 0 })
-		if next < 0 {
-			// Every open scope waits for an open one: there is a circle. Take
-			// it apart at one place, to find the others too.
-			circle := findCircle(open[0], after, waits)
-			problems = append(problems, circleError(circle))
-			scope := circle[0].rule.Scope
-			after[scope] = slices.DeleteFunc(after[scope], func(o scopeOrder) bool { return o.before == circle[0].before })
-			continue
-		}
-		ranks[open[next]] = len(ranks)
-		open = slices.Delete(open, next, next+1)
-	}
-	return ranks, problems
-}
-
-// findCircle goes back from a scope, along what it waits for, until it meets a
-// scope again.
-func findCircle(scope string, after map[string][]scopeOrder, waits func(string) int) []scopeOrder {
-	var trail []scopeOrder
-	for {
-		order := after[scope][waits(scope)]
-		if i := slices.IndexFunc(trail, func(o scopeOrder) bool { return o.rule.Scope == scope }); i >= 0 {
-			return trail[i:]
-		}
-		trail = append(trail, order)
-		scope = order.before
-	}
-}
-
-func circleError(circle []scopeOrder) error {
-	steps := make([]string, 0, len(circle))
-	for _, order := range circle {
-		steps = append(steps, fmt.Sprintf("%s takes the scope %q after %q", order.rule.where(), order.rule.Scope, order.before))
-	}
-	return fmt.Errorf("automutex: %s: Scope: the rules contradict each other on the order of locks: %s; declare these scopes in one order for every Task",
-		circle[0].rule.where(), strings.Join(steps, ", "))
-}
-
-// notices tells of what is allowed but may surprise.
-func (rs *ruleSet) notices() (notices []string) {
-	for _, p := range rs.declared {
-		if strings.Contains(p.task, "*") {
-			notices = append(notices, fmt.Sprintf("automutex: %s: Task: %q matches only types that have that * in them: "+
-				"a Task is a type or its beginning, and needs no *", p.rules[0].where(), p.task))
-		}
-	}
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			if notice := rule.noticeLongWait(); notice != "" {
-				notices = append(notices, notice)
-			}
-		}
-	}
-	for _, p := range rs.declared {
-		notices = append(notices, p.noticeReplaceThenEnd()...)
-	}
-	for _, p := range rs.declared {
-		i := slices.IndexFunc(rs.prefixes, func(shorter *pattern) bool {
-			return len(shorter.task) < len(p.task) && strings.HasPrefix(p.task, shorter.task)
-		})
-		if i >= 0 {
-			notices = append(notices, fmt.Sprintf(
-				"automutex: %s hides %s from tasks whose type begins with %q: the longest Task wins; declare the latter for that Task too if both are meant",
-				p.rules[0].where(), rs.prefixes[i].rules[0].where(), p.task))
-		}
-	}
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			if rule.Scope == "" {
-				continue
-			}
-			other := rs.find(rule.Scope)
-			if other == nil || other.rules[0].Scope != "" {
-				continue
-			}
-			if shared := other.rules[0]; shared.Limit != rule.Limit || shared.TTL != rule.TTL {
-				notices = append(notices, fmt.Sprintf(
-					"automutex: a task of type %q would share the scope of %s under %s, which has another Limit or TTL; if there is such a task, give the latter a Scope",
-					rule.Scope, rule.where(), shared.where()))
-			}
-		}
-	}
-	return notices
-}
-
-// noticeReplaceThenEnd tells of a rule with the policy Replace whose lock is taken
-// before that of a rule which may end the task unrun: then neither runs, the older
-// task, which was asked to stop, nor the newer one.
-func (p *pattern) noticeReplaceThenEnd() (notices []string) {
-	for _, replaces := range p.rules {
-		if replaces.Busy.kind != policyReplace {
-			continue
-		}
-		for _, ends := range p.rules {
-			kind := ends.Busy.kind
-			if (kind == policySkip || kind == policyArchive || kind == policyFail) && ends.rank >= replaces.rank {
-				notices = append(notices, fmt.Sprintf("automutex: %s has the policy replace, and takes its lock before %s, which has %s: "+
-					"a task may stop the older one and then not run itself; declare the latter first, or give it another policy", replaces.where(), ends.where(), ends.Busy))
-			}
-		}
-	}
-	return notices
 }

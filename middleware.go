@@ -4,114 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"sync"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
-
-	"github.com/automutex/automutex/lock"
 )
 
-// Guard makes the tasks of its rules take turns. Make one with [New], hand its
-// [Guard.Middleware] to asynq's mux and its [Guard.ServerConfig] to the server,
-// and [Guard.Close] it when the server shuts down. Safe for concurrent use.
-type Guard struct {
-	cfg    Config // defaults filled in
-	rules  *ruleSet
-	locker *lock.Locker
-	log    *slog.Logger
-	client io.Closer // the client NewFromConnOpt made, else nil
+// attempt is one run of the middleware for one task: what asynq says of it, and
+// the leases it holds. It belongs to the worker's goroutine.
+type attempt struct {
+	guard *Guard
+	ctx   context.Context //nolint:containedctx // the attempt's own: it lives as long as the call
+	task  *asynq.Task
 
-	inspector     *asynq.Inspector      // for Park; nil where no rule parks
-	inspectorSeen atomic.Bool           // checkInspector has had an answer
-	front         redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
-	paused        pausedQueues
+	queue, id string
+	note      string // "queue/id", opaque to lock; empty outside a server
+	last      bool   // asynq would archive the task for any error
+	came      time.Time
+	server    *server
 
-	waiting   atomic.Int64 // workers in line, for MaxWaiting
-	outage    outage       // of Redis
-	keyOutage outage       // of what a rule's Key, or Config.Decode, asks
-	warned    sync.Map     // what warnOnce has logged
-
-	// closing ends the waits when Close begins. running counts the handlers
-	// under way; mu guards it and idle, which is closed when Close has begun
-	// and running is 0.
-	closing context.Context //nolint:containedctx // the Guard's own lifetime, not a caller's
-	stop    context.CancelFunc
-	mu      sync.Mutex
-	running int
-	closed  bool
-	idle    chan struct{}
-	usedUp  atomic.Bool // Close is through
-	wrapped atomic.Bool // Middleware was called
+	newest    *newest       // nil: no rule with the policy Replace was met
+	stays     []*stay       // leases held, in the order taken
+	inLine    time.Time     // since when it stands in line; zero: it does not
+	began     time.Time     // when the handler began; zero: it has not
+	succeeded bool          // the handler returned nil
+	returned  chan struct{} // closed when it has returned, or panicked
 }
 
-// New makes a Guard on rdb, which may be the client that asynq uses or another
-// on the same Redis. It does no I/O. The error joins everything that is wrong
-// with rdb and cfg, each with the rule and the field it is about.
-func New(rdb lock.Client, cfg Config) (*Guard, error) {
-	var problems []error
-	unfit := lock.CheckClient(rdb)
-	if unfit != nil {
-		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
-	}
-	rules, notices, err := compile(cfg)
-	if err != nil {
-		problems = append(problems, err)
-	}
-	inspector, front, err := parkWith(rdb, cfg)
-	if err != nil && unfit == nil {
-		problems = append(problems, err)
-	}
-	if len(problems) > 0 {
-		return nil, errors.Join(problems...)
-	}
-	cfg = cfg.withDefaults()
-	g := &Guard{
-		cfg:       cfg,
-		rules:     rules,
-		log:       cfg.Logger,
-		idle:      make(chan struct{}),
-		inspector: inspector,
-		front:     front,
-		outage:    redisOutage(),
-		keyOutage: keyOutage(),
-	}
-	options := lock.Options{
-		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,
-	}
-	g.cfg.HashKeys = "" // a Guard that is printed prints its Config
-	if inspector != nil {
-		options.Call = g.call
-	}
-	g.locker = lock.New(rdb, options)
-	g.closing, g.stop = context.WithCancel(context.Background())
-	for _, notice := range notices {
-		g.log.Warn(notice)
-	}
-	return g, nil
-}
-
-// NewFromConnOpt is New for those who have only what they give to asynq. The
-// client it makes is closed by [Guard.Close].
-func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
-	if opt == nil {
-		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")
-	}
-	made := opt.MakeRedisClient()
-	rdb, ok := made.(redis.UniversalClient)
-	if !ok {
-		return nil, fmt.Errorf("automutex: %T makes a %T, which is no redis.UniversalClient", opt, made)
-	}
-	g, err := New(rdb, cfg)
-	if err != nil {
-		return nil, errors.Join(err, rdb.Close())
-	}
-	g.client = rdb
-	return g, nil
+// verdict is why the handler does not run, and what asynq is told. nil: it runs.
+type verdict struct {
+	answer error // nil: the task is done
+	closed bool  // the Guard was closed; answer has no meaning
 }
 
 // Middleware wraps a handler so that it runs while the task's locks are held.
@@ -194,81 +117,250 @@ func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err e
 	return a.ended(err), false
 }
 
-// Keys are the keys of the locks that a task needs, in the order in which they
-// are taken; none when no rule matches, or the rule's Key answers [NoLock]. The
-// error is a [*KeyError], or has one in it, or is what a rule's Key or
-// [Config].Decode failed with. Keys does no I/O, unless one of these does.
-func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
-	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
-	if err != nil || len(targets) == 0 {
-		return nil, err
+func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
+	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx), came: time.Now()}
+	a.queue, _ = asynq.GetQueueName(ctx)
+	var ok bool
+	if a.id, ok = asynq.GetTaskID(ctx); ok {
+		a.note = taskNote(a.queue, a.id)
+		retried, _ := asynq.GetRetryCount(ctx)
+		most, _ := asynq.GetMaxRetry(ctx)
+		a.last = retried >= most
 	}
-	keys := make([]string, len(targets))
-	for i, target := range targets {
-		keys[i] = target.key
-	}
-	return keys, nil
+	return a
 }
 
-// Close ends the Guard: tasks in line stop waiting and go back to asynq, while
-// leases of running handlers are renewed until these return or ctx ends. From
-// then on every task that has a rule goes back to asynq unrun. The error is
-// ctx's when handlers still ran at the end: their leases last until their
-// deadlines, or until the handlers return.
-//
-// Call it before the server's Shutdown, or beside it; after it would be late:
-// Shutdown waits for tasks in line up to its whole timeout. A task without
-// attempts left does not come back from its wait, since any answer would archive
-// it: it blocks its worker, unrun, until asynq has requeued it at the end of that
-// timeout. Give ctx as much time as the server has. The Redis client is
-// not closed, unless [NewFromConnOpt] made it. Further calls wait as well.
-func (g *Guard) Close(ctx context.Context) error {
-	g.mu.Lock()
-	if !g.closed {
-		g.closed = true
-		if g.running == 0 {
-			close(g.idle)
+// keys makes the attempt's keys, or the verdict. Where a rule's Key or Config.Decode
+// fails for now, the task comes back; on its last attempt it tries again in its worker,
+// until the margin before its deadline.
+func (a *attempt) keys() ([]target, *verdict) {
+	g := a.guard
+	for {
+		targets, err := g.rules.targetsWithout(a.ctx, a.task, g.cfg.Prefix, a.runsUnkeyed)
+		if err == nil {
+			g.keyOutage.over(g.log)
+			return targets, nil
+		}
+		if a.ctx.Err() != nil {
+			// A KeyFunc may have failed for that alone: asynq has filed the task
+			// already.
+			return nil, &verdict{answer: context.Cause(a.ctx)}
+		}
+		var failed *keyFailedError
+		if !errors.As(err, &failed) {
+			return nil, a.unkeyed(err)
+		}
+		g.keyOutage.began(g.log, err)
+		a.observe(Event{Kind: EventBackendError, Rule: failed.rule.Name, Err: err})
+		delay := g.keyOutage.delay()
+		if !a.last {
+			return nil, a.handBack(target{rule: failed.rule}, err, delay)
+		}
+		if !a.pause(delay) {
+			return nil, a.gaveUp(err)
 		}
 	}
-	g.mu.Unlock()
-	g.stop()
-	var err error
-	select {
-	case <-g.idle:
-	case <-ctx.Done():
-	}
-	select {
-	case <-g.idle: // also where ctx ended at the same time
-	default:
-		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
-	}
-	err = errors.Join(err, g.locker.Close())
-	g.usedUp.Store(true)
-	if g.client != nil {
-		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {
-			err = errors.Join(err, closed)
-		}
-	}
-	return err
 }
 
-// enter counts a task in, unless the Guard is closed.
-func (g *Guard) enter() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
+// unkeyed is the verdict on a task that no key can be made from: archived, never
+// run.
+func (a *attempt) unkeyed(err error) *verdict {
+	a.guard.log.Warn("automutex: no key can be made from the task; it is archived", "type", a.task.Type(), "task", a.note, "error", err)
+	a.observe(Event{Kind: EventKeyError, Err: err})
+	return &verdict{answer: archive{err}}
+}
+
+// runsUnkeyed tells whether the task runs without the lock of a rule that no key
+// can be made for, since the rule is there to measure and enforces nothing.
+func (a *attempt) runsUnkeyed(rule *compiled, err error) bool {
+	if rule.Busy.kind != policyAllow || a.ctx.Err() != nil {
 		return false
 	}
-	g.running++
+	a.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without the lock",
+		"rule", rule.Name, "type", a.task.Type(), "task", a.note, "error", err)
+	a.observe(Event{Kind: EventKeyError, Rule: rule.Name, Policy: rule.Busy, Err: err})
 	return true
 }
 
-// leave counts it out; the last one after Close lets Close go on.
-func (g *Guard) leave() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.running--
-	if g.closed && g.running == 0 {
-		close(g.idle)
+// take gets the lock of one target, or the verdict.
+func (a *attempt) take(t target) *verdict {
+	if a.holds(t.key) {
+		return nil
 	}
+	began := time.Now()
+	if _, err := a.acquire(t); err != nil {
+		return a.judge(t, err)
+	}
+	a.guard.outage.over(a.guard.log)
+	a.tellAcquired(t, time.Since(began))
+	return nil
+}
+
+// holds tells whether a Guard.Middleware around this one, of the same Guard,
+// holds the key for this task: installed twice by mistake, it must not wait for
+// itself.
+func (a *attempt) holds(key string) bool {
+	for h := held(a.ctx); h != nil; h = h.outer {
+		if h.guard == a.guard && h.stay.target.key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// judge says what becomes of a task that did not get a lock; nil when its
+// handler is to run all the same (policy Allow, or the lock was got after all).
+func (a *attempt) judge(t target, err error) *verdict {
+	var busy *BusyError
+	switch {
+	case a.ctx.Err() != nil:
+		// asynq has filed the task already, and listens no more.
+		return &verdict{answer: context.Cause(a.ctx)}
+	case a.stopped():
+		return a.outrun(t, err)
+	case errors.Is(err, ErrClosed):
+		return &verdict{closed: true}
+	case !errors.As(err, &busy):
+		a.backendError(t, err)
+		return a.retry(t, err, a.guard.outage.delay())
+	}
+	a.guard.outage.over(a.guard.log)
+	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
+	return a.apply(t, busy)
+}
+
+// apply is the policy. An earlier attempt of the same task is still this task:
+// to skip, archive or fail it for that would lose its work.
+func (a *attempt) apply(t target, busy *BusyError) *verdict {
+	policy := t.rule.Busy
+	if busy.SameTask && policy.kind != policyAllow && policy.kind != policyAfterFailure && policy.kind != policyRetryIn {
+		policy = Retry
+	}
+	switch policy.kind {
+	case policySkip:
+		a.guard.log.Debug("automutex: skipped: the key is busy",
+			"rule", t.rule.Name, "key", t.key, "task", a.note, "holder", busy.HolderTask)
+		a.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: policy})
+		return &verdict{}
+	case policyArchive:
+		return &verdict{answer: archive{busy}}
+	case policyFail:
+		return &verdict{answer: busy}
+	case policyAllow:
+		return nil
+	case policyAfterFailure:
+		err := policy.failureFunc()(a.ctx, a.task, busy)
+		if !returned(err, busy) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+			return &verdict{answer: err}
+		}
+	case policyRetryIn:
+		return a.retry(t, busy, policy.delay)
+	case policyPark:
+		if busy.parked {
+			return a.park(t, busy)
+		}
+	case policyRetry, policyReplace:
+	}
+	return a.retry(t, busy, retryDelay())
+}
+
+// returned tells whether err is that very BusyError, or wraps it.
+func returned(err error, busy *BusyError) bool {
+	var got *BusyError
+	return errors.As(err, &got) && got == busy
+}
+
+// retry hands the task back. With no attempts left asynq would archive it for
+// that, so it waits in the worker instead.
+func (a *attempt) retry(t target, reason error, delay time.Duration) *verdict {
+	if !a.last {
+		return a.handBack(t, reason, delay)
+	}
+	began := time.Now()
+	if _, err := a.insist(t); err != nil {
+		return a.gaveUp(err)
+	}
+	a.tellAcquired(t, time.Since(began))
+	return nil
+}
+
+// handBack returns the task to asynq, its attempt not spent. It must not be
+// called on a task's last attempt, which asynq would archive for that.
+func (a *attempt) handBack(t target, reason error, delay time.Duration) *verdict {
+	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
+	return &verdict{answer: &handBack{guard: a.guard, err: reason, delay: delay}}
+}
+
+// gaveUp is the verdict on a task that stopped waiting on its last attempt, for
+// want of what err says.
+func (a *attempt) gaveUp(err error) *verdict {
+	switch {
+	case a.ctx.Err() != nil:
+		return &verdict{answer: context.Cause(a.ctx)}
+	case a.stopped():
+		return &verdict{answer: a.revoke(nil)}
+	case errors.Is(err, ErrClosed), a.guard.closing.Err() != nil:
+		return &verdict{closed: true}
+	}
+	return &verdict{answer: err} // the task's own time is up: asynq archives it, with who was in the way
+}
+
+// againAfter is how long a task on its last attempt pauses before it takes its
+// locks from the beginning: so a lease that is lost each time, such as one with
+// a MaxHold shorter than the wait for the next lock, costs no busy loop.
+const againAfter = 100 * time.Millisecond
+
+// startAgain is for a task one of whose leases ended before its handler began:
+// it goes back, or, with no attempts left, takes all locks again (nil).
+func (a *attempt) startAgain(early *stay) *verdict {
+	if !a.last {
+		return a.handBack(early.target, early.loss(), retryDelay())
+	}
+	a.release()
+	if a.pause(againAfter) {
+		return nil
+	}
+	return a.gaveUp(early.loss())
+}
+
+// afterClose answers for a task when the Guard is closed: back to asynq, unrun.
+// With no attempts left an answer would archive it, so there is none until
+// asynq has taken the task back itself and ended its context.
+func (a *attempt) afterClose() error {
+	if a.last {
+		<-a.ctx.Done()
+		return context.Cause(a.ctx)
+	}
+	if a.guard.usedUp.Load() {
+		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun; "+
+			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
+	}
+	delay := retryDelay()
+	err := fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
+	a.observe(Event{Kind: EventRetried, Delay: delay, Err: err})
+	return &handBack{guard: a.guard, err: err, delay: delay}
+}
+
+// release gives back what is held, last taken first, and observes it when all is
+// given back. It runs on the way out of a panic as well.
+func (a *attempt) release() {
+	if a.returned != nil {
+		close(a.returned)
+	}
+	stays := a.stays
+	a.stays = nil
+	for _, s := range slices.Backward(stays) {
+		for _, stop := range s.unhook {
+			stop()
+		}
+		s.open = s.alone.Err() == nil
+		s.held = time.Since(s.taken)
+		if rest := s.target.rule.Cooldown - time.Since(a.began); a.succeeded && s.target.rule.Cooldown > 0 {
+			s.ended = s.lease.Cooldown(a.ctx, rest)
+		} else {
+			s.ended = s.lease.Unlock(a.ctx)
+		}
+	}
+	a.leaveArrivals()
+	a.tellReleased(stays)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -160,13 +159,6 @@ func (a *attempt) checkInspector() {
 // parkedOn is how the last error of a parked task says so: call knows the task
 // by it.
 func parkedOn(key string) string { return "parked on " + key + "," }
-
-// parseNote undoes taskNote.
-func parseNote(note string) (queue, id string, ok bool) {
-	escaped, id, ok := strings.Cut(note, "/")
-	queue, err := url.PathUnescape(escaped)
-	return queue, id, ok && err == nil
-}
 
 // filing is how long a call waits for asynq to file the retry of a task that
 // was parked a moment ago.

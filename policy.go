@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/claim"
 )
 
 // Policy says what becomes of a task that did not get its lock, after it has
@@ -174,4 +178,81 @@ func (p Policy) check() error {
 		return errors.New("AfterFailure has no function; give it one, or use Retry")
 	}
 	return nil
+}
+
+// retryDelay is Retry's: 1 to 5 s.
+func retryDelay() time.Duration {
+	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
+}
+
+// handBack is the answer of a task that goes back to asynq with its attempt not
+// spent. ServerConfig's functions know it by guard: whatever else a handler
+// returns, a BusyError of a lock of its own included, is the handler's.
+type handBack struct {
+	guard *Guard
+	err   error
+	delay time.Duration
+}
+
+// Error is UTF-8, or asynq could not file it. Package unique goes by how it begins.
+func (h *handBack) Error() string {
+	return strings.ToValidUTF8(claim.HandBackText(h.err.Error()), "\uFFFD")
+}
+
+func (h *handBack) Unwrap() error { return h.err }
+
+// archive is the answer of a task that asynq shall archive: its text is the
+// reason alone, in UTF-8, whatever a KeyFunc's error quotes. asynq files no other:
+// the task would stay active until its lease is over, and come back.
+type archive struct{ err error }
+
+func (e archive) Error() string { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
+
+func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
+
+// revoked is the answer of a task that was replaced: asynq drops it, neither as
+// done nor as failed. ServerConfig's functions know it by guard.
+type revoked struct {
+	guard     *Guard
+	rule, key string
+	err       error // of the handler; nil: it has not run
+}
+
+func (r *revoked) Error() string {
+	text := fmt.Sprintf("automutex: rule %q: key %q: replaced by a newer task", r.rule, r.key)
+	if r.err != nil && !errors.Is(r.err, ErrReplaced) {
+		text += ": " + r.err.Error()
+	}
+	return text
+}
+
+func (r *revoked) Unwrap() []error {
+	if r.err == nil {
+		return []error{ErrReplaced, asynq.RevokeTask}
+	}
+	return []error{ErrReplaced, asynq.RevokeTask, r.err}
+}
+
+// handedBack is the Guard's own disposition in err, or nil.
+func (g *Guard) handedBack(err error) *handBack {
+	var h *handBack
+	for errors.As(err, &h) {
+		if h.guard == g {
+			return h
+		}
+		err = h.err
+	}
+	return nil
+}
+
+// revokes tells whether err is the Guard's own answer of a replaced task.
+func (g *Guard) revokes(err error) bool {
+	var r *revoked
+	for errors.As(err, &r) {
+		if r.guard == g {
+			return true
+		}
+		err = r.err
+	}
+	return false
 }

@@ -5,11 +5,8 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
-
-	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/lock"
 )
@@ -111,14 +108,6 @@ func (a *attempt) replace(t target) (*lock.Lease, error) {
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
 	return a.replaceInLine(t, t.rule.longestWait())
-}
-
-// waitInLine waits for a lock in line, whatever the policy of its rule.
-func (a *attempt) waitInLine(t target, most time.Duration) (*lock.Lease, error) {
-	if t.rule.Busy.kind == policyReplace {
-		return a.replaceInLine(t, most)
-	}
-	return a.wait(t, a.lockOf(t), most)
 }
 
 func (a *attempt) replaceInLine(t target, most time.Duration) (*lock.Lease, error) {
@@ -279,39 +268,4 @@ func (a *attempt) leaveArrivals() {
 			a.guard.log.Debug("automutex: the task's arrival could not be forgotten; it is in an hour", "key", key, "task", a.note, "error", err)
 		}
 	}
-}
-
-// revoked is the answer of a task that was replaced: asynq drops it, neither as
-// done nor as failed. ServerConfig's functions know it by guard.
-type revoked struct {
-	guard     *Guard
-	rule, key string
-	err       error // of the handler; nil: it has not run
-}
-
-func (r *revoked) Error() string {
-	text := fmt.Sprintf("automutex: rule %q: key %q: replaced by a newer task", r.rule, r.key)
-	if r.err != nil && !errors.Is(r.err, ErrReplaced) {
-		text += ": " + r.err.Error()
-	}
-	return text
-}
-
-func (r *revoked) Unwrap() []error {
-	if r.err == nil {
-		return []error{ErrReplaced, asynq.RevokeTask}
-	}
-	return []error{ErrReplaced, asynq.RevokeTask, r.err}
-}
-
-// revokes tells whether err is the Guard's own answer of a replaced task.
-func (g *Guard) revokes(err error) bool {
-	var r *revoked
-	for errors.As(err, &r) {
-		if r.guard == g {
-			return true
-		}
-		err = r.err
-	}
-	return false
 }

@@ -3,13 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
-	"math/rand/v2"
-	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/lock"
 )
@@ -40,6 +34,17 @@ func (a *attempt) acquire(t target) (*lock.Lease, error) {
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
 	return a.wait(t, m, wait)
+}
+
+// lockOf is the lock of a target as this attempt takes it.
+func (a *attempt) lockOf(t target) *lock.Lock {
+	return a.guard.lockOf(t, a.note, append(a.stoppable(t), lock.OnWait(func() { a.lineUp(t) }))...)
+}
+
+func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
+	return g.locker.Semaphore(t.scope, t.rule.Limit, append([]lock.Option{
+		lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note), lock.OnePerNote(),
+	}, more...)...)
 }
 
 // join counts a worker into the line unless MaxWaiting are there.
@@ -88,6 +93,14 @@ func (a *attempt) stepOut(t target) {
 	waited := time.Since(a.inLine)
 	a.inLine = time.Time{}
 	a.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
+}
+
+// waitInLine waits for a lock in line, whatever the policy of its rule.
+func (a *attempt) waitInLine(t target, most time.Duration) (*lock.Lease, error) {
+	if t.rule.Busy.kind == policyReplace {
+		return a.replaceInLine(t, most)
+	}
+	return a.wait(t, a.lockOf(t), most)
 }
 
 // insist is how a task without attempts left gets its lock: any error would
@@ -146,124 +159,31 @@ func (a *attempt) pause(d time.Duration) (again bool) {
 	return false
 }
 
-// hintClient says what to do about a Redis client that the program has closed.
-func hintClient(err error) error {
-	if !errors.Is(err, redis.ErrClosed) {
-		return err
+// asynqTimeout is the Timeout that asynq gives to a task enqueued with neither
+// asynq.Timeout nor asynq.Deadline.
+const asynqTimeout = 30 * time.Minute
+
+// longestWait is the longest time that a task of the rule stands in line in its
+// worker before the policy applies. Park does not wait for a fixed time.
+func (c *compiled) longestWait() time.Duration {
+	switch {
+	case c.Busy.kind == policyPark:
+		return 0
+	case c.Busy.kind == policyReplace && c.Wait == 0:
+		return c.TTL
 	}
-	return fmt.Errorf("%w; the Guard still uses this client: close the Guard first, then the client", err)
+	return c.Wait
 }
 
-// explain turns the engine's error into the Guard's.
-func (a *attempt) explain(t target, err error) error {
-	var busy *lock.BusyError
-	if !errors.As(err, &busy) {
-		return hintClient(err)
+// warnLongWait warns once for a rule whose Wait is longer than the time that a
+// task came with.
+func (a *attempt) warnLongWait(t target) {
+	deadline, ok := a.ctx.Deadline()
+	wait := t.rule.longestWait()
+	if !ok || wait <= deadline.Sub(a.came)-margin {
+		return
 	}
-	e := &BusyError{
-		Rule:       t.rule.Name,
-		Key:        t.key,
-		Holder:     busy.Holder,
-		HolderTask: busy.Note,
-		SameTask:   a.note != "" && busy.Note == a.note,
-		ExpiresIn:  busy.ExpiresIn,
-		Waited:     busy.Waited,
-		Place:      busy.Place,
-		parked:     busy.Parked,
-		takenFor:   busy.TakenFor,
-		inLine:     busy.InLine,
-		cooldown:   busy.Cooldown,
-	}
-	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
-		if errors.Is(err, ended) {
-			e.cause = ended
-		}
-	}
-	return e
-}
-
-// afterClose answers for a task when the Guard is closed: back to asynq, unrun.
-// With no attempts left an answer would archive it, so there is none until
-// asynq has taken the task back itself and ended its context.
-func (a *attempt) afterClose() error {
-	if a.last {
-		<-a.ctx.Done()
-		return context.Cause(a.ctx)
-	}
-	if a.guard.usedUp.Load() {
-		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun; "+
-			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
-	}
-	delay := retryDelay()
-	err := fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
-	a.observe(Event{Kind: EventRetried, Delay: delay, Err: err})
-	return &handBack{guard: a.guard, err: err, delay: delay}
-}
-
-// backendError tells that Redis could not be asked.
-func (a *attempt) backendError(t target, err error) {
-	a.guard.outage.began(a.guard.log, err)
-	a.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
-}
-
-// outage is what a process knows of something being away that it asks. With
-// since zero, it is not away.
-type outage struct {
-	mu    sync.Mutex // guards since; held for moments
-	since time.Time
-
-	away, back string // what is logged
-}
-
-func redisOutage() outage {
-	return outage{
-		away: "automutex: Redis cannot be asked for locks; tasks with rules go back to asynq, their attempts not spent",
-		back: "automutex: Redis answers again",
-	}
-}
-
-func keyOutage() outage {
-	return outage{
-		away: "automutex: the Key of a rule, or Config.Decode, fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent",
-		back: "automutex: the Keys of rules answer again",
-	}
-}
-
-func (o *outage) began(log *slog.Logger, err error) {
-	o.mu.Lock()
-	first := o.since.IsZero()
-	if first {
-		o.since = time.Now()
-	}
-	o.mu.Unlock()
-	if first { // once for each outage, not for each task
-		log.Warn(o.away, "error", err)
-	}
-}
-
-func (o *outage) over(log *slog.Logger) {
-	o.mu.Lock()
-	since := o.since
-	o.since = time.Time{}
-	o.mu.Unlock()
-	if !since.IsZero() {
-		log.Info(o.back, "after", time.Since(since).Round(time.Millisecond))
-	}
-}
-
-// delay is 1 to 30 s, growing with the length of the outage, jittered so that
-// the tasks do not come back all at once.
-func (o *outage) delay() time.Duration {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	d := time.Second
-	if !o.since.IsZero() {
-		d = min(max(d, time.Since(o.since)), 30*time.Second)
-	}
-	return min(d/2+rand.N(d/2)+time.Second/2, 30*time.Second) //nolint:gosec // jitter, no secret
-}
-
-// retryDelay is Retry's: 1 to 5 s.
-func retryDelay() time.Duration {
-	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
+	a.guard.warnOnce("long wait of "+t.rule.Name, "a rule's Wait is longer than the Timeout of its task, and time in line counts against that: "+
+		"the handler may begin with a second left; shorten the Wait, or enqueue the task with a Timeout of at least the Wait and the work together",
+		"rule", t.rule.Name, "wait", wait, "timeout", deadline.Sub(a.came).Round(time.Millisecond), "task", a.note)
 }

@@ -4,35 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"sync"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/automutex/automutex/lock"
 )
-
-// attempt is one run of the middleware for one task: what asynq says of it, and
-// the leases it holds. It belongs to the worker's goroutine.
-type attempt struct {
-	guard *Guard
-	ctx   context.Context //nolint:containedctx // the attempt's own: it lives as long as the call
-	task  *asynq.Task
-
-	queue, id string
-	note      string // "queue/id", opaque to lock; empty outside a server
-	last      bool   // asynq would archive the task for any error
-	came      time.Time
-	server    *server
-
-	newest    *newest       // nil: no rule with the policy Replace was met
-	stays     []*stay       // leases held, in the order taken
-	inLine    time.Time     // since when it stands in line; zero: it does not
-	began     time.Time     // when the handler began; zero: it has not
-	succeeded bool          // the handler returned nil
-	returned  chan struct{} // closed when it has returned, or panicked
-}
 
 // stay is one lease of an attempt.
 type stay struct {
@@ -50,65 +26,30 @@ type stay struct {
 	ended error         // what the release answered
 }
 
-func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
-	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx), came: time.Now()}
-	a.queue, _ = asynq.GetQueueName(ctx)
-	var ok bool
-	if a.id, ok = asynq.GetTaskID(ctx); ok {
-		a.note = taskNote(a.queue, a.id)
-		retried, _ := asynq.GetRetryCount(ctx)
-		most, _ := asynq.GetMaxRetry(ctx)
-		a.last = retried >= most
+// A lease belongs to its attempt from the moment it exists, before any function
+// of the user hears of it: own is the only way from a call of package lock to a
+// lease, and release, which is deferred around the whole attempt, gives back
+// whatever own was given. So an Observe that panics, on whichever event, costs
+// its task an attempt and leaves no lease behind.
+
+// own keeps the lease that a call of package lock returned, or makes the error
+// the Guard's.
+func (a *attempt) own(t target, lease *lock.Lease, err error) (*lock.Lease, error) {
+	if err != nil {
+		return nil, a.explain(t, err)
 	}
-	return a
+	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now(), alone: lease.Bind(context.WithoutCancel(a.ctx))})
+	return lease, nil
 }
 
-// taskNote names a task across queues. IDs are unique in their queue only, and
-// either may hold any character, so the queue is escaped: no two tasks share a
-// note.
-func taskNote(queue, id string) string { return url.PathEscape(queue) + "/" + id }
+// disown is for a lease, the last one taken, that the caller gives back itself.
+func (a *attempt) disown() { a.stays = a.stays[:len(a.stays)-1] }
 
-// lockOf is the lock of a target as this attempt takes it.
-func (a *attempt) lockOf(t target) *lock.Lock {
-	return a.guard.lockOf(t, a.note, append(a.stoppable(t), lock.OnWait(func() { a.lineUp(t) }))...)
-}
-
-func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
-	return g.locker.Semaphore(t.scope, t.rule.Limit, append([]lock.Option{
-		lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note), lock.OnePerNote(),
-	}, more...)...)
-}
-
-// verdict is why the handler does not run, and what asynq is told. nil: it runs.
-type verdict struct {
-	answer error // nil: the task is done
-	closed bool  // the Guard was closed; answer has no meaning
-}
-
-// take gets the lock of one target, or the verdict.
-func (a *attempt) take(t target) *verdict {
-	if a.holds(t.key) {
-		return nil
-	}
-	began := time.Now()
-	if _, err := a.acquire(t); err != nil {
-		return a.judge(t, err)
-	}
-	a.guard.outage.over(a.guard.log)
-	a.tellAcquired(t, time.Since(began))
-	return nil
-}
-
-// holds tells whether a Guard.Middleware around this one, of the same Guard,
-// holds the key for this task: installed twice by mistake, it must not wait for
-// itself.
-func (a *attempt) holds(key string) bool {
-	for h := held(a.ctx); h != nil; h = h.outer {
-		if h.guard == a.guard && h.stay.target.key == key {
-			return true
-		}
-	}
-	return false
+// tellAcquired observes that the last lease that was taken is held.
+func (a *attempt) tellAcquired(t target, waited time.Duration) {
+	s := a.stays[len(a.stays)-1]
+	s.told = true
+	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: s.lease.Parked()})
 }
 
 // lostEarly is a lease that ended before the handler began, while the task was
@@ -181,6 +122,31 @@ func (a *attempt) tellLostTo(observe func(Event), s *stay, cause error) {
 			"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
 		observe(Event{Kind: EventLost, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
 	})
+}
+
+// tellReleased logs and observes the end of leases, last taken first. One on
+// which Observe panics does not keep the others from being told.
+func (a *attempt) tellReleased(stays []*stay) {
+	if len(stays) == 0 {
+		return
+	}
+	s := stays[len(stays)-1]
+	defer a.tellReleased(stays[:len(stays)-1])
+	if s.told {
+		// Exactly one for each EventAcquired, whatever else there is to tell.
+		defer a.observe(Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: s.held})
+	}
+	s.ended = hintClient(s.ended)
+	switch {
+	case errors.Is(s.ended, lock.ErrNotHeld) && s.open && !a.began.IsZero():
+		// Found out only now: the key was deleted or evicted. (Not open:
+		// told of before, or the handler unlocked the lease itself.)
+		a.tellLost(s, fmt.Errorf("%w: %w", lock.ErrLost, s.ended))
+	case errors.Is(s.ended, lock.ErrBackend):
+		a.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
+			"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "ttl", s.target.rule.TTL, "error", s.ended)
+		a.observe(Event{Kind: EventBackendError, Rule: s.target.rule.Name, Key: s.target.key, Err: s.ended})
+	}
 }
 
 // holding is what a handler's context knows of a lease.

@@ -1,6 +1,8 @@
 package automutex
 
 import (
+	"fmt"
+	"runtime/debug"
 	"time"
 )
 
@@ -73,4 +75,25 @@ type Event struct {
 
 	Busy *BusyError // EventBusy: who holds the lock
 	Err  error      // EventKeyError, EventBackendError, EventLost: the error
+}
+
+// observe completes an event and hands it to Config.Observe.
+func (a *attempt) observe(e Event) {
+	if a.guard.cfg.Observe == nil {
+		return
+	}
+	e.Task, e.Queue, e.TaskID = a.task.Type(), a.queue, a.id
+	a.guard.cfg.Observe(a.ctx, e)
+}
+
+// observeBeside is observe for goroutines of the Guard's own, where a panic of
+// Observe would end the program: asynq, which turns panics into failed attempts,
+// is not there. It is logged instead.
+func (a *attempt) observeBeside(e Event) {
+	defer func() {
+		if p := recover(); p != nil {
+			a.guard.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		}
+	}()
+	a.observe(e)
 }
