@@ -240,7 +240,18 @@ func TestReleaseEndsTheLooks(t *testing.T) {
 		mustUnlock(t, le)
 		l.parking.mu.Lock()
 		n := l.parking.lines[m.Key()]
-		if n == nil || n.looking || n.parked || l.parking.parkedN != 0 || len(n.calls) > 1 {
+		l.parking.mu.Unlock()
+		if n == nil {
+			t.Fatal("the line is forgotten")
+		}
+		notLooking := func() bool {
+			l.parking.mu.Lock()
+			defer l.parking.mu.Unlock()
+			return !n.looking
+		}
+		redistest.Eventually(t, soon, notLooking, "a look from before the last release ends")
+		l.parking.mu.Lock()
+		if n.parked || l.parking.parkedN != 0 || len(n.calls) > 1 {
 			t.Errorf("after the last release: %+v", n)
 		}
 		l.parking.mu.Unlock()
