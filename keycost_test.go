@@ -14,6 +14,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -88,7 +89,7 @@ func TestKeys_allocateAFewTimesThePayload(t *testing.T) {
 		}
 		fields := Fields("v")
 		taken := allocated(func() { _, _ = fields(t.Context(), task) })
-		if ratio := float64(taken) / float64(len(payload)+maxWrittenOut); ratio > float64(most) {
+		if ratio := float64(taken) / float64(len(payload)+jsonkey.MaxWrittenOut); ratio > float64(most) {
 			t.Errorf("Fields of %s: a payload of %d bytes has %d allocated; at most %d times as many", name, len(payload), taken, most)
 		}
 	}

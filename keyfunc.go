@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/jsonkey"
 )
 
 // KeyFunc gives the parts of a task's key, unescaped, in a fixed order and
@@ -69,7 +71,7 @@ var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,r
 // disagree on which one counts), and of two names on the way that differ in letter
 // case alone (encoding/json would give the handler the value of either).
 func Fields(paths ...string) KeyFunc {
-	set, err := newFieldSet(paths)
+	fields, err := jsonkey.Parse(paths)
 	if err == nil && len(paths) == 0 {
 		err = errors.New("no path; name the payload fields that the key is made from")
 	}
@@ -77,8 +79,26 @@ func Fields(paths ...string) KeyFunc {
 		return mistaken("Fields", err)
 	}
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
-		return set.read(t)
+		parts, failed := fields.Parts(t.Payload())
+		if failed != nil {
+			return nil, fieldError(t, failed, false)
+		}
+		return parts, nil
 	}
+}
+
+// fieldError is the KeyError for a field of On or Fields. decoded: the payload is what
+// Config.Decode returned.
+func fieldError(t *asynq.Task, failed *jsonkey.Error, decoded bool) error {
+	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: adviceField}
+	switch {
+	case failed.NotRead && decoded:
+		e.reason = strings.Replace(failed.Reason, "the payload", "the payload that Config.Decode returned", 1)
+		e.advice = adviceDecoded
+	case failed.NotRead:
+		e.advice = adviceEncoding
+	}
+	return e
 }
 
 // Headers makes a key from headers of the task; it is what [Rule].OnHeaders
@@ -130,7 +150,7 @@ func headerPart(t *asynq.Task, name string) (string, error) {
 			advice: "enqueue the task with that header, or change the rule's OnHeaders",
 		}
 	}
-	return stringPart(value), nil
+	return jsonkey.StringPart(value), nil
 }
 
 // KeyOf makes a key from a payload decoded into a T by encoding/json; fn gives
@@ -152,7 +172,7 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 			return nil, &KeyError{Task: t.Type(), reason: reason, cause: cause, advice: advicePayload}
 		}
 		payload := t.Payload()
-		if reason := checkPayload(payload); reason != "" {
+		if reason := jsonkey.CheckPayload(payload); reason != "" {
 			return nil, &KeyError{Task: t.Type(), reason: reason, advice: adviceKeyOf}
 		}
 		if string(bytes.TrimSpace(payload)) == "null" {
@@ -167,7 +187,7 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 		}
 		parts := fn(v)
 		for _, part := range parts {
-			if strings.ContainsRune(part, utf8.RuneError) && hasLoneSurrogate(payload) {
+			if strings.ContainsRune(part, utf8.RuneError) && jsonkey.HasLoneSurrogate(payload) {
 				return fail("the payload has half a surrogate pair where the key is made from it", nil)
 			}
 		}

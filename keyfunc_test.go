@@ -16,6 +16,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -234,42 +235,6 @@ func TestKeyFunc_mistakesKeyNothing(t *testing.T) {
 	}
 }
 
-func TestParsePath(t *testing.T) {
-	t.Parallel()
-	for path, want := range map[string][]string{
-		"id":            {"id"},
-		"user.id":       {"user", "id"},
-		`a\.b.c`:        {"a.b", "c"},
-		`a\\.b`:         {`a\`, "b"},
-		`a\\\.b`:        {`a\.b`},
-		" .é":           {" ", "é"},
-		"items.0.sku":   {"items", "0", "sku"},
-		`\.`:            {"."},
-		"a b|c~{d}.%7C": {"a b|c~{d}", "%7C"},
-	} {
-		if got, err := parsePath(path); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q is %q (%v), want %q", path, got, err, want)
-		}
-	}
-	for path, want := range map[string]string{
-		"":        "is empty",
-		".":       "empty segment",
-		"a.":      "empty segment",
-		".a":      "empty segment",
-		"a..b":    "empty segment",
-		`a\`:      "lone backslash",
-		`a\b`:     "lone backslash",
-		"a\xffb":  "not valid UTF-8",
-		`a\\\`:    "lone backslash",
-		"a.b.\\.": "",
-	} {
-		_, err := parsePath(path)
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%q: got %v, want %q", path, err, want)
-		}
-	}
-}
-
 func TestHeaders(t *testing.T) {
 	t.Parallel()
 	task := asynq.NewTaskWithHeaders("test", nil, map[string]string{
@@ -397,7 +362,7 @@ func FuzzFields_oneSlot(f *testing.F) {
 	f.Add("a", "{\"a\":\"\u2028\"}", "\xff")
 	f.Add("a.b.c", `[[[[`, "s")
 	f.Fuzz(func(t *testing.T, path, payload, scope string) {
-		if _, err := parsePath(path); err != nil {
+		if _, err := jsonkey.ParsePath(path); err != nil {
 			return
 		}
 		parts, err := Fields(path, "id")(t.Context(), keyTask(payload))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/internal/keytext"
 )
 
@@ -26,8 +27,8 @@ type ruleSet struct {
 // pattern is what the rules with one Task have in common.
 type pattern struct {
 	task   string
-	rules  []*compiled // in order of declaration
-	fields *fieldSet   // the On of all rules, in that order; nil when none has any
+	rules  []*compiled     // in order of declaration
+	fields *jsonkey.Fields // the On of all rules, in that order; nil when none has any
 
 	readsPayload bool // some rule does
 }
@@ -77,30 +78,11 @@ func (p *pattern) gatherFields() {
 		p.readsPayload = p.readsPayload || rule.readsPayload()
 		rule.onTo = len(paths)
 		if len(rule.On) > 0 {
-			rule.fields, _ = newFieldSet(rule.On)
+			rule.fields, _ = jsonkey.Parse(rule.On)
 		}
 	}
 	if len(paths) > 0 {
-		p.fields, _ = newFieldSet(paths) // a malformed path was reported by check
-	}
-}
-
-// setDecode has the rules read what decode returns instead of the payload; nil
-// changes nothing. compile calls it before the rules are used.
-func (rs *ruleSet) setDecode(decode func(*asynq.Task) ([]byte, error)) {
-	if decode == nil {
-		return
-	}
-	rs.decode = decode
-	for _, p := range rs.declared {
-		if p.fields != nil {
-			p.fields.decoded = true
-		}
-		for _, rule := range p.rules {
-			if rule.fields != nil {
-				rule.fields.decoded = true
-			}
-		}
+		p.fields, _ = jsonkey.Parse(paths) // a malformed path was reported by check
 	}
 }
 
@@ -149,7 +131,7 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 	var values [][]byte
 	var unread error // why not all fields of all rules can be read
 	if p.fields != nil && undecoded == nil {
-		if values, unread = p.fields.find(t); unread != nil && without == nil {
+		if values, unread = rs.findFields(p.fields, t); unread != nil && without == nil {
 			return nil, unread
 		}
 	}
@@ -162,7 +144,7 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 		case undecoded != nil && rule.readsPayload():
 			err = rule.failed("Config.Decode", undecoded)
 		case unread != nil && len(rule.On) > 0:
-			values, err = p.findOf(rule, t)
+			values, err = rs.findFieldsOf(rule, t)
 		}
 		if err == nil {
 			err = rule.writeParts(ctx, key, t, p.fields, values)
@@ -198,10 +180,19 @@ func (rs *ruleSet) decoded(p *pattern, t *asynq.Task) (*asynq.Task, error) {
 	return asynq.NewTaskWithHeaders(t.Type(), payload, t.Headers()), nil
 }
 
-// findOf finds the fields of one rule alone, at the indexes that they have among
-// those of all rules. It is for payloads that lack a field of some rule.
-func (p *pattern) findOf(rule *compiled, t *asynq.Task) ([][]byte, error) {
-	own, err := rule.fields.find(t)
+// findFields finds the JSON values at the paths of fields. The error is a *KeyError.
+func (rs *ruleSet) findFields(fields *jsonkey.Fields, t *asynq.Task) ([][]byte, error) {
+	values, failed := fields.Find(t.Payload())
+	if failed != nil {
+		return nil, fieldError(t, failed, rs.decode != nil)
+	}
+	return values, nil
+}
+
+// findFieldsOf finds the fields of one rule alone, at the indexes that they have among
+// those of all rules. It is for payloads that lack a field of another rule.
+func (rs *ruleSet) findFieldsOf(rule *compiled, t *asynq.Task) ([][]byte, error) {
+	own, err := rs.findFields(rule.fields, t)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +201,7 @@ func (p *pattern) findOf(rule *compiled, t *asynq.Task) ([][]byte, error) {
 
 // writeParts writes the rule's parts of the key; values are those of the On of all
 // rules of its pattern, which fields found.
-func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *fieldSet, values [][]byte) error {
+func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *jsonkey.Fields, values [][]byte) error {
 	if c.Key != nil {
 		parts, err := callKey(ctx, c.Key, t)
 		for _, part := range parts {
@@ -221,8 +212,8 @@ func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq
 	}
 	for i := c.onFrom; i < c.onTo; i++ {
 		key.Part()
-		if err := writePart(key, values[i]); err != nil {
-			return fields.fail(t, i, err.Error())
+		if err := jsonkey.WritePart(key, values[i]); err != nil {
+			return fieldError(t, &jsonkey.Error{Path: fields.Path(i), Reason: err.Error()}, false)
 		}
 	}
 	for _, name := range c.OnHeaders {

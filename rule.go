@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -98,8 +99,8 @@ type compiled struct {
 	index int // place in Config.Rules
 	rank  int // place of the rule's scope in the order in which locks are taken
 
-	onFrom, onTo int       // the values of On among those of all rules of this Task
-	fields       *fieldSet // those of On alone; nil without any
+	onFrom, onTo int             // the values of On among those of all rules of this Task
+	fields       *jsonkey.Fields // those of On alone; nil without any
 }
 
 // where names the rule in an error.
@@ -139,7 +140,7 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 
 	rs, orderProblems := newRuleSet(rules)
 	rs.secret = cfg.HashKeys
-	rs.setDecode(cfg.Decode)
+	rs.decode = cfg.Decode
 	problems = append(problems, orderProblems...)
 	if len(problems) > 0 {
 		return nil, nil, errors.Join(problems...)
@@ -237,12 +238,12 @@ func meantUnit(d time.Duration) string {
 
 func (c *compiled) checkOn() (problems []error) {
 	for i, path := range c.On {
-		segments, err := parsePath(path)
+		segments, err := jsonkey.ParsePath(path)
 		if err == nil && slices.Index(c.On, path) < i {
 			err = errors.New("is there twice; leave one out")
 		}
 		if err == nil && c.Payload != nil {
-			err = checkPayloadPath(c.Payload, segments)
+			err = jsonkey.CheckType(c.Payload, segments)
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("On[%d]: %q %w", i, path, err))

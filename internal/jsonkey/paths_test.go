@@ -1,4 +1,4 @@
-package automutex
+package jsonkey
 
 import (
 	"slices"
@@ -28,7 +28,7 @@ func TestParsePath_refusesOtherNotationsAndSaysHowToWriteIt(t *testing.T) {
 		`é\\[0]`:          `write "é\\\\.0", `,
 		"\u00e9,\u732b.x": `write "é", "猫.x", `,
 	} {
-		segments, err := parsePath(path)
+		segments, err := ParsePath(path)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is %q, %v\nwant %s", path, segments, err, want)
 		}
@@ -45,12 +45,52 @@ func TestParsePath_refusesOtherNotationsAndSaysHowToWriteIt(t *testing.T) {
 		"a*b.**":        {"a*b", "**"},
 		`a\\.b\.c\\\,d`: {`a\`, `b.c\,d`},
 	} {
-		if got, err := parsePath(path); err != nil || !slices.Equal(got, want) {
+		if got, err := ParsePath(path); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s is %q (%v), want %q", path, got, err, want)
 		}
 	}
-	got, err := Fields(`\$.x\[0\]`, `a\,b`, `\*`)(t.Context(), keyTask(`{"$":{"x[0]":1},"a,b":2,"*":3}`))
-	if err != nil || !slices.Equal(got, []string{"1", "2", "3"}) {
-		t.Errorf("such names give %q, %v", got, err)
+	fields, err := Parse([]string{`\$.x\[0\]`, `a\,b`, `\*`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, failed := fields.Parts([]byte(`{"$":{"x[0]":1},"a,b":2,"*":3}`))
+	if failed != nil || !slices.Equal(got, []string{"1", "2", "3"}) {
+		t.Errorf("such names give %q, %v", got, failed)
+	}
+}
+
+func TestParsePath(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string][]string{
+		"id":            {"id"},
+		"user.id":       {"user", "id"},
+		`a\.b.c`:        {"a.b", "c"},
+		`a\\.b`:         {`a\`, "b"},
+		`a\\\.b`:        {`a\.b`},
+		" .é":           {" ", "é"},
+		"items.0.sku":   {"items", "0", "sku"},
+		`\.`:            {"."},
+		"a b|c~{d}.%7C": {"a b|c~{d}", "%7C"},
+	} {
+		if got, err := ParsePath(path); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q is %q (%v), want %q", path, got, err, want)
+		}
+	}
+	for path, want := range map[string]string{
+		"":        "is empty",
+		".":       "empty segment",
+		"a.":      "empty segment",
+		".a":      "empty segment",
+		"a..b":    "empty segment",
+		`a\`:      "lone backslash",
+		`a\b`:     "lone backslash",
+		"a\xffb":  "not valid UTF-8",
+		`a\\\`:    "lone backslash",
+		"a.b.\\.": "",
+	} {
+		_, err := ParsePath(path)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: got %v, want %q", path, err, want)
+		}
 	}
 }

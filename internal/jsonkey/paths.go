@@ -1,4 +1,4 @@
-package automutex
+package jsonkey
 
 import (
 	"errors"
@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// parsePath takes a path apart at its dots. The error goes on where the path
-// was named.
-func parsePath(path string) (segments []string, err error) {
+// ParsePath splits a path at its dots. The error's text continues a sentence that
+// begins with the path.
+func ParsePath(path string) (segments []string, err error) {
 	if path == "" {
 		return nil, errors.New("is empty; name a payload field, or leave it out")
 	}

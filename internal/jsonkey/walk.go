@@ -1,4 +1,4 @@
-package automutex
+package jsonkey
 
 import (
 	"bytes"
@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// fieldWalk is one pass over a payload that json.Valid has passed. It recurses
-// no deeper than the longest path, and looks at every byte about once.
+// fieldWalk is one pass over a payload that json.Valid has accepted. Its recursion is
+// no deeper than the longest path, and it reads every byte about once.
 type fieldWalk struct {
-	set   *fieldSet
-	at    jsonCursor
-	found []foundField // by node
-	twice int          // the first node that was met twice; 0 when none was
-	buf   []byte       // for names with escapes
+	fields *Fields
+	at     cursor
+	found  []foundField // by node
+	twice  int          // the first node that was met twice; 0 when none was
+	buf    []byte       // for names with escapes
 }
 
-// foundField is what was met of a node.
+// foundField is the value that the walk found for a node.
 type foundField struct {
 	value []byte // nil when no member has the name
 	alike string // a member's name that differs from the node's in letter case; empty: none
@@ -30,7 +30,7 @@ func (w *fieldWalk) value(node int) {
 		w.twice = node
 	}
 	start := w.at.i
-	edges := w.set.nodes[node].edges
+	edges := w.fields.nodes[node].edges
 	switch c := w.at.text[start]; {
 	case c == '{' && len(edges) > 0:
 		w.object(edges)
@@ -59,10 +59,10 @@ func (w *fieldWalk) object(edges []fieldEdge) {
 
 // member gives the node of a member, 0 when it has none.
 //
-// A name that differs from that of a node in letter case alone is not the node's, but
+// A name that differs from a node's name in letter case alone is not the node's, but
 // encoding/json takes it for that: the handler gets whichever comes last in the
-// payload. Such a member is noted. One that is some path's own name is meant to be
-// there. Not exact: something in the name was replaced, so it is no node's own.
+// payload. member notes such a name, unless it is itself the name of a path. exact is
+// false when half a surrogate pair in the name was replaced; such a name is no node's.
 func (w *fieldWalk) member(edges []fieldEdge, name []byte, exact bool) (node int) {
 	for i := range edges {
 		if exact && edges[i].name == string(name) {

@@ -1,29 +1,29 @@
-package automutex
+package jsonkey
 
 import "bytes"
 
-// jsonCursor goes through JSON text from value to value: a value, and a name,
+// cursor goes through JSON text from value to value: a value, and a name,
 // is read with the cursor on its first byte, and leaves it behind the last.
-type jsonCursor struct {
+type cursor struct {
 	text []byte
 	i    int
 }
 
-func (c *jsonCursor) space() {
+func (c *cursor) space() {
 	for c.i < len(c.text) && c.text[c.i] <= ' ' {
 		c.i++
 	}
 }
 
 // enter goes into the object or list at the cursor.
-func (c *jsonCursor) enter() {
+func (c *cursor) enter() {
 	c.i++
 	c.space()
 }
 
 // more goes to the next member or element, or past the end of the object or
 // list when there is none.
-func (c *jsonCursor) more() bool {
+func (c *cursor) more() bool {
 	c.space()
 	switch c.text[c.i] {
 	case '}', ']':
@@ -37,7 +37,7 @@ func (c *jsonCursor) more() bool {
 }
 
 // name reads the name of a member, without its quotes, and goes to its value.
-func (c *jsonCursor) name() []byte {
+func (c *cursor) name() []byte {
 	name := c.str()
 	c.space()
 	c.i++ // the colon
@@ -46,7 +46,7 @@ func (c *jsonCursor) name() []byte {
 }
 
 // str reads a string, without its quotes.
-func (c *jsonCursor) str() []byte {
+func (c *cursor) str() []byte {
 	start := c.i + 1
 	for c.i = start; ; c.i++ {
 		c.i += bytes.IndexByte(c.text[c.i:], '"')
@@ -62,7 +62,7 @@ func (c *jsonCursor) str() []byte {
 }
 
 // scalar reads a number, true, false or null.
-func (c *jsonCursor) scalar() []byte {
+func (c *cursor) scalar() []byte {
 	start := c.i
 	for c.i < len(c.text) && c.text[c.i] > ' ' && c.text[c.i] != ',' && c.text[c.i] != '}' && c.text[c.i] != ']' {
 		c.i++
@@ -71,7 +71,7 @@ func (c *jsonCursor) scalar() []byte {
 }
 
 // skip goes past one value.
-func (c *jsonCursor) skip() {
+func (c *cursor) skip() {
 	switch c.text[c.i] {
 	case '"':
 		c.str()
@@ -82,7 +82,7 @@ func (c *jsonCursor) skip() {
 	}
 }
 
-func (c *jsonCursor) skipComposite() {
+func (c *cursor) skipComposite() {
 	for depth := 0; ; {
 		switch c.text[c.i] {
 		case '"':

@@ -1,4 +1,4 @@
-package automutex
+package jsonkey
 
 import (
 	"bytes"
@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// checkPayload returns what keeps a payload from being read, and "" when nothing
-// does. It quotes nothing of the payload.
-func checkPayload(payload []byte) (reason string) {
+// CheckPayload returns why a payload cannot be read, or "". The reason quotes nothing
+// of the payload.
+func CheckPayload(payload []byte) (reason string) {
 	switch {
 	case len(payload) == 0:
 		return "the payload is empty"
@@ -23,8 +23,8 @@ func checkPayload(payload []byte) (reason string) {
 	return ""
 }
 
-// whyNotJSON says where a payload ceases to be JSON. It reads no error text, since
-// these differ between versions of Go.
+// whyNotJSON says where a payload stops being JSON. It does not use the text of
+// encoding/json's errors, which differs between versions of Go.
 func whyNotJSON(payload []byte) string {
 	var v json.RawMessage
 	err := json.NewDecoder(bytes.NewReader(payload)).Decode(&v)

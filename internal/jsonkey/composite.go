@@ -1,4 +1,4 @@
-package automutex
+package jsonkey
 
 import (
 	"bytes"
@@ -36,7 +36,7 @@ func writeComposite(out io.Writer, value []byte) error {
 	if err := w.noteSpans(); err != nil {
 		return err
 	}
-	if err := w.value(&jsonCursor{text: value}); err != nil {
+	if err := w.value(&cursor{text: value}); err != nil {
 		return err
 	}
 	return w.flush()
@@ -47,7 +47,7 @@ func writeComposite(out io.Writer, value []byte) error {
 func (w *compositeWriter) noteSpans() error {
 	var open [maxValueDepth]int // of the spans that have not ended, each by its place in w.spans
 	depth := 0
-	for c := (jsonCursor{text: w.text}); ; {
+	for c := (cursor{text: w.text}); ; {
 		switch c.text[c.i] {
 		case '"':
 			c.str()
@@ -77,7 +77,7 @@ func (w *compositeWriter) noteSpans() error {
 }
 
 // skip goes past the value at the cursor.
-func (w *compositeWriter) skip(c *jsonCursor) {
+func (w *compositeWriter) skip(c *cursor) {
 	if first := c.text[c.i]; first == '{' || first == '[' {
 		at := sort.Search(len(w.spans), func(i int) bool { return w.spans[i].from >= c.i })
 		if at < len(w.spans) && w.spans[at].from == c.i {
@@ -89,7 +89,7 @@ func (w *compositeWriter) skip(c *jsonCursor) {
 }
 
 // value writes the value at the cursor.
-func (w *compositeWriter) value(c *jsonCursor) (err error) {
+func (w *compositeWriter) value(c *cursor) (err error) {
 	switch c.text[c.i] {
 	case '{':
 		return w.object(c)
@@ -107,7 +107,7 @@ func (w *compositeWriter) value(c *jsonCursor) (err error) {
 	return w.flushLong()
 }
 
-func (w *compositeWriter) list(c *jsonCursor) error {
+func (w *compositeWriter) list(c *cursor) error {
 	before := byte('[')
 	for c.enter(); c.more(); before = ',' {
 		w.pending = append(w.pending, before)
@@ -127,7 +127,7 @@ func (w *compositeWriter) end(before, left, right byte) {
 	w.pending = append(w.pending, right)
 }
 
-func (w *compositeWriter) object(c *jsonCursor) error {
+func (w *compositeWriter) object(c *cursor) error {
 	begin := *c
 	members, sorted := 0, true
 	var last []byte
@@ -147,7 +147,7 @@ func (w *compositeWriter) object(c *jsonCursor) error {
 }
 
 // members writes an object whose members are in order.
-func (w *compositeWriter) members(c *jsonCursor) error {
+func (w *compositeWriter) members(c *cursor) error {
 	before := byte('{')
 	for c.enter(); c.more(); before = ',' {
 		w.pending = append(w.pending, before)
@@ -164,7 +164,7 @@ func (w *compositeWriter) members(c *jsonCursor) error {
 }
 
 // sortedMembers writes an object of n members in the order of their names.
-func (w *compositeWriter) sortedMembers(c *jsonCursor, n int) error {
+func (w *compositeWriter) sortedMembers(c *cursor, n int) error {
 	type member struct {
 		name []byte
 		at   int // of the value
@@ -191,7 +191,7 @@ func (w *compositeWriter) sortedMembers(c *jsonCursor, n int) error {
 			return err
 		}
 		w.pending = append(w.pending, ':')
-		if err := w.value(&jsonCursor{text: c.text, i: m.at}); err != nil {
+		if err := w.value(&cursor{text: c.text, i: m.at}); err != nil {
 			return err
 		}
 		before = ','

@@ -1,4 +1,4 @@
-package automutex
+package jsonkey
 
 import (
 	"bytes"
@@ -18,9 +18,9 @@ const (
 	maxNumberDigits = 400 // of a number written out in full
 	maxValueDepth   = 100 // of an object or list that is part of a key
 
-	// maxWrittenOut is how much longer than its JSON a part of [Fields] may be, in
+	// MaxWrittenOut is how much longer than its JSON a part of [Fields] may be, in
 	// bytes.
-	maxWrittenOut = 1 << 20
+	MaxWrittenOut = 1 << 20
 )
 
 var (
@@ -33,16 +33,16 @@ var (
 	errValueLong      = errors.New("is, or has in it, a number of more than 400 digits when written out")
 )
 
-// writePart writes the part of a key for one JSON value to w; see Fields. Different
-// values give different parts, but for a number or boolean and the string that
-// reads the same: what begins with a brace or bracket is a composite, what
-// begins with a quote is a string that would begin like one of these three, and
-// everything else is the text of a scalar.
+// WritePart writes the part of a key for one JSON value to w; see automutex.Fields.
+// Different values give different parts, except that a number or boolean and the
+// string with the same text give the same part. A part that begins with a brace or
+// bracket is an object or list. A part that begins with a quote is a string that would
+// otherwise begin with a brace, bracket or quote. All others are the text of a scalar.
 //
-// It allocates a few times the size of value, whatever the length of the part: a
-// part may be 80 times as long, since numbers are written out. Each Write ends where
-// a character ends. On an error w has got some of the part.
-func writePart(w io.Writer, value []byte) error {
+// WritePart allocates a few times the size of value, although a part may be 80 times
+// as long, since numbers are written out. Each Write ends at the end of a character.
+// After an error, w has a beginning of the part.
+func WritePart(w io.Writer, value []byte) error {
 	switch value[0] {
 	case '"':
 		return writeStringPart(w, value[1:len(value)-1])
@@ -85,7 +85,9 @@ func writeStringPart(w io.Writer, raw []byte) error {
 // isMarked: a string that begins so is written as a JSON string.
 func isMarked(first byte) bool { return first == '{' || first == '[' || first == '"' }
 
-func stringPart(s string) string {
+// StringPart returns the part for a string that is not in JSON, such as a header: what
+// WritePart writes for the same string.
+func StringPart(s string) string {
 	if s != "" && isMarked(s[0]) {
 		return string(appendQuoted(nil, []byte(s)))
 	}
@@ -258,10 +260,10 @@ func hexRune(digits []byte) (r rune) {
 	return r
 }
 
-// hasLoneSurrogate looks through all strings of a JSON text.
-func hasLoneSurrogate(text []byte) bool {
+// HasLoneSurrogate looks through all strings of a JSON text.
+func HasLoneSurrogate(text []byte) bool {
 	var buf []byte
-	for c := (jsonCursor{text: text}); ; {
+	for c := (cursor{text: text}); ; {
 		next := bytes.IndexByte(c.text[c.i:], '"')
 		if next < 0 {
 			return false

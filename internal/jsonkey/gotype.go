@@ -1,4 +1,4 @@
-package automutex
+package jsonkey
 
 import (
 	"encoding"
@@ -13,12 +13,12 @@ import (
 	"github.com/automutex/automutex/internal/nearest"
 )
 
-// checkPayloadPath says what keeps a path from leading to a field in the JSON
-// of a payload's type. It follows encoding/json, with names compared exactly,
-// since a key is made from the JSON and not from the decoded value. A type that
-// decodes itself is not looked into, nor is an interface. The error goes on
-// where the path was named.
-func checkPayloadPath(payload any, segments []string) error {
+// CheckType reports a path that leads to no field of the JSON of payload's type. It
+// follows encoding/json, except that names are compared exactly, since a key is made
+// from the JSON and not from the decoded value. It does not look into an interface, or
+// into a type with an UnmarshalJSON or UnmarshalText method. The error's text
+// continues a sentence that begins with the path.
+func CheckType(payload any, segments []string) error {
 	t := reflect.TypeOf(payload)
 	for _, segment := range segments {
 		for t.Kind() == reflect.Pointer {
@@ -36,8 +36,7 @@ func checkPayloadPath(payload any, segments []string) error {
 	return nil
 }
 
-// payloadStep gives the type of what one segment leads to, nil with a reason
-// when that is nothing.
+// payloadStep returns the type that one segment leads to, or nil and the reason.
 func payloadStep(t reflect.Type, segment string) (next reflect.Type, problem string) {
 	switch t.Kind() {
 	case reflect.Struct:
