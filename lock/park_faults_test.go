@@ -97,7 +97,7 @@ func TestAbandonedPark(t *testing.T) {
 func TestAnAskThatComesLate(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		near, far, p := through(t, s, func(o *redis.UniversalOptions) { o.ReadTimeout = 200 * time.Millisecond })
+		near, far, p := through(t, s, func(o *redis.UniversalOptions) { o.ReadTimeout = time.Second })
 		for what, ask := range map[string]func(m *Lock) error{
 			"park": func(m *Lock) error { return second(m.LockOrPark(t.Context(), closedYield)) },
 			"try":  func(m *Lock) error { return second(m.TryLock(t.Context())) },

@@ -209,7 +209,7 @@ func TestPoolUnknownConsumeIsRepeated(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-			o.MaxRetries, o.ReadTimeout = -1, 200*time.Millisecond
+			o.MaxRetries, o.ReadTimeout = -1, time.Second
 		})
 		pool := somePool(t, near, TTL(time.Minute))
 		warm(t, pool.m)

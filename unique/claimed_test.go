@@ -239,7 +239,7 @@ func TestEnqueue_lostReply(t *testing.T) {
 					r := start(t, s, rule)
 					warm(t, r, "7")
 					proxy := redistest.NewProxy(t, s.Addr())
-					c := r.producer(proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 500 * time.Millisecond }), rule)
+					c := r.producer(proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 2 * time.Second }), rule)
 					c.changeTTL = longest // a lost reply is to be all that goes wrong
 					proxy.DropReplyTo(func(command []string) bool {
 						return command[0] == "EVALSHA" && len(command) > 4 && strings.HasPrefix(command[3], "asynq:{"+r.queue+"}:t:") &&
