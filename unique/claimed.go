@@ -3,6 +3,8 @@ package unique
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -14,37 +16,57 @@ import (
 // byClaim is UntilStart and For with Reject or Join: claim, then enqueue. The
 // claim says which task it stands for; what that means is found out by looking
 // at the task, so that nothing blocks the key but a task or the window of For.
+//
+// A claim whose task is not there may be that of a producer whose enqueue is under way.
+// That task is no duplicate yet: when the enqueue fails nobody has the update. So the
+// call waits until the task is there or the claim is not, for patience at most.
 func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, enqueueTimeout)
-	defer cancel()
 	id, instead, again := o.newID(), "", ""
-	for range tries {
-		o.client.begin(id)
-		standing, err := o.take(ctx, id, instead)
-		if err == nil && standing.Holder == o.holder(id) {
-			info, err := o.enqueueClaimed(ctx, id)
-			o.client.end(id)
+	deadline := time.Now().Add(o.client.patience)
+	pause := time.Millisecond
+	for changed := 0; changed < tries; {
+		info, standing, err := o.claimAndEnqueue(ctx, id, instead)
+		if info != nil || err != nil {
 			return info, err
 		}
-		o.client.end(id)
-		if err != nil {
-			return nil, err
-		}
-		info, gone, err := o.judge(ctx, standing)
+		state, info, err := o.judge(ctx, standing)
 		switch {
 		case err != nil:
 			return nil, err
-		case gone:
+		case state == claimOver:
 			instead = standing.Holder
-		case info == nil && again != standing.Holder:
-			again = standing.Holder // it may have started and ended since the claim was seen: then that is gone
-		case info == nil:
-			return o.duplicate(o.unseen(standing))
-		default:
+			changed++
+		case state == claimInTheWay:
 			return o.duplicate(info)
+		case again != standing.Holder:
+			again = standing.Holder // it may have started and ended since the claim was seen: then that is gone
+			changed++
+		case time.Now().After(deadline):
+			return nil, fmt.Errorf("another producer took the key %s ago, and its task %s is not in Redis: its enqueue is still under way, or failed, "+
+				"or the task was deleted; try again, the key is free in %s at the latest", standing.Age.Round(time.Millisecond), standing.Holder, (o.client.grace - standing.Age).Round(time.Millisecond))
+		default:
+			if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { //nolint:gosec // jitter, no secret
+				return nil, err
+			}
+			pause = min(2*pause, 50*time.Millisecond)
 		}
 	}
 	return nil, errChanging
+}
+
+// claimAndEnqueue takes the claim, and enqueues the task if it got it; else the result
+// is the claim that stands.
+func (o *order) claimAndEnqueue(ctx context.Context, id, instead string) (*asynq.TaskInfo, lock.Claimed, error) {
+	ctx, cancel := context.WithTimeout(ctx, enqueueTimeout)
+	defer cancel()
+	o.client.begin(id)
+	defer o.client.end(id)
+	standing, err := o.take(ctx, id, instead)
+	if err != nil || standing.Holder != o.holder(id) {
+		return nil, standing, err
+	}
+	info, err := o.enqueueClaimed(ctx, id)
+	return info, standing, err
 }
 
 // take takes the claim for a new task. An answer that was lost may have taken
@@ -70,32 +92,43 @@ func (o *order) take(ctx context.Context, id, instead string) (standing lock.Cla
 	return standing, err
 }
 
-// judge says what a claim stands for: a task that is in the way, nothing any
-// more, or neither: a task that is not there but may be coming, or one that is
-// not there while the window of For lasts.
-func (o *order) judge(ctx context.Context, standing lock.Claimed) (info *asynq.TaskInfo, gone bool, err error) {
+// claimState is what a claim stands for.
+type claimState uint8
+
+const (
+	claimOver     claimState = iota // nothing any more
+	claimInTheWay                   // a task, or the rest of the window of For
+	claimUnderway                   // a task that is not there and may be coming
+)
+
+// judge says what a claim stands for. info is the task in the way.
+func (o *order) judge(ctx context.Context, standing lock.Claimed) (state claimState, info *asynq.TaskInfo, err error) {
 	queue, id, ok := claim.Task(standing.Holder)
 	if !ok {
-		return nil, true, nil // none of ours
+		return claimOver, nil, nil // none of ours
 	}
 	settled := o.client.settled(id) // before the look, or the task might come between the two
 	if info, err = o.look(queue, id); err != nil {
-		return nil, false, err
+		return claimOver, nil, err
 	}
 	window := o.rule.Until.kind == untilOver
 	switch {
 	case window && info != nil && !standing.Confirmed:
 		// Its producer died before it could say so.
 		_, err = o.claim().Keep(ctx, standing.Holder, standing.Holder, 0)
-		return info, false, err
+		return claimInTheWay, info, err
+	case window && standing.Confirmed && info == nil:
+		return claimInTheWay, o.unseen(standing), nil
 	case window && standing.Confirmed:
-		return info, false, nil
+		return claimInTheWay, info, nil
+	case info == nil && (standing.Confirmed || settled || standing.Age >= o.client.grace):
+		return claimOver, nil, nil
 	case info == nil:
-		return nil, standing.Confirmed || settled || standing.Age >= o.client.grace, nil
+		return claimUnderway, nil, nil
 	case ended(info) && !o.rule.KeepArchived:
-		return info, true, nil
+		return claimOver, nil, nil
 	}
-	return info, false, nil
+	return claimInTheWay, info, nil
 }
 
 // unseen describes a task that has a claim and is not there.

@@ -33,6 +33,7 @@ type Client struct {
 
 	grace     time.Duration // how long an enqueue may be under way; see enqueueTimeout
 	changeTTL time.Duration // of the lock around several steps
+	patience  time.Duration // how long a call waits for another producer
 
 	self  string        // this Client, random
 	count atomic.Uint64 // one for each ID it made
@@ -61,7 +62,8 @@ const (
 
 	// changeTTL is how long the lock around several steps stays taken after its
 	// producer died; it is renewed meanwhile. patience is longer, so that the next
-	// one waits that out.
+	// one waits that out, and so is what it takes go-redis by default to notice that
+	// a reply is lost, and to enqueue again.
 	changeTTL = 2 * time.Second
 	patience  = 5 * time.Second
 
@@ -101,6 +103,7 @@ func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg 
 		rules:     rules,
 		grace:     grace,
 		changeTTL: changeTTL,
+		patience:  patience,
 		self:      strings.ToLower(rand.Text()[:10]),
 		underway:  map[string]struct{}{},
 	}, nil

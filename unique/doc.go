@@ -36,7 +36,9 @@ an equal Task, Scope and On. [For]: a fixed window.
 # Duplicate
 
 [Reject] answers with a [*DuplicateError], which says which task is in the way
-and is asynq.ErrDuplicateTask. [Join] answers with that task. [Replace] lets the
+and is asynq.ErrDuplicateTask. [Join] answers with that task. Where the task in the way is
+one that another producer is just enqueuing, the call waits for that enqueue, for 5
+seconds at most; then it fails with another error. [Replace] lets the
 newest payload win while the task has not started. [Postpone] puts the task off
 at each call, within a bound.
 
@@ -65,11 +67,17 @@ both; the next call for the key makes it one.
 Read, decide and delete are several commands: producers keep out of each other's
 way by a lock of their own, an operator is not kept out. Who runs an archived
 task again (RunTask) in the very moment in which the next one makes room has it
-deleted; and when Redis is so slow to answer that deletion that go-redis sends it
-again, it may hit a task enqueued meanwhile, whose place is taken by the one that
-made room. When the reply to the deletion of a superseded task is lost under For, and
-the task had ended just then, the new one runs too. Tasks enqueued with asynq's own client are not seen, nor are keys of
-another Prefix or Redis. Redis must not evict (maxmemory-policy noeviction): a
+deleted. A deletion that a network delivers seconds late, when go-redis has sent it again
+and other calls have followed, can delete the task of one of them: under UntilDone tasks
+that supersede each other take turns at two IDs. When the reply to the deletion of a
+superseded task is lost under For, and the task had ended just then, the new one runs too.
+
+Replace and Postpone take the new task back when the old one begins in that moment. They
+archive the new task first, so that a reply which is lost leaves no doubt. Where a doubt is
+left all the same (the task had been archived and is gone: deleted, or run by an operator),
+the call fails with an error that says so.
+
+Tasks enqueued with asynq's own client are not seen, nor are keys of another Prefix or Redis. Redis must not evict (maxmemory-policy noeviction): a
 claim that is gone lets a second task in.
 
 asynq's Scheduler enqueues with a client of its own. Schedulers that run twice

@@ -18,8 +18,7 @@ type DuplicateError struct {
 	Key string
 	// ID and Queue name the task in the way, for asynq's Inspector.
 	ID, Queue string
-	// State is the state it was found in. A task that another producer is just
-	// enqueuing counts as pending. One that has ended and left nothing, in the
+	// State is the state it was found in. One that has ended and left nothing, in the
 	// window of [For], counts as completed.
 	State asynq.TaskState
 	// Alike: the rule is [UntilDone], and the task in the way has the type, payload and

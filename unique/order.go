@@ -39,7 +39,7 @@ func (o *order) enqueue(ctx context.Context, id string, more ...asynq.Option) (*
 // look gives a task as it is; nil when there is none.
 func (o *order) look(queue, id string) (*asynq.TaskInfo, error) {
 	info, err := o.client.inspector.GetTaskInfo(queue, id)
-	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {
+	if isNotFound(err) {
 		return nil, nil //nolint:nilnil // none is an answer
 	}
 	return info, err
@@ -48,7 +48,7 @@ func (o *order) look(queue, id string) (*asynq.TaskInfo, error) {
 // remove deletes a task; none to delete is fine. asynq refuses an active one.
 func (o *order) remove(queue, id string) error {
 	err := o.client.inspector.DeleteTask(queue, id)
-	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {
+	if isNotFound(err) {
 		return nil
 	}
 	return err
@@ -96,7 +96,7 @@ func (o *order) claim() *lock.Claim { return o.client.locker.Claim(o.key) }
 // subscription. A producer that died in there is waited out.
 func (o *order) alone(ctx context.Context, f func(context.Context) (*asynq.TaskInfo, error)) (*asynq.TaskInfo, error) {
 	m := o.claim().Lock(lock.TTL(o.client.changeTTL))
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(o.client.patience)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		lease, err := m.TryLock(ctx)
 		if err == nil {
@@ -112,15 +112,23 @@ func (o *order) alone(ctx context.Context, f func(context.Context) (*asynq.TaskI
 			return nil, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("another producer has been at it for %s: %w", patience, err)
+			return nil, fmt.Errorf("another producer has been at it for %s: %w", o.client.patience, err)
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause)) //nolint:gosec // jitter, no secret
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, ctx.Err()
+		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { //nolint:gosec // jitter, no secret
+			return nil, err
 		}
+	}
+}
+
+// sleep waits for d, or until ctx ends; then it returns ctx's error.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

@@ -3,7 +3,6 @@ package unique
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -230,12 +229,15 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 	}
 	found := false
 	if err == nil {
-		found, err = o.removeInWindow(ctx, old)
+		found, err = o.removeSuperseded(ctx, old)
 	}
-	if err != nil || info == nil || !found && o.rule.Until.kind == untilOver {
+	switch {
+	case errors.Is(err, errUnknown):
+		return nil, err // the old one may be gone, so the new one stays: it runs by itself
+	case err != nil || info == nil || !found && o.rule.Until.kind == untilOver:
 		// The old one stays, or has run in the window of For. What there may be of
 		// the new one was promised to nobody, and has not run.
-		return o.undo(next, info, err)
+		return o.undo(ctx, next, info, err)
 	}
 	o.handOn(ctx, s.holder, next)
 	if run {
@@ -244,82 +246,6 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 		} // else it runs by itself, after the grace
 	}
 	return info, nil
-}
-
-// resendAfter is the least time after which go-redis sends a command again by
-// default.
-const resendAfter = 8 * time.Millisecond
-
-// removeInWindow is removeWaiting. In the window of For an old task that is gone may
-// have run, and then the new one must not; or the deletion itself has removed it, and
-// its reply was lost. Where that can be, found is true: no accepted task is lost, at the
-// price of a second run when the old task ended in that very moment.
-func (o *order) removeInWindow(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
-	sent := time.Now()
-	found, err = o.removeWaiting(ctx, old)
-	if o.rule.Until.kind != untilOver {
-		return found, err
-	}
-	if errors.Is(err, errGone) || err == nil && !found && time.Since(sent) >= resendAfter {
-		return true, nil
-	}
-	return found, err
-}
-
-// undo removes the new task when the old one could not be superseded; err says
-// why not. info is the new task, nil when it is not known to be there.
-func (o *order) undo(next string, info *asynq.TaskInfo, err error) (*asynq.TaskInfo, error) {
-	removed := o.client.inspector.DeleteTask(o.rule.Queue, next)
-	if removed == nil {
-		if errors.Is(err, errMoved) {
-			return nil, nil //nolint:nilnil // look again
-		}
-		return nil, err
-	}
-	now, looked := o.look(o.rule.Queue, next)
-	if looked == nil && info != nil && (now == nil || started(now) || ended(now)) {
-		return info, nil // an operator ran it, or we were so slow that it has run by itself
-	}
-	if looked == nil && now == nil {
-		return nil, err
-	}
-	if errors.Is(err, errMoved) {
-		err = errors.New("the new task could not be taken back; it may run")
-	}
-	return nil, errors.Join(err, removed, looked)
-}
-
-// errMoved: the task is not in the state that it was seen in. errGone is one of
-// these: the deletion failed, and the task is not there.
-var (
-	errMoved = errors.New("the task has moved on")
-	errGone  = fmt.Errorf("%w: it is gone", errMoved)
-)
-
-// removeWaiting deletes a task that was seen not to run, while we are alone;
-// found: it was there. asynq refuses one that has come to run, in a text.
-func (o *order) removeWaiting(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
-	if ctx.Err() != nil {
-		return false, context.Cause(ctx) // another producer may be in here
-	}
-	err = o.client.inspector.DeleteTask(old.Queue, old.ID)
-	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
-		return false, nil
-	}
-	// It may be back already, in the state that it was in: it ran and failed.
-	ran := strings.Contains(err.Error(), "active state")
-	now, looked := o.look(old.Queue, old.ID)
-	switch {
-	case looked != nil:
-	case now == nil && !ran:
-		return false, errGone
-	case ran || now.State != old.State:
-		return false, errMoved
-	}
-	return false, errors.Join(err, looked)
 }
 
 // handOn gives the claim to the new task, or makes one where the old one has
