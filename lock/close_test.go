@@ -68,7 +68,7 @@ func TestCloseStopsRenewing(t *testing.T) {
 		rdb := s.Client(t)
 		k := newTap(rdb)
 		l := newLocker(t, rdb)
-		m := l.Mutex(redistest.Name(t), TTL(800*time.Millisecond))
+		m := l.Mutex(redistest.Name(t), TTL(2*time.Second))
 		held := mustTry(t, m)
 		bound := held.Bind(t.Context())
 		if err := l.Close(); err != nil {

@@ -139,8 +139,14 @@ func TestRule05_RefreshesTravelTogether(t *testing.T) {
 		if took < 2*refreshEvery {
 			t.Errorf("%d asks of %d waiters within %s", k.count(askScript), n, took)
 		}
-		if p := k.sizes(askScript); len(p) > 12 {
-			t.Errorf("%d refreshes travelled in %d pipelines: %v", 4*n, len(p), p)
+		// Waiters that came at different times are due at different times. A pipeline
+		// goes to one server.
+		most := 1 + int(took/refreshTogether)
+		if s.Kind() == redistest.KindCluster {
+			most *= 3
+		}
+		if p := k.sizes(askScript); len(p) > most {
+			t.Errorf("%d refreshes travelled in %d pipelines, want at most %d: %v", 4*n, len(p), most, p)
 		}
 	})
 }

@@ -28,7 +28,7 @@ func TestPoolTakerThatDies(t *testing.T) {
 				if name == "NoRenew" {
 					options = append(options, NoRenew())
 				}
-				p := somePool(t, a, append(options, TTL(600*time.Millisecond))...)
+				p := somePool(t, a, append(options, TTL(2*time.Second))...)
 				putAll(t, p, "v")
 				dead := takes(t, p, "v")
 				deadline := stored(t, p.m)["h:v|"+dead.body]

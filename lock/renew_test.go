@@ -309,7 +309,7 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 		rdb := s.Client(t)
 		hook := &redistest.FailHook{}
 		rdb.AddHook(hook)
-		m := newLocker(t, rdb).Mutex(redistest.Name(t), TTL(600*time.Millisecond))
+		m := newLocker(t, rdb).Mutex(redistest.Name(t), TTL(2*time.Second))
 		le := mustTry(t, m)
 		deadline := le.Deadline()
 		hook.Before(func(cmd redis.Cmder) error {

@@ -122,13 +122,10 @@ func TestSeedLuaMutex_MaxLockTime(t *testing.T) {
 	})
 	seed(t, "a holder that lives and is not done keeps the lock beyond its TTL", func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
-		m := hers.Mutex(redistest.Name(t), TTL(600*time.Millisecond))
+		m := hers.Mutex(redistest.Name(t), TTL(3*time.Second))
 		held := mustTry(t, m)
 		first, _ := holds(t, held)
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first) }, "the end of the first TTL")
-		if !held.Held() {
-			t.Skip("this machine is too busy to renew so short a lease")
-		}
 		mustBeBusy(t, handle(his, m))
 		mustUnlock(t, held)
 	})

@@ -254,7 +254,7 @@ func TestSeedRedisMutex_ForcedUnlock(t *testing.T) {
 	t.Parallel()
 	seed(t, "an operator takes the lock from the holder it names, who is told", func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
-		m := hers.Mutex(redistest.Name(t), TTL(300*time.Millisecond))
+		m := hers.Mutex(redistest.Name(t), TTL(3*time.Second))
 		held := mustTry(t, m)
 		working := held.Bind(t.Context())
 		operator := handle(his, m)

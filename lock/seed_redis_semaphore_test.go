@@ -316,8 +316,8 @@ func TestSeedRedisSemaphore_Delete(t *testing.T) {
 	t.Parallel()
 	seed(t, "it disappears without a trace, and holders are told", func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t), func(o *Options) { o.Prefix = redistest.Name(t) })
-		m := l.Semaphore("semaphore", 2, TTL(300*time.Millisecond))
-		p := l.Pool("pool", TTL(300*time.Millisecond))
+		m := l.Semaphore("semaphore", 2, TTL(3*time.Second))
+		p := l.Pool("pool", TTL(3*time.Second))
 		mustPut(t, p, 3, "a", "b", "c")
 		held, taken := mustTry(t, m), mustTake(t, p, "a")
 		working, taking := held.Bind(t.Context()), taken.Bind(t.Context())

@@ -159,12 +159,16 @@ func TestRule01_StressWithWaitersThatGiveUp(t *testing.T) {
 		name := redistest.Name(t)
 		var inside, served, gaveUp atomic.Int64
 		var wg sync.WaitGroup
+		// A busy machine gets longer, so that some are served there too.
+		began := time.Now()
+		mustUnlock(t, mustTry(t, newLocker(t, s.Client(t)).Mutex(name)))
+		unit := min(max(time.Millisecond, time.Since(began)/3), 10*time.Millisecond)
 		for range 3 {
 			m := newLocker(t, s.Client(t)).Semaphore(name, limit, TTL(30*time.Second))
 			for i := range 6 {
 				redistest.Go(&wg, func() {
 					for j := range 40 {
-						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(3+(i*j)%25)*time.Millisecond)
+						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(3+(i*j)%25)*unit)
 						le, err := m.Lock(ctx)
 						if err != nil {
 							// A machine that is busy may not answer before the context ends.

@@ -164,7 +164,7 @@ func testTransportStress(t *testing.T) {
 func testTransportRenewal(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(500*time.Millisecond))
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(3*time.Second))
 		le := mustTry(t, m)
 		first, _ := holds(t, le)
 		redistest.Eventually(t, soon, func() bool {
