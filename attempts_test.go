@@ -127,19 +127,32 @@ func TestAttempt_lastWithoutTimeToWait(t *testing.T) {
 	})
 }
 
-// Waiting until the deadline would cost the attempt.
+// Waiting until the deadline would cost the attempt. The wait ends the margin before it,
+// and no earlier.
 func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, _ := busyRig(t, s, Rule{Wait: time.Minute}, setup{})
+		left := make(chan time.Duration, 1) // of the task's time, when its wait is over
+		r, _ := busyRig(t, s, Rule{Wait: time.Minute}, setup{guarded: func(c *Config) {
+			observe := c.Observe
+			c.Observe = func(ctx context.Context, e Event) {
+				if deadline, ok := ctx.Deadline(); ok && e.Kind == EventWaited {
+					left <- time.Until(deadline)
+				}
+				observe(ctx, e)
+			}
+		}})
 		id := r.enqueue("work", one, asynq.Timeout(2*time.Second))
 		info := r.awaitRetried(id, 0)
 		if !strings.Contains(info.LastErr, "waited") {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
+		if left := <-left; left <= 0 || left > margin {
+			t.Errorf("its wait is over %s before its deadline, margin %s", left, margin)
+		}
 		event := r.awaitEvent(EventBusy, id)
-		if event.Waited < 900*time.Millisecond || event.Waited > 2*time.Second || event.Busy.Waited != event.Waited {
-			t.Errorf("it waited %s of its 2 s, margin 1 s", event.Waited)
+		if event.Waited <= 0 || event.Waited > 2*time.Second || event.Busy.Waited != event.Waited {
+			t.Errorf("it waited %s of its 2 s", event.Waited)
 		}
 		if !errors.Is(event.Busy, context.DeadlineExceeded) || !errors.Is(event.Busy, ErrBusy) {
 			t.Errorf("%v is not what ended the wait", event.Busy)

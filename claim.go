@@ -5,21 +5,22 @@ import (
 	"fmt"
 
 	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// dropClaim ends the claim that a producer of package unique made for this
-// task until it starts: from here on the next task for the key may be enqueued.
-// It runs when all locks are held, right before the handler, so that whoever
-// was told "one waits already" changed its data before that one reads it.
+// dropClaim ends the claim that a producer of package unique made for this task until
+// it starts: from here on the next task for the key may be enqueued. dropClaim runs
+// when all locks are held, right before the handler. A producer that was told "one
+// waits already" has changed its data before, so the handler reads the change.
 //
-// A handler that ran beside its own claim would break that promise: the next
-// producer would be joined to a run that has read its data. So a claim that
-// cannot be dropped keeps the task from running, as Redis being away does: the
-// verdict hands the task back, unspent. On its last attempt the task tries again
-// in its worker, until the margin before its deadline.
+// A handler that ran beside its own claim would break that promise: the next producer
+// would be joined to a run that has already read its data. So a task whose claim cannot
+// be dropped does not run. It is handed back, its attempt not spent, as when Redis is
+// away. On its last attempt the task tries again in its worker, until the margin before
+// its deadline.
 //
-// Only a task whose ID says that there is a claim pays for it, with one call.
-func (a *attempt) dropClaim(targets []target) *verdict {
+// Only a task whose ID says that it has a claim costs a call.
+func (a *attempt) dropClaim(targets []target) outcome {
 	for _, t := range targets {
 		if claim.Has(a.id, t.key) {
 			return a.dropClaimOf(t)
@@ -29,27 +30,27 @@ func (a *attempt) dropClaim(targets []target) *verdict {
 		a.guard.warnOnce("no rule for a claim", "a task was enqueued UntilStart by a rule whose key no rule of this Guard has, so that its claim lasts until it has ended; "+
 			"give the rules of both an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", a.task.Type(), "task", a.note)
 	}
-	return nil
+	return outcome{}
 }
 
-func (a *attempt) dropClaimOf(t target) *verdict {
+func (a *attempt) dropClaimOf(t target) outcome {
 	for {
-		_, err := a.guard.locker.Claim(t.key).Drop(a.ctx, claim.Holder(a.queue, a.id))
+		_, err := a.guard.locker.Claim(t.key).Drop(a.ctx, tasknote.Of(a.queue, a.id))
 		if err == nil {
-			a.guard.outage.over(a.guard.log)
-			return nil
+			a.guard.outage.noteSuccess(a.guard.log)
+			return outcome{}
 		}
 		if a.ctx.Err() != nil {
-			return &verdict{answer: context.Cause(a.ctx)}
+			return finish(context.Cause(a.ctx))
 		}
-		err = hintClient(err)
+		err = withClientHint(err)
 		a.backendError(t, err)
 		delay := a.guard.outage.delay()
-		if !a.last {
+		if !a.lastAttempt {
 			return a.handBack(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
 		}
 		if !a.pause(delay) {
-			return a.gaveUp(err)
+			return a.stoppedWaiting(err)
 		}
 	}
 }

@@ -68,7 +68,7 @@ func (e *BusyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: rule %q: ", e.Rule)
 	if e.parked {
-		fmt.Fprintf(&b, "%s place %d in line", parkedOn(e.Key), e.Place+1)
+		fmt.Fprintf(&b, "%s place %d in line", parkedOnText(e.Key), e.Place+1)
 	} else {
 		fmt.Fprintf(&b, "key %q is busy", e.Key)
 	}
@@ -105,11 +105,12 @@ func (e *BusyError) Unwrap() []error {
 // Is makes every BusyError match ErrBusy without allocating.
 func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 
-// explain turns the engine's error into the Guard's.
-func (a *attempt) explain(t target, err error) error {
+// toBusyError turns a *lock.BusyError into the Guard's. It returns other errors as they
+// are, with a hint where one helps.
+func (a *attempt) toBusyError(t target, err error) error {
 	var busy *lock.BusyError
 	if !errors.As(err, &busy) {
-		return hintClient(err)
+		return withClientHint(err)
 	}
 	e := &BusyError{
 		Rule:       t.rule.Name,
@@ -133,8 +134,12 @@ func (a *attempt) explain(t target, err error) error {
 	return e
 }
 
-// hintClient says what to do about a Redis client that the program has closed.
-func hintClient(err error) error {
+// errTaskAfterClose is why a task that has a rule goes back to asynq when the Guard is
+// closed.
+var errTaskAfterClose = fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
+
+// withClientHint adds what to do about a Redis client that the program has closed.
+func withClientHint(err error) error {
 	if !errors.Is(err, redis.ErrClosed) {
 		return err
 	}
@@ -194,7 +199,7 @@ func (e *KeyError) Unwrap() error { return e.cause }
 // no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
 // could not file it.
 type keyFailedError struct {
-	rule     *compiled
+	rule     *compiledRule
 	function string // "the rule's Key" or "Config.Decode"
 	err      error
 }
@@ -207,7 +212,7 @@ func (e *keyFailedError) Unwrap() error { return e.err }
 
 // failed is the error of the rule when a function of the user failed: a *KeyError
 // and NoLock stay what they are, any other error is one for now.
-func (c *compiled) failed(function string, err error) error {
+func (c *compiledRule) failed(function string, err error) error {
 	var never *KeyError
 	if err == nil || errors.As(err, &never) || errors.Is(err, NoLock) {
 		return err

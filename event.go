@@ -14,28 +14,25 @@ type EventKind string
 const (
 	// EventAcquired: the lock is held; Waited says how long that took.
 	EventAcquired EventKind = "acquired"
-	// EventWaiting: the lock was taken, and the task begins to stand in line.
+	// EventWaiting: others hold the lock, and the task begins to wait in line.
 	EventWaiting EventKind = "waiting"
-	// EventWaited: the task stands in line no longer; Waited says how long it
-	// did. Exactly one for each EventWaiting of the same task and rule. What
-	// came of it follows: mostly Acquired or Busy.
+	// EventWaited: the wait in line is over; Waited says how long it was. Exactly one
+	// for each EventWaiting of the same task and rule. Mostly Acquired or Busy follows.
 	EventWaited EventKind = "waited"
-	// EventBusy: the lock was taken (and the wait, if any, in vain); the
-	// policy in Policy applies. Exactly one per task attempt that meets a
-	// taken lock; what became of it follows as Skipped, Retried, Parked,
-	// Replaced or nothing.
+	// EventBusy: others hold the lock, also after the wait, if there was one; the
+	// policy in Policy applies. Exactly one for each attempt that does not get a lock.
+	// Skipped, Retried, Parked or Replaced follows where the policy says so.
 	EventBusy EventKind = "busy"
 	// EventSkipped: policy Skip ended the task without running it.
 	EventSkipped EventKind = "skipped"
-	// EventRetried: the task goes back to asynq, its attempt not spent; Delay
-	// says for how long.
+	// EventRetried: the task goes back to asynq, its attempt not spent, for Delay.
 	EventRetried EventKind = "retried"
 	// EventParked: the task goes back to asynq with its place in line kept; it
 	// runs again when its turn comes, after Delay at the latest.
 	EventParked EventKind = "parked"
-	// EventReplaced: policy Replace ended the task in favour of a newer one. Held
-	// says how long its handler ran before it returned an error; 0: it did not
-	// run, and Waited says how long ago it came to the lock.
+	// EventReplaced: policy Replace ended the task in favour of a newer one. Held says
+	// how long its handler ran before it returned an error. When the handler did not
+	// run, Held is 0 and Waited says how long ago the task came to the lock.
 	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was given back; Held
 	// says how long it was held.
@@ -48,20 +45,20 @@ const (
 	// has passed or its context was cancelled; the lock stays held until it
 	// returns.
 	EventOverdue EventKind = "overdue"
-	// EventKeyError: no key could be made from the task; it is archived. With
-	// Rule and the policy Allow in Policy: it runs without the lock of that rule.
-	EventKeyError EventKind = "key error"
-	// EventBackendError: Redis could not be reached, or refused. Without a Key: the
-	// rule's Key, or Config.Decode, failed with an error that is no *KeyError.
-	EventBackendError EventKind = "backend error"
+	// EventKeyError: no key can be made from the task, which is archived. With a Rule,
+	// and Allow in Policy, the task runs without the lock of that rule.
+	EventKeyError EventKind = "key_error"
+	// EventBackendError: Redis could not be reached, or refused a command. Without a
+	// Key: the rule's Key, or Config.Decode, failed with an error that is no *KeyError.
+	EventBackendError EventKind = "backend_error"
 )
 
-// Event is what Config.Observe is told. Fields that have no meaning for a kind
-// are zero. Events carry keys, and keys carry payload values: use Rule and Task
-// as metric labels, never Key.
+// Event is what Config.Observe is called with. Fields that have no meaning for a kind
+// are zero. Events have keys, and keys have payload values in them: use Rule and Task as
+// metric labels, never Key.
 type Event struct {
 	Kind   EventKind
-	Rule   string // the rule's name; empty for an error before a rule was reached
+	Rule   string // the rule's name; empty for an error that comes before any rule
 	Key    string // the lock's key; empty when it could not be made
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
@@ -77,7 +74,7 @@ type Event struct {
 	Err  error      // EventKeyError, EventBackendError, EventLost: the error
 }
 
-// observe completes an event and hands it to Config.Observe.
+// observe adds the task to an event and calls Config.Observe.
 func (a *attempt) observe(e Event) {
 	if a.guard.cfg.Observe == nil {
 		return
@@ -86,10 +83,10 @@ func (a *attempt) observe(e Event) {
 	a.guard.cfg.Observe(a.ctx, e)
 }
 
-// observeBeside is observe for goroutines of the Guard's own, where a panic of
-// Observe would end the program: asynq, which turns panics into failed attempts,
-// is not there. It is logged instead.
-func (a *attempt) observeBeside(e Event) {
+// observeSafely is observe for goroutines of the Guard's own. asynq turns a panic on a
+// worker's goroutine into a failed attempt; here a panic of Observe would end the
+// program, so it is logged instead.
+func (a *attempt) observeSafely(e Event) {
 	defer func() {
 		if p := recover(); p != nil {
 			a.guard.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))

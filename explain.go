@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/tasknote"
 )
 
 // Explanation is what stands between a task and one of its locks at a moment.
@@ -89,7 +91,7 @@ func (g *Guard) Explain(ctx context.Context, t *asynq.Task) ([]Explanation, erro
 	queue, _ := asynq.GetQueueName(ctx)
 	note := ""
 	if id, ok := asynq.GetTaskID(ctx); ok {
-		note = taskNote(queue, id)
+		note = tasknote.Of(queue, id)
 	}
 	return g.explain(ctx, t, note)
 }
@@ -100,7 +102,7 @@ func (g *Guard) ExplainTask(ctx context.Context, info *asynq.TaskInfo) ([]Explan
 	if info == nil {
 		return nil, errors.New("automutex: ExplainTask: the TaskInfo is nil; Inspector.GetTaskInfo gives it")
 	}
-	all, err := g.explain(ctx, asynq.NewTaskWithHeaders(info.Type, info.Payload, info.Headers), taskNote(info.Queue, info.ID))
+	all, err := g.explain(ctx, asynq.NewTaskWithHeaders(info.Type, info.Payload, info.Headers), tasknote.Of(info.Queue, info.ID))
 	for i := range all {
 		if info.State == asynq.TaskStateRetry && all[i].Place >= 0 && info.NextProcessAt.Before(all[i].NextWake) {
 			all[i].NextWake = info.NextProcessAt

@@ -23,34 +23,34 @@ type Guard struct {
 	rules  *ruleSet
 	locker *lock.Locker
 	log    *slog.Logger
-	client io.Closer // the client NewFromConnOpt made, else nil
+	client io.Closer // the client that NewFromConnOpt made, else nil
 
-	inspector     *asynq.Inspector      // for Park; nil where no rule parks
-	inspectorSeen atomic.Bool           // checkInspector has had an answer
-	front         redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
-	paused        pausedQueues
+	inspector        *asynq.Inspector      // for Park; nil where no rule parks
+	inspectorChecked atomic.Bool           // checkInspector has had an answer
+	frontClient      redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
+	paused           pausedQueues
 
-	waiting   atomic.Int64 // workers in line, for MaxWaiting
+	waiting   atomic.Int64 // workers that wait in line, for MaxWaiting
 	outage    outage       // of Redis
-	keyOutage outage       // of what a rule's Key, or Config.Decode, asks
-	warned    sync.Map     // what warnOnce has logged
+	keyOutage outage       // of what a rule's Key or Config.Decode depends on
+	warned    sync.Map     // by the topic that warnOnce has logged
 
-	// closing ends the waits when Close begins. running counts the handlers
-	// under way; mu guards it and idle, which is closed when Close has begun
-	// and running is 0.
-	closing context.Context //nolint:containedctx // the Guard's own lifetime, not a caller's
-	stop    context.CancelFunc
-	mu      sync.Mutex
-	running int
-	closed  bool
-	idle    chan struct{}
-	usedUp  atomic.Bool // Close is through
-	wrapped atomic.Bool // Middleware was called
+	// closing ends all waits when Close begins. running counts the tasks between enter
+	// and leave. mu guards running, closed and the closing of idle; idle is closed when
+	// Close has begun and running is 0.
+	closing        context.Context //nolint:containedctx // the Guard's own lifetime, not a caller's
+	stop           context.CancelFunc
+	mu             sync.Mutex
+	running        int
+	closed         bool
+	idle           chan struct{}
+	closeDone      atomic.Bool // Close has finished
+	middlewareUsed atomic.Bool // Middleware was called
 }
 
-// New makes a Guard on rdb, which may be the client that asynq uses or another
-// on the same Redis. It does no I/O. The error joins everything that is wrong
-// with rdb and cfg, each with the rule and the field it is about.
+// New makes a Guard on rdb: the client that asynq uses, or another one on the same
+// Redis. New does no I/O. The error joins everything that is wrong with rdb and cfg,
+// each with its rule and field.
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	var problems []error
 	unfit := lock.CheckClient(rdb)
@@ -61,7 +61,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	if err != nil {
 		problems = append(problems, err)
 	}
-	inspector, front, err := parkWith(rdb, cfg)
+	inspector, front, err := parkClients(rdb, cfg)
 	if err != nil && unfit == nil {
 		problems = append(problems, err)
 	}
@@ -70,21 +70,21 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	}
 	cfg = cfg.withDefaults()
 	g := &Guard{
-		cfg:       cfg,
-		rules:     rules,
-		log:       cfg.Logger,
-		idle:      make(chan struct{}),
-		inspector: inspector,
-		front:     front,
-		outage:    redisOutage(),
-		keyOutage: keyOutage(),
+		cfg:         cfg,
+		rules:       rules,
+		log:         cfg.Logger,
+		idle:        make(chan struct{}),
+		inspector:   inspector,
+		frontClient: front,
+		outage:      redisOutage(),
+		keyOutage:   keyOutage(),
 	}
 	options := lock.Options{
 		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,
 	}
-	g.cfg.HashKeys = "" // a Guard that is printed prints its Config
+	g.cfg.HashKeys = "" // printing a Guard prints its Config, and the secret must not show
 	if inspector != nil {
-		options.Call = g.call
+		options.Call = g.wakeParked
 	}
 	g.locker = lock.New(rdb, options)
 	g.closing, g.stop = context.WithCancel(context.Background())
@@ -94,8 +94,8 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// NewFromConnOpt is New for those who have only what they give to asynq. The
-// client it makes is closed by [Guard.Close].
+// NewFromConnOpt is New with a client made from the options that asynq gets.
+// [Guard.Close] closes that client.
 func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	if opt == nil {
 		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")
@@ -113,9 +113,9 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// Keys are the keys of the locks that a task needs, in the order in which they
-// are taken; none when no rule matches, or the rule's Key answers [NoLock]. The
-// error is a [*KeyError], or has one in it, or is what a rule's Key or
+// Keys returns the keys of the locks that a task needs, in the order in which the task
+// takes them. It returns none when no rule matches, or when the rule's Key returns
+// [NoLock]. The error is or wraps a [*KeyError], or what a rule's Key or
 // [Config].Decode failed with. Keys does no I/O, unless one of these does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
@@ -129,18 +129,18 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return keys, nil
 }
 
-// Close ends the Guard: tasks in line stop waiting and go back to asynq, while
-// leases of running handlers are renewed until these return or ctx ends. From
-// then on every task that has a rule goes back to asynq unrun. The error is
-// ctx's when handlers still ran at the end: their leases last until their
-// deadlines, or until the handlers return.
+// Close ends the Guard. Tasks in line stop waiting and go back to asynq. Leases of
+// running handlers are renewed until the handlers return or ctx ends. From the start of
+// Close on, every task that has a rule goes back to asynq unrun. The error is ctx's when
+// handlers still ran at the end; their leases last until their deadlines, or until the
+// handlers return.
 //
-// Call it before the server's Shutdown, or beside it; after it would be late:
-// Shutdown waits for tasks in line up to its whole timeout. A task without
-// attempts left does not come back from its wait, since any answer would archive
-// it: it blocks its worker, unrun, until asynq has requeued it at the end of that
-// timeout. Give ctx as much time as the server has. The Redis client is
-// not closed, unless [NewFromConnOpt] made it. Further calls wait as well.
+// Call Close before the server's Shutdown, or at the same time. A Close after Shutdown
+// is too late: Shutdown waits for tasks in line up to its whole timeout. A task without
+// attempts left does not go back, since asynq would archive it for any answer: it
+// blocks its worker, unrun, until asynq requeues it at the end of that timeout. Give
+// ctx as much time as the server has. Close leaves the Redis client open, unless
+// [NewFromConnOpt] made it. Further calls wait as well.
 func (g *Guard) Close(ctx context.Context) error {
 	g.mu.Lock()
 	if !g.closed {
@@ -162,7 +162,7 @@ func (g *Guard) Close(ctx context.Context) error {
 		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
 	}
 	err = errors.Join(err, g.locker.Close())
-	g.usedUp.Store(true)
+	g.closeDone.Store(true)
 	if g.client != nil {
 		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {
 			err = errors.Join(err, closed)
@@ -182,7 +182,7 @@ func (g *Guard) enter() bool {
 	return true
 }
 
-// leave counts it out; the last one after Close lets Close go on.
+// leave counts a task out. The last one after Close has begun lets Close continue.
 func (g *Guard) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -192,10 +192,10 @@ func (g *Guard) leave() {
 	}
 }
 
-// warnOnce logs a warning for the first call with the same what, and does
-// nothing for later ones. It is for mistakes of a setup, which every task meets.
-func (g *Guard) warnOnce(what, text string, args ...any) {
-	if _, told := g.warned.LoadOrStore(what, true); !told {
+// warnOnce logs a warning for the first call with a topic, and does nothing for later
+// ones. It is for mistakes in a program's setup, which every task meets.
+func (g *Guard) warnOnce(topic, text string, args ...any) {
+	if _, logged := g.warned.LoadOrStore(topic, true); !logged {
 		g.log.Warn("automutex: "+text, args...)
 	}
 }

@@ -77,7 +77,7 @@ func TestShutdown_lastAttemptLosesItsLeases(t *testing.T) {
 		id := r.enqueue("work", nil, asynq.MaxRetry(0))
 		began := time.Now()
 		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventAcquired)) >= 4 }, "it tries again")
-		if took := time.Since(began); took < againAfter {
+		if took := time.Since(began); took < retakeDelay {
 			t.Errorf("two tries within %s", took)
 		}
 		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
@@ -111,8 +111,8 @@ func TestAttempt_pause(t *testing.T) {
 			t.Errorf("%s: %t", name, again)
 		}
 	}
-	a := &attempt{guard: guard, ctx: context.Background(), newest: newNewest()}
-	a.newest.ask(target{})
+	a := &attempt{guard: guard, ctx: context.Background(), replacing: newReplaceState()}
+	a.replacing.requestStop(target{})
 	if a.pause(time.Hour) {
 		t.Error("a task that was replaced tries again")
 	}

@@ -10,183 +10,188 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// stay is one lease of an attempt.
-type stay struct {
-	target target
-	lease  *lock.Lease
-	taken  time.Time
-	alone  context.Context //nolint:containedctx // ends with the lease and nothing else
-	lost   sync.Once       // the loss was told of
-	unhook []func() bool   // stops the watchers
-	told   bool            // EventAcquired was observed, or Observe panicked on it
+// A lease belongs to its attempt as soon as it exists, before any function of the user
+// hears of it: keepLease is the only way from a call of package lock to a lease, and
+// release, which is deferred around the whole attempt, gives back every lease that
+// keepLease was given. An Observe that panics, on any event, costs its task an attempt
+// and leaves no lease behind.
+
+// heldLease is one lease of an attempt.
+type heldLease struct {
+	target           target
+	lease            *lock.Lease
+	takenAt          time.Time
+	leaseContext     context.Context //nolint:containedctx // ends with the lease and nothing else
+	lossReported     sync.Once
+	stopWatchers     []func() bool
+	acquiredObserved bool // EventAcquired was observed, or Observe panicked on it
 
 	// Set by release.
-	open  bool          // the lease had not ended before
-	held  time.Duration // from taken to release
-	ended error         // what the release answered
+	endedHere  bool          // release ended the lease; false: it had ended before
+	heldFor    time.Duration // from taken to release
+	releaseErr error
 }
 
-// A lease belongs to its attempt from the moment it exists, before any function
-// of the user hears of it: own is the only way from a call of package lock to a
-// lease, and release, which is deferred around the whole attempt, gives back
-// whatever own was given. So an Observe that panics, on whichever event, costs
-// its task an attempt and leaves no lease behind.
-
-// own keeps the lease that a call of package lock returned, or makes the error
-// the Guard's.
-func (a *attempt) own(t target, lease *lock.Lease, err error) (*lock.Lease, error) {
+// keepLease adds the lease that a call of package lock returned to those of the
+// attempt. It turns an error of package lock into one of the Guard.
+func (a *attempt) keepLease(t target, lease *lock.Lease, err error) error {
 	if err != nil {
-		return nil, a.explain(t, err)
+		return a.toBusyError(t, err)
 	}
-	a.stays = append(a.stays, &stay{target: t, lease: lease, taken: time.Now(), alone: lease.Bind(context.WithoutCancel(a.ctx))})
-	return lease, nil
+	a.held = append(a.held, &heldLease{target: t, lease: lease, takenAt: time.Now(), leaseContext: lease.Bind(context.WithoutCancel(a.ctx))})
+	return nil
 }
 
-// disown is for a lease, the last one taken, that the caller gives back itself.
-func (a *attempt) disown() { a.stays = a.stays[:len(a.stays)-1] }
-
-// tellAcquired observes that the last lease that was taken is held.
-func (a *attempt) tellAcquired(t target, waited time.Duration) {
-	s := a.stays[len(a.stays)-1]
-	s.told = true
-	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: s.lease.Parked()})
+// takeBackLast removes the lease that was taken last from those of the attempt. The
+// caller releases it.
+func (a *attempt) takeBackLast() *lock.Lease {
+	last := len(a.held) - 1
+	lease := a.held[last].lease
+	a.held = a.held[:last]
+	return lease
 }
 
-// lostEarly is a lease that ended before the handler began, while the task was
-// waiting for another or for Redis' answer: it has no turn. nil when there is none.
-func (a *attempt) lostEarly() *stay {
-	for _, s := range a.stays {
-		if s.alone.Err() != nil {
-			return s
+// observeAcquired observes that the lease that was taken last is held.
+func (a *attempt) observeAcquired(t target, waited time.Duration) {
+	h := a.held[len(a.held)-1]
+	h.acquiredObserved = true
+	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: h.lease.Parked()})
+}
+
+// lostBeforeStart returns a lease that ended before the handler started, while the task
+// waited for another lock or for Redis; nil when there is none.
+func (a *attempt) lostBeforeStart() *heldLease {
+	for _, h := range a.held {
+		if h.leaseContext.Err() != nil {
+			return h
 		}
 	}
 	return nil
 }
 
-func (s *stay) loss() error {
+func (h *heldLease) lossError() error {
 	return fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w",
-		s.target.rule.Name, s.target.key, context.Cause(s.alone))
+		h.target.rule.Name, h.target.key, context.Cause(h.leaseContext))
 }
 
-// bind makes the handler's context: it ends as replaceable does, and with cause
-// lock.ErrLost when a lease is lost. Two watchers run for each lease, on
-// goroutines of the context package that only exist once it has something to
-// say; release unhooks them. The loss of a lease is watched by itself: it is
-// told of also when the task's context, or another lease, ended before.
-func (a *attempt) bind() context.Context {
-	ctx := context.WithValue(a.replaceable(), passedKey{a.guard}, a.task)
-	a.returned = make(chan struct{})
-	for _, s := range a.stays {
-		ctx = context.WithValue(s.lease.Bind(ctx), heldKey{}, &holding{guard: a.guard, stay: s, outer: held(ctx)})
-		s.unhook = append(s.unhook,
-			context.AfterFunc(s.alone, func() {
-				if cause := context.Cause(s.alone); errors.Is(cause, lock.ErrLost) {
-					a.tellLostBeside(s, cause)
+// handlerContext makes the context of the handler. It ends as replaceableContext does,
+// and with cause lock.ErrLost when a lease is lost.
+//
+// Each lease has two watchers, which run on goroutines of package context that start
+// only when there is something to report; release stops them. The loss of a lease has
+// a watcher of its own, so that it is also reported when the task's context, or another
+// lease, ended before.
+func (a *attempt) handlerContext() context.Context {
+	ctx := context.WithValue(a.replaceableContext(), guardedTaskKey{a.guard}, a.task)
+	a.handlerDone = make(chan struct{})
+	for _, h := range a.held {
+		ctx = context.WithValue(h.lease.Bind(ctx), leaseKey{}, &handlerLease{guard: a.guard, held: h, outer: innermostLease(ctx)})
+		h.stopWatchers = append(h.stopWatchers,
+			context.AfterFunc(h.leaseContext, func() {
+				if cause := context.Cause(h.leaseContext); errors.Is(cause, lock.ErrLost) {
+					a.reportLost(a.observeSafely, h, cause)
 				}
 			}),
-			context.AfterFunc(a.ctx, func() { a.tellOverdue(s) }))
+			context.AfterFunc(a.ctx, func() { a.reportOverdue(h) }))
 	}
 	return ctx
 }
 
-// overdueGrace is how long a handler may take to notice that its context ended
-// before that is worth telling.
+// overdueGrace is how long after the end of its context a handler may return without
+// being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// tellOverdue logs and observes a handler that does not return although its
-// task's context has ended. Its goroutine ends when the handler returns, or
+// reportOverdue logs and observes a handler that does not return although its task's
+// context has ended. The goroutine of reportOverdue ends when the handler returns, or
 // after the grace.
-func (a *attempt) tellOverdue(s *stay) {
+func (a *attempt) reportOverdue(h *heldLease) {
 	grace := time.NewTimer(overdueGrace)
 	defer grace.Stop()
 	select {
-	case <-a.returned:
+	case <-a.handlerDone:
 		return
 	case <-grace.C:
 	}
 	cause := context.Cause(a.ctx)
 	a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
-		"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
-	a.observeBeside(Event{Kind: EventOverdue, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+		"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "cause", cause)
+	a.observeSafely(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 }
 
-// tellLost logs and observes the loss of a lease, once.
-func (a *attempt) tellLost(s *stay, cause error) { a.tellLostTo(a.observe, s, cause) }
-
-// tellLostBeside is tellLost on a goroutine of the Guard's own.
-func (a *attempt) tellLostBeside(s *stay, cause error) { a.tellLostTo(a.observeBeside, s, cause) }
-
-func (a *attempt) tellLostTo(observe func(Event), s *stay, cause error) {
-	s.lost.Do(func() {
+// reportLost logs and observes the loss of a lease, once. observe is a.observe on the
+// worker's goroutine, a.observeSafely on others.
+func (a *attempt) reportLost(observe func(Event), h *heldLease, cause error) {
+	h.lossReported.Do(func() {
 		a.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
-			"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "cause", cause)
-		observe(Event{Kind: EventLost, Rule: s.target.rule.Name, Key: s.target.key, Held: time.Since(s.taken), Err: cause})
+			"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "cause", cause)
+		observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 	})
 }
 
-// tellReleased logs and observes the end of leases, last taken first. One on
-// which Observe panics does not keep the others from being told.
-func (a *attempt) tellReleased(stays []*stay) {
-	if len(stays) == 0 {
+// reportReleased logs and observes the end of leases, the last one taken first. When
+// Observe panics for one lease, the others are still reported.
+func (a *attempt) reportReleased(leases []*heldLease) {
+	if len(leases) == 0 {
 		return
 	}
-	s := stays[len(stays)-1]
-	defer a.tellReleased(stays[:len(stays)-1])
-	if s.told {
-		// Exactly one for each EventAcquired, whatever else there is to tell.
-		defer a.observe(Event{Kind: EventReleased, Rule: s.target.rule.Name, Key: s.target.key, Held: s.held})
+	h := leases[len(leases)-1]
+	defer a.reportReleased(leases[:len(leases)-1])
+	if h.acquiredObserved {
+		// Exactly one for each EventAcquired, whatever else is reported.
+		defer a.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
 	}
-	s.ended = hintClient(s.ended)
+	h.releaseErr = withClientHint(h.releaseErr)
 	switch {
-	case errors.Is(s.ended, lock.ErrNotHeld) && s.open && !a.began.IsZero():
-		// Found out only now: the key was deleted or evicted. (Not open:
-		// told of before, or the handler unlocked the lease itself.)
-		a.tellLost(s, fmt.Errorf("%w: %w", lock.ErrLost, s.ended))
-	case errors.Is(s.ended, lock.ErrBackend):
+	case errors.Is(h.releaseErr, lock.ErrNotHeld) && h.endedHere && !a.handlerStart.IsZero():
+		// The key was deleted or evicted, and nobody noticed before. (A lease that
+		// had ended before was reported then, or the handler released it itself.)
+		a.reportLost(a.observe, h, fmt.Errorf("%w: %w", lock.ErrLost, h.releaseErr))
+	case errors.Is(h.releaseErr, lock.ErrBackend):
 		a.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
-			"rule", s.target.rule.Name, "key", s.target.key, "task", a.note, "ttl", s.target.rule.TTL, "error", s.ended)
-		a.observe(Event{Kind: EventBackendError, Rule: s.target.rule.Name, Key: s.target.key, Err: s.ended})
+			"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "ttl", h.target.rule.TTL, "error", h.releaseErr)
+		a.observe(Event{Kind: EventBackendError, Rule: h.target.rule.Name, Key: h.target.key, Err: h.releaseErr})
 	}
 }
 
-// holding is what a handler's context knows of a lease.
-type holding struct {
+// handlerLease is one lease in the context of a handler.
+type handlerLease struct {
 	guard *Guard
-	stay  *stay
-	outer *holding
+	held  *heldLease
+	outer *handlerLease // the lease taken before; nil for the first
 }
 
-type heldKey struct{}
+type leaseKey struct{}
 
-func held(ctx context.Context) *holding {
-	h, _ := ctx.Value(heldKey{}).(*holding)
+// innermostLease returns the lease taken last of those in ctx, or nil.
+func innermostLease(ctx context.Context) *handlerLease {
+	h, _ := ctx.Value(leaseKey{}).(*handlerLease)
 	return h
 }
 
-// Lease is the lease that the handler of ctx runs under: the one taken last
-// where there are several. false outside a guarded handler, or when the policy
-// Allow let it run without.
+// Lease returns the lease that the handler of ctx runs under; of several leases, the
+// one taken last. It returns false outside of a guarded handler, and when the policy
+// Allow let the handler run without a lease.
 func Lease(ctx context.Context) (*lock.Lease, bool) {
-	if h := held(ctx); h != nil {
-		return h.stay.lease, true
+	if h := innermostLease(ctx); h != nil {
+		return h.held.lease, true
 	}
 	return nil, false
 }
 
-// LeaseOf is the lease of the rule with that name. Rules whose keys are equal
-// for this task share one lease.
+// LeaseOf returns the lease of the rule with that name. Rules whose keys are equal for
+// a task share one lease.
 func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
-	for h := held(ctx); h != nil; h = h.outer {
-		if h.stay.target.serves(ruleName) {
-			return h.stay.lease, true
+	for h := innermostLease(ctx); h != nil; h = h.outer {
+		if h.held.target.isFor(ruleName) {
+			return h.held.lease, true
 		}
 	}
 	return nil, false
 }
 
-// Fence is the fence of [Lease]: a number that grows from run to run of the
-// same key. Hand it to what the handler writes to, and have it refuse lower
-// ones.
+// Fence returns the fence of [Lease]: a number that grows from run to run of the same
+// key. Send it along with what the handler writes, and have the receiver refuse lower
+// numbers.
 func Fence(ctx context.Context) (int64, bool) {
 	lease, ok := Lease(ctx)
 	if !ok {

@@ -13,8 +13,8 @@ import (
 	"github.com/automutex/automutex/internal/keytext"
 )
 
-// ruleSet finds the rules of a task and, in one order for all tasks, the keys
-// that it needs. It is immutable.
+// ruleSet finds the rules that apply to a task, and the locks that the task needs, in
+// the order of locking. It is immutable.
 type ruleSet struct {
 	exact    map[string]*pattern
 	prefixes []*pattern                        // all patterns, longest first
@@ -24,24 +24,24 @@ type ruleSet struct {
 	decode   func(*asynq.Task) ([]byte, error) // Config.Decode; nil: none
 }
 
-// pattern is what the rules with one Task have in common.
+// pattern is the rules that have the same Task.
 type pattern struct {
 	task   string
-	rules  []*compiled     // in order of declaration
+	rules  []*compiledRule // in order of declaration
 	fields *jsonkey.Fields // the On of all rules, in that order; nil when none has any
 
-	readsPayload bool // some rule does
+	readsPayload bool // some rule makes its key from the payload
 }
 
 // target is one lock that a task needs.
 type target struct {
-	rule  *compiled
-	also  []*compiled // further rules with this key
-	key   string      // in Redis
+	rule  *compiledRule
+	also  []*compiledRule // further rules whose key is the same
+	key   string          // as in Redis
 	scope string
 }
 
-func newRuleSet(rules []*compiled) (*ruleSet, []error) {
+func newRuleSet(rules []*compiledRule) (*ruleSet, []error) {
 	rs := &ruleSet{exact: map[string]*pattern{}}
 	for _, rule := range rules {
 		p := rs.exact[rule.Task]
@@ -68,8 +68,8 @@ func newRuleSet(rules []*compiled) (*ruleSet, []error) {
 	return rs, problems
 }
 
-// gatherFields makes one field set of the On of all rules, so that a payload is
-// read once however many rules apply to it.
+// gatherFields joins the On of all rules, so that a payload is read once however many
+// rules apply to it.
 func (p *pattern) gatherFields() {
 	var paths []string
 	for _, rule := range p.rules {
@@ -86,8 +86,8 @@ func (p *pattern) gatherFields() {
 	}
 }
 
-// find gives the pattern for a task type as asynq's ServeMux does: the one that
-// equals it, else the longest that it begins with.
+// find returns the pattern for a task type, as asynq's ServeMux finds one: the pattern
+// that equals the type, else the longest one that the type begins with.
 func (rs *ruleSet) find(taskType string) *pattern {
 	if p := rs.exact[taskType]; p != nil {
 		return p
@@ -100,29 +100,30 @@ func (rs *ruleSet) find(taskType string) *pattern {
 	return nil
 }
 
-// match gives the rules that apply to a task type, in order of declaration.
-// It allocates nothing; the slice is not to be changed.
-func (rs *ruleSet) match(taskType string) []*compiled {
+// match returns the rules that apply to a task type, in the order in which they are
+// declared. It allocates nothing. Callers must not change the slice.
+func (rs *ruleSet) match(taskType string) []*compiledRule {
 	if p := rs.find(taskType); p != nil {
 		return p.rules
 	}
 	return nil
 }
 
-// targets gives the locks that a task needs, in the order in which it is to
-// take them: by the rank of the scope, then by key. Any two tasks that need the
-// same two locks take them in the same order, so no circle of tasks can wait
-// for each other. Equal keys are one target, under the rule declared first. A
-// rule whose Key answers NoLock gives none. Config.Decode is called once.
+// targets returns the locks that a task needs, in the order of locking: by the rank of
+// the scope, then by key. Any two tasks that need the same two locks take them in the
+// same order, so tasks cannot wait for each other in a circle. Rules with equal keys
+// share one target, under the rule declared first. A rule whose Key returns NoLock has
+// no target. Config.Decode is called once.
 //
-// The error is a *KeyError, or has one in it, or is a *keyFailedError.
+// The error is or wraps a *KeyError, or is a *keyFailedError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
 	return rs.targetsWithout(ctx, t, prefix, nil)
 }
 
-// targetsWithout is targets without the rules from which no key can be made and
-// for which without, called with the reason, says true. A nil without says false.
-func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix string, without func(*compiled, error) bool) ([]target, error) {
+// targetsWithout is targets for a task that may run without the lock of some rules.
+// When no key can be made for a rule, it calls without with the reason, and leaves the
+// rule out if that returns true. A nil without always returns false.
+func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix string, without func(*compiledRule, error) bool) ([]target, error) {
 	p := rs.find(t.Type())
 	if p == nil {
 		return nil, nil
@@ -166,9 +167,10 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 	return targets, nil
 }
 
-// decoded gives the task as the rules of p read it: with the payload that
+// decoded returns the task as the rules of p read it: with the payload that
 // Config.Decode returns. It calls Decode once for all rules, and only if one of them
-// reads the payload. With an error it gives t itself, for the rules that do not.
+// reads the payload. With an error it returns t itself, for the rules that do not read
+// the payload.
 func (rs *ruleSet) decoded(p *pattern, t *asynq.Task) (*asynq.Task, error) {
 	if rs.decode == nil || !p.readsPayload {
 		return t, nil
@@ -191,7 +193,7 @@ func (rs *ruleSet) findFields(fields *jsonkey.Fields, t *asynq.Task) ([][]byte, 
 
 // findFieldsOf finds the fields of one rule alone, at the indexes that they have among
 // those of all rules. It is for payloads that lack a field of another rule.
-func (rs *ruleSet) findFieldsOf(rule *compiled, t *asynq.Task) ([][]byte, error) {
+func (rs *ruleSet) findFieldsOf(rule *compiledRule, t *asynq.Task) ([][]byte, error) {
 	own, err := rs.findFields(rule.fields, t)
 	if err != nil {
 		return nil, err
@@ -199,9 +201,9 @@ func (rs *ruleSet) findFieldsOf(rule *compiled, t *asynq.Task) ([][]byte, error)
 	return append(make([][]byte, rule.onFrom, rule.onTo), own...), nil
 }
 
-// writeParts writes the rule's parts of the key; values are those of the On of all
-// rules of its pattern, which fields found.
-func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *jsonkey.Fields, values [][]byte) error {
+// writeParts writes the parts of the rule's key. values are those at the paths of
+// fields: the On of all rules of the pattern.
+func (c *compiledRule) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *jsonkey.Fields, values [][]byte) error {
 	if c.Key != nil {
 		parts, err := callKey(ctx, c.Key, t)
 		for _, part := range parts {
@@ -227,7 +229,7 @@ func (c *compiled) writeParts(ctx context.Context, key *keytext.Writer, t *asynq
 	return nil
 }
 
-// mergeEqual makes one target of neighbours with one key.
+// mergeEqual makes one target of neighbours with equal keys.
 func mergeEqual(targets []target) []target {
 	merged := targets[:1]
 	for _, t := range targets[1:] {
@@ -241,7 +243,7 @@ func mergeEqual(targets []target) []target {
 	return merged
 }
 
-// serves tells whether the target is that of the rule called name.
-func (t target) serves(name string) bool {
-	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiled) bool { return c.Name == name })
+// isFor reports whether the target is that of the rule with the name.
+func (t target) isFor(name string) bool {
+	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiledRule) bool { return c.Name == name })
 }

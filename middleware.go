@@ -3,176 +3,153 @@ package automutex
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// attempt is one run of the middleware for one task: what asynq says of it, and
-// the leases it holds. It belongs to the worker's goroutine.
-type attempt struct {
-	guard *Guard
-	ctx   context.Context //nolint:containedctx // the attempt's own: it lives as long as the call
-	task  *asynq.Task
+// This file is the path of one task, top to bottom:
+//
+//	Middleware    is there a rule for the task's type?        match.go
+//	process       which locks does the task need?             match.go, internal/jsonkey
+//	runWithLocks  take the locks, run the handler, release
+//	take          get one lock                                wait.go (park.go, replace.go)
+//	decide        what to do when the lock was not got        policy.go
+//	release       give the locks back                         lease.go
 
-	queue, id string
-	note      string // "queue/id", opaque to lock; empty outside a server
-	last      bool   // asynq would archive the task for any error
-	came      time.Time
-	server    *server
-
-	newest    *newest       // nil: no rule with the policy Replace was met
-	stays     []*stay       // leases held, in the order taken
-	inLine    time.Time     // since when it stands in line; zero: it does not
-	began     time.Time     // when the handler began; zero: it has not
-	succeeded bool          // the handler returned nil
-	returned  chan struct{} // closed when it has returned, or panicked
-}
-
-// verdict is why the handler does not run, and what asynq is told. nil: it runs.
-type verdict struct {
-	answer error // nil: the task is done
-	closed bool  // the Guard was closed; answer has no meaning
-}
-
-// Middleware wraps a handler so that it runs while the task's locks are held.
-// A task that no rule matches passes through untouched. It is an
-// asynq.MiddlewareFunc, and belongs before all others: what runs before it runs
+// Middleware wraps a handler so that it runs while the task's locks are held. A task
+// that no rule matches passes through untouched. Middleware is an
+// asynq.MiddlewareFunc. Install it before all others: a middleware outside of it runs
 // unguarded, also for tasks that find their lock taken.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
-	g.wrapped.Store(true)
+	g.middlewareUsed.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		// Every task counts, also one that has no rule: it takes a worker.
+		// Every task takes a worker, also a task without a rule.
 		defer g.enterTask(ctx)()
-		if g.rules.match(t.Type()) == nil || g.passed(ctx, t) {
+		if g.rules.match(t.Type()) == nil || g.alreadyGuarded(ctx, t) {
 			return next.ProcessTask(ctx, t)
 		}
 		return g.process(ctx, t, next)
 	})
 }
 
-// process is the path of a task that has rules. What its handler returns is
-// passed on untouched.
+// process runs a task that has rules. It returns what asynq is told: the handler's own
+// result, or why the handler did not run.
 func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	a := g.newAttempt(ctx, t)
 	if a.id != "" && a.server == nil {
 		g.warnOnce("no ServerConfig", "the asynq server runs without Guard.ServerConfig: tasks that are handed back spend an attempt each and come back late; "+
 			"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
 	}
-	targets, v := a.keys()
-	switch {
-	case v != nil && v.closed:
-		return a.afterClose()
-	case v != nil:
-		return v.answer
-	case len(targets) == 0:
-		return next.ProcessTask(context.WithValue(ctx, passedKey{g}, t), t) // no rule's lock is needed, or no key is made under Allow
+	targets, result := a.targets()
+	if result.step == proceed {
+		if len(targets) == 0 { // NoLock, or a rule with the policy Allow and no key
+			return next.ProcessTask(context.WithValue(ctx, guardedTaskKey{g}, t), t)
+		}
+		result = a.runWithLocks(targets, next)
 	}
-	err, closed := g.guarded(a, targets, next)
-	if closed {
+	if result.step == guardClosed {
 		return a.afterClose()
 	}
-	return err
+	return result.err
 }
 
-// guarded takes the task's locks in order, runs the handler and gives the locks
-// back. closed: the Guard was closed before the handler could run.
-func (g *Guard) guarded(a *attempt, targets []target, next asynq.Handler) (err error, closed bool) {
-	if !g.enter() {
-		return nil, true
-	}
-	defer g.leave()
-	// Plain defers, no recover: a panic of the handler reaches asynq with the
-	// stack it had.
-	defer a.release()
-	for {
-		for _, t := range targets {
-			if err := a.take(t); err != nil {
-				return err.answer, err.closed
-			}
-		}
-		if v := a.dropClaim(targets); v != nil {
-			return v.answer, v.closed
-		}
-		if a.ctx.Err() != nil {
-			// asynq has filed the task already; running it now would be a second
-			// run beside its retry.
-			return context.Cause(a.ctx), false
-		}
-		if a.stopped() {
-			return a.revoke(nil), false
-		}
-		early := a.lostEarly()
-		if early == nil {
-			break
-		}
-		if v := a.startAgain(early); v != nil {
-			return v.answer, v.closed
-		}
-	}
-	a.began = time.Now()
-	err = next.ProcessTask(a.bind(), a.task)
-	return a.ended(err), false
+// attempt is one run of the middleware for one task: what asynq knows of the task, and
+// the leases that the task holds. Only the worker's goroutine uses it, except that the
+// watchers of handlerContext read what is set before the handler starts.
+type attempt struct {
+	guard *Guard
+	ctx   context.Context //nolint:containedctx // the attempt's own: it lives as long as the call
+	task  *asynq.Task
+
+	queue, id   string
+	note        string // names the task in its locks, see internal/tasknote; empty outside a server
+	lastAttempt bool   // asynq would archive the task for any error
+	arrivedAt   time.Time
+	server      *server // nil: the server was made without ServerConfig
+
+	replacing    *replaceState // nil: the task has come to no lock with the policy Replace
+	held         []*heldLease  // in the order taken
+	waitingSince time.Time     // zero: the task does not stand in line
+	handlerStart time.Time     // zero: the handler has not started
+	handlerDone  chan struct{} // made when the handler starts; release closes it
+	succeeded    bool          // the handler returned nil
 }
 
 func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
-	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx), came: time.Now()}
+	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx), arrivedAt: time.Now()}
 	a.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool
 	if a.id, ok = asynq.GetTaskID(ctx); ok {
-		a.note = taskNote(a.queue, a.id)
+		a.note = tasknote.Of(a.queue, a.id)
 		retried, _ := asynq.GetRetryCount(ctx)
-		most, _ := asynq.GetMaxRetry(ctx)
-		a.last = retried >= most
+		maxRetry, _ := asynq.GetMaxRetry(ctx)
+		a.lastAttempt = retried >= maxRetry
 	}
 	return a
 }
 
-// keys makes the attempt's keys, or the verdict. Where a rule's Key or Config.Decode
-// fails for now, the task comes back; on its last attempt it tries again in its worker,
-// until the margin before its deadline.
-func (a *attempt) keys() ([]target, *verdict) {
+// outcome is the result of one step on the path. The zero value means that the task
+// goes on to the next step.
+type outcome struct {
+	step step
+	err  error // with finished: what Middleware returns to asynq; nil means done
+}
+
+type step uint8
+
+const (
+	proceed     step = iota // go on to the next step
+	finished                // the task ends here, with outcome.err
+	guardClosed             // the task ends here: the Guard is closed; see afterClose
+)
+
+func finish(err error) outcome { return outcome{step: finished, err: err} }
+
+// targets returns the locks that the task needs. When a rule's Key or Config.Decode
+// fails for now, the task goes back to asynq; on its last attempt it tries again in its
+// worker, until the margin before its deadline.
+func (a *attempt) targets() ([]target, outcome) {
 	g := a.guard
 	for {
-		targets, err := g.rules.targetsWithout(a.ctx, a.task, g.cfg.Prefix, a.runsUnkeyed)
+		targets, err := g.rules.targetsWithout(a.ctx, a.task, g.cfg.Prefix, a.runsWithoutKey)
 		if err == nil {
-			g.keyOutage.over(g.log)
-			return targets, nil
+			g.keyOutage.noteSuccess(g.log)
+			return targets, outcome{}
 		}
 		if a.ctx.Err() != nil {
-			// A KeyFunc may have failed for that alone: asynq has filed the task
-			// already.
-			return nil, &verdict{answer: context.Cause(a.ctx)}
+			// A KeyFunc may have failed for that alone. asynq has filed the task already.
+			return nil, finish(context.Cause(a.ctx))
 		}
 		var failed *keyFailedError
 		if !errors.As(err, &failed) {
-			return nil, a.unkeyed(err)
+			return nil, a.archiveWithoutKey(err)
 		}
-		g.keyOutage.began(g.log, err)
+		g.keyOutage.noteFailure(g.log, err)
 		a.observe(Event{Kind: EventBackendError, Rule: failed.rule.Name, Err: err})
 		delay := g.keyOutage.delay()
-		if !a.last {
+		if !a.lastAttempt {
 			return nil, a.handBack(target{rule: failed.rule}, err, delay)
 		}
 		if !a.pause(delay) {
-			return nil, a.gaveUp(err)
+			return nil, a.stoppedWaiting(err)
 		}
 	}
 }
 
-// unkeyed is the verdict on a task that no key can be made from: archived, never
-// run.
-func (a *attempt) unkeyed(err error) *verdict {
+// archiveWithoutKey ends a task from which no key can be made. It never runs.
+func (a *attempt) archiveWithoutKey(err error) outcome {
 	a.guard.log.Warn("automutex: no key can be made from the task; it is archived", "type", a.task.Type(), "task", a.note, "error", err)
 	a.observe(Event{Kind: EventKeyError, Err: err})
-	return &verdict{answer: archive{err}}
+	return finish(archive{err})
 }
 
-// runsUnkeyed tells whether the task runs without the lock of a rule that no key
-// can be made for, since the rule is there to measure and enforces nothing.
-func (a *attempt) runsUnkeyed(rule *compiled, err error) bool {
+// runsWithoutKey reports whether a task runs without the lock of a rule from which no
+// key can be made: the policy Allow measures, and enforces nothing.
+func (a *attempt) runsWithoutKey(rule *compiledRule, err error) bool {
 	if rule.Busy.kind != policyAllow || a.ctx.Err() != nil {
 		return false
 	}
@@ -182,56 +159,120 @@ func (a *attempt) runsUnkeyed(rule *compiled, err error) bool {
 	return true
 }
 
-// take gets the lock of one target, or the verdict.
-func (a *attempt) take(t target) *verdict {
-	if a.holds(t.key) {
-		return nil
+// runWithLocks takes the task's locks, runs the handler and releases the locks.
+func (a *attempt) runWithLocks(targets []target, next asynq.Handler) outcome {
+	if !a.guard.enter() {
+		return outcome{step: guardClosed}
 	}
-	began := time.Now()
-	if _, err := a.acquire(t); err != nil {
-		return a.judge(t, err)
+	defer a.guard.leave()
+	// Plain defers, no recover: a panic of the handler reaches asynq with the stack
+	// that it had.
+	defer a.release()
+	if result := a.takeAll(targets); result.step != proceed {
+		return result
 	}
-	a.guard.outage.over(a.guard.log)
-	a.tellAcquired(t, time.Since(began))
-	return nil
+	a.handlerStart = time.Now()
+	err := next.ProcessTask(a.handlerContext(), a.task)
+	return finish(a.handlerResult(err))
 }
 
-// holds tells whether a Guard.Middleware around this one, of the same Guard,
-// holds the key for this task: installed twice by mistake, it must not wait for
-// itself.
+// takeAll takes the locks in order. It proceeds when the task holds all of them and its
+// handler may start.
+func (a *attempt) takeAll(targets []target) outcome {
+	for {
+		for _, t := range targets {
+			if result := a.take(t); result.step != proceed {
+				return result
+			}
+		}
+		if result := a.dropClaim(targets); result.step != proceed {
+			return result
+		}
+		if a.ctx.Err() != nil {
+			// asynq has filed the task already: the handler would run beside its own retry.
+			return finish(context.Cause(a.ctx))
+		}
+		if a.isReplaced() {
+			return finish(a.revoke(nil))
+		}
+		lost := a.lostBeforeStart()
+		if lost == nil {
+			return outcome{}
+		}
+		if result := a.retake(lost); result.step != proceed {
+			return result
+		}
+	}
+}
+
+// retakeDelay is how long a task on its last attempt pauses before it takes its locks
+// again. Without the pause, a lease that is lost each time (a MaxHold shorter than the
+// wait for the next lock) would keep a worker spinning.
+const retakeDelay = 100 * time.Millisecond
+
+// retake is for a task that lost a lease before its handler started. The task goes
+// back to asynq. On its last attempt it releases all locks and takes them again.
+func (a *attempt) retake(lost *heldLease) outcome {
+	if !a.lastAttempt {
+		return a.handBack(lost.target, lost.lossError(), retryDelay())
+	}
+	a.release()
+	if a.pause(retakeDelay) {
+		return outcome{}
+	}
+	return a.stoppedWaiting(lost.lossError())
+}
+
+// take gets one lock, or decides what happens to the task without it.
+func (a *attempt) take(t target) outcome {
+	if a.holds(t.key) {
+		return outcome{}
+	}
+	began := time.Now()
+	if err := a.acquire(t); err != nil {
+		return a.decide(t, err)
+	}
+	a.guard.outage.noteSuccess(a.guard.log)
+	a.observeAcquired(t, time.Since(began))
+	return outcome{}
+}
+
+// holds reports whether an outer Middleware of the same Guard holds the key for this
+// task. A Middleware that is installed twice must not wait for itself.
 func (a *attempt) holds(key string) bool {
-	for h := held(a.ctx); h != nil; h = h.outer {
-		if h.guard == a.guard && h.stay.target.key == key {
+	for h := innermostLease(a.ctx); h != nil; h = h.outer {
+		if h.guard == a.guard && h.held.target.key == key {
 			return true
 		}
 	}
 	return false
 }
 
-// judge says what becomes of a task that did not get a lock; nil when its
-// handler is to run all the same (policy Allow, or the lock was got after all).
-func (a *attempt) judge(t target, err error) *verdict {
+// decide says what happens to a task that did not get the lock of t because of err. It
+// proceeds when the handler runs all the same: the policy is Allow, or the task got the
+// lock after all.
+func (a *attempt) decide(t target, err error) outcome {
 	var busy *BusyError
 	switch {
 	case a.ctx.Err() != nil:
-		// asynq has filed the task already, and listens no more.
-		return &verdict{answer: context.Cause(a.ctx)}
-	case a.stopped():
-		return a.outrun(t, err)
+		return finish(context.Cause(a.ctx)) // asynq has filed the task already
+	case a.isReplaced():
+		return a.replacedBeforeStart(t, err)
 	case errors.Is(err, ErrClosed):
-		return &verdict{closed: true}
+		return outcome{step: guardClosed}
 	case !errors.As(err, &busy):
 		a.backendError(t, err)
 		return a.retry(t, err, a.guard.outage.delay())
 	}
-	a.guard.outage.over(a.guard.log)
+	a.guard.outage.noteSuccess(a.guard.log)
 	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
-	return a.apply(t, busy)
+	return a.applyPolicy(t, busy)
 }
 
-// apply is the policy. An earlier attempt of the same task is still this task:
-// to skip, archive or fail it for that would lose its work.
-func (a *attempt) apply(t target, busy *BusyError) *verdict {
+// applyPolicy applies the rule's policy to a task whose lock is busy. When an earlier
+// attempt of the same task holds the lock, policies that would end the task (Skip,
+// Archive, Fail) retry it instead: they would lose its work.
+func (a *attempt) applyPolicy(t target, busy *BusyError) outcome {
 	policy := t.rule.Busy
 	if busy.SameTask && policy.kind != policyAllow && policy.kind != policyAfterFailure && policy.kind != policyRetryIn {
 		policy = Retry
@@ -241,17 +282,17 @@ func (a *attempt) apply(t target, busy *BusyError) *verdict {
 		a.guard.log.Debug("automutex: skipped: the key is busy",
 			"rule", t.rule.Name, "key", t.key, "task", a.note, "holder", busy.HolderTask)
 		a.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: policy})
-		return &verdict{}
+		return finish(nil)
 	case policyArchive:
-		return &verdict{answer: archive{busy}}
+		return finish(archive{busy})
 	case policyFail:
-		return &verdict{answer: busy}
+		return finish(busy)
 	case policyAllow:
-		return nil
+		return outcome{}
 	case policyAfterFailure:
 		err := policy.failureFunc()(a.ctx, a.task, busy)
-		if !returned(err, busy) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
-			return &verdict{answer: err}
+		if !returnsBusy(err, busy) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+			return finish(err)
 		}
 	case policyRetryIn:
 		return a.retry(t, busy, policy.delay)
@@ -264,103 +305,84 @@ func (a *attempt) apply(t target, busy *BusyError) *verdict {
 	return a.retry(t, busy, retryDelay())
 }
 
-// returned tells whether err is that very BusyError, or wraps it.
-func returned(err error, busy *BusyError) bool {
+// returnsBusy reports whether err is busy itself, or wraps it.
+func returnsBusy(err error, busy *BusyError) bool {
 	var got *BusyError
 	return errors.As(err, &got) && got == busy
 }
 
-// retry hands the task back. With no attempts left asynq would archive it for
-// that, so it waits in the worker instead.
-func (a *attempt) retry(t target, reason error, delay time.Duration) *verdict {
-	if !a.last {
+// retry hands the task back to asynq. On the last attempt, where asynq would archive
+// the task, it waits for the lock in its worker instead.
+func (a *attempt) retry(t target, reason error, delay time.Duration) outcome {
+	if !a.lastAttempt {
 		return a.handBack(t, reason, delay)
 	}
 	began := time.Now()
-	if _, err := a.insist(t); err != nil {
-		return a.gaveUp(err)
+	if err := a.waitUntilDeadline(t); err != nil {
+		return a.stoppedWaiting(err)
 	}
-	a.tellAcquired(t, time.Since(began))
-	return nil
+	a.observeAcquired(t, time.Since(began))
+	return outcome{}
 }
 
-// handBack returns the task to asynq, its attempt not spent. It must not be
-// called on a task's last attempt, which asynq would archive for that.
-func (a *attempt) handBack(t target, reason error, delay time.Duration) *verdict {
+// handBack returns the task to asynq, its attempt not spent. It must not be called on
+// the last attempt: asynq would archive the task.
+func (a *attempt) handBack(t target, reason error, delay time.Duration) outcome {
 	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
-	return &verdict{answer: &handBack{guard: a.guard, err: reason, delay: delay}}
+	return finish(&handBack{guard: a.guard, err: reason, delay: delay})
 }
 
-// gaveUp is the verdict on a task that stopped waiting on its last attempt, for
-// want of what err says.
-func (a *attempt) gaveUp(err error) *verdict {
+// stoppedWaiting ends a task that stopped waiting on its last attempt; err says what it
+// waited for.
+func (a *attempt) stoppedWaiting(err error) outcome {
 	switch {
 	case a.ctx.Err() != nil:
-		return &verdict{answer: context.Cause(a.ctx)}
-	case a.stopped():
-		return &verdict{answer: a.revoke(nil)}
+		return finish(context.Cause(a.ctx))
+	case a.isReplaced():
+		return finish(a.revoke(nil))
 	case errors.Is(err, ErrClosed), a.guard.closing.Err() != nil:
-		return &verdict{closed: true}
+		return outcome{step: guardClosed}
 	}
-	return &verdict{answer: err} // the task's own time is up: asynq archives it, with who was in the way
+	return finish(err) // the task's own time is up: asynq archives it with this error
 }
 
-// againAfter is how long a task on its last attempt pauses before it takes its
-// locks from the beginning: so a lease that is lost each time, such as one with
-// a MaxHold shorter than the wait for the next lock, costs no busy loop.
-const againAfter = 100 * time.Millisecond
-
-// startAgain is for a task one of whose leases ended before its handler began:
-// it goes back, or, with no attempts left, takes all locks again (nil).
-func (a *attempt) startAgain(early *stay) *verdict {
-	if !a.last {
-		return a.handBack(early.target, early.loss(), retryDelay())
-	}
-	a.release()
-	if a.pause(againAfter) {
-		return nil
-	}
-	return a.gaveUp(early.loss())
-}
-
-// afterClose answers for a task when the Guard is closed: back to asynq, unrun.
-// With no attempts left an answer would archive it, so there is none until
-// asynq has taken the task back itself and ended its context.
+// afterClose answers for a task when the Guard is closed: back to asynq, unrun. On the
+// last attempt any answer would archive the task, so afterClose blocks until asynq has
+// taken the task back itself and ended its context.
 func (a *attempt) afterClose() error {
-	if a.last {
+	if a.lastAttempt {
 		<-a.ctx.Done()
 		return context.Cause(a.ctx)
 	}
-	if a.guard.usedUp.Load() {
+	if a.guard.closeDone.Load() {
 		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun; "+
 			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
 	}
 	delay := retryDelay()
-	err := fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
-	a.observe(Event{Kind: EventRetried, Delay: delay, Err: err})
-	return &handBack{guard: a.guard, err: err, delay: delay}
+	a.observe(Event{Kind: EventRetried, Delay: delay, Err: errTaskAfterClose})
+	return &handBack{guard: a.guard, err: errTaskAfterClose, delay: delay}
 }
 
-// release gives back what is held, last taken first, and observes it when all is
-// given back. It runs on the way out of a panic as well.
+// release gives back all locks, the last one taken first, and then reports it. It runs
+// on the way out of a panic too.
 func (a *attempt) release() {
-	if a.returned != nil {
-		close(a.returned)
+	if a.handlerDone != nil {
+		close(a.handlerDone)
 	}
-	stays := a.stays
-	a.stays = nil
-	for _, s := range slices.Backward(stays) {
-		for _, stop := range s.unhook {
+	leases := a.held
+	a.held = nil
+	for _, h := range slices.Backward(leases) {
+		for _, stop := range h.stopWatchers {
 			stop()
 		}
-		s.open = s.alone.Err() == nil
-		s.held = time.Since(s.taken)
-		if rest := s.target.rule.Cooldown - time.Since(a.began); a.succeeded && s.target.rule.Cooldown > 0 {
-			s.ended = s.lease.Cooldown(a.ctx, rest)
+		h.endedHere = h.leaseContext.Err() == nil
+		h.heldFor = time.Since(h.takenAt)
+		if rest := h.target.rule.Cooldown - time.Since(a.handlerStart); a.succeeded && h.target.rule.Cooldown > 0 {
+			h.releaseErr = h.lease.Cooldown(a.ctx, rest)
 		} else {
-			s.ended = s.lease.Unlock(a.ctx)
+			h.releaseErr = h.lease.Unlock(a.ctx)
 		}
 	}
-	a.leaveArrivals()
-	a.tellReleased(stays)
+	a.forgetArrivals()
+	a.reportReleased(leases)
 }

@@ -55,7 +55,7 @@ func (rs *ruleSet) notices() (notices []string) {
 
 // noticeLongWait says that the rule's Wait is longer than the Timeout that tasks
 // have by default; "" when it is not.
-func (c *compiled) noticeLongWait() string {
+func (c *compiledRule) noticeLongWait() string {
 	wait := c.longestWait()
 	if wait <= asynqTimeout-margin {
 		return ""

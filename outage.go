@@ -7,53 +7,52 @@ import (
 	"time"
 )
 
-// outage is what a process knows of something being away that it asks. With
-// since zero, it is not away.
+// outage remembers since when something that the Guard depends on fails.
 type outage struct {
 	mu    sync.Mutex // guards since; held for moments
-	since time.Time
+	since time.Time  // zero: it works
 
-	away, back string // what is logged
+	downText, upText string // logged at the begin and the end
 }
 
 func redisOutage() outage {
 	return outage{
-		away: "automutex: Redis cannot be asked for locks; tasks with rules go back to asynq, their attempts not spent",
-		back: "automutex: Redis answers again",
+		downText: "automutex: Redis cannot be asked for locks; tasks with rules go back to asynq, their attempts not spent",
+		upText:   "automutex: Redis answers again",
 	}
 }
 
 func keyOutage() outage {
 	return outage{
-		away: "automutex: the Key of a rule, or Config.Decode, fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent",
-		back: "automutex: the Keys of rules answer again",
+		downText: "automutex: the Key of a rule, or Config.Decode, fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent",
+		upText:   "automutex: the Keys of rules answer again",
 	}
 }
 
-func (o *outage) began(log *slog.Logger, err error) {
+func (o *outage) noteFailure(log *slog.Logger, err error) {
 	o.mu.Lock()
 	first := o.since.IsZero()
 	if first {
 		o.since = time.Now()
 	}
 	o.mu.Unlock()
-	if first { // once for each outage, not for each task
-		log.Warn(o.away, "error", err)
+	if first { // logged once for each outage, not for each task
+		log.Warn(o.downText, "error", err)
 	}
 }
 
-func (o *outage) over(log *slog.Logger) {
+func (o *outage) noteSuccess(log *slog.Logger) {
 	o.mu.Lock()
 	since := o.since
 	o.since = time.Time{}
 	o.mu.Unlock()
 	if !since.IsZero() {
-		log.Info(o.back, "after", time.Since(since).Round(time.Millisecond))
+		log.Info(o.upText, "after", time.Since(since).Round(time.Millisecond))
 	}
 }
 
-// delay is 1 to 30 s, growing with the length of the outage, jittered so that
-// the tasks do not come back all at once.
+// delay returns after how long a task tries again: 1 to 30 s, growing with the length
+// of the outage. Jitter keeps the tasks from coming back all at once.
 func (o *outage) delay() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -64,8 +63,8 @@ func (o *outage) delay() time.Duration {
 	return min(d/2+rand.N(d/2)+time.Second/2, 30*time.Second) //nolint:gosec // jitter, no secret
 }
 
-// backendError tells that Redis could not be asked.
+// backendError notes and observes that Redis could not be asked.
 func (a *attempt) backendError(t target, err error) {
-	a.guard.outage.began(a.guard.log, err)
+	a.guard.outage.noteFailure(a.guard.log, err)
 	a.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }

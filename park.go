@@ -12,21 +12,21 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
-// How long a parked task stays away if nobody calls it.
+// Bounds of the time after which a parked task comes back if nobody wakes it.
 const (
-	// assumedHold is how long each place in line is assumed to hold the key before any
-	// hold was measured.
-	assumedHold = time.Second
-	minAway     = 5 * time.Second
-	maxAway     = 10 * time.Minute
+	// assumedHold is the hold time of a key for which none was measured yet.
+	assumedHold  = time.Second
+	minParkDelay = 5 * time.Second
+	maxParkDelay = 10 * time.Minute
 )
 
-// parkWith is what Park needs: the Inspector that wakes tasks, and the client
-// that moves them to the front. Both are nil where they are not needed.
-func parkWith(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front redis.UniversalClient, err error) {
+// parkClients returns what Park needs: the Inspector that wakes tasks, and the client
+// that moves them to the front of their queue. Both are nil where they are not needed.
+func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front redis.UniversalClient, err error) {
 	i := 0
 	for i < len(cfg.Rules) && cfg.Rules[i].Busy != Park {
 		i++
@@ -51,133 +51,134 @@ func parkWith(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front re
 	return inspector, front, nil
 }
 
-// acquireOrPark takes a lock, standing in line in the worker while the server
-// has another one free. The error is a *BusyError with parked set when the
-// task's place in line is kept for it.
-func (a *attempt) acquireOrPark(t target, m *lock.Lock) (*lock.Lease, error) {
-	if a.server == nil || !a.join() {
-		// Nobody knows the server's workers, or MaxWaiting stand in line.
-		lease, err := m.LockOrPark(a.ctx, now)
-		return a.own(t, lease, err)
+// lockOrPark takes a lock. It waits in line, in its worker, while the server has
+// another worker free. The error is a *BusyError with parked set when the task's place
+// in line is kept for it.
+func (a *attempt) lockOrPark(t target, m *lock.Lock) error {
+	if a.server == nil || !a.reserveWait() {
+		// The server's workers are not known, or MaxWaiting workers wait already.
+		lease, err := m.LockOrPark(a.ctx, parkAtOnce)
+		return a.keepLease(t, lease, err)
 	}
 	defer a.guard.waiting.Add(-1)
 	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
 	defer context.AfterFunc(a.guard.closing, cancel)()
-	p := a.server.workers.wait(m)
-	var lease *lock.Lease // stays nil when an observer panics
-	defer func() { a.server.workers.over(p, lease == nil) }()
-	defer a.stepOut(t)
-	// cancel ends the wait, and so the call below, when a newer task replaces
-	// this one on a lock that it holds already.
-	defer a.pursue(t, m, cancel)()
-	if by, ok := a.parkBy(); ok {
-		// A timer that fires as it is stopped gives way for a call that is over.
+	p := a.server.workers.enterLine(m)
+	granted := false // stays false when an observer panics
+	defer func() { a.server.workers.leaveLine(p, !granted) }()
+	defer a.observeWaited(t)
+	// A newer task may replace this one on a lock that it holds already. cancel then
+	// ends the wait below.
+	defer a.watchWhileWaiting(t, m, cancel)()
+	if by, ok := a.parkDeadline(); ok {
+		// A timer that fires while it is being stopped closes the yield of a wait that
+		// is over, which does nothing.
 		defer time.AfterFunc(time.Until(by), p.giveWay).Stop()
 	}
-	granted, err := m.LockOrPark(ctx, p.yield)
-	lease, err = a.own(t, granted, err)
+	lease, err := m.LockOrPark(ctx, p.yield)
+	err = a.keepLease(t, lease, err)
+	granted = err == nil
 	var busy *BusyError
 	if a.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
-		return nil, ErrClosed
+		return ErrClosed
 	}
-	return lease, err
+	return err
 }
 
-// parkBy is when a task that waits in its worker goes back to asynq: when half
-// of the time is over that it had when it came, and the margin before its
-// deadline at the latest. Its handler so has at least the other half, and a task
-// that parked has its whole Timeout again when it comes back. not ok: the task
-// has no deadline.
-func (a *attempt) parkBy() (by time.Time, ok bool) {
+// parkDeadline returns when a task that waits in its worker parks: after half of the
+// time that it had when it came, and at the latest the margin before its deadline. Its
+// handler has at least the other half. A parked task has its whole Timeout again when
+// it comes back. parkDeadline returns false for a task without a deadline.
+func (a *attempt) parkDeadline() (by time.Time, ok bool) {
 	deadline, ok := a.ctx.Deadline()
 	if !ok {
 		return time.Time{}, false
 	}
-	half := a.came.Add(deadline.Sub(a.came) / 2)
+	half := a.arrivedAt.Add(deadline.Sub(a.arrivedAt) / 2)
 	if latest := deadline.Add(-margin); latest.Before(half) {
 		return latest, true
 	}
 	return half, true
 }
 
-// now is a yield that is closed.
-var now = func() chan struct{} {
+// parkAtOnce is a yield channel that is closed.
+var parkAtOnce = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-// park hands the task back with its place in line kept. Its delay matters only if
-// nobody calls the task.
-func (a *attempt) park(t target, busy *BusyError) *verdict {
-	away := busy.away(a.lockOf(t).HoldTime())
+// park hands the task back with its place in line kept. The task comes back after its
+// delay if nobody wakes it before.
+func (a *attempt) park(t target, busy *BusyError) outcome {
+	delay := busy.parkDelay(a.lockOf(t).HoldTime())
 	a.checkInspector()
-	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: away, Busy: busy})
-	return &verdict{answer: &handBack{guard: a.guard, err: busy, delay: away}}
+	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
+	return finish(&handBack{guard: a.guard, err: busy, delay: delay})
 }
 
-// away is after how long a parked task comes back if nobody calls it: about when its
-// turn would come if the holder's process had died. hold is how long the key was held
-// on average, 0 where that is not known. The present holder counts for more: one that
-// has worked for a minute is taken to need a minute yet, and so is each before the
-// task. A task that came back in vain stays away for as long as it has been in line,
-// so the time doubles. Jitter keeps tasks from coming back together.
-func (e *BusyError) away(hold time.Duration) time.Duration {
+// parkDelay returns after how long a parked task comes back if nobody wakes it: about
+// when its turn would come if the holder's process had died. hold is how long the key
+// was held on average, or 0 where that is not known. When the present holder has held
+// the key for longer, that time counts instead, for the holder and for each task ahead
+// in line. A task that came back in vain stays away for at least as long as it has been
+// in line, so the delay doubles. Jitter keeps tasks from coming back together.
+func (e *BusyError) parkDelay(hold time.Duration) time.Duration {
 	if hold == 0 {
 		hold = assumedHold
 	}
 	if !e.cooldown {
 		hold = max(hold, e.takenFor)
 	}
-	wait := max(e.ExpiresIn, minAway, e.inLine) + time.Duration(min(e.Place, 1e6))*min(hold, maxAway)
-	return min(wait+rand.N(wait/4), maxAway-rand.N(maxAway/2)) //nolint:gosec // jitter, no secret
+	wait := max(e.ExpiresIn, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(hold, maxParkDelay)
+	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
 }
 
-// checkInspector warns once of an Inspector that does not see the tasks of the
-// server, for want of which parked tasks are not called: the locks are on another
-// Redis, or database, than asynq. It looks for the task that is about to park,
-// which is active and so must be there, until it has had an answer.
+// checkInspector warns once of an Inspector that does not see the server's tasks: the
+// locks are on another Redis, or database, than asynq, and parked tasks are not woken.
+// It looks for the task that is about to park, which is active and so must be there. It
+// does so for each task that parks until Redis has answered once.
 func (a *attempt) checkInspector() {
 	g := a.guard
-	if g.inspectorSeen.Load() {
+	if g.inspectorChecked.Load() {
 		return
 	}
 	_, err := g.inspector.GetTaskInfo(a.queue, a.id)
 	switch {
 	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
-		g.inspectorSeen.Store(true)
+		g.inspectorChecked.Store(true)
 		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not called and come back late; "+
 			"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "queue", a.queue, "task", a.note)
 	case err == nil:
-		g.inspectorSeen.Store(true)
+		g.inspectorChecked.Store(true)
 	default:
 		g.log.Debug("automutex: the Inspector could not look for a task; the next one that parks tries again", "task", a.note, "error", err)
 	}
 }
 
-// parkedOn is how the last error of a parked task says so: call knows the task
-// by it.
-func parkedOn(key string) string { return "parked on " + key + "," }
+// parkedOnText is in the last error of a task that is parked on the key. wakeParked
+// recognizes the task by it.
+func parkedOnText(key string) string { return "parked on " + key + "," }
 
-// filing is how long a call waits for asynq to file the retry of a task that
+// filingTime is how long wakeParked waits for asynq to file the retry of a task that
 // was parked a moment ago.
-const filing = 4 * time.Millisecond
+const filingTime = 4 * time.Millisecond
 
-// call is the lock.Caller: it runs a parked task, if it is still that. asynq's
-// RunTask runs whatever it finds, also what is done, scheduled or archived, so
-// the task is looked at first; what changes between the two is asynq's "at
-// least once".
-func (g *Guard) call(ctx context.Context, key, note string) lock.Fate {
-	queue, id, ok := parseNote(note)
+// wakeParked is the lock.Caller: it has asynq run a task, if the task is still parked.
+// RunTask runs whatever it finds, also a task that is done, scheduled or archived, so
+// wakeParked looks at the task first. What changes between the two is covered by
+// asynq's "at least once".
+func (g *Guard) wakeParked(ctx context.Context, key, note string) lock.Fate {
+	queue, id, ok := tasknote.Parse(note)
 	if !ok {
 		return lock.FateGone
 	}
-	if g.paused.is(queue, g.inspector) {
+	if g.paused.isPaused(queue, g.inspector) {
 		return lock.FateLater
 	}
 	var failed error
-	for pause := 500 * time.Microsecond; pause <= filing; pause *= 2 {
+	for pause := 500 * time.Microsecond; pause <= filingTime; pause *= 2 {
 		info, err := g.inspector.GetTaskInfo(queue, id)
 		switch {
 		case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
@@ -187,16 +188,16 @@ func (g *Guard) call(ctx context.Context, key, note string) lock.Fate {
 			return lock.FateUnsure
 		case info.State == asynq.TaskStatePending:
 			return lock.FateComing
-		case info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, parkedOn(key)):
-			// Its refusals differ in text alone: the next look tells.
+		case info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, parkedOnText(key)):
+			// RunTask has no typed errors, so the state is read again.
 			if failed = g.inspector.RunTask(queue, id); failed == nil {
 				g.moveToFront(ctx, queue, id)
 				return lock.FateComing
 			}
 		case info.State != asynq.TaskStateActive:
-			return lock.FateGone // it was run, archived or deleted and enqueued anew by somebody else
+			return lock.FateGone // an operator ran, archived or deleted the task
 		}
-		// Active: asynq has not filed the retry yet, or it came already.
+		// Active: asynq has not filed the retry yet, or the task has come back already.
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -210,8 +211,8 @@ func (g *Guard) call(ctx context.Context, key, note string) lock.Fate {
 	return lock.FateUnsure
 }
 
-// frontLua moves a task to the end of asynq's pending list from which it takes.
-// RunTask has just put it to the other one, so it is found at once.
+// frontLua moves a task to the end of asynq's pending list from which servers take.
+// RunTask has just put the task at the other end, so LREM finds it at once.
 var frontLua = redis.NewScript(`
 if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
   redis.call('RPUSH', KEYS[1], ARGV[1])
@@ -219,10 +220,10 @@ end
 return 0`)
 
 func (g *Guard) moveToFront(ctx context.Context, queue, id string) {
-	if g.front == nil {
+	if g.frontClient == nil {
 		return
 	}
-	if err := frontLua.Run(ctx, g.front, []string{"asynq:{" + queue + "}:pending"}, id).Err(); err != nil {
+	if err := frontLua.Run(ctx, g.frontClient, []string{"asynq:{" + queue + "}:pending"}, id).Err(); err != nil {
 		g.log.Debug("automutex: a parked task could not be moved to the front; it runs after what is pending", "queue", queue, "task", id, "error", err)
 	}
 }
@@ -238,10 +239,10 @@ type pausedQueue struct {
 	asked  time.Time
 }
 
-// pausedFor is how long it is believed.
+// pausedFor is how long the answer for a queue is used.
 const pausedFor = time.Second
 
-func (p *pausedQueues) is(queue string, inspector *asynq.Inspector) bool {
+func (p *pausedQueues) isPaused(queue string, inspector *asynq.Inspector) bool {
 	p.mu.Lock()
 	q, found := p.known[queue]
 	if found && time.Since(q.asked) < pausedFor {
@@ -251,13 +252,13 @@ func (p *pausedQueues) is(queue string, inspector *asynq.Inspector) bool {
 	if p.known == nil {
 		p.known = make(map[string]pausedQueue)
 	}
-	if found { // one asks, the others go by what was known
+	if found { // this caller asks, the others meanwhile use the old answer
 		p.known[queue] = pausedQueue{q.paused, time.Now()}
 	}
 	p.mu.Unlock()
 
 	info, err := inspector.GetQueueInfo(queue)
-	q = pausedQueue{err == nil && info.Paused, time.Now()} // an error: the look at the task will tell
+	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error, the look at the task tells
 	p.mu.Lock()
 	p.known[queue] = q
 	p.mu.Unlock()

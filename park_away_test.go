@@ -17,7 +17,7 @@ func tripsInVain(parked int, job, ttl, hold time.Duration) (trips int) {
 	for place := range parked {
 		for at := time.Duration(0); ; trips++ {
 			busy := &BusyError{ExpiresIn: ttl, Place: place, takenFor: at, inLine: at, parked: true}
-			if at += busy.away(hold); at >= job {
+			if at += busy.parkDelay(hold); at >= job {
 				break
 			}
 		}

@@ -203,15 +203,15 @@ func TestPark_safetyNet(t *testing.T) {
 		place    int
 		min, max time.Duration
 	}{
-		{0, 0, minAway, minAway * 5 / 4},
+		{0, 0, minParkDelay, minParkDelay * 5 / 4},
 		{30 * time.Second, 0, 30 * time.Second, 38 * time.Second},
-		{0, 100, minAway + 100*time.Second, 132 * time.Second},
+		{0, 100, minParkDelay + 100*time.Second, 132 * time.Second},
 		{0, 1_000_000_000, 5 * time.Minute, 10 * time.Minute},
 		{time.Hour, 0, 5 * time.Minute, 10 * time.Minute},
 	} {
 		seen := map[time.Duration]bool{}
 		for range 100 {
-			answer := a.park(targets[0], &BusyError{ExpiresIn: c.expires, Place: c.place, parked: true}).answer
+			answer := a.park(targets[0], &BusyError{ExpiresIn: c.expires, Place: c.place, parked: true}).err
 			h := g.handedBack(answer)
 			if h == nil || h.delay < c.min || h.delay > c.max {
 				t.Fatalf("%s and place %d: %v", c.expires, c.place, h)

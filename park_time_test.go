@@ -50,13 +50,13 @@ func TestPark_parkBy(t *testing.T) {
 		{0, 1500 * time.Millisecond, 500 * time.Millisecond},
 	} {
 		ctx, cancel := context.WithDeadline(context.Background(), now.Add(c.deadline))
-		a := &attempt{ctx: ctx, came: now.Add(c.came)}
-		if by, ok := a.parkBy(); !ok || !by.Equal(now.Add(c.want)) {
+		a := &attempt{ctx: ctx, arrivedAt: now.Add(c.came)}
+		if by, ok := a.parkDeadline(); !ok || !by.Equal(now.Add(c.want)) {
 			t.Errorf("came %s, deadline %s: parks at %s, %t; want %s", c.came, c.deadline, by.Sub(now), ok, c.want)
 		}
 		cancel()
 	}
-	if _, ok := (&attempt{ctx: context.Background(), came: now}).parkBy(); ok {
+	if _, ok := (&attempt{ctx: context.Background(), arrivedAt: now}).parkDeadline(); ok {
 		t.Error("a task without a deadline parks for it")
 	}
 }

@@ -185,37 +185,39 @@ func retryDelay() time.Duration {
 	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
 }
 
-// handBack is the answer of a task that goes back to asynq with its attempt not
-// spent. ServerConfig's functions know it by guard: whatever else a handler
-// returns, a BusyError of a lock of its own included, is the handler's.
+// handBack is what Middleware returns for a task that goes back to asynq, its attempt
+// not spent. ServerConfig's functions recognize it by its guard. Any other error is the
+// handler's own, also a BusyError of a lock that the handler took itself.
 type handBack struct {
 	guard *Guard
 	err   error
 	delay time.Duration
 }
 
-// Error is UTF-8, or asynq could not file it. Package unique goes by how it begins.
+// Error is valid UTF-8, since asynq files no other text. Package unique recognizes a
+// task that was handed back by how the text begins.
 func (h *handBack) Error() string {
 	return strings.ToValidUTF8(claim.HandBackText(h.err.Error()), "\uFFFD")
 }
 
 func (h *handBack) Unwrap() error { return h.err }
 
-// archive is the answer of a task that asynq shall archive: its text is the
-// reason alone, in UTF-8, whatever a KeyFunc's error quotes. asynq files no other:
-// the task would stay active until its lease is over, and come back.
+// archive is what Middleware returns for a task that asynq is to archive. Its text is
+// the reason alone, as valid UTF-8 whatever a KeyFunc's error quotes: asynq cannot file
+// another text, and the task would stay active until asynq's own lease on it ends.
 type archive struct{ err error }
 
 func (e archive) Error() string { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
 
 func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
 
-// revoked is the answer of a task that was replaced: asynq drops it, neither as
-// done nor as failed. ServerConfig's functions know it by guard.
+// revoked is what Middleware returns for a task that was replaced: asynq drops the
+// task, neither as done nor as failed. ServerConfig's functions recognize it by its
+// guard.
 type revoked struct {
 	guard     *Guard
 	rule, key string
-	err       error // of the handler; nil: it has not run
+	err       error // the handler's; nil when the handler has not run
 }
 
 func (r *revoked) Error() string {
@@ -233,7 +235,7 @@ func (r *revoked) Unwrap() []error {
 	return []error{ErrReplaced, asynq.RevokeTask, r.err}
 }
 
-// handedBack is the Guard's own disposition in err, or nil.
+// handedBack returns the Guard's own handBack in err, or nil.
 func (g *Guard) handedBack(err error) *handBack {
 	var h *handBack
 	for errors.As(err, &h) {
@@ -245,8 +247,8 @@ func (g *Guard) handedBack(err error) *handBack {
 	return nil
 }
 
-// revokes tells whether err is the Guard's own answer of a replaced task.
-func (g *Guard) revokes(err error) bool {
+// isRevoked reports whether err has a revoked of the Guard's own in it.
+func (g *Guard) isRevoked(err error) bool {
 	var r *revoked
 	for errors.As(err, &r) {
 		if r.guard == g {

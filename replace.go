@@ -11,260 +11,261 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// newest is what an attempt knows of the locks whose rule has the policy
-// Replace: when its task came to each, and whether somebody newer has come. It
-// belongs to the attempt's goroutine, but for asked and ask.
-type newest struct {
-	arrivals map[string]arrival // by key
-	began    time.Time          // when the task came to the first of them
+// replaceState is what an attempt knows of its locks with the policy Replace: when its
+// task came to each of them, and whether a newer task has come. Only the worker's
+// goroutine uses it, except for stopRequested, replacedAt and requestStop.
+type replaceState struct {
+	arrivals     map[string]arrival // by key
+	firstArrival time.Time          // when the task came to the first of the locks
 
-	// asked ends, with cause ErrReplaced, when the task is asked to stop for the
-	// first time; it has no parent, so nothing needs to end it. at is for which
-	// lock, set before.
-	asked  context.Context //nolint:containedctx // a signal
-	cancel context.CancelCauseFunc
-	once   sync.Once
-	at     target
+	// stopRequested ends, with cause ErrReplaced, when the task is first asked to
+	// stop. It has no parent, so nothing has to end it. replacedAt is the lock that a
+	// newer task wants; it is set before.
+	stopRequested context.Context //nolint:containedctx // a signal
+	cancel        context.CancelCauseFunc
+	once          sync.Once
+	replacedAt    target
 
-	unbind func() // ends the handler's context and what watches it
-	over   bool   // asynq will not run the task again: it need not be known any more
+	endContext func() // ends the handler's context and its watcher
+	finished   bool   // asynq will not run the task again, so that its arrivals can be forgotten
 }
 
 // arrival is when a task first came to a lock.
 type arrival struct {
-	lock  *lock.Lock // the handle that the task is known by there
+	lock  *lock.Lock // the handle under whose note the arrival is stored
 	at    int64
-	first bool // that was in this attempt
+	first bool // the task first came in this attempt
 }
 
-func newNewest() *newest {
-	n := &newest{arrivals: make(map[string]arrival, 1), began: time.Now()}
-	n.asked, n.cancel = context.WithCancelCause(context.Background())
+func newReplaceState() *replaceState {
+	n := &replaceState{arrivals: make(map[string]arrival, 1), firstArrival: time.Now()}
+	n.stopRequested, n.cancel = context.WithCancelCause(context.Background())
 	return n
 }
 
-// arrive notes that the task has come to the lock; further calls do nothing.
-func (a *attempt) arrive(t target) error {
-	n := a.newest
-	if n == nil {
-		n = newNewest()
-		a.newest = n
+// registerArrival stores that the task has come to the lock. Further calls do nothing.
+func (a *attempt) registerArrival(t target) error {
+	if a.replacing == nil {
+		a.replacing = newReplaceState()
 	}
-	if _, known := n.arrivals[t.key]; known {
+	if _, known := a.replacing.arrivals[t.key]; known {
 		return nil
 	}
-	note := cmp.Or(a.note, rand.Text()) // outside of a server every call is new
+	note := cmp.Or(a.note, rand.Text()) // outside of a server every call is a new task
 	m := a.guard.locker.Semaphore(t.scope, t.rule.Limit, lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
 	at, first, err := m.Arrive(a.ctx)
 	if err == nil {
-		n.arrivals[t.key] = arrival{lock: m, at: at, first: first}
+		a.replacing.arrivals[t.key] = arrival{lock: m, at: at, first: first}
 	}
-	return hintClient(err)
+	return withClientHint(err)
 }
 
-// stoppable are the options of a lock whose rule has the policy Replace.
-func (a *attempt) stoppable(t target) []lock.Option {
-	if a.newest == nil {
+// onStop returns the lock options by which a newer task asks this one to stop. It
+// returns none for a lock whose rule has another policy.
+func (a *attempt) onStop(t target) []lock.Option {
+	if a.replacing == nil {
 		return nil
 	}
-	came, ok := a.newest.arrivals[t.key]
+	arrived, ok := a.replacing.arrivals[t.key]
 	if !ok {
 		return nil
 	}
-	return []lock.Option{lock.OnStop(came.at, func() { a.newest.ask(t) })}
+	return []lock.Option{lock.OnStop(arrived.at, func() { a.replacing.requestStop(t) })}
 }
 
-// ask is called by the engine when somebody newer wants t's lock, and by the
-// attempt itself when it finds that out.
-func (n *newest) ask(t target) {
+// requestStop asks the task to stop, since a newer one wants the lock of t. Package
+// lock calls it, and the attempt itself when it learns of the newer task.
+func (n *replaceState) requestStop(t target) {
 	n.once.Do(func() {
-		n.at = t
+		n.replacedAt = t
 		n.cancel(ErrReplaced)
 	})
 }
 
-// stopped tells whether the task was asked to stop.
-func (a *attempt) stopped() bool { return a.newest != nil && a.newest.asked.Err() != nil }
+// isReplaced reports whether a newer task has asked this one to stop.
+func (a *attempt) isReplaced() bool {
+	return a.replacing != nil && a.replacing.stopRequested.Err() != nil
+}
 
-// replace takes a lock whose rule has the policy Replace: older tasks are asked
-// to stop, and it waits in line for them. When the error finds the task stopped
-// itself, a newer one has come.
-func (a *attempt) replace(t target) (*lock.Lease, error) {
-	if err := a.arrive(t); err != nil {
-		return nil, err
+// replace takes a lock whose rule has the policy Replace: it asks older tasks to stop
+// and waits in line for them. After an error, isReplaced reports whether a newer task
+// has come.
+func (a *attempt) replace(t target) error {
+	if err := a.registerArrival(t); err != nil {
+		return err
 	}
 	m := a.lockOf(t)
-	granted, err := m.TryLock(a.ctx)
-	lease, err := a.own(t, granted, err)
+	lease, err := m.TryLock(a.ctx)
+	err = a.keepLease(t, lease, err)
 	var busy *BusyError
 	if !errors.As(err, &busy) || busy.SameTask {
-		return lease, err
+		return err
 	}
-	// Also where it may not wait: the older ones stop all the same.
-	a.call(t, m, a.newest.arrivals[t.key].first)
-	if a.stopped() || !a.join() {
-		return nil, busy
+	// Older tasks stop even if this one may not wait for them.
+	a.askOlderToStop(t, m, a.replacing.arrivals[t.key].first)
+	if a.isReplaced() || !a.reserveWait() {
+		return busy
 	}
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
 	return a.replaceInLine(t, t.rule.longestWait())
 }
 
-func (a *attempt) replaceInLine(t target, most time.Duration) (*lock.Lease, error) {
-	if err := a.arrive(t); err != nil {
-		return nil, err
+func (a *attempt) replaceInLine(t target, limit time.Duration) error {
+	if err := a.registerArrival(t); err != nil {
+		return err
 	}
 	m := a.lockOf(t)
-	lease, err := a.wait(t, m, most)
-	if err != nil {
-		return nil, err
+	if err := a.lockWithin(t, m, limit); err != nil {
+		return err
 	}
-	// Those who waited in line before a newer one are granted the lock first:
-	// they find that out here and hand it on.
-	if a.call(t, m, a.newest.arrivals[t.key].first); !a.stopped() {
-		return lease, nil
+	// A task that waited in line before a newer one is granted the lock first. It
+	// learns of the newer one here, and passes the lock on.
+	if a.askOlderToStop(t, m, a.replacing.arrivals[t.key].first); !a.isReplaced() {
+		return nil
 	}
-	a.disown()
-	if err := lease.Unlock(a.ctx); errors.Is(err, lock.ErrBackend) {
+	if err := a.takeBackLast().Unlock(a.ctx); errors.Is(err, lock.ErrBackend) {
 		a.backendError(t, err) // the lease frees itself at its deadline
 	}
-	return nil, ErrReplaced
+	return ErrReplaced
 }
 
-// call asks older tasks to stop. A newer one that waits, or that overtook this
-// task before it was in line (first), replaces it; one that comes back from a
-// retry and finds a newer one at work has its turn after that. Errors are left to
-// the wait, which asks the same Redis.
-func (a *attempt) call(t target, m *lock.Lock, first bool) {
+// askOlderToStop asks older tasks to stop. This task is itself replaced by a newer one
+// that waits, or by a newer one that holds the lock when this task has come in this
+// attempt (first). A task that comes back from a retry and finds a newer one at work
+// waits for its turn. askOlderToStop returns no error: the wait asks the same Redis.
+func (a *attempt) askOlderToStop(t target, m *lock.Lock, first bool) {
 	standing, err := m.Stop(a.ctx)
 	switch {
 	case err != nil:
 		a.guard.log.Debug("automutex: older tasks could not be asked to stop",
 			"rule", t.rule.Name, "key", t.key, "task", a.note, "error", err)
 	case standing == lock.BehindWaiters, standing == lock.BehindHolders && first:
-		a.newest.ask(t)
+		a.replacing.requestStop(t)
 	}
 }
 
-// How often a waiting task calls: soon again, for a holder may have taken the
-// lock before it could hear, and then once a second.
+// A waiting task asks again: soon, since a holder may have taken the lock just before
+// it could be asked, then at growing intervals up to one second.
 const (
-	callFirst = 50 * time.Millisecond
-	callEvery = time.Second
+	askFirst = 50 * time.Millisecond
+	askEvery = time.Second
 )
 
-// pursue goes with a wait for t's lock: when the task is asked to stop it calls
-// giveUp, and for the policy Replace it calls again and again, since messages get
-// lost and holders change. The returned function ends its goroutine, but does not
-// wait for a call that is under way, which does no harm: the task's own deadline
-// may be near, and Redis silent. Close waits for it.
-func (a *attempt) pursue(t target, m *lock.Lock, giveUp func()) (end func()) {
-	if a.newest == nil {
+// watchWhileWaiting accompanies a wait for the lock of t. It calls giveUp when the task
+// is asked to stop. For the policy Replace it asks older tasks to stop again and again,
+// since messages get lost and holders change.
+//
+// stop ends its goroutine. stop does not wait for a request that is under way: the
+// task's deadline may be near while Redis does not answer. Such a request does no harm,
+// and the Locker's Close waits for it.
+func (a *attempt) watchWhileWaiting(t target, m *lock.Lock, giveUp func()) (stop func()) {
+	if a.replacing == nil {
 		return func() {}
 	}
-	unhook := context.AfterFunc(a.newest.asked, giveUp)
-	came, replaces := a.newest.arrivals[t.key]
+	unhook := context.AfterFunc(a.replacing.stopRequested, giveUp)
+	arrived, replaces := a.replacing.arrivals[t.key]
 	if !replaces {
 		return func() { unhook() }
 	}
-	ended := make(chan struct{}) // closed by end
+	stopped := make(chan struct{}) // closed by stop
 	go func() {
-		pause := callFirst
+		pause := askFirst
 		timer := time.NewTimer(pause)
 		defer timer.Stop()
 		for {
 			select {
-			case <-ended:
+			case <-stopped:
 				return
 			case <-timer.C:
 			}
-			a.call(t, m, came.first)
-			pause = min(2*pause, callEvery)
+			a.askOlderToStop(t, m, arrived.first)
+			pause = min(2*pause, askEvery)
 			timer.Reset(pause)
 		}
 	}()
 	return func() {
 		unhook()
-		close(ended)
+		close(stopped)
 	}
 }
 
-// replaceable is the context that the handler's is made from: it ends with the
-// task's, and with cause ErrReplaced when a newer task asks this one to stop.
-func (a *attempt) replaceable() context.Context {
-	n := a.newest
+// replaceableContext returns the parent of the handler's context. It ends with the
+// task's context, and with cause ErrReplaced when a newer task asks this one to stop.
+func (a *attempt) replaceableContext() context.Context {
+	n := a.replacing
 	if n == nil {
 		return a.ctx
 	}
 	ctx, cancel := context.WithCancelCause(a.ctx)
-	unhook := context.AfterFunc(n.asked, func() {
+	unhook := context.AfterFunc(n.stopRequested, func() {
 		a.guard.log.Debug("automutex: a newer task has come; the handler's context is cancelled",
-			"rule", n.at.rule.Name, "key", n.at.key, "task", a.note)
+			"rule", n.replacedAt.rule.Name, "key", n.replacedAt.key, "task", a.note)
 		cancel(ErrReplaced)
 	})
-	n.unbind = func() {
+	n.endContext = func() {
 		unhook()
 		cancel(nil)
 	}
 	return ctx
 }
 
-// ended is what asynq is told when the handler has returned err: of a task that
-// was replaced, that it is over.
-func (a *attempt) ended(err error) error {
+// handlerResult returns what asynq is told when the handler has returned err. A task
+// that was replaced is revoked.
+func (a *attempt) handlerResult(err error) error {
 	a.succeeded = err == nil
 	switch {
-	case a.newest == nil || a.ctx.Err() != nil:
-		return err // when asynq has filed the task already, it comes back
-	case err == nil || !a.stopped():
-		a.newest.over = err == nil || a.last
+	case a.replacing == nil || a.ctx.Err() != nil:
+		return err // once its context has ended, asynq runs the task again
+	case err == nil || !a.isReplaced():
+		a.replacing.finished = err == nil || a.lastAttempt
 		return err
 	}
 	return a.revoke(err)
 }
 
-// outrun is the verdict on a task that was asked to stop before it had all of
-// its locks; err is why it did not get t's.
-func (a *attempt) outrun(t target, err error) *verdict {
+// replacedBeforeStart ends a task that was asked to stop before it had all of its
+// locks. err says why it did not get the lock of t.
+func (a *attempt) replacedBeforeStart(t target, err error) outcome {
 	var busy *BusyError
 	if errors.As(err, &busy) {
 		a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
 	}
-	return &verdict{answer: a.revoke(nil)}
+	return finish(a.revoke(nil))
 }
 
-// revoke ends a replaced task. err is what its handler returned; nil: it has not
-// run.
+// revoke ends a replaced task. err is what its handler returned, or nil when the
+// handler has not started.
 func (a *attempt) revoke(err error) error {
-	n := a.newest
-	n.over = true
-	e := Event{Kind: EventReplaced, Rule: n.at.rule.Name, Key: n.at.key, Policy: n.at.rule.Busy}
+	n := a.replacing
+	n.finished = true
+	e := Event{Kind: EventReplaced, Rule: n.replacedAt.rule.Name, Key: n.replacedAt.key, Policy: n.replacedAt.rule.Busy}
 	if err == nil {
-		e.Waited = time.Since(n.began)
+		e.Waited = time.Since(n.firstArrival)
 	} else {
-		e.Held = time.Since(a.began)
+		e.Held = time.Since(a.handlerStart)
 	}
 	a.guard.log.Debug("automutex: replaced by a newer task", "rule", e.Rule, "key", e.Key, "task", a.note, "held", e.Held)
 	a.observe(e)
 	return &revoked{guard: a.guard, rule: e.Rule, key: e.Key, err: err}
 }
 
-// leaveArrivals ends what the handler's context needed, and forgets a task that
-// is over: should asynq get another one of the same ID, that one is new. It
-// comes after the release, so that nobody waits for it.
-func (a *attempt) leaveArrivals() {
-	n := a.newest
+// forgetArrivals ends what the handler's context needed, and forgets when a task that
+// is finished came: a later task with the same ID is a new one. It runs after the locks
+// are released, so that nobody waits for it.
+func (a *attempt) forgetArrivals() {
+	n := a.replacing
 	if n == nil {
 		return
 	}
-	if n.unbind != nil {
-		n.unbind()
+	if n.endContext != nil {
+		n.endContext()
 	}
-	if !n.over {
+	if !n.finished {
 		return
 	}
-	for key, came := range n.arrivals {
-		if err := came.lock.Forget(context.WithoutCancel(a.ctx)); err != nil {
+	for key, arrived := range n.arrivals {
+		if err := arrived.lock.Forget(context.WithoutCancel(a.ctx)); err != nil {
 			a.guard.log.Debug("automutex: the task's arrival could not be forgotten; it is in an hour", "key", key, "task", a.note, "error", err)
 		}
 	}

@@ -182,14 +182,14 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := guard.newAttempt(t.Context(), task)
-		if err := a.arrive(targets[0]); err != nil {
+		if err := a.registerArrival(targets[0]); err != nil {
 			t.Fatal(err)
 		}
-		a.newest.ask(targets[0])
-		err, _ = guard.guarded(a, targets, asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		a.replacing.requestStop(targets[0])
+		err = a.runWithLocks(targets, asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			t.Error("it runs")
 			return nil
-		}))
+		})).err
 		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
 			t.Errorf("answered %v", err)
 		}
@@ -223,12 +223,12 @@ func TestReplace_answer(t *testing.T) {
 			if !errors.Is(err, asynq.RevokeTask) || !errors.Is(err, ErrReplaced) || !errors.Is(err, cause) {
 				t.Errorf("%s: %v", name, err)
 			}
-			if other.revokes(err) != (name == "in others") {
+			if other.isRevoked(err) != (name == "in others") {
 				t.Errorf("%s: the other guard takes it for its own, or not", name)
 			}
 		}
 		for _, err := range []error{nil, cause, ErrReplaced, asynq.RevokeTask} {
-			if one.revokes(err) {
+			if one.isRevoked(err) {
 				t.Errorf("%v is taken for the guard's own", err)
 			}
 		}

@@ -94,7 +94,7 @@ type Rule struct {
 }
 
 // compiled is a rule with its defaults filled in, ready to be applied.
-type compiled struct {
+type compiledRule struct {
 	Rule
 	index int // place in Config.Rules
 	rank  int // place of the rule's scope in the order in which locks are taken
@@ -104,12 +104,12 @@ type compiled struct {
 }
 
 // where names the rule in an error.
-func (c *compiled) where() string {
+func (c *compiledRule) where() string {
 	return fmt.Sprintf("rule %q (Rules[%d])", c.Name, c.index)
 }
 
 // scope is the scope of the rule's locks for a task of the given type.
-func (c *compiled) scope(taskType string) string {
+func (c *compiledRule) scope(taskType string) string {
 	if c.Scope != "" {
 		return c.Scope
 	}
@@ -118,14 +118,14 @@ func (c *compiled) scope(taskType string) string {
 
 // readsPayload tells whether the rule makes its key from the payload. A Key may do
 // so; OnHeaders, and a rule for a whole scope, do not.
-func (c *compiled) readsPayload() bool { return c.Key != nil || len(c.On) > 0 }
+func (c *compiledRule) readsPayload() bool { return c.Key != nil || len(c.On) > 0 }
 
 // compile checks the whole configuration and makes the rules ready. The error
 // joins everything that is wrong; the notices are for the log.
 func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
-	rules := make([]*compiled, len(cfg.Rules))
+	rules := make([]*compiledRule, len(cfg.Rules))
 	for i, rule := range cfg.Rules {
-		rules[i] = &compiled{Rule: rule, index: i}
+		rules[i] = &compiledRule{Rule: rule, index: i}
 	}
 	nameRules(rules)
 
@@ -149,7 +149,7 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 }
 
 // nameRules gives a Name to the rules that have none.
-func nameRules(rules []*compiled) {
+func nameRules(rules []*compiledRule) {
 	unnamed := map[string]int{}
 	for _, rule := range rules {
 		if rule.Name != "" {
@@ -162,7 +162,7 @@ func nameRules(rules []*compiled) {
 	}
 }
 
-func (c *compiled) fillDefaults() {
+func (c *compiledRule) fillDefaults() {
 	if c.Limit == 0 {
 		c.Limit = defaultLimit
 	}
@@ -174,7 +174,7 @@ func (c *compiled) fillDefaults() {
 }
 
 // check gives everything that is wrong with the rule by itself, as declared.
-func (c *compiled) check() (problems []error) {
+func (c *compiledRule) check() (problems []error) {
 	report := func(format string, args ...any) {
 		problems = append(problems, fmt.Errorf(format, args...))
 	}
@@ -236,7 +236,7 @@ func meantUnit(d time.Duration) string {
 	return fmt.Sprintf("; did you mean %ds? Go counts a bare number in nanoseconds", int64(d))
 }
 
-func (c *compiled) checkOn() (problems []error) {
+func (c *compiledRule) checkOn() (problems []error) {
 	for i, path := range c.On {
 		segments, err := jsonkey.ParsePath(path)
 		if err == nil && slices.Index(c.On, path) < i {
@@ -254,8 +254,8 @@ func (c *compiled) checkOn() (problems []error) {
 
 // checkTogether gives everything that is wrong between rules that are each
 // right by themselves. Defaults are filled in.
-func checkTogether(rules []*compiled) (problems []error) {
-	names, tasks, scopes := map[string]*compiled{}, map[string]int{}, map[string]*compiled{}
+func checkTogether(rules []*compiledRule) (problems []error) {
+	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}
 	for _, rule := range rules {
 		tasks[rule.Task]++
 	}

@@ -9,14 +9,14 @@ import (
 // scopeOrder says that a rule takes its scope after another one.
 type scopeOrder struct {
 	before string
-	rule   *compiled
+	rule   *compiledRule
 }
 
 // orderScopes ranks the explicit scopes so that for every pattern they are in
 // the order in which its rules declare them; scopes that no pattern relates are
 // in the order of their first declaration. A rule without a Scope is the only
 // one of its pattern, and needs no rank.
-func orderScopes(rules []*compiled, patterns []*pattern) (ranks map[string]int, problems []error) {
+func orderScopes(rules []*compiledRule, patterns []*pattern) (ranks map[string]int, problems []error) {
 	after := map[string][]scopeOrder{} // by the scope that comes later
 	for _, p := range patterns {
 		var scopes []string

@@ -15,21 +15,21 @@ type server struct {
 	guard   *Guard
 	workers *workers
 
-	guarded  atomic.Bool // a task of it came to the Middleware
+	guarded  atomic.Bool // a task of the server has come to the Middleware
 	checking atomic.Bool // checkGuarded is due, or was called
 }
 
-// serverKey finds the mark of one Guard; stacked guards each leave their own.
+// serverKey finds the taskMark of one Guard. Of several guards, each has its own.
 type serverKey struct{ guard *Guard }
 
-// ServerConfig adapts an asynq configuration so that tasks which the Guard
-// hands back keep their attempts: they count as no failure, come back after the
-// Guard's own delay, and are kept from the ErrorHandler, as are tasks that were
-// replaced. IsFailure, RetryDelayFunc, ErrorHandler and BaseContext of cfg go on
-// working for all other errors; asynq's defaults stand in where they are nil.
+// ServerConfig returns cfg with what the Guard needs, so that a task which the Guard
+// hands back keeps its attempt: asynq does not count it as a failure, runs it again
+// after the Guard's delay, and does not call the ErrorHandler for it. The ErrorHandler
+// is not called for replaced tasks either. IsFailure, RetryDelayFunc, ErrorHandler and
+// BaseContext of cfg are called for all other errors; nil means asynq's defaults.
 //
-// Call it once for each server: the policy Park counts the server's workers by
-// it, and takes Concurrency for their number. With several guards:
+// Call ServerConfig once for each server: the policy Park counts the busy workers of
+// each, out of cfg.Concurrency. With several guards, nest the calls:
 // g1.ServerConfig(g2.ServerConfig(cfg)).
 func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	concurrency := cfg.Concurrency
@@ -41,7 +41,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
 		switch {
-		case g.handedBack(err) != nil, g.revokes(err):
+		case g.handedBack(err) != nil, g.isRevoked(err):
 			return false
 		case isFailure != nil:
 			return isFailure(err)
@@ -62,7 +62,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-			if g.handedBack(err) == nil && !g.revokes(err) {
+			if g.handedBack(err) == nil && !g.isRevoked(err) {
 				errorHandler.HandleError(ctx, t, err)
 			}
 		})
@@ -78,8 +78,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	return cfg
 }
 
-// serverOf is the server of ctx, nil when that was not configured through
-// ServerConfig.
+// serverOf returns the server of ctx, or nil when it was made without ServerConfig.
 func (g *Guard) serverOf(ctx context.Context) *server {
 	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
 		return m.server
@@ -87,17 +86,17 @@ func (g *Guard) serverOf(ctx context.Context) *server {
 	return nil
 }
 
-// taskMark marks the context of one task of a server, which asynq asks BaseContext
-// for: before the handler is called, once for each task.
+// taskMark marks the context of one task. asynq calls BaseContext once for each task,
+// before it calls the handler.
 type taskMark struct {
 	server *server
-	inside atomic.Int32 // how many calls of this Guard's Middleware it is in
+	nested atomic.Int32 // calls of this Guard's Middleware that the task is in
 }
 
-// newTask makes the mark of the next task. With the first one a check is due of
-// whether the Middleware is there at all: without it everything would run
-// unguarded, and nothing would tell. The timer ends by itself, and after Close it does
-// nothing: no log line comes from a Guard that is closed.
+// newTask makes the mark of the next task. The first one starts a timer that checks
+// whether the Middleware is installed: without it all tasks would run unguarded, and
+// nothing would say so. The timer fires once. After Close it does nothing, so that a
+// closed Guard logs nothing.
 func (s *server) newTask() *taskMark {
 	if !s.guarded.Load() && s.checking.CompareAndSwap(false, true) {
 		time.AfterFunc(guardedWithin, s.checkGuarded)
@@ -105,17 +104,16 @@ func (s *server) newTask() *taskMark {
 	return &taskMark{server: s}
 }
 
-// guardedWithin is how long after a server took its first task that task has
-// reached the Middleware, if there is any. asynq starts the handler right after it
-// made the task's context, so this is only time for a machine that is busy.
+// guardedWithin is how long a server's first task has to reach the Middleware. asynq
+// starts the handler right after it made the task's context, so only a busy machine
+// needs this time.
 const guardedWithin = time.Second
 
-// checkGuarded warns of a server whose tasks do not pass the Middleware. A program
-// that wraps only some of its handlers, by calling Middleware itself, is not warned:
-// the first task may be one for another handler, and BaseContext does not see its
-// type.
+// checkGuarded warns of a server whose tasks do not pass the Middleware. It does not
+// warn a program that wraps only some of its handlers by calling Middleware itself: the
+// first task may be for another handler, and BaseContext does not get its type.
 func (s *server) checkGuarded() {
-	if s.guarded.Load() || s.guard.wrapped.Load() || !s.guard.enter() {
+	if s.guarded.Load() || s.guard.middlewareUsed.Load() || !s.guard.enter() {
 		return
 	}
 	defer s.guard.leave() // Close waits for the log line
@@ -123,8 +121,8 @@ func (s *server) checkGuarded() {
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
 }
 
-// enterTask notes that a task is in the Middleware, and takes a worker: once,
-// however often its handlers are wrapped. The returned function undoes that.
+// enterTask counts a task's worker as busy until the returned function is called. It
+// counts the task once, however often its handler is wrapped.
 func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	m, _ := ctx.Value(serverKey{g}).(*taskMark)
 	if m == nil {
@@ -134,22 +132,22 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	if !g.rules.parks {
 		return func() {}
 	}
-	if m.inside.Add(1) == 1 {
-		m.server.workers.enter()
+	if m.nested.Add(1) == 1 {
+		m.server.workers.taskStarted()
 	}
 	return func() {
-		if m.inside.Add(-1) == 0 {
-			m.server.workers.leave()
+		if m.nested.Add(-1) == 0 {
+			m.server.workers.taskEnded()
 		}
 	}
 }
 
-// passedKey finds the task that a Guard's Middleware around this one runs.
-type passedKey struct{ guard *Guard }
+// guardedTaskKey finds the task that an outer Middleware of the same Guard runs.
+type guardedTaskKey struct{ guard *Guard }
 
-// passed tells whether ctx is that of a handler which the Guard runs for this very
-// task: installed twice, its Middleware has nothing left to do.
-func (g *Guard) passed(ctx context.Context, t *asynq.Task) bool {
-	outer, _ := ctx.Value(passedKey{g}).(*asynq.Task)
+// alreadyGuarded reports whether an outer Middleware of the same Guard runs this task.
+// A Middleware that is installed twice has nothing left to do.
+func (g *Guard) alreadyGuarded(ctx context.Context, t *asynq.Task) bool {
+	outer, _ := ctx.Value(guardedTaskKey{g}).(*asynq.Task)
 	return outer == t && t != nil
 }

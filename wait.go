@@ -8,37 +8,37 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// margin is how long before a task's own deadline a wait ends: asynq files a
-// task whose context ended as failed, whatever the handler says, and the answer
-// has to be there before.
+// margin is how long before its task's deadline a wait ends. asynq files a task whose
+// context has ended as failed, whatever the handler returns, so the middleware's answer
+// has to come before.
 const margin = time.Second
 
-// acquire takes a lock, standing in line for as long as the rule's Wait allows.
-// The error is a *BusyError, ErrClosed, or says that Redis could not be asked.
-func (a *attempt) acquire(t target) (*lock.Lease, error) {
+// acquire takes a lock. It waits in line for as long as the rule's Wait allows. The
+// error is a *BusyError, ErrClosed, or says that Redis could not be asked.
+func (a *attempt) acquire(t target) error {
 	if t.rule.Busy.kind == policyReplace {
 		return a.replace(t)
 	}
 	m := a.lockOf(t)
-	if t.rule.Busy == Park && !a.last && a.note != "" {
-		return a.acquireOrPark(t, m)
+	if t.rule.Busy == Park && !a.lastAttempt && a.note != "" {
+		return a.lockOrPark(t, m)
 	}
 	wait := t.rule.Wait
-	if t.rule.Busy == Park || wait > 0 && !a.join() {
+	if t.rule.Busy == Park || wait > 0 && !a.reserveWait() {
 		wait = 0
 	}
 	if wait == 0 {
 		lease, err := m.TryLock(a.ctx)
-		return a.own(t, lease, err)
+		return a.keepLease(t, lease, err)
 	}
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
-	return a.wait(t, m, wait)
+	return a.lockWithin(t, m, wait)
 }
 
-// lockOf is the lock of a target as this attempt takes it.
+// lockOf returns the lock of a target as this attempt takes it.
 func (a *attempt) lockOf(t target) *lock.Lock {
-	return a.guard.lockOf(t, a.note, append(a.stoppable(t), lock.OnWait(func() { a.lineUp(t) }))...)
+	return a.guard.lockOf(t, a.note, append(a.onStop(t), lock.OnWait(func() { a.observeWaiting(t) }))...)
 }
 
 func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
@@ -47,94 +47,94 @@ func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
 	}, more...)...)
 }
 
-// join counts a worker into the line unless MaxWaiting are there.
-func (a *attempt) join() bool {
+// reserveWait counts a worker as waiting. It returns false when MaxWaiting workers wait
+// already. After true, the caller subtracts 1 from Guard.waiting when the wait is over.
+func (a *attempt) reserveWait() bool {
 	n := a.guard.waiting.Add(1)
-	if most := a.guard.cfg.MaxWaiting; most > 0 && n > int64(most) {
+	if limit := a.guard.cfg.MaxWaiting; limit > 0 && n > int64(limit) {
 		a.guard.waiting.Add(-1)
 		return false
 	}
 	return true
 }
 
-// wait stands in line for at most so long, the margin before the task's
-// deadline, the Guard's Close, or until the task is asked to stop.
-func (a *attempt) wait(t target, m *lock.Lock, most time.Duration) (*lock.Lease, error) {
+// lockWithin waits in line until the lock is granted, limit is over, the margin before
+// the task's deadline is reached, the Guard closes, or a newer task replaces this one.
+func (a *attempt) lockWithin(t target, m *lock.Lock, limit time.Duration) error {
 	if deadline, ok := a.ctx.Deadline(); ok {
-		most = min(most, time.Until(deadline)-margin)
+		limit = min(limit, time.Until(deadline)-margin)
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, max(0, most))
+	ctx, cancel := context.WithTimeout(a.ctx, max(0, limit))
 	defer cancel()
 	defer context.AfterFunc(a.guard.closing, cancel)()
 	if ctx.Err() != nil && a.ctx.Err() == nil && a.guard.closing.Err() == nil {
-		// No time for a line, but for a look.
+		// Too late to wait, but not to try once.
 		lease, err := m.TryLock(a.ctx)
-		return a.own(t, lease, err)
+		return a.keepLease(t, lease, err)
 	}
-	defer a.stepOut(t)
-	defer a.pursue(t, m, cancel)()
+	defer a.observeWaited(t)
+	defer a.watchWhileWaiting(t, m, cancel)()
 	lease, err := m.Lock(ctx)
 	if err != nil && a.guard.closing.Err() != nil {
-		return nil, ErrClosed
+		return ErrClosed
 	}
-	return a.own(t, lease, err)
+	return a.keepLease(t, lease, err)
 }
 
-// lineUp tells that the wait in line began, stepOut that it is over, if it began.
-func (a *attempt) lineUp(t target) {
-	a.inLine = time.Now()
+// observeWaiting observes that the task begins to wait in line.
+func (a *attempt) observeWaiting(t target) {
+	a.waitingSince = time.Now()
 	a.observe(Event{Kind: EventWaiting, Rule: t.rule.Name, Key: t.key})
 }
 
-func (a *attempt) stepOut(t target) {
-	if a.inLine.IsZero() {
+// observeWaited observes the end of a wait, if it began.
+func (a *attempt) observeWaited(t target) {
+	if a.waitingSince.IsZero() {
 		return
 	}
-	waited := time.Since(a.inLine)
-	a.inLine = time.Time{}
+	waited := time.Since(a.waitingSince)
+	a.waitingSince = time.Time{}
 	a.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 
-// waitInLine waits for a lock in line, whatever the policy of its rule.
-func (a *attempt) waitInLine(t target, most time.Duration) (*lock.Lease, error) {
-	if t.rule.Busy.kind == policyReplace {
-		return a.replaceInLine(t, most)
-	}
-	return a.wait(t, a.lockOf(t), most)
-}
-
-// insist is how a task without attempts left gets its lock: any error would
-// have asynq archive it although it has not run. It waits in line, whatever
-// MaxWaiting says, bears Redis being away, and gives up only when the task's
-// own time is up.
-func (a *attempt) insist(t target) (*lock.Lease, error) {
+// waitUntilDeadline takes the lock for a task on its last attempt, which asynq would
+// archive for any error although it has not run. It waits in line whatever MaxWaiting
+// and the policy say, tries again while Redis is away, and stops only when the task's
+// time is up, the Guard closes, or a newer task replaces this one.
+func (a *attempt) waitUntilDeadline(t target) error {
 	a.guard.waiting.Add(1)
 	defer a.guard.waiting.Add(-1)
-	const forever = 1 << 62
 	for {
-		lease, err := a.waitInLine(t, forever)
+		err := a.waitOnce(t)
 		if err == nil {
-			a.guard.outage.over(a.guard.log)
-			return lease, nil
+			a.guard.outage.noteSuccess(a.guard.log)
+			return nil
 		}
 		var busy *BusyError
-		if errors.As(err, &busy) || errors.Is(err, ErrClosed) || a.ctx.Err() != nil || a.stopped() {
-			return nil, err
+		if errors.As(err, &busy) || errors.Is(err, ErrClosed) || a.ctx.Err() != nil || a.isReplaced() {
+			return err
 		}
 		a.backendError(t, err)
 		if !a.pause(a.guard.outage.delay()) {
 			if a.guard.closing.Err() != nil {
-				return nil, ErrClosed
+				return ErrClosed
 			}
-			return nil, err
+			return err
 		}
 	}
 }
 
-// pause blocks the worker before a task on its last attempt tries again: for d,
-// but at most until the margin before the task's deadline. It returns false, at
-// once, when the task must not try again: its time is up, the Guard closes, or a
-// newer task replaced it.
+func (a *attempt) waitOnce(t target) error {
+	const forever = 1 << 62
+	if t.rule.Busy.kind == policyReplace {
+		return a.replaceInLine(t, forever)
+	}
+	return a.lockWithin(t, a.lockOf(t), forever)
+}
+
+// pause blocks the worker of a task on its last attempt for d, or until the margin
+// before the task's deadline. It returns false, at once, when the task must not try
+// again: its time is up, the Guard closes, or a newer task replaced it.
 func (a *attempt) pause(d time.Duration) (again bool) {
 	if deadline, ok := a.ctx.Deadline(); ok {
 		left := time.Until(deadline) - margin
@@ -144,8 +144,8 @@ func (a *attempt) pause(d time.Duration) (again bool) {
 		d = min(d, left)
 	}
 	var replaced <-chan struct{} // nil, which blocks, where no rule replaces
-	if a.newest != nil {
-		replaced = a.newest.asked.Done()
+	if a.replacing != nil {
+		replaced = a.replacing.stopRequested.Done()
 	}
 	timer := time.NewTimer(d) // the worker's own; ends with this call
 	defer timer.Stop()
@@ -163,9 +163,9 @@ func (a *attempt) pause(d time.Duration) (again bool) {
 // asynq.Timeout nor asynq.Deadline.
 const asynqTimeout = 30 * time.Minute
 
-// longestWait is the longest time that a task of the rule stands in line in its
-// worker before the policy applies. Park does not wait for a fixed time.
-func (c *compiled) longestWait() time.Duration {
+// longestWait returns the longest time that a task of the rule waits in its worker
+// before the policy applies. Park has no fixed time.
+func (c *compiledRule) longestWait() time.Duration {
 	switch {
 	case c.Busy.kind == policyPark:
 		return 0
@@ -175,15 +175,14 @@ func (c *compiled) longestWait() time.Duration {
 	return c.Wait
 }
 
-// warnLongWait warns once for a rule whose Wait is longer than the time that a
-// task came with.
+// warnLongWait warns once of a rule whose Wait is longer than the Timeout of a task.
 func (a *attempt) warnLongWait(t target) {
 	deadline, ok := a.ctx.Deadline()
 	wait := t.rule.longestWait()
-	if !ok || wait <= deadline.Sub(a.came)-margin {
+	if !ok || wait <= deadline.Sub(a.arrivedAt)-margin {
 		return
 	}
 	a.guard.warnOnce("long wait of "+t.rule.Name, "a rule's Wait is longer than the Timeout of its task, and time in line counts against that: "+
 		"the handler may begin with a second left; shorten the Wait, or enqueue the task with a Timeout of at least the Wait and the work together",
-		"rule", t.rule.Name, "wait", wait, "timeout", deadline.Sub(a.came).Round(time.Millisecond), "task", a.note)
+		"rule", t.rule.Name, "wait", wait, "timeout", deadline.Sub(a.arrivedAt).Round(time.Millisecond), "task", a.note)
 }

@@ -8,71 +8,71 @@ import (
 )
 
 const (
-	// cheapWait is how long a worker may be held for a wait although it is the
-	// last one: less than going back to asynq and coming again takes.
-	cheapWait = 20 * time.Millisecond
-	// cheapWaitCheck is when such a wait is looked at again: it was to be over.
-	cheapWaitCheck = 2 * cheapWait
+	// nearTurn is how long a wait may keep the server's last worker: less than parking
+	// and coming back takes.
+	nearTurn = 20 * time.Millisecond
+	// nearTurnCheck is after how long such a wait should be over, and is looked at again.
+	nearTurnCheck = 2 * nearTurn
 )
 
-// workers knows how many workers of one server are busy, and which of them only
-// wait in line and would park. While a worker is free they may wait; when the
-// last one is taken the newest of them gives way.
+// workers counts the busy workers of one server, and knows which of them only wait in
+// line and could park. While a worker is free they may wait. When the last worker is
+// taken, the one that has waited for the shortest time parks its task.
 type workers struct {
 	limit int64
 	busy  atomic.Int64
 
-	mu       sync.Mutex     // guards what follows; never held across I/O
-	waiting  []*place       // newest last
-	inLine   map[string]int // how many of them for each key
-	yielding *place         // asked to give way, and not gone yet: one at a time, for it frees one worker
-	checking bool           // a check of cheap waits is due; its timer ends by itself
+	mu             sync.Mutex       // guards what follows; never held across I/O
+	waiting        []*waitingWorker // newest last
+	inLine         map[string]int   // how many of them for each key
+	yielding       *waitingWorker   // was asked to park, and has not yet: one at a time, since it frees one worker
+	checkScheduled bool             // a look at waits whose turn was near is due; its timer fires once
 }
 
-// waitable is what is to be known of a lock that workers stand in line for.
-type waitable interface {
+// waitedLock is the lock that a worker waits for.
+type waitedLock interface {
 	Key() string
 	HoldTime() time.Duration
 }
 
-// place is one worker in line.
-type place struct {
-	lock  waitable
+// waitingWorker is a worker that waits in line.
+type waitingWorker struct {
+	lock  waitedLock
 	since time.Time
-	yield chan struct{} // closed when it has to give way
+	yield chan struct{} // closed when its task is to park
 	once  sync.Once
 }
 
-func (p *place) giveWay() { p.once.Do(func() { close(p.yield) }) }
+func (p *waitingWorker) giveWay() { p.once.Do(func() { close(p.yield) }) }
 
 func newWorkers(limit int) *workers {
 	return &workers{limit: int64(limit), inLine: make(map[string]int)}
 }
 
-func (w *workers) enter() {
+func (w *workers) taskStarted() {
 	if w.busy.Add(1) >= w.limit {
 		w.mu.Lock()
-		w.press()
+		w.askOneToYield()
 		w.mu.Unlock()
 	}
 }
 
-func (w *workers) leave() { w.busy.Add(-1) }
+func (w *workers) taskEnded() { w.busy.Add(-1) }
 
-// wait notes a worker that stands in line for m. Its yield may be closed at once.
-func (w *workers) wait(m waitable) *place {
-	p := &place{lock: m, since: time.Now(), yield: make(chan struct{})}
+// enterLine adds a worker that waits in line for m. Its yield may be closed at once.
+func (w *workers) enterLine(m waitedLock) *waitingWorker {
+	p := &waitingWorker{lock: m, since: time.Now(), yield: make(chan struct{})}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.waiting = append(w.waiting, p)
 	w.inLine[m.Key()]++
-	w.press()
+	w.askOneToYield()
 	return p
 }
 
-// over notes that it stands there no more. If it got its lock instead of giving
-// way, no worker came free for it: another has to go.
-func (w *workers) over(p *place, leaves bool) {
+// leaveLine removes a worker that waits no more. workerFree is false when it got its
+// lock: then no worker came free, and if this one was asked to park, another one is.
+func (w *workers) leaveLine(p *waitingWorker, workerFree bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if i := slices.Index(w.waiting, p); i >= 0 {
@@ -84,47 +84,47 @@ func (w *workers) over(p *place, leaves bool) {
 	}
 	if w.yielding == p {
 		w.yielding = nil
-		if !leaves {
-			w.press()
+		if !workerFree {
+			w.askOneToYield()
 		}
 	}
 }
 
-// press asks the newest that stands in line to give way, if no worker is free
-// and none is giving way already. One whose turn is near stays: it is away
-// longer than that when it parks. Callers hold mu.
-func (w *workers) press() {
+// askOneToYield asks the newest waiting worker to park its task, if no worker is free
+// and none was asked already. A worker whose turn is near stays: parking and coming
+// back would take longer. Callers hold mu.
+func (w *workers) askOneToYield() {
 	if w.busy.Load() < w.limit || w.yielding != nil {
 		return
 	}
-	cheap := false
+	someNear := false
 	for _, p := range slices.Backward(w.waiting) {
-		if w.cheap(p) {
-			cheap = true
+		if w.isTurnNear(p) {
+			someNear = true
 			continue
 		}
 		w.yielding = p
 		p.giveWay()
 		return
 	}
-	if cheap && !w.checking {
-		w.checking = true
-		time.AfterFunc(cheapWaitCheck, func() {
+	if someNear && !w.checkScheduled {
+		w.checkScheduled = true
+		time.AfterFunc(nearTurnCheck, func() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			w.checking = false
-			w.press()
+			w.checkScheduled = false
+			w.askOneToYield()
 		})
 	}
 }
 
-// cheap tells whether p's turn is near: by how long its lock is held on average
-// and how many wait for it here, unless it has waited for longer than that
-// would take. Callers hold mu.
-func (w *workers) cheap(p *place) bool {
+// isTurnNear reports whether p's turn should come soon, by how long its lock is held on
+// average and how many workers wait for it here. It is false when p has waited for
+// longer than that. Callers hold mu.
+func (w *workers) isTurnNear(p *waitingWorker) bool {
 	hold := p.lock.HoldTime()
-	if hold == 0 || time.Since(p.since) > cheapWaitCheck {
+	if hold == 0 || time.Since(p.since) > nearTurnCheck {
 		return false
 	}
-	return time.Duration(w.inLine[p.lock.Key()])*hold <= cheapWait
+	return time.Duration(w.inLine[p.lock.Key()])*hold <= nearTurn
 }

@@ -32,23 +32,23 @@ func newOffice(t *testing.T, limit int) *office {
 
 // comes is a worker that is taken and then stands in line for the lock called
 // so.
-func (o *office) comes(name string) *place { return o.comesTo(counter{key: name}) }
+func (o *office) comes(name string) *waitingWorker { return o.comesTo(counter{key: name}) }
 
-func (o *office) comesTo(c counter) *place {
-	o.enter()
-	return o.wait(c)
+func (o *office) comesTo(c counter) *waitingWorker {
+	o.taskStarted()
+	return o.enterLine(c)
 }
 
 // goes is what a worker does that was asked to give way, or got its lock and is
 // through with it.
-func (o *office) goes(p *place, parked bool) {
-	o.over(p, parked)
+func (o *office) goes(p *waitingWorker, parked bool) {
+	o.leaveLine(p, parked)
 	if parked {
-		o.leave()
+		o.taskEnded()
 	}
 }
 
-func (p *place) asked() bool {
+func (p *waitingWorker) asked() bool {
 	select {
 	case <-p.yield:
 		return true
@@ -58,7 +58,7 @@ func (p *place) asked() bool {
 }
 
 // check fails unless exactly these were asked to give way.
-func (o *office) check(all []*place, want ...bool) {
+func (o *office) check(all []*waitingWorker, want ...bool) {
 	o.t.Helper()
 	for i, p := range all {
 		if p.asked() != want[i] {
@@ -70,9 +70,9 @@ func (o *office) check(all []*place, want ...bool) {
 func TestWorkers_newestGivesWay(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 4)
-	all := []*place{o.comes("a"), o.comes("b"), o.comes("a")}
+	all := []*waitingWorker{o.comes("a"), o.comes("b"), o.comes("a")}
 	o.check(all, false, false, false) // one worker is free
-	o.enter()                         // somebody who does not wait takes it
+	o.taskStarted()                   // somebody who does not wait takes it
 	o.check(all, false, false, true)
 }
 
@@ -80,7 +80,7 @@ func TestWorkers_newestGivesWay(t *testing.T) {
 func TestWorkers_lastOneComes(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 2)
-	o.enter()
+	o.taskStarted()
 	if p := o.comes("a"); !p.asked() {
 		t.Error("the last worker is held for a wait")
 	}
@@ -95,19 +95,19 @@ func TestWorkers_lastOneComes(t *testing.T) {
 func TestWorkers_oneAtATime(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 3)
-	all := []*place{o.comes("a"), o.comes("b"), o.comes("c")}
+	all := []*waitingWorker{o.comes("a"), o.comes("b"), o.comes("c")}
 	// The last one took the last worker, for which b was asked, and then stands in
 	// line itself: b's is to come free.
 	o.check(all, false, true, false)
 	o.goes(all[1], true)
 	o.check(all, false, true, false)
-	o.enter() // the freed one is taken
+	o.taskStarted() // the freed one is taken
 	o.check(all, false, true, true)
 	o.goes(all[2], true)
-	o.enter()
+	o.taskStarted()
 	o.check(all, true, true, true)
 	o.goes(all[0], true)
-	o.enter() // nobody is left to be asked
+	o.taskStarted() // nobody is left to be asked
 	if len(o.waiting) != 0 || len(o.inLine) != 0 || o.yielding != nil {
 		t.Errorf("left over: %d in line, %v, %v", len(o.waiting), o.inLine, o.yielding)
 	}
@@ -117,8 +117,8 @@ func TestWorkers_oneAtATime(t *testing.T) {
 func TestWorkers_gotItsLockInstead(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 3)
-	all := []*place{o.comes("a"), o.comes("b")}
-	o.enter()
+	all := []*waitingWorker{o.comes("a"), o.comes("b")}
+	o.taskStarted()
 	o.check(all, false, true)
 	o.goes(all[1], false)
 	o.check(all, true, true)
@@ -128,8 +128,8 @@ func TestWorkers_gotItsLockInstead(t *testing.T) {
 func TestWorkers_otherGotItsLock(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 4)
-	all := []*place{o.comes("a"), o.comes("b"), o.comes("c")}
-	o.enter()
+	all := []*waitingWorker{o.comes("a"), o.comes("b"), o.comes("c")}
+	o.taskStarted()
 	o.goes(all[0], false)
 	o.check(all, false, false, true)
 	o.goes(all[2], false)
@@ -141,13 +141,13 @@ func TestWorkers_otherGotItsLock(t *testing.T) {
 func TestWorkers_leavesByItself(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 4)
-	all := []*place{o.comes("a"), o.comes("b"), o.comes("c")}
+	all := []*waitingWorker{o.comes("a"), o.comes("b"), o.comes("c")}
 	all[0].giveWay()
 	all[0].giveWay() // twice does no harm
 	o.goes(all[0], true)
-	o.enter()
+	o.taskStarted()
 	o.check(all, true, false, false)
-	o.enter()
+	o.taskStarted()
 	o.check(all, true, false, true)
 }
 
@@ -156,10 +156,10 @@ func TestWorkers_free(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 2)
 	p := o.comes("a")
-	o.leave() // that of some other, so that one is free
+	o.taskEnded() // that of some other, so that one is free
 	for range 10 {
-		o.enter()
-		o.leave()
+		o.taskStarted()
+		o.taskEnded()
 	}
 	if p.asked() || o.busy.Load() != 0 {
 		t.Errorf("asked: %t, busy: %d", p.asked(), o.busy.Load())
@@ -171,20 +171,20 @@ func TestWorkers_free(t *testing.T) {
 func TestWorkers_cheapWaits(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 3)
-	long := o.comesTo(counter{"long", cheapWait + 1})
+	long := o.comesTo(counter{"long", nearTurn + 1})
 	began := time.Now()
-	short := o.comesTo(counter{"short", cheapWait})
-	o.enter()
+	short := o.comesTo(counter{"short", nearTurn})
+	o.taskStarted()
 	if !long.asked() {
 		t.Error("the long wait keeps its worker")
 	}
-	if short.asked() && time.Since(began) < cheapWaitCheck {
+	if short.asked() && time.Since(began) < nearTurnCheck {
 		t.Error("the short wait gives way at once")
 	}
 	o.goes(long, true)
-	o.enter()
+	o.taskStarted()
 	redistest.Eventually(t, patience, short.asked, "a wait that was to be short gives way")
-	if waited := time.Since(began); waited < cheapWaitCheck {
+	if waited := time.Since(began); waited < nearTurnCheck {
 		t.Errorf("it was asked after %s", waited)
 	}
 }
@@ -194,13 +194,13 @@ func TestWorkers_cheapWaits(t *testing.T) {
 func TestWorkers_cheapWaitEnds(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 2)
-	o.enter()
+	o.taskStarted()
 	short := o.comesTo(counter{"short", time.Millisecond})
 	o.goes(short, false)
 	redistest.Eventually(t, patience, func() bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return !o.checking
+		return !o.checkScheduled
 	}, "the look")
 	if o.yielding != nil || len(o.waiting) != 0 {
 		t.Errorf("left over: %v, %d in line", o.yielding, len(o.waiting))
@@ -211,12 +211,12 @@ func TestWorkers_cheapWaitEnds(t *testing.T) {
 // nobody is before it.
 func TestWorkers_cheapWaitsAddUp(t *testing.T) {
 	t.Parallel()
-	const hold, fit = 2 * time.Millisecond, int(cheapWait / (2 * time.Millisecond))
+	const hold, fit = 2 * time.Millisecond, int(nearTurn / (2 * time.Millisecond))
 	for _, c := range []struct{ same, asked int }{{fit, 0}, {fit + 1, 1}} {
 		// Again where the machine takes so long that no wait is short any more.
 		redistest.Eventually(t, patience, func() bool {
 			o := newOffice(t, 100)
-			var all []*place
+			var all []*waitingWorker
 			for i := range 2 * c.same { // every other one for a lock of its own
 				m := counter{"m", hold}
 				if i%2 == 1 {
@@ -225,7 +225,7 @@ func TestWorkers_cheapWaitsAddUp(t *testing.T) {
 				all = append(all, o.comesTo(m))
 			}
 			for o.busy.Load() < o.limit {
-				o.enter()
+				o.taskStarted()
 			}
 			asked := 0
 			for _, p := range all {
@@ -233,7 +233,7 @@ func TestWorkers_cheapWaitsAddUp(t *testing.T) {
 					asked++
 				}
 			}
-			if time.Since(all[0].since) >= cheapWaitCheck {
+			if time.Since(all[0].since) >= nearTurnCheck {
 				return false
 			}
 			if asked != c.asked {
@@ -256,15 +256,15 @@ func TestWorkers_stress(t *testing.T) {
 	work := func(round int) {
 		slots <- struct{}{}
 		defer func() { <-slots }()
-		o.enter()
-		defer o.leave()
+		o.taskStarted()
+		defer o.taskEnded()
 		switch round % 3 {
 		case 0:
-			p := o.wait(m)
+			p := o.enterLine(m)
 			<-p.yield // until all workers are taken, and it is the newest
-			o.over(p, true)
+			o.leaveLine(p, true)
 		case 1:
-			o.over(o.wait(m), false) // gets its lock, asked or not
+			o.leaveLine(o.enterLine(m), false) // gets its lock, asked or not
 		}
 	}
 	for g := range 2 * limit {
@@ -284,10 +284,10 @@ func TestWorkers_stress(t *testing.T) {
 		}
 		// The last ones have free workers beside them: these are taken now.
 		for range limit {
-			o.enter()
+			o.taskStarted()
 		}
 		for range limit {
-			o.leave()
+			o.taskEnded()
 		}
 		return false
 	}, "all come to an end")

@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"context"
-	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
@@ -54,5 +53,5 @@ func Trace(ctx context.Context, e automutex.Event) {
 	if e.Delay > 0 {
 		attributes = append(attributes, attribute.Float64("automutex.delay_seconds", e.Delay.Seconds()))
 	}
-	span.AddEvent("automutex."+strings.ReplaceAll(string(e.Kind), " ", "_"), trace.WithAttributes(attributes...))
+	span.AddEvent("automutex."+string(e.Kind), trace.WithAttributes(attributes...))
 }

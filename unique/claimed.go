@@ -9,7 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -103,7 +103,7 @@ const (
 
 // judge says what a claim stands for. info is the task in the way.
 func (o *order) judge(ctx context.Context, standing lock.Claimed) (state claimState, info *asynq.TaskInfo, err error) {
-	queue, id, ok := claim.Task(standing.Holder)
+	queue, id, ok := tasknote.Parse(standing.Holder)
 	if !ok {
 		return claimOver, nil, nil // none of ours
 	}
@@ -133,7 +133,7 @@ func (o *order) judge(ctx context.Context, standing lock.Claimed) (state claimSt
 
 // unseen describes a task that has a claim and is not there.
 func (o *order) unseen(standing lock.Claimed) *asynq.TaskInfo {
-	queue, id, _ := claim.Task(standing.Holder)
+	queue, id, _ := tasknote.Parse(standing.Holder)
 	info := &asynq.TaskInfo{ID: id, Queue: queue, Type: o.task.Type(), State: asynq.TaskStatePending}
 	if standing.Confirmed {
 		info.State = asynq.TaskStateCompleted

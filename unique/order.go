@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -83,7 +84,7 @@ func (o *order) duplicate(info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
 }
 
 // holder is what a claim of the task with that ID says.
-func (o *order) holder(id string) string { return claim.Holder(o.rule.Queue, id) }
+func (o *order) holder(id string) string { return tasknote.Of(o.rule.Queue, id) }
 
 func (o *order) claim() *lock.Claim { return o.client.locker.Claim(o.key) }
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/tasknote"
 )
 
 // supersede is Replace and Postpone. asynq changes the payload of a scheduled
@@ -80,7 +80,7 @@ func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
 		}
 		s.holder, s.age = standing.Holder, standing.Age
 		var ok bool
-		if queue, id, ok = claim.Task(standing.Holder); !ok {
+		if queue, id, ok = tasknote.Parse(standing.Holder); !ok {
 			return s, nil
 		}
 		if window = o.rule.Until.kind == untilOver; window && standing.Confirmed {

@@ -6,10 +6,7 @@
 // to a task without losing the options it was made with.
 package claim
 
-import (
-	"net/url"
-	"strings"
-)
+import "strings"
 
 // untilStart follows the lock's key in the ID of a task with such a claim.
 const untilStart = ":start:"
@@ -29,18 +26,6 @@ func Has(id, lockKey string) bool {
 // prefix. A lock's key ends with its only closing brace.
 func HasAny(id, prefix string) bool {
 	return strings.HasPrefix(id, prefix) && strings.HasPrefix(id[len(prefix):], ":{") && strings.Contains(id, "}"+untilStart)
-}
-
-// Holder is whose claim it is: a task, named across queues. Task IDs are unique
-// in their queue only, and either may hold any character, so the queue is
-// escaped: no two tasks share a text.
-func Holder(queue, id string) string { return url.PathEscape(queue) + "/" + id }
-
-// Task is the inverse of Holder; not ok: holder was not made by it.
-func Task(holder string) (queue, id string, ok bool) {
-	escaped, id, found := strings.Cut(holder, "/")
-	queue, err := url.PathUnescape(escaped)
-	return queue, id, found && err == nil
 }
 
 // handedBack begins the errors with which a Guard gives a task back to asynq before

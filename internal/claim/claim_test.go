@@ -18,23 +18,3 @@ func TestHas(t *testing.T) {
 		t.Error("claims of a prefix are not told from others")
 	}
 }
-
-func TestHolder(t *testing.T) {
-	t.Parallel()
-	if Holder("a/b", "c") == Holder("a", "b/c") || Holder("low", "7") != "low/7" {
-		t.Error("two tasks share a text")
-	}
-}
-
-func TestTask(t *testing.T) {
-	t.Parallel()
-	for _, queue := range []string{"low", "a/b", "%2F", "ü ?"} {
-		q, id, ok := Task(Holder(queue, "x/y"))
-		if q != queue || id != "x/y" || !ok {
-			t.Errorf("%q comes back as %q, %q, %v", queue, q, id, ok)
-		}
-	}
-	if _, _, ok := Task("no slash"); ok {
-		t.Error("a text without a queue is taken for a holder")
-	}
-}
