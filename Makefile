@@ -1,6 +1,6 @@
 # Shortcuts. Everything that a change has to pass is .ci/run.
 
-MODULES := . bench cmd/automutex examples metrics trust
+MODULES := . bench cmd/automutex examples metrics trust web
 FUZZTIME ?= 30s
 LINTER := $(CURDIR)/.ci/bin/golangci-lint
 

@@ -293,7 +293,7 @@ func TestReadmeSnippets(t *testing.T) {
 	}
 	compiled := ""
 	for _, file := range []string{
-		"example_test.go", "migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go",
+		"example_test.go", "migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go",
 		"examples/quickstart/main.go", "examples/encodings/main.go",
 	} {
 		source, err := os.ReadFile(file)
@@ -302,7 +302,7 @@ func TestReadmeSnippets(t *testing.T) {
 		}
 		compiled += squeeze(string(source))
 	}
-	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 15, "docs/operations.md": 3, "docs/migrating.md": 4} {
+	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 15, "docs/operations.md": 4, "docs/migrating.md": 4} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)

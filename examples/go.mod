@@ -46,3 +46,5 @@ require (
 
 // For builds of this module alone; in the workspace go.work does the same.
 replace github.com/automutex/automutex => ../
+
+replace github.com/automutex/automutex/web => ../web

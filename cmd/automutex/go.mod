@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/automutex/automutex v0.1.0 // in this repository go.work takes the library from its folder
+	github.com/automutex/automutex/web v0.1.0
 	github.com/charmbracelet/x/ansi v0.11.9
 	github.com/creack/pty v1.1.24
 	github.com/hibiken/asynq v0.26.0

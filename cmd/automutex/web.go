@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
+	"github.com/automutex/automutex/web"
+)
+
+// What the environment has of the page: never on the command line, which others see.
+const (
+	webUserEnv     = "AUTOMUTEX_WEB_USER"
+	webPasswordEnv = "AUTOMUTEX_WEB_PASSWORD" //nolint:gosec // the name of a variable
+	hashKeysEnv    = "AUTOMUTEX_HASH_KEYS"
+)
+
+// webCommand is what the flags of web say.
+type webCommand struct {
+	app      *app
+	listen   string
+	root     string
+	asynqmon string
+	operate  bool
+	user     string
+	password string
+}
+
+func newWeb(a *app) *cobra.Command {
+	w := &webCommand{app: a}
+	cmd := &cobra.Command{
+		Use:   "web [FILE]",
+		Short: "Serve the page for operators",
+		Long: `Serve a page that shows which keys are contended, who holds them and who waits, live,
+until Ctrl-C. With the FILE of the rules the page names the rule of each key.
+
+Readers cannot change anything; --operate lets everybody who gets in break locks and so on.
+AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD in the environment are asked for by the
+browser. Without them the page listens on a loopback address only. It speaks plain HTTP:
+put a proxy with TLS before it where others can listen in.`,
+		Example: `  automutex web automutex.yaml
+  AUTOMUTEX_WEB_USER=ops AUTOMUTEX_WEB_PASSWORD=... automutex web --listen :8081 --operate`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return exactly(1, "FILE")(cmd, args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return w.run(cmd, args) },
+	}
+	cmd.Flags().StringVar(&w.listen, "listen", "127.0.0.1:8081", "address to serve on, host:port; port 0 takes any")
+	cmd.Flags().StringVar(&w.root, "root_path", "", "path at which browsers find the page, behind a proxy (/locks)")
+	cmd.Flags().StringVar(&w.asynqmon, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
+	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, delete and so on")
+	a.conn.needed(cmd)
+	return cmd
+}
+
+func (w *webCommand) run(cmd *cobra.Command, args []string) error {
+	w.user, w.password = os.Getenv(webUserEnv), os.Getenv(webPasswordEnv)
+	if err := w.check(); err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	var cfg automutex.Config
+	var producers unique.Config
+	if len(args) > 0 {
+		var err error
+		if cfg, producers, err = load(args[0]); err != nil {
+			return err
+		}
+		if !cmd.Flags().Changed("prefix") {
+			w.app.conn.prefix = cmp.Or(cfg.Prefix, w.app.conn.prefix)
+		}
+	}
+	rdb, err := w.app.conn.open(ctx)
+	if err != nil {
+		return err
+	}
+	page, err := web.New(rdb, web.Options{
+		RootPath: w.root, Prefix: w.app.conn.prefix, HashKeys: cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv)),
+		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, Access: w.access,
+		Logger: slog.New(slog.NewTextHandler(w.app.errs, nil)),
+	})
+	if err != nil {
+		return errors.Join(usage("%w", err), rdb.Close())
+	}
+	return errors.Join(w.serve(ctx, page), rdb.Close())
+}
+
+// check refuses to show the page to a network without a login.
+func (w *webCommand) check() error {
+	if (w.user == "") != (w.password == "") {
+		return usage("%s and %s go together: set both, or neither", webUserEnv, webPasswordEnv)
+	}
+	host, port, err := net.SplitHostPort(w.listen)
+	if err != nil || port == "" {
+		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", oneLine(w.listen))
+	}
+	if w.user == "" && !isLoopback(host) {
+		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", oneLine(w.listen), webUserEnv, webPasswordEnv)
+	}
+	return nil
+}
+
+// isLoopback tells whether nobody but this machine reaches a host.
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+func (w *webCommand) access(*http.Request) web.Access {
+	if w.operate {
+		return web.AccessOperate
+	}
+	return web.AccessRead
+}
+
+// serve serves until ctx ends.
+func (w *webCommand) serve(ctx context.Context, page http.Handler) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", w.listen)
+	if err != nil {
+		return no("cannot listen: %w", err)
+	}
+	srv := &http.Server{
+		Handler: w.guarded(page), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, WriteTimeout: 30 * time.Second,
+		ErrorLog: slog.NewLogLogger(slog.NewTextHandler(w.app.errs, nil), slog.LevelWarn),
+	}
+	closer, _ := page.(io.Closer)
+	fmt.Fprintf(w.app.out, "the page is at http://%s%s/\n", listener.Addr(), strings.TrimRight(w.root, "/"))
+	served := make(chan error, 1) // Serve returns once Shutdown was called, or fails
+	go func() { served <- srv.Serve(listener) }()
+	select {
+	case err := <-served:
+		return errors.Join(no("the server ended: %w", err), closer.Close())
+	case <-ctx.Done():
+	}
+	// The streams end with the page, so Shutdown waits for short answers only.
+	err = closer.Close()
+	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if shut := srv.Shutdown(bound); shut != nil {
+		err = errors.Join(err, shut, srv.Close())
+	}
+	<-served //nolint:errcheck // http.ErrServerClosed
+	return err
+}
+
+// guarded asks for user and password. Without them it answers only what was sent to this
+// machine by name: another site could else have a browser read the page by a name of its
+// own that leads here.
+func (w *webCommand) guarded(page http.Handler) http.Handler {
+	wantUser, wantPassword := sha256.Sum256([]byte(w.user)), sha256.Sum256([]byte(w.password))
+	return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		if w.user == "" {
+			host, _, err := net.SplitHostPort(r.Host)
+			if err != nil {
+				host = r.Host
+			}
+			if !isLoopback(host) {
+				http.Error(out, "this page is for localhost", http.StatusMisdirectedRequest)
+				return
+			}
+			page.ServeHTTP(out, r)
+			return
+		}
+		user, password, _ := r.BasicAuth()
+		isUser, isPassword := sha256.Sum256([]byte(user)), sha256.Sum256([]byte(password))
+		// Both are compared, in constant time, so that the time says nothing of either.
+		if subtle.ConstantTimeCompare(isUser[:], wantUser[:])&subtle.ConstantTimeCompare(isPassword[:], wantPassword[:]) != 1 {
+			out.Header().Set("WWW-Authenticate", `Basic realm="automutex", charset="UTF-8"`)
+			http.Error(out, "user or password are wrong", http.StatusUnauthorized)
+			return
+		}
+		page.ServeHTTP(out, r)
+	})
+}

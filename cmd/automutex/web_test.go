@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// served is a running "automutex web".
+type served struct {
+	t   *testing.T
+	url string
+	cmd *exec.Cmd
+}
+
+func startWeb(t *testing.T, b binary, env []string, args ...string) served {
+	t.Helper()
+	cmd := b.command(t, env, append([]string{"web", "--listen", "127.0.0.1:0"}, args...)...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	_, url, ok := strings.Cut(strings.TrimSpace(line), "the page is at ")
+	if err != nil || !ok {
+		t.Fatalf("%q: %q, %v; %s", args, line, err, stderr.String())
+	}
+	return served{t, url, cmd}
+}
+
+func (s served) get(path string, change func(*http.Request)) (int, string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(s.url, "/")+path, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if change != nil {
+		change(req)
+	}
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// The page shows the locks of real tasks, named by the file's rules, and ends at an
+// interrupt although somebody watches.
+func testWeb(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tr := start(t, s, wait)
+	tr.enqueue("the-task", "work", `{"id": 7}`)
+	tr.holds("the-task")
+	w := startWeb(t, b, nil, file(t, "rules:\n  - {name: the-rule, task: work, on: [id]}\n"), "--uri", s.Addr(), "--prefix", tr.prefix, "--asynqmon-path", "/asynq")
+	redistest.Eventually(t, patience, func() bool {
+		status, body := w.get("/", nil)
+		return status == http.StatusOK && strings.Contains(body, "<bdi>work|7</bdi>") && strings.Contains(body, "the-rule") && strings.Contains(body, "/the-task</a>") && strings.Contains(body, "worker-1:4242")
+	}, "the page shows the lock")
+	status, _ := w.get("/", func(r *http.Request) { r.Host = "evil.example.com" })
+	if status != http.StatusMisdirectedRequest {
+		t.Errorf("under another host's name: status %d, want %d", status, http.StatusMisdirectedRequest)
+	}
+	live, err := http.Get(w.url + "live?view=keys")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer live.Body.Close()
+	began := time.Now()
+	if err := w.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.cmd.Wait(); err != nil {
+		t.Errorf("after an interrupt: %v", err)
+	}
+	if took := time.Since(began); took > patience {
+		t.Errorf("it took %s to end", took)
+	}
+}
+
+// With a user and a password in the environment, nobody gets in without them.
+func testWebLogin(t *testing.T, b binary) {
+	s := redistest.Mini(t)
+	w := startWeb(t, b, []string{"AUTOMUTEX_WEB_USER=ops", "AUTOMUTEX_WEB_PASSWORD=secret"}, "--uri", s.Addr())
+	for _, c := range []struct {
+		user, password string
+		want           int
+	}{
+		{"", "", 401}, {"ops", "", 401}, {"ops", "wrong", 401}, {"other", "secret", 401}, {"ops", "secret", 200},
+	} {
+		status, _ := w.get("/static/app.css", func(r *http.Request) { r.SetBasicAuth(c.user, c.password) })
+		if status != c.want {
+			t.Errorf("%s:%s gets %d, want %d", c.user, c.password, status, c.want)
+		}
+	}
+	if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// An address that others reach is refused without a login, before anything is served.
+func testWebRefuses(t *testing.T, b binary) {
+	for _, listen := range []string{":8081", "0.0.0.0:8081", "[::]:8081", "192.0.2.1:8081", "example.com:8081"} {
+		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "AUTOMUTEX_WEB_PASSWORD")
+		b.runWith(t, "", []string{"AUTOMUTEX_WEB_USER=ops"}, "web", "--listen", listen).wantError(t, exitUsage, "go together")
+	}
+	for _, listen := range []string{"", "8081", "127.0.0.1:"} {
+		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "host:port")
+	}
+	s := redistest.Mini(t)
+	b.run(t, "web", "--uri", s.Addr(), "--root-path", "locks").wantError(t, exitUsage, "RootPath")
+	b.run(t, "web", "--uri", s.Addr(), "--listen", s.Addr()).wantError(t, exitNo, "cannot listen")
+	b.run(t, "web", "--uri", "127.0.0.1:1").wantError(t, exitRedis, "does not answer")
+}

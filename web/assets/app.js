@@ -1,0 +1,56 @@
+// What the page does beyond htmx: it says whether it is live, and draws the chart of the
+// last hour larger than the server does. Without it everything is still there.
+"use strict";
+(() => {
+  const state = document.getElementById("state");
+  const say = (live) => {
+    if (!state) return;
+    state.textContent = live ? state.dataset.live : state.dataset.lost;
+    state.classList.toggle("lost", !live);
+  };
+  document.addEventListener("htmx:sse:after:message", () => { say(true); draw(); });
+  document.addEventListener("htmx:sse:error", () => say(false));
+
+  const box = document.getElementById("plot");
+  let plot = null;
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // values turns what the server sent into what uPlot takes: seconds, and a column for each line.
+  const values = (data) => {
+    const times = data.lines[0].map((_, i) => data.begin + i * data.step);
+    return [times, ...data.lines];
+  };
+
+  const draw = () => {
+    const from = document.getElementById("chart-data");
+    if (!box || !from || !from.dataset.chart || from.dataset.empty === "true") return;
+    const data = JSON.parse(from.dataset.chart);
+    if (plot) {
+      plot.setData(values(data));
+      return;
+    }
+    box.hidden = false;
+    document.body.classList.add("plotted");
+    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--edge") }, ticks: { stroke: colour("--edge") } };
+    plot = new uPlot({
+      width: box.clientWidth || 600, height: 160,
+      scales: { y: { range: (_, min, max) => [0, Math.max(1, max)] } },
+      axes: [axis, axis],
+      series: [{}, ...data.names.map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
+    }, values(data), box);
+  };
+
+  const redraw = () => {
+    if (!plot) return;
+    plot.destroy();
+    plot = null;
+    draw();
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  let waiting = 0;
+  addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(redraw, 200);
+  });
+  draw();
+})();

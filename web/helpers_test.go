@@ -1,0 +1,170 @@
+package web
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// patience is how long a test waits for what should come at once: long, since only tests
+// that fail use it up.
+const patience = 30 * time.Second
+
+// site is the page, served to a test, on locks of its own.
+type site struct {
+	t      *testing.T
+	rdb    redis.UniversalClient
+	prefix string
+	locker *lock.Locker // of a worker
+	page   *page
+	server *httptest.Server
+}
+
+// serve makes a page on s. The options get a prefix of their own.
+func serve(t *testing.T, s *redistest.Server, o Options) *site {
+	t.Helper()
+	if o.Prefix == "" {
+		o.Prefix = redistest.Name(t)
+	}
+	o.Logger = slog.New(slog.DiscardHandler)
+	rdb := s.Client(t)
+	handler, err := New(rdb, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &site{t: t, rdb: rdb, prefix: o.Prefix, page: handler.(*page)}
+	v.locker = lock.New(rdb, lock.Options{Prefix: o.Prefix, Owner: "worker-1:4242", Logger: o.Logger})
+	v.server = httptest.NewServer(handler)
+	t.Cleanup(func() {
+		if err := v.page.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		v.server.Close()
+		if err := v.locker.Close(); err != nil {
+			t.Errorf("the worker's Close: %v", err)
+		}
+	})
+	return v
+}
+
+// answer is what a browser gets.
+type answer struct {
+	t      *testing.T
+	path   string
+	status int
+	header http.Header
+	body   string
+}
+
+// do sends a request, without following redirects.
+func (v *site) do(method, path string, body io.Reader, change ...func(*http.Request)) answer {
+	v.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, v.server.URL+path, body)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	for _, f := range change {
+		f(req)
+	}
+	client := &http.Client{Transport: v.server.Client().Transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err := client.Do(req)
+	if err != nil {
+		v.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		v.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return answer{v.t, path, resp.StatusCode, resp.Header, string(text)}
+}
+
+func (v *site) get(path string) answer { v.t.Helper(); return v.do(http.MethodGet, path, nil) }
+
+// want holds an answer against its status and texts that are in it.
+func (a answer) want(status int, texts ...string) answer {
+	a.t.Helper()
+	if a.status != status {
+		a.t.Fatalf("%s: status %d, want %d\n%s", a.path, a.status, status, a.body)
+	}
+	for _, text := range texts {
+		if !strings.Contains(a.body, text) {
+			a.t.Errorf("%s: %q is not in the answer:\n%s", a.path, text, a.body)
+		}
+	}
+	return a
+}
+
+// without holds that texts are not in an answer.
+func (a answer) without(texts ...string) answer {
+	a.t.Helper()
+	for _, text := range texts {
+		if strings.Contains(a.body, text) {
+			a.t.Errorf("%s: %q is in the answer:\n%s", a.path, text, a.body)
+		}
+	}
+	return a
+}
+
+// hold takes a lock until the test ends.
+func (v *site) hold(m *lock.Lock) *lock.Lease {
+	v.t.Helper()
+	lease, err := m.TryLock(context.Background())
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.t.Cleanup(func() {
+		if err := lease.Unlock(context.Background()); err != nil && !isNotHeld(err) {
+			v.t.Errorf("Unlock: %v", err)
+		}
+	})
+	return lease
+}
+
+func isNotHeld(err error) bool { return strings.Contains(err.Error(), lock.ErrNotHeld.Error()) }
+
+// wait stands in line for a lock until the test ends.
+func (v *site) wait(m *lock.Lock) {
+	v.t.Helper()
+	before, err := m.Waiting(context.Background())
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { // ends with ctx, or with a lease that it gives back
+		defer close(ended)
+		if lease, err := m.Lock(ctx); err == nil {
+			_ = lease.Unlock(context.Background())
+		}
+	}()
+	v.t.Cleanup(func() { cancel(); <-ended })
+	redistest.Eventually(v.t, patience, func() bool {
+		n, err := m.Waiting(context.Background())
+		return err == nil && n > before
+	}, "%s has another waiter", m.Key())
+}
+
+// find asks for a path until a text is in the answer: the list of locks is up to a second
+// old.
+func (v *site) find(path, text string) answer {
+	v.t.Helper()
+	var a answer
+	redistest.Eventually(v.t, patience, func() bool {
+		a = v.get(path)
+		return strings.Contains(a.body, text)
+	}, "%q is in %s", text, path)
+	return a
+}

@@ -1,0 +1,148 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
+)
+
+const (
+	// mostShown is how many of a line are shown.
+	mostShown = 100
+	// mostStates is for how many tasks of a lock asynq is asked.
+	mostStates = 30
+	// lookWithin bounds the look at one lock.
+	lookWithin = 3 * time.Second
+)
+
+// keyView is one lock.
+type keyView struct {
+	frame
+	Key     string
+	Name    string
+	Rule    string
+	Info    row
+	Called  int
+	Holders []holderView
+	Line    []waiterView
+	More    int // of the line that are not shown
+	Err     string
+	Chart   chart
+}
+
+type holderView struct {
+	Token    string
+	Owner    string
+	Task     task
+	State    string
+	Until    time.Time
+	Cooldown bool
+}
+
+type waiterView struct {
+	Place int
+	Owner string
+	Task  task
+	State string // of the task
+	Kind  string // waiting, parked or called
+	Since time.Time
+}
+
+// key answers with one lock.
+func (p *page) key(w http.ResponseWriter, r *http.Request) {
+	key := r.URL.Query().Get("key")
+	if err := p.locker.ByKey(key).Err(); err != nil {
+		p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
+		return
+	}
+	p.render(w, http.StatusOK, "key", p.keyView(r, key))
+}
+
+func (p *page) keyView(r *http.Request, key string) *keyView {
+	name := inBraces(key)
+	v := &keyView{frame: p.frame(r, "key", printable.Short(name)), Key: key, Name: name, Rule: p.namesFor(scopeOf(key))}
+	v.Live = p.liveURL("key", url.Values{"key": {key}}.Encode())
+	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
+	defer cancel()
+	if err := p.inspect(ctx, v); err != nil {
+		v.Err = printable.Short(err.Error())
+	}
+	slot := slotOf(v.Now)
+	v.Chart = newChart("This lock in the last hour", p.sampler.lastHour(key, slot), slot, 600, 100)
+	return v
+}
+
+// inspect asks Redis for the lock, and asynq for its tasks.
+func (p *page) inspect(ctx context.Context, v *keyView) error {
+	m := p.locker.ByKey(v.Key)
+	info, err := m.Inspect(ctx)
+	if err != nil {
+		return err
+	}
+	v.Now = time.Now()
+	v.Info, v.Called = newRow(info, v.Now), info.Called
+	p.sampler.follow(v.Info)
+	line, err := m.Line(ctx, mostShown)
+	if err != nil {
+		return err
+	}
+	states := p.states()
+	for _, h := range info.Holders {
+		t := p.taskOf(h.Note)
+		v.Holders = append(v.Holders, holderView{h.Token, printable.Short(h.Owner), t, states(t), v.Now.Add(h.ExpiresIn), h.Cooldown})
+	}
+	if len(line) == 0 {
+		return nil
+	}
+	// The line's times are by Redis' clock.
+	redisNow, err := p.rdb.Time(ctx).Result()
+	if err != nil {
+		return err
+	}
+	ahead := time.Until(redisNow)
+	for i, waiter := range line {
+		t := p.taskOf(waiter.Note)
+		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), t, states(t), kindOf(waiter), waiter.Since.Add(-ahead)})
+	}
+	v.More = max(0, v.Info.line()-len(v.Line))
+	return nil
+}
+
+func kindOf(w lock.Waiter) string {
+	switch {
+	case w.Called:
+		return "called"
+	case w.Parked:
+		return "parked"
+	}
+	return "waiting"
+}
+
+// states tells the type and state of tasks, of so many as one view may ask for. What
+// asynq answers is text for people.
+func (p *page) states() func(task) string {
+	asked := 0
+	return func(t task) string {
+		if t.ID == "" {
+			return ""
+		}
+		if asked++; asked > mostStates {
+			return ""
+		}
+		info, err := p.inspector.GetTaskInfo(t.Queue, t.ID)
+		switch {
+		case errors.Is(err, asynq.ErrQueueNotFound), errors.Is(err, asynq.ErrTaskNotFound):
+			return "not in asynq"
+		case err != nil:
+			return "unknown: " + printable.Short(err.Error())
+		}
+		return printable.Short(info.Type) + ", " + info.State.String()
+	}
+}

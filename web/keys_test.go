@@ -1,0 +1,166 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+func keyPath(key string) string { return "/key?key=" + url.QueryEscape(key) }
+
+// The list shows the most contended key first, with its holder, its task and its rule.
+func TestKeys_byContention(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{AsynqmonPath: "/asynq/", Rules: []automutex.Rule{{Task: "report:", Scope: "report", On: []string{"tenant"}}, {Task: "mail:"}}})
+		quiet := v.locker.Mutex("mail:welcome")
+		busy := v.locker.Mutex("report", lock.Parts("acme"), lock.Note("crit%25ical/id-7"))
+		v.hold(quiet)
+		v.hold(busy)
+		v.wait(busy)
+		v.wait(busy)
+		v.find("/", "<b>2</b> waiting").want(200,
+			"<b>2</b> locks, <b>2</b> held", "report|acme", "worker-1:4242", `<a href="/asynq/queues/crit%25ical/tasks/id-7">crit%ical/id-7</a>`,
+			"<td><bdi>report:</bdi></td>", "<td><bdi>mail:</bdi></td>")
+		body := v.get("/").body
+		if strings.Index(body, "report|acme</bdi>") > strings.Index(body, "mail:welcome</bdi>") {
+			t.Error("the key with a line does not come before the one without")
+		}
+	})
+}
+
+// A filter passes the keys that it names and no others, and says so when it is wrong.
+func TestKeys_filters(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "a"}, {Task: "b", Name: "second"}}})
+		a, b := v.locker.Mutex("a", lock.Parts("x/1")), v.locker.Mutex("b")
+		v.hold(a)
+		v.hold(b)
+		v.wait(b)
+		v.find("/", "<b>1</b> waiting")
+		for _, c := range []struct {
+			query      string
+			isA, isB   bool
+			alsoExpect string
+		}{
+			{"", true, true, ""},
+			{"?q=x/1", true, false, `value="x/1"`},
+			{"?q=a|*1", true, false, ""},
+			{"?q=nothing", false, false, "No lock passes the filter."},
+			{"?rule=second", false, true, ""},
+			{"?rule=sec", false, false, ""},
+			{"?waiting=1", false, true, ""},
+			{"?longer=1h", false, false, ""},
+			{"?longer=0s", true, true, ""},
+			{"?longer=soon", true, true, "is not a duration"},
+			{"?longer=-1s", true, true, "is not a duration"},
+			{"?page=7", false, false, ""},
+			{"?page=x", true, true, ""},
+		} {
+			got := v.get("/"+strings.ReplaceAll(c.query, "|", "%7C")).want(200, c.alsoExpect)
+			if isA, isB := strings.Contains(got.body, "<bdi>a|x/1</bdi></a>"), strings.Contains(got.body, "<bdi>b</bdi></a>"); isA != c.isA || isB != c.isB {
+				t.Errorf("%q shows a: %v, b: %v; want %v, %v", c.query, isA, isB, c.isA, c.isB)
+			}
+		}
+	})
+}
+
+// A long list comes in pages that leave nothing out.
+func TestKeys_pages(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	v := serve(t, s, Options{RootPath: "/locks"})
+	const locks = 2*perPage + 3
+	for i := range locks {
+		v.hold(v.locker.Mutex(fmt.Sprintf("lock-%03d", i)))
+	}
+	v.find("/locks/", fmt.Sprintf("<b>%d</b> locks", locks))
+	seen := map[string]bool{}
+	next := regexp.MustCompile(`<a href="([^"]*)" rel="next">`)
+	name := regexp.MustCompile(`<bdi>(lock-\d+)</bdi></a>`)
+	pages := 0
+	for path := "/locks/"; path != ""; pages++ {
+		body := v.get(path).want(200).body
+		for _, m := range name.FindAllStringSubmatch(body, -1) {
+			seen[m[1]] = true
+		}
+		path = ""
+		if m := next.FindStringSubmatch(body); m != nil {
+			path = m[1]
+		}
+	}
+	if len(seen) != locks || pages != 3 {
+		t.Errorf("%d of %d locks on %d pages, want all on 3", len(seen), locks, pages)
+	}
+}
+
+// One lock has its holder with a deadline, and its line in order.
+func TestKey_holdersAndLine(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{})
+		m := v.locker.Mutex("room", lock.Parts("7"))
+		v.get(keyPath(m.Key())).want(200, "Nobody holds this lock.", "Nobody is in line.")
+		v.hold(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-1")))
+		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-2")))
+		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-3")))
+		a := v.get(keyPath(m.Key())).want(200, "<b>1</b> held, <b>2</b> waiting", "default/task-1", "not in asynq", "<time datetime=")
+		if first, second := strings.Index(a.body, "default/task-2"), strings.Index(a.body, "default/task-3"); first < 0 || second < first {
+			t.Error("the line is not in order")
+		}
+	})
+}
+
+// What is no key of a lock is refused in words, not with an empty page.
+func TestKey_refusesOtherKeys(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	for _, key := range []string{"", "asynq:{default}:pending", v.prefix + ":{}", v.prefix + ":{a}:pool", v.prefix + ":{a b}", strings.Repeat("x", 5000)} {
+		v.get(keyPath(key)).want(400, "This is no key of a lock")
+		v.get("/live?view=key&key=" + url.QueryEscape(key)).want(404)
+	}
+}
+
+// With HashKeys the page shows hashes, and neither values nor the secret.
+func TestKeys_hashed(t *testing.T) {
+	t.Parallel()
+	const secret = "sixteen bytes and more"
+	rules := []automutex.Rule{{Task: "pay", On: []string{"account"}}}
+	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: rules})
+	key := lock.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
+	m := v.locker.ByKey(key)
+	v.hold(m)
+	v.find("/", "pay|~").want(200, "<td><bdi>pay</bdi></td>").without("DE0012345", secret)
+	v.get(keyPath(key)).want(200, "pay|~", "rule <bdi>pay</bdi>").without("DE0012345", secret)
+}
+
+// A page whose Redis does not answer says so and comes back with it.
+func TestKeys_outage(t *testing.T) {
+	s := redistest.StartReal(t)
+	v := serve(t, s, Options{})
+	v.find("/", "No lock is held or waited for.")
+	s.Stop(t)
+	v.find("/", `class="error"`).want(200)
+	v.get(keyPath(v.prefix+":{a}")).want(200, `class="error"`)
+	s.Start(t)
+	redistest.Eventually(t, patience, func() bool {
+		return !strings.Contains(v.get("/").body, `class="error"`)
+	}, "the page comes back with Redis")
+}
+
+// The page takes nothing: a lock that it shows is as free as before.
+func TestKey_takesNothing(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	m := v.locker.Mutex("free")
+	v.find("/", "No lock is held")
+	v.get(keyPath(m.Key())).want(200)
+	if n, err := v.rdb.Exists(context.Background(), m.Key()).Result(); err != nil || n != 0 {
+		t.Errorf("%d keys, %v; want none", n, err)
+	}
+}

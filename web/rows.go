@@ -1,0 +1,99 @@
+package web
+
+import (
+	"cmp"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
+)
+
+// row is one lock in the list of all. There may be 100,000 of them, so it keeps what
+// the list shows and nothing else. Times are by the clock of this process.
+type row struct {
+	Key      string
+	Held     int
+	Waiting  int
+	Parked   int // the called ones included
+	Since    time.Time
+	Until    time.Time // of the first holder; zero without one
+	Owner    string    // of the first holder
+	Note     string    // of the first holder
+	Cooldown bool      // the first holder is none: the slot cools down
+}
+
+// newRow makes a row of what package lock tells, asked at that time.
+func newRow(info lock.Info, at time.Time) row {
+	r := row{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Parked: info.Parked + info.Called}
+	if info.Held > 0 && info.Granted > 0 {
+		r.Since = at.Add(-info.Granted)
+	}
+	if len(info.Holders) > 0 {
+		h := info.Holders[0]
+		r.Until, r.Owner, r.Note, r.Cooldown = at.Add(h.ExpiresIn), h.Owner, h.Note, h.Cooldown
+	}
+	return r
+}
+
+func (r row) line() int { return r.Waiting + r.Parked }
+
+// busier orders rows by contention: the longest line first, then what is held for the
+// longest time, then by key, so that rows keep their places.
+func busier(a, b row) int {
+	return cmp.Or(cmp.Compare(b.line(), a.line()), sinceOrder(a, b), strings.Compare(a.Key, b.Key))
+}
+
+func sinceOrder(a, b row) int {
+	switch {
+	case a.Since.IsZero() || b.Since.IsZero():
+		return cmp.Compare(boolInt(a.Since.IsZero()), boolInt(b.Since.IsZero()))
+	default:
+		return a.Since.Compare(b.Since)
+	}
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// task is what a note of the middleware names. Other notes have no ID.
+type task struct {
+	Queue, ID string
+	Text      string // what is shown
+	URL       string // asynqmon's page of the task; empty without one
+}
+
+// taskOf reads a note: <queue, escaped>/<task ID>.
+func (p *page) taskOf(note string) task {
+	escaped, id, ok := strings.Cut(note, "/")
+	queue, err := url.PathUnescape(escaped)
+	if !ok || err != nil || id == "" {
+		return task{Text: printable.Short(note)}
+	}
+	t := task{Queue: queue, ID: id, Text: printable.Short(queue + "/" + id)}
+	if p.o.AsynqmonPath != "" {
+		t.URL = p.o.AsynqmonPath + "/queues/" + url.PathEscape(queue) + "/tasks/" + url.PathEscape(id)
+	}
+	return t
+}
+
+// matches tells whether a key matches what was typed: a pattern with *, ? or [], else a
+// part of the key.
+func matches(key, typed string) bool {
+	if typed == "" || strings.Contains(key, typed) {
+		return true
+	}
+	if !strings.ContainsAny(typed, `*?[\`) {
+		return false
+	}
+	// path.Match sets "/" apart from other characters; a key does not.
+	plain := strings.NewReplacer("/", "\x01")
+	matched, err := path.Match(plain.Replace(typed), plain.Replace(key))
+	return matched && err == nil
+}

@@ -1,0 +1,151 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Nobody looks, nothing is asked: the goroutine ends, and the next viewer starts another.
+func TestSampler_idle(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	s := v.page.sampler
+	running := func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.running }
+	if running() {
+		t.Fatal("it runs before anybody looked")
+	}
+	v.find("/", "No lock is held")
+	if !running() {
+		t.Fatal("it does not run while somebody looks")
+	}
+	s.mu.Lock()
+	s.asked = s.asked.Add(-2 * idleAfter)
+	s.mu.Unlock()
+	redistest.Eventually(t, patience, func() bool { return !running() }, "it ends when nobody looks")
+	v.find("/", "No lock is held")
+	if !running() {
+		t.Error("it does not start again")
+	}
+}
+
+// However long a look takes, the locks are left alone for three times as long.
+func TestSampler_aQuarterOfTheTime(t *testing.T) {
+	t.Parallel()
+	for _, took := range []time.Duration{0, time.Millisecond, 20 * time.Millisecond, time.Second, 10 * time.Second, time.Hour} {
+		pause := pauseAfter(took)
+		if share := float64(took) / float64(took+pause); share > 0.25 {
+			t.Errorf("a look of %s is %.2f of the time", took, share)
+		}
+		if took+pause < minInterval {
+			t.Errorf("a look of %s comes again after %s", took, took+pause)
+		}
+		if took <= time.Second && took+pause > maxPause {
+			t.Errorf("a look of %s comes again only after %s", took, took+pause)
+		}
+	}
+}
+
+// The rows that are kept are bounded, and are the most contended ones; counts are of all.
+func TestSnapshot_bounded(t *testing.T) {
+	t.Parallel()
+	snap := &snapshot{}
+	for i := range maxRows + 10 {
+		snap.rows = append(snap.rows, row{Key: fmt.Sprint(i), Waiting: i})
+	}
+	snap.sort()
+	if len(snap.rows) != maxRows || snap.rows[0].Waiting != maxRows+9 || snap.byKey["10"] != maxRows-1 {
+		t.Errorf("%d rows, the first with a line of %d", len(snap.rows), snap.rows[0].Waiting)
+	}
+}
+
+// Rows on the screen are renewed one by one where the look at all locks is old, and never
+// for longer than the budget.
+func TestRefresh(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	a := v.locker.Mutex("a")
+	lease := v.hold(a)
+	s := v.page.sampler
+	old := []row{{Key: a.Key(), Held: 7}, {Key: v.prefix + ":{b}", Held: 3}}
+	if got := s.refresh(context.Background(), old, time.Now()); got[0].Held != 7 {
+		t.Errorf("a fresh row became %+v", got[0])
+	}
+	got := s.refresh(context.Background(), old, time.Now().Add(-time.Minute))
+	if got[0].Held != 1 || got[0].Owner != "worker-1:4242" || got[1].Held != 0 || got[1].Key != old[1].Key {
+		t.Errorf("renewed: %+v", got)
+	}
+	if err := lease.Unlock(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	s.single.mu.Lock()
+	s.single.seen = nil
+	s.single.since, s.single.spent = time.Now().Add(time.Hour), refreshBudget
+	s.single.mu.Unlock()
+	if got := s.refresh(context.Background(), old, time.Now().Add(-time.Minute)); got[0].Held != 7 {
+		t.Errorf("asked beyond the budget: %+v", got[0])
+	}
+}
+
+// The history has the last hour, knows when nobody looked, and is bounded.
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	h := newHistory()
+	at := time.Unix(1_700_000_000, 0)
+	look := func(after time.Duration, rows ...row) {
+		snap := &snapshot{at: at.Add(after), rows: rows, complete: true}
+		for _, r := range rows {
+			snap.totals.Held += r.Held
+		}
+		snap.sort()
+		h.add(snap)
+	}
+	look(0, row{Key: "a", Held: 1, Waiting: 2}, row{Key: "quiet", Held: 1})
+	look(10*time.Second, row{Key: "quiet", Held: 1})
+	look(40*time.Second, row{Key: "a", Held: 1, Waiting: 1})
+	if h.keys["quiet"] != nil {
+		t.Error("a key without a line has a history")
+	}
+	points := h.keys["a"].lastHour(slotOf(at.Add(50 * time.Second)))
+	var got []int
+	for _, p := range points[len(points)-6:] {
+		if !p.seen() {
+			got = append(got, -1)
+			continue
+		}
+		got = append(got, p.Waiting)
+	}
+	if fmt.Sprint(got) != "[2 0 -1 -1 1 -1]" {
+		t.Errorf("the line was %v", got)
+	}
+	for i := range 2 * maxSeries {
+		look(time.Minute, row{Key: fmt.Sprint(i), Waiting: 1})
+	}
+	h.follow(row{Key: "followed"}, slotOf(at.Add(time.Minute)))
+	if len(h.keys) != maxSeries || h.keys["followed"] == nil {
+		t.Errorf("%d keys have a history, want %d, with the one that is followed", len(h.keys), maxSeries)
+	}
+	look(3 * time.Hour)
+	if len(h.keys) != 0 {
+		t.Errorf("%d keys have a history after hours", len(h.keys))
+	}
+}
+
+// New says what is wrong with its options, all at once.
+func TestNew_refuses(t *testing.T) {
+	t.Parallel()
+	if _, err := New(nil, Options{}); err == nil {
+		t.Error("a nil client is taken")
+	}
+	_, err := New(redistest.Mini(t).Client(t), Options{RootPath: "locks", AsynqmonPath: "https://x", Prefix: "{", Logger: slog.New(slog.DiscardHandler)})
+	for _, text := range []string{"RootPath", "AsynqmonPath", "Prefix"} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v does not name %s", err, text)
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package web
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Every answer, errors too, forbids all but the page's own files.
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	for _, path := range []string{"/", "/key?key=x", "/nothing", "/static/app.js", "/static/nothing.js", "/live?view=x"} {
+		h := v.get(path).header
+		if got := h.Get("Content-Security-Policy"); got != policy || !strings.HasPrefix(got, "default-src 'none'; script-src 'self';") || strings.Contains(got, "unsafe") {
+			t.Errorf("%s: Content-Security-Policy %q", path, got)
+		}
+		if h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Cache-Control") == "" {
+			t.Errorf("%s: headers %v", path, h)
+		}
+	}
+	body := v.get("/").body
+	for _, inline := range []string{"<script>", "onclick", "<style", " style=", "javascript:"} {
+		if strings.Contains(body, inline) {
+			t.Errorf("%q is in the page", inline)
+		}
+	}
+}
+
+// Access decides each request; without one everybody reads.
+func TestAccess(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{Access: func(r *http.Request) Access {
+		switch r.Header.Get("Who") {
+		case "operator":
+			return AccessOperate
+		case "reader":
+			return AccessRead
+		}
+		return AccessNone
+	}})
+	for _, path := range []string{"/", "/key?key=" + v.prefix + ":{a}", "/live?view=keys", "/static/app.js", "/nothing"} {
+		v.get(path).want(403, "You may not see this page.")
+	}
+	for _, who := range []string{"operator", "reader"} {
+		v.do(http.MethodGet, "/", nil, func(r *http.Request) { r.Header.Set("Who", who) }).want(200)
+	}
+	v.get("/").want(403)
+	other := serve(t, redistest.Mini(t), Options{})
+	other.get("/").want(200)
+}
+
+// At a path of its own, with and without StripPrefix, every link leads to a page.
+func TestRootPath(t *testing.T) {
+	t.Parallel()
+	links := regexp.MustCompile(`(?:href|src|hx-sse:connect|action)="([^"#][^"]*)"`)
+	for name, c := range map[string]struct {
+		root  string
+		mount func(mux *http.ServeMux, page http.Handler)
+	}{
+		"its own":             {"/locks", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/locks/", page) }},
+		"its own, with slash": {"/ops/locks/", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/ops/locks/", page) }},
+		"stripped":            {"/locks", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/locks/", http.StripPrefix("/locks", page)) }},
+		"stripped, unknown":   {"", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/locks/", http.StripPrefix("/locks", page)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := serve(t, redistest.Mini(t), Options{RootPath: c.root})
+			mux := http.NewServeMux()
+			c.mount(mux, v.page)
+			v.server.Config.Handler = mux
+			at := "/locks/"
+			if strings.HasPrefix(c.root, "/ops") {
+				at = "/ops/locks/"
+			}
+			m := v.locker.Mutex("a")
+			v.hold(m)
+			body := v.find(at, "<bdi>a</bdi>").want(200).body
+			found := 0
+			for _, link := range links.FindAllStringSubmatch(body, -1) {
+				path := strings.ReplaceAll(link[1], "&amp;", "&")
+				if strings.HasPrefix(path, "./") {
+					path = at + path[2:]
+				}
+				if !strings.HasPrefix(path, at) {
+					t.Errorf("%s is outside of %s", path, at)
+					continue
+				}
+				if found++; strings.Contains(path, "live?") {
+					continue // does not end
+				}
+				v.get(path).want(200)
+			}
+			if found < 8 {
+				t.Errorf("%d links, want at least 8", found)
+			}
+		})
+	}
+}
+
+// Without its last slash the page sends the browser to it, with what was asked for.
+func TestRootPath_withoutSlash(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ root, asked, want string }{
+		"known":    {"/locks", "/locks?waiting=1", "/locks/?waiting=1"},
+		"stripped": {"", "/locks?waiting=1", "./locks/?waiting=1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := serve(t, redistest.Mini(t), Options{RootPath: c.root})
+			handler := http.Handler(v.page)
+			if c.root == "" {
+				handler = http.StripPrefix("/locks", handler)
+			}
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, c.asked, nil))
+			if got := w.Result().Header.Get("Location"); w.Code != http.StatusPermanentRedirect || got != c.want {
+				t.Errorf("%d to %q, want %q", w.Code, got, c.want)
+			}
+		})
+	}
+}
+
+// Keys, owners, notes and what is typed are text, wherever they stand.
+func TestHostileText(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{AsynqmonPath: "/asynq"})
+		hostile := `<script>alert(1)</script>"'><img/src=x>` + "\u202e\u0000"
+		key := v.prefix + `:{<script>alert(1)</script>"'>&javascript:}`
+		m := v.locker.ByKey(key)
+		if err := m.Err(); err != nil {
+			t.Fatal(err)
+		}
+		v.hold(m)
+		planted := v.prefix + ":{" + strings.Repeat("<b>"+hostile, 100) + "}" // no lock's key, and 4 kB of it
+		if err := v.rdb.Copy(context.Background(), key, planted, 0, true).Err(); err != nil && s.Kind() == redistest.KindReal {
+			t.Fatal(err)
+		}
+		other := v.locker.Mutex("x")
+		lease, err := v.locker.ByKey(other.Key()).TryLock(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer lease.Unlock(context.Background())
+		for _, path := range []string{"/", "/?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/?longer=%3Cscript%3E", "/?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(planted), "/live%3Cscript%3E"} {
+			a := v.get(path)
+			a.without("<script>alert", "<img", `">`+"<script", "\u202e", "\x00", "<b><script")
+		}
+		v.find("/", "&lt;script&gt;alert(1)").want(200)
+		v.get(keyPath(key)).want(200, "&lt;script&gt;alert(1)")
+	})
+}
+
+// Files are what their packages published, and stay in the browser as long as they are.
+func TestAssets_asPublished(t *testing.T) {
+	t.Parallel()
+	list, err := os.ReadFile("assets/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile(`(?m)^\| (\S+) \| \[.* ([0-9a-f]{64}) \|$`).FindAllStringSubmatch(string(list), -1)
+	if len(rows) != 4 {
+		t.Fatalf("%d files are listed, want 4", len(rows))
+	}
+	for _, row := range rows {
+		body, err := os.ReadFile("assets/" + row[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != row[2] {
+			t.Errorf("%s is not what its package publishes: SHA-256 %x", row[1], sum)
+		}
+	}
+	v := serve(t, redistest.Mini(t), Options{})
+	a := v.get("/static/app.css?v="+assetFiles["app.css"].version).want(200, "color-scheme")
+	if got := a.header.Get("Cache-Control"); !strings.Contains(got, "immutable") {
+		t.Errorf("Cache-Control %q of a file with its version", got)
+	}
+	v.do(http.MethodGet, "/static/app.css", nil, func(r *http.Request) { r.Header.Set("If-None-Match", a.header.Get("ETag")) }).want(304)
+	v.get("/static/htmx.LICENSE").want(404)
+	v.get("/static/..%2fweb.go").want(404)
+}

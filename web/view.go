@@ -1,0 +1,98 @@
+package web
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"html/template"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex/internal/printable"
+)
+
+//go:embed templates
+var templateFiles embed.FS
+
+// views are the templates: each has layout.html around it, and a part "live" that is
+// sent again and again.
+var views = func() map[string]*template.Template {
+	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
+		"asset": func(base, name string) string { return base + "static/" + name + "?v=" + assetFiles[name].version },
+		"ago":   func(now, t time.Time) string { return short(now.Sub(t)) },
+		"in":    func(now, t time.Time) string { return short(t.Sub(now)) },
+		"clock": func(t time.Time) string { return t.UTC().Format("15:04:05") },
+		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+		"text":  printable.Short,
+		"count": counted,
+		"more":  func(n int) int { return n - 1 },
+		"neg":   func(d time.Duration) time.Duration { return -d },
+	}).ParseFS(templateFiles, "templates/layout.html", "templates/chart.html"))
+	all := map[string]*template.Template{}
+	for _, name := range []string{"keys", "key", "fail"} {
+		all[name] = template.Must(template.Must(layout.Clone()).ParseFS(templateFiles, "templates/"+name+".html"))
+	}
+	return all
+}()
+
+// frame is what every view knows.
+type frame struct {
+	Base    string // what links begin with
+	View    string // of the navigation
+	Title   string
+	Live    string // the URL of the view's stream; empty without one
+	Operate bool   // the viewer may act
+	Now     time.Time
+}
+
+func (p *page) frame(r *http.Request, view, title string) frame {
+	return frame{Base: p.base, View: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
+}
+
+// render sends a whole page. It is made before the first byte is sent, so that a failure
+// is a 500 and not half a page.
+func (p *page) render(w http.ResponseWriter, status int, view string, data any) {
+	var b bytes.Buffer
+	if err := views[view].ExecuteTemplate(&b, "layout.html", data); err != nil {
+		p.o.Logger.Error("automutex: web: cannot render a page", "view", view, "error", err)
+		http.Error(w, "the page cannot be rendered; the log says why", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = b.WriteTo(w) // the browser went away
+}
+
+// fail answers with an error.
+func (p *page) fail(w http.ResponseWriter, _ *http.Request, status int, text string) {
+	p.render(w, status, "fail", struct {
+		frame
+		Text string
+	}{frame{Base: p.base, Title: http.StatusText(status), Now: time.Now()}, text})
+}
+
+// short is a duration for people: no more than two units.
+func short(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	}
+	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+// counted is a number with its noun: 1 lock, 2 locks.
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
