@@ -118,24 +118,22 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func checkConfig(cfg Config) (problems []error) {
-	report := func(format string, args ...any) {
-		problems = append(problems, fmt.Errorf("automutex: Config."+format, args...))
-	}
+func checkConfig(cfg Config) []*FieldError {
+	var mistakes fieldErrors
 	if err := lock.CheckPrefix(cfg.Prefix); err != nil {
-		report("Prefix: %w", err)
+		mistakes.addf("Prefix", "%w", err)
 	}
 	if cfg.Prefix == "asynq" {
-		report(`Prefix: "asynq" is what asynq's own keys start with; choose another, such as "myapp"`)
+		mistakes.addf("Prefix", `"asynq" is what asynq's own keys start with; choose another, such as "myapp"`)
 	}
 	if err := lock.CheckSecret(cfg.HashKeys); err != nil {
-		report("HashKeys: %w", err)
+		mistakes.addf("HashKeys", "%w", err)
 	}
 	if cfg.MaxWaiting < 0 {
-		report("MaxWaiting: %d is negative; use 0 for no cap", cfg.MaxWaiting)
+		mistakes.addf("MaxWaiting", "%d is negative; use 0 for no cap", cfg.MaxWaiting)
 	}
 	if cfg.MinReplicas < 0 {
-		report("MinReplicas: %d is negative; use 0 to wait for no replica", cfg.MinReplicas)
+		mistakes.addf("MinReplicas", "%d is negative; use 0 to wait for no replica", cfg.MinReplicas)
 	}
-	return problems
+	return mistakes.all
 }

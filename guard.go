@@ -118,15 +118,7 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 // [NoLock]. The error is or wraps a [*KeyError], or what a rule's Key or
 // [Config].Decode failed with. Keys does no I/O, unless one of these does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
-	targets, err := g.rules.targets(ctx, t, g.cfg.Prefix)
-	if err != nil || len(targets) == 0 {
-		return nil, err
-	}
-	keys := make([]string, len(targets))
-	for i, target := range targets {
-		keys[i] = target.key
-	}
-	return keys, nil
+	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
 // Close ends the Guard. Tasks in line stop waiting and go back to asynq. Leases of

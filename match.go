@@ -11,13 +11,13 @@ import (
 
 	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/tasktype"
 )
 
 // ruleSet finds the rules that apply to a task, and the locks that the task needs, in
 // the order of locking. It is immutable.
 type ruleSet struct {
-	exact    map[string]*pattern
-	prefixes []*pattern                        // all patterns, longest first
+	byType   tasktype.Map[*pattern]
 	declared []*pattern                        // all patterns, in order of their first rule
 	parks    bool                              // some rule has the policy Park
 	secret   string                            // Config.HashKeys
@@ -41,22 +41,18 @@ type target struct {
 	scope string
 }
 
-func newRuleSet(rules []*compiledRule) (*ruleSet, []error) {
-	rs := &ruleSet{exact: map[string]*pattern{}}
+func newRuleSet(rules []*compiledRule) (*ruleSet, []*FieldError) {
+	rs := &ruleSet{}
 	for _, rule := range rules {
-		p := rs.exact[rule.Task]
-		if p == nil {
+		p, known := rs.byType.At(rule.Task)
+		if !known {
 			p = &pattern{task: rule.Task}
-			rs.exact[rule.Task] = p
+			rs.byType.Add(rule.Task, p)
 			rs.declared = append(rs.declared, p)
 		}
 		p.rules = append(p.rules, rule)
 		rs.parks = rs.parks || rule.Busy == Park
 	}
-	rs.prefixes = slices.Clone(rs.declared)
-	slices.SortStableFunc(rs.prefixes, func(a, b *pattern) int {
-		return cmp.Compare(len(b.task), len(a.task))
-	})
 
 	ranks, problems := orderScopes(rules, rs.declared)
 	for _, rule := range rules {
@@ -86,18 +82,10 @@ func (p *pattern) gatherFields() {
 	}
 }
 
-// find returns the pattern for a task type, as asynq's ServeMux finds one: the pattern
-// that equals the type, else the longest one that the type begins with.
+// find returns the pattern for a task type, or nil.
 func (rs *ruleSet) find(taskType string) *pattern {
-	if p := rs.exact[taskType]; p != nil {
-		return p
-	}
-	for _, p := range rs.prefixes {
-		if strings.HasPrefix(taskType, p.task) {
-			return p
-		}
-	}
-	return nil
+	p, _ := rs.byType.Find(taskType)
+	return p
 }
 
 // match returns the rules that apply to a task type, in the order in which they are

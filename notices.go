@@ -2,7 +2,6 @@ package automutex
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -25,13 +24,10 @@ func (rs *ruleSet) notices() (notices []string) {
 		notices = append(notices, p.noticeReplaceThenEnd()...)
 	}
 	for _, p := range rs.declared {
-		i := slices.IndexFunc(rs.prefixes, func(shorter *pattern) bool {
-			return len(shorter.task) < len(p.task) && strings.HasPrefix(p.task, shorter.task)
-		})
-		if i >= 0 {
+		if shorter, ok := rs.byType.FindShorter(p.task); ok {
 			notices = append(notices, fmt.Sprintf(
 				"automutex: %s hides %s from tasks whose type begins with %q: the longest Task wins; declare the latter for that Task too if both are meant",
-				p.rules[0].where(), rs.prefixes[i].rules[0].where(), p.task))
+				p.rules[0].where(), shorter.rules[0].where(), p.task))
 		}
 	}
 	for _, p := range rs.declared {

@@ -3,7 +3,6 @@ package automutex
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -32,14 +31,17 @@ func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front
 		i++
 	}
 	client, universal := rdb.(redis.UniversalClient)
+	var mistakes fieldErrors
 	switch {
 	case i == len(cfg.Rules):
 		return nil, nil, nil
 	case cfg.Inspector == nil && !universal:
-		return nil, nil, fmt.Errorf("automutex: Config.Inspector: is nil, and none can be made from a %T for the policy park of Rules[%d]; "+
+		mistakes.addf("Inspector", "is nil, and none can be made from a %T for the policy park of Rules[%d]; "+
 			"give one, or a redis.UniversalClient as the client", rdb, i)
+		return nil, nil, joinFieldErrors(mistakes.all)
 	case cfg.WakeAtFront && !universal:
-		return nil, nil, fmt.Errorf("automutex: Config.WakeAtFront: needs a redis.UniversalClient, not a %T", rdb)
+		mistakes.addf("WakeAtFront", "needs a redis.UniversalClient, not a %T", rdb)
+		return nil, nil, joinFieldErrors(mistakes.all)
 	}
 	inspector = cfg.Inspector
 	if inspector == nil {

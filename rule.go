@@ -103,9 +103,9 @@ type compiledRule struct {
 	fields       *jsonkey.Fields // those of On alone; nil without any
 }
 
-// where names the rule in an error.
+// where names the rule in an error or a log line.
 func (c *compiledRule) where() string {
-	return fmt.Sprintf("rule %q (Rules[%d])", c.Name, c.index)
+	return ruleAt(c.Name, c.index)
 }
 
 // scope is the scope of the rule's locks for a task of the given type.
@@ -120,8 +120,8 @@ func (c *compiledRule) scope(taskType string) string {
 // so; OnHeaders, and a rule for a whole scope, do not.
 func (c *compiledRule) readsPayload() bool { return c.Key != nil || len(c.On) > 0 }
 
-// compile checks the whole configuration and makes the rules ready. The error
-// joins everything that is wrong; the notices are for the log.
+// compile checks the whole configuration and makes the rules ready. The error joins a
+// *FieldError for each mistake; the notices are for the log.
 func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 	rules := make([]*compiledRule, len(cfg.Rules))
 	for i, rule := range cfg.Rules {
@@ -131,9 +131,7 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 
 	problems := checkConfig(cfg)
 	for _, rule := range rules {
-		for _, problem := range rule.check() {
-			problems = append(problems, fmt.Errorf("automutex: %s: %w", rule.where(), problem))
-		}
+		problems = append(problems, rule.check()...)
 		rule.fillDefaults()
 	}
 	problems = append(problems, checkTogether(rules)...)
@@ -143,7 +141,7 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 	rs.decode = cfg.Decode
 	problems = append(problems, orderProblems...)
 	if len(problems) > 0 {
-		return nil, nil, errors.Join(problems...)
+		return nil, nil, joinFieldErrors(problems)
 	}
 	return rs, rs.notices(), nil
 }
@@ -173,58 +171,56 @@ func (c *compiledRule) fillDefaults() {
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }
 
-// check gives everything that is wrong with the rule by itself, as declared.
-func (c *compiledRule) check() (problems []error) {
-	report := func(format string, args ...any) {
-		problems = append(problems, fmt.Errorf(format, args...))
-	}
+// check returns the mistakes in the rule by itself, as declared.
+func (c *compiledRule) check() []*FieldError {
+	mistakes := fieldErrors{rule: c}
 
 	if strings.TrimSpace(c.Task) == "" {
-		report("Task: %q is blank; name the task type that the rule is for, or its beginning", c.Task)
+		mistakes.addf("Task", "%q is blank; name the task type that the rule is for, or its beginning", c.Task)
 	} else if strings.TrimSpace(c.Task) != c.Task {
-		report("Task: %q begins or ends with a blank, and would match no task; leave it out", c.Task)
+		mistakes.addf("Task", "%q begins or ends with a blank, and would match no task; leave it out", c.Task)
 	}
 	if c.Key != nil && len(c.On)+len(c.OnHeaders) > 0 {
-		report("Key: excludes On and OnHeaders; keep the one or the other")
+		mistakes.addf("Key", "excludes On and OnHeaders; keep the one or the other")
 	}
-	problems = append(problems, c.checkOn()...)
+	c.checkOn(&mistakes)
 	for i, name := range c.OnHeaders {
 		switch {
 		case name == "":
-			report("OnHeaders[%d]: is empty; name a header, or leave it out", i)
+			mistakes.add("OnHeaders", i, errors.New("is empty; name a header, or leave it out"))
 		case slices.Index(c.OnHeaders, name) < i:
-			report("OnHeaders[%d]: %q is there twice; leave one out", i, name)
+			mistakes.add("OnHeaders", i, fmt.Errorf("%q is there twice; leave one out", name))
 		}
 	}
 
 	if c.Limit < 0 {
-		report("Limit: %d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
+		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
 	}
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
-		report("TTL: %s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, meantUnit(c.TTL))
+		mistakes.addf("TTL", "%s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, meantUnit(c.TTL))
 	}
 	if c.TTL > lock.MaxTTL || c.Cooldown > lock.MaxTTL {
-		report("TTL: %s or Cooldown: %s is too long; at most %s", c.TTL, c.Cooldown, lock.MaxTTL)
+		mistakes.addf("TTL", "%s or Cooldown: %s is too long; at most %s", c.TTL, c.Cooldown, lock.MaxTTL)
 	}
 	switch {
 	case c.Wait < 0:
-		report("Wait: %s is negative; use 0 to not wait in line", c.Wait)
+		mistakes.addf("Wait", "%s is negative; use 0 to not wait in line", c.Wait)
 	case c.Wait > 0 && c.Wait < time.Millisecond:
-		report("Wait: %s is too short; use 0 to not wait in line, or at least 1ms%s", c.Wait, meantUnit(c.Wait))
+		mistakes.addf("Wait", "%s is too short; use 0 to not wait in line, or at least 1ms%s", c.Wait, meantUnit(c.Wait))
 	}
 	if c.MaxHold < 0 || c.MaxHold > 0 && c.MaxHold < time.Millisecond {
-		report("MaxHold: %s is too short; use 0 for no bound, or at least 1ms%s", c.MaxHold, meantUnit(c.MaxHold))
+		mistakes.addf("MaxHold", "%s is too short; use 0 for no bound, or at least 1ms%s", c.MaxHold, meantUnit(c.MaxHold))
 	}
 	if c.Cooldown < 0 || c.Cooldown > 0 && c.Cooldown < time.Millisecond {
-		report("Cooldown: %s is too short; use 0 for none, or at least 1ms%s", c.Cooldown, meantUnit(c.Cooldown))
+		mistakes.addf("Cooldown", "%s is too short; use 0 for none, or at least 1ms%s", c.Cooldown, meantUnit(c.Cooldown))
 	}
 	if c.Cooldown > 0 && c.Limit > 1 {
-		report("Cooldown: does not go with Limit %d; use Limit 1, or no Cooldown", c.Limit)
+		mistakes.addf("Cooldown", "does not go with Limit %d; use Limit 1, or no Cooldown", c.Limit)
 	}
 	if err := c.Busy.check(); err != nil {
-		report("Busy: %w", err)
+		mistakes.addf("Busy", "%w", err)
 	}
-	return problems
+	return mistakes.all
 }
 
 // meantUnit says what a duration was probably meant to be that is given as a bare
@@ -236,7 +232,7 @@ func meantUnit(d time.Duration) string {
 	return fmt.Sprintf("; did you mean %ds? Go counts a bare number in nanoseconds", int64(d))
 }
 
-func (c *compiledRule) checkOn() (problems []error) {
+func (c *compiledRule) checkOn(mistakes *fieldErrors) {
 	for i, path := range c.On {
 		segments, err := jsonkey.ParsePath(path)
 		if err == nil && slices.Index(c.On, path) < i {
@@ -246,30 +242,28 @@ func (c *compiledRule) checkOn() (problems []error) {
 			err = jsonkey.CheckType(c.Payload, segments)
 		}
 		if err != nil {
-			problems = append(problems, fmt.Errorf("On[%d]: %q %w", i, path, err))
+			mistakes.add("On", i, fmt.Errorf("%q %w", path, err))
 		}
 	}
-	return problems
 }
 
-// checkTogether gives everything that is wrong between rules that are each
-// right by themselves. Defaults are filled in.
-func checkTogether(rules []*compiledRule) (problems []error) {
+// checkTogether returns the mistakes between rules that are each right by themselves.
+// Defaults are filled in.
+func checkTogether(rules []*compiledRule) []*FieldError {
+	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}
 	for _, rule := range rules {
 		tasks[rule.Task]++
 	}
 	for _, rule := range rules {
-		report := func(format string, args ...any) {
-			problems = append(problems, fmt.Errorf("automutex: %s: %w", rule.where(), fmt.Errorf(format, args...)))
-		}
+		mistakes.rule = rule
 		if first := names[rule.Name]; first != nil {
-			report("Name: is that of Rules[%d] too; names are unique", first.index)
+			mistakes.addf("Name", "is that of Rules[%d] too; names are unique", first.index)
 		} else {
 			names[rule.Name] = rule
 		}
 		if rule.Scope == "" && tasks[rule.Task] > 1 {
-			report("Scope: is empty, and %d rules have the Task %q; give each of them a Scope", tasks[rule.Task], rule.Task)
+			mistakes.addf("Scope", "is empty, and %d rules have the Task %q; give each of them a Scope", tasks[rule.Task], rule.Task)
 			continue
 		}
 		scope := rule.scope(rule.Task)
@@ -279,11 +273,11 @@ func checkTogether(rules []*compiledRule) (problems []error) {
 			continue
 		}
 		if first.Limit != rule.Limit {
-			report("Limit: is %d, but %s has %d for the same scope %q; one scope has one Limit", rule.Limit, first.where(), first.Limit, scope)
+			mistakes.addf("Limit", "is %d, but %s has %d for the same scope %q; one scope has one Limit", rule.Limit, first.where(), first.Limit, scope)
 		}
 		if first.TTL != rule.TTL {
-			report("TTL: is %s, but %s has %s for the same scope %q; one scope has one TTL", rule.TTL, first.where(), first.TTL, scope)
+			mistakes.addf("TTL", "is %s, but %s has %s for the same scope %q; one scope has one TTL", rule.TTL, first.where(), first.TTL, scope)
 		}
 	}
-	return problems
+	return mistakes.all
 }

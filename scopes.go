@@ -16,7 +16,7 @@ type scopeOrder struct {
 // the order in which its rules declare them; scopes that no pattern relates are
 // in the order of their first declaration. A rule without a Scope is the only
 // one of its pattern, and needs no rank.
-func orderScopes(rules []*compiledRule, patterns []*pattern) (ranks map[string]int, problems []error) {
+func orderScopes(rules []*compiledRule, patterns []*pattern) (ranks map[string]int, problems []*FieldError) {
 	after := map[string][]scopeOrder{} // by the scope that comes later
 	for _, p := range patterns {
 		var scopes []string
@@ -76,11 +76,12 @@ func findCircle(scope string, after map[string][]scopeOrder, waits func(string) 
 	}
 }
 
-func circleError(circle []scopeOrder) error {
+func circleError(circle []scopeOrder) *FieldError {
 	steps := make([]string, 0, len(circle))
 	for _, order := range circle {
 		steps = append(steps, fmt.Sprintf("%s takes the scope %q after %q", order.rule.where(), order.rule.Scope, order.before))
 	}
-	return fmt.Errorf("automutex: %s: Scope: the rules contradict each other on the order of locks: %s; declare these scopes in one order for every Task",
-		circle[0].rule.where(), strings.Join(steps, ", "))
+	first := circle[0].rule
+	return &FieldError{Rule: first.index, RuleName: first.Name, Field: "Scope", Element: -1, Err: fmt.Errorf(
+		"the rules contradict each other on the order of locks: %s; declare these scopes in one order for every Task", strings.Join(steps, ", "))}
 }

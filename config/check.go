@@ -1,7 +1,6 @@
 package config
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"regexp"
@@ -16,39 +15,29 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// What the errors of automutex.New and unique.New begin with: the rule or
-// Config, and the field. Those of the latter have those of the former in them.
-var (
-	ofRule   = regexp.MustCompile(`^(?:unique: )?(?:automutex: )?rule ("(?:[^"\\]|\\.)*") \(Rules\[(\d+)\]\): ([A-Za-z]+)(?:\[(\d+)\])?: (?s)(.*)$`)
-	ofConfig = regexp.MustCompile(`^(?:unique: )?automutex: Config\.([A-Za-z]+): (?s)(.*)$`)
+// otherRule finds the rules that an error names beside its own.
+var otherRule = regexp.MustCompile(`\(Rules\[(\d+)\]\)|Rules\[(\d+)\]`)
 
-	otherRule = regexp.MustCompile(`\(Rules\[(\d+)\]\)|Rules\[(\d+)\]`)
-)
-
-// check reports what automutex.New and unique.New would refuse, at the value
-// that it is about.
+// check reports what automutex.New and unique.New would refuse, at the value that is
+// wrong.
 func (d *decoder) check(doc *document, cfg automutex.Config, once unique.Config) {
 	known := map[position]bool{}
 	for _, mistake := range d.mistakes {
 		known[position{mistake.Line, mistake.Column}] = true
 	}
-	// The client is never used: neither New does I/O, and nor does Close of a
-	// Guard that no task came to.
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"})
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	guard, err := automutex.New(rdb, cfg)
-	if err == nil {
-		err = guard.Close(context.Background())
-	}
+	_, err := automutex.NewKeyMaker(cfg)
 	d.place(doc, "rule", spots(doc.rules), err, known)
 
+	// The client is never used: unique.New does no I/O.
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"})
 	_, err = unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once)
 	d.place(doc, "unique rule", spots(doc.unique), errors.Join(err, rdb.Close()), known)
 }
 
 type position struct{ line, column int }
 
-// leaves takes joined errors apart.
+// leaves returns the errors that a join has in it.
 func leaves(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error }) // a join, not what a leaf wraps
 	if !ok {
@@ -61,43 +50,40 @@ func leaves(err error) []error {
 	return all
 }
 
-// place reports the errors of one New, but for those about a value at which a
-// mistake is known.
+// place reports the errors of one New, except those about a value at which a mistake is
+// known already.
 func (d *decoder) place(doc *document, what string, rules []*spot, err error, known map[position]bool) {
 	if err == nil {
 		return
 	}
 	for _, err := range leaves(err) {
-		d.placeOne(doc, what, rules, err.Error(), known)
+		var field *automutex.FieldError
+		switch {
+		case !errors.As(err, &field):
+			d.reportf(doc.node, "%v", err)
+		case field.Rule < 0:
+			key := snake(field.Field)
+			d.reportf(doc.places.find(key, doc.node), "%s: %v", key, field.Err)
+		default:
+			d.placeInRule(doc, what, rules, field, known)
+		}
 	}
 }
 
-func (d *decoder) placeOne(doc *document, what string, rules []*spot, message string, known map[position]bool) {
-	if m := ofConfig.FindStringSubmatch(message); m != nil {
-		key := snake(m[1])
-		d.reportf(doc.places.find(key, doc.node), "%s: %s", key, m[2])
-		return
-	}
-	m := ofRule.FindStringSubmatch(message)
-	if m == nil {
-		d.reportf(doc.node, "%s", message)
-		return
-	}
-	i, _ := strconv.Atoi(m[2]) // digits of an index of ours
-	rule, key := rules[i], snake(m[3])
+func (d *decoder) placeInRule(doc *document, what string, rules []*spot, field *automutex.FieldError, known map[position]bool) {
+	rule, key := rules[field.Rule], snake(field.Field)
 	if rule.doubtful[key] || rule.doubtful["task"] && (key == "scope" || key == "name") {
 		return
 	}
-	node, where := rule.places.find(key, rule.node), what+" "+m[1]
+	node, where := rule.places.find(key, rule.node), what+" "+strconv.Quote(field.RuleName)
 	if node == doc.defaults[key] {
 		where = "defaults"
 	}
-	if m[4] != "" {
-		element, _ := strconv.Atoi(m[4])
-		node = node.Content[element]
+	if field.Element >= 0 {
+		node = node.Content[field.Element]
 	}
 	if node == rule.node || !known[position{node.Line, node.Column}] {
-		d.reportf(node, "%s: %s: %s", where, key, linesFor(rules, m[5]))
+		d.reportf(node, "%s: %s: %s", where, key, linesFor(rules, field.Err.Error()))
 	}
 }
 

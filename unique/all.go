@@ -66,7 +66,7 @@ func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq
 	if task == nil {
 		return lane, func() (*asynq.TaskInfo, error) { return nil, errNilTask }
 	}
-	r := match(c.rules, task.Type())
+	r, _ := c.rules.Find(task.Type())
 	if r == nil {
 		return lane, func() (*asynq.TaskInfo, error) { return c.asynq.EnqueueContext(ctx, task, opts...) }
 	}

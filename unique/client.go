@@ -1,13 +1,10 @@
 package unique
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +15,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -27,9 +25,9 @@ import (
 type Client struct {
 	asynq     *asynq.Client
 	inspector *asynq.Inspector
-	locker    *lock.Locker     // claims, and the lock around what takes several steps
-	keys      *automutex.Guard // makes the keys; takes no locks
-	rules     []*rule          // longest Task first
+	locker    *lock.Locker // claims, and the lock around what takes several steps
+	keys      *automutex.KeyMaker
+	rules     tasktype.Map[*rule]
 
 	grace     time.Duration // how long an enqueue may be under way; see enqueueTimeout
 	changeTTL time.Duration // of the lock around several steps
@@ -84,41 +82,50 @@ func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg 
 	if inspector == nil {
 		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the asynq.Client"))
 	}
-	rules, wrong := compile(cfg.Rules)
-	problems = append(problems, wrong...)
-	// Checks rdb, the Prefix and what makes keys, by making what will make them.
-	keys, err := automutex.New(rdb, automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Decode: cfg.Decode})
-	if err != nil {
-		problems = append(problems, eachOf(err)...)
+	if err := lock.CheckClient(rdb); err != nil {
+		problems = append(problems, fmt.Errorf("unique: %w", err))
+	}
+	rules, mistakes := compile(cfg.Rules)
+	for _, mistake := range mistakes {
+		problems = append(problems, fmt.Errorf("unique: %w", mistake))
+	}
+	keys, err := automutex.NewKeyMaker(automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Decode: cfg.Decode})
+	for _, mistake := range fieldErrorsIn(err) {
+		problems = append(problems, fmt.Errorf("unique: %w", mistake))
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	slices.SortStableFunc(rules, func(a, b *rule) int { return cmp.Compare(len(b.Task), len(a.Task)) })
-	return &Client{
+	c := &Client{
 		asynq:     client,
 		inspector: inspector,
 		locker:    lock.New(rdb, lock.Options{Prefix: cfg.Prefix}),
 		keys:      keys,
-		rules:     rules,
 		grace:     grace,
 		changeTTL: changeTTL,
 		patience:  patience,
 		self:      strings.ToLower(rand.Text()[:10]),
 		underway:  map[string]struct{}{},
-	}, nil
+	}
+	for _, r := range rules {
+		c.rules.Add(r.Task, r)
+	}
+	return c, nil
 }
 
-// eachOf takes a joined error apart, and says of each part who reports it.
-func eachOf(err error) (parts []error) {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok || reflect.TypeOf(err) != reflect.TypeOf(errors.Join(err)) { // others wrap several errors in one text
-		return []error{fmt.Errorf("unique: %w", err)}
+// fieldErrorsIn returns the errors that automutex.NewKeyMaker has joined.
+func fieldErrorsIn(err error) (all []*automutex.FieldError) {
+	joined, _ := err.(interface{ Unwrap() []error })
+	if joined == nil {
+		return nil
 	}
-	for _, part := range joined.Unwrap() {
-		parts = append(parts, eachOf(part)...)
+	for _, err := range joined.Unwrap() {
+		var mistake *automutex.FieldError
+		if errors.As(err, &mistake) {
+			all = append(all, mistake)
+		}
 	}
-	return parts
+	return all
 }
 
 // Enqueue is [Client.EnqueueContext] without a context.

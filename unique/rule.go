@@ -114,15 +114,13 @@ func (r *rule) where() string { return fmt.Sprintf("rule %q (Rules[%d])", r.Task
 func (r *rule) scope() string { return cmp.Or(r.Scope, r.Task) }
 
 // compile checks the rules and fills in defaults. What makes keys is checked by
-// the package that makes them: see keyRules.
-func compile(declared []Rule) (rules []*rule, problems []error) {
+// automutex.NewKeyMaker; see keyRules.
+func compile(declared []Rule) (rules []*rule, problems []*automutex.FieldError) {
 	tasks, scopes := map[string]*rule{}, map[string]*rule{}
 	for i, d := range declared {
 		r := &rule{Rule: d, index: i}
 		r.On, r.OnHeaders = slices.Clone(d.On), slices.Clone(d.OnHeaders)
-		for _, problem := range r.check() {
-			problems = append(problems, fmt.Errorf("unique: %s: %w", r.where(), problem))
-		}
+		problems = append(problems, r.check()...)
 		r.Queue = cmp.Or(r.Queue, "default")
 		if r.Duplicate.kind == duplicatePostpone {
 			r.MaxPostpone = min(cmp.Or(r.MaxPostpone, 10*min(r.Duplicate.delay, lock.MaxTTL/10)), lock.MaxTTL/2)
@@ -130,7 +128,7 @@ func compile(declared []Rule) (rules []*rule, problems []error) {
 		rules = append(rules, r)
 
 		if first := tasks[r.Task]; first != nil {
-			problems = append(problems, fmt.Errorf("unique: %s: Task: is that of Rules[%d] too; a task is enqueued once by one rule: leave one out", r.where(), first.index))
+			problems = append(problems, r.mistakef("Task", "is that of Rules[%d] too; a task is enqueued once by one rule: leave one out", first.index))
 			continue
 		}
 		tasks[r.Task] = r
@@ -143,34 +141,39 @@ func compile(declared []Rule) (rules []*rule, problems []error) {
 	return rules, problems
 }
 
-// check gives what is wrong with the rule by itself, as declared.
-func (r *rule) check() (problems []error) {
+// mistakef makes the error for a mistake in a field of the rule.
+func (r *rule) mistakef(field, format string, args ...any) *automutex.FieldError {
+	return &automutex.FieldError{Rule: r.index, RuleName: r.Task, Field: field, Element: -1, Err: fmt.Errorf(format, args...)}
+}
+
+// check returns the mistakes in the rule by itself, as declared.
+func (r *rule) check() (problems []*automutex.FieldError) {
 	if r.Queue != "" && strings.TrimSpace(r.Queue) == "" {
-		problems = append(problems, fmt.Errorf("Queue: %q is blank; name a queue, or leave it empty for %q", r.Queue, "default"))
+		problems = append(problems, r.mistakef("Queue", "%q is blank; name a queue, or leave it empty for %q", r.Queue, "default"))
 	}
 	if err := r.Until.check(); err != nil {
-		problems = append(problems, fmt.Errorf("Until: %w", err))
+		problems = append(problems, r.mistakef("Until", "%w", err))
 	}
 	if err := r.Duplicate.check(); err != nil {
-		problems = append(problems, fmt.Errorf("Duplicate: %w", err))
+		problems = append(problems, r.mistakef("Duplicate", "%w", err))
 	}
 	switch {
 	case r.MaxPostpone == 0:
 	case r.Duplicate.kind != duplicatePostpone:
-		problems = append(problems, fmt.Errorf("MaxPostpone: %s has no meaning with Duplicate %s; leave it out, or use Postpone", r.MaxPostpone, r.Duplicate))
+		problems = append(problems, r.mistakef("MaxPostpone", "%s has no meaning with Duplicate %s; leave it out, or use Postpone", r.MaxPostpone, r.Duplicate))
 	case r.MaxPostpone < r.Duplicate.delay || r.MaxPostpone > lock.MaxTTL/2:
-		problems = append(problems, fmt.Errorf("MaxPostpone: %s is less than the delay of Postpone(%s), or more than %s; use 0 for ten times the delay", r.MaxPostpone, r.Duplicate.delay, lock.MaxTTL/2))
+		problems = append(problems, r.mistakef("MaxPostpone", "%s is less than the delay of Postpone(%s), or more than %s; use 0 for ten times the delay", r.MaxPostpone, r.Duplicate.delay, lock.MaxTTL/2))
 	}
 	return problems
 }
 
-// differences gives what two rules of one scope do not agree on: the tasks of
-// one would not see those of the other.
-func differences(first, r *rule) (problems []error) {
+// differences returns what two rules with one scope do not agree on: the tasks of one
+// would not see those of the other.
+func differences(first, r *rule) (problems []*automutex.FieldError) {
 	differ := func(field string, a, b any) {
 		if a != b {
-			problems = append(problems, fmt.Errorf("unique: %s: %s: is %v, but %s has %v for the same scope %q; one scope has one %s",
-				r.where(), field, b, first.where(), a, r.scope(), field))
+			problems = append(problems, r.mistakef(field, "is %v, but %s has %v for the same scope %q; one scope has one %s",
+				b, first.where(), a, r.scope(), field))
 		}
 	}
 	differ("Queue", first.Queue, r.Queue)
@@ -181,32 +184,19 @@ func differences(first, r *rule) (problems []error) {
 	return problems
 }
 
-// keyRules are the rules as a Guard takes them. A Guard makes the keys here as
-// it does in the worker, so that equal rules make equal keys.
+// keyRules returns the rules as automutex.NewKeyMaker takes them. The keys are made here
+// as a Guard makes them in the worker, so that equal rules make equal keys.
 func keyRules(rules []*rule) []automutex.Rule {
 	guarded := make([]automutex.Rule, len(rules))
 	seen := map[string]bool{}
 	for i, r := range rules {
 		guarded[i] = automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Payload: r.Payload, Scope: r.Scope}
-		if seen[r.Task] { // reported by compile; not to be reported for what it lacks as well
+		if seen[r.Task] { // compile reports it; without a Scope it would be reported again
 			guarded[i].Scope = fmt.Sprintf("Rules[%d]", i)
 		}
 		seen[r.Task] = true
 	}
 	return guarded
-}
-
-// match gives the rule for a task type as asynq's ServeMux does: the one whose
-// Task equals it, else the one with the longest Task that it begins with; nil
-// when there is none. rules are sorted by that length, longest first, so that an
-// equal one comes before its beginnings.
-func match(rules []*rule, taskType string) *rule {
-	for _, r := range rules {
-		if strings.HasPrefix(taskType, r.Task) {
-			return r
-		}
-	}
-	return nil
 }
 
 // checkOptions refuses the options that a rule decides on.

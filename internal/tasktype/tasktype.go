@@ -1,0 +1,54 @@
+// Package tasktype finds what is declared for a task type, as asynq's ServeMux finds a
+// handler: by the pattern that equals the type, else by the longest pattern that the
+// type begins with.
+package tasktype
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// Map holds a value for each pattern. The zero value is empty. Reading is safe for
+// concurrent use, adding is not.
+type Map[V any] struct {
+	exact   map[string]V
+	longest []string // all patterns, longest first
+}
+
+// Add sets the value of a pattern.
+func (m *Map[V]) Add(pattern string, v V) {
+	if m.exact == nil {
+		m.exact = map[string]V{}
+	}
+	if _, known := m.exact[pattern]; !known {
+		m.longest = append(m.longest, pattern)
+		slices.SortStableFunc(m.longest, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+	}
+	m.exact[pattern] = v
+}
+
+// At returns the value of the pattern itself.
+func (m *Map[V]) At(pattern string) (v V, ok bool) {
+	v, ok = m.exact[pattern]
+	return v, ok
+}
+
+// Find returns the value for a task type. It allocates nothing.
+func (m *Map[V]) Find(taskType string) (v V, ok bool) {
+	if v, ok = m.exact[taskType]; ok {
+		return v, true
+	}
+	return m.FindShorter(taskType)
+}
+
+// FindShorter returns the value of the longest pattern that the type begins with and
+// that is shorter than the type.
+func (m *Map[V]) FindShorter(taskType string) (v V, ok bool) {
+	for _, pattern := range m.longest {
+		if len(pattern) < len(taskType) && strings.HasPrefix(taskType, pattern) {
+			return m.exact[pattern], true
+		}
+	}
+	return v, false
+}

@@ -1,0 +1,34 @@
+package tasktype
+
+import "testing"
+
+func TestMap(t *testing.T) {
+	t.Parallel()
+	var m Map[int]
+	if _, ok := m.Find("a"); ok {
+		t.Error("an empty Map has a value")
+	}
+	for pattern, v := range map[string]int{"report:": 1, "report:daily": 2, "mail": 3} {
+		m.Add(pattern, v)
+	}
+	for taskType, want := range map[string]int{
+		"report:daily": 2, "report:daily:eu": 2, "report:": 1, "report:weekly": 1, "report": 0, "mail": 3, "mailing": 3, "": 0,
+	} {
+		if got, ok := m.Find(taskType); got != want || ok != (want > 0) {
+			t.Errorf("%q finds %d, %v, want %d", taskType, got, ok, want)
+		}
+	}
+	if got, _ := m.FindShorter("report:daily"); got != 1 {
+		t.Errorf("the shorter pattern has %d, want 1", got)
+	}
+	if _, ok := m.FindShorter("mail"); ok {
+		t.Error("a pattern is shorter than itself")
+	}
+	if _, ok := m.At("report:weekly"); ok {
+		t.Error("a type is taken for a pattern")
+	}
+	m.Add("mail", 4)
+	if got, _ := m.Find("mail"); got != 4 {
+		t.Errorf("the pattern added again has %d", got)
+	}
+}
