@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -285,6 +286,63 @@ func TestBackend_delay(t *testing.T) {
 		}
 		if len(seen) < 500 {
 			t.Errorf("after %s: no jitter", after)
+		}
+	}
+}
+
+// whoSends is a redis.Hook that counts the scripts that a worker's own goroutine sends,
+// and those that another one sends.
+type whoSends struct{ worker, other atomic.Int64 }
+
+func (h *whoSends) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *whoSends) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *whoSends) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		switch name := cmd.Name(); {
+		case name != "set" && name != "eval" && name != "evalsha": // a new connection's
+		case strings.Contains(string(debug.Stack()), "(*Guard).process"):
+			h.worker.Add(1)
+		default:
+			h.other.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// A task whose deadline is far away takes its lock on its worker's goroutine, whatever
+// its policy. One whose deadline is near takes it on another, which it can leave behind.
+func TestBackend_farDeadlinesNeedNoOtherGoroutine(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	seen := &whoSends{}
+	rdb.AddHook(seen)
+	guard, err := New(rdb, Config{Prefix: redistest.Name(t), Rules: []Rule{
+		{Task: "retry"}, {Task: "wait", Wait: time.Minute}, {Task: "park", Busy: Park}, {Task: "replace", Busy: Replace},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer guard.Close(t.Context())
+	h := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	for _, name := range []string{"retry", "wait", "park", "replace"} {
+		for _, c := range []struct {
+			timeout time.Duration
+			beside  bool
+		}{{time.Hour, false}, {5 * time.Second, true}} {
+			ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
+			seen.worker.Store(0)
+			seen.other.Store(0)
+			if err := h.ProcessTask(ctx, asynq.NewTask(name, nil)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			cancel()
+			if beside := seen.other.Load() > 0; beside != c.beside {
+				t.Errorf("%s with %s left: %d commands on the worker's goroutine, %d beside", name, c.timeout, seen.worker.Load(), seen.other.Load())
+			}
 		}
 	}
 }

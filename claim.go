@@ -35,7 +35,7 @@ func (a *attempt) dropClaim(targets []target) outcome {
 
 func (a *attempt) dropClaimOf(t target) outcome {
 	for {
-		_, err := a.guard.locker.Claim(t.key).Drop(a.ctx, tasknote.Of(a.queue, a.id))
+		_, err := a.guard.locker.Claim(t.key).Drop(a.exchangeContext(), tasknote.Of(a.queue, a.id))
 		if err == nil {
 			a.guard.outage.noteSuccess(a.guard.log)
 			return outcome{}

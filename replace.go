@@ -53,7 +53,7 @@ func (a *attempt) registerArrival(t target) error {
 	}
 	note := cmp.Or(a.note, rand.Text()) // outside of a server every call is a new task
 	m := a.guard.locker.Semaphore(t.scope, t.rule.Limit, lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
-	at, first, err := m.Arrive(a.ctx)
+	at, first, err := m.Arrive(a.exchangeContext())
 	if err == nil {
 		a.replacing.arrivals[t.key] = arrival{lock: m, at: at, first: first}
 	}

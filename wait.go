@@ -38,7 +38,29 @@ func (a *attempt) acquire(t target) error {
 
 // lockOf returns the lock of a target as this attempt takes it.
 func (a *attempt) lockOf(t target) *lock.Lock {
-	return a.guard.lockOf(t, a.note, append(a.onStop(t), lock.OnWait(func() { a.observeWaiting(t) }))...)
+	options := append(a.onStop(t), lock.OnWait(func() { a.observeWaiting(t) }))
+	if a.deadlineIsFar() {
+		options = append(options, lock.Uninterrupted())
+	}
+	return a.guard.lockOf(t, a.note, options...)
+}
+
+// farDeadline is how far away a task's deadline has to be for its exchanges with Redis
+// to run to their end, after about 5 s at most, also when its context ends meanwhile.
+// That saves a hand-over to another goroutine. guarded looks at the context afterwards.
+const farDeadline = 15 * time.Second
+
+func (a *attempt) deadlineIsFar() bool {
+	deadline, ok := a.ctx.Deadline()
+	return !ok || time.Until(deadline) > farDeadline
+}
+
+// exchangeContext is the context for a single exchange with Redis.
+func (a *attempt) exchangeContext() context.Context {
+	if a.deadlineIsFar() {
+		return context.WithoutCancel(a.ctx)
+	}
+	return a.ctx
 }
 
 func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {

@@ -24,6 +24,7 @@ type Lock struct {
 	margin  time.Duration // see Margin; unset: the default
 	note    string
 	apart   bool // see OnePerNote
+	whole   bool // see Uninterrupted
 	onWait  func()
 	arrival int64  // 0: none, see OnStop
 	onStop  func() // nil: none
@@ -76,6 +77,12 @@ func WithKey(key string) Option { return func(m *Lock) { m.given = key } }
 // over when Lock returns. A grant is not taken before f has returned, so f should
 // be quick.
 func OnWait(f func()) Option { return func(m *Lock) { m.onWait = f } }
+
+// Uninterrupted makes the first exchange with Redis of TryLock, Lock and LockOrPark run
+// to its end, about 5 s at most, also when ctx ends meanwhile; a lease that comes
+// after ctx has ended is given back. A wait in line ends with ctx as ever. It saves
+// several microseconds of CPU: an exchange that can be left runs on another goroutine.
+func Uninterrupted() Option { return func(m *Lock) { m.whole = true } }
 
 // Mutex is the lock called name, for one holder at a time. Any text serves as
 // a name but the empty one. A bad name or option is reported by Err and by
@@ -259,6 +266,9 @@ func (m *Lock) ask(ctx context.Context, le *Lease, w wish) (answer, error) {
 }
 
 func (m *Lock) askOnce(ctx context.Context, le *Lease, w wish) (answer, error) {
+	if m.whole {
+		ctx = context.WithoutCancel(ctx)
+	}
 	s, args := m.askArgs(le, w)
 	before := le.asks.Load()
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)

@@ -4,8 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -124,4 +129,96 @@ func TestClusterHang_othersGoOn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// caller is a redis.Hook that notes whether the commands of a name run on the goroutine
+// that called a function with frame in its name.
+type caller struct {
+	frame  string
+	inside atomic.Int64
+	beside atomic.Int64
+}
+
+func (h *caller) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *caller) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *caller) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if name := cmd.Name(); name == "evalsha" || name == "eval" || name == "set" {
+			if strings.Contains(string(debug.Stack()), h.frame) {
+				h.inside.Add(1)
+			} else {
+				h.beside.Add(1)
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// With the option Uninterrupted a call sends its commands on its caller's goroutine,
+// also with a context that can end. Without it another goroutine sends the first.
+func TestUninterrupted_staysOnTheCallersGoroutine(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	seen := &caller{frame: "takesAndReleases"}
+	rdb.AddHook(seen)
+	l := newLocker(t, rdb)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	takesAndReleases(ctx, t, l.Mutex(redistest.Name(t)+"1"))
+	if seen.beside.Load() == 0 {
+		t.Error("without the option every command ran on the caller's goroutine: this test sees nothing")
+	}
+	seen.beside.Store(0)
+	takesAndReleases(ctx, t, l.Mutex(redistest.Name(t)+"2", Uninterrupted()))
+	if n := seen.beside.Load(); n > 0 && l.conn.bounded {
+		t.Errorf("%d commands ran beside", n)
+	}
+}
+
+func takesAndReleases(ctx context.Context, t *testing.T, m *Lock) {
+	t.Helper()
+	le, err := m.TryLock(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustUnlock(t, le)
+	if le, err = m.Lock(ctx); err != nil {
+		t.Fatal(err)
+	}
+	mustUnlock(t, le)
+}
+
+// With the option Uninterrupted a call on a Redis that hangs ends by the client's own
+// bounds, and what it asked for is released later. A lease that comes after the
+// context has ended is given back.
+func TestUninterrupted_onAHungRedis(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	l := newLocker(t, s.Client(t))
+	m := l.Mutex(redistest.Name(t), TTL(time.Minute), Uninterrupted())
+	mustUnlock(t, mustTry(t, m))
+	ctx, cancel := context.WithCancel(t.Context())
+	s.Pause(t)
+	time.AfterFunc(100*time.Millisecond, func() { cancel(); s.Resume(t) })
+	if le, err := m.TryLock(ctx); le != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("TryLock after its context had ended: %v, %v", le, err)
+	}
+	free(t, m, soon)
+
+	ctx, cancel = context.WithCancel(t.Context())
+	s.Pause(t)
+	time.AfterFunc(100*time.Millisecond, cancel)
+	began := time.Now()
+	if _, err := m.TryLock(ctx); !errors.Is(err, ErrBackend) {
+		t.Errorf("TryLock: %v", err)
+	}
+	if took := time.Since(began); took > soon {
+		t.Errorf("TryLock returned after %s", took)
+	}
+	s.Resume(t)
+	free(t, m, soon)
 }
