@@ -38,7 +38,8 @@ var (
 	_ func(func([]byte) (int, error), func(int) []string) automutex.KeyFunc                 = automutex.KeyWith[int]
 	_ func(context.Context) (*lock.Lease, bool)                                             = automutex.Lease
 	_ func(context.Context, string) (*lock.Lease, bool)                                     = automutex.LeaseOf
-	_ func(context.Context) (int64, bool)                                                   = automutex.Fence
+	_ func(context.Context) (int64, error)                                                  = automutex.Fence
+	_ func(*lock.Lease, context.Context) (int64, error)                                     = (*lock.Lease).Fence
 	_ func(func(context.Context, *asynq.Task, *automutex.BusyError) error) automutex.Policy = automutex.AfterFailure
 
 	_ automutex.KeyFunc                                    = func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }
@@ -111,8 +112,8 @@ func TestContract_quickStart(t *testing.T) {
 	ran := make(chan string, 10)
 	for _, pattern := range []string{"itunes:", "report:", "cache:"} {
 		mux.HandleFunc(pattern, func(ctx context.Context, task *asynq.Task) error {
-			if fence, ok := automutex.Fence(ctx); !ok || fence <= 0 {
-				t.Errorf("%s: no fence", task.Type())
+			if fence, err := automutex.Fence(ctx); err != nil || fence <= 0 {
+				t.Errorf("%s: fence %d, %v", task.Type(), fence, err)
 			}
 			ran <- task.Type()
 			return nil

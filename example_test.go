@@ -78,7 +78,10 @@ func moreRules() []automutex.Rule {
 
 func verify(ctx context.Context, t *asynq.Task) error {
 	// ctx ends with cause lock.ErrLost if the lease is lost.
-	fence, _ := automutex.Fence(ctx) // grows from run to run of the same key
+	fence, err := automutex.Fence(ctx) // grows from run to run of the same key
+	if err != nil {
+		return err // Redis did not answer, or the lease is lost
+	}
 	return store.Save(ctx, t.Payload(), fence)
 }
 

@@ -191,11 +191,12 @@ func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 
 // Fence returns the fence of [Lease]: a number that grows from run to run of the same
 // key. Send it along with what the handler writes, and have the receiver refuse lower
-// numbers.
-func Fence(ctx context.Context) (int64, bool) {
+// numbers. The first call in a run may ask Redis; see [lock.Lease.Fence] for the errors.
+// Without a lease the error Is lock.ErrNotHeld, too.
+func Fence(ctx context.Context) (int64, error) {
 	lease, ok := Lease(ctx)
 	if !ok {
-		return 0, false
+		return 0, fmt.Errorf("automutex: Fence: %w: pass the context that a guarded handler got; under the policy Allow it may have no lease", lock.ErrNotHeld)
 	}
-	return lease.Fence(), true
+	return lease.Fence(ctx)
 }

@@ -89,7 +89,7 @@ func TestMiddleware_direct(t *testing.T) {
 		inner := errors.New("inner")
 		err := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 			lease, ok := Lease(ctx)
-			if !ok || lease.Fence() == 0 {
+			if fence, err := Fence(ctx); !ok || lease == nil || fence == 0 || err != nil {
 				t.Error("no lease")
 			}
 			err := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
@@ -282,9 +282,10 @@ func TestMiddleware_lease(t *testing.T) {
 			run := r.stage.next(t)
 			lease, ok := Lease(run.ctx)
 			named, named2 := LeaseOf(run.ctx, "turns")
-			fence, ok2 := Fence(run.ctx)
-			if !ok || !ok2 || !named2 || lease != named || lease.Fence() != fence {
-				t.Fatalf("got %v %v %v %v", lease, named, fence, ok)
+			fence, err := Fence(run.ctx)
+			again, err2 := lease.Fence(run.ctx)
+			if !ok || err != nil || err2 != nil || !named2 || lease != named || again != fence {
+				t.Fatalf("got %v %v %v %v %v %v %v", lease, named, fence, again, ok, err, err2)
 			}
 			if fence <= last {
 				t.Errorf("the fence %d follows %d", fence, last)
@@ -308,7 +309,7 @@ func TestMiddleware_lease(t *testing.T) {
 		if _, ok := LeaseOf(ctx, "turns"); ok {
 			t.Error("a lease of a rule outside")
 		}
-		if fence, ok := Fence(ctx); ok || fence != 0 {
+		if fence, err := Fence(ctx); !errors.Is(err, lock.ErrNotHeld) || fence != 0 {
 			t.Error("a fence outside")
 		}
 	})

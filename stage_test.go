@@ -60,7 +60,7 @@ func (s *stage) enter(ctx context.Context, taskType string) {
 	s.runs++
 	s.now[taskType]++
 	s.most[taskType] = max(s.most[taskType], s.now[taskType])
-	if fence, ok := Fence(ctx); ok {
+	if fence, err := Fence(ctx); err == nil {
 		s.fences = append(s.fences, fence)
 	}
 }

@@ -47,7 +47,7 @@ func (a *attempt) lockOf(t target) *lock.Lock {
 
 // farDeadline is how far away a task's deadline has to be for its exchanges with Redis
 // to run to their end, after about 5 s at most, also when its context ends meanwhile.
-// That saves a hand-over to another goroutine. guarded looks at the context afterwards.
+// That saves a hand-over to another goroutine. The context is looked at afterwards, before the handler starts.
 const farDeadline = 15 * time.Second
 
 func (a *attempt) deadlineIsFar() bool {

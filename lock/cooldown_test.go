@@ -45,7 +45,7 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 
 		// The waiter is granted at its end, and not before.
 		next := w.got(t)
-		if granted := time.UnixMicro(next.Fence()); granted.Before(time.UnixMilli(int64(end))) {
+		if granted := time.UnixMicro(fenceOf(t, next)); granted.Before(time.UnixMilli(int64(end))) {
 			t.Errorf("the waiter was granted at %v, before the cooldown's end %v", granted, time.UnixMilli(int64(end)))
 		} else if late := granted.Sub(time.UnixMilli(int64(end))); late > 3*time.Second {
 			t.Errorf("the waiter was granted %s after the cooldown's end", late)

@@ -62,7 +62,13 @@ func ExampleLock_Lock() {
 	}
 	defer lease.Unlock(context.Background())
 
-	_ = transfer(lease.Bind(context.Background()), lease.Fence())
+	work := lease.Bind(context.Background())
+	fence, err := lease.Fence(work) // the account refuses lower ones
+	if err != nil {
+		fmt.Println("the lock is not ours any more:", err)
+		return
+	}
+	_ = transfer(work, fence)
 }
 
 // TryLock does not wait.

@@ -18,10 +18,10 @@ func TestRule11_FenceGrows(t *testing.T) {
 		last := int64(0)
 		grown := func(le *Lease) {
 			t.Helper()
-			if le.Fence() <= last {
-				t.Fatalf("fence %d after %d", le.Fence(), last)
+			if fenceOf(t, le) <= last {
+				t.Fatalf("fence %d after %d", fenceOf(t, le), last)
 			}
-			last = le.Fence()
+			last = fenceOf(t, le)
 			if f := int64(stored(t, m)["f"]); f != -(1e15 + last) {
 				t.Fatalf("fence %d is stored as %d", last, f)
 			}
@@ -81,16 +81,16 @@ func TestRule11_FenceGrowsWhenTheClockStepsBack(t *testing.T) {
 	now := time.Now()
 	s.Mini().SetTime(now)
 	le := mustTry(t, m)
-	last := le.Fence()
+	last := fenceOf(t, le)
 	for i := range 3 {
 		w := inLine(t, m, 1)
 		s.Mini().SetTime(now.Add(-time.Duration(i+1) * time.Hour))
 		mustUnlock(t, le)
 		le = w.got(t)
-		if le.Fence() <= last {
-			t.Fatalf("step %d: fence %d after %d", i, le.Fence(), last)
+		if fenceOf(t, le) <= last {
+			t.Fatalf("step %d: fence %d after %d", i, fenceOf(t, le), last)
 		}
-		last = le.Fence()
+		last = fenceOf(t, le)
 	}
 	mustUnlock(t, le)
 }
@@ -103,10 +103,10 @@ func TestRule11_FenceGrowsWhenTheClockStands(t *testing.T) {
 	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 20)
 	last := int64(0)
 	for range 20 {
-		if le := mustTry(t, m); le.Fence() <= last {
-			t.Fatalf("fence %d after %d", le.Fence(), last)
+		if le := mustTry(t, m); fenceOf(t, le) <= last {
+			t.Fatalf("fence %d after %d", fenceOf(t, le), last)
 		} else {
-			last = le.Fence()
+			last = fenceOf(t, le)
 		}
 	}
 }

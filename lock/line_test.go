@@ -195,7 +195,7 @@ func TestRule05_TheFirstInLineWatchesTheDeadline(t *testing.T) {
 		w := inLine(t, m, 1)
 		calm(t, l, 1)
 		le := w.got(t)
-		if late := time.UnixMicro(le.Fence()).Sub(deadline); late < 0 || late > 3*time.Second {
+		if late := time.UnixMicro(fenceOf(t, le)).Sub(deadline); late < 0 || late > 3*time.Second {
 			t.Errorf("taken over %s after the deadline", late)
 		}
 	})
@@ -212,15 +212,15 @@ func TestFirstComeFirstServed(t *testing.T) {
 		for i := range 20 {
 			waiters = append(waiters, inLine(t, handle(lockers[i%3], m), i+1))
 		}
-		fence := held.Fence()
+		fence := fenceOf(t, held)
 		for i, w := range waiters {
 			mustBeBusy(t, m)
 			mustUnlock(t, held)
 			held = w.got(t)
-			if held.Fence() <= fence {
-				t.Errorf("waiter %d has fence %d after %d", i, held.Fence(), fence)
+			if fenceOf(t, held) <= fence {
+				t.Errorf("waiter %d has fence %d after %d", i, fenceOf(t, held), fence)
 			}
-			fence = held.Fence()
+			fence = fenceOf(t, held)
 			for j, other := range waiters[i+1:] {
 				if !other.pending() {
 					t.Fatalf("waiter %d was served before waiter %d", i+1+j, i+1)
@@ -272,7 +272,7 @@ func TestWaiterThatGivesUpWhenGranted(t *testing.T) {
 			t.Errorf("Lock: %v", err)
 		}
 		le := behind.got(t)
-		if late := time.UnixMicro(le.Fence()).Sub(gaveUp); late > maxGrant/2 {
+		if late := time.UnixMicro(fenceOf(t, le)).Sub(gaveUp); late > maxGrant/2 {
 			t.Errorf("the slot came back after %s", late)
 		}
 		mustUnlock(t, le)

@@ -165,7 +165,7 @@ func TestTheLastOneOut(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
-		fence := held.Fence()
+		fence := fenceOf(t, held)
 		parkAll(t, m, "a", "b")
 		releases(t, held, 1, minLife)
 		if stored(t, m)["i"] == 0 {
@@ -173,10 +173,10 @@ func TestTheLastOneOut(t *testing.T) {
 		}
 		for _, note := range []string{"a", "b"} {
 			le := mustTry(t, noted(m, note))
-			if le.Fence() <= fence {
-				t.Errorf("fence %d after %d", le.Fence(), fence)
+			if fenceOf(t, le) <= fence {
+				t.Errorf("fence %d after %d", fenceOf(t, le), fence)
 			}
-			fence = le.Fence()
+			fence = fenceOf(t, le)
 			if stored(t, m)["i"] != 0 {
 				t.Errorf("taken, and idle; %s", dump(m))
 			}

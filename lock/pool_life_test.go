@@ -35,10 +35,10 @@ func TestPoolTakerThatDies(t *testing.T) {
 				w := takeBeside(t, poolHandle(b, p, TTL(time.Minute)), 1)
 				die(t, dead, a)
 				next := w.got(t)
-				if next.Value() != "v" || next.Fence() <= dead.Fence() {
-					t.Errorf("the next has %q with fence %d after %d", next.Value(), next.Fence(), dead.Fence())
+				if next.Value() != "v" || fenceOf(t, next) <= fenceOf(t, dead) {
+					t.Errorf("the next has %q with fence %d after %d", next.Value(), fenceOf(t, next), fenceOf(t, dead))
 				}
-				if early := time.UnixMilli(int64(deadline)).Sub(time.UnixMicro(next.Fence())); name == "NoRenew" && early > 0 {
+				if early := time.UnixMilli(int64(deadline)).Sub(time.UnixMicro(fenceOf(t, next))); name == "NoRenew" && early > 0 {
 					t.Errorf("taken %s before the dead taker's deadline", early)
 				}
 

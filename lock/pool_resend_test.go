@@ -178,10 +178,10 @@ func TestPoolFenceGrows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if le.Fence() <= last {
-				t.Errorf("fence %d after %d", le.Fence(), last)
+			if fenceOf(t, le) <= last {
+				t.Errorf("fence %d after %d", fenceOf(t, le), last)
 			}
-			last = le.Fence()
+			last = fenceOf(t, le)
 			givesBack(t, le)
 		}
 	})

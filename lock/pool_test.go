@@ -133,8 +133,8 @@ func TestPool(t *testing.T) {
 		putAll(t, p, "a", "b", "c")
 		a := takes(t, p, "a")
 		b := takes(t, p, "b")
-		if a.Fence() >= b.Fence() || !a.Held() {
-			t.Errorf("fences %d, %d", a.Fence(), b.Fence())
+		if fenceOf(t, a) >= fenceOf(t, b) || !a.Held() {
+			t.Errorf("fences %d, %d", fenceOf(t, a), fenceOf(t, b))
 		}
 
 		// A set: what is free or taken is not added again, and keeps its place.

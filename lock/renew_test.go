@@ -330,8 +330,8 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 		hook.Before(nil)
 		// The lock is another's now; nothing of ours comes back.
 		next := lockBeside(t, handle(newLocker(t, s.Client(t)), m)).got(t)
-		if time.UnixMicro(next.Fence()).Before(stored) {
-			t.Errorf("succeeded at %v, before the stored deadline %v", time.UnixMicro(next.Fence()), stored)
+		if time.UnixMicro(fenceOf(t, next)).Before(stored) {
+			t.Errorf("succeeded at %v, before the stored deadline %v", time.UnixMicro(fenceOf(t, next)), stored)
 		}
 		if _, ok := holds(t, le); ok {
 			t.Errorf("stored again; %s", dump(m))

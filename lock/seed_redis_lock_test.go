@@ -96,7 +96,7 @@ func TestSeedRedisLock_Work(t *testing.T) {
 		m := l.Mutex(redistest.Name(t), TTL(10*time.Second))
 		err := m.Do(t.Context(), func(ctx context.Context) error {
 			lease, ok := FromContext(ctx)
-			if !ok || !lease.Held() || lease.Fence() == 0 {
+			if !ok || !lease.Held() || fenceOf(t, lease) == 0 {
 				t.Fatalf("the lease in the context is %v, %v", lease, ok)
 			}
 			if _, ok := holds(t, lease); !ok {

@@ -345,7 +345,7 @@ func TestSeedRedisMutex_TakesOverAnExpiredLock(t *testing.T) {
 		m := hers.Mutex(redistest.Name(t), TTL(150*time.Millisecond), NoRenew())
 		deadline, _ := holds(t, mustTry(t, m))
 		le := untilTaken(t, handle(his, m))
-		if early := deadline.Sub(time.UnixMicro(le.Fence())); early > 0 {
+		if early := deadline.Sub(time.UnixMicro(fenceOf(t, le))); early > 0 {
 			t.Errorf("taken over %s before its deadline", early)
 		}
 	})
@@ -415,8 +415,8 @@ func TestSeedRedisMutex_HandlesCarryNoState(t *testing.T) {
 		mustBeBusy(t, m)
 		mustUnlock(t, held)
 		again := mustTry(t, m)
-		if again == held || again.Token() == held.Token() || again.Fence() <= held.Fence() {
-			t.Errorf("a second stay with token %q, fence %d, after %q, %d", again.Token(), again.Fence(), held.Token(), held.Fence())
+		if again == held || again.Token() == held.Token() || fenceOf(t, again) <= fenceOf(t, held) {
+			t.Errorf("a second stay with token %q, fence %d, after %q, %d", again.Token(), fenceOf(t, again), held.Token(), fenceOf(t, held))
 		}
 		mustUnlock(t, again)
 	})
@@ -628,7 +628,11 @@ func stressMain() {
 			return err
 		}
 		lease, _ := FromContext(ctx)
-		if err := rdb.RPush(ctx, name+":fences", fmt.Sprint(lease.Fence(), " ", os.Getpid())).Err(); err != nil {
+		fence, err := lease.Fence(ctx)
+		if err != nil {
+			return err
+		}
+		if err := rdb.RPush(ctx, name+":fences", fmt.Sprint(fence, " ", os.Getpid())).Err(); err != nil {
 			return err
 		}
 		if err := rdb.Set(ctx, name+":sections", n+1, 0).Err(); err != nil {

@@ -556,7 +556,7 @@ func TestSeedRedisSemaphore_StaleClients(t *testing.T) {
 		if !ok || err != nil {
 			t.Fatalf("Acquire of what goes stale: %v, %v", ok, err)
 		}
-		if fence := time.UnixMicro(lease.Fence()); serverNow(t, m).Before(fence) {
+		if fence := time.UnixMicro(fenceOf(t, lease)); serverNow(t, m).Before(fence) {
 			t.Errorf("the fence %s is ahead of the server", fence)
 		}
 	})

@@ -65,8 +65,8 @@ func stress(t *testing.T, s *redistest.Server, limit int) {
 						t.Errorf("%d hold a lock for %d; %s", now, limit, dump(m))
 					}
 					if limit == 1 {
-						if before := lastFence.Swap(le.Fence()); before >= le.Fence() {
-							t.Errorf("fence %d after %d", le.Fence(), before)
+						if before := lastFence.Swap(fenceOf(t, le)); before >= fenceOf(t, le) {
+							t.Errorf("fence %d after %d", fenceOf(t, le), before)
 						}
 					}
 					if limit > 1 {

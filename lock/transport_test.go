@@ -137,7 +137,7 @@ func testTransportStress(t *testing.T) {
 									if n := inside.Add(1); n > int64(limit) {
 										t.Errorf("%d hold a lock for %d", n, limit)
 									}
-									if le, _ := FromContext(ctx); limit == 1 && le.Fence() <= lastFence.Swap(le.Fence()) {
+									if le, _ := FromContext(ctx); limit == 1 && fenceOf(t, le) <= lastFence.Swap(fenceOf(t, le)) {
 										t.Error("the fence did not grow")
 									}
 									turns.Add(1)

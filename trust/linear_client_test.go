@@ -144,8 +144,9 @@ func (c *linClient) wait(s *linSite, terms linTerms, patience time.Duration) *li
 }
 
 func (c *linClient) took(s *linSite, terms linTerms, le *lock.Lease, e linEvent, joined bool) *linStayed {
+	fence, _ := le.Fence(s.ctx) // 0: it is not looked at
 	taken := &linStayed{
-		lease: le, site: s, inLine: joined, called: e.from, ttl: terms.ttl,
+		lease: le, fence: fence, site: s, inLine: joined, called: e.from, ttl: terms.ttl,
 		bounded: !terms.renew, until: e.to + int64(terms.ttl),
 	}
 	e.stay = taken

@@ -31,6 +31,7 @@ var linEpoch = time.Now()
 // fields under mu; it is read when all of them are done.
 type linStayed struct {
 	lease    *lock.Lease
+	fence    int64 // 0: it was not told
 	site     *linSite
 	number   int16
 	inLine   bool  // it was waited for
@@ -116,11 +117,15 @@ func linHistory(records []*linRecord) ([]porcupine.Operation, linFigures) {
 		all.stays = append(all.stays, r.stays...)
 		f.operations += r.calls
 	}
-	slices.SortFunc(all.stays, func(a, b *linStayed) int { return int(a.lease.Fence() - b.lease.Fence()) })
+	slices.SortFunc(all.stays, func(a, b *linStayed) int { return int(a.fence - b.fence) })
 	rank := make(map[*linStayed]int16, len(all.stays))
+	ranked := int16(0)
 	for i, s := range all.stays {
 		s.number = int16(i + 1)
-		rank[s] = s.number
+		if s.fence > 0 {
+			ranked++
+			rank[s] = ranked
+		}
 	}
 
 	var history []porcupine.Operation

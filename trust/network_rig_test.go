@@ -63,9 +63,9 @@ const (
 type networkKey struct {
 	name string
 
-	mu     sync.Mutex // guards what follows
-	inside map[*lock.Lease]struct{}
-	fence  int64 // the highest that the store has seen
+	mu     sync.Mutex            // guards what follows
+	inside map[*lock.Lease]int64 // their fences
+	fence  int64                 // the highest that the store has seen
 }
 
 // newNetworkRig begins the load.
@@ -77,7 +77,7 @@ func newNetworkRig(t *testing.T, random *rand.Rand) *networkRig {
 		turns: map[networkTurn]int{}, longest: map[string]time.Duration{},
 	}
 	for range networkShared + networkLong {
-		r.keys = append(r.keys, &networkKey{name: redistest.Name(t), inside: map[*lock.Lease]struct{}{}})
+		r.keys = append(r.keys, &networkKey{name: redistest.Name(t), inside: map[*lock.Lease]int64{}})
 	}
 	// Calls are bounded whatever the client does: the second one waits longer for
 	// replies, and sends again more often, than any call may take.
@@ -148,7 +148,9 @@ func (r *networkRig) load(turn networkTurn, tries bool, work time.Duration, rand
 // turn is one stay.
 func (r *networkRig) turn(turn networkTurn, key *networkKey, lease *lock.Lease, work time.Duration) {
 	ctx := lease.Bind(context.Background())
-	key.enters(r, lease)
+	// 0: Redis did not answer, and nothing is written.
+	fence, _ := timed(r, "Fence", 0, func() (int64, error) { return lease.Fence(context.Background()) })
+	key.enters(r, lease, fence)
 	timer := time.NewTimer(work)
 	select {
 	case <-timer.C:
@@ -159,13 +161,13 @@ func (r *networkRig) turn(turn networkTurn, key *networkKey, lease *lock.Lease, 
 		}
 	}
 	timer.Stop()
-	lost := !key.leaves(r, lease)
+	lost := !key.leaves(r, lease, fence)
 	if lost {
 		r.add(&r.lost)
 		select {
 		case <-ctx.Done(): // it has ended already, unless this machine is busy
 		case <-time.After(networkBound):
-			r.t.Errorf("%s: the lease with fence %d was lost, and its context did not end", key.name, lease.Fence())
+			r.t.Errorf("%s: the lease with fence %d was lost, and its context did not end", key.name, fence)
 		}
 	}
 	_, err := timed(r, "Unlock", 0, func() (struct{}, error) { return struct{}{}, lease.Unlock(context.Background()) })
@@ -182,40 +184,43 @@ func (r *networkRig) turn(turn networkTurn, key *networkKey, lease *lock.Lease, 
 
 // enters looks who else is inside and believes that it may be, and puts the
 // fence to the store.
-func (k *networkKey) enters(r *networkRig, lease *lock.Lease) {
+func (k *networkKey) enters(r *networkRig, lease *lock.Lease, fence int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for other := range k.inside {
+	for other, before := range k.inside {
 		// In this order: we were given the lease before the other was looked at,
 		// so if ours still counts after that, there was a moment of two.
 		if other.Held() && lease.Held() {
 			r.add(&r.overlap)
-			r.t.Errorf("two believe to hold %s: fences %d and %d", k.name, other.Fence(), lease.Fence())
+			r.t.Errorf("two believe to hold %s: fences %d and %d", k.name, before, fence)
 		}
 	}
-	k.inside[lease] = struct{}{}
-	k.write(r, lease)
+	k.inside[lease] = fence
+	k.write(r, lease, fence)
 }
 
 // leaves writes once more; false: the lease was lost on the way.
-func (k *networkKey) leaves(r *networkRig, lease *lock.Lease) bool {
+func (k *networkKey) leaves(r *networkRig, lease *lock.Lease, fence int64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.inside, lease)
-	k.write(r, lease)
+	k.write(r, lease, fence)
 	return lease.Held()
 }
 
 // write has the store take a fence, or refuse it because it has seen a higher
 // one. It refuses nobody who holds the lock.
-func (k *networkKey) write(r *networkRig, lease *lock.Lease) {
-	if lease.Fence() >= k.fence {
-		k.fence = lease.Fence()
+func (k *networkKey) write(r *networkRig, lease *lock.Lease, fence int64) {
+	if fence == 0 {
+		return
+	}
+	if fence >= k.fence {
+		k.fence = fence
 		return
 	}
 	r.add(&r.refused)
 	if lease.Held() {
-		r.t.Errorf("%s: a holder's fence is %d, the store has seen %d", k.name, lease.Fence(), k.fence)
+		r.t.Errorf("%s: a holder's fence is %d, the store has seen %d", k.name, fence, k.fence)
 	}
 }
 

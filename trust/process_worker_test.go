@@ -183,7 +183,10 @@ func (h *processHandler) ProcessTask(ctx context.Context, t *asynq.Task) error {
 	if err := json.Unmarshal(t.Payload(), &task); err != nil {
 		return err
 	}
-	fence, _ := automutex.Fence(ctx)
+	fence, err := automutex.Fence(ctx)
+	if err != nil {
+		return err
+	}
 	e := processEvent{
 		What: processBegins, PID: os.Getpid(), Key: t.Type() + ":" + task.ID, N: task.N, Fence: fence,
 		Run: fmt.Sprint(os.Getpid(), ".", h.runs.Add(1)), Stalls: h.stalls.Load(),
@@ -196,7 +199,7 @@ func (h *processHandler) ProcessTask(ctx context.Context, t *asynq.Task) error {
 	if cause := context.Cause(ctx); cause != nil {
 		e.Cause = cause.Error()
 	}
-	err := h.w.write(h.rdb, &e)
+	err = h.w.write(h.rdb, &e)
 	switch {
 	case err != nil:
 		return err

@@ -191,6 +191,10 @@ func (c *crowd) written(key string) int64 {
 // the first thing it does is to write with its fence. before is what was written
 // when it asked for the lease.
 func (c *crowd) enter(key string, le *lock.Lease, before int64) {
+	fence, err := le.Fence(context.Background()) // 0: Redis did not answer, and nothing is written
+	if err != nil {
+		c.doubt(err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := c.of(key)
@@ -206,12 +210,13 @@ func (c *crowd) enter(key string, le *lock.Lease, before int64) {
 		}
 	}
 	switch {
-	case le.Fence() <= before:
+	case fence == 0:
+	case fence <= before:
 		c.regressions++
-	case le.Fence() <= k.fence: // granted before the one that wrote, and begins after it
+	case fence <= k.fence: // granted before the one that wrote, and begins after it
 		c.refused++
 	}
-	k.fence = max(k.fence, le.Fence())
+	k.fence = max(k.fence, fence)
 	k.inside[le] = true
 }
 
@@ -370,4 +375,14 @@ func (k *keepers) release(want error) {
 			k.t.Errorf("holder %d: Unlock: %v, want %v", i, err, want)
 		}
 	}
+}
+
+// fenceOf is the fence of a lease that is held.
+func fenceOf(t *testing.T, le *lock.Lease) int64 {
+	t.Helper()
+	fence, err := le.Fence(context.Background())
+	if err != nil {
+		t.Errorf("Fence: %v", err)
+	}
+	return fence
 }

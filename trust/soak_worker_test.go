@@ -189,7 +189,7 @@ func (w *soakWorker) handle(ctx context.Context, t *asynq.Task) error {
 	return nil
 }
 
-// soakFence is that of the lease on a key; 0: none.
+// soakFence is that of the lease on a key; 0: none, or it could not be asked for.
 func soakFence(ctx context.Context, t *asynq.Task, key string, task soakTask) int64 {
 	for _, r := range soakKindOf(t.Type()).rules {
 		name, value := cmp.Or(r.Name, r.Task), task.ID
@@ -198,7 +198,11 @@ func soakFence(ctx context.Context, t *asynq.Task, key string, task soakTask) in
 		}
 		lease, ok := automutex.LeaseOf(ctx, name)
 		if ok && (strings.HasSuffix(key, "|"+value+"}") || len(r.On) == 0) {
-			return lease.Fence()
+			fence, err := lease.Fence(ctx)
+			if err != nil {
+				return 0
+			}
+			return fence
 		}
 	}
 	return 0

@@ -11,7 +11,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/lock"
 )
 
 // How a task may end without that its handler said so.
@@ -336,7 +335,10 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 		r.keys = append(r.keys, rule.key(task))
 		r.alive = lease.Bind(r.alive)
 		if rule.limit() == 1 {
-			fences[rule.key(task)] = fenceOf(ctx, lease)
+			// Who gets no answer does not write.
+			if fence, err := lease.Fence(ctx); err == nil {
+				fences[rule.key(task)] = fence
+			}
 		}
 	}
 
@@ -376,9 +378,6 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	b.runs = append(b.runs, r)
 	return r
 }
-
-// fenceOf is the fence of a lease.
-func fenceOf(_ context.Context, lease *lock.Lease) int64 { return lease.Fence() }
 
 // lives tells whether a run is under way, and may believe in its leases.
 func (r *run) lives() bool {
