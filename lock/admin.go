@@ -56,7 +56,10 @@ func (m *Lock) Delete(ctx context.Context) error {
 }
 
 func (m *Lock) breakUp(ctx context.Context, token string, all int) (int, error) {
-	return m.operateBreak(ctx, breakScript, []any{m.limit, token, all})
+	if err := m.enterControlled(ctx); err != nil {
+		return 0, err
+	}
+	return m.operateBreak(ctx, breakScript, []any{m.slots(), token, all})
 }
 
 // operateBreak is operate for a script that takes slots from their holders: it ends
@@ -252,7 +255,7 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 	scanned := reply.(found) //nolint:forcetypeassert // made above
 	var calls []*call
 	for _, key := range scanned.keys {
-		if !seen[key] {
+		if !seen[key] && key != l.controls.keys[0] {
 			seen[key] = true
 			calls = append(calls, &call{keys: []string{key}, args: args})
 		}

@@ -54,6 +54,8 @@ func (l *Locker) parseKey(key string) (string, error) {
 		return refuse(fmt.Sprintf("%q follows the brace", after))
 	case text == "":
 		return refuse("there is nothing between the braces")
+	case text == keytext.Controls:
+		return refuse("it is that of the controls")
 	}
 	for i := 0; i < len(text); {
 		size, plain := keytext.NextChar(text, i)

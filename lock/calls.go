@@ -181,5 +181,5 @@ func (p *parking) args(m *Lock, note string, fate Fate) []any {
 	case FateLater:
 		code = 2
 	}
-	return []any{m.limit, inbound, life, note, code}
+	return []any{m.slots(), inbound, life, note, code}
 }

@@ -53,13 +53,17 @@ type BusyError struct {
 	Waited time.Duration
 	// Place is the number of waiters before the caller when it was last told.
 	Place int
+	// Reason is [ReasonPaused] when an operator has paused the lock; Pause is that
+	// order then, and ExpiresIn the time to its end, 0 when it lasts until resumed.
+	Reason string
+	Pause  *Control
 	// Cooldown is true when the slot is kept taken by nobody until ExpiresIn.
 	Cooldown bool
 	// Parked is true when the lock's note keeps a place in line without the
 	// caller; see [Lock.LockOrPark].
 	Parked bool
 	// TakenFor and InLine are known when the call parked, and 0 otherwise: how long
-	// ago the lock was last taken, by Redis' clock, and how long the note has kept its
+	// ago the lock was last taken, by Redis' clock (0 while it is paused), and how long the note has kept its
 	// place in line. A holder that has worked for a minute is not done in a second.
 	TakenFor, InLine time.Duration
 
@@ -74,6 +78,8 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ", held by %s", printable.Short(e.Holder))
 	}
 	switch {
+	case e.Pause != nil:
+		fmt.Fprintf(&b, ": %s", e.Pause)
 	case e.Cooldown:
 		fmt.Fprintf(&b, ": cooling down for %s", e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:

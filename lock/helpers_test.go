@@ -363,6 +363,7 @@ var scripts = []*script{
 	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
 	claimTakeScript, claimKeepScript, claimDropScript,
+	controlReadScript, controlWriteScript,
 }
 
 // through makes a Locker whose client goes through a proxy to s, beside one

@@ -34,10 +34,14 @@ func (m *Lock) Locked(ctx context.Context) (bool, error) {
 	return n == 0 && err == nil, err
 }
 
-// Available is the number of free slots. Like Locked it is already history.
+// Available is the number of free slots, none while the lock is paused. Like Locked it
+// is already history.
 func (m *Lock) Available(ctx context.Context) (int, error) {
+	if err := m.enterControlled(ctx); err != nil {
+		return 0, err
+	}
 	info, err := m.inspect(ctx, 0, "")
-	return max(0, m.limit-info.Held), err
+	return max(0, m.slots()-info.Held), err
 }
 
 // Holders lists who holds the lock, first deadline first, at most 1,000.

@@ -49,6 +49,9 @@ func (m *Lock) lockBefore(ctx, waiting context.Context, yield <-chan struct{}) (
 		return nil, err
 	}
 	defer m.locker.work.Done()
+	if err := m.knowControls(ctx); err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	le, err := m.locker.line.wait(ctx, waiting, m, yield)
 	le, late := m.inTime(ctx, le, err)

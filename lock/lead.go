@@ -35,10 +35,14 @@ const (
 // context, for its fence. With [MaxHold] a term ends after that time, and
 // leadership rotates.
 //
+// While an operator has paused name (see [Controls]) nobody becomes the leader, and
+// who leads goes on. A limit is not obeyed.
+//
 // Lead may be called at the same time from several goroutines; each call is a
 // candidate of its own.
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
 	m := l.Mutex(name, options...)
+	m.leads = true
 	if m.err != nil {
 		return m.err
 	}

@@ -249,7 +249,7 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 func (le *Lease) releaseArgs() (*script, []any) {
 	m := le.lock
 	inbound, life := m.locker.parking.wanted(m)
-	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.limit), le.cooldownArgument(), life})
+	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.slots()), le.cooldownArgument(), life})
 	if m.pool {
 		consume := ""
 		if le.consuming.Load() {

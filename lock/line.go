@@ -83,6 +83,9 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 	case <-yield:
 		w.asked = parks
 	default:
+		if w.parks && m.slots() == 0 {
+			w.asked = parks // it is paused: no goroutine is held for that
+		}
 	}
 	began := time.Now()
 	// Known to the line before the ask joins: its grant may be published
@@ -206,15 +209,15 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 			w.hint = message{} // refuted: we did not hold the lock after that grant
 		}
 		w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
-		if w.parks && a.cooldown() > longCooldown {
-			w.parking = true // nobody is at work: no worker is held for that
+		if w.parks && (a.cooldown() > longCooldown || w.lease.lock.slots() == 0) {
+			w.parking = true // nobody is at work, or may begin: no worker is held for that
 		}
 		if again || w.parking || a.more {
 			w.refreshAt = now
 		}
 		// Only the first in line watch the first deadline; one of them will
 		// be granted what it frees.
-		if a.deadline >= 0 && a.place < w.lease.lock.limit {
+		if a.deadline >= 0 && a.place < w.lease.lock.slots() {
 			w.expiryAt = now.Add(a.deadline + time.Millisecond)
 		}
 		n.take(w)

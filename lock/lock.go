@@ -29,6 +29,7 @@ type Lock struct {
 	arrival int64  // 0: none, see OnStop
 	onStop  func() // nil: none
 	pool    bool   // a pool's slots are its values
+	leads   bool   // it is of Lead: one holder, whatever limit a control sets
 	ttlArg  any    // ttl in ms, boxed once
 	keepArg any    // how long the key lasts after a take, in ms, boxed once
 	err     error  // what is wrong with the definition; every operation returns it
@@ -149,7 +150,8 @@ func (m *Lock) newLease() *Lease {
 }
 
 // TryLock takes the lock or returns a *BusyError at once. It never overtakes a
-// waiter: with others in line the lock is busy even if a slot is free.
+// waiter: with others in line the lock is busy even if a slot is free. A lock that an
+// operator has paused is not asked for; see [Controls].
 //
 // On any other error nothing is held: where the outcome is unknown (the reply
 // was lost) a release follows in the background. TryLock returns after about 5 s
@@ -167,6 +169,12 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 		return nil, err
 	}
 	defer m.locker.work.Done()
+	if err := m.knowControls(ctx); err != nil {
+		return nil, err
+	}
+	if busy := m.pausedError(); busy != nil {
+		return nil, busy
+	}
 	le := m.newLease()
 	sent := time.Now()
 	answer, err := m.ask(ctx, le, try)
@@ -294,7 +302,7 @@ func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
 	if w.park {
 		park = 1
 	}
-	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.limit), park})
+	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.slots()), park})
 }
 
 // parseAnswer reads the reply of ask or pool_take; see their headers.
@@ -331,6 +339,9 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	}
 	if a.parked {
 		e.TakenFor, e.InLine = max(0, a.taken), max(0, a.inLine)
+	}
+	if paused := m.pausedError(); paused != nil {
+		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0
 	}
 	if h, ok := m.parseHolder(a.holder); ok && !h.Cooldown {
 		e.Holder, e.Note = h.Owner, h.Note

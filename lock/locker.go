@@ -72,6 +72,11 @@ type Options struct {
 	// Call brings back what was parked; see [Caller]. nil: nothing is called
 	// by this Locker.
 	Call Caller
+	// OnControls is told of the controls that are in force, sorted by target, each
+	// time that changes, and first when the Locker has read them and there are any;
+	// see [Controls]. It is called on a goroutine of the Locker's, one call at a
+	// time, and should be quick. nil: nobody is told.
+	OnControls func(inForce []Control)
 }
 
 // Locker makes locks on one Redis. It owns the waiting line and the renewal of
@@ -96,6 +101,7 @@ type Locker struct {
 	wake      *wake
 	parking   *parking
 	gather    gather
+	controls  *controlReader
 
 	// life: closing ends waiters and goroutines. mu guards closed against the
 	// moment between "not closed" and work.Add, so that Close's work.Wait
@@ -143,6 +149,7 @@ func New(rdb Client, o Options) *Locker {
 	l.abandoned = newAbandoned(l)
 	l.wake = &wake{locker: l}
 	l.parking = newParking(l, o.Call)
+	l.controls = newControlReader(l, o.OnControls)
 	if l.err = CheckClient(rdb); l.err != nil {
 		return l
 	}

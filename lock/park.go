@@ -22,7 +22,8 @@ const longCooldown = time.Second
 // is called so, and may be overtaken by goroutines, for no slot is reserved. A
 // note parks once on a lock, and not behind itself: while a holder (of the first
 // 1,000) has the same note the answer is a *BusyError at once, without Parked. Of a
-// cooldown of which more than a second is left, it parks without waiting for yield.
+// cooldown of which more than a second is left, and of a lock that is paused, it parks
+// without waiting for yield.
 //
 // Any other error means that nothing is kept: where the outcome is not known, a
 // place may stay behind, to which the Caller answers [FateGone]. One that was

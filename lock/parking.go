@@ -185,7 +185,7 @@ func (p *parking) holdTime(m *Lock) time.Duration {
 // one has to come, in ms, as release and call take them.
 func (p *parking) wanted(m *Lock) (inbound, life any) {
 	switch {
-	case p.caller == nil:
+	case p.caller == nil, m.slots() == 0: // nobody is called to a lock that is paused
 		return int64(0), minLifeArg
 	case p.known.Load() == 0:
 		return int64(1), minLifeArg
@@ -219,9 +219,12 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 	p.mu.Lock()
 	n := p.line(m)
 	outstanding := make(map[string]bool, len(r.list)-3)
+	paused := m.slots() == 0 // those called before are called again when it is resumed
 	for i := 3; i < len(r.list); i++ {
 		outstanding[r.text(i)] = true
-		p.summon(n, r.text(i))
+		if !paused {
+			p.summon(n, r.text(i))
+		}
 	}
 	for note, s := range n.calls {
 		if !s.done.IsZero() && !outstanding[note] {

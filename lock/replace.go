@@ -94,7 +94,7 @@ func (m *Lock) Stop(ctx context.Context) (Standing, error) {
 	if m.err == nil && m.onStop == nil {
 		return First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
 	}
-	n, err := m.operateCode(ctx, stopScript, []any{m.limit, m.arrival}, int64(BehindWaiters))
+	n, err := m.operateCode(ctx, stopScript, []any{max(1, m.slots()), m.arrival}, int64(BehindWaiters))
 	return Standing(n), err
 }
 

@@ -16,7 +16,7 @@ import (
 // neededRights are what the library needs of Redis, as docs/redis.md gives them to a user;
 // %[1]s is the prefix.
 const neededRights = "resetkeys resetchannels ~%[1]s:* &%[1]s:* +eval +evalsha +scan +subscribe +unsubscribe +ping +hello " +
-	"+cluster|slots +asking +time +exists +del +pexpire +pttl +persist +get +set +zadd +zrem +zscore +zrank +zcard +zcount " +
+	"+cluster|slots +asking +time +exists +del +pexpire +pttl +persist +get +set +hlen +hget +hgetall +hset +hdel +zadd +zrem +zscore +zrank +zcard +zcount " +
 	"+zrange +zrangebyscore +zrevrangebyscore +zremrangebyscore +publish"
 
 // denials notes which commands Redis refuses to the client: by its access control

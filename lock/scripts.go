@@ -35,7 +35,7 @@ func (s *script) short(args []any) []any {
 }
 
 // The operations. Each takes exactly one key: the lock, the pool, the arrivals
-// at a lock, or the claim.
+// at a lock, the claim, or the controls.
 var (
 	askScript     = load("ask", "body", "keep", "stay=0", "limit=1", "park=0")
 	releaseScript = load("release", "body", "inbound=0", "limit=1", "cooldown=0", "life=1000")
@@ -59,6 +59,9 @@ var (
 	claimTakeScript = load("claim_take", "body", "instead", "length")
 	claimKeepScript = load("claim_keep", "body", "next", "length")
 	claimDropScript = load("claim_drop", "body")
+
+	controlReadScript  = load("control_read", "most")
+	controlWriteScript = load("control_write", "target", "before", "after")
 )
 
 // Replies of renew and confirm, as their headers name them. The others answer with numbers

@@ -57,7 +57,7 @@ var (
 	headerAns = regexp.MustCompile(`(?m)^-- reply (.*?) *: +(\S.*)$`)
 	bodyUse   = regexp.MustCompile(`(KEYS|ARGV)(\[(\d+)\])?`)
 	bodyCall  = regexp.MustCompile(`redis\.(\w+)\(\s*'?(\w+)`)
-	unit      = regexp.MustCompile(`\((ms|us)\b|limit|how many|<token>|<value>|<note>|<queue>|\b1:`)
+	unit      = regexp.MustCompile(`\((ms|us)\b|limit|how many|<token>|<value>|<note>|<queue>|<scope>|<json>|\b1:`)
 )
 
 // code is a script without comments.
@@ -104,7 +104,7 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 			t.Errorf("%s: the call sites pass %d arguments for a mutex, the header has %d without =", s.name, n, needed)
 		}
 		keys := headerKey.FindAllStringSubmatch(src, -1)
-		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals", "claim"}, keys[0][2]) {
+		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals", "claim", "controls"}, keys[0][2]) {
 			t.Errorf("%s: the header has keys %q, want the lock", s.name, keys)
 		}
 		used := map[string]bool{}
@@ -187,7 +187,9 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	_, err13 := claim.Take(t.Context(), "queue/task", "", time.Minute)
 	_, err14 := claim.Keep(t.Context(), "queue/task", "queue/next", 0)
 	_, err15 := claim.Drop(t.Context(), "queue/next")
-	for _, err := range []error{err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11, err12, err13, err14, err15} {
+	err16 := m.locker.Controls().Pause(t.Context(), m.Key(), time.Time{}, "")
+	err17 := m.locker.Controls().Resume(t.Context(), m.Key())
+	for _, err := range []error{err16, err17, err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11, err12, err13, err14, err15} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,9 +204,9 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 }
 
 // allowed are the commands that the scripts may use, each O(log n) and with one
-// key. Of ranges that means a LIMIT, see below.
+// key. Of ranges that means a LIMIT, see below; HGETALL comes after an HLEN.
 var allowed = []string{
-	"TIME", "EXISTS", "DEL", "PTTL", "PEXPIRE", "PUBLISH", "GET", "SET",
+	"TIME", "EXISTS", "DEL", "PTTL", "PEXPIRE", "PUBLISH", "GET", "SET", "HLEN", "HGET", "HGETALL", "HSET", "HDEL",
 	"PERSIST", "ZRANGE", "ZREVRANGEBYSCORE", "ZADD", "ZREM", "ZSCORE", "ZMSCORE", "ZRANK", "ZCARD", "ZCOUNT", "ZRANGEBYSCORE", "ZREMRANGEBYSCORE",
 }
 
@@ -238,7 +240,7 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 		balanced := strings.ReplaceAll(src, "'(", "'") // no parentheses in strings
 		for _, call := range regexp.MustCompile(`redis\.(call|pcall)\(([^()]|\([^()]*\))*\)`).FindAllString(balanced, -1) {
 			keyless := strings.HasPrefix(call, "redis.call('TIME')") || strings.HasPrefix(call, "redis.pcall('PUBLISH'")
-			if !keyless && !regexp.MustCompile(`^redis\.p?call\('\w+', (lock|pool|arrivals|claim|KEYS\[1\])\b`).MatchString(call) {
+			if !keyless && !regexp.MustCompile(`^redis\.p?call\('\w+', (lock|pool|arrivals|claim|controls|KEYS\[1\])\b`).MatchString(call) {
 				t.Errorf("%s: %s: not on the lock's key", s.name, call)
 			}
 			// Breaking and deleting are an operator's, and see every holder.
@@ -247,10 +249,10 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 				t.Errorf("%s: %s has no LIMIT", s.name, call)
 			}
 		}
-		if m := regexp.MustCompile(`\b(lock|pool|arrivals|claim)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
+		if m := regexp.MustCompile(`\b(lock|pool|arrivals|claim|controls)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
 			t.Errorf("%s: the key is changed: %q", s.name, m)
 		}
-		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "arrivals") && !strings.Contains(src, "claim") && !strings.Contains(src, "KEYS[1]") {
+		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "arrivals") && !strings.Contains(src, "claim") && !strings.Contains(src, "controls") && !strings.Contains(src, "KEYS[1]") {
 			t.Errorf("%s: uses no key", s.name)
 		}
 	}

@@ -21,7 +21,8 @@ const (
 	subscribeTimeout = 3 * time.Second
 )
 
-// wake is the one subscription of a Locker, on its own channel. It exists while
+// wake is the one subscription of a Locker, on its own channel and that of the
+// controls. It exists while
 // somebody waits, or holds a lease that can be asked to stop, and some seconds
 // longer. Messages are hints: what is lost is made up for by the next refresh, and
 // after each (re)subscribe everybody asks again at once.
@@ -85,7 +86,7 @@ func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 	l := k.locker
 	ctx, cancel := context.WithCancel(l.closing)
 	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
-	sub := l.conn.rdb.Subscribe(subscribing, l.prefix+":"+l.channel)
+	sub := l.conn.rdb.Subscribe(subscribing, l.prefix+":"+l.channel, l.controls.channel)
 	subscribed()
 	// Closing the subscription is what interrupts a receive when the Locker
 	// closes; otherwise it is closed on return, by cancel.
@@ -118,10 +119,14 @@ func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
-			worked, pinged = true, false
-			l.line.askAll()
+			if got.Channel != l.controls.channel {
+				worked, pinged = true, false
+				l.line.askAll()
+			}
 		case *redis.Message:
-			if msg, ok := parseMessage(got.Payload); ok {
+			if got.Channel == l.controls.channel {
+				l.controls.readSoon()
+			} else if msg, ok := parseMessage(got.Payload); ok {
 				l.line.hear(msg)
 			}
 		}

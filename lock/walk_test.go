@@ -66,6 +66,7 @@ func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 	before := besides(t, beside)
 
 	w.walkLock(t, m, at, check)
+	w.walkControls(t, m, check)
 	if w.note != "" {
 		w.walkArrivals(t, at, check)
 		w.walkClaim(t, l.Claim(m.Key()), check)
@@ -75,7 +76,7 @@ func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 		w.walkPool(t, pool, check)
 	}
 	claim := l.Claim(m.Key())
-	keys = append(keys, m.Key(), m.arrivals(), claim.Key(), claim.Lock().Key(), pool.Key())
+	keys = append(keys, m.Key(), m.arrivals(), claim.Key(), claim.Lock().Key(), pool.Key(), l.controls.keys[0])
 
 	if after := besides(t, beside); !maps.Equal(before, after) {
 		t.Fatalf("%+q: the neighbours were %v, and are %v", w, before, after)
@@ -91,6 +92,15 @@ func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 }
 
 type checker func(what string, ok bool, got ...any)
+
+func (w words) walkControls(t testing.TB, m *Lock, check checker) {
+	ctx, controls := t.Context(), m.locker.Controls()
+	check("Pause", controls.Pause(ctx, m.Key(), time.Time{}, w.note) == nil || len(w.note) > maxWhy)
+	_, err := m.TryLock(ctx)
+	busy, ok := asBusy(err)
+	check("TryLock while paused", ok && busy.Pause != nil && busy.Pause.By == strings.ToValidUTF8(w.owner, "\uFFFD") || len(w.note) > maxWhy, err)
+	check("Resume", controls.Resume(ctx, m.Key()) == nil)
+}
 
 func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *Lock, check checker) {
 	ctx := t.Context()

@@ -32,6 +32,9 @@ func Make(secret, prefix, scope string, parts []string) string {
 		return w.Key()
 	}
 	scope = scopeText(scope)
+	if len(parts) == 0 {
+		scope = withoutValues(scope)
+	}
 	var key strings.Builder
 	key.Grow(len(prefix) + len(scope) + size + len(parts) + len(":{}"))
 	key.WriteString(prefix)
@@ -45,7 +48,9 @@ func Make(secret, prefix, scope string, parts []string) string {
 	return key.String()
 }
 
-// scopeText is the scope as it stands in a key.
+// Scope is the scope as it stands in a key that has values.
+func Scope(scope string) string { return scopeText(scope) }
+
 func scopeText(scope string) string {
 	switch n := escapedLen(scope); {
 	case n == 0:
@@ -55,6 +60,22 @@ func scopeText(scope string) string {
 		return "~" + hex.EncodeToString(sum[:])
 	}
 	return Escape(scope)
+}
+
+// Controls is what stands between the braces of the key that has the controls (see
+// lock.Controls), and ControlScope what stands there for a lock without values whose
+// scope is that very text. The c is never escaped otherwise, so no other scope gives it.
+const (
+	Controls     = "control"
+	ControlScope = "%63ontrol"
+)
+
+// withoutValues is the text of a scope in a key that has no values.
+func withoutValues(scope string) string {
+	if scope == Controls {
+		return ControlScope
+	}
+	return scope
 }
 
 // bufferSize is how much escaped text a Writer gathers before it hashes it.
@@ -142,6 +163,9 @@ func (w *Writer) Key() string {
 		w.sum = sha256.New()
 	}
 	hashed := w.sum != nil && w.parts > 0 // without values there is nothing to hide
+	if w.parts == 0 {
+		w.scope = withoutValues(w.scope)
+	}
 	if w.hidden && !hashed {
 		w.text = w.text[:0]
 	}

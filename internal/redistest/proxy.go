@@ -179,7 +179,8 @@ func (p *Proxy) Heal() {
 	}
 }
 
-// Count tells how many commands of that name were sent on to the server. Those
+// Count tells how many commands of that name were sent on to the server; scripts on
+// the controls are counted as CONTROL. Those
 // that a script runs are not seen.
 func (p *Proxy) Count(name string) int {
 	p.mu.Lock()

@@ -5,7 +5,7 @@
 -- ARGV[1] body     <token>|<owner>|<note> of the asker
 -- ARGV[2] keep     how long the key is to last at least (ms): the lease asked for, and a second
 -- ARGV[3] stay=0   life of a line entry without another ask (ms); 0: do not join
--- ARGV[4] limit=1  slots of this lock, as the asker sees it
+-- ARGV[4] limit=1  slots of this lock, as the asker sees it; 0: it is paused, nobody gets one
 -- ARGV[5] park=0   1: without a slot, park in the asker's place; 0: do not
 --
 -- Arguments at the end that are what the header has after = may be left out.
@@ -22,6 +22,7 @@
 -- note: it is answered busy, and that holder.
 --
 -- "back" is an asker whose note was parked or called before, or is parked now.
+-- A paused lock keeps its line: who asks joins it, stays in it or parks in it.
 -- Numbers that Redis is to store go through string.format('%d'): Redis itself
 -- would print them with %.17g, at three times the cost.
 local lock, body = KEYS[1], ARGV[1]
@@ -30,7 +31,8 @@ local lock, body = KEYS[1], ARGV[1]
 --@include deadline
 
 -- An idle lock is no key at all: nothing to purge, nobody to overtake.
-if redis.call('EXISTS', lock) == 0 then
+local idle = redis.call('EXISTS', lock) == 0
+if idle and ARGV[4] ~= '0' then
   redis.call('ZADD', lock, reaching(ARGV[2] - 1000), 'h:' .. body,
     string.format('-%d', 1e15 + now_us), 'f')
   if redis.pcall('PEXPIRE', lock, ARGV[2]) ~= 1 then
@@ -90,12 +92,21 @@ if free > 0 and not beside then
   return {hold(body, ttl), inline, called, idle, redis.call('ZCOUNT', lock, '4e15', '(6e15')}
 end
 
-local wait = more and 0 or math.ceil(deadline - now_ms) -- without a holder there is a free slot, or more to drop
+-- Without a holder there is a free slot, or more to drop, or the lock is paused.
+local wait = more and 0 or deadline and math.ceil(deadline - now_ms) or -1
 -- Among several holders, one with the asker's own note tells most.
 local same = beside or note ~= '' and (limit > 1 or park) and noted(body, note)
 holder = same or holder
 
 local inline, called = 0, -1
+if idle and (park or stay > 0) then
+  -- A paused lock that was no key: it is one from now on, and so keep finds it.
+  redis.call('ZADD', lock, '-1000000000000000', 'f')
+  if redis.pcall('PEXPIRE', lock, ARGV[2]) ~= 1 then
+    redis.call('DEL', lock) -- a key without a TTL could stay for ever
+    redis.call('PEXPIRE', lock, ARGV[2]) -- fails again, and says why
+  end
+end
 local first = away and away % 2e15 or now_us - 1.6e15 -- the ticket of one who is not in line yet
 local place, before = 0, '(4e15'
 if park then

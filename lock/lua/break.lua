@@ -2,7 +2,7 @@
 -- grant what is free now. Each holder is told, so that its work stops.
 --
 -- KEYS[1] lock
--- ARGV[1] limit  slots of this lock, as the caller sees it
+-- ARGV[1] limit  slots of this lock, as the caller sees it; 0: it is paused
 -- ARGV[2] token  <token> whose slot it is; empty: everybody's, cooldowns too
 -- ARGV[3] all    1: the line goes as well, what is parked, and with it the key; 0: they stay
 --

@@ -2,7 +2,7 @@
 -- and note what became of a call.
 --
 -- KEYS[1] lock
--- ARGV[1] limit    slots of this lock, as the caller sees it
+-- ARGV[1] limit    slots of this lock, as the caller sees it; 0: it is paused
 -- ARGV[2] inbound  how many called and waiting ones there are to be; 0: call nobody
 -- ARGV[3] life     how long a called one may take to come (ms)
 -- ARGV[4] note     of a called entry, or empty: <note>

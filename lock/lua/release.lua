@@ -4,7 +4,7 @@
 -- KEYS[1] lock
 -- ARGV[1] body        <token>|<owner>|<note> of the holder or waiter
 -- ARGV[2] inbound=0   how many called and waiting ones there are to be; 0: call nobody
--- ARGV[3] limit=1     slots of this lock, as the releaser sees it
+-- ARGV[3] limit=1     slots of this lock, as the releaser sees it; 0: it is paused
 -- ARGV[4] cooldown=0  keep the slot taken for so long from now (ms); 0: free it
 -- ARGV[5] life=1000   how long a called one may take to come (ms)
 --

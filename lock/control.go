@@ -1,0 +1,396 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/printable"
+)
+
+// Reasons of a [BusyError] that have nothing to do with who holds the lock.
+const (
+	// ReasonPaused: an operator has paused the lock, see [Controls].
+	ReasonPaused = "paused"
+)
+
+// Control is what an operator has ordered for a target while programs run: a pause,
+// another limit, or both. See [Controls].
+type Control struct {
+	// Target is a scope ("report") or one key ("report|acme").
+	Target string
+	// Limit is how many may hold a lock of the target at once, in place of the
+	// number in the program. 0: that number.
+	Limit int
+	// Paused is true while nobody new gets a lock of the target.
+	Paused bool
+	// PausedUntil is when the pause ends by itself; zero: when it is resumed.
+	PausedUntil time.Time
+	// Why, By and Since are of the latest change: the reason that was given, the
+	// owner label of the Locker that made it, and when, by Redis' clock.
+	Why, By string
+	Since   time.Time
+}
+
+// String tells the control in a few words, for an operator.
+func (c Control) String() string {
+	var b strings.Builder
+	if c.Paused {
+		b.WriteString("paused ")
+		if c.PausedUntil.IsZero() {
+			b.WriteString("until resumed")
+		} else {
+			b.WriteString("until " + c.PausedUntil.UTC().Format(time.RFC3339))
+		}
+	}
+	if c.Limit > 0 {
+		if c.Paused {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "limited to %d", c.Limit)
+	}
+	fmt.Fprintf(&b, " by %s since %s", printable.Short(c.By), c.Since.UTC().Format(time.RFC3339))
+	if c.Why != "" {
+		fmt.Fprintf(&b, " (%s)", printable.Short(c.Why))
+	}
+	return b.String()
+}
+
+// AppliesTo tells whether the lock with that Redis key belongs to the target.
+func (c Control) AppliesTo(key string) bool {
+	_, text, ok := strings.Cut(key, ":{")
+	if !ok {
+		return false
+	}
+	target, scope, ok := controlTargets(text)
+	return ok && (c.Target == target || c.Target == scope)
+}
+
+// ControlsFor gives those controls of a list that are for the lock with that Redis key,
+// and what comes of them: the limit that they set, 0 for none, and the pause, nil for
+// none. A limit for the key wins over one for its scope.
+func ControlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
+	for _, c := range list {
+		if !c.AppliesTo(key) {
+			continue
+		}
+		its = append(its, c)
+		if c.Limit > 0 && (limit == 0 || strings.Contains(c.Target, "|")) {
+			limit = c.Limit
+		}
+		if c.Paused && (pause == nil || strings.Contains(c.Target, "|")) {
+			pause = &c
+		}
+	}
+	return its, limit, pause
+}
+
+// controlTargets gives the two targets that a lock belongs to: its key, and its
+// scope. text is its Redis key without prefix and first brace. not ok: it is no key of
+// a mutex or semaphore (a pool's, a claim's), which no control is for.
+func controlTargets(text string) (key, scope string, ok bool) {
+	key, ok = strings.CutSuffix(text, "}")
+	if key == keytext.ControlScope {
+		key = keytext.Controls
+	}
+	scope, _, _ = strings.Cut(key, "|")
+	return key, scope, ok
+}
+
+// Controls are the orders of operators that every Locker with the same prefix on the
+// same Redis obeys: a pause, or another limit, for all locks of a scope or for one. Get
+// them with [Locker.Controls]. Safe for concurrent use.
+//
+// A target is a scope, which is the name of a lock without its [Parts], or what stands
+// between the braces of one lock's key: "report" is every lock of that scope,
+// "report|acme" is one. The control of one key wins over that of its scope.
+//
+// A change is in force for this Locker when the call returns, and for every other one
+// within 2 seconds; it is logged by each. It outlives restarts. Of two operators who
+// change one target at the same time the later wins, and a pause and a limit of one
+// target do not touch each other.
+//
+// While a target is paused TryLock answers with a [*BusyError] whose Reason is
+// [ReasonPaused], Lock waits in line, and a release grants the lock to nobody. Who
+// holds it keeps it. Pools, and the claims of package unique, know no controls.
+type Controls struct{ locker *Locker }
+
+// Controls are the controls of the Locker's prefix.
+func (l *Locker) Controls() *Controls { return &Controls{l} }
+
+// Pause keeps locks of the target from being acquired, until that time or, if until
+// is zero, until Resume. A pause that is in force already is replaced.
+func (c *Controls) Pause(ctx context.Context, target string, until time.Time, why string) error {
+	left := time.Until(until)
+	switch {
+	case until.IsZero():
+	case left <= 0:
+		return fmt.Errorf("lock: pause of %q until %s: that is in the past; give a time to come, or the zero time for a pause until Resume",
+			target, until.Format(time.RFC3339))
+	case left > MaxTTL:
+		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
+			target, until.Format(time.RFC3339), MaxTTL)
+	}
+	return c.change(ctx, target, why, func(e *controlEntry, by orderedBy, skew time.Duration) {
+		e.Pause = &pauseEntry{orderedBy: by}
+		if !until.IsZero() {
+			end := until.Add(skew).UTC()
+			e.Pause.Until = &end
+		}
+	})
+}
+
+// Resume ends a pause. Of a target that is not paused nothing is changed, which is no
+// error. A pause of the scope stays in force for a key that is resumed.
+func (c *Controls) Resume(ctx context.Context, target string) error {
+	return c.change(ctx, target, "", func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Pause = nil })
+}
+
+// SetLimit sets how many may hold a lock of the target at once, in place of the
+// number in the program: a lower one takes effect as holders leave. With a limit above
+// 1 a mutex is a semaphore. [Locker.Lead] has one leader whatever the limit.
+func (c *Controls) SetLimit(ctx context.Context, target string, n int, why string) error {
+	if n < 1 || n > maxLimit {
+		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
+	}
+	return c.change(ctx, target, why, func(e *controlEntry, by orderedBy, _ time.Duration) {
+		e.Limit = &limitEntry{orderedBy: by, Holders: n}
+	})
+}
+
+// ClearLimit ends what SetLimit set. Without that nothing is changed, which is no
+// error.
+func (c *Controls) ClearLimit(ctx context.Context, target string) error {
+	return c.change(ctx, target, "", func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Limit = nil })
+}
+
+// List gives all controls that are in force, sorted by target, as Redis has them. An
+// entry that this version cannot read is left out, and logged once.
+func (c *Controls) List(ctx context.Context) ([]Control, error) {
+	state, err := c.fetch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.locker.controls.logUnreadable(state)
+	return state.inForce(), nil
+}
+
+// Unreadable gives the entries that this version cannot read: by target, why. They
+// are not in force.
+func (c *Controls) Unreadable(ctx context.Context) (map[string]string, error) {
+	state, err := c.fetch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return state.unreadable(), nil
+}
+
+// InForce gives the controls that this Locker obeys at the moment, sorted by target.
+// It does no I/O: the Locker has read them when it was first asked for a lock, and
+// every 1.5 seconds since.
+func (c *Controls) InForce() []Control {
+	if state := c.locker.controls.state.Load(); state != nil {
+		return state.inForce()
+	}
+	return nil
+}
+
+// Bounds of what is accepted, and of what is read.
+const (
+	maxLimit    = 1<<31 - 1
+	maxWhy      = 1000 // bytes
+	maxTarget   = 1000 // bytes
+	maxControls = 1000 // targets
+	mostRead    = 10 * maxControls
+)
+
+// fetch reads the controls for a caller.
+func (c *Controls) fetch(ctx context.Context) (*controlState, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := c.locker.enter(); err != nil {
+		return nil, err
+	}
+	defer c.locker.work.Done()
+	state, err := c.locker.readControls(ctx, c.locker.controls.state.Load())
+	if err != nil {
+		return nil, backendError("control", c.locker.controls.keys[0], err)
+	}
+	return state, nil
+}
+
+// changeTries is how often a change is tried whose entry somebody else changes
+// meanwhile. Each try in vain means that another operator's change came through.
+const changeTries = 50
+
+// change reads the entry of a target, changes it and writes it back if nobody has
+// changed it in between: else it begins anew. So no change of another operator gets
+// lost, and none is needed that spans two targets: each is a field of its own.
+func (c *Controls) change(ctx context.Context, target, why string, apply func(e *controlEntry, by orderedBy, skew time.Duration)) error {
+	l := c.locker
+	if l.err != nil {
+		return l.err
+	}
+	text, err := l.parseTarget(target)
+	if err != nil {
+		return err
+	}
+	if len(why) > maxWhy {
+		return fmt.Errorf("lock: control for %q: the reason has %d bytes: at most %d", text, len(why), maxWhy)
+	}
+	for range changeTries {
+		state, err := c.fetch(ctx)
+		if err != nil {
+			return err
+		}
+		done, err := c.changeOnce(ctx, state, text, orderedBy{
+			Why: strings.ToValidUTF8(why, "\uFFFD"), By: strings.ToValidUTF8(unescape(l.owner), "\uFFFD"), Since: state.serverTime,
+		}, apply)
+		if err != nil {
+			return err
+		}
+		if done {
+			c.dropEnded(ctx, state, text)
+			return l.obeyNow(ctx)
+		}
+	}
+	return fmt.Errorf("lock: control for %q: others change it all the time; try again", text)
+}
+
+func (c *Controls) changeOnce(ctx context.Context, state *controlState, target string, by orderedBy,
+	apply func(e *controlEntry, by orderedBy, skew time.Duration),
+) (done bool, err error) {
+	was := state.targets[target]
+	if was == nil {
+		was = &controlled{}
+	}
+	entry := was.entry
+	if was.wrong != nil {
+		entry = controlEntry{}
+	}
+	apply(&entry, by, state.skew())
+	if entry.Pause != nil && entry.Pause.endedAt(state.serverTime) {
+		entry.Pause = nil
+	}
+	removes := entry.Pause == nil && entry.Limit == nil
+	switch {
+	case errors.Is(was.wrong, errNewerVersion) && !removes:
+		return false, fmt.Errorf("lock: control for %q: %w; change it with that version, or remove it with Resume first", target, was.wrong)
+	case removes && was.raw == "":
+		return true, nil
+	case was.raw == "" && len(state.targets) >= maxControls:
+		return false, fmt.Errorf("lock: control for %q: %d targets have controls already, which is the most; resume some, or use their scope", target, len(state.targets))
+	}
+	after := ""
+	if !removes {
+		after = entry.text()
+	}
+	return c.write(ctx, target, was.raw, after)
+}
+
+// write puts after in the place of before; done is false where before is there no
+// longer.
+func (c *Controls) write(ctx context.Context, target, before, after string) (done bool, err error) {
+	l := c.locker
+	if err := l.enter(); err != nil {
+		return false, err
+	}
+	defer l.work.Done()
+	reply, err := l.conn.run(ctx, controlWriteScript, l.controls.keys, []any{target, before, after})
+	if err != nil {
+		return false, backendError("control", l.controls.keys[0], err)
+	}
+	code, err := codeOf(reply, 1)
+	if err != nil {
+		return false, backendError("control", l.controls.keys[0], err)
+	}
+	return code == 1, nil
+}
+
+// dropMost is how many entries of ended pauses go with one change.
+const dropMost = 20
+
+// dropEnded removes entries whose pause has ended by itself, but for that of target.
+// An error leaves them to the next change: nothing is in force of them.
+func (c *Controls) dropEnded(ctx context.Context, state *controlState, target string) {
+	dropped := 0
+	for name, t := range state.targets {
+		if name == target || t.wrong != nil || dropped == dropMost {
+			continue
+		}
+		if t.entry.Limit != nil || t.entry.Pause == nil || !t.entry.Pause.endedAt(state.serverTime) {
+			continue
+		}
+		dropped++
+		if _, err := c.write(ctx, name, t.raw, ""); err != nil {
+			return
+		}
+	}
+}
+
+// parseTarget gives a target as it is stored: as it stands in keys.
+func (l *Locker) parseTarget(target string) (string, error) {
+	text, whole := strings.CutPrefix(target, l.prefix+":{")
+	if whole {
+		text, whole = strings.CutSuffix(text, "}")
+	}
+	if !whole {
+		text = target
+	}
+	refuse := func(reason string) (string, error) {
+		return "", fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), or a key as automutex key prints it (\"report|acme\")",
+			printable.Short(fmt.Sprintf("%q", target)), reason)
+	}
+	scope, _, isKey := strings.Cut(text, "|")
+	switch {
+	case text == "":
+		return refuse("it is empty")
+	case len(text) > maxTarget:
+		return refuse(fmt.Sprintf("it has %d bytes, more than any key", len(text)))
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7F || r == '{' || r == '}' }):
+		return refuse("it has a brace, a control character or invalid UTF-8")
+	case strings.TrimSpace(text) != text:
+		return refuse("it begins or ends with a space")
+	case isKey && scope == "":
+		return refuse("there is no scope before the first |")
+	case text == keytext.ControlScope:
+		return keytext.Controls, nil
+	case isWritten(text):
+		return text, nil
+	case isKey:
+		return refuse("a value in it is not escaped")
+	}
+	// A scope as a program has it.
+	text, _ = strings.CutPrefix(Key(l.prefix, text), l.prefix+":{")
+	_, scope, _ = controlTargets(text)
+	return scope, nil
+}
+
+// isWritten tells whether text is as it would stand in a key.
+func isWritten(text string) bool {
+	for i := 0; i < len(text); {
+		size, plain := keytext.NextChar(text, i)
+		switch {
+		case plain || text[i] == '|' || text[i] == '~':
+		case text[i] == '%' && i+2 < len(text) && isHex(text[i+1]) && isHex(text[i+2]):
+		default:
+			return false
+		}
+		i += size
+	}
+	return true
+}
+
+func isHex(c byte) bool { return '0' <= c && c <= '9' || 'A' <= c && c <= 'F' }
+
+// sortControls puts controls into the order in which they are listed.
+func sortControls(list []Control) []Control {
+	slices.SortFunc(list, func(a, b Control) int { return strings.Compare(a.Target, b.Target) })
+	return list
+}
