@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -304,6 +305,7 @@ func (h *whoSends) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		switch name := cmd.Name(); {
 		case name != "set" && name != "eval" && name != "evalsha": // a new connection's
+		case len(cmd.Args()) > 3 && strings.HasSuffix(fmt.Sprint(cmd.Args()[3]), ":{control}"): // the Guard's own
 		case strings.Contains(string(debug.Stack()), "(*Guard).process"):
 			h.worker.Add(1)
 		default:

@@ -56,6 +56,12 @@ type BusyError struct {
 	// also 0 when the task did not stand in line.
 	Place int
 
+	// Reason is [lock.ReasonPaused] ("paused") when an operator has paused the key.
+	// Pause says who, why and since when, and ExpiresIn is the time until the pause
+	// ends, 0 when it lasts until it is resumed.
+	Reason string
+	Pause  *lock.Control
+
 	parked   bool          // its place in line is kept
 	takenFor time.Duration // parked: how long ago the key was last taken
 	inLine   time.Duration // parked: how long it has kept its place
@@ -81,6 +87,8 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ": held by %s", printable.Short(e.Holder))
 	}
 	switch {
+	case e.Pause != nil:
+		fmt.Fprintf(&b, ": %s", e.Pause)
 	case e.cooldown:
 		fmt.Fprintf(&b, ": cooling down for %s", e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
@@ -125,6 +133,8 @@ func (a *attempt) toBusyError(t target, err error) error {
 		takenFor:   busy.TakenFor,
 		inLine:     busy.InLine,
 		cooldown:   busy.Cooldown,
+		Reason:     busy.Reason,
+		Pause:      busy.Pause,
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, ended) {

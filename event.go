@@ -23,6 +23,10 @@ const (
 	// policy in Policy applies. Exactly one for each attempt that does not get a lock.
 	// Skipped, Retried, Parked or Replaced follows where the policy says so.
 	EventBusy EventKind = "busy"
+	// EventPaused: an operator has paused the key, see [Guard.Controls]; Busy says who,
+	// why and since when. Retried or Parked follows whatever the policy; on the last
+	// attempt Waiting. No EventBusy comes beside it.
+	EventPaused EventKind = "paused"
 	// EventSkipped: policy Skip ended the task without running it.
 	EventSkipped EventKind = "skipped"
 	// EventRetried: the task goes back to asynq, its attempt not spent, for Delay.
@@ -63,14 +67,14 @@ type Event struct {
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
-	Policy Policy // for EventBusy, EventSkipped, EventRetried, EventParked and EventReplaced: what applied
+	Policy Policy // for EventBusy, EventSkipped, EventRetried, EventParked and EventReplaced: what applied; for EventPaused: the rule's
 
-	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
+	Waited time.Duration // time in line (Waited, Acquired, Busy, Paused, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
 	Parked time.Duration // time since its first place in line, when it was parked (Acquired)
 	Delay  time.Duration // until asynq may run it again (Retried, Parked)
 
-	Busy *BusyError // EventBusy: who holds the lock
+	Busy *BusyError // EventBusy: who holds the lock; EventPaused: who paused it
 	Err  error      // EventKeyError, EventBackendError, EventLost: the error
 }
 

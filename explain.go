@@ -10,14 +10,18 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
 )
 
 // Explanation is what stands between a task and one of its locks at a moment.
 type Explanation struct {
 	// Rule is the name of the rule, Key the lock's key, Limit how many may hold
-	// it at once.
+	// it at once: the rule's number, or that of a control.
 	Rule, Key string
 	Limit     int
+	// Controls are the orders of operators that are in force for the lock, see
+	// [Guard.Controls]: those for its scope and for its key.
+	Controls []lock.Control
 	// Holders are those who hold it, first deadline first, at most 1,000;
 	// cooldowns are among them.
 	Holders []HolderInfo
@@ -30,7 +34,8 @@ type Explanation struct {
 	Place int
 	// NextWake is when the line moves by itself at the latest, if nobody gives
 	// the lock back before: now when a slot is free, else at the first holder's
-	// deadline, which moves on while that holder lives. For a task that waits
+	// deadline, which moves on while that holder lives, or at the end of a pause,
+	// zero where that is not known. For a task that waits
 	// for its retry in asynq it is no later than that.
 	NextWake time.Time
 }
@@ -59,6 +64,9 @@ func (e Explanation) String() string {
 	}
 	if !e.NextWake.IsZero() {
 		fmt.Fprintf(&b, "; the line moves by %s", e.NextWake.Format(time.RFC3339Nano))
+	}
+	for _, c := range e.Controls {
+		fmt.Fprintf(&b, "\n  %s: %s", c.Target, c)
 	}
 	for _, h := range e.Holders {
 		b.WriteString("\n  ")
@@ -116,6 +124,12 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 	if err != nil {
 		return nil, err
 	}
+	var controls []lock.Control
+	if len(targets) > 0 {
+		if controls, err = g.Controls().List(ctx); err != nil {
+			return nil, fmt.Errorf("automutex: rule %q: %w", targets[0].rule.Name, err)
+		}
+	}
 	all := make([]Explanation, 0, len(targets))
 	for _, target := range targets {
 		info, err := g.lockOf(target, note).Inspect(ctx)
@@ -127,6 +141,10 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 			Rule: target.rule.Name, Key: target.key, Limit: target.rule.Limit,
 			Waiting: info.Waiting, Parked: info.Parked, Called: info.Called, Place: info.Place,
 		}
+		its, limit, pause := lock.ControlsFor(controls, target.key)
+		if e.Controls = its; limit > 0 {
+			e.Limit = limit
+		}
 		for _, h := range info.Holders {
 			holder := HolderInfo{Owner: h.Owner, Task: h.Note, Until: now.Add(h.ExpiresIn), Cooldown: h.Cooldown}
 			if len(info.Holders) == 1 && e.Limit == 1 && !h.Cooldown {
@@ -135,6 +153,8 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 			e.Holders = append(e.Holders, holder)
 		}
 		switch {
+		case pause != nil:
+			e.NextWake = pause.PausedUntil
 		case len(e.Holders) >= e.Limit:
 			e.NextWake = e.Holders[0].Until
 		case e.Waiting+e.Parked+e.Called > 0:

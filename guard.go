@@ -29,6 +29,7 @@ type Guard struct {
 	inspectorChecked atomic.Bool           // checkInspector has had an answer
 	frontClient      redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
 	paused           pausedQueues
+	pauses           pauseWatch // waits that end when their key is paused
 
 	waiting   atomic.Int64 // workers that wait in line, for MaxWaiting
 	outage    outage       // of Redis
@@ -83,6 +84,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,
 	}
 	g.cfg.HashKeys = "" // printing a Guard prints its Config, and the secret must not show
+	options.OnControls = g.onControls
 	if inspector != nil {
 		options.Call = g.wakeParked
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
 )
 
 // This file is the path of one task, top to bottom:
@@ -17,7 +18,7 @@ import (
 //	process       which locks does the task need?             match.go, internal/jsonkey
 //	runWithLocks  take the locks, run the handler, release
 //	take          get one lock                                wait.go (park.go, replace.go)
-//	decide        what to do when the lock was not got        policy.go
+//	decide        what to do when the lock was not got        policy.go, pause.go
 //	release       give the locks back                         lease.go
 
 // Middleware wraps a handler so that it runs while the task's locks are held. A task
@@ -179,6 +180,9 @@ func (a *attempt) runWithLocks(targets []target, next asynq.Handler) outcome {
 // takeAll takes the locks in order. It proceeds when the task holds all of them and its
 // handler may start.
 func (a *attempt) takeAll(targets []target) outcome {
+	if result := a.checkPaused(targets); result.step != proceed {
+		return result
+	}
 	for {
 		for _, t := range targets {
 			if result := a.take(t); result.step != proceed {
@@ -265,6 +269,9 @@ func (a *attempt) decide(t target, err error) outcome {
 		return a.retry(t, err, a.guard.outage.delay())
 	}
 	a.guard.outage.noteSuccess(a.guard.log)
+	if busy.Reason == lock.ReasonPaused {
+		return a.applyPause(t, busy)
+	}
 	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
 	return a.applyPolicy(t, busy)
 }

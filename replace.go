@@ -98,7 +98,7 @@ func (a *attempt) replace(t target) error {
 	lease, err := m.TryLock(a.ctx)
 	err = a.keepLease(t, lease, err)
 	var busy *BusyError
-	if !errors.As(err, &busy) || busy.SameTask {
+	if !errors.As(err, &busy) || busy.SameTask || busy.Reason == lock.ReasonPaused {
 		return err
 	}
 	// Older tasks stop even if this one may not wait for them.

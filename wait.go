@@ -81,7 +81,8 @@ func (a *attempt) reserveWait() bool {
 }
 
 // lockWithin waits in line until the lock is granted, limit is over, the margin before
-// the task's deadline is reached, the Guard closes, or a newer task replaces this one.
+// the task's deadline is reached, the Guard closes, the key is paused, or a newer task
+// replaces this one.
 func (a *attempt) lockWithin(t target, m *lock.Lock, limit time.Duration) error {
 	if deadline, ok := a.ctx.Deadline(); ok {
 		limit = min(limit, time.Until(deadline)-margin)
@@ -96,6 +97,18 @@ func (a *attempt) lockWithin(t target, m *lock.Lock, limit time.Duration) error 
 	}
 	defer a.observeWaited(t)
 	defer a.watchWhileWaiting(t, m, cancel)()
+	if a.lastAttempt { // it has nowhere to go: it waits for the end of a pause too
+		return a.lockInLine(ctx, t, m)
+	}
+	watched := a.guard.pauses.add(t.key, cancel)
+	err := a.pausedError(t) // after add: a pause is seen here, or ends the wait
+	if err == nil {
+		err = a.lockInLine(ctx, t, m)
+	}
+	return endedByPause(err, a.guard.pauses.remove(watched))
+}
+
+func (a *attempt) lockInLine(ctx context.Context, t target, m *lock.Lock) error {
 	lease, err := m.Lock(ctx)
 	if err != nil && a.guard.closing.Err() != nil {
 		return ErrClosed

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -104,7 +103,7 @@ func testBreakHolder(t *testing.T, b binary) {
 		tr.enqueue(id, "report", `{}`)
 		tr.holds(id)
 	}
-	all := lines[inspect.Lock](t, b.run(t, tr.flags("list", "--json")...).want(t, exitOK).stdout)
+	all := lines[seen](t, b.run(t, tr.flags("list", "--json")...).want(t, exitOK).stdout)
 	token := ""
 	for _, h := range all[0].Holders {
 		if h.Task == "b" {

@@ -1,0 +1,177 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/lock"
+)
+
+// Controls are the orders of operators for the keys of this Guard's Prefix: a pause, or
+// another limit, for a scope or one key. Every Guard and Locker with the prefix obeys
+// them within 2 seconds.
+//
+// A task whose key is paused goes back to asynq, its attempt not spent, whatever the
+// policy of its rule: Skip, Archive, Fail, AfterFailure and Allow are for keys that
+// others hold, not for a pause. It comes back when the pause ends, or looks again after
+// 30 to 90 seconds, at different times for different tasks. Under [Park] it keeps its
+// place in line, and is called when the pause ends. A task on its last attempt, which
+// asynq would archive if it went back, waits in its worker.
+func (g *Guard) Controls() *lock.Controls { return g.locker.Controls() }
+
+// How long a paused task stays away: until about the end of the pause, and no longer
+// than pauseLook and half of it, since the pause may be ended before.
+const (
+	pauseLook      = time.Minute
+	minPauseSpread = 5 * time.Second
+)
+
+// pauseDelay returns after how long a task comes back whose key is paused for left
+// more; 0 means until it is resumed. Tasks that were paused together come back spread
+// over some seconds at least.
+func pauseDelay(left time.Duration) time.Duration {
+	if left > 0 && left <= pauseLook {
+		return left + rand.N(max(minPauseSpread, left/2)) //nolint:gosec // jitter, no secret
+	}
+	return pauseLook/2 + rand.N(pauseLook) //nolint:gosec // jitter, no secret
+}
+
+// checkPaused hands the task back, before it takes any lock, if one of its keys is
+// paused: otherwise it would take the locks before that one for nothing. A task that
+// can park goes on, and parks when it comes to that lock; a task on its last attempt
+// waits there.
+func (a *attempt) checkPaused(targets []target) outcome {
+	if a.lastAttempt {
+		return outcome{}
+	}
+	for _, t := range targets {
+		if t.rule.Busy == Park && a.note != "" || a.holds(t.key) {
+			continue
+		}
+		err := a.pausedError(t)
+		if err == nil {
+			continue
+		}
+		if t.rule.Busy.kind == policyReplace {
+			// The newest wins, whatever the order in which they come back.
+			if err := a.registerArrival(t); err != nil {
+				return a.decide(t, err)
+			}
+		}
+		return a.decide(t, err)
+	}
+	return outcome{}
+}
+
+// pausedError returns a *BusyError while the key of t is paused, nil while it is not,
+// or why that is not known.
+func (a *attempt) pausedError(t target) error {
+	err := a.guard.Controls().Paused(a.ctx, t.key)
+	if err == nil {
+		return nil
+	}
+	return a.toBusyError(t, err)
+}
+
+// applyPause hands back a task whose key is paused, whatever the policy.
+func (a *attempt) applyPause(t target, busy *BusyError) outcome {
+	a.observe(Event{Kind: EventPaused, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
+	if busy.parked {
+		return a.park(t, busy)
+	}
+	return a.retry(t, busy, pauseDelay(busy.ExpiresIn))
+}
+
+// pauseWatch ends the waits in line of tasks whose key is being paused: the time of a
+// pause is not time in line, and a paused task holds no worker.
+type pauseWatch struct {
+	mu    sync.Mutex // guards waits, and paused of each; held for moments
+	waits map[*pausableWait]struct{}
+}
+
+// pausableWait is one wait. It belongs to the worker's goroutine, which adds and
+// removes it.
+type pausableWait struct {
+	key    string
+	cancel context.CancelFunc
+	paused *lock.Control // the pause that ended the wait; nil: none did
+}
+
+// add watches over a wait until remove. cancel ends the wait.
+func (p *pauseWatch) add(key string, cancel context.CancelFunc) *pausableWait {
+	w := &pausableWait{key: key, cancel: cancel}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.waits == nil {
+		p.waits = make(map[*pausableWait]struct{})
+	}
+	p.waits[w] = struct{}{}
+	return w
+}
+
+// remove ends the watch, and returns the pause that ended the wait, if one did.
+func (p *pauseWatch) remove(w *pausableWait) *lock.Control {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.waits, w)
+	return w.paused
+}
+
+// apply ends the waits that a control pauses.
+func (p *pauseWatch) apply(inForce []lock.Control) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for w := range p.waits {
+		for _, c := range inForce {
+			if c.Paused && c.AppliesTo(w.key) && w.paused == nil {
+				w.paused = &c
+				w.cancel()
+			}
+		}
+	}
+}
+
+// endedByPause turns the error of a wait that a pause ended into that of a paused key,
+// also when the pause is over by now: the policy is for a wait that was over by itself.
+func endedByPause(err error, pause *lock.Control) error {
+	var busy *BusyError
+	if pause == nil || !errors.As(err, &busy) || busy.Reason == lock.ReasonPaused {
+		return err
+	}
+	paused := *busy
+	paused.Reason, paused.Pause, paused.ExpiresIn = lock.ReasonPaused, pause, time.Millisecond
+	return &paused
+}
+
+// onControls is called by package lock when the controls in force have changed.
+func (g *Guard) onControls(inForce []lock.Control) {
+	g.pauses.apply(inForce)
+	for _, c := range inForce {
+		scope, _, _ := strings.Cut(c.Target, "|")
+		if !g.rules.hasScope(scope) {
+			g.warnOnce("control "+c.Target, "a control is for a scope that no rule of this Guard has: it does nothing here, unless a lock of package lock has that name",
+				"target", c.Target, "control", c.String())
+		}
+	}
+}
+
+// hasScope reports whether some rule has that scope, as it stands in keys. The scope of
+// a rule without one is the type of its task.
+func (rs *ruleSet) hasScope(scope string) bool {
+	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			switch {
+			case rule.Scope != "" && keytext.Scope(rule.Scope) == scope:
+				return true
+			case rule.Scope == "" && strings.HasPrefix(scope, keytext.Escape(rule.Task)):
+				return true
+			}
+		}
+	}
+	return false
+}
