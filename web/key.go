@@ -35,6 +35,8 @@ type keyView struct {
 	More    int // of the line that are not shown
 	Err     string
 	Chart   chart
+	Actions []Action // about this lock, newest first
+	Done    *Action  // what the viewer has just done
 }
 
 type holderView struct {
@@ -75,6 +77,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 		v.Err = printable.Short(err.Error())
 	}
 	slot := slotOf(v.Now)
+	v.Actions, v.Done = p.actions.about(key), p.done(r)
 	v.Chart = newChart("This lock in the last hour", p.sampler.lastHour(key, slot), slot, 600, 100)
 	return v
 }

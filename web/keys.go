@@ -81,6 +81,7 @@ type keysView struct {
 	Partial    bool
 	Err        string
 	Chart      chart
+	Done       *Action // what the viewer has just done
 }
 
 type keysRow struct {
@@ -102,6 +103,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 	q, wrong := parseKeysQuery(r.URL.Query())
 	v := &keysView{frame: p.frame(r, "keys", "Keys"), Query: q, From: 1}
 	v.Live = p.liveURL("keys", q.values(q.Page))
+	v.Done = p.done(r)
 	if wrong != nil {
 		v.Wrong = wrong.Error()
 	}

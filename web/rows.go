@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -71,9 +72,8 @@ type task struct {
 
 // taskOf reads a note: <queue, escaped>/<task ID>.
 func (p *page) taskOf(note string) task {
-	escaped, id, ok := strings.Cut(note, "/")
-	queue, err := url.PathUnescape(escaped)
-	if !ok || err != nil || id == "" {
+	queue, id, ok := tasknote.Parse(note)
+	if !ok || id == "" {
 		return task{Text: printable.Short(note)}
 	}
 	t := task{Queue: queue, ID: id, Text: printable.Short(queue + "/" + id)}

@@ -17,6 +17,8 @@ func (p *page) routes() {
 	p.mux.HandleFunc("GET /{$}", p.keys)
 	p.mux.HandleFunc("GET /key", p.key)
 	p.mux.HandleFunc("GET /live", p.live)
+	p.mux.HandleFunc("GET /do", p.ask)
+	p.mux.HandleFunc("POST /do", p.do)
 	p.mux.HandleFunc("GET /static/{file}", p.static)
 	p.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusNotFound, "There is no such page.")

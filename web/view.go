@@ -30,7 +30,7 @@ var views = func() map[string]*template.Template {
 		"neg":   func(d time.Duration) time.Duration { return -d },
 	}).ParseFS(templateFiles, "templates/layout.html", "templates/chart.html"))
 	all := map[string]*template.Template{}
-	for _, name := range []string{"keys", "key", "fail"} {
+	for _, name := range []string{"keys", "key", "ask", "fail"} {
 		all[name] = template.Must(template.Must(layout.Clone()).ParseFS(templateFiles, "templates/"+name+".html"))
 	}
 	return all

@@ -56,6 +56,15 @@ type Options struct {
 	// Access decides what a request may do. nil means [AccessRead] for every request.
 	Access func(*http.Request) Access
 
+	// User names who sent a request, for [Action].By. nil means that nobody is named.
+	User func(*http.Request) string
+
+	// Audit is called after every action, failed ones included, before the answer is
+	// sent. It may be called by many goroutines at once. nil means that nobody is told;
+	// the page itself keeps the last actions in memory and shows those about a lock
+	// with it.
+	Audit func(Action)
+
 	// Logger is where the page logs that Redis does not answer. nil means
 	// slog.Default().
 	Logger *slog.Logger
@@ -72,6 +81,7 @@ type page struct {
 	rules     []ruleInfo
 	sampler   *sampler
 	fragments *fragments
+	actions   actionLog
 	streams   chan struct{} // a slot for each live stream
 	mux       *http.ServeMux
 	handler   http.Handler

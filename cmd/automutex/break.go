@@ -9,6 +9,9 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 func newBreak(a *app) *cobra.Command {
@@ -39,13 +42,13 @@ code is 1.`,
 				return err
 			}
 			defer done()
-			s, now, err := inspect(ctx, locker, rdb, a.conn.key(args[0]))
+			s, now, err := inspectOne(ctx, locker, rdb, inspect.Key(a.conn.prefix, args[0]))
 			if err != nil {
 				return err
 			}
 			s.Waiters = nil // not asked about
 			if token != "" {
-				s.Holders = slices.DeleteFunc(s.Holders, func(h holder) bool { return h.Token != token })
+				s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return h.Token != token })
 			}
 			switch {
 			case len(s.Holders) == 0 && token != "":
@@ -57,7 +60,7 @@ code is 1.`,
 				return err
 			}
 			if !yes {
-				if err := a.ask(ctx, fmt.Sprintf("\nTake the lock from %s? [y/N] ", counted(len(s.Holders), "holder"))); err != nil {
+				if err := a.ask(ctx, fmt.Sprintf("\nTake the lock from %s? [y/N] ", printable.Count(len(s.Holders), "holder"))); err != nil {
 					return err
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -103,7 +104,7 @@ func testBreakHolder(t *testing.T, b binary) {
 		tr.enqueue(id, "report", `{}`)
 		tr.holds(id)
 	}
-	all := lines[seen](t, b.run(t, tr.flags("list", "--json")...).want(t, exitOK).stdout)
+	all := lines[inspect.Lock](t, b.run(t, tr.flags("list", "--json")...).want(t, exitOK).stdout)
 	token := ""
 	for _, h := range all[0].Holders {
 		if h.Task == "b" {

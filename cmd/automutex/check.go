@@ -9,11 +9,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 )
@@ -37,7 +37,7 @@ surprise is a note. Redis is not needed.`,
 			}
 			t := newTable(a.out, "RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY")
 			for i, rule := range cfg.Rules {
-				t.row(ruleName(cfg, i), rule.Task, keyOf(rule), strconv.Itoa(max(rule.Limit, 1)),
+				t.row(inspect.RuleName(cfg.Rules, i), rule.Task, keyOf(rule), strconv.Itoa(max(rule.Limit, 1)),
 					orDefault(rule.TTL.String(), "0s", "30s"), orDefault(rule.Wait.String(), "0s", "-"), rule.Busy.String())
 			}
 			if len(cfg.Rules) > 0 {
@@ -53,7 +53,7 @@ surprise is a note. Redis is not needed.`,
 			for _, note := range append(notes, unclaimed(cfg, once)...) {
 				fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 			}
-			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %s, %s\n", printable.Text(args[0]), counted(len(cfg.Rules), "rule"), counted(len(once.Rules), "unique rule"))
+			_, err = fmt.Fprintf(a.out, "%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"), printable.Count(len(once.Rules), "unique rule"))
 			return err
 		},
 	}
@@ -96,17 +96,15 @@ func unclaimed(cfg automutex.Config, once unique.Config) (notes []string) {
 	return notes
 }
 
-// offline makes a Guard that is asked for keys and nothing else. It never meets
-// Redis. The notes are what it logs about its rules.
-func offline(cfg automutex.Config) (*automutex.Guard, []string, error) {
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"}) // does not dial
+// offline makes keys without Redis. The notes are what it logs about the rules.
+func offline(cfg automutex.Config) (*automutex.KeyMaker, []string, error) {
 	var notes notebook
 	cfg.Logger = slog.New(&notes)
-	guard, err := automutex.New(rdb, cfg)
+	keys, err := automutex.NewKeyMaker(cfg)
 	if err != nil {
 		err = no("%w", err)
 	}
-	return guard, notes, errors.Join(err, rdb.Close())
+	return keys, notes, err
 }
 
 // notebook is a slog.Handler that keeps messages.
@@ -119,24 +117,6 @@ func (n *notebook) WithGroup(string) slog.Handler            { return n }
 func (n *notebook) Handle(_ context.Context, r slog.Record) error {
 	*n = append(*n, r.Message)
 	return nil
-}
-
-// ruleName is the name that a rule has or is given.
-func ruleName(cfg automutex.Config, i int) string {
-	rule := cfg.Rules[i]
-	if rule.Name != "" {
-		return rule.Name
-	}
-	unnamed := 1
-	for _, before := range cfg.Rules[:i] {
-		if before.Name == "" && before.Task == rule.Task {
-			unnamed++
-		}
-	}
-	if unnamed > 1 {
-		return fmt.Sprintf("%s#%d", rule.Task, unnamed)
-	}
-	return rule.Task
 }
 
 // keyOf says what a rule's keys are made of.

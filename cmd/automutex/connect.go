@@ -260,14 +260,5 @@ func (c *connection) locker(ctx context.Context) (locker *lock.Locker, rdb redis
 	}, locker.Err()
 }
 
-// key is the Redis key that an argument means: a whole one, or what stands
-// between its braces.
-func (c *connection) key(arg string) string {
-	if strings.ContainsAny(arg, "{}") {
-		return arg
-	}
-	return c.prefix + ":{" + arg + "}"
-}
-
 // underscored is a flag's name as it is known here.
 func underscored(name string) string { return strings.ReplaceAll(name, "-", "_") }

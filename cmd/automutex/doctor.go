@@ -2,44 +2,16 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
-	"fmt"
 	"io"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/doctor"
+	"github.com/automutex/automutex/internal/printable"
 )
-
-// How much a finding matters.
-const (
-	fine = "ok"   // as it should be
-	note = "note" // may bite some day, or could not be looked at
-	bad  = "bad"  // bites
-)
-
-// finding is one thing that doctor looked at.
-type finding struct {
-	Level string `json:"level"`
-	What  string `json:"what"`
-	Text  string `json:"text"`
-}
-
-// doctor gathers findings.
-type doctor struct {
-	rdb      redis.UniversalClient
-	prefix   string
-	timeout  time.Duration
-	assumed  bool // TaskCheckInterval is asynq's default: the command line does not say
-	findings []finding
-}
-
-func (d *doctor) foundf(level, what, format string, args ...any) {
-	d.findings = append(d.findings, finding{level, what, fmt.Sprintf(format, args...)})
-}
 
 func newDoctor(a *app) *cobra.Command {
 	var tasks int
@@ -85,9 +57,19 @@ or bad (causes trouble now). Something bad makes the exit code 1.`,
 			if err != nil {
 				return err
 			}
-			d := &doctor{rdb: rdb, prefix: a.conn.prefix, timeout: a.conn.timeout, assumed: !cmd.Flags().Changed("task_check_interval")}
-			err = d.examine(ctx, cfg, len(args) > 0, tasks, checkEvery)
-			return errors.Join(err, rdb.Close(), d.print(a.out, asJSON), d.verdict(err))
+			options := doctor.Options{
+				Prefix: a.conn.prefix, Timeout: a.conn.timeout, Tasks: tasks,
+				TaskCheckInterval: checkEvery, Assumed: !cmd.Flags().Changed("task_check_interval"),
+			}
+			if len(args) > 0 {
+				options.Config = &cfg
+			}
+			findings, err := doctor.Examine(ctx, rdb, options)
+			err = errors.Join(err, rdb.Close(), printFindings(a.out, findings, asJSON))
+			if n := doctor.CountBad(findings); n > 0 && err == nil {
+				return no("%d of %s bad", n, printable.Count(len(findings), "finding"))
+			}
+			return err
 		},
 	}
 	cmd.Flags().IntVar(&tasks, "tasks", 1000, "look at so many tasks of each queue and state at most")
@@ -97,27 +79,9 @@ or bad (causes trouble now). Something bad makes the exit code 1.`,
 	return cmd
 }
 
-// examine goes through everything. An error ends it early: Redis is gone.
-func (d *doctor) examine(ctx context.Context, cfg automutex.Config, rules bool, tasks int, checkEvery time.Duration) error {
-	if err := d.servers(ctx); err != nil {
-		return err
-	}
-	if err := d.rights(ctx); err != nil {
-		return err
-	}
-	if err := d.pubsub(ctx); err != nil {
-		return err
-	}
-	if !rules {
-		d.foundf(note, "rules", "not looked at: give the FILE of the rules")
-		return nil
-	}
-	return d.rules(ctx, cfg, tasks, checkEvery)
-}
-
-func (d *doctor) print(out io.Writer, asJSON bool) error {
+func printFindings(out io.Writer, findings []doctor.Finding, asJSON bool) error {
 	if asJSON {
-		for _, f := range d.findings {
+		for _, f := range findings {
 			if err := printJSON(out, f); err != nil {
 				return err
 			}
@@ -125,22 +89,8 @@ func (d *doctor) print(out io.Writer, asJSON bool) error {
 		return nil
 	}
 	t := newTable(out)
-	for _, f := range d.findings {
+	for _, f := range findings {
 		t.row(f.Level, f.What, f.Text)
 	}
 	return t.flush()
-}
-
-// verdict is the exit code as an error.
-func (d *doctor) verdict(err error) error {
-	n := 0
-	for _, f := range d.findings {
-		if f.Level == bad {
-			n++
-		}
-	}
-	if n == 0 || err != nil { // which is told already
-		return nil //nolint:nilerr // see above
-	}
-	return no("%d of %s bad", n, counted(len(d.findings), "finding"))
 }

@@ -10,20 +10,21 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
 
 // findings runs doctor and gives what it found.
-func findings(t *testing.T, b binary, exit int, args ...string) []finding {
+func findings(t *testing.T, b binary, exit int, args ...string) []doctor.Finding {
 	t.Helper()
-	return lines[finding](t, b.run(t, append([]string{"doctor", "--json"}, args...)...).want(t, exit).stdout)
+	return lines[doctor.Finding](t, b.run(t, append([]string{"doctor", "--json"}, args...)...).want(t, exit).stdout)
 }
 
 // has tells whether there is such a finding.
-func has(t *testing.T, all []finding, level, what, text string) {
+func has(t *testing.T, all []doctor.Finding, level, what, text string) {
 	t.Helper()
-	if !slices.ContainsFunc(all, func(f finding) bool {
+	if !slices.ContainsFunc(all, func(f doctor.Finding) bool {
 		return f.Level == level && f.What == what && strings.Contains(f.Text, text)
 	}) {
 		t.Errorf("no finding %s %s %q in %+v", level, what, text, all)
@@ -33,13 +34,13 @@ func has(t *testing.T, all []finding, level, what, text string) {
 func testDoctor(t *testing.T, b binary) {
 	s := redistest.StartReal(t, "--appendonly", "yes")
 	all := findings(t, b, exitOK, where(s)...)
-	has(t, all, fine, "Redis", "version ")
-	has(t, all, fine, "eviction", "noeviction")
-	has(t, all, fine, "persistence", "append-only")
-	has(t, all, fine, "replicas", "none")
-	has(t, all, fine, "rights", "automutex:*")
-	has(t, all, fine, "Pub/Sub", "arrived")
-	has(t, all, note, "rules", "FILE")
+	has(t, all, doctor.Fine, "Redis", "version ")
+	has(t, all, doctor.Fine, "eviction", "noeviction")
+	has(t, all, doctor.Fine, "persistence", "append-only")
+	has(t, all, doctor.Fine, "replicas", "none")
+	has(t, all, doctor.Fine, "rights", "automutex:*")
+	has(t, all, doctor.Fine, "Pub/Sub", "arrived")
+	has(t, all, doctor.Note, "rules", "FILE")
 	if len(all) != 7 {
 		t.Errorf("%d findings: %+v", len(all), all)
 	}
@@ -52,8 +53,8 @@ func testDoctor(t *testing.T, b binary) {
 func testDoctorSettings(t *testing.T, b binary) {
 	s := redistest.StartReal(t, "--maxmemory-policy", "allkeys-lru", "--save", "60 1000")
 	all := findings(t, b, exitOK, where(s)...)
-	has(t, all, note, "eviction", "were there a maxmemory")
-	has(t, all, note, "persistence", "snapshots only (save \"60 1000\")")
+	has(t, all, doctor.Note, "eviction", "were there a maxmemory")
+	has(t, all, doctor.Note, "persistence", "snapshots only (save \"60 1000\")")
 	rdb := s.Client(t)
 	for _, setting := range [][2]string{{"maxmemory", "100mb"}, {"maxmemory-policy", "volatile-ttl"}, {"save", ""}} {
 		if err := rdb.ConfigSet(t.Context(), setting[0], setting[1]).Err(); err != nil {
@@ -65,9 +66,9 @@ func testDoctorSettings(t *testing.T, b binary) {
 	if !strings.HasPrefix(r.stderr, "automutex: 1 of ") {
 		t.Errorf("got %q", r.stderr)
 	}
-	all = lines[finding](t, r.stdout)
-	has(t, all, bad, "eviction", "volatile-ttl")
-	has(t, all, note, "persistence", "none")
+	all = lines[doctor.Finding](t, r.stdout)
+	has(t, all, doctor.Bad, "eviction", "volatile-ttl")
+	has(t, all, doctor.Note, "persistence", "none")
 }
 
 func testDoctorRights(t *testing.T, b binary) {
@@ -81,22 +82,22 @@ func testDoctorRights(t *testing.T, b binary) {
 		return append(where(s), "--username", "limited", "--password", "secret")
 	}
 	all := findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -zrank -evalsha -info -config")...)
-	has(t, all, bad, "rights", "not permitted: evalsha (command), zrank (command);")
-	has(t, all, note, "Redis", "may not INFO")
-	has(t, all, fine, "Pub/Sub", "arrived")
+	has(t, all, doctor.Bad, "rights", "not permitted: evalsha (command), zrank (command);")
+	has(t, all, doctor.Note, "Redis", "may not INFO")
+	has(t, all, doctor.Fine, "Pub/Sub", "arrived")
 
 	all = findings(t, b, exitNo, as("~other:* &automutex:* +@all")...)
-	has(t, all, bad, "rights", "zadd (key)")
-	has(t, findings(t, b, exitOK, append(as("~other:* &other:* +@all"), "--prefix", "other")...), fine, "rights", "other:*")
+	has(t, all, doctor.Bad, "rights", "zadd (key)")
+	has(t, findings(t, b, exitOK, append(as("~other:* &other:* +@all"), "--prefix", "other")...), doctor.Fine, "rights", "other:*")
 
 	all = findings(t, b, exitNo, as("~automutex:* resetchannels +@all")...)
-	has(t, all, bad, "rights", "publish (channel)")
-	has(t, all, bad, "Pub/Sub", "may not subscribe to automutex:*")
+	has(t, all, doctor.Bad, "rights", "publish (channel)")
+	has(t, all, doctor.Bad, "Pub/Sub", "may not subscribe to automutex:*")
 	all = findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -publish")...)
-	has(t, all, bad, "Pub/Sub", "may not publish")
+	has(t, all, doctor.Bad, "Pub/Sub", "may not publish")
 
 	all = findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -del")...)
-	has(t, all, note, "rights", "left behind for a minute")
+	has(t, all, doctor.Note, "rights", "left behind for a minute")
 
 	// The documented rights suffice for the commands, too.
 	page, err := os.ReadFile("../../docs/redis.md")
@@ -107,9 +108,9 @@ func testDoctorRights(t *testing.T, b binary) {
 	line, _, _ = strings.Cut(line, "\n")
 	documented := as(line + " +info +config|get")
 	all = findings(t, b, exitOK, documented...)
-	has(t, all, fine, "rights", "each of")
-	has(t, all, fine, "Pub/Sub", "arrived")
-	has(t, all, note, "persistence", "none")
+	has(t, all, doctor.Fine, "rights", "each of")
+	has(t, all, doctor.Fine, "Pub/Sub", "arrived")
+	has(t, all, doctor.Note, "persistence", "none")
 	locker := lock.New(rdb, lock.Options{})
 	t.Cleanup(func() { _ = locker.Close() })
 	held := locker.Mutex("held", lock.Note("default/task"))
@@ -127,11 +128,11 @@ func testDoctorRights(t *testing.T, b binary) {
 	// With asynq's own rights besides, tasks are looked at too.
 	both := redistest.DocumentedRights(t, "../../docs/redis.md", "asynq")
 	all = findings(t, b, exitOK, append(as(line+" +info +config|get "+strings.Join(both[2:], " ")), file(t, rules))...)
-	has(t, all, note, "tasks", "there are none")
+	has(t, all, doctor.Note, "tasks", "there are none")
 
 	// asynq's keys are another matter.
 	all = findings(t, b, exitOK, append(as("~automutex:* &automutex:* +@all"), file(t, rules))...)
-	has(t, all, note, "tasks", "may not read asynq's queues")
+	has(t, all, doctor.Note, "tasks", "may not read asynq's queues")
 }
 
 func toAny(words []string) []any {
@@ -146,9 +147,7 @@ func toAny(words []string) []any {
 func TestDoctor_triesWhatTheScriptsCall(t *testing.T) {
 	t.Parallel()
 	tried := []string{"multi", "exec"} // of go-redis, not of ours
-	for _, trial := range trials {
-		tried = append(tried, trial.command)
-	}
+	tried = append(tried, doctor.Commands()...)
 	for _, command := range scriptCommands(t) {
 		if !slices.Contains(tried, command) {
 			t.Errorf("%s is called by a script, and not tried", command)
@@ -162,19 +161,19 @@ func testDoctorReplica(t *testing.T, b binary) {
 	replica := redistest.StartReal(t, "--replicaof", host+" "+port)
 	rdb := master.Client(t)
 	redistest.Eventually(t, patience, func() bool {
-		info := parseInfo(rdb.Info(t.Context(), "replication").Val())
+		info := doctor.ParseInfo(rdb.Info(t.Context(), "replication").Val())
 		return strings.Contains(info["slave0"], "state=online")
 	}, "a replica")
-	has(t, findings(t, b, exitOK, where(master)...), fine, "replicas", "1, none behind")
-	has(t, findings(t, b, exitNo, where(replica)...), bad, "replicas", "this is a replica")
+	has(t, findings(t, b, exitOK, where(master)...), doctor.Fine, "replicas", "1, none behind")
+	has(t, findings(t, b, exitNo, where(replica)...), doctor.Bad, "replicas", "this is a replica")
 
 	replica.Pause(t)
 	defer replica.Resume(t)
 	redistest.Eventually(t, patience, func() bool {
-		info := parseInfo(rdb.Info(t.Context(), "replication").Val())
+		info := doctor.ParseInfo(rdb.Info(t.Context(), "replication").Val())
 		return strings.Contains(info["slave0"], "lag=3")
 	}, "a lag of 3 seconds")
-	has(t, findings(t, b, exitNo, where(master)...), bad, "replicas", "behind: were it promoted now")
+	has(t, findings(t, b, exitNo, where(master)...), doctor.Bad, "replicas", "behind: were it promoted now")
 }
 
 func testDoctorRules(t *testing.T, b binary) {
@@ -195,7 +194,7 @@ rules:
   - {task: cron}
   - {task: misspelt}
 `))
-	has(t, findings(t, b, exitOK, args...), note, "tasks", "there are none in 0 queues")
+	has(t, findings(t, b, exitOK, args...), doctor.Note, "tasks", "there are none in 0 queues")
 	for range 150 { // more than a page
 		enqueue("mail:welcome")
 	}
@@ -204,10 +203,10 @@ rules:
 	enqueue("cache", asynq.MaxRetry(0))
 	enqueue("cron", asynq.MaxRetry(3))
 	all := findings(t, b, exitNo, args...)
-	has(t, all, bad, "attempts", `rule "mail:" is to retry, but 1 of 1 task of type "mail:bye" with MaxRetry 0`)
-	has(t, all, bad, "attempts", `rule "report" is to retry in 5s, but 1 of 1 task of`)
-	has(t, all, note, "tasks", `rule "misspelt" matches no task seen in 1 queue;`)
-	has(t, all, note, "TTL", `rule "report": 2m0s is longer than asynq's lease of 30s`)
+	has(t, all, doctor.Bad, "attempts", `rule "mail:" is to retry, but 1 of 1 task of type "mail:bye" with MaxRetry 0`)
+	has(t, all, doctor.Bad, "attempts", `rule "report" is to retry in 5s, but 1 of 1 task of`)
+	has(t, all, doctor.Note, "tasks", `rule "misspelt" matches no task seen in 1 queue;`)
+	has(t, all, doctor.Note, "TTL", `rule "report": 2m0s is longer than asynq's lease of 30s`)
 	for _, f := range all {
 		for _, not := range []string{`"cache"`, `"cron"`, "welcome"} {
 			if strings.Contains(f.Text, not) {
@@ -250,15 +249,15 @@ rules:
   - {task: text, on: [id]}
   - {task: list, on: [items.0.sku]}
 `))...)
-	has(t, all, bad, "keys", `rule "misspelt": no key for 4 of 4 tasks seen of type "misspelt": field "idd" is missing: the payload has no "idd" (did you mean "id"?); a worker archives`)
-	has(t, all, bad, "keys", `rule "case": no key for 3 of 3 tasks seen of type "case": field "user.id" is missing: "user" has no "id", but "Id": letter case counts; a worker`)
-	has(t, all, bad, "keys", `header "region" is missing (there is a "Region": letter case counts)`)
-	has(t, all, bad, "keys", `rule "fine": no key for 1 of 3 tasks seen of type "fine": field "id" is null`)
-	has(t, all, bad, "keys", `rule "text": no key for 1 of 1 task seen of type "text": field "id": the payload is not JSON (byte 2); set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope; a worker archives such a task unrun, unless its program sets one of these`)
-	has(t, all, bad, "keys", `(did you mean "items.0.skus"?)`)
+	has(t, all, doctor.Bad, "keys", `rule "misspelt": no key for 4 of 4 tasks seen of type "misspelt": field "idd" is missing: the payload has no "idd" (did you mean "id"?); a worker archives`)
+	has(t, all, doctor.Bad, "keys", `rule "case": no key for 3 of 3 tasks seen of type "case": field "user.id" is missing: "user" has no "id", but "Id": letter case counts; a worker`)
+	has(t, all, doctor.Bad, "keys", `header "region" is missing (there is a "Region": letter case counts)`)
+	has(t, all, doctor.Bad, "keys", `rule "fine": no key for 1 of 3 tasks seen of type "fine": field "id" is null`)
+	has(t, all, doctor.Bad, "keys", `rule "text": no key for 1 of 1 task seen of type "text": field "id": the payload is not JSON (byte 2); set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope; a worker archives such a task unrun, unless its program sets one of these`)
+	has(t, all, doctor.Bad, "keys", `(did you mean "items.0.skus"?)`)
 
 	all = findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: fine}, {task: misspelt, on: [id]}]`))...)
-	has(t, all, fine, "keys", "every rule makes a key for each task seen")
+	has(t, all, doctor.Fine, "keys", "every rule makes a key for each task seen")
 
 	// What has ended already may have had another form; it does no harm any more.
 	inspector := asynq.NewInspectorFromRedisClient(s.Client(t))
@@ -266,7 +265,7 @@ rules:
 		t.Fatal(err)
 	}
 	all = findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: misspelt, on: [idd]}]`))...)
-	has(t, all, note, "keys", "all of these have ended already")
+	has(t, all, doctor.Note, "keys", "all of these have ended already")
 }
 
 // testDoctorWait: time in line is part of a task's Timeout.
@@ -279,8 +278,8 @@ func testDoctorWait(t *testing.T, b binary) {
 		}
 	}
 	all := findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, wait: 1m}, {task: other, wait: 30m}]`))...)
-	has(t, all, note, "Wait", `rule "report": a Wait of 1m0s is no shorter than the Timeout of 2 tasks of type "report" (20s)`)
-	has(t, findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, busy: park}]`))...), note, "Park", "1s (assumed, as asynq's default")
+	has(t, all, doctor.Note, "Wait", `rule "report": a Wait of 1m0s is no shorter than the Timeout of 2 tasks of type "report" (20s)`)
+	has(t, findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, busy: park}]`))...), doctor.Note, "Park", "1s (assumed, as asynq's default")
 	all = findings(t, b, exitOK, append(where(s), "--task-check-interval", "1s", file(t, `rules: [{task: report, busy: park, wait: 10s}]`))...)
 	for _, f := range all {
 		if f.What == "Wait" || strings.Contains(f.Text, "assumed") {
@@ -299,65 +298,32 @@ func testDoctorPark(t *testing.T, _ binary) {
 	}}
 	tr.enqueue("r", "report:x", `{"id": 1}`)
 	tr.holds("r")
-	examine := func(checkEvery time.Duration) []finding {
+	examine := func(checkEvery time.Duration) []doctor.Finding {
 		t.Helper()
-		d := &doctor{rdb: tr.server.Client(t), prefix: tr.prefix}
-		if err := d.parked(t.Context(), cfg, checkEvery); err != nil {
+		all, err := doctor.Examine(t.Context(), tr.server.Client(t), doctor.Options{
+			Prefix: tr.prefix, Timeout: patience, Config: &cfg, Tasks: 1, TaskCheckInterval: checkEvery,
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-		return d.findings
+		return slices.DeleteFunc(all, func(f doctor.Finding) bool { return f.What != "Park" })
 	}
 	all := examine(24 * 365 * time.Hour)
-	has(t, all, bad, "Park", `rule "report:": its keys are held for about `)
-	has(t, all, note, "Park", `rule "work": nothing of it is held now`)
+	has(t, all, doctor.Bad, "Park", `rule "report:": its keys are held for about `)
+	has(t, all, doctor.Note, "Park", `rule "work": nothing of it is held now`)
 	if len(all) != 2 {
 		t.Errorf("got %+v", all)
 	}
-	has(t, examine(time.Millisecond), fine, "Park", `rule "report:"`)
+	has(t, examine(time.Millisecond), doctor.Fine, "Park", `rule "report:"`)
 }
 
 func testDoctorCluster(t *testing.T, b binary) {
 	s := redistest.Cluster(t)
 	all := findings(t, b, exitOK, where(s)...)
 	for _, addr := range s.Addrs() {
-		has(t, all, fine, "Redis of "+addr, "version ")
-		has(t, all, fine, "eviction of "+addr, "noeviction")
+		has(t, all, doctor.Fine, "Redis of "+addr, "version ")
+		has(t, all, doctor.Fine, "eviction of "+addr, "noeviction")
 	}
-	has(t, all, fine, "rights", "each of")
-	has(t, all, fine, "Pub/Sub", "arrived")
-}
-
-// What a server of another kind would say.
-func TestDoctor_version(t *testing.T) {
-	t.Parallel()
-	for version, want := range map[string]string{
-		"6.0.16": bad, "5.0": bad, "6.1.240": bad, "x": bad, "6.2.0": fine, "6.2": fine, "7.0.15": fine, "10.0.1": fine, "7": fine, "": note,
-	} {
-		d := &doctor{}
-		d.version(&node{info: map[string]string{"redis_version": version}}, 0)
-		if d.findings[0].Level != want {
-			t.Errorf("%q: %+v, want %s", version, d.findings, want)
-		}
-	}
-}
-
-func TestIsOf(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		rule automutex.Rule
-		key  string
-		want bool
-	}{
-		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s"), true},
-		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s", "1"), true},
-		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "st"), false},
-		{automutex.Rule{Task: "a", Scope: "s t"}, lock.Key("p", "s t", "1"), true},
-		{automutex.Rule{Task: "a:"}, lock.Key("p", "a:b", "1"), true},
-		{automutex.Rule{Task: "a:"}, lock.Key("p", "b", "1"), false},
-		{automutex.Rule{Task: "a:"}, lock.Key("q", "a:b", "1"), false},
-	} {
-		if got := isOf(c.rule, "p", c.key); got != c.want {
-			t.Errorf("%+v, %s: %v", c.rule, c.key, got)
-		}
-	}
+	has(t, all, doctor.Fine, "rights", "each of")
+	has(t, all, doctor.Fine, "Pub/Sub", "arrived")
 }

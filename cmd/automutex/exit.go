@@ -61,7 +61,7 @@ func explain(stderr io.Writer, err error) int {
 		}
 		return exit
 	}
-	fmt.Fprintf(stderr, "automutex: %s\n", oneLine(text))
+	fmt.Fprintf(stderr, "automutex: %s\n", printable.OneLine(text))
 	return exit
 }
 
@@ -78,15 +78,4 @@ func exitOf(err error) int {
 		return exitNo
 	}
 	return exitUsage
-}
-
-// oneLine is the text of an error, however it was made, on one line of a length
-// that people read.
-func oneLine(s string) string {
-	const most = 1000
-	s = strings.Join(strings.Fields(s), " ")
-	if r := []rune(s); len(r) > most {
-		s = string(r[:most]) + "..."
-	}
-	return printable.Text(s)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
 )
 
 // match is a rule that applies to a task, and the key that it gives.
@@ -109,45 +109,28 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]match
 		return nil, err
 	}
 	var matches []match
-	for _, i := range applying(cfg, t.Type()) {
+	for _, i := range inspect.RulesFor(cfg.Rules, t.Type()) {
 		one := cfg
 		one.Rules = cfg.Rules[i : i+1]
 		its, err := keys(ctx, one, t)
 		if err != nil {
 			return nil, err
 		}
-		matches = append(matches, match{Rule: ruleName(cfg, i), Key: inBraces(its[0]), Name: its[0]})
+		matches = append(matches, match{Rule: inspect.RuleName(cfg.Rules, i), Key: inspect.InBraces(its[0]), Name: its[0]})
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
 	return matches, nil
 }
 
-// keys asks a Guard.
+// keys makes the keys of a task.
 func keys(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string, error) {
-	guard, _, err := offline(cfg)
+	maker, _, err := offline(cfg)
 	if err != nil {
 		return nil, err
 	}
-	keys, err := guard.Keys(ctx, t)
+	keys, err := maker.Keys(ctx, t)
 	if err != nil {
-		err = &failure{exit: exitNo, err: err}
+		return nil, &failure{exit: exitNo, err: err}
 	}
-	return keys, errors.Join(err, guard.Close(ctx))
-}
-
-// applying gives the places of the rules that apply to a task type: those whose
-// Task equals it, else those with the longest one that it begins with.
-func applying(cfg automutex.Config, taskType string) (places []int) {
-	pattern := ""
-	for _, rule := range cfg.Rules {
-		if strings.HasPrefix(taskType, rule.Task) && len(rule.Task) > len(pattern) {
-			pattern = rule.Task // one that equals the type is the longest
-		}
-	}
-	for i, rule := range cfg.Rules {
-		if rule.Task == pattern && pattern != "" {
-			places = append(places, i)
-		}
-	}
-	return places
+	return keys, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -29,7 +30,7 @@ func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (*once, 
 	for _, r := range cfg.Rules {
 		guarded.Rules = append(guarded.Rules, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Scope: r.Scope})
 	}
-	places := applying(guarded, t.Type())
+	places := inspect.RulesFor(guarded.Rules, t.Type())
 	if len(places) == 0 {
 		return nil, nil //nolint:nilnil // none is an answer
 	}
@@ -42,16 +43,11 @@ func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (*once, 
 		return nil, errors.New("a unique rule makes one key, not several")
 	}
 	found := &once{
-		Rule: rule.Task, Key: inBraces(names[0]), Queue: orDefault(rule.Queue, "", "default"),
+		Rule: rule.Task, Key: inspect.InBraces(names[0]), Queue: orDefault(rule.Queue, "", "default"),
 		Until: strings.TrimPrefix(rule.Until.String(), "until "), Name: names[0],
 	}
 	if rule.Until != unique.UntilDone {
 		found.Name += ":claim"
 	}
 	return found, nil
-}
-
-// inBraces is what stands between the braces of a lock's key.
-func inBraces(name string) string {
-	return strings.TrimSuffix(name[strings.IndexByte(name, '{')+1:], "}")
 }

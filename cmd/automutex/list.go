@@ -2,70 +2,39 @@ package main
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
 )
 
-// filter is which locks are shown.
-type filter struct {
-	match   string
-	holder  string
-	task    string
-	waiting bool
-	longer  time.Duration
+// filterFlags adds the flags of a filter.
+func filterFlags(cmd *cobra.Command, f *inspect.Filter) {
+	cmd.Flags().StringVar(&f.Match, "match", "", "only keys that match this pattern (*, ?, [a-z]), or have it in them when it has none of these")
+	cmd.Flags().StringVar(&f.Holder, "holder", "", "only locks held by an owner whose label has this in it")
+	cmd.Flags().StringVar(&f.Task, "task", "", "only locks held by a task, queue/id, that has this in it")
+	cmd.Flags().BoolVar(&f.Waiting, "waiting", false, "only locks that somebody waits for")
+	cmd.Flags().DurationVar(&f.Longer, "longer", 0, "only locks taken longer ago than this")
 }
 
-func (f *filter) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.match, "match", "", "only keys that match this pattern (*, ?, [a-z]), or have it in them when it has none of these")
-	cmd.Flags().StringVar(&f.holder, "holder", "", "only locks held by an owner whose label has this in it")
-	cmd.Flags().StringVar(&f.task, "task", "", "only locks held by a task, queue/id, that has this in it")
-	cmd.Flags().BoolVar(&f.waiting, "waiting", false, "only locks that somebody waits for")
-	cmd.Flags().DurationVar(&f.longer, "longer", 0, "only locks taken longer ago than this")
-}
-
-func (f *filter) check() error {
-	if _, err := path.Match(f.match, ""); err != nil {
-		return usage("--match %q: not a pattern: a [ is not closed, or a \\ ends it", oneLine(f.match))
+func checkFilter(f inspect.Filter) error {
+	if err := f.Check(); err != nil {
+		return usage("--match %q: %w", printable.OneLine(f.Match), err)
 	}
-	if f.longer < 0 {
-		return usage("--longer %s: must not be negative", f.longer)
+	if f.Longer < 0 {
+		return usage("--longer %s: must not be negative", f.Longer)
 	}
 	return nil
-}
-
-// passes tells whether a lock is shown. now is Redis' time.
-func (f *filter) passes(s seen, now time.Time) bool {
-	if f.match != "" {
-		// A key has "/" in it like any other character, which path.Match sets apart.
-		plain := strings.NewReplacer("/", "\x01")
-		matched, _ := path.Match(plain.Replace(f.match), plain.Replace(s.Key)) // checked
-		if !matched && (strings.ContainsAny(f.match, `*?[\`) || !strings.Contains(s.Key, f.match)) {
-			return false
-		}
-	}
-	if f.holder != "" && !slices.ContainsFunc(s.Holders, func(h holder) bool { return strings.Contains(h.Owner, f.holder) }) {
-		return false
-	}
-	if f.task != "" && !slices.ContainsFunc(s.Holders, func(h holder) bool {
-		return strings.Contains(taskCell(h.Queue, h.Task, h.Note), f.task)
-	}) {
-		return false
-	}
-	if f.waiting && s.Line == 0 {
-		return false
-	}
-	return f.longer == 0 || s.Since != nil && now.Sub(*s.Since) > f.longer
 }
 
 var lockHeader = []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}
 
 func newList(a *app) *cobra.Command {
-	var f filter
+	var f inspect.Filter
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -82,7 +51,7 @@ With --json there is an object a line for each lock, with the token of each
 holder, which break takes.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(); err != nil {
+			if err := checkFilter(f); err != nil {
 				return err
 			}
 			ctx := cmd.Context()
@@ -91,16 +60,16 @@ holder, which break takes.`,
 				return err
 			}
 			defer done()
-			now, err := serverTime(ctx, rdb)
+			now, err := inspect.ServerTime(ctx, rdb)
 			if err != nil {
 				return err
 			}
 			local, found := time.Now(), 0
-			for some, err := range batches(ctx, locker, rdb) {
+			for some, err := range inspect.Walk(ctx, locker, rdb) {
 				if err != nil {
 					return err
 				}
-				some = slices.DeleteFunc(some, func(s seen) bool { return !f.passes(s, now.Add(time.Since(local))) })
+				some = slices.DeleteFunc(some, func(s inspect.Lock) bool { return !f.Passes(s, now.Add(time.Since(local))) })
 				header := lockHeader
 				if found > 0 {
 					header = nil
@@ -114,7 +83,7 @@ holder, which break takes.`,
 			}
 			if found == 0 && !asJSON {
 				passing := ""
-				if f != (filter{}) {
+				if f != (inspect.Filter{}) {
 					passing = " and pass the filters"
 				}
 				fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for%s\n", a.conn.prefix, passing)
@@ -122,13 +91,13 @@ holder, which break takes.`,
 			return nil
 		},
 	}
-	f.flags(cmd)
+	filterFlags(cmd, &f)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each lock")
 	a.conn.needed(cmd)
 	return cmd
 }
 
-func (a *app) printLocks(some []seen, now time.Time, header []string, asJSON bool) error {
+func (a *app) printLocks(some []inspect.Lock, now time.Time, header []string, asJSON bool) error {
 	if asJSON {
 		for _, s := range some {
 			if err := printJSON(a.out, s); err != nil {
@@ -139,15 +108,15 @@ func (a *app) printLocks(some []seen, now time.Time, header []string, asJSON boo
 	}
 	t := newTable(a.out, header...)
 	for _, s := range some {
-		for _, row := range s.rows(now) {
+		for _, row := range rows(s, now) {
 			t.row(row...)
 		}
 	}
 	return t.flush()
 }
 
-// rows are a lock in columns, a row for each holder.
-func (s seen) rows(now time.Time) [][]string {
+// rows returns a lock in columns, a row for each holder.
+func rows(s inspect.Lock, now time.Time) [][]string {
 	line := strconv.Itoa(s.Line)
 	if s.Parked > 0 {
 		line += fmt.Sprintf(" (%d parked)", s.Parked)
@@ -155,15 +124,15 @@ func (s seen) rows(now time.Time) [][]string {
 	if len(s.Holders) == 0 {
 		return [][]string{{s.Key, "-", "-", "-", "-", line}}
 	}
-	rows := make([][]string, 0, len(s.Holders))
+	all := make([][]string, 0, len(s.Holders))
 	for _, h := range s.Holders {
 		owner, taken := h.Owner, "-"
 		if h.Cooldown {
 			owner = "(cooling down)"
 		} else if s.Since != nil && s.Held == 1 {
-			taken = short(now.Sub(*s.Since)) + " ago"
+			taken = printable.Duration(now.Sub(*s.Since)) + " ago"
 		}
-		rows = append(rows, []string{s.Key, owner, taskCell(h.Queue, h.Task, h.Note), taken, "in " + short(h.Until.Sub(now)), line})
+		all = append(all, []string{s.Key, owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " + printable.Duration(h.Until.Sub(now)), line})
 	}
-	return rows
+	return all
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/doctor"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -69,8 +71,8 @@ func testList(t *testing.T, b binary) {
 			t.Errorf("a waiter has a row: %s", rows["second"])
 		}
 
-		all := lines[seen](t, b.run(t, tr.flags("list", "--json")...).want(t, exitOK).stdout)
-		i := slices.IndexFunc(all, func(s seen) bool { return s.Key == key("work", "a b") })
+		all := lines[inspect.Lock](t, b.run(t, tr.flags("list", "--json")...).want(t, exitOK).stdout)
+		i := slices.IndexFunc(all, func(s inspect.Lock) bool { return s.Key == key("work", "a b") })
 		if i < 0 || len(all) != 3 {
 			t.Fatalf("got %+v", all)
 		}
@@ -111,7 +113,7 @@ func testListFilters(t *testing.T, b binary) {
 	} {
 		r := b.run(t, tr.flags(append([]string{"list", "--json"}, strings.Fields(args)...)...)...).want(t, exitOK)
 		var got []string
-		for _, s := range lines[seen](t, r.stdout) {
+		for _, s := range lines[inspect.Lock](t, r.stdout) {
 			got = append(got, strings.TrimSuffix(strings.TrimPrefix(s.Key, tr.prefix+":{"), "}"))
 		}
 		wanted := strings.Fields(want)
@@ -148,7 +150,7 @@ end`
 	if rows := strings.Count(r.stdout, "\n"); rows != many+1 {
 		t.Errorf("%d rows, want %d and a header", rows, many)
 	}
-	stats := parseInfo(rdb.Info(t.Context(), "commandstats").Val())
+	stats := doctor.ParseInfo(rdb.Info(t.Context(), "commandstats").Val())
 	for command, most := range map[string]float64{"scan": 10_000, "evalsha": 1000, "zscore": 1000, "keys": 0} { // us
 		var calls int
 		var us, each float64
@@ -182,7 +184,7 @@ func testShow(t *testing.T, b binary) {
 				}
 			}
 		}
-		got := lines[seen](t, b.run(t, tr.flags("show", key, "--json")...).want(t, exitOK).stdout)[0]
+		got := lines[inspect.Lock](t, b.run(t, tr.flags("show", key, "--json")...).want(t, exitOK).stdout)[0]
 		if got.Held != 1 || got.Line != 2 || len(got.Waiters) != 2 || got.Waiters[1].Task != "third" || got.Since == nil {
 			t.Errorf("got %+v", got)
 		}
@@ -207,7 +209,7 @@ func testShow(t *testing.T, b binary) {
 			t.Errorf("no row %q in\n%s", row, r.stdout)
 		}
 		b.run(t, tr.flags("list")...).want(t, exitOK, "1 (1 parked)")
-		got = lines[seen](t, b.run(t, tr.flags("show", "plain", "--json")...).want(t, exitOK).stdout)[0]
+		got = lines[inspect.Lock](t, b.run(t, tr.flags("show", "plain", "--json")...).want(t, exitOK).stdout)[0]
 		if got.Line != 1 || got.Parked != 1 || len(got.Waiters) != 1 || got.Waiters[0].State != "parked" {
 			t.Errorf("got %+v", got)
 		}

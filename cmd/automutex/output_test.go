@@ -32,12 +32,3 @@ func TestTable_alignsWideCharacters(t *testing.T) {
 		t.Errorf("got %q", lines[3])
 	}
 }
-
-func TestCounted(t *testing.T) {
-	t.Parallel()
-	for n, want := range map[int]string{0: "0 queues", 1: "1 queue", 2: "2 queues"} {
-		if got := counted(n, "queue"); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}

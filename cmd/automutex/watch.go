@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -16,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -34,7 +35,7 @@ const (
 const rest = 4
 
 func newWatch(a *app) *cobra.Command {
-	var f filter
+	var f inspect.Filter
 	var interval time.Duration
 	var count int
 	cmd := &cobra.Command{
@@ -47,7 +48,7 @@ Redis spends no more than a fifth of its time on this. Without a terminal, one
 table follows another.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(); err != nil {
+			if err := checkFilter(f); err != nil {
 				return err
 			}
 			switch {
@@ -74,7 +75,7 @@ table follows another.`,
 			return w.run(ctx, interval, count)
 		},
 	}
-	f.flags(cmd)
+	filterFlags(cmd, &f)
 	cmd.Flags().DurationVarP(&interval, "interval", "i", time.Second, "how often to look")
 	cmd.Flags().IntVar(&count, "count", 0, "stop after so many looks (0: never)")
 	a.conn.needed(cmd)
@@ -127,7 +128,7 @@ func (s screen) draw(text string) error {
 type watcher struct {
 	locker *lock.Locker
 	rdb    redis.UniversalClient
-	filter filter
+	filter inspect.Filter
 	prefix string
 	screen screen
 	hint   string // ends the summary: how to leave
@@ -148,7 +149,7 @@ func (w *watcher) run(ctx context.Context, interval time.Duration, count int) (e
 		case err != nil && (w.screen.fd < 0 || looks == 1 || exitOf(err) != exitRedis):
 			return err
 		case err != nil:
-			text = "Redis: " + oneLine(err.Error()) + "; trying again"
+			text = "Redis: " + printable.OneLine(err.Error()) + "; trying again"
 		}
 		if err := w.screen.draw(text); err != nil {
 			return err
@@ -168,31 +169,31 @@ func (w *watcher) run(ctx context.Context, interval time.Duration, count int) (e
 
 // look makes what is shown: a summary, and the busiest locks.
 func (w *watcher) look(ctx context.Context) (string, error) {
-	now, err := serverTime(ctx, w.rdb)
+	now, err := inspect.ServerTime(ctx, w.rdb)
 	if err != nil {
 		return "", err
 	}
 	_, height := w.screen.size()
 	most := max(height-3, 1) // the summary, an empty line, the header
-	var top []seen
+	var top []inspect.Lock
 	locks, holders, waiting := 0, 0, 0
 	local := time.Now()
-	for some, err := range batches(ctx, w.locker, w.rdb) {
+	for some, err := range inspect.Walk(ctx, w.locker, w.rdb) {
 		if err != nil {
 			return "", err
 		}
 		for _, s := range some {
-			if w.filter.passes(s, now.Add(time.Since(local))) {
+			if w.filter.Passes(s, now.Add(time.Since(local))) {
 				locks, holders, waiting = locks+1, holders+s.Held, waiting+s.Line
 				top = append(top, s)
 			}
 		}
-		slices.SortStableFunc(top, busier)
+		slices.SortStableFunc(top, inspect.Busier)
 		top = top[:min(len(top), most)]
 	}
 	var b bytes.Buffer
 	now = now.Add(time.Since(local))
-	fmt.Fprintf(&b, "%s  %s, %d held, %d in line  prefix %s%s\n\n", now.UTC().Format("15:04:05"), counted(locks, "lock"), holders, waiting, w.prefix, w.hint)
+	fmt.Fprintf(&b, "%s  %s, %d held, %d in line  prefix %s%s\n\n", now.UTC().Format("15:04:05"), printable.Count(locks, "lock"), holders, waiting, w.prefix, w.hint)
 	// What matters most comes first: a narrow window cuts the rest off.
 	order := []int{0, 5, 3, 4, 1, 2}
 	columns := func(row []string) (ordered []string) {
@@ -203,21 +204,10 @@ func (w *watcher) look(ctx context.Context) (string, error) {
 	}
 	t := newTable(&b, columns(lockHeader)...)
 	for _, s := range top {
-		for _, row := range s.rows(now) {
+		for _, row := range rows(s, now) {
 			t.row(columns(row)...)
 		}
 	}
 	err = t.flush()
 	return b.String(), err
-}
-
-// busier orders by line, then by age, then by key so that rows keep their place.
-func busier(a, b seen) int {
-	taken := func(s seen) int64 {
-		if s.Since == nil {
-			return time.Now().UnixMicro()
-		}
-		return s.Since.UnixMicro()
-	}
-	return cmp.Or(cmp.Compare(b.Line, a.Line), cmp.Compare(taken(a), taken(b)), strings.Compare(a.Key, b.Key))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 	"github.com/automutex/automutex/web"
 )
@@ -110,10 +111,10 @@ func (w *webCommand) check() error {
 	}
 	host, port, err := net.SplitHostPort(w.listen)
 	if err != nil || port == "" {
-		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", oneLine(w.listen))
+		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", printable.OneLine(w.listen))
 	}
 	if w.user == "" && !isLoopback(host) {
-		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", oneLine(w.listen), webUserEnv, webPasswordEnv)
+		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", printable.OneLine(w.listen), webUserEnv, webPasswordEnv)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package printable
 import (
 	"fmt"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -41,4 +42,40 @@ func Short(s string) string {
 		end--
 	}
 	return fmt.Sprintf("%s... (%d bytes)", Text(s[:end]), len(s))
+}
+
+// OneLine is Text of an error, however it was made: on one line, of a length that people
+// read.
+func OneLine(s string) string {
+	const limit = 1000 // characters
+	s = strings.Join(strings.Fields(s), " ")
+	if r := []rune(s); len(r) > limit {
+		s = string(r[:limit]) + "..."
+	}
+	return Text(s)
+}
+
+// Count is a number with its noun: 1 queue, 2 queues.
+func Count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// Duration is a duration for people: no more than two units.
+func Duration(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	}
+	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }

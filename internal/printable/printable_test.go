@@ -37,3 +37,12 @@ func TestShort(t *testing.T) {
 		}
 	}
 }
+
+func TestCount(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 queues", 1: "1 queue", 2: "2 queues"} {
+		if got := Count(n, "queue"); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // oldest is the oldest Redis that serves.
@@ -51,7 +54,7 @@ func (d *doctor) nodes(ctx context.Context) (nodes []*node, err error) {
 func (d *doctor) servers(ctx context.Context) error {
 	nodes, err := d.nodes(ctx)
 	if err != nil {
-		return backend(err)
+		return inspect.Backend(err)
 	}
 	for _, n := range nodes {
 		began := time.Now()
@@ -59,12 +62,12 @@ func (d *doctor) servers(ctx context.Context) error {
 		took := time.Since(began)
 		switch {
 		case denied(err):
-			d.foundf(note, "Redis"+n.name, "this user may not INFO: version, eviction, persistence and replicas were not looked at")
+			d.foundf(Note, "Redis"+n.name, "this user may not INFO: version, eviction, persistence and replicas were not looked at")
 			continue
 		case err != nil:
-			return backend(err)
+			return inspect.Backend(err)
 		}
-		n.info = parseInfo(text)
+		n.info = ParseInfo(text)
 		d.version(n, took)
 		d.eviction(n)
 		d.persistence(ctx, n)
@@ -73,8 +76,8 @@ func (d *doctor) servers(ctx context.Context) error {
 	return nil
 }
 
-// parseInfo reads the answer to INFO.
-func parseInfo(text string) map[string]string {
+// ParseInfo reads the answer to INFO.
+func ParseInfo(text string) map[string]string {
 	info := map[string]string{}
 	for line := range strings.Lines(text) {
 		if key, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
@@ -89,11 +92,11 @@ func (d *doctor) version(n *node, took time.Duration) {
 	what := "Redis" + n.name
 	switch {
 	case version == "":
-		d.foundf(note, what, "tells no version; %s or later is needed", oldest)
+		d.foundf(Note, what, "tells no version; %s or later is needed", oldest)
 	case olderThan(version, oldest):
-		d.foundf(bad, what, "version %s is too old: %s or later is needed", version, oldest)
+		d.foundf(Bad, what, "version %s is too old: %s or later is needed", version, oldest)
 	default:
-		d.foundf(fine, what, "version %s, answered within %s", version, took.Round(10*time.Microsecond))
+		d.foundf(Fine, what, "version %s, answered within %s", version, took.Round(10*time.Microsecond))
 	}
 }
 
@@ -114,13 +117,13 @@ func (d *doctor) eviction(n *node) {
 	what := "eviction" + n.name
 	switch {
 	case policy == "":
-		d.foundf(note, what, "maxmemory-policy is not told; it must be noeviction")
+		d.foundf(Note, what, "maxmemory-policy is not told; it must be noeviction")
 	case policy == "noeviction":
-		d.foundf(fine, what, "maxmemory-policy is noeviction")
+		d.foundf(Fine, what, "maxmemory-policy is noeviction")
 	case limit == "0":
-		d.foundf(note, what, "maxmemory-policy is %s: it would evict locks, were there a maxmemory; set noeviction", policy)
+		d.foundf(Note, what, "maxmemory-policy is %s: it would evict locks, were there a maxmemory; set noeviction", policy)
 	default:
-		d.foundf(bad, what, "maxmemory-policy is %s: when memory is short Redis evicts locks, and a second holder gets in; set noeviction", policy)
+		d.foundf(Bad, what, "maxmemory-policy is %s: when memory is short Redis evicts locks, and a second holder gets in; set noeviction", policy)
 	}
 }
 
@@ -130,24 +133,24 @@ func (d *doctor) persistence(ctx context.Context, n *node) {
 	save, err := n.rdb.ConfigGet(ctx, "save").Result()
 	switch {
 	case n.info["aof_enabled"] == "1" && n.info["aof_last_write_status"] == "err":
-		d.foundf(bad, what, "the last write to the append-only file failed")
+		d.foundf(Bad, what, "the last write to the append-only file failed")
 	case n.info["aof_enabled"] == "1":
-		d.foundf(fine, what, "append-only file")
+		d.foundf(Fine, what, "append-only file")
 	case n.info["rdb_last_bgsave_status"] == "err":
-		d.foundf(bad, what, "the last snapshot failed: %s", bites)
+		d.foundf(Bad, what, "the last snapshot failed: %s", bites)
 	case err != nil:
-		d.foundf(note, what, "no append-only file; whether snapshots are taken was not to be told (CONFIG GET: %s)", oneLine(err.Error()))
+		d.foundf(Note, what, "no append-only file; whether snapshots are taken was not to be told (CONFIG GET: %s)", printable.OneLine(err.Error()))
 	case save["save"] == "":
-		d.foundf(note, what, "none: %s", bites)
+		d.foundf(Note, what, "none: %s", bites)
 	default:
-		d.foundf(note, what, "snapshots only (save %q): a crash forgets the locks of the last minutes", save["save"])
+		d.foundf(Note, what, "snapshots only (save %q): a crash forgets the locks of the last minutes", save["save"])
 	}
 }
 
 func (d *doctor) replicas(n *node) {
 	what := "replicas" + n.name
 	if n.info["role"] == "slave" {
-		d.foundf(bad, what, "this is a replica: locks are taken on the master; connect to that (it is %s)", n.info["master_host"]+":"+n.info["master_port"])
+		d.foundf(Bad, what, "this is a replica: locks are taken on the master; connect to that (it is %s)", n.info["master_host"]+":"+n.info["master_port"])
 		return
 	}
 	offset, _ := strconv.ParseInt(n.info["master_repl_offset"], 10, 64)
@@ -167,15 +170,15 @@ func (d *doctor) replicas(n *node) {
 		at, _ := strconv.ParseInt(its["offset"], 10, 64)
 		if its["state"] != "online" || lag > lagSeconds || offset-at > lagBytes {
 			late++
-			d.foundf(bad, what, "%s:%s is %s, %d s and %d bytes behind: were it promoted now, it would grant locks that are held",
+			d.foundf(Bad, what, "%s:%s is %s, %d s and %d bytes behind: were it promoted now, it would grant locks that are held",
 				its["ip"], its["port"], its["state"], lag, offset-at)
 		}
 	}
 	switch {
 	case replicas == 0:
-		d.foundf(fine, what, "none, so none can forget a lock in a failover")
+		d.foundf(Fine, what, "none, so none can forget a lock in a failover")
 	case late == 0:
-		d.foundf(fine, what, "%d, none behind; a failover may forget the locks of its last moment (docs/guarantees.md)", replicas)
+		d.foundf(Fine, what, "%d, none behind; a failover may forget the locks of its last moment (docs/guarantees.md)", replicas)
 	}
 }
 

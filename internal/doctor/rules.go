@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -27,13 +29,13 @@ type kind struct {
 }
 
 // rules looks at whether the rules fit the tasks that there are.
-func (d *doctor) rules(ctx context.Context, cfg automutex.Config, most int, checkEvery time.Duration) error {
+func (d *doctor) rules(ctx context.Context, cfg automutex.Config) error {
 	trials, err := newKeyTrials(cfg)
 	if err != nil {
 		return err
 	}
-	kinds, queues, err := d.kinds(ctx, most, trials)
-	if err := errors.Join(err, trials.close(ctx)); err != nil {
+	kinds, queues, err := d.kinds(ctx, trials)
+	if err != nil {
 		return err
 	}
 	d.unmatched(cfg, kinds, queues)
@@ -43,24 +45,24 @@ func (d *doctor) rules(ctx context.Context, cfg automutex.Config, most int, chec
 	d.timeouts(cfg, kinds)
 	for i, rule := range cfg.Rules {
 		if rule.TTL > asynqLease {
-			d.foundf(note, "TTL", "rule %q: %s is longer than asynq's lease of %s: a task whose worker died is run again before its own key is free",
-				ruleName(cfg, i), rule.TTL, asynqLease)
+			d.foundf(Note, "TTL", "rule %q: %s is longer than asynq's lease of %s: a task whose worker died is run again before its own key is free",
+				inspect.RuleName(cfg.Rules, i), rule.TTL, asynqLease)
 		}
 	}
-	return d.parked(ctx, cfg, checkEvery)
+	return d.parked(ctx, cfg)
 }
 
-// kinds looks at the tasks of all queues, at most so many of each state, and tries their
-// keys.
-func (d *doctor) kinds(ctx context.Context, most int, trials *keyTrials) (map[string]*kind, []string, error) {
+// kinds reads the tasks of all queues, at most Options.Tasks of each state, and tries
+// their keys.
+func (d *doctor) kinds(ctx context.Context, trials *keyTrials) (map[string]*kind, []string, error) {
 	inspector := asynq.NewInspectorFromRedisClient(d.rdb)
 	queues, err := inspector.Queues()
 	switch {
 	case denied(err):
-		d.foundf(note, "tasks", "this user may not read asynq's queues: rules were not held against tasks")
+		d.foundf(Note, "tasks", "this user may not read asynq's queues: rules were not held against tasks")
 		return nil, nil, nil
 	case err != nil:
-		return nil, nil, backend(err)
+		return nil, nil, inspect.Backend(err)
 	}
 	type lister func(string, ...asynq.ListOption) ([]*asynq.TaskInfo, error)
 	kinds := map[string]*kind{}
@@ -70,13 +72,13 @@ func (d *doctor) kinds(ctx context.Context, most int, trials *keyTrials) (map[st
 			inspector.ListRetryTasks, inspector.ListArchivedTasks, inspector.ListCompletedTasks,
 		} {
 			const page = 100
-			for n := 0; n*page < most && ctx.Err() == nil; n++ {
+			for n := 0; n*page < d.Tasks && ctx.Err() == nil; n++ {
 				tasks, err := list(queue, asynq.PageSize(page), asynq.Page(n+1))
 				if errors.Is(err, asynq.ErrQueueNotFound) {
 					break // deleted meanwhile
 				}
 				if err != nil {
-					return nil, nil, backend(err)
+					return nil, nil, inspect.Backend(err)
 				}
 				for _, t := range tasks {
 					count(kinds, t)
@@ -118,8 +120,8 @@ func (d *doctor) elsewhere(cfg automutex.Config, queues []string) {
 	}
 	for i, rule := range cfg.Rules {
 		if rule.Busy == automutex.Park {
-			d.foundf(note, "Inspector", "rule %q parks tasks, but asynq has no queue on this Redis: if asynq uses another Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called",
-				ruleName(cfg, i))
+			d.foundf(Note, "Inspector", "rule %q parks tasks, but asynq has no queue on this Redis: if asynq uses another Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called",
+				inspect.RuleName(cfg.Rules, i))
 			return
 		}
 	}
@@ -129,13 +131,13 @@ func (d *doctor) elsewhere(cfg automutex.Config, queues []string) {
 func (d *doctor) unmatched(cfg automutex.Config, kinds map[string]*kind, queues []string) {
 	if len(kinds) == 0 {
 		if kinds != nil {
-			d.foundf(note, "tasks", "there are none in %s: the rules were not held against tasks", counted(len(queues), "queue"))
+			d.foundf(Note, "tasks", "there are none in %s: the rules were not held against tasks", printable.Count(len(queues), "queue"))
 		}
 		return
 	}
 	used := map[int]bool{}
 	for taskType := range kinds {
-		for _, i := range applying(cfg, taskType) {
+		for _, i := range inspect.RulesFor(cfg.Rules, taskType) {
 			used[i] = true
 		}
 	}
@@ -143,12 +145,12 @@ func (d *doctor) unmatched(cfg automutex.Config, kinds map[string]*kind, queues 
 	for i, rule := range cfg.Rules {
 		if !used[i] {
 			idle++
-			d.foundf(note, "tasks", "rule %q matches no task seen in %s; is the Task %q written as the tasks' type is?",
-				ruleName(cfg, i), counted(len(queues), "queue"), rule.Task)
+			d.foundf(Note, "tasks", "rule %q matches no task seen in %s; is the Task %q written as the tasks' type is?",
+				inspect.RuleName(cfg.Rules, i), printable.Count(len(queues), "queue"), rule.Task)
 		}
 	}
 	if idle == 0 {
-		d.foundf(fine, "tasks", "every rule matches tasks seen in %s", counted(len(queues), "queue"))
+		d.foundf(Fine, "tasks", "every rule matches tasks seen in %s", printable.Count(len(queues), "queue"))
 	}
 }
 
@@ -160,10 +162,10 @@ func (d *doctor) attempts(cfg automutex.Config, kinds map[string]*kind) {
 		if k.onlyOne == 0 {
 			continue
 		}
-		for _, i := range applying(cfg, taskType) {
+		for _, i := range inspect.RulesFor(cfg.Rules, taskType) {
 			if busy := cfg.Rules[i].Busy; handsBack(busy) {
-				d.foundf(bad, "attempts", "rule %q is to %s, but %d of %s of type %q with MaxRetry 0 were seen: a busy one is not handed back, it waits in its worker; give them a MaxRetry of 1 or more",
-					ruleName(cfg, i), busy, k.onlyOne, counted(k.tasks, "task"), taskType)
+				d.foundf(Bad, "attempts", "rule %q is to %s, but %d of %s of type %q with MaxRetry 0 were seen: a busy one is not handed back, it waits in its worker; give them a MaxRetry of 1 or more",
+					inspect.RuleName(cfg.Rules, i), busy, k.onlyOne, printable.Count(k.tasks, "task"), taskType)
 			}
 		}
 	}
@@ -173,7 +175,7 @@ func (d *doctor) attempts(cfg automutex.Config, kinds map[string]*kind) {
 // as part of a task's Timeout, and a wait ends a second before it at the latest.
 func (d *doctor) timeouts(cfg automutex.Config, kinds map[string]*kind) {
 	for _, taskType := range slices.Sorted(maps.Keys(kinds)) {
-		for _, i := range applying(cfg, taskType) {
+		for _, i := range inspect.RulesFor(cfg.Rules, taskType) {
 			wait, tasks, shortest := cfg.Rules[i].Wait, 0, time.Duration(0)
 			for timeout, n := range kinds[taskType].timeouts {
 				if wait < timeout {
@@ -184,8 +186,8 @@ func (d *doctor) timeouts(cfg automutex.Config, kinds map[string]*kind) {
 				}
 			}
 			if tasks > 0 && wait > 0 {
-				d.foundf(note, "Wait", "rule %q: a Wait of %s is no shorter than the Timeout of %s of type %q (%s): time in line is part of a task's Timeout, so its handler may be left with a second; make Wait shorter, or Timeout longer",
-					ruleName(cfg, i), wait, counted(tasks, "task"), taskType, shortest)
+				d.foundf(Note, "Wait", "rule %q: a Wait of %s is no shorter than the Timeout of %s of type %q (%s): time in line is part of a task's Timeout, so its handler may be left with a second; make Wait shorter, or Timeout longer",
+					inspect.RuleName(cfg.Rules, i), wait, printable.Count(tasks, "task"), taskType, shortest)
 			}
 		}
 	}
@@ -198,7 +200,7 @@ func handsBack(p automutex.Policy) bool {
 
 // parked compares how long parked tasks' locks are held with how often an idle
 // server looks for tasks: each release wakes some tasks, which wait for that.
-func (d *doctor) parked(ctx context.Context, cfg automutex.Config, checkEvery time.Duration) error {
+func (d *doctor) parked(ctx context.Context, cfg automutex.Config) error {
 	var parks []int
 	for i, rule := range cfg.Rules {
 		if rule.Busy == automutex.Park {
@@ -209,62 +211,53 @@ func (d *doctor) parked(ctx context.Context, cfg automutex.Config, checkEvery ti
 		return nil
 	}
 	ages := map[int][]time.Duration{}
-	now, err := serverTime(ctx, d.rdb)
+	now, err := inspect.ServerTime(ctx, d.rdb)
 	if err != nil {
 		return err
 	}
-	locker := lock.New(d.rdb, lock.Options{Prefix: d.prefix})
+	locker := lock.New(d.rdb, lock.Options{Prefix: d.Prefix})
 	defer func() { _ = locker.Close() }() // never fails
-	for some, err := range batches(ctx, locker, d.rdb) {
+	for some, err := range inspect.Walk(ctx, locker, d.rdb) {
 		if err != nil {
 			return err
 		}
 		for _, s := range some {
 			for _, i := range parks {
-				if s.Since != nil && isOf(cfg.Rules[i], d.prefix, s.Key) {
+				if s.Since != nil && inspect.IsKeyOf(cfg.Rules[i], d.Prefix, s.Key) {
 					ages[i] = append(ages[i], max(now.Sub(*s.Since), 0))
 				}
 			}
 		}
 	}
 	for _, i := range parks {
-		d.judge(ruleName(cfg, i), ages[i], checkEvery)
+		d.checkInterval(inspect.RuleName(cfg.Rules, i), ages[i])
 	}
 	return nil
 }
 
-// judge judges one rule. Of a stay that is seen at any moment half is over on
-// average, so the stays last about twice as long as the ages seen.
-func (d *doctor) judge(rule string, ages []time.Duration, checkEvery time.Duration) {
+// checkInterval compares TaskCheckInterval with how long one rule's keys are held. At
+// any moment half of a hold is over on average, so holds last about twice as long as the
+// ages seen.
+func (d *doctor) checkInterval(rule string, ages []time.Duration) {
 	const far = 10
 	if len(ages) == 0 {
-		d.foundf(note, "Park", "rule %q: nothing of it is held now, so its hold times are not known; TaskCheckInterval should not be far above them, and is %s", rule, d.taskCheckInterval(checkEvery))
+		d.foundf(Note, "Park", "rule %q: nothing of it is held now, so its hold times are not known; TaskCheckInterval should not be far above them, and is %s", rule, d.intervalText())
 		return
 	}
 	slices.Sort(ages)
 	hold := 2 * ages[len(ages)/2]
-	if checkEvery > far*hold {
-		d.foundf(bad, "Park", "rule %q: its keys are held for about %s, but an idle server looks for tasks only every TaskCheckInterval: a hot key idles between parked tasks; lower it from %s",
-			rule, short(hold), d.taskCheckInterval(checkEvery))
+	if d.TaskCheckInterval > far*hold {
+		d.foundf(Bad, "Park", "rule %q: its keys are held for about %s, but an idle server looks for tasks only every TaskCheckInterval: a hot key idles between parked tasks; lower it from %s",
+			rule, printable.Duration(hold), d.intervalText())
 		return
 	}
-	d.foundf(fine, "Park", "rule %q: its keys are held for about %s, TaskCheckInterval is %s", rule, short(hold), d.taskCheckInterval(checkEvery))
+	d.foundf(Fine, "Park", "rule %q: its keys are held for about %s, TaskCheckInterval is %s", rule, printable.Duration(hold), d.intervalText())
 }
 
-// taskCheckInterval says how often servers look, and where that is known from.
-func (d *doctor) taskCheckInterval(checkEvery time.Duration) string {
-	if d.assumed {
-		return checkEvery.String() + " (assumed, as asynq's default; give --task_check_interval where yours differs)"
+// intervalText shows TaskCheckInterval, and whether it is known.
+func (d *doctor) intervalText() string {
+	if d.Assumed {
+		return d.TaskCheckInterval.String() + " (assumed, as asynq's default; give --task_check_interval where yours differs)"
 	}
-	return checkEvery.String()
-}
-
-// isOf tells whether a key is one that a rule gives.
-func isOf(rule automutex.Rule, prefix, key string) bool {
-	scope := rule.Scope
-	if scope == "" {
-		return strings.HasPrefix(key, strings.TrimSuffix(lock.Key(prefix, rule.Task), "}"))
-	}
-	rest, ok := strings.CutPrefix(key, strings.TrimSuffix(lock.Key(prefix, scope), "}"))
-	return ok && (rest == "}" || strings.HasPrefix(rest, "|"))
+	return d.TaskCheckInterval.String()
 }

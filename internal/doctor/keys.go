@@ -1,10 +1,11 @@
-package main
+package doctor
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,13 +13,16 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/internal/nearest"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // keyTrials makes the keys of the tasks that there are, as the workers would.
 type keyTrials struct {
 	cfg    automutex.Config
-	guards []*automutex.Guard // one for each rule; they never meet Redis
+	makers []*automutex.KeyMaker // one for each rule
 	tried  map[trialOf]int
 	failed map[failedTrial]*failures
 }
@@ -47,31 +51,23 @@ func newKeyTrials(cfg automutex.Config) (*keyTrials, error) {
 	for i := range cfg.Rules {
 		one := cfg
 		one.Rules = cfg.Rules[i : i+1]
-		guard, _, err := offline(one)
+		one.Logger = slog.New(slog.DiscardHandler)
+		maker, err := automutex.NewKeyMaker(one)
 		if err != nil {
 			return nil, err
 		}
-		trials.guards = append(trials.guards, guard)
+		trials.makers = append(trials.makers, maker)
 	}
 	return trials, nil
-}
-
-// close ends the guards.
-func (k *keyTrials) close(ctx context.Context) error {
-	problems := make([]error, 0, len(k.guards))
-	for _, guard := range k.guards {
-		problems = append(problems, guard.Close(ctx))
-	}
-	return errors.Join(problems...)
 }
 
 // try makes the keys of one task.
 func (k *keyTrials) try(ctx context.Context, t *asynq.TaskInfo) {
 	task := asynq.NewTaskWithHeaders(t.Type, t.Payload, t.Headers)
-	for _, i := range applying(k.cfg, t.Type) {
+	for _, i := range inspect.RulesFor(k.cfg.Rules, t.Type) {
 		of := trialOf{i, t.Type}
 		k.tried[of]++
-		_, err := k.guards[i].Keys(ctx, task)
+		_, err := k.makers[i].Keys(ctx, task)
 		if err == nil {
 			continue
 		}
@@ -95,7 +91,7 @@ func (k *keyTrials) try(ctx context.Context, t *asynq.TaskInfo) {
 func keyProblem(err error, taskType string) string {
 	text := strings.TrimPrefix(err.Error(), fmt.Sprintf("automutex: no key for task %q: ", taskType))
 	text, _, _ = strings.Cut(text, "; enqueue the task")
-	return oneLine(text)
+	return printable.OneLine(text)
 }
 
 // hint is what the field may be called instead; "" when nothing looks like it.
@@ -119,7 +115,10 @@ func fieldHint(payload []byte, path string) string {
 	if json.Unmarshal(payload, &at) != nil {
 		return "" // which the finding says
 	}
-	segments := pathSegments(path)
+	segments, err := jsonkey.ParsePath(path)
+	if err != nil {
+		return "" // NewKeyMaker has refused it
+	}
 	for i, segment := range segments {
 		object, ok := at.(map[string]any)
 		if !ok {
@@ -156,24 +155,7 @@ func similar(wanted string, names []string) string {
 	return ""
 }
 
-// pathSegments takes a path of a rule's On apart, which is valid; joinPath is the inverse.
-func pathSegments(path string) (segments []string) {
-	var segment strings.Builder
-	for i := 0; i < len(path); i++ {
-		switch {
-		case path[i] == '\\' && i+1 < len(path):
-			i++
-			segment.WriteByte(path[i])
-		case path[i] == '.':
-			segments = append(segments, segment.String())
-			segment.Reset()
-		default:
-			segment.WriteByte(path[i])
-		}
-	}
-	return append(segments, segment.String())
-}
-
+// joinPath writes a path of a rule's On.
 func joinPath(segments []string) string {
 	escaped := make([]string, len(segments))
 	for i, segment := range segments {
@@ -208,23 +190,23 @@ func (d *doctor) keys(trials *keyTrials) {
 				return strings.Compare(a, b)
 			})
 			for _, why := range reasons[:min(most, len(reasons))] {
-				d.keyless(ruleName(trials.cfg, i), of, trials.tried[of], why, trials.failed[failedTrial{of, why}])
+				d.keyless(inspect.RuleName(trials.cfg.Rules, i), of, trials.tried[of], why, trials.failed[failedTrial{of, why}])
 			}
 			if more := len(reasons) - most; more > 0 {
-				d.foundf(note, "keys", "rule %q: and %s why tasks of type %q have no key", ruleName(trials.cfg, i), counted(more, "more reason"), taskType)
+				d.foundf(Note, "keys", "rule %q: and %s why tasks of type %q have no key", inspect.RuleName(trials.cfg.Rules, i), printable.Count(more, "more reason"), taskType)
 			}
 		}
 	}
 	if all > 0 && len(trials.failed) == 0 {
-		d.foundf(fine, "keys", "every rule makes a key for each task seen")
+		d.foundf(Fine, "keys", "every rule makes a key for each task seen")
 	}
 }
 
 // keyless is the finding about tasks that one rule makes no key for.
 func (d *doctor) keyless(rule string, of trialOf, tried int, why string, f *failures) {
-	level, then := bad, "a worker archives such a task unrun"
+	level, then := Bad, "a worker archives such a task unrun"
 	if f.runnable == 0 {
-		level, then = note, "all of these have ended already"
+		level, then = Note, "all of these have ended already"
 	}
 	if f.runnable > 0 && strings.Contains(why, "Config.Decode") {
 		then += ", unless its program sets one of these" // a file cannot
@@ -234,5 +216,5 @@ func (d *doctor) keyless(rule string, of trialOf, tried int, why string, f *fail
 		hint = " (" + f.hint + ")"
 	}
 	d.foundf(level, "keys", "rule %q: no key for %d of %s seen of type %q: %s%s; %s",
-		rule, f.tasks, counted(tried, "task"), of.taskType, why, hint, then)
+		rule, f.tasks, printable.Count(tried, "task"), of.taskType, why, hint, then)
 }

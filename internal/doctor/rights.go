@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -67,7 +69,7 @@ func channelOf(key string) string {
 
 // rights tries each command on a key and channel of its own.
 func (d *doctor) rights(ctx context.Context) error {
-	key := lock.Key(d.prefix, "doctor-"+strings.ToLower(rand.Text()))
+	key := lock.Key(d.Prefix, "doctor-"+strings.ToLower(rand.Text()))
 	var missing []string
 	for _, t := range trials {
 		err := d.rdb.Do(ctx, append([]any{t.command}, t.args(key)...)...).Err()
@@ -75,16 +77,16 @@ func (d *doctor) rights(ctx context.Context) error {
 		case denied(err):
 			missing = append(missing, fmt.Sprintf("%s (%s)", t.command, reason(err)))
 		case gone(err) && !errors.Is(err, redis.Nil):
-			return backend(err)
+			return inspect.Backend(err)
 		}
 	}
 	if len(missing) == 0 {
-		d.foundf(fine, "rights", "each of %d commands, on %s:* and its channels", len(trials), d.prefix)
+		d.foundf(Fine, "rights", "each of %d commands, on %s:* and its channels", len(trials), d.Prefix)
 		return nil
 	}
-	d.foundf(bad, "rights", "not permitted: %s; docs/redis.md has the ACL line that suffices", strings.Join(missing, ", "))
+	d.foundf(Bad, "rights", "not permitted: %s; docs/redis.md has the ACL line that suffices", strings.Join(missing, ", "))
 	if slices.ContainsFunc(missing, func(s string) bool { return strings.HasPrefix(s, "del ") }) {
-		d.foundf(note, "rights", "%s is left behind for a minute, since it may not be deleted", key)
+		d.foundf(Note, "rights", "%s is left behind for a minute, since it may not be deleted", key)
 	}
 	return nil
 }
@@ -103,30 +105,30 @@ func reason(err error) string {
 // pubsub sends itself a message.
 func (d *doctor) pubsub(ctx context.Context) error {
 	const bites = "waiters are woken late, after up to a second"
-	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
-	channel := d.prefix + ":doctor-" + strings.ToLower(rand.Text())
+	channel := d.Prefix + ":doctor-" + strings.ToLower(rand.Text())
 	sub := d.rdb.Subscribe(ctx, channel)
 	defer func() { _ = sub.Close() }() // of a connection that is not used again
 	_, err := sub.Receive(ctx)
 	switch {
 	case denied(err):
-		d.foundf(bad, "Pub/Sub", "this user may not subscribe to %s:*: %s", d.prefix, bites)
+		d.foundf(Bad, "Pub/Sub", "this user may not subscribe to %s:*: %s", d.Prefix, bites)
 		return nil
 	case err != nil:
-		d.foundf(bad, "Pub/Sub", "no subscription within %s (%s): %s", d.timeout, oneLine(err.Error()), bites)
+		d.foundf(Bad, "Pub/Sub", "no subscription within %s (%s): %s", d.Timeout, printable.OneLine(err.Error()), bites)
 		return nil
 	}
 	if err := d.rdb.Publish(ctx, channel, "doctor").Err(); denied(err) {
-		d.foundf(bad, "Pub/Sub", "this user may not publish on %s:*: %s", d.prefix, bites)
+		d.foundf(Bad, "Pub/Sub", "this user may not publish on %s:*: %s", d.Prefix, bites)
 		return nil
 	} else if err != nil {
-		return backend(err)
+		return inspect.Backend(err)
 	}
 	if _, err := sub.ReceiveMessage(ctx); err != nil {
-		d.foundf(bad, "Pub/Sub", "a message sent did not arrive within %s: %s; does a proxy stand in between?", d.timeout, bites)
+		d.foundf(Bad, "Pub/Sub", "a message sent did not arrive within %s: %s; does a proxy stand in between?", d.Timeout, bites)
 		return nil
 	}
-	d.foundf(fine, "Pub/Sub", "a message sent arrived")
+	d.foundf(Fine, "Pub/Sub", "a message sent arrived")
 	return nil
 }

@@ -1,0 +1,206 @@
+// Package inspect reads locks as operators see them. The command line and the web page
+// share it.
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
+)
+
+// Lock is one lock. Its JSON is what the command prints with --json.
+type Lock struct {
+	Key     string     `json:"key"`
+	Held    int        `json:"held"`
+	Line    int        `json:"line"`             // waiting and parked together
+	Parked  int        `json:"parked,omitempty"` // of the line, called ones included
+	Since   *time.Time `json:"since,omitempty"`  // when the newest holder took it
+	Holders []Holder   `json:"holders"`
+	Waiters []Waiter   `json:"waiters,omitempty"` // set by One only
+}
+
+// Holder is one holder of a lock. Note is set where the holder is no task.
+type Holder struct {
+	Token    string    `json:"token"`
+	Owner    string    `json:"owner"`
+	Queue    string    `json:"queue,omitempty"`
+	Task     string    `json:"task,omitempty"`
+	Note     string    `json:"note,omitempty"`
+	Until    time.Time `json:"until"`
+	Cooldown bool      `json:"cooldown,omitempty"`
+}
+
+// Waiter is one place in the line of a lock. Note is set where the waiter is no task.
+type Waiter struct {
+	Owner string    `json:"owner"`
+	Queue string    `json:"queue,omitempty"`
+	Task  string    `json:"task,omitempty"`
+	Note  string    `json:"note,omitempty"`
+	Since time.Time `json:"since"`
+	State string    `json:"state"` // waiting, parked or called
+}
+
+// TaskName names the task of a holder or waiter, or shows its note.
+func TaskName(queue, id, note string) string {
+	switch {
+	case id != "":
+		return queue + "/" + id
+	case note != "":
+		return note
+	}
+	return "-"
+}
+
+// taskOf reads a note: a task, or another text.
+func taskOf(note string) (queue, id, other string) {
+	if queue, id, ok := tasknote.Parse(note); ok {
+		return queue, id, ""
+	}
+	return "", "", note
+}
+
+// fromInfo makes a Lock of what package lock reads. now is Redis' time.
+func fromInfo(info lock.Info, now time.Time) Lock {
+	parked := info.Parked + info.Called
+	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked, Parked: parked, Holders: []Holder{}}
+	if info.Held > 0 && info.Granted > 0 {
+		at := now.Add(-info.Granted).UTC()
+		l.Since = &at
+	}
+	for _, h := range info.Holders {
+		queue, id, other := taskOf(h.Note)
+		l.Holders = append(l.Holders, Holder{
+			Token: h.Token, Owner: h.Owner, Queue: queue, Task: id, Note: other,
+			Until: now.Add(h.ExpiresIn).Truncate(time.Millisecond).UTC(), Cooldown: h.Cooldown,
+		})
+	}
+	return l
+}
+
+// batchSize is how many locks Walk reads before it hands any of them on: as many as one
+// SCAN brings.
+const batchSize = 1000
+
+// Walk reads all locks under the locker's prefix, some at a time, so that neither Redis
+// nor the caller ever has all of them at hand. An error ends it.
+func Walk(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient) iter.Seq2[[]Lock, error] {
+	return func(yield func([]Lock, error) bool) {
+		now, err := ServerTime(ctx, rdb)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		start := time.Now()
+		var batch []Lock
+		flush := func() bool {
+			full := batch
+			batch = nil
+			return yield(full, nil)
+		}
+		for info, err := range locker.List(ctx) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			batch = append(batch, fromInfo(info, now.Add(time.Since(start))))
+			if len(batch) == batchSize && !flush() {
+				return
+			}
+		}
+		if len(batch) > 0 {
+			flush()
+		}
+	}
+}
+
+// lineShown is how many places of a line One reads.
+const lineShown = 100
+
+// One reads one lock and the beginning of its line. now is Redis' time.
+func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, key string) (l Lock, now time.Time, err error) {
+	m := locker.ByKey(key)
+	if now, err = ServerTime(ctx, rdb); err != nil {
+		return Lock{}, now, err
+	}
+	info, err := m.Inspect(ctx)
+	if err != nil {
+		return Lock{}, now, err
+	}
+	l = fromInfo(info, now)
+	line, err := m.Line(ctx, lineShown)
+	if err != nil {
+		return Lock{}, now, err
+	}
+	for _, w := range line {
+		queue, id, other := taskOf(w.Note)
+		state := "waiting"
+		switch {
+		case w.Called:
+			state = "called"
+		case w.Parked:
+			state = "parked"
+		}
+		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Queue: queue, Task: id, Note: other, Since: w.Since.UTC(), State: state})
+	}
+	return l, now, nil
+}
+
+// Key returns the Redis key that an operator means: a whole key, or what stands between
+// its braces.
+func Key(prefix, text string) string {
+	if strings.ContainsAny(text, "{}") {
+		return text
+	}
+	return prefix + ":{" + text + "}"
+}
+
+// InBraces returns what stands between the braces of a lock's key.
+func InBraces(key string) string {
+	return strings.TrimSuffix(key[strings.IndexByte(key, '{')+1:], "}")
+}
+
+// ServerTime returns Redis' time, by which all times of a lock are.
+func ServerTime(ctx context.Context, rdb redis.UniversalClient) (time.Time, error) {
+	now, err := rdb.Time(ctx).Result()
+	return now, Backend(err)
+}
+
+// TaskState says what asynq knows of a task: its type and state. A task that asynq does
+// not know any more matters to an operator: its lease ends at the deadline.
+func TaskState(inspector *asynq.Inspector, queue, id string) string {
+	if id == "" {
+		return "-"
+	}
+	info, err := inspector.GetTaskInfo(queue, id)
+	switch {
+	case errors.Is(err, asynq.ErrQueueNotFound), errors.Is(err, asynq.ErrTaskNotFound):
+		return "not in asynq"
+	case err != nil:
+		return "unknown: " + printable.OneLine(err.Error())
+	}
+	return fmt.Sprintf("%s, %s", info.Type, info.State)
+}
+
+// Backend marks an error as Redis': errors.Is finds lock.ErrBackend in it. The text
+// stays as it is. Backend of nil is nil.
+func Backend(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &backendError{err}
+}
+
+type backendError struct{ err error }
+
+func (e *backendError) Error() string   { return e.err.Error() }
+func (e *backendError) Unwrap() []error { return []error{lock.ErrBackend, e.err} }

@@ -1,0 +1,29 @@
+package inspect
+
+import (
+	"testing"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/lock"
+)
+
+func TestIsKeyOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rule automutex.Rule
+		key  string
+		want bool
+	}{
+		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s", "1"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "st"), false},
+		{automutex.Rule{Task: "a", Scope: "s t"}, lock.Key("p", "s t", "1"), true},
+		{automutex.Rule{Task: "a:"}, lock.Key("p", "a:b", "1"), true},
+		{automutex.Rule{Task: "a:"}, lock.Key("p", "b", "1"), false},
+		{automutex.Rule{Task: "a:"}, lock.Key("q", "a:b", "1"), false},
+	} {
+		if got := IsKeyOf(c.rule, "p", c.key); got != c.want {
+			t.Errorf("%+v, %s: %v", c.rule, c.key, got)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/automutex/automutex/internal/printable"
+)
+
+const (
+	// maxForm bounds what a browser may send.
+	maxForm = 256 << 10
+	// maxWhy bounds the reason that an operator gives.
+	maxWhy = 200
+	// actWithin bounds an action; a sweep has several exchanges with Redis.
+	actWithin = time.Minute
+)
+
+// What an operator can do.
+const (
+	doBreak  = "break"
+	doDelete = "delete"
+	doSweep  = "sweep"
+)
+
+// errGone refuses an action on what is no longer so.
+var errGone = errors.New("nothing was done")
+
+// askView shows what an action will do, and asks for it.
+type askView struct {
+	frame
+	Action   string
+	Key      string
+	Question string
+	Effects  []string
+	Button   string
+	Back     string
+	Holders  []holderView
+}
+
+// mayOperate answers 403 to whom it may concern.
+func (p *page) mayOperate(w http.ResponseWriter, r *http.Request) bool {
+	if p.o.Access(r) >= AccessOperate {
+		return true
+	}
+	p.fail(w, r, http.StatusForbidden, "You may look, and not change anything.")
+	return false
+}
+
+// ask shows what an action will do. It changes nothing.
+func (p *page) ask(w http.ResponseWriter, r *http.Request) {
+	if !p.mayOperate(w, r) {
+		return
+	}
+	q := r.URL.Query()
+	v := &askView{frame: p.frame(r, "", ""), Action: q.Get("action"), Key: q.Get("key"), Back: p.base}
+	if v.Action == doBreak || v.Action == doDelete {
+		if err := p.locker.ByKey(v.Key).Err(); err != nil {
+			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
+			return
+		}
+		v.Back = p.keyURL(v.Key, 0)
+	}
+	switch v.Action {
+	case doBreak, doDelete:
+		lock := &keyView{Key: v.Key}
+		ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
+		defer cancel()
+		if err := p.inspect(ctx, lock); err != nil {
+			p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
+			return
+		}
+		v.Now, v.Holders = lock.Now, lock.Holders
+		if token := q.Get("token"); token != "" && v.Action == doBreak {
+			v.Holders = slices.DeleteFunc(v.Holders, func(h holderView) bool { return h.Token != token })
+		}
+		if v.Action == doBreak && len(v.Holders) == 0 || lock.Info.Held+lock.Info.line() == 0 {
+			p.fail(w, r, http.StatusConflict, "Nobody holds this lock any more.")
+			return
+		}
+		v.describe(lock)
+	case doSweep:
+		v.Question, v.Button = "Remove what dead processes left behind?", "Sweep"
+		v.Effects = []string{
+			"Holders whose lease has ended, and waiters that have ceased to ask, are removed from all locks.",
+			"Nothing depends on it: each lock does the same when a task asks for it.",
+		}
+	default:
+		p.fail(w, r, http.StatusBadRequest, "There is no such action.")
+		return
+	}
+	v.Title = v.Question
+	p.render(w, http.StatusOK, "ask", v)
+}
+
+// describe says what a break or a delete will do to a lock.
+func (v *askView) describe(lock *keyView) {
+	next := "Nobody is in line, so the lock is free then."
+	if len(lock.Line) > 0 {
+		next = "The first in line gets the lock at once."
+	}
+	stop := "The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work."
+	if v.Action == doBreak {
+		v.Question, v.Button = "Take the lock "+printable.Short(inBraces(v.Key))+" from "+counted(len(v.Holders), "holder")+"?", "Break"
+		v.Effects = []string{stop, next, "Only the holders below lose the lock, and nobody who came meanwhile."}
+		return
+	}
+	v.Question, v.Button = "Delete the lock "+printable.Short(inBraces(v.Key))+" with its line?", "Delete"
+	v.Effects = []string{
+		stop,
+		counted(lock.Info.Waiting, "place") + " of tasks that wait in workers: they stand in a new line within a second.",
+		counted(lock.Info.Parked, "place") + " of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
+	}
+}
+
+// do does what ask has shown. The answer is a redirect, so that reloading the next page
+// does nothing again.
+func (p *page) do(w http.ResponseWriter, r *http.Request) {
+	if !p.mayOperate(w, r) {
+		return
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	if err := r.ParseForm(); err != nil {
+		p.fail(w, r, http.StatusBadRequest, "The form could not be read.")
+		return
+	}
+	a := Action{Do: r.PostForm.Get("action"), Target: r.PostForm.Get("key"), Tokens: r.PostForm["token"], Why: r.PostForm.Get("why"), Request: r}
+	if runes := []rune(a.Why); len(runes) > maxWhy {
+		a.Why = string(runes[:maxWhy])
+	}
+	if p.o.User != nil {
+		a.By = p.o.User(r)
+	}
+	// An action that has begun goes on when the browser goes away.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actWithin)
+	defer cancel()
+	back := ""
+	switch a.Do {
+	case doBreak, doDelete:
+		if err := p.locker.ByKey(a.Target).Err(); err != nil {
+			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
+			return
+		}
+		back = "key"
+		if a.Do == doBreak {
+			a.Result, a.Err = p.breakHolders(ctx, a.Target, a.Tokens)
+		} else {
+			a.Tokens = nil
+			a.Result, a.Err = "The lock and its line were deleted.", p.locker.ByKey(a.Target).Delete(ctx)
+		}
+	case doSweep:
+		a.Target, a.Tokens = "", nil
+		removed, err := p.locker.Sweep(ctx)
+		a.Result, a.Err = counted(removed, "dead entry")+" removed.", err
+		if removed != 1 {
+			a.Result = fmt.Sprintf("%d dead entries removed.", removed)
+		}
+	default:
+		p.fail(w, r, http.StatusBadRequest, "There is no such action.")
+		return
+	}
+	number := p.record(a)
+	to := p.base + "?done=" + strconv.Itoa(number)
+	if back == "key" {
+		to = p.keyURL(a.Target, number)
+	}
+	w.Header().Set("Location", to)
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// breakHolders breaks the holders that the operator has seen, and nobody else.
+func (p *page) breakHolders(ctx context.Context, key string, tokens []string) (string, error) {
+	if len(tokens) == 0 {
+		return "", fmt.Errorf("%w: the form names no holder", errGone)
+	}
+	m, broken := p.locker.ByKey(key), 0
+	for _, token := range tokens {
+		ok, err := m.Break(ctx, token)
+		if err != nil {
+			return "", fmt.Errorf("after %d of %d: %w", broken, len(tokens), err)
+		}
+		if ok {
+			broken++
+		}
+	}
+	if broken == 0 {
+		return "", fmt.Errorf("%w: none of them holds the lock any more", errGone)
+	}
+	return fmt.Sprintf("The lock was taken from %d of %s.", broken, counted(len(tokens), "holder")), nil
+}
+
+// record keeps an action and tells Audit.
+func (p *page) record(a Action) (number int) {
+	a.At = time.Now()
+	if a.Err != nil {
+		a.Result = ""
+	}
+	number = p.actions.add(a)
+	if p.o.Audit != nil {
+		p.o.Audit(a)
+	}
+	return number
+}
+
+// done is the action that the viewer was redirected from; nil without one.
+func (p *page) done(r *http.Request) *Action {
+	number, err := strconv.Atoi(r.URL.Query().Get("done"))
+	if err != nil {
+		return nil
+	}
+	if a, ok := p.actions.get(number); ok {
+		return &a
+	}
+	return nil
+}
+
+// keyURL is the URL of a lock's view, with the number of an action that was done.
+func (p *page) keyURL(key string, done int) string {
+	v := url.Values{"key": {key}}
+	if done > 0 {
+		v.Set("done", strconv.Itoa(done))
+	}
+	return p.base + "key?" + v.Encode()
+}
