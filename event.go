@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"context"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -76,6 +77,22 @@ type Event struct {
 
 	Busy *BusyError // EventBusy: who holds the lock; EventPaused: who paused it
 	Err  error      // EventKeyError, EventBackendError, EventLost: the error
+}
+
+// JoinObservers returns one function for [Config].Observe that calls each observer with
+// every event, in this order. It leaves out observers that are nil.
+func JoinObservers(observers ...func(context.Context, Event)) func(context.Context, Event) {
+	var all []func(context.Context, Event)
+	for _, observe := range observers {
+		if observe != nil {
+			all = append(all, observe)
+		}
+	}
+	return func(ctx context.Context, e Event) {
+		for _, observe := range all {
+			observe(ctx, e)
+		}
+	}
 }
 
 // observe adds the task to an event and calls Config.Observe.

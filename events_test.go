@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -180,4 +181,19 @@ func TestEvents_context(t *testing.T) {
 	if found != 2 {
 		t.Errorf("%d events with the task's context, want 2", found)
 	}
+}
+
+// Each observer is called with every event, in order; nil is no observer.
+func TestJoinObservers(t *testing.T) {
+	t.Parallel()
+	var called []string
+	observer := func(name string) func(context.Context, Event) {
+		return func(_ context.Context, e Event) { called = append(called, name+" "+e.Task) }
+	}
+	JoinObservers(observer("a"), nil, observer("b"))(t.Context(), Event{Task: "t"})
+	if !slices.Equal(called, []string{"a t", "b t"}) {
+		t.Errorf("called %q", called)
+	}
+	JoinObservers()(t.Context(), Event{})
+	JoinObservers(nil)(t.Context(), Event{})
 }

@@ -53,6 +53,55 @@ func TestDoWaits(t *testing.T) {
 	})
 }
 
+// TryDo and DoWithin run their function only with the lock, and give up as TryLock and
+// Lock do: at once, or after the wait.
+func TestTryDo_andDoWithin(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		for name, do := range map[string]func(f func(context.Context) error) error{
+			"TryDo":            func(f func(context.Context) error) error { return m.TryDo(t.Context(), f) },
+			"DoWithin":         func(f func(context.Context) error) error { return m.DoWithin(t.Context(), time.Millisecond, f) },
+			"DoWithin 0":       func(f func(context.Context) error) error { return m.DoWithin(t.Context(), 0, f) },
+			"DoWithin Forever": func(f func(context.Context) error) error { return m.DoWithin(t.Context(), Forever, f) },
+		} {
+			failure, ran := errors.New("failure"), false
+			err := do(func(ctx context.Context) error {
+				ran = true
+				mustBeBusy(t, m)
+				if _, ok := FromContext(ctx); !ok {
+					t.Errorf("%s: its context has no lease", name)
+				}
+				return failure
+			})
+			if !ran || !errors.Is(err, failure) {
+				t.Errorf("%s: ran: %v, %v", name, ran, err)
+			}
+			free(t, m, soon)
+			if name == "DoWithin Forever" {
+				continue
+			}
+			held := mustTry(t, m)
+			err = do(func(context.Context) error { t.Errorf("%s ran beside another holder", name); return nil })
+			var busy *BusyError
+			if !errors.As(err, &busy) || (busy.Waited > 0) != (name == "DoWithin") {
+				t.Errorf("%s of a busy lock: %v", name, err)
+			}
+			mustUnlock(t, held)
+			free(t, m, soon)
+		}
+		never := func(context.Context) error { t.Error("ran"); return nil }
+		if err := m.DoWithin(t.Context(), -time.Second, never); err == nil || errors.Is(err, ErrBusy) {
+			t.Errorf("a wait of -1s: %v", err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := m.TryDo(ended, never); !errors.Is(err, context.Canceled) {
+			t.Errorf("TryDo under a context that has ended: %v", err)
+		}
+	})
+}
+
 // A panic goes through untouched: the value, and the stack of where it was.
 // What releases is a plain defer.
 func TestRule10_PanicKeepsItsStack(t *testing.T) {

@@ -23,8 +23,8 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 # Which call
 
 To wait: [Lock.Lock] until ctx ends, [Lock.TryLock] not at all, [Lock.Acquire]
-for a time, with a boolean. To hold while a function runs: [Lock.Do], or [With]
-for a function with a value. Several at once, all or none: [Locker.All]. A lock
+for a time, with a boolean. To hold while a function runs: [Lock.Do],
+[Lock.DoWithin], [Lock.TryDo], or [With] for a function with a value. Several at once, all or none: [Locker.All]. A lock
 named by a value and its ID: [Locker.For].
 
 To give back: [Lease.Unlock]; [Lease.Release] tells what is free then,

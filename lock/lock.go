@@ -205,28 +205,6 @@ func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return m.lockBefore(ctx, ctx, nil)
 }
 
-// Do runs f while holding the lock, waiting for it as Lock does, and releases
-// it when f returns or panics. f is not called when ctx ended before the lock was got. f's context ends when ctx does, and with cause
-// ErrLost when the lease is lost. The error is f's own; ErrLost is joined to
-// it when the lease was lost before f returned, for then f may not have been
-// alone. f may end the lease itself, with Unlock or Cooldown: see [FromContext].
-func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) (err error) {
-	le, err := m.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	// A plain defer, no recover: a panic keeps its own stack.
-	defer func() {
-		if le.endedByOwner() {
-			return // by f
-		}
-		if released := le.Unlock(ctx); errors.Is(released, ErrNotHeld) {
-			err = errors.Join(err, fmt.Errorf("%w: %q ended before the work did", ErrLost, m.name))
-		}
-	}()
-	return f(le.Bind(ctx))
-}
-
 // answer is what ask replied.
 type answer struct {
 	yours    bool

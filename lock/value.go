@@ -20,18 +20,7 @@ const Forever time.Duration = -1
 // lock is taken however short within is. Errors are ctx's own end, and what has
 // nothing to do with the lock being busy.
 func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
-	switch {
-	case within == 0:
-		lease, err = m.TryLock(ctx)
-	case within == Forever:
-		lease, err = m.Lock(ctx)
-	case within < 0:
-		return nil, false, fmt.Errorf("lock: %q: a wait of %s: 0 tries once, Forever waits", m.name, within)
-	default:
-		waiting, cancel := context.WithTimeout(ctx, within)
-		defer cancel()
-		lease, err = m.lockBefore(ctx, waiting, nil)
-	}
+	lease, err = m.lockWithin(ctx, within)
 	if errors.Is(err, ErrBusy) {
 		return nil, false, ctx.Err()
 	}

@@ -27,7 +27,7 @@ func watching() error {
 	}
 	guard, err := automutex.New(rdb, automutex.Config{
 		Rules:   rules,
-		Observe: metrics.Join(m.Observe, metrics.Trace, mine), // or one of them alone
+		Observe: automutex.JoinObservers(m.Observe, metrics.Trace, mine), // or one of them alone
 	})
 	if err != nil {
 		return err

@@ -124,7 +124,7 @@ func (o Options) check() error {
 	return nil
 }
 
-// Observe counts an event. It is what Config.Observe takes; see [Join] for one
+// Observe counts an event. It is what Config.Observe takes; see [automutex.JoinObservers] for one
 // beside others. Kinds of events that nothing is counted of are passed over, and
 // nil Metrics count nothing.
 func (m *Metrics) Observe(_ context.Context, e automutex.Event) {

@@ -1,10 +1,8 @@
 package metrics
 
 import (
-	"context"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -205,18 +203,4 @@ func TestObserve_nothingToCount(t *testing.T) {
 	}
 	m.Observe(t.Context(), automutex.Event{Kind: "of a later version", Rule: "r", Task: "t"})
 	serve(t, reg).await(map[string]float64{`automutex_held{rule="r",task="t"}`: 0})
-}
-
-func TestJoin(t *testing.T) {
-	t.Parallel()
-	var told []string
-	tell := func(name string) func(context.Context, automutex.Event) {
-		return func(_ context.Context, e automutex.Event) { told = append(told, name+" "+e.Task) }
-	}
-	Join(tell("a"), nil, tell("b"))(t.Context(), automutex.Event{Task: "t"})
-	if !slices.Equal(told, []string{"a t", "b t"}) {
-		t.Errorf("told %q", told)
-	}
-	Join()(t.Context(), automutex.Event{})
-	Join(nil)(t.Context(), automutex.Event{})
 }

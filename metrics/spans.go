@@ -10,7 +10,7 @@ import (
 )
 
 // Trace adds an event to the OpenTelemetry span of ctx, for what goes to
-// Config.Observe. It does nothing where no span is recorded. See [Join] for how to
+// Config.Observe. It does nothing where no span is recorded. See [automutex.JoinObservers] for how to
 // have metrics as well.
 //
 // The span is that of the task's context as the Guard gets it, so what begins it

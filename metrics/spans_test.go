@@ -106,7 +106,7 @@ func TestTrace_waitAndHold(t *testing.T) {
 		guard, err := automutex.New(s.Client(t), automutex.Config{
 			Rules:  []automutex.Rule{{Task: "work", Wait: time.Minute}},
 			Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler),
-			Observe: Join(nil, Trace, func(_ context.Context, e automutex.Event) {
+			Observe: automutex.JoinObservers(nil, Trace, func(_ context.Context, e automutex.Event) {
 				if e.Kind == automutex.EventWaiting {
 					close(waiting) // a second one would panic
 				}
