@@ -25,7 +25,22 @@ var ErrClosed = lock.ErrClosed
 // asynq keeps it neither as failed nor as done.
 var ErrReplaced = errors.New("automutex: replaced by a newer task")
 
-// BusyError says that a task did not get a lock because others hold it. It is
+// Why a task did not get a lock, as [BusyError].Reason says it.
+const (
+	// ReasonHeld: others hold the key, or are in line before the task.
+	ReasonHeld = lock.ReasonHeld
+	// ReasonRate: the key has had as many starts as its rate allows.
+	ReasonRate = lock.ReasonRate
+	// ReasonHold: a handler said that nobody shall start for a time.
+	ReasonHold = lock.ReasonHold
+	// ReasonCooldown: the [Rule].Cooldown of the last run is not over.
+	ReasonCooldown = lock.ReasonCooldown
+	// ReasonPaused: an operator has paused the key, see [Guard.Controls].
+	ReasonPaused = lock.ReasonPaused
+)
+
+// BusyError says that a task did not get a lock because others hold it, or because
+// nobody may start yet. It is
 // handed to [AfterFailure], carried by [Event], and is what asynq stores as the
 // task's last error, so its text is written for an operator.
 //
@@ -36,8 +51,12 @@ type BusyError struct {
 	Rule string
 	// Key is the lock's key, as [Guard.Keys] gives it.
 	Key string
+	// Reason says what the task would have had to wait for: [ReasonHeld], or what has
+	// closed the key's gate for ExpiresIn: [ReasonRate], [ReasonHold], [ReasonCooldown]; or
+	// [ReasonPaused].
+	Reason string
 	// Holder is the owner label (host:pid unless Config.Owner says otherwise)
-	// of one holder. Empty when the key is only cooling down, or when the line
+	// of one holder. Empty when the gate is closed, or when the line
 	// is served first and nobody holds yet.
 	Holder string
 	// HolderTask is "queue/task-id" of that holder's task; empty when the
@@ -46,8 +65,9 @@ type BusyError struct {
 	// SameTask is true when the holder is an earlier attempt of this very task
 	// (same queue, same ID) that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the first holder's deadline, unless it is
-	// renewed or released before: a hint for a delay, not a promise.
+	// ExpiresIn is the time until the gate opens; with [ReasonHeld] that until the first
+	// holder's deadline, unless it is renewed or released before: a hint for a delay, not
+	// a promise.
 	ExpiresIn time.Duration
 	// Waited is how long this task stood in line before it gave up; 0 when it
 	// did not wait.
@@ -56,16 +76,14 @@ type BusyError struct {
 	// also 0 when the task did not stand in line.
 	Place int
 
-	// Reason is [lock.ReasonPaused] ("paused") when an operator has paused the key.
-	// Pause says who, why and since when, and ExpiresIn is the time until the pause
-	// ends, 0 when it lasts until it is resumed.
-	Reason string
-	Pause  *lock.Control
+	// Pause is the order of the operator who has paused the key, where Reason is
+	// [ReasonPaused]: who, why and since when. ExpiresIn is the time until the pause ends
+	// then, 0 when it lasts until it is resumed.
+	Pause *lock.Control
 
 	parked   bool          // its place in line is kept
 	takenFor time.Duration // parked: how long ago the key was last taken
 	inLine   time.Duration // parked: how long it has kept its place
-	cooldown bool          // nobody holds the key: it is cooling down for ExpiresIn
 	cause    error
 }
 
@@ -89,8 +107,8 @@ func (e *BusyError) Error() string {
 	switch {
 	case e.Pause != nil:
 		fmt.Fprintf(&b, ": %s", e.Pause)
-	case e.cooldown:
-		fmt.Fprintf(&b, ": cooling down for %s", e.ExpiresIn.Round(time.Millisecond))
+	case e.gateClosed():
+		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
@@ -101,6 +119,16 @@ func (e *BusyError) Error() string {
 	// that is not UTF-8: the task would stay active until its lease is over.
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
+
+// gateTexts says for each reason why nobody may start.
+var gateTexts = map[string]string{
+	ReasonRate:     "its rate allows no start",
+	ReasonHold:     "on hold",
+	ReasonCooldown: "cooling down",
+}
+
+// gateClosed reports whether the task met a closed gate.
+func (e *BusyError) gateClosed() bool { return gateTexts[e.Reason] != "" }
 
 // Unwrap gives ErrBusy and what ended the wait.
 func (e *BusyError) Unwrap() []error {
@@ -123,6 +151,7 @@ func (a *attempt) toBusyError(t target, err error) error {
 	e := &BusyError{
 		Rule:       t.rule.Name,
 		Key:        t.key,
+		Reason:     busy.Reason,
 		Holder:     busy.Holder,
 		HolderTask: busy.Note,
 		SameTask:   a.note != "" && busy.Note == a.note,
@@ -132,8 +161,6 @@ func (a *attempt) toBusyError(t target, err error) error {
 		parked:     busy.Parked,
 		takenFor:   busy.TakenFor,
 		inLine:     busy.InLine,
-		cooldown:   busy.Cooldown,
-		Reason:     busy.Reason,
 		Pause:      busy.Pause,
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {

@@ -24,6 +24,9 @@ const (
 	// policy in Policy applies. Exactly one for each attempt that does not get a lock.
 	// Skipped, Retried, Parked or Replaced follows where the policy says so.
 	EventBusy EventKind = "busy"
+	// EventHeld: the key's gate is closed, by its rate, a hold or a cooldown:
+	// Busy.Reason says which, Busy.ExpiresIn for how long. EventBusy follows.
+	EventHeld EventKind = "held"
 	// EventPaused: an operator has paused the key, see [Guard.Controls]; Busy says who,
 	// why and since when. Retried or Parked follows whatever the policy; on the last
 	// attempt Waiting. No EventBusy comes beside it.

@@ -22,9 +22,12 @@ type Explanation struct {
 	// Controls are the orders of operators that are in force for the lock, see
 	// [Guard.Controls]: those for its scope and for its key.
 	Controls []lock.Control
-	// Holders are those who hold it, first deadline first, at most 1,000;
-	// cooldowns are among them.
+	// Holders are those who hold it, first deadline first, at most 1,000.
 	Holders []HolderInfo
+	// Closed says why nobody starts before Opens, though the limit may not be reached:
+	// [ReasonRate], [ReasonHold] or [ReasonCooldown]. Empty: the gate is open.
+	Closed string
+	Opens  time.Time
 	// Waiting is how many stand in line in their workers, Parked how many are
 	// parked, Called how many of the parked were called and are on their way.
 	Waiting, Parked, Called int
@@ -33,9 +36,9 @@ type Explanation struct {
 	// queue and ID are not known.
 	Place int
 	// NextWake is when the line moves by itself at the latest, if nobody gives
-	// the lock back before: now when a slot is free, else at the first holder's
-	// deadline, which moves on while that holder lives, or at the end of a pause,
-	// zero where that is not known. For a task that waits
+	// the lock back before: now when a slot is free, or when the gate opens; else at the
+	// first holder's deadline, which moves on while that holder lives, or at the end of a
+	// pause, zero where that is not known. For a task that waits
 	// for its retry in asynq it is no later than that.
 	NextWake time.Time
 }
@@ -50,15 +53,15 @@ type HolderInfo struct {
 	Since time.Time
 	// Until is its deadline, which moves on while it lives.
 	Until time.Time
-	// Cooldown is true when nobody holds the slot and it is kept taken until
-	// then; Owner and Task are those of the last holder.
-	Cooldown bool
 }
 
 // String tells it in a few lines, for an operator.
 func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rule %q: key %s: %d of %d held; %d waiting, %d parked, %d called", e.Rule, e.Key, len(e.Holders), e.Limit, e.Waiting, e.Parked, e.Called)
+	if e.Closed != "" {
+		fmt.Fprintf(&b, "; %s until %s", gateTexts[e.Closed], e.Opens.Format(time.RFC3339Nano))
+	}
 	if e.Place >= 0 {
 		fmt.Fprintf(&b, "; this task is parked at place %d", e.Place+1)
 	}
@@ -71,8 +74,6 @@ func (e Explanation) String() string {
 	for _, h := range e.Holders {
 		b.WriteString("\n  ")
 		switch {
-		case h.Cooldown:
-			b.WriteString("cooling down after " + h.Task)
 		case h.Task != "":
 			fmt.Fprintf(&b, "task %s on %s", h.Task, h.Owner)
 		default:
@@ -146,11 +147,14 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 			e.Limit = limit
 		}
 		for _, h := range info.Holders {
-			holder := HolderInfo{Owner: h.Owner, Task: h.Note, Until: now.Add(h.ExpiresIn), Cooldown: h.Cooldown}
-			if len(info.Holders) == 1 && e.Limit == 1 && !h.Cooldown {
+			holder := HolderInfo{Owner: h.Owner, Task: h.Note, Until: now.Add(h.ExpiresIn)}
+			if len(info.Holders) == 1 && e.Limit == 1 {
 				holder.Since = now.Add(-info.Granted)
 			}
 			e.Holders = append(e.Holders, holder)
+		}
+		if info.Gate.OpensIn > 0 {
+			e.Closed, e.Opens = info.Gate.Reason, now.Add(info.Gate.OpensIn)
 		}
 		switch {
 		case pause != nil:
@@ -159,6 +163,9 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 			e.NextWake = e.Holders[0].Until
 		case e.Waiting+e.Parked+e.Called > 0:
 			e.NextWake = now
+			if e.Closed != "" {
+				e.NextWake = e.Opens
+			}
 		}
 		all = append(all, e)
 	}

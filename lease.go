@@ -83,7 +83,8 @@ func (h *heldLease) lossError() error {
 // lease, ended before.
 func (a *attempt) handlerContext() context.Context {
 	ctx := context.WithValue(a.replaceableContext(), guardedTaskKey{a.guard}, a.task)
-	a.handlerDone = make(chan struct{})
+	done := make(chan struct{}) // a watcher that is late must not look at that of a second run
+	a.handlerDone = done
 	for _, h := range a.held {
 		ctx = context.WithValue(h.lease.Bind(ctx), leaseKey{}, &handlerLease{guard: a.guard, held: h, outer: innermostLease(ctx)})
 		h.stopWatchers = append(h.stopWatchers,
@@ -92,7 +93,7 @@ func (a *attempt) handlerContext() context.Context {
 					a.reportLost(a.observeSafely, h, cause)
 				}
 			}),
-			context.AfterFunc(a.ctx, func() { a.reportOverdue(h) }))
+			context.AfterFunc(a.ctx, func() { a.reportOverdue(h, done) }))
 	}
 	return ctx
 }
@@ -104,11 +105,11 @@ const overdueGrace = 100 * time.Millisecond
 // reportOverdue logs and observes a handler that does not return although its task's
 // context has ended. The goroutine of reportOverdue ends when the handler returns, or
 // after the grace.
-func (a *attempt) reportOverdue(h *heldLease) {
+func (a *attempt) reportOverdue(h *heldLease, handlerDone <-chan struct{}) {
 	grace := time.NewTimer(overdueGrace)
 	defer grace.Stop()
 	select {
-	case <-a.handlerDone:
+	case <-handlerDone:
 		return
 	case <-grace.C:
 	}

@@ -68,10 +68,10 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		redistest.Eventually(t, patience, func() bool { return time.Since(began) > took }, "the run takes a while")
 		run.returns(nil)
 		r.await(long, asynq.TaskStateCompleted)
-		holders, err := r.lockOf("long").Holders(t.Context())
+		info, err := r.lockOf("long").Inspect(t.Context())
 		rest := time.Minute - time.Since(before)
-		if err != nil || len(holders) != 1 || !holders[0].Cooldown || holders[0].ExpiresIn > time.Minute-took || holders[0].ExpiresIn < rest-10*time.Millisecond {
-			t.Errorf("got %+v, %v; want a cooldown for %s", holders, err, rest)
+		if err != nil || info.Held != 0 || info.Gate.Reason != ReasonCooldown || info.Gate.OpensIn > time.Minute-took || info.Gate.OpensIn < rest-10*time.Millisecond {
+			t.Errorf("got %+v, %v; want a cooldown for %s", info, err, rest)
 		}
 
 		before = time.Now()

@@ -31,7 +31,7 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 		// Every task takes a worker, also a task without a rule.
 		defer g.enterTask(ctx)()
 		if g.rules.match(t.Type()) == nil || g.alreadyGuarded(ctx, t) {
-			return next.ProcessTask(ctx, t)
+			return g.runWithoutLocks(ctx, t, next)
 		}
 		return g.process(ctx, t, next)
 	})
@@ -48,7 +48,7 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	targets, result := a.targets()
 	if result.step == proceed {
 		if len(targets) == 0 { // NoLock, or a rule with the policy Allow and no key
-			return next.ProcessTask(context.WithValue(ctx, guardedTaskKey{g}, t), t)
+			return g.runWithoutLocks(context.WithValue(ctx, guardedTaskKey{g}, t), t, next)
 		}
 		result = a.runWithLocks(targets, next)
 	}
@@ -169,12 +169,20 @@ func (a *attempt) runWithLocks(targets []target, next asynq.Handler) outcome {
 	// Plain defers, no recover: a panic of the handler reaches asynq with the stack
 	// that it had.
 	defer a.release()
-	if result := a.takeAll(targets); result.step != proceed {
-		return result
+	for {
+		if result := a.takeAll(targets); result.step != proceed {
+			return result
+		}
+		a.handlerStart = time.Now()
+		err := next.ProcessTask(a.handlerContext(), a.task)
+		again, closed := a.retryHere(err)
+		switch {
+		case closed:
+			return outcome{step: guardClosed}
+		case !again:
+			return finish(a.handlerResult(err))
+		}
 	}
-	a.handlerStart = time.Now()
-	err := next.ProcessTask(a.handlerContext(), a.task)
-	return finish(a.handlerResult(err))
 }
 
 // takeAll takes the locks in order. It proceeds when the task holds all of them and its
@@ -272,17 +280,31 @@ func (a *attempt) decide(t target, err error) outcome {
 	if busy.Reason == lock.ReasonPaused {
 		return a.applyPause(t, busy)
 	}
+	if busy.gateClosed() {
+		a.observe(Event{Kind: EventHeld, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
+	}
 	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
 	return a.applyPolicy(t, busy)
 }
 
 // applyPolicy applies the rule's policy to a task whose lock is busy. When an earlier
 // attempt of the same task holds the lock, policies that would end the task (Skip,
-// Archive, Fail) retry it instead: they would lose its work.
+// Archive, Fail) retry it instead: they would lose its work. So it is behind a hold, where
+// no policy but Allow does anything else. While the gate is closed a task that is retried
+// comes back when the gate opens.
 func (a *attempt) applyPolicy(t target, busy *BusyError) outcome {
 	policy := t.rule.Busy
 	if busy.SameTask && policy.kind != policyAllow && policy.kind != policyAfterFailure && policy.kind != policyRetryIn {
 		policy = Retry
+	}
+	delay := retryDelay()
+	if busy.gateClosed() {
+		delay = busy.gateDelay()
+		if busy.neverDrops() && policy.kind != policyAllow && policy.kind != policyPark {
+			policy = Retry
+		}
+	} else if policy.kind == policyRetryIn {
+		delay = policy.delay
 	}
 	switch policy.kind {
 	case policySkip:
@@ -301,15 +323,13 @@ func (a *attempt) applyPolicy(t target, busy *BusyError) outcome {
 		if !returnsBusy(err, busy) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 			return finish(err)
 		}
-	case policyRetryIn:
-		return a.retry(t, busy, policy.delay)
 	case policyPark:
 		if busy.parked {
 			return a.park(t, busy)
 		}
-	case policyRetry, policyReplace:
+	case policyRetry, policyRetryIn, policyReplace:
 	}
-	return a.retry(t, busy, retryDelay())
+	return a.retry(t, busy, delay)
 }
 
 // returnsBusy reports whether err is busy itself, or wraps it.
@@ -375,6 +395,7 @@ func (a *attempt) afterClose() error {
 func (a *attempt) release() {
 	if a.handlerDone != nil {
 		close(a.handlerDone)
+		a.handlerDone = nil
 	}
 	leases := a.held
 	a.held = nil
@@ -386,6 +407,8 @@ func (a *attempt) release() {
 		h.heldFor = time.Since(h.takenAt)
 		if rest := h.target.rule.Cooldown - time.Since(a.handlerStart); a.succeeded && h.target.rule.Cooldown > 0 {
 			h.releaseErr = h.lease.Cooldown(a.ctx, rest)
+		} else if a.handlerStart.IsZero() {
+			h.releaseErr = h.lease.GiveBack(a.ctx) // a rate counts handlers that started
 		} else {
 			h.releaseErr = h.lease.Unlock(a.ctx)
 		}

@@ -130,7 +130,7 @@ func (e *BusyError) parkDelay(hold time.Duration) time.Duration {
 	if hold == 0 {
 		hold = assumedHold
 	}
-	if !e.cooldown {
+	if !e.gateClosed() {
 		hold = max(hold, e.takenFor)
 	}
 	wait := max(e.ExpiresIn, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(hold, maxParkDelay)

@@ -48,7 +48,7 @@ type Rule struct {
 	Payload any
 
 	// Scope is the first part of the key: rules with one Scope share their
-	// locks, and must have the same Limit and TTL. Empty means the type of the
+	// locks, and must have the same Limit, TTL and Rate. Empty means the type of the
 	// task itself, so that a Task which is a beginning has a lock of its own
 	// for each type that it matches.
 	//
@@ -82,11 +82,15 @@ type Rule struct {
 	// millisecond is refused.
 	MaxHold time.Duration
 
-	// Cooldown keeps the key taken after a success until this long after the
-	// run began, so that there is at most one successful run per key in that
-	// time. 0 means none; less than a millisecond is refused, as is a Cooldown
-	// with a Limit above 1.
+	// Cooldown closes the key after a success until this long after the run began: no
+	// task of the key starts before. With a Limit of 1 there is at most one successful
+	// run per key in that time; with a higher one, those that run already go on. 0 means
+	// none; less than a millisecond is refused.
 	Cooldown time.Duration
+
+	// Rate bounds how often handlers start for one key, together with Limit, which bounds
+	// how many run at once. The zero value is no bound. See [Rate].
+	Rate Rate
 
 	// Busy is what becomes of a task that did not get its lock. The zero value
 	// is [Retry].
@@ -101,6 +105,7 @@ type compiledRule struct {
 
 	onFrom, onTo int             // the values of On among those of all rules of this Task
 	fields       *jsonkey.Fields // those of On alone; nil without any
+	rateOption   lock.Option     // nil without a Rate
 }
 
 // where names the rule in an error or a log line.
@@ -167,6 +172,7 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
+	c.rateOption = c.Rate.option()
 	c.On = slices.Clone(c.On)
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }
@@ -214,8 +220,8 @@ func (c *compiledRule) check() []*FieldError {
 	if c.Cooldown < 0 || c.Cooldown > 0 && c.Cooldown < time.Millisecond {
 		mistakes.addf("Cooldown", "%s is too short; use 0 for none, or at least 1ms%s", c.Cooldown, meantUnit(c.Cooldown))
 	}
-	if c.Cooldown > 0 && c.Limit > 1 {
-		mistakes.addf("Cooldown", "does not go with Limit %d; use Limit 1, or no Cooldown", c.Limit)
+	if err := c.Rate.check(); err != nil {
+		mistakes.addf("Rate", "%w", err)
 	}
 	if err := c.Busy.check(); err != nil {
 		mistakes.addf("Busy", "%w", err)
@@ -277,6 +283,9 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 		}
 		if first.TTL != rule.TTL {
 			mistakes.addf("TTL", "is %s, but %s has %s for the same scope %q; one scope has one TTL", rule.TTL, first.where(), first.TTL, scope)
+		}
+		if first.Rate != rule.Rate {
+			mistakes.addf("Rate", "is %s, but %s has %s for the same scope %q; one scope has one Rate", rule.Rate, first.where(), first.Rate, scope)
 		}
 	}
 	return mistakes.all

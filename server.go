@@ -41,7 +41,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
 		switch {
-		case g.handedBack(err) != nil, g.isRevoked(err):
+		case g.handedBack(err) != nil, g.isRevoked(err), wantsRetryAfter(err) != nil:
 			return false
 		case isFailure != nil:
 			return isFailure(err)
@@ -57,12 +57,15 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		if h := g.handedBack(err); h != nil {
 			return h.delay
 		}
+		if r := wantsRetryAfter(err); r != nil {
+			return notBefore(r.delay)
+		}
 		return retryDelay(n, err, t)
 	}
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-			if g.handedBack(err) == nil && !g.isRevoked(err) {
+			if g.handedBack(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
 				errorHandler.HandleError(ctx, t, err)
 			}
 		})

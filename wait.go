@@ -19,26 +19,26 @@ func (a *attempt) acquire(t target) error {
 	if t.rule.Busy.kind == policyReplace {
 		return a.replace(t)
 	}
-	m := a.lockOf(t)
 	if t.rule.Busy == Park && !a.lastAttempt && a.note != "" {
-		return a.lockOrPark(t, m)
+		return a.lockOrPark(t, a.lockOf(t))
 	}
 	wait := t.rule.Wait
 	if t.rule.Busy == Park || wait > 0 && !a.reserveWait() {
 		wait = 0
 	}
 	if wait == 0 {
-		lease, err := m.TryLock(a.ctx)
+		lease, err := a.lockOf(t).TryLock(a.ctx)
 		return a.keepLease(t, lease, err)
 	}
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
-	return a.lockWithin(t, m, wait)
+	return a.lockWithin(t, a.lockOf(t, lock.InTimeOnly()), wait)
 }
 
 // lockOf returns the lock of a target as this attempt takes it.
-func (a *attempt) lockOf(t target) *lock.Lock {
-	options := append(a.onStop(t), lock.OnWait(func() { a.observeWaiting(t) }))
+func (a *attempt) lockOf(t target, more ...lock.Option) *lock.Lock {
+	options := append(more, a.onStop(t)...)
+	options = append(options, lock.OnWait(func() { a.observeWaiting(t) }))
 	if a.deadlineIsFar() {
 		options = append(options, lock.Uninterrupted())
 	}
@@ -64,6 +64,9 @@ func (a *attempt) exchangeContext() context.Context {
 }
 
 func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
+	if t.rule.rateOption != nil {
+		more = append(more, t.rule.rateOption)
+	}
 	return g.locker.Semaphore(t.scope, t.rule.Limit, append([]lock.Option{
 		lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note), lock.OnePerNote(),
 	}, more...)...)

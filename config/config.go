@@ -25,8 +25,8 @@ and changed apart from the program:
 	    duplicate: join
 
 The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task,
-on, on_headers, scope, limit, ttl, wait, max_hold, cooldown, busy. All but name
-and task may stand in defaults. Durations are written as Go writes them ("30s",
+on, on_headers, scope, limit, ttl, wait, max_hold, cooldown, rate, busy. All but name
+and task may stand in defaults. A rate is {starts: 100, per: 1m, burst: 10}. Durations are written as Go writes them ("30s",
 "1h30m"), and busy is retry, skip, archive, fail, park, replace, allow or
 {retry_in: <duration>}.
 

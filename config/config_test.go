@@ -42,7 +42,7 @@ func TestLoad_everyKey(t *testing.T) {
 			Wait: 90 * time.Minute, MaxHold: 500 * time.Millisecond, Busy: automutex.Skip,
 		},
 		{
-			Task: "cron:digest", OnHeaders: []string{}, TTL: time.Minute, Cooldown: 10 * time.Minute,
+			Task: "cron:digest", OnHeaders: []string{}, TTL: time.Minute, Cooldown: 10 * time.Minute, Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 10},
 			Busy: automutex.RetryIn(5 * time.Second),
 		},
 		{

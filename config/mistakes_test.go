@@ -58,7 +58,7 @@ func TestLoad_everyMistake(t *testing.T) {
 		30:5 the alias *shared
 		31:5 a rule is a list; want keys with values: name, task, on,
 		32:5 rule "two": scope: is empty
-		35:15 rule "two": cooldown: does not go with Limit 2
+		35:11 rule "two": rate: a rate of -1 starts: at least 1
 		37:11 busy: retry_in goes with its time: {retry_in: 5s}
 		38:5 unknown key "whatever" in a rule, which has name, task,`)
 }
@@ -156,4 +156,27 @@ func TestParse_saysHowToWritePathsAndDurations(t *testing.T) {
 		7:9 rule "b": busy: RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?
 		10:8 unique rule "c": on: "items.*.id" has a *, and lists are not searched; name one element, as in "items.0.id"
 	`)
+}
+
+// A rate is a mapping that has a number and a period, and is not all zero.
+func TestParse_rate(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"5":                               `rate: want a rate, such as {starts: 100, per: 1m, burst: 10}, not "5"`,
+		"{}":                              "rate: want a rate",
+		"{starts: 5}":                     "rate: per is missing",
+		"{per: 1s}":                       "rate: starts is missing",
+		"{start: 5, per: 1s}":             "did you mean starts?",
+		"{starts: 0, per: 0}":             "rate: is all zero",
+		"{starts: 0, per: 1s}":            "rate: it needs both Starts and Per",
+		"{starts: 2, per: 1us}":           "rate: a rate of 2 starts per 1µs: at most one a microsecond",
+		"{starts: 1, per: 9000h}":         "rate: a rate per 9000h0m0s: at most 8760h",
+		"{starts: 1, per: 1s, burst: -1}": "rate: a Burst of -1 is negative",
+		"{starts: 1, per: 1s, burst: x}":  "rate: burst: want a whole number",
+	} {
+		_, _, err := Parse([]byte("rules: [{task: a, rate: " + text + "}]"))
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want one mistake: %s", text, err, want)
+		}
+	}
 }

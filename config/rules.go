@@ -54,10 +54,17 @@ var ruleKeys = []key[automutex.Rule]{
 	{"ttl", "How long a key stays taken after its process died; 30s where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.TTL })},
 	{"wait", "The longest time in line, in the worker, before the policy applies.", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
 	{"max_hold", "The longest time a handler may hold the key; no bound where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
-	{"cooldown", "After a success the key stays taken until this long after the run began.", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
+	{"cooldown", "After a success nobody starts until this long after the run began.", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
+	{"rate", "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; as many as starts where it is left out.", mapping(func(r *automutex.Rule) *automutex.Rate { return &r.Rate }, rateKeys, "a rate, such as {starts: 100, per: 1m, burst: 10}", "starts", "per")},
 	{"busy", "The policy for a task that finds its key taken.", choice(func(r *automutex.Rule) *automutex.Policy { return &r.Busy }, policies, "retry_in", automutex.RetryIn,
 		"retry, skip, archive, fail, park, replace, allow or {retry_in: 5s}",
 		map[string]string{"after_failure": notInRule["after_failure"]})},
+}
+
+var rateKeys = []key[automutex.Rate]{
+	{"starts", "How many handlers start in each period.", number(func(r *automutex.Rate) *int { return &r.Starts })},
+	{"per", "The period.", period(func(r *automutex.Rate) *time.Duration { return &r.Per })},
+	{"burst", "How many may start at once.", number(func(r *automutex.Rate) *int { return &r.Burst })},
 }
 
 // What somebody may look for who knows the Go type, and does not find here.

@@ -149,6 +149,32 @@ func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with 
 	}}
 }
 
+// mapping sets a value that has keys of its own, of which some are required. A mistake
+// in one of them leaves the value as it was.
+func mapping[T any, V comparable](field func(*T) *V, keys []key[V], what string, required ...string) value[T] {
+	return value[T]{objectSchema(keys, required...), func(d *decoder, into *T, n *yaml.Node) {
+		if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
+			d.want(n, what)
+			return
+		}
+		var v V
+		before := len(d.mistakes)
+		at, doubtful := fields(d, n, "it", keys, nil, &v)
+		for _, name := range required {
+			if at[name] == nil && !doubtful[name] {
+				d.reportf(n, "%s is missing; want %s", name, what)
+			}
+		}
+		var zero V
+		if len(d.mistakes) == before && v == zero {
+			d.reportf(n, "is all zero; want %s, or leave the key out", what)
+		}
+		if len(d.mistakes) == before {
+			*field(into) = v
+		}
+	}}
+}
+
 func isText(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag != "!!null" }
 
 // want reports a value of the wrong kind.

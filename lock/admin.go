@@ -14,8 +14,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Exists tells whether anything of the lock is in Redis: a holder, a cooldown,
-// a waiter or what is parked. An idle lock leaves nothing behind.
+// Exists tells whether anything of the lock is in Redis: a holder, a closed gate,
+// a waiter or what is parked. An idle lock leaves nothing behind but what its [Rate] has
+// to remember.
 func (m *Lock) Exists(ctx context.Context) (bool, error) {
 	info, err := m.inspect(ctx, 0, "")
 	return info.inUse(), err
@@ -43,8 +44,9 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	return n > 0, err
 }
 
-// BreakAll is Break for every holder, and ends a cooldown. It tells how many
-// slots were taken; waiters are granted what is free then.
+// BreakAll is Break for every holder, and opens a gate that a hold or a cooldown has
+// closed. It tells how many slots were taken, and counts the gate as one; waiters are
+// granted what is free then.
 func (m *Lock) BreakAll(ctx context.Context) (int, error) { return m.breakUp(ctx, "", 0) }
 
 // Delete is BreakAll that removes the line as well. Waiters that live ask again
@@ -127,8 +129,10 @@ func (m *Lock) operateCode(ctx context.Context, s *script, args []any, most int6
 type Info struct {
 	// Key is the lock's Redis key.
 	Key string
-	// Held is how many slots are taken, cooldowns included.
+	// Held is how many slots are taken.
 	Held int
+	// Gate says for how long nobody starts; zero: it is open.
+	Gate Gate
 	// Waiting is how many stand in line.
 	Waiting int
 	// Parked is how many keep a place in line without waiting, and Called how
@@ -144,7 +148,15 @@ type Info struct {
 	Holders []Holder
 }
 
-func (i Info) inUse() bool { return i.Held+i.Waiting+i.Parked+i.Called > 0 }
+// Gate is a closed gate: until it opens nobody gets the lock, though slots may be free.
+type Gate struct {
+	// Reason is [ReasonRate], [ReasonHold] or [ReasonCooldown].
+	Reason string
+	// OpensIn is the time until it opens; 0: it is open.
+	OpensIn time.Duration
+}
+
+func (i Info) inUse() bool { return i.Held+i.Waiting+i.Parked+i.Called > 0 || i.Gate.OpensIn > 0 }
 
 // List yields every lock that is held, waited for or parked on under the Locker's prefix,
 // in no order. It walks the keys with SCAN, on every master of a Cluster, so it

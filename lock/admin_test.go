@@ -234,7 +234,7 @@ func TestBreakAll(t *testing.T) {
 		}
 		calm(t, b, 4)
 		if n, err := handle(b, m).BreakAll(t.Context()); n != 3 || err != nil {
-			t.Fatalf("BreakAll: %d, %v; want 2 holders and a cooldown", n, err)
+			t.Fatalf("BreakAll: %d, %v; want 2 holders and the gate", n, err)
 		}
 		for _, w := range waiters[:3] {
 			w.got(t)
@@ -242,7 +242,7 @@ func TestBreakAll(t *testing.T) {
 		for _, le := range []*Lease{first, second} {
 			endsWithin(t, le.Bind(t.Context()), soon)
 		}
-		if !waiters[3].pending() || band(t, m, "h:") != 3 || band(t, m, "c:") != 0 {
+		if !waiters[3].pending() || band(t, m, "h:") != 3 || band(t, m, "g:") != 0 {
 			t.Errorf("BreakAll let more in than there are slots; %s", dump(m))
 		}
 		audit(t, m)
@@ -591,10 +591,11 @@ func TestSweep(t *testing.T) {
 			return []redis.Z{{Member: "e:" + id, Score: 2e15 + float64(i)}, {Member: "d:" + id, Score: -past}}
 		}
 
-		// Two dead holders and a dead cooldown of one lock; the key goes.
+		// Three dead holders of one lock and a gate that is open; the key goes.
 		gone := l.Mutex("gone")
 		dead(gone, redis.Z{Member: "h:a.1.1|o|", Score: past}, redis.Z{Member: "h:a.1.2|o|", Score: past - 1e6},
-			redis.Z{Member: "c:a.1.3|o|", Score: past}, redis.Z{Member: "f", Score: -2.7e15})
+			redis.Z{Member: "h:a.1.3|o|", Score: past}, redis.Z{Member: "f", Score: -2.7e15},
+			redis.Z{Member: "g:cooldown:1000:0:0:1700000000000000", Score: 1.7e9})
 		// A live holder, three dead waiters among live ones.
 		mixed := l.Mutex("mixed")
 		holder, waiter := mixed.newLease(), mixed.newLease()

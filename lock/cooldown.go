@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// Cooldown is Unlock that leaves the slot taken until d after now, by nobody.
-// d is rounded up to whole milliseconds. d of 0 or less, and a lease of a pool,
-// make it a plain Unlock.
+// Cooldown is Unlock that closes the gate of the lock until d after now: nobody gets
+// the lock before, whatever its number of slots; other holders go on. A gate that is
+// closed for longer stays so. d is rounded up to whole milliseconds. d of 0 or less, and
+// a lease of a pool, make it a plain Unlock.
 //
 // After ErrBackend the cooldown is tried again with the release: several times a
 // second for as long as the lease would have lasted, then once more. It ends d
@@ -18,7 +19,7 @@ func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	if d > 0 && !le.lock.pool {
 		end = time.Now().Add(min(d, MaxTTL))
 	}
-	_, err := le.end(ctx, end, false)
+	_, err := le.end(ctx, ending{cooldown: end})
 	return err
 }
 
@@ -44,7 +45,7 @@ func (le *Lease) cooldownArgument() any {
 	return (*cooldownArg)(le)
 }
 
-// cooldownLeft is how long the slot is yet to be kept by nobody.
+// cooldownLeft is how long the gate is yet to be closed.
 func (le *Lease) cooldownLeft() time.Duration {
 	end := le.cooldownEnd.Load()
 	if end == nil {

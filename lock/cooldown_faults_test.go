@@ -60,12 +60,12 @@ func TestCooldownOutlivesACut(t *testing.T) {
 // against what was wanted.
 func coolsSoon(t *testing.T, le *Lease, until time.Time) {
 	t.Helper()
-	var end float64
+	var end time.Time
 	redistest.Eventually(t, soon, func() (ok bool) {
-		end, ok = stored(t, le.lock)["c:"+le.body]
+		_, end, ok = gateOf(t, le.lock)
 		return ok
 	}, "a cooldown; %s", stringer(func() string { return dump(le.lock) }))
-	left := time.UnixMilli(int64(end)).Sub(serverNow(t, le.lock))
+	left := end.Sub(serverNow(t, le.lock))
 	if late := left - time.Until(until); late.Abs() > time.Second {
 		t.Errorf("the cooldown ends %s after it was to end", late)
 	}

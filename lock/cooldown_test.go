@@ -23,21 +23,21 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 		}
 		after := serverNow(t, m)
 		audit(t, m)
-		end, ok := stored(t, m)["c:"+le.body]
-		if ms := time.UnixMilli(int64(end)); !ok || ms.Before(before.Add(cooldown-time.Millisecond)) || ms.After(after.Add(cooldown+time.Millisecond)) {
-			t.Fatalf("cooldown until %v, want %s after %v to %v; %s", ms, cooldown, before, after, dump(m))
+		reason, end, ok := gateOf(t, m)
+		if !ok || reason != ReasonCooldown || end.Before(before.Add(cooldown-time.Millisecond)) || end.After(after.Add(cooldown+time.Millisecond)) {
+			t.Fatalf("cooldown until %v, want %s after %v to %v; %s", end, cooldown, before, after, dump(m))
 		}
 
 		// Taken, by nobody.
 		busy := mustBeBusy(t, m)
-		if busy.Holder != "" || busy.Note != "" || busy.ExpiresIn <= 0 || busy.ExpiresIn > cooldown {
+		if busy.Reason != ReasonCooldown || busy.Holder != "" || busy.Note != "" || busy.ExpiresIn <= 0 || busy.ExpiresIn > cooldown {
 			t.Errorf("busy during a cooldown: %+v", busy)
 		}
 		if locked, err := m.Locked(t.Context()); !locked || err != nil {
 			t.Errorf("Locked: %v, %v", locked, err)
 		}
-		if h, err := m.Holders(t.Context()); err != nil || len(h) != 1 || !h[0].Cooldown || h[0].Owner != "a" || h[0].Note != "run 1" {
-			t.Errorf("Holders: %+v, %v", h, err)
+		if i, err := m.Inspect(t.Context()); err != nil || len(i.Holders) != 0 || i.Gate.Reason != ReasonCooldown || i.Gate.OpensIn <= 0 || i.Gate.OpensIn > cooldown {
+			t.Errorf("Inspect: %+v, %v", i, err)
 		}
 		if err := le.Extend(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Extend of a lease that cools down: %v, want ErrNotHeld", err)
@@ -45,9 +45,9 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 
 		// The waiter is granted at its end, and not before.
 		next := w.got(t)
-		if granted := time.UnixMicro(fenceOf(t, next)); granted.Before(time.UnixMilli(int64(end))) {
-			t.Errorf("the waiter was granted at %v, before the cooldown's end %v", granted, time.UnixMilli(int64(end)))
-		} else if late := granted.Sub(time.UnixMilli(int64(end))); late > 3*time.Second {
+		if granted := time.UnixMicro(fenceOf(t, next)); granted.Before(end) {
+			t.Errorf("the waiter was granted at %v, before the cooldown's end %v", granted, end)
+		} else if late := granted.Sub(end); late > 3*time.Second {
 			t.Errorf("the waiter was granted %s after the cooldown's end", late)
 		}
 		mustUnlock(t, next)
@@ -74,20 +74,29 @@ func TestCooldownOfNothingIsAPlainRelease(t *testing.T) {
 	})
 }
 
-// A cooldown fills one slot of several, and is not one for a lost lease.
+// A cooldown closes a semaphore for all that come, not for those who hold it. A lost
+// lease leaves none.
 func TestCooldownOfASemaphore(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
+		beside := mustTry(t, m)
 		if err := mustTry(t, m).Cooldown(t.Context(), time.Minute); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := m.Available(t.Context()); n != 1 || err != nil {
-			t.Errorf("Available: %d, %v; want 1", n, err)
+		if n, err := m.Available(t.Context()); n != 0 || err != nil {
+			t.Errorf("Available: %d, %v; want 0", n, err)
 		}
-		le := mustTry(t, m)
-		mustBeBusy(t, m)
-		mustUnlock(t, le)
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonCooldown || busy.ExpiresIn < 50*time.Second {
+			t.Errorf("busy with a slot free in a cooldown: %+v", busy)
+		}
+		if err := beside.Extend(t.Context(), time.Minute); err != nil {
+			t.Errorf("Extend of a lease beside a cooldown: %v", err)
+		}
+		mustUnlock(t, beside)
+		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
+			t.Errorf("BreakAll: %d, %v; want the gate", n, err)
+		}
 
 		short := handle(m.locker, m, TTL(MinTTL), NoRenew())
 		lost := mustTry(t, short)
@@ -95,8 +104,8 @@ func TestCooldownOfASemaphore(t *testing.T) {
 		if err := lost.Cooldown(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Cooldown of a lost lease: %v, want ErrNotHeld", err)
 		}
-		if n, err := m.Available(t.Context()); n != 1 || err != nil {
-			t.Errorf("Available: %d, %v; want 1", n, err)
+		if n, err := m.Available(t.Context()); n != 2 || err != nil {
+			t.Errorf("Available: %d, %v; want 2", n, err)
 		}
 	})
 }

@@ -81,8 +81,7 @@ func TestClockStep_cooldownFromTheFuture(t *testing.T) {
 	mustUnlock(t, mustTry(t, m))
 }
 
-// A cooldown that is longer than 30 s lasts its length after a step at least, and not
-// twice its length.
+// A cooldown that is longer than 30 s lasts its length after a step.
 func TestClockStep_longCooldownFromTheFuture(t *testing.T) {
 	t.Parallel()
 	l, step := stepped(t)
@@ -92,7 +91,7 @@ func TestClockStep_longCooldownFromTheFuture(t *testing.T) {
 		t.Fatal(err)
 	}
 	step(0)
-	if left := busyFor(t, m); left < time.Hour || left > 2*time.Hour {
+	if left := busyFor(t, m); left < 50*time.Minute || left > time.Hour {
 		t.Errorf("the cooldown of an hour lasts %s", left)
 	}
 }

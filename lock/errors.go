@@ -36,29 +36,42 @@ var (
 	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", ErrBackend)
 )
 
+// What a busy lock waits for, as [BusyError].Reason says it.
+const (
+	// ReasonHeld: others hold every slot, or are in line before.
+	ReasonHeld = "held by"
+	// ReasonRate: the lock has had as many starts as its [Rate] allows.
+	ReasonRate = "rate"
+	// ReasonHold: a holder said that nobody shall start for a time; see [Lease.Hold].
+	ReasonHold = "hold"
+	// ReasonCooldown: the last holder left a cooldown; see [Lease.Cooldown].
+	ReasonCooldown = "cooldown"
+)
+
 // BusyError says who stands in the way. It unwraps to [ErrBusy] and, where a
 // context ended the wait, to that context's error.
 type BusyError struct {
 	// Name is the lock's name as given to Mutex or Semaphore.
 	Name string
+	// Reason says what the lock waits for: [ReasonHeld], or, while its gate is closed,
+	// [ReasonRate], [ReasonHold] or [ReasonCooldown].
+	Reason string
 	// Holder is the owner label of one holder ([Options].Owner); empty when
-	// nobody holds the lock at the moment (the line goes first, or a cooldown).
+	// nobody holds the lock at the moment (the line goes first, or the gate is closed).
 	Holder string
 	// Note is that holder's note.
 	Note string
-	// ExpiresIn is the time to the first deadline among the holders, 0 when
-	// there is none. Holders renew and release, so this is a hint.
+	// ExpiresIn is the time until the gate opens where Reason is not [ReasonHeld], else
+	// that to the first deadline among the holders, 0 when there is none. Holders renew
+	// and release, so this is a hint.
 	ExpiresIn time.Duration
 	// Waited is how long the caller stood in line.
 	Waited time.Duration
 	// Place is the number of waiters before the caller when it was last told.
 	Place int
-	// Reason is [ReasonPaused] when an operator has paused the lock; Pause is that
-	// order then, and ExpiresIn the time to its end, 0 when it lasts until resumed.
-	Reason string
-	Pause  *Control
-	// Cooldown is true when the slot is kept taken by nobody until ExpiresIn.
-	Cooldown bool
+	// Pause is the order of an operator where Reason is [ReasonPaused]; ExpiresIn is the
+	// time to its end then, 0 when it lasts until resumed.
+	Pause *Control
 	// Parked is true when the lock's note keeps a place in line without the
 	// caller; see [Lock.LockOrPark].
 	Parked bool
@@ -80,8 +93,8 @@ func (e *BusyError) Error() string {
 	switch {
 	case e.Pause != nil:
 		fmt.Fprintf(&b, ": %s", e.Pause)
-	case e.Cooldown:
-		fmt.Fprintf(&b, ": cooling down for %s", e.ExpiresIn.Round(time.Millisecond))
+	case gateTexts[e.Reason] != "":
+		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
@@ -95,6 +108,13 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ": %v", e.cause)
 	}
 	return b.String()
+}
+
+// gateTexts says for each reason why nobody gets the lock.
+var gateTexts = map[string]string{
+	ReasonRate:     "its rate allows no start",
+	ReasonHold:     "on hold",
+	ReasonCooldown: "cooling down",
 }
 
 // Unwrap gives ErrBusy and what ended the wait.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -256,7 +257,7 @@ func stored(t testing.TB, m *Lock) map[string]float64 {
 	return scores
 }
 
-// band counts the members of a kind ("h:", "e:", "d:", "c:").
+// band counts the members of a kind ("h:", "e:", "d:", "g:").
 func band(t testing.TB, m *Lock, kind string) (n int) {
 	t.Helper()
 	for member := range stored(t, m) {
@@ -274,6 +275,17 @@ func holds(t testing.TB, le *Lease) (deadline time.Time, ok bool) {
 	return time.UnixMilli(int64(ms)), ok
 }
 
+// gateOf tells what moved the gate of m last, and when it opens by Redis' clock. ok: there is one.
+func gateOf(t testing.TB, m *Lock) (reason string, opens time.Time, ok bool) {
+	t.Helper()
+	for member, score := range stored(t, m) {
+		if f := strings.Split(member, ":"); f[0] == "g" && len(f) == 6 {
+			return f[1], time.UnixMicro(int64(math.Round(score * 1e6))), true
+		}
+	}
+	return "", time.Time{}, false
+}
+
 // serverNow is the server's clock.
 func serverNow(t testing.TB, m *Lock) time.Time {
 	t.Helper()
@@ -285,14 +297,17 @@ func serverNow(t testing.TB, m *Lock) time.Time {
 }
 
 // auditLua answers how long the key lives and the longest any entry does, in
-// one moment: {PTTL, ms of the longest holder, ms of the longest line entry}.
+// one moment: {PTTL, ms of the longest holder, ms of the longest line entry, ms for which
+// the gate has something to say}.
 const auditLua = `
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local pttl = redis.call('PTTL', KEYS[1])
 local holder = redis.call('ZREVRANGEBYSCORE', KEYS[1], 1e14, 1e11, 'WITHSCORES', 'LIMIT', 0, 1)
 local entry = redis.call('ZRANGEBYSCORE', KEYS[1], '-1e14', '-1e11', 'WITHSCORES', 'LIMIT', 0, 1)
-return {pttl, math.ceil((holder[2] or now) - now), math.ceil(-(entry[2] or -now) - now)}`
+local gate = redis.call('ZRANGEBYSCORE', KEYS[1], '1e9', '(1e11', 'WITHSCORES')
+local said = gate[1] and gate[2] * 1e3 + string.match(gate[1], '^g:%l+:%d+:%d+:(%d+):%d+$') / 1e3 or 0
+return {pttl, math.ceil((holder[2] or now) - now), math.ceil(-(entry[2] or -now) - now), math.ceil(said - now), #gate / 2}`
 
 // audit holds rule 12 against what is stored for m at this moment.
 func audit(t testing.TB, m *Lock) {
@@ -305,7 +320,7 @@ func audit(t testing.TB, m *Lock) {
 func auditKey(ctx context.Context, rdb redis.Scripter, key string) error {
 	r, err := rdb.Eval(ctx, auditLua, []string{key}).Int64Slice()
 	switch {
-	case err != nil || len(r) != 3:
+	case err != nil || len(r) != 5:
 		return nil // the server is away: nothing can be said
 	case r[0] == -2: // no such key
 		return nil
@@ -313,6 +328,10 @@ func auditKey(ctx context.Context, rdb redis.Scripter, key string) error {
 		return fmt.Errorf("%q has no TTL", key)
 	case r[0] < r[1], r[0] < r[2]:
 		return fmt.Errorf("%q lives for %d ms, but a holder for %d and a line entry for %d", key, r[0], r[1], r[2])
+	case r[0] < r[3]:
+		return fmt.Errorf("%q lives for %d ms, but its gate for %d", key, r[0], r[3])
+	case r[4] > 1:
+		return fmt.Errorf("%q has %d gates", key, r[4])
 	}
 	return nil
 }
@@ -359,7 +378,7 @@ func warm(t testing.TB, m *Lock) {
 }
 
 var scripts = []*script{
-	askScript, releaseScript, callScript, renewScript, confirmScript, inspectScript, breakScript, sweepScript,
+	askScript, releaseScript, callScript, holdScript, renewScript, confirmScript, inspectScript, breakScript, sweepScript,
 	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
 	claimTakeScript, claimKeepScript, claimDropScript,

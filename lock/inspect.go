@@ -19,9 +19,6 @@ type Holder struct {
 	Note string
 	// ExpiresIn is the time to its deadline unless renewed.
 	ExpiresIn time.Duration
-	// Cooldown is true when nobody holds the slot: it is kept taken after a
-	// release with a cooldown. Owner and Note are then the last holder's.
-	Cooldown bool
 }
 
 // maxHolders bounds what Holders lists.
@@ -34,13 +31,16 @@ func (m *Lock) Locked(ctx context.Context) (bool, error) {
 	return n == 0 && err == nil, err
 }
 
-// Available is the number of free slots, none while the lock is paused. Like Locked it
-// is already history.
+// Available is the number of free slots; none while the lock is paused or its gate is
+// closed. Like Locked it is already history.
 func (m *Lock) Available(ctx context.Context) (int, error) {
 	if err := m.enterControlled(ctx); err != nil {
 		return 0, err
 	}
 	info, err := m.inspect(ctx, 0, "")
+	if info.Gate.OpensIn > 0 {
+		return 0, err
+	}
 	return max(0, m.slots()-info.Held), err
 }
 
@@ -82,6 +82,7 @@ func parseInspect(key string, reply any, err error) (Info, error) {
 		info.Granted = time.Duration(us-fence) * time.Microsecond
 	}
 	members := field[[]any](f, 7)
+	info.Gate = Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}
 	if err := f.err(reply); err != nil {
 		return Info{}, backendError("inspect", key, err)
 	}
@@ -99,15 +100,15 @@ func parseInspect(key string, reply any, err error) (Info, error) {
 	return info, nil
 }
 
-// parseHolder reads a member of the holders' band: h:<token>|<owner>|<note>, or
-// c: for a cooldown. A pool's has the value before the token.
+// parseHolder reads a member of the holders' band: h:<token>|<owner>|<note>. A pool's
+// has the value before the token.
 func parseHolder(member string) (Holder, bool) {
 	kind, body, ok := strings.Cut(member, ":")
 	f := strings.SplitN(body, "|", 3)
-	if !ok || len(f) != 3 || (kind != "h" && kind != "c") {
+	if !ok || len(f) != 3 || kind != "h" {
 		return Holder{}, false
 	}
-	return Holder{Token: f[0], Owner: unescape(f[1]), Note: f[2], Cooldown: kind == "c"}, true
+	return Holder{Token: f[0], Owner: unescape(f[1]), Note: f[2]}, true
 }
 
 func (m *Lock) parseHolder(member string) (Holder, bool) {

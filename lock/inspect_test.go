@@ -36,7 +36,7 @@ func TestInspect(t *testing.T) {
 		a := mustTry(t, m)
 		h := check("two", 0, 0, 2)
 		if len(h) == 2 { // first deadline first
-			if h[0].Owner != "a" || h[0].Note != "first" || h[0].Token != a.Token() || h[0].Cooldown ||
+			if h[0].Owner != "a" || h[0].Note != "first" || h[0].Token != a.Token() ||
 				h[0].ExpiresIn <= 0 || h[0].ExpiresIn > time.Minute+time.Millisecond {
 				t.Errorf("first holder %+v", h[0])
 			}

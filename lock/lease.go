@@ -24,8 +24,9 @@ type Lease struct {
 	asks      atomic.Int32
 	releases  atomic.Int32
 	consuming atomic.Bool // the value is to leave its pool, and Redis has not confirmed it
-	// cooldownEnd is until when each release leaves the slot taken by nobody, on
-	// the local monotonic clock; nil: it frees the slot. Set once, before the first.
+	used      atomic.Bool // its caller ended it: its start counts; see GiveBack
+	// cooldownEnd is until when each release closes the gate, on the local monotonic
+	// clock; nil: it leaves the gate alone. Set once, before the first.
 	cooldownEnd atomic.Pointer[time.Time]
 
 	// What follows is guarded by the renewer's mutex; fence is set before the
@@ -152,7 +153,7 @@ func (le *Lease) Unlock(ctx context.Context) error {
 // Release is Unlock that also tells how many slots are free now; waiters that
 // were granted one have been counted as holders.
 func (le *Lease) Release(ctx context.Context) (free int, err error) {
-	return le.end(ctx, time.Time{}, false)
+	return le.end(ctx, ending{})
 }
 
 // Consume ends a lease of a pool for good: its value leaves the pool. The
@@ -162,7 +163,7 @@ func (le *Lease) Consume(ctx context.Context) error {
 	if !le.lock.pool {
 		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
 	}
-	_, err := le.end(ctx, time.Time{}, true)
+	_, err := le.end(ctx, ending{consume: true})
 	return err
 }
 
@@ -181,21 +182,28 @@ func (le *Lease) Held() bool {
 // Redis has heard of it.
 func (le *Lease) endedByOwner() bool { return le.lock.locker.renewer.stateOf(le) == released }
 
-// end ends the lease. cooldown is until when the slot stays taken, zero for not at
-// all; consume is for pools.
-func (le *Lease) end(ctx context.Context, cooldown time.Time, consume bool) (int, error) {
+// ending says how a lease ends. The zero value gives its slot back.
+type ending struct {
+	cooldown time.Time // until when the gate is closed; zero: it is left alone
+	consume  bool      // the value leaves its pool
+	unused   bool      // its start does not count for the rate
+}
+
+// end ends the lease.
+func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	was, deadline := le.lock.locker.renewer.drop(le)
 	if was == released {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
 	le.lock.locker.parking.held(le.lock, time.Since(le.taken))
 	if was == lost {
-		cooldown, consume = time.Time{}, false
+		e.cooldown, e.consume = time.Time{}, false
 	}
-	if !cooldown.IsZero() {
-		le.cooldownEnd.Store(&cooldown)
+	if !e.cooldown.IsZero() {
+		le.cooldownEnd.Store(&e.cooldown)
 	}
-	le.consuming.Store(consume)
+	le.consuming.Store(e.consume)
+	le.used.Store(!e.unused)
 	free, held, err := le.release(ctx)
 	if err == nil {
 		le.lock.locker.spawnDoubt(le)
@@ -249,7 +257,7 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 func (le *Lease) releaseArgs() (*script, []any) {
 	m := le.lock
 	inbound, life := m.locker.parking.wanted(m)
-	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.slots()), le.cooldownArgument(), life})
+	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
 	if m.pool {
 		consume := ""
 		if le.consuming.Load() {

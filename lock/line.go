@@ -45,10 +45,11 @@ type line struct {
 type waiter struct {
 	lease *Lease
 
-	parks   bool // its goroutine takes being parked for an answer
-	parking bool // it is to be parked at the next ask
-	called  bool // it is back from a call
-	away    bool // it is out of line: parked, or not for its own note's sake
+	until   time.Time // when its wait ends; zero: not by the clock
+	parks   bool      // its goroutine takes being parked for an answer
+	parking bool      // it is to be parked at the next ask
+	called  bool      // it is back from a call
+	away    bool      // it is out of line: parked, or not for its own note's sake
 
 	asking    bool      // an ask is on its way
 	asked     wish      // what the last ask was for
@@ -87,6 +88,7 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 			w.asked = parks // it is paused: no goroutine is held for that
 		}
 	}
+	w.until, _ = waiting.Deadline()
 	began := time.Now()
 	// Known to the line before the ask joins: its grant may be published
 	// before the reply is read.
@@ -209,16 +211,24 @@ func (n *line) settle(w *waiter, a answer, err error, sent time.Time) {
 			w.hint = message{} // refuted: we did not hold the lock after that grant
 		}
 		w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
-		if w.parks && (a.cooldown() > longCooldown || w.lease.lock.slots() == 0) {
-			w.parking = true // nobody is at work, or may begin: no worker is held for that
+		if w.parks && (a.gate > longGate || w.lease.lock.slots() == 0) {
+			w.parking = true // nobody may begin: no worker is held for that
 		}
 		if again || w.parking || a.more {
 			w.refreshAt = now
 		}
 		// Only the first in line watch the first deadline; one of them will
-		// be granted what it frees.
-		if a.deadline >= 0 && a.place < w.lease.lock.slots() {
+		// be granted what it frees. The very first watches the gate.
+		switch {
+		case a.gate > 0 && a.place == 0:
+			w.expiryAt = now.Add(a.gate)
+		case a.gate == 0 && a.deadline >= 0 && a.place < w.lease.lock.slots():
 			w.expiryAt = now.Add(a.deadline + time.Millisecond)
+		}
+		if w.inVain(now, a.gate) {
+			w.err = w.lease.lock.busy(a, 0, context.DeadlineExceeded)
+			n.finish(w)
+			break
 		}
 		n.take(w)
 	}
@@ -254,6 +264,10 @@ func (n *line) hear(msg message) {
 	}
 	if msg.fence == stopFence {
 		n.stop(msg.token)
+		return
+	}
+	if msg.fence == gateFence {
+		n.watchGate(msg)
 		return
 	}
 	n.mu.Lock()

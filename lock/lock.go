@@ -12,31 +12,33 @@ import (
 // mutex has N = 1, a semaphore more. It is a handle only: two with the same
 // name are the same lock. Immutable, safe for concurrent use, nothing to close.
 type Lock struct {
-	locker  *Locker
-	name    string
-	parts   []string
-	given   string   // the key of WithKey; empty: made from name and parts
-	keys    []string // exactly one
-	limit   int
-	ttl     time.Duration
-	maxHold time.Duration
-	renew   bool
-	margin  time.Duration // see Margin; unset: the default
-	note    string
-	apart   bool // see OnePerNote
-	whole   bool // see Uninterrupted
-	onWait  func()
-	arrival int64  // 0: none, see OnStop
-	onStop  func() // nil: none
-	pool    bool   // a pool's slots are its values
-	leads   bool   // it is of Lead: one holder, whatever limit a control sets
-	ttlArg  any    // ttl in ms, boxed once
-	keepArg any    // how long the key lasts after a take, in ms, boxed once
-	err     error  // what is wrong with the definition; every operation returns it
+	locker     *Locker
+	name       string
+	parts      []string
+	given      string   // the key of WithKey; empty: made from name and parts
+	keys       []string // exactly one
+	limit      int
+	ttl        time.Duration
+	maxHold    time.Duration
+	renew      bool
+	margin     time.Duration // see Margin; unset: the default
+	note       string
+	apart      bool // see OnePerNote
+	whole      bool // see Uninterrupted
+	onWait     func()
+	arrival    int64  // 0: none, see OnStop
+	onStop     func() // nil: none
+	pool       bool   // a pool's slots are its values
+	rate       rate   // see Rate
+	inTimeOnly bool   // see InTimeOnly
+	leads      bool   // it is of Lead: one holder, whatever limit a control sets
+	ttlArg     any    // ttl in ms, boxed once
+	keepArg    any    // how long the key lasts after a take, in ms, boxed once
+	err        error  // what is wrong with the definition; every operation returns it
 }
 
-// Option refines a lock; see TTL, Margin, MaxHold, NoRenew, Note, Parts, OnWait and
-// OnStop.
+// Option refines a lock; see TTL, Margin, MaxHold, NoRenew, Note, Parts, Rate, OnWait
+// and OnStop.
 type Option func(*Lock)
 
 // TTL sets the length of a lease: how long the lock stays taken after its
@@ -72,6 +74,11 @@ func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 // it, and Parts has no effect. Whoever has made the key already saves making it
 // again. The key must begin with the Locker's Prefix. The name remains in errors.
 func WithKey(key string) Option { return func(m *Lock) { m.given = key } }
+
+// InTimeOnly has Lock return at once, with an error that Is ErrBusy and
+// context.DeadlineExceeded, when its ctx ends before the gate opens. Without it Lock
+// waits all the same: the gate may be opened sooner, by [Lock.BreakAll].
+func InTimeOnly() Option { return func(m *Lock) { m.inTimeOnly = true } }
 
 // OnWait has f called when a call of Lock finds the lock taken and stands in
 // line: once for each such call, on its goroutine, never by TryLock. The wait is
@@ -111,6 +118,8 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, m.limit)
 	case m.maxHold < 0:
 		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
+	case m.rate.err != nil:
+		m.err = fmt.Errorf("lock: %q: %w", name, m.rate.err)
 	case m.margin != unset && (m.margin < 0 || m.margin > m.ttl/3):
 		m.err = fmt.Errorf("lock: %q: Margin is %s: from 0 to a third of the TTL, which is %s", name, m.margin, m.ttl)
 	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
@@ -215,6 +224,8 @@ type answer struct {
 	more     bool          // busy: dropping dead waiters was cut short, ask again at once
 	place    int           // busy: waiters before us
 	holder   string        // busy: a holder's member, or none
+	gate     time.Duration // busy: until the gate opens, where that is what it waits for; else 0
+	reason   string        // what closed the gate
 
 	// Of a lock whose note was parked before, or is now.
 	back   bool
@@ -280,7 +291,7 @@ func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
 	if w.park {
 		park = 1
 	}
-	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.slots()), park})
+	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.slots()), park, m.rate.every, m.rate.spare})
 }
 
 // parseAnswer reads the reply of ask or pool_take; see their headers.
@@ -300,6 +311,9 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 			a.back, a.inLine, a.trip, a.others, a.parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
 			a.taken = time.Duration(a.serverUS-f.num(8)) * time.Microsecond
 		}
+		if f.wrong = f.wrong || !a.readGate(); f.wrong {
+			break
+		}
 	default:
 		f.wrong = true
 	}
@@ -311,20 +325,21 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 
 // busy makes the error for an answer.
 func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
-	e := &BusyError{Name: m.name, Waited: waited, Place: a.place, Parked: a.parked, cause: cause}
+	e := &BusyError{Name: m.name, Reason: ReasonHeld, Waited: waited, Place: a.place, Parked: a.parked, cause: cause}
 	if a.deadline > 0 {
 		e.ExpiresIn = a.deadline
 	}
 	if a.parked {
 		e.TakenFor, e.InLine = max(0, a.taken), max(0, a.inLine)
 	}
+	if a.gate > 0 {
+		e.Reason, e.ExpiresIn = a.reason, a.gate
+	}
 	if paused := m.pausedError(); paused != nil {
 		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0
 	}
-	if h, ok := m.parseHolder(a.holder); ok && !h.Cooldown {
+	if h, ok := m.parseHolder(a.holder); ok {
 		e.Holder, e.Note = h.Owner, h.Note
-	} else {
-		e.Cooldown = ok
 	}
 	return e
 }

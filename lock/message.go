@@ -7,17 +7,19 @@ import (
 
 // message is a grant as published: token, fence, server time; or the news that
 // a lease was broken: then the fence is brokenFence; or that somebody newer asks
-// to stop: then it is stopFence.
+// to stop: then it is stopFence; or the news for the first in line when the gate opens:
+// then it is gateFence.
 type message struct {
 	token string
 	fence int64
 	us    int64
-	value string // out of a pool, escaped
+	value string // out of a pool, escaped; of the gate: opens in (us)
 }
 
 const (
 	brokenFence = -1
 	stopFence   = -2
+	gateFence   = -3
 )
 
 // parseMessage reads "<token> <fence> <server us>", and a value where there is one.

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// longCooldown is how much of a cooldown has to be left for a waiter to park
-// at once: nobody holds the slot, and nothing can free it sooner.
-const longCooldown = time.Second
+// longGate is for how long the gate has to be closed yet for a waiter to park at once.
+const longGate = time.Second
 
 // LockOrPark waits for the lock as Lock does, until yield is closed: from then
 // on a place in line is kept without the caller, under the lock's [Note], and
@@ -21,9 +20,9 @@ const longCooldown = time.Second
 // What waits in a goroutine is served first come, first served; what is parked
 // is called so, and may be overtaken by goroutines, for no slot is reserved. A
 // note parks once on a lock, and not behind itself: while a holder (of the first
-// 1,000) has the same note the answer is a *BusyError at once, without Parked. Of a
-// cooldown of which more than a second is left, and of a lock that is paused, it parks
-// without waiting for yield.
+// 1,000) has the same note the answer is a *BusyError at once, without Parked. While
+// the gate is closed for more than a second, or the lock is paused, it parks without
+// waiting for yield.
 //
 // Any other error means that nothing is kept: where the outcome is not known, a
 // place may stay behind, to which the Caller answers [FateGone]. One that was
@@ -56,13 +55,5 @@ func (m *Lock) parkable() error {
 // own note.
 func (m *Lock) noteHolds(a answer) bool {
 	h, ok := m.parseHolder(a.holder)
-	return ok && !h.Cooldown && h.Note == m.note
-}
-
-// cooldown is how long a slot is yet kept by nobody; 0 where somebody holds it.
-func (a answer) cooldown() time.Duration {
-	if len(a.holder) > 1 && a.holder[0] == 'c' {
-		return a.deadline
-	}
-	return 0
+	return ok && h.Note == m.note
 }

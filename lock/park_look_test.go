@@ -138,9 +138,12 @@ func TestTheEndOfAHolderIsNoticed(t *testing.T) {
 	})
 }
 
-// firstDeadline is the end of the first holder or cooldown, by Redis' clock.
+// firstDeadline is the end of the first holder, or when the gate opens, by Redis' clock.
 func firstDeadline(t testing.TB, m *Lock) time.Time {
 	t.Helper()
+	if _, opens, ok := gateOf(t, m); ok {
+		return opens
+	}
 	for _, score := range stored(t, m) {
 		if score > 1e11 && score < 1e14 {
 			return time.UnixMilli(int64(score))

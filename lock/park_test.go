@@ -124,7 +124,7 @@ func TestLockOrParkParksAtOnce(t *testing.T) {
 			before := serverNow(t, m)
 			busy := mustPark(t, noted(m, note))
 			after := serverNow(t, m)
-			if busy.Place != i || busy.Holder != "me" || busy.Note != "first" || busy.Cooldown ||
+			if busy.Place != i || busy.Holder != "me" || busy.Note != "first" || busy.Reason != ReasonHeld ||
 				busy.ExpiresIn <= 0 || busy.ExpiresIn > 5*time.Second+time.Millisecond || busy.Name != m.Name() {
 				t.Errorf("%s: %+v, want place %d behind first", note, busy, i)
 			}
@@ -358,7 +358,7 @@ func TestCooldownParks(t *testing.T) {
 		}
 		a, _ := orParkBeside(t, noted(m, "job"))
 		busy := wantBusy(t, a.failed(t))
-		if !busy.Parked || !busy.Cooldown || busy.Holder != "" || busy.ExpiresIn < 50*time.Second {
+		if !busy.Parked || busy.Reason != ReasonCooldown || busy.Holder != "" || busy.ExpiresIn < 50*time.Second {
 			t.Errorf("%+v", busy)
 		}
 		if _, _, ok := away(t, a.lock); !ok {

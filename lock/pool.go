@@ -26,11 +26,14 @@ import (
 type Pool struct{ m *Lock }
 
 // Pool is the pool called name. TTL, MaxHold, NoRenew, Note and Parts apply to
-// it as to a lock. A pool and a lock of one name have nothing to do with each
+// it as to a lock; Rate is refused. A pool and a lock of one name have nothing to do with each
 // other.
 func (l *Locker) Pool(name string, options ...Option) *Pool {
 	m := l.Semaphore(name, 1, options...)
 	m.pool = true
+	if m.rate.every > 0 && m.err == nil {
+		m.err = fmt.Errorf("lock: pool %q: a pool has no Rate: its slots are its values; leave the option out", name)
+	}
 	m.keys = []string{m.keys[0] + ":pool"}
 	return &Pool{m}
 }

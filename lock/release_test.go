@@ -52,7 +52,7 @@ func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
 		if !behind.pending() {
 			t.Error("the late release let the next one in")
 		}
-		if n := band(t, m, "h:") + band(t, m, "c:"); n != 1 {
+		if n := band(t, m, "h:") + band(t, m, "g:"); n != 1 {
 			t.Errorf("%d slots are taken, want 1; %s", n, dump(m))
 		}
 		mustUnlock(t, successor)
@@ -122,7 +122,7 @@ func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
 		if err := le.Cooldown(t.Context(), time.Minute); err != nil {
 			t.Errorf("Cooldown with its reply lost: %v", err)
 		}
-		if band(t, m, "c:") != 1 {
+		if band(t, m, "g:") != 1 {
 			t.Errorf("no cooldown; %s", dump(m))
 		}
 	})
@@ -201,7 +201,7 @@ func TestRule10_UnlockWorksOnAnEndedContext(t *testing.T) {
 		if err := le.Cooldown(ended, time.Minute); err != nil {
 			t.Errorf("Cooldown: %v", err)
 		}
-		if band(t, m, "c:") != 1 {
+		if band(t, m, "g:") != 1 {
 			t.Errorf("no cooldown; %s", dump(m))
 		}
 	})

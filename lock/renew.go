@@ -200,6 +200,13 @@ func (r *renewer) stateOf(le *Lease) leaseState {
 	return le.state
 }
 
+// fenceOf is the fence of a lease, 0 when it was not granted yet.
+func (r *renewer) fenceOf(le *Lease) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return le.fence
+}
+
 // extended notes a renewal that Redis confirmed; false when the lease ended
 // meanwhile.
 func (r *renewer) extended(le *Lease, sent time.Time, length time.Duration) bool {

@@ -74,7 +74,7 @@ func (m *Lock) replicated(ctx context.Context, le *Lease) (*Lease, error) {
 		m.locker.abandon(le)
 		return nil, err
 	}
-	_ = le.Unlock(ctx) // what Redis could not be told is told again beside
+	_ = le.GiveBack(ctx) // what Redis could not be told is told again beside
 	return nil, err
 }
 

@@ -37,9 +37,10 @@ func (s *script) short(args []any) []any {
 // The operations. Each takes exactly one key: the lock, the pool, the arrivals
 // at a lock, the claim, or the controls.
 var (
-	askScript     = load("ask", "body", "keep", "stay=0", "limit=1", "park=0")
-	releaseScript = load("release", "body", "inbound=0", "limit=1", "cooldown=0", "life=1000")
+	askScript     = load("ask", "body", "keep", "stay=0", "limit=1", "park=0", "every=0", "spare=0")
+	releaseScript = load("release", "body", "inbound=0", "limit=1", "cooldown=0", "life=1000", "unused=0")
 	callScript    = load("call", "limit", "inbound", "life", "note", "fate")
+	holdScript    = load("hold", "body", "length")
 	renewScript   = load("renew", "body", "length")
 	confirmScript = load("confirm", "body", "length")
 	inspectScript = load("inspect", "most", "note")
@@ -64,7 +65,7 @@ var (
 	controlWriteScript = load("control_write", "target", "before", "after")
 )
 
-// Replies of renew and confirm, as their headers name them. The others answer with numbers
+// Replies of renew, confirm and hold, as their headers name them. The others answer with numbers
 // and lists that mean what they say.
 const (
 	renewLost    = 0
@@ -82,7 +83,7 @@ func load(name string, args ...string) *script {
 		return string(src)
 	}
 	src := read(name)
-	for _, shared := range []string{"clock", "deadline", "line", "calls", "pool_line", "claim"} {
+	for _, shared := range []string{"clock", "deadline", "line", "gate", "calls", "pool_line", "claim"} {
 		if marker := "--@include " + shared + "\n"; strings.Contains(src, marker) {
 			src = strings.Replace(src, marker, read(shared), 1)
 		}

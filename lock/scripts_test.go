@@ -17,7 +17,7 @@ import (
 )
 
 // included are files that are part of others and not sent alone.
-var included = []string{"clock", "deadline", "line", "calls", "pool_line", "claim"}
+var included = []string{"clock", "deadline", "line", "gate", "calls", "pool_line", "claim"}
 
 // Each file in lua/ is loaded, and sent whole.
 func TestScriptsAreLoaded(t *testing.T) {
@@ -169,7 +169,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	_, err1 := m.Available(t.Context())
 	m.locker.parking.tell(m, "", FateUnsure)
 	le := mustTry(t, m)
-	err2 := le.Extend(t.Context(), time.Second)
+	err2 := errors.Join(le.Extend(t.Context(), time.Second), le.Hold(t.Context(), time.Second))
 	m.locker.conn.confirm(t.Context(), []*call{{keys: m.keys, args: []any{le.heldArg, 1000}}}, 0, time.Second)
 	err3 := le.Unlock(t.Context())
 	_, err4 := m.BreakAll(t.Context())
@@ -363,7 +363,7 @@ func TestScriptReplies(t *testing.T) {
 		equal("release again", release(a), int64(-1))
 		granted("release with one in line", release(b), d, 0)
 		r, ok := run(inspectScript, 10, "").([]any)
-		if !ok || len(r) != 8 {
+		if !ok || len(r) != 10 {
 			t.Fatalf("inspect is answered %v", r)
 		}
 		equal("holders", r[1], int64(2))

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"runtime"
+	"strconv"
 	"time"
 )
 
@@ -54,4 +55,29 @@ func (n *line) askAgain(which func(*waiter) bool) {
 	}
 	n.mu.Unlock()
 	n.alarm.set(next)
+}
+
+// watchGate has the waiter that is first in line ask when the gate opens. The message
+// may be old, or get lost: then an ask comes in vain, or with the next refresh.
+func (n *line) watchGate(msg message) {
+	us, err := strconv.ParseInt(msg.value, 10, 64)
+	if err != nil || us < 0 || us > MaxTTL.Microseconds() {
+		return
+	}
+	n.mu.Lock()
+	var next time.Time
+	if w := n.waiters[msg.token]; w != nil && !w.gone && msg.us > w.last.serverUS {
+		w.expiryAt = time.Now().Add(time.Duration(us) * time.Microsecond)
+		// The reply to an ask under way may not know of it yet, and overwrites it.
+		w.again = w.again || w.asking
+		next = w.next()
+	}
+	n.mu.Unlock()
+	n.alarm.set(next)
+}
+
+// inVain tells whether the wait of w ends before the gate opens, and w is not to wait
+// then. Callers hold mu.
+func (w *waiter) inVain(now time.Time, gate time.Duration) bool {
+	return w.lease.lock.inTimeOnly && gate > 0 && !w.until.IsZero() && w.until.Before(now.Add(gate))
 }

@@ -107,13 +107,13 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	le, err := m.TryLock(ctx)
 	check("TryLock", err == nil, err)
 	check("the token", !strings.ContainsAny(le.Token(), "|{} \n%"), le.Token())
-	held := func(m *Lock, want *Lease, cooldown bool) {
+	held := func(m *Lock, want *Lease) {
 		t.Helper()
 		h, err := m.Holders(ctx)
 		check("Holders", err == nil && len(h) == 1 && h[0].Owner == w.owner && h[0].Note == m.note &&
-			h[0].Token == want.Token() && h[0].Cooldown == cooldown, h, err)
+			h[0].Token == want.Token(), h, err)
 	}
-	held(m, le, false)
+	held(m, le)
 	one := at(1, w.note)
 	_, err = one.TryLock(ctx)
 	busy, ok := asBusy(err)
@@ -149,7 +149,7 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 
 	// From holder to waiter to what is parked, and to a cooldown.
 	check("Unlock", le.Unlock(ctx) == nil)
-	held(one, waiter, false)
+	held(one, waiter)
 	_, was, err := waiter.release(ctx)
 	check("release of the waiter", was && err == nil, err)
 	reply, err := m.locker.conn.run(ctx, callScript, m.keys, []any{1, 1, 1000, "", 0})
@@ -159,9 +159,16 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	check("called", err == nil && len(line) == 1 && line[0].Called && line[0].Note == parked.note, line, err)
 	le, err = parked.TryLock(ctx)
 	check("TryLock of what was called", err == nil, err)
-	held(parked, le, false)
+	held(parked, le)
 	check("Cooldown", le.Cooldown(ctx, time.Minute) == nil)
-	held(parked, le, true)
+	info, err = parked.Inspect(ctx)
+	check("the gate", err == nil && info.Gate.Reason == ReasonCooldown && info.Held == 0, info, err)
+	_, err = m.BreakAll(ctx)
+	check("BreakAll of a cooldown", err == nil, err)
+	le, err = parked.TryLock(ctx)
+	check("TryLock after a cooldown", err == nil, err)
+	check("Hold", le.Hold(ctx, time.Minute) == nil)
+	check("Unlock in a hold", le.Unlock(ctx) == nil)
 	n, err := m.BreakAll(ctx)
 	check("BreakAll", err == nil && n == 1, n, err)
 	is, err := m.Exists(ctx)

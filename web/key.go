@@ -40,12 +40,11 @@ type keyView struct {
 }
 
 type holderView struct {
-	Token    string
-	Owner    string
-	Task     task
-	State    string
-	Until    time.Time
-	Cooldown bool
+	Token string
+	Owner string
+	Task  task
+	State string
+	Until time.Time
 }
 
 type waiterView struct {
@@ -99,7 +98,7 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 	states := p.states()
 	for _, h := range info.Holders {
 		t := p.taskOf(h.Note)
-		v.Holders = append(v.Holders, holderView{h.Token, printable.Short(h.Owner), t, states(t), v.Now.Add(h.ExpiresIn), h.Cooldown})
+		v.Holders = append(v.Holders, holderView{h.Token, printable.Short(h.Owner), t, states(t), v.Now.Add(h.ExpiresIn)})
 	}
 	if len(line) == 0 {
 		return nil

@@ -15,15 +15,16 @@ import (
 // row is one lock in the list of all. There may be 100,000 of them, so it keeps what
 // the list shows and nothing else. Times are by the clock of this process.
 type row struct {
-	Key      string
-	Held     int
-	Waiting  int
-	Parked   int // the called ones included
-	Since    time.Time
-	Until    time.Time // of the first holder; zero without one
-	Owner    string    // of the first holder
-	Note     string    // of the first holder
-	Cooldown bool      // the first holder is none: the slot cools down
+	Key     string
+	Held    int
+	Waiting int
+	Parked  int // the called ones included
+	Since   time.Time
+	Until   time.Time // of the first holder; zero without one
+	Owner   string    // of the first holder
+	Note    string    // of the first holder
+	Closed  string    // why nobody starts: rate, hold or cooldown; empty: the gate is open
+	Opens   time.Time // Closed: when it opens
 }
 
 // newRow makes a row of what package lock tells, asked at that time.
@@ -32,9 +33,12 @@ func newRow(info lock.Info, at time.Time) row {
 	if info.Held > 0 && info.Granted > 0 {
 		r.Since = at.Add(-info.Granted)
 	}
+	if info.Gate.OpensIn > 0 {
+		r.Closed, r.Opens = info.Gate.Reason, at.Add(info.Gate.OpensIn)
+	}
 	if len(info.Holders) > 0 {
 		h := info.Holders[0]
-		r.Until, r.Owner, r.Note, r.Cooldown = at.Add(h.ExpiresIn), h.Owner, h.Note, h.Cooldown
+		r.Until, r.Owner, r.Note = at.Add(h.ExpiresIn), h.Owner, h.Note
 	}
 	return r
 }

@@ -21,7 +21,7 @@ func newBreak(a *app) *cobra.Command {
 		Use:   "break KEY [--holder TOKEN]",
 		Short: "Take a lock from its holders, after asking",
 		Long: `Take a lock from its holders: from all that are shown, or from the one with the
-token given (list --json and show tell tokens). A cooldown ends, too. The first in
+token given (list --json and show tell tokens). A gate that a hold or a cooldown has closed opens, too. The first in
 line gets the lock at once. Each holder is told: the context of its handler ends
 with cause lock.ErrLost, at its next renewal at the latest. Until then it may
 still be at work: break a lock whose holder is known to hang.

@@ -121,18 +121,19 @@ func rows(s inspect.Lock, now time.Time) [][]string {
 	if s.Parked > 0 {
 		line += fmt.Sprintf(" (%d parked)", s.Parked)
 	}
-	if len(s.Holders) == 0 {
+	if len(s.Holders) == 0 && s.Gate == nil {
 		return [][]string{{s.Key, "-", "-", "-", "-", line}}
 	}
-	all := make([][]string, 0, len(s.Holders))
+	all := make([][]string, 0, len(s.Holders)+1)
 	for _, h := range s.Holders {
-		owner, taken := h.Owner, "-"
-		if h.Cooldown {
-			owner = "(cooling down)"
-		} else if s.Since != nil && s.Held == 1 {
+		taken := "-"
+		if s.Since != nil && s.Held == 1 {
 			taken = printable.Duration(now.Sub(*s.Since)) + " ago"
 		}
-		all = append(all, []string{s.Key, owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " + printable.Duration(h.Until.Sub(now)), line})
+		all = append(all, []string{s.Key, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " + printable.Duration(h.Until.Sub(now)), line})
+	}
+	if s.Gate != nil {
+		all = append(all, []string{s.Key, "(" + s.Gate.String() + ")", "-", "-", "in " + printable.Duration(s.Gate.Opens.Sub(now)), line})
 	}
 	return all
 }

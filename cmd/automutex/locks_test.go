@@ -48,7 +48,7 @@ func testList(t *testing.T, b binary) {
 		}
 		rows := map[string]string{}
 		for row := range strings.Lines(squeeze(r.stdout)) {
-			for _, id := range []string{"first", "second", "one", "two", "by hand"} {
+			for _, id := range []string{"first", "second", "one", "two", "cooling down"} {
 				if strings.Contains(row, id) {
 					rows[id] = row
 				}
@@ -56,10 +56,10 @@ func testList(t *testing.T, b binary) {
 		}
 		key := func(scope string, parts ...string) string { return lock.Key(tr.prefix, scope, parts...) }
 		for id, want := range map[string][]string{
-			"first":   {key("work", "a b") + " worker-1:4242 " + tr.queue + "/first ", " ago in ", " 2\n"},
-			"one":     {key("report") + " worker-1:4242 " + tr.queue + "/one - in ", " 0\n"},
-			"two":     {key("report") + " worker-1:4242 " + tr.queue + "/two - in ", " 0\n"},
-			"by hand": {key("cron") + " (cooling down) by hand\\u001b[2J - in ", " 0\n"},
+			"first":        {key("work", "a b") + " worker-1:4242 " + tr.queue + "/first ", " ago in ", " 2\n"},
+			"one":          {key("report") + " worker-1:4242 " + tr.queue + "/one - in ", " 0\n"},
+			"two":          {key("report") + " worker-1:4242 " + tr.queue + "/two - in ", " 0\n"},
+			"cooling down": {key("cron") + " (cooling down) - - in ", " 0\n"},
 		} {
 			for _, part := range want {
 				if !strings.Contains(rows[id], part) {

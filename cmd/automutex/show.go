@@ -66,15 +66,15 @@ func (a *app) printLock(s inspect.Lock, now time.Time, inspector *asynq.Inspecto
 	if s.Since != nil {
 		fmt.Fprintf(a.out, ", last taken %s ago", printable.Duration(now.Sub(*s.Since)))
 	}
+	if s.Gate != nil {
+		fmt.Fprintf(a.out, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
+	}
 	fmt.Fprint(a.out, "\n\n")
 	if len(s.Holders) > 0 {
 		t := newTable(a.out, "TOKEN", "HOLDER", "TASK", "STATE", "UNTIL")
 		for _, h := range s.Holders {
-			owner, state := h.Owner, inspect.TaskState(inspector, h.Queue, h.Task)
-			if h.Cooldown {
-				owner = "(cooling down)"
-			}
-			t.row(h.Token, owner, inspect.TaskName(h.Queue, h.Task, h.Note), state, "in "+printable.Duration(h.Until.Sub(now)))
+			state := inspect.TaskState(inspector, h.Queue, h.Task)
+			t.row(h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), state, "in "+printable.Duration(h.Until.Sub(now)))
 		}
 		if err := t.flush(); err != nil {
 			return err

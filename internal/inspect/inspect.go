@@ -25,19 +25,36 @@ type Lock struct {
 	Line    int        `json:"line"`             // waiting and parked together
 	Parked  int        `json:"parked,omitempty"` // of the line, called ones included
 	Since   *time.Time `json:"since,omitempty"`  // when the newest holder took it
+	Gate    *Gate      `json:"gate,omitempty"`   // nil: it is open
 	Holders []Holder   `json:"holders"`
 	Waiters []Waiter   `json:"waiters,omitempty"` // set by One only
 }
 
 // Holder is one holder of a lock. Note is set where the holder is no task.
 type Holder struct {
-	Token    string    `json:"token"`
-	Owner    string    `json:"owner"`
-	Queue    string    `json:"queue,omitempty"`
-	Task     string    `json:"task,omitempty"`
-	Note     string    `json:"note,omitempty"`
-	Until    time.Time `json:"until"`
-	Cooldown bool      `json:"cooldown,omitempty"`
+	Token string    `json:"token"`
+	Owner string    `json:"owner"`
+	Queue string    `json:"queue,omitempty"`
+	Task  string    `json:"task,omitempty"`
+	Note  string    `json:"note,omitempty"`
+	Until time.Time `json:"until"`
+}
+
+// Gate is why nobody starts on a lock, and until when.
+type Gate struct {
+	Closed string    `json:"closed"` // rate, hold or cooldown
+	Opens  time.Time `json:"opens"`
+}
+
+// String says why, for an operator.
+func (g Gate) String() string {
+	switch g.Closed {
+	case lock.ReasonRate:
+		return "rate used up"
+	case lock.ReasonCooldown:
+		return "cooling down"
+	}
+	return "on hold"
 }
 
 // Waiter is one place in the line of a lock. Note is set where the waiter is no task.
@@ -77,11 +94,14 @@ func fromInfo(info lock.Info, now time.Time) Lock {
 		at := now.Add(-info.Granted).UTC()
 		l.Since = &at
 	}
+	if info.Gate.OpensIn > 0 {
+		l.Gate = &Gate{info.Gate.Reason, now.Add(info.Gate.OpensIn).Truncate(time.Millisecond).UTC()}
+	}
 	for _, h := range info.Holders {
 		queue, id, other := taskOf(h.Note)
 		l.Holders = append(l.Holders, Holder{
 			Token: h.Token, Owner: h.Owner, Queue: queue, Task: id, Note: other,
-			Until: now.Add(h.ExpiresIn).Truncate(time.Millisecond).UTC(), Cooldown: h.Cooldown,
+			Until: now.Add(h.ExpiresIn).Truncate(time.Millisecond).UTC(),
 		})
 	}
 	return l

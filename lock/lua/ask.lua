@@ -7,6 +7,8 @@
 -- ARGV[3] stay=0   life of a line entry without another ask (ms); 0: do not join
 -- ARGV[4] limit=1  slots of this lock, as the asker sees it; 0: it is paused, nobody gets one
 -- ARGV[5] park=0   1: without a slot, park in the asker's place; 0: do not
+-- ARGV[6] every=0  a rate: from one start to the next, on average (us); 0: none
+-- ARGV[7] spare=0  how much of that rate can be saved up (us)
 --
 -- Arguments at the end that are what the header has after = may be left out.
 --
@@ -14,6 +16,9 @@
 -- reply back, yours: {fence, in line for (ms), called since (ms, -1: not), slot idle for (ms), parked}
 -- reply busy:       {server time (us), until the first deadline (ms, 0: see below), place in line, holder member}
 -- reply back, busy:  the same, {..., in line for (ms), called since (ms, -1: not), parked, 1: the asker is, last taken (us)}
+--
+-- In a busy reply the gate stands in a holder's place while it is closed and a slot is
+-- free, or for a hold: "g:<reason> <opens in (us)>", and its time for the first deadline.
 --
 -- A busy reply with a 0: slots are free, and dropping dead waiters was cut short.
 -- Ask again at once. An asker that does not join is then not parked either.
@@ -35,9 +40,15 @@ local idle = redis.call('EXISTS', lock) == 0
 if idle and ARGV[4] ~= '0' then
   redis.call('ZADD', lock, reaching(ARGV[2] - 1000), 'h:' .. body,
     string.format('-%d', 1e15 + now_us), 'f')
-  if redis.pcall('PEXPIRE', lock, ARGV[2]) ~= 1 then
+  local life = ARGV[2]
+  if ARGV[6] then -- the first start of a rate; see gate
+    redis.call('ZADD', lock, string.format('%.6f', (now_us - (ARGV[7] or 0) + ARGV[6]) / 1e6),
+      string.format('g:rate:%d:%d:%d:%d', ARGV[6], ARGV[6], ARGV[7] or 0, now_us))
+    life = math.max(life, math.ceil(ARGV[6] / 1000) + 1000)
+  end
+  if redis.pcall('PEXPIRE', lock, life) ~= 1 then
     redis.call('DEL', lock) -- a key without a TTL could stay for ever
-    redis.call('PEXPIRE', lock, ARGV[2]) -- fails again, and says why
+    redis.call('PEXPIRE', lock, life) -- fails again, and says why
   end
   return now_us
 end
@@ -46,6 +57,7 @@ local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(
 --@include line
 
 local held, holder, deadline = holders()
+set_rate(tonumber(ARGV[6] or 0), tonumber(ARGV[7] or 0))
 local mine = 'h:' .. body
 local stored = holder == mine and deadline or held > 1 and redis.call('ZSCORE', lock, mine)
 if stored then
@@ -92,11 +104,17 @@ if free > 0 and not beside then
   return {hold(body, ttl), inline, called, idle, redis.call('ZCOUNT', lock, '4e15', '(6e15')}
 end
 
--- Without a holder there is a free slot, or more to drop, or the lock is paused.
-local wait = more and 0 or deadline and math.ceil(deadline - now_ms) or -1
--- Among several holders, one with the asker's own note tells most.
+-- Among several holders, one with the asker's own note tells most, and then the gate.
 local same = beside or note ~= '' and (limit > 1 or park) and noted(body, note)
-holder = same or holder
+local wait
+if gate and opens > now_us and not beside and (held < limit or reason == 'hold') then
+  holder = same or string.format('g:%s %d', reason, opens - now_us)
+  wait = math.ceil((opens - now_us) / 1000)
+else
+  holder = same or holder
+  -- Without a holder there is a free slot, or more to drop, or the lock is paused.
+  wait = more and 0 or deadline and math.ceil(deadline - now_ms) or -1
+end
 
 local inline, called = 0, -1
 if idle and (park or stay > 0) then

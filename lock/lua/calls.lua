@@ -14,7 +14,7 @@ end
 -- (ms) ago that have not come go to the end of the line. ended: a slot came
 -- free just now.
 -- Returns nil when nothing is parked or called, else {code, parked, until the
--- first deadline (ms, -1: no holder), note of a called entry, ...}. A called
+-- first deadline or the gate opens (ms, -1: neither), note of a called entry, ...}. A called
 -- entry stays, and is returned each time, until its note asks.
 local function calls(code, free, inbound, life, ended)
   -- What is parked or called has the highest scores of all.
@@ -56,7 +56,11 @@ local function calls(code, free, inbound, life, ended)
     redis.call('ZADD', lock, string.format('-%d', 3e14 + now_ms), 'i')
   end
   local first = redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  local reply = {code, redis.call('ZCOUNT', lock, 4e15, '(6e15'), first and math.ceil(first - now_ms) or -1}
+  local soonest = first and math.ceil(first - now_ms) or -1
+  if gate and opens > now_us and (not first or limit > 1) then
+    soonest = math.ceil((opens - now_us) / 1000) -- with a slot free, or soon
+  end
+  local reply = {code, redis.call('ZCOUNT', lock, 4e15, '(6e15'), soonest}
   for i, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 6e15, 8e15, 'LIMIT', 0, 128)) do
     reply[3 + i] = string.sub(member, 3)
   end

@@ -1,8 +1,8 @@
--- deadline: how the end of a lease or cooldown is stored. Included, never sent alone.
+-- deadline: how the end of a lease is stored. Included, never sent alone.
 -- Expects: now_us.
 --
 -- The score is a time of Redis' clock in ms. Its fraction, in 64ths, says how long the
--- lease or cooldown is at most: with a fraction of n/64, 30 s doubled n times. A length
+-- lease is at most: with a fraction of n/64, 30 s doubled n times. A length
 -- of up to 30 s has no fraction. See lower_far, which relies on it.
 
 -- reaching: the score of an end that is length ms from now. before is the score that it

@@ -33,10 +33,25 @@ local function lower_far()
   end
 end
 
+-- keep: the key outlives an entry that lasts ms from now; never shortened. It comes
+-- before whatever the entry writes: Redis may refuse it, to a user without the right.
+local function keep(ms)
+  if redis.call('PTTL', lock) < ms + 1000 then
+    redis.call('PEXPIRE', lock, ms + 1000)
+  end
+end
+
+--@include gate
+
 -- holders: how many hold the lock, of those whose deadline has passed none: they
--- leave. And who has the first deadline, and when that is (ms).
+-- leave. And who has the first deadline, and when that is (ms). It reads the gate, which
+-- is found before the holders and is none.
 local function holders()
-  local found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
+  local found = redis.call('ZRANGEBYSCORE', lock, '1e9', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
+  if found[2] and tonumber(found[2]) < 1e11 then
+    read_gate(found[1], found[2])
+    found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
+  end
   if found[2] and tonumber(found[2]) <= now_ms then
     redis.call('ZREMRANGEBYSCORE', lock, '1e11', string.format('%d', now_ms))
     found = redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
@@ -52,14 +67,6 @@ local function holders()
   return held, found[1], found[2]
 end
 
--- keep: the key outlives an entry that lasts ms from now; never shortened. It comes
--- before whatever the entry writes: Redis may refuse it, to a user without the right.
-local function keep(ms)
-  if redis.call('PTTL', lock) < ms + 1000 then
-    redis.call('PEXPIRE', lock, ms + 1000)
-  end
-end
-
 -- keep_parked: the key lasts 15 to 30 minutes more, longer than parked work
 -- stays away by itself.
 local function keep_parked()
@@ -69,21 +76,30 @@ local function keep_parked()
 end
 
 -- shorten: a key in which nothing is parked need not outlive its last entry: the
--- holder or cooldown with the last deadline, and the mark of the waiter with the last.
+-- holder with the last deadline, the mark of the waiter with the last, and the gate.
 local function shorten()
   local last = redis.call('ZREVRANGEBYSCORE', lock, '1e14', '1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
   local mark = redis.call('ZRANGEBYSCORE', lock, '-1e14', '-1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
-  local life = math.max(tonumber(last or 0), -(mark or 0)) - now_ms + 1000
+  local life = math.max(tonumber(last or 0) - now_ms, -(mark or 0) - now_ms) + 1000
+  if gate then
+    life = math.max(life, math.ceil((opens + spare - now_us) / 1000) + 1000)
+  end
   if life > 1000 and redis.call('PTTL', lock) > life then
     redis.call('PEXPIRE', lock, string.format('%d', life))
   end
 end
 
--- tidy: without anybody in it the lock is no key.
+-- tidy: without anybody in it the lock is no key, or one with the gate for as long as
+-- that has something to say. Callers have read the gate.
 local function tidy()
-  local size = redis.call('ZCARD', lock)
-  if size == 1 or (size == 2 and redis.call('ZSCORE', lock, 'i')) then
+  local size = redis.call('ZCARD', lock) - (gate and 1 or 0)
+  if size > 1 and (size > 2 or not redis.call('ZSCORE', lock, 'i')) then
+    return
+  end
+  if not gate or opens + spare <= now_us then
     redis.call('DEL', lock)
+  else
+    shorten()
   end
 end
 
@@ -104,14 +120,40 @@ local function raise()
   return fence
 end
 
+-- moved: this script freed a slot, or gave one away. Then the first in line does not
+-- know yet when the gate opens for it.
+local moved = false
+
 -- hold: make id, which is no holder, one for length ms. Returns its fence. Callers
--- have called keep.
+-- have called keep, and have found the gate open.
 local function hold(id, length)
   local deadline = reaching(length)
   -- LT: a new member is added, and f is lowered to this time, or is as low
   -- already (the clock stood still, or went back).
   local changed = redis.call('ZADD', lock, 'LT', 'CH', deadline, 'h:' .. id, string.format('-%d', 1e15 + now_us), 'f')
+  moved = true
+  count_start()
   return changed == 2 and now_us or raise()
+end
+
+-- send: tell the one with that token, by the reply if its process reads it.
+local function send(channel, message)
+  if channel == own then
+    told = told or {false}
+    told[#told + 1] = message
+  else
+    -- pcall: an ACL without the channel must not abort the script after its writes.
+    redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel, message)
+  end
+end
+
+-- tell_head: tell the first in line when the gate opens, unless it is the asker.
+local function tell_head(asker)
+  local head = redis.call('ZRANGEBYSCORE', lock, '2e15', '(4e15', 'LIMIT', '0', '1')[1]
+  if head and string.sub(head, 3) ~= asker then
+    local token, channel = string.match(head, '^e:(([^.|]+)%.%d+%.[^|]*)')
+    send(channel, string.format('%s -3 %d %d', token, now_us, opens - now_us))
+  end
 end
 
 -- apart: whether id is to hold no slot beside a holder with its note: a ~ in its token.
@@ -159,11 +201,19 @@ end
 -- fence if the asker itself was granted, and true if 64 were dropped and the line
 -- goes on: whoever reads the reply asks again at once, or a slot would stay free
 -- until somebody else asks. One with a twin is passed over and keeps its place: it
--- holds nobody up. What is parked is no waiter: no slot is kept for it.
+-- holds nobody up. What is parked is no waiter: no slot is kept for it. While the gate is
+-- closed no slot is free.
 local function grant(held, head, asker, ttl)
   local free = limit - held
   local stale, passed, mine, ahead = 0, 0, nil, false
   while free > 0 and passed < 64 do
+    if gate and opens > now_us then
+      if moved then
+        tell_head(asker)
+      end
+      free = 0
+      break
+    end
     head = head or redis.call('ZRANGEBYSCORE', lock, '2e15', '(4e15', 'LIMIT', passed, '1')[1]
     if not head then
       break
@@ -193,13 +243,7 @@ local function grant(held, head, asker, ttl)
     elseif lives then
       local fence = hold(id, length)
       local message = string.format('%s %d %d', token, fence, now_us)
-      if channel == own then
-        told = told or {false}
-        told[#told + 1] = message
-      else
-        -- pcall: an ACL without the channel must not abort the script after its writes.
-        redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. channel, message)
-      end
+      send(channel, message)
       free = free - 1
       ahead = ahead or -until_ms > now_ms + mark_ahead
     else

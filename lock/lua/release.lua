@@ -5,8 +5,10 @@
 -- ARGV[1] body        <token>|<owner>|<note> of the holder or waiter
 -- ARGV[2] inbound=0   how many called and waiting ones there are to be; 0: call nobody
 -- ARGV[3] limit=1     slots of this lock, as the releaser sees it; 0: it is paused
--- ARGV[4] cooldown=0  keep the slot taken for so long from now (ms); 0: free it
+-- ARGV[4] cooldown=0  close the gate for so long from now (ms); 0: leave it
 -- ARGV[5] life=1000   how long a called one may take to come (ms)
+-- ARGV[6] unused=0    the fence of a holder that did not start (us; 1: not known), whose start
+--                     is given back to the rate; 0: it started
 --
 -- Arguments at the end that are what the header has after = may be left out.
 --
@@ -47,28 +49,33 @@ end
 local held = redis.call('ZREM', lock, 'h:' .. body) == 1
 if not held then
   redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body) -- no holder is in line
-elseif cooldown > 0 then
-  -- From the ms that has begun, for a lease counts from the next one.
-  redis.call('ZADD', lock, reaching(cooldown + now_ms - math.ceil(now_us / 1000)), 'c:' .. body)
 end
--- Of what was a mutex until now, the first of holders and line is most likely
--- the head of the line; then nobody holds it any more.
-local head = held and limit == 1 and redis.call('ZRANGEBYSCORE', lock, '1e11', '(4e15', 'LIMIT', '0', '1')[1]
+moved = held
+-- Of what was a mutex until now, the first of gate, holders and line is most likely
+-- the head of the line; then nobody holds it any more, and there is no gate.
+local head = held and limit == 1 and cooldown == 0 and redis.call('ZRANGEBYSCORE', lock, '1e9', '(4e15', 'LIMIT', '0', '1')[1]
 local free, more, _
 if head and string.sub(head, 1, 2) == 'e:' then
   free, _, more = grant(0, head)
 else
-  free, _, more = grant((holders()))
+  local others = holders()
+  if held and cooldown > 0 then
+    close_gate('cooldown', cooldown * 1000)
+  elseif held and ARGV[6] then
+    give_back(tonumber(ARGV[6] or 0))
+  end
+  free, _, more = grant(others)
 end
 local code = held and free or -1 - free
 local inbound = tonumber(ARGV[2] or 0)
-if free == 0 and (not held or cooldown > 0) then
-  inbound = 0 -- no slot came free: what is called now would come in vain
+if free == 0 and not held or gate and opens > now_us + 1000000 then
+  inbound = 0 -- no slot came free, or the gate is closed for long: what is called now would come in vain
 end
 local reply = calls(code, free, inbound, tonumber(ARGV[5] or 1000), held) or code
-if reply == code and free == limit then
+if reply == code and (free == limit or gate) then
   tidy()
-elseif reply == code and held and cooldown > 0 then
+end
+if reply == code and held and cooldown > 0 then
   shorten()
 end
 if more then

@@ -21,7 +21,7 @@ local known, others, holding = {}, 0, false
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, string.format('(%d', now_ms), 1e14, 'LIMIT', 0, 1000)) do
   local token, came = string.match(member, '^h:([^.|]*%.%d+%.[^.|]*%.(%d+))|')
   if not token then
-    others = others + 1 -- a cooldown, or one that knows nothing of arrivals
+    others = others + 1 -- one that knows nothing of arrivals
   else
     came = tonumber(came)
     holding = holding or came == arrival
@@ -29,6 +29,10 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, string.format('(%d', n
   end
 end
 local free = limit - others - #known
+local gate = redis.call('ZRANGEBYSCORE', lock, '1e9', '(1e11', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+if gate and gate * 1e6 > now_us then
+  free = 0 -- while the gate is closed; see gate
+end
 for _, member in ipairs(redis.call('ZREVRANGEBYSCORE', lock, '(4e15', 2e15, 'LIMIT', 0, 256)) do
   local token, came = string.match(member, '^e:([^.|]*%.%d+%.[^.|]*%.(%d+))|')
   local until_ms = token and redis.call('ZSCORE', lock, 'd:' .. string.sub(member, 3))

@@ -1,10 +1,10 @@
--- sweep: remove what is dead: holders and cooldowns whose deadline has passed,
+-- sweep: remove what is dead: holders whose deadline has passed,
 -- waiters that have not asked for too long. At most 1,000 of these a call: an
 -- answer of 1,000 or more means that there may be more.
 --
 -- KEYS[1] lock
 --
--- reply members removed: holders, cooldowns and waiters, each counted once
+-- reply members removed: holders and waiters, each counted once
 --
 -- A caller does not know the lock's limit; one slot is what every lock has.
 local lock, limit = KEYS[1], 1
@@ -20,8 +20,9 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, -now_ms, '(0', 'LIMIT'
   removed = removed + redis.call('ZREM', lock, 'e:' .. id)
   redis.call('ZREM', lock, member)
 end
+local held = holders()
 if removed > 0 and removed < 1000 then
-  grant((holders()))
+  grant(held)
 end
 if redis.call('ZSCORE', lock, 'f') then
   tidy()

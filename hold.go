@@ -1,0 +1,125 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+)
+
+// Hold closes the key of the handler's task for d from now: no other task of this key
+// starts, whatever the Limit. Handlers that run go on. It is for an upstream that says
+// "not now", such as HTTP 429 with Retry-After:
+//
+//	if err := automutex.Hold(ctx, wait); err != nil {
+//		return err
+//	}
+//	return automutex.RetryAfter(wait, errUpstreamBusy)
+//
+// No policy drops a task that meets a hold: Skip, Archive, Fail and AfterFailure hand it
+// back to asynq too, its attempt not spent. A hold is never shortened by another one. It
+// outlives the handler; Lock.BreakAll and the command line end it.
+//
+// ctx is the handler's. Of several locks of the task it is the one taken last, as with
+// [Lease]; for another, call Hold on the result of [LeaseOf]. d is rounded up to whole
+// milliseconds. The error is [lock.ErrNotHeld] when the lease was lost, [lock.ErrBackend]
+// when Redis could not be asked.
+func Hold(ctx context.Context, d time.Duration) error {
+	lease, ok := Lease(ctx)
+	if !ok {
+		return errors.New("automutex: Hold: no lock in this context: call it in a handler behind Guard.Middleware, with the handler's context")
+	}
+	if err := lease.Hold(ctx, d); err != nil {
+		return fmt.Errorf("automutex: Hold: %w", err)
+	}
+	return nil
+}
+
+// RetryAfter makes the error with which a handler gives its task back: the task comes
+// back after d, its attempt not spent, and [asynq.Config].ErrorHandler does not hear of
+// it. err is why, and may be nil. d below 0 counts as 0. asynq looks for such tasks every
+// DelayedTaskCheckInterval (5 seconds unless the server says otherwise), so the task may
+// come back some seconds after d, and never before.
+//
+// It works for every task of a server that was made with [Guard.ServerConfig], whether a
+// rule matches it or not, also where the error is wrapped. An err that wraps
+// asynq.SkipRetry archives the task all the same.
+//
+// A task with no attempts left cannot be handed back, since asynq would archive it. Where
+// [Guard.Middleware] sees it, it waits in its worker without its locks, and its handler
+// runs again; it is archived with err when less than d is left until a second before its
+// deadline.
+func RetryAfter(d time.Duration, err error) error {
+	return &retryAfter{delay: max(0, d), err: err}
+}
+
+// retryAfter is what RetryAfter makes. Any Guard's ServerConfig recognizes it.
+type retryAfter struct {
+	delay time.Duration
+	err   error
+}
+
+// Error is valid UTF-8, since asynq files no other text.
+func (r *retryAfter) Error() string {
+	text := fmt.Sprintf("to be run again after %s", r.delay)
+	if r.err != nil {
+		text += ": " + r.err.Error()
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+func (r *retryAfter) Unwrap() error { return r.err }
+
+// wantsRetryAfter returns the RetryAfter in a handler's error; nil where there is none, or
+// where asynq is told something else as well.
+func wantsRetryAfter(err error) *retryAfter {
+	var r *retryAfter
+	if err == nil || !errors.As(err, &r) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+		return nil
+	}
+	return r
+}
+
+// retryHere reports whether the handler of a task on its last attempt runs again in its
+// worker, after the pause that it asked for with RetryAfter. The task holds no lock
+// meanwhile. closed: the Guard was closed instead.
+func (a *attempt) retryHere(err error) (again, closed bool) {
+	r := wantsRetryAfter(err)
+	if r == nil || a.id == "" || a.ctx.Err() != nil || a.isReplaced() {
+		return false, false
+	}
+	if !a.lastAttempt {
+		a.observe(Event{Kind: EventRetried, Delay: r.delay, Err: err})
+		return false, false
+	}
+	if deadline, ok := a.ctx.Deadline(); ok && time.Until(deadline)-margin < r.delay {
+		return false, false // asynq archives the task with the handler's error
+	}
+	a.release()
+	a.handlerStart, a.succeeded = time.Time{}, false
+	if a.pause(r.delay) {
+		return true, false
+	}
+	return false, a.guard.closing.Err() != nil
+}
+
+// runWithoutLocks runs the handler of a task that needs no lock.
+func (g *Guard) runWithoutLocks(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
+	for {
+		err := next.ProcessTask(ctx, t)
+		if wantsRetryAfter(err) == nil {
+			return err
+		}
+		a := g.newAttempt(ctx, t)
+		again, closed := a.retryHere(err)
+		switch {
+		case closed:
+			return a.afterClose()
+		case !again:
+			return err
+		}
+	}
+}

@@ -1,0 +1,391 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// bucket is a rate as a bucket of tokens: what the gate does, said in another way.
+type bucket struct {
+	perUS, most, tokens float64
+	at                  time.Time
+}
+
+func (b *bucket) take(now time.Time, n float64) bool {
+	b.tokens = math.Min(b.most, b.tokens+float64(now.Sub(b.at).Microseconds())*b.perUS)
+	b.at = now
+	if b.tokens+1e-6 < n {
+		return false
+	}
+	b.tokens -= n
+	return true
+}
+
+// The gate and a bucket of tokens agree on every take, over random pauses, with some
+// starts that did not happen. miniredis has the clock of the test.
+func TestRate_agreesWithABucket(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []int{1, 3} {
+		s := redistest.StartMini(t)
+		start := time.UnixMicro(time.Now().UnixMicro())
+		now := start
+		s.Mini().SetTime(now)
+		const starts, burst = 10, 4
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), limit, Rate(starts, time.Second, burst), TTL(time.Hour), NoRenew())
+		b := &bucket{perUS: starts / 1e6, most: burst, tokens: burst, at: now}
+		random := rand.New(rand.NewPCG(1, uint64(limit)))
+		var granted []time.Time
+		refused := 0
+		for range 600 {
+			now = now.Add(time.Duration(random.IntN(100_000)) * time.Microsecond)
+			s.Mini().SetTime(now)
+			le, err := m.TryLock(t.Context())
+			if want := b.take(now, 1); want != (err == nil) {
+				t.Fatalf("Limit %d: after %s TryLock: %v, a bucket with %.3f tokens says %v; %s", limit, now.Sub(start), err, b.tokens, want, dump(m))
+			}
+			if err != nil {
+				refused++
+				busy := wantBusy(t, err)
+				opens := time.Duration(math.Ceil((1-b.tokens)/b.perUS)) * time.Microsecond
+				if busy.Reason != ReasonRate || (busy.ExpiresIn-opens).Abs() > 2*time.Microsecond {
+					t.Fatalf("busy: %+v, want the gate to open in %s", busy, opens)
+				}
+				continue
+			}
+			audit(t, m)
+			if random.IntN(4) == 0 {
+				if err := le.GiveBack(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				b.tokens = math.Min(b.most, b.tokens+1)
+				continue
+			}
+			granted = append(granted, now)
+			mustUnlock(t, le)
+		}
+		for i := range granted {
+			n := 0
+			for n < len(granted)-i && granted[i+n].Sub(granted[i]) <= time.Second {
+				n++
+			}
+			if n > starts+burst {
+				t.Errorf("Limit %d: %d starts within a second, at most %d", limit, n, starts+burst)
+			}
+		}
+		if len(granted) < 100 || refused < 100 {
+			t.Errorf("Limit %d: %d granted, %d refused: nothing was tried", limit, len(granted), refused)
+		}
+	}
+}
+
+// A start that did not happen is given back, once, also by a lease that nobody has seen.
+func TestRate_givesBack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Rate(1, time.Hour, 1))
+		le := mustTry(t, m)
+		if err := le.GiveBack(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		audit(t, m)
+		unseen := m.newLease()
+		mustAsk(t, m, unseen, 0)
+		if _, held, err := unseen.release(t.Context()); !held || err != nil {
+			t.Fatal(held, err)
+		}
+		le = mustTry(t, m)
+		mustUnlock(t, le)
+		if _, _, err := unseen.release(t.Context()); err != nil { // again, later, as abandon does
+			t.Fatal(err)
+		}
+		busy := mustBeBusy(t, m)
+		if busy.Reason != ReasonRate || busy.Holder != "" || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour {
+			t.Errorf("%+v, want the rate for an hour", busy)
+		}
+		if n, err := m.Available(t.Context()); n != 0 || err != nil {
+			t.Errorf("Available: %d, %v; want 0", n, err)
+		}
+		if i, err := m.Inspect(t.Context()); err != nil || i.Gate.Reason != ReasonRate || i.Held != 0 {
+			t.Errorf("Inspect: %+v, %v", i, err)
+		}
+		lastsFor(t, "with an hour to remember", m, 59*time.Minute, time.Hour+time.Second+time.Millisecond)
+	})
+}
+
+// With several slots a start is not given back that has run out meanwhile: the burst
+// does not grow by it.
+func TestRate_givesNothingBackTwice(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	now := time.Now()
+	s.Mini().SetTime(now)
+	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 10, Rate(1, time.Second, 2), TTL(time.Hour), NoRenew())
+	first, second := mustTry(t, m), mustTry(t, m)
+	now = now.Add(time.Minute) // the rate has filled up again
+	s.Mini().SetTime(now)
+	third := mustTry(t, m)
+	for _, le := range []*Lease{first, second} {
+		if err := le.GiveBack(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fourth := mustTry(t, m)
+	mustBeBusy(t, m)
+	if err := fourth.GiveBack(t.Context()); err != nil { // this one has not
+		t.Fatal(err)
+	}
+	mustUnlock(t, mustTry(t, m))
+	mustBeBusy(t, m)
+	mustUnlock(t, third)
+}
+
+// Those in line start one after the other as slots of the rate come up, in order, and
+// without anybody's refresh.
+func TestRate_pacesTheLine(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const every = 60 * time.Millisecond
+		for _, limit := range []int{1, 4} {
+			a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+			m := a.Semaphore(redistest.Name(t), limit, Rate(1, every, 1))
+			var waiters []*attempt
+			le := mustTry(t, m)
+			if err := le.Hold(t.Context(), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			mustUnlock(t, le)
+			for i := range 6 {
+				l := a
+				if i%2 == 1 {
+					l = b
+				}
+				waiters = append(waiters, inLine(t, handle(l, m, Rate(1, every, 1)), i+1))
+			}
+			began := time.Now()
+			if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
+				t.Fatalf("BreakAll: %d, %v; want the gate", n, err)
+			}
+			last := int64(0)
+			for i, w := range waiters {
+				next := w.got(t)
+				if gap := time.Duration(fenceOf(t, next)-last) * time.Microsecond; gap < every {
+					t.Errorf("Limit %d: waiter %d started %s after the one before, want %s", limit, i, gap, every)
+				}
+				last = fenceOf(t, next)
+				mustUnlock(t, next)
+			}
+			t.Logf("Limit %d: all within %s", limit, time.Since(began))
+		}
+	})
+}
+
+// Hold closes the gate for everybody but who holds, whatever the number of slots; it is
+// moved forward only, and ends by itself.
+func TestHold(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 3)
+		le, beside := mustTry(t, m), mustTry(t, m)
+		hold := func(d time.Duration) {
+			t.Helper()
+			if err := le.Hold(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			audit(t, m)
+		}
+		hold(time.Hour)
+		hold(time.Minute)
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonHold || busy.ExpiresIn < 59*time.Minute || busy.Holder != "" {
+			t.Errorf("%+v, want a hold of an hour", busy)
+		}
+		if err := le.Extend(t.Context(), time.Minute); err != nil {
+			t.Errorf("Extend in a hold: %v", err)
+		}
+		// A cooldown does not make it less than a hold, and does not end it.
+		if err := beside.Cooldown(t.Context(), time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonHold || busy.ExpiresIn < 59*time.Minute {
+			t.Errorf("%+v, want a hold of an hour", busy)
+		}
+		// It outlives its holder.
+		mustUnlock(t, le)
+		if err := le.Hold(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Hold of a lease that is over: %v, want ErrNotHeld", err)
+		}
+		w := inLine(t, m, 1)
+		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
+			t.Errorf("BreakAll: %d, %v; want the gate", n, err)
+		}
+		le = w.got(t)
+		if band(t, m, "g:") != 0 {
+			t.Errorf("a gate is left; %s", dump(m))
+		}
+
+		hold(300 * time.Millisecond)
+		_, opens, _ := gateOf(t, m)
+		if next := lockBeside(t, m).got(t); time.UnixMicro(fenceOf(t, next)).Before(opens) {
+			t.Errorf("taken at %s, before the gate opened at %s", time.UnixMicro(fenceOf(t, next)), opens)
+		} else {
+			mustUnlock(t, next)
+		}
+		mustUnlock(t, le)
+		free(t, m, soon)
+		for _, d := range []time.Duration{0, -time.Second, MaxTTL + 1} {
+			if err := le.Hold(t.Context(), d); err == nil || !strings.Contains(err.Error(), d.String()) {
+				t.Errorf("Hold(%s): %v", d, err)
+			}
+		}
+	})
+}
+
+// While a mutex is held, a hold is what stands in the way; a rate is not.
+func TestGate_whileHeld(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Rate(1, time.Hour, 1), Note("run"))
+		le := mustTry(t, m)
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonHeld || busy.Note != "run" {
+			t.Errorf("%+v, want the holder", busy)
+		}
+		if err := le.Hold(t.Context(), 2*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonHold || busy.ExpiresIn < 119*time.Minute {
+			t.Errorf("%+v, want the hold", busy)
+		}
+		mustUnlock(t, le)
+	})
+}
+
+// What is parked is called when the gate opens, and not before.
+func TestGate_callsWhatIsParked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		got := make(chan *Lease, 3)
+		const every = 150 * time.Millisecond
+		var m *Lock
+		job := func(note string) *Lock { return handle(m.locker, m, Note(note), Rate(1, every, 1)) }
+		l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, note string) Fate {
+			le, err := job(note).LockOrPark(ctx, closedYield)
+			if err != nil {
+				return FateUnsure
+			}
+			got <- le
+			return FateComing
+		}))
+		m = l.Mutex(redistest.Name(t), Rate(1, every, 1))
+		le := mustTry(t, m)
+		if err := le.Hold(t.Context(), 1200*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		mustUnlock(t, le)
+		_, opens, _ := gateOf(t, m)
+		for _, note := range []string{"a", "b", "c"} {
+			if busy := mustPark(t, job(note)); busy.Reason != ReasonHold || busy.ExpiresIn <= 0 {
+				t.Errorf("%s: %+v, want a hold", note, busy)
+			}
+		}
+		for range 3 {
+			le := come(t, got, "what is parked")
+			if at := time.UnixMicro(fenceOf(t, le)); at.Before(opens) {
+				t.Errorf("%s was taken at %s, want it after %s", le.lock.note, at, opens)
+			}
+			opens = time.UnixMicro(fenceOf(t, le)).Add(every)
+			mustUnlock(t, le)
+		}
+	})
+}
+
+// After a backward step of Redis' clock a gate is closed for no longer than it was to be.
+func TestClockStep_gateFromTheFuture(t *testing.T) {
+	t.Parallel()
+	l, step := stepped(t)
+	held, rated := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)+"'", Rate(1, time.Minute, 1))
+	step(time.Hour)
+	le := mustTry(t, held)
+	if err := le.Hold(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	mustUnlock(t, le)
+	mustUnlock(t, mustTry(t, rated))
+	step(0)
+	for m, most := range map[*Lock]time.Duration{held: 10 * time.Second, rated: time.Minute} {
+		if left := busyFor(t, m); left > most {
+			t.Errorf("after the step the gate of %s is closed for %s, want %s at most", m.Name(), left, most)
+		}
+	}
+	step(time.Minute)
+	mustUnlock(t, mustTry(t, held))
+	mustUnlock(t, mustTry(t, rated))
+}
+
+// A rate that a new version has is in force from its first ask on.
+func TestRate_changes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		name := redistest.Name(t)
+		slow, fast := l.Mutex(name, Rate(1, time.Hour, 2)), l.Mutex(name, Rate(1, time.Microsecond, 1))
+		mustUnlock(t, mustTry(t, slow))
+		mustUnlock(t, mustTry(t, slow))
+		mustBeBusy(t, slow)
+		mustBeBusy(t, fast) // the gate stays where it is
+		if _, err := slow.BreakAll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mustBeBusy(t, slow) // nor does BreakAll move it for a rate
+		if err := slow.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			mustUnlock(t, mustTry(t, fast))
+		}
+		mustUnlock(t, mustTry(t, slow))
+		mustUnlock(t, mustTry(t, l.Mutex(name))) // one without a rate takes none
+		free(t, l.Mutex(name), soon)
+	})
+}
+
+func TestRate_badInput(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	for _, c := range []struct {
+		starts int
+		per    time.Duration
+		burst  int
+		want   string
+	}{
+		{0, time.Second, 1, "0 starts"},
+		{-1, time.Second, 1, "-1 starts"},
+		{1, 0, 1, "per 0s"},
+		{1, -time.Second, 1, "per -1s"},
+		{2, time.Microsecond, 1, "one a microsecond"},
+		{1, time.Nanosecond, 1, "one a microsecond"},
+		{math.MaxInt, time.Hour, 1, "one a microsecond"},
+		{1, MaxRatePeriod + 1, 1, "at most 8760h"},
+		{1, time.Second, 0, "burst of 0"},
+		{1, time.Second, -5, "burst of -5"},
+		{1, time.Second, math.MaxInt, "smaller burst"},
+	} {
+		err := l.Mutex("x", Rate(c.starts, c.per, c.burst)).Err()
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `"x"`) {
+			t.Errorf("Rate(%d, %s, %d): %v, want %q and the lock's name", c.starts, c.per, c.burst, err, c.want)
+		}
+	}
+	for _, c := range []Option{Rate(1, MaxRatePeriod, 1), Rate(1_000_000, time.Second, 1_000_000), Rate(7, time.Second, 1)} {
+		if err := l.Mutex("x", c).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := l.Pool("x", Rate(1, time.Second, 1)).Err(); err == nil {
+		t.Error("a pool with a rate")
+	}
+}

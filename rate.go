@@ -1,0 +1,89 @@
+package automutex
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// Rate bounds how often handlers start for one key: Starts times in each Per, evenly
+// spread, of which up to Burst may start at once after a pause. In any time d at most
+// Burst + Starts*d/Per start. The zero value is no rate.
+//
+// A task that comes too early is busy with [ReasonRate]: its policy applies, and
+// [BusyError].ExpiresIn says when the next start is. A task that took the lock but did
+// not start, since it did not get another of its locks, is not counted.
+type Rate struct {
+	// Starts is how many handlers start in each Per: at least 1, at most one a
+	// microsecond.
+	Starts int
+	// Per is the period: more than 0, at most a year.
+	Per time.Duration
+	// Burst is how many may start at once. 0 means Starts; 1 means that each start
+	// comes at least Per/Starts after the last.
+	Burst int
+}
+
+// String is "100 per 1m0s, burst 10"; "none" for the zero value.
+func (r Rate) String() string {
+	if r == (Rate{}) {
+		return "none"
+	}
+	return fmt.Sprintf("%d per %s, burst %d", r.Starts, r.Per, r.burst())
+}
+
+func (r Rate) burst() int {
+	if r.Burst == 0 {
+		return r.Starts
+	}
+	return r.Burst
+}
+
+func (r Rate) check() error {
+	switch {
+	case r == (Rate{}):
+		return nil
+	case r.Burst < 0:
+		return fmt.Errorf("a Burst of %d is negative; use 0 for as many as Starts", r.Burst)
+	case r.Starts == 0 || r.Per == 0:
+		return errors.New("it needs both Starts and Per, such as Rate{Starts: 100, Per: time.Minute}")
+	}
+	return lock.CheckRate(r.Starts, r.Per, r.burst())
+}
+
+// option is the rate for package lock; nil for none.
+func (r Rate) option() lock.Option {
+	if r == (Rate{}) {
+		return nil
+	}
+	return lock.Rate(r.Starts, r.Per, r.burst())
+}
+
+// neverDrops reports whether the task goes back to asynq whatever its policy: a hold
+// says nothing about the task.
+func (e *BusyError) neverDrops() bool { return e.Reason == ReasonHold }
+
+// gateDelay is after how long a task comes back that met a closed gate: when the gate
+// opens, spread over a quarter of that time, from 2 to 30 s, so that not all come at
+// once. Behind a hold they come a second later: the task that said so comes first.
+func (e *BusyError) gateDelay() time.Duration {
+	d := notBefore(e.ExpiresIn)
+	if e.Reason == ReasonHold {
+		d += time.Second
+	}
+	spread := min(max(e.ExpiresIn/4, 2*time.Second), 30*time.Second)
+	return d + rand.N(spread) //nolint:gosec // jitter, no secret
+}
+
+// notBefore is d rounded up so that asynq, which drops fractions of the second in which
+// a task is to come back, does not bring it back before d is over.
+func notBefore(d time.Duration) time.Duration {
+	at := time.Now().Add(d)
+	if rest := time.Duration(at.Nanosecond()); rest > 0 {
+		d += time.Second - rest
+	}
+	return d
+}
