@@ -37,12 +37,12 @@ func (a *attempt) acquire(t target) error {
 
 // lockOf returns the lock of a target as this attempt takes it.
 func (a *attempt) lockOf(t target, more ...lock.Option) *lock.Lock {
-	options := append(more, a.onStop(t)...)
-	options = append(options, lock.OnWait(func() { a.observeWaiting(t) }))
+	more = append(more, a.onStop(t)...)
+	more = append(more, lock.OnWait(func() { a.observeWaiting(t) }))
 	if a.deadlineIsFar() {
-		options = append(options, lock.Uninterrupted())
+		more = append(more, lock.Uninterrupted())
 	}
-	return a.guard.lockOf(t, a.note, options...)
+	return a.guard.lockOf(t, a.note, more...)
 }
 
 // farDeadline is how far away a task's deadline has to be for its exchanges with Redis
