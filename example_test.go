@@ -45,6 +45,17 @@ func (counter) Inc()                              {}
 
 var busyTotal counter
 
+// repair keeps the tenant's reports from beginning until f has returned.
+func repair(ctx context.Context, guard *automutex.Guard, tenant string, f func() error) error {
+	controls, target := guard.Controls(), "report|"+tenant
+	if err := controls.Pause(ctx, target, time.Time{}, "its data is repaired"); err != nil {
+		return err
+	}
+	return errors.Join(f(), controls.Resume(context.WithoutCancel(ctx), target))
+}
+
+var _ = repair
+
 func shutdown(ctx context.Context, guard *automutex.Guard, srv *asynq.Server) error {
 	go guard.Close(ctx) // waiters end, running handlers keep their leases
 	srv.Shutdown()

@@ -18,7 +18,8 @@ Redis: everything runs on one in memory, of each test's own.
 		task.Becomes(t, automutextest.Done)
 	}
 
-[ShareKey] and [ShareNoKey] are about rules alone. [Hold] makes a key busy.
+[ShareKey] and [ShareNoKey] are about rules alone. [Hold] makes a key busy,
+[Pause] pauses a scope or key.
 [Serve] is a real asynq server, on which [Task.Becomes] says what became of a
 task, and [Watch] a handler that knows what ran at once.
 

@@ -113,7 +113,7 @@ func (g *Guard) observe(ctx context.Context, e automutex.Event) {
 		s.skipped = true
 	case automutex.EventParked:
 		s.parked = true
-	case automutex.EventBusy:
+	case automutex.EventBusy, automutex.EventPaused:
 		s.last = e.Busy
 	case automutex.EventKeyError, automutex.EventBackendError, automutex.EventLost:
 		s.last = e.Err

@@ -16,6 +16,8 @@ All begin with automutex_, durations are in seconds:
 
 	acquisitions_total    counter    locks taken
 	busy_total            counter    attempts that found their lock taken, by policy
+	paused_total          counter    attempts that found their key paused by an operator
+	controls              gauge      pauses and limits that this process obeys, by kind; see [Metrics.WatchControls]
 	wait_seconds          histogram  from asking for a lock to holding it, of those that got it
 	parked_seconds        histogram  from the first place in line to holding it, of those that were parked
 	hold_seconds          histogram  from holding a lock to giving it back

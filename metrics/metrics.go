@@ -39,10 +39,12 @@ var defaultBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1
 type Metrics struct {
 	types types
 
-	acquisitions, busy, lost, overdue, keyErrors, backendErrors *prometheus.CounterVec
+	acquisitions, busy, paused, lost, overdue, keyErrors, backendErrors *prometheus.CounterVec
 
 	wait, parked, hold *prometheus.HistogramVec
 	held, waiting      *prometheus.GaugeVec
+
+	controls *controls
 }
 
 var _ prometheus.Collector = (*Metrics)(nil)
@@ -89,6 +91,8 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 		types:         types{most: o.MaxTypes, known: map[string]*ruleTypes{}},
 		acquisitions:  counter("acquisitions_total", "Locks taken.", "rule", "task"),
 		busy:          counter("busy_total", "Attempts that found their lock taken, by the policy that applied.", "rule", "task", "policy"),
+		paused:        counter("paused_total", "Attempts that found their key paused by an operator.", "rule", "task"),
+		controls:      newControls(o.Labels),
 		wait:          histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it."),
 		parked:        histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked."),
 		hold:          histogram("hold_seconds", "Time from holding a lock to giving it back."),
@@ -105,7 +109,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 			return nil, fmt.Errorf("metrics: the registry has these metrics already: several guards may share one Metrics, "+
 				"or each have their own, with other values in Options.Labels: %w", err)
 		}
-		return nil, fmt.Errorf("metrics: the registry refuses: Options.Labels need valid names, none of rule, task and policy, "+
+		return nil, fmt.Errorf("metrics: the registry refuses: Options.Labels need valid names, none of rule, task, policy and kind, "+
 			"and the same ones for all Metrics of a registry: %w", err)
 	}
 	return m, nil
@@ -162,6 +166,8 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.hold.WithLabelValues(rule, task).Observe(e.Held.Seconds())
 	case automutex.EventBusy:
 		m.busy.WithLabelValues(rule, task, e.Policy.String()).Inc()
+	case automutex.EventPaused:
+		m.paused.WithLabelValues(rule, task).Inc()
 	case automutex.EventLost:
 		m.lost.WithLabelValues(rule, task).Inc()
 	case automutex.EventOverdue:
@@ -174,7 +180,7 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 // begin makes the series of a rule and type that was not seen before, at zero: a
 // rate cannot see the first one of a counter that begins at one.
 func (m *Metrics) begin(rule, task string) {
-	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.lost, m.overdue, m.backendErrors} {
+	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.paused, m.lost, m.overdue, m.backendErrors} {
 		counter.WithLabelValues(rule, task)
 	}
 	m.held.WithLabelValues(rule, task)
@@ -197,6 +203,6 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 
 func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.acquisitions, m.busy, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
+		m.acquisitions, m.busy, m.paused, m.controls, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
 	}
 }

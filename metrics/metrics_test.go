@@ -123,7 +123,7 @@ func TestObserve_attackersTypes(t *testing.T) {
 			for i := range types {
 				task := types[(i+worker*100)%len(types)]
 				for _, kind := range []automutex.EventKind{
-					automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventBusy,
+					automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventBusy, automutex.EventPaused,
 					automutex.EventReleased, automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError,
 				} {
 					m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "report:", Task: task, Parked: time.Second})
@@ -134,9 +134,9 @@ func TestObserve_attackersTypes(t *testing.T) {
 	}
 	wg.Wait()
 	samples := serve(t, reg).scrape()
-	// Five types: 4 and other. Seven metrics that are one sample, three histograms of
+	// Five types: 4 and other. Eight metrics that are one sample, three histograms of
 	// four (a bucket, +Inf, sum, count); and key errors.
-	if most := 5*(7+3*4) + 5; len(samples) > most {
+	if most := 5*(8+3*4) + 5; len(samples) > most {
 		t.Errorf("%d samples, want at most %d", len(samples), most)
 	}
 	sums := map[string]float64{}

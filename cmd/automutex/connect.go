@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -253,11 +254,21 @@ func (c *connection) locker(ctx context.Context) (locker *lock.Locker, rdb redis
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	locker = lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: "automutex command", Logger: slog.New(slog.DiscardHandler)})
+	locker = lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: operator(), Logger: slog.New(slog.DiscardHandler)})
 	return locker, rdb, func() {
 		_ = locker.Close() // never fails
 		_ = rdb.Close()    // of a program that ends
 	}, locker.Err()
+}
+
+// operator is who runs the command, as others are shown it: user@host.
+func operator() string {
+	name := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody")
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown-host"
+	}
+	return name + "@" + host
 }
 
 // underscored is a flag's name as it is known here.

@@ -41,7 +41,7 @@ func testDoctor(t *testing.T, b binary) {
 	has(t, all, doctor.Fine, "rights", "automutex:*")
 	has(t, all, doctor.Fine, "Pub/Sub", "arrived")
 	has(t, all, doctor.Note, "rules", "FILE")
-	if len(all) != 7 {
+	if len(all) != 8 {
 		t.Errorf("%d findings: %+v", len(all), all)
 	}
 	b.run(t, append([]string{"doctor"}, where(s)...)...).want(t, exitOK, "ok    eviction     maxmemory-policy is noeviction\n")

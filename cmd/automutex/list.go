@@ -41,7 +41,8 @@ func newList(a *app) *cobra.Command {
 		Short: "List the locks that are held or waited for",
 		Long: `List the locks that are held or waited for, in no order: a row for each holder.
 SINCE is how long ago a lock with one holder was taken, UNTIL when its lease ends
-unless it is renewed, LINE how many wait for it, and how many of them are parked.
+unless it is renewed, LINE how many wait for it, how many of them are parked, and
+whether an operator has paused it.
 
 The keys are walked with SCAN, a thousand at a time, and shown as they are found:
 any number of locks neither blocks Redis nor fills memory. What comes and goes
@@ -120,6 +121,9 @@ func rows(s inspect.Lock, now time.Time) [][]string {
 	line := strconv.Itoa(s.Line)
 	if s.Parked > 0 {
 		line += fmt.Sprintf(" (%d parked)", s.Parked)
+	}
+	if s.Paused {
+		line += ", paused"
 	}
 	if len(s.Holders) == 0 && s.Gate == nil {
 		return [][]string{{s.Key, "-", "-", "-", "-", line}}

@@ -22,7 +22,8 @@ func newShow(a *app) *cobra.Command {
 		Short: "Show one lock: its holders, its line, and their tasks",
 		Long: `Show one lock: its holders with their tokens, the first hundred in its line, and
 what asynq says of their tasks. KEY is as list prints it, or what stands between
-its braces. When nobody holds or waits for the lock, the exit code is 1.`,
+its braces. When nobody holds or waits for the lock, and no control is for it, the exit
+code is 1.`,
 		Example: `  automutex show 'automutex:{itunes:verify|7}'
   automutex show 'itunes:verify|7'`,
 		Args: exactly(1, "KEY"),
@@ -37,7 +38,7 @@ its braces. When nobody holds or waits for the lock, the exit code is 1.`,
 			switch {
 			case err != nil:
 				return err
-			case s.Held+s.Line == 0:
+			case s.Held+s.Line+len(s.Controls) == 0:
 				return no("nobody holds or waits for %s", s.Key)
 			case asJSON:
 				return printJSON(a.out, s)
@@ -69,7 +70,11 @@ func (a *app) printLock(s inspect.Lock, now time.Time, inspector *asynq.Inspecto
 	if s.Gate != nil {
 		fmt.Fprintf(a.out, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
 	}
-	fmt.Fprint(a.out, "\n\n")
+	fmt.Fprintln(a.out)
+	for _, c := range s.Controls {
+		fmt.Fprintf(a.out, "%s: %s\n", c.Target, ordered(c, now))
+	}
+	fmt.Fprintln(a.out)
 	if len(s.Holders) > 0 {
 		t := newTable(a.out, "TOKEN", "HOLDER", "TASK", "STATE", "UNTIL")
 		for _, h := range s.Holders {

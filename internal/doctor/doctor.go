@@ -89,6 +89,9 @@ func (d *doctor) examine(ctx context.Context) error {
 	if err := d.pubsub(ctx); err != nil {
 		return err
 	}
+	if err := d.controls(ctx); err != nil {
+		return err
+	}
 	if d.Config == nil {
 		d.foundf(Note, "rules", "not looked at: give the FILE of the rules")
 		return nil

@@ -44,14 +44,26 @@ var trials = []trial{
 	{"persist", with()},
 	{"set", beside("claim", "PX", 60_000)},
 	{"get", beside()},
+	{"hset", hash("report", "{}")},
+	{"hlen", hash()},
+	{"hget", hash("report")},
+	{"hgetall", hash()},
+	{"hdel", hash("report")},
 	{"publish", func(key string) []any { return []any{channelOf(key), "doctor"} }},
 	{"scan", func(key string) []any { return []any{0, "MATCH", key, "COUNT", 1} }},
 	{"ping", func(string) []any { return nil }},
-	{"del", func(key string) []any { return []any{key, besideKey(key)} }},
+	{"del", func(key string) []any { return []any{key, besideKey(key), hashKey(key)} }},
 }
 
 // besideKey is a key beside the lock's, as a claim's is.
 func besideKey(key string) string { return key + ":doctor" }
+
+// hashKey is that of a hash, as the controls are one.
+func hashKey(key string) string { return key + ":doctors" }
+
+func hash(args ...any) func(string) []any {
+	return func(key string) []any { return append([]any{hashKey(key)}, args...) }
+}
 
 func beside(args ...any) func(string) []any {
 	return func(key string) []any { return append([]any{besideKey(key)}, args...) }

@@ -28,6 +28,10 @@ type Lock struct {
 	Gate    *Gate      `json:"gate,omitempty"`   // nil: it is open
 	Holders []Holder   `json:"holders"`
 	Waiters []Waiter   `json:"waiters,omitempty"` // set by One only
+
+	Paused   bool      `json:"paused,omitempty"`   // by an operator
+	Limit    int       `json:"limit,omitempty"`    // set by an operator; 0: the program's own
+	Controls []Control `json:"controls,omitempty"` // the orders that are for it
 }
 
 // Holder is one holder of a lock. Note is set where the holder is no task.
@@ -120,7 +124,7 @@ func Walk(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient) i
 			yield(nil, err)
 			return
 		}
-		start := time.Now()
+		start, orders := time.Now(), controls(ctx, locker)
 		var batch []Lock
 		flush := func() bool {
 			full := batch
@@ -133,6 +137,7 @@ func Walk(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient) i
 				return
 			}
 			batch = append(batch, fromInfo(info, now.Add(time.Since(start))))
+			batch[len(batch)-1].control(orders)
 			if len(batch) == batchSize && !flush() {
 				return
 			}
@@ -157,6 +162,7 @@ func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, ke
 		return Lock{}, now, err
 	}
 	l = fromInfo(info, now)
+	l.control(controls(ctx, locker))
 	line, err := m.Line(ctx, lineShown)
 	if err != nil {
 		return Lock{}, now, err

@@ -1,0 +1,297 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
+)
+
+const targetHelp = `
+TARGET is a scope, for all of its keys ("report"), or one key as key and list print
+it ("report|acme"). It is in force in every process within 2 seconds, and outlives
+restarts; controls lists what is in force.`
+
+// rulesFile is the flag that names the file with the rules.
+type rulesFile string
+
+func (f *rulesFile) flag(cmd *cobra.Command) {
+	cmd.Flags().StringVar((*string)(f), "rules", "", "the FILE of the rules: say so when none of them has the scope, and take its prefix")
+}
+
+// load reads the file, if one was given, and takes over its prefix.
+func (f *rulesFile) load(a *app, cmd *cobra.Command) (rules []automutex.Rule, err error) {
+	if *f == "" {
+		return nil, nil
+	}
+	cfg, _, err := load(string(*f))
+	if err == nil && !cmd.Flags().Changed("prefix") {
+		a.conn.prefix = cmp.Or(cfg.Prefix, a.conn.prefix)
+	}
+	return cfg.Rules, err
+}
+
+// warnUnknown says that no rule has the scope of a target.
+func (a *app) warnUnknown(rules []automutex.Rule, target string) {
+	key := inspect.Key(a.conn.prefix, target)
+	its := func(rule automutex.Rule) bool { return inspect.IsKeyOf(rule, a.conn.prefix, key) }
+	if len(rules) > 0 && !slices.ContainsFunc(rules, its) {
+		fmt.Fprintf(a.errs, "note: no rule has the scope of %s: it does nothing, unless a lock of a program has that name\n", printable.OneLine(target))
+	}
+}
+
+// changing is what the commands that change a control have in common.
+func (a *app) changing(cmd *cobra.Command, file *rulesFile, target string, change func(ctx context.Context, controls *lock.Controls) error) error {
+	ctx := cmd.Context()
+	rules, err := file.load(a, cmd)
+	if err != nil {
+		return err
+	}
+	locker, _, done, err := a.conn.locker(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := change(ctx, locker.Controls()); err != nil {
+		return err
+	}
+	a.warnUnknown(rules, target)
+	return nil
+}
+
+func newPause(a *app) *cobra.Command {
+	var length time.Duration
+	var why string
+	var file rulesFile
+	cmd := &cobra.Command{
+		Use:   "pause TARGET [--for 5m] [--why TEXT]",
+		Short: "Let no task of a scope or key begin, until resumed or for a time",
+		Long: `Let no task of a scope or key begin, until it is resumed or for a time. What runs
+goes on. Tasks that come go back to asynq, no attempt spent, whatever the policy of
+their rule, and come back when the pause ends or up to 90 seconds later; tasks on
+their last attempt wait in their workers. A pause that is in force is replaced.
+` + targetHelp,
+		Example: `  automutex pause report --for 5m --why "the API answers 429"
+  automutex pause 'report|acme' --why "its data is repaired"`,
+		Args: exactly(1, "TARGET"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var until time.Time
+			if cmd.Flags().Changed("for") {
+				if length <= 0 {
+					return usage("--for %s: must be positive; leave it out for a pause until resume", length)
+				}
+				until = time.Now().Add(length)
+			}
+			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
+				if err := controls.Pause(ctx, args[0], until, why); err != nil {
+					return err
+				}
+				end := "until resumed"
+				if !until.IsZero() {
+					end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
+				}
+				_, err := fmt.Fprintf(a.out, "%s is paused %s; every process obeys within 2 seconds\n", printable.OneLine(args[0]), end)
+				return err
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after so long (default: when it is resumed)")
+	cmd.Flags().StringVar(&why, "why", "", "the reason, for whoever looks")
+	file.flag(cmd)
+	a.conn.needed(cmd)
+	return cmd
+}
+
+func newResume(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "resume TARGET",
+		Short: "End a pause",
+		Long: `End a pause. Parked tasks are called in their order; other tasks come back by
+themselves, within 90 seconds, not all at once. When the target is not paused, the
+exit code is 1.
+` + targetHelp,
+		Example: `  automutex resume report`,
+		Args:    exactly(1, "TARGET"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.changing(cmd, new(rulesFile), args[0], func(ctx context.Context, controls *lock.Controls) error {
+				before, err := controls.List(ctx)
+				if err != nil {
+					return err
+				}
+				if err := controls.Resume(ctx, args[0]); err != nil {
+					return err
+				}
+				after, err := controls.List(ctx)
+				if err != nil {
+					return err
+				}
+				if paused(before) == paused(after) {
+					return no("%s is not paused%s", printable.OneLine(args[0]), a.pausedScope(after, args[0]))
+				}
+				_, err = fmt.Fprintf(a.out, "%s is resumed%s\n", printable.OneLine(args[0]), a.pausedScope(after, args[0]))
+				return err
+			})
+		},
+	}
+	a.conn.needed(cmd)
+	return cmd
+}
+
+// paused counts the pauses of a list.
+func paused(list []lock.Control) (n int) {
+	for _, c := range list {
+		if c.Paused {
+			n++
+		}
+	}
+	return n
+}
+
+// pausedScope says that a key stays paused with its scope.
+func (a *app) pausedScope(list []lock.Control, target string) string {
+	if _, _, pause := lock.ControlsFor(list, inspect.Key(a.conn.prefix, target)); pause != nil {
+		return fmt.Sprintf("; its scope %s is", pause.Target)
+	}
+	return ""
+}
+
+func newLimit(a *app) *cobra.Command {
+	var clearIt bool
+	var why string
+	var file rulesFile
+	cmd := &cobra.Command{
+		Use:   "limit TARGET N | limit TARGET --clear",
+		Short: "Set how many tasks of a key may run at once, in place of the rule's Limit",
+		Long: `Set how many tasks of one key may run at once, in place of the rule's Limit. A lower
+number takes effect as tasks end. The limit of one key wins over that of its scope.
+` + targetHelp,
+		Example: `  automutex limit 'report|acme' 10 --why "a larger plan"
+  automutex limit 'report|acme' --clear`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if clearIt {
+				return exactly(1, "TARGET")(cmd, args)
+			}
+			return exactly(2, "TARGET or N")(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
+				if clearIt {
+					if err := controls.ClearLimit(ctx, args[0]); err != nil {
+						return err
+					}
+					_, err := fmt.Fprintf(a.out, "%s has the limit of its program\n", printable.OneLine(args[0]))
+					return err
+				}
+				n, err := strconv.Atoi(args[1])
+				if err != nil {
+					return usage("limit: N is %q: want a whole number, at least 1", printable.OneLine(args[1]))
+				}
+				if err := controls.SetLimit(ctx, args[0], n, why); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(a.out, "%s is limited to %d; every process obeys within 2 seconds\n", printable.OneLine(args[0]), n)
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&clearIt, "clear", false, "end the limit")
+	cmd.Flags().StringVar(&why, "why", "", "the reason, for whoever looks")
+	file.flag(cmd)
+	a.conn.needed(cmd)
+	return cmd
+}
+
+func newControls(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "controls",
+		Short: "List the pauses and limits that are in force",
+		Long: `List the pauses and limits that are in force, with who ordered them, when and why.
+An entry that this version cannot read is told, and not in force.`,
+		Args: exactly(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			locker, rdb, done, err := a.conn.locker(ctx)
+			if err != nil {
+				return err
+			}
+			defer done()
+			list, err := locker.Controls().List(ctx)
+			if err != nil {
+				return err
+			}
+			unreadable, err := locker.Controls().Unreadable(ctx)
+			if err != nil {
+				return err
+			}
+			now, err := inspect.ServerTime(ctx, rdb)
+			if err != nil {
+				return err
+			}
+			for _, target := range slices.Sorted(maps.Keys(unreadable)) {
+				fmt.Fprintf(a.errs, "note: the entry of %s is not in force: %s; resume removes it\n", printable.OneLine(target), unreadable[target])
+			}
+			return a.printControls(list, now, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each")
+	a.conn.needed(cmd)
+	return cmd
+}
+
+func (a *app) printControls(list []lock.Control, now time.Time, asJSON bool) error {
+	if len(list) == 0 && !asJSON {
+		fmt.Fprintf(a.errs, "no controls under the prefix %q are in force\n", a.conn.prefix)
+		return nil
+	}
+	t := newTable(a.out, "TARGET", "CONTROL", "BY", "SINCE", "WHY")
+	for _, one := range list {
+		c := inspect.FromControl(one)
+		if asJSON {
+			if err := printJSON(a.out, c); err != nil {
+				return err
+			}
+			continue
+		}
+		t.row(c.Target, what(c, now), c.By, printable.Duration(now.Sub(c.Since))+" ago", cmp.Or(c.Why, "-"))
+	}
+	if asJSON {
+		return nil
+	}
+	return t.flush()
+}
+
+// what says what a control orders.
+func what(c inspect.Control, now time.Time) string {
+	var parts []string
+	switch {
+	case c.Paused && c.PausedUntil != nil:
+		parts = append(parts, "paused for "+printable.Duration(c.PausedUntil.Sub(now)))
+	case c.Paused:
+		parts = append(parts, "paused until resumed")
+	}
+	if c.Limit > 0 {
+		parts = append(parts, fmt.Sprintf("limit %d", c.Limit))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// ordered tells a control in one line.
+func ordered(c inspect.Control, now time.Time) string {
+	text := fmt.Sprintf("%s, by %s %s ago", what(c, now), c.By, printable.Duration(now.Sub(c.Since)))
+	if c.Why != "" {
+		text += ": " + c.Why
+	}
+	return printable.OneLine(text)
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A pause by the command keeps tasks from beginning, is shown by every command, and ends.
+func testPause(t *testing.T, b binary) {
+	eachReal(t, func(t *testing.T, s *redistest.Server) {
+		tr := start(t, s, wait, automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Park})
+		tr.enqueue("first", "work", `{"id": 7}`)
+		tr.holds("first")
+		b.run(t, tr.flags("pause", "work", "--why", "its data\nis repaired")...).want(t, exitOK, "work is paused until resumed")
+		b.run(t, tr.flags("pause", "report|7", "--for", "1h")...).want(t, exitOK, "report|7 is paused for 1h0m")
+		b.run(t, tr.flags("controls")...).want(t, exitOK, "TARGET", "work", "paused until resumed", "report|7", "paused for ", "@", "its data", " ago")
+		b.run(t, tr.flags("controls", "--json")...).want(t, exitOK, `"target":"work"`, `"paused":true`, `"why":"its data\nis repaired"`, `"paused_until":"`)
+		b.run(t, tr.flags("list")...).want(t, exitOK, "0, paused")
+		b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work: paused until resumed, by ", "its data is repaired", "first")
+		b.run(t, tr.flags("show", "work|nobody")...).want(t, exitOK, "held by 0", "work: paused until resumed")
+		b.run(t, tr.flags("doctor")...).want(t, exitOK, "note", "controls", "work is paused until resumed")
+
+		if r := b.run(t, tr.flags("resume", "work|7")...); r.exit != exitNo || !strings.Contains(r.stderr, "work|7 is not paused; its scope work is") {
+			t.Errorf("resume of a key whose scope is paused: %d, %q", r.exit, r.stderr)
+		}
+		b.run(t, tr.flags("resume", "work")...).want(t, exitOK, "work is resumed")
+		b.run(t, tr.flags("resume", "report|7")...).want(t, exitOK, "report|7 is resumed")
+		b.run(t, tr.flags("resume", "work")...).want(t, exitNo)
+		if r := b.run(t, tr.flags("controls")...); r.exit != exitOK || !strings.Contains(r.stderr, "no controls") {
+			t.Errorf("%d, %q", r.exit, r.stderr)
+		}
+	})
+}
+
+func testLimit(t *testing.T, b binary) {
+	eachReal(t, func(t *testing.T, s *redistest.Server) {
+		tr := start(t, s, wait)
+		b.run(t, tr.flags("limit", "work|7", "2", "--why", "a larger plan")...).want(t, exitOK, "work|7 is limited to 2")
+		b.run(t, tr.flags("controls")...).want(t, exitOK, "limit 2", "a larger plan")
+		tr.enqueue("first", "work", `{"id": 7}`)
+		tr.enqueue("second", "work", `{"id": 7}`)
+		tr.holds("first")
+		tr.holds("second")
+		b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work|7: limit 2, by ", "first", "second")
+		b.run(t, tr.flags("limit", "work|7", "--clear")...).want(t, exitOK, "work|7 has the limit of its program")
+	})
+}
+
+func testControlMistakes(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tr := start(t, s, wait)
+	for _, test := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"pause"}, "TARGET is missing"},
+		{[]string{"pause", "work", "--for", "-5m"}, "must be positive"},
+		{[]string{"pause", "|7"}, "a target is a scope"},
+		{[]string{"pause", "wo{rk"}, "a target is a scope"},
+		{[]string{"limit", "work"}, "is missing"},
+		{[]string{"limit", "work", "many"}, "whole number"},
+		{[]string{"limit", "work", "0"}, "limit of 0"},
+		{[]string{"limit", "work", "3", "--clear"}, "unexpected argument"},
+		{[]string{"resume"}, "TARGET is missing"},
+	} {
+		if r := b.run(t, tr.flags(test.args...)...); r.exit != exitUsage || !strings.Contains(r.stderr, test.says) {
+			t.Errorf("%v: %d, %q; want it to say %q", test.args, r.exit, r.stderr, test.says)
+		}
+	}
+	// With the rules, a scope that none of them has is said.
+	file := filepath.Join(t.TempDir(), "automutex.yaml")
+	if err := os.WriteFile(file, []byte("prefix: "+tr.prefix+"\nrules:\n  - task: work\n    on: [id]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.run(t, tr.flags("pause", "elsewhere", "--rules", file)...); r.exit != exitOK || !strings.Contains(r.stderr, "no rule has the scope of elsewhere") {
+		t.Errorf("%d, %q", r.exit, r.stderr)
+	}
+	if r := b.run(t, tr.flags("pause", "work|1", "--rules", file)...); r.exit != exitOK || strings.Contains(r.stderr, "no rule") {
+		t.Errorf("%d, %q", r.exit, r.stderr)
+	}
+	b.run(t, tr.flags("doctor", file)...).want(t, exitOK, "no rule has the scope of elsewhere")
+
+	// What a newer version wrote is told, and removed by resume.
+	if err := s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "odd", `{"v":9}`).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.run(t, tr.flags("controls")...); r.exit != exitOK || !strings.Contains(r.stderr, "the entry of odd is not in force: it was written by a newer version") {
+		t.Errorf("%d, %q", r.exit, r.stderr)
+	}
+	b.run(t, tr.flags("doctor")...).want(t, exitNo, "bad", "the entry of odd is not in force")
+}

@@ -1,0 +1,60 @@
+package metrics
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// controls counts what operators have ordered, when it is asked.
+type controls struct {
+	desc *prometheus.Desc
+
+	mu      sync.Mutex // guards watched; held for moments
+	watched []*lock.Controls
+}
+
+func newControls(labels prometheus.Labels) *controls {
+	return &controls{desc: prometheus.NewDesc("automutex_controls", "Orders of operators that this process obeys now.", []string{"kind"}, labels)}
+}
+
+// WatchControls adds the gauge controls, which counts the pauses and limits that a Guard
+// or Locker obeys: m.WatchControls(guard.Controls()). It asks Redis for nothing. Guards
+// with the same Prefix obey the same ones: watch one of them.
+func (m *Metrics) WatchControls(c *lock.Controls) {
+	if m == nil || c == nil {
+		return
+	}
+	m.controls.mu.Lock()
+	defer m.controls.mu.Unlock()
+	m.controls.watched = append(m.controls.watched, c)
+}
+
+// Describe is for the registry.
+func (c *controls) Describe(to chan<- *prometheus.Desc) { to <- c.desc }
+
+// Collect is for the registry. Without a Guard that is watched there is no figure.
+func (c *controls) Collect(to chan<- prometheus.Metric) {
+	c.mu.Lock()
+	watched := slices.Clone(c.watched)
+	c.mu.Unlock()
+	if len(watched) == 0 {
+		return
+	}
+	pauses, limits := 0, 0
+	for _, w := range watched {
+		for _, control := range w.InForce() {
+			if control.Paused {
+				pauses++
+			}
+			if control.Limit > 0 {
+				limits++
+			}
+		}
+	}
+	to <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(pauses), "pause")
+	to <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(limits), "limit")
+}

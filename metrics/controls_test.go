@@ -1,0 +1,57 @@
+package metrics
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// The orders that are in force, and the tasks that meet a pause, are counted.
+func TestControls(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	m, err := New(reg, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	site := serve(t, reg)
+	if samples := site.scrape(); len(samples) != 0 {
+		t.Errorf("before anything happens: %v", samples)
+	}
+	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
+		Rules: []automutex.Rule{{Task: "work"}}, Prefix: redistest.Name(t), Observe: m.Observe, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = guard.Close(t.Context()) }()
+	m.WatchControls(guard.Controls())
+	if err := guard.Controls().Pause(t.Context(), "work", time.Time{}, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Controls().SetLimit(t.Context(), "work", 3, ""); err != nil {
+		t.Fatal(err)
+	}
+	handler := guard.Middleware(asynq.NotFoundHandler())
+	if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); err == nil {
+		t.Error("a paused task ran")
+	}
+	samples := site.scrape()
+	for name, want := range map[string]float64{
+		`automutex_controls{kind="pause"}`: 1, `automutex_controls{kind="limit"}`: 1,
+		`automutex_paused_total{rule="work",task="work"}`: 1,
+	} {
+		if got, ok := samples[name]; !ok || got != want {
+			t.Errorf("%s is %v, want %v; %v", name, got, want, samples)
+		}
+	}
+	if _, ok := samples[`automutex_busy_total{rule="work",task="work",policy="retry"}`]; ok {
+		t.Error("a pause was counted as contention")
+	}
+}
