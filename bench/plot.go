@@ -41,19 +41,7 @@ func (r *record) draw(s *scenario) ([]byte, error) {
 	p.Add(plotter.NewGrid())
 
 	points := s.points(&bench{quick: r.Quick})
-	var labels []string
-	var entries []string
-	for _, at := range points {
-		if !r.has(s, at.label, "") {
-			continue
-		}
-		labels = append(labels, at.label)
-		for _, entry := range s.entries(at) {
-			if !slices.Contains(entries, entry) && r.has(s, "", entry) {
-				entries = append(entries, entry)
-			}
-		}
-	}
+	labels, entries := r.drawn(s, points)
 	p.NominalX(labels...)
 	colours, settings := map[string]color.Color{}, map[string]int{}
 	lowest, highest := math.Inf(1), 0.0
@@ -93,13 +81,34 @@ func (r *record) draw(s *scenario) ([]byte, error) {
 		p.Add(bars, dots)
 		p.Legend.Add(entry, dots)
 	}
+	return render(p, s, lowest, highest, len(labels))
+}
+
+// drawn returns the points and the entries that there are figures for.
+func (r *record) drawn(s *scenario, points []point) (labels, entries []string) {
+	for _, at := range points {
+		if !r.has(s, at.label, "") {
+			continue
+		}
+		labels = append(labels, at.label)
+		for _, entry := range s.entries(at) {
+			if !slices.Contains(entries, entry) && r.has(s, "", entry) {
+				entries = append(entries, entry)
+			}
+		}
+	}
+	return labels, entries
+}
+
+// render sets the axes, whose values are between lowest and highest, and draws the plot.
+func render(p *plot.Plot, s *scenario, lowest, highest float64, points int) ([]byte, error) {
 	if s.plot.log && highest > 0 {
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 		p.Y.Min, p.Y.Max = lowest*0.8, highest*1.2
 	} else {
 		p.Y.Min = 0
 	}
-	p.X.Min, p.X.Max = -0.5, float64(max(1, len(labels)))-0.5
+	p.X.Min, p.X.Max = -0.5, float64(max(1, points))-0.5
 
 	// The legend has a column of its own, so that it covers nothing.
 	const height = 11 * vg.Centimeter

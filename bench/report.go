@@ -135,47 +135,55 @@ func (r *record) table(s *scenario, ranges bool) table.Writer {
 	}
 	t.AppendHeader(header)
 	t.SetColumnConfigs(columns)
-	first := s.metrics[0]
 	for i, p := range points {
 		if i > 0 && !ranges {
 			t.AppendSeparator()
 		}
 		for _, entry := range s.entries(p) {
-			f, unfinished, ok := r.figure(s, p.label, entry, first.key)
-			if !ok {
-				continue
+			if row := r.row(s, p, entry, toBase, ranges); row != nil {
+				t.AppendRow(row)
 			}
-			cell := show(f, first.digits, unfinished, ranges)
-			if ranges && f.n < r.Count {
-				cell += fmt.Sprintf(" [%d of %d]", f.n, r.Count)
-			}
-			row := table.Row{p.label, entry, cell}
-			ratio := func(point, to string) {
-				f, unfinished, ok := r.ratio(s, p.label, entry, first.key, point, to)
-				cell := ""
-				if ok {
-					cell = show(f, 2, unfinished, ranges)
-				}
-				row = append(row, cell)
-			}
-			if toBase {
-				ratio(p.base, entry)
-			}
-			for _, ref := range s.refs {
-				ratio(p.label, ref)
-			}
-			for _, m := range s.metrics[1:] {
-				f, _, ok := r.figure(s, p.label, entry, m.key)
-				cell := ""
-				if ok && (!unfinished || countsAnyway[m.key]) {
-					cell = show(f, m.digits, false, ranges)
-				}
-				row = append(row, cell)
-			}
-			t.AppendRow(row)
 		}
 	}
 	return t
+}
+
+// row is the row of an entry at a point; nil when there is no figure. toBase: the table
+// has a column for the ratio to another point.
+func (r *record) row(s *scenario, p point, entry string, toBase, ranges bool) table.Row {
+	first := s.metrics[0]
+	f, unfinished, ok := r.figure(s, p.label, entry, first.key)
+	if !ok {
+		return nil
+	}
+	cell := show(f, first.digits, unfinished, ranges)
+	if ranges && f.n < r.Count {
+		cell += fmt.Sprintf(" [%d of %d]", f.n, r.Count)
+	}
+	row := table.Row{p.label, entry, cell}
+	ratio := func(point, to string) {
+		f, unfinished, ok := r.ratio(s, p.label, entry, first.key, point, to)
+		cell := ""
+		if ok {
+			cell = show(f, 2, unfinished, ranges)
+		}
+		row = append(row, cell)
+	}
+	if toBase {
+		ratio(p.base, entry)
+	}
+	for _, ref := range s.refs {
+		ratio(p.label, ref)
+	}
+	for _, m := range s.metrics[1:] {
+		f, _, ok := r.figure(s, p.label, entry, m.key)
+		cell := ""
+		if ok && (!unfinished || countsAnyway[m.key]) {
+			cell = show(f, m.digits, false, ranges)
+		}
+		row = append(row, cell)
+	}
+	return row
 }
 
 // countsAnyway are the metrics that mean something also where a cell was given up.

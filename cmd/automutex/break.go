@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
 )
 
 func newBreak(a *app) *cobra.Command {
@@ -64,27 +65,32 @@ code is 1.`,
 					return err
 				}
 			}
-			broken := 0
-			for _, h := range s.Holders {
-				ok, err := locker.ByKey(s.Key).Break(ctx, h.Token)
-				if err != nil {
-					return fmt.Errorf("%d of %d broken: %w", broken, len(s.Holders), err)
-				}
-				if ok {
-					broken++
-				}
-			}
-			if broken == 0 {
-				return no("none of them holds %s any more; nothing was done", s.Key)
-			}
-			_, err = fmt.Fprintf(a.out, "\nbroken: %d of %d\n", broken, len(s.Holders))
-			return err
+			return a.breakHolders(ctx, locker, s)
 		},
 	}
 	cmd.Flags().StringVar(&token, "holder", "", "only the holder with this token")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	a.conn.needed(cmd)
 	return cmd
+}
+
+// breakHolders breaks the lock for each of the holders that were shown.
+func (a *app) breakHolders(ctx context.Context, locker *lock.Locker, s inspect.Lock) error {
+	broken := 0
+	for _, h := range s.Holders {
+		ok, err := locker.ByKey(s.Key).Break(ctx, h.Token)
+		if err != nil {
+			return fmt.Errorf("%d of %d broken: %w", broken, len(s.Holders), err)
+		}
+		if ok {
+			broken++
+		}
+	}
+	if broken == 0 {
+		return no("none of them holds %s any more; nothing was done", s.Key)
+	}
+	_, err := fmt.Fprintf(a.out, "\nbroken: %d of %d\n", broken, len(s.Holders))
+	return err
 }
 
 // ask waits for a yes. Anything else, the end of the input too, is a no.

@@ -65,11 +65,7 @@ or bad (causes trouble now). Something bad makes the exit code 1.`,
 				options.Config = &cfg
 			}
 			findings, err := doctor.Examine(ctx, rdb, options)
-			err = errors.Join(err, rdb.Close(), printFindings(a.out, findings, asJSON))
-			if n := doctor.CountBad(findings); n > 0 && err == nil {
-				return no("%d of %s bad", n, printable.Count(len(findings), "finding"))
-			}
-			return err
+			return errors.Join(err, rdb.Close(), a.verdict(findings, err, asJSON))
 		},
 	}
 	cmd.Flags().IntVar(&tasks, "tasks", 1000, "look at so many tasks of each queue and state at most")
@@ -77,6 +73,18 @@ or bad (causes trouble now). Something bad makes the exit code 1.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each finding")
 	a.conn.needed(cmd)
 	return cmd
+}
+
+// verdict prints the findings. Without an error of the examination itself, bad ones are
+// the error.
+func (a *app) verdict(findings []doctor.Finding, failed error, asJSON bool) error {
+	if err := printFindings(a.out, findings, asJSON); err != nil || failed != nil {
+		return err
+	}
+	if n := doctor.CountBad(findings); n > 0 {
+		return no("%d of %s bad", n, printable.Count(len(findings), "finding"))
+	}
+	return nil
 }
 
 func printFindings(out io.Writer, findings []doctor.Finding, asJSON bool) error {

@@ -1,15 +1,18 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
 )
 
 // filterFlags adds the flags of a filter.
@@ -61,41 +64,46 @@ holder, which break takes.`,
 				return err
 			}
 			defer done()
-			now, err := inspect.ServerTime(ctx, rdb)
-			if err != nil {
-				return err
-			}
-			local, found := time.Now(), 0
-			for some, err := range inspect.Walk(ctx, locker, rdb) {
-				if err != nil {
-					return err
-				}
-				some = slices.DeleteFunc(some, func(s inspect.Lock) bool { return !f.Passes(s, now.Add(time.Since(local))) })
-				header := lockHeader
-				if found > 0 {
-					header = nil
-				}
-				if found += len(some); len(some) == 0 {
-					continue
-				}
-				if err := a.printLocks(some, now.Add(time.Since(local)), header, asJSON); err != nil {
-					return err
-				}
-			}
-			if found == 0 && !asJSON {
-				passing := ""
-				if f != (inspect.Filter{}) {
-					passing = " and pass the filters"
-				}
-				fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for%s\n", a.conn.prefix, passing)
-			}
-			return nil
+			return a.list(ctx, locker, rdb, f, asJSON)
 		},
 	}
 	filterFlags(cmd, &f)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each lock")
 	a.conn.needed(cmd)
 	return cmd
+}
+
+// list prints the locks as they are found.
+func (a *app) list(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, f inspect.Filter, asJSON bool) error {
+	now, err := inspect.ServerTime(ctx, rdb)
+	if err != nil {
+		return err
+	}
+	local, found := time.Now(), 0
+	for some, err := range inspect.Walk(ctx, locker, rdb) {
+		if err != nil {
+			return err
+		}
+		some = slices.DeleteFunc(some, func(s inspect.Lock) bool { return !f.Passes(s, now.Add(time.Since(local))) })
+		header := lockHeader
+		if found > 0 {
+			header = nil
+		}
+		if found += len(some); len(some) == 0 {
+			continue
+		}
+		if err := a.printLocks(some, now.Add(time.Since(local)), header, asJSON); err != nil {
+			return err
+		}
+	}
+	if found == 0 && !asJSON {
+		passing := ""
+		if f != (inspect.Filter{}) {
+			passing = " and pass the filters"
+		}
+		fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for%s\n", a.conn.prefix, passing)
+	}
+	return nil
 }
 
 func (a *app) printLocks(some []inspect.Lock, now time.Time, header []string, asJSON bool) error {

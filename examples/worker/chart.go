@@ -112,19 +112,7 @@ func chart(t timeline, what string, width int) string {
 	var b strings.Builder
 	b.WriteString(tab.Render())
 	b.WriteByte('\n')
-	if rest := t.rows[len(rows):]; len(rest) > 0 {
-		runs, overlaps, parked := 0, 0, 0
-		for _, r := range rest {
-			runs += len(r.stays)
-			overlaps += r.overlaps
-			parked += len(r.parked)
-		}
-		fmt.Fprintf(&b, "and %d more keys with %d runs, %d overlaps", len(rest), runs, overlaps)
-		if parked > 0 {
-			fmt.Fprintf(&b, ", parked %d times", parked)
-		}
-		b.WriteByte('\n')
-	}
+	b.WriteString(restOf(t.rows[len(rows):]))
 	fmt.Fprintf(&b, "\n%s one at a time (%s part of the time)   %s two at once, ...\nwait: from enqueue to start\n",
 		styleRun.Render("█"), styleRun.Render("░▒▓"), paint([]cell{{depth: 2}}, t.limit))
 	if most > 0 {
@@ -132,6 +120,24 @@ func chart(t timeline, what string, width int) string {
 			stylePark.Render(strings.Join(heights, "")), most)
 	}
 	return b.String()
+}
+
+// restOf is the line about keys that have no row; empty when there are none.
+func restOf(rest []row) string {
+	if len(rest) == 0 {
+		return ""
+	}
+	runs, overlaps, parked := 0, 0, 0
+	for _, r := range rest {
+		runs += len(r.stays)
+		overlaps += r.overlaps
+		parked += len(r.parked)
+	}
+	line := fmt.Sprintf("and %d more keys with %d runs, %d overlaps", len(rest), runs, overlaps)
+	if parked > 0 {
+		line += fmt.Sprintf(", parked %d times", parked)
+	}
+	return line + "\n"
 }
 
 // axis is the head of the time column: 0 on the left, the end on the right.
