@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/printable"
@@ -27,6 +28,10 @@ const (
 	doBreak  = "break"
 	doDelete = "delete"
 	doSweep  = "sweep"
+	doDrop   = "drop"
+	doPause  = "pause"
+	doResume = "resume"
+	doLimit  = "limit"
 )
 
 // errGone refuses an action on what is no longer so.
@@ -36,7 +41,9 @@ var errGone = errors.New("nothing was done")
 type askView struct {
 	frame
 	Action   string
-	Key      string
+	Key      string // of the lock or claim; else empty
+	Target   string // of the order; else empty
+	Holder   string // of the claim; else empty
 	Question string
 	Effects  []string
 	Button   string
@@ -91,6 +98,22 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 			"Holders whose lease has ended, and waiters that have ceased to ask, are removed from all locks.",
 			"Nothing depends on it: each lock does the same when a task asks for it.",
 		}
+	case doPause, doResume, doLimit:
+		v.Target = q.Get("target")
+		if strings.TrimSpace(v.Target) == "" {
+			p.fail(w, r, http.StatusBadRequest, "Name a target: a scope, or what stands between the braces of a key.")
+			return
+		}
+		v.Back = p.base + "rules"
+		v.describeOrder()
+	case doDrop:
+		v.Holder, v.Back = q.Get("holder"), p.base+"unique"
+		v.Question, v.Button = "Drop the claim of "+printable.Short(v.Holder)+"?", "Drop"
+		v.Effects = []string{
+			"The next task for this key may be enqueued at once, although this one has not begun.",
+			"The task itself stays where it is, and runs.",
+			"Only this task's claim is dropped, and not one that came meanwhile.",
+		}
 	default:
 		p.fail(w, r, http.StatusBadRequest, "There is no such action.")
 		return
@@ -140,38 +163,52 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	// An action that has begun goes on when the browser goes away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actWithin)
 	defer cancel()
-	back := ""
-	switch a.Do {
-	case doBreak, doDelete:
-		if err := p.locker.ByKey(a.Target).Err(); err != nil {
-			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
-			return
-		}
-		back = "key"
-		if a.Do == doBreak {
-			a.Result, a.Err = p.breakHolders(ctx, a.Target, a.Tokens)
-		} else {
-			a.Tokens = nil
-			a.Result, a.Err = "The lock and its line were deleted.", p.locker.ByKey(a.Target).Delete(ctx)
-		}
-	case doSweep:
-		a.Target, a.Tokens = "", nil
-		removed, err := p.locker.Sweep(ctx)
-		a.Result, a.Err = counted(removed, "dead entry")+" removed.", err
-		if removed != 1 {
-			a.Result = fmt.Sprintf("%d dead entries removed.", removed)
-		}
-	default:
-		p.fail(w, r, http.StatusBadRequest, "There is no such action.")
+	back, wrong := p.act(ctx, &a, r.PostForm)
+	if wrong != "" {
+		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
 	number := p.record(a)
-	to := p.base + "?done=" + strconv.Itoa(number)
+	to := p.base + back + "?done=" + strconv.Itoa(number)
 	if back == "key" {
 		to = p.keyURL(a.Target, number)
 	}
 	w.Header().Set("Location", to)
 	w.WriteHeader(http.StatusSeeOther)
+}
+
+// act does an action and fills in what came of it. back is the view to show then. wrong
+// says what is wrong with the form; nothing was done then.
+func (p *page) act(ctx context.Context, a *Action, form url.Values) (back, wrong string) {
+	switch a.Do {
+	case doBreak, doDelete:
+		m := p.locker.ByKey(a.Target)
+		if err := m.Err(); err != nil {
+			return "", "This is no key of a lock: " + printable.Short(err.Error()) + "."
+		}
+		if a.Do == doBreak {
+			a.Result, a.Err = p.breakHolders(ctx, a.Target, a.Tokens)
+			return "key", ""
+		}
+		a.Tokens = nil
+		a.Result, a.Err = "The lock and its line were deleted.", m.Delete(ctx)
+		return "key", ""
+	case doSweep:
+		a.Target, a.Tokens = "", nil
+		removed, err := p.locker.Sweep(ctx)
+		a.Result, a.Err = fmt.Sprintf("Dead entries removed: %d.", removed), err
+		return "", ""
+	case doDrop:
+		a.Tokens = nil
+		a.Result, a.Err = p.dropClaim(ctx, a.Target, form.Get("holder"))
+		return "unique", ""
+	case doPause, doResume, doLimit:
+		a.Target, a.Tokens = form.Get("target"), nil
+		a.Result, a.Err = p.order(ctx, *a, form)
+		p.orders.forget()
+		return "rules", ""
+	}
+	return "", "There is no such action."
 }
 
 // breakHolders breaks the holders that the operator has seen, and nobody else.

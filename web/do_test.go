@@ -132,7 +132,7 @@ func TestDo_sweep(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		v, seen := operator(t, s)
 		asked := v.get("/locks/do?action=sweep").want(200, "Remove what dead processes left behind?")
-		v.confirm(asked, "").want(200, "0 dead entries removed.")
+		v.confirm(asked, "").want(200, "Dead entries removed: 0.")
 		if done := seen.last(t); done.Do != "sweep" || done.Target != "" || done.Err != nil {
 			t.Errorf("Audit got %+v", done)
 		}

@@ -35,6 +35,9 @@ type keyView struct {
 	More    int // of the line that are not shown
 	Err     string
 	Chart   chart
+	Orders  []lock.Control // of operators, that are in force for this lock
+	Paused  bool
+	Target  string   // of orders for this lock
 	Actions []Action // about this lock, newest first
 	Done    *Action  // what the viewer has just done
 }
@@ -76,7 +79,15 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 		v.Err = printable.Short(err.Error())
 	}
 	slot := slotOf(v.Now)
-	v.Actions, v.Done = p.actions.about(key), p.done(r)
+	v.Target = name
+	controls, err := p.orders.get(ctx, p.locker)
+	if err != nil && v.Err == "" {
+		v.Err = printable.Short(err.Error())
+	}
+	var pause *lock.Control
+	v.Orders, _, pause = lock.ControlsFor(controls, key)
+	v.Paused = pause != nil
+	v.Actions, v.Done = p.actions.about(key, name, scopeOf(key)), p.done(r)
 	v.Chart = newChart("This lock in the last hour", p.sampler.lastHour(key, slot), slot, 600, 100)
 	return v
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
 )
 
 const (
@@ -86,11 +87,12 @@ type keysView struct {
 
 type keysRow struct {
 	row
-	ID    string // of the row, for updates in place
-	Name  string // between the braces
-	Rule  string
-	Task  task
-	Spark chartLine
+	ID     string // of the row, for updates in place
+	Name   string // between the braces
+	Rule   string
+	Task   task
+	Paused bool // by an operator
+	Spark  chartLine
 }
 
 // keys answers with the list.
@@ -165,9 +167,16 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 		v.Prev = v.Base + "?" + q.values(q.Page-1)
 	}
 	shown = p.sampler.refresh(ctx, shown, snap.at)
+	controls, err := p.orders.get(ctx, p.locker)
+	if err != nil && v.Err == "" {
+		v.Err = printable.Short(err.Error())
+	}
 	slot := slotOf(v.Now)
 	for _, r := range shown {
 		line := keysRow{row: r, ID: rowID(r.Key), Name: inBraces(r.Key), Rule: nameOf(r), Task: p.taskOf(r.Note)}
+		if _, _, pause := lock.ControlsFor(controls, r.Key); pause != nil {
+			line.Paused = true
+		}
 		if points := p.sampler.lastHour(r.Key, slot); points != nil {
 			line.Spark = spark(points, 120, 20)
 		}

@@ -92,7 +92,7 @@ func event(body []byte) string {
 func (p *page) hasLive(r *http.Request) bool {
 	q := r.URL.Query()
 	switch q.Get("view") {
-	case "keys":
+	case "keys", "rules":
 		return true
 	case "key":
 		return p.locker.ByKey(q.Get("key")).Err() == nil
@@ -106,6 +106,8 @@ func (p *page) fragment(r *http.Request, view string) []byte {
 	switch view {
 	case "keys":
 		data = p.keysView(r)
+	case "rules":
+		data = p.rulesView(r)
 	case "key":
 		data = p.keyView(r, r.URL.Query().Get("key"))
 	}

@@ -1,7 +1,6 @@
 package web
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -76,12 +75,15 @@ type page struct {
 	base      string // what links begin with
 	rdb       redis.UniversalClient
 	locker    *lock.Locker
-	guard     *automutex.Guard // makes keys; it never runs a task
+	keyMaker  *automutex.KeyMaker // of the guards
+	producers *automutex.KeyMaker // of the producers, by Options.Unique
 	inspector *asynq.Inspector
 	rules     []ruleInfo
 	sampler   *sampler
 	fragments *fragments
 	actions   actionLog
+	orders    orders
+	checkup   checkup
 	streams   chan struct{} // a slot for each live stream
 	mux       *http.ServeMux
 	handler   http.Handler
@@ -124,14 +126,9 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	if err := errors.Join(checkClient(rdb), p.check()); err != nil {
 		return nil, err
 	}
-	guard, err := automutex.New(rdb, automutex.Config{
-		Rules: options.Rules, Prefix: p.o.Prefix, HashKeys: options.HashKeys, Decode: options.Decode,
-		Inspector: options.Inspector, Owner: "automutex web", Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
+	if err := p.makeKeys(); err != nil {
 		return nil, fmt.Errorf("web: Options: %w", err)
 	}
-	p.guard = guard
 	if p.inspector == nil {
 		p.inspector = asynq.NewInspectorFromRedisClient(rdb)
 	}
@@ -183,14 +180,5 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.Ser
 func (p *page) Close() error {
 	p.closeOnce.Do(func() { close(p.closed) })
 	p.sampler.wait()
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // the Guard runs no task, so there is nothing to wait for
-	return errors.Join(p.locker.Close(), ignoreCanceled(p.guard.Close(ctx)))
-}
-
-func ignoreCanceled(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
+	return p.locker.Close()
 }

@@ -1,0 +1,152 @@
+package web
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
+)
+
+// Each rule stands with what it says and with what its locks do now.
+func TestRules(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }, Rules: []automutex.Rule{
+			{Name: "reports", Task: "report:", Scope: "report", On: []string{"tenant"}, Limit: 3, TTL: time.Minute, Busy: automutex.Park},
+			{Task: "mail:"},
+		}})
+		m := v.locker.Mutex("report", lock.Parts("acme"))
+		v.hold(m)
+		v.wait(m)
+		v.hold(v.locker.Mutex("mail:welcome"))
+		a := v.find("/locks/rules", "report|acme").want(200, "<bdi>reports</bdi>", "report|&lt;tenant&gt;", "1m0s", "park", "&lt;type&gt;", "(1)<br>", "Nothing is paused or limited.")
+		if strings.Contains(a.body, "target=mail") || !strings.Contains(a.body, "action=pause&amp;target=report") {
+			t.Errorf("a rule without a scope of its own can be paused, or one with a scope cannot:\n%s", a.body)
+		}
+	})
+}
+
+// A pause, its end, and a limit reach the workers, stand on the page, and go to Audit.
+func TestDo_controls(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		seen := &audit{}
+		v := serve(t, s, Options{
+			RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" }, Access: func(*http.Request) Access { return AccessOperate },
+			Rules: []automutex.Rule{{Task: "report", Scope: "report", On: []string{"tenant"}}},
+		})
+		ctx := context.Background()
+		list := func() []lock.Control {
+			all, err := v.locker.Controls().List(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return all
+		}
+		v.get("/locks/do?action=pause&target=report").want(200, "Pause report?", "within two seconds", `name="for"`)
+		form := func(fields ...string) url.Values {
+			f := url.Values{"why": {"the API is down"}}
+			for i := 0; i < len(fields); i += 2 {
+				f.Set(fields[i], fields[i+1])
+			}
+			return f
+		}
+		sent := v.post("/locks/do", form("action", "pause", "target", "report", "for", "1h")).want(303)
+		v.get(sent.header.Get("Location")).want(200, "report is paused for 1h0m0s.", "ann: the API is down", "resume")
+		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "ann: the API is down" {
+			t.Errorf("controls: %+v", all)
+		}
+		key := lock.Key(v.prefix, "report", "acme")
+		v.get("/locks"+keyPath(key)).want(200, "Paused", "by an operator", "report is paused for 1h0m0s.")
+		v.post("/locks/do", form("action", "limit", "target", "report|acme", "limit", "5")).want(303)
+		v.get("/locks"+keyPath(key)).want(200, "limited to 5", "report|acme is limited to 5 at once.")
+		v.post("/locks/do", form("action", "resume", "target", "report")).want(303)
+		v.post("/locks/do", form("action", "limit", "target", "report|acme", "limit", "0")).want(303)
+		if all := list(); len(all) != 0 {
+			t.Errorf("controls: %+v", all)
+		}
+		if a := seen.last(t); a.Do != "limit" || a.Target != "report|acme" || a.Err != nil || a.By != "ann" {
+			t.Errorf("Audit got %+v", a)
+		}
+		for _, wrong := range []url.Values{
+			form("action", "pause", "target", "report", "for", "soon"), form("action", "pause", "target", "report", "for", "-1h"),
+			form("action", "limit", "target", "report", "limit", "-1"), form("action", "limit", "target", "report", "limit", "x"),
+		} {
+			sent := v.post("/locks/do", wrong).want(303)
+			v.get(sent.header.Get("Location")).want(200, "failed: nothing was done")
+		}
+		v.get("/locks/do?action=pause").want(400, "Name a target")
+		if all := list(); len(all) != 0 {
+			t.Errorf("controls: %+v", all)
+		}
+	})
+}
+
+// The page tells the keys of a typed task, the task that has its unique key, and drops a
+// claim of it and of no other.
+func TestUnique(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		queue, seen := redistest.Name(t), &audit{}
+		rules := []automutex.Rule{{Task: "index", On: []string{"id"}}}
+		once := []unique.Rule{
+			{Task: "index", On: []string{"id"}, Until: unique.UntilStart, Queue: queue},
+			{Task: "bill", On: []string{"id"}, Queue: queue},
+		}
+		v := serve(t, s, Options{RootPath: "/locks", Rules: rules, Unique: once, Audit: seen.note, Access: func(*http.Request) Access { return AccessOperate }})
+		client := asynq.NewClientFromRedisClient(v.rdb)
+		producer, err := unique.New(client, asynq.NewInspectorFromRedisClient(v.rdb), v.rdb, unique.Config{Rules: once, Prefix: v.prefix})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := func(task, payload string) answer {
+			return v.post("/locks/unique", url.Values{"type": {task}, "payload": {payload}})
+		}
+		v.get("/locks/unique").want(200, "start", "done", "Which keys")
+		ask("index", `{"id": 7}`).want(200, lock.Key(v.prefix, "index", "7"), "No task has it.")
+		for _, task := range []string{"index", "bill"} {
+			if _, err := producer.Enqueue(asynq.NewTask(task, []byte(`{"id": 7}`))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ask("bill", `{"id": 7}`).want(200, "No rule gives it a lock.", "has it: bill, pending").without("Drop the claim")
+		a := ask("index", `{"id": 7}`).want(200, "has it: index, pending", "claimed", "Drop the claim…")
+		ask("index", `{"id": 8}`).want(200, "No task has it.")
+		ask("index", `not JSON`).want(200, `class="error"`)
+		ask("other", ``).want(200, "No rule gives it a lock.", "No unique rule is for it.")
+		_, link, _ := strings.Cut(a.body, `href="/locks/do?action=drop`)
+		link, _, _ = strings.Cut(link, `"`)
+		asked := v.get("/locks/do?action=drop"+strings.ReplaceAll(link, "&amp;", "&")).want(200, "Drop the claim of "+queue)
+		v.confirm(asked, "").want(200, "was dropped.")
+		ask("index", `{"id": 7}`).want(200, "No task has it.")
+		v.confirm(asked, "").want(200, "drop failed: nothing was done")
+		v.post("/locks/do", url.Values{"action": {"drop"}, "key": {lock.Key(v.prefix, "index", "7")}, "holder": {"x/y"}}).want(303)
+		if seen.last(t).Err == nil {
+			t.Error("what is no claim was dropped")
+		}
+	})
+}
+
+// With HashKeys the keys of a typed task are hashes, as the workers make them.
+func TestUnique_hashed(t *testing.T) {
+	t.Parallel()
+	const secret = "sixteen bytes and more"
+	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: []automutex.Rule{{Task: "pay", On: []string{"account"}}}})
+	v.post("/unique", url.Values{"type": {"pay"}, "payload": {`{"account": "DE1"}`}}).want(200, lock.HashedKey(secret, v.prefix, "pay", "DE1")).without(secret)
+}
+
+// Doctor's findings are made when somebody asks for them, and shown to everybody.
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"account"}}}})
+	v.get("/doctor").want(200, "Nobody has asked for it yet.")
+	sent := v.post("/doctor", nil).want(303)
+	v.get("/"+strings.TrimPrefix(sent.header.Get("Location"), "./")).want(200, "<b>Redis</b>", "level-ok", "<b>rights</b>", "findings")
+	v.post("/doctor", nil, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }).want(403)
+}
