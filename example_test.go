@@ -56,6 +56,17 @@ func repair(ctx context.Context, guard *automutex.Guard, tenant string, f func()
 
 var _ = repair
 
+func plans() automutex.Rule {
+	perPlan := automutex.Rule{
+		Task:    "report:monthly",
+		On:      []string{"tenant.id"},
+		LimitOf: automutex.LimitField("tenant.max", 3, 50), // 3 where the field is missing, 50 at most
+	}
+	return perPlan
+}
+
+var _ = plans
+
 func shutdown(ctx context.Context, guard *automutex.Guard, srv *asynq.Server) error {
 	go guard.Close(ctx) // waiters end, running handlers keep their leases
 	srv.Shutdown()

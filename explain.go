@@ -139,7 +139,7 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 		}
 		now := time.Now()
 		e := Explanation{
-			Rule: target.rule.Name, Key: target.key, Limit: target.rule.Limit,
+			Rule: target.rule.Name, Key: target.key, Limit: target.limit,
 			Waiting: info.Waiting, Parked: info.Parked, Called: info.Called, Place: info.Place,
 		}
 		its, limit, pause := lock.ControlsFor(controls, target.key)

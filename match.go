@@ -39,6 +39,7 @@ type target struct {
 	also  []*compiledRule // further rules whose key is the same
 	key   string          // as in Redis
 	scope string
+	limit int
 }
 
 func newRuleSet(rules []*compiledRule) (*ruleSet, []*FieldError) {
@@ -138,9 +139,13 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 		if err == nil {
 			err = rule.writeParts(ctx, key, t, p.fields, values)
 		}
+		limit := rule.Limit
+		if err == nil {
+			limit, err = rule.limitOf(ctx, t)
+		}
 		switch {
 		case err == nil:
-			targets = append(targets, target{rule: rule, key: key.Key(), scope: scope})
+			targets = append(targets, target{rule: rule, key: key.Key(), scope: scope, limit: limit})
 		case errors.Is(err, NoLock), without != nil && without(rule, err):
 		default:
 			return nil, err

@@ -1,11 +1,14 @@
 package automutex
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/lock"
@@ -62,6 +65,16 @@ type Rule struct {
 	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex.
 	// Negative numbers are refused.
 	Limit int
+
+	// LimitOf returns the limit for the key of a task, in place of Limit: that of a
+	// tenant's plan, say. It excludes Limit. It is called once for each attempt, by many
+	// goroutines at once, with the task as a Key gets it. Two tasks of one key should
+	// have the same limit: where they differ, as while a plan changes, each goes by its
+	// own. A result below 1 archives the task as a [*KeyError] does; other errors count
+	// as those of a [KeyFunc] do, but for [NoLock], which means that the task takes no
+	// lock of this rule. A limit that an operator sets, see [Guard.Controls], wins.
+	// [LimitField] reads it from the payload.
+	LimitOf func(context.Context, *asynq.Task) (int, error)
 
 	// TTL is the length of a lease, which is renewed while the handler runs:
 	// it bounds how long a key stays taken after its process has died, not how
@@ -123,7 +136,7 @@ func (c *compiledRule) scope(taskType string) string {
 
 // readsPayload tells whether the rule makes its key from the payload. A Key may do
 // so; OnHeaders, and a rule for a whole scope, do not.
-func (c *compiledRule) readsPayload() bool { return c.Key != nil || len(c.On) > 0 }
+func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.LimitOf != nil || len(c.On) > 0 }
 
 // compile checks the whole configuration and makes the rules ready. The error joins a
 // *FieldError for each mistake; the notices are for the log.
@@ -199,6 +212,9 @@ func (c *compiledRule) check() []*FieldError {
 		}
 	}
 
+	if c.LimitOf != nil && c.Limit != 0 {
+		mistakes.addf("LimitOf", "excludes Limit, which is %d; keep the one or the other", c.Limit)
+	}
 	if c.Limit < 0 {
 		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
 	}
@@ -277,6 +293,9 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 		if first == nil {
 			scopes[scope] = rule
 			continue
+		}
+		if (first.LimitOf == nil) != (rule.LimitOf == nil) {
+			mistakes.addf("LimitOf", "is set here or in %s, and not in the other, for the same scope %q; one scope has one Limit", first.where(), scope)
 		}
 		if first.Limit != rule.Limit {
 			mistakes.addf("Limit", "is %d, but %s has %d for the same scope %q; one scope has one Limit", rule.Limit, first.where(), first.Limit, scope)

@@ -67,7 +67,7 @@ func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
 	if t.rule.rateOption != nil {
 		more = append(more, t.rule.rateOption)
 	}
-	return g.locker.Semaphore(t.scope, t.rule.Limit, append([]lock.Option{
+	return g.locker.Semaphore(t.scope, t.limit, append([]lock.Option{
 		lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note), lock.OnePerNote(),
 	}, more...)...)
 }

@@ -50,7 +50,7 @@ var ruleKeys = []key[automutex.Rule]{
 	{"on", "Payload fields that make the key, as dotted paths: user.id, items.0.sku.", texts(func(r *automutex.Rule) *[]string { return &r.On })},
 	{"on_headers", "Task headers that make the key.", texts(func(r *automutex.Rule) *[]string { return &r.OnHeaders })},
 	{"scope", "Rules with the same scope share locks; the task's own type where it is left out.", text(func(r *automutex.Rule) *string { return &r.Scope })},
-	{"limit", "How many may hold a key at once; 1 where it is left out.", number(func(r *automutex.Rule) *int { return &r.Limit })},
+	{"limit", "How many may hold a key at once; 1 where it is left out. {field: tenant.max, default: 3, most: 50} reads it from the payload.", limit},
 	{"ttl", "How long a key stays taken after its process died; 30s where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.TTL })},
 	{"wait", "The longest time in line, in the worker, before the policy applies.", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
 	{"max_hold", "The longest time a handler may hold the key; no bound where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
@@ -67,9 +67,49 @@ var rateKeys = []key[automutex.Rate]{
 	{"burst", "How many may start at once.", number(func(r *automutex.Rate) *int { return &r.Burst })},
 }
 
+// limitField is a limit that stands in the payload.
+type limitField struct {
+	path           string
+	fallback, most int
+}
+
+var limitKeys = []key[limitField]{
+	{"field", "The payload field with the limit, as a dotted path.", text(func(l *limitField) *string { return &l.path })},
+	{"default", "The limit where the field is missing; without it such a task is archived.", number(func(l *limitField) *int { return &l.fallback })},
+	{"most", "The highest limit that a payload can set; no bound where it is left out.", number(func(l *limitField) *int { return &l.most })},
+}
+
+// limit is a number, or what limitField says. One takes the place of the other, which
+// may come from defaults.
+var limit = func() value[automutex.Rule] {
+	const what = "a limit, such as {field: tenant.max, default: 3, most: 50}"
+	fixed := number(func(r *automutex.Rule) *int { return &r.Limit })
+	return value[automutex.Rule]{
+		schema{"anyOf": []schema{fixed.schema, objectSchema(limitKeys, "field")}},
+		func(d *decoder, r *automutex.Rule, n *yaml.Node) {
+			if n.Kind != yaml.MappingNode {
+				r.LimitOf = nil
+				fixed.set(d, r, n)
+				return
+			}
+			before, of := len(d.mistakes), limitField{}
+			mapping(func(of *limitField) *limitField { return of }, limitKeys, what, "field").set(d, &of, n)
+			if len(d.mistakes) > before {
+				return
+			}
+			if err := automutex.CheckLimitField(of.path, of.fallback, of.most); err != nil {
+				d.reportf(n, "%s", err)
+				return
+			}
+			r.Limit, r.LimitOf = 0, automutex.LimitField(of.path, of.fallback, of.most)
+		},
+	}
+}()
+
 // What somebody may look for who knows the Go type, and does not find here.
 var (
 	notInRule = map[string]string{
+		"limit_of":      "is a Go function: set Rule.LimitOf in the program, or name a payload field in limit: {field: tenant.max, default: 3}",
 		"key":           "is a Go function: set Rule.Key in the program, or name the payload fields in on",
 		"payload":       "is a value of a Go type: set Rule.Payload in the program",
 		"after_failure": "is a Go function: set Rule.Busy to AfterFailure(...) in the program",

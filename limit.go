@@ -1,0 +1,84 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/jsonkey"
+)
+
+// LimitFunc returns how many tasks may hold the key of a task at once; see
+// [Rule].LimitOf.
+type LimitFunc = func(context.Context, *asynq.Task) (int, error)
+
+// LimitField is a [Rule].LimitOf that reads the limit from a payload field, such as that
+// of the tenant's plan: path is as in [Rule].On. A field that is missing, null or empty
+// means fallback, and a value above most means most. fallback 0 means that the field
+// must be there; most 0 means that there is no bound. A value that is no whole number,
+// or below 1, is a [*KeyError].
+func LimitField(path string, fallback, most int) LimitFunc {
+	fields, err := jsonkey.Parse([]string{path})
+	if wrong := CheckLimitField(path, fallback, most); wrong != nil {
+		err = wrong
+	}
+	if err != nil {
+		fails := mistaken("LimitField", err)
+		return func(ctx context.Context, t *asynq.Task) (int, error) {
+			_, err := fails(ctx, t)
+			return 0, err
+		}
+	}
+	return func(_ context.Context, t *asynq.Task) (int, error) {
+		parts, failed := fields.Parts(t.Payload())
+		switch {
+		case failed != nil && !failed.NotRead && fallback > 0:
+			return fallback, nil
+		case failed != nil:
+			return 0, fieldError(t, failed, false)
+		}
+		n, err := strconv.Atoi(parts[0])
+		if errors.Is(err, strconv.ErrRange) && parts[0][0] != '-' {
+			n, err = math.MaxInt, nil
+		}
+		if err != nil || n < 1 {
+			return 0, &KeyError{Task: t.Type(), Field: path, reason: "is no limit: want a whole number, at least 1",
+				advice: "enqueue the task with such a number, or change the rule's LimitOf"}
+		}
+		if most > 0 {
+			n = min(n, most)
+		}
+		return n, nil
+	}
+}
+
+// CheckLimitField says what is wrong with the arguments of [LimitField]; nil when
+// nothing is. LimitField itself says so with each task.
+func CheckLimitField(path string, fallback, most int) error {
+	_, err := jsonkey.Parse([]string{path})
+	switch {
+	case err != nil:
+		return err
+	case fallback < 0 || most < 0:
+		return fmt.Errorf("field %q: the default is %d and most is %d: none may be below 0", path, fallback, most)
+	case most > 0 && fallback > most:
+		return fmt.Errorf("field %q: the default is %d, which is more than most, %d", path, fallback, most)
+	}
+	return nil
+}
+
+// limitOf returns how many tasks may hold the key of t at once.
+func (c *compiledRule) limitOf(ctx context.Context, t *asynq.Task) (int, error) {
+	if c.LimitOf == nil {
+		return c.Limit, nil
+	}
+	n, err := c.LimitOf(ctx, t)
+	if err == nil && n < 1 {
+		err = &KeyError{Task: t.Type(), reason: fmt.Sprintf("the rule's LimitOf gave %d, and the least is 1", n), advice: "see the rule's LimitOf"}
+	}
+	return min(n, math.MaxInt32), c.failed("the rule's LimitOf", err)
+}

@@ -1,0 +1,122 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// The limit of a task's key is what LimitOf says, and an operator's limit wins.
+func TestLimitOf(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, LimitOf: LimitField("plan.max", 1, 2), Busy: Skip}}})
+		larger := `{"id": 1, "plan": {"max": 7}}`
+		r.enqueue("work", larger)
+		r.enqueue("work", larger)
+		first, second := r.stage.next(t), r.stage.next(t)
+		r.awaitEvent(EventSkipped, r.enqueue("work", larger))
+		r.enqueue("work", `{"id": 2}`)
+		third := r.stage.next(t)
+		r.awaitEvent(EventSkipped, r.enqueue("work", `{"id": 2}`))
+		if all, err := r.guard.Explain(t.Context(), asynq.NewTask("work", []byte(larger))); err != nil || all[0].Limit != 2 {
+			t.Errorf("Explain: %v, %v", all, err)
+		}
+		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 3, ""); err != nil {
+			t.Fatal(err)
+		}
+		r.enqueue("work", larger)
+		fourth := r.stage.next(t)
+		for _, run := range []*run{first, second, third, fourth} {
+			run.returns(nil)
+		}
+	})
+}
+
+// What LimitOf answers with an error is treated as the error of a Key.
+func TestLimitOf_errors(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		away := errors.New("the plans are away")
+		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, LimitOf: func(_ context.Context, t *asynq.Task) (int, error) {
+			switch {
+			case strings.Contains(string(t.Payload()), "away"):
+				return 0, away
+			case strings.Contains(string(t.Payload()), "free"):
+				return 0, NoLock
+			}
+			return 0, nil
+		}}}})
+		if info := r.await(r.enqueue("work", `{"id": 1}`), asynq.TaskStateArchived); !strings.Contains(info.LastErr, "LimitOf gave 0") {
+			t.Errorf("a limit of 0: %q", info.LastErr)
+		}
+		if info := r.awaitRetried(r.enqueue("work", `{"id": "away"}`), 0); !strings.Contains(info.LastErr, away.Error()) {
+			t.Errorf("an error: %q", info.LastErr)
+		}
+		r.stage.none(t)
+		id := r.enqueue("work", `{"id": "free"}`)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		if kinds := r.seen.kindsOf(id); len(kinds) > 0 {
+			t.Errorf("NoLock: events %q", kinds)
+		}
+	})
+}
+
+func TestLimitField(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		payload        string
+		fallback, most int
+		want           int // 0: an error
+	}{
+		{`{"n": 4}`, 0, 0, 4},
+		{`{"n": "4"}`, 3, 50, 4},
+		{`{"n": 51}`, 3, 50, 50},
+		{`{"n": 99999999999999999999}`, 3, 50, 50},
+		{`{}`, 3, 50, 3},
+		{`{"n": null}`, 3, 50, 3},
+		{`{"n": ""}`, 3, 50, 3},
+		{`{}`, 0, 50, 0},
+		{`{"n": 0}`, 3, 50, 0},
+		{`{"n": -1}`, 3, 50, 0},
+		{`{"n": 1.5}`, 3, 50, 0},
+		{`{"n": true}`, 3, 50, 0},
+		{`{"n": [1]}`, 3, 50, 0},
+		{`{"n": "many"}`, 3, 50, 0},
+		{`no JSON`, 3, 50, 0},
+		{``, 3, 50, 0},
+	} {
+		n, err := LimitField("n", test.fallback, test.most)(t.Context(), asynq.NewTask("work", []byte(test.payload)))
+		var unfit *KeyError
+		if test.want == 0 && !errors.As(err, &unfit) || test.want > 0 && err != nil || n != test.want {
+			t.Errorf("%s, default %d, most %d: %d, %v; want %d", test.payload, test.fallback, test.most, n, err, test.want)
+		}
+	}
+	for path, numbers := range map[string][2]int{"": {1, 2}, "a..b": {1, 2}, "n": {5, 2}, "m": {-1, 2}, "k": {1, -2}} {
+		if CheckLimitField(path, numbers[0], numbers[1]) == nil {
+			t.Errorf("%q, %v: no error", path, numbers)
+		}
+		if _, err := LimitField(path, numbers[0], numbers[1])(t.Context(), asynq.NewTask("work", []byte(`{"n":1,"m":1,"k":1}`))); err == nil {
+			t.Errorf("%q, %v: the function gives no error", path, numbers)
+		}
+	}
+}
+
+func TestLimitOf_mistakes(t *testing.T) {
+	t.Parallel()
+	of := LimitField("n", 1, 0)
+	for want, rules := range map[string][]Rule{
+		"LimitOf: excludes Limit": {{Task: "work", Limit: 2, LimitOf: of}},
+		"one scope has one Limit": {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
+	} {
+		if _, err := New(redistest.Mini(t).Client(t), Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+}
