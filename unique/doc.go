@@ -67,9 +67,10 @@ both; the next call for the key makes it one.
 Read, decide and delete are several commands: producers keep out of each other's
 way by a lock of their own, an operator is not kept out. Who runs an archived
 task again (RunTask) in the very moment in which the next one makes room has it
-deleted. A deletion that a network delivers seconds late, when go-redis has sent it again
-and other calls have followed, can delete the task of one of them: under UntilDone tasks
-that supersede each other take turns at two IDs. When the reply to the deletion of a
+deleted. A command that arrives seconds late, when go-redis has sent it again and the
+call has gone on, can undo what came after it: under UntilDone tasks that supersede each
+other take turns at two IDs, so a late deletion can delete the task of a later call, and a
+late enqueue can bring back a task that was taken back. When the reply to the deletion of a
 superseded task is lost under For, and the task had ended just then, the new one runs too.
 
 Replace and Postpone take the new task back when the old one begins in that moment. They
@@ -77,8 +78,9 @@ archive the new task first, so that a reply which is lost leaves no doubt. Where
 left all the same (the task had been archived and is gone: deleted, or run by an operator),
 the call fails with an error that says so.
 
-Tasks enqueued with asynq's own client are not seen, nor are keys of another Prefix or Redis. Redis must not evict (maxmemory-policy noeviction): a
-claim that is gone lets a second task in.
+Tasks enqueued with asynq's own client are not seen, nor are keys of another Prefix or
+Redis. Redis must not evict (maxmemory-policy noeviction): a claim that is gone lets a
+second task in.
 
 asynq's Scheduler enqueues with a client of its own. Schedulers that run twice
 are made harmless in the worker, by automutex.Rule.Cooldown with the policy

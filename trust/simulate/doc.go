@@ -10,7 +10,7 @@
 // Redis.
 //
 //	go test ./trust/simulate                             # a small part, as in go test work
-//	go test ./trust/simulate -worlds 1000                # what CI runs
+//	go test ./trust/simulate -worlds 1000 -exhaustive    # what CI runs
 //	go test ./trust/simulate -run Worlds -seed 42        # one world again
 //	go test ./trust/simulate -run Worlds -worlds 100000 -timeout 24h
 //

@@ -2,16 +2,20 @@ package simulate
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/automutex/automutex"
 )
 
 // keyOf is the plan's name for the key of an event.
-func (b *ledger) keyOf(e automutex.Event) string {
-	_, key, _ := strings.Cut(e.Key, "{")
-	return strings.TrimSuffix(key, "}")
+func (b *ledger) keyOf(e automutex.Event) string { return b.nameOf(e.Key) }
+
+// nameOf is the plan's name for a key in Redis.
+func (b *ledger) nameOf(key string) string {
+	if name, ok := b.names[inBraces(key)]; ok {
+		return name
+	}
+	return inBraces(key)
 }
 
 // taskOf is the number of an event's task: plain tasks carry it in their ID, others
@@ -47,6 +51,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	switch e.Kind {
 	case automutex.EventAcquired:
 		b.judgeWait(p, e, key)
+		b.key(key).taken = time.Now()
 		b.key(key).held[id] = holding{proc: p, since: time.Now(), wait: e.Waited, task: n}
 	case automutex.EventReleased:
 		k := b.key(key)
@@ -114,7 +119,18 @@ func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	if b.w.faultWithin(rule.TTL + grace) {
 		return
 	}
-	b.violatef("dropped: task %d is dropped as busy, and nobody has had %q for %s", n, key, time.Since(k.freeSince))
+	// Redis may have granted the key to somebody who has not told of it yet.
+	dropped := time.Now()
+	time.AfterFunc(3*b.w.plan.Latency+100*time.Millisecond, func() { b.judgeDropped(n, key, dropped) })
+}
+
+// judgeDropped goes on with judgeBusy when whoever had the key at that time has told of it.
+func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.key(key); k.taken.Before(dropped) {
+		b.violatef("dropped: task %d is dropped as busy, and nobody has had %q for %s", n, key, dropped.Sub(k.freeSince))
+	}
 }
 
 // patience is how long the head of a line may wait behind a free key: what a waiter
@@ -125,7 +141,7 @@ const patience = 5 * time.Second
 func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	k := b.key(key)
 	rule := b.w.plan.ruleOfKey(key)
-	if rule.limit() > 1 || len(k.held) > 0 || e.Waited == 0 || b.w.stepped() {
+	if rule.limit() > 1 || len(k.held) > 0 || e.Waited == 0 || b.w.stepped() || b.w.plan.losesReplicas() {
 		return
 	}
 	since := time.Now().Add(-e.Waited)
@@ -153,7 +169,7 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 	k := b.key(key)
 	h := k.held[id]
 	switch {
-	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-50*time.Millisecond, b.w.stepped():
+	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.stepped():
 		return
 	case !k.broken.IsZero() && k.broken.After(h.since.Add(-time.Second)): // it may have been granted a while before
 		return
@@ -165,7 +181,8 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 		// Granted by a release: short at first, and made longer at once.
 		within = min(rule.TTL, 3*time.Second)
 	}
-	if away := b.w.away(p, rule.TTL+time.Second); away < within*2/3-500*time.Millisecond {
+	// The last renewal was up to a third ago, and a tenth is the margin.
+	if away := b.w.away(p, rule.TTL+time.Second); away < within*2/3-within/10-500*time.Millisecond {
 		b.violatef("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID, p.n, key, rule.TTL, e.Held, away)
 		return
 	}

@@ -1,8 +1,14 @@
 package simulate
 
 import (
+	"hash/fnv"
 	"math/rand/v2"
+	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
 )
 
 // drawer draws a plan from a seed.
@@ -36,7 +42,19 @@ func draw(seed uint64) *plan {
 		d.operators(length)
 	}
 	d.p.Quiet = d.span(0, 1_400_000)
+	d.onceBeside()
+	d.cooldowns() // only where there is no limit
+	d.storage(length)
 	return d.p
+}
+
+// aside is a drawer with dice of its own: what it draws changes nothing of what others
+// draw. A new concept draws aside, in a file of its own, so that seeds go on to mean the
+// same worlds but for that concept.
+func (d *drawer) aside(concept string) *drawer {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(concept)) // never fails
+	return &drawer{Rand: rand.New(rand.NewPCG(d.p.Seed, h.Sum64())), p: d.p, scopes: d.scopes}
 }
 
 // span is a time of so many milliseconds.
@@ -63,183 +81,16 @@ func (d *drawer) weighted(weights ...int) int {
 	return 0
 }
 
-func (d *drawer) ttl() time.Duration {
-	return pick(d, time.Second, 3*time.Second, 6*time.Second, 10*time.Second, 30*time.Second)
-}
-
-// rules draws what takes turns: one to three rules for a type, some of which share a
-// scope with another type's.
-func (d *drawer) rules() {
-	for i := range 2 {
-		d.scopes = append(d.scopes, rulePlan{Scope: pick(d, "account", "api") + string(rune('0'+i)), Limit: d.limit(), TTL: d.ttl()})
-	}
-	for i := range 1 + d.IntN(3) {
-		task := "type" + string(rune('0'+i))
-		many := 1 + d.weighted(6, 2, 1)
-		for j := range many {
-			r := rulePlan{Task: task, Limit: d.limit(), TTL: d.ttl()}
-			shared := d.chance(0.25)
-			switch {
-			case j > 0: // the later ones of a type are shared, in one order
-				r.Scope, r.Limit, r.TTL = d.scopes[j-1].Scope, d.scopes[j-1].Limit, d.scopes[j-1].TTL
-			case many == 1 && shared:
-				r.Scope, r.Limit, r.TTL = d.scopes[1].Scope, d.scopes[1].Limit, d.scopes[1].TTL
-			case many > 1:
-				r.Scope = task
-			}
-			r.On = pick(d, []string{"a"}, []string{"a"}, []string{"b"}, []string{"a", "b"}, nil)
-			d.policy(&r, j)
-			d.p.Rules = append(d.p.Rules, r)
-		}
-	}
-	if d.chance(0.3) {
-		d.once()
-	}
-}
-
-func (d *drawer) limit() int {
-	return pick(d, 1, 1, 1, 2, 3)
-}
-
-// policy draws what becomes of a busy task. Replace and a policy that drops a task do
-// not go together on one task.
-func (d *drawer) policy(r *rulePlan, nth int) {
-	r.Policy = pick(d, "retry", "retry", "park", "park", "park", "retry in", "skip", "archive", "fail", "replace", "allow", "after")
-	for _, other := range d.p.Rules {
-		if other.Task == r.Task && nth > 0 {
-			r.Policy = pick(d, "retry", "park", "retry in", other.Policy)
-		}
-	}
-	if r.Policy == "after" {
-		r.After = pick(d, "busy", "done", "fail", "skip")
-	}
-	if d.chance(0.5) {
-		r.Wait = d.span(100, 8000)
-	}
-	if d.chance(0.1) {
-		r.MaxHold = d.span(500, 5000)
-	}
-	if r.limit() == 1 && r.Scope == "" && d.chance(0.15) {
-		r.Cooldown = d.span(500, 8000)
-	}
-	if len(r.On) > 0 && d.chance(0.05) {
-		r.KeyFails = 0 // see the scenario of its own: what a failing key function means is archived
-	}
-}
-
-// once draws a rule of package unique, and the Guard's rule that goes with it.
-func (d *drawer) once() {
-	u := uniquePlan{
-		Task: "once", On: []string{"a"}, Until: pick(d, "done", "start", "start", "for"), Window: d.span(1000, 10_000),
-		Duplicate: pick(d, "reject", "join", "replace", "postpone"), Delay: d.span(1000, 4000),
-	}
-	r := rulePlan{Task: "once", On: []string{"a"}, TTL: d.ttl(), Policy: pick(d, "retry", "park")}
-	if r.Policy == "retry" && d.chance(0.5) {
-		r.Wait = d.span(100, 5000)
-	}
-	d.p.Unique = append(d.p.Unique, u)
-	d.p.Rules = append(d.p.Rules, r)
-}
-
-// tasks draws what is enqueued.
-func (d *drawer) tasks(length time.Duration) {
-	types := map[string]bool{}
-	var names []string
-	for _, r := range d.p.Rules {
-		if !types[r.Task] {
-			types[r.Task] = true
-			names = append(names, r.Task)
-		}
-	}
-	names = append(names, "plain")
-	entities := 1 + d.IntN(4)
-	many := 5 + d.IntN(40)
-	burst := time.Duration(-1)
-	for n := range many {
-		t := taskPlan{
-			Task: pick(d, names...), A: d.IntN(entities), B: d.IntN(3),
-			MaxRetry: pick(d, 0, 1, 3, 10, 25), Keep: d.chance(0.3), At: d.span(0, int(length/time.Millisecond)),
-		}
-		if burst >= 0 && d.chance(0.6) {
-			t.At = burst // many come at once
-		}
-		burst = t.At
-		if d.chance(0.4) {
-			t.Timeout = time.Duration(2+d.IntN(30)) * time.Second
-		}
-		for range 1 + d.weighted(4, 2, 1) {
-			t.Steps = append(t.Steps, d.step())
-		}
-		if d.chance(0.05) && n+1 < many {
-			t.Steps[0].Then = n + 2
-		}
-		// In the end it succeeds, or asynq archives it.
-		d.p.Tasks = append(d.p.Tasks, t)
-	}
-	for _, t := range d.p.Tasks {
-		for _, s := range t.Steps {
-			if s.Then > 0 {
-				d.p.Tasks[s.Then-1].At = -1
-			}
-		}
-	}
-}
-
-// step draws one run of a handler.
-func (d *drawer) step() stepPlan {
-	s := stepPlan{End: []string{"ok", "fail", "soft", "panic", "skip", "revoke"}[d.weighted(12, 3, 1, 1, 1, 1)]}
-	switch d.weighted(3, 5, 2, 1) {
-	case 0:
-	case 1:
-		s.Work = d.span(1, 500)
-	case 2:
-		s.Work = d.span(500, 5000)
-	case 3:
-		s.Work = d.span(5000, 40_000)
-	}
-	s.Deaf = d.chance(0.15)
-	if s.End == "soft" && d.chance(0.9) {
-		s.End = "ok" // what never counts as a failure may go on for long
-	}
-	return s
-}
-
-// faults draws what goes wrong.
-func (d *drawer) faults(length time.Duration) {
-	kinds := []faultKind{
-		refused, replyLost, swallowed, late, noScript, noPerm, cut, hung, loading, readOnly, wrapped, misconf, outOfMemory, setup, apart, frozen,
-		stops, stops, dies, dies,
-	}
-	for range 1 + d.IntN(5) {
-		f := faultPlan{Kind: pick(d, kinds...), Proc: d.IntN(len(d.p.Procs)), Client: pick(d, "lock", "lock", "asynq"), At: d.span(0, int(length/time.Millisecond))}
-		switch {
-		case f.Kind == stops || f.Kind == dies:
-			f.Client = ""
-			d.p.Faults = append(d.p.Faults, f)
-			if d.chance(0.7) {
-				d.p.Faults = append(d.p.Faults, faultPlan{Kind: starts, Proc: f.Proc, At: f.At + d.span(9000, 60_000)})
-			}
-			continue
-		case !f.Kind.spansTime():
-			f.At, f.Nth = 0, 1+d.IntN(150)
-			f.For = d.span(4000, 20_000)
-		default:
-			f.For = d.span(500, 20_000)
-		}
-		d.p.Faults = append(d.p.Faults, f)
-	}
-	if d.chance(0.05) {
-		d.p.Faults = append(d.p.Faults, faultPlan{Kind: pick(d, backward, forward), At: d.span(0, int(length/time.Millisecond)), For: d.span(500, 120_000)})
-	}
-}
-
-// operators draws what people do.
-func (d *drawer) operators(length time.Duration) {
-	for range 1 + d.IntN(4) {
-		op := opPlan{At: d.span(0, int(length/time.Millisecond)), Kind: pick(d, "delete", "archive", "run", "pause", "break"), Task: d.IntN(len(d.p.Tasks))}
-		d.p.Ops = append(d.p.Ops, op)
-		if op.Kind == "pause" {
-			d.p.Ops = append(d.p.Ops, opPlan{At: op.At + d.span(1000, 30_000), Kind: "unpause", Task: op.Task})
+// All worlds that CI plays have rules that New takes.
+func TestDraw(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // New does no I/O
+	t.Cleanup(func() { _ = rdb.Close() })
+	for i := range uint64(drawnFrom) {
+		p := draw(defaultSeed + i)
+		rules := (&process{w: &world{plan: p}}).rules()
+		if _, err := automutex.New(rdb, automutex.Config{Rules: rules, HashKeys: p.secret(), MinReplicas: p.MinReplicas}); err != nil {
+			t.Errorf("seed %d: %v", p.Seed, err)
 		}
 	}
 }

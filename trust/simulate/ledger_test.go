@@ -40,6 +40,7 @@ type ledger struct {
 	attempts   []*attempt
 	books      []*taskBook // by number
 	keys       map[string]*keyBook
+	names      map[string]string                      // of keys, by what Redis calls them; never changes
 	balance    map[string]map[automutex.EventKind]int // by process, task and rule
 	events     map[automutex.EventKind]int
 	violations []string
@@ -71,6 +72,7 @@ type taskBook struct {
 type keyBook struct {
 	fence     int64
 	held      map[string]holding // by process, task and rule: between Acquired and Released
+	taken     time.Time          // when somebody last told of having it
 	freeSince time.Time
 	successes []*run // with the rule's Cooldown
 	broken    time.Time
@@ -356,7 +358,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	if len(without) > 0 {
 		b.violatef("unguarded: task %d runs without its lock %q", n, without)
 	}
-	if t.refused > 0 {
+	if t.refused > 0 && !b.deliversLate(task, frozen) {
 		b.violatef("refused: task %d runs although its producer was told that nothing was enqueued", n)
 	}
 	for _, a := range slices.Backward(b.attempts) {
@@ -484,7 +486,7 @@ func (b *ledger) end(r *run, how string) {
 			t.ends[endArchived] = true // asynq archives the last attempt for any error
 		}
 	default:
-		replaced := cause == automutex.ErrReplaced
+		replaced := cause == automutex.ErrReplaced && how != "panic" // which asynq counts whatever the Guard makes of it
 		switch {
 		case r.counted || replaced:
 		case requeued:

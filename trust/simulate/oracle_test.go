@@ -192,7 +192,8 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 
 // judgeUnique looks at what a producer of package unique was promised.
 func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
-	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !t.op && !b.deletesLate(task) {
+	exhausted := t.spent[1]+b.slack() > task.MaxRetry // policies spend attempts too
+	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(task) {
 		b.violatef("lost: task %d was accepted by package unique, and never ran", n)
 	}
 	u := b.w.plan.uniqueOf(task)
@@ -201,7 +202,7 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 		return
 	}
 	for i, o := range b.books {
-		if b.w.plan.Tasks[i].Task == task.Task && b.w.plan.Tasks[i].A == task.A && (o.op || o.ends[endSkipped] || o.ends[endLate]) {
+		if b.w.plan.Tasks[i].Task == task.Task && b.w.plan.Tasks[i].A == task.A && (o.op || o.endsUnrun()) {
 			return // what was in the way did not run, for a reason
 		}
 	}
@@ -214,13 +215,25 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
 }
 
-// deletesLate tells whether a deletion may have been delivered late. Under UntilDone tasks
-// that supersede each other take turns at two IDs, so such a deletion can hit a later
-// task: package unique's documentation says so.
-func (b *ledger) deletesLate(t taskPlan) bool {
+// endsUnrun tells whether a policy, or the task's own time, may have ended the task before
+// it ran.
+func (t *taskBook) endsUnrun() bool {
+	for _, how := range []string{endSkipped, endReplaced, endDropped, endArchived, endLate} {
+		if t.ends[how] {
+			return true
+		}
+	}
+	return false
+}
+
+// deliversLate tells whether a command of the producers may have been executed when the
+// producer had sent it again and gone on. Under UntilDone tasks that supersede each other
+// take turns at two IDs, so a late deletion can hit a later task, and a late enqueue can
+// bring back a task that was taken back: package unique's documentation says so.
+func (b *ledger) deliversLate(t taskPlan, kinds ...faultKind) bool {
 	u := b.w.plan.uniqueOf(t)
-	return u.Until == "done" && slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
-		return f.Kind == late && f.Proc < 0 && f.Client == "asynq"
+	return u != nil && u.Until == "done" && slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
+		return f.Kind == frozen && slices.Contains(kinds, frozen) || f.Kind == late && f.Proc < 0 && f.Client == "asynq"
 	})
 }
 
@@ -271,7 +284,7 @@ func (w *world) judgeKeys() {
 			return true
 		}
 		for _, r := range w.plan.Rules {
-			if r.Cooldown > 0 && strings.HasPrefix(key, "automutex:{"+r.scope()) {
+			if r.Cooldown > 0 && strings.HasPrefix(w.book.nameOf(key), r.scope()) {
 				return true
 			}
 		}
@@ -297,11 +310,15 @@ func (w *world) stops() (stopped []faultPlan) {
 	return stopped
 }
 
-// windows are the faults of a process' lock client, as times.
+// windows are the faults of a process' lock client, as times, and those of all clients.
 func (w *world) windows(p *process) (windows []activeFault) {
+	w.redis.mu.Lock()
+	all := slices.Clone(w.redis.freezes)
+	w.redis.mu.Unlock()
 	p.locks.mu.Lock()
-	defer p.locks.mu.Unlock()
-	for _, a := range p.locks.active {
+	all = append(all, p.locks.active...)
+	p.locks.mu.Unlock()
+	for _, a := range all {
 		switch a.kind {
 		case outOfMemory:
 			continue // leases outlive it
@@ -329,8 +346,6 @@ func (w *world) away(p *process, within time.Duration) (away time.Duration) {
 			away += end.Sub(begin)
 		}
 	}
-	w.redis.mu.Lock()
-	defer w.redis.mu.Unlock()
 	return away
 }
 
@@ -349,7 +364,11 @@ func (w *world) faultWithin(within time.Duration) bool {
 	from := time.Now().Add(-within)
 	w.redis.mu.Lock()
 	ends := append([]*endpoint(nil), w.redis.ends...)
+	all := slices.ContainsFunc(w.redis.freezes, func(a activeFault) bool { return a.until.After(from) })
 	w.redis.mu.Unlock()
+	if all {
+		return true
+	}
 	for _, e := range ends {
 		e.mu.Lock()
 		for _, a := range e.active {

@@ -57,7 +57,7 @@ func TestPairs(t *testing.T) {
 		t.Fatal("docs/architecture.md has no table of pairs")
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
-	tests, played := testFunctions(t), map[string]bool{}
+	tests, played, drawn := testFunctions(t), map[string]bool{}, drawnPairs()
 	for _, p := range scenarios() {
 		played[p.Name] = true
 	}
@@ -71,8 +71,11 @@ func TestPairs(t *testing.T) {
 		rows[strings.TrimSpace(cells[0])+" and "+strings.TrimSpace(cells[1])]++
 		shown := strings.TrimSpace(cells[2])
 		name, scenario, _ := strings.Cut(shown, ": ")
+		pair := [2]string{strings.TrimSpace(cells[0]), strings.TrimSpace(cells[1])}
 		switch {
-		case shown == "refused by New", shown == "not shown":
+		case shown == "refused by New":
+		case shown == "TestWorlds" && drawn[pair] < drawnLeast:
+			t.Errorf("%d of %d worlds have the pair, want %d: %s", drawn[pair], drawnFrom, drawnLeast, line)
 		case !tests[name]:
 			t.Errorf("no test is called %q: %s", name, line)
 		case scenario != "" && !played[scenario]:
@@ -90,6 +93,67 @@ func TestPairs(t *testing.T) {
 	for pair := range rows {
 		t.Errorf("%s: no pair of the features that the test knows", pair)
 	}
+}
+
+// Of the first drawnFrom worlds, which CI plays, at least drawnLeast have each pair that
+// docs/architecture.md says they show.
+const drawnFrom, drawnLeast = 1000, 10
+
+// drawnPairs is how many of the first worlds have a task with both features.
+func drawnPairs() map[[2]string]int {
+	count := map[[2]string]int{}
+	for i := range uint64(drawnFrom) {
+		p, pairs := draw(defaultSeed+i), map[[2]string]bool{}
+		for _, task := range p.Tasks {
+			has := p.featuresOf(task)
+			for i, a := range pairFeatures {
+				for _, b := range pairFeatures[i+1:] {
+					if has[a] && has[b] {
+						pairs[[2]string{a, b}] = true
+					}
+				}
+			}
+		}
+		for pair := range pairs {
+			count[pair]++
+		}
+	}
+	return count
+}
+
+// featuresOf are those of pairFeatures that a task meets.
+func (p *plan) featuresOf(t taskPlan) map[string]bool {
+	rules := p.rulesOf(t)
+	has := map[string]bool{
+		"several rules": len(rules) > 1, "last attempt": t.MaxRetry == 0, "timeout": t.Timeout > 0, "unique": p.uniqueOf(t) != nil,
+		"MinReplicas": p.MinReplicas > 0, "HashKeys": p.HashKeys,
+	}
+	for _, r := range rules {
+		has[r.policyFeature()] = true
+		has["Limit > 1"] = has["Limit > 1"] || r.limit() > 1
+		has["Cooldown"] = has["Cooldown"] || r.Cooldown > 0
+		has["MaxHold"] = has["MaxHold"] || r.MaxHold > 0
+	}
+	return has
+}
+
+func (r rulePlan) policyFeature() string {
+	switch r.Policy {
+	case "skip", "archive", "fail":
+		return "Skip, Archive, Fail"
+	case "park":
+		return "Park"
+	case "replace":
+		return "Replace"
+	case "allow":
+		return "Allow"
+	case "after":
+		return "AfterFailure"
+	}
+	if r.Wait > 0 {
+		return "Wait"
+	}
+	return "Retry"
 }
 
 // btoi is 1 for true.

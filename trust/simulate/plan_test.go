@@ -23,6 +23,10 @@ type plan struct {
 	Latency time.Duration `json:",omitempty"` // one way, at most; 0: none
 	// Losing is the share of Pub/Sub messages that are lost.
 	Losing float64 `json:",omitempty"`
+	// HashKeys keeps the values of payload fields out of keys.
+	HashKeys bool `json:",omitempty"`
+	// MinReplicas is how many replicas have to know of a lease.
+	MinReplicas int `json:",omitempty"`
 	// Quiet is how long the servers go on when all tasks have ended.
 	Quiet time.Duration `json:",omitempty"`
 	// ObserverPanics has Config.Observe panic the first time it is told of such an event.

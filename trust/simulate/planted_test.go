@@ -77,26 +77,33 @@ func readPlanted(t *testing.T, file string) *planted {
 // overlay writes the changed files to dir, and gives the file for go's -overlay.
 func (p *planted) overlay(t *testing.T, dir string) string {
 	t.Helper()
-	replace := map[string]string{}
-	for i, e := range p.edits {
-		source := filepath.Join("..", "..", filepath.FromSlash(e.file))
-		src, err := os.ReadFile(source)
+	changed := map[string]string{} // by the place of the source
+	for _, e := range p.edits {
+		source, err := filepath.Abs(filepath.Join("..", "..", filepath.FromSlash(e.file)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := strings.Count(string(src), e.before); n != 1 {
+		text, seen := changed[source]
+		if !seen {
+			src, err := os.ReadFile(source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(src)
+		}
+		if n := strings.Count(text, e.before); n != 1 {
 			t.Fatalf("%s cannot be planted: the text is %d times in %s, not once; the code has changed: name the place where it is decided now:\n%s",
 				p.name, n, e.file, e.before)
 		}
-		absolute, err := filepath.Abs(source)
-		if err != nil {
+		changed[source] = strings.Replace(text, e.before, e.after, 1)
+	}
+	replace := map[string]string{}
+	for source, text := range changed {
+		edited := filepath.Join(dir, strings.Repeat("x", len(replace)+1)+filepath.Base(source))
+		if err := os.WriteFile(edited, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		edited := filepath.Join(dir, strings.Repeat("x", i+1)+filepath.Base(e.file))
-		if err := os.WriteFile(edited, []byte(strings.Replace(string(src), e.before, e.after, 1)), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		replace[absolute] = edited
+		replace[source] = edited
 	}
 	b, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {

@@ -71,7 +71,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
 	guard, err := automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas,
 	})
 	if err != nil {
 		panic(err) // the plan is wrong

@@ -39,12 +39,17 @@ type redisServer struct {
 	full     bool          // and it is out of memory
 	step     time.Duration // what operators have moved its clock by
 	clock    time.Time
+	ticked   time.Time // up to when keys have expired
+	scripts  *scripts
 	executed int
 
 	mu     sync.Mutex // guards what follows; held for moments
 	frozen time.Time
-	faults map[faultKind]int
-	ends   []*endpoint
+	// freezes are all times in which Redis stood still, or its replicas were away.
+	freezes      []activeFault
+	replicasAway time.Time // until when no replica acknowledges anything
+	faults       map[faultKind]int
+	ends         []*endpoint
 
 	// instant and here count what is sent within one virtual instant.
 	instant atomic.Int64
@@ -55,13 +60,14 @@ type redisServer struct {
 func newRedis(p *plan, report func(string, ...any)) *redisServer {
 	mini := miniredis.NewMiniRedis()
 	mini.RequireAuth(password)
-	mini.ClockTTL(true)
 	first, err := mini.Dial() // makes a server that has no listener
 	if err != nil {
 		panic(err)
 	}
 	_ = first.Close()
 	s := &redisServer{mini: mini, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}}
+	s.clock, s.ticked = time.Now(), time.Now()
+	s.scripts = newScripts(mini.Server())
 	mini.Server().SetPreHook(s.nested)
 	return s
 }
@@ -139,6 +145,7 @@ func (s *redisServer) freeze(until time.Time) {
 	if until.After(s.frozen) {
 		s.frozen = until
 	}
+	s.freezes = append(s.freezes, activeFault{frozen, time.Now(), until})
 }
 
 func (s *redisServer) frozenUntil() time.Time {
@@ -170,6 +177,11 @@ func (s *redisServer) advance() {
 		s.clock = now
 	}
 	s.mini.SetTime(s.clock)
+	// Keys expire to the millisecond, as in Redis.
+	if passed := s.clock.Sub(s.ticked); passed >= time.Millisecond {
+		s.mini.FastForward(passed)
+		s.ticked = s.clock
+	}
 }
 
 // tick is advance for those who only look.
@@ -183,7 +195,12 @@ func (s *redisServer) tick() {
 func (s *redisServer) heal() {
 	s.mu.Lock()
 	ends := append([]*endpoint(nil), s.ends...)
-	s.frozen = time.Time{}
+	s.frozen, s.replicasAway = time.Time{}, time.Time{}
+	for i := range s.freezes {
+		if s.freezes[i].until.After(time.Now()) {
+			s.freezes[i].until = time.Now()
+		}
+	}
 	s.mu.Unlock()
 	for _, e := range ends {
 		e.heal()
@@ -279,28 +296,40 @@ func (p *peer) execute(command []string, lost bool) {
 		p.subscribes = true
 	}
 	p.mu.Unlock()
-	s.advance()
 	s.executed++
-	s.inScript, s.wrote = command[0] == "EVALSHA" || command[0] == "EVAL", false
 	s.full = p.conn.end.isFull()
+	if answer := s.idle(command); answer != "" && !s.full { // none of its keys expires: the clock need not be set
+		if !lost {
+			p.conn.deliver([]byte(answer))
+		}
+		return
+	}
+	if command[0] == "WAIT" {
+		p.wait(command)
+		return
+	}
+	s.advance()
+	s.inScript, s.wrote = s.scripts.handles(command), false
 	if !s.inScript && s.full && needsMemory(command[0]) {
 		p.conn.deliver([]byte("-OOM command not allowed when used memory > 'maxmemory'.\r\n"))
 	} else {
-		if answer := s.idle(command); answer != "" {
-			if !lost {
-				p.conn.deliver([]byte(answer))
-			}
-		} else {
-			s.mini.Server().Dispatch(p.peer, command)
-			p.peer.Flush()
-		}
+		s.dispatch(p.peer, command)
+		p.peer.Flush()
 	}
 	s.inScript, s.full = false, false
 }
 
+// dispatch runs one command. Callers hold commands.
+func (s *redisServer) dispatch(p *server.Peer, command []string) {
+	if s.scripts.handles(command) {
+		s.scripts.run(p, command)
+		return
+	}
+	s.mini.Server().Dispatch(p, command)
+}
+
 // idle answers what asynq's servers ask again and again while there is nothing to do,
-// as its scripts would; empty: the script has to run. It makes quiet hours cheap: half
-// of what a script costs is that miniredis makes a Lua machine for each.
+// as its scripts would; empty: the script has to run. It makes quiet hours cheap.
 func (s *redisServer) idle(command []string) string {
 	if command[0] != "EVALSHA" || len(command) < 5 {
 		return ""

@@ -40,9 +40,11 @@ const (
 	// Not of a client.
 	backward faultKind = "clock back" // Redis' clock steps back by For
 	forward  faultKind = "clock forward"
-	stops    faultKind = "stops" // the process: Close beside Shutdown, then it exits
-	dies     faultKind = "dies"  // the process
-	starts   faultKind = "starts"
+	// noReplicas has replicas acknowledge nothing for For.
+	noReplicas faultKind = "replicas away"
+	stops      faultKind = "stops" // the process: Close beside Shutdown, then it exits
+	dies       faultKind = "dies"  // the process
+	starts     faultKind = "starts"
 )
 
 // spansTime tells whether a fault of the kind lasts, and is no single command's.

@@ -99,13 +99,14 @@ func newWorld(p *plan) *world {
 	operator := w.redis.endpoint(-2, "operator", p.Seed, nil)
 	w.operatorRedis = operator.client()
 	w.inspector = asynq.NewInspectorFromRedisClient(w.operatorRedis)
-	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator"})
+	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator", HashKeys: p.secret()})
+	w.book.names = w.keyNames()
 	if len(p.Unique) > 0 {
 		var rules []unique.Rule
 		for _, u := range p.Unique {
 			rules = append(rules, u.rule())
 		}
-		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Rules: rules})
+		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Rules: rules, HashKeys: p.secret()})
 		if err != nil {
 			panic(err) // the plan is wrong
 		}
@@ -187,6 +188,9 @@ func (w *world) fault(f faultPlan) {
 		}
 		w.redis.faulted(f.Kind)
 		w.redis.stepClock(by)
+		return
+	case noReplicas:
+		w.redis.loseReplicas(f.For)
 		return
 	case starts:
 		w.restart(f.Proc)
@@ -282,12 +286,8 @@ func (w *world) operate(op opPlan) {
 		return
 	case "break":
 		for _, r := range w.plan.rulesOf(t) {
-			var parts []string
-			for _, field := range r.On {
-				parts = append(parts, fmt.Sprint(t.field(field)))
-			}
 			w.book.breaks(r.key(t))
-			l := w.operatorLocker.Semaphore(r.scope(), r.limit(), lock.Parts(parts...))
+			l := w.lockOf(r, t)
 			_, _ = l.BreakAll(context.Background()) // it fails while Redis stands still
 		}
 		return

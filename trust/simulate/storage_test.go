@@ -1,0 +1,107 @@
+package simulate
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// What follows is how keys are written, and how many replicas have to know of a lease.
+
+// secret is what keys are hashed with, where a plan says so.
+func (p *plan) secret() string {
+	if p.HashKeys {
+		return "the secret of the simulation"
+	}
+	return ""
+}
+
+// storage draws how keys are written.
+func (d *drawer) storage(length time.Duration) {
+	s := d.aside("storage")
+	s.p.HashKeys = s.chance(0.2)
+	if !s.chance(0.15) {
+		return
+	}
+	s.p.MinReplicas = 1
+	if s.chance(0.5) {
+		s.p.Faults = append(s.p.Faults, faultPlan{
+			Kind: noReplicas, Client: "lock", At: s.span(0, int(length/time.Millisecond)), For: s.span(500, 10_000),
+		})
+	}
+}
+
+// losesReplicas tells whether replicas are away at some time: then grants are undone and
+// asked for again at growing intervals, and what a wait may take is not judged.
+func (p *plan) losesReplicas() bool {
+	return slices.ContainsFunc(p.Faults, func(f faultPlan) bool { return f.Kind == noReplicas })
+}
+
+// grantSlack is how long after Redis granted a lease its task may hear of that: with
+// replicas, they have to acknowledge it before.
+func (p *plan) grantSlack() time.Duration {
+	slack := 50 * time.Millisecond
+	if p.MinReplicas > 0 {
+		slack += lock.ReplicasWithin + 4*p.Latency
+	}
+	return slack
+}
+
+// keyNames are the plan's names of keys, by what stands in braces in Redis.
+func (w *world) keyNames() map[string]string {
+	names := map[string]string{}
+	for _, t := range w.plan.Tasks {
+		for _, r := range w.plan.rulesOf(t) {
+			names[inBraces(w.lockOf(r, t).Key())] = r.key(t)
+		}
+	}
+	return names
+}
+
+func inBraces(key string) string {
+	_, key, _ = strings.Cut(key, "{")
+	if end := strings.LastIndexByte(key, '}'); end >= 0 {
+		key = key[:end]
+	}
+	return key
+}
+
+// lockOf is the lock that a task needs under a rule, as the operator sees it.
+func (w *world) lockOf(r rulePlan, t taskPlan) *lock.Lock {
+	var parts []string
+	for _, field := range r.On {
+		parts = append(parts, fmt.Sprint(t.field(field)))
+	}
+	return w.operatorLocker.Semaphore(r.scope(), r.limit(), lock.Parts(parts...))
+}
+
+// wait answers WAIT, which miniredis does not know: all replicas have everything, or,
+// while they are away, none has it when the time that the command gives them is over.
+func (p *peer) wait(command []string) {
+	s := p.redis
+	s.mu.Lock()
+	away := time.Now().Before(s.replicasAway)
+	s.mu.Unlock()
+	if !away {
+		p.conn.deliver([]byte(":1\r\n"))
+		return
+	}
+	ms, err := strconv.Atoi(command[len(command)-1])
+	if err != nil {
+		panic("simulate: not a WAIT: " + strings.Join(command, " "))
+	}
+	time.AfterFunc(time.Duration(ms)*time.Millisecond, func() { p.conn.deliver([]byte(":0\r\n")) })
+}
+
+// loseReplicas has replicas acknowledge nothing for a time.
+func (s *redisServer) loseReplicas(length time.Duration) {
+	s.faulted(noReplicas)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replicasAway = time.Now().Add(length)
+	s.freezes = append(s.freezes, activeFault{noReplicas, time.Now(), s.replicasAway})
+}
