@@ -13,7 +13,9 @@ import (
 
 var (
 	worlds     = flag.Int("worlds", 25, "how many worlds are drawn")
-	seedFlag   = flag.Uint64("seed", 0, "the first world's seed; 0: one that is the same each time")
+	first      = flag.Uint64("first", defaultSeed, "the seed of the first world; the others follow it")
+	within     = flag.Duration("within", 0, "how long worlds and faults are begun; 0: without end")
+	seedFlag   = flag.Uint64("seed", 0, "play the world of this seed, and no other")
 	repeat     = flag.Int("repeat", 1, "how often a world of -seed is played")
 	exhaustive = flag.Bool("exhaustive", false, "each fault at each command of each scenario, not a part")
 	pairs      = flag.Bool("pairs", false, "two faults at once")

@@ -87,15 +87,17 @@ type endpoint struct {
 	proc  int    // -1: the producer
 	kind  string // "lock" or "asynq"
 
-	mu     sync.Mutex // guards what follows; not held while a command runs
-	dice   *rand.Rand // for delays and lost messages
-	count  int        // commands that came, those of a set-up not counted
-	evals  int        // scripts among them
-	armed  []faultPlan
-	active []activeFault
-	conns  map[*conn]struct{}
-	gone   bool // its process has died
-	dials  int
+	mu    sync.Mutex // guards what follows; not held while a command runs
+	dice  *rand.Rand // for delays and lost messages
+	count int        // commands that came, those of a set-up not counted
+	evals int        // scripts among them, but for those that read the controls
+	// controlReads is how often the controls were read.
+	controlReads int
+	armed        []faultPlan
+	active       []activeFault
+	conns        map[*conn]struct{}
+	gone         bool // its process has died
+	dials        int
 }
 
 // activeFault is one that has begun.
@@ -209,20 +211,28 @@ func (e *endpoint) die() {
 
 // fate says what becomes of a command that came; broken are connections that break
 // with it. An empty fate: it is executed.
-func (e *endpoint) fate(name string) (fate faultKind, lasts time.Duration, broken []*conn) {
+func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, broken []*conn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	name := command[0]
 	if isSetup(name) {
 		if e.inWindow(setup) && (name == "HELLO" || name == "AUTH") {
 			return setup, 0, nil
 		}
 		return "", 0, nil
 	}
-	e.count++
-	if strings.HasPrefix(name, "EVAL") {
+	counted := true
+	if readsControls(command) {
+		// Each Guard reads them all the time: a fault hits some of the first reads.
+		e.controlReads++
+		counted = e.controlReads <= 3
+	} else if strings.HasPrefix(name, "EVAL") {
 		e.evals++
 	}
-	for i := 0; i < len(e.armed); i++ {
+	if counted {
+		e.count++
+	}
+	for i := 0; i < len(e.armed) && counted; i++ {
 		f := e.armed[i]
 		if f.Nth != e.count {
 			continue
@@ -345,7 +355,7 @@ func (c *conn) Write(p []byte) (int, error) {
 func (c *conn) send(command []string) {
 	command[0] = strings.ToUpper(command[0])
 	c.end.redis.spins(strings.HasPrefix(command[0], "EVAL"))
-	fate, lasts, broken := c.end.fate(command[0])
+	fate, lasts, broken := c.end.fate(command)
 	for _, b := range broken {
 		b.sever()
 	}

@@ -16,6 +16,9 @@ import (
 // each time, so that a change that breaks one is known by it.
 const defaultSeed = 1
 
+// started is when the program was.
+var started = time.Now()
+
 // totals are the figures of a run.
 type totals struct {
 	mu       sync.Mutex
@@ -78,13 +81,15 @@ func playWatched(t *testing.T, p *plan) verdict {
 	return play(t, p)
 }
 
-// everyCore runs f for 0 to n-1 on all cores. The bubbles are independent of each other.
+// everyCore runs f for 0 to n-1 on all cores, or for as many as can be begun within the
+// time that -within gives. The bubbles are independent of each other.
 func everyCore(n int, f func(int)) {
+	ends := started.Add(*within)
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			for i := int(next.Add(1)) - 1; i < n && (*within == 0 || time.Now().Before(ends)); i = int(next.Add(1)) - 1 {
 				f(i)
 			}
 		})
@@ -95,18 +100,16 @@ func everyCore(n int, f func(int)) {
 // Worlds drawn at random keep all promises.
 func TestWorlds(t *testing.T) {
 	t.Parallel()
-	first, n := *seedFlag, *worlds
-	if first != 0 {
+	n := *worlds
+	if *seedFlag != 0 {
 		n = *repeat
-	} else {
-		first = defaultSeed
 	}
 	began := time.Now()
 	var sum totals
 	everyCore(n, func(i int) {
-		seed := first + uint64(i)
+		seed := *first + uint64(i)
 		if *seedFlag != 0 {
-			seed = first // the same again
+			seed = *seedFlag // the same again
 		}
 		p := draw(seed)
 		start := time.Now()
@@ -130,7 +133,7 @@ func TestWorlds(t *testing.T) {
 	})
 	t.Log(sum.row("worlds", time.Since(began)))
 	if len(sum.failed) > 0 {
-		t.Errorf("%d of %d worlds fail: seeds %s", len(sum.failed), n, strings.Join(sum.failed, " "))
+		t.Errorf("%d of %d worlds fail: seeds %s", len(sum.failed), sum.worlds, strings.Join(sum.failed, " "))
 	}
 }
 
