@@ -96,6 +96,7 @@ type attempt struct {
 	most     int
 	run      *run
 	over     bool
+	late     bool // the deadline passed before the handler began
 	deadline time.Time
 }
 
@@ -287,6 +288,7 @@ func (b *ledger) deadlinePassed(a *attempt) {
 		a.run.counted = true
 		b.spendLocked(a.n, 1, 1, "the task's deadline passed while its handler ran")
 	case a.run == nil:
+		a.late = true
 		if b.calm && a.retried < a.most {
 			b.violatef("deadline: task %d waited until its own deadline, which costs an attempt", a.n)
 		}
@@ -306,6 +308,10 @@ func (b *ledger) depart(a *attempt, panicked any) {
 			b.spendLocked(a.n, 1, 1, "panic")
 		}
 		left := time.Until(a.deadline)
+		if a.run == nil && left <= 0 && !a.deadline.IsZero() && !a.late {
+			a.late = true
+			b.spendLocked(a.n, 0, 1, "it returned in the moment of its deadline, of which asynq may have heard first")
+		}
 		if a.run == nil && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {
 			b.books[a.n].ends[endLate] = true
 		}
