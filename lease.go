@@ -201,3 +201,14 @@ func Fence(ctx context.Context) (int64, error) {
 	}
 	return lease.Fence(ctx)
 }
+
+// holds reports whether an outer Middleware of the same Guard holds the key for this
+// task. A Middleware that is installed twice must not wait for itself.
+func (a *attempt) holds(key string) bool {
+	for h := innermostLease(a.ctx); h != nil; h = h.outer {
+		if h.guard == a.guard && h.held.target.key == key {
+			return true
+		}
+	}
+	return false
+}

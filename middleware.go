@@ -249,17 +249,6 @@ func (a *attempt) take(t target) outcome {
 	return outcome{}
 }
 
-// holds reports whether an outer Middleware of the same Guard holds the key for this
-// task. A Middleware that is installed twice must not wait for itself.
-func (a *attempt) holds(key string) bool {
-	for h := innermostLease(a.ctx); h != nil; h = h.outer {
-		if h.guard == a.guard && h.held.target.key == key {
-			return true
-		}
-	}
-	return false
-}
-
 // decide says what happens to a task that did not get the lock of t because of err. It
 // proceeds when the handler runs all the same: the policy is Allow, or the task got the
 // lock after all.
@@ -332,12 +321,6 @@ func (a *attempt) applyPolicy(t target, busy *BusyError) outcome {
 	return a.retry(t, busy, delay)
 }
 
-// returnsBusy reports whether err is busy itself, or wraps it.
-func returnsBusy(err error, busy *BusyError) bool {
-	var got *BusyError
-	return errors.As(err, &got) && got == busy
-}
-
 // retry hands the task back to asynq. On the last attempt, where asynq would archive
 // the task, it waits for the lock in its worker instead.
 func (a *attempt) retry(t target, reason error, delay time.Duration) outcome {
@@ -373,9 +356,8 @@ func (a *attempt) stoppedWaiting(err error) outcome {
 	return finish(err) // the task's own time is up: asynq archives it with this error
 }
 
-// afterClose answers for a task when the Guard is closed: back to asynq, unrun. On the
-// last attempt any answer would archive the task, so afterClose blocks until asynq has
-// taken the task back itself and ended its context.
+// afterClose hands a task back when the Guard is closed. On the last attempt any answer
+// would archive it, so afterClose blocks until asynq has taken the task back itself.
 func (a *attempt) afterClose() error {
 	if a.lastAttempt {
 		<-a.ctx.Done()

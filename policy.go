@@ -258,3 +258,9 @@ func (g *Guard) isRevoked(err error) bool {
 	}
 	return false
 }
+
+// returnsBusy reports whether err is busy itself, or wraps it.
+func returnsBusy(err error, busy *BusyError) bool {
+	var got *BusyError
+	return errors.As(err, &got) && got == busy
+}

@@ -12,10 +12,8 @@ func Escape(s string) string {
 	if n == len(s) {
 		return s
 	}
-	var b strings.Builder
-	b.Grow(n)
-	writeEscaped(&b, s)
-	return b.String()
+	var onStack [256]byte // enough for most texts
+	return string(appendEscaped(onStack[:0], s))
 }
 
 func escapedLen(s string) int {
@@ -35,29 +33,6 @@ func escapedLen(s string) int {
 }
 
 const hexDigits = "0123456789ABCDEF"
-
-func writeEscaped(b *strings.Builder, s string) {
-	written := 0
-	for i := 0; i < len(s); {
-		if c := s[i]; c < utf8.RuneSelf && plainASCII[c] { // most of them
-			i++
-			continue
-		}
-		size, plain := NextChar(s, i)
-		if plain {
-			i += size
-			continue
-		}
-		b.WriteString(s[written:i])
-		for end := i + size; i < end; i++ {
-			b.WriteByte('%')
-			b.WriteByte(hexDigits[s[i]>>4])
-			b.WriteByte(hexDigits[s[i]&0xF])
-		}
-		written = i
-	}
-	b.WriteString(s[written:])
-}
 
 func appendEscaped[T string | []byte](dst []byte, s T) []byte {
 	written := 0

@@ -35,17 +35,12 @@ func Make(secret, prefix, scope string, parts []string) string {
 	if len(parts) == 0 {
 		scope = withoutValues(scope)
 	}
-	var key strings.Builder
-	key.Grow(len(prefix) + len(scope) + size + len(parts) + len(":{}"))
-	key.WriteString(prefix)
-	key.WriteString(":{")
-	key.WriteString(scope)
+	var onStack [256]byte // enough for most keys, so that only the string is allocated
+	key := append(append(append(onStack[:0], prefix...), ":{"...), scope...)
 	for _, part := range parts {
-		key.WriteByte('|')
-		writeEscaped(&key, part)
+		key = appendEscaped(append(key, '|'), part)
 	}
-	key.WriteByte('}')
-	return key.String()
+	return string(append(key, '}'))
 }
 
 // Scope is the scope as it stands in a key that has values.
