@@ -37,3 +37,20 @@ func watching() error {
 }
 
 var _ = watching
+
+// Events as Prometheus metrics and as events of OpenTelemetry spans.
+func Example() {
+	m, err := metrics.New(prometheus.NewRegistry(), metrics.Options{})
+	if err != nil {
+		panic(err)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	guard, err := automutex.New(rdb, automutex.Config{
+		Rules:   []automutex.Rule{{Task: "report", On: []string{"tenant.id"}}},
+		Observe: automutex.JoinObservers(m.Observe, metrics.Trace),
+	})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+}
