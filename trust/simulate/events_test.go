@@ -52,6 +52,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	case automutex.EventAcquired:
 		b.judgeWait(p, e, key)
 		b.key(key).taken = time.Now()
+		b.judgePause(e, n, key)
 		b.key(key).held[id] = holding{proc: p, since: time.Now(), wait: e.Waited, task: n}
 	case automutex.EventReleased:
 		k := b.key(key)
@@ -102,7 +103,7 @@ func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	if b.w.plan.Latency > 0 || !b.calm {
 		grace += 5 * time.Second
 	}
-	if time.Since(k.freeSince) < grace {
+	if time.Since(k.freeSince) < grace || time.Since(b.pausedUntil(key)) < grace+obeyed {
 		return
 	}
 	for _, o := range k.successes {
@@ -152,6 +153,9 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 		if end := o.began.Add(rule.Cooldown); end.After(since) {
 			since = end
 		}
+	}
+	if end := b.pausedUntil(key).Add(obeyed); end.After(since) {
+		since = end
 	}
 	for _, at := range b.deaths {
 		if end := at.Add(rule.TTL); end.After(since) {

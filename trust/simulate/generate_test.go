@@ -41,6 +41,7 @@ func draw(seed uint64) *plan {
 	if d.chance(0.3) {
 		d.operators(length)
 	}
+	d.controls(length)
 	d.p.Quiet = d.span(0, 1_400_000)
 	d.onceBeside()
 	d.cooldowns() // only where there is no limit

@@ -43,6 +43,7 @@ type ledger struct {
 	names      map[string]string                      // of keys, by what Redis calls them; never changes
 	balance    map[string]map[automutex.EventKind]int // by process, task and rule
 	events     map[automutex.EventKind]int
+	targets    map[string]*orders // of operators, by scope or key
 	violations []string
 	trace      []string
 
@@ -256,6 +257,11 @@ func (b *ledger) expectReplaced(a *attempt) {
 func (b *ledger) judgeReplaced(older *attempt, newer int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for _, rule := range b.w.plan.rulesOf(b.w.plan.Tasks[newer]) {
+		if !b.pausedUntil(rule.key(b.w.plan.Tasks[newer])).IsZero() {
+			return // a paused task asks nobody to stop
+		}
+	}
 	if !older.over && older.run == nil && !older.p.isEnded() && older.p.isStopping().IsZero() {
 		b.violatef("replaced: task %d still waits, 4s after the newer task %d came", older.n, newer)
 	}
@@ -376,7 +382,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	b.judgeBeside(r)
 	for key, fence := range fences {
 		k := b.key(key)
-		if fence <= k.fence && !b.w.stepped() {
+		if fence <= k.fence && !b.w.stepped() && b.limitOf(key) == 1 {
 			b.violatef("fence: task %d has %d on %q, after %d", n, fence, key, k.fence)
 		}
 		k.fence = max(k.fence, fence)
@@ -396,7 +402,7 @@ func (r *run) lives() bool {
 func (b *ledger) judgeBeside(r *run) {
 	for _, key := range r.keys {
 		var there []int
-		limit := b.w.plan.ruleOfKey(key).limit()
+		limit := b.limitOf(key)
 		for _, o := range b.runs {
 			if o.lives() && slices.Contains(o.keys, key) {
 				there = append(there, o.n)

@@ -159,9 +159,14 @@ type faultPlan struct {
 
 // opPlan is what an operator does.
 type opPlan struct {
-	At   time.Duration
-	Kind string // "delete", "archive", "run", "pause", "unpause", "break"
-	Task int    // whose task, or whose lock
+	At time.Duration
+	// Kind is "delete", "archive", "run", "pause" or "unpause" (the queue), "break", or an
+	// order for the lock: "halt", "resume", "limit", "no limit".
+	Kind  string
+	Task  int           // whose task, or whose lock
+	For   time.Duration `json:",omitempty"` // of halt: it ends by itself; 0: with resume
+	Limit int           `json:",omitempty"`
+	Whole bool          `json:",omitempty"` // for the scope of that lock
 }
 
 func (p *plan) String() string {

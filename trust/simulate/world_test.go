@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -99,7 +100,7 @@ func newWorld(p *plan) *world {
 	operator := w.redis.endpoint(-2, "operator", p.Seed, nil)
 	w.operatorRedis = operator.client()
 	w.inspector = asynq.NewInspectorFromRedisClient(w.operatorRedis)
-	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator", HashKeys: p.secret()})
+	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator", HashKeys: p.secret(), Logger: slog.New(slog.DiscardHandler)})
 	w.book.names = w.keyNames()
 	if len(p.Unique) > 0 {
 		var rules []unique.Rule
@@ -276,6 +277,9 @@ const queue = "default"
 // operate does what an operator does.
 func (w *world) operate(op opPlan) {
 	w.book.notef("operator: %s task %d", op.Kind, op.Task)
+	if w.control(op) {
+		return
+	}
 	t := w.plan.Tasks[op.Task]
 	switch op.Kind {
 	case "pause":
@@ -316,6 +320,7 @@ func (w *world) drain() {
 	w.redis.heal()
 	w.book.notef("all faults are over")
 	_ = w.inspector.UnpauseQueue(queue) // not paused
+	w.endControls()
 	alive := false
 	for n := range w.plan.Procs {
 		alive = alive || !w.process(n).isEnded() && w.process(n).isStopping().IsZero()

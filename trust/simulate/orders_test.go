@@ -1,0 +1,207 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/lock"
+)
+
+// controls draws pauses and limits, from a source of their own: the rest of a seed's
+// world stays what it is.
+func (d *drawer) controls(length time.Duration) {
+	of := drawer{Rand: rand.New(rand.NewPCG(d.p.Seed, 0x636f6e74726f6c73)), p: d.p}
+	if len(d.p.Tasks) == 0 || !of.chance(0.3) {
+		return
+	}
+	for range 1 + of.IntN(2) {
+		at, task := of.span(0, int(length/time.Millisecond)), of.IntN(len(d.p.Tasks))
+		lasts := of.span(500, 30_000)
+		switch of.IntN(3) {
+		case 0:
+			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "halt", Task: task, Whole: of.chance(0.5)}, opPlan{At: at + lasts, Kind: "resume", Task: task})
+		case 1:
+			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "halt", Task: task, For: lasts, Whole: of.chance(0.5)})
+		case 2:
+			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "limit", Task: task, Limit: 1 + of.IntN(4), Whole: of.chance(0.5)}, opPlan{At: at + lasts, Kind: "no limit", Task: task})
+		}
+	}
+}
+
+// controlOf is what an operator's order is for: the scope, or the key, of the first rule
+// of a task. "": the task has no rule.
+func (w *world) controlOf(op opPlan) (target string) {
+	rules := w.plan.rulesOf(w.plan.Tasks[op.Task])
+	switch {
+	case len(rules) == 0:
+		return ""
+	case op.Whole:
+		return rules[0].scope()
+	}
+	return rules[0].key(w.plan.Tasks[op.Task])
+}
+
+// realTarget is a target as the library has it: with HashKeys a key has no values.
+func (w *world) realTarget(op opPlan) string {
+	t := w.plan.Tasks[op.Task]
+	rule := w.plan.rulesOf(t)[0]
+	if op.Whole {
+		return rule.scope()
+	}
+	var parts []string
+	for _, field := range rule.On {
+		parts = append(parts, fmt.Sprint(t.field(field)))
+	}
+	return w.operatorLocker.Mutex(rule.scope(), lock.Parts(parts...)).Key()
+}
+
+// control does what an operator orders, and tells whether op is such an order. One that
+// fails, while Redis stands still, may be in force or not.
+func (w *world) control(op opPlan) bool {
+	controls, ctx := w.operatorLocker.Controls(), context.Background()
+	target := w.controlOf(op)
+	if target == "" {
+		return op.Kind == "halt" || op.Kind == "resume" || op.Kind == "limit" || op.Kind == "no limit"
+	}
+	switch op.Kind {
+	case "halt":
+		until := time.Time{}
+		if op.For > 0 {
+			until = time.Now().Add(op.For)
+		}
+		w.book.halts(target, op.For, false)
+		if controls.Pause(ctx, w.realTarget(op), until, "the plan") == nil {
+			w.book.halts(target, op.For, true)
+		}
+	case "resume":
+		for _, op.Whole = range []bool{false, true} {
+			_ = controls.Resume(ctx, w.realTarget(op)) // see control
+			w.book.resumes(w.controlOf(op))
+		}
+	case "limit":
+		w.book.limits(target, op.Limit)
+		_ = controls.SetLimit(ctx, w.realTarget(op), op.Limit, "the plan") // see control
+	case "no limit":
+		for _, op.Whole = range []bool{false, true} {
+			_ = controls.ClearLimit(ctx, w.realTarget(op)) // see control
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// endControls ends every order, when nothing is wrong any more.
+func (w *world) endControls() {
+	for _, op := range w.plan.Ops {
+		if target := w.controlOf(op); target != "" && (op.Kind == "halt" || op.Kind == "limit") {
+			if err := w.operatorLocker.Controls().Resume(context.Background(), w.realTarget(op)); err != nil {
+				w.book.violationf("controls: resume of %s: %v", target, err)
+			}
+			if err := w.operatorLocker.Controls().ClearLimit(context.Background(), w.realTarget(op)); err != nil {
+				w.book.violationf("controls: clearing the limit of %s: %v", target, err)
+			}
+			w.book.resumes(target)
+		}
+	}
+}
+
+// orders are what is known of the orders for one target.
+type orders struct {
+	limit   int       // the highest that was ever set
+	halted  time.Time // since when a pause is certainly in Redis; zero: none is
+	resumed time.Time // when one last ended, or may have
+}
+
+func (b *ledger) order(target string) *orders {
+	if b.targets == nil {
+		b.targets = map[string]*orders{}
+	}
+	if b.targets[target] == nil {
+		b.targets[target] = &orders{}
+	}
+	return b.targets[target]
+}
+
+// halts notes a pause; done: it is in Redis.
+func (b *ledger) halts(target string, lasts time.Duration, done bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.order(target)
+	o.resumed = time.Now().Add(1000 * time.Hour) // nobody knows
+	if lasts > 0 {
+		o.resumed = time.Now().Add(lasts)
+	}
+	if done && o.halted.IsZero() {
+		o.halted = time.Now()
+	}
+}
+
+// resumes notes that a pause ends now.
+func (b *ledger) resumes(target string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.order(target)
+	o.halted = time.Time{}
+	if o.resumed.After(time.Now()) {
+		o.resumed = time.Now()
+	}
+}
+
+func (b *ledger) limits(target string, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.order(target).limit = max(b.order(target).limit, n)
+}
+
+// targetsOf are the two targets of a key.
+func targetsOf(key string) [2]string {
+	scope, _, _ := strings.Cut(key, "|")
+	return [2]string{key, scope}
+}
+
+// limitOf is the highest number that may hold a key at once. Callers hold mu.
+func (b *ledger) limitOf(key string) int {
+	n := b.w.plan.ruleOfKey(key).limit()
+	for _, target := range targetsOf(key) {
+		if o := b.targets[target]; o != nil {
+			n = max(n, o.limit)
+		}
+	}
+	return n
+}
+
+// pausedUntil is until when a key is, or may be, paused; zero: it never was. Callers
+// hold mu.
+func (b *ledger) pausedUntil(key string) (until time.Time) {
+	for _, target := range targetsOf(key) {
+		if o := b.targets[target]; o != nil && o.resumed.After(until) {
+			until = o.resumed
+		}
+	}
+	return until
+}
+
+// obeyed is how long a process may take to learn of an order: the promise is 2 seconds.
+const obeyed = 2 * time.Second
+
+// judgePause looks whether a lock is acquired that every process knows to be paused.
+// Callers hold mu.
+func (b *ledger) judgePause(e automutex.Event, n int, key string) {
+	if !b.calm || !b.clean || b.w.stepped() {
+		return // who cannot read the orders goes by those that it has read
+	}
+	for _, target := range targetsOf(key) {
+		o := b.targets[target]
+		if o == nil || o.halted.IsZero() || !o.resumed.After(time.Now()) {
+			continue
+		}
+		if since := time.Since(o.halted); since > obeyed+4*b.w.plan.Latency {
+			b.violatef("paused: task %d acquires %q, and %s is paused for %s", n, key, target, since)
+		}
+	}
+}
