@@ -285,6 +285,37 @@ func doubledSchedulers() automutex.Rule {
 	return cron
 }
 
+func limitedRules() []automutex.Rule {
+	limited := []automutex.Rule{
+		// Ten a second for each tenant, evenly spread; after a pause up to ten at once.
+		{Task: "mail:send", Scope: "mail", On: []string{"tenant.id"}, Busy: automutex.Park,
+			Limit: 20, Rate: automutex.Rate{Starts: 10, Per: time.Second}},
+
+		// And 100 a second in all, five at once.
+		{Task: "mail:send", Name: "mail for all", Scope: "mail-all", Busy: automutex.Park,
+			Limit: 50, Rate: automutex.Rate{Starts: 100, Per: time.Second, Burst: 5}},
+	}
+	return limited
+}
+
+// upstream is some API that says when to come back.
+var upstream pusher
+
+type pusher struct{}
+
+func (pusher) Push(context.Context, []byte) (wait time.Duration, err error) { return 0, nil }
+
+func push(ctx context.Context, t *asynq.Task) error {
+	wait, err := upstream.Push(ctx, t.Payload())
+	if wait > 0 { // 429, with Retry-After
+		if err := automutex.Hold(ctx, wait); err != nil {
+			return err
+		}
+		return automutex.RetryAfter(wait, err)
+	}
+	return err
+}
+
 func oneScheduler(ctx context.Context) error {
 	err := automutex.LeadScheduler(ctx, locker, "digest-scheduler", func() (*asynq.Scheduler, error) {
 		scheduler := asynq.NewScheduler(redisOpt, nil)
@@ -298,7 +329,7 @@ func oneScheduler(ctx context.Context) error {
 // compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler, deliver}
+	_ = []any{push, headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler, deliver}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
@@ -306,6 +337,9 @@ func TestReadmeSnippets(t *testing.T) {
 	}
 	if _, err := automutex.New(client, automutex.Config{Rules: []automutex.Rule{doubledSchedulers()}}); err != nil {
 		t.Errorf("the README's rule for schedulers: %v", err)
+	}
+	if _, err := automutex.New(client, automutex.Config{Rules: limitedRules()}); err != nil {
+		t.Errorf("the guide's rules with rates: %v", err)
 	}
 	producer, looker := asynq.NewClientFromRedisClient(client), asynq.NewInspectorFromRedisClient(client)
 	if _, err := unique.New(producer, looker, client, unique.Config{Rules: uniqueRules()}); err != nil {

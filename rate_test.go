@@ -23,7 +23,9 @@ func TestGate_policies(t *testing.T) {
 	for _, reason := range []string{ReasonRate, ReasonHold, ReasonCooldown} {
 		for _, policy := range []Policy{
 			Retry, RetryIn(3 * time.Minute), Park, Replace, Skip, Archive, Fail,
-			AfterFailure(func(_ context.Context, _ *asynq.Task, busy *BusyError) error { return fmt.Errorf("after: %s", busy.Reason) }),
+			AfterFailure(func(_ context.Context, _ *asynq.Task, busy *BusyError) error {
+				return fmt.Errorf("after: %s", busy.Reason)
+			}),
 		} {
 			t.Run(reason+", "+policy.String(), func(t *testing.T) {
 				t.Parallel()
@@ -165,6 +167,52 @@ func TestRate_park(t *testing.T) {
 			r.stop()
 			if n := runs.Load(); n != tasks {
 				t.Errorf("%d workers: %d runs of %d tasks", workers, n, tasks)
+			}
+		}
+	})
+}
+
+// Allow runs the task, counts it for nothing, and tells of it.
+func TestRate_allow(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{{Task: "work", Busy: Allow, Rate: Rate{Starts: 1, Per: time.Hour}}}})
+		r.finish(r.enqueue("work", nil))
+		id := r.enqueue("work", nil)
+		r.finish(id)
+		if e := r.awaitEvent(EventHeld, id); e.Busy.Reason != ReasonRate {
+			t.Errorf("got %+v", e.Busy)
+		}
+	})
+}
+
+// On its last attempt a task waits in its worker for its start.
+func TestRate_lastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const every = 400 * time.Millisecond
+		r := start(t, s, setup{rules: []Rule{{Task: "work", Rate: Rate{Starts: 1, Per: every}}}})
+		began := time.Now()
+		r.finish(r.enqueue("work", nil))
+		r.finish(r.enqueue("work", nil, asynq.MaxRetry(0)))
+		if took := time.Since(began); took < every {
+			t.Errorf("the second ran %s after the first", took)
+		}
+	})
+}
+
+// Of a rate and a cooldown the one counts that ends later.
+func TestGate_cooldownAndRate(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{
+			{Task: "rate", Busy: Skip, Cooldown: time.Minute, Rate: Rate{Starts: 1, Per: time.Hour}},
+			{Task: "cooldown", Busy: Skip, Cooldown: time.Hour, Rate: Rate{Starts: 1, Per: time.Minute}},
+		}})
+		for _, task := range []string{ReasonRate, ReasonCooldown} {
+			r.finish(r.enqueue(task, nil))
+			if e := r.awaitEvent(EventHeld, r.enqueue(task, nil)); e.Busy.Reason != task || e.Busy.ExpiresIn < 50*time.Minute {
+				t.Errorf("%s: got %+v", task, e.Busy)
 			}
 		}
 	})

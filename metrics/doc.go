@@ -16,6 +16,7 @@ All begin with automutex_, durations are in seconds:
 
 	acquisitions_total    counter    locks taken
 	busy_total            counter    attempts that found their lock taken, by policy
+	gated_total           counter    attempts that found the gate of their key closed, by reason: rate, hold, cooldown
 	paused_total          counter    attempts that found their key paused by an operator
 	controls              gauge      pauses and limits that this process obeys, by kind; see [Metrics.WatchControls]
 	wait_seconds          histogram  from asking for a lock to holding it, of those that got it

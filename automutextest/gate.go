@@ -1,0 +1,43 @@
+package automutextest
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+)
+
+// CloseGate closes the key of a task for d, as a handler does with [automutex.Hold]: until
+// then no task of the key starts, and no policy drops one. Of several locks it is the one
+// that the task takes last.
+//
+// It takes the locks of the task for a moment, as [Hold] does, which counts as a start for
+// a Rate. A lock without a free slot fails the test at once.
+func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
+	tb.Helper()
+	g.explain(tb, "CloseGate", task)
+	// A Guard of the same locks, that never waits and has nothing to tell.
+	cfg := g.cfg
+	cfg.Owner, cfg.Observe, cfg.Logger, cfg.MaxWaiting = "a CloseGate", nil, slog.New(slog.DiscardHandler), 0
+	cfg.Rules = slices.Clone(cfg.Rules)
+	for i := range cfg.Rules {
+		rule := &cfg.Rules[i]
+		rule.Busy, rule.Wait, rule.MaxHold, rule.Cooldown = automutex.Fail, 0, 0, 0
+	}
+	holder, err := automutex.New(g.rdb, cfg)
+	if err != nil {
+		tb.Fatalf("automutextest: CloseGate: %v", err)
+	}
+	err = holder.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		return automutex.Hold(ctx, d)
+	})).ProcessTask(context.Background(), task)
+	_ = holder.Close(context.Background()) // nothing is under way
+	if err != nil {
+		tb.Fatalf("automutextest: CloseGate: %v", err)
+	}
+}

@@ -1,0 +1,44 @@
+package metrics
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Tasks that meet a closed gate are counted by what closed it.
+func TestGated(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	m, err := New(reg, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	site := serve(t, reg)
+	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
+		Rules:  []automutex.Rule{{Task: "work", Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour}}},
+		Prefix: redistest.Name(t), Observe: m.Observe, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = guard.Close(t.Context()) }()
+	handler := guard.Middleware(asynq.HandlerFunc(func(_ context.Context, _ *asynq.Task) error { return nil }))
+	for range 3 {
+		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	samples := site.scrape()
+	const name = `automutex_gated_total{reason="rate",rule="work",task="work"}`
+	if got := samples[name]; got != 2 {
+		t.Errorf("%s is %v, want 2; %v", name, got, samples)
+	}
+}
