@@ -13,7 +13,7 @@ import (
 // policies, which do not meet each other but by several rules.
 var pairFeatures = []string{
 	"Retry", "Wait", "Skip, Archive, Fail", "Park", "Replace", "Allow", "AfterFailure",
-	"Limit > 1", "Cooldown", "MaxHold", "several rules", "last attempt", "timeout", "unique", "MinReplicas", "HashKeys", "Rate",
+	"Limit > 1", "Cooldown", "MaxHold", "several rules", "last attempt", "timeout", "unique", "MinReplicas", "HashKeys",
 }
 
 const pairPolicies = 7
