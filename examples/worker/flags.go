@@ -5,8 +5,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/automutex/automutex"
 )
 
 // options are the command line, checked.
@@ -21,6 +24,7 @@ type options struct {
 	on        []string
 	busy      string
 	limit     int
+	rate      automutex.Rate
 	wait      time.Duration
 	ttl       time.Duration
 	retryIn   time.Duration
@@ -41,11 +45,12 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	fs.StringVar(&o.redis, "redis", "", "a real Redis: host:port, a `URL` (redis://, rediss://, redis-sentinel://host:port?master=name), or a Cluster as host:port,host:port (default: one inside this program)")
 	fs.StringVar(&o.input, "input", "", "take the tasks from `FILE` of JSON lines {\"type\": \"...\", \"payload\": {...}}; - is stdin (default: generated ones)")
 	fs.StringVar(&o.html, "html", "", "also write the timeline to `FILE`, one self-contained page")
-	fs.StringVar(&rules, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -wait, -ttl and -retry-in")
+	fs.StringVar(&rules, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -rate, -wait, -ttl and -retry-in")
 	fs.BoolVar(&o.unguarded, "unguarded", false, "run without the guard, to see what it prevents")
 	fs.StringVar(&on, "on", "repository.full_name", "payload `fields` (comma-separated) that make the key; empty: one lock for everything")
 	fs.StringVar(&o.busy, "busy", "retry", "the `policy` for a task that did not get its lock: retry, skip, archive, fail, allow, park, replace")
 	fs.IntVar(&o.limit, "limit", 1, "how many tasks of one key may run at once")
+	fs.Func("rate", "how often tasks of one key may start, such as `20/s`, 100/m or 5/h, evenly spread (default: as often as they come)", o.setRate)
 	fs.DurationVar(&o.wait, "wait", 2*time.Second, "the longest time in line before the policy applies; -busy park knows none")
 	fs.DurationVar(&o.ttl, "ttl", 0, "length of a lease, renewed while the handler runs (default: the library's, 30s)")
 	fs.DurationVar(&o.retryIn, "retry-in", 0, "with -busy retry: come back after this long (default: the library's, 1s to 5s)")
@@ -71,7 +76,7 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	if err := o.check(fs.Args(), given); err != nil || !given["config"] {
 		return o, err
 	}
-	for _, name := range []string{"on", "busy", "limit", "wait", "ttl", "retry-in"} {
+	for _, name := range []string{"on", "busy", "limit", "rate", "wait", "ttl", "retry-in"} {
 		if given[name] {
 			return o, fmt.Errorf("-%s: the rules of -config say that; leave one of the two out", name)
 		}
@@ -113,6 +118,18 @@ func (o options) check(rest []string, given map[string]bool) error {
 	}
 	_, err := policyOf(o)
 	return err
+}
+
+// setRate reads 20/s: so many starts in each second, minute or hour, one at a time.
+func (o *options) setRate(text string) error {
+	starts, unit, _ := strings.Cut(text, "/")
+	n, err := strconv.Atoi(starts)
+	per := map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}[unit]
+	if err != nil || n < 1 || per == 0 {
+		return errors.New("want a number of starts and a unit, such as 20/s, 100/m or 5/h")
+	}
+	o.rate = automutex.Rate{Starts: n, Per: per, Burst: 1}
+	return nil
 }
 
 // nobody labels what names no entity.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/automutex/automutex"
 )
 
 func TestParseFlags_defaults(t *testing.T) {
@@ -21,11 +23,11 @@ func TestParseFlags_defaults(t *testing.T) {
 }
 
 func TestParseFlags_values(t *testing.T) {
-	o, err := parseFlags(strings.Fields("-on a.b,c -busy park -limit 3 -wait 0s -ttl 2s -workers 4 -work 1ms -tasks 9 -seed 7 -redis redis://h -html f -unguarded"), nil)
+	o, err := parseFlags(strings.Fields("-on a.b,c -busy park -limit 3 -rate 20/s -wait 0s -ttl 2s -workers 4 -work 1ms -tasks 9 -seed 7 -redis redis://h -html f -unguarded"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(o.on, []string{"a.b", "c"}) || o.busy != "park" || o.limit != 3 || o.wait != 0 || o.ttl != 2*time.Second ||
+	if !slices.Equal(o.on, []string{"a.b", "c"}) || o.busy != "park" || o.limit != 3 || o.rate != (automutex.Rate{Starts: 20, Per: time.Second, Burst: 1}) || o.wait != 0 || o.ttl != 2*time.Second ||
 		o.workers != 4 || o.work != time.Millisecond || o.tasks != 9 || o.seed != 7 || o.redis != "redis://h" || o.html != "f" || !o.unguarded {
 		t.Errorf("options are %+v", o)
 	}
@@ -40,6 +42,10 @@ func TestParseFlags_errors(t *testing.T) {
 		"-limit 0":                     "-limit",
 		"-limit x":                     "-limit",
 		"-workers 0":                   "-workers",
+		"-rate 20":                     "-rate",
+		"-rate 0/s":                    "-rate",
+		"-rate 5/d":                    "-rate",
+		"-rate -5/s":                   "-rate",
 		"-tasks 0":                     "-tasks",
 		"-work -1s":                    "-work",
 		"-wait -1s":                    "-wait",

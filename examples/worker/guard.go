@@ -30,6 +30,7 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 			Scope: "repository",
 			On:    opts.on,
 			Limit: opts.limit,
+			Rate:  opts.rate,
 			TTL:   opts.ttl,
 			Wait:  opts.wait,
 			Busy:  busy,
