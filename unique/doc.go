@@ -67,7 +67,8 @@ both; the next call for the key makes it one.
 Read, decide and delete are several commands: producers keep out of each other's
 way by a lock of their own, an operator is not kept out. Who runs an archived
 task again (RunTask) in the very moment in which the next one makes room has it
-deleted. A command that arrives seconds late, when go-redis has sent it again and the
+deleted. A task that a worker runs, and whose handler fails, between the look at it and its
+deletion is superseded all the same. A command that arrives seconds late, when go-redis has sent it again and the
 call has gone on, can undo what came after it: under UntilDone tasks that supersede each
 other take turns at two IDs, so a late deletion can delete the task of a later call, and a
 late enqueue can bring back a task that was taken back. When the reply to the deletion of a

@@ -196,6 +196,11 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(task) {
 		b.violatef("lost: task %d was accepted by package unique, and never ran", n)
 	}
+	// Only in scenarios: a task that runs and fails between the look at it and its deletion is
+	// superseded all the same, as package unique's documentation says.
+	if b.w.plan.Name != "" && b.clean && t.accepted && t.starts > 0 && t.success == 0 && len(t.ends) == 0 && !exhausted && !t.late && !t.op {
+		b.violatef("superseded: task %d was taken away after its handler had begun", n)
+	}
 	u := b.w.plan.uniqueOf(task)
 	since := max(t.refused, t.joined)
 	if u.Until != "start" || since == 0 {
@@ -320,8 +325,8 @@ func (w *world) windows(p *process) (windows []activeFault) {
 	p.locks.mu.Unlock()
 	for _, a := range all {
 		switch a.kind {
-		case outOfMemory:
-			continue // leases outlive it
+		case outOfMemory, arrival:
+			continue // leases outlive the first, and the second keeps nobody away
 		case hung, swallowed, late, frozen:
 			a.until = a.until.Add(3 * time.Second) // the client's own timeout
 		}

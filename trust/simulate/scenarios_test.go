@@ -219,6 +219,11 @@ func extraScenarios() (all []*plan) {
 			}))
 		}
 	}
+	all = append(all, scenario("the observer panics, and nothing bounds the lease", 1, func(p *plan) {
+		p.ObserverPanics = automutex.EventWaited
+		p.Rules = []rulePlan{rule("wait")}
+		p.Tasks = []taskPlan{work(0, 1500*ms), work(300*ms, 200*ms), work(500*ms, 200*ms)}
+	}))
 	all = append(all, scenario("park does not eat a tasks own time", 1, func(p *plan) {
 		p.Procs[0].Workers = 20
 		p.Rules = []rulePlan{rule("park")}

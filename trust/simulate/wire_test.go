@@ -42,9 +42,11 @@ const (
 	forward  faultKind = "clock forward"
 	// noReplicas has replicas acknowledge nothing for For.
 	noReplicas faultKind = "replicas away"
-	stops      faultKind = "stops" // the process: Close beside Shutdown, then it exits
-	dies       faultKind = "dies"  // the process
-	starts     faultKind = "starts"
+	// arrival is when what was late is executed. No plan has it.
+	arrival faultKind = "late arrival"
+	stops   faultKind = "stops" // the process: Close beside Shutdown, then it exits
+	dies    faultKind = "dies"  // the process
+	starts  faultKind = "starts"
 )
 
 // spansTime tells whether a fault of the kind lasts, and is no single command's.
@@ -241,7 +243,11 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 			broken = append(broken, e.begin(f)...)
 			continue
 		}
-		e.active = append(e.active, activeFault{f.Kind, time.Now(), time.Now()})
+		now := time.Now()
+		e.active = append(e.active, activeFault{f.Kind, now, now})
+		if f.Kind == late {
+			e.active = append(e.active, activeFault{arrival, now.Add(f.For), now.Add(f.For)})
+		}
 		e.redis.faulted(f.Kind)
 		return f.Kind, f.For, nil
 	}
