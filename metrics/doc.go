@@ -17,6 +17,7 @@ All begin with automutex_, durations are in seconds:
 	acquisitions_total    counter    locks taken
 	busy_total            counter    attempts that found their lock taken, by policy
 	gated_total           counter    attempts that found the gate of their key closed, by reason: rate, hold, cooldown
+	outcomes_total        counter    what became of such attempts: skipped, retried, parked, replaced, archived, failed, allowed
 	paused_total          counter    attempts that found their key paused by an operator
 	controls              gauge      pauses and limits that this process obeys, by kind; see [Metrics.WatchControls]
 	wait_seconds          histogram  from asking for a lock to holding it, of those that got it
@@ -29,12 +30,18 @@ All begin with automutex_, durations are in seconds:
 	key_errors_total      counter    tasks that no key could be made from
 	backend_errors_total  counter    times that Redis could not be asked for a lock
 
-Labels are rule and task, the task's type; busy_total has policy besides, and
+Labels are rule and task, the task's type; busy_total has policy besides, outcomes_total outcome, and
 key_errors_total has no rule, since none was reached. Keys are never labels: they
 are made of payload values, and there is no end of them.
 
 Held and waiting count what this process has in hand. A lease that was lost is
 held until its handler returns, for so long is the handler at work.
+
+# Dashboard and alerts
+
+The folders grafana and prometheus beside this file have a dashboard and alert rules. Alerts
+on asynq's own retries do not see parked tasks: Park is no failure, and IsFailure is false for
+it; see parked_seconds and outcomes_total.
 
 # Task types
 

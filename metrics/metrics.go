@@ -39,7 +39,7 @@ var defaultBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1
 type Metrics struct {
 	types types
 
-	acquisitions, busy, gated, paused, lost, overdue, keyErrors, backendErrors *prometheus.CounterVec
+	acquisitions, busy, gated, outcomes, paused, lost, overdue, keyErrors, backendErrors *prometheus.CounterVec
 
 	wait, parked, hold *prometheus.HistogramVec
 	held, waiting      *prometheus.GaugeVec
@@ -92,6 +92,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 		acquisitions:  counter("acquisitions_total", "Locks taken.", "rule", "task"),
 		busy:          counter("busy_total", "Attempts that found their lock taken, by the policy that applied.", "rule", "task", "policy"),
 		gated:         counter("gated_total", "Attempts that found the gate of their key closed, by what closed it.", "rule", "task", "reason"),
+		outcomes:      counter("outcomes_total", "What became of attempts that found their lock taken or their key paused.", "rule", "task", "outcome"),
 		paused:        counter("paused_total", "Attempts that found their key paused by an operator.", "rule", "task"),
 		controls:      newControls(o.Labels),
 		wait:          histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it."),
@@ -110,7 +111,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 			return nil, fmt.Errorf("metrics: the registry has these metrics already: several guards may share one Metrics, "+
 				"or each have their own, with other values in Options.Labels: %w", err)
 		}
-		return nil, fmt.Errorf("metrics: the registry refuses: Options.Labels need valid names, none of rule, task, policy, reason and kind, "+
+		return nil, fmt.Errorf("metrics: the registry refuses: Options.Labels need valid names, none of rule, task, policy, outcome, reason and kind, "+
 			"and the same ones for all Metrics of a registry: %w", err)
 	}
 	return m, nil
@@ -149,6 +150,9 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	task, first := m.types.label(rule, e.Task)
 	if first {
 		m.begin(rule, task)
+	}
+	if outcome := outcomeOf(e); outcome != "" {
+		m.outcomes.WithLabelValues(rule, task, outcome).Inc()
 	}
 	switch e.Kind {
 	case automutex.EventWaiting:
@@ -206,6 +210,6 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 
 func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.acquisitions, m.busy, m.gated, m.paused, m.controls, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
+		m.acquisitions, m.busy, m.gated, m.outcomes, m.paused, m.controls, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
 	}
 }
