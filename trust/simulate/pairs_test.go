@@ -13,7 +13,7 @@ import (
 // policies, which do not meet each other but by several rules.
 var pairFeatures = []string{
 	"Retry", "Wait", "Skip, Archive, Fail", "Park", "Replace", "Allow", "AfterFailure",
-	"Limit > 1", "Cooldown", "MaxHold", "several rules", "last attempt", "timeout", "unique", "MinReplicas", "HashKeys",
+	"Limit > 1", "Cooldown", "MaxHold", "several rules", "last attempt", "timeout", "unique", "MinReplicas", "HashKeys", "Pause",
 }
 
 const pairPolicies = 7
@@ -128,6 +128,9 @@ func (p *plan) featuresOf(t taskPlan) map[string]bool {
 		"several rules": len(rules) > 1, "last attempt": t.MaxRetry == 0, "timeout": t.Timeout > 0, "unique": p.uniqueOf(t) != nil,
 		"MinReplicas": p.MinReplicas > 0, "HashKeys": p.HashKeys,
 	}
+	for _, op := range p.Ops {
+		has["Pause"] = has["Pause"] || op.Kind == "halt" && p.haltMeets(op, t)
+	}
 	for _, r := range rules {
 		has[r.policyFeature()] = true
 		has["Limit > 1"] = has["Limit > 1"] || r.limit() > 1
@@ -162,4 +165,15 @@ func btoi(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// haltMeets tells whether a pause is for one of the locks of a task.
+func (p *plan) haltMeets(op opPlan, t taskPlan) bool {
+	halted := p.rulesOf(p.Tasks[op.Task])
+	for _, r := range p.rulesOf(t) {
+		if len(halted) > 0 && (r.key(t) == halted[0].key(p.Tasks[op.Task]) || op.Whole && r.scope() == halted[0].scope()) {
+			return true
+		}
+	}
+	return false
 }
