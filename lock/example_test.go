@@ -1,4 +1,3 @@
-//nolint:testableexamples // they need a Redis
 package lock_test
 
 import (

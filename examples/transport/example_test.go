@@ -12,7 +12,7 @@ import (
 
 // The scripts of a Locker travel over connections that are written and read at the
 // same time.
-func Example() { //nolint:testableexamples // it needs a Redis
+func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	defer rdb.Close() // ends the queue as well
 	queue, err := rdb.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
