@@ -99,8 +99,8 @@ func (a *attempt) retryHere(err error) (again, closed bool) {
 		return false, false // asynq archives the task with the handler's error
 	}
 	a.release()
-	a.handlerStart, a.succeeded = time.Time{}, false
 	if a.pause(r.delay) {
+		a.handlerStart, a.succeeded = time.Time{}, false
 		return true, false
 	}
 	return false, a.guard.closing.Err() != nil

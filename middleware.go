@@ -30,7 +30,10 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		// Every task takes a worker, also a task without a rule.
 		defer g.enterTask(ctx)()
-		if g.rules.match(t.Type()) == nil || g.alreadyGuarded(ctx, t) {
+		switch {
+		case g.alreadyGuarded(ctx, t):
+			return next.ProcessTask(ctx, t) // the outer Middleware answers for its result
+		case g.rules.match(t.Type()) == nil:
 			return g.runWithoutLocks(ctx, t, next)
 		}
 		return g.process(ctx, t, next)
@@ -197,17 +200,16 @@ func (a *attempt) takeAll(targets []target) outcome {
 				return result
 			}
 		}
-		if result := a.dropClaim(targets); result.step != proceed {
+		// The claim of package unique goes last, and only if the handler would start now.
+		result, lost := a.mayStart()
+		if result.step == proceed && lost == nil {
+			if result = a.dropClaim(targets); result.step == proceed {
+				result, lost = a.mayStart()
+			}
+		}
+		if result.step != proceed {
 			return result
 		}
-		if a.ctx.Err() != nil {
-			// asynq has filed the task already: the handler would run beside its own retry.
-			return finish(context.Cause(a.ctx))
-		}
-		if a.isReplaced() {
-			return finish(a.revoke(nil))
-		}
-		lost := a.lostBeforeStart()
 		if lost == nil {
 			return outcome{}
 		}
@@ -215,6 +217,19 @@ func (a *attempt) takeAll(targets []target) outcome {
 			return result
 		}
 	}
+}
+
+// mayStart reports whether the handler of a task that holds its locks may start. lost is
+// a lease that ended meanwhile; nil when there is none.
+func (a *attempt) mayStart() (result outcome, lost *heldLease) {
+	switch {
+	case a.ctx.Err() != nil:
+		// asynq has filed the task already: the handler would run beside its own retry.
+		return finish(context.Cause(a.ctx)), nil
+	case a.isReplaced():
+		return finish(a.revoke(nil)), nil
+	}
+	return outcome{}, a.lostBeforeStart()
 }
 
 // retakeDelay is how long a task on its last attempt pauses before it takes its locks

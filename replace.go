@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/automutex/automutex/lock"
 )
 
@@ -124,7 +126,8 @@ func (a *attempt) replaceInLine(t target, limit time.Duration) error {
 	if a.askOlderToStop(t, m, a.replacing.arrivals[t.key].first); !a.isReplaced() {
 		return nil
 	}
-	if err := a.takeBackLast().Unlock(a.ctx); errors.Is(err, lock.ErrBackend) {
+	// The handler did not start, so a rate does not count this start.
+	if err := a.takeBackLast().GiveBack(a.ctx); errors.Is(err, lock.ErrBackend) {
 		a.backendError(t, err) // the lease frees itself at its deadline
 	}
 	return ErrReplaced
@@ -218,7 +221,7 @@ func (a *attempt) handlerResult(err error) error {
 	case a.replacing == nil || a.ctx.Err() != nil:
 		return err // once its context has ended, asynq runs the task again
 	case err == nil || !a.isReplaced():
-		a.replacing.finished = err == nil || a.lastAttempt
+		a.replacing.finished = err == nil || a.lastAttempt || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask)
 		return err
 	}
 	return a.revoke(err)
@@ -262,6 +265,10 @@ func (a *attempt) forgetArrivals() {
 		n.endContext()
 	}
 	if !n.finished {
+		for key, arrived := range n.arrivals {
+			arrived.first = false // it has had its turn, also if it runs again in this attempt
+			n.arrivals[key] = arrived
+		}
 		return
 	}
 	for key, arrived := range n.arrivals {

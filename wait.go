@@ -90,10 +90,12 @@ func (a *attempt) lockWithin(t target, m *lock.Lock, limit time.Duration) error 
 	if deadline, ok := a.ctx.Deadline(); ok {
 		limit = min(limit, time.Until(deadline)-margin)
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, max(0, limit))
+	// ctx ends what waits for this task; limit bounds the time in line alone. A lock that
+	// Redis gives after limit, to an ask from before, is kept: the key was free.
+	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
 	defer context.AfterFunc(a.guard.closing, cancel)()
-	if ctx.Err() != nil && a.ctx.Err() == nil && a.guard.closing.Err() == nil {
+	if limit <= 0 && a.guard.closing.Err() == nil {
 		// Too late to wait, but not to try once.
 		lease, err := m.TryLock(a.ctx)
 		return a.keepLease(t, lease, err)
@@ -101,18 +103,24 @@ func (a *attempt) lockWithin(t target, m *lock.Lock, limit time.Duration) error 
 	defer a.observeWaited(t)
 	defer a.watchWhileWaiting(t, m, cancel)()
 	if a.lastAttempt { // it has nowhere to go: it waits for the end of a pause too
-		return a.lockInLine(ctx, t, m)
+		return a.lockInLine(ctx, t, m, limit)
 	}
-	watched := a.guard.pauses.add(t.key, cancel)
-	err := a.pausedError(t) // after add: a pause is seen here, or ends the wait
-	if err == nil {
-		err = a.lockInLine(ctx, t, m)
-	}
-	return endedByPause(err, a.guard.pauses.remove(watched))
+	return a.lockUnlessPaused(ctx, cancel, t, m, limit)
 }
 
-func (a *attempt) lockInLine(ctx context.Context, t target, m *lock.Lock) error {
-	lease, err := m.Lock(ctx)
+// lockUnlessPaused is lockInLine until the key is paused, which calls cancel.
+func (a *attempt) lockUnlessPaused(ctx context.Context, cancel context.CancelFunc, t target, m *lock.Lock, limit time.Duration) (err error) {
+	watched := a.guard.pauses.add(t.key, cancel)
+	// Deferred: an Observe that panics meanwhile leaves nothing behind.
+	defer func() { err = endedByPause(err, a.guard.pauses.remove(watched)) }()
+	if err = a.pausedError(t); err != nil { // after add: a pause is seen here, or ends the wait
+		return err
+	}
+	return a.lockInLine(ctx, t, m, limit)
+}
+
+func (a *attempt) lockInLine(ctx context.Context, t target, m *lock.Lock, limit time.Duration) error {
+	lease, err := m.LockWithin(ctx, limit)
 	if err != nil && a.guard.closing.Err() != nil {
 		return ErrClosed
 	}

@@ -37,15 +37,18 @@ func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) err
 // *BusyError without calling f. 0 is TryDo, [Forever] is Do; other negative waits are an
 // error.
 func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx context.Context) error) error {
-	le, err := m.lockWithin(ctx, wait)
+	le, err := m.LockWithin(ctx, wait)
 	if err != nil {
 		return err
 	}
 	return m.run(ctx, le, f)
 }
 
-// lockWithin takes the lock after a wait of at most wait.
-func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
+// LockWithin is [Lock.Lock] with a bound on the time in line beside that of ctx. After
+// wait it returns a *BusyError. A lock that is free is taken however short wait is, and
+// however long Redis takes to answer, as long as ctx has not ended. 0 is TryLock,
+// [Forever] is Lock; other negative waits are an error.
+func (m *Lock) LockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
 	switch {
 	case wait == 0:
 		return m.TryLock(ctx)

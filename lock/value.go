@@ -20,7 +20,7 @@ const Forever time.Duration = -1
 // lock is taken however short within is. Errors are ctx's own end, and what has
 // nothing to do with the lock being busy.
 func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
-	lease, err = m.lockWithin(ctx, within)
+	lease, err = m.LockWithin(ctx, within)
 	if errors.Is(err, ErrBusy) {
 		return nil, false, ctx.Err()
 	}

@@ -105,7 +105,7 @@ if free > 0 and not beside then
 end
 
 -- Among several holders, one with the asker's own note tells most, and then the gate.
-local same = beside or note ~= '' and (limit > 1 or park) and noted(body, note)
+local same = beside or note ~= '' and (held > 1 or park) and noted(body, note)
 local wait
 if gate and opens > now_us and not beside and (held < limit or reason == 'hold') then
   holder = same or string.format('g:%s %d', reason, opens - now_us)

@@ -1,0 +1,167 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Where two features meet, or a feature meets a slow Redis.
+
+// A Wait that is over before Redis has answered does not make a free key busy.
+func TestWait_slowRedisMakesNoFreeKeyBusy(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	const wait = 100 * time.Millisecond
+	var hook redistest.FailHook
+	var slow atomic.Bool
+	hook.Before(func(cmd redis.Cmder) error {
+		if slow.Load() && strings.HasPrefix(cmd.Name(), "eval") {
+			<-time.After(2 * wait) // what is tested is this delay
+		}
+		return nil
+	})
+	locks := s.Client(t)
+	locks.AddHook(&hook)
+	var ran atomic.Int32
+	r := start(t, s, setup{
+		locks:   locks,
+		rules:   []Rule{{Task: "work", On: []string{"id"}, Wait: wait, Busy: Skip}},
+		handler: func(context.Context, *asynq.Task) error { ran.Add(1); return nil },
+	})
+	r.await(r.enqueue("work", map[string]int{"id": 0}), asynq.TaskStateCompleted)
+	slow.Store(true)
+	for i := range 3 {
+		r.await(r.enqueue("work", map[string]int{"id": 1 + i}), asynq.TaskStateCompleted)
+	}
+	slow.Store(false)
+	if ran.Load() != 4 {
+		t.Errorf("%d of 4 tasks ran, each with a free key; %v", ran.Load(), r.seen.list(EventBusy, EventSkipped))
+	}
+}
+
+// The inner one of two Middlewares leaves RetryAfter to the outer one, which has the locks.
+func TestRetryAfter_middlewareInstalledTwice(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const pause = 2 * time.Second
+		returned := make(chan struct{})
+		var runs atomic.Int32
+		r := start(t, s, setup{
+			rules: []Rule{{Task: "work", On: []string{"id"}}},
+			handler: func(context.Context, *asynq.Task) error {
+				if runs.Add(1) == 1 {
+					defer close(returned)
+					return RetryAfter(pause, errors.New("later"))
+				}
+				return nil
+			},
+			wrap: func(g *Guard, h asynq.Handler) asynq.Handler { return g.Middleware(g.Middleware(h)) },
+		})
+		id := r.enqueue("work", one, asynq.MaxRetry(0))
+		<-returned
+		redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") || runs.Load() > 1 }, "the lock is free")
+		if runs.Load() > 1 {
+			t.Error("the lock was held during the pause")
+		}
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// An Observe that panics while a task waits leaves nothing of the wait behind.
+func TestWait_observePanics(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{
+			rules: []Rule{{Task: "work", On: []string{"id"}, Wait: time.Minute}},
+			guarded: func(c *Config) {
+				c.Observe = func(_ context.Context, e Event) {
+					if e.Kind == EventWaiting {
+						panic("observer")
+					}
+				}
+			},
+		})
+		held := r.take("work", "1")
+		r.awaitRetried(r.enqueue("work", one), 1)
+		r.guard.pauses.mu.Lock()
+		n := len(r.guard.pauses.waits)
+		r.guard.pauses.mu.Unlock()
+		if n != 0 {
+			t.Errorf("%d waits are still watched", n)
+		}
+		r.free(held)
+	})
+}
+
+// A task that its handler archives is done: its arrival is forgotten.
+func TestReplace_forgetsTheArrivalOfAnArchivedTask(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{
+			rules:   []Rule{replacing(Rule{})},
+			handler: func(context.Context, *asynq.Task) error { return fmt.Errorf("no: %w", asynq.SkipRetry) },
+		})
+		r.await(r.enqueue("work", one), asynq.TaskStateArchived)
+		key := r.lockOf("work", "1").Key() + ":arrivals"
+		redistest.Eventually(t, patience, func() bool {
+			n, err := r.rdb.Exists(t.Context(), key).Result()
+			return err == nil && n == 0
+		}, "the arrival is forgotten")
+	})
+}
+
+// A limit that is lowered below the number of holders: a task still finds its own
+// earlier attempt among them, and is not ended by its policy.
+func TestSkip_ownAttemptUnderALoweredLimit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, Limit: 2, Busy: Skip}}})
+		r.enqueue("work", one)
+		other := r.stage.next(t)
+		id := r.enqueue("work", one, asynq.Timeout(time.Second))
+		own := r.stage.next(t)
+		r.awaitRetried(id, 1) // its handler ignores its timeout
+		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 1, "a test"); err != nil {
+			t.Fatal(err)
+		}
+		redistest.Eventually(t, patience, func() bool { return len(r.guard.Controls().InForce()) == 1 }, "the limit is in force")
+		r.rerun(id)
+		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventRetried, EventSkipped)) > 0 }, "it finds the key taken")
+		if skipped := r.seen.list(EventSkipped); len(skipped) > 0 {
+			t.Errorf("skipped while its own earlier attempt runs: %+v", skipped)
+		}
+		own.returns(nil)
+		other.returns(nil)
+	})
+}
+
+// A task on its last attempt that comes back in its worker, after RetryAfter, waits for
+// a newer one at work, as it would with attempts left.
+func TestReplace_retryAfterOnTheLastAttemptWaitsForItsTurn(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: time.Minute})}})
+		id := r.enqueue("work", one, asynq.MaxRetry(0))
+		first := r.stage.next(t)
+		first.returns(RetryAfter(time.Second, errors.New("later")))
+		newer := r.enqueue("work", one)
+		run := r.stage.next(t)
+		if run.id != newer {
+			t.Fatalf("%s runs, want the newer one, %s", run.id, newer)
+		}
+		r.awaitLine(1, "work", "1") // not revoked
+		run.returns(nil)
+		r.await(newer, asynq.TaskStateCompleted)
+		r.finish(id)
+	})
+}
