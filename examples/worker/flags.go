@@ -88,7 +88,7 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 
 // check reports the first thing in the options that can't be. What only the
 // guard can judge is left to automutex.New.
-func (o options) check(rest []string, given map[string]bool) error {
+func (o *options) check(rest []string, given map[string]bool) error {
 	for _, field := range o.on {
 		if field == "" {
 			return errors.New("-on: an empty field name; want for example repository.full_name,action")
@@ -116,7 +116,7 @@ func (o options) check(rest []string, given map[string]bool) error {
 	case o.input != "" && (given["tasks"] || given["seed"]):
 		return errors.New("-tasks and -seed are for generated tasks; leave them out with -input")
 	}
-	_, err := policyOf(o)
+	_, err := policyOf(*o)
 	return err
 }
 
@@ -133,7 +133,7 @@ func (o *options) setRate(text string) error {
 }
 
 // nobody labels what names no entity.
-func (o options) nobody() string {
+func (o *options) nobody() string {
 	if o.rules != nil {
 		return "(no rule)"
 	}
@@ -141,7 +141,7 @@ func (o options) nobody() string {
 }
 
 // what heads the column of the rows.
-func (o options) what() string {
+func (o *options) what() string {
 	if o.rules != nil {
 		return "rule and key"
 	}
@@ -149,7 +149,7 @@ func (o options) what() string {
 }
 
 // entity is whose turn a task is.
-func (o options) entity(kind string, payload []byte) (string, bool) {
+func (o *options) entity(kind string, payload []byte) (string, bool) {
 	if o.rules != nil {
 		return o.rules.entityOf(kind, payload)
 	}
