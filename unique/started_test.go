@@ -14,6 +14,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // A task whose handler has failed has started, also where the server does not count
@@ -59,7 +60,13 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		holder, err := r.Client.locker.ByKey(keys[0]).TryLock(t.Context())
+		locker := lock.New(r.rdb, lock.Options{Prefix: r.prefix})
+		t.Cleanup(func() {
+			if err := locker.Close(); err != nil { // its reader of controls ends here
+				t.Error(err)
+			}
+		})
+		holder, err := locker.ByKey(keys[0]).TryLock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
