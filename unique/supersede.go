@@ -215,7 +215,12 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 	switch now := time.Now(); {
 	case old.State == asynq.TaskStateAggregating && o.rule.Duplicate.kind == duplicateReplace:
 		// Its group decides when; a scheduled task would lose its group.
-	case at.After(now.Add(time.Second)) && (old.State == asynq.TaskStateScheduled || o.rule.Duplicate.kind == duplicatePostpone):
+	case at.After(now) && (old.State == asynq.TaskStateScheduled || o.rule.Duplicate.kind == duplicatePostpone):
+		// Never before its time, and with a second at least to delete the old one: so
+		// it may be due up to two seconds late.
+		if soonest := wholeSecond(now.Add(time.Second)); at.Before(soonest) {
+			at = soonest
+		}
 		when = append(when, asynq.ProcessAt(at))
 	default:
 		// Not before the old one is gone; by itself if we die before we say so.

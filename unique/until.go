@@ -91,7 +91,8 @@ var (
 	Join = Duplicate{kind: duplicateJoin}
 
 	// Replace lets the newest payload win while the task that is there has not
-	// started, and keeps that one's time; once it has started, Replace is Reject.
+	// started, and keeps that one's time (a second or two later where that time is less
+	// than a second away); once it has started, Replace is Reject.
 	// A scheduled task only gets the new payload, and keeps the options it was
 	// enqueued with; in another state a new task takes its place. A task that is
 	// in a worker is out of reach, even if it only waits there for its lock: where
@@ -103,7 +104,8 @@ var (
 // the last call, and however many calls there are at the latest after
 // [Rule].MaxPostpone. The time of the first call is put off by d as well, and the
 // options asynq.ProcessIn and asynq.ProcessAt have no effect. asynq counts whole
-// seconds and looks for due tasks every few, so d is what passes at least. When
+// seconds and looks for due tasks every few, so d is what passes at least; the time in
+// asynq is up to 2 seconds later, also for a d below a second. When
 // the task that is there has started, Postpone is Reject under [UntilDone]; with
 // [UntilStart] the call begins a new wait. d is at least a millisecond; [New] refuses
 // others.
