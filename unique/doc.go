@@ -79,6 +79,12 @@ archive the new task first, so that a reply which is lost leaves no doubt. Where
 left all the same (the task had been archived and is gone: deleted, or run by an operator),
 the call fails with an error that says so.
 
+All producers of a key use rules with the same Queue, Until, Duplicate, MaxPostpone and
+KeepArchived. New checks that for the rules of one Client only. Producers that differ do not
+see all of each other's tasks: under UntilDone Replace and Postpone use two task IDs for a
+key, and Reject and Join know one of them, so that a key can have two live tasks. Stop the
+old producers, and let the tasks of their rules end, before a rule changes.
+
 Tasks enqueued with asynq's own client are not seen, nor are keys of another Prefix or
 Redis. Redis must not evict (maxmemory-policy noeviction): a claim that is gone lets a
 second task in.
