@@ -78,7 +78,6 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		inspector:   inspector,
 		frontClient: front,
 		outage:      redisOutage(),
-		keyOutage:   keyOutage(),
 	}
 	options := lock.Options{
 		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,

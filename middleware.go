@@ -121,7 +121,7 @@ func (a *attempt) targets() ([]target, outcome) {
 	for {
 		targets, err := g.rules.targetsWithout(a.ctx, a.task, g.cfg.Prefix, a.runsWithoutKey)
 		if err == nil {
-			g.keyOutage.noteSuccess(g.log)
+			g.noteKeysMade(a.task.Type())
 			return targets, outcome{}
 		}
 		if a.ctx.Err() != nil {
@@ -132,9 +132,9 @@ func (a *attempt) targets() ([]target, outcome) {
 		if !errors.As(err, &failed) {
 			return nil, a.archiveWithoutKey(err)
 		}
-		g.keyOutage.noteFailure(g.log, err)
+		failed.rule.keyOutage.noteFailure(g.log, err)
 		a.observe(Event{Kind: EventBackendError, Rule: failed.rule.Name, Err: err})
-		delay := g.keyOutage.delay()
+		delay := failed.rule.keyOutage.delay()
 		if !a.lastAttempt {
 			return nil, a.handBack(target{rule: failed.rule}, err, delay)
 		}

@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -22,10 +23,21 @@ func redisOutage() outage {
 	}
 }
 
-func keyOutage() outage {
-	return outage{
-		downText: "automutex: the Key of a rule, or Config.Decode, fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent",
-		upText:   "automutex: the Keys of rules answer again",
+// keyOutage is of what a rule's Key or LimitOf, or Config.Decode, depends on. Each rule has
+// its own: another rule's success says nothing of it.
+func keyOutage(rule string) *outage {
+	return &outage{
+		downText: fmt.Sprintf("automutex: the Key of rule %q, or Config.Decode, fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent", rule),
+		upText:   fmt.Sprintf("automutex: the Key of rule %q answers again", rule),
+	}
+}
+
+// noteKeysMade notes that the keys of a task of that type were made.
+func (g *Guard) noteKeysMade(taskType string) {
+	for _, rule := range g.rules.match(taskType) {
+		if rule.Key != nil || rule.LimitOf != nil || g.cfg.Decode != nil { // no other can fail for now
+			rule.keyOutage.noteSuccess(g.log)
+		}
 	}
 }
 

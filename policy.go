@@ -56,8 +56,8 @@ var (
 	// attempts left waits in its worker instead. It is the zero value.
 	Retry = Policy{kind: policyRetry}
 
-	// Skip ends the task as done without running its handler. An event and a
-	// log line tell of it.
+	// Skip ends the task as done without running its handler. An event tells of it,
+	// and a log line at level Debug.
 	Skip = Policy{kind: policySkip}
 
 	// Archive moves the task to asynq's archive without running its handler,

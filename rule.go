@@ -119,6 +119,7 @@ type compiledRule struct {
 	onFrom, onTo int             // the values of On among those of all rules of this Task
 	fields       *jsonkey.Fields // those of On alone; nil without any
 	rateOption   lock.Option     // nil without a Rate
+	keyOutage    *outage         // of what its key depends on
 }
 
 // where names the rule in an error or a log line.
@@ -151,6 +152,7 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 	for _, rule := range rules {
 		problems = append(problems, rule.check()...)
 		rule.fillDefaults()
+		rule.keyOutage = keyOutage(rule.Name)
 	}
 	problems = append(problems, checkTogether(rules)...)
 
@@ -221,8 +223,11 @@ func (c *compiledRule) check() []*FieldError {
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
 		mistakes.addf("TTL", "%s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, meantUnit(c.TTL))
 	}
-	if c.TTL > lock.MaxTTL || c.Cooldown > lock.MaxTTL {
-		mistakes.addf("TTL", "%s or Cooldown: %s is too long; at most %s", c.TTL, c.Cooldown, lock.MaxTTL)
+	if c.TTL > lock.MaxTTL {
+		mistakes.addf("TTL", "%s is too long; at most %s", c.TTL, lock.MaxTTL)
+	}
+	if c.Cooldown > lock.MaxTTL {
+		mistakes.addf("Cooldown", "%s is too long; at most %s", c.Cooldown, lock.MaxTTL)
 	}
 	switch {
 	case c.Wait < 0:

@@ -128,7 +128,7 @@ func TestCompile_refuses(t *testing.T) {
 			`On[2]: "x,y" has a comma; write "x", "y", one path each, and \, for a comma`,
 			`On[3]: "items.*.id" has a *, and lists are not searched; name one element, as in "items.0.id", `,
 		}},
-		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`or Cooldown: 0s is too long; at most `}},
+		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`TTL: `, ` is too long; at most `}},
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
 		{"tiny max hold", one(Rule{MaxHold: 1}), []string{`MaxHold: 1ns is too short; `}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},

@@ -165,3 +165,23 @@ func TestReplace_retryAfterOnTheLastAttemptWaitsForItsTurn(t *testing.T) {
 		r.finish(id)
 	})
 }
+
+// The success of another rule says nothing of the rule whose Key fails.
+func TestKeyOutage_isOfOneRule(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	r := start(t, s, setup{
+		rules: []Rule{
+			{Task: "broken", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, errors.New("db down") }},
+			{Task: "fine", On: []string{"id"}},
+		},
+		handler: func(context.Context, *asynq.Task) error { return nil },
+	})
+	for range 3 {
+		r.awaitRetried(r.enqueue("broken", one), 0)
+		r.await(r.enqueue("fine", one), asynq.TaskStateCompleted)
+	}
+	if log := r.log.text(0); strings.Count(log, "db down") != 1 || strings.Contains(log, "answers again") {
+		t.Errorf("logged: %s", log)
+	}
+}

@@ -116,11 +116,11 @@ func (c *controlReader) await(ctx context.Context, key string, fresh bool) error
 	select {
 	case <-read.done:
 		if read.err != nil {
-			return backendError("control", key, read.err)
+			return backendError("read the controls for", key, read.err)
 		}
 		return nil
 	case <-ctx.Done():
-		return backendError("control", key, leftAtEndOf(ctx))
+		return backendError("read the controls for", key, leftAtEndOf(ctx))
 	case <-c.locker.closing.Done():
 		return ErrClosed
 	}
