@@ -31,10 +31,9 @@ type Guard struct {
 	paused           pausedQueues
 	pauses           pauseWatch // waits that end when their key is paused
 
-	waiting   atomic.Int64 // workers that wait in line, for MaxWaiting
-	outage    outage       // of Redis
-	keyOutage outage       // of what a rule's Key or Config.Decode depends on
-	warned    sync.Map     // by the topic that warnOnce has logged
+	waiting atomic.Int64 // workers that wait in line, for MaxWaiting
+	outage  outage       // of Redis
+	warned  sync.Map     // by the topic that warnOnce has logged
 
 	// closing ends all waits when Close begins. running counts the tasks between enter
 	// and leave. mu guards running, closed and the closing of idle; idle is closed when

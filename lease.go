@@ -74,6 +74,24 @@ func (h *heldLease) lossError() error {
 		h.target.rule.Name, h.target.key, context.Cause(h.leaseContext))
 }
 
+// retakeDelay is how long a task on its last attempt pauses before it takes its locks
+// again. Without the pause, a lease that is lost each time (a MaxHold shorter than the
+// wait for the next lock) would keep a worker spinning.
+const retakeDelay = 100 * time.Millisecond
+
+// retake is for a task that lost a lease before its handler started. The task goes
+// back to asynq. On its last attempt it releases all locks and takes them again.
+func (a *attempt) retake(lost *heldLease) outcome {
+	if !a.lastAttempt {
+		return a.handBack(lost.target, lost.lossError(), retryDelay())
+	}
+	a.release()
+	if a.pause(retakeDelay) {
+		return outcome{}
+	}
+	return a.stoppedWaiting(lost.lossError())
+}
+
 // handlerContext makes the context of the handler. It ends as replaceableContext does,
 // and with cause lock.ErrLost when a lease is lost.
 //

@@ -232,24 +232,6 @@ func (a *attempt) mayStart() (result outcome, lost *heldLease) {
 	return outcome{}, a.lostBeforeStart()
 }
 
-// retakeDelay is how long a task on its last attempt pauses before it takes its locks
-// again. Without the pause, a lease that is lost each time (a MaxHold shorter than the
-// wait for the next lock) would keep a worker spinning.
-const retakeDelay = 100 * time.Millisecond
-
-// retake is for a task that lost a lease before its handler started. The task goes
-// back to asynq. On its last attempt it releases all locks and takes them again.
-func (a *attempt) retake(lost *heldLease) outcome {
-	if !a.lastAttempt {
-		return a.handBack(lost.target, lost.lossError(), retryDelay())
-	}
-	a.release()
-	if a.pause(retakeDelay) {
-		return outcome{}
-	}
-	return a.stoppedWaiting(lost.lossError())
-}
-
 // take gets one lock, or decides what happens to the task without it.
 func (a *attempt) take(t target) outcome {
 	if a.holds(t.key) {
