@@ -3,7 +3,6 @@ package unique
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -245,12 +244,7 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 		// the new one was promised to nobody, and has not run.
 		return o.undo(ctx, next, info, err)
 	}
-	if err := o.handOn(ctx, s.holder, next); err != nil {
-		// The worker could not drop the claim: it may still name the old task. So the
-		// new one is not run now. The next call for the key hands the claim on.
-		return nil, fmt.Errorf("the task %q has taken the place of %q, but its claim was not handed on; "+
-			"the task runs later, and the next call for the key repairs the claim: %w", next, old.ID, err)
-	}
+	o.handOn(ctx, s.holder, next)
 	if run {
 		if err := o.client.inspector.RunTask(o.rule.Queue, next); err == nil {
 			info.State, info.NextProcessAt = asynq.TaskStatePending, time.Now()
@@ -259,23 +253,21 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 	return info, nil
 }
 
-// handOn gives the claim to the new task, or makes a claim where the old task has
-// started after all and its claim is gone. After an error the claim may name the old
-// task, which is gone. The next producer looks for the successor of that task.
-func (o *order) handOn(ctx context.Context, holder, next string) error {
+// handOn gives the claim to the new task, or makes one where the old one has
+// started after all and its claim is gone. Where that fails the claim names a
+// task that is gone, and the next producer looks for its successor.
+func (o *order) handOn(ctx context.Context, holder, next string) {
 	if o.rule.Until.kind == untilDone {
-		return nil
+		return
 	}
 	length := time.Duration(0)
 	if o.rule.Until.kind == untilStart {
 		length = claimLife
 	}
 	ctx = context.WithoutCancel(ctx)
-	kept, err := o.claim().Keep(ctx, holder, o.holder(next), length)
-	if err == nil && !kept {
-		_, err = o.take(ctx, next, "")
+	if kept, err := o.claim().Keep(ctx, holder, o.holder(next), length); err == nil && !kept {
+		_, _ = o.take(ctx, next, "")
 	}
-	return err
 }
 
 // successor is the ID of the task that takes the place of the one with this ID:
