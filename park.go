@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -162,107 +159,3 @@ func (a *attempt) checkInspector() {
 // parkedOnText is in the last error of a task that is parked on the key. wakeParked
 // recognizes the task by it.
 func parkedOnText(key string) string { return "parked on " + key + "," }
-
-// filingTime is how long wakeParked waits for asynq to file the retry of a task that
-// was parked a moment ago.
-const filingTime = 4 * time.Millisecond
-
-// wakeParked is the lock.Caller: it has asynq run a task, if the task is still parked.
-// RunTask runs whatever it finds, also a task that is done, scheduled or archived, so
-// wakeParked looks at the task first. What changes between the two is covered by
-// asynq's "at least once".
-func (g *Guard) wakeParked(ctx context.Context, key, note string) lock.Fate {
-	queue, id, ok := tasknote.Parse(note)
-	if !ok {
-		return lock.FateGone
-	}
-	if g.paused.isPaused(queue, g.inspector) {
-		return lock.FateLater
-	}
-	var failed error
-	for pause := 500 * time.Microsecond; pause <= filingTime; pause *= 2 {
-		info, err := g.inspector.GetTaskInfo(queue, id)
-		switch {
-		case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
-			return lock.FateGone
-		case err != nil:
-			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)
-			return lock.FateUnsure
-		case info.State == asynq.TaskStatePending:
-			return lock.FateComing
-		case info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, parkedOnText(key)):
-			// RunTask has no typed errors, so the state is read again.
-			if failed = g.inspector.RunTask(queue, id); failed == nil {
-				g.moveToFront(ctx, queue, id)
-				return lock.FateComing
-			}
-		case info.State != asynq.TaskStateActive:
-			return lock.FateGone // an operator ran, archived or deleted the task
-		}
-		// Active: asynq has not filed the retry yet, or the task has come back already.
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
-	}
-	if failed != nil {
-		g.log.Debug("automutex: a parked task could not be run; it is tried again", "key", key, "task", note, "error", failed)
-	}
-	return lock.FateUnsure
-}
-
-// frontLua moves a task to the end of asynq's pending list from which servers take.
-// RunTask has just put the task at the other end, so LREM finds it at once.
-var frontLua = redis.NewScript(`
-if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
-  redis.call('RPUSH', KEYS[1], ARGV[1])
-end
-return 0`)
-
-func (g *Guard) moveToFront(ctx context.Context, queue, id string) {
-	if g.frontClient == nil {
-		return
-	}
-	if err := frontLua.Run(ctx, g.frontClient, []string{"asynq:{" + queue + "}:pending"}, id).Err(); err != nil {
-		g.log.Debug("automutex: a parked task could not be moved to the front; it runs after what is pending", "queue", queue, "task", id, "error", err)
-	}
-}
-
-// pausedQueues remembers for a second which queues are paused.
-type pausedQueues struct {
-	mu    sync.Mutex // guards known; not held across I/O
-	known map[string]pausedQueue
-}
-
-type pausedQueue struct {
-	paused bool
-	asked  time.Time
-}
-
-// pausedFor is how long the answer for a queue is used.
-const pausedFor = time.Second
-
-func (p *pausedQueues) isPaused(queue string, inspector *asynq.Inspector) bool {
-	p.mu.Lock()
-	q, found := p.known[queue]
-	if found && time.Since(q.asked) < pausedFor {
-		p.mu.Unlock()
-		return q.paused
-	}
-	if p.known == nil {
-		p.known = make(map[string]pausedQueue)
-	}
-	if found { // this caller asks, the others meanwhile use the old answer
-		p.known[queue] = pausedQueue{q.paused, time.Now()}
-	}
-	p.mu.Unlock()
-
-	info, err := inspector.GetQueueInfo(queue)
-	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error, the look at the task tells
-	p.mu.Lock()
-	p.known[queue] = q
-	p.mu.Unlock()
-	return q.paused
-}

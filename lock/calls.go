@@ -2,14 +2,18 @@ package lock
 
 import (
 	"context"
+	"crypto/rand"
 	"time"
+
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // Caller brings parked work back: it has the work with that note, parked on the
 // lock with that key, run again, and says what became of it. It is called on a
-// goroutine of the Locker's, up to sixteen at once, at most once at a time for
-// one note of one lock, and again as long as the work does not come. ctx ends
-// with the Locker.
+// goroutine of the Locker's, up to sixteen at once, and again as long as the work
+// does not come. All processes together call at most one Caller at a time for one
+// note of one lock, if it has work run before the deadline of ctx only. ctx ends
+// at that deadline, and when the Locker is closed.
 type Caller func(ctx context.Context, key, note string) Fate
 
 // Fate is what became of a call.
@@ -128,7 +132,9 @@ func (p *parking) work() {
 // call has the Caller make one call, and sees to its fate.
 func (p *parking) call(m *Lock, s *summons) {
 	fate := FateUnsure // also of a call that panicked: it is repeated
-	p.locker.beside("Options.Call", func() { fate = p.caller(p.locker.closing, m.Key(), s.note) })
+	p.alone(m, s.note, func(ctx context.Context) {
+		p.locker.beside("Options.Call", func() { fate = p.caller(ctx, m.Key(), s.note) })
+	})
 	n, tells := s.line, false
 	p.mu.Lock()
 	if !s.came && fate == FateComing {
@@ -154,6 +160,40 @@ func (p *parking) call(m *Lock, s *summons) {
 	p.mu.Unlock()
 	if tells {
 		p.tell(m, s.note, fate)
+	}
+}
+
+// callTime is how long one process has a note to itself to call it. The Caller has the
+// first half of it: the other half is for its last command to reach Redis.
+const callTime = 4 * time.Second
+
+// alone calls f, unless another process calls the same note now. Two of them could both
+// find the work parked, and the slower one run it again when it is done. What keeps them
+// apart is a claim. It is left to lapse when f took too long: its last command may be on
+// its way still.
+func (p *parking) alone(m *Lock, note string, f func(context.Context)) {
+	l := p.locker
+	claim, holder := l.Claim(m.Key()+":call:"+note), rand.Text()
+	began := time.Now()
+	// The context has no end, and neither command waits for enter: a Locker that is
+	// being closed still makes the calls that its last releases owe.
+	reply, err := l.conn.run(context.Background(), claimTakeScript, claim.m.keys, []any{holder, "", callTime.Milliseconds()})
+	var standing Claimed
+	if err == nil {
+		standing, err = claim.taken(reply, holder)
+	}
+	if err != nil || standing.Holder != holder {
+		l.log.Debug("lock: a call is not made now, and is tried again: another process makes it, or Redis did not answer", "lock", m.Key(), "note", printable.Text(note), "error", err)
+		return
+	}
+	ctx, cancel := context.WithDeadline(l.closing, began.Add(callTime/2))
+	defer cancel()
+	f(ctx)
+	if time.Since(began) > callTime/2 {
+		return
+	}
+	if _, err := l.conn.run(context.Background(), claimDropScript, claim.m.keys, []any{holder}); err != nil {
+		l.log.Debug("lock: the claim to make a call could not be dropped, and lapses", "lock", m.Key(), "note", printable.Text(note), "error", err)
 	}
 }
 

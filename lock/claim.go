@@ -58,6 +58,11 @@ func (c *Claim) Take(ctx context.Context, holder, instead string, length time.Du
 	if err != nil {
 		return Claimed{}, err
 	}
+	return c.taken(reply, holder)
+}
+
+// taken reads a reply to claim_take.
+func (c *Claim) taken(reply any, holder string) (Claimed, error) {
 	if reply == int64(0) {
 		return Claimed{Holder: holder}, nil
 	}
