@@ -2,8 +2,6 @@ package automutextest
 
 import (
 	"context"
-	"log/slog"
-	"slices"
 	"testing"
 	"time"
 
@@ -21,15 +19,7 @@ import (
 func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
 	tb.Helper()
 	g.explain(tb, "CloseGate", task)
-	// A Guard of the same locks, that never waits and has nothing to tell.
-	cfg := g.cfg
-	cfg.Owner, cfg.Observe, cfg.Logger, cfg.MaxWaiting = "a CloseGate", nil, slog.New(slog.DiscardHandler), 0
-	cfg.Rules = slices.Clone(cfg.Rules)
-	for i := range cfg.Rules {
-		rule := &cfg.Rules[i]
-		rule.Busy, rule.Wait, rule.MaxHold, rule.Cooldown = automutex.Fail, 0, 0, 0
-	}
-	holder, err := automutex.New(g.rdb, cfg)
+	holder, err := automutex.New(g.rdb, g.withoutWaiting("a CloseGate"))
 	if err != nil {
 		tb.Fatalf("automutextest: CloseGate: %v", err)
 	}

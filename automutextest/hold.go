@@ -34,15 +34,7 @@ func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	if _, file, line, ok := runtime.Caller(1); ok {
 		where = fmt.Sprintf("the Hold at %s:%d", filepath.Base(file), line)
 	}
-	// A Guard of the same locks, that never waits and has nothing to tell.
-	cfg := g.cfg
-	cfg.Owner, cfg.Observe, cfg.Logger, cfg.MaxWaiting = where, nil, slog.New(slog.DiscardHandler), 0
-	cfg.Rules = slices.Clone(cfg.Rules)
-	for i := range cfg.Rules {
-		rule := &cfg.Rules[i]
-		rule.Busy, rule.Wait, rule.MaxHold, rule.Cooldown = automutex.Fail, 0, 0, 0
-	}
-	holder, err := automutex.New(g.rdb, cfg)
+	holder, err := automutex.New(g.rdb, g.withoutWaiting(where))
 	if err != nil {
 		tb.Fatalf("automutextest: Hold: %v", err)
 	}
@@ -69,4 +61,17 @@ func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	})
 	tb.Cleanup(release)
 	return release
+}
+
+// withoutWaiting is the configuration of a Guard of the same locks, that never waits and
+// has nothing to tell.
+func (g *Guard) withoutWaiting(owner string) automutex.Config {
+	cfg := g.cfg
+	cfg.Owner, cfg.Observe, cfg.Logger, cfg.MaxWaiting = owner, nil, slog.New(slog.DiscardHandler), 0
+	cfg.Rules = slices.Clone(cfg.Rules)
+	for i := range cfg.Rules {
+		rule := &cfg.Rules[i]
+		rule.Busy, rule.Wait, rule.MaxHold, rule.Cooldown = automutex.Fail, 0, 0, 0
+	}
+	return cfg
 }

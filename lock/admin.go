@@ -95,13 +95,7 @@ func (m *Lock) operateBreak(ctx context.Context, s *script, args []any) (int, er
 
 // operate runs a script for a caller who wants its reply and nothing else.
 func (m *Lock) operate(ctx context.Context, s *script, args []any) (any, error) {
-	if m.err != nil {
-		return nil, m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := m.locker.enter(); err != nil {
+	if err := m.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer m.locker.work.Done()

@@ -115,13 +115,7 @@ func (m *Lock) Line(ctx context.Context, most int) ([]Waiter, error) {
 // look sends commands that read, in one pipeline. A key that is not there, or of
 // another type, is no error.
 func (m *Lock) look(ctx context.Context, queue func(redis.Pipeliner)) error {
-	if m.err != nil {
-		return m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := m.locker.enter(); err != nil {
+	if err := m.enter(ctx); err != nil {
 		return err
 	}
 	defer m.locker.work.Done()

@@ -74,13 +74,7 @@ func (m *Lock) knowControls(ctx context.Context) error {
 
 // enterControlled is knowControls for callers that are not counted in.
 func (m *Lock) enterControlled(ctx context.Context) error {
-	if m.err != nil {
-		return m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := m.locker.enter(); err != nil {
+	if err := m.enter(ctx); err != nil {
 		return err
 	}
 	defer m.locker.work.Done()

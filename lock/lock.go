@@ -158,6 +158,18 @@ func (m *Lock) newLease() *Lease {
 	return le
 }
 
+// enter is [Locker.enter] for callers of a lock, who have nothing to do with a lock that
+// was made wrongly or when ctx has ended.
+func (m *Lock) enter(ctx context.Context) error {
+	if m.err != nil {
+		return m.err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return m.locker.enter()
+}
+
 // TryLock takes the lock or returns a *BusyError at once. It never overtakes a
 // waiter: with others in line the lock is busy even if a slot is free. A lock that an
 // operator has paused is not asked for; see [Controls].
@@ -168,13 +180,7 @@ func (m *Lock) newLease() *Lease {
 // error then Is ErrBackend and ctx.Err(). A lease that arrives when ctx has ended is
 // given back, and the error is ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
-	if m.err != nil {
-		return nil, m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := m.locker.enter(); err != nil {
+	if err := m.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer m.locker.work.Done()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -130,15 +131,15 @@ func (v *askView) describe(lock *keyView) {
 	}
 	stop := "The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work."
 	if v.Action == doBreak {
-		v.Question, v.Button = "Take the lock "+printable.Short(inBraces(v.Key))+" from "+counted(len(v.Holders), "holder")+"?", "Break"
+		v.Question, v.Button = "Take the lock "+printable.Short(inspect.InBraces(v.Key))+" from "+printable.Count(len(v.Holders), "holder")+"?", "Break"
 		v.Effects = []string{stop, next, "Only the holders below lose the lock, and nobody who came meanwhile."}
 		return
 	}
-	v.Question, v.Button = "Delete the lock "+printable.Short(inBraces(v.Key))+" with its line?", "Delete"
+	v.Question, v.Button = "Delete the lock "+printable.Short(inspect.InBraces(v.Key))+" with its line?", "Delete"
 	v.Effects = []string{
 		stop,
-		counted(lock.Info.Waiting, "place") + " of tasks that wait in workers: they stand in a new line within a second.",
-		counted(lock.Info.Parked, "place") + " of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
+		printable.Count(lock.Info.Waiting, "place") + " of tasks that wait in workers: they stand in a new line within a second.",
+		printable.Count(lock.Info.Parked, "place") + " of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
 	}
 }
 
@@ -229,7 +230,7 @@ func (p *page) breakHolders(ctx context.Context, key string, tokens []string) (s
 	if broken == 0 {
 		return "", fmt.Errorf("%w: none of them holds the lock any more", errGone)
 	}
-	return fmt.Sprintf("The lock was taken from %d of %s.", broken, counted(len(tokens), "holder")), nil
+	return fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(tokens), "holder")), nil
 }
 
 // record keeps an action and tells Audit.

@@ -2,13 +2,11 @@ package web
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/url"
 	"time"
 
-	"github.com/hibiken/asynq"
-
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -70,7 +68,7 @@ func (p *page) key(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *page) keyView(r *http.Request, key string) *keyView {
-	name := inBraces(key)
+	name := inspect.InBraces(key)
 	v := &keyView{frame: p.frame(r, "key", printable.Short(name)), Key: key, Name: name, Rule: p.namesFor(scopeOf(key))}
 	v.Live = p.liveURL("key", url.Values{"key": {key}}.Encode())
 	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
@@ -122,20 +120,10 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 	ahead := time.Until(redisNow)
 	for i, waiter := range line {
 		t := p.taskOf(waiter.Note)
-		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), t, states(t), kindOf(waiter), waiter.Since.Add(-ahead)})
+		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), t, states(t), inspect.WaiterState(waiter), waiter.Since.Add(-ahead)})
 	}
 	v.More = max(0, v.Info.line()-len(v.Line))
 	return nil
-}
-
-func kindOf(w lock.Waiter) string {
-	switch {
-	case w.Called:
-		return "called"
-	case w.Parked:
-		return "parked"
-	}
-	return "waiting"
 }
 
 // states tells the type and state of tasks, of so many as one view may ask for. What
@@ -149,13 +137,6 @@ func (p *page) states() func(task) string {
 		if asked++; asked > mostStates {
 			return ""
 		}
-		info, err := p.inspector.GetTaskInfo(t.Queue, t.ID)
-		switch {
-		case errors.Is(err, asynq.ErrQueueNotFound), errors.Is(err, asynq.ErrTaskNotFound):
-			return "not in asynq"
-		case err != nil:
-			return "unknown: " + printable.Short(err.Error())
-		}
-		return printable.Short(info.Type) + ", " + info.State.String()
+		return printable.Short(inspect.TaskState(p.inspector, t.Queue, t.ID))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -151,7 +152,7 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 		return name
 	}
 	for _, r := range snap.rows {
-		if q.Waiting && r.line() == 0 || !matches(inBraces(r.Key), q.Search) && !matches(r.Key, q.Search) ||
+		if q.Waiting && r.line() == 0 || !inspect.Matches(inspect.InBraces(r.Key), q.Search) && !inspect.Matches(r.Key, q.Search) ||
 			q.longer > 0 && (r.Since.IsZero() || v.Now.Sub(r.Since) <= q.longer) || q.Rule != "" && !isOneOf(nameOf(r), q.Rule) {
 			continue
 		}
@@ -173,7 +174,7 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 	}
 	slot := slotOf(v.Now)
 	for _, r := range shown {
-		line := keysRow{row: r, ID: rowID(r.Key), Name: inBraces(r.Key), Rule: nameOf(r), Task: p.taskOf(r.Note)}
+		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: nameOf(r), Task: p.taskOf(r.Note)}
 		if _, _, pause := lock.ControlsFor(controls, r.Key); pause != nil {
 			line.Paused = true
 		}

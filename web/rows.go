@@ -3,7 +3,6 @@ package web
 import (
 	"cmp"
 	"net/url"
-	"path"
 	"strings"
 	"time"
 
@@ -85,19 +84,4 @@ func (p *page) taskOf(note string) task {
 		t.URL = p.o.AsynqmonPath + "/queues/" + url.PathEscape(queue) + "/tasks/" + url.PathEscape(id)
 	}
 	return t
-}
-
-// matches tells whether a key matches what was typed: a pattern with *, ? or [], else a
-// part of the key.
-func matches(key, typed string) bool {
-	if typed == "" || strings.Contains(key, typed) {
-		return true
-	}
-	if !strings.ContainsAny(typed, `*?[\`) {
-		return false
-	}
-	// path.Match sets "/" apart from other characters; a key does not.
-	plain := strings.NewReplacer("/", "\x01")
-	matched, err := path.Match(plain.Replace(typed), plain.Replace(key))
-	return matched && err == nil
 }

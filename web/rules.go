@@ -1,10 +1,10 @@
 package web
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keytext"
 )
 
@@ -19,16 +19,8 @@ type ruleInfo struct {
 // ruleInfos names rules as the guard does.
 func ruleInfos(rules []automutex.Rule) []ruleInfo {
 	infos := make([]ruleInfo, 0, len(rules))
-	unnamed := map[string]int{}
-	for _, r := range rules {
-		info := ruleInfo{Name: r.Name, Rule: r, scope: keytext.Escape(r.Scope)}
-		if r.Name == "" {
-			unnamed[r.Task]++
-			info.Name = r.Task
-			if n := unnamed[r.Task]; n > 1 {
-				info.Name = fmt.Sprintf("%s#%d", r.Task, n)
-			}
-		}
+	for i, r := range rules {
+		info := ruleInfo{Name: inspect.RuleName(rules, i), Rule: r, scope: keytext.Escape(r.Scope)}
 		if r.Scope == "" {
 			info.scope, info.byType = keytext.Escape(r.Task), true
 		}
@@ -62,15 +54,6 @@ func (p *page) namesFor(scope string) string {
 
 // scopeOf is the scope in a lock's key, escaped as the key has it.
 func scopeOf(key string) string {
-	scope, _, _ := strings.Cut(inBraces(key), "|")
+	scope, _, _ := strings.Cut(inspect.InBraces(key), "|")
 	return scope
-}
-
-// inBraces is what names a lock within its key.
-func inBraces(key string) string {
-	_, name, ok := strings.Cut(key, ":{")
-	if !ok {
-		return key
-	}
-	return strings.TrimSuffix(name, "}")
 }

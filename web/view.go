@@ -3,12 +3,11 @@ package web
 import (
 	"bytes"
 	"embed"
-	"fmt"
 	"html/template"
 	"net/http"
-	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -20,13 +19,13 @@ var templateFiles embed.FS
 var views = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"asset":    func(base, name string) string { return base + "static/" + name + "?v=" + assetFiles[name].version },
-		"ago":      func(now, t time.Time) string { return short(now.Sub(t)) },
-		"in":       func(now, t time.Time) string { return short(t.Sub(now)) },
+		"ago":      func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
+		"in":       func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
 		"clock":    func(t time.Time) string { return t.UTC().Format("15:04:05") },
 		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 		"text":     printable.Short,
-		"count":    counted,
-		"inBraces": inBraces,
+		"count":    printable.Count,
+		"inBraces": inspect.InBraces,
 		"line":     func(r row) int { return r.line() },
 		"more":     func(n int) int { return n - 1 },
 		"neg":      func(d time.Duration) time.Duration { return -d },
@@ -72,29 +71,4 @@ func (p *page) fail(w http.ResponseWriter, _ *http.Request, status int, text str
 		frame
 		Text string
 	}{frame{Base: p.base, Title: http.StatusText(status), Now: time.Now()}, text})
-}
-
-// short is a duration for people: no more than two units.
-func short(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "0s"
-	case d < time.Second:
-		return d.Round(time.Millisecond).String()
-	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
-		return d.Round(time.Second).String()
-	case d < 48*time.Hour:
-		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
-	}
-	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
-}
-
-// counted is a number with its noun: 1 lock, 2 locks.
-func counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }

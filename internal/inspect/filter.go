@@ -28,13 +28,8 @@ func (f Filter) Check() error {
 
 // Passes reports whether a lock is shown. now is Redis' time.
 func (f Filter) Passes(l Lock, now time.Time) bool {
-	if f.Match != "" {
-		// path.Match treats "/" apart. In a key it is a character like any other.
-		plain := strings.NewReplacer("/", "\x01")
-		matched, _ := path.Match(plain.Replace(f.Match), plain.Replace(l.Key)) // see Check
-		if !matched && (strings.ContainsAny(f.Match, `*?[\`) || !strings.Contains(l.Key, f.Match)) {
-			return false
-		}
+	if !Matches(l.Key, f.Match) {
+		return false
 	}
 	if f.Holder != "" && !slices.ContainsFunc(l.Holders, func(h Holder) bool { return strings.Contains(h.Owner, f.Holder) }) {
 		return false
@@ -48,6 +43,23 @@ func (f Filter) Passes(l Lock, now time.Time) bool {
 		return false
 	}
 	return f.Longer == 0 || l.Since != nil && now.Sub(*l.Since) > f.Longer
+}
+
+// slashes replaces "/" in a key and in its pattern. path.Match treats it apart; in a key
+// it is a character like any other.
+var slashes = strings.NewReplacer("/", "\x01")
+
+// Matches reports whether a key fits a text: a part of the key, or a pattern with *, ? or
+// [a-z] of the whole key. Every key fits an empty text.
+func Matches(key, text string) bool {
+	if strings.Contains(key, text) {
+		return true
+	}
+	if !strings.ContainsAny(text, `*?[\`) {
+		return false
+	}
+	matched, err := path.Match(slashes.Replace(text), slashes.Replace(key))
+	return matched && err == nil
 }
 
 // Busier orders locks for a table: the longest line first, then the one taken longest

@@ -169,16 +169,20 @@ func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, ke
 	}
 	for _, w := range line {
 		queue, id, other := taskOf(w.Note)
-		state := "waiting"
-		switch {
-		case w.Called:
-			state = "called"
-		case w.Parked:
-			state = "parked"
-		}
-		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Queue: queue, Task: id, Note: other, Since: w.Since.UTC(), State: state})
+		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Queue: queue, Task: id, Note: other, Since: w.Since.UTC(), State: WaiterState(w)})
 	}
 	return l, now, nil
+}
+
+// WaiterState is what a place in line is: waiting, parked or called.
+func WaiterState(w lock.Waiter) string {
+	switch {
+	case w.Called:
+		return "called"
+	case w.Parked:
+		return "parked"
+	}
+	return "waiting"
 }
 
 // Key returns the Redis key that an operator means: a whole key, or what stands between
