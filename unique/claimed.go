@@ -42,8 +42,7 @@ func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
 			again = standing.Holder // it may have started and ended since the claim was seen: then that is gone
 			changed++
 		case time.Now().After(deadline):
-			return nil, fmt.Errorf("another producer took the key %s ago, and its task %s is not in Redis: its enqueue is still under way, or failed, "+
-				"or the task was deleted; try again, the key is free in %s at the latest", standing.Age.Round(time.Millisecond), standing.Holder, (o.client.grace - standing.Age).Round(time.Millisecond))
+			return nil, &underwayError{standing, o.client.grace}
 		default:
 			if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { //nolint:gosec // jitter, no secret
 				return nil, err
@@ -90,6 +89,18 @@ func (o *order) take(ctx context.Context, id, instead string) (standing lock.Cla
 		return standing, errors.Join(err, dropped)
 	}
 	return standing, err
+}
+
+// underwayError: a claim stands, and its task is not there.
+type underwayError struct {
+	claim lock.Claimed
+	grace time.Duration // what the claim stands for at the longest without a task
+}
+
+func (e *underwayError) Error() string {
+	return fmt.Sprintf("another producer took the key %s ago, and its task %s is not in Redis: its enqueue is still under way, or failed, "+
+		"or the task was deleted; try again, the key is free in %s at the latest",
+		e.claim.Age.Round(time.Millisecond), e.claim.Holder, (e.grace - e.claim.Age).Round(time.Millisecond))
 }
 
 // claimState is what a claim stands for.

@@ -1,7 +1,6 @@
 package unique
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -79,7 +78,7 @@ func (o *order) duplicate(info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
 	}
 	return nil, &DuplicateError{
 		Rule: o.rule.Task, Key: o.key, ID: info.ID, Queue: info.Queue, State: info.State,
-		Alike: info.ID == o.key && o.alike(info) && bytes.Equal(info.Payload, o.task.Payload()),
+		Alike: info.ID == o.key && o.same(info),
 	}
 }
 

@@ -1,9 +1,11 @@
 package unique
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,42 +24,65 @@ import (
 // producer finds both and deletes the one that is too many.
 //
 // All of it is alone: of the producers one at a time is in here for a key.
+//
+// A claim whose task is not there may be that of a producer whose enqueue is under way,
+// after its lock ended. Then the call gives the lock back and looks again, for patience
+// at most, as byClaim does.
 func (o *order) supersede(ctx context.Context) (*asynq.TaskInfo, error) {
-	return o.alone(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) {
-		id, again := o.key, ""
-		if o.rule.Until.kind != untilDone {
-			id = o.newID()
+	id := o.key
+	if o.rule.Until.kind != untilDone {
+		id = o.newID()
+		o.client.begin(id) // until no enqueue of it is under way
+		defer o.client.end(id)
+	}
+	deadline := time.Now().Add(o.client.patience)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		info, err := o.alone(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) { return o.supersedeAlone(ctx, id) })
+		var under *underwayError
+		if !errors.As(err, &under) || time.Now().After(deadline) {
+			return info, err
 		}
-		for range tries {
-			s, err := o.survey(ctx, id)
-			if errors.Is(err, errMoved) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			var info *asynq.TaskInfo
-			switch {
-			case s.inTheWay != nil && s.holder != again:
-				again = s.holder // it may have started since the claim was seen: then that is gone
-				continue
-			case s.inTheWay != nil:
-				return o.duplicate(s.inTheWay)
-			case len(s.waiting) == 0:
-				info, err = o.first(ctx, id, s)
-			case len(s.waiting) > 1:
-				// A producer died in here. Either may go: what is left is
-				// superseded in its turn.
-				_, err = o.removeWaiting(ctx, s.waiting[0])
-			default:
-				info, err = o.supersedeTask(ctx, s)
-			}
-			if info != nil || err != nil && !errors.Is(err, errMoved) {
-				return info, err
-			}
+		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { //nolint:gosec // jitter, no secret
+			return nil, err
 		}
-		return nil, errChanging
-	})
+	}
+}
+
+// supersedeAlone is supersede while no other producer is in alone. id is that of a first
+// task.
+func (o *order) supersedeAlone(ctx context.Context, id string) (*asynq.TaskInfo, error) {
+	again := ""
+	for range tries {
+		s, err := o.survey(ctx, id)
+		if errors.Is(err, errMoved) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		var info *asynq.TaskInfo
+		switch {
+		case s.inTheWay != nil && s.holder != again:
+			again = s.holder // it may have started since the claim was seen: then that is gone
+			continue
+		case s.inTheWay != nil:
+			return o.duplicate(s.inTheWay)
+		case s.underway != nil:
+			return nil, s.underway
+		case len(s.waiting) == 0:
+			info, err = o.first(ctx, id, s)
+		case len(s.waiting) > 1:
+			// A producer died in here. Either may go: what is left is
+			// superseded in its turn.
+			_, err = o.removeWaiting(ctx, s.waiting[0])
+		default:
+			info, err = o.supersedeTask(ctx, s)
+		}
+		if info != nil || err != nil && !errors.Is(err, errMoved) {
+			return info, err
+		}
+	}
+	return nil, errChanging
 }
 
 // scene is what stands for a key.
@@ -66,19 +91,26 @@ type scene struct {
 	age      time.Duration     // of the claim
 	waiting  []*asynq.TaskInfo // tasks that have not started: none, one, or two after a crash
 	inTheWay *asynq.TaskInfo   // one that is not to be superseded
+	underway *underwayError    // the claim's task is not there, and may be coming
+	deadline time.Time         // of the enqueue of a task whose claim was taken now
 }
 
 // survey finds out, and takes the claim for the task with that ID where there is
 // none. Under UntilDone it makes room.
 func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
 	queue, window := o.rule.Queue, false
-	var past *asynq.TaskInfo // one that has ended, and counts unless another one waits
+	var past *asynq.TaskInfo        // one that has ended, and counts unless another one waits
+	absent := (*underwayError)(nil) // what it means that there is no task
 	if o.rule.Until.kind != untilDone {
+		s.deadline = time.Now().Add(enqueueTimeout)
 		standing, err := o.take(ctx, id, "")
 		if err != nil {
 			return s, err
 		}
 		s.holder, s.age = standing.Holder, standing.Age
+		if s.holder == o.holder(id) {
+			return s, nil // no task has this ID yet
+		}
 		var ok bool
 		if queue, id, ok = tasknote.Parse(standing.Holder); !ok {
 			return s, nil
@@ -86,9 +118,16 @@ func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
 		if window = o.rule.Until.kind == untilOver; window && standing.Confirmed {
 			past = o.unseen(standing)
 		}
+		// Before the look, or the task might come between the two.
+		if !standing.Confirmed && !o.client.settled(id) && standing.Age < o.client.grace {
+			absent = &underwayError{standing, o.client.grace}
+		}
 	}
 	for _, id := range []string{id, successor(id)} {
 		info, err := o.look(queue, id)
+		if info != nil {
+			absent = nil
+		}
 		switch {
 		case err != nil:
 			return s, err
@@ -107,7 +146,7 @@ func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
 		}
 	}
 	if len(s.waiting) == 0 {
-		s.inTheWay = past
+		s.inTheWay, s.underway = past, absent
 	}
 	return s, nil
 }
@@ -120,6 +159,9 @@ func (o *order) first(ctx context.Context, id string, s scene) (*asynq.TaskInfo,
 		when = append(when, asynq.ProcessAt(wholeSecond(time.Now().Add(o.rule.Duplicate.delay))))
 	}
 	if o.rule.Until.kind != untilDone {
+		// The grace counts on that: others wait for the enqueue no longer.
+		ctx, cancel := context.WithDeadline(ctx, s.deadline)
+		defer cancel()
 		if s.holder != o.holder(id) {
 			standing, err := o.take(ctx, id, s.holder)
 			if err != nil || standing.Holder != o.holder(id) {
@@ -135,7 +177,11 @@ func (o *order) first(ctx context.Context, id string, s scene) (*asynq.TaskInfo,
 	}
 	info, err := o.enqueue(ctx, id, when...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
-		return o.look(o.rule.Queue, id) // ours, sent twice: nobody else enqueues here
+		info, err = o.look(o.rule.Queue, id)
+		if info != nil && !o.same(info) {
+			return nil, nil //nolint:nilnil // of a producer whose lock ended meanwhile: look again
+		}
+		return info, err // ours, sent twice, or one that says the same
 	}
 	if err != nil && postpone {
 		// Nothing is put off. Should the task be there all the same, its time to be
@@ -190,6 +236,11 @@ func (o *order) alike(old *asynq.TaskInfo) bool {
 	return old.Type == o.task.Type() && maps.Equal(old.Headers, o.task.Headers())
 }
 
+// same: nothing that this call would enqueue differs.
+func (o *order) same(old *asynq.TaskInfo) bool {
+	return o.alike(old) && bytes.Equal(old.Payload, o.task.Payload())
+}
+
 // update changes the payload of a scheduled task where it is.
 func (o *order) update(old *asynq.TaskInfo) (*asynq.TaskInfo, error) {
 	if err := o.client.inspector.UpdateTaskPayload(old.Queue, old.ID, o.task.Payload()); err != nil {
@@ -228,9 +279,14 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 	}
 	info, err := o.enqueue(ctx, next, when...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
-		if info, err = o.look(o.rule.Queue, next); err == nil && info != nil && ended(info) {
+		info, err = o.look(o.rule.Queue, next)
+		switch {
+		case err != nil || info == nil:
+		case ended(info):
 			return nil, o.remove(o.rule.Queue, next) // of a producer that died in here; look again
-		} // else ours, sent twice
+		case !o.same(info):
+			return nil, nil //nolint:nilnil // of a producer whose lock ended meanwhile: look again
+		} // else ours, sent twice, or one that says the same
 	}
 	found := false
 	if err == nil {
