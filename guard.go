@@ -27,6 +27,7 @@ type Guard struct {
 
 	inspector        *asynq.Inspector      // for Park; nil where no rule parks
 	inspectorChecked atomic.Bool           // checkInspector has had an answer
+	inspectorAsked   atomic.Bool           // a question of checkInspector is under way
 	frontClient      redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
 	paused           pausedQueues
 	pauses           pauseWatch // waits that end when their key is paused

@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -134,16 +135,19 @@ func (e *BusyError) parkDelay(hold time.Duration) time.Duration {
 	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
 }
 
+// inspectorPatience is how long a task that parks waits for the answer to checkInspector.
+const inspectorPatience = time.Second
+
 // checkInspector warns once of an Inspector that does not see the server's tasks: the
 // locks are on another Redis, or database, than asynq, and parked tasks are not woken.
-// It looks for the task that is about to park, which is active and so must be there. It
-// does so for each task that parks until Redis has answered once.
+// It looks for the task that is about to park, which is active and so must be there.
+// Tasks look one after another until one has had an answer.
 func (a *attempt) checkInspector() {
 	g := a.guard
-	if g.inspectorChecked.Load() {
+	if g.inspectorChecked.Load() || !g.inspectorAsked.CompareAndSwap(false, true) {
 		return
 	}
-	_, err := g.inspector.GetTaskInfo(a.queue, a.id)
+	err := a.lookForItself()
 	switch {
 	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 		g.inspectorChecked.Store(true)
@@ -152,7 +156,34 @@ func (a *attempt) checkInspector() {
 	case err == nil:
 		g.inspectorChecked.Store(true)
 	default:
-		g.log.Debug("automutex: the Inspector could not look for a task; the next one that parks tries again", "task", a.note, "error", err)
+		g.log.Debug("automutex: the Inspector could not look for a task; a later one that parks tries again", "task", a.note, "error", err)
+	}
+}
+
+// lookForItself asks the Inspector for the task, for inspectorPatience. An Inspector takes
+// no context, so the question has a goroutine of its own. It ends with the timeouts of the
+// Inspector's client, and counts as a task until then: Close waits for it. An answer that
+// comes too late is dropped, since the task may have ended by then.
+func (a *attempt) lookForItself() error {
+	g := a.guard
+	if !g.enter() {
+		g.inspectorAsked.Store(false)
+		return ErrClosed
+	}
+	answer := make(chan error, 1)
+	go func() {
+		defer g.leave()
+		defer g.inspectorAsked.Store(false)
+		_, err := g.inspector.GetTaskInfo(a.queue, a.id)
+		answer <- err
+	}()
+	timer := time.NewTimer(inspectorPatience)
+	defer timer.Stop()
+	select {
+	case err := <-answer:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("no answer within %s", inspectorPatience)
 	}
 }
 

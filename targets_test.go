@@ -263,3 +263,30 @@ func TestPark_inspectorElsewhere(t *testing.T) {
 		r.stop()
 	}
 }
+
+// An asynq Redis that hangs does not keep a task from parking for longer than a moment.
+func TestPark_inspectorHangs(t *testing.T) {
+	t.Parallel()
+	s, other := redistest.Mini(t), redistest.StartMini(t)
+	p := redistest.NewProxy(t, s.Addr())
+	hanging := p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = patience })
+	r := start(t, s, setup{
+		rules: []Rule{{Task: "work", On: []string{"id"}, Busy: Park}}, workers: 1, locks: other.Client(t),
+		guarded: func(c *Config) { c.Inspector = asynq.NewInspectorFromRedisClient(hanging) },
+	})
+	held := r.hold("work", "1")
+	p.Blackhole(true)
+	var took []time.Duration
+	for range 2 {
+		began := time.Now()
+		r.awaitParked(r.enqueue("work", one))
+		took = append(took, time.Since(began))
+	}
+	if took[0] > patience/2 || took[1] > patience/2 {
+		t.Errorf("two tasks parked after %s, while asynq's Redis hung", took)
+	}
+	p.Cut()
+	p.Heal()
+	r.free(held)
+	r.stop()
+}
