@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/limitfield"
 )
 
 // LimitFunc returns how many tasks may hold the key of a task at once; see
@@ -34,6 +35,9 @@ func LimitField(path string, fallback, most int) LimitFunc {
 		}
 	}
 	return func(_ context.Context, t *asynq.Task) (int, error) {
+		if t == limitfield.Ask {
+			return 0, &limitfield.Args{Path: path, Fallback: fallback, Most: most}
+		}
 		parts, failed := fields.Parts(t.Payload())
 		switch {
 		case failed != nil && !failed.NotRead && fallback > 0:

@@ -25,14 +25,23 @@ func (d *decoder) check(doc *document, cfg automutex.Config, once unique.Config)
 	for _, mistake := range d.mistakes {
 		known[position{mistake.Line, mistake.Column}] = true
 	}
+	d.place(doc, "rule", spots(doc.rules), refusedByNew(cfg), known)
+	d.place(doc, "unique rule", spots(doc.unique), refusedByUnique(once), known)
+}
+
+// refusedByNew is the error of automutex.New.
+func refusedByNew(cfg automutex.Config) error {
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	_, err := automutex.NewKeyMaker(cfg)
-	d.place(doc, "rule", spots(doc.rules), err, known)
+	return err
+}
 
-	// The client is never used: unique.New does no I/O.
+// refusedByUnique is the error of unique.New. The client is never used: unique.New does
+// no I/O.
+func refusedByUnique(once unique.Config) error {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"})
-	_, err = unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once)
-	d.place(doc, "unique rule", spots(doc.unique), errors.Join(err, rdb.Close()), known)
+	_, err := unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once)
+	return errors.Join(err, rdb.Close())
 }
 
 type position struct{ line, column int }

@@ -8,6 +8,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/limitfield"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -103,6 +104,16 @@ var limit = func() value[automutex.Rule] {
 			}
 			r.Limit, r.LimitOf = 0, automutex.LimitField(of.path, of.fallback, of.most)
 		},
+		func(r *automutex.Rule) (string, error) {
+			if r.LimitOf == nil {
+				return fixed.write(r)
+			}
+			of := limitfield.Of(r.LimitOf)
+			if of == nil {
+				return "", errNotInRule("limit_of")
+			}
+			return writeMapping(&limitField{of.Path, of.Fallback, of.Most}, limitKeys)
+		},
 	}
 }()
 
@@ -143,11 +154,11 @@ func secret(d *decoder, doc *document, n *yaml.Node) {
 // the arguments point; the parts are read when all of them are known.
 func documentKeys(defaults, rules, once **yaml.Node) []key[document] {
 	part := func(into **yaml.Node, s schema) value[document] {
-		return value[document]{s, func(_ *decoder, _ *document, n *yaml.Node) { *into = n }}
+		return value[document]{s, func(_ *decoder, _ *document, n *yaml.Node) { *into = n }, nil}
 	}
 	return []key[document]{
 		{"prefix", "Begins every key in Redis; automutex where it is left out.", text(func(doc *document) *string { return &doc.prefix })},
-		{"hash_keys", "A secret that keeps payload values out of keys; at least 16 bytes.", value[document]{textSchema, secret}},
+		{"hash_keys", "A secret that keeps payload values out of keys; at least 16 bytes.", value[document]{textSchema, secret, func(doc *document) (string, error) { return writeText(doc.secret) }}},
 		{"defaults", "Keys of every rule in rules that does not have them itself.", part(defaults, objectSchema(defaultKeys()))},
 		{"rules", "What workers guard.", part(rules, listSchema(objectSchema(ruleKeys, "task")))},
 		{"unique", "What producers enqueue once.", part(once, listSchema(objectSchema(uniqueKeys, "task")))},

@@ -14,10 +14,13 @@ import (
 	"github.com/automutex/automutex/internal/nearest"
 )
 
-// value is what the value of a key may be, and how it gets into a T.
+// value is what the value of a key may be, how it gets into a T, and how it is written
+// again. write returns nothing for a zero value, whose key is left out. It is nil for the
+// parts of a file, which Export puts together.
 type value[T any] struct {
 	schema schema
 	set    func(d *decoder, into *T, n *yaml.Node)
+	write  func(from *T) (string, error)
 }
 
 // text sets a string. A scalar of any kind will do, and is taken as it is
@@ -29,7 +32,7 @@ func text[T any](field func(*T) *string) value[T] {
 			return
 		}
 		d.want(n, "text")
-	}}
+	}, func(from *T) (string, error) { return writeText(*field(from)) }}
 }
 
 // texts sets a list of strings. An empty list is one, too: it takes the place of
@@ -52,7 +55,7 @@ func texts[T any](field func(*T) *[]string) value[T] {
 			}
 		}
 		*field(into) = all
-	}}
+	}, func(from *T) (string, error) { return writeTexts(*field(from)) }}
 }
 
 // number sets a whole number, in decimal digits.
@@ -68,7 +71,7 @@ func number[T any](field func(*T) *int) value[T] {
 			return
 		}
 		*field(into) = i
-	}}
+	}, func(from *T) (string, error) { return writeNumber(*field(from)), nil }}
 }
 
 // period sets a duration.
@@ -77,7 +80,7 @@ func period[T any](field func(*T) *time.Duration) value[T] {
 		if v, ok := d.duration(n); ok {
 			*field(into) = v
 		}
-	}}
+	}, func(from *T) (string, error) { return writeDuration(*field(from)), nil }}
 }
 
 func (d *decoder) duration(n *yaml.Node) (time.Duration, bool) {
@@ -113,7 +116,7 @@ var policies = func() map[string]automutex.Policy {
 
 // choice sets a value that a word names, or a word with a duration: retry, or
 // {retry_in: 5s}. hints has words that name none, and why.
-func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with func(time.Duration) V, all string, hints map[string]string) value[T] {
+func choice[T any, V timedChoice](field func(*T) *V, words map[string]V, timed string, with func(time.Duration) V, all string, hints map[string]string) value[T] {
 	return value[T]{choiceSchema(keysOf(words), timed), func(d *decoder, into *T, n *yaml.Node) {
 		if n.Kind == yaml.MappingNode {
 			if len(n.Content) == 0 {
@@ -124,7 +127,7 @@ func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with 
 				if v, ok := d.duration(n); ok {
 					*field(into) = with(v)
 				}
-			}}}}, hints, into)
+			}, nil}}}, hints, into)
 			return
 		}
 		if !isText(n) {
@@ -146,7 +149,7 @@ func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with 
 		default:
 			d.reportf(n, "%s is unknown; there are %s", quote(n.Value), all)
 		}
-	}}
+	}, func(from *T) (string, error) { return writeChoice(*field(from), words, timed, with) }}
 }
 
 // mapping sets a value that has keys of its own, of which some are required. A mistake
@@ -172,7 +175,7 @@ func mapping[T any, V comparable](field func(*T) *V, keys []key[V], what string,
 		if len(d.mistakes) == before {
 			*field(into) = v
 		}
-	}}
+	}, func(from *T) (string, error) { return writeMapping(field(from), keys) }}
 }
 
 func isText(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag != "!!null" }

@@ -51,7 +51,7 @@ func testCompletion(t *testing.T, b binary) {
 func testHelp(t *testing.T, b binary) {
 	b.run(t, "--help").want(t, exitOK, "Exit codes", "AUTOMUTEX_URI", "doctor")
 	b.run(t, "--version").want(t, exitOK, "automutex ")
-	for _, command := range []string{"check", "schema", "key", "list", "show", "watch", "break", "sweep", "doctor"} {
+	for _, command := range []string{"check", "schema", "export", "key", "list", "show", "watch", "break", "sweep", "doctor"} {
 		b.run(t, command, "--help").want(t, exitOK, "Usage:\n  automutex "+command)
 		b.run(t, "help", command).want(t, exitOK, "Usage:\n  automutex "+command)
 	}

@@ -53,7 +53,7 @@ func newRoot(a *app) *cobra.Command {
 	})
 	a.conn.flags(root)
 	root.AddCommand(
-		newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newWatch(a), newBreak(a), newPause(a), newResume(a), newLimit(a), newControls(a), newSweep(a), newDoctor(a), newWeb(a),
+		newCheck(a), newSchema(a), newExport(a), newKey(a), newList(a), newShow(a), newWatch(a), newBreak(a), newPause(a), newResume(a), newLimit(a), newControls(a), newSweep(a), newDoctor(a), newWeb(a),
 	)
 	return root
 }
