@@ -192,12 +192,14 @@ type KeyError struct {
 	// Field is the path in the payload, or the header, that is at fault. Empty
 	// when it is none in particular.
 	Field string
+	// Err is the cause, such as the error of a decoder; nil when there is none. Error
+	// shows the text of an Err that a function of yours has set.
+	Err error
 
 	source string // what Field is: "header", else a field
 	reason string
 	advice string
-	cause  error
-	quiet  bool // the text of cause may have payload values in it, and is not told
+	quiet  bool // the text of Err may have payload values in it, and is not shown
 }
 
 // Error names the task type and the field, says what is wrong and what to do. It
@@ -219,8 +221,8 @@ func (e *KeyError) Error() string {
 	default:
 		b.WriteString(" " + e.reason)
 	}
-	if e.cause != nil && !e.quiet {
-		fmt.Fprintf(&b, ": %v", e.cause)
+	if e.Err != nil && !e.quiet {
+		fmt.Fprintf(&b, ": %v", e.Err)
 	}
 	if e.advice != "" {
 		b.WriteString("; " + e.advice)
@@ -228,9 +230,8 @@ func (e *KeyError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the cause, such as the error of the JSON decoder, which may quote
-// the payload, or of a KeyFunc; nil when there is none.
-func (e *KeyError) Unwrap() error { return e.cause }
+// Unwrap returns Err. That of a JSON decoder may quote the payload.
+func (e *KeyError) Unwrap() error { return e.Err }
 
 // keyFailedError says that a rule's Key, or Config.Decode, returned an error that is
 // no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq

@@ -25,7 +25,7 @@ import (
 //
 //   - A [*KeyError], also wrapped, and parts that are unfit: no key will ever be
 //     made from this task. It is archived, and never runs without its lock, nor
-//     under a wider one. Return &KeyError{Task: t.Type(), Field: "..."}.
+//     under a wider one. Return &KeyError{Task: t.Type(), Field: "...", Err: err}.
 //   - [NoLock], also wrapped: this task needs no lock of this rule, and takes none.
 //   - Any other error: the key cannot be made for now ("db: connection reset"). The
 //     task comes back after 1 to 30 seconds, its attempt not spent; without attempts
@@ -48,8 +48,8 @@ var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,r
 // "items.0.sku" goes through the first element of a list. `\.` stands for a dot
 // in a name and `\\` for a backslash. Names are compared exactly, letter case
 // included; lists are not searched. A path of another notation, such as "$.id",
-// "items[0]", "items.*.id" or "a,b", is refused; in a name these characters have a
-// backslash before them too: `\$`, `\[`, `\*`, `\,`.
+// "items[0]", "items.*.id", "/id" or "a,b", is refused; in a name these characters have
+// a backslash before them too: `\$`, `\[`, `\*`, `\/`, `\,`.
 //
 // The part that a value gives:
 //
@@ -81,16 +81,16 @@ func Fields(paths ...string) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		parts, failed := fields.Parts(t.Payload())
 		if failed != nil {
-			return nil, fieldError(t, failed, false)
+			return nil, fieldError(t, failed, "the paths of its Fields", false)
 		}
 		return parts, nil
 	}
 }
 
-// fieldError is the KeyError for a field of On or Fields. decoded: the payload is what
+// fieldError is the KeyError for a field that setting names. decoded: the payload is what
 // Config.Decode returned.
-func fieldError(t *asynq.Task, failed *jsonkey.Error, decoded bool) error {
-	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: adviceField}
+func fieldError(t *asynq.Task, failed *jsonkey.Error, setting string, decoded bool) error {
+	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: "enqueue the task with a value there, or change " + setting}
 	switch {
 	case failed.NotRead && decoded:
 		e.reason = strings.Replace(failed.Reason, "the payload", "the payload that Config.Decode returned", 1)
@@ -169,7 +169,7 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 	}
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		fail := func(reason string, cause error) ([]string, error) {
-			return nil, &KeyError{Task: t.Type(), reason: reason, cause: cause, advice: advicePayload}
+			return nil, &KeyError{Task: t.Type(), reason: reason, Err: cause, advice: advicePayload}
 		}
 		payload := t.Payload()
 		if reason := jsonkey.CheckPayload(payload); reason != "" {
@@ -182,7 +182,7 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 		if err := json.Unmarshal(payload, &v); err != nil {
 			return nil, &KeyError{
 				Task: t.Type(), reason: "the payload does not fit the type that KeyOf decodes it into" + misfit(err),
-				cause: err, quiet: true, advice: advicePayload,
+				Err: err, quiet: true, advice: advicePayload,
 			}
 		}
 		parts := fn(v)
@@ -232,7 +232,7 @@ func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string)
 		if err != nil {
 			return nil, &KeyError{
 				Task: t.Type(), reason: fmt.Sprintf("the payload cannot be decoded (a %T)", err),
-				cause: err, quiet: true, advice: "enqueue the task with a payload that the rule's KeyWith decodes, or change the rule",
+				Err: err, quiet: true, advice: "enqueue the task with a payload that the rule's KeyWith decodes, or change the rule",
 			}
 		}
 		return fn(v), nil
@@ -243,7 +243,7 @@ func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string)
 // none runs unguarded.
 func mistaken(where string, err error) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
-		return nil, &KeyError{Task: t.Type(), reason: where + " was given", cause: err}
+		return nil, &KeyError{Task: t.Type(), reason: where + " was given", Err: err}
 	}
 }
 
@@ -251,7 +251,7 @@ func mistaken(where string, err error) KeyFunc {
 // the Key, or a *KeyError.
 func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 	fail := func(reason string, cause error) ([]string, error) {
-		return nil, &KeyError{Task: t.Type(), reason: reason, cause: cause, advice: "see the rule's Key"}
+		return nil, &KeyError{Task: t.Type(), reason: reason, Err: cause, advice: "see the rule's Key"}
 	}
 	parts, err := fn(ctx, t)
 	if err != nil {
@@ -272,7 +272,6 @@ func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 }
 
 const (
-	adviceField   = "enqueue the task with that field, or change the rule's On"
 	advicePayload = "enqueue the task with a JSON payload, or change the rule"
 
 	adviceEncoding = "set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope"

@@ -308,6 +308,7 @@ func TestCallKey(t *testing.T) {
 		{[]string{"a", ""}, nil, "part 1 that the rule's Key gave is empty"},
 		{[]string{"a\xff"}, nil, "part 0 that the rule's Key gave is not valid UTF-8"},
 		{nil, own, `looked: automutex: no key for task "test": field "shop"`},
+		{nil, &KeyError{Task: "test", Err: errors.New("no such shop")}, `no key for task "test": no such shop`},
 	}
 	for _, test := range tests {
 		fn := func(context.Context, *asynq.Task) ([]string, error) { return test.parts, test.err }

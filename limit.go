@@ -43,7 +43,7 @@ func LimitField(path string, fallback, most int) LimitFunc {
 		case failed != nil && !failed.NotRead && fallback > 0:
 			return fallback, nil
 		case failed != nil:
-			return 0, fieldError(t, failed, false)
+			return 0, fieldError(t, failed, "its LimitField", false)
 		}
 		n, err := strconv.Atoi(parts[0])
 		if errors.Is(err, strconv.ErrRange) && parts[0][0] != '-' {

@@ -179,7 +179,7 @@ func (rs *ruleSet) decoded(p *pattern, t *asynq.Task) (*asynq.Task, error) {
 func (rs *ruleSet) findFields(fields *jsonkey.Fields, t *asynq.Task) ([][]byte, error) {
 	values, failed := fields.Find(t.Payload())
 	if failed != nil {
-		return nil, fieldError(t, failed, rs.decode != nil)
+		return nil, fieldError(t, failed, "the rule's On", rs.decode != nil)
 	}
 	return values, nil
 }
@@ -208,7 +208,7 @@ func (c *compiledRule) writeParts(ctx context.Context, key *keytext.Writer, t *a
 	for i := c.onFrom; i < c.onTo; i++ {
 		key.Part()
 		if err := jsonkey.WritePart(key, values[i]); err != nil {
-			return fieldError(t, &jsonkey.Error{Path: fields.Path(i), Reason: err.Error()}, false)
+			return fieldError(t, &jsonkey.Error{Path: fields.Path(i), Reason: err.Error()}, "the rule's On", false)
 		}
 	}
 	for _, name := range c.OnHeaders {

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // Policy says what becomes of a task that did not get its lock, after it has
@@ -173,7 +174,7 @@ func (p Policy) failureFunc() func(context.Context, *asynq.Task, *BusyError) err
 func (p Policy) check() error {
 	switch {
 	case p.kind == policyRetryIn && p.delay < time.Millisecond:
-		return fmt.Errorf("RetryIn(%s) is no delay; give at least 1ms, or use Retry%s", p.delay, meantUnit(p.delay))
+		return fmt.Errorf("RetryIn(%s) is no delay; give at least 1ms, or use Retry%s", p.delay, printable.MeantUnit(p.delay))
 	case p.kind == policyAfterFailure && p.after.fn == nil:
 		return errors.New("AfterFailure has no function; give it one, or use Retry")
 	}

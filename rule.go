@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -221,7 +222,7 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
 	}
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
-		mistakes.addf("TTL", "%s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, meantUnit(c.TTL))
+		mistakes.addf("TTL", "%s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, printable.MeantUnit(c.TTL))
 	}
 	if c.TTL > lock.MaxTTL {
 		mistakes.addf("TTL", "%s is too long; at most %s", c.TTL, lock.MaxTTL)
@@ -233,13 +234,13 @@ func (c *compiledRule) check() []*FieldError {
 	case c.Wait < 0:
 		mistakes.addf("Wait", "%s is negative; use 0 to not wait in line", c.Wait)
 	case c.Wait > 0 && c.Wait < time.Millisecond:
-		mistakes.addf("Wait", "%s is too short; use 0 to not wait in line, or at least 1ms%s", c.Wait, meantUnit(c.Wait))
+		mistakes.addf("Wait", "%s is too short; use 0 to not wait in line, or at least 1ms%s", c.Wait, printable.MeantUnit(c.Wait))
 	}
 	if c.MaxHold < 0 || c.MaxHold > 0 && c.MaxHold < time.Millisecond {
-		mistakes.addf("MaxHold", "%s is too short; use 0 for no bound, or at least 1ms%s", c.MaxHold, meantUnit(c.MaxHold))
+		mistakes.addf("MaxHold", "%s is too short; use 0 for no bound, or at least 1ms%s", c.MaxHold, printable.MeantUnit(c.MaxHold))
 	}
 	if c.Cooldown < 0 || c.Cooldown > 0 && c.Cooldown < time.Millisecond {
-		mistakes.addf("Cooldown", "%s is too short; use 0 for none, or at least 1ms%s", c.Cooldown, meantUnit(c.Cooldown))
+		mistakes.addf("Cooldown", "%s is too short; use 0 for none, or at least 1ms%s", c.Cooldown, printable.MeantUnit(c.Cooldown))
 	}
 	if err := c.Rate.check(); err != nil {
 		mistakes.addf("Rate", "%w", err)
@@ -248,15 +249,6 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("Busy", "%w", err)
 	}
 	return mistakes.all
-}
-
-// meantUnit says what a duration was probably meant to be that is given as a bare
-// number: Go counts that in nanoseconds.
-func meantUnit(d time.Duration) string {
-	if d <= 0 || d >= 100*time.Microsecond {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %ds? Go counts a bare number in nanoseconds", int64(d))
 }
 
 func (c *compiledRule) checkOn(mistakes *fieldErrors) {

@@ -21,6 +21,7 @@ func TestBadDefinitions(t *testing.T) {
 		"at least 1":            l.Semaphore("x", 0),
 		"-3 holders":            l.Semaphore("x", -3),
 		"at least 100ms":        l.Mutex("x", TTL(99*time.Millisecond)),
+		"did you mean 5s?":      l.Mutex("x", TTL(5)),
 		"TTL of \"x\" is 0s":    l.Mutex("x", TTL(0)),
 		"MaxHold is -1ns":       l.Mutex("x", MaxHold(-1)),
 		"Options.TTL is 1ms":    New(redistest.Mini(t).Client(t), Options{TTL: time.Millisecond}).Mutex("x"),

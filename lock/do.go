@@ -15,6 +15,9 @@ import (
 // then f may not have been alone. f may end the lease itself, with Unlock or Cooldown;
 // see [FromContext].
 func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error {
+	if f == nil {
+		return m.errNoFunc()
+	}
 	le, err := m.Lock(ctx)
 	if err != nil {
 		return err
@@ -26,6 +29,9 @@ func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error 
 // error is a *BusyError. An error of f's own may be ErrBusy too; f says itself whether
 // it ran.
 func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) error {
+	if f == nil {
+		return m.errNoFunc()
+	}
 	le, err := m.TryLock(ctx)
 	if err != nil {
 		return err
@@ -37,6 +43,9 @@ func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) err
 // *BusyError without calling f. 0 is TryDo, [Forever] is Do; other negative waits are an
 // error.
 func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx context.Context) error) error {
+	if f == nil {
+		return m.errNoFunc()
+	}
 	le, err := m.LockWithin(ctx, wait)
 	if err != nil {
 		return err
@@ -60,6 +69,11 @@ func (m *Lock) LockWithin(ctx context.Context, wait time.Duration) (*Lease, erro
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	return m.lockBefore(ctx, waiting, nil)
+}
+
+// errNoFunc is the error of Do and its like without a function: the lock is not taken.
+func (m *Lock) errNoFunc() error {
+	return fmt.Errorf("lock: %q: the function to run is nil", m.name)
 }
 
 // run runs f while le is held, and releases le.

@@ -195,3 +195,28 @@ func TestDoJoinsErrLost(t *testing.T) {
 		}
 	})
 }
+
+// Without a function there is nothing to guard, and nothing is taken.
+func TestDo_withoutAFunction(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	for name, err := range map[string]error{
+		"Do": m.Do(t.Context(), nil), "TryDo": m.TryDo(t.Context(), nil), "DoWithin": m.DoWithin(t.Context(), time.Second, nil),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "the function to run is nil") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	free(t, m, soon)
+}
+
+// A context that has ended is told from a lock that others hold.
+func TestLock_endedContextIsNotBusy(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := m.Lock(ctx); !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "busy") {
+		t.Errorf("Lock on an ended context: %v", err)
+	}
+}

@@ -86,7 +86,11 @@ type BusyError struct {
 // Error implements error.
 func (e *BusyError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "lock: \"%s\" is busy", printable.Short(e.Name))
+	is := "is busy"
+	if e.Reason == "" && e.cause != nil {
+		is = "was not taken" // Redis did not say that it is busy
+	}
+	fmt.Fprintf(&b, "lock: %q %s", printable.Short(e.Name), is)
 	if e.Holder != "" {
 		fmt.Fprintf(&b, ", held by %s", printable.Short(e.Holder))
 	}

@@ -109,6 +109,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 			option(m)
 		}
 	}
+	given := m.ttl
 	m.ttl = wholeMS(m.ttl)
 	switch {
 	case m.err != nil:
@@ -123,7 +124,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case m.margin != unset && (m.margin < 0 || m.margin > m.ttl/3):
 		m.err = fmt.Errorf("lock: %q: Margin is %s: from 0 to a third of the TTL, which is %s", name, m.margin, m.ttl)
 	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
-		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), m.ttl)
+		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}
 	if m.given == "" {
 		m.given = HashedKey(*l.secret, l.prefix, name, m.parts...)

@@ -18,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/safelog"
 )
 
@@ -184,7 +185,7 @@ func CheckPrefix(prefix string) error {
 
 func checkTTL(what string, ttl time.Duration) error {
 	if ttl < MinTTL {
-		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases", what, ttl, MinTTL)
+		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what, ttl, MinTTL, printable.MeantUnit(ttl))
 	}
 	if ttl > MaxTTL {
 		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, MaxTTL)

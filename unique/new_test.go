@@ -46,7 +46,7 @@ func TestNew_refuses(t *testing.T) {
 	for _, want := range []string{
 		"asynq.Client is nil", "asynq.Inspector is nil", "the Redis client is nil", "Config.Prefix",
 		`rule "" (Rules[0]): Task:`, `rule "blank queue" (Rules[1]): Queue:`, `rule "window" (Rules[2]): Until: For(0s)`,
-		`rule "delay" (Rules[3]): Duplicate: Postpone(-1s)`, `rule "bound" (Rules[4]): MaxPostpone:`, `rule "no bound" (Rules[5]): MaxPostpone:`,
+		`rule "delay" (Rules[3]): Duplicate: Postpone(-1s)`, `rule "bound" (Rules[4]): MaxPostpone: 1s is less than the delay of Postpone(1m0s): raise it`, `rule "no bound" (Rules[5]): MaxPostpone:`,
 		`rule "reindex" (Rules[6]): On[0]: "document"`, `document_id`, `rule "path" (Rules[7]): On[0]:`, `rule "both" (Rules[8]): Key:`,
 		`rule "header" (Rules[9]): OnHeaders[0]:`, `rule "twice" (Rules[11]): Task: is that of Rules[10]`,
 		`rule "report:b" (Rules[13]): Queue: is default, but rule "report:a" (Rules[12]) has low`,

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -161,8 +162,10 @@ func (r *rule) check() (problems []*automutex.FieldError) {
 	case r.MaxPostpone == 0:
 	case r.Duplicate.kind != duplicatePostpone:
 		problems = append(problems, r.mistakef("MaxPostpone", "%s has no meaning with Duplicate %s; leave it out, or use Postpone", r.MaxPostpone, r.Duplicate))
-	case r.MaxPostpone < r.Duplicate.delay || r.MaxPostpone > lock.MaxTTL/2:
-		problems = append(problems, r.mistakef("MaxPostpone", "%s is less than the delay of Postpone(%s), or more than %s; use 0 for ten times the delay", r.MaxPostpone, r.Duplicate.delay, lock.MaxTTL/2))
+	case r.MaxPostpone < r.Duplicate.delay:
+		problems = append(problems, r.mistakef("MaxPostpone", "%s is less than the delay of Postpone(%s): raise it, or leave it out for ten times the delay%s", r.MaxPostpone, r.Duplicate.delay, printable.MeantUnit(r.MaxPostpone)))
+	case r.MaxPostpone > lock.MaxTTL/2:
+		problems = append(problems, r.mistakef("MaxPostpone", "%s is too long: at most %s", r.MaxPostpone, lock.MaxTTL/2))
 	}
 	return problems
 }

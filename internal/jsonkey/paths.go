@@ -53,7 +53,7 @@ func ParsePath(path string) (segments []string, err error) {
 
 // escapable are the characters that a backslash may stand before, in a name that has
 // them.
-const escapable = `.\$[],*`
+const escapable = `.\$[],*/`
 
 // escaped matches a character with a backslash before it.
 var escaped = regexp.MustCompile(`(?s)\\.`)
@@ -70,14 +70,18 @@ var (
 func checkNotation(path string) error {
 	bare := escaped.ReplaceAllString(path, "__") // as long as path
 	switch {
-	case bare == "$":
+	case bare == "$" || bare == "$.":
 		return errors.New(`is JSONPath for the whole payload; leave On out for one lock for the whole Scope, name a field, or write "\$" for a field of that name`)
 	case strings.HasPrefix(bare, "$.") || strings.HasPrefix(bare, "$["):
 		return fmt.Errorf(`begins as JSONPath does; write %q (a path begins at the payload), and \$ for a dollar sign as a name`, plainPath(path))
 	case strings.Contains(bare, ","):
 		return fmt.Errorf(`has a comma; write %s, one path each, and \, for a comma in a name`, quotedList(path, bare))
-	case strings.Contains(bare, "["):
+	case strings.HasPrefix(bare, "/"):
+		return fmt.Errorf(`begins as a JSON pointer does; write %q, and \/ for a slash that begins a name`, strings.ReplaceAll(path[1:], "/", "."))
+	case bracketIndex.MatchString(bare) || bracketName.MatchString(path):
 		return fmt.Errorf(`has a bracket; write %q, and \[ for a bracket in a name`, plainPath(path))
+	case strings.Contains(bare, "["), strings.Contains(bare, "]") && !strings.Contains(path, `\[`):
+		return errors.New(`has a bracket; write "items.0.id" for an element of a list, and \[ for a bracket in a name`)
 	}
 	for _, segment := range strings.Split(bare, ".") {
 		if segment == "*" {

@@ -79,3 +79,12 @@ func Duration(d time.Duration) string {
 	}
 	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
+
+// MeantUnit says what a duration was probably meant to be that is given as a bare number,
+// which Go counts in nanoseconds. It is "" for other durations.
+func MeantUnit(d time.Duration) string {
+	if d <= 0 || d >= 100*time.Microsecond {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %ds? Go counts a bare number in nanoseconds", int64(d))
+}
