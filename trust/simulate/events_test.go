@@ -53,22 +53,31 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		b.judgeWait(p, e, key)
 		b.key(key).taken = time.Now()
 		b.judgePause(e, n, key)
+		b.judgeGate(n, key, id)
 		b.key(key).held[id] = holding{proc: p, since: time.Now(), wait: e.Waited, task: n}
 	case automutex.EventReleased:
 		k := b.key(key)
+		b.gaveBack(key, id)
 		delete(k.held, id)
 		k.freeSince = time.Now()
+		for _, r := range b.runs {
+			if r.p == p && r.n == n && r.released[key].IsZero() {
+				r.released[key] = time.Now()
+			}
+		}
 	case automutex.EventWaited:
 		b.judgeWait(p, e, key)
 	case automutex.EventLost:
 		b.judgeLoss(p, e, key, id)
+	case automutex.EventHeld:
+		b.judgeCharge(n, key, e.Busy)
 	case automutex.EventBusy:
 		b.busy(n, e, key)
 	case automutex.EventSkipped:
 		if n >= 0 {
 			b.books[n].ends[endSkipped] = true
+			b.judgeDrop(n, e, key, "skipped")
 		}
-		b.judgeBusy(n, e, key)
 	case automutex.EventReplaced:
 		if n >= 0 {
 			b.books[n].ends[endReplaced] = true
@@ -83,12 +92,26 @@ func (b *ledger) busy(n int, e automutex.Event, key string) {
 	if n < 0 || e.Busy == nil || e.Busy.SameTask {
 		return
 	}
+	reason := e.Busy.Reason
+	b.books[n].reason = reason
+	if reason == automutex.ReasonHold {
+		return // no policy drops it
+	}
 	switch e.Policy {
 	case automutex.Archive:
 		b.books[n].ends[endArchived] = true
-		b.judgeBusy(n, e, key)
+		b.judgeDrop(n, e, key, "archived")
 	case automutex.Fail:
 		b.spendLocked(n, 1, 1, "policy Fail")
+	}
+}
+
+// judgeDrop looks whether a policy may end a task. Callers hold mu.
+func (b *ledger) judgeDrop(n int, e automutex.Event, key, how string) {
+	if reason := b.books[n].reason; reason == automutex.ReasonHeld || reason == automutex.ReasonCooldown {
+		b.judgeBusy(n, e, key)
+	} else {
+		b.judgeHeld(n, key, reason, how)
 	}
 }
 
@@ -156,6 +179,12 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	}
 	if end := b.pausedUntil(key).Add(obeyed); end.After(since) {
 		since = end
+	}
+	if end := b.opensBy(key); end.After(since) {
+		since = end
+	}
+	if rule.Starts > 0 && (!b.calm || !b.clean) {
+		return // starts may have been counted that nobody has told of
 	}
 	for _, at := range b.deaths {
 		if end := at.Add(rule.TTL); end.After(since) {

@@ -46,6 +46,7 @@ func draw(seed uint64) *plan {
 	d.onceBeside()
 	d.cooldowns() // only where there is no limit
 	d.storage(length)
+	d.gates(length)
 	return d.p
 }
 

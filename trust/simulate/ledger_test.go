@@ -60,13 +60,14 @@ type taskBook struct {
 	ends     map[string]bool
 	starts   int
 	success  int
-	late     bool // a handler succeeded in the moment in which its server gave it up
-	accepted bool // it was enqueued
-	refused  int  // seq of a DuplicateError; 0: none
-	joined   int  // seq at which it was joined to another; 0: not
-	asked    int  // seq before its enqueue
-	acceptAt int  // seq of its acceptance
-	op       bool // an operator touched it
+	late     bool   // a handler succeeded in the moment in which its server gave it up
+	accepted bool   // it was enqueued
+	refused  int    // seq of a DuplicateError; 0: none
+	joined   int    // seq at which it was joined to another; 0: not
+	asked    int    // seq before its enqueue
+	acceptAt int    // seq of its acceptance
+	op       bool   // an operator touched it
+	reason   string // why it last did not get a lock
 }
 
 // keyBook is what is known of one lock.
@@ -77,6 +78,7 @@ type keyBook struct {
 	freeSince time.Time
 	successes []*run // with the rule's Cooldown
 	broken    time.Time
+	gate      gateBook
 }
 
 // holding is a lease between Acquired and Released.
@@ -85,6 +87,8 @@ type holding struct {
 	since time.Time
 	wait  time.Duration
 	task  int
+
+	started bool // a handler has begun under it
 }
 
 // attempt is one call of the middleware.
@@ -114,6 +118,10 @@ type run struct {
 	ended   time.Time
 	end     string
 	counted bool // asynq has counted its failure already
+
+	innermost string               // the key that was taken last
+	taken     map[string]time.Time // by key
+	released  map[string]time.Time // by key, when the Guard told of it
 }
 
 func newLedger(w *world) *ledger {
@@ -318,7 +326,8 @@ func (b *ledger) depart(a *attempt, panicked any) {
 			a.late = true
 			b.spendLocked(a.n, 0, 1, "it returned in the moment of its deadline, of which asynq may have heard first")
 		}
-		if a.run == nil && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {
+		waited := a.run == nil || a.run.end == "later" // for its locks, for the first time or again
+		if waited && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {
 			b.books[a.n].ends[endLate] = true
 		}
 		b.addf("task %d leaves process %d", a.n, a.p.n)
@@ -333,7 +342,9 @@ func (b *ledger) depart(a *attempt, panicked any) {
 // dead.
 func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	id, _ := asynq.GetTaskID(ctx)
-	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now()}
+	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now(), taken: map[string]time.Time{}, released: map[string]time.Time{}}
+	innermost, _ := automutex.Lease(ctx)
+	rules := map[string]string{} // by key
 	task := b.w.plan.Tasks[n]
 	fences := map[string]int64{}
 	r.alive = context.Background()
@@ -347,6 +358,10 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 			continue
 		}
 		r.keys = append(r.keys, rule.key(task))
+		rules[rule.key(task)] = rule.name()
+		if lease == innermost {
+			r.innermost = rule.key(task)
+		}
 		r.alive = lease.Bind(r.alive)
 		if rule.limit() == 1 {
 			// Who gets no answer does not write.
@@ -386,6 +401,15 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 			b.violatef("fence: task %d has %d on %q, after %d", n, fence, key, k.fence)
 		}
 		k.fence = max(k.fence, fence)
+	}
+	for key, rule := range rules {
+		if h, ok := b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)]; ok {
+			r.taken[key] = h.since
+			h.started = true
+			b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)] = h
+			b.judgeRate(r, key, h.since)
+			b.judgeCooldownBeside(r, key, h.since)
+		}
 	}
 	b.judgeCooldown(r)
 	b.judgeTimeLeft(r)
@@ -428,7 +452,7 @@ func (b *ledger) judgeBeside(r *run) {
 func (b *ledger) judgeCooldown(r *run) {
 	for _, key := range r.keys {
 		rule := b.w.plan.ruleOfKey(key)
-		if rule.Cooldown == 0 {
+		if rule.Cooldown == 0 || rule.limit() > 1 {
 			continue
 		}
 		for _, o := range b.key(key).successes {
@@ -461,9 +485,10 @@ func (b *ledger) judgeTimeLeft(r *run) {
 }
 
 // end notes how a handler ended.
-func (b *ledger) end(r *run, how string) {
+func (b *ledger) end(r *run, step stepPlan) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	how := step.End
 	if r.p.isEnded() {
 		return
 	}
@@ -485,10 +510,13 @@ func (b *ledger) end(r *run, how string) {
 		for _, key := range r.keys {
 			if b.w.plan.ruleOfKey(key).Cooldown > 0 && r.alive.Err() == nil { // a lost lease keeps nothing taken
 				b.key(key).successes = append(b.key(key).successes, r)
+				b.key(key).closes(r.began.Add(b.w.plan.ruleOfKey(key).Cooldown))
 			}
 		}
 	case "skip":
 		t.ends[endArchived] = true
+	case "later":
+		b.later(r, step.Later)
 	case "revoke":
 		if !r.counted {
 			t.success++

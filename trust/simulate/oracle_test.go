@@ -108,7 +108,7 @@ func (b *ledger) touch(n int) string {
 func (b *ledger) breaks(key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.key(key).broken = time.Now()
+	b.key(key).opens()
 	for _, r := range b.runs {
 		if r.lives() {
 			b.addf("task %d holds while %q is broken", r.n, key)
@@ -289,7 +289,7 @@ func (w *world) judgeKeys() {
 			return true
 		}
 		for _, r := range w.plan.Rules {
-			if r.Cooldown > 0 && strings.HasPrefix(w.book.nameOf(key), r.scope()) {
+			if name := w.book.nameOf(key); strings.HasPrefix(name, r.scope()) && w.plan.isGated(name) {
 				return true
 			}
 		}

@@ -79,6 +79,7 @@ func (w *world) control(op opPlan) bool {
 		}
 	case "resume":
 		for _, op.Whole = range []bool{false, true} {
+			w.book.resuming(w.controlOf(op))
 			_ = controls.Resume(ctx, w.realTarget(op)) // see control
 			w.book.resumes(w.controlOf(op))
 		}
@@ -99,6 +100,7 @@ func (w *world) control(op opPlan) bool {
 func (w *world) endControls() {
 	for _, op := range w.plan.Ops {
 		if target := w.controlOf(op); target != "" && (op.Kind == "halt" || op.Kind == "limit") {
+			w.book.resuming(target)
 			if err := w.operatorLocker.Controls().Resume(context.Background(), w.realTarget(op)); err != nil {
 				w.book.violationf("controls: resume of %s: %v", target, err)
 			}
@@ -132,6 +134,9 @@ func (b *ledger) halts(target string, lasts time.Duration, done bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o := b.order(target)
+	if !o.resumed.After(time.Now()) {
+		o.halted = time.Time{} // an earlier pause has ended by itself
+	}
 	o.resumed = time.Now().Add(1000 * time.Hour) // nobody knows
 	if lasts > 0 {
 		o.resumed = time.Now().Add(lasts)
@@ -139,6 +144,13 @@ func (b *ledger) halts(target string, lasts time.Duration, done bool) {
 	if done && o.halted.IsZero() {
 		o.halted = time.Now()
 	}
+}
+
+// resuming notes that a pause may end from now on.
+func (b *ledger) resuming(target string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.order(target).halted = time.Time{}
 }
 
 // resumes notes that a pause ends now.

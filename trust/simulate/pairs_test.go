@@ -14,6 +14,7 @@ import (
 var pairFeatures = []string{
 	"Retry", "Wait", "Skip, Archive, Fail", "Park", "Replace", "Allow", "AfterFailure",
 	"Limit > 1", "Cooldown", "MaxHold", "several rules", "last attempt", "timeout", "unique", "MinReplicas", "HashKeys", "Pause",
+	"Rate", "Hold", "SetLimit",
 }
 
 const pairPolicies = 7
@@ -129,11 +130,14 @@ func (p *plan) featuresOf(t taskPlan) map[string]bool {
 		"MinReplicas": p.MinReplicas > 0, "HashKeys": p.HashKeys,
 	}
 	for _, op := range p.Ops {
-		has["Pause"] = has["Pause"] || op.Kind == "halt" && p.haltMeets(op, t)
+		has["Pause"] = has["Pause"] || op.Kind == "halt" && p.orderMeets(op, t)
+		has["SetLimit"] = has["SetLimit"] || op.Kind == "limit" && p.orderMeets(op, t)
 	}
 	for _, r := range rules {
 		has[r.policyFeature()] = true
 		has["Limit > 1"] = has["Limit > 1"] || r.limit() > 1
+		has["Rate"] = has["Rate"] || r.Starts > 0
+		has["Hold"] = has["Hold"] || p.isHeld(r.key(t))
 		has["Cooldown"] = has["Cooldown"] || r.Cooldown > 0
 		has["MaxHold"] = has["MaxHold"] || r.MaxHold > 0
 	}
@@ -167,8 +171,25 @@ func btoi(b bool) int {
 	return 0
 }
 
-// haltMeets tells whether a pause is for one of the locks of a task.
-func (p *plan) haltMeets(op opPlan, t taskPlan) bool {
+// isHeld tells whether a handler of some task puts a key on hold: that of its last rule,
+// which is not Allow.
+func (p *plan) isHeld(key string) bool {
+	for _, t := range p.Tasks {
+		rules := p.rulesOf(t)
+		if len(rules) == 0 || rules[len(rules)-1].Policy == "allow" || rules[len(rules)-1].key(t) != key {
+			continue
+		}
+		for _, s := range t.Steps {
+			if s.Hold > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// orderMeets tells whether an operator's order is for one of the locks of a task.
+func (p *plan) orderMeets(op opPlan, t taskPlan) bool {
 	halted := p.rulesOf(p.Tasks[op.Task])
 	for _, r := range p.rulesOf(t) {
 		if len(halted) > 0 && (r.key(t) == halted[0].key(p.Tasks[op.Task]) || op.Whole && r.scope() == halted[0].scope()) {

@@ -51,6 +51,9 @@ type rulePlan struct {
 	Wait     time.Duration `json:",omitempty"`
 	MaxHold  time.Duration `json:",omitempty"`
 	Cooldown time.Duration `json:",omitempty"`
+	Starts   int           `json:",omitempty"` // of the rate; 0: none
+	Per      time.Duration `json:",omitempty"`
+	Burst    int           `json:",omitempty"`
 	Policy   string
 	// After is what the function of AfterFailure answers: "busy", "done", "fail" or "skip".
 	After string `json:",omitempty"`
@@ -139,9 +142,11 @@ func (t taskPlan) step(n int) stepPlan {
 type stepPlan struct {
 	Work time.Duration
 	// End is how it ends: "ok", "fail", "soft" (an error that IsFailure does not
-	// count), "panic", "skip" (SkipRetry), "revoke" (RevokeTask).
-	End  string
-	Deaf bool `json:",omitempty"` // does not look at its context
+	// count), "panic", "skip" (SkipRetry), "revoke" (RevokeTask), "later" (RetryAfter).
+	End   string
+	Later time.Duration `json:",omitempty"` // of RetryAfter
+	Hold  time.Duration `json:",omitempty"` // puts its key on hold before it ends
+	Deaf  bool          `json:",omitempty"` // does not look at its context
 	// Then is the task that it enqueues first, plus one; 0: none.
 	Then int `json:",omitempty"`
 }

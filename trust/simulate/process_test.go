@@ -100,7 +100,7 @@ func (p *process) rules() (rules []automutex.Rule) {
 	for _, r := range p.w.plan.Rules {
 		rule := automutex.Rule{
 			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.Limit, TTL: r.TTL,
-			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Busy: p.policy(r),
+			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Busy: p.policy(r),
 		}
 		if r.KeyFails > 0 {
 			rule.On, rule.Key = nil, p.failingKey(r)
@@ -131,6 +131,9 @@ func (p *process) policy(r rulePlan) automutex.Policy {
 	case "after":
 		return automutex.AfterFailure(func(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error {
 			n := number(t)
+			if busy.Reason == automutex.ReasonHold || busy.Reason == automutex.ReasonPaused {
+				p.w.book.violationf("held: AfterFailure is asked about task %d, whose key is only on hold or paused", n)
+			}
 			switch r.After {
 			case "done":
 				if busy.SameTask {
@@ -236,12 +239,13 @@ func (p *process) handle(ctx context.Context, t *asynq.Task) error {
 	select {
 	case <-timer.C:
 	case <-ended:
-		p.w.book.end(r, "cut short")
+		p.w.book.end(r, stepPlan{End: "cut short"})
 		return context.Cause(ctx)
 	case <-p.dead:
 		return errDead
 	}
-	p.w.book.end(r, step.End)
+	p.hold(ctx, r, step)
+	p.w.book.end(r, step)
 	switch step.End {
 	case "fail":
 		return errFails
@@ -253,6 +257,8 @@ func (p *process) handle(ctx context.Context, t *asynq.Task) error {
 		return fmt.Errorf("simulate: %w", asynq.SkipRetry)
 	case "revoke":
 		return fmt.Errorf("simulate: %w", asynq.RevokeTask)
+	case "later":
+		return automutex.RetryAfter(step.Later, errUpstream)
 	}
 	return nil
 }

@@ -95,6 +95,7 @@ func scenarios() (all []*plan) {
 		})
 	}
 	all = append(all, longScenarios()...)
+	all = append(all, gateScenarios()...)
 	all = append(all, uniqueScenarios()...)
 	return all
 }

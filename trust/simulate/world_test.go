@@ -157,7 +157,8 @@ func (w *world) rest() {
 	if !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0 || w.plan.ObserverPanics != "" {
 		return
 	}
-	time.Sleep(2*w.plan.Latency + 100*ms)
+	// Another process than that of the last task looks after a line once more.
+	time.Sleep(2*w.plan.Latency + time.Second)
 	before := w.evals()
 	time.Sleep(15 * time.Second)
 	if more := w.evals() - before; more > 0 {
@@ -293,6 +294,7 @@ func (w *world) operate(op opPlan) {
 			w.book.breaks(r.key(t))
 			l := w.lockOf(r, t)
 			_, _ = l.BreakAll(context.Background()) // it fails while Redis stands still
+			w.book.breaks(r.key(t))
 		}
 		return
 	}
