@@ -352,7 +352,7 @@ func TestReadmeSnippets(t *testing.T) {
 	}
 	compiled := ""
 	for _, file := range []string{
-		"example_test.go", "migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go",
+		"example_test.go", "migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go", "web/beside/main.go", "web/beside/mount_test.go",
 		"examples/quickstart/main.go", "examples/encodings/main.go",
 	} {
 		source, err := os.ReadFile(file)

@@ -6,7 +6,8 @@ require (
 	charm.land/bubbles/v2 v2.2.1
 	charm.land/lipgloss/v2 v2.0.6
 	github.com/alicebob/miniredis/v2 v2.40.0
-	github.com/automutex/automutex v0.0.0
+	github.com/automutex/automutex v0.1.0
+	github.com/automutex/automutex/web v0.0.0-00010101000000-000000000000
 	github.com/charmbracelet/colorprofile v0.4.3
 	github.com/charmbracelet/x/ansi v0.11.9
 	github.com/hibiken/asynq v0.26.0

@@ -17,6 +17,7 @@ type options struct {
 	redis string // URL or host:port list; "" means the embedded one
 	input string // JSON lines; "" means generated events
 	html  string // where the page goes; "" means nowhere
+	web   string // where the page for operators listens; "" means nowhere
 
 	rules *ruleFile // nil: one rule, from the flags below
 
@@ -45,6 +46,7 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	fs.StringVar(&o.redis, "redis", "", "a real Redis: host:port, a `URL` (redis://, rediss://, redis-sentinel://host:port?master=name), or a Cluster as host:port,host:port (default: one inside this program)")
 	fs.StringVar(&o.input, "input", "", "take the tasks from `FILE` of JSON lines {\"type\": \"...\", \"payload\": {...}}; - is stdin (default: generated ones)")
 	fs.StringVar(&o.html, "html", "", "also write the timeline to `FILE`, one self-contained page")
+	fs.StringVar(&o.web, "web", "", fmt.Sprintf("serve the page for operators at `ADDR` of this machine while the demo runs, such as 127.0.0.1:8081 (then -tasks is %d and -work %s, unless they are given)", webTasks, webWork))
 	fs.StringVar(&rules, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -rate, -wait, -ttl and -retry-in")
 	fs.BoolVar(&o.unguarded, "unguarded", false, "run without the guard, to see what it prevents")
 	fs.StringVar(&on, "on", "repository.full_name", "payload `fields` (comma-separated) that make the key; empty: one lock for everything")
@@ -73,6 +75,9 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	}
 	given := make(map[string]bool)
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if err := o.setWeb(given); err != nil {
+		return o, err
+	}
 	if err := o.check(fs.Args(), given); err != nil || !given["config"] {
 		return o, err
 	}
@@ -117,6 +122,24 @@ func (o *options) check(rest []string, given map[string]bool) error {
 		return errors.New("-tasks and -seed are for generated tasks; leave them out with -input")
 	}
 	_, err := policyOf(*o)
+	return err
+}
+
+// setWeb checks -web, and has the demo last long enough to be looked at.
+func (o *options) setWeb(given map[string]bool) (err error) {
+	if !given["web"] {
+		return nil
+	}
+	if o.unguarded {
+		return errors.New("-web shows locks, and -unguarded takes none; leave one of the two out")
+	}
+	if !given["tasks"] && o.input == "" {
+		o.tasks = webTasks
+	}
+	if !given["work"] {
+		o.work = webWork
+	}
+	o.web, err = webAddress(o.web)
 	return err
 }
 

@@ -59,6 +59,10 @@ func TestParseFlags_errors(t *testing.T) {
 		"-on ,":                        "-on",
 		"-input f -tasks 3":            "-tasks",
 		"-input f -seed 3":             "-seed",
+		"-web 8081":                    "host:port",
+		"-web 0.0.0.0:8081":            "127.0.0.1",
+		"-web example.com:8081":        "127.0.0.1",
+		"-web :0 -unguarded":           "-unguarded",
 		"-nonsense":                    "-nonsense",
 		"stray":                        `"stray"`,
 		"-tasks 5 redis://localhost:1": `"redis://localhost:1"`,
@@ -75,7 +79,7 @@ func TestParseFlags_help(t *testing.T) {
 	if !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("error is %v, want flag.ErrHelp", err)
 	}
-	for _, name := range []string{"redis", "input", "html", "unguarded", "on", "busy", "limit", "wait", "ttl", "retry-in", "workers", "work", "tasks", "seed"} {
+	for _, name := range []string{"redis", "input", "html", "unguarded", "on", "busy", "limit", "wait", "ttl", "retry-in", "workers", "work", "tasks", "seed", "web"} {
 		if !strings.Contains(stderr.String(), "-"+name) {
 			t.Errorf("-%s is not described", name)
 		}

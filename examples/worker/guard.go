@@ -13,7 +13,7 @@ import (
 
 // newGuard declares who takes turns: what -config says, else tasks with equal
 // -on fields, of whatever type, since all rules have one Scope.
-func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []string, rec *recorder, log *slog.Logger) (*automutex.Guard, error) {
+func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []string, rec *recorder, log *slog.Logger) (*automutex.Guard, automutex.Config, error) {
 	cfg := automutex.Config{Prefix: prefix}
 	if opts.rules != nil {
 		cfg = opts.rules.cfg
@@ -22,7 +22,7 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 	}
 	busy, err := policyOf(opts)
 	if err != nil {
-		return nil, err
+		return nil, cfg, err
 	}
 	for _, task := range tasks {
 		cfg.Rules = append(cfg.Rules, automutex.Rule{
@@ -49,7 +49,8 @@ func newGuard(rdb redis.UniversalClient, opts options, prefix string, tasks []st
 			rec.back(e.TaskID, e.Waited)
 		}
 	}
-	return automutex.New(rdb, cfg)
+	guard, err := automutex.New(rdb, cfg)
+	return guard, cfg, err
 }
 
 // policyOf reads -busy and -retry-in.

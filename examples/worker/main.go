@@ -17,6 +17,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -92,13 +93,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	config := serverConfig(opts, name, log)
 	work := asynq.Handler(handler(opts, rec))
 	if !opts.unguarded {
-		guard, err := newGuard(store.client, opts, name, patterns(events), rec, log)
-		if err != nil {
+		if work, config, err = d.addGuard(ctx, work, config, patterns(events), log); err != nil {
 			return refuse(err)
 		}
-		work = guard.Middleware(work)
-		config = guard.ServerConfig(config)
-		d.guard = guard
+		defer d.page.close()
 	}
 	d.server = asynq.NewServerFromRedisClient(store.client, config)
 	return d.run(ctx, work, events, screen, stderr)
@@ -113,11 +111,31 @@ type demo struct {
 	inspector *asynq.Inspector
 	server    *asynq.Server
 	guard     *automutex.Guard // nil when unguarded
+	page      *operators       // nil without -web
+}
+
+// addGuard puts the guard around handler and server, and serves the page of -web, which
+// d.page.close ends.
+func (d *demo) addGuard(ctx context.Context, work asynq.Handler, config asynq.Config, tasks []string, log *slog.Logger) (asynq.Handler, asynq.Config, error) {
+	guard, cfg, err := newGuard(d.store.client, d.opts, d.queue, tasks, d.rec, log)
+	if err != nil {
+		return nil, config, err
+	}
+	d.guard = guard
+	if d.opts.web != "" {
+		if d.page, err = servePage(ctx, d.opts.web, d.store.client, cfg, log); err != nil {
+			return nil, config, err
+		}
+	}
+	return guard.Middleware(work), guard.ServerConfig(config), nil
 }
 
 func (d *demo) run(ctx context.Context, work asynq.Handler, events []event, screen screen, stderr io.Writer) int {
 	summary := d.summary(len(events))
 	fmt.Fprintf(screen.out, "%s\n\n", summary)
+	if d.page != nil {
+		fmt.Fprintf(screen.out, "the page for operators is at %s until the demo ends (Ctrl-C)\n\n", d.page.url)
+	}
 
 	err := d.workOff(ctx, work, events, screen, stderr)
 	left, lerr := inventory(d.inspector, d.queue)

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/web"
+)
+
+// What -web makes of -tasks and -work where these are not given: a run of some minutes.
+const (
+	webTasks = 2000
+	webWork  = 150 * time.Millisecond
+)
+
+// webAddress checks -web. Without a host it is this machine's own address, since the
+// page of the demo has no login and lets everybody step in.
+func webAddress(addr string) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || port == "" {
+		return "", fmt.Errorf("-web %q: want host:port, such as 127.0.0.1:8081", addr)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	if !isLoopback(host) {
+		return "", fmt.Errorf("-web %s: others could reach that address, and the page of the demo has no login; listen on 127.0.0.1", addr)
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+// operators is the page for operators, served while the demo runs.
+type operators struct {
+	url    string
+	page   io.Closer
+	server *http.Server
+	served chan struct{} // closed when Serve has returned
+}
+
+// servePage serves the page at addr until close.
+func servePage(ctx context.Context, addr string, rdb redis.UniversalClient, cfg automutex.Config, log *slog.Logger) (*operators, error) {
+	handler, err := web.New(rdb, web.Options{
+		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: cfg.Rules, Logger: log,
+		Access: func(*http.Request) web.Access { return web.AccessOperate },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("-web: %w", err)
+	}
+	page, _ := handler.(io.Closer) // web.New says that it is one
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("-web: %w", err), page.Close())
+	}
+	o := &operators{
+		url: "http://" + listener.Addr().String() + "/", page: page, served: make(chan struct{}),
+		server: &http.Server{Handler: forThisMachine(handler), ReadHeaderTimeout: 10 * time.Second},
+	}
+	go func() { // ends with close
+		defer close(o.served)
+		if err := o.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("-web: the page is gone", "error", err)
+		}
+	}()
+	return o, nil
+}
+
+// close ends the page and its streams. Without a page it does nothing.
+func (o *operators) close() {
+	if o == nil {
+		return
+	}
+	_ = o.page.Close() // the demo ends; nothing of it is left to lose
+	_ = o.server.Close()
+	<-o.served
+}
+
+// forThisMachine refuses requests under another name: a site could have one that leads
+// here, and read the page in a visitor's browser.
+func forThisMachine(page http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if !isLoopback(host) {
+			http.Error(w, "this page is for localhost", http.StatusMisdirectedRequest)
+			return
+		}
+		page.ServeHTTP(w, r)
+	})
+}
