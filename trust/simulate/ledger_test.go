@@ -385,7 +385,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	if len(without) > 0 {
 		b.violatef("unguarded: task %d runs without its lock %q", n, without)
 	}
-	if t.refused > 0 && !b.deliversLate(task, frozen) {
+	if t.refused > 0 && !b.deliversLate(task, frozen) && !b.bringsBack() {
 		b.violatef("refused: task %d runs although its producer was told that nothing was enqueued", n)
 	}
 	for _, a := range slices.Backward(b.attempts) {
