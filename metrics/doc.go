@@ -41,7 +41,8 @@ held until its handler returns, for so long is the handler at work.
 
 The folders grafana and prometheus beside this file have a dashboard and alert rules. Alerts
 on asynq's own retries do not see parked tasks: Park is no failure, and IsFailure is false for
-it; see parked_seconds and outcomes_total.
+it; see parked_seconds and outcomes_total. A parked task is in no process: the page of package
+web counts those of all processes, as automutex_parked.
 
 # Task types
 

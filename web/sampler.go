@@ -75,9 +75,22 @@ func newSampler(locker *lock.Locker, logger *slog.Logger, closed <-chan struct{}
 // get gives the newest snapshot, and has the next one made. Without one it waits for the
 // first part of it; nil means that ctx ended before.
 func (s *sampler) get(ctx context.Context) *snapshot {
+	return s.await(ctx, 0, func(*snapshot) bool { return true })
+}
+
+// whole gives a snapshot of all locks without having the next one made: where nobody else
+// looks, the goroutine ends after this look.
+func (s *sampler) whole(ctx context.Context) *snapshot {
+	return s.await(ctx, idleAfter, func(snap *snapshot) bool { return snap.complete || snap.err != nil })
+}
+
+// await waits for a snapshot that will do. The interest counts as one of that long ago.
+func (s *sampler) await(ctx context.Context, ago time.Duration, will func(*snapshot) bool) *snapshot {
 	for {
 		s.mu.Lock()
-		s.asked = s.now()
+		if asked := s.now().Add(-ago); asked.After(s.asked) {
+			s.asked = asked
+		}
 		if !s.running && !s.isClosed() {
 			s.running = true
 			s.done.Add(1)
@@ -85,7 +98,7 @@ func (s *sampler) get(ctx context.Context) *snapshot {
 		}
 		current, changed := s.current, s.changed
 		s.mu.Unlock()
-		if current != nil {
+		if current != nil && will(current) {
 			return current
 		}
 		select {

@@ -17,6 +17,7 @@ func (p *page) routes() {
 	p.mux.HandleFunc("GET /{$}", p.keys)
 	p.mux.HandleFunc("GET /key", p.key)
 	p.mux.HandleFunc("GET /rules", p.rulesPage)
+	p.mux.HandleFunc("GET /metrics", p.metrics)
 	p.mux.HandleFunc("GET /rules.yaml", p.rulesFile)
 	p.mux.HandleFunc("GET /unique", p.uniquePage)
 	p.mux.HandleFunc("POST /unique", p.uniquePage)

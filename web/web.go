@@ -52,6 +52,10 @@ type Options struct {
 	// Tasks then link to its pages. Empty means no links.
 	AsynqmonPath string
 
+	// MetricsKeys is how many keys /metrics names, the most contended ones first. Keys
+	// become labels then, with what they have of payloads. 0 means none.
+	MetricsKeys int
+
 	// Access decides what a request may do. nil means [AccessRead] for every request.
 	Access func(*http.Request) Access
 
@@ -164,6 +168,9 @@ func (p *page) check() error {
 		if path.value != "" && (!strings.HasPrefix(path.value, "/") || strings.HasPrefix(path.value, "//") || strings.ContainsAny(path.value, "?#\\ \"'<>")) {
 			problems = append(problems, fmt.Errorf("web: Options.%s: %q is not a path: begin with one slash, and leave out host, query and fragment, as in \"/locks\"", path.option, path.given))
 		}
+	}
+	if p.o.MetricsKeys < 0 || p.o.MetricsKeys > maxMetricsKeys {
+		problems = append(problems, fmt.Errorf("web: Options.MetricsKeys: %d is not from 0 to %d", p.o.MetricsKeys, maxMetricsKeys))
 	}
 	if err := lock.CheckPrefix(p.o.Prefix); err != nil {
 		problems = append(problems, fmt.Errorf("web: Options.Prefix: %w", err))

@@ -38,6 +38,7 @@ type webCommand struct {
 	root     string
 	asynqmon string
 	operate  bool
+	keys     int
 	user     string
 	password string
 }
@@ -48,7 +49,8 @@ func newWeb(a *app) *cobra.Command {
 		Use:   "web [FILE]",
 		Short: "Serve the page for operators",
 		Long: `Serve a page that shows which keys are contended, who holds them and who waits, live,
-until Ctrl-C. With the FILE of the rules the page names the rule of each key.
+until Ctrl-C. With the FILE of the rules the page names the rule of each key. Prometheus finds
+the lines of all processes, by rule, at /metrics.
 
 Readers cannot change anything; --operate lets everybody who gets in break locks and so on.
 AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD in the environment are asked for by the
@@ -68,6 +70,7 @@ put a proxy with TLS before it where others can listen in.`,
 	cmd.Flags().StringVar(&w.root, "root_path", "", "path at which browsers find the page, behind a proxy (/locks)")
 	cmd.Flags().StringVar(&w.asynqmon, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
 	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, delete and so on")
+	cmd.Flags().IntVar(&w.keys, "metrics_keys", 0, "how many of the most contended keys /metrics names; they become labels")
 	a.conn.needed(cmd)
 	return cmd
 }
@@ -95,7 +98,7 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) error {
 	}
 	page, err := web.New(rdb, web.Options{
 		RootPath: w.root, Prefix: w.app.conn.prefix, HashKeys: cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv)),
-		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, Access: w.access,
+		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, MetricsKeys: w.keys, Access: w.access,
 		Logger: slog.New(slog.NewTextHandler(w.app.errs, nil)),
 	})
 	if err != nil {

@@ -76,6 +76,9 @@ func testWeb(t *testing.T, b binary) {
 		status, body := w.get("/", nil)
 		return status == http.StatusOK && strings.Contains(body, "<bdi>work|7</bdi>") && strings.Contains(body, "the-rule") && strings.Contains(body, "/the-task</a>") && strings.Contains(body, "worker-1:4242")
 	}, "the page shows the lock")
+	if status, body := w.get("/metrics", nil); status != http.StatusOK || !strings.Contains(body, `automutex_locks_held{rule="the-rule"} 1`) || strings.Contains(body, "work|7") {
+		t.Errorf("/metrics: status %d\n%s", status, body)
+	}
 	status, _ := w.get("/", func(r *http.Request) { r.Host = "evil.example.com" })
 	if status != http.StatusMisdirectedRequest {
 		t.Errorf("under another host's name: status %d, want %d", status, http.StatusMisdirectedRequest)
@@ -130,6 +133,7 @@ func testWebRefuses(t *testing.T, b binary) {
 		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "host:port")
 	}
 	s := redistest.Mini(t)
+	b.run(t, "web", "--uri", s.Addr(), "--metrics-keys", "-1").wantError(t, exitUsage, "MetricsKeys")
 	b.run(t, "web", "--uri", s.Addr(), "--root-path", "locks").wantError(t, exitUsage, "RootPath")
 	b.run(t, "web", "--uri", s.Addr(), "--listen", s.Addr()).wantError(t, exitNo, "cannot listen")
 	b.run(t, "web", "--uri", "127.0.0.1:1").wantError(t, exitRedis, "does not answer")
