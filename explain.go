@@ -133,7 +133,7 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 	}
 	all := make([]Explanation, 0, len(targets))
 	for _, target := range targets {
-		info, err := g.lockOf(target, note).Inspect(ctx)
+		info, err := g.locker.Semaphore(target.scope, target.limit, g.lockOptions(target, note)...).Inspect(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("automutex: rule %q: %w", target.rule.Name, err)
 		}

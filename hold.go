@@ -76,8 +76,11 @@ func (r *retryAfter) Unwrap() error { return r.err }
 // wantsRetryAfter returns the RetryAfter in a handler's error; nil where there is none, or
 // where asynq is told something else as well.
 func wantsRetryAfter(err error) *retryAfter {
+	if err == nil {
+		return nil
+	}
 	var r *retryAfter
-	if err == nil || !errors.As(err, &r) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+	if !errors.As(err, &r) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 		return nil
 	}
 	return r

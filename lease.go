@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/automutex/automutex/lock"
 )
 
@@ -21,15 +23,14 @@ type heldLease struct {
 	target           target
 	lease            *lock.Lease
 	takenAt          time.Time
-	leaseContext     context.Context //nolint:containedctx // ends with the lease and nothing else
 	lossReported     sync.Once
-	stopWatchers     []func() bool
-	acquiredObserved bool // EventAcquired was observed, or Observe panicked on it
+	stopWatching     func() bool // nil: the handler has not started
+	acquiredObserved bool        // EventAcquired was observed, or Observe panicked on it
 
 	// Set by release.
-	endedHere  bool          // release ended the lease; false: it had ended before
-	heldFor    time.Duration // from taken to release
-	releaseErr error
+	endedBefore error         // what lease.Err said before release ended the lease
+	heldFor     time.Duration // from taken to release
+	releaseErr  error
 }
 
 // keepLease adds the lease that a call of package lock returned to those of the
@@ -38,7 +39,7 @@ func (a *attempt) keepLease(t target, lease *lock.Lease, err error) error {
 	if err != nil {
 		return a.toBusyError(t, err)
 	}
-	a.held = append(a.held, &heldLease{target: t, lease: lease, takenAt: time.Now(), leaseContext: lease.Bind(context.WithoutCancel(a.ctx))})
+	a.held = append(a.held, &heldLease{target: t, lease: lease, takenAt: time.Now()})
 	return nil
 }
 
@@ -62,7 +63,7 @@ func (a *attempt) observeAcquired(t target, waited time.Duration) {
 // waited for another lock or for Redis; nil when there is none.
 func (a *attempt) lostBeforeStart() *heldLease {
 	for _, h := range a.held {
-		if h.leaseContext.Err() != nil {
+		if h.lease.Err() != nil {
 			return h
 		}
 	}
@@ -71,7 +72,7 @@ func (a *attempt) lostBeforeStart() *heldLease {
 
 func (h *heldLease) lossError() error {
 	return fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w",
-		h.target.rule.Name, h.target.key, context.Cause(h.leaseContext))
+		h.target.rule.Name, h.target.key, h.lease.Err())
 }
 
 // retakeDelay is how long a task on its last attempt pauses before it takes its locks
@@ -95,42 +96,78 @@ func (a *attempt) retake(lost *heldLease) outcome {
 // handlerContext makes the context of the handler. It ends as replaceableContext does,
 // and with cause lock.ErrLost when a lease is lost.
 //
-// Each lease has two watchers, which run on goroutines of package context that start
-// only when there is something to report; release stops them. The loss of a lease has
-// a watcher of its own, so that it is also reported when the task's context, or another
-// lease, ended before.
+// Each lease has a watcher, which package context starts on a goroutine of its own when
+// the handler's context ends, and not before. release stops those that have not started;
+// the others end when the handler returns.
 func (a *attempt) handlerContext() context.Context {
-	ctx := context.WithValue(a.replaceableContext(), guardedTaskKey{a.guard}, a.task)
+	c := &handlerContext{Context: a.replaceableContext(), guard: a.guard, task: a.task, innermost: innermostLease(a.ctx)}
 	done := make(chan struct{}) // a watcher that is late must not look at that of a second run
 	a.handlerDone = done
 	for _, h := range a.held {
-		ctx = context.WithValue(h.lease.Bind(ctx), leaseKey{}, &handlerLease{guard: a.guard, held: h, outer: innermostLease(ctx)})
-		h.stopWatchers = append(h.stopWatchers,
-			context.AfterFunc(h.leaseContext, func() {
-				if cause := context.Cause(h.leaseContext); errors.Is(cause, lock.ErrLost) {
-					a.reportLost(a.observeSafely, h, cause)
-				}
-			}),
-			context.AfterFunc(a.ctx, func() { a.reportOverdue(h, done) }))
+		bound := h.lease.Bind(c.Context)
+		h.stopWatching = context.AfterFunc(bound, func() { a.watch(h, done) })
+		c.Context, c.innermost = bound, &handlerLease{guard: a.guard, held: h, outer: c.innermost}
 	}
-	return ctx
+	return c
+}
+
+// handlerContext is the context of a handler, with what the Guard finds in it.
+type handlerContext struct {
+	context.Context //nolint:containedctx // it is one
+
+	guard     *Guard
+	task      *asynq.Task
+	innermost *handlerLease
+}
+
+// Value implements context.Context.
+func (c *handlerContext) Value(key any) any {
+	switch key := key.(type) {
+	case leaseKey:
+		return c.innermost
+	case guardedTaskKey:
+		if key.guard == c.guard {
+			return c.task
+		}
+	}
+	return c.Context.Value(key)
 }
 
 // overdueGrace is how long after the end of its context a handler may return without
 // being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// reportOverdue logs and observes a handler that does not return although its task's
-// context has ended. The goroutine of reportOverdue ends when the handler returns, or
-// after the grace.
-func (a *attempt) reportOverdue(h *heldLease, handlerDone <-chan struct{}) {
-	grace := time.NewTimer(overdueGrace)
+// watch reports what becomes of a lease after the handler's context has ended, until the
+// handler returns: the loss of the lease, and a handler that runs past its task's end.
+// Either may be what has ended the context, and the other may follow; so may the loss of
+// another lease have.
+func (a *attempt) watch(h *heldLease, handlerDone <-chan struct{}) {
+	own := h.lease.Bind(context.WithoutCancel(a.ctx)) // ends with the lease and nothing else
+	leaseEnded, taskEnded := own.Done(), a.ctx.Done()
+	grace := time.NewTimer(time.Hour)
+	grace.Stop()
 	defer grace.Stop()
-	select {
-	case <-handlerDone:
-		return
-	case <-grace.C:
+	for {
+		select {
+		case <-handlerDone:
+			return // release reports a loss that was not reported yet
+		case <-leaseEnded:
+			leaseEnded = nil
+			if cause := context.Cause(own); errors.Is(cause, lock.ErrLost) {
+				a.reportLost(a.observeSafely, h, cause)
+			}
+		case <-taskEnded:
+			taskEnded = nil
+			grace.Reset(overdueGrace)
+		case <-grace.C:
+			a.reportOverdue(h)
+		}
 	}
+}
+
+// reportOverdue logs and observes a handler that does not return although its task's
+// context has ended.
+func (a *attempt) reportOverdue(h *heldLease) {
 	cause := context.Cause(a.ctx)
 	a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
 		"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "cause", cause)
@@ -161,9 +198,11 @@ func (a *attempt) reportReleased(leases []*heldLease) {
 	}
 	h.releaseErr = withClientHint(h.releaseErr)
 	switch {
-	case errors.Is(h.releaseErr, lock.ErrNotHeld) && h.endedHere && !a.handlerStart.IsZero():
-		// The key was deleted or evicted, and nobody noticed before. (A lease that
-		// had ended before was reported then, or the handler released it itself.)
+	case a.handlerStart.IsZero() && errors.Is(h.releaseErr, lock.ErrNotHeld):
+	case errors.Is(h.endedBefore, lock.ErrLost):
+		a.reportLost(a.observe, h, h.endedBefore) // unless its watcher has
+	case errors.Is(h.releaseErr, lock.ErrNotHeld) && h.endedBefore == nil:
+		// The key was deleted or evicted, and nobody noticed before.
 		a.reportLost(a.observe, h, fmt.Errorf("%w: %w", lock.ErrLost, h.releaseErr))
 	case errors.Is(h.releaseErr, lock.ErrBackend):
 		a.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",

@@ -379,10 +379,10 @@ func (a *attempt) release() {
 	leases := a.held
 	a.held = nil
 	for _, h := range slices.Backward(leases) {
-		for _, stop := range h.stopWatchers {
-			stop()
+		if h.stopWatching != nil {
+			h.stopWatching()
 		}
-		h.endedHere = h.leaseContext.Err() == nil
+		h.endedBefore = h.lease.Err()
 		h.heldFor = time.Since(h.takenAt)
 		if rest := h.target.rule.Cooldown - time.Since(a.handlerStart); a.succeeded && h.target.rule.Cooldown > 0 {
 			h.releaseErr = h.lease.Cooldown(a.ctx, rest)

@@ -20,7 +20,7 @@ import (
 func TestPark_cooldown(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const long, short = 2 * time.Second, 400 * time.Millisecond
+		const long, short = 5 * time.Second, 400 * time.Millisecond
 		r := start(t, s, setup{rules: []Rule{
 			{Task: "long", Cooldown: long, Busy: Park},
 			{Task: "short", Cooldown: short, Busy: Park},

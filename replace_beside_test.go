@@ -193,7 +193,7 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
 			t.Errorf("answered %v", err)
 		}
-		if is, err := guard.lockOf(targets[0], "").Locked(t.Context()); is || err != nil {
+		if is, err := a.lockOf(targets[0]).Locked(t.Context()); is || err != nil {
 			t.Errorf("the key is locked: %v, %v", is, err)
 		}
 	})

@@ -119,7 +119,7 @@ type compiledRule struct {
 
 	onFrom, onTo int             // the values of On among those of all rules of this Task
 	fields       *jsonkey.Fields // those of On alone; nil without any
-	rateOption   lock.Option     // nil without a Rate
+	lockOptions  []lock.Option   // what all locks of the rule have in common
 	keyOutage    *outage         // of what its key depends on
 }
 
@@ -188,7 +188,10 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
-	c.rateOption = c.Rate.option()
+	c.lockOptions = []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), lock.OnePerNote()}
+	if rate := c.Rate.option(); rate != nil {
+		c.lockOptions = append(c.lockOptions, rate)
+	}
 	c.On = slices.Clone(c.On)
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }

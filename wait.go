@@ -37,12 +37,13 @@ func (a *attempt) acquire(t target) error {
 
 // lockOf returns the lock of a target as this attempt takes it.
 func (a *attempt) lockOf(t target, more ...lock.Option) *lock.Lock {
-	more = append(more, a.onStop(t)...)
-	more = append(more, lock.OnWait(func() { a.observeWaiting(t) }))
+	options := a.guard.lockOptions(t, a.note)
+	options = append(append(options, more...), a.onStop(t)...)
+	options = append(options, lock.OnWait(func() { a.observeWaiting(t) }))
 	if a.deadlineIsFar() {
-		more = append(more, lock.Uninterrupted())
+		options = append(options, lock.Uninterrupted())
 	}
-	return a.guard.lockOf(t, a.note, more...)
+	return a.guard.locker.Semaphore(t.scope, t.limit, options...)
 }
 
 // farDeadline is how far away a task's deadline has to be for its exchanges with Redis
@@ -63,13 +64,11 @@ func (a *attempt) exchangeContext() context.Context {
 	return a.ctx
 }
 
-func (g *Guard) lockOf(t target, note string, more ...lock.Option) *lock.Lock {
-	if t.rule.rateOption != nil {
-		more = append(more, t.rule.rateOption)
-	}
-	return g.locker.Semaphore(t.scope, t.limit, append([]lock.Option{
-		lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.MaxHold(t.rule.MaxHold), lock.Note(note), lock.OnePerNote(),
-	}, more...)...)
+// lockOptions are those of a target's lock, with room for the few that an attempt adds.
+func (g *Guard) lockOptions(t target, note string) []lock.Option {
+	const more = 6
+	options := make([]lock.Option, 0, len(t.rule.lockOptions)+more)
+	return append(append(options, t.rule.lockOptions...), lock.WithKey(t.key), lock.Note(note))
 }
 
 // reserveWait counts a worker as waiting. It returns false when MaxWaiting workers wait

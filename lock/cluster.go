@@ -14,8 +14,11 @@ import (
 // leases that it kept from being renewed are lost. It asks for no answer here, and
 // one that is under way is not doubled: the next exchange has the use of it.
 func (c *conn) unreached(err error) {
-	var said redis.Error
-	if err == nil || errors.As(err, &said) || errors.Is(err, redis.ErrClosed) {
+	if err == nil {
+		return
+	}
+	var said redis.Error // allocated, so only for errors
+	if errors.As(err, &said) || errors.Is(err, redis.ErrClosed) {
 		return
 	}
 	if cluster, ok := c.rdb.(interface{ ReloadState(ctx context.Context) }); ok {

@@ -109,6 +109,21 @@ func (le *Lease) Deadline() time.Time {
 	return le.deadline
 }
 
+// Err returns nil while the lease is held, ErrLost after it was lost, by its deadline too,
+// and ErrNotHeld after its owner ended it.
+func (le *Lease) Err() error {
+	r := le.lock.locker.renewer
+	r.expire(le)
+	switch r.stateOf(le) {
+	case lost:
+		return ErrLost
+	case released:
+		return ErrNotHeld
+	case held:
+	}
+	return nil
+}
+
 // Bind returns a context derived from parent that ends when the lease does:
 // with cause ErrLost when it was lost, and with context.Canceled when it was
 // released. On a lease that has ended, by its deadline too, the context has

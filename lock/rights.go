@@ -91,8 +91,11 @@ var (
 // EVAL, EVALSHA, or one that s calls. Empty: err is another error. Redis tells of a
 // script only the line, so each command of that line is named.
 func deniedCommand(s *script, err error) string {
-	var said redis.Error
-	if err == nil || !errors.As(err, &said) {
+	if err == nil {
+		return ""
+	}
+	var said redis.Error // allocated, so only for errors
+	if !errors.As(err, &said) {
 		return ""
 	}
 	text := said.Error()
