@@ -169,7 +169,7 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
-	number := p.record(a)
+	number := p.record(ctx, a)
 	to := p.base + back + "?done=" + strconv.Itoa(number)
 	if back == "key" {
 		to = p.keyURL(a.Target, number)
@@ -234,12 +234,15 @@ func (p *page) breakHolders(ctx context.Context, key string, tokens []string) (s
 }
 
 // record keeps an action and tells Audit.
-func (p *page) record(a Action) (number int) {
+func (p *page) record(ctx context.Context, a Action) (number int) {
 	a.At = time.Now()
 	if a.Err != nil {
 		a.Result = ""
 	}
 	number = p.actions.add(a)
+	if err := p.past.write(ctx, a); err != nil {
+		p.o.Logger.Warn("automutex: web: an action is not in the timeline", "action", a.Do, "error", err)
+	}
 	if p.o.Audit != nil {
 		p.o.Audit(a)
 	}

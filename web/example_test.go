@@ -1,6 +1,7 @@
 package web_test
 
 import (
+	"context"
 	"io"
 	"net/http"
 
@@ -8,6 +9,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/web"
+	"github.com/automutex/automutex/web/record"
 )
 
 // What the snippet of the docs speaks of.
@@ -28,4 +30,17 @@ func mounted() error {
 	return nil
 }
 
-var _ = mounted
+func recorded() error {
+	recorder, err := record.New(rdb, record.Options{}) // github.com/automutex/automutex/web/record
+	if err != nil {
+		return err
+	}
+	defer recorder.Close()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Observe: recorder.Observe})
+	if err != nil {
+		return err
+	}
+	return guard.Close(context.Background())
+}
+
+var _, _ = mounted, recorded

@@ -9,6 +9,7 @@ import (
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/web/record"
 )
 
 const (
@@ -38,6 +39,9 @@ type keyView struct {
 	Target  string   // of orders for this lock
 	Actions []Action // about this lock, newest first
 	Done    *Action  // what the viewer has just done
+
+	Timeline []record.Entry // about this lock, newest first; nil without a Recorder
+	Recorded bool           // there is a Recorder; the timeline then has the actions as well
 }
 
 type holderView struct {
@@ -86,6 +90,11 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Orders, _, pause = lock.ControlsFor(controls, key)
 	v.Paused = pause != nil
 	v.Actions, v.Done = p.actions.about(key, name, scopeOf(key)), p.done(r)
+	if v.Recorded = p.past.recorder != nil; v.Recorded {
+		if v.Timeline, err = p.past.about(ctx, key, name, scopeOf(key)); err != nil && v.Err == "" {
+			v.Err = printable.Short(err.Error())
+		}
+	}
 	v.Chart = newChart("This lock in the last hour", p.sampler.lastHour(key, slot), slot, 600, 100)
 	return v
 }

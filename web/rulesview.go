@@ -17,6 +17,8 @@ type rulesView struct {
 	Orders []lock.Control
 	Err    string
 	Done   *Action
+
+	Recorded bool // there is a Recorder
 }
 
 type ruleRow struct {
@@ -29,6 +31,7 @@ type ruleRow struct {
 	Longest          time.Duration // how long the oldest holder has its lock
 	Top              []row         // its keys with a line, the most contended first
 	Limited, IsPause bool
+	Lately           latelyView
 }
 
 // topKeys is how many keys of a rule are named.
@@ -47,10 +50,16 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	if v.Orders, err = p.orders.get(ctx, p.locker); err != nil {
 		v.Err = printable.Short(err.Error())
 	}
+	v.Recorded = p.past.recorder != nil
+	counts, err := p.past.lately(ctx)
+	if err != nil && v.Err == "" {
+		v.Err = printable.Short(err.Error())
+	}
 	byName := map[string]*ruleRow{}
 	v.Rules = make([]ruleRow, len(p.rules)) // filled in place: byName points into it
 	for i, rule := range p.rules {
 		v.Rules[i] = newRuleRow(rule, v.Orders)
+		v.Rules[i].Lately = newLately(counts[rule.Name])
 		byName[rule.Name] = &v.Rules[i]
 	}
 	snap := p.sampler.get(ctx)

@@ -16,6 +16,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
+	"github.com/automutex/automutex/web/record"
 )
 
 // Options of [New]. The zero value shows all locks under the default prefix to
@@ -56,6 +57,11 @@ type Options struct {
 	// become labels then, with what they have of payloads. 0 means none.
 	MetricsKeys int
 
+	// Recorder has the counts and the timeline of the last hours, which workers write with
+	// a Recorder of their own. The page reads it, and adds the actions of operators. nil
+	// means that the page shows what it saw itself.
+	Recorder *record.Recorder
+
 	// Access decides what a request may do. nil means [AccessRead] for every request.
 	Access func(*http.Request) Access
 
@@ -88,6 +94,7 @@ type page struct {
 	actions   actionLog
 	orders    orders
 	checkup   checkup
+	past      past
 	streams   chan struct{} // a slot for each live stream
 	mux       *http.ServeMux
 	handler   http.Handler
@@ -144,6 +151,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p.rules = ruleInfos(options.Rules)
 	p.sampler = newSampler(p.locker, p.o.Logger, p.closed)
 	p.fragments = newFragments()
+	p.past.recorder = options.Recorder
 	p.routes()
 	return p, nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 	"github.com/automutex/automutex/web"
+	"github.com/automutex/automutex/web/record"
 )
 
 // What the environment has of the page: never on the command line, which others see.
@@ -39,6 +40,7 @@ type webCommand struct {
 	asynqmon string
 	operate  bool
 	keys     int
+	recorded bool
 	user     string
 	password string
 }
@@ -70,6 +72,7 @@ put a proxy with TLS before it where others can listen in.`,
 	cmd.Flags().StringVar(&w.root, "root_path", "", "path at which browsers find the page, behind a proxy (/locks)")
 	cmd.Flags().StringVar(&w.asynqmon, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
 	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, delete and so on")
+	cmd.Flags().BoolVar(&w.recorded, "recorded", false, "show what the recorders of the workers (package web/record) keep in Redis, and add actions to it")
 	cmd.Flags().IntVar(&w.keys, "metrics_keys", 0, "how many of the most contended keys /metrics names; they become labels")
 	a.conn.needed(cmd)
 	return cmd
@@ -96,9 +99,15 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	var recorder *record.Recorder
+	if w.recorded {
+		if recorder, err = record.New(rdb, record.Options{Prefix: w.app.conn.prefix}); err != nil {
+			return errors.Join(usage("%w", err), rdb.Close())
+		}
+	}
 	page, err := web.New(rdb, web.Options{
 		RootPath: w.root, Prefix: w.app.conn.prefix, HashKeys: cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv)),
-		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, MetricsKeys: w.keys, Access: w.access,
+		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, MetricsKeys: w.keys, Recorder: recorder, Access: w.access,
 		Logger: slog.New(slog.NewTextHandler(w.app.errs, nil)),
 	})
 	if err != nil {
