@@ -26,7 +26,8 @@ import (
 // ctx is the handler's. Of several locks of the task it is the one taken last, as with
 // [Lease]; for another, call Hold on the result of [LeaseOf]. d is rounded up to whole
 // milliseconds. The error is [lock.ErrNotHeld] when the lease was lost, [lock.ErrBackend]
-// when Redis could not be asked.
+// when Redis could not be asked, or fewer replicas know of the hold than
+// Config.MinReplicas says.
 func Hold(ctx context.Context, d time.Duration) error {
 	lease, ok := Lease(ctx)
 	if !ok {

@@ -83,8 +83,10 @@ func (a *answer) readGate() bool {
 // of slots. Holders go on, this one included. A gate that is closed for longer stays so.
 // d is rounded up to whole milliseconds, more than 0, at most [MaxTTL].
 //
-// ErrNotHeld: the lease is over, and the gate as it was. ErrBackend: not known. It
-// works on an ended ctx too, and lasts when the lease ends. [Lock.BreakAll] ends it.
+// ErrNotHeld: the lease is over, and the gate as it was. ErrBackend: not known.
+// ErrNotReplicated: closed, but fewer replicas know of it than MinReplicas asks for, so a
+// failover may open it. It works on an ended ctx too, and lasts when the lease ends.
+// [Lock.BreakAll] ends it.
 func (le *Lease) Hold(ctx context.Context, d time.Duration) error {
 	m := le.lock
 	switch {
@@ -108,7 +110,7 @@ func (le *Lease) Hold(ctx context.Context, d time.Duration) error {
 		m.locker.renewer.lose(le)
 		return fmt.Errorf("%w: %q was lost before the Hold", ErrNotHeld, m.name)
 	}
-	return nil
+	return m.locker.acknowledged(context.WithoutCancel(ctx), le)
 }
 
 // GiveBack is Unlock for work that did not begin: where the lock has a [Rate], its start

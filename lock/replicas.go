@@ -98,6 +98,29 @@ func (l *Locker) confirm(ctx context.Context, le *Lease, length, within time.Dur
 	return l.renewer.extended(le, sent, length), nil
 }
 
+// acknowledged waits, with MinReplicas, until enough replicas know of what was written
+// under le before. The lease is as it was: its deadline is further away than that asked
+// for here.
+func (l *Locker) acknowledged(ctx context.Context, le *Lease) error {
+	if l.replicas == 0 {
+		return nil
+	}
+	calls := []*call{{keys: le.lock.keys, args: []any{le.heldArg, int64(1)}}}
+	l.conn.confirm(ctx, calls, l.replicas, replicasWithin(le))
+	switch c := calls[0]; {
+	case errors.Is(c.err, ErrNotReplicated):
+		return c.err
+	case c.err != nil:
+		return backendError("confirm", le.lock.Key(), c.err)
+	case c.reply == int64(renewLost):
+		l.renewer.lose(le)
+		return fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, le.lock.name)
+	case c.reply != int64(renewRenewed):
+		return backendError("confirm", le.lock.Key(), unexpected(c.reply))
+	}
+	return nil
+}
+
 // renewals sends what renews leases: with MinReplicas the ones that count.
 func (l *Locker) renewals(batch []*Lease, calls []*call) {
 	if l.replicas == 0 {

@@ -10,6 +10,47 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
+// A hold that was answered with MinReplicas 1 survives the death of the master at once
+// after it: nobody starts after the failover until it is over, or an operator ends it.
+func TestSentinel_hold(t *testing.T) {
+	t.Parallel()
+	master := redistest.StartReal(t)
+	redistest.StartReplica(t, master)
+	watch := redistest.StartSentinels(t, master, 1)
+	options := lock.Options{Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler), MinReplicas: 1}
+	holder := lock.New(watch.Client(t), options)
+	options.MinReplicas = 0 // there is no replica after the failover
+	comes := lock.New(watch.Client(t), options)
+	defer func() { _, _ = holder.Close(), comes.Close() }()
+	lease, err := holder.Semaphore("report", 2).TryLock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Hold(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	old := watch.Master(t)
+	master.Kill(t)
+	redistest.Eventually(t, 3*crowdSoon, func() bool { now := watch.Master(t); return now != "" && now != old }, "another master")
+	m := comes.Semaphore("report", 2)
+	redistest.Eventually(t, crowdSoon, func() bool {
+		lease, err := m.TryLock(t.Context())
+		if err == nil {
+			_ = lease.Unlock(t.Context())
+			t.Fatal("taken after the failover, although it is on hold")
+		}
+		var busy *lock.BusyError
+		return errors.As(err, &busy) && busy.Reason == lock.ReasonHold && busy.ExpiresIn > 30*time.Minute
+	}, "an answer after the failover")
+	if _, err := m.BreakAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, crowdSoon, func() bool {
+		lease, err := m.TryLock(t.Context())
+		return err == nil && lease.Unlock(t.Context()) == nil
+	}, "the lock after the hold was ended")
+}
+
 // A pause that a replica has survives the death of the master: nobody gets the lock
 // after the failover, neither who knew of the pause nor who comes new, until it is
 // resumed.

@@ -54,6 +54,7 @@ type processTask struct {
 	N    int           `json:"n"`  // one for each task
 	Work time.Duration `json:"work"`
 	Hold bool          `json:"hold"` // it works until it is let go, or its context ends
+	Gate time.Duration `json:"gate"` // it puts its key on hold for so long, unless it was let go before
 }
 
 // processEvent is a line of the log. The fields up to Accepted are Redis' own:
@@ -77,6 +78,7 @@ type processEvent struct {
 const (
 	processBegins   = "begins"   // a handler, with a first write to the store
 	processEnds     = "ends"     // a handler, with a last write
+	processHeld     = "held"     // a handler has put its key on hold
 	processKilled   = "killed"   // is about to be
 	processStopping = "stopping" // is about to be stopped
 	processStopped  = "stopped"  // has been
@@ -193,6 +195,15 @@ func (h *processHandler) ProcessTask(ctx context.Context, t *asynq.Task) error {
 	}
 	if err := h.w.write(h.rdb, &e); err != nil {
 		return err
+	}
+	if task.Gate > 0 && !h.rdb.SIsMember(ctx, h.w.let(), task.N).Val() {
+		if err := automutex.Hold(ctx, task.Gate); err != nil {
+			return err
+		}
+		e.What = processHeld
+		if err := h.w.write(h.rdb, &e); err != nil {
+			return err
+		}
 	}
 	h.work(ctx, task)
 	e.What, e.Stalls = processEnds, h.stalls.Load()
