@@ -196,7 +196,7 @@ func TestAllDo(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		locks := several(t, l, 3, TTL(time.Second))
+		locks := several(t, l, 3, TTL(time.Minute))
 		set := l.All(locks...)
 		ran := false
 		err := set.Do(t.Context(), func(context.Context) error {

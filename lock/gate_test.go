@@ -350,6 +350,37 @@ func TestRate_changes(t *testing.T) {
 	})
 }
 
+// Those in line count from their first start on, also where a release grants them that
+// knows of no rate: the holders before had none.
+func TestRate_grantedByOthers(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
+		plain, rated := l.Semaphore(name, 3), l.Semaphore(name, 3, Rate(1, time.Hour, 2))
+		var before []*Lease
+		for range 3 {
+			before = append(before, mustTry(t, plain))
+		}
+		var waiters []*attempt
+		for i := range 3 {
+			waiters = append(waiters, inLine(t, rated, i+1))
+		}
+		for _, le := range before {
+			mustUnlock(t, le)
+		}
+		for _, w := range waiters[:2] {
+			mustUnlock(t, w.got(t))
+		}
+		busy := wantBusy(t, mustNotTry(t, rated))
+		if busy.Reason != ReasonRate {
+			t.Errorf("busy for %q, want the rate", busy.Reason)
+		}
+		waiting(t, rated, 1) // the third has no start
+		waiters[2].cancel()
+		<-waiters[2].done
+	})
+}
+
 func TestRate_badInput(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))

@@ -474,7 +474,8 @@ func TestSeedRedisMutex_ReturnsTheValueOfTheWork(t *testing.T) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t))
 		mustTry(t, m)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		mustNotTry(t, handle(his, m)) // connected, and the controls are read
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		value, err := With(ctx, handle(his, m), func(context.Context) (string, error) {
 			t.Error("the work ran without the lock")

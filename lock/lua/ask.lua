@@ -125,6 +125,12 @@ if idle and (park or stay > 0) then
     redis.call('PEXPIRE', lock, ARGV[2]) -- fails again, and says why
   end
 end
+if every > 0 and not gate and (park or stay > 0) then
+  -- Nobody has started under this rate yet: who is granted a slot by a script that does
+  -- not know it, a release or a look, counts by this.
+  redis.call('ZREM', lock, '') -- removes nothing: after it a full Redis lets the ZADD pass
+  move_gate('rate', now_us - spare, every, now_us)
+end
 local first = away and away % 2e15 or now_us - 1.6e15 -- the ticket of one who is not in line yet
 local place, before = 0, '(4e15'
 if park then
