@@ -48,7 +48,7 @@ func outfit(entry string, c conf, config asynq.Config, work asynq.Handler) (*sho
 	case entry == noLocks:
 		return &shop{work, config}, nil
 	case strings.HasPrefix(entry, guardedBy):
-		return guarded(strings.TrimPrefix(entry, guardedBy), c, config, work)
+		return guardedWith(automutex.Rule{}, entry, c, config, work)
 	case strings.HasSuffix(entry, returns):
 		return homemade(strings.TrimSuffix(entry, returns), c, config, work, false)
 	default:
@@ -63,11 +63,13 @@ var rules = map[string]automutex.Rule{
 	"Wait":  {Wait: time.Hour},
 }
 
-func guarded(policy string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
-	rule, ok := rules[policy]
+// guardedWith has a rule with the policy of an entry around a handler.
+func guardedWith(rule automutex.Rule, entry string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
+	policy, ok := rules[strings.TrimPrefix(entry, guardedBy)]
 	if !ok {
-		return nil, fmt.Errorf("bench: there is no rule %q", policy)
+		return nil, fmt.Errorf("bench: there is no rule for %q", entry)
 	}
+	rule.Busy, rule.Wait = policy.Busy, policy.Wait
 	rule.Task, rule.On = "order", []string{"Key"}
 	guard, err := automutex.New(connect(c), automutex.Config{
 		Rules:  []automutex.Rule{rule},

@@ -37,6 +37,7 @@ const (
 	transportCost = "a pair costs Redis 6 µs where raw has 2, and each argument asks the stack whether it is being written or only measured"
 	taskCost      = "the Guard's own work (keying, contexts, the lease's books) takes 8 µs of client CPU a task, and its scripts 3.6 µs more of Redis than raw's"
 	memberCost    = "a member of more than 64 bytes (token, owner, note) makes Redis keep the set in its large form; with zset-max-listpack-value 512 it is 230"
+	lateStart     = "Redis grants no more; a worker that gets no CPU for a moment starts late, and so beside those that come after it"
 	grantCost     = "the release that grants takes Redis 10 µs, the ask before it 7.5; BLPOP and RPUSH take 3 together. In one process the reply wakes the next holder, with one goroutine more to pass; from process to process a message does"
 )
 
@@ -77,6 +78,11 @@ var goals = []goal{
 
 	{what: "bytes per lease", s: &leasesScenario, metric: "heap", limit: 2048, digits: 0},
 	{what: "CPU of renewing, % of a core", s: &leasesScenario, metric: "cpu", limit: 2, digits: 2},
+
+	{what: "share of the rate, Wait", s: &ratesScenario, metric: "share", entries: []string{guardedBy + "Wait"}, atLeast: true, limit: 0.97, digits: 3},
+	{what: "share of the rate, Park", s: &ratesScenario, metric: "share", entries: parkPolicy, atLeast: true, limit: 0.97, digits: 3},
+	{what: "starts in the busiest second, Wait", s: &ratesScenario, metric: "busiest", entries: []string{guardedBy + "Wait"}, limit: rateStarts + rateBurst, digits: 0, cause: lateStart},
+	{what: "starts in the busiest second, Park", s: &ratesScenario, metric: "busiest", entries: parkPolicy, limit: rateStarts + rateBurst, digits: 0, cause: lateStart},
 }
 
 // verdict is a goal at one point.

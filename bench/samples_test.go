@@ -120,3 +120,22 @@ func TestShow(t *testing.T) {
 		}
 	}
 }
+
+// The busiest second is any second, not one of the clock.
+func TestBusiest(t *testing.T) {
+	t.Parallel()
+	at := func(ms ...int) (times []time.Time) {
+		for _, n := range ms {
+			times = append(times, time.UnixMilli(int64(n)))
+		}
+		return times
+	}
+	for _, c := range []struct {
+		want  int
+		times []time.Time
+	}{{0, nil}, {1, at(5)}, {3, at(2100, 900, 1000, 1899)}, {2, at(0, 1000, 1999, 3000)}} {
+		if got := busiest(c.times); got != c.want {
+			t.Errorf("%v: %d in the busiest second, want %d", c.times, got, c.want)
+		}
+	}
+}

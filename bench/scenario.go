@@ -59,7 +59,7 @@ const (
 // scenarios are all there are, in the order of the report.
 var scenarios = []*scenario{
 	&pairsScenario, &turnsScenario, &processesScenario, &drainScenario,
-	&asynqScenario, &mixedScenario, &footprintScenario, &deathScenario, &growthScenario, &leasesScenario,
+	&asynqScenario, &mixedScenario, &footprintScenario, &deathScenario, &growthScenario, &leasesScenario, &ratesScenario,
 }
 
 // bench is one run of the program.

@@ -173,6 +173,7 @@ var duties = map[string]func(context.Context, *mate) error{
 	"hold":    holdDuty,
 	"succeed": succeedDuty,
 	"tasks":   tasksDuty,
+	"rates":   ratesDuty,
 	"grow":    growDuty,
 	"leases":  leasesDuty,
 }
