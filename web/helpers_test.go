@@ -22,7 +22,7 @@ const patience = 30 * time.Second
 
 // site is the page, served to a test, on locks of its own.
 type site struct {
-	t      *testing.T
+	t      testing.TB
 	rdb    redis.UniversalClient
 	prefix string
 	locker *lock.Locker // of a worker
@@ -31,7 +31,7 @@ type site struct {
 }
 
 // serve makes a page on s. The options get a prefix of their own.
-func serve(t *testing.T, s *redistest.Server, o Options) *site {
+func serve(t testing.TB, s *redistest.Server, o Options) *site {
 	t.Helper()
 	if o.Prefix == "" {
 		o.Prefix = redistest.Name(t)
@@ -59,7 +59,7 @@ func serve(t *testing.T, s *redistest.Server, o Options) *site {
 
 // answer is what a browser gets.
 type answer struct {
-	t      *testing.T
+	t      testing.TB
 	path   string
 	status int
 	header http.Header

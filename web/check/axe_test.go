@@ -1,0 +1,63 @@
+package check
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// axeEnv names the file axe.min.js of the npm package axe-core, which is not in this
+// repository: npm pack axe-core, and unpack it.
+const axeEnv = "AUTOMUTEX_AXE"
+
+// finding is what axe-core says of a page.
+type finding struct {
+	ID, Impact, Help, Where string
+}
+
+// axeScript runs axe-core and leaves its findings in window.findings.
+const axeScript = `;window.findings = null; axe.run(document, {resultTypes: ["violations"]}).then(r => {
+	window.findings = r.violations.map(v => ({ID: v.id, Impact: v.impact || "", Help: v.help, Where: v.nodes.map(n => n.target.join(" ") + " " + n.failureSummary).slice(0, 3).join("; ")}));
+}, e => { window.findings = [{ID: "axe", Impact: "critical", Help: String(e), Where: ""}]; }); true`
+
+// No view has a serious finding of axe-core, in light and in dark.
+func TestPage_accessible(t *testing.T) {
+	file := os.Getenv(axeEnv)
+	if file == "" {
+		t.Skipf("set %s to axe.min.js of the npm package axe-core", axeEnv)
+	}
+	axe, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, b := start(t), open(t)
+	for _, id := range []string{"first", "second", "third", "fourth", "fifth"} {
+		w.enqueue(id, "acme")
+	}
+	key := lock.Key(w.prefix, "report", "acme")
+	b.do(chromedp.Navigate(w.url("")))
+	b.text("parked")
+	for _, dark := range []bool{false, true} {
+		b.dark(dark)
+		for view, path := range map[string]string{
+			"keys": w.url(""), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
+			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "fail": w.url("nothing"),
+		} {
+			b.do(chromedp.Navigate(path))
+			b.await(`document.readyState === "complete"`)
+			value[bool](b, string(axe)+axeScript)
+			b.await("window.findings !== null")
+			for _, f := range value[[]finding](b, "window.findings") {
+				if f.Impact == "serious" || f.Impact == "critical" {
+					t.Errorf("%s, dark %t: %s (%s): %s: %s", view, dark, f.ID, f.Impact, f.Help, f.Where)
+				} else {
+					t.Logf("%s, dark %t: %s (%s): %s", view, dark, f.ID, f.Impact, f.Help)
+				}
+			}
+		}
+	}
+}
