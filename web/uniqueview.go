@@ -28,6 +28,11 @@ type uniqueView struct {
 	Rule          *uniqueRow
 	Rules         []uniqueRow
 	Done          *Action
+
+	Claims     []claimRow // of all tasks, the oldest first
+	MoreClaims bool
+	ClaimsAt   time.Time
+	ClaimsErr  string
 }
 
 type uniqueRow struct {
@@ -70,6 +75,10 @@ func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 	for _, rule := range p.o.Unique {
 		v.Rules = append(v.Rules, newUniqueRow(rule))
 	}
+	var err error
+	if v.Claims, v.MoreClaims, v.ClaimsAt, err = p.claims.get(r.Context(), p); err != nil {
+		v.ClaimsErr = printable.Short(err.Error())
+	}
 	if r.Method == http.MethodPost {
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		if err := r.ParseForm(); err != nil {
@@ -79,7 +88,7 @@ func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 		v.Asked, v.Type, v.Payload = true, r.PostForm.Get("type"), r.PostForm.Get("payload")
 		ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
 		defer cancel()
-		if err := p.meet(ctx, v); err != nil {
+		if err = p.meet(ctx, v); err != nil {
 			v.Err = printable.Short(err.Error())
 		}
 	}
@@ -133,20 +142,31 @@ func (p *page) claim(ctx context.Context, key string) (holder string, age time.D
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return "", 0, fmt.Errorf("the claim %s: %w", printable.Short(key), err)
 	}
-	f := strings.SplitN(get.Val(), " ", 4)
+	now, err := p.rdb.Time(ctx).Result()
+	if err != nil {
+		return "", 0, fmt.Errorf("the claim %s: %w", printable.Short(key), err)
+	}
+	if holder, age, err = parseClaim(get.Val(), left.Val(), now); err != nil {
+		return "", 0, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
+	}
+	return holder, age, nil
+}
+
+// parseClaim reads the value of a claim that expires in left. No claim has no holder.
+func parseClaim(value string, left time.Duration, now time.Time) (holder string, age time.Duration, err error) {
+	f := strings.SplitN(value, " ", 4)
 	if len(f) != 4 {
 		return "", 0, nil
 	}
 	since, err1 := strconv.ParseInt(f[0], 10, 64)
 	deadline, err2 := strconv.ParseInt(f[1], 10, 64)
 	if err := errors.Join(err1, err2); err != nil {
-		return "", 0, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
+		return "", 0, err
 	}
 	if since == 0 {
-		return f[3], max(0, time.Duration(deadline)*time.Millisecond+time.Second-left.Val()), nil
+		return f[3], max(0, time.Duration(deadline)*time.Millisecond+time.Second-left), nil
 	}
-	now, err := p.rdb.Time(ctx).Result()
-	return f[3], now.Sub(time.UnixMilli(since)), err
+	return f[3], now.Sub(time.UnixMilli(since)), nil
 }
 
 // dropClaim drops one task's claim.
@@ -156,6 +176,7 @@ func (p *page) dropClaim(ctx context.Context, key, holder string) (string, error
 		return "", fmt.Errorf("%w: %q is no claim of a task", errGone, printable.Short(key))
 	}
 	dropped, err := p.locker.Claim(of).Drop(ctx, holder)
+	p.claims.forget()
 	if err == nil && !dropped {
 		err = fmt.Errorf("%w: the claim is not this task's any more", errGone)
 	}

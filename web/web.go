@@ -95,6 +95,7 @@ type page struct {
 	orders    orders
 	checkup   checkup
 	past      past
+	claims    claims
 	streams   chan struct{} // a slot for each live stream
 	mux       *http.ServeMux
 	handler   http.Handler

@@ -1,0 +1,159 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
+)
+
+const (
+	// claimsWithin bounds one look at the claims: it walks all keys of Redis.
+	claimsWithin = time.Second
+	// claimsFresh is how long a look is good enough, and claimsPause how many times as long
+	// as the look itself, at least.
+	claimsFresh = 10 * time.Second
+	claimsPause = 40
+	// mostClaims is how many claims are shown.
+	mostClaims = 200
+	scanCount  = 1000
+)
+
+// claimRow is one claim in the list of all.
+type claimRow struct {
+	Key    string // Redis key of the claim
+	Name   string // between the braces
+	TaskOf task
+	Holder string
+	Age    time.Duration // when it was looked at
+}
+
+// claims are all claims, as one look at them found. Somebody who opens the Unique view
+// makes a look, and it serves all viewers for a while; nothing runs in between.
+type claims struct {
+	mu   sync.Mutex // held while Redis is asked, within claimsWithin, so that one viewer asks for all
+	at   time.Time
+	next time.Time // when somebody may look again
+	rows []claimRow
+	more bool // there are more than these
+	err  error
+}
+
+// get gives the claims as of at.
+func (c *claims) get(ctx context.Context, p *page) (rows []claimRow, more bool, at time.Time, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if began := time.Now(); !began.Before(c.next) {
+		// Not the viewer's context: what is found is for others, too.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimsWithin)
+		defer cancel()
+		c.rows, c.more, c.err = p.findClaims(ctx)
+		c.at = time.Now()
+		c.next = c.at.Add(max(claimsFresh, claimsPause*c.at.Sub(began)))
+	}
+	return c.rows, c.more, c.at, c.err
+}
+
+// forget has the next get look again: something has changed.
+func (c *claims) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next = time.Time{}
+}
+
+// findClaims walks the keys of each node until there are enough claims, or ctx ends. What
+// it has then is given, with more.
+func (p *page) findClaims(ctx context.Context) (rows []claimRow, more bool, err error) {
+	keys, more, err := p.claimKeys(ctx)
+	if err != nil {
+		return nil, false, fmt.Errorf("the claims: %w", inspect.Backend(err))
+	}
+	// The walk may have used up the time.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimsWithin)
+	defer cancel()
+	if rows, err = p.readClaims(ctx, keys); err != nil {
+		return nil, false, err
+	}
+	slices.SortFunc(rows, func(a, b claimRow) int {
+		return cmp.Or(cmp.Compare(b.Age, a.Age), strings.Compare(a.Key, b.Key))
+	})
+	return rows, more, nil
+}
+
+// claimKeys are keys of claims, at most mostClaims. more: the walk ended early.
+func (p *page) claimKeys(ctx context.Context) (keys []string, more bool, err error) {
+	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(p.o.Prefix) + ":{*}:claim"
+	var mu sync.Mutex // guards seen and more: ForEachMaster calls from several goroutines, and waits for them
+	seen := map[string]bool{}
+	walk := func(ctx context.Context, node *redis.Client) error {
+		for cursor := uint64(0); ; {
+			found, next, err := node.Scan(ctx, cursor, pattern, scanCount).Result()
+			mu.Lock()
+			if err != nil && ctx.Err() != nil {
+				more = true
+				mu.Unlock()
+				return nil //nolint:nilerr // the time is up; what was found is shown
+			}
+			for _, key := range found {
+				if len(seen) < mostClaims {
+					seen[key] = true
+				} else if !seen[key] {
+					more = true
+				}
+			}
+			enough := more
+			mu.Unlock()
+			if cursor = next; err != nil || cursor == 0 || enough {
+				return err
+			}
+		}
+	}
+	switch rdb := p.rdb.(type) {
+	case *redis.ClusterClient:
+		err = rdb.ForEachMaster(ctx, walk)
+	case *redis.Client:
+		err = walk(ctx, rdb)
+	}
+	for key := range seen {
+		keys = append(keys, key)
+	}
+	return keys, more, err
+}
+
+// readClaims gives those claims that are still there.
+func (p *page) readClaims(ctx context.Context, keys []string) (rows []claimRow, err error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	pipe := p.rdb.Pipeline()
+	gets, left := make([]*redis.StringCmd, len(keys)), make([]*redis.DurationCmd, len(keys))
+	for i, key := range keys {
+		gets[i], left[i] = pipe.Get(ctx, key), pipe.PTTL(ctx, key)
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, fmt.Errorf("the claims: %w", inspect.Backend(err))
+	}
+	now, err := p.rdb.Time(ctx).Result()
+	if err != nil {
+		return nil, fmt.Errorf("the claims: %w", inspect.Backend(err))
+	}
+	for i, key := range keys {
+		holder, age, err := parseClaim(gets[i].Val(), left[i].Val(), now)
+		if err != nil {
+			return nil, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
+		}
+		if holder != "" {
+			rows = append(rows, claimRow{Key: key, Name: inspect.InBraces(strings.TrimSuffix(key, ":claim")), TaskOf: p.taskOf(holder), Holder: holder, Age: age})
+		}
+	}
+	return rows, nil
+}

@@ -1,0 +1,65 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
+)
+
+// The Unique view lists the claims, each can be dropped, and all viewers share one look.
+func TestClaims(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		queue := redistest.Name(t)
+		once := []unique.Rule{{Task: "index", On: []string{"id"}, Until: unique.UntilStart, Queue: queue}}
+		v := serve(t, s, Options{Prefix: "a*[b" + redistest.Name(t), Unique: once, Access: func(*http.Request) Access { return AccessOperate }})
+		v.get("/unique").want(200, "Nothing is claimed.")
+		producer, err := unique.New(asynq.NewClientFromRedisClient(v.rdb), asynq.NewInspectorFromRedisClient(v.rdb), v.rdb, unique.Config{Rules: once, Prefix: v.prefix})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := producer.Enqueue(asynq.NewTask("index", []byte(`{"id": "<7>"}`))); err != nil {
+			t.Fatal(err)
+		}
+		v.get("/unique").want(200, "Nothing is claimed.") // the look of a moment ago
+		v.page.claims.forget()
+		v.get("/unique").want(200, "<bdi>index|&lt;7&gt;</bdi>", queue+"/", "Drop…").without("more claims")
+		if len(v.page.claims.rows) != 1 || v.page.claims.rows[0].Age < 0 || v.page.claims.rows[0].Age > patience {
+			t.Errorf("claims: %+v", v.page.claims.rows)
+		}
+		claim := v.page.claims.rows[0]
+		if claim.Key != lock.Key(v.prefix, "index", "<7>")+":claim" {
+			t.Errorf("the claim is %q", claim.Key)
+		}
+		if _, err := v.page.dropClaim(context.Background(), claim.Key, claim.Holder); err != nil {
+			t.Fatal(err)
+		}
+		v.get("/unique").want(200, "Nothing is claimed.")
+	})
+}
+
+// Of many claims a bounded number is read, and the view says that there are more.
+func TestClaims_bounded(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	ctx := context.Background()
+	pipe := v.rdb.Pipeline()
+	for i := range 3 * mostClaims {
+		pipe.Set(ctx, lock.Key(v.prefix, "index", fmt.Sprint(i))+":claim", fmt.Sprintf("%d 0 1 q/%d", time.Now().UnixMilli(), i), time.Minute)
+	}
+	pipe.Set(ctx, v.prefix+":{x}:other", "x", time.Minute)
+	if _, err := pipe.Exec(ctx); err != nil {
+		t.Fatal(err)
+	}
+	v.get("/unique").want(200, "there are more claims than were read")
+	if n := len(v.page.claims.rows); n != mostClaims {
+		t.Errorf("%d claims were read, want %d", n, mostClaims)
+	}
+}
