@@ -25,7 +25,7 @@ func TestOnWait(t *testing.T) {
 			t.Errorf("told of %d waits, though nobody waited", waits)
 		}
 
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := m.Lock(ctx); !errors.Is(err, ErrBusy) || waits != 1 {
 			t.Errorf("told of %d waits, want 1: %v", waits, err)

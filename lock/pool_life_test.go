@@ -305,7 +305,7 @@ func TestPoolDo(t *testing.T) {
 			t.Errorf("Do that consumes: %v", err)
 		}
 		poolAudit(t, p)
-		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err = p.Do(short, func(context.Context, *Lease) error { t.Error("Do ran its function"); return nil })
 		if !errors.Is(err, ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {

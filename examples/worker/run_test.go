@@ -116,7 +116,7 @@ func TestRun_overlapsInSpiteOfGuard(t *testing.T) {
 
 func TestRun_park(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.html")
-	o := try(t, t.Context(), "", "-busy", "park", "-tasks", "120", "-work", "10ms", "-html", page)
+	o := try(t, t.Context(), "", "-busy", "park", "-tasks", "120", "-work", "60ms", "-html", page)
 	o.expect(t, exitOK, tally{tasks: 120, done: 120})
 	if !strings.Contains(o.stdout, "limit 1, then park\n") {
 		t.Errorf("the head line does not tell the policy:\n%s", o.stdout)
