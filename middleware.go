@@ -356,13 +356,13 @@ func (a *attempt) stoppedWaiting(err error) outcome {
 // afterClose hands a task back when the Guard is closed. On the last attempt any answer
 // would archive it, so afterClose blocks until asynq has taken the task back itself.
 func (a *attempt) afterClose() error {
-	if a.guard.closeDone.Load() {
-		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun, or block their worker on their last attempt; "+
-			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
-	}
 	if a.lastAttempt {
 		<-a.ctx.Done()
 		return context.Cause(a.ctx)
+	}
+	if a.guard.closeDone.Load() {
+		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun; "+
+			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
 	}
 	delay := retryDelay()
 	a.observe(Event{Kind: EventRetried, Delay: delay, Err: errTaskAfterClose})

@@ -115,7 +115,7 @@ func TestObserve_panics(t *testing.T) {
 					if way.refuse {
 						hook := &redistest.FailHook{}
 						hook.Before(func(cmd redis.Cmder) error {
-							if strings.HasPrefix(cmd.Name(), "eval") {
+							if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set" {
 								return redistest.ReplyError("ERR not now")
 							}
 							return nil

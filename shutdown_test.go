@@ -3,7 +3,6 @@ package automutex
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -44,7 +43,7 @@ func quickly(d time.Duration) func(*asynq.Config) {
 func TestShutdown_runningHandler(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const ttl = soon
+		const ttl = time.Second
 		r := start(t, s, setup{rules: []Rule{{Task: "work", TTL: ttl}}})
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)
@@ -159,24 +158,6 @@ func TestShutdown_afterClose(t *testing.T) {
 			t.Errorf("called directly: %v", err)
 		}
 	})
-}
-
-// A Guard that was closed too early tells so, also where each task is on its last attempt.
-func TestShutdown_closedTooEarlyOnTheLastAttempt(t *testing.T) {
-	t.Parallel()
-	r := start(t, redistest.Mini(t), setup{rules: []Rule{{Task: "work"}}, served: quickly(200 * time.Millisecond)})
-	if err := r.guard.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	id := r.enqueue("work", nil, asynq.MaxRetry(0))
-	redistest.Eventually(t, patience, func() bool {
-		return strings.Contains(r.log.text(slog.LevelWarn), "Close was called too early")
-	}, "a warning")
-	r.stage.none(t)
-	r.shutdown()
-	if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
-		t.Errorf("%d attempts spent", info.Retried)
-	}
 }
 
 // Close gives up when its context ends; the handler goes on, until its lease

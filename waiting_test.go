@@ -22,7 +22,7 @@ func TestWaiting_events(t *testing.T) {
 			then []EventKind
 		}{
 			"granted": {Rule{Wait: time.Minute}, func(_ *rig, free func()) { free() }, []EventKind{EventAcquired, EventReleased}},
-			"in vain": {Rule{Wait: 100 * time.Millisecond}, func(*rig, func()) {}, []EventKind{EventBusy, EventRetried}},
+			"in vain": {Rule{Wait: 900 * time.Millisecond}, func(*rig, func()) {}, []EventKind{EventBusy, EventRetried}},
 			"closed": {Rule{Wait: time.Minute}, func(r *rig, _ func()) {
 				if err := r.guard.Close(context.Background()); err != nil {
 					r.t.Error(err)

@@ -60,6 +60,7 @@ func New(tb testing.TB, cfg automutex.Config) *Guard {
 		tb.Fatalf("automutextest: the Redis in memory does not start: %v", err)
 	}
 	tb.Cleanup(redisServer.Close)
+	redisServer.ClockTTL(true) // the deadline of a lease may be its key's expiry
 	g := &Guard{
 		rdb:      redis.NewClient(&redis.Options{Addr: redisServer.Addr()}),
 		patience: patience,

@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -21,9 +20,7 @@ func TestAskDeliveredLate_isReleasedAgain(t *testing.T) {
 	l := newLocker(t, rdb)
 	m := l.Mutex(redistest.Name(t), TTL(10*time.Minute))
 	mustUnlock(t, mustTry(t, m)) // connected, and the scripts are there
-	late := proxy.Hold(func(command []string) bool {
-		return strings.EqualFold(command[0], "evalsha") && command[1] == askScript.sha
-	}, 1)
+	late := proxy.Hold(isTake(m), 1)
 	gaveUp := time.Now()
 	if _, err := m.TryLock(t.Context()); err == nil || late.Count() != 1 {
 		t.Fatalf("TryLock: %v with %d asks held", err, late.Count())

@@ -136,7 +136,7 @@ type Info struct {
 	// none was, or it is not parked.
 	Place int
 	// Granted is how long ago the last slot was taken: for a mutex, since when
-	// it is held.
+	// it is held; by the clock of its holder if nobody else wanted it then.
 	Granted time.Duration
 	// Holders are those who hold it, first deadline first, at most 1,000.
 	Holders []Holder

@@ -74,6 +74,7 @@ type conn struct {
 	scripts Transport // rdb, unless Options say otherwise
 	// process is that of scripts where Async made them, else nil.
 	process func(ctx context.Context, cmd redis.Cmder) error
+	sender  sender // scripts, if it sends other commands too; else nil
 	// bounded: the client itself gives up within opTimeout of a context's end.
 	// Otherwise (reads without timeout, a client type we do not know) each call
 	// runs beside, and is left behind.
@@ -91,11 +92,14 @@ func newConn(rdb Client, transport Transport, denied *denials, closing <-chan st
 	c := &conn{rdb: rdb, scripts: rdb, sizes: true, jobs: make(chan func()), closing: closing, denied: denied}
 	if transport != nil {
 		c.scripts = transport
+		c.sender, _ = transport.(sender)
 		if async, ok := transport.(asyncTransport); ok {
 			c.process = async.process
+			c.sender = async
 		}
 		return c
 	}
+	c.sender, _ = rdb.(sender)
 	within := func(contextTimeout bool, read time.Duration) bool {
 		return contextTimeout || (read > 0 && read <= opTimeout)
 	}
@@ -216,23 +220,14 @@ func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []an
 // submit is exchange over a transport of Async: this goroutine waits, until bound
 // or ctx ends, and a command that is left behind is the transport's alone.
 func (c *conn) submit(ctx, bound context.Context, s *script, keys []string, args []any) (any, error) {
-	waiting := bound
-	if ctx.Done() != nil {
-		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeout(ctx, opTimeout)
-		defer cancel()
-	}
 	send := func(name, text string) (any, error) {
 		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
 		cmd := redis.NewCmd(bound, append(words, args...)...)
 		cmd.SetFirstKeyPos(3) // where a Cluster sends it
-		err := c.process(waiting, cmd)
-		if err != nil && waiting.Err() != nil {
-			leftBehind(args) // cmd may be written to yet: it is not looked at
-			if ctx.Err() != nil {
-				return nil, leftAtEndOf(ctx)
-			}
-			return nil, errLeftBehind
+		err := c.submitOne(ctx, bound, cmd)
+		if errors.Is(err, errNoAnswer) {
+			leftBehind(args)
+			return nil, err
 		}
 		return replyOf(cmd, err)
 	}
@@ -249,6 +244,25 @@ func (c *conn) submit(ctx, bound context.Context, s *script, keys []string, args
 		v, err = send("eval", s.src)
 	}
 	return v, c.denied.explain(s, err)
+}
+
+// submitOne has cmd sent over a transport of Async, and waits for its reply until bound
+// or ctx ends. After errNoAnswer cmd may be written to yet: it is not to be looked at.
+func (c *conn) submitOne(ctx, bound context.Context, cmd redis.Cmder) error {
+	waiting := bound
+	if ctx.Done() != nil {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, opTimeout)
+		defer cancel()
+	}
+	err := c.process(waiting, cmd)
+	switch {
+	case err == nil || waiting.Err() == nil:
+		return err
+	case ctx.Err() != nil:
+		return leftAtEndOf(ctx)
+	}
+	return errLeftBehind
 }
 
 // opContext is a caller's values under a deadline of our own.

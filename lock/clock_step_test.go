@@ -15,9 +15,9 @@ func steppedBack(t *testing.T) (m *Lock, step func(after time.Duration)) {
 	t.Helper()
 	s := redistest.StartMini(t)
 	now := time.Now()
-	s.Mini().SetTime(now)
+	s.SetTime(t, now)
 	return newLocker(t, s.Client(t)).Mutex(redistest.Name(t)), func(after time.Duration) {
-		s.Mini().SetTime(now.Add(after - time.Hour))
+		s.SetTime(t, now.Add(after-time.Hour))
 	}
 }
 

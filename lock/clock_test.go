@@ -15,10 +15,10 @@ import (
 func TestWrongClockOfRedisGivesNoLock(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartMini(t)
-	l := newLocker(t, s.Client(t))
+	l := asksAlways(newLocker(t, s.Client(t)))
 	m, p := l.Mutex(redistest.Name(t)), l.Pool(redistest.Name(t))
 	for _, now := range []time.Time{time.Unix(10, 0), time.Unix(90_000_000, 0), time.Unix(1_599_999_999, 0)} {
-		s.Mini().SetTime(now)
+		s.SetTime(t, now)
 		for what, f := range map[string]func() error{
 			"TryLock": func() error { return second(m.TryLock(t.Context())) },
 			"Lock":    func() error { return second(m.Lock(t.Context())) },
@@ -33,6 +33,6 @@ func TestWrongClockOfRedisGivesNoLock(t *testing.T) {
 			}
 		}
 	}
-	s.Mini().SetTime(time.Now())
+	s.SetTime(t, time.Now())
 	mustUnlock(t, mustTry(t, m))
 }

@@ -14,9 +14,10 @@ func stepped(t *testing.T) (l *Locker, step func(time.Duration)) {
 	t.Helper()
 	s := redistest.StartMini(t)
 	start := time.Now()
-	step = func(d time.Duration) { s.Mini().SetTime(start.Add(d)) }
+	step = func(d time.Duration) { s.SetTime(t, start.Add(d)) }
 	step(0)
-	return newLocker(t, s.Client(t)), step
+	// In a miniredis the clock's steps do not move when keys expire.
+	return asksAlways(newLocker(t, s.Client(t))), step
 }
 
 // renewed renews the lease and returns the reply. Unlike mustRenew it does not look at
@@ -183,7 +184,7 @@ func TestClockStep_fullRedis(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t, "--maxmemory-policy", "noeviction")
 	rdb := s.Client(t)
-	m := newLocker(t, rdb).Mutex(redistest.Name(t), NoRenew())
+	m := asksAlways(newLocker(t, rdb)).Mutex(redistest.Name(t), NoRenew())
 	le := mustTry(t, m)
 	far := redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "h:" + le.body}
 	if err := rdb.ZAdd(t.Context(), m.Key(), far).Err(); err != nil {

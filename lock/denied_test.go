@@ -73,7 +73,7 @@ func TestDeniedPEXPIRE_nothingStays(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			admin, rdb, name := start(t)
-			l := newLocker(t, rdb)
+			l := asksAlways(newLocker(t, rdb))
 			m, sem, p := l.Mutex(name, Note("note")), l.Semaphore(name+"3", 3), l.Pool(name)
 			ctx := t.Context()
 			for range 3 {
@@ -169,7 +169,7 @@ func TestDeniedEVAL_isNamed(t *testing.T) {
 	s := redistest.StartReal(t)
 	admin := s.Client(t)
 	log := &lines{}
-	l := newLocker(t, denied(t, s, admin, "-evalsha", "-eval"), logTo(log))
+	l := asksAlways(newLocker(t, denied(t, s, admin, "-evalsha", "-eval"), logTo(log)))
 	m := l.Mutex(redistest.Name(t))
 	for range 3 {
 		_, err := m.TryLock(t.Context())

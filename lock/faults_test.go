@@ -118,7 +118,7 @@ func TestRestartInMidTraffic(t *testing.T) {
 	var inside, restarted atomic.Int64
 	restarted.Store(1 << 60)
 	tr := startTraffic(t, []redis.UniversalClient{s.Client(t), s.Client(t)}, name, 5, func(le *Lease) func() {
-		if fenceOf(t, le) < restarted.Load() {
+		if fence, err := le.Fence(t.Context()); err != nil || fence < restarted.Load() {
 			return func() {} // believed in before the restart
 		}
 		if n := inside.Add(1); n > 1 {

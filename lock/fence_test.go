@@ -22,6 +22,9 @@ func TestRule11_FenceGrows(t *testing.T) {
 				t.Fatalf("fence %d after %d", fenceOf(t, le), last)
 			}
 			last = fenceOf(t, le)
+			if _, _, isString := storedString(t, m); isString {
+				return // nothing is stored: who is next is told a later time
+			}
 			if f := int64(stored(t, m)["f"]); f != -(1e15 + last) {
 				t.Fatalf("fence %d is stored as %d", last, f)
 			}
@@ -79,12 +82,12 @@ func TestRule11_FenceGrowsWhenTheClockStepsBack(t *testing.T) {
 	s := redistest.StartMini(t)
 	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 	now := time.Now()
-	s.Mini().SetTime(now)
+	s.SetTime(t, now)
 	le := mustTry(t, m)
 	last := fenceOf(t, le)
 	for i := range 3 {
 		w := inLine(t, m, 1)
-		s.Mini().SetTime(now.Add(-time.Duration(i+1) * time.Hour))
+		s.SetTime(t, now.Add(-time.Duration(i+1)*time.Hour))
 		mustUnlock(t, le)
 		le = w.got(t)
 		if fenceOf(t, le) <= last {
@@ -99,7 +102,7 @@ func TestRule11_FenceGrowsWhenTheClockStepsBack(t *testing.T) {
 func TestRule11_FenceGrowsWhenTheClockStands(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartMini(t)
-	s.Mini().SetTime(time.Now())
+	s.SetTime(t, time.Now())
 	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 20)
 	last := int64(0)
 	for range 20 {

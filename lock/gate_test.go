@@ -36,7 +36,7 @@ func TestRate_agreesWithABucket(t *testing.T) {
 		s := redistest.StartMini(t)
 		start := time.UnixMicro(time.Now().UnixMicro())
 		now := start
-		s.Mini().SetTime(now)
+		s.SetTime(t, now)
 		const starts, burst = 10, 4
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), limit, Rate(starts, time.Second, burst), TTL(time.Hour), NoRenew())
 		b := &bucket{perUS: starts / 1e6, most: burst, tokens: burst, at: now}
@@ -45,7 +45,7 @@ func TestRate_agreesWithABucket(t *testing.T) {
 		refused := 0
 		for range 600 {
 			now = now.Add(time.Duration(random.IntN(100_000)) * time.Microsecond)
-			s.Mini().SetTime(now)
+			s.SetTime(t, now)
 			le, err := m.TryLock(t.Context())
 			if want := b.take(now, 1); want != (err == nil) {
 				t.Fatalf("Limit %d: after %s TryLock: %v, a bucket with %.3f tokens says %v; %s", limit, now.Sub(start), err, b.tokens, want, dump(m))
@@ -125,11 +125,11 @@ func TestRate_givesNothingBackTwice(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartMini(t)
 	now := time.Now()
-	s.Mini().SetTime(now)
+	s.SetTime(t, now)
 	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 10, Rate(1, time.Second, 2), TTL(time.Hour), NoRenew())
 	first, second := mustTry(t, m), mustTry(t, m)
 	now = now.Add(time.Minute) // the rate has filled up again
-	s.Mini().SetTime(now)
+	s.SetTime(t, now)
 	third := mustTry(t, m)
 	for _, le := range []*Lease{first, second} {
 		if err := le.GiveBack(t.Context()); err != nil {

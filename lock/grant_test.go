@@ -137,7 +137,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 func TestRule06_WaiterBehindStaleEntries(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := asksAlways(newLocker(t, s.Client(t)))
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		var dead []redis.Z

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,16 @@ import (
 // soon is the bound for what must happen but not by when: long enough for a
 // machine whose cores are busy with other things.
 const soon = 20 * time.Second
+
+// expiryError is by how much a key of a miniredis may expire too early, or tells that it
+// lasts too long, while a long script runs; see redistest. Of Redis it is the millisecond to
+// which a key's expiry is exact.
+func expiryError(s *redistest.Server) time.Duration {
+	if s.Kind() == redistest.KindMini {
+		return time.Second
+	}
+	return 2 * time.Millisecond
+}
 
 // newLocker makes a Locker that is closed when the test ends.
 func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
@@ -34,6 +45,25 @@ func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 		t.Fatalf("New: %v", err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
+	if os.Getenv(formEnv) == "set" && !needsStrings(t.Name()) || strings.HasPrefix(t.Name(), "TestForms/") {
+		asksAlways(l)
+	}
+	return l
+}
+
+// needsStrings tells whether the test of that name holds what strings do.
+func needsStrings(test string) bool {
+	return strings.HasPrefix(test, "TestForm_") || strings.HasPrefix(test, "TestRule13_HeadersMatchTheCallSites") ||
+		strings.HasPrefix(test, "TestHostileTexts") || strings.HasPrefix(test, "FuzzScripts") || strings.HasPrefix(test, "TestTheFastPathIsAsFast")
+}
+
+// formEnv set to "set" has each Locker of this package's tests take no mutex as a string.
+const formEnv = "AUTOMUTEX_TEST_FORM"
+
+// asksAlways has l ask for every lock, so that each is a sorted set from the start, as of
+// a key that somebody else wanted lately. It returns l. Nothing uses l yet.
+func asksAlways(l *Locker) *Locker {
+	l.conn.sender = nil
 	return l
 }
 
@@ -243,10 +273,17 @@ func free(t testing.TB, m *Lock, within time.Duration) {
 // raw is the client beneath a lock, for looking at what is stored.
 func raw(m *Lock) redis.UniversalClient { return m.locker.conn.rdb.(redis.UniversalClient) }
 
-// stored gives the lock's members and their scores.
+// stored gives the lock's members and their scores. A lock that is a string has the one
+// member that its holder would be.
 func stored(t testing.TB, m *Lock) map[string]float64 {
 	t.Helper()
+	if body, deadline, ok := storedString(t, m); ok {
+		return map[string]float64{"h:" + body: float64(deadline.UnixMilli())}
+	}
 	z, err := raw(m).ZRangeWithScores(t.Context(), m.Key(), 0, -1).Result()
+	if wrongType(err) {
+		return stored(t, m) // it was taken as a string meanwhile
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,6 +293,22 @@ func stored(t testing.TB, m *Lock) map[string]float64 {
 	}
 	return scores
 }
+
+// storedString is who holds the lock as a string, and until when; not ok: it is none.
+func storedString(t testing.TB, m *Lock) (body string, deadline time.Time, ok bool) {
+	t.Helper()
+	reply, err := raw(m).Eval(t.Context(), stringLua, []string{m.Key()}).Slice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, ok = reply[0].(string)
+	return body, time.UnixMilli(reply[1].(int64)), ok
+}
+
+// stringLua answers what a string lock holds, and until when (ms): {body, deadline}.
+const stringLua = `
+local time = redis.call('TIME')
+return {redis.call('MGET', KEYS[1])[1], time[1] * 1000 + math.floor(time[2] / 1000) + redis.call('PTTL', KEYS[1])}`
 
 // band counts the members of a kind ("h:", "e:", "d:", "g:").
 func band(t testing.TB, m *Lock, kind string) (n int) {
@@ -300,6 +353,7 @@ func serverNow(t testing.TB, m *Lock) time.Time {
 // one moment: {PTTL, ms of the longest holder, ms of the longest line entry, ms for which
 // the gate has something to say}.
 const auditLua = `
+if redis.call('MGET', KEYS[1])[1] then return {redis.call('PTTL', KEYS[1]), 0, 0, 0} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local pttl = redis.call('PTTL', KEYS[1])
@@ -344,6 +398,9 @@ func dump(m *Lock) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
+	if body, err := rdb.Get(ctx, m.Key()).Result(); err == nil {
+		return fmt.Sprintf("stored, PTTL %s: %q", rdb.PTTL(ctx, m.Key()).Val(), body)
+	}
 	z, err := rdb.ZRangeWithScores(ctx, m.Key(), 0, 30).Result()
 	if err != nil {
 		return "stored: " + err.Error()
@@ -367,6 +424,14 @@ func isScript(s *script, m *Lock) func([]string) bool {
 	}
 }
 
+// isTake makes a match for a Proxy: whatever may take m, a SET or an ask.
+func isTake(m *Lock) func([]string) bool {
+	ask := isScript(askScript, m)
+	return func(command []string) bool {
+		return ask(command) || len(command) > 2 && strings.EqualFold(command[0], "set") && command[1] == m.Key()
+	}
+}
+
 // warm loads the scripts into m's server, so that later calls are EVALSHAs.
 func warm(t testing.TB, m *Lock) {
 	t.Helper()
@@ -378,7 +443,7 @@ func warm(t testing.TB, m *Lock) {
 }
 
 var scripts = []*script{
-	askScript, releaseScript, callScript, holdScript, renewScript, confirmScript, inspectScript, breakScript, sweepScript,
+	askScript, releaseScript, callScript, holdScript, renewScript, confirmScript, inspectScript, breakScript, sweepScript, fenceScript,
 	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
 	claimTakeScript, claimKeepScript, claimDropScript,

@@ -97,6 +97,11 @@ func parseInspect(key string, reply any, err error) (Info, error) {
 		holder.ExpiresIn = time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond
 		info.Holders = append(info.Holders, holder)
 	}
+	if len(info.Holders) == 1 && info.Granted == 0 { // a string, which has no fence
+		if at := takenAt(info.Holders[0].Token); at > 0 {
+			info.Granted = max(0, time.Duration(us-at)*time.Microsecond)
+		}
+	}
 	return info, nil
 }
 

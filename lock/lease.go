@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -29,9 +30,9 @@ type Lease struct {
 	// clock; nil: it leaves the gate alone. Set once, before the first.
 	cooldownEnd atomic.Pointer[time.Time]
 
-	// What follows is guarded by the renewer's mutex; fence is set before the
+	// What follows is guarded by the renewer's mutex. heldArg is set before the
 	// lease is handed out and never changes.
-	fence    int64
+	fence    int64 // 0: it was not asked for yet
 	parked   time.Duration
 	value    string // what was taken out of a pool, escaped
 	heldArg  any    // a memberArg: the member's name without its kind: body, or value|body in a pool
@@ -89,7 +90,35 @@ const (
 // The first call may ask Redis, within ctx; later calls return the same number. Most
 // work never asks, and then the fence costs nothing. ErrNotHeld: the lease is over, or
 // Redis says that it is. ErrBackend: Redis could not be asked; the lease is as it was.
-func (le *Lease) Fence(context.Context) (int64, error) { return le.fence, nil }
+func (le *Lease) Fence(ctx context.Context) (int64, error) {
+	m, r := le.lock, le.lock.locker.renewer
+	r.mu.Lock()
+	fence, isHeld := le.fence, le.state == held && time.Now().Before(le.deadline)
+	r.mu.Unlock()
+	switch {
+	case fence > 0:
+		return fence, nil
+	case !isHeld:
+		return 0, fmt.Errorf("%w: %q: the lease is over, and its fence was not asked for before", ErrNotHeld, m.name)
+	}
+	reply, err := m.locker.conn.run(ctx, fenceScript, m.keys, []any{le.heldArg})
+	if err == nil {
+		fence, err = codeOf(reply, math.MaxInt64)
+	}
+	switch {
+	case err != nil:
+		return 0, backendError("fence", m.Key(), err)
+	case fence == 0:
+		r.lose(le)
+		return 0, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, m.name)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if le.fence == 0 { // else another call was told one meanwhile
+		le.fence = fence
+	}
+	return le.fence, nil
+}
 
 // Parked is how long the lock's note was in line, from its first place in it (or
 // from when it was sent to the end, because a call of it lapsed or could not be),
@@ -291,6 +320,9 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 	}
 	if err != nil {
 		return 0, false, backendError("release", m.Key(), err)
+	}
+	if m.limit == 1 && reply != any(int64(1)) {
+		m.locker.wanted.note(m.keys[0]) // others have it now, or are parked
 	}
 	reply, more := m.locker.line.told(reply)
 	if more {

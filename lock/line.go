@@ -96,7 +96,7 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 	n.waiters[le.token] = w
 	n.mu.Unlock()
 
-	a, err := m.ask(ctx, le, w.asked)
+	a, sent, err := m.take(ctx, le, w.asked)
 	if err == nil {
 		w.called = m.locker.parking.came(m, le, a)
 	}
@@ -108,7 +108,7 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 		case err != nil:
 			return nil, err
 		case a.yours:
-			m.locker.renewer.add(le, a.fence, a.value, began, m.ttl)
+			m.locker.renewer.add(le, a.fence, a.value, sent, m.ttl)
 			m.listen()
 			return m.replicated(ctx, le)
 		}
@@ -120,7 +120,7 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 	if w.parks {
 		n.locker.parking.measured(m)
 	}
-	n.settle(w, a, nil, began)
+	n.settle(w, a, nil, sent)
 	if w.parks && m.noteHolds(a) {
 		return nil, m.busy(n.leave(w), 0, nil)
 	}

@@ -155,7 +155,7 @@ const keepSlack = time.Second
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
-	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.apart && m.note != "", m.arrival, m.note)
+	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.ttl, m.apart && m.note != "", m.arrival, m.note)
 	return le
 }
 
@@ -192,8 +192,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 		return nil, busy
 	}
 	le := m.newLease()
-	sent := time.Now()
-	answer, err := m.ask(ctx, le, try)
+	answer, sent, err := m.take(ctx, le, try)
 	if err != nil {
 		return nil, err
 	}
@@ -286,6 +285,9 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, w wish) (answer, error) {
 	a, err := m.parseAnswer(reply)
 	if err != nil { // it may have taken the lock all the same
 		m.locker.abandon(le)
+	}
+	if !a.yours || a.back {
+		m.locker.wanted.note(m.keys[0])
 	}
 	return a, err
 }

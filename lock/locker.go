@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"os"
@@ -93,14 +92,15 @@ type Locker struct {
 	log      *slog.Logger
 	err      error // what is wrong with rdb or Options; every operation returns it
 
-	channel string        // this Locker's wake channel, without the prefix
-	nonce   atomic.Uint64 // one per token
+	channel string       // this Locker's wake channel, without the prefix
+	nonce   atomic.Int64 // one per token, see nextNonce
 
 	renewer   *renewer
 	line      *line
 	abandoned *abandoned
 	wake      *wake
 	parking   *parking
+	wanted    *wanted
 	gather    gather
 	controls  *controlReader
 
@@ -118,17 +118,16 @@ type Locker struct {
 // that cannot work (nil, a *redis.Ring, a TTL below MinTTL, a prefix with
 // braces) is reported by [Locker.Err] and by every operation.
 func New(rdb Client, o Options) *Locker {
-	random := make([]byte, 12+5) // 96 bits name the channel, 40 begin the counter
-	_, _ = rand.Read(random)     // crypto/rand.Read never fails since Go 1.24
+	random := make([]byte, 12) // 96 bits name the channel
+	_, _ = rand.Read(random)   // crypto/rand.Read never fails since Go 1.24
 	l := &Locker{
 		prefix:   o.Prefix,
 		secret:   &o.HashKeys,
 		ttl:      wholeMS(o.TTL),
 		replicas: o.MinReplicas,
 		log:      safelog.New(o.Logger),
-		channel:  base64.RawURLEncoding.EncodeToString(random[:12]),
+		channel:  base64.RawURLEncoding.EncodeToString(random),
 	}
-	l.nonce.Store(binary.BigEndian.Uint64(append([]byte{0, 0, 0}, random[12:]...)))
 	if l.prefix == "" {
 		l.prefix = DefaultPrefix
 	}
@@ -151,6 +150,7 @@ func New(rdb Client, o Options) *Locker {
 	l.wake = &wake{locker: l}
 	l.parking = newParking(l, o.Call)
 	l.controls = newControlReader(l, o.OnControls)
+	l.wanted = newWanted()
 	if l.err = CheckClient(rdb); l.err != nil {
 		return l
 	}
@@ -248,9 +248,10 @@ func (l *Locker) branch(f func()) {
 
 // newBody makes <token>|<owner>|<note>, and the token in it: <channel>.<G>.<nonce>,
 // which says where to wake its owner, how long a lease granted to it lasts (ms),
-// and a counter, so that it is unique for every attempt. The counter has a ~ before it
-// for a lock with OnePerNote. A token with an arrival ends in .<arrival>.
-func (l *Locker) newBody(grant time.Duration, apart bool, arrival int64, note string) (wire []byte, body, token string) {
+// and a nonce, so that it is unique for every attempt. The nonce has a ~ before it
+// for a lock with OnePerNote, and then n+ if leases last up to 30 s doubled n times, see
+// lua/form.lua. A token with an arrival ends in .<arrival>.
+func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, note string) (wire []byte, body, token string) {
 	b := make([]byte, 0, 64+len(l.owner)+len(note))
 	b = append(b, l.channel...)
 	b = append(b, '.')
@@ -259,7 +260,11 @@ func (l *Locker) newBody(grant time.Duration, apart bool, arrival int64, note st
 	if apart {
 		b = append(b, '~')
 	}
-	b = strconv.AppendUint(b, l.nonce.Add(1), 36)
+	if n := doublings(ttl); n > 0 {
+		b = strconv.AppendInt(b, n, 10)
+		b = append(b, '+')
+	}
+	b = strconv.AppendInt(b, l.nextNonce(), 36)
 	if arrival > 0 {
 		b = append(b, '.')
 		b = strconv.AppendInt(b, arrival, 10)
@@ -271,6 +276,44 @@ func (l *Locker) newBody(grant time.Duration, apart bool, arrival int64, note st
 	b = append(b, note...)
 	body = string(b)
 	return b, body, body[:n]
+}
+
+// nextNonce is the local time in microseconds, or one more than the last one: no two are
+// equal. It tells others when a lock was taken that is a string in Redis, see takenAt.
+func (l *Locker) nextNonce() int64 {
+	for {
+		last := l.nonce.Load()
+		next := max(last+1, time.Now().UnixMicro())
+		if l.nonce.CompareAndSwap(last, next) {
+			return next
+		}
+	}
+}
+
+// takenAt is when the lock was asked for with that token, by the clock of who has it, in
+// microseconds since 1970; 0: the token does not tell.
+func takenAt(token string) int64 {
+	f := strings.Split(token, ".")
+	if len(f) < 3 {
+		return 0
+	}
+	nonce := strings.TrimPrefix(f[2], "~")
+	if _, after, found := strings.Cut(nonce, "+"); found {
+		nonce = after
+	}
+	us, err := strconv.ParseInt(nonce, 36, 64)
+	if err != nil {
+		return 0
+	}
+	return us
+}
+
+// doublings is how often 30 s are to be doubled to be at least ttl.
+func doublings(ttl time.Duration) (n int64) {
+	for most := 30 * time.Second; most < ttl; most *= 2 {
+		n++
+	}
+	return n
 }
 
 // earliest is the earlier of two times, a zero one meaning never.

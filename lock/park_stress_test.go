@@ -120,8 +120,12 @@ func (d *depot) run(l *Locker, job int, yield <-chan struct{}, crash bool) {
 	if n := d.inside[key].Add(1); n > int64(d.limit) && le.Held() { // a lease that ran out in a stall proves nothing
 		d.t.Errorf("%d hold a lock for %d; %s", n, d.limit, dump(m))
 	}
-	if before := d.lastFence[key].Swap(fenceOf(d.t, le)); d.limit == 1 && before >= fenceOf(d.t, le) {
-		d.t.Errorf("fence %d after %d", fenceOf(d.t, le), before)
+	if fence, err := le.Fence(context.Background()); err == nil {
+		if before := d.lastFence[key].Swap(fence); d.limit == 1 && before >= fence {
+			d.t.Errorf("fence %d after %d", fence, before)
+		}
+	} else if le.Held() {
+		d.t.Errorf("Fence: %v", err)
 	}
 	if crash {
 		d.inside[key].Add(-1)

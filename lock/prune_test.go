@@ -75,7 +75,7 @@ func TestRule06_AReleaseGoesOnUntilAllDeadAreDropped(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
-		l := newLocker(t, s.Client(t))
+		l := asksAlways(newLocker(t, s.Client(t)))
 		for _, limit := range []int{1, 2} {
 			m := l.Semaphore(fmt.Sprint(redistest.Name(t), limit), limit)
 			for range limit - 1 {
@@ -108,7 +108,7 @@ func TestRule06_ARefreshGetsPastManyDead(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := asksAlways(newLocker(t, s.Client(t))).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		n, bound := deadWaiters(s)
 		leaveDead(t, m, n)
@@ -131,7 +131,7 @@ func TestRule06_ParkedWorkIsCalledPastManyDead(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
 		c := answers(map[string]Fate{"parked": FateComing})
-		l := newLocker(t, s.Client(t), calls(c.call))
+		l := asksAlways(newLocker(t, s.Client(t), calls(c.call)))
 		m := l.Mutex(redistest.Name(t), Note("holder"))
 		held := mustTry(t, m)
 		n, bound := deadWaiters(s)

@@ -180,7 +180,7 @@ func TestStop_leavesOthersAlone(t *testing.T) {
 func TestStop_deadOnesDoNotCount(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := asksAlways(newLocker(t, s.Client(t))).Mutex(redistest.Name(t))
 		plain := mustTry(t, m)
 		old, _ := arrived(t, m, "old")
 		dead, _ := arrived(t, m, "dead")

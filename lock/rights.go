@@ -16,7 +16,7 @@ import (
 // neededRights are what the library needs of Redis, as docs/redis.md gives them to a user;
 // %[1]s is the prefix.
 const neededRights = "resetkeys resetchannels ~%[1]s:* &%[1]s:* +eval +evalsha +scan +subscribe +unsubscribe +ping +hello " +
-	"+cluster|slots +asking +time +exists +del +pexpire +pttl +persist +get +set +hlen +hget +hgetall +hset +hdel +zadd +zrem +zscore +zrank +zcard +zcount " +
+	"+cluster|slots +asking +time +exists +del +pexpire +pttl +persist +get +mget +set +hlen +hget +hgetall +hset +hdel +zadd +zrem +zscore +zrank +zcard +zcount " +
 	"+zrange +zrangebyscore +zrevrangebyscore +zremrangebyscore +publish"
 
 // denials notes which commands Redis refuses to the client: by its access control
@@ -27,6 +27,8 @@ type denials struct {
 	// noHash: EVALSHA was refused. Scripts are sent whole from then on, for as long
 	// as the Locker lives.
 	noHash atomic.Bool
+	// noSet: SET was refused. Every lock is asked for from then on.
+	noSet  atomic.Bool
 	logged sync.Map // command to true
 }
 
@@ -46,6 +48,21 @@ func (r *denials) sendWhole(err error) bool {
 	r.noHash.Store(true)
 	r.say("EVALSHA", "automutex: Redis refuses EVALSHA: scripts are sent by EVAL, whole, until this process restarts")
 	return true
+}
+
+// setRefused tells whether the server refused a SET with err where it may let a script
+// take the lock, or join its line: the user has no right to SET, or the memory is full.
+func (r *denials) setRefused(err error) bool {
+	var said redis.Error
+	if !errors.As(err, &said) {
+		return false
+	}
+	if deniedCommand(nil, err) == "SET" {
+		r.noSet.Store(true)
+		r.say("SET", "automutex: Redis refuses SET: locks that nobody waits for cost more until this process restarts")
+		return true
+	}
+	return hasCode(said, "OOM")
 }
 
 // explain returns err, or what has its place where Redis refused a command of the

@@ -46,6 +46,7 @@ var (
 	inspectScript = load("inspect", "most", "note")
 	breakScript   = load("break", "limit", "token", "all")
 	sweepScript   = load("sweep")
+	fenceScript   = load("fence", "body")
 
 	arriveScript = load("arrive", "note", "keep")
 	forgetScript = load("forget", "note")
@@ -83,7 +84,7 @@ func load(name string, args ...string) *script {
 		return string(src)
 	}
 	src := read(name)
-	for _, shared := range []string{"clock", "deadline", "line", "gate", "calls", "pool_line", "claim"} {
+	for _, shared := range []string{"clock", "deadline", "form", "line", "gate", "calls", "pool_line", "claim"} {
 		if marker := "--@include " + shared + "\n"; strings.Contains(src, marker) {
 			src = strings.Replace(src, marker, read(shared), 1)
 		}

@@ -161,7 +161,7 @@ func TestRule01_StressWithWaitersThatGiveUp(t *testing.T) {
 		var wg sync.WaitGroup
 		// A busy machine gets longer, so that some are served there too.
 		began := time.Now()
-		mustUnlock(t, mustTry(t, newLocker(t, s.Client(t)).Mutex(name)))
+		mustUnlock(t, mustTry(t, newLocker(t, s.Client(t)).Semaphore(name, limit)))
 		unit := min(max(time.Millisecond, time.Since(began)/3), 10*time.Millisecond)
 		for range 3 {
 			m := newLocker(t, s.Client(t)).Semaphore(name, limit, TTL(30*time.Second))

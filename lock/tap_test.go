@@ -87,6 +87,9 @@ func scriptName(cmd redis.Cmder) string {
 	if len(args) < 2 {
 		return ""
 	}
+	if cmd.Name() == "set" {
+		return "set"
+	}
 	for _, s := range scripts {
 		if args[1] == s.sha || args[1] == s.src {
 			return s.name

@@ -47,9 +47,21 @@ var linBugs = []*linBug{
 	{
 		name:   "a renewal that retakes",
 		file:   "renew",
-		before: `if deadline <= math.floor(now_us / 1000) then`,
-		after:  `if false then`,
+		before: "if taker and taker ~= body then\n  return 0",
+		after:  "if false then\n  return 0",
 		shows:  linPlan{raids: 3},
+	},
+	{
+		name:   "a release of anybody's string",
+		file:   "release",
+		before: `if taker == body and not ARGV[4] then`,
+		after:  `if taker and not ARGV[4] then`,
+	},
+	{
+		name:   "a widening that forgets the holder",
+		file:   "form",
+		before: `1 / 128), 'h:' .. body`,
+		after:  `1 / 128), 'h:' .. body .. '?'`,
 	},
 	{
 		name:   "a purge before the deadline",

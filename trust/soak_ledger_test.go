@@ -98,7 +98,7 @@ for i = 6, #KEYS do
     elseif limit > 0 and #there > limit then
       redis.call('RPUSH', KEYS[3], limit .. ' ' .. ARGV[2] .. ' ' .. table.concat(there, ' ') .. ' on ' .. name)
     end
-    if limit == 1 then
+    if limit == 1 and fence ~= '0' then -- 0: Redis did not tell it, and nothing is written with it
       local last = redis.call('HGET', KEYS[4], name)
       if last and tonumber(last) >= tonumber(fence) then
         redis.call('RPUSH', KEYS[3], '0 ' .. ARGV[2] .. ' fence ' .. fence .. ' after ' .. last .. ' on ' .. name)
@@ -293,6 +293,12 @@ func TestSoak_ledgerSeesOverlaps(t *testing.T) {
 	l.leave(b, false)
 	l.enter(run("p1", "2", mutex, 6))
 	expect("a fence that does not grow", 1, 1)
+	for i, fence := range []int64{9, 0, 10} {
+		untold := run("p2", fmt.Sprint("untold", i), "p:{turn:wait|b}", fence)
+		l.enter(untold)
+		l.leave(untold, false)
+	}
+	expect("a fence that Redis did not tell", 1, 1)
 	l.kill("p1")
 	l.enter(run("p1", "3", mutex, 7)) // too late to count
 	l.enter(run("p2", "2", mutex, 8))

@@ -69,9 +69,9 @@ way by a lock of their own, an operator is not kept out. Who runs an archived
 task again (RunTask) in the very moment in which the next one makes room has it
 deleted. A task that a worker runs, and whose handler fails, between the look at it and its
 deletion is superseded all the same. A command that arrives seconds late, when go-redis has sent it again and the
-call has gone on, can undo what came after it. A late enqueue can bring back a task that
-was taken back, which then runs although its call failed. Under UntilDone tasks that supersede
-each other take turns at two IDs, so a late deletion can delete the task of a later call. When the reply to the deletion of a
+call has gone on, can undo what came after it: under UntilDone tasks that supersede each
+other take turns at two IDs, so a late deletion can delete the task of a later call, and a
+late enqueue can bring back a task that was taken back. When the reply to the deletion of a
 superseded task is lost under For, and the task had ended just then, the new one runs too.
 
 Replace and Postpone take the new task back when the old one begins in that moment. They

@@ -282,8 +282,6 @@ func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.Tas
 		info, err = o.look(o.rule.Queue, next)
 		switch {
 		case err != nil || info == nil:
-		case ended(info) && o.rule.KeepArchived:
-			return nil, nil //nolint:nilnil // it has ended since the look, and is in the way: look again
 		case ended(info):
 			return nil, o.remove(o.rule.Queue, next) // of a producer that died in here; look again
 		case !o.same(info):

@@ -76,6 +76,7 @@ type demo struct {
 // of the other one.
 func (d *demo) run(ctx context.Context, before, after int) error {
 	server := miniredis.NewMiniRedis()
+	server.ClockTTL(true) // as in Redis: a key expires as time goes by
 	if err := server.Start(); err != nil {
 		return fmt.Errorf("starting the embedded Redis: %w", err)
 	}

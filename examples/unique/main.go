@@ -64,6 +64,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 func connect(address string) (rdb redis.UniversalClient, stop func(), err error) {
 	if address == "" {
 		mini := miniredis.NewMiniRedis()
+		mini.ClockTTL(true) // as in Redis: a key expires as time goes by
 		if err := mini.Start(); err != nil {
 			return nil, nil, fmt.Errorf("starting the embedded Redis: %w; -redis URL uses a real one", err)
 		}

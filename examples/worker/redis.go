@@ -33,6 +33,7 @@ type store struct {
 func openRedis(ctx context.Context, address string) (*store, error) {
 	if address == "" {
 		mini := miniredis.NewMiniRedis()
+		mini.ClockTTL(true) // as in Redis: a key expires as time goes by
 		if err := mini.Start(); err != nil {
 			return nil, fmt.Errorf("starting the embedded Redis: %w; -redis URL uses a real one", err)
 		}

@@ -42,6 +42,7 @@ var trials = []trial{
 	{"zremrangebyscore", with(5, 6)},
 	{"zrem", with("b")},
 	{"persist", with()},
+	{"mget", with()},
 	{"set", beside("claim", "PX", 60_000)},
 	{"get", beside()},
 	{"hset", hash("report", "{}")},

@@ -3,9 +3,13 @@ package redistest
 import (
 	"os"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -31,6 +35,7 @@ type Server struct {
 	addrs   []string
 	private bool                 // one test's own
 	mini    *miniredis.Miniredis // of KindMini only
+	still   atomic.Bool          // of KindMini only: the test sets the clock
 	nodes   []*process           // of the other kinds
 }
 
@@ -39,8 +44,29 @@ func startMini() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{kind: KindMini, addrs: []string{mini.Addr()}, mini: mini}, nil
+	s := &Server{kind: KindMini, addrs: []string{mini.Addr()}, mini: mini}
+	last := time.Now()
+	var mu sync.Mutex // guards last. Nobody waits for it: its owner may wait for a script
+	mini.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
+		if !mu.TryLock() {
+			return false
+		}
+		defer mu.Unlock()
+		if !s.still.Load() && (command == "SET" || time.Since(last) >= tick) && s.mini.TryLock() { // else a script runs: this is one of its commands
+			s.mini.Unlock()
+			now := time.Now()
+			s.mini.FastForward(now.Sub(last))
+			last = now
+		}
+		return false
+	})
+	return s, nil
 }
+
+// tick is by how much keys of a miniredis may expire too late; and too early, if a script
+// made them and not a SET. (With none, by ClockTTL of miniredis, each command of each
+// script would go through all keys.)
+const tick = time.Millisecond
 
 func startReal(args []string) (*Server, error) {
 	node, err := startProcess(args)
@@ -48,6 +74,17 @@ func startReal(args []string) (*Server, error) {
 		return nil, err
 	}
 	return &Server{kind: KindReal, addrs: []string{node.addr()}, nodes: []*process{node}}, nil
+}
+
+// SetTime sets the clock of a miniredis of the test's own. From then on it stands still,
+// and no key expires by itself.
+func (s *Server) SetTime(t testing.TB, now time.Time) {
+	t.Helper()
+	if s.mini == nil || !s.private {
+		t.Fatalf("redistest: only the clock of a server from StartMini can be set, not that of this %s", s.kind)
+	}
+	s.still.Store(true)
+	s.mini.SetTime(now)
 }
 
 // close stops the server and removes its files.

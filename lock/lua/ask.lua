@@ -35,6 +35,8 @@ local lock, body = KEYS[1], ARGV[1]
 
 --@include deadline
 
+--@include form
+
 -- An idle lock is no key at all: nothing to purge, nobody to overtake.
 local idle = redis.call('EXISTS', lock) == 0
 if idle and ARGV[4] ~= '0' then
@@ -51,6 +53,19 @@ if idle and ARGV[4] ~= '0' then
     redis.call('PEXPIRE', lock, life) -- fails again, and says why
   end
   return now_us
+end
+local taker, left, beyond = alone()
+if taker == body then
+  -- Ours already: a resent SET or ask. See below for a sorted set.
+  redis.call('PEXPIRE', lock, math.max(left, ARGV[2] - 1000))
+  return now_us
+elseif taker and (ARGV[3] or '0') == '0' and (ARGV[4] or '1') == '1' and (ARGV[5] or '0') == '0' then
+  if beyond then
+    redis.call('PEXPIRE', lock, left)
+  end
+  return {now_us, math.max(1, left), 0, 'h:' .. taker}
+elseif taker then
+  widen(taker, left)
 end
 local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1), (ARGV[5] or 0) == '1'
 
@@ -170,6 +185,6 @@ if away or park then
     parked = 1
   end
   return {now_us, wait, place, holder or '', inline, called, redis.call('ZCOUNT', lock, '4e15', '(6e15'), parked,
-    -(redis.call('ZSCORE', lock, 'f') or 0) - 1e15}
+    taken_at(holder or '', deadline, -(redis.call('ZSCORE', lock, 'f') or 0) - 1e15)}
 end
 return {now_us, wait, place, holder or ''}

@@ -13,6 +13,12 @@ local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 
 --@include deadline
 
+--@include form
+
+local taker, left = alone()
+if taker then
+  widen(taker, left)
+end
 --@include line
 
 holders() -- those whose deadline has passed leave

@@ -16,6 +16,11 @@ local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
 
 --@include deadline
 
+--@include form
+
+if alone() then
+  return math.max(0, limit - 1) -- with a string nothing is parked
+end
 --@include line
 --@include calls
 

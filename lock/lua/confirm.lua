@@ -13,6 +13,11 @@ local lock, body, length = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
 --@include deadline
 
+--@include form
+
+if alone() then
+  return 0 -- somebody else: who waits for replicas takes no string
+end
 local deadline = tonumber(redis.call('ZSCORE', lock, 'h:' .. body) or 0)
 if deadline <= math.floor(now_us / 1000) then
   return 0

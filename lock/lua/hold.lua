@@ -12,6 +12,14 @@ local lock, body, limit = KEYS[1], ARGV[1], 1
 
 --@include deadline
 
+--@include form
+
+local taker, left = alone()
+if taker and taker ~= body then
+  return 0
+elseif taker then
+  widen(taker, left)
+end
 --@include line
 
 holders()

@@ -4,9 +4,19 @@
 -- ARGV[1] most  how many holders to list; 0: none
 -- ARGV[2] note  of a parked or called entry whose place is wanted: <note>; empty: of none
 --
--- reply {server time (us), holders, waiting, parked, called, last fence (0: none), place of the note (-1: none), {holder member, deadline (ms), ...}, why the gate is closed (empty: it is open), for how long (us)}
+-- reply {server time (us), holders, waiting, parked, called, when the last slot was taken (us, 0: never), place of the note (-1: none), {holder member, deadline (ms), ...}, why the gate is closed (empty: it is open), for how long (us)}
 local lock, most, note = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 --@include clock
+
+--@include deadline
+
+--@include form
+
+local taker, left = alone()
+if taker then
+  local holder = most > 0 and {'h:' .. taker, string.format('%d', math.ceil(now_us / 1000) + left)} or {}
+  return {now_us, 1, 0, 0, 0, 0, -1, holder, '', 0}
+end
 local after = '(' .. string.format('%.0f', math.floor(now_us / 1000))
 
 local listed = {}
@@ -26,4 +36,4 @@ if gate[2] and gate[2] * 1e6 > now_us then
   why, closed = string.match(gate[1], '^g:(%l+)'), math.floor(gate[2] * 1e6 + 0.5) - now_us
 end
 return {now_us, redis.call('ZCOUNT', lock, after, 1e14), waiting, redis.call('ZCOUNT', lock, 4e15, '(6e15'), called,
-  fence and -fence - 1e15 or 0, place, listed, why, closed}
+  fence and taken_at(listed[1] or '', listed[2], -fence - 1e15) or 0, place, listed, why, closed}

@@ -14,7 +14,7 @@ local own, told
 -- clock has stepped back since.
 local function far(score)
   local ahead = score - now_ms - 31000
-  return ahead > 0 and ahead > 30000 * 2 ^ (score % 1 * 64) - 30000
+  return ahead > 0 and ahead > 30000 * 2 ^ math.floor(score % 1 * 64) - 30000
 end
 
 -- lower_far: after such a step, ends that are too far come back to the longest length
@@ -28,7 +28,7 @@ local function lower_far()
     if far(score) then
       local mark = score % 1
       redis.call('ZREM', lock, '') -- removes nothing: after it a full Redis lets the ZADD pass
-      redis.call('ZADD', lock, string.format('%.6f', now_ms + 1 + 30000 * 2 ^ (mark * 64) + mark), found[i])
+      redis.call('ZADD', lock, string.format('%.7f', now_ms + 1 + 30000 * 2 ^ math.floor(mark * 64) + mark), found[i])
     end
   end
 end

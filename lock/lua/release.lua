@@ -23,14 +23,23 @@
 --
 -- A holder still stored was nobody else's meanwhile, so it counts as held even
 -- if its deadline has just passed; its own process judges that by its clock.
-local lock, body, limit, cooldown = KEYS[1], ARGV[1], tonumber(ARGV[3] or 1), tonumber(ARGV[4] or 0)
+local lock, body = KEYS[1], ARGV[1]
+local taker = redis.call('MGET', lock)[1] -- see form
+if taker == body and not ARGV[4] then
+  redis.call('DEL', lock) -- nothing to purge, nobody to grant
+  return tonumber(ARGV[3] or 1)
+end
+local limit, cooldown = tonumber(ARGV[3] or 1), tonumber(ARGV[4] or 0)
+if taker and taker ~= body then
+  return -1 - math.max(0, limit - 1) -- somebody else has one slot
+end
 
-local size = redis.call('ZCARD', lock)
+local size = taker and 2 or redis.call('ZCARD', lock)
 if size == 0 then
   return -1 - limit
 end
 -- ZRANK only to see whether it is there: ZSCORE would print the score.
-if size == 2 and cooldown == 0 and redis.call('ZRANK', lock, 'h:' .. body) then
+if not taker and size == 2 and cooldown == 0 and redis.call('ZRANK', lock, 'h:' .. body) then
   -- Alone (the holder and the fence): nothing to purge, nobody to grant.
   redis.call('DEL', lock)
   return limit
@@ -39,6 +48,11 @@ end
 
 --@include deadline
 
+--@include form
+
+if taker then
+  widen(alone())
+end
 --@include line
 --@include calls
 

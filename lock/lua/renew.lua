@@ -11,6 +11,17 @@ local lock, body, length = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
 --@include deadline
 
+--@include form
+
+local taker, left = alone()
+if taker and taker ~= body then
+  return 0
+elseif taker and length > longest(body) then
+  widen(taker, left)
+elseif taker then
+  redis.call('PEXPIRE', lock, math.max(left, length))
+  return 1
+end
 local deadline = tonumber(redis.call('ZSCORE', lock, 'h:' .. body) or 0)
 if deadline <= math.floor(now_us / 1000) then
   return 0

@@ -17,6 +17,15 @@ local lock, limit, arrival = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 --@include clock
 local now_ms = math.floor(now_us / 1000)
 
+--@include deadline
+
+--@include form
+
+local taker, left = alone()
+if taker then
+  widen(taker, left)
+end
+
 local known, others, holding = {}, 0, false
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, string.format('(%d', now_ms), 1e14, 'LIMIT', 0, 1000)) do
   local token, came = string.match(member, '^h:([^.|]*%.%d+%.[^.|]*%.(%d+))|')

@@ -12,6 +12,11 @@ local lock, limit = KEYS[1], 1
 
 --@include deadline
 
+--@include form
+
+if alone() then
+  return 0 -- the key expires by itself
+end
 --@include line
 
 local removed = redis.call('ZREMRANGEBYSCORE', lock, 1e11, now_ms)

@@ -117,7 +117,8 @@ type run struct {
 	began   time.Time
 	ended   time.Time
 	end     string
-	counted bool // asynq has counted its failure already
+	counted bool            // asynq has counted its failure already
+	fenced  map[string]bool // keys whose fence was told; two rules may share one
 
 	innermost string               // the key that was taken last
 	taken     map[string]time.Time // by key
@@ -346,7 +347,6 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	innermost, _ := automutex.Lease(ctx)
 	rules := map[string]string{} // by key
 	task := b.w.plan.Tasks[n]
-	fences := map[string]int64{}
 	r.alive = context.Background()
 	var without []string
 	for _, rule := range b.w.plan.rulesOf(task) {
@@ -363,12 +363,6 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 			r.innermost = rule.key(task)
 		}
 		r.alive = lease.Bind(r.alive)
-		if rule.limit() == 1 {
-			// Who gets no answer does not write.
-			if fence, err := lease.Fence(ctx); err == nil {
-				fences[rule.key(task)] = fence
-			}
-		}
 	}
 
 	b.mu.Lock()
@@ -385,7 +379,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	if len(without) > 0 {
 		b.violatef("unguarded: task %d runs without its lock %q", n, without)
 	}
-	if t.refused > 0 && !b.deliversLate(task, frozen) && !b.bringsBack() {
+	if t.refused > 0 && !b.deliversLate(task, frozen) {
 		b.violatef("refused: task %d runs although its producer was told that nothing was enqueued", n)
 	}
 	for _, a := range slices.Backward(b.attempts) {
@@ -395,13 +389,6 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 		}
 	}
 	b.judgeBeside(r)
-	for key, fence := range fences {
-		k := b.key(key)
-		if fence <= k.fence && !b.w.stepped() && b.limitOf(key) == 1 {
-			b.violatef("fence: task %d has %d on %q, after %d", n, fence, key, k.fence)
-		}
-		k.fence = max(k.fence, fence)
-	}
 	for key, rule := range rules {
 		if h, ok := b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)]; ok {
 			r.taken[key] = h.since
@@ -415,6 +402,32 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	b.judgeTimeLeft(r)
 	b.runs = append(b.runs, r)
 	return r
+}
+
+// judgeFences has a run ask for its fences, as a handler does first. Who gets no answer
+// does not write.
+func (b *ledger) judgeFences(r *run) {
+	task := b.w.plan.Tasks[r.n]
+	for _, rule := range b.w.plan.rulesOf(task) {
+		lease, ok := automutex.LeaseOf(r.ctx, rule.name())
+		if !ok || rule.limit() != 1 {
+			continue
+		}
+		key := rule.key(task)
+		fence, err := lease.Fence(r.ctx)
+		b.mu.Lock()
+		if k := b.key(key); err == nil && !r.fenced[key] && !r.p.isEnded() {
+			if fence <= k.fence && !b.w.stepped() && b.limitOf(key) == 1 {
+				b.violatef("fence: task %d has %d on %q, after %d", r.n, fence, key, k.fence)
+			}
+			k.fence = max(k.fence, fence)
+			if r.fenced == nil {
+				r.fenced = map[string]bool{}
+			}
+			r.fenced[key] = true
+		}
+		b.mu.Unlock()
+	}
 }
 
 // lives tells whether a run is under way, and may believe in its leases.

@@ -231,21 +231,15 @@ func (t *taskBook) endsUnrun() bool {
 	return false
 }
 
-// bringsBack tells whether an enqueue of the producers may have been executed when its
-// task had been taken back: package unique's documentation says that it then runs.
-func (b *ledger) bringsBack() bool {
-	return slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool { return f.Kind == late && f.Proc < 0 && f.Client == "asynq" })
-}
-
 // deliversLate tells whether a command of the producers may have been executed when the
 // producer had sent it again and gone on. Under UntilDone tasks that supersede each other
 // take turns at two IDs, so a late deletion can hit a later task, and a late enqueue can
 // bring back a task that was taken back: package unique's documentation says so.
 func (b *ledger) deliversLate(t taskPlan, kinds ...faultKind) bool {
 	u := b.w.plan.uniqueOf(t)
-	return u != nil && u.Until == "done" && (b.bringsBack() || slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
-		return f.Kind == frozen && slices.Contains(kinds, frozen)
-	}))
+	return u != nil && u.Until == "done" && slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
+		return f.Kind == frozen && slices.Contains(kinds, frozen) || f.Kind == late && f.Proc < 0 && f.Client == "asynq"
+	})
 }
 
 // judgeBalance looks whether events come in pairs.

@@ -226,6 +226,7 @@ func (p *process) handle(ctx context.Context, t *asynq.Task) error {
 	if r == nil {
 		return errDead
 	}
+	p.w.book.judgeFences(r)
 	step := p.w.plan.Tasks[n].step(r.nth)
 	if step.Then > 0 && p.w.book.isNew(step.Then-1) {
 		p.w.enqueue(step.Then - 1)

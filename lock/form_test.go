@@ -1,0 +1,703 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// TestForms runs tests of what the engine promises over the sorted set alone. Run by
+// themselves they take mutexes as strings, where nobody waits.
+func TestForms(t *testing.T) {
+	t.Parallel()
+	tests := oneCallTests()
+	delete(tests, "KilledHolder") // it measures times; its locks are waited for, and so sorted sets
+	for name, test := range tests {
+		t.Run(name, test)
+	}
+	for name, test := range map[string]func(*testing.T){
+		"AskDeliveredLate":   TestAskDeliveredLate_isReleasedAgain,
+		"FenceGrows":         TestRule11_FenceGrows,
+		"LostAtTheDeadline":  TestRule09_LostAtTheLocalDeadline,
+		"KeyOutlives":        TestRule12_KeyOutlivesItsEntries,
+		"BreakAll":           TestBreakAll,
+		"BreakDuringDo":      TestBreakDuringDo,
+		"ByKey":              TestByKey,
+		"Delete":             TestDelete,
+		"List":               TestList,
+		"UnlockAfterTheEnd":  TestUnlockAfterTheDeadline,
+		"ShortStay":          TestRule08_ShortStayCostsTwoCalls,
+		"HungRedis":          TestHungRedis_callsEndWithTheirContext,
+		"QueuedByATransport": TestTransportThatQueuesReleasesWhatItSends,
+		"CooldownFaults":     TestCooldownKeepsTheSlotForThatLong,
+	} {
+		t.Run(name, test)
+	}
+}
+
+// wantForm holds the form in which m is stored: "string", "zset", or "none".
+func wantForm(t *testing.T, m *Lock, want string) {
+	t.Helper()
+	if kind, err := raw(m).Type(t.Context(), m.Key()).Result(); kind != want || err != nil {
+		t.Errorf("stored as %s, %v; want %s; %s", kind, err, want, dump(m))
+	}
+}
+
+// A mutex that nobody waits for is one string that has the owner and the note in it, and
+// lasts as long as the lease. A try in vain leaves it so. The first who waits widens it.
+func TestForm_stringUntilSomebodyWaits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l, others := newLocker(t, s.Client(t), owner("worker-1")), newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t), TTL(20*time.Second), Note("default/7"))
+		le := mustTry(t, m)
+		value, err := raw(m).Get(t.Context(), m.Key()).Result()
+		if err != nil || value != le.Token()+"|worker-1|default/7" {
+			t.Fatalf("stored: %q, %v", value, err)
+		}
+		if left := raw(m).PTTL(t.Context(), m.Key()).Val(); left > 20*time.Second || left < time.Second {
+			t.Errorf("the key lasts %s", left)
+		}
+		busy := mustBeBusy(t, handle(others, m))
+		if busy.Holder != "worker-1" || busy.Note != "default/7" || busy.ExpiresIn > 20*time.Second || busy.ExpiresIn < time.Second {
+			t.Errorf("busy: %+v", busy)
+		}
+		wantForm(t, m, "string")
+		before, _ := holds(t, le)
+		w := inLine(t, handle(others, m), 1)
+		wantForm(t, m, "zset")
+		// The deadline of the string is read with two commands, that of the set is stored.
+		if after, ok := holds(t, le); !ok || after.Sub(before).Abs() > 5*time.Second {
+			t.Errorf("the holder's deadline moved from %v to %v; %s", before, after, dump(m))
+		}
+		mustUnlock(t, le)
+		mustUnlock(t, w.got(t))
+		free(t, m, soon)
+	})
+}
+
+// How long a lock is taken is told from when it was taken, also after the first who waits
+// has widened it.
+func TestForm_tellsSinceWhenItIsTaken(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for _, ttl := range []time.Duration{20 * time.Second, 2 * time.Minute} {
+			m := l.Mutex(redistest.Name(t)+ttl.String(), TTL(ttl), Note("holder"), OnePerNote())
+			before := time.Now()
+			le := mustTry(t, m)
+			taken := time.Now()
+			redistest.Eventually(t, soon, func() bool { return time.Since(taken) > 300*time.Millisecond }, "some time")
+			tells := func(what string, told time.Duration) {
+				t.Helper()
+				if told < 290*time.Millisecond || told > time.Since(before)+10*time.Millisecond {
+					t.Errorf("%s, TTL %s: taken for %s, want between 300ms and %s; %s", what, ttl, told, time.Since(before), dump(m))
+				}
+			}
+			granted := func() time.Duration {
+				info, err := m.Inspect(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				return info.Granted
+			}
+			tells("a string", granted())
+			for _, note := range []string{"first", "second"} {
+				_, err := handle(l, m, Note(note)).LockOrPark(t.Context(), closedYield)
+				tells("parked "+note, wantBusy(t, err).TakenFor)
+				tells("widened", granted())
+				if err := le.Extend(t.Context(), ttl); err != nil {
+					t.Fatal(err)
+				}
+			}
+			mustUnlock(t, le)
+		}
+	})
+}
+
+// What needs more than a string is a sorted set from the start.
+func TestForm_setFromTheStart(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for _, m := range []*Lock{
+			l.Semaphore(redistest.Name(t)+"2", 2),
+			l.Mutex(redistest.Name(t)+"rate", Rate(100, time.Second, 100)),
+		} {
+			le := mustTry(t, m)
+			wantForm(t, m, "zset")
+			mustUnlock(t, le)
+		}
+		// A Transport that runs scripts and nothing else.
+		scripts := newLocker(t, s.Client(t), func(o *Options) { o.Transport = struct{ Transport }{s.Client(t)} })
+		m := scripts.Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		wantForm(t, m, "zset")
+		mustUnlock(t, le)
+	})
+	t.Run("MinReplicas", func(t *testing.T) {
+		t.Parallel()
+		master := redistest.StartReal(t)
+		redistest.StartReplica(t, master)
+		m := newLocker(t, master.Client(t), minReplicas(1)).Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		wantForm(t, m, "zset")
+		mustUnlock(t, le)
+	})
+}
+
+// A key that others wanted lately is asked for at once; after a while it is a string
+// again. So a contended turn costs two commands.
+func TestForm_wantedLatelyIsAskedFor(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		commands := newTap(rdb)
+		l := newLocker(t, rdb)
+		m := l.Mutex(redistest.Name(t))
+		take := func(what string, sets, asks int) {
+			t.Helper()
+			commands.reset()
+			le, err := m.TryLock(t.Context())
+			if err == nil {
+				mustUnlock(t, le)
+			}
+			commands.mu.Lock()
+			defer commands.mu.Unlock()
+			if commands.calls["set"] != sets || commands.calls["ask"] != asks {
+				t.Errorf("%s: %v; want %d SETs and %d asks", what, commands.calls, sets, asks)
+			}
+		}
+		take("free", 1, 0)
+		held := mustTry(t, handle(newLocker(t, s.Client(t)), m))
+		take("held", 1, 1)
+		// The clock of the table stands still: the machine may be slow.
+		l.wanted.slot(m.Key()).Store(l.wanted.tick() + 1<<20)
+		l.wanted.began = l.wanted.began.Add(-(1 << 20) * wantedTick)
+		take("held, and wanted lately", 0, 1)
+		mustUnlock(t, held)
+		take("free, and wanted lately", 0, 1)
+		l.wanted.began = l.wanted.began.Add(-2 * wantedFor)
+		take("free, and not wanted lately", 1, 0)
+	})
+}
+
+// The table of keys that were wanted lately does not grow, and forgets by itself.
+func TestWanted(t *testing.T) {
+	t.Parallel()
+	w := newWanted()
+	for i := range 100_000 {
+		w.note(fmt.Sprint("key ", i))
+	}
+	if w.note("key"); !w.lately("key") {
+		t.Error("a key that was noted is not known")
+	}
+	w.began = w.began.Add(-wantedFor - wantedTick)
+	for i := range 100_000 {
+		if key := fmt.Sprint("key ", i); w.lately(key) {
+			t.Fatalf("%q is known after %s", key, wantedFor)
+		}
+	}
+}
+
+// A lease counts from before its SET was sent: with a slow network it ends here no later
+// than in Redis.
+func TestForm_deadlineCountsFromBeforeTheSet(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := far.Mutex(redistest.Name(t), TTL(30*time.Second), NoRenew(), Margin(0))
+		mustUnlock(t, mustTry(t, m)) // connected
+		held := p.Hold(isTake(m), 1)
+		before := time.Now()
+		a := lockBeside(t, m)
+		redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "the SET under way")
+		redistest.Eventually(t, soon, func() bool { return time.Since(before) > 300*time.Millisecond }, "some time")
+		held.Release()
+		le := a.got(t)
+		wantForm(t, handle(near, m), "string")
+		if end := before.Add(30*time.Second + 150*time.Millisecond); le.Deadline().After(end) {
+			t.Errorf("the lease ends %s after its SET was sent, want at most 30s", le.Deadline().Sub(before))
+		}
+		mustUnlock(t, le)
+	})
+}
+
+// A holder that dies as a string is succeeded at its deadline, by one who tries and by one
+// who has widened its lock meanwhile.
+func TestForm_deadHolderIsSucceeded(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for name, succeed := range map[string]func(*Lock) *Lease{
+			"tries": func(m *Lock) (le *Lease) {
+				redistest.Eventually(t, soon, func() bool {
+					var err error
+					le, err = m.TryLock(t.Context())
+					return err == nil
+				}, "the lock")
+				return le
+			},
+			"waits": func(m *Lock) *Lease { return lockBeside(t, m).got(t) },
+		} {
+			m := l.Mutex(redistest.Name(t)+name, TTL(time.Second), NoRenew())
+			dead := mustTry(t, m)
+			wantForm(t, m, "string")
+			next := succeed(handle(newLocker(t, s.Client(t)), m, TTL(time.Minute)))
+			if dead.Held() {
+				t.Errorf("%s: succeeded while the first still believes in its lease", name)
+			}
+			if _, err := dead.Fence(t.Context()); !errors.Is(err, ErrNotHeld) {
+				t.Errorf("%s: the fence of a lease that has ended: %v", name, err)
+			}
+			if err := dead.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
+				t.Errorf("%s: Unlock of a lease that has ended: %v", name, err)
+			}
+			mustUnlock(t, next)
+		}
+	})
+}
+
+// Fences grow from holder to holder whatever the form, whenever they are asked for, and
+// whoever widens the lock meanwhile. Each lease keeps its own.
+func TestForm_fencesGrowThroughBothForms(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
+		other := handle(newLocker(t, s.Client(t)), m)
+		last := int64(0)
+		grows := func(le *Lease) {
+			t.Helper()
+			fence := fenceOf(t, le)
+			if again := fenceOf(t, le); fence <= last || again != fence {
+				t.Fatalf("fence %d, and again %d, after %d; %s", fence, again, last, dump(m))
+			}
+			last = fence
+		}
+		for i := range 40 {
+			le := mustTry(t, m)
+			if i%2 == 0 {
+				grows(le) // before it is widened
+			}
+			w := inLine(t, other, 1)
+			if i%2 == 1 {
+				grows(le) // and after
+			}
+			if i%4 > 1 {
+				fenceOf(t, le)
+			}
+			mustUnlock(t, le)
+			next := w.got(t)
+			grows(next)
+			mustUnlock(t, next)
+		}
+	})
+}
+
+// Who asks for its fence again, and several at once, are told the same, by one command or few.
+func TestForm_fenceIsRemembered(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		commands := newTap(rdb)
+		m := newLocker(t, rdb).Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		fences := make([]int64, 20)
+		var wg sync.WaitGroup
+		for i := range fences {
+			redistest.Go(&wg, func() { fences[i] = fenceOf(t, le) })
+		}
+		wg.Wait()
+		for _, fence := range fences {
+			if fence != fences[0] {
+				t.Errorf("fences %v", fences)
+				break
+			}
+		}
+		commands.reset()
+		fenceOf(t, le)
+		mustUnlock(t, le)
+		if fence, err := le.Fence(t.Context()); fence != fences[0] || err != nil {
+			t.Errorf("after Unlock: %d, %v; want %d, which was told before", fence, err, fences[0])
+		}
+		if n := commands.count(fenceScript); n != 0 {
+			t.Errorf("%d commands for a fence that is known", n)
+		}
+	})
+}
+
+// A fence is told to the holder alone: of a lock that was taken away it says so, and the
+// contexts of the lease end.
+func TestForm_fenceNeedsTheLock(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for name, takenAway := range map[string]func(m *Lock){
+			"deleted":  func(m *Lock) { raw(m).Del(t.Context(), m.Key()) },
+			"a string": func(m *Lock) { raw(m).Del(t.Context(), m.Key()); mustTry(t, handle(newLocker(t, s.Client(t)), m)) },
+			"a set": func(m *Lock) {
+				raw(m).Del(t.Context(), m.Key())
+				mustTry(t, handle(asksAlways(newLocker(t, s.Client(t))), m))
+			},
+		} {
+			m := l.Mutex(redistest.Name(t)+name, TTL(time.Minute))
+			le := mustTry(t, m)
+			ctx := le.Bind(t.Context())
+			takenAway(m)
+			if fence, err := le.Fence(t.Context()); fence != 0 || !errors.Is(err, ErrNotHeld) {
+				t.Errorf("%s: %d, %v; want ErrNotHeld", name, fence, err)
+			}
+			if cause := context.Cause(ctx); !errors.Is(cause, ErrLost) || le.Held() {
+				t.Errorf("%s: the context ended with %v", name, cause)
+			}
+		}
+	})
+	t.Run("Redis is away", func(t *testing.T) {
+		t.Parallel()
+		_, far, p := through(t, redistest.Mini(t))
+		le := mustTry(t, far.Mutex(redistest.Name(t), TTL(time.Minute)))
+		p.Refuse(true)
+		p.Cut()
+		if fence, err := le.Fence(t.Context()); fence != 0 || !errors.Is(err, ErrBackend) || !le.Held() {
+			t.Errorf("%d, %v, held: %t; want ErrBackend of a lease that is held", fence, err, le.Held())
+		}
+		p.Heal()
+		fenceOf(t, le)
+		mustUnlock(t, le)
+	})
+}
+
+// A lease that is extended beyond what its token says becomes a sorted set, which knows how
+// long it may last; others do not cut it short.
+func TestForm_extendedBeyondTheToken(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute), NoRenew())
+		other := handle(newLocker(t, s.Client(t)), m, TTL(MinTTL))
+		le := mustTry(t, m)
+		for _, step := range []struct {
+			length time.Duration
+			form   string
+		}{{time.Minute, "string"}, {10 * time.Minute, "zset"}, {time.Second, "zset"}} {
+			if err := le.Extend(t.Context(), step.length); err != nil {
+				t.Fatal(err)
+			}
+			wantForm(t, m, step.form)
+			if busy := mustBeBusy(t, other); busy.ExpiresIn < step.length-soon || busy.ExpiresIn > 10*time.Minute+time.Second {
+				t.Errorf("extended by %s it ends in %s", step.length, busy.ExpiresIn)
+			}
+		}
+		mustUnlock(t, le)
+		free(t, m, soon)
+	})
+}
+
+// A Redis that stands still between two commands of the script that widens a lock does not
+// make the holder's deadline come sooner.
+func TestForm_slowWideningKeepsTheDeadline(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute), NoRenew())
+	le := mustTry(t, m)
+	_, before, ok := storedString(t, m)
+	if !ok {
+		t.Fatal("no string")
+	}
+	const read = "local left = redis.call('PTTL', lock)"
+	slow := strings.Replace(askScript.src, read, "for _ = 1, 2e7 do end "+read, 1)
+	if slow == askScript.src {
+		t.Fatalf("%s is not in the script", read)
+	}
+	waiter := m.newLease()
+	if err := raw(m).Eval(t.Context(), slow, m.keys, waiter.body, 61_000, 1000).Err(); err != nil {
+		t.Fatal(err)
+	}
+	wantForm(t, m, "zset")
+	// What is read of a string may be a millisecond more than is so.
+	if after, ok := holds(t, le); !ok || after.Before(before.Add(-time.Millisecond)) {
+		t.Errorf("the deadline was %s, and is %s earlier", before, before.Sub(after))
+	}
+}
+
+// Redis' clock steps back: the key of a string would last longer by the step. Whoever
+// meets it brings its end back, to the longest that its lease can last.
+func TestForm_clockStepsBack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, meet := range map[string]func(*Lock) time.Duration{
+			"tries": func(m *Lock) time.Duration { return mustBeBusy(t, m).ExpiresIn },
+			"waits": func(m *Lock) time.Duration {
+				inLine(t, m, 1)
+				return mustBeBusy(t, m).ExpiresIn
+			},
+		} {
+			for ttl, most := range map[time.Duration]time.Duration{MinTTL: 30 * time.Second, 30 * time.Second: 30 * time.Second, 100 * time.Second: 2 * time.Minute} {
+				m := newLocker(t, s.Client(t)).Mutex(fmt.Sprint(redistest.Name(t), name, ttl), TTL(ttl), NoRenew())
+				le := m.newLease()
+				if ok, err := m.takeString(t.Context(), le); !ok || err != nil {
+					t.Fatal(ok, err)
+				}
+				raw(m).PExpire(t.Context(), m.Key(), time.Hour) // as a step by almost that leaves it
+				other := handle(newLocker(t, s.Client(t)), m, TTL(time.Minute))
+				if left := meet(other); left > most+2*time.Second || left < most-soon {
+					t.Errorf("%s: of a lease of %s are left %s, want %s", name, ttl, left, most)
+				}
+				if left := raw(m).PTTL(t.Context(), m.Key()).Val(); left > most+5*time.Second {
+					t.Errorf("%s: the key of a lease of %s lasts %s", name, ttl, left)
+				}
+			}
+		}
+	})
+}
+
+// Whatever operators do, they do to a string as well.
+func TestForm_operators(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t), owner("holder"))
+		m := l.Mutex(redistest.Name(t), Note("note"), TTL(time.Minute))
+		other := handle(newLocker(t, s.Client(t)), m)
+		le := mustTry(t, m)
+		info, err := other.Inspect(t.Context())
+		if err != nil || info.Held != 1 || info.Waiting+info.Parked+info.Called != 0 || len(info.Holders) != 1 ||
+			info.Holders[0].Token != le.Token() || info.Holders[0].ExpiresIn > time.Minute+time.Second || info.Holders[0].ExpiresIn < time.Second {
+			t.Errorf("Inspect: %+v, %v", info, err)
+		}
+		if line, err := other.Line(t.Context(), 10); len(line) != 0 || err != nil {
+			t.Errorf("Line: %v, %v", line, err)
+		}
+		if ok, err := other.Exists(t.Context()); !ok || err != nil {
+			t.Errorf("Exists: %t, %v", ok, err)
+		}
+		if n, err := handle(l, m).Available(t.Context()); n != 0 || err != nil {
+			t.Errorf("Available: %d, %v", n, err)
+		}
+		other.locker.parking.tell(other, "", FateUnsure) // a look after parked work
+		wantForm(t, m, "string")
+		if ok, err := other.Break(t.Context(), "another"); ok || err != nil || !le.Held() {
+			t.Errorf("Break of another token: %t, %v", ok, err)
+		}
+		if ok, err := other.Break(t.Context(), le.Token()); !ok || err != nil {
+			t.Errorf("Break: %t, %v", ok, err)
+		}
+		free(t, m, 0)
+		le = mustTry(t, m)
+		if n, err := other.BreakAll(t.Context()); n != 1 || err != nil {
+			t.Errorf("BreakAll: %d, %v", n, err)
+		}
+		free(t, m, 0)
+		if err := le.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Unlock of what was broken: %v", err)
+		}
+	})
+}
+
+// One who may hold beside others joins a mutex's holder: callers differ in N while a new
+// version is deployed.
+func TestForm_semaphoreMeetsAString(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		name := redistest.Name(t)
+		one, two := l.Mutex(name), l.Semaphore(name, 2)
+		first := mustTry(t, one)
+		second := mustTry(t, two)
+		mustBeBusy(t, two)
+		mustBeBusy(t, one)
+		mustUnlock(t, first)
+		mustUnlock(t, second)
+		free(t, one, soon)
+	})
+}
+
+// A cooldown keeps the slot of what was a string.
+func TestForm_cooldown(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		wantForm(t, m, "string")
+		if err := le.Cooldown(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if busy := mustBeBusy(t, m); busy.Reason != "cooldown" || busy.ExpiresIn > time.Minute+time.Second || busy.ExpiresIn < time.Minute-soon {
+			t.Errorf("busy: %+v", busy)
+		}
+	})
+}
+
+// A holder that closes the gate widens its lock; it goes on, and nobody else starts.
+func TestForm_hold(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		wantForm(t, m, "string")
+		if err := le.Hold(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		fenceOf(t, le)
+		mustUnlock(t, le)
+		if busy := mustBeBusy(t, m); busy.Reason != "hold" {
+			t.Errorf("busy: %+v", busy)
+		}
+		stranger := handle(newLocker(t, s.Client(t)), m)
+		if _, err := m.BreakAll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		other := mustTry(t, stranger)
+		if err := le.Hold(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Hold by one that has released: %v", err)
+		}
+		mustUnlock(t, other)
+	})
+}
+
+// A string that is no lock's is left alone, and told of.
+func TestForm_foreignString(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Note("note"))
+		for value, life := range map[string]time.Duration{
+			"some text":                             time.Minute,
+			"channel.3000.1|owner|note, and no TTL": 0,
+		} {
+			if err := raw(m).Set(t.Context(), m.Key(), value, life).Err(); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), soon)
+			for what, call := range map[string]func() error{
+				"TryLock":    func() error { return second(m.TryLock(ctx)) },
+				"Lock":       func() error { return second(m.Lock(ctx)) },
+				"LockOrPark": func() error { return second(m.LockOrPark(ctx, closedYield)) },
+				"Inspect":    func() error { return second(m.Inspect(ctx)) },
+				"BreakAll":   func() error { return second(m.BreakAll(ctx)) },
+			} {
+				if err := call(); !errors.Is(err, ErrBackend) || !wrongType(err) {
+					t.Errorf("%s with %q there: %v, want WRONGTYPE", what, value, err)
+				}
+			}
+			cancel()
+			if got := raw(m).Get(t.Context(), m.Key()).Val(); got != value {
+				t.Errorf("%q became %q", value, got)
+			}
+		}
+	})
+}
+
+// A command that Redis refuses while a lock is widened leaves the holder its lock, for as
+// long as it had it.
+func TestForm_refusedWhileItIsWidened(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"mget", "pttl", "pexpire", "del", "zadd", "zadd without set", "zrangebyscore", "exists", "time"} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Real(t)
+			admin := s.Client(t)
+			m := newLocker(t, admin).Mutex(redistest.Name(t), TTL(time.Minute), Note("holder"))
+			command, without, _ := strings.Cut(command, " without ")
+			rights := []any{"-" + command}
+			if without != "" {
+				rights = append(rights, "-"+without)
+			}
+			other := handle(newLocker(t, denied(t, s, admin, rights...)), m, Note("other"))
+			le := mustTry(t, m)
+			for range 3 {
+				_, err := other.LockOrPark(t.Context(), closedYield)
+				wantDenied(t, "LockOrPark", err, strings.ToUpper(command))
+				if _, ok := holds(t, le); !ok {
+					t.Fatalf("the holder has lost its lock; %s", dump(m))
+				}
+				if left := raw(m).PTTL(t.Context(), m.Key()).Val(); left > time.Minute+time.Second+time.Millisecond || left < time.Minute-soon {
+					t.Errorf("the key lasts %s", left)
+				}
+			}
+			if _, err := le.Fence(t.Context()); err != nil {
+				t.Error(err)
+			}
+			mustUnlock(t, le)
+		})
+	}
+}
+
+// A Redis whose memory is full lets a string be widened, waited for, renewed and released.
+func TestForm_fullRedis(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t, "--maxmemory-policy", "noeviction")
+	rdb := s.Client(t)
+	m := newLocker(t, rdb).Mutex(redistest.Name(t), TTL(time.Minute))
+	warm(t, m)
+	le := mustTry(t, m)
+	tell(t, rdb, "CONFIG", "SET", "maxmemory", "1mb")
+	if err := second(newLocker(t, rdb).Mutex(redistest.Name(t)).TryLock(t.Context())); !errors.Is(err, ErrBackend) || errors.Is(err, ErrBusy) {
+		t.Errorf("TryLock of another lock: %v, want ErrBackend", err)
+	}
+	if err := le.Extend(t.Context(), time.Minute); err != nil {
+		t.Error(err)
+	}
+	w := inLine(t, handle(newLocker(t, rdb), m), 1)
+	fenceOf(t, le)
+	mustUnlock(t, le)
+	mustUnlock(t, w.got(t))
+}
+
+// Without the right to SET each lock is a sorted set, and one line of the log says so.
+func TestForm_withoutTheRightToSet(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	admin := s.Client(t)
+	log := &lines{}
+	l := newLocker(t, denied(t, s, admin, "-set"), logTo(log))
+	for range 3 {
+		m := l.Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		if kind, err := admin.Type(t.Context(), m.Key()).Result(); kind != "zset" || err != nil {
+			t.Errorf("stored as %s, %v", kind, err)
+		}
+		mustUnlock(t, le)
+	}
+	if n := strings.Count(log.String(), "command=SET "); n != 1 {
+		t.Errorf("SET was named %d times:\n%s", n, log.String())
+	}
+}
+
+// A refresh of a waiter whose lock was taken away finds a string in its place: it widens
+// that, and waits on.
+func TestForm_waiterMeetsAnotherString(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		mustTry(t, m)
+		w := inLine(t, handle(newLocker(t, s.Client(t)), m), 1)
+		if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		thief := handle(newLocker(t, s.Client(t)), m, TTL(time.Minute))
+		le := thief.newLease()
+		ok, err := thief.takeString(t.Context(), le)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			t.Skip("the waiter's refresh came first, and has the lock")
+		}
+		waiting(t, m, 1)
+		if !w.pending() {
+			t.Errorf("the waiter did not wait; %s", dump(m))
+		}
+		if _, held, err := le.release(t.Context()); !held || err != nil {
+			t.Fatal(held, err)
+		}
+		mustUnlock(t, w.got(t))
+	})
+}
+
+var _ sender = (*redis.Client)(nil)
