@@ -65,6 +65,10 @@
 #define LOST      6
 #define RELEASE   7
 #define RELEASED  8
+#define SET       9     /* SET NX: as a string, which is tried before an ask */
+#define NIL       10
+#define TELL      11    /* what is my fence? */
+#define TOLD      12
 
 /* How a grant's message stands to the answers that its client has or is to have. */
 #define NONE      0
@@ -81,6 +85,7 @@ byte holder[CLIENTS];   /* h: what is left until the stored deadline; 0: no hold
 byte queue[CLIENTS];    /* e: those in line, by ticket */
 byte queued;
 byte alive[CLIENTS];    /* d: what is left until the entry is stale */
+bit  string;            /* the holder is a string, whose key expires at its deadline; nobody is in line */
 
 /* The clients. */
 byte is[CLIENTS];
@@ -90,9 +95,9 @@ byte asked[CLIENTS];    /* G from the moment before the last answered ask was se
 byte left[CLIENTS];     /* until when the client believes that the lock is its own; 0: it does not */
 byte hint[CLIENTS];
 bit  gone[CLIENTS];     /* gave up while an ask was under way */
-bit  doubt[CLIENTS];    /* an ask was sent that was never answered (doubtful) */
+bit  doubt[CLIENTS];    /* an ask, or a SET, was sent that was never answered (doubtful) */
 
-/* The network: messages, and the copy of a command (ASK, RENEW, RELEASE) that may yet
+/* The network: messages, and the copy of a command (ASK, SET, RENEW, RELEASE) that may yet
  * be executed, for nobody who reads the reply: the connection broke, and the client
  * sent it again or gave up. One at a time; there is no end of them, one by one. */
 byte message[CLIENTS];
@@ -106,8 +111,10 @@ byte dead_for[CLIENTS];
 hidden byte slots, id, i, j, mine, in_set, believers;
 
 #ifdef FENCE            /* looked at until so many were given */
-byte fence = 1;         /* f: the last one */
+byte fence = 1;         /* Redis' clock: the last fence of all */
+byte f = 1;             /* f: the last one that is stored */
 byte worked = 1;        /* the highest that anybody worked with */
+bit  untold[CLIENTS];   /* has the lock as a string, and has not been told its fence yet */
 byte reply_fence[CLIENTS];
 byte message_fence[CLIENTS];
 byte hint_fence[CLIENTS];
@@ -141,9 +148,11 @@ bit  renewed[CLIENTS];  /* a holder renews once at most: then it has to release 
 #ifdef FENCE
 #define LOOKED_AT    (fence < FENCE)
 #define FENCE_OF(x)  x ## _fence[c]
+#define NO_FENCE(c)  untold[c] = 0; reply_fence[c] = 0
 #else
 #define LOOKED_AT    true
 #define FENCE_OF(x)  0
+#define NO_FENCE(c)  skip
 #endif
 
 #define EACH(c)  c : 0 .. CLIENTS - 1
@@ -185,10 +194,67 @@ inline hold(c, length) {
 #ifdef FENCE
 	;
 #ifndef MUTANT_FENCE_STANDS
-	fence++
+	fence++;
 #endif
+	f = fence
 #endif
 }
+
+/* lock/form.go: setFirst. SET NX takes the lock if it is no key at all. The reply is left
+ * in mine: YOURS or NIL. */
+inline set(c) {
+	in_set = 0;
+	for (j : 0 .. CLIENTS - 1) {
+		if :: holder[j] > 0 -> in_set++ :: else fi
+	};
+	mine = NIL;
+	if
+#ifdef MUTANT_SET_OVERWRITES
+	:: queued == 0 ->
+		for (j : 0 .. CLIENTS - 1) {
+			holder[j] = 0
+		};
+#else
+	:: in_set == 0 && queued == 0 ->
+#endif
+		CHECK(is[c] != DONE);                   /* a ghost */
+		holder[c] = TTL;
+		string = 1;
+		mine = YOURS
+	:: else -> skip
+	fi
+}
+
+/* lock/lua/form.lua: widen. The string becomes a set that others can join. */
+inline widen() {
+	if
+	:: string ->
+		string = 0;
+#ifdef MUTANT_WIDEN_FORGETS
+		for (j : 0 .. CLIENTS - 1) {
+			holder[j] = 0
+		};
+#endif
+#ifdef FENCE
+		fence++;
+		f = fence
+#endif
+	:: else -> skip
+	fi
+}
+
+#ifdef FENCE
+/* lock/lua/fence.lua: fence. The reply is left in reply_fence; 0: it is not the holder. */
+inline tell(c) {
+	if
+#ifndef MUTANT_FENCE_OF_ANYBODY
+	:: holder[c] == 0 -> reply_fence[c] = 0
+#endif
+	:: holder[c] > 0 && !string -> reply_fence[c] = f
+	:: else -> fence++; reply_fence[c] = fence
+	fi
+}
+#endif
 
 /* lock/lua/line.lua: grant */
 inline grant(asker) {
@@ -237,12 +303,22 @@ inline publish(c) {
 inline ask(c) {
 	if :: is[c] == DEAD -> dead_for[c] = 0 :: else fi; /* a late copy of its last sign of life */
 	mine = 0;
+	if :: holder[c] == 0 -> widen() :: else fi;
 	holders();
 	if
 #ifdef MUTANT_ASK_TWICE
 	:: false
 #else
-	:: holder[c] > 0 ->
+	:: holder[c] > 0 && string ->
+		CHECK(is[c] != DONE);
+#ifndef MUTANT_NO_REARM
+		holder[c] = TTL;
+#endif
+#ifdef FENCE
+		fence++;
+#endif
+		mine = 1
+	:: holder[c] > 0 && !string ->
 #ifndef MUTANT_NO_REARM
 		hold(c, TTL);
 #endif
@@ -266,6 +342,18 @@ inline ask(c) {
 
 /* lock/lua/release.lua: release */
 inline release(c) {
+	if
+#ifdef MUTANT_RELEASE_STRING_OF_ANYBODY
+	:: string ->
+		for (j : 0 .. CLIENTS - 1) {
+			holder[j] = 0
+		};
+		string = 0
+#else
+	:: string && holder[c] > 0 -> string = 0
+#endif
+	:: else -> skip
+	fi;
 	in_line(c);
 	if
 	:: id == 1 ->
@@ -321,6 +409,21 @@ inline reach(c, length) {
 	assert(believers <= N)                          /* no two live beliefs */
 }
 
+#ifdef FENCE
+/* environment: c works with a fence: above all before, or its lease is over, and then
+ * below that of who works now */
+inline work(c, with_fence) {
+	if
+	:: left[c] > 0 -> assert(with_fence > worked)   /* the fence grows from holder to holder */
+	:: else ->
+		for (j : 0 .. CLIENTS - 1) {
+			assert(left[j] == 0 || untold[j] || with_fence < worked)
+		}
+	fi;
+	if :: with_fence > worked -> worked = with_fence :: else fi
+}
+#endif
+
 /* lock/renew.go: add */
 inline add(c, length, with_fence) {
 	is[c] = HOLD;
@@ -329,10 +432,8 @@ inline add(c, length, with_fence) {
 #ifdef FENCE
 	;
 	if
-	:: left[c] > 0 ->
-		assert(with_fence > worked);            /* the fence grows from holder to holder */
-		worked = with_fence
-	:: else
+	:: left[c] > 0 && with_fence > 0 -> work(c, with_fence)
+	:: else -> untold[c] = (left[c] > 0)
 	fi;
 	message_fence[c] = 0; hint_fence[c] = 0
 #endif
@@ -358,12 +459,22 @@ inline take(c) {
 	fi
 }
 
-/* lock/line.go: wait */
-inline wait(c) {
+/* lock/line.go: wait. with is ASK, or SET for a key that nobody else wanted lately. */
+inline wait(c, with) {
 #ifdef PROMPT
 	renewed[c] = 0;
 #endif
+#ifdef MUTANT_FENCE_BEFORE_SET
+	fence++;
+	reply_fence[c] = fence;
+#endif
 	is[c] = FIRST;
+	net[c] = with;
+	since[c] = TTL
+}
+
+/* lock/form.go: take. The SET was in vain, or is ours and its reply was lost: an ask tells. */
+inline ask_after_set(c) {
 	net[c] = ASK;
 	since[c] = TTL
 }
@@ -451,6 +562,24 @@ inline extended(c) {
 	since[c] = 0
 }
 
+#ifdef FENCE
+/* lock/lease.go: Fence. It is asked for when it is wanted. */
+inline ask_fence(c) {
+	net[c] = TELL
+}
+
+/* lock/lease.go: Fence. The answer: a number, or that the lease is lost. */
+inline told(c) {
+	untold[c] = 0;
+	net[c] = IDLE;
+	if
+	:: reply_fence[c] > 0 -> work(c, reply_fence[c])
+	:: else -> lose(c)
+	fi;
+	reply_fence[c] = 0
+}
+#endif
+
 /* lock/renew.go: lose */
 inline lose(c) {
 	net[c] = IDLE;
@@ -461,6 +590,7 @@ inline lose(c) {
 /* lock/lease.go: end. A renewal that is under way stays there, for nobody. */
 inline end(c) {
 	linger(c);
+	NO_FENCE(c);
 	left[c] = 0;
 	since[c] = 0;
 	is[c] = LEAVE;
@@ -503,13 +633,13 @@ inline release_again(c) {
 /* environment: what was sent and not executed may be executed later, for nobody */
 inline linger(c) {
 	if
-	:: late == IDLE && (net[c] == ASK || net[c] == RENEW || net[c] == RELEASE) -> late = net[c]; late_of = c
+	:: late == IDLE && (net[c] == ASK || net[c] == SET || net[c] == RENEW || net[c] == RELEASE) -> late = net[c]; late_of = c
 	:: else
 	fi
 }
 
 /* environment: whether c's ask is under way, in whatever state */
-#define ASKING(c)     (net[c] == ASK || net[c] == YOURS || net[c] == BUSY)
+#define ASKING(c)     (net[c] == ASK || net[c] == SET || net[c] == NIL || net[c] == YOURS || net[c] == BUSY)
 #define RENEWING(c)   (net[c] == RENEW || net[c] == RENEWED || net[c] == LOST)
 #define RELEASING(c)  (net[c] == RELEASE || net[c] == RELEASED)
 
@@ -528,11 +658,19 @@ inline unanswered(c) {
 }
 
 /* environment: the connection breaks, and the client sends the command once more;
- * its own clock has counted from the first time */
+ * its own clock has counted from the first time. (A SET that was answered YOURS is ours
+ * for the ask as for the SET that is sent again: that is answered NIL, and an ask follows.) */
 inline resend(c) {
 	linger(c);
 	unanswered(c);
-	net[c] = (ASKING(c) -> ASK : (RENEWING(c) -> RENEW : RELEASE))
+	if
+	:: net[c] == TELL || net[c] == TOLD -> net[c] = TELL;
+#ifdef FENCE
+		reply_fence[c] = 0
+#endif
+	:: net[c] == SET || net[c] == NIL -> net[c] = SET
+	:: else -> net[c] = (ASKING(c) -> ASK : (RENEWING(c) -> RENEW : RELEASE))
+	fi
 }
 
 /* environment: the connection breaks, and the command fails */
@@ -542,7 +680,10 @@ inline fail(c) {
 	if
 	:: is[c] == LINE && gone[c] -> since[c] = 0; depart(c)
 	:: is[c] == LINE && !gone[c] -> since[c] = 0; net[c] = IDLE; ASK_SOON(c)
-	:: is[c] == HOLD -> since[c] = 0; net[c] = IDLE
+	:: is[c] == HOLD -> since[c] = 0; net[c] = IDLE;
+#ifdef FENCE
+		reply_fence[c] = 0
+#endif
 	:: else -> abandon(c)
 	fi
 }
@@ -554,8 +695,9 @@ inline crash(c) {
 	is[c] = DEAD;
 	net[c] = IDLE;
 	left[c] = 0; since[c] = 0; doubt[c] = 0;
+	NO_FENCE(c);
 #ifdef FENCE
-	reply_fence[c] = 0; message_fence[c] = 0; hint_fence[c] = 0
+	message_fence[c] = 0; hint_fence[c] = 0
 #endif
 }
 
@@ -566,8 +708,10 @@ inline crash(c) {
 
 /* environment: time passes */
 inline tick() {
+	in_set = 0;
 	for (EACH(i)) {
 		DOWN(holder[i]);
+		if :: holder[i] > 0 -> in_set++ :: else fi;
 		DOWN(since[i]);
 		DOWN(asked[i]);
 		DOWN(left[i]);
@@ -586,7 +730,8 @@ inline tick() {
 		if :: wake[i] -> wake[i] = 0; due[i] = 1 :: else fi
 #endif
 #endif
-	}
+	};
+	if :: in_set == 0 -> string = 0 :: else fi
 }
 
 #ifdef PROMPT
@@ -609,7 +754,15 @@ inline tick() {
 proctype client(byte c) {
 endless:
 	do
-	:: d_step { is[c] == NEW && (c == 0 || is[(c == 0 -> 0 : c - 1)] != NEW) -> wait(c); skip }
+	:: d_step { is[c] == NEW && (c == 0 || is[(c == 0 -> 0 : c - 1)] != NEW) -> wait(c, ASK); skip }
+#if N == 1
+	:: d_step { is[c] == NEW && (c == 0 || is[(c == 0 -> 0 : c - 1)] != NEW) -> wait(c, SET); skip }
+#endif
+	:: d_step { net[c] == NIL -> ask_after_set(c); skip }
+#ifdef FENCE
+	:: d_step { is[c] == HOLD && net[c] == IDLE && left[c] > 0 && untold[c] -> ask_fence(c); skip }
+	:: d_step { net[c] == TOLD -> told(c); skip }
+#endif
 	:: d_step { is[c] == LINE && net[c] == IDLE && MAY_RING(c) -> ring(c); skip }
 	:: d_step { is[c] == LINE && !gone[c] -> leave(c); skip }
 	:: d_step { is[c] == HOLD && net[c] == IDLE && left[c] > 0 && MAY_RENEW(c) ->
@@ -647,6 +800,10 @@ endless:
 #endif
 		fi;
 		skip }
+	:: d_step { net[c] == SET && LOOKED_AT -> set(c); net[c] = mine } /* who wants its fence asks for it */
+#ifdef FENCE
+	:: d_step { net[c] == TELL && LOOKED_AT -> tell(c); net[c] = TOLD }
+#endif
 	:: d_step { net[c] == RENEW -> renew(c); net[c] = mine }
 	:: d_step { net[c] == RELEASE && LOOKED_AT -> release(c); net[c] = RELEASED }
 
@@ -663,6 +820,7 @@ proctype lateness() {
 endless:
 	do
 	:: d_step { late == ASK && LOOKED_AT -> late = IDLE; ask(late_of); late_of = 0 }
+	:: d_step { late == SET && LOOKED_AT -> late = IDLE; set(late_of); late_of = 0 }
 	:: d_step { late == RENEW -> late = IDLE; renew(late_of); late_of = 0 }
 	:: d_step { late == RELEASE && LOOKED_AT -> late = IDLE; release(late_of); late_of = 0 }
 	:: d_step { late != IDLE -> late = IDLE; late_of = 0 }
