@@ -176,14 +176,18 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 }
 
 // judgeCharge looks whether the starts that there were explain for how long a rate
-// keeps a task away. One more may have been given, and not be given back yet. Callers
-// hold mu.
+// keeps a task away. One more may have been given just now, of which nobody has told yet,
+// or which is not given back yet. Callers hold mu.
 func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	rule, opens := b.w.plan.ruleOfKey(key), time.Now().Add(busy.ExpiresIn)
 	if busy.Reason != automutex.ReasonRate || !b.calm || !b.clean || b.w.stepped() || !b.key(key).broken.IsZero() {
 		return
 	}
-	if most := b.rateOpensBy(key).Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
+	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
+	if at := b.rateOpensBy(key); at.After(most) {
+		most = at
+	}
+	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
 		b.violatef("charged: task %d is kept from %q until %s, at the latest %s is explained by the starts there were", n, key, opens.Sub(b.began), most.Sub(b.began))
 	}
 }
