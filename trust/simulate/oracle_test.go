@@ -101,6 +101,10 @@ func (b *ledger) touch(n int) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.books[n].op = true
+	for _, t := range b.books {
+		// One that was joined to another has the ID of that one.
+		t.op = t.op || t.id != "" && t.id == b.books[n].id
+	}
 	return b.books[n].id
 }
 
@@ -207,7 +211,10 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 		return
 	}
 	for i, o := range b.books {
-		if b.w.plan.Tasks[i].Task == task.Task && b.w.plan.Tasks[i].A == task.A && (o.op || o.endsUnrun()) {
+		other := b.w.plan.Tasks[i]
+		// asynq may have lost it to a server that did not get it, and archived it for that.
+		lost := o.accepted && o.starts == 0 && o.spent[1]+b.slack() > other.MaxRetry
+		if other.Task == task.Task && other.A == task.A && (o.op || lost || o.endsUnrun()) {
 			return // what was in the way did not run, for a reason
 		}
 	}
