@@ -26,7 +26,7 @@ func TestRulesFile(t *testing.T) {
 	if err != nil || cfg.Prefix != v.prefix || len(cfg.Rules) != 1 || cfg.Rules[0].Wait != time.Minute || len(once.Rules) != 1 {
 		t.Errorf("%v, %+v, %+v of\n%s", err, cfg, once, a.body)
 	}
-	rules[0].On, rules[0].Key = nil, func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }
-	serve(t, redistest.Mini(t), Options{Rules: rules}).get("/rules.yaml").want(422, `rule "r" (Rules[0]): Key: cannot be in a file: it is a Go function`)
+	keyed := []automutex.Rule{{Name: "r", Task: "report", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }}}
+	serve(t, redistest.Mini(t), Options{Rules: keyed}).get("/rules.yaml").want(422, `rule "r" (Rules[0]): Key: cannot be in a file: it is a Go function`)
 	serve(t, redistest.Mini(t), Options{}).get("/rules.yaml").want(422, "no rules")
 }

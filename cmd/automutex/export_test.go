@@ -43,8 +43,15 @@ func testExport(t *testing.T, b binary) {
 	defer other.Close()
 	b.run(t, "export", other.URL).wantError(t, exitNo, "does not answer with rules")
 
-	rules[0] = automutex.Rule{Task: "work", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }}
-	r := b.run(t, "export", program.URL+"/locks")
+	keyed, err := web.New(s.Client(t), web.Options{Rules: []automutex.Rule{
+		{Task: "work", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inCode := httptest.NewServer(keyed)
+	defer inCode.Close()
+	r := b.run(t, "export", inCode.URL)
 	if r.exit != exitNo || r.stdout != "" || !strings.Contains(r.stderr, `rule "work" (Rules[0]): Key: cannot be in a file`) {
 		t.Errorf("exit %d, %q, %q", r.exit, r.stdout, r.stderr)
 	}
