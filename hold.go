@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/lock"
 )
 
 // Hold closes the key of the handler's task for d from now: no other task of this key
@@ -29,13 +32,15 @@ import (
 // when Redis could not be asked, or fewer replicas know of the hold than
 // Config.MinReplicas says.
 func Hold(ctx context.Context, d time.Duration) error {
-	lease, ok := Lease(ctx)
-	if !ok {
+	h := innermostLease(ctx)
+	if h == nil {
 		return errors.New("automutex: Hold: no lock in this context: call it in a handler behind Guard.Middleware, with the handler's context")
 	}
-	if err := lease.Hold(ctx, d); err != nil {
+	ends := time.Now().Add(d)
+	if err := h.held.lease.Hold(ctx, d); err != nil {
 		return fmt.Errorf("automutex: Hold: %w", err)
 	}
+	h.held.holdEnds.Store(&ends)
 	return nil
 }
 
@@ -108,6 +113,36 @@ func (a *attempt) retryHere(err error) (again, closed bool) {
 		return true, false
 	}
 	return false, a.guard.closing.Err() != nil
+}
+
+// parkFirst parks a task under the policy Park whose handler has put its key on hold and
+// wants to come back when that is over: ahead of all that are parked, so that it is called
+// first when the gate opens. It returns what asynq is told: err where the task is no such one,
+// or was not parked, and comes back by its RetryAfter alone.
+func (a *attempt) parkFirst(err error) error {
+	r := wantsRetryAfter(err)
+	if r == nil || a.lastAttempt || a.note == "" || a.ctx.Err() != nil || a.guard.closing.Err() != nil {
+		return err
+	}
+	i := slices.IndexFunc(a.held, func(h *heldLease) bool {
+		ends := h.holdEnds.Load()
+		return h.target.rule.Busy == Park && ends != nil && time.Until(*ends) > r.delay-time.Second
+	})
+	if i < 0 {
+		return err
+	}
+	t := a.held[i].target
+	a.release() // nothing parks behind its own lease
+	a.handlerStart = time.Time{}
+	lease, lockErr := a.lockOf(t, lock.ParkFirst()).LockOrPark(a.ctx, parkAtOnce)
+	var busy *BusyError
+	if lockErr = a.keepLease(t, lease, lockErr); !errors.As(lockErr, &busy) || !busy.parked {
+		return err // an operator has opened the gate, or Redis does not answer
+	}
+	delay := notBefore(r.delay)
+	a.checkInspector()
+	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
+	return &handBack{guard: a.guard, err: fmt.Errorf("%w: %w", busy, err), delay: delay}
 }
 
 // runWithoutLocks runs the handler of a task that needs no lock.

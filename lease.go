@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -24,8 +25,9 @@ type heldLease struct {
 	lease            *lock.Lease
 	takenAt          time.Time
 	lossReported     sync.Once
-	stopWatching     func() bool // nil: the handler has not started
-	acquiredObserved bool        // EventAcquired was observed, or Observe panicked on it
+	holdEnds         atomic.Pointer[time.Time] // of the handler's Hold; nil: it made none
+	stopWatching     func() bool               // nil: the handler has not started
+	acquiredObserved bool                      // EventAcquired was observed, or Observe panicked on it
 
 	// Set by release.
 	endedBefore error         // what lease.Err said before release ended the lease

@@ -183,7 +183,7 @@ func (a *attempt) runWithLocks(targets []target, next asynq.Handler) outcome {
 		case closed:
 			return outcome{step: guardClosed}
 		case !again:
-			return finish(a.handlerResult(err))
+			return finish(a.parkFirst(a.handlerResult(err)))
 		}
 	}
 }

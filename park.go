@@ -131,7 +131,11 @@ func (e *BusyError) parkDelay(hold time.Duration) time.Duration {
 	if !e.gateClosed() {
 		hold = max(hold, e.takenFor)
 	}
-	wait := max(e.ExpiresIn, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(hold, maxParkDelay)
+	opens := e.ExpiresIn
+	if e.Reason == ReasonHold {
+		opens += minParkDelay // those that are parked are called when it ends, and in order
+	}
+	wait := max(opens, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(hold, maxParkDelay)
 	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
 }
 

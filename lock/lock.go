@@ -31,6 +31,7 @@ type Lock struct {
 	pool       bool   // a pool's slots are its values
 	rate       rate   // see Rate
 	inTimeOnly bool   // see InTimeOnly
+	first      bool   // see ParkFirst
 	leads      bool   // it is of Lead: one holder, whatever limit a control sets
 	ttlArg     any    // ttl in ms, boxed once
 	keepArg    any    // how long the key lasts after a take, in ms, boxed once
@@ -299,6 +300,9 @@ func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
 	park := int64(0)
 	if w.park {
 		park = 1
+		if m.first {
+			park = 2
+		}
 	}
 	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.slots()), park, m.rate.every, m.rate.spare})
 }

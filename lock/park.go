@@ -34,6 +34,11 @@ func (m *Lock) LockOrPark(ctx context.Context, yield <-chan struct{}) (*Lease, e
 	return m.lockBefore(ctx, ctx, yield)
 }
 
+// ParkFirst has [Lock.LockOrPark] park ahead of all that are parked, where it parks at once:
+// for work that had the lock, and closed its gate with [Lease.Hold], so that it is called
+// first when the gate opens.
+func ParkFirst() Option { return func(m *Lock) { m.first = true } }
+
 // HoldTime is how long the lock was held on average of late, as this Locker has
 // seen it; 0 when it has not. Only locks on which something waited to be parked
 // are measured.

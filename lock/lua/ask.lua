@@ -6,7 +6,7 @@
 -- ARGV[2] keep     how long the key is to last at least (ms): the lease asked for, and a second
 -- ARGV[3] stay=0   life of a line entry without another ask (ms); 0: do not join
 -- ARGV[4] limit=1  slots of this lock, as the asker sees it; 0: it is paused, nobody gets one
--- ARGV[5] park=0   1: without a slot, park in the asker's place; 0: do not
+-- ARGV[5] park=0   1: without a slot, park in the asker's place; 2: ahead of all that are parked; 0: do not
 -- ARGV[6] every=0  a rate: from one start to the next, on average (us); 0: none
 -- ARGV[7] spare=0  how much of that rate can be saved up (us)
 --
@@ -67,7 +67,7 @@ elseif taker and (ARGV[3] or '0') == '0' and (ARGV[4] or '1') == '1' and (ARGV[5
 elseif taker then
   widen(taker, left)
 end
-local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1), (ARGV[5] or 0) == '1'
+local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1), (ARGV[5] or '0') ~= '0'
 
 --@include line
 
@@ -147,6 +147,10 @@ if every > 0 and not gate and (park or stay > 0) then
   move_gate('rate', now_us - spare, every, now_us)
 end
 local first = away and away % 2e15 or now_us - 1.6e15 -- the ticket of one who is not in line yet
+if ARGV[5] == '2' then
+  local ahead = redis.call('ZRANGEBYSCORE', lock, '4e15', '(6e15', 'WITHSCORES', 'LIMIT', '0', '1')[2]
+  first = math.min(first, tonumber(ahead or 6e15) - 4e15 - 1)
+end
 local place, before = 0, '(4e15'
 if park then
   local was = redis.call('ZSCORE', lock, entry)
