@@ -67,7 +67,7 @@ elseif taker and (ARGV[3] or '0') == '0' and (ARGV[4] or '1') == '1' and (ARGV[5
 elseif taker then
   widen(taker, left)
 end
-local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1), (ARGV[5] or '0') ~= '0'
+local ttl, stay, limit, park = ARGV[2] - 1000, tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1), tonumber(ARGV[5] or 0) > 0
 
 --@include line
 
