@@ -111,19 +111,11 @@ func passing(ctx context.Context, m *mate) (func(context.Context) error, error) 
 	if err != nil {
 		return nil, err
 	}
-	if m.Load == "parked" {
-		err = park(ctx, lock.New(rdb, lock.Options{}), m.N)
-	} else {
-		err = queueUp(ctx, rdb, key.Key(), m.N)
-	}
-	if err != nil {
-		return nil, err
-	}
 	type outcome struct {
 		lease *lock.Lease
 		err   error
 	}
-	return func(ctx context.Context) error {
+	pass := func(ctx context.Context) error {
 		inLine := make(chan struct{})
 		got := make(chan outcome, 1)
 		// Ends with the release below, which hands it the lock.
@@ -142,7 +134,16 @@ func passing(ctx context.Context, m *mate) (func(context.Context) error, error) 
 		o := <-got
 		holds = o.lease
 		return o.err
-	}, nil
+	}
+	if m.Load == "parked" {
+		return pass, park(ctx, lock.New(rdb, lock.Options{}), m.N)
+	}
+	// A lock that nobody waits for is a string. The first hand-over makes it what a line
+	// can be written into.
+	if err := pass(ctx); err != nil {
+		return nil, err
+	}
+	return pass, queueUp(ctx, rdb, key.Key(), m.N)
 }
 
 // park parks n notes on the lock.
