@@ -5,8 +5,10 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/web/record"
 )
@@ -16,24 +18,30 @@ const (
 	countsOver = 15
 	// pastFor is how long what was read of the past is good enough to be shown.
 	pastFor = 5 * time.Second
-	// mostRead is how many entries of the timeline are read for all viewers.
+	// timelineOver is the time that the timeline of the Key view is about.
+	timelineOver = time.Hour
+	// mostRead is how many busy tasks, and how many other entries, of the timeline are read
+	// for all viewers.
 	mostRead = 2000
-	// mostTimeline is how many entries about one lock are shown.
+	// mostTimeline is how many busy tasks, and how many other entries, about one lock are
+	// shown.
 	mostTimeline = 50
 )
 
 // past is what Options.Recorder has of the last hour, for all viewers.
 type past struct {
 	recorder *record.Recorder // nil: there is none
+	actions  *actionLog       // of this page; the write of one to Redis may have failed
+	reach    atomic.Pointer[string]
 
 	mu       sync.Mutex // held while Redis is asked, so that one viewer asks for all
 	countsAt time.Time
 	counts   map[string]*record.Counts
 	readAt   time.Time
-	entries  []record.Entry
+	timeline *record.Timeline
 }
 
-// lately gives the numbers of the last countsOver minutes by rule; none without a recorder.
+// lately gives the numbers of the last countsOver complete minutes by rule; none without a recorder.
 func (p *past) lately(ctx context.Context) (map[string]*record.Counts, error) {
 	if p.recorder == nil {
 		return map[string]*record.Counts{}, nil
@@ -43,7 +51,7 @@ func (p *past) lately(ctx context.Context) (map[string]*record.Counts, error) {
 	if time.Since(p.countsAt) < pastFor {
 		return p.counts, nil
 	}
-	counts, err := p.recorder.Counts(ctx, time.Now(), countsOver)
+	counts, err := p.recorder.Counts(ctx, countsOver)
 	if err != nil {
 		return p.counts, err
 	}
@@ -51,26 +59,83 @@ func (p *past) lately(ctx context.Context) (map[string]*record.Counts, error) {
 	return counts, nil
 }
 
-// about gives the entries of the last hour about one of those keys and targets.
-func (p *past) about(ctx context.Context, targets ...string) (its []record.Entry, err error) {
+// about gives the newest entries about one of those keys and targets: those of the last hour
+// and all actions that this page remembers. With an error it gives the latter.
+func (p *past) about(ctx context.Context, targets ...string) ([]record.Entry, error) {
 	if p.recorder == nil {
 		return nil, nil
 	}
+	timeline, err := p.read(ctx)
+	reach := reachOf(timeline)
+	p.reach.Store(&reach)
+	// An action is in the timeline too, unless its write failed or has not ended yet.
+	type id struct {
+		ms        int64
+		kind, key string
+	}
+	var its []record.Entry
+	known := map[id]bool{}
+	for _, a := range p.actions.about(targets...) {
+		its = append(its, entryOf(a))
+		known[id{a.At.UnixMilli(), a.Do, a.Target}] = true
+	}
+	if timeline != nil {
+		for _, e := range timeline.Entries {
+			if slices.Contains(targets, e.Key) && !known[id{e.At.UnixMilli(), e.Kind, e.Key}] {
+				its = append(its, e)
+			}
+		}
+	}
+	slices.SortStableFunc(its, func(a, b record.Entry) int { return b.At.Compare(a.At) })
+	// Busy tasks are counted apart, so that they do not push out what is rare.
+	busy, rare := 0, 0
+	return slices.DeleteFunc(its, func(e record.Entry) bool {
+		n := &rare
+		if e.Kind == string(automutex.EventBusy) {
+			n = &busy
+		}
+		*n++
+		return *n > mostTimeline
+	}), err
+}
+
+// read gives the timeline of the last hour, which is read once for all viewers; nil with an
+// error.
+func (p *past) read(ctx context.Context) (*record.Timeline, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if time.Since(p.readAt) >= pastFor {
-		entries, err := p.recorder.Timeline(ctx, time.Now().Add(-time.Hour), mostRead)
-		if err != nil {
-			return nil, err
-		}
-		p.readAt, p.entries = time.Now(), entries
+	if time.Since(p.readAt) < pastFor {
+		return p.timeline, nil
 	}
-	for _, e := range p.entries {
-		if slices.Contains(targets, e.Key) && len(its) < mostTimeline {
-			its = append(its, e)
-		}
+	timeline, err := p.recorder.Timeline(ctx, timelineOver, mostRead)
+	if err != nil {
+		return nil, err
 	}
-	return its, nil
+	p.readAt, p.timeline = time.Now(), timeline
+	return timeline, nil
+}
+
+// reachOf says in a sentence how far back the timeline reaches; nil: it was not read.
+func reachOf(t *record.Timeline) string {
+	if t == nil {
+		return "Redis was not read: this has only what operators did on this page since its process started."
+	}
+	span := func(cut bool, since time.Time) string {
+		if !cut {
+			return "of the last hour"
+		}
+		return "since " + since.UTC().Format(time.TimeOnly) + " UTC (the last " + strconv.Itoa(mostRead) + " of all locks)"
+	}
+	return "Busy tasks are " + span(t.BusyCut, t.BusySince) + ". Lost, overdue and replaced tasks and actions are " + span(t.Cut, t.Since) +
+		". Of each of the two at most " + strconv.Itoa(mostTimeline) + " are shown. Recorders leave out busy tasks when there are many."
+}
+
+// Reach says how far back the timeline of the Key view reaches.
+func (f frame) Reach() string {
+	if s := f.past.reach.Load(); s != nil {
+		return *s
+	}
+	return ""
 }
 
 // write adds an operator's action to the timeline.
@@ -78,17 +143,22 @@ func (p *past) write(ctx context.Context, a Action) error {
 	if p.recorder == nil {
 		return nil
 	}
+	err := p.recorder.Write(ctx, entryOf(a))
+	// After the write: a viewer that read just before it must not keep the page from showing
+	// it. The mutex waits for such a read, and only then is its result dropped.
+	p.mu.Lock()
+	p.readAt = time.Time{}
+	p.mu.Unlock()
+	return err
+}
+
+// entryOf is an operator's action as an entry of the timeline.
+func entryOf(a Action) record.Entry {
 	text := a.Result
 	if a.Err != nil {
 		text = "failed: " + a.Err.Error()
 	}
-	if a.Why != "" {
-		text += " (" + a.Why + ")"
-	}
-	p.mu.Lock()
-	p.readAt = time.Time{} // whoever looks next sees it
-	p.mu.Unlock()
-	return p.recorder.Write(ctx, record.Entry{At: a.At, Kind: a.Do, Key: a.Target, By: a.By, Text: text})
+	return record.Entry{At: a.At, Kind: a.Do, Key: a.Target, By: a.By, Text: text, Why: a.Why}
 }
 
 // latelyView has the numbers of the last minutes of one rule, as the Rules view shows them.
@@ -100,9 +170,9 @@ func newLately(c *record.Counts) latelyView {
 		return v
 	}
 	if c.Busy > 0 {
-		v.Busy = strconv.FormatFloat(float64(c.Busy)/countsOver, 'g', 2, 64)
-		if c.Busy >= 100*countsOver {
-			v.Busy = strconv.FormatInt(c.Busy/countsOver, 10)
+		v.Busy = strconv.FormatFloat(float64(c.Busy)/float64(c.Minutes), 'g', 2, 64)
+		if minutes := int64(c.Minutes); c.Busy >= 100*minutes {
+			v.Busy = strconv.FormatInt(c.Busy/minutes, 10)
 		}
 	}
 	if d, ok := c.Wait(0.5); ok {

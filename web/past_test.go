@@ -5,8 +5,13 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -34,6 +39,15 @@ func TestRecorder(t *testing.T) {
 		if err := worker.Close(); err != nil {
 			t.Fatal(err)
 		}
+		// The counts are of a complete minute, and recording began an hour ago.
+		now := time.Now().Unix() / 60
+		minute := func(n int64) string { return prefix + ":{stats}:minute:" + strconv.FormatInt(n, 10) }
+		for n := now - 2; n <= now; n++ {
+			if rdb.Exists(ctx, minute(n)).Val() == 1 {
+				rdb.Rename(ctx, minute(n), minute(n-5))
+			}
+		}
+		rdb.HIncrBy(ctx, minute(now-60), "busy other", 1)
 		options := func() Options {
 			r, err := record.New(rdb, record.Options{Prefix: prefix, Logger: quiet})
 			if err != nil {
@@ -43,12 +57,96 @@ func TestRecorder(t *testing.T) {
 				Rules: []automutex.Rule{{Name: "reports", Task: "report", Scope: "report", On: []string{"tenant"}}}}
 		}
 		v, other := serve(t, s, options()), serve(t, s, options())
-		v.get("/rules").want(200, "Busy a minute", `<td class="number">3</td><td class="number">4.1s</td><td class="number">4.1s</td>`)
+		v.get("/rules").want(200, "Busy a minute", "in line, of the attempts that got it", `<td class="number">3</td><td class="number">4.1s</td><td class="number">4.1s</td>`)
 		v.get(keyPath(key)).want(200, "<b>busy</b> <bdi>q/&lt;b&gt;</bdi>, held by <bdi>w1</bdi>: <bdi>park</bdi>").without("<b>limit</b>")
 		other.post("/do", url.Values{"action": {"limit"}, "target": {"report"}, "limit": {"7"}, "why": {"a larger plan"}}).want(303)
-		v.find(keyPath(key), "<b>limit</b>, <bdi>ann</bdi>: <bdi>report is limited to 7 at once. (a larger plan)</bdi>")
+		v.find(keyPath(key), "<b>limit</b>, <bdi>ann</bdi>: <bdi>report is limited to 7 at once.</bdi> (<bdi>a larger plan</bdi>)")
 		without := serve(t, s, Options{Prefix: prefix, Rules: options().Rules})
 		without.get("/rules").want(200).without("Busy a minute")
-		without.get(keyPath(key)).want(200).without("The last hour</h2>")
+		without.get(keyPath(key)).want(200).without("What happened</h2>")
 	})
+}
+
+// recorded makes a page with a Recorder whose client has the hook, and gives the Recorder.
+func recorded(t *testing.T, s *redistest.Server, hook redis.Hook) (*site, *record.Recorder) {
+	t.Helper()
+	rdb, prefix := s.Client(t), redistest.Name(t)
+	rdb.AddHook(hook)
+	r, err := record.New(rdb, record.Options{Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serve(t, s, Options{Prefix: prefix, Recorder: r, Access: func(*http.Request) Access { return AccessOperate }}), r
+}
+
+// An action whose write to Redis fails is on the Key view all the same, also while Redis does
+// not give the timeline.
+func TestTimeline_actionNotWritten(t *testing.T) {
+	t.Parallel()
+	hook := &redistest.FailHook{}
+	v, _ := recorded(t, redistest.Mini(t), hook)
+	refuse := func(names ...string) {
+		hook.Before(func(cmd redis.Cmder) error {
+			if slices.Contains(names, cmd.Name()) {
+				return redistest.ReplyError("NOPERM no rights")
+			}
+			return nil
+		})
+	}
+	refuse("xadd")
+	key := lock.Key(v.prefix, "report", "acme")
+	v.get(keyPath(key)).want(200, "There is no entry about this lock.", "Busy tasks are of the last hour.").without("Nothing happened")
+	v.post("/do", url.Values{"action": {"limit"}, "target": {"report"}, "limit": {"7"}, "why": {"a larger plan"}}).want(303)
+	const entry = "<b>limit</b>: <bdi>report is limited to 7 at once.</bdi> (<bdi>a larger plan</bdi>)"
+	v.get(keyPath(key)).want(200, entry)
+	refuse("xrevrange")
+	v.page.past.readAt = time.Time{}
+	v.get(keyPath(key)).want(200, entry, "Redis was not read")
+}
+
+// An action is shown once, with its reason in full, as long as its target may be. Busy tasks
+// of the lock do not hide it, and the page says how far back they reach.
+func TestTimeline_actionAmongBusy(t *testing.T) {
+	t.Parallel()
+	v, r := recorded(t, redistest.Mini(t), &redistest.FailHook{})
+	ctx, target := context.Background(), strings.Repeat("x", 190)
+	key := lock.Key(v.prefix, target, "acme")
+	v.post("/do", url.Values{"action": {"limit"}, "target": {target}, "limit": {"7"}, "why": {"a larger plan"}}).want(303)
+	for range mostRead {
+		if err := r.Write(ctx, record.Entry{At: time.Now(), Kind: "busy", Key: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, page := range []string{"its own", "another"} {
+		if page == "another" {
+			v.page.actions.kept = nil
+		}
+		a := v.get(keyPath(key)).want(200, "(<bdi>a larger plan</bdi>)", "(the last 2000 of all locks). Lost, overdue and replaced tasks and actions are of the last hour.")
+		if n, busy := strings.Count(a.body, "<b>limit</b>"), strings.Count(a.body, "<b>busy</b>"); n != 1 || busy != mostTimeline {
+			t.Errorf("%s page shows the action %d times, and %d busy tasks", page, n, busy)
+		}
+	}
+}
+
+// A viewer that reads the timeline while an action is being written does not keep it from
+// the next one.
+func TestTimeline_readDuringTheWrite(t *testing.T) {
+	t.Parallel()
+	hook := &redistest.FailHook{}
+	v, _ := recorded(t, redistest.Mini(t), hook)
+	p, ctx := &v.page.past, context.Background()
+	hook.Before(func(cmd redis.Cmder) error {
+		if cmd.Name() == "xadd" {
+			if _, err := p.about(ctx, "report"); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	})
+	if err := p.write(ctx, Action{At: time.Now(), Do: doLimit, Target: "report"}); err != nil {
+		t.Fatal(err)
+	}
+	if its, err := p.about(ctx, "report"); err != nil || len(its) != 1 {
+		t.Errorf("%v, %+v", err, its)
+	}
 }

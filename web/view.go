@@ -45,10 +45,11 @@ type frame struct {
 	Live    string // the URL of the view's stream; empty without one
 	Operate bool   // the viewer may act
 	Now     time.Time
+	past    *past // nil on a page of a failure
 }
 
 func (p *page) frame(r *http.Request, view, title string) frame {
-	return frame{Base: p.base, View: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
+	return frame{Base: p.base, View: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now(), past: &p.past}
 }
 
 // render sends a whole page. It is made before the first byte is sent, so that a failure

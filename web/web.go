@@ -152,7 +152,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p.rules = ruleInfos(options.Rules)
 	p.sampler = newSampler(p.locker, p.o.Logger, p.closed)
 	p.fragments = newFragments()
-	p.past.recorder = options.Recorder
+	p.past.recorder, p.past.actions = options.Recorder, &p.actions
 	p.routes()
 	return p, nil
 }

@@ -17,11 +17,14 @@ and with the page web.Options.Recorder, made in the same way.
 
 Observe counts in memory and never waits for Redis. Every 10 seconds what was counted goes
 to Redis in one pipeline: a HINCRBY for each number of a rule that changed, and an XADD for
-each entry, at most 200 of them. Numbers that Redis does not take are dropped, and logged.
+each entry, at most 200 of them, of which at most 100 are busy tasks. Numbers that Redis
+does not take are dropped, and logged.
 
-In Redis there is a hash for each minute, which expires after 8 hours, and one stream of
-about 10,000 entries, all under <prefix>:{stats}. The user in Redis needs the rights
-+hincrby +hgetall +pexpire +xadd +xrevrange.
+In Redis there is a hash for each minute and two streams, one of busy tasks and one of
+everything else, so that busy tasks do not push out what is rare. A stream has about 10,000
+entries. A hash expires 8 hours after its last change, a stream 8 hours after its last
+entry. All keys begin with <prefix>:{stats}. The user in Redis needs the rights
++hincrby +hgetall +pexpire +xadd +xrevrange +exists +time.
 */
 package record
 
@@ -46,10 +49,12 @@ const (
 	flushEvery  = 10 * time.Second
 	flushWithin = 5 * time.Second
 	keepFor     = 8 * time.Hour
-	maxEntries  = 10_000 // of the stream, about
+	maxEntries  = 10_000 // of a stream, about
+	maxBusyKept = 10_000 // of the stream of busy tasks, about
 	maxPending  = 200    // entries that one flush sends
 	maxBusy     = 100    // of these, busy tasks, which may be many
 	maxText     = 200    // bytes of a text in an entry
+	maxWhy      = 800    // bytes of a reason in an entry
 	maxBuckets  = 48
 	maxCounts   = 5000 // numbers that one flush sends: rules are few
 )
@@ -69,12 +74,12 @@ type Recorder struct {
 	rdb    redis.UniversalClient
 	stats  string // what its keys begin with
 	logger *slog.Logger
-	closed chan struct{} // ends the goroutine
+	closed chan struct{} // Close closes it; it ends the goroutine
+	done   chan struct{} // the goroutine closes it when it ends
 
 	mu      sync.Mutex // guards the rest; nobody does I/O under it
 	isOver  bool       // Close was called; nothing is counted any more
 	running bool       // the goroutine was started
-	done    sync.WaitGroup
 	counts  map[field]int64
 	entries []Entry
 	busy    int // of entries
@@ -102,6 +107,8 @@ type Entry struct {
 	By string
 	// Text says more.
 	Text string
+	// Why is the reason that an operator gave.
+	Why string
 }
 
 // New makes a Recorder. rdb is that of the Guard, and stays the caller's. New does no I/O.
@@ -117,7 +124,7 @@ func New(rdb redis.UniversalClient, options Options) (*Recorder, error) {
 	}
 	return &Recorder{
 		rdb: rdb, stats: options.Prefix + ":{stats}:", logger: options.Logger,
-		closed: make(chan struct{}), counts: map[field]int64{},
+		closed: make(chan struct{}), done: make(chan struct{}), counts: map[field]int64{},
 	}, nil
 }
 
@@ -155,7 +162,6 @@ func (r *Recorder) add(now time.Time, rule, what string, entry *Entry) {
 	}
 	if !r.running {
 		r.running = true
-		r.done.Add(1)
 		go r.run()
 	}
 	f := field{now.Unix() / 60, rule, what}
@@ -174,9 +180,9 @@ func (r *Recorder) add(now time.Time, rule, what string, entry *Entry) {
 	}
 }
 
-// run is the goroutine: it flushes every 10 seconds, and ends with closed.
+// run is the goroutine. It flushes every 10 seconds, and a last time when closed is closed.
 func (r *Recorder) run() {
-	defer r.done.Done()
+	defer close(r.done)
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
 	for {
@@ -184,24 +190,37 @@ func (r *Recorder) run() {
 		case <-tick.C:
 			r.flush()
 		case <-r.closed:
+			r.flush()
 			return
 		}
 	}
 }
 
-// Close sends what was counted, for at most 5 seconds, and ends the goroutine. Nothing is
-// counted any more. Further calls do nothing.
+// Close sends what was counted, and ends the goroutine. Nothing is counted any more. Close
+// waits for Redis for at most 5 seconds; it then returns an error, and the goroutine ends
+// when rdb gives up the command under way. Further calls do nothing.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
-	over := r.isOver
+	wasOver, running := r.isOver, r.running
 	r.isOver = true
 	r.mu.Unlock()
-	if !over {
-		close(r.closed)
-		r.done.Wait()
-		r.flush()
+	if wasOver {
+		return nil
 	}
-	return nil
+	close(r.closed)
+	if !running {
+		return nil // nothing was ever counted
+	}
+	// The goroutine does the last flush, and Close only waits: a go-redis client need not
+	// heed the deadline of a context, and its own timeouts may be longer or none.
+	timeout := time.NewTimer(flushWithin)
+	defer timeout.Stop()
+	select {
+	case <-r.done:
+		return nil
+	case <-timeout.C:
+		return fmt.Errorf("record: Close: Redis did not take what was counted within %s; the last counts may be missing", flushWithin)
+	}
 }
 
 // flush sends what was counted since the last one.
@@ -225,11 +244,12 @@ func (r *Recorder) flush() {
 	for key := range minutes {
 		pipe.PExpire(ctx, key, keepFor)
 	}
+	streams := map[string]bool{}
 	for _, e := range entries {
-		r.write(ctx, pipe, e)
+		streams[r.write(ctx, pipe, e)] = true
 	}
-	if len(entries) > 0 {
-		pipe.PExpire(ctx, r.streamKey(), keepFor)
+	for key := range streams {
+		pipe.PExpire(ctx, key, keepFor)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		r.logger.Warn("automutex: record: Redis does not take what was counted; it is dropped", "counts", len(counts), "entries", len(entries), "error", err)
@@ -243,29 +263,41 @@ func (r *Recorder) minuteKey(minute int64) string {
 	return r.stats + "minute:" + strconv.FormatInt(minute, 10)
 }
 
+// streamKey is the stream of everything but busy tasks.
 func (r *Recorder) streamKey() string { return r.stats + "timeline" }
 
-func (r *Recorder) write(ctx context.Context, to redis.Cmdable, e Entry) {
+// busyKey is the stream of busy tasks.
+func (r *Recorder) busyKey() string { return r.stats + "timeline:busy" }
+
+// write adds an entry to its stream, and returns the stream's key.
+func (r *Recorder) write(ctx context.Context, to redis.Cmdable, e Entry) (key string) {
+	key, most := r.streamKey(), int64(maxEntries)
+	if e.Kind == string(automutex.EventBusy) {
+		key, most = r.busyKey(), maxBusyKept
+	}
 	to.XAdd(ctx, &redis.XAddArgs{
-		Stream: r.streamKey(), MaxLen: maxEntries, Approx: true,
-		Values: []any{"at", e.At.UnixMilli(), "kind", e.Kind, "key", e.Key, "rule", e.Rule, "task", e.Task, "by", short(e.By), "text", short(e.Text)},
+		Stream: key, MaxLen: most, Approx: true,
+		Values: []any{
+			"at", e.At.UnixMilli(), "kind", e.Kind, "key", e.Key, "rule", e.Rule, "task", e.Task,
+			"by", short(e.By, maxText), "text", short(e.Text, maxText), "why", short(e.Why, maxWhy),
+		},
 	})
+	return key
 }
 
 // Write adds an entry to the timeline at once.
 func (r *Recorder) Write(ctx context.Context, e Entry) error {
 	pipe := r.rdb.Pipeline()
-	r.write(ctx, pipe, e)
-	pipe.PExpire(ctx, r.streamKey(), keepFor)
+	pipe.PExpire(ctx, r.write(ctx, pipe, e), keepFor)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return fmt.Errorf("record: the timeline: %w", err)
 	}
 	return nil
 }
 
-func short(s string) string {
-	if len(s) > maxText {
-		s = s[:maxText]
+func short(s string, most int) string {
+	if len(s) > most {
+		s = s[:most]
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +35,23 @@ func recorder(t *testing.T, rdb redis.UniversalClient, prefix string) *Recorder 
 	return r
 }
 
+// age makes what was counted up to now five minutes older, so that its minutes are complete.
+// It returns the key of one of them.
+func age(t *testing.T, r *Recorder) (key string) {
+	t.Helper()
+	ctx, now := context.Background(), time.Now().Unix()/60
+	for minute := now - 2; minute <= now; minute++ { // the test may have begun in another one
+		if r.rdb.Exists(ctx, r.minuteKey(minute)).Val() == 0 {
+			continue
+		}
+		key = r.minuteKey(minute - 5)
+		if err := r.rdb.Rename(ctx, r.minuteKey(minute), key).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return key
+}
+
 // What two processes observe is added up by rule, the timeline has it newest first, all of
 // it expires, and the list of locks does not have it.
 func TestRecorder(t *testing.T) {
@@ -54,10 +72,15 @@ func TestRecorder(t *testing.T) {
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventLost, Rule: "other"})
 		}
 		r := recorder(t, rdb, prefix)
-		if err := r.Write(ctx, Entry{At: time.Now(), Kind: "break", Key: key, By: "ann", Text: "it hung\xff"}); err != nil {
+		if err := r.Write(ctx, Entry{At: time.Now(), Kind: "break", Key: key, By: "ann", Text: "gone", Why: "it hung\xff"}); err != nil {
 			t.Fatal(err)
 		}
-		counts, err := r.Counts(ctx, time.Now(), 5)
+		for _, key := range []string{r.streamKey(), r.busyKey(), age(t, r)} {
+			if left := rdb.PTTL(ctx, key).Val(); left <= 0 || left > keepFor {
+				t.Errorf("%s expires in %s", key, left)
+			}
+		}
+		counts, err := r.Counts(ctx, 15)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,25 +96,19 @@ func TestRecorder(t *testing.T) {
 		if _, ok := other.Wait(0.5); ok {
 			t.Error("a rule without a task has a wait")
 		}
-		all, err := r.Timeline(ctx, time.Now().Add(-time.Hour), 10)
-		if err != nil || len(all) != 5 {
-			t.Fatalf("%v, %+v", err, all)
+		timeline, err := r.Timeline(ctx, time.Hour, 10)
+		if err != nil || len(timeline.Entries) != 5 || timeline.Cut || timeline.BusyCut {
+			t.Fatalf("%v, %+v", err, timeline)
 		}
-		if e := all[0]; e.Kind != "break" || e.By != "ann" || e.Text != "it hung\uFFFD" || e.Key != key || time.Since(e.At) > time.Hour {
-			t.Errorf("the newest is %+v", e)
+		all := timeline.Entries
+		if !slices.IsSortedFunc(all, func(a, b Entry) int { return b.At.Compare(a.At) }) {
+			t.Errorf("not the newest first: %+v", all)
 		}
-		if e := all[2]; e.Kind != "busy" || e.Rule != "my rule" || e.Task != "q/1" || e.By != "w1" || e.Text != "park" {
+		if e := all[slices.IndexFunc(all, func(e Entry) bool { return e.Kind == "break" })]; e.Kind != "break" || e.By != "ann" || e.Text != "gone" || e.Why != "it hung\uFFFD" || e.Key != key || time.Since(e.At) > time.Hour {
+			t.Errorf("the action is %+v", e)
+		}
+		if e := all[slices.IndexFunc(all, func(e Entry) bool { return e.Kind == "busy" })]; e.Kind != "busy" || e.Rule != "my rule" || e.Task != "q/1" || e.By != "w1" || e.Text != "park" {
 			t.Errorf("a busy task is %+v", e)
-		}
-		minute := time.Now().Unix() / 60
-		keys := []string{r.streamKey(), r.minuteKey(minute)}
-		if rdb.Exists(ctx, keys[1]).Val() == 0 { // a minute has just begun
-			keys[1] = r.minuteKey(minute - 1)
-		}
-		for _, key := range keys {
-			if left := rdb.PTTL(ctx, key).Val(); left <= 0 || left > keepFor {
-				t.Errorf("%s expires in %s", key, left)
-			}
 		}
 		locker := lock.New(rdb, lock.Options{Prefix: prefix})
 		for info, err := range locker.List(ctx) {
@@ -121,7 +138,8 @@ func TestRecorder_bounded(t *testing.T) {
 	}
 	r.mu.Unlock()
 	r.flush()
-	if counts, err := r.Counts(ctx, time.Now(), 2); err != nil || counts["r"].Busy != 5000 || counts["r"].Lost != 5000 {
+	age(t, r)
+	if counts, err := r.Counts(ctx, 15); err != nil || counts["r"] == nil || counts["r"].Busy != 5000 || counts["r"].Lost != 5000 {
 		t.Errorf("%v, %+v", err, counts["r"])
 	}
 }
@@ -169,7 +187,7 @@ func TestRecorder_rights(t *testing.T) {
 	s := redistest.Real(t)
 	admin, prefix, ctx := s.Client(t), redistest.Name(t), context.Background()
 	if err := admin.Do(ctx, "ACL", "SETUSER", prefix, "on", ">secret", "resetkeys", "~"+prefix+":*",
-		"+hincrby", "+hgetall", "+pexpire", "+xadd", "+xrevrange", "+hello", "+ping").Err(); err != nil {
+		"+hincrby", "+hgetall", "+pexpire", "+xadd", "+xrevrange", "+exists", "+time", "+hello", "+ping").Err(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = admin.Do(context.Background(), "ACL", "DELUSER", prefix).Err() })
@@ -180,10 +198,133 @@ func TestRecorder_rights(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if counts, err := r.Counts(ctx, time.Now(), 2); err != nil || counts["r"] == nil || counts["r"].Lost != 1 {
+	aged := recorder(t, admin, prefix)
+	age(t, aged)
+	if counts, err := r.Counts(ctx, 15); err != nil || counts["r"] == nil || counts["r"].Lost != 1 {
 		t.Errorf("%v, %v", counts, err)
 	}
-	if all, err := r.Timeline(ctx, time.Now().Add(-time.Hour), 10); err != nil || len(all) != 1 {
+	if all, err := r.Timeline(ctx, time.Hour, 10); err != nil || len(all.Entries) != 1 {
 		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// Busy tasks have a stream of their own: as many as there are, what is rare stays, and each
+// of the two says how far back it was read.
+func TestRecorder_busyPushesNothingOut(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb, prefix, ctx := s.Client(t), redistest.Name(t), context.Background()
+		r := recorder(t, rdb, prefix)
+		began := time.Now().Add(-time.Minute)
+		pipe := rdb.Pipeline()
+		r.write(ctx, pipe, Entry{At: began, Kind: "lost", Key: "k"})
+		r.write(ctx, pipe, Entry{At: began.Add(time.Second), Kind: "break", Key: "k"})
+		for i := range maxBusyKept + 2000 {
+			r.write(ctx, pipe, Entry{At: began.Add(time.Duration(i) * time.Millisecond), Kind: "busy", Key: "k"})
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			t.Fatal(err)
+		}
+		got, err := r.Timeline(ctx, time.Hour, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := map[string]int{}
+		for _, e := range got.Entries {
+			n[e.Kind]++
+		}
+		if len(n) != 3 || n["lost"] != 1 || n["break"] != 1 || n["busy"] != 100 {
+			t.Errorf("read were %v", n)
+		}
+		if e := got.Entries[101]; e.Kind != "lost" {
+			t.Errorf("the oldest is %+v", e)
+		}
+		if ago := time.Since(got.Since); got.Cut || ago < 50*time.Minute {
+			t.Errorf("what is rare reaches back %s, cut: %v", ago, got.Cut)
+		}
+		if ago := time.Since(got.BusySince); !got.BusyCut || ago > 10*time.Minute {
+			t.Errorf("busy tasks reach back %s, cut: %v", ago, got.BusyCut)
+		}
+		if n := rdb.XLen(ctx, r.busyKey()).Val(); n > maxBusyKept+500 {
+			t.Errorf("%d busy tasks are kept", n)
+		}
+	})
+}
+
+// Counts are of complete minutes only, by Redis' clock and not by the page's, and say of how
+// many minutes since recording began.
+func TestRecorder_completeMinutes(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb, prefix, ctx := s.Client(t), redistest.Name(t), context.Background()
+		const minute = 1000
+		var second int64 // of that minute, by Redis' clock
+		hook := &redistest.FailHook{}
+		hook.After(func(cmd redis.Cmder) error {
+			if c, ok := cmd.(*redis.TimeCmd); ok {
+				c.SetVal(time.Unix(minute*60+second, 0))
+			}
+			return nil
+		})
+		rdb.AddHook(hook)
+		r := recorder(t, rdb, prefix)
+		count := func(minute int64) {
+			if err := rdb.HIncrBy(ctx, r.minuteKey(minute), "busy r", 1).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := func(busy int64, minutes int) {
+			t.Helper()
+			counts, err := r.Counts(ctx, 15)
+			if err != nil || counts["r"] == nil || counts["r"].Busy != busy || counts["r"].Minutes != minutes {
+				t.Errorf("after %ds: %v, %+v, want %d busy in %d minutes", second, err, counts["r"], busy, minutes)
+			}
+		}
+		for m := range int64(4) {
+			count(minute - m)
+		}
+		second = 14 // the last flush of minute-1 may be under way
+		want(2, 2)
+		second = 15
+		want(3, 3)
+		count(minute - 15)
+		want(4, 15)
+		rdb.Del(ctx, r.minuteKey(minute-15))
+		count(minute - 200) // recorded before, and then little happened
+		want(3, 15)
+	})
+}
+
+// Close waits for at most 5 seconds, also for a Redis that never answers and a client that
+// waits for it without end.
+func TestRecorder_closeWithin(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: silent.Addr().String(), MaxRetries: -1, ReadTimeout: 12 * time.Second})
+	r, err := New(rdb, Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Observe(context.Background(), automutex.Event{Kind: automutex.EventLost})
+	began := time.Now()
+	err = r.Close()
+	if took := time.Since(began); took > flushWithin+3*time.Second {
+		t.Errorf("Close took %s", took)
+	}
+	if err == nil {
+		t.Error("Close says nothing of what was not sent")
+	}
+	if err := r.Close(); err != nil {
+		t.Errorf("a second Close: %v", err)
+	}
+	if err := rdb.Close(); err != nil {
+		t.Error(err)
+	}
+	select { // with its client the goroutine has ended, too
+	case <-r.done:
+	case <-time.After(patience):
+		t.Error("the goroutine goes on")
 	}
 }
