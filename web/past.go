@@ -127,7 +127,7 @@ func reachOf(t *record.Timeline) string {
 		return "since " + since.UTC().Format(time.TimeOnly) + " UTC (the last " + strconv.Itoa(mostRead) + " of all locks)"
 	}
 	return "Busy tasks are " + span(t.BusyCut, t.BusySince) + ". Lost, overdue and replaced tasks and actions are " + span(t.Cut, t.Since) +
-		". Of each of the two at most " + strconv.Itoa(mostTimeline) + " are shown. Recorders leave out busy tasks when there are many."
+		". Of each of the two at most " + strconv.Itoa(mostTimeline) + " are shown. Actions on this page are of all the time since its process started. Recorders leave out busy tasks when there are many."
 }
 
 // Reach says how far back the timeline of the Key view reaches.

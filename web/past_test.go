@@ -150,3 +150,22 @@ func TestTimeline_readDuringTheWrite(t *testing.T) {
 		t.Errorf("%v, %+v", err, its)
 	}
 }
+
+// Busy a minute is of the minutes that were recorded, and the page says which part of the
+// hour it has read.
+func TestPast_texts(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]*record.Counts{
+		"0": nil, "2": {Busy: 30, Minutes: 15}, "10": {Busy: 30, Minutes: 3}, "0.33": {Busy: 1, Minutes: 3}, "120": {Busy: 361, Minutes: 3},
+	} {
+		if got := newLately(c).Busy; got != want {
+			t.Errorf("%+v: busy %s a minute, want %s", c, got, want)
+		}
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	got := reachOf(&record.Timeline{Since: at, Cut: true, BusySince: at.Add(-time.Hour)})
+	const want = "Busy tasks are of the last hour. Lost, overdue and replaced tasks and actions are since 03:04:05 UTC (the last 2000 of all locks)."
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -219,6 +219,7 @@ func (r *Recorder) Close() error {
 	case <-r.done:
 		return nil
 	case <-timeout.C:
+		r.logger.Warn("automutex: record: Redis does not take what was counted; Close waits no longer", "waited", flushWithin)
 		return fmt.Errorf("record: Close: Redis did not take what was counted within %s; the last counts may be missing", flushWithin)
 	}
 }
