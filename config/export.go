@@ -83,7 +83,10 @@ func shared(cfg automutex.Config, once unique.Config) (*document, error) {
 	if cfg.Decode != nil || once.Decode != nil {
 		problems = append(problems, refuse("Decode", "cannot be in a file: it "+notInFile["decode"]))
 	}
-	doc := &document{prefix: cmp.Or(cfg.Prefix, once.Prefix), secret: cmp.Or(cfg.HashKeys, once.HashKeys)}
+	doc := &document{prefix: cfg.Prefix, secret: cfg.HashKeys}
+	if len(cfg.Rules) == 0 && len(once.Rules) > 0 {
+		doc.prefix, doc.secret = once.Prefix, once.HashKeys
+	}
 	if len(cfg.Rules) > 0 && len(once.Rules) > 0 {
 		if cfg.Prefix != once.Prefix {
 			problems = append(problems, refuse("Prefix", fmt.Sprintf("is %q here and %q in unique.Config, and a file has one: make them the same", cfg.Prefix, once.Prefix)))

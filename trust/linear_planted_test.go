@@ -56,6 +56,7 @@ var linBugs = []*linBug{
 		file:   "release",
 		before: `if taker == body and not ARGV[4] then`,
 		after:  `if taker and not ARGV[4] then`,
+		shows:  linPlan{raids: 3},
 	},
 	{
 		name:   "a widening that forgets the holder",

@@ -137,16 +137,23 @@ func (w *linWorld) deathwatch(seed uint64) (*linKey, []*linRecord) {
 }
 
 // raid breaks a lease whose process is not listening, so that it is not told: it
-// finds out when it wants more of it, and others have the lock meanwhile.
+// finds out when it wants more of it, or when it gives it back, and others have the lock
+// meanwhile.
 func (w *linWorld) raid(seed uint64) (*linKey, []*linRecord) {
 	key := w.newLinKey(1)
 	holder, raider := key.client(0, seed), key.client(1, seed)
 	site := w.newMortal()
 	terms := linTerms{ttl: 10 * time.Second, renew: true}
-	if taken := holder.try(site, terms); taken != nil {
+	for _, wantsMore := range []bool{true, false} {
+		taken := holder.try(site, terms)
+		if taken == nil {
+			break
+		}
 		raider.breakOne(w.lasting[0])
 		next := raider.try(w.lasting[1], terms)
-		holder.extend(taken, terms.ttl)
+		if wantsMore {
+			holder.extend(taken, terms.ttl)
+		}
 		holder.release(taken)
 		if next != nil {
 			raider.release(next)

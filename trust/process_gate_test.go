@@ -28,11 +28,12 @@ func TestProcess_killedInHold(t *testing.T) {
 			first := r.enqueue(taskType, processTask{ID: processID(0), Hold: true, Gate: gate})
 			begins := r.await(processBegins, first, a.PID())
 			r.await(processHeld, first, a.PID())
-			others := []int{r.enqueue(taskType, processTask{ID: processID(0)})}
+			// Not before: one that waited in a worker of the dead would come back only when
+			// its recoverer has found it.
 			r.kill(a)
 			r.let(first)
 			r.start()
-			others = append(others, r.enqueue(taskType, processTask{ID: processID(0)}))
+			others := []int{r.enqueue(taskType, processTask{ID: processID(0)}), r.enqueue(taskType, processTask{ID: processID(0)})}
 			for _, n := range others {
 				e := r.await(processBegins, n, 0)
 				if after := time.Duration(e.US-begins.US) * time.Microsecond; after < gate {

@@ -13,7 +13,8 @@ type Access int
 const (
 	// AccessNone refuses the request with 403.
 	AccessNone Access = iota
-	// AccessRead shows everything and changes nothing.
+	// AccessRead shows everything and changes no lock, claim or task. It may have the
+	// doctor look, who tries the rights on keys of his own.
 	AccessRead
 	// AccessOperate shows everything and offers the actions.
 	AccessOperate

@@ -111,8 +111,8 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 		v.Holder, v.Back = q.Get("holder"), p.base+"unique"
 		v.Question, v.Button = "Drop the claim of "+printable.Short(v.Holder)+"?", "Drop"
 		v.Effects = []string{
-			"The next task for this key may be enqueued at once, although this one has not begun.",
-			"The task itself stays where it is, and runs.",
+			"The next task for this key may be enqueued at once, whether or not this one has begun or ended.",
+			"The task itself stays where it is: if it has not run, it runs.",
 			"Only this task's claim is dropped, and not one that came meanwhile.",
 		}
 	default:
@@ -126,7 +126,14 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 // describe says what a break or a delete will do to a lock.
 func (v *askView) describe(lock *keyView) {
 	next := "Nobody is in line, so the lock is free then."
-	if len(lock.Line) > 0 {
+	switch {
+	case lock.Paused:
+		next = "An operator has paused it: nobody gets it until it is resumed."
+	case lock.Info.Closed != "":
+		next = "Nobody gets it until " + lock.Info.Opens.UTC().Format("15:04:05") + " UTC: " + lock.Info.Closed + "."
+	case lock.Info.Held > len(v.Holders):
+		next = "Others hold it too, and stay."
+	case len(lock.Line) > 0:
 		next = "The first in line gets the lock at once."
 	}
 	stop := "The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work."
@@ -138,6 +145,7 @@ func (v *askView) describe(lock *keyView) {
 	v.Question, v.Button = "Delete the lock "+printable.Short(inspect.InBraces(v.Key))+" with its line?", "Delete"
 	v.Effects = []string{
 		stop,
+		"A cooldown, a hold and what is used up of a rate are forgotten: unless it is paused, the next task starts at once.",
 		printable.Count(lock.Info.Waiting, "place") + " of tasks that wait in workers: they stand in a new line within a second.",
 		printable.Count(lock.Info.Parked, "place") + " of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
 	}

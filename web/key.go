@@ -27,6 +27,7 @@ type keyView struct {
 	Key     string
 	Name    string
 	Rule    string
+	Looked  bool // Redis has told what Info, Called, Holders and Line say
 	Info    row
 	Called  int
 	Holders []holderView
@@ -79,6 +80,8 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	defer cancel()
 	if err := p.inspect(ctx, v); err != nil {
 		v.Err = printable.Short(err.Error())
+	} else {
+		v.Looked = true
 	}
 	slot := slotOf(v.Now)
 	v.Target = name

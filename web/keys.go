@@ -132,7 +132,9 @@ func (p *page) keysView(r *http.Request) *keysView {
 	if len(snap.rows) < snap.totals.Locks && snap.complete {
 		v.Kept = len(snap.rows)
 	}
-	p.fill(r.Context(), v, snap)
+	looking, done := context.WithTimeout(r.Context(), lookWithin)
+	defer done()
+	p.fill(looking, v, snap)
 	return v
 }
 

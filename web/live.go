@@ -70,6 +70,8 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 			if _, err := w.Write([]byte(message)); err != nil || out.Flush() != nil {
 				return
 			}
+			// Over HTTP/2 a deadline that passes between two messages would end the stream.
+			_ = out.SetWriteDeadline(time.Time{})
 			last, sent = body, time.Now()
 		}
 		select {
@@ -102,6 +104,9 @@ func (p *page) hasLive(r *http.Request) bool {
 
 // fragment is the live part of a view; nil when it cannot be made.
 func (p *page) fragment(r *http.Request, view string) []byte {
+	// It goes to all who look at the same, so it outlives the one who asked first. The
+	// views bound how long they take.
+	r = r.WithContext(context.WithoutCancel(r.Context()))
 	var data any
 	switch view {
 	case "keys":

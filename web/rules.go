@@ -29,11 +29,13 @@ func ruleInfos(rules []automutex.Rule) []ruleInfo {
 	return infos
 }
 
-// namesFor gives the names of the rules whose locks have that scope, joined: those that
-// name the scope, else those with the longest Task that the scope begins with. Scopes
-// that no rule makes give "".
-func (p *page) namesFor(scope string) string {
-	var names []string
+// namesFor gives the names of rulesFor, joined.
+func (p *page) namesFor(scope string) string { return strings.Join(p.rulesFor(scope), ", ") }
+
+// rulesFor gives the names of the rules whose locks have that scope: those that name the
+// scope, else those with the longest Task that the scope begins with. Scopes that no rule
+// makes give none.
+func (p *page) rulesFor(scope string) (names []string) {
 	longest := 0
 	for _, r := range p.rules {
 		switch {
@@ -49,7 +51,7 @@ func (p *page) namesFor(scope string) string {
 			names = append(names, r.Name)
 		}
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 // scopeOf is the scope in a lock's key, escaped as the key has it.

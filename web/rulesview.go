@@ -3,9 +3,11 @@ package web
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -23,7 +25,8 @@ type rulesView struct {
 
 type ruleRow struct {
 	Name, Task, Key  string
-	Limit            int
+	Limit            string
+	Also             []string // what else the rule says
 	TTL, Wait        time.Duration
 	Busy             string
 	Scope            string // the target of orders; empty where each type has a scope of its own
@@ -76,7 +79,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 		scope := scopeOf(r.Key)
 		its, ok := names[scope]
 		if !ok {
-			its = strings.Split(p.namesFor(scope), ", ")
+			its = p.rulesFor(scope)
 			names[scope] = its
 		}
 		for _, name := range its {
@@ -90,10 +93,19 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 
 func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 	r := ruleRow{
-		Name: rule.Name, Task: rule.Task, Limit: max(rule.Limit, 1), TTL: rule.TTL, Wait: rule.Wait, Busy: rule.Busy.String(),
+		Name: rule.Name, Task: rule.Task, Limit: inspect.LimitText(rule.Rule), TTL: rule.TTL, Wait: rule.Wait, Busy: rule.Busy.String(),
 	}
 	if r.TTL == 0 {
 		r.TTL = lock.DefaultTTL
+	}
+	if rule.Rate.Starts > 0 {
+		r.Also = append(r.Also, "rate "+rule.Rate.String())
+	}
+	if rule.Cooldown > 0 {
+		r.Also = append(r.Also, "cooldown "+rule.Cooldown.String())
+	}
+	if rule.MaxHold > 0 {
+		r.Also = append(r.Also, "held for at most "+rule.MaxHold.String())
 	}
 	parts := []string{rule.Scope}
 	if rule.byType {
@@ -115,7 +127,7 @@ func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 		if c.Target == rule.scope {
 			r.IsPause = c.Paused
 			if c.Limit > 0 {
-				r.Limit, r.Limited = c.Limit, true
+				r.Limit, r.Limited = strconv.Itoa(c.Limit), true
 			}
 		}
 	}

@@ -112,7 +112,11 @@ func (s *sampler) await(ctx context.Context, ago time.Duration, will func(*snaps
 }
 
 // wait returns when the goroutine has ended, after closed.
-func (s *sampler) wait() { s.done.Wait() }
+func (s *sampler) wait() {
+	s.mu.Lock() // an await that has not seen closed has counted its goroutine by then
+	s.mu.Unlock()
+	s.done.Wait()
+}
 
 func (s *sampler) isClosed() bool {
 	select {

@@ -52,7 +52,7 @@ func (p *page) makeKeys() (err error) {
 	p.keyMaker, ours = automutex.NewKeyMaker(cfg)
 	cfg.Rules = nil
 	for _, r := range p.o.Unique {
-		cfg.Rules = append(cfg.Rules, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Scope: r.Scope})
+		cfg.Rules = append(cfg.Rules, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Payload: r.Payload, Scope: r.Scope})
 	}
 	if p.producers, theirs = automutex.NewKeyMaker(cfg); theirs != nil {
 		theirs = fmt.Errorf("Unique: %w", theirs)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -37,7 +36,7 @@ surprise is a note. Redis is not needed.`,
 			}
 			t := newTable(a.out, "RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY")
 			for i, rule := range cfg.Rules {
-				t.row(inspect.RuleName(cfg.Rules, i), rule.Task, keyOf(rule), strconv.Itoa(max(rule.Limit, 1)),
+				t.row(inspect.RuleName(cfg.Rules, i), rule.Task, keyOf(rule), inspect.LimitText(rule),
 					orDefault(rule.TTL.String(), "0s", "30s"), orDefault(rule.Wait.String(), "0s", "-"), rule.Busy.String())
 			}
 			if len(cfg.Rules) > 0 {

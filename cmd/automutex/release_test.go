@@ -104,6 +104,19 @@ func TestRelease_dockerfile(t *testing.T) {
 			command = run
 		}
 	}
+	ignored, err := os.ReadFile(filepath.Join(root, ".dockerignore"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	work, err := os.ReadFile(filepath.Join(root, "go.work"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, used := range regexp.MustCompile(`(?m)^\s+\./(\S+)$`).FindAllStringSubmatch(string(work), -1) {
+		if slices.Contains(strings.Split(string(ignored), "\n"), used[1]) {
+			t.Errorf(".dockerignore leaves out %s, which go.work uses: nothing would build", used[1])
+		}
+	}
 	// -n resolves flags and packages, and prints what would be run: a build without cgo from
 	// nothing takes minutes.
 	if !strings.Contains(command, "go build ") {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/automutex/automutex"
@@ -46,4 +47,12 @@ func IsKeyOf(rule automutex.Rule, prefix, key string) bool {
 	}
 	rest, ok := strings.CutPrefix(key, start+keytext.Escape(rule.Scope))
 	return ok && (rest == "}" || strings.HasPrefix(rest, "|"))
+}
+
+// LimitText is how many tasks may hold a key of the rule at once, for people.
+func LimitText(rule automutex.Rule) string {
+	if rule.LimitOf != nil {
+		return "of the task"
+	}
+	return strconv.Itoa(max(rule.Limit, 1))
 }
