@@ -107,7 +107,7 @@ func (a *attempt) handlerContext() context.Context {
 	a.handlerDone = done
 	for _, h := range a.held {
 		bound := h.lease.Bind(c.Context)
-		h.stopWatching = context.AfterFunc(bound, func() { a.watch(h, done) })
+		h.stopWatching = context.AfterFunc(bound, func() { a.watch(h, bound, done) })
 		c.Context, c.innermost = bound, &handlerLease{guard: a.guard, held: h, outer: c.innermost}
 	}
 	return c
@@ -143,7 +143,7 @@ const overdueGrace = 100 * time.Millisecond
 // handler returns: the loss of the lease, and a handler that runs past its task's end.
 // Either may be what has ended the context, and the other may follow; so may the loss of
 // another lease have.
-func (a *attempt) watch(h *heldLease, handlerDone <-chan struct{}) {
+func (a *attempt) watch(h *heldLease, bound context.Context, handlerDone <-chan struct{}) {
 	own := h.lease.Bind(context.WithoutCancel(a.ctx)) // ends with the lease and nothing else
 	leaseEnded, taskEnded := own.Done(), a.ctx.Done()
 	grace := time.NewTimer(time.Hour)
@@ -155,14 +155,23 @@ func (a *attempt) watch(h *heldLease, handlerDone <-chan struct{}) {
 			return // release reports a loss that was not reported yet
 		case <-leaseEnded:
 			leaseEnded = nil
-			if cause := context.Cause(own); errors.Is(cause, lock.ErrLost) {
+			cause := context.Cause(own)
+			if why := context.Cause(bound); errors.Is(why, lock.ErrLost) {
+				cause = why // which may say more, such as that somebody has broken it
+			}
+			if errors.Is(h.lease.Err(), lock.ErrLost) {
 				a.reportLost(a.observeSafely, h, cause)
 			}
 		case <-taskEnded:
 			taskEnded = nil
 			grace.Reset(overdueGrace)
 		case <-grace.C:
-			a.reportOverdue(h)
+			select {
+			case <-handlerDone:
+				return
+			default:
+				a.reportOverdue(h)
+			}
 		}
 	}
 }

@@ -21,8 +21,9 @@ const filingTime = 4 * time.Millisecond
 // wakeParked is the lock.Caller: it has asynq run a task, if the task is still parked.
 // RunTask runs whatever it finds, also a task that is done, scheduled or archived, so
 // wakeParked looks at the task first. No other Guard calls the task until the deadline of
-// ctx, and after it RunTask is not sent. What operators and asynq's own retry change
-// between the two is covered by asynq's "at least once".
+// ctx, and after it no RunTask is begun. What operators and asynq's own retry change
+// between the two, and a RunTask that go-redis sends again, is covered by asynq's "at least
+// once".
 func (g *Guard) wakeParked(ctx context.Context, key, note string) lock.Fate {
 	queue, id, ok := tasknote.Parse(note)
 	if !ok {

@@ -25,8 +25,11 @@ type Client interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// Transport carries the scripts of single operations in place of the client:
-// another connection, or another way to use one. An AutoPipeliner of go-redis 9.22
+// Transport carries the scripts of single operations in place of the client, and the SET
+// of a lock that nobody waits for where it has a Process method, as go-redis' clients do:
+// both must lead to the same keys.
+//
+// It is another connection, or another way to use one. An AutoPipeliner of go-redis 9.22
 // or later is one: it gathers the commands of many goroutines into one write. Pass
 // an asynchronous one through [Async]: every other transport costs a goroutine for
 // each call. Subscriptions, and the pipelines of renewals

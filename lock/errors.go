@@ -145,7 +145,8 @@ func transient(err error) bool {
 	return slices.ContainsFunc([]string{
 		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
 		"NOREPLICAS", "OOM", "MISCONF", "max number of clients",
-	}, func(code string) bool { return hasCode(said, code) })
+	}, func(code string) bool { return hasCode(said, code) }) ||
+		strings.Contains(said.Error(), "non local key in a cluster node") // a script, in a slot that moves
 }
 
 // hasCode tells whether a server's error has that code: at its beginning, or, as

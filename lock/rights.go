@@ -72,6 +72,10 @@ func (r *denials) explain(s *script, err error) error {
 	if command == "" {
 		return err
 	}
+	if s != nil {
+		// What SET takes, scripts renew and release. An ask fails before it takes anything.
+		r.noSet.Store(true)
+	}
 	r.say(command, "automutex: Redis refuses a command that the locks need")
 	return &deniedError{command, err}
 }

@@ -35,6 +35,10 @@ end
 -- The holder keeps its deadline. The fence is this moment: above all that were told
 -- before; and the holder is told this one, or was told an earlier one of its own time.
 local function widen(body, left)
+  -- A Cluster's slot that is being moved: once the key is deleted here, it belongs to the
+  -- other node, and the ZADD would be refused. A key of the slot that is not there is
+  -- refused for the same reason now, before anything has changed.
+  redis.call('EXISTS', lock .. ':none')
   -- The end is counted from a time after left was read: up to Redis 7.0 the clock goes on
   -- within a script, and from an earlier time the end would come before the key's own.
   local time = redis.call('TIME')
@@ -43,7 +47,8 @@ local function widen(body, left)
   -- What Redis may refuse, to a user without the right, it refuses before the DEL: so the
   -- holder keeps its lock. A ZADD to a string changes nothing. After a first write that
   -- Redis allows, a full Redis lets a script go on.
-  redis.call('PEXPIRE', lock, math.max(1, left))
+  -- One about to end gets a second more, so that it does not end in this script.
+  redis.call('PEXPIRE', lock, left < 100 and left + 1000 or left)
   if not string.find(redis.pcall('ZADD', lock, 0, '').err, 'WRONGTYPE', 1, true) then
     redis.call('ZADD', lock, 0, '') -- fails again, and says why
   end

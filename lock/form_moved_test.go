@@ -1,0 +1,52 @@
+package lock
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// In a slot of a Cluster that moves to another node, whoever wants to wait for a lock that
+// is a string must not take it from its holder: its key cannot be written anew there once
+// it is deleted.
+func TestForm_slotThatMovesKeepsTheHolder(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		if s.Kind() != redistest.KindCluster {
+			return // it has no slots
+		}
+		s = redistest.StartCluster(t, 0)
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		waiter := handle(newLocker(t, s.Client(t)), m)
+		le := mustTry(t, m)
+		var w *attempt
+		s.MoveSlot(t, m.Key(), func() {
+			if w != nil {
+				return // the key has moved by now
+			}
+			// Its first ask comes while the slot is open at both ends.
+			_, err := waiter.locker.conn.run(t.Context(), askScript, m.keys, []any{
+				"AAAAAAAAAAAAAAAA.3000.1|waiter|", int64(31000), int64(3000),
+			})
+			if err == nil || !transient(err) {
+				t.Errorf("an ask that would wait, in a slot that moves: %v, want an error after which it asks again", err)
+			}
+			w = lockBeside(t, waiter)
+		})
+		if err := le.Extend(t.Context(), DefaultTTL); err != nil {
+			t.Fatalf("the holder has lost its lock: %v", err)
+		}
+		select {
+		case <-w.done:
+			t.Fatalf("a second one holds the lock, or gave up: %v", w.err)
+		default:
+		}
+		mustUnlock(t, le)
+		mustUnlock(t, w.got(t))
+		if err := le.Err(); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("Err of a lease that was unlocked: %v", err)
+		}
+		free(t, m, soon)
+	})
+}
