@@ -107,7 +107,7 @@ func (a *attempt) handlerContext() context.Context {
 	a.handlerDone = done
 	for _, h := range a.held {
 		bound := h.lease.Bind(c.Context)
-		h.stopWatching = context.AfterFunc(bound, func() { a.watch(h, bound, done) })
+		h.stopWatching = context.AfterFunc(bound, func() { a.watch(bound, h, done) })
 		c.Context, c.innermost = bound, &handlerLease{guard: a.guard, held: h, outer: c.innermost}
 	}
 	return c
@@ -141,9 +141,10 @@ const overdueGrace = 100 * time.Millisecond
 
 // watch reports what becomes of a lease after the handler's context has ended, until the
 // handler returns: the loss of the lease, and a handler that runs past its task's end.
+// bound is the handler's context as far as this lease, whose cause says why it was lost.
 // Either may be what has ended the context, and the other may follow; so may the loss of
 // another lease have.
-func (a *attempt) watch(h *heldLease, bound context.Context, handlerDone <-chan struct{}) {
+func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan struct{}) {
 	own := h.lease.Bind(context.WithoutCancel(a.ctx)) // ends with the lease and nothing else
 	leaseEnded, taskEnded := own.Done(), a.ctx.Done()
 	grace := time.NewTimer(time.Hour)
