@@ -113,9 +113,13 @@ func (s *sampler) await(ctx context.Context, ago time.Duration, will func(*snaps
 
 // wait returns when the goroutine has ended, after closed.
 func (s *sampler) wait() {
-	s.mu.Lock() // an await that has not seen closed has counted its goroutine by then
-	s.mu.Unlock()
-	s.done.Wait()
+	// With the mutex, so that an await that has not seen closed has counted its goroutine.
+	done := func() *sync.WaitGroup {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return &s.done
+	}()
+	done.Wait()
 }
 
 func (s *sampler) isClosed() bool {
