@@ -101,9 +101,9 @@ func (e *deniedError) Error() string {
 func (e *deniedError) Unwrap() error { return e.cause }
 
 var (
-	// As Redis 6 and 7 write it, for the user and for a command that does not exist.
-	deniedToUser   = regexp.MustCompile("(?i)^(?:NOPERM .*permissions to run the |(?:ERR )?unknown command )['`]([a-z]+)")
-	deniedToScript = regexp.MustCompile(`(?i)(?:can't run this command|Unknown Redis command called from)`)
+	// As Redis 6 and 7 and Valkey 8 write it, for the user and for a command that does not exist.
+	deniedToUser   = regexp.MustCompile("(?i)^(?:(?:NOPERM|ERR ACL failure in script:) .*permissions to run the |(?:ERR )?unknown command )['`]([a-z]+)")
+	deniedToScript = regexp.MustCompile(`(?i)(?:can't run this command|Unknown (?:Redis )?command called from)`)
 	scriptLine     = regexp.MustCompile(`@user_script: ?(\d+)`)
 	scriptCall     = regexp.MustCompile(`redis\.call\('(\w+)'`)
 )
