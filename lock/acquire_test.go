@@ -110,11 +110,12 @@ func TestRule01_RaisingNFillsTheNewSlotsAtTheNextRelease(t *testing.T) {
 func TestRule03_ResentAskIsOurs(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		near, far, p := through(t, s)
 		for name, take := range map[string]func(*Lock) (*Lease, error){
 			"TryLock": func(m *Lock) (*Lease, error) { return m.TryLock(t.Context()) },
 			"Lock":    func(m *Lock) (*Lease, error) { return m.Lock(t.Context()) },
 		} {
+			// Lockers each: one that met a wanted key may take another for wanted, too.
+			near, far, p := through(t, s)
 			m := far.Mutex(redistest.Name(t))
 			warm(t, m)
 			p.DropReplyTo(isTake(m), 1)

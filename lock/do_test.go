@@ -210,7 +210,7 @@ func TestDo_withoutAFunction(t *testing.T) {
 	free(t, m, soon)
 }
 
-// A context that has ended is told from a lock that others hold.
+// The error for an ended context differs from that for a lock that others hold.
 func TestLock_endedContextIsNotBusy(t *testing.T) {
 	t.Parallel()
 	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))

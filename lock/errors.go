@@ -145,8 +145,8 @@ func transient(err error) bool {
 	return slices.ContainsFunc([]string{
 		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
 		"NOREPLICAS", "OOM", "MISCONF", "max number of clients",
-	}, func(code string) bool { return hasCode(said, code) }) ||
-		strings.Contains(said.Error(), "non local key in a cluster node") // a script, in a slot that moves
+		"Script attempted to access a non local key", // in a slot that moves
+	}, func(code string) bool { return hasCode(said, code) })
 }
 
 // hasCode tells whether a server's error has that code: at its beginning, or, as

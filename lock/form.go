@@ -11,7 +11,7 @@ import (
 // A mutex that nobody waits for is a string in Redis, taken by SET with NX and PX; see
 // docs/redis.md and lua/form.lua. Whoever finds the key asks, as for a sorted set.
 
-// takesString tells whether m is to be taken by SET first. All else is in the sorted
+// takesString reports whether m is taken by SET first. All else is in the sorted
 // set from the start: several slots, a rate, leases that replicas have to acknowledge,
 // and a key that others wanted lately, for which the SET would be in vain.
 func (m *Lock) takesString() bool {

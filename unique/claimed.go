@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -22,8 +21,7 @@ import (
 // call waits until the task is there or the claim is not, for patience at most.
 func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
 	id, instead, again := o.newID(), "", ""
-	deadline := time.Now().Add(o.client.patience)
-	pause := time.Millisecond
+	looks := o.client.retries()
 	for changed := 0; changed < tries; {
 		info, standing, err := o.claimAndEnqueue(ctx, id, instead)
 		if info != nil || err != nil {
@@ -41,13 +39,12 @@ func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
 		case again != standing.Holder:
 			again = standing.Holder // it may have started and ended since the claim was seen: then that is gone
 			changed++
-		case time.Now().After(deadline):
+		case looks.over():
 			return nil, &underwayError{standing, o.client.grace}
 		default:
-			if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { //nolint:gosec // jitter, no secret
+			if err := looks.pause(ctx); err != nil {
 				return nil, err
 			}
-			pause = min(2*pause, 50*time.Millisecond)
 		}
 	}
 	return nil, errChanging

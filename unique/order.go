@@ -96,8 +96,7 @@ func (o *order) claim() *lock.Claim { return o.client.locker.Claim(o.key) }
 // subscription. A producer that died in there is waited out.
 func (o *order) alone(ctx context.Context, f func(context.Context) (*asynq.TaskInfo, error)) (*asynq.TaskInfo, error) {
 	m := o.claim().Lock(lock.TTL(o.client.changeTTL))
-	deadline := time.Now().Add(o.client.patience)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	for again := o.client.retries(); ; {
 		lease, err := m.TryLock(ctx)
 		if err == nil {
 			defer lease.Unlock(ctx) //nolint:errcheck // it ends by itself; f's context has told what that means
@@ -111,18 +110,32 @@ func (o *order) alone(ctx context.Context, f func(context.Context) (*asynq.TaskI
 		if !errors.Is(err, lock.ErrBusy) {
 			return nil, err
 		}
-		if time.Now().After(deadline) {
+		if again.over() {
 			return nil, fmt.Errorf("another producer has been at it for %s: %w", o.client.patience, err)
 		}
-		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { //nolint:gosec // jitter, no secret
+		if err := again.pause(ctx); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// sleep waits for d, or until ctx ends; then it returns ctx's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
+// retries paces a call that looks again and again, for the client's patience.
+type retries struct {
+	until time.Time
+	next  time.Duration // about how long the next pause is
+}
+
+func (c *Client) retries() *retries {
+	return &retries{time.Now().Add(c.patience), time.Millisecond}
+}
+
+// over reports whether the patience is over.
+func (r *retries) over() bool { return time.Now().After(r.until) }
+
+// pause waits a while, each time longer, or until ctx ends; then it returns ctx's error.
+func (r *retries) pause(ctx context.Context) error {
+	timer := time.NewTimer(r.next/2 + rand.N(r.next)) //nolint:gosec // jitter, no secret
+	r.next = min(2*r.next, 50*time.Millisecond)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,14 +34,13 @@ func (o *order) supersede(ctx context.Context) (*asynq.TaskInfo, error) {
 		o.client.begin(id) // until no enqueue of it is under way
 		defer o.client.end(id)
 	}
-	deadline := time.Now().Add(o.client.patience)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	for again := o.client.retries(); ; {
 		info, err := o.alone(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) { return o.supersedeAlone(ctx, id) })
 		var under *underwayError
-		if !errors.As(err, &under) || time.Now().After(deadline) {
+		if !errors.As(err, &under) || again.over() {
 			return info, err
 		}
-		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { //nolint:gosec // jitter, no secret
+		if err := again.pause(ctx); err != nil {
 			return nil, err
 		}
 	}

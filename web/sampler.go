@@ -55,11 +55,11 @@ type sampler struct {
 	now    func() time.Time
 
 	mu      sync.Mutex
-	asked   time.Time      // when somebody was interested last
-	running bool           // the goroutine runs; it sets this back itself, under mu
-	done    sync.WaitGroup // of the goroutine
-	current *snapshot      // nil: nothing was looked at since the goroutine began
-	changed chan struct{}  // closed at the next snapshot, and replaced
+	asked   time.Time     // when somebody was interested last
+	running bool          // the goroutine runs; it sets this back itself, under mu
+	ended   chan struct{} // closed when the goroutine has ended; nil: there was none
+	current *snapshot     // nil: nothing was looked at since the goroutine began
+	changed chan struct{} // closed at the next snapshot, and replaced
 	history *history
 
 	single refresher // has a lock of its own
@@ -93,8 +93,8 @@ func (s *sampler) await(ctx context.Context, ago time.Duration, will func(*snaps
 		}
 		if !s.running && !s.isClosed() {
 			s.running = true
-			s.done.Add(1)
-			go s.run() //nolint:gosec // it serves all viewers, and outlives this one
+			s.ended = make(chan struct{})
+			go s.run(s.ended) //nolint:gosec // it serves all viewers, and outlives this one
 		}
 		current, changed := s.current, s.changed
 		s.mu.Unlock()
@@ -113,13 +113,12 @@ func (s *sampler) await(ctx context.Context, ago time.Duration, will func(*snaps
 
 // wait returns when the goroutine has ended, after closed.
 func (s *sampler) wait() {
-	// With the mutex, so that an await that has not seen closed has counted its goroutine.
-	done := func() *sync.WaitGroup {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return &s.done
-	}()
-	done.Wait()
+	s.mu.Lock()
+	ended := s.ended // the last one: await begins none after closed
+	s.mu.Unlock()
+	if ended != nil {
+		<-ended
+	}
 }
 
 func (s *sampler) isClosed() bool {
@@ -132,8 +131,8 @@ func (s *sampler) isClosed() bool {
 }
 
 // run is the goroutine. Its context ends with closed.
-func (s *sampler) run() {
-	defer s.done.Done()
+func (s *sampler) run(ended chan<- struct{}) {
+	defer close(ended)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() { // ends with ctx, which run cancels, or earlier

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/loopback"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 	"github.com/automutex/automutex/web"
@@ -125,16 +125,10 @@ func (w *webCommand) check() error {
 	if err != nil || port == "" {
 		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", printable.OneLine(w.listen))
 	}
-	if w.user == "" && !isLoopback(host) {
+	if w.user == "" && !loopback.Is(host) {
 		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", printable.OneLine(w.listen), webUserEnv, webPasswordEnv)
 	}
 	return nil
-}
-
-// isLoopback tells whether nobody but this machine reaches a host.
-func isLoopback(host string) bool {
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 func (w *webCommand) access(*http.Request) web.Access {
@@ -174,24 +168,13 @@ func (w *webCommand) serve(ctx context.Context, page http.Handler) error {
 	return err
 }
 
-// guarded asks for user and password. Without them it answers only what was sent to this
-// machine by name: another site could else have a browser read the page by a name of its
-// own that leads here.
+// guarded asks for user and password. Without them it answers this machine only.
 func (w *webCommand) guarded(page http.Handler) http.Handler {
+	if w.user == "" {
+		return loopback.Only(page)
+	}
 	wantUser, wantPassword := sha256.Sum256([]byte(w.user)), sha256.Sum256([]byte(w.password))
 	return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
-		if w.user == "" {
-			host, _, err := net.SplitHostPort(r.Host)
-			if err != nil {
-				host = r.Host
-			}
-			if !isLoopback(host) {
-				http.Error(out, "this page is for localhost", http.StatusMisdirectedRequest)
-				return
-			}
-			page.ServeHTTP(out, r)
-			return
-		}
 		user, password, _ := r.BasicAuth()
 		isUser, isPassword := sha256.Sum256([]byte(user)), sha256.Sum256([]byte(password))
 		// Both are compared, in constant time, so that the time says nothing of either.

@@ -8,12 +8,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/loopback"
 	"github.com/automutex/automutex/web"
 )
 
@@ -33,15 +33,10 @@ func webAddress(addr string) (string, error) {
 	if host == "" {
 		host = "127.0.0.1"
 	}
-	if !isLoopback(host) {
+	if !loopback.Is(host) {
 		return "", fmt.Errorf("-web %s: others could reach that address, and the page of the demo has no login; listen on 127.0.0.1", addr)
 	}
 	return net.JoinHostPort(host, port), nil
-}
-
-func isLoopback(host string) bool {
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // operators is the page for operators, served while the demo runs.
@@ -68,7 +63,7 @@ func servePage(ctx context.Context, addr string, rdb redis.UniversalClient, cfg 
 	}
 	o := &operators{
 		url: "http://" + listener.Addr().String() + "/", page: page, served: make(chan struct{}),
-		server: &http.Server{Handler: forThisMachine(handler), ReadHeaderTimeout: 10 * time.Second},
+		server: &http.Server{Handler: loopback.Only(handler), ReadHeaderTimeout: 10 * time.Second},
 	}
 	go func() { // ends with close
 		defer close(o.served)
@@ -87,20 +82,4 @@ func (o *operators) close() {
 	_ = o.page.Close() // the demo ends; nothing of it is left to lose
 	_ = o.server.Close()
 	<-o.served
-}
-
-// forThisMachine refuses requests under another name: a site could have one that leads
-// here, and read the page in a visitor's browser.
-func forThisMachine(page http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = r.Host
-		}
-		if !isLoopback(host) {
-			http.Error(w, "this page is for localhost", http.StatusMisdirectedRequest)
-			return
-		}
-		page.ServeHTTP(w, r)
-	})
 }
