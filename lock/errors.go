@@ -145,8 +145,9 @@ func transient(err error) bool {
 	return slices.ContainsFunc([]string{
 		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
 		"NOREPLICAS", "OOM", "MISCONF", "max number of clients",
-		"Script attempted to access a non local key", // in a slot that moves
-	}, func(code string) bool { return hasCode(said, code) })
+	}, func(code string) bool { return hasCode(said, code) }) ||
+		// A script, in a slot that moves. Each version of Redis begins this text in another way.
+		strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
 }
 
 // hasCode tells whether a server's error has that code: at its beginning, or, as

@@ -75,7 +75,7 @@ func TestTransient(t *testing.T) {
 		"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.":              true,
 		"ERR max number of clients reached":                                                                   true,
 		"ERR Script attempted to access a non local key in a cluster node script: a8e2, on @user_script:41.":  true,
-		wrapped + "@user_script: 27: Script attempted to access a non local key in a cluster node":            true,
+		wrapped + "@user_script: 27: Lua script attempted to access a non local key in a cluster node":        true,
 		"NOPERM this user has no permissions to run the 'evalsha' command":                                    false,
 		wrapped + "@user_script: 27: The user executing the script can't run this command or subcommand":      false,
 		"ERR ACL failure in script: User x has no permissions to run the 'pexpire' command script: a8e2":      false,
