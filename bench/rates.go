@@ -27,7 +27,7 @@ var ratesScenario = scenario{
 	metrics: []metric{{"share", "share of the rate", 3}, {"busiest", "starts in the busiest second", 0}, {"vain", "in vain per start", 2}},
 	plot:    plotSpec{y: "share of the rate"},
 	points: func(b *bench) []point {
-		n := sized(b, ratesLength, 10)
+		n := sized(b, ratesLength, 3)
 		return []point{{label: fmt.Sprintf("%d s", n), n: n}}
 	},
 	entries: func(p point) []string {

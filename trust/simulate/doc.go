@@ -10,7 +10,7 @@
 // Redis.
 //
 //	go test ./trust/simulate                             # a small part, as in go test work
-//	go test ./trust/simulate -worlds 1000 -exhaustive    # what docs/guarantees.md has figures of; CI plays 250 worlds and a part of the faults
+//	go test ./trust/simulate -worlds 1000 -exhaustive    # what docs/guarantees.md has figures of, and what CI plays
 //	go test ./trust/simulate -run Worlds -seed 42        # one world again
 //	go test ./trust/simulate -run Worlds -first 1001 -worlds 100000 -within 20h -timeout 24h
 //	go test ./trust/simulate -run Faults -exhaustive -pairs
