@@ -159,7 +159,7 @@ func TestRule03_ResentAskIsOursBesideOtherHolders(t *testing.T) {
 					t.Fatalf("a slot of four is refused; %s", dump(others))
 				}
 			}
-			again := mustAsk(t, ours.lock, ours, stay)
+			again := mustAsk(t, ours.lock, ours, entryLifetime)
 			if !first.yours || !again.yours || again.fence <= first.fence {
 				t.Errorf("N = %d: two asks of one token are answered %+v and %+v, want yours both times; %s", n, first, again, dump(others))
 			}
@@ -189,7 +189,7 @@ func TestReleaseGrantsWhatHasRunOut(t *testing.T) {
 	var line []*Lease
 	for range 4 {
 		le := m.newLease()
-		mustAsk(t, m, le, stay)
+		mustAsk(t, m, le, entryLifetime)
 		line = append(line, le)
 	}
 	s.SetTime(t, now.Add(2*time.Second))
@@ -296,11 +296,11 @@ func TestRule04_AskAndJoinAreOneScript(t *testing.T) {
 		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		warm(t, m)
 		holder, waiter := m.newLease(), m.newLease()
-		if a := mustAsk(t, m, holder, stay); !a.yours {
+		if a := mustAsk(t, m, holder, entryLifetime); !a.yours {
 			t.Fatalf("the first ask is answered %+v", a)
 		}
 		k.reset()
-		if a := mustAsk(t, m, waiter, stay); a.yours || a.place != 0 {
+		if a := mustAsk(t, m, waiter, entryLifetime); a.yours || a.place != 0 {
 			t.Fatalf("the second ask is answered %+v", a)
 		}
 		if _, ok := stored(t, m)["e:"+waiter.body]; !ok || k.count(askScript) != 1 {
@@ -321,8 +321,8 @@ func TestRule04_LockJoinsWithItsFirstAsk(t *testing.T) {
 		inLine(t, m, 1)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if first := k.first["ask"]; len(first) != 3 || first[2] != stay.Milliseconds() {
-			t.Errorf("the first ask of Lock is %v, want one that stays for %s", first, stay)
+		if first := k.first["ask"]; len(first) != 3 || first[2] != entryLifetime.Milliseconds() {
+			t.Errorf("the first ask of Lock is %v, want one that stays for %s", first, entryLifetime)
 		}
 	})
 }
@@ -334,8 +334,8 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		holder, waiter := m.newLease(), m.newLease()
-		mustAsk(t, m, holder, stay)
-		mustAsk(t, m, waiter, stay)
+		mustAsk(t, m, holder, entryLifetime)
+		mustAsk(t, m, waiter, entryLifetime)
 		if free, held, err := holder.release(t.Context()); !held || free != 0 || err != nil {
 			t.Fatalf("release: held %v, %d free, %v", held, free, err)
 		}
@@ -346,14 +346,36 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 	})
 }
 
-// mustAsk runs one ask and nothing else: what is behind it does not stir.
-func mustAsk(t testing.TB, m *Lock, le *Lease, stay time.Duration) answer {
+// mustAsk runs one ask and nothing else: what is behind it does not stir. lifetime is
+// that of its line entry; 0: it does not join the line.
+func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) answer {
 	t.Helper()
-	a, err := m.ask(t.Context(), le, wish{stay: stay})
+	if lifetime == 0 {
+		a, err := m.ask(t.Context(), le, modeTry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		audit(t, m)
+		return a
+	}
+	a := mustJoin(t, m, le, lifetime)
+	audit(t, m)
+	return a
+}
+
+// mustJoin joins the line of m with an entry that lives for lifetime.
+func mustJoin(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) answer {
+	t.Helper()
+	s, args := m.askArgs(le, modeJoin)
+	args[2] = lifetime.Milliseconds()
+	reply, err := m.locker.conn.run(t.Context(), s, m.keys, args)
 	if err != nil {
 		t.Fatal(err)
 	}
-	audit(t, m)
+	a, err := m.parseAnswer(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return a
 }
 

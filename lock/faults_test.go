@@ -179,23 +179,23 @@ func TestWaitersGiveUpOnADeadRedis(t *testing.T) {
 	m := l.Mutex(redistest.Name(t))
 	w := hearing(m, 1000)
 	down := backendError("ask", m.Key(), errors.New("the network is down"))
-	w.answered = time.Now().Add(-patience / 2)
-	w.asking = true
-	l.line.settle(w, answer{}, down, time.Now())
+	w.repliedAt = time.Now().Add(-patience / 2)
+	w.pending = &pendingAsk{mode: modeJoin}
+	l.line.handleReply(w, answer{}, down, time.Now())
 	if w.finished() {
 		t.Fatalf("gave up after %s", patience/2)
 	}
 	l.line.mu.Lock()
-	w.answered, w.asking = time.Now().Add(-patience-time.Second), true
+	w.repliedAt, w.pending = time.Now().Add(-patience-time.Second), &pendingAsk{mode: modeJoin}
 	l.line.mu.Unlock()
-	l.line.settle(w, answer{}, down, time.Now())
+	l.line.handleReply(w, answer{}, down, time.Now())
 	if !w.finished() || !errors.Is(w.err, ErrBackend) {
 		t.Errorf("after %s: finished %v, %v", patience, w.finished(), w.err)
 	}
 	// What will not change is not borne at all.
 	w = hearing(m, 1000)
-	w.answered, w.asking = time.Now(), true
-	l.line.settle(w, answer{}, backendError("ask", m.Key(), redistest.ReplyError("NOPERM no")), time.Now())
+	w.repliedAt, w.pending = time.Now(), &pendingAsk{mode: modeJoin}
+	l.line.handleReply(w, answer{}, backendError("ask", m.Key(), redistest.ReplyError("NOPERM no")), time.Now())
 	if !w.finished() || !errors.Is(w.err, ErrBackend) {
 		t.Errorf("NOPERM: finished %v, %v", w.finished(), w.err)
 	}

@@ -55,8 +55,8 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 		}
 		// Of another Locker: one's own waiters are told by the reply.
 		holder, waiter := handle(newLocker(t, s.Client(t)), m).newLease(), m.newLease()
-		mustAsk(t, m, holder, stay)
-		mustAsk(t, m, waiter, stay)
+		mustAsk(t, m, holder, entryLifetime)
+		mustAsk(t, m, waiter, entryLifetime)
 		before := serverNow(t, m)
 		if _, held, err := holder.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
@@ -70,7 +70,7 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 		if !ok || msg.token != waiter.token || msg.fence != fence || msg.us < before.UnixMicro() || msg.us > serverNow(t, m).UnixMicro() {
 			t.Errorf("message %q, want token %s and fence %d", got.Payload, waiter.token, fence)
 		}
-		if a := mustAsk(t, m, waiter, stay); !a.yours || a.fence <= 0 {
+		if a := mustAsk(t, m, waiter, entryLifetime); !a.yours || a.fence <= 0 {
 			t.Errorf("re-ask is answered %+v", a)
 		}
 	})

@@ -19,9 +19,9 @@ func (m *Lock) takesString() bool {
 	return m.slots() == 1 && m.rate.every == 0 && !m.pool && l.replicas == 0 && l.conn.sender != nil && !l.conn.denied.noSet.Load() && !l.wanted.lately(m.keys[0])
 }
 
-// take takes m for le: as a string if that is possible, else by an ask with wish w.
+// take takes m for le: as a string if that is possible, else by an ask with mode.
 // sent is when the command was sent that took it.
-func (m *Lock) take(ctx context.Context, le *Lease, w wish) (a answer, sent time.Time, err error) {
+func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a answer, sent time.Time, err error) {
 	sent = time.Now()
 	if m.takesString() {
 		ok, err := m.takeString(ctx, le)
@@ -31,7 +31,7 @@ func (m *Lock) take(ctx context.Context, le *Lease, w wish) (a answer, sent time
 		m.locker.wanted.note(m.keys[0])
 		sent = time.Now()
 	}
-	a, err = m.ask(ctx, le, w)
+	a, err = m.ask(ctx, le, mode)
 	return a, sent, err
 }
 

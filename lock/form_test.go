@@ -441,7 +441,7 @@ func TestForm_clockStepsBack(t *testing.T) {
 				return mustBeBusy(t, m).ExpiresIn
 			},
 		} {
-			for ttl, most := range map[time.Duration]time.Duration{MinTTL: 30 * time.Second, 30 * time.Second: 30 * time.Second, 100 * time.Second: 2 * time.Minute} {
+			for ttl, most := range map[time.Duration]time.Duration{10 * time.Second: 30 * time.Second, 30 * time.Second: 30 * time.Second, 100 * time.Second: 2 * time.Minute} {
 				m := newLocker(t, s.Client(t)).Mutex(fmt.Sprint(redistest.Name(t), name, ttl), TTL(ttl), NoRenew())
 				le := m.newLease()
 				if ok, err := m.takeString(t.Context(), le); !ok || err != nil {

@@ -23,8 +23,8 @@ func TestRule06_GrantLastsG(t *testing.T) {
 		} {
 			m := l.Mutex(redistest.Name(t), TTL(c.releaser))
 			holder, waiter := m.newLease(), handle(l, m, TTL(c.waiter)).newLease()
-			mustAsk(t, m, holder, stay)
-			mustAsk(t, waiter.lock, waiter, stay)
+			mustAsk(t, m, holder, entryLifetime)
+			mustAsk(t, waiter.lock, waiter, entryLifetime)
 			before := serverNow(t, m)
 			if _, held, err := holder.release(t.Context()); !held && err == nil {
 				continue // a busy machine: the 100 ms have passed
@@ -94,7 +94,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 		l := newLocker(t, s.Client(t))
 		m := l.Mutex(redistest.Name(t))
 		holder, waiter := m.newLease(), m.newLease()
-		mustAsk(t, m, holder, stay)
+		mustAsk(t, m, holder, entryLifetime)
 		const n = 150
 		var dead []redis.Z
 		ms := float64(serverNow(t, m).UnixMilli())
@@ -118,13 +118,13 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 			t.Fatalf("one call left %d entries and %d times of %d, want 64 gone", e, d, n+1)
 		}
 		// The slot is free, but there may be somebody behind the stale ones.
-		if a, err := m.askOnce(t.Context(), m.newLease(), try); err != nil || a.yours || !a.more {
+		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || !a.more {
 			t.Fatalf("the second call answers %+v, %v; want that there is more to drop", a, err)
 		}
 		if e := band(t, m, "e:"); e != n-128+1 {
 			t.Fatalf("two calls left %d entries of %d, want 128 gone", e, n+1)
 		}
-		if a, err := m.askOnce(t.Context(), m.newLease(), try); err != nil || a.yours || a.more {
+		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || a.more {
 			t.Fatalf("the third call answers %+v, %v; want busy", a, err)
 		}
 		if _, ok := holds(t, waiter); !ok || band(t, m, "e:") != 0 || band(t, m, "d:") != 0 {
@@ -157,23 +157,23 @@ func TestRule06_WaiterBehindStaleEntries(t *testing.T) {
 
 func TestRule06_EntriesLiveThroughThreeRefreshes(t *testing.T) {
 	t.Parallel()
-	if stay < 3*refreshEvery {
-		t.Errorf("entries are stale after %s, refreshed every %s: with less than three a live waiter starves", stay, refreshEvery)
+	if entryLifetime < 3*refreshEvery {
+		t.Errorf("entries are stale after %s, refreshed every %s: with less than three a live waiter starves", entryLifetime, refreshEvery)
 	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		mustTry(t, m)
 		w := m.newLease()
-		mustAsk(t, m, w, stay)
+		mustAsk(t, m, w, entryLifetime)
 		first := -stored(t, m)["d:"+w.body]
 		ticket := stored(t, m)["e:"+w.body]
 		now := serverNow(t, m)
-		if left := time.UnixMilli(int64(first)).Sub(now); left > stay || left < stay-2*time.Second {
-			t.Errorf("the entry is stale in %s, want %s", left, stay)
+		if left := time.UnixMilli(int64(first)).Sub(now); left > entryLifetime || left < entryLifetime-2*time.Second {
+			t.Errorf("the entry is stale in %s, want %s", left, entryLifetime)
 		}
 		// A refresh keeps the ticket and moves the time.
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(now) > 5*time.Millisecond }, "some time")
-		mustAsk(t, m, w, stay)
+		mustAsk(t, m, w, entryLifetime)
 		if again := -stored(t, m)["d:"+w.body]; again <= first || stored(t, m)["e:"+w.body] != ticket {
 			t.Errorf("a refresh moved the time from %f to %f, the ticket from %f to %f", first, again, ticket, stored(t, m)["e:"+w.body])
 		}

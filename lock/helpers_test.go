@@ -198,7 +198,7 @@ func calm(t testing.TB, l *Locker, n int) {
 		line.mu.Lock()
 		defer line.mu.Unlock()
 		for _, w := range line.waiters {
-			if w.hint.us == 0 || w.asking || w.askedAt.IsZero() || time.Until(w.refreshAt) < refreshEvery/4 {
+			if w.hint.us == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < refreshEvery/4 {
 				return false
 			}
 		}

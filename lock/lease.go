@@ -316,7 +316,7 @@ func (le *Lease) releaseArgs() (*script, []any) {
 func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, held bool, _ error) {
 	m := le.lock
 	if err != nil || le.releases.Load() > 1 {
-		m.locker.line.doubt(m) // a reply that was lost may have told of a grant
+		m.locker.line.askAgainFor(m) // a reply that was lost may have told of a grant
 	}
 	if err != nil {
 		return 0, false, backendError("release", m.Key(), err)
@@ -324,7 +324,7 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 	if m.limit == 1 && reply != any(int64(1)) {
 		m.locker.wanted.note(m.keys[0]) // others have it now, or are parked
 	}
-	reply, more := m.locker.line.told(reply)
+	reply, more := m.locker.line.handleGrants(reply)
 	if more {
 		m.locker.pruneOn(m)
 	}

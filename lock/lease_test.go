@@ -49,7 +49,7 @@ func TestMaxHoldOfAGrantedLease(t *testing.T) {
 	w := hearing(l.Mutex(redistest.Name(t), MaxHold(2*time.Second)), 1000)
 	w.askedAt = time.Now().Add(-500 * time.Millisecond)
 	granted := time.Now()
-	l.line.hear(message{token: w.lease.token, fence: 7, us: 2000})
+	l.line.onMessage(message{token: w.lease.token, fence: 7, us: 2000})
 	if !w.finished() {
 		t.Fatal("not believed")
 	}

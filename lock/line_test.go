@@ -25,11 +25,11 @@ func TestRule05_OneWakeUpPerFreedSlot(t *testing.T) {
 		holders := []*Lease{far.newLease(), far.newLease()}
 		var waiters []*Lease
 		for _, le := range holders {
-			mustAsk(t, m, le, stay)
+			mustAsk(t, m, le, entryLifetime)
 		}
 		for range 5 {
 			waiters = append(waiters, m.newLease())
-			mustAsk(t, m, waiters[len(waiters)-1], stay)
+			mustAsk(t, m, waiters[len(waiters)-1], entryLifetime)
 		}
 		channel := m.locker.prefix + ":" + m.locker.channel
 		sub := raw(m).Subscribe(t.Context(), channel)
@@ -239,8 +239,8 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		expiring, waiter := handle(m.locker, m, TTL(MinTTL)).newLease(), m.newLease()
-		mustAsk(t, expiring.lock, expiring, stay)
-		mustAsk(t, m, waiter, stay)
+		mustAsk(t, expiring.lock, expiring, entryLifetime)
+		mustAsk(t, m, waiter, entryLifetime)
 		deadline, _ := holds(t, expiring)
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(deadline) }, "the holder's deadline")
 		mustBeBusy(t, m)

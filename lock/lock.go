@@ -193,7 +193,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 		return nil, busy
 	}
 	le := m.newLease()
-	answer, sent, err := m.take(ctx, le, try)
+	answer, sent, err := m.take(ctx, le, modeTry)
 	if err != nil {
 		return nil, err
 	}
@@ -201,10 +201,8 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 		m.locker.doubt(le)
 		return nil, m.busy(answer, 0, nil)
 	}
-	m.locker.parking.came(m, le, answer)
-	m.locker.renewer.add(le, answer.fence, answer.value, sent, m.ttl)
-	m.listen()
-	le, err = m.replicated(ctx, le)
+	m.won(le, answer, sent)
+	le, err = m.handOut(ctx, le)
 	return m.inTime(ctx, le, err)
 }
 
@@ -244,36 +242,42 @@ type answer struct {
 	taken  time.Duration // busy: how long ago the lock was last taken
 }
 
-// wish is what an ask is for when no slot is free.
-type wish struct {
-	stay time.Duration // > 0: a place in line for so long
-	park bool          // to be parked
-}
+// askMode is what an ask does when no slot is free.
+type askMode uint8
 
-var (
-	try   = wish{}
-	join  = wish{stay: stay}
-	parks = wish{park: true}
+const (
+	modeTry  askMode = iota // nothing
+	modeJoin                // join the line, or stay in it, for entryLifetime
+	modePark                // keep a place in line without a goroutine
 )
+
+// lifetime is how long the line entry of an ask lives, in ms, as the scripts take it;
+// 0: the ask does not join the line.
+func (mode askMode) lifetime() int64 {
+	if mode == modeJoin {
+		return entryLifetime.Milliseconds()
+	}
+	return 0
+}
 
 // ask runs the ask script for le. Where the outcome is unknown it has seen to it
 // that nothing stays held. Behind many dead waiters it asks until those are
-// dropped, 64 at a time, or ctx ends: a slot is free then. Who joins the line need
-// not: its refreshes do the same.
-func (m *Lock) ask(ctx context.Context, le *Lease, w wish) (answer, error) {
+// dropped, 64 at a time, or ctx ends: a slot is free then. An ask that joins the line is
+// not repeated: its refreshes do the same.
+func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (answer, error) {
 	for {
-		a, err := m.askOnce(ctx, le, w)
-		if err != nil || !a.more || w.stay > 0 || ctx.Err() != nil || m.locker.closing.Err() != nil {
+		a, err := m.askOnce(ctx, le, mode)
+		if err != nil || !a.more || mode == modeJoin || ctx.Err() != nil || m.locker.closing.Err() != nil {
 			return a, err
 		}
 	}
 }
 
-func (m *Lock) askOnce(ctx context.Context, le *Lease, w wish) (answer, error) {
+func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, error) {
 	if m.whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	s, args := m.askArgs(le, w)
+	s, args := m.askArgs(le, mode)
 	before := le.asks.Load()
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
 	mayHaveRun := le.countReply(before, err)
@@ -293,18 +297,18 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, w wish) (answer, error) {
 	return a, err
 }
 
-func (m *Lock) askArgs(le *Lease, w wish) (*script, []any) {
+func (m *Lock) askArgs(le *Lease, mode askMode) (*script, []any) {
 	if m.pool {
-		return poolTakeScript, []any{(*askArg)(le), m.ttlArg, w.stay.Milliseconds()}
+		return poolTakeScript, []any{(*askArg)(le), m.ttlArg, mode.lifetime()}
 	}
 	park := int64(0)
-	if w.park {
+	if mode == modePark {
 		park = 1
 		if m.first {
 			park = 2
 		}
 	}
-	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, w.stay.Milliseconds(), int64(m.slots()), park, m.rate.every, m.rate.spare})
+	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare})
 }
 
 // parseAnswer reads the reply of ask or pool_take; see their headers.

@@ -33,7 +33,7 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			rest, _ := l.line.told(reply)
+			rest, _ := l.line.handleGrants(reply)
 			r, ok := rest.([]any)
 			if !ok || len(r) < 3 {
 				t.Fatalf("release is answered %v", reply)

@@ -156,7 +156,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 			b.Fatalf("place %v, want %d", r[2], n)
 		}
 		// The one that is granted has asked of late; the others need not, for none is looked at.
-		if err := raw(m).ZAdd(b.Context(), m.Key(), redis.Z{Score: -float64(time.Now().Add(stay).UnixMilli()), Member: "d:" + body(i+1)}).Err(); err != nil {
+		if err := raw(m).ZAdd(b.Context(), m.Key(), redis.Z{Score: -float64(time.Now().Add(entryLifetime).UnixMilli()), Member: "d:" + body(i+1)}).Err(); err != nil {
 			b.Fatal(err)
 		}
 		if r := runPart[[]any](b, m, releaseScript, body(i), 1); r[0] != int64(0) {

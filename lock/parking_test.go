@@ -36,7 +36,7 @@ func runs(t testing.TB, m *Lock, s *script, args []any) (notes []string) {
 		t.Fatal(err)
 	}
 	audit(t, m)
-	rest, _ := m.locker.line.told(reply)
+	rest, _ := m.locker.line.handleGrants(reply)
 	if r, ok := rest.([]any); ok {
 		for _, note := range r[3:] {
 			notes = append(notes, note.(string))
@@ -140,7 +140,7 @@ func TestACallThatLapses(t *testing.T) {
 		m = noted(m, "a")
 		le := m.newLease()
 		asked := serverNow(t, m)
-		a, err := m.ask(t.Context(), le, try)
+		a, err := m.ask(t.Context(), le, modeTry)
 		if err != nil || !a.yours || !a.back {
 			t.Fatalf("%+v, %v", a, err)
 		}

@@ -394,7 +394,7 @@ func TestPoolManyLapseAtOnce(t *testing.T) {
 			t.Helper()
 			for taken := 0; taken < n; {
 				le := p.m.newLease()
-				a, err := p.m.ask(t.Context(), le, try)
+				a, err := p.m.ask(t.Context(), le, modeTry)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -437,9 +437,7 @@ func TestPoolManyLapseAtOnce(t *testing.T) {
 		for range n + 10 { // no goroutines behind them
 			le := keeper.m.newLease()
 			bodies = append(bodies, le)
-			if _, err := keeper.m.ask(t.Context(), le, wish{stay: time.Hour}); err != nil {
-				t.Fatal(err)
-			}
+			mustJoin(t, keeper.m, le, time.Hour)
 		}
 		poolAudit(t, p)
 		info := inspects(t, p)

@@ -18,9 +18,9 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 		p := somePool(t, newLocker(t, s.Client(t)))
 		putAll(t, p, "a", "b")
 		le := p.m.newLease()
-		first := asksPool(t, p, le, 0)
+		first := asksPool(t, p, le)
 		for range 3 {
-			again := asksPool(t, p, le, stay)
+			again := asksPool(t, p, le)
 			if !again.yours || again.value != first.value || again.fence <= first.fence {
 				t.Errorf("asked again: %+v after %+v", again, first)
 			}
@@ -30,24 +30,24 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 		}
 		// In line, granted without knowing it, then asked again.
 		other, waiter := p.m.newLease(), p.m.newLease()
-		asksPool(t, p, other, 0)
-		if a := asksPool(t, p, waiter, stay); a.yours {
+		asksPool(t, p, other)
+		if a := asksPool(t, p, waiter); a.yours {
 			t.Fatalf("%+v", a)
 		}
-		asksPool(t, p, waiter, stay)
+		asksPool(t, p, waiter)
 		if _, held, err := other.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
-		if a := asksPool(t, p, waiter, stay); !a.yours || a.value != "b" {
+		if a := asksPool(t, p, waiter); !a.yours || a.value != "b" {
 			t.Errorf("after its grant: %+v", a)
 		}
 		poolAudit(t, p)
 	})
 }
 
-func asksPool(t *testing.T, p *Pool, le *Lease, stay time.Duration) answer {
+func asksPool(t *testing.T, p *Pool, le *Lease) answer {
 	t.Helper()
-	a, err := p.m.ask(t.Context(), le, join)
+	a, err := p.m.ask(t.Context(), le, modeJoin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestPoolLateTakeIsGivenBack(t *testing.T) {
 		if !consume() {
 			t.Fatal("not held")
 		}
-		if a := asksPool(t, p, le, 0); a.value != "b" {
+		if a := asksPool(t, p, le); a.value != "b" {
 			t.Fatalf("%+v", a)
 		}
 		if !consume() { // sent again
@@ -148,7 +148,7 @@ func TestPoolConsumedOnce(t *testing.T) {
 		le := takes(t, p, "a")
 		consumes(t, le)
 		putAll(t, p, "a")
-		if a := asksPool(t, p, le, 0); a.value != "a" {
+		if a := asksPool(t, p, le); a.value != "a" {
 			t.Fatalf("%+v", a)
 		}
 		if _, held, err := le.release(t.Context()); !held || err != nil {

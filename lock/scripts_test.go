@@ -157,7 +157,7 @@ func TestShort(t *testing.T) {
 		}
 	}
 	// The callers' own arguments are of the kind that is compared.
-	if _, args := m.askArgs(le, try); len(args) != 2 {
+	if _, args := m.askArgs(le, modeTry); len(args) != 2 {
 		t.Errorf("a try sends %v, want body and keep", args[1:])
 	}
 }
@@ -321,8 +321,8 @@ func TestScriptReplies(t *testing.T) {
 			return reply
 		}
 		a, b, c, d := m.newLease(), m.newLease(), m.newLease(), m.newLease()
-		ask := func(le *Lease, stay time.Duration) any {
-			s, args := m.askArgs(le, wish{stay: stay})
+		ask := func(le *Lease, mode askMode) any {
+			s, args := m.askArgs(le, mode)
 			return run(s, args...)
 		}
 		release := func(le *Lease) any { return run(releaseScript, le.body, 1, 2) }
@@ -341,12 +341,12 @@ func TestScriptReplies(t *testing.T) {
 		year := time.Now().UnixMicro()
 		equal("release of nothing", release(a), int64(-1-2))
 		equal("renew of nothing", run(renewScript, a.body, 1000), int64(renewLost))
-		number("ask of a free lock", ask(a, 0), year-1e12, year+1e12)
+		number("ask of a free lock", ask(a, modeTry), year-1e12, year+1e12)
 		equal("renew", run(renewScript, a.body, 1000), int64(renewRenewed))
-		number("ask again", ask(a, 0), year-1e12, year+1e12)
-		number("ask of the second slot", ask(b, 0), year-1e12, year+1e12)
+		number("ask again", ask(a, modeTry), year-1e12, year+1e12)
+		number("ask of the second slot", ask(b, modeTry), year-1e12, year+1e12)
 		for i, le := range []*Lease{c, d, c, d} { // who asks again keeps the place
-			r, ok := ask(le, stay).([]any)
+			r, ok := ask(le, modeJoin).([]any)
 			if !ok || len(r) != 4 {
 				t.Fatalf("ask of a busy lock is answered %v", r)
 			}
@@ -452,7 +452,7 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 
 func mustAskQuietly(t *testing.T, m *Lock, le *Lease) {
 	t.Helper()
-	if _, err := m.ask(t.Context(), le, join); err != nil {
+	if _, err := m.ask(t.Context(), le, modeJoin); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -127,7 +127,7 @@ func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 			if got.Channel == l.controls.channel {
 				l.controls.readSoon()
 			} else if msg, ok := parseMessage(got.Payload); ok {
-				l.line.hear(msg)
+				l.line.onMessage(msg)
 			}
 		}
 		if k.used() {

@@ -88,7 +88,7 @@ func refreshing(t testing.TB, l *Locker) {
 		l.line.mu.Lock()
 		defer l.line.mu.Unlock()
 		for _, w := range l.line.waiters {
-			if w.asking || w.askedAt.Before(now) {
+			if w.pending != nil || w.askedAt.Before(now) {
 				return false
 			}
 		}
@@ -125,16 +125,16 @@ func TestRule07_OldMessageProvesNothing(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
 	for _, us := range []int64{1, 999, 1000} {
-		l.line.hear(message{token: w.lease.token, fence: 7, us: us})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, us: us})
 		if w.finished() {
 			t.Fatalf("a message of %d was believed after an answer of 1000", us)
 		}
 	}
-	l.line.hear(message{token: "another", fence: 7, us: 2000})
+	l.line.onMessage(message{token: "another", fence: 7, us: 2000})
 	if w.finished() {
 		t.Fatal("a message for another token was believed")
 	}
-	l.line.hear(message{token: w.lease.token, fence: 7, us: 1001})
+	l.line.onMessage(message{token: w.lease.token, fence: 7, us: 1001})
 	if !w.finished() || fenceOf(t, w.lease) != 7 {
 		t.Fatalf("a new message was not believed (fence %d)", fenceOf(t, w.lease))
 	}
@@ -149,13 +149,13 @@ func TestRule07_MessageDuringAnAsk(t *testing.T) {
 		believed bool
 	}{{1500, true}, {2500, false}} {
 		w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
-		w.asking = true
+		w.pending = &pendingAsk{mode: modeJoin}
 		sent := time.Now()
-		l.line.hear(message{token: w.lease.token, fence: 7, us: 2000})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, us: 2000})
 		if w.finished() {
 			t.Fatal("a message was believed while an ask was under way")
 		}
-		l.line.settle(w, answer{serverUS: c.answerUS, deadline: -1}, nil, sent)
+		l.line.handleReply(w, answer{serverUS: c.answerUS, deadline: -1}, nil, sent)
 		if w.finished() != c.believed {
 			t.Errorf("answer at %d, message of 2000: believed %v, want %v", c.answerUS, w.finished(), c.believed)
 		}
@@ -173,7 +173,7 @@ func TestRule07_GrantedLeaseCountsFromTheLastAsk(t *testing.T) {
 	for ttl, g := range map[time.Duration]time.Duration{time.Minute: maxGrant, 2 * time.Second: 2 * time.Second} {
 		w := hearing(l.Mutex("x", TTL(ttl)), 1000)
 		w.askedAt = time.Now().Add(-g / 4)
-		l.line.hear(message{token: w.lease.token, fence: 7, us: 2000})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, us: 2000})
 		if !w.finished() {
 			t.Fatal("not believed")
 		}
@@ -192,7 +192,7 @@ func TestRule07_LessThanHalfLeftAsksFirst(t *testing.T) {
 	w.askedAt = time.Now().Add(-maxGrant * 6 / 10)
 	l.line.mu.Lock()
 	w.hint = message{token: w.lease.token, fence: 7, us: 2000}
-	l.line.take(w)
+	l.line.takeGrant(w)
 	asksNow := !w.refreshAt.After(time.Now())
 	l.line.mu.Unlock()
 	if w.finished() || !asksNow {
@@ -217,14 +217,14 @@ func TestRule07_YoursRearmsTheLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(20*time.Second))
 		holder, waiter := m.newLease(), m.newLease()
-		mustAsk(t, m, holder, stay)
-		mustAsk(t, m, waiter, stay)
+		mustAsk(t, m, holder, entryLifetime)
+		mustAsk(t, m, waiter, entryLifetime)
 		if _, held, err := holder.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
 		granted, _ := holds(t, waiter)
 		before := serverNow(t, m)
-		if a := mustAsk(t, m, waiter, stay); !a.yours {
+		if a := mustAsk(t, m, waiter, entryLifetime); !a.yours {
 			t.Fatalf("a granted token's ask is answered %+v", a)
 		}
 		if now, ok := holds(t, waiter); !ok || !now.After(granted) || now.Before(before.Add(20*time.Second-time.Millisecond)) {
@@ -270,12 +270,12 @@ func TestRule07_AskUnderWayDuringResubscribeIsRepeated(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	w := hearing(l.Mutex(redistest.Name(t)), 1000)
-	w.asking = true
+	w.pending = &pendingAsk{mode: modeJoin}
 	l.line.askAll()
-	l.line.settle(w, answer{serverUS: 2000, deadline: time.Hour, place: 5}, nil, time.Now())
+	l.line.handleReply(w, answer{serverUS: 2000, deadline: time.Hour, place: 5}, nil, time.Now())
 	l.line.mu.Lock()
 	again := w.refreshAt
-	done := w.asking || w.finished() // the alarm was faster
+	done := w.pending != nil || w.finished() // the alarm was faster
 	l.line.mu.Unlock()
 	if !done && time.Until(again) > refreshEvery/2 {
 		t.Errorf("asks again in %s, want at once", time.Until(again))

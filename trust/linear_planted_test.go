@@ -162,9 +162,9 @@ func linReason(verdict string) string {
 // linOverlay is the bug that is in the Go code: the library is built with it.
 var linOverlay = struct{ name, file, before, after string }{
 	name:   "a local deadline counted from a lease's length after receipt of the message",
-	file:   "lock/line.go",
-	before: `w.hint.value, w.askedAt, length)`,
-	after:  `w.hint.value, time.Now().Add(length), length)`,
+	file:   "lock/grants.go",
+	before: `w.hint, w.askedAt, length)`,
+	after:  `w.hint, time.Now().Add(length), length)`,
 }
 
 // The same histories, by this very test built with a bug in the library.

@@ -439,7 +439,7 @@ inline add(c, length, with_fence) {
 #endif
 }
 
-/* lock/line.go: take */
+/* lock/grants.go: takeGrant */
 inline take(c) {
 	if
 #ifdef MUTANT_OLD_MESSAGE
@@ -479,7 +479,7 @@ inline ask_after_set(c) {
 	since[c] = TTL
 }
 
-/* lock/line.go: ring */
+/* lock/refresh.go: ring */
 inline ring(c) {
 #ifdef PROMPT
 	due[c] = 0;
@@ -488,7 +488,7 @@ inline ring(c) {
 	since[c] = TTL
 }
 
-/* lock/line.go: settle. An answer has come. */
+/* lock/refresh.go: handleReply. An answer has come. */
 inline settle(c) {
 	if
 	:: gone[c] -> depart(c)
@@ -514,7 +514,7 @@ inline settle(c) {
 #endif
 }
 
-/* lock/line.go: hear */
+/* lock/grants.go: onMessage */
 inline hear(c) {
 	hint[c] = message[c];
 	message[c] = NONE;
@@ -539,7 +539,7 @@ inline leave(c) {
 	fi
 }
 
-/* lock/line.go: depart */
+/* lock/line.go: sendLeave */
 inline depart(c) {
 	unwait(c);
 	is[c] = LEAVE;

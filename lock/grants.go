@@ -1,0 +1,114 @@
+package lock
+
+import (
+	"runtime"
+	"strconv"
+	"time"
+)
+
+// onMessage handles a message: a grant to a waiter, or one of the other kinds that
+// message.fence tells apart. Callers hold nothing.
+func (n *line) onMessage(msg message) {
+	switch msg.fence {
+	case brokenFence:
+		n.locker.renewer.broken(msg.token)
+		return
+	case stopFence:
+		n.stop(msg.token)
+		return
+	case gateFence:
+		n.watchGate(msg)
+		return
+	}
+	n.mu.Lock()
+	var next time.Time
+	if w := n.waiters[msg.token]; w != nil && msg.us > w.hint.us {
+		w.hint, w.hintAt = msg, time.Now()
+		if w.pending == nil {
+			n.takeGrant(w)
+			next = w.nextAsk()
+		}
+	}
+	n.mu.Unlock()
+	n.alarm.set(next)
+}
+
+// hintIsFromAnotherClock reports whether the hint's server time is later than the
+// server's clock can be by now: that clock was stepped back since the message was
+// sent, and the granted lease may have ended before the last busy reply. (stayInLine
+// drops a hint that a busy reply refutes, because the hint came before the ask was
+// sent.) Callers hold mu.
+func (w *waiter) hintIsFromAnotherClock() bool {
+	since := time.Since(w.askedAt)
+	return w.hint.us > w.last.serverUS+(since+since/100+5*time.Millisecond).Microseconds()
+}
+
+// takeGrant makes w the holder if its hint proves a grant: the message must be newer
+// than the last busy reply, or else the granted lease has ended since. The lease then
+// counts from when the ask with that reply was sent, which was before the grant, so the
+// waiter never believes in it for longer than Redis does. If less than half of the
+// lease is left, w asks again, which is safer: the reply re-arms the lease. w does the
+// same for a lease longer than a grant that nobody will renew. Callers hold mu, and no
+// ask is pending.
+func (n *line) takeGrant(w *waiter) {
+	if w.hint.us <= w.last.serverUS {
+		return
+	}
+	if w.hintIsFromAnotherClock() {
+		w.hint, w.refreshAt = message{}, time.Now()
+		return
+	}
+	length := min(w.lease.lock.ttl, maxGrant)
+	short := length < w.lease.lock.ttl && !w.lease.lock.renew
+	if short || time.Until(w.askedAt.Add(believe(length))) < length/2 {
+		w.refreshAt = time.Now()
+		return
+	}
+	w.lease.lock.wonByGrant(w.lease, w.hint, w.askedAt, length)
+	n.end(w, stateGranted)
+}
+
+// handleGrants handles the part of a release's reply that names grants to waiters of this
+// very Locker. It has the form of messages, which are not sent then, and proves a grant
+// as they do; see takeGrant. When the reply is lost, askAgainFor makes up for it.
+// handleGrants returns the rest of the reply, and whether dead waiters are left to be
+// dropped. Callers hold nothing.
+func (n *line) handleGrants(reply any) (rest any, more bool) {
+	r, _ := reply.([]any)
+	if len(r) < 2 {
+		return reply, false
+	}
+	if _, isText := r[1].(string); !isText {
+		return reply, false
+	}
+	for _, v := range r[1:] {
+		if text, ok := v.(string); ok {
+			more = more || text == moreToPrune
+			if msg, ok := parseMessage(text); ok {
+				n.onMessage(msg)
+			}
+		}
+	}
+	// The next holder is runnable now. It starts before the last one goes on, who
+	// would keep it waiting until he blocks.
+	runtime.Gosched()
+	return r[0], more
+}
+
+// watchGate has the first waiter in line ask when the gate opens. The message may be old,
+// or get lost: then an ask comes in vain, or with the next refresh.
+func (n *line) watchGate(msg message) {
+	us, err := strconv.ParseInt(msg.value, 10, 64)
+	if err != nil || us < 0 || us > MaxTTL.Microseconds() {
+		return
+	}
+	n.mu.Lock()
+	var next time.Time
+	if w := n.waiters[msg.token]; w != nil && msg.us > w.last.serverUS {
+		w.expiryAt = time.Now().Add(time.Duration(us) * time.Microsecond)
+		w.repeatPending() // its reply may not know of the gate yet, and overwrites expiryAt
+		next = w.nextAsk()
+	}
+	n.mu.Unlock()
+	n.alarm.set(next)
+}

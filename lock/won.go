@@ -1,0 +1,31 @@
+package lock
+
+import (
+	"context"
+	"time"
+)
+
+// Every acquisition ends here, in two steps. First won or wonByGrant gives the lease to
+// the renewer; the line does so under its mutex. Then handOut, on the goroutine of the
+// caller, does what takes an exchange with Redis.
+
+// won gives le to the renewer after the reply a, "yours", to an ask that was sent at
+// sent. It does no I/O.
+func (m *Lock) won(le *Lease, a answer, sent time.Time) {
+	m.locker.parking.came(m, le, a)
+	m.locker.renewer.add(le, a.fence, a.value, sent, m.ttl)
+}
+
+// wonByGrant gives le to the renewer after the message of a release that granted it for
+// length. The lease counts from since, when the waiter's last ask was sent.
+func (m *Lock) wonByGrant(le *Lease, msg message, since time.Time, length time.Duration) {
+	m.locker.renewer.addGranted(le, msg.fence, msg.value, since, length)
+}
+
+// handOut returns le to the caller that acquired it, once le can be asked to stop (see
+// OnStop) and enough replicas know of it (see Options.MinReplicas). On an error le has
+// been given back.
+func (m *Lock) handOut(ctx context.Context, le *Lease) (*Lease, error) {
+	m.listen()
+	return m.replicated(ctx, le)
+}
