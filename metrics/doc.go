@@ -6,8 +6,12 @@ Package metrics tells Prometheus and OpenTelemetry what a Guard does:
 		return err
 	}
 	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Observe: m.Observe})
+	if err != nil {
+		return err
+	}
+	m.WatchControls(guard.Controls()) // pauses and limits; without it the gauge controls is missing
 
-It is a module of its own, so that who does not import it does not get what it
+It is a module of its own: programs that do not import it do not download what it
 requires.
 
 # Metrics

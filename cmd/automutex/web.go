@@ -69,7 +69,7 @@ put a proxy with TLS before it where others can listen in.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return w.run(cmd, args) },
 	}
 	cmd.Flags().StringVar(&w.listen, "listen", "127.0.0.1:8081", "address to serve on, host:port; port 0 takes any")
-	cmd.Flags().StringVar(&w.root, "root_path", "", "path at which browsers find the page, behind a proxy (/locks)")
+	cmd.Flags().StringVar(&w.root, "root_path", "", "path at which browsers find the page (/locks), behind a proxy that passes the browser's Host header on")
 	cmd.Flags().StringVar(&w.asynqmon, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
 	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, delete and so on")
 	cmd.Flags().BoolVar(&w.recorded, "recorded", false, "show what the recorders of the workers (package web/record) keep in Redis, and add actions to it")
