@@ -32,6 +32,7 @@ func watching() error {
 	if err != nil {
 		return err
 	}
+	m.WatchControls(guard.Controls()) // for the gauge controls; it asks Redis for nothing
 	http.Handle("/metrics", promhttp.Handler())
 	return guard.Close(context.Background())
 }
