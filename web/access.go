@@ -1,6 +1,7 @@
 package web
 
 import (
+	"crypto/rand"
 	"net/http"
 	"slices"
 	"sync"
@@ -47,37 +48,37 @@ type Action struct {
 // actionLog keeps the last actions of this process, oldest first.
 type actionLog struct {
 	mu   sync.Mutex // guards the rest; nobody does I/O under it
-	next int        // the number of the next action
-	kept []numbered
+	kept []keptAction
 }
 
-type numbered struct {
-	Number int
+type keptAction struct {
+	id string
 	Action
 }
 
 // maxActions bounds actionLog.
 const maxActions = 500
 
-// add keeps an action and gives its number.
-func (l *actionLog) add(a Action) int {
+// add keeps an action and gives its ID. The ID is random: nobody can guess those of others,
+// and no other process of the page has the same.
+func (l *actionLog) add(a Action) (id string) {
+	id = rand.Text()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.next++
 	a.Request = nil
-	l.kept = append(l.kept, numbered{l.next, a})
+	l.kept = append(l.kept, keptAction{id, a})
 	if len(l.kept) > maxActions {
 		l.kept = slices.Delete(l.kept, 0, len(l.kept)-maxActions)
 	}
-	return l.next
+	return id
 }
 
-// get gives the action with that number.
-func (l *actionLog) get(number int) (Action, bool) {
+// get gives the action with that ID.
+func (l *actionLog) get(id string) (Action, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range l.kept {
-		if a.Number == number {
+		if a.id == id {
 			return a.Action, true
 		}
 	}

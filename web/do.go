@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -73,7 +72,7 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
 			return
 		}
-		v.Back = p.keyURL(v.Key, 0)
+		v.Back = p.keyURL(v.Key, "")
 	}
 	switch v.Action {
 	case doBreak, doDelete:
@@ -177,10 +176,10 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
-	number := p.record(ctx, a)
-	to := p.base + back + "?done=" + strconv.Itoa(number)
+	done := doneCode(a, p.record(ctx, a))
+	to := p.base + back + "?" + url.Values{"done": {done}}.Encode()
 	if back == "key" {
-		to = p.keyURL(a.Target, number)
+		to = p.keyURL(a.Target, done)
 	}
 	w.Header().Set("Location", to)
 	w.WriteHeader(http.StatusSeeOther)
@@ -242,38 +241,61 @@ func (p *page) breakHolders(ctx context.Context, key string, tokens []string) (s
 }
 
 // record keeps an action and tells Audit.
-func (p *page) record(ctx context.Context, a Action) (number int) {
+func (p *page) record(ctx context.Context, a Action) (id string) {
 	a.At = time.Now()
 	if a.Err != nil {
 		a.Result = ""
 	}
-	number = p.actions.add(a)
+	id = p.actions.add(a)
 	if err := p.past.write(ctx, a); err != nil {
 		p.o.Logger.Warn("automutex: web: an action is not in the timeline", "action", a.Do, "error", err)
 	}
 	if p.o.Audit != nil {
 		p.o.Audit(a)
 	}
-	return number
+	return id
 }
 
-// done is the action that the viewer was redirected from; nil without one.
+// doneCode names an action in the URL that its form is redirected to: what it was, whether it
+// was done, and its ID.
+func doneCode(a Action, id string) string {
+	outcome := "ok"
+	if a.Err != nil {
+		outcome = "failed"
+	}
+	return a.Do + "." + outcome + "." + id
+}
+
+// errElsewhere stands for the error of an action that this process did not keep.
+var errElsewhere = errors.New("so says this link; the process of the page that tried it knows why")
+
+// done is the action that the viewer was redirected from; nil without one. The process that
+// did it has it whole. Another process behind the same address, or one that has forgotten it,
+// has a fixed text. Nothing of the URL itself is shown: anybody can make a link.
 func (p *page) done(r *http.Request) *Action {
-	number, err := strconv.Atoi(r.URL.Query().Get("done"))
-	if err != nil {
+	code := strings.SplitN(r.URL.Query().Get("done"), ".", 3)
+	if len(code) != 3 {
 		return nil
 	}
-	if a, ok := p.actions.get(number); ok {
+	if a, ok := p.actions.get(code[2]); ok {
 		return &a
+	}
+	kinds := []string{doBreak, doDelete, doSweep, doDrop, doPause, doResume, doLimit}
+	at := slices.Index(kinds, code[0])
+	switch {
+	case at >= 0 && code[1] == "ok":
+		return &Action{Do: kinds[at], Result: kinds[at] + ": done, says this link. The process of the page that did it has the details."}
+	case at >= 0 && code[1] == "failed":
+		return &Action{Do: kinds[at], Err: errElsewhere}
 	}
 	return nil
 }
 
-// keyURL is the URL of a lock's view, with the number of an action that was done.
-func (p *page) keyURL(key string, done int) string {
+// keyURL is the URL of a lock's view, with the code of an action that was done.
+func (p *page) keyURL(key, done string) string {
 	v := url.Values{"key": {key}}
-	if done > 0 {
-		v.Set("done", strconv.Itoa(done))
+	if done != "" {
+		v.Set("done", done)
 	}
 	return p.base + "key?" + v.Encode()
 }

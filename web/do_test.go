@@ -175,13 +175,37 @@ func TestDo_refused(t *testing.T) {
 func TestActionLog(t *testing.T) {
 	t.Parallel()
 	var l actionLog
+	var ids []string
 	for range maxActions + 10 {
-		l.add(Action{Target: "a"})
+		ids = append(ids, l.add(Action{Target: "a"}))
 	}
-	if _, ok := l.get(10); ok {
+	if _, ok := l.get(ids[9]); ok {
 		t.Error("the tenth is still there")
 	}
-	if _, ok := l.get(11); !ok || len(l.about("a")) != maxActions || len(l.about("b")) != 0 {
+	if _, ok := l.get(ids[10]); !ok || len(l.about("a")) != maxActions || len(l.about("b")) != 0 {
 		t.Errorf("%d are about a", len(l.about("a")))
 	}
+}
+
+// Behind two processes of the page, the one that did not do an action says that it was done,
+// and shows neither another action nor anything that somebody wrote into a link.
+func TestDo_otherProcess(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	v, _ := operator(t, s)
+	other, _ := operator(t, s)
+	send := func(v *site, fields url.Values) string {
+		return v.post("/locks/do", fields).want(303).header.Get("Location")
+	}
+	send(other, url.Values{"action": {"limit"}, "target": {"theirs"}, "limit": {"5"}})
+	done := send(v, url.Values{"action": {"pause"}, "target": {"ours"}})
+	v.get(done).want(200, "ours is paused until somebody resumes it.")
+	other.get(done).want(200, "pause: done, says this link.").without("theirs is limited", "ours is paused")
+	failed := send(v, url.Values{"action": {"limit"}, "target": {"ours"}, "limit": {"x"}})
+	v.get(failed).want(200, "limit failed: nothing was done")
+	other.get(failed).want(200, "limit failed: so says this link").without("nothing was done", "theirs is limited")
+	for _, forged := range []string{"1", "2", "x", "pause", "pause.ok", "<b>.ok.x", "pause.<b>.x", "..", "pause..", "sweep.failed"} {
+		other.get("/locks/rules?done="+url.QueryEscape(forged)).want(200).without(`class="done"`, "<b>.", "&lt;b")
+	}
+	other.get("/locks/rules?done="+url.QueryEscape("break.ok.<b>hello")).want(200, "break: done, says this link.").without("hello")
 }

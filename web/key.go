@@ -15,8 +15,6 @@ import (
 const (
 	// mostShown is how many of a line are shown.
 	mostShown = 100
-	// mostStates is for how many tasks of a lock asynq is asked.
-	mostStates = 30
 	// lookWithin bounds the look at one lock.
 	lookWithin = 3 * time.Second
 )
@@ -85,7 +83,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	}
 	slot := slotOf(v.Now)
 	v.Target = name
-	controls, err := p.orders.get(ctx, p.locker)
+	controls, err := p.controls(ctx)
 	if err != nil && v.Err == "" {
 		v.Err = printable.Short(err.Error())
 	}
@@ -104,6 +102,28 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 
 // inspect asks Redis for the lock, and asynq for its tasks.
 func (p *page) inspect(ctx context.Context, v *keyView) error {
+	if err := p.look(ctx, v); err != nil {
+		return err
+	}
+	tasks := make([]task, 0, len(v.Holders)+len(v.Line))
+	for _, h := range v.Holders {
+		tasks = append(tasks, h.Task)
+	}
+	for _, waiter := range v.Line {
+		tasks = append(tasks, waiter.Task)
+	}
+	states := p.states.ask(ctx, tasks)
+	for i := range v.Holders {
+		v.Holders[i].State = stateOf(v.Holders[i].Task, states)
+	}
+	for i := range v.Line {
+		v.Line[i].State = stateOf(v.Line[i].Task, states)
+	}
+	return nil
+}
+
+// look asks Redis for the lock.
+func (p *page) look(ctx context.Context, v *keyView) error {
 	m := p.locker.ByKey(v.Key)
 	info, err := m.Inspect(ctx)
 	if err != nil {
@@ -116,10 +136,8 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 	if err != nil {
 		return err
 	}
-	states := p.states()
 	for _, h := range info.Holders {
-		t := p.taskOf(h.Note)
-		v.Holders = append(v.Holders, holderView{h.Token, printable.Short(h.Owner), t, states(t), v.Now.Add(h.ExpiresIn)})
+		v.Holders = append(v.Holders, holderView{h.Token, printable.Short(h.Owner), p.taskOf(h.Note), "", v.Now.Add(h.ExpiresIn)})
 	}
 	if len(line) == 0 {
 		return nil
@@ -131,24 +149,8 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 	}
 	ahead := time.Until(redisNow)
 	for i, waiter := range line {
-		t := p.taskOf(waiter.Note)
-		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), t, states(t), inspect.WaiterState(waiter), waiter.Since.Add(-ahead)})
+		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), p.taskOf(waiter.Note), "", inspect.WaiterState(waiter), waiter.Since.Add(-ahead)})
 	}
 	v.More = max(0, v.Info.line()-len(v.Line))
 	return nil
-}
-
-// states tells the type and state of tasks, of so many as one view may ask for. What
-// asynq answers is text for people.
-func (p *page) states() func(task) string {
-	asked := 0
-	return func(t task) string {
-		if t.ID == "" {
-			return ""
-		}
-		if asked++; asked > mostStates {
-			return ""
-		}
-		return printable.Short(inspect.TaskState(p.inspector, t.Queue, t.ID))
-	}
 }

@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/inspect"
@@ -44,7 +42,7 @@ func parseKeysQuery(v url.Values) (q keysQuery, err error) {
 		}
 	}
 	if n, wrong := strconv.Atoi(v.Get("page")); wrong == nil && n > 1 {
-		q.Page = n
+		q.Page = min(n, maxRows) // so that no product overflows
 	}
 	return q, err
 }
@@ -142,27 +140,8 @@ func (p *page) keysView(r *http.Request) *keysView {
 func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 	q := v.Query
 	skip := (q.Page - 1) * perPage
-	var shown []row
-	names := map[string]string{} // by scope
-	nameOf := func(r row) string {
-		scope := scopeOf(r.Key)
-		name, ok := names[scope]
-		if !ok {
-			name = p.namesFor(scope)
-			names[scope] = name
-		}
-		return name
-	}
-	for _, r := range snap.rows {
-		if q.Waiting && r.line() == 0 || !inspect.Matches(inspect.InBraces(r.Key), q.Search) && !inspect.Matches(r.Key, q.Search) ||
-			q.longer > 0 && (r.Since.IsZero() || v.Now.Sub(r.Since) <= q.longer) || q.Rule != "" && !isOneOf(nameOf(r), q.Rule) {
-			continue
-		}
-		if v.Found++; v.Found > skip && len(shown) < perPage {
-			shown = append(shown, r)
-		}
-	}
-	v.From = skip + 1
+	shown, found := snap.find(q, v.Now, p.namesFor)
+	v.From, v.Found = skip+1, found
 	if v.Found > skip+perPage {
 		v.Next = v.Base + "?" + q.values(q.Page+1)
 	}
@@ -170,13 +149,13 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 		v.Prev = v.Base + "?" + q.values(q.Page-1)
 	}
 	shown = p.sampler.refresh(ctx, shown, snap.at)
-	controls, err := p.orders.get(ctx, p.locker)
+	controls, err := p.controls(ctx)
 	if err != nil && v.Err == "" {
 		v.Err = printable.Short(err.Error())
 	}
 	slot := slotOf(v.Now)
 	for _, r := range shown {
-		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: nameOf(r), Task: p.taskOf(r.Note)}
+		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: p.namesFor(scopeOf(r.Key)), Task: p.taskOf(r.Note)}
 		if _, _, pause := lock.ControlsFor(controls, r.Key); pause != nil {
 			line.Paused = true
 		}
@@ -186,11 +165,6 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 		v.Rows = append(v.Rows, line)
 	}
 	v.Chart = newChart("All locks in the last hour", p.sampler.lastHour("", slot), slot, 600, 100)
-}
-
-// isOneOf tells whether name is among the joined names.
-func isOneOf(joined, name string) bool {
-	return slices.Contains(strings.Split(joined, ", "), name)
 }
 
 // rowID is an attribute that is the same for a key as long as it is in the list, so

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -61,6 +62,7 @@ func TestKeys_filters(t *testing.T) {
 			{"?longer=soon", true, true, "is not a duration"},
 			{"?longer=-1s", true, true, "is not a duration"},
 			{"?page=7", false, false, ""},
+			{"?page=9223372036854775807", false, false, ""},
 			{"?page=x", true, true, ""},
 		} {
 			got := v.get("/"+strings.ReplaceAll(c.query, "|", "%7C")).want(200, c.alsoExpect)
@@ -98,6 +100,17 @@ func TestKeys_pages(t *testing.T) {
 	if len(seen) != locks || pages != 3 {
 		t.Errorf("%d of %d locks on %d pages, want all on 3", len(seen), locks, pages)
 	}
+}
+
+// A key that is held and closed by its rate shows both, in the list and on its own page.
+func TestKeys_heldAndClosed(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{})
+		m := v.locker.Mutex("api", lock.Rate(1, time.Hour, 1))
+		v.hold(m)
+		v.find("/", "worker-1:4242").want(200, "worker-1:4242</bdi>; nobody else until its rate allows, in ")
+		v.get(keyPath(m.Key())).want(200, "worker-1:4242", "nobody starts for ")
+	})
 }
 
 // One lock has its holder with a deadline, and its line in order.

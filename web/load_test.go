@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,38 +13,80 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
 
-// BenchmarkViewers measures what ten viewers of the live list of 10,000 locks cost: Redis by
-// its own account, and this process, the viewers included, each in percent of one core. Run it
-// with -benchtime 1x; it takes a minute.
+// BenchmarkViewers measures what ten viewers cost Redis, by its own account, and this process,
+// the viewers included, each in percent of one core: viewers of the live list of 10,000 locks,
+// viewers who each have a search of their own, and viewers of one lock each with 40 tasks. Run
+// it with -benchtime 1x; it takes two minutes.
 func BenchmarkViewers(b *testing.B) {
-	const locks, viewers, watched = 10_000, 10, 40 * time.Second
+	const locks, viewers = 10_000, 10
 	s := redistest.Real(b)
-	rdb, ctx := s.Client(b), context.Background()
 	prefix := redistest.Name(b)
-	locker := lock.New(rdb, lock.Options{Prefix: prefix, Owner: "worker-1:4242"})
+	locker := lock.New(s.Client(b), lock.Options{Prefix: prefix, Owner: "worker-1:4242"})
 	b.Cleanup(func() {
 		if err := locker.Close(); err != nil {
 			b.Error(err)
 		}
 	})
-	for i := range locks {
-		if _, err := locker.Mutex("report", lock.Parts(strconv.Itoa(i)), lock.TTL(time.Hour), lock.NoRenew()).TryLock(ctx); err != nil {
+	take := func(m *lock.Lock) {
+		b.Helper()
+		if _, err := m.TryLock(context.Background()); err != nil {
 			b.Fatal(err)
 		}
 	}
-	v := serve(b, s, Options{Prefix: prefix})
-	b.ResetTimer()
+	for i := range locks {
+		take(locker.Mutex("report", lock.Parts(strconv.Itoa(i)), lock.TTL(time.Hour), lock.NoRenew()))
+	}
+	var list, narrowed, keys []string
+	for i := range viewers {
+		list = append(list, "view=keys")
+		narrowed = append(narrowed, "view=keys&q="+url.QueryEscape("*"+strconv.Itoa(i)))
+		name := "busy-" + strconv.Itoa(i)
+		for _, id := range enqueued(b, s, 40) {
+			take(locker.Semaphore(name, 40, lock.Note("default/"+id), lock.TTL(time.Hour), lock.NoRenew()))
+		}
+		keys = append(keys, "view=key&key="+url.QueryEscape(lock.Key(prefix, name)))
+	}
+	for name, views := range map[string][]string{"list": list, "narrowed": narrowed, "key": keys} {
+		b.Run(name, func(b *testing.B) { watch(b, s, serve(b, s, Options{Prefix: prefix}), locks+viewers, views) })
+	}
+}
+
+// enqueued gives the IDs of new tasks of asynq.
+func enqueued(b *testing.B, s *redistest.Server, n int) (ids []string) {
+	b.Helper()
+	client := asynq.NewClientFromRedisClient(s.Client(b))
+	inspector := asynq.NewInspectorFromRedisClient(s.Client(b))
+	for range n {
+		info, err := client.Enqueue(asynq.NewTask("bench", nil), asynq.ProcessIn(time.Hour))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() {
+			if err := inspector.DeleteTask("default", info.ID); err != nil {
+				b.Error(err)
+			}
+		})
+		ids = append(ids, info.ID)
+	}
+	return ids
+}
+
+// watch has a viewer of each view watch for a while, and measures it.
+func watch(b *testing.B, s *redistest.Server, v *site, locks int, views []string) {
+	const watched = 30 * time.Second
+	rdb := s.Client(b)
 	for range b.N {
-		ctx, cancel := context.WithCancel(ctx)
+		ctx, cancel := context.WithCancel(context.Background())
 		var watching sync.WaitGroup // of the viewers, who end with ctx
-		for range viewers {
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.server.URL+"/live?view=keys", nil)
+		for _, view := range views {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.server.URL+"/live?"+view, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

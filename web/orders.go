@@ -5,40 +5,16 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
-// orders are the controls of operators, as Redis has them, for all viewers.
-type orders struct {
-	mu   sync.Mutex // held while Redis is asked, so that one viewer asks for all
-	at   time.Time
-	list []lock.Control
-}
-
-// get gives the controls, at most freshFor old.
-func (o *orders) get(ctx context.Context, locker *lock.Locker) ([]lock.Control, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if time.Since(o.at) < freshFor {
-		return o.list, nil
-	}
-	list, err := locker.Controls().List(ctx)
-	if err != nil {
-		return o.list, err
-	}
-	o.at, o.list = time.Now(), list
-	return list, nil
-}
-
-// forget has the next get ask Redis: something has changed.
-func (o *orders) forget() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.at = time.Time{}
+// controls gives the controls of operators, as Redis has them, at most freshFor old. With an
+// error it gives those of before.
+func (p *page) controls(ctx context.Context) ([]lock.Control, error) {
+	return p.orders.get(ctx, freshFor, p.locker.Controls().List)
 }
 
 // order changes a control.

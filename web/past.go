@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,11 +33,8 @@ type past struct {
 	actions  *actionLog       // of this page; the write of one to Redis may have failed
 	reach    atomic.Pointer[string]
 
-	mu       sync.Mutex // held while Redis is asked, so that one viewer asks for all
-	countsAt time.Time
-	counts   map[string]*record.Counts
-	readAt   time.Time
-	timeline *record.Timeline
+	counts   shared[map[string]*record.Counts]
+	timeline shared[*record.Timeline]
 }
 
 // lately gives the numbers of the last countsOver complete minutes by rule; none without a recorder.
@@ -46,17 +42,9 @@ func (p *past) lately(ctx context.Context) (map[string]*record.Counts, error) {
 	if p.recorder == nil {
 		return map[string]*record.Counts{}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if time.Since(p.countsAt) < pastFor {
-		return p.counts, nil
-	}
-	counts, err := p.recorder.Counts(ctx, countsOver)
-	if err != nil {
-		return p.counts, err
-	}
-	p.countsAt, p.counts = time.Now(), counts
-	return counts, nil
+	return p.counts.get(ctx, pastFor, func(ctx context.Context) (map[string]*record.Counts, error) {
+		return p.recorder.Counts(ctx, countsOver)
+	})
 }
 
 // about gives the newest entries about one of those keys and targets: those of the last hour
@@ -102,16 +90,12 @@ func (p *past) about(ctx context.Context, targets ...string) ([]record.Entry, er
 // read gives the timeline of the last hour, which is read once for all viewers; nil with an
 // error.
 func (p *past) read(ctx context.Context) (*record.Timeline, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if time.Since(p.readAt) < pastFor {
-		return p.timeline, nil
-	}
-	timeline, err := p.recorder.Timeline(ctx, timelineOver, mostRead)
+	timeline, err := p.timeline.get(ctx, pastFor, func(ctx context.Context) (*record.Timeline, error) {
+		return p.recorder.Timeline(ctx, timelineOver, mostRead)
+	})
 	if err != nil {
 		return nil, err
 	}
-	p.readAt, p.timeline = time.Now(), timeline
 	return timeline, nil
 }
 
@@ -144,11 +128,8 @@ func (p *past) write(ctx context.Context, a Action) error {
 		return nil
 	}
 	err := p.recorder.Write(ctx, entryOf(a))
-	// After the write: a viewer that read just before it must not keep the page from showing
-	// it. The mutex waits for such a read, and only then is its result dropped.
-	p.mu.Lock()
-	p.readAt = time.Time{}
-	p.mu.Unlock()
+	// After the write: a viewer that read just before it must not keep the page from showing it.
+	p.timeline.forget()
 	return err
 }
 

@@ -100,7 +100,7 @@ func TestTimeline_actionNotWritten(t *testing.T) {
 	const entry = "<b>limit</b>: <bdi>report is limited to 7 at once.</bdi> (<bdi>a larger plan</bdi>)"
 	v.get(keyPath(key)).want(200, entry)
 	refuse("xrevrange")
-	v.page.past.readAt = time.Time{}
+	v.page.past.timeline.forget()
 	v.get(keyPath(key)).want(200, entry, "Redis was not read")
 }
 

@@ -50,7 +50,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
 	defer cancel()
 	var err error
-	if v.Orders, err = p.orders.get(ctx, p.locker); err != nil {
+	if v.Orders, err = p.controls(ctx); err != nil {
 		v.Err = printable.Short(err.Error())
 	}
 	v.Recorded = p.past.recorder != nil

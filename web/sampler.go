@@ -30,7 +30,7 @@ const (
 	partEvery = 5000
 )
 
-// snapshot is what one look at all locks found. It never changes.
+// snapshot is what one look at all locks found. Apart from narrowed it never changes.
 type snapshot struct {
 	at       time.Time // when the look ended
 	took     time.Duration
@@ -39,6 +39,7 @@ type snapshot struct {
 	totals   totals
 	complete bool // false: the first look is not done yet
 	err      error
+	narrowed *narrowed // which rows pass the viewers' filters; it has a lock of its own
 }
 
 // totals are counts over all locks, those beyond maxRows included.
@@ -253,6 +254,7 @@ func (s *snapshot) trim() {
 // sort makes the rows ready to be read.
 func (s *snapshot) sort() {
 	s.trim()
+	s.narrowed = &narrowed{}
 	s.byKey = make(map[string]int, len(s.rows))
 	for i, r := range s.rows {
 		s.byKey[r.Key] = i

@@ -22,7 +22,7 @@ import (
 type uniqueView struct {
 	frame
 	Type, Payload string // as typed
-	Asked         bool
+	Asked         bool   // the keys of what was typed are known
 	Err           string
 	Locks         []string // keys of the locks that the task needs
 	Rule          *uniqueRow
@@ -85,7 +85,7 @@ func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 			p.fail(w, r, http.StatusBadRequest, "The form could not be read.")
 			return
 		}
-		v.Asked, v.Type, v.Payload = true, r.PostForm.Get("type"), r.PostForm.Get("payload")
+		v.Type, v.Payload = r.PostForm.Get("type"), r.PostForm.Get("payload")
 		ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
 		defer cancel()
 		if err = p.meet(ctx, v); err != nil {
@@ -102,8 +102,11 @@ func (p *page) meet(ctx context.Context, v *uniqueView) (err error) {
 		return err
 	}
 	keys, err := p.producers.Keys(ctx, t)
-	if err != nil || len(keys) == 0 {
+	if err != nil {
 		return err
+	}
+	if v.Asked = true; len(keys) == 0 {
+		return nil
 	}
 	guarded := make([]automutex.Rule, 0, len(p.o.Unique))
 	for _, r := range p.o.Unique {
@@ -127,7 +130,11 @@ func (p *page) meet(ctx context.Context, v *uniqueView) (err error) {
 		}
 		row.TaskOf = p.taskOf(row.Holder)
 	}
-	if state := inspect.TaskState(p.inspector, row.TaskOf.Queue, row.TaskOf.ID); row.Holder != "" || state != "not in asynq" {
+	state := stateOf(row.TaskOf, p.states.ask(ctx, []task{row.TaskOf}))
+	switch {
+	case row.Holder == "" && state == stateUnknown:
+		return errors.New("asynq does not say whether it has this task; try again")
+	case row.Holder != "" || state != "not in asynq":
 		row.State = state
 	}
 	return nil

@@ -87,12 +87,12 @@ type page struct {
 	locker    *lock.Locker
 	keyMaker  *automutex.KeyMaker // of the guards
 	producers *automutex.KeyMaker // of the producers, by Options.Unique
-	inspector *asynq.Inspector
+	states    *taskStates
 	rules     []ruleInfo
 	sampler   *sampler
 	fragments *fragments
 	actions   actionLog
-	orders    orders
+	orders    shared[[]lock.Control]
 	checkup   checkup
 	past      past
 	claims    claims
@@ -121,7 +121,7 @@ const maxStreams = 256
 //	srv.RegisterOnShutdown(func() { handler.(io.Closer).Close() })
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
-		o: options, rdb: rdb, inspector: options.Inspector,
+		o: options, rdb: rdb,
 		streams: make(chan struct{}, maxStreams), closed: make(chan struct{}),
 	}
 	if p.o.Prefix == "" {
@@ -141,9 +141,10 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	if err := p.makeKeys(); err != nil {
 		return nil, fmt.Errorf("web: Options: %w", err)
 	}
-	if p.inspector == nil {
-		p.inspector = asynq.NewInspectorFromRedisClient(rdb)
+	if options.Inspector == nil {
+		options.Inspector = asynq.NewInspectorFromRedisClient(rdb)
 	}
+	p.states = newTaskStates(options.Inspector)
 	p.locker = lock.New(rdb, lock.Options{Prefix: p.o.Prefix, Owner: "automutex web", Logger: slog.New(slog.DiscardHandler)})
 	p.base = "./"
 	if p.o.RootPath != "" {

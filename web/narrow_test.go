@@ -1,0 +1,131 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// manyRows is a look that found so many locks, one in ten of them with a line.
+func manyRows(n int, now time.Time) *snapshot {
+	snap := &snapshot{at: now, complete: true}
+	for i := range n {
+		r := row{Key: fmt.Sprintf("automutex:{report:daily|tenant-%06d}", i), Held: 1, Owner: "worker-1:4242", Since: now.Add(-time.Duration(i) * time.Millisecond)}
+		if i%10 == 0 {
+			r.Waiting = 3
+		}
+		snap.rows = append(snap.rows, r)
+	}
+	snap.totals = totals{Locks: n, Held: n, Waiting: 3 * n / 10}
+	snap.sort()
+	return snap
+}
+
+// All viewers with the same filter share one walk over the locks of a snapshot, and see
+// what passes, page by page.
+func TestNarrowed_shared(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	snap := manyRows(1000, now)
+	var asked atomic.Int32
+	namesFor := func(string) string { asked.Add(1); return "daily, report:" }
+	var viewers sync.WaitGroup
+	for page := range 10 {
+		viewers.Go(func() {
+			q := keysQuery{Search: "tenant-0001", Rule: "report:", Page: page/5 + 1}
+			for range 20 {
+				shown, found := snap.find(q, now, namesFor)
+				if want := [2]int{perPage, 50}[q.Page-1]; found != 100 || len(shown) != want {
+					t.Errorf("page %d has %d of %d, want %d of 100", q.Page, len(shown), found, want)
+				}
+			}
+		})
+	}
+	viewers.Wait()
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the scope was looked up %d times, want once for all", n)
+	}
+}
+
+// "Longer than" is decided anew each time, also where the snapshot stays the same.
+func TestNarrowed_longer(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	snap := manyRows(100, now)
+	for _, waiting := range []bool{false, true} {
+		q := keysQuery{Waiting: waiting, longer: time.Minute, Page: 1}
+		if _, found := snap.find(q, now, nil); found != 0 {
+			t.Errorf("waiting %v: %d are held for longer than a minute, want none", waiting, found)
+		}
+		want := 100
+		if waiting {
+			want = 10
+		}
+		if _, found := snap.find(q, now.Add(2*time.Minute), nil); found != want {
+			t.Errorf("waiting %v: %d are held for longer two minutes later, want %d", waiting, found, want)
+		}
+	}
+}
+
+// However many filters viewers type, a snapshot keeps a bounded part of what passes them.
+func TestNarrowed_bounded(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	snap := manyRows(5000, now)
+	const filters = 500
+	var names []string
+	for i := range filters {
+		names = append(names, "rule-"+strconv.Itoa(i))
+	}
+	namesFor := func(string) string { return strings.Join(names, ", ") }
+	for _, name := range names {
+		if _, found := snap.find(keysQuery{Rule: name, Page: 1}, now, namesFor); found != len(snap.rows) {
+			t.Fatalf("%d pass, want all", found)
+		}
+	}
+	kept := 0
+	for by, list := range snap.narrowed.all {
+		kept += len(by.rule) + 4*cap(list.rows)
+	}
+	if most := maxNarrowed + 8*len(snap.rows); kept > most || kept == 0 {
+		t.Errorf("%d bytes of %d lists are kept, want at most %d", kept, filters, most)
+	}
+}
+
+// BenchmarkNarrowed measures one second's update of one viewer of a narrowed list of 100,000
+// locks, and of the Rules view, while the look at the locks stays the same.
+func BenchmarkNarrowed(b *testing.B) {
+	v := serve(b, redistest.Mini(b), Options{Rules: []automutex.Rule{{Task: "report:", On: []string{"tenant"}}, {Task: "mail:"}}})
+	now := time.Now()
+	snap := manyRows(maxRows, now)
+	snap.at = now.Add(time.Hour) // so that no row is refreshed
+	for _, form := range []string{"", "q=tenant-0999", "q=*tenant-*99", "rule=mail:", "waiting=1", "longer=1m"} {
+		b.Run(form, func(b *testing.B) {
+			values, err := url.ParseQuery(form)
+			if err != nil {
+				b.Fatal(err)
+			}
+			q, err := parseKeysQuery(values)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				view := &keysView{Query: q, frame: frame{Now: now}}
+				v.page.fill(context.Background(), view, snap)
+				if len(view.Rows) == 0 && form != "rule=mail:" {
+					b.Fatal("no row passes")
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,79 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// While Redis refuses to tell the controls, one viewer asks for all, and not each of them
+// again at once; the page shows the failure to all of them. When Redis tells them again, the
+// page shows them.
+func TestControls_failureShared(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	if err := v.locker.Controls().Pause(context.Background(), "a", time.Time{}, "by a test"); err != nil {
+		t.Fatal(err)
+	}
+	var refused atomic.Int32
+	var heals atomic.Bool
+	hook := &redistest.FailHook{}
+	hook.Before(func(cmd redis.Cmder) error {
+		var words []string
+		for _, arg := range cmd.Args() {
+			words = append(words, fmt.Sprint(arg))
+		}
+		if heals.Load() || !redistest.IsControlRead(words) {
+			return nil
+		}
+		refused.Add(1)
+		return redistest.ReplyError("ERR refused by a test")
+	})
+	v.rdb.AddHook(hook)
+	began := time.Now()
+	var viewers sync.WaitGroup
+	for range 30 {
+		viewers.Go(func() { v.get(keyPath(v.prefix+":{a}")).want(200, "refused by a test") })
+	}
+	viewers.Wait()
+	// The Lockers of the page and of the worker read the controls by themselves, too.
+	if n, most := refused.Load(), 3*(2+int32(time.Since(began)/failedFor)); n == 0 || n > most {
+		t.Errorf("Redis was asked %d times, want 1 to %d", n, most)
+	}
+	heals.Store(true)
+	v.find(keyPath(v.prefix+":{a}"), "(by a test)").want(200, "<b>Paused</b>")
+}
+
+// An answer is for all viewers: it does not fail because the one who asked goes away. After a
+// change the next viewer asks anew.
+func TestShared(t *testing.T) {
+	t.Parallel()
+	var s shared[int]
+	asked := 0
+	ask := func(ctx context.Context) (int, error) { asked++; return asked, ctx.Err() }
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 3 {
+		if n, err := s.get(gone, time.Hour, ask); n != 1 || err != nil {
+			t.Fatalf("%d, %v; want the first answer", n, err)
+		}
+	}
+	s.forget()
+	if n, err := s.get(gone, time.Hour, ask); n != 2 || err != nil {
+		t.Errorf("%d, %v; want a second answer", n, err)
+	}
+	s.forget()
+	fails := errors.New("no answer")
+	n, err := s.get(gone, time.Hour, func(context.Context) (int, error) { return 0, fails })
+	if n != 2 || !errors.Is(err, fails) {
+		t.Errorf("%d, %v; want the answer of before, with the error", n, err)
+	}
+}

@@ -1,0 +1,115 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
+)
+
+// revive ends what hangs; Redis answers again.
+func revive(proxy *redistest.Proxy) {
+	proxy.Heal()
+	proxy.Cut()
+}
+
+// hungInspector is an Inspector whose Redis can be made to hang, for ever: it has no bound of
+// its own.
+func hungInspector(t *testing.T) (*asynq.Inspector, *redistest.Proxy) {
+	t.Helper()
+	proxy := redistest.NewProxy(t, redistest.Real(t).Addr())
+	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: proxy.Addr(), ReadTimeout: -1, WriteTimeout: -1})
+	t.Cleanup(func() { // before the proxy is closed
+		if err := inspector.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return inspector, proxy
+}
+
+// While asynq's Redis hangs, the view of a lock shows the lock, says which states it does not
+// know, and has a bounded number of questions on their way. Afterwards it knows them again.
+func TestKey_asynqHangs(t *testing.T) {
+	t.Parallel()
+	inspector, proxy := hungInspector(t)
+	v := serve(t, redistest.Real(t), Options{Inspector: inspector, Access: func(*http.Request) Access { return AccessOperate }})
+	m := v.locker.Semaphore("s", 2*statesAtOnce)
+	for i := range 2 * statesAtOnce {
+		v.hold(v.locker.Semaphore("s", 2*statesAtOnce, lock.Note(fmt.Sprintf("default/task-%d", i))))
+	}
+	wantKnown := func() {
+		t.Helper()
+		redistest.Eventually(t, patience, func() bool {
+			return strings.Count(v.get(keyPath(m.Key())).body, "<td>not in asynq</td>") == 2*statesAtOnce
+		}, "all states are known")
+	}
+	wantKnown()
+	proxy.Blackhole(true)
+	defer revive(proxy)
+	for range 3 {
+		a := v.get(keyPath(m.Key())).want(200, "<b>16</b> held", "default/task-15").without("not in asynq")
+		if n := strings.Count(a.body, "<td>"+stateUnknown+"</td>"); n != 2*statesAtOnce {
+			t.Errorf("%d states are unknown, want %d:\n%s", n, 2*statesAtOnce, a.body)
+		}
+		if n := len(v.page.states.slots); n != statesAtOnce {
+			t.Errorf("%d questions are on their way, want %d", n, statesAtOnce)
+		}
+	}
+	v.get("/do?action=break&key="+url.QueryEscape(m.Key())).want(200, "Take the lock s from 16 holders?", stateUnknown)
+	revive(proxy)
+	wantKnown()
+}
+
+// Asynq is asked for a bounded number of tasks of one lock, for each of them once.
+func TestKey_asksOnce(t *testing.T) {
+	t.Parallel()
+	inspector, proxy := hungInspector(t)
+	v := serve(t, redistest.Real(t), Options{Inspector: inspector})
+	tasks := []task{{Text: "no task"}}
+	for i := range 2 * mostStates {
+		tasks = append(tasks, task{Queue: "default", ID: fmt.Sprint(i)}, task{Queue: "default", ID: fmt.Sprint(i)})
+	}
+	var known map[taskID]string
+	redistest.Eventually(t, patience, func() bool {
+		before := proxy.Count("eval") + proxy.Count("evalsha")
+		known = v.page.states.ask(context.Background(), tasks)
+		if n := proxy.Count("eval") + proxy.Count("evalsha") - before; n > 2*mostStates { // each may need its script anew
+			t.Errorf("%d scripts for %d tasks", n, mostStates)
+		}
+		return !slices.Contains(slices.Collect(maps.Values(known)), stateUnknown)
+	}, "all states are known")
+	if len(known) != mostStates {
+		t.Errorf("%d states, want %d", len(known), mostStates)
+	}
+	if state := stateOf(tasks[len(tasks)-1], known); state != stateUnknown {
+		t.Errorf("the last one: %q", state)
+	}
+	if state := stateOf(tasks[0], known); state != "" {
+		t.Errorf("what is no task has the state %q", state)
+	}
+}
+
+// Under "until done" asynq has the claim: while it does not answer, the Unique view does not
+// say that there is one.
+func TestUnique_asynqHangs(t *testing.T) {
+	t.Parallel()
+	inspector, proxy := hungInspector(t)
+	v := serve(t, redistest.Real(t), Options{Inspector: inspector, Unique: []unique.Rule{{Task: "bill", On: []string{"id"}}}})
+	typed := url.Values{"type": {"bill"}, "payload": {`{"id": 7}`}}
+	redistest.Eventually(t, patience, func() bool {
+		return strings.Contains(v.post("/unique", typed).body, "No task has it.")
+	}, "asynq says that it does not have the task")
+	proxy.Blackhole(true)
+	defer revive(proxy)
+	v.post("/unique", typed).want(200, "asynq does not say").without("The task <bdi>", "No task has it.")
+}
