@@ -35,7 +35,7 @@ func (a *attempt) dropClaim(targets []target) outcome {
 
 func (a *attempt) dropClaimOf(t target) outcome {
 	for {
-		_, err := a.guard.locker.Claim(t.key).Drop(a.exchangeContext(), tasknote.Of(a.queue, a.id))
+		_, err := a.guard.locker.Claim(t.key).Drop(a.roundTripContext(), tasknote.Of(a.queue, a.id))
 		if err == nil {
 			a.guard.outage.noteSuccess(a.guard.log)
 			return outcome{}
@@ -47,9 +47,9 @@ func (a *attempt) dropClaimOf(t target) outcome {
 		a.backendError(t, err)
 		delay := a.guard.outage.delay()
 		if !a.lastAttempt {
-			return a.handBack(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
+			return a.returnTask(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
 		}
-		if !a.pause(delay) {
+		if !a.sleepOnLastAttempt(delay) {
 			return a.stoppedWaiting(err)
 		}
 	}

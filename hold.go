@@ -108,7 +108,7 @@ func (a *attempt) retryHere(err error) (again, closed bool) {
 		return false, false // asynq archives the task with the handler's error
 	}
 	a.release()
-	if a.pause(r.delay) {
+	if a.sleepOnLastAttempt(r.delay) {
 		a.handlerStart, a.succeeded = time.Time{}, false
 		return true, false
 	}

@@ -86,10 +86,10 @@ const retakeDelay = 100 * time.Millisecond
 // back to asynq. On its last attempt it releases all locks and takes them again.
 func (a *attempt) retake(lost *heldLease) outcome {
 	if !a.lastAttempt {
-		return a.handBack(lost.target, lost.lossError(), retryDelay())
+		return a.returnTask(lost.target, lost.lossError(), retryDelay())
 	}
 	a.release()
-	if a.pause(retakeDelay) {
+	if a.sleepOnLastAttempt(retakeDelay) {
 		return outcome{}
 	}
 	return a.stoppedWaiting(lost.lossError())

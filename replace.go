@@ -55,7 +55,7 @@ func (a *attempt) registerArrival(t target) error {
 	}
 	note := cmp.Or(a.note, rand.Text()) // outside of a server every call is a new task
 	m := a.guard.locker.Semaphore(t.scope, t.limit, lock.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
-	at, first, err := m.Arrive(a.exchangeContext())
+	at, first, err := m.Arrive(a.roundTripContext())
 	if err == nil {
 		a.replacing.arrivals[t.key] = arrival{lock: m, at: at, first: first}
 	}

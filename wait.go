@@ -56,8 +56,8 @@ func (a *attempt) deadlineIsFar() bool {
 	return !ok || time.Until(deadline) > farDeadline
 }
 
-// exchangeContext is the context for a single exchange with Redis.
-func (a *attempt) exchangeContext() context.Context {
+// roundTripContext is the context for a single exchange with Redis.
+func (a *attempt) roundTripContext() context.Context {
 	if a.deadlineIsFar() {
 		return context.WithoutCancel(a.ctx)
 	}
@@ -160,7 +160,7 @@ func (a *attempt) waitUntilDeadline(t target) error {
 			return err
 		}
 		a.backendError(t, err)
-		if !a.pause(a.guard.outage.delay()) {
+		if !a.sleepOnLastAttempt(a.guard.outage.delay()) {
 			if a.guard.closing.Err() != nil {
 				return ErrClosed
 			}
@@ -180,7 +180,7 @@ func (a *attempt) waitOnce(t target) error {
 // pause blocks the worker of a task on its last attempt for d, or until the margin
 // before the task's deadline. It returns false, at once, when the task must not try
 // again: its time is up, the Guard closes, or a newer task replaced it.
-func (a *attempt) pause(d time.Duration) (again bool) {
+func (a *attempt) sleepOnLastAttempt(d time.Duration) (again bool) {
 	if deadline, ok := a.ctx.Deadline(); ok {
 		left := time.Until(deadline) - margin
 		if left <= 0 {
