@@ -8,17 +8,18 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/safelog"
 	"github.com/automutex/automutex/lock"
 )
 
 // Defaults of [Config] and [Rule].
 const (
-	defaultPrefix = lock.DefaultPrefix
+	defaultPrefix = inside.DefaultPrefix
 	defaultLimit  = 1
 	defaultTTL    = lock.DefaultTTL
 
-	minTTL = lock.MinTTL
+	minTTL = inside.MinTTL
 )
 
 // Config is what [New] makes a [Guard] from. It is read once: changing it
@@ -120,13 +121,13 @@ func (c Config) withDefaults() Config {
 
 func checkConfig(cfg Config) []*FieldError {
 	var mistakes fieldErrors
-	if err := lock.CheckPrefix(cfg.Prefix); err != nil {
+	if err := inner.CheckPrefix(cfg.Prefix); err != nil {
 		mistakes.addf("Prefix", "%w", err)
 	}
 	if cfg.Prefix == "asynq" {
 		mistakes.addf("Prefix", `"asynq" is what asynq's own keys start with; choose another, such as "myapp"`)
 	}
-	if err := lock.CheckSecret(cfg.HashKeys); err != nil {
+	if err := inner.CheckSecret(cfg.HashKeys); err != nil {
 		mistakes.addf("HashKeys", "%w", err)
 	}
 	if cfg.MaxWaiting < 0 {

@@ -133,7 +133,7 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 	}
 	all := make([]Explanation, 0, len(targets))
 	for _, target := range targets {
-		info, err := g.locker.Semaphore(target.scope, target.limit, g.lockOptions(target, note)...).Inspect(ctx)
+		info, err := inner.Inspect(ctx, g.locker.Semaphore(target.scope, target.limit, g.lockOptions(target, note)...))
 		if err != nil {
 			return nil, fmt.Errorf("automutex: rule %q: %w", target.rule.Name, err)
 		}
@@ -142,7 +142,7 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 			Rule: target.rule.Name, Key: target.key, Limit: target.limit,
 			Waiting: info.Waiting, Parked: info.Parked, Called: info.Called, Place: info.Place,
 		}
-		its, limit, pause := lock.ControlsFor(controls, target.key)
+		its, limit, pause := inner.ControlsFor(controls, target.key)
 		if e.Controls = its; limit > 0 {
 			e.Limit = limit
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/jsonkey"
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // allocated is how many bytes f allocates. Nothing else may run meanwhile, so its
@@ -164,7 +164,7 @@ func TestKeys_agreeWithThePlainText(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", value, err)
 			}
-			if want := lock.HashedKey(secret, "p", "test", text); targets[0].key != want {
+			if want := keytext.HashedKey(secret, "p", "test", text); targets[0].key != want {
 				t.Errorf("%.300s\n got %s\nwant %s", value, targets[0].key, want)
 			}
 			if secret == "" && strings.Contains(targets[0].key, "~") {

@@ -17,7 +17,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/jsonkey"
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 func keyTask(payload string) *asynq.Task {
@@ -349,7 +349,7 @@ func FuzzFields(f *testing.F) {
 				t.Errorf("the part %q is unfit", part)
 			}
 		}
-		if same != (lock.Key("p", "s", partA) == lock.Key("p", "s", partB)) {
+		if same != (keytext.Key("p", "s", partA) == keytext.Key("p", "s", partB)) {
 			t.Errorf("%q and %q: the keys disagree with the parts", a, b)
 		}
 	})
@@ -376,7 +376,7 @@ func FuzzFields_oneSlot(f *testing.F) {
 			}
 			return
 		}
-		key := lock.Key("p", scope, parts...)
+		key := keytext.Key("p", scope, parts...)
 		open, end := strings.IndexByte(key, '{'), strings.IndexByte(key, '}')
 		if open != 2 || end != len(key)-1 || end == open+1 || strings.Count(key, "{") > 1 {
 			t.Errorf("%q is not one slot", key)

@@ -14,9 +14,9 @@ import (
 )
 
 // A lease belongs to its attempt as soon as it exists, before any function of the user
-// learns of it: keepLease is the only way from a call of package lock to a lease, and
-// release, which is deferred around the whole attempt, releases every lease that keepLease
-// was given. An Observe that panics, on any event, costs its task an attempt
+// hears of it: keepLease is the only way from a call of package lock to a lease, and
+// release, which is deferred around the whole attempt, gives back every lease that
+// keepLease was given. An Observe that panics, on any event, costs its task an attempt
 // and leaves no lease behind.
 
 // heldLease is one lease of an attempt.
@@ -58,14 +58,14 @@ func (a *attempt) takeBackLast() *lock.Lease {
 func (a *attempt) observeAcquired(t target, waited time.Duration) {
 	h := a.held[len(a.held)-1]
 	h.acquiredObserved = true
-	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: h.lease.Parked()})
+	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: inner.Parked(h.lease)})
 }
 
 // lostBeforeStart returns a lease that ended before the handler started, while the task
 // waited for another lock or for Redis; nil when there is none.
 func (a *attempt) lostBeforeStart() *heldLease {
 	for _, h := range a.held {
-		if h.lease.Err() != nil {
+		if inner.LeaseErr(h.lease) != nil {
 			return h
 		}
 	}
@@ -74,22 +74,22 @@ func (a *attempt) lostBeforeStart() *heldLease {
 
 func (h *heldLease) lossError() error {
 	return fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w",
-		h.target.rule.Name, h.target.key, h.lease.Err())
+		h.target.rule.Name, h.target.key, inner.LeaseErr(h.lease))
 }
 
-// retakeDelay is how long a task on its last attempt sleeps before it takes its locks
-// again. Without this delay, a lease that is lost each time (a MaxHold shorter than the
+// retakeDelay is how long a task on its last attempt pauses before it takes its locks
+// again. Without the pause, a lease that is lost each time (a MaxHold shorter than the
 // wait for the next lock) would keep a worker spinning.
 const retakeDelay = 100 * time.Millisecond
 
-// retake returns a task to asynq that lost a lease before its handler started. A task on its
-// last attempt releases all locks instead, and takes them again.
+// retake is for a task that lost a lease before its handler started. The task goes
+// back to asynq. On its last attempt it releases all locks and takes them again.
 func (a *attempt) retake(lost *heldLease) outcome {
 	if !a.lastAttempt {
-		return a.returnTask(lost.target, lost.lossError(), retryDelay())
+		return a.handBack(lost.target, lost.lossError(), retryDelay())
 	}
 	a.release()
-	if a.sleepOnLastAttempt(retakeDelay) {
+	if a.pause(retakeDelay) {
 		return outcome{}
 	}
 	return a.stoppedWaiting(lost.lossError())
@@ -160,7 +160,7 @@ func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan 
 			if why := context.Cause(bound); errors.Is(why, lock.ErrLost) {
 				cause = why // which may say more, such as that somebody has broken it
 			}
-			if errors.Is(h.lease.Err(), lock.ErrLost) {
+			if errors.Is(inner.LeaseErr(h.lease), lock.ErrLost) {
 				a.reportLost(a.observeSafely, h, cause)
 			}
 		case <-taskEnded:

@@ -68,7 +68,7 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		redistest.Eventually(t, patience, func() bool { return time.Since(began) > took }, "the run takes a while")
 		run.returns(nil)
 		r.await(long, asynq.TaskStateCompleted)
-		info, err := r.lockOf("long").Inspect(t.Context())
+		info, err := inner.Inspect(t.Context(), r.lockOf("long"))
 		rest := time.Minute - time.Since(before)
 		if err != nil || info.Held != 0 || info.Gate.Reason != ReasonCooldown || info.Gate.OpensIn > time.Minute-took || info.Gate.OpensIn < rest-10*time.Millisecond {
 			t.Errorf("got %+v, %v; want a cooldown for %s", info, err, rest)

@@ -28,7 +28,7 @@ func BenchmarkMiddleware(b *testing.B) {
 		defer func() { _ = locker.Close() }()
 		locks := make([]*lock.Lock, 64)
 		for i := range locks {
-			locks[i] = locker.Mutex("work", lock.Parts(strconv.Itoa(i)), lock.Uninterrupted())
+			locks[i] = locker.Mutex("work", lock.Parts(strconv.Itoa(i)), inner.Uninterrupted())
 		}
 		i := 0
 		measure(b, func() error {

@@ -273,11 +273,11 @@ func TestReplace_overtaken(t *testing.T) {
 			if reply, ok := cmd.(*redis.Cmd); ok {
 				if pair, ok := reply.Val().([]any); ok && len(pair) == 2 { // its arrival
 					once.Do(func() {
-						arrival, _, err := m().Arrive(context.Background())
+						arrival, _, err := inner.Arrive(context.Background(), m())
 						if err != nil {
 							t.Error(err)
 						}
-						lease, err := m(lock.OnStop(arrival, func() {})).TryLock(context.Background())
+						lease, err := m(inner.OnStop(arrival, func() {})).TryLock(context.Background())
 						if err != nil {
 							t.Error(err)
 						}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -56,9 +57,9 @@ func (r *rig) awaitParked(id string) *asynq.TaskInfo {
 }
 
 // stored is what Redis has of a key's line.
-func (r *rig) stored(scope string, parts ...string) lock.Info {
+func (r *rig) stored(scope string, parts ...string) inside.Info {
 	r.t.Helper()
-	info, err := r.lockOf(scope, parts...).Inspect(context.Background())
+	info, err := inner.Inspect(context.Background(), r.lockOf(scope, parts...))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func (r *rig) stored(scope string, parts ...string) lock.Info {
 // parked or called.
 func (r *rig) awaitStored(waiting, parked int, scope string, parts ...string) {
 	r.t.Helper()
-	var info lock.Info
+	var info inside.Info
 	defer func() {
 		if r.t.Failed() {
 			r.t.Logf("stored of the line: %+v", info)

@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -122,7 +123,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 
 	id := r.enqueue("lost", private)
 	run = r.stage.next(t)
-	if err := r.rdb.Del(t.Context(), lock.HashedKey(secret, r.guard.cfg.Prefix, "lost", keyValue)).Err(); err != nil {
+	if err := r.rdb.Del(t.Context(), keytext.HashedKey(secret, r.guard.cfg.Prefix, "lost", keyValue)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	run.returns(nil)

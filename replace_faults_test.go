@@ -69,7 +69,7 @@ func TestReplace_handedOn(t *testing.T) {
 		taken := r.take("work", "1")
 		waits := r.enqueue("work", one)
 		r.awaitLine(1, "work", "1")
-		arrival, _, err := m().Arrive(t.Context())
+		arrival, _, err := inner.Arrive(t.Context(), m())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func TestReplace_handedOn(t *testing.T) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			lease, err := m(lock.OnStop(arrival, func() {})).Lock(ctx)
+			lease, err := m(inner.OnStop(arrival, func() {})).Lock(ctx)
 			if err == nil {
 				err = lease.Unlock(context.Background())
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -188,7 +189,7 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
-	c.lockOptions = []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), lock.OnePerNote()}
+	c.lockOptions = []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), inner.OnePerNote()}
 	if rate := c.Rate.option(); rate != nil {
 		c.lockOptions = append(c.lockOptions, rate)
 	}
@@ -227,11 +228,11 @@ func (c *compiledRule) check() []*FieldError {
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
 		mistakes.addf("TTL", "%s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, printable.MeantUnit(c.TTL))
 	}
-	if c.TTL > lock.MaxTTL {
-		mistakes.addf("TTL", "%s is too long; at most %s", c.TTL, lock.MaxTTL)
+	if c.TTL > inside.MaxTTL {
+		mistakes.addf("TTL", "%s is too long; at most %s", c.TTL, inside.MaxTTL)
 	}
-	if c.Cooldown > lock.MaxTTL {
-		mistakes.addf("Cooldown", "%s is too long; at most %s", c.Cooldown, lock.MaxTTL)
+	if c.Cooldown > inside.MaxTTL {
+		mistakes.addf("Cooldown", "%s is too long; at most %s", c.Cooldown, inside.MaxTTL)
 	}
 	switch {
 	case c.Wait < 0:

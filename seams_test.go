@@ -134,7 +134,7 @@ func TestSkip_ownAttemptUnderALoweredLimit(t *testing.T) {
 		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 1, "a test"); err != nil {
 			t.Fatal(err)
 		}
-		redistest.Eventually(t, patience, func() bool { return len(r.guard.Controls().InForce()) == 1 }, "the limit is in force")
+		redistest.Eventually(t, patience, func() bool { return len(inner.InForce(r.guard.Controls())) == 1 }, "the limit is in force")
 		r.rerun(id)
 		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(EventRetried, EventSkipped)) > 0 }, "it finds the key taken")
 		if skipped := r.seen.list(EventSkipped); len(skipped) > 0 {

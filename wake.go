@@ -10,53 +10,53 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/tasknote"
-	"github.com/automutex/automutex/lock"
 )
 
-// retryWrittenIn is how long wakeParked waits until asynq has moved a task that parked a
-// moment ago to retry.
-const retryWrittenIn = 4 * time.Millisecond
+// filingTime is how long wakeParked waits for asynq to file the retry of a task that
+// was parked a moment ago.
+const filingTime = 4 * time.Millisecond
 
-// wakeParked is the lock.Caller: it wakes a parked task, that is, has asynq run it. RunTask
-// runs a task in any state, also a completed, scheduled or archived one, so wakeParked first
-// checks that the task is still parked. No other Guard wakes the task before the deadline of
-// ctx, and wakeParked begins no RunTask after it. Between the check and RunTask an operator
-// or asynq's own retry may change the task, and go-redis may send RunTask twice: asynq's "at
-// least once" covers both.
-func (g *Guard) wakeParked(ctx context.Context, key, note string) lock.Fate {
+// wakeParked is an [inside.Caller]: it has asynq run a task, if the task is still parked.
+// RunTask runs whatever it finds, also a task that is done, scheduled or archived, so
+// wakeParked looks at the task first. No other Guard calls the task until the deadline of
+// ctx, and after it no RunTask is begun. What operators and asynq's own retry change
+// between the two, and a RunTask that go-redis sends again, is covered by asynq's "at least
+// once".
+func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 	queue, id, ok := tasknote.Parse(note)
 	if !ok {
-		return lock.FateGone
+		return inside.FateGone
 	}
 	if g.paused.isPaused(queue, g.inspector) {
-		return lock.FateLater
+		return inside.FateLater
 	}
 	var failed error
-	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
+	for pause := 500 * time.Microsecond; pause <= filingTime; pause *= 2 {
 		info, err := g.inspector.GetTaskInfo(queue, id)
 		switch {
 		case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
-			return lock.FateGone
+			return inside.FateGone
 		case err != nil:
 			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)
-			return lock.FateUnsure
+			return inside.FateUnsure
 		case info.State == asynq.TaskStatePending:
-			return lock.FateComing
+			return inside.FateComing
 		case info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, parkedOnText(key)):
 			if by, bounded := ctx.Deadline(); bounded && time.Now().After(by) {
-				return lock.FateUnsure
+				return inside.FateUnsure
 			}
 			// RunTask has no typed errors, so the state is read again.
 			if failed = g.inspector.RunTask(queue, id); failed == nil {
 				g.moveToFront(ctx, queue, id)
-				return lock.FateComing
+				return inside.FateComing
 			}
 		case info.State != asynq.TaskStateActive:
-			return lock.FateGone // an operator ran, archived or deleted the task
+			return inside.FateGone // an operator ran, archived or deleted the task
 		}
-		// Active: asynq has not moved the task to retry yet, or the task runs again already.
-		timer := time.NewTimer(backoff)
+		// Active: asynq has not filed the retry yet, or the task has come back already.
+		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -66,7 +66,7 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) lock.Fate {
 	if failed != nil {
 		g.log.Debug("automutex: a parked task could not be run; it is tried again", "key", key, "task", note, "error", failed)
 	}
-	return lock.FateUnsure
+	return inside.FateUnsure
 }
 
 // frontLua moves a task to the end of asynq's pending list from which servers take.

@@ -25,7 +25,7 @@ var asTasks = &contender{
 	open: func(c conf) (locker, error) {
 		rdb := connect(c)
 		l := lock.New(rdb, lock.Options{TTL: c.TTL, Owner: "worker-7.example.com:4242"})
-		return &taskLocker{ourLocker{l, rdb}}, l.Err()
+		return &taskLocker{ourLocker{l, rdb}}, inner.LockerErr(l)
 	},
 }
 
@@ -60,7 +60,7 @@ func openOurs(pipelined func() *redis.AutoPipelineOptions) func(conf) (locker, e
 			options.Transport = lock.Async(transport)
 		}
 		l := lock.New(rdb, options)
-		return &ourLocker{l, rdb}, l.Err()
+		return &ourLocker{l, rdb}, inner.LockerErr(l)
 	}
 }
 

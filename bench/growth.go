@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -104,8 +105,8 @@ func growDuty(ctx context.Context, m *mate) error {
 // from its holder to one who waits.
 func passing(ctx context.Context, m *mate) (func(context.Context) error, error) {
 	rdb := connect(m.Conf)
-	coming := func(context.Context, string, string) lock.Fate { return lock.FateComing }
-	l := lock.New(rdb, lock.Options{Call: coming})
+	coming := func(context.Context, string, string) inside.Fate { return inside.FateComing }
+	l := inner.New(rdb, lock.Options{}, coming, nil)
 	key := l.Mutex("room:1")
 	holds, err := key.TryLock(ctx)
 	if err != nil {
@@ -120,7 +121,7 @@ func passing(ctx context.Context, m *mate) (func(context.Context) error, error) 
 		got := make(chan outcome, 1)
 		// Ends with the release below, which hands it the lock.
 		go func() {
-			lease, err := l.Mutex("room:1", lock.OnWait(func() { close(inLine) })).Lock(ctx)
+			lease, err := l.Mutex("room:1", inner.OnWait(func() { close(inLine) })).Lock(ctx)
 			got <- outcome{lease, err}
 		}()
 		select {
@@ -151,7 +152,7 @@ func park(ctx context.Context, l *lock.Locker, n int) error {
 	now := make(chan struct{})
 	close(now)
 	for i := range n {
-		_, err := l.Mutex("room:1", lock.Note("task:"+strconv.Itoa(i))).LockOrPark(ctx, now)
+		_, err := inner.LockOrPark(ctx, l.Mutex("room:1", lock.Note("task:"+strconv.Itoa(i))), now)
 		var busy *lock.BusyError
 		if !errors.As(err, &busy) || !busy.Parked {
 			return fmt.Errorf("bench: parking: %w", err)

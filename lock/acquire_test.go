@@ -387,13 +387,13 @@ func TestBusyErrorTellsWhoHolds(t *testing.T) {
 		m := a.Mutex(redistest.Name(t), Note("task 17"), TTL(10*time.Second))
 		mustTry(t, m)
 		busy := mustBeBusy(t, handle(b, m))
-		if busy.Name != m.Name() || busy.Holder != "alice:1" || busy.Note != "task 17" || busy.Waited != 0 {
+		if busy.Name != m.name || busy.Holder != "alice:1" || busy.Note != "task 17" || busy.Waited != 0 {
 			t.Errorf("busy: %+v", busy)
 		}
 		if busy.ExpiresIn <= 0 || busy.ExpiresIn > 10*time.Second+time.Millisecond {
 			t.Errorf("busy expires in %s, want about 10s", busy.ExpiresIn)
 		}
-		for _, part := range []string{m.Name(), "alice:1"} {
+		for _, part := range []string{m.name, "alice:1"} {
 			if !strings.Contains(busy.Error(), part) {
 				t.Errorf("%q does not name %q", busy.Error(), part)
 			}

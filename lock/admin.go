@@ -9,9 +9,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Exists tells whether anything of the lock is in Redis: a holder, a closed gate,
@@ -19,7 +20,7 @@ import (
 // to remember.
 func (m *Lock) Exists(ctx context.Context) (bool, error) {
 	info, err := m.inspect(ctx, 0, "")
-	return info.inUse(), err
+	return info.InUse(), err
 }
 
 // Break takes the lock from the holder with that token. false: no such holder.
@@ -119,52 +120,19 @@ func (m *Lock) operateCode(ctx context.Context, s *script, args []any, most int6
 	return n, nil
 }
 
-// Info is one lock, as List finds it.
-type Info struct {
-	// Key is the lock's Redis key.
-	Key string
-	// Held is how many slots are taken.
-	Held int
-	// Gate says for how long nobody starts; zero: it is open.
-	Gate Gate
-	// Waiting is how many stand in line.
-	Waiting int
-	// Parked is how many keep a place in line without waiting, and Called how
-	// many of these were called and have not come yet; see [Lock.LockOrPark].
-	Parked, Called int
-	// Place is how many come before the parked note that was asked for; -1 when
-	// none was, or it is not parked.
-	Place int
-	// Granted is how long ago the last slot was taken: for a mutex, since when
-	// it is held; by the clock of its holder if nobody else wanted it then.
-	Granted time.Duration
-	// Holders are those who hold it, first deadline first, at most 1,000.
-	Holders []Holder
-}
-
-// Gate is a closed gate: until it opens nobody gets the lock, though slots may be free.
-type Gate struct {
-	// Reason is [ReasonRate], [ReasonHold] or [ReasonCooldown].
-	Reason string
-	// OpensIn is the time until it opens; 0: it is open.
-	OpensIn time.Duration
-}
-
-func (i Info) inUse() bool { return i.Held+i.Waiting+i.Parked+i.Called > 0 || i.Gate.OpensIn > 0 }
-
-// List yields every lock that is held, waited for or parked on under the Locker's prefix,
+// list yields every lock that is held, waited for or parked on under the Locker's prefix,
 // in no order. It walks the keys with SCAN, on every master of a Cluster, so it
 // does not block Redis, and locks that come and go meanwhile may or may not be
 // yielded. An error ends it, and comes last. Pools are not locks.
-func (l *Locker) List(ctx context.Context) iter.Seq2[Info, error] {
-	return func(yield func(Info, error) bool) {
+func (l *Locker) list(ctx context.Context) iter.Seq2[inside.Info, error] {
+	return func(yield func(inside.Info, error) bool) {
 		for c, err := range l.walk(ctx, inspectScript, maxHolders, "") {
 			if err != nil {
-				yield(Info{}, err)
+				yield(inside.Info{}, err)
 				return
 			}
 			info, err := parseInspect(c.keys[0], c.reply, c.err)
-			if err == nil && !info.inUse() {
+			if err == nil && !info.InUse() {
 				continue
 			}
 			if !yield(info, err) || err != nil {
@@ -177,11 +145,11 @@ func (l *Locker) List(ctx context.Context) iter.Seq2[Info, error] {
 // sweepMost is how many waiters one run of the script removes.
 const sweepMost = 1000
 
-// Sweep removes what is dead from every lock under the Locker's prefix: holders
+// sweep removes what is dead from every lock under the Locker's prefix: holders
 // past their deadlines, waiters that ceased to ask. It returns how many it
 // really removed, after an error too. Nothing depends on it: each lock purges
 // itself when it is asked for, and unused keys expire. Pools purge themselves.
-func (l *Locker) Sweep(ctx context.Context) (int, error) {
+func (l *Locker) sweep(ctx context.Context) (int, error) {
 	removed := 0
 	for c, err := range l.walk(ctx, sweepScript) {
 		for err == nil {

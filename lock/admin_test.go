@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -104,7 +105,7 @@ func TestBreakOfNothing(t *testing.T) {
 		mustUnlock(t, le)
 
 		// Past its deadline it is no holder any more.
-		expired := handle(m.locker, m, TTL(MinTTL), NoRenew()).newLease()
+		expired := handle(m.locker, m, TTL(inside.MinTTL), NoRenew()).newLease()
 		mustAsk(t, expired.lock, expired, 0)
 		deadline, _ := holds(t, expired)
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(deadline) }, "the deadline")
@@ -371,10 +372,10 @@ func TestList(t *testing.T) {
 		prefix := oddPrefix(t)
 		rdb := s.Client(t)
 		l := newLocker(t, rdb, prefixed(prefix), owner("lister"), func(o *Options) { o.TTL = time.Minute })
-		want := map[string]Info{}
+		want := map[string]inside.Info{}
 		for i := range 300 {
 			m := l.Semaphore("lock "+fmt.Sprint(i), 3, Note(fmt.Sprint(i)))
-			info := Info{Key: m.Key(), Held: 1 + i%3, Waiting: i % 2}
+			info := inside.Info{Key: m.Key(), Held: 1 + i%3, Waiting: i % 2}
 			for range info.Held {
 				mustAsk(t, m, m.newLease(), 0)
 			}
@@ -392,7 +393,7 @@ func TestList(t *testing.T) {
 		if _, err := l.Pool("pool").Put(t.Context(), "a", "b"); err != nil {
 			t.Fatal(err)
 		}
-		expired := l.Mutex("expired", TTL(MinTTL))
+		expired := l.Mutex("expired", TTL(inside.MinTTL))
 		mustAsk(t, expired, expired.newLease(), 0)
 		foreign := func(err error) {
 			t.Helper()
@@ -407,8 +408,8 @@ func TestList(t *testing.T) {
 		foreign(rdb.ZAdd(t.Context(), prefix+":{zset}:more", redis.Z{Score: 1e13, Member: "a"}).Err())
 		redistest.Eventually(t, soon, func() bool { ok, _ := expired.Exists(t.Context()); return !ok }, "a deadline")
 
-		got := map[string]Info{}
-		for info, err := range l.List(t.Context()) {
+		got := map[string]inside.Info{}
+		for info, err := range l.list(t.Context()) {
 			if err != nil {
 				t.Fatalf("List: %v", err)
 			}
@@ -426,13 +427,13 @@ func TestList(t *testing.T) {
 			info.Holders = nil
 			got[info.Key] = info
 		}
-		if !maps.EqualFunc(got, want, func(a, b Info) bool { return a.Key == b.Key && a.Held == b.Held && a.Waiting == b.Waiting }) {
+		if !maps.EqualFunc(got, want, func(a, b inside.Info) bool { return a.Key == b.Key && a.Held == b.Held && a.Waiting == b.Waiting }) {
 			t.Errorf("List gave %d locks, want %d:\n%v\n%v", len(got), len(want), got, want)
 		}
 
 		// It may stop early, and be used again.
 		n := 0
-		for _, err := range l.List(t.Context()) {
+		for _, err := range l.list(t.Context()) {
 			if err != nil {
 				t.Fatalf("List after %d locks: %v", n, err)
 			}
@@ -448,7 +449,7 @@ func TestList(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		n = 0
-		for _, err := range l.List(ctx) {
+		for _, err := range l.list(ctx) {
 			if n++; !errors.Is(err, context.Canceled) {
 				t.Errorf("List with an ended context: %v", err)
 			}
@@ -456,7 +457,7 @@ func TestList(t *testing.T) {
 		if n != 1 {
 			t.Errorf("List with an ended context yielded %d times, want an error", n)
 		}
-		if _, err := l.Sweep(ctx); !errors.Is(err, context.Canceled) {
+		if _, err := l.sweep(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("Sweep with an ended context: %v", err)
 		}
 	})
@@ -478,7 +479,7 @@ func TestListEndsWithItsContext(t *testing.T) {
 	defer cancel()
 	n := 0
 	var last error
-	for _, err := range l.List(ctx) {
+	for _, err := range l.list(ctx) {
 		n++
 		last = err
 		cancel()
@@ -488,7 +489,7 @@ func TestListEndsWithItsContext(t *testing.T) {
 	}
 	// Close from inside does not wait for the loop that it is called from.
 	n = 0
-	for _, err := range l.List(t.Context()) {
+	for _, err := range l.list(t.Context()) {
 		if n++; n == 1 {
 			_ = l.Close()
 		}
@@ -497,7 +498,7 @@ func TestListEndsWithItsContext(t *testing.T) {
 	if !errors.Is(last, ErrClosed) {
 		t.Errorf("List of a Locker that was closed meanwhile: %v, want ErrClosed", last)
 	}
-	if _, err := l.Sweep(t.Context()); !errors.Is(err, ErrClosed) {
+	if _, err := l.sweep(t.Context()); !errors.Is(err, ErrClosed) {
 		t.Errorf("Sweep of a closed Locker: %v, want ErrClosed", err)
 	}
 }
@@ -517,12 +518,12 @@ func TestListNeverUsesKeys(t *testing.T) {
 	}
 	mustTry(t, l.Mutex("x"))
 	n := 0
-	for _, err := range l.List(t.Context()) {
+	for _, err := range l.list(t.Context()) {
 		if n++; err != nil {
 			t.Fatal(err)
 		}
 	}
-	if removed, err := l.Sweep(t.Context()); removed != 0 || err != nil {
+	if removed, err := l.sweep(t.Context()); removed != 0 || err != nil {
 		t.Errorf("Sweep: %d, %v", removed, err)
 	}
 	stats, err := rdb.Info(t.Context(), "commandstats").Result()
@@ -550,7 +551,7 @@ func TestListTellsEachLockOnce(t *testing.T) {
 	})
 	rdb.AddHook(&hook)
 	n := 0
-	for _, err := range l.List(t.Context()) {
+	for _, err := range l.list(t.Context()) {
 		if n++; err != nil {
 			t.Fatal(err)
 		}
@@ -564,12 +565,12 @@ func TestListTellsEachLockOnce(t *testing.T) {
 func TestListNeedsAClientThatItKnows(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, struct{ redis.UniversalClient }{redistest.Mini(t).Client(t)})
-	for _, err := range l.List(t.Context()) {
+	for _, err := range l.list(t.Context()) {
 		if err == nil || !strings.Contains(err.Error(), "*redis.ClusterClient") {
 			t.Errorf("List with a client of another type: %v", err)
 		}
 	}
-	if _, err := l.Sweep(t.Context()); err == nil {
+	if _, err := l.sweep(t.Context()); err == nil {
 		t.Error("Sweep with a client of another type succeeded")
 	}
 }
@@ -631,10 +632,10 @@ func TestSweep(t *testing.T) {
 		before := stored(t, live.lock)
 
 		want := 3 + 3 + 2 + 2*sweepMost + 5
-		if n, err := l.Sweep(t.Context()); n != want || err != nil {
+		if n, err := l.sweep(t.Context()); n != want || err != nil {
 			t.Errorf("Sweep: %d, %v; want %d", n, err, want)
 		}
-		if n, err := l.Sweep(t.Context()); n != 0 || err != nil {
+		if n, err := l.sweep(t.Context()); n != 0 || err != nil {
 			t.Errorf("second Sweep: %d, %v; want 0", n, err)
 		}
 		for _, m := range []*Lock{gone, many} {
@@ -667,11 +668,11 @@ func TestSweepOfADeadProcess(t *testing.T) {
 	l := newLocker(t, s.Client(t))
 	m := l.Mutex("x")
 	le := mustTry(t, m)
-	c := startChild(t, s, time.Minute, m.Name())
+	c := startChild(t, s, time.Minute, m.name)
 	waiting(t, m, 1)
 	c.kill()
 	redistest.Eventually(t, soon, func() bool {
-		n, err := l.Sweep(t.Context())
+		n, err := l.sweep(t.Context())
 		if n > 1 || err != nil {
 			t.Fatalf("Sweep: %d, %v", n, err)
 		}

@@ -19,7 +19,7 @@ func TestArrive(t *testing.T) {
 		var last int64
 		var all []int64
 		for i := range 50 {
-			arrival, first, err := handle(m.locker, m, Note(fmt.Sprint("note ", i))).Arrive(t.Context())
+			arrival, first, err := handle(m.locker, m, Note(fmt.Sprint("note ", i))).arrive(t.Context())
 			if err != nil || !first || arrival <= last {
 				t.Fatalf("arrival %d is %d after %d, first: %v, %v", i, arrival, last, first, err)
 			}
@@ -30,7 +30,7 @@ func TestArrive(t *testing.T) {
 			t.Errorf("arrivals %d to %d are not in server time from %d", all[0], last, before)
 		}
 		for i, want := range all {
-			arrival, first, err := handle(m.locker, m, Note(fmt.Sprint("note ", i))).Arrive(t.Context())
+			arrival, first, err := handle(m.locker, m, Note(fmt.Sprint("note ", i))).arrive(t.Context())
 			if err != nil || first || arrival != want {
 				t.Fatalf("note %d comes again: %d, first: %v, %v, want %d", i, arrival, first, err, want)
 			}
@@ -40,15 +40,15 @@ func TestArrive(t *testing.T) {
 		}
 		// Forgotten, it is new, and newer than all.
 		again := handle(m.locker, m, Note("note 3"))
-		if err := again.Forget(t.Context()); err != nil {
+		if err := again.forget(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if arrival, first, err := again.Arrive(t.Context()); err != nil || !first || arrival <= last {
+		if arrival, first, err := again.arrive(t.Context()); err != nil || !first || arrival <= last {
 			t.Errorf("after Forget: %d, first: %v, %v; the last was %d", arrival, first, err, last)
 		}
 		// The last one forgotten leaves nothing.
 		for i := range all {
-			if err := handle(m.locker, m, Note(fmt.Sprint("note ", i))).Forget(t.Context()); err != nil {
+			if err := handle(m.locker, m, Note(fmt.Sprint("note ", i))).forget(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -70,7 +70,7 @@ func TestArrive_alwaysHigher(t *testing.T) {
 			redis.Z{Score: -float64(now), Member: "s:old"}).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if arrival, _, err := m.Arrive(t.Context()); err != nil || arrival != ahead+1 {
+		if arrival, _, err := m.arrive(t.Context()); err != nil || arrival != ahead+1 {
 			t.Errorf("arrived at %d, %v, want %d", arrival, err, ahead+1)
 		}
 	})
@@ -94,13 +94,13 @@ func TestArrive_forgetsAfterAnHour(t *testing.T) {
 			put(fmt.Sprint("stale ", i), now.Add(-arrivalKept-time.Second))
 		}
 		put("seen", now.Add(-arrivalKept+time.Minute))
-		if _, first, err := handle(m.locker, m, Note("stale 99")).Arrive(t.Context()); err != nil || !first {
+		if _, first, err := handle(m.locker, m, Note("stale 99")).arrive(t.Context()); err != nil || !first {
 			t.Errorf("one that was away for an hour is known: %v", err)
 		}
 		if n := raw(m).ZCard(t.Context(), m.arrivals()).Val(); n != 2*(101-64) {
 			t.Errorf("%d members are left of 202, want 64 pairs fewer", n)
 		}
-		if arrival, first, err := handle(m.locker, m, Note("seen")).Arrive(t.Context()); err != nil || first || arrival != now.Add(-2*time.Hour).UnixMicro() {
+		if arrival, first, err := handle(m.locker, m, Note("seen")).arrive(t.Context()); err != nil || first || arrival != now.Add(-2*time.Hour).UnixMicro() {
 			t.Errorf("one that was seen within the hour has arrived at %d, first: %v, %v", arrival, first, err)
 		}
 		if n := raw(m).ZCard(t.Context(), m.arrivals()).Val(); n != 4 {
@@ -116,17 +116,17 @@ func TestArrive_refused(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	m := l.Mutex(redistest.Name(t))
-	if _, _, err := m.Arrive(t.Context()); err == nil || !strings.Contains(err.Error(), "Note") {
+	if _, _, err := m.arrive(t.Context()); err == nil || !strings.Contains(err.Error(), "Note") {
 		t.Errorf("Arrive without a note: %v", err)
 	}
-	if err := m.Forget(t.Context()); err == nil || !strings.Contains(err.Error(), "Note") {
+	if err := m.forget(t.Context()); err == nil || !strings.Contains(err.Error(), "Note") {
 		t.Errorf("Forget without a note: %v", err)
 	}
-	if _, err := m.Stop(t.Context()); err == nil || !strings.Contains(err.Error(), "OnStop") {
+	if _, err := m.askOlderToStop(t.Context()); err == nil || !strings.Contains(err.Error(), "OnStop") {
 		t.Errorf("Stop without OnStop: %v", err)
 	}
-	for _, bad := range []Option{OnStop(0, func() {}), OnStop(1, nil)} {
-		if err := l.Mutex("x", bad).Err(); err == nil || !strings.Contains(err.Error(), "OnStop") {
+	for _, bad := range []Option{onStop(0, func() {}), onStop(1, nil)} {
+		if err := l.Mutex("x", bad).err; err == nil || !strings.Contains(err.Error(), "OnStop") {
 			t.Errorf("a bad OnStop: %v", err)
 		}
 	}

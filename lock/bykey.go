@@ -10,17 +10,18 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
 )
 
-// ByKey is the lock whose Redis key is key, as [Info] and [Lock.Key] tell it:
+// byKey is the lock whose Redis key is key, as list and [Lock.Key] tell it:
 // to look at it, and to step in. What does not have the form of a lock's key
 // under the Locker's prefix is reported by Err and by every operation.
 //
 // A key does not tell how many may hold the lock, and one is assumed: Locked
 // and Available mean that, and of a semaphore's slots that Break frees, some are
 // granted only when those in line ask again, within a second.
-func (l *Locker) ByKey(key string) *Lock {
+func (l *Locker) byKey(key string) *Lock {
 	name, err := l.parseKey(key)
 	if err != nil {
 		return &Lock{locker: l, err: errors.Join(l.err, err), keys: []string{key}}
@@ -67,23 +68,10 @@ func (l *Locker) parseKey(key string) (string, error) {
 	return text, nil
 }
 
-// Waiter is one who has a place in the line of a lock, as others see it.
-type Waiter struct {
-	// Owner is the waiter's label ([Options].Owner); empty for what is parked.
-	Owner string
-	// Note is the waiter's note.
-	Note string
-	// Since is when it joined the line, by Redis' clock.
-	Since time.Time
-	// Parked is true for what keeps its place without waiting, Called when it
-	// was called besides and has not come yet; see [Lock.LockOrPark].
-	Parked, Called bool
-}
-
-// Line lists who is in line, at most so many: those who wait, then those who are
+// listLine lists who is in line, at most so many: those who wait, then those who are
 // parked, then those who were called, each first come first. Waiters that died
 // within the last few seconds are among them.
-func (m *Lock) Line(ctx context.Context, most int) ([]Waiter, error) {
+func (m *Lock) listLine(ctx context.Context, most int) ([]inside.Waiter, error) {
 	var found *redis.ZSliceCmd
 	err := m.look(ctx, func(p redis.Pipeliner) {
 		found = p.ZRangeArgsWithScores(ctx, redis.ZRangeArgs{
@@ -93,12 +81,12 @@ func (m *Lock) Line(ctx context.Context, most int) ([]Waiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	var line []Waiter
+	var line []inside.Waiter
 	for _, z := range found.Val() {
 		member, _ := z.Member.(string)
 		if note, parked := strings.CutPrefix(member, "p:"); parked {
 			// The ticket: see line.lua and docs/redis.md.
-			w := Waiter{Note: note, Parked: true, Called: z.Score >= 6e15}
+			w := inside.Waiter{Note: note, Parked: true, Called: z.Score >= 6e15}
 			w.Since = time.UnixMicro(int64(math.Mod(z.Score, 2e15) + 1.6e15))
 			line = append(line, w)
 			continue
@@ -107,7 +95,7 @@ func (m *Lock) Line(ctx context.Context, most int) ([]Waiter, error) {
 		if len(f) != 3 {
 			return nil, backendError("line", m.Key(), fmt.Errorf("unexpected member %q", member))
 		}
-		line = append(line, Waiter{Owner: unescape(f[1]), Note: f[2], Since: time.UnixMicro(int64(z.Score - 2e15 + 1.6e15))})
+		line = append(line, inside.Waiter{Owner: unescape(f[1]), Note: f[2], Since: time.UnixMicro(int64(z.Score - 2e15 + 1.6e15))})
 	}
 	return line, nil
 }

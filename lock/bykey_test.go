@@ -24,8 +24,8 @@ func TestByKey(t *testing.T) {
 			began := serverNow(t, m)
 			waiter := inLine(t, handle(newLocker(t, s.Client(t), owner("the other")), m, Note("q|2/x"), Parts(m.parts...)), 1)
 
-			byKey := l.ByKey(m.Key())
-			if err := byKey.Err(); err != nil {
+			byKey := l.byKey(m.Key())
+			if err := byKey.err; err != nil {
 				t.Fatal(err)
 			}
 			holders, err := byKey.Holders(t.Context())
@@ -34,7 +34,7 @@ func TestByKey(t *testing.T) {
 			}
 			away := handle(l, m, Note("q/parked"), Parts(m.parts...))
 			mustPark(t, away)
-			line, err := byKey.Line(t.Context(), 10)
+			line, err := byKey.listLine(t.Context(), 10)
 			if err != nil || len(line) != 2 || line[0].Owner != "the other" || line[0].Note != "q|2/x" || line[0].Parked ||
 				line[1].Note != "q/parked" || !line[1].Parked || line[1].Called || line[1].Since.Before(line[0].Since) {
 				t.Fatalf("line %+v, %v", line, err)
@@ -42,7 +42,7 @@ func TestByKey(t *testing.T) {
 			if line[0].Since.Before(began.Add(-time.Second)) || line[0].Since.After(serverNow(t, m).Add(time.Second)) {
 				t.Errorf("in line since %s, the server's clock was %s", line[0].Since, began)
 			}
-			info, err := byKey.Inspect(t.Context())
+			info, err := byKey.inspectAll(t.Context())
 			if since := serverNow(t, m).Add(-info.Granted).UnixMicro() - fenceOf(t, le); err != nil || max(since, -since) > soon.Microseconds() || info.Parked != 1 {
 				t.Errorf("%+v, %v; the fence is %d", info, err, fenceOf(t, le))
 			}
@@ -52,7 +52,7 @@ func TestByKey(t *testing.T) {
 			mustUnlock(t, waiter.got(t))
 			mustUnlock(t, mustTry(t, away))
 			free(t, m, soon)
-			if line, err := byKey.Line(t.Context(), 10); err != nil || len(line) != 0 {
+			if line, err := byKey.listLine(t.Context(), 10); err != nil || len(line) != 0 {
 				t.Errorf("line %+v, %v", line, err)
 			}
 		}
@@ -75,14 +75,14 @@ func TestByKey_refuses(t *testing.T) {
 		"automutex:{a\x1b[2J}":   "escaped",
 		"automutex:{" + strings.Repeat("x", 1<<20): "not closed",
 	} {
-		m := l.ByKey(key)
-		if err := m.Err(); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 500 {
+		m := l.byKey(key)
+		if err := m.err; err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 500 {
 			t.Errorf("%.40q: %.600v; want %q", key, err, want)
 		}
 		if _, err := m.BreakAll(t.Context()); err == nil {
 			t.Errorf("%.40q: BreakAll did something", key)
 		}
-		if _, err := m.Line(t.Context(), 1); err == nil {
+		if _, err := m.listLine(t.Context(), 1); err == nil {
 			t.Errorf("%.40q: Line did something", key)
 		}
 	}
@@ -98,13 +98,13 @@ func TestByKey_backend(t *testing.T) {
 		if err := rdb.Set(t.Context(), m.Key(), "no lock", time.Minute).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if line, err := l.ByKey(m.Key()).Line(t.Context(), 10); err != nil || len(line) != 0 {
+		if line, err := l.byKey(m.Key()).listLine(t.Context(), 10); err != nil || len(line) != 0 {
 			t.Errorf("line %v, %v", line, err)
 		}
 		if err := rdb.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.ByKey(m.Key()).Line(t.Context(), 10); !errors.Is(err, ErrBackend) {
+		if _, err := l.byKey(m.Key()).listLine(t.Context(), 10); !errors.Is(err, ErrBackend) {
 			t.Errorf("got %v", err)
 		}
 	})

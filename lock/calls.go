@@ -5,31 +5,8 @@ import (
 	"crypto/rand"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
-)
-
-// Caller brings parked work back: it has the work with that note, parked on the
-// lock with that key, run again, and says what became of it. It is called on a
-// goroutine of the Locker's, up to sixteen at once, and again as long as the work
-// does not come. All processes together call at most one Caller at a time for one
-// note of one lock, if it has work run before the deadline of ctx only. ctx ends
-// at that deadline, and when the Locker is closed.
-type Caller func(ctx context.Context, key, note string) Fate
-
-// Fate is what became of a call.
-type Fate int
-
-const (
-	// FateUnsure is the fate of a call of which nothing is known, or not possible yet. The call is repeated.
-	FateUnsure Fate = iota
-	// FateComing means that the work is on its way.
-	FateComing
-	// FateGone means that there is no such work any more, or it is not parked here. Its
-	// place is given up, and the next is called at once.
-	FateGone
-	// FateLater means that the work cannot run for now. It goes to the end of the line,
-	// and the next is called at once.
-	FateLater
 )
 
 const (
@@ -131,13 +108,13 @@ func (p *parking) work() {
 
 // call has the Caller make one call, and sees to its fate.
 func (p *parking) call(m *Lock, s *summons) {
-	fate := FateUnsure // also of a call that panicked: it is repeated
+	fate := inside.FateUnsure // also of a call that panicked: it is repeated
 	p.alone(m, s.note, func(ctx context.Context) {
 		p.locker.beside("Options.Call", func() { fate = p.caller(ctx, m.Key(), s.note) })
 	})
 	n, tells := s.line, false
 	p.mu.Lock()
-	if !s.came && fate == FateComing {
+	if !s.came && fate == inside.FateComing {
 		s.done = time.Now()
 	} else {
 		n.dropCall(s.note)
@@ -147,14 +124,14 @@ func (p *parking) call(m *Lock, s *summons) {
 		if s.anew {
 			p.summon(n, s.note)
 		}
-	case fate == FateLater:
+	case fate == inside.FateLater:
 		// Beyond that many its call lapses, which comes to the same.
 		tells = len(n.laters) < latersPerLook
 		if n.laters == nil {
 			n.laters = make(map[string]bool)
 		}
 		n.laters[s.note] = true
-	case fate == FateGone:
+	case fate == inside.FateGone:
 		tells = true
 	}
 	p.mu.Unlock()
@@ -173,12 +150,12 @@ const callTime = 4 * time.Second
 // its way still.
 func (p *parking) alone(m *Lock, note string, f func(context.Context)) {
 	l := p.locker
-	claim, holder := l.Claim(m.Key()+":call:"+note), rand.Text()
+	claim, holder := l.claim(m.Key()+":call:"+note), rand.Text()
 	began := time.Now()
 	// The context has no end, and neither command waits for enter: a Locker that is
 	// being closed still makes the calls that its last releases owe.
 	reply, err := l.conn.run(context.Background(), claimTakeScript, claim.m.keys, []any{holder, "", callTime.Milliseconds()})
-	var standing Claimed
+	var standing inside.Claimed
 	if err == nil {
 		standing, err = claim.taken(reply, holder)
 	}
@@ -199,7 +176,7 @@ func (p *parking) alone(m *Lock, note string, f func(context.Context)) {
 
 // tell runs call for one note. An error is nothing to act on: the next look
 // finds what is left to do.
-func (p *parking) tell(m *Lock, note string, fate Fate) {
+func (p *parking) tell(m *Lock, note string, fate inside.Fate) {
 	sent := time.Now()
 	reply, err := p.locker.conn.run(context.Background(), callScript, m.keys, p.args(m, note, fate))
 	if err != nil {
@@ -211,14 +188,14 @@ func (p *parking) tell(m *Lock, note string, fate Fate) {
 	p.heard(m, reply)
 }
 
-func (p *parking) args(m *Lock, note string, fate Fate) []any {
+func (p *parking) args(m *Lock, note string, fate inside.Fate) []any {
 	inbound, life := p.wanted(m)
 	code := 0
 	switch fate {
-	case FateUnsure, FateComing:
-	case FateGone:
+	case inside.FateUnsure, inside.FateComing:
+	case inside.FateGone:
 		code = 1
-	case FateLater:
+	case inside.FateLater:
 		code = 2
 	}
 	return []any{m.slots(), inbound, life, note, code}

@@ -5,10 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-func mustClaim(t *testing.T, c *Claim, holder, instead string, length time.Duration) Claimed {
+func mustClaim(t *testing.T, c *claim, holder, instead string, length time.Duration) inside.Claimed {
 	t.Helper()
 	got, err := c.Take(t.Context(), holder, instead, length)
 	if err != nil {
@@ -17,7 +18,7 @@ func mustClaim(t *testing.T, c *Claim, holder, instead string, length time.Durat
 	return got
 }
 
-func mustKeep(t *testing.T, c *Claim, holder, next string, length time.Duration) bool {
+func mustKeep(t *testing.T, c *claim, holder, next string, length time.Duration) bool {
 	t.Helper()
 	kept, err := c.Keep(t.Context(), holder, next, length)
 	if err != nil {
@@ -31,10 +32,10 @@ func TestClaim_one(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		c := l.claim(l.Mutex(redistest.Name(t)).Key())
 		const claimers = 8
 		var wg sync.WaitGroup
-		got := make([]Claimed, claimers)
+		got := make([]inside.Claimed, claimers)
 		for i := range got {
 			redistest.Go(&wg, func() {
 				got[i], _ = c.Take(t.Context(), string(rune('a'+i)), "", time.Minute)
@@ -60,7 +61,7 @@ func TestClaim_life(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		c := l.claim(l.Mutex(redistest.Name(t)).Key())
 		drop := func(holder string) bool {
 			t.Helper()
 			dropped, err := c.Drop(t.Context(), holder)
@@ -114,7 +115,7 @@ func TestClaim_takeFree(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		c := l.claim(l.Mutex(redistest.Name(t)).Key())
 		free := func(holder string) bool {
 			t.Helper()
 			taken, err := c.TakeFree(t.Context(), holder, time.Minute)
@@ -165,7 +166,7 @@ func TestClaim_deadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+		c := l.claim(l.Mutex(redistest.Name(t)).Key())
 		mustClaim(t, c, "a", "", 2*time.Second)
 		if !mustKeep(t, c, "a", "a", 2100*time.Millisecond) {
 			t.Error("it was not kept")
@@ -186,16 +187,16 @@ func TestClaim_deadline(t *testing.T) {
 func TestClaim_badInput(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
-	c := l.Claim(l.Mutex(redistest.Name(t)).Key())
+	c := l.claim(l.Mutex(redistest.Name(t)).Key())
 	for name, err := range map[string]error{
 		"no holder":       second(c.Take(t.Context(), "", "", time.Minute)),
 		"no length":       second(c.Take(t.Context(), "a", "", 0)),
-		"too long":        second(c.Take(t.Context(), "a", "", MaxTTL+1)),
+		"too long":        second(c.Take(t.Context(), "a", "", inside.MaxTTL+1)),
 		"free, no holder": second(c.TakeFree(t.Context(), "", time.Minute)),
 		"free, no length": second(c.TakeFree(t.Context(), "a", 0)),
 		"no next":         second(c.Keep(t.Context(), "a", "", 0)),
 		"below zero":      second(c.Keep(t.Context(), "a", "b", -1)),
-		"kept longer":     second(c.Keep(t.Context(), "a", "b", MaxTTL+1)),
+		"kept longer":     second(c.Keep(t.Context(), "a", "b", inside.MaxTTL+1)),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
@@ -214,7 +215,7 @@ func TestClaim_besideTheLock(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		m := l.Mutex(redistest.Name(t), Parts("a}b", "{c"))
-		c := l.Claim(m.Key())
+		c := l.claim(m.Key())
 		mustClaim(t, c, "a", "", time.Minute)
 		change := mustTry(t, c.Lock())
 		mustUnlock(t, mustTry(t, m))

@@ -52,9 +52,9 @@ func checkTransport(t Transport) error {
 	return nil
 }
 
-// CheckClient tells whether rdb can serve as a Client: not nil (nor a typed
+// checkClient tells whether rdb can serve as a Client: not nil (nor a typed
 // nil) and no *redis.Ring. It does no I/O.
-func CheckClient(rdb Client) error {
+func checkClient(rdb Client) error {
 	if rdb == nil {
 		return errors.New("lock: the Redis client is nil: pass a *redis.Client or *redis.ClusterClient")
 	}

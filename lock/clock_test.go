@@ -24,9 +24,9 @@ func TestWrongClockOfRedisGivesNoLock(t *testing.T) {
 			"Lock":    func() error { return second(m.Lock(t.Context())) },
 			"TryTake": func() error { return second(p.TryTake(t.Context())) },
 			"Put":     func() error { return second(p.Put(t.Context(), "a")) },
-			"Inspect": func() error { return second(m.Inspect(t.Context())) },
+			"Inspect": func() error { return second(m.inspectAll(t.Context())) },
 			"Do":      func() error { return m.Do(t.Context(), func(context.Context) error { return nil }) },
-			"Claim":   func() error { return second(l.Claim(m.Key()).Take(t.Context(), "a", "", time.Minute)) },
+			"Claim":   func() error { return second(l.claim(m.Key()).Take(t.Context(), "a", "", time.Minute)) },
 		} {
 			if err := f(); !errors.Is(err, ErrBackend) || !strings.Contains(err.Error(), "clock of Redis stands before September 2020") {
 				t.Errorf("%s in %d: %v, want an error that names the clock", what, now.Year(), err)

@@ -38,7 +38,7 @@ func TestClusterNodeUnreached(t *testing.T) {
 	for name, exchange := range map[string]func() error{
 		"alone":       func() error { return le.Extend(t.Context(), DefaultTTL) },
 		"in pipeline": func() error { return renewal(le) },
-		"a SET":       func() error { _, err := l.Claim(m.Key()).TakeFree(t.Context(), "holder", time.Minute); return err },
+		"a SET":       func() error { _, err := l.claim(m.Key()).TakeFree(t.Context(), "holder", time.Minute); return err },
 	} {
 		hook.After(func(redis.Cmder) error { return redistest.ReplyError("LOADING it says something") })
 		if err := exchange(); err == nil || rdb.reloads.Load() != 0 {

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/printable"
 )
@@ -61,8 +62,8 @@ func (c Control) String() string {
 	return b.String()
 }
 
-// AppliesTo tells whether the lock with that Redis key belongs to the target.
-func (c Control) AppliesTo(key string) bool {
+// appliesTo tells whether the lock with that Redis key belongs to the target.
+func (c Control) appliesTo(key string) bool {
 	_, text, ok := strings.Cut(key, ":{")
 	if !ok {
 		return false
@@ -71,12 +72,12 @@ func (c Control) AppliesTo(key string) bool {
 	return ok && (c.Target == target || c.Target == scope)
 }
 
-// ControlsFor gives those controls of a list that are for the lock with that Redis key,
+// controlsFor gives those controls of a list that are for the lock with that Redis key,
 // and what comes of them: the limit that they set, 0 for none, and the pause, nil for
 // none. A limit for the key wins over one for its scope.
-func ControlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
+func controlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
 	for _, c := range list {
-		if !c.AppliesTo(key) {
+		if !c.appliesTo(key) {
 			continue
 		}
 		its = append(its, c)
@@ -132,9 +133,9 @@ func (c *Controls) Pause(ctx context.Context, target string, until time.Time, wh
 	case left <= 0:
 		return fmt.Errorf("lock: pause of %q until %s: that is in the past; give a time to come, or the zero time for a pause until Resume",
 			target, until.Format(time.RFC3339))
-	case left > MaxTTL:
+	case left > inside.MaxTTL:
 		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
-			target, until.Format(time.RFC3339), MaxTTL)
+			target, until.Format(time.RFC3339), inside.MaxTTL)
 	}
 	return c.change(ctx, target, why, func(e *controlEntry, by orderedBy, skew time.Duration) {
 		e.Pause = &pauseEntry{orderedBy: by}
@@ -180,9 +181,9 @@ func (c *Controls) List(ctx context.Context) ([]Control, error) {
 	return state.inForce(), nil
 }
 
-// Unreadable gives the entries that this version cannot read: by target, why. They
+// unreadable gives the entries that this version cannot read: by target, why. They
 // are not in force.
-func (c *Controls) Unreadable(ctx context.Context) (map[string]string, error) {
+func (c *Controls) unreadable(ctx context.Context) (map[string]string, error) {
 	state, err := c.fetch(ctx)
 	if err != nil {
 		return nil, err
@@ -190,10 +191,10 @@ func (c *Controls) Unreadable(ctx context.Context) (map[string]string, error) {
 	return state.unreadable(), nil
 }
 
-// InForce gives the controls that this Locker obeys at the moment, sorted by target.
+// inForce gives the controls that this Locker obeys at the moment, sorted by target.
 // It does no I/O: the Locker has read them when it was first asked for a lock, and
 // every 1.5 seconds since.
-func (c *Controls) InForce() []Control {
+func (c *Controls) inForce() []Control {
 	if state := c.locker.controls.state.Load(); state != nil {
 		return state.inForce()
 	}
@@ -367,7 +368,7 @@ func (l *Locker) parseTarget(target string) (string, error) {
 		return refuse("a value in it is not escaped")
 	}
 	// A scope as a program has it.
-	text, _ = strings.CutPrefix(Key(l.prefix, text), l.prefix+":{")
+	text, _ = strings.CutPrefix(keytext.Key(l.prefix, text), l.prefix+":{")
 	_, scope, _ = controlTargets(text)
 	return scope, nil
 }

@@ -151,9 +151,9 @@ func (m *Lock) slots() int {
 	return limit
 }
 
-// Limit is how many may hold the lock at once: the number in the program, or that of
+// limitNow is how many may hold the lock at once: the number in the program, or that of
 // a control, see [Controls]. paused: nobody may acquire it at the moment.
-func (m *Lock) Limit() (n int, paused bool) {
+func (m *Lock) limitNow() (n int, paused bool) {
 	n = m.limit
 	state := m.locker.controls.state.Load()
 	if state == nil || m.err != nil {
@@ -166,10 +166,10 @@ func (m *Lock) Limit() (n int, paused bool) {
 	return n, pause != nil
 }
 
-// Paused returns a *BusyError while the lock with that Redis key is paused, and nil
+// paused returns a *BusyError while the lock with that Redis key is paused, and nil
 // while it is not. It does not ask for the lock: only the first call of a Locker goes
 // to Redis, to read the controls, and its error Is ErrBackend when that fails.
-func (c *Controls) Paused(ctx context.Context, key string) error {
+func (c *Controls) paused(ctx context.Context, key string) error {
 	l := c.locker
 	state := l.controls.state.Load()
 	if state == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -26,7 +27,7 @@ func knows(t testing.TB, l *Locker, targets ...string) {
 	t.Helper()
 	redistest.Eventually(t, soon, func() bool {
 		var known []string
-		for _, c := range l.Controls().InForce() {
+		for _, c := range l.Controls().inForce() {
 			known = append(known, c.Target)
 		}
 		return slices.Equal(known, targets)
@@ -120,7 +121,7 @@ func TestControls_pausedIsNotAskedFor(t *testing.T) {
 			if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused {
 				t.Errorf("TryLock: %v, want paused", err)
 			}
-			if err := l.Controls().Paused(t.Context(), m.Key()); !errors.Is(err, ErrBusy) {
+			if err := l.Controls().paused(t.Context(), m.Key()); !errors.Is(err, ErrBusy) {
 				t.Errorf("Paused: %v, want ErrBusy", err)
 			}
 		}
@@ -166,7 +167,7 @@ func TestControls_parked(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		called := make(chan string, 100)
 		l := newLocker(t, s.Client(t), ownPrefix(t), func(o *Options) {
-			o.Call = func(_ context.Context, _, note string) Fate { called <- note; return FateComing }
+			o.call = func(_ context.Context, _, note string) inside.Fate { called <- note; return inside.FateComing }
 		})
 		m := l.Mutex("report", Note("task"))
 		pause(t, l, "report", time.Time{}, "")
@@ -204,7 +205,7 @@ func TestControls_limit(t *testing.T) {
 		setLimit(t, l, "report|acme", 3)
 		three := mustTry(t, m)
 		mustNotTry(t, m)
-		if n, paused := m.Limit(); n != 3 || paused {
+		if n, paused := m.limitNow(); n != 3 || paused {
 			t.Errorf("Limit is %d, %v", n, paused)
 		}
 		mustUnlock(t, mustTry(t, l.Mutex("report", Parts("other"))))
@@ -274,10 +275,10 @@ func TestControls_messages(t *testing.T) {
 		redistest.Eventually(t, soon, func() bool {
 			began := time.Now()
 			pause(t, operator, "report", time.Time{}, "")
-			for time.Since(began) < controlsEvery/3 && len(l.Controls().InForce()) == 0 {
+			for time.Since(began) < controlsEvery/3 && len(l.Controls().inForce()) == 0 {
 				time.Sleep(time.Millisecond)
 			}
-			in := len(l.Controls().InForce()) == 1
+			in := len(l.Controls().inForce()) == 1
 			resume(t, operator, "report")
 			knows(t, l)
 			return in
@@ -356,7 +357,7 @@ func TestControls_unreadable(t *testing.T) {
 				t.Errorf("List: %v, %v", list, err)
 			}
 		}
-		if found, err := l.Controls().Unreadable(t.Context()); err != nil || len(found) != len(wrong) || !strings.Contains(found["newer"], "newer version") {
+		if found, err := l.Controls().unreadable(t.Context()); err != nil || len(found) != len(wrong) || !strings.Contains(found["newer"], "newer version") {
 			t.Errorf("Unreadable: %v, %v", found, err)
 		}
 		if n := strings.Count(log.String(), "cannot be read"); n != len(wrong) {
@@ -424,7 +425,7 @@ func TestControls_badInput(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"in the past":     controls.Pause(ctx, "report", time.Now().Add(-time.Second), ""),
-		"at most":         controls.Pause(ctx, "report", time.Now().Add(MaxTTL+time.Hour), ""),
+		"at most":         controls.Pause(ctx, "report", time.Now().Add(inside.MaxTTL+time.Hour), ""),
 		"limit of 0":      controls.SetLimit(ctx, "report", 0, ""),
 		"limit of -1":     controls.SetLimit(ctx, "report", -1, ""),
 		"at most 1000":    controls.Pause(ctx, "report", time.Time{}, strings.Repeat("y", 1001)),
@@ -458,7 +459,7 @@ func TestControls_targets(t *testing.T) {
 	} {
 		pause(t, l, target, time.Time{}, "")
 		for _, m := range locks {
-			if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused || !err.Pause.AppliesTo(m.Key()) {
+			if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused || !err.Pause.appliesTo(m.Key()) {
 				t.Errorf("%q: %s: %v, want paused", target, m.Key(), err)
 			}
 		}
@@ -469,7 +470,7 @@ func TestControls_targets(t *testing.T) {
 			mustUnlock(t, mustTry(t, m))
 		}
 	}
-	if list := l.Controls().InForce(); len(list) > 0 {
+	if list := l.Controls().inForce(); len(list) > 0 {
 		t.Errorf("left: %v", list)
 	}
 }
@@ -489,18 +490,18 @@ func TestControls_keyOfTheirOwn(t *testing.T) {
 		pause(t, l, "report", time.Time{}, "")
 		held := mustTry(t, m)
 		mustNotTry(t, m)
-		for info, err := range l.List(t.Context()) {
+		for info, err := range l.list(t.Context()) {
 			if err != nil || info.Key != m.Key() {
 				t.Errorf("List: %v, %v", info, err)
 			}
 		}
-		if _, err := l.Sweep(t.Context()); err != nil {
+		if _, err := l.sweep(t.Context()); err != nil {
 			t.Errorf("Sweep: %v", err)
 		}
-		if err := l.ByKey(l.controls.keys[0]).Err(); err == nil {
+		if err := l.byKey(l.controls.keys[0]).err; err == nil {
 			t.Error("the key of the controls passes for a lock's")
 		}
-		if err := l.ByKey(m.Key()).Err(); err != nil {
+		if err := l.byKey(m.Key()).err; err != nil {
 			t.Errorf("ByKey: %v", err)
 		}
 		mustUnlock(t, held)
@@ -543,7 +544,7 @@ func TestControls_logged(t *testing.T) {
 	operator := newLocker(t, s.Client(t), prefix, owner("alice"))
 	pause(t, operator, "report", time.Time{}, "repair")
 	l := newLocker(t, s.Client(t), prefix, logTo(log), func(o *Options) {
-		o.OnControls = func(inForce []Control) { told <- inForce }
+		o.onControls = func(inForce []Control) { told <- inForce }
 	})
 	mustNotTry(t, l.Mutex("report"))
 	if list := come(t, told, "OnControls"); len(list) != 1 || list[0].Target != "report" {
@@ -574,7 +575,7 @@ func TestControls_stored(t *testing.T) {
 			}
 		}
 		pause(t, l, "short", time.Now().Add(50*time.Millisecond), "")
-		redistest.Eventually(t, soon, func() bool { return len(l.Controls().InForce()) == 0 }, "the end of the pause")
+		redistest.Eventually(t, soon, func() bool { return len(l.Controls().inForce()) == 0 }, "the end of the pause")
 		pause(t, l, "long", time.Time{}, "")
 		if fields := rdb.HKeys(t.Context(), l.controls.keys[0]).Val(); !slices.Equal(fields, []string{"long"}) {
 			t.Errorf("the controls are %q", fields)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"strconv"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Cooldown is Unlock that closes the gate of the lock until d after now: nobody gets
@@ -17,7 +19,7 @@ import (
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	var end time.Time
 	if d > 0 && !le.lock.pool {
-		end = time.Now().Add(min(d, MaxTTL))
+		end = time.Now().Add(min(d, inside.MaxTTL))
 	}
 	_, err := le.end(ctx, ending{cooldown: end})
 	return err
@@ -56,7 +58,7 @@ func (le *Lease) cooldownLeft() time.Duration {
 
 // wholeMS rounds d up to whole milliseconds, which is what Redis counts in.
 func wholeMS(d time.Duration) time.Duration {
-	if rest := d % time.Millisecond; rest > 0 && d <= MaxTTL {
+	if rest := d % time.Millisecond; rest > 0 && d <= inside.MaxTTL {
 		d += time.Millisecond - rest
 	}
 	return d

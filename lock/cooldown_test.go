@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -36,7 +37,7 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 		if locked, err := m.Locked(t.Context()); !locked || err != nil {
 			t.Errorf("Locked: %v, %v", locked, err)
 		}
-		if i, err := m.Inspect(t.Context()); err != nil || len(i.Holders) != 0 || i.Gate.Reason != ReasonCooldown || i.Gate.OpensIn <= 0 || i.Gate.OpensIn > cooldown {
+		if i, err := m.inspectAll(t.Context()); err != nil || len(i.Holders) != 0 || i.Gate.Reason != ReasonCooldown || i.Gate.OpensIn <= 0 || i.Gate.OpensIn > cooldown {
 			t.Errorf("Inspect: %+v, %v", i, err)
 		}
 		if err := le.Extend(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
@@ -98,7 +99,7 @@ func TestCooldownOfASemaphore(t *testing.T) {
 			t.Errorf("BreakAll: %d, %v; want the gate", n, err)
 		}
 
-		short := handle(m.locker, m, TTL(MinTTL), NoRenew())
+		short := handle(m.locker, m, TTL(inside.MinTTL), NoRenew())
 		lost := mustTry(t, short)
 		ended(t, lost, ErrLost)
 		if err := lost.Cooldown(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {

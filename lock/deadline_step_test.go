@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -103,7 +104,7 @@ func TestClockStep_extendedLeaseKeepsItsLength(t *testing.T) {
 	t.Parallel()
 	l, step := stepped(t)
 	m := l.Mutex(redistest.Name(t), TTL(5*time.Second), NoRenew())
-	other := handle(newLocker(t, raw(m)), m, TTL(MinTTL))
+	other := handle(newLocker(t, raw(m)), m, TTL(inside.MinTTL))
 	le := mustTry(t, m)
 	if err := le.Extend(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
@@ -167,7 +168,7 @@ func TestClockStep_differentTTLs(t *testing.T) {
 			t.Fatal(err)
 		}
 		now := serverNow(t, short)
-		busyFor(t, handle(newLocker(t, s.Client(t)), short, TTL(MinTTL)))
+		busyFor(t, handle(newLocker(t, s.Client(t)), short, TTL(inside.MinTTL)))
 		after := serverNow(t, short)
 		for le, most := range leases {
 			deadline, ok := holds(t, le)

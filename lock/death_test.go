@@ -196,7 +196,7 @@ func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 	l := newLocker(t, s.Client(t))
 	m := l.Mutex(redistest.Name(t), TTL(time.Minute))
 	held := mustTry(t, m)
-	c := startChild(t, s, time.Minute, m.Name())
+	c := startChild(t, s, time.Minute, m.name)
 	waiting(t, m, 1)
 	behind := inLine(t, m, 2)
 	c.kill()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -33,18 +34,18 @@ func TestBadDefinitions(t *testing.T) {
 		_, err2 := m.Lock(t.Context())
 		_, err3 := m.Available(t.Context())
 		err4 := m.Do(t.Context(), func(context.Context) error { return nil })
-		for _, err := range []error{m.Err(), err1, err2, err3, err4} {
+		for _, err := range []error{m.err, err1, err2, err3, err4} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error is %v, want one with %q", err, want)
 			}
 		}
 	}
-	for _, ttl := range []time.Duration{MaxTTL + time.Millisecond, time.Duration(1<<63 - 1).Truncate(time.Millisecond)} {
-		if l.Mutex("x", TTL(ttl)).Err() == nil {
+	for _, ttl := range []time.Duration{inside.MaxTTL + time.Millisecond, time.Duration(1<<63 - 1).Truncate(time.Millisecond)} {
+		if l.Mutex("x", TTL(ttl)).err == nil {
 			t.Errorf("a TTL of %s is accepted", ttl)
 		}
 	}
-	if err := l.Mutex("x", TTL(MaxTTL)).Err(); err != nil {
+	if err := l.Mutex("x", TTL(inside.MaxTTL)).err; err != nil {
 		t.Errorf("MaxTTL: %v", err)
 	}
 	if err := mustTry(t, l.Mutex(redistest.Name(t))).Extend(t.Context(), 1<<63-1); err == nil {
@@ -53,7 +54,7 @@ func TestBadDefinitions(t *testing.T) {
 	if _, err := new(Set).TryLock(t.Context()); err == nil {
 		t.Error("a zero Set locks nothing and says nothing")
 	}
-	if err := l.Mutex("x", TTL(MinTTL)).Err(); err != nil {
+	if err := l.Mutex("x", TTL(inside.MinTTL)).err; err != nil {
 		t.Errorf("MinTTL: %v", err)
 	}
 }
@@ -63,7 +64,7 @@ func TestDurationsAreRoundedUpToMilliseconds(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t), func(o *Options) { o.TTL = time.Second + 1 })
 	for _, m := range []*Lock{l.Mutex("x"), l.Mutex("x", TTL(time.Second+1)), l.Mutex("x", TTL(time.Second+time.Millisecond))} {
-		if err := m.Err(); err != nil || m.ttl != time.Second+time.Millisecond {
+		if err := m.err; err != nil || m.ttl != time.Second+time.Millisecond {
 			t.Errorf("a TTL of 1 s and a nanosecond is %s: %v", m.ttl, err)
 		}
 	}

@@ -80,11 +80,11 @@ func TestDeniedPEXPIRE_nothingStays(t *testing.T) {
 				for what, call := range map[string]func() error{
 					"TryLock":      func() error { _, err := m.TryLock(ctx); return err },
 					"Lock":         func() error { _, err := m.Lock(ctx); return err },
-					"LockOrPark":   func() error { _, err := m.LockOrPark(ctx, closedYield); return err },
+					"LockOrPark":   func() error { _, err := m.lockOrPark(ctx, closedYield); return err },
 					"of semaphore": func() error { _, err := sem.TryLock(ctx); return err },
 					"All":          func() error { _, err := l.All(m, sem).Lock(ctx); return err },
 					"Take":         func() error { _, err := p.Take(ctx); return err },
-					"Arrive":       func() error { _, _, err := m.Arrive(ctx); return err },
+					"Arrive":       func() error { _, _, err := m.arrive(ctx); return err },
 				} {
 					wantDenied(t, what, call(), "PEXPIRE")
 				}
@@ -106,7 +106,7 @@ func TestDeniedPEXPIRE_whileTaken(t *testing.T) {
 	deny(t, admin, "user", "-pexpire")
 	before := stored(t, holder)
 	for what, call := range map[string]func() error{
-		"LockOrPark": func() error { _, err := other.LockOrPark(t.Context(), closedYield); return err },
+		"LockOrPark": func() error { _, err := other.lockOrPark(t.Context(), closedYield); return err },
 		"TryLock":    func() error { mustUnlock(t, second); _, err := other.TryLock(t.Context()); return err },
 	} {
 		wantDenied(t, what, call(), "PEXPIRE")

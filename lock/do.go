@@ -46,18 +46,18 @@ func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx cont
 	if f == nil {
 		return m.errNoFunc()
 	}
-	le, err := m.LockWithin(ctx, wait)
+	le, err := m.lockWithin(ctx, wait)
 	if err != nil {
 		return err
 	}
 	return m.run(ctx, le, f)
 }
 
-// LockWithin is [Lock.Lock] with a bound on the time in line beside that of ctx. After
+// lockWithin is [Lock.Lock] with a bound on the time in line beside that of ctx. After
 // wait it returns a *BusyError. A lock that is free is taken however short wait is, and
 // however long Redis takes to answer, as long as ctx has not ended. 0 is TryLock,
 // [Forever] is Lock; other negative waits are an error.
-func (m *Lock) LockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
+func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
 	switch {
 	case wait == 0:
 		return m.TryLock(ctx)

@@ -31,7 +31,7 @@ var (
 	// the lock is free is not known. The cause is wrapped beside it.
 	ErrBackend = errors.New("lock: backend error")
 	// ErrNotReplicated: fewer replicas than [Options.MinReplicas] acknowledged the
-	// lease in time (see [ReplicasWithin]); one that was to be acquired was given
+	// lease in time (a second at most); one that was to be acquired was given
 	// back. It Is ErrBackend.
 	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", ErrBackend)
 )
@@ -42,7 +42,7 @@ const (
 	ReasonHeld = "held by"
 	// ReasonRate: the lock has had as many starts as its [Rate] allows.
 	ReasonRate = "rate"
-	// ReasonHold: a holder said that nobody shall start for a time; see [Lease.Hold].
+	// ReasonHold: a holder said that nobody shall start for a time; as the policy of a rule does.
 	ReasonHold = "hold"
 	// ReasonCooldown: the last holder left a cooldown; see [Lease.Cooldown].
 	ReasonCooldown = "cooldown"

@@ -201,24 +201,18 @@ func ExampleLease_Consume() {
 }
 
 // Who holds what, and taking it from one that hangs.
-func ExampleLocker_List() {
+func ExampleLock_Break() {
 	locker := newExampleLocker()
 	defer locker.Close()
 	ctx := context.Background()
 
-	for info, err := range locker.List(ctx) {
-		if err != nil {
-			fmt.Println(err)
-			break
-		}
-		for _, h := range info.Holders {
-			fmt.Println(info.Key, h.Owner, h.Note, h.ExpiresIn, info.Waiting)
-		}
-	}
 	hung := locker.Mutex("room:123")
 	holders, err := hung.Holders(ctx)
 	if err != nil || len(holders) == 0 {
 		return
+	}
+	for _, h := range holders {
+		fmt.Println(h.Owner, h.Note, h.ExpiresIn)
 	}
 	_, _ = hung.Break(ctx, holders[0].Token) // its context ends with lock.ErrLost
 }

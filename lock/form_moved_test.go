@@ -42,7 +42,7 @@ func TestForm_slotThatMovesKeepsTheHolder(t *testing.T) {
 		w := inLine(t, waiter, 1)
 		mustUnlock(t, le)
 		mustUnlock(t, w.got(t))
-		if err := le.Err(); !errors.Is(err, ErrNotHeld) {
+		if err := le.endErr(); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Err of a lease that was unlocked: %v", err)
 		}
 		free(t, m, soon)

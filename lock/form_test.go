@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -91,7 +92,7 @@ func TestForm_tellsSinceWhenItIsTaken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		for _, ttl := range []time.Duration{20 * time.Second, 2 * time.Minute} {
-			m := l.Mutex(redistest.Name(t)+ttl.String(), TTL(ttl), Note("holder"), OnePerNote())
+			m := l.Mutex(redistest.Name(t)+ttl.String(), TTL(ttl), Note("holder"), onePerNote())
 			before := time.Now()
 			le := mustTry(t, m)
 			taken := time.Now()
@@ -103,7 +104,7 @@ func TestForm_tellsSinceWhenItIsTaken(t *testing.T) {
 				}
 			}
 			granted := func() time.Duration {
-				info, err := m.Inspect(t.Context())
+				info, err := m.inspectAll(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -111,7 +112,7 @@ func TestForm_tellsSinceWhenItIsTaken(t *testing.T) {
 			}
 			tells("a string", granted())
 			for _, note := range []string{"first", "second"} {
-				_, err := handle(l, m, Note(note)).LockOrPark(t.Context(), closedYield)
+				_, err := handle(l, m, Note(note)).lockOrPark(t.Context(), closedYield)
 				tells("parked "+note, wantBusy(t, err).TakenFor)
 				tells("widened", granted())
 				if err := le.Extend(t.Context(), ttl); err != nil {
@@ -383,7 +384,7 @@ func TestForm_extendedBeyondTheToken(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute), NoRenew())
-		other := handle(newLocker(t, s.Client(t)), m, TTL(MinTTL))
+		other := handle(newLocker(t, s.Client(t)), m, TTL(inside.MinTTL))
 		le := mustTry(t, m)
 		for _, step := range []struct {
 			length time.Duration
@@ -468,12 +469,12 @@ func TestForm_operators(t *testing.T) {
 		m := l.Mutex(redistest.Name(t), Note("note"), TTL(time.Minute))
 		other := handle(newLocker(t, s.Client(t)), m)
 		le := mustTry(t, m)
-		info, err := other.Inspect(t.Context())
+		info, err := other.inspectAll(t.Context())
 		if err != nil || info.Held != 1 || info.Waiting+info.Parked+info.Called != 0 || len(info.Holders) != 1 ||
 			info.Holders[0].Token != le.Token() || info.Holders[0].ExpiresIn > time.Minute+time.Second || info.Holders[0].ExpiresIn < time.Second {
 			t.Errorf("Inspect: %+v, %v", info, err)
 		}
-		if line, err := other.Line(t.Context(), 10); len(line) != 0 || err != nil {
+		if line, err := other.listLine(t.Context(), 10); len(line) != 0 || err != nil {
 			t.Errorf("Line: %v, %v", line, err)
 		}
 		if ok, err := other.Exists(t.Context()); !ok || err != nil {
@@ -482,7 +483,7 @@ func TestForm_operators(t *testing.T) {
 		if n, err := handle(l, m).Available(t.Context()); n != 0 || err != nil {
 			t.Errorf("Available: %d, %v", n, err)
 		}
-		other.locker.parking.tell(other, "", FateUnsure) // a look after parked work
+		other.locker.parking.tell(other, "", inside.FateUnsure) // a look after parked work
 		wantForm(t, m, "string")
 		if ok, err := other.Break(t.Context(), "another"); ok || err != nil || !le.Held() {
 			t.Errorf("Break of another token: %t, %v", ok, err)
@@ -543,7 +544,7 @@ func TestForm_hold(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		wantForm(t, m, "string")
-		if err := le.Hold(t.Context(), time.Minute); err != nil {
+		if err := le.hold(t.Context(), time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		fenceOf(t, le)
@@ -556,7 +557,7 @@ func TestForm_hold(t *testing.T) {
 			t.Fatal(err)
 		}
 		other := mustTry(t, stranger)
-		if err := le.Hold(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
+		if err := le.hold(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Hold by one that has released: %v", err)
 		}
 		mustUnlock(t, other)
@@ -579,8 +580,8 @@ func TestForm_foreignString(t *testing.T) {
 			for what, call := range map[string]func() error{
 				"TryLock":    func() error { return second(m.TryLock(ctx)) },
 				"Lock":       func() error { return second(m.Lock(ctx)) },
-				"LockOrPark": func() error { return second(m.LockOrPark(ctx, closedYield)) },
-				"Inspect":    func() error { return second(m.Inspect(ctx)) },
+				"LockOrPark": func() error { return second(m.lockOrPark(ctx, closedYield)) },
+				"Inspect":    func() error { return second(m.inspectAll(ctx)) },
 				"BreakAll":   func() error { return second(m.BreakAll(ctx)) },
 			} {
 				if err := call(); !errors.Is(err, ErrBackend) || !wrongType(err) {
@@ -613,7 +614,7 @@ func TestForm_refusedWhileItIsWidened(t *testing.T) {
 			other := handle(newLocker(t, denied(t, s, admin, rights...)), m, Note("other"))
 			le := mustTry(t, m)
 			for range 3 {
-				_, err := other.LockOrPark(t.Context(), closedYield)
+				_, err := other.lockOrPark(t.Context(), closedYield)
 				wantDenied(t, "LockOrPark", err, strings.ToUpper(command))
 				if _, ok := holds(t, le); !ok {
 					t.Fatalf("the holder has lost its lock; %s", dump(m))

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // rate is what Rate was given, as the scripts take it. The zero value is no rate.
@@ -16,27 +18,26 @@ type rate struct {
 	err   error
 }
 
-// MaxRatePeriod is the longest period of a [Rate], a year.
-const MaxRatePeriod = 365 * 24 * time.Hour
+// maxRatePeriod is the longest period of a [Rate], a year.
+const maxRatePeriod = 365 * 24 * time.Hour
 
 // Rate bounds how often the lock is taken: starts times in each per, evenly spread, of
 // which up to burst may come at once after a pause. It counts takes by Redis' clock, and
 // is kept in the lock's key. What comes too early is busy until the gate opens: TryLock
-// answers with Reason [ReasonRate], and Lock waits for it in line. A lease that was not
-// used gives its start back; see [Lease.GiveBack].
+// answers with Reason [ReasonRate], and Lock waits for it in line.
 //
 // In any time d there are at most burst + starts*d/per starts. The time from one start to
 // the next is rounded up to whole microseconds. All who take the lock give the same rate;
 // where they differ, each one's counts from when it asks. starts and burst are at least
-// 1, with at most one start a microsecond; per is at most [MaxRatePeriod]. Pools have no
+// 1, with at most one start a microsecond; per is at most a year. Pools have no
 // rate.
 func Rate(starts int, per time.Duration, burst int) Option {
 	r := newRate(starts, per, burst)
 	return func(m *Lock) { m.rate = r }
 }
 
-// CheckRate says what is wrong with the arguments of [Rate].
-func CheckRate(starts int, per time.Duration, burst int) error {
+// checkRate says what is wrong with the arguments of [Rate].
+func checkRate(starts int, per time.Duration, burst int) error {
 	return newRate(starts, per, burst).err
 }
 
@@ -46,8 +47,8 @@ func newRate(starts int, per time.Duration, burst int) (r rate) {
 		r.err = fmt.Errorf("a rate of %d starts: at least 1; leave the rate out for no bound", starts)
 	case per <= 0:
 		r.err = fmt.Errorf("a rate per %s: give a period above 0, such as a second", per)
-	case per > MaxRatePeriod:
-		r.err = fmt.Errorf("a rate per %s: at most %s", per, MaxRatePeriod)
+	case per > maxRatePeriod:
+		r.err = fmt.Errorf("a rate per %s: at most %s", per, maxRatePeriod)
 	case int64(starts) > per.Microseconds():
 		r.err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond", starts, per)
 	case burst < 1:
@@ -58,8 +59,8 @@ func newRate(starts int, per time.Duration, burst int) (r rate) {
 	}
 	unit := int64(starts) * int64(time.Microsecond) // no overflow: starts is at most a year's microseconds
 	every := (int64(per) + unit - 1) / unit
-	if int64(burst) > MaxTTL.Microseconds()/every {
-		r.err = fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a smaller burst", starts, per, burst, MaxTTL)
+	if int64(burst) > inside.MaxTTL.Microseconds()/every {
+		r.err = fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a smaller burst", starts, per, burst, inside.MaxTTL)
 		return r
 	}
 	r.every, r.spare = every, every*int64(burst-1)
@@ -79,7 +80,7 @@ func (a *answer) readGate() bool {
 	return err == nil && gateTexts[reason] != "" && us > 0 && us < math.MaxInt64/int64(time.Microsecond)
 }
 
-// Hold closes the gate of the lock: nobody gets it for d from now, whatever its number
+// hold closes the gate of the lock: nobody gets it for d from now, whatever its number
 // of slots. Holders go on, this one included. A gate that is closed for longer stays so.
 // d is rounded up to whole milliseconds, more than 0, at most [MaxTTL].
 //
@@ -87,11 +88,11 @@ func (a *answer) readGate() bool {
 // ErrNotReplicated: closed, but fewer replicas know of it than MinReplicas asks for, so a
 // failover may open it. It works on an ended ctx too, and lasts when the lease ends.
 // [Lock.BreakAll] ends it.
-func (le *Lease) Hold(ctx context.Context, d time.Duration) error {
+func (le *Lease) hold(ctx context.Context, d time.Duration) error {
 	m := le.lock
 	switch {
-	case d <= 0 || d > MaxTTL:
-		return fmt.Errorf("lock: %q: Hold for %s: more than 0, at most %s", m.name, d, MaxTTL)
+	case d <= 0 || d > inside.MaxTTL:
+		return fmt.Errorf("lock: %q: Hold for %s: more than 0, at most %s", m.name, d, inside.MaxTTL)
 	case m.pool:
 		return fmt.Errorf("lock: %q is a pool, which has no gate to close", m.name)
 	}
@@ -113,9 +114,9 @@ func (le *Lease) Hold(ctx context.Context, d time.Duration) error {
 	return m.locker.acknowledged(context.WithoutCancel(ctx), le)
 }
 
-// GiveBack is Unlock for work that did not begin: where the lock has a [Rate], its start
+// giveBack is Unlock for work that did not begin: where the lock has a [Rate], its start
 // does not count.
-func (le *Lease) GiveBack(ctx context.Context) error {
+func (le *Lease) giveBack(ctx context.Context) error {
 	_, err := le.end(ctx, ending{unused: true})
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -61,7 +62,7 @@ func TestRate_agreesWithABucket(t *testing.T) {
 			}
 			audit(t, m)
 			if random.IntN(4) == 0 {
-				if err := le.GiveBack(t.Context()); err != nil {
+				if err := le.giveBack(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				b.tokens = math.Min(b.most, b.tokens+1)
@@ -91,7 +92,7 @@ func TestRate_givesBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Rate(1, time.Hour, 1))
 		le := mustTry(t, m)
-		if err := le.GiveBack(t.Context()); err != nil {
+		if err := le.giveBack(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		audit(t, m)
@@ -112,7 +113,7 @@ func TestRate_givesBack(t *testing.T) {
 		if n, err := m.Available(t.Context()); n != 0 || err != nil {
 			t.Errorf("Available: %d, %v; want 0", n, err)
 		}
-		if i, err := m.Inspect(t.Context()); err != nil || i.Gate.Reason != ReasonRate || i.Held != 0 {
+		if i, err := m.inspectAll(t.Context()); err != nil || i.Gate.Reason != ReasonRate || i.Held != 0 {
 			t.Errorf("Inspect: %+v, %v", i, err)
 		}
 		lastsFor(t, "with an hour to remember", m, 59*time.Minute, time.Hour+time.Second+time.Millisecond)
@@ -132,13 +133,13 @@ func TestRate_givesNothingBackTwice(t *testing.T) {
 	s.SetTime(t, now)
 	third := mustTry(t, m)
 	for _, le := range []*Lease{first, second} {
-		if err := le.GiveBack(t.Context()); err != nil {
+		if err := le.giveBack(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	fourth := mustTry(t, m)
 	mustBeBusy(t, m)
-	if err := fourth.GiveBack(t.Context()); err != nil { // this one has not
+	if err := fourth.giveBack(t.Context()); err != nil { // this one has not
 		t.Fatal(err)
 	}
 	mustUnlock(t, mustTry(t, m))
@@ -157,7 +158,7 @@ func TestRate_pacesTheLine(t *testing.T) {
 			m := a.Semaphore(redistest.Name(t), limit, Rate(1, every, 1))
 			var waiters []*attempt
 			le := mustTry(t, m)
-			if err := le.Hold(t.Context(), time.Hour); err != nil {
+			if err := le.hold(t.Context(), time.Hour); err != nil {
 				t.Fatal(err)
 			}
 			mustUnlock(t, le)
@@ -192,7 +193,7 @@ func TestHold(t *testing.T) {
 		le, beside := mustTry(t, m), mustTry(t, m)
 		hold := func(d time.Duration) {
 			t.Helper()
-			if err := le.Hold(t.Context(), d); err != nil {
+			if err := le.hold(t.Context(), d); err != nil {
 				t.Fatal(err)
 			}
 			audit(t, m)
@@ -214,7 +215,7 @@ func TestHold(t *testing.T) {
 		}
 		// It outlives its holder.
 		mustUnlock(t, le)
-		if err := le.Hold(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
+		if err := le.hold(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Hold of a lease that is over: %v, want ErrNotHeld", err)
 		}
 		w := inLine(t, m, 1)
@@ -235,8 +236,8 @@ func TestHold(t *testing.T) {
 		}
 		mustUnlock(t, le)
 		free(t, m, soon)
-		for _, d := range []time.Duration{0, -time.Second, MaxTTL + 1} {
-			if err := le.Hold(t.Context(), d); err == nil || !strings.Contains(err.Error(), d.String()) {
+		for _, d := range []time.Duration{0, -time.Second, inside.MaxTTL + 1} {
+			if err := le.hold(t.Context(), d); err == nil || !strings.Contains(err.Error(), d.String()) {
 				t.Errorf("Hold(%s): %v", d, err)
 			}
 		}
@@ -252,7 +253,7 @@ func TestGate_whileHeld(t *testing.T) {
 		if busy := mustBeBusy(t, m); busy.Reason != ReasonHeld || busy.Note != "run" {
 			t.Errorf("%+v, want the holder", busy)
 		}
-		if err := le.Hold(t.Context(), 2*time.Hour); err != nil {
+		if err := le.hold(t.Context(), 2*time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		if busy := mustBeBusy(t, m); busy.Reason != ReasonHold || busy.ExpiresIn < 119*time.Minute {
@@ -270,17 +271,17 @@ func TestGate_callsWhatIsParked(t *testing.T) {
 		const every = 150 * time.Millisecond
 		var m *Lock
 		job := func(note string) *Lock { return handle(m.locker, m, Note(note), Rate(1, every, 1)) }
-		l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, note string) Fate {
-			le, err := job(note).LockOrPark(ctx, closedYield)
+		l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, note string) inside.Fate {
+			le, err := job(note).lockOrPark(ctx, closedYield)
 			if err != nil {
-				return FateUnsure
+				return inside.FateUnsure
 			}
 			got <- le
-			return FateComing
+			return inside.FateComing
 		}))
 		m = l.Mutex(redistest.Name(t), Rate(1, every, 1))
 		le := mustTry(t, m)
-		if err := le.Hold(t.Context(), 1200*time.Millisecond); err != nil {
+		if err := le.hold(t.Context(), 1200*time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
 		mustUnlock(t, le)
@@ -307,7 +308,7 @@ func TestClockStep_gateFromTheFuture(t *testing.T) {
 	held, rated := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)+"'", Rate(1, time.Minute, 1))
 	step(time.Hour)
 	le := mustTry(t, held)
-	if err := le.Hold(t.Context(), 10*time.Second); err != nil {
+	if err := le.hold(t.Context(), 10*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	mustUnlock(t, le)
@@ -315,7 +316,7 @@ func TestClockStep_gateFromTheFuture(t *testing.T) {
 	step(0)
 	for m, most := range map[*Lock]time.Duration{held: 10 * time.Second, rated: time.Minute} {
 		if left := busyFor(t, m); left > most {
-			t.Errorf("after the step the gate of %s is closed for %s, want %s at most", m.Name(), left, most)
+			t.Errorf("after the step the gate of %s is closed for %s, want %s at most", m.name, left, most)
 		}
 	}
 	step(time.Minute)
@@ -397,18 +398,18 @@ func TestRate_badInput(t *testing.T) {
 		{2, time.Microsecond, 1, "one a microsecond"},
 		{1, time.Nanosecond, 1, "one a microsecond"},
 		{math.MaxInt, time.Hour, 1, "one a microsecond"},
-		{1, MaxRatePeriod + 1, 1, "at most 8760h"},
+		{1, maxRatePeriod + 1, 1, "at most 8760h"},
 		{1, time.Second, 0, "burst of 0"},
 		{1, time.Second, -5, "burst of -5"},
 		{1, time.Second, math.MaxInt, "smaller burst"},
 	} {
-		err := l.Mutex("x", Rate(c.starts, c.per, c.burst)).Err()
+		err := l.Mutex("x", Rate(c.starts, c.per, c.burst)).err
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `"x"`) {
 			t.Errorf("Rate(%d, %s, %d): %v, want %q and the lock's name", c.starts, c.per, c.burst, err, c.want)
 		}
 	}
-	for _, c := range []Option{Rate(1, MaxRatePeriod, 1), Rate(1_000_000, time.Second, 1_000_000), Rate(7, time.Second, 1)} {
-		if err := l.Mutex("x", c).Err(); err != nil {
+	for _, c := range []Option{Rate(1, maxRatePeriod, 1), Rate(1_000_000, time.Second, 1_000_000), Rate(7, time.Second, 1)} {
+		if err := l.Mutex("x", c).err; err != nil {
 			t.Error(err)
 		}
 	}

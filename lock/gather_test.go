@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -63,7 +64,7 @@ func TestGather(t *testing.T) {
 		var wg sync.WaitGroup
 		taken, errs := make([]bool, callers), make([]error, callers)
 		call := func(i int) {
-			taken[i], errs[i] = l.Claim(Key("p", name, fmt.Sprint(i%keys))).TakeFree(t.Context(), fmt.Sprint(i), time.Minute)
+			taken[i], errs[i] = l.claim(keytext.Key("p", name, fmt.Sprint(i%keys))).TakeFree(t.Context(), fmt.Sprint(i), time.Minute)
 		}
 		for i := range sendersMost {
 			redistest.Go(&wg, func() { call(i) })
@@ -116,7 +117,7 @@ func TestGather_many(t *testing.T) {
 			redistest.Go(&wg, func() {
 				for round := range rounds {
 					key := fmt.Sprint(round, ".", i%keys)
-					taken, err := l.Claim(Key("p", name, key)).TakeFree(t.Context(), fmt.Sprint(i), time.Minute)
+					taken, err := l.claim(keytext.Key("p", name, key)).TakeFree(t.Context(), fmt.Sprint(i), time.Minute)
 					if err != nil {
 						t.Errorf("%s: %v", key, err)
 					}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -16,8 +17,8 @@ func TestRule06_GrantLastsG(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		for _, c := range []struct{ releaser, waiter, want time.Duration }{
-			{MinTTL, time.Minute, maxGrant},
-			{MinTTL, 2 * time.Second, 2 * time.Second},
+			{inside.MinTTL, time.Minute, maxGrant},
+			{inside.MinTTL, 2 * time.Second, 2 * time.Second},
 			{time.Minute, 700 * time.Millisecond, 700 * time.Millisecond},
 			{time.Minute, maxGrant, maxGrant},
 		} {
@@ -74,7 +75,7 @@ func TestRule06_GrantedLeaseWithoutRenewalLastsItsTTL(t *testing.T) {
 		l := newLocker(t, s.Client(t))
 		m := l.Mutex(redistest.Name(t), TTL(time.Minute), NoRenew())
 		held := mustTry(t, m)
-		w := inLine(t, l.Mutex(m.Name(), TTL(time.Minute), NoRenew()), 1)
+		w := inLine(t, l.Mutex(m.name, TTL(time.Minute), NoRenew()), 1)
 		mustUnlock(t, held)
 		le := w.got(t)
 		if left := time.Until(le.Deadline()); left < 40*time.Second {

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"strconv"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // onMessage handles a message: a grant to a waiter, or one of the other kinds that
@@ -99,7 +101,7 @@ func (n *line) handleGrants(reply any) (rest any, more bool) {
 // or get lost: then an ask comes in vain, or with the next refresh.
 func (n *line) watchGate(msg message) {
 	us, err := strconv.ParseInt(msg.value, 10, 64)
-	if err != nil || us < 0 || us > MaxTTL.Microseconds() {
+	if err != nil || us < 0 || us > inside.MaxTTL.Microseconds() {
 		return
 	}
 	n.mu.Lock()

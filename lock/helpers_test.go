@@ -41,7 +41,7 @@ func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 		o.Transport = transportFor(t, rdb)
 	}
 	l := New(rdb, o)
-	if err := l.Err(); err != nil {
+	if err := l.err; err != nil {
 		t.Fatalf("New: %v", err)
 	}
 	t.Cleanup(func() { _ = l.Close() })

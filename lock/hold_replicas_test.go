@@ -23,7 +23,7 @@ func TestMinReplicas_hold(t *testing.T) {
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		before := le.Deadline()
-		if err := le.Hold(t.Context(), time.Hour); err != nil {
+		if err := le.hold(t.Context(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		gates, err := rdb.ZRangeByScore(t.Context(), m.Key(), &redis.ZRangeBy{Min: "1e9", Max: "1e11"}).Result()
@@ -40,7 +40,7 @@ func TestMinReplicas_hold(t *testing.T) {
 	m := l.Mutex(redistest.Name(t))
 	le := mustTry(t, m)
 	replica.Pause(t)
-	if err := le.Hold(t.Context(), time.Hour); !errors.Is(err, ErrNotReplicated) {
+	if err := le.hold(t.Context(), time.Hour); !errors.Is(err, ErrNotReplicated) {
 		t.Errorf("Hold with a frozen replica: %v, want ErrNotReplicated", err)
 	}
 	_ = le.Unlock(t.Context()) // its own deadline may have passed on a slow machine

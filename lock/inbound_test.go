@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -114,8 +115,8 @@ func TestInboundStays(t *testing.T) {
 		waiting(t, m, 1)
 		mustUnlock(t, held)
 		le := w.got(t)
-		if inbound, _ := learned(t, m); inbound != 1 || le.Parked() <= 0 {
-			t.Errorf("with no idle slot %v are called; parked for %v", inbound, le.Parked())
+		if inbound, _ := learned(t, m); inbound != 1 || le.parked <= 0 {
+			t.Errorf("with no idle slot %v are called; parked for %v", inbound, le.parked)
 		}
 		mustUnlock(t, le)
 		mustUnlock(t, mustTry(t, noted(m, "other")))
@@ -163,7 +164,7 @@ func TestLifeIsLearned(t *testing.T) {
 		if inbound, life := p.wanted(m); inbound != int64(0) || life != minLifeArg {
 			t.Errorf("without a Caller: %v, %v", inbound, life)
 		}
-		p = newParking(newLocker(t, s.Client(t)), func(context.Context, string, string) Fate { return FateUnsure })
+		p = newParking(newLocker(t, s.Client(t)), func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
 		if inbound, life := p.wanted(m); inbound != int64(1) || life != minLifeArg {
 			t.Errorf("of a line that is not known: %v, %v", inbound, life)
 		}
@@ -183,13 +184,13 @@ func TestHoldTime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Note("job"))
 		mustUnlock(t, mustTry(t, m))
-		if d := m.HoldTime(); d != 0 {
+		if d := m.holdTime(); d != 0 {
 			t.Errorf("%v, of a lock for which nothing waited", d)
 		}
 		le := mustTry(t, m)
 		mustPark(t, noted(m, "other"))
 		mustUnlock(t, le)
-		d := m.HoldTime()
+		d := m.holdTime()
 		if d <= 0 || d > soon {
 			t.Errorf("held for %v on average", d)
 		}
@@ -198,7 +199,7 @@ func TestHoldTime(t *testing.T) {
 		if err := le.Unlock(t.Context()); err == nil {
 			t.Error("unlocked twice")
 		}
-		if again := m.HoldTime(); again != d {
+		if again := m.holdTime(); again != d {
 			t.Errorf("an Unlock too many changed it from %v to %v", d, again)
 		}
 		mustUnlock(t, mustTry(t, noted(m, "other")))

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Holder is one holder of a lock, as others see it.
@@ -19,6 +21,8 @@ type Holder struct {
 	Note string
 	// ExpiresIn is the time to its deadline unless renewed.
 	ExpiresIn time.Duration
+	// Value is what the holder has taken out of a pool; empty for other locks.
+	Value string
 }
 
 // maxHolders bounds what Holders lists.
@@ -47,7 +51,14 @@ func (m *Lock) Available(ctx context.Context) (int, error) {
 // Holders lists who holds the lock, first deadline first, at most 1,000.
 func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	info, err := m.inspect(ctx, maxHolders, "")
-	return info.Holders, err
+	if len(info.Holders) == 0 {
+		return nil, err
+	}
+	holders := make([]Holder, 0, len(info.Holders))
+	for _, h := range info.Holders {
+		holders = append(holders, Holder(h))
+	}
+	return holders, err
 }
 
 // Waiting is the number of waiters in line, dead ones of the last few seconds
@@ -57,34 +68,34 @@ func (m *Lock) Waiting(ctx context.Context) (int, error) {
 	return info.Waiting, err
 }
 
-// Inspect tells all that is stored of the lock, in one exchange. Place is that
+// inspectAll tells all that is stored of the lock, in one exchange. Place is that
 // of the handle's own [Note].
-func (m *Lock) Inspect(ctx context.Context) (Info, error) {
+func (m *Lock) inspectAll(ctx context.Context) (inside.Info, error) {
 	return m.inspect(ctx, maxHolders, m.note)
 }
 
-func (m *Lock) inspect(ctx context.Context, most int, note string) (Info, error) {
+func (m *Lock) inspect(ctx context.Context, most int, note string) (inside.Info, error) {
 	reply, err := m.operate(ctx, inspectScript, []any{most, note})
 	if err != nil {
-		return Info{}, err
+		return inside.Info{}, err
 	}
 	return parseInspect(m.Key(), reply, nil)
 }
 
-func parseInspect(key string, reply any, err error) (Info, error) {
+func parseInspect(key string, reply any, err error) (inside.Info, error) {
 	if err != nil {
-		return Info{}, backendError("inspect", key, err)
+		return inside.Info{}, backendError("inspect", key, err)
 	}
 	f := listOf(reply)
 	us := f.num(0)
-	info := Info{Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6))}
+	info := inside.Info{Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6))}
 	if fence := f.num(5); fence > 0 {
 		info.Granted = time.Duration(us-fence) * time.Microsecond
 	}
 	members := field[[]any](f, 7)
-	info.Gate = Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}
+	info.Gate = inside.Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}
 	if err := f.err(reply); err != nil {
-		return Info{}, backendError("inspect", key, err)
+		return inside.Info{}, backendError("inspect", key, err)
 	}
 	for i := 0; i+1 < len(members); i += 2 {
 		member, _ := members[i].(string)
@@ -92,7 +103,7 @@ func parseInspect(key string, reply any, err error) (Info, error) {
 		ms, err := strconv.ParseFloat(score, 64)
 		holder, ok := parseHolder(member)
 		if err != nil || !ok {
-			return Info{}, backendError("inspect", key, fmt.Errorf("unexpected member %q with score %q", member, score))
+			return inside.Info{}, backendError("inspect", key, fmt.Errorf("unexpected member %q with score %q", member, score))
 		}
 		holder.ExpiresIn = time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond
 		info.Holders = append(info.Holders, holder)
@@ -107,16 +118,16 @@ func parseInspect(key string, reply any, err error) (Info, error) {
 
 // parseHolder reads a member of the holders' band: h:<token>|<owner>|<note>. A pool's
 // has the value before the token.
-func parseHolder(member string) (Holder, bool) {
+func parseHolder(member string) (inside.Holder, bool) {
 	kind, body, ok := strings.Cut(member, ":")
 	f := strings.SplitN(body, "|", 3)
 	if !ok || len(f) != 3 || kind != "h" {
-		return Holder{}, false
+		return inside.Holder{}, false
 	}
-	return Holder{Token: f[0], Owner: unescape(f[1]), Note: f[2]}, true
+	return inside.Holder{Token: f[0], Owner: unescape(f[1]), Note: f[2]}, true
 }
 
-func (m *Lock) parseHolder(member string) (Holder, bool) {
+func (m *Lock) parseHolder(member string) (inside.Holder, bool) {
 	if m.pool {
 		_, body, _ := strings.Cut(member, "|")
 		member = "h:" + body

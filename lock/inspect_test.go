@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -60,7 +61,7 @@ func TestInspectDoesNotCountTheExpired(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		m := l.Semaphore(redistest.Name(t), 2, TTL(MinTTL), NoRenew())
+		m := l.Semaphore(redistest.Name(t), 2, TTL(inside.MinTTL), NoRenew())
 		mustTry(t, handle(l, m, TTL(time.Minute))) // keeps the key
 		mustTry(t, m)
 		redistest.Eventually(t, soon, func() bool { n, err := m.Available(t.Context()); return n == 1 && err == nil }, "a free slot")

@@ -53,7 +53,7 @@ func TestKey(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			if got := Key("p", test.scope, test.parts...); got != test.want {
+			if got := keytext.Key("p", test.scope, test.parts...); got != test.want {
 				t.Errorf("Key(%q, %q)\n got %s\nwant %s", test.scope, test.parts, got, test.want)
 			}
 		})
@@ -62,7 +62,7 @@ func TestKey(t *testing.T) {
 
 func TestKey_allocatesItsResultOnly(t *testing.T) {
 	parts := []string{"octo/hello-world", "17"}
-	n := testing.AllocsPerRun(100, func() { Key("automutex", "github:push", parts...) })
+	n := testing.AllocsPerRun(100, func() { keytext.Key("automutex", "github:push", parts...) })
 	if n != 1 {
 		t.Errorf("%v allocations, want 1", n)
 	}
@@ -91,14 +91,14 @@ func TestHashedKey(t *testing.T) {
 		{"account", []string{long}, "p:{account|~" + hidden("account|"+long) + "}"},
 		{long, []string{"17"}, "p:{~" + hashText(long) + "|~" + hidden("~"+hashText(long)+"|17") + "}"},
 	} {
-		if got := HashedKey(secret, "p", test.scope, test.parts...); got != test.want {
+		if got := keytext.HashedKey(secret, "p", test.scope, test.parts...); got != test.want {
 			t.Errorf("HashedKey(%.20q, %.20q)\n got %s\nwant %s", test.scope, test.parts, got, test.want)
 		}
-		if got, want := HashedKey("", "p", test.scope, test.parts...), Key("p", test.scope, test.parts...); got != want {
+		if got, want := keytext.HashedKey("", "p", test.scope, test.parts...), keytext.Key("p", test.scope, test.parts...); got != want {
 			t.Errorf("without a secret %.40q has the key %s, not %s", test.scope, got, want)
 		}
 	}
-	if a, b := HashedKey(secret, "p", "s", "17"), HashedKey(secret+"!", "p", "s", "17"); a == b {
+	if a, b := keytext.HashedKey(secret, "p", "s", "17"), keytext.HashedKey(secret+"!", "p", "s", "17"); a == b {
 		t.Error("the secret has no effect")
 	}
 }
@@ -119,7 +119,7 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 		if strings.Contains(busy.Error()+first.Key()+dump(first), value) || !strings.Contains(first.Key(), name) {
 			t.Errorf("the value is told, or the scope is not: %v, %s", busy, dump(first))
 		}
-		if seen, err := second.locker.ByKey(first.Key()).Holders(t.Context()); err != nil || len(seen) != 1 {
+		if seen, err := second.locker.byKey(first.Key()).Holders(t.Context()); err != nil || len(seen) != 1 {
 			t.Errorf("by its key the lock has the holders %v, %v", seen, err)
 		}
 		for _, other := range []string{"", "another sixteen bytes"} {
@@ -127,19 +127,19 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 		}
 		mustUnlock(t, le)
 	})
-	if err := New(redistest.Mini(t).Client(t), Options{HashKeys: "true"}).Err(); err == nil || strings.Contains(err.Error(), "true") {
+	if err := New(redistest.Mini(t).Client(t), Options{HashKeys: "true"}).err; err == nil || strings.Contains(err.Error(), "true") {
 		t.Errorf("a secret of four letters: %v", err)
 	}
 	for _, secret := range []string{
 		strings.Repeat("a", 64), strings.Repeat("猫", 64)[:15], "sixteen bytes or more\n", " sixteen bytes or more", "sixteen\x00bytes or more",
 		"${AUTOMUTEX_HASH_KEYS}", strings.Repeat("ab", maxSecret),
 	} {
-		if err := CheckSecret(secret); err == nil || strings.Contains(err.Error(), "sixteen") {
+		if err := checkSecret(secret); err == nil || strings.Contains(err.Error(), "sixteen") {
 			t.Errorf("CheckSecret(%q): %v", secret, err)
 		}
 	}
 	for _, secret := range []string{"", "sixteen bytes or more", strings.Repeat("ab", maxSecret/2), strings.Repeat("猫é", 8)} {
-		if err := CheckSecret(secret); err != nil {
+		if err := checkSecret(secret); err != nil {
 			t.Errorf("CheckSecret(%q): %v", secret, err)
 		}
 	}
@@ -161,8 +161,8 @@ func FuzzKey(f *testing.F) {
 	f.Add("\xff", "\xff", "\xc3\x28", "{}", 2, "\uFFFD", "\u2028", "}", 2)
 	f.Fuzz(func(t *testing.T, secret, scope1, a1, b1 string, n1 int, scope2, a2, b2 string, n2 int) {
 		parts1, parts2 := fuzzParts(a1, b1, n1), fuzzParts(a2, b2, n2)
-		key1, key2 := Key("p", scope1, parts1...), Key("p", scope2, parts2...)
-		hidden1, hidden2 := HashedKey(secret, "p", scope1, parts1...), HashedKey(secret, "p", scope2, parts2...)
+		key1, key2 := keytext.Key("p", scope1, parts1...), keytext.Key("p", scope2, parts2...)
+		hidden1, hidden2 := keytext.HashedKey(secret, "p", scope1, parts1...), keytext.HashedKey(secret, "p", scope2, parts2...)
 
 		same := scope1 == scope2 && slices.Equal(parts1, parts2)
 		if same != (key1 == key2) || same != (hidden1 == hidden2) {
@@ -174,7 +174,7 @@ func FuzzKey(f *testing.F) {
 			t.Errorf("with the secret %q the key of %q is %q, without %q; that of %q is %q", secret, parts1, hidden1, key1, parts2, key2)
 		}
 		if hides {
-			if other := HashedKey(secret, "p", scope1, append(parts1, "x")...); len(other) != len(hidden1) {
+			if other := keytext.HashedKey(secret, "p", scope1, append(parts1, "x")...); len(other) != len(hidden1) {
 				t.Errorf("the length of %q tells something", hidden1)
 			}
 		}
@@ -248,7 +248,7 @@ func BenchmarkKey(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				Key("automutex", "github:push", parts...)
+				keytext.Key("automutex", "github:push", parts...)
 			}
 		})
 	}

@@ -25,7 +25,7 @@ func (m *Lock) giveBack(le *Lease) {
 	done := make(chan struct{})
 	m.locker.branch(func() {
 		defer close(done)
-		_ = le.GiveBack(context.Background()) // an error: it is released again later, or frees itself
+		_ = le.giveBack(context.Background()) // an error: it is released again later, or frees itself
 	})
 	timer := time.NewTimer(leaveGrace)
 	defer timer.Stop()

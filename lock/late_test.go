@@ -25,7 +25,7 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 		for name, take := range map[string]func(context.Context, *Lock) (*Lease, error){
 			"TryLock":    func(ctx context.Context, m *Lock) (*Lease, error) { return m.TryLock(ctx) },
 			"Lock":       func(ctx context.Context, m *Lock) (*Lease, error) { return m.Lock(ctx) },
-			"LockOrPark": func(ctx context.Context, m *Lock) (*Lease, error) { return m.LockOrPark(ctx, nil) },
+			"LockOrPark": func(ctx context.Context, m *Lock) (*Lease, error) { return m.lockOrPark(ctx, nil) },
 			"Acquire": func(ctx context.Context, m *Lock) (*Lease, error) {
 				le, _, err := m.Acquire(ctx, time.Minute)
 				return le, err

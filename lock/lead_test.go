@@ -78,7 +78,7 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		m := l.Mutex(redistest.Name(t))
-		leader := runFor(t, l, m.Name(), TTL(time.Second))
+		leader := runFor(t, l, m.name, TTL(time.Second))
 		term := come(t, leader.terms, "the first term")
 		if err := m.Delete(t.Context()); err != nil {
 			t.Fatal(err)
@@ -109,7 +109,7 @@ func TestLead_contextEndsDuringTheCampaign(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			done <- l.Lead(ctx, m.Name(), func(context.Context) error { t.Error("f was called"); return nil })
+			done <- l.Lead(ctx, m.name, func(context.Context) error { t.Error("f was called"); return nil })
 		}()
 		waiting(t, m, 1)
 		cancel(stop)
@@ -149,7 +149,7 @@ func TestLead_closedLocker(t *testing.T) {
 	l := newLocker(t, s.Client(t))
 	m := l.Mutex(redistest.Name(t))
 	mustTry(t, m)
-	waiter := runFor(t, l, m.Name())
+	waiter := runFor(t, l, m.name)
 	waiting(t, m, 1)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Lease is one holder's stay. Safe for concurrent use. It is renewed in the
@@ -120,12 +122,6 @@ func (le *Lease) Fence(ctx context.Context) (int64, error) {
 	return le.fence, nil
 }
 
-// Parked is how long the lock's note was in line, from its first place in it (or
-// from when it was sent to the end, because a call of it lapsed or could not be),
-// before it came back for this lease; 0 when it was never parked. See
-// [Lock.LockOrPark].
-func (le *Lease) Parked() time.Duration { return le.parked }
-
 // Token identifies this stay; no two have the same.
 func (le *Lease) Token() string { return le.token }
 
@@ -138,9 +134,9 @@ func (le *Lease) Deadline() time.Time {
 	return le.deadline
 }
 
-// Err returns nil while the lease is held, ErrLost after it was lost, by its deadline too,
+// endErr returns nil while the lease is held, ErrLost after it was lost, by its deadline too,
 // and ErrNotHeld after its owner ended it.
-func (le *Lease) Err() error {
+func (le *Lease) endErr() error {
 	r := le.lock.locker.renewer
 	r.expire(le)
 	switch r.stateOf(le) {
@@ -350,8 +346,8 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 // or not by enough replicas; the lease is believed in for no longer than it was,
 // but Redis may keep the lock taken for d, until Unlock. It works on an ended ctx too.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
-	if d <= 0 || d > MaxTTL {
-		return fmt.Errorf("lock: %q: Extend by %s: more than 0, at most %s", le.lock.name, d, MaxTTL)
+	if d <= 0 || d > inside.MaxTTL {
+		return fmt.Errorf("lock: %q: Extend by %s: more than 0, at most %s", le.lock.name, d, inside.MaxTTL)
 	}
 	d = wholeMS(d)
 	r := le.lock.locker.renewer

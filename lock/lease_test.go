@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -173,7 +174,7 @@ func TestBind(t *testing.T) {
 
 func TestBindOfALostLease(t *testing.T) {
 	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), TTL(MinTTL), NoRenew())
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), TTL(inside.MinTTL), NoRenew())
 	le := mustTry(t, m)
 	ctx := le.Bind(t.Context())
 	come(t, ctx.Done(), "the end of the lease")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -238,7 +239,7 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		expiring, waiter := handle(m.locker, m, TTL(MinTTL)).newLease(), m.newLease()
+		expiring, waiter := handle(m.locker, m, TTL(inside.MinTTL)).newLease(), m.newLease()
 		mustAsk(t, expiring.lock, expiring, entryLifetime)
 		mustAsk(t, m, waiter, entryLifetime)
 		deadline, _ := holds(t, expiring)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // Lock is one lock: a named set of at most N holders, and the line before it. A
@@ -38,13 +40,12 @@ type Lock struct {
 	err        error  // what is wrong with the definition; every operation returns it
 }
 
-// Option refines a lock; see TTL, Margin, MaxHold, NoRenew, Note, Parts, Rate, OnWait
-// and OnStop.
+// Option refines a lock; see TTL, MaxHold, NoRenew, Note, Parts and Rate.
 type Option func(*Lock)
 
 // TTL sets the length of a lease: how long the lock stays taken after its
 // holder died. While the holder lives the lease is renewed, so a short TTL does
-// not bound the work. At least MinTTL, rounded up to whole milliseconds. A holder's TTL is
+// not bound the work. At least 100 ms, rounded up to whole milliseconds. A holder's TTL is
 // its own affair: it never shortens another's.
 func TTL(d time.Duration) Option { return func(m *Lock) { m.ttl = d } }
 
@@ -59,43 +60,43 @@ func NoRenew() Option { return func(m *Lock) { m.renew = false } }
 // Note is opaque text that others are shown beside the owner label of a holder.
 func Note(text string) Option { return func(m *Lock) { m.note = text } }
 
-// OnePerNote keeps the lock from being held twice at once under its [Note]: while a
-// holder has that note, TryLock and LockOrPark answer busy although a slot is free, and
+// onePerNote keeps the lock from being held twice at once under its [Note]: while a
+// holder has that note, TryLock and lockOrPark answer busy although a slot is free, and
 // Lock waits in line without holding up those behind it. It matters to a semaphore
 // only, where it costs a look at up to 1,000 holders. All who use the note give the
 // option.
-func OnePerNote() Option { return func(m *Lock) { m.apart = true } }
+func onePerNote() Option { return func(m *Lock) { m.apart = true } }
 
 // Parts narrows the lock to some values within its name: the name is the scope,
-// and each different list of parts is a lock of its own. Escaped by [Key], and hashed
-// with [Options].HashKeys.
+// and each different list of parts is a lock of its own. Parts may hold any
+// bytes: different lists never share a key. [Options].HashKeys keeps them out of Redis.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
-// WithKey names the lock by its Redis key, as [Key], [HashedKey] or [Lock.Key] gave
+// withKey names the lock by its Redis key, as [Lock.Key] or package keytext gave
 // it, and Parts has no effect. Whoever has made the key already saves making it
 // again. The key must begin with the Locker's Prefix. The name remains in errors.
-func WithKey(key string) Option { return func(m *Lock) { m.given = key } }
+func withKey(key string) Option { return func(m *Lock) { m.given = key } }
 
-// InTimeOnly has Lock return at once, with an error that Is ErrBusy and
+// inTimeOnly has Lock return at once, with an error that Is ErrBusy and
 // context.DeadlineExceeded, when its ctx ends before the gate opens. Without it Lock
 // waits all the same: the gate may be opened sooner, by [Lock.BreakAll].
-func InTimeOnly() Option { return func(m *Lock) { m.inTimeOnly = true } }
+func inTimeOnly() Option { return func(m *Lock) { m.inTimeOnly = true } }
 
-// OnWait has f called when a call of Lock finds the lock taken and stands in
+// onWait has f called when a call of Lock finds the lock taken and stands in
 // line: once for each such call, on its goroutine, never by TryLock. The wait is
 // over when Lock returns. A grant is not taken before f has returned, so f should
 // be quick.
-func OnWait(f func()) Option { return func(m *Lock) { m.onWait = f } }
+func onWait(f func()) Option { return func(m *Lock) { m.onWait = f } }
 
-// Uninterrupted makes the first exchange with Redis of TryLock, Lock and LockOrPark run
+// uninterrupted makes the first exchange with Redis of TryLock, Lock and lockOrPark run
 // to its end, about 5 s at most, also when ctx ends meanwhile; a lease that comes
 // after ctx has ended is given back. A wait in line ends with ctx as ever. It saves
 // several microseconds of CPU: an exchange that can be left runs on another goroutine.
-func Uninterrupted() Option { return func(m *Lock) { m.whole = true } }
+func uninterrupted() Option { return func(m *Lock) { m.whole = true } }
 
 // Mutex is the lock called name, for one holder at a time. Any text serves as
-// a name but the empty one. A bad name or option is reported by Err and by
-// every operation.
+// a name but the empty one. Every operation of the lock reports a bad
+// name or option.
 func (l *Locker) Mutex(name string, options ...Option) *Lock {
 	return l.Semaphore(name, 1, options...)
 }
@@ -128,7 +129,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}
 	if m.given == "" {
-		m.given = HashedKey(*l.secret, l.prefix, name, m.parts...)
+		m.given = keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)
 	} else if !strings.HasPrefix(m.given, l.prefix+":{") && m.err == nil {
 		m.err = fmt.Errorf("lock: %q: the key %q does not begin with %q, the prefix of this Locker: give a key that Key made", name, m.given, l.prefix+":{")
 	}
@@ -136,12 +137,6 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }
-
-// Err is what is wrong with the lock's definition; nil when nothing is.
-func (m *Lock) Err() error { return m.err }
-
-// Name is the name as given.
-func (m *Lock) Name() string { return m.name }
 
 // Key is the one Redis key in which everything of this lock is kept.
 func (m *Lock) Key() string { return m.keys[0] }

@@ -16,34 +16,24 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/safelog"
 )
 
-// Defaults and bounds.
-const (
-	// DefaultPrefix begins every key and channel of a Locker without a Prefix.
-	DefaultPrefix = "automutex"
-	// DefaultTTL is the length of a lease where nothing else is said.
-	DefaultTTL = 30 * time.Second
-	// MinTTL is the shortest lease accepted: below it, a pause of the garbage
-	// collector or a slow network would lose leases in normal operation.
-	MinTTL = 100 * time.Millisecond
-	// MaxTTL is the longest lease, extension and cooldown accepted, ten years:
-	// beyond, times would overflow, and a lock that nobody frees is no lease.
-	MaxTTL = 10 * 365 * 24 * time.Hour
-)
+// DefaultTTL is the length of a lease where nothing else is said.
+const DefaultTTL = 30 * time.Second
 
 // Options configure a Locker. The zero value is ready to use.
 type Options struct {
 	// Prefix begins every key and channel: "<prefix>:{<name>}". Lockers with
-	// the same prefix on the same Redis share locks. Empty: DefaultPrefix. No
-	// braces, no spaces, no control characters.
+	// the same prefix on the same Redis share locks. Empty: "automutex".
+	// No braces, no spaces, no control characters.
 	Prefix string
-	// HashKeys is a secret that keeps the values given to [Parts] out of Redis:
-	// [HashedKey] makes the keys, under this secret. Names, owners and notes stay
-	// readable. All that are to share locks have the same one; changing it
+	// HashKeys is a secret that keeps the values given to [Parts] out of Redis: a key
+	// has their HMAC-SHA256 under this secret in their place. Names, owners and notes
+	// stay readable. All that are to share locks have the same one; changing it
 	// renames every lock that has parts. Empty: keys are readable. Else at least
 	// 16 bytes.
 	HashKeys string
@@ -51,7 +41,7 @@ type Options struct {
 	// "<hostname>:<pid>". It plays no part in who owns a lease: tokens do.
 	Owner string
 	// TTL is the length of a lease for locks without an option of their own.
-	// 0: DefaultTTL. At least MinTTL. Rounded up to whole milliseconds.
+	// 0: DefaultTTL. At least 100 ms. Rounded up to whole milliseconds.
 	TTL time.Duration
 	// Logger is told what an operator may have to act on (a subscription that
 	// had to be replaced). nil: slog.Default().
@@ -66,17 +56,12 @@ type Options struct {
 	// acquire that too few acknowledge is undone and fails with
 	// [ErrNotReplicated]; a renewal is tried again, and so a lease is lost when
 	// they stay away for its TTL. It costs a round trip and the replicas' answer
-	// with each acquire. What is parked, Claims and the values put into pools are
-	// not waited for. 0: nobody is waited for.
+	// with each acquire. The values put into
+	// pools are not waited for. 0: nobody is waited for.
 	MinReplicas int
-	// Call brings back what was parked; see [Caller]. nil: nothing is called
-	// by this Locker.
-	Call Caller
-	// OnControls is told of the controls that are in force, sorted by target, each
-	// time that changes, and first when the Locker has read them and there are any;
-	// see [Controls]. It is called on a goroutine of the Locker's, one call at a
-	// time, and should be quick. nil: nobody is told.
-	OnControls func(inForce []Control)
+
+	call       inside.Caller           // brings parked work back; nil: this Locker calls nothing
+	onControls func(inForce []Control) // see insider.New
 }
 
 // Locker makes locks on one Redis. It owns the waiting line and the renewal of
@@ -115,8 +100,8 @@ type Locker struct {
 }
 
 // New makes a Locker on rdb. It does no I/O and never fails: a client or option
-// that cannot work (nil, a *redis.Ring, a TTL below MinTTL, a prefix with
-// braces) is reported by [Locker.Err] and by every operation.
+// that cannot work (nil, a *redis.Ring, a TTL below 100 ms, a prefix with
+// braces) is reported by every operation.
 func New(rdb Client, o Options) *Locker {
 	random := make([]byte, 12) // 96 bits name the channel
 	_, _ = rand.Read(random)   // crypto/rand.Read never fails since Go 1.24
@@ -129,7 +114,7 @@ func New(rdb Client, o Options) *Locker {
 		channel:  base64.RawURLEncoding.EncodeToString(random),
 	}
 	if l.prefix == "" {
-		l.prefix = DefaultPrefix
+		l.prefix = inside.DefaultPrefix
 	}
 	if l.ttl == 0 {
 		l.ttl = DefaultTTL
@@ -148,15 +133,15 @@ func New(rdb Client, o Options) *Locker {
 	l.line = newLine(l)
 	l.abandoned = newAbandoned(l)
 	l.wake = &wake{locker: l}
-	l.parking = newParking(l, o.Call)
-	l.controls = newControlReader(l, o.OnControls)
+	l.parking = newParking(l, o.call)
+	l.controls = newControlReader(l, o.onControls)
 	l.wanted = newWanted()
-	if l.err = CheckClient(rdb); l.err != nil {
+	if l.err = checkClient(rdb); l.err != nil {
 		return l
 	}
-	l.err = CheckPrefix(l.prefix)
+	l.err = checkPrefix(l.prefix)
 	if l.err == nil {
-		l.err = CheckSecret(*l.secret)
+		l.err = checkSecret(*l.secret)
 	}
 	if l.err == nil {
 		l.err = checkTTL("Options.TTL", l.ttl)
@@ -173,8 +158,8 @@ func New(rdb Client, o Options) *Locker {
 	return l
 }
 
-// CheckPrefix tells whether prefix can begin keys and channels.
-func CheckPrefix(prefix string) error {
+// checkPrefix tells whether prefix can begin keys and channels.
+func checkPrefix(prefix string) error {
 	unfit := func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }
 	if !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unfit) {
 		return fmt.Errorf("lock: prefix %q has a brace, a space, a control character or invalid UTF-8; leave those out "+
@@ -184,18 +169,14 @@ func CheckPrefix(prefix string) error {
 }
 
 func checkTTL(what string, ttl time.Duration) error {
-	if ttl < MinTTL {
-		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what, ttl, MinTTL, printable.MeantUnit(ttl))
+	if ttl < inside.MinTTL {
+		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what, ttl, inside.MinTTL, printable.MeantUnit(ttl))
 	}
-	if ttl > MaxTTL {
-		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, MaxTTL)
+	if ttl > inside.MaxTTL {
+		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, inside.MaxTTL)
 	}
 	return nil
 }
-
-// Err is what is wrong with the client or options given to New; nil when
-// nothing is.
-func (l *Locker) Err() error { return l.err }
 
 // Close ends every wait with ErrClosed, stops renewing (leases still held last
 // until their deadlines, and can be released) and waits for the Locker's

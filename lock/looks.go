@@ -5,6 +5,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // How parked work is looked after.
@@ -212,7 +214,7 @@ func (p *parking) lookAt(batch []*parkedLine, left *int) {
 		p.mu.Lock()
 		m := n.lock
 		p.mu.Unlock()
-		calls[i] = &call{keys: m.keys, args: p.args(m, "", FateUnsure)}
+		calls[i] = &call{keys: m.keys, args: p.args(m, "", inside.FateUnsure)}
 	}
 	sent := time.Now()
 	p.locker.conn.pipeline(context.Background(), callScript, calls)

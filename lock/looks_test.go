@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -56,7 +57,7 @@ func parkedKeys(t testing.TB, n int, firstEnd time.Duration) (*Locker, *fakeRedi
 	f.says([]any{int64(0), int64(1), firstEnd.Milliseconds()})
 	rdb := redistest.Mini(t).Client(t)
 	rdb.AddHook(f)
-	l := newLocker(t, rdb, calls(func(context.Context, string, string) Fate { return FateUnsure }))
+	l := newLocker(t, rdb, calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 	name := redistest.Name(t)
 	for i := range n {
 		l.parking.heard(l.Mutex(fmt.Sprint(name, i)), *f.reply.Load())
@@ -73,7 +74,7 @@ func TestLooksKeepToTheirBudget(t *testing.T) {
 	if err := l.Close(); err != nil { // nothing looks but the test
 		t.Fatal(err)
 	}
-	p := newParking(l, func(context.Context, string, string) Fate { return FateUnsure })
+	p := newParking(l, func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
 	began := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -175,7 +176,7 @@ func TestParkingGivesItsMemoryBack(t *testing.T) {
 	if err := l.Close(); err != nil { // nothing looks but the test
 		t.Fatal(err)
 	}
-	p := newParking(l, func(context.Context, string, string) Fate { return FateUnsure })
+	p := newParking(l, func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
 	var locks []*Lock
 	for i := range keys {
 		locks = append(locks, l.Mutex(fmt.Sprint(i)))
@@ -212,7 +213,7 @@ func TestParkingShrinksItsMaps(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	p := newParking(l, func(context.Context, string, string) Fate { return FateUnsure })
+	p := newParking(l, func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range 3000 {
@@ -231,7 +232,7 @@ func TestReleaseEndsTheLooks(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		scripts := newTap(rdb)
-		l := newLocker(t, rdb, calls(func(context.Context, string, string) Fate { return FateComing }))
+		l := newLocker(t, rdb, calls(func(context.Context, string, string) inside.Fate { return inside.FateComing }))
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		mustPark(t, noted(m, "job"))
@@ -268,7 +269,7 @@ func TestReleaseEndsTheLooks(t *testing.T) {
 // not say that nothing is.
 func TestReleaseFromBeforeSomethingWasParkedEndsNoLooks(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t), calls(func(context.Context, string, string) Fate { return FateUnsure }))
+	l := newLocker(t, redistest.Mini(t).Client(t), calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 	m, p := l.Mutex(redistest.Name(t)), l.parking
 	sent := time.Now()
 	p.heard(m, []any{int64(0), int64(1), time.Hour.Milliseconds()})
@@ -288,7 +289,7 @@ func TestLinesAreInOrder(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	p := newParking(l, func(context.Context, string, string) Fate { return FateUnsure })
+	p := newParking(l, func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
 	for step := range 3000 {
 		m := l.Mutex(fmt.Sprint(step * step % 97))
 		switch step % 5 {

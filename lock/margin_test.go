@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -16,20 +17,20 @@ func TestMarginOfALease(t *testing.T) {
 		{30 * time.Second, time.Hour, 3 * time.Second}, // extended
 		{30 * time.Second, maxGrant, 300 * time.Millisecond},
 		{600 * time.Millisecond, 600 * time.Millisecond, 100 * time.Millisecond},
-		{MinTTL, MinTTL, 20 * time.Millisecond},
+		{inside.MinTTL, inside.MinTTL, 20 * time.Millisecond},
 	} {
 		if got := l.Mutex("x", TTL(c.ttl)).marginOf(c.length); got != c.want {
 			t.Errorf("a lease of %s at a TTL of %s has a margin of %s, want %s", c.length, c.ttl, got, c.want)
 		}
 	}
 	for _, d := range []time.Duration{-1, 11 * time.Second} {
-		if err := l.Mutex("x", TTL(30*time.Second), Margin(d)).Err(); err == nil || !strings.Contains(err.Error(), "Margin") {
+		if err := l.Mutex("x", TTL(30*time.Second), Margin(d)).err; err == nil || !strings.Contains(err.Error(), "Margin") {
 			t.Errorf("Margin(%s): %v", d, err)
 		}
 	}
 	for _, d := range []time.Duration{0, 10 * time.Second} {
-		if m := l.Mutex("x", TTL(30*time.Second), Margin(d)); m.Err() != nil || m.marginOf(m.ttl) != d {
-			t.Errorf("Margin(%s): %s, %v", d, m.marginOf(m.ttl), m.Err())
+		if m := l.Mutex("x", TTL(30*time.Second), Margin(d)); m.err != nil || m.marginOf(m.ttl) != d {
+			t.Errorf("Margin(%s): %s, %v", d, m.marginOf(m.ttl), m.err)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestRule13_AnyBytesAreData(t *testing.T) {
 			if err := le.Cooldown(t.Context(), time.Minute); err != nil {
 				t.Errorf("%s: Cooldown: %v", what, err)
 			}
-			if i, err := m.Inspect(t.Context()); err != nil || i.Gate.Reason != ReasonCooldown {
+			if i, err := m.inspectAll(t.Context()); err != nil || i.Gate.Reason != ReasonCooldown {
 				t.Errorf("%s: in a cooldown: %.300q, %v", what, fmt.Sprint(i), err)
 			}
 			if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {

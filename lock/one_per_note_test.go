@@ -18,7 +18,7 @@ func twins(t *testing.T, s *redistest.Server, limit int) (one, two, other *Lock)
 		return newLocker(t, s.Client(t)).Semaphore(name, limit, options...)
 	}
 	const note = "queue/task"
-	return of(Note(note), OnePerNote()), of(Note(note), OnePerNote()), of(Note("another|" + note))
+	return of(Note(note), onePerNote()), of(Note(note), onePerNote()), of(Note("another|" + note))
 }
 
 // While a holder has the note, whoever asks with it gets no second slot, and is told of
@@ -34,7 +34,7 @@ func TestOnePerNote_refusesASecondSlot(t *testing.T) {
 			t.Errorf("TryLock beside a holder with the note names %q", busy.Note)
 		}
 		for what, yield := range map[string]chan struct{}{"parking": closedYield, "waiting": make(chan struct{})} {
-			_, err := two.LockOrPark(t.Context(), yield)
+			_, err := two.lockOrPark(t.Context(), yield)
 			if busy := wantBusy(t, err); busy.Parked || busy.Note != one.note {
 				t.Errorf("LockOrPark, %s, beside a holder with the note: %v", what, err)
 			}
@@ -117,7 +117,7 @@ func TestOnePerNote_aDeadHolderIsSucceeded(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		one, two, _ := twins(t, s, 2)
-		one = one.locker.Semaphore(one.name, 2, Note(one.note), OnePerNote(), TTL(time.Second), NoRenew())
+		one = one.locker.Semaphore(one.name, 2, Note(one.note), onePerNote(), TTL(time.Second), NoRenew())
 		mustTry(t, one)
 		ctx, cancel := context.WithTimeout(t.Context(), soon)
 		defer cancel()
@@ -137,7 +137,7 @@ func TestOnePerNote_isAWish(t *testing.T) {
 		m := l.Semaphore(redistest.Name(t), 2, Note("note"))
 		mustTry(t, m)
 		mustTry(t, m)
-		mutex := l.Mutex(redistest.Name(t)+"mutex", Note("note"), OnePerNote())
+		mutex := l.Mutex(redistest.Name(t)+"mutex", Note("note"), onePerNote())
 		held := mustTry(t, mutex)
 		w := inLine(t, mutex, 1)
 		mustUnlock(t, held)

@@ -14,7 +14,7 @@ func TestOnWait(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		waits := 0
-		m := l.Mutex(redistest.Name(t), OnWait(func() { waits++ }))
+		m := l.Mutex(redistest.Name(t), onWait(func() { waits++ }))
 
 		le, err := m.Lock(t.Context())
 		if err != nil {
@@ -31,7 +31,7 @@ func TestOnWait(t *testing.T) {
 			t.Errorf("told of %d waits, want 1: %v", waits, err)
 		}
 
-		granted := l.Mutex(m.Name(), OnWait(func() {
+		granted := l.Mutex(m.name, onWait(func() {
 			waits++
 			if err := le.Unlock(t.Context()); err != nil {
 				t.Error(err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -20,8 +21,8 @@ func TestAll_onWaitPanics(t *testing.T) {
 		l := newLocker(t, s.Client(t))
 		name := redistest.Name(t)
 		first := l.Mutex(name+"1", TTL(time.Hour))
-		second := l.Mutex(name+"2", TTL(time.Hour), OnWait(func() { panic("boom") }))
-		held, err := l.Mutex(second.Name()).Lock(t.Context())
+		second := l.Mutex(name+"2", TTL(time.Hour), onWait(func() { panic("boom") }))
+		held, err := l.Mutex(second.name).Lock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +41,7 @@ func TestAll_onWaitPanics(t *testing.T) {
 			redistest.Eventually(t, soon, func() bool {
 				locked, err := m.Locked(context.Background())
 				return err == nil && !locked
-			}, "%s is free", m.Name())
+			}, "%s is free", m.name)
 		}
 	})
 }
@@ -51,11 +52,11 @@ func TestLocker_functionsPanic(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		var calls atomic.Int64
 		log := &lines{}
-		l := New(s.Client(t), Options{Prefix: redistest.Name(t), Logger: slog.New(slog.NewTextHandler(log, nil)), Call: func(context.Context, string, string) Fate {
+		l := New(s.Client(t), Options{Prefix: redistest.Name(t), Logger: slog.New(slog.NewTextHandler(log, nil)), call: func(context.Context, string, string) inside.Fate {
 			if calls.Add(1) == 1 {
 				panic("the caller's own fault")
 			}
-			return FateGone
+			return inside.FateGone
 		}})
 		defer func() { _ = l.Close() }()
 		held, err := l.Mutex("a").Lock(t.Context())
@@ -69,20 +70,20 @@ func TestLocker_functionsPanic(t *testing.T) {
 		redistest.Eventually(t, 3*soon, func() bool { return calls.Load() > 1 }, "a call that panicked is repeated")
 
 		older := l.Mutex("b", Note("older"))
-		at, _, err := older.Arrive(t.Context())
+		at, _, err := older.arrive(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		stopped := make(chan struct{}, 100)
-		held, err = l.Mutex("b", Note("older"), OnStop(at, func() { stopped <- struct{}{}; panic("the holder's own fault") })).Lock(t.Context())
+		held, err = l.Mutex("b", Note("older"), onStop(at, func() { stopped <- struct{}{}; panic("the holder's own fault") })).Lock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at, _, err = l.Mutex("b", Note("newer")).Arrive(t.Context()); err != nil {
+		if at, _, err = l.Mutex("b", Note("newer")).arrive(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		redistest.Eventually(t, soon, func() bool { // the subscription may not be there yet
-			if _, err := l.Mutex("b", Note("newer"), OnStop(at, func() {})).Stop(t.Context()); err != nil {
+			if _, err := l.Mutex("b", Note("newer"), onStop(at, func() {})).askOlderToStop(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			return len(stopped) > 0

@@ -9,11 +9,11 @@ import (
 // longGate is for how long the gate has to be closed yet for a waiter to park at once.
 const longGate = time.Second
 
-// LockOrPark waits for the lock as Lock does, until yield is closed: from then
+// lockOrPark waits for the lock as Lock does, until yield is closed: from then
 // on a place in line is kept without the caller, under the lock's [Note], and
 // the error is a *BusyError with Parked set. When its turn comes, the
-// [Caller] of some Locker is told, and the work calls LockOrPark, or Lock or
-// TryLock, with the same Note again; LockOrPark and Lock then go on from the
+// [inside.Caller] of some Locker is told, and the work calls lockOrPark, or Lock or
+// TryLock, with the same Note again; lockOrPark and Lock then go on from the
 // place it had. A yield that is closed already parks at once what finds the
 // lock busy; a nil one makes this Lock.
 //
@@ -25,24 +25,24 @@ const longGate = time.Second
 // waiting for yield.
 //
 // Any other error means that nothing is kept: where the outcome is not known, a
-// place may stay behind, to which the Caller answers [FateGone]. One that was
+// place may stay behind, to which the Caller answers [inside.FateGone]. One that was
 // parked at the very moment when ctx or the Locker ended is told both.
-func (m *Lock) LockOrPark(ctx context.Context, yield <-chan struct{}) (*Lease, error) {
+func (m *Lock) lockOrPark(ctx context.Context, yield <-chan struct{}) (*Lease, error) {
 	if err := m.parkable(); err != nil {
 		return nil, err
 	}
 	return m.lockBefore(ctx, ctx, yield)
 }
 
-// ParkFirst has [Lock.LockOrPark] park ahead of all that are parked, where it parks at once:
-// for work that had the lock, and closed its gate with [Lease.Hold], so that it is called
+// parkFirst has [Lock.lockOrPark] park ahead of all that are parked, where it parks at once:
+// for work that had the lock, and closed its gate with [Lease.hold], so that it is called
 // first when the gate opens.
-func ParkFirst() Option { return func(m *Lock) { m.first = true } }
+func parkFirst() Option { return func(m *Lock) { m.first = true } }
 
-// HoldTime is how long the lock was held on average of late, as this Locker has
+// holdTime is how long the lock was held on average of late, as this Locker has
 // seen it; 0 when it has not. Only locks on which something waited to be parked
 // are measured.
-func (m *Lock) HoldTime() time.Duration { return m.locker.parking.holdTime(m) }
+func (m *Lock) holdTime() time.Duration { return m.locker.parking.holdTime(m) }
 
 func (m *Lock) parkable() error {
 	switch {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -52,7 +53,7 @@ func TestResentPark(t *testing.T) {
 		// One that takes the lock.
 		mustUnlock(t, held)
 		p.DropReplyTo(isScript(askScript, m), 1)
-		le, err := job.LockOrPark(t.Context(), closedYield)
+		le, err := job.lockOrPark(t.Context(), closedYield)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +69,7 @@ func TestResentPark(t *testing.T) {
 func TestAbandonedPark(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		c := answers(map[string]Fate{"job": FateGone})
+		c := answers(map[string]inside.Fate{"job": inside.FateGone})
 		p := redistest.NewProxy(t, s.Addr())
 		l := newLocker(t, s.Client(t), calls(c.call))
 		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries = -1 }))
@@ -77,7 +78,7 @@ func TestAbandonedPark(t *testing.T) {
 		held := mustTry(t, m)
 		job := handle(far, m, Note("job"))
 		p.DropReplyTo(isScript(askScript, m), 1)
-		_, err := job.LockOrPark(t.Context(), closedYield)
+		_, err := job.lockOrPark(t.Context(), closedYield)
 		if _, busy := asBusy(err); busy || !errors.Is(err, ErrBackend) {
 			t.Fatalf("%v, want ErrBackend", err)
 		}
@@ -99,7 +100,7 @@ func TestAnAskThatComesLate(t *testing.T) {
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s, func(o *redis.UniversalOptions) { o.ReadTimeout = time.Second })
 		for what, ask := range map[string]func(m *Lock) error{
-			"park": func(m *Lock) error { return second(m.LockOrPark(t.Context(), closedYield)) },
+			"park": func(m *Lock) error { return second(m.lockOrPark(t.Context(), closedYield)) },
 			"try":  func(m *Lock) error { return second(m.TryLock(t.Context())) },
 		} {
 			t.Run(what, func(t *testing.T) {
@@ -129,7 +130,7 @@ func TestAnAskThatComesLate(t *testing.T) {
 func TestResentReleaseCalls(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		c := answers(map[string]Fate{"job": FateComing})
+		c := answers(map[string]inside.Fate{"job": inside.FateComing})
 		p := redistest.NewProxy(t, s.Addr())
 		far := newLocker(t, p.Client(t), calls(c.call))
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
@@ -155,13 +156,13 @@ func TestLookingAfterOutlivesAnOutage(t *testing.T) {
 		rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })
 		scripts := newTap(rdb)
 		l := newLocker(t, rdb,
-			calls(func(ctx context.Context, _, _ string) Fate {
+			calls(func(ctx context.Context, _, _ string) inside.Fate {
 				select {
 				case called <- struct{}{}:
 					<-tell
 				case <-ctx.Done():
 				}
-				return FateGone
+				return inside.FateGone
 			}))
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, handle(l, m))
@@ -184,7 +185,7 @@ func TestParkedThroughScriptFlush(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	rdb := s.Client(t)
-	c := answers(map[string]Fate{"job": FateUnsure})
+	c := answers(map[string]inside.Fate{"job": inside.FateUnsure})
 	m := newLocker(t, rdb, calls(c.call)).Mutex(redistest.Name(t))
 	held := mustTry(t, m)
 	flush := func() {
@@ -201,7 +202,7 @@ func TestParkedThroughScriptFlush(t *testing.T) {
 		flush()
 		c.called(t, "job", i+1)
 	}
-	c.set("job", FateGone)
+	c.set("job", inside.FateGone)
 	flush()
 	free(t, m, soon)
 }
@@ -211,7 +212,7 @@ func TestParkedThroughScriptFlush(t *testing.T) {
 func TestParkedThroughRestart(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
-	c := answers(map[string]Fate{})
+	c := answers(map[string]inside.Fate{})
 	l := newLocker(t, s.Client(t), calls(c.call))
 	m := l.Mutex(redistest.Name(t), TTL(time.Hour))
 	mustTry(t, m)
@@ -251,7 +252,7 @@ func TestAdminOfWhatIsParked(t *testing.T) {
 				t.Errorf("%s: exists %v, %v", what, ok, err)
 			}
 			listed := 0
-			for info, err := range l.List(t.Context()) {
+			for info, err := range l.list(t.Context()) {
 				listed++
 				if err != nil || info.Key != m.Key() || info.Held != held || info.Parked != parked || info.Called != called || info.Waiting != 0 {
 					t.Errorf("%s: listed as %+v, %v", what, info, err)
@@ -274,7 +275,7 @@ func TestAdminOfWhatIsParked(t *testing.T) {
 		}
 		shows("free", 0, 1, 1)
 		for range 2 {
-			if n, err := l.Sweep(t.Context()); n != 0 || err != nil {
+			if n, err := l.sweep(t.Context()); n != 0 || err != nil {
 				t.Errorf("Sweep: %d, %v", n, err)
 			}
 		}
@@ -304,11 +305,11 @@ func TestABrokenSlotIsCalledFor(t *testing.T) {
 		} {
 			got := make(chan *Lease, 1)
 			var job *Lock
-			l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) Fate {
-				if le, err := job.LockOrPark(ctx, closedYield); err == nil {
+			l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) inside.Fate {
+				if le, err := job.lockOrPark(ctx, closedYield); err == nil {
 					got <- le
 				}
-				return FateComing
+				return inside.FateComing
 			}))
 			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 			job = handle(l, m, Note("job"))

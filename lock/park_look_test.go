@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -23,15 +24,15 @@ const nearly = 2*lookEvery + 500*time.Millisecond
 func TestALostCallIsMadeByWhoParked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		c := answers(map[string]Fate{"job": FateComing})
+		c := answers(map[string]inside.Fate{"job": inside.FateComing})
 		parker := newLocker(t, s.Client(t), calls(c.call))
 		lost := make(chan struct{})
 		for what, releaser := range map[string]*Locker{
 			"without a Caller": newLocker(t, s.Client(t)),
-			"closed at once": newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) Fate {
+			"closed at once": newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) inside.Fate {
 				close(lost)
 				<-ctx.Done() // the process ends before it has done anything
-				return FateUnsure
+				return inside.FateUnsure
 			})),
 		} {
 			m := parker.Mutex(redistest.Name(t))
@@ -60,7 +61,7 @@ func TestALostCallIsMadeByWhoParked(t *testing.T) {
 // come by chance, and travels with no earlier one.
 func TestALookForTheEndOfAHolder(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t), calls(func(context.Context, string, string) Fate { return FateUnsure }))
+	l := newLocker(t, redistest.Mini(t).Client(t), calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 	m := l.Mutex(redistest.Name(t))
 	p := l.parking
 	for _, ms := range []int64{0, 1, 40, 249} {
@@ -118,11 +119,11 @@ func TestTheEndOfAHolderIsNoticed(t *testing.T) {
 		} {
 			got := make(chan *Lease, 1)
 			var job *Lock
-			l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) Fate {
-				if le, err := job.LockOrPark(ctx, closedYield); err == nil {
+			l := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) inside.Fate {
+				if le, err := job.lockOrPark(ctx, closedYield); err == nil {
 					got <- le
 				}
-				return FateComing
+				return inside.FateComing
 			}))
 			m := l.Mutex(redistest.Name(t))
 			job = noted(m, "job")
@@ -161,7 +162,7 @@ func TestManyLines(t *testing.T) {
 	s := redistest.StartReal(t)
 	rdb := s.Client(t)
 	scripts := newTap(rdb)
-	l := newLocker(t, rdb, calls(func(context.Context, string, string) Fate { return FateUnsure }))
+	l := newLocker(t, rdb, calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 	name := redistest.Name(t)
 	const lines = 600
 	for i := range lines {
@@ -169,7 +170,7 @@ func TestManyLines(t *testing.T) {
 		if _, err := m.TryLock(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if busy := wantBusy(t, second(noted(m, "job").LockOrPark(t.Context(), closedYield))); !busy.Parked {
+		if busy := wantBusy(t, second(noted(m, "job").lockOrPark(t.Context(), closedYield))); !busy.Parked {
 			t.Fatalf("%+v", busy)
 		}
 	}
@@ -194,7 +195,7 @@ func TestManyLines(t *testing.T) {
 func TestLinesAreForgotten(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), calls(func(context.Context, string, string) Fate { return FateUnsure }))
+		l := newLocker(t, s.Client(t), calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 		p := l.parking
 		waited, parked, busy := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t))
 		// One that only waited, one that has parked, one that is parked on still.
@@ -210,8 +211,8 @@ func TestLinesAreForgotten(t *testing.T) {
 			mustTry(t, handle(l, m, TTL(time.Hour)))
 			mustPark(t, noted(m, "job"))
 		}
-		if waited.HoldTime() <= 0 || parked.HoldTime() != 0 {
-			t.Errorf("held for %v and %v on average", waited.HoldTime(), parked.HoldTime())
+		if waited.holdTime() <= 0 || parked.holdTime() != 0 {
+			t.Errorf("held for %v and %v on average", waited.holdTime(), parked.holdTime())
 		}
 		if err := parked.Delete(t.Context()); err != nil {
 			t.Fatal(err)
@@ -252,7 +253,7 @@ func TestCloseAndCalls(t *testing.T) {
 		scripts := newTap(rdb)
 		var under, ended, begun atomic.Int32
 		var once atomic.Bool
-		l := newLocker(t, rdb, calls(func(ctx context.Context, _, _ string) Fate {
+		l := newLocker(t, rdb, calls(func(ctx context.Context, _, _ string) inside.Fate {
 			begun.Add(1)
 			under.Add(1)
 			<-ctx.Done()
@@ -261,7 +262,7 @@ func TestCloseAndCalls(t *testing.T) {
 				redistest.Eventually(t, soon, func() bool { return ended.Load() > 0 }, "a call that takes its time")
 			}
 			under.Add(-1)
-			return FateComing
+			return inside.FateComing
 		}))
 		m := l.Mutex(redistest.Name(t))
 		far := handle(newLocker(t, s.Client(t)), m)
@@ -297,7 +298,7 @@ func TestParkingLeaksNothing(t *testing.T) {
 	s := redistest.StartMini(t)
 	before := goleak.IgnoreCurrent()
 	rdb := s.Client(t)
-	c := answers(map[string]Fate{"a": FateUnsure, "b": FateLater})
+	c := answers(map[string]inside.Fate{"a": inside.FateUnsure, "b": inside.FateLater})
 	l := newLocker(t, rdb, calls(c.call))
 	m := l.Mutex(redistest.Name(t))
 	held := mustTry(t, m)
@@ -320,9 +321,9 @@ func TestParkingLeaksNothing(t *testing.T) {
 func TestOneCallAtATimeForANote(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		began, goOn := make(chan int32, 10), make(chan Fate)
+		began, goOn := make(chan int32, 10), make(chan inside.Fate)
 		var under, made atomic.Int32
-		l := newLocker(t, s.Client(t), calls(func(context.Context, string, string) Fate {
+		l := newLocker(t, s.Client(t), calls(func(context.Context, string, string) inside.Fate {
 			began <- under.Add(1)
 			defer under.Add(-1)
 			made.Add(1)
@@ -330,7 +331,7 @@ func TestOneCallAtATimeForANote(t *testing.T) {
 			case fate := <-goOn:
 				return fate
 			case <-t.Context().Done():
-				return FateUnsure
+				return inside.FateUnsure
 			}
 		}))
 		m := l.Mutex(redistest.Name(t))
@@ -347,14 +348,14 @@ func TestOneCallAtATimeForANote(t *testing.T) {
 			t.Fatalf("not called anew; %s", dump(m))
 		}
 		l.parking.look()
-		goOn <- FateGone // which is of the past
+		goOn <- inside.FateGone // which is of the past
 		if n := come(t, began, "the second call"); n != 1 {
 			t.Errorf("%d calls at once for one note", n)
 		}
 		if got, called, ok := away(t, job); !ok || !called || got != ticket {
 			t.Errorf("a fate of the past changed what is there; %s", dump(m))
 		}
-		goOn <- FateComing
+		goOn <- inside.FateComing
 		mustUnlock(t, mustTry(t, job))
 		free(t, m, 0)
 	})
@@ -368,13 +369,13 @@ func TestOneCallAtATimeInAllProcesses(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		began, goOn := make(chan struct{}), make(chan struct{})
 		begin := sync.OnceFunc(func() { close(began) })
-		first := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) Fate {
+		first := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) inside.Fate {
 			begin()
 			<-goOn
 			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
 				t.Errorf("the call may go on until %s", by)
 			}
-			return FateUnsure
+			return inside.FateUnsure
 		}))
 		m := first.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
@@ -382,7 +383,7 @@ func TestOneCallAtATimeInAllProcesses(t *testing.T) {
 		mustUnlock(t, held)
 		come(t, began, "the first call")
 
-		c, refused := answers(map[string]Fate{"job": FateComing}), make(chan struct{}, 100)
+		c, refused := answers(map[string]inside.Fate{"job": inside.FateComing}), make(chan struct{}, 100)
 		var hook redistest.FailHook
 		hook.After(func(cmd redis.Cmder) error {
 			args := cmd.Args()

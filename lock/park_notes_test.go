@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -52,9 +53,9 @@ func TestANoteParksOnce(t *testing.T) {
 	})
 }
 
-func inspected(t testing.TB, m *Lock) Info {
+func inspected(t testing.TB, m *Lock) inside.Info {
 	t.Helper()
-	info, err := m.Inspect(t.Context())
+	info, err := m.inspectAll(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,8 +71,8 @@ func TestParkedComesBack(t *testing.T) {
 		ways := map[string]func(m *Lock) (*Lease, error){
 			"TryLock":         func(m *Lock) (*Lease, error) { return m.TryLock(t.Context()) },
 			"Lock":            func(m *Lock) (*Lease, error) { return m.Lock(t.Context()) },
-			"LockOrPark":      func(m *Lock) (*Lease, error) { return m.LockOrPark(t.Context(), make(chan struct{})) },
-			"LockOrPark, now": func(m *Lock) (*Lease, error) { return m.LockOrPark(t.Context(), closedYield) },
+			"LockOrPark":      func(m *Lock) (*Lease, error) { return m.lockOrPark(t.Context(), make(chan struct{})) },
+			"LockOrPark, now": func(m *Lock) (*Lease, error) { return m.lockOrPark(t.Context(), closedYield) },
 		}
 		for way, take := range ways {
 			for _, called := range []bool{false, true} {
@@ -97,7 +98,7 @@ func TestParkedComesBack(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%s: %v; %s", way, err, dump(m))
 				}
-				if d := le.Parked(); d <= 0 || d > time.Since(began)+time.Millisecond {
+				if d := le.parked; d <= 0 || d > time.Since(began)+time.Millisecond {
 					t.Errorf("%s: parked for %v, of %v", way, d, time.Since(began))
 				}
 				nothingOf(t, m)
@@ -122,7 +123,7 @@ func TestNobodyParksBehindItsOwnNote(t *testing.T) {
 			}
 			mustTry(t, m)
 			for what, yield := range map[string]chan struct{}{"closed": closedYield, "open": make(chan struct{})} {
-				le, err := m.LockOrPark(t.Context(), yield)
+				le, err := m.lockOrPark(t.Context(), yield)
 				if le != nil || err == nil {
 					t.Fatal("took it")
 				}
@@ -160,7 +161,7 @@ func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 			}
 		}
 		for note, found := range map[string]bool{"note-1000": true, "note-1001": false} {
-			if busy := mustBeBusy(t, handle(l, m, Note(note), OnePerNote())); (busy.Note == note) != found {
+			if busy := mustBeBusy(t, handle(l, m, Note(note), onePerNote())); (busy.Note == note) != found {
 				t.Errorf("%s, with OnePerNote: the holder shown is %s", note, busy.Note)
 			}
 		}
@@ -173,9 +174,9 @@ func TestNotesOfAnyBytes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
 		called := make(chan string, 1)
-		l := newLocker(t, s.Client(t), calls(func(_ context.Context, _, note string) Fate {
+		l := newLocker(t, s.Client(t), calls(func(_ context.Context, _, note string) inside.Fate {
 			called <- note
-			return FateComing
+			return inside.FateComing
 		}))
 		for _, note := range []string{
 			"a|b", "|", "queue%2F/id", "100%", "%s %d", "line\nfeed\r\n", "\x00\xff\xfe", "\u00fc\u4e16\U0001f512\u200b", " ", "f", "i", "p:l:",
@@ -188,12 +189,12 @@ func TestNotesOfAnyBytes(t *testing.T) {
 			if got := come(t, called, "the call"); got != note {
 				t.Errorf("parked as %q, called as %q", note, got)
 			}
-			le, err := m.LockOrPark(t.Context(), closedYield)
+			le, err := m.lockOrPark(t.Context(), closedYield)
 			if err != nil {
 				t.Fatalf("%q: %v; %s", note, err, dump(m))
 			}
 			nothingOf(t, m)
-			if _, err := m.LockOrPark(t.Context(), closedYield); wantBusy(t, err).Parked || wantBusy(t, err).Note != note {
+			if _, err := m.lockOrPark(t.Context(), closedYield); wantBusy(t, err).Parked || wantBusy(t, err).Note != note {
 				t.Errorf("%q behind itself: %+v", note, err)
 			}
 			mustUnlock(t, le)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -72,37 +73,37 @@ func (d *depot) to(job int, state jobState) {
 }
 
 // call is the Caller.
-func (d *depot) call(_ context.Context, _, note string) Fate {
+func (d *depot) call(_ context.Context, _, note string) inside.Fate {
 	job, err := strconv.Atoi(note)
 	if err != nil {
 		d.t.Errorf("called: %q", note)
-		return FateGone
+		return inside.FateGone
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch d.states[job] {
 	case jobPending:
-		return FateComing
+		return inside.FateComing
 	case jobActive:
-		return FateUnsure
+		return inside.FateUnsure
 	case jobDone:
-		return FateGone
+		return inside.FateGone
 	case jobParked:
 	}
 	if rand.N(20) == 0 {
-		return FateLater
+		return inside.FateLater
 	}
 	d.states[job] = jobPending
 	d.pending <- job
 	d.trips.Add(1)
-	return FateComing
+	return inside.FateComing
 }
 
 // run does one job, if it gets its lock. crash has the process end in the middle.
 func (d *depot) run(l *Locker, job int, yield <-chan struct{}, crash bool) {
 	d.to(job, jobActive)
 	m := d.lock(l, job)
-	le, err := m.LockOrPark(context.Background(), yield)
+	le, err := m.lockOrPark(context.Background(), yield)
 	busy, ok := asBusy(err)
 	if ok && busy.Parked {
 		d.to(job, jobParked)
@@ -221,7 +222,7 @@ func parkStress(t *testing.T, s *redistest.Server, d *depot) {
 	}
 	redistest.Go(&wg, func() { // processes that crash
 		for range crashes {
-			l := New(s.Client(t), Options{Call: d.call, TTL: 300 * time.Millisecond})
+			l := New(s.Client(t), Options{call: d.call, TTL: 300 * time.Millisecond})
 			for range 3 { // some park, the last one crashes
 				select {
 				case job := <-d.pending:

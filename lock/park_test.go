@@ -24,7 +24,7 @@ func noted(m *Lock, note string) *Lock { return handle(m.locker, m, Note(note)) 
 // mustPark parks m's note at once.
 func mustPark(t testing.TB, m *Lock) *BusyError {
 	t.Helper()
-	le, err := m.LockOrPark(t.Context(), closedYield)
+	le, err := m.lockOrPark(t.Context(), closedYield)
 	if le != nil || err == nil {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
@@ -43,7 +43,7 @@ func orParkBeside(t testing.TB, m *Lock) (a *attempt, yield func()) {
 	y := make(chan struct{})
 	go func() {
 		defer close(a.done)
-		a.lease, a.err = m.LockOrPark(ctx, y)
+		a.lease, a.err = m.lockOrPark(ctx, y)
 	}()
 	t.Cleanup(func() { cancel(); <-a.done })
 	return a, sync.OnceFunc(func() { close(y) })
@@ -101,9 +101,9 @@ func TestLockOrParkTakesAFreeLock(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Note("job"))
 		for _, yield := range []chan struct{}{nil, closedYield, make(chan struct{})} {
-			le, err := m.LockOrPark(t.Context(), yield)
-			if err != nil || !le.Held() || le.Parked() != 0 {
-				t.Fatalf("LockOrPark of a free lock: %v, parked for %v", err, le.Parked())
+			le, err := m.lockOrPark(t.Context(), yield)
+			if err != nil || !le.Held() || le.parked != 0 {
+				t.Fatalf("LockOrPark of a free lock: %v, parked for %v", err, le.parked)
 			}
 			if _, ok := holds(t, le); !ok {
 				t.Errorf("stored: %v", stored(t, m))
@@ -125,7 +125,7 @@ func TestLockOrParkParksAtOnce(t *testing.T) {
 			busy := mustPark(t, noted(m, note))
 			after := serverNow(t, m)
 			if busy.Place != i || busy.Holder != "me" || busy.Note != "first" || busy.Reason != ReasonHeld ||
-				busy.ExpiresIn <= 0 || busy.ExpiresIn > 5*time.Second+2*time.Millisecond+after.Sub(before) || busy.Name != m.Name() {
+				busy.ExpiresIn <= 0 || busy.ExpiresIn > 5*time.Second+2*time.Millisecond+after.Sub(before) || busy.Name != m.name {
 				t.Errorf("%s: %+v, want place %d behind first", note, busy, i)
 			}
 			if !strings.Contains(busy.Error(), "parked at place") || !errors.Is(busy, ErrBusy) {
@@ -234,7 +234,7 @@ func TestLockOrParkUntilCtxEnds(t *testing.T) {
 		nothingOf(t, a.lock)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err = noted(m, "job").LockOrPark(ended, closedYield)
+		_, err = noted(m, "job").lockOrPark(ended, closedYield)
 		if busy := wantBusy(t, err); busy.Parked || !errors.Is(err, context.Canceled) {
 			t.Errorf("with an ended ctx: %+v", busy)
 		}
@@ -296,7 +296,7 @@ func TestLockOrParkEndsWithItsLocker(t *testing.T) {
 		}
 		nothingOf(t, a.lock)
 		yield()
-		if _, err := a.lock.LockOrPark(t.Context(), closedYield); !errors.Is(err, ErrClosed) {
+		if _, err := a.lock.lockOrPark(t.Context(), closedYield); !errors.Is(err, ErrClosed) {
 			t.Errorf("after Close: %v, want ErrClosed", err)
 		}
 		mustUnlock(t, held)
@@ -314,7 +314,7 @@ func TestLockOrParkRefuses(t *testing.T) {
 		"the name is empty": l.Mutex("", Note("x")),
 	} {
 		for _, yield := range []chan struct{}{nil, closedYield} {
-			if _, err := m.LockOrPark(t.Context(), yield); err == nil || !strings.Contains(err.Error(), want) ||
+			if _, err := m.lockOrPark(t.Context(), yield); err == nil || !strings.Contains(err.Error(), want) ||
 				!strings.HasPrefix(err.Error(), "lock: ") {
 				t.Errorf("%v, want %q", err, want)
 			}
@@ -331,7 +331,7 @@ func TestLockOrParkWithoutYieldIsLock(t *testing.T) {
 		done := make(chan *Lease, 1)
 		go func() {
 			defer close(done)
-			next, err := m.LockOrPark(context.Background(), nil)
+			next, err := m.lockOrPark(context.Background(), nil)
 			if err != nil {
 				t.Errorf("LockOrPark: %v", err)
 			}

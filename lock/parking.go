@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 const (
@@ -32,7 +34,7 @@ const (
 // being right but speed.
 type parking struct {
 	locker *Locker
-	caller Caller
+	caller inside.Caller
 	alarm  alarm
 	known  atomic.Int32 // len(lines): most Lockers have none, and pay nothing
 
@@ -79,7 +81,7 @@ func (a *average) add(d time.Duration) {
 	*a += (average(d) - *a) / 8
 }
 
-func newParking(l *Locker, caller Caller) *parking {
+func newParking(l *Locker, caller inside.Caller) *parking {
 	p := &parking{locker: l, caller: caller}
 	p.alarm.ring = p.look
 	return p

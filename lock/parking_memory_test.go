@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestParkingForgetsLinesThatOnlyWaited(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := New(s.Client(t), Options{Prefix: redistest.Name(t), Call: func(context.Context, string, string) Fate { return FateGone }})
+		l := New(s.Client(t), Options{Prefix: redistest.Name(t), call: func(context.Context, string, string) inside.Fate { return inside.FateGone }})
 		t.Cleanup(func() { _ = l.Close() })
 		held, err := l.Mutex("m").TryLock(t.Context())
 		if err != nil {
@@ -23,7 +24,7 @@ func TestParkingForgetsLinesThatOnlyWaited(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		var busy *BusyError
-		if _, err := l.Mutex("m", Note("n")).LockOrPark(ctx, make(chan struct{})); !errors.As(err, &busy) || busy.Parked {
+		if _, err := l.Mutex("m", Note("n")).lockOrPark(ctx, make(chan struct{})); !errors.As(err, &busy) || busy.Parked {
 			t.Fatalf("got %v", err)
 		}
 		if l.parking.known.Load() != 1 {
@@ -64,7 +65,7 @@ func TestParkingWithoutACallerLooksAfterNothing(t *testing.T) {
 		now := make(chan struct{})
 		close(now)
 		var busy *BusyError
-		if _, err := l.Mutex("m", Note("n")).LockOrPark(t.Context(), now); !errors.As(err, &busy) || !busy.Parked {
+		if _, err := l.Mutex("m", Note("n")).lockOrPark(t.Context(), now); !errors.As(err, &busy) || !busy.Parked {
 			t.Fatalf("got %v", err)
 		}
 		if free, err := held.Release(t.Context()); err != nil || free != 1 {

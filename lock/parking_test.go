@@ -8,10 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-func calls(c Caller) func(*Options) { return func(o *Options) { o.Call = c } }
+func calls(c inside.Caller) func(*Options) { return func(o *Options) { o.call = c } }
 
 // releases runs release for le as a Locker would that wants so many inbound,
 // and gives the notes of those that are called and have not come.
@@ -211,12 +212,12 @@ func TestTheFastPathIsAsFast(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		scripts := newTap(rdb)
-		l := newLocker(t, rdb, calls(func(context.Context, string, string) Fate { return FateUnsure }))
+		l := newLocker(t, rdb, calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 		m := l.Mutex(redistest.Name(t), Note("job"))
 		mustUnlock(t, mustTry(t, m)) // the server knows the scripts now
 		for _, yield := range []chan struct{}{nil, closedYield, make(chan struct{})} {
 			scripts.reset()
-			le, err := m.LockOrPark(t.Context(), yield)
+			le, err := m.lockOrPark(t.Context(), yield)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -239,21 +240,21 @@ func TestTheFastPathIsAsFast(t *testing.T) {
 // callee is a Caller that answers as told, and notes its calls.
 type callee struct {
 	mu    sync.Mutex // guards what follows
-	fates map[string]Fate
+	fates map[string]inside.Fate
 	calls []string
 	at    []time.Time
 }
 
-func answers(fates map[string]Fate) *callee { return &callee{fates: fates} }
+func answers(fates map[string]inside.Fate) *callee { return &callee{fates: fates} }
 
-func (c *callee) call(_ context.Context, _, note string) Fate {
+func (c *callee) call(_ context.Context, _, note string) inside.Fate {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls, c.at = append(c.calls, note), append(c.at, time.Now())
 	return c.fates[note]
 }
 
-func (c *callee) set(note string, fate Fate) {
+func (c *callee) set(note string, fate inside.Fate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fates[note] = fate
@@ -285,7 +286,7 @@ func TestFates(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
-		c := answers(map[string]Fate{"gone": FateGone, "later": FateLater, "unsure": FateUnsure, "coming": FateComing})
+		c := answers(map[string]inside.Fate{"gone": inside.FateGone, "later": inside.FateLater, "unsure": inside.FateUnsure, "coming": inside.FateComing})
 		l := newLocker(t, s.Client(t), calls(c.call))
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
@@ -310,15 +311,15 @@ func TestFates(t *testing.T) {
 		if last, _, _ := away(t, noted(m, "coming")); !ok || later < last {
 			t.Errorf("later has the ticket %.0f, the last one %.0f; %s", later, last, dump(m))
 		}
-		c.set("unsure", FateGone)
+		c.set("unsure", inside.FateGone)
 		c.called(t, "coming", 1)
 		// Not before its life is over.
 		c.called(t, "coming", 2)
 		if at := c.of("coming"); at[1].Sub(at[0]) < minLife {
 			t.Errorf("repeated after %v", at[1].Sub(at[0]))
 		}
-		c.set("later", FateGone)
-		c.set("coming", FateGone)
+		c.set("later", inside.FateGone)
+		c.set("coming", inside.FateGone)
 		free(t, m, soon)
 	})
 }
@@ -329,7 +330,7 @@ func TestALineOfLaters(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
 		for _, n := range []int{1, 5, 100} {
-			c := answers(map[string]Fate{})
+			c := answers(map[string]inside.Fate{})
 			rdb := s.Client(t)
 			scripts := newTap(rdb)
 			l := newLocker(t, rdb, calls(c.call))
@@ -337,7 +338,7 @@ func TestALineOfLaters(t *testing.T) {
 			held := mustTry(t, m)
 			for i := range n {
 				note := fmt.Sprint("later", i)
-				c.set(note, FateLater)
+				c.set(note, inside.FateLater)
 				parkAll(t, m, note)
 			}
 			// Looks may have called ahead. From now on they are counted.

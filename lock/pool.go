@@ -110,13 +110,7 @@ type PoolInfo struct {
 	// Values are the free values, next one first, at most 1,000.
 	Values []string
 	// Holders are those who have taken one, at most 1,000.
-	Holders []PoolHolder
-}
-
-// PoolHolder is one taker and its value.
-type PoolHolder struct {
-	Holder
-	Value string
+	Holders []Holder
 }
 
 // Available is the number of free values.
@@ -155,7 +149,8 @@ func (p *Pool) inspect(ctx context.Context, most int) (PoolInfo, error) {
 			info.Values = append(info.Values, value) // lapsed: free at the next call
 			continue
 		}
-		info.Holders = append(info.Holders, PoolHolder{holder, value})
+		holder.Value = value
+		info.Holders = append(info.Holders, Holder(holder))
 	}
 	return info, nil
 }

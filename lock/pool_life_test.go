@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -69,7 +70,7 @@ func TestPoolTakerThatDies(t *testing.T) {
 func TestPoolLateUnlock(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		p := somePool(t, newLocker(t, s.Client(t)), TTL(MinTTL), NoRenew())
+		p := somePool(t, newLocker(t, s.Client(t)), TTL(inside.MinTTL), NoRenew())
 		putAll(t, p, "v")
 		late := takes(t, p, "v")
 		ended(t, late, ErrLost)
@@ -383,7 +384,7 @@ func TestPoolManyLapseAtOnce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		p := somePool(t, l, TTL(MinTTL), NoRenew())
+		p := somePool(t, l, TTL(inside.MinTTL), NoRenew())
 		const n = 150
 		want := map[string]bool{}
 		for i := range n {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -257,7 +258,7 @@ func TestPoolWithFullMemory(t *testing.T) {
 	l := newLocker(t, rdb)
 	p := somePool(t, l)
 	warm(t, p.m)
-	short := poolHandle(l, p, TTL(MinTTL), NoRenew())
+	short := poolHandle(l, p, TTL(inside.MinTTL), NoRenew())
 	putAll(t, p, "a", "b", "c", "d")
 	a, b := takes(t, p, "a"), takes(t, p, "b")
 	c := takesQuietly(t, short, "c")

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -42,7 +43,7 @@ func TestPoolStress(t *testing.T) {
 						dies := rand.IntN(4) == 0
 						p := poolHandle(l, watch)
 						if dies {
-							p = poolHandle(l, watch, TTL(MinTTL), NoRenew())
+							p = poolHandle(l, watch, TTL(inside.MinTTL), NoRenew())
 						}
 						le, err := p.Take(t.Context())
 						if err != nil {

@@ -1,6 +1,10 @@
 package lock
 
-import "context"
+import (
+	"context"
+
+	"github.com/automutex/automutex/internal/inside"
+)
 
 // moreToPrune is the message at the end of a reply of release that stopped dropping
 // dead waiters.
@@ -25,7 +29,7 @@ func (l *Locker) pruneSome(m *Lock) (more bool) {
 		r, _ := reply.([]any)
 		return err == nil && len(r) == 3 && r[2] == int64(1)
 	}
-	reply, err := l.conn.run(context.Background(), callScript, m.keys, l.parking.args(m, "", FateUnsure))
+	reply, err := l.conn.run(context.Background(), callScript, m.keys, l.parking.args(m, "", inside.FateUnsure))
 	if err != nil {
 		return false
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -47,7 +48,7 @@ func TestRule06_ManyDeadWaitersDoNotHoldUpAFreeLock(t *testing.T) {
 		for name, take := range map[string]func(m *Lock) (*Lease, error){
 			"TryLock":    func(m *Lock) (*Lease, error) { return m.TryLock(t.Context()) },
 			"Lock":       func(m *Lock) (*Lease, error) { return m.Lock(t.Context()) },
-			"LockOrPark": func(m *Lock) (*Lease, error) { return m.LockOrPark(t.Context(), closedYield) },
+			"LockOrPark": func(m *Lock) (*Lease, error) { return m.lockOrPark(t.Context(), closedYield) },
 		} {
 			m := l.Mutex(redistest.Name(t)+name, Note("note"))
 			n, bound := deadWaiters(s)
@@ -130,13 +131,13 @@ func TestRule06_ParkedWorkIsCalledPastManyDead(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
-		c := answers(map[string]Fate{"parked": FateComing})
+		c := answers(map[string]inside.Fate{"parked": inside.FateComing})
 		l := asksAlways(newLocker(t, s.Client(t), calls(c.call)))
 		m := l.Mutex(redistest.Name(t), Note("holder"))
 		held := mustTry(t, m)
 		n, bound := deadWaiters(s)
 		leaveDead(t, m, n)
-		if _, err := handle(l, m, Note("parked")).LockOrPark(t.Context(), closedYield); !wantBusy(t, err).Parked {
+		if _, err := handle(l, m, Note("parked")).lockOrPark(t.Context(), closedYield); !wantBusy(t, err).Parked {
 			t.Fatalf("not parked: %v", err)
 		}
 		began := time.Now()

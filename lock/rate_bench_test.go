@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -30,7 +31,7 @@ func BenchmarkRate(b *testing.B) {
 		{"none, beside a holder", 1, nil, func(le *lock.Lease) error { return le.Unlock(ctx) }},
 		{"rate", 0, []lock.Option{rate}, func(le *lock.Lease) error { return le.Unlock(ctx) }},
 		{"rate, beside a holder", 1, []lock.Option{rate}, func(le *lock.Lease) error { return le.Unlock(ctx) }},
-		{"rate, given back", 0, []lock.Option{rate}, func(le *lock.Lease) error { return le.GiveBack(ctx) }},
+		{"rate, given back", 0, []lock.Option{rate}, func(le *lock.Lease) error { return lock.Inside(inside.Pass{}).GiveBack(ctx, le) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			locker := lock.New(rdb, lock.Options{})

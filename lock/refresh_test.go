@@ -45,12 +45,12 @@ func TestRefreshIsCountedAsAnswered(t *testing.T) {
 func TestReleaseWithoutAFreeSlotCallsNobody(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t), func(o *Options) { o.Call = answers(nil).call }).Mutex(redistest.Name(t))
+		m := newLocker(t, s.Client(t), func(o *Options) { o.call = answers(nil).call }).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		parkAll(t, m, "a", "b", "c")
 		called := func(after string, want bool) {
 			t.Helper()
-			info, err := m.Inspect(t.Context())
+			info, err := m.inspectAll(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -18,7 +19,7 @@ func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		a, b := newLocker(t, rdb), newLocker(t, rdb)
-		m := a.Mutex(redistest.Name(t), TTL(MinTTL), NoRenew())
+		m := a.Mutex(redistest.Name(t), TTL(inside.MinTTL), NoRenew())
 		late := mustTry(t, m)
 		successor := lockBeside(t, handle(b, m, TTL(time.Minute))).got(t)
 		behind := inLine(t, handle(b, m, TTL(time.Minute)), 1)
@@ -265,7 +266,7 @@ func TestReleaseTellsWhatIsFree(t *testing.T) {
 func TestUnlockAfterTheDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(MinTTL), NoRenew())
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(inside.MinTTL), NoRenew())
 		le := mustTry(t, m)
 		ended(t, le, ErrLost)
 		if err := le.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -353,7 +354,7 @@ func TestRule09_RenewalDoesNotRetakeTheExpired(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		m := l.Semaphore(redistest.Name(t), 2, TTL(MinTTL), NoRenew())
+		m := l.Semaphore(redistest.Name(t), 2, TTL(inside.MinTTL), NoRenew())
 		mustTry(t, handle(l, m, TTL(time.Minute))) // keeps the key
 		le := mustTry(t, m)
 		deadline, ok := holds(t, le)

@@ -4,26 +4,28 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // The newest wins: whoever comes to a lock may ask those who came earlier to
 // stop. Nobody is made to: a holder that is asked keeps its lease until it gives
 // it back, and only then is there a slot for the newer one.
 //
-//	arrival, _, err := locker.Mutex("index:7", lock.Note("edit 1042")).Arrive(ctx)
-//	m := locker.Mutex("index:7", lock.Note("edit 1042"), lock.OnStop(arrival, cancel))
-//	standing, err := m.Stop(ctx) // again each second while m.Lock waits
+//	arrival, _, err := locker.Mutex("index:7", Note("edit 1042")).arrive(ctx)
+//	m := locker.Mutex("index:7", Note("edit 1042"), onStop(arrival, cancel))
+//	standing, err := m.askOlderToStop(ctx) // again each second while m.Lock waits
 
 // arrivalKept is how long an arrival is known after it was last seen.
 const arrivalKept = time.Hour
 
-// OnStop lets those who arrive after arrival ask holders and waiters of this
-// handle to stop, see [Lock.Stop]: f is called then. It may be called several
+// onStop lets those who arrive after arrival ask holders and waiters of this
+// handle to stop, see [Lock.askOlderToStop]: f is called then. It may be called several
 // times, also when the lease or the wait is just over, on the goroutine that
 // hears for all locks of the Locker: it must not block, nor call the Locker. What
 // it does is up to it; cancelling the context of the work is the usual thing.
 // While the handle holds or waits, its Locker has a subscription.
-func OnStop(arrival int64, f func()) Option {
+func onStop(arrival int64, f func()) Option {
 	return func(m *Lock) {
 		if arrival <= 0 || f == nil {
 			m.err = fmt.Errorf("lock: %q: OnStop(%d, f) wants an arrival, as Arrive gives it, and a function", m.name, arrival)
@@ -33,15 +35,15 @@ func OnStop(arrival int64, f func()) Option {
 	}
 }
 
-// Arrive tells when the one with this handle's Note first came to this lock: a
+// arrive tells when the one with this handle's Note first came to this lock: a
 // number that is higher the later that was, and never the same for two notes.
-// first is true when it came just now. It is known until [Lock.Forget], or for
+// first is true when it came just now. It is known until [Lock.forget], or for
 // an hour after it last arrived, so that whoever comes back keeps its place in
 // time. (The client sends a call whose reply was lost again: then first is false.)
 //
 // The handle needs a Note that is its own. After an error (ErrBackend) the
 // arrival may have been noted or not.
-func (m *Lock) Arrive(ctx context.Context) (arrival int64, first bool, err error) {
+func (m *Lock) arrive(ctx context.Context) (arrival int64, first bool, err error) {
 	reply, err := m.atArrivals(ctx, arriveScript, m.note, arrivalKept.Milliseconds())
 	if err != nil {
 		return 0, false, err
@@ -54,9 +56,9 @@ func (m *Lock) Arrive(ctx context.Context) (arrival int64, first bool, err error
 	return arrival, first, nil
 }
 
-// Forget ends what Arrive began: should the one with this note come again, it
+// forget ends what arrive began: should the one with this note come again, it
 // is new. On an error (ErrBackend) it may be known for an hour more.
-func (m *Lock) Forget(ctx context.Context) error {
+func (m *Lock) forget(ctx context.Context) error {
 	reply, err := m.atArrivals(ctx, forgetScript, m.note)
 	if err != nil {
 		return err
@@ -67,21 +69,7 @@ func (m *Lock) Forget(ctx context.Context) error {
 	return nil
 }
 
-// Standing says whom an arrival has before it when the newest win.
-type Standing int
-
-// What [Lock.Stop] answers. Of a semaphore with N slots the N newest are first;
-// those who hold a slot and have no arrival keep theirs, and count out of N.
-const (
-	// First: it is among the newest.
-	First Standing = iota
-	// BehindHolders: newer ones hold the slots.
-	BehindHolders
-	// BehindWaiters: newer ones have the slots coming to them, and some wait.
-	BehindWaiters
-)
-
-// Stop asks those who arrived earlier than the handle to stop, holders and
+// askOlderToStop asks those who arrived earlier than the handle to stop, holders and
 // waiters alike, as far as the handle needs it to be among the newest that hold
 // (one of a mutex, N of a semaphore), and tells how it stands. Nobody is asked
 // while a slot is free, nor when the handle is a holder itself or not among
@@ -90,12 +78,12 @@ const (
 // Those who are asked hear of it by a message that may be lost, and others may
 // come to hold: while the handle waits, call it about once a second. It needs
 // OnStop. After an error (ErrBackend) some may have been asked.
-func (m *Lock) Stop(ctx context.Context) (Standing, error) {
+func (m *Lock) askOlderToStop(ctx context.Context) (inside.Standing, error) {
 	if m.err == nil && m.onStop == nil {
-		return First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
+		return inside.First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
 	}
-	n, err := m.operateCode(ctx, stopScript, []any{max(1, m.slots()), m.arrival}, int64(BehindWaiters))
-	return Standing(n), err
+	n, err := m.operateCode(ctx, stopScript, []any{max(1, m.slots()), m.arrival}, int64(inside.BehindWaiters))
+	return inside.Standing(n), err
 }
 
 // arrivals is the key of what Arrive notes, in one Cluster slot with the lock;

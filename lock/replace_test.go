@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -19,17 +20,17 @@ import (
 func arrived(t testing.TB, m *Lock, note string, options ...Option) (*Lock, *atomic.Int32) {
 	t.Helper()
 	options = append([]Option{TTL(m.ttl), Note(note)}, options...)
-	arrival, _, err := m.locker.Semaphore(m.name, m.limit, options...).Arrive(t.Context())
+	arrival, _, err := m.locker.Semaphore(m.name, m.limit, options...).arrive(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	asked := new(atomic.Int32)
-	return m.locker.Semaphore(m.name, m.limit, append(options, OnStop(arrival, func() { asked.Add(1) }))...), asked
+	return m.locker.Semaphore(m.name, m.limit, append(options, onStop(arrival, func() { asked.Add(1) }))...), asked
 }
 
-func mustStop(t testing.TB, m *Lock, want Standing) {
+func mustStop(t testing.TB, m *Lock, want inside.Standing) {
 	t.Helper()
-	got, err := m.Stop(t.Context())
+	got, err := m.askOlderToStop(t.Context())
 	if err != nil || got != want {
 		t.Fatalf("Stop: %d, %v, want %d; %s", got, err, want, dump(m))
 	}
@@ -39,7 +40,7 @@ func mustStop(t testing.TB, m *Lock, want Standing) {
 func awaitAsked(t testing.TB, m *Lock, asked *atomic.Int32) {
 	t.Helper()
 	redistest.Eventually(t, soon, func() bool {
-		_, _ = m.Stop(t.Context())
+		_, _ = m.askOlderToStop(t.Context())
 		return asked.Load() > 0
 	}, "asked to stop; %s", stringer(func() string { return dump(m) }))
 }
@@ -55,7 +56,7 @@ func TestStop_holder(t *testing.T) {
 		heard(t, old)
 		young, _ := arrived(t, handle(far, m), "young")
 		mustBeBusy(t, young)
-		mustStop(t, young, First)
+		mustStop(t, young, inside.First)
 		redistest.Eventually(t, soon, func() bool { return asked.Load() == 1 }, "asked once by one call")
 		if _, ok := holds(t, le); !ok || !le.Held() {
 			t.Error("to be asked ended the lease")
@@ -76,15 +77,15 @@ func TestStop_older(t *testing.T) {
 		young, youngAsked := arrived(t, m, "young")
 		le := mustTry(t, young)
 		heard(t, young)
-		mustStop(t, old, BehindHolders)
+		mustStop(t, old, inside.BehindHolders)
 		w := inLine(t, old, 1)
-		mustStop(t, old, BehindHolders)
+		mustStop(t, old, inside.BehindHolders)
 		// The holder asks nobody, the waiter not either.
-		mustStop(t, young, First)
+		mustStop(t, young, inside.First)
 		youngest, _ := arrived(t, m, "youngest")
 		waits := inLine(t, youngest, 2)
-		mustStop(t, old, BehindWaiters)
-		mustStop(t, young, BehindWaiters)
+		mustStop(t, old, inside.BehindWaiters)
+		mustStop(t, young, inside.BehindWaiters)
 		if oldAsked.Load()+youngAsked.Load() != 0 {
 			t.Errorf("asked to stop: the old one %d times, the young one %d times", oldAsked.Load(), youngAsked.Load())
 		}
@@ -122,28 +123,28 @@ func TestStop_semaphore(t *testing.T) {
 			}, "asked %v times", want)
 		}
 		one := mustTry(t, locks[1])
-		mustStop(t, locks[2], First) // a slot is free: nobody is asked
+		mustStop(t, locks[2], inside.First) // a slot is free: nobody is asked
 		two := mustTry(t, locks[0])
 		heard(t, m)
-		mustStop(t, locks[2], First)
+		mustStop(t, locks[2], inside.First)
 		wait(1, 0, 0, 0, 0)
 		w2 := inLine(t, locks[2], 1)
-		mustStop(t, locks[3], First)
+		mustStop(t, locks[3], inside.First)
 		wait(2, 1, 0, 0, 0)
 		w3 := inLine(t, locks[3], 2)
-		mustStop(t, locks[4], First)
+		mustStop(t, locks[4], inside.First)
 		wait(3, 2, 1, 0, 0)
-		mustStop(t, locks[2], First) // 3 alone is newer
+		mustStop(t, locks[2], inside.First) // 3 alone is newer
 		w4 := inLine(t, locks[4], 3)
-		mustStop(t, locks[2], BehindWaiters)
-		mustStop(t, locks[0], BehindWaiters)
+		mustStop(t, locks[2], inside.BehindWaiters)
+		mustStop(t, locks[0], inside.BehindWaiters)
 		w2.cancel()
 		wantBusy(t, w2.failed(t))
 		mustUnlock(t, one)
 		mustUnlock(t, two)
 		three, four := w3.got(t), w4.got(t)
-		mustStop(t, locks[2], BehindHolders)
-		mustStop(t, locks[4], First)
+		mustStop(t, locks[2], inside.BehindHolders)
+		mustStop(t, locks[4], inside.First)
 		if asked[3].Load()+asked[4].Load() != 0 {
 			t.Error("the newest were asked")
 		}
@@ -164,7 +165,7 @@ func TestStop_leavesOthersAlone(t *testing.T) {
 		heard(t, old)
 		w := inLine(t, m, 1)
 		young, _ := arrived(t, m, "young")
-		mustStop(t, young, First)
+		mustStop(t, young, inside.First)
 		redistest.Eventually(t, soon, func() bool { return asked.Load() == 1 }, "the only one that can be is asked")
 		if !plain.Held() || !w.pending() {
 			t.Error("another holder or waiter was disturbed")
@@ -194,13 +195,13 @@ func TestStop_deadOnesDoNotCount(t *testing.T) {
 			}
 		}
 		entry(now.Add(time.Minute))
-		mustStop(t, old, BehindWaiters)
+		mustStop(t, old, inside.BehindWaiters)
 		entry(now.Add(-time.Millisecond))
-		mustStop(t, old, First)
+		mustStop(t, old, inside.First)
 		raw(m).ZAdd(t.Context(), m.Key(), redis.Z{Score: float64(now.Add(time.Minute).UnixMilli()), Member: "h:" + body})
-		mustStop(t, old, BehindHolders)
+		mustStop(t, old, inside.BehindHolders)
 		raw(m).ZAdd(t.Context(), m.Key(), redis.Z{Score: float64(now.UnixMilli()), Member: "h:" + body})
-		mustStop(t, old, First)
+		mustStop(t, old, inside.First)
 		mustUnlock(t, plain)
 	})
 }
@@ -259,7 +260,7 @@ func TestStop_lostMessage(t *testing.T) {
 		young, _ := arrived(t, m, "young")
 		p.DropMessages(true)
 		dropped := p.DroppedMessages()
-		mustStop(t, young, First)
+		mustStop(t, young, inside.First)
 		redistest.Eventually(t, soon, func() bool { return p.DroppedMessages() > dropped }, "the message")
 		if asked.Load() != 0 {
 			t.Fatal("the message was not lost")
@@ -284,7 +285,7 @@ func TestStop_withoutTheChannel(t *testing.T) {
 		old, asked := arrived(t, m, "old")
 		le := mustTry(t, old)
 		young, _ := arrived(t, m, "young")
-		mustStop(t, young, First)
+		mustStop(t, young, inside.First)
 		if channel == "&*" {
 			awaitAsked(t, young, asked)
 		} else if asked.Load() != 0 {
@@ -319,7 +320,7 @@ func TestStop_stress(t *testing.T) {
 					}
 				}()
 				l := lockers[i%len(lockers)]
-				arrival, _, err := l.Mutex(name, Note(fmt.Sprint(i))).Arrive(ctx)
+				arrival, _, err := l.Mutex(name, Note(fmt.Sprint(i))).arrive(ctx)
 				if err != nil {
 					t.Error(err)
 					return
@@ -329,13 +330,13 @@ func TestStop_stress(t *testing.T) {
 				mu.Unlock()
 				ours, stop := context.WithCancel(ctx)
 				defer stop()
-				m := l.Mutex(name, Note(fmt.Sprint(i)), OnStop(arrival, stop))
+				m := l.Mutex(name, Note(fmt.Sprint(i)), onStop(arrival, stop))
 				done := make(chan struct{})
 				defer func() { <-done }()
 				go func() { // asks until its wait or stay is over
 					defer close(done)
 					for ours.Err() == nil {
-						if standing, err := m.Stop(ours); err == nil && standing != First {
+						if standing, err := m.askOlderToStop(ours); err == nil && standing != inside.First {
 							stop()
 						}
 						select {

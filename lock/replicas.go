@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // With Options.MinReplicas a lease counts for as long as that many replicas of
@@ -21,12 +23,6 @@ import (
 // order. The master that answers is the one that has the lease, or it would have
 // said "lost". A deadline that too few have acknowledged is not believed in; it
 // is in Redis all the same, which errs on the safe side.
-
-// ReplicasWithin is how long replicas have to acknowledge what counts only with
-// [Options.MinReplicas]. It is less where a quarter of the TTL, half of the client's
-// ReadTimeout, or what is left of the context of an acquire is less; but of that they
-// have a quarter of a second in any case.
-const ReplicasWithin = time.Second
 
 // replicasError says how many have it.
 func replicasError(key string, got int64, want int, within time.Duration) error {
@@ -74,7 +70,7 @@ func (m *Lock) replicated(ctx context.Context, le *Lease) (*Lease, error) {
 		m.locker.abandon(le)
 		return nil, err
 	}
-	_ = le.GiveBack(ctx) // what Redis could not be told is told again beside
+	_ = le.giveBack(ctx) // what Redis could not be told is told again beside
 	return nil, err
 }
 
@@ -127,7 +123,7 @@ func (l *Locker) renewals(batch []*Lease, calls []*call) {
 		l.conn.pipeline(context.Background(), renewScript, calls)
 		return
 	}
-	within := ReplicasWithin
+	within := inside.ReplicasWithin
 	for _, le := range batch {
 		within = min(within, replicasWithin(le))
 	}
@@ -135,7 +131,7 @@ func (l *Locker) renewals(batch []*Lease, calls []*call) {
 }
 
 // replicasWithin leaves time to try a renewal again before the lease ends.
-func replicasWithin(le *Lease) time.Duration { return min(ReplicasWithin, le.lock.ttl/4) }
+func replicasWithin(le *Lease) time.Duration { return min(inside.ReplicasWithin, le.lock.ttl/4) }
 
 // confirm executes the script confirm for each call, and WAIT behind them, once
 // for each master. Every call ends with a reply that enough replicas know of, or

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -80,8 +81,8 @@ func TestMinReplicas_frozen(t *testing.T) {
 		} else if !strings.Contains(err.Error(), "0 of the 1 of MinReplicas acknowledged within") {
 			t.Errorf("the error does not say how many: %v", err)
 		}
-		if took < ReplicasWithin/2 || took > ReplicasWithin+opTimeout {
-			t.Errorf("refused after %s, the bound is %s", took, ReplicasWithin)
+		if took < inside.ReplicasWithin/2 || took > inside.ReplicasWithin+opTimeout {
+			t.Errorf("refused after %s, the bound is %s", took, inside.ReplicasWithin)
 		}
 	}
 	began := time.Now()
@@ -92,7 +93,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 	began = time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := m.Lock(ctx); !errors.Is(err, ErrNotReplicated) || time.Since(began) > ReplicasWithin {
+	if _, err := m.Lock(ctx); !errors.Is(err, ErrNotReplicated) || time.Since(began) > inside.ReplicasWithin {
 		t.Errorf("under a context of 300ms: %v after %s", err, time.Since(began))
 	}
 	free(t, m, soon)
@@ -229,11 +230,11 @@ func TestMinReplicas_impossible(t *testing.T) {
 
 	for n, want := range map[int]string{-1: "MinReplicas is -1", 1: "does not go with a lock.otherClient"} {
 		l := New(otherClient{rdb}, Options{MinReplicas: n})
-		if err := l.Err(); err == nil || !strings.Contains(err.Error(), want) {
+		if err := l.err; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d: %v, want %q", n, err, want)
 		}
 	}
-	if err := New(otherClient{rdb}, Options{}).Err(); err != nil {
+	if err := New(otherClient{rdb}, Options{}).err; err != nil {
 		t.Error(err)
 	}
 }

@@ -18,27 +18,27 @@ import (
 func everyCall(t *testing.T, l *Locker, name string) {
 	t.Helper()
 	ctx := t.Context()
-	m := l.Mutex(name, Note("note"), OnStop(1, func() {}))
+	m := l.Mutex(name, Note("note"), onStop(1, func() {}))
 	p := l.Pool(name)
-	c := l.Claim(m.Key())
+	c := l.claim(m.Key())
 	for call, f := range map[string]func() error{
 		"TryLock":          func() error { _, err := m.TryLock(ctx); return err },
 		"Lock":             func() error { _, err := m.Lock(ctx); return err },
-		"LockOrPark":       func() error { _, err := m.LockOrPark(ctx, nil); return err },
+		"LockOrPark":       func() error { _, err := m.lockOrPark(ctx, nil); return err },
 		"Acquire":          func() error { _, _, err := m.Acquire(ctx, time.Minute); return err },
 		"Do":               func() error { return m.Do(ctx, func(context.Context) error { t.Error("f ran"); return nil }) },
 		"All":              func() error { _, err := l.All(m, l.Mutex(name+"2")).Lock(ctx); return err },
 		"Locked":           func() error { _, err := m.Locked(ctx); return err },
 		"Holders":          func() error { _, err := m.Holders(ctx); return err },
-		"Inspect":          func() error { _, err := m.Inspect(ctx); return err },
+		"Inspect":          func() error { _, err := m.inspectAll(ctx); return err },
 		"Exists":           func() error { _, err := m.Exists(ctx); return err },
-		"Line":             func() error { _, err := m.Line(ctx, 10); return err },
+		"Line":             func() error { _, err := m.listLine(ctx, 10); return err },
 		"Break":            func() error { _, err := m.Break(ctx, "token"); return err },
 		"BreakAll":         func() error { _, err := m.BreakAll(ctx); return err },
 		"Delete":           func() error { return m.Delete(ctx) },
-		"Arrive":           func() error { _, _, err := m.Arrive(ctx); return err },
-		"Forget":           func() error { return m.Forget(ctx) },
-		"Stop":             func() error { _, err := m.Stop(ctx); return err },
+		"Arrive":           func() error { _, _, err := m.arrive(ctx); return err },
+		"Forget":           func() error { return m.forget(ctx) },
+		"Stop":             func() error { _, err := m.askOlderToStop(ctx); return err },
 		"Pool.Put":         func() error { _, err := p.Put(ctx, "value"); return err },
 		"Pool.Take":        func() error { _, err := p.Take(ctx); return err },
 		"Pool.TryTake":     func() error { _, err := p.TryTake(ctx); return err },

@@ -79,7 +79,7 @@ func TestRights_walk(t *testing.T) {
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		found := false
-		for info, err := range l.List(t.Context()) {
+		for info, err := range l.list(t.Context()) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -88,7 +88,7 @@ func TestRights_walk(t *testing.T) {
 		if !found {
 			t.Error("List does not tell the lock")
 		}
-		if _, err := l.Sweep(t.Context()); err != nil {
+		if _, err := l.sweep(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if locked, err := m.Locked(t.Context()); err != nil || !locked {

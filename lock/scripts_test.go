@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -167,11 +168,11 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	t.Helper()
 	k := newTap(raw(m))
 	_, err1 := m.Available(t.Context())
-	m.locker.parking.tell(m, "", FateUnsure)
+	m.locker.parking.tell(m, "", inside.FateUnsure)
 	le := mustTry(t, m)
 	fenceOf(t, le)
 	mustBeBusy(t, m)
-	err2 := errors.Join(le.Extend(t.Context(), time.Second), le.Hold(t.Context(), time.Second))
+	err2 := errors.Join(le.Extend(t.Context(), time.Second), le.hold(t.Context(), time.Second))
 	m.locker.conn.confirm(t.Context(), []*call{{keys: m.keys, args: []any{le.heldArg, 1000}}}, 0, time.Second)
 	err3 := le.Unlock(t.Context())
 	_, err4 := m.BreakAll(t.Context())
@@ -182,10 +183,10 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	err8 := taken.Unlock(t.Context())
 	_, err9 := p.Delete(t.Context())
 	named := handle(m.locker, m, Note("note"))
-	arrival, _, err10 := named.Arrive(t.Context())
-	_, err11 := handle(m.locker, m, OnStop(arrival, func() {})).Stop(t.Context())
-	err12 := named.Forget(t.Context())
-	claim := m.locker.Claim(m.Key())
+	arrival, _, err10 := named.arrive(t.Context())
+	_, err11 := handle(m.locker, m, onStop(arrival, func() {})).askOlderToStop(t.Context())
+	err12 := named.forget(t.Context())
+	claim := m.locker.claim(m.Key())
 	_, err13 := claim.Take(t.Context(), "queue/task", "", time.Minute)
 	_, err14 := claim.Keep(t.Context(), "queue/task", "queue/next", 0)
 	_, err15 := claim.Drop(t.Context(), "queue/next")

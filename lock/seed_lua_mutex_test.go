@@ -156,7 +156,7 @@ func TestSeedLuaMutex_Synchronise(t *testing.T) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t), Parts("server 17"))
 		value, err := With(t.Context(), m, func(ctx context.Context) (string, error) {
-			_, ok, err := his.Mutex(m.Name(), Parts("server 17")).Acquire(ctx, 0)
+			_, ok, err := his.Mutex(m.name, Parts("server 17")).Acquire(ctx, 0)
 			if ok {
 				t.Error("a second one got in")
 			}

@@ -106,7 +106,7 @@ func TestSeedRedisLock_Work(t *testing.T) {
 				t.Error(err)
 			}
 			// The innermost counts, where there are several.
-			return l.Mutex(m.Name()+"-inner").Do(ctx, func(inner context.Context) error {
+			return l.Mutex(m.name+"-inner").Do(ctx, func(inner context.Context) error {
 				if within, ok := FromContext(inner); !ok || within == lease {
 					t.Error("the inner work finds the outer lease")
 				}
@@ -248,8 +248,8 @@ func TestSeedRedisLock_StaleOwnerIsReplaced(t *testing.T) {
 			mustUnlock(t, mustTry(t, m)) // no owner at all
 			store(t, m, owner, time.Minute)
 			mustBeBusy(t, m)
-			store(t, hers.Mutex(m.Name()+"-past"), owner, -time.Millisecond)
-			mustUnlock(t, mustTry(t, hers.Mutex(m.Name()+"-past")))
+			store(t, hers.Mutex(m.name+"-past"), owner, -time.Millisecond)
+			mustUnlock(t, mustTry(t, hers.Mutex(m.name+"-past")))
 		}
 	})
 	seed(t, "of a stale and a live holder only the stale one is cleared away", func(t *testing.T, s *redistest.Server) {
@@ -318,7 +318,7 @@ func TestSeedRedisLock_Extend(t *testing.T) {
 		m := hers.Mutex(redistest.Name(t), TTL(100*time.Millisecond), NoRenew())
 		lost := mustTry(t, m)
 		next := untilTaken(t, handle(his, m, TTL(time.Minute)))
-		if err := lost.Extend(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) || !strings.Contains(err.Error(), m.Name()) {
+		if err := lost.Extend(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) || !strings.Contains(err.Error(), m.name) {
 			t.Errorf("Extend: %v, want ErrNotHeld", err)
 		}
 		if _, ok := holds(t, next); !ok || band(t, m, "h:") != 1 {

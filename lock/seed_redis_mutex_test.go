@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -400,7 +401,7 @@ func TestSeedRedisMutex_ReleasesWhenTheWorkFails(t *testing.T) {
 			_, err := other.TryLock(ctx)
 			return err
 		})
-		if busy := wantBusy(t, err); runs != 1 || busy.Name != other.Name() {
+		if busy := wantBusy(t, err); runs != 1 || busy.Name != other.name {
 			t.Errorf("%d runs, busy is %q", runs, busy.Name)
 		}
 		free(t, m, soon)
@@ -494,13 +495,13 @@ func TestSeedRedisMutex_ErrorsInsteadOfBooleans(t *testing.T) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t))
 		mustTry(t, m)
-		if busy := mustBeBusy(t, handle(his, m)); busy.Name != m.Name() || busy.Holder != "alice" || busy.ExpiresIn <= 0 {
+		if busy := mustBeBusy(t, handle(his, m)); busy.Name != m.name || busy.Holder != "alice" || busy.ExpiresIn <= 0 {
 			t.Errorf("busy: %+v", busy)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := handle(his, m).Lock(ctx)
-		if busy := wantBusy(t, err); !errors.Is(err, context.DeadlineExceeded) || busy.Holder != "alice" || !strings.Contains(err.Error(), m.Name()) {
+		if busy := wantBusy(t, err); !errors.Is(err, context.DeadlineExceeded) || busy.Holder != "alice" || !strings.Contains(err.Error(), m.name) {
 			t.Errorf("Lock: %v", err)
 		}
 	})
@@ -508,7 +509,7 @@ func TestSeedRedisMutex_ErrorsInsteadOfBooleans(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		mustUnlock(t, held)
-		if err := held.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) || !strings.Contains(err.Error(), m.Name()) {
+		if err := held.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) || !strings.Contains(err.Error(), m.name) {
 			t.Errorf("Unlock: %v", err)
 		}
 	})
@@ -520,7 +521,7 @@ func TestSeedRedisMutex_KeysFromValues(t *testing.T) {
 	type Hall struct{ ID string }
 	seed(t, "a name, and a value with an ID, which is its type's name and the ID", func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
-		if key := hers.For(&Room{ID: 123}).Key(); key != DefaultPrefix+":{Room|123}" {
+		if key := hers.For(&Room{ID: 123}).Key(); key != inside.DefaultPrefix+":{Room|123}" {
 			t.Errorf("the key of room 123 is %q", key)
 		}
 		// IDs that no other test has.
@@ -531,7 +532,7 @@ func TestSeedRedisMutex_KeysFromValues(t *testing.T) {
 			mustUnlock(t, mustTry(t, other))
 		}
 		mustUnlock(t, held)
-		if m := hers.For(redistest.Name(t)); m.Key() != hers.Mutex(m.Name()).Key() {
+		if m := hers.For(redistest.Name(t)); m.Key() != hers.Mutex(m.name).Key() {
 			t.Errorf("a string's key is %q", m.Key())
 		}
 	})
@@ -573,17 +574,17 @@ func TestSeedRedisMutex_Sweep(t *testing.T) {
 		if n := len(keys()); n != 3 {
 			t.Fatalf("%d locks are stored, want 3", n)
 		}
-		if n, err := l.Sweep(t.Context()); n != 2 || err != nil {
+		if n, err := l.sweep(t.Context()); n != 2 || err != nil {
 			t.Errorf("Sweep: %d, %v; want 2", n, err)
 		}
 		if left := keys(); len(left) != 1 || left[0] != "future" {
 			t.Errorf("%v are left, want the future one", left)
 		}
-		if n, err := l.Sweep(t.Context()); n != 0 || err != nil {
+		if n, err := l.sweep(t.Context()); n != 0 || err != nil {
 			t.Errorf("second Sweep: %d, %v; want 0: it counts what it removes", n, err)
 		}
 		var listed []string
-		for info, err := range l.List(t.Context()) {
+		for info, err := range l.list(t.Context()) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -665,7 +666,7 @@ func TestSeedRedisMutex_Stress(t *testing.T) {
 		var all []process
 		for range stressProcesses {
 			p := process{cmd: exec.Command(os.Args[0])}
-			p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", stressEnv, s.Addr(), m.Name(), stressSections/stressProcesses))
+			p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", stressEnv, s.Addr(), m.name, stressSections/stressProcesses))
 			p.cmd.Stderr = os.Stderr
 			in, err := p.cmd.StdinPipe()
 			if err != nil {
@@ -702,10 +703,10 @@ func TestSeedRedisMutex_Stress(t *testing.T) {
 			}
 		}
 		took := time.Since(began)
-		if n, err := rdb.Get(t.Context(), m.Name()+":sections").Int(); n != stressSections || err != nil {
+		if n, err := rdb.Get(t.Context(), m.name+":sections").Int(); n != stressSections || err != nil {
 			t.Errorf("%d sections were counted, %v; want %d", n, err, stressSections)
 		}
-		fences, err := rdb.LRange(t.Context(), m.Name()+":fences", 0, -1).Result()
+		fences, err := rdb.LRange(t.Context(), m.name+":fences", 0, -1).Result()
 		if err != nil || len(fences) != stressSections {
 			t.Errorf("%d fences, %v; want %d", len(fences), err, stressSections)
 		}

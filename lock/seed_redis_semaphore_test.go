@@ -292,7 +292,7 @@ func TestSeedRedisSemaphore_Work(t *testing.T) {
 		if err := m.Do(t.Context(), func(context.Context) error { return wrong }); !errors.Is(err, wrong) || err.Error() != wrong.Error() {
 			t.Errorf("Do: %v", err)
 		}
-		p := l.Pool(m.Name())
+		p := l.Pool(m.name)
 		mustPut(t, p, 1, "0")
 		for _, do := range []func(){
 			func() { _ = m.Do(t.Context(), func(context.Context) error { panic(wrong) }) },
@@ -399,7 +399,7 @@ func TestSeedRedisSemaphore_NoTokenIsLost(t *testing.T) {
 	seed(t, "who dies with a resource gives it back when its time is up", func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Semaphore(redistest.Name(t), 2, TTL(200*time.Millisecond), NoRenew())
-		p := hers.Pool(m.Name(), TTL(200*time.Millisecond), NoRenew())
+		p := hers.Pool(m.name, TTL(200*time.Millisecond), NoRenew())
 		mustPut(t, p, 1, "licence")
 		mustTry(t, m)
 		mustTry(t, m)
@@ -408,9 +408,9 @@ func TestSeedRedisSemaphore_NoTokenIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 {
-			untilTaken(t, his.Semaphore(m.Name(), 2))
+			untilTaken(t, his.Semaphore(m.name, 2))
 		}
-		again := lockBeside(t, his.Pool(m.Name()).m).got(t) // in line, as Take is
+		again := lockBeside(t, his.Pool(m.name).m).got(t) // in line, as Take is
 		if again.Value() != "licence" {
 			t.Errorf("what came back is %q", again.Value())
 		}
@@ -521,7 +521,7 @@ func TestSeedRedisSemaphore_Watchdog(t *testing.T) {
 		live, stale := l.Mutex("live"), l.Mutex("stale")
 		held := mustTry(t, live)
 		store(t, stale, "dead", time.Minute)
-		if n, err := watchdog.Sweep(t.Context()); n != 0 || err != nil {
+		if n, err := watchdog.sweep(t.Context()); n != 0 || err != nil {
 			t.Errorf("Sweep of the living: %d, %v", n, err)
 		}
 		wantLocked(t, stale, true)
@@ -529,7 +529,7 @@ func TestSeedRedisSemaphore_Watchdog(t *testing.T) {
 			t.Fatal(err)
 		}
 		store(t, stale, "dead", -time.Second)
-		if n, err := watchdog.Sweep(t.Context()); n != 1 || err != nil {
+		if n, err := watchdog.sweep(t.Context()); n != 1 || err != nil {
 			t.Errorf("Sweep: %d, %v; want the stale one", n, err)
 		}
 		wantLocked(t, stale, false)

@@ -439,7 +439,7 @@ func TestBadTransports(t *testing.T) {
 	for want, transport := range map[string]Transport{
 		"nil *redis.Client": noClient, "nil *lock.futures": Async(noQueue), "*redis.Ring": ring,
 	} {
-		err := New(rdb, Options{Transport: transport}).Err()
+		err := New(rdb, Options{Transport: transport}).err
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New with %T: %v, want an error with %q", transport, err, want)
 		}

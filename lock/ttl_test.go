@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -32,7 +33,7 @@ func TestRule12_KeyOutlivesItsEntries(t *testing.T) {
 		w := lockBeside(t, short)
 		waiting(t, long, 1)
 		check("waited for,")
-		if reply := mustRenew(t, b, MinTTL); reply != renewRenewed {
+		if reply := mustRenew(t, b, inside.MinTTL); reply != renewRenewed {
 			t.Skip("a busy machine: the short lease has ended")
 		}
 		check("after a short renewal")
@@ -74,7 +75,7 @@ func TestRule12_GarbageGoes(t *testing.T) {
 		if s.Kind() == redistest.KindMini {
 			t.SkipNow() // never ages keys
 		}
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(MinTTL), NoRenew())
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(inside.MinTTL), NoRenew())
 		mustTry(t, m)
 		free(t, m, soon)
 	})

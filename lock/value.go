@@ -20,7 +20,7 @@ const Forever time.Duration = -1
 // lock is taken however short within is. Errors are ctx's own end, and what has
 // nothing to do with the lock being busy.
 func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
-	lease, err = m.LockWithin(ctx, within)
+	lease, err = m.lockWithin(ctx, within)
 	if errors.Is(err, ErrBusy) {
 		return nil, false, ctx.Err()
 	}
@@ -41,12 +41,8 @@ func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, e
 	return value, err
 }
 
-// Limit sets the number of holders, for locks made by For. 1 where it is not
-// given.
-func Limit(n int) Option { return func(m *Lock) { m.limit = n } }
-
-// Identified is a value with an identity of its own choice, for For.
-type Identified interface {
+// identified is a value with an identity of its own choice, for For.
+type identified interface {
 	// LockID is what tells the value from others of its type. Not empty.
 	LockID() string
 }
@@ -85,7 +81,7 @@ func identify(value any) (name, id string, err error) {
 	if name = v.Type().Name(); name == "" {
 		return "unnamed", "", fmt.Errorf("lock: For(%T): a type without a name has no locks of its own; give a name", value)
 	}
-	if own, ok := as[Identified](v); ok {
+	if own, ok := as[identified](v); ok {
 		id = own.LockID()
 	} else if v.Kind() == reflect.Struct {
 		id, err = idField(v)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -211,32 +213,32 @@ func TestFor(t *testing.T) {
 		value any
 		key   string
 	}{
-		{"some name", Key(DefaultPrefix, "some name")},
-		{room{123}, Key(DefaultPrefix, "room", "123")},
-		{room{-1}, Key(DefaultPrefix, "room", "-1")},
-		{r, Key(DefaultPrefix, "room", "5")},
-		{pr, Key(DefaultPrefix, "room", "5")},
-		{intern{-128}, Key(DefaultPrefix, "intern", "-128")},
-		{wide{1<<64 - 1}, Key(DefaultPrefix, "wide", "18446744073709551615")},
-		{named{"a|b c"}, Key(DefaultPrefix, "named", "a|b c")},
-		{numeric{7}, Key(DefaultPrefix, "numeric", "7")},
-		{item{uuid{1, 2, 3, 255}}, Key(DefaultPrefix, "item", "uuid-010203ff")},
-		{&item{uuid{1, 2, 3, 255}}, Key(DefaultPrefix, "item", "uuid-010203ff")},
-		{hidden{shy{1, 2}}, Key(DefaultPrefix, "hidden", "shy-0102")},
-		{&hidden{shy{1, 2}}, Key(DefaultPrefix, "hidden", "shy-0102")},
-		{pointed{&n}, Key(DefaultPrefix, "pointed", "123")},
-		{user{gorm{9}, "x"}, Key(DefaultPrefix, "user", "9")},
-		{lazy{&gorm{9}, "x"}, Key(DefaultPrefix, "lazy", "9")},
-		{box[int]{3}, Key(DefaultPrefix, "box[int]", "3")},
-		{chosen{"no", "code"}, Key(DefaultPrefix, "chosen", "code")},
-		{&chosen{"no", "code"}, Key(DefaultPrefix, "chosen", "code")},
-		{&byPointer{"no", "code"}, Key(DefaultPrefix, "byPointer", "code")},
-		{byPointer{"no", "code"}, Key(DefaultPrefix, "byPointer", "code")}, // a value and a pointer are one
-		{textual("x"), Key(DefaultPrefix, "textual", "text x")},
+		{"some name", keytext.Key(inside.DefaultPrefix, "some name")},
+		{room{123}, keytext.Key(inside.DefaultPrefix, "room", "123")},
+		{room{-1}, keytext.Key(inside.DefaultPrefix, "room", "-1")},
+		{r, keytext.Key(inside.DefaultPrefix, "room", "5")},
+		{pr, keytext.Key(inside.DefaultPrefix, "room", "5")},
+		{intern{-128}, keytext.Key(inside.DefaultPrefix, "intern", "-128")},
+		{wide{1<<64 - 1}, keytext.Key(inside.DefaultPrefix, "wide", "18446744073709551615")},
+		{named{"a|b c"}, keytext.Key(inside.DefaultPrefix, "named", "a|b c")},
+		{numeric{7}, keytext.Key(inside.DefaultPrefix, "numeric", "7")},
+		{item{uuid{1, 2, 3, 255}}, keytext.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
+		{&item{uuid{1, 2, 3, 255}}, keytext.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
+		{hidden{shy{1, 2}}, keytext.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
+		{&hidden{shy{1, 2}}, keytext.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
+		{pointed{&n}, keytext.Key(inside.DefaultPrefix, "pointed", "123")},
+		{user{gorm{9}, "x"}, keytext.Key(inside.DefaultPrefix, "user", "9")},
+		{lazy{&gorm{9}, "x"}, keytext.Key(inside.DefaultPrefix, "lazy", "9")},
+		{box[int]{3}, keytext.Key(inside.DefaultPrefix, "box[int]", "3")},
+		{chosen{"no", "code"}, keytext.Key(inside.DefaultPrefix, "chosen", "code")},
+		{&chosen{"no", "code"}, keytext.Key(inside.DefaultPrefix, "chosen", "code")},
+		{&byPointer{"no", "code"}, keytext.Key(inside.DefaultPrefix, "byPointer", "code")},
+		{byPointer{"no", "code"}, keytext.Key(inside.DefaultPrefix, "byPointer", "code")}, // a value and a pointer are one
+		{textual("x"), keytext.Key(inside.DefaultPrefix, "textual", "text x")},
 	} {
 		m := l.For(c.value)
-		if m.Err() != nil || m.Key() != c.key {
-			t.Errorf("%d: For(%#v) has key %q (%v), want %q", i, c.value, m.Key(), m.Err(), c.key)
+		if m.err != nil || m.Key() != c.key {
+			t.Errorf("%d: For(%#v) has key %q (%v), want %q", i, c.value, m.Key(), m.err, c.key)
 		}
 	}
 }
@@ -276,15 +278,15 @@ func TestForRefusesWhatHasNoIdentity(t *testing.T) {
 		{number(17), "it has no ID"},
 	} {
 		m := l.For(c.value)
-		if m.Err() == nil || !strings.Contains(m.Err().Error(), c.want) {
-			t.Errorf("%d: For(%#v): %v, want an error with %q", i, c.value, m.Err(), c.want)
+		if m.err == nil || !strings.Contains(m.err.Error(), c.want) {
+			t.Errorf("%d: For(%#v): %v, want an error with %q", i, c.value, m.err, c.want)
 		}
-		if _, err := m.TryLock(t.Context()); err == nil || err.Error() != m.Err().Error() {
-			t.Errorf("%d: TryLock: %v, want %v", i, err, m.Err())
+		if _, err := m.TryLock(t.Context()); err == nil || err.Error() != m.err.Error() {
+			t.Errorf("%d: TryLock: %v, want %v", i, err, m.err)
 		}
 	}
 	// What is wrong with the Locker comes first.
-	if err := New(nil, Options{}).For(nil).Err(); err == nil || !strings.Contains(err.Error(), "client is nil") {
+	if err := New(nil, Options{}).For(nil).err; err == nil || !strings.Contains(err.Error(), "client is nil") {
 		t.Errorf("For of a bad Locker: %v", err)
 	}
 }
@@ -293,12 +295,11 @@ func TestForTakesOptions(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t), prefixed(redistest.Name(t)))
-		// Parts are the local scope, Limit the number of holders.
-		m := l.For(&room{1}, Parts("kitchen", "2"), Limit(2), TTL(time.Second), Note("a note"))
-		if want := Key(l.prefix, "room", "1", "kitchen", "2"); m.Key() != want || m.Err() != nil {
-			t.Fatalf("key %q, want %q (%v)", m.Key(), want, m.Err())
+		// Parts are the local scope.
+		m := l.For(&room{1}, Parts("kitchen", "2"), TTL(time.Second), Note("a note"))
+		if want := keytext.Key(l.prefix, "room", "1", "kitchen", "2"); m.Key() != want || m.err != nil {
+			t.Fatalf("key %q, want %q (%v)", m.Key(), want, m.err)
 		}
-		mustTry(t, m)
 		mustTry(t, m)
 		if busy := mustBeBusy(t, m); busy.Note != "a note" || busy.Name != "room" {
 			t.Errorf("busy: %+v", busy)
@@ -310,10 +311,7 @@ func TestForTakesOptions(t *testing.T) {
 		if one := l.Mutex("room", Parts("1", "kitchen", "2")); one.Key() != m.Key() {
 			t.Errorf("%q and %q", one.Key(), m.Key())
 		}
-		if err := l.For("x", Limit(0)).Err(); err == nil {
-			t.Error("Limit(0) is accepted")
-		}
-		if named := l.For("x", Parts("a")); named.Key() != Key(l.prefix, "x", "a") {
+		if named := l.For("x", Parts("a")); named.Key() != keytext.Key(l.prefix, "x", "a") {
 			t.Errorf("For of a name with Parts: %q", named.Key())
 		}
 	})
@@ -325,7 +323,7 @@ func TestForLeavesOptionsAlone(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	shared := make([]Option, 10)
 	options := append(shared[:0], TTL(time.Second), Parts("p"))
-	if m := l.For(room{1}, options...); m.Key() != Key(DefaultPrefix, "room", "1", "p") {
+	if m := l.For(room{1}, options...); m.Key() != keytext.Key(inside.DefaultPrefix, "room", "1", "p") {
 		t.Errorf("key %q", m.Key())
 	}
 	if shared[2] != nil {

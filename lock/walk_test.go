@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // words are the texts of a user that reach Redis.
@@ -36,7 +38,7 @@ func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 	}
 	m := at(2, w.note)
 	if w.name == "" {
-		if err := m.Err(); err == nil {
+		if err := m.err; err == nil {
 			t.Error("a lock without a name")
 		}
 		return nil
@@ -70,13 +72,13 @@ func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 	w.walkControls(t, m, check)
 	if w.note != "" {
 		w.walkArrivals(t, at, check)
-		w.walkClaim(t, l.Claim(m.Key()), check)
+		w.walkClaim(t, l.claim(m.Key()), check)
 	}
 	pool := l.Pool(w.name, Parts(w.part), Note(w.note), TTL(time.Minute))
 	if w.value != "" {
 		w.walkPool(t, pool, check)
 	}
-	claim := l.Claim(m.Key())
+	claim := l.claim(m.Key())
 	keys = append(keys, m.Key(), m.arrivals(), claim.Key(), claim.Lock().Key(), pool.Key(), l.controls.keys[0])
 
 	if after := besides(t, beside); !maps.Equal(before, after) {
@@ -157,9 +159,9 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	parked := at(1, w.note+"'")
 	a, err = parked.ask(ctx, parked.newLease(), modePark)
 	check("park", err == nil && a.parked, a, err)
-	line, err := one.Line(ctx, 10)
+	line, err := one.listLine(ctx, 10)
 	check("Line", err == nil && len(line) == 2 && line[0].Owner == w.owner && line[0].Note == w.note && line[1].Note == parked.note && line[1].Parked, line, err)
-	info, err := parked.Inspect(ctx)
+	info, err := parked.inspectAll(ctx)
 	check("Inspect", err == nil && info.Held == 1 && info.Waiting == 1 && info.Parked == 1 && info.Place == 1, info, err)
 	check("Extend", le.Extend(ctx, 2*time.Minute) == nil)
 	confirmed := []*call{{keys: le.lock.keys, args: []any{le.heldArg, 1000}}}
@@ -170,12 +172,12 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 		check("Break of a token that is none", err == nil && !broken, broken, err)
 	}
 	var listed []string
-	for info, err := range m.locker.List(ctx) {
+	for info, err := range m.locker.list(ctx) {
 		check("List", err == nil, err)
 		listed = append(listed, info.Key)
 	}
 	check("List", slices.Contains(listed, m.Key()), listed)
-	by, err := m.locker.ByKey(m.Key()).Holders(ctx)
+	by, err := m.locker.byKey(m.Key()).Holders(ctx)
 	check("ByKey", err == nil && len(by) == 1 && by[0].Note == w.note, by, err)
 
 	// From holder to waiter to what is parked, and to a cooldown.
@@ -186,19 +188,19 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	reply, err := m.locker.conn.run(ctx, callScript, m.keys, []any{1, 1, 1000, "", 0})
 	calls, _ := reply.([]any)
 	check("call", err == nil && len(calls) == 4 && calls[3] == parked.note, reply, err)
-	line, err = parked.Line(ctx, 10)
+	line, err = parked.listLine(ctx, 10)
 	check("called", err == nil && len(line) == 1 && line[0].Called && line[0].Note == parked.note, line, err)
 	le, err = parked.TryLock(ctx)
 	check("TryLock of what was called", err == nil, err)
 	held(parked, le)
 	check("Cooldown", le.Cooldown(ctx, time.Minute) == nil)
-	info, err = parked.Inspect(ctx)
+	info, err = parked.inspectAll(ctx)
 	check("the gate", err == nil && info.Gate.Reason == ReasonCooldown && info.Held == 0, info, err)
 	_, err = m.BreakAll(ctx)
 	check("BreakAll of a cooldown", err == nil, err)
 	le, err = parked.TryLock(ctx)
 	check("TryLock after a cooldown", err == nil, err)
-	check("Hold", le.Hold(ctx, time.Minute) == nil)
+	check("Hold", le.hold(ctx, time.Minute) == nil)
 	check("Unlock in a hold", le.Unlock(ctx) == nil)
 	n, err := m.BreakAll(ctx)
 	check("BreakAll", err == nil && n == 1, n, err)
@@ -209,18 +211,18 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 func (w words) walkArrivals(t testing.TB, at func(int, string, ...Option) *Lock, check checker) {
 	ctx := t.Context()
 	first, other := at(1, w.note), at(1, w.note+"'")
-	a, is, err := first.Arrive(ctx)
+	a, is, err := first.arrive(ctx)
 	check("Arrive", err == nil && is && a > 0, a, is, err)
-	b, is, err := other.Arrive(ctx)
+	b, is, err := other.arrive(ctx)
 	check("Arrive of another", err == nil && is && b > a, a, b, is, err)
-	again, is, err := first.Arrive(ctx)
+	again, is, err := first.arrive(ctx)
 	check("Arrive again", err == nil && !is && again == a, a, again, is, err)
-	standing, err := at(1, w.note, OnStop(a, func() {})).Stop(ctx)
-	check("Stop", err == nil && standing == First, standing, err)
-	check("Forget", first.Forget(ctx) == nil && other.Forget(ctx) == nil)
+	standing, err := at(1, w.note, onStop(a, func() {})).askOlderToStop(ctx)
+	check("Stop", err == nil && standing == inside.First, standing, err)
+	check("Forget", first.forget(ctx) == nil && other.forget(ctx) == nil)
 }
 
-func (w words) walkClaim(t testing.TB, c *Claim, check checker) {
+func (w words) walkClaim(t testing.TB, c *claim, check checker) {
 	ctx, next := t.Context(), w.note+"'"
 	free, err := c.TakeFree(ctx, w.note, time.Minute)
 	check("TakeFree", err == nil && free, err)

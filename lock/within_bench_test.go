@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -27,7 +28,7 @@ func BenchmarkContexts(b *testing.B) {
 		}{
 			{"never ends", context.Background(), nil},
 			{"can end", ending, nil},
-			{"can end, Uninterrupted", ending, []lock.Option{lock.Uninterrupted()}},
+			{"can end, Uninterrupted", ending, []lock.Option{lock.Inside(inside.Pass{}).Uninterrupted()}},
 		} {
 			b.Run(c.name+"/"+strconv.Itoa(n), func(b *testing.B) {
 				locker := lock.New(rdb, lock.Options{})

@@ -21,27 +21,27 @@ func TestHungRedis_callsEndWithTheirContext(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	l := newLocker(t, s.Client(t))
-	m := l.Mutex(redistest.Name(t), TTL(time.Minute), Note("note"), OnStop(1, func() {}))
-	p, c := l.Pool(redistest.Name(t)), l.Claim(m.Key())
+	m := l.Mutex(redistest.Name(t), TTL(time.Minute), Note("note"), onStop(1, func() {}))
+	p, c := l.Pool(redistest.Name(t)), l.claim(m.Key())
 	mustUnlock(t, mustTry(t, m)) // connected, and the scripts are there
 	s.Pause(t)
 	for name, call := range map[string]func(context.Context) error{
 		"TryLock":    func(ctx context.Context) error { _, err := m.TryLock(ctx); return err },
 		"Lock":       func(ctx context.Context) error { _, err := m.Lock(ctx); return err },
-		"LockOrPark": func(ctx context.Context) error { _, err := m.LockOrPark(ctx, make(chan struct{})); return err },
+		"LockOrPark": func(ctx context.Context) error { _, err := m.lockOrPark(ctx, make(chan struct{})); return err },
 		"Do":         func(ctx context.Context) error { return m.Do(ctx, func(context.Context) error { return nil }) },
 		"All":        func(ctx context.Context) error { _, err := l.All(m).Lock(ctx); return err },
 		"Acquire":    func(ctx context.Context) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
-		"Inspect":    func(ctx context.Context) error { _, err := m.Inspect(ctx); return err },
-		"Line":       func(ctx context.Context) error { _, err := m.Line(ctx, 10); return err },
+		"Inspect":    func(ctx context.Context) error { _, err := m.inspectAll(ctx); return err },
+		"Line":       func(ctx context.Context) error { _, err := m.listLine(ctx, 10); return err },
 		"Break":      func(ctx context.Context) error { _, err := m.BreakAll(ctx); return err },
-		"Stop":       func(ctx context.Context) error { _, err := m.Stop(ctx); return err },
-		"Arrive":     func(ctx context.Context) error { _, _, err := m.Arrive(ctx); return err },
+		"Stop":       func(ctx context.Context) error { _, err := m.askOlderToStop(ctx); return err },
+		"Arrive":     func(ctx context.Context) error { _, _, err := m.arrive(ctx); return err },
 		"Put":        func(ctx context.Context) error { _, err := p.Put(ctx, "value"); return err },
 		"Take":       func(ctx context.Context) error { _, err := p.Take(ctx); return err },
 		"TakeFree":   func(ctx context.Context) error { _, err := c.TakeFree(ctx, "q/1", time.Minute); return err },
 		"Claim.Take": func(ctx context.Context) error { _, err := c.Take(ctx, "q/1", "", time.Minute); return err },
-		"Sweep":      func(ctx context.Context) error { _, err := l.Sweep(ctx); return err },
+		"Sweep":      func(ctx context.Context) error { _, err := l.sweep(ctx); return err },
 	} {
 		for how, begin := range map[string]func() (context.Context, context.CancelFunc){
 			"a deadline": func() (context.Context, context.CancelFunc) {
@@ -109,12 +109,12 @@ func TestClusterHang_othersGoOn(t *testing.T) {
 			defer resume()
 			hungAt := time.Now()
 			for range sendersMost {
-				go func() { _, _ = l.Claim(hung.Key()).TakeFree(t.Context(), "q/1", time.Minute) }()
+				go func() { _, _ = l.claim(hung.Key()).TakeFree(t.Context(), "q/1", time.Minute) }()
 			}
 			redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
-			if taken, err := l.Claim(healthy.Key()).TakeFree(ctx, "q/1", time.Minute); !taken || err != nil {
+			if taken, err := l.claim(healthy.Key()).TakeFree(ctx, "q/1", time.Minute); !taken || err != nil {
 				t.Errorf("TakeFree on a healthy master: %v, %v", taken, err)
 			}
 			mustUnlock(t, held)
@@ -173,7 +173,7 @@ func TestUninterrupted_staysOnTheCallersGoroutine(t *testing.T) {
 		t.Error("without the option every command ran on the caller's goroutine: this test sees nothing")
 	}
 	seen.beside.Store(0)
-	takesAndReleases(ctx, t, l.Mutex(redistest.Name(t)+"2", Uninterrupted()))
+	takesAndReleases(ctx, t, l.Mutex(redistest.Name(t)+"2", uninterrupted()))
 	if n := seen.beside.Load(); n > 0 && l.conn.bounded {
 		t.Errorf("%d commands ran beside", n)
 	}
@@ -199,7 +199,7 @@ func TestUninterrupted_onAHungRedis(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	l := newLocker(t, s.Client(t))
-	m := l.Mutex(redistest.Name(t), TTL(time.Minute), Uninterrupted())
+	m := l.Mutex(redistest.Name(t), TTL(time.Minute), uninterrupted())
 	mustUnlock(t, mustTry(t, m))
 	ctx, cancel := context.WithCancel(t.Context())
 	s.Pause(t)

@@ -46,7 +46,7 @@ func (c *controls) Collect(to chan<- prometheus.Metric) {
 	}
 	pauses, limits := 0, 0
 	for _, w := range watched {
-		for _, control := range w.InForce() {
+		for _, control := range inner.InForce(w) {
 			if control.Paused {
 				pauses++
 			}

@@ -26,7 +26,7 @@ func TestSentinel_hold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := lease.Hold(t.Context(), time.Hour); err != nil {
+	if err := inner.Hold(t.Context(), lease, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	old := watch.Master(t)

@@ -100,7 +100,7 @@ func (terms linTerms) certain() time.Duration {
 // wait is Lock; nil when there is no lease to go on with.
 func (c *linClient) wait(s *linSite, terms linTerms, patience time.Duration) *linStayed {
 	var joined int64
-	m := c.lock(s, terms, lock.OnWait(func() {
+	m := c.lock(s, terms, inner.OnWait(func() {
 		joined = linNow()
 		if c.onWait != nil {
 			c.onWait()

@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -311,7 +313,7 @@ func (r *networkRig) end(row *row) {
 		}
 	}
 	for _, key := range r.keys {
-		name := lock.Key(lock.DefaultPrefix, key.name)
+		name := keytext.Key(inside.DefaultPrefix, key.name)
 		redistest.Eventually(r.t, 2*networkTTL+10*time.Second, func() bool {
 			n, err := r.rdb.Exists(context.Background(), name).Result()
 			return err == nil && n == 0

@@ -13,6 +13,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -297,7 +299,7 @@ func (c *crowd) bounded() {
 func (c *crowd) gone(rdb redis.UniversalClient, keys ...string) {
 	c.t.Helper()
 	for _, key := range append(keys, c.keys...) {
-		key = lock.Key(lock.DefaultPrefix, key)
+		key = keytext.Key(inside.DefaultPrefix, key)
 		redistest.Eventually(c.t, crowdSoon, func() bool {
 			n, err := rdb.Exists(context.Background(), key).Result()
 			return err == nil && n == 0
@@ -334,7 +336,7 @@ func (c *crowd) keep(n int, ttl time.Duration) *keepers {
 // stored are the keys as Redis has them.
 func (k *keepers) stored() (keys []string) {
 	for _, key := range k.keys {
-		keys = append(keys, lock.Key(lock.DefaultPrefix, key))
+		keys = append(keys, keytext.Key(inside.DefaultPrefix, key))
 	}
 	return keys
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -182,8 +183,8 @@ func (w *soakWorld) leftBehind() (held int) {
 	}()
 	deadline := time.Now().Add(soakTTL + time.Second)
 	for {
-		var left []lock.Info
-		for info, err := range locker.List(ctx) {
+		var left []inside.Info
+		for info, err := range inner.List(ctx, locker) {
 			if err != nil {
 				w.t.Fatal(err)
 			}

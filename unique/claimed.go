@@ -8,6 +8,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -52,7 +53,7 @@ func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
 
 // claimAndEnqueue takes the claim, and enqueues the task if it got it; else the result
 // is the claim that stands.
-func (o *order) claimAndEnqueue(ctx context.Context, id, instead string) (*asynq.TaskInfo, lock.Claimed, error) {
+func (o *order) claimAndEnqueue(ctx context.Context, id, instead string) (*asynq.TaskInfo, inside.Claimed, error) {
 	ctx, cancel := context.WithTimeout(ctx, enqueueTimeout)
 	defer cancel()
 	o.client.begin(id)
@@ -67,22 +68,22 @@ func (o *order) claimAndEnqueue(ctx context.Context, id, instead string) (*asynq
 
 // take takes the claim for a new task. An answer that was lost may have taken
 // it: then there will be no task.
-func (o *order) take(ctx context.Context, id, instead string) (standing lock.Claimed, err error) {
+func (o *order) take(ctx context.Context, id, instead string) (standing inside.Claimed, err error) {
 	length := claimLife
 	if o.rule.Until.kind == untilOver {
 		length = o.rule.Until.window
 	}
 	if instead == "" && o.rule.Duplicate.kind != duplicatePostpone { // which wants to know the time of the first call
 		var taken bool
-		if taken, err = o.claim().TakeFree(ctx, o.holder(id), length); taken {
-			return lock.Claimed{Holder: o.holder(id)}, nil
+		if taken, err = inner.Claim(o.client.locker, o.key).TakeFree(ctx, o.holder(id), length); taken {
+			return inside.Claimed{Holder: o.holder(id)}, nil
 		}
 	}
 	if err == nil {
-		standing, err = o.claim().Take(ctx, o.holder(id), instead, length)
+		standing, err = inner.Claim(o.client.locker, o.key).Take(ctx, o.holder(id), instead, length)
 	}
 	if errors.Is(err, lock.ErrBackend) {
-		_, dropped := o.claim().Drop(context.WithoutCancel(ctx), o.holder(id))
+		_, dropped := inner.Claim(o.client.locker, o.key).Drop(context.WithoutCancel(ctx), o.holder(id))
 		return standing, errors.Join(err, dropped)
 	}
 	return standing, err
@@ -90,7 +91,7 @@ func (o *order) take(ctx context.Context, id, instead string) (standing lock.Cla
 
 // underwayError: a claim stands, and its task is not there.
 type underwayError struct {
-	claim lock.Claimed
+	claim inside.Claimed
 	grace time.Duration // what the claim stands for at the longest without a task
 }
 
@@ -110,7 +111,7 @@ const (
 )
 
 // judge says what a claim stands for. info is the task in the way.
-func (o *order) judge(ctx context.Context, standing lock.Claimed) (state claimState, info *asynq.TaskInfo, err error) {
+func (o *order) judge(ctx context.Context, standing inside.Claimed) (state claimState, info *asynq.TaskInfo, err error) {
 	queue, id, ok := tasknote.Parse(standing.Holder)
 	if !ok {
 		return claimOver, nil, nil // none of ours
@@ -123,7 +124,7 @@ func (o *order) judge(ctx context.Context, standing lock.Claimed) (state claimSt
 	switch {
 	case window && info != nil && !standing.Confirmed:
 		// Its producer died before it could say so.
-		_, err = o.claim().Keep(ctx, standing.Holder, standing.Holder, 0)
+		_, err = inner.Claim(o.client.locker, o.key).Keep(ctx, standing.Holder, standing.Holder, 0)
 		return claimInTheWay, info, err
 	case window && standing.Confirmed && info == nil:
 		return claimInTheWay, o.unseen(standing), nil
@@ -140,7 +141,7 @@ func (o *order) judge(ctx context.Context, standing lock.Claimed) (state claimSt
 }
 
 // unseen describes a task that has a claim and is not there.
-func (o *order) unseen(standing lock.Claimed) *asynq.TaskInfo {
+func (o *order) unseen(standing inside.Claimed) *asynq.TaskInfo {
 	queue, id, _ := tasknote.Parse(standing.Holder)
 	info := &asynq.TaskInfo{ID: id, Queue: queue, Type: o.task.Type(), State: asynq.TaskStatePending}
 	if standing.Confirmed {
@@ -164,9 +165,9 @@ func (o *order) enqueueClaimed(ctx context.Context, id string, more ...asynq.Opt
 		case errors.Is(err, asynq.ErrTaskIDConflict):
 			// Nobody else has this ID: the command was sent twice, and the task
 			// has ended since the first.
-			info = o.unseen(lock.Claimed{Holder: o.holder(id)})
+			info = o.unseen(inside.Claimed{Holder: o.holder(id)})
 		default:
-			_, dropped := o.claim().Drop(context.WithoutCancel(ctx), o.holder(id))
+			_, dropped := inner.Claim(o.client.locker, o.key).Drop(context.WithoutCancel(ctx), o.holder(id))
 			return nil, errors.Join(err, dropped)
 		}
 	}
@@ -184,9 +185,9 @@ const farAhead = 24 * time.Hour
 func (o *order) confirm(ctx context.Context, id string, info *asynq.TaskInfo) {
 	length := time.Duration(0)
 	if ahead := time.Until(info.NextProcessAt); ahead > farAhead && o.rule.Until.kind != untilOver {
-		length = min(ahead+claimLife, lock.MaxTTL)
+		length = min(ahead+claimLife, inside.MaxTTL)
 	}
 	if length > 0 || o.rule.Until.kind == untilOver {
-		_, _ = o.claim().Keep(context.WithoutCancel(ctx), o.holder(id), o.holder(id), length)
+		_, _ = inner.Claim(o.client.locker, o.key).Keep(context.WithoutCancel(ctx), o.holder(id), o.holder(id), length)
 	}
 }

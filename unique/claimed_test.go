@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 var reindex = Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart}
@@ -67,13 +67,13 @@ func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 		for _, id := range []string{first.ID, second.ID, third.ID} {
 			r.awaitGone(r.queue, id)
 		}
-		if keys := r.rdb.Exists(t.Context(), r.claimKey("7"), lock.Key(r.prefix, "reindex", "7")).Val(); keys != 0 {
+		if keys := r.rdb.Exists(t.Context(), r.claimKey("7"), keytext.Key(r.prefix, "reindex", "7")).Val(); keys != 0 {
 			t.Error("something is left of the key")
 		}
 	})
 }
 
-func (r *rig) claimKey(id string) string { return lock.Key(r.prefix, "reindex", id) + ":claim" }
+func (r *rig) claimKey(id string) string { return keytext.Key(r.prefix, "reindex", id) + ":claim" }
 
 // A worker that runs the task without the middleware, an operator who deletes
 // it, and a queue that is flushed: a claim whose task is gone blocks nothing.

@@ -82,7 +82,7 @@ func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg 
 	if inspector == nil {
 		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the asynq.Client"))
 	}
-	if err := lock.CheckClient(rdb); err != nil {
+	if err := inner.CheckClient(rdb); err != nil {
 		problems = append(problems, fmt.Errorf("unique: %w", err))
 	}
 	rules, mistakes := compile(cfg.Rules)

@@ -11,8 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 type document struct {
@@ -162,7 +162,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])
 		}
 	}
-	if want := lock.Key(r.prefix, "report", "1"); len(r.tasks(r.queue, "report:daily")) != 1 || r.tasks(r.queue, "report:daily")[0].ID != want {
+	if want := keytext.Key(r.prefix, "report", "1"); len(r.tasks(r.queue, "report:daily")) != 1 || r.tasks(r.queue, "report:daily")[0].ID != want {
 		t.Errorf("want the ID %s", want)
 	}
 }

@@ -85,8 +85,6 @@ func (o *order) duplicate(info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
 // holder is what a claim of the task with that ID says.
 func (o *order) holder(id string) string { return tasknote.Of(o.rule.Queue, id) }
 
-func (o *order) claim() *lock.Claim { return o.client.locker.Claim(o.key) }
-
 // alone runs f while no other producer is in an alone of this key: for what
 // reads, decides and writes in several steps. The context that f gets ends when
 // that is no longer so.
@@ -95,7 +93,7 @@ func (o *order) claim() *lock.Claim { return o.client.locker.Claim(o.key) }
 // trips by one producer in a while, and a line would have every producer keep a
 // subscription. A producer that died in there is waited out.
 func (o *order) alone(ctx context.Context, f func(context.Context) (*asynq.TaskInfo, error)) (*asynq.TaskInfo, error) {
-	m := o.claim().Lock(lock.TTL(o.client.changeTTL))
+	m := inner.Claim(o.client.locker, o.key).Lock(lock.TTL(o.client.changeTTL))
 	for again := o.client.retries(); ; {
 		lease, err := m.TryLock(ctx)
 		if err == nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 // Config is what [New] makes a [Client] from. It is read once: changing it
@@ -124,7 +124,7 @@ func compile(declared []Rule) (rules []*rule, problems []*automutex.FieldError) 
 		problems = append(problems, r.check()...)
 		r.Queue = cmp.Or(r.Queue, "default")
 		if r.Duplicate.kind == duplicatePostpone {
-			r.MaxPostpone = min(cmp.Or(r.MaxPostpone, 10*min(r.Duplicate.delay, lock.MaxTTL/10)), lock.MaxTTL/2)
+			r.MaxPostpone = min(cmp.Or(r.MaxPostpone, 10*min(r.Duplicate.delay, inside.MaxTTL/10)), inside.MaxTTL/2)
 		}
 		rules = append(rules, r)
 
@@ -164,8 +164,8 @@ func (r *rule) check() (problems []*automutex.FieldError) {
 		problems = append(problems, r.mistakef("MaxPostpone", "%s has no meaning with Duplicate %s; leave it out, or use Postpone", r.MaxPostpone, r.Duplicate))
 	case r.MaxPostpone < r.Duplicate.delay:
 		problems = append(problems, r.mistakef("MaxPostpone", "%s is less than the delay of Postpone(%s): raise it, or leave it out for ten times the delay%s", r.MaxPostpone, r.Duplicate.delay, printable.MeantUnit(r.MaxPostpone)))
-	case r.MaxPostpone > lock.MaxTTL/2:
-		problems = append(problems, r.mistakef("MaxPostpone", "%s is too long: at most %s", r.MaxPostpone, lock.MaxTTL/2))
+	case r.MaxPostpone > inside.MaxTTL/2:
+		problems = append(problems, r.mistakef("MaxPostpone", "%s is too long: at most %s", r.MaxPostpone, inside.MaxTTL/2))
 	}
 	return problems
 }

@@ -66,7 +66,7 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		holder, err := locker.ByKey(keys[0]).TryLock(t.Context())
+		holder, err := inner.ByKey(locker, keys[0]).TryLock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

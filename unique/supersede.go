@@ -184,7 +184,7 @@ func (o *order) first(ctx context.Context, id string, s scene) (*asynq.TaskInfo,
 	if err != nil && postpone {
 		// Nothing is put off. Should the task be there all the same, its time to be
 		// put off begins with the next call.
-		_, dropped := o.claim().Drop(context.WithoutCancel(ctx), o.holder(id))
+		_, dropped := inner.Claim(o.client.locker, o.key).Drop(context.WithoutCancel(ctx), o.holder(id))
 		err = errors.Join(err, dropped)
 	}
 	return info, err
@@ -194,7 +194,7 @@ func (o *order) first(ctx context.Context, id string, s scene) (*asynq.TaskInfo,
 // under UntilDone, where no claim tells: it is kept as one. instead of the
 // holder itself begins anew.
 func (o *order) since(ctx context.Context, instead string) (time.Duration, error) {
-	standing, err := o.claim().Take(ctx, o.holder(o.key), instead, o.rule.MaxPostpone+o.rule.Duplicate.delay)
+	standing, err := inner.Claim(o.client.locker, o.key).Take(ctx, o.holder(o.key), instead, o.rule.MaxPostpone+o.rule.Duplicate.delay)
 	return standing.Age, err
 }
 
@@ -204,7 +204,7 @@ func (o *order) supersedeTask(ctx context.Context, s scene) (*asynq.TaskInfo, er
 	old := s.waiting[0]
 	if own := o.holder(old.ID); s.holder != "" && s.holder != own {
 		// A producer died before it could hand the claim on.
-		if _, err := o.claim().Keep(ctx, s.holder, own, 0); err != nil {
+		if _, err := inner.Claim(o.client.locker, o.key).Keep(ctx, s.holder, own, 0); err != nil {
 			return nil, err
 		}
 		s.holder = own
@@ -319,7 +319,7 @@ func (o *order) handOn(ctx context.Context, holder, next string) {
 		length = claimLife
 	}
 	ctx = context.WithoutCancel(ctx)
-	if kept, err := o.claim().Keep(ctx, holder, o.holder(next), length); err == nil && !kept {
+	if kept, err := inner.Claim(o.client.locker, o.key).Keep(ctx, holder, o.holder(next), length); err == nil && !kept {
 		_, _ = o.take(ctx, next, "")
 	}
 }

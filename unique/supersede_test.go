@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 // A producer that is killed between any two commands of Replace and Postpone
@@ -186,7 +186,7 @@ func TestPostpone(t *testing.T) {
 // age makes the claim of a key that old.
 func (r *rig) age(taskType, id string, age time.Duration) {
 	r.t.Helper()
-	key := lock.Key(r.prefix, taskType, id) + ":claim"
+	key := keytext.Key(r.prefix, taskType, id) + ":claim"
 	stored := r.rdb.Get(r.t.Context(), key).Val()
 	since, rest, ok := strings.Cut(stored, " ")
 	if _, err := strconv.ParseInt(since, 10, 64); err != nil || !ok {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Until says how long a task that was enqueued stands in the way of the next one
@@ -40,7 +40,7 @@ var (
 
 // For is a fixed window that begins with the enqueue: at most one task for a key
 // in that time, whatever becomes of it. It is over after d even if the task
-// still waits. d is at least a millisecond and at most lock.MaxTTL; [New] refuses
+// still waits. d is at least a millisecond and at most ten years; [New] refuses
 // others.
 func For(d time.Duration) Until { return Until{kind: untilOver, window: d} }
 
@@ -58,8 +58,8 @@ func (u Until) String() string {
 }
 
 func (u Until) check() error {
-	if u.kind == untilOver && (u.window < time.Millisecond || u.window > lock.MaxTTL) {
-		return fmt.Errorf("For(%s) is no window; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", u.window, lock.MaxTTL)
+	if u.kind == untilOver && (u.window < time.Millisecond || u.window > inside.MaxTTL) {
+		return fmt.Errorf("For(%s) is no window; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", u.window, inside.MaxTTL)
 	}
 	return nil
 }
@@ -129,8 +129,8 @@ func (d Duplicate) String() string {
 }
 
 func (d Duplicate) check() error {
-	if d.kind == duplicatePostpone && (d.delay < time.Millisecond || d.delay > lock.MaxTTL) {
-		return fmt.Errorf("Postpone(%s) is no delay; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", d.delay, lock.MaxTTL)
+	if d.kind == duplicatePostpone && (d.delay < time.Millisecond || d.delay > inside.MaxTTL) {
+		return fmt.Errorf("Postpone(%s) is no delay; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", d.delay, inside.MaxTTL)
 	}
 	return nil
 }

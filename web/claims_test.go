@@ -9,8 +9,8 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -35,7 +35,7 @@ func TestClaims(t *testing.T) {
 			t.Errorf("claims: %+v", v.page.claims.rows)
 		}
 		claim := v.page.claims.rows[0]
-		if claim.Key != lock.Key(v.prefix, "index", "<7>")+":claim" {
+		if claim.Key != keytext.Key(v.prefix, "index", "<7>")+":claim" {
 			t.Errorf("the claim is %q", claim.Key)
 		}
 		if _, err := v.page.dropClaim(context.Background(), claim.Key, claim.Holder); err != nil {
@@ -52,7 +52,7 @@ func TestClaims_bounded(t *testing.T) {
 	ctx := context.Background()
 	pipe := v.rdb.Pipeline()
 	for i := range 3 * mostClaims {
-		pipe.Set(ctx, lock.Key(v.prefix, "index", fmt.Sprint(i))+":claim", fmt.Sprintf("%d 0 1 q/%d", time.Now().UnixMilli(), i), time.Minute)
+		pipe.Set(ctx, keytext.Key(v.prefix, "index", fmt.Sprint(i))+":claim", fmt.Sprintf("%d 0 1 q/%d", time.Now().UnixMilli(), i), time.Minute)
 	}
 	pipe.Set(ctx, v.prefix+":{x}:other", "x", time.Minute)
 	if _, err := pipe.Exec(ctx); err != nil {

@@ -68,7 +68,7 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	v := &askView{frame: p.frame(r, "", ""), Action: q.Get("action"), Key: q.Get("key"), Back: p.base}
 	if v.Action == doBreak || v.Action == doDelete {
-		if err := p.locker.ByKey(v.Key).Err(); err != nil {
+		if err := inner.LockErr(inner.ByKey(p.locker, v.Key)); err != nil {
 			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
 			return
 		}
@@ -190,8 +190,8 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 func (p *page) act(ctx context.Context, a *Action, form url.Values) (back, wrong string) {
 	switch a.Do {
 	case doBreak, doDelete:
-		m := p.locker.ByKey(a.Target)
-		if err := m.Err(); err != nil {
+		m := inner.ByKey(p.locker, a.Target)
+		if err := inner.LockErr(m); err != nil {
 			return "", "This is no key of a lock: " + printable.Short(err.Error()) + "."
 		}
 		if a.Do == doBreak {
@@ -203,7 +203,7 @@ func (p *page) act(ctx context.Context, a *Action, form url.Values) (back, wrong
 		return "key", ""
 	case doSweep:
 		a.Target, a.Tokens = "", nil
-		removed, err := p.locker.Sweep(ctx)
+		removed, err := inner.Sweep(ctx, p.locker)
 		a.Result, a.Err = fmt.Sprintf("Dead entries removed: %d.", removed), err
 		return "", ""
 	case doDrop:
@@ -224,7 +224,7 @@ func (p *page) breakHolders(ctx context.Context, key string, tokens []string) (s
 	if len(tokens) == 0 {
 		return "", fmt.Errorf("%w: the form names no holder", errGone)
 	}
-	m, broken := p.locker.ByKey(key), 0
+	m, broken := inner.ByKey(p.locker, key), 0
 	for _, token := range tokens {
 		ok, err := m.Break(ctx, token)
 		if err != nil {

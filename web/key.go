@@ -63,7 +63,7 @@ type waiterView struct {
 // key answers with one lock.
 func (p *page) key(w http.ResponseWriter, r *http.Request) {
 	key := r.URL.Query().Get("key")
-	if err := p.locker.ByKey(key).Err(); err != nil {
+	if err := inner.LockErr(inner.ByKey(p.locker, key)); err != nil {
 		p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
 		return
 	}
@@ -88,7 +88,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 		v.Err = printable.Short(err.Error())
 	}
 	var pause *lock.Control
-	v.Orders, _, pause = lock.ControlsFor(controls, key)
+	v.Orders, _, pause = inner.ControlsFor(controls, key)
 	v.Paused = pause != nil
 	v.Actions, v.Done = p.actions.about(key, name, scopeOf(key)), p.done(r)
 	if v.Recorded = p.past.recorder != nil; v.Recorded {
@@ -124,15 +124,15 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 
 // look asks Redis for the lock.
 func (p *page) look(ctx context.Context, v *keyView) error {
-	m := p.locker.ByKey(v.Key)
-	info, err := m.Inspect(ctx)
+	m := inner.ByKey(p.locker, v.Key)
+	info, err := inner.Inspect(ctx, m)
 	if err != nil {
 		return err
 	}
 	v.Now = time.Now()
 	v.Info, v.Called = newRow(info, v.Now), info.Called
 	p.sampler.follow(v.Info)
-	line, err := m.Line(ctx, mostShown)
+	line, err := inner.Line(ctx, m, mostShown)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 const (
@@ -156,7 +155,7 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 	slot := slotOf(v.Now)
 	for _, r := range shown {
 		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: p.namesFor(scopeOf(r.Key)), Task: p.taskOf(r.Note)}
-		if _, _, pause := lock.ControlsFor(controls, r.Key); pause != nil {
+		if _, _, pause := inner.ControlsFor(controls, r.Key); pause != nil {
 			line.Paused = true
 		}
 		if points := p.sampler.lastHour(r.Key, slot); points != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -145,8 +146,8 @@ func TestKeys_hashed(t *testing.T) {
 	const secret = "sixteen bytes and more"
 	rules := []automutex.Rule{{Task: "pay", On: []string{"account"}}}
 	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: rules})
-	key := lock.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
-	m := v.locker.ByKey(key)
+	key := keytext.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
+	m := inner.ByKey(v.locker, key)
 	v.hold(m)
 	v.find("/", "pay|~").want(200, "<td><bdi>pay</bdi></td>").without("DE0012345", secret)
 	v.get(keyPath(key)).want(200, "pay|~", "rule <bdi>pay</bdi>").without("DE0012345", secret)

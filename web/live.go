@@ -97,7 +97,7 @@ func (p *page) hasLive(r *http.Request) bool {
 	case "keys", "rules":
 		return true
 	case "key":
-		return p.locker.ByKey(q.Get("key")).Err() == nil
+		return inner.LockErr(inner.ByKey(p.locker, q.Get("key"))) == nil
 	}
 	return false
 }

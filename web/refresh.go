@@ -59,7 +59,7 @@ func (s *sampler) refresh(ctx context.Context, rows []row, at time.Time) []row {
 		}
 		began := s.now()
 		bound, cancel := context.WithTimeout(ctx, refreshBudget)
-		info, err := s.locker.ByKey(r.Key).Inspect(bound)
+		info, err := inner.Inspect(bound, inner.ByKey(s.locker, r.Key))
 		cancel()
 		now = s.now()
 		f.spent += now.Sub(began)

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
-	"github.com/automutex/automutex/lock"
 )
 
 // row is one lock in the list of all. There may be 100,000 of them, so it keeps what
@@ -27,7 +27,7 @@ type row struct {
 }
 
 // newRow makes a row of what package lock tells, asked at that time.
-func newRow(info lock.Info, at time.Time) row {
+func newRow(info inside.Info, at time.Time) row {
 	r := row{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Parked: info.Parked + info.Called}
 	if info.Held > 0 && info.Granted > 0 {
 		r.Since = at.Add(-info.Granted)

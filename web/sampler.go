@@ -220,7 +220,7 @@ func (s *sampler) look(ctx context.Context) *snapshot {
 	s.mu.Unlock()
 	snap := &snapshot{}
 	part := partEvery
-	for info, err := range s.locker.List(ctx) {
+	for info, err := range inner.List(ctx, s.locker) {
 		if err != nil {
 			snap.err = err
 			break

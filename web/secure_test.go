@@ -133,8 +133,8 @@ func TestHostileText(t *testing.T) {
 		v := serve(t, s, Options{AsynqmonPath: "/asynq"})
 		hostile := `<script>alert(1)</script>"'><img/src=x>` + "\u202e\u0000"
 		key := v.prefix + `:{<script>alert(1)</script>"'>&javascript:}`
-		m := v.locker.ByKey(key)
-		if err := m.Err(); err != nil {
+		m := inner.ByKey(v.locker, key)
+		if err := inner.LockErr(m); err != nil {
 			t.Fatal(err)
 		}
 		v.hold(m)
@@ -143,7 +143,7 @@ func TestHostileText(t *testing.T) {
 			t.Fatal(err)
 		}
 		other := v.locker.Mutex("x")
-		lease, err := v.locker.ByKey(other.Key()).TryLock(context.Background())
+		lease, err := inner.ByKey(v.locker, other.Key()).TryLock(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -179,10 +179,10 @@ func parseClaim(value string, left time.Duration, now time.Time) (holder string,
 // dropClaim drops one task's claim.
 func (p *page) dropClaim(ctx context.Context, key, holder string) (string, error) {
 	of, isClaim := strings.CutSuffix(key, ":claim")
-	if err := p.locker.ByKey(of).Err(); err != nil || !isClaim || holder == "" {
+	if err := inner.LockErr(inner.ByKey(p.locker, of)); err != nil || !isClaim || holder == "" {
 		return "", fmt.Errorf("%w: %q is no claim of a task", errGone, printable.Short(key))
 	}
-	dropped, err := p.locker.Claim(of).Drop(ctx, holder)
+	dropped, err := inner.Claim(p.locker, of).Drop(ctx, holder)
 	p.claims.forget()
 	if err == nil && !dropped {
 		err = fmt.Errorf("%w: the claim is not this task's any more", errGone)

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
 	"github.com/automutex/automutex/web/record"
@@ -28,7 +29,7 @@ type Options struct {
 	RootPath string
 
 	// Prefix begins the keys of the locks, as automutex.Config.Prefix. Empty means
-	// [lock.DefaultPrefix].
+	// [inside.DefaultPrefix].
 	Prefix string
 
 	// HashKeys is the secret of automutex.Config.HashKeys. The page needs it only to
@@ -125,7 +126,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 		streams: make(chan struct{}, maxStreams), closed: make(chan struct{}),
 	}
 	if p.o.Prefix == "" {
-		p.o.Prefix = lock.DefaultPrefix
+		p.o.Prefix = inside.DefaultPrefix
 	}
 	if p.o.Logger == nil {
 		p.o.Logger = slog.Default()
@@ -160,7 +161,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 
 // checkClient refuses what cannot walk the keys of all its nodes.
 func checkClient(rdb redis.UniversalClient) error {
-	if err := lock.CheckClient(rdb); err != nil {
+	if err := inner.CheckClient(rdb); err != nil {
 		return fmt.Errorf("web: %w", err)
 	}
 	switch rdb.(type) {
@@ -182,7 +183,7 @@ func (p *page) check() error {
 	if p.o.MetricsKeys < 0 || p.o.MetricsKeys > maxMetricsKeys {
 		problems = append(problems, fmt.Errorf("web: Options.MetricsKeys: %d is not from 0 to %d", p.o.MetricsKeys, maxMetricsKeys))
 	}
-	if err := lock.CheckPrefix(p.o.Prefix); err != nil {
+	if err := inner.CheckPrefix(p.o.Prefix); err != nil {
 		problems = append(problems, fmt.Errorf("web: Options.Prefix: %w", err))
 	}
 	return errors.Join(problems...)

@@ -78,7 +78,7 @@ code is 1.`,
 func (a *app) breakHolders(ctx context.Context, locker *lock.Locker, s inspect.Lock) error {
 	broken := 0
 	for _, h := range s.Holders {
-		ok, err := locker.ByKey(s.Key).Break(ctx, h.Token)
+		ok, err := inner.ByKey(locker, s.Key).Break(ctx, h.Token)
 		if err != nil {
 			return fmt.Errorf("%d of %d broken: %w", broken, len(s.Holders), err)
 		}

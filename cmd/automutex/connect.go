@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisping"
 	"github.com/automutex/automutex/lock"
@@ -53,7 +54,7 @@ func (c *connection) flags(root *cobra.Command) {
 	f.BoolVar(&c.tls, "tls", false, "speak TLS")
 	f.StringVar(&c.tlsServer, "tls_server", "", "speak TLS, and expect this name in the certificate")
 	f.BoolVar(&c.insecure, "insecure", false, "with TLS: do not check the certificate")
-	f.StringVar(&c.prefix, "prefix", lock.DefaultPrefix, "what the keys of the locks begin with")
+	f.StringVar(&c.prefix, "prefix", inside.DefaultPrefix, "what the keys of the locks begin with")
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "how long Redis may take to answer")
 }
 
@@ -97,7 +98,7 @@ func (c *connection) environment(cmd *cobra.Command) error {
 	case c.cluster && c.db != 0:
 		return usage("--db %d: a Cluster has no database but 0", c.db)
 	}
-	if err := lock.CheckPrefix(c.prefix); err != nil {
+	if err := inner.CheckPrefix(c.prefix); err != nil {
 		return usage("--prefix: %w", err)
 	}
 	return nil
@@ -258,7 +259,7 @@ func (c *connection) locker(ctx context.Context) (locker *lock.Locker, rdb redis
 	return locker, rdb, func() {
 		_ = locker.Close() // never fails
 		_ = rdb.Close()    // of a program that ends
-	}, locker.Err()
+	}, inner.LockerErr(locker)
 }
 
 // operator is who runs the command, as others are shown it: user@host.

@@ -160,7 +160,7 @@ func paused(list []lock.Control) (n int) {
 
 // pausedScope says that a key stays paused with its scope.
 func (a *app) pausedScope(list []lock.Control, target string) string {
-	if _, _, pause := lock.ControlsFor(list, inspect.Key(a.conn.prefix, target)); pause != nil {
+	if _, _, pause := inner.ControlsFor(list, inspect.Key(a.conn.prefix, target)); pause != nil {
 		return fmt.Sprintf("; its scope %s is", pause.Target)
 	}
 	return ""
@@ -231,7 +231,7 @@ An entry that this version cannot read is told, and not in force.`,
 			if err != nil {
 				return err
 			}
-			unreadable, err := locker.Controls().Unreadable(ctx)
+			unreadable, err := inner.Unreadable(ctx, locker.Controls())
 			if err != nil {
 				return err
 			}

@@ -53,7 +53,7 @@ code is 1.`,
 
 // inspectOne reads one lock. now is Redis' time.
 func inspectOne(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, key string) (s inspect.Lock, now time.Time, err error) {
-	if err := locker.ByKey(key).Err(); err != nil {
+	if err := inner.LockErr(inner.ByKey(locker, key)); err != nil {
 		return inspect.Lock{}, now, usage("KEY: %w", err)
 	}
 	return inspect.One(ctx, locker, rdb, key)

@@ -20,7 +20,7 @@ asked for, and keys that nobody asks for expire.`,
 				return err
 			}
 			defer done()
-			removed, err := locker.Sweep(cmd.Context())
+			removed, err := inner.Sweep(cmd.Context(), locker)
 			if err != nil {
 				return fmt.Errorf("after %d removed: %w", removed, err)
 			}

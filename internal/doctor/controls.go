@@ -22,7 +22,7 @@ func (d *doctor) controls(ctx context.Context) error {
 	list, err := locker.Controls().List(ctx)
 	if err == nil {
 		var unreadable map[string]string
-		unreadable, err = locker.Controls().Unreadable(ctx)
+		unreadable, err = inner.Unreadable(ctx, locker.Controls())
 		for _, target := range slices.Sorted(maps.Keys(unreadable)) {
 			d.foundf(Bad, "controls", "the entry of %s is not in force: %s; automutex resume removes it", printable.OneLine(target), unreadable[target])
 		}

@@ -41,7 +41,7 @@ func controls(ctx context.Context, locker *lock.Locker) []lock.Control {
 
 // control adds to a Lock what of the list is for it.
 func (l *Lock) control(list []lock.Control) {
-	its, limit, pause := lock.ControlsFor(list, l.Key)
+	its, limit, pause := inner.ControlsFor(list, l.Key)
 	for _, c := range its {
 		l.Controls = append(l.Controls, FromControl(c))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
@@ -91,7 +92,7 @@ func taskOf(note string) (queue, id, other string) {
 }
 
 // fromInfo makes a Lock of what package lock reads. now is Redis' time.
-func fromInfo(info lock.Info, now time.Time) Lock {
+func fromInfo(info inside.Info, now time.Time) Lock {
 	parked := info.Parked + info.Called
 	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked, Parked: parked, Holders: []Holder{}}
 	if info.Held > 0 && info.Granted > 0 {
@@ -131,7 +132,7 @@ func Walk(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient) i
 			batch = nil
 			return yield(full, nil)
 		}
-		for info, err := range locker.List(ctx) {
+		for info, err := range inner.List(ctx, locker) {
 			if err != nil {
 				yield(nil, err)
 				return
@@ -153,17 +154,17 @@ const lineShown = 100
 
 // One reads one lock and the beginning of its line. now is Redis' time.
 func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, key string) (l Lock, now time.Time, err error) {
-	m := locker.ByKey(key)
+	m := inner.ByKey(locker, key)
 	if now, err = ServerTime(ctx, rdb); err != nil {
 		return Lock{}, now, err
 	}
-	info, err := m.Inspect(ctx)
+	info, err := inner.Inspect(ctx, m)
 	if err != nil {
 		return Lock{}, now, err
 	}
 	l = fromInfo(info, now)
 	l.control(controls(ctx, locker))
-	line, err := m.Line(ctx, lineShown)
+	line, err := inner.Line(ctx, m, lineShown)
 	if err != nil {
 		return Lock{}, now, err
 	}
@@ -175,7 +176,7 @@ func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, ke
 }
 
 // WaiterState is what a place in line is: waiting, parked or called.
-func WaiterState(w lock.Waiter) string {
+func WaiterState(w inside.Waiter) string {
 	switch {
 	case w.Called:
 		return "called"

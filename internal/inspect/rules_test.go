@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 func TestIsKeyOf(t *testing.T) {
@@ -14,13 +14,13 @@ func TestIsKeyOf(t *testing.T) {
 		key  string
 		want bool
 	}{
-		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s"), true},
-		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "s", "1"), true},
-		{automutex.Rule{Task: "a", Scope: "s"}, lock.Key("p", "st"), false},
-		{automutex.Rule{Task: "a", Scope: "s t"}, lock.Key("p", "s t", "1"), true},
-		{automutex.Rule{Task: "a:"}, lock.Key("p", "a:b", "1"), true},
-		{automutex.Rule{Task: "a:"}, lock.Key("p", "b", "1"), false},
-		{automutex.Rule{Task: "a:"}, lock.Key("q", "a:b", "1"), false},
+		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "s"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "s", "1"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "st"), false},
+		{automutex.Rule{Task: "a", Scope: "s t"}, keytext.Key("p", "s t", "1"), true},
+		{automutex.Rule{Task: "a:"}, keytext.Key("p", "a:b", "1"), true},
+		{automutex.Rule{Task: "a:"}, keytext.Key("p", "b", "1"), false},
+		{automutex.Rule{Task: "a:"}, keytext.Key("q", "a:b", "1"), false},
 	} {
 		if got := IsKeyOf(c.rule, "p", c.key); got != c.want {
 			t.Errorf("%+v, %s: %v", c.rule, c.key, got)

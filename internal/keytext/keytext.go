@@ -1,6 +1,6 @@
 // Package keytext writes the Redis keys of locks: from values that are strings, and
 // from values that come piece by piece and may be longer than anybody wants to have
-// in memory. The form of a key is documented at lock.Key and lock.HashedKey.
+// in memory. [Key] and [HashedKey] document the form of a key.
 package keytext
 
 import (
@@ -17,8 +17,35 @@ import (
 // the number of values.
 const maxText = 200
 
-// Make gives the key for a scope and its values. An empty secret hides nothing.
-func Make(secret, prefix, scope string, parts []string) string {
+// Key returns the Redis key of the lock that is named by a scope and any number of values:
+//
+//	<prefix>:{<scope>|<value>|<value>}
+//
+// Scope and parts may hold any bytes. Inside them `%`, `|`, `~`, `{`, `}`, spaces, control
+// characters, invisible Unicode characters and bytes that are not valid UTF-8 are written
+// as %XX, byte by byte; everything else, `:` included, stays readable. Different (scope,
+// parts) never share a key: the number of parts counts, so no part and one empty part are
+// different locks.
+//
+// Values that take more than 200 bytes together are replaced by `~` and the hexadecimal
+// SHA-256 of the text they stand for (every escaped value with its `|` in front), and so is
+// a scope of more than 200 bytes (the SHA-256 of the escaped scope). An empty scope is
+// written as a bare `~`. No escaped text has a `~`, so none of these meets an ordinary key.
+//
+// The text between the braces is never empty, so that all keys of one lock, whatever
+// follows the closing brace, are in one Redis Cluster slot. That holds for every prefix
+// without braces; Key does not check the prefix.
+func Key(prefix, scope string, parts ...string) string { return HashedKey("", prefix, scope, parts...) }
+
+// HashedKey is [Key] for those who want no values in Redis. Whatever their length, `~` and
+// the hexadecimal HMAC-SHA256, under the secret, of the text that values and scope stand
+// for replaces the values. So one value has another hash in each scope, and who does not
+// know the secret cannot find a value by hashing guesses. The scope stays readable, and a
+// key without values is as Key makes it. With an empty secret HashedKey is Key.
+//
+// No text that Key would write, whatever its values, is one of these, nor one made under
+// another secret: SHA-256 answers for that.
+func HashedKey(secret, prefix, scope string, parts ...string) string {
 	size := 0
 	for _, part := range parts {
 		size += escapedLen(part)

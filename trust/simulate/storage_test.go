@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -46,7 +47,7 @@ func (p *plan) losesReplicas() bool {
 func (p *plan) grantSlack() time.Duration {
 	slack := 50 * time.Millisecond
 	if p.MinReplicas > 0 {
-		slack += lock.ReplicasWithin + 4*p.Latency
+		slack += inside.ReplicasWithin + 4*p.Latency
 	}
 	return slack
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/keytext"
 )
 
 // axeEnv names the file axe.min.js of the npm package axe-core, which is not in this
@@ -38,7 +38,7 @@ func TestPage_accessible(t *testing.T) {
 	for _, id := range []string{"first", "second", "third", "fourth", "fifth"} {
 		w.enqueue(id, "acme")
 	}
-	key := lock.Key(w.prefix, "report", "acme")
+	key := keytext.Key(w.prefix, "report", "acme")
 	b.do(chromedp.Navigate(w.url("")))
 	b.text("parked")
 	for _, dark := range []bool{false, true} {

@@ -42,7 +42,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/inside"
 )
 
 const (
@@ -61,7 +61,7 @@ const (
 
 // Options of [New]. The zero value is fit for use.
 type Options struct {
-	// Prefix is automutex.Config.Prefix. Empty means [lock.DefaultPrefix].
+	// Prefix is automutex.Config.Prefix. Empty means [inside.DefaultPrefix].
 	Prefix string
 	// Logger is where the recorder logs that Redis does not take what was counted. nil
 	// means slog.Default().
@@ -114,12 +114,12 @@ type Entry struct {
 // New makes a Recorder. rdb is that of the Guard, and stays the caller's. New does no I/O.
 func New(rdb redis.UniversalClient, options Options) (*Recorder, error) {
 	if options.Prefix == "" {
-		options.Prefix = lock.DefaultPrefix
+		options.Prefix = inside.DefaultPrefix
 	}
 	if options.Logger == nil {
 		options.Logger = slog.Default()
 	}
-	if err := errors.Join(lock.CheckClient(rdb), lock.CheckPrefix(options.Prefix)); err != nil {
+	if err := errors.Join(inner.CheckClient(rdb), inner.CheckPrefix(options.Prefix)); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
 	return &Recorder{

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -57,7 +58,7 @@ func age(t *testing.T, r *Recorder) (key string) {
 func TestRecorder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb, prefix, ctx := s.Client(t), redistest.Name(t), context.Background()
-		key := lock.Key(prefix, "report", "acme")
+		key := keytext.Key(prefix, "report", "acme")
 		for range 2 {
 			r := recorder(t, rdb, prefix)
 			for i := range 100 {
@@ -111,7 +112,7 @@ func TestRecorder(t *testing.T) {
 			t.Errorf("a busy task is %+v", e)
 		}
 		locker := lock.New(rdb, lock.Options{Prefix: prefix})
-		for info, err := range locker.List(ctx) {
+		for info, err := range inner.List(ctx, locker) {
 			t.Errorf("the list of locks has %s, %v", info.Key, err)
 		}
 		if err := locker.Close(); err != nil {

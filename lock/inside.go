@@ -1,0 +1,119 @@
+package lock
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/automutex/automutex/internal/inside"
+)
+
+// Inside returns the calls that only the packages of this module make. No other module can
+// call Inside: an [inside.Pass] is of an internal package. The type of the result is
+// unexported, so that go doc lists none of these calls.
+func Inside(inside.Pass) insider {
+	return insider{}
+}
+
+// insider has no state. Each method is the unexported function or method of (nearly) the
+// same name, which has the comment.
+type insider struct{}
+
+// New is [New] with two functions; either may be nil.
+//
+// call brings parked work back, see [inside.Caller]. With nil this Locker calls nothing.
+//
+// onControls is told of the controls that are in force, sorted by target, each time that
+// changes, and first when the Locker has read them and there are any. It is called on a
+// goroutine of the Locker's, one call at a time, and should be quick.
+func (insider) New(rdb Client, o Options, call inside.Caller, onControls func(inForce []Control)) *Locker {
+	o.call, o.onControls = call, onControls
+	return New(rdb, o)
+}
+
+// What is wrong with a client or an option, before there is a Locker.
+
+func (insider) CheckClient(rdb Client) error    { return checkClient(rdb) }
+func (insider) CheckPrefix(prefix string) error { return checkPrefix(prefix) }
+func (insider) CheckSecret(secret string) error { return checkSecret(secret) }
+func (insider) CheckRate(starts int, per time.Duration, burst int) error {
+	return checkRate(starts, per, burst)
+}
+
+// LockerErr and LockErr return what is wrong with the options of a Locker and the
+// definition of a lock. They do no I/O.
+
+func (insider) LockerErr(l *Locker) error { return l.err }
+func (insider) LockErr(m *Lock) error     { return m.err }
+
+// Options of a lock.
+
+func (insider) WithKey(key string) Option             { return withKey(key) }
+func (insider) OnWait(f func()) Option                { return onWait(f) }
+func (insider) OnStop(arrival int64, f func()) Option { return onStop(arrival, f) }
+func (insider) OnePerNote() Option                    { return onePerNote() }
+func (insider) ParkFirst() Option                     { return parkFirst() }
+func (insider) InTimeOnly() Option                    { return inTimeOnly() }
+func (insider) Uninterrupted() Option                 { return uninterrupted() }
+
+// Ways to wait.
+
+func (insider) LockOrPark(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease, error) {
+	return m.lockOrPark(ctx, yield)
+}
+
+func (insider) LockWithin(ctx context.Context, m *Lock, wait time.Duration) (*Lease, error) {
+	return m.lockWithin(ctx, wait)
+}
+func (insider) HoldTime(m *Lock) time.Duration { return m.holdTime() }
+
+// The newest wins; see replace.go.
+
+func (insider) Arrive(ctx context.Context, m *Lock) (arrival int64, first bool, err error) {
+	return m.arrive(ctx)
+}
+func (insider) Forget(ctx context.Context, m *Lock) error { return m.forget(ctx) }
+
+func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, error) {
+	return m.askOlderToStop(ctx)
+}
+
+// Of a lease.
+
+// Parked is how long the lock's note was in line, from its first place in it (or from when
+// it was sent to the end, because a call of it lapsed or could not be), before it came back
+// for this lease; 0 when it was never parked.
+func (insider) Parked(le *Lease) time.Duration                             { return le.parked }
+func (insider) LeaseErr(le *Lease) error                                   { return le.endErr() }
+func (insider) GiveBack(ctx context.Context, le *Lease) error              { return le.giveBack(ctx) }
+func (insider) Hold(ctx context.Context, le *Lease, d time.Duration) error { return le.hold(ctx, d) }
+
+// Of operators.
+
+func (insider) ByKey(l *Locker, key string) *Lock                                 { return l.byKey(key) }
+func (insider) List(ctx context.Context, l *Locker) iter.Seq2[inside.Info, error] { return l.list(ctx) }
+func (insider) Sweep(ctx context.Context, l *Locker) (int, error)                 { return l.sweep(ctx) }
+func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error)         { return m.inspectAll(ctx) }
+
+func (insider) Line(ctx context.Context, m *Lock, most int) ([]inside.Waiter, error) {
+	return m.listLine(ctx, most)
+}
+
+// Of controls.
+
+func (insider) InForce(c *Controls) []Control { return c.inForce() }
+func (insider) Paused(ctx context.Context, c *Controls, key string) error {
+	return c.paused(ctx, key)
+}
+
+func (insider) Unreadable(ctx context.Context, c *Controls) (map[string]string, error) {
+	return c.unreadable(ctx)
+}
+
+func (insider) ControlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
+	return controlsFor(list, key)
+}
+func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
+
+// Claim is the mark of package unique beside the lock with that key.
+func (insider) Claim(l *Locker, key string) *claim { return l.claim(key) }
