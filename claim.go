@@ -10,16 +10,16 @@ import (
 
 // dropClaim ends the claim that a producer of package unique made for this task until
 // it starts: from here on the next task for the key may be enqueued. dropClaim runs
-// when all locks are held, right before the handler. A producer that was told "one
-// waits already" has changed its data before, so the handler reads the change.
+// when all locks are held, right before the handler. A producer whose task was refused as
+// a duplicate has changed its data before, so the handler reads the change.
 //
 // A handler that ran beside its own claim would break that promise: the next producer
 // would be joined to a run that has already read its data. So a task whose claim cannot
-// be dropped does not run. It is handed back, its attempt not spent, as when Redis is
-// away. On its last attempt the task tries again in its worker, until the margin before
+// be dropped does not run. dropClaim returns it to asynq, its attempt not spent, as when
+// Redis is away. On its last attempt the task tries again in its worker, until the margin before
 // its deadline.
 //
-// Only a task whose ID says that it has a claim costs a call.
+// Only a task whose ID says that it has a claim costs a round trip.
 func (a *attempt) dropClaim(targets []target) outcome {
 	for _, t := range targets {
 		if claim.Has(a.id, t.key) {
@@ -35,7 +35,7 @@ func (a *attempt) dropClaim(targets []target) outcome {
 
 func (a *attempt) dropClaimOf(t target) outcome {
 	for {
-		_, err := inner.Claim(a.guard.locker, t.key).Drop(a.exchangeContext(), tasknote.Of(a.queue, a.id))
+		_, err := inner.Claim(a.guard.locker, t.key).Drop(a.roundTripContext(), tasknote.Of(a.queue, a.id))
 		if err == nil {
 			a.guard.outage.noteSuccess(a.guard.log)
 			return outcome{}
@@ -47,9 +47,9 @@ func (a *attempt) dropClaimOf(t target) outcome {
 		a.backendError(t, err)
 		delay := a.guard.outage.delay()
 		if !a.lastAttempt {
-			return a.handBack(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
+			return a.returnTask(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
 		}
-		if !a.pause(delay) {
+		if !a.sleepOnLastAttempt(delay) {
 			return a.stoppedWaiting(err)
 		}
 	}

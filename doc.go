@@ -1,9 +1,9 @@
 /*
 Package automutex lets asynq tasks for the same entity take turns.
 
-One rule wraps the handler of a task type in a distributed lock, keyed by the
-type and the payload fields named, and a policy says what becomes of a task that
-finds the lock taken:
+One rule wraps the handler of a task type in a distributed lock. The key consists of
+the task type and the payload fields named in On. A policy says what happens to a task
+that finds the lock taken:
 
 	guard, err := automutex.New(rdb, automutex.Config{
 		Rules: []automutex.Rule{
@@ -22,11 +22,10 @@ finds the lock taken:
 # Words
 
 A rule makes keys; one key is one lock. A lock has at most Limit holders: one is
-a mutex, more is a semaphore. A holder's stay is a lease: it has a token nobody
-else has, a fence, and a deadline that is moved on while the handler runs. Those
-who wait stand in the lock's line, first come, first served. A release gives the
-slot to the head of the line in the same step. What is parked has a place there
-too, and nobody to wait in it.
+a mutex, more is a semaphore. A holder has a lease: a unique token, a fence, and
+a deadline that is renewed while the handler runs. Waiters stand in the lock's line,
+first come, first served. A release grants the slot to the head of the line in the same
+step. A parked task keeps its place in line without a waiting goroutine.
 
 # Keys
 
@@ -39,7 +38,7 @@ field. It is never run unguarded, nor under a wider key. See [Rule] and [Fields]
 
 # What becomes of a busy task
 
-[Retry] (the default) hands it back to asynq for 1 to 5 seconds without spending
+[Retry] (the default) returns it to asynq for 1 to 5 seconds without spending
 an attempt; [RetryIn] for a time of your own. [Skip] ends it as done, [Archive]
 archives it, [Fail] spends an attempt, [AfterFailure] asks a function of yours,
 [Replace] stops the older task for it, [Allow] runs it all the same and reports.
@@ -48,7 +47,7 @@ moment it is released. [Park] lets it keep its place in line without a worker
 that another task could use: it comes back when its turn comes.
 
 A task without attempts left, which asynq would archive for any error, waits in
-its worker instead of being handed back. A task whose own earlier attempt is
+its worker instead of returning to asynq. A task whose own earlier attempt is
 still running (a handler that ignored its timeout) is retried whatever the
 policy: it is not a duplicate.
 
@@ -58,8 +57,9 @@ While a lease is valid nobody else holds the slot. A lease is valid until its
 handler returns, as long as it can be renewed: one renewal in a TTL must get
 through to Redis. When that fails the handler's context is cancelled, with cause
 [lock.ErrLost], before anybody else is let in. A process that dies keeps its
-keys for at most a TTL. No task is dropped or archived by the Guard unless its
-policy, or a key that cannot be made, says so.
+keys for at most a TTL. The Guard drops or archives a task in three cases only: its
+policy says so, no key can be made from it, or it is on its last attempt and its
+deadline comes before its lock.
 
 # What is not
 

@@ -115,7 +115,7 @@ func (e *BusyError) Error() string {
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "; waited %s", e.Waited.Round(time.Millisecond))
 	}
-	// A holder outside asynq has whatever note it likes, and asynq files no error
+	// A holder outside asynq has whatever note it likes, and asynq stores no error
 	// that is not UTF-8: the task would stay active until its lease is over.
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
@@ -171,7 +171,7 @@ func (a *attempt) toBusyError(t target, err error) error {
 	return e
 }
 
-// errTaskAfterClose is why a task that has a rule goes back to asynq when the Guard is
+// errTaskAfterClose is why a task that has a rule returns to asynq when the Guard is
 // closed.
 var errTaskAfterClose = fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
 
@@ -235,7 +235,7 @@ func (e *KeyError) Unwrap() error { return e.Err }
 
 // keyFailedError says that a rule's Key, or Config.Decode, returned an error that is
 // no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
-// could not file it.
+// could not store it.
 type keyFailedError struct {
 	rule     *compiledRule
 	function string // "the rule's Key" or "Config.Decode"

@@ -33,9 +33,9 @@ const (
 	EventPaused EventKind = "paused"
 	// EventSkipped: policy Skip ended the task without running it.
 	EventSkipped EventKind = "skipped"
-	// EventRetried: the task goes back to asynq, its attempt not spent, for Delay.
+	// EventRetried: the task returns to asynq, its attempt not spent, for Delay.
 	EventRetried EventKind = "retried"
-	// EventParked: the task goes back to asynq with its place in line kept; it
+	// EventParked: the task returns to asynq with its place in line kept; it
 	// runs again when its turn comes, after Delay at the latest.
 	EventParked EventKind = "parked"
 	// EventReplaced: policy Replace ended the task in favour of a newer one. Held says

@@ -123,15 +123,15 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
-// Close ends the Guard. Tasks in line stop waiting and go back to asynq. Leases of
+// Close ends the Guard. Tasks in line stop waiting and return to asynq. Leases of
 // running handlers are renewed until the handlers return or ctx ends. From the start of
-// Close on, every task that has a rule goes back to asynq unrun. The error is ctx's when
+// Close on, every task that has a rule returns to asynq unrun. The error is ctx's when
 // handlers still ran at the end; their leases last until their deadlines, or until the
 // handlers return.
 //
 // Call Close before the server's Shutdown, or at the same time. A Close after Shutdown
 // is too late: Shutdown waits for tasks in line up to its whole timeout. A task without
-// attempts left does not go back, since asynq would archive it for any answer: it
+// attempts left does not return, since asynq would archive it for any answer: it
 // blocks its worker, unrun, until asynq requeues it at the end of that timeout. Give
 // ctx as much time as the server has. Close leaves the Redis client open, unless
 // [NewFromConnOpt] made it. Further calls wait as well.

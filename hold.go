@@ -20,8 +20,8 @@ import (
 //	}
 //	return automutex.RetryAfter(wait, errUpstreamBusy)
 //
-// No policy drops a task that meets a hold: Skip, Archive, Fail and AfterFailure hand it
-// back to asynq too, its attempt not spent. A hold is never shortened by another one. It
+// No policy drops a task that meets a hold: Skip, Archive, Fail and AfterFailure return it
+// to asynq too, its attempt not spent. A hold is never shortened by another one. It
 // outlives the handler; Lock.BreakAll and the command line end it.
 //
 // ctx is the handler's. Of several locks of the task it is the one taken last, as with
@@ -42,9 +42,9 @@ func Hold(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// RetryAfter makes the error with which a handler gives its task back: the task comes
-// back after d, its attempt not spent, and [asynq.Config].ErrorHandler does not hear of
-// it. err is why, and may be nil. d below 0 counts as 0. asynq looks for such tasks every
+// RetryAfter makes the error with which a handler returns its task to asynq: the task runs
+// again after d, its attempt not spent, and asynq does not call [asynq.Config].ErrorHandler
+// for it. err is the reason, and may be nil. d below 0 counts as 0. asynq looks for such tasks every
 // DelayedTaskCheckInterval (5 seconds unless the server says otherwise), so the task may
 // come back some seconds after d, and never before.
 //
@@ -52,10 +52,10 @@ func Hold(ctx context.Context, d time.Duration) error {
 // rule matches it or not, also where the error is wrapped. An err that wraps
 // asynq.SkipRetry archives the task all the same.
 //
-// A task with no attempts left cannot be handed back, since asynq would archive it. Where
-// [Guard.Middleware] sees it, it waits in its worker without its locks, and its handler
-// runs again; it is archived with err when less than d is left until a second before its
-// deadline.
+// A task with no attempts left cannot return to asynq, which would archive it. Where
+// [Guard.Middleware] sees such a task, the task waits in its worker without its locks, and
+// its handler runs again. asynq archives the task with err when less than d is left until a
+// second before its deadline.
 func RetryAfter(d time.Duration, err error) error {
 	return &retryAfter{delay: max(0, d), err: err}
 }
@@ -66,7 +66,7 @@ type retryAfter struct {
 	err   error
 }
 
-// Error is valid UTF-8, since asynq files no other text.
+// Error is valid UTF-8, since asynq stores no other text.
 func (r *retryAfter) Error() string {
 	text := fmt.Sprintf("to be run again after %s", r.delay)
 	if r.err != nil {
@@ -77,8 +77,8 @@ func (r *retryAfter) Error() string {
 
 func (r *retryAfter) Unwrap() error { return r.err }
 
-// wantsRetryAfter returns the RetryAfter in a handler's error; nil where there is none, or
-// where asynq is told something else as well.
+// wantsRetryAfter returns the RetryAfter in a handler's error, or nil. An error that also
+// wraps asynq.SkipRetry or asynq.RevokeTask is none.
 func wantsRetryAfter(err error) *retryAfter {
 	if err == nil {
 		return nil
@@ -91,8 +91,8 @@ func wantsRetryAfter(err error) *retryAfter {
 }
 
 // retryHere reports whether the handler of a task on its last attempt runs again in its
-// worker, after the pause that it asked for with RetryAfter. The task holds no lock
-// meanwhile. closed: the Guard was closed instead.
+// worker. It sleeps for the delay of the handler's RetryAfter, without a lock. closed is
+// true if the Guard was closed instead.
 func (a *attempt) retryHere(err error) (again, closed bool) {
 	r := wantsRetryAfter(err)
 	if r == nil || a.id == "" || a.ctx.Err() != nil || a.isReplaced() {
@@ -106,17 +106,17 @@ func (a *attempt) retryHere(err error) (again, closed bool) {
 		return false, false // asynq archives the task with the handler's error
 	}
 	a.release()
-	if a.pause(r.delay) {
+	if a.sleepOnLastAttempt(r.delay) {
 		a.handlerStart, a.succeeded = time.Time{}, false
 		return true, false
 	}
 	return false, a.guard.closing.Err() != nil
 }
 
-// parkFirst parks a task under the policy Park whose handler has put its key on hold and
-// wants to come back when that is over: ahead of all that are parked, so that it is called
-// first when the gate opens. It returns what asynq is told: err where the task is no such one,
-// or was not parked, and comes back by its RetryAfter alone.
+// parkFirst parks a task ahead of all parked tasks, so that it is woken first when the gate
+// opens. It does so under the policy Park, if the handler put its key on Hold and returned a
+// RetryAfter that is over before the Hold, or within a second after it. Otherwise, or if
+// Redis did not park the task, parkFirst returns err: only the RetryAfter brings it back.
 func (a *attempt) parkFirst(err error) error {
 	r := wantsRetryAfter(err)
 	if r == nil || a.lastAttempt || a.note == "" || a.ctx.Err() != nil || a.guard.closing.Err() != nil {
@@ -124,7 +124,7 @@ func (a *attempt) parkFirst(err error) error {
 	}
 	i := slices.IndexFunc(a.held, func(h *heldLease) bool {
 		ends := h.holdEnds.Load()
-		return h.target.rule.Busy == Park && ends != nil && time.Until(*ends) > r.delay-time.Second
+		return h.target.rule.Busy.kind == policyPark && ends != nil && time.Until(*ends) > r.delay-time.Second
 	})
 	if i < 0 {
 		return err
@@ -132,7 +132,7 @@ func (a *attempt) parkFirst(err error) error {
 	t := a.held[i].target
 	a.release() // nothing parks behind its own lease
 	a.handlerStart = time.Time{}
-	lease, lockErr := inner.LockOrPark(a.ctx, a.lockOf(t, inner.ParkFirst()), parkAtOnce)
+	lease, lockErr := inner.LockOrPark(a.ctx, a.lockOf(t, inner.ParkFirst()), parkNow)
 	var busy *BusyError
 	if lockErr = a.keepLease(t, lease, lockErr); !errors.As(lockErr, &busy) || !busy.parked {
 		return err // an operator has opened the gate, or Redis does not answer

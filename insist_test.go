@@ -108,17 +108,17 @@ func TestAttempt_pause(t *testing.T) {
 		"the margin before deadline": {soon, time.Hour, false},
 	} {
 		a := &attempt{guard: guard, ctx: c.ctx}
-		if again := a.pause(c.d); again != c.again {
+		if again := a.sleepOnLastAttempt(c.d); again != c.again {
 			t.Errorf("%s: %t", name, again)
 		}
 	}
 	a := &attempt{guard: guard, ctx: context.Background(), replacing: newReplaceState()}
 	a.replacing.requestStop(target{})
-	if a.pause(time.Hour) {
+	if a.sleepOnLastAttempt(time.Hour) {
 		t.Error("a task that was replaced tries again")
 	}
 	guard.stop()
-	if (&attempt{guard: guard, ctx: context.Background()}).pause(time.Hour) {
+	if (&attempt{guard: guard, ctx: context.Background()}).sleepOnLastAttempt(time.Hour) {
 		t.Error("a task tries again after Close")
 	}
 }

@@ -14,9 +14,9 @@ import (
 )
 
 // A lease belongs to its attempt as soon as it exists, before any function of the user
-// hears of it: keepLease is the only way from a call of package lock to a lease, and
-// release, which is deferred around the whole attempt, gives back every lease that
-// keepLease was given. An Observe that panics, on any event, costs its task an attempt
+// learns of it: keepLease is the only way from a call of package lock to a lease, and
+// release, which is deferred around the whole attempt, releases every lease that keepLease
+// was given. An Observe that panics, on any event, costs its task an attempt
 // and leaves no lease behind.
 
 // heldLease is one lease of an attempt.
@@ -77,19 +77,19 @@ func (h *heldLease) lossError() error {
 		h.target.rule.Name, h.target.key, inner.LeaseErr(h.lease))
 }
 
-// retakeDelay is how long a task on its last attempt pauses before it takes its locks
-// again. Without the pause, a lease that is lost each time (a MaxHold shorter than the
+// retakeDelay is how long a task on its last attempt sleeps before it takes its locks
+// again. Without this delay, a lease that is lost each time (a MaxHold shorter than the
 // wait for the next lock) would keep a worker spinning.
 const retakeDelay = 100 * time.Millisecond
 
-// retake is for a task that lost a lease before its handler started. The task goes
-// back to asynq. On its last attempt it releases all locks and takes them again.
+// retake returns a task to asynq that lost a lease before its handler started. A task on its
+// last attempt releases all locks instead, and takes them again.
 func (a *attempt) retake(lost *heldLease) outcome {
 	if !a.lastAttempt {
-		return a.handBack(lost.target, lost.lossError(), retryDelay())
+		return a.returnTask(lost.target, lost.lossError(), retryDelay())
 	}
 	a.release()
-	if a.pause(retakeDelay) {
+	if a.sleepOnLastAttempt(retakeDelay) {
 		return outcome{}
 	}
 	return a.stoppedWaiting(lost.lossError())

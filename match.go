@@ -52,7 +52,7 @@ func newRuleSet(rules []*compiledRule) (*ruleSet, []*FieldError) {
 			rs.declared = append(rs.declared, p)
 		}
 		p.rules = append(p.rules, rule)
-		rs.parks = rs.parks || rule.Busy == Park
+		rs.parks = rs.parks || rule.Busy.kind == policyPark
 	}
 
 	ranks, problems := orderScopes(rules, rs.declared)

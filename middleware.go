@@ -12,14 +12,33 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is the path of one task, top to bottom:
+// This file is the path of one task, top to bottom. A function calls those indented below
+// it. The last column names the file of a function that is not in this one.
 //
-//	Middleware    is there a rule for the task's type?        match.go
-//	process       which locks does the task need?             match.go, internal/jsonkey
-//	runWithLocks  take the locks, run the handler, release
-//	take          get one lock                                wait.go (park.go, replace.go)
-//	decide        what to do when the lock was not got        policy.go, pause.go
-//	release       give the locks back                         lease.go
+//	Middleware         is there a rule for the task's type?          match.go
+//	  enterTask        count the busy worker                         server.go
+//	  runWithoutLocks  run a task that needs no lock                 hold.go
+//	process            one task that has rules
+//	  targets          which locks does the task need?               match.go, internal/jsonkey
+//	runWithLocks       locks, handler, release
+//	takeAll            take all locks
+//	  checkPaused      return the task if a key is paused            pause.go
+//	  take             one lock: acquire                             wait.go, park.go, replace.go
+//	  dropClaim        end the claim of package unique               claim.go
+//	  retake           a lease was lost before the handler started   lease.go
+//	decide             the task did not get a lock
+//	  applyPause       its key is paused                             pause.go
+//	  applyPolicy      its key is busy; policy.go says what each policy means
+//	after the handler
+//	  retryHere        RetryAfter on the last attempt                hold.go
+//	  handlerResult    was the task replaced? revoke                 replace.go
+//	  parkFirst        park a task that put its key on Hold          hold.go
+//	release            the end of all locks, reported                lease.go
+//
+// Each step returns an outcome (outcome.go).
+//
+// The gate is the earliest time of the key's next start. A rate, a Hold or a Cooldown
+// moves it.
 
 // Middleware wraps a handler so that it runs while the task's locks are held. A task
 // that no rule matches passes through untouched. Middleware is an
@@ -28,11 +47,11 @@ import (
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.middlewareUsed.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		// Every task takes a worker, also a task without a rule.
+		// Park counts busy workers, so count this task even if it has no rule.
 		defer g.enterTask(ctx)()
 		switch {
 		case g.alreadyGuarded(ctx, t):
-			return next.ProcessTask(ctx, t) // the outer Middleware answers for its result
+			return next.ProcessTask(ctx, t) // the outer Middleware handles the result
 		case g.rules.match(t.Type()) == nil:
 			return g.runWithoutLocks(ctx, t, next)
 		}
@@ -40,8 +59,8 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	})
 }
 
-// process runs a task that has rules. It returns what asynq is told: the handler's own
-// result, or why the handler did not run.
+// process runs a task that has rules. It returns the handler's result, or the reason why
+// the handler did not run.
 func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	a := g.newAttempt(ctx, t)
 	if a.id != "" && a.server == nil {
@@ -75,7 +94,7 @@ type attempt struct {
 	arrivedAt   time.Time
 	server      *server // nil: the server was made without ServerConfig
 
-	replacing    *replaceState // nil: the task has come to no lock with the policy Replace
+	replacing    *replaceState // nil until the task reaches a lock whose rule has the policy Replace
 	held         []*heldLease  // in the order taken
 	waitingSince time.Time     // zero: the task does not stand in line
 	handlerStart time.Time     // zero: the handler has not started
@@ -96,26 +115,9 @@ func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
 	return a
 }
 
-// outcome is the result of one step on the path. The zero value means that the task
-// goes on to the next step.
-type outcome struct {
-	step step
-	err  error // with finished: what Middleware returns to asynq; nil means done
-}
-
-type step uint8
-
-const (
-	proceed     step = iota // go on to the next step
-	finished                // the task ends here, with outcome.err
-	guardClosed             // the task ends here: the Guard is closed; see afterClose
-)
-
-func finish(err error) outcome { return outcome{step: finished, err: err} }
-
-// targets returns the locks that the task needs. When a rule's Key or Config.Decode
-// fails for now, the task goes back to asynq; on its last attempt it tries again in its
-// worker, until the margin before its deadline.
+// targets returns the locks that the task needs. If Key, LimitOf or Config.Decode fails
+// temporarily, targets returns the task to asynq. On the last attempt it tries again here,
+// until `margin` before the task's deadline.
 func (a *attempt) targets() ([]target, outcome) {
 	g := a.guard
 	for {
@@ -125,7 +127,8 @@ func (a *attempt) targets() ([]target, outcome) {
 			return targets, outcome{}
 		}
 		if a.ctx.Err() != nil {
-			// A KeyFunc may have failed for that alone. asynq has filed the task already.
+			// The KeyFunc may have failed because ctx ended. asynq has already moved the task
+			// to retry or archived.
 			return nil, finish(context.Cause(a.ctx))
 		}
 		var failed *keyFailedError
@@ -136,9 +139,9 @@ func (a *attempt) targets() ([]target, outcome) {
 		a.observe(Event{Kind: EventBackendError, Rule: failed.rule.Name, Err: err})
 		delay := failed.rule.keyOutage.delay()
 		if !a.lastAttempt {
-			return nil, a.handBack(target{rule: failed.rule}, err, delay)
+			return nil, a.returnTask(target{rule: failed.rule}, err, delay)
 		}
-		if !a.pause(delay) {
+		if !a.sleepOnLastAttempt(delay) {
 			return nil, a.stoppedWaiting(err)
 		}
 	}
@@ -151,8 +154,8 @@ func (a *attempt) archiveWithoutKey(err error) outcome {
 	return finish(archive{err})
 }
 
-// runsWithoutKey reports whether a task runs without the lock of a rule from which no
-// key can be made: the policy Allow measures, and enforces nothing.
+// runsWithoutKey reports whether the task runs without this rule's lock, since no key can
+// be made from the task. Only the policy Allow does so: it measures, and enforces nothing.
 func (a *attempt) runsWithoutKey(rule *compiledRule, err error) bool {
 	if rule.Busy.kind != policyAllow || a.ctx.Err() != nil {
 		return false
@@ -178,18 +181,21 @@ func (a *attempt) runWithLocks(targets []target, next asynq.Handler) outcome {
 		}
 		a.handlerStart = time.Now()
 		err := next.ProcessTask(a.handlerContext(), a.task)
+		// On its last attempt, a handler that returned RetryAfter runs again here.
 		again, closed := a.retryHere(err)
 		switch {
 		case closed:
 			return outcome{step: guardClosed}
 		case !again:
-			return finish(a.parkFirst(a.handlerResult(err)))
+			err = a.handlerResult(err)
+			err = a.parkFirst(err) // a task that put its key on Hold parks ahead of all parked tasks
+			return finish(err)
 		}
 	}
 }
 
-// takeAll takes the locks in order. It proceeds when the task holds all of them and its
-// handler may start.
+// takeAll takes the locks in order. It returns proceed when the task holds all of them and
+// its handler may start.
 func (a *attempt) takeAll(targets []target) outcome {
 	if result := a.checkPaused(targets); result.step != proceed {
 		return result
@@ -200,7 +206,7 @@ func (a *attempt) takeAll(targets []target) outcome {
 				return result
 			}
 		}
-		// The claim of package unique goes last, and only if the handler would start now.
+		// Drop the producer's claim (package unique) only when the handler would start now.
 		result, lost := a.mayStart()
 		if result.step == proceed && lost == nil {
 			if result = a.dropClaim(targets); result.step == proceed {
@@ -219,12 +225,13 @@ func (a *attempt) takeAll(targets []target) outcome {
 	}
 }
 
-// mayStart reports whether the handler of a task that holds its locks may start. lost is
-// a lease that ended meanwhile; nil when there is none.
+// mayStart reports whether the handler may start, now that the task holds its locks. lost
+// is a lease that ended meanwhile, or nil.
 func (a *attempt) mayStart() (result outcome, lost *heldLease) {
 	switch {
 	case a.ctx.Err() != nil:
-		// asynq has filed the task already: the handler would run beside its own retry.
+		// asynq has already moved the task to retry or archived. The handler would run
+		// beside the task's own retry.
 		return finish(context.Cause(a.ctx)), nil
 	case a.isReplaced():
 		return finish(a.revoke(nil)), nil
@@ -246,14 +253,13 @@ func (a *attempt) take(t target) outcome {
 	return outcome{}
 }
 
-// decide says what happens to a task that did not get the lock of t because of err. It
-// proceeds when the handler runs all the same: the policy is Allow, or the task got the
-// lock after all.
+// decide ends a task that did not get the lock of t because of err. It returns proceed if
+// the policy is Allow, or if the task got the lock by waiting on its last attempt.
 func (a *attempt) decide(t target, err error) outcome {
 	var busy *BusyError
 	switch {
 	case a.ctx.Err() != nil:
-		return finish(context.Cause(a.ctx)) // asynq has filed the task already
+		return finish(context.Cause(a.ctx)) // asynq has already moved the task to retry or archived
 	case a.isReplaced():
 		return a.replacedBeforeStart(t, err)
 	case errors.Is(err, ErrClosed):
@@ -273,11 +279,12 @@ func (a *attempt) decide(t target, err error) outcome {
 	return a.applyPolicy(t, busy)
 }
 
-// applyPolicy applies the rule's policy to a task whose lock is busy. When an earlier
-// attempt of the same task holds the lock, policies that would end the task (Skip,
-// Archive, Fail) retry it instead: they would lose its work. So it is behind a hold, where
-// no policy but Allow does anything else. While the gate is closed a task that is retried
-// comes back when the gate opens.
+// applyPolicy applies the rule's policy to a task whose lock is busy.
+//
+// If an earlier attempt of the task holds the lock, every policy but Allow, AfterFailure
+// and RetryIn becomes Retry: Skip, Archive and Fail would lose the task's work. During a
+// Hold, every policy but Allow and Park becomes Retry. A task that is retried while the
+// gate is closed returns when the gate opens, also under RetryIn.
 func (a *attempt) applyPolicy(t target, busy *BusyError) outcome {
 	policy := t.rule.Busy
 	if busy.SameTask && policy.kind != policyAllow && policy.kind != policyAfterFailure && policy.kind != policyRetryIn {
@@ -309,20 +316,22 @@ func (a *attempt) applyPolicy(t target, busy *BusyError) outcome {
 		if !returnsBusy(err, busy) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 			return finish(err)
 		}
+		// fn returned the busy error: Retry.
 	case policyPark:
 		if busy.parked {
 			return a.park(t, busy)
 		}
+		// Without a kept place in line (parked unset) the task retries.
 	case policyRetry, policyRetryIn, policyReplace:
 	}
 	return a.retry(t, busy, delay)
 }
 
-// retry hands the task back to asynq. On the last attempt, where asynq would archive
-// the task, it waits for the lock in its worker instead.
+// retry returns the task to asynq. On the last attempt, where asynq would archive the
+// task, retry waits for the lock in the task's worker instead.
 func (a *attempt) retry(t target, reason error, delay time.Duration) outcome {
 	if !a.lastAttempt {
-		return a.handBack(t, reason, delay)
+		return a.returnTask(t, reason, delay)
 	}
 	began := time.Now()
 	if err := a.waitUntilDeadline(t); err != nil {
@@ -332,45 +341,8 @@ func (a *attempt) retry(t target, reason error, delay time.Duration) outcome {
 	return outcome{}
 }
 
-// handBack returns the task to asynq, its attempt not spent. It must not be called on
-// the last attempt: asynq would archive the task.
-func (a *attempt) handBack(t target, reason error, delay time.Duration) outcome {
-	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
-	return finish(&handBack{guard: a.guard, err: reason, delay: delay})
-}
-
-// stoppedWaiting ends a task that stopped waiting on its last attempt; err says what it
-// waited for.
-func (a *attempt) stoppedWaiting(err error) outcome {
-	switch {
-	case a.ctx.Err() != nil:
-		return finish(context.Cause(a.ctx))
-	case a.isReplaced():
-		return finish(a.revoke(nil))
-	case errors.Is(err, ErrClosed), a.guard.closing.Err() != nil:
-		return outcome{step: guardClosed}
-	}
-	return finish(err) // the task's own time is up: asynq archives it with this error
-}
-
-// afterClose hands a task back when the Guard is closed. On the last attempt any answer
-// would archive it, so afterClose blocks until asynq has taken the task back itself.
-func (a *attempt) afterClose() error {
-	if a.lastAttempt {
-		<-a.ctx.Done()
-		return context.Cause(a.ctx)
-	}
-	if a.guard.closeDone.Load() {
-		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun; "+
-			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
-	}
-	delay := retryDelay()
-	a.observe(Event{Kind: EventRetried, Delay: delay, Err: errTaskAfterClose})
-	return &handBack{guard: a.guard, err: errTaskAfterClose, delay: delay}
-}
-
-// release gives back all locks, the last one taken first, and then reports it. It runs
-// on the way out of a panic too.
+// release releases all locks, the last one taken first, and then reports them. It also
+// runs while a panic unwinds.
 func (a *attempt) release() {
 	if a.handlerDone != nil {
 		close(a.handlerDone)
@@ -385,9 +357,10 @@ func (a *attempt) release() {
 		h.endedBefore = inner.LeaseErr(h.lease)
 		h.heldFor = time.Since(h.takenAt)
 		if rest := h.target.rule.Cooldown - time.Since(a.handlerStart); a.succeeded && h.target.rule.Cooldown > 0 {
+			// The Cooldown counts from the start of the handler. With rest <= 0 it is a plain release.
 			h.releaseErr = h.lease.Cooldown(a.ctx, rest)
 		} else if a.handlerStart.IsZero() {
-			h.releaseErr = inner.GiveBack(a.ctx, h.lease) // a rate counts handlers that started
+			h.releaseErr = inner.GiveBack(a.ctx, h.lease) // refunds the start to the rate: no handler started
 		} else {
 			h.releaseErr = h.lease.Unlock(a.ctx)
 		}

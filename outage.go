@@ -18,7 +18,7 @@ type outage struct {
 
 func redisOutage() outage {
 	return outage{
-		downText: "automutex: Redis cannot be asked for locks; tasks with rules go back to asynq, their attempts not spent",
+		downText: "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, their attempts not spent",
 		upText:   "automutex: Redis answers again",
 	}
 }
@@ -27,7 +27,7 @@ func redisOutage() outage {
 // its own: another rule's success says nothing of it.
 func keyOutage(rule string) *outage {
 	return &outage{
-		downText: fmt.Sprintf("automutex: the Key of rule %q, or Config.Decode, fails with an error that is no *KeyError; its tasks go back to asynq, their attempts not spent", rule),
+		downText: fmt.Sprintf("automutex: the Key of rule %q, or Config.Decode, fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent", rule),
 		upText:   fmt.Sprintf("automutex: the Key of rule %q answers again", rule),
 	}
 }

@@ -13,19 +13,26 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Bounds of the time after which a parked task comes back if nobody wakes it.
+// This file is Park, worker side. Who gives way: workers.go. Who wakes parked tasks:
+// wake.go. What Redis keeps: lock/park.go.
+//
+// The gate is the earliest time of the key's next start. A rate, a Hold or a Cooldown
+// moves it.
+
+// Bounds of parkDelay, the time after which a parked task returns if no process wakes it.
 const (
-	// assumedHold is the hold time of a key for which none was measured yet.
-	assumedHold  = time.Second
 	minParkDelay = 5 * time.Second
 	maxParkDelay = 10 * time.Minute
 )
+
+// assumedHeldTime stands for a key's average held time until one was measured.
+const assumedHeldTime = time.Second
 
 // parkClients returns what Park needs: the Inspector that wakes tasks, and the client
 // that moves them to the front of their queue. Both are nil where they are not needed.
 func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front redis.UniversalClient, err error) {
 	i := 0
-	for i < len(cfg.Rules) && cfg.Rules[i].Busy != Park {
+	for i < len(cfg.Rules) && cfg.Rules[i].Busy.kind != policyPark {
 		i++
 	}
 	client, universal := rdb.(redis.UniversalClient)
@@ -51,45 +58,50 @@ func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front
 	return inspector, front, nil
 }
 
-// lockOrPark takes a lock. It waits in line, in its worker, while the server has
-// another worker free. The error is a *BusyError with parked set when the task's place
-// in line is kept for it.
-func (a *attempt) lockOrPark(t target, m *lock.Lock) error {
+// lockOrPark takes a lock, or parks the task. The task waits in line in its worker. It parks
+//
+//   - at once if the server was made without ServerConfig, or if MaxWaiting workers wait;
+//   - when all workers of the server are busy and workers.askOneToPark chooses this task;
+//   - at parkDeadline;
+//   - at once if the key is paused, or if its gate is closed for more than a second.
+//
+// If the task parked, the error is a *BusyError with parked set: Redis keeps the task's
+// place in line. Other errors are those of acquire.
+func (a *attempt) lockOrPark(t target, handle *lock.Lock) error {
 	if a.server == nil || !a.reserveWait() {
-		// The server's workers are not known, or MaxWaiting workers wait already.
-		lease, err := inner.LockOrPark(a.ctx, m, parkAtOnce)
+		lease, err := inner.LockOrPark(a.ctx, handle, parkNow)
 		return a.keepLease(t, lease, err)
 	}
 	defer a.guard.waiting.Add(-1)
 	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
 	defer context.AfterFunc(a.guard.closing, cancel)()
-	p := a.server.workers.enterLine(measuredLock{m})
-	granted := false // stays false when an observer panics
-	defer func() { a.server.workers.leaveLine(p, !granted) }()
+	waiter := a.server.workers.enterLine(measuredLock{handle})
+	granted := false // stays false if an observer panics: then the worker comes free
+	defer func() { a.server.workers.leaveLine(waiter, !granted) }()
 	defer a.observeWaited(t)
-	// A newer task may replace this one on a lock that it holds already. cancel then
-	// ends the wait below.
-	defer a.watchWhileWaiting(t, m, cancel)()
+	// While this task waits, a newer task may replace it on a lock that it holds already.
+	// Then cancel ends the wait.
+	defer a.watchWhileWaiting(t, handle, cancel)()
 	if by, ok := a.parkDeadline(); ok {
-		// A timer that fires while it is being stopped closes the yield of a wait that
-		// is over, which does nothing.
-		defer time.AfterFunc(time.Until(by), p.giveWay).Stop()
+		// Stop does not wait for a timer that fires now. Its askToPark closes parkNow when
+		// the wait is over, and nobody reads parkNow then.
+		defer time.AfterFunc(time.Until(by), waiter.askToPark).Stop()
 	}
-	lease, err := inner.LockOrPark(ctx, m, p.yield)
+	lease, err := inner.LockOrPark(ctx, handle, waiter.parkNow)
 	err = a.keepLease(t, lease, err)
 	granted = err == nil
 	var busy *BusyError
 	if a.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
-		return ErrClosed
+		return ErrClosed // Close ended the wait, and not the policy
 	}
 	return err
 }
 
-// parkDeadline returns when a task that waits in its worker parks: after half of the
-// time that it had when it came, and at the latest the margin before its deadline. Its
-// handler has at least the other half. A parked task has its whole Timeout again when
-// it comes back. parkDeadline returns false for a task without a deadline.
+// parkDeadline returns when a task that waits in its worker parks: after half of its time
+// from arrival to deadline, and at the latest `margin` before the deadline. Its handler has
+// at least the other half. A parked task has its whole Timeout again when it returns.
+// parkDeadline returns false for a task without a deadline.
 func (a *attempt) parkDeadline() (by time.Time, ok bool) {
 	deadline, ok := a.ctx.Deadline()
 	if !ok {
@@ -102,15 +114,16 @@ func (a *attempt) parkDeadline() (by time.Time, ok bool) {
 	return half, true
 }
 
-// parkAtOnce is a yield channel that is closed.
-var parkAtOnce = func() chan struct{} {
+// parkNow is a closed channel. LockOrPark parks the task at once if the lock is busy.
+var parkNow = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-// park hands the task back with its place in line kept. The task comes back after its
-// delay if nobody wakes it before.
+// park returns the task to asynq. Redis keeps the task's place in line. asynq runs the task
+// after parkDelay, unless a process wakes it before. park makes its handBack itself, since
+// returnTask would observe EventRetried.
 func (a *attempt) park(t target, busy *BusyError) outcome {
 	delay := busy.parkDelay(inner.HoldTime(a.lockOf(t)))
 	a.checkInspector()
@@ -118,34 +131,41 @@ func (a *attempt) park(t target, busy *BusyError) outcome {
 	return finish(&handBack{guard: a.guard, err: busy, delay: delay})
 }
 
-// parkDelay returns after how long a parked task comes back if nobody wakes it: about
-// when its turn would come if the holder's process had died. hold is how long the key
-// was held on average, or 0 where that is not known. When the present holder has held
-// the key for longer, that time counts instead, for the holder and for each task ahead
-// in line. A task that came back in vain stays away for at least as long as it has been
-// in line, so the delay doubles. Jitter keeps tasks from coming back together.
-func (e *BusyError) parkDelay(hold time.Duration) time.Duration {
-	if hold == 0 {
-		hold = assumedHold
+// parkDelay returns after how long a parked task returns if no process wakes it: about when
+// its turn would come if the holder's process had died.
+//
+//	max(opens, 5 s, time in line so far) + Place * heldTime, plus up to a quarter as jitter
+//
+// and at most 5 to 10 minutes, at random, so that tasks do not return together.
+//
+//   - opens is ExpiresIn: the time until the first holder's deadline, until the gate opens,
+//     or until the pause ends. A Hold adds 5 s, in which the parked tasks are woken in order.
+//   - The time in line doubles the delay of a task that returned and did not get the lock.
+//   - Place counts the tasks ahead in line. The holder counts with ExpiresIn.
+//   - heldTime is how long the key was held on average, 1 s for 0 (not measured), and no less
+//     than the time for which the present holder has had the key.
+func (e *BusyError) parkDelay(heldTime time.Duration) time.Duration {
+	if heldTime == 0 {
+		heldTime = assumedHeldTime
 	}
 	if !e.gateClosed() {
-		hold = max(hold, e.takenFor)
+		heldTime = max(heldTime, e.takenFor)
 	}
 	opens := e.ExpiresIn
 	if e.Reason == ReasonHold {
-		opens += minParkDelay // those that are parked are called when it ends, and in order
+		opens += minParkDelay // time to wake the parked tasks, in order
 	}
-	wait := max(opens, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(hold, maxParkDelay)
+	wait := max(opens, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(heldTime, maxParkDelay)
 	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
 }
 
-// inspectorPatience is how long a task that parks waits for the answer to checkInspector.
+// inspectorPatience bounds how long checkInspector delays a task that parks.
 const inspectorPatience = time.Second
 
-// checkInspector warns once of an Inspector that does not see the server's tasks: the
-// locks are on another Redis, or database, than asynq, and parked tasks are not woken.
-// It looks for the task that is about to park, which is active and so must be there.
-// Tasks look one after another until one has had an answer.
+// checkInspector warns once if the Inspector does not see the server's tasks: the locks are
+// on another Redis or database than asynq, so no process can wake parked tasks. It asks
+// for the task that is about to park. That task is active, so the Inspector must find it.
+// One task asks at a time, until one got an answer.
 func (a *attempt) checkInspector() {
 	g := a.guard
 	if g.inspectorChecked.Load() || !g.inspectorAsked.CompareAndSwap(false, true) {
@@ -155,7 +175,7 @@ func (a *attempt) checkInspector() {
 	switch {
 	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 		g.inspectorChecked.Store(true)
-		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not called and come back late; "+
+		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not woken and return late; "+
 			"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "queue", a.queue, "task", a.note)
 	case err == nil:
 		g.inspectorChecked.Store(true)
@@ -164,10 +184,10 @@ func (a *attempt) checkInspector() {
 	}
 }
 
-// lookForItself asks the Inspector for the task, for inspectorPatience. An Inspector takes
-// no context, so the question has a goroutine of its own. It ends with the timeouts of the
-// Inspector's client, and counts as a task until then: Close waits for it. An answer that
-// comes too late is dropped, since the task may have ended by then.
+// lookForItself asks the Inspector for this task, and waits up to inspectorPatience. An
+// Inspector takes no context, so the call runs on a goroutine of its own. The goroutine ends
+// with the timeouts of the Inspector's client, and counts as a task until then: Close waits
+// for it. An answer that comes later is dropped, since the task may have ended by then.
 func (a *attempt) lookForItself() error {
 	g := a.guard
 	if !g.enter() {
@@ -192,5 +212,6 @@ func (a *attempt) lookForItself() error {
 }
 
 // parkedOnText is in the last error of a task that is parked on the key. wakeParked
-// recognizes the task by it.
+// recognizes the task by it. The text ends in a comma, so that the text of one key is not
+// part of the text of a longer key.
 func parkedOnText(key string) string { return "parked on " + key + "," }

@@ -16,12 +16,12 @@ import (
 // another limit, for a scope or one key. Every Guard and Locker with the prefix obeys
 // them within 2 seconds.
 //
-// A task whose key is paused goes back to asynq, its attempt not spent, whatever the
+// A task whose key is paused returns to asynq, its attempt not spent, whatever the
 // policy of its rule: Skip, Archive, Fail, AfterFailure and Allow are for keys that
 // others hold, not for a pause. It comes back when the pause ends, or looks again after
 // 30 to 90 seconds, at different times for different tasks. Under [Park] it keeps its
-// place in line, and is called when the pause ends. A task on its last attempt, which
-// asynq would archive if it went back, waits in its worker.
+// place in line, and is woken when the pause ends. A task on its last attempt, which
+// asynq would archive if it returned, waits in its worker.
 func (g *Guard) Controls() *lock.Controls { return g.locker.Controls() }
 
 // How long a paused task stays away: until about the end of the pause, and no longer
@@ -41,7 +41,7 @@ func pauseDelay(left time.Duration) time.Duration {
 	return pauseLook/2 + rand.N(pauseLook) //nolint:gosec // jitter, no secret
 }
 
-// checkPaused hands the task back, before it takes any lock, if one of its keys is
+// checkPaused returns the task to asynq, before it takes any lock, if one of its keys is
 // paused: otherwise it would take the locks before that one for nothing. A task that
 // can park goes on, and parks when it comes to that lock; a task on its last attempt
 // waits there.
@@ -50,7 +50,7 @@ func (a *attempt) checkPaused(targets []target) outcome {
 		return outcome{}
 	}
 	for _, t := range targets {
-		if t.rule.Busy == Park && a.note != "" || a.holds(t.key) {
+		if t.rule.Busy.kind == policyPark && a.note != "" || a.holds(t.key) {
 			continue
 		}
 		err := a.pausedError(t)
@@ -78,7 +78,7 @@ func (a *attempt) pausedError(t target) error {
 	return a.toBusyError(t, err)
 }
 
-// applyPause hands back a task whose key is paused, whatever the policy.
+// applyPause returns a task to asynq whose key is paused, whatever the policy.
 func (a *attempt) applyPause(t target, busy *BusyError) outcome {
 	a.observe(Event{Kind: EventPaused, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
 	if busy.parked {

@@ -14,7 +14,7 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// Policy says what becomes of a task that did not get its lock, after it has
+// Policy says what happens to a task that did not get its lock, after it has
 // waited for at most the rule's Wait. The zero value is [Retry]. Policies are
 // values: they can be compared with ==, copied, and used by many goroutines.
 // Two calls of [AfterFailure] give two different policies.
@@ -28,6 +28,18 @@ type Policy struct {
 	after *afterFailure
 }
 
+// policyKind is the kind of a Policy. These places decide by it; look at each of them when
+// you add a policy:
+//
+//	policy.go      String, check
+//	middleware.go  applyPolicy: what the policy does; runsWithoutKey: Allow
+//	wait.go        acquire, waitOnce, longestWait: how the task waits
+//	pause.go       checkPaused: Park keeps its place, Replace registers its arrival
+//	hold.go        parkFirst: Park
+//	match.go       newRuleSet: Park counts busy workers
+//	park.go        parkClients: Park needs an Inspector
+//	notices.go     noticeReplaceThenEnd: policies that end a task unrun
+//	config/values.go  policies: the name in files
 type policyKind uint8
 
 const (
@@ -50,7 +62,7 @@ type afterFailure struct {
 
 // The policies that take no argument. They are not to be assigned to.
 var (
-	// Retry hands the task back to asynq, to run again after 1 to 5 seconds;
+	// Retry returns the task to asynq, to run again after 1 to 5 seconds;
 	// asynq looks for such tasks every DelayedTaskCheckInterval (5 seconds
 	// unless the server says otherwise), so a hot key without [Rule].Wait runs
 	// about once in that time. The attempt is not spent; a task with no
@@ -69,23 +81,23 @@ var (
 	// asynq retries the task with its own delays and archives it in the end.
 	Fail = Policy{kind: policyFail}
 
-	// Park hands the task back to asynq and has it run again when its turn
+	// Park returns the task to asynq and has it run again when its turn
 	// comes. No worker that another task could use is held meanwhile: the task
 	// waits in line in its worker while another worker of the server is free,
-	// and goes back to asynq when the last one is taken, with its place kept.
+	// and returns to asynq when the last one is taken, with its place kept.
 	// The attempt is not spent. [Rule].Wait has no meaning for it. What its last
 	// error says meanwhile, as asynq shows it: the key, its holder, the place in line.
 	//
 	// A task waits in its worker for half of its Timeout at most, so that its
 	// handler has the other half; a parked task comes back with all of it. A task
-	// with no attempts left cannot go back, since asynq would archive it: it waits
+	// with no attempts left cannot return, since asynq would archive it: it waits
 	// in its worker until a second before its deadline, and its handler has what
 	// is left then. Give such tasks a Timeout longer than the wait, or a MaxRetry.
 	//
 	// A parked task is run by asynq's Inspector as soon as its turn comes, and
 	// stands behind what its queue has pending then; see [Config].WakeAtFront.
-	// Those that wait in workers are served first come, first served; those that
-	// are parked are called so, and may be overtaken.
+	// Tasks that wait in workers are served first come, first served. Parked tasks
+	// are woken in that order, and may be overtaken.
 	Park = Policy{kind: policyPark}
 
 	// Replace is for tasks of which the newest makes the others pointless. A
@@ -186,8 +198,9 @@ func retryDelay() time.Duration {
 	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
 }
 
-// handBack is what Middleware returns for a task that goes back to asynq, its attempt
-// not spent. ServerConfig's functions recognize it by its guard. Any other error is the
+// handBack is what Middleware returns for a task that returns to asynq, its attempt not
+// spent. Make one with returnTask, which observes EventRetried; park and parkFirst make
+// their own, since they observe EventParked. ServerConfig's functions recognize it by its guard. Any other error is the
 // handler's own, also a BusyError of a lock that the handler took itself.
 type handBack struct {
 	guard *Guard
@@ -195,7 +208,7 @@ type handBack struct {
 	delay time.Duration
 }
 
-// Error is valid UTF-8, since asynq files no other text. Package unique recognizes a
+// Error is valid UTF-8, since asynq stores no other text. Package unique recognizes a
 // task that was handed back by how the text begins.
 func (h *handBack) Error() string {
 	return strings.ToValidUTF8(claim.HandBackText(h.err.Error()), "\uFFFD")
@@ -204,7 +217,7 @@ func (h *handBack) Error() string {
 func (h *handBack) Unwrap() error { return h.err }
 
 // archive is what Middleware returns for a task that asynq is to archive. Its text is
-// the reason alone, as valid UTF-8 whatever a KeyFunc's error quotes: asynq cannot file
+// the reason alone, as valid UTF-8 whatever a KeyFunc's error quotes: asynq cannot store
 // another text, and the task would stay active until asynq's own lease on it ends.
 type archive struct{ err error }
 

@@ -62,13 +62,13 @@ func (r Rate) option() lock.Option {
 	return lock.Rate(r.Starts, r.Per, r.burst())
 }
 
-// neverDrops reports whether the task goes back to asynq whatever its policy: a hold
+// neverDrops reports whether the task returns to asynq whatever its policy: a Hold
 // says nothing about the task.
 func (e *BusyError) neverDrops() bool { return e.Reason == ReasonHold }
 
-// gateDelay is after how long a task comes back that met a closed gate: when the gate
-// opens, spread over a quarter of that time, from 2 to 30 s, so that not all come at
-// once. Behind a hold they come a second later: the task that said so comes first.
+// gateDelay returns after how long a task that met a closed gate returns: when the gate
+// opens, plus jitter of up to a quarter of that time (2 to 30 s), so that tasks do not
+// return together. During a Hold it is a second more: the task that made the Hold is first.
 func (e *BusyError) gateDelay() time.Duration {
 	d := notBefore(e.ExpiresIn)
 	if e.Reason == ReasonHold {

@@ -15,15 +15,15 @@ import (
 )
 
 // replaceState is what an attempt knows of its locks with the policy Replace: when its
-// task came to each of them, and whether a newer task has come. Only the worker's
-// goroutine uses it, except for stopRequested, replacedAt and requestStop.
+// task came to each of them, and whether a newer task has come. It belongs to the worker's
+// goroutine. Other goroutines use only stopRequested, replacedAt and requestStop.
 type replaceState struct {
 	arrivals     map[string]arrival // by key
 	firstArrival time.Time          // when the task came to the first of the locks
 
-	// stopRequested ends, with cause ErrReplaced, when the task is first asked to
-	// stop. It has no parent, so nothing has to end it. replacedAt is the lock that a
-	// newer task wants; it is set before.
+	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to
+	// stop. It has no parent, so it need not be cancelled. replacedAt is the lock that the
+	// newer task wants; it is set before stopRequested ends, and read only after.
 	stopRequested context.Context //nolint:containedctx // a signal
 	cancel        context.CancelCauseFunc
 	once          sync.Once
@@ -36,17 +36,18 @@ type replaceState struct {
 // arrival is when a task first came to a lock.
 type arrival struct {
 	lock  *lock.Lock // the handle under whose note the arrival is stored
-	at    int64
-	first bool // the task first came in this attempt
+	at    int64      // in us of Redis' clock; a later arrival has a higher number
+	isNew bool       // the task first came in this attempt, and its handler has not run
 }
 
 func newReplaceState() *replaceState {
-	n := &replaceState{arrivals: make(map[string]arrival, 1), firstArrival: time.Now()}
-	n.stopRequested, n.cancel = context.WithCancelCause(context.Background())
-	return n
+	s := &replaceState{arrivals: make(map[string]arrival, 1), firstArrival: time.Now()}
+	s.stopRequested, s.cancel = context.WithCancelCause(context.Background())
+	return s
 }
 
-// registerArrival stores that the task has come to the lock. Further calls do nothing.
+// registerArrival stores in Redis that the task has come to the lock. Further calls of this
+// attempt do nothing.
 func (a *attempt) registerArrival(t target) error {
 	if a.replacing == nil {
 		a.replacing = newReplaceState()
@@ -55,10 +56,10 @@ func (a *attempt) registerArrival(t target) error {
 		return nil
 	}
 	note := cmp.Or(a.note, rand.Text()) // outside of a server every call is a new task
-	m := a.guard.locker.Semaphore(t.scope, t.limit, inner.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
-	at, first, err := inner.Arrive(a.exchangeContext(), m)
+	handle := a.guard.locker.Semaphore(t.scope, t.limit, inner.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
+	at, isNew, err := inner.Arrive(a.roundTripContext(), handle)
 	if err == nil {
-		a.replacing.arrivals[t.key] = arrival{lock: m, at: at, first: first}
+		a.replacing.arrivals[t.key] = arrival{lock: handle, at: at, isNew: isNew}
 	}
 	return withClientHint(err)
 }
@@ -76,12 +77,12 @@ func (a *attempt) onStop(t target) []lock.Option {
 	return []lock.Option{inner.OnStop(arrived.at, func() { a.replacing.requestStop(t) })}
 }
 
-// requestStop asks the task to stop, since a newer one wants the lock of t. Package
-// lock calls it, and the attempt itself when it learns of the newer task.
-func (n *replaceState) requestStop(t target) {
-	n.once.Do(func() {
-		n.replacedAt = t
-		n.cancel(ErrReplaced)
+// requestStop asks the task to stop, since a newer one wants the lock of t. Package lock
+// calls it on one of the Locker's goroutines. The attempt calls it when Redis reports a newer task.
+func (s *replaceState) requestStop(t target) {
+	s.once.Do(func() {
+		s.replacedAt = t
+		s.cancel(ErrReplaced)
 	})
 }
 
@@ -97,15 +98,15 @@ func (a *attempt) replace(t target) error {
 	if err := a.registerArrival(t); err != nil {
 		return err
 	}
-	m := a.lockOf(t)
-	lease, err := m.TryLock(a.ctx)
+	handle := a.lockOf(t)
+	lease, err := handle.TryLock(a.ctx)
 	err = a.keepLease(t, lease, err)
 	var busy *BusyError
 	if !errors.As(err, &busy) || busy.SameTask || busy.Reason == lock.ReasonPaused {
 		return err
 	}
 	// Older tasks stop even if this one may not wait for them.
-	a.askOlderToStop(t, m, a.replacing.arrivals[t.key].first)
+	a.askOlderToStop(t, handle, a.replacing.arrivals[t.key].isNew)
 	if a.isReplaced() || !a.reserveWait() {
 		return busy
 	}
@@ -114,68 +115,75 @@ func (a *attempt) replace(t target) error {
 	return a.replaceInLine(t, t.rule.longestWait())
 }
 
-func (a *attempt) replaceInLine(t target, limit time.Duration) error {
+// replaceInLine waits in line, for at most maxWait, until older tasks have released the
+// lock. Its errors are those of acquire. ErrReplaced means that a newer task has come, and
+// that this task has released the lock.
+func (a *attempt) replaceInLine(t target, maxWait time.Duration) error {
 	if err := a.registerArrival(t); err != nil {
 		return err
 	}
-	m := a.lockOf(t)
-	if err := a.lockWithin(t, m, limit); err != nil {
+	handle := a.lockOf(t)
+	if err := a.lockWithin(t, handle, maxWait); err != nil {
 		return err
 	}
-	// A task that waited in line before a newer one is granted the lock first. It
-	// learns of the newer one here, and passes the lock on.
-	if a.askOlderToStop(t, m, a.replacing.arrivals[t.key].first); !a.isReplaced() {
+	// The lock is granted in the order of the line, so first to this task, even if a newer
+	// task waits behind it. This task learns of the newer one here, and releases the lock.
+	if a.askOlderToStop(t, handle, a.replacing.arrivals[t.key].isNew); !a.isReplaced() {
 		return nil
 	}
-	// The handler did not start, so a rate does not count this start.
+	// GiveBack releases the lock and refunds the start to the rate: no handler started.
 	if err := inner.GiveBack(a.ctx, a.takeBackLast()); errors.Is(err, lock.ErrBackend) {
-		a.backendError(t, err) // the lease frees itself at its deadline
+		a.backendError(t, err) // the lease ends at its deadline
 	}
 	return ErrReplaced
 }
 
-// askOlderToStop asks older tasks to stop. This task is itself replaced by a newer one
-// that waits, or by a newer one that holds the lock when this task has come in this
-// attempt (first). A task that comes back from a retry and finds a newer one at work
-// waits for its turn. askOlderToStop returns no error: the wait asks the same Redis.
-func (a *attempt) askOlderToStop(t target, m *lock.Lock, first bool) {
-	standing, err := inner.AskOlderToStop(a.ctx, m)
+// askOlderToStop asks older tasks to stop.
+//
+// It requests that this task stops when at least Limit newer tasks hold or wait and some of
+// them wait (BehindWaiters), or when newer tasks hold every slot (BehindHolders) and this
+// task is new in this attempt. A task that returns from a retry and is BehindHolders waits
+// for its turn. Limit does not count slots whose holders are not under Replace.
+//
+// askOlderToStop only logs an error: the wait that follows asks the same Redis.
+func (a *attempt) askOlderToStop(t target, handle *lock.Lock, isNew bool) {
+	standing, err := inner.AskOlderToStop(a.ctx, handle)
 	switch {
 	case err != nil:
 		a.guard.log.Debug("automutex: older tasks could not be asked to stop",
 			"rule", t.rule.Name, "key", t.key, "task", a.note, "error", err)
-	case standing == inside.BehindWaiters, standing == inside.BehindHolders && first:
+	case standing == inside.BehindWaiters, standing == inside.BehindHolders && isNew:
 		a.replacing.requestStop(t)
 	}
 }
 
-// A waiting task asks again: soon, since a holder may have taken the lock just before
-// it could be asked, then at growing intervals up to one second.
+// A waiting task repeats askOlderToStop: after askFirst, since a holder may have taken the
+// lock just after the first request, then at growing intervals up to askEvery.
 const (
 	askFirst = 50 * time.Millisecond
 	askEvery = time.Second
 )
 
-// watchWhileWaiting accompanies a wait for the lock of t. It calls giveUp when the task
-// is asked to stop. For the policy Replace it asks older tasks to stop again and again,
-// since messages get lost and holders change.
+// watchWhileWaiting runs beside a wait for the lock of t. It calls giveUp when a newer task
+// asks this one to stop. For the policy Replace it repeats askOlderToStop, since messages
+// get lost and holders change.
 //
-// stop ends its goroutine. stop does not wait for a request that is under way: the
-// task's deadline may be near while Redis does not answer. Such a request does no harm,
-// and the Locker's Close waits for it.
-func (a *attempt) watchWhileWaiting(t target, m *lock.Lock, giveUp func()) (stop func()) {
+// stop ends its goroutine. stop does not wait for a request that is under way: the task's
+// deadline may be near while Redis does not answer. Such a request does no harm, and the
+// Locker's Close waits for it.
+func (a *attempt) watchWhileWaiting(t target, handle *lock.Lock, giveUp func()) (stop func()) {
 	if a.replacing == nil {
 		return func() {}
 	}
 	unhook := context.AfterFunc(a.replacing.stopRequested, giveUp)
 	arrived, replaces := a.replacing.arrivals[t.key]
 	if !replaces {
-		return func() { unhook() }
+		return func() { unhook() } // t has another policy; a lock taken before has Replace
 	}
 	stopped := make(chan struct{}) // closed by stop
 	go func() {
-		pause := askFirst
-		timer := time.NewTimer(pause)
+		interval := askFirst
+		timer := time.NewTimer(interval)
 		defer timer.Stop()
 		for {
 			select {
@@ -183,9 +191,9 @@ func (a *attempt) watchWhileWaiting(t target, m *lock.Lock, giveUp func()) (stop
 				return
 			case <-timer.C:
 			}
-			a.askOlderToStop(t, m, arrived.first)
-			pause = min(2*pause, askEvery)
-			timer.Reset(pause)
+			a.askOlderToStop(t, handle, arrived.isNew)
+			interval = min(2*interval, askEvery)
+			timer.Reset(interval)
 		}
 	}()
 	return func() {
@@ -197,30 +205,30 @@ func (a *attempt) watchWhileWaiting(t target, m *lock.Lock, giveUp func()) (stop
 // replaceableContext returns the parent of the handler's context. It ends with the
 // task's context, and with cause ErrReplaced when a newer task asks this one to stop.
 func (a *attempt) replaceableContext() context.Context {
-	n := a.replacing
-	if n == nil {
+	s := a.replacing
+	if s == nil {
 		return a.ctx
 	}
 	ctx, cancel := context.WithCancelCause(a.ctx)
-	unhook := context.AfterFunc(n.stopRequested, func() {
+	unhook := context.AfterFunc(s.stopRequested, func() {
 		a.guard.log.Debug("automutex: a newer task has come; the handler's context is cancelled",
-			"rule", n.replacedAt.rule.Name, "key", n.replacedAt.key, "task", a.note)
+			"rule", s.replacedAt.rule.Name, "key", s.replacedAt.key, "task", a.note)
 		cancel(ErrReplaced)
 	})
-	n.endContext = func() {
+	s.endContext = func() {
 		unhook()
 		cancel(nil)
 	}
 	return ctx
 }
 
-// handlerResult returns what asynq is told when the handler has returned err. A task
-// that was replaced is revoked.
+// handlerResult returns the result for asynq of a handler that returned err: err itself, or
+// a revoked if the task was replaced and its handler failed.
 func (a *attempt) handlerResult(err error) error {
 	a.succeeded = err == nil
 	switch {
 	case a.replacing == nil || a.ctx.Err() != nil:
-		return err // once its context has ended, asynq runs the task again
+		return err // asynq has already moved a task whose context ended to retry or archived
 	case err == nil || !a.isReplaced():
 		a.replacing.finished = err == nil || a.lastAttempt || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask)
 		return err
@@ -241,11 +249,11 @@ func (a *attempt) replacedBeforeStart(t target, err error) outcome {
 // revoke ends a replaced task. err is what its handler returned, or nil when the
 // handler has not started.
 func (a *attempt) revoke(err error) error {
-	n := a.replacing
-	n.finished = true
-	e := Event{Kind: EventReplaced, Rule: n.replacedAt.rule.Name, Key: n.replacedAt.key, Policy: n.replacedAt.rule.Busy}
+	s := a.replacing
+	s.finished = true
+	e := Event{Kind: EventReplaced, Rule: s.replacedAt.rule.Name, Key: s.replacedAt.key, Policy: s.replacedAt.rule.Busy}
 	if err == nil {
-		e.Waited = time.Since(n.firstArrival)
+		e.Waited = time.Since(s.firstArrival)
 	} else {
 		e.Held = time.Since(a.handlerStart)
 	}
@@ -254,27 +262,27 @@ func (a *attempt) revoke(err error) error {
 	return &revoked{guard: a.guard, rule: e.Rule, key: e.Key, err: err}
 }
 
-// forgetArrivals ends what the handler's context needed, and forgets when a task that
-// is finished came: a later task with the same ID is a new one. It runs after the locks
-// are released, so that nobody waits for it.
+// forgetArrivals ends the handler's context and its watcher. If the task is finished it
+// deletes the task's arrivals in Redis: a later task with the same ID is a new one. release
+// calls it after the locks are released, so that no task waits for it.
 func (a *attempt) forgetArrivals() {
-	n := a.replacing
-	if n == nil {
+	s := a.replacing
+	if s == nil {
 		return
 	}
-	if n.endContext != nil {
-		n.endContext()
+	if s.endContext != nil {
+		s.endContext()
 	}
-	if !n.finished {
-		for key, arrived := range n.arrivals {
-			arrived.first = false // it has had its turn, also if it runs again in this attempt
-			n.arrivals[key] = arrived
+	if !s.finished {
+		for key, arrived := range s.arrivals {
+			arrived.isNew = false // its handler may run again in this attempt, see retryHere
+			s.arrivals[key] = arrived
 		}
 		return
 	}
-	for key, arrived := range n.arrivals {
+	for key, arrived := range s.arrivals {
 		if err := inner.Forget(context.WithoutCancel(a.ctx), arrived.lock); err != nil {
-			a.guard.log.Debug("automutex: the task's arrival could not be forgotten; it is in an hour", "key", key, "task", a.note, "error", err)
+			a.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after an hour", "key", key, "task", a.note, "error", err)
 		}
 	}
 }

@@ -15,7 +15,7 @@ var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
 
 // Run starts srv with handler, wrapped in [Guard.Middleware], and blocks until the
 // process gets SIGTERM or SIGINT. Then it closes the Guard beside srv.Shutdown:
-// tasks in line go back to asynq at once, and running handlers keep their locks
+// tasks in line return to asynq at once, and running handlers keep their locks
 // until they return. On Unix SIGTSTP has the server take no new tasks and go on,
 // as with srv.Run.
 //

@@ -23,7 +23,7 @@ type server struct {
 type serverKey struct{ guard *Guard }
 
 // ServerConfig returns cfg with what the Guard needs, so that a task which the Guard
-// hands back keeps its attempt: asynq does not count it as a failure, runs it again
+// returns to asynq keeps its attempt: asynq does not count it as a failure, runs it again
 // after the Guard's delay, and does not call the ErrorHandler for it. The ErrorHandler
 // is not called for replaced tasks either. IsFailure, RetryDelayFunc, ErrorHandler and
 // BaseContext of cfg are called for all other errors; nil means asynq's defaults.

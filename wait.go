@@ -8,34 +8,45 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// margin is how long before its task's deadline a wait ends. asynq files a task whose
-// context has ended as failed, whatever the handler returns, so the middleware's answer
-// has to come before.
+// This file is how a task waits for a lock. The gate is the earliest time of the key's next
+// start. A rate, a Hold or a Cooldown moves it.
+
+// margin is how long before its task's deadline a wait ends. When the task's context ends,
+// asynq fails the attempt, whatever the handler returns later. So the middleware returns
+// before.
 const margin = time.Second
 
-// acquire takes a lock. It waits in line for as long as the rule's Wait allows. The
-// error is a *BusyError, ErrClosed, or says that Redis could not be asked.
+// acquire takes a lock. It waits in line for at most the rule's Wait. The error is one of
+//
+//   - a *BusyError: others hold the lock, its gate is closed, or an operator paused it;
+//   - ErrReplaced, or any error while isReplaced is true: a newer task has come;
+//   - ErrClosed: the Guard was closed;
+//   - the error of the task's context;
+//   - lock.ErrBackend: Redis failed.
 func (a *attempt) acquire(t target) error {
-	if t.rule.Busy.kind == policyReplace {
+	kind := t.rule.Busy.kind
+	switch {
+	case kind == policyReplace:
 		return a.replace(t)
-	}
-	if t.rule.Busy == Park && !a.lastAttempt && a.note != "" {
+	case kind == policyPark && !a.lastAttempt && a.note != "":
 		return a.lockOrPark(t, a.lockOf(t))
 	}
-	wait := t.rule.Wait
-	if t.rule.Busy == Park || wait > 0 && !a.reserveWait() {
-		wait = 0
+	maxWait := t.rule.Wait
+	// Wait has no meaning for Park. A task on its last attempt waits in retry instead.
+	if kind == policyPark || maxWait > 0 && !a.reserveWait() {
+		maxWait = 0
 	}
-	if wait == 0 {
+	if maxWait == 0 {
 		lease, err := a.lockOf(t).TryLock(a.ctx)
 		return a.keepLease(t, lease, err)
 	}
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
-	return a.lockWithin(t, a.lockOf(t, inner.InTimeOnly()), wait)
+	// InTimeOnly: return at once if the gate opens only after the wait.
+	return a.lockWithin(t, a.lockOf(t, inner.InTimeOnly()), maxWait)
 }
 
-// lockOf returns the lock of a target as this attempt takes it.
+// lockOf returns a handle of the target's lock, with the options of this attempt.
 func (a *attempt) lockOf(t target, more ...lock.Option) *lock.Lock {
 	options := a.guard.lockOptions(t, a.note)
 	options = append(append(options, more...), a.onStop(t)...)
@@ -46,9 +57,10 @@ func (a *attempt) lockOf(t target, more ...lock.Option) *lock.Lock {
 	return a.guard.locker.Semaphore(t.scope, t.limit, options...)
 }
 
-// farDeadline is how far away a task's deadline has to be for its exchanges with Redis
-// to run to their end, after about 5 s at most, also when its context ends meanwhile.
-// That saves a hand-over to another goroutine. The context is looked at afterwards, before the handler starts.
+// farDeadline is how far away a task's deadline must be so that the task's context need not
+// end a round trip to Redis: a round trip ends by itself, after about 5 s at most. So a
+// round trip with a far deadline runs on the caller's goroutine, without another one that
+// watches the context. The attempt checks the context afterwards, before the handler starts.
 const farDeadline = 15 * time.Second
 
 func (a *attempt) deadlineIsFar() bool {
@@ -56,15 +68,16 @@ func (a *attempt) deadlineIsFar() bool {
 	return !ok || time.Until(deadline) > farDeadline
 }
 
-// exchangeContext is the context for a single exchange with Redis.
-func (a *attempt) exchangeContext() context.Context {
+// roundTripContext returns the context for a single round trip to Redis. The task's context
+// ends it only if the deadline is near; see farDeadline.
+func (a *attempt) roundTripContext() context.Context {
 	if a.deadlineIsFar() {
 		return context.WithoutCancel(a.ctx)
 	}
 	return a.ctx
 }
 
-// lockOptions are those of a target's lock, with room for the few that an attempt adds.
+// lockOptions returns the options of a target's lock, with room for those that lockOf adds.
 func (g *Guard) lockOptions(t target, note string) []lock.Option {
 	const more = 6
 	options := make([]lock.Option, 0, len(t.rule.lockOptions)+more)
@@ -74,52 +87,55 @@ func (g *Guard) lockOptions(t target, note string) []lock.Option {
 // reserveWait counts a worker as waiting. It returns false when MaxWaiting workers wait
 // already. After true, the caller subtracts 1 from Guard.waiting when the wait is over.
 func (a *attempt) reserveWait() bool {
-	n := a.guard.waiting.Add(1)
-	if limit := a.guard.cfg.MaxWaiting; limit > 0 && n > int64(limit) {
+	waiting := a.guard.waiting.Add(1)
+	if maxWaiting := a.guard.cfg.MaxWaiting; maxWaiting > 0 && waiting > int64(maxWaiting) {
 		a.guard.waiting.Add(-1)
 		return false
 	}
 	return true
 }
 
-// lockWithin waits in line until the lock is granted, limit is over, the margin before
-// the task's deadline is reached, the Guard closes, the key is paused, or a newer task
-// replaces this one.
-func (a *attempt) lockWithin(t target, m *lock.Lock, limit time.Duration) error {
+// lockWithin waits in line until the lock is granted, maxWait is over, the margin before
+// the task's deadline is reached, the Guard closes, an operator pauses the key, or a newer
+// task replaces this one. A pause does not end the wait of a task on its last attempt.
+func (a *attempt) lockWithin(t target, handle *lock.Lock, maxWait time.Duration) error {
 	if deadline, ok := a.ctx.Deadline(); ok {
-		limit = min(limit, time.Until(deadline)-margin)
+		maxWait = min(maxWait, time.Until(deadline)-margin)
 	}
-	// ctx ends what waits for this task; limit bounds the time in line alone. A lock that
-	// Redis gives after limit, to an ask from before, is kept: the key was free.
+	// ctx ends everything. maxWait only bounds the time in line: if the answer to an earlier
+	// ask arrives after maxWait and grants the lock, the task keeps the lock.
 	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
 	defer context.AfterFunc(a.guard.closing, cancel)()
-	if limit <= 0 && a.guard.closing.Err() == nil {
-		// Too late to wait, but not to try once.
-		lease, err := m.TryLock(a.ctx)
+	if maxWait <= 0 && a.guard.closing.Err() == nil {
+		// No time is left to wait, so try once.
+		lease, err := handle.TryLock(a.ctx)
 		return a.keepLease(t, lease, err)
 	}
 	defer a.observeWaited(t)
-	defer a.watchWhileWaiting(t, m, cancel)()
-	if a.lastAttempt { // it has nowhere to go: it waits for the end of a pause too
-		return a.lockInLine(ctx, t, m, limit)
+	defer a.watchWhileWaiting(t, handle, cancel)()
+	if a.lastAttempt { // asynq would archive it, so it waits for the end of a pause too
+		return a.lockInLine(ctx, t, handle, maxWait)
 	}
-	return a.lockUnlessPaused(ctx, cancel, t, m, limit)
+	return a.lockUnlessPaused(ctx, cancel, t, handle, maxWait)
 }
 
-// lockUnlessPaused is lockInLine until the key is paused, which calls cancel.
-func (a *attempt) lockUnlessPaused(ctx context.Context, cancel context.CancelFunc, t target, m *lock.Lock, limit time.Duration) (err error) {
+// lockUnlessPaused waits as lockInLine does, and ends the wait when an operator pauses the
+// key: then Guard.pauses calls cancel, and the error is a *BusyError with ReasonPaused.
+func (a *attempt) lockUnlessPaused(ctx context.Context, cancel context.CancelFunc, t target, handle *lock.Lock, maxWait time.Duration) (err error) {
 	watched := a.guard.pauses.add(t.key, cancel)
-	// Deferred: an Observe that panics meanwhile leaves nothing behind.
+	// Deferred, so that an Observe that panics leaves no watch behind.
 	defer func() { err = endedByPause(err, a.guard.pauses.remove(watched)) }()
 	if err = a.pausedError(t); err != nil { // after add: a pause is seen here, or ends the wait
 		return err
 	}
-	return a.lockInLine(ctx, t, m, limit)
+	return a.lockInLine(ctx, t, handle, maxWait)
 }
 
-func (a *attempt) lockInLine(ctx context.Context, t target, m *lock.Lock, limit time.Duration) error {
-	lease, err := inner.LockWithin(ctx, m, limit)
+// lockInLine waits in line for at most maxWait. It returns ErrClosed if the Guard closed
+// meanwhile.
+func (a *attempt) lockInLine(ctx context.Context, t target, handle *lock.Lock, maxWait time.Duration) error {
+	lease, err := inner.LockWithin(ctx, handle, maxWait)
 	if err != nil && a.guard.closing.Err() != nil {
 		return ErrClosed
 	}
@@ -142,10 +158,10 @@ func (a *attempt) observeWaited(t target) {
 	a.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 
-// waitUntilDeadline takes the lock for a task on its last attempt, which asynq would
-// archive for any error although it has not run. It waits in line whatever MaxWaiting
-// and the policy say, tries again while Redis is away, and stops only when the task's
-// time is up, the Guard closes, or a newer task replaces this one.
+// waitUntilDeadline takes the lock for a task on its last attempt: asynq would archive the
+// task for any error, although its handler has not run. waitUntilDeadline ignores MaxWaiting
+// and the policy's maxWait, and tries again while Redis fails. It stops only at the margin
+// before the task's deadline, when the Guard closes, or when a newer task replaces this one.
 func (a *attempt) waitUntilDeadline(t target) error {
 	a.guard.waiting.Add(1)
 	defer a.guard.waiting.Add(-1)
@@ -160,7 +176,7 @@ func (a *attempt) waitUntilDeadline(t target) error {
 			return err
 		}
 		a.backendError(t, err)
-		if !a.pause(a.guard.outage.delay()) {
+		if !a.sleepOnLastAttempt(a.guard.outage.delay()) {
 			if a.guard.closing.Err() != nil {
 				return ErrClosed
 			}
@@ -169,18 +185,19 @@ func (a *attempt) waitUntilDeadline(t target) error {
 	}
 }
 
+// waitOnce waits in line until the margin before the task's deadline, once.
 func (a *attempt) waitOnce(t target) error {
-	const forever = 1 << 62
+	const forever = 1 << 62 // lockWithin shortens it to the task's deadline
 	if t.rule.Busy.kind == policyReplace {
 		return a.replaceInLine(t, forever)
 	}
 	return a.lockWithin(t, a.lockOf(t), forever)
 }
 
-// pause blocks the worker of a task on its last attempt for d, or until the margin
-// before the task's deadline. It returns false, at once, when the task must not try
+// sleepOnLastAttempt blocks the worker of a task on its last attempt for d, or until the
+// margin before the task's deadline. It returns false, at once, when the task must not try
 // again: its time is up, the Guard closes, or a newer task replaced it.
-func (a *attempt) pause(d time.Duration) (again bool) {
+func (a *attempt) sleepOnLastAttempt(d time.Duration) (again bool) {
 	if deadline, ok := a.ctx.Deadline(); ok {
 		left := time.Until(deadline) - margin
 		if left <= 0 {
@@ -188,7 +205,7 @@ func (a *attempt) pause(d time.Duration) (again bool) {
 		}
 		d = min(d, left)
 	}
-	var replaced <-chan struct{} // nil, which blocks, where no rule replaces
+	var replaced <-chan struct{} // nil blocks for ever: no lock of the task has Replace
 	if a.replacing != nil {
 		replaced = a.replacing.stopRequested.Done()
 	}
@@ -208,8 +225,8 @@ func (a *attempt) pause(d time.Duration) (again bool) {
 // asynq.Timeout nor asynq.Deadline.
 const asynqTimeout = 30 * time.Minute
 
-// longestWait returns the longest time that a task of the rule waits in its worker
-// before the policy applies. Park has no fixed time.
+// longestWait returns the longest time that a task of the rule waits in its worker before
+// the policy applies. It is 0 for Park, whose wait has no fixed bound: see lockOrPark.
 func (c *compiledRule) longestWait() time.Duration {
 	switch {
 	case c.Busy.kind == policyPark:
@@ -223,11 +240,11 @@ func (c *compiledRule) longestWait() time.Duration {
 // warnLongWait warns once of a rule whose Wait is longer than the Timeout of a task.
 func (a *attempt) warnLongWait(t target) {
 	deadline, ok := a.ctx.Deadline()
-	wait := t.rule.longestWait()
-	if !ok || wait <= deadline.Sub(a.arrivedAt)-margin {
+	maxWait := t.rule.longestWait()
+	if !ok || maxWait <= deadline.Sub(a.arrivedAt)-margin {
 		return
 	}
 	a.guard.warnOnce("long wait of "+t.rule.Name, "a rule's Wait is longer than the Timeout of its task, and time in line counts against that: "+
 		"the handler may begin with a second left; shorten the Wait, or enqueue the task with a Timeout of at least the Wait and the work together",
-		"rule", t.rule.Name, "wait", wait, "timeout", deadline.Sub(a.arrivedAt).Round(time.Millisecond), "task", a.note)
+		"rule", t.rule.Name, "wait", maxWait, "timeout", deadline.Sub(a.arrivedAt).Round(time.Millisecond), "task", a.note)
 }

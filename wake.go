@@ -14,16 +14,16 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// filingTime is how long wakeParked waits for asynq to file the retry of a task that
-// was parked a moment ago.
-const filingTime = 4 * time.Millisecond
+// retryWrittenIn is how long wakeParked waits until asynq has moved a task that parked a
+// moment ago to retry.
+const retryWrittenIn = 4 * time.Millisecond
 
-// wakeParked is an [inside.Caller]: it has asynq run a task, if the task is still parked.
-// RunTask runs whatever it finds, also a task that is done, scheduled or archived, so
-// wakeParked looks at the task first. No other Guard calls the task until the deadline of
-// ctx, and after it no RunTask is begun. What operators and asynq's own retry change
-// between the two, and a RunTask that go-redis sends again, is covered by asynq's "at least
-// once".
+// wakeParked is an [inside.Caller]: it wakes a parked task, that is, has asynq run it. RunTask
+// runs a task in any state, also a completed, scheduled or archived one, so wakeParked first
+// checks that the task is still parked. No other Guard wakes the task before the deadline of
+// ctx, and wakeParked begins no RunTask after it. Between the check and RunTask an operator
+// or asynq's own retry may change the task, and go-redis may send RunTask twice: asynq's "at
+// least once" covers both.
 func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 	queue, id, ok := tasknote.Parse(note)
 	if !ok {
@@ -33,7 +33,7 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 		return inside.FateLater
 	}
 	var failed error
-	for pause := 500 * time.Microsecond; pause <= filingTime; pause *= 2 {
+	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
 		info, err := g.inspector.GetTaskInfo(queue, id)
 		switch {
 		case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
@@ -55,8 +55,8 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 		case info.State != asynq.TaskStateActive:
 			return inside.FateGone // an operator ran, archived or deleted the task
 		}
-		// Active: asynq has not filed the retry yet, or the task has come back already.
-		timer := time.NewTimer(pause)
+		// Active: asynq has not moved the task to retry yet, or the task runs again already.
+		timer := time.NewTimer(backoff)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():

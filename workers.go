@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	// nearTurn is how long a wait may keep the server's last worker: less than parking
-	// and coming back takes.
+	// nearTurn is how long a wait may keep the server's last worker: less than it takes to
+	// park and return.
 	nearTurn = 20 * time.Millisecond
-	// nearTurnCheck is after how long such a wait should be over, and is looked at again.
+	// nearTurnCheck is when askOneToPark looks again at such a wait, which should be over.
 	nearTurnCheck = 2 * nearTurn
 )
 
@@ -27,8 +27,8 @@ type workers struct {
 	mu             sync.Mutex       // guards what follows; never held across I/O
 	waiting        []*waitingWorker // newest last
 	inLine         map[string]int   // how many of them for each key
-	yielding       *waitingWorker   // was asked to park, and has not yet: one at a time, since it frees one worker
-	checkScheduled bool             // a look at waits whose turn was near is due; its timer fires once
+	parking        *waitingWorker   // was asked to park, and has not yet: one at a time, since it frees one worker
+	checkScheduled bool             // a timer will call askOneToPark again; it fires once
 }
 
 // waitedLock is the lock that a worker waits for.
@@ -45,13 +45,13 @@ func (l measuredLock) HoldTime() time.Duration { return inner.HoldTime(l.Lock) }
 
 // waitingWorker is a worker that waits in line.
 type waitingWorker struct {
-	lock  waitedLock
-	since time.Time
-	yield chan struct{} // closed when its task is to park
-	once  sync.Once
+	lock    waitedLock
+	since   time.Time
+	parkNow chan struct{} // closed when its task is to park
+	once    sync.Once
 }
 
-func (p *waitingWorker) giveWay() { p.once.Do(func() { close(p.yield) }) }
+func (waiter *waitingWorker) askToPark() { waiter.once.Do(func() { close(waiter.parkNow) }) }
 
 func newWorkers(limit int) *workers {
 	return &workers{limit: int64(limit), inLine: make(map[string]int)}
@@ -60,59 +60,59 @@ func newWorkers(limit int) *workers {
 func (w *workers) taskStarted() {
 	if w.busy.Add(1) >= w.limit {
 		w.mu.Lock()
-		w.askOneToYield()
+		w.askOneToPark()
 		w.mu.Unlock()
 	}
 }
 
 func (w *workers) taskEnded() { w.busy.Add(-1) }
 
-// enterLine adds a worker that waits in line for m. Its yield may be closed at once.
+// enterLine adds a worker that waits in line for m. Its parkNow may be closed already.
 func (w *workers) enterLine(m waitedLock) *waitingWorker {
-	p := &waitingWorker{lock: m, since: time.Now(), yield: make(chan struct{})}
+	waiter := &waitingWorker{lock: m, since: time.Now(), parkNow: make(chan struct{})}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.waiting = append(w.waiting, p)
+	w.waiting = append(w.waiting, waiter)
 	w.inLine[m.Key()]++
-	w.askOneToYield()
-	return p
+	w.askOneToPark()
+	return waiter
 }
 
-// leaveLine removes a worker that waits no more. workerFree is false when it got its
-// lock: then no worker came free, and if this one was asked to park, another one is.
-func (w *workers) leaveLine(p *waitingWorker, workerFree bool) {
+// leaveLine removes a worker that waits no more. workerFree is false when it got its lock:
+// then no worker comes free, and if leaveLine's worker was asked to park, another is asked.
+func (w *workers) leaveLine(waiter *waitingWorker, workerFree bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if i := slices.Index(w.waiting, p); i >= 0 {
+	if i := slices.Index(w.waiting, waiter); i >= 0 {
 		w.waiting = slices.Delete(w.waiting, i, i+1)
-		key := p.lock.Key()
+		key := waiter.lock.Key()
 		if w.inLine[key]--; w.inLine[key] == 0 {
 			delete(w.inLine, key)
 		}
 	}
-	if w.yielding == p {
-		w.yielding = nil
+	if w.parking == waiter {
+		w.parking = nil
 		if !workerFree {
-			w.askOneToYield()
+			w.askOneToPark()
 		}
 	}
 }
 
-// askOneToYield asks the newest waiting worker to park its task, if no worker is free
+// askOneToPark asks the newest waiting worker to park its task, if no worker is free
 // and none was asked already. A worker whose turn is near stays: parking and coming
 // back would take longer. Callers hold mu.
-func (w *workers) askOneToYield() {
-	if w.busy.Load() < w.limit || w.yielding != nil {
+func (w *workers) askOneToPark() {
+	if w.busy.Load() < w.limit || w.parking != nil {
 		return
 	}
 	someNear := false
-	for _, p := range slices.Backward(w.waiting) {
-		if w.isTurnNear(p) {
+	for _, waiter := range slices.Backward(w.waiting) {
+		if w.isTurnNear(waiter) {
 			someNear = true
 			continue
 		}
-		w.yielding = p
-		p.giveWay()
+		w.parking = waiter
+		waiter.askToPark()
 		return
 	}
 	if someNear && !w.checkScheduled {
@@ -121,18 +121,18 @@ func (w *workers) askOneToYield() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.checkScheduled = false
-			w.askOneToYield()
+			w.askOneToPark()
 		})
 	}
 }
 
-// isTurnNear reports whether p's turn should come soon, by how long its lock is held on
-// average and how many workers wait for it here. It is false when p has waited for
-// longer than that. Callers hold mu.
-func (w *workers) isTurnNear(p *waitingWorker) bool {
-	hold := p.lock.HoldTime()
-	if hold == 0 || time.Since(p.since) > nearTurnCheck {
+// isTurnNear reports whether the waiter's turn should come soon, by the average held time of
+// its lock and the number of workers here that wait for it. It is false when the waiter has
+// waited for longer than nearTurnCheck. Callers hold mu.
+func (w *workers) isTurnNear(waiter *waitingWorker) bool {
+	heldTime := waiter.lock.HoldTime()
+	if heldTime == 0 || time.Since(waiter.since) > nearTurnCheck {
 		return false
 	}
-	return time.Duration(w.inLine[p.lock.Key()])*hold <= nearTurn
+	return time.Duration(w.inLine[waiter.lock.Key()])*heldTime <= nearTurn
 }

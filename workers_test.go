@@ -48,9 +48,9 @@ func (o *office) goes(p *waitingWorker, parked bool) {
 	}
 }
 
-func (p *waitingWorker) asked() bool {
+func (waiter *waitingWorker) asked() bool {
 	select {
-	case <-p.yield:
+	case <-waiter.parkNow:
 		return true
 	default:
 		return false
@@ -108,8 +108,8 @@ func TestWorkers_oneAtATime(t *testing.T) {
 	o.check(all, true, true, true)
 	o.goes(all[0], true)
 	o.taskStarted() // nobody is left to be asked
-	if len(o.waiting) != 0 || len(o.inLine) != 0 || o.yielding != nil {
-		t.Errorf("left over: %d in line, %v, %v", len(o.waiting), o.inLine, o.yielding)
+	if len(o.waiting) != 0 || len(o.inLine) != 0 || o.parking != nil {
+		t.Errorf("left over: %d in line, %v, %v", len(o.waiting), o.inLine, o.parking)
 	}
 }
 
@@ -142,8 +142,8 @@ func TestWorkers_leavesByItself(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 4)
 	all := []*waitingWorker{o.comes("a"), o.comes("b"), o.comes("c")}
-	all[0].giveWay()
-	all[0].giveWay() // twice does no harm
+	all[0].askToPark()
+	all[0].askToPark() // twice does no harm
 	o.goes(all[0], true)
 	o.taskStarted()
 	o.check(all, true, false, false)
@@ -202,8 +202,8 @@ func TestWorkers_cheapWaitEnds(t *testing.T) {
 		defer o.mu.Unlock()
 		return !o.checkScheduled
 	}, "the look")
-	if o.yielding != nil || len(o.waiting) != 0 {
-		t.Errorf("left over: %v, %d in line", o.yielding, len(o.waiting))
+	if o.parking != nil || len(o.waiting) != 0 {
+		t.Errorf("left over: %v, %d in line", o.parking, len(o.waiting))
 	}
 }
 
@@ -261,7 +261,7 @@ func TestWorkers_stress(t *testing.T) {
 		switch round % 3 {
 		case 0:
 			p := o.enterLine(m)
-			<-p.yield // until all workers are taken, and it is the newest
+			<-p.parkNow // until all workers are taken, and it is the newest
 			o.leaveLine(p, true)
 		case 1:
 			o.leaveLine(o.enterLine(m), false) // gets its lock, asked or not
@@ -291,7 +291,7 @@ func TestWorkers_stress(t *testing.T) {
 		}
 		return false
 	}, "all come to an end")
-	if o.busy.Load() != 0 || len(o.waiting) != 0 || len(o.inLine) != 0 || o.yielding != nil {
-		t.Errorf("left over: %d busy, %d in line, %v, %v", o.busy.Load(), len(o.waiting), o.inLine, o.yielding)
+	if o.busy.Load() != 0 || len(o.waiting) != 0 || len(o.inLine) != 0 || o.parking != nil {
+		t.Errorf("left over: %d busy, %d in line, %v, %v", o.busy.Load(), len(o.waiting), o.inLine, o.parking)
 	}
 }

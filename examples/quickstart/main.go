@@ -25,9 +25,10 @@ func main() {
 	mux.HandleFunc("itunes:verify", verify)
 	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency:       10,
-		TaskCheckInterval: 50 * time.Millisecond, // parked tasks come back within that time
+		TaskCheckInterval: 50 * time.Millisecond, // an idle server starts a woken task within 1.5 times this
 	}))
-	// Guards the mux, and ends with SIGTERM or SIGINT: tasks in line go back, running ones keep their locks.
+	// Run installs the middleware. It stops on SIGTERM or SIGINT: waiting tasks return to asynq,
+	// running handlers keep their locks.
 	if err := guard.Run(srv, mux); err != nil {
 		log.Fatal(err)
 	}
