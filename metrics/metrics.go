@@ -190,6 +190,7 @@ func (m *Metrics) begin(rule, task string) {
 	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.paused, m.lost, m.overdue, m.backendErrors} {
 		counter.WithLabelValues(rule, task)
 	}
+	m.outcomes.WithLabelValues(rule, task, outcomeArchived) // there is an alert for it
 	m.held.WithLabelValues(rule, task)
 	m.waiting.WithLabelValues(rule, task)
 }

@@ -2,6 +2,9 @@ package metrics
 
 import "github.com/automutex/automutex"
 
+// outcomeArchived is the outcome of a task that its policy has archived.
+const outcomeArchived = "archived"
+
 // outcomeOf says what became of an attempt that did not get its lock; empty for events
 // that do not tell. What AfterFailure answers has no outcome of its own.
 func outcomeOf(e automutex.Event) string {
@@ -17,7 +20,7 @@ func outcomeOf(e automutex.Event) string {
 	case automutex.EventBusy:
 		switch e.Policy.String() {
 		case automutex.Archive.String():
-			return "archived"
+			return outcomeArchived
 		case automutex.Fail.String():
 			return "failed"
 		case automutex.Allow.String():

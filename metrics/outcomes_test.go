@@ -33,3 +33,12 @@ func TestObserve_outcomes(t *testing.T) {
 	}
 	serve(t, reg).await(want)
 }
+
+// Archived tasks are counted from zero, so that the alert on them sees the first one.
+func TestObserve_archivedFromZero(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	m := mustNew(t, reg, Options{})
+	m.Observe(t.Context(), automutex.Event{Kind: automutex.EventAcquired, Rule: "r", Task: "t"})
+	serve(t, reg).await(map[string]float64{`automutex_outcomes_total{outcome="archived",rule="r",task="t"}`: 0})
+}

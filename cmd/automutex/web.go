@@ -138,27 +138,36 @@ func (w *webCommand) access(*http.Request) web.Access {
 	return web.AccessRead
 }
 
-// serve serves until ctx ends.
+// serve serves until ctx ends, and closes the page.
 func (w *webCommand) serve(ctx context.Context, page http.Handler) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", w.listen)
 	if err != nil {
-		return no("cannot listen: %w", err)
+		return errors.Join(no("cannot listen: %w", err), closePage(page))
 	}
+	return w.serveOn(ctx, page, listener)
+}
+
+func closePage(page http.Handler) error {
+	closer, _ := page.(io.Closer) // web.New says that it is one
+	return closer.Close()
+}
+
+// serveOn serves until ctx ends or the listener fails, and closes the page and the listener.
+func (w *webCommand) serveOn(ctx context.Context, page http.Handler, listener net.Listener) error {
 	srv := &http.Server{
 		Handler: w.guarded(page), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, WriteTimeout: 30 * time.Second,
 		ErrorLog: slog.NewLogLogger(slog.NewTextHandler(w.app.errs, nil), slog.LevelWarn),
 	}
-	closer, _ := page.(io.Closer)
 	fmt.Fprintf(w.app.out, "the page is at http://%s%s/\n", listener.Addr(), strings.TrimRight(w.root, "/"))
 	served := make(chan error, 1) // Serve returns once Shutdown was called, or fails
 	go func() { served <- srv.Serve(listener) }()
 	select {
 	case err := <-served:
-		return errors.Join(no("the server ended: %w", err), closer.Close())
+		return errors.Join(no("the server ended: %w", err), closePage(page), srv.Close())
 	case <-ctx.Done():
 	}
 	// The streams end with the page, so Shutdown waits for short answers only.
-	err = closer.Close()
+	err := closePage(page)
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if shut := srv.Shutdown(bound); shut != nil {

@@ -77,6 +77,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return refuse(err)
 	}
 
+	ctx, end := context.WithCancel(ctx) // a page that fails ends the run, too
+	defer end()
 	// Queue and locks have names of their own, so that a Redis in use for
 	// something else, or for a second demo, is not disturbed.
 	name := "automutex-demo-" + strings.ToLower(rand.Text()[:8])
@@ -93,7 +95,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	config := serverConfig(opts, name, log)
 	work := asynq.Handler(handler(opts, rec))
 	if !opts.unguarded {
-		if work, config, err = d.addGuard(ctx, work, config, patterns(events), log); err != nil {
+		if work, config, err = d.addGuard(ctx, end, work, config, patterns(events), log); err != nil {
 			return refuse(err)
 		}
 		defer d.page.close()
@@ -115,15 +117,15 @@ type demo struct {
 }
 
 // addGuard puts the guard around handler and server, and serves the page of -web, which
-// d.page.close ends.
-func (d *demo) addGuard(ctx context.Context, work asynq.Handler, config asynq.Config, tasks []string, log *slog.Logger) (asynq.Handler, asynq.Config, error) {
+// d.page.close ends. A page that fails calls end.
+func (d *demo) addGuard(ctx context.Context, end func(), work asynq.Handler, config asynq.Config, tasks []string, log *slog.Logger) (asynq.Handler, asynq.Config, error) {
 	guard, cfg, err := newGuard(d.store.client, d.opts, d.queue, tasks, d.rec, log)
 	if err != nil {
 		return nil, config, err
 	}
 	d.guard = guard
 	if d.opts.web != "" {
-		if d.page, err = servePage(ctx, d.opts.web, d.store.client, cfg, log); err != nil {
+		if d.page, err = servePage(ctx, end, d.opts.web, d.store.client, cfg, log); err != nil {
 			return nil, config, err
 		}
 	}
@@ -139,7 +141,7 @@ func (d *demo) run(ctx context.Context, work asynq.Handler, events []event, scre
 
 	err := d.workOff(ctx, work, events, screen, stderr)
 	left, lerr := inventory(d.inspector, d.queue)
-	err = errors.Join(err, lerr)
+	err = errors.Join(err, lerr, d.page.failure())
 	runs, parked := d.rec.snapshot()
 	t := newTimeline(runs, parked, d.opts.limit, d.opts.nobody())
 	if d.opts.rules != nil {

@@ -45,10 +45,11 @@ type operators struct {
 	page   io.Closer
 	server *http.Server
 	served chan struct{} // closed when Serve has returned
+	failed chan error    // has room for the one error of Serve
 }
 
-// servePage serves the page at addr until close.
-func servePage(ctx context.Context, addr string, rdb redis.UniversalClient, cfg automutex.Config, log *slog.Logger) (*operators, error) {
+// servePage serves the page at addr until close. Should the page fail, it calls end.
+func servePage(ctx context.Context, end func(), addr string, rdb redis.UniversalClient, cfg automutex.Config, log *slog.Logger) (*operators, error) {
 	handler, err := web.New(rdb, web.Options{
 		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: cfg.Rules, Logger: log,
 		Access: func(*http.Request) web.Access { return web.AccessOperate },
@@ -62,16 +63,36 @@ func servePage(ctx context.Context, addr string, rdb redis.UniversalClient, cfg 
 		return nil, errors.Join(fmt.Errorf("-web: %w", err), page.Close())
 	}
 	o := &operators{
-		url: "http://" + listener.Addr().String() + "/", page: page, served: make(chan struct{}),
+		url: "http://" + listener.Addr().String() + "/", page: page, served: make(chan struct{}), failed: make(chan error, 1),
 		server: &http.Server{Handler: loopback.Only(handler), ReadHeaderTimeout: 10 * time.Second},
 	}
-	go func() { // ends with close
-		defer close(o.served)
-		if err := o.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("-web: the page is gone", "error", err)
-		}
-	}()
+	go o.serve(listener, end) // ends with close, or with the listener
 	return o, nil
+}
+
+// serve serves until the server is closed. Another end is a failure of the demo.
+func (o *operators) serve(listener net.Listener, end func()) {
+	defer close(o.served)
+	err := o.server.Serve(listener)
+	if errors.Is(err, http.ErrServerClosed) {
+		return
+	}
+	o.failed <- errors.Join(fmt.Errorf("-web: the page is gone: %w", err), o.page.Close())
+	end()
+}
+
+// failure gives the error that the page has ended with, once; nil while it is served, and
+// without a page.
+func (o *operators) failure() error {
+	if o == nil {
+		return nil
+	}
+	select {
+	case err := <-o.failed:
+		return err
+	default:
+		return nil
+	}
 }
 
 // close ends the page and its streams. Without a page it does nothing.

@@ -2,6 +2,11 @@ package check
 
 import (
 	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"slices"
@@ -9,16 +14,64 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/metrics"
+	"github.com/automutex/automutex/web"
 )
 
-// known gives the labels of every sample that the metrics write, by the sample's name.
+// known gives the labels of every sample that the metrics of a process and those of the page
+// write, by the sample's name.
 func known(t *testing.T) map[string][]string {
+	t.Helper()
+	names := ofProcess(t)
+	for name, family := range ofPage(t) {
+		if names[name] != nil {
+			t.Errorf("a process and the page both write %s", name)
+		}
+		its := []string{}
+		for _, label := range family.GetMetric()[0].GetLabel() {
+			its = append(its, label.GetName())
+		}
+		names[name] = its
+	}
+	return names
+}
+
+// ofPage gives what the page writes.
+func ofPage(t *testing.T) map[string]*dto.MetricFamily {
+	t.Helper()
+	rdb, prefix, quiet := redistest.Mini(t).Client(t), redistest.Name(t), slog.New(slog.DiscardHandler)
+	locker := lock.New(rdb, lock.Options{Prefix: prefix, Logger: quiet})
+	if _, err := locker.Mutex("report").TryLock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	page, err := web.New(rdb, web.Options{Prefix: prefix, MetricsKeys: 1, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := httptest.NewRecorder()
+	page.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if err := errors.Join(page.(io.Closer).Close(), locker.Close()); err != nil {
+		t.Error(err)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return families
+}
+
+// ofProcess gives the labels of what the metrics of a process write.
+func ofProcess(t *testing.T) map[string][]string {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	m, err := metrics.New(reg, metrics.Options{})
@@ -27,9 +80,9 @@ func known(t *testing.T) map[string][]string {
 	}
 	for _, kind := range []automutex.EventKind{
 		automutex.EventWaiting, automutex.EventAcquired, automutex.EventReleased, automutex.EventBusy, automutex.EventSkipped,
-		automutex.EventPaused, automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError, automutex.EventKeyError,
+		automutex.EventHeld, automutex.EventPaused, automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError, automutex.EventKeyError,
 	} {
-		m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "r", Task: "t", Parked: 1})
+		m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "r", Task: "t", Parked: 1, Busy: &automutex.BusyError{Reason: "rate"}})
 	}
 	families, err := reg.Gather()
 	if err != nil {
@@ -108,15 +161,23 @@ func TestDashboard(t *testing.T) {
 	if err := json.Unmarshal(text, &dashboard); err != nil {
 		t.Fatal(err)
 	}
-	names, asked := known(t), 0
+	names, asked, shown := known(t), 0, ""
 	for _, panel := range dashboard.Panels {
 		for _, target := range panel.Targets {
 			asked++
+			shown += target.Expr + "\n"
 			holdExpression(t, names, strings.NewReplacer("$__rate_interval", "5m", "$rule", ".*").Replace(target.Expr))
 		}
 	}
 	if len(dashboard.Panels) < 10 || asked < 10 {
 		t.Errorf("%d panels ask %d questions", len(dashboard.Panels), asked)
+	}
+	for name := range names {
+		ofKey := strings.HasPrefix(name, "automutex_key_") && name != "automutex_key_errors_total" // only where asked for
+		isPart := strings.HasSuffix(name, "_seconds_sum") || strings.HasSuffix(name, "_seconds_count")
+		if !ofKey && !isPart && !strings.Contains(shown, name+"{") && !strings.Contains(shown, name+"[") && !strings.Contains(shown, name+")") {
+			t.Errorf("no panel shows %s", name)
+		}
 	}
 }
 
@@ -134,8 +195,8 @@ func TestAlerts(t *testing.T) {
 			holdExpression(t, names, rule.Expr)
 		}
 	}
-	if alerts != 6 {
-		t.Errorf("%d alerts, want 6", alerts)
+	if alerts != 9 {
+		t.Errorf("%d alerts, want 9", alerts)
 	}
 }
 
