@@ -17,8 +17,8 @@ type Result struct {
 	Err  error
 }
 
-// abreast is how many tasks of one EnqueueAll are enqueued at a time.
-const abreast = 16
+// maxConcurrent is how many tasks of one EnqueueAll are enqueued at a time.
+const maxConcurrent = 16
 
 // EnqueueAll enqueues many tasks, up to 16 at a time, and gives a result for each
 // in the order of tasks. opts go for all of them. Tasks of one key are enqueued
@@ -27,7 +27,7 @@ const abreast = 16
 // ends, those not begun fail with its error.
 func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
 	results := make([]Result, len(tasks))
-	lanes := make([][]func(), abreast)
+	lanes := make([][]func(), maxConcurrent)
 	for i, task := range tasks {
 		lane, enqueue := c.plan(ctx, i, task, opts)
 		lanes[lane] = append(lanes[lane], func() {
@@ -62,7 +62,7 @@ var laneSeed = maphash.MakeSeed()
 
 // plan gives the lane of the i-th task, and what enqueues it.
 func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq.Option) (lane int, enqueue func() (*asynq.TaskInfo, error)) {
-	lane = i % abreast
+	lane = i % maxConcurrent
 	if task == nil {
 		return lane, func() (*asynq.TaskInfo, error) { return nil, errNilTask }
 	}
@@ -79,7 +79,7 @@ func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq
 			return c.asynq.EnqueueContext(ctx, task, slices.Concat(opts, []asynq.Option{asynq.Queue(r.Queue)})...)
 		}
 	}
-	lane = int(maphash.String(laneSeed, key) % abreast)
+	lane = int(maphash.String(laneSeed, key) % maxConcurrent)
 	return lane, func() (*asynq.TaskInfo, error) { return c.enqueueOnce(ctx, r, key, task, opts) }
 }
 

@@ -13,22 +13,22 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// byClaim is UntilStart and For with Reject or Join: claim, then enqueue. The
-// claim says which task it stands for; what that means is found out by looking
-// at the task, so that nothing blocks the key but a task or the window of For.
+// byClaim implements UntilStart and For with Reject or Join: take the claim, then enqueue.
+// The claim names its task. byClaim looks at that task, so that only a task or the window of
+// For blocks the key.
 //
-// A claim whose task is not there may be that of a producer whose enqueue is under way.
-// That task is no duplicate yet: when the enqueue fails nobody has the update. So the
-// call waits until the task is there or the claim is not, for patience at most.
-func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
-	id, instead, again := o.newID(), "", ""
-	looks := o.client.retries()
+// A claim without a task may be that of a producer whose enqueue is under way. That task is
+// no duplicate yet: if the enqueue fails, no task carries the update. So byClaim waits until
+// the task exists or the claim is gone, for patience at most.
+func (req *request) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
+	id, instead, seenHolder := req.newID(), "", ""
+	poll := req.client.newPolling()
 	for changed := 0; changed < tries; {
-		info, standing, err := o.claimAndEnqueue(ctx, id, instead)
+		info, standing, err := req.claimAndEnqueue(ctx, id, instead)
 		if info != nil || err != nil {
 			return info, err
 		}
-		state, info, err := o.judge(ctx, standing)
+		state, info, err := req.stateOf(ctx, standing)
 		switch {
 		case err != nil:
 			return nil, err
@@ -36,14 +36,16 @@ func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
 			instead = standing.Holder
 			changed++
 		case state == claimInTheWay:
-			return o.duplicate(info)
-		case again != standing.Holder:
-			again = standing.Holder // it may have started and ended since the claim was seen: then that is gone
+			return req.duplicate(info)
+		case seenHolder != standing.Holder:
+			// Look once more: the task may have started and ended since the claim was read, and
+			// then the claim is gone.
+			seenHolder = standing.Holder
 			changed++
-		case looks.over():
-			return nil, &underwayError{standing, o.client.grace}
+		case poll.isOver():
+			return nil, &underwayError{standing, req.client.grace}
 		default:
-			if err := looks.pause(ctx); err != nil {
+			if err := poll.sleep(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -51,48 +53,48 @@ func (o *order) byClaim(ctx context.Context) (*asynq.TaskInfo, error) {
 	return nil, errChanging
 }
 
-// claimAndEnqueue takes the claim, and enqueues the task if it got it; else the result
-// is the claim that stands.
-func (o *order) claimAndEnqueue(ctx context.Context, id, instead string) (*asynq.TaskInfo, inside.Claimed, error) {
+// claimAndEnqueue takes the claim and enqueues the task. If another claim stands, it returns
+// that claim and no task.
+func (req *request) claimAndEnqueue(ctx context.Context, id, instead string) (*asynq.TaskInfo, inside.Claimed, error) {
 	ctx, cancel := context.WithTimeout(ctx, enqueueTimeout)
 	defer cancel()
-	o.client.begin(id)
-	defer o.client.end(id)
-	standing, err := o.take(ctx, id, instead)
-	if err != nil || standing.Holder != o.holder(id) {
+	req.client.begin(id)
+	defer req.client.end(id)
+	standing, err := req.take(ctx, id, instead)
+	if err != nil || standing.Holder != req.holder(id) {
 		return nil, standing, err
 	}
-	info, err := o.enqueueClaimed(ctx, id)
+	info, err := req.enqueueClaimed(ctx, id)
 	return info, standing, err
 }
 
-// take takes the claim for a new task. An answer that was lost may have taken
-// it: then there will be no task.
-func (o *order) take(ctx context.Context, id, instead string) (standing inside.Claimed, err error) {
+// take takes the claim for a new task. If Redis' reply was lost, the claim may have been
+// taken for a task that will never exist, so take drops it.
+func (req *request) take(ctx context.Context, id, instead string) (standing inside.Claimed, err error) {
 	length := claimLife
-	if o.rule.Until.kind == untilOver {
-		length = o.rule.Until.window
+	if req.rule.Until.kind == untilWindow {
+		length = req.rule.Until.window
 	}
-	if instead == "" && o.rule.Duplicate.kind != duplicatePostpone { // which wants to know the time of the first call
+	if instead == "" && req.rule.Duplicate.kind != duplicatePostpone { // which needs the claim's age
 		var taken bool
-		if taken, err = inner.Claim(o.client.locker, o.key).TakeFree(ctx, o.holder(id), length); taken {
-			return inside.Claimed{Holder: o.holder(id)}, nil
+		if taken, err = inner.Claim(req.client.locker, req.key).TakeFree(ctx, req.holder(id), length); taken {
+			return inside.Claimed{Holder: req.holder(id)}, nil
 		}
 	}
 	if err == nil {
-		standing, err = inner.Claim(o.client.locker, o.key).Take(ctx, o.holder(id), instead, length)
+		standing, err = inner.Claim(req.client.locker, req.key).Take(ctx, req.holder(id), instead, length)
 	}
 	if errors.Is(err, lock.ErrBackend) {
-		_, dropped := inner.Claim(o.client.locker, o.key).Drop(context.WithoutCancel(ctx), o.holder(id))
+		_, dropped := inner.Claim(req.client.locker, req.key).Drop(context.WithoutCancel(ctx), req.holder(id))
 		return standing, errors.Join(err, dropped)
 	}
 	return standing, err
 }
 
-// underwayError: a claim stands, and its task is not there.
+// underwayError says that a claim stands and its task does not exist.
 type underwayError struct {
 	claim inside.Claimed
-	grace time.Duration // what the claim stands for at the longest without a task
+	grace time.Duration // how long the claim blocks the key without a task
 }
 
 func (e *underwayError) Error() string {
@@ -105,89 +107,90 @@ func (e *underwayError) Error() string {
 type claimState uint8
 
 const (
-	claimOver     claimState = iota // nothing any more
+	claimOver     claimState = iota // nothing: it may be taken over
 	claimInTheWay                   // a task, or the rest of the window of For
-	claimUnderway                   // a task that is not there and may be coming
+	claimUnderway                   // a task whose enqueue may be under way
 )
 
-// judge says what a claim stands for. info is the task in the way.
-func (o *order) judge(ctx context.Context, standing inside.Claimed) (state claimState, info *asynq.TaskInfo, err error) {
+// stateOf returns what a claim stands for. info is the task in the way.
+func (req *request) stateOf(ctx context.Context, standing inside.Claimed) (state claimState, info *asynq.TaskInfo, err error) {
 	queue, id, ok := tasknote.Parse(standing.Holder)
 	if !ok {
-		return claimOver, nil, nil // none of ours
+		return claimOver, nil, nil // no claim of package unique
 	}
-	settled := o.client.settled(id) // before the look, or the task might come between the two
-	if info, err = o.look(queue, id); err != nil {
+	settled := req.client.settled(id) // before the look at the task: its enqueue might end between the two
+	if info, err = req.look(queue, id); err != nil {
 		return claimOver, nil, err
 	}
-	window := o.rule.Until.kind == untilOver
+	window := req.rule.Until.kind == untilWindow
 	switch {
 	case window && info != nil && !standing.Confirmed:
-		// Its producer died before it could say so.
-		_, err = inner.Claim(o.client.locker, o.key).Keep(ctx, standing.Holder, standing.Holder, 0)
+		// The task's producer died before it confirmed the claim: hand the claim to the task,
+		// and confirm it.
+		_, err = inner.Claim(req.client.locker, req.key).Keep(ctx, standing.Holder, standing.Holder, 0)
 		return claimInTheWay, info, err
 	case window && standing.Confirmed && info == nil:
-		return claimInTheWay, o.unseen(standing), nil
+		return claimInTheWay, req.unseen(standing), nil
 	case window && standing.Confirmed:
 		return claimInTheWay, info, nil
-	case info == nil && (standing.Confirmed || settled || standing.Age >= o.client.grace):
+	case info == nil && (standing.Confirmed || settled || standing.Age >= req.client.grace):
 		return claimOver, nil, nil
 	case info == nil:
 		return claimUnderway, nil, nil
-	case ended(info) && !o.rule.KeepArchived:
+	case ended(info) && !req.rule.KeepArchived:
 		return claimOver, nil, nil
 	}
 	return claimInTheWay, info, nil
 }
 
-// unseen describes a task that has a claim and is not there.
-func (o *order) unseen(standing inside.Claimed) *asynq.TaskInfo {
+// unseen describes a task that has a claim and does not exist.
+func (req *request) unseen(standing inside.Claimed) *asynq.TaskInfo {
 	queue, id, _ := tasknote.Parse(standing.Holder)
-	info := &asynq.TaskInfo{ID: id, Queue: queue, Type: o.task.Type(), State: asynq.TaskStatePending}
+	info := &asynq.TaskInfo{ID: id, Queue: queue, Type: req.task.Type(), State: asynq.TaskStatePending}
 	if standing.Confirmed {
 		info.State = asynq.TaskStateCompleted
 	}
 	return info
 }
 
-// enqueueClaimed enqueues the task that has just taken the claim. When that
-// fails the claim is dropped, unless the task may be there all the same: then
-// the claim is right, or is found to be nobody's by the next call.
-func (o *order) enqueueClaimed(ctx context.Context, id string, more ...asynq.Option) (*asynq.TaskInfo, error) {
-	info, err := o.enqueue(ctx, id, more...)
+// enqueueClaimed enqueues the task whose claim was just taken. If that fails, it drops the
+// claim, unless the task may exist all the same: then the claim is right, or the next call
+// finds that it has no task.
+func (req *request) enqueueClaimed(ctx context.Context, id string, more ...asynq.Option) (*asynq.TaskInfo, error) {
+	info, err := req.enqueue(ctx, id, more...)
 	if err != nil {
-		seen, looked := o.look(o.rule.Queue, id)
+		seen, looked := req.look(req.rule.Queue, id)
 		switch {
 		case looked != nil:
 			return nil, errors.Join(err, looked)
 		case seen != nil:
-			info = seen // the answer was lost, the task was not
+			info = seen // only the reply was lost
 		case errors.Is(err, asynq.ErrTaskIDConflict):
-			// Nobody else has this ID: the command was sent twice, and the task
-			// has ended since the first.
-			info = o.unseen(inside.Claimed{Holder: o.holder(id)})
+			// No other task has this ID: go-redis sent the command twice, and the task has
+			// ended since the first.
+			info = req.unseen(inside.Claimed{Holder: req.holder(id)})
 		default:
-			_, dropped := inner.Claim(o.client.locker, o.key).Drop(context.WithoutCancel(ctx), o.holder(id))
+			_, dropped := inner.Claim(req.client.locker, req.key).Drop(context.WithoutCancel(ctx), req.holder(id))
 			return nil, errors.Join(err, dropped)
 		}
 	}
-	o.confirm(ctx, id, info)
+	req.confirm(ctx, id, info)
 	return info, nil
 }
 
-// farAhead is when a claim that lasts claimLife has to be told of a task's time.
+// farAhead is how far ahead a task must be scheduled for confirm to prolong its claim.
 const farAhead = 24 * time.Hour
 
-// confirm tells the claim what it has to know of the enqueued task: for a window
-// that there was one, and for a task that is scheduled far ahead how long that
-// is. The task is enqueued whatever comes of it: without, the claim may end
-// early, after the grace or claimLife, which is worth no error.
-func (o *order) confirm(ctx context.Context, id string, info *asynq.TaskInfo) {
+// confirm confirms the claim of a window, and prolongs the claim of a task that is scheduled
+// far ahead. The task is enqueued already, so confirm returns no error: without it the claim
+// may end early, after client.grace or claimLife.
+func (req *request) confirm(ctx context.Context, id string, info *asynq.TaskInfo) {
 	length := time.Duration(0)
-	if ahead := time.Until(info.NextProcessAt); ahead > farAhead && o.rule.Until.kind != untilOver {
+	if ahead := time.Until(info.NextProcessAt); ahead > farAhead && req.rule.Until.kind != untilWindow {
 		length = min(ahead+claimLife, inside.MaxTTL)
 	}
-	if length > 0 || o.rule.Until.kind == untilOver {
-		_, _ = inner.Claim(o.client.locker, o.key).Keep(context.WithoutCancel(ctx), o.holder(id), o.holder(id), length)
+	if length > 0 || req.rule.Until.kind == untilWindow {
+		// Hand the claim to the task, and confirm it.
+		_, _ = inner.Claim(req.client.locker, req.key).Keep(context.WithoutCancel(ctx), req.holder(id), req.holder(id), length)
 	}
 }

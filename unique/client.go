@@ -148,7 +148,7 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // asynq: what Redis did is not known when its answer was lost. Then the task was
 // enqueued once, or was not, and the next call finds out.
 //
-// ctx bounds the exchanges with Redis that begin; asynq's Inspector, which is
+// ctx bounds the round trips to Redis; asynq's Inspector, which is
 // used when there is a duplicate, goes by the timeouts of its client.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	_, enqueue := c.plan(ctx, 0, task, opts)
@@ -172,16 +172,16 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 }
 
 func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asynq.Task, opts []asynq.Option) (*asynq.TaskInfo, error) {
-	o := &order{client: c, rule: r, key: key, task: task, opts: opts}
+	req := &request{client: c, rule: r, key: key, task: task, opts: opts}
 	var info *asynq.TaskInfo
 	var err error
 	switch {
 	case r.Duplicate.supersedes():
-		info, err = o.supersede(ctx)
+		info, err = req.supersede(ctx)
 	case r.Until.kind == untilDone:
-		info, err = o.byID(ctx)
+		info, err = req.enqueueByID(ctx)
 	default:
-		info, err = o.byClaim(ctx)
+		info, err = req.byClaim(ctx)
 	}
 	if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
 		return nil, fmt.Errorf("unique: %s: key %q: %w", r.where(), key, err)
@@ -190,12 +190,12 @@ func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asy
 }
 
 // newID makes the ID of a task that has a claim.
-func (o *order) newID() string {
-	nonce := o.client.self + "." + strconv.FormatUint(o.client.count.Add(1), 36) + ".0"
-	if o.rule.Until.kind == untilStart {
-		return claim.ID(o.key, nonce)
+func (req *request) newID() string {
+	nonce := req.client.self + "." + strconv.FormatUint(req.client.count.Add(1), 36) + ".0"
+	if req.rule.Until.kind == untilStart {
+		return claim.ID(req.key, nonce)
 	}
-	return o.key + ":for:" + nonce
+	return req.key + ":for:" + nonce
 }
 
 // begin and end say that the enqueue of a claim's task is under way.

@@ -24,8 +24,8 @@ func TestSupersede_waitsForALateEnqueue(t *testing.T) {
 			r := start(t, s, rule)
 			proxy := redistest.NewProxy(t, s.Addr())
 			slow := r.producer(proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = longest }), rule)
-			slow.changeTTL = 500 * time.Millisecond
 			r.must(slow.Enqueue(task("reindex", "warm", ""))) // its queue is known, its connections stand
+			slow.changeTTL = 2 * time.Second                  // it ends below; until then a busy machine renews it
 			enqueue := proxy.Hold(func(command []string) bool {
 				all := strings.Join(command, " ")
 				return strings.Contains(all, "asynq:{"+r.queue+"}:t:") && (strings.Contains(all, ":pending") || strings.Contains(all, ":scheduled"))

@@ -15,43 +15,49 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// supersede is Replace and Postpone. asynq changes the payload of a scheduled
-// task in one step; for all else the new task has to be enqueued and the old one
-// deleted, and a producer may die between any two commands. So the new one comes
-// first, under an ID that follows from the old one's and at a time when it does
-// not run yet: whatever is missing after that, the key has a task, and the next
-// producer finds both and deletes the one that is too many.
+// selfRunDelay is when a new task runs by itself if its producer died before it deleted the
+// old task and ran the new one. A producer that lives is done by then.
+const selfRunDelay = grace
+
+// supersede implements unique.Replace and unique.Postpone (not the Guard's policy Replace).
 //
-// All of it is alone: of the producers one at a time is in here for a key.
+// asynq changes the payload of a scheduled task in one step. Any other task is replaced in
+// several steps, see swap: enqueue the new task with a later start, delete the old one, hand
+// the claim on, run the new one. After a crash at any point the key still has a task. The
+// ID of the new task follows from that of the old one (successor), so the next producer
+// finds both and deletes one.
 //
-// A claim whose task is not there may be that of a producer whose enqueue is under way,
-// after its lock ended. Then the call gives the lock back and looks again, for patience
-// at most, as byClaim does.
-func (o *order) supersede(ctx context.Context) (*asynq.TaskInfo, error) {
-	id := o.key
-	if o.rule.Until.kind != untilDone {
-		id = o.newID()
-		o.client.begin(id) // until no enqueue of it is under way
-		defer o.client.end(id)
+// All steps hold the key's lock (withKeyLock), so one producer at a time is in here for a
+// key.
+//
+// A claim without a task may be that of a producer whose enqueue is under way after it lost
+// the key's lock. Then supersede releases the lock and looks again, for patience at most, as
+// byClaim does.
+func (req *request) supersede(ctx context.Context) (*asynq.TaskInfo, error) {
+	id := req.key
+	if req.rule.Until.kind != untilDone {
+		id = req.newID()
+		req.client.begin(id) // settled reports false for id until end
+		defer req.client.end(id)
 	}
-	for again := o.client.retries(); ; {
-		info, err := o.alone(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) { return o.supersedeAlone(ctx, id) })
-		var under *underwayError
-		if !errors.As(err, &under) || again.over() {
+	for poll := req.client.newPolling(); ; {
+		info, err := req.withKeyLock(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) { return req.supersedeLocked(ctx, id) })
+		var underway *underwayError
+		if !errors.As(err, &underway) || poll.isOver() {
 			return info, err
 		}
-		if err := again.pause(ctx); err != nil {
+		if err := poll.sleep(ctx); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// supersedeAlone is supersede while no other producer is in alone. id is that of a first
-// task.
-func (o *order) supersedeAlone(ctx context.Context, id string) (*asynq.TaskInfo, error) {
-	again := ""
+// supersedeLocked is supersede under the key's lock. If the key has no task, the new task
+// gets the ID id.
+func (req *request) supersedeLocked(ctx context.Context, id string) (*asynq.TaskInfo, error) {
+	seenHolder := ""
 	for range tries {
-		s, err := o.survey(ctx, id)
+		s, err := req.surveyAndClaim(ctx, id)
 		if errors.Is(err, errMoved) {
 			continue
 		}
@@ -60,21 +66,23 @@ func (o *order) supersedeAlone(ctx context.Context, id string) (*asynq.TaskInfo,
 		}
 		var info *asynq.TaskInfo
 		switch {
-		case s.inTheWay != nil && s.holder != again:
-			again = s.holder // it may have started since the claim was seen: then that is gone
+		case s.inTheWay != nil && s.holder != seenHolder:
+			// Look once more: the task may have started since the claim was read, and then the
+			// claim is gone.
+			seenHolder = s.holder
 			continue
 		case s.inTheWay != nil:
-			return o.duplicate(s.inTheWay)
+			return req.duplicate(s.inTheWay)
 		case s.underway != nil:
 			return nil, s.underway
 		case len(s.waiting) == 0:
-			info, err = o.first(ctx, id, s)
+			info, err = req.enqueueFirst(ctx, id, s)
 		case len(s.waiting) > 1:
-			// A producer died in here. Either may go: what is left is
-			// superseded in its turn.
-			_, err = o.removeWaiting(ctx, s.waiting[0])
+			// A producer died in swap. Delete either task; the next turn of this loop
+			// supersedes the other one.
+			_, err = req.removeWaiting(ctx, s.waiting[0])
 		default:
-			info, err = o.supersedeTask(ctx, s)
+			info, err = req.supersedeTask(ctx, s)
 		}
 		if info != nil || err != nil && !errors.Is(err, errMoved) {
 			return info, err
@@ -83,46 +91,47 @@ func (o *order) supersedeAlone(ctx context.Context, id string) (*asynq.TaskInfo,
 	return nil, errChanging
 }
 
-// scene is what stands for a key.
+// scene is what surveyAndClaim found for a key.
 type scene struct {
 	holder   string            // of the claim, which may be the new task's own; empty under UntilDone
 	age      time.Duration     // of the claim
 	waiting  []*asynq.TaskInfo // tasks that have not started: none, one, or two after a crash
-	inTheWay *asynq.TaskInfo   // one that is not to be superseded
-	underway *underwayError    // the claim's task is not there, and may be coming
-	deadline time.Time         // of the enqueue of a task whose claim was taken now
+	inTheWay *asynq.TaskInfo   // a task that must not be superseded: it has started, or a window or KeepArchived keeps it
+	underway *underwayError    // the claim has no task, and an enqueue may still be under way
+	deadline time.Time         // for the enqueue of the task whose claim surveyAndClaim took
 }
 
-// survey finds out, and takes the claim for the task with that ID where there is
-// none. Under UntilDone it makes room.
-func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
-	queue, window := o.rule.Queue, false
-	var past *asynq.TaskInfo        // one that has ended, and counts unless another one waits
-	absent := (*underwayError)(nil) // what it means that there is no task
-	if o.rule.Until.kind != untilDone {
+// surveyAndClaim finds the tasks and the claim of the key. It has two side effects: if no
+// claim stands, it takes the claim for id; under UntilDone without KeepArchived it deletes
+// ended tasks.
+func (req *request) surveyAndClaim(ctx context.Context, id string) (s scene, err error) {
+	queue, window := req.rule.Queue, false
+	var past *asynq.TaskInfo        // a task that has ended; in the way unless another one waits
+	absent := (*underwayError)(nil) // s.underway if no task is found
+	if req.rule.Until.kind != untilDone {
 		s.deadline = time.Now().Add(enqueueTimeout)
-		standing, err := o.take(ctx, id, "")
+		standing, err := req.take(ctx, id, "")
 		if err != nil {
 			return s, err
 		}
 		s.holder, s.age = standing.Holder, standing.Age
-		if s.holder == o.holder(id) {
-			return s, nil // no task has this ID yet
+		if s.holder == req.holder(id) {
+			return s, nil // this call took the claim, so no task has this ID yet
 		}
 		var ok bool
 		if queue, id, ok = tasknote.Parse(standing.Holder); !ok {
 			return s, nil
 		}
-		if window = o.rule.Until.kind == untilOver; window && standing.Confirmed {
-			past = o.unseen(standing)
+		if window = req.rule.Until.kind == untilWindow; window && standing.Confirmed {
+			past = req.unseen(standing)
 		}
-		// Before the look, or the task might come between the two.
-		if !standing.Confirmed && !o.client.settled(id) && standing.Age < o.client.grace {
-			absent = &underwayError{standing, o.client.grace}
+		// Decide this before the look at the task: its enqueue might end between the two.
+		if !standing.Confirmed && !req.client.settled(id) && standing.Age < req.client.grace {
+			absent = &underwayError{standing, req.client.grace}
 		}
 	}
 	for _, id := range []string{id, successor(id)} {
-		info, err := o.look(queue, id)
+		info, err := req.look(queue, id)
 		if info != nil {
 			absent = nil
 		}
@@ -135,10 +144,10 @@ func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
 			return s, nil
 		case !ended(info):
 			s.waiting = append(s.waiting, info)
-		case o.rule.KeepArchived || window:
+		case req.rule.KeepArchived || window:
 			past = info
-		case o.rule.Until.kind == untilDone:
-			if _, err := o.removeWaiting(ctx, info); err != nil {
+		case req.rule.Until.kind == untilDone:
+			if _, err := req.removeWaiting(ctx, info); err != nil {
 				return s, err
 			}
 		}
@@ -149,183 +158,192 @@ func (o *order) survey(ctx context.Context, id string) (s scene, err error) {
 	return s, nil
 }
 
-// first enqueues the first task for a key.
-func (o *order) first(ctx context.Context, id string, s scene) (*asynq.TaskInfo, error) {
-	postpone := o.rule.Duplicate.kind == duplicatePostpone
+// enqueueFirst enqueues the task of a key that has none. It returns nil, nil if the situation
+// changed; the caller looks again.
+func (req *request) enqueueFirst(ctx context.Context, id string, s scene) (*asynq.TaskInfo, error) {
+	postpone := req.rule.Duplicate.kind == duplicatePostpone
 	var when []asynq.Option
 	if postpone {
-		when = append(when, asynq.ProcessAt(wholeSecond(time.Now().Add(o.rule.Duplicate.delay))))
+		when = append(when, asynq.ProcessAt(wholeSecond(time.Now().Add(req.rule.Duplicate.delay))))
 	}
-	if o.rule.Until.kind != untilDone {
-		// The grace counts on that: others wait for the enqueue no longer.
+	if req.rule.Until.kind != untilDone {
+		// Other producers wait for this enqueue until the claim is client.grace old.
 		ctx, cancel := context.WithDeadline(ctx, s.deadline)
 		defer cancel()
-		if s.holder != o.holder(id) {
-			standing, err := o.take(ctx, id, s.holder)
-			if err != nil || standing.Holder != o.holder(id) {
-				return nil, err // another's: look again
+		if s.holder != req.holder(id) {
+			standing, err := req.take(ctx, id, s.holder)
+			if err != nil || standing.Holder != req.holder(id) {
+				return nil, err // another producer has the claim: look again
 			}
 		}
-		return o.enqueueClaimed(ctx, id, when...)
+		return req.enqueueClaimed(ctx, id, when...)
 	}
 	if postpone {
-		if _, err := o.since(ctx, o.holder(id)); err != nil {
+		if _, err := req.postponedFor(ctx, true); err != nil {
 			return nil, err
 		}
 	}
-	info, err := o.enqueue(ctx, id, when...)
+	info, err := req.enqueue(ctx, id, when...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
-		info, err = o.look(o.rule.Queue, id)
-		if info != nil && !o.same(info) {
-			return nil, nil //nolint:nilnil // of a producer whose lock ended meanwhile: look again
+		info, err = req.look(req.rule.Queue, id)
+		if info != nil && !req.sameContent(info) {
+			return nil, nil //nolint:nilnil // a producer that lost the key's lock enqueued it: look again
 		}
-		return info, err // ours, sent twice, or one that says the same
+		return info, err // our own, sent twice by go-redis, or one with the same content
 	}
 	if err != nil && postpone {
-		// Nothing is put off. Should the task be there all the same, its time to be
-		// put off begins with the next call.
-		_, dropped := inner.Claim(o.client.locker, o.key).Drop(context.WithoutCancel(ctx), o.holder(id))
+		// No task is postponed, so drop the start time. If the task was enqueued all the
+		// same, its MaxPostpone begins with the next call.
+		_, dropped := inner.Claim(req.client.locker, req.key).Drop(context.WithoutCancel(ctx), req.holder(id))
 		err = errors.Join(err, dropped)
 	}
 	return info, err
 }
 
-// since is how long ago the first of the calls was that Postpone has put off
-// under UntilDone, where no claim tells: it is kept as one. instead of the
-// holder itself begins anew.
-func (o *order) since(ctx context.Context, instead string) (time.Duration, error) {
-	standing, err := inner.Claim(o.client.locker, o.key).Take(ctx, o.holder(o.key), instead, o.rule.MaxPostpone+o.rule.Duplicate.delay)
-	return standing.Age, err
+// postponedFor returns, under UntilDone and Postpone, how long ago the first of the calls was
+// that Postpone has put off. No claim tells that under UntilDone, so postponedFor keeps the
+// time of the first call as the age of a claim. restart makes now that time.
+func (req *request) postponedFor(ctx context.Context, restart bool) (time.Duration, error) {
+	holder, instead := req.holder(req.key), ""
+	if restart {
+		instead = holder // Take begins a claim of one's own anew
+	}
+	first, err := inner.Claim(req.client.locker, req.key).Take(ctx, holder, instead, req.rule.MaxPostpone+req.rule.Duplicate.delay)
+	return first.Age, err
 }
 
-// supersedeTask puts the new task in the place of the one that waits; nil
-// without an error when that one does not wait any more.
-func (o *order) supersedeTask(ctx context.Context, s scene) (*asynq.TaskInfo, error) {
+// supersedeTask replaces the one task that waits. It returns nil, nil if that task does not
+// wait any more; the caller looks again.
+func (req *request) supersedeTask(ctx context.Context, s scene) (*asynq.TaskInfo, error) {
 	old := s.waiting[0]
-	if own := o.holder(old.ID); s.holder != "" && s.holder != own {
-		// A producer died before it could hand the claim on.
-		if _, err := inner.Claim(o.client.locker, o.key).Keep(ctx, s.holder, own, 0); err != nil {
+	if own := req.holder(old.ID); s.holder != "" && s.holder != own {
+		// A producer died before it handed the claim on: hand the claim to the task, and
+		// confirm it.
+		if _, err := inner.Claim(req.client.locker, req.key).Keep(ctx, s.holder, own, 0); err != nil {
 			return nil, err
 		}
 		s.holder = own
 	}
 	at := old.NextProcessAt // of a scheduled task; the others have no time of their own
-	if o.rule.Duplicate.kind == duplicatePostpone {
+	if req.rule.Duplicate.kind == duplicatePostpone {
 		age := s.age
-		if o.rule.Until.kind == untilDone {
+		if req.rule.Until.kind == untilDone {
 			var err error
-			if age, err = o.since(ctx, ""); err != nil {
+			if age, err = req.postponedFor(ctx, false); err != nil {
 				return nil, err
 			}
 		}
-		at = time.Now().Add(min(o.rule.Duplicate.delay, o.rule.MaxPostpone-age))
+		at = time.Now().Add(min(req.rule.Duplicate.delay, req.rule.MaxPostpone-age))
 		if at = wholeSecond(at); old.State == asynq.TaskStateScheduled && at.Before(old.NextProcessAt) {
 			at = old.NextProcessAt
 		}
 	}
-	if old.State == asynq.TaskStateScheduled && at.Equal(old.NextProcessAt) && o.alike(old) {
-		return o.update(old)
+	if old.State == asynq.TaskStateScheduled && at.Equal(old.NextProcessAt) && req.sameButPayload(old) {
+		return req.update(old)
 	}
-	return o.exchange(ctx, s, at)
+	return req.swap(ctx, s, at)
 }
 
-// alike: nothing but the payload differs.
-func (o *order) alike(old *asynq.TaskInfo) bool {
-	return old.Type == o.task.Type() && maps.Equal(old.Headers, o.task.Headers())
+// sameButPayload reports whether a task has this request's type and headers.
+func (req *request) sameButPayload(old *asynq.TaskInfo) bool {
+	return old.Type == req.task.Type() && maps.Equal(old.Headers, req.task.Headers())
 }
 
-// same: nothing that this call would enqueue differs.
-func (o *order) same(old *asynq.TaskInfo) bool {
-	return o.alike(old) && bytes.Equal(old.Payload, o.task.Payload())
+// sameContent reports whether a task has this request's type, headers and payload.
+func (req *request) sameContent(old *asynq.TaskInfo) bool {
+	return req.sameButPayload(old) && bytes.Equal(old.Payload, req.task.Payload())
 }
 
-// update changes the payload of a scheduled task where it is.
-func (o *order) update(old *asynq.TaskInfo) (*asynq.TaskInfo, error) {
-	if err := o.client.inspector.UpdateTaskPayload(old.Queue, old.ID, o.task.Payload()); err != nil {
-		now, looked := o.look(old.Queue, old.ID)
+// update changes the payload of a scheduled task in one step. It returns nil, nil if the task
+// is not scheduled any more; the caller looks again.
+func (req *request) update(old *asynq.TaskInfo) (*asynq.TaskInfo, error) {
+	if err := req.client.inspector.UpdateTaskPayload(old.Queue, old.ID, req.task.Payload()); err != nil {
+		now, looked := req.look(old.Queue, old.ID)
 		if looked == nil && (now == nil || now.State != old.State) {
-			return nil, nil //nolint:nilnil // it is not scheduled any more: look again
+			return nil, nil //nolint:nilnil // look again
 		}
 		return nil, errors.Join(err, looked)
 	}
 	info := *old
-	info.Payload = slices.Clone(o.task.Payload())
+	info.Payload = slices.Clone(req.task.Payload())
 	return &info, nil
 }
 
-// exchange enqueues the new task, deletes the old one, hands the claim on and
-// lets the new one run.
-func (o *order) exchange(ctx context.Context, s scene, at time.Time) (*asynq.TaskInfo, error) {
+// swap enqueues the new task, deletes the old one, hands the claim on and runs the new one.
+// It returns nil, nil if the situation changed; the caller looks again.
+func (req *request) swap(ctx context.Context, s scene, at time.Time) (*asynq.TaskInfo, error) {
 	old := s.waiting[0]
 	next := successor(old.ID)
 	var when []asynq.Option
-	run := false // at once, when the old one is gone
+	run := false // run the new task once the old one is deleted
 	switch now := time.Now(); {
-	case old.State == asynq.TaskStateAggregating && o.rule.Duplicate.kind == duplicateReplace:
-		// Its group decides when; a scheduled task would lose its group.
-	case at.After(now) && (old.State == asynq.TaskStateScheduled || o.rule.Duplicate.kind == duplicatePostpone):
-		// Never before its time, and with a second at least to delete the old one: so
-		// it may be due up to two seconds late.
+	case old.State == asynq.TaskStateAggregating && req.rule.Duplicate.kind == duplicateReplace:
+		// The task's group decides when it runs. A start time would take it out of the group.
+	case at.After(now) && (old.State == asynq.TaskStateScheduled || req.rule.Duplicate.kind == duplicatePostpone):
+		// Not before its time, and in a second at the earliest: the old task must be deleted
+		// first. So the new task may be due up to two seconds late.
 		if soonest := wholeSecond(now.Add(time.Second)); at.Before(soonest) {
 			at = soonest
 		}
 		when = append(when, asynq.ProcessAt(at))
 	default:
-		// Not before the old one is gone; by itself if we die before we say so.
-		when = append(when, asynq.ProcessIn(grace))
+		// Run it after the old task is deleted. It runs by itself if this producer dies before.
+		when = append(when, asynq.ProcessIn(selfRunDelay))
 		run = true
 	}
-	info, err := o.enqueue(ctx, next, when...)
+	info, err := req.enqueue(ctx, next, when...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
-		info, err = o.look(o.rule.Queue, next)
+		info, err = req.look(req.rule.Queue, next)
 		switch {
 		case err != nil || info == nil:
 		case ended(info):
-			return nil, o.remove(o.rule.Queue, next) // of a producer that died in here; look again
-		case !o.same(info):
-			return nil, nil //nolint:nilnil // of a producer whose lock ended meanwhile: look again
-		} // else ours, sent twice, or one that says the same
+			return nil, req.remove(req.rule.Queue, next) // left by a producer that died in swap; look again
+		case !req.sameContent(info):
+			return nil, nil //nolint:nilnil // a producer that lost the key's lock enqueued it: look again
+		} // otherwise our own, sent twice by go-redis, or one with the same content
 	}
 	found := false
 	if err == nil {
-		found, err = o.removeSuperseded(ctx, old)
+		found, err = req.removeSuperseded(ctx, old)
 	}
 	switch {
 	case errors.Is(err, errUnknown):
-		return nil, err // the old one may be gone, so the new one stays: it runs by itself
-	case err != nil || info == nil || !found && o.rule.Until.kind == untilOver:
-		// The old one stays, or has run in the window of For. What there may be of
-		// the new one was promised to nobody, and has not run.
-		return o.undo(ctx, next, info, err)
+		return nil, err // the old task may be deleted, so keep the new one: it runs by itself
+	case err != nil || info == nil || !found && req.rule.Until.kind == untilWindow:
+		// The old task stays, or has run in the window of For. No caller was told of the new
+		// task, and it has not run: take it back.
+		return req.undo(ctx, next, info, err)
 	}
-	o.handOn(ctx, s.holder, next)
+	req.handOn(ctx, s.holder, next)
 	if run {
-		if err := o.client.inspector.RunTask(o.rule.Queue, next); err == nil {
+		if err := req.client.inspector.RunTask(req.rule.Queue, next); err == nil {
 			info.State, info.NextProcessAt = asynq.TaskStatePending, time.Now()
-		} // else it runs by itself, after the grace
+		} // otherwise it runs by itself, after selfRunDelay
 	}
 	return info, nil
 }
 
-// handOn gives the claim to the new task, or makes one where the old one has
-// started after all and its claim is gone. Where that fails the claim names a
-// task that is gone, and the next producer looks for its successor.
-func (o *order) handOn(ctx context.Context, holder, next string) {
-	if o.rule.Until.kind == untilDone {
+// handOn hands the claim to the new task. If the old task has started after all and has
+// dropped its claim, handOn takes a new claim. If Redis fails, the claim names a task that
+// does not exist, and the next producer looks for that task's successor.
+func (req *request) handOn(ctx context.Context, holder, next string) {
+	if req.rule.Until.kind == untilDone {
 		return
 	}
 	length := time.Duration(0)
-	if o.rule.Until.kind == untilStart {
+	if req.rule.Until.kind == untilStart {
 		length = claimLife
 	}
 	ctx = context.WithoutCancel(ctx)
-	if kept, err := inner.Claim(o.client.locker, o.key).Keep(ctx, holder, o.holder(next), length); err == nil && !kept {
-		_, _ = o.take(ctx, next, "")
+	// Hand the claim to the task, and confirm it.
+	if kept, err := inner.Claim(req.client.locker, req.key).Keep(ctx, holder, req.holder(next), length); err == nil && !kept {
+		_, _ = req.take(ctx, next, "")
 	}
 }
 
-// successor is the ID of the task that takes the place of the one with this ID:
-// one more in the last number, or under UntilDone the other one of two.
+// successor returns the ID of the task that replaces the task with this ID. It increments
+// the number at the end of the ID. Under UntilDone it is the other one of two IDs: the key,
+// and the key with ":other".
 func successor(id string) string {
 	const other = ":other"
 	if rest, ok := strings.CutSuffix(id, other); ok {
@@ -339,7 +357,7 @@ func successor(id string) string {
 	return id + other
 }
 
-// wholeSecond rounds up: asynq drops fractions of a second.
+// wholeSecond rounds t up to whole seconds, since asynq drops fractions of a second.
 func wholeSecond(t time.Time) time.Time {
 	if whole := t.Truncate(time.Second); whole.Before(t) {
 		return whole.Add(time.Second)

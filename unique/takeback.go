@@ -42,31 +42,31 @@ const resendAfter = 8 * time.Millisecond
 // In the window of For an old task that has run must not be followed by the new one.
 // Where the deletion itself may have removed it, found is true: no accepted task is
 // lost, at the price of a second run when the old task ended in that very moment.
-func (o *order) removeSuperseded(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
+func (req *request) removeSuperseded(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
 	sent := time.Now()
-	found, err = o.removeWaiting(ctx, old)
+	found, err = req.removeWaiting(ctx, old)
 	if errors.Is(err, errGone) {
 		return true, nil
 	}
-	if o.rule.Until.kind == untilOver && err == nil && !found && time.Since(sent) >= resendAfter {
+	if req.rule.Until.kind == untilWindow && err == nil && !found && time.Since(sent) >= resendAfter {
 		return true, nil
 	}
 	return found, err
 }
 
-// removeWaiting deletes a task that was seen not to run, while no other producer is in
-// alone; found: it was there. The errors are errMoved, errGone, errUnknown, or Redis'
-// own where the task is still there.
-func (o *order) removeWaiting(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
+// removeWaiting deletes a task that had not started when it was seen. The caller holds the
+// key's lock. found is false if there was no such task. The errors are errMoved, errGone,
+// errUnknown, or Redis' own if the task still exists.
+func (req *request) removeWaiting(ctx context.Context, old *asynq.TaskInfo) (found bool, err error) {
 	if ctx.Err() != nil {
-		return false, context.Cause(ctx) // another producer may be in alone
+		return false, context.Cause(ctx) // another producer may hold the key's lock
 	}
-	err = o.client.inspector.DeleteTask(old.Queue, old.ID)
+	err = req.client.inspector.DeleteTask(old.Queue, old.ID)
 	if err == nil || isNotFound(err) {
 		return err == nil, nil
 	}
 	ran := isActive(err) // it may be back already, in the state that it was in: it ran and failed
-	now, looked := o.look(old.Queue, old.ID)
+	now, looked := req.look(old.Queue, old.ID)
 	switch {
 	case looked != nil:
 		return false, errors.Join(errUnknown, err, looked)
@@ -81,13 +81,13 @@ func (o *order) removeWaiting(ctx context.Context, old *asynq.TaskInfo) (found b
 // undo takes the new task back when the old one could not be superseded; err says why
 // not. info is the new task, nil when it is not known to be there. The result is the new
 // task, when it has run or runs, or an error, or neither: look again.
-func (o *order) undo(ctx context.Context, next string, info *asynq.TaskInfo, err error) (*asynq.TaskInfo, error) {
+func (req *request) undo(ctx context.Context, next string, info *asynq.TaskInfo, err error) (*asynq.TaskInfo, error) {
 	if errors.Is(context.Cause(ctx), lock.ErrLost) {
-		// Another producer may be in alone, and may have made the new task its own:
+		// Another producer may hold the key's lock, and may have made the new task its own:
 		// leave things as a producer does that dies here.
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
-	taken, failed := o.takeBack(next)
+	taken, failed := req.takeBack(next)
 	switch {
 	case failed != nil && errors.Is(err, errMoved):
 		return nil, failed
@@ -109,15 +109,15 @@ func (o *order) undo(ctx context.Context, next string, info *asynq.TaskInfo, err
 // task ended before. Only after that it is deleted. A rule with KeepArchived has no use
 // of that: a producer that died between the two would block the key for good. There
 // "not found" is an error, since its meaning is not known.
-func (o *order) takeBack(next string) (taken bool, err error) {
-	queue, inspector := o.rule.Queue, o.client.inspector
-	if !o.rule.KeepArchived {
+func (req *request) takeBack(next string) (taken bool, err error) {
+	queue, inspector := req.rule.Queue, req.client.inspector
+	if !req.rule.KeepArchived {
 		err := inspector.ArchiveTask(queue, next)
 		if isNotFound(err) {
 			return false, nil
 		}
 		if err != nil {
-			now, looked := o.look(queue, next)
+			now, looked := req.look(queue, next)
 			switch {
 			case looked != nil:
 				return false, errors.Join(errMayRun, err, looked)
@@ -132,7 +132,7 @@ func (o *order) takeBack(next string) (taken bool, err error) {
 	if err == nil {
 		return true, nil
 	}
-	now, looked := o.look(queue, next)
+	now, looked := req.look(queue, next)
 	switch {
 	case looked != nil:
 		return false, errors.Join(errMayRun, err, looked)

@@ -19,7 +19,7 @@ type untilKind uint8
 const (
 	untilDone untilKind = iota // the zero value of Until
 	untilStart
-	untilOver
+	untilWindow
 )
 
 // The values of Until that take no argument. They are not to be assigned to.
@@ -42,7 +42,7 @@ var (
 // in that time, whatever becomes of it. It is over after d even if the task
 // still waits. d is at least a millisecond and at most ten years; [New] refuses
 // others.
-func For(d time.Duration) Until { return Until{kind: untilOver, window: d} }
+func For(d time.Duration) Until { return Until{kind: untilWindow, window: d} }
 
 // String names it: "until done", "until start" or "for 10m0s".
 func (u Until) String() string {
@@ -51,14 +51,14 @@ func (u Until) String() string {
 		return "until done"
 	case untilStart:
 		return "until start"
-	case untilOver:
+	case untilWindow:
 		return "for " + u.window.String()
 	}
 	return fmt.Sprintf("until %d", u.kind)
 }
 
 func (u Until) check() error {
-	if u.kind == untilOver && (u.window < time.Millisecond || u.window > inside.MaxTTL) {
+	if u.kind == untilWindow && (u.window < time.Millisecond || u.window > inside.MaxTTL) {
 		return fmt.Errorf("For(%s) is no window; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", u.window, inside.MaxTTL)
 	}
 	return nil
