@@ -182,7 +182,7 @@ inline in_line(c) {
  * has passed, for every script drops those first or looks at the deadline. */
 inline holders() { skip }
 
-/* lock/lua/line.lua: hold */
+/* lock/lua/line.lua: take_slot */
 inline hold(c, length) {
 	CHECK(is[c] != DONE);                           /* a ghost: nobody is there to give it back */
 	if :: holder[c] < length -> holder[c] = length :: else fi;

@@ -15,7 +15,7 @@ local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 
 --@include form
 
-local taker, left = alone()
+local taker, left = string_holder()
 if taker then
   widen(taker, left)
 end

@@ -18,7 +18,7 @@ local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
 
 --@include form
 
-if alone() then
+if string_holder() then
   return math.max(0, limit - 1) -- with a string nothing is parked
 end
 --@include line

@@ -15,7 +15,7 @@ local lock, body, length = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
 --@include form
 
-if alone() then
+if string_holder() then
   return 0 -- somebody else: who waits for replicas takes no string
 end
 local deadline = tonumber(redis.call('ZSCORE', lock, 'h:' .. body) or 0)

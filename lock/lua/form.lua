@@ -12,10 +12,10 @@ local function longest(body)
   return 30000 * 2 ^ doublings, doublings
 end
 
--- alone: the body of who holds the lock as a string, and for how many ms yet; nil: the
+-- string_holder: the body of who holds the lock as a string, and for how many ms yet; nil: the
 -- lock is a sorted set, or nobody's. The third is true if the key lasts longer than its
 -- lease can: Redis' clock has stepped back since. The second is then what it can last.
-local function alone()
+local function string_holder()
   local body = redis.call('MGET', lock)[1] -- unlike GET it is no error on a sorted set
   if not body then
     return nil
@@ -31,7 +31,7 @@ local function alone()
   return body, left, false
 end
 
--- widen: make the string, as alone has returned it, a sorted set that others can join.
+-- widen: make the string, as string_holder has returned it, a sorted set that others can join.
 -- The holder keeps its deadline. The fence is this moment: above all that were told
 -- before; and the holder is told this one, or was told an earlier one of its own time.
 local function widen(body, left)

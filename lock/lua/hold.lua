@@ -14,7 +14,7 @@ local lock, body, limit = KEYS[1], ARGV[1], 1
 
 --@include form
 
-local taker, left = alone()
+local taker, left = string_holder()
 if taker and taker ~= body then
   return 0
 elseif taker then

@@ -12,7 +12,7 @@ local lock, most, note = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 
 --@include form
 
-local taker, left = alone()
+local taker, left = string_holder()
 if taker then
   local holder = most > 0 and {'h:' .. taker, string.format('%d', math.ceil(now_us / 1000) + left)} or {}
   return {now_us, 1, 0, 0, 0, 0, -1, holder, '', 0}

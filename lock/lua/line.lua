@@ -124,9 +124,9 @@ end
 -- know yet when the gate opens for it.
 local moved = false
 
--- hold: make id, which is no holder, one for length ms. Returns its fence. Callers
+-- take_slot: make id, which is no holder, one for length ms. Returns its fence. Callers
 -- have called keep, and have found the gate open.
-local function hold(id, length)
+local function take_slot(id, length)
   local deadline = reaching(length)
   -- LT: a new member is added, and f is lowered to this time, or is as low
   -- already (the clock stood still, or went back).
@@ -238,10 +238,10 @@ local function grant(held, head, asker, ttl)
     if waits then
       passed = passed + 1
     elseif id == asker then
-      mine = hold(id, length)
+      mine = take_slot(id, length)
       free = free - 1
     elseif lives then
-      local fence = hold(id, length)
+      local fence = take_slot(id, length)
       local message = string.format('%s %d %d', token, fence, now_us)
       send(channel, message)
       free = free - 1

@@ -64,8 +64,8 @@ local function settle()
   end
 end
 
--- hold: give the first free value to body for length ms. Returns fence and value.
-local function hold(body, length)
+-- take_slot: give the first free value to body for length ms. Returns fence and value.
+local function take_slot(body, length)
   local value = string.sub(redis.call('ZRANGEBYSCORE', pool, 6e15, '+inf', 'LIMIT', 0, 1)[1], 3)
   local fence = now_us
   local last = redis.call('ZSCORE', pool, 'f')
@@ -96,12 +96,12 @@ local function grant(asker, ttl)
     local until_ms = redis.call('ZSCORE', pool, 'd:' .. body)
     redis.call('ZREM', pool, head, 'd:' .. body)
     if body == asker then
-      fence, value = hold(body, ttl)
+      fence, value = take_slot(body, ttl)
       free = free - 1
     elseif until_ms and -until_ms > now_ms then
       local token = string.match(body, '^[^|]*')
       local channel, length = string.match(token, '^([^.]+)%.(%d+)%.')
-      local its_fence, its_value = hold(body, tonumber(length))
+      local its_fence, its_value = take_slot(body, tonumber(length))
       redis.pcall('PUBLISH', string.match(pool, '^[^{]*') .. channel,
         string.format('%s %d %d %s', token, its_fence, now_us, its_value))
       free = free - 1

@@ -31,7 +31,7 @@ end
 local free, fence, value, more = grant(body, ttl)
 if free > 0 and not fence then
   redis.call('ZREM', pool, 'e:' .. body, 'd:' .. body)
-  fence, value = hold(body, ttl)
+  fence, value = take_slot(body, ttl)
 end
 if fence then
   settle()

@@ -51,7 +51,7 @@ end
 --@include form
 
 if taker then
-  widen(alone())
+  widen(string_holder())
 end
 --@include line
 --@include calls

@@ -13,7 +13,7 @@ local lock, body, length = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
 --@include form
 
-local taker, left = alone()
+local taker, left = string_holder()
 if taker and taker ~= body then
   return 0
 elseif taker and length > longest(body) then

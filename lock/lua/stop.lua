@@ -21,7 +21,7 @@ local now_ms = math.floor(now_us / 1000)
 
 --@include form
 
-local taker, left = alone()
+local taker, left = string_holder()
 if taker then
   widen(taker, left)
 end

@@ -14,7 +14,7 @@ local lock, limit = KEYS[1], 1
 
 --@include form
 
-if alone() then
+if string_holder() then
   return 0 -- the key expires by itself
 end
 --@include line
