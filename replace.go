@@ -112,17 +112,17 @@ func (a *attempt) replace(t target) error {
 	}
 	defer a.guard.waiting.Add(-1)
 	a.warnLongWait(t)
-	return a.replaceInLine(t, t.rule.longestWait())
+	return a.replaceInLine(t, t.rule.longestWait(), inner.InTimeOnly())
 }
 
 // replaceInLine waits in line, for at most maxWait, until older tasks have released the
 // lock. Its errors are those of acquire. ErrReplaced means that a newer task has come, and
 // that this task has released the lock.
-func (a *attempt) replaceInLine(t target, maxWait time.Duration) error {
+func (a *attempt) replaceInLine(t target, maxWait time.Duration, more ...lock.Option) error {
 	if err := a.registerArrival(t); err != nil {
 		return err
 	}
-	handle := a.lockOf(t)
+	handle := a.lockOf(t, more...)
 	if err := a.lockWithin(t, handle, maxWait); err != nil {
 		return err
 	}

@@ -86,6 +86,27 @@ func TestReplace_lastAttempt(t *testing.T) {
 	})
 }
 
+// During a Hold that outlasts its Wait, a newcomer goes back to asynq, and the handler that
+// runs goes on: nobody could start in its place.
+func TestReplace_hold(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []Rule{replacing(Rule{Wait: 10 * time.Second})}, served: untouched(t)})
+		old := r.enqueue("work", one)
+		running := r.stage.next(t)
+		if err := Hold(running.ctx, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		newer := r.enqueue("work", one)
+		r.awaitRetried(newer, 0)
+		if err := context.Cause(running.ctx); err != nil {
+			t.Errorf("the running handler's context has ended: %v", err)
+		}
+		running.returns(nil)
+		r.await(old, asynq.TaskStateCompleted)
+	})
+}
+
 // A task that waits for its second lock holds the first, and is asked for that.
 func TestReplace_severalLocks(t *testing.T) {
 	t.Parallel()

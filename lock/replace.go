@@ -73,7 +73,8 @@ func (m *Lock) forget(ctx context.Context) error {
 // waiters alike, as far as the handle needs it to be among the newest that hold
 // (one of a mutex, N of a semaphore), and tells how it stands. Nobody is asked
 // while a slot is free, nor when the handle is a holder itself or not among
-// the newest. Holders and waiters without OnStop are left alone.
+// the newest. Holders and waiters without OnStop are left alone. While nobody may
+// start, since the gate is closed or the lock is paused, only waiters are asked.
 //
 // Those who are asked hear of it by a message that may be lost, and others may
 // come to hold: while the handle waits, call it about once a second. It needs
@@ -82,7 +83,7 @@ func (m *Lock) askOlderToStop(ctx context.Context) (inside.Standing, error) {
 	if m.err == nil && m.onStop == nil {
 		return inside.First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
 	}
-	n, err := m.operateCode(ctx, stopScript, []any{max(1, m.slots()), m.arrival}, int64(inside.BehindWaiters))
+	n, err := m.operateCode(ctx, stopScript, []any{m.slots(), m.arrival}, int64(inside.BehindWaiters))
 	return inside.Standing(n), err
 }
 

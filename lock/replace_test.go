@@ -68,6 +68,57 @@ func TestStop_holder(t *testing.T) {
 	})
 }
 
+// While nobody may start, the holder is left alone: it would end for nobody. Those who
+// only wait are asked all the same.
+func TestStop_holderWhileNobodyMayStart(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for what, prevent := range map[string]func(m *Lock, le *Lease) (open func()){
+			"hold": func(m *Lock, le *Lease) func() {
+				if err := le.hold(t.Context(), time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				return nil
+			},
+			"pause": func(m *Lock, _ *Lease) func() {
+				controls := m.locker.Controls()
+				if err := controls.Pause(t.Context(), m.name, time.Time{}, "a test"); err != nil {
+					t.Fatal(err)
+				}
+				return func() {
+					if err := controls.Resume(t.Context(), m.name); err != nil {
+						t.Fatal(err)
+					}
+				}
+			},
+		} {
+			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t) + what)
+			old, oldAsked := arrived(t, m, "old")
+			le := mustTry(t, old)
+			heard(t, old)
+			middle, middleAsked := arrived(t, m, "middle")
+			w := inLine(t, middle, 1)
+			young, _ := arrived(t, m, "young")
+			open := prevent(m, le)
+			// The second message to the waiter comes after the first to the holder, if there is one.
+			redistest.Eventually(t, soon, func() bool {
+				mustStop(t, young, inside.First)
+				return middleAsked.Load() >= 2
+			}, "the waiter asked twice during a %s", what)
+			if n := oldAsked.Load(); n != 0 {
+				t.Errorf("during a %s the holder was asked to stop %d times", what, n)
+			}
+			if open != nil {
+				open()
+				awaitAsked(t, young, oldAsked)
+			}
+			w.cancel()
+			wantBusy(t, w.failed(t))
+			mustUnlock(t, le)
+		}
+	})
+}
+
 // An older one asks nobody, and hears that it is behind.
 func TestStop_older(t *testing.T) {
 	t.Parallel()

@@ -1,9 +1,11 @@
 -- stop: the newest win. Ask older holders and waiters to stop where the slots
 -- do not do for all: of those that have an arrival, the newest are to have them.
 -- Nobody is made to stop: slots stay taken and places kept until they are left.
+-- Holders are not asked while the gate is closed or the lock is paused: nobody could
+-- start in their place.
 --
 -- KEYS[1] lock
--- ARGV[1] limit    slots of this lock, as the caller sees it
+-- ARGV[1] limit    slots of this lock, as the caller sees it; 0: it is paused
 -- ARGV[2] arrival  when the caller arrived (us)
 --
 -- reply 0 newest:          the caller is among the newest
@@ -39,8 +41,9 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, string.format('(%d', n
 end
 local free = limit - others - #known
 local gate = redis.call('ZRANGEBYSCORE', lock, '1e9', '(1e11', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-if gate and gate * 1e6 > now_us then
-  free = 0 -- while the gate is closed; see gate
+local may_start = limit > 0
+if gate and gate * 1e6 > now_us then -- the gate is closed; see gate
+  free, may_start = 0, false
 end
 for _, member in ipairs(redis.call('ZREVRANGEBYSCORE', lock, '(4e15', 2e15, 'LIMIT', 0, 256)) do
   local token, came = string.match(member, '^e:([^.|]*%.%d+%.[^.|]*%.(%d+))|')
@@ -70,7 +73,7 @@ end
 if free <= 0 and not holding then
   table.sort(older, function(one, other) return one.came > other.came end)
   for place, one in ipairs(older) do
-    if newer + 1 + place > slots then
+    if newer + 1 + place > slots and (one.waits or may_start) then
       -- pcall: an ACL without the channel must not keep the caller from its answer.
       redis.pcall('PUBLISH', string.match(lock, '^[^{]*') .. string.match(one.token, '^[^.]*'),
         string.format('%s -2 %d', one.token, now_us))
