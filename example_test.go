@@ -45,16 +45,30 @@ func (counter) Inc()                              {}
 
 var busyTotal counter
 
-// repair keeps the tenant's reports from beginning until f has returned.
-func repair(ctx context.Context, guard *automutex.Guard, tenant string, f func() error) error {
-	controls, target := guard.Controls(), "report|"+tenant
-	if err := controls.Pause(ctx, target, time.Time{}, "its data is repaired"); err != nil {
+// repair calls f while no report of the tenant runs.
+func repair(ctx context.Context, guard *automutex.Guard, locker *lock.Locker, tenant string, f func() error) (err error) {
+	report := locker.Semaphore("report", 3, lock.Parts(tenant)) // the rule's Scope and Limit, and the value of On
+	controls := guard.Controls()
+	if err := controls.Pause(ctx, report.Key(), time.Time{}, "its data is repaired"); err != nil {
 		return err
 	}
-	return errors.Join(f(), controls.Resume(context.WithoutCancel(ctx), target))
-}
+	defer func() { err = errors.Join(err, controls.Resume(context.WithoutCancel(ctx), report.Key())) }()
 
-var _ = repair
+	// Until every process obeys, reports may begin. What runs goes on.
+	for wait := lock.ControlDelay; ; wait = time.Second {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		switch holders, err := report.Holders(ctx); {
+		case err != nil:
+			return err
+		case len(holders) == 0:
+			return f()
+		}
+	}
+}
 
 func plans() automutex.Rule {
 	perPlan := automutex.Rule{

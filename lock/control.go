@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
@@ -109,10 +108,13 @@ func controlTargets(text string) (key, scope string, ok bool) {
 //
 // A target is a scope, which is the name of a lock without its [Parts], or what stands
 // between the braces of one lock's key: "report" is every lock of that scope,
-// "report|acme" is one. The control of one key wins over that of its scope.
+// "report|acme" is one. The control of one key wins over that of its scope. A whole
+// key, as [Lock.Key] returns it, is a target too: use one where a value may
+// have other characters than letters and digits, or more than 200 bytes. A text that
+// no lock's key can be is refused.
 //
 // A change is in force for this Locker when the call returns, and for every other one
-// within 2 seconds; it is logged by each. It outlives restarts. Of two operators who
+// within [ControlDelay]; it is logged by each. It outlives restarts. Of two operators who
 // change one target at the same time the later wins, and a pause and a limit of one
 // target do not touch each other.
 //
@@ -120,6 +122,11 @@ func controlTargets(text string) (key, scope string, ok bool) {
 // [ReasonPaused], Lock waits in line, and a release grants the lock to nobody. Who
 // holds it keeps it. Pools, and the claims of package unique, know no controls.
 type Controls struct{ locker *Locker }
+
+// ControlDelay is how long a change of the [Controls] takes until every process that
+// reaches Redis obeys it. What began before goes on: to act once nobody holds a lock,
+// pause it, wait for ControlDelay, and then until [Lock.Holders] returns none.
+const ControlDelay = 2 * time.Second
 
 // Controls are the controls of the Locker's prefix.
 func (l *Locker) Controls() *Controls { return &Controls{l} }
@@ -137,7 +144,7 @@ func (c *Controls) Pause(ctx context.Context, target string, until time.Time, wh
 		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
 			target, until.Format(time.RFC3339), inside.MaxTTL)
 	}
-	return c.change(ctx, target, why, func(e *controlEntry, by orderedBy, skew time.Duration) {
+	return c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, skew time.Duration) {
 		e.Pause = &pauseEntry{orderedBy: by}
 		if !until.IsZero() {
 			end := until.Add(skew).UTC()
@@ -149,7 +156,7 @@ func (c *Controls) Pause(ctx context.Context, target string, until time.Time, wh
 // Resume ends a pause. Of a target that is not paused nothing is changed, which is no
 // error. A pause of the scope stays in force for a key that is resumed.
 func (c *Controls) Resume(ctx context.Context, target string) error {
-	return c.change(ctx, target, "", func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Pause = nil })
+	return c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Pause = nil })
 }
 
 // SetLimit sets how many may hold a lock of the target at once, in place of the
@@ -159,7 +166,7 @@ func (c *Controls) SetLimit(ctx context.Context, target string, n int, why strin
 	if n < 1 || n > maxLimit {
 		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
 	}
-	return c.change(ctx, target, why, func(e *controlEntry, by orderedBy, _ time.Duration) {
+	return c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, _ time.Duration) {
 		e.Limit = &limitEntry{orderedBy: by, Holders: n}
 	})
 }
@@ -167,7 +174,7 @@ func (c *Controls) SetLimit(ctx context.Context, target string, n int, why strin
 // ClearLimit ends what SetLimit set. Without that nothing is changed, which is no
 // error.
 func (c *Controls) ClearLimit(ctx context.Context, target string) error {
-	return c.change(ctx, target, "", func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Limit = nil })
+	return c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Limit = nil })
 }
 
 // List gives all controls that are in force, sorted by target, as Redis has them. An
@@ -233,14 +240,17 @@ const changeTries = 50
 // change reads the entry of a target, changes it and writes it back if nobody has
 // changed it in between: else it begins anew. So no change of another operator gets
 // lost, and none is needed that spans two targets: each is a field of its own.
-func (c *Controls) change(ctx context.Context, target, why string, apply func(e *controlEntry, by orderedBy, skew time.Duration)) error {
+//
+// A change that ends an order (ends) also takes a target that no lock has, if an entry
+// with that very name is stored: whatever has put it there, it can be removed.
+func (c *Controls) change(ctx context.Context, target, why string, ends bool, apply func(e *controlEntry, by orderedBy, skew time.Duration)) error {
 	l := c.locker
 	if l.err != nil {
 		return l.err
 	}
-	text, err := l.parseTarget(target)
-	if err != nil {
-		return err
+	text, wrong := l.parseTarget(target)
+	if wrong != nil && !ends {
+		return wrong
 	}
 	if len(why) > maxWhy {
 		return fmt.Errorf("lock: control for %q: the reason has %d bytes: at most %d", text, len(why), maxWhy)
@@ -249,6 +259,12 @@ func (c *Controls) change(ctx context.Context, target, why string, apply func(e 
 		state, err := c.fetch(ctx)
 		if err != nil {
 			return err
+		}
+		if ends && (wrong != nil || state.targets[text] == nil) && state.targets[target] != nil {
+			text, wrong = target, nil
+		}
+		if wrong != nil {
+			return wrong
 		}
 		done, err := c.changeOnce(ctx, state, text, orderedBy{
 			Why: strings.ToValidUTF8(why, "\uFFFD"), By: strings.ToValidUTF8(unescape(l.owner), "\uFFFD"), Since: state.serverTime,
@@ -334,61 +350,6 @@ func (c *Controls) dropEnded(ctx context.Context, state *controlState, target st
 		}
 	}
 }
-
-// parseTarget gives a target as it is stored: as it stands in keys.
-func (l *Locker) parseTarget(target string) (string, error) {
-	text, whole := strings.CutPrefix(target, l.prefix+":{")
-	if whole {
-		text, whole = strings.CutSuffix(text, "}")
-	}
-	if !whole {
-		text = target
-	}
-	refuse := func(reason string) (string, error) {
-		return "", fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), or a key as automutex key prints it (\"report|acme\")",
-			printable.Short(fmt.Sprintf("%q", target)), reason)
-	}
-	scope, _, isKey := strings.Cut(text, "|")
-	switch {
-	case text == "":
-		return refuse("it is empty")
-	case len(text) > maxTarget:
-		return refuse(fmt.Sprintf("it has %d bytes, more than any key", len(text)))
-	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7F || r == '{' || r == '}' }):
-		return refuse("it has a brace, a control character or invalid UTF-8")
-	case strings.TrimSpace(text) != text:
-		return refuse("it begins or ends with a space")
-	case isKey && scope == "":
-		return refuse("there is no scope before the first |")
-	case text == keytext.ControlScope:
-		return keytext.Controls, nil
-	case isWritten(text):
-		return text, nil
-	case isKey:
-		return refuse("a value in it is not escaped")
-	}
-	// A scope as a program has it.
-	text, _ = strings.CutPrefix(keytext.Key(l.prefix, text), l.prefix+":{")
-	_, scope, _ = controlTargets(text)
-	return scope, nil
-}
-
-// isWritten tells whether text is as it would stand in a key.
-func isWritten(text string) bool {
-	for i := 0; i < len(text); {
-		size, plain := keytext.NextChar(text, i)
-		switch {
-		case plain || text[i] == '|' || text[i] == '~':
-		case text[i] == '%' && i+2 < len(text) && isHex(text[i+1]) && isHex(text[i+2]):
-		default:
-			return false
-		}
-		i += size
-	}
-	return true
-}
-
-func isHex(c byte) bool { return '0' <= c && c <= '9' || 'A' <= c && c <= 'F' }
 
 // sortControls puts controls into the order in which they are listed.
 func sortControls(list []Control) []Control {

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -369,6 +370,15 @@ func TestControls_unreadable(t *testing.T) {
 			t.Errorf("SetLimit over a newer version's entry: %v", err)
 		}
 		resume(t, operator, "newer")
+		for _, junk := range []string{"a{b", "a~b", "report|~x", "nul\x00"} {
+			if err := rdb.HSet(t.Context(), key, junk, "junk").Err(); err != nil {
+				t.Fatal(err)
+			}
+			resume(t, operator, junk)
+			if there, err := rdb.HExists(t.Context(), key, junk).Result(); err != nil || there {
+				t.Errorf("resume leaves the entry %q: %v", junk, err)
+			}
+		}
 		pause(t, operator, "text", time.Time{}, "")
 		knows(t, l, "report", "text")
 	})
@@ -413,7 +423,9 @@ func TestControls_badInput(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t), ownPrefix(t))
 	ctx, controls := t.Context(), l.Controls()
-	for _, target := range []string{"", " ", "report ", "|acme", "report|a b", "re{port}", "a\nb", "\xff", strings.Repeat("x", 2000), "report|%zz|y"} {
+	for _, target := range []string{"", " ", "report ", "|acme", "report|a b", "re{port}", "a\nb", "\xff", strings.Repeat("x", 2000), "report|%zz|y",
+		"report|~x", "report|50%", "report|50%41", "report|a~", "report|" + strings.Repeat("y", 201), "report|~" + strings.Repeat("0", 64) + "|a",
+		"re~port|a", strings.Repeat("z", 201) + "|a", "report" + strings.Repeat("|", 201), "report|~" + strings.Repeat("F", 64)} {
 		for what, err := range map[string]error{
 			"Pause": controls.Pause(ctx, target, time.Time{}, ""), "Resume": controls.Resume(ctx, target),
 			"SetLimit": controls.SetLimit(ctx, target, 3, ""), "ClearLimit": controls.ClearLimit(ctx, target),
@@ -446,12 +458,18 @@ func TestControls_targets(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t), ownPrefix(t))
 	long := strings.Repeat("a long scope ", 30)
 	for target, locks := range map[string][]*Lock{
-		"report":                      {l.Mutex("report"), l.Mutex("report", Parts("acme")), l.Mutex("report", Parts("a", "b"))},
-		"report|acme":                 {l.Mutex("report", Parts("acme"))},
-		"my scope":                    {l.Mutex("my scope"), l.Mutex("my scope", Parts("x"))},
-		"my%20scope|x%20y":            {l.Mutex("my scope", Parts("x y"))},
-		l.prefix + ":{report|b}":      {l.Mutex("report", Parts("b"))},
-		"50%":                         {l.Mutex("50%")},
+		"report":                 {l.Mutex("report"), l.Mutex("report", Parts("acme")), l.Mutex("report", Parts("a", "b"))},
+		"report|acme":            {l.Mutex("report", Parts("acme"))},
+		"my scope":               {l.Mutex("my scope"), l.Mutex("my scope", Parts("x"))},
+		"my%20scope|x%20y":       {l.Mutex("my scope", Parts("x y"))},
+		l.prefix + ":{report|b}": {l.Mutex("report", Parts("b"))},
+		"50%":                    {l.Mutex("50%"), l.Mutex("50%", Parts("x"))},
+		"50%41":                  {l.Mutex("50%41")},
+		"a~b":                    {l.Mutex("a~b")},
+		l.Mutex("50%", Parts("~x", "a|b", "")).Key():                             {l.Mutex("50%", Parts("~x", "a|b", ""))},
+		l.Mutex("report", Parts(long)).Key():                                     {l.Mutex("report", Parts(long))},
+		l.Mutex("report", Parts(strings.Repeat("y", 200))).Key():                 {l.Mutex("report", Parts(strings.Repeat("y", 200)))},
+		inBraces(keytext.HashedKey("a secret of 16 b", l.prefix, "s", "a", "b")): {},
 		"control":                     {l.Mutex("control"), l.Mutex("control", Parts("x"))},
 		long[:len(long)-1]:            {l.Mutex(long[:len(long)-1]), l.Mutex(long[:len(long)-1], Parts("x"))},
 		inBraces(l.Mutex(long).Key()): {l.Mutex(long)},

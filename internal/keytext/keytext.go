@@ -12,10 +12,10 @@ import (
 	"unicode/utf8"
 )
 
-// maxText is how many bytes the values of a key may take together, escaped and
+// MaxText is how many bytes the values of a key may take together, escaped and
 // without separators, before a hash replaces them. It also bounds the scope, and
 // the number of values.
-const maxText = 200
+const MaxText = 200
 
 // Key returns the Redis key of the lock that is named by a scope and any number of values:
 //
@@ -50,7 +50,7 @@ func HashedKey(secret, prefix, scope string, parts ...string) string {
 	for _, part := range parts {
 		size += escapedLen(part)
 	}
-	if len(parts) > 0 && (secret != "" || size > maxText || len(parts) > maxText) {
+	if len(parts) > 0 && (secret != "" || size > MaxText || len(parts) > MaxText) {
 		w := NewWriter(secret, prefix, scope)
 		for _, part := range parts {
 			w.Part()
@@ -77,7 +77,7 @@ func scopeText(scope string) string {
 	switch n := escapedLen(scope); {
 	case n == 0:
 		return "~"
-	case n > maxText:
+	case n > MaxText:
 		sum := sha256.Sum256([]byte(Escape(scope)))
 		return "~" + hex.EncodeToString(sum[:])
 	}
@@ -149,7 +149,7 @@ func write[T string | []byte](w *Writer, piece T) {
 		w.text = appendEscaped(w.text, piece[:n])
 		w.size += len(w.text) - before
 		piece = piece[n:]
-		if w.sum == nil && w.size > maxText {
+		if w.sum == nil && w.size > MaxText {
 			w.sum = sha256.New()
 		}
 		if w.sum != nil && len(w.text) >= bufferSize {
@@ -181,7 +181,7 @@ func (w *Writer) flush() {
 
 // Key ends the last value and gives the key. The Writer is used up.
 func (w *Writer) Key() string {
-	if w.parts > maxText && w.sum == nil {
+	if w.parts > MaxText && w.sum == nil {
 		w.sum = sha256.New()
 	}
 	hashed := w.sum != nil && w.parts > 0 // without values there is nothing to hide

@@ -1,0 +1,91 @@
+package lock
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/printable"
+)
+
+// parseTarget returns a target as it is stored: as it stands in keys.
+func (l *Locker) parseTarget(target string) (string, error) {
+	text, whole := strings.CutPrefix(target, l.prefix+":{")
+	if whole {
+		text, whole = strings.CutSuffix(text, "}")
+	}
+	if !whole {
+		text = target
+	}
+	refuse := func(reason string) (string, error) {
+		return "", fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), or a key as Lock.Key and Guard.Keys return it and automutex key prints it (\"report|acme\")",
+			printable.Short(fmt.Sprintf("%q", target)), reason)
+	}
+	scope, values, isKey := strings.Cut(text, "|")
+	switch {
+	case text == "":
+		return refuse("it is empty")
+	case len(text) > maxTarget:
+		return refuse(fmt.Sprintf("it has %d bytes, more than any key", len(text)))
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7F || r == '{' || r == '}' }):
+		return refuse("it has a brace, a control character or invalid UTF-8")
+	case strings.TrimSpace(text) != text:
+		return refuse("it begins or ends with a space")
+	case isKey && scope == "":
+		return refuse("there is no scope before the first |")
+	case text == keytext.ControlScope:
+		return keytext.Controls, nil
+	}
+	if isKey {
+		if reason := wrongInKey(scope, strings.Split(values, "|")); reason != "" {
+			return refuse(reason)
+		}
+		return text, nil
+	}
+	if isScope(text) {
+		return text, nil
+	}
+	// A scope as a program has it.
+	text, _ = strings.CutPrefix(keytext.Key(l.prefix, text), l.prefix+":{")
+	_, scope, _ = controlTargets(text)
+	return scope, nil
+}
+
+// wrongInKey says why no lock's key has this scope and these values; "" when one may.
+func wrongInKey(scope string, values []string) string {
+	if !isScope(scope) {
+		return "its scope is not escaped as in a key"
+	}
+	if len(values) == 1 && isHash(values[0]) {
+		return ""
+	}
+	size := 0
+	for _, value := range values {
+		size += len(value)
+		if !isEscaped(value) {
+			return fmt.Sprintf("the value %s is not escaped as in a key", printable.Short(fmt.Sprintf("%q", value)))
+		}
+	}
+	if most := keytext.MaxText; size > most || len(values) > most {
+		return fmt.Sprintf("its values have more than %d bytes, and a key has their hash instead", most)
+	}
+	return ""
+}
+
+// isScope reports whether text is a scope as it stands in a key.
+func isScope(text string) bool {
+	return text == "~" || isHash(text) || isEscaped(text) && len(text) <= keytext.MaxText
+}
+
+// isHash reports whether text is what stands in a key for a text that is too long or
+// secret: ~ and the hexadecimal SHA-256.
+func isHash(text string) bool {
+	sum, ok := strings.CutPrefix(text, "~")
+	raw, err := hex.DecodeString(sum)
+	return ok && err == nil && len(raw) == 32 && strings.ToLower(sum) == sum
+}
+
+// isEscaped reports whether text is what keytext.Escape returns for some text.
+func isEscaped(text string) bool { return keytext.Escape(unescape(text)) == text }
