@@ -34,10 +34,7 @@ func LimitField(path string, fallback, most int) LimitFunc {
 			return 0, err
 		}
 	}
-	return func(_ context.Context, t *asynq.Task) (int, error) {
-		if t == limitfield.Ask {
-			return 0, &limitfield.Args{Path: path, Fallback: fallback, Most: most}
-		}
+	read := func(_ context.Context, t *asynq.Task) (int, error) {
 		parts, failed := fields.Parts(t.Payload())
 		switch {
 		case failed != nil && !failed.NotRead && fallback > 0:
@@ -58,6 +55,7 @@ func LimitField(path string, fallback, most int) LimitFunc {
 		}
 		return n, nil
 	}
+	return (&limitfield.Field{Path: path, Fallback: fallback, Most: most, Read: read}).Limit
 }
 
 // CheckLimitField says what is wrong with the arguments of [LimitField]; nil when

@@ -115,7 +115,9 @@ func plainly[T any](rules []T) []map[string]any {
 			}
 			fields[field.Name] = value.Interface()
 			if limit, ok := value.Interface().(automutex.LimitFunc); ok {
-				fields[field.Name] = *limitfield.Of(limit)
+				of := *limitfield.Of(limit)
+				of.Read = nil // functions are never equal
+				fields[field.Name] = of
 			}
 		}
 		all = append(all, fields)

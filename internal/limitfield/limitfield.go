@@ -4,39 +4,41 @@ package limitfield
 
 import (
 	"context"
-	"errors"
 	"reflect"
-	"runtime"
-	"strings"
 
 	"github.com/hibiken/asynq"
 )
 
-// Ask is the task for which a function of LimitField returns its arguments, as an *Args,
-// in place of a limit. No worker ever gets this task.
-var Ask = asynq.NewTask("", nil)
-
-// Args are the arguments of LimitField.
-type Args struct {
-	Path           string
+// Field is a limit that stands in a payload field. LimitField returns its method Limit.
+type Field struct {
+	Path           string // as LimitField was given it
 	Fallback, Most int
+	Read           func(context.Context, *asynq.Task) (int, error)
 }
 
-// Error makes Args an error, so that a LimitFunc can return it.
-func (a *Args) Error() string { return "automutex: LimitField was asked for its arguments" }
+// asked is the context key under which Of has Limit store its Field.
+type asked struct{}
 
-// Of returns the arguments of the LimitField that made f, and nil for any other function.
-// It calls no function of a user.
-func Of(f func(context.Context, *asynq.Task) (int, error)) *Args {
-	// A closure is named after the function that it stands in, also where that one was inlined.
-	code := runtime.FuncForPC(reflect.ValueOf(f).Pointer())
-	if code == nil || !strings.Contains(code.Name(), "LimitField.func") {
+// Limit returns the limit for a task.
+func (f *Field) Limit(ctx context.Context, t *asynq.Task) (int, error) {
+	if t == nil { // no worker has no task
+		if to, ok := ctx.Value(asked{}).(**Field); ok {
+			*to = f
+			return 0, nil
+		}
+	}
+	return f.Read(ctx, t)
+}
+
+// limit is where the code of each value of the method Limit is.
+var limit = reflect.ValueOf((&Field{}).Limit).Pointer()
+
+// Of returns the Field whose method Limit f is, and nil for any other function. It calls
+// no function of a user: what has the code of Limit is Limit.
+func Of(f func(context.Context, *asynq.Task) (int, error)) (field *Field) {
+	if reflect.ValueOf(f).Pointer() != limit {
 		return nil
 	}
-	_, err := f(context.Background(), Ask)
-	var args *Args
-	if !errors.As(err, &args) {
-		return nil
-	}
-	return args
+	_, _ = f(context.WithValue(context.Background(), asked{}, &field), nil) // fills in field
+	return field
 }
