@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Hold closes the key of the handler's task for d from now: no other task of this key
@@ -44,7 +46,7 @@ func Hold(ctx context.Context, d time.Duration) error {
 
 // RetryAfter makes the error with which a handler returns its task to asynq: the task runs
 // again after d, its attempt not spent, and asynq does not call [asynq.Config].ErrorHandler
-// for it. err is the reason, and may be nil. d below 0 counts as 0. asynq looks for such tasks every
+// for it. err is the reason, and may be nil. d below 0 counts as 0, and d over ten years as ten years. asynq looks for such tasks every
 // DelayedTaskCheckInterval (5 seconds unless the server says otherwise), so the task may
 // come back some seconds after d, and never before.
 //
@@ -57,7 +59,7 @@ func Hold(ctx context.Context, d time.Duration) error {
 // its handler runs again. asynq archives the task with err when less than d is left until a
 // second before its deadline.
 func RetryAfter(d time.Duration, err error) error {
-	return &retryAfter{delay: max(0, d), err: err}
+	return &retryAfter{delay: min(max(0, d), inside.MaxTTL), err: err}
 }
 
 // retryAfter is what RetryAfter makes. Any Guard's ServerConfig recognizes it.

@@ -29,10 +29,11 @@ func LimitField(path string, fallback, most int) LimitFunc {
 	}
 	if err != nil {
 		fails := mistaken("LimitField", err)
-		return func(ctx context.Context, t *asynq.Task) (int, error) {
+		read := func(ctx context.Context, t *asynq.Task) (int, error) {
 			_, err := fails(ctx, t)
 			return 0, err
 		}
+		return (&limitfield.Field{Path: path, Fallback: fallback, Most: most, Read: read}).Limit // New reports the mistake
 	}
 	read := func(_ context.Context, t *asynq.Task) (int, error) {
 		parts, failed := fields.Parts(t.Payload())
@@ -59,7 +60,7 @@ func LimitField(path string, fallback, most int) LimitFunc {
 }
 
 // CheckLimitField says what is wrong with the arguments of [LimitField]; nil when
-// nothing is. LimitField itself says so with each task.
+// nothing is. [New] reports the same for a rule.
 func CheckLimitField(path string, fallback, most int) error {
 	_, err := jsonkey.Parse([]string{path})
 	switch {

@@ -112,8 +112,11 @@ func TestLimitOf_mistakes(t *testing.T) {
 	t.Parallel()
 	of := LimitField("n", 1, 0)
 	for want, rules := range map[string][]Rule{
-		"LimitOf: excludes Limit": {{Task: "work", Limit: 2, LimitOf: of}},
-		"one scope has one Limit": {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
+		"LimitOf: excludes Limit":    {{Task: "work", Limit: 2, LimitOf: of}},
+		`LimitOf: LimitField: "$.a"`: {{Task: "work", LimitOf: LimitField("$.a", 1, 2)}},
+		"none may be below 0":        {{Task: "work", LimitOf: LimitField("max", -1, 2)}},
+		"which is more than most, 2": {{Task: "work", LimitOf: LimitField("max", 9, 2)}},
+		"one scope has one Limit":    {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
 	} {
 		if _, err := New(redistest.Mini(t).Client(t), Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)

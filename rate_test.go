@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -321,6 +322,11 @@ func TestRetryAfter_withoutRule(t *testing.T) {
 		info := r.awaitRetried(id, 0)
 		if left := time.Until(info.NextProcessAt); left < 19*time.Minute || left > 20*time.Minute+2*time.Second || !strings.Contains(info.LastErr, "429") {
 			t.Errorf("it comes back in %s, last error %q", left, info.LastErr)
+		}
+		id = r.enqueue("other", nil)
+		r.stage.next(t).returns(RetryAfter(math.MaxInt64, errors.New("never")))
+		if left := time.Until(r.awaitRetried(id, 0).NextProcessAt); left < 365*24*time.Hour {
+			t.Errorf("after the longest delay it comes back in %s", left)
 		}
 		for _, task := range []string{"other", "work"} {
 			id = r.enqueue(task, nil)

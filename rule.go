@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/limitfield"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -222,6 +223,9 @@ func (c *compiledRule) check() []*FieldError {
 	if c.LimitOf != nil && c.Limit != 0 {
 		mistakes.addf("LimitOf", "excludes Limit, which is %d; keep the one or the other", c.Limit)
 	}
+	if err := c.checkLimitOf(); err != nil {
+		mistakes.addf("LimitOf", "LimitField: %w", err)
+	}
 	if c.Limit < 0 {
 		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
 	}
@@ -253,6 +257,18 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("Busy", "%w", err)
 	}
 	return mistakes.all
+}
+
+// checkLimitOf says what is wrong with the arguments of a LimitField. Any other function
+// is right as far as New can tell.
+func (c *compiledRule) checkLimitOf() error {
+	if c.LimitOf == nil {
+		return nil
+	}
+	if of := limitfield.Of(c.LimitOf); of != nil {
+		return CheckLimitField(of.Path, of.Fallback, of.Most)
+	}
+	return nil
 }
 
 func (c *compiledRule) checkOn(mistakes *fieldErrors) {

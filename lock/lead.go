@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 )
@@ -26,7 +27,7 @@ const (
 // An outage of Redis does not end a campaign: Lead logs it and tries again, with
 // growing pauses of at most 12 s. When ctx ends before f is called, Lead returns
 // the cause of ctx. When the Locker is closed it returns ErrClosed: end ctx
-// first. An error in name or options is returned at once.
+// first. An error in name, f or options is returned at once.
 //
 // A leader that dies is replaced when its lease has ended, at most TTL later; a
 // leader that returns is replaced at once. f must not outlive its context for
@@ -43,8 +44,11 @@ const (
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
 	m := l.Mutex(name, options...)
 	m.leads = true
-	if m.err != nil {
+	switch {
+	case m.err != nil:
 		return m.err
+	case f == nil:
+		return fmt.Errorf("lock: Lead of %q: the function is nil; give the one that the leader runs", name)
 	}
 	for {
 		lease, err := m.campaign(ctx)

@@ -169,6 +169,9 @@ func TestLead_badDefinition(t *testing.T) {
 	if err := l.Lead(t.Context(), redistest.Name(t), never, TTL(time.Millisecond)); err == nil {
 		t.Error("a TTL below MinTTL is accepted")
 	}
+	if err := l.Lead(t.Context(), redistest.Name(t), nil); err == nil || !strings.Contains(err.Error(), "the function is nil") {
+		t.Errorf("without a function: %v", err)
+	}
 }
 
 // A panic of f reaches the caller, and the next candidate leads at once.

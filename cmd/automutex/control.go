@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -22,53 +21,6 @@ const targetHelp = `
 TARGET is a scope, for all of its keys ("report"), or one key as key and list print
 it ("report|acme"). It is in force in every process within 2 seconds, and outlives
 restarts; controls lists what is in force.`
-
-// rulesFile is the flag that names the file with the rules.
-type rulesFile string
-
-func (f *rulesFile) flag(cmd *cobra.Command) {
-	cmd.Flags().StringVar((*string)(f), "rules", "", "the FILE of the rules: say so when none of them has the scope, and take its prefix")
-}
-
-// load reads the file, if one was given, and takes over its prefix.
-func (f *rulesFile) load(a *app, cmd *cobra.Command) (rules []automutex.Rule, err error) {
-	if *f == "" {
-		return nil, nil
-	}
-	cfg, _, err := load(string(*f))
-	if err == nil && !cmd.Flags().Changed("prefix") {
-		a.conn.prefix = cmp.Or(cfg.Prefix, a.conn.prefix)
-	}
-	return cfg.Rules, err
-}
-
-// warnUnknown says that no rule has the scope of a target.
-func (a *app) warnUnknown(rules []automutex.Rule, target string) {
-	key := inspect.Key(a.conn.prefix, target)
-	its := func(rule automutex.Rule) bool { return inspect.IsKeyOf(rule, a.conn.prefix, key) }
-	if len(rules) > 0 && !slices.ContainsFunc(rules, its) {
-		fmt.Fprintf(a.errs, "note: no rule has the scope of %s: it does nothing, unless a lock of a program has that name\n", printable.OneLine(target))
-	}
-}
-
-// changing is what the commands that change a control have in common.
-func (a *app) changing(cmd *cobra.Command, file *rulesFile, target string, change func(ctx context.Context, controls *lock.Controls) error) error {
-	ctx := cmd.Context()
-	rules, err := file.load(a, cmd)
-	if err != nil {
-		return err
-	}
-	locker, _, done, err := a.conn.locker(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if err := change(ctx, locker.Controls()); err != nil {
-		return err
-	}
-	a.warnUnknown(rules, target)
-	return nil
-}
 
 func newPause(a *app) *cobra.Command {
 	var length time.Duration
@@ -88,8 +40,8 @@ their last attempt wait in their workers. A pause that is in force is replaced.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var until time.Time
 			if cmd.Flags().Changed("for") {
-				if length <= 0 {
-					return usage("--for %s: must be positive; leave it out for a pause until resume", length)
+				if length < 100*time.Millisecond {
+					return usage("--for %s: must be positive, and at least 100ms; leave it out for a pause until resume", length)
 				}
 				until = time.Now().Add(length)
 			}
@@ -101,7 +53,7 @@ their last attempt wait in their workers. A pause that is in force is replaced.
 				if !until.IsZero() {
 					end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
 				}
-				_, err := fmt.Fprintf(a.out, "%s is paused %s; every process obeys within 2 seconds\n", printable.OneLine(args[0]), end)
+				_, err := fmt.Fprintf(a.out, "%s is paused %s; every process%s obeys within 2 seconds\n", printable.OneLine(args[0]), end, a.withPrefix())
 				return err
 			})
 		},
@@ -114,6 +66,7 @@ their last attempt wait in their workers. A pause that is in force is replaced.
 }
 
 func newResume(a *app) *cobra.Command {
+	var file rulesFile
 	cmd := &cobra.Command{
 		Use:   "resume TARGET",
 		Short: "End a pause",
@@ -124,28 +77,58 @@ exit code is 1.
 		Example: `  automutex resume report`,
 		Args:    exactly(1, "TARGET"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changing(cmd, new(rulesFile), args[0], func(ctx context.Context, controls *lock.Controls) error {
-				before, err := controls.List(ctx)
+			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
+				ended, err := ends(ctx, controls, args[0], controls.Resume, paused)
 				if err != nil {
-					return err
-				}
-				if err := controls.Resume(ctx, args[0]); err != nil {
 					return err
 				}
 				after, err := controls.List(ctx)
 				if err != nil {
 					return err
 				}
-				if paused(before) == paused(after) {
-					return no("%s is not paused%s", printable.OneLine(args[0]), a.pausedScope(after, args[0]))
+				if !ended {
+					return no("%s is not paused%s%s", printable.OneLine(args[0]), a.pausedScope(after, args[0]), a.ofPrefix())
 				}
-				_, err = fmt.Fprintf(a.out, "%s is resumed%s\n", printable.OneLine(args[0]), a.pausedScope(after, args[0]))
+				_, err = fmt.Fprintf(a.out, "%s is resumed%s%s\n", printable.OneLine(args[0]), a.pausedScope(after, args[0]), a.ofPrefix())
 				return err
 			})
 		},
 	}
+	file.flag(cmd)
 	a.conn.needed(cmd)
 	return cmd
+}
+
+// ends removes an order of a target, and reports whether there was one: whether count of the
+// list is another one now, or an entry that could not be read is gone.
+func ends(ctx context.Context, controls *lock.Controls, target string, end func(context.Context, string) error, count func([]lock.Control) int) (bool, error) {
+	look := func() (n, unread int, err error) {
+		list, err := controls.List(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		unreadable, err := inner.Unreadable(ctx, controls)
+		return count(list), len(unreadable), err
+	}
+	before, unreadBefore, err := look()
+	if err != nil {
+		return false, err
+	}
+	if err := end(ctx, target); err != nil {
+		return false, err
+	}
+	after, unreadAfter, err := look()
+	return before != after || unreadBefore != unreadAfter, err
+}
+
+// limited counts the limits of a list.
+func limited(list []lock.Control) (n int) {
+	for _, c := range list {
+		if c.Limit > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // paused counts the pauses of a list.
@@ -175,6 +158,7 @@ func newLimit(a *app) *cobra.Command {
 		Short: "Set how many tasks of a key may run at once, in place of the rule's Limit",
 		Long: `Set how many tasks of one key may run at once, in place of the rule's Limit. A lower
 number takes effect as tasks end. The limit of one key wins over that of its scope.
+With --clear, when the target has no such limit, the exit code is 1.
 ` + targetHelp,
 		Example: `  automutex limit 'report|acme' 10 --why "a larger plan"
   automutex limit 'report|acme' --clear`,
@@ -187,10 +171,14 @@ number takes effect as tasks end. The limit of one key wins over that of its sco
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
 				if clearIt {
-					if err := controls.ClearLimit(ctx, args[0]); err != nil {
+					ended, err := ends(ctx, controls, args[0], controls.ClearLimit, limited)
+					if err != nil {
 						return err
 					}
-					_, err := fmt.Fprintf(a.out, "%s has the limit of its program\n", printable.OneLine(args[0]))
+					if !ended {
+						return no("%s has no limit of an operator%s", printable.OneLine(args[0]), a.ofPrefix())
+					}
+					_, err = fmt.Fprintf(a.out, "%s has the limit of its program%s\n", printable.OneLine(args[0]), a.ofPrefix())
 					return err
 				}
 				n, err := strconv.Atoi(args[1])
@@ -200,11 +188,17 @@ number takes effect as tasks end. The limit of one key wins over that of its sco
 				if err := controls.SetLimit(ctx, args[0], n, why); err != nil {
 					return err
 				}
-				_, err = fmt.Fprintf(a.out, "%s is limited to %d; every process obeys within 2 seconds\n", printable.OneLine(args[0]), n)
+				_, err = fmt.Fprintf(a.out, "%s is limited to %d; every process%s obeys within 2 seconds\n", printable.OneLine(args[0]), n, a.withPrefix())
 				return err
 			})
 		},
 	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if _, flag, ok := strings.Cut(err.Error(), " in -"); ok && flag != "" && flag[0] >= '0' && flag[0] <= '9' {
+			return usage("limit: N is -%s: want a whole number, at least 1; to let no task begin, use pause", printable.OneLine(flag))
+		}
+		return err
+	})
 	cmd.Flags().BoolVar(&clearIt, "clear", false, "end the limit")
 	cmd.Flags().StringVar(&why, "why", "", "the reason, for whoever looks")
 	file.flag(cmd)
@@ -214,6 +208,7 @@ number takes effect as tasks end. The limit of one key wins over that of its sco
 
 func newControls(a *app) *cobra.Command {
 	var asJSON bool
+	var file rulesFile
 	cmd := &cobra.Command{
 		Use:   "controls",
 		Short: "List the pauses and limits that are in force",
@@ -222,6 +217,9 @@ An entry that this version cannot read is told, and not in force.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
+			if _, err := file.load(a, cmd); err != nil {
+				return err
+			}
 			locker, rdb, done, err := a.conn.locker(ctx)
 			if err != nil {
 				return err
@@ -246,6 +244,7 @@ An entry that this version cannot read is told, and not in force.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each")
+	file.flag(cmd)
 	a.conn.needed(cmd)
 	return cmd
 }

@@ -16,7 +16,7 @@ func testPause(t *testing.T, b binary) {
 		tr := start(t, s, wait, automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Park})
 		tr.enqueue("first", "work", `{"id": 7}`)
 		tr.holds("first")
-		b.run(t, tr.flags("pause", "work", "--why", "its data\nis repaired")...).want(t, exitOK, "work is paused until resumed")
+		b.run(t, tr.flags("pause", "work", "--why", "its data\nis repaired")...).want(t, exitOK, "work is paused until resumed; every process with the prefix "+tr.prefix+" obeys")
 		b.run(t, tr.flags("pause", "report|7", "--for", "1h")...).want(t, exitOK, "report|7 is paused for 1h0m")
 		b.run(t, tr.flags("controls")...).want(t, exitOK, "TARGET", "work", "paused until resumed", "report|7", "paused for ", "@", "its data", " ago")
 		b.run(t, tr.flags("controls", "--json")...).want(t, exitOK, `"target":"work"`, `"paused":true`, `"why":"its data\nis repaired"`, `"paused_until":"`)
@@ -47,7 +47,10 @@ func testLimit(t *testing.T, b binary) {
 		tr.holds("first")
 		tr.holds("second")
 		b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work|7: limit 2, by ", "first", "second")
-		b.run(t, tr.flags("limit", "work|7", "--clear")...).want(t, exitOK, "work|7 has the limit of its program")
+		b.run(t, tr.flags("limit", "work|7", "--clear")...).want(t, exitOK, "work|7 has the limit of its program (prefix "+tr.prefix+")")
+		if r := b.run(t, tr.flags("limit", "work|7", "--clear")...); r.exit != exitNo || !strings.Contains(r.stderr, "work|7 has no limit") {
+			t.Errorf("clear of no limit: %d, %q", r.exit, r.stderr)
+		}
 	})
 }
 
@@ -60,6 +63,9 @@ func testControlMistakes(t *testing.T, b binary) {
 	}{
 		{[]string{"pause"}, "TARGET is missing"},
 		{[]string{"pause", "work", "--for", "-5m"}, "must be positive"},
+		{[]string{"pause", "work", "--for", "1ns"}, "at least 100ms"},
+		{[]string{"limit", "work", "-1"}, "limit: N is -1: want a whole number, at least 1"},
+		{[]string{"pause", "work|50%"}, "is not escaped as in a key"},
 		{[]string{"pause", "|7"}, "a target is a scope"},
 		{[]string{"pause", "wo{rk"}, "a target is a scope"},
 		{[]string{"limit", "work"}, "is missing"},
@@ -93,4 +99,57 @@ func testControlMistakes(t *testing.T, b binary) {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
 	b.run(t, tr.flags("doctor")...).want(t, exitNo, "bad", "the entry of odd is not in force")
+	if err := s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "a{b", "junk").Err(); err != nil {
+		t.Fatal(err)
+	}
+	b.run(t, tr.flags("resume", "a{b")...).want(t, exitOK, "a{b is resumed")
+}
+
+// With the rules, the commands take their prefix, and a target that no task has is said.
+func testControlRules(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tr := start(t, s, wait)
+	write := func(more string) string {
+		file := filepath.Join(t.TempDir(), "automutex.yaml")
+		text := "prefix: " + tr.prefix + "\n" + more + "rules:\n  - task: \"mail:\"\n    on: [id]\n  - task: report\n    on: [tenant, kind]\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	plain, hashed := write(""), write("hash_keys: a secret of some length\n")
+	for _, test := range []struct{ target, file, note string }{
+		{"mail:", plain, `for tasks of the type "mail:" alone`},
+		{"mail:send", plain, ""},
+		{"report", plain, ""},
+		{"report|a|b", plain, ""},
+		{"report|a|b|c", plain, "it has 3 values, and the keys of the rule for report have 2"},
+		{"report|a|b", hashed, "are hashed, so no task has the key report|a|b"},
+		{"report|~" + strings.Repeat("0", 64), hashed, ""},
+	} {
+		uri := tr.flags()
+		args := append([]string{"pause", test.target, "--rules", test.file}, withoutPrefix(uri)...)
+		r := b.run(t, args...)
+		if r.exit != exitOK || !strings.Contains(r.stdout, "with the prefix "+tr.prefix) || !strings.Contains(r.stderr, test.note) || (test.note == "") != (r.stderr == "") {
+			t.Errorf("%v: %d, %q, %q", args, r.exit, r.stdout, r.stderr)
+		}
+	}
+	flags := withoutPrefix(tr.flags())
+	b.run(t, append([]string{"controls", "--rules", plain}, flags...)...).want(t, exitOK, "mail:send")
+	b.run(t, append([]string{"resume", "report", "--rules", plain}, flags...)...).want(t, exitOK, "report is resumed")
+	b.run(t, append([]string{"limit", "report", "3", "--rules", plain}, flags...)...).want(t, exitOK, "report is limited to 3")
+	b.run(t, append([]string{"limit", "report", "--clear", "--rules", plain}, flags...)...).want(t, exitOK, "report has the limit of its program")
+}
+
+// withoutPrefix leaves --prefix and its value out.
+func withoutPrefix(flags []string) []string {
+	var left []string
+	for i := 0; i < len(flags); i++ {
+		if flags[i] == "--prefix" {
+			i++
+			continue
+		}
+		left = append(left, flags[i])
+	}
+	return left
 }

@@ -29,7 +29,7 @@ func TestCommands(t *testing.T) {
 		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow,
 		"watch": testWatch, "watch terminal": testWatchTerminal, "watch q": testWatchQ, "watch outage": testWatchOutage,
 		"break": testBreak, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs,
-		"pause": testPause, "limit": testLimit, "control mistakes": testControlMistakes,
+		"pause": testPause, "limit": testLimit, "control mistakes": testControlMistakes, "control rules": testControlRules,
 		"sweep":  testSweep,
 		"doctor": testDoctor, "doctor settings": testDoctorSettings, "doctor rights": testDoctorRights, "doctor replica": testDoctorReplica,
 		"doctor rules": testDoctorRules, "doctor keys": testDoctorKeys, "doctor Wait": testDoctorWait, "doctor Park": testDoctorPark, "doctor cluster": testDoctorCluster,

@@ -73,7 +73,11 @@ func Duration(d time.Duration) string {
 	case d < time.Minute:
 		return d.Round(100 * time.Millisecond).String()
 	case d < time.Hour:
-		return d.Round(time.Second).String()
+		s := d.Round(time.Second).String()
+		if minutes, whole := strings.CutSuffix(s, "m0s"); whole {
+			return minutes + "m"
+		}
+		return s
 	case d < 48*time.Hour:
 		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 	}

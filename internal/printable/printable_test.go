@@ -3,6 +3,7 @@ package printable
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestText(t *testing.T) {
@@ -43,6 +44,17 @@ func TestCount(t *testing.T) {
 	for n, want := range map[int]string{0: "0 queues", 1: "1 queue", 2: "2 queues"} {
 		if got := Count(n, "queue"); got != want {
 			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for want, d := range map[string]time.Duration{
+		"0s": -time.Second, "15ms": 15 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "5m": 5 * time.Minute, "10m": 10 * time.Minute,
+		"1m10s": 70 * time.Second, "1h0m": time.Hour, "3d4h": 76 * time.Hour,
+	} {
+		if got := Duration(d); got != want {
+			t.Errorf("Duration(%v) is %q, want %q", d, got, want)
 		}
 	}
 }
