@@ -134,7 +134,7 @@ func (a *abandoned) release(batch []abandonedLease) {
 	places := map[*script][]int{} // a pool has a script of its own, and so a pipeline
 	calls := map[*script][]*call{}
 	for i, e := range batch {
-		s, args := e.lease.releaseArgs()
+		s, args := e.lease.lock.kind.release(e.lease)
 		places[s] = append(places[s], i)
 		calls[s] = append(calls[s], &call{keys: e.lease.lock.keys, args: args})
 	}

@@ -366,7 +366,7 @@ func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) answer {
 // mustJoin joins the line of m with an entry that lives for lifetime.
 func mustJoin(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) answer {
 	t.Helper()
-	s, args := m.askArgs(le, modeJoin)
+	s, args := m.kind.ask(le, modeJoin)
 	args[2] = lifetime.Milliseconds()
 	reply, err := m.locker.conn.run(t.Context(), s, m.keys, args)
 	if err != nil {

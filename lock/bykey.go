@@ -24,7 +24,7 @@ import (
 func (l *Locker) byKey(key string) *Lock {
 	name, err := l.parseKey(key)
 	if err != nil {
-		return &Lock{locker: l, err: errors.Join(l.err, err), keys: []string{key}}
+		return &Lock{locker: l, kind: lockKind{}, err: errors.Join(l.err, err), keys: []string{key}}
 	}
 	m := l.Mutex(name)
 	m.keys = []string{key} // the name stands in it as it is: escaped, or a hash

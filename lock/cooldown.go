@@ -18,7 +18,7 @@ import (
 // after the call in any case.
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	var end time.Time
-	if d > 0 && !le.lock.pool {
+	if d > 0 && !le.lock.isPool() {
 		end = time.Now().Add(min(d, inside.MaxTTL))
 	}
 	_, err := le.end(ctx, ending{cooldown: end})

@@ -11,19 +11,11 @@ import (
 // A mutex that nobody waits for is a string in Redis, taken by SET with NX and PX; see
 // docs/redis.md and lua/form.lua. Whoever finds the key asks, as for a sorted set.
 
-// takesString reports whether m is taken by SET first. All else is in the sorted
-// set from the start: several slots, a rate, leases that replicas have to acknowledge,
-// and a key that others wanted lately, for which the SET would be in vain.
-func (m *Lock) takesString() bool {
-	l := m.locker
-	return m.slots() == 1 && m.rate.every == 0 && !m.pool && l.replicas == 0 && l.conn.sender != nil && !l.conn.denied.noSet.Load() && !l.wanted.lately(m.keys[0])
-}
-
 // take takes m for le: as a string if that is possible, else by an ask with mode.
 // sent is when the command was sent that took it.
 func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a answer, sent time.Time, err error) {
 	sent = time.Now()
-	if m.takesString() {
+	if m.kind.mayTakeString(m) {
 		ok, err := m.takeString(ctx, le)
 		if ok || err != nil {
 			return answer{yours: ok}, sent, err

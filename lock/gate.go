@@ -93,7 +93,7 @@ func (le *Lease) hold(ctx context.Context, d time.Duration) error {
 	switch {
 	case d <= 0 || d > inside.MaxTTL:
 		return fmt.Errorf("lock: %q: Hold for %s: more than 0, at most %s", m.name, d, inside.MaxTTL)
-	case m.pool:
+	case m.isPool():
 		return fmt.Errorf("lock: %q is a pool, which has no gate to close", m.name)
 	}
 	if state := m.locker.renewer.stateOf(le); state != held {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
@@ -101,7 +100,7 @@ func parseInspect(key string, reply any, err error) (inside.Info, error) {
 		member, _ := members[i].(string)
 		score, _ := members[i+1].(string)
 		ms, err := strconv.ParseFloat(score, 64)
-		holder, ok := parseHolder(member)
+		holder, ok := lockKind{}.parseHolder(member)
 		if err != nil || !ok {
 			return inside.Info{}, backendError("inspect", key, fmt.Errorf("unexpected member %q with score %q", member, score))
 		}
@@ -114,25 +113,6 @@ func parseInspect(key string, reply any, err error) (inside.Info, error) {
 		}
 	}
 	return info, nil
-}
-
-// parseHolder reads a member of the holders' band: h:<token>|<owner>|<note>. A pool's
-// has the value before the token.
-func parseHolder(member string) (inside.Holder, bool) {
-	kind, body, ok := strings.Cut(member, ":")
-	f := strings.SplitN(body, "|", 3)
-	if !ok || len(f) != 3 || kind != "h" {
-		return inside.Holder{}, false
-	}
-	return inside.Holder{Token: f[0], Owner: unescape(f[1]), Note: f[2]}, true
-}
-
-func (m *Lock) parseHolder(member string) (inside.Holder, bool) {
-	if m.pool {
-		_, body, _ := strings.Cut(member, "|")
-		member = "h:" + body
-	}
-	return parseHolder(member)
 }
 
 // unescape undoes escape.

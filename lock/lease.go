@@ -200,7 +200,7 @@ func (le *Lease) Release(ctx context.Context) (free int, err error) {
 // errors are those of Unlock; after ErrNotHeld the value is back in the pool or
 // somebody else's, after ErrBackend consuming it is tried again.
 func (le *Lease) Consume(ctx context.Context) error {
-	if !le.lock.pool {
+	if !le.lock.isPool() {
 		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
 	}
 	_, err := le.end(ctx, ending{consume: true})
@@ -287,25 +287,10 @@ func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 // held tells whether it still was.
 func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
-	s, args := le.releaseArgs()
+	s, args := m.kind.release(le)
 	sent := time.Now()
 	reply, err := m.locker.conn.run(context.WithoutCancel(ctx), s, m.keys, args)
 	return le.noteRelease(reply, err, sent)
-}
-
-// releaseArgs is the script that releases the lease, and its arguments.
-func (le *Lease) releaseArgs() (*script, []any) {
-	m := le.lock
-	inbound, life := m.locker.parking.wanted(m)
-	s, args := releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
-	if m.pool {
-		consume := ""
-		if le.consuming.Load() {
-			consume = le.value
-		}
-		s, args = poolReleaseScript, []any{(*releaseArg)(le), consume}
-	}
-	return s, args
 }
 
 // noteRelease handles the reply to a release that was sent at sent, or the error err.

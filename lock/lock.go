@@ -15,6 +15,7 @@ import (
 // name are the same lock. Immutable, safe for concurrent use, nothing to close.
 type Lock struct {
 	locker     *Locker
+	kind       kind // lockKind or poolKind
 	name       string
 	parts      []string
 	given      string   // the key of WithKey; empty: made from name and parts
@@ -30,7 +31,6 @@ type Lock struct {
 	onWait     func()
 	arrival    int64  // 0: none, see OnStop
 	onStop     func() // nil: none
-	pool       bool   // a pool's slots are its values
 	rate       rate   // see Rate
 	inTimeOnly bool   // see InTimeOnly
 	first      bool   // see ParkFirst
@@ -105,7 +105,7 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 // differ in n, as they do while a new version is deployed: a lower n takes
 // effect as holders leave, a higher one at the next call.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
-	m := &Lock{locker: l, name: name, limit: n, ttl: l.ttl, renew: true, margin: unset, err: l.err}
+	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, margin: unset, err: l.err}
 	for _, option := range options {
 		if option != nil {
 			option(m)
@@ -272,7 +272,7 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 	if m.whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	s, args := m.askArgs(le, mode)
+	s, args := m.kind.ask(le, mode)
 	before := le.asks.Load()
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
 	mayHaveRun := le.countReply(before, err)
@@ -292,44 +292,10 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 	return a, err
 }
 
-func (m *Lock) askArgs(le *Lease, mode askMode) (*script, []any) {
-	if m.pool {
-		return poolTakeScript, []any{(*askArg)(le), m.ttlArg, mode.lifetime()}
-	}
-	park := int64(0)
-	if mode == modePark {
-		park = 1
-		if m.first {
-			park = 2
-		}
-	}
-	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare})
-}
-
-// parseAnswer reads the reply of ask or pool_take; see their headers.
+// parseAnswer reads the reply to an ask.
 func (m *Lock) parseAnswer(reply any) (answer, error) {
-	f, a := listOf(reply), answer{}
-	switch fence, isNumber := reply.(int64); {
-	case isNumber && !m.pool:
-		f.wrong = false
-		a.yours, a.fence = true, fence
-	case m.pool && len(f.list) == 2:
-		a.yours, a.fence, a.value = true, f.num(0), f.text(1)
-	case !m.pool && len(f.list) == 5:
-		a = answer{yours: true, fence: f.num(0), back: true, inLine: f.ms(1), trip: f.ms(2), idle: f.ms(3), others: int(f.num(4))}
-	case len(f.list) == 4, !m.pool && len(f.list) == 9:
-		a = answer{serverUS: f.num(0), deadline: f.ms(1), more: f.num(1) == 0, place: int(f.num(2)), holder: f.text(3)}
-		if len(f.list) == 9 {
-			a.back, a.inLine, a.trip, a.others, a.parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
-			a.taken = time.Duration(a.serverUS-f.num(8)) * time.Microsecond
-		}
-		if f.wrong = f.wrong || !a.readGate(); f.wrong {
-			break
-		}
-	default:
-		f.wrong = true
-	}
-	if f.wrong || a.yours && a.fence <= 0 || !a.yours && a.serverUS <= 0 {
+	a, ok := m.kind.parse(reply)
+	if !ok || a.yours && a.fence <= 0 || !a.yours && a.serverUS <= 0 {
 		return answer{}, backendError("ask", m.Key(), unexpected(reply))
 	}
 	return a, nil
@@ -350,7 +316,7 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	if paused := m.pausedError(); paused != nil {
 		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0
 	}
-	if h, ok := m.parseHolder(a.holder); ok {
+	if h, ok := m.kind.parseHolder(a.holder); ok {
 		e.Holder, e.Note = h.Owner, h.Note
 	}
 	return e

@@ -50,7 +50,7 @@ func (m *Lock) parkable() error {
 		return m.err
 	case m.note == "":
 		return fmt.Errorf("lock: %q: LockOrPark needs a Note: its place in line is kept under it", m.name)
-	case m.pool:
+	case m.isPool():
 		return fmt.Errorf("lock: %q is a pool, on which nothing can be parked; use Take", m.name)
 	}
 	return nil
@@ -59,6 +59,6 @@ func (m *Lock) parkable() error {
 // noteHolds tells whether the holder that a busy answer names has the asker's
 // own note.
 func (m *Lock) noteHolds(a answer) bool {
-	h, ok := m.parseHolder(a.holder)
+	h, ok := m.kind.parseHolder(a.holder)
 	return ok && h.Note == m.note
 }

@@ -104,7 +104,7 @@ func (p *parking) line(m *Lock) *parkedLine {
 	}
 	if n.lock == nil || n.lock.limit != m.limit {
 		// A handle of its own: the caller's may hold on to what it came with.
-		n.lock = &Lock{locker: m.locker, name: m.name, keys: m.keys, limit: m.limit}
+		n.lock = &Lock{locker: m.locker, kind: m.kind, name: m.name, keys: m.keys, limit: m.limit}
 	}
 	n.used = now
 	p.plan(n)

@@ -30,7 +30,7 @@ type Pool struct{ m *Lock }
 // other.
 func (l *Locker) Pool(name string, options ...Option) *Pool {
 	m := l.Semaphore(name, 1, options...)
-	m.pool = true
+	m.kind = poolKind{}
 	if m.rate.every > 0 && m.err == nil {
 		m.err = fmt.Errorf("lock: pool %q: a pool has no Rate: its slots are its values; leave the option out", name)
 	}
@@ -141,7 +141,7 @@ func (p *Pool) inspect(ctx context.Context, most int) (PoolInfo, error) {
 		member, _ := holders[i].(string)
 		score, _ := holders[i+1].(string)
 		value, expires, err := parseTaken(member, score, us)
-		holder, ok := p.m.parseHolder(member)
+		holder, ok := p.m.kind.parseHolder(member)
 		if err != nil || !ok {
 			return PoolInfo{}, backendError("inspect", p.Key(), fmt.Errorf("unexpected member %q with score %q", member, score))
 		}

@@ -1,11 +1,5 @@
 package lock
 
-import (
-	"context"
-
-	"github.com/automutex/automutex/internal/inside"
-)
-
 // moreToPrune is the message at the end of a reply of release that stopped dropping
 // dead waiters.
 const moreToPrune = "more"
@@ -17,24 +11,9 @@ const moreToPrune = "more"
 // case: each call drops 64, which is faster than waiters die.
 func (l *Locker) pruneOn(m *Lock) {
 	l.spawn(func() {
-		for l.closing.Err() == nil && l.pruneSome(m) {
+		for l.closing.Err() == nil && m.kind.pruneSome(m) {
 		}
 	})
-}
-
-// pruneSome makes one such call, and tells whether there may be more to drop.
-func (l *Locker) pruneSome(m *Lock) (more bool) {
-	if m.pool {
-		reply, err := l.conn.run(context.Background(), poolPutScript, m.keys, nil)
-		r, _ := reply.([]any)
-		return err == nil && len(r) == 3 && r[2] == int64(1)
-	}
-	reply, err := l.conn.run(context.Background(), callScript, m.keys, l.parking.args(m, "", inside.FateUnsure))
-	if err != nil {
-		return false
-	}
-	l.parking.heard(m, reply)
-	return lookAgain(reply)
 }
 
 // lookAgain tells whether a reply of call says that dropping dead waiters was cut

@@ -41,7 +41,7 @@ func (n *line) refresh(batch []*waiter) {
 	batches := map[*script][]*waiter{}
 	calls := map[*script][]*call{}
 	for _, w := range batch {
-		s, args := w.lease.lock.askArgs(w.lease, w.pending.mode) // nobody changes pending before the reply
+		s, args := w.lease.lock.kind.ask(w.lease, w.pending.mode) // nobody changes pending before the reply
 		batches[s] = append(batches[s], w)
 		calls[s] = append(calls[s], &call{keys: w.lease.lock.keys, args: args})
 	}

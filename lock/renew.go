@@ -58,10 +58,7 @@ func (r *renewer) addGranted(le *Lease, fence int64, value string, sent time.Tim
 
 func (r *renewer) take(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
 	r.mu.Lock()
-	le.fence, le.value, le.heldArg = fence, value, memberArg(le.body)
-	if le.lock.pool {
-		le.heldArg = memberArg(value + "|" + le.body)
-	}
+	le.fence, le.value, le.heldArg = fence, value, memberArg(le.lock.kind.member(le.body, value))
 	le.taken = time.Now()
 	r.reach(le, sent, length)
 	if granted && le.lock.renew {

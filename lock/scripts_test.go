@@ -158,7 +158,7 @@ func TestShort(t *testing.T) {
 		}
 	}
 	// The callers' own arguments are of the kind that is compared.
-	if _, args := m.askArgs(le, modeTry); len(args) != 2 {
+	if _, args := m.kind.ask(le, modeTry); len(args) != 2 {
 		t.Errorf("a try sends %v, want body and keep", args[1:])
 	}
 }
@@ -323,7 +323,7 @@ func TestScriptReplies(t *testing.T) {
 		}
 		a, b, c, d := m.newLease(), m.newLease(), m.newLease(), m.newLease()
 		ask := func(le *Lease, mode askMode) any {
-			s, args := m.askArgs(le, mode)
+			s, args := m.kind.ask(le, mode)
 			return run(s, args...)
 		}
 		release := func(le *Lease) any { return run(releaseScript, le.body, 1, 2) }
