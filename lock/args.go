@@ -8,10 +8,5 @@ type memberArg string
 // MarshalBinary is called by go-redis each time the command is written.
 func (a memberArg) MarshalBinary() ([]byte, error) { return []byte(a), nil }
 
-// String is what tracing hooks print; those of the types below too. Owners and
-// notes are anybody's text.
+// String is what tracing hooks print. Owners and notes are anybody's text.
 func (a memberArg) String() string { return printable.Text(string(a)) }
-
-func (a *askArg) String() string { return printable.Text(a.body) }
-
-func (a *releaseArg) String() string { return printable.Text(a.body) }

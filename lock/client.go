@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -85,14 +83,14 @@ type conn struct {
 	jobs    chan func()     // to idle workers, see beside
 	closing <-chan struct{} // closed when the Locker is
 	located atomic.Bool     // the client has found out once which master has which slots
-	// sizes: arguments may be marshaled to no other end than to know their size.
-	sizes     bool
+	// measures: arguments may be marshaled to no other end than to know their size.
+	measures  bool
 	deadlines deadlines
 	denied    *denials
 }
 
 func newConn(rdb Client, transport Transport, denied *denials, closing <-chan struct{}) *conn {
-	c := &conn{rdb: rdb, scripts: rdb, sizes: true, jobs: make(chan func()), closing: closing, denied: denied}
+	c := &conn{rdb: rdb, scripts: rdb, measures: true, jobs: make(chan func()), closing: closing, denied: denied}
 	if transport != nil {
 		c.scripts = transport
 		c.sender, _ = transport.(sender)
@@ -108,83 +106,14 @@ func newConn(rdb Client, transport Transport, denied *denials, closing <-chan st
 	}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		c.sizes = false
+		c.measures = false
 		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	case *redis.ClusterClient:
-		c.sizes = false
+		c.measures = false
 		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	}
 	return c
 }
-
-// askArg and releaseArg are a lease as the body argument of an ask or release.
-// They count how often go-redis wrote it to a connection: what was written more
-// often than it was answered may have run, or may yet run.
-type (
-	askArg     Lease
-	releaseArg Lease
-)
-
-// MarshalBinary is called by go-redis each time the command is written.
-func (a *askArg) MarshalBinary() ([]byte, error) {
-	if a.lock.locker.conn.writing() {
-		a.asks.Add(1)
-	}
-	return a.wire, nil
-}
-
-// MarshalBinary is called by go-redis each time the command is written.
-func (a *releaseArg) MarshalBinary() ([]byte, error) {
-	if a.lock.locker.conn.writing() {
-		a.releases.Add(1)
-	}
-	return a.wire, nil
-}
-
-func (a *askArg) answered()     { a.asks.Add(-1) }
-func (a *releaseArg) answered() { a.releases.Add(-1) }
-
-// answered notes that the server answered a command without running it.
-func answered(args []any) {
-	if len(args) == 0 {
-		return // sweep and the like: nothing that must not run twice
-	}
-	if a, ok := args[0].(interface{ answered() }); ok {
-		a.answered()
-	}
-}
-
-// leftBehind notes that a command was given up that may yet be written.
-func leftBehind(args []any) {
-	if len(args) > 0 {
-		if a, ok := args[0].(*askArg); ok {
-			a.asks.Add(1)
-		}
-	}
-}
-
-// writing tells whether MarshalBinary, which calls it, was called to write the
-// argument. An AutoPipeliner also marshals to know how large a command is,
-// before the command is queued: nothing that could have run. Only the call
-// stack tells the two apart: package redis measures, its package proto writes.
-func (c *conn) writing() bool {
-	if !c.sizes {
-		return true
-	}
-	var caller [1]uintptr
-	runtime.Callers(3, caller[:]) // of Callers, writing, MarshalBinary
-	known, ok := callers.Load(caller[0])
-	if !ok {
-		frame, _ := runtime.CallersFrames(caller[:]).Next()
-		known = !strings.HasPrefix(frame.Function, "github.com/redis/go-redis/v9.")
-		callers.Store(caller[0], known)
-	}
-	write, _ := known.(bool)
-	return write
-}
-
-// callers has what writing found out of each place that calls MarshalBinary.
-var callers sync.Map // uintptr to bool
 
 // run executes s on keys, the one key of a lock. It returns when ctx ends, and
 // leaves the exchange behind: to interrupt what has begun would not undo it.
@@ -195,7 +124,7 @@ func (c *conn) run(ctx context.Context, s *script, keys []string, args []any) (a
 	}
 	v, err := c.within(ctx, bound, func() (any, error) { return c.exchange(bound, s, keys, args) })
 	if errors.Is(err, errNoAnswer) {
-		leftBehind(args)
+		noteLeftBehind(args)
 	}
 	if errors.Is(err, errLeftBehind) {
 		c.unreached(err)
@@ -210,7 +139,7 @@ func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []an
 	if !whole {
 		v, err = replyOf(c.scripts.EvalSha(ctx, s.sha, keys, args...), nil)
 		if whole = c.denied.sendWhole(err); whole {
-			answered(args)
+			noteNotRun(args)
 		}
 	}
 	if whole {
@@ -229,7 +158,7 @@ func (c *conn) submit(ctx, bound context.Context, s *script, keys []string, args
 		cmd.SetFirstKeyPos(3) // where a Cluster sends it
 		err := c.submitOne(ctx, bound, cmd)
 		if errors.Is(err, errNoAnswer) {
-			leftBehind(args)
+			noteLeftBehind(args)
 			return nil, err
 		}
 		return replyOf(cmd, err)
@@ -240,7 +169,7 @@ func (c *conn) submit(ctx, bound context.Context, s *script, keys []string, args
 	if !whole {
 		v, err = send("evalsha", s.sha)
 		if whole = c.denied.sendWhole(err); whole {
-			answered(args)
+			noteNotRun(args)
 		}
 	}
 	if whole {
@@ -323,7 +252,7 @@ func (c *conn) pipeline(ctx context.Context, s *script, calls []*call) {
 		// The goroutine left behind may still write into its calls: the caller
 		// gets others.
 		for i := range calls {
-			leftBehind(calls[i].args)
+			noteLeftBehind(calls[i].args)
 			calls[i] = &call{keys: calls[i].keys, err: err}
 		}
 	}
@@ -350,7 +279,7 @@ func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
 		whole = nil
 		for _, x := range calls {
 			if c.denied.sendWhole(x.err) {
-				answered(x.args)
+				noteNotRun(x.args)
 				whole = append(whole, x)
 			}
 		}

@@ -89,8 +89,8 @@ func TestArgumentsPrintAsText(t *testing.T) {
 	le := mustTry(t, m)
 	want := le.token + `|worker%0A7|order\u001b[31m 7`
 	for what, args := range map[string][]any{
-		"ask":     {"evalsha", (*askArg)(le)},
-		"release": {"evalsha", (*releaseArg)(le)},
+		"ask":     {"evalsha", &le.asks},
+		"release": {"evalsha", &le.releases},
 		"renew":   {"evalsha", le.heldArg},
 	} {
 		if got := redis.NewCmd(t.Context(), args...).String(); !strings.Contains(got, want) {

@@ -34,14 +34,14 @@ func (m *Lock) takeString(ctx context.Context, le *Lease) (ok bool, err error) {
 	if m.whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	before := le.asks.Load()
+	before := le.asks.copies.Load()
 	conn := m.locker.conn
-	ok, err = conn.setFirst(ctx, m.keys[0], (*askArg)(le), m.ttlArg)
-	mayHaveRun := le.countReply(before, err)
+	ok, err = conn.setFirst(ctx, m.keys[0], &le.asks, m.ttlArg)
+	mayHaveRun := le.asks.noteReply(before, err)
 	if err == nil || conn.denied.setRefused(err) {
 		return ok, nil
 	}
-	if mayHaveRun || le.doubtful() {
+	if mayHaveRun || le.asks.mayRunYet() {
 		m.locker.abandon(le)
 	}
 	return false, backendError("set", m.Key(), conn.denied.explain(nil, err))
@@ -53,7 +53,7 @@ type sender interface {
 }
 
 // setFirst sets key to body for ttl (ms) if the key is not there. It ends as run does.
-func (c *conn) setFirst(ctx context.Context, key string, body *askArg, ttl any) (ok bool, err error) {
+func (c *conn) setFirst(ctx context.Context, key string, body *countedArg, ttl any) (ok bool, err error) {
 	bound := c.bound(ctx)
 	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
 	if c.process != nil {
@@ -69,7 +69,7 @@ func (c *conn) setFirst(ctx context.Context, key string, body *askArg, ttl any) 
 		ok, _ = v.(bool)
 	}
 	if errors.Is(err, errNoAnswer) {
-		leftBehind([]any{body})
+		noteLeftBehind([]any{body})
 	}
 	c.unreached(err)
 	return ok, err

@@ -685,7 +685,7 @@ func TestForm_waiterMeetsAnotherString(t *testing.T) {
 		// In one transaction, or the waiter might take the lock between the two.
 		if _, err := raw(m).TxPipelined(t.Context(), func(p redis.Pipeliner) error {
 			p.Del(t.Context(), m.Key())
-			p.Set(t.Context(), m.Key(), (*askArg)(le), time.Minute)
+			p.Set(t.Context(), m.Key(), &le.asks, time.Minute)
 			return nil
 		}); err != nil {
 			t.Fatal(err)

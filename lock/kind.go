@@ -51,7 +51,7 @@ func (lockKind) ask(le *Lease, mode askMode) (*script, []any) {
 			park = 2
 		}
 	}
-	return askScript, askScript.short([]any{(*askArg)(le), m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare})
+	return askScript, askScript.short([]any{&le.asks, m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare})
 }
 
 func (lockKind) parse(reply any) (a answer, ok bool) {
@@ -84,7 +84,7 @@ func readBusy(f *fields) (a answer, ok bool) {
 func (lockKind) release(le *Lease) (*script, []any) {
 	m := le.lock
 	inbound, life := m.locker.parking.wanted(m)
-	return releaseScript, releaseScript.short([]any{(*releaseArg)(le), inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
+	return releaseScript, releaseScript.short([]any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
 }
 
 func (lockKind) member(body, _ string) string { return body }
@@ -115,7 +115,7 @@ type poolKind struct{}
 func (poolKind) mayTakeString(*Lock) bool { return false }
 
 func (poolKind) ask(le *Lease, mode askMode) (*script, []any) {
-	return poolTakeScript, []any{(*askArg)(le), le.lock.ttlArg, mode.lifetime()}
+	return poolTakeScript, []any{&le.asks, le.lock.ttlArg, mode.lifetime()}
 }
 
 func (poolKind) parse(reply any) (a answer, ok bool) {
@@ -134,7 +134,7 @@ func (poolKind) release(le *Lease) (*script, []any) {
 	if le.consuming.Load() {
 		consume = le.value
 	}
-	return poolReleaseScript, []any{(*releaseArg)(le), consume}
+	return poolReleaseScript, []any{&le.releases, consume}
 }
 
 func (poolKind) member(body, value string) string { return value + "|" + body }

@@ -2,14 +2,11 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
 )
@@ -18,14 +15,12 @@ import (
 // background until Unlock, MaxHold or Locker.Close, and lost when renewal did
 // not succeed before its deadline; a lost lease is never taken back.
 type Lease struct {
-	lock  *Lock
-	token string
-	body  string // token|owner|note, the member's name in Redis
-	wire  []byte // body, as it is sent; never changed
-	// asks counts the asks that were written and not answered, releases how
-	// often a release was written.
-	asks      atomic.Int32
-	releases  atomic.Int32
+	lock      *Lock
+	token     string
+	body      string      // token|owner|note, the member's name in Redis
+	wire      []byte      // body, as it is sent; never changed
+	asks      countedArg  // copies of asks, less those with a reply
+	releases  countedArg  // copies of releases
 	consuming atomic.Bool // the value is to leave its pool, and Redis has not confirmed it
 	used      atomic.Bool // its caller ended it: its start counts; see GiveBack
 	// cooldownEnd is until when each release closes the gate, on the local monotonic
@@ -256,32 +251,13 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 		return free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.lock.name)
 	case held:
 		return free, nil
-	case le.releases.Load() > 1 && time.Now().Before(deadline):
+	case le.releases.wasResent() && time.Now().Before(deadline):
 		// The client sent the release more than once and the last answer is
 		// "absent" although our time was not up: the first one did it.
 		return free, nil
 	}
 	return free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.lock.name)
 }
-
-// countReply notes the end of an exchange that sent an ask, with the reply or the
-// error err; before is what asks was when it began. It returns whether the server
-// may have run the script: with an error, too, for an error reply can come after
-// the script's first write. Asks of one lease never overlap, so what was added
-// to asks meanwhile is this exchange's.
-func (le *Lease) countReply(before int32, err error) (mayHaveRun bool) {
-	mayHaveRun = le.asks.Load() > before
-	var said redis.Error
-	if mayHaveRun && (err == nil || errors.As(err, &said)) {
-		le.asks.Add(-1) // the server is through with that copy
-	}
-	return mayHaveRun
-}
-
-// doubtful tells whether an ask was written that was never answered (its
-// connection broke, or the client gave up): it may have run, or may yet run,
-// after a release and for nobody.
-func (le *Lease) doubtful() bool { return le.asks.Load() > 0 }
 
 // release runs the release script for this token, whatever the local state;
 // held tells whether it still was.
@@ -296,7 +272,7 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 // noteRelease handles the reply to a release that was sent at sent, or the error err.
 func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, held bool, _ error) {
 	m := le.lock
-	if err != nil || le.releases.Load() > 1 {
+	if err != nil || le.releases.wasResent() {
 		m.locker.line.askAgainFor(m) // a reply that was lost may have told of a grant
 	}
 	if err != nil {

@@ -151,6 +151,7 @@ const keepSlack = time.Second
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
+	le.asks.lease, le.releases.lease = le, le
 	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.ttl, m.apart && m.note != "", m.arrival, m.note)
 	return le
 }
@@ -273,11 +274,11 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 		ctx = context.WithoutCancel(ctx)
 	}
 	s, args := m.kind.ask(le, mode)
-	before := le.asks.Load()
+	before := le.asks.copies.Load()
 	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
-	mayHaveRun := le.countReply(before, err)
+	mayHaveRun := le.asks.noteReply(before, err)
 	if err != nil {
-		if mayHaveRun || le.doubtful() {
+		if mayHaveRun || le.asks.mayRunYet() {
 			m.locker.abandon(le)
 		}
 		return answer{}, backendError("ask", m.Key(), err)
@@ -340,14 +341,14 @@ func (l *Locker) abandon(le *Lease) {
 // doubt has a token released later of which a copy of an ask may yet run.
 // Callers are counted in.
 func (l *Locker) doubt(le *Lease) {
-	if le.doubtful() {
+	if le.asks.mayRunYet() {
 		l.branch(func() { l.abandoned.add(le, false) })
 	}
 }
 
 // spawnDoubt is doubt for callers that are not counted in.
 func (l *Locker) spawnDoubt(le *Lease) {
-	if le.doubtful() {
+	if le.asks.mayRunYet() {
 		l.spawn(func() { l.abandoned.add(le, false) })
 	}
 }

@@ -53,14 +53,14 @@ func (n *line) refresh(batch []*waiter) {
 func (n *line) refreshWith(s *script, batch []*waiter, calls []*call) {
 	before := make([]int32, len(batch))
 	for i, w := range batch {
-		before[i] = w.lease.asks.Load()
+		before[i] = w.lease.asks.copies.Load()
 	}
 	sent := time.Now()
 	n.locker.conn.pipeline(context.Background(), s, calls)
 	for i, w := range batch {
 		var a answer
 		err := calls[i].err
-		w.lease.countReply(before[i], err) // before handleReply, which asks whether a copy may run yet
+		w.lease.asks.noteReply(before[i], err) // before handleReply, which asks whether a copy may run yet
 		if err == nil {
 			a, err = w.lease.lock.parseAnswer(calls[i].reply)
 		} else {

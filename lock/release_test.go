@@ -101,7 +101,7 @@ func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
 		if free, err := le.Release(t.Context()); free != 1 || err != nil {
 			t.Errorf("Release with its reply lost: %d free, %v; want 1 free", free, err)
 		}
-		if n := int(le.releases.Load()); n != 2 {
+		if n := int(le.releases.copies.Load()); n != 2 {
 			t.Errorf("the release went out %d times, want 2", n)
 		}
 

@@ -113,7 +113,7 @@ func TestTransport(t *testing.T) {
 		"Renewal":           testTransportRenewal,
 		"ScriptFlush":       testTransportScriptFlush,
 		"NoDoubt":           testTransportNoDoubt,
-		"ResendIsDoubt":     testTransportResendIsDoubt,
+		"Resend":            TestResend_countsEveryCopy,
 		"OutageIsWaitedOut": testTransportOutage,
 	})
 	for name := range transports {
@@ -215,30 +215,14 @@ func testTransportNoDoubt(t *testing.T) {
 		warm(t, m)
 		for range 3 {
 			le := mustTry(t, m)
-			if n := le.asks.Load(); n != 0 {
+			if n := le.asks.copies.Load(); n != 0 {
 				t.Errorf("after an ask that was answered %d asks count as unanswered", n)
 			}
 			mustUnlock(t, le)
-			if n := le.releases.Load(); n != 1 {
+			if n := le.releases.copies.Load(); n != 1 {
 				t.Errorf("a release counts as written %d times", n)
 			}
 		}
-	})
-}
-
-// What the transport wrote twice is doubtful.
-func testTransportResendIsDoubt(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		_, far, p := through(t, s)
-		m := far.Mutex(redistest.Name(t))
-		warm(t, m)
-		p.DropReplyTo(isTake(m), 1)
-		le := mustTry(t, m)
-		if n := le.asks.Load(); n != 1 {
-			t.Errorf("of what was sent twice %d count as unanswered, want 1", n)
-		}
-		mustUnlock(t, le)
 	})
 }
 

@@ -1,0 +1,105 @@
+package lock
+
+import (
+	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/printable"
+)
+
+// When a connection breaks before the reply, go-redis sends the command again by itself
+// and does not say so. The first copy may have run, or may run yet: an ask then takes the
+// lock after its release, for nobody, and a release that is answered "absent" may have
+// released all the same. So each lease counts the copies of its asks and of its releases.
+
+// countedArg is the body of a lease as the first argument of a command, a SET included.
+// go-redis marshals an argument each time it writes the command, and countedArg counts
+// that.
+type countedArg struct {
+	lease *Lease
+	// copies is how many were written, or may yet be, less those that are known to be
+	// done. Commands with one countedArg never overlap.
+	copies atomic.Int32
+}
+
+// MarshalBinary is called by go-redis each time the command is written.
+func (a *countedArg) MarshalBinary() ([]byte, error) {
+	if a.lease.lock.locker.conn.writing() {
+		a.copies.Add(1)
+	}
+	return a.lease.wire, nil
+}
+
+// String is what tracing hooks print. Owners and notes are anybody's text.
+func (a *countedArg) String() string { return printable.Text(a.lease.body) }
+
+// noteReply notes the end of an exchange, with a reply or the error err; before is what
+// copies was when it began. It reports whether the server may have run the command: with
+// an error, too, for an error reply can come after a script's first write.
+func (a *countedArg) noteReply(before int32, err error) (mayHaveRun bool) {
+	mayHaveRun = a.copies.Load() > before
+	var reply redis.Error
+	if mayHaveRun && (err == nil || errors.As(err, &reply)) {
+		a.copies.Add(-1) // the server is through with that copy
+	}
+	return mayHaveRun
+}
+
+// mayRunYet reports whether a copy was written, or may be, and was never replied to: its
+// connection broke, or the client gave up.
+func (a *countedArg) mayRunYet() bool { return a.copies.Load() > 0 }
+
+// wasResent reports whether more than one copy may have run, of commands whose replies
+// are not noted.
+func (a *countedArg) wasResent() bool { return a.copies.Load() > 1 }
+
+// countedIn returns the countedArg of a command's arguments, or nil.
+func countedIn(args []any) *countedArg {
+	if len(args) == 0 {
+		return nil // sweep and the like: nothing that must not run twice
+	}
+	a, _ := args[0].(*countedArg)
+	return a
+}
+
+// noteNotRun notes that the server replied to a command without running it.
+func noteNotRun(args []any) {
+	if a := countedIn(args); a != nil {
+		a.copies.Add(-1)
+	}
+}
+
+// noteLeftBehind notes that a command was given up that may yet be written.
+func noteLeftBehind(args []any) {
+	if a := countedIn(args); a != nil {
+		a.copies.Add(1)
+	}
+}
+
+// writing reports whether MarshalBinary, which calls it, was called to write the
+// argument. An AutoPipeliner also marshals to know how large a command is, before the
+// command is queued: nothing that could have run. Only the call stack tells the two
+// apart: package redis measures, its package proto writes.
+func (c *conn) writing() bool {
+	if !c.measures {
+		return true
+	}
+	var caller [1]uintptr
+	runtime.Callers(3, caller[:]) // of Callers, writing, MarshalBinary
+	known, ok := callers.Load(caller[0])
+	if !ok {
+		frame, _ := runtime.CallersFrames(caller[:]).Next()
+		known = !strings.HasPrefix(frame.Function, "github.com/redis/go-redis/v9.")
+		callers.Store(caller[0], known)
+	}
+	write, _ := known.(bool)
+	return write
+}
+
+// callers has what writing found out of each place that calls MarshalBinary.
+var callers sync.Map // uintptr to bool
