@@ -15,7 +15,7 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Exists tells whether anything of the lock is in Redis: a holder, a closed gate,
+// Exists reports whether anything of the lock is in Redis: a holder, a closed gate,
 // a waiter or what is parked. An idle lock leaves nothing behind but what its [Rate] has
 // to remember.
 func (m *Lock) Exists(ctx context.Context) (bool, error) {

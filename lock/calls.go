@@ -16,23 +16,25 @@ const (
 	latersPerLook = 64
 )
 
-// summons is one call. Its fields belong to parking.mu.
-type summons struct {
+// pendingCall is one call of a note, from when it is queued until the note arrives. Its
+// fields belong to parking.mu.
+type pendingCall struct {
 	line *parkedLine
 	note string
-	done time.Time // since when it is known to be coming; zero: it is queued or under way
-	came bool      // meanwhile it came: what the Caller says is of the past
-	anew bool      // and was called anew
+	// done is when the Caller answered FateComing; zero: the call is queued or under way.
+	done        time.Time
+	arrived     bool // the note arrived meanwhile: the Caller's result is stale
+	calledAgain bool // after that Redis named the note again
 }
 
-// answered notes that note is called no more. A call that is under way goes on:
+// noteArrival notes that note is called no more. A call that is under way goes on:
 // there is no second one beside it. Callers hold mu.
-func (n *parkedLine) answered(note string) {
+func (n *parkedLine) noteArrival(note string) {
 	delete(n.laters, note)
 	switch s := n.calls[note]; {
 	case s == nil:
 	case s.done.IsZero():
-		s.came, s.anew = true, false
+		s.arrived, s.calledAgain = true, false
 	default:
 		n.dropCall(note)
 	}
@@ -46,15 +48,15 @@ func (n *parkedLine) dropCall(note string) {
 	}
 }
 
-// summon queues a call, unless one is queued, under way or known to be coming.
+// queueCall queues a call, unless one is queued, under way or known to be coming.
 // Callers hold mu.
-func (p *parking) summon(n *parkedLine, note string) {
+func (p *parking) queueCall(n *parkedLine, note string) {
 	s := n.calls[note]
 	switch {
 	case p.caller == nil || n.laters[note]:
 		return
 	case s != nil && s.done.IsZero():
-		s.anew = s.came
+		s.calledAgain = s.arrived
 		return
 	case s != nil && time.Since(s.done) < n.life():
 		return
@@ -67,9 +69,9 @@ func (p *parking) summon(n *parkedLine, note string) {
 			return // a closed Locker calls nobody: others that look after the line will
 		}
 	}
-	s = &summons{line: n, note: note}
+	s = &pendingCall{line: n, note: note}
 	if n.calls == nil {
-		n.calls = make(map[string]*summons)
+		n.calls = make(map[string]*pendingCall)
 	}
 	n.calls[note] = s
 	p.queue = append(p.queue, s)
@@ -93,50 +95,50 @@ func (p *parking) work() {
 		}
 		s := p.queue[0]
 		p.queue = p.queue[1:]
-		m, moot := s.line.lock, s.came && !s.anew
-		if s.came, s.anew = false, false; moot {
+		m, moot := s.line.lock, s.arrived && !s.calledAgain
+		if s.arrived, s.calledAgain = false, false; moot {
 			s.line.dropCall(s.note)
 		}
 		p.mu.Unlock()
 		if !moot {
 			began := time.Now()
-			p.call(m, s)
+			p.makeCall(m, s)
 			slow = time.Since(began) > slowCall
 		}
 	}
 }
 
-// call has the Caller make one call, and sees to its fate.
-func (p *parking) call(m *Lock, s *summons) {
+// makeCall makes one call, and handles its fate.
+func (p *parking) makeCall(m *Lock, s *pendingCall) {
 	fate := inside.FateUnsure // also of a call that panicked: it is repeated
-	p.alone(m, s.note, func(ctx context.Context) {
+	p.withClaim(m, s.note, func(ctx context.Context) {
 		p.locker.beside("Options.Call", func() { fate = p.caller(ctx, m.Key(), s.note) })
 	})
-	n, tells := s.line, false
+	n, gone := s.line, false // gone: the note leaves its place among the called
 	p.mu.Lock()
-	if !s.came && fate == inside.FateComing {
+	if !s.arrived && fate == inside.FateComing {
 		s.done = time.Now()
 	} else {
 		n.dropCall(s.note)
 	}
 	switch {
-	case s.came:
-		if s.anew {
-			p.summon(n, s.note)
+	case s.arrived:
+		if s.calledAgain {
+			p.queueCall(n, s.note)
 		}
 	case fate == inside.FateLater:
 		// Beyond that many its call lapses, which comes to the same.
-		tells = len(n.laters) < latersPerLook
+		gone = len(n.laters) < latersPerLook
 		if n.laters == nil {
 			n.laters = make(map[string]bool)
 		}
 		n.laters[s.note] = true
 	case fate == inside.FateGone:
-		tells = true
+		gone = true
 	}
 	p.mu.Unlock()
-	if tells {
-		p.tell(m, s.note, fate)
+	if gone {
+		p.runCall(m, s.note, fate)
 	}
 }
 
@@ -144,11 +146,11 @@ func (p *parking) call(m *Lock, s *summons) {
 // first half of it: the other half is for its last command to reach Redis.
 const callTime = 4 * time.Second
 
-// alone calls f, unless another process calls the same note now. Two of them could both
-// find the work parked, and the slower one run it again when it is done. What keeps them
-// apart is a claim. It is left to lapse when f took too long: its last command may be on
-// its way still.
-func (p *parking) alone(m *Lock, note string, f func(context.Context)) {
+// withClaim calls f, unless another process calls the same note now. Two processes could
+// both find the work parked, and the slower one would run it again when it is done. A
+// claim keeps them apart. When f took too long the claim is left to lapse: the last
+// command of f may be on its way still.
+func (p *parking) withClaim(m *Lock, note string, f func(context.Context)) {
 	l := p.locker
 	claim, holder := l.claim(m.Key()+":call:"+note), rand.Text()
 	began := time.Now()
@@ -174,9 +176,9 @@ func (p *parking) alone(m *Lock, note string, f func(context.Context)) {
 	}
 }
 
-// tell runs call for one note. An error is nothing to act on: the next look
-// finds what is left to do.
-func (p *parking) tell(m *Lock, note string, fate inside.Fate) {
+// runCall runs the script call for one note. It ignores an error: the next look finds
+// what is left to do.
+func (p *parking) runCall(m *Lock, note string, fate inside.Fate) {
 	sent := time.Now()
 	reply, err := p.locker.conn.run(context.Background(), callScript, m.keys, p.args(m, note, fate))
 	if err != nil {
@@ -185,11 +187,11 @@ func (p *parking) tell(m *Lock, note string, fate inside.Fate) {
 	if _, nothing := reply.(int64); nothing && !lookAgain(reply) {
 		p.noteReply(m, sent)
 	}
-	p.heard(m, reply)
+	p.handleCalls(m, reply)
 }
 
 func (p *parking) args(m *Lock, note string, fate inside.Fate) []any {
-	inbound, life := p.wanted(m)
+	inbound, life := p.wantedCalls(m)
 	code := 0
 	switch fate {
 	case inside.FateUnsure, inside.FateComing:

@@ -50,7 +50,7 @@ func checkTransport(t Transport) error {
 	return nil
 }
 
-// checkClient tells whether rdb can serve as a Client: not nil (nor a typed
+// checkClient reports whether rdb can serve as a Client: not nil (nor a typed
 // nil) and no *redis.Ring. It does no I/O.
 func checkClient(rdb Client) error {
 	if rdb == nil {
@@ -146,7 +146,7 @@ func (c *conn) exchange(ctx context.Context, s *script, keys []string, args []an
 		v, err = replyOf(c.scripts.Eval(ctx, s.src, keys, args...), nil)
 	}
 	c.unreached(err)
-	return v, c.denied.explain(s, err)
+	return v, c.denied.describe(s, err)
 }
 
 // submit is exchange over a transport of Async: this goroutine waits, until bound
@@ -175,7 +175,7 @@ func (c *conn) submit(ctx, bound context.Context, s *script, keys []string, args
 	if whole {
 		v, err = send("eval", s.src)
 	}
-	return v, c.denied.explain(s, err)
+	return v, c.denied.describe(s, err)
 }
 
 // submitOne has cmd sent over a transport of Async, and waits for its reply until bound
@@ -290,6 +290,6 @@ func (c *conn) exchangeAll(ctx context.Context, s *script, calls []*call) {
 		})
 	}
 	for _, x := range calls {
-		x.err = c.denied.explain(s, x.err)
+		x.err = c.denied.describe(s, x.err)
 	}
 }

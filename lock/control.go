@@ -61,7 +61,7 @@ func (c Control) String() string {
 	return b.String()
 }
 
-// appliesTo tells whether the lock with that Redis key belongs to the target.
+// appliesTo reports whether the lock with that Redis key belongs to the target.
 func (c Control) appliesTo(key string) bool {
 	_, text, ok := strings.Cut(key, ":{")
 	if !ok {

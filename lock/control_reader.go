@@ -186,7 +186,7 @@ func (l *Locker) readControls(ctx context.Context, before *controlState) (*contr
 	return parseControls(reply, before)
 }
 
-// denied tells whether Redis will not let this Locker read the controls, however often
+// denied reports whether Redis will not let this Locker read the controls, however often
 // it tries: the user has no right to, or something else is stored under their key, or far too much. Then
 // there are none for this Locker, until a read succeeds: a program that runs with the
 // rights of an older version goes on.

@@ -134,7 +134,7 @@ func backendError(op, key string, err error) error {
 	return fmt.Errorf("%w: %s %q: %w", ErrBackend, op, key, err)
 }
 
-// transient tells whether asking again may help: the network, or a server that
+// transient reports whether asking again may help: the network, or a server that
 // is loading, failing over, moving slots or busy. Anything else that Redis
 // says (a missing permission, a wrong type) will be said again.
 func transient(err error) bool {
@@ -150,7 +150,7 @@ func transient(err error) bool {
 		strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
 }
 
-// hasCode tells whether a server's error has that code: at its beginning, or, as
+// hasCode reports whether a server's error has that code: at its beginning, or, as
 // Redis before 7.0 answers for a command within a script, inside of
 // "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not allowed...".
 func hasCode(said redis.Error, code string) bool {
@@ -161,7 +161,7 @@ func hasCode(said redis.Error, code string) bool {
 	return wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
 }
 
-// timedOut tells whether a read gave up for want of data.
+// timedOut reports whether a read gave up for want of data.
 func timedOut(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout() && !errors.Is(err, io.EOF) && !errors.Is(err, context.Canceled)

@@ -44,7 +44,7 @@ func (m *Lock) takeString(ctx context.Context, le *Lease) (ok bool, err error) {
 	if mayHaveRun || le.asks.mayRunYet() {
 		m.locker.abandon(le)
 	}
-	return false, backendError("set", m.Key(), conn.denied.explain(nil, err))
+	return false, backendError("set", m.Key(), conn.denied.describe(nil, err))
 }
 
 // sender is a client or Transport that sends any command, and not scripts alone.

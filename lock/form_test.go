@@ -483,7 +483,7 @@ func TestForm_operators(t *testing.T) {
 		if n, err := handle(l, m).Available(t.Context()); n != 0 || err != nil {
 			t.Errorf("Available: %d, %v", n, err)
 		}
-		other.locker.parking.tell(other, "", inside.FateUnsure) // a look after parked work
+		other.locker.parking.runCall(other, "", inside.FateUnsure) // a look after parked work
 		wantForm(t, m, "string")
 		if ok, err := other.Break(t.Context(), "another"); ok || err != nil || !le.Held() {
 			t.Errorf("Break of another token: %t, %v", ok, err)

@@ -161,18 +161,18 @@ func TestLifeIsLearned(t *testing.T) {
 		trips(20, 2*time.Second) // a moving average
 		within(4*time.Second, 12*time.Second)
 		// It is what release and call are told, where there is a Caller.
-		if inbound, life := p.wanted(m); inbound != int64(0) || life != minLifeArg {
+		if inbound, life := p.wantedCalls(m); inbound != int64(0) || life != minLifeArg {
 			t.Errorf("without a Caller: %v, %v", inbound, life)
 		}
 		p = newParking(newLocker(t, s.Client(t)), func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
-		if inbound, life := p.wanted(m); inbound != int64(1) || life != minLifeArg {
+		if inbound, life := p.wantedCalls(m); inbound != int64(1) || life != minLifeArg {
 			t.Errorf("of a line that is not known: %v, %v", inbound, life)
 		}
 		p.mu.Lock()
 		n := p.line(m)
 		n.trip, n.inbound = average(10*time.Second), 4.9
 		p.mu.Unlock()
-		if inbound, life := p.wanted(m); inbound != int64(4) || life != int64(20_000) {
+		if inbound, life := p.wantedCalls(m); inbound != int64(4) || life != int64(20_000) {
 			t.Errorf("of one that is: %v, %v", inbound, life)
 		}
 	})

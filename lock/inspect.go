@@ -27,7 +27,7 @@ type Holder struct {
 // maxHolders bounds what Holders lists.
 const maxHolders = 1000
 
-// Locked tells whether no slot is free; a holder whose deadline has passed does
+// Locked reports whether no slot is free; a holder whose deadline has passed does
 // not count. It says nothing of the next moment: to act on it, take the lock.
 func (m *Lock) Locked(ctx context.Context) (bool, error) {
 	n, err := m.Available(ctx)

@@ -13,7 +13,7 @@ const minSecret = 16
 // maxSecret is the length of the longest one: it is hashed for each key.
 const maxSecret = 1024
 
-// checkSecret tells whether a secret can hash keys: an empty one means that
+// checkSecret reports whether a secret can hash keys: an empty one means that
 // there is none, any other is long enough that nobody guesses it, and has
 // nothing in it that one process may have and the other not.
 func checkSecret(secret string) error {

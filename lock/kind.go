@@ -83,7 +83,7 @@ func readBusy(f *fields) (a answer, ok bool) {
 
 func (lockKind) release(le *Lease) (*script, []any) {
 	m := le.lock
-	inbound, life := m.locker.parking.wanted(m)
+	inbound, life := m.locker.parking.wantedCalls(m)
 	return releaseScript, releaseScript.short([]any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
 }
 
@@ -105,7 +105,7 @@ func (lockKind) pruneSome(m *Lock) (more bool) {
 	if err != nil {
 		return false
 	}
-	l.parking.heard(m, reply)
+	l.parking.handleCalls(m, reply)
 	return lookAgain(reply)
 }
 

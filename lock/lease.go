@@ -205,7 +205,7 @@ func (le *Lease) Consume(ctx context.Context) error {
 // Value is what was taken out of a pool; empty for other locks.
 func (le *Lease) Value() string { return unescape(le.value) }
 
-// Held tells whether the lease is still ours, by the local clock.
+// Held reports whether the lease is still ours, by the local clock.
 func (le *Lease) Held() bool {
 	r := le.lock.locker.renewer
 	r.mu.Lock()
@@ -213,7 +213,7 @@ func (le *Lease) Held() bool {
 	return le.state == held && time.Now().Before(le.deadline)
 }
 
-// endedByOwner tells whether the lease was released, in whatever way; not whether
+// endedByOwner reports whether the lease was released, in whatever way; not whether
 // Redis has heard of it.
 func (le *Lease) endedByOwner() bool { return le.lock.locker.renewer.stateOf(le) == released }
 
@@ -230,7 +230,7 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	if was == released {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
-	le.lock.locker.parking.held(le.lock, time.Since(le.taken))
+	le.lock.locker.parking.noteHold(le.lock, time.Since(le.taken))
 	if was == lost {
 		e.cooldown, e.consume = time.Time{}, false
 	}
@@ -241,7 +241,7 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	le.used.Store(!e.unused)
 	free, held, err := le.release(ctx)
 	if err == nil {
-		le.lock.locker.spawnDoubt(le)
+		le.lock.locker.spawnReleaseLater(le)
 	}
 	switch {
 	case err != nil:
@@ -260,7 +260,7 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 }
 
 // release runs the release script for this token, whatever the local state;
-// held tells whether it still was.
+// held reports whether it still was.
 func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
 	s, args := m.kind.release(le)
@@ -289,7 +289,7 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 	if ok {
 		m.locker.parking.noteReply(m, sent)
 	} else {
-		n, ok = m.locker.parking.heard(m, reply)
+		n, ok = m.locker.parking.handleCalls(m, reply)
 	}
 	if !ok {
 		return 0, false, backendError("release", m.Key(), unexpected(reply))

@@ -78,7 +78,7 @@ type waiter struct {
 	askedAt   time.Time // when the last ask with a busy reply was sent
 	repliedAt time.Time // when Redis last replied, for patience
 	refreshAt time.Time // when to ask again at the latest
-	expiryAt  time.Time // when the first holder's deadline passes; only for the first in line
+	expiryAt  time.Time // when a slot may come free: the first deadline, or the gate; only for the first in line
 	last      answer    // the last busy reply
 	hint      message   // the newest grant message, until used
 	hintAt    time.Time // when it was received
@@ -133,7 +133,7 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 		return nil, err
 	}
 	if !a.yours {
-		w.wasCalled = m.locker.parking.came(m, w.lease, a)
+		w.wasCalled = m.locker.parking.noteReturn(m, w.lease, a)
 	}
 	n.handleReply(w, a, nil, sent)
 	if a.yours || mode == modePark && !a.more {
@@ -141,7 +141,7 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 	}
 	n.locker.wake.listen()
 	if w.mayPark {
-		n.locker.parking.measured(m)
+		n.locker.parking.measureHolds(m)
 		if m.noteHolds(a) {
 			return nil, m.busy(n.leave(w), 0, nil)
 		}
@@ -174,7 +174,7 @@ func (n *line) result(ctx context.Context, w *waiter, waited time.Duration) (*Le
 	case stateGranted:
 		return m.handOut(ctx, w.lease)
 	case stateParkedOrRefused:
-		m.locker.doubt(w.lease)
+		m.locker.releaseLater(w.lease)
 		return nil, m.busy(w.last, waited, nil)
 	}
 	n.leave(w)

@@ -194,7 +194,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 		return nil, err
 	}
 	if !answer.yours {
-		m.locker.doubt(le)
+		m.locker.releaseLater(le)
 		return nil, m.busy(answer, 0, nil)
 	}
 	m.won(le, answer, sent)
@@ -338,16 +338,16 @@ func (l *Locker) abandon(le *Lease) {
 	})
 }
 
-// doubt has a token released later of which a copy of an ask may yet run.
-// Callers are counted in.
-func (l *Locker) doubt(le *Lease) {
+// releaseLater releases a token later if a copy of its ask may yet run. Callers are
+// counted in.
+func (l *Locker) releaseLater(le *Lease) {
 	if le.asks.mayRunYet() {
 		l.branch(func() { l.abandoned.add(le, false) })
 	}
 }
 
-// spawnDoubt is doubt for callers that are not counted in.
-func (l *Locker) spawnDoubt(le *Lease) {
+// spawnReleaseLater is releaseLater for callers that are not counted in.
+func (l *Locker) spawnReleaseLater(le *Lease) {
 	if le.asks.mayRunYet() {
 		l.spawn(func() { l.abandoned.add(le, false) })
 	}

@@ -158,7 +158,7 @@ func New(rdb Client, o Options) *Locker {
 	return l
 }
 
-// checkPrefix tells whether prefix can begin keys and channels.
+// checkPrefix reports whether prefix can begin keys and channels.
 func checkPrefix(prefix string) error {
 	unfit := func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }
 	if !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unfit) {

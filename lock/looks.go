@@ -101,7 +101,7 @@ func (p *parking) nothingParked(n *parkedLine, sent time.Time) {
 	n.parked, n.lookAt, n.exact = false, time.Time{}, false
 	p.parkedN--
 	for note := range n.calls {
-		n.answered(note)
+		n.noteArrival(note)
 	}
 	p.plan(n)
 }
@@ -250,7 +250,7 @@ func (p *parking) looked(n *parkedLine, c *call, sent time.Time) {
 	p.plan(n)
 	p.mu.Unlock()
 	if c.err == nil {
-		p.heard(m, c.reply)
+		p.handleCalls(m, c.reply)
 	}
 }
 

@@ -60,7 +60,7 @@ func parkedKeys(t testing.TB, n int, firstEnd time.Duration) (*Locker, *fakeRedi
 	l := newLocker(t, rdb, calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 	name := redistest.Name(t)
 	for i := range n {
-		l.parking.heard(l.Mutex(fmt.Sprint(name, i)), *f.reply.Load())
+		l.parking.handleCalls(l.Mutex(fmt.Sprint(name, i)), *f.reply.Load())
 	}
 	return l, f
 }
@@ -142,7 +142,7 @@ func TestLooksThatHangGatherNoGoroutines(t *testing.T) {
 	name := redistest.Name(t)
 	add := func(from int) {
 		for i := range 2 * pipelined {
-			l.parking.heard(l.Mutex(fmt.Sprint(name, from+i)), []any{int64(0), int64(1), int64(0)})
+			l.parking.handleCalls(l.Mutex(fmt.Sprint(name, from+i)), []any{int64(0), int64(1), int64(0)})
 		}
 	}
 	for round := range 12 {
@@ -180,7 +180,7 @@ func TestParkingGivesItsMemoryBack(t *testing.T) {
 	var locks []*Lock
 	for i := range keys {
 		locks = append(locks, l.Mutex(fmt.Sprint(i)))
-		p.heard(locks[i], []any{int64(0), int64(1), int64(60_000)})
+		p.handleCalls(locks[i], []any{int64(0), int64(1), int64(60_000)})
 	}
 	p.mu.Lock()
 	if len(p.lines) != keys || len(p.looks) != keys || p.parkedN != keys {
@@ -272,7 +272,7 @@ func TestReleaseFromBeforeSomethingWasParkedEndsNoLooks(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t), calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 	m, p := l.Mutex(redistest.Name(t)), l.parking
 	sent := time.Now()
-	p.heard(m, []any{int64(0), int64(1), time.Hour.Milliseconds()})
+	p.handleCalls(m, []any{int64(0), int64(1), time.Hour.Milliseconds()})
 	p.noteReply(m, sent)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -294,13 +294,13 @@ func TestLinesAreInOrder(t *testing.T) {
 		m := l.Mutex(fmt.Sprint(step * step % 97))
 		switch step % 5 {
 		case 0:
-			p.measured(m)
+			p.measureHolds(m)
 		case 1, 2:
-			p.heard(m, []any{int64(0), int64(1), int64(step * 7919 % 1000)})
+			p.handleCalls(m, []any{int64(0), int64(1), int64(step * 7919 % 1000)})
 		case 3:
 			p.noteReply(m, time.Now().Add(time.Second))
 		default:
-			p.held(m, time.Second)
+			p.noteHold(m, time.Second)
 		}
 		p.mu.Lock()
 		if len(p.looks)+len(p.idle) != len(p.lines) || len(p.looks) != p.parkedN {

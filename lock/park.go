@@ -56,7 +56,7 @@ func (m *Lock) parkable() error {
 	return nil
 }
 
-// noteHolds tells whether the holder that a busy answer names has the asker's
+// noteHolds reports whether the holder that a busy answer names has the asker's
 // own note.
 func (m *Lock) noteHolds(a answer) bool {
 	h, ok := m.kind.parseHolder(a.holder)

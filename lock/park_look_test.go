@@ -66,7 +66,7 @@ func TestALookForTheEndOfAHolder(t *testing.T) {
 	p := l.parking
 	for _, ms := range []int64{0, 1, 40, 249} {
 		began := time.Now()
-		p.heard(m, []any{int64(0), int64(1), ms})
+		p.handleCalls(m, []any{int64(0), int64(1), ms})
 		took := time.Since(began)
 		p.mu.Lock()
 		n := p.lines[m.Key()]
@@ -86,7 +86,7 @@ func TestALookForTheEndOfAHolder(t *testing.T) {
 		n.lookAt, n.exact = time.Time{}, false
 		p.mu.Unlock()
 		began := time.Now()
-		p.heard(m, []any{int64(0), int64(1), ms})
+		p.handleCalls(m, []any{int64(0), int64(1), ms})
 		took := time.Since(began)
 		p.mu.Lock()
 		if d := n.lookAt.Sub(began); n.exact || d < lookEvery || d > 2*lookEvery+took {

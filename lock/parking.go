@@ -47,7 +47,7 @@ type parking struct {
 	rounds  int                    // of looks that are under way; see roundsFree
 	tokens  float64                // looks that may begin now; see refill
 	filled  time.Time              // when tokens was last brought up to date
-	queue   []*summons
+	queue   []*pendingCall
 	callers int // goroutines that work the queue off; each ends when it is empty
 }
 
@@ -64,10 +64,10 @@ type parkedLine struct {
 	lookAt  time.Time
 	seen    time.Time // when Redis last said that something is parked
 	used    time.Time
-	in      *lineHeap           // the heap it is in, nil while looking
-	place   int                 // in that heap
-	laters  map[string]bool     // notes that cannot come for now, as was said since the last look; nil while empty
-	calls   map[string]*summons // by note: those queued, under way or on their way back; nil while empty
+	in      *lineHeap               // the heap it is in, nil while looking
+	place   int                     // in that heap
+	laters  map[string]bool         // notes that cannot come for now, as was said since the last look; nil while empty
+	calls   map[string]*pendingCall // by note: those queued, under way or on their way back; nil while empty
 }
 
 // average is a moving one; zero: nothing was measured.
@@ -111,16 +111,17 @@ func (p *parking) line(m *Lock) *parkedLine {
 	return n
 }
 
-// came notes the answer to an ask; called: the asker came because it was called.
-func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
-	if !a.back || a.parked { // parked looks at the trip of one that is
+// noteReturn notes the reply to an ask whose note was parked before. It reports whether
+// the asker came because a Caller called it.
+func (p *parking) noteReturn(m *Lock, le *Lease, a answer) (called bool) {
+	if !a.back || a.parked { // noteParked handles one that is parked now
 		return false
 	}
 	le.parked = max(a.inLine, 1) // Redis counts whole milliseconds; 0 means never
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.line(m)
-	n.answered(m.note)
+	n.noteArrival(m.note)
 	if a.others > 0 && p.caller != nil {
 		p.alarm.set(p.lookSoon(n)) // who parked them may be gone, and another slot free
 	}
@@ -134,15 +135,15 @@ func (p *parking) came(m *Lock, le *Lease, a answer) (called bool) {
 	return true
 }
 
-// parked notes that an asker was parked; called: it had come in vain.
-func (p *parking) parked(m *Lock, a answer, called bool) {
+// noteParked notes that an asker was parked; called: a Caller had called it, in vain.
+func (p *parking) noteParked(m *Lock, a answer, called bool) {
 	if !a.parked {
 		return
 	}
 	p.mu.Lock()
 	n := p.line(m)
 	if called || a.trip >= 0 {
-		n.answered(m.note)
+		n.noteArrival(m.note)
 		n.inbound = max(1, n.inbound*(1-vainTrip))
 	}
 	var at time.Time
@@ -153,15 +154,15 @@ func (p *parking) parked(m *Lock, a answer, called bool) {
 	p.alarm.set(at)
 }
 
-// measured has the hold time of m measured from now on.
-func (p *parking) measured(m *Lock) {
+// measureHolds measures the hold time of m from now on.
+func (p *parking) measureHolds(m *Lock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.line(m)
 }
 
-// held notes how long m was held.
-func (p *parking) held(m *Lock, d time.Duration) {
+// noteHold notes how long m was held.
+func (p *parking) noteHold(m *Lock, d time.Duration) {
 	if p.known.Load() == 0 {
 		return
 	}
@@ -183,9 +184,9 @@ func (p *parking) holdTime(m *Lock) time.Duration {
 	return 0
 }
 
-// wanted is how many called and waiting ones m is to have, and how long a called
+// wantedCalls is how many called and waiting ones m is to have, and how long a called
 // one has to come, in ms, as release and call take them.
-func (p *parking) wanted(m *Lock) (inbound, life any) {
+func (p *parking) wantedCalls(m *Lock) (inbound, life any) {
 	switch {
 	case p.caller == nil, m.slots() == 0: // nobody is called to a lock that is paused
 		return int64(0), minLifeArg
@@ -206,9 +207,9 @@ var minLifeArg any = minLife.Milliseconds() // boxed once
 // life is how long a called one has to come. Callers hold mu.
 func (n *parkedLine) life() time.Duration { return min(max(minLife, 2*time.Duration(n.trip)), maxLife) }
 
-// heard takes a reply of release or call that tells of parked work apart, and
-// has the calls made that are due.
-func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
+// handleCalls reads a reply of release or call that names parked work, and queues the
+// calls that are due.
+func (p *parking) handleCalls(m *Lock, reply any) (code int64, ok bool) {
 	r := listOf(reply)
 	code, _ = r.num(0), r.num(1)
 	firstEnd := r.ms(2)
@@ -225,12 +226,12 @@ func (p *parking) heard(m *Lock, reply any) (code int64, ok bool) {
 	for i := 3; i < len(r.list); i++ {
 		outstanding[r.text(i)] = true
 		if !paused {
-			p.summon(n, r.text(i))
+			p.queueCall(n, r.text(i))
 		}
 	}
 	for note, s := range n.calls {
 		if !s.done.IsZero() && !outstanding[note] {
-			n.answered(note) // it came, here or elsewhere
+			n.noteArrival(note) // it came, here or elsewhere
 		}
 	}
 	at := p.lookSoon(n)

@@ -16,7 +16,7 @@ func (l *Locker) pruneOn(m *Lock) {
 	})
 }
 
-// lookAgain tells whether a reply of call says that dropping dead waiters was cut
+// lookAgain reports whether a reply of call says that dropping dead waiters was cut
 // short.
 func lookAgain(reply any) bool {
 	if r, ok := reply.([]any); ok {

@@ -81,7 +81,7 @@ func (n *line) handleReply(w *waiter, a answer, err error, sent time.Time) {
 	case w.state == stateLeaving:
 		if err == nil && a.parked { // the goroutine goes, its place stays
 			w.last = a
-			n.locker.parking.parked(m, a, w.wasCalled)
+			n.locker.parking.noteParked(m, a, w.wasCalled)
 		}
 		n.sendLeave(w)
 	case err != nil && (!transient(err) || now.Sub(w.repliedAt) > patience):
@@ -96,7 +96,7 @@ func (n *line) handleReply(w *waiter, a answer, err error, sent time.Time) {
 		n.end(w, stateGranted)
 	case ask.mode == modePark && !a.more:
 		w.last = a
-		n.locker.parking.parked(m, a, w.wasCalled)
+		n.locker.parking.noteParked(m, a, w.wasCalled)
 		n.end(w, stateParkedOrRefused)
 	default:
 		w.repliedAt = now

@@ -232,7 +232,7 @@ const (
 	pipelined = 256
 )
 
-// overstayed tells whether the lease's MaxHold has passed.
+// overstayed reports whether the lease's MaxHold has passed.
 func (le *Lease) overstayed(now time.Time) bool {
 	return le.lock.maxHold > 0 && !now.Before(le.taken.Add(le.lock.maxHold))
 }

@@ -109,30 +109,30 @@ func (m *Lock) listen() {
 	}
 }
 
-// stoppable tells whether there is any lease that can be asked to stop.
+// stoppable reports whether there is any lease that can be asked to stop.
 func (r *renewer) stoppable() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.asked > 0
 }
 
-// stop passes on that somebody newer asks the one with that token to stop.
-// Callers hold nothing. Between waiter and holder it is both for a moment, so
-// that looking here first and there then misses it only before its first answer.
+// stop calls OnStop's function of the holder or waiter with that token: somebody newer
+// asks it to stop. Callers hold nothing. A waiter that becomes a holder is both for a
+// moment, so looking here first and there then misses it only before its first reply.
 func (n *line) stop(token string) {
 	n.mu.Lock()
 	w := n.waiters[token]
 	n.mu.Unlock()
 	if w != nil {
-		w.lease.lock.stopped()
+		w.lease.lock.callOnStop()
 		return
 	}
 	if le := n.locker.renewer.find(token); le != nil {
-		le.lock.stopped()
+		le.lock.callOnStop()
 	}
 }
 
-func (m *Lock) stopped() {
+func (m *Lock) callOnStop() {
 	if m.onStop != nil {
 		m.locker.beside("OnStop", m.onStop)
 	}

@@ -33,7 +33,7 @@ func replicasError(key string, got int64, want int, within time.Duration) error 
 // maxReplicas is more than any master has.
 const maxReplicas = 1000
 
-// checkReplicas tells whether rdb can be asked to wait for n replicas.
+// checkReplicas reports whether rdb can be asked to wait for n replicas.
 func checkReplicas(rdb Client, n int) error {
 	if n < 0 || n > maxReplicas {
 		return fmt.Errorf("lock: Options.MinReplicas is %d: a number of replicas, %d at most, where 0 waits for none", n, maxReplicas)
@@ -251,7 +251,7 @@ func (w *confirming) send(ctx context.Context, at master, calls []*call, asking 
 	for i, x := range calls {
 		x.reply, x.err = replyOf(cmds[i], failed)
 		w.conn.unreached(x.err)
-		x.err = w.conn.denied.explain(confirmScript, x.err)
+		x.err = w.conn.denied.describe(confirmScript, x.err)
 		switch {
 		case x.err != nil || x.reply != int64(renewRenewed):
 		case err != nil:

@@ -28,7 +28,7 @@ func replyOf(cmd *redis.Cmd, exec error) (any, error) {
 	return reply, err
 }
 
-// setReplyOf tells whether SET with NX set the key. exec as for replyOf.
+// setReplyOf reports whether SET with NX set the key. exec as for replyOf.
 func setReplyOf(cmd *redis.StatusCmd, exec error) (bool, error) {
 	switch text, err := cmd.Result(); {
 	case errors.Is(err, redis.Nil):

@@ -32,7 +32,7 @@ type denials struct {
 	logged sync.Map // command to true
 }
 
-// sendWhole tells whether the server did not run a script that was sent by its hash,
+// sendWhole reports whether the server did not run a script that was sent by its hash,
 // and may run it when it is sent whole: err says that the server does not know the
 // script, or does not allow EVALSHA.
 func (r *denials) sendWhole(err error) bool {
@@ -50,7 +50,7 @@ func (r *denials) sendWhole(err error) bool {
 	return true
 }
 
-// setRefused tells whether the server refused a SET with err where it may let a script
+// setRefused reports whether the server refused a SET with err where it may let a script
 // take the lock, or join its line: the user has no right to SET, or the memory is full.
 func (r *denials) setRefused(err error) bool {
 	var said redis.Error
@@ -65,9 +65,9 @@ func (r *denials) setRefused(err error) bool {
 	return hasCode(said, "OOM")
 }
 
-// explain returns err, or what has its place where Redis refused a command of the
+// describe returns err, or what has its place where Redis refused a command of the
 // exchange: an error that names the command.
-func (r *denials) explain(s *script, err error) error {
+func (r *denials) describe(s *script, err error) error {
 	command := deniedCommand(s, err)
 	if command == "" {
 		return err

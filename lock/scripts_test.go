@@ -168,7 +168,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	t.Helper()
 	k := newTap(raw(m))
 	_, err1 := m.Available(t.Context())
-	m.locker.parking.tell(m, "", inside.FateUnsure)
+	m.locker.parking.runCall(m, "", inside.FateUnsure)
 	le := mustTry(t, m)
 	fenceOf(t, le)
 	mustBeBusy(t, m)

@@ -15,7 +15,7 @@ import (
 const Forever time.Duration = -1
 
 // Acquire is Lock and TryLock for callers who count on the lock being busy: ok
-// tells whether the lease was got, and a busy lock is no error. within is the
+// reports whether the lease was got, and a busy lock is no error. within is the
 // longest wait in line: 0 tries once, Forever waits as long as ctx allows. A free
 // lock is taken however short within is. Errors are ctx's own end, and what has
 // nothing to do with the lock being busy.

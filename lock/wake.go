@@ -76,7 +76,7 @@ func (k *wake) run() {
 	}
 }
 
-// used tells whether anybody waits, or holds what can be asked to stop. In this
+// used reports whether anybody waits, or holds what can be asked to stop. In this
 // order: whoever is granted the lock is a holder before it ceases to wait.
 func (k *wake) used() bool { return !k.locker.line.empty() || k.locker.renewer.stoppable() }
 

@@ -36,7 +36,7 @@ func (w *wanted) tick() uint32 {
 // note notes that somebody wants key beside its holder.
 func (w *wanted) note(key string) { w.slot(key).Store(w.tick()) }
 
-// lately tells whether that was noted lately.
+// lately reports whether that was noted lately.
 func (w *wanted) lately(key string) bool {
 	at := w.slot(key).Load()
 	return at != 0 && w.tick()-at < uint32(wantedFor/wantedTick)

@@ -12,7 +12,7 @@ import (
 // won gives le to the renewer after the reply a, "yours", to an ask that was sent at
 // sent. It does no I/O.
 func (m *Lock) won(le *Lease, a answer, sent time.Time) {
-	m.locker.parking.came(m, le, a)
+	m.locker.parking.noteReturn(m, le, a)
 	m.locker.renewer.add(le, a.fence, a.value, sent, m.ttl)
 }
 
