@@ -12,7 +12,7 @@ import (
 func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const cooldown = 700 * time.Millisecond
+		const cooldown = 3 * time.Second
 		rdb := s.Client(t)
 		a, b := newLocker(t, rdb, owner("a")), newLocker(t, rdb, owner("b"))
 		m := a.Mutex(redistest.Name(t), Note("run 1"))
