@@ -54,14 +54,14 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		b.key(key).taken = time.Now()
 		b.judgePause(e, n, key)
 		b.judgeGate(n, key, id)
-		b.key(key).held[id] = holding{proc: p, since: time.Now(), wait: e.Waited, task: n}
+		b.key(key).took(id, &holding{proc: p, since: time.Now(), wait: e.Waited, task: n})
 	case automutex.EventReleased:
 		k := b.key(key)
-		b.gaveBack(key, id)
-		delete(k.held, id)
+		h := k.gives(id, e.Held)
+		b.gaveBack(key, id, h)
 		k.freeSince = time.Now()
 		for _, r := range b.runs {
-			if r.p == p && r.n == n && r.released[key].IsZero() {
+			if r.p == p && r.n == n && r.taken[key].Equal(h.since) && r.released[key].IsZero() {
 				r.released[key] = time.Now()
 			}
 		}
@@ -200,7 +200,7 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 	rule := b.w.plan.ruleNamed(e.Rule)
 	k := b.key(key)
-	h := k.held[id]
+	h := k.holdingOf(id, e.Held)
 	switch {
 	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.stepped():
 		return

@@ -143,10 +143,10 @@ func (b *ledger) judgeGate(n int, key, id string) {
 
 // gaveBack notes that a lock is released, and when: a start that did not happen does
 // not count. Callers hold mu.
-func (b *ledger) gaveBack(key, id string) {
+func (b *ledger) gaveBack(key, id string, h holding) {
 	k := b.key(key)
 	for i := range k.gate.takes {
-		if t := &k.gate.takes[i]; t.id == id && t.at.Equal(k.held[id].since) && !k.held[id].started {
+		if t := &k.gate.takes[i]; t.id == id && t.at.Equal(h.since) && !h.started {
 			t.givenBack = time.Now()
 		}
 	}

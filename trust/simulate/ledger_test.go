@@ -73,22 +73,12 @@ type taskBook struct {
 // keyBook is what is known of one lock.
 type keyBook struct {
 	fence     int64
-	held      map[string]holding // by process, task and rule: between Acquired and Released
-	taken     time.Time          // when somebody last told of having it
+	held      holdings
+	taken     time.Time // when somebody last told of having it
 	freeSince time.Time
 	successes []*run // with the rule's Cooldown
 	broken    time.Time
 	gate      gateBook
-}
-
-// holding is a lease between Acquired and Released.
-type holding struct {
-	proc  *process
-	since time.Time
-	wait  time.Duration
-	task  int
-
-	started bool // a handler has begun under it
 }
 
 // attempt is one call of the middleware.
@@ -182,7 +172,7 @@ func (b *ledger) violatef(format string, args ...any) {
 func (b *ledger) key(key string) *keyBook {
 	k := b.keys[key]
 	if k == nil {
-		k = &keyBook{held: map[string]holding{}, freeSince: b.began}
+		k = &keyBook{held: holdings{}, freeSince: b.began}
 		b.keys[key] = k
 	}
 	return k
@@ -390,10 +380,9 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	}
 	b.judgeBeside(r)
 	for key, rule := range rules {
-		if h, ok := b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)]; ok {
+		if h := b.key(key).latest(fmt.Sprintf("%d %s %s", p.n, id, rule)); h != nil {
 			r.taken[key] = h.since
 			h.started = true
-			b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)] = h
 			b.judgeRate(r, key, h.since)
 			b.judgeCooldownBeside(r, key, h.since)
 		}
@@ -561,8 +550,8 @@ func (b *ledger) died(p *process) {
 		b.clean = false
 	}
 	for _, k := range b.keys {
-		for id, h := range k.held {
-			if h.proc == p {
+		for id, all := range k.held {
+			if all[0].proc == p { // the process is part of id
 				delete(k.held, id)
 				k.freeSince = time.Now()
 			}

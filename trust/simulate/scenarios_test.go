@@ -286,6 +286,7 @@ func extraScenarios() (all []*plan) {
 			}
 		}))
 	}
+	all = append(all, judgeScenarios()...)
 	return append(all, clockScenarios()...)
 }
 
