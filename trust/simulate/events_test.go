@@ -33,12 +33,17 @@ func (b *ledger) taskOf(p *process, e automutex.Event) int {
 	return -1
 }
 
+// idOf is the process, task and rule of an event.
+func idOf(p *process, e automutex.Event) string {
+	return fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule)
+}
+
 // event takes a public event into the books.
 func (b *ledger) event(p *process, e automutex.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.events[e.Kind]++
-	id := fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule)
+	id := idOf(p, e)
 	sum := b.balance[id]
 	if sum == nil {
 		sum = map[automutex.EventKind]int{}
@@ -71,6 +76,8 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		b.judgeLoss(p, e, key, id)
 	case automutex.EventHeld:
 		b.judgeCharge(n, key, e.Busy)
+	case automutex.EventBackendError:
+		b.unanswered[id] = time.Now()
 	case automutex.EventBusy:
 		b.busy(n, e, key)
 	case automutex.EventSkipped:
@@ -161,6 +168,10 @@ func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
 // that died unnoticed costs, and a message that got lost.
 const patience = 5 * time.Second
 
+// longestRetry is how long a task on its last attempt, which Redis did not answer, may take
+// until it asks again.
+const longestRetry = 30 * time.Second
+
 // judgeWait looks whether a task has waited behind a free key.
 func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	k := b.key(key)
@@ -182,6 +193,11 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	}
 	if end := b.opensBy(key); end.After(since) {
 		since = end
+	}
+	if at := b.unanswered[idOf(p, e)]; !at.Before(time.Now().Add(-e.Waited)) {
+		if end := at.Add(longestRetry); end.After(since) {
+			since = end // it was not in line: it was to ask again
+		}
 	}
 	if rule.Starts > 0 && (!b.calm || !b.clean) {
 		return // starts may have been counted that nobody has told of

@@ -239,11 +239,17 @@ func (b *ledger) judgeCooldownBeside(r *run, key string, taken time.Time) {
 		return
 	}
 	for _, o := range k.successes {
-		released, ok := o.released[key]
-		if ok && taken.Add(-b.grantLag(rule)).After(released) && taken.Before(o.began.Add(rule.Cooldown-10*ms)) && k.broken.Before(o.began) {
+		if b.tookAfter(r, o, key) && taken.Before(o.began.Add(rule.Cooldown-10*ms)) && k.broken.Before(o.began) {
 			b.violatef("cooldown: task %d takes %q %s after the success of task %d began; the cooldown is %s", r.n, key, taken.Sub(o.began), o.n, rule.Cooldown)
 		}
 	}
+}
+
+// tookAfter tells whether a run certainly took a lock after another had released it.
+// Callers hold mu.
+func (b *ledger) tookAfter(r, o *run, key string) bool {
+	released, ok := o.released[key]
+	return ok && r.taken[key].Add(-b.grantLag(b.w.plan.ruleOfKey(key))).After(released)
 }
 
 // holds notes what came of a hold, which was asked for at began.

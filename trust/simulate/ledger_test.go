@@ -47,9 +47,10 @@ type ledger struct {
 	violations []string
 	trace      []string
 
-	deaths []time.Time
-	clean  bool // no fault of asynq's client, no death: attempts must balance exactly
-	calm   bool // nor any other fault
+	deaths     []time.Time
+	unanswered map[string]time.Time // by process, task and rule: when a Guard last told that Redis failed
+	clean      bool                 // no fault of asynq's client, no death: attempts must balance exactly
+	calm       bool                 // nor any other fault
 }
 
 // taskBook is what is known of one task.
@@ -118,7 +119,7 @@ type run struct {
 func newLedger(w *world) *ledger {
 	b := &ledger{
 		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
-		balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
+		unanswered: map[string]time.Time{}, balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
 	}
 	for range w.plan.Tasks {
 		b.books = append(b.books, &taskBook{ends: map[string]bool{}})
@@ -457,7 +458,11 @@ func (b *ledger) judgeCooldown(r *run) {
 		if rule.Cooldown == 0 || rule.limit() > 1 {
 			continue
 		}
+		raised := b.limitOf(key) > 1 // by an operator: one may take the lock beside the run that ends with a cooldown
 		for _, o := range b.key(key).successes {
+			if raised && !b.tookAfter(r, o, key) {
+				continue
+			}
 			apart := r.began.Sub(o.began)
 			if apart < rule.Cooldown-10*time.Millisecond && !b.w.stepped() && !o.p.isEnded() && !b.w.longFault(o.p, o.ended, rule.TTL/2) &&
 				b.key(key).broken.Before(o.began) {

@@ -21,5 +21,28 @@ func judgeScenarios() []*plan {
 			p.Tasks = append(p.Tasks, deaf, other)
 		}
 	})
-	return []*plan{overdue}
+	raised := scenario("an operator raises the limit of a key with a cooldown", 1, func(p *plan) {
+		first := rule("retry")
+		first.Scope, first.Cooldown = "first", 5*time.Second
+		p.Rules = []rulePlan{first, under("wait", rulePlan{Task: "t", Scope: "second", TTL: 6 * time.Second})}
+		// The second task takes its slot of the first lock before the first one succeeds.
+		p.Tasks = []taskPlan{work(4*time.Second, 3*time.Second), work(5*time.Second, 100*ms)}
+		p.Ops = []opPlan{{At: 100 * ms, Kind: "limit", Task: 0, Limit: 2}, {At: 20 * time.Second, Kind: "no limit", Task: 0}}
+	})
+	refused := scenario("the last attempt asks again long after Redis refused", 1, func(p *plan) {
+		p.Procs[0].Workers = 20
+		r := rule("retry")
+		r.TTL = time.Second
+		p.Rules = []rulePlan{r}
+		first := work(1500*ms, 0) // from here on the Guard knows that Redis is away
+		first.A = 9
+		p.Tasks = []taskPlan{first}
+		for a := range 8 {
+			last, other := work(12*time.Second, 0), work(14500*ms, 0)
+			last.A, last.MaxRetry, other.A = a, 0, a
+			p.Tasks = append(p.Tasks, last, other)
+		}
+		p.Faults = []faultPlan{{Kind: misconf, Proc: 0, Client: "lock", At: time.Second, For: 12 * time.Second}}
+	})
+	return []*plan{overdue, raised, refused}
 }
