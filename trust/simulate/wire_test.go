@@ -357,6 +357,10 @@ func (c *conn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// tcpGivesUp is after how long a kernel breaks a connection on which nothing is acknowledged:
+// Linux, with what it has set, after 924 s.
+const tcpGivesUp = 924 * time.Second
+
 // send carries a command to its fate.
 func (c *conn) send(command []string) {
 	command[0] = strings.ToUpper(command[0])
@@ -383,6 +387,9 @@ func (c *conn) send(command []string) {
 	}
 	switch fate {
 	case hung, swallowed, late:
+		if !c.black {
+			time.AfterFunc(tcpGivesUp, c.sever) // after the world's end it finds nobody
+		}
 		c.black = true
 	}
 	if fate == late {
