@@ -106,7 +106,7 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", e.Pause)
+		fmt.Fprintf(&b, ": %s", inner.ControlText(*e.Pause))
 	case e.gateClosed():
 		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:

@@ -69,7 +69,7 @@ func (e Explanation) String() string {
 		fmt.Fprintf(&b, "; the line moves by %s", e.NextWake.Format(time.RFC3339Nano))
 	}
 	for _, c := range e.Controls {
-		fmt.Fprintf(&b, "\n  %s: %s", c.Target, c)
+		fmt.Fprintf(&b, "\n  %s: %s", c.Target, inner.ControlText(c))
 	}
 	for _, h := range e.Holders {
 		b.WriteString("\n  ")

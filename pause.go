@@ -155,7 +155,7 @@ func (g *Guard) onControls(inForce []lock.Control) {
 		scope, _, _ := strings.Cut(c.Target, "|")
 		if !g.rules.hasScope(scope) {
 			g.warnOnce("control "+c.Target, "a control is for a scope that no rule of this Guard has: it does nothing here, unless a lock of package lock has that name",
-				"target", c.Target, "control", c.String())
+				"target", c.Target, "control", inner.ControlText(c))
 		}
 	}
 }

@@ -15,14 +15,6 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Exists reports whether anything of the lock is in Redis: a holder, a closed gate,
-// a waiter or what is parked. An idle lock leaves nothing behind but what its [Rate] has
-// to remember.
-func (m *Lock) Exists(ctx context.Context) (bool, error) {
-	info, err := m.inspect(ctx, 0, "")
-	return info.InUse(), err
-}
-
 // Break takes the lock from the holder with that token. false: no such holder.
 // Waiters are granted the slot at once.
 //

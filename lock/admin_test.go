@@ -143,7 +143,7 @@ func TestBreakTellsTheOwnLockerAtOnce(t *testing.T) {
 		if _, err := p.Put(t.Context(), "a", "b"); err != nil {
 			t.Fatal(err)
 		}
-		taken, err := p.TryTake(t.Context())
+		taken, err := p.m.TryLock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +318,7 @@ func TestExistsAndWaiting(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		is := func(what string, exists bool, waiters int) {
 			t.Helper()
-			got, err1 := m.Exists(t.Context())
+			got, err1 := m.existsNow(t.Context())
 			n, err2 := m.Waiting(t.Context())
 			if got != exists || n != waiters || err1 != nil || err2 != nil {
 				t.Errorf("%s: exists %v, %d waiting (%v, %v); want %v, %d", what, got, n, err1, err2, exists, waiters)
@@ -339,7 +339,7 @@ func TestExistsAndWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 		is("cooling down", true, 0)
-		redistest.Eventually(t, soon, func() bool { ok, _ := m.Exists(t.Context()); return !ok }, "the end of the cooldown")
+		redistest.Eventually(t, soon, func() bool { ok, _ := m.existsNow(t.Context()); return !ok }, "the end of the cooldown")
 		is("idle again", false, 0)
 		// A waiter alone, as after a holder's deadline.
 		holder, waiter := m.newLease(), m.newLease()
@@ -352,7 +352,7 @@ func TestExistsAndWaiting(t *testing.T) {
 
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := m.Exists(ended); !errors.Is(err, context.Canceled) {
+		if _, err := m.existsNow(ended); !errors.Is(err, context.Canceled) {
 			t.Errorf("Exists with an ended context: %v", err)
 		}
 	})
@@ -406,7 +406,7 @@ func TestList(t *testing.T) {
 		foreign(rdb.RPush(t.Context(), prefix+":{list}", "a").Err())
 		foreign(rdb.SAdd(t.Context(), prefix+":{set}", "a").Err())
 		foreign(rdb.ZAdd(t.Context(), prefix+":{zset}:more", redis.Z{Score: 1e13, Member: "a"}).Err())
-		redistest.Eventually(t, soon, func() bool { ok, _ := expired.Exists(t.Context()); return !ok }, "a deadline")
+		redistest.Eventually(t, soon, func() bool { ok, _ := expired.existsNow(t.Context()); return !ok }, "a deadline")
 
 		got := map[string]inside.Info{}
 		for info, err := range l.list(t.Context()) {

@@ -22,7 +22,7 @@ func TestWrongClockOfRedisGivesNoLock(t *testing.T) {
 		for what, f := range map[string]func() error{
 			"TryLock": func() error { return second(m.TryLock(t.Context())) },
 			"Lock":    func() error { return second(m.Lock(t.Context())) },
-			"TryTake": func() error { return second(p.TryTake(t.Context())) },
+			"TryTake": func() error { return second(p.m.TryLock(t.Context())) },
 			"Put":     func() error { return second(p.Put(t.Context(), "a")) },
 			"Inspect": func() error { return second(m.inspectAll(t.Context())) },
 			"Do":      func() error { return m.Do(t.Context(), func(context.Context) error { return nil }) },

@@ -37,8 +37,8 @@ type Control struct {
 	Since   time.Time
 }
 
-// String tells the control in a few words, for an operator.
-func (c Control) String() string {
+// text tells the control in a few words, for an operator.
+func (c Control) text() string {
 	var b strings.Builder
 	if c.Paused {
 		b.WriteString("paused ")

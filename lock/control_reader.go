@@ -220,7 +220,7 @@ func (c *controlReader) noteChange(now *controlState) {
 	}
 	for _, target := range slices.Sorted(maps.Keys(was)) {
 		changed = true
-		c.locker.log.Info("automutex: a control has ended", "target", target, "was", was[target].String())
+		c.locker.log.Info("automutex: a control has ended", "target", target, "was", was[target].text())
 	}
 	if !changed {
 		return

@@ -112,16 +112,10 @@ func TestDoWithALeaseThatItsFunctionEnds(t *testing.T) {
 			if err := m.Do(t.Context(), f); err != nil {
 				t.Errorf("Do with %s: %v", name, err)
 			}
-			both := l.All(m, l.Mutex(redistest.Name(t)))
-			if err := both.Do(t.Context(), f); err != nil {
-				t.Errorf("Do of a set with %s: %v", name, err)
-			}
-			for _, m := range both.locks {
-				redistest.Eventually(t, soon, func() bool {
-					locked, err := m.Locked(t.Context())
-					return !locked && err == nil
-				}, "nobody holding")
-			}
+			redistest.Eventually(t, soon, func() bool {
+				locked, err := m.Locked(t.Context())
+				return !locked && err == nil
+			}, "nobody holding")
 		}
 	})
 }

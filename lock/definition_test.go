@@ -51,9 +51,6 @@ func TestBadDefinitions(t *testing.T) {
 	if err := mustTry(t, l.Mutex(redistest.Name(t))).Extend(t.Context(), 1<<63-1); err == nil {
 		t.Error("an endless Extend is accepted")
 	}
-	if _, err := new(Set).TryLock(t.Context()); err == nil {
-		t.Error("a zero Set locks nothing and says nothing")
-	}
 	if err := l.Mutex("x", TTL(inside.MinTTL)).err; err != nil {
 		t.Errorf("MinTTL: %v", err)
 	}

@@ -82,7 +82,6 @@ func TestDeniedPEXPIRE_nothingStays(t *testing.T) {
 					"Lock":         func() error { _, err := m.Lock(ctx); return err },
 					"LockOrPark":   func() error { _, err := m.lockOrPark(ctx, closedYield); return err },
 					"of semaphore": func() error { _, err := sem.TryLock(ctx); return err },
-					"All":          func() error { _, err := l.All(m, sem).Lock(ctx); return err },
 					"Take":         func() error { _, err := p.Take(ctx); return err },
 					"Arrive":       func() error { _, _, err := m.arrive(ctx); return err },
 				} {

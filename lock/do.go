@@ -40,8 +40,7 @@ func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) err
 }
 
 // DoWithin is [Lock.Do] with a bound on the wait, but not on f. After wait it returns a
-// *BusyError without calling f. 0 is TryDo, [Forever] is Do; other negative waits are an
-// error.
+// *BusyError without calling f. 0 is TryDo; a wait below 0 is an error.
 func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx context.Context) error) error {
 	if f == nil {
 		return m.errNoFunc()
@@ -55,16 +54,14 @@ func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx cont
 
 // lockWithin is [Lock.Lock] with a bound on the time in line beside that of ctx. After
 // wait it returns a *BusyError. A lock that is free is taken however short wait is, and
-// however long Redis takes to answer, as long as ctx has not ended. 0 is TryLock,
-// [Forever] is Lock; other negative waits are an error.
+// however long Redis takes to answer, as long as ctx has not ended. 0 is TryLock;
+// a wait below 0 is an error.
 func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
 	switch {
 	case wait == 0:
 		return m.TryLock(ctx)
-	case wait == Forever:
-		return m.Lock(ctx)
 	case wait < 0:
-		return nil, fmt.Errorf("lock: %q: a wait of %s: 0 tries once, Forever waits", m.name, wait)
+		return nil, fmt.Errorf("lock: %q: a wait of %s: 0 tries once; to wait as long as the context allows, use Lock", m.name, wait)
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -60,10 +61,10 @@ func TestTryDo_andDoWithin(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		for name, do := range map[string]func(f func(context.Context) error) error{
-			"TryDo":            func(f func(context.Context) error) error { return m.TryDo(t.Context(), f) },
-			"DoWithin":         func(f func(context.Context) error) error { return m.DoWithin(t.Context(), time.Millisecond, f) },
-			"DoWithin 0":       func(f func(context.Context) error) error { return m.DoWithin(t.Context(), 0, f) },
-			"DoWithin Forever": func(f func(context.Context) error) error { return m.DoWithin(t.Context(), Forever, f) },
+			"TryDo":              func(f func(context.Context) error) error { return m.TryDo(t.Context(), f) },
+			"DoWithin":           func(f func(context.Context) error) error { return m.DoWithin(t.Context(), time.Millisecond, f) },
+			"DoWithin 0":         func(f func(context.Context) error) error { return m.DoWithin(t.Context(), 0, f) },
+			"DoWithin ten years": func(f func(context.Context) error) error { return m.DoWithin(t.Context(), inside.MaxTTL, f) },
 		} {
 			failure, ran := errors.New("failure"), false
 			err := do(func(ctx context.Context) error {
@@ -78,7 +79,7 @@ func TestTryDo_andDoWithin(t *testing.T) {
 				t.Errorf("%s: ran: %v, %v", name, ran, err)
 			}
 			free(t, m, soon)
-			if name == "DoWithin Forever" {
+			if name == "DoWithin ten years" {
 				continue
 			}
 			held := mustTry(t, m)

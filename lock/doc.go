@@ -24,18 +24,16 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 
 To wait: [Lock.Lock] until ctx ends, [Lock.TryLock] not at all, [Lock.Acquire]
 for a time, with a boolean. To hold while a function runs: [Lock.Do],
-[Lock.DoWithin], [Lock.TryDo], or [With] for a function with a value. Several at once, all or none: [Locker.All]. A lock
-named by a value and its ID: [Locker.For].
+[Lock.DoWithin], [Lock.TryDo], or [With] for a function with a value. A lock named by a
+value and its ID: [Locker.For].
 
 To give back: [Lease.Unlock]; [Lease.Release] tells what is free then,
 [Lease.Cooldown] keeps the slot taken for a while. To hold longer than the TTL
 do nothing: leases are renewed; [NoRenew] turns that off and [Lease.Extend] does
 it by hand. [MaxHold] bounds a stay.
 
-To look: [Lock.Locked], [Lock.Available], [Lock.Exists], [Lock.Holders],
-[Lock.Waiting], [Locker.List]. To step in: [Lock.Break], [Lock.BreakAll],
-[Lock.Delete], [Locker.Sweep]. To have the newest win: [Lock.Arrive], [OnStop],
-[Lock.Stop].
+To look: [Lock.Locked], [Lock.Available], [Lock.Holders], [Lock.Waiting]. To step in:
+[Lock.Break], [Lock.BreakAll], [Lock.Delete].
 
 Every failed call says what it left behind, which is nothing unless its comment
 says otherwise. Errors are told apart with errors.Is: [ErrBusy], [ErrNotHeld],

@@ -73,7 +73,7 @@ type BusyError struct {
 	// time to its end then, 0 when it lasts until resumed.
 	Pause *Control
 	// Parked is true when the lock's note keeps a place in line without the
-	// caller; see [Lock.LockOrPark].
+	// caller; see insider.LockOrPark.
 	Parked bool
 	// TakenFor and InLine are known when the call parked, and 0 otherwise: how long
 	// ago the lock was last taken, by Redis' clock (0 while it is paused), and how long the note has kept its
@@ -96,7 +96,7 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", e.Pause)
+		fmt.Fprintf(&b, ": %s", e.Pause.text())
 	case gateTexts[e.Reason] != "":
 		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:

@@ -92,7 +92,7 @@ func ExampleLock_Acquire() {
 	defer locker.Close()
 	ctx := context.Background()
 
-	lease, ok, err := locker.Mutex("room:123").Acquire(ctx, 2*time.Second) // 0: at once; lock.Forever: as long as ctx
+	lease, ok, err := locker.Mutex("room:123").Acquire(ctx, 2*time.Second) // 0: at once
 	if err != nil || !ok {
 		fmt.Println(ok, err)
 		return
@@ -153,15 +153,6 @@ func ExampleLocker_For() {
 	_ = locker.For(room, lock.Parts("kitchen")).Do(context.Background(), enter)
 }
 
-// Both accounts or none, without deadlocks whatever the order.
-func ExampleLocker_All() {
-	locker := newExampleLocker()
-	defer locker.Close()
-
-	from, to := locker.Mutex("account", lock.Parts("17")), locker.Mutex("account", lock.Parts("4"))
-	_ = locker.All(from, to).Do(context.Background(), enter)
-}
-
 // A fixed number of API keys, each used by one caller at a time.
 func ExamplePool() {
 	locker := newExampleLocker()
@@ -172,10 +163,14 @@ func ExamplePool() {
 	if _, err := keys.Put(ctx, "key-1", "key-2", "key-3"); err != nil { // those that are there stay as they are
 		return
 	}
-	_ = keys.Do(ctx, func(ctx context.Context, lease *lock.Lease) error {
-		_, err := call(ctx, lease.Value()) // goes back when the function returns, or its process dies
-		return err
-	})
+	lease, err := keys.Take(ctx)
+	if err != nil {
+		return
+	}
+	defer lease.Unlock(ctx) // goes back now, or when its process dies
+	if _, err := call(lease.Bind(ctx), lease.Value()); err != nil {
+		fmt.Println(err)
+	}
 }
 
 // Jobs from one process to another: what is taken is gone only when it is done.

@@ -216,7 +216,7 @@ func TestForm_deadlineCountsFromBeforeTheSet(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
-		m := far.Mutex(redistest.Name(t), TTL(30*time.Second), NoRenew(), Margin(0))
+		m := far.Mutex(redistest.Name(t), TTL(30*time.Second), NoRenew())
 		mustUnlock(t, mustTry(t, m)) // connected
 		held := p.Hold(isTake(m), 1)
 		before := time.Now()
@@ -226,7 +226,7 @@ func TestForm_deadlineCountsFromBeforeTheSet(t *testing.T) {
 		held.Release()
 		le := a.got(t)
 		wantForm(t, handle(near, m), "string")
-		if end := before.Add(30*time.Second + 150*time.Millisecond); le.Deadline().After(end) {
+		if end := before.Add(30*time.Second - m.marginOf(m.ttl) + 150*time.Millisecond); le.Deadline().After(end) {
 			t.Errorf("the lease ends %s after its SET was sent, want at most 30s", le.Deadline().Sub(before))
 		}
 		mustUnlock(t, le)
@@ -477,7 +477,7 @@ func TestForm_operators(t *testing.T) {
 		if line, err := other.listLine(t.Context(), 10); len(line) != 0 || err != nil {
 			t.Errorf("Line: %v, %v", line, err)
 		}
-		if ok, err := other.Exists(t.Context()); !ok || err != nil {
+		if ok, err := other.existsNow(t.Context()); !ok || err != nil {
 			t.Errorf("Exists: %t, %v", ok, err)
 		}
 		if n, err := handle(l, m).Available(t.Context()); n != 0 || err != nil {

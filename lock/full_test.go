@@ -30,7 +30,7 @@ func TestFullRedis(t *testing.T) {
 				t.Fatal(err)
 			}
 			le := mustTry(t, m)
-			value, err := p.TryTake(t.Context())
+			value, err := p.m.TryLock(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}

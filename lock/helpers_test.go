@@ -490,3 +490,15 @@ func asBusy(err error) (*BusyError, bool) {
 	ok := errors.As(err, &busy)
 	return busy, ok && errors.Is(err, ErrBusy)
 }
+
+// existsNow tells whether anything of the lock is in Redis.
+func (m *Lock) existsNow(ctx context.Context) (bool, error) {
+	info, err := m.inspect(ctx, 0, "")
+	return info.InUse(), err
+}
+
+// available is the number of free values.
+func (p *Pool) available(ctx context.Context) (int, error) {
+	info, err := p.Inspect(ctx)
+	return info.Free, err
+}

@@ -113,6 +113,7 @@ func (insider) Unreadable(ctx context.Context, c *Controls) (map[string]string, 
 func (insider) ControlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
 	return controlsFor(list, key)
 }
+func (insider) ControlText(c Control) string         { return c.text() }
 func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
 
 // Claim is the mark of package unique beside the lock with that key.

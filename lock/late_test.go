@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -64,7 +65,7 @@ func TestAcquireTakesAFreeLockHoweverShortTheWait(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		for _, within := range []time.Duration{0, 1, time.Microsecond, time.Hour, Forever} {
+		for _, within := range []time.Duration{0, 1, time.Microsecond, time.Hour, inside.MaxTTL} {
 			lease, ok, err := m.Acquire(t.Context(), within)
 			if !ok || err != nil {
 				t.Fatalf("Acquire of a free lock within %s: %t, %v", within, ok, err)

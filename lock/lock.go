@@ -24,7 +24,6 @@ type Lock struct {
 	ttl        time.Duration
 	maxHold    time.Duration
 	renew      bool
-	margin     time.Duration // see Margin; unset: the default
 	note       string
 	apart      bool // see OnePerNote
 	whole      bool // see Uninterrupted
@@ -105,7 +104,7 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 // differ in n, as they do while a new version is deployed: a lower n takes
 // effect as holders leave, a higher one at the next call.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
-	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, margin: unset, err: l.err}
+	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
 	for _, option := range options {
 		if option != nil {
 			option(m)
@@ -123,8 +122,6 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
 	case m.rate.err != nil:
 		m.err = fmt.Errorf("lock: %q: %w", name, m.rate.err)
-	case m.margin != unset && (m.margin < 0 || m.margin > m.ttl/3):
-		m.err = fmt.Errorf("lock: %q: Margin is %s: from 0 to a third of the TTL, which is %s", name, m.margin, m.ttl)
 	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}

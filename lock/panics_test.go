@@ -13,9 +13,9 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// A function of OnWait that panics while a set waits for its second lock leaves
+// A function of OnWait that panics while a holder waits for a second lock leaves
 // neither the first one taken nor a waiter in line for the second.
-func TestAll_onWaitPanics(t *testing.T) {
+func TestDo_onWaitPanics(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
@@ -32,7 +32,10 @@ func TestAll_onWaitPanics(t *testing.T) {
 					t.Error("the panic did not come through")
 				}
 			}()
-			_, _ = l.All(first, second).Lock(t.Context())
+			_ = first.Do(t.Context(), func(ctx context.Context) error {
+				_, err := second.Lock(ctx)
+				return err
+			})
 		}()
 		if err := held.Unlock(t.Context()); err != nil {
 			t.Error(err)

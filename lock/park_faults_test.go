@@ -248,7 +248,7 @@ func TestAdminOfWhatIsParked(t *testing.T) {
 		releases(t, held, 1, time.Hour)
 		shows := func(what string, held, parked, called int) {
 			t.Helper()
-			if ok, err := m.Exists(t.Context()); !ok || err != nil {
+			if ok, err := m.existsNow(t.Context()); !ok || err != nil {
 				t.Errorf("%s: exists %v, %v", what, ok, err)
 			}
 			listed := 0
@@ -289,7 +289,7 @@ func TestAdminOfWhatIsParked(t *testing.T) {
 		if err := m.Delete(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if ok, err := m.Exists(t.Context()); ok || err != nil || len(stored(t, m)) != 0 {
+		if ok, err := m.existsNow(t.Context()); ok || err != nil || len(stored(t, m)) != 0 {
 			t.Errorf("deleted: exists %v, %v; %s", ok, err, dump(m))
 		}
 	})

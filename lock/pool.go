@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -38,12 +37,6 @@ func (l *Locker) Pool(name string, options ...Option) *Pool {
 	return &Pool{m}
 }
 
-// Err is what is wrong with the pool's definition; nil when nothing is.
-func (p *Pool) Err() error { return p.m.err }
-
-// Key is the one Redis key in which everything of this pool is kept.
-func (p *Pool) Key() string { return p.m.Key() }
-
 // Put adds values, at the end. A value that the pool has already, free or
 // taken, is left as it is: it is a set, and to put values again after an error
 // does no harm unless they were consumed meanwhile. (The client does so by itself
@@ -66,7 +59,7 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		f := listOf(reply)
 		n, _, more := f.num(0), f.num(1), f.num(2)
 		if err := f.err(reply); err != nil {
-			return added, backendError("put", p.Key(), err)
+			return added, backendError("put", p.m.Key(), err)
 		}
 		added += int(n)
 		if more == 1 {
@@ -83,27 +76,6 @@ const putMost = 1000
 // value. Errors and guarantees are those of [Lock.Lock].
 func (p *Pool) Take(ctx context.Context) (*Lease, error) { return p.m.Lock(ctx) }
 
-// TryTake takes a value or returns a *BusyError at once.
-func (p *Pool) TryTake(ctx context.Context) (*Lease, error) { return p.m.TryLock(ctx) }
-
-// Do runs f with a value taken as Take does, and puts it back when f returns or
-// panics. f may consume it through the lease.
-func (p *Pool) Do(ctx context.Context, f func(ctx context.Context, lease *Lease) error) (err error) {
-	lease, err := p.Take(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if lease.endedByOwner() {
-			return // consumed or unlocked by f
-		}
-		if released := lease.Unlock(ctx); errors.Is(released, ErrNotHeld) {
-			err = errors.Join(err, fmt.Errorf("%w: %q of pool %q ended before the work did", ErrLost, lease.Value(), p.m.name))
-		}
-	}()
-	return f(lease.Bind(ctx), lease)
-}
-
 // PoolInfo is what a pool has at one moment.
 type PoolInfo struct {
 	Free, Taken, Waiting int
@@ -113,17 +85,9 @@ type PoolInfo struct {
 	Holders []Holder
 }
 
-// Available is the number of free values.
-func (p *Pool) Available(ctx context.Context) (int, error) {
-	info, err := p.inspect(ctx, 0)
-	return info.Free, err
-}
-
 // Inspect tells what the pool has.
-func (p *Pool) Inspect(ctx context.Context) (PoolInfo, error) { return p.inspect(ctx, maxHolders) }
-
-func (p *Pool) inspect(ctx context.Context, most int) (PoolInfo, error) {
-	reply, err := p.m.operate(ctx, poolInspectScript, []any{most})
+func (p *Pool) Inspect(ctx context.Context) (PoolInfo, error) {
+	reply, err := p.m.operate(ctx, poolInspectScript, []any{maxHolders})
 	if err != nil {
 		return PoolInfo{}, err
 	}
@@ -135,7 +99,7 @@ func (p *Pool) inspect(ctx context.Context, most int) (PoolInfo, error) {
 		info.Values = append(info.Values, unescape(strings.TrimPrefix(values.text(i), "t:")))
 	}
 	if f.wrong || values.wrong {
-		return PoolInfo{}, backendError("inspect", p.Key(), unexpected(reply))
+		return PoolInfo{}, backendError("inspect", p.m.Key(), unexpected(reply))
 	}
 	for i := 0; i+1 < len(holders); i += 2 {
 		member, _ := holders[i].(string)
@@ -143,7 +107,7 @@ func (p *Pool) inspect(ctx context.Context, most int) (PoolInfo, error) {
 		value, expires, err := parseTaken(member, score, us)
 		holder, ok := p.m.kind.parseHolder(member)
 		if err != nil || !ok {
-			return PoolInfo{}, backendError("inspect", p.Key(), fmt.Errorf("unexpected member %q with score %q", member, score))
+			return PoolInfo{}, backendError("inspect", p.m.Key(), fmt.Errorf("unexpected member %q with score %q", member, score))
 		}
 		if holder.ExpiresIn = expires; expires <= 0 {
 			info.Values = append(info.Values, value) // lapsed: free at the next call

@@ -75,7 +75,7 @@ func TestPoolLateUnlock(t *testing.T) {
 		late := takes(t, p, "v")
 		ended(t, late, ErrLost)
 		keeper := poolHandle(p.m.locker, p, TTL(time.Minute))
-		redistest.Eventually(t, soon, func() bool { n, _ := p.Available(t.Context()); return n == 1 }, "the value back")
+		redistest.Eventually(t, soon, func() bool { n, _ := p.Inspect(t.Context()); return n.Free == 1 }, "the value back")
 		le := takes(t, keeper, "v")
 		if err := late.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("late Unlock: %v, want ErrNotHeld", err)
@@ -200,12 +200,10 @@ func TestPoolDefinitions(t *testing.T) {
 		_, err1 := p.Put(t.Context(), "v")
 		_, err2 := p.Put(t.Context())
 		_, err3 := p.Take(t.Context())
-		_, err4 := p.TryTake(t.Context())
+		_, err4 := p.m.TryLock(t.Context())
 		_, err5 := p.Inspect(t.Context())
-		_, err6 := p.Available(t.Context())
-		_, err7 := p.Delete(t.Context())
-		err8 := p.Do(t.Context(), func(context.Context, *Lease) error { return nil })
-		for i, err := range []error{p.Err(), err1, err2, err3, err4, err5, err6, err7, err8} {
+		_, err6 := p.Delete(t.Context())
+		for i, err := range []error{p.m.err, err1, err2, err3, err4, err5, err6} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%d: %v, want an error with %q", i, err, want)
 			}
@@ -256,7 +254,7 @@ func TestPoolIsNoLock(t *testing.T) {
 		mustUnlock(t, le)
 
 		// The other way: a pool's key that is something else.
-		if err := raw(m).Set(t.Context(), p.Key(), "x", 0).Err(); err != nil {
+		if err := raw(m).Set(t.Context(), p.m.Key(), "x", 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := p.Put(t.Context(), "v"); !errors.Is(err, ErrBackend) {
@@ -264,53 +262,6 @@ func TestPoolIsNoLock(t *testing.T) {
 		}
 		if _, err := p.Take(t.Context()); !errors.Is(err, ErrBackend) || errors.Is(err, ErrBusy) {
 			t.Errorf("Take on a foreign key: %v, want ErrBackend", err)
-		}
-	})
-}
-
-func TestPoolDo(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		p := somePool(t, newLocker(t, s.Client(t)), TTL(time.Second))
-		putAll(t, p, "a")
-		failure := errors.New("a failure")
-		err := p.Do(t.Context(), func(ctx context.Context, le *Lease) error {
-			if le.Value() != "a" || ctx.Err() != nil {
-				t.Errorf("Do with %q, %v", le.Value(), ctx.Err())
-			}
-			nothingFree(t, p)
-			return failure
-		})
-		if !errors.Is(err, failure) || errors.Is(err, ErrLost) {
-			t.Errorf("Do: %v", err)
-		}
-		func() {
-			defer func() { _ = recover() }()
-			_ = p.Do(t.Context(), func(context.Context, *Lease) error { panic("boom") })
-		}()
-		if n := inspects(t, p); n.Free != 1 || n.Taken != 0 {
-			t.Errorf("after a panic: %+v", n)
-		}
-		err = p.Do(t.Context(), func(ctx context.Context, le *Lease) error {
-			if _, err := p.Delete(ctx); err != nil {
-				return err
-			}
-			<-ctx.Done()
-			return nil
-		})
-		if !errors.Is(err, ErrLost) {
-			t.Errorf("Do of a deleted pool: %v, want ErrLost", err)
-		}
-		putAll(t, p, "b")
-		if err := p.Do(t.Context(), func(ctx context.Context, le *Lease) error { return le.Consume(ctx) }); err != nil {
-			t.Errorf("Do that consumes: %v", err)
-		}
-		poolAudit(t, p)
-		short, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		err = p.Do(short, func(context.Context, *Lease) error { t.Error("Do ran its function"); return nil })
-		if !errors.Is(err, ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Do of an empty pool: %v", err)
 		}
 	})
 }
@@ -357,7 +308,7 @@ func TestPoolKeyLife(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		p := somePool(t, newLocker(t, s.Client(t)), TTL(time.Minute))
-		ttl := func() time.Duration { return raw(p.m).PTTL(t.Context(), p.Key()).Val() }
+		ttl := func() time.Duration { return raw(p.m).PTTL(t.Context(), p.m.Key()).Val() }
 		w := takeBeside(t, p, 1)
 		if d := ttl(); d <= 0 || d > time.Minute {
 			t.Errorf("only waited for: PTTL %s", d)
@@ -417,7 +368,7 @@ func TestPoolManyLapseAtOnce(t *testing.T) {
 		keeper := poolHandle(l, p, TTL(time.Minute))
 		var leases []*Lease
 		for range n {
-			le, err := keeper.TryTake(t.Context())
+			le, err := keeper.m.TryLock(t.Context())
 			if err != nil {
 				t.Fatalf("TryTake: %v; %s", err, dump(p.m))
 			}

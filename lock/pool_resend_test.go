@@ -170,12 +170,12 @@ func TestPoolFenceGrows(t *testing.T) {
 		last := int64(0)
 		for i := range 6 {
 			if i == 3 { // as if the clock had been ahead by a quarter of an hour
-				if err := raw(p.m).ZIncrBy(t.Context(), p.Key(), -9e8, "f").Err(); err != nil {
+				if err := raw(p.m).ZIncrBy(t.Context(), p.m.Key(), -9e8, "f").Err(); err != nil {
 					t.Fatal(err)
 				}
 				last += 9e8
 			}
-			le, err := p.TryTake(t.Context())
+			le, err := p.m.TryLock(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -241,7 +241,7 @@ func TestPoolUnknownTakeIsGivenBack(t *testing.T) {
 		warm(t, pool.m)
 		putAll(t, pool, "a")
 		p.DropReplyTo(isScript(poolTakeScript, pool.m), 1)
-		if _, err := poolHandle(far, pool).TryTake(t.Context()); !errors.Is(err, ErrBackend) {
+		if _, err := poolHandle(far, pool).m.TryLock(t.Context()); !errors.Is(err, ErrBackend) {
 			t.Fatalf("TryTake with its reply lost: %v, want ErrBackend", err)
 		}
 		redistest.Eventually(t, soon, func() bool { return inspects(t, pool).Free == 1 }, "the value back")

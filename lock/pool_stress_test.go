@@ -147,7 +147,7 @@ func TestPoolStressWithLostReplies(t *testing.T) {
 					}
 					held[le.Value()] = true
 					mu.Unlock()
-					p.DropReplyTo(func(command []string) bool { return len(command) > 3 && command[3] == watch.Key() }, 1)
+					p.DropReplyTo(func(command []string) bool { return len(command) > 3 && command[3] == watch.m.Key() }, 1)
 					mu.Lock()
 					delete(held, le.Value())
 					mu.Unlock()

@@ -33,7 +33,7 @@ func putAll(t *testing.T, p *Pool, values ...string) {
 // takes is TryTake of a value, and wants it to be that one.
 func takes(t *testing.T, p *Pool, value string) *Lease {
 	t.Helper()
-	le, err := p.TryTake(t.Context())
+	le, err := p.m.TryLock(t.Context())
 	if err != nil {
 		t.Fatalf("TryTake: %v; %s", err, dump(p.m))
 	}
@@ -46,7 +46,7 @@ func takes(t *testing.T, p *Pool, value string) *Lease {
 
 func nothingFree(t *testing.T, p *Pool) *BusyError {
 	t.Helper()
-	le, err := p.TryTake(t.Context())
+	le, err := p.m.TryLock(t.Context())
 	if le != nil || err == nil {
 		t.Fatalf("took %q; want nothing; %s", le.Value(), dump(p.m))
 	}
@@ -75,7 +75,7 @@ func inspects(t *testing.T, p *Pool) PoolInfo {
 func poolAudit(t *testing.T, p *Pool) {
 	t.Helper()
 	r, err := raw(p.m).Eval(t.Context(), `return {redis.call('PTTL', KEYS[1]), redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')}`,
-		[]string{p.Key()}).Slice()
+		[]string{p.m.Key()}).Slice()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,8 +152,8 @@ func TestPool(t *testing.T) {
 				t.Errorf("holder %d: %+v", i, h)
 			}
 		}
-		if n, err := p.Available(t.Context()); n != 2 || err != nil {
-			t.Errorf("Available: %d, %v; want 2", n, err)
+		if n, err := p.Inspect(t.Context()); n.Free != 2 || err != nil {
+			t.Errorf("Available: %d, %v; want 2", n.Free, err)
 		}
 
 		// Back to the end, or gone for good.
@@ -172,7 +172,7 @@ func TestPool(t *testing.T) {
 			consumes(t, le)
 		}
 		poolAudit(t, p)
-		if n := rdb.Exists(t.Context(), p.Key()).Val(); n != 0 {
+		if n := rdb.Exists(t.Context(), p.m.Key()).Val(); n != 0 {
 			t.Errorf("all is consumed; %s", dump(p.m))
 		}
 
@@ -209,7 +209,7 @@ func TestPoolIsFirstInFirstOut(t *testing.T) {
 			t.Fatalf("%d free, in the order %q ...", info.Free, info.Values[:10])
 		}
 		// Even behind values that were put by a clock that went ahead.
-		if err := raw(p.m).ZIncrBy(t.Context(), p.Key(), 1e9, "t:"+want[len(want)-1]).Err(); err != nil {
+		if err := raw(p.m).ZIncrBy(t.Context(), p.m.Key(), 1e9, "t:"+want[len(want)-1]).Err(); err != nil {
 			t.Fatal(err)
 		}
 		putAll(t, p, "behind")
@@ -219,7 +219,7 @@ func TestPoolIsFirstInFirstOut(t *testing.T) {
 		for _, value := range want[1:50] {
 			consumes(t, takesQuietly(t, p, value))
 		}
-		last, err := raw(p.m).ZRevRange(t.Context(), p.Key(), 0, 0).Result()
+		last, err := raw(p.m).ZRevRange(t.Context(), p.m.Key(), 0, 0).Result()
 		if err != nil || len(last) != 1 || last[0] != "t:"+want[0] {
 			t.Errorf("the last is %q, %v; want %q", last, err, want[0])
 		}
@@ -237,7 +237,7 @@ func givesBack(t *testing.T, le *Lease) {
 // takesQuietly is takes without the audit.
 func takesQuietly(t *testing.T, p *Pool, value string) *Lease {
 	t.Helper()
-	le, err := p.TryTake(t.Context())
+	le, err := p.m.TryLock(t.Context())
 	if err != nil || le.Value() != value {
 		t.Fatalf("TryTake: %v, %v, want %q", le, err, value)
 	}
@@ -310,7 +310,7 @@ func TestPoolTakeIsWokenByAPut(t *testing.T) {
 		for _, give := range []func() error{
 			func() error { _, err := poolHandle(producer, p).Put(t.Context(), "x y|z"); return err },
 			func() error { // given back by another Locker
-				le, err := poolHandle(producer, p).TryTake(t.Context())
+				le, err := poolHandle(producer, p).m.TryLock(t.Context())
 				if !errors.Is(err, ErrBusy) || le != nil {
 					return fmt.Errorf("took %v, %w", le, err)
 				}

@@ -156,7 +156,7 @@ func TestRule06_ManyDeadTakersDoNotHoldUpAPool(t *testing.T) {
 		s = quiet(t, s)
 		l := newLocker(t, s.Client(t))
 		for name, take := range map[string]func(p *Pool) (*Lease, error){
-			"TryTake": func(p *Pool) (*Lease, error) { return p.TryTake(t.Context()) },
+			"TryTake": func(p *Pool) (*Lease, error) { return p.m.TryLock(t.Context()) },
 			"Take":    func(p *Pool) (*Lease, error) { return p.Take(t.Context()) },
 		} {
 			p := l.Pool(redistest.Name(t) + name)

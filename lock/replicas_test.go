@@ -52,11 +52,11 @@ func TestMinReplicas(t *testing.T) {
 	if _, err := p.Put(t.Context(), "value"); err != nil {
 		t.Fatal(err)
 	}
-	le, err := p.TryTake(t.Context())
+	le, err := p.m.TryLock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := replica.ZScore(t.Context(), p.Key(), "h:"+le.value+"|"+le.body).Result(); err != nil {
+	if _, err := replica.ZScore(t.Context(), p.m.Key(), "h:"+le.value+"|"+le.body).Result(); err != nil {
 		t.Errorf("the replica does not know who took the value: %v", err)
 	}
 	if err := le.Unlock(t.Context()); err != nil {

@@ -127,11 +127,11 @@ func TestRights_pool(t *testing.T) {
 		if _, err := p.Put(t.Context(), "a", "b"); err != nil {
 			t.Fatal(err)
 		}
-		le, err := p.TryTake(t.Context())
+		le, err := p.m.TryLock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := p.Available(t.Context()); err != nil || n != 1 {
+		if n, err := p.available(t.Context()); err != nil || n != 1 {
 			t.Errorf("Available: %d, %v", n, err)
 		}
 		if err := le.Unlock(t.Context()); err != nil {

@@ -178,7 +178,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	_, err4 := m.BreakAll(t.Context())
 	p := m.locker.Pool(redistest.Name(t))
 	_, err5 := p.Put(t.Context(), "value")
-	taken, err6 := p.TryTake(t.Context())
+	taken, err6 := p.m.TryLock(t.Context())
 	_, err7 := p.Inspect(t.Context())
 	err8 := taken.Unlock(t.Context())
 	_, err9 := p.Delete(t.Context())

@@ -125,7 +125,7 @@ func wantAvailable(t *testing.T, m *Lock, want int) {
 
 func wantExists(t *testing.T, m *Lock, want bool) {
 	t.Helper()
-	got, err := m.Exists(t.Context())
+	got, err := m.existsNow(t.Context())
 	if err != nil || got != want {
 		t.Errorf("Exists: %v, %v; want %v; %s", got, err, want, dump(m))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -66,7 +67,7 @@ import (
 //     unlocks twice does not make a resource. A pool is a set.
 //   - a token taken off the list and not recorded yet, which a crash at that
 //     moment loses.
-//   - waiting for -1 seconds: below 0 is a mistake, but for Forever.
+//   - waiting for -1 seconds: below 0 is a mistake.
 //   - locked? about "my" tokens: Lease.Held. Locked is about the semaphore.
 //   - a stale-client check that only runs when somebody remembers to run it.
 
@@ -188,25 +189,24 @@ func TestSeedRedisSemaphore_NumberedResources(t *testing.T) {
 		var nested func(n int) []string
 		nested = func(n int) (values []string) {
 			if n == 0 {
-				if _, err := p.TryTake(ctx); !errors.Is(err, ErrBusy) {
+				if _, err := p.m.TryLock(ctx); !errors.Is(err, ErrBusy) {
 					t.Errorf("a sixth: %v, want ErrBusy", err)
 				}
 				return nil
 			}
-			err := p.Do(ctx, func(_ context.Context, lease *Lease) error {
-				values = append(nested(n-1), lease.Value())
-				return nil
-			})
+			lease, err := p.Take(ctx)
 			if err != nil {
 				t.Error(err)
+				return nil
 			}
-			return values
+			defer func() { _ = lease.Unlock(ctx) }()
+			return append(nested(n-1), lease.Value())
 		}
 		values := nested(5)
 		if slices.Reverse(values); !slices.Equal(values, []string{"0", "1", "2", "3", "4"}) {
 			t.Errorf("taken were %v", values)
 		}
-		if n, err := p.Available(ctx); n != 5 || err != nil {
+		if n, err := p.available(ctx); n != 5 || err != nil {
 			t.Errorf("Available: %d, %v", n, err)
 		}
 	})
@@ -250,7 +250,7 @@ func mustPut(t *testing.T, p *Pool, added int, values ...string) {
 // mustTake takes what is to be the next value.
 func mustTake(t *testing.T, p *Pool, want string) *Lease {
 	t.Helper()
-	le, err := p.TryTake(t.Context())
+	le, err := p.m.TryLock(t.Context())
 	if err != nil {
 		t.Fatalf("TryTake: %v", err)
 	}
@@ -296,7 +296,11 @@ func TestSeedRedisSemaphore_Work(t *testing.T) {
 		mustPut(t, p, 1, "0")
 		for _, do := range []func(){
 			func() { _ = m.Do(t.Context(), func(context.Context) error { panic(wrong) }) },
-			func() { _ = p.Do(t.Context(), func(context.Context, *Lease) error { panic(wrong) }) },
+			func() {
+				lease := mustTake(t, p, "0")
+				defer func() { _ = lease.Unlock(context.Background()) }()
+				panic(wrong)
+			},
 		} {
 			func() {
 				defer func() {
@@ -330,7 +334,7 @@ func TestSeedRedisSemaphore_Delete(t *testing.T) {
 		if n, err := raw(m).Exists(t.Context(), m.Key()).Result(); n != 0 || err != nil {
 			t.Errorf("the semaphore's key is left: %d, %v", n, err)
 		}
-		if n, err := raw(m).Exists(t.Context(), p.Key()).Result(); n != 0 || err != nil {
+		if n, err := raw(m).Exists(t.Context(), p.m.Key()).Result(); n != 0 || err != nil {
 			t.Errorf("the pool's key is left: %d, %v", n, err)
 		}
 		for _, ctx := range []context.Context{working, taking} {
@@ -347,7 +351,7 @@ func TestSeedRedisSemaphore_Delete(t *testing.T) {
 			t.Errorf("Unlock: %v, want ErrNotHeld", err)
 		}
 		// The value does not come back with its late taker.
-		if n, err := raw(m).Exists(t.Context(), p.Key()).Result(); n != 0 || err != nil {
+		if n, err := raw(m).Exists(t.Context(), p.m.Key()).Result(); n != 0 || err != nil {
 			t.Errorf("the pool is there again: %d, %v", n, err)
 		}
 	})
@@ -372,7 +376,7 @@ func TestSeedRedisSemaphore_TimeoutZero(t *testing.T) {
 		held := mustTry(t, m)
 		var wg sync.WaitGroup
 		redistest.Go(&wg, func() {
-			lease, ok, err := m.Acquire(context.Background(), Forever)
+			lease, ok, err := m.Acquire(context.Background(), inside.MaxTTL)
 			if !ok || err != nil {
 				t.Errorf("Acquire: %v, %v", ok, err)
 			} else if err := lease.Unlock(context.Background()); err != nil {
@@ -382,7 +386,7 @@ func TestSeedRedisSemaphore_TimeoutZero(t *testing.T) {
 		waiting(t, m, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		redistest.Go(&wg, func() {
-			if _, ok, err := m.Acquire(ctx, Forever); ok || !errors.Is(err, context.Canceled) {
+			if _, ok, err := m.Acquire(ctx, inside.MaxTTL); ok || !errors.Is(err, context.Canceled) {
 				t.Errorf("Acquire with an ended context: %v, %v", ok, err)
 			}
 		})
@@ -426,7 +430,7 @@ func TestSeedRedisSemaphore_NoTokenIsLost(t *testing.T) {
 			mustPut(t, p, 1, "licence")
 			mustPutBack(t, mustTake(t, p, "licence")) // the scripts are known to the server
 			proxy.DropReplyTo(isScript(poolTakeScript, p.m), 1)
-			if _, err := far.Pool(p.m.name, TTL(time.Minute)).TryTake(t.Context()); !errors.Is(err, ErrBackend) {
+			if _, err := far.Pool(p.m.name, TTL(time.Minute)).m.TryLock(t.Context()); !errors.Is(err, ErrBackend) {
 				t.Fatalf("TryTake with its reply lost: %v, want ErrBackend", err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -465,7 +469,7 @@ func TestSeedRedisSemaphore_LeavesNothingBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n, err := raw(p.m).Exists(t.Context(), p.Key()).Result(); n != 0 || err != nil {
+		if n, err := raw(p.m).Exists(t.Context(), p.m.Key()).Result(); n != 0 || err != nil {
 			t.Errorf("the key is left: %d, %v", n, err)
 		}
 	})
@@ -506,7 +510,7 @@ func TestSeedRedisSemaphore_ChangingResources(t *testing.T) {
 		if v := waiter.got(t).Value(); v != "1" {
 			t.Errorf("the waiter got %q", v)
 		}
-		if n, err := p.Available(t.Context()); n != 2 || err != nil {
+		if n, err := p.available(t.Context()); n != 2 || err != nil {
 			t.Errorf("Available: %d, %v; want 2", n, err)
 		}
 	})
@@ -630,7 +634,7 @@ func TestSeedRedisSemaphore_AllTokens(t *testing.T) {
 				t.Errorf("with %d taken: %q, want %q", i, got, all)
 			}
 			if i < len(all) {
-				if _, err := p.TryTake(t.Context()); err != nil {
+				if _, err := p.m.TryLock(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -690,7 +694,7 @@ func TestSeedRedisSemaphore_WaitAndSignal(t *testing.T) {
 				t.Errorf("consumed twice: %v, want ErrNotHeld", err)
 			}
 		}
-		if _, err := out.TryTake(t.Context()); !errors.Is(err, ErrBusy) {
+		if _, err := out.m.TryLock(t.Context()); !errors.Is(err, ErrBusy) {
 			t.Errorf("one more: %v, want ErrBusy", err)
 		}
 	})
@@ -700,11 +704,11 @@ func TestSeedRedisSemaphore_WaitAndSignal(t *testing.T) {
 		mustPut(t, p, 0, "token")
 		taken := mustTake(t, p, "token")
 		mustPut(t, p, 0, "token") // it has a holder
-		if _, err := p.TryTake(t.Context()); !errors.Is(err, ErrBusy) {
+		if _, err := p.m.TryLock(t.Context()); !errors.Is(err, ErrBusy) {
 			t.Errorf("a second one: %v, want ErrBusy", err)
 		}
 		mustPutBack(t, taken)
-		if n, err := p.Available(t.Context()); n != 1 || err != nil {
+		if n, err := p.available(t.Context()); n != 1 || err != nil {
 			t.Errorf("Available: %d, %v; want 1", n, err)
 		}
 	})

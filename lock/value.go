@@ -11,12 +11,9 @@ import (
 	"time"
 )
 
-// Forever is Acquire's wait without a bound of its own.
-const Forever time.Duration = -1
-
 // Acquire is Lock and TryLock for callers who count on the lock being busy: ok
 // reports whether the lease was got, and a busy lock is no error. within is the
-// longest wait in line: 0 tries once, Forever waits as long as ctx allows. A free
+// longest wait in line: 0 tries once; below 0 is an error. A free
 // lock is taken however short within is. Errors are ctx's own end, and what has
 // nothing to do with the lock being busy.
 func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {

@@ -18,7 +18,7 @@ func TestAcquire(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		m := l.Mutex(redistest.Name(t))
-		for _, within := range []time.Duration{0, time.Minute, Forever} {
+		for _, within := range []time.Duration{0, time.Minute, inside.MaxTTL} {
 			le, ok, err := m.Acquire(t.Context(), within)
 			if !ok || err != nil || !le.Held() {
 				t.Fatalf("Acquire of an idle lock within %s: %v, %v, %v", within, le, ok, err)
@@ -43,7 +43,7 @@ func TestAcquire(t *testing.T) {
 		cancel()
 		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		for _, within := range []time.Duration{0, time.Minute, Forever} {
+		for _, within := range []time.Duration{0, time.Minute, inside.MaxTTL} {
 			for ctx, want := range map[context.Context]error{ended: context.Canceled, short: context.DeadlineExceeded} {
 				if ctx == short {
 					<-ctx.Done() // for within 0, which does not wait
@@ -57,7 +57,7 @@ func TestAcquire(t *testing.T) {
 		waits, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			_, _, err := m.Acquire(waits, Forever)
+			_, _, err := m.Acquire(waits, inside.MaxTTL)
 			done <- err
 		}()
 		waiting(t, m, 1)
@@ -69,7 +69,7 @@ func TestAcquire(t *testing.T) {
 		// In line, until it is free.
 		got := make(chan *Lease, 1)
 		go func() {
-			le, ok, err := m.Acquire(t.Context(), Forever)
+			le, ok, err := m.Acquire(t.Context(), inside.MaxTTL)
 			if !ok || err != nil {
 				t.Errorf("Acquire: %v, %v", ok, err)
 			}
@@ -92,7 +92,7 @@ func TestAcquireTellsWhatIsNotBusy(t *testing.T) {
 		t.Errorf("Acquire within -1s: %v, %v", ok, err)
 	}
 	_ = l.Close()
-	for _, within := range []time.Duration{0, time.Second, Forever} {
+	for _, within := range []time.Duration{0, time.Second, inside.MaxTTL} {
 		if _, ok, err := l.Mutex("x").Acquire(t.Context(), within); ok || !errors.Is(err, ErrClosed) {
 			t.Errorf("Acquire of a closed Locker: %v, %v", ok, err)
 		}

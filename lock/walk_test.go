@@ -79,7 +79,7 @@ func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 		w.walkPool(t, pool, check)
 	}
 	claim := l.claim(m.Key())
-	keys = append(keys, m.Key(), m.arrivals(), claim.Key(), claim.Lock().Key(), pool.Key(), l.controls.keys[0])
+	keys = append(keys, m.Key(), m.arrivals(), claim.Key(), claim.Lock().Key(), pool.m.Key(), l.controls.keys[0])
 
 	if after := besides(t, beside); !maps.Equal(before, after) {
 		t.Fatalf("%+q: the neighbours were %v, and are %v", w, before, after)
@@ -204,7 +204,7 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	check("Unlock in a hold", le.Unlock(ctx) == nil)
 	n, err := m.BreakAll(ctx)
 	check("BreakAll", err == nil && n == 1, n, err)
-	is, err := m.Exists(ctx)
+	is, err := m.existsNow(ctx)
 	check("Exists", err == nil && !is, err)
 }
 
@@ -247,11 +247,11 @@ func (w words) walkPool(t testing.TB, p *Pool, check checker) {
 	ctx, more := t.Context(), w.value+"|"
 	n, err := p.Put(ctx, w.value, more, w.value)
 	check("Put", err == nil && n == 2, n, err)
-	first, err := p.TryTake(ctx)
+	first, err := p.m.TryLock(ctx)
 	check("TryTake", err == nil && first.Value() == w.value, err)
-	second, err := p.TryTake(ctx)
+	second, err := p.m.TryLock(ctx)
 	check("TryTake of the second", err == nil && second.Value() == more, err)
-	_, err = p.TryTake(ctx)
+	_, err = p.m.TryLock(ctx)
 	busy, ok := asBusy(err)
 	check("an empty pool", ok && busy.Holder == w.owner && busy.Note == w.note, err)
 	info, err := p.Inspect(ctx)

@@ -30,7 +30,6 @@ func TestHungRedis_callsEndWithTheirContext(t *testing.T) {
 		"Lock":       func(ctx context.Context) error { _, err := m.Lock(ctx); return err },
 		"LockOrPark": func(ctx context.Context) error { _, err := m.lockOrPark(ctx, make(chan struct{})); return err },
 		"Do":         func(ctx context.Context) error { return m.Do(ctx, func(context.Context) error { return nil }) },
-		"All":        func(ctx context.Context) error { _, err := l.All(m).Lock(ctx); return err },
 		"Acquire":    func(ctx context.Context) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
 		"Inspect":    func(ctx context.Context) error { _, err := m.inspectAll(ctx); return err },
 		"Line":       func(ctx context.Context) error { _, err := m.listLine(ctx, 10); return err },

@@ -38,7 +38,7 @@ func (d *doctor) controls(ctx context.Context) error {
 		d.foundf(Fine, "controls", "no scope or key is paused, or has another limit")
 	}
 	for _, c := range list {
-		d.foundf(Note, "controls", "%s is %s", c.Target, c)
+		d.foundf(Note, "controls", "%s is %s", c.Target, inner.ControlText(c))
 		if d.Config == nil {
 			continue
 		}
