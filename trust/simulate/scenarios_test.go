@@ -278,6 +278,9 @@ func extraScenarios() (all []*plan) {
 			p.Rules = []rulePlan{rule(policy)}
 			last := work(300*ms, 100*ms)
 			last.MaxRetry = 0
+			if policy == "replace" {
+				last.At = time.Second // Redis refuses already: before, it replaces the holder at once
+			}
 			p.Tasks = []taskPlan{work(0, 12*time.Second), last}
 			p.Faults = []faultPlan{
 				{Kind: misconf, Proc: 0, Client: "lock", At: 800 * ms, For: 8 * time.Second},
