@@ -33,33 +33,71 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
 		return false, fmt.Errorf("lock: %q: Break without a token: Holders tells the tokens, BreakAll breaks all", m.name)
 	}
-	n, err := m.breakUp(ctx, token, 0)
+	n, err := m.breakUp(ctx, token, breakSlots, anyHolder)
 	return n > 0, err
 }
 
 // BreakAll is Break for every holder, and opens a gate that a hold or a cooldown has
 // closed. It tells how many slots were taken, and counts the gate as one; waiters are
 // granted what is free then.
-func (m *Lock) BreakAll(ctx context.Context) (int, error) { return m.breakUp(ctx, "", 0) }
+func (m *Lock) BreakAll(ctx context.Context) (int, error) {
+	n, err := m.breakUp(ctx, "", breakSlots, anyHolder)
+	return max(n, 0), err
+}
+
+// openGate opens a gate that a hold or a cooldown has closed. false: there was none. Holders
+// keep their slots; waiters are granted what is free then. A gate that a [Rate] has closed
+// stays closed.
+func (m *Lock) openGate(ctx context.Context) (bool, error) {
+	n, err := m.breakUp(ctx, "", breakGate, anyHolder)
+	return n > 0, err
+}
 
 // Delete is BreakAll that removes the line as well. Waiters that live ask again
 // within a second, and stand in a new line. Work that was parked is called no
 // more: it comes back when its own queue brings it.
 func (m *Lock) Delete(ctx context.Context) error {
-	_, err := m.breakUp(ctx, "", 1)
+	_, err := m.breakUp(ctx, "", breakKey, anyHolder)
 	return err
 }
 
-func (m *Lock) breakUp(ctx context.Context, token string, all int) (int, error) {
+// deleteFrom is Delete for a lock that nobody holds but holders with these tokens, or
+// nobody at all. false: nothing of the lock was in Redis. An error that unwraps to
+// [ErrBusy]: somebody else holds it, and nothing has changed. So nobody loses the lock who
+// took it after the caller has looked.
+func (m *Lock) deleteFrom(ctx context.Context, tokens ...string) (bool, error) {
+	n, err := m.breakUp(ctx, "", breakKey, " "+strings.Join(tokens, " ")+" ")
+	switch {
+	case err != nil:
+		return false, err
+	case n == breakUnknown:
+		return false, fmt.Errorf("lock: %q: not deleted, a holder is none of those that were named: %w", m.name, ErrBusy)
+	}
+	return n != breakNothing, nil
+}
+
+// What the break script removes, besides a gate that a hold or a cooldown has closed.
+const (
+	breakSlots = 0 // those of the holders
+	breakKey   = 1 // the whole key
+	breakGate  = 2 // nothing
+)
+
+// anyHolder has the break script take the lock from whoever holds it.
+const anyHolder = "*"
+
+// breakUp runs the break script. It returns how many slots and gates were opened up, or
+// breakUnknown or breakNothing.
+func (m *Lock) breakUp(ctx context.Context, token string, what int, known string) (int, error) {
 	if err := m.enterControlled(ctx); err != nil {
 		return 0, err
 	}
-	return m.operateBreak(ctx, breakScript, []any{m.slots(), token, all})
+	return m.operateBreak(ctx, breakScript, []any{m.slots(), token, what, known})
 }
 
 // operateBreak is operate for a script that takes slots from their holders: it ends
 // the leases of those in this Locker. The reply is how many slots or values the
-// script took, how many tokens follow, and these.
+// script took, how many tokens follow, and these. A number below 0 says why it took none.
 func (m *Lock) operateBreak(ctx context.Context, s *script, args []any) (int, error) {
 	reply, err := m.operate(ctx, s, args)
 	if err != nil {
@@ -73,7 +111,7 @@ func (m *Lock) operateBreak(ctx context.Context, s *script, args []any) (int, er
 	taken, ok1 := list[0].(int64)
 	count, ok2 := list[1].(int64)
 	tokens := list[2:]
-	if !ok1 || !ok2 || count != int64(len(tokens)) || taken < count {
+	if !ok1 || !ok2 || count != int64(len(tokens)) || count > max(taken, 0) {
 		return 0, unexpected
 	}
 	for _, token := range tokens {

@@ -95,6 +95,12 @@ func (insider) List(ctx context.Context, l *Locker) iter.Seq2[inside.Info, error
 func (insider) Sweep(ctx context.Context, l *Locker) (int, error)                 { return l.sweep(ctx) }
 func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error)         { return m.inspectAll(ctx) }
 
+func (insider) OpenGate(ctx context.Context, m *Lock) (bool, error) { return m.openGate(ctx) }
+
+func (insider) DeleteFrom(ctx context.Context, m *Lock, tokens ...string) (bool, error) {
+	return m.deleteFrom(ctx, tokens...)
+}
+
 func (insider) Line(ctx context.Context, m *Lock, most int) ([]inside.Waiter, error) {
 	return m.listLine(ctx, most)
 }

@@ -44,7 +44,7 @@ var (
 	renewScript   = load("renew", "body", "length")
 	confirmScript = load("confirm", "body", "length")
 	inspectScript = load("inspect", "most", "note")
-	breakScript   = load("break", "limit", "token", "all")
+	breakScript   = load("break", "limit", "token", "all", "known")
 	sweepScript   = load("sweep")
 	fenceScript   = load("fence", "body")
 
@@ -66,9 +66,12 @@ var (
 	controlWriteScript = load("control_write", "target", "before", "after")
 )
 
-// Replies of renew, confirm and hold, as their headers name them. The others answer with numbers
+// Replies of break, renew, confirm and hold, as their headers name them. The others answer with numbers
 // and lists that mean what they say.
 const (
+	breakUnknown = -1
+	breakNothing = -2
+
 	renewLost    = 0
 	renewRenewed = 1
 )

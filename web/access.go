@@ -31,7 +31,7 @@ type Action struct {
 	// Target is the Redis key of the lock or claim, or the target of a control; empty
 	// for a sweep.
 	Target string
-	// Tokens are the holders that a break was for.
+	// Tokens are the holders that a break or a delete was for.
 	Tokens []string
 	// By is what [Options].User says of the request.
 	By string

@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
 )
 
 const (
@@ -49,6 +50,7 @@ type askView struct {
 	Button   string
 	Back     string
 	Holders  []holderView
+	Opens    bool // a break ends the hold or cooldown as well
 }
 
 // mayOperate answers 403 to whom it may concern.
@@ -76,22 +78,9 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	}
 	switch v.Action {
 	case doBreak, doDelete:
-		lock := &keyView{Key: v.Key}
-		ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
-		defer cancel()
-		if err := p.inspect(ctx, lock); err != nil {
-			p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
+		if !p.askAboutLock(w, r, v) {
 			return
 		}
-		v.Now, v.Holders = lock.Now, lock.Holders
-		if token := q.Get("token"); token != "" && v.Action == doBreak {
-			v.Holders = slices.DeleteFunc(v.Holders, func(h holderView) bool { return h.Token != token })
-		}
-		if v.Action == doBreak && len(v.Holders) == 0 || lock.Info.Held+lock.Info.line() == 0 {
-			p.fail(w, r, http.StatusConflict, "Nobody holds this lock any more.")
-			return
-		}
-		v.describe(lock)
 	case doSweep:
 		v.Question, v.Button = "Remove what dead processes left behind?", "Sweep"
 		v.Effects = []string{
@@ -122,32 +111,77 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	p.render(w, http.StatusOK, "ask", v)
 }
 
+// askAboutLock fills in what a break or a delete will do to a lock. false: it has answered
+// with what is wrong.
+func (p *page) askAboutLock(w http.ResponseWriter, r *http.Request, v *askView) bool {
+	look := &keyView{Key: v.Key}
+	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
+	defer cancel()
+	if err := p.inspect(ctx, look); err != nil {
+		p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
+		return false
+	}
+	v.Now, v.Holders = look.Now, look.Holders
+	token := r.URL.Query().Get("token")
+	if v.Action == doBreak && token != "" {
+		v.Holders = slices.DeleteFunc(v.Holders, func(h holderView) bool { return h.Token != token })
+	}
+	v.Opens = v.Action == doBreak && token == "" && inspect.Breakable(look.Info.Closed)
+	switch {
+	case v.Action == doBreak && len(v.Holders) == 0 && !v.Opens && token == "" && look.Info.Closed != "":
+		p.fail(w, r, http.StatusConflict, "Nobody holds this lock. Its rate is used up, which a break leaves as it is.")
+	case v.Action == doBreak && len(v.Holders) == 0 && !v.Opens, look.Info.Held+look.Info.line() == 0 && look.Info.Closed == "":
+		p.fail(w, r, http.StatusConflict, "Nobody holds this lock any more.")
+	default:
+		v.describe(look)
+		return true
+	}
+	return false
+}
+
 // describe says what a break or a delete will do to a lock.
-func (v *askView) describe(lock *keyView) {
+func (v *askView) describe(look *keyView) {
 	next := "Nobody is in line, so the lock is free then."
 	switch {
-	case lock.Paused:
+	case look.Paused:
 		next = "An operator has paused it: nobody gets it until it is resumed."
-	case lock.Info.Closed != "":
-		next = "Nobody gets it until " + lock.Info.Opens.UTC().Format("15:04:05") + " UTC: " + lock.Info.Closed + "."
-	case lock.Info.Held > len(v.Holders):
+	case look.Info.Closed != "" && !v.Opens:
+		next = "Nobody gets it until " + look.Info.Opens.UTC().Format("15:04:05") + " UTC: " + look.Info.Closed + "."
+	case look.Info.Held > len(v.Holders):
 		next = "Others hold it too, and stay."
-	case len(lock.Line) > 0:
+	case len(look.Line) > 0:
 		next = "The first in line gets the lock at once."
 	}
 	stop := "The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work."
-	if v.Action == doBreak {
-		v.Question, v.Button = "Take the lock "+printable.Short(inspect.InBraces(v.Key))+" from "+printable.Count(len(v.Holders), "holder")+"?", "Break"
-		v.Effects = []string{stop, next, "Only the holders below lose the lock, and nobody who came meanwhile."}
-		return
+	name := printable.Short(inspect.InBraces(v.Key))
+	take := "Take the lock " + name + " from " + printable.Count(len(v.Holders), "holder")
+	end := "The " + look.Info.Closed + " ends now, whoever ordered it."
+	shown := "Only the holders below lose the lock, and nobody who came meanwhile."
+	switch {
+	case v.Action == doDelete:
+		v.describeDelete(look, name, stop)
+	case !v.Opens:
+		v.Question, v.Button, v.Effects = take+"?", "Break", []string{stop, next, shown}
+	case len(v.Holders) == 0:
+		v.Question, v.Button, v.Effects = "End the "+look.Info.Closed+" of "+name+"?", "Break", []string{end, next}
+	default:
+		v.Question, v.Button, v.Effects = take+", and end its "+look.Info.Closed+"?", "Break", []string{stop, end, next, shown}
 	}
-	v.Question, v.Button = "Delete the lock "+printable.Short(inspect.InBraces(v.Key))+" with its line?", "Delete"
-	v.Effects = []string{
-		stop,
+}
+
+// describeDelete says what a delete will do to a lock; stop is what it does to holders.
+func (v *askView) describeDelete(look *keyView, name, stop string) {
+	v.Question, v.Button = "Delete the lock "+name+" with its line?", "Delete"
+	if len(v.Holders) > 0 {
+		v.Effects = []string{stop, "When somebody else holds the lock by then than the holders below, nothing is deleted."}
+	} else {
+		v.Effects = []string{"When somebody holds the lock by then, nothing is deleted."}
+	}
+	v.Effects = append(v.Effects,
 		"A cooldown, a hold and what is used up of a rate are forgotten: unless it is paused, the next task starts at once.",
-		printable.Count(lock.Info.Waiting, "place") + " of tasks that wait in workers: they stand in a new line within a second.",
-		printable.Count(lock.Info.Parked, "place") + " of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
-	}
+		printable.Count(look.Info.Waiting, "place")+" of tasks that wait in workers: they stand in a new line within a second.",
+		printable.Count(look.Info.Parked, "place")+" of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
+	)
 }
 
 // do does what ask has shown. The answer is a redirect, so that reloading the next page
@@ -195,11 +229,10 @@ func (p *page) act(ctx context.Context, a *Action, form url.Values) (back, wrong
 			return "", "This is no key of a lock: " + printable.Short(err.Error()) + "."
 		}
 		if a.Do == doBreak {
-			a.Result, a.Err = p.breakHolders(ctx, a.Target, a.Tokens)
-			return "key", ""
+			a.Result, a.Err = p.breakLock(ctx, a.Target, a.Tokens, form.Get("gate") != "")
+		} else {
+			a.Result, a.Err = p.deleteLock(ctx, a.Target, a.Tokens)
 		}
-		a.Tokens = nil
-		a.Result, a.Err = "The lock and its line were deleted.", m.Delete(ctx)
 		return "key", ""
 	case doSweep:
 		a.Target, a.Tokens = "", nil
@@ -219,12 +252,13 @@ func (p *page) act(ctx context.Context, a *Action, form url.Values) (back, wrong
 	return "", "There is no such action."
 }
 
-// breakHolders breaks the holders that the operator has seen, and nobody else.
-func (p *page) breakHolders(ctx context.Context, key string, tokens []string) (string, error) {
-	if len(tokens) == 0 {
+// breakLock breaks the holders that the operator has seen, and nobody else, and ends a hold
+// or a cooldown if it is to.
+func (p *page) breakLock(ctx context.Context, key string, tokens []string, opens bool) (string, error) {
+	if len(tokens) == 0 && !opens {
 		return "", fmt.Errorf("%w: the form names no holder", errGone)
 	}
-	m, broken := inner.ByKey(p.locker, key), 0
+	m, broken, opened := inner.ByKey(p.locker, key), 0, false
 	for _, token := range tokens {
 		ok, err := m.Break(ctx, token)
 		if err != nil {
@@ -234,10 +268,40 @@ func (p *page) breakHolders(ctx context.Context, key string, tokens []string) (s
 			broken++
 		}
 	}
-	if broken == 0 {
-		return "", fmt.Errorf("%w: none of them holds the lock any more", errGone)
+	if opens {
+		var err error
+		if opened, err = inner.OpenGate(ctx, m); err != nil {
+			return "", fmt.Errorf("after %d of %d: the hold or cooldown: %w", broken, len(tokens), err)
+		}
 	}
-	return fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(tokens), "holder")), nil
+	var results []string
+	if broken > 0 {
+		results = append(results, fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(tokens), "holder")))
+	}
+	if opened {
+		results = append(results, "The hold or cooldown has ended.")
+	}
+	switch {
+	case len(results) > 0:
+		return strings.Join(results, " "), nil
+	case len(tokens) == 0:
+		return "", fmt.Errorf("%w: the hold or cooldown is over", errGone)
+	}
+	return "", fmt.Errorf("%w: none of them holds the lock any more", errGone)
+}
+
+// deleteLock deletes a lock that nobody holds but the holders that the operator has seen.
+func (p *page) deleteLock(ctx context.Context, key string, tokens []string) (string, error) {
+	deleted, err := inner.DeleteFrom(ctx, inner.ByKey(p.locker, key), tokens...)
+	switch {
+	case errors.Is(err, lock.ErrBusy):
+		return "", fmt.Errorf("%w: somebody else holds the lock now", errGone)
+	case err != nil:
+		return "", err
+	case !deleted:
+		return "", fmt.Errorf("%w: the lock is not there any more", errGone)
+	}
+	return "The lock and its line were deleted.", nil
 }
 
 // record keeps an action and tells Audit.

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -38,7 +39,7 @@ func (p *page) order(ctx context.Context, a Action, form url.Values) (string, er
 		}
 		return result, controls.Pause(ctx, a.Target, until, why)
 	case doResume:
-		return target + " is not paused any more.", controls.Resume(ctx, a.Target)
+		return p.resume(ctx, a.Target)
 	default:
 		limit, err := strconv.Atoi(form.Get("limit"))
 		switch {
@@ -48,6 +49,21 @@ func (p *page) order(ctx context.Context, a Action, form url.Values) (string, er
 			return target + " has the limit of the program again.", controls.ClearLimit(ctx, a.Target)
 		}
 		return fmt.Sprintf("%s is limited to %d at once.", target, limit), controls.SetLimit(ctx, a.Target, limit, why)
+	}
+}
+
+// resume ends a pause, and removes an entry that cannot be read.
+func (p *page) resume(ctx context.Context, target string) (string, error) {
+	ended, err := inspect.Resume(ctx, p.locker.Controls(), target)
+	switch name := printable.Short(target); {
+	case err != nil:
+		return "", err
+	case ended == inspect.ResumedNothing:
+		return "", fmt.Errorf("%w: %s is not paused", errGone, name)
+	case ended == inspect.ResumedUnreadable:
+		return "The entry of " + name + ", which could not be read and was not in force, is removed.", nil
+	default:
+		return name + " is not paused any more.", nil
 	}
 }
 

@@ -20,53 +20,23 @@ func newBreak(a *app) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "break KEY [--holder TOKEN]",
-		Short: "Take a lock from its holders, after asking",
+		Short: "Take a lock from its holders, or end its hold or cooldown, after asking",
 		Long: `Take a lock from its holders: from all that are shown, or from the one with the
-token given (list --json and show tell tokens). A gate that a hold or a cooldown has closed opens, too. The first in
-line gets the lock at once. Each holder is told: the context of its handler ends
-with cause lock.ErrLost, at its next renewal at the latest. Until then it may
-still be at work: break a lock whose holder is known to hang.
+token given (list --json and show tell tokens). Without --holder it also ends a hold
+or a cooldown of the key, whether or not somebody holds the lock. A rate that is used
+up stays so. The first in line gets the lock at once.
+
+Each holder is told: the context of its handler ends with cause lock.ErrLost, at its
+next renewal at the latest. Until then it may still be at work: break a lock whose
+holder is known to hang.
 
 It asks first; without an answer nothing is done. Only the holders that it has
-shown are broken, not who came meanwhile. When none of them was left, the exit
-code is 1.`,
+shown are broken, not who came meanwhile. When none of them was left, and no hold or
+cooldown, the exit code is 1.`,
 		Example: `  automutex break 'automutex:{itunes:verify|7}'
   automutex break 'itunes:verify|7' --holder iBq-amHluSdcW1Xu.3000.cbrfweqg --yes`,
 		Args: exactly(1, "KEY"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx := cmd.Context()
-			if cmd.Flags().Changed("holder") && token == "" {
-				return usage("break: --holder is empty: list --json and show tell tokens")
-			}
-			locker, rdb, done, err := a.conn.locker(ctx)
-			if err != nil {
-				return err
-			}
-			defer done()
-			s, now, err := inspectOne(ctx, locker, rdb, inspect.Key(a.conn.prefix, args[0]))
-			if err != nil {
-				return err
-			}
-			s.Waiters = nil // not asked about
-			if token != "" {
-				s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return h.Token != token })
-			}
-			switch {
-			case len(s.Holders) == 0 && token != "":
-				return no("nobody with the token %q holds %s", token, s.Key)
-			case len(s.Holders) == 0:
-				return no("nobody holds %s", s.Key)
-			}
-			if err := a.printLock(s, now, asynq.NewInspectorFromRedisClient(rdb)); err != nil {
-				return err
-			}
-			if !yes {
-				if err := a.ask(ctx, fmt.Sprintf("\nTake the lock from %s? [y/N] ", printable.Count(len(s.Holders), "holder"))); err != nil {
-					return err
-				}
-			}
-			return a.breakHolders(ctx, locker, s)
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return a.runBreak(cmd, args[0], token, yes) },
 	}
 	cmd.Flags().StringVar(&token, "holder", "", "only the holder with this token")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
@@ -74,11 +44,63 @@ code is 1.`,
 	return cmd
 }
 
-// breakHolders breaks the lock for each of the holders that were shown.
-func (a *app) breakHolders(ctx context.Context, locker *lock.Locker, s inspect.Lock) error {
-	broken := 0
+// runBreak shows what a break is for, asks unless yes, and breaks.
+func (a *app) runBreak(cmd *cobra.Command, key, token string, yes bool) error {
+	ctx := cmd.Context()
+	if cmd.Flags().Changed("holder") && token == "" {
+		return usage("break: --holder is empty: list --json and show tell tokens")
+	}
+	locker, rdb, done, err := a.conn.locker(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	s, now, err := inspectOne(ctx, locker, rdb, inspect.Key(a.conn.prefix, key))
+	if err != nil {
+		return err
+	}
+	s.Waiters = nil // not asked about
+	opens := token == "" && s.Gate != nil && inspect.Breakable(s.Gate.Closed)
+	if token != "" {
+		s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return h.Token != token })
+	}
+	switch {
+	case len(s.Holders) == 0 && token != "":
+		return no("nobody with the token %q holds %s", token, s.Key)
+	case len(s.Holders) == 0 && s.Gate != nil && !opens:
+		return no("nobody holds %s; its rate is used up, which break leaves as it is: the next starts in %s", s.Key, printable.Duration(s.Gate.Opens.Sub(now)))
+	case len(s.Holders) == 0 && !opens:
+		return no("nobody holds %s", s.Key)
+	}
+	if err := a.printLock(s, now, asynq.NewInspectorFromRedisClient(rdb)); err != nil {
+		return err
+	}
+	if !yes {
+		if err := a.ask(ctx, "\n"+breakQuestion(s, opens)+" [y/N] "); err != nil {
+			return err
+		}
+	}
+	return a.breakLock(ctx, locker, s, opens)
+}
+
+// breakQuestion says what a break will do.
+func breakQuestion(s inspect.Lock, opens bool) string {
+	take := "Take the lock from " + printable.Count(len(s.Holders), "holder")
+	switch {
+	case !opens:
+		return take + "?"
+	case len(s.Holders) == 0:
+		return "End the " + s.Gate.Closed + "?"
+	}
+	return take + ", and end the " + s.Gate.Closed + "?"
+}
+
+// breakLock breaks the lock for each of the holders that were shown, and then ends its
+// hold or cooldown if it is to.
+func (a *app) breakLock(ctx context.Context, locker *lock.Locker, s inspect.Lock, opens bool) error {
+	m, broken, opened := inner.ByKey(locker, s.Key), 0, false
 	for _, h := range s.Holders {
-		ok, err := inner.ByKey(locker, s.Key).Break(ctx, h.Token)
+		ok, err := m.Break(ctx, h.Token)
 		if err != nil {
 			return fmt.Errorf("%d of %d broken: %w", broken, len(s.Holders), err)
 		}
@@ -86,11 +108,31 @@ func (a *app) breakHolders(ctx context.Context, locker *lock.Locker, s inspect.L
 			broken++
 		}
 	}
-	if broken == 0 {
+	if opens {
+		var err error
+		if opened, err = inner.OpenGate(ctx, m); err != nil {
+			return fmt.Errorf("%d of %d broken, and the %s not ended: %w", broken, len(s.Holders), s.Gate.Closed, err)
+		}
+	}
+	switch {
+	case broken == 0 && !opened && len(s.Holders) == 0:
+		return no("the %s of %s is over; nothing was done", s.Gate.Closed, s.Key)
+	case broken == 0 && !opened:
 		return no("none of them holds %s any more; nothing was done", s.Key)
 	}
-	_, err := fmt.Fprintf(a.out, "\nbroken: %d of %d\n", broken, len(s.Holders))
-	return err
+	fmt.Fprintln(a.out)
+	if len(s.Holders) > 0 {
+		fmt.Fprintf(a.out, "broken: %d of %d\n", broken, len(s.Holders))
+	}
+	switch {
+	case opened:
+		fmt.Fprintf(a.out, "ended: the %s\n", s.Gate.Closed)
+	case s.Gate != nil && inspect.Breakable(s.Gate.Closed) && !opens:
+		fmt.Fprintf(a.out, "the %s goes on; break without --holder ends it\n", s.Gate.Closed)
+	case s.Gate != nil && !opens:
+		fmt.Fprintln(a.out, "its rate stays used up")
+	}
+	return nil
 }
 
 // ask waits for a yes. Anything else, the end of the input too, is a no.

@@ -71,25 +71,30 @@ func newResume(a *app) *cobra.Command {
 		Use:   "resume TARGET",
 		Short: "End a pause",
 		Long: `End a pause. Parked tasks are called in their order; other tasks come back by
-themselves, within 90 seconds, not all at once. When the target is not paused, the
-exit code is 1.
+themselves, within 90 seconds, not all at once. An entry of the target that this
+version cannot read is removed. When there is neither, the exit code is 1.
 ` + targetHelp,
 		Example: `  automutex resume report`,
 		Args:    exactly(1, "TARGET"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
-				ended, err := ends(ctx, controls, args[0], controls.Resume, paused)
+				ended, err := inspect.Resume(ctx, controls, args[0])
 				if err != nil {
 					return err
 				}
-				after, err := controls.List(ctx)
+				list, err := controls.List(ctx)
 				if err != nil {
 					return err
 				}
-				if !ended {
-					return no("%s is not paused%s%s", printable.OneLine(args[0]), a.pausedScope(after, args[0]), a.ofPrefix())
+				target, scope := printable.OneLine(args[0]), a.pausedScope(list, args[0])+a.ofPrefix()
+				switch ended {
+				case inspect.ResumedNothing:
+					return no("%s is not paused%s", target, scope)
+				case inspect.ResumedUnreadable:
+					_, err = fmt.Fprintf(a.out, "removed: the entry of %s, which was not in force%s\n", target, scope)
+				case inspect.ResumedPause:
+					_, err = fmt.Fprintf(a.out, "%s is resumed%s\n", target, scope)
 				}
-				_, err = fmt.Fprintf(a.out, "%s is resumed%s%s\n", printable.OneLine(args[0]), a.pausedScope(after, args[0]), a.ofPrefix())
 				return err
 			})
 		},
@@ -99,22 +104,22 @@ exit code is 1.
 	return cmd
 }
 
-// ends removes an order of a target, and reports whether there was one: whether count of the
-// list is another one now, or an entry that could not be read is gone.
-func ends(ctx context.Context, controls *lock.Controls, target string, end func(context.Context, string) error, count func([]lock.Control) int) (bool, error) {
+// clearLimit removes the limit of a target, and reports whether there was one, or an entry
+// that could not be read.
+func clearLimit(ctx context.Context, controls *lock.Controls, target string) (bool, error) {
 	look := func() (n, unread int, err error) {
 		list, err := controls.List(ctx)
 		if err != nil {
 			return 0, 0, err
 		}
 		unreadable, err := inner.Unreadable(ctx, controls)
-		return count(list), len(unreadable), err
+		return limited(list), len(unreadable), err
 	}
 	before, unreadBefore, err := look()
 	if err != nil {
 		return false, err
 	}
-	if err := end(ctx, target); err != nil {
+	if err := controls.ClearLimit(ctx, target); err != nil {
 		return false, err
 	}
 	after, unreadAfter, err := look()
@@ -125,16 +130,6 @@ func ends(ctx context.Context, controls *lock.Controls, target string, end func(
 func limited(list []lock.Control) (n int) {
 	for _, c := range list {
 		if c.Limit > 0 {
-			n++
-		}
-	}
-	return n
-}
-
-// paused counts the pauses of a list.
-func paused(list []lock.Control) (n int) {
-	for _, c := range list {
-		if c.Paused {
 			n++
 		}
 	}
@@ -171,7 +166,7 @@ With --clear, when the target has no such limit, the exit code is 1.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
 				if clearIt {
-					ended, err := ends(ctx, controls, args[0], controls.ClearLimit, limited)
+					ended, err := clearLimit(ctx, controls, args[0])
 					if err != nil {
 						return err
 					}

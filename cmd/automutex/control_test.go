@@ -99,10 +99,13 @@ func testControlMistakes(t *testing.T, b binary) {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
 	b.run(t, tr.flags("doctor")...).want(t, exitNo, "bad", "the entry of odd is not in force")
+	b.run(t, tr.flags("resume", "odd")...).want(t, exitOK, "removed: the entry of odd, which was not in force")
+	b.run(t, tr.flags("resume", "odd")...).wantError(t, exitNo, "odd is not paused")
+	b.run(t, tr.flags("doctor")...).want(t, exitOK)
 	if err := s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "a{b", "junk").Err(); err != nil {
 		t.Fatal(err)
 	}
-	b.run(t, tr.flags("resume", "a{b")...).want(t, exitOK, "a{b is resumed")
+	b.run(t, tr.flags("resume", "a{b")...).want(t, exitOK, "removed: the entry of a{b, which was not in force")
 }
 
 // With the rules, the commands take their prefix, and a target that no task has is said.

@@ -42,7 +42,8 @@ func newList(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the locks that are held or waited for",
-		Long: `List the locks that are held or waited for, in no order: a row for each holder.
+		Long: `List the locks that are held or waited for, in no order: a row for each holder, and
+one for a key that a rate, a hold or a cooldown closes.
 SINCE is how long ago a lock with one holder was taken, UNTIL when its lease ends
 unless it is renewed, LINE how many wait for it, how many of them are parked, and
 whether an operator has paused it.

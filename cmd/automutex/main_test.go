@@ -28,7 +28,7 @@ func TestCommands(t *testing.T) {
 		"key unique": testKeyUnique, "check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
 		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow,
 		"watch": testWatch, "watch terminal": testWatchTerminal, "watch q": testWatchQ, "watch outage": testWatchOutage,
-		"break": testBreak, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs,
+		"break": testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs,
 		"pause": testPause, "limit": testLimit, "control mistakes": testControlMistakes, "control rules": testControlRules,
 		"sweep":  testSweep,
 		"doctor": testDoctor, "doctor settings": testDoctorSettings, "doctor rights": testDoctorRights, "doctor replica": testDoctorReplica,

@@ -21,9 +21,10 @@ func newShow(a *app) *cobra.Command {
 		Use:   "show KEY",
 		Short: "Show one lock: its holders, its line, and their tasks",
 		Long: `Show one lock: its holders with their tokens, the first hundred in its line, and
-what asynq says of their tasks. KEY is as list prints it, or what stands between
-its braces. When nobody holds or waits for the lock, and no control is for it, the exit
-code is 1.`,
+what asynq says of their tasks; and for how long a rate, a hold or a cooldown keeps
+tasks from starting. KEY is as list prints it, or what stands between its braces. When
+nobody holds or waits for the lock, nothing keeps tasks from starting, and no control is
+for it, the exit code is 1.`,
 		Example: `  automutex show 'automutex:{itunes:verify|7}'
   automutex show 'itunes:verify|7'`,
 		Args: exactly(1, "KEY"),
@@ -38,7 +39,7 @@ code is 1.`,
 			switch {
 			case err != nil:
 				return err
-			case s.Held+s.Line+len(s.Controls) == 0:
+			case s.Held+s.Line+len(s.Controls) == 0 && s.Gate == nil:
 				return no("nobody holds or waits for %s", s.Key)
 			case asJSON:
 				return printJSON(a.out, s)

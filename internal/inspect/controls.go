@@ -47,3 +47,48 @@ func (l *Lock) control(list []lock.Control) {
 	}
 	l.Limit, l.Paused = limit, pause != nil
 }
+
+// Resumed is what a resume has ended.
+type Resumed int
+
+// What a resume has ended.
+const (
+	ResumedNothing    Resumed = iota // the target is not paused
+	ResumedPause                     // its pause
+	ResumedUnreadable                // an entry that could not be read, and so was not in force
+)
+
+// Resume ends a pause, and tells whether there was one. It removes an entry of the target
+// that cannot be read.
+func Resume(ctx context.Context, controls *lock.Controls, target string) (Resumed, error) {
+	count := func() (paused, unreadable int, err error) {
+		list, err := controls.List(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		for _, c := range list {
+			if c.Paused {
+				paused++
+			}
+		}
+		wrong, err := inner.Unreadable(ctx, controls)
+		return paused, len(wrong), err
+	}
+	paused, unreadable, err := count()
+	if err != nil {
+		return ResumedNothing, err
+	}
+	if err := controls.Resume(ctx, target); err != nil {
+		return ResumedNothing, err
+	}
+	stillPaused, stillUnreadable, err := count()
+	switch {
+	case err != nil:
+		return ResumedNothing, err
+	case stillPaused < paused:
+		return ResumedPause, nil
+	case stillUnreadable < unreadable:
+		return ResumedUnreadable, nil
+	}
+	return ResumedNothing, nil
+}

@@ -62,6 +62,12 @@ func (g Gate) String() string {
 	return "on hold"
 }
 
+// Breakable reports whether a break of all opens a gate that was closed for that reason: a
+// hold or a cooldown has closed it, and not a rate. Empty means that the gate is open.
+func Breakable(closed string) bool {
+	return closed == lock.ReasonHold || closed == lock.ReasonCooldown
+}
+
 // Waiter is one place in the line of a lock. Note is set where the waiter is no task.
 type Waiter struct {
 	Owner string    `json:"owner"`

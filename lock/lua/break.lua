@@ -5,25 +5,47 @@
 -- ARGV[1] limit  slots of this lock, as the caller sees it; 0: it is paused
 -- ARGV[2] token  <token> whose slot it is; empty: everybody's, and the gate opens that a
 --                hold or a cooldown has closed
--- ARGV[3] all    1: the line goes as well, what is parked, and with it the key; 0: they stay
+-- ARGV[3] all    1: the line goes as well, what is parked, and with it the key; 0: they stay;
+--                2: holders stay too, and only the gate opens
+-- ARGV[4] known  the only holders that may lose the lock: " <token> <token> ... "; *: any
 --
--- reply broken: {slots taken of live holders, and 1 for the gate; how many tokens follow; <token>, ...}
-local lock, limit, token = KEYS[1], tonumber(ARGV[1]), ARGV[2]
+-- reply broken:  {slots taken of live holders, and 1 for the gate; how many tokens follow; <token>, ...}
+-- reply unknown: {-1, 0}, a holder is none of the known ones, and nothing has changed
+-- reply nothing: {-2, 0}, there is no such key
+local lock, limit, token, all = KEYS[1], tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --@include clock
 
 --@include deadline
 
 --@include form
 
+-- known: the holder with that token may lose the lock.
+local function known(its)
+  return ARGV[4] == '*' or string.find(ARGV[4], ' ' .. its .. ' ', 1, true)
+end
+
+if redis.call('EXISTS', lock) == 0 then
+  return {-2, 0}
+end
 local taker, left = string_holder()
-if taker then
+if taker and not known(string.match(taker, '^[^|]*')) then
+  return {-1, 0}
+elseif taker and all == '2' then
+  return {0, 0} -- a string has no gate
+elseif taker then
   widen(taker, left)
 end
 --@include line
 
 holders() -- those whose deadline has passed leave
 local broken = {0, 0}
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14)) do
+local stored = all == '2' and {} or redis.call('ZRANGEBYSCORE', lock, 1e11, 1e14)
+for _, member in ipairs(stored) do
+  if not known(string.match(member, '^h:([^|]*)')) then
+    return {-1, 0}
+  end
+end
+for _, member in ipairs(stored) do
   local its = string.match(member, '^h:([^|]*)')
   if token == '' or its == token then
     redis.call('ZREM', lock, member)
@@ -36,7 +58,7 @@ moved = true
 if token == '' then
   broken[1] = broken[1] + open_gate()
 end
-if ARGV[3] == '1' then
+if all == '1' then
   redis.call('DEL', lock)
   return broken
 end

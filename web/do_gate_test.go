@@ -1,0 +1,128 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// gateOpen tells whether somebody who wants the lock would find its gate open.
+func gateOpen(t *testing.T, m *lock.Lock) bool {
+	t.Helper()
+	info, err := inner.Inspect(context.Background(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Gate.OpensIn == 0
+}
+
+// A break of all ends a hold or a cooldown as well, whether or not somebody holds the lock,
+// and says so before; one of a single holder does not, and none gives back a rate.
+func TestDo_breakGate(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v, _ := operator(t, s)
+		ask := func(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
+		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2), v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
+		lease := v.hold(free)
+		if err := errors.Join(inner.Hold(context.Background(), lease, time.Hour), lease.Unlock(context.Background())); err != nil {
+			t.Fatal(err)
+		}
+		asked := v.get(ask(free)).want(200, "End the hold of free?", "The hold ends now").without("Nobody gets it until")
+		if gateOpen(t, free) {
+			t.Error("asking has ended the hold")
+		}
+		v.confirm(asked, "").want(200, "The hold or cooldown has ended.")
+		if !gateOpen(t, free) {
+			t.Error("the hold goes on")
+		}
+		v.confirm(asked, "").want(200, "break failed: nothing was done: the hold or cooldown is over")
+
+		lease = v.hold(both)
+		if err := v.hold(both).Cooldown(context.Background(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200, "Take the lock both from 1 holder?", "Nobody gets it until"), "").want(200, "taken from 1 of 1 holder.").without("has ended")
+		if gateOpen(t, both) {
+			t.Error("a break of one holder has ended the cooldown")
+		}
+		if err := errors.Join(v.page.locker.Mutex("both").Delete(context.Background())); err != nil {
+			t.Fatal(err)
+		}
+		v.hold(both)
+		if err := v.hold(both).Cooldown(context.Background(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and end its cooldown?"), "").want(200, "taken from 1 of 1 holder. The hold or cooldown has ended.")
+		if !gateOpen(t, both) {
+			t.Error("the cooldown goes on")
+		}
+
+		if err := v.hold(rated).Unlock(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		v.get(ask(rated)).want(409, "Its rate is used up, which a break leaves as it is.")
+	})
+}
+
+// A delete is for the holders that were shown: it leaves alone who came meanwhile, and says
+// so. A lock with a closed gate alone can be deleted; one that is not there is not said to be.
+func TestDo_deleteWhatWasShown(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v, seen := operator(t, s)
+		m := v.locker.Mutex("a")
+		ask := "/locks/do?action=delete&key=" + url.QueryEscape(m.Key())
+		v.get(ask).want(409, "Nobody holds")
+		first := v.hold(m)
+		asked := v.get(ask).want(200, "Delete the lock a with its line?", "When somebody else holds the lock by then")
+		if err := first.Unlock(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		v.confirm(asked, "").want(200, "delete failed: nothing was done: the lock is not there any more")
+		second := v.hold(m)
+		v.confirm(asked, "").want(200, "delete failed: nothing was done: somebody else holds the lock now")
+		for _, tokens := range [][]string{nil, {"bogus"}, {first.Token()}} {
+			sent := v.post("/locks/do", url.Values{"action": {"delete"}, "key": {m.Key()}, "token": tokens}).want(303)
+			v.get(sent.header.Get("Location")).want(200, "somebody else holds the lock now")
+		}
+		if err := second.Extend(context.Background(), lock.DefaultTTL); err != nil {
+			t.Errorf("who came meanwhile lost the lock: %v", err)
+		}
+		if seen.last(t).Err == nil {
+			t.Error("Audit is not told that nothing was done")
+		}
+		v.confirm(v.get(ask), "").want(200, "The lock and its line were deleted.")
+		third := v.hold(m)
+		if err := errors.Join(inner.Hold(context.Background(), third, time.Hour), third.Unlock(context.Background())); err != nil {
+			t.Fatal(err)
+		}
+		v.confirm(v.get(ask).want(200, "When somebody holds the lock by then"), "").want(200, "The lock and its line were deleted.")
+		if !gateOpen(t, m) {
+			t.Error("the hold is still there")
+		}
+	})
+}
+
+// Resuming what is not paused does nothing, and says so; what cannot be read is removed.
+func TestDo_resume(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v, _ := operator(t, s)
+		resume := func() answer {
+			return v.confirm(v.get("/locks/do?action=resume&target=report"), "")
+		}
+		resume().want(200, "resume failed: nothing was done: report is not paused").without("not paused any more")
+		if err := v.locker.Controls().Pause(context.Background(), "report", time.Time{}, ""); err != nil {
+			t.Fatal(err)
+		}
+		resume().want(200, "report is not paused any more.")
+		if err := s.Client(t).HSet(context.Background(), v.prefix+":{control}", "report", `{"v":9}`).Err(); err != nil {
+			t.Fatal(err)
+		}
+		resume().want(200, "The entry of report, which could not be read and was not in force, is removed.")
+		resume().want(200, "nothing was done: report is not paused")
+	})
+}
