@@ -18,17 +18,18 @@ var templateFiles embed.FS
 // sent again and again.
 var views = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
-		"asset":    func(base, name string) string { return base + "static/" + name + "?v=" + assetFiles[name].version },
-		"ago":      func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
-		"in":       func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
-		"clock":    func(t time.Time) string { return t.UTC().Format("15:04:05") },
-		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
-		"text":     printable.Short,
-		"count":    printable.Count,
-		"inBraces": inspect.InBraces,
-		"line":     func(r row) int { return r.line() },
-		"more":     func(n int) int { return n - 1 },
-		"neg":      func(d time.Duration) time.Duration { return -d },
+		"asset":       func(base, name string) string { return base + "static/" + name + "?v=" + assetFiles[name].version },
+		"ago":         func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
+		"in":          func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
+		"clock":       func(t time.Time) string { return t.UTC().Format("15:04:05") },
+		"iso":         func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+		"text":        printable.Short,
+		"count":       printable.Count,
+		"inBraces":    inspect.InBraces,
+		"controlText": inner.ControlText,
+		"line":        func(r row) int { return r.line() },
+		"more":        func(n int) int { return n - 1 },
+		"neg":         func(d time.Duration) time.Duration { return -d },
 	}).ParseFS(templateFiles, "templates/layout.html", "templates/chart.html"))
 	all := map[string]*template.Template{}
 	for _, name := range []string{"keys", "key", "rules", "unique", "doctor", "ask", "fail"} {
