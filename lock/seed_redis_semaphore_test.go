@@ -588,7 +588,7 @@ func TestSeedRedisSemaphore_ServerTime(t *testing.T) {
 		before := serverNow(t, m)
 		deadline, ok := holds(t, mustTry(t, m))
 		after := serverNow(t, m)
-		if early, late := before.Add(10*time.Second).Truncate(time.Millisecond), after.Add(10*time.Second+2*time.Millisecond); !ok || deadline.Before(early) || deadline.After(late) {
+		if early, late := before.Add(10*time.Second-expiryError(s)), after.Add(10*time.Second+expiryError(s)); !ok || deadline.Before(early) || deadline.After(late) {
 			t.Errorf("the deadline is %s, want between %s and %s", deadline, early, late)
 		}
 	})
