@@ -92,7 +92,7 @@ func (s *snapshot) find(q keysQuery, now time.Time, namesFor func(scope string) 
 		return slices.Clone(s.rows[first:last]), len(s.rows)
 	}
 	take := func(r row) {
-		if q.longer > 0 && (r.Since.IsZero() || now.Sub(r.Since) <= q.longer) {
+		if q.longer > 0 && r.Held <= 1 && (r.Since.IsZero() || now.Sub(r.Since) <= q.longer) {
 			return
 		}
 		if found++; found > skip && len(shown) < perPage {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -73,6 +74,21 @@ func TestNarrowed_longer(t *testing.T) {
 		if _, found := snap.find(q, now.Add(2*time.Minute), nil); found != want {
 			t.Errorf("waiting %v: %d are held for longer two minutes later, want %d", waiting, found, want)
 		}
+	}
+}
+
+// Of several holders the newest one's age is known alone: the row tells none, and is not
+// left out, since another holder may hang.
+func TestNarrowed_severalHolders(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	r := newRow(inside.Info{Key: "k", Held: 2, Granted: time.Second}, now)
+	if !r.Since.IsZero() {
+		t.Errorf("two hold it since %s", r.Since)
+	}
+	snap := &snapshot{rows: []row{r}}
+	if _, found := snap.find(keysQuery{longer: time.Minute, Page: 1}, now, nil); found != 1 {
+		t.Error("a lock with two holders is left out")
 	}
 }
 

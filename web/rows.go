@@ -17,8 +17,8 @@ type row struct {
 	Key     string
 	Held    int
 	Waiting int
-	Parked  int // the called ones included
-	Since   time.Time
+	Parked  int       // the called ones included
+	Since   time.Time // when it was taken; zero: nobody holds it, or several do, of whom only the newest one's time is known
 	Until   time.Time // of the first holder; zero without one
 	Owner   string    // of the first holder
 	Note    string    // of the first holder
@@ -29,7 +29,7 @@ type row struct {
 // newRow makes a row of what package lock tells, asked at that time.
 func newRow(info inside.Info, at time.Time) row {
 	r := row{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Parked: info.Parked + info.Called}
-	if info.Held > 0 && info.Granted > 0 {
+	if info.Held == 1 && info.Granted > 0 {
 		r.Since = at.Add(-info.Granted)
 	}
 	if info.Gate.OpensIn > 0 {

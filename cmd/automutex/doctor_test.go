@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -308,13 +309,19 @@ func testDoctorPark(t *testing.T, _ binary) {
 		}
 		return slices.DeleteFunc(all, func(f doctor.Finding) bool { return f.What != "Park" })
 	}
+	has(t, examine(24*365*time.Hour), doctor.Note, "Park", `rule "report:": only 1 of its keys are held now`)
+	for i := range 4 {
+		id := fmt.Sprint("another", i)
+		tr.enqueue(id, "report:x", fmt.Sprintf(`{"id": %q}`, id))
+		tr.holds(id)
+	}
 	all := examine(24 * 365 * time.Hour)
 	has(t, all, doctor.Bad, "Park", `rule "report:": its keys are held for about `)
 	has(t, all, doctor.Note, "Park", `rule "work": nothing of it is held now`)
 	if len(all) != 2 {
 		t.Errorf("got %+v", all)
 	}
-	has(t, examine(time.Millisecond), doctor.Fine, "Park", `rule "report:"`)
+	has(t, examine(time.Microsecond), doctor.Fine, "Park", `rule "report:"`)
 }
 
 func testDoctorCluster(t *testing.T, b binary) {

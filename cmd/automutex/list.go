@@ -21,7 +21,7 @@ func filterFlags(cmd *cobra.Command, f *inspect.Filter) {
 	cmd.Flags().StringVar(&f.Holder, "holder", "", "only locks held by an owner whose label has this in it")
 	cmd.Flags().StringVar(&f.Task, "task", "", "only locks held by a task, queue/id, that has this in it")
 	cmd.Flags().BoolVar(&f.Waiting, "waiting", false, "only locks that somebody waits for")
-	cmd.Flags().DurationVar(&f.Longer, "longer", 0, "only locks taken longer ago than this")
+	cmd.Flags().DurationVar(&f.Longer, "longer", 0, "only locks taken longer ago than this, and those with several holders, whose ages are not known")
 }
 
 func checkFilter(f inspect.Filter) error {

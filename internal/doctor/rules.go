@@ -237,14 +237,19 @@ func (d *doctor) parked(ctx context.Context, cfg automutex.Config) error {
 
 // checkInterval compares TaskCheckInterval with how long one rule's keys are held. At
 // any moment half of a hold is over on average, so holds last about twice as long as the
-// ages seen.
+// ages seen. That needs several of them: one key taken a moment ago says nothing.
 func (d *doctor) checkInterval(rule string, ages []time.Duration) {
-	const far = 10
+	const far, enough = 10, 5
 	if len(ages) == 0 {
 		d.foundf(Note, "Park", "rule %q: nothing of it is held now, so its hold times are not known; TaskCheckInterval should not be far above them, and is %s", rule, d.intervalText())
 		return
 	}
 	slices.Sort(ages)
+	if len(ages) < enough {
+		d.foundf(Note, "Park", "rule %q: only %d of its keys are held now, one for %s, so its hold times are not known; TaskCheckInterval should not be far above them, and is %s",
+			rule, len(ages), printable.Duration(ages[len(ages)-1]), d.intervalText())
+		return
+	}
 	hold := 2 * ages[len(ages)/2]
 	if d.TaskCheckInterval > far*hold {
 		d.foundf(Bad, "Park", "rule %q: its keys are held for about %s, but an idle server looks for tasks only every TaskCheckInterval: a hot key idles between parked tasks; lower it from %s",

@@ -42,7 +42,8 @@ func (f Filter) Passes(l Lock, now time.Time) bool {
 	if f.Waiting && l.Line == 0 {
 		return false
 	}
-	return f.Longer == 0 || l.Since != nil && now.Sub(*l.Since) > f.Longer
+	// Of several holders only the newest one's age is known: any other may be older.
+	return f.Longer == 0 || l.Held > 1 || l.Since != nil && now.Sub(*l.Since) > f.Longer
 }
 
 // slashes replaces "/" in a key and in its pattern. path.Match treats it apart; in a key
