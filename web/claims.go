@@ -58,7 +58,10 @@ func (c *claims) get(ctx context.Context, p *page) (rows []claimRow, more bool, 
 		defer cancel()
 		c.rows, c.more, c.err = p.findClaims(ctx)
 		c.at = time.Now()
-		c.next = c.at.Add(max(claimsFresh, claimsPause*c.at.Sub(began)))
+		c.next = c.at.Add(claimsFresh)
+		if c.err == nil {
+			c.next = c.at.Add(max(claimsFresh, claimsPause*c.at.Sub(began)))
+		}
 	}
 	return c.rows, c.more, c.at, c.err
 }
@@ -71,7 +74,7 @@ func (c *claims) forget() {
 }
 
 // findClaims walks the keys of each node until there are enough claims, or ctx ends. What
-// it has then is given, with more.
+// it has then is given, with more. A node that has not answered at all is an error.
 func (p *page) findClaims(ctx context.Context) (rows []claimRow, more bool, err error) {
 	keys, more, err := p.claimKeys(ctx)
 	if err != nil {
@@ -95,10 +98,11 @@ func (p *page) claimKeys(ctx context.Context) (keys []string, more bool, err err
 	var mu sync.Mutex // guards seen and more: ForEachMaster calls from several goroutines, and waits for them
 	seen := map[string]bool{}
 	walk := func(ctx context.Context, node *redis.Client) error {
-		for cursor := uint64(0); ; {
+		answered := false
+		for cursor := uint64(0); ; answered = true {
 			found, next, err := node.Scan(ctx, cursor, pattern, scanCount).Result()
 			mu.Lock()
-			if err != nil && ctx.Err() != nil {
+			if err != nil && ctx.Err() != nil && answered {
 				more = true
 				mu.Unlock()
 				return nil //nolint:nilerr // the time is up; what was found is shown

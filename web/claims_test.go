@@ -45,6 +45,27 @@ func TestClaims(t *testing.T) {
 	})
 }
 
+// While Redis hangs, the view says so, and not that nothing is claimed; and it looks again soon.
+func TestClaims_redisHangs(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	v := serve(t, s, Options{})
+	v.get("/unique").want(200, "Nothing is claimed.")
+	v.page.claims.forget()
+	s.Pause(t)
+	began := time.Now()
+	v.get("/unique").without("Nothing is claimed.")
+	if v.page.claims.err == nil || v.page.claims.next.After(v.page.claims.at.Add(claimsFresh)) {
+		t.Errorf("the look gave %v, and the next is at %s", v.page.claims.err, v.page.claims.next)
+	}
+	if took := time.Since(began); took > patience {
+		t.Errorf("the view took %s", took)
+	}
+	s.Resume(t)
+	v.page.claims.forget()
+	v.get("/unique").want(200, "Nothing is claimed.")
+}
+
 // Of many claims a bounded number is read, and the view says that there are more.
 func TestClaims_bounded(t *testing.T) {
 	t.Parallel()
