@@ -159,12 +159,26 @@ func TestKeys_outage(t *testing.T) {
 	v := serve(t, s, Options{})
 	v.find("/", "No lock is held or waited for.")
 	s.Stop(t)
-	v.find("/", `class="error"`).want(200)
+	v.find("/", `class="error"`).want(200).without("the rows below are newer")
 	v.get(keyPath(v.prefix+":{a}")).want(200, `class="error"`)
 	s.Start(t)
 	redistest.Eventually(t, patience, func() bool {
 		return !strings.Contains(v.get("/").body, `class="error"`)
 	}, "the page comes back with Redis")
+}
+
+// A page that began while Redis hung knows of no lock and of no order, and does not say that
+// there are none.
+func TestKeys_hangsFromTheBeginning(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}})
+	s.Pause(t)
+	v.find("/", `class="error"`).want(200).without("No lock is held", "<b>0</b> locks")
+	v.find("/rules", `class="error"`).want(200).without("Nothing is paused")
+	s.Resume(t)
+	v.find("/", "No lock is held")
+	v.find("/rules", "Nothing is paused")
 }
 
 // The page takes nothing: a lock that it shows is as free as before.

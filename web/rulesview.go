@@ -29,7 +29,7 @@ type ruleRow struct {
 	Also             []string // what else the rule says
 	TTL, Wait        time.Duration
 	Busy             string
-	Scope            string // the target of orders; empty where each type has a scope of its own
+	Scope            string // the target of orders; empty where the rule names only how types begin
 	Now              totals
 	Longest          time.Duration // how long the oldest holder has its lock
 	Top              []row         // its keys with a line, the most contended first
@@ -110,8 +110,9 @@ func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 	parts := []string{rule.Scope}
 	if rule.byType {
 		parts[0] = "<type>"
-	} else {
-		r.Scope = rule.scope
+	}
+	if !rule.byType || !strings.HasSuffix(rule.Task, ":") {
+		r.Scope = rule.scope // that of the type that the rule names, where each type has its own
 	}
 	for _, path := range rule.On {
 		parts = append(parts, "<"+path+">")

@@ -23,14 +23,15 @@ func TestRules(t *testing.T) {
 		v := serve(t, s, Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }, Rules: []automutex.Rule{
 			{Name: "reports", Task: "report:", Scope: "report", On: []string{"tenant"}, Limit: 3, TTL: time.Minute, Busy: automutex.Park},
 			{Task: "mail:"},
+			{Task: "reindex"},
 		}})
 		m := v.locker.Mutex("report", lock.Parts("acme"))
 		v.hold(m)
 		v.wait(m)
 		v.hold(v.locker.Mutex("mail:welcome"))
 		a := v.find("/locks/rules", "report|acme").want(200, "<bdi>reports</bdi>", "report|&lt;tenant&gt;", "1m0s", "park", "&lt;type&gt;", "(1)<br>", "Nothing is paused or limited.")
-		if strings.Contains(a.body, "target=mail") || !strings.Contains(a.body, "action=pause&amp;target=report") {
-			t.Errorf("a rule without a scope of its own can be paused, or one with a scope cannot:\n%s", a.body)
+		if strings.Contains(a.body, "target=mail") || !strings.Contains(a.body, "action=pause&amp;target=report") || !strings.Contains(a.body, "action=pause&amp;target=reindex") {
+			t.Errorf("a rule that names only how types begin can be paused, or one with a scope or a type cannot:\n%s", a.body)
 		}
 	})
 }
