@@ -83,7 +83,7 @@ const (
 	breakGate  = 2 // nothing
 )
 
-// anyHolder has the break script take the lock from whoever holds it.
+// anyHolder lets the break script break every holder.
 const anyHolder = "*"
 
 // breakUp runs the break script. It returns how many slots and gates were opened up, or

@@ -144,19 +144,27 @@ func (c *Controls) Pause(ctx context.Context, target string, until time.Time, wh
 		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
 			target, until.Format(time.RFC3339), inside.MaxTTL)
 	}
-	return c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, skew time.Duration) {
+	_, err := c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, skew time.Duration) {
 		e.Pause = &pauseEntry{orderedBy: by}
 		if !until.IsZero() {
 			end := until.Add(skew).UTC()
 			e.Pause.Until = &end
 		}
 	})
+	return err
 }
 
 // Resume ends a pause. Of a target that is not paused nothing is changed, which is no
 // error. A pause of the scope stays in force for a key that is resumed.
 func (c *Controls) Resume(ctx context.Context, target string) error {
-	return c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Pause = nil })
+	_, err := c.resume(ctx, target)
+	return err
+}
+
+// resume is Resume, and returns what it has ended.
+func (c *Controls) resume(ctx context.Context, target string) (inside.Ended, error) {
+	found, err := c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Pause = nil })
+	return found.ended(found.was.Paused), err
 }
 
 // SetLimit sets how many may hold a lock of the target at once, in place of the
@@ -166,15 +174,23 @@ func (c *Controls) SetLimit(ctx context.Context, target string, n int, why strin
 	if n < 1 || n > maxLimit {
 		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
 	}
-	return c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, _ time.Duration) {
+	_, err := c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, _ time.Duration) {
 		e.Limit = &limitEntry{orderedBy: by, Holders: n}
 	})
+	return err
 }
 
 // ClearLimit ends what SetLimit set. Without that nothing is changed, which is no
 // error.
 func (c *Controls) ClearLimit(ctx context.Context, target string) error {
-	return c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Limit = nil })
+	_, err := c.clearLimit(ctx, target)
+	return err
+}
+
+// clearLimit is ClearLimit, and returns what it has ended.
+func (c *Controls) clearLimit(ctx context.Context, target string) (inside.Ended, error) {
+	found, err := c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Limit = nil })
+	return found.ended(found.was.Limit > 0), err
 }
 
 // List gives all controls that are in force, sorted by target, as Redis has them. An
@@ -233,6 +249,24 @@ func (c *Controls) fetch(ctx context.Context) (*controlState, error) {
 	return state, nil
 }
 
+// changed is what a change has found at its target.
+type changed struct {
+	was        Control // what was in force; zero: nothing
+	unreadable bool    // the entry could not be read, and so was not in force
+}
+
+// ended says what a change that ends an order has ended; order is whether that order was
+// in force.
+func (c changed) ended(order bool) inside.Ended {
+	switch {
+	case c.unreadable:
+		return inside.EndedUnreadable
+	case order:
+		return inside.EndedOrder
+	}
+	return inside.EndedNothing
+}
+
 // changeTries is how often a change is tried whose entry somebody else changes
 // meanwhile. Each try in vain means that another operator's change came through.
 const changeTries = 50
@@ -243,41 +277,45 @@ const changeTries = 50
 //
 // A change that ends an order (ends) also takes a target that no lock has, if an entry
 // with that very name is stored: whatever has put it there, it can be removed.
-func (c *Controls) change(ctx context.Context, target, why string, ends bool, apply func(e *controlEntry, by orderedBy, skew time.Duration)) error {
+func (c *Controls) change(ctx context.Context, target, why string, ends bool, apply func(e *controlEntry, by orderedBy, skew time.Duration)) (found changed, err error) {
 	l := c.locker
 	if l.err != nil {
-		return l.err
+		return found, l.err
 	}
 	text, wrong := l.parseTarget(target)
 	if wrong != nil && !ends {
-		return wrong
+		return found, wrong
 	}
 	if len(why) > maxWhy {
-		return fmt.Errorf("lock: control for %q: the reason has %d bytes: at most %d", text, len(why), maxWhy)
+		return found, fmt.Errorf("lock: control for %q: the reason has %d bytes: at most %d", text, len(why), maxWhy)
 	}
 	for range changeTries {
 		state, err := c.fetch(ctx)
 		if err != nil {
-			return err
+			return found, err
 		}
 		if ends && (wrong != nil || state.targets[text] == nil) && state.targets[target] != nil {
 			text, wrong = target, nil
 		}
 		if wrong != nil {
-			return wrong
+			return found, wrong
 		}
 		done, err := c.changeOnce(ctx, state, text, orderedBy{
 			Why: strings.ToValidUTF8(why, "\uFFFD"), By: strings.ToValidUTF8(unescape(l.owner), "\uFFFD"), Since: state.serverTime,
 		}, apply)
 		if err != nil {
-			return err
+			return found, err
 		}
 		if done {
 			c.dropEnded(ctx, state, text)
-			return l.obeyNow(ctx)
+			if t := state.targets[text]; t != nil {
+				found.was, _ = t.entry.control(text, state.serverTime)
+				found.unreadable = t.wrong != nil
+			}
+			return found, l.obeyNow(ctx)
 		}
 	}
-	return fmt.Errorf("lock: control for %q: others change it all the time; try again", text)
+	return found, fmt.Errorf("lock: control for %q: others change it all the time; try again", text)
 }
 
 func (c *Controls) changeOnce(ctx context.Context, state *controlState, target string, by orderedBy,

@@ -42,7 +42,7 @@ const (
 	ReasonHeld = "held by"
 	// ReasonRate: the lock has had as many starts as its [Rate] allows.
 	ReasonRate = "rate"
-	// ReasonHold: a holder said that nobody shall start for a time; as the policy of a rule does.
+	// ReasonHold: a handler put the key on hold for a time.
 	ReasonHold = "hold"
 	// ReasonCooldown: the last holder left a cooldown; see [Lease.Cooldown].
 	ReasonCooldown = "cooldown"

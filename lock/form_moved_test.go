@@ -7,9 +7,8 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// In a slot of a Cluster that moves to another node, whoever wants to wait for a lock that
-// is a string must not take it from its holder: its key cannot be written anew there once
-// it is deleted.
+// While a Cluster moves a slot to another node, a waiter must not delete a string lock of
+// its holder: a script cannot write the key again there.
 func TestForm_slotThatMovesKeepsTheHolder(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -23,9 +23,9 @@ type insider struct{}
 //
 // call brings parked work back, see [inside.Caller]. With nil this Locker calls nothing.
 //
-// onControls is told of the controls that are in force, sorted by target, each time that
-// changes, and first when the Locker has read them and there are any. It is called on a
-// goroutine of the Locker's, one call at a time, and should be quick.
+// onControls receives the controls in force, sorted by target, each time that they change,
+// and first when the Locker has read them and there are any. The Locker calls it on a
+// goroutine of its own, one call at a time. It should be quick.
 func (insider) New(rdb Client, o Options, call inside.Caller, onControls func(inForce []Control)) *Locker {
 	o.call, o.onControls = call, onControls
 	return New(rdb, o)
@@ -114,6 +114,14 @@ func (insider) Paused(ctx context.Context, c *Controls, key string) error {
 
 func (insider) Unreadable(ctx context.Context, c *Controls) (map[string]string, error) {
 	return c.unreadable(ctx)
+}
+
+func (insider) Resume(ctx context.Context, c *Controls, target string) (inside.Ended, error) {
+	return c.resume(ctx, target)
+}
+
+func (insider) ClearLimit(ctx context.Context, c *Controls, target string) (inside.Ended, error) {
+	return c.clearLimit(ctx, target)
 }
 
 func (insider) ControlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {

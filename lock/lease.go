@@ -273,7 +273,7 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, held bool, _ error) {
 	m := le.lock
 	if err != nil || le.releases.wasResent() {
-		m.locker.line.askAgainFor(m) // a reply that was lost may have told of a grant
+		m.locker.line.askAgainFor(m) // a lost reply may have named a grant
 	}
 	if err != nil {
 		return 0, false, backendError("release", m.Key(), err)

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -54,13 +54,13 @@ func (p *page) order(ctx context.Context, a Action, form url.Values) (string, er
 
 // resume ends a pause, and removes an entry that cannot be read.
 func (p *page) resume(ctx context.Context, target string) (string, error) {
-	ended, err := inspect.Resume(ctx, p.locker.Controls(), target)
+	ended, err := inner.Resume(ctx, p.locker.Controls(), target)
 	switch name := printable.Short(target); {
 	case err != nil:
 		return "", err
-	case ended == inspect.ResumedNothing:
+	case ended == inside.EndedNothing:
 		return "", fmt.Errorf("%w: %s is not paused", errGone, name)
-	case ended == inspect.ResumedUnreadable:
+	case ended == inside.EndedUnreadable:
 		return "The entry of " + name + ", which could not be read and was not in force, is removed.", nil
 	default:
 		return name + " is not paused any more.", nil

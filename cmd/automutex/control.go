@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -78,7 +79,7 @@ version cannot read is removed. When there is neither, the exit code is 1.
 		Args:    exactly(1, "TARGET"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
-				ended, err := inspect.Resume(ctx, controls, args[0])
+				ended, err := inner.Resume(ctx, controls, args[0])
 				if err != nil {
 					return err
 				}
@@ -88,11 +89,11 @@ version cannot read is removed. When there is neither, the exit code is 1.
 				}
 				target, scope := printable.OneLine(args[0]), a.pausedScope(list, args[0])+a.ofPrefix()
 				switch ended {
-				case inspect.ResumedNothing:
+				case inside.EndedNothing:
 					return no("%s is not paused%s", target, scope)
-				case inspect.ResumedUnreadable:
+				case inside.EndedUnreadable:
 					_, err = fmt.Fprintf(a.out, "removed: the entry of %s, which was not in force%s\n", target, scope)
-				case inspect.ResumedPause:
+				case inside.EndedOrder:
 					_, err = fmt.Fprintf(a.out, "%s is resumed%s\n", target, scope)
 				}
 				return err
@@ -102,38 +103,6 @@ version cannot read is removed. When there is neither, the exit code is 1.
 	file.flag(cmd)
 	a.conn.needed(cmd)
 	return cmd
-}
-
-// clearLimit removes the limit of a target, and reports whether there was one, or an entry
-// that could not be read.
-func clearLimit(ctx context.Context, controls *lock.Controls, target string) (bool, error) {
-	look := func() (n, unread int, err error) {
-		list, err := controls.List(ctx)
-		if err != nil {
-			return 0, 0, err
-		}
-		unreadable, err := inner.Unreadable(ctx, controls)
-		return limited(list), len(unreadable), err
-	}
-	before, unreadBefore, err := look()
-	if err != nil {
-		return false, err
-	}
-	if err := controls.ClearLimit(ctx, target); err != nil {
-		return false, err
-	}
-	after, unreadAfter, err := look()
-	return before != after || unreadBefore != unreadAfter, err
-}
-
-// limited counts the limits of a list.
-func limited(list []lock.Control) (n int) {
-	for _, c := range list {
-		if c.Limit > 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // pausedScope says that a key stays paused with its scope.
@@ -166,11 +135,11 @@ With --clear, when the target has no such limit, the exit code is 1.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
 				if clearIt {
-					ended, err := clearLimit(ctx, controls, args[0])
+					ended, err := inner.ClearLimit(ctx, controls, args[0])
 					if err != nil {
 						return err
 					}
-					if !ended {
+					if ended == inside.EndedNothing {
 						return no("%s has no limit of an operator%s", printable.OneLine(args[0]), a.ofPrefix())
 					}
 					_, err = fmt.Fprintf(a.out, "%s has the limit of its program%s\n", printable.OneLine(args[0]), a.ofPrefix())

@@ -137,3 +137,13 @@ type Waiter struct {
 	// was called besides and has not come yet.
 	Parked, Called bool
 }
+
+// Ended is what the end of an operator's order has ended.
+type Ended int
+
+// What the end of an order has ended.
+const (
+	EndedNothing    Ended = iota // the order was not in force
+	EndedOrder                   // the order
+	EndedUnreadable              // an entry that could not be read, and so was not in force
+)
