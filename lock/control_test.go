@@ -23,6 +23,9 @@ func ownPrefix(t testing.TB) func(*Options) {
 	return func(o *Options) { o.Prefix = prefix }
 }
 
+// ownServer is for Lockers with the prefix of all tests, on a server of the test's own.
+func ownServer(o *Options) { o.onControls = func([]Control) {} }
+
 // knows waits until l obeys exactly those targets.
 func knows(t testing.TB, l *Locker, targets ...string) {
 	t.Helper()

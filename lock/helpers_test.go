@@ -40,6 +40,11 @@ func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 	if o.Transport == nil {
 		o.Transport = transportFor(t, rdb)
 	}
+	if o.Prefix == "" && o.onControls == nil {
+		o.onControls = func(inForce []Control) {
+			t.Errorf("controls of the prefix that the tests share: %v; they have waiters of other tests ask once more, so this test needs ownPrefix, or ownServer", inForce)
+		}
+	}
 	l := New(rdb, o)
 	if err := l.err; err != nil {
 		t.Fatalf("New: %v", err)

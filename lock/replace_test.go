@@ -92,7 +92,7 @@ func TestStop_holderWhileNobodyMayStart(t *testing.T) {
 				}
 			},
 		} {
-			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t) + what)
+			m := newLocker(t, s.Client(t), ownPrefix(t)).Mutex(redistest.Name(t) + what)
 			old, oldAsked := arrived(t, m, "old")
 			le := mustTry(t, old)
 			heard(t, old)

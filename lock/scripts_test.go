@@ -77,7 +77,7 @@ func read(t *testing.T, name string) string {
 // order, and the bodies use no more and no less.
 func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	m := newLocker(t, redistest.Mini(t).Client(t), ownPrefix(t)).Mutex(redistest.Name(t))
 	passed := passedArgs(t, m)
 	for _, s := range scripts {
 		src := read(t, s.name)

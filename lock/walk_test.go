@@ -30,7 +30,7 @@ func (w words) walk(t testing.TB, rdb redis.UniversalClient) (keys []string) {
 	if w.secret != "" {
 		w.secret = hashText(w.secret) // any text, as a secret that is one
 	}
-	l := newLocker(t, rdb, owner(w.owner), func(o *Options) { o.HashKeys = w.secret })
+	l := newLocker(t, rdb, owner(w.owner), func(o *Options) { o.HashKeys = w.secret }, ownServer)
 	defer func() { _ = l.Close() }()
 	w.owner = unescape(l.owner) // host:pid where none was given
 	at := func(n int, note string, options ...Option) *Lock {
