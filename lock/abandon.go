@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/automutex/automutex/internal/exchange"
 )
 
 // laterReleases is when an abandoned token is released again, after it was given
@@ -11,7 +13,7 @@ import (
 // intervals and on Linux for about two minutes: after a partition an ask can take
 // the lock for a task that is long done. (An ask that carries its own expiry would
 // need a clock that client and server agree on.)
-var laterReleases = [...]time.Duration{opTimeout, 15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute}
+var laterReleases = [...]time.Duration{exchange.Timeout, 15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute}
 
 // abandonedMost is how many tokens wait for later releases at most. With more, the
 // ones that were released most often go: the deadline frees what they may take.
@@ -107,7 +109,7 @@ func (a *abandoned) ring() {
 	defer a.locker.work.Done()
 	due, next := a.take(time.Now())
 	a.alarm.set(next)
-	inBatches(a.locker, due, abandonedLease.key, func(batch []abandonedLease) {
+	exchange.InBatches(a.locker.conn, a.locker.branch, due, abandonedLease.key, func(batch []abandonedLease) {
 		a.release(batch)
 		for _, e := range batch {
 			if e.step++; e.step < len(laterReleases) {
@@ -131,19 +133,19 @@ func (a *abandoned) again(e abandonedLease) {
 
 // release releases a batch, and notes in it which failed.
 func (a *abandoned) release(batch []abandonedLease) {
-	places := map[*script][]int{} // a pool has a script of its own, and so a pipeline
-	calls := map[*script][]*call{}
+	places := map[*exchange.Script][]int{} // a pool has a script of its own, and so a pipeline
+	calls := map[*exchange.Script][]*exchange.Call{}
 	for i, e := range batch {
 		s, args := e.lease.lock.kind.release(e.lease)
 		places[s] = append(places[s], i)
-		calls[s] = append(calls[s], &call{keys: e.lease.lock.keys, args: args})
+		calls[s] = append(calls[s], &exchange.Call{Keys: e.lease.lock.keys, Args: args})
 	}
 	for s, calls := range calls {
 		sent := time.Now()
-		a.locker.conn.pipeline(context.Background(), s, calls)
+		a.locker.conn.Pipeline(context.Background(), s, calls)
 		for i, c := range calls {
 			e := &batch[places[s][i]]
-			_, _, err := e.lease.noteRelease(c.reply, c.err, sent)
+			_, _, err := e.lease.noteRelease(c.Reply, c.Err, sent)
 			e.failed = err != nil
 		}
 	}
@@ -165,5 +167,5 @@ func (a *abandoned) close() {
 	}
 	a.count = 0
 	a.mu.Unlock()
-	inBatches(a.locker, last, abandonedLease.key, a.release)
+	exchange.InBatches(a.locker.conn, a.locker.branch, last, abandonedLease.key, a.release)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -98,12 +99,12 @@ func (m *Lock) breakUp(ctx context.Context, token string, what int, known string
 // operateBreak is operate for a script that takes slots from their holders: it ends
 // the leases of those in this Locker. The reply is how many slots or values the
 // script took, how many tokens follow, and these. A number below 0 says why it took none.
-func (m *Lock) operateBreak(ctx context.Context, s *script, args []any) (int, error) {
+func (m *Lock) operateBreak(ctx context.Context, s *exchange.Script, args []any) (int, error) {
 	reply, err := m.operate(ctx, s, args)
 	if err != nil {
 		return 0, err
 	}
-	unexpected := backendError(s.name, m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	unexpected := backendError(s.Name, m.Key(), fmt.Errorf("unexpected reply %v", reply))
 	list, _ := reply.([]any)
 	if len(list) < 2 {
 		return 0, unexpected
@@ -125,27 +126,27 @@ func (m *Lock) operateBreak(ctx context.Context, s *script, args []any) (int, er
 }
 
 // operate runs a script for a caller who wants its reply and nothing else.
-func (m *Lock) operate(ctx context.Context, s *script, args []any) (any, error) {
+func (m *Lock) operate(ctx context.Context, s *exchange.Script, args []any) (any, error) {
 	if err := m.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer m.locker.work.Done()
-	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
+	reply, err := m.locker.conn.Run(ctx, s, m.keys, args)
 	if err != nil {
-		return nil, backendError(s.name, m.Key(), err)
+		return nil, backendError(s.Name, m.Key(), err)
 	}
 	return reply, nil
 }
 
 // operateCode is operate for a script whose reply is a number from 0 to most.
-func (m *Lock) operateCode(ctx context.Context, s *script, args []any, most int64) (int64, error) {
+func (m *Lock) operateCode(ctx context.Context, s *exchange.Script, args []any, most int64) (int64, error) {
 	reply, err := m.operate(ctx, s, args)
 	if err != nil {
 		return 0, err
 	}
 	n, err := codeOf(reply, most)
 	if err != nil {
-		return 0, backendError(s.name, m.Key(), err)
+		return 0, backendError(s.Name, m.Key(), err)
 	}
 	return n, nil
 }
@@ -161,7 +162,7 @@ func (l *Locker) list(ctx context.Context) iter.Seq2[inside.Info, error] {
 				yield(inside.Info{}, err)
 				return
 			}
-			info, err := parseInspect(c.keys[0], c.reply, c.err)
+			info, err := parseInspect(c.Keys[0], c.Reply, c.Err)
 			if err == nil && !info.InUse() {
 				continue
 			}
@@ -183,16 +184,16 @@ func (l *Locker) sweep(ctx context.Context) (int, error) {
 	removed := 0
 	for c, err := range l.walk(ctx, sweepScript) {
 		for err == nil {
-			n, wrong := codeOf(c.reply, math.MaxInt64)
-			if err := cmp.Or(c.err, wrong); err != nil {
-				return removed, backendError("sweep", c.keys[0], err)
+			n, wrong := codeOf(c.Reply, math.MaxInt64)
+			if err := cmp.Or(c.Err, wrong); err != nil {
+				return removed, backendError("sweep", c.Keys[0], err)
 			}
 			removed += int(n)
 			if n < sweepMost {
 				break
 			}
 			if err = l.enter(); err == nil { // there may be more of them
-				c.reply, c.err = l.conn.run(ctx, sweepScript, c.keys, nil)
+				c.Reply, c.Err = l.conn.Run(ctx, sweepScript, c.Keys, nil)
 				l.work.Done()
 			}
 		}
@@ -206,8 +207,8 @@ func (l *Locker) sweep(ctx context.Context) (int, error) {
 // walk runs s on the key of every lock under the prefix, on none twice, and
 // yields what came of each. An error ends it. What is not a lock's (of another
 // type) is left out.
-func (l *Locker) walk(ctx context.Context, s *script, args ...any) iter.Seq2[*call, error] {
-	return func(yield func(*call, error) bool) {
+func (l *Locker) walk(ctx context.Context, s *exchange.Script, args ...any) iter.Seq2[*exchange.Call, error] {
+	return func(yield func(*exchange.Call, error) bool) {
 		nodes, err := l.masters(ctx)
 		if err != nil {
 			yield(nil, err)
@@ -222,7 +223,7 @@ func (l *Locker) walk(ctx context.Context, s *script, args ...any) iter.Seq2[*ca
 					return
 				}
 				for _, c := range calls {
-					if !wrongType(c.err) && !yield(c, nil) {
+					if !wrongType(c.Err) && !yield(c, nil) {
 						return
 					}
 				}
@@ -236,7 +237,7 @@ func (l *Locker) walk(ctx context.Context, s *script, args ...any) iter.Seq2[*ca
 
 // step is one SCAN and a run of s on each key that it finds. The Locker can be
 // closed between two steps, not in one.
-func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map[string]bool, s *script, args []any) ([]*call, uint64, error) {
+func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map[string]bool, s *exchange.Script, args []any) ([]*exchange.Call, uint64, error) {
 	if err := l.enter(); err != nil {
 		return nil, 0, err
 	}
@@ -248,8 +249,7 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 		keys []string
 		next uint64
 	}
-	bound := l.conn.bound(ctx)
-	reply, err := l.conn.within(ctx, bound, func() (any, error) {
+	reply, err := l.conn.Within(ctx, func(bound context.Context) (any, error) {
 		keys, next, err := node.Scan(bound, cursor, globEscape(l.prefix)+":{*}", scanCount).Result()
 		return found{keys, next}, err
 	})
@@ -257,15 +257,15 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 		return nil, 0, backendError("scan", l.prefix, err)
 	}
 	scanned := reply.(found) //nolint:forcetypeassert // made above
-	var calls []*call
+	var calls []*exchange.Call
 	for _, key := range scanned.keys {
 		if !seen[key] && key != l.controls.keys[0] {
 			seen[key] = true
-			calls = append(calls, &call{keys: []string{key}, args: args})
+			calls = append(calls, &exchange.Call{Keys: []string{key}, Args: args})
 		}
 	}
 	for some := range slices.Chunk(calls, pipelineMost) {
-		l.conn.pipeline(ctx, s, some)
+		l.conn.Pipeline(ctx, s, some)
 	}
 	return calls, scanned.next, nil
 }
@@ -297,10 +297,9 @@ func (l *Locker) masters(ctx context.Context) ([]scanner, error) {
 		return nil, err
 	}
 	// A client of neither type may hide a Cluster, of which it would walk one node.
-	switch rdb := l.conn.rdb.(type) {
+	switch rdb := l.rdb.(type) {
 	case *redis.ClusterClient:
-		bound := l.conn.bound(ctx)
-		nodes, err := l.conn.within(ctx, bound, func() (any, error) {
+		nodes, err := l.conn.Within(ctx, func(bound context.Context) (any, error) {
 			var mu sync.Mutex // ForEachMaster calls from several goroutines, and waits for them
 			var nodes []scanner
 			err := rdb.ForEachMaster(bound, func(_ context.Context, node *redis.Client) error {
@@ -318,7 +317,7 @@ func (l *Locker) masters(ctx context.Context) ([]scanner, error) {
 	case *redis.Client:
 		return []scanner{rdb}, nil
 	}
-	return nil, fmt.Errorf("lock: a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", l.conn.rdb)
+	return nil, fmt.Errorf("lock: a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", l.rdb)
 }
 
 // globEscape makes s match itself alone.

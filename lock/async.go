@@ -45,7 +45,7 @@ type asyncTransport struct {
 	process func(ctx context.Context, cmd redis.Cmder) error
 }
 
-// Process is process, under the name that a sender has.
+// Process is process, under the name that internal/exchange looks for.
 func (t asyncTransport) Process(ctx context.Context, cmd redis.Cmder) error {
 	return t.process(ctx, cmd)
 }

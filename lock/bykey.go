@@ -107,17 +107,15 @@ func (m *Lock) look(ctx context.Context, queue func(redis.Pipeliner)) error {
 		return err
 	}
 	defer m.locker.work.Done()
-	conn := m.locker.conn
-	p := conn.rdb.Pipeline()
+	p := m.locker.rdb.Pipeline()
 	queue(p)
 	if p.Len() == 0 {
 		return nil
 	}
-	bound := conn.bound(ctx)
-	_, err := conn.within(ctx, bound, func() (any, error) {
+	_, err := m.locker.conn.Within(ctx, func(bound context.Context) (any, error) {
 		cmds, failed := p.Exec(bound)
 		// failed is the first command's error, or that of the whole pipeline, of
-		// which the commands may know nothing: see replyOf.
+		// which the commands may know nothing: see replyOf in internal/exchange.
 		errs := []error{failed}
 		for _, cmd := range cmds {
 			errs = append(errs, cmd.Err())

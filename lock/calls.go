@@ -156,7 +156,7 @@ func (p *parking) withClaim(m *Lock, note string, f func(context.Context)) {
 	began := time.Now()
 	// The context has no end, and neither command waits for enter: a Locker that is
 	// being closed still makes the calls that its last releases owe.
-	reply, err := l.conn.run(context.Background(), claimTakeScript, claim.m.keys, []any{holder, "", callTime.Milliseconds()})
+	reply, err := l.conn.Run(context.Background(), claimTakeScript, claim.m.keys, []any{holder, "", callTime.Milliseconds()})
 	var standing inside.Claimed
 	if err == nil {
 		standing, err = claim.taken(reply, holder)
@@ -171,7 +171,7 @@ func (p *parking) withClaim(m *Lock, note string, f func(context.Context)) {
 	if time.Since(began) > callTime/2 {
 		return
 	}
-	if _, err := l.conn.run(context.Background(), claimDropScript, claim.m.keys, []any{holder}); err != nil {
+	if _, err := l.conn.Run(context.Background(), claimDropScript, claim.m.keys, []any{holder}); err != nil {
 		l.log.Debug("lock: the claim to make a call could not be dropped, and lapses", "lock", m.Key(), "note", printable.Text(note), "error", err)
 	}
 }
@@ -180,7 +180,7 @@ func (p *parking) withClaim(m *Lock, note string, f func(context.Context)) {
 // what is left to do.
 func (p *parking) runCall(m *Lock, note string, fate inside.Fate) {
 	sent := time.Now()
-	reply, err := p.locker.conn.run(context.Background(), callScript, m.keys, p.args(m, note, fate))
+	reply, err := p.locker.conn.Run(context.Background(), callScript, m.keys, p.args(m, note, fate))
 	if err != nil {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -83,11 +84,11 @@ func (c *claim) TakeFree(ctx context.Context, holder string, length time.Duratio
 		return false, err
 	}
 	defer l.work.Done()
-	set := &setFree{ // in the form that claim.lua knows
-		key:   c.Key(),
-		value: "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder,
-		life:  length + time.Second,
-	}
+	set := &setFree{Set: exchange.Set{ // in the form that claim.lua knows
+		Key:   c.Key(),
+		Value: "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder,
+		Life:  length + time.Second,
+	}}
 	taken, err := l.gather.run(ctx, l, set)
 	if err != nil {
 		return false, backendError("take", c.Key(), err)

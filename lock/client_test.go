@@ -139,7 +139,7 @@ func blackhole(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-// unreachableWithin bounds each call on a Redis that is not there: opTimeout,
+// unreachableWithin bounds each call on a Redis that is not there: exchange.Timeout,
 // and what the client takes to notice.
 const unreachableWithin = 10 * time.Second
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -65,9 +66,9 @@ func mustTryOn(t *testing.T, m *Lock) *Lease {
 }
 
 func renewal(le *Lease) error {
-	calls := []*call{{keys: le.lock.keys, args: []any{le.heldArg, le.lock.ttlArg}}}
+	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{le.heldArg, le.lock.ttlArg}}}
 	le.lock.locker.renewals([]*Lease{le}, calls)
-	return calls[0].err
+	return calls[0].Err
 }
 
 // The master dies and its replica takes over: the lease is renewed there, long

@@ -357,7 +357,7 @@ func (c *Controls) write(ctx context.Context, target, before, after string) (don
 		return false, err
 	}
 	defer l.work.Done()
-	reply, err := l.conn.run(ctx, controlWriteScript, l.controls.keys, []any{target, before, after})
+	reply, err := l.conn.Run(ctx, controlWriteScript, l.controls.keys, []any{target, before, after})
 	if err != nil {
 		return false, backendError("control", l.controls.keys[0], err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/keytext"
 )
 
@@ -114,7 +115,7 @@ func (c *controlReader) await(ctx context.Context, key string, fresh bool) error
 		}
 		return nil
 	case <-ctx.Done():
-		return backendError("read the controls for", key, leftAtEndOf(ctx))
+		return backendError("read the controls for", key, exchange.LeftAtEndOf(ctx))
 	case <-c.locker.closing.Done():
 		return ErrClosed
 	}
@@ -179,7 +180,7 @@ func (c *controlReader) readOnce() error {
 // readControls reads the controls. Entries that before has, too, are taken from there.
 // The caller is counted in.
 func (l *Locker) readControls(ctx context.Context, before *controlState) (*controlState, error) {
-	reply, err := l.conn.run(ctx, controlReadScript, l.controls.keys, []any{mostRead})
+	reply, err := l.conn.Run(ctx, controlReadScript, l.controls.keys, []any{mostRead})
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func TestCooldownOutlivesAReleaseThatFails(t *testing.T) {
 		le := mustTry(t, m)
 		var once atomic.Bool
 		hook.Before(func(cmd redis.Cmder) error {
-			if scriptName(cmd) == releaseScript.name && once.CompareAndSwap(false, true) {
+			if scriptName(cmd) == releaseScript.Name && once.CompareAndSwap(false, true) {
 				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
 			}
 			return nil

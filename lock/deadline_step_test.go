@@ -25,7 +25,7 @@ func stepped(t *testing.T) (l *Locker, step func(time.Duration)) {
 // the key's TTL: in a miniredis that does not follow a step of the clock.
 func renewed(t *testing.T, le *Lease, length time.Duration) int64 {
 	t.Helper()
-	reply, err := le.lock.locker.conn.run(t.Context(), renewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
+	reply, err := le.lock.locker.conn.Run(t.Context(), renewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -31,8 +31,8 @@ func wantDenied(t *testing.T, what string, err error, command string) {
 	if !strings.Contains(err.Error(), "refuses "+command) || !errors.As(err, &said) {
 		t.Errorf("%s: %v; want that it names %s, and wraps Redis' error", what, err, command)
 	}
-	for _, s := range []*script{askScript, releaseScript, poolTakeScript, arriveScript} {
-		if strings.Contains(err.Error(), s.sha) {
+	for _, s := range []*exchange.Script{askScript, releaseScript, poolTakeScript, arriveScript} {
+		if strings.Contains(err.Error(), s.SHA) {
 			t.Errorf("%s quotes the hash of a script: %v", what, err)
 		}
 	}
@@ -196,31 +196,4 @@ func denied(t *testing.T, s *redistest.Server, admin redis.UniversalClient, righ
 	rdb := withUser(t, s, admin, user)
 	deny(t, admin, user, rights...)
 	return rdb
-}
-
-// What servers of several versions answer.
-func TestDeniedCommand(t *testing.T) {
-	t.Parallel()
-	before, _, _ := strings.Cut(askScript.src, "redis.call('PEXPIRE'")
-	line := 1 + strings.Count(before, "\n")
-	for text, want := range map[string]string{
-		"NOPERM this user has no permissions to run the 'evalsha' command or its subcommand":                                                                                       "EVALSHA",
-		"NOPERM User o'neil has no permissions to run the 'evalsha' command":                                                                                                       "EVALSHA",
-		"ERR unknown command `EVALSHA`, with args beginning with: `abc`, `1`, ":                                                                                                    "EVALSHA",
-		"ERR unknown command 'eval', with args beginning with: 'unknown command 'evalsha'' ":                                                                                       "EVAL",
-		"NOPERM this user has no permissions to access one of the keys used as arguments":                                                                                          "",
-		"NOSCRIPT No matching script. Please use EVAL.":                                                                                                                            "",
-		"ERR wrong number of arguments for 'evalsha' command":                                                                                                                      "",
-		fmt.Sprintf("ERR Unknown Redis command called from script script: abc, on @user_script:%d.", line):                                                                         "PEXPIRE",
-		fmt.Sprintf("ERR Error running script (call to f_abc): @user_script:%d: @user_script: %d: The user executing the script can't run this command or subcommand", line, line): "PEXPIRE",
-		"ERR The user executing the script can't run this command or subcommand script: abc, on @user_script:99999.":                                                               "",
-		"ERR The user executing the script can't run this command or subcommand":                                                                                                   "",
-	} {
-		if got := deniedCommand(askScript, redistest.ReplyError(text)); got != want {
-			t.Errorf("%s: %q, want %q", text, got, want)
-		}
-	}
-	if got := deniedCommand(askScript, context.Canceled); got != "" {
-		t.Errorf("an error that is not the server's: %q", got)
-	}
 }

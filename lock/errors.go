@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -145,20 +146,9 @@ func transient(err error) bool {
 	return slices.ContainsFunc([]string{
 		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
 		"NOREPLICAS", "OOM", "MISCONF", "max number of clients",
-	}, func(code string) bool { return hasCode(said, code) }) ||
+	}, func(code string) bool { return exchange.HasCode(said, code) }) ||
 		// A script, in a slot that moves. Each version of Redis begins this text in another way.
 		strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
-}
-
-// hasCode reports whether a server's error has that code: at its beginning, or, as
-// Redis before 7.0 answers for a command within a script, inside of
-// "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not allowed...".
-func hasCode(said redis.Error, code string) bool {
-	if redis.HasErrorPrefix(said, code) {
-		return true
-	}
-	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
-	return wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
 }
 
 // timedOut reports whether a read gave up for want of data.

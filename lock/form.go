@@ -2,10 +2,7 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A mutex that nobody waits for is a string in Redis, taken by SET with NX and PX; see
@@ -34,43 +31,15 @@ func (m *Lock) takeString(ctx context.Context, le *Lease) (ok bool, err error) {
 	if m.whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	before := le.asks.copies.Load()
+	before := le.asks.Copies()
 	conn := m.locker.conn
-	ok, err = conn.setFirst(ctx, m.keys[0], &le.asks, m.ttlArg)
-	mayHaveRun := le.asks.noteReply(before, err)
-	if err == nil || conn.denied.setRefused(err) {
+	ok, err = conn.SetFirst(ctx, m.keys[0], &le.asks, m.ttlArg)
+	mayHaveRun := le.asks.NoteReply(before, err)
+	if err == nil || conn.SetRefused(err) {
 		return ok, nil
 	}
-	if mayHaveRun || le.asks.mayRunYet() {
+	if mayHaveRun || le.asks.MayRunYet() {
 		m.locker.abandon(le)
 	}
-	return false, backendError("set", m.Key(), conn.denied.describe(nil, err))
-}
-
-// sender is a client or Transport that sends any command, and not scripts alone.
-type sender interface {
-	Process(ctx context.Context, cmd redis.Cmder) error
-}
-
-// setFirst sets key to body for ttl (ms) if the key is not there. It ends as run does.
-func (c *conn) setFirst(ctx context.Context, key string, body *countedArg, ttl any) (ok bool, err error) {
-	bound := c.bound(ctx)
-	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
-	if c.process != nil {
-		if err = c.submitOne(ctx, bound, cmd); !errors.Is(err, errNoAnswer) {
-			ok, err = setReplyOf(cmd, err)
-		}
-	} else {
-		var v any
-		v, err = c.within(ctx, bound, func() (any, error) {
-			sent := c.sender.Process(bound, cmd)
-			return setReplyOf(cmd, sent)
-		})
-		ok, _ = v.(bool)
-	}
-	if errors.Is(err, errNoAnswer) {
-		noteLeftBehind([]any{body})
-	}
-	c.unreached(err)
-	return ok, err
+	return false, backendError("set", m.Key(), conn.DescribeSet(err))
 }

@@ -25,7 +25,7 @@ func TestForm_slotThatMovesKeepsTheHolder(t *testing.T) {
 				return // the key has moved by now
 			}
 			asked = true // while the slot is open at both ends
-			_, err := waiter.locker.conn.run(t.Context(), askScript, m.keys, []any{
+			_, err := waiter.locker.conn.Run(t.Context(), askScript, m.keys, []any{
 				"AAAAAAAAAAAAAAAA.3000.1|waiter|", int64(31000), int64(3000),
 			})
 			if err == nil || !transient(err) {

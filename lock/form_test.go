@@ -415,8 +415,8 @@ func TestForm_slowWideningKeepsTheDeadline(t *testing.T) {
 		t.Fatal("no string")
 	}
 	const read = "local left = redis.call('PTTL', lock)"
-	slow := strings.Replace(askScript.src, read, "for _ = 1, 2e7 do end "+read, 1)
-	if slow == askScript.src {
+	slow := strings.Replace(askScript.Source, read, "for _ = 1, 2e7 do end "+read, 1)
+	if slow == askScript.Source {
 		t.Fatalf("%s is not in the script", read)
 	}
 	waiter := m.newLease()
@@ -700,5 +700,3 @@ func TestForm_waiterMeetsAnotherString(t *testing.T) {
 		mustUnlock(t, w.got(t))
 	})
 }
-
-var _ sender = (*redis.Client)(nil)

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/automutex/automutex/internal/exchange"
 )
 
 // gather sends the plain SETs of callers who come at once in one pipeline, so
@@ -16,7 +16,7 @@ import (
 //
 // Callers only wait: a sender is a goroutine, so that a caller whose context ends
 // leaves at once. It ends when nothing waits for its master, each of its exchanges
-// by opTimeout, and the Locker's Close waits for it.
+// by exchange.Timeout, and the Locker's Close waits for it.
 type gather struct {
 	mu      sync.Mutex // guards the map and what it leads to; never held across I/O
 	masters map[any]*outbox
@@ -33,19 +33,15 @@ const sendersMost = 2
 
 // setFree is one SET of a key that must not be there.
 type setFree struct {
-	key, value string
-	life       time.Duration
-
-	done  chan struct{} // closed when taken and err are set
-	taken bool
-	err   error
+	exchange.Set
+	done chan struct{} // closed when Taken and Err are set
 }
 
 // run sets s among others. It returns when that has an answer, or when ctx ends:
 // s is then not sent, or left behind. The caller is counted in.
 func (g *gather) run(ctx context.Context, l *Locker, s *setFree) (taken bool, err error) {
 	s.done = make(chan struct{})
-	master := l.conn.masterOf(ctx, s.key)
+	master := l.conn.MasterOf(ctx, s.Key)
 	g.mu.Lock()
 	box := g.masters[master]
 	if box == nil {
@@ -65,26 +61,30 @@ func (g *gather) run(ctx context.Context, l *Locker, s *setFree) (taken bool, er
 	g.mu.Unlock()
 	select {
 	case <-s.done:
-		return s.taken, s.err
+		return s.Taken, s.Err
 	case <-ctx.Done():
 	}
 	g.mu.Lock()
 	box.waiting = slices.DeleteFunc(box.waiting, func(other *setFree) bool { return other == s })
 	g.mu.Unlock()
-	timer := time.NewTimer(answerGrace)
+	timer := time.NewTimer(exchange.AnswerGrace)
 	defer timer.Stop()
 	select {
 	case <-s.done:
-		return s.taken, s.err
+		return s.Taken, s.Err
 	case <-timer.C:
-		return false, leftAtEndOf(ctx)
+		return false, exchange.LeftAtEndOf(ctx)
 	}
 }
 
 // send sends sets, and then whatever has come for its master meanwhile.
-func (g *gather) send(ctx context.Context, c *conn, master any, box *outbox, sets []*setFree) {
+func (g *gather) send(ctx context.Context, c *exchange.Conn, master any, box *outbox, sets []*setFree) {
 	for len(sets) > 0 {
-		c.setFree(ctx, sets)
+		together := make([]*exchange.Set, len(sets))
+		for i, s := range sets {
+			together[i] = &s.Set
+		}
+		c.SetAll(ctx, together)
 		for _, s := range sets {
 			close(s.done)
 		}
@@ -96,31 +96,5 @@ func (g *gather) send(ctx context.Context, c *conn, master any, box *outbox, set
 			}
 		}
 		g.mu.Unlock()
-	}
-}
-
-// setFree sets all of them in one round trip. Each ends with an answer or an error.
-func (c *conn) setFree(ctx context.Context, sets []*setFree) {
-	bound := c.bound(ctx)
-	type sent struct {
-		cmds   []*redis.StatusCmd
-		failed error // of the whole pipeline
-	}
-	done, err := c.within(ctx, bound, func() (any, error) {
-		p := c.rdb.Pipeline()
-		// Not SetNX, whose reply false is also what a command has that never ran.
-		cmds := make([]*redis.StatusCmd, len(sets))
-		for i, s := range sets {
-			cmds[i] = p.SetArgs(bound, s.key, s.value, redis.SetArgs{Mode: "NX", TTL: s.life})
-		}
-		_, failed := p.Exec(bound)
-		return sent{cmds, failed}, nil
-	})
-	for i, s := range sets {
-		if s.err = err; err == nil {
-			sent := done.(sent) //nolint:forcetypeassert // made above
-			s.taken, s.err = setReplyOf(sent.cmds[i], sent.failed)
-		}
-		c.unreached(s.err)
 	}
 }

@@ -111,7 +111,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 			t.Fatalf("%d entries, %d times, want %d: nothing is dropped while nothing is free", e, d, n+1)
 		}
 		// The scripts by themselves: release and TryLock go on until all are dropped.
-		reply, err := l.conn.run(t.Context(), releaseScript, m.keys, []any{holder.body})
+		reply, err := l.conn.Run(t.Context(), releaseScript, m.keys, []any{holder.body})
 		if got := fmt.Sprint(reply); err != nil || got != "[0 more]" {
 			t.Fatalf("release answers %s, %v; want that there is more to drop", got, err)
 		}

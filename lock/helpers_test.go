@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -68,7 +69,7 @@ const formEnv = "AUTOMUTEX_TEST_FORM"
 // asksAlways has l ask for every lock, so that each is a sorted set from the start, as of
 // a key that somebody else wanted lately. It returns l. Nothing uses l yet.
 func asksAlways(l *Locker) *Locker {
-	l.conn.sender = nil
+	l.strings = false
 	return l
 }
 
@@ -173,7 +174,7 @@ func waiting(t testing.TB, m *Lock, n int) {
 // heard waits until m's Locker hears wake-ups: its subscription is confirmed.
 func heard(t testing.TB, m *Lock) {
 	t.Helper()
-	rdb := m.locker.conn.rdb.(redis.UniversalClient)
+	rdb := m.locker.rdb.(redis.UniversalClient)
 	redistest.Eventually(t, soon, func() bool {
 		return rdb.Publish(t.Context(), m.locker.prefix+":"+m.locker.channel, "hello").Val() > 0
 	}, "a subscription")
@@ -194,7 +195,7 @@ func calm(t testing.TB, l *Locker, n int) {
 		}
 		return list
 	}
-	rdb := l.conn.rdb.(redis.UniversalClient)
+	rdb := l.rdb.(redis.UniversalClient)
 	redistest.Eventually(t, soon, func() bool {
 		// A grant message from the beginning of time is noted and not believed.
 		for _, token := range tokens() {
@@ -276,7 +277,7 @@ func free(t testing.TB, m *Lock, within time.Duration) {
 }
 
 // raw is the client beneath a lock, for looking at what is stored.
-func raw(m *Lock) redis.UniversalClient { return m.locker.conn.rdb.(redis.UniversalClient) }
+func raw(m *Lock) redis.UniversalClient { return m.locker.rdb.(redis.UniversalClient) }
 
 // stored gives the lock's members and their scores. A lock that is a string has the one
 // member that its holder would be.
@@ -400,7 +401,7 @@ func auditKey(ctx context.Context, rdb redis.Scripter, key string) error {
 
 // dump is what is stored for m, for messages.
 func dump(m *Lock) string {
-	rdb, ok := m.locker.conn.rdb.(redis.UniversalClient)
+	rdb, ok := m.locker.rdb.(redis.UniversalClient)
 	if !ok {
 		return "nothing to look at"
 	}
@@ -426,9 +427,9 @@ type stringer func() string
 func (s stringer) String() string { return s() }
 
 // isScript makes a match for a Proxy: runs of s on m's key.
-func isScript(s *script, m *Lock) func([]string) bool {
+func isScript(s *exchange.Script, m *Lock) func([]string) bool {
 	return func(command []string) bool {
-		return len(command) > 3 && (command[1] == s.sha || command[1] == s.src) && command[3] == m.Key()
+		return len(command) > 3 && (command[1] == s.SHA || command[1] == s.Source) && command[3] == m.Key()
 	}
 }
 
@@ -444,13 +445,13 @@ func isTake(m *Lock) func([]string) bool {
 func warm(t testing.TB, m *Lock) {
 	t.Helper()
 	for _, s := range scripts {
-		if err := raw(m).ScriptLoad(t.Context(), s.src).Err(); err != nil {
+		if err := raw(m).ScriptLoad(t.Context(), s.Source).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-var scripts = []*script{
+var scripts = []*exchange.Script{
 	askScript, releaseScript, callScript, holdScript, renewScript, confirmScript, inspectScript, breakScript, sweepScript, fenceScript,
 	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,

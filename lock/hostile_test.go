@@ -48,8 +48,8 @@ func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range scripts {
-		if _, ran := seen.loaded[s.name]; !ran && s != sweepScript { // which takes no text
-			t.Errorf("the script %s did not run", s.name)
+		if _, ran := seen.loaded[s.Name]; !ran && s != sweepScript { // which takes no text
+			t.Errorf("the script %s did not run", s.Name)
 		}
 	}
 

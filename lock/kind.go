@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -14,12 +15,12 @@ type kind interface {
 	// mayTakeString reports whether m is taken by SET first; see form.go.
 	mayTakeString(m *Lock) bool
 	// ask is the script of an ask, and its arguments.
-	ask(le *Lease, mode askMode) (*script, []any)
+	ask(le *Lease, mode askMode) (*exchange.Script, []any)
 	// parse reads the reply to that script; ok is false for one that its header does not
 	// list.
 	parse(reply any) (a answer, ok bool)
 	// release is the script that releases le, and its arguments.
-	release(le *Lease) (*script, []any)
+	release(le *Lease) (*exchange.Script, []any)
 	// member is the name of a holder in Redis without its "h:". value is what the holder
 	// has taken out of a pool.
 	member(body, value string) string
@@ -40,10 +41,10 @@ type lockKind struct{}
 // acknowledge, and a key that others wanted lately, for which the SET would be in vain.
 func (lockKind) mayTakeString(m *Lock) bool {
 	l := m.locker
-	return m.slots() == 1 && m.rate.every == 0 && l.replicas == 0 && l.conn.sender != nil && !l.conn.denied.noSet.Load() && !l.wanted.lately(m.keys[0])
+	return m.slots() == 1 && m.rate.every == 0 && l.replicas == 0 && l.strings && !l.conn.SetIsRefused() && !l.wanted.lately(m.keys[0])
 }
 
-func (lockKind) ask(le *Lease, mode askMode) (*script, []any) {
+func (lockKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	m, park := le.lock, int64(0)
 	if mode == modePark {
 		park = 1
@@ -51,7 +52,7 @@ func (lockKind) ask(le *Lease, mode askMode) (*script, []any) {
 			park = 2
 		}
 	}
-	return askScript, askScript.short([]any{&le.asks, m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare})
+	return askScript, askScript.Short([]any{&le.asks, m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare})
 }
 
 func (lockKind) parse(reply any) (a answer, ok bool) {
@@ -81,10 +82,10 @@ func readBusy(f *fields) (a answer, ok bool) {
 	return a, a.readGate() && !f.wrong
 }
 
-func (lockKind) release(le *Lease) (*script, []any) {
+func (lockKind) release(le *Lease) (*exchange.Script, []any) {
 	m := le.lock
 	inbound, life := m.locker.parking.wantedCalls(m)
-	return releaseScript, releaseScript.short([]any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
+	return releaseScript, releaseScript.Short([]any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
 }
 
 func (lockKind) member(body, _ string) string { return body }
@@ -101,7 +102,7 @@ func (lockKind) parseHolder(member string) (inside.Holder, bool) {
 
 func (lockKind) pruneSome(m *Lock) (more bool) {
 	l := m.locker
-	reply, err := l.conn.run(context.Background(), callScript, m.keys, l.parking.args(m, "", inside.FateUnsure))
+	reply, err := l.conn.Run(context.Background(), callScript, m.keys, l.parking.args(m, "", inside.FateUnsure))
 	if err != nil {
 		return false
 	}
@@ -114,7 +115,7 @@ type poolKind struct{}
 
 func (poolKind) mayTakeString(*Lock) bool { return false }
 
-func (poolKind) ask(le *Lease, mode askMode) (*script, []any) {
+func (poolKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	return poolTakeScript, []any{&le.asks, le.lock.ttlArg, mode.lifetime()}
 }
 
@@ -129,7 +130,7 @@ func (poolKind) parse(reply any) (a answer, ok bool) {
 	return answer{}, false
 }
 
-func (poolKind) release(le *Lease) (*script, []any) {
+func (poolKind) release(le *Lease) (*exchange.Script, []any) {
 	consume := ""
 	if le.consuming.Load() {
 		consume = le.value
@@ -146,7 +147,7 @@ func (poolKind) parseHolder(member string) (inside.Holder, bool) {
 }
 
 func (poolKind) pruneSome(m *Lock) (more bool) {
-	reply, err := m.locker.conn.run(context.Background(), poolPutScript, m.keys, nil)
+	reply, err := m.locker.conn.Run(context.Background(), poolPutScript, m.keys, nil)
 	r, _ := reply.([]any)
 	return err == nil && len(r) == 3 && r[2] == int64(1)
 }

@@ -40,7 +40,7 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 			held := mustTry(t, handle(owner, m))
 			ctx, cancel := context.WithCancel(t.Context())
 			hook.Before(func(cmd redis.Cmder) error {
-				if scriptName(cmd) == askScript.name && ctx.Err() == nil {
+				if scriptName(cmd) == askScript.Name && ctx.Err() == nil {
 					cancel()
 					return held.Unlock(t.Context())
 				}

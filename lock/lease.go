@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -17,12 +18,12 @@ import (
 type Lease struct {
 	lock      *Lock
 	token     string
-	body      string      // token|owner|note, the member's name in Redis
-	wire      []byte      // body, as it is sent; never changed
-	asks      countedArg  // copies of asks, less those with a reply
-	releases  countedArg  // copies of releases
-	consuming atomic.Bool // the value is to leave its pool, and Redis has not confirmed it
-	used      atomic.Bool // its caller ended it: its start counts; see GiveBack
+	body      string // token|owner|note, the member's name in Redis
+	sent      exchange.Body
+	asks      exchange.Counted // sent, in asks: copies, less those with a reply
+	releases  exchange.Counted // sent, in releases: copies
+	consuming atomic.Bool      // the value is to leave its pool, and Redis has not confirmed it
+	used      atomic.Bool      // its caller ended it: its start counts; see GiveBack
 	// cooldownEnd is until when each release closes the gate, on the local monotonic
 	// clock; nil: it leaves the gate alone. Set once, before the first.
 	cooldownEnd atomic.Pointer[time.Time]
@@ -98,7 +99,7 @@ func (le *Lease) Fence(ctx context.Context) (int64, error) {
 	case !isHeld:
 		return 0, fmt.Errorf("%w: %q: the lease is over, and its fence was not asked for before", ErrNotHeld, m.name)
 	}
-	reply, err := m.locker.conn.run(ctx, fenceScript, m.keys, []any{le.heldArg})
+	reply, err := m.locker.conn.Run(ctx, fenceScript, m.keys, []any{le.heldArg})
 	if err == nil {
 		fence, err = codeOf(reply, math.MaxInt64)
 	}
@@ -251,7 +252,7 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 		return free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.lock.name)
 	case held:
 		return free, nil
-	case le.releases.wasResent() && time.Now().Before(deadline):
+	case le.releases.WasResent() && time.Now().Before(deadline):
 		// The client sent the release more than once and the last answer is
 		// "absent" although our time was not up: the first one did it.
 		return free, nil
@@ -265,14 +266,14 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
 	s, args := m.kind.release(le)
 	sent := time.Now()
-	reply, err := m.locker.conn.run(context.WithoutCancel(ctx), s, m.keys, args)
+	reply, err := m.locker.conn.Run(context.WithoutCancel(ctx), s, m.keys, args)
 	return le.noteRelease(reply, err, sent)
 }
 
 // noteRelease handles the reply to a release that was sent at sent, or the error err.
 func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, held bool, _ error) {
 	m := le.lock
-	if err != nil || le.releases.wasResent() {
+	if err != nil || le.releases.WasResent() {
 		m.locker.line.askAgainFor(m) // a lost reply may have named a grant
 	}
 	if err != nil {
@@ -323,7 +324,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.run(context.WithoutCancel(ctx), renewScript, le.lock.keys, []any{le.heldArg, d.Milliseconds()})
+	reply, err := le.lock.locker.conn.Run(context.WithoutCancel(ctx), renewScript, le.lock.keys, []any{le.heldArg, d.Milliseconds()})
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

@@ -255,7 +255,7 @@ func (n *line) sendLeave(w *waiter) {
 		_, _, err := le.release(context.Background())
 		close(w.left)
 		switch {
-		case err == nil && !le.asks.mayRunYet():
+		case err == nil && !le.asks.MayRunYet():
 		case err != nil && n.locker.closing.Err() != nil: // as in abandon
 		case err != nil:
 			n.locker.abandon(le)

@@ -148,8 +148,8 @@ const keepSlack = time.Second
 // newLease prepares the local side of one attempt: nothing is held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
-	le.asks.lease, le.releases.lease = le, le
-	le.wire, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.ttl, m.apart && m.note != "", m.arrival, m.note)
+	le.sent, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.ttl, m.apart && m.note != "", m.arrival, m.note)
+	le.asks.Body, le.releases.Body = &le.sent, &le.sent
 	return le
 }
 
@@ -271,11 +271,11 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 		ctx = context.WithoutCancel(ctx)
 	}
 	s, args := m.kind.ask(le, mode)
-	before := le.asks.copies.Load()
-	reply, err := m.locker.conn.run(ctx, s, m.keys, args)
-	mayHaveRun := le.asks.noteReply(before, err)
+	before := le.asks.Copies()
+	reply, err := m.locker.conn.Run(ctx, s, m.keys, args)
+	mayHaveRun := le.asks.NoteReply(before, err)
 	if err != nil {
-		if mayHaveRun || le.asks.mayRunYet() {
+		if mayHaveRun || le.asks.MayRunYet() {
 			m.locker.abandon(le)
 		}
 		return answer{}, backendError("ask", m.Key(), err)
@@ -338,14 +338,14 @@ func (l *Locker) abandon(le *Lease) {
 // releaseLater releases a token later if a copy of its ask may yet run. Callers are
 // counted in.
 func (l *Locker) releaseLater(le *Lease) {
-	if le.asks.mayRunYet() {
+	if le.asks.MayRunYet() {
 		l.branch(func() { l.abandoned.add(le, false) })
 	}
 }
 
 // spawnReleaseLater is releaseLater for callers that are not counted in.
 func (l *Locker) spawnReleaseLater(le *Lease) {
-	if le.asks.mayRunYet() {
+	if le.asks.MayRunYet() {
 		l.spawn(func() { l.abandoned.add(le, false) })
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/printable"
@@ -68,7 +69,9 @@ type Options struct {
 // all of them, so one Locker for each process and Redis is right. Safe for
 // concurrent use. Close it when done.
 type Locker struct {
-	conn     *conn
+	rdb      Client
+	conn     *exchange.Conn
+	strings  bool // a mutex may be a string in Redis: the transport sends SET
 	prefix   string
 	secret   *string // Options.HashKeys; behind a pointer it is not printed with the Locker
 	owner    string  // escaped
@@ -106,6 +109,7 @@ func New(rdb Client, o Options) *Locker {
 	random := make([]byte, 12) // 96 bits name the channel
 	_, _ = rand.Read(random)   // crypto/rand.Read never fails since Go 1.24
 	l := &Locker{
+		rdb:      rdb,
 		prefix:   o.Prefix,
 		secret:   &o.HashKeys,
 		ttl:      wholeMS(o.TTL),
@@ -153,7 +157,8 @@ func New(rdb Client, o Options) *Locker {
 		l.err = checkReplicas(rdb, o.MinReplicas)
 	}
 	if l.err == nil {
-		l.conn = newConn(rdb, o.Transport, &denials{prefix: l.prefix, log: l.log}, l.closing.Done())
+		l.conn = newConn(rdb, o, l.prefix, l.log, l.closing.Done())
+		l.strings = l.conn.SetsKeys()
 	}
 	return l
 }
@@ -232,7 +237,7 @@ func (l *Locker) branch(f func()) {
 // and a nonce, so that it is unique for every attempt. The nonce has a ~ before it
 // for a lock with OnePerNote, and then n+ if leases last up to 30 s doubled n times, see
 // lua/form.lua. A token with an arrival ends in .<arrival>.
-func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, note string) (wire []byte, body, token string) {
+func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, note string) (sent exchange.Body, body, token string) {
 	b := make([]byte, 0, 64+len(l.owner)+len(note))
 	b = append(b, l.channel...)
 	b = append(b, '.')
@@ -256,7 +261,7 @@ func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, no
 	b = append(b, '|')
 	b = append(b, note...)
 	body = string(b)
-	return b, body, body[:n]
+	return l.conn.NewBody(b), body, body[:n]
 }
 
 // nextNonce is the local time in microseconds, or one more than the last one: no two are

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -135,12 +136,12 @@ func (p *parking) look() {
 	p.mu.Unlock()
 	p.alarm.set(next)
 	left := len(due) // of this round; mu guards it
-	inBatches(p.locker, due, func(n *parkedLine) string { return n.key }, func(batch []*parkedLine) { p.lookAt(batch, &left) })
+	exchange.InBatches(p.locker.conn, p.locker.branch, due, func(n *parkedLine) string { return n.key }, func(batch []*parkedLine) { p.lookAt(batch, &left) })
 }
 
 // roundsFree is how many more rounds of looks may begin. Callers hold mu.
 func (p *parking) roundsFree() int {
-	if _, isCluster := p.locker.conn.rdb.(clusterClient); isCluster {
+	if p.locker.conn.OnCluster() {
 		return mostRoundsCluster - p.rounds
 	}
 	return mostRounds - p.rounds
@@ -209,15 +210,15 @@ func (p *parking) nextLook(now time.Time) (next time.Time) {
 // ends when Redis has answered, or the exchange timed out; Close waits for it. left is
 // how many lines of the round are left.
 func (p *parking) lookAt(batch []*parkedLine, left *int) {
-	calls := make([]*call, len(batch))
+	calls := make([]*exchange.Call, len(batch))
 	for i, n := range batch {
 		p.mu.Lock()
 		m := n.lock
 		p.mu.Unlock()
-		calls[i] = &call{keys: m.keys, args: p.args(m, "", inside.FateUnsure)}
+		calls[i] = &exchange.Call{Keys: m.keys, Args: p.args(m, "", inside.FateUnsure)}
 	}
 	sent := time.Now()
-	p.locker.conn.pipeline(context.Background(), callScript, calls)
+	p.locker.conn.Pipeline(context.Background(), callScript, calls)
 	for i, n := range batch {
 		p.looked(n, calls[i], sent)
 	}
@@ -231,17 +232,17 @@ func (p *parking) lookAt(batch []*parkedLine, left *int) {
 }
 
 // looked notes what a look that was sent at sent has found.
-func (p *parking) looked(n *parkedLine, c *call, sent time.Time) {
-	_, nothing := c.reply.(int64)
-	again := lookAgain(c.reply)
+func (p *parking) looked(n *parkedLine, c *exchange.Call, sent time.Time) {
+	_, nothing := c.Reply.(int64)
+	again := lookAgain(c.Reply)
 	p.mu.Lock()
 	m := n.lock
 	n.looking = false
-	if c.err == nil && nothing && !again {
+	if c.Err == nil && nothing && !again {
 		p.nothingParked(n, sent)
 	}
 	// Not parked: by this reply, or by one to a release meanwhile while this is an error.
-	if n.parked || c.err == nil && (!nothing || again) {
+	if n.parked || c.Err == nil && (!nothing || again) {
 		p.lookSoon(n)
 	}
 	if again {
@@ -249,8 +250,8 @@ func (p *parking) looked(n *parkedLine, c *call, sent time.Time) {
 	}
 	p.plan(n)
 	p.mu.Unlock()
-	if c.err == nil {
-		p.handleCalls(m, c.reply)
+	if c.Err == nil {
+		p.handleCalls(m, c.Reply)
 	}
 }
 

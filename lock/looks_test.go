@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -141,12 +142,12 @@ func TestLooksThatHangGatherNoGoroutines(t *testing.T) {
 	f.gate = make(chan struct{})
 	name := redistest.Name(t)
 	add := func(from int) {
-		for i := range 2 * pipelined {
+		for i := range 2 * exchange.BatchMost {
 			l.parking.handleCalls(l.Mutex(fmt.Sprint(name, from+i)), []any{int64(0), int64(1), int64(0)})
 		}
 	}
 	for round := range 12 {
-		add(round * 2 * pipelined)
+		add(round * 2 * exchange.BatchMost)
 		was := time.Now()
 		redistest.Eventually(t, soon, func() bool { return time.Since(was) > lookTogether }, "time for a batch")
 	}

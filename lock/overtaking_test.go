@@ -29,7 +29,7 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 		}
 		release := func(le *Lease) (called []any) {
 			t.Helper()
-			reply, err := l.conn.run(t.Context(), releaseScript, m.keys, []any{le.body, 1})
+			reply, err := l.conn.Run(t.Context(), releaseScript, m.keys, []any{le.body, 1})
 			if err != nil {
 				t.Fatal(err)
 			}

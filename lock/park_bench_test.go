@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -105,12 +106,12 @@ func fabricate(b *testing.B, m *Lock, n int, members func(i int) []redis.Z) {
 }
 
 // runPart runs one script and wants a reply of a kind.
-func runPart[T any](b *testing.B, m *Lock, s *script, args ...any) (reply T) {
+func runPart[T any](b *testing.B, m *Lock, s *exchange.Script, args ...any) (reply T) {
 	b.Helper()
-	v, err := m.locker.conn.run(b.Context(), s, m.keys, args)
+	v, err := m.locker.conn.Run(b.Context(), s, m.keys, args)
 	reply, ok := v.(T)
 	if err != nil || !ok {
-		b.Fatalf("%s: %v, %v", s.name, v, err)
+		b.Fatalf("%s: %v, %v", s.Name, v, err)
 	}
 	return reply
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -185,7 +186,7 @@ func TestManyLines(t *testing.T) {
 	if most := int(took/lookTogether) + 2; len(sizes) > most {
 		t.Errorf("%d looks at lines took %d pipelines within %v, want at most %d", 3*lines, len(sizes), took, most)
 	}
-	if n := slices.Max(sizes); n > pipelined {
+	if n := slices.Max(sizes); n > exchange.BatchMost {
 		t.Errorf("a pipeline of %d", n)
 	}
 }

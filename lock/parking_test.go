@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -30,9 +31,9 @@ func looksAfter(t testing.TB, m *Lock, inbound int, life time.Duration) []string
 	return runs(t, m, callScript, []any{m.limit, inbound, life.Milliseconds(), "nobody's", 1})
 }
 
-func runs(t testing.TB, m *Lock, s *script, args []any) (notes []string) {
+func runs(t testing.TB, m *Lock, s *exchange.Script, args []any) (notes []string) {
 	t.Helper()
-	reply, err := m.locker.conn.run(t.Context(), s, m.keys, args)
+	reply, err := m.locker.conn.Run(t.Context(), s, m.keys, args)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -56,8 +57,8 @@ func TestPipelineThatWasNotSentIsNoRenewal(t *testing.T) {
 				t.Error("a lease that nobody renews is held beyond its deadline")
 			}
 			name := redistest.Name(t)
-			sets := []*setFree{{key: name, value: "x", life: time.Second}}
-			if m.locker.conn.setFree(t.Context(), sets); sets[0].err == nil {
+			sets := []*exchange.Set{{Key: name, Value: "x", Life: time.Second}}
+			if m.locker.conn.SetAll(t.Context(), sets); sets[0].Err == nil {
 				t.Error("a claim that was not sent has no error")
 			}
 			err := m.look(t.Context(), func(p redis.Pipeliner) { p.Get(t.Context(), name) })

@@ -118,7 +118,7 @@ func TestPoolLateTakeIsGivenBack(t *testing.T) {
 		le := takes(t, p, "a")
 		consume := func() (held bool) {
 			t.Helper()
-			reply, err := p.m.locker.conn.run(t.Context(), poolReleaseScript, p.m.keys, []any{le.body, "a"})
+			reply, err := p.m.locker.conn.Run(t.Context(), poolReleaseScript, p.m.keys, []any{le.body, "a"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -115,7 +115,7 @@ func TestRule06_ARefreshGetsPastManyDead(t *testing.T) {
 		leaveDead(t, m, n)
 		w := inLine(t, handle(newLocker(t, s.Client(t)), m), n+1)
 		// A process that dies right after its release.
-		if err := raw(m).Eval(t.Context(), releaseScript.src, m.keys, held.body).Err(); err != nil {
+		if err := raw(m).Eval(t.Context(), releaseScript.Source, m.keys, held.body).Err(); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()

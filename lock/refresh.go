@@ -3,6 +3,8 @@ package lock
 import (
 	"context"
 	"time"
+
+	"github.com/automutex/automutex/internal/exchange"
 )
 
 // refreshTogether: refreshes due that soon travel with one that is due.
@@ -32,39 +34,39 @@ func (n *line) ring() {
 	}
 	n.mu.Unlock()
 	n.alarm.set(next)
-	inBatches(n.locker, due, func(w *waiter) string { return w.lease.lock.Key() }, n.refresh)
+	exchange.InBatches(n.locker.conn, n.locker.branch, due, func(w *waiter) string { return w.lease.lock.Key() }, n.refresh)
 }
 
 // refresh asks for a batch of waiters, in one pipeline; pools have a script of
 // their own, and so a pipeline.
 func (n *line) refresh(batch []*waiter) {
-	batches := map[*script][]*waiter{}
-	calls := map[*script][]*call{}
+	batches := map[*exchange.Script][]*waiter{}
+	calls := map[*exchange.Script][]*exchange.Call{}
 	for _, w := range batch {
 		s, args := w.lease.lock.kind.ask(w.lease, w.pending.mode) // nobody changes pending before the reply
 		batches[s] = append(batches[s], w)
-		calls[s] = append(calls[s], &call{keys: w.lease.lock.keys, args: args})
+		calls[s] = append(calls[s], &exchange.Call{Keys: w.lease.lock.keys, Args: args})
 	}
 	for s, batch := range batches {
 		n.refreshWith(s, batch, calls[s])
 	}
 }
 
-func (n *line) refreshWith(s *script, batch []*waiter, calls []*call) {
+func (n *line) refreshWith(s *exchange.Script, batch []*waiter, calls []*exchange.Call) {
 	before := make([]int32, len(batch))
 	for i, w := range batch {
-		before[i] = w.lease.asks.copies.Load()
+		before[i] = w.lease.asks.Copies()
 	}
 	sent := time.Now()
-	n.locker.conn.pipeline(context.Background(), s, calls)
+	n.locker.conn.Pipeline(context.Background(), s, calls)
 	for i, w := range batch {
 		var a answer
-		err := calls[i].err
-		w.lease.asks.noteReply(before[i], err) // before handleReply, which asks whether a copy may run yet
+		err := calls[i].Err
+		w.lease.asks.NoteReply(before[i], err) // before handleReply, which asks whether a copy may run yet
 		if err == nil {
-			a, err = w.lease.lock.parseAnswer(calls[i].reply)
+			a, err = w.lease.lock.parseAnswer(calls[i].Reply)
 		} else {
-			err = backendError(s.name, w.lease.lock.Key(), err)
+			err = backendError(s.Name, w.lease.lock.Key(), err)
 		}
 		n.handleReply(w, a, err, sent)
 	}

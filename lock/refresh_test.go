@@ -30,11 +30,11 @@ func TestRefreshIsCountedAsAnswered(t *testing.T) {
 		}
 		mustUnlock(t, held)
 		le := a.got(t)
-		if n := le.asks.copies.Load(); n != 0 {
+		if n := le.asks.Copies(); n != 0 {
 			t.Errorf("%d asks count as unanswered after each was answered", n)
 		}
 		mustUnlock(t, le)
-		if n := le.releases.copies.Load(); n != 1 {
+		if n := le.releases.Copies(); n != 1 {
 			t.Errorf("the lease was released %d times", n)
 		}
 	})

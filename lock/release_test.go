@@ -79,7 +79,7 @@ func TestRule02_OnlyTheGrantedTokenRenews(t *testing.T) {
 
 func mustRenew(t testing.TB, le *Lease, length time.Duration) int64 {
 	t.Helper()
-	reply, err := le.lock.locker.conn.run(t.Context(), renewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
+	reply, err := le.lock.locker.conn.Run(t.Context(), renewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
 		if free, err := le.Release(t.Context()); free != 1 || err != nil {
 			t.Errorf("Release with its reply lost: %d free, %v; want 1 free", free, err)
 		}
-		if n := int(le.releases.copies.Load()); n != 2 {
+		if n := int(le.releases.Copies()); n != 2 {
 			t.Errorf("the release went out %d times, want 2", n)
 		}
 

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/automutex/automutex/internal/exchange"
 )
 
 // renewer keeps all leases of a Locker alive, and says which are lost. It needs
@@ -226,10 +228,8 @@ const (
 	// attemptsMost is how many renewals of one lease are under way at most. One
 	// connection that hangs takes one of them.
 	attemptsMost = 2
-	// Renewals due within together of each other share a pipeline of at most
-	// pipelined commands.
-	together  = 20 * time.Millisecond
-	pipelined = 256
+	// Renewals due within together of each other share a pipeline.
+	together = 20 * time.Millisecond
 )
 
 // overstayed reports whether the lease's MaxHold has passed.
@@ -284,7 +284,7 @@ func (r *renewer) ring() {
 	}
 	if len(due) > 0 && r.locker.enter() == nil {
 		defer r.locker.work.Done()
-		inBatches(r.locker, due, func(le *Lease) string { return le.lock.Key() }, r.renew)
+		exchange.InBatches(r.locker.conn, r.locker.branch, due, func(le *Lease) string { return le.lock.Key() }, r.renew)
 	}
 }
 
@@ -294,17 +294,17 @@ func (r *renewer) ring() {
 // way each counts from when it was sent itself, in whatever order Redis runs
 // them and the answers come; and a lease that either finds gone is gone for good.
 func (r *renewer) renew(batch []*Lease) {
-	calls := make([]*call, len(batch))
+	calls := make([]*exchange.Call, len(batch))
 	for i, le := range batch {
-		calls[i] = &call{keys: le.lock.keys, args: []any{le.heldArg, le.lock.ttlArg}}
+		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{le.heldArg, le.lock.ttlArg}}
 	}
 	sent := time.Now()
 	r.locker.renewals(batch, calls)
 	for i, le := range batch {
 		switch c := calls[i]; {
-		case c.err == nil && c.reply == int64(renewLost):
+		case c.Err == nil && c.Reply == int64(renewLost):
 			r.lose(le)
-		case c.err == nil && c.reply == int64(renewRenewed):
+		case c.Err == nil && c.Reply == int64(renewRenewed):
 			r.mu.Lock()
 			le.attempts--
 			if sent.After(le.renewedAt) {

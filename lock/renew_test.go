@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -123,12 +124,12 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 		sizes := k.sizes(renewScript)
 		t.Logf("%d renewals in pipelines of %v", k.count(renewScript), sizes)
 		slices.Sort(sizes)
-		together := slices.Equal(sizes, []int{n - 2*pipelined, pipelined, pipelined})
+		together := slices.Equal(sizes, []int{n - 2*exchange.BatchMost, exchange.BatchMost, exchange.BatchMost})
 		if s.Kind() == redistest.KindCluster { // each master has its own
-			together = len(sizes) == 3 && sizes[2] <= pipelined
+			together = len(sizes) == 3 && sizes[2] <= exchange.BatchMost
 		}
 		if !together {
-			t.Errorf("%d renewals in pipelines of %v, at most %d each", n, sizes, pipelined)
+			t.Errorf("%d renewals in pipelines of %v, at most %d each", n, sizes, exchange.BatchMost)
 		}
 		for _, le := range leases {
 			if err := le.Unlock(t.Context()); err != nil {
@@ -236,7 +237,7 @@ func TestRule09_RenewalOutlivesTransientErrors(t *testing.T) {
 		failures := map[any]int{} // by key
 		fails := map[any]error{}
 		hook.Before(func(cmd redis.Cmder) error {
-			if scriptName(cmd) != renewScript.name {
+			if scriptName(cmd) != renewScript.Name {
 				return nil
 			}
 			mu.Lock()
@@ -315,7 +316,7 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 		le := mustTry(t, m)
 		deadline := le.Deadline()
 		hook.Before(func(cmd redis.Cmder) error {
-			if scriptName(cmd) == renewScript.name {
+			if scriptName(cmd) == renewScript.Name {
 				return errors.New("the network is down")
 			}
 			return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -92,7 +93,7 @@ func (m *Lock) askOlderToStop(ctx context.Context) (inside.Standing, error) {
 func (m *Lock) arrivals() string { return m.keys[0] + ":arrivals" }
 
 // atArrivals is operate on the arrivals.
-func (m *Lock) atArrivals(ctx context.Context, s *script, args ...any) (any, error) {
+func (m *Lock) atArrivals(ctx context.Context, s *exchange.Script, args ...any) (any, error) {
 	if m.err == nil && m.note == "" {
 		return nil, fmt.Errorf("lock: %q: an arrival needs a Note, by which it is known again", m.name)
 	}

@@ -272,7 +272,7 @@ func TestStop_subscription(t *testing.T) {
 	if !l.wake.used() {
 		t.Error("the subscription counts as unused while it is held")
 	}
-	young, _ := arrived(t, handle(newLocker(t, l.conn.rdb), old), "young")
+	young, _ := arrived(t, handle(newLocker(t, l.rdb), old), "young")
 	awaitAsked(t, young, asked)
 	mustUnlock(t, le)
 	if l.wake.used() {

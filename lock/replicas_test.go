@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -81,7 +82,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 		} else if !strings.Contains(err.Error(), "0 of the 1 of MinReplicas acknowledged within") {
 			t.Errorf("the error does not say how many: %v", err)
 		}
-		if took < inside.ReplicasWithin/2 || took > inside.ReplicasWithin+opTimeout {
+		if took < inside.ReplicasWithin/2 || took > inside.ReplicasWithin+exchange.Timeout {
 			t.Errorf("refused after %s, the bound is %s", took, inside.ReplicasWithin)
 		}
 	}
@@ -167,9 +168,9 @@ func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
 	for range n {
 		leases = append(leases, mustTry(t, l.Mutex(redistest.Name(t), NoRenew())))
 	}
-	calls := make([]*call, n)
+	calls := make([]*exchange.Call, n)
 	for i, le := range leases {
-		calls[i] = &call{keys: le.lock.keys, args: []any{le.heldArg, le.lock.ttlArg}}
+		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{le.heldArg, le.lock.ttlArg}}
 	}
 	if err := s.Client(t).ScriptFlush(t.Context()).Err(); err != nil { // which makes no difference
 		t.Fatal(err)
@@ -177,8 +178,8 @@ func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
 	waits := p.Count("WAIT")
 	l.renewals(leases, calls)
 	for _, c := range calls {
-		if c.err != nil || c.reply != int64(renewRenewed) {
-			t.Errorf("%v, %v", c.reply, c.err)
+		if c.Err != nil || c.Reply != int64(renewRenewed) {
+			t.Errorf("%v, %v", c.Reply, c.Err)
 		}
 	}
 	if got := p.Count("WAIT") - waits; got != 1 {

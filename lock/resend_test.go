@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -39,9 +40,9 @@ func TestResend_countsEveryCopy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			near, far, p := through(t, s)
 			m := far.Mutex(redistest.Name(t))
-			copies := func(what string, a *countedArg, want int32) {
+			copies := func(what string, a *exchange.Counted, want int32) {
 				t.Helper()
-				if n := a.copies.Load(); n != want {
+				if n := a.Copies(); n != want {
 					t.Errorf("%s: %d copies count, want %d", what, n, want)
 				}
 			}
@@ -68,12 +69,12 @@ func TestResend_countsEveryCopy(t *testing.T) {
 
 			p.DropReplyTo(isTake(m), 1)
 			le = ask(t.Context(), m)
-			if copies("an ask that was sent again", &le.asks, 1); !le.asks.mayRunYet() {
+			if copies("an ask that was sent again", &le.asks, 1); !le.asks.MayRunYet() {
 				t.Error("an ask that was sent twice, and replied to once, cannot run any more")
 			}
 			p.DropReplyTo(isScript(releaseScript, m), 1)
 			release(le)
-			if copies("a release that was sent again", &le.releases, 2); !le.releases.wasResent() {
+			if copies("a release that was sent again", &le.releases, 2); !le.releases.WasResent() {
 				t.Error("a release that was sent twice was not resent")
 			}
 
@@ -85,7 +86,7 @@ func TestResend_countsEveryCopy(t *testing.T) {
 			if name == "pipeline" {
 				want = 1 // the client itself ends the exchange, and writes no more
 			}
-			if n := le.asks.copies.Load(); n < want {
+			if n := le.asks.Copies(); n < want {
 				t.Errorf("an ask without a reply: %d copies count, want %d at least", n, want)
 			}
 			p.Heal()

@@ -1,41 +1,19 @@
 package lock
 
 import (
-	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1; no secret hangs on it.
 	"embed"
-	"encoding/hex"
 	"fmt"
-	"strconv"
 	"strings"
+
+	"github.com/automutex/automutex/internal/exchange"
 )
 
 //go:embed lua/*.lua
 var luaFiles embed.FS
 
-// script is one Lua operation. Its file's header names KEYS, ARGV and reply
-// codes; TestScripts holds that header against the fields here.
-type script struct {
-	name string
-	args []string // what the call sites pass, in order; name=n: n where it is left out
-	// spare has the n of each argument that can be left out, else nil.
-	spare []any
-	src   string
-	sha   string
-}
-
-// short leaves out the arguments at the end that say what the script takes for
-// granted: a mutex without ado sends one or two. Each of the others costs client
-// and Redis a tenth of a microsecond or two.
-func (s *script) short(args []any) []any {
-	for n := len(args); ; n-- {
-		if spare := s.spare[n-1]; spare == nil || spare != args[n-1] {
-			return args[:n]
-		}
-	}
-}
-
-// The operations. Each takes exactly one key: the lock, the pool, the arrivals
-// at a lock, the claim, or the controls.
+// The operations. Each file's header names KEYS, ARGV and reply codes; a test holds that
+// header against the arguments here. Each takes exactly one key: the lock, the pool, the
+// arrivals at a lock, the claim, or the controls.
 var (
 	askScript     = load("ask", "body", "keep", "stay=0", "limit=1", "park=0", "every=0", "spare=0")
 	releaseScript = load("release", "body", "inbound=0", "limit=1", "cooldown=0", "life=1000", "unused=0")
@@ -78,7 +56,7 @@ const (
 
 // load reads an embedded script and puts in what it includes. The files are
 // part of the binary: one that is missing is a bug, found by any test.
-func load(name string, args ...string) *script {
+func load(name string, args ...string) *exchange.Script {
 	read := func(name string) string {
 		src, err := luaFiles.ReadFile("lua/" + name + ".lua")
 		if err != nil {
@@ -92,16 +70,5 @@ func load(name string, args ...string) *script {
 			src = strings.Replace(src, marker, read(shared), 1)
 		}
 	}
-	sum := sha1.Sum([]byte(src)) //nolint:gosec // see the import
-	spare := make([]any, len(args))
-	for i, arg := range args {
-		if _, text, ok := strings.Cut(arg, "="); ok {
-			n, err := strconv.ParseInt(text, 10, 64)
-			if err != nil {
-				panic(fmt.Sprintf("lock: argument %s of script %s: %v", arg, name, err))
-			}
-			spare[i] = n
-		}
-	}
-	return &script{name: name, args: args, spare: spare, src: src, sha: hex.EncodeToString(sum[:])}
+	return exchange.NewScript(name, src, args...)
 }

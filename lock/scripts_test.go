@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -39,12 +40,12 @@ func TestScriptsAreLoaded(t *testing.T) {
 	}
 	var loaded []string
 	for _, s := range scripts {
-		loaded = append(loaded, s.name)
-		if strings.Contains(s.src, "@include") {
-			t.Errorf("%s: an include that was not put in", s.name)
+		loaded = append(loaded, s.Name)
+		if strings.Contains(s.Source, "@include") {
+			t.Errorf("%s: an include that was not put in", s.Name)
 		}
-		if i := strings.Index(s.src, "return"); i < 0 {
-			t.Errorf("%s answers nothing", s.name)
+		if i := strings.Index(s.Source, "return"); i < 0 {
+			t.Errorf("%s answers nothing", s.Name)
 		}
 	}
 	if slices.Sort(loaded); !slices.Equal(names, loaded) {
@@ -62,7 +63,9 @@ var (
 )
 
 // code is a script without comments.
-func code(s *script) string { return regexp.MustCompile(`(?m)--.*$`).ReplaceAllString(s.src, "") }
+func code(s *exchange.Script) string {
+	return regexp.MustCompile(`(?m)--.*$`).ReplaceAllString(s.Source, "")
+}
 
 func read(t *testing.T, name string) string {
 	t.Helper()
@@ -80,38 +83,38 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 	m := newLocker(t, redistest.Mini(t).Client(t), ownPrefix(t)).Mutex(redistest.Name(t))
 	passed := passedArgs(t, m)
 	for _, s := range scripts {
-		src := read(t, s.name)
+		src := read(t, s.Name)
 		if s == poolPutScript {
 			continue // takes as many values as there are
 		}
 		var args []string
 		for i, h := range headerArg.FindAllStringSubmatch(src, -1) {
 			if h[1] != fmt.Sprint(i+1) {
-				t.Errorf("%s: ARGV[%s] is argument %d in the header", s.name, h[1], i+1)
+				t.Errorf("%s: ARGV[%s] is argument %d in the header", s.Name, h[1], i+1)
 			}
 			if !unit.MatchString(h[2] + " " + h[3]) {
-				t.Errorf("%s: the header gives %s no unit: %q", s.name, h[2], h[3])
+				t.Errorf("%s: the header gives %s no unit: %q", s.Name, h[2], h[3])
 			}
 			args = append(args, h[2])
 		}
-		if !slices.Equal(args, s.args) {
-			t.Errorf("%s: the header has ARGV %q, Go has %q", s.name, args, s.args)
+		if !slices.Equal(args, s.Args) {
+			t.Errorf("%s: the header has ARGV %q, Go has %q", s.Name, args, s.Args)
 		}
 		needed := slices.IndexFunc(args, func(arg string) bool { return strings.Contains(arg, "=") })
 		if needed < 0 {
 			needed = len(args)
 		}
-		if n, seen := passed[s.name]; seen != (s != sweepScript) || n != needed { // a sweep takes none
-			t.Errorf("%s: the call sites pass %d arguments for a mutex, the header has %d without =", s.name, n, needed)
+		if n, seen := passed[s.Name]; seen != (s != sweepScript) || n != needed { // a sweep takes none
+			t.Errorf("%s: the call sites pass %d arguments for a mutex, the header has %d without =", s.Name, n, needed)
 		}
 		keys := headerKey.FindAllStringSubmatch(src, -1)
 		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals", "claim", "controls"}, keys[0][2]) {
-			t.Errorf("%s: the header has keys %q, want the lock", s.name, keys)
+			t.Errorf("%s: the header has keys %q, want the lock", s.Name, keys)
 		}
 		used := map[string]bool{}
 		for _, u := range bodyUse.FindAllStringSubmatch(code(s), -1) {
 			if u[2] == "" {
-				t.Errorf("%s: uses %s as a whole", s.name, u[1])
+				t.Errorf("%s: uses %s as a whole", s.Name, u[1])
 			}
 			used[u[0]] = true
 		}
@@ -120,7 +123,7 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 			want[fmt.Sprintf("ARGV[%d]", i+1)] = true
 		}
 		if !maps.Equal(used, want) {
-			t.Errorf("%s: the body uses %v, the header declares %v", s.name, used, want)
+			t.Errorf("%s: the body uses %v, the header declares %v", s.Name, used, want)
 		}
 	}
 }
@@ -129,9 +132,9 @@ func TestRule13_HeadersMatchTheCallSites(t *testing.T) {
 func TestShort(t *testing.T) {
 	t.Parallel()
 	for _, s := range scripts {
-		for i, arg := range s.args {
+		for i, arg := range s.Args {
 			if _, spare, ok := strings.Cut(arg, "="); ok && !strings.Contains(code(s), fmt.Sprintf("(ARGV[%d] or %s)", i+1, spare)) {
-				t.Errorf("%s: the header leaves %s out, the body does not", s.name, arg)
+				t.Errorf("%s: the header leaves %s out, the body does not", s.Name, arg)
 			}
 		}
 	}
@@ -139,7 +142,7 @@ func TestShort(t *testing.T) {
 	le := m.newLease()
 	zero, one := int64(0), int64(1)
 	for _, c := range []struct {
-		s    *script
+		s    *exchange.Script
 		full []any
 		want int
 	}{
@@ -153,8 +156,8 @@ func TestShort(t *testing.T) {
 		{releaseScript, []any{le, zero, one, one, minLifeArg}, 4},
 		{releaseScript, []any{le, one, one, zero, int64(1001)}, 5},
 	} {
-		if got := c.s.short(c.full); len(got) != c.want {
-			t.Errorf("of %s%v are sent %v, want %d", c.s.name, c.full[1:], got[1:], c.want)
+		if got := c.s.Short(c.full); len(got) != c.want {
+			t.Errorf("of %s%v are sent %v, want %d", c.s.Name, c.full[1:], got[1:], c.want)
 		}
 	}
 	// The callers' own arguments are of the kind that is compared.
@@ -173,7 +176,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	fenceOf(t, le)
 	mustBeBusy(t, m)
 	err2 := errors.Join(le.Extend(t.Context(), time.Second), le.hold(t.Context(), time.Second))
-	m.locker.conn.confirm(t.Context(), []*call{{keys: m.keys, args: []any{le.heldArg, 1000}}}, 0, time.Second)
+	m.locker.conn.Confirm(t.Context(), confirmScript, renewRenewed, []*exchange.Call{{Keys: m.keys, Args: []any{le.heldArg, 1000}}}, 0, time.Second)
 	err3 := le.Unlock(t.Context())
 	_, err4 := m.BreakAll(t.Context())
 	p := m.locker.Pool(redistest.Name(t))
@@ -223,24 +226,24 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 		// An error reply is built, not sent to Redis: it runs no command.
 		uses := strings.Count(src, "redis.") - strings.Count(src, "redis.error_reply(")
 		if uses != len(calls) {
-			t.Errorf("%s: %d uses of redis besides error replies, of which %d are calls", s.name, uses, len(calls))
+			t.Errorf("%s: %d uses of redis besides error replies, of which %d are calls", s.Name, uses, len(calls))
 		}
 		for _, call := range calls {
 			how, command := call[1], call[2]
 			if !slices.Contains(allowed, command) {
-				t.Errorf("%s: redis.%s('%s'): not on the list of this test", s.name, how, command)
+				t.Errorf("%s: redis.%s('%s'): not on the list of this test", s.Name, how, command)
 			}
 			if want := map[bool]string{true: "pcall", false: "call"}[command == "PUBLISH"]; how != want && command != "PEXPIRE" && command != "ZADD" {
-				t.Errorf("%s: redis.%s('%s'), want redis.%s", s.name, how, command, want)
+				t.Errorf("%s: redis.%s('%s'), want redis.%s", s.Name, how, command, want)
 			}
 		}
 		// Nor does one of the ZADD that has to be refused before a widening.
 		if n := strings.Count(src, "redis.pcall('ZADD'"); n > 1 || n == 1 && !strings.Contains(src, "if not string.find(redis.pcall('ZADD', lock, 0, '').err, 'WRONGTYPE', 1, true) then") {
-			t.Errorf("%s: the outcome of a ZADD is not looked at", s.name)
+			t.Errorf("%s: the outcome of a ZADD is not looked at", s.Name)
 		}
 		// A PEXPIRE whose error does not end the script has its reply looked at.
 		if m := regexp.MustCompile(`redis\.pcall\('PEXPIRE'[^\n]*`).FindString(src); m != "" && !strings.HasSuffix(m, ") ~= 1 then") {
-			t.Errorf("%s: the outcome of %s is not looked at", s.name, m)
+			t.Errorf("%s: the outcome of %s is not looked at", s.Name, m)
 		}
 		// Every command but TIME and PUBLISH has the lock as its key, and ranges
 		// that answer members have a limit.
@@ -248,19 +251,19 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 		for _, call := range regexp.MustCompile(`redis\.(call|pcall)\(([^()]|\([^()]*\))*\)`).FindAllString(balanced, -1) {
 			keyless := strings.HasPrefix(call, "redis.call('TIME')") || strings.HasPrefix(call, "redis.pcall('PUBLISH'")
 			if !keyless && !regexp.MustCompile(`^redis\.p?call\('\w+', (lock|pool|arrivals|claim|controls|KEYS\[1\])\b`).MatchString(call) {
-				t.Errorf("%s: %s: not on the lock's key", s.name, call)
+				t.Errorf("%s: %s: not on the lock's key", s.Name, call)
 			}
 			// Breaking and deleting are an operator's, and see every holder.
 			whole := s == breakScript || s == poolDeleteScript
 			if !whole && strings.Contains(call, "'ZRANGEBYSCORE'") && !strings.Contains(call, "'LIMIT'") {
-				t.Errorf("%s: %s has no LIMIT", s.name, call)
+				t.Errorf("%s: %s has no LIMIT", s.Name, call)
 			}
 		}
 		if m := regexp.MustCompile(`\b(lock|pool|arrivals|claim|controls)\s*=\s*[^K=\s]|KEYS\[1\]\s*\.\.`).FindAllString(src, -1); len(m) > 0 {
-			t.Errorf("%s: the key is changed: %q", s.name, m)
+			t.Errorf("%s: the key is changed: %q", s.Name, m)
 		}
 		if !strings.Contains(src, "lock") && !strings.Contains(src, "pool") && !strings.Contains(src, "arrivals") && !strings.Contains(src, "claim") && !strings.Contains(src, "controls") && !strings.Contains(src, "KEYS[1]") {
-			t.Errorf("%s: uses no key", s.name)
+			t.Errorf("%s: uses no key", s.Name)
 		}
 	}
 }
@@ -271,12 +274,12 @@ func TestScriptsAreWellKept(t *testing.T) {
 	for _, s := range scripts {
 		widens := strings.Count(code(s), "local function widen(")
 		if n := strings.Count(code(s), "'TIME'") - widens; n > 1 {
-			t.Errorf("%s reads TIME %d times outside of widen, want once", s.name, n)
+			t.Errorf("%s reads TIME %d times outside of widen, want once", s.Name, n)
 		}
 		for _, m := range regexp.MustCompile(`local (?:function )?([\w, ]+)`).FindAllStringSubmatch(code(s), -1) {
 			for name := range strings.SplitSeq(m[1], ", ") {
 				if name = strings.TrimSpace(name); len(name) == 1 && name != "_" {
-					t.Errorf("%s: a variable %q: words, not letters", s.name, name)
+					t.Errorf("%s: a variable %q: words, not letters", s.Name, name)
 				}
 			}
 		}
@@ -312,11 +315,11 @@ func TestScriptReplies(t *testing.T) {
 	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
-		run := func(s *script, args ...any) any {
+		run := func(s *exchange.Script, args ...any) any {
 			t.Helper()
-			reply, err := m.locker.conn.run(t.Context(), s, m.keys, args)
+			reply, err := m.locker.conn.Run(t.Context(), s, m.keys, args)
 			if err != nil {
-				t.Fatalf("%s: %v", s.name, err)
+				t.Fatalf("%s: %v", s.Name, err)
 			}
 			audit(t, m)
 			return reply
@@ -396,7 +399,7 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 	// A grant of an hour: one of 3 s could lapse while the line is filled.
 	lasting := func() *Lease {
 		le := m.newLease()
-		le.wire, le.body, le.token = m.locker.newBody(time.Hour, time.Hour, false, 0, "")
+		le.sent, le.body, le.token = m.locker.newBody(time.Hour, time.Hour, false, 0, "")
 		return le
 	}
 	holder := lasting()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -172,7 +173,7 @@ func TestRule01_StressWithWaitersThatGiveUp(t *testing.T) {
 						le, err := m.Lock(ctx)
 						if err != nil {
 							// A machine that is busy may not answer before the context ends.
-							if _, ok := asBusy(err); !ok && (!errors.Is(err, errNoAnswer) || !errors.Is(err, ctx.Err())) {
+							if _, ok := asBusy(err); !ok && (!errors.Is(err, exchange.ErrNoAnswer) || !errors.Is(err, ctx.Err())) {
 								t.Errorf("Lock: %v", err)
 							}
 							gaveUp.Add(1)

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/exchange"
 )
 
 // tap is a hook that counts script calls and the sizes of pipelines.
@@ -60,17 +62,17 @@ func (k *tap) note(cmd redis.Cmder) {
 	}
 }
 
-func (k *tap) count(s *script) int {
+func (k *tap) count(s *exchange.Script) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.calls[s.name]
+	return k.calls[s.Name]
 }
 
 // sizes gives the sizes of all pipelines of s so far.
-func (k *tap) sizes(s *script) []int {
+func (k *tap) sizes(s *exchange.Script) []int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return slices.Clone(k.pipelines[s.name])
+	return slices.Clone(k.pipelines[s.Name])
 }
 
 func (k *tap) reset() {
@@ -91,8 +93,8 @@ func scriptName(cmd redis.Cmder) string {
 		return "set"
 	}
 	for _, s := range scripts {
-		if args[1] == s.sha || args[1] == s.src {
-			return s.name
+		if args[1] == s.SHA || args[1] == s.Source {
+			return s.Name
 		}
 	}
 	return ""

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -215,11 +216,11 @@ func testTransportNoDoubt(t *testing.T) {
 		warm(t, m)
 		for range 3 {
 			le := mustTry(t, m)
-			if n := le.asks.copies.Load(); n != 0 {
+			if n := le.asks.Copies(); n != 0 {
 				t.Errorf("after an ask that was answered %d asks count as unanswered", n)
 			}
 			mustUnlock(t, le)
-			if n := le.releases.copies.Load(); n != 1 {
+			if n := le.releases.Copies(); n != 1 {
 				t.Errorf("a release counts as written %d times", n)
 			}
 		}
@@ -290,7 +291,7 @@ func (s *stuck) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *re
 }
 
 // A transport that does not come back, whatever its context says, is left
-// behind after opTimeout. Its goroutines end with it (see TestMain).
+// behind after exchange.Timeout. Its goroutines end with it (see TestMain).
 func TestTransportThatHangsIsBounded(t *testing.T) {
 	t.Parallel()
 	transport := &stuck{make(chan struct{})}
@@ -307,8 +308,8 @@ func TestTransportThatHangsIsBounded(t *testing.T) {
 		if !errors.Is(err, ErrBackend) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s over a transport that hangs: %v, want ErrBackend and DeadlineExceeded", name, err)
 		}
-		if took := time.Since(began); took > opTimeout+3*time.Second {
-			t.Errorf("%s was bounded after %s, want about %s", name, took, opTimeout)
+		if took := time.Since(began); took > exchange.Timeout+3*time.Second {
+			t.Errorf("%s was bounded after %s, want about %s", name, took, exchange.Timeout)
 		}
 	}
 }
@@ -322,7 +323,7 @@ func TestTransportThatHangsReleasesWhatMayYetRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := redistest.NewProxy(t, s.Addr())
-			rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 2*opTimeout })
+			rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 2*exchange.Timeout })
 			far := newLocker(t, rdb, func(o *Options) { o.Transport = open(t, rdb) })
 			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
 			warm(t, m)
@@ -331,8 +332,8 @@ func TestTransportThatHangsReleasesWhatMayYetRun(t *testing.T) {
 			if _, err := handle(far, m).TryLock(t.Context()); !errors.Is(err, ErrBackend) {
 				t.Fatalf("TryLock over a transport that hangs: %v, want ErrBackend", err)
 			}
-			if took := time.Since(began); took > opTimeout+3*time.Second {
-				t.Errorf("bounded after %s, want about %s", took, opTimeout)
+			if took := time.Since(began); took > exchange.Timeout+3*time.Second {
+				t.Errorf("bounded after %s, want about %s", took, exchange.Timeout)
 			}
 			held.Release()
 			redistest.Eventually(t, soon, func() bool { return p.Count("EVALSHA")+p.Count("SET") >= 2 }, "the take and a release")
@@ -347,7 +348,7 @@ func TestTransportThatHangsWritesWhatItQueued(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
 	p := redistest.NewProxy(t, s.Addr())
-	rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 3*opTimeout })
+	rdb := p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.ReadTimeout = -1, 3*exchange.Timeout })
 	queue := newAsyncPipe(t, rdb, map[string]any{"MaxBatchSize": 300, "MaxBatchBytes": 128 * 1024})
 	far := newLocker(t, rdb, func(o *Options) { o.Transport = Async(queue) })
 	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
@@ -378,12 +379,12 @@ type queueing struct {
 }
 
 func (q *queueing) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
-	if sha == askScript.sha {
+	if sha == askScript.SHA {
 		<-q.free
 		ctx = context.WithoutCancel(ctx)
 	}
 	cmd := q.UniversalClient.EvalSha(ctx, sha, keys, args...)
-	if sha == releaseScript.sha {
+	if sha == releaseScript.SHA {
 		q.releases.Add(1)
 	}
 	return cmd

@@ -86,7 +86,7 @@ func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 	l := k.locker
 	ctx, cancel := context.WithCancel(l.closing)
 	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
-	sub := l.conn.rdb.Subscribe(subscribing, l.prefix+":"+l.channel, l.controls.channel)
+	sub := l.rdb.Subscribe(subscribing, l.prefix+":"+l.channel, l.controls.channel)
 	subscribed()
 	// Closing the subscription is what interrupts a receive when the Locker
 	// closes; otherwise it is closed on return, by cancel.

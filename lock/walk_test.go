@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -164,9 +165,9 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	info, err := parked.inspectAll(ctx)
 	check("Inspect", err == nil && info.Held == 1 && info.Waiting == 1 && info.Parked == 1 && info.Place == 1, info, err)
 	check("Extend", le.Extend(ctx, 2*time.Minute) == nil)
-	confirmed := []*call{{keys: le.lock.keys, args: []any{le.heldArg, 1000}}}
-	le.lock.locker.conn.confirm(ctx, confirmed, 0, time.Second) // miniredis has no WAIT
-	check("confirm", confirmed[0].err == nil && confirmed[0].reply == int64(renewRenewed) || strings.Contains(fmt.Sprint(confirmed[0].err), "unknown command"), confirmed[0])
+	confirmed := []*exchange.Call{{Keys: le.lock.keys, Args: []any{le.heldArg, 1000}}}
+	le.lock.locker.conn.Confirm(ctx, confirmScript, renewRenewed, confirmed, 0, time.Second) // miniredis has no WAIT
+	check("confirm", confirmed[0].Err == nil && confirmed[0].Reply == int64(renewRenewed) || strings.Contains(fmt.Sprint(confirmed[0].Err), "unknown command"), confirmed[0])
 	if w.value != "" {
 		broken, err := one.Break(ctx, w.value)
 		check("Break of a token that is none", err == nil && !broken, broken, err)
@@ -185,7 +186,7 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	held(one, waiter)
 	_, was, err := waiter.release(ctx)
 	check("release of the waiter", was && err == nil, err)
-	reply, err := m.locker.conn.run(ctx, callScript, m.keys, []any{1, 1, 1000, "", 0})
+	reply, err := m.locker.conn.Run(ctx, callScript, m.keys, []any{1, 1, 1000, "", 0})
 	calls, _ := reply.([]any)
 	check("call", err == nil && len(calls) == 4 && calls[3] == parked.note, reply, err)
 	line, err = parked.listLine(ctx, 10)
@@ -332,15 +333,15 @@ func (w *witness) see(cmd redis.Cmder) {
 		if args[1] == stringLua {
 			return // the test's own
 		}
-		at := slices.IndexFunc(scripts, func(s *script) bool {
-			return cmd.Name() == "evalsha" && args[1] == s.sha || cmd.Name() == "eval" && args[1] == s.src
+		at := slices.IndexFunc(scripts, func(s *exchange.Script) bool {
+			return cmd.Name() == "evalsha" && args[1] == s.SHA || cmd.Name() == "eval" && args[1] == s.Source
 		})
 		key, ok := args[3].(string)
 		if at < 0 || fmt.Sprint(args[2]) != "1" || !ok {
 			w.wrong = append(w.wrong, fmt.Sprintf("%.300q", args))
 			return
 		}
-		w.loaded[scripts[at].name] = struct{}{}
+		w.loaded[scripts[at].Name] = struct{}{}
 		w.keys[key] = true
 	case "set", "zrange":
 		w.keys[args[1].(string)] = true

@@ -200,7 +200,7 @@ inline hold(c, length) {
 #endif
 }
 
-/* lock/form.go: setFirst. SET NX takes the lock if it is no key at all. The reply is left
+/* lock/form.go: takeString. SET NX takes the lock if it is no key at all. The reply is left
  * in mine: YOURS or NIL. */
 inline set(c) {
 	in_set = 0;

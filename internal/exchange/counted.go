@@ -1,4 +1,4 @@
-package lock
+package exchange
 
 import (
 	"errors"
@@ -15,33 +15,46 @@ import (
 // When a connection breaks before the reply, go-redis sends the command again by itself
 // and does not say so. The first copy may have run, or may run yet: an ask then takes the
 // lock after its release, for nobody, and a release that is answered "absent" may have
-// released all the same. So each lease counts the copies of its asks and of its releases.
+// released all the same. So the copies of asks are counted, and those of releases.
 
-// countedArg is the body of a lease as the first argument of a command, a SET included.
-// go-redis marshals an argument each time it writes the command, and countedArg counts
-// that.
-type countedArg struct {
-	lease *Lease
+// Body is a text by which Redis tells one acquisition from all others, as commands carry
+// it. It never changes.
+type Body struct {
+	conn *Conn
+	wire []byte
+}
+
+// NewBody makes a Body of wire, which nobody changes from then on.
+func (c *Conn) NewBody(wire []byte) Body { return Body{c, wire} }
+
+// Counted is a Body as the first argument of commands, a SET included. go-redis marshals
+// an argument each time it writes the command, and Counted counts that.
+type Counted struct {
+	Body *Body // set before the first command
 	// copies is how many were written, or may yet be, less those that are known to be
-	// done. Commands with one countedArg never overlap.
+	// done. Commands with one Counted never overlap.
 	copies atomic.Int32
 }
 
 // MarshalBinary is called by go-redis each time the command is written.
-func (a *countedArg) MarshalBinary() ([]byte, error) {
-	if a.lease.lock.locker.conn.writing() {
+func (a *Counted) MarshalBinary() ([]byte, error) {
+	if a.Body.conn.writing() {
 		a.copies.Add(1)
 	}
-	return a.lease.wire, nil
+	return a.Body.wire, nil
 }
 
 // String is what tracing hooks print. Owners and notes are anybody's text.
-func (a *countedArg) String() string { return printable.Text(a.lease.body) }
+func (a *Counted) String() string { return printable.Text(string(a.Body.wire)) }
 
-// noteReply notes the end of an exchange, with a reply or the error err; before is what
-// copies was when it began. It reports whether the server may have run the command: with
+// Copies is how many copies were written, or may yet be, less those that are known to be
+// done.
+func (a *Counted) Copies() int32 { return a.copies.Load() }
+
+// NoteReply notes the end of an exchange, with a reply or the error err; before is what
+// Copies was when it began. It reports whether the server may have run the command: with
 // an error, too, for an error reply can come after a script's first write.
-func (a *countedArg) noteReply(before int32, err error) (mayHaveRun bool) {
+func (a *Counted) NoteReply(before int32, err error) (mayHaveRun bool) {
 	mayHaveRun = a.copies.Load() > before
 	var reply redis.Error
 	if mayHaveRun && (err == nil || errors.As(err, &reply)) {
@@ -50,20 +63,20 @@ func (a *countedArg) noteReply(before int32, err error) (mayHaveRun bool) {
 	return mayHaveRun
 }
 
-// mayRunYet reports whether a copy was written, or may be, and was never replied to: its
+// MayRunYet reports whether a copy was written, or may be, and was never replied to: its
 // connection broke, or the client gave up.
-func (a *countedArg) mayRunYet() bool { return a.copies.Load() > 0 }
+func (a *Counted) MayRunYet() bool { return a.copies.Load() > 0 }
 
-// wasResent reports whether more than one copy may have run, of commands whose replies
+// WasResent reports whether more than one copy may have run, of commands whose replies
 // are not noted.
-func (a *countedArg) wasResent() bool { return a.copies.Load() > 1 }
+func (a *Counted) WasResent() bool { return a.copies.Load() > 1 }
 
-// countedIn returns the countedArg of a command's arguments, or nil.
-func countedIn(args []any) *countedArg {
+// countedIn returns the Counted of a command's arguments, or nil.
+func countedIn(args []any) *Counted {
 	if len(args) == 0 {
 		return nil // sweep and the like: nothing that must not run twice
 	}
-	a, _ := args[0].(*countedArg)
+	a, _ := args[0].(*Counted)
 	return a
 }
 
@@ -85,7 +98,7 @@ func noteLeftBehind(args []any) {
 // argument. An AutoPipeliner also marshals to know how large a command is, before the
 // command is queued: nothing that could have run. Only the call stack tells the two
 // apart: package redis measures, its package proto writes.
-func (c *conn) writing() bool {
+func (c *Conn) writing() bool {
 	if !c.measures {
 		return true
 	}

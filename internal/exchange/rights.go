@@ -1,4 +1,4 @@
-package lock
+package exchange
 
 import (
 	"errors"
@@ -25,7 +25,7 @@ type denials struct {
 	prefix string
 	log    *slog.Logger
 	// noHash: EVALSHA was refused. Scripts are sent whole from then on, for as long
-	// as the Locker lives.
+	// as the Conn lives.
 	noHash atomic.Bool
 	// noSet: SET was refused. Every lock is asked for from then on.
 	noSet  atomic.Bool
@@ -50,6 +50,18 @@ func (r *denials) sendWhole(err error) bool {
 	return true
 }
 
+// SetIsRefused reports whether Redis has refused a SET to this user: every lock is to be
+// asked for.
+func (c *Conn) SetIsRefused() bool { return c.denied.noSet.Load() }
+
+// SetRefused reports whether err, of SetFirst, says that the server refused the SET where
+// it may let a script take the lock, or join its line.
+func (c *Conn) SetRefused(err error) bool { return c.denied.setRefused(err) }
+
+// DescribeSet returns err, of SetFirst, or what has its place where Redis refused a
+// command: an error that names the command.
+func (c *Conn) DescribeSet(err error) error { return c.denied.describe(nil, err) }
+
 // setRefused reports whether the server refused a SET with err where it may let a script
 // take the lock, or join its line: the user has no right to SET, or the memory is full.
 func (r *denials) setRefused(err error) bool {
@@ -62,12 +74,12 @@ func (r *denials) setRefused(err error) bool {
 		r.say("SET", "automutex: Redis refuses SET: locks that nobody waits for cost more until this process restarts")
 		return true
 	}
-	return hasCode(said, "OOM")
+	return HasCode(said, "OOM")
 }
 
 // describe returns err, or what has its place where Redis refused a command of the
 // exchange: an error that names the command.
-func (r *denials) describe(s *script, err error) error {
+func (r *denials) describe(s *Script, err error) error {
 	command := deniedCommand(s, err)
 	if command == "" {
 		return err
@@ -111,7 +123,7 @@ var (
 // deniedCommand is the command that Redis refused with err, in capital letters:
 // EVAL, EVALSHA, or one that s calls. Empty: err is another error. Redis tells of a
 // script only the line, so each command of that line is named.
-func deniedCommand(s *script, err error) string {
+func deniedCommand(s *Script, err error) string {
 	if err == nil {
 		return ""
 	}
@@ -131,7 +143,7 @@ func deniedCommand(s *script, err error) string {
 		return ""
 	}
 	number, err := strconv.Atoi(m[1])
-	lines := strings.Split(s.src, "\n")
+	lines := strings.Split(s.Source, "\n")
 	if err != nil || number < 1 || number > len(lines) {
 		return ""
 	}
@@ -140,4 +152,15 @@ func deniedCommand(s *script, err error) string {
 		names = append(names, call[1])
 	}
 	return strings.Join(names, " or ")
+}
+
+// HasCode reports whether a server's error has that code: at its beginning, or, as
+// Redis before 7.0 answers for a command within a script, inside of
+// "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not allowed...".
+func HasCode(said redis.Error, code string) bool {
+	if redis.HasErrorPrefix(said, code) {
+		return true
+	}
+	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
+	return wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
 }

@@ -1,0 +1,56 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// submit is run over a transport that only queues: this goroutine waits, until bound
+// or ctx ends, and a command that is left behind is the transport's alone.
+func (c *Conn) submit(ctx, bound context.Context, s *Script, keys []string, args []any) (any, error) {
+	send := func(name, text string) (any, error) {
+		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
+		cmd := redis.NewCmd(bound, append(words, args...)...)
+		cmd.SetFirstKeyPos(3) // where a Cluster sends it
+		err := c.submitOne(ctx, bound, cmd)
+		if errors.Is(err, ErrNoAnswer) {
+			noteLeftBehind(args)
+			return nil, err
+		}
+		return replyOf(cmd, err)
+	}
+	var v any
+	var err error
+	whole := c.denied.noHash.Load()
+	if !whole {
+		v, err = send("evalsha", s.SHA)
+		if whole = c.denied.sendWhole(err); whole {
+			noteNotRun(args)
+		}
+	}
+	if whole {
+		v, err = send("eval", s.Source)
+	}
+	return v, c.denied.describe(s, err)
+}
+
+// submitOne queues cmd, and waits for its reply until bound or ctx ends. After
+// ErrNoAnswer cmd may be written to yet: it is not to be looked at.
+func (c *Conn) submitOne(ctx, bound context.Context, cmd redis.Cmder) error {
+	waiting := bound
+	if ctx.Done() != nil {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, Timeout)
+		defer cancel()
+	}
+	err := c.queue(waiting, cmd)
+	switch {
+	case err == nil || waiting.Err() == nil:
+		return err
+	case ctx.Err() != nil:
+		return LeftAtEndOf(ctx)
+	}
+	return errLeftBehind
+}

@@ -1,0 +1,72 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// SetsKeys reports whether the transport sends SET, and not scripts alone.
+func (c *Conn) SetsKeys() bool { return c.process != nil }
+
+// SetFirst sets key to body for ttl (ms) if the key is not there. It ends as Run does.
+// ok is false without an error if the key is there. The error is the server's own: see
+// SetRefused and DescribeSet.
+func (c *Conn) SetFirst(ctx context.Context, key string, body *Counted, ttl any) (ok bool, err error) {
+	bound := c.bound(ctx)
+	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
+	if c.queue != nil {
+		if err = c.submitOne(ctx, bound, cmd); !errors.Is(err, ErrNoAnswer) {
+			ok, err = setReplyOf(cmd, err)
+		}
+	} else {
+		var v any
+		v, err = c.within(ctx, bound, func() (any, error) {
+			sent := c.process(bound, cmd)
+			return setReplyOf(cmd, sent)
+		})
+		ok, _ = v.(bool)
+	}
+	if errors.Is(err, ErrNoAnswer) {
+		noteLeftBehind([]any{body})
+	}
+	c.unreached(err)
+	return ok, err
+}
+
+// Set is one SET of a key that must not be there, and its result.
+type Set struct {
+	Key, Value string
+	Life       time.Duration
+
+	Taken bool
+	Err   error
+}
+
+// SetAll sends all of them in one round trip. Each ends with an answer or an error.
+func (c *Conn) SetAll(ctx context.Context, sets []*Set) {
+	bound := c.bound(ctx)
+	type sent struct {
+		cmds   []*redis.StatusCmd
+		failed error // of the whole pipeline
+	}
+	done, err := c.within(ctx, bound, func() (any, error) {
+		p := c.rdb.Pipeline()
+		// Not SetNX, whose reply false is also what a command has that never ran.
+		cmds := make([]*redis.StatusCmd, len(sets))
+		for i, s := range sets {
+			cmds[i] = p.SetArgs(bound, s.Key, s.Value, redis.SetArgs{Mode: "NX", TTL: s.Life})
+		}
+		_, failed := p.Exec(bound)
+		return sent{cmds, failed}, nil
+	})
+	for i, s := range sets {
+		if s.Err = err; err == nil {
+			sent := done.(sent) //nolint:forcetypeassert // made above
+			s.Taken, s.Err = setReplyOf(sent.cmds[i], sent.failed)
+		}
+		c.unreached(s.Err)
+	}
+}
