@@ -168,6 +168,10 @@ func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
 // that died unnoticed costs, and a message that got lost.
 const patience = 5 * time.Second
 
+// afterAStep is how much longer it may wait when Redis' clock was stepped: what the dead
+// have left lasts up to 31 s by the new clock.
+const afterAStep = 40 * time.Second
+
 // longestRetry is how long a task on its last attempt, which Redis did not answer, may take
 // until it asks again.
 const longestRetry = 30 * time.Second
@@ -176,8 +180,12 @@ const longestRetry = 30 * time.Second
 func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	k := b.key(key)
 	rule := b.w.plan.ruleOfKey(key)
-	if rule.limit() > 1 || len(k.held) > 0 || e.Waited == 0 || b.w.stepped() || b.w.plan.losesReplicas() {
+	if rule.limit() > 1 || len(k.held) > 0 || e.Waited == 0 || b.w.plan.losesReplicas() {
 		return
+	}
+	patience := patience
+	if b.w.stepped() {
+		patience += afterAStep
 	}
 	since := time.Now().Add(-e.Waited)
 	if k.freeSince.After(since) {

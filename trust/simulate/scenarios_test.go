@@ -229,8 +229,8 @@ func extraScenarios() (all []*plan) {
 		p.Procs[0].Workers = 20
 		p.Rules = []rulePlan{rule("park")}
 		for range 8 {
-			t := work(0, 1400*ms)
-			t.Timeout, t.MaxRetry = 4*time.Second, 25
+			t := work(0, 3500*ms)
+			t.Timeout, t.MaxRetry = 10*time.Second, 25
 			p.Tasks = append(p.Tasks, t)
 		}
 	}))
@@ -242,6 +242,15 @@ func extraScenarios() (all []*plan) {
 		// The grant comes between 1.2 and 1.5 s.
 		p.Faults = []faultPlan{{Kind: frozen, Proc: 0, Client: "lock", At: 1800 * ms, For: 4 * time.Second}}
 	}))
+	all = append(all, scenario("new connections are refused while a lease is held", 2, func(p *plan) {
+		p.Procs[0].Workers, p.Procs[1].Workers = 1, 1
+		p.Procs[1].Poll = 900 * ms
+		r := rule("wait")
+		r.TTL, r.Wait = 3*time.Second, 30*time.Second
+		p.Rules = []rulePlan{r}
+		p.Tasks = []taskPlan{work(0, 12*time.Second), work(500*ms, 3*time.Second)}
+		p.Faults = []faultPlan{{Kind: setup, Proc: 0, Client: "lock", At: 1500 * ms, For: 10 * time.Second}}
+	}))
 	all = append(all, scenario("a key function that fails for a while", 1, func(p *plan) {
 		r := rule("retry")
 		r.KeyFails = 2
@@ -249,7 +258,7 @@ func extraScenarios() (all []*plan) {
 		p.Tasks = []taskPlan{work(0, 100*ms), work(100*ms, 100*ms)}
 	}))
 	all = append(all, scenario("many waiters die", 2, func(p *plan) {
-		p.Procs[0].Workers, p.Procs[1].Workers = 1100, 3
+		p.Procs[0].Workers, p.Procs[1].Workers = 1000, 3 // the last in line are with the second, which lives
 		r := rule("wait")
 		r.Wait, r.TTL = 5*time.Minute, 2*time.Second
 		p.Rules = []rulePlan{r}
@@ -301,6 +310,15 @@ func clockScenarios() (all []*plan) {
 		p.Faults = []faultPlan{
 			{Kind: backward, At: 2 * time.Second, For: 10 * time.Minute}, {Kind: dies, Proc: 0, At: 4500 * ms}, {Kind: starts, Proc: 0, At: 6 * time.Second},
 		}
+	}))
+	all = append(all, scenario("the clock steps back while one waits, and the holder dies", 2, func(p *plan) {
+		r := rule("wait")
+		r.Wait = 5 * time.Minute // the key is a sorted set, with a deadline in it
+		p.Rules = []rulePlan{r}
+		p.Procs[0].Workers = 1
+		p.Procs[1].Poll = 900 * ms
+		p.Tasks = []taskPlan{work(0, 10*time.Second), work(500*ms, 100*ms)}
+		p.Faults = []faultPlan{{Kind: backward, At: 2 * time.Second, For: time.Hour}, {Kind: dies, Proc: 0, At: 3500 * ms}, {Kind: starts, Proc: 0, At: 6 * time.Second}}
 	}))
 	all = append(all, scenario("the clock steps forward and back during a cooldown", 1, func(p *plan) {
 		r := rule("wait")
