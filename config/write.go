@@ -9,6 +9,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // plain is text that YAML reads as it is, also within brackets.
@@ -81,14 +83,7 @@ func writeDuration(d time.Duration) string {
 	if d == 0 {
 		return ""
 	}
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
+	return printable.Exact(d)
 }
 
 // timedChoice is what choice chooses from: String of a value with a duration ends with it.

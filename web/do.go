@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -38,21 +37,6 @@ const (
 // errGone refuses an action on what is no longer so.
 var errGone = errors.New("nothing was done")
 
-// askView shows what an action will do, and asks for it.
-type askView struct {
-	frame
-	Action   string
-	Key      string // of the lock or claim; else empty
-	Target   string // of the order; else empty
-	Holder   string // of the claim; else empty
-	Question string
-	Effects  []string
-	Button   string
-	Back     string
-	Holders  []holderView
-	Opens    bool // a break ends the hold or cooldown as well
-}
-
 // mayOperate answers 403 to whom it may concern.
 func (p *page) mayOperate(w http.ResponseWriter, r *http.Request) bool {
 	if p.o.Access(r) >= AccessOperate {
@@ -60,128 +44,6 @@ func (p *page) mayOperate(w http.ResponseWriter, r *http.Request) bool {
 	}
 	p.fail(w, r, http.StatusForbidden, "You may look, and not change anything.")
 	return false
-}
-
-// ask shows what an action will do. It changes nothing.
-func (p *page) ask(w http.ResponseWriter, r *http.Request) {
-	if !p.mayOperate(w, r) {
-		return
-	}
-	q := r.URL.Query()
-	v := &askView{frame: p.frame(r, "", ""), Action: q.Get("action"), Key: q.Get("key"), Back: p.base}
-	if v.Action == doBreak || v.Action == doDelete {
-		if err := inner.LockErr(inner.ByKey(p.locker, v.Key)); err != nil {
-			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
-			return
-		}
-		v.Back = p.keyURL(v.Key, "")
-	}
-	switch v.Action {
-	case doBreak, doDelete:
-		if !p.askAboutLock(w, r, v) {
-			return
-		}
-	case doSweep:
-		v.Question, v.Button = "Remove what dead processes left behind?", "Sweep"
-		v.Effects = []string{
-			"Holders whose lease has ended, and waiters that have ceased to ask, are removed from all locks.",
-			"Nothing depends on it: each lock does the same when a task asks for it.",
-		}
-	case doPause, doResume, doLimit:
-		v.Target = q.Get("target")
-		if strings.TrimSpace(v.Target) == "" {
-			p.fail(w, r, http.StatusBadRequest, "Name a target: a scope, or what stands between the braces of a key.")
-			return
-		}
-		v.Back = p.base + "rules"
-		v.describeOrder()
-	case doDrop:
-		v.Holder, v.Back = q.Get("holder"), p.base+"unique"
-		v.Question, v.Button = "Drop the claim of "+printable.Short(v.Holder)+"?", "Drop"
-		v.Effects = []string{
-			"The next task for this key may be enqueued at once, whether or not this one has begun or ended.",
-			"The task itself stays where it is: if it has not run, it runs.",
-			"Only this task's claim is dropped, and not one that came meanwhile.",
-		}
-	default:
-		p.fail(w, r, http.StatusBadRequest, "There is no such action.")
-		return
-	}
-	v.Title = v.Question
-	p.render(w, http.StatusOK, "ask", v)
-}
-
-// askAboutLock fills in what a break or a delete will do to a lock. false: it has answered
-// with what is wrong.
-func (p *page) askAboutLock(w http.ResponseWriter, r *http.Request, v *askView) bool {
-	look := &keyView{Key: v.Key}
-	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
-	defer cancel()
-	if err := p.inspect(ctx, look); err != nil {
-		p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
-		return false
-	}
-	v.Now, v.Holders = look.Now, look.Holders
-	token := r.URL.Query().Get("token")
-	if v.Action == doBreak && token != "" {
-		v.Holders = slices.DeleteFunc(v.Holders, func(h holderView) bool { return h.Token != token })
-	}
-	v.Opens = v.Action == doBreak && token == "" && inspect.Breakable(look.Info.Closed)
-	switch {
-	case v.Action == doBreak && len(v.Holders) == 0 && !v.Opens && token == "" && look.Info.Closed != "":
-		p.fail(w, r, http.StatusConflict, "Nobody holds this lock. Its rate is used up, which a break leaves as it is.")
-	case v.Action == doBreak && len(v.Holders) == 0 && !v.Opens, look.Info.Held+look.Info.line() == 0 && look.Info.Closed == "":
-		p.fail(w, r, http.StatusConflict, "Nobody holds this lock any more.")
-	default:
-		v.describe(look)
-		return true
-	}
-	return false
-}
-
-// describe says what a break or a delete will do to a lock.
-func (v *askView) describe(look *keyView) {
-	next := "Nobody is in line, so the lock is free then."
-	switch {
-	case look.Paused:
-		next = "An operator has paused it: nobody gets it until it is resumed."
-	case look.Info.Closed != "" && !v.Opens:
-		next = "Nobody gets it until " + look.Info.Opens.UTC().Format("15:04:05") + " UTC: " + look.Info.Closed + "."
-	case look.Info.Held > len(v.Holders):
-		next = "Others hold it too, and stay."
-	case len(look.Line) > 0:
-		next = "The first in line gets the lock at once."
-	}
-	stop := "The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work."
-	name := printable.Short(inspect.InBraces(v.Key))
-	take := "Take the lock " + name + " from " + printable.Count(len(v.Holders), "holder")
-	end := "The " + look.Info.Closed + " ends now, whoever ordered it."
-	shown := "Only the holders below lose the lock, and nobody who came meanwhile."
-	switch {
-	case v.Action == doDelete:
-		v.describeDelete(look, name, stop)
-	case !v.Opens:
-		v.Question, v.Button, v.Effects = take+"?", "Break", []string{stop, next, shown}
-	case len(v.Holders) == 0:
-		v.Question, v.Button, v.Effects = "End the "+look.Info.Closed+" of "+name+"?", "Break", []string{end, next}
-	default:
-		v.Question, v.Button, v.Effects = take+", and end its "+look.Info.Closed+"?", "Break", []string{stop, end, next, shown}
-	}
-}
-
-// describeDelete says what a delete will do to a lock; stop is what it does to holders.
-func (v *askView) describeDelete(look *keyView, name, stop string) {
-	v.Question, v.Button = "Delete the lock "+name+" with its line?", "Delete"
-	if len(v.Holders) > 0 {
-		v.Effects = []string{stop, "When somebody else holds the lock by then than the holders below, nothing is deleted."}
-	} else {
-		v.Effects = []string{"When somebody holds the lock by then, nothing is deleted."}
-	}
-	v.Effects = append(v.Effects,
-		"A cooldown, a hold and what is used up of a rate are forgotten: unless it is paused, the next task starts at once.",
-		printable.Count(look.Info.Waiting, "place")+" of tasks that wait in workers: they stand in a new line within a second.",
-		printable.Count(look.Info.Parked, "place")+" of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
-	)
 }
 
 // do does what ask has shown. The answer is a redirect, so that reloading the next page
@@ -199,57 +61,68 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	if runes := []rune(a.Why); len(runes) > maxWhy {
 		a.Why = string(runes[:maxWhy])
 	}
+	order := readOrder(a.Do, r.PostForm)
+	if order.wrong() {
+		a.Target = r.PostForm.Get("target")
+		p.askAgain(w, r, a, order)
+		return
+	}
 	if p.o.User != nil {
 		a.By = p.o.User(r)
 	}
 	// An action that has begun goes on when the browser goes away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actWithin)
 	defer cancel()
-	back, wrong := p.act(ctx, &a, r.PostForm)
-	if wrong != "" {
+	if wrong := p.act(ctx, &a, r.PostForm, order); wrong != "" {
 		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
-	done := doneCode(a, p.record(ctx, a))
-	to := p.base + back + "?" + url.Values{"done": {done}}.Encode()
-	if back == "key" {
-		to = p.keyURL(a.Target, done)
+	done, to := doneCode(a, p.record(ctx, a)), p.origin(r.PostForm.Get("from"), a.Do)
+	if a.Do == doBreak || a.Do == doDelete {
+		to = p.keyURL(a.Target)
 	}
-	w.Header().Set("Location", to)
+	if strings.Contains(to, "?") {
+		to += "&"
+	} else {
+		to += "?"
+	}
+	w.Header().Set("Location", to+url.Values{"done": {done}}.Encode())
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// act does an action and fills in what came of it. back is the view to show then. wrong
-// says what is wrong with the form; nothing was done then.
-func (p *page) act(ctx context.Context, a *Action, form url.Values) (back, wrong string) {
+// act does an action and fills in what came of it. wrong says what is wrong with the form;
+// nothing was done then.
+func (p *page) act(ctx context.Context, a *Action, form url.Values, order orderForm) (wrong string) {
 	switch a.Do {
 	case doBreak, doDelete:
+		a.Target = p.keyOf(a.Target)
 		m := inner.ByKey(p.locker, a.Target)
 		if err := inner.LockErr(m); err != nil {
-			return "", "This is no key of a lock: " + printable.Short(err.Error()) + "."
+			return "This is no key of a lock: " + printable.Short(err.Error()) + "."
 		}
 		if a.Do == doBreak {
 			a.Result, a.Err = p.breakLock(ctx, a.Target, a.Tokens, form.Get("gate") != "")
 		} else {
 			a.Result, a.Err = p.deleteLock(ctx, a.Target, a.Tokens)
 		}
-		return "key", ""
 	case doSweep:
 		a.Target, a.Tokens = "", nil
 		removed, err := inner.Sweep(ctx, p.locker)
 		a.Result, a.Err = fmt.Sprintf("Dead entries removed: %d.", removed), err
-		return "", ""
 	case doDrop:
 		a.Tokens = nil
 		a.Result, a.Err = p.dropClaim(ctx, a.Target, form.Get("holder"))
-		return "unique", ""
 	case doPause, doResume, doLimit:
 		a.Target, a.Tokens = form.Get("target"), nil
-		a.Result, a.Err = p.order(ctx, *a, form)
+		if strings.TrimSpace(a.Target) == "" {
+			return noTarget
+		}
+		a.Result, a.Err = p.order(ctx, *a, order)
 		p.orders.forget()
-		return "rules", ""
+	default:
+		return "There is no such action."
 	}
-	return "", "There is no such action."
+	return ""
 }
 
 // breakLock breaks the holders that the operator has seen, and nobody else, and ends a hold
@@ -355,11 +228,5 @@ func (p *page) done(r *http.Request) *Action {
 	return nil
 }
 
-// keyURL is the URL of a lock's view, with the code of an action that was done.
-func (p *page) keyURL(key, done string) string {
-	v := url.Values{"key": {key}}
-	if done != "" {
-		v.Set("done", done)
-	}
-	return p.base + "key?" + v.Encode()
-}
+// keyURL is the URL of a lock's view.
+func (p *page) keyURL(key string) string { return p.base + "key?" + url.Values{"key": {key}}.Encode() }

@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"errors"
+	"html"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -50,7 +51,7 @@ func (v *site) confirm(asked answer, why string) answer {
 	asked.want(200, `<form method="post" action="/locks/do">`)
 	form := url.Values{"why": {why}}
 	for _, m := range hidden.FindAllStringSubmatch(asked.body, -1) {
-		form.Add(m[1], m[2])
+		form.Add(m[1], html.UnescapeString(m[2]))
 	}
 	sent := v.post("/locks/do", form).want(303)
 	return v.get(sent.header.Get("Location"))
@@ -201,9 +202,9 @@ func TestDo_otherProcess(t *testing.T) {
 	done := send(v, url.Values{"action": {"pause"}, "target": {"ours"}})
 	v.get(done).want(200, "ours is paused until somebody resumes it.")
 	other.get(done).want(200, "pause: done, says this link.").without("theirs is limited", "ours is paused")
-	failed := send(v, url.Values{"action": {"limit"}, "target": {"ours"}, "limit": {"x"}})
-	v.get(failed).want(200, "limit failed: nothing was done")
-	other.get(failed).want(200, "limit failed: so says this link").without("nothing was done", "theirs is limited")
+	failed := send(v, url.Values{"action": {"resume"}, "target": {"nothing"}})
+	v.get(failed).want(200, "resume failed: nothing was done")
+	other.get(failed).want(200, "resume failed: so says this link").without("nothing was done", "theirs is limited")
 	for _, forged := range []string{"1", "2", "x", "pause", "pause.ok", "<b>.ok.x", "pause.<b>.x", "..", "pause..", "sweep.failed"} {
 		other.get("/locks/rules?done="+url.QueryEscape(forged)).want(200).without(`class="done"`, "<b>.", "&lt;b")
 	}

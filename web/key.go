@@ -60,9 +60,12 @@ type waiterView struct {
 	Since time.Time
 }
 
+// keyOf is the Redis key that a request names: whole, or what stands between its braces.
+func (p *page) keyOf(text string) string { return inspect.Key(p.o.Prefix, text) }
+
 // key answers with one lock.
 func (p *page) key(w http.ResponseWriter, r *http.Request) {
-	key := r.URL.Query().Get("key")
+	key := p.keyOf(r.URL.Query().Get("key"))
 	if err := inner.LockErr(inner.ByKey(p.locker, key)); err != nil {
 		p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
 		return
@@ -73,6 +76,7 @@ func (p *page) key(w http.ResponseWriter, r *http.Request) {
 func (p *page) keyView(r *http.Request, key string) *keyView {
 	name := inspect.InBraces(key)
 	v := &keyView{frame: p.frame(r, "key", printable.Short(name)), Key: key, Name: name, Rule: p.namesFor(scopeOf(key))}
+	v.Here = "key?" + url.Values{"key": {key}}.Encode()
 	v.Live = p.liveURL("key", url.Values{"key": {key}}.Encode())
 	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
 	defer cancel()

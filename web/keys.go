@@ -102,6 +102,7 @@ func (p *page) keys(w http.ResponseWriter, r *http.Request) {
 func (p *page) keysView(r *http.Request) *keysView {
 	q, wrong := parseKeysQuery(r.URL.Query())
 	v := &keysView{frame: p.frame(r, "keys", "Keys"), Query: q, From: 1}
+	v.Here = "?" + q.values(q.Page)
 	v.Live = p.liveURL("keys", q.values(q.Page))
 	v.Done = p.done(r)
 	if wrong != nil {

@@ -134,7 +134,7 @@ func TestKey_holdersAndLine(t *testing.T) {
 func TestKey_refusesOtherKeys(t *testing.T) {
 	t.Parallel()
 	v := serve(t, redistest.Mini(t), Options{})
-	for _, key := range []string{"", "asynq:{default}:pending", v.prefix + ":{}", v.prefix + ":{a}:pool", v.prefix + ":{a b}", strings.Repeat("x", 5000)} {
+	for _, key := range []string{"", "asynq:{default}:pending", v.prefix + ":{}", v.prefix + ":{a}:pool", v.prefix + ":{a b}", "a b", "control", strings.Repeat("x}", 2500)} {
 		v.get(keyPath(key)).want(400, "This is no key of a lock")
 		v.get("/live?view=key&key=" + url.QueryEscape(key)).want(404)
 	}

@@ -97,7 +97,7 @@ func (p *page) hasLive(r *http.Request) bool {
 	case "keys", "rules":
 		return true
 	case "key":
-		return inner.LockErr(inner.ByKey(p.locker, q.Get("key"))) == nil
+		return inner.LockErr(inner.ByKey(p.locker, p.keyOf(q.Get("key")))) == nil
 	}
 	return false
 }
@@ -114,7 +114,7 @@ func (p *page) fragment(r *http.Request, view string) []byte {
 	case "rules":
 		data = p.rulesView(r)
 	case "key":
-		data = p.keyView(r, r.URL.Query().Get("key"))
+		data = p.keyView(r, p.keyOf(r.URL.Query().Get("key")))
 	}
 	var b bytes.Buffer
 	if err := views[view].ExecuteTemplate(&b, "live", data); err != nil {

@@ -3,8 +3,11 @@ package web
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"math"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
@@ -18,43 +21,77 @@ func (p *page) controls(ctx context.Context) ([]lock.Control, error) {
 	return p.orders.get(ctx, freshFor, p.locker.Controls().List)
 }
 
-// order changes a control.
-func (p *page) order(ctx context.Context, a Action, form url.Values) (string, error) {
-	controls, why := p.locker.Controls(), a.Why
-	if a.By != "" { // the control itself names this process
-		why = a.By + ": " + why
-	}
-	target := printable.Short(a.Target)
-	switch a.Do {
+// noTarget answers an order without a target.
+const noTarget = "Name a target: a scope, or what stands between the braces of a key."
+
+const (
+	// shortestPause is the shortest time that a pause may be for, as for the command.
+	shortestPause = 100 * time.Millisecond
+	// maxLimit bounds a limit, as package lock does.
+	maxLimit = math.MaxInt32
+)
+
+// orderForm is what an operator types for a pause or a limit, and what it says.
+type orderForm struct {
+	For, WrongFor     string // as typed, and what is wrong with it
+	Limit, WrongLimit string
+	length            time.Duration // of a pause; 0: until somebody resumes it
+	limit             int           // 0: as the program says
+}
+
+func (o orderForm) wrong() bool { return o.WrongFor != "" || o.WrongLimit != "" }
+
+// MaxLimit is the greatest limit, for the form.
+func (orderForm) MaxLimit() int { return maxLimit }
+
+// readOrder reads the fields that the form of an action has.
+func readOrder(action string, form url.Values) (o orderForm) {
+	var err error
+	switch action {
 	case doPause:
-		var until time.Time
-		result := target + " is paused until somebody resumes it."
-		if typed := form.Get("for"); typed != "" {
-			length, err := time.ParseDuration(typed)
-			if err != nil || length <= 0 {
-				return "", fmt.Errorf("%w: %q is not a duration: write 30m or 2h", errGone, printable.Short(typed))
-			}
-			until = time.Now().Add(length)
-			result = target + " is paused for " + length.String() + "."
+		o.For = form.Get("for")
+		if typed := strings.TrimSpace(o.For); typed == "" {
+			return o
+		} else if o.length, err = time.ParseDuration(typed); err != nil {
+			o.WrongFor = fmt.Sprintf("%q is not a duration: write 30m or 2h, or leave it empty.", printable.Short(typed))
+		} else if o.length < shortestPause {
+			o.WrongFor = fmt.Sprintf("%q is too short: a pause is at least %s.", printable.Short(typed), shortestPause)
 		}
-		return result, controls.Pause(ctx, a.Target, until, why)
-	case doResume:
-		return p.resume(ctx, a.Target)
-	default:
-		limit, err := strconv.Atoi(form.Get("limit"))
-		switch {
-		case err != nil || limit < 0:
-			return "", fmt.Errorf("%w: %q is not a number from 0 on", errGone, printable.Short(form.Get("limit")))
-		case limit == 0:
-			return target + " has the limit of the program again.", controls.ClearLimit(ctx, a.Target)
+	case doLimit:
+		o.Limit = form.Get("limit")
+		typed := strings.TrimSpace(o.Limit)
+		if o.limit, err = strconv.Atoi(typed); err != nil || o.limit < 0 || o.limit > maxLimit {
+			o.WrongLimit = fmt.Sprintf("%q is not a whole number from 0 to %d.", printable.Short(typed), maxLimit)
 		}
-		return fmt.Sprintf("%s is limited to %d at once.", target, limit), controls.SetLimit(ctx, a.Target, limit, why)
 	}
+	return o
+}
+
+// order changes a control. The control names the operator where the action does, and else
+// this page.
+func (p *page) order(ctx context.Context, a Action, o orderForm) (string, error) {
+	locker := p.locker
+	if a.By != "" {
+		locker = lock.New(p.rdb, lock.Options{Prefix: p.o.Prefix, Owner: a.By, Logger: slog.New(slog.DiscardHandler)})
+		defer locker.Close()
+	}
+	controls, target := locker.Controls(), printable.Short(a.Target)
+	switch {
+	case a.Do == doResume:
+		return p.resume(ctx, controls, a.Target)
+	case a.Do == doPause && o.length > 0:
+		return target + " is paused for " + printable.Exact(o.length) + ".", controls.Pause(ctx, a.Target, time.Now().Add(o.length), a.Why)
+	case a.Do == doPause:
+		return target + " is paused until somebody resumes it.", controls.Pause(ctx, a.Target, time.Time{}, a.Why)
+	case o.limit == 0:
+		return target + " has the limit of the program again.", controls.ClearLimit(ctx, a.Target)
+	}
+	return fmt.Sprintf("%s is limited to %d at once.", target, o.limit), controls.SetLimit(ctx, a.Target, o.limit, a.Why)
 }
 
 // resume ends a pause, and removes an entry that cannot be read.
-func (p *page) resume(ctx context.Context, target string) (string, error) {
-	ended, err := inner.Resume(ctx, p.locker.Controls(), target)
+func (p *page) resume(ctx context.Context, controls *lock.Controls, target string) (string, error) {
+	ended, err := inner.Resume(ctx, controls, target)
 	switch name := printable.Short(target); {
 	case err != nil:
 		return "", err

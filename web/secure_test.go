@@ -35,6 +35,30 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
+// A known address answers another method with a 405 that names those it has, an unknown one
+// with a 404.
+func TestMethods(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }})
+	for path, allow := range map[string]string{
+		"/locks/": "GET, HEAD", "/locks/key": "GET, HEAD", "/locks/rules": "GET, HEAD", "/locks/rules.yaml": "GET, HEAD", "/locks/metrics": "GET, HEAD",
+		"/locks/live": "GET, HEAD", "/locks/static/app.js": "GET, HEAD", "/locks/unique": "GET, HEAD, POST", "/locks/doctor": "GET, HEAD, POST", "/locks/do": "GET, HEAD, POST",
+	} {
+		methods := []string{http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions}
+		if !strings.Contains(allow, "POST") {
+			methods = append(methods, http.MethodPost)
+		}
+		for _, method := range methods {
+			a := v.do(method, path, nil).want(http.StatusMethodNotAllowed, "does not answer "+method+"; it answers "+allow)
+			if got := a.header.Get("Allow"); got != allow {
+				t.Errorf("%s %s: Allow %q, want %q", method, path, got, allow)
+			}
+		}
+	}
+	v.do(http.MethodPut, "/locks/nothing", nil).want(404, "There is no such page.")
+	v.do(http.MethodHead, "/locks/rules", nil).want(200)
+}
+
 // Access decides each request; without one everybody reads.
 func TestAccess(t *testing.T) {
 	t.Parallel()

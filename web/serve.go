@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // policy allows files of the page itself and nothing else.
@@ -14,19 +16,16 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // path, access, requests from other sites, and the views.
 func (p *page) routes() {
 	p.mux = http.NewServeMux()
-	p.mux.HandleFunc("GET /{$}", p.keys)
-	p.mux.HandleFunc("GET /key", p.key)
-	p.mux.HandleFunc("GET /rules", p.rulesPage)
-	p.mux.HandleFunc("GET /metrics", p.metrics)
-	p.mux.HandleFunc("GET /rules.yaml", p.rulesFile)
-	p.mux.HandleFunc("GET /unique", p.uniquePage)
-	p.mux.HandleFunc("POST /unique", p.uniquePage)
-	p.mux.HandleFunc("GET /doctor", p.doctorPage)
-	p.mux.HandleFunc("POST /doctor", p.examine)
-	p.mux.HandleFunc("GET /live", p.live)
-	p.mux.HandleFunc("GET /do", p.ask)
-	p.mux.HandleFunc("POST /do", p.do)
-	p.mux.HandleFunc("GET /static/{file}", p.static)
+	p.handle("/{$}", p.keys, nil)
+	p.handle("/key", p.key, nil)
+	p.handle("/rules", p.rulesPage, nil)
+	p.handle("/metrics", p.metrics, nil)
+	p.handle("/rules.yaml", p.rulesFile, nil)
+	p.handle("/unique", p.uniquePage, p.uniquePage)
+	p.handle("/doctor", p.doctorPage, p.examine)
+	p.handle("/live", p.live, nil)
+	p.handle("/do", p.ask, p.do)
+	p.handle("/static/{file}", p.static, nil)
 	p.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusNotFound, "There is no such page.")
 	})
@@ -55,6 +54,21 @@ func (p *page) routes() {
 		default:
 			views.ServeHTTP(w, r)
 		}
+	})
+}
+
+// handle serves a path with get, and with post unless it is nil. The answer to other methods
+// is a 405 that names those that there are.
+func (p *page) handle(path string, get, post http.HandlerFunc) {
+	allow := "GET, HEAD" // a pattern with GET matches HEAD as well
+	p.mux.HandleFunc("GET "+path, get)
+	if post != nil {
+		allow += ", POST"
+		p.mux.HandleFunc("POST "+path, post)
+	}
+	p.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Allow", allow)
+		p.fail(w, r, http.StatusMethodNotAllowed, "This address does not answer "+printable.Short(r.Method)+"; it answers "+allow+".")
 	})
 }
 

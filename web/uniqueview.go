@@ -65,7 +65,7 @@ func newUniqueRow(r unique.Rule) uniqueRow {
 	if queue == "" {
 		queue = "default"
 	}
-	return uniqueRow{Task: r.Task, Queue: queue, Until: strings.TrimPrefix(r.Until.String(), "until "), Duplicate: r.Duplicate.String()}
+	return uniqueRow{Task: r.Task, Queue: queue, Until: printable.Timed(strings.TrimPrefix(r.Until.String(), "until ")), Duplicate: printable.Timed(r.Duplicate.String())}
 }
 
 // uniquePage answers with the unique rules, and with what a typed task meets. The payload

@@ -22,6 +22,8 @@ var views = func() map[string]*template.Template {
 		"ago":         func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
 		"in":          func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
 		"clock":       func(t time.Time) string { return t.UTC().Format("15:04:05") },
+		"exact":       printable.Exact,
+		"timed":       printable.Timed,
 		"iso":         func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 		"text":        printable.Short,
 		"count":       printable.Count,
@@ -43,6 +45,7 @@ type frame struct {
 	Base    string // what links begin with
 	View    string // of the navigation
 	Title   string
+	Here    string // of the list and of a lock: the link to it, without Base, for its actions to lead back to
 	Live    string // the URL of the view's stream; empty without one
 	Operate bool   // the viewer may act
 	Now     time.Time

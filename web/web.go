@@ -66,7 +66,8 @@ type Options struct {
 	// Access decides what a request may do. nil means [AccessRead] for every request.
 	Access func(*http.Request) Access
 
-	// User names who sent a request, for [Action].By. nil means that nobody is named.
+	// User names who sent a request: for [Action].By, and for [lock.Control].By of a pause or
+	// a limit. Empty text, and nil, mean that nobody is named; a control then names the page.
 	User func(*http.Request) string
 
 	// Audit is called after every action, failed ones included, before the answer is

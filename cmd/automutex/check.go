@@ -37,7 +37,7 @@ surprise is a note. Redis is not needed.`,
 			t := newTable(a.out, "RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY")
 			for i, rule := range cfg.Rules {
 				t.row(inspect.RuleName(cfg.Rules, i), rule.Task, keyOf(rule), inspect.LimitText(rule),
-					orDefault(rule.TTL.String(), "0s", "30s"), orDefault(rule.Wait.String(), "0s", "-"), rule.Busy.String())
+					orDefault(printable.Exact(rule.TTL), "0s", "30s"), orDefault(printable.Exact(rule.Wait), "0s", "-"), printable.Timed(rule.Busy.String()))
 			}
 			if len(cfg.Rules) > 0 {
 				if err := t.flush(); err != nil {
@@ -76,7 +76,7 @@ func (a *app) printUnique(once unique.Config, more bool) error {
 	t := newTable(a.out, "UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE")
 	for _, rule := range once.Rules {
 		key := keyOf(automutex.Rule{Scope: rule.Scope, On: rule.On, OnHeaders: rule.OnHeaders})
-		t.row(rule.Task, orDefault(rule.Queue, "", "default"), key, strings.TrimPrefix(rule.Until.String(), "until "), rule.Duplicate.String())
+		t.row(rule.Task, orDefault(rule.Queue, "", "default"), key, printable.Timed(strings.TrimPrefix(rule.Until.String(), "until ")), printable.Timed(rule.Duplicate.String()))
 	}
 	return t.flush()
 }

@@ -40,7 +40,7 @@ unique:
   - {task: digest, on: [user], until: start, queue: low}
   - {task: mail, until: {for: 10m}, duplicate: {postpone: 5s}}
 `)).want(t, exitOK, "1 rule, 3 unique rules", `note: unique rule "digest": until start lasts until the task has ended`)
-	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m0s postpone by 5s") || strings.Count(r.stdout, "note: ") != 1 {
+	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m postpone by 5s") || strings.Count(r.stdout, "note: ") != 1 {
 		t.Errorf("got\n%s", r.stdout)
 	}
 }

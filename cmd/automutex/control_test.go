@@ -17,7 +17,7 @@ func testPause(t *testing.T, b binary) {
 		tr.enqueue("first", "work", `{"id": 7}`)
 		tr.holds("first")
 		b.run(t, tr.flags("pause", "work", "--why", "its data\nis repaired")...).want(t, exitOK, "work is paused until resumed; every process with the prefix "+tr.prefix+" obeys")
-		b.run(t, tr.flags("pause", "report|7", "--for", "1h")...).want(t, exitOK, "report|7 is paused for 1h0m")
+		b.run(t, tr.flags("pause", "report|7", "--for", "1h")...).want(t, exitOK, "report|7 is paused for 1h, until ")
 		b.run(t, tr.flags("controls")...).want(t, exitOK, "TARGET", "work", "paused until resumed", "report|7", "paused for ", "@", "its data", " ago")
 		b.run(t, tr.flags("controls", "--json")...).want(t, exitOK, `"target":"work"`, `"paused":true`, `"why":"its data\nis repaired"`, `"paused_until":"`)
 		b.run(t, tr.flags("list")...).want(t, exitOK, "0, paused")

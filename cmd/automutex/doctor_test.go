@@ -207,7 +207,7 @@ rules:
 	has(t, all, doctor.Bad, "attempts", `rule "mail:" is to retry, but 1 of 1 task of type "mail:bye" with MaxRetry 0`)
 	has(t, all, doctor.Bad, "attempts", `rule "report" is to retry in 5s, but 1 of 1 task of`)
 	has(t, all, doctor.Note, "tasks", `rule "misspelt" matches no task seen in 1 queue;`)
-	has(t, all, doctor.Note, "TTL", `rule "report": 2m0s is longer than asynq's lease of 30s`)
+	has(t, all, doctor.Note, "TTL", `rule "report": 2m is longer than asynq's lease of 30s`)
 	for _, f := range all {
 		for _, not := range []string{`"cache"`, `"cron"`, "welcome"} {
 			if strings.Contains(f.Text, not) {
@@ -279,7 +279,7 @@ func testDoctorWait(t *testing.T, b binary) {
 		}
 	}
 	all := findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, wait: 1m}, {task: other, wait: 30m}]`))...)
-	has(t, all, doctor.Note, "Wait", `rule "report": a Wait of 1m0s is no shorter than the Timeout of 2 tasks of type "report" (20s)`)
+	has(t, all, doctor.Note, "Wait", `rule "report": a Wait of 1m is no shorter than the Timeout of 2 tasks of type "report" (20s)`)
 	has(t, findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, busy: park}]`))...), doctor.Note, "Park", "1s (assumed, as asynq's default")
 	all = findings(t, b, exitOK, append(where(s), "--task-check-interval", "1s", file(t, `rules: [{task: report, busy: park, wait: 10s}]`))...)
 	for _, f := range all {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -44,7 +45,7 @@ func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (*once, 
 	}
 	found := &once{
 		Rule: rule.Task, Key: inspect.InBraces(names[0]), Queue: orDefault(rule.Queue, "", "default"),
-		Until: strings.TrimPrefix(rule.Until.String(), "until "), Name: names[0],
+		Until: printable.Timed(strings.TrimPrefix(rule.Until.String(), "until ")), Name: names[0],
 	}
 	if rule.Until != unique.UntilDone {
 		found.Name += ":claim"

@@ -35,7 +35,7 @@ func TestCommands(t *testing.T) {
 		"doctor rules": testDoctorRules, "doctor keys": testDoctorKeys, "doctor Wait": testDoctorWait, "doctor Park": testDoctorPark, "doctor cluster": testDoctorCluster,
 		"completion": testCompletion, "help": testHelp, "readme": testReadme, "usage": testUsage, "arguments": testArguments,
 		"connection": testConnection, "environment": testEnvironment, "no Redis": testNoRedis, "hanging Redis": testHangingRedis,
-		"wrong password": testWrongPassword, "web": testWeb, "web login": testWebLogin, "web refuses": testWebRefuses, "export": testExport, "export login": testExportLogin,
+		"wrong password": testWrongPassword, "web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses, "export": testExport, "export login": testExportLogin,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -43,6 +44,7 @@ type webCommand struct {
 	recorded bool
 	user     string
 	password string
+	log      *slog.Logger
 }
 
 func newWeb(a *app) *cobra.Command {
@@ -55,6 +57,7 @@ until Ctrl-C. With the FILE of the rules the page names the rule of each key. Pr
 the lines of all processes, by rule, at /metrics.
 
 Readers cannot change anything; --operate lets everybody who gets in break locks and so on.
+Each action is logged, with the name of the login and the reason that was given.
 AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD in the environment are asked for by the
 browser. Without them the page listens on a loopback address only. It speaks plain HTTP:
 put a proxy with TLS before it where others can listen in.`,
@@ -105,10 +108,11 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) error {
 			return errors.Join(usage("%w", err), rdb.Close())
 		}
 	}
+	w.log = slog.New(slog.NewTextHandler(w.app.errs, nil))
 	page, err := web.New(rdb, web.Options{
 		RootPath: w.root, Prefix: w.app.conn.prefix, HashKeys: cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv)),
-		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, MetricsKeys: w.keys, Recorder: recorder, Access: w.access,
-		Logger: slog.New(slog.NewTextHandler(w.app.errs, nil)),
+		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, MetricsKeys: w.keys, Recorder: recorder,
+		Access: w.access, User: w.loggedIn, Audit: w.audit, Logger: w.log,
 	})
 	if err != nil {
 		return errors.Join(usage("%w", err), rdb.Close())
@@ -116,10 +120,18 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) error {
 	return errors.Join(w.serve(ctx, page), rdb.Close())
 }
 
-// check refuses to show the page to a network without a login.
+// check refuses to show the page to a network without a login, and a login that no browser
+// can send: basic auth ends the name at the first colon, and has no control characters.
 func (w *webCommand) check() error {
-	if (w.user == "") != (w.password == "") {
+	switch {
+	case (w.user == "") != (w.password == ""):
 		return usage("%s and %s go together: set both, or neither", webUserEnv, webPasswordEnv)
+	case strings.Contains(w.user, ":"):
+		return usage("%s has a colon, at which browsers end the name: nobody could log in; choose a name without one", webUserEnv)
+	case strings.ContainsFunc(w.user, unicode.IsControl):
+		return usage("%s has a control character, such as the end of a line: nobody could log in; remove it", webUserEnv)
+	case strings.ContainsFunc(w.password, unicode.IsControl):
+		return usage("%s has a control character, such as the end of a line: nobody could log in; remove it", webPasswordEnv)
 	}
 	host, port, err := net.SplitHostPort(w.listen)
 	if err != nil || port == "" {
@@ -136,6 +148,25 @@ func (w *webCommand) access(*http.Request) web.Access {
 		return web.AccessOperate
 	}
 	return web.AccessRead
+}
+
+// loggedIn is the name that a request was let in with; empty without a login.
+func (w *webCommand) loggedIn(r *http.Request) string {
+	if w.user == "" {
+		return "" // a name that nobody has checked
+	}
+	user, _, _ := r.BasicAuth()
+	return user
+}
+
+// audit logs what an operator did.
+func (w *webCommand) audit(a web.Action) {
+	args := []any{"action", a.Do, "target", a.Target, "by", a.By, "why", a.Why}
+	if a.Err != nil {
+		w.log.Warn("automutex: web: an action failed", append(args, "error", a.Err)...)
+		return
+	}
+	w.log.Info("automutex: web: an action was done", append(args, "result", a.Result)...)
 }
 
 // serve serves until ctx ends, and closes the page.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/url"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -16,9 +17,10 @@ import (
 
 // served is a running "automutex web".
 type served struct {
-	t   *testing.T
-	url string
-	cmd *exec.Cmd
+	t      *testing.T
+	url    string
+	cmd    *exec.Cmd
+	stderr *strings.Builder // the command's own until it has ended
 }
 
 func startWeb(t *testing.T, b binary, env []string, args ...string) served {
@@ -34,18 +36,24 @@ func startWeb(t *testing.T, b binary, env []string, args ...string) served {
 		t.Fatal(err)
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
-	_, url, ok := strings.Cut(strings.TrimSpace(line), "the page is at ")
+	_, at, ok := strings.Cut(strings.TrimSpace(line), "the page is at ")
 	if err != nil || !ok {
 		t.Fatalf("%q: %q, %v; %s", args, line, err, stderr.String())
 	}
-	return served{t, url, cmd}
+	return served{t, at, cmd, &stderr}
 }
 
 func (s served) get(path string, change func(*http.Request)) (int, string) {
 	s.t.Helper()
+	return s.send(http.MethodGet, path, nil, change)
+}
+
+// send sends a request, without following redirects.
+func (s served) send(method, path string, body io.Reader, change func(*http.Request)) (int, string) {
+	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(s.url, "/")+path, nil)
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(s.url, "/")+path, body)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -57,11 +65,11 @@ func (s served) get(path string, change func(*http.Request)) (int, string) {
 		s.t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return resp.StatusCode, string(body)
+	return resp.StatusCode, string(text)
 }
 
 // The page shows the locks of real tasks, named by the file's rules, and ends at an
@@ -126,11 +134,65 @@ func testWebLogin(t *testing.T, b binary) {
 	}
 }
 
+// What an operator does has the name of the login: in the list of controls, in the timeline and
+// in the log. Without a login no name is taken from a request, whatever it says.
+func testWebOperator(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	for by, login := range map[string][]string{
+		"ops ann": {"AUTOMUTEX_WEB_USER=ops ann", "AUTOMUTEX_WEB_PASSWORD=secret"}, "automutex web": nil,
+	} {
+		flags := []string{"--uri", s.Addr(), "--prefix", redistest.Name(t)}
+		w := startWeb(t, b, login, append([]string{"--operate", "--recorded"}, flags...)...)
+		as := func(r *http.Request) {
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			r.SetBasicAuth("ops ann", "secret")
+		}
+		act := func(form url.Values) {
+			t.Helper()
+			if status, body := w.send(http.MethodPost, "/do", strings.NewReader(form.Encode()), as); status != http.StatusSeeOther {
+				t.Fatalf("%v: status %d\n%s", form, status, body)
+			}
+		}
+		act(url.Values{"action": {"pause"}, "target": {"report"}, "for": {"1h"}, "why": {"the API is down"}})
+		b.run(t, append([]string{"controls", "--json"}, flags...)...).want(t, exitOK, `"by":"`+by+`"`, `"why":"the API is down"`)
+		act(url.Values{"action": {"resume"}, "target": {"report"}})
+		act(url.Values{"action": {"resume"}, "target": {"report"}}) // fails
+		status, body := w.get("/key?key=report", as)
+		if status != http.StatusOK || !strings.Contains(body, "report is paused for 1h.") || strings.Contains(body, "<bdi>ops ann</bdi>") != (login != nil) {
+			t.Errorf("login %q: status %d, want what was done and who did it\n%s", login, status, body)
+		}
+		if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		logged := `by=""`
+		if login != nil {
+			logged = `by="ops ann"`
+		}
+		for _, line := range []string{
+			`an action was done" action=pause target=report ` + logged + ` why="the API is down" result="report is paused for 1h."`,
+			`an action failed" action=resume target=report ` + logged,
+		} {
+			if !strings.Contains(w.stderr.String(), line) {
+				t.Errorf("login %q: %s is not in the log:\n%s", login, line, w.stderr.String())
+			}
+		}
+	}
+}
+
 // An address that others reach is refused without a login, before anything is served.
 func testWebRefuses(t *testing.T, b binary) {
 	for _, listen := range []string{":8081", "0.0.0.0:8081", "[::]:8081", "192.0.2.1:8081", "example.com:8081"} {
 		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "AUTOMUTEX_WEB_PASSWORD")
 		b.runWith(t, "", []string{"AUTOMUTEX_WEB_USER=ops"}, "web", "--listen", listen).wantError(t, exitUsage, "go together")
+	}
+	for env, want := range map[string]string{
+		"AUTOMUTEX_WEB_USER=a:b": "AUTOMUTEX_WEB_USER has a colon", "AUTOMUTEX_WEB_USER=ops\n": "AUTOMUTEX_WEB_USER has a control character",
+		"AUTOMUTEX_WEB_PASSWORD=secret\r": "AUTOMUTEX_WEB_PASSWORD has a control character",
+	} {
+		b.runWith(t, "", []string{"AUTOMUTEX_WEB_USER=ops", "AUTOMUTEX_WEB_PASSWORD=a:b", env}, "web").wantError(t, exitUsage, want)
 	}
 	for _, listen := range []string{"", "8081", "127.0.0.1:"} {
 		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "host:port")

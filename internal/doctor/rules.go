@@ -46,7 +46,7 @@ func (d *doctor) rules(ctx context.Context, cfg automutex.Config) error {
 	for i, rule := range cfg.Rules {
 		if rule.TTL > asynqLease {
 			d.foundf(Note, "TTL", "rule %q: %s is longer than asynq's lease of %s: a task whose worker died is run again before its own key is free",
-				inspect.RuleName(cfg.Rules, i), rule.TTL, asynqLease)
+				inspect.RuleName(cfg.Rules, i), printable.Exact(rule.TTL), asynqLease)
 		}
 	}
 	return d.parked(ctx, cfg)
@@ -165,7 +165,7 @@ func (d *doctor) attempts(cfg automutex.Config, kinds map[string]*kind) {
 		for _, i := range inspect.RulesFor(cfg.Rules, taskType) {
 			if busy := cfg.Rules[i].Busy; handsBack(busy) {
 				d.foundf(Bad, "attempts", "rule %q is to %s, but %d of %s of type %q with MaxRetry 0 were seen: a busy one is not handed back, it waits in its worker; give them a MaxRetry of 1 or more",
-					inspect.RuleName(cfg.Rules, i), busy, k.onlyOne, printable.Count(k.tasks, "task"), taskType)
+					inspect.RuleName(cfg.Rules, i), printable.Timed(busy.String()), k.onlyOne, printable.Count(k.tasks, "task"), taskType)
 			}
 		}
 	}
@@ -187,7 +187,7 @@ func (d *doctor) timeouts(cfg automutex.Config, kinds map[string]*kind) {
 			}
 			if tasks > 0 && wait > 0 {
 				d.foundf(Note, "Wait", "rule %q: a Wait of %s is no shorter than the Timeout of %s of type %q (%s): time in line is part of a task's Timeout, so its handler may be left with a second; make Wait shorter, or Timeout longer",
-					inspect.RuleName(cfg.Rules, i), wait, printable.Count(tasks, "task"), taskType, shortest)
+					inspect.RuleName(cfg.Rules, i), printable.Exact(wait), printable.Count(tasks, "task"), taskType, printable.Exact(shortest))
 			}
 		}
 	}
@@ -262,7 +262,7 @@ func (d *doctor) checkInterval(rule string, ages []time.Duration) {
 // intervalText shows TaskCheckInterval, and whether it is known.
 func (d *doctor) intervalText() string {
 	if d.Assumed {
-		return d.TaskCheckInterval.String() + " (assumed, as asynq's default; give --task_check_interval where yours differs)"
+		return printable.Exact(d.TaskCheckInterval) + " (assumed, as asynq's default; give --task_check_interval where yours differs)"
 	}
-	return d.TaskCheckInterval.String()
+	return printable.Exact(d.TaskCheckInterval)
 }

@@ -69,19 +69,43 @@ func Duration(d time.Duration) string {
 	case d < 0:
 		return "0s"
 	case d < time.Second:
-		return d.Round(time.Millisecond).String()
+		return Exact(d.Round(time.Millisecond))
 	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
+		return Exact(d.Round(100 * time.Millisecond))
 	case d < time.Hour:
-		s := d.Round(time.Second).String()
-		if minutes, whole := strings.CutSuffix(s, "m0s"); whole {
-			return minutes + "m"
-		}
-		return s
+		return Exact(d.Round(time.Second))
 	case d < 48*time.Hour:
-		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+		return Exact(d.Round(time.Minute))
 	}
-	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+	days, hours := d/(24*time.Hour), d%(24*time.Hour)/time.Hour
+	if hours == 0 {
+		return fmt.Sprintf("%dd", days)
+	}
+	return fmt.Sprintf("%dd%dh", days, hours)
+}
+
+// Exact is a duration as people write it, and as time.ParseDuration reads it: 1h, 5m or
+// 1m30s, where String has 1h0m0s, 5m0s and 1m30s.
+func Exact(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// Timed is a text that may end with a duration, as "retry in 1m0s" does, with that
+// duration as Exact has it.
+func Timed(text string) string {
+	last := strings.LastIndexByte(text, ' ') + 1
+	d, err := time.ParseDuration(text[last:])
+	if err != nil {
+		return text
+	}
+	return text[:last] + Exact(d)
 }
 
 // MeantUnit says what a duration was probably meant to be that is given as a bare number,

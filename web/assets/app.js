@@ -21,6 +21,9 @@
     return [times, ...data.lines];
   };
 
+  // The chart's times are UTC, as all times on the page are.
+  const clock = (seconds, digits) => new Date(seconds * 1000).toISOString().slice(11, 11 + digits);
+
   const draw = () => {
     const from = document.getElementById("chart-data");
     if (!box || !from || !from.dataset.chart || from.dataset.empty === "true") return;
@@ -35,8 +38,9 @@
     plot = new uPlot({
       width: box.clientWidth || 600, height: 160,
       scales: { y: { range: (_, min, max) => [0, Math.max(1, max)] } },
-      axes: [axis, axis],
-      series: [{}, ...data.names.map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+      axes: [{ ...axis, values: (_, times) => times.map((t) => clock(t, 5)) }, axis],
+      series: [{ label: "Time (UTC)", value: (_, t) => (t == null ? "--" : clock(t, 8)) }, ...data.names.map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
     }, values(data), box);
   };
 

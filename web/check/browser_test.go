@@ -52,11 +52,17 @@ func open(t *testing.T) *browser {
 	ctx, cancel := chromedp.NewContext(allocator)
 	t.Cleanup(cancel)
 	b := &browser{t, ctx}
+	b.before(watchScript)
+	return b
+}
+
+// before has a script run before every page's own.
+func (b *browser) before(script string) {
+	b.t.Helper()
 	b.command(func(ctx context.Context, tab *chromedp.Target) error {
-		_, err := cdp.Call(ctx, tab, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: watchScript})
+		_, err := cdp.Call(ctx, tab, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: script})
 		return err
 	})
-	return b
 }
 
 func (b *browser) command(f func(ctx context.Context, tab *chromedp.Target) error) {
