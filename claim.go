@@ -27,8 +27,8 @@ func (a *attempt) dropClaim(targets []target) outcome {
 		}
 	}
 	if claim.HasAny(a.id, a.guard.cfg.Prefix) {
-		a.guard.warnOnce("no rule for a claim", "a task was enqueued UntilStart by a rule whose key no rule of this Guard has, so that its claim lasts until it has ended; "+
-			"give the rules of both an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", a.task.Type(), "task", a.note)
+		a.guard.warnOnce("no rule for a claim", "a task was enqueued UntilStart, but no rule of this Guard makes the key of its claim, so the claim lasts until the task has ended; "+
+			"give the rules of producer and Guard an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", a.task.Type(), "task", a.note)
 	}
 	return outcome{}
 }

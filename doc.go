@@ -29,57 +29,58 @@ step. A parked task keeps its place in line without a waiting goroutine.
 
 # Keys
 
-On names payload fields by dotted paths ("user.id", "items.0.sku"). The values
-become part of the key, escaped, so that different values never share a key;
-the numbers 1, 1.0 and 1e0 and the string "1" are the same value, whoever
-produced them. A task whose key cannot be made (a field is missing, null or
-empty, or the payload is not JSON) is archived with a message that names the
-field. It is never run unguarded, nor under a wider key. See [Rule] and [Fields].
+On names payload fields by dotted paths ("user.id", "items.0.sku"). Their values become
+part of the key, escaped, so that different values never share a key. The numbers 1, 1.0
+and 1e0 and the string "1" are the same value. If no key can be made, since a field is
+missing, null or empty, or the payload is not JSON, the task is archived with a message that
+names the field. It never runs without its lock, and never under a wider key. See [Rule] and
+[Fields].
 
-# What becomes of a busy task
+# When the key is busy
 
-[Retry] (the default) returns it to asynq for 1 to 5 seconds without spending
-an attempt; [RetryIn] for a time of your own. [Skip] ends it as done, [Archive]
-archives it, [Fail] spends an attempt, [AfterFailure] asks a function of yours,
-[Replace] stops the older task for it, [Allow] runs it all the same and reports.
-With [Rule].Wait it first stands in line, in its worker, and gets the lock the
-moment it is released. [Park] lets it keep its place in line without a worker
-that another task could use: it comes back when its turn comes.
+  - [Retry], the default, returns the task to asynq for 1 to 5 seconds; [RetryIn] for a time
+    that you choose. This does not spend an attempt.
+  - [Park] keeps the task's place in line without taking a worker from other tasks, and has it
+    run when its turn comes.
+  - [Skip] ends the task as done, [Archive] archives it, [Fail] spends an attempt.
+  - [Replace] stops the older task, so that the newer one runs.
+  - [AfterFailure] calls a function of yours.
+  - [Allow] runs the task without the lock, and reports it.
 
-A task without attempts left, which asynq would archive for any error, waits in
-its worker instead of returning to asynq. A task whose own earlier attempt is
-still running (a handler that ignored its timeout) is retried whatever the
-policy: it is not a duplicate.
+With [Rule].Wait the task first waits in line, in its worker, and gets the lock as soon as it
+is released. The policy applies if that takes too long.
+
+A task on its last attempt does not return to asynq, which would archive it: it waits in its
+worker. A task whose own earlier attempt still runs (its handler ignored the timeout) is
+retried under nearly every policy; see [Policy].
 
 # What is promised
 
-While a lease is valid nobody else holds the slot. A lease is valid until its
-handler returns, as long as it can be renewed: one renewal in a TTL must get
-through to Redis. When that fails the handler's context is cancelled, with cause
-[lock.ErrLost], before anybody else is let in. A process that dies keeps its
-keys for at most a TTL. The Guard drops or archives a task in three cases only: its
-policy says so, no key can be made from it, or it is on its last attempt and its
-deadline comes before its lock.
+While a lease is valid nobody else holds its slot. A lease is valid until its handler returns,
+if at least one renewal in each TTL reaches Redis. Otherwise the handler's context ends, with
+cause [lock.ErrLost], before another task gets the slot. The keys of a process that dies are
+free after a TTL at most. The Guard drops or archives a task in three cases only: its policy
+says so, no key can be made from it, or it is on its last attempt and its deadline comes
+before its lock.
 
-# What is not
+# What is not promised
 
-asynq delivers at least once, and so do we: a task may run again after a crash.
-A program that is stopped for longer than a TTL (a suspended machine) finds out
-only when it goes on; between these moments another may have run. If that must
-not matter, hand [Fence] to what the handler writes to and refuse lower numbers
-there. Redis replicates asynchronously: a failover can forget a lease. Redis
-must not evict (maxmemory-policy noeviction). docs/guarantees.md says all this
-at length, with what to do.
+asynq delivers a task at least once, so a task may run again after a crash. A program that is
+stopped for longer than a TTL (a suspended machine) learns only afterwards that it has lost
+its lease, and another task may have run meanwhile. If that must not happen, send [Fence] along
+with what the handler writes, and have the receiver refuse lower numbers. Redis replicates
+asynchronously, so a failover can forget a lease; see [Config].MinReplicas. Redis must not
+evict keys (maxmemory-policy noeviction). docs/guarantees.md has the details.
 
 # Shutdown
 
-[Guard.Run] does it on a signal. A program with signals of its own calls srv.Start
-with [Guard.Middleware] around the mux, or in mux.Use, and at the end:
+[Guard.Run] shuts down on a signal. A program that handles signals itself calls srv.Start with
+[Guard.Middleware] around the mux, or mux.Use(guard.Middleware), and at the end:
 
 	go guard.Close(ctx)
 	srv.Shutdown()
 
-Close ends the waits, so that Shutdown need not sit them out, and renews the
-leases of running handlers until these return.
+Close ends the waits in line, so that Shutdown does not have to wait for them. It renews the
+leases of running handlers until they return.
 */
 package automutex

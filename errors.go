@@ -17,21 +17,21 @@ import (
 // that one errors.Is serves tasks and plain locks alike.
 var ErrBusy = lock.ErrBusy
 
-// ErrClosed is the cause under what a task is answered after [Guard.Close].
+// ErrClosed is wrapped by the last error of a task that came after [Guard.Close].
 var ErrClosed = lock.ErrClosed
 
-// ErrReplaced is the cause with which the context of a handler ends when a newer
-// task wants its lock (policy [Replace]). A task that ends for it ends revoked:
-// asynq keeps it neither as failed nor as done.
+// ErrReplaced is the cause with which the context of a handler ends if a newer
+// task wants its lock (policy [Replace]). If the handler then returns an error, the task is
+// revoked: asynq keeps it neither as failed nor as done.
 var ErrReplaced = errors.New("automutex: replaced by a newer task")
 
 // Why a task did not get a lock, as [BusyError].Reason says it.
 const (
 	// ReasonHeld: others hold the key, or are in line before the task.
 	ReasonHeld = lock.ReasonHeld
-	// ReasonRate: the key has had as many starts as its rate allows.
+	// ReasonRate: handlers of the key have started as often as its [Rate] allows.
 	ReasonRate = lock.ReasonRate
-	// ReasonHold: a handler said that nobody shall start for a time.
+	// ReasonHold: a handler has called [Hold].
 	ReasonHold = lock.ReasonHold
 	// ReasonCooldown: the [Rule].Cooldown of the last run is not over.
 	ReasonCooldown = lock.ReasonCooldown
@@ -39,46 +39,44 @@ const (
 	ReasonPaused = lock.ReasonPaused
 )
 
-// BusyError says that a task did not get a lock because others hold it, or because
-// nobody may start yet. It is
-// handed to [AfterFailure], carried by [Event], and is what asynq stores as the
-// task's last error, so its text is written for an operator.
+// BusyError says why a task did not get a lock. It is the argument of the function given to
+// [AfterFailure], a field of [Event], and the last error of the task in asynq, so its text
+// is written for an operator.
 //
-// It unwraps to [ErrBusy], and also to the context error that ended the wait
-// where there was one. A BusyError is immutable and may be shared.
+// It unwraps to [ErrBusy] and, if a context ended the wait, to that context's error. A
+// BusyError is immutable and may be shared.
 type BusyError struct {
-	// Rule is the name of the rule whose lock was taken.
+	// Rule is the name of the rule whose lock is busy.
 	Rule string
-	// Key is the lock's key, as [Guard.Keys] gives it.
+	// Key is the lock's key, as [Guard.Keys] returns it.
 	Key string
-	// Reason says what the task would have had to wait for: [ReasonHeld], or what has
-	// closed the key's gate for ExpiresIn: [ReasonRate], [ReasonHold], [ReasonCooldown]; or
-	// [ReasonPaused].
+	// Reason is [ReasonHeld], [ReasonPaused] or, if the key's gate is closed, [ReasonRate],
+	// [ReasonHold] or [ReasonCooldown].
 	Reason string
-	// Holder is the owner label (host:pid unless Config.Owner says otherwise)
-	// of one holder. Empty when the gate is closed, or when the line
-	// is served first and nobody holds yet.
+	// Holder is the owner label of one holder: host:pid unless Config.Owner says
+	// otherwise. It is empty if nobody holds the key: waiters are served first, or the gate
+	// is closed.
 	Holder string
-	// HolderTask is "queue/task-id" of that holder's task; empty when the
-	// holder is no task.
+	// HolderTask is "queue/task-id" of that holder's task; empty if the
+	// holder is not a task.
 	HolderTask string
-	// SameTask is true when the holder is an earlier attempt of this very task
+	// SameTask is true if the holder is an earlier attempt of this same task
 	// (same queue, same ID) that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the gate opens; with [ReasonHeld] that until the first
-	// holder's deadline, unless it is renewed or released before: a hint for a delay, not
-	// a promise.
+	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the first
+	// holder's deadline, which is only a hint, since holders renew and release. With
+	// [ReasonPaused] it is the end of the pause, or 0 if the pause has no end. Otherwise it
+	// is when the gate opens.
 	ExpiresIn time.Duration
-	// Waited is how long this task stood in line before it gave up; 0 when it
+	// Waited is how long this task stood in line before it gave up; 0 if it
 	// did not wait.
 	Waited time.Duration
 	// Place is the task's place in line when it gave up: 0 is the head. It is
-	// also 0 when the task did not stand in line.
+	// also 0 if the task did not stand in line.
 	Place int
 
-	// Pause is the order of the operator who has paused the key, where Reason is
-	// [ReasonPaused]: who, why and since when. ExpiresIn is the time until the pause ends
-	// then, 0 when it lasts until it is resumed.
+	// Pause is the order of the operator who has paused the key if Reason is
+	// [ReasonPaused], otherwise nil.
 	Pause *lock.Control
 
 	parked   bool          // its place in line is kept
@@ -120,7 +118,7 @@ func (e *BusyError) Error() string {
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
-// gateTexts says for each reason why nobody may start.
+// gateTexts is the text of each reason for which a gate is closed.
 var gateTexts = map[string]string{
 	ReasonRate:     "its rate allows no start",
 	ReasonHold:     "on hold",
@@ -130,7 +128,7 @@ var gateTexts = map[string]string{
 // gateClosed reports whether the task met a closed gate.
 func (e *BusyError) gateClosed() bool { return gateTexts[e.Reason] != "" }
 
-// Unwrap gives ErrBusy and what ended the wait.
+// Unwrap returns ErrBusy and what ended the wait.
 func (e *BusyError) Unwrap() []error {
 	if e.cause == nil {
 		return []error{ErrBusy}
@@ -138,7 +136,7 @@ func (e *BusyError) Unwrap() []error {
 	return []error{ErrBusy, e.cause}
 }
 
-// Is makes every BusyError match ErrBusy without allocating.
+// Is reports whether target is ErrBusy. Unlike Unwrap it does not allocate.
 func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 
 // toBusyError turns a *lock.BusyError into the Guard's. It returns other errors as they
@@ -171,8 +169,7 @@ func (a *attempt) toBusyError(t target, err error) error {
 	return e
 }
 
-// errTaskAfterClose is why a task that has a rule returns to asynq when the Guard is
-// closed.
+// errTaskAfterClose is the error of a task that has a rule and comes after Close.
 var errTaskAfterClose = fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
 
 // withClientHint adds what to do about a Redis client that the program has closed.
@@ -183,17 +180,17 @@ func withClientHint(err error) error {
 	return fmt.Errorf("%w; the Guard still uses this client: close the Guard first, then the client", err)
 }
 
-// KeyError says that no key could be made from a task. The task is archived
-// with this text as its last error, and its handler does not run. A KeyFunc and
-// [Config].Decode may return one of their own.
+// KeyError says that no key can be made from a task. The task is archived with this text as
+// its last error, and its handler does not run. A KeyFunc, [Rule].LimitOf and
+// [Config].Decode may return a KeyError of their own.
 type KeyError struct {
 	// Task is the type of the task.
 	Task string
-	// Field is the path in the payload, or the header, that is at fault. Empty
-	// when it is none in particular.
+	// Field is the path in the payload, or the header, that is wrong. Empty if the error
+	// concerns no single field.
 	Field string
-	// Err is the cause, such as the error of a decoder; nil when there is none. Error
-	// shows the text of an Err that a function of yours has set.
+	// Err is the cause, such as the error of a decoder; nil if there is none. Error
+	// shows its text if a function of yours has set Err.
 	Err error
 
 	source string // what Field is: "header", else a field
@@ -202,8 +199,8 @@ type KeyError struct {
 	quiet  bool // the text of Err may have payload values in it, and is not shown
 }
 
-// Error names the task type and the field, says what is wrong and what to do. It
-// has no payload value in it, unless a KeyFunc of yours puts one into its error.
+// Error names the task type and the field, and says what is wrong and what to do. It
+// contains no payload value, unless a KeyFunc of yours puts one into its error.
 func (e *KeyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)

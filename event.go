@@ -10,48 +10,50 @@ import (
 // EventKind says what happened; see the constants.
 type EventKind string
 
-// The kinds of events. A task that meets no contention gives Acquired and
-// Released for each of its rules, and nothing else.
+// The kinds of events. A task that meets no contention produces EventAcquired and
+// EventReleased for each of its rules, and no others.
 const (
-	// EventAcquired: the lock is held; Waited says how long that took.
+	// EventAcquired: the task got the lock. Waited says how long that took.
 	EventAcquired EventKind = "acquired"
-	// EventWaiting: others hold the lock, and the task begins to wait in line.
+	// EventWaiting: the lock is busy, and the task begins to wait in line.
 	EventWaiting EventKind = "waiting"
-	// EventWaited: the wait in line is over; Waited says how long it was. Exactly one
-	// for each EventWaiting of the same task and rule. Mostly Acquired or Busy follows.
+	// EventWaited: the wait in line has ended. Waited says how long it was. There is exactly
+	// one for each EventWaiting of the same task and rule. Usually EventAcquired or EventBusy
+	// follows.
 	EventWaited EventKind = "waited"
-	// EventBusy: others hold the lock, also after the wait, if there was one; the
-	// policy in Policy applies. Exactly one for each attempt that does not get a lock.
-	// Skipped, Retried, Parked or Replaced follows where the policy says so.
+	// EventBusy: the lock is busy, also after the wait if there was one, and the policy
+	// in Policy applies. There is exactly one for each attempt that does not get a lock.
+	// EventSkipped, EventRetried, EventParked or EventReplaced follows if the policy says
+	// so.
 	EventBusy EventKind = "busy"
-	// EventHeld: the key's gate is closed, by its rate, a hold or a cooldown:
-	// Busy.Reason says which, Busy.ExpiresIn for how long. EventBusy follows.
+	// EventHeld: a rate, a hold or a cooldown has closed the key's gate. Busy.Reason says
+	// which, Busy.ExpiresIn for how long. EventBusy follows. It does not mean that the lock
+	// is held: that is EventAcquired.
 	EventHeld EventKind = "held"
-	// EventPaused: an operator has paused the key, see [Guard.Controls]; Busy says who,
-	// why and since when. Retried or Parked follows whatever the policy; on the last
-	// attempt Waiting. No EventBusy comes beside it.
+	// EventPaused: an operator has paused the key, see [Guard.Controls]. Busy says who,
+	// why and since when. It comes in place of EventBusy. EventRetried or EventParked
+	// follows whatever the policy, or EventWaiting on the last attempt.
 	EventPaused EventKind = "paused"
 	// EventSkipped: policy Skip ended the task without running it.
 	EventSkipped EventKind = "skipped"
-	// EventRetried: the task returns to asynq, its attempt not spent, for Delay.
+	// EventRetried: the task returns to asynq for Delay, its attempt not spent.
 	EventRetried EventKind = "retried"
-	// EventParked: the task returns to asynq with its place in line kept; it
+	// EventParked: the task returns to asynq and keeps its place in line. It
 	// runs again when its turn comes, after Delay at the latest.
 	EventParked EventKind = "parked"
-	// EventReplaced: policy Replace ended the task in favour of a newer one. Held says
-	// how long its handler ran before it returned an error. When the handler did not
+	// EventReplaced: the policy Replace ended the task, since a newer one came. Held says
+	// how long its handler ran before it returned an error. If the handler did not
 	// run, Held is 0 and Waited says how long ago the task came to the lock.
 	EventReplaced EventKind = "replaced"
-	// EventReleased: the handler returned and the lock was given back; Held
+	// EventReleased: the handler returned and the lock was released. Held
 	// says how long it was held.
 	EventReleased EventKind = "released"
-	// EventLost: the lease ended while the handler ran (Redis unreachable for
-	// longer than the lease, the process stopped, the key evicted, MaxHold).
+	// EventLost: the lease ended while the handler ran (Redis was unreachable for
+	// longer than the lease, the process stopped, the key evicted or broken, MaxHold).
 	// The handler's context is cancelled with cause lock.ErrLost.
 	EventLost EventKind = "lost"
-	// EventOverdue: the handler still runs although its task's own deadline
-	// has passed or its context was cancelled; the lock stays held until it
-	// returns.
+	// EventOverdue: the handler still runs although its task's deadline has passed or its
+	// context was cancelled. The lock stays held until the handler returns.
 	EventOverdue EventKind = "overdue"
 	// EventKeyError: no key can be made from the task, which is archived. With a Rule,
 	// and Allow in Policy, the task runs without the lock of that rule.
@@ -61,22 +63,21 @@ const (
 	EventBackendError EventKind = "backend_error"
 )
 
-// Event is what Config.Observe is called with. Fields that have no meaning for a kind
-// are zero. Events have keys, and keys have payload values in them: use Rule and Task as
-// metric labels, never Key.
+// Event is the argument of Config.Observe. Fields that a kind does not use are zero. Use
+// Rule and Task as metric labels, but never Key, which contains payload values.
 type Event struct {
 	Kind   EventKind
-	Rule   string // the rule's name; empty for an error that comes before any rule
+	Rule   string // the rule's name; empty for an error that concerns no single rule
 	Key    string // the lock's key; empty when it could not be made
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
-	Policy Policy // for EventBusy, EventSkipped, EventRetried, EventParked and EventReplaced: what applied; for EventPaused: the rule's
+	Policy Policy // the policy that applied (Busy, Held, Skipped, Retried, Parked, Replaced), or the rule's (Paused)
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Paused, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
-	Parked time.Duration // time since its first place in line, when it was parked (Acquired)
-	Delay  time.Duration // until asynq may run it again (Retried, Parked)
+	Parked time.Duration // time since the task's first place in line, if it was parked (Acquired)
+	Delay  time.Duration // until asynq may run the task again (Retried, Parked)
 
 	Busy *BusyError // EventBusy: who holds the lock; EventPaused: who paused it
 	Err  error      // EventKeyError, EventBackendError, EventLost: the error
@@ -98,7 +99,7 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 	}
 }
 
-// observe adds the task to an event and calls Config.Observe.
+// observe calls Config.Observe with e and the fields that name the task.
 func (a *attempt) observe(e Event) {
 	if a.guard.cfg.Observe == nil {
 		return
@@ -107,9 +108,8 @@ func (a *attempt) observe(e Event) {
 	a.guard.cfg.Observe(a.ctx, e)
 }
 
-// observeSafely is observe for goroutines of the Guard's own. asynq turns a panic on a
-// worker's goroutine into a failed attempt; here a panic of Observe would end the
-// program, so it is logged instead.
+// observeSafely is observe for the Guard's own goroutines. It logs a panic of Observe, which
+// would end the program. (On a worker's goroutine asynq turns a panic into a failed attempt.)
 func (a *attempt) observeSafely(e Event) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -13,49 +13,49 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Explanation is what stands between a task and one of its locks at a moment.
+// Explanation says what a task has to wait for at one of its locks, at one moment.
 type Explanation struct {
-	// Rule is the name of the rule, Key the lock's key, Limit how many may hold
-	// it at once: the rule's number, or that of a control.
+	// Rule is the name of the rule, Key the lock's key, and Limit how many tasks may hold
+	// the key at once: the rule's number, or that of a control.
 	Rule, Key string
 	Limit     int
-	// Controls are the orders of operators that are in force for the lock, see
-	// [Guard.Controls]: those for its scope and for its key.
+	// Controls are the orders of operators in force for the lock's scope and for its key;
+	// see [Guard.Controls].
 	Controls []lock.Control
-	// Holders are those who hold it, first deadline first, at most 1,000.
+	// Holders are the holders of the key, the first deadline first, at most 1,000.
 	Holders []HolderInfo
-	// Closed says why nobody starts before Opens, though the limit may not be reached:
-	// [ReasonRate], [ReasonHold] or [ReasonCooldown]. Empty: the gate is open.
+	// Closed says why the key's gate is closed until Opens: [ReasonRate], [ReasonHold] or
+	// [ReasonCooldown]. Nobody starts before, even if the limit is not reached. Empty: the
+	// gate is open.
 	Closed string
 	Opens  time.Time
-	// Waiting is how many stand in line in their workers, Parked how many are
-	// parked, Called how many of the parked were called and are on their way.
+	// Waiting is how many tasks wait in line in their workers. Parked is how many are
+	// parked and were not woken. Called is how many were woken and have not arrived yet.
 	Waiting, Parked, Called int
-	// Place is the task's own place among the parked ones: how many come before
-	// it, those that wait included. -1: it is not parked on this lock, or its
-	// queue and ID are not known.
+	// Place is how many tasks are in line before this parked task. It is -1 if the task
+	// is not parked on this lock, or if its queue and ID are not known.
 	Place int
-	// NextWake is when the line moves by itself at the latest, if nobody gives
-	// the lock back before: now when a slot is free, or when the gate opens; else at the
-	// first holder's deadline, which moves on while that holder lives, or at the end of a
-	// pause, zero where that is not known. For a task that waits
-	// for its retry in asynq it is no later than that.
+	// NextWake is when the line moves at the latest if nobody releases the lock. That is now
+	// if a slot is free, or when the gate opens, or the first holder's deadline, which moves
+	// on while the holder lives. While the key is paused it is the end of the pause, or zero
+	// if the pause has no end. It is also zero if nobody is in line and a slot is free. If
+	// asynq retries the task before, it is the time of that retry.
 	NextWake time.Time
 }
 
 // HolderInfo is one holder of a lock.
 type HolderInfo struct {
-	// Owner is the holder's label, Task its "queue/task-id"; Task is empty when
-	// the holder is no task.
+	// Owner is the holder's label, Task its "queue/task-id"; Task is empty if
+	// the holder is not a task.
 	Owner, Task string
-	// Since is when it took the lock, by Redis' clock; zero where that is not
-	// known: for a Limit above 1 only the newest grant is stored.
+	// Since is when the holder took the lock, by Redis' clock. It is zero with a Limit above
+	// 1, since Redis stores only the newest grant.
 	Since time.Time
-	// Until is its deadline, which moves on while it lives.
+	// Until is the holder's deadline, which moves on while the holder lives.
 	Until time.Time
 }
 
-// String tells it in a few lines, for an operator.
+// String describes the lock in a few lines, for an operator.
 func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rule %q: key %s: %d of %d held; %d waiting, %d parked, %d called", e.Rule, e.Key, len(e.Holders), e.Limit, e.Waiting, e.Parked, e.Called)
@@ -87,12 +87,11 @@ func (e Explanation) String() string {
 	return b.String()
 }
 
-// Explain tells for each lock of a task who holds it and who is in line, in the
-// order in which the task takes its locks; nothing when no rule matches. It
-// takes nothing and changes nothing. Place is told where ctx is the context of
-// the task's handler; see [Guard.ExplainTask] for a task that asynq has. The
-// error is a [*KeyError], what a rule's Key or [Config].Decode failed with, or says
-// that Redis could not be asked.
+// Explain returns, for each lock of a task, who holds it and who is in line, in the order in
+// which the task takes its locks. It returns none if no rule matches. It only reads. Place
+// is set if ctx is the context of the task's handler; for a task in a queue use
+// [Guard.ExplainTask]. The error wraps a [*KeyError], the error of a function in the Config
+// that makes keys, or lock.ErrBackend if Redis could not be asked.
 func (g *Guard) Explain(ctx context.Context, t *asynq.Task) ([]Explanation, error) {
 	if t == nil {
 		return nil, errors.New("automutex: Explain: the task is nil")
@@ -105,7 +104,7 @@ func (g *Guard) Explain(ctx context.Context, t *asynq.Task) ([]Explanation, erro
 	return g.explain(ctx, t, note)
 }
 
-// ExplainTask is Explain for a task as asynq's Inspector gives it, with its
+// ExplainTask is [Guard.Explain] for a task as asynq's Inspector returns it, with its
 // place in line.
 func (g *Guard) ExplainTask(ctx context.Context, info *asynq.TaskInfo) ([]Explanation, error) {
 	if info == nil {

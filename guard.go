@@ -16,9 +16,10 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Guard makes the tasks of its rules take turns. Make one with [New], hand its
-// [Guard.Middleware] to asynq's mux and its [Guard.ServerConfig] to the server,
-// and [Guard.Close] it when the server shuts down. Safe for concurrent use.
+// Guard applies rules to the tasks of one or more asynq servers. Make one with [New], make
+// each server with [Guard.ServerConfig], and run it with [Guard.Run]. A program that
+// handles signals itself calls [Guard.Middleware] and [Guard.Close] instead of Run. Safe
+// for concurrent use. The zero value is not usable.
 type Guard struct {
 	cfg    Config // defaults filled in
 	rules  *ruleSet
@@ -26,9 +27,9 @@ type Guard struct {
 	log    *slog.Logger
 	client io.Closer // the client that NewFromConnOpt made, else nil
 
-	inspector        *asynq.Inspector      // for Park; nil where no rule parks
-	inspectorChecked atomic.Bool           // checkInspector has had an answer
-	inspectorAsked   atomic.Bool           // a question of checkInspector is under way
+	inspector        *asynq.Inspector      // for Park; nil if no rule has that policy
+	inspectorChecked atomic.Bool           // checkInspector got an answer
+	inspectorAsked   atomic.Bool           // a request of checkInspector is under way
 	frontClient      redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
 	paused           pausedQueues
 	pauses           pauseWatch // waits that end when their key is paused
@@ -51,8 +52,8 @@ type Guard struct {
 }
 
 // New makes a Guard on rdb: the client that asynq uses, or another one on the same
-// Redis. New does no I/O. The error joins everything that is wrong with rdb and cfg,
-// each with its rule and field.
+// Redis. New does no I/O. The error joins all mistakes in rdb and cfg. Each mistake in cfg is
+// a [*FieldError], which names the rule and the field.
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	var problems []error
 	unfit := inner.CheckClient(rdb)
@@ -96,8 +97,8 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// NewFromConnOpt is New with a client made from the options that asynq gets.
-// [Guard.Close] closes that client.
+// NewFromConnOpt is [New] with a client that it makes from opt, the options that
+// asynq.NewServer gets. [Guard.Close] closes that client.
 func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	if opt == nil {
 		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")
@@ -115,26 +116,27 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// Keys returns the keys of the locks that a task needs, in the order in which the task
-// takes them. It returns none when no rule matches, or when the rule's Key returns
-// [NoLock]. The error is or wraps a [*KeyError], or what a rule's Key or
-// [Config].Decode failed with. Keys does no I/O, unless one of these does.
+// Keys returns the Redis keys of the locks that a task needs, in the order in which the task
+// takes them. It returns none if no rule matches, or if the rule's Key returns [NoLock].
+// The error wraps a [*KeyError], or the error of a function in the Config that makes keys.
+// Keys does no I/O, unless one of these functions does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
-// Close ends the Guard. Tasks in line stop waiting and return to asynq. Leases of
-// running handlers are renewed until the handlers return or ctx ends. From the start of
-// Close on, every task that has a rule returns to asynq unrun. The error is ctx's when
-// handlers still ran at the end; their leases last until their deadlines, or until the
+// Close ends the Guard. Tasks in line stop waiting and return to asynq. From the start of
+// Close on, every task that has a rule returns to asynq without running. Close waits until
+// the running handlers have returned, and renews their leases meanwhile. If ctx ends before,
+// the error wraps its cause; the leases then last until their deadlines, or until the
 // handlers return.
 //
-// Call Close before the server's Shutdown, or at the same time. A Close after Shutdown
-// is too late: Shutdown waits for tasks in line up to its whole timeout. A task without
-// attempts left does not return, since asynq would archive it for any answer: it
-// blocks its worker, unrun, until asynq requeues it at the end of that timeout. Give
-// ctx as much time as the server has. Close leaves the Redis client open, unless
-// [NewFromConnOpt] made it. Further calls wait as well.
+// Call Close before the server's Shutdown, or at the same time, and give ctx as much time as
+// the server's ShutdownTimeout. A Close after Shutdown is too late: Shutdown waits for tasks
+// in line up to its whole timeout. A task on its last attempt cannot return, since asynq
+// would archive it: it blocks its worker, and asynq requeues it at the end of that timeout.
+//
+// Close leaves the Redis client open, unless [NewFromConnOpt] made it. Further calls also
+// wait.
 func (g *Guard) Close(ctx context.Context) error {
 	g.mu.Lock()
 	if !g.closed {

@@ -13,24 +13,24 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Hold closes the key of the handler's task for d from now: no other task of this key
-// starts, whatever the Limit. Handlers that run go on. It is for an upstream that says
-// "not now", such as HTTP 429 with Retry-After:
+// Hold closes the gate of the handler's key for d from now: no other task of this key
+// starts, whatever the Limit. Running handlers go on. Use it when an upstream says "not
+// now", such as HTTP 429 with Retry-After:
 //
 //	if err := automutex.Hold(ctx, wait); err != nil {
 //		return err
 //	}
 //	return automutex.RetryAfter(wait, errUpstreamBusy)
 //
-// No policy drops a task that meets a hold: Skip, Archive, Fail and AfterFailure return it
-// to asynq too, its attempt not spent. A hold is never shortened by another one. It
-// outlives the handler; Lock.BreakAll and the command line end it.
+// No policy drops a task that meets a hold: under Skip, Archive, Fail and AfterFailure too
+// the task returns to asynq, its attempt not spent. Another Hold never shortens a hold. A
+// hold outlives the handler; lock.Lock.BreakAll, the command line and the page end it.
 //
-// ctx is the handler's. Of several locks of the task it is the one taken last, as with
-// [Lease]; for another, call Hold on the result of [LeaseOf]. d is rounded up to whole
-// milliseconds. The error is [lock.ErrNotHeld] when the lease was lost, [lock.ErrBackend]
-// when Redis could not be asked, or fewer replicas know of the hold than
-// Config.MinReplicas says.
+// ctx is the handler's context. If the task holds several locks, Hold closes the one taken
+// last, as [Lease] does. d is more than 0 and at most ten years, and is rounded up to whole
+// milliseconds. The error Is [lock.ErrNotHeld] if the lease was lost, and [lock.ErrBackend]
+// if Redis could not be asked (the gate may be closed or not), or if too few replicas know
+// of the hold (see Config.MinReplicas).
 func Hold(ctx context.Context, d time.Duration) error {
 	h := innermostLease(ctx)
 	if h == nil {
@@ -44,15 +44,15 @@ func Hold(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// RetryAfter makes the error with which a handler returns its task to asynq: the task runs
-// again after d, its attempt not spent, and asynq does not call [asynq.Config].ErrorHandler
-// for it. err is the reason, and may be nil. d below 0 counts as 0, and d over ten years as ten years. asynq looks for such tasks every
-// DelayedTaskCheckInterval (5 seconds unless the server says otherwise), so the task may
-// come back some seconds after d, and never before.
+// RetryAfter returns an error with which a handler returns its task to asynq: the task runs
+// again after d, its attempt not spent, and asynq does not call [asynq.Config].ErrorHandler.
+// err is the reason, and may be nil. d is limited to 0 to ten years. asynq looks for such
+// tasks every DelayedTaskCheckInterval (5 seconds by default), so the task may run some
+// seconds after d is over, but never before.
 //
 // It works for every task of a server that was made with [Guard.ServerConfig], whether a
-// rule matches it or not, also where the error is wrapped. An err that wraps
-// asynq.SkipRetry archives the task all the same.
+// rule matches the task or not. The handler may wrap the error. If err wraps
+// asynq.SkipRetry, asynq archives the task.
 //
 // A task with no attempts left cannot return to asynq, which would archive it. Where
 // [Guard.Middleware] sees such a task, the task waits in its worker without its locks, and

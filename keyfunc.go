@@ -15,13 +15,12 @@ import (
 	"github.com/automutex/automutex/internal/jsonkey"
 )
 
-// KeyFunc gives the parts of a task's key, unescaped, in a fixed order and
-// number. The same task must always give the same parts: a KeyFunc looks at the
-// task and at nothing else. It is called by many goroutines at once. With
-// [Config].Decode the task has the payload that Decode returned.
+// KeyFunc returns the parts of a task's key, unescaped, in a fixed order and
+// number. It must return the same parts for the same task, so it should use nothing
+// but the task. Many goroutines call it at once. With [Config].Decode the task has
+// the payload that Decode returned.
 //
-// Parts must be valid UTF-8 and not empty, and there must be at least one. What
-// a KeyFunc returns otherwise:
+// Parts must be valid UTF-8 and not empty, and there must be at least one. Errors:
 //
 //   - A [*KeyError], also wrapped, and parts that are unfit: no key will ever be
 //     made from this task. It is archived, and never runs without its lock, nor
@@ -31,18 +30,18 @@ import (
 //     task comes back after 1 to 30 seconds, its attempt not spent; without attempts
 //     left it tries again in its worker, until a second before its deadline.
 //
-// A panic is the task's own failure, as a panic of its handler is. Under [Allow]
-// the task runs without the lock, whatever the error.
+// A panic fails the attempt, as a panic of the handler does. Under [Allow] the task
+// runs without the lock, whatever the error.
 type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 
-// NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule:
-// the task runs as if the rule were not there. A rule of package unique with it
-// enqueues the task as often as it is asked to.
+// NoLock is the error of a [KeyFunc] for a task that needs no lock of its rule:
+// the task runs as if the rule did not exist. A rule of package unique enqueues such
+// a task each time.
 var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive,staticcheck // an answer, as asynq.SkipRetry is
 
-// Fields makes a key from fields of a JSON payload; it is what [Rule].On does.
-// With a malformed path, or none, every task is a [*KeyError]; give paths as On
-// to have [New] report such a mistake.
+// Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On
+// does. With a malformed path, or without any, it returns a [*KeyError] for every task;
+// use On to have [New] report such a mistake.
 //
 // A path is dotted: "user.id" is the member id of the member user, and
 // "items.0.sku" goes through the first element of a list. `\.` stands for a dot
@@ -51,25 +50,28 @@ var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,r
 // "items[0]", "items.*.id", "/id" or "a,b", is refused; in a name these characters have
 // a backslash before them too: `\$`, `\[`, `\*`, `\/`, `\,`.
 //
-// The part that a value gives:
+// The part of the key for a value:
 //
-//   - A string is taken as it is. One that begins with `{`, `[` or `"` is
-//     written as a JSON string, quotes included, to tell it from what follows.
-//   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", which
-//     is what the string "1" gives too; 1.50 is "1.5", and -0 is "0". More than
-//     400 digits are an error. So is a part that takes 1 MiB more than its JSON, since
-//     numbers in it are written out; [Rule].On has no such bound.
-//   - true and false are those words, as are the strings "true" and "false".
+//   - A string is taken as it is. If it begins with `{`, `[` or `"` it is written as a
+//     JSON string, quotes included, to tell it from objects and lists.
+//   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", the same part as
+//     for the string "1"; 1.50 is "1.5", and -0 is "0". More than 400 digits are an error.
+//     So is a part that is 1 MiB longer than its JSON, since numbers in it are written
+//     out; [Rule].On has no such bound.
+//   - true and false are those words, the same as for the strings "true" and "false".
 //   - Objects and lists become compact JSON with members sorted by name (in
 //     byte order) and numbers as above. Inside them 1 and "1" differ.
 //
-// These equalities aside, different values give different parts. A [*KeyError]
-// comes of a field that is missing, null or an empty string, of a payload that
-// is not JSON or not valid UTF-8, of a value with half a surrogate pair (which
-// Go would silently replace), of one nested more than 100 levels deep, of a
-// name that an object on the way, or the value, has twice (readers of such JSON
-// disagree on which one counts), and of two names on the way that differ in letter
-// case alone (encoding/json would give the handler the value of either).
+// Otherwise different values give different parts. The KeyFunc returns a [*KeyError]
+//
+//   - if a field is missing, null or an empty string;
+//   - if the payload is not JSON or not valid UTF-8;
+//   - if a value has half a surrogate pair, which Go would silently replace;
+//   - if a value is nested more than 100 levels deep;
+//   - if the value, or an object on its path, has a name twice: readers of such JSON
+//     disagree on which one counts;
+//   - if an object on the path has two names that differ in letter case alone:
+//     encoding/json would give the handler the value of either.
 func Fields(paths ...string) KeyFunc {
 	fields, err := jsonkey.Parse(paths)
 	if err == nil && len(paths) == 0 {
@@ -101,11 +103,11 @@ func fieldError(t *asynq.Task, failed *jsonkey.Error, setting string, decoded bo
 	return e
 }
 
-// Headers makes a key from headers of the task; it is what [Rule].OnHeaders
-// does. Names are compared exactly, and a value gives the part that a payload
-// string gives under [Fields]. A header that is missing, empty or not valid
-// UTF-8 is a [*KeyError]. Without any name, or with an empty one, every task is;
-// give names as OnHeaders to have [New] report such a mistake.
+// Headers returns a KeyFunc that makes the key from headers of the task, as
+// [Rule].OnHeaders does. Names are compared exactly. A value gives the same part as a
+// payload string under [Fields]. A header that is missing, empty or not valid UTF-8 is a
+// [*KeyError]. Without any name, or with an empty one, every task is a KeyError; use
+// OnHeaders to have [New] report such a mistake.
 func Headers(names ...string) KeyFunc {
 	if len(names) == 0 {
 		return mistaken("Headers", errors.New("no name; name the headers that the key is made from"))
@@ -153,16 +155,15 @@ func headerPart(t *asynq.Task, name string) (string, error) {
 	return jsonkey.StringPart(value), nil
 }
 
-// KeyOf makes a key from a payload decoded into a T by encoding/json; fn gives
-// the parts. Parts are taken as they are: 1 and "1" are the same part, and a
-// field that the payload does not have gives whatever fn makes of its zero
-// value, so fn should return no parts, or an empty one, where a field is
-// missing; that is a [*KeyError]. So is a payload that cannot be decoded, that
-// is null, or that is not valid UTF-8, and a part in which half a surrogate
-// pair was replaced.
+// KeyOf returns a KeyFunc that decodes the payload into a T with encoding/json; fn returns
+// the parts of the key. Parts are taken as they are: 1 and "1" are the same part. A field
+// that the payload does not have is the zero value in T. For a missing field fn should
+// return no parts, or an empty one, which is a [*KeyError]. A payload that cannot be
+// decoded, is null, or is not valid UTF-8 is a KeyError too, and so is a part in which half
+// a surrogate pair was replaced.
 //
-// fn is called by many goroutines at once. When it is nil every task is a
-// KeyError. For encodings other than JSON, see [KeyWith].
+// Many goroutines call fn at once. With a nil fn every task is a KeyError. For encodings
+// other than JSON, see [KeyWith].
 func KeyOf[T any](fn func(T) []string) KeyFunc {
 	if fn == nil {
 		return mistaken("KeyOf", errors.New("no function; give one that makes the parts of the key"))
@@ -195,8 +196,8 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 	}
 }
 
-// misfit says what encoding/json found unfit, without the value that it quotes:
-// this text is logged.
+// misfit returns what encoding/json says is wrong, without the value that it quotes, since
+// the text is logged.
 func misfit(err error) string {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -210,19 +211,19 @@ func misfit(err error) string {
 	return fmt.Sprintf(": %s is a %s, not a %s", where, kind, wrong.Type)
 }
 
-// KeyWith makes a key from a payload in an encoding other than JSON, such as
-// protobuf or msgpack: decode reads the payload, fn gives the parts. Parts are taken
-// as they are: 1 and "1" are the same part. Most encodings give the zero value for a
-// field that is missing, so fn should return no parts, or an empty one, for a zero
-// value; that is a [*KeyError].
+// KeyWith returns a KeyFunc for a payload in an encoding other than JSON, such as protobuf or
+// msgpack: decode reads the payload, and fn returns the parts of the key. Parts are taken as
+// they are: 1 and "1" are the same part. Most encodings give the zero value for a missing
+// field, so for a zero value fn should return no parts, or an empty one, which is a
+// [*KeyError].
 //
 // Every error of decode is a [*KeyError] too, because the same bytes fail again on a
-// retry. The error does not show the text of decode's error, which may quote the
+// retry. The KeyError does not show the text of decode's error, which may quote the
 // payload; errors.Unwrap returns it. decode gets the bytes as they are, an
 // empty payload included, and must not change or keep them.
 //
-// decode and fn are called by many goroutines at once. When one of them is nil every
-// task is a KeyError. For JSON, see [KeyOf].
+// Many goroutines call decode and fn at once. If one of them is nil every task is a
+// KeyError. For JSON, see [KeyOf].
 func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string) KeyFunc {
 	if decode == nil || fn == nil {
 		return mistaken("KeyWith", errors.New("a nil function; give one that decodes the payload, and one that makes the parts of the key"))
@@ -239,16 +240,16 @@ func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string)
 	}
 }
 
-// mistaken is a KeyFunc that was defined wrongly: no task gets a key from it, so
-// none runs unguarded.
+// mistaken returns the KeyFunc for wrong arguments of the function where: every task is a
+// KeyError, so that none runs without its lock.
 func mistaken(where string, err error) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		return nil, &KeyError{Task: t.Type(), reason: where + " was given", Err: err}
 	}
 }
 
-// callKey calls the Key of a rule and checks what it gives. Its error is that of
-// the Key, or a *KeyError.
+// callKey calls the Key of a rule and checks the parts. Its error is that of the Key, or a
+// *KeyError.
 func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 	fail := func(reason string, cause error) ([]string, error) {
 		return nil, &KeyError{Task: t.Type(), reason: reason, Err: cause, advice: "see the rule's Key"}

@@ -10,7 +10,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// LeadScheduler runs an asynq Scheduler in one process at a time, among all that
+// LeadScheduler runs an asynq Scheduler in one process at a time, of all that
 // call it with the same name, so that several replicas of a program enqueue each
 // tick once. It blocks until ctx ends, and then returns nil.
 //
@@ -19,14 +19,14 @@ import (
 // LeadScheduler starts it, and shuts it down when the term ends. An error of
 // newScheduler, or of the start, ends LeadScheduler and is returned.
 //
-// Of a scheduler whose process ends in order the successor starts at once. A
-// process that dies is replaced after the locker's TTL (30 s by default), and
-// ticks due in between are not enqueued. A process that was stopped for longer than
-// the TTL may enqueue one more tick when it goes on, before it learns that it leads no
-// more: where that matters, add a Rule with Cooldown and Skip for the task.
+// When a process shuts down, the next one starts its scheduler at once. A process that
+// dies is replaced after the locker's TTL (30 s by default), and ticks due in between are
+// not enqueued. A process that was stopped for longer than the TTL may enqueue one more
+// tick when it goes on, before it learns that another one leads. If that matters, add a
+// Rule with Cooldown and Skip for the task.
 //
-// See [lock.Locker.Lead] for outages of Redis and the end of the locker, which
-// the caller closes after LeadScheduler has returned.
+// Close locker after LeadScheduler has returned. See [lock.Locker.Lead] for outages of
+// Redis.
 func LeadScheduler(ctx context.Context, locker *lock.Locker, name string, newScheduler func() (*asynq.Scheduler, error)) error {
 	if locker == nil || newScheduler == nil {
 		return errors.New("automutex: LeadScheduler needs a locker and a function that makes the Scheduler")

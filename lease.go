@@ -13,11 +13,10 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// A lease belongs to its attempt as soon as it exists, before any function of the user
-// learns of it: keepLease is the only way from a call of package lock to a lease, and
-// release, which is deferred around the whole attempt, releases every lease that keepLease
-// was given. An Observe that panics, on any event, costs its task an attempt
-// and leaves no lease behind.
+// A lease belongs to its attempt as soon as it exists, before a function of the user can
+// learn of it: every lease that package lock returns goes to keepLease at once. release,
+// which is deferred around the whole attempt, releases all of them. So an Observe that
+// panics costs its task an attempt, but leaves no lease behind.
 
 // heldLease is one lease of an attempt.
 type heldLease struct {
@@ -30,7 +29,7 @@ type heldLease struct {
 	acquiredObserved bool                      // EventAcquired was observed, or Observe panicked on it
 
 	// Set by release.
-	endedBefore error         // what lease.Err said before release ended the lease
+	endedBefore error         // inner.LeaseErr of the lease before release; nil: it was held
 	heldFor     time.Duration // from taken to release
 	releaseErr  error
 }
@@ -103,7 +102,7 @@ func (a *attempt) retake(lost *heldLease) outcome {
 // the others end when the handler returns.
 func (a *attempt) handlerContext() context.Context {
 	c := &handlerContext{Context: a.replaceableContext(), guard: a.guard, task: a.task, innermost: innermostLease(a.ctx)}
-	done := make(chan struct{}) // a watcher that is late must not look at that of a second run
+	done := make(chan struct{}) // a late watcher of this run must not read the channel of the next
 	a.handlerDone = done
 	for _, h := range a.held {
 		bound := h.lease.Bind(c.Context)
@@ -139,11 +138,10 @@ func (c *handlerContext) Value(key any) any {
 // being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// watch reports what becomes of a lease after the handler's context has ended, until the
-// handler returns: the loss of the lease, and a handler that runs past its task's end.
-// bound is the handler's context as far as this lease, whose cause says why it was lost.
-// Either may be what has ended the context, and the other may follow; so may the loss of
-// another lease have.
+// watch runs from the end of the handler's context until the handler returns. It reports the
+// loss of the lease, and a handler that runs past the end of its task's context. Either may
+// come first, or neither: the loss of another lease also ends the handler's context. The
+// cause of bound, the handler's context with this lease, says why the lease was lost.
 func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan struct{}) {
 	own := h.lease.Bind(context.WithoutCancel(a.ctx)) // ends with the lease and nothing else
 	leaseEnded, taskEnded := own.Done(), a.ctx.Done()
@@ -158,7 +156,7 @@ func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan 
 			leaseEnded = nil
 			cause := context.Cause(own)
 			if why := context.Cause(bound); errors.Is(why, lock.ErrLost) {
-				cause = why // which may say more, such as that somebody has broken it
+				cause = why // it may say more, such as that an operator broke the lock
 			}
 			if errors.Is(inner.LeaseErr(h.lease), lock.ErrLost) {
 				a.reportLost(a.observeSafely, h, cause)
@@ -212,7 +210,7 @@ func (a *attempt) reportReleased(leases []*heldLease) {
 	switch {
 	case a.handlerStart.IsZero() && errors.Is(h.releaseErr, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):
-		a.reportLost(a.observe, h, h.endedBefore) // unless its watcher has
+		a.reportLost(a.observe, h, h.endedBefore) // does nothing if the watcher has reported it
 	case errors.Is(h.releaseErr, lock.ErrNotHeld) && h.endedBefore == nil:
 		// The key was deleted or evicted, and nobody noticed before.
 		a.reportLost(a.observe, h, fmt.Errorf("%w: %w", lock.ErrLost, h.releaseErr))
@@ -238,9 +236,9 @@ func innermostLease(ctx context.Context) *handlerLease {
 	return h
 }
 
-// Lease returns the lease that the handler of ctx runs under; of several leases, the
-// one taken last. It returns false outside of a guarded handler, and when the policy
-// Allow let the handler run without a lease.
+// Lease returns the lease of the handler with the context ctx; of several leases, the one
+// taken last. It returns nil and false outside of a guarded handler, and if the handler runs
+// without a lease under the policy Allow.
 func Lease(ctx context.Context) (*lock.Lease, bool) {
 	if h := innermostLease(ctx); h != nil {
 		return h.held.lease, true
@@ -248,8 +246,8 @@ func Lease(ctx context.Context) (*lock.Lease, bool) {
 	return nil, false
 }
 
-// LeaseOf returns the lease of the rule with that name. Rules whose keys are equal for
-// a task share one lease.
+// LeaseOf returns the lease of the rule with that name, or nil and false; see [Lease]. Rules
+// whose keys are equal for a task share one lease.
 func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	for h := innermostLease(ctx); h != nil; h = h.outer {
 		if h.held.target.isFor(ruleName) {
@@ -262,7 +260,7 @@ func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 // Fence returns the fence of [Lease]: a number that grows from run to run of the same
 // key. Send it along with what the handler writes, and have the receiver refuse lower
 // numbers. The first call in a run may ask Redis; see [lock.Lease.Fence] for the errors.
-// Without a lease the error Is lock.ErrNotHeld, too.
+// Without a lease the error Is [lock.ErrNotHeld].
 func Fence(ctx context.Context) (int64, error) {
 	lease, ok := Lease(ctx)
 	if !ok {

@@ -13,15 +13,15 @@ import (
 	"github.com/automutex/automutex/internal/limitfield"
 )
 
-// LimitFunc returns how many tasks may hold the key of a task at once; see
-// [Rule].LimitOf.
+// LimitFunc is the type of [Rule].LimitOf: it returns how many tasks may hold the key of a
+// task at once.
 type LimitFunc = func(context.Context, *asynq.Task) (int, error)
 
-// LimitField is a [Rule].LimitOf that reads the limit from a payload field, such as that
-// of the tenant's plan: path is as in [Rule].On. A field that is missing, null or empty
-// means fallback, and a value above most means most. fallback 0 means that the field
-// must be there; most 0 means that there is no bound. A value that is no whole number,
-// or below 1, is a [*KeyError].
+// LimitField returns a [Rule].LimitOf that reads the limit from a payload field, such as
+// that of the tenant's plan. path is as in [Rule].On. If the field is missing, null or empty
+// the limit is fallback; with a fallback of 0 that is a [*KeyError]. A value above most
+// counts as most; with a most of 0 there is no bound. A value that is not a whole number,
+// or is below 1, is a KeyError. Wrong arguments are an error of [New].
 func LimitField(path string, fallback, most int) LimitFunc {
 	fields, err := jsonkey.Parse([]string{path})
 	if wrong := CheckLimitField(path, fallback, most); wrong != nil {
@@ -59,8 +59,8 @@ func LimitField(path string, fallback, most int) LimitFunc {
 	return (&limitfield.Field{Path: path, Fallback: fallback, Most: most, Read: read}).Limit
 }
 
-// CheckLimitField says what is wrong with the arguments of [LimitField]; nil when
-// nothing is. [New] reports the same for a rule.
+// CheckLimitField returns what is wrong with the arguments of [LimitField], or nil. [New]
+// reports the same for a rule.
 func CheckLimitField(path string, fallback, most int) error {
 	_, err := jsonkey.Parse([]string{path})
 	switch {

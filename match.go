@@ -65,8 +65,7 @@ func newRuleSet(rules []*compiledRule) (*ruleSet, []*FieldError) {
 	return rs, problems
 }
 
-// gatherFields joins the On of all rules, so that a payload is read once however many
-// rules apply to it.
+// gatherFields joins the On of all rules of the pattern, so that a payload is parsed once.
 func (p *pattern) gatherFields() {
 	var paths []string
 	for _, rule := range p.rules {
@@ -119,7 +118,7 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 	}
 	t, undecoded := rs.decoded(p, t)
 	var values [][]byte
-	var unread error // why not all fields of all rules can be read
+	var unread error // why some field of some rule cannot be read
 	if p.fields != nil && undecoded == nil {
 		if values, unread = rs.findFields(p.fields, t); unread != nil && without == nil {
 			return nil, unread

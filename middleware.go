@@ -41,9 +41,9 @@ import (
 // moves it.
 
 // Middleware wraps a handler so that it runs while the task's locks are held. A task
-// that no rule matches passes through untouched. Middleware is an
-// asynq.MiddlewareFunc. Install it before all others: a middleware outside of it runs
-// unguarded, also for tasks that find their lock taken.
+// that no rule matches runs as without it. Middleware is an asynq.MiddlewareFunc. Install it
+// before all others: a middleware outside of it also runs for tasks whose key is busy, and
+// holds no lock.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.middlewareUsed.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
@@ -64,7 +64,7 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	a := g.newAttempt(ctx, t)
 	if a.id != "" && a.server == nil {
-		g.warnOnce("no ServerConfig", "the asynq server runs without Guard.ServerConfig: tasks that are handed back spend an attempt each and come back late; "+
+		g.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig: each time a task returns to asynq, it spends an attempt and runs late; "+
 			"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
 	}
 	targets, result := a.targets()

@@ -53,8 +53,8 @@ func (a *attempt) afterClose() error {
 		return context.Cause(a.ctx)
 	}
 	if a.guard.closeDone.Load() {
-		a.guard.warnOnce("closed", "tasks come although the Guard was closed, and all that have a rule go back to asynq unrun; "+
-			"if the server is not shutting down, Close was called too early, such as by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
+		a.guard.warnOnce("closed", "the Guard is closed, but tasks still arrive; tasks with a rule return to asynq and do not run; "+
+			"if the server is not shutting down, Close was called too early, for example by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
 	}
 	delay := retryDelay()
 	a.observe(Event{Kind: EventRetried, Delay: delay, Err: errTaskAfterClose})

@@ -13,8 +13,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is Park, worker side. Who gives way: workers.go. Who wakes parked tasks:
-// wake.go. What Redis keeps: lock/park.go.
+// This file is the policy Park in the worker. workers.go chooses the task that parks when
+// all workers are busy, wake.go wakes parked tasks, and lock/park.go has the lock's side.
 //
 // The gate is the earliest time of the key's next start. A rate, a Hold or a Cooldown
 // moves it.
@@ -125,7 +125,7 @@ var parkNow = func() chan struct{} {
 // after parkDelay, unless a process wakes it before. park makes its handBack itself, since
 // returnTask would observe EventRetried.
 func (a *attempt) park(t target, busy *BusyError) outcome {
-	delay := busy.parkDelay(inner.HoldTime(a.lockOf(t)))
+	delay := busy.parkDelay(inner.AverageHeld(a.lockOf(t)))
 	a.checkInspector()
 	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
 	return finish(&handBack{guard: a.guard, err: busy, delay: delay})

@@ -12,28 +12,28 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Controls are the orders of operators for the keys of this Guard's Prefix: a pause, or
+// Controls returns the orders of operators for the keys of this Guard's Prefix: a pause, or
 // another limit, for a scope or one key. Every Guard and Locker with the prefix obeys
 // them within 2 seconds.
 //
 // A task whose key is paused returns to asynq, its attempt not spent, whatever the
-// policy of its rule: Skip, Archive, Fail, AfterFailure and Allow are for keys that
-// others hold, not for a pause. It comes back when the pause ends, or looks again after
-// 30 to 90 seconds, at different times for different tasks. Under [Park] it keeps its
-// place in line, and is woken when the pause ends. A task on its last attempt, which
-// asynq would archive if it returned, waits in its worker.
+// policy of its rule, Skip, Archive, Fail, AfterFailure and Allow included. It returns
+// when the pause ends, or tries again after 30 to 90 seconds, at a different time for each
+// task. Under [Park] it keeps its place in line, and is woken when the pause ends. A task
+// on its last attempt waits in its worker, since asynq would archive it.
 func (g *Guard) Controls() *lock.Controls { return g.locker.Controls() }
 
-// How long a paused task stays away: until about the end of the pause, and no longer
-// than pauseLook and half of it, since the pause may be ended before.
+// A paused task returns at about the end of the pause. If that is more than pauseLook away, or
+// not known, it tries again after half to one and a half times pauseLook, since an operator
+// may end the pause before.
 const (
 	pauseLook      = time.Minute
 	minPauseSpread = 5 * time.Second
 )
 
-// pauseDelay returns after how long a task comes back whose key is paused for left
-// more; 0 means until it is resumed. Tasks that were paused together come back spread
-// over some seconds at least.
+// pauseDelay returns after how long a task returns whose key is paused for the time left; 0
+// means until it is resumed. Tasks that were paused together return at different times,
+// some seconds apart at least.
 func pauseDelay(left time.Duration) time.Duration {
 	if left > 0 && left <= pauseLook {
 		return left + rand.N(max(minPauseSpread, left/2)) //nolint:gosec // jitter, no secret
@@ -68,8 +68,8 @@ func (a *attempt) checkPaused(targets []target) outcome {
 	return outcome{}
 }
 
-// pausedError returns a *BusyError while the key of t is paused, nil while it is not,
-// or why that is not known.
+// pausedError returns a *BusyError if the key of t is paused, nil if it is not, or the error
+// of Redis if that is not known.
 func (a *attempt) pausedError(t target) error {
 	err := inner.Paused(a.ctx, a.guard.Controls(), t.key)
 	if err == nil {
@@ -87,8 +87,8 @@ func (a *attempt) applyPause(t target, busy *BusyError) outcome {
 	return a.retry(t, busy, pauseDelay(busy.ExpiresIn))
 }
 
-// pauseWatch ends the waits in line of tasks whose key is being paused: the time of a
-// pause is not time in line, and a paused task holds no worker.
+// pauseWatch ends the waits in line of tasks whose key is paused while they wait, so that a
+// paused task holds no worker.
 type pauseWatch struct {
 	mu    sync.Mutex // guards waits, and paused of each; held for moments
 	waits map[*pausableWait]struct{}
@@ -136,8 +136,8 @@ func (p *pauseWatch) apply(inForce []lock.Control) {
 	}
 }
 
-// endedByPause turns the error of a wait that a pause ended into that of a paused key,
-// also when the pause is over by now: the policy is for a wait that was over by itself.
+// endedByPause turns the error of a wait that a pause ended into that of a paused key. It
+// does so even if the pause is over by now: the policy must not apply to such a task.
 func endedByPause(err error, pause *lock.Control) error {
 	var busy *BusyError
 	if pause == nil || !errors.As(err, &busy) || busy.Reason == lock.ReasonPaused {
@@ -154,7 +154,7 @@ func (g *Guard) onControls(inForce []lock.Control) {
 	for _, c := range inForce {
 		scope, _, _ := strings.Cut(c.Target, "|")
 		if !g.rules.hasScope(scope) {
-			g.warnOnce("control "+c.Target, "a control is for a scope that no rule of this Guard has: it does nothing here, unless a lock of package lock has that name",
+			g.warnOnce("control "+c.Target, "a control names a scope that no rule of this Guard has, so it has no effect on this Guard's tasks; check the target, unless a lock of package lock has that name",
 				"target", c.Target, "control", inner.ControlText(c))
 		}
 	}

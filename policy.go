@@ -62,15 +62,15 @@ type afterFailure struct {
 
 // The policies that take no argument. They are not to be assigned to.
 var (
-	// Retry returns the task to asynq, to run again after 1 to 5 seconds;
-	// asynq looks for such tasks every DelayedTaskCheckInterval (5 seconds
-	// unless the server says otherwise), so a hot key without [Rule].Wait runs
-	// about once in that time. The attempt is not spent; a task with no
-	// attempts left waits in its worker instead. It is the zero value.
+	// Retry returns the task to asynq, to run again after 1 to 5 seconds. asynq
+	// looks for such tasks every DelayedTaskCheckInterval (5 seconds by default),
+	// so a hot key without [Rule].Wait runs about once in that time. The attempt is
+	// not spent. A task on its last attempt waits in its worker instead. Retry is
+	// the zero value.
 	Retry = Policy{kind: policyRetry}
 
-	// Skip ends the task as done without running its handler. An event tells of it,
-	// and a log line at level Debug.
+	// Skip ends the task as done without running its handler. Config.Observe gets
+	// EventSkipped, and the log gets a line at level Debug.
 	Skip = Policy{kind: policySkip}
 
 	// Archive moves the task to asynq's archive without running its handler,
@@ -81,69 +81,70 @@ var (
 	// asynq retries the task with its own delays and archives it in the end.
 	Fail = Policy{kind: policyFail}
 
-	// Park returns the task to asynq and has it run again when its turn
-	// comes. No worker that another task could use is held meanwhile: the task
-	// waits in line in its worker while another worker of the server is free,
-	// and returns to asynq when the last one is taken, with its place kept.
-	// The attempt is not spent. [Rule].Wait has no meaning for it. What its last
-	// error says meanwhile, as asynq shows it: the key, its holder, the place in line.
+	// Park keeps the task's place in line, and takes no worker from other tasks. The
+	// task waits in line in its worker while the server has another worker free.
+	// When the last one is taken, the task parks: it returns to asynq, its place in
+	// line is kept, and it runs again when its turn comes. The attempt is not spent,
+	// and [Rule].Wait has no effect. While the task is parked, its last error in
+	// asynq names the key, the holder and the task's place in line.
 	//
-	// A task waits in its worker for half of its Timeout at most, so that its
-	// handler has the other half; a parked task comes back with all of it. A task
-	// with no attempts left cannot return, since asynq would archive it: it waits
-	// in its worker until a second before its deadline, and its handler has what
-	// is left then. Give such tasks a Timeout longer than the wait, or a MaxRetry.
+	// A task waits in its worker for half of its Timeout at most, then it parks. So
+	// its handler has at least the other half. A parked task has its whole Timeout
+	// again when it returns. A task on its last attempt cannot park, since asynq
+	// would archive it: it waits in its worker until a second before its deadline,
+	// and its handler gets the time that is left. Give such tasks a Timeout longer
+	// than the wait, or a higher MaxRetry.
 	//
-	// A parked task is run by asynq's Inspector as soon as its turn comes, and
-	// stands behind what its queue has pending then; see [Config].WakeAtFront.
-	// Tasks that wait in workers are served first come, first served. Parked tasks
-	// are woken in that order, and may be overtaken.
+	// asynq's Inspector runs a parked task when its turn comes. The task then stands
+	// behind what its queue has pending; see [Config].WakeAtFront. Tasks that wait
+	// in workers are served first come, first served. Parked tasks are woken in that
+	// order, but waiting tasks may overtake them.
 	Park = Policy{kind: policyPark}
 
-	// Replace is for tasks of which the newest makes the others pointless. A
-	// task that finds the lock taken asks the older one to stop, whose handler's
-	// context ends with cause [ErrReplaced], and waits in line, in its worker,
-	// until that handler has returned: for at most the rule's Wait, a TTL where
-	// that is 0, and then as [Retry]. The older task is over: revoked when its
-	// handler returned an error, done when it returned nil. Older tasks that wait
-	// are revoked without running; with a Limit of N the newest N stay.
+	// Replace lets the newest task win. A task that finds the lock taken asks the
+	// older one to stop: the context of its handler ends with cause [ErrReplaced].
+	// The newer task waits in line, in its worker, until that handler has returned.
+	// It waits for at most the rule's Wait, or a TTL if that is 0, and is then
+	// retried as under [Retry]. The older task is revoked if its handler returned an
+	// error, and done if it returned nil. Older tasks that still wait are revoked
+	// without running. With a Limit of N the newest N tasks stay.
 	//
-	// Newer is what came to a worker later for the first time. A task that comes
-	// back from a retry, and finds a newer one at work, stops nobody and waits for
-	// its turn. It is forgotten when it is done, revoked or archived, or has not
-	// been seen for an hour, and counts as new then.
+	// A task's age counts from when it first came to a worker. A retried task never
+	// replaces a task that came later: it waits for its turn. Redis forgets when a
+	// task came after it is done, revoked or archived, or was not seen for an hour.
 	//
-	// Where a task needs several locks, declare rules that may end it unrun (Skip,
-	// Archive, Fail) before one with Replace: after it, the task may stop an older
-	// one and then not run itself. New warns of that.
+	// If several rules apply to a task, declare those that may end it unrun (Skip,
+	// Archive, Fail) before the one with Replace. Otherwise the task may stop an
+	// older one and then not run itself. New warns of that.
 	//
-	// Only tasks of rules with this policy are asked to stop. Other holders of a
-	// shared Scope, a Cooldown and an earlier attempt of the same task are not.
-	// asynq logs a line at Warn for each task that is revoked.
+	// Only tasks of rules with this policy are asked to stop: other holders of a
+	// shared Scope, and an earlier attempt of the same task, go on.
+	// asynq logs a line at Warn for each revoked task.
 	Replace = Policy{kind: policyReplace}
 
-	// Allow runs the handler without the lock and reports that it did, to see
-	// how much contention there is before anything is enforced.
+	// Allow runs the handler without the lock if the key is busy, or if no key can be
+	// made from the task. Config.Observe gets EventBusy or EventKeyError. Use it to
+	// measure contention before you enforce anything.
 	Allow = Policy{kind: policyAllow}
 )
 
-// RetryIn is [Retry] with a delay of its own, of at least a millisecond: [New]
-// refuses others. asynq drops fractions of a second and looks for tasks to retry
-// every few seconds (DelayedTaskCheckInterval), so a task may come back up to a
-// second before d is over, or some seconds after.
+// RetryIn is [Retry] with the delay d, at least a millisecond; [New] refuses less. asynq
+// drops fractions of a second, and looks for tasks to retry every few seconds
+// (DelayedTaskCheckInterval). So a task may return up to a second before d is over, or
+// some seconds after.
 func RetryIn(d time.Duration) Policy {
 	return Policy{kind: policyRetryIn, delay: d}
 }
 
-// AfterFailure lets fn decide. What fn returns is what the handler of the task
-// would have returned: nil ends the task as done, an error fails the attempt
-// (spent), an error that wraps asynq.SkipRetry archives the task, whatever else
-// it wraps. Otherwise returning the given busy error, or an error that wraps it,
-// means [Retry]: to fail the attempt with its text, do not wrap it (%v).
+// AfterFailure calls fn when the key is busy. fn's result becomes the handler's result: nil
+// ends the task as done, an error fails the attempt (spent), and an error that wraps
+// asynq.SkipRetry archives the task, even if it also wraps busy. Return busy, or an error
+// that wraps it, to retry as under [Retry]. To fail the attempt with the text of busy, do
+// not wrap it (%v).
 //
-// fn runs in the worker, with the context of the task, also when the lock is
-// held by an earlier attempt of the same task (busy.SameTask says so). It must
-// be safe for use by many goroutines. [New] refuses a nil fn.
+// fn runs in the worker, with the context of the task, also if an earlier attempt of the
+// same task holds the lock (busy.SameTask is true then). Many goroutines call fn at once.
+// [New] refuses a nil fn.
 func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error) Policy {
 	return Policy{kind: policyAfterFailure, after: &afterFailure{fn: fn}}
 }
@@ -182,7 +183,7 @@ func (p Policy) failureFunc() func(context.Context, *asynq.Task, *BusyError) err
 	return p.after.fn
 }
 
-// check says what makes the policy unfit for a rule.
+// check returns why a rule cannot have the policy, or nil.
 func (p Policy) check() error {
 	switch {
 	case p.kind == policyRetryIn && p.delay < time.Millisecond:
@@ -198,10 +199,11 @@ func retryDelay() time.Duration {
 	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
 }
 
-// handBack is what Middleware returns for a task that returns to asynq, its attempt not
-// spent. Make one with returnTask, which observes EventRetried; park and parkFirst make
-// their own, since they observe EventParked. ServerConfig's functions recognize it by its guard. Any other error is the
-// handler's own, also a BusyError of a lock that the handler took itself.
+// handBack is the error of Middleware for a task that returns to asynq, its attempt not
+// spent. returnTask makes it and observes EventRetried; park and parkFirst make their own,
+// and observe EventParked. ServerConfig's functions recognize it by its guard. They leave
+// any other error to asynq: it is the handler's, even if it is a BusyError of a lock that
+// the handler took itself.
 type handBack struct {
 	guard *Guard
 	err   error
@@ -216,17 +218,17 @@ func (h *handBack) Error() string {
 
 func (h *handBack) Unwrap() error { return h.err }
 
-// archive is what Middleware returns for a task that asynq is to archive. Its text is
-// the reason alone, as valid UTF-8 whatever a KeyFunc's error quotes: asynq cannot store
-// another text, and the task would stay active until asynq's own lease on it ends.
+// archive is the error of Middleware for a task that asynq must archive. Its text is the
+// reason, as valid UTF-8 whatever a KeyFunc's error quotes. asynq cannot store other text:
+// the task would stay active until asynq's own lease on it ends.
 type archive struct{ err error }
 
 func (e archive) Error() string { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
 
 func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
 
-// revoked is what Middleware returns for a task that was replaced: asynq drops the
-// task, neither as done nor as failed. ServerConfig's functions recognize it by its
+// revoked is the error of Middleware for a task that was replaced: asynq drops the task,
+// and counts it neither as done nor as failed. ServerConfig's functions recognize it by its
 // guard.
 type revoked struct {
 	guard     *Guard
@@ -249,7 +251,7 @@ func (r *revoked) Unwrap() []error {
 	return []error{ErrReplaced, asynq.RevokeTask, r.err}
 }
 
-// handedBack returns the Guard's own handBack in err, or nil.
+// handedBack returns the handBack of this Guard in err, or nil.
 func (g *Guard) handedBack(err error) *handBack {
 	var h *handBack
 	for errors.As(err, &h) {
@@ -261,7 +263,7 @@ func (g *Guard) handedBack(err error) *handBack {
 	return nil
 }
 
-// isRevoked reports whether err has a revoked of the Guard's own in it.
+// isRevoked reports whether err wraps a revoked of this Guard.
 func (g *Guard) isRevoked(err error) bool {
 	var r *revoked
 	for errors.As(err, &r) {

@@ -10,12 +10,12 @@ import (
 )
 
 // Rate bounds how often handlers start for one key: Starts times in each Per, evenly
-// spread, of which up to Burst may start at once after a pause. In any time d at most
-// Burst + Starts*d/Per start. The zero value is no rate.
+// spread. After a time without starts, up to Burst may start at once. In any time d at most
+// Burst + Starts*d/Per handlers start. The zero value is no rate.
 //
-// A task that comes too early is busy with [ReasonRate]: its policy applies, and
-// [BusyError].ExpiresIn says when the next start is. A task that took the lock but did
-// not start, since it did not get another of its locks, is not counted.
+// For a task that comes too early the key is busy with [ReasonRate]: its policy applies, and
+// [BusyError].ExpiresIn is the time until the next start. A task that took the lock but did
+// not start, since it did not get another of its locks, does not count.
 type Rate struct {
 	// Starts is how many handlers start in each Per: at least 1, at most one a
 	// microsecond.
@@ -62,8 +62,8 @@ func (r Rate) option() lock.Option {
 	return lock.Rate(r.Starts, r.Per, r.burst())
 }
 
-// neverDrops reports whether the task returns to asynq whatever its policy: a Hold
-// says nothing about the task.
+// neverDrops reports whether no policy may drop the task: a Hold is about the key, not about
+// the task.
 func (e *BusyError) neverDrops() bool { return e.Reason == ReasonHold }
 
 // gateDelay returns after how long a task that met a closed gate returns: when the gate

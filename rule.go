@@ -18,8 +18,8 @@ import (
 )
 
 // Rule declares which tasks take turns: the task type, the payload fields that
-// the key is made from, how many may run at once, and what becomes of a task
-// that did not get its lock. Every zero value but that of Task has a meaning.
+// the key is made from, how many may run at once, and what happens to a task
+// that did not get its lock. Only Task is required.
 //
 // Without On, OnHeaders and Key there is one lock for the whole Scope.
 type Rule struct {
@@ -28,11 +28,10 @@ type Rule struct {
 	// further rules without a Name that have the same Task.
 	Name string
 
-	// Task is the task type, or its beginning. It matches as a pattern of
-	// asynq's ServeMux does: a rule whose Task equals the type applies, else
+	// Task is a task type, or a prefix of task types. It matches as a pattern of
+	// asynq's ServeMux does: a rule whose Task equals the type applies, otherwise
 	// the rules with the longest Task that the type begins with. Several rules
-	// with the same Task all apply, and then need a Scope each. It must not be
-	// blank.
+	// with the same Task all apply, and each needs a Scope. Task must not be blank.
 	Task string
 
 	// On lists the payload fields that the key is made from, as [Fields] takes
@@ -43,26 +42,25 @@ type Rule struct {
 	// takes them. Their values come after those of On.
 	OnHeaders []string
 
-	// Key makes the parts of the key where On and OnHeaders do not do. It
-	// excludes them. What its errors do, and [NoLock], see [KeyFunc].
+	// Key computes the parts of the key when On and OnHeaders are not enough. Set
+	// one or the other. See [KeyFunc] for its errors.
 	Key KeyFunc
 
-	// Payload is a value of the Go type that the payload, or what [Config].Decode
-	// returns, is decoded into. With it, New refuses a path in On that the type's
-	// JSON has no field for; only the type is looked at. nil means that paths are
-	// not checked.
+	// Payload is a value of the Go type that the payload, or the result of
+	// [Config].Decode, is decoded into. With it, New refuses a path in On for which
+	// the type has no JSON field. Only the type matters, not the value. nil means
+	// that paths are not checked.
 	Payload any
 
-	// Scope is the first part of the key: rules with one Scope share their
-	// locks, and must have the same Limit, TTL and Rate. Empty means the type of the
-	// task itself, so that a Task which is a beginning has a lock of its own
-	// for each type that it matches.
+	// Scope is the first part of the key. Rules with the same Scope share their
+	// locks, and must have the same Limit, TTL and Rate. Empty means the task's own
+	// type: if Task is a prefix, each type that it matches has locks of its own.
 	//
-	// A task that several rules apply to takes its locks in one order, the
-	// same for all tasks, so that no two tasks wait for each other: scopes in
-	// the order in which the rules declare them, keys of one scope in byte
-	// order, and equal keys once, under the rule declared first. New refuses
-	// declarations that contradict each other.
+	// A task to which several rules apply takes all their locks, in an order that is
+	// the same for all tasks, so that tasks cannot deadlock: scopes in the order in
+	// which the rules declare them, and keys of one scope in byte order. It takes
+	// equal keys once, under the rule declared first. New refuses rules that
+	// contradict each other on the order of scopes.
 	Scope string
 
 	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex.
@@ -79,36 +77,36 @@ type Rule struct {
 	// [LimitField] reads it from the payload.
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
-	// TTL is the length of a lease, which is renewed while the handler runs:
-	// it bounds how long a key stays taken after its process has died, not how
-	// long a handler may run. 0 means 30 seconds; less than 100 milliseconds
-	// is refused.
+	// TTL is the length of a lease, which is renewed while the handler runs.
+	// It bounds how long a key stays taken after its process has died. It does not
+	// bound how long a handler may run. 0 means 30 seconds; less than 100
+	// milliseconds and more than ten years are refused.
 	TTL time.Duration
 
-	// Wait is the longest time that a task stands in line, in its worker,
-	// before the policy applies. 0 means not at all; for [Replace] a TTL. Time in
-	// line counts against the task's Timeout (30 minutes unless the task was
-	// enqueued with another): give it one of at least the Wait and the work. A
-	// wait ends a second before the task's deadline.
+	// Wait is the longest time that a task waits in line, in its worker, before the
+	// policy applies. 0 means no wait; for [Replace] it means a TTL. Time in line
+	// counts against the task's Timeout (30 minutes unless the task was enqueued with
+	// another), so the Timeout should be at least the Wait and the work together. A
+	// wait ends a second before the task's deadline. Less than a millisecond is
+	// refused.
 	Wait time.Duration
 
-	// MaxHold bounds how long one task may hold the lock: then its handler's
-	// context is cancelled and the lease is renewed no more, so that the key
-	// is free at most a TTL later. 0 means that there is no bound; less than a
-	// millisecond is refused.
+	// MaxHold bounds how long one task may hold the lock. After that time its handler's
+	// context ends and the lease is not renewed any more, so that the key is free at
+	// most a TTL later. 0 means no bound; less than a millisecond is refused.
 	MaxHold time.Duration
 
-	// Cooldown closes the key after a success until this long after the run began: no
-	// task of the key starts before. With a Limit of 1 there is at most one successful
-	// run per key in that time; with a higher one, those that run already go on. 0 means
-	// none; less than a millisecond is refused.
+	// Cooldown is the least time between the start of a successful run and the next
+	// start for the key. With a Limit of 1 there is at most one successful run per key
+	// in that time. With a higher Limit, tasks that run already go on. 0 means none;
+	// less than a millisecond and more than ten years are refused.
 	Cooldown time.Duration
 
-	// Rate bounds how often handlers start for one key, together with Limit, which bounds
-	// how many run at once. The zero value is no bound. See [Rate].
+	// Rate bounds how often handlers start for one key, in addition to Limit, which
+	// bounds how many run at once. The zero value is no bound. See [Rate].
 	Rate Rate
 
-	// Busy is what becomes of a task that did not get its lock. The zero value
+	// Busy is what happens to a task that did not get its lock. The zero value
 	// is [Retry].
 	Busy Policy
 }
@@ -119,10 +117,10 @@ type compiledRule struct {
 	index int // place in Config.Rules
 	rank  int // place of the rule's scope in the order in which locks are taken
 
-	onFrom, onTo int             // the values of On among those of all rules of this Task
-	fields       *jsonkey.Fields // those of On alone; nil without any
-	lockOptions  []lock.Option   // what all locks of the rule have in common
-	keyOutage    *outage         // of what its key depends on
+	onFrom, onTo int             // the values of On are [onFrom:onTo] of those of all rules of this Task
+	fields       *jsonkey.Fields // the paths of On alone; nil without any
+	lockOptions  []lock.Option   // the options of all locks of the rule
+	keyOutage    *outage         // of the functions that make its key and its limit
 }
 
 // where names the rule in an error or a log line.
@@ -138,8 +136,8 @@ func (c *compiledRule) scope(taskType string) string {
 	return taskType
 }
 
-// readsPayload tells whether the rule makes its key from the payload. A Key may do
-// so; OnHeaders, and a rule for a whole scope, do not.
+// readsPayload reports whether the rule makes its key or its limit from the payload. A rule
+// with a Key may do so; one with OnHeaders alone, or for a whole scope, does not.
 func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.LimitOf != nil || len(c.On) > 0 }
 
 // compile checks the whole configuration and makes the rules ready. The error joins a
@@ -259,8 +257,8 @@ func (c *compiledRule) check() []*FieldError {
 	return mistakes.all
 }
 
-// checkLimitOf says what is wrong with the arguments of a LimitField. Any other function
-// is right as far as New can tell.
+// checkLimitOf returns what is wrong with the arguments of a LimitField, or nil. It cannot
+// check other functions.
 func (c *compiledRule) checkLimitOf() error {
 	if c.LimitOf == nil {
 		return nil
@@ -286,8 +284,8 @@ func (c *compiledRule) checkOn(mistakes *fieldErrors) {
 	}
 }
 
-// checkTogether returns the mistakes between rules that are each right by themselves.
-// Defaults are filled in.
+// checkTogether returns the mistakes that several rules make together, such as a Name that
+// two of them have. Callers have filled in the defaults.
 func checkTogether(rules []*compiledRule) []*FieldError {
 	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}

@@ -48,8 +48,8 @@ func orderScopes(rules []*compiledRule, patterns []*pattern) (ranks map[string]i
 	for len(open) > 0 {
 		next := slices.IndexFunc(open, func(scope string) bool { return waits(scope) < 0 })
 		if next < 0 {
-			// Every open scope waits for an open one: there is a circle. Take
-			// it apart at one place, to find the others too.
+			// Every open scope waits for another open one, so there is a circle. Remove
+			// one step of it, to find other circles too.
 			circle := findCircle(open[0], after, waits)
 			problems = append(problems, circleError(circle))
 			scope := circle[0].rule.Scope

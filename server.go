@@ -22,11 +22,12 @@ type server struct {
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
 type serverKey struct{ guard *Guard }
 
-// ServerConfig returns cfg with what the Guard needs, so that a task which the Guard
-// returns to asynq keeps its attempt: asynq does not count it as a failure, runs it again
-// after the Guard's delay, and does not call the ErrorHandler for it. The ErrorHandler
-// is not called for replaced tasks either. IsFailure, RetryDelayFunc, ErrorHandler and
-// BaseContext of cfg are called for all other errors; nil means asynq's defaults.
+// ServerConfig returns cfg with functions that make asynq understand the Guard's errors. A
+// task that the Guard returns to asynq keeps its attempt: asynq does not count it as a
+// failure, runs it again after the Guard's delay, and does not call the ErrorHandler.
+// asynq does not call the ErrorHandler for replaced tasks either. For all other errors the
+// IsFailure, RetryDelayFunc and ErrorHandler of cfg are called; nil means asynq's
+// defaults. BaseContext of cfg is called for each task.
 //
 // Call ServerConfig once for each server: the policy Park counts the busy workers of
 // each, out of cfg.Concurrency. With several guards, nest the calls:
@@ -120,7 +121,7 @@ func (s *server) checkGuarded() {
 		return
 	}
 	defer s.guard.leave() // Close waits for the log line
-	s.guard.warnOnce("no Middleware", "tasks run UNGUARDED: the asynq server was made with Guard.ServerConfig, but its handler does not pass Guard.Middleware; "+
+	s.guard.warnOnce("no Middleware", "tasks run UNGUARDED, without their locks: the asynq server was made with Guard.ServerConfig, but its handler is not wrapped in Guard.Middleware; "+
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
 }
 

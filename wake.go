@@ -18,12 +18,14 @@ import (
 // moment ago to retry.
 const retryWrittenIn = 4 * time.Millisecond
 
-// wakeParked is an [inside.Caller]: it wakes a parked task, that is, has asynq run it. RunTask
-// runs a task in any state, also a completed, scheduled or archived one, so wakeParked first
-// checks that the task is still parked. No other Guard wakes the task before the deadline of
-// ctx, and wakeParked begins no RunTask after it. Between the check and RunTask an operator
-// or asynq's own retry may change the task, and go-redis may send RunTask twice: asynq's "at
-// least once" covers both.
+// wakeParked wakes a parked task: it has asynq run the task. It is the [inside.Caller] that
+// package lock calls when the task's turn comes.
+//
+// RunTask also runs completed, scheduled and archived tasks, so wakeParked first checks that
+// the task is still parked. No other Guard wakes the task before the deadline of ctx, and
+// wakeParked begins no RunTask after it. Between the check and RunTask an operator or
+// asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
+// may run again, which asynq's "at least once" allows.
 func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 	queue, id, ok := tasknote.Parse(note)
 	if !ok {
@@ -116,7 +118,7 @@ func (p *pausedQueues) isPaused(queue string, inspector *asynq.Inspector) bool {
 	p.mu.Unlock()
 
 	info, err := inspector.GetQueueInfo(queue)
-	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error, the look at the task tells
+	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error wakeParked goes on, and looks at the task
 	p.mu.Lock()
 	p.known[queue] = q
 	p.mu.Unlock()

@@ -34,14 +34,14 @@ type workers struct {
 // waitedLock is the lock that a worker waits for.
 type waitedLock interface {
 	Key() string
-	HoldTime() time.Duration
+	AverageHeld() time.Duration
 }
 
 // measuredLock is a lock of package lock as a waitedLock.
 type measuredLock struct{ *lock.Lock }
 
-// HoldTime returns how long the lock is held on average; 0: not known.
-func (l measuredLock) HoldTime() time.Duration { return inner.HoldTime(l.Lock) }
+// AverageHeld returns how long the lock is held on average; 0: not known.
+func (l measuredLock) AverageHeld() time.Duration { return inner.AverageHeld(l.Lock) }
 
 // waitingWorker is a worker that waits in line.
 type waitingWorker struct {
@@ -130,7 +130,7 @@ func (w *workers) askOneToPark() {
 // its lock and the number of workers here that wait for it. It is false when the waiter has
 // waited for longer than nearTurnCheck. Callers hold mu.
 func (w *workers) isTurnNear(waiter *waitingWorker) bool {
-	heldTime := waiter.lock.HoldTime()
+	heldTime := waiter.lock.AverageHeld()
 	if heldTime == 0 || time.Since(waiter.since) > nearTurnCheck {
 		return false
 	}

@@ -16,8 +16,8 @@ type counter struct {
 	hold time.Duration // 0: not known
 }
 
-func (c counter) Key() string             { return c.key }
-func (c counter) HoldTime() time.Duration { return c.hold }
+func (c counter) Key() string                { return c.key }
+func (c counter) AverageHeld() time.Duration { return c.hold }
 
 // office is a workers with what its tests do to it.
 type office struct {

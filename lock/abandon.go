@@ -8,33 +8,33 @@ import (
 	"github.com/automutex/automutex/internal/exchange"
 )
 
-// laterReleases is when an abandoned token is released again, after it was given
-// up. The kernel goes on sending what was written to a closed socket, in growing
-// intervals and on Linux for about two minutes: after a partition an ask can take
-// the lock for a task that is long done. (An ask that carries its own expiry would
-// need a clock that client and server agree on.)
-var laterReleases = [...]time.Duration{exchange.Timeout, 15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute}
+// releaseAgainAfter is how long after it was abandoned a token is released again. The kernel
+// goes on sending what was written to a closed socket, at growing intervals and on Linux for
+// about two minutes. So after a network partition an ask can take the lock for work that
+// ended long ago. (An ask that carries its own expiry would need a clock that client and
+// server agree on.)
+var releaseAgainAfter = [...]time.Duration{exchange.Timeout, 15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute}
 
-// abandonedMost is how many tokens wait for later releases at most. With more, the
-// ones that were released most often go: the deadline frees what they may take.
-const abandonedMost = 1 << 14
+// maxAbandoned is how many tokens wait for later releases at most. Beyond that, abandoned
+// drops one that was released most often: its deadline frees what it may take.
+const maxAbandoned = 1 << 14
 
-// abandoned releases tokens of which a copy of an ask may yet run: it was written,
-// and never answered. It needs no goroutine while none is due: an alarm rings for
-// the next, and releases that are due together travel in pipelines. Close ends it
-// with a last release of each.
+// abandoned releases, again and again, tokens of which a copy of an ask may yet run: it was
+// written and never replied to. It needs no goroutine while none is due: an alarm rings for
+// the next one, and releases that are due at the same time share pipelines. Close releases
+// each token a last time.
 type abandoned struct {
 	locker *Locker
 	alarm  alarm
 
 	mu     sync.Mutex // guards the fields below; never held across I/O
-	steps  [len(laterReleases)][]abandonedLease
-	count  int // in all steps
+	steps  [len(releaseAgainAfter)][]abandonedLease
+	count  int // len of all steps together
 	closed bool
 }
 
-// abandonedLease waits in the queue of its step. All in a queue wait for the same
-// length, so the first is due first.
+// abandonedLease waits in the queue of its step. All entries of a queue wait for the same
+// time, so the first is due first.
 type abandonedLease struct {
 	lease  *Lease
 	since  time.Time
@@ -42,7 +42,7 @@ type abandonedLease struct {
 	failed bool // its last release failed
 }
 
-func (e abandonedLease) due() time.Time { return e.since.Add(laterReleases[e.step]) }
+func (e abandonedLease) due() time.Time { return e.since.Add(releaseAgainAfter[e.step]) }
 
 func newAbandoned(l *Locker) *abandoned {
 	a := &abandoned{locker: l}
@@ -50,7 +50,8 @@ func newAbandoned(l *Locker) *abandoned {
 	return a
 }
 
-// add has a token released later. Callers are counted in.
+// add has the token of le released later. failed means that its last release failed.
+// Callers are counted in (see Locker.enter).
 func (a *abandoned) add(le *Lease, failed bool) {
 	e := abandonedLease{lease: le, since: time.Now(), failed: failed}
 	a.mu.Lock()
@@ -62,14 +63,14 @@ func (a *abandoned) add(le *Lease, failed bool) {
 	switch {
 	case !closed:
 		a.alarm.set(e.due())
-	case !failed: // Close waits for this one, and not twice for a Redis that is away
+	case !failed: // the last release, which Close waits for; not after a failure: Redis may be away
 		_, _, _ = le.release(context.Background())
 	}
 }
 
-// queue puts e into the queue of its step. Callers hold mu.
+// queue adds e to the queue of its step. Callers hold mu.
 func (a *abandoned) queue(e abandonedLease) {
-	if a.count == abandonedMost {
+	if a.count == maxAbandoned {
 		for i := len(a.steps) - 1; i >= 0; i-- {
 			if len(a.steps[i]) > 0 {
 				a.steps[i] = a.steps[i][1:]
@@ -82,8 +83,8 @@ func (a *abandoned) queue(e abandonedLease) {
 	a.count++
 }
 
-// take removes those that are due at now, and tells when the next is.
-func (a *abandoned) take(now time.Time) (due []abandonedLease, next time.Time) {
+// takeDue removes the leases that are due at now, and returns when the next one is due.
+func (a *abandoned) takeDue(now time.Time) (due []abandonedLease, next time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, queue := range a.steps {
@@ -102,18 +103,19 @@ func (a *abandoned) take(now time.Time) (due []abandonedLease, next time.Time) {
 	return due, next
 }
 
+// ring releases the tokens that are due. The alarm calls it.
 func (a *abandoned) ring() {
 	if a.locker.enter() != nil {
-		return // close has the rest
+		return // close releases the rest
 	}
 	defer a.locker.work.Done()
-	due, next := a.take(time.Now())
+	due, next := a.takeDue(time.Now())
 	a.alarm.set(next)
 	exchange.InBatches(a.locker.conn, a.locker.branch, due, abandonedLease.key, func(batch []abandonedLease) {
 		a.release(batch)
 		for _, e := range batch {
-			if e.step++; e.step < len(laterReleases) {
-				a.again(e)
+			if e.step++; e.step < len(releaseAgainAfter) {
+				a.requeue(e)
 			}
 		}
 	})
@@ -121,8 +123,8 @@ func (a *abandoned) ring() {
 
 func (e abandonedLease) key() string { return e.lease.lock.Key() }
 
-// again queues e for its next step, unless the Locker was closed meanwhile.
-func (a *abandoned) again(e abandonedLease) {
+// requeue queues e for its next step, unless the Locker was closed meanwhile.
+func (a *abandoned) requeue(e abandonedLease) {
 	a.mu.Lock()
 	if !a.closed {
 		a.queue(e)
@@ -131,9 +133,9 @@ func (a *abandoned) again(e abandonedLease) {
 	a.alarm.set(e.due())
 }
 
-// release releases a batch, and notes in it which failed.
+// release releases a batch, and sets failed in its entries.
 func (a *abandoned) release(batch []abandonedLease) {
-	places := map[*exchange.Script][]int{} // a pool has a script of its own, and so a pipeline
+	places := map[*exchange.Script][]int{} // indexes in batch; pools have another script, so another pipeline
 	calls := map[*exchange.Script][]*exchange.Call{}
 	for i, e := range batch {
 		s, args := e.lease.lock.kind.release(e.lease)
@@ -151,8 +153,8 @@ func (a *abandoned) release(batch []abandonedLease) {
 	}
 }
 
-// close releases each a last time, on goroutines that Close waits for; not those
-// whose last release failed, for Close shall not wait twice for a Redis that is away.
+// close releases each token a last time, on goroutines that Close waits for. It leaves out
+// those whose last release failed, so that Close does not wait again for a Redis that is away.
 func (a *abandoned) close() {
 	a.mu.Lock()
 	a.closed = true

@@ -37,7 +37,7 @@ func TestAskDeliveredLate_isReleasedAgain(t *testing.T) {
 		return locked && err == nil
 	}, "the late ask")
 	free(t, other, soon)
-	if took := time.Since(gaveUp); took < laterReleases[1]-time.Second {
+	if took := time.Since(gaveUp); took < releaseAgainAfter[1]-time.Second {
 		t.Errorf("free %s after its caller gave up: before the third release", took)
 	}
 }
@@ -48,13 +48,13 @@ func TestAbandoned_isBoundedAndEndsWithClose(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	m := l.Mutex(redistest.Name(t))
 	a := l.abandoned
-	for range abandonedMost + 100 {
+	for range maxAbandoned + 100 {
 		a.mu.Lock()
 		a.queue(abandonedLease{lease: m.newLease(), since: time.Now(), failed: true})
 		a.mu.Unlock()
 	}
-	if a.count != abandonedMost || len(a.steps[0]) != abandonedMost {
-		t.Errorf("%d wait, want %d", a.count, abandonedMost)
+	if a.count != maxAbandoned || len(a.steps[0]) != maxAbandoned {
+		t.Errorf("%d wait, want %d", a.count, maxAbandoned)
 	}
 	// One that holds the lock, as after an ask that came late.
 	le := mustTry(t, m)

@@ -114,7 +114,7 @@ func TestRule03_ResentAskIsOurs(t *testing.T) {
 			"TryLock": func(m *Lock) (*Lease, error) { return m.TryLock(t.Context()) },
 			"Lock":    func(m *Lock) (*Lease, error) { return m.Lock(t.Context()) },
 		} {
-			// Lockers each: one that met a wanted key may take another for wanted, too.
+			// Lockers each: one that met a contended key may take another for contended, too.
 			near, far, p := through(t, s)
 			m := far.Mutex(redistest.Name(t))
 			warm(t, m)

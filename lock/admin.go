@@ -16,10 +16,10 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Break takes the lock from the holder with that token. false: no such holder.
-// Waiters are granted the slot at once.
+// Break takes the lock away from the holder with that token, and grants the slot to the first
+// waiter. It returns false if there is no such holder. [Lock.Holders] lists the tokens.
 //
-// The contexts of the holder's lease end with cause ErrLost. When depends on where
+// The contexts of the holder's lease end with cause ErrLost. When they end depends on where
 // the holder is:
 //   - in this Locker: before Break returns;
 //   - in another Locker that is subscribed to its wake-up channel: as soon as the
@@ -28,44 +28,45 @@ import (
 //   - in any other Locker: at its next renewal, a third of the lease's TTL later at
 //     most, or at its deadline if the lease is not renewed.
 //
-// Until then the holder may still be at work. Break a lock whose holder is known to
-// hang, and let the fence guard what it writes.
+// Until then the holder's work may go on beside the next holder's. Break a lock only if its
+// holder is known to hang, and let the fence protect what it writes. After an error
+// (ErrBackend) the lock may be broken or not.
 func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
-		return false, fmt.Errorf("lock: %q: Break without a token: Holders tells the tokens, BreakAll breaks all", m.name)
+		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all holders", m.name)
 	}
 	n, err := m.breakUp(ctx, token, breakSlots, anyHolder)
 	return n > 0, err
 }
 
-// BreakAll is Break for every holder, and opens a gate that a hold or a cooldown has
-// closed. It tells how many slots were taken, and counts the gate as one; waiters are
-// granted what is free then.
+// BreakAll is [Lock.Break] for every holder, and opens a gate that a hold or a cooldown has
+// closed. It returns how many holders it broke, plus one if it opened the gate. It grants
+// the free slots to waiters. A gate that a [Rate] has closed stays closed.
 func (m *Lock) BreakAll(ctx context.Context) (int, error) {
 	n, err := m.breakUp(ctx, "", breakSlots, anyHolder)
 	return max(n, 0), err
 }
 
-// openGate opens a gate that a hold or a cooldown has closed. false: there was none. Holders
-// keep their slots; waiters are granted what is free then. A gate that a [Rate] has closed
-// stays closed.
+// openGate opens a gate that a hold or a cooldown has closed, and grants free slots to
+// waiters. It returns false if there was no such gate. Holders keep their slots. A gate that
+// a [Rate] has closed stays closed.
 func (m *Lock) openGate(ctx context.Context) (bool, error) {
 	n, err := m.breakUp(ctx, "", breakGate, anyHolder)
 	return n > 0, err
 }
 
-// Delete is BreakAll that removes the line as well. Waiters that live ask again
-// within a second, and stand in a new line. Work that was parked is called no
-// more: it comes back when its own queue brings it.
+// Delete is [Lock.BreakAll], and also deletes the line and the rate's count. Live waiters ask
+// again within a second, and form a new line. Parked work is not called any more: it runs
+// again when its own queue runs it.
 func (m *Lock) Delete(ctx context.Context) error {
 	_, err := m.breakUp(ctx, "", breakKey, anyHolder)
 	return err
 }
 
-// deleteFrom is Delete for a lock that nobody holds but holders with these tokens, or
-// nobody at all. false: nothing of the lock was in Redis. An error that unwraps to
-// [ErrBusy]: somebody else holds it, and nothing has changed. So nobody loses the lock who
-// took it after the caller has looked.
+// deleteFrom is Delete, on the condition that every holder has one of these tokens. If
+// another holder has the lock it changes nothing, and the error Is [ErrBusy]: so nobody
+// loses the lock who took it after the caller listed the holders. It returns false if Redis
+// stores nothing of the lock.
 func (m *Lock) deleteFrom(ctx context.Context, tokens ...string) (bool, error) {
 	n, err := m.breakUp(ctx, "", breakKey, " "+strings.Join(tokens, " ")+" ")
 	switch {
@@ -77,18 +78,19 @@ func (m *Lock) deleteFrom(ctx context.Context, tokens ...string) (bool, error) {
 	return n != breakNothing, nil
 }
 
-// What the break script removes, besides a gate that a hold or a cooldown has closed.
+// What the break script removes. Without a token it also opens a gate that a hold or a
+// cooldown has closed.
 const (
-	breakSlots = 0 // those of the holders
+	breakSlots = 0 // holders
 	breakKey   = 1 // the whole key
-	breakGate  = 2 // nothing
+	breakGate  = 2 // nothing else
 )
 
 // anyHolder lets the break script break every holder.
 const anyHolder = "*"
 
-// breakUp runs the break script. It returns how many slots and gates were opened up, or
-// breakUnknown or breakNothing.
+// breakUp runs the break script. It returns how many holders it broke, plus one if it opened
+// the gate; or breakUnknown or breakNothing.
 func (m *Lock) breakUp(ctx context.Context, token string, what int, known string) (int, error) {
 	if err := m.enterControlled(ctx); err != nil {
 		return 0, err
@@ -96,9 +98,9 @@ func (m *Lock) breakUp(ctx context.Context, token string, what int, known string
 	return m.operateBreak(ctx, breakScript, []any{m.slots(), token, what, known})
 }
 
-// operateBreak is operate for a script that takes slots from their holders: it ends
-// the leases of those in this Locker. The reply is how many slots or values the
-// script took, how many tokens follow, and these. A number below 0 says why it took none.
+// operateBreak is operate for a script that removes holders: it ends those of their leases
+// that this Locker holds. The reply is the number of slots or values that the script removed,
+// the number of tokens that follow, and these. A negative number says why it removed none.
 func (m *Lock) operateBreak(ctx context.Context, s *exchange.Script, args []any) (int, error) {
 	reply, err := m.operate(ctx, s, args)
 	if err != nil {
@@ -120,12 +122,12 @@ func (m *Lock) operateBreak(ctx context.Context, s *exchange.Script, args []any)
 		if !ok {
 			return 0, unexpected
 		}
-		m.locker.renewer.broken(token) // without effect for other Lockers' leases
+		m.locker.renewer.loseBroken(token) // does nothing for a lease of another Locker
 	}
 	return int(taken), nil
 }
 
-// operate runs a script for a caller who wants its reply and nothing else.
+// operate runs a script and returns its reply.
 func (m *Lock) operate(ctx context.Context, s *exchange.Script, args []any) (any, error) {
 	if err := m.enter(ctx); err != nil {
 		return nil, err
@@ -151,10 +153,10 @@ func (m *Lock) operateCode(ctx context.Context, s *exchange.Script, args []any, 
 	return n, nil
 }
 
-// list yields every lock that is held, waited for or parked on under the Locker's prefix,
-// in no order. It walks the keys with SCAN, on every master of a Cluster, so it
-// does not block Redis, and locks that come and go meanwhile may or may not be
-// yielded. An error ends it, and comes last. Pools are not locks.
+// list yields every lock under the Locker's prefix that is held, waited for or parked on, or
+// has a closed gate, in no order. It walks the keys with SCAN, on every master of a Cluster,
+// so it does not block Redis. It may miss locks that come and go meanwhile. After an error
+// it ends. It leaves out pools.
 func (l *Locker) list(ctx context.Context) iter.Seq2[inside.Info, error] {
 	return func(yield func(inside.Info, error) bool) {
 		for c, err := range l.walk(ctx, inspectScript, maxHolders, "") {
@@ -176,10 +178,10 @@ func (l *Locker) list(ctx context.Context) iter.Seq2[inside.Info, error] {
 // sweepMost is how many waiters one run of the script removes.
 const sweepMost = 1000
 
-// sweep removes what is dead from every lock under the Locker's prefix: holders
-// past their deadlines, waiters that ceased to ask. It returns how many it
-// really removed, after an error too. Nothing depends on it: each lock purges
-// itself when it is asked for, and unused keys expire. Pools purge themselves.
+// sweep removes dead entries from every lock under the Locker's prefix: holders past their
+// deadlines, and waiters that do not ask any more. It returns how many it removed, also with
+// an error. Nothing depends on sweep: each ask prunes its lock, and unused keys expire. It
+// leaves out pools.
 func (l *Locker) sweep(ctx context.Context) (int, error) {
 	removed := 0
 	for c, err := range l.walk(ctx, sweepScript) {
@@ -204,9 +206,8 @@ func (l *Locker) sweep(ctx context.Context) (int, error) {
 	return removed, nil
 }
 
-// walk runs s on the key of every lock under the prefix, on none twice, and
-// yields what came of each. An error ends it. What is not a lock's (of another
-// type) is left out.
+// walk runs s once on the key of every lock under the prefix, and yields the results. After
+// an error it ends. It leaves out keys of another type.
 func (l *Locker) walk(ctx context.Context, s *exchange.Script, args ...any) iter.Seq2[*exchange.Call, error] {
 	return func(yield func(*exchange.Call, error) bool) {
 		nodes, err := l.masters(ctx)
@@ -214,7 +215,7 @@ func (l *Locker) walk(ctx context.Context, s *exchange.Script, args ...any) iter
 			yield(nil, err)
 			return
 		}
-		seen := make(map[string]bool) // SCAN may tell a key twice
+		seen := make(map[string]bool) // SCAN may return a key twice
 		for _, node := range nodes {
 			for cursor := uint64(0); ; {
 				calls, next, err := l.step(ctx, node, cursor, seen, s, args)
@@ -270,7 +271,8 @@ func (l *Locker) step(ctx context.Context, node scanner, cursor uint64, seen map
 	return calls, scanned.next, nil
 }
 
-// wrongType: before Redis 7 what fails inside a script is wrapped in other text.
+// wrongType reports whether the key has another type than the command expects. It looks for
+// the code anywhere in the text: before Redis 7 an error inside a script is wrapped.
 func wrongType(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "WRONGTYPE ")
 }
@@ -278,8 +280,8 @@ func wrongType(err error) bool {
 // scanCount is how many keys Redis looks at for one SCAN.
 const scanCount = 1000
 
-// pipelineMost is how many scripts go to Redis at once: each may list a thousand
-// holders, others want to be served in between, and an exchange is bounded.
+// pipelineMost is how many scripts go to Redis in one pipeline. Each may list a thousand
+// holders, so a longer pipeline would delay other clients, and could exceed opTimeout.
 const pipelineMost = 100
 
 // scanner is a node whose keys can be walked.
@@ -287,7 +289,7 @@ type scanner interface {
 	Scan(ctx context.Context, cursor uint64, match string, count int64) *redis.ScanCmd
 }
 
-// masters are the nodes that hold keys: those of a Cluster, or the one server.
+// masters returns the nodes that hold keys: the masters of a Cluster, or the one server.
 func (l *Locker) masters(ctx context.Context) ([]scanner, error) {
 	if err := l.enter(); err != nil {
 		return nil, err

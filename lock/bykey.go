@@ -14,13 +14,13 @@ import (
 	"github.com/automutex/automutex/internal/keytext"
 )
 
-// byKey is the lock whose Redis key is key, as list and [Lock.Key] tell it:
-// to look at it, and to step in. What does not have the form of a lock's key
-// under the Locker's prefix is reported by Err and by every operation.
+// byKey returns the lock whose Redis key is key, as list and [Lock.Key] return it, for
+// operators. If key does not have the form of a lock's key under the Locker's prefix, that
+// is the error of every operation.
 //
-// A key does not tell how many may hold the lock, and one is assumed: Locked
-// and Available mean that, and of a semaphore's slots that Break frees, some are
-// granted only when those in line ask again, within a second.
+// A key does not say how many may hold the lock, so byKey assumes one. Locked and Available
+// use that number. If Break frees several slots of a semaphore, it grants one, and waiters
+// get the others when they ask again, within a second.
 func (l *Locker) byKey(key string) *Lock {
 	name, err := l.parseKey(key)
 	if err != nil {
@@ -31,7 +31,7 @@ func (l *Locker) byKey(key string) *Lock {
 	return m
 }
 
-// parseKey gives what is between the braces.
+// parseKey returns the text between the braces of key.
 func (l *Locker) parseKey(key string) (string, error) {
 	refuse := func(reason string) (string, error) {
 		const most = 300 // as long as a key can be, and more
@@ -68,9 +68,9 @@ func (l *Locker) parseKey(key string) (string, error) {
 	return text, nil
 }
 
-// listLine lists who is in line, at most so many: those who wait, then those who are
-// parked, then those who were called, each first come first. Waiters that died
-// within the last few seconds are among them.
+// listLine returns the first entries of the line, as many as most: waiters, then parked work,
+// then called work, each in order of arrival. Waiters that died within the last few seconds
+// are included.
 func (m *Lock) listLine(ctx context.Context, most int) ([]inside.Waiter, error) {
 	var found *redis.ZSliceCmd
 	err := m.look(ctx, func(p redis.Pipeliner) {
@@ -100,7 +100,7 @@ func (m *Lock) listLine(ctx context.Context, most int) ([]inside.Waiter, error) 
 	return line, nil
 }
 
-// look sends commands that read, in one pipeline. A key that is not there, or of
+// look sends commands that only read, in one pipeline. A key that does not exist, or has
 // another type, is no error.
 func (m *Lock) look(ctx context.Context, queue func(redis.Pipeliner)) error {
 	if err := m.enter(ctx); err != nil {

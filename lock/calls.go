@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	// atOnce is how many calls are made at once.
-	atOnce = 16
-	// latersPerLook is how many are sent to the end of the line between two looks.
-	latersPerLook = 64
+	// maxCallers is how many calls are made at once.
+	maxCallers = 16
+	// maxNotNow is how many notes of a line go to its end between two checks, because their
+	// Caller answered FateLater.
+	maxNotNow = 64
 )
 
 // pendingCall is one call of a note, from when it is queued until the note arrives. Its
@@ -21,19 +22,20 @@ const (
 type pendingCall struct {
 	line *parkedLine
 	note string
-	// done is when the Caller answered FateComing; zero: the call is queued or under way.
-	done        time.Time
+	// comingSince is when the Caller answered FateComing; zero: the call is queued or under way.
+	comingSince time.Time
 	arrived     bool // the note arrived meanwhile: the Caller's result is stale
-	calledAgain bool // after that Redis named the note again
+	calledAgain bool // Redis named the note again after it arrived
 }
 
-// noteArrival notes that note is called no more. A call that is under way goes on:
-// there is no second one beside it. Callers hold mu.
+// noteArrival ends the call of note, which has arrived or is not called any more. A call
+// under way goes on, so that no second one runs beside it; its result is ignored. Callers
+// hold mu.
 func (n *parkedLine) noteArrival(note string) {
-	delete(n.laters, note)
+	delete(n.notNow, note)
 	switch s := n.calls[note]; {
 	case s == nil:
-	case s.done.IsZero():
+	case s.comingSince.IsZero():
 		s.arrived, s.calledAgain = true, false
 	default:
 		n.dropCall(note)
@@ -44,7 +46,7 @@ func (n *parkedLine) noteArrival(note string) {
 func (n *parkedLine) dropCall(note string) {
 	delete(n.calls, note)
 	if len(n.calls) == 0 {
-		n.calls = nil // many lines: an empty map is memory too
+		n.calls = nil // there may be many lines, and an empty map takes memory
 	}
 }
 
@@ -53,20 +55,20 @@ func (n *parkedLine) dropCall(note string) {
 func (p *parking) queueCall(n *parkedLine, note string) {
 	s := n.calls[note]
 	switch {
-	case p.caller == nil || n.laters[note]:
+	case p.caller == nil || n.notNow[note]:
 		return
-	case s != nil && s.done.IsZero():
+	case s != nil && s.comingSince.IsZero():
 		s.calledAgain = s.arrived
 		return
-	case s != nil && time.Since(s.done) < n.life():
+	case s != nil && time.Since(s.comingSince) < n.callLife():
 		return
 	}
-	if p.callers < atOnce {
+	if p.callers < maxCallers {
 		// It ends when the queue is empty; Close waits for it.
-		if p.locker.spawn(p.work) {
+		if p.locker.spawn(p.makeCalls) {
 			p.callers++
 		} else if p.callers == 0 {
-			return // a closed Locker calls nobody: others that look after the line will
+			return // this Locker is closed: another one that checks the line calls
 		}
 	}
 	s = &pendingCall{line: n, note: note}
@@ -77,13 +79,13 @@ func (p *parking) queueCall(n *parkedLine, note string) {
 	p.queue = append(p.queue, s)
 }
 
-// slowCall is how long a call may take for others to follow it while the Locker
-// closes: what the last releases owe is called, but Close waits for no Redis
-// that is away.
+// slowCall is how long a call may take so that the next one is still made while the Locker
+// closes. Close makes the calls that its last releases named, but does not wait for a Redis
+// that does not answer.
 const slowCall = time.Second
 
-// work makes calls until none is queued.
-func (p *parking) work() {
+// makeCalls makes calls until the queue is empty. Up to maxCallers goroutines run it.
+func (p *parking) makeCalls() {
 	slow := false
 	for {
 		p.mu.Lock()
@@ -108,16 +110,16 @@ func (p *parking) work() {
 	}
 }
 
-// makeCall makes one call, and handles its fate.
+// makeCall calls the Caller for one note, and handles its answer.
 func (p *parking) makeCall(m *Lock, s *pendingCall) {
-	fate := inside.FateUnsure // also of a call that panicked: it is repeated
+	fate := inside.FateUnsure // stays so if the Caller panics: the call is repeated
 	p.withClaim(m, s.note, func(ctx context.Context) {
-		p.locker.beside("Options.Call", func() { fate = p.caller(ctx, m.Key(), s.note) })
+		p.locker.callUserFunc("Options.Call", func() { fate = p.caller(ctx, m.Key(), s.note) })
 	})
 	n, gone := s.line, false // gone: the note leaves its place among the called
 	p.mu.Lock()
 	if !s.arrived && fate == inside.FateComing {
-		s.done = time.Now()
+		s.comingSince = time.Now()
 	} else {
 		n.dropCall(s.note)
 	}
@@ -127,12 +129,12 @@ func (p *parking) makeCall(m *Lock, s *pendingCall) {
 			p.queueCall(n, s.note)
 		}
 	case fate == inside.FateLater:
-		// Beyond that many its call lapses, which comes to the same.
-		gone = len(n.laters) < latersPerLook
-		if n.laters == nil {
-			n.laters = make(map[string]bool)
+		// Beyond maxNotNow the note stays called until its call lapses, and is passed over too.
+		gone = len(n.notNow) < maxNotNow
+		if n.notNow == nil {
+			n.notNow = make(map[string]bool)
 		}
-		n.laters[s.note] = true
+		n.notNow[s.note] = true
 	case fate == inside.FateGone:
 		gone = true
 	}
@@ -142,27 +144,27 @@ func (p *parking) makeCall(m *Lock, s *pendingCall) {
 	}
 }
 
-// callTime is how long one process has a note to itself to call it. The Caller has the
-// first half of it: the other half is for its last command to reach Redis.
+// callTime is how long the claim of a process to call a note lasts. The Caller must end
+// within the first half; the other half is for its last command to reach Redis.
 const callTime = 4 * time.Second
 
-// withClaim calls f, unless another process calls the same note now. Two processes could
-// both find the work parked, and the slower one would run it again when it is done. A
-// claim keeps them apart. When f took too long the claim is left to lapse: the last
-// command of f may be on its way still.
+// withClaim runs f, unless another process calls the same note now. Without the claim two
+// processes could both find the work parked, and the slower one would run it a second time
+// after it is done. If f took longer than half of callTime, the claim is not dropped but
+// lapses: the last command of f may not have reached Redis yet.
 func (p *parking) withClaim(m *Lock, note string, f func(context.Context)) {
 	l := p.locker
 	claim, holder := l.claim(m.Key()+":call:"+note), rand.Text()
 	began := time.Now()
-	// The context has no end, and neither command waits for enter: a Locker that is
-	// being closed still makes the calls that its last releases owe.
+	// Neither command calls enter, and the context has no end: a Locker that is being closed
+	// still makes the calls that its last releases named.
 	reply, err := l.conn.Run(context.Background(), claimTakeScript, claim.m.keys, []any{holder, "", callTime.Milliseconds()})
 	var standing inside.Claimed
 	if err == nil {
 		standing, err = claim.taken(reply, holder)
 	}
 	if err != nil || standing.Holder != holder {
-		l.log.Debug("lock: a call is not made now, and is tried again: another process makes it, or Redis did not answer", "lock", m.Key(), "note", printable.Text(note), "error", err)
+		l.log.Debug("lock: parked work is not called now, since another process calls it or Redis did not answer; a later check tries again", "lock", m.Key(), "note", printable.Text(note), "error", err)
 		return
 	}
 	ctx, cancel := context.WithDeadline(l.closing, began.Add(callTime/2))
@@ -172,24 +174,25 @@ func (p *parking) withClaim(m *Lock, note string, f func(context.Context)) {
 		return
 	}
 	if _, err := l.conn.Run(context.Background(), claimDropScript, claim.m.keys, []any{holder}); err != nil {
-		l.log.Debug("lock: the claim to make a call could not be dropped, and lapses", "lock", m.Key(), "note", printable.Text(note), "error", err)
+		l.log.Debug("lock: the claim to call parked work could not be dropped; it lapses within 4s", "lock", m.Key(), "note", printable.Text(note), "error", err)
 	}
 }
 
-// runCall runs the script call for one note. It ignores an error: the next look finds
-// what is left to do.
+// runCall runs the script call, which removes note from the called or, after FateLater,
+// moves it to the end of the line. It ignores an error: the next check tries again.
 func (p *parking) runCall(m *Lock, note string, fate inside.Fate) {
 	sent := time.Now()
 	reply, err := p.locker.conn.Run(context.Background(), callScript, m.keys, p.args(m, note, fate))
 	if err != nil {
 		return
 	}
-	if _, nothing := reply.(int64); nothing && !lookAgain(reply) {
-		p.noteReply(m, sent)
+	if _, nothing := reply.(int64); nothing && !mustPruneAgain(reply) {
+		p.noteNothingParked(m, sent)
 	}
 	p.handleCalls(m, reply)
 }
 
+// args returns the arguments of the script call. An empty note only checks the line.
 func (p *parking) args(m *Lock, note string, fate inside.Fate) []any {
 	inbound, life := p.wantedCalls(m)
 	code := 0

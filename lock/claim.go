@@ -10,38 +10,36 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// claim is a mark beside a lock: somebody has spoken for its key, long before
-// the lock is taken. The producers of package unique use it to enqueue a task
-// for a key once. It has nothing to do with who holds the lock, and lives in the
-// same Cluster slot. Claims have a text that says whose they are, a deadline by
-// Redis' clock, and an age. Safe for concurrent use.
+// claim is a mark beside a lock that reserves its key, long before the lock is taken. The
+// producers of package unique use it to enqueue one task for a key. A claim is independent of
+// the lock's holders, and its Redis key is in the same Cluster slot. It has a holder, which
+// is any text, a deadline by Redis' clock, and an age. Safe for concurrent use.
 type claim struct{ m *Lock }
 
-// claim is the claim beside the lock with that Redis key, as [Lock.Key] gives it.
+// claim returns the claim beside the lock with that Redis key, as [Lock.Key] returns it.
 func (l *Locker) claim(key string) *claim {
 	m := l.Semaphore(key, 1)
 	m.keys = []string{key + ":claim"}
 	return &claim{m}
 }
 
-// Key is the one Redis key of the claim.
+// Key returns the Redis key of the claim.
 func (c *claim) Key() string { return c.m.Key() }
 
-// Lock is a lock for those who change what the claim stands for in several
-// steps. It is none that a worker takes.
+// Lock returns a lock for producers that change the claimed task in several steps. Workers
+// do not take it.
 func (c *claim) Lock(options ...Option) *Lock {
 	m := c.m.locker.Semaphore(c.m.name, 1, options...)
 	m.keys = []string{c.Key() + ":lock"}
 	return m
 }
 
-// Take sets the claim for holder, for at most length (at least a millisecond, at
-// most MaxTTL), unless another one stands, and gives what stands now: the
-// caller's own (Holder says so), or the other. A claim of instead, where that is
-// not empty, does not count: it is taken over. With instead the same as holder a
-// claim of one's own begins anew.
+// Take sets the claim for holder, unless another holder has it, and returns the claim that
+// stands now: Holder says whose it is. The claim lasts for length, from a millisecond to
+// MaxTTL. If instead is not empty, Take also replaces a claim of that holder. With instead
+// the same as holder, the holder's own claim begins anew.
 //
-// On an error it is not known whether the claim was set.
+// After an error the claim may be set or not.
 func (c *claim) Take(ctx context.Context, holder, instead string, length time.Duration) (inside.Claimed, error) {
 	if holder == "" || length < time.Millisecond || length > inside.MaxTTL {
 		return inside.Claimed{}, c.unfit(holder, length)
@@ -53,7 +51,7 @@ func (c *claim) Take(ctx context.Context, holder, instead string, length time.Du
 	return c.taken(reply, holder)
 }
 
-// taken reads a reply to claim_take.
+// taken reads a reply of the script claim_take.
 func (c *claim) taken(reply any, holder string) (inside.Claimed, error) {
 	if reply == int64(0) {
 		return inside.Claimed{Holder: holder}, nil
@@ -66,9 +64,9 @@ func (c *claim) taken(reply any, holder string) (inside.Claimed, error) {
 	return standing, nil
 }
 
-// TakeFree is Take where no claim stands, at the price of the plainest command
-// that Redis has. false: one stands, which may be the caller's own (a command is
-// sent again when its answer was lost), and Take tells which.
+// TakeFree sets the claim if there is none, with one plain SET. false means that a claim
+// stands. It may be the caller's own, since go-redis sends a command again if its reply was
+// lost; Take then says whose it is.
 func (c *claim) TakeFree(ctx context.Context, holder string, length time.Duration) (bool, error) {
 	if holder == "" || length < time.Millisecond || length > inside.MaxTTL {
 		return false, c.unfit(holder, length)
@@ -84,7 +82,7 @@ func (c *claim) TakeFree(ctx context.Context, holder string, length time.Duratio
 		return false, err
 	}
 	defer l.work.Done()
-	set := &setFree{Set: exchange.Set{ // in the form that claim.lua knows
+	set := &pendingSet{Set: exchange.Set{ // in the form that claim.lua knows
 		Key:   c.Key(),
 		Value: "0 " + strconv.FormatInt(length.Milliseconds(), 10) + " enqueuing " + holder,
 		Life:  length + time.Second,
@@ -100,9 +98,9 @@ func (c *claim) unfit(holder string, length time.Duration) error {
 	return fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", c.Key(), holder, length, inside.MaxTTL)
 }
 
-// Keep confirms a claim, and hands it to next, which may be holder itself. It
-// then stands for at least length from now; 0 leaves its end where it was. The
-// age stays. false: the claim was not holder's any more, and nothing changed.
+// Keep confirms the claim of holder, and gives it to next, which may be holder itself. The
+// claim then lasts for at least length from now; 0 does not change its end. Its age goes on.
+// false means that the claim was not holder's any more, and nothing changed.
 func (c *claim) Keep(ctx context.Context, holder, next string, length time.Duration) (bool, error) {
 	if holder == "" || next == "" || length < 0 || length > inside.MaxTTL {
 		return false, fmt.Errorf("lock: claim %q of %q for %q, for another %s: name both, and give it at most %s", c.Key(), holder, next, length, inside.MaxTTL)
@@ -111,7 +109,7 @@ func (c *claim) Keep(ctx context.Context, holder, next string, length time.Durat
 	return kept == 1, err
 }
 
-// Drop takes holder's claim away. false: it was not holder's.
+// Drop deletes the claim of holder. false means that the claim was not holder's.
 func (c *claim) Drop(ctx context.Context, holder string) (bool, error) {
 	dropped, err := c.m.operateCode(ctx, claimDropScript, []any{holder}, 1)
 	return dropped == 1, err

@@ -22,18 +22,16 @@ type Client interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// Transport carries the scripts of single operations in place of the client, and the SET
-// of a lock that nobody waits for where it has a Process method, as go-redis' clients do:
-// both must lead to the same keys.
+// Transport sends the commands of single operations in place of the client: scripts, and,
+// if it has a Process method as go-redis' clients do, the SET of a lock that nobody waits
+// for. The client still sends subscriptions and the pipelines of renewals and waiters, so
+// both must lead to the same Redis and the same keys.
 //
-// It is another connection, or another way to use one. An AutoPipeliner of go-redis 9.22
-// or later is one: it gathers the commands of many goroutines into one write. Pass
-// an asynchronous one through [Async]: every other transport costs a goroutine for
-// each call. Subscriptions, and the pipelines of renewals
-// and waiters, stay with the client, so both must lead to the same Redis. A
-// transport may ignore contexts: a call that has no answer after about 5 s is left
-// behind, and its goroutine ends when the transport lets go of it. Its owner
-// closes it, after the Locker.
+// An AutoPipeliner of go-redis 9.22 or later is a Transport: it joins the commands of many
+// goroutines into one write. Pass an asynchronous one through [Async]; every other transport
+// costs a goroutine for each call. Methods are called by many goroutines at once. They may
+// ignore their context: the caller gives up after about 5 s, and the goroutine of the call
+// ends when the method returns. Whoever made the Transport closes it, after the Locker.
 type Transport interface {
 	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
 	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd

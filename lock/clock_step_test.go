@@ -101,11 +101,11 @@ func TestCallLapsesSoonAfterAStepBack(t *testing.T) {
 	m, step := steppedBack(t)
 	held := mustTry(t, m)
 	parkAll(t, m, "a", "b")
-	want(t, "called", releases(t, held, 1, minLife), []string{"a"})
+	want(t, "called", releases(t, held, 1, minCallLife), []string{"a"})
 	step(0)
-	want(t, "right after the step", looksAfter(t, m, 1, minLife), []string{"a"})
-	step(minLife + 100*time.Millisecond)
-	want(t, "after the life of a call", looksAfter(t, m, 1, minLife), []string{"b"})
+	want(t, "right after the step", looksAfter(t, m, 1, minCallLife), []string{"a"})
+	step(minCallLife + 100*time.Millisecond)
+	want(t, "after the life of a call", looksAfter(t, m, 1, minCallLife), []string{"b"})
 	if ticket, called, ok := away(t, noted(m, "a")); !ok || called {
 		t.Errorf("a is parked: %v, called: %v, ticket %.0f; want it at the end of the line", ok, called, ticket)
 	}
@@ -119,7 +119,7 @@ func TestCallsAheadAreShortenedInSteps(t *testing.T) {
 	for i := range 100 {
 		mustPark(t, noted(m, fmt.Sprint(i)))
 	}
-	if n := len(releases(t, held, 100, minLife)); n != 100 {
+	if n := len(releases(t, held, 100, minCallLife)); n != 100 {
 		t.Fatalf("%d called", n)
 	}
 	step(0)
@@ -132,7 +132,7 @@ func TestCallsAheadAreShortenedInSteps(t *testing.T) {
 		return n
 	}
 	for _, left := range []int{36, 0} {
-		looksAfter(t, m, 100, minLife)
+		looksAfter(t, m, 100, minCallLife)
 		if n := ahead(); n != left {
 			t.Errorf("%d calls lie ahead, want %d", n, left)
 		}

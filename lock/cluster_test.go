@@ -67,7 +67,7 @@ func mustTryOn(t *testing.T, m *Lock) *Lease {
 
 func renewal(le *Lease) error {
 	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{le.heldArg, le.lock.ttlArg}}}
-	le.lock.locker.renewals([]*Lease{le}, calls)
+	le.lock.locker.sendRenewals([]*Lease{le}, calls)
 	return calls[0].Err
 }
 

@@ -13,26 +13,24 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// Reasons of a [BusyError] that have nothing to do with who holds the lock.
-const (
-	// ReasonPaused: an operator has paused the lock, see [Controls].
-	ReasonPaused = "paused"
-)
+// ReasonPaused is the [BusyError].Reason of a lock that an operator has paused; see
+// [Controls].
+const ReasonPaused = "paused"
 
-// Control is what an operator has ordered for a target while programs run: a pause,
-// another limit, or both. See [Controls].
+// Control is an operator's order for a target: a pause, another limit, or both. It applies
+// to running programs. See [Controls].
 type Control struct {
 	// Target is a scope ("report") or one key ("report|acme").
 	Target string
-	// Limit is how many may hold a lock of the target at once, in place of the
-	// number in the program. 0: that number.
+	// Limit is how many may hold a lock of the target at once. 0: the number in the
+	// program applies.
 	Limit int
 	// Paused is true while nobody new gets a lock of the target.
 	Paused bool
-	// PausedUntil is when the pause ends by itself; zero: when it is resumed.
+	// PausedUntil is when the pause ends by itself. Zero: it ends when it is resumed.
 	PausedUntil time.Time
-	// Why, By and Since are of the latest change: the reason that was given, the
-	// owner label of the Locker that made it, and when, by Redis' clock.
+	// Why is the reason that was given with the latest change, By the owner label of the
+	// Locker that made the change, and Since when it was made, by Redis' clock.
 	Why, By string
 	Since   time.Time
 }
@@ -102,37 +100,36 @@ func controlTargets(text string) (key, scope string, ok bool) {
 	return key, scope, ok
 }
 
-// Controls are the orders of operators that every Locker with the same prefix on the
-// same Redis obeys: a pause, or another limit, for all locks of a scope or for one. Get
-// them with [Locker.Controls]. Safe for concurrent use.
+// Controls sets and reads the orders of operators: a pause, or another limit, for all locks
+// of a scope or for one lock. Every Locker with the same prefix on the same Redis obeys
+// them. Get one with [Locker.Controls]. Safe for concurrent use.
 //
-// A target is a scope, which is the name of a lock without its [Parts], or what stands
-// between the braces of one lock's key: "report" is every lock of that scope,
-// "report|acme" is one. The control of one key wins over that of its scope. A whole
-// key, as [Lock.Key] returns it, is a target too: use one where a value may
-// have other characters than letters and digits, or more than 200 bytes. A text that
-// no lock's key can be is refused.
+// A target is a scope, which is the name of locks without their [Parts], or one key. "report"
+// is every lock of that scope; "report|acme" is the key between the braces of one lock's
+// Redis key. The control of a key wins over that of its scope. A whole Redis key, as
+// [Lock.Key] returns it, is a target too: use it if a value may have other characters than
+// letters and digits, or more than 200 bytes. Text that cannot be a lock's key is an error.
 //
-// A change is in force for this Locker when the call returns, and for every other one
-// within [ControlDelay]; it is logged by each. It outlives restarts. Of two operators who
-// change one target at the same time the later wins, and a pause and a limit of one
-// target do not touch each other.
+// A change is in force for this Locker when the call returns, and for all others within
+// [ControlDelay]. Each of them logs it. It outlives restarts. If two operators change one
+// target at the same time, the later change wins; a pause and a limit of one target are
+// independent. After ErrBackend the change may be in force or not.
 //
-// While a target is paused TryLock answers with a [*BusyError] whose Reason is
-// [ReasonPaused], Lock waits in line, and a release grants the lock to nobody. Who
-// holds it keeps it. Pools, and the claims of package unique, know no controls.
+// While a target is paused, TryLock returns a [*BusyError] with [ReasonPaused], Lock waits in
+// line, and a release grants the lock to nobody. Present holders keep it. Pools, and the
+// claims of package unique, have no controls.
 type Controls struct{ locker *Locker }
 
-// ControlDelay is how long a change of the [Controls] takes until every process that
-// reaches Redis obeys it. What began before goes on: to act once nobody holds a lock,
-// pause it, wait for ControlDelay, and then until [Lock.Holders] returns none.
+// ControlDelay is how long it takes until every process that reaches Redis obeys a change of
+// the [Controls]. A pause does not end what runs: to act while nobody holds a lock, pause
+// it, wait for ControlDelay, and then wait until [Lock.Holders] returns none.
 const ControlDelay = 2 * time.Second
 
-// Controls are the controls of the Locker's prefix.
+// Controls returns the controls of the Locker's prefix. It does no I/O.
 func (l *Locker) Controls() *Controls { return &Controls{l} }
 
-// Pause keeps locks of the target from being acquired, until that time or, if until
-// is zero, until Resume. A pause that is in force already is replaced.
+// Pause lets nobody acquire a lock of the target until the time until or, if that is zero,
+// until Resume. It replaces a present pause. why is the reason to show, at most 1,000 bytes.
 func (c *Controls) Pause(ctx context.Context, target string, until time.Time, why string) error {
 	left := time.Until(until)
 	switch {
@@ -154,8 +151,8 @@ func (c *Controls) Pause(ctx context.Context, target string, until time.Time, wh
 	return err
 }
 
-// Resume ends a pause. Of a target that is not paused nothing is changed, which is no
-// error. A pause of the scope stays in force for a key that is resumed.
+// Resume ends a pause. If the target is not paused it changes nothing, and returns nil. If
+// the scope of a key is paused too, the key stays paused.
 func (c *Controls) Resume(ctx context.Context, target string) error {
 	_, err := c.resume(ctx, target)
 	return err
@@ -167,9 +164,10 @@ func (c *Controls) resume(ctx context.Context, target string) (inside.Ended, err
 	return found.ended(found.was.Paused), err
 }
 
-// SetLimit sets how many may hold a lock of the target at once, in place of the
-// number in the program: a lower one takes effect as holders leave. With a limit above
-// 1 a mutex is a semaphore. [Locker.Lead] has one leader whatever the limit.
+// SetLimit sets how many may hold a lock of the target at once, in place of the number in the
+// program. n is at least 1. A lower limit takes effect as holders leave. With a limit above 1
+// a mutex becomes a semaphore. [Locker.Lead] ignores it. why is the reason to show, at most
+// 1,000 bytes.
 func (c *Controls) SetLimit(ctx context.Context, target string, n int, why string) error {
 	if n < 1 || n > maxLimit {
 		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
@@ -180,8 +178,8 @@ func (c *Controls) SetLimit(ctx context.Context, target string, n int, why strin
 	return err
 }
 
-// ClearLimit ends what SetLimit set. Without that nothing is changed, which is no
-// error.
+// ClearLimit removes the limit that SetLimit has set. If there is none it changes nothing,
+// and returns nil.
 func (c *Controls) ClearLimit(ctx context.Context, target string) error {
 	_, err := c.clearLimit(ctx, target)
 	return err
@@ -193,8 +191,8 @@ func (c *Controls) clearLimit(ctx context.Context, target string) (inside.Ended,
 	return found.ended(found.was.Limit > 0), err
 }
 
-// List gives all controls that are in force, sorted by target, as Redis has them. An
-// entry that this version cannot read is left out, and logged once.
+// List reads all controls that are in force from Redis, sorted by target. It leaves out an
+// entry that this version cannot read, and logs it once.
 func (c *Controls) List(ctx context.Context) ([]Control, error) {
 	state, err := c.fetch(ctx)
 	if err != nil {

@@ -228,7 +228,7 @@ func (c *controlReader) noteChange(now *controlState) {
 	}
 	c.locker.line.askAll()
 	if c.changed != nil {
-		c.locker.beside("Options.OnControls", func() { c.changed(inForce) })
+		c.locker.callUserFunc("Options.OnControls", func() { c.changed(inForce) })
 	}
 }
 

@@ -145,7 +145,7 @@ func (m *Lock) slots() int {
 	switch {
 	case pause != nil:
 		return 0
-	case limit == 0 || m.leads:
+	case limit == 0 || m.isLeader:
 		return m.limit
 	}
 	return limit
@@ -160,7 +160,7 @@ func (m *Lock) limitNow() (n int, paused bool) {
 		return n, false
 	}
 	limit, pause := state.of(m.locker, m.Key())
-	if limit > 0 && !m.leads {
+	if limit > 0 && !m.isLeader {
 		n = limit
 	}
 	return n, pause != nil

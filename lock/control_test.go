@@ -186,7 +186,7 @@ func TestControls_parked(t *testing.T) {
 		select {
 		case note := <-called:
 			t.Errorf("%s was called to a lock that is paused", note)
-		case <-time.After(2 * lookEvery):
+		case <-time.After(2 * checkEvery):
 		}
 		resume(t, l, "report")
 		if note := come(t, called, "a call"); note != "task" {

@@ -8,14 +8,15 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Cooldown is Unlock that closes the gate of the lock until d after now: nobody gets
-// the lock before, whatever its number of slots; other holders go on. A gate that is
-// closed for longer stays so. d is rounded up to whole milliseconds. d of 0 or less, and
-// a lease of a pool, make it a plain Unlock.
+// Cooldown is [Lease.Unlock], and closes the gate of the lock for d from now: nobody gets the
+// lock before, however many slots are free. Other holders go on. A gate that is closed for
+// longer stays so. d is rounded up to whole milliseconds, and at most ten years. With a d of
+// 0 or less, and for a lease of a pool, Cooldown is a plain Unlock. The errors are those of
+// Unlock.
 //
-// After ErrBackend the cooldown is tried again with the release: several times a
-// second for as long as the lease would have lasted, then once more. It ends d
-// after the call in any case.
+// After ErrBackend the release and its cooldown are tried again in the background: several
+// times a second until the lease's deadline, and a few times later. The cooldown ends d after
+// the call in any case.
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	var end time.Time
 	if d > 0 && !le.lock.isPool() {
@@ -25,9 +26,9 @@ func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// cooldownArg is a lease as the cooldown argument of a release: what is left of
-// its cooldown when go-redis writes the command. So a release that is sent again
-// later does not make the cooldown end later.
+// cooldownArg is the cooldown argument of a release: the time that is left of the lease's
+// cooldown when go-redis writes the command. So a release that is sent again later does not
+// make the cooldown end later.
 type cooldownArg Lease
 
 // MarshalBinary is called by go-redis each time the command is written.
@@ -38,7 +39,7 @@ func (a *cooldownArg) String() string {
 	return strconv.FormatInt(wholeMS((*Lease)(a).cooldownLeft()).Milliseconds(), 10)
 }
 
-// cooldownArgument is the argument of a release: 0 without a cooldown, which
+// cooldownArgument returns the cooldown argument of a release: 0 without a cooldown, which
 // script.short leaves out.
 func (le *Lease) cooldownArgument() any {
 	if le.cooldownLeft() == 0 {
@@ -47,7 +48,7 @@ func (le *Lease) cooldownArgument() any {
 	return (*cooldownArg)(le)
 }
 
-// cooldownLeft is how long the gate is yet to be closed.
+// cooldownLeft returns for how long from now a release must close the gate; 0: not at all.
 func (le *Lease) cooldownLeft() time.Duration {
 	end := le.cooldownEnd.Load()
 	if end == nil {
@@ -64,13 +65,12 @@ func wholeMS(d time.Duration) time.Duration {
 	return d
 }
 
-// cooldownRetry is the pause before a release that failed is sent again for the
-// sake of a cooldown.
+// cooldownRetry is the pause between two releases of a lease with a cooldown.
 const cooldownRetry = 250 * time.Millisecond
 
-// releaseToCool sends the release of a lease that is to cool down until it comes
-// through, until the lease ends (then the slot may be somebody else's), or until
-// Close. err is what the last one before said. Callers are counted in.
+// releaseToCool repeats the failed release of a lease with a cooldown until it succeeds, the
+// cooldown or the lease ends (then another holder may have the slot), or the Locker closes.
+// err is the error of the release before. Callers are counted in.
 func (l *Locker) releaseToCool(le *Lease, err error) {
 	timer := time.NewTimer(cooldownRetry)
 	defer timer.Stop()

@@ -51,7 +51,7 @@ func TestCooldownOfTheLastParkedTaskLeavesNoLongKey(t *testing.T) {
 		held := mustTry(t, m)
 		job := noted(m, "job")
 		mustPark(t, job)
-		releases(t, held, 1, minLife)
+		releases(t, held, 1, minCallLife)
 		le := mustTry(t, job)
 		lastsFor(t, "while it holds the key", m, 15*time.Minute, time.Hour)
 		// One that waits is heeded as well.

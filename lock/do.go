@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// Do waits for the lock as [Lock.Lock] does, runs f while holding it, and releases it
-// when f returns or panics. f is not called when ctx ends before the lock is got.
+// Do takes the lock as [Lock.Lock] does, runs f while holding it, and releases it when f
+// returns or panics. If ctx ends before the lock is taken, Do returns the error of Lock and
+// does not call f.
 //
-// f's context ends when ctx does, and with cause ErrLost when the lease is lost. The
-// error is f's own. ErrLost is joined to it when the lease was lost before f returned:
-// then f may not have been alone. f may end the lease itself, with Unlock or Cooldown;
-// see [FromContext].
+// f's context ends when ctx does, and with cause ErrLost if the lease is lost. Do returns
+// the error of f. If the lease was lost before f returned, that is joined with ErrLost:
+// another holder's work may have run beside f. f may end the lease itself, with Unlock or
+// Cooldown; see [FromContext].
 func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if f == nil {
 		return m.errNoFunc()
@@ -25,9 +26,9 @@ func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error 
 	return m.run(ctx, le, f)
 }
 
-// TryDo is [Lock.Do] without a wait: f is not called when the lock is busy, and the
-// error is a *BusyError. An error of f's own may be ErrBusy too; f says itself whether
-// it ran.
+// TryDo is [Lock.Do] without a wait: if the lock is busy it returns a *BusyError and does
+// not call f. f may return a *BusyError too, of another lock: to tell the two apart, have f
+// note that it ran.
 func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) error {
 	if f == nil {
 		return m.errNoFunc()
@@ -39,8 +40,9 @@ func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) err
 	return m.run(ctx, le, f)
 }
 
-// DoWithin is [Lock.Do] with a bound on the wait, but not on f. After wait it returns a
-// *BusyError without calling f. 0 is TryDo; a wait below 0 is an error.
+// DoWithin is [Lock.Do] with a bound on the time in line: after wait it returns a *BusyError
+// and does not call f. wait does not bound f. With a wait of 0 DoWithin is [Lock.TryDo]; a
+// negative wait is an error.
 func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx context.Context) error) error {
 	if f == nil {
 		return m.errNoFunc()
@@ -52,10 +54,10 @@ func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx cont
 	return m.run(ctx, le, f)
 }
 
-// lockWithin is [Lock.Lock] with a bound on the time in line beside that of ctx. After
-// wait it returns a *BusyError. A lock that is free is taken however short wait is, and
-// however long Redis takes to answer, as long as ctx has not ended. 0 is TryLock;
-// a wait below 0 is an error.
+// lockWithin is [Lock.Lock] with a bound on the time in line: after wait it returns a
+// *BusyError. It takes a free lock however short wait is, and however long Redis takes to
+// reply, as long as ctx has not ended. With a wait of 0 it is TryLock; a negative wait is an
+// error.
 func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
 	switch {
 	case wait == 0:
@@ -68,7 +70,7 @@ func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, erro
 	return m.lockBefore(ctx, waiting, nil)
 }
 
-// errNoFunc is the error of Do and its like without a function: the lock is not taken.
+// errNoFunc returns the error of Do, TryDo and DoWithin for a nil function.
 func (m *Lock) errNoFunc() error {
 	return fmt.Errorf("lock: %q: the function to run is nil", m.name)
 }

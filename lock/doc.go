@@ -22,52 +22,54 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 
 # Which call
 
-To wait: [Lock.Lock] until ctx ends, [Lock.TryLock] not at all, [Lock.Acquire]
-for a time, with a boolean. To hold while a function runs: [Lock.Do],
-[Lock.DoWithin], [Lock.TryDo], or [With] for a function with a value. A lock named by a
-value and its ID: [Locker.For].
+Take a lock: [Lock.Lock] waits until ctx ends, [Lock.TryLock] does not wait, and
+[Lock.Acquire] waits for a time and reports with a boolean whether it has the lock.
 
-To give back: [Lease.Unlock]; [Lease.Release] tells what is free then,
-[Lease.Cooldown] keeps the slot taken for a while. To hold longer than the TTL
-do nothing: leases are renewed; [NoRenew] turns that off and [Lease.Extend] does
-it by hand. [MaxHold] bounds a stay.
+Hold a lock while a function runs: [Lock.Do], [Lock.TryDo], [Lock.DoWithin], or [With] for
+a function that returns a value. [Locker.For] returns the lock of a value with an ID.
 
-To look: [Lock.Locked], [Lock.Available], [Lock.Holders], [Lock.Waiting]. To step in:
-[Lock.Break], [Lock.BreakAll], [Lock.Delete].
+Release a lock: [Lease.Unlock]. [Lease.Release] also returns how many slots are free, and
+[Lease.Cooldown] keeps the lock closed for a while.
 
-Every failed call says what it left behind, which is nothing unless its comment
-says otherwise. Errors are told apart with errors.Is: [ErrBusy], [ErrNotHeld],
-[ErrLost], [ErrClosed], [ErrBackend].
+Hold a lock for longer than its TTL: do nothing, since leases are renewed. [NoRenew] turns
+that off, and [Lease.Extend] renews once. [MaxHold] bounds how long a lease lasts.
 
-It stands on its own: nothing here knows of tasks. The middleware in the parent
-package is one user of it.
+Inspect a lock: [Lock.Locked], [Lock.Available], [Lock.Holders], [Lock.Waiting]. Take it
+away from its holders: [Lock.Break], [Lock.BreakAll], [Lock.Delete].
+
+A failed call leaves nothing behind unless its comment says otherwise. Test errors with
+errors.Is: [ErrBusy], [ErrNotHeld], [ErrLost], [ErrClosed], [ErrBackend].
+
+This package knows nothing of tasks. The middleware in the parent package is one of its
+users.
 
 # How it works
 
-A lock is one sorted set in Redis that holds its holders by deadline and its
-line by ticket. Three scripts change it: ask takes a slot or joins the line,
-release gives the slot back and grants it to the head of the line in the same
-step, renew moves a deadline on. Only Redis' own clock counts, and a deadline is
-a number that is compared with it, never the expiry of a key.
+A mutex that nobody waits for is a string in Redis that expires at the holder's deadline.
+Any other lock is one sorted set, with its holders by deadline and its line by ticket. Three
+scripts change it: ask takes a slot or joins the line; release gives the slot back and
+grants it to the head of the line in the same step; renew moves a deadline. In the sorted
+set a deadline is a number that scripts compare with Redis' clock.
 
-A waiter is woken by a message on the one subscription of its Locker. Messages
-are hints: one that is lost costs at most about a second, since every waiter
-asks again that often, all of a process in one pipeline.
+A message on the one subscription of its Locker wakes a waiter. Every waiter also asks again
+once a second, all waiters of a process in one pipeline, so a lost message costs about a
+second.
 
-Taking and releasing a free lock costs two round trips and no goroutine. Leases
-are renewed after a third of their length, all that are due in one pipeline.
+To take and release a free lock costs two round trips and no goroutine. Leases are renewed
+after a third of their length, all that are due in one pipeline.
 
 # What is promised
 
-At most N holders at any moment, by Redis' clock; a release or renewal by
-anybody but the holder changes nothing; whoever is in line is served first come,
-first served, and nobody overtakes a line. A holder that dies frees its slot at
-its deadline, a waiter that dies unnoticed costs the line at most three seconds.
-The holder's context (see [Lease.Bind]) ends before anybody else can hold the
-slot, as long as local and Redis' clock run at the same speed and the program is
-not stopped; [Lease.Fence] serves where that is not enough.
+A lock has at most N holders at any moment, by Redis' clock. Only the holder's own release
+and renewal have an effect. Waiters are served first come, first served, and nobody
+overtakes a line. A holder that dies frees its slot at its deadline. A waiter that dies
+unnoticed delays the line by at most three seconds.
 
-Redis 6.2 or later, alone, with Sentinel or as a Cluster. A [*redis.Ring] is
-refused.
+The context of [Lease.Bind] and [Lock.Do] ends before another holder can have the slot, if
+the local clock and Redis' clock run at the same speed and the program is not stopped for
+longer than the lease. Where that is not enough, use [Lease.Fence].
+
+The package needs Redis 6.2 or later: a single server, with Sentinel, or a Cluster. It
+refuses a [*redis.Ring].
 */
 package lock

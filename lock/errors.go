@@ -18,78 +18,79 @@ import (
 
 // Sentinels for errors.Is.
 var (
-	// ErrBusy: the lock is held by others, or others are in line before us.
+	// ErrBusy: others hold the lock or are in line before the caller, its gate is closed, or
+	// an operator has paused it. A [*BusyError] says which.
 	ErrBusy = errors.New("lock: busy")
-	// ErrNotHeld: the lease was no longer ours when it was to be released or
-	// extended: released before, or its deadline had passed.
+	// ErrNotHeld: the lease had ended before it was released or extended: it was released
+	// before, or its deadline had passed.
 	ErrNotHeld = errors.New("lock: not held")
 	// ErrLost is the cause with which the context of [Lease.Bind] and
-	// [Lock.Do] ends when the lease ended before it was released.
+	// [Lock.Do] ends if the lease ends before it is released.
 	ErrLost = errors.New("lock: lease lost")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("lock: locker closed")
-	// ErrBackend: Redis could not be asked, or answered with an error; whether
-	// the lock is free is not known. The cause is wrapped beside it.
+	// ErrBackend: Redis could not be reached, or replied with an error. It is not known
+	// whether the lock is free. The error also wraps the cause.
 	ErrBackend = errors.New("lock: backend error")
-	// ErrNotReplicated: fewer replicas than [Options.MinReplicas] acknowledged the
-	// lease in time (a second at most); one that was to be acquired was given
-	// back. It Is ErrBackend.
+	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in
+	// time (a second at most). A lease that was being acquired has been given back. The
+	// error also Is ErrBackend.
 	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", ErrBackend)
 )
 
-// What a busy lock waits for, as [BusyError].Reason says it.
+// Why a lock is busy, as [BusyError].Reason says it; see [ReasonPaused] too.
 const (
-	// ReasonHeld: others hold every slot, or are in line before.
+	// ReasonHeld: others hold every slot, or are in line before the caller.
 	ReasonHeld = "held by"
-	// ReasonRate: the lock has had as many starts as its [Rate] allows.
+	// ReasonRate: the lock was taken as often as its [Rate] allows.
 	ReasonRate = "rate"
-	// ReasonHold: a handler put the key on hold for a time.
+	// ReasonHold: a task handler has put the key on hold for a time.
 	ReasonHold = "hold"
 	// ReasonCooldown: the last holder left a cooldown; see [Lease.Cooldown].
 	ReasonCooldown = "cooldown"
 )
 
-// BusyError says who stands in the way. It unwraps to [ErrBusy] and, where a
+// BusyError says why a lock was not acquired. It unwraps to [ErrBusy] and, if a
 // context ended the wait, to that context's error.
 type BusyError struct {
 	// Name is the lock's name as given to Mutex or Semaphore.
 	Name string
-	// Reason says what the lock waits for: [ReasonHeld], or, while its gate is closed,
-	// [ReasonRate], [ReasonHold] or [ReasonCooldown].
+	// Reason is [ReasonHeld], [ReasonPaused] or, if the gate is closed, [ReasonRate],
+	// [ReasonHold] or [ReasonCooldown]. It is empty if ctx ended before Redis replied.
 	Reason string
-	// Holder is the owner label of one holder ([Options].Owner); empty when
-	// nobody holds the lock at the moment (the line goes first, or the gate is closed).
+	// Holder is the owner label of one holder ([Options].Owner). It is empty if nobody holds
+	// the lock: waiters are served first, or the gate is closed.
 	Holder string
 	// Note is that holder's note.
 	Note string
-	// ExpiresIn is the time until the gate opens where Reason is not [ReasonHeld], else
-	// that to the first deadline among the holders, 0 when there is none. Holders renew
-	// and release, so this is a hint.
+	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the first
+	// deadline among the holders, or 0 if nobody holds the lock. It is only a hint, since
+	// holders renew and release. With [ReasonPaused] it is the end of the pause, or 0 if the
+	// pause has no end. Otherwise it is when the gate opens.
 	ExpiresIn time.Duration
 	// Waited is how long the caller stood in line.
 	Waited time.Duration
-	// Place is the number of waiters before the caller when it was last told.
+	// Place is the number of waiters before the caller, by the last reply of Redis.
 	Place int
-	// Pause is the order of an operator where Reason is [ReasonPaused]; ExpiresIn is the
-	// time to its end then, 0 when it lasts until resumed.
+	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
 	Pause *Control
-	// Parked is true when the lock's note keeps a place in line without the
-	// caller; see insider.LockOrPark.
+	// Parked is true if the lock's note keeps a place in line although the call has
+	// returned. Only the middleware parks, for the policy Park.
 	Parked bool
-	// TakenFor and InLine are known when the call parked, and 0 otherwise: how long
-	// ago the lock was last taken, by Redis' clock (0 while it is paused), and how long the note has kept its
-	// place in line. A holder that has worked for a minute is not done in a second.
+	// TakenFor and InLine are 0 unless Parked is true. TakenFor is how long ago the lock was
+	// last taken, by Redis' clock; 0 while it is paused. InLine is how long the note has had
+	// its place in line.
 	TakenFor, InLine time.Duration
 
 	cause error
 }
 
-// Error implements error.
+// Error names the lock, a holder and the reason, for an operator.
 func (e *BusyError) Error() string {
 	var b strings.Builder
 	is := "is busy"
 	if e.Reason == "" && e.cause != nil {
-		is = "was not taken" // Redis did not say that it is busy
+		is = "was not taken" // ctx ended before Redis replied
 	}
 	fmt.Fprintf(&b, "lock: %q %s", printable.Short(e.Name), is)
 	if e.Holder != "" {
@@ -122,7 +123,7 @@ var gateTexts = map[string]string{
 	ReasonCooldown: "cooling down",
 }
 
-// Unwrap gives ErrBusy and what ended the wait.
+// Unwrap returns ErrBusy and what ended the wait.
 func (e *BusyError) Unwrap() []error {
 	if e.cause == nil {
 		return []error{ErrBusy}
@@ -130,14 +131,14 @@ func (e *BusyError) Unwrap() []error {
 	return []error{ErrBusy, e.cause}
 }
 
-// backendError wraps what Redis or the client answered.
+// backendError makes an ErrBackend of err, for the operation op on key.
 func backendError(op, key string, err error) error {
 	return fmt.Errorf("%w: %s %q: %w", ErrBackend, op, key, err)
 }
 
-// transient reports whether asking again may help: the network, or a server that
-// is loading, failing over, moving slots or busy. Anything else that Redis
-// says (a missing permission, a wrong type) will be said again.
+// transient reports whether a repeated command may succeed: after an error of the network, or
+// of a server that is loading, failing over, moving slots or busy. Other errors of Redis (a
+// missing right, a wrong type) come again.
 func transient(err error) bool {
 	var said redis.Error
 	if !errors.As(err, &said) {
@@ -151,7 +152,7 @@ func transient(err error) bool {
 		strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
 }
 
-// timedOut reports whether a read gave up for want of data.
+// timedOut reports whether a read ended since no data came in time.
 func timedOut(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout() && !errors.Is(err, io.EOF) && !errors.Is(err, context.Canceled)

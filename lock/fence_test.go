@@ -67,7 +67,7 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 			t.Fatal(err)
 		}
 		msg, ok := parseMessage(got.Payload)
-		if !ok || msg.token != waiter.token || msg.fence != fence || msg.us < before.UnixMicro() || msg.us > serverNow(t, m).UnixMicro() {
+		if !ok || msg.token != waiter.token || msg.fence != fence || msg.serverUS < before.UnixMicro() || msg.serverUS > serverNow(t, m).UnixMicro() {
 			t.Errorf("message %q, want token %s and fence %d", got.Payload, waiter.token, fence)
 		}
 		if a := mustAsk(t, m, waiter, entryLifetime); !a.yours || a.fence <= 0 {

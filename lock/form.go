@@ -6,7 +6,8 @@ import (
 )
 
 // A mutex that nobody waits for is a string in Redis, taken by SET with NX and PX; see
-// docs/redis.md and lua/form.lua. Whoever finds the key asks, as for a sorted set.
+// docs/redis.md and lua/form.lua. If the key exists already, the caller runs the script ask,
+// which turns the string into a sorted set if need be.
 
 // take takes m for le: as a string if that is possible, else by an ask with mode.
 // sent is when the command was sent that took it.
@@ -17,18 +18,18 @@ func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a answer, sen
 		if ok || err != nil {
 			return answer{yours: ok}, sent, err
 		}
-		m.locker.wanted.note(m.keys[0])
+		m.locker.contended.note(m.keys[0])
 		sent = time.Now()
 	}
 	a, err = m.ask(ctx, le, mode)
 	return a, sent, err
 }
 
-// takeString takes m as a string. false without an error: the key is there, and may be
-// ours, for go-redis sends a SET again whose reply was lost; or Redis refuses the SET
-// alone. The ask that follows tells.
+// takeString takes m as a string. false without an error means that the caller has to ask:
+// the key exists, and may even be this lease's, since go-redis sends a SET again if its reply
+// was lost. Or Redis refused the SET, but may run the script.
 func (m *Lock) takeString(ctx context.Context, le *Lease) (ok bool, err error) {
-	if m.whole {
+	if m.uninterrupted {
 		ctx = context.WithoutCancel(ctx)
 	}
 	before := le.asks.Copies()

@@ -155,7 +155,7 @@ func TestForm_setFromTheStart(t *testing.T) {
 	})
 }
 
-// A key that others wanted lately is asked for at once; after a while it is a string
+// A key that was contended lately is asked for at once; after a while it is a string
 // again. So a contended turn costs two commands.
 func TestForm_wantedLatelyIsAskedFor(t *testing.T) {
 	t.Parallel()
@@ -182,30 +182,30 @@ func TestForm_wantedLatelyIsAskedFor(t *testing.T) {
 		held := mustTry(t, handle(newLocker(t, s.Client(t)), m))
 		take("held", 1, 1)
 		// The clock of the table stands still: the machine may be slow.
-		l.wanted.slot(m.Key()).Store(l.wanted.tick() + 1<<20)
-		l.wanted.began = l.wanted.began.Add(-(1 << 20) * wantedTick)
+		l.contended.slot(m.Key()).Store(l.contended.tick() + 1<<20)
+		l.contended.began = l.contended.began.Add(-(1 << 20) * contendedTick)
 		take("held, and wanted lately", 0, 1)
 		mustUnlock(t, held)
 		take("free, and wanted lately", 0, 1)
-		l.wanted.began = l.wanted.began.Add(-2 * wantedFor)
+		l.contended.began = l.contended.began.Add(-2 * contendedFor)
 		take("free, and not wanted lately", 1, 0)
 	})
 }
 
-// The table of keys that were wanted lately does not grow, and forgets by itself.
+// The table of keys that were contended lately does not grow, and forgets by itself.
 func TestWanted(t *testing.T) {
 	t.Parallel()
-	w := newWanted()
+	w := newContendedKeys()
 	for i := range 100_000 {
 		w.note(fmt.Sprint("key ", i))
 	}
-	if w.note("key"); !w.lately("key") {
+	if w.note("key"); !w.isContended("key") {
 		t.Error("a key that was noted is not known")
 	}
-	w.began = w.began.Add(-wantedFor - wantedTick)
+	w.began = w.began.Add(-contendedFor - contendedTick)
 	for i := range 100_000 {
-		if key := fmt.Sprint("key ", i); w.lately(key) {
-			t.Fatalf("%q is known after %s", key, wantedFor)
+		if key := fmt.Sprint("key ", i); w.isContended(key) {
+			t.Fatalf("%q is known after %s", key, contendedFor)
 		}
 	}
 }
@@ -249,7 +249,7 @@ func TestForm_deadHolderIsSucceeded(t *testing.T) {
 			},
 			"waits": func(m *Lock) *Lease { return lockBeside(t, m).got(t) },
 		} {
-			// A Locker each: one that met a wanted key may take another for wanted, too.
+			// A Locker each: one that met a contended key may take another for contended, too.
 			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t)+name, TTL(time.Second), NoRenew())
 			dead := mustTry(t, m)
 			wantForm(t, m, "string")

@@ -11,32 +11,32 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// rate is what Rate was given, as the scripts take it. The zero value is no rate.
+// rate is the arguments of Rate as the scripts take them. The zero value is no rate.
 type rate struct {
 	every int64 // from one start to the next, on average, in us; 0: no rate
-	spare int64 // how much of that can be saved up, in us
+	spare int64 // unused time that counts later, in us: (burst - 1) * every
 	err   error
 }
 
 // maxRatePeriod is the longest period of a [Rate], a year.
 const maxRatePeriod = 365 * 24 * time.Hour
 
-// Rate bounds how often the lock is taken: starts times in each per, evenly spread, of
-// which up to burst may come at once after a pause. It counts takes by Redis' clock, and
-// is kept in the lock's key. What comes too early is busy until the gate opens: TryLock
-// answers with Reason [ReasonRate], and Lock waits for it in line.
+// Rate bounds how often the lock is taken: starts times in each per, evenly spread. After a
+// time without starts, up to burst may come at once. In any time d the lock is taken at
+// most burst + starts*d/per times, by Redis' clock. When the bound is reached the gate of
+// the lock is closed: TryLock returns a [*BusyError] with Reason [ReasonRate], and Lock waits
+// in line until the gate opens.
 //
-// In any time d there are at most burst + starts*d/per starts. The time from one start to
-// the next is rounded up to whole microseconds. All who take the lock give the same rate;
-// where they differ, each one's counts from when it asks. starts and burst are at least
-// 1, with at most one start a microsecond; per is at most a year. Pools have no
-// rate.
+// starts and burst are at least 1, with at most one start a microsecond; per is at most a
+// year. The time from one start to the next is rounded up to whole microseconds. All
+// callers of a lock should give the same rate; otherwise the rate of the last ask applies.
+// Without the option there is no bound. A pool refuses it.
 func Rate(starts int, per time.Duration, burst int) Option {
 	r := newRate(starts, per, burst)
 	return func(m *Lock) { m.rate = r }
 }
 
-// checkRate says what is wrong with the arguments of [Rate].
+// checkRate returns what is wrong with the arguments of [Rate], or nil.
 func checkRate(starts int, per time.Duration, burst int) error {
 	return newRate(starts, per, burst).err
 }
@@ -52,7 +52,7 @@ func newRate(starts int, per time.Duration, burst int) (r rate) {
 	case int64(starts) > per.Microseconds():
 		r.err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond", starts, per)
 	case burst < 1:
-		r.err = fmt.Errorf("a rate with a burst of %d: at least 1, which means that none come at once", burst)
+		r.err = fmt.Errorf("a rate with a burst of %d: at least 1, which means that no two come at once", burst)
 	}
 	if r.err != nil {
 		return r
@@ -67,8 +67,8 @@ func newRate(starts int, per time.Duration, burst int) (r rate) {
 	return r
 }
 
-// readGate takes apart what stands in a holder's place while the gate is closed:
-// "g:<reason> <opens in (us)>". It returns false for what cannot be read.
+// readGate reads the gate, which a busy reply names in place of a holder while it is closed:
+// "g:<reason> <opens in (us)>". It returns false for text of another form.
 func (a *answer) readGate() bool {
 	text, closed := strings.CutPrefix(a.holder, "g:")
 	if !closed {
@@ -80,14 +80,14 @@ func (a *answer) readGate() bool {
 	return err == nil && gateTexts[reason] != "" && us > 0 && us < math.MaxInt64/int64(time.Microsecond)
 }
 
-// hold closes the gate of the lock: nobody gets it for d from now, whatever its number
-// of slots. Holders go on, this one included. A gate that is closed for longer stays so.
-// d is rounded up to whole milliseconds, more than 0, at most [MaxTTL].
+// hold closes the gate of the lock for d from now: nobody gets the lock, however many slots
+// are free. Holders go on, this one included. A gate that is closed for longer stays so. d
+// is more than 0 and at most ten years, and is rounded up to whole milliseconds. The hold
+// outlives the lease; [Lock.BreakAll] ends it.
 //
-// ErrNotHeld: the lease is over, and the gate as it was. ErrBackend: not known.
-// ErrNotReplicated: closed, but fewer replicas know of it than MinReplicas asks for, so a
-// failover may open it. It works on an ended ctx too, and lasts when the lease ends.
-// [Lock.BreakAll] ends it.
+// ErrNotHeld: the lease has ended, and the gate is unchanged. ErrBackend: the gate may be
+// closed or not. ErrNotReplicated: the gate is closed, but too few replicas know of it, so a
+// failover may open it. hold works on a ctx that has ended, too.
 func (le *Lease) hold(ctx context.Context, d time.Duration) error {
 	m := le.lock
 	switch {
@@ -96,7 +96,7 @@ func (le *Lease) hold(ctx context.Context, d time.Duration) error {
 	case m.isPool():
 		return fmt.Errorf("lock: %q is a pool, which has no gate to close", m.name)
 	}
-	if state := m.locker.renewer.stateOf(le); state != held {
+	if state := m.locker.renewer.stateOf(le); state != leaseHeld {
 		return fmt.Errorf("%w: %q: Hold on a lease that is over", ErrNotHeld, m.name)
 	}
 	reply, err := m.locker.conn.Run(context.WithoutCancel(ctx), holdScript, m.keys, []any{le.heldArg, wholeMS(d).Milliseconds()})
@@ -111,20 +111,19 @@ func (le *Lease) hold(ctx context.Context, d time.Duration) error {
 		m.locker.renewer.lose(le)
 		return fmt.Errorf("%w: %q was lost before the Hold", ErrNotHeld, m.name)
 	}
-	return m.locker.acknowledged(context.WithoutCancel(ctx), le)
+	return m.locker.awaitReplicas(context.WithoutCancel(ctx), le)
 }
 
-// giveBack is Unlock for work that did not begin: where the lock has a [Rate], its start
-// does not count.
+// giveBack is Unlock for work that did not begin: it refunds the start to the lock's [Rate].
 func (le *Lease) giveBack(ctx context.Context) error {
 	_, err := le.end(ctx, ending{unused: true})
 	return err
 }
 
-// unusedArgument is the argument of a release that gives a start back: the fence of a
-// lease that was taken, 1 where that is not known. 0: there is nothing to give back.
+// unusedArgument returns the argument of a release that refunds a start: the fence of the
+// lease, or 1 if that is not known. 0: there is nothing to refund.
 func (le *Lease) unusedArgument() int64 {
-	if le.lock.rate.every == 0 || le.used.Load() {
+	if le.lock.rate.every == 0 || le.startCounts.Load() {
 		return 0
 	}
 	return max(1, le.lock.locker.renewer.fenceOf(le))

@@ -9,37 +9,38 @@ import (
 	"github.com/automutex/automutex/internal/exchange"
 )
 
-// gather sends the plain SETs of callers who come at once in one pipeline, so
-// that many producers pay for one write and one read. While less than sendersMost
-// pipelines are under way to a master, a SET goes at once; the others wait for one
-// of these to come back, and then travel together.
+// gather sends the SETs of concurrent callers in one pipeline, so that many producers share
+// one write and one read. While fewer than maxSenders pipelines to a master are under way, a
+// SET is sent at once. Otherwise it waits for one of these to end, and then shares a pipeline
+// with the other waiting SETs.
 //
-// Callers only wait: a sender is a goroutine, so that a caller whose context ends
-// leaves at once. It ends when nothing waits for its master, each of its exchanges
-// by exchange.Timeout, and the Locker's Close waits for it.
+// A sender is a goroutine of its own, so that a caller whose context ends can return. A
+// sender ends when no SET waits for its master. Each of its exchanges ends within
+// exchange.Timeout, and the Locker's Close waits for it.
 type gather struct {
 	mu      sync.Mutex // guards the map and what it leads to; never held across I/O
 	masters map[any]*outbox
 }
 
-// outbox is what goes to one master. It exists while a sender does.
+// outbox is the SETs that wait for one master. It exists while a sender does.
 type outbox struct {
 	senders int
-	waiting []*setFree
+	waiting []*pendingSet
 }
 
-// sendersMost pipelines at once keep a few callers from waiting for each other.
-const sendersMost = 2
+// maxSenders is how many pipelines to one master are under way at once. With two, a few
+// callers do not wait for each other.
+const maxSenders = 2
 
-// setFree is one SET of a key that must not be there.
-type setFree struct {
+// pendingSet is one SET, and its caller's signal.
+type pendingSet struct {
 	exchange.Set
 	done chan struct{} // closed when Taken and Err are set
 }
 
-// run sets s among others. It returns when that has an answer, or when ctx ends:
-// s is then not sent, or left behind. The caller is counted in.
-func (g *gather) run(ctx context.Context, l *Locker, s *setFree) (taken bool, err error) {
+// run sends s in a pipeline with others. It returns when s has a reply, or when ctx ends: s
+// may then have run or not. The caller is counted in (see Locker.enter).
+func (g *gather) run(ctx context.Context, l *Locker, s *pendingSet) (taken bool, err error) {
 	s.done = make(chan struct{})
 	master := l.conn.MasterOf(ctx, s.Key)
 	g.mu.Lock()
@@ -51,10 +52,10 @@ func (g *gather) run(ctx context.Context, l *Locker, s *setFree) (taken bool, er
 		box = &outbox{}
 		g.masters[master] = box
 	}
-	if box.senders < sendersMost {
+	if box.senders < maxSenders {
 		box.senders++
 		values := context.WithoutCancel(ctx)
-		l.branch(func() { g.send(values, l.conn, master, box, []*setFree{s}) })
+		l.branch(func() { g.send(values, l.conn, master, box, []*pendingSet{s}) })
 	} else {
 		box.waiting = append(box.waiting, s)
 	}
@@ -65,7 +66,7 @@ func (g *gather) run(ctx context.Context, l *Locker, s *setFree) (taken bool, er
 	case <-ctx.Done():
 	}
 	g.mu.Lock()
-	box.waiting = slices.DeleteFunc(box.waiting, func(other *setFree) bool { return other == s })
+	box.waiting = slices.DeleteFunc(box.waiting, func(other *pendingSet) bool { return other == s })
 	g.mu.Unlock()
 	timer := time.NewTimer(exchange.AnswerGrace)
 	defer timer.Stop()
@@ -77,8 +78,8 @@ func (g *gather) run(ctx context.Context, l *Locker, s *setFree) (taken bool, er
 	}
 }
 
-// send sends sets, and then whatever has come for its master meanwhile.
-func (g *gather) send(ctx context.Context, c *exchange.Conn, master any, box *outbox, sets []*setFree) {
+// send sends sets, and then the SETs that have come for its master meanwhile.
+func (g *gather) send(ctx context.Context, c *exchange.Conn, master any, box *outbox, sets []*pendingSet) {
 	for len(sets) > 0 {
 		together := make([]*exchange.Set, len(sets))
 		for i, s := range sets {

@@ -66,21 +66,21 @@ func TestGather(t *testing.T) {
 		call := func(i int) {
 			taken[i], errs[i] = l.claim(keytext.Key("p", name, fmt.Sprint(i%keys))).TakeFree(t.Context(), fmt.Sprint(i), time.Minute)
 		}
-		for i := range sendersMost {
+		for i := range maxSenders {
 			redistest.Go(&wg, func() { call(i) })
 		}
-		redistest.Eventually(t, soon, func() bool { return len(g.seen()) == sendersMost }, "the first callers sending")
-		for i := sendersMost; i < callers; i++ {
+		redistest.Eventually(t, soon, func() bool { return len(g.seen()) == maxSenders }, "the first callers sending")
+		for i := maxSenders; i < callers; i++ {
 			redistest.Go(&wg, func() { call(i) })
 		}
 		redistest.Eventually(t, soon, func() bool {
 			l.gather.mu.Lock()
 			defer l.gather.mu.Unlock()
-			return len(l.gather.masters[nil].waiting) == callers-sendersMost
+			return len(l.gather.masters[nil].waiting) == callers-maxSenders
 		}, "the others waiting")
 		close(g.open)
 		wg.Wait()
-		if got := g.seen(); !slices.Equal(got, []int{1, 1, callers - sendersMost}) {
+		if got := g.seen(); !slices.Equal(got, []int{1, 1, callers - maxSenders}) {
 			t.Errorf("sent %v together", got)
 		}
 		winners := 0

@@ -119,13 +119,13 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 			t.Fatalf("one call left %d entries and %d times of %d, want 64 gone", e, d, n+1)
 		}
 		// The slot is free, but there may be somebody behind the stale ones.
-		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || !a.more {
+		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || !a.morePruning {
 			t.Fatalf("the second call answers %+v, %v; want that there is more to drop", a, err)
 		}
 		if e := band(t, m, "e:"); e != n-128+1 {
 			t.Fatalf("two calls left %d entries of %d, want 128 gone", e, n+1)
 		}
-		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || a.more {
+		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || a.morePruning {
 			t.Fatalf("the third call answers %+v, %v; want busy", a, err)
 		}
 		if _, ok := holds(t, waiter); !ok || band(t, m, "e:") != 0 || band(t, m, "d:") != 0 {

@@ -13,7 +13,7 @@ import (
 func (n *line) onMessage(msg message) {
 	switch msg.fence {
 	case brokenFence:
-		n.locker.renewer.broken(msg.token)
+		n.locker.renewer.loseBroken(msg.token)
 		return
 	case stopFence:
 		n.stop(msg.token)
@@ -24,7 +24,7 @@ func (n *line) onMessage(msg message) {
 	}
 	n.mu.Lock()
 	var next time.Time
-	if w := n.waiters[msg.token]; w != nil && msg.us > w.hint.us {
+	if w := n.waiters[msg.token]; w != nil && msg.serverUS > w.hint.serverUS {
 		w.hint, w.hintAt = msg, time.Now()
 		if w.pending == nil {
 			n.takeGrant(w)
@@ -42,18 +42,21 @@ func (n *line) onMessage(msg message) {
 // sent.) Callers hold mu.
 func (w *waiter) hintIsFromAnotherClock() bool {
 	since := time.Since(w.askedAt)
-	return w.hint.us > w.last.serverUS+(since+since/100+5*time.Millisecond).Microseconds()
+	return w.hint.serverUS > w.last.serverUS+(since+since/100+5*time.Millisecond).Microseconds()
 }
 
-// takeGrant makes w the holder if its hint proves a grant: the message must be newer
-// than the last busy reply, or else the granted lease has ended since. The lease then
-// counts from when the ask with that reply was sent, which was before the grant, so the
-// waiter never believes in it for longer than Redis does. If less than half of the
-// lease is left, w asks again, which is safer: the reply re-arms the lease. w does the
-// same for a lease longer than a grant that nobody will renew. Callers hold mu, and no
-// ask is pending.
+// takeGrant makes w the holder if its hint proves a grant, that is, if the message is newer
+// than the last busy reply. (A busy reply that is newer than the message means that the
+// granted lease has ended.)
+//
+// The lease counts from when the ask with that reply was sent. That was before the grant,
+// so w never counts on the lease for longer than Redis stores it. If less than half of the
+// lease is left, w asks again instead, and the reply starts the lease anew. w also asks
+// again if its lock is not renewed and its TTL is longer than a grant.
+//
+// Callers hold mu, and no ask is pending.
 func (n *line) takeGrant(w *waiter) {
-	if w.hint.us <= w.last.serverUS {
+	if w.hint.serverUS <= w.last.serverUS {
 		return
 	}
 	if w.hintIsFromAnotherClock() {
@@ -71,10 +74,10 @@ func (n *line) takeGrant(w *waiter) {
 }
 
 // handleGrants handles the part of a release's reply that names grants to waiters of this
-// very Locker. It has the form of messages, which are not sent then, and proves a grant
-// as they do; see takeGrant. When the reply is lost, askAgainFor makes up for it.
-// handleGrants returns the rest of the reply, and whether dead waiters are left to be
-// dropped. Callers hold nothing.
+// same Locker. The script puts their messages into the reply instead of publishing them;
+// they prove a grant in the same way, see takeGrant. If the reply is lost, askAgainFor makes
+// the waiters ask. handleGrants returns the rest of the reply, and whether there may be more
+// dead waiters to drop. Callers hold nothing.
 func (n *line) handleGrants(reply any) (rest any, more bool) {
 	r, _ := reply.([]any)
 	if len(r) < 2 {
@@ -91,14 +94,13 @@ func (n *line) handleGrants(reply any) (rest any, more bool) {
 			}
 		}
 	}
-	// The next holder is runnable now. It starts before the last one goes on, who
-	// would keep it waiting until he blocks.
+	// Let the goroutine of the next holder run before this one, which may go on for long.
 	runtime.Gosched()
 	return r[0], more
 }
 
-// watchGate has the first waiter in line ask when the gate opens. The message may be old,
-// or get lost: then an ask comes in vain, or with the next refresh.
+// watchGate has the first waiter in line ask when the gate opens. If the message is old, one
+// ask is in vain. If the message is lost, the next refresh asks.
 func (n *line) watchGate(msg message) {
 	us, err := strconv.ParseInt(msg.value, 10, 64)
 	if err != nil || us < 0 || us > inside.MaxTTL.Microseconds() {
@@ -106,7 +108,7 @@ func (n *line) watchGate(msg message) {
 	}
 	n.mu.Lock()
 	var next time.Time
-	if w := n.waiters[msg.token]; w != nil && msg.us > w.last.serverUS {
+	if w := n.waiters[msg.token]; w != nil && msg.serverUS > w.last.serverUS {
 		w.expiryAt = time.Now().Add(time.Duration(us) * time.Microsecond)
 		w.repeatPending() // its reply may not know of the gate yet, and overwrites expiryAt
 		next = w.nextAsk()

@@ -67,7 +67,7 @@ func needsStrings(test string) bool {
 const formEnv = "AUTOMUTEX_TEST_FORM"
 
 // asksAlways has l ask for every lock, so that each is a sorted set from the start, as of
-// a key that somebody else wanted lately. It returns l. Nothing uses l yet.
+// a key that was contended lately. It returns l. Nothing uses l yet.
 func asksAlways(l *Locker) *Locker {
 	l.strings = false
 	return l
@@ -204,7 +204,7 @@ func calm(t testing.TB, l *Locker, n int) {
 		line.mu.Lock()
 		defer line.mu.Unlock()
 		for _, w := range line.waiters {
-			if w.hint.us == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < refreshEvery/4 {
+			if w.hint.serverUS == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < refreshEvery/4 {
 				return false
 			}
 		}

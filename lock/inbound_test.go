@@ -22,11 +22,11 @@ func learned(t testing.TB, m *Lock) (inbound float64, life time.Duration) {
 	if n == nil {
 		t.Fatalf("nothing is known of %s", m.Key())
 	}
-	return n.inbound, n.life()
+	return n.inbound, n.callLife()
 }
 
 // afterVain is what is left of the most after n trips in vain.
-func afterVain(n int) float64 { return mostInbound * math.Pow(1-vainTrip, float64(n)) }
+func afterVain(n int) float64 { return maxInbound * math.Pow(1-vainCallDecay, float64(n)) }
 
 func near(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }
 
@@ -42,14 +42,14 @@ func TestInboundIsLearned(t *testing.T) {
 		for i := range jobs {
 			mustPark(t, noted(m, fmt.Sprint("job", i)))
 		}
-		if inbound, life := learned(t, m); inbound != 1 || life != minLife {
+		if inbound, life := learned(t, m); inbound != 1 || life != minCallLife {
 			t.Fatalf("at first %v are called, with %v to come", inbound, life)
 		}
-		// Each finds the slot idle for longer than idleSlot.
-		for i, want := range []float64{2, 4, 8, 16, 32, mostInbound, mostInbound} {
+		// Each finds the slot idle for longer than slotFreeLimit.
+		for i, want := range []float64{2, 4, 8, 16, 32, maxInbound, maxInbound} {
 			releases(t, held, 1, time.Hour)
 			called := serverNow(t, m)
-			redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*idleSlot }, "an idle slot")
+			redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*slotFreeLimit }, "an idle slot")
 			held = mustTry(t, noted(m, fmt.Sprint("job", i)))
 			if inbound, _ := learned(t, m); inbound != want {
 				t.Fatalf("after %d idle slots %v are called, want %v", i+1, inbound, want)
@@ -103,7 +103,7 @@ func TestInboundStays(t *testing.T) {
 		parkAll(t, m, "alone")
 		releases(t, held, 1, time.Hour)
 		called := serverNow(t, m)
-		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*idleSlot }, "an idle slot")
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*slotFreeLimit }, "an idle slot")
 		held = mustTry(t, noted(m, "alone"))
 		if inbound, _ := learned(t, m); inbound != 1 {
 			t.Errorf("with nobody else parked %v are called", inbound)
@@ -151,26 +151,26 @@ func TestLifeIsLearned(t *testing.T) {
 			}
 		}
 		trips(1, 0)
-		within(minLife, 2*minLife)
+		within(minCallLife, 2*minCallLife)
 		p := m.locker.parking
 		p.mu.Lock()
-		p.lines[m.Key()].trip = 0
+		p.lines[m.Key()].avgReturn = 0
 		p.mu.Unlock()
 		trips(1, 10*time.Second)
 		within(20*time.Second, 30*time.Second)
 		trips(20, 2*time.Second) // a moving average
 		within(4*time.Second, 12*time.Second)
 		// It is what release and call are told, where there is a Caller.
-		if inbound, life := p.wantedCalls(m); inbound != int64(0) || life != minLifeArg {
+		if inbound, life := p.wantedCalls(m); inbound != int64(0) || life != minCallLifeArg {
 			t.Errorf("without a Caller: %v, %v", inbound, life)
 		}
 		p = newParking(newLocker(t, s.Client(t)), func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
-		if inbound, life := p.wantedCalls(m); inbound != int64(1) || life != minLifeArg {
+		if inbound, life := p.wantedCalls(m); inbound != int64(1) || life != minCallLifeArg {
 			t.Errorf("of a line that is not known: %v, %v", inbound, life)
 		}
 		p.mu.Lock()
 		n := p.line(m)
-		n.trip, n.inbound = average(10*time.Second), 4.9
+		n.avgReturn, n.inbound = average(10*time.Second), 4.9
 		p.mu.Unlock()
 		if inbound, life := p.wantedCalls(m); inbound != int64(4) || life != int64(20_000) {
 			t.Errorf("of one that is: %v, %v", inbound, life)
@@ -179,18 +179,18 @@ func TestLifeIsLearned(t *testing.T) {
 }
 
 // The average hold is that of leases which ended once, in locks that are known.
-func TestHoldTime(t *testing.T) {
+func TestAverageHeld(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Note("job"))
 		mustUnlock(t, mustTry(t, m))
-		if d := m.holdTime(); d != 0 {
+		if d := m.averageHeld(); d != 0 {
 			t.Errorf("%v, of a lock for which nothing waited", d)
 		}
 		le := mustTry(t, m)
 		mustPark(t, noted(m, "other"))
 		mustUnlock(t, le)
-		d := m.holdTime()
+		d := m.averageHeld()
 		if d <= 0 || d > soon {
 			t.Errorf("held for %v on average", d)
 		}
@@ -199,7 +199,7 @@ func TestHoldTime(t *testing.T) {
 		if err := le.Unlock(t.Context()); err == nil {
 			t.Error("unlocked twice")
 		}
-		if again := m.holdTime(); again != d {
+		if again := m.averageHeld(); again != d {
 			t.Errorf("an Unlock too many changed it from %v to %v", d, again)
 		}
 		mustUnlock(t, mustTry(t, noted(m, "other")))

@@ -21,7 +21,7 @@ type insider struct{}
 
 // New is [New] with two functions; either may be nil.
 //
-// call brings parked work back, see [inside.Caller]. With nil this Locker calls nothing.
+// call has parked work run again, see [inside.Caller]. With nil this Locker calls nothing.
 //
 // onControls receives the controls in force, sorted by target, each time that they change,
 // and first when the Locker has read them and there are any. The Locker calls it on a
@@ -58,14 +58,14 @@ func (insider) Uninterrupted() Option                 { return uninterrupted() }
 
 // Ways to wait.
 
-func (insider) LockOrPark(ctx context.Context, m *Lock, yield <-chan struct{}) (*Lease, error) {
-	return m.lockOrPark(ctx, yield)
+func (insider) LockOrPark(ctx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
+	return m.lockOrPark(ctx, parkNow)
 }
 
 func (insider) LockWithin(ctx context.Context, m *Lock, wait time.Duration) (*Lease, error) {
 	return m.lockWithin(ctx, wait)
 }
-func (insider) HoldTime(m *Lock) time.Duration { return m.holdTime() }
+func (insider) AverageHeld(m *Lock) time.Duration { return m.averageHeld() }
 
 // The newest wins; see replace.go.
 
@@ -80,9 +80,9 @@ func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, er
 
 // Of a lease.
 
-// Parked is how long the lock's note was in line, from its first place in it (or from when
-// it was sent to the end, because a call of it lapsed or could not be), before it came back
-// for this lease; 0 when it was never parked.
+// Parked is how long the lock's note was in line before it got this lease; 0 if it was never
+// parked. It counts from its first place in line, or from when it was moved to the end of
+// the line, because a call of it lapsed or its Caller answered FateLater.
 func (insider) Parked(le *Lease) time.Duration                             { return le.parked }
 func (insider) LeaseErr(le *Lease) error                                   { return le.endErr() }
 func (insider) GiveBack(ctx context.Context, le *Lease) error              { return le.giveBack(ctx) }

@@ -12,30 +12,31 @@ import (
 
 // Holder is one holder of a lock, as others see it.
 type Holder struct {
-	// Token identifies the stay.
+	// Token identifies the lease; see [Lease.Token].
 	Token string
 	// Owner is the holder's label ([Options].Owner).
 	Owner string
-	// Note is the holder's note.
+	// Note is the holder's note; empty: none.
 	Note string
-	// ExpiresIn is the time to its deadline unless renewed.
+	// ExpiresIn is the time to its deadline, if the lease is not renewed before.
 	ExpiresIn time.Duration
-	// Value is what the holder has taken out of a pool; empty for other locks.
+	// Value is what the holder has taken out of a pool; empty for a lock.
 	Value string
 }
 
 // maxHolders bounds what Holders lists.
 const maxHolders = 1000
 
-// Locked reports whether no slot is free; a holder whose deadline has passed does
-// not count. It says nothing of the next moment: to act on it, take the lock.
+// Locked reports whether no slot is free. A holder whose deadline has passed does not
+// count. The result may be outdated at once: to act on it, take the lock. After an error
+// (ErrBackend) it is false.
 func (m *Lock) Locked(ctx context.Context) (bool, error) {
 	n, err := m.Available(ctx)
 	return n == 0 && err == nil, err
 }
 
-// Available is the number of free slots; none while the lock is paused or its gate is
-// closed. Like Locked it is already history.
+// Available returns the number of free slots; 0 while the lock is paused or its gate is
+// closed. The result may be outdated at once, as with [Lock.Locked].
 func (m *Lock) Available(ctx context.Context) (int, error) {
 	if err := m.enterControlled(ctx); err != nil {
 		return 0, err
@@ -47,7 +48,8 @@ func (m *Lock) Available(ctx context.Context) (int, error) {
 	return max(0, m.slots()-info.Held), err
 }
 
-// Holders lists who holds the lock, first deadline first, at most 1,000.
+// Holders returns the holders of the lock, the first deadline first, at most 1,000. For a
+// lock that nobody holds it returns nil.
 func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	info, err := m.inspect(ctx, maxHolders, "")
 	if len(info.Holders) == 0 {
@@ -60,15 +62,15 @@ func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	return holders, err
 }
 
-// Waiting is the number of waiters in line, dead ones of the last few seconds
-// included. What is parked does not count.
+// Waiting returns the number of waiters in line. A waiter whose process died counts for up
+// to three seconds. Parked work does not count.
 func (m *Lock) Waiting(ctx context.Context) (int, error) {
 	info, err := m.inspect(ctx, 0, "")
 	return info.Waiting, err
 }
 
-// inspectAll tells all that is stored of the lock, in one exchange. Place is that
-// of the handle's own [Note].
+// inspectAll returns all that Redis stores of the lock, in one exchange. Place is that of the
+// handle's own [Note].
 func (m *Lock) inspectAll(ctx context.Context) (inside.Info, error) {
 	return m.inspect(ctx, maxHolders, m.note)
 }
@@ -115,7 +117,7 @@ func parseInspect(key string, reply any, err error) (inside.Info, error) {
 	return info, nil
 }
 
-// unescape undoes escape.
+// unescape is the inverse of keytext.Escape. It returns other text as it is.
 func unescape(s string) string {
 	if plain, err := url.PathUnescape(s); err == nil {
 		return plain

@@ -13,9 +13,9 @@ const minSecret = 16
 // maxSecret is the length of the longest one: it is hashed for each key.
 const maxSecret = 1024
 
-// checkSecret reports whether a secret can hash keys: an empty one means that
-// there is none, any other is long enough that nobody guesses it, and has
-// nothing in it that one process may have and the other not.
+// checkSecret returns why a secret cannot hash keys, or nil. An empty secret means that keys
+// are not hashed. Any other must be too long to guess, and must not contain what differs
+// between processes by accident, such as a line end.
 func checkSecret(secret string) error {
 	const like = "such as openssl rand -hex 32 gives"
 	n := len(secret)

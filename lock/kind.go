@@ -36,19 +36,19 @@ func (m *Lock) isPool() bool { return m.kind == poolKind{} }
 // lockKind is the kind of mutexes and semaphores.
 type lockKind struct{}
 
-// mayTakeString reports true for a mutex that nobody else is seen to want. All else is in
-// the sorted set from the start: several slots, a rate, leases that replicas have to
-// acknowledge, and a key that others wanted lately, for which the SET would be in vain.
+// mayTakeString reports true for a mutex that was not contended lately. All other locks are
+// sorted sets from the start: those with several slots, a rate or MinReplicas, and a
+// contended mutex, for which the SET would probably fail.
 func (lockKind) mayTakeString(m *Lock) bool {
 	l := m.locker
-	return m.slots() == 1 && m.rate.every == 0 && l.replicas == 0 && l.strings && !l.conn.SetIsRefused() && !l.wanted.lately(m.keys[0])
+	return m.slots() == 1 && m.rate.every == 0 && l.replicas == 0 && l.strings && !l.conn.SetIsRefused() && !l.contended.isContended(m.keys[0])
 }
 
 func (lockKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	m, park := le.lock, int64(0)
 	if mode == modePark {
 		park = 1
-		if m.first {
+		if m.parkFirst {
 			park = 2
 		}
 	}
@@ -64,21 +64,21 @@ func (lockKind) parse(reply any) (a answer, ok bool) {
 	case 4:
 		return readBusy(f)
 	case 5:
-		a = answer{yours: true, fence: f.num(0), back: true, inLine: f.ms(1), trip: f.ms(2), idle: f.ms(3), others: int(f.num(4))}
+		a = answer{yours: true, fence: f.num(0), returned: true, inLine: f.ms(1), sinceCall: f.ms(2), slotFreeFor: f.ms(3), othersParked: int(f.num(4))}
 	case 9:
 		a, ok = readBusy(f)
 		f.wrong = !ok
-		a.back, a.inLine, a.trip, a.others, a.parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
-		a.taken = time.Duration(a.serverUS-f.num(8)) * time.Microsecond
+		a.returned, a.inLine, a.sinceCall, a.othersParked, a.parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
+		a.sinceTaken = time.Duration(a.serverUS-f.num(8)) * time.Microsecond
 	default:
 		return answer{}, false
 	}
 	return a, !f.wrong
 }
 
-// readBusy reads the four fields that every busy reply begins with.
+// readBusy reads the first four fields of a busy reply, which all busy replies have.
 func readBusy(f *fields) (a answer, ok bool) {
-	a = answer{serverUS: f.num(0), deadline: f.ms(1), more: f.num(1) == 0, place: int(f.num(2)), holder: f.text(3)}
+	a = answer{serverUS: f.num(0), deadline: f.ms(1), morePruning: f.num(1) == 0, place: int(f.num(2)), holder: f.text(3)}
 	return a, a.readGate() && !f.wrong
 }
 
@@ -107,7 +107,7 @@ func (lockKind) pruneSome(m *Lock) (more bool) {
 		return false
 	}
 	l.parking.handleCalls(m, reply)
-	return lookAgain(reply)
+	return mustPruneAgain(reply)
 }
 
 // poolKind is the kind of pools, whose slots are values.

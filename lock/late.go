@@ -5,11 +5,9 @@ import (
 	"time"
 )
 
-// inTime returns le to a caller whose ctx has not ended. Otherwise the lock was got too
-// late, as in x/sync/semaphore: le is given back, and the error is that of ctx.
-//
-// The check comes after everything that could have taken the lock, so a caller never
-// starts work on a context that had ended before.
+// inTime returns le if ctx has not ended. Otherwise it gives le back and returns the error
+// of ctx, as x/sync/semaphore does. It is called last, so that a caller never starts work
+// on a context that has ended.
 func (m *Lock) inTime(ctx context.Context, le *Lease, err error) (*Lease, error) {
 	if err != nil || ctx.Err() == nil {
 		return le, err
@@ -18,9 +16,8 @@ func (m *Lock) inTime(ctx context.Context, le *Lease, err error) (*Lease, error)
 	return nil, ctx.Err()
 }
 
-// giveBack releases a lease that its caller will not see, and waits for that no longer
-// than leaveGrace. The release goes on beside; Close waits for it, since callers are
-// counted in.
+// giveBack releases a lease that no caller has seen. It waits for at most leaveGrace; the
+// release goes on in the background, and Close waits for it. Callers are counted in.
 func (m *Lock) giveBack(le *Lease) {
 	done := make(chan struct{})
 	m.locker.branch(func() {
@@ -35,10 +32,10 @@ func (m *Lock) giveBack(le *Lease) {
 	}
 }
 
-// lockBefore is Lock with two bounds: waiting bounds the time in line, and a lease that
-// comes after ctx has ended is given back. The first ask is sent however short waiting
-// is.
-func (m *Lock) lockBefore(ctx, waiting context.Context, yield <-chan struct{}) (*Lease, error) {
+// lockBefore is Lock with two bounds: waiting ends the time in line, and a lease that
+// arrives after ctx has ended is given back. The first ask is sent however short waiting
+// is. For parkNow see lockOrPark.
+func (m *Lock) lockBefore(ctx, waiting context.Context, parkNow <-chan struct{}) (*Lease, error) {
 	if m.err != nil {
 		return nil, m.err
 	}
@@ -53,7 +50,7 @@ func (m *Lock) lockBefore(ctx, waiting context.Context, yield <-chan struct{}) (
 		return nil, err
 	}
 	began := time.Now()
-	le, err := m.locker.line.wait(ctx, waiting, m, yield)
+	le, err := m.locker.line.wait(ctx, waiting, m, parkNow)
 	le, late := m.inTime(ctx, le, err)
 	if err == nil && late != nil {
 		return nil, &BusyError{Name: m.name, Waited: time.Since(began), cause: late}

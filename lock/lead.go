@@ -15,7 +15,7 @@ const (
 	campaignPauseMost = 8 * time.Second
 )
 
-// Lead runs f in one process at a time, among all that call Lead with the same
+// Lead runs f in one process at a time, of all that call Lead with the same
 // name on the same Redis and prefix. The process that runs f is the leader.
 //
 // Lead campaigns: it waits in the line of the mutex called name. When it has
@@ -29,21 +29,21 @@ const (
 // the cause of ctx. When the Locker is closed it returns ErrClosed: end ctx
 // first. An error in name, f or options is returned at once.
 //
-// A leader that dies is replaced when its lease has ended, at most TTL later; a
-// leader that returns is replaced at once. f must not outlive its context for
-// long: a process that was stopped for longer than the TTL leads no more, but its
-// f learns of it only when it goes on. [FromContext] finds the lease in f's
-// context, for its fence. With [MaxHold] a term ends after that time, and
+// A leader that dies is replaced when its lease has ended, at most a TTL later. A
+// leader that returns is replaced at once. f must return soon after its context has ended. If
+// a process is stopped for longer than the TTL, another one leads meanwhile, and f learns of
+// it only when its process goes on: let the fence protect what f writes. [FromContext]
+// returns the lease in f's context. With [MaxHold] a term ends after that time, and
 // leadership rotates.
 //
-// While an operator has paused name (see [Controls]) nobody becomes the leader, and
-// who leads goes on. A limit is not obeyed.
+// While an operator has paused name (see [Controls]) nobody becomes the leader, and a
+// present leader goes on. Lead ignores a limit.
 //
 // Lead may be called at the same time from several goroutines; each call is a
 // candidate of its own.
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
 	m := l.Mutex(name, options...)
-	m.leads = true
+	m.isLeader = true
 	switch {
 	case m.err != nil:
 		return m.err
@@ -61,7 +61,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Conte
 	}
 }
 
-// campaign waits for the lease for as long as ctx and the Locker live.
+// campaign waits for the lease until ctx ends or the Locker closes.
 func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 	for pause := campaignPause; ; pause = min(2*pause, campaignPauseMost) {
 		lease, err := m.Lock(ctx)
@@ -88,8 +88,8 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 	}
 }
 
-// serveTerm runs f while the lease lasts. again: the lease was lost, so that the
-// term ended before f did.
+// serveTerm runs f while the lease lasts. again means that the lease was lost, so that Lead
+// has to campaign again.
 func (le *Lease) serveTerm(ctx context.Context, f func(ctx context.Context) error) (again bool, err error) {
 	term := le.Bind(ctx)
 	// A plain defer, no recover: the lease is released on a panic and on

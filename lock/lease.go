@@ -12,38 +12,38 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Lease is one holder's stay. Safe for concurrent use. It is renewed in the
-// background until Unlock, MaxHold or Locker.Close, and lost when renewal did
-// not succeed before its deadline; a lost lease is never taken back.
+// Lease is the right of one holder to a lock, until a deadline. It is renewed in the
+// background until Unlock, MaxHold or Locker.Close. It is lost if no renewal succeeds before
+// its deadline, and never taken back then. Safe for concurrent use.
 type Lease struct {
-	lock      *Lock
-	token     string
-	body      string // token|owner|note, the member's name in Redis
-	sent      exchange.Body
-	asks      exchange.Counted // sent, in asks: copies, less those with a reply
-	releases  exchange.Counted // sent, in releases: copies
-	consuming atomic.Bool      // the value is to leave its pool, and Redis has not confirmed it
-	used      atomic.Bool      // its caller ended it: its start counts; see GiveBack
+	lock        *Lock
+	token       string
+	body        string           // token|owner|note, the member's name in Redis
+	sent        exchange.Body    // body, as commands carry it
+	asks        exchange.Counted // counts the copies of asks
+	releases    exchange.Counted // counts the copies of releases
+	consuming   atomic.Bool      // the value is to leave its pool, and no release has succeeded yet
+	startCounts atomic.Bool      // its start counts for a Rate: releases do not refund it; see giveBack
 	// cooldownEnd is until when each release closes the gate, on the local monotonic
-	// clock; nil: it leaves the gate alone. Set once, before the first.
+	// clock; nil: releases do not change the gate. Set once, before the first release.
 	cooldownEnd atomic.Pointer[time.Time]
 
 	// What follows is guarded by the renewer's mutex. heldArg is set before the
 	// lease is handed out and never changes.
-	fence    int64 // 0: it was not asked for yet
-	parked   time.Duration
-	value    string // what was taken out of a pool, escaped
-	heldArg  any    // a memberArg: the member's name without its kind: body, or value|body in a pool
+	fence    int64         // 0: not known yet, see Fence
+	parked   time.Duration // how long its note was parked; 0: it was not
+	value    string        // what was taken out of a pool, escaped
+	heldArg  any           // a memberArg: the member's name without its kind: body, or value|body in a pool
 	state    leaseState
-	taken    time.Time // since when it is ours, for MaxHold
-	deadline time.Time // until when we may believe it is ours, on the local monotonic clock
+	takenAt  time.Time // when the lock was taken, for MaxHold
+	deadline time.Time // until when the lease is certainly held, on the local monotonic clock
 	renewAt  time.Time // when the next renewal is due; zero: never
-	attempts int       // how many renewals are under way, attemptsMost at most
-	bound    []binding // contexts that end with the lease
-	crowd    int       // how many there are when those are looked for that have ended; at least crowdLeast
+	renewals int       // how many renewals are under way, at most maxRenewals
+	bindings []binding // contexts that end with the lease
+	pruneAt  int       // the len(bindings) at which Bind drops those that have ended
 
 	renewedAt time.Time // when the latest renewal that succeeded was sent
-	due       time.Time // when the renewer has to look at it
+	due       time.Time // when the renewer must next act on the lease
 	place     int       // its place in the renewer's schedule, counted from 1; 0: not in it
 }
 
@@ -53,10 +53,10 @@ type binding struct {
 	cancel context.CancelCauseFunc
 }
 
-// crowdLeast bound contexts are few enough not to look which of them have ended.
-const crowdLeast = 4
+// minBindings is how many bindings are too few to drop those that have ended.
+const minBindings = 4
 
-// endAll ends bound contexts; called without the renewer's mutex.
+// endAll ends bound contexts. Callers do not hold the renewer's mutex.
 func endAll(bound []binding, cause error) {
 	for _, b := range bound {
 		b.cancel(cause)
@@ -65,9 +65,9 @@ func endAll(bound []binding, cause error) {
 
 type leaseKey struct{}
 
-// FromContext is the lease that ctx was bound to by [Lock.Do], [With] or
-// [Lease.Bind]: for its fence, its token or an Extend. The innermost where
-// there are several; false where there is none.
+// FromContext returns the lease that ctx was bound to by [Lock.Do], [With] or [Lease.Bind];
+// of several, the one bound last. It returns nil and false if there is none. Use it to get
+// the fence in a function that [Lock.Do] runs, or to end the lease there.
 func FromContext(ctx context.Context) (*Lease, bool) {
 	le, ok := ctx.Value(leaseKey{}).(*Lease)
 	return le, ok
@@ -76,22 +76,21 @@ func FromContext(ctx context.Context) (*Lease, bool) {
 type leaseState uint8
 
 const (
-	held leaseState = iota
-	released
-	lost
+	leaseHeld leaseState = iota
+	leaseReleased
+	leaseLost
 )
 
-// Fence returns a number that only grows from holder to holder of one mutex: hand it
-// to whatever the work writes to, and have it refuse lower ones. For a
-// semaphore it orders the grants. See docs/guarantees.md for its conditions.
+// Fence returns a number that grows from holder to holder of a mutex. Send it along with
+// what the work writes, and have the receiver refuse lower numbers than it has seen. Of a
+// semaphore it orders the grants. docs/guarantees.md lists its conditions.
 //
-// The first call may ask Redis, within ctx; later calls return the same number. Most
-// work never asks, and then the fence costs nothing. ErrNotHeld: the lease is over, or
-// Redis says that it is. ErrBackend: Redis could not be asked; the lease is as it was.
+// The first call may ask Redis, within ctx; later calls return the same number. ErrNotHeld:
+// the lease has ended. ErrBackend: Redis could not be asked; the lease is unchanged.
 func (le *Lease) Fence(ctx context.Context) (int64, error) {
 	m, r := le.lock, le.lock.locker.renewer
 	r.mu.Lock()
-	fence, isHeld := le.fence, le.state == held && time.Now().Before(le.deadline)
+	fence, isHeld := le.fence, le.state == leaseHeld && time.Now().Before(le.deadline)
 	r.mu.Unlock()
 	switch {
 	case fence > 0:
@@ -112,17 +111,17 @@ func (le *Lease) Fence(ctx context.Context) (int64, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if le.fence == 0 { // else another call was told one meanwhile
+	if le.fence == 0 { // else a concurrent call has set it
 		le.fence = fence
 	}
 	return le.fence, nil
 }
 
-// Token identifies this stay; no two have the same.
+// Token returns the text that identifies this lease. No two leases have the same token.
 func (le *Lease) Token() string { return le.token }
 
-// Deadline is the moment until which the lease is ours for certain, judged by
-// the local monotonic clock; renewal moves it.
+// Deadline returns until when the lease is certainly held, on the local monotonic clock.
+// Each renewal moves it. After the lease has ended it is the last deadline.
 func (le *Lease) Deadline() time.Time {
 	r := le.lock.locker.renewer
 	r.mu.Lock()
@@ -136,19 +135,18 @@ func (le *Lease) endErr() error {
 	r := le.lock.locker.renewer
 	r.expire(le)
 	switch r.stateOf(le) {
-	case lost:
+	case leaseLost:
 		return ErrLost
-	case released:
+	case leaseReleased:
 		return ErrNotHeld
-	case held:
+	case leaseHeld:
 	}
 	return nil
 }
 
-// Bind returns a context derived from parent that ends when the lease does:
-// with cause ErrLost when it was lost, and with context.Canceled when it was
-// released. On a lease that has ended, by its deadline too, the context has
-// ended. [FromContext] finds the lease in it.
+// Bind returns a context derived from parent that ends when the lease does: with cause
+// ErrLost if the lease is lost, and with context.Canceled if it is released. If the lease
+// has ended already, so has the context. [FromContext] finds the lease in it.
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(context.WithValue(parent, leaseKey{}, le))
 	r := le.lock.locker.renewer
@@ -156,45 +154,49 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch le.state {
-	case released:
+	case leaseReleased:
 		cancel(context.Canceled)
 		return ctx
-	case lost:
+	case leaseLost:
 		cancel(ErrLost)
 		return ctx
-	case held:
+	case leaseHeld:
 	}
-	// Binding a long lease often does not grow it: whenever twice as many are bound
-	// as were left the last time, those that have ended leave. (To hook each onto
-	// its context's end costs more than all the rest of a Bind.)
-	if len(le.bound) >= max(le.crowd, crowdLeast) {
-		le.bound = slices.DeleteFunc(le.bound, func(b binding) bool { return b.ctx.Err() != nil })
-		le.crowd = 2 * len(le.bound)
+	// Keep the list short if a lease is bound often: when it has twice as many entries as
+	// were left the last time, drop those that have ended. (A context.AfterFunc for each
+	// would cost more than the rest of Bind.)
+	if len(le.bindings) >= max(le.pruneAt, minBindings) {
+		le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx.Err() != nil })
+		le.pruneAt = 2 * len(le.bindings)
 	}
-	le.bound = append(le.bound, binding{ctx, cancel})
+	le.bindings = append(le.bindings, binding{ctx, cancel})
 	return ctx
 }
 
-// Unlock gives the lock back. nil: it was ours until now. ErrNotHeld: it was
-// not (unlocked before, or lost); a successor is left alone. ErrBackend: Redis
-// could not be told; that is tried again, and the deadline frees the lock at
-// the latest. In every case the lease is over.
+// Unlock releases the lock and ends the lease, whatever it returns:
 //
-// Unlock works on an ended ctx too: of ctx only the values are used.
+//   - nil: the lock was held until now.
+//   - ErrNotHeld: it was not, since it was unlocked before or lost. A later holder of the
+//     lock is not affected.
+//   - ErrBackend: Redis could not be told. Unlock is tried again in the background; the lock
+//     is free at its deadline at the latest.
+//
+// Unlock works on a ctx that has ended, too: it uses only the values of ctx.
 func (le *Lease) Unlock(ctx context.Context) error {
 	_, err := le.Release(ctx)
 	return err
 }
 
-// Release is Unlock that also tells how many slots are free now; waiters that
-// were granted one have been counted as holders.
+// Release is [Lease.Unlock], and returns how many slots are free now. A waiter to which the
+// release granted a slot counts as a holder. After ErrBackend free is 0.
 func (le *Lease) Release(ctx context.Context) (free int, err error) {
 	return le.end(ctx, ending{})
 }
 
-// Consume ends a lease of a pool for good: its value leaves the pool. The
-// errors are those of Unlock; after ErrNotHeld the value is back in the pool or
-// somebody else's, after ErrBackend consuming it is tried again.
+// Consume ends a lease of a pool and removes its value from the pool. The errors are those
+// of Unlock. After ErrNotHeld the value is back in the pool, or another holder has it. After
+// ErrBackend Consume is tried again in the background. For a lock it returns another error,
+// and the lease stays held.
 func (le *Lease) Consume(ctx context.Context) error {
 	if !le.lock.isPool() {
 		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
@@ -203,43 +205,43 @@ func (le *Lease) Consume(ctx context.Context) error {
 	return err
 }
 
-// Value is what was taken out of a pool; empty for other locks.
+// Value returns what was taken out of a pool; empty for a lease of a lock.
 func (le *Lease) Value() string { return unescape(le.value) }
 
-// Held reports whether the lease is still ours, by the local clock.
+// Held reports whether the lease is still held, by the local clock. It does no I/O.
 func (le *Lease) Held() bool {
 	r := le.lock.locker.renewer
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return le.state == held && time.Now().Before(le.deadline)
+	return le.state == leaseHeld && time.Now().Before(le.deadline)
 }
 
-// endedByOwner reports whether the lease was released, in whatever way; not whether
-// Redis has heard of it.
-func (le *Lease) endedByOwner() bool { return le.lock.locker.renewer.stateOf(le) == released }
+// endedByOwner reports whether the lease was released by its owner, whether or not Redis
+// knows of it yet.
+func (le *Lease) endedByOwner() bool { return le.lock.locker.renewer.stateOf(le) == leaseReleased }
 
-// ending says how a lease ends. The zero value gives its slot back.
+// ending says how a lease ends. The zero value only releases its slot.
 type ending struct {
-	cooldown time.Time // until when the gate is closed; zero: it is left alone
-	consume  bool      // the value leaves its pool
-	unused   bool      // its start does not count for the rate
+	cooldown time.Time // close the gate until then; zero: leave the gate as it is
+	consume  bool      // remove the value from its pool
+	unused   bool      // refund the start to the rate
 }
 
-// end ends the lease.
+// end ends the lease. It returns the number of free slots, and the errors of Unlock.
 func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	was, deadline := le.lock.locker.renewer.drop(le)
-	if was == released {
+	if was == leaseReleased {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
-	le.lock.locker.parking.noteHold(le.lock, time.Since(le.taken))
-	if was == lost {
+	le.lock.locker.parking.noteHeld(le.lock, time.Since(le.takenAt))
+	if was == leaseLost {
 		e.cooldown, e.consume = time.Time{}, false
 	}
 	if !e.cooldown.IsZero() {
 		le.cooldownEnd.Store(&e.cooldown)
 	}
 	le.consuming.Store(e.consume)
-	le.used.Store(!e.unused)
+	le.startCounts.Store(!e.unused)
 	free, held, err := le.release(ctx)
 	if err == nil {
 		le.lock.locker.spawnReleaseLater(le)
@@ -248,20 +250,20 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	case err != nil:
 		le.lock.locker.abandon(le)
 		return 0, err
-	case was == lost:
+	case was == leaseLost:
 		return free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.lock.name)
 	case held:
 		return free, nil
 	case le.releases.WasResent() && time.Now().Before(deadline):
-		// The client sent the release more than once and the last answer is
-		// "absent" although our time was not up: the first one did it.
+		// go-redis sent the release more than once, and the last reply is "absent" before
+		// the deadline: the first copy has released the lock.
 		return free, nil
 	}
 	return free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.lock.name)
 }
 
-// release runs the release script for this token, whatever the local state;
-// held reports whether it still was.
+// release runs the release script for this token, whatever the local state. held reports
+// whether Redis still had the holder.
 func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
 	s, args := m.kind.release(le)
@@ -280,7 +282,7 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 		return 0, false, backendError("release", m.Key(), err)
 	}
 	if m.limit == 1 && reply != any(int64(1)) {
-		m.locker.wanted.note(m.keys[0]) // others have it now, or are parked
+		m.locker.contended.note(m.keys[0]) // another holder has it now, or work is parked
 	}
 	reply, more := m.locker.line.handleGrants(reply)
 	if more {
@@ -288,36 +290,38 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 	}
 	n, ok := reply.(int64)
 	if ok {
-		m.locker.parking.noteReply(m, sent)
+		m.locker.parking.noteNothingParked(m, sent)
 	} else {
 		n, ok = m.locker.parking.handleCalls(m, reply)
 	}
 	if !ok {
 		return 0, false, backendError("release", m.Key(), unexpected(reply))
 	}
-	le.consuming.Store(false) // done; what comes later is for an ask that comes late
+	le.consuming.Store(false) // done: a later release is only for a late copy of an ask
 	if n < 0 {
 		return int(-1 - n), false, nil
 	}
 	return int(n), true, nil
 }
 
-// Extend makes the lease last at least d from now: never shorter than it was. d is
-// rounded up to whole milliseconds.
-// ErrNotHeld: it is over, and stays so. ErrBackend, ErrNotReplicated: not known,
-// or not by enough replicas; the lease is believed in for no longer than it was,
-// but Redis may keep the lock taken for d, until Unlock. It works on an ended ctx too.
+// Extend makes the lease last at least d from now. It never shortens the lease. d is more
+// than 0 and at most ten years, and is rounded up to whole milliseconds.
+//
+// ErrNotHeld: the lease has ended. ErrBackend: it is not known whether Redis has extended
+// the lease. ErrNotReplicated: too few replicas know of it. After these two the lease keeps
+// its old deadline here, but Redis may keep the lock taken for d, until Unlock. Extend
+// works on a ctx that has ended, too.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > inside.MaxTTL {
 		return fmt.Errorf("lock: %q: Extend by %s: more than 0, at most %s", le.lock.name, d, inside.MaxTTL)
 	}
 	d = wholeMS(d)
 	r := le.lock.locker.renewer
-	if state := r.stateOf(le); state != held {
+	if state := r.stateOf(le); state != leaseHeld {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
 	}
 	if l := le.lock.locker; l.replicas > 0 {
-		held, err := l.confirm(context.WithoutCancel(ctx), le, d, replicasWithin(le))
+		held, err := l.extendReplicated(context.WithoutCancel(ctx), le, d, replicasWithin(le))
 		if err == nil && !held {
 			err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
 		}
@@ -336,7 +340,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		r.lose(le)
 		return fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
 	}
-	if !r.extended(le, sent, d) {
+	if !r.noteRenewed(le, sent, d) {
 		return fmt.Errorf("%w: %q ended while it was extended", ErrNotHeld, le.lock.name)
 	}
 	return nil

@@ -50,13 +50,13 @@ func TestMaxHoldOfAGrantedLease(t *testing.T) {
 	w := hearing(l.Mutex(redistest.Name(t), MaxHold(2*time.Second)), 1000)
 	w.askedAt = time.Now().Add(-500 * time.Millisecond)
 	granted := time.Now()
-	l.line.onMessage(message{token: w.lease.token, fence: 7, us: 2000})
+	l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2000})
 	if !w.finished() {
 		t.Fatal("not believed")
 	}
 	l.renewer.mu.Lock()
 	w.lease.renewAt = time.Time{}
-	end := l.renewer.next(w.lease)
+	end := l.renewer.nextDue(w.lease)
 	l.renewer.mu.Unlock()
 	if end.Before(granted.Add(1900 * time.Millisecond)) {
 		t.Errorf("a lease with a MaxHold of 2 s ends %s after it was granted", end.Sub(granted))
@@ -200,7 +200,7 @@ func TestBindPastTheDeadline(t *testing.T) {
 			t.Errorf("asked for %s ago: cause %v, held %v", age, context.Cause(ctx), le.Held())
 		}
 		// Who was told that it is lost is not told otherwise later.
-		if l.renewer.extended(le, time.Now(), m.ttl) == over || le.Held() == over {
+		if l.renewer.noteRenewed(le, time.Now(), m.ttl) == over || le.Held() == over {
 			t.Errorf("asked for %s ago: an extension that Redis confirms late counts: %t", age, !over)
 		}
 		l.renewer.drop(le)
@@ -221,7 +221,7 @@ func TestManyBindsDoNotGrow(t *testing.T) {
 		cancel()
 	}
 	m.locker.renewer.mu.Lock()
-	if n := cap(le.bound); n > 8 {
+	if n := cap(le.bindings); n > 8 {
 		t.Errorf("room for %d, though all have ended", n)
 	}
 	m.locker.renewer.mu.Unlock()

@@ -8,18 +8,18 @@ import (
 
 // How waiters keep their places.
 const (
-	// refreshEvery is how often a waiter asks again, so that a lost message
-	// costs at most about that long.
+	// refreshEvery is how often a waiter asks again. A lost message delays a waiter by
+	// about that long at most.
 	refreshEvery = time.Second
 	// entryLifetime is how long a line entry lives without another ask: three
 	// refreshes. With less, one slow exchange would cost a live waiter its
 	// place; with more, several waiters of one dead process would each be
 	// granted a lease before they are found stale.
 	entryLifetime = 3 * refreshEvery
-	// patience is how long a waiter bears Redis not answering.
+	// patience is how long a waiter stays in line while Redis does not answer.
 	patience = 15 * time.Second
-	// leaveGrace is how long a waiter that gave up waits for its leave to be
-	// confirmed. The leave itself goes on in the background.
+	// leaveGrace is how long a caller that gave up waits for the reply to its leave. The
+	// leave itself goes on in the background.
 	leaveGrace = 250 * time.Millisecond
 )
 
@@ -43,7 +43,7 @@ type line struct {
 // waitState is how far a wait has come. A reply or a grant message ends a wait that is
 // in the first or second state, and closes done:
 //
-//	stateInLine -> stateParkNext                 yield was closed, or nobody may take the lock for a while
+//	stateInLine -> stateParkNext                 parkNow was closed, or nobody may take the lock for a while
 //	stateInLine, stateParkNext -> stateGranted, stateParkedOrRefused or stateFailed
 //	any state -> stateLeaving                    the goroutine gave up, or the wait failed
 //
@@ -52,7 +52,7 @@ type waitState uint8
 
 const (
 	stateInLine          waitState = iota // the line asks for it again and again
-	stateParkNext                         // so it does, and the next ask parks it
+	stateParkNext                         // like stateInLine, but the next ask parks it
 	stateGranted                          // the lease is with the renewer
 	stateParkedOrRefused                  // parked, or refused because a holder has its note: see waiter.last
 	stateFailed                           // see waiter.err; leave removes the entry that may be left in Redis
@@ -68,9 +68,9 @@ type pendingAsk struct {
 // waiter is one goroutine in line. All fields but done belong to line.mu.
 type waiter struct {
 	lease     *Lease
-	until     time.Time // when its wait ends; zero: not by the clock
-	mayPark   bool      // its caller takes "parked" for an answer
-	wasCalled bool      // a Caller brought it; known from the reply to its first ask
+	until     time.Time // when its wait ends; zero: it has no deadline
+	mayPark   bool      // it may park, see lockOrPark
+	wasCalled bool      // a Caller called its note; the reply to the first ask says so
 
 	state   waitState
 	pending *pendingAsk // nil: no ask is on its way
@@ -83,7 +83,7 @@ type waiter struct {
 	hint      message   // the newest grant message, until used
 	hintAt    time.Time // when it was received
 
-	left chan struct{} // closed when the leave is through
+	left chan struct{} // closed when the leave has a reply or an error
 	done chan struct{} // closed when the state is stateGranted, stateParkedOrRefused or stateFailed
 	err  error
 }
@@ -94,33 +94,32 @@ func newLine(l *Locker) *line {
 	return n
 }
 
-// newWaiter returns a waiter whose first ask is pending. A nil yield means that it may
+// newWaiter returns a waiter whose first ask is pending. A nil parkNow means that it may
 // not park.
-func (m *Lock) newWaiter(until time.Time, yield <-chan struct{}) *waiter {
+func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 	mode := modeJoin
 	select {
-	case <-yield:
+	case <-parkNow:
 		mode = modePark
 	default:
-		if yield != nil && m.slots() == 0 {
-			mode = modePark // the lock is paused: no goroutine waits for that
+		if parkNow != nil && m.slots() == 0 {
+			mode = modePark // the lock is paused: park instead of waiting for the end of the pause
 		}
 	}
 	return &waiter{
-		lease: m.newLease(), until: until, mayPark: yield != nil, pending: &pendingAsk{mode: mode},
+		lease: m.newLease(), until: until, mayPark: parkNow != nil, pending: &pendingAsk{mode: mode},
 		done: make(chan struct{}), left: make(chan struct{}),
 	}
 }
 
-// wait takes m's lock, in line if need be, until waiting ends, or until yield is
-// closed: then it parks. A nil yield means that it does not park. ctx is for the first
-// ask, which is sent also when waiting has ended.
-func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}) (*Lease, error) {
+// wait takes m's lock. If the lock is busy it waits in line until waiting ends, or parks when
+// parkNow is closed; with a nil parkNow it does not park. ctx bounds the first ask, which is
+// sent even if waiting has ended.
+func (n *line) wait(ctx, waiting context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
 	until, _ := waiting.Deadline()
-	w, began := m.newWaiter(until, yield), time.Now()
+	w, began := m.newWaiter(until, parkNow), time.Now()
 	mode := w.pending.mode
-	// The line knows w before the ask joins: the grant may be published before the
-	// reply is read.
+	// Add w to the line before the ask: its grant may be published before the reply is read.
 	n.mu.Lock()
 	n.waiters[w.lease.token] = w
 	n.mu.Unlock()
@@ -136,13 +135,13 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 		w.wasCalled = m.locker.parking.noteReturn(m, w.lease, a)
 	}
 	n.handleReply(w, a, nil, sent)
-	if a.yours || mode == modePark && !a.more {
+	if a.yours || mode == modePark && !a.morePruning {
 		return n.result(ctx, w, 0)
 	}
 	n.locker.wake.listen()
 	if w.mayPark {
-		n.locker.parking.measureHolds(m)
-		if m.noteHolds(a) {
+		n.locker.parking.measureHeld(m)
+		if m.holderHasOwnNote(a) {
 			return nil, m.busy(n.leave(w), 0, nil)
 		}
 	}
@@ -152,8 +151,8 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 		select {
 		case <-w.done:
 			return n.result(ctx, w, time.Since(began))
-		case <-yield:
-			yield = nil // once
+		case <-parkNow:
+			parkNow = nil // once
 			n.parkSoon(w)
 		case <-n.locker.closing.Done():
 			if last := n.leave(w); last.parked {
@@ -170,7 +169,7 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, yield <-chan struct{}
 // the error of the wait. w's goroutine calls it, once.
 func (n *line) result(ctx context.Context, w *waiter, waited time.Duration) (*Lease, error) {
 	m := w.lease.lock
-	switch w.state { //nolint:exhaustive // the others have no result
+	switch w.state { //nolint:exhaustive // stateFailed is below; done is open in the other states
 	case stateGranted:
 		return m.handOut(ctx, w.lease)
 	case stateParkedOrRefused:
@@ -193,8 +192,8 @@ func (n *line) parkSoon(w *waiter) {
 	n.alarm.set(next)
 }
 
-// callOnWait calls the function of OnWait. Should it panic, the waiter leaves: nobody
-// would be there for its grant.
+// callOnWait calls the function of OnWait. If it panics, the waiter leaves the line: its
+// goroutine could not take a grant.
 func (n *line) callOnWait(w *waiter) {
 	if w.lease.lock.onWait == nil {
 		return
@@ -217,16 +216,16 @@ func (w *waiter) nextAsk() time.Time {
 	return earliest(w.refreshAt, w.expiryAt)
 }
 
-// end ends the wait of w and lets its goroutine go on. Callers hold mu.
+// end sets the last state of w and lets its goroutine go on. Callers hold mu.
 func (n *line) end(w *waiter, state waitState) {
 	w.state = state
 	delete(n.waiters, w.lease.token)
 	close(w.done)
 }
 
-// leave takes w out of line, gives back a slot that it may have been granted
-// meanwhile, and returns the last busy reply: parked if w was parked at the last
-// moment. It waits for that no longer than leaveGrace.
+// leave removes w from the line and releases a slot that w may have been granted meanwhile.
+// It returns the last busy reply, which says parked if w was parked at the last moment. It
+// waits for at most leaveGrace.
 func (n *line) leave(w *waiter) answer {
 	n.mu.Lock()
 	w.state = stateLeaving
@@ -246,8 +245,9 @@ func (n *line) leave(w *waiter) answer {
 	return w.last
 }
 
-// sendLeave sends the leave for a waiter that is leaving, once. Callers hold mu and
-// are counted in themselves: by the waiter's call to Lock, or as a refresh.
+// sendLeave sends the leave of w, which is a release of its token. It is called once for each
+// w. Callers hold mu and are counted in (see Locker.enter), by the waiter's call to Lock or as
+// a refresh.
 func (n *line) sendLeave(w *waiter) {
 	le := w.lease
 	n.locker.branch(func() {

@@ -20,7 +20,7 @@ func TestRule07_GrantFromBeforeAClockStepProvesNothing(t *testing.T) {
 		l.line.mu.Lock()
 		w.pending = &pendingAsk{mode: modeJoin}
 		l.line.mu.Unlock()
-		l.line.onMessage(message{token: w.lease.token, fence: 7, us: grantedUS})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: grantedUS})
 		l.line.handleReply(w, busy, nil, time.Now().Add(time.Microsecond))
 		if w.finished() {
 			t.Error("a grant is believed that the answer to a later ask refutes")
@@ -30,7 +30,7 @@ func TestRule07_GrantFromBeforeAClockStepProvesNothing(t *testing.T) {
 	t.Run("heard after the ask", func(t *testing.T) {
 		t.Parallel()
 		w := hearing(l.Mutex(redistest.Name(t)), answeredUS)
-		l.line.onMessage(message{token: w.lease.token, fence: 7, us: grantedUS})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: grantedUS})
 		if w.finished() {
 			t.Error("a grant is believed that is later than Redis' clock can be")
 		}
@@ -45,7 +45,7 @@ func TestRule07_GrantIsBelievedWhileTheClockGoesOn(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	w := hearing(l.Mutex(redistest.Name(t)), 1_000_000)
 	w.askedAt = time.Now().Add(-time.Second)
-	l.line.onMessage(message{token: w.lease.token, fence: 7, us: 2_000_000})
+	l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2_000_000})
 	if !w.finished() {
 		t.Error("a grant a second after the last answer is not believed")
 	}

@@ -10,99 +10,101 @@ import (
 	"github.com/automutex/automutex/internal/keytext"
 )
 
-// Lock is one lock: a named set of at most N holders, and the line before it. A
-// mutex has N = 1, a semaphore more. It is a handle only: two with the same
-// name are the same lock. Immutable, safe for concurrent use, nothing to close.
+// Lock is one lock: at most N holders, and a line of waiters. A mutex has N = 1, a
+// semaphore more. A Lock is only a handle: two with the same name and parts, on the same
+// Redis and prefix, are the same lock. It is immutable and safe for concurrent use, and
+// there is nothing to close.
 type Lock struct {
-	locker     *Locker
-	kind       kind // lockKind or poolKind
-	name       string
-	parts      []string
-	given      string   // the key of WithKey; empty: made from name and parts
-	keys       []string // exactly one
-	limit      int
-	ttl        time.Duration
-	maxHold    time.Duration
-	renew      bool
-	note       string
-	apart      bool // see OnePerNote
-	whole      bool // see Uninterrupted
-	onWait     func()
-	arrival    int64  // 0: none, see OnStop
-	onStop     func() // nil: none
-	rate       rate   // see Rate
-	inTimeOnly bool   // see InTimeOnly
-	first      bool   // see ParkFirst
-	leads      bool   // it is of Lead: one holder, whatever limit a control sets
-	ttlArg     any    // ttl in ms, boxed once
-	keepArg    any    // how long the key lasts after a take, in ms, boxed once
-	err        error  // what is wrong with the definition; every operation returns it
+	locker        *Locker
+	kind          kind // lockKind or poolKind
+	name          string
+	parts         []string
+	givenKey      string   // the key that WithKey sets; empty: made from name and parts
+	keys          []string // exactly one
+	limit         int
+	ttl           time.Duration
+	maxHold       time.Duration
+	renew         bool
+	note          string
+	onePerNote    bool // see OnePerNote
+	uninterrupted bool // see Uninterrupted
+	onWait        func()
+	arrival       int64  // 0: none, see OnStop
+	onStop        func() // nil: none
+	rate          rate   // see Rate
+	inTimeOnly    bool   // see InTimeOnly
+	parkFirst     bool   // see ParkFirst
+	isLeader      bool   // made by Lead: one holder, whatever limit a control sets
+	ttlArg        any    // ttl in ms, boxed once
+	keepArg       any    // how long the key lasts after a take, in ms, boxed once
+	err           error  // what is wrong with the definition; every operation returns it
 }
 
-// Option refines a lock; see TTL, MaxHold, NoRenew, Note, Parts and Rate.
+// Option sets a property of a lock: [TTL], [MaxHold], [NoRenew], [Note], [Parts] or [Rate].
+// Every operation of the lock returns an error for a bad option. A nil Option does nothing.
 type Option func(*Lock)
 
-// TTL sets the length of a lease: how long the lock stays taken after its
-// holder died. While the holder lives the lease is renewed, so a short TTL does
-// not bound the work. At least 100 ms, rounded up to whole milliseconds. A holder's TTL is
-// its own affair: it never shortens another's.
+// TTL sets the length of a lease: how long the lock stays taken after its holder died.
+// While the holder lives the lease is renewed, so a short TTL does not bound the work. The
+// minimum is 100 ms, the maximum ten years; d is rounded up to whole milliseconds. Without
+// the option it is [Options].TTL. Holders of one lock may have different TTLs.
 func TTL(d time.Duration) Option { return func(m *Lock) { m.ttl = d } }
 
-// MaxHold bounds a stay: that long after the lock was taken the lease is no
-// longer renewed, the context of Bind or Do ends with ErrLost, and the lock is
-// free when the deadline has passed. 0: no bound.
+// MaxHold bounds how long a lease lasts: d after the lock was taken the lease is lost. The
+// context of Bind or Do ends with ErrLost, the lease is not renewed any more, and the lock
+// is free when the lease's deadline has passed, at most a TTL later. 0: no bound. Negative
+// values are an error.
 func MaxHold(d time.Duration) Option { return func(m *Lock) { m.maxHold = d } }
 
-// NoRenew makes a lease that ends TTL after it was taken, unless extended.
+// NoRenew turns renewal off: the lease ends a TTL after it was taken, unless it is extended.
 func NoRenew() Option { return func(m *Lock) { m.renew = false } }
 
-// Note is opaque text that others are shown beside the owner label of a holder.
+// Note attaches text to the holder: others see it in [Holder].Note and [BusyError].Note.
+// Any text; empty means none.
 func Note(text string) Option { return func(m *Lock) { m.note = text } }
 
-// onePerNote keeps the lock from being held twice at once under its [Note]: while a
-// holder has that note, TryLock and lockOrPark answer busy although a slot is free, and
-// Lock waits in line without holding up those behind it. It matters to a semaphore
-// only, where it costs a look at up to 1,000 holders. All who use the note give the
-// option.
-func onePerNote() Option { return func(m *Lock) { m.apart = true } }
+// onePerNote keeps the lock from being held twice at once under its [Note]. While a holder
+// has that note, TryLock and lockOrPark return a *BusyError even if a slot is free. Lock
+// waits in line, and lets those behind it pass. The option matters to a semaphore only,
+// where each ask reads up to 1,000 holders. All users of the note must give the option.
+func onePerNote() Option { return func(m *Lock) { m.onePerNote = true } }
 
-// Parts narrows the lock to some values within its name: the name is the scope,
-// and each different list of parts is a lock of its own. Parts may hold any
-// bytes: different lists never share a key. [Options].HashKeys keeps them out of Redis.
+// Parts adds values to the lock's key. The name is the scope, and each different list of
+// parts is another lock in it. Parts may contain any bytes: different lists never share a
+// key. [Options].HashKeys keeps them out of Redis.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
-// withKey names the lock by its Redis key, as [Lock.Key] or package keytext gave
-// it, and Parts has no effect. Whoever has made the key already saves making it
-// again. The key must begin with the Locker's Prefix. The name remains in errors.
-func withKey(key string) Option { return func(m *Lock) { m.given = key } }
+// withKey sets the lock's Redis key, as [Lock.Key] or package keytext made it. Parts then
+// has no effect, and the name appears only in errors. It saves callers that have the key
+// from making it again. The key must begin with the Locker's Prefix.
+func withKey(key string) Option { return func(m *Lock) { m.givenKey = key } }
 
 // inTimeOnly has Lock return at once, with an error that Is ErrBusy and
-// context.DeadlineExceeded, when its ctx ends before the gate opens. Without it Lock
-// waits all the same: the gate may be opened sooner, by [Lock.BreakAll].
+// context.DeadlineExceeded, if its ctx ends before the gate opens. Without it Lock waits
+// until ctx ends, since an operator may open the gate before, with [Lock.BreakAll].
 func inTimeOnly() Option { return func(m *Lock) { m.inTimeOnly = true } }
 
-// onWait has f called when a call of Lock finds the lock taken and stands in
-// line: once for each such call, on its goroutine, never by TryLock. The wait is
-// over when Lock returns. A grant is not taken before f has returned, so f should
-// be quick.
+// onWait has Lock call f when it finds the lock busy and begins to wait in line: at most once
+// for each call of Lock, on its goroutine. TryLock never calls f. The wait ends when Lock
+// returns. Lock takes no grant before f has returned, so f should be quick.
 func onWait(f func()) Option { return func(m *Lock) { m.onWait = f } }
 
-// uninterrupted makes the first exchange with Redis of TryLock, Lock and lockOrPark run
-// to its end, about 5 s at most, also when ctx ends meanwhile; a lease that comes
-// after ctx has ended is given back. A wait in line ends with ctx as ever. It saves
-// several microseconds of CPU: an exchange that can be left runs on another goroutine.
-func uninterrupted() Option { return func(m *Lock) { m.whole = true } }
+// uninterrupted has TryLock, Lock and lockOrPark finish their first exchange with Redis, in
+// about 5 s at most, even if ctx ends meanwhile. A lease that arrives after ctx has ended is
+// given back. A wait in line still ends with ctx. The option saves several microseconds of
+// CPU: an exchange that its caller can leave runs on another goroutine.
+func uninterrupted() Option { return func(m *Lock) { m.uninterrupted = true } }
 
-// Mutex is the lock called name, for one holder at a time. Any text serves as
-// a name but the empty one. Every operation of the lock reports a bad
-// name or option.
+// Mutex returns the lock called name, for one holder at a time. It does no I/O. The name may
+// be any text except the empty one. A bad name or option is the error of every operation.
 func (l *Locker) Mutex(name string, options ...Option) *Lock {
 	return l.Semaphore(name, 1, options...)
 }
 
-// Semaphore is the lock called name, for n holders at a time. Callers may
-// differ in n, as they do while a new version is deployed: a lower n takes
-// effect as holders leave, a higher one at the next call.
+// Semaphore returns the lock called name, for n holders at a time; n is at least 1. Like
+// [Locker.Mutex] it does no I/O. Callers may give different n for one lock, as they do while
+// a new version is deployed: a lower n takes effect as holders leave, a higher one at the
+// next call.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
 	for _, option := range options {
@@ -122,39 +124,40 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
 	case m.rate.err != nil:
 		m.err = fmt.Errorf("lock: %q: %w", name, m.rate.err)
-	case checkTTL("", m.ttl) != nil: // the words only when they are wanted: every task makes a lock
+	case checkTTL("", m.ttl) != nil: // format the text only for an error: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}
-	if m.given == "" {
-		m.given = keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)
-	} else if !strings.HasPrefix(m.given, l.prefix+":{") && m.err == nil {
-		m.err = fmt.Errorf("lock: %q: the key %q does not begin with %q, the prefix of this Locker: give a key that Key made", name, m.given, l.prefix+":{")
+	if m.givenKey == "" {
+		m.givenKey = keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)
+	} else if !strings.HasPrefix(m.givenKey, l.prefix+":{") && m.err == nil {
+		m.err = fmt.Errorf("lock: %q: the key %q does not begin with %q, the prefix of this Locker: give a key that Key made", name, m.givenKey, l.prefix+":{")
 	}
-	m.keys = []string{m.given}
+	m.keys = []string{m.givenKey}
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }
 
-// Key is the one Redis key in which everything of this lock is kept.
+// Key returns the Redis key that stores this lock. A lock has one key, and none while it is
+// idle.
 func (m *Lock) Key() string { return m.keys[0] }
 
-// maxGrant is the longest lease a release gives to a waiter: the waiter may
-// have died unnoticed, and then costs the line no more than this.
+// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died
+// unnoticed: then the line waits for that long and no longer.
 const maxGrant = 3 * time.Second
 
 // keepSlack is how much longer than its entries a key lasts.
 const keepSlack = time.Second
 
-// newLease prepares the local side of one attempt: nothing is held yet.
+// newLease makes the Lease of one attempt to take the lock. It is not held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m}
-	le.sent, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.ttl, m.apart && m.note != "", m.arrival, m.note)
+	le.sent, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.ttl, m.onePerNote && m.note != "", m.arrival, m.note)
 	le.asks.Body, le.releases.Body = &le.sent, &le.sent
 	return le
 }
 
-// enter is [Locker.enter] for callers of a lock, who have nothing to do with a lock that
-// was made wrongly or when ctx has ended.
+// enter is [Locker.enter] for operations of a lock. It also returns the error of a bad name
+// or option, and that of a ctx that has ended.
 func (m *Lock) enter(ctx context.Context) error {
 	if m.err != nil {
 		return m.err
@@ -165,15 +168,15 @@ func (m *Lock) enter(ctx context.Context) error {
 	return m.locker.enter()
 }
 
-// TryLock takes the lock or returns a *BusyError at once. It never overtakes a
-// waiter: with others in line the lock is busy even if a slot is free. A lock that an
-// operator has paused is not asked for; see [Controls].
+// TryLock takes the lock, or returns a *BusyError at once. It never overtakes a waiter: with
+// others in line the lock is busy even if a slot is free. If an operator has paused the
+// lock, the BusyError says so; see [Controls].
 //
-// On any other error nothing is held: where the outcome is unknown (the reply
-// was lost) a release follows in the background. TryLock returns after about 5 s
-// when Redis does not answer, and within a quarter of a second after ctx ended: the
-// error then Is ErrBackend and ctx.Err(). A lease that arrives when ctx has ended is
-// given back, and the error is ctx.Err().
+// After an error the caller holds nothing. If the outcome is unknown, since the reply was
+// lost, TryLock releases the lock in the background. When Redis does not answer, TryLock
+// returns after about 5 s, or within a quarter of a second after ctx ended; the error then
+// Is ErrBackend, and ctx.Err() if ctx ended. If ctx has ended when the lease arrives,
+// TryLock gives the lease back and returns ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	if err := m.enter(ctx); err != nil {
 		return nil, err
@@ -199,40 +202,42 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	return m.inTime(ctx, le, err)
 }
 
-// Lock takes the lock, waiting in line until ctx ends; the error then Is both
-// ErrBusy and ctx.Err(). Waiters are served first come, first served. ctx
-// bounds the wait only: the lease does not derive from it. When ctx has ended Lock
-// never succeeds: a lease that arrives later is given back.
+// Lock takes the lock. If it is busy, Lock waits in line until ctx ends; the error then Is
+// both ErrBusy and ctx.Err(). Waiters are served first come, first served. ctx bounds the
+// wait only: the lease outlives it. After ctx has ended Lock never succeeds: it gives back a
+// lease that arrives later.
 //
-// A failed call leaves nothing behind: a slot granted at the last moment is
-// given back at once. When Redis cannot be reached at the first ask the error Is
-// ErrBackend, and ctx.Err() too when ctx ended before Redis answered; once in line,
-// an outage of some seconds is waited out. That replicas are missing ([Options].MinReplicas) is not: it ends the call.
+// After an error the caller holds nothing, and has no place in line: Lock gives back a slot
+// that was granted at the last moment. If Redis cannot be reached for the first ask, the
+// error Is ErrBackend, and ctx.Err() if ctx ended meanwhile. A call that is in line already
+// waits through an outage of up to about 15 s. If replicas are missing
+// ([Options].MinReplicas), Lock returns ErrNotReplicated.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return m.lockBefore(ctx, ctx, nil)
 }
 
-// answer is what ask replied.
+// answer is the reply to an ask: "yours", the asker holds the lock, or "busy".
 type answer struct {
-	yours    bool
-	fence    int64
-	value    string        // yours: out of a pool
-	serverUS int64         // busy: server time
-	deadline time.Duration // busy: until the first deadline; below 0: no holder
-	more     bool          // busy: dropping dead waiters was cut short, ask again at once
-	place    int           // busy: waiters before us
-	holder   string        // busy: a holder's member, or none
-	gate     time.Duration // busy: until the gate opens, where that is what it waits for; else 0
-	reason   string        // what closed the gate
+	yours       bool
+	fence       int64         // yours
+	value       string        // yours: what was taken out of a pool
+	serverUS    int64         // busy: Redis' time (us)
+	deadline    time.Duration // busy: until the first deadline; below 0: no holder
+	morePruning bool          // busy: there may be more dead waiters to drop, ask again at once
+	place       int           // busy: waiters before the asker
+	holder      string        // busy: the member of one holder; empty: none
+	gate        time.Duration // busy: until the gate opens, if the asker waits for that; else 0
+	reason      string        // busy: what closed the gate
 
-	// Of a lock whose note was parked before, or is now.
-	back   bool
-	inLine time.Duration // since its first place in line
-	trip   time.Duration // since it was called; below 0: it was not
-	idle   time.Duration // yours: how long the slot was free
-	others int           // how many more are parked
-	parked bool          // busy: it is parked now
-	taken  time.Duration // busy: how long ago the lock was last taken
+	// returned: the asker's note was parked or called before, or this ask parked it. The
+	// fields below are zero otherwise.
+	returned     bool
+	inLine       time.Duration // since the note's first place in line
+	sinceCall    time.Duration // since the note was called; below 0: it was not
+	slotFreeFor  time.Duration // yours: how long the slot was free
+	othersParked int           // how many more notes are parked
+	parked       bool          // busy: the note is parked now
+	sinceTaken   time.Duration // busy: how long ago the lock was last taken
 }
 
 // askMode is what an ask does when no slot is free.
@@ -253,21 +258,21 @@ func (mode askMode) lifetime() int64 {
 	return 0
 }
 
-// ask runs the ask script for le. Where the outcome is unknown it has seen to it
-// that nothing stays held. Behind many dead waiters it asks until those are
-// dropped, 64 at a time, or ctx ends: a slot is free then. An ask that joins the line is
-// not repeated: its refreshes do the same.
+// ask runs the script ask for le. If the outcome is unknown it abandons le, so that nothing
+// stays held. One script call drops at most 64 dead waiters, so ask repeats the call until
+// all are dropped or ctx ends. It does not repeat an ask that joins the line: its refreshes
+// go on.
 func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (answer, error) {
 	for {
 		a, err := m.askOnce(ctx, le, mode)
-		if err != nil || !a.more || mode == modeJoin || ctx.Err() != nil || m.locker.closing.Err() != nil {
+		if err != nil || !a.morePruning || mode == modeJoin || ctx.Err() != nil || m.locker.closing.Err() != nil {
 			return a, err
 		}
 	}
 }
 
 func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, error) {
-	if m.whole {
+	if m.uninterrupted {
 		ctx = context.WithoutCancel(ctx)
 	}
 	s, args := m.kind.ask(le, mode)
@@ -281,11 +286,11 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 		return answer{}, backendError("ask", m.Key(), err)
 	}
 	a, err := m.parseAnswer(reply)
-	if err != nil { // it may have taken the lock all the same
+	if err != nil { // the script may have taken the lock
 		m.locker.abandon(le)
 	}
-	if !a.yours || a.back {
-		m.locker.wanted.note(m.keys[0])
+	if !a.yours || a.returned {
+		m.locker.contended.note(m.keys[0])
 	}
 	return a, err
 }
@@ -299,14 +304,14 @@ func (m *Lock) parseAnswer(reply any) (answer, error) {
 	return a, nil
 }
 
-// busy makes the error for an answer.
+// busy returns the error for a busy answer. cause is what ended the wait, or nil.
 func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	e := &BusyError{Name: m.name, Reason: ReasonHeld, Waited: waited, Place: a.place, Parked: a.parked, cause: cause}
 	if a.deadline > 0 {
 		e.ExpiresIn = a.deadline
 	}
 	if a.parked {
-		e.TakenFor, e.InLine = max(0, a.taken), max(0, a.inLine)
+		e.TakenFor, e.InLine = max(0, a.sinceTaken), max(0, a.inLine)
 	}
 	if a.gate > 0 {
 		e.Reason, e.ExpiresIn = a.reason, a.gate
@@ -320,15 +325,14 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 	return e
 }
 
-// abandon releases a token whose last command may or may not have run: now, and
-// again later, in case that command was still on its way; see laterReleases. Should
-// all fail the slot frees itself at the deadline. On Close the next release is the
-// last one, and comes at once.
+// abandon releases a token whose last command may have run or not. It releases now, and
+// again later in case that command has not reached Redis yet; see releaseAgainAfter. If all
+// releases fail, the slot is free at its deadline. Close sends the last release at once.
 func (l *Locker) abandon(le *Lease) {
 	l.spawn(func() {
 		_, _, err := le.release(context.Background())
 		if err != nil && l.closing.Err() != nil {
-			return // Redis is away, and Close shall not wait for it twice
+			return // Redis is away: Close must not wait for a second release
 		}
 		l.releaseToCool(le, err)
 		l.abandoned.add(le, err != nil)
@@ -336,14 +340,15 @@ func (l *Locker) abandon(le *Lease) {
 }
 
 // releaseLater releases a token later if a copy of its ask may yet run. Callers are
-// counted in.
+// counted in (see Locker.enter).
 func (l *Locker) releaseLater(le *Lease) {
 	if le.asks.MayRunYet() {
 		l.branch(func() { l.abandoned.add(le, false) })
 	}
 }
 
-// spawnReleaseLater is releaseLater for callers that are not counted in.
+// spawnReleaseLater is releaseLater for callers that are not counted in. It does nothing
+// after Close.
 func (l *Locker) spawnReleaseLater(le *Lease) {
 	if le.asks.MayRunYet() {
 		l.spawn(func() { l.abandoned.add(le, false) })

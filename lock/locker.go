@@ -23,7 +23,7 @@ import (
 	"github.com/automutex/automutex/internal/safelog"
 )
 
-// DefaultTTL is the length of a lease where nothing else is said.
+// DefaultTTL is the length of a lease without [Options].TTL and the option [TTL].
 const DefaultTTL = 30 * time.Second
 
 // Options configure a Locker. The zero value is ready to use.
@@ -33,41 +33,40 @@ type Options struct {
 	// No braces, no spaces, no control characters.
 	Prefix string
 	// HashKeys is a secret that keeps the values given to [Parts] out of Redis: a key
-	// has their HMAC-SHA256 under this secret in their place. Names, owners and notes
-	// stay readable. All that are to share locks have the same one; changing it
-	// renames every lock that has parts. Empty: keys are readable. Else at least
-	// 16 bytes.
+	// contains their HMAC-SHA256 under this secret instead. Names, owners and notes stay
+	// readable. Lockers that share locks need the same secret; changing it renames every
+	// lock that has parts. Empty: keys are readable. Otherwise 16 to 1,024 bytes.
 	HashKeys string
 	// Owner is a label that others see as the holder. Any text; empty:
-	// "<hostname>:<pid>". It plays no part in who owns a lease: tokens do.
+	// "<hostname>:<pid>". It does not decide who owns a lease: tokens do.
 	Owner string
-	// TTL is the length of a lease for locks without an option of their own.
-	// 0: DefaultTTL. At least 100 ms. Rounded up to whole milliseconds.
+	// TTL is the length of a lease for locks without the option [TTL]. 0: [DefaultTTL]. At
+	// least 100 ms, at most ten years. Rounded up to whole milliseconds.
 	TTL time.Duration
-	// Logger is told what an operator may have to act on (a subscription that
-	// had to be replaced). nil: slog.Default().
+	// Logger gets what an operator may have to act on, such as a subscription that
+	// had to be replaced. nil: slog.Default().
 	Logger *slog.Logger
-	// Transport carries the scripts of single operations in place of the
+	// Transport sends the commands of single operations in place of the
 	// client; see [Transport]. nil: the client itself.
 	Transport Transport
-	// MinReplicas is how many replicas of a key's master must have acknowledged a
-	// lease for it to count: when it is acquired, each time it is renewed, and by
-	// Extend. So a failover to one that has acknowledged forgets no lease; with
-	// fewer than a master has replicas, that is up to which one is promoted. An
-	// acquire that too few acknowledge is undone and fails with
-	// [ErrNotReplicated]; a renewal is tried again, and so a lease is lost when
-	// they stay away for its TTL. It costs a round trip and the replicas' answer
-	// with each acquire. The values put into
-	// pools are not waited for. 0: nobody is waited for.
+	// MinReplicas is how many replicas of a key's master must acknowledge a lease: when it
+	// is acquired, each time it is renewed, and by Extend. A failover to a replica that has
+	// acknowledged a lease does not forget it. With a MinReplicas below the number of
+	// replicas, another one may be promoted, which may not have the lease.
+	//
+	// If too few acknowledge an acquire, the lock is released and the error is
+	// [ErrNotReplicated]. A renewal is tried again, so a lease is lost if replicas stay
+	// away for its TTL. Each acquire costs one more round trip and the replicas' replies.
+	// The values put into pools are not covered. 0 waits for no replica. At most 1,000.
 	MinReplicas int
 
-	call       inside.Caller           // brings parked work back; nil: this Locker calls nothing
+	call       inside.Caller           // has parked work run again; nil: this Locker calls nothing
 	onControls func(inForce []Control) // see insider.New
 }
 
-// Locker makes locks on one Redis. It owns the waiting line and the renewal of
-// all of them, so one Locker for each process and Redis is right. Safe for
-// concurrent use. Close it when done.
+// Locker makes locks on one Redis. It renews their leases and keeps their waiters, in
+// pipelines for all locks together, so use one Locker for each process and Redis. It is safe
+// for concurrent use. Close it when done. The zero value is not usable; see [New].
 type Locker struct {
 	rdb      Client
 	conn     *exchange.Conn
@@ -88,13 +87,13 @@ type Locker struct {
 	abandoned *abandoned
 	wake      *wake
 	parking   *parking
-	wanted    *wanted
+	contended *contendedKeys
 	gather    gather
 	controls  *controlReader
 
-	// life: closing ends waiters and goroutines. mu guards closed against the
-	// moment between "not closed" and work.Add, so that Close's work.Wait
-	// waits for everything that ever began.
+	// closing ends waiters and goroutines when Close begins. work counts what enter, spawn
+	// and branch have begun, and Close waits for it. mu makes the check of closed and
+	// work.Add one step, so that nothing begins after Close has begun to wait.
 	closing context.Context //nolint:containedctx // the Locker's own lifetime, not a caller's
 	stop    context.CancelFunc
 	mu      sync.Mutex
@@ -102,9 +101,10 @@ type Locker struct {
 	work    sync.WaitGroup
 }
 
-// New makes a Locker on rdb. It does no I/O and never fails: a client or option
+// New makes a Locker on rdb. It does no I/O and never fails. A client or option
 // that cannot work (nil, a *redis.Ring, a TTL below 100 ms, a prefix with
-// braces) is reported by every operation.
+// braces) is the error of every operation. New keeps rdb open; its owner closes it, after
+// the Locker.
 func New(rdb Client, o Options) *Locker {
 	random := make([]byte, 12) // 96 bits name the channel
 	_, _ = rand.Read(random)   // crypto/rand.Read never fails since Go 1.24
@@ -139,7 +139,7 @@ func New(rdb Client, o Options) *Locker {
 	l.wake = &wake{locker: l}
 	l.parking = newParking(l, o.call)
 	l.controls = newControlReader(l, o.onControls)
-	l.wanted = newWanted()
+	l.contended = newContendedKeys()
 	if l.err = checkClient(rdb); l.err != nil {
 		return l
 	}
@@ -198,8 +198,9 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// enter counts an operation in, unless the Locker is closed or unusable. What
-// enter let in calls l.work.Done when it is through.
+// enter counts an operation in, so that Close waits for it. It returns an error if the Locker
+// is closed or was made with bad options. After a nil error the caller calls l.work.Done when
+// the operation ends.
 func (l *Locker) enter() error {
 	if l.err != nil {
 		return l.err
@@ -223,7 +224,8 @@ func (l *Locker) spawn(f func()) bool {
 	return true
 }
 
-// branch is spawn for callers that are counted in already: it never fails.
+// branch is spawn for callers that are counted in already. It works also after Close has
+// begun.
 func (l *Locker) branch(f func()) {
 	l.work.Add(1)
 	go func() {
@@ -264,8 +266,9 @@ func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, no
 	return l.conn.NewBody(b), body, body[:n]
 }
 
-// nextNonce is the local time in microseconds, or one more than the last one: no two are
-// equal. It tells others when a lock was taken that is a string in Redis, see takenAt.
+// nextNonce returns the local time in microseconds, or one more than the last nonce: no two
+// are equal. For a lock that is a string in Redis the nonce says when it was taken, see
+// takenAt.
 func (l *Locker) nextNonce() int64 {
 	for {
 		last := l.nonce.Load()
@@ -276,8 +279,8 @@ func (l *Locker) nextNonce() int64 {
 	}
 }
 
-// takenAt is when the lock was asked for with that token, by the clock of who has it, in
-// microseconds since 1970; 0: the token does not tell.
+// takenAt returns when the token was made, by the clock of its process, in microseconds since
+// 1970; 0 for a token without a nonce.
 func takenAt(token string) int64 {
 	f := strings.Split(token, ".")
 	if len(f) < 3 {
@@ -294,7 +297,7 @@ func takenAt(token string) int64 {
 	return us
 }
 
-// doublings is how often 30 s are to be doubled to be at least ttl.
+// doublings returns how often 30 s must be doubled to be at least ttl.
 func doublings(ttl time.Duration) (n int64) {
 	for most := 30 * time.Second; most < ttl; most *= 2 {
 		n++
@@ -302,7 +305,7 @@ func doublings(ttl time.Duration) (n int64) {
 	return n
 }
 
-// earliest is the earlier of two times, a zero one meaning never.
+// earliest returns the earlier of two times; the zero time means never.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
 		return b
@@ -310,9 +313,9 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// beside calls a function of the user's on a goroutine of the Locker's own, where
-// a panic would end the program, and every lease with it: it is logged instead.
-func (l *Locker) beside(what string, f func()) {
+// callUserFunc calls a function of the user on a goroutine of the Locker, and logs a panic:
+// it would end the program, and with it every lease. what names the function in the log.
+func (l *Locker) callUserFunc(what string, f func()) {
 	defer func() {
 		if p := recover(); p != nil {
 			l.log.Error("automutex: a function given to package lock panicked", "function", what, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))

@@ -48,7 +48,7 @@ func TestMarginLeavesRenewalsAlone(t *testing.T) {
 	now := time.Now()
 	l.renewer.mu.Lock()
 	defer l.renewer.mu.Unlock()
-	l.renewer.reach(le, now, 30*time.Second)
+	l.renewer.moveDeadline(le, now, 30*time.Second)
 	if due := le.renewAt.Sub(now); (due - 10*time.Second).Abs() > 100*time.Millisecond {
 		t.Errorf("the renewal is due after %s", due)
 	}

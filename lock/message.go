@@ -5,21 +5,19 @@ import (
 	"strings"
 )
 
-// message is a grant as published: token, fence, server time; or the news that
-// a lease was broken: then the fence is brokenFence; or that somebody newer asks
-// to stop: then it is stopFence; or the news for the first in line when the gate opens:
-// then it is gateFence.
+// message is what a script publishes to the holder or waiter with a token: a grant, or
+// another kind that a negative fence names.
 type message struct {
-	token string
-	fence int64
-	us    int64
-	value string // out of a pool, escaped; of the gate: opens in (us)
+	token    string
+	fence    int64  // of a grant: its fence; else brokenFence, stopFence or gateFence
+	serverUS int64  // Redis' time when the script ran
+	value    string // of a grant: what was taken out of a pool, escaped; of gateFence: opens in (us)
 }
 
 const (
-	brokenFence = -1
-	stopFence   = -2
-	gateFence   = -3
+	brokenFence = -1 // the holder's lease was broken
+	stopFence   = -2 // a newer arrival asks the holder or waiter to stop
+	gateFence   = -3 // to the first waiter: when the gate opens
 )
 
 // parseMessage reads "<token> <fence> <server us>", and a value where there is one.
@@ -30,7 +28,7 @@ func parseMessage(payload string) (message, bool) {
 	}
 	fence, err1 := strconv.ParseInt(f[1], 10, 64)
 	us, err2 := strconv.ParseInt(f[2], 10, 64)
-	msg := message{token: f[0], fence: fence, us: us}
+	msg := message{token: f[0], fence: fence, serverUS: us}
 	if len(f) == 4 {
 		msg.value = f[3] // escaped: no spaces in it
 	}

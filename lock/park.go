@@ -6,45 +6,45 @@ import (
 	"time"
 )
 
-// longGate is for how long the gate has to be closed yet for a waiter to park at once.
+// longGate is how long the gate must yet be closed for a waiter to park at once.
 const longGate = time.Second
 
-// lockOrPark waits for the lock as Lock does, until yield is closed: from then
-// on a place in line is kept without the caller, under the lock's [Note], and
-// the error is a *BusyError with Parked set. When its turn comes, the
-// [inside.Caller] of some Locker is told, and the work calls lockOrPark, or Lock or
-// TryLock, with the same Note again; lockOrPark and Lock then go on from the
-// place it had. A yield that is closed already parks at once what finds the
-// lock busy; a nil one makes this Lock.
+// lockOrPark waits for the lock as Lock does. When parkNow is closed it parks: Redis keeps
+// the place in line under the lock's [Note], and the error is a *BusyError with Parked set.
+// With a parkNow that is closed already, a busy lock parks at once. A nil parkNow makes
+// lockOrPark the same as Lock.
 //
-// What waits in a goroutine is served first come, first served; what is parked
-// is called so, and may be overtaken by goroutines, for no slot is reserved. A
-// note parks once on a lock, and not behind itself: while a holder (of the first
-// 1,000) has the same note the answer is a *BusyError at once, without Parked. While
-// the gate is closed for more than a second, or the lock is paused, it parks without
-// waiting for yield.
+// When the turn of parked work comes, the [inside.Caller] of some Locker is called. The
+// work then calls lockOrPark, Lock or TryLock with the same Note. lockOrPark and Lock go on
+// from the place that was kept.
 //
-// Any other error means that nothing is kept: where the outcome is not known, a
-// place may stay behind, to which the Caller answers [inside.FateGone]. One that was
-// parked at the very moment when ctx or the Locker ended is told both.
-func (m *Lock) lockOrPark(ctx context.Context, yield <-chan struct{}) (*Lease, error) {
-	if err := m.parkable(); err != nil {
+// Waiters with a goroutine are served first come, first served. Parked work is called in
+// that order, but waiters may overtake it, since no slot is reserved. Work parks without
+// waiting for parkNow while the gate is closed for more than a second or the lock is paused.
+// A note has one parked place on a lock. While one of the first 1,000 holders has the same
+// note, the result is a *BusyError at once, without Parked.
+//
+// After any other error no place is kept. If the outcome is unknown a place may remain; the
+// Caller answers [inside.FateGone] to it. If the work was parked at the moment when ctx or
+// the Locker ended, the *BusyError has Parked set and unwraps to that end.
+func (m *Lock) lockOrPark(ctx context.Context, parkNow <-chan struct{}) (*Lease, error) {
+	if err := m.checkParkable(); err != nil {
 		return nil, err
 	}
-	return m.lockBefore(ctx, ctx, yield)
+	return m.lockBefore(ctx, ctx, parkNow)
 }
 
-// parkFirst has [Lock.lockOrPark] park ahead of all that are parked, where it parks at once:
-// for work that had the lock, and closed its gate with [Lease.hold], so that it is called
+// parkFirst has [Lock.lockOrPark] park ahead of all parked work, if it parks at once. It is
+// for work that held the lock and closed its gate with [Lease.hold]: the work is called
 // first when the gate opens.
-func parkFirst() Option { return func(m *Lock) { m.first = true } }
+func parkFirst() Option { return func(m *Lock) { m.parkFirst = true } }
 
-// holdTime is how long the lock was held on average of late, as this Locker has
-// seen it; 0 when it has not. Only locks on which something waited to be parked
-// are measured.
-func (m *Lock) holdTime() time.Duration { return m.locker.parking.holdTime(m) }
+// averageHeld returns how long the lock was held on average lately, as this Locker measured
+// it; 0: not measured. A lock is measured once a lockOrPark on it has waited in line.
+func (m *Lock) averageHeld() time.Duration { return m.locker.parking.averageHeld(m) }
 
-func (m *Lock) parkable() error {
+// checkParkable returns why nothing can park on the lock, or nil.
+func (m *Lock) checkParkable() error {
 	switch {
 	case m.err != nil:
 		return m.err
@@ -56,9 +56,9 @@ func (m *Lock) parkable() error {
 	return nil
 }
 
-// noteHolds reports whether the holder that a busy answer names has the asker's
+// holderHasOwnNote reports whether the holder that a busy reply names has the asker's
 // own note.
-func (m *Lock) noteHolds(a answer) bool {
+func (m *Lock) holderHasOwnNote(a answer) bool {
 	h, ok := m.kind.parseHolder(a.holder)
 	return ok && h.Note == m.note
 }

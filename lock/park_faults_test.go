@@ -119,7 +119,7 @@ func TestAnAskThatComesLate(t *testing.T) {
 				free(t, m, 0)
 				asks.Release()
 				redistest.Eventually(t, soon, func() bool { return band(t, m, "h:") == 1 }, "the late ask")
-				free(t, m, laterReleases[0]+soon)
+				free(t, m, releaseAgainAfter[0]+soon)
 			})
 		}
 	})
@@ -320,7 +320,7 @@ func TestABrokenSlotIsCalledFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			le := come(t, got, "the lock after "+what)
-			if d := le.taken.Sub(began); d > nearly {
+			if d := le.takenAt.Sub(began); d > nearly {
 				t.Errorf("%s: taken after %v", what, d)
 			}
 			mustUnlock(t, le)

@@ -90,7 +90,7 @@ func TestParkedComesBack(t *testing.T) {
 				if called {
 					inbound = 1
 				}
-				releases(t, held, inbound, minLife)
+				releases(t, held, inbound, minCallLife)
 				if _, is, _ := away(t, m); is != called {
 					t.Fatalf("called: %v; %s", is, dump(m))
 				}

@@ -9,68 +9,67 @@ import (
 )
 
 const (
-	// forget is how long what was learned of a line outlives its last use.
-	forget = time.Minute
-	// idleMost is how many lines on which nothing is parked are remembered. Beyond
-	// that the one is forgotten that was used least recently.
-	idleMost = 4000
-	// idleSlot is how long a slot may stay free for a called one to come before
-	// more are called at once; mostInbound is how many at most.
-	idleSlot    = 3 * time.Millisecond
-	mostInbound = 64
-	// vainTrip is the share by which fewer are called after one had to park
-	// again. docs/park.md compares others.
-	vainTrip = 1.0 / 64
-	// minLife and maxLife are how long a called one has to come: twice as long as
-	// it took of late, within these bounds. One that came by itself after an hour
-	// shall not make the line wait as long for the next.
-	minLife = time.Second
-	maxLife = time.Minute
+	// forgetAfter is how long the figures of a line are kept after its last use.
+	forgetAfter = time.Minute
+	// maxIdleLines is how many lines without parked work are remembered. Beyond that the
+	// least recently used one is forgotten.
+	maxIdleLines = 4000
+	// slotFreeLimit is how long a slot may be free before called work takes it. When it
+	// takes longer, inbound doubles, up to maxInbound.
+	slotFreeLimit = 3 * time.Millisecond
+	maxInbound    = 64
+	// vainCallDecay is the share by which inbound shrinks when called work found the lock
+	// busy and parked again. docs/park.md compares other values.
+	vainCallDecay = 1.0 / 64
+	// minCallLife and maxCallLife bound callLife: how long called work has to arrive before
+	// its call lapses. maxCallLife keeps work that took an hour to arrive from making the
+	// line wait as long for the next.
+	minCallLife = time.Second
+	maxCallLife = time.Minute
 )
 
-// parking calls what is parked, and looks after it. What it knows of a lock
-// lives in memory, for each Locker by itself: how many to call at once, how long
-// the lock is held, how long a called one takes to come. Nothing hangs on its
-// being right but speed.
+// parking calls parked work when its turn comes, and checks lines with parked work. Its
+// figures live in memory, for each Locker by itself: how much work to call at once, how
+// long a lock is held, how long called work takes to arrive. Only speed depends on them.
 type parking struct {
-	locker *Locker
-	caller inside.Caller
-	alarm  alarm
-	known  atomic.Int32 // len(lines): most Lockers have none, and pay nothing
+	locker    *Locker
+	caller    inside.Caller
+	alarm     alarm
+	lineCount atomic.Int32 // len(lines): most Lockers have none, and pay nothing
 
-	mu      sync.Mutex             // guards what follows; never held across I/O
-	lines   map[string]*parkedLine // by key; nil while empty
-	most    int                    // the most lines there were since the map was made
-	looks   lineHeap               // lines with parked set, but for those a look at is under way
-	idle    lineHeap               // the other lines, the least recently used first
-	parkedN int                    // how many of lines have parked set
-	rounds  int                    // of looks that are under way; see roundsFree
-	tokens  float64                // looks that may begin now; see refill
-	filled  time.Time              // when tokens was last brought up to date
-	queue   []*pendingCall
-	callers int // goroutines that work the queue off; each ends when it is empty
+	mu        sync.Mutex             // guards what follows; never held across I/O
+	lines     map[string]*parkedLine // by key; nil while empty
+	peakLines int                    // the highest len(lines) since the map was made
+	toCheck   lineHeap               // lines with parked work, except those with a check under way
+	idle      lineHeap               // lines without parked work, the least recently used first
+	parkedN   int                    // how many of lines have parked work
+	rounds    int                    // rounds of checks under way; see roundsFree
+	budget    float64                // checks that may begin now; see refillBudget
+	budgetAt  time.Time              // when budget was last refilled
+	queue     []*pendingCall
+	callers   int // goroutines in makeCalls; each ends when queue is empty
 }
 
-// parkedLine is what is known of one lock. It belongs to parking.mu.
+// parkedLine is what a Locker knows of the parked work of one lock. parking.mu guards it.
 type parkedLine struct {
-	key     string // never changed
-	lock    *Lock
-	inbound float64 // how many called and waiting ones there are to be
-	hold    average
-	trip    average // from call to coming
-	parked  bool    // something was parked or called when Redis was last asked
-	exact   bool    // lookAt is the first holder's end: before it there is nothing to see
-	looking bool
-	lookAt  time.Time
-	seen    time.Time // when Redis last said that something is parked
-	used    time.Time
-	in      *lineHeap               // the heap it is in, nil while looking
-	place   int                     // in that heap
-	laters  map[string]bool         // notes that cannot come for now, as was said since the last look; nil while empty
-	calls   map[string]*pendingCall // by note: those queued, under way or on their way back; nil while empty
+	key          string // never changed
+	lock         *Lock
+	inbound      float64 // called and waiting work that the line is to have; a script gets its whole part
+	avgHeld      average // how long the lock is held
+	avgReturn    average // from a call until the called work arrives
+	parked       bool    // by the last reply, something is parked or called
+	atDeadline   bool    // checkAt is the first holder's deadline: an earlier check finds nothing
+	checking     bool    // a check is under way
+	checkAt      time.Time
+	parkedSeenAt time.Time // when a reply last named parked work
+	usedAt       time.Time
+	heap         *lineHeap               // the heap that it is in; nil while checking
+	place        int                     // index in that heap
+	notNow       map[string]bool         // notes whose Caller answered FateLater since the last check; nil while empty
+	calls        map[string]*pendingCall // by note; nil while empty
 }
 
-// average is a moving one; zero: nothing was measured.
+// average is a moving average; zero: nothing was measured.
 type average time.Duration
 
 func (a *average) add(d time.Duration) {
@@ -83,12 +82,12 @@ func (a *average) add(d time.Duration) {
 
 func newParking(l *Locker, caller inside.Caller) *parking {
 	p := &parking{locker: l, caller: caller}
-	p.alarm.ring = p.look
+	p.alarm.ring = p.startChecks
 	return p
 }
 
-// line is what is known of m, made when it is asked for first, and forgotten by
-// a look. Callers hold mu.
+// line returns the parkedLine of m, and makes it if there is none. startChecks forgets it
+// when it is not used. Callers hold mu.
 func (p *parking) line(m *Lock) *parkedLine {
 	n, now := p.lines[m.Key()], time.Now()
 	if n == nil {
@@ -97,24 +96,24 @@ func (p *parking) line(m *Lock) *parkedLine {
 			p.lines = make(map[string]*parkedLine)
 		}
 		p.lines[m.Key()] = n
-		p.most = max(p.most, len(p.lines))
-		p.known.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
-		// However it is used, look has to come and forget it.
-		p.alarm.set(now.Add(forget + time.Second))
+		p.peakLines = max(p.peakLines, len(p.lines))
+		p.lineCount.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
+		// startChecks has to run and forget it, even if nothing is ever parked.
+		p.alarm.set(now.Add(forgetAfter + time.Second))
 	}
 	if n.lock == nil || n.lock.limit != m.limit {
-		// A handle of its own: the caller's may hold on to what it came with.
+		// A copy: the caller's handle keeps its callbacks, and what they refer to, in memory.
 		n.lock = &Lock{locker: m.locker, kind: m.kind, name: m.name, keys: m.keys, limit: m.limit}
 	}
-	n.used = now
-	p.plan(n)
+	n.usedAt = now
+	p.reschedule(n)
 	return n
 }
 
 // noteReturn notes the reply to an ask whose note was parked before. It reports whether
-// the asker came because a Caller called it.
+// a Caller had called that note.
 func (p *parking) noteReturn(m *Lock, le *Lease, a answer) (called bool) {
-	if !a.back || a.parked { // noteParked handles one that is parked now
+	if !a.returned || a.parked { // noteParked handles one that is parked now
 		return false
 	}
 	le.parked = max(a.inLine, 1) // Redis counts whole milliseconds; 0 means never
@@ -122,93 +121,100 @@ func (p *parking) noteReturn(m *Lock, le *Lease, a answer) (called bool) {
 	defer p.mu.Unlock()
 	n := p.line(m)
 	n.noteArrival(m.note)
-	if a.others > 0 && p.caller != nil {
-		p.alarm.set(p.lookSoon(n)) // who parked them may be gone, and another slot free
+	if a.othersParked > 0 && p.caller != nil {
+		p.alarm.set(p.checkSoon(n)) // the process that parked them may be gone, and a slot free
 	}
-	if a.trip < 0 {
+	if a.sinceCall < 0 {
 		return false
 	}
-	n.trip.add(a.trip)
-	if a.yours && a.idle > idleSlot && a.others > 0 {
-		n.inbound = min(2*n.inbound, mostInbound)
+	n.avgReturn.add(a.sinceCall)
+	if a.yours && a.slotFreeFor > slotFreeLimit && a.othersParked > 0 {
+		n.inbound = min(2*n.inbound, maxInbound)
 	}
 	return true
 }
 
-// noteParked notes that an asker was parked; called: a Caller had called it, in vain.
+// noteParked notes that an ask parked its note. called means that a Caller had called the
+// note, so the call was in vain.
 func (p *parking) noteParked(m *Lock, a answer, called bool) {
 	if !a.parked {
 		return
 	}
 	p.mu.Lock()
 	n := p.line(m)
-	if called || a.trip >= 0 {
+	if called || a.sinceCall >= 0 {
 		n.noteArrival(m.note)
-		n.inbound = max(1, n.inbound*(1-vainTrip))
+		n.inbound = max(1, n.inbound*(1-vainCallDecay))
 	}
 	var at time.Time
-	if p.caller != nil { // else it can call nobody: others look after it
-		at = p.lookSoon(n)
+	if p.caller != nil { // nil: this Locker cannot call, so others check the line
+		at = p.checkSoon(n)
 	}
 	p.mu.Unlock()
 	p.alarm.set(at)
 }
 
-// measureHolds measures the hold time of m from now on.
-func (p *parking) measureHolds(m *Lock) {
+// measureHeld has noteHeld measure m from now on.
+func (p *parking) measureHeld(m *Lock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.line(m)
 }
 
-// noteHold notes how long m was held.
-func (p *parking) noteHold(m *Lock, d time.Duration) {
-	if p.known.Load() == 0 {
+// noteHeld adds to the average of how long m is held. It does nothing for a lock that
+// measureHeld was not called for.
+func (p *parking) noteHeld(m *Lock, d time.Duration) {
+	if p.lineCount.Load() == 0 {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.lines[m.Key()]; n != nil {
-		n.hold.add(d)
-		n.used = time.Now()
-		p.plan(n)
+		n.avgHeld.add(d)
+		n.usedAt = time.Now()
+		p.reschedule(n)
 	}
 }
 
-func (p *parking) holdTime(m *Lock) time.Duration {
+// averageHeld returns how long m was held on average; 0: not measured.
+func (p *parking) averageHeld(m *Lock) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.lines[m.Key()]; n != nil {
-		return time.Duration(n.hold)
+		return time.Duration(n.avgHeld)
 	}
 	return 0
 }
 
-// wantedCalls is how many called and waiting ones m is to have, and how long a called
-// one has to come, in ms, as release and call take them.
+// wantedCalls returns two arguments of the scripts release and call: how much called and
+// waiting work m is to have, and how long called work has to arrive, in ms.
 func (p *parking) wantedCalls(m *Lock) (inbound, life any) {
 	switch {
-	case p.caller == nil, m.slots() == 0: // nobody is called to a lock that is paused
-		return int64(0), minLifeArg
-	case p.known.Load() == 0:
-		return int64(1), minLifeArg
+	case p.caller == nil, m.slots() == 0: // 0 slots: the lock is paused
+		return int64(0), minCallLifeArg
+	case p.lineCount.Load() == 0:
+		return int64(1), minCallLifeArg
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.lines[m.Key()]
 	if n == nil {
-		return int64(1), minLifeArg
+		return int64(1), minCallLifeArg
 	}
-	return int64(n.inbound), n.life().Milliseconds()
+	return int64(n.inbound), n.callLife().Milliseconds()
 }
 
-var minLifeArg any = minLife.Milliseconds() // boxed once
+var minCallLifeArg any = minCallLife.Milliseconds() // boxed once
 
-// life is how long a called one has to come. Callers hold mu.
-func (n *parkedLine) life() time.Duration { return min(max(minLife, 2*time.Duration(n.trip)), maxLife) }
+// callLife returns how long called work has to arrive: twice the average, within bounds.
+// Callers hold mu.
+func (n *parkedLine) callLife() time.Duration {
+	return min(max(minCallLife, 2*time.Duration(n.avgReturn)), maxCallLife)
+}
 
-// handleCalls reads a reply of release or call that names parked work, and queues the
-// calls that are due.
+// handleCalls reads a reply of release or call that names parked work whose turn has come,
+// and queues a call for each note in it. code is the first field of the reply. ok is false
+// for a reply of another form.
 func (p *parking) handleCalls(m *Lock, reply any) (code int64, ok bool) {
 	r := listOf(reply)
 	code, _ = r.num(0), r.num(1)
@@ -217,12 +223,12 @@ func (p *parking) handleCalls(m *Lock, reply any) (code int64, ok bool) {
 		r.text(i)
 	}
 	if r.wrong || p.caller == nil {
-		return code, !r.wrong // without a caller: whoever can call looks after it
+		return code, !r.wrong // without a Caller, other Lockers call
 	}
 	p.mu.Lock()
 	n := p.line(m)
 	outstanding := make(map[string]bool, len(r.list)-3)
-	paused := m.slots() == 0 // those called before are called again when it is resumed
+	paused := m.slots() == 0 // a later check calls them when the lock is resumed
 	for i := 3; i < len(r.list); i++ {
 		outstanding[r.text(i)] = true
 		if !paused {
@@ -230,16 +236,16 @@ func (p *parking) handleCalls(m *Lock, reply any) (code int64, ok bool) {
 		}
 	}
 	for note, s := range n.calls {
-		if !s.done.IsZero() && !outstanding[note] {
-			n.noteArrival(note) // it came, here or elsewhere
+		if !s.comingSince.IsZero() && !outstanding[note] {
+			n.noteArrival(note) // it arrived, at this process or another
 		}
 	}
-	at := p.lookSoon(n)
-	if end := time.Now().Add(firstEnd + time.Millisecond); firstEnd >= 0 && n.lookAt.After(end) {
-		// A holder that dies, or a cooldown that ends, is noticed at once.
-		n.lookAt, n.exact = end, true
-		p.plan(n)
-		at = n.lookAt
+	at := p.checkSoon(n)
+	if end := time.Now().Add(firstEnd + time.Millisecond); firstEnd >= 0 && n.checkAt.After(end) {
+		// So a holder that died, or a cooldown that ended, is noticed at once.
+		n.checkAt, n.atDeadline = end, true
+		p.reschedule(n)
+		at = n.checkAt
 	}
 	p.mu.Unlock()
 	p.alarm.set(at)

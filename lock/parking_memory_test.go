@@ -27,23 +27,23 @@ func TestParkingForgetsLinesThatOnlyWaited(t *testing.T) {
 		if _, err := l.Mutex("m", Note("n")).lockOrPark(ctx, make(chan struct{})); !errors.As(err, &busy) || busy.Parked {
 			t.Fatalf("got %v", err)
 		}
-		if l.parking.known.Load() != 1 {
+		if l.parking.lineCount.Load() != 1 {
 			t.Fatal("nothing is known of the line: this test is about what is")
 		}
 		l.parking.alarm.mu.Lock()
 		at := l.parking.alarm.at
 		l.parking.alarm.mu.Unlock()
-		if at.IsZero() || time.Until(at) > forget+time.Second {
+		if at.IsZero() || time.Until(at) > forgetAfter+time.Second {
 			t.Errorf("nobody comes to forget it: %v", at)
 		}
 		// A minute later.
 		l.parking.mu.Lock()
 		for _, n := range l.parking.lines {
-			n.used = n.used.Add(-forget - time.Second)
+			n.usedAt = n.usedAt.Add(-forgetAfter - time.Second)
 		}
 		l.parking.mu.Unlock()
-		l.parking.look()
-		if n := l.parking.known.Load(); n != 0 {
+		l.parking.startChecks()
+		if n := l.parking.lineCount.Load(); n != 0 {
 			t.Errorf("%d lines are still known", n)
 		}
 		if err := held.Unlock(t.Context()); err != nil {
@@ -74,7 +74,7 @@ func TestParkingWithoutACallerLooksAfterNothing(t *testing.T) {
 		l.parking.mu.Lock()
 		defer l.parking.mu.Unlock()
 		for key, n := range l.parking.lines {
-			if n.parked || !n.lookAt.IsZero() {
+			if n.parked || !n.checkAt.IsZero() {
 				t.Errorf("it looks after %s", key)
 			}
 		}

@@ -121,7 +121,7 @@ func TestACallThatLapses(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		parkAll(t, m, "a", "b", "c")
-		want(t, "called", releases(t, held, 1, minLife), []string{"a"})
+		want(t, "called", releases(t, held, 1, minCallLife), []string{"a"})
 		since := stored(t, m)["l:a"]
 		want(t, "before its life is over", looksAfter(t, m, 1, time.Hour), []string{"a"})
 		if got := stored(t, m)["l:a"]; got != since {
@@ -143,12 +143,12 @@ func TestACallThatLapses(t *testing.T) {
 		le := m.newLease()
 		asked := serverNow(t, m)
 		a, err := m.ask(t.Context(), le, modeTry)
-		if err != nil || !a.yours || !a.back {
+		if err != nil || !a.yours || !a.returned {
 			t.Fatalf("%+v, %v", a, err)
 		}
 		least := asked.Sub(time.UnixMilli(int64(-since - 1e14)))
-		if most := serverNow(t, m).Sub(time.UnixMilli(int64(-since-1e14))) + time.Millisecond; a.trip < least-time.Millisecond || a.trip > most {
-			t.Errorf("the trip took %v, want %v to %v", a.trip, least, most)
+		if most := serverNow(t, m).Sub(time.UnixMilli(int64(-since-1e14))) + time.Millisecond; a.sinceCall < least-time.Millisecond || a.sinceCall > most {
+			t.Errorf("the trip took %v, want %v to %v", a.sinceCall, least, most)
 		}
 		nothingOf(t, m)
 		// Called, lapsed and called anew, all alone: its second call counts.
@@ -169,7 +169,7 @@ func TestTheLastOneOut(t *testing.T) {
 		held := mustTry(t, m)
 		fence := fenceOf(t, held)
 		parkAll(t, m, "a", "b")
-		releases(t, held, 1, minLife)
+		releases(t, held, 1, minCallLife)
 		if stored(t, m)["i"] == 0 {
 			t.Fatalf("since when the slot is idle is not noted; %s", dump(m))
 		}
@@ -190,7 +190,7 @@ func TestTheLastOneOut(t *testing.T) {
 		for _, drop := range []bool{false, true} {
 			held = mustTry(t, m)
 			parkAll(t, m, "a")
-			releases(t, held, 1, minLife)
+			releases(t, held, 1, minCallLife)
 			if drop {
 				runs(t, m, callScript, []any{m.limit, 1, 1000, "a", 1})
 			} else {
@@ -232,7 +232,7 @@ func TestTheFastPathIsAsFast(t *testing.T) {
 				t.Errorf("%d asks, %d releases, %d calls", asks, releases, calls)
 			}
 		}
-		if n := l.parking.known.Load(); n != 0 {
+		if n := l.parking.lineCount.Load(); n != 0 {
 			t.Errorf("%d lines are known of", n)
 		}
 	})
@@ -296,10 +296,10 @@ func TestFates(t *testing.T) {
 		mustUnlock(t, held)
 		c.called(t, "unsure", 3) // it is repeated, by looks
 		first := c.of("unsure")
-		if d := first[0].Sub(began); d > lookEvery && s.Kind() == redistest.KindReal {
+		if d := first[0].Sub(began); d > checkEvery && s.Kind() == redistest.KindReal {
 			t.Errorf("the first one that might come was called after %v: those before it were to be passed over at once", d)
 		}
-		if d := first[2].Sub(first[0]); d < lookEvery/2 {
+		if d := first[2].Sub(first[0]); d < checkEvery/2 {
 			t.Errorf("three calls within %v", d)
 		}
 		if n := len(c.of("gone")); n != 1 {
@@ -316,7 +316,7 @@ func TestFates(t *testing.T) {
 		c.called(t, "coming", 1)
 		// Not before its life is over.
 		c.called(t, "coming", 2)
-		if at := c.of("coming"); at[1].Sub(at[0]) < minLife {
+		if at := c.of("coming"); at[1].Sub(at[0]) < minCallLife {
 			t.Errorf("repeated after %v", at[1].Sub(at[0]))
 		}
 		c.set("later", inside.FateGone)
@@ -349,12 +349,12 @@ func TestALineOfLaters(t *testing.T) {
 			mustUnlock(t, held)
 			c.called(t, "later0", rounds+4)
 			made, told, took := c.total()-before, scripts.count(callScript), time.Since(began)
-			// A look comes after lookEvery, or a bit sooner with others.
-			looks := int(took/(lookEvery-lookTogether)) + 2
-			if most := looks * min(n+1, latersPerLook+1); made > most {
+			// A look comes after checkEvery, or a bit sooner with others.
+			looks := int(took/(checkEvery-checkTogether)) + 2
+			if most := looks * min(n+1, maxNotNow+1); made > most {
 				t.Errorf("%d of them: %d calls within %v, want at most %d", n, made, took, most)
 			}
-			if most := looks * min(n+2, latersPerLook+2); told > most {
+			if most := looks * min(n+2, maxNotNow+2); told > most {
 				t.Errorf("%d of them: %d runs of call within %v, want at most %d", n, told, took, most)
 			}
 			if err := m.Delete(t.Context()); err != nil {

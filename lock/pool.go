@@ -11,22 +11,22 @@ import (
 	"github.com/automutex/automutex/internal/keytext"
 )
 
-// Pool is a set of named values (API keys, ports, licences, jobs) in Redis that
-// are taken out one by one, each by one holder at a time. Takers stand in line,
-// first come, first served; values go first in, first out. Who puts and who
-// takes may be different processes.
+// Pool is a set of values (API keys, ports, licences, jobs) in Redis. [Pool.Take] takes one
+// value out, and each value has one holder at a time. Callers of Take stand in line, first
+// come, first served; values are handed out first in, first out. Different processes may put
+// and take.
 //
-// A taken value is leased: it comes back by Unlock, or by itself when its taker
-// dies, or leaves the pool for good by Consume. A value is never lost and never
-// held by two. Safe for concurrent use.
+// A taken value is leased. [Lease.Unlock] returns it to the pool, and so does the end of the
+// lease if its holder dies. [Lease.Consume] removes it from the pool. A value is never lost.
+// Safe for concurrent use.
 //
-// A pool with values has no TTL in Redis: it lasts until its values are
-// consumed or it is deleted.
+// A pool with values has no TTL in Redis: it lasts until its values are consumed or it is
+// deleted.
 type Pool struct{ m *Lock }
 
-// Pool is the pool called name. TTL, MaxHold, NoRenew, Note and Parts apply to
-// it as to a lock; Rate is refused. A pool and a lock of one name have nothing to do with each
-// other.
+// Pool returns the pool called name. It does no I/O. TTL, MaxHold, NoRenew, Note and Parts
+// apply to it as to a lock; Rate is an error. A bad name or option is the error of every
+// operation. A pool is independent of a lock with the same name.
 func (l *Locker) Pool(name string, options ...Option) *Pool {
 	m := l.Semaphore(name, 1, options...)
 	m.kind = poolKind{}
@@ -37,12 +37,11 @@ func (l *Locker) Pool(name string, options ...Option) *Pool {
 	return &Pool{m}
 }
 
-// Put adds values, at the end. A value that the pool has already, free or
-// taken, is left as it is: it is a set, and to put values again after an error
-// does no harm unless they were consumed meanwhile. (The client does so by itself
-// when a connection breaks: a value that is a job may then be done twice.) It
-// tells how many were added, after an error too. Values are any text but the
-// empty one; with an empty one among them nothing is added.
+// Put adds values at the end, and returns how many it added, also with an error. It leaves
+// out values that the pool has already, free or taken. So a Put may be repeated after an
+// error, unless a value was consumed meanwhile: that one is added again. (go-redis repeats a
+// Put by itself if the connection breaks, so a value that is a job may be done twice.)
+// Values are any text except the empty one; if one is empty, Put adds none.
 func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
 	args := make([]any, len(values))
 	for i, value := range values {
@@ -69,23 +68,26 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 	return added, p.m.err
 }
 
-// putMost bounds how long one Put keeps Redis from others.
+// putMost is how many values one script call adds, so that it does not block Redis for long.
 const putMost = 1000
 
-// Take takes a value, waiting in line until ctx ends; [Lease.Value] is the
-// value. Errors and guarantees are those of [Lock.Lock].
+// Take takes the first free value; [Lease.Value] returns it. If none is free, Take waits in
+// line until ctx ends. Errors and guarantees are those of [Lock.Lock].
 func (p *Pool) Take(ctx context.Context) (*Lease, error) { return p.m.Lock(ctx) }
 
-// PoolInfo is what a pool has at one moment.
+// PoolInfo is the content of a pool at one moment.
 type PoolInfo struct {
+	// Free and Taken are how many values are free and taken, Waiting is how many callers of
+	// Take wait in line.
 	Free, Taken, Waiting int
-	// Values are the free values, next one first, at most 1,000.
+	// Values are the free values, the next one first, at most 1,000.
 	Values []string
-	// Holders are those who have taken one, at most 1,000.
+	// Holders are the holders of taken values, at most 1,000.
 	Holders []Holder
 }
 
-// Inspect tells what the pool has.
+// Inspect returns the content of the pool. It may be outdated at once. The error Is
+// ErrBackend if Redis could not be asked.
 func (p *Pool) Inspect(ctx context.Context) (PoolInfo, error) {
 	reply, err := p.m.operate(ctx, poolInspectScript, []any{maxHolders})
 	if err != nil {
@@ -131,8 +133,8 @@ func parseTaken(member, score string, us int64) (value string, expires time.Dura
 	return value, time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond, err
 }
 
-// Delete removes the pool with all its values, and tells how many. The contexts
-// of takers end with ErrLost, as with [Lock.Break].
+// Delete deletes the pool with all its values, and returns how many there were. The contexts
+// of their holders end with cause ErrLost, as with [Lock.Break].
 func (p *Pool) Delete(ctx context.Context) (int, error) {
 	return p.m.operateBreak(ctx, poolDeleteScript, nil)
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/automutex/automutex/internal/exchange"
 )
 
-// refreshTogether: refreshes due that soon travel with one that is due.
+// refreshTogether: a refresh that is due this soon is sent in the pipeline of one that is due.
 const refreshTogether = refreshEvery / 4
 
-// ring asks again for every waiter that is due. After Close it does nothing:
-// the waiters are leaving.
+// ring asks again for every waiter that is due. The alarm calls it. After Close it does
+// nothing: the waiters are leaving.
 func (n *line) ring() {
 	if n.locker.enter() != nil {
 		return
@@ -37,13 +37,13 @@ func (n *line) ring() {
 	exchange.InBatches(n.locker.conn, n.locker.branch, due, func(w *waiter) string { return w.lease.lock.Key() }, n.refresh)
 }
 
-// refresh asks for a batch of waiters, in one pipeline; pools have a script of
-// their own, and so a pipeline.
+// refresh asks for a batch of waiters, in one pipeline for each script: pools have another
+// script than locks.
 func (n *line) refresh(batch []*waiter) {
 	batches := map[*exchange.Script][]*waiter{}
 	calls := map[*exchange.Script][]*exchange.Call{}
 	for _, w := range batch {
-		s, args := w.lease.lock.kind.ask(w.lease, w.pending.mode) // nobody changes pending before the reply
+		s, args := w.lease.lock.kind.ask(w.lease, w.pending.mode) // mode does not change before the reply
 		batches[s] = append(batches[s], w)
 		calls[s] = append(calls[s], &exchange.Call{Keys: w.lease.lock.keys, Args: args})
 	}
@@ -52,6 +52,7 @@ func (n *line) refresh(batch []*waiter) {
 	}
 }
 
+// refreshWith sends calls of s, one for each waiter of batch, and handles the replies.
 func (n *line) refreshWith(s *exchange.Script, batch []*waiter, calls []*exchange.Call) {
 	before := make([]int32, len(batch))
 	for i, w := range batch {
@@ -81,7 +82,7 @@ func (n *line) handleReply(w *waiter, a answer, err error, sent time.Time) {
 	w.pending = nil
 	switch {
 	case w.state == stateLeaving:
-		if err == nil && a.parked { // the goroutine goes, its place stays
+		if err == nil && a.parked { // the goroutine returns, and its place in line stays
 			w.last = a
 			n.locker.parking.noteParked(m, a, w.wasCalled)
 		}
@@ -90,13 +91,13 @@ func (n *line) handleReply(w *waiter, a answer, err error, sent time.Time) {
 		w.err = err
 		n.end(w, stateFailed)
 	case err != nil:
-		// The first deadline may have passed: without a new reply it says nothing,
-		// and would have the next ask sent at once, again and again.
+		// Clear expiryAt: it is from an older reply. If it has passed, it would have asks sent
+		// again and again without a pause.
 		w.refreshAt, w.expiryAt = now.Add(refreshEvery/4), time.Time{}
 	case a.yours:
 		m.won(w.lease, a, sent)
 		n.end(w, stateGranted)
-	case ask.mode == modePark && !a.more:
+	case ask.mode == modePark && !a.morePruning:
 		w.last = a
 		n.locker.parking.noteParked(m, a, w.wasCalled)
 		n.end(w, stateParkedOrRefused)
@@ -115,17 +116,17 @@ func (n *line) stayInLine(w *waiter, a answer, sent time.Time, repeat bool) {
 	m, now := w.lease.lock, w.repliedAt
 	w.last, w.askedAt = a, sent
 	if w.hintAt.Before(sent) {
-		w.hint = message{} // refuted: w did not hold the lock after that grant
+		w.hint = message{} // this reply came later, and w did not hold the lock then
 	}
 	if w.mayPark && (a.gate > longGate || m.slots() == 0) {
-		w.state = stateParkNext // nobody may take the lock: no goroutine waits for that
+		w.state = stateParkNext // nobody may take the lock for a while
 	}
 	w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
-	if repeat || w.state == stateParkNext || a.more {
+	if repeat || w.state == stateParkNext || a.morePruning {
 		w.refreshAt = now
 	}
-	// Only the first in line watch the first deadline; one of them will be granted
-	// what it frees. The very first watches the gate.
+	// Only the first waiters, one for each slot, watch the first deadline: one of them gets
+	// the slot that it frees. Only the first waiter watches the gate.
 	switch {
 	case a.gate > 0 && a.place == 0:
 		w.expiryAt = now.Add(a.gate)
@@ -140,14 +141,15 @@ func (n *line) stayInLine(w *waiter, a answer, sent time.Time, repeat bool) {
 	n.takeGrant(w)
 }
 
-// endsBeforeGateOpens reports whether the wait of w ends before the gate opens, and w
-// shall not wait then; see InTimeOnly. Callers hold mu.
+// endsBeforeGateOpens reports whether w has the option InTimeOnly and its wait ends before
+// the gate opens. Callers hold mu.
 func (w *waiter) endsBeforeGateOpens(now time.Time, gate time.Duration) bool {
 	return w.lease.lock.inTimeOnly && gate > 0 && !w.until.IsZero() && w.until.Before(now.Add(gate))
 }
 
-// askAgainFor makes the waiters of m ask again: the reply to a release may have named a
-// grant to one of them, and was lost, or came to a copy of the release that was sent later.
+// askAgainFor makes the waiters of m ask again. A release may have granted the lock to one of
+// them, and the reply that named the grant was lost: go-redis sent the release again, and
+// read the reply to the second copy only.
 func (n *line) askAgainFor(m *Lock) {
 	n.askAgain(func(w *waiter) bool { return w.lease.lock.Key() == m.Key() })
 }

@@ -72,13 +72,13 @@ func TestRule08_AtMostTwoRenewalsAreUnderWay(t *testing.T) {
 	r := l.renewer
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.reach(le, now, 9*time.Second)
-	r.attempt(le, le.renewAt)
+	r.moveDeadline(le, now, 9*time.Second)
+	r.noteSent(le, le.renewAt)
 	if again := le.renewAt.Sub(now); again < 4*time.Second || again > 5*time.Second {
 		t.Errorf("the second renewal is due %s after the lease began, want a third of what is left: 5 s", again)
 	}
-	r.attempt(le, le.renewAt)
-	if next := r.next(le); !next.Equal(le.deadline) {
+	r.noteSent(le, le.renewAt)
+	if next := r.nextDue(le); !next.Equal(le.deadline) {
 		t.Errorf("a third renewal is due %s before the deadline while two are under way", le.deadline.Sub(next))
 	}
 }
@@ -101,7 +101,7 @@ func TestRule08_ShortTurnsInLineAreNotRenewed(t *testing.T) {
 		for _, w := range waiters {
 			mustUnlock(t, held)
 			held = w.got(t)
-			if time.Since(held.taken) > firstRenewal/2 {
+			if time.Since(held.takenAt) > firstRenewal/2 {
 				late++ // a busy machine
 			}
 		}
@@ -122,14 +122,14 @@ func TestRule08_FailureOfAnOlderRenewalChangesNothing(t *testing.T) {
 	r := l.renewer
 	first := time.Now()
 	r.mu.Lock()
-	r.attempt(le, first)
-	r.attempt(le, first)
+	r.noteSent(le, first)
+	r.noteSent(le, first)
 	r.mu.Unlock()
 	r.renew([]*Lease{le}) // the second attempt, which succeeds
-	r.later(le, first)
+	r.retrySoon(le, first)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if due := time.Until(le.renewAt); due < 5*time.Second || le.attempts != 0 {
-		t.Errorf("due in %s with %d attempts under way, want about 10 s and none", due, le.attempts)
+	if due := time.Until(le.renewAt); due < 5*time.Second || le.renewals != 0 {
+		t.Errorf("due in %s with %d attempts under way, want about 10 s and none", due, le.renewals)
 	}
 }

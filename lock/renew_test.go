@@ -53,7 +53,7 @@ func TestRule08_RenewalIsDueAtAThird(t *testing.T) {
 	due := func(sent time.Time, length time.Duration) time.Duration {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.reach(le, sent, length)
+		r.moveDeadline(le, sent, length)
 		return le.renewAt.Sub(now)
 	}
 	for i, step := range []struct{ sent, length, want time.Duration }{
@@ -81,10 +81,10 @@ func TestRule08_ExtendDuringAFailedRenewal(t *testing.T) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.reach(le, now, time.Second)
-	r.reach(le, now, time.Hour)
+	r.moveDeadline(le, now, time.Second)
+	r.moveDeadline(le, now, time.Hour)
 	le.renewAt = now.Add(50 * time.Millisecond) // later, after the failure
-	r.reach(le, now.Add(50*time.Millisecond), time.Second)
+	r.moveDeadline(le, now.Add(50*time.Millisecond), time.Second)
 	if wait := le.renewAt.Sub(now); wait < 50*time.Minute {
 		t.Errorf("after a renewal that had nothing to add the next is due in %s", wait)
 	}
@@ -124,12 +124,12 @@ func TestRule08_RenewalsTravelTogether(t *testing.T) {
 		sizes := k.sizes(renewScript)
 		t.Logf("%d renewals in pipelines of %v", k.count(renewScript), sizes)
 		slices.Sort(sizes)
-		together := slices.Equal(sizes, []int{n - 2*exchange.BatchMost, exchange.BatchMost, exchange.BatchMost})
+		together := slices.Equal(sizes, []int{n - 2*exchange.MaxBatch, exchange.MaxBatch, exchange.MaxBatch})
 		if s.Kind() == redistest.KindCluster { // each master has its own
-			together = len(sizes) == 3 && sizes[2] <= exchange.BatchMost
+			together = len(sizes) == 3 && sizes[2] <= exchange.MaxBatch
 		}
 		if !together {
-			t.Errorf("%d renewals in pipelines of %v, at most %d each", n, sizes, exchange.BatchMost)
+			t.Errorf("%d renewals in pipelines of %v, at most %d each", n, sizes, exchange.MaxBatch)
 		}
 		for _, le := range leases {
 			if err := le.Unlock(t.Context()); err != nil {
@@ -146,7 +146,7 @@ func renewNow(l *Locker) {
 	r.mu.Lock()
 	for _, le := range r.leases {
 		le.renewAt = now
-		r.plan(le)
+		r.reschedule(le)
 	}
 	r.mu.Unlock()
 	r.alarm.set(now)

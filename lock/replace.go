@@ -9,23 +9,23 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// The newest wins: whoever comes to a lock may ask those who came earlier to
-// stop. Nobody is made to: a holder that is asked keeps its lease until it gives
-// it back, and only then is there a slot for the newer one.
+// The newest wins: a newer arrival at a lock may ask older holders and waiters to stop. The
+// request is only a message: a holder keeps its lease until it releases it, and the newer
+// one waits for that.
 //
 //	arrival, _, err := locker.Mutex("index:7", Note("edit 1042")).arrive(ctx)
 //	m := locker.Mutex("index:7", Note("edit 1042"), onStop(arrival, cancel))
 //	standing, err := m.askOlderToStop(ctx) // again each second while m.Lock waits
 
-// arrivalKept is how long an arrival is known after it was last seen.
+// arrivalKept is how long Redis stores an arrival after the last arrive with its note.
 const arrivalKept = time.Hour
 
-// onStop lets those who arrive after arrival ask holders and waiters of this
-// handle to stop, see [Lock.askOlderToStop]: f is called then. It may be called several
-// times, also when the lease or the wait is just over, on the goroutine that
-// hears for all locks of the Locker: it must not block, nor call the Locker. What
-// it does is up to it; cancelling the context of the work is the usual thing.
-// While the handle holds or waits, its Locker has a subscription.
+// onStop has f called when a newer arrival asks the holders and waiters of this handle to
+// stop, see [Lock.askOlderToStop]. arrival is the handle's own, as arrive returned it. f
+// usually cancels the context of the work. It may be called several times, and also just
+// after the lease or the wait has ended. It runs on the goroutine that receives the messages
+// for all locks of the Locker: it must neither block nor call the Locker. While the handle
+// holds or waits, its Locker has a subscription.
 func onStop(arrival int64, f func()) Option {
 	return func(m *Lock) {
 		if arrival <= 0 || f == nil {
@@ -36,14 +36,14 @@ func onStop(arrival int64, f func()) Option {
 	}
 }
 
-// arrive tells when the one with this handle's Note first came to this lock: a
-// number that is higher the later that was, and never the same for two notes.
-// first is true when it came just now. It is known until [Lock.forget], or for
-// an hour after it last arrived, so that whoever comes back keeps its place in
-// time. (The client sends a call whose reply was lost again: then first is false.)
+// arrive returns when the work with this handle's Note first came to this lock, and stores
+// that on the first call. A later arrival has a higher number, and no two notes have the
+// same. first is true if this call stored it. (If go-redis had to send the command twice,
+// first is false.) Redis keeps the arrival until [Lock.forget], or for an hour after the
+// last call, so that work that comes back keeps its age.
 //
-// The handle needs a Note that is its own. After an error (ErrBackend) the
-// arrival may have been noted or not.
+// The handle needs a Note of its own. After an error (ErrBackend) the arrival may be stored
+// or not.
 func (m *Lock) arrive(ctx context.Context) (arrival int64, first bool, err error) {
 	reply, err := m.atArrivals(ctx, arriveScript, m.note, arrivalKept.Milliseconds())
 	if err != nil {
@@ -57,8 +57,8 @@ func (m *Lock) arrive(ctx context.Context) (arrival int64, first bool, err error
 	return arrival, first, nil
 }
 
-// forget ends what arrive began: should the one with this note come again, it
-// is new. On an error (ErrBackend) it may be known for an hour more.
+// forget deletes the arrival of this handle's Note: if the work comes again it is new. After
+// an error (ErrBackend) the arrival may stay for an hour.
 func (m *Lock) forget(ctx context.Context) error {
 	reply, err := m.atArrivals(ctx, forgetScript, m.note)
 	if err != nil {
@@ -70,16 +70,15 @@ func (m *Lock) forget(ctx context.Context) error {
 	return nil
 }
 
-// askOlderToStop asks those who arrived earlier than the handle to stop, holders and
-// waiters alike, as far as the handle needs it to be among the newest that hold
-// (one of a mutex, N of a semaphore), and tells how it stands. Nobody is asked
-// while a slot is free, nor when the handle is a holder itself or not among
-// the newest. Holders and waiters without OnStop are left alone. While nobody may
-// start, since the gate is closed or the lock is paused, only waiters are asked.
+// askOlderToStop asks older holders and waiters to stop, as many as must stop so that the
+// handle is among the newest N, the slots of the lock. It returns how the handle stands. It
+// asks nobody while a slot is free, if the handle is a holder itself, or if the handle is
+// not among the newest. It never asks holders and waiters without OnStop. While nobody may
+// start, since the gate is closed or the lock is paused, it asks waiters only.
 //
-// Those who are asked hear of it by a message that may be lost, and others may
-// come to hold: while the handle waits, call it about once a second. It needs
-// OnStop. After an error (ErrBackend) some may have been asked.
+// The request is a message, which may be lost, and new holders may come. So while the handle
+// waits, call askOlderToStop about once a second. It needs OnStop. After an error
+// (ErrBackend) some may have been asked.
 func (m *Lock) askOlderToStop(ctx context.Context) (inside.Standing, error) {
 	if m.err == nil && m.onStop == nil {
 		return inside.First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
@@ -88,11 +87,11 @@ func (m *Lock) askOlderToStop(ctx context.Context) (inside.Standing, error) {
 	return inside.Standing(n), err
 }
 
-// arrivals is the key of what Arrive notes, in one Cluster slot with the lock;
-// not in the lock's own key, which is no key at all while the lock is idle.
+// arrivals returns the Redis key of the arrivals at this lock, in the Cluster slot of the
+// lock. It is a key of its own: the lock's key does not exist while the lock is idle.
 func (m *Lock) arrivals() string { return m.keys[0] + ":arrivals" }
 
-// atArrivals is operate on the arrivals.
+// atArrivals is operate on the key of the arrivals.
 func (m *Lock) atArrivals(ctx context.Context, s *exchange.Script, args ...any) (any, error) {
 	if m.err == nil && m.note == "" {
 		return nil, fmt.Errorf("lock: %q: an arrival needs a Note, by which it is known again", m.name)
@@ -102,24 +101,24 @@ func (m *Lock) atArrivals(ctx context.Context, s *exchange.Script, args ...any) 
 	return at.operate(ctx, s, args)
 }
 
-// listen makes sure that a lease that can be asked to stop hears of it. Called
-// when the lease is with the renewer: the subscription lasts as long as that.
+// listen subscribes to messages if the lock has OnStop. Callers have added the lease to the
+// renewer, which keeps the subscription for as long as it has the lease.
 func (m *Lock) listen() {
 	if m.onStop != nil {
 		m.locker.wake.listen()
 	}
 }
 
-// stoppable reports whether there is any lease that can be asked to stop.
+// stoppable reports whether any lease has OnStop.
 func (r *renewer) stoppable() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.asked > 0
+	return r.withOnStop > 0
 }
 
-// stop calls OnStop's function of the holder or waiter with that token: somebody newer
-// asks it to stop. Callers hold nothing. A waiter that becomes a holder is both for a
-// moment, so looking here first and there then misses it only before its first reply.
+// stop calls the function of OnStop of the waiter or holder with that token. A waiter that
+// becomes a holder is both for a moment, so stop looks among the waiters first. It misses
+// only a waiter that is not in the line yet. Callers hold nothing.
 func (n *line) stop(token string) {
 	n.mu.Lock()
 	w := n.waiters[token]
@@ -135,11 +134,11 @@ func (n *line) stop(token string) {
 
 func (m *Lock) callOnStop() {
 	if m.onStop != nil {
-		m.locker.beside("OnStop", m.onStop)
+		m.locker.callUserFunc("OnStop", m.onStop)
 	}
 }
 
-// find is the lease with that token, or nil.
+// find returns the lease with that token, or nil.
 func (r *renewer) find(token string) *Lease {
 	r.mu.Lock()
 	defer r.mu.Unlock()

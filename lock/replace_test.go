@@ -294,8 +294,8 @@ func TestStop_subscription(t *testing.T) {
 	r := young.locker.renewer
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err == nil || r.asked != 0 {
-		t.Errorf("released after a loss: %v; %d can be asked to stop", err, r.asked)
+	if err == nil || r.withOnStop != 0 {
+		t.Errorf("released after a loss: %v; %d can be asked to stop", err, r.withOnStop)
 	}
 }
 

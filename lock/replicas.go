@@ -10,17 +10,18 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// With Options.MinReplicas a lease counts for as long as that many replicas of
-// the key's master know of it. Whatever moves its deadline (the end of an
-// acquisition, a renewal, Extend) is a pipeline on one connection to that master:
-// the script confirm, and a WAIT behind it. WAIT is about what its own
-// connection wrote last, and confirm always writes: so an answer of "enough"
-// speaks of this deadline, and of the grant before it, for replication keeps the
-// order. The master that answers is the one that has the lease, or it would have
-// said "lost". A deadline that too few have acknowledged is not believed in; it
-// is in Redis all the same, which errs on the safe side.
+// With Options.MinReplicas a lease counts only while that many replicas of the key's master
+// know of it. The end of an acquisition, a renewal and Extend each send one pipeline on one
+// connection to that master: the script confirm, which moves the deadline, and a WAIT.
+//
+// WAIT covers what its own connection wrote last, and confirm always writes. Replication
+// keeps the order. So enough acknowledgements prove that the replicas have this deadline,
+// and the grant before it. The replying master has the lease, or confirm would have replied
+// "lost". If too few replicas acknowledge, the lease keeps its old deadline here. Redis may
+// keep the lock taken for longer, which is safe.
 
-// confirmAll executes confirm for each call; see exchange.Conn.Confirm.
+// confirmAll runs the script confirm for each call, and waits for replicas; see
+// exchange.Conn.Confirm. A call has ErrNotReplicated if too few acknowledged.
 func (l *Locker) confirmAll(ctx context.Context, calls []*exchange.Call, within time.Duration) {
 	l.conn.Confirm(ctx, confirmScript, renewRenewed, calls, l.replicas, within)
 	for _, c := range calls {
@@ -48,36 +49,36 @@ func checkReplicas(rdb Client, n int) error {
 	return nil
 }
 
-// replicated is the last step of an acquisition: le, which Redis has granted and
-// the renewer has in charge, is handed out once enough replicas know of it, and
-// else given back.
-func (m *Lock) replicated(ctx context.Context, le *Lease) (*Lease, error) {
+// handOutReplicated is the last step of an acquisition. It returns le, which Redis has
+// granted and the renewer renews, once enough replicas know of it. Otherwise it gives le
+// back and returns an error.
+func (m *Lock) handOutReplicated(ctx context.Context, le *Lease) (*Lease, error) {
 	if m.locker.replicas == 0 {
 		return le, nil
 	}
 	within := replicasWithin(le)
 	if end, ok := ctx.Deadline(); ok {
-		within = min(within, max(time.Until(end), leaveGrace)) // a grant of the last moment needs one more
+		within = min(within, max(time.Until(end), leaveGrace)) // a grant just before the end gets leaveGrace
 	}
-	held, err := m.locker.confirm(ctx, le, m.ttl, within)
+	held, err := m.locker.extendReplicated(ctx, le, m.ttl, within)
 	switch {
 	case err == nil && held:
 		return le, nil
 	case err == nil:
 		err = fmt.Errorf("%w: %q: it was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotReplicated, m.Key())
 	}
-	if ctx.Err() != nil { // the caller is not kept: the release goes on beside
+	if ctx.Err() != nil { // return at once; the release runs in the background
 		m.locker.renewer.drop(le)
 		m.locker.abandon(le)
 		return nil, err
 	}
-	_ = le.giveBack(ctx) // what Redis could not be told is told again beside
+	_ = le.giveBack(ctx) // after an error the release is repeated in the background
 	return nil, err
 }
 
-// confirm makes le last for length, by what enough replicas know. held: it was
-// still ours; on an error it is as it was.
-func (l *Locker) confirm(ctx context.Context, le *Lease, length, within time.Duration) (held bool, err error) {
+// extendReplicated makes le last for length, once enough replicas know of that. held is
+// false if the lease was lost. On an error le is unchanged.
+func (l *Locker) extendReplicated(ctx context.Context, le *Lease, length, within time.Duration) (held bool, err error) {
 	sent := time.Now()
 	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{le.heldArg, length.Milliseconds()}}}
 	l.confirmAll(ctx, calls, within)
@@ -92,13 +93,13 @@ func (l *Locker) confirm(ctx context.Context, le *Lease, length, within time.Dur
 	case c.Reply != int64(renewRenewed):
 		return true, backendError("confirm", le.lock.Key(), unexpected(c.Reply))
 	}
-	return l.renewer.extended(le, sent, length), nil
+	return l.renewer.noteRenewed(le, sent, length), nil
 }
 
-// acknowledged waits, with MinReplicas, until enough replicas know of what was written
-// under le before. The lease is as it was: its deadline is further away than that asked
-// for here.
-func (l *Locker) acknowledged(ctx context.Context, le *Lease) error {
+// awaitReplicas waits, with MinReplicas, until enough replicas know of what was written
+// under le before. It does not change le: it asks for a length of 1 ms, and confirm never
+// shortens a lease.
+func (l *Locker) awaitReplicas(ctx context.Context, le *Lease) error {
 	if l.replicas == 0 {
 		return nil
 	}
@@ -118,8 +119,9 @@ func (l *Locker) acknowledged(ctx context.Context, le *Lease) error {
 	return nil
 }
 
-// renewals sends what renews leases: with MinReplicas the ones that count.
-func (l *Locker) renewals(batch []*Lease, calls []*exchange.Call) {
+// sendRenewals renews the leases of batch. calls get the replies. With MinReplicas a renewal
+// succeeds only if enough replicas acknowledge it.
+func (l *Locker) sendRenewals(batch []*Lease, calls []*exchange.Call) {
 	if l.replicas == 0 {
 		l.conn.Pipeline(context.Background(), renewScript, calls)
 		return
@@ -131,5 +133,6 @@ func (l *Locker) renewals(batch []*Lease, calls []*exchange.Call) {
 	l.confirmAll(context.Background(), calls, within)
 }
 
-// replicasWithin leaves time to try a renewal again before the lease ends.
+// replicasWithin returns how long replicas may take to acknowledge. It leaves time to try a
+// renewal again before the lease ends.
 func replicasWithin(le *Lease) time.Duration { return min(inside.ReplicasWithin, le.lock.ttl/4) }

@@ -176,7 +176,7 @@ func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits := p.Count("WAIT")
-	l.renewals(leases, calls)
+	l.sendRenewals(leases, calls)
 	for _, c := range calls {
 		if c.Err != nil || c.Reply != int64(renewRenewed) {
 			t.Errorf("%v, %v", c.Reply, c.Err)

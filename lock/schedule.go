@@ -2,11 +2,11 @@ package lock
 
 import "container/heap"
 
-// schedule orders leases by when each needs looking at: a heap by Lease.due. The
-// renewer's mutex guards it, and the fields due and place of every lease in it.
+// schedule is a heap of leases by Lease.due. The renewer's mutex guards it, and the fields
+// due and place of every lease in it.
 type schedule []*Lease
 
-// set puts le where its due belongs, whether it was in the schedule or not.
+// set adds le, or moves it to where its due belongs.
 func (s *schedule) set(le *Lease) {
 	if le.place > 0 {
 		heap.Fix(s, le.place-1)
@@ -15,7 +15,7 @@ func (s *schedule) set(le *Lease) {
 	heap.Push(s, le)
 }
 
-// remove takes le out; without effect when it is not in.
+// remove removes le. It does nothing if le is not in the schedule.
 func (s *schedule) remove(le *Lease) {
 	if le.place > 0 {
 		heap.Remove(s, le.place-1)

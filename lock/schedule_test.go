@@ -24,7 +24,7 @@ func TestScheduleHasTheEarliestLeaseFirst(t *testing.T) {
 			r.add(le, 1, "", time.Now(), le.lock.ttl)
 			held = append(held, le)
 		case rand.N(2) == 0:
-			r.extended(held[at], time.Now(), rand.N(4*time.Hour))
+			r.noteRenewed(held[at], time.Now(), rand.N(4*time.Hour))
 		default:
 			r.drop(held[at])
 			held[at] = held[len(held)-1]
@@ -44,8 +44,8 @@ func misplaced(r *renewer, held []*Lease) error {
 		return fmt.Errorf("%d leases are held, %d known, %d scheduled", len(held), len(r.leases), len(r.schedule))
 	}
 	for _, le := range held {
-		if r.schedule[le.place-1] != le || le.due.Before(r.schedule[0].due) || !le.due.Equal(r.next(le)) {
-			return fmt.Errorf("a lease due at %v is at place %d, after one due at %v", r.next(le), le.place, r.schedule[0].due)
+		if r.schedule[le.place-1] != le || le.due.Before(r.schedule[0].due) || !le.due.Equal(r.nextDue(le)) {
+			return fmt.Errorf("a lease due at %v is at place %d, after one due at %v", r.nextDue(le), le.place, r.schedule[0].due)
 		}
 	}
 	return nil
@@ -64,10 +64,10 @@ func TestRingPassesOverWhatIsNotDueYet(t *testing.T) {
 	now := time.Now()
 	r.mu.Lock()
 	ends.deadline, renews.renewAt = now.Add(time.Millisecond), now.Add(2*time.Millisecond)
-	r.plan(ends)
-	r.plan(renews)
+	r.reschedule(ends)
+	r.reschedule(renews)
 	r.mu.Unlock()
-	ended, due, next := r.collect(now)
+	ended, due, next := r.takeDue(now)
 	if len(ended) != 0 || len(due) != 1 || due[0] != renews || !next.Equal(ends.deadline) {
 		t.Errorf("%d leases ended, %d to renew, next in %s", len(ended), len(due), next.Sub(now))
 	}

@@ -44,8 +44,7 @@ var (
 	controlWriteScript = load("control_write", "target", "before", "after")
 )
 
-// Replies of break, renew, confirm and hold, as their headers name them. The others answer with numbers
-// and lists that mean what they say.
+// Replies of break, renew, confirm and hold, as their headers name them.
 const (
 	breakUnknown = -1
 	breakNothing = -2

@@ -150,10 +150,10 @@ func TestShort(t *testing.T) {
 		{askScript, []any{le, int64(4000), int64(3000), one, zero}, 3},
 		{askScript, []any{le, int64(4000), zero, int64(2), zero}, 4},
 		{askScript, []any{le, int64(4000), zero, one, one}, 5},
-		{releaseScript, []any{le, zero, one, zero, minLifeArg}, 1},
-		{releaseScript, []any{le, one, one, zero, minLifeArg}, 2},
-		{releaseScript, []any{le, one, int64(2), zero, minLifeArg}, 3},
-		{releaseScript, []any{le, zero, one, one, minLifeArg}, 4},
+		{releaseScript, []any{le, zero, one, zero, minCallLifeArg}, 1},
+		{releaseScript, []any{le, one, one, zero, minCallLifeArg}, 2},
+		{releaseScript, []any{le, one, int64(2), zero, minCallLifeArg}, 3},
+		{releaseScript, []any{le, zero, one, one, minCallLifeArg}, 4},
 		{releaseScript, []any{le, one, one, zero, int64(1001)}, 5},
 	} {
 		if got := c.s.Short(c.full); len(got) != c.want {
@@ -366,7 +366,7 @@ func TestScriptReplies(t *testing.T) {
 				t.Fatalf("%s is answered %v, want %d and a grant", what, got, code)
 			}
 			text, _ := r[1].(string)
-			if msg, ok := parseMessage(text); !ok || msg.token != le.token || msg.fence < year-1e12 || msg.us > msg.fence {
+			if msg, ok := parseMessage(text); !ok || msg.token != le.token || msg.fence < year-1e12 || msg.serverUS > msg.fence {
 				t.Errorf("%s tells %q, want a grant of %s", what, text, le.token)
 			}
 		}

@@ -11,11 +11,10 @@ import (
 	"time"
 )
 
-// Acquire is Lock and TryLock for callers who count on the lock being busy: ok
-// reports whether the lease was got, and a busy lock is no error. within is the
-// longest wait in line: 0 tries once; below 0 is an error. A free
-// lock is taken however short within is. Errors are ctx's own end, and what has
-// nothing to do with the lock being busy.
+// Acquire takes the lock, and reports with ok whether it did: a busy lock is no error.
+// within is the longest wait in line. 0 tries once, as [Lock.TryLock]; a negative within is
+// an error. Acquire takes a free lock however short within is. If ctx ends, the error is
+// that of ctx. Other errors are those of [Lock.Lock].
 func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
 	lease, err = m.lockWithin(ctx, within)
 	if errors.Is(err, ErrBusy) {
@@ -24,10 +23,8 @@ func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease,
 	return lease, err == nil, err
 }
 
-// With runs f while holding m and returns what f does, as [Lock.Do] does for
-// functions without a value. It releases on an error and on a panic. When the
-// lease was lost meanwhile the value is f's all the same, and the error Is
-// ErrLost.
+// With is [Lock.Do] for a function that returns a value. It returns the value of f also with
+// an error. If the lease was lost before f returned, the error Is ErrLost.
 func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, error)) (T, error) {
 	var value T
 	err := m.Do(ctx, func(ctx context.Context) error {
@@ -38,21 +35,21 @@ func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, e
 	return value, err
 }
 
-// identified is a value with an identity of its own choice, for For.
+// identified is a value for For that returns its ID itself.
 type identified interface {
-	// LockID is what tells the value from others of its type. Not empty.
+	// LockID returns what tells the value from others of its type. Not empty.
 	LockID() string
 }
 
-// For is the lock of a value: a string is the lock of that name, and a Room
-// whose ID is 123 has the lock "Room" with the part "123". The ID is what
-// LockID returns, else the field ID: a string, an integer, or what has a text
-// form (MarshalText, else String: a UUID). Pointers are followed, embedded
-// structs looked into. Parts in options are the local scope: they come after
-// the ID. Types of one name in two packages share their locks.
+// For returns the mutex of a value. For a string that is the lock of that name. For a Room
+// whose ID is 123 it is the lock "Room" with the part "123". The ID is the result of a
+// method LockID() string, or else the field ID: a string, an integer, or a value with a
+// text form (MarshalText, or else String), such as a UUID. For follows pointers and finds
+// the field in embedded structs. [Parts] in options come after the ID. Types with the same
+// name in two packages share their locks.
 //
-// A value without ID, or with an empty or zero one (not saved yet), is refused
-// by every operation of the lock: such values would all share one.
+// A value without an ID, or with an empty or zero one (it is not saved yet), is the error of
+// every operation of the lock: otherwise all such values would share one lock.
 func (l *Locker) For(value any, options ...Option) *Lock {
 	if name, ok := value.(string); ok {
 		return l.Semaphore(name, 1, options...)
@@ -66,7 +63,7 @@ func (l *Locker) For(value any, options ...Option) *Lock {
 	return m
 }
 
-// identify gives the type's name and the ID of a value.
+// identify returns the type's name and the ID of a value.
 func identify(value any) (name, id string, err error) {
 	v := reflect.ValueOf(value)
 	for v.Kind() == reflect.Pointer && !v.IsNil() {

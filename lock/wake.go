@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// pingEvery is how long the subscription may be silent before it is asked
-	// whether it lives; unanswered for as long again, it is replaced. go-redis
-	// alone does not notice a connection that swallows everything.
+	// pingEvery is how long the subscription may be silent before wake sends a ping. After as
+	// long again without an answer the subscription is replaced. go-redis by itself does not
+	// notice a connection that loses everything.
 	pingEvery = time.Second
 	// idleListen is how long a subscription outlives its last use.
 	idleListen = 10 * time.Second
@@ -22,10 +22,9 @@ const (
 )
 
 // wake is the one subscription of a Locker, on its own channel and that of the
-// controls. It exists while
-// somebody waits, or holds a lease that can be asked to stop, and some seconds
-// longer. Messages are hints: what is lost is made up for by the next refresh, and
-// after each (re)subscribe everybody asks again at once.
+// controls. It exists while somebody waits or holds a lease with OnStop, and some seconds
+// longer. Messages are hints: if one is lost, the next refresh makes up for it. After each
+// new subscription all waiters ask again at once.
 type wake struct {
 	locker *Locker
 
@@ -49,8 +48,8 @@ func (k *wake) run() {
 	for broken := 0; ; {
 		idle, worked := k.receive(&lastUse)
 		k.mu.Lock()
-		// Decided under mu: a waiter that comes now either sees listening
-		// false and starts another, or is seen by used.
+		// Decide under mu: a waiter that comes now either finds listening false and starts
+		// another subscription, or used finds the waiter.
 		if l.closing.Err() != nil || (idle && !k.used()) {
 			k.listening = false
 			k.mu.Unlock()
@@ -76,8 +75,8 @@ func (k *wake) run() {
 	}
 }
 
-// used reports whether anybody waits, or holds what can be asked to stop. In this
-// order: whoever is granted the lock is a holder before it ceases to wait.
+// used reports whether anybody waits, or holds a lease with OnStop. It checks waiters first:
+// a waiter that is granted the lock is a holder before it leaves the waiters.
 func (k *wake) used() bool { return !k.locker.line.empty() || k.locker.renewer.stoppable() }
 
 // receive subscribes and listens until the subscription fails, nobody has

@@ -125,16 +125,16 @@ func TestRule07_OldMessageProvesNothing(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
 	for _, us := range []int64{1, 999, 1000} {
-		l.line.onMessage(message{token: w.lease.token, fence: 7, us: us})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: us})
 		if w.finished() {
 			t.Fatalf("a message of %d was believed after an answer of 1000", us)
 		}
 	}
-	l.line.onMessage(message{token: "another", fence: 7, us: 2000})
+	l.line.onMessage(message{token: "another", fence: 7, serverUS: 2000})
 	if w.finished() {
 		t.Fatal("a message for another token was believed")
 	}
-	l.line.onMessage(message{token: w.lease.token, fence: 7, us: 1001})
+	l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 1001})
 	if !w.finished() || fenceOf(t, w.lease) != 7 {
 		t.Fatalf("a new message was not believed (fence %d)", fenceOf(t, w.lease))
 	}
@@ -151,7 +151,7 @@ func TestRule07_MessageDuringAnAsk(t *testing.T) {
 		w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
 		w.pending = &pendingAsk{mode: modeJoin}
 		sent := time.Now()
-		l.line.onMessage(message{token: w.lease.token, fence: 7, us: 2000})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2000})
 		if w.finished() {
 			t.Fatal("a message was believed while an ask was under way")
 		}
@@ -173,7 +173,7 @@ func TestRule07_GrantedLeaseCountsFromTheLastAsk(t *testing.T) {
 	for ttl, g := range map[time.Duration]time.Duration{time.Minute: maxGrant, 2 * time.Second: 2 * time.Second} {
 		w := hearing(l.Mutex("x", TTL(ttl)), 1000)
 		w.askedAt = time.Now().Add(-g / 4)
-		l.line.onMessage(message{token: w.lease.token, fence: 7, us: 2000})
+		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2000})
 		if !w.finished() {
 			t.Fatal("not believed")
 		}
@@ -191,7 +191,7 @@ func TestRule07_LessThanHalfLeftAsksFirst(t *testing.T) {
 	w := hearing(m, 1000)
 	w.askedAt = time.Now().Add(-maxGrant * 6 / 10)
 	l.line.mu.Lock()
-	w.hint = message{token: w.lease.token, fence: 7, us: 2000}
+	w.hint = message{token: w.lease.token, fence: 7, serverUS: 2000}
 	l.line.takeGrant(w)
 	asksNow := !w.refreshAt.After(time.Now())
 	l.line.mu.Unlock()

@@ -107,7 +107,7 @@ func TestClusterHang_othersGoOn(t *testing.T) {
 			resume := s.PauseMaster(t, hung.Key())
 			defer resume()
 			hungAt := time.Now()
-			for range sendersMost {
+			for range maxSenders {
 				go func() { _, _ = l.claim(hung.Key()).TakeFree(t.Context(), "q/1", time.Minute) }()
 			}
 			redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")

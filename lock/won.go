@@ -22,10 +22,10 @@ func (m *Lock) wonByGrant(le *Lease, msg message, since time.Time, length time.D
 	m.locker.renewer.addGranted(le, msg.fence, msg.value, since, length)
 }
 
-// handOut returns le to the caller that acquired it, once le can be asked to stop (see
-// OnStop) and enough replicas know of it (see Options.MinReplicas). On an error le has
-// been given back.
+// handOut returns le to the caller that acquired it. Before, it subscribes to messages if
+// le has OnStop, and waits for replicas if Options.MinReplicas says so. On an error le has
+// been released.
 func (m *Lock) handOut(ctx context.Context, le *Lease) (*Lease, error) {
 	m.listen()
-	return m.replicated(ctx, le)
+	return m.handOutReplicated(ctx, le)
 }

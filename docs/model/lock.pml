@@ -399,7 +399,7 @@ inline renew(c) {
 
 /* ---- the client ------------------------------------------------------------- */
 
-/* lock/renew.go: reach. The lease is believed for length from now on. */
+/* lock/renew.go: moveDeadline. The lease is believed for length from now on. */
 inline reach(c, length) {
 	left[c] = length;
 	believers = 0;
@@ -552,7 +552,7 @@ inline renewal(c) {
 	since[c] = TTL
 }
 
-/* lock/renew.go: extended. Redis has said yes; what ended meanwhile stays so. */
+/* lock/renew.go: noteRenewed. Redis has said yes; what ended meanwhile stays so. */
 inline extended(c) {
 	net[c] = IDLE;
 #ifndef MUTANT_RENEW_RETAKES

@@ -17,7 +17,7 @@ type Client interface {
 	Pipeline() redis.Pipeliner
 }
 
-// Scripts carries single scripts.
+// Scripts sends single scripts.
 type Scripts interface {
 	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
 	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd
@@ -35,11 +35,11 @@ var _ sender = (*redis.Client)(nil)
 
 // Options are how a Conn sends.
 type Options struct {
-	// Transport carries single scripts, and SETs if it has a method Process, in place of
-	// the client; nil: the client does.
+	// Transport sends single scripts in place of the client, and SETs if it has a method
+	// Process; nil: the client sends all.
 	Transport Scripts
-	// Queue is set where Transport only queues a command: Queue sends it and waits for
-	// its reply until ctx ends, and the transport may write to the command after that.
+	// Queue is set if Transport only queues a command. It queues the command and waits for
+	// its reply until ctx ends; after that the transport may still write to the command.
 	Queue Process
 	// Prefix of the keys, for the rights that an error names.
 	Prefix string
@@ -58,23 +58,23 @@ type Conn struct {
 	scripts Scripts // rdb, unless Options say otherwise
 	queue   Process // Options.Queue
 	process Process // sends a single command that is no script; nil: the transport sends scripts alone
-	// bounded: the client itself gives up within Timeout of a context's end.
-	// Otherwise (reads without timeout, a client type we do not know) each call
-	// runs beside, and is left behind.
-	bounded bool
-	jobs    chan func() // to idle workers, see beside
-	closing <-chan struct{}
-	located atomic.Bool // the client has found out once which master has which slots
-	// measures: arguments may be marshaled to no other end than to know their size.
-	measures  bool
-	deadlines deadlines
-	denied    denials
+	// bounded: the client gives up a command within Timeout of the end of its context.
+	// Otherwise (no read timeout, or an unknown client type) each call runs on a worker,
+	// so that its caller can return before it ends.
+	bounded    bool
+	jobs       chan func() // to idle workers, see onWorker
+	closing    <-chan struct{}
+	slotsKnown atomic.Bool // the client knows which master has which slots
+	// measures: the client may marshal an argument only to learn its size, see writing.
+	mayMeasure bool
+	deadlines  deadlines
+	denied     denials
 }
 
 // New makes a Conn on rdb. It does no I/O and starts no goroutine.
 func New(rdb Client, o Options) *Conn {
 	c := &Conn{
-		rdb: rdb, scripts: rdb, queue: o.Queue, measures: true, jobs: make(chan func()), closing: o.Closing,
+		rdb: rdb, scripts: rdb, queue: o.Queue, mayMeasure: true, jobs: make(chan func()), closing: o.Closing,
 		denied: denials{prefix: o.Prefix, log: o.Log},
 	}
 	var single any = rdb
@@ -92,19 +92,19 @@ func New(rdb Client, o Options) *Conn {
 	}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		c.measures = false
+		c.mayMeasure = false
 		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	case *redis.ClusterClient:
-		c.measures = false
+		c.mayMeasure = false
 		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	}
 	return c
 }
 
-// Run executes s on keys, the one key of a lock. It returns when ctx ends, and
-// leaves the exchange behind: to interrupt what has begun would not undo it.
+// Run runs s on keys, the one key of a lock. When ctx ends it returns ErrNoAnswer and lets
+// the exchange go on: an interrupted command could have run all the same.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
-	bound := c.bound(ctx)
+	bound := c.boundContext(ctx)
 	if c.queue != nil {
 		return c.submit(ctx, bound, s, keys, args)
 	}
@@ -118,25 +118,25 @@ func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (a
 	return v, err
 }
 
-// run sends s by its hash, and whole if the server does not take that.
+// run sends s by EVALSHA, and by EVAL if the server does not run it by its hash.
 func (c *Conn) run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
 	var v any
 	var err error
-	whole := c.denied.noHash.Load()
-	if !whole {
+	bySource := c.denied.noHash.Load()
+	if !bySource {
 		v, err = replyOf(c.scripts.EvalSha(ctx, s.SHA, keys, args...), nil)
-		if whole = c.denied.sendWhole(err); whole {
+		if bySource = c.denied.mustSendSource(err); bySource {
 			noteNotRun(args)
 		}
 	}
-	if whole {
+	if bySource {
 		v, err = replyOf(c.scripts.Eval(ctx, s.Source, keys, args...), nil)
 	}
 	c.unreached(err)
 	return v, c.denied.describe(s, err)
 }
 
-// opContext is a caller's values under a deadline of our own.
+// opContext has the deadline of one context and the values of another.
 type opContext struct {
 	context.Context // the deadline
 	values          context.Context
@@ -144,25 +144,25 @@ type opContext struct {
 
 func (c opContext) Value(key any) any { return c.values.Value(key) }
 
-// deadlines hands out contexts that end Timeout from now, give or take a
-// fifth. One serves all exchanges that begin within that fifth, which spares
-// each of them a timer.
+// deadlines hands out contexts that end in four to five fifths of Timeout. All exchanges
+// that begin within one fifth share a context, so that not each of them needs a timer.
 type deadlines struct {
 	mu    sync.Mutex      // guards the fields below
 	ctx   context.Context //nolint:containedctx // shared by short exchanges, ends by itself
 	renew time.Time
-	// cancel is never called: whoever has ctx may use it until its own timer ends
-	// it, also after Close, and that is all it holds. (vet wants it kept.)
+	// cancel is never called: exchanges use ctx until its timer ends it, also after Close.
+	// ctx holds nothing but that timer. (go vet wants cancel to be kept.)
 	cancel context.CancelFunc
 }
 
-// bound returns the context of one exchange: values' values, and a deadline.
-func (c *Conn) bound(values context.Context) context.Context {
+// boundContext returns the context of one exchange: the values of a caller's context, under
+// a shared deadline.
+func (c *Conn) boundContext(values context.Context) context.Context {
 	now := time.Now()
 	c.deadlines.mu.Lock()
 	defer c.deadlines.mu.Unlock()
 	if now.After(c.deadlines.renew) {
-		// The one before is left to end by its own timer: exchanges still use it.
+		// The previous context ends by its own timer: exchanges still use it.
 		c.deadlines.ctx, c.deadlines.cancel = context.WithTimeout(context.Background(), Timeout) //nolint:gosec // ends by itself
 		c.deadlines.renew = now.Add(Timeout / 5)
 	}

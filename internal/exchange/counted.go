@@ -12,13 +12,12 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// When a connection breaks before the reply, go-redis sends the command again by itself
-// and does not say so. The first copy may have run, or may run yet: an ask then takes the
-// lock after its release, for nobody, and a release that is answered "absent" may have
-// released all the same. So the copies of asks are counted, and those of releases.
+// When a connection breaks before the reply, go-redis sends the command again and does not
+// say so. The first copy may have run, or may run yet. An ask can then take the lock after
+// its release, for nobody. A release whose reply is "absent" may have released the lock. So
+// the copies of asks and of releases are counted.
 
-// Body is a text by which Redis tells one acquisition from all others, as commands carry
-// it. It never changes.
+// Body is the text that identifies one acquisition, as commands carry it. It never changes.
 type Body struct {
 	conn *Conn
 	wire []byte
@@ -31,8 +30,8 @@ func (c *Conn) NewBody(wire []byte) Body { return Body{c, wire} }
 // an argument each time it writes the command, and Counted counts that.
 type Counted struct {
 	Body *Body // set before the first command
-	// copies is how many were written, or may yet be, less those that are known to be
-	// done. Commands with one Counted never overlap.
+	// copies is how many copies were written or may yet be written, less those that the
+	// server has replied to. Commands with the same Counted never overlap.
 	copies atomic.Int32
 }
 
@@ -47,34 +46,34 @@ func (a *Counted) MarshalBinary() ([]byte, error) {
 // String is what tracing hooks print. Owners and notes are anybody's text.
 func (a *Counted) String() string { return printable.Text(string(a.Body.wire)) }
 
-// Copies is how many copies were written, or may yet be, less those that are known to be
-// done.
+// Copies returns how many copies were written or may yet be written, less those that the
+// server has replied to.
 func (a *Counted) Copies() int32 { return a.copies.Load() }
 
 // NoteReply notes the end of an exchange, with a reply or the error err; before is what
-// Copies was when it began. It reports whether the server may have run the command: with
-// an error, too, for an error reply can come after a script's first write.
+// Copies returned when it began. It reports whether the server may have run the command. A
+// script may also have written before it replied with an error.
 func (a *Counted) NoteReply(before int32, err error) (mayHaveRun bool) {
 	mayHaveRun = a.copies.Load() > before
 	var reply redis.Error
 	if mayHaveRun && (err == nil || errors.As(err, &reply)) {
-		a.copies.Add(-1) // the server is through with that copy
+		a.copies.Add(-1) // the server has replied to that copy
 	}
 	return mayHaveRun
 }
 
-// MayRunYet reports whether a copy was written, or may be, and was never replied to: its
+// MayRunYet reports whether a copy was written, or may yet be written, and got no reply: its
 // connection broke, or the client gave up.
 func (a *Counted) MayRunYet() bool { return a.copies.Load() > 0 }
 
-// WasResent reports whether more than one copy may have run, of commands whose replies
-// are not noted.
+// WasResent reports whether more than one copy may have run. It is for commands without
+// NoteReply.
 func (a *Counted) WasResent() bool { return a.copies.Load() > 1 }
 
 // countedIn returns the Counted of a command's arguments, or nil.
 func countedIn(args []any) *Counted {
 	if len(args) == 0 {
-		return nil // sweep and the like: nothing that must not run twice
+		return nil // a script such as sweep, which may run twice
 	}
 	a, _ := args[0].(*Counted)
 	return a
@@ -87,19 +86,19 @@ func noteNotRun(args []any) {
 	}
 }
 
-// noteLeftBehind notes that a command was given up that may yet be written.
+// noteLeftBehind notes that the caller gave up a command that may yet be written.
 func noteLeftBehind(args []any) {
 	if a := countedIn(args); a != nil {
 		a.copies.Add(1)
 	}
 }
 
-// writing reports whether MarshalBinary, which calls it, was called to write the
-// argument. An AutoPipeliner also marshals to know how large a command is, before the
-// command is queued: nothing that could have run. Only the call stack tells the two
-// apart: package redis measures, its package proto writes.
+// writing reports whether its caller MarshalBinary was called to write the argument. An
+// AutoPipeliner also marshals an argument to learn its size, before it queues the command:
+// that is no copy that could run. Only the call stack tells the two apart: package redis
+// measures, its package proto writes.
 func (c *Conn) writing() bool {
-	if !c.measures {
+	if !c.mayMeasure {
 		return true
 	}
 	var caller [1]uintptr
@@ -114,5 +113,5 @@ func (c *Conn) writing() bool {
 	return write
 }
 
-// callers has what writing found out of each place that calls MarshalBinary.
+// callers caches the result of writing for each place that calls MarshalBinary.
 var callers sync.Map // uintptr to bool

@@ -1,7 +1,7 @@
-// Package exchange sends commands and scripts to Redis for package lock: each exchange
-// ends within a bound, commands that go-redis sent twice are noticed, batches go to each
-// node of a Cluster by itself, and what Redis refuses to this user is named.
+// Package exchange sends commands and scripts to Redis for package lock. It bounds the time
+// of each exchange, counts commands that go-redis may have sent twice, splits batches by the
+// master of a Cluster, and names the command in the error if Redis refuses one to this user.
 //
-// It knows neither locks nor lines: package lock says which script goes to which key, and
-// what a reply means.
+// It knows nothing of locks: package lock says which script goes to which key, and what a
+// reply means.
 package exchange

@@ -8,54 +8,54 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// clusterClient is what a *redis.ClusterClient has, and what embeds one.
+// clusterClient is a *redis.ClusterClient, or a type that embeds one.
 type clusterClient interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, master *redis.Client) error) error
 }
 
-// OnCluster reports whether the client is that of a Cluster.
+// OnCluster reports whether the client is for a Cluster.
 func (c *Conn) OnCluster() bool {
 	_, isCluster := c.rdb.(clusterClient)
 	return isCluster
 }
 
-// MasterOf tells the masters of a Cluster apart: it is equal for two keys of one
-// master. It is nil where the client is no Cluster's, or no master is known.
+// MasterOf returns the master of a key, to compare with that of other keys. It is nil if
+// the client is not for a Cluster, or if the master is not known.
 func (c *Conn) MasterOf(ctx context.Context, key string) any {
 	cluster, isCluster := c.rdb.(clusterClient)
 	if !isCluster {
 		return nil
 	}
-	bound := c.bound(ctx)
+	bound := c.boundContext(ctx)
 	find := func() (any, error) { return cluster.MasterForKey(bound, key) }
 	var master any
 	var err error
-	if c.located.Load() {
-		master, err = find() // which has the slots in memory
+	if c.slotsKnown.Load() {
+		master, err = find() // needs no I/O: the client knows the slots
 	} else {
 		master, err = c.within(ctx, bound, find)
 	}
 	if err != nil {
-		return nil // go-redis looks for it again when the command is sent
+		return nil // go-redis looks it up again when the command is sent
 	}
-	c.located.Store(true)
+	c.slotsKnown.Store(true)
 	return master
 }
 
-// BatchMost is how many commands travel in one pipeline of InBatches.
-const BatchMost = 256
+// MaxBatch is how many items a batch of InBatches has at most.
+const MaxBatch = 256
 
-// InBatches has send called with batches of items, of at most BatchMost and on a
-// goroutine each, which branch starts: a node that hangs holds up only the items that
-// travel to it. No batch goes to two masters of a Cluster, for go-redis gives the error
-// of one to all commands of a pipeline.
+// InBatches calls send with batches of at most MaxBatch items, each on a goroutine that
+// branch starts: a node that hangs delays only the items that go to it. The keys of a batch
+// are all on one master of a Cluster, because go-redis gives the error of one master to all
+// commands of a pipeline.
 func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) string, send func([]T)) {
 	if len(items) == 0 {
 		return
 	}
 	chunks := func(items []T) {
-		for batch := range slices.Chunk(items, BatchMost) {
+		for batch := range slices.Chunk(items, MaxBatch) {
 			branch(func() { send(batch) })
 		}
 	}
@@ -63,7 +63,7 @@ func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) str
 		chunks(items)
 		return
 	}
-	branch(func() { // a client that is new asks for the slots first
+	branch(func() { // a new client first has to ask for the slots
 		byMaster := make(map[any][]T)
 		for _, item := range items {
 			master := c.MasterOf(context.Background(), key(item))
@@ -75,12 +75,12 @@ func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) str
 	})
 }
 
-// unreached notes how an exchange with Redis ended. When a node of a Cluster
-// could not be reached it has the client find out anew who has which slots:
-// go-redis alone does that only when a node tells it so, which a dead one does not,
-// and else once a minute (ClusterOptions.ClusterStateReloadInterval), by when the
-// leases that it kept from being renewed are lost. It asks for no answer here, and
-// one that is under way is not doubled: the next exchange has the use of it.
+// unreached is called with the error of each exchange with Redis. If a node of a Cluster
+// could not be reached, it has the client reload which node has which slots. go-redis by
+// itself reloads only if a node redirects it, which a dead node does not do, and once a
+// minute (ClusterOptions.ClusterStateReloadInterval). By then leases on that node would be
+// lost. The reload runs in the background, one at a time, for the benefit of the next
+// exchange.
 func (c *Conn) unreached(err error) {
 	if err == nil {
 		return

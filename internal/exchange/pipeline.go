@@ -16,19 +16,19 @@ type Call struct {
 	Err   error
 }
 
-// Pipeline executes s for each call in one round trip (one per node). Every
-// call ends with a reply or an error. That a server does not run a script by its
-// hash is answered per command: those go again, whole.
+// Pipeline runs s for each call in one round trip (one per node). Every call ends with a
+// reply or an error. A server that does not run a script by its hash says so for each
+// command; Pipeline sends those again by EVAL.
 func (c *Conn) Pipeline(ctx context.Context, s *Script, calls []*Call) {
-	bound := c.bound(ctx)
+	bound := c.boundContext(ctx)
 	mine := slices.Clone(calls)
 	_, err := c.within(ctx, bound, func() (any, error) {
 		c.runAll(bound, s, mine)
 		return nil, nil //nolint:nilnil // each call carries its own result
 	})
 	if err != nil {
-		// The goroutine left behind may still write into its calls: the caller
-		// gets others.
+		// The goroutine of the exchange may still write to its calls, so the caller gets
+		// new ones.
 		for i := range calls {
 			noteLeftBehind(calls[i].Args)
 			calls[i] = &Call{Keys: calls[i].Keys, Err: err}
@@ -49,21 +49,21 @@ func (c *Conn) runAll(ctx context.Context, s *Script, calls []*Call) {
 			c.unreached(x.Err)
 		}
 	}
-	whole := calls
+	bySource := calls
 	if !c.denied.noHash.Load() {
 		send(calls, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
 			return p.EvalSha(ctx, s.SHA, keys, args...)
 		})
-		whole = nil
+		bySource = nil
 		for _, x := range calls {
-			if c.denied.sendWhole(x.Err) {
+			if c.denied.mustSendSource(x.Err) {
 				noteNotRun(x.Args)
-				whole = append(whole, x)
+				bySource = append(bySource, x)
 			}
 		}
 	}
-	if len(whole) > 0 {
-		send(whole, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
+	if len(bySource) > 0 {
+		send(bySource, func(p redis.Pipeliner, keys []string, args []any) *redis.Cmd {
 			return p.Eval(ctx, s.Source, keys, args...)
 		})
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// submit is run over a transport that only queues: this goroutine waits, until bound
-// or ctx ends, and a command that is left behind is the transport's alone.
+// submit is run over a transport that only queues: the caller's goroutine waits for the reply,
+// until bound or ctx ends. After that only the transport uses the command.
 func (c *Conn) submit(ctx, bound context.Context, s *Script, keys []string, args []any) (any, error) {
 	send := func(name, text string) (any, error) {
 		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
@@ -23,21 +23,21 @@ func (c *Conn) submit(ctx, bound context.Context, s *Script, keys []string, args
 	}
 	var v any
 	var err error
-	whole := c.denied.noHash.Load()
-	if !whole {
+	bySource := c.denied.noHash.Load()
+	if !bySource {
 		v, err = send("evalsha", s.SHA)
-		if whole = c.denied.sendWhole(err); whole {
+		if bySource = c.denied.mustSendSource(err); bySource {
 			noteNotRun(args)
 		}
 	}
-	if whole {
+	if bySource {
 		v, err = send("eval", s.Source)
 	}
 	return v, c.denied.describe(s, err)
 }
 
-// submitOne queues cmd, and waits for its reply until bound or ctx ends. After
-// ErrNoAnswer cmd may be written to yet: it is not to be looked at.
+// submitOne queues cmd, and waits for its reply until bound or ctx ends. After ErrNoAnswer the
+// transport may still write to cmd, so callers must not read it.
 func (c *Conn) submitOne(ctx, bound context.Context, cmd redis.Cmder) error {
 	waiting := bound
 	if ctx.Done() != nil {

@@ -22,25 +22,25 @@ func (e *TooFew) Error() string {
 	return fmt.Sprintf("%d of %d replicas acknowledged within %s", e.Got, e.Want, e.Within.Round(time.Millisecond))
 }
 
-// Confirm executes s for each call, and WAIT behind them, once for each master. s
-// writes, and answers with written if it did. Every call ends with a reply that enough
-// replicas know of, or an error, which is a *TooFew where they do not. Masters are asked at
-// once, so that one whose replicas are away holds up the others for no longer than within.
+// Confirm runs s for each call, and then one WAIT for each master. s writes, and replies with
+// written if it did. Every call ends with a reply that enough replicas have acknowledged, or
+// with an error, which is a *TooFew if they have not. Confirm asks the masters at the same
+// time, so that one whose replicas are away delays the others for no longer than within.
 func (c *Conn) Confirm(ctx context.Context, s *Script, written int64, calls []*Call, replicas int, within time.Duration) {
-	bound := c.bound(ctx)
+	bound := c.boundContext(ctx)
 	mine := make([]*Call, len(calls))
 	for i, x := range calls {
-		copied := *x // the goroutine left behind may still write into it
+		copied := *x // a goroutine that within abandons may still write to it
 		mine[i] = &copied
 	}
 	_, err := c.within(ctx, bound, func() (any, error) {
-		var wg sync.WaitGroup // its goroutines end by the bound of their exchanges
+		var wg sync.WaitGroup // its goroutines end when their exchanges do, by the deadline of bound
 		for at, calls := range c.byMaster(bound, mine) {
-			w := &confirming{conn: c, script: s, written: written, replicas: replicas, within: patienceOf(at, within)}
+			w := &replicaConfirm{conn: c, script: s, written: written, replicas: replicas, within: waitTimeout(at, within)}
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				w.confirm(bound, at, calls)
+				w.confirmAt(bound, at, calls)
 			}()
 		}
 		wg.Wait()
@@ -55,30 +55,31 @@ func (c *Conn) Confirm(ctx context.Context, s *Script, written int64, calls []*C
 	}
 }
 
-// KnowsMasters reports whether rdb can be asked to wait for replicas.
+// KnowsMasters reports whether Confirm works with rdb: a client of one server, or of a
+// Cluster.
 func KnowsMasters(rdb Client) bool {
 	_, isMaster := rdb.(master)
 	_, isCluster := rdb.(clusterClient)
 	return isMaster || isCluster
 }
 
-// master is a client of one server. *redis.Client is one; a *redis.ClusterClient,
-// whose options are others, is not.
+// master is a client of one server, such as *redis.Client. *redis.ClusterClient is none:
+// its Options method returns another type.
 type master interface {
 	Pipeline() redis.Pipeliner
 	Options() *redis.Options
 }
 
-// patienceOf bounds a WAIT by how long the client waits for an answer.
-func patienceOf(at master, within time.Duration) time.Duration {
+// waitTimeout returns the timeout of a WAIT: within, but less than the client's read timeout.
+func waitTimeout(at master, within time.Duration) time.Duration {
 	if read := at.Options().ReadTimeout; read > 0 {
 		within = min(within, read/2)
 	}
 	return max(within, time.Millisecond) // 0 would be for ever
 }
 
-// byMaster sorts calls by the master of their key; those without one have their
-// error.
+// byMaster groups calls by the master of their key. It sets the error of a call whose
+// master is not known, and leaves the call out.
 func (c *Conn) byMaster(ctx context.Context, calls []*Call) iter.Seq2[master, []*Call] {
 	return func(yield func(master, []*Call) bool) {
 		cluster, isCluster := c.rdb.(clusterClient)
@@ -101,8 +102,8 @@ func (c *Conn) byMaster(ctx context.Context, calls []*Call) iter.Seq2[master, []
 	}
 }
 
-// confirming is how calls are confirmed.
-type confirming struct {
+// replicaConfirm is one call of Confirm: what its goroutines share. It is immutable.
+type replicaConfirm struct {
 	conn     *Conn
 	script   *Script
 	written  int64
@@ -110,25 +111,25 @@ type confirming struct {
 	within   time.Duration
 }
 
-// confirm has one master confirm calls. Those whose slot is elsewhere go there,
-// where go-redis would send them too, had the WAIT not to be on the same connection.
-func (w *confirming) confirm(ctx context.Context, at master, calls []*Call) {
-	w.send(ctx, at, calls, false)
+// confirmAt has one master confirm calls. If a slot has moved, it follows the redirection
+// once. go-redis would follow it too, but not with the WAIT on the same connection.
+func (w *replicaConfirm) confirmAt(ctx context.Context, at master, calls []*Call) {
+	w.sendTo(ctx, at, calls, false)
 	for _, x := range calls {
 		addr, asking, elsewhere := redirected(x.Err)
 		if !elsewhere {
 			continue
 		}
-		if there, ok := w.conn.masterAt(ctx, addr); ok {
-			w.send(ctx, there, []*Call{x}, asking)
+		if there, ok := w.conn.masterByAddr(ctx, addr); ok {
+			w.sendTo(ctx, there, []*Call{x}, asking)
 		}
 	}
 }
 
-// send is one pipeline, which go-redis writes to one connection. The script goes
-// whole: a server that does not know its hash, as after a failover, would have us
+// sendTo sends one pipeline, which go-redis writes to one connection. It uses EVAL, not
+// EVALSHA: a server that does not know the hash, as after a failover, would make the caller
 // wait for the replicas twice.
-func (w *confirming) send(ctx context.Context, at master, calls []*Call, asking bool) {
+func (w *replicaConfirm) sendTo(ctx context.Context, at master, calls []*Call, asking bool) {
 	p := at.Pipeline()
 	cmds := make([]*redis.Cmd, len(calls))
 	for i, x := range calls {
@@ -139,7 +140,7 @@ func (w *confirming) send(ctx context.Context, at master, calls []*Call, asking 
 	}
 	acks := p.Do(ctx, "WAIT", w.replicas, w.within.Milliseconds())
 	_, failed := p.Exec(ctx)
-	got, err := acks.Int64() // an error, too, where WAIT has no reply
+	got, err := acks.Int64() // also an error if WAIT got no reply
 	for i, x := range calls {
 		x.Reply, x.Err = replyOf(cmds[i], failed)
 		w.conn.unreached(x.Err)
@@ -154,8 +155,8 @@ func (w *confirming) send(ctx context.Context, at master, calls []*Call, asking 
 	}
 }
 
-// redirected tells where a Cluster says that a slot is, and whether one has to
-// ask there because it is still on its way.
+// redirected reads a MOVED or ASK error: the address of the node to send the command to.
+// asking means that the slot is being moved, and that ASKING has to come before the command.
 func redirected(err error) (addr string, asking, ok bool) {
 	if err == nil {
 		return "", false, false
@@ -167,15 +168,14 @@ func redirected(err error) (addr string, asking, ok bool) {
 	return "", false, false
 }
 
-// masterAt is the master with that address. One without any slot yet, to which
-// the first is just moving, is not known by go-redis: then it is tried again
-// later, as with any outage.
-func (c *Conn) masterAt(ctx context.Context, addr string) (found master, ok bool) {
+// masterByAddr returns the master with that address. go-redis does not know a master without
+// slots, to which the first slot is moving: then the caller tries again later, as in an outage.
+func (c *Conn) masterByAddr(ctx context.Context, addr string) (found master, ok bool) {
 	cluster, isCluster := c.rdb.(clusterClient)
 	if !isCluster {
 		return nil, false
 	}
-	var mu sync.Mutex // guards found: masters are visited at once
+	var mu sync.Mutex // guards found: ForEachMaster calls from several goroutines
 	err := cluster.ForEachMaster(ctx, func(_ context.Context, at *redis.Client) error {
 		mu.Lock()
 		defer mu.Unlock()

@@ -24,18 +24,16 @@ const neededRights = "resetkeys resetchannels ~%[1]s:* &%[1]s:* +eval +evalsha +
 type denials struct {
 	prefix string
 	log    *slog.Logger
-	// noHash: EVALSHA was refused. Scripts are sent whole from then on, for as long
-	// as the Conn lives.
+	// noHash: EVALSHA was refused. From then on the Conn sends scripts by EVAL.
 	noHash atomic.Bool
-	// noSet: SET was refused. Every lock is asked for from then on.
+	// noSet: SET was refused. From then on package lock takes no lock as a string.
 	noSet  atomic.Bool
 	logged sync.Map // command to true
 }
 
-// sendWhole reports whether the server did not run a script that was sent by its hash,
-// and may run it when it is sent whole: err says that the server does not know the
-// script, or does not allow EVALSHA.
-func (r *denials) sendWhole(err error) bool {
+// mustSendSource reports whether EVAL may succeed where EVALSHA failed with err: the server
+// does not know the script, or does not allow EVALSHA. Such a script has not run.
+func (r *denials) mustSendSource(err error) bool {
 	if err == nil {
 		return false
 	}
@@ -46,24 +44,24 @@ func (r *denials) sendWhole(err error) bool {
 		return false
 	}
 	r.noHash.Store(true)
-	r.say("EVALSHA", "automutex: Redis refuses EVALSHA: scripts are sent by EVAL, whole, until this process restarts")
+	r.logOnce("EVALSHA", "automutex: Redis refuses EVALSHA: scripts are sent by EVAL, whole, until this process restarts")
 	return true
 }
 
-// SetIsRefused reports whether Redis has refused a SET to this user: every lock is to be
-// asked for.
+// SetIsRefused reports whether Redis has refused a SET to this user, so that package lock has
+// to ask for every lock.
 func (c *Conn) SetIsRefused() bool { return c.denied.noSet.Load() }
 
-// SetRefused reports whether err, of SetFirst, says that the server refused the SET where
-// it may let a script take the lock, or join its line.
+// SetRefused reports whether err, of SetFirst, says that the server refused the SET but may
+// still run a script that takes the lock or joins its line.
 func (c *Conn) SetRefused(err error) bool { return c.denied.setRefused(err) }
 
-// DescribeSet returns err, of SetFirst, or what has its place where Redis refused a
-// command: an error that names the command.
+// DescribeSet returns err, of SetFirst, or an error that names the command if Redis refused
+// it.
 func (c *Conn) DescribeSet(err error) error { return c.denied.describe(nil, err) }
 
-// setRefused reports whether the server refused a SET with err where it may let a script
-// take the lock, or join its line: the user has no right to SET, or the memory is full.
+// setRefused reports whether the server refused a SET with err, but may still run a script
+// that takes the lock or joins its line: the user has no right to SET, or the memory is full.
 func (r *denials) setRefused(err error) bool {
 	var said redis.Error
 	if !errors.As(err, &said) {
@@ -71,28 +69,28 @@ func (r *denials) setRefused(err error) bool {
 	}
 	if deniedCommand(nil, err) == "SET" {
 		r.noSet.Store(true)
-		r.say("SET", "automutex: Redis refuses SET: locks that nobody waits for cost more until this process restarts")
+		r.logOnce("SET", "automutex: Redis refuses SET: locks that nobody waits for cost more until this process restarts")
 		return true
 	}
 	return HasCode(said, "OOM")
 }
 
-// describe returns err, or what has its place where Redis refused a command of the
-// exchange: an error that names the command.
+// describe returns err, or an error that names the command if Redis refused one.
 func (r *denials) describe(s *Script, err error) error {
 	command := deniedCommand(s, err)
 	if command == "" {
 		return err
 	}
 	if s != nil {
-		// What SET takes, scripts renew and release. An ask fails before it takes anything.
+		// Scripts renew and release a lock that SET took, and Redis refuses a command of theirs.
+		// So take none by SET: an ask fails before it takes anything.
 		r.noSet.Store(true)
 	}
-	r.say(command, "automutex: Redis refuses a command that the locks need")
+	r.logOnce(command, "automutex: Redis refuses a command that the locks need")
 	return &deniedError{command, err}
 }
 
-func (r *denials) say(command, what string) {
+func (r *denials) logOnce(command, what string) {
 	if _, before := r.logged.LoadOrStore(command, true); !before {
 		r.log.Error(what, "command", command, "fix", "ACL SETUSER <user> "+fmt.Sprintf(neededRights, r.prefix))
 	}
@@ -120,9 +118,9 @@ var (
 	scriptCall     = regexp.MustCompile(`redis\.call\('(\w+)'`)
 )
 
-// deniedCommand is the command that Redis refused with err, in capital letters:
-// EVAL, EVALSHA, or one that s calls. Empty: err is another error. Redis tells of a
-// script only the line, so each command of that line is named.
+// deniedCommand returns the command that Redis refused with err, in capital letters: EVAL,
+// EVALSHA, or one that s calls. It is empty for another error. For a script Redis names only
+// the line, so deniedCommand returns all commands of that line.
 func deniedCommand(s *Script, err error) string {
 	if err == nil {
 		return ""

@@ -11,11 +11,11 @@ import (
 // SetsKeys reports whether the transport sends SET, and not scripts alone.
 func (c *Conn) SetsKeys() bool { return c.process != nil }
 
-// SetFirst sets key to body for ttl (ms) if the key is not there. It ends as Run does.
-// ok is false without an error if the key is there. The error is the server's own: see
-// SetRefused and DescribeSet.
+// SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as Run does. ok is
+// false without an error if the key exists. The error is the server's own: see SetRefused and
+// DescribeSet.
 func (c *Conn) SetFirst(ctx context.Context, key string, body *Counted, ttl any) (ok bool, err error) {
-	bound := c.bound(ctx)
+	bound := c.boundContext(ctx)
 	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
 	if c.queue != nil {
 		if err = c.submitOne(ctx, bound, cmd); !errors.Is(err, ErrNoAnswer) {
@@ -36,25 +36,25 @@ func (c *Conn) SetFirst(ctx context.Context, key string, body *Counted, ttl any)
 	return ok, err
 }
 
-// Set is one SET of a key that must not be there, and its result.
+// Set is one SET with NX, and its result.
 type Set struct {
 	Key, Value string
 	Life       time.Duration
 
-	Taken bool
+	Taken bool // the SET has set the key
 	Err   error
 }
 
-// SetAll sends all of them in one round trip. Each ends with an answer or an error.
+// SetAll sends all sets in one round trip. Each ends with a reply or an error.
 func (c *Conn) SetAll(ctx context.Context, sets []*Set) {
-	bound := c.bound(ctx)
+	bound := c.boundContext(ctx)
 	type sent struct {
 		cmds   []*redis.StatusCmd
 		failed error // of the whole pipeline
 	}
 	done, err := c.within(ctx, bound, func() (any, error) {
 		p := c.rdb.Pipeline()
-		// Not SetNX, whose reply false is also what a command has that never ran.
+		// Not SetNX of go-redis: its false also stands for a command that never ran.
 		cmds := make([]*redis.StatusCmd, len(sets))
 		for i, s := range sets {
 			cmds[i] = p.SetArgs(bound, s.Key, s.Value, redis.SetArgs{Mode: "NX", TTL: s.Life})

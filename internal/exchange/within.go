@@ -7,28 +7,27 @@ import (
 	"time"
 )
 
-// An exchange with Redis ends for its caller when it has its answer, when
-// Timeout is over, or when the caller's context ends. go-redis interrupts no
-// read for a context (with ContextTimeoutEnabled it observes a deadline, but no
-// cancellation). So an exchange whose caller can leave runs on another goroutine,
-// and what it gives is dropped when the caller has left. An exchange with a context that
-// never ends runs on the caller's goroutine, if the client bounds its own reads.
+// For its caller an exchange with Redis ends with a reply, after Timeout, or when the
+// caller's context ends. go-redis interrupts no read for a context (with
+// ContextTimeoutEnabled it observes a deadline, but no cancellation). So an exchange whose
+// context can end runs on another goroutine. If the caller has returned by then, the reply
+// is dropped. An exchange whose context cannot end runs on the caller's goroutine, if the
+// client bounds its own reads.
 
-// ErrNoAnswer is the error of an exchange whose caller left before there was an answer.
+// ErrNoAnswer is the error of an exchange whose caller returned before there was a reply.
 // The command may have run, or may run yet.
 var ErrNoAnswer = errors.New("no answer from Redis")
 
-// errLeftBehind: the client gave no answer within Timeout.
+// errLeftBehind: there was no reply within Timeout. It wraps ErrNoAnswer.
 var errLeftBehind = fmt.Errorf("%w within %s: %w", ErrNoAnswer, Timeout, context.DeadlineExceeded)
 
-// AnswerGrace is how long an answer may still come after the caller's context
-// ended. A Redis that works answers by then, and its answer says more than that
-// the context ended.
+// AnswerGrace is how long a caller still waits for a reply after its context ended. A
+// working Redis replies by then, and its reply says more than that the context ended.
 const AnswerGrace = 250 * time.Millisecond
 
-// within runs f, which sends under bound, for a caller with ctx. A goroutine that
-// is left behind ends when the client lets go of the command (at its own timeout,
-// or at Close of the client). Nobody waits for it.
+// within runs f, an exchange with the context bound, for a caller with ctx. If the caller
+// returns before f does, the goroutine of f ends when the client gives the command up, at
+// its own timeout or at Close of the client. Nobody waits for that goroutine.
 func (c *Conn) within(ctx, bound context.Context, f func() (any, error)) (any, error) {
 	if c.bounded && ctx.Done() == nil {
 		return f()
@@ -38,7 +37,7 @@ func (c *Conn) within(ctx, bound context.Context, f func() (any, error)) (any, e
 		err error
 	}
 	done := make(chan result, 1) // buffered: the goroutine never waits for us
-	c.beside(func() {
+	c.onWorker(func() {
 		v, err := f()
 		done <- result{v, err}
 	})
@@ -59,22 +58,21 @@ func (c *Conn) within(ctx, bound context.Context, f func() (any, error)) (any, e
 	}
 }
 
-// Within runs f, which sends under the context that it is given, for a caller with ctx. It
-// returns when f has, and otherwise within Timeout, or shortly after ctx has ended; f goes
-// on then, for nobody.
+// Within runs f, an exchange with the context bound, for a caller with ctx. It returns when f
+// returns, after Timeout, or AnswerGrace after ctx ended. In the last two cases f goes on, and
+// its result is dropped.
 func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, error)) (any, error) {
-	bound := c.bound(ctx)
+	bound := c.boundContext(ctx)
 	return c.within(ctx, bound, func() (any, error) { return f(bound) })
 }
 
 // workerIdle is how long a worker outlives its last exchange.
 const workerIdle = time.Second
 
-// beside runs f on a worker. Workers are kept for a while for the sake of their
-// stacks: go-redis calls deep, and each new goroutine would grow its stack anew.
-// A worker ends when it was idle for workerIdle, or when it is idle and Options.Closing
-// is closed.
-func (c *Conn) beside(f func()) {
+// onWorker runs f on a worker goroutine. Workers are reused for their stacks: go-redis calls
+// deep, and each new goroutine would have to grow its stack. A worker ends when it was idle
+// for workerIdle, or when it is idle and Options.Closing is closed.
+func (c *Conn) onWorker(f func()) {
 	select {
 	case c.jobs <- f: // an idle worker takes it
 	default:
@@ -98,7 +96,7 @@ func (c *Conn) work(f func()) {
 	}
 }
 
-// LeftAtEndOf is the error of a caller who left because ctx ended.
+// LeftAtEndOf returns the error of a caller that returned because ctx ended.
 func LeftAtEndOf(ctx context.Context) error {
 	return fmt.Errorf("%w before the context ended: %w", ErrNoAnswer, ctx.Err())
 }

@@ -18,8 +18,8 @@ import (
 )
 
 // nearly is how soon what is looked after is done, on a machine with nothing
-// else to do: twice lookEvery. Tests that measure it allow for a busy one.
-const nearly = 2*lookEvery + 500*time.Millisecond
+// else to do: twice checkEvery. Tests that measure it allow for a busy one.
+const nearly = 2*checkEvery + 500*time.Millisecond
 
 // A call that is lost with its Locker is made by the one that parked.
 func TestALostCallIsMadeByWhoParked(t *testing.T) {
@@ -72,38 +72,38 @@ func TestALookForTheEndOfAHolder(t *testing.T) {
 		p.mu.Lock()
 		n := p.lines[m.Key()]
 		end := time.Duration(ms+1) * time.Millisecond
-		if d := n.lookAt.Sub(began); !n.exact || d < end || d > end+took {
-			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.exact)
+		if d := n.checkAt.Sub(began); !n.atDeadline || d < end || d > end+took {
+			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.atDeadline)
 		}
-		if at := p.alarm.pending(); at.IsZero() && time.Now().Before(n.lookAt) || at.After(n.lookAt) { // zero: it has rung
+		if at := p.alarm.pending(); at.IsZero() && time.Now().Before(n.checkAt) || at.After(n.checkAt) { // zero: it has rung
 			t.Errorf("the alarm is set for %v", at)
 		}
-		n.lookAt, n.exact = began.Add(time.Hour), false // as with nothing due
+		n.checkAt, n.atDeadline = began.Add(time.Hour), false // as with nothing due
 		p.mu.Unlock()
 	}
 	for _, ms := range []int64{-1, time.Hour.Milliseconds()} {
 		p.mu.Lock()
 		n := p.lines[m.Key()]
-		n.lookAt, n.exact = time.Time{}, false
+		n.checkAt, n.atDeadline = time.Time{}, false
 		p.mu.Unlock()
 		began := time.Now()
 		p.handleCalls(m, []any{int64(0), int64(1), ms})
 		took := time.Since(began)
 		p.mu.Lock()
-		if d := n.lookAt.Sub(began); n.exact || d < lookEvery || d > 2*lookEvery+took {
-			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.exact)
+		if d := n.checkAt.Sub(began); n.atDeadline || d < checkEvery || d > 2*checkEvery+took {
+			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.atDeadline)
 		}
 		p.mu.Unlock()
 	}
 	// Due soon, but exact: not with what is due now.
 	p.mu.Lock()
 	n := p.lines[m.Key()]
-	soonDue := time.Now().Add(lookTogether / 2)
-	n.lookAt, n.exact = soonDue, true
+	soonDue := time.Now().Add(checkTogether / 2)
+	n.checkAt, n.atDeadline = soonDue, true
 	p.mu.Unlock()
-	p.look()
+	p.startChecks()
 	p.mu.Lock()
-	if left := n.looking; left && time.Now().Before(soonDue) {
+	if left := n.checking; left && time.Now().Before(soonDue) {
 		t.Error("it was looked after too early")
 	}
 	p.mu.Unlock()
@@ -132,8 +132,8 @@ func TestTheEndOfAHolderIsNoticed(t *testing.T) {
 			mustPark(t, job)
 			end := firstDeadline(t, m)
 			le := come(t, got, "the lock")
-			t.Logf("%s: taken %v after its end", what, le.taken.Sub(end))
-			if d := le.taken.Sub(end); d < 0 || d > nearly {
+			t.Logf("%s: taken %v after its end", what, le.takenAt.Sub(end))
+			if d := le.takenAt.Sub(end); d < 0 || d > nearly {
 				t.Errorf("%s: taken %v after its end", what, d)
 			}
 			mustUnlock(t, le)
@@ -175,7 +175,7 @@ func TestManyLines(t *testing.T) {
 			t.Fatalf("%+v", busy)
 		}
 	}
-	every := lookEvery * (1 + lines/looks)
+	every := checkEvery * (1 + lines/maxChecks)
 	scripts.reset()
 	began := time.Now()
 	redistest.Eventually(t, soon, func() bool { return scripts.count(callScript) >= 3*lines }, "each line looked after three times")
@@ -183,10 +183,10 @@ func TestManyLines(t *testing.T) {
 	if least := 2 * every; took < least {
 		t.Errorf("three looks within %v, want at least %v", took, least)
 	}
-	if most := int(took/lookTogether) + 2; len(sizes) > most {
+	if most := int(took/checkTogether) + 2; len(sizes) > most {
 		t.Errorf("%d looks at lines took %d pipelines within %v, want at most %d", 3*lines, len(sizes), took, most)
 	}
-	if n := slices.Max(sizes); n > exchange.BatchMost {
+	if n := slices.Max(sizes); n > exchange.MaxBatch {
 		t.Errorf("a pipeline of %d", n)
 	}
 }
@@ -212,8 +212,8 @@ func TestLinesAreForgotten(t *testing.T) {
 			mustTry(t, handle(l, m, TTL(time.Hour)))
 			mustPark(t, noted(m, "job"))
 		}
-		if waited.holdTime() <= 0 || parked.holdTime() != 0 {
-			t.Errorf("held for %v and %v on average", waited.holdTime(), parked.holdTime())
+		if waited.averageHeld() <= 0 || parked.averageHeld() != 0 {
+			t.Errorf("held for %v and %v on average", waited.averageHeld(), parked.averageHeld())
 		}
 		if err := parked.Delete(t.Context()); err != nil {
 			t.Fatal(err)
@@ -225,14 +225,14 @@ func TestLinesAreForgotten(t *testing.T) {
 		}, "a look that finds nothing")
 		p.mu.Lock()
 		for _, n := range p.lines {
-			n.used = n.used.Add(-forget - time.Second)
+			n.usedAt = n.usedAt.Add(-forgetAfter - time.Second)
 		}
 		p.mu.Unlock()
-		p.look()
+		p.startChecks()
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if len(p.lines) != 1 || p.lines[busy.Key()] == nil || p.parkedN != 1 || p.known.Load() != 1 {
-			t.Errorf("%d lines are known, %d parked on, %d counted; want %s alone", len(p.lines), p.parkedN, p.known.Load(), busy.Key())
+		if len(p.lines) != 1 || p.lines[busy.Key()] == nil || p.parkedN != 1 || p.lineCount.Load() != 1 {
+			t.Errorf("%d lines are known, %d parked on, %d counted; want %s alone", len(p.lines), p.parkedN, p.lineCount.Load(), busy.Key())
 		}
 	})
 }
@@ -275,7 +275,7 @@ func TestCloseAndCalls(t *testing.T) {
 		l.parking.lines[m.Key()].inbound = 40
 		l.parking.mu.Unlock()
 		mustUnlock(t, held)
-		redistest.Eventually(t, soon, func() bool { return begun.Load() == atOnce }, "%d calls at once", atOnce)
+		redistest.Eventually(t, soon, func() bool { return begun.Load() == maxCallers }, "%d calls at once", maxCallers)
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +284,7 @@ func TestCloseAndCalls(t *testing.T) {
 			t.Errorf("after Close %d calls are under way, and %d were begun", under.Load(), begun.Load())
 		}
 		sent := scripts.count(callScript)
-		l.parking.look() // as the alarm would
+		l.parking.startChecks() // as the alarm would
 		if scripts.count(callScript) != sent || begun.Load() != 40 {
 			t.Error("it looked after a line when it was closed")
 		}
@@ -348,7 +348,7 @@ func TestOneCallAtATimeForANote(t *testing.T) {
 		if _, called, _ := away(t, job); !called {
 			t.Fatalf("not called anew; %s", dump(m))
 		}
-		l.parking.look()
+		l.parking.startChecks()
 		goOn <- inside.FateGone // which is of the past
 		if n := come(t, began, "the second call"); n != 1 {
 			t.Errorf("%d calls at once for one note", n)

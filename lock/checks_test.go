@@ -68,7 +68,7 @@ func parkedKeys(t testing.TB, n int, firstEnd time.Duration) (*Locker, *fakeRedi
 
 // However many keys have parked work, and however soon their holders end: there are
 // a thousand looks a second at most, and each key has its turn.
-func TestLooksKeepToTheirBudget(t *testing.T) {
+func TestChecksKeepToTheirBudget(t *testing.T) {
 	t.Parallel()
 	const keys, seconds = 5000, 20
 	l := New(redistest.Mini(t).Client(t), Options{})
@@ -81,9 +81,9 @@ func TestLooksKeepToTheirBudget(t *testing.T) {
 	defer p.mu.Unlock()
 	for i := range keys {
 		n := p.line(l.Mutex(fmt.Sprint(i)))
-		p.lookSoon(n)
-		n.lookAt, n.exact = began, true
-		p.plan(n)
+		p.checkSoon(n)
+		n.checkAt, n.atDeadline = began, true
+		p.reschedule(n)
 	}
 	taken, last := 0, make(map[*parkedLine]time.Time)
 	var slowest time.Duration
@@ -99,11 +99,11 @@ func TestLooksKeepToTheirBudget(t *testing.T) {
 			last[n] = at
 			taken++
 			// Answered at once: due again in half a second.
-			n.looking, n.lookAt, n.exact = false, at.Add(500*time.Millisecond), true
-			p.plan(n)
+			n.checking, n.checkAt, n.atDeadline = false, at.Add(500*time.Millisecond), true
+			p.reschedule(n)
 		}
 	}
-	if most := seconds*1000 + looks; taken > most || taken < most*9/10 {
+	if most := seconds*1000 + maxChecks; taken > most || taken < most*9/10 {
 		t.Errorf("%d looks in %d s, want %d at most and not much less", taken, seconds, most)
 	}
 	if len(last) != keys {
@@ -117,44 +117,44 @@ func TestLooksKeepToTheirBudget(t *testing.T) {
 // A few keys do not feel the budget: those due at one time are looked after at once.
 func TestFewKeysAreLookedAfterAtOnce(t *testing.T) {
 	t.Parallel()
-	l, f := parkedKeys(t, looks, 300*time.Millisecond)
+	l, f := parkedKeys(t, maxChecks, 300*time.Millisecond)
 	f.says([]any{int64(0), int64(1), time.Hour.Milliseconds()})
 	began := time.Now()
 	p := l.parking
 	p.mu.Lock()
-	latest := p.looks[0].lookAt
-	for _, n := range p.looks {
-		if n.lookAt.After(latest) {
-			latest = n.lookAt
+	latest := p.toCheck[0].checkAt
+	for _, n := range p.toCheck {
+		if n.checkAt.After(latest) {
+			latest = n.checkAt
 		}
 	}
 	p.mu.Unlock()
-	redistest.Eventually(t, soon, func() bool { return f.looks.Load() >= looks }, "a look at each")
+	redistest.Eventually(t, soon, func() bool { return f.looks.Load() >= maxChecks }, "a look at each")
 	if d := time.Since(latest); d > nearly {
 		t.Errorf("all were looked after %s after the last holder's end, %s after the beginning", d, time.Since(began))
 	}
 }
 
 // Redis hangs: looks that are due gather no goroutines, and go on afterwards.
-func TestLooksThatHangGatherNoGoroutines(t *testing.T) {
+func TestChecksThatHangGatherNoGoroutines(t *testing.T) {
 	t.Parallel()
 	l, f := parkedKeys(t, 0, 0)
 	f.gate = make(chan struct{})
 	name := redistest.Name(t)
 	add := func(from int) {
-		for i := range 2 * exchange.BatchMost {
+		for i := range 2 * exchange.MaxBatch {
 			l.parking.handleCalls(l.Mutex(fmt.Sprint(name, from+i)), []any{int64(0), int64(1), int64(0)})
 		}
 	}
 	for round := range 12 {
-		add(round * 2 * exchange.BatchMost)
+		add(round * 2 * exchange.MaxBatch)
 		was := time.Now()
-		redistest.Eventually(t, soon, func() bool { return time.Since(was) > lookTogether }, "time for a batch")
+		redistest.Eventually(t, soon, func() bool { return time.Since(was) > checkTogether }, "time for a batch")
 	}
-	redistest.Eventually(t, soon, func() bool { return f.underway.Load() == mostRounds }, "%d batches under way", mostRounds)
-	l.parking.look() // as the alarm would
-	if n := f.most.Load(); n > mostRounds {
-		t.Errorf("%d pipelines of looks at once, want %d at most", n, mostRounds)
+	redistest.Eventually(t, soon, func() bool { return f.underway.Load() == maxRounds }, "%d batches under way", maxRounds)
+	l.parking.startChecks() // as the alarm would
+	if n := f.most.Load(); n > maxRounds {
+		t.Errorf("%d pipelines of looks at once, want %d at most", n, maxRounds)
 	}
 	f.says(int64(1)) // nothing is parked
 	close(f.gate)
@@ -163,8 +163,8 @@ func TestLooksThatHangGatherNoGoroutines(t *testing.T) {
 		defer l.parking.mu.Unlock()
 		return l.parking.parkedN == 0 && l.parking.rounds == 0
 	}, "all lines looked after")
-	if n := f.most.Load(); n > mostRounds {
-		t.Errorf("%d pipelines of looks at once, want %d at most", n, mostRounds)
+	if n := f.most.Load(); n > maxRounds {
+		t.Errorf("%d pipelines of looks at once, want %d at most", n, maxRounds)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestLooksThatHangGatherNoGoroutines(t *testing.T) {
 // then none: no map, no heap.
 func TestParkingGivesItsMemoryBack(t *testing.T) {
 	t.Parallel()
-	const keys = idleMost + 1000
+	const keys = maxIdleLines + 1000
 	l := New(redistest.Mini(t).Client(t), Options{})
 	if err := l.Close(); err != nil { // nothing looks but the test
 		t.Fatal(err)
@@ -184,25 +184,25 @@ func TestParkingGivesItsMemoryBack(t *testing.T) {
 		p.handleCalls(locks[i], []any{int64(0), int64(1), int64(60_000)})
 	}
 	p.mu.Lock()
-	if len(p.lines) != keys || len(p.looks) != keys || p.parkedN != keys {
-		t.Errorf("%d lines, %d of them to look after, %d parked on; want %d", len(p.lines), len(p.looks), p.parkedN, keys)
+	if len(p.lines) != keys || len(p.toCheck) != keys || p.parkedN != keys {
+		t.Errorf("%d lines, %d of them to look after, %d parked on; want %d", len(p.lines), len(p.toCheck), p.parkedN, keys)
 	}
 	p.mu.Unlock()
 	sent := time.Now().Add(time.Second)
 	for _, m := range locks {
-		p.noteReply(m, sent)
+		p.noteNothingParked(m, sent)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.lines) != idleMost || len(p.idle) != idleMost || len(p.looks) != 0 || p.parkedN != 0 || int(p.known.Load()) != idleMost {
+	if len(p.lines) != maxIdleLines || len(p.idle) != maxIdleLines || len(p.toCheck) != 0 || p.parkedN != 0 || int(p.lineCount.Load()) != maxIdleLines {
 		t.Errorf("%d lines are remembered, %d counted, %d idle, %d to look after, %d parked on; want %d idle ones",
-			len(p.lines), p.known.Load(), len(p.idle), len(p.looks), p.parkedN, idleMost)
+			len(p.lines), p.lineCount.Load(), len(p.idle), len(p.toCheck), p.parkedN, maxIdleLines)
 	}
 	if p.lines[locks[0].Key()] != nil || p.lines[locks[keys-1].Key()] == nil {
 		t.Error("not the least recently used ones were forgotten")
 	}
-	p.forgetIdle(time.Now().Add(forget + time.Second))
-	if p.lines != nil || p.idle != nil || p.looks != nil || p.known.Load() != 0 {
+	p.forgetIdle(time.Now().Add(forgetAfter + time.Second))
+	if p.lines != nil || p.idle != nil || p.toCheck != nil || p.lineCount.Load() != 0 {
 		t.Errorf("a minute later %d lines are remembered", len(p.lines))
 	}
 }
@@ -220,10 +220,10 @@ func TestParkingShrinksItsMaps(t *testing.T) {
 	for i := range 3000 {
 		p.line(l.Mutex(fmt.Sprint(i)))
 	}
-	kept := p.lookSoon(p.line(l.Mutex("kept")))
-	p.forgetIdle(time.Now().Add(forget + time.Second))
-	if len(p.lines) != 1 || p.most > 1000 || cap(p.idle) > 1000 || cap(p.looks) != 1 || kept.IsZero() {
-		t.Errorf("%d lines, for up to %d; capacity for %d idle ones", len(p.lines), p.most, cap(p.idle))
+	kept := p.checkSoon(p.line(l.Mutex("kept")))
+	p.forgetIdle(time.Now().Add(forgetAfter + time.Second))
+	if len(p.lines) != 1 || p.peakLines > 1000 || cap(p.idle) > 1000 || cap(p.toCheck) != 1 || kept.IsZero() {
+		t.Errorf("%d lines, for up to %d; capacity for %d idle ones", len(p.lines), p.peakLines, cap(p.idle))
 	}
 }
 
@@ -249,7 +249,7 @@ func TestReleaseEndsTheLooks(t *testing.T) {
 		notLooking := func() bool {
 			l.parking.mu.Lock()
 			defer l.parking.mu.Unlock()
-			return !n.looking
+			return !n.checking
 		}
 		redistest.Eventually(t, soon, notLooking, "a look from before the last release ends")
 		l.parking.mu.Lock()
@@ -259,7 +259,7 @@ func TestReleaseEndsTheLooks(t *testing.T) {
 		l.parking.mu.Unlock()
 		before := scripts.count(callScript)
 		began := time.Now()
-		redistest.Eventually(t, soon, func() bool { return time.Since(began) > 2*lookEvery+100*time.Millisecond }, "time for a look")
+		redistest.Eventually(t, soon, func() bool { return time.Since(began) > 2*checkEvery+100*time.Millisecond }, "time for a look")
 		if looked := scripts.count(callScript) - before; looked > 0 {
 			t.Errorf("%d looks after that", looked)
 		}
@@ -274,10 +274,10 @@ func TestReleaseFromBeforeSomethingWasParkedEndsNoLooks(t *testing.T) {
 	m, p := l.Mutex(redistest.Name(t)), l.parking
 	sent := time.Now()
 	p.handleCalls(m, []any{int64(0), int64(1), time.Hour.Milliseconds()})
-	p.noteReply(m, sent)
+	p.noteNothingParked(m, sent)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := p.lines[m.Key()]; !n.parked || n.in != &p.looks {
+	if n := p.lines[m.Key()]; !n.parked || n.heap != &p.toCheck {
 		t.Error("nobody looks after what is parked")
 	}
 }
@@ -295,21 +295,21 @@ func TestLinesAreInOrder(t *testing.T) {
 		m := l.Mutex(fmt.Sprint(step * step % 97))
 		switch step % 5 {
 		case 0:
-			p.measureHolds(m)
+			p.measureHeld(m)
 		case 1, 2:
 			p.handleCalls(m, []any{int64(0), int64(1), int64(step * 7919 % 1000)})
 		case 3:
-			p.noteReply(m, time.Now().Add(time.Second))
+			p.noteNothingParked(m, time.Now().Add(time.Second))
 		default:
-			p.noteHold(m, time.Second)
+			p.noteHeld(m, time.Second)
 		}
 		p.mu.Lock()
-		if len(p.looks)+len(p.idle) != len(p.lines) || len(p.looks) != p.parkedN {
-			t.Fatalf("%d to look after and %d idle of %d lines, %d parked on", len(p.looks), len(p.idle), len(p.lines), p.parkedN)
+		if len(p.toCheck)+len(p.idle) != len(p.lines) || len(p.toCheck) != p.parkedN {
+			t.Fatalf("%d to look after and %d idle of %d lines, %d parked on", len(p.toCheck), len(p.idle), len(p.lines), p.parkedN)
 		}
-		for _, h := range []*lineHeap{&p.looks, &p.idle} {
+		for _, h := range []*lineHeap{&p.toCheck, &p.idle} {
 			for i, n := range *h {
-				if n.place != i || n.in != h || n.parked != (h == &p.looks) || h.Less(i, 0) {
+				if n.place != i || n.heap != h || n.parked != (h == &p.toCheck) || h.Less(i, 0) {
 					t.Fatalf("step %d: a line at %d of %d: %+v, the first %+v", step, i, len(*h), n, (*h)[0])
 				}
 			}
