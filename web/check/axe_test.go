@@ -45,7 +45,8 @@ func TestPage_accessible(t *testing.T) {
 		b.dark(dark)
 		for view, path := range map[string]string{
 			"keys": w.url(""), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
-			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "fail": w.url("nothing"),
+			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "pause": w.url("do?action=pause&target=report"), "fail": w.url("nothing"),
+			"a wrong filter": w.url("?longer=soon"),
 		} {
 			b.do(chromedp.Navigate(path))
 			b.await(`document.readyState === "complete"`)
