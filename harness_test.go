@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -79,11 +80,18 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	if o.guarded != nil {
 		o.guarded(&cfg)
 	}
+	needsClient := cfg.MinReplicas > 0 || cfg.WakeAtFront
+	if rdb, ok := o.locks.(redis.UniversalClient); ok && os.Getenv(formEnv) == "set" && !needsClient {
+		if cfg.Inspector == nil {
+			cfg.Inspector = asynq.NewInspectorFromRedisClient(rdb) // as New does
+		}
+		o.locks = inForm(o.locks)
+	}
 	var err error
 	if r.guard, err = New(o.locks, cfg); err != nil {
 		t.Fatal(err)
 	}
-	r.others = lock.New(s.Client(t), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: slog.New(r.log)})
+	r.others = lock.New(inForm(s.Client(t)), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: slog.New(r.log)})
 	r.client = asynq.NewClientFromRedisClient(r.rdb)
 	r.inspector = asynq.NewInspectorFromRedisClient(r.rdb)
 
@@ -125,6 +133,21 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	t.Cleanup(r.stop)
 	return r
 }
+
+// formEnv set to "set" has no lock of a rig be a string in Redis: each is a sorted set
+// from the start. Every test holds in both forms.
+const formEnv = "AUTOMUTEX_TEST_FORM"
+
+// inForm is rdb for locks in the form of formEnv.
+func inForm(rdb lock.Client) lock.Client {
+	if os.Getenv(formEnv) != "set" {
+		return rdb
+	}
+	return scriptsOnly{rdb}
+}
+
+// scriptsOnly is a client that sends scripts, and no SET.
+type scriptsOnly struct{ lock.Client }
 
 // newGuard is a guard without a server.
 func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rules ...Rule) *Guard {
