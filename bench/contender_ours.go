@@ -35,7 +35,7 @@ func (l *taskLocker) handle(key string) handle {
 	return (*ourHandle)(l.Mutex(key, lock.Note("default/0192a8f0-7c3e-7bd0-9d4c-52a8a1f0c9d3")))
 }
 
-var ourCommands = []string{"evalsha", "eval", "subscribe", "ping"}
+var ourCommands = []string{"set", "evalsha", "eval", "subscribe", "ping"}
 
 func halfDuplex() *redis.AutoPipelineOptions {
 	return &redis.AutoPipelineOptions{MaxBatchSize: 300, MaxBatchBytes: 128 * 1024}

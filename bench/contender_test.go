@@ -1,8 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,4 +90,77 @@ func TestContenders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a contender sends is counted: a command that its list does not name would cost it
+// nothing in the tables. MONITOR tells what a client sent from what a script ran.
+func TestContenders_sendWhatIsCounted(t *testing.T) {
+	t.Parallel()
+	for _, c := range contenders {
+		if c.floor {
+			continue // it needs something in Redis first
+		}
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			s := redistest.StartReal(t)
+			watch, err := net.Dial("tcp", s.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = watch.Close() }()
+			lines := bufio.NewScanner(watch)
+			if _, err := io.WriteString(watch, "MONITOR\r\n"); err != nil || !lines.Scan() || lines.Text() != "+OK" {
+				t.Fatalf("MONITOR: %q, %v", lines.Text(), err)
+			}
+			l, err := c.open(conf{Addr: s.Addr(), N: 4, Every: time.Millisecond, TTL: 5 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := l.handle(redistest.Name(t))
+			for range 3 {
+				got, err := own(t.Context(), h)
+				if err == nil {
+					err = got.release(t.Context())
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := l.close(); err != nil {
+				t.Error(err)
+			}
+			// The end of the record: a command of this test's own.
+			last := redistest.Name(t)
+			if err := s.Client(t).Get(t.Context(), last).Err(); !errors.Is(err, redis.Nil) {
+				t.Fatal(err)
+			}
+			if err := watch.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			for lines.Scan() {
+				if strings.Contains(lines.Text(), last) {
+					return
+				}
+				if name := sentCommand(lines.Text()); name != "" && !slices.Contains(c.sends, name) && !slices.Contains(setsUp, name) {
+					t.Errorf("%q is sent, and not counted: %s", name, lines.Text())
+				}
+			}
+			t.Fatalf("MONITOR has not told all: %v", lines.Err())
+		})
+	}
+}
+
+// setsUp are commands that a client or a library sends once, for a connection or a start.
+var setsUp = []string{"hello", "client", "subscribe", "unsubscribe", "script", "psubscribe", "cluster"}
+
+// sentCommand is the name of the command that a line of MONITOR tells of, or "" where a
+// script ran it: 1339518083.107412 [0 127.0.0.1:60866] "keys" "*".
+func sentCommand(line string) string {
+	_, rest, ok := strings.Cut(line, " [")
+	from, rest, ok2 := strings.Cut(rest, "] \"")
+	name, _, _ := strings.Cut(rest, "\"")
+	if !ok || !ok2 || strings.HasSuffix(from, " lua") {
+		return ""
+	}
+	return strings.ToLower(name)
 }
