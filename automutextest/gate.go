@@ -10,12 +10,12 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// CloseGate closes the key of a task for d, as a handler does with [automutex.Hold]: until
-// then no task of the key starts, and no policy drops one. Of several locks it is the one
-// that the task takes last.
+// CloseGate closes the gate of a task's key for d, as a handler does with [automutex.Hold]:
+// until then no task of the key starts, and no policy drops one. If the task needs several
+// locks, CloseGate closes the one that the task takes last.
 //
 // It takes the locks of the task for a moment, as [Hold] does, which counts as a start for
-// a Rate. A lock without a free slot fails the test at once.
+// a Rate. If a lock has no free slot, it fails the test at once.
 func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
 	tb.Helper()
 	g.explain(tb, "CloseGate", task)

@@ -48,11 +48,10 @@ type sightings struct {
 	last    error // who was in the way, or what went wrong
 }
 
-// New makes a Guard on a Redis in memory, for this test alone; both end with the
-// test. What cfg leaves open is as in automutex.New, but for Owner, which is the
-// test's name, and Logger, which is the test's log, and MinReplicas, which does not
-// count: a Redis in memory has no replicas. A cfg that automutex.New refuses fails
-// the test.
+// New makes a Guard on a Redis in memory, for this test alone; both end with the test.
+// Defaults are those of automutex.New, except that an empty Owner is the test's name and a
+// nil Logger the test's log. MinReplicas has no effect, since a Redis in memory has no
+// replicas. A cfg that automutex.New refuses fails the test.
 func New(tb testing.TB, cfg automutex.Config) *Guard {
 	tb.Helper()
 	redisServer, err := miniredis.Run()
@@ -88,7 +87,7 @@ func New(tb testing.TB, cfg automutex.Config) *Guard {
 	return g
 }
 
-// Redis is the client of the Redis in memory. It is closed when the test ends.
+// Redis returns the client of the Redis in memory. It is closed when the test ends.
 func (g *Guard) Redis() *redis.Client { return g.rdb }
 
 // end closes the Guard. A second call does no harm.

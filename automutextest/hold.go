@@ -21,12 +21,12 @@ import (
 var errReleased = errors.New("automutextest: released")
 
 // Hold takes the locks of a task, as its handler would, until release is called or
-// the test ends. release may be called more than once; when it returns they are
-// free, or somebody else's.
+// the test ends. When release returns the locks are free, or another task has them. release
+// may be called more than once.
 //
-// With a Limit above 1 it takes one of the slots: call it as often. A lock without a
-// free slot fails the test at once, whatever the rule's Wait and policy. Others see
-// the line of the test that called Hold as the holder.
+// With a Limit above 1 Hold takes one of the slots; call it Limit times to take all. If a
+// lock has no free slot, Hold fails the test at once, whatever the rule's Wait and policy.
+// The holder's label is the line of the test that called Hold.
 func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	tb.Helper()
 	g.explain(tb, "Hold", task)

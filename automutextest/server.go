@@ -16,14 +16,14 @@ type Server struct {
 	tasks     []*Task // enqueued here; belongs to the test's goroutine
 }
 
-// Serve starts an asynq server with that handler, which has guard.Middleware around
-// it as in the program: hand over the program's own mux, or
-// guard.Middleware(handler). The server has ten workers and the queue "default",
-// unless adjust says otherwise, and the Guard's ServerConfig. It ends with the test.
+// Serve starts an asynq server with the Guard's ServerConfig. handler must include
+// guard.Middleware, as in the program: pass the program's own mux, or
+// guard.Middleware(handler). The server has ten workers and the queue "default"; adjust
+// functions may change that. It ends with the test.
 //
 // Tasks that asynq keeps for later (handed back, failed, or scheduled) stay there
-// until [Task.Again] or [Server.Drain], so that a test is not in a race with asynq's
-// clock; parked tasks come back when they are called.
+// until [Task.Again] or [Server.Drain], so that a test does not depend on asynq's
+// clock. Parked tasks run by themselves when their turn comes.
 func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq.Config)) *Server {
 	tb.Helper()
 	g.check(tb, "Serve")
@@ -71,9 +71,9 @@ func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq
 	return s
 }
 
-// Enqueue enqueues a task and returns at once. The options are asynq's; what is done
-// is kept for [Task.Becomes], whatever asynq.Retention says. It is called from the
-// test's own goroutine.
+// Enqueue enqueues a task and returns at once. The options are asynq's, but a done task is
+// kept for [Task.Becomes] whatever asynq.Retention says. Call Enqueue from the test's own
+// goroutine.
 func (s *Server) Enqueue(tb testing.TB, task *asynq.Task, options ...asynq.Option) *Task {
 	tb.Helper()
 	if task == nil {
@@ -93,9 +93,8 @@ func (s *Server) Enqueue(tb testing.TB, task *asynq.Task, options ...asynq.Optio
 	return k
 }
 
-// Drain waits until all tasks that were enqueued here have ended, done or archived.
-// Those that asynq keeps for later run again at once, as often as it takes: it is
-// what time would do, faster.
+// Drain waits until all tasks of this server have ended, done or archived. It runs the
+// tasks that asynq keeps for later at once, as often as it takes.
 func (s *Server) Drain(tb testing.TB) {
 	tb.Helper()
 	defer s.guard.watching()()

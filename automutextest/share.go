@@ -10,9 +10,8 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// ShareKey checks that any two of the tasks need a lock in common, and so take
-// turns. A task that no rule is for, or that no key can be made from, fails the
-// test too.
+// ShareKey checks that any two of the tasks need a common lock, and so take turns. A task
+// that no rule matches, or from which no key can be made, fails the test too.
 func ShareKey(tb testing.TB, g *Guard, tasks ...*asynq.Task) {
 	tb.Helper()
 	eachPair(tb, "ShareKey", g, tasks, func(a, b needs) {
@@ -23,9 +22,9 @@ func ShareKey(tb testing.TB, g *Guard, tasks ...*asynq.Task) {
 	})
 }
 
-// ShareNoKey checks that no two of the tasks need a lock in common, so that none
-// waits for another. A task that no rule is for, or that no key can be made from,
-// fails the test too.
+// ShareNoKey checks that no two of the tasks need a common lock, so that none waits for
+// another. A task that no rule matches, or from which no key can be made, fails the test
+// too.
 func ShareNoKey(tb testing.TB, g *Guard, tasks ...*asynq.Task) {
 	tb.Helper()
 	eachPair(tb, "ShareNoKey", g, tasks, func(a, b needs) {

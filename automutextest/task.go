@@ -12,7 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// Outcome is what became of a task; see the constants.
+// Outcome is what has happened to a task; see the constants.
 type Outcome string
 
 // The outcomes that [Task.Becomes] knows.
@@ -22,8 +22,8 @@ const (
 	Done Outcome = "done"
 	// Skipped: the task ended as done, and its handler never ran: policy Skip.
 	Skipped Outcome = "skipped"
-	// HandedBack: the task waits in asynq to run again, its attempt not spent:
-	// policies Retry, RetryIn and Park.
+	// HandedBack: the Guard returned the task to asynq, which runs it again, and the attempt
+	// is not spent: policies Retry, RetryIn and Park, a pause, a hold.
 	HandedBack Outcome = "handed back"
 	// Failed: the task waits in asynq to run again, and the attempt is spent: its
 	// handler returned an error, or the policy is Fail.
@@ -60,8 +60,8 @@ const poll = 2 * time.Millisecond
 // ID is the task's ID in asynq.
 func (k *Task) ID() string { return k.id }
 
-// Becomes waits until the task is that, and fails the test when it has become
-// something else, or is not within ten seconds and the longest Wait of the rules.
+// Becomes waits until the task has the outcome want. It fails the test if the task has
+// another outcome, or none within ten seconds plus the longest Wait of the rules.
 func (k *Task) Becomes(tb testing.TB, want Outcome) {
 	tb.Helper()
 	if !slices.Contains(outcomes, want) {
@@ -83,8 +83,8 @@ func (k *Task) Becomes(tb testing.TB, want Outcome) {
 	}
 }
 
-// Again has a task run now that asynq keeps for later: one that was handed back, has
-// failed or is scheduled.
+// Again has asynq run the task now. asynq keeps it for later: it was handed back, has failed
+// or is scheduled.
 func (k *Task) Again(tb testing.TB) {
 	tb.Helper()
 	now := k.look(tb)

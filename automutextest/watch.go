@@ -14,7 +14,7 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// Runs is a handler that knows which runs there were at once; see [Watch].
+// Runs is a handler that records which of its runs overlapped; see [Watch].
 type Runs struct {
 	guard   *Guard
 	handler asynq.Handler
@@ -41,16 +41,16 @@ type run struct {
 	guarded bool // it has a lease
 }
 
-// Watch wraps a handler, inside of guard.Middleware, so that [Runs.AtMostAtOnce] can
-// tell what ran at once. by says which tasks must not: it gives the name of what
-// they share, such as the account that they change, by the payload and without a
-// look at the rules, so that a rule that forgets a field is found out.
+// Watch wraps a handler so that [Runs.AtMostAtOnce] can check which runs overlapped. Put it
+// inside of guard.Middleware. by groups the tasks that must not overlap: it returns the name
+// of what they share, such as the account that they change. It should read the payload and
+// not use the rules, so that the check finds a rule that forgets a field.
 //
-// A run begins late, so that one that is let in beside it is seen however quick the
-// handler is: when another run of its group has begun, or when no task can reach its
-// handler any more before one of those at work ends. While the test may still enqueue,
-// outside of [Server.Drain] and [Task.Becomes], that takes at least 20 ms; it never
-// takes more than 200 ms. Watch is safe for concurrent use.
+// Watch delays each run, so that it finds an overlap however short the handler is. The run
+// begins when another run of its group has begun, or when no other task can reach the
+// handler before a running one ends. While the test may still enqueue, outside of
+// [Server.Drain] and [Task.Becomes], that takes at least 20 ms; it never takes more than
+// 200 ms. Watch is safe for concurrent use.
 func Watch(tb testing.TB, g *Guard, handler asynq.Handler, by func(*asynq.Task) string) *Runs {
 	tb.Helper()
 	g.check(tb, "Watch")
@@ -138,16 +138,15 @@ func (r *Runs) leave(name string, this *run) {
 	g.now = slices.DeleteFunc(g.now, func(other *run) bool { return other == this })
 }
 
-// Count is how many runs there were so far.
+// Count returns how many runs there were so far.
 func (r *Runs) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.total
 }
 
-// AtMostAtOnce checks that never more than n runs of one group were under way at
-// once: with 1, never two. It fails the test as well when there was no run at all,
-// since that proves nothing; call it when the tasks have run.
+// AtMostAtOnce checks that never more than n runs of one group overlapped. It also fails the
+// test if there was no run, since that proves nothing; call it after the tasks have run.
 func (r *Runs) AtMostAtOnce(tb testing.TB, n int) {
 	tb.Helper()
 	if n < 1 {

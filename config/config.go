@@ -91,8 +91,7 @@ func Load(path string) (automutex.Config, unique.Config, error) {
 	return parse(path, data)
 }
 
-// Parse is [Load] for what has been read already: the file is then "config" in
-// the mistakes.
+// Parse is [Load] for the content of a file. [Error].File is then "config".
 func Parse(data []byte) (automutex.Config, unique.Config, error) {
 	if len(data) > maxSize {
 		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", errTooLarge)
@@ -121,11 +120,11 @@ type Error struct {
 	File string
 	// Line and Column count from 1; Column counts characters.
 	Line, Column int
-	// Text says what is wrong, and what would be right.
+	// Text says what is wrong and what to do.
 	Text string
 }
 
-// Error is file:line:column: text.
+// Error returns "file:line:column: text".
 func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Text)
 }

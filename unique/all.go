@@ -10,8 +10,8 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// Result is what became of one task of [Client.EnqueueAll]: what
-// [Client.EnqueueContext] would have answered.
+// Result is the result of one task of [Client.EnqueueAll], as [Client.EnqueueContext]
+// returns it.
 type Result struct {
 	Info *asynq.TaskInfo
 	Err  error
@@ -20,11 +20,11 @@ type Result struct {
 // maxConcurrent is how many tasks of one EnqueueAll are enqueued at a time.
 const maxConcurrent = 16
 
-// EnqueueAll enqueues many tasks, up to 16 at a time, and gives a result for each
-// in the order of tasks. opts go for all of them. Tasks of one key are enqueued
-// in their order, so that it is the last one that replaces the others; tasks
-// without a rule in any. One that fails does not keep the others back. When ctx
-// ends, those not begun fail with its error.
+// EnqueueAll enqueues many tasks, up to 16 at a time, and returns a result for each, in the
+// order of tasks. opts apply to all of them. Tasks with the same key are enqueued in their
+// order, so that the last one replaces the others; tasks without a rule in any order. An
+// error of one task does not stop the others. When ctx ends, tasks that were not begun
+// fail with its error.
 func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
 	results := make([]Result, len(tasks))
 	lanes := make([][]func(), maxConcurrent)

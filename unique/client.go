@@ -70,10 +70,10 @@ const (
 	tries = 20
 )
 
-// New makes a Client. client and inspector are asynq's, on one Redis; rdb may be
-// a client on the same Redis or another one, and is that of the workers'
-// Guard. New does no I/O. The error joins everything that is wrong, each with
-// the rule and the field it is about.
+// New makes a Client. client and inspector are asynq's, both on asynq's Redis. rdb is a
+// client on the Redis of the workers' Guard, which may be the same or another one. New
+// does no I/O. The error joins all mistakes. Each mistake in cfg is an
+// *automutex.FieldError, which names the rule and the field.
 func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
 	if client == nil {
@@ -133,23 +133,20 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// EnqueueContext enqueues a task as asynq's method of that name does, unless
-// another one for its key is in the way: then the rule's Duplicate decides. A
-// task that no rule matches is asynq's alone.
+// EnqueueContext enqueues a task as asynq.Client does, unless another task blocks its key:
+// then the rule's Duplicate decides. A task that no rule matches is enqueued by asynq alone.
 //
-// Under a rule the options asynq.TaskID and asynq.Unique are refused, and so is an
-// asynq.Queue that is not the rule's. (The options in a task itself cannot be seen from
-// outside: a TaskID or Queue there has no effect, and a Unique there works
-// beside the rule.)
+// For a task with a rule the options asynq.TaskID and asynq.Unique are refused, and so is an
+// asynq.Queue that is not the rule's. (EnqueueContext cannot see options in the task itself.
+// There TaskID and Queue have no effect, and Unique applies in addition to the rule.)
 //
-// A [*DuplicateError] says that another task is in the way; nothing was enqueued,
-// but for what its field Alike tells. An *automutex.KeyError says that no key could
-// be made from the task. After any other error it is as with
-// asynq: what Redis did is not known when its answer was lost. Then the task was
-// enqueued once, or was not, and the next call finds out.
+// A [*DuplicateError] means that another task blocks the key; nothing was enqueued, unless
+// its field Alike is true. An *automutex.KeyError means that no key can be made from the
+// task; nothing was enqueued. After any other error the task was enqueued once or not at
+// all, since Redis' reply may be lost; the next call for the key finds out.
 //
-// ctx bounds the round trips to Redis; asynq's Inspector, which is
-// used when there is a duplicate, goes by the timeouts of its client.
+// ctx bounds the round trips to Redis, except those of asynq's Inspector, which takes no
+// context. They occur when there is a duplicate.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	_, enqueue := c.plan(ctx, 0, task, opts)
 	return enqueue()

@@ -7,25 +7,24 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// DuplicateError says that a task was not enqueued because another one for its
-// key stands in the way, and which one. It is asynq.ErrDuplicateTask for
-// errors.Is. The call has enqueued and changed nothing, with the one exception that
-// Alike tells. A DuplicateError is immutable.
+// DuplicateError says that a task was not enqueued because another task blocks its key, and
+// which one. It Is asynq.ErrDuplicateTask. The call has enqueued and changed nothing, unless
+// Alike is true. A DuplicateError is immutable.
 type DuplicateError struct {
 	// Rule is the Task of the rule.
 	Rule string
-	// Key is the key, as automutex.Guard.Keys gives it.
+	// Key is the key, as automutex.Guard.Keys returns it.
 	Key string
-	// ID and Queue name the task in the way, for asynq's Inspector.
+	// ID and Queue name the task that blocks the key, for asynq's Inspector.
 	ID, Queue string
-	// State is the state it was found in. One that has ended and left nothing, in the
-	// window of [For], counts as completed.
+	// State is the state of that task. A task that has ended and does not exist any more,
+	// in the time of [For], counts as completed.
 	State asynq.TaskState
-	// Alike: the rule is [UntilDone], and the task in the way has the type, payload and
-	// headers of the one that was to be enqueued. Another call has enqueued the same,
-	// or this one has: when Redis' reply to an enqueue is lost, go-redis sends it again,
-	// and Redis answers that the ID is taken. asynq keeps nothing that tells the two
-	// apart. Either way the key has a task that says the same.
+	// Alike is true if the rule is [UntilDone], and that task has the same type, payload and
+	// headers as the task of this call. Another call may have enqueued it, or this call
+	// itself: if Redis' reply to an enqueue is lost, go-redis sends the command again, and
+	// Redis replies that the ID exists. Nothing in asynq tells the two apart. Either way
+	// the key has a task with the same content.
 	Alike bool
 }
 
@@ -42,5 +41,5 @@ func (e *DuplicateError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives asynq.ErrDuplicateTask.
+// Unwrap returns asynq.ErrDuplicateTask.
 func (e *DuplicateError) Unwrap() error { return asynq.ErrDuplicateTask }

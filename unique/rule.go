@@ -18,44 +18,44 @@ import (
 // Config is what [New] makes a [Client] from. It is read once: changing it
 // afterwards, or the slices in it, is not allowed and has no defined effect.
 type Config struct {
-	// Prefix starts every Redis key, and is that of the workers' Guard. Empty
-	// means "automutex". What is refused there is refused here.
+	// Prefix starts every Redis key. It must be the same as in automutex.Config of the
+	// workers' Guard, and has the same restrictions. Empty means "automutex".
 	Prefix string
 
-	// HashKeys is that of the workers' Guard: the secret that keeps payload values
-	// out of keys, and here out of the IDs of tasks. Empty means that they are
-	// readable.
+	// HashKeys is the secret that keeps payload values out of keys, and here also out of
+	// the IDs of tasks. It must be the same as in automutex.Config of the workers' Guard.
+	// Empty means that they are readable.
 	HashKeys string
 
-	// Decode is that of the workers' Guard, automutex.Config.Decode: it returns the
-	// payload that rules read, for tasks whose payload is an envelope. It is called once
-	// for a task whose rule has On or Key, in the goroutine that enqueues, and so by many
-	// at once. automutex.NoLock from it enqueues the task as often as it is asked to; any
-	// other error enqueues nothing, and is what the caller gets. nil means that rules
-	// read the payload as it is.
+	// Decode returns the payload that rules read, for tasks whose payload is an envelope.
+	// It must be the same as automutex.Config.Decode of the workers' Guard. It is called
+	// once for a task whose rule has On or Key, by the goroutine that enqueues, so many
+	// goroutines may call it at once. If it returns automutex.NoLock the task is enqueued
+	// each time; with any other error nothing is enqueued, and the caller gets the error.
+	// nil means that rules read the payload as it is.
 	Decode func(*asynq.Task) ([]byte, error)
 
 	// Rules declare which tasks are enqueued once. A task that no rule matches is
-	// enqueued as asynq does it.
+	// enqueued as by asynq.Client.
 	Rules []Rule
 }
 
 // Rule declares which tasks are enqueued once: the task type, the payload fields
-// that make the key, until when, and what becomes of a duplicate. Every zero
-// value but that of Task has a meaning. Task, On, OnHeaders, Key, Payload and
-// Scope are those of automutex.Rule, and equal ones make equal keys.
+// that make the key, for how long, and what happens to a duplicate. Only Task is
+// required. Task, On, OnHeaders, Key, Payload and Scope are as in automutex.Rule; with
+// equal values both make equal keys.
 //
 // Without On, OnHeaders and Key there is one key for the whole Scope.
 type Rule struct {
-	// Task is the task type, or its beginning, as in automutex.Rule: a rule whose
-	// Task equals the type applies, else the one with the longest Task that the
-	// type begins with. One rule for each Task. It must not be blank.
+	// Task is a task type, or a prefix of task types, as in automutex.Rule: a rule whose
+	// Task equals the type applies, otherwise the one with the longest Task that the
+	// type begins with. There is one rule for each Task. Task must not be blank.
 	Task string
 
-	// Queue is where the tasks go. Empty means "default". asynq keeps IDs by queue, so
-	// the same key in two queues would be two keys: an option asynq.Queue of the call
-	// that names another queue is refused. One in the task itself cannot be seen, and
-	// Queue overrides it.
+	// Queue is the queue of the tasks. Empty means "default". IDs in asynq are unique in
+	// their queue only, so the same key in two queues would be two keys. Enqueue refuses
+	// an option asynq.Queue with another queue. It cannot see an option in the task
+	// itself, and overrides it.
 	Queue string
 
 	// On lists the payload fields that the key is made from, as automutex.Fields
@@ -66,40 +66,40 @@ type Rule struct {
 	// automutex.Headers takes them. Their values come after those of On.
 	OnHeaders []string
 
-	// Key makes the parts of the key where On and OnHeaders do not do. It
-	// excludes them.
+	// Key computes the parts of the key when On and OnHeaders are not enough. Set
+	// one or the other.
 	Key automutex.KeyFunc
 
-	// Payload is a value of the Go type that the payload is decoded into. With
-	// it, New refuses a path in On that the type's JSON has no field for. nil
-	// means that paths are not checked.
+	// Payload is a value of the Go type that the payload is decoded into. With it, New
+	// refuses a path in On for which the type has no JSON field. nil means that paths are
+	// not checked.
 	Payload any
 
-	// Scope is the first part of the key: rules with one Scope share their keys,
+	// Scope is the first part of the key. Rules with the same Scope share their keys,
 	// and must have the same Queue, Until, Duplicate, MaxPostpone and
-	// KeepArchived. Empty means the type of the task itself.
+	// KeepArchived. Empty means the task's own type.
 	Scope string
 
-	// Until is how long a task stands in the way of the next one. The zero value
+	// Until is how long a task blocks its key for the next one. The zero value
 	// is [UntilDone].
 	Until Until
 
-	// Duplicate is what becomes of a task that finds another one in its way. The
-	// zero value is [Reject].
+	// Duplicate is what happens to a task whose key is blocked. The zero value is
+	// [Reject].
 	Duplicate Duplicate
 
-	// MaxPostpone bounds [Postpone]: a task is due at the latest this long after
-	// the call that first put it off, so that calls which do not cease cannot keep
-	// it from running. asynq keeps whole seconds, and looks for what is due every
-	// DelayedTaskCheckInterval: that much later it may run. 0 means ten times the delay of Postpone; less than that delay
-	// is refused, as is any without Postpone.
+	// MaxPostpone bounds [Postpone]: a task is due at the latest this long after the call
+	// that first put it off, so that it runs although the calls go on. It may run later by
+	// up to a second, since asynq keeps whole seconds, and a DelayedTaskCheckInterval. 0
+	// means ten times the delay of Postpone. Less than that delay is refused, and so is
+	// any value without Postpone.
 	MaxPostpone time.Duration
 
-	// KeepArchived keeps archived and completed tasks in the way, and rejects
-	// duplicates of them whatever Duplicate says, until they are deleted or
-	// expire. false means that they make room: under [UntilDone] such a task is
-	// deleted when the next one comes, since it has its ID. Under [For] they
-	// never make room before the window is over.
+	// KeepArchived means that archived and completed tasks block their key until they
+	// are deleted or expire, and that duplicates of them are rejected whatever Duplicate
+	// says. false means that they do not block it: under [UntilDone] such a task is deleted
+	// when the next one comes, which needs its ID. Under [For] they always block the key
+	// until the time is over.
 	KeepArchived bool
 }
 

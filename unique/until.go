@@ -7,8 +7,8 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Until says how long a task that was enqueued stands in the way of the next one
-// for its key. The zero value is [UntilDone]. Values can be compared with ==.
+// Until says how long a task blocks its key for the next one. The zero value is
+// [UntilDone]. Values can be compared with ==.
 type Until struct {
 	kind   untilKind
 	window time.Duration
@@ -38,9 +38,9 @@ var (
 	UntilStart = Until{kind: untilStart}
 )
 
-// For is a fixed window that begins with the enqueue: at most one task for a key
-// in that time, whatever becomes of it. It is over after d even if the task
-// still waits. d is at least a millisecond and at most ten years; [New] refuses
+// For returns an Until of the fixed time d from the enqueue. In that time there is at most
+// one task for a key, even if that task ends. After d the next task is accepted, even if the
+// first still waits. d is at least a millisecond and at most ten years; [New] refuses
 // others.
 func For(d time.Duration) Until { return Until{kind: untilWindow, window: d} }
 
@@ -82,33 +82,32 @@ const (
 
 // The values of Duplicate that take no argument. They are not to be assigned to.
 var (
-	// Reject answers with a [*DuplicateError], which is asynq.ErrDuplicateTask.
-	// It is the zero value.
+	// Reject returns a [*DuplicateError], which Is asynq.ErrDuplicateTask. It is the
+	// zero value.
 	Reject = Duplicate{kind: duplicateReject}
 
-	// Join answers with the asynq.TaskInfo of the task that is there, as if it
-	// had just been enqueued.
+	// Join returns the asynq.TaskInfo of the existing task, as if it had just been
+	// enqueued.
 	Join = Duplicate{kind: duplicateJoin}
 
-	// Replace lets the newest payload win while the task that is there has not
-	// started, and keeps that one's time (a second or two later where that time is less
-	// than a second away); once it has started, Replace is Reject.
+	// Replace lets the newest payload win while the existing task has not started. The
+	// task keeps its time, or runs a second or two later if that time is less than a
+	// second away. Once the existing task has started, Replace is Reject.
+	//
 	// A scheduled task only gets the new payload, and keeps the options it was
-	// enqueued with; in another state a new task takes its place. A task that is
-	// in a worker is out of reach, even if it only waits there for its lock: where
-	// Replace matters give the worker's rule no Wait.
+	// enqueued with. In another state a new task takes its place. A task that is in a
+	// worker cannot be replaced, even if it only waits there for its lock; so give the
+	// worker's rule no Wait.
 	Replace = Duplicate{kind: duplicateReplace}
 )
 
-// Postpone is debounce: a task runs d after the last call, with the payload of
-// the last call, and however many calls there are at the latest after
-// [Rule].MaxPostpone. The time of the first call is put off by d as well, and the
-// options asynq.ProcessIn and asynq.ProcessAt have no effect. asynq counts whole
-// seconds and looks for due tasks every few, so d is what passes at least; the time in
-// asynq is up to 2 seconds later, also for a d below a second. When
-// the task that is there has started, Postpone is Reject under [UntilDone]; with
-// [UntilStart] the call begins a new wait. d is at least a millisecond; [New] refuses
-// others.
+// Postpone returns a Duplicate that debounces: the task runs d after the last call, with the
+// payload of the last call. However many calls there are, it runs after [Rule].MaxPostpone
+// at the latest. The first call is put off by d too. The options asynq.ProcessIn and
+// asynq.ProcessAt have no effect. At least d passes; since asynq keeps whole seconds, the
+// task is due up to 2 seconds later. If the existing task has started, Postpone is Reject
+// under [UntilDone], and begins a new wait under [UntilStart]. d is at least a millisecond;
+// [New] refuses others.
 func Postpone(d time.Duration) Duplicate {
 	return Duplicate{kind: duplicatePostpone, delay: d}
 }
