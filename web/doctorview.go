@@ -61,7 +61,8 @@ func (p *page) examine(w http.ResponseWriter, r *http.Request) {
 	fresh := time.Since(c.at) < examineEvery
 	c.mu.Unlock()
 	if !fresh {
-		ctx, cancel := context.WithTimeout(r.Context(), examineWithin)
+		// What it finds is for all viewers: it goes on when this one goes away.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), examineWithin)
 		defer cancel()
 		options := doctor.Options{
 			Prefix: p.o.Prefix, Timeout: lookWithin, Tasks: tasksExamined, TaskCheckInterval: time.Second, Assumed: true,

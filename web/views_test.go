@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -145,4 +146,14 @@ func TestDoctor(t *testing.T) {
 	sent := v.post("/doctor", nil).want(303)
 	v.get("/"+strings.TrimPrefix(sent.header.Get("Location"), "./")).want(200, "<b>Redis</b>", "level-ok", "<b>rights</b>", "findings")
 	v.post("/doctor", nil, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }).want(403)
+}
+
+// An operator who goes away during an examination does not leave others without its findings.
+func TestDoctor_viewerGone(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	v.page.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(gone, http.MethodPost, "/doctor", nil))
+	v.get("/doctor").want(200, "<b>Redis</b>", "level-ok", "<b>rights</b>").without(`role="alert"`)
 }

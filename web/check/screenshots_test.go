@@ -43,7 +43,7 @@ func TestScreenshots(t *testing.T) {
 	b.await(`document.querySelector("#chart-data") && !document.querySelector("#chart-data[data-empty='true']") && !document.getElementById("plot").hidden`)
 	shoot("keys")
 	b.do(chromedp.Click(chromedp.CSS(`tbody th a`)))
-	b.await(`document.querySelector("h1.key") && document.querySelectorAll("tbody tr").length > 3`)
+	b.await(`document.querySelector("h1.key") && document.querySelectorAll("tbody tr").length > 3 && document.getElementById("state").textContent === "live"`)
 	shoot("key")
 	b.dark(true)
 	b.do(chromedp.Navigate(page + "rules"))
