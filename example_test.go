@@ -54,7 +54,7 @@ func repair(ctx context.Context, guard *automutex.Guard, locker *lock.Locker, te
 	}
 	defer func() { err = errors.Join(err, controls.Resume(context.WithoutCancel(ctx), report.Key())) }()
 
-	// Until every process obeys, reports may begin. What runs goes on.
+	// Until every process obeys, reports may begin. Reports that run go on.
 	for wait := lock.ControlDelay; ; wait = time.Second {
 		select {
 		case <-time.After(wait):
@@ -123,8 +123,8 @@ func verify(ctx context.Context, t *asynq.Task) error {
 
 func index(ctx context.Context, t *asynq.Task) error {
 	for page := range pages(t) {
-		// Errors are no failures any more once a newer task has come:
-		// ctx ends then, with cause automutex.ErrReplaced.
+		// When a newer task has come, ctx ends with cause automutex.ErrReplaced, and
+		// an error of this handler is no failure.
 		if err := store.Save(ctx, page, 0); err != nil {
 			return err
 		}
