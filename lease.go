@@ -179,7 +179,7 @@ func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan 
 // context has ended.
 func (a *attempt) reportOverdue(h *heldLease) {
 	cause := context.Cause(a.ctx)
-	a.guard.log.Warn("automutex: the handler runs past its task's end; the key stays taken until it returns",
+	a.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken until it returns",
 		"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "cause", cause)
 	a.observeSafely(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 }
