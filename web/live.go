@@ -22,6 +22,8 @@ const (
 	// quietFor is after how long a stream without news sends a comment, so that
 	// proxies keep it open.
 	quietFor = 15 * time.Second
+	// eventStream is the media type of a stream.
+	eventStream = "text/event-stream; charset=utf-8"
 )
 
 // liveURL is the URL of a view's stream.
@@ -37,6 +39,10 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusNotFound, "There is no such live view.")
 		return
 	}
+	if r.Method == http.MethodHead { // has no body to stream
+		w.Header().Set("Content-Type", eventStream)
+		return
+	}
 	select {
 	case p.streams <- struct{}{}:
 		defer func() { <-p.streams }()
@@ -45,7 +51,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusServiceUnavailable, "Too many live views are open; reload to see what is new.")
 		return
 	}
-	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	w.Header().Set("Content-Type", eventStream)
 	w.Header().Set("X-Accel-Buffering", "no") // nginx would keep messages back
 	out := http.NewResponseController(w)
 	ctx, cancel := context.WithTimeout(r.Context(), liveFor)

@@ -123,3 +123,13 @@ func TestLive_bounded(t *testing.T) {
 	defer cancel()
 	await(t, v.stream(ctx, "/live?view=keys"), "locks")
 }
+
+// HEAD of a stream, which link checkers send, ends at once and takes no place of a viewer.
+func TestLive_head(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	if a := v.do(http.MethodHead, "/live?view=keys", nil).want(200); a.header.Get("Content-Type") != eventStream {
+		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
+	}
+	redistest.Eventually(t, patience, func() bool { return len(v.page.streams) == 0 }, "no stream is open")
+}
