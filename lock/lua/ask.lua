@@ -13,11 +13,11 @@
 -- Trailing arguments equal to their default (after =) may be omitted.
 --
 -- reply yours:      fence
--- reply back, yours: {fence, in line for (ms), woken ... ms ago (-1: not woken), how long the slot was free (ms), notes parked}
+-- reply back, yours: {fence, in line for (ms), called ... ms ago (-1: not called), how long the slot was free (ms), notes parked}
 -- reply busy:       {server time (us), ms until the first deadline (0: ask again at once; -1: no holder), place in line, holder member}
--- reply back, busy:  the same, {..., in line for (ms), woken ... ms ago (-1: not woken), notes parked, 1: the asker is parked now, last taken (us)}
+-- reply back, busy:  the same, {..., in line for (ms), called ... ms ago (-1: not called), notes parked, 1: the asker is parked now, last taken (us)}
 --
--- back: the asker's note was parked or woken before, or it asked to park. Whether it is
+-- back: the asker's note was parked or called before, or it asked to park. Whether it is
 -- parked now is a value of its own.
 --
 -- While the gate is closed and a slot is free, or during a Hold, a busy reply names the gate
@@ -35,8 +35,8 @@
 -- A paused lock keeps its line: an asker joins it, stays in it or parks in it.
 --
 -- Members and their bands of scores: docs/redis.md. In short: h: a holder, g: the gate, e: an
--- entry in the line, d: the life of that entry, p: a note that is parked (4e15) or woken
--- (6e15), l: when it was woken, i: since when a slot is free, f: the last fence.
+-- entry in the line, d: the life of that entry, p: a note that is parked (4e15) or called
+-- (6e15), l: when it was called, i: since when a slot is free, f: the last fence.
 --
 -- Numbers that Redis is to store go through string.format('%d'): Redis itself
 -- would print them with %.17g, at three times the cost.
@@ -112,7 +112,7 @@ if more and stay == 0 then
 end
 -- A note may contain any text, also the separator.
 local note = string.sub(body, string.find(body, '|', string.find(body, '|', 1, true) + 1, true) + 1)
--- old_score: of the note's p: member, if the note was parked or woken before.
+-- old_score: of the note's p: member, if the note was parked or called before.
 local old_score = note ~= '' and redis.call('ZSCORE', lock, 'p:' .. note)
 local entry, alive = 'e:' .. body, 'd:' .. body
 if free > 0 and not beside then
@@ -121,13 +121,13 @@ if free > 0 and not beside then
   if not old_score then
     return take_slot(body, ttl)
   end
-  local inline, woken = back(note, old_score)
+  local inline, called = back(note, old_score)
   local free_for, since = 0, redis.call('ZSCORE', lock, 'i')
   if since then
     free_for = now_ms + since + 3e14
   end
   redis.call('ZREM', lock, 'i')
-  return {take_slot(body, ttl), inline, woken, free_for, redis.call('ZCOUNT', lock, '4e15', '(6e15')}
+  return {take_slot(body, ttl), inline, called, free_for, redis.call('ZCOUNT', lock, '4e15', '(6e15')}
 end
 
 -- The reply names one of several holders: one with the asker's note if there is any, then the
@@ -143,7 +143,7 @@ else
   wait = more and 0 or deadline and math.ceil(deadline - now_ms) or -1
 end
 
-local inline, woken = 0, -1
+local inline, called = 0, -1
 if no_key and (park or stay > 0) then
   -- A paused lock that was no key becomes one here, so that keep finds it.
   redis.call('ZADD', lock, '-1000000000000000', 'f')
@@ -172,7 +172,7 @@ if park then
     keep_parked()
   end
   if old_score then
-    inline, woken = back(note, old_score)
+    inline, called = back(note, old_score)
   end
   redis.call('ZREM', lock, entry, alive)
   if not same then -- no note parks behind a holder with the same note
@@ -191,7 +191,7 @@ elseif stay > 0 then
     redis.call('ZADD', lock, stale, alive)
   end
   if old_score then
-    inline, woken = back(note, old_score)
+    inline, called = back(note, old_score)
   end
   before = '(' .. score
 end
@@ -201,7 +201,7 @@ if old_score or park then
   if park and not same then
     parked = 1
   end
-  return {now_us, wait, place, holder or '', inline, woken, redis.call('ZCOUNT', lock, '4e15', '(6e15'), parked,
+  return {now_us, wait, place, holder or '', inline, called, redis.call('ZCOUNT', lock, '4e15', '(6e15'), parked,
     taken_at(holder or '', deadline, -(redis.call('ZSCORE', lock, 'f') or 0) - 1e15)}
 end
 return {now_us, wait, place, holder or ''}

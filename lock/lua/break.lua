@@ -1,12 +1,12 @@
--- break: take slots from their holders, whether these like it or not, and
--- grant what is free now. Each holder is told, so that its work stops.
+-- break: take slots away from their holders, and grant what is free now. Each holder gets a
+-- message, so that its work stops.
 --
 -- KEYS[1] lock
 -- ARGV[1] limit  slots of this lock, as the caller sees it; 0: it is paused
--- ARGV[2] token  <token> whose slot it is; empty: everybody's, and the gate opens that a
---                hold or a cooldown has closed
--- ARGV[3] all    1: the line goes as well, what is parked, and with it the key; 0: they stay;
---                2: holders stay too, and only the gate opens
+-- ARGV[2] token  <token> of the holder; empty: all holders, and a gate opens that a hold or a
+--                cooldown has closed
+-- ARGV[3] all    0: the line stays; 1: the line goes too, and with it the key; 2: holders and
+--                line stay, and only the gate opens
 -- ARGV[4] known  the only holders that may lose the lock: " <token> <token> ... "; *: any
 --
 -- reply broken:  {slots taken of live holders, and 1 for the gate; how many tokens follow; <token>, ...}

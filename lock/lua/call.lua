@@ -1,16 +1,16 @@
--- call: look after what is parked: grant what is free, call whose turn it is,
--- and note what became of a call.
+-- call: check a line with parked work: grant free slots to waiters, call parked notes whose
+-- turn has come, and store what a Caller answered for a note.
 --
 -- KEYS[1] lock
 -- ARGV[1] limit    slots of this lock, as the caller sees it; 0: it is paused
--- ARGV[2] inbound  how many called and waiting ones there are to be; 0: call nobody
--- ARGV[3] life     how long a called one may take to come (ms)
+-- ARGV[2] inbound  how many called and waiting entries there should be; 0: call nobody
+-- ARGV[3] life     how long a called note may take to arrive (ms)
 -- ARGV[4] note     of a called entry, or empty: <note>
--- ARGV[5] fate     of that entry: 0: none is given; 1: it will not come, drop it; 2: not now, to the end of the line
+-- ARGV[5] fate     of that entry: 0: none is given; 1: it will not arrive, drop it; 2: not now, to the end of the line
 --
--- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder, 0: look again at once), called note, ...}
+-- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder, 0: call again at once), called note, ...}
 -- reply nothing: slots free now; nothing is parked or called
--- reply more:    -1; the same, and dropping dead waiters was cut short: look again at once
+-- reply more:    -1; the same, but there may be more dead waiters than the 64 dropped: call again at once
 local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
 --@include clock
 
@@ -26,7 +26,7 @@ end
 
 local held = holders()
 if fate ~= '0' then
-  -- Only while it is called: if it came meanwhile, this is not about it.
+  -- Only while the note is called: if it arrived meanwhile, this fate is outdated.
   local score = redis.call('ZSCORE', lock, 'p:' .. note)
   if score and tonumber(score) >= 6e15 then
     redis.call('ZREM', lock, 'p:' .. note, 'l:' .. note)
@@ -38,7 +38,7 @@ end
 local free, _, more = grant(held)
 local inbound = tonumber(ARGV[2])
 if fate == '0' and free == 0 then
-  inbound = 0 -- a look while the slots are taken repeats calls, and makes none: they would come in vain
+  inbound = 0 -- a check while all slots are taken repeats calls, but makes no new ones, which would be in vain
 end
 local called = calls(free, free, inbound, tonumber(ARGV[3]), false)
 if called then

@@ -1,23 +1,22 @@
 -- calls: what release and call share. Included after line, never sent alone.
 
--- parked_end: the score of one that goes to the end of the parked: by its time, and
--- behind those with later tickets, which are from before Redis' clock was stepped
--- back.
+-- parked_end: the score that puts a note at the end of the parked notes. It counts from now,
+-- or from the last ticket, which is later if Redis' clock was stepped back.
 local function parked_end()
   local last = redis.call('ZREVRANGEBYSCORE', lock, '(6e15', '4e15', 'WITHSCORES', 'LIMIT', '0', '1')[2]
   return math.max(4e15 + now_us - 1.6e15, tonumber(last or 0) + 1)
 end
 
--- calls: turn parked entries into called ones, by ticket, until called and
--- waiting ones are inbound, or as many as slots are free, but always one that is in line for 5 s: those who
--- wait may overtake, not for ever. Those called longer than life
--- (ms) ago that have not come go to the end of the line. ended: a slot came
--- free just now.
--- Returns nil when nothing is parked or called, else {code, parked, until the
--- first deadline or the gate opens (ms, -1: neither), note of a called entry, ...}. A called
--- entry stays, and is returned each time, until its note asks.
+-- calls: call parked notes, in the order of their tickets, until called and waiting entries
+-- together are max(inbound, free). A note that has been in line for 5 s is called all the
+-- same: waiters may overtake, but not for ever. Notes called longer than life (ms) ago that
+-- have not arrived go to the end of the line. ended: a slot came free just now.
+--
+-- Returns nil if nothing is parked or called. Otherwise {code, parked, until the first
+-- deadline or the gate opens (ms, -1: neither), called note, ...}. A called note is returned
+-- each time until it asks.
 local function calls(code, free, inbound, life, ended)
-  -- What is parked or called has the highest scores of all.
+  -- Parked and called entries have the highest scores of all.
   local last = redis.call('ZRANGE', lock, '-1', '-1')[1]
   if not last or string.sub(last, 1, 2) ~= 'p:' then
     return nil

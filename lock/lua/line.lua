@@ -1,26 +1,26 @@
 -- line: what ask and release share. Included, never sent alone.
 -- Expects: lock, limit, now_us, and what deadline has.
 --
--- A call of Redis costs a third of a microsecond before it does anything, and a
--- number handed to it as much as text costs nothing: so bounds are texts, and
--- nothing is asked for that is known.
+-- A redis.call costs a third of a microsecond before it does anything, and as much again for
+-- a number as an argument, but nothing for text. So bounds are texts, and values that are
+-- known are not read again.
 local now_ms = math.floor(now_us / 1000)
 
--- own: the wake channel of who reads the reply, where that can tell of grants; told:
--- the reply then, if there is any to tell of: messages from the second place on.
+-- own: the channel of the process that reads the reply, if the reply can have messages; told:
+-- that reply, with messages from the second element on, or nil without any.
 local own, told
 
--- far: no lease or cooldown can end as late as at score, for none is that long: Redis'
--- clock has stepped back since.
+-- far: whether score is later than any lease or cooldown can end: then Redis' clock has
+-- stepped back since.
 local function far(score)
   local ahead = score - now_ms - 31000
   return ahead > 0 and ahead > 30000 * 2 ^ math.floor(score % 1 * 64) - 30000
 end
 
--- lower_far: after such a step, ends that are too far come back to the longest length
--- that they can have from now. That takes the slot from no live holder: it counts its
--- lease from before it sent an ask or renewal, for the length asked for. So its belief
--- ends no later than that length from now, and the stored end stays behind it.
+-- lower_far: after such a step, lower ends that are too far to the longest length that they
+-- can have from now. No live holder loses its slot: it counts its lease from before it sent
+-- an ask or renewal, for the length that it asked for. So its lease ends, for itself, no
+-- later than that length from now, which is before the stored end.
 local function lower_far()
   local found = redis.call('ZRANGEBYSCORE', lock, string.format('%d', now_ms + 31000), '1e14', 'WITHSCORES', 'LIMIT', '0', '1000')
   for i = 1, #found, 2 do
@@ -33,8 +33,8 @@ local function lower_far()
   end
 end
 
--- keep: the key outlives an entry that lasts ms from now; never shortened. It comes
--- before whatever the entry writes: Redis may refuse it, to a user without the right.
+-- keep: make the key outlive an entry that lasts ms from now. It never shortens the TTL.
+-- Callers keep first and write the entry then: Redis may refuse it to a user without the right.
 local function keep(ms)
   if redis.call('PTTL', lock) < ms + 1000 then
     redis.call('PEXPIRE', lock, ms + 1000)
@@ -43,9 +43,9 @@ end
 
 --@include gate
 
--- holders: how many hold the lock, of those whose deadline has passed none: they
--- leave. And who has the first deadline, and when that is (ms). It reads the gate, which
--- is found before the holders and is none.
+-- holders: remove holders whose deadline has passed. Returns how many hold the lock, who of
+-- them has the first deadline, and that deadline (ms). It also reads the gate, whose score is
+-- below those of the holders.
 local function holders()
   local found = redis.call('ZRANGEBYSCORE', lock, '1e9', '1e14', 'WITHSCORES', 'LIMIT', '0', '2')
   if found[2] and tonumber(found[2]) < 1e11 then
@@ -75,8 +75,8 @@ local function keep_parked()
   end
 end
 
--- shorten: a key in which nothing is parked need not outlive its last entry: the
--- holder with the last deadline, the mark of the waiter with the last, and the gate.
+-- shorten: lower the TTL of a key in which nothing is parked to that of its last entry: the
+-- last deadline of a holder, the last mark of a waiter, or the gate.
 local function shorten()
   local last = redis.call('ZREVRANGEBYSCORE', lock, '1e14', '1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
   local mark = redis.call('ZRANGEBYSCORE', lock, '-1e14', '-1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
@@ -89,8 +89,8 @@ local function shorten()
   end
 end
 
--- tidy: without anybody in it the lock is no key, or one with the gate for as long as
--- that has something to say. Callers have read the gate.
+-- tidy: delete the key if nobody is in it. While the gate is closed, or has a rate to
+-- remember, the key stays until that is over. Callers have read the gate.
 local function tidy()
   local size = redis.call('ZCARD', lock) - (gate and 1 or 0)
   if size > 1 and (size > 2 or not redis.call('ZSCORE', lock, 'i')) then
@@ -103,8 +103,8 @@ local function tidy()
   end
 end
 
--- back: a parked or called note has come, or parks anew: its entry goes, whose
--- score is away. Returns for how long it was in line, and since when called (ms).
+-- back: a parked or called note has arrived, or parks anew. Remove its entry, whose score is
+-- away. Returns how long the note was in line, and how long ago it was called (ms).
 local function back(note, away)
   local called = redis.call('ZSCORE', lock, 'l:' .. note)
   redis.call('ZREM', lock, 'p:' .. note, 'l:' .. note)
@@ -120,12 +120,12 @@ local function raise()
   return fence
 end
 
--- moved: this script freed a slot, or gave one away. Then the first in line does not
--- know yet when the gate opens for it.
+-- moved: this script freed or granted a slot, so the first waiter does not know when the gate
+-- opens.
 local moved = false
 
--- take_slot: make id, which is no holder, one for length ms. Returns its fence. Callers
--- have called keep, and have found the gate open.
+-- take_slot: make id a holder for length ms. Returns its fence. Callers have called keep, and
+-- have found the gate open.
 local function take_slot(id, length)
   local deadline = reaching(length)
   -- LT: a new member is added, and f is lowered to this time, or is as low
@@ -136,7 +136,7 @@ local function take_slot(id, length)
   return changed == 2 and now_us or raise()
 end
 
--- send: tell the one with that token, by the reply if its process reads it.
+-- send: publish message on channel, or put it into the reply if that process reads it.
 local function send(channel, message)
   if channel == own then
     told = told or {false}
@@ -147,7 +147,7 @@ local function send(channel, message)
   end
 end
 
--- tell_head: tell the first in line when the gate opens, unless it is the asker.
+-- tell_head: send the first waiter when the gate opens, unless it is the asker.
 local function tell_head(asker)
   local head = redis.call('ZRANGEBYSCORE', lock, '2e15', '(4e15', 'LIMIT', '0', '1')[1]
   if head and string.sub(head, 3) ~= asker then
@@ -156,14 +156,15 @@ local function tell_head(asker)
   end
 end
 
--- apart: whether id is to hold no slot beside a holder with its note: a ~ in its token.
+-- apart: whether the token of id has a ~ (OnePerNote): then id gets no slot while a holder has
+-- its note.
 local function apart(id)
   return string.find(id, '^[^.|]*%.%d+%.~')
 end
 
--- noted: a live holder with the note of id, or nil. Callers have purged. Each holder
--- looked at costs a third of a microsecond: of a great many the first 1,000 are, and
--- the first 128 for one that may hold beside its note and is only to be told of it.
+-- noted: a live holder with that note, or nil. Callers have removed dead holders. Each holder
+-- costs a third of a microsecond, so only the first 1,000 are read; and only the first 128 if
+-- id may hold beside its note, when the result is for the busy reply alone.
 local function noted(id, note)
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'LIMIT', '0', apart(id) and '1000' or '128')) do
     if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
@@ -172,20 +173,18 @@ local function noted(id, note)
   end
 end
 
--- twin: the holder that keeps id from holding beside it: id is apart, and the holder
--- has its note. A mutex has nobody beside a holder.
+-- twin: the holder with the note of id, if id is apart; nil otherwise. A mutex needs no check.
 local function twin(id)
   return limit > 1 and apart(id) and noted(id, string.match(id, '^[^|]*|[^|]*|(.*)$')) or nil
 end
 
--- mark_ahead: a waiter's mark is never set further ahead than this (ms): three
--- seconds, and one for clocks that are slewed. Redis' clock was stepped back since
--- one was set that is.
+-- mark_ahead: how far ahead a waiter's mark can be (ms): three seconds, and one for clocks
+-- that are slewed. If a mark is further ahead, Redis' clock was stepped back.
 local mark_ahead = 4000
 
--- shorten_marks: bring marks from before such a step to where they may be, at most
--- 64 a call. A waiter that lives sets its own within a second; one that is dead
--- counts as such after mark_ahead, and not only when the clock has caught up.
+-- shorten_marks: lower marks from before such a step to mark_ahead, at most 64 a call. A live
+-- waiter sets its own mark within a second. Without this, a dead waiter would count as live
+-- until the clock has caught up.
 local function shorten_marks()
   local most = string.format('-%d', now_ms + mark_ahead)
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '-1e14', '(' .. most, 'LIMIT', '0', '64')) do
@@ -193,16 +192,17 @@ local function shorten_marks()
   end
 end
 
--- grant: give all free slots to live waiters by ticket, and wake each, or tell of
--- it. held: how
--- many are taken; head: who is first in line, nil where that is to be looked up.
--- An entry not refreshed in time is dropped, at most 64 a call.
--- Returns the slots still free for a newcomer (0 while anybody is in line), the
--- fence if the asker itself was granted, and true if 64 were dropped and the line
--- goes on: whoever reads the reply asks again at once, or a slot would stay free
--- until somebody else asks. One with a twin is passed over and keeps its place: it
--- holds nobody up. What is parked is no waiter: no slot is kept for it. While the gate is
--- closed no slot is free.
+-- grant: give all free slots to live waiters, in the order of their tickets, and send each a
+-- message. held: how many slots are taken; head: the first waiter, nil if not known.
+--
+-- It drops waiters that did not refresh their entries in time, at most 64 a call. It passes
+-- over a waiter with a twin, which keeps its place. Parked work is not granted anything.
+-- While the gate is closed no slot is free.
+--
+-- Returns the slots that are still free for a newcomer (0 while anybody waits), the fence if
+-- the asker itself was granted a slot, and true if 64 were dropped and there may be more. The
+-- process that reads the reply then asks again at once: otherwise a slot would stay free
+-- until somebody else asks.
 local function grant(held, head, asker, ttl)
   local free = limit - held
   local stale, passed, mine, ahead = 0, 0, nil, false

@@ -1,28 +1,28 @@
 -- release: give a slot back, or leave the line; grant what is free now, and call
--- parked work. Harmless to anybody else: only this body's own members go.
+-- parked work. It removes only members of this body.
 --
 -- KEYS[1] lock
 -- ARGV[1] body        <token>|<owner>|<note> of the holder or waiter
--- ARGV[2] inbound=0   how many called and waiting ones there are to be; 0: call nobody
+-- ARGV[2] inbound=0   how many called and waiting entries there should be; 0: call nobody
 -- ARGV[3] limit=1     slots of this lock, as the releaser sees it; 0: it is paused
 -- ARGV[4] cooldown=0  close the gate for so long from now (ms); 0: leave it
--- ARGV[5] life=1000   how long a called one may take to come (ms)
+-- ARGV[5] life=1000   how long a called note may take to arrive (ms)
 -- ARGV[6] unused=0    the fence of a holder that did not start (us; 1: not known), whose start
---                     is given back to the rate; 0: it started
+--                     is refunded to the rate; 0: it started
 --
--- Arguments at the end that are what the header has after = may be left out.
+-- Trailing arguments equal to their default (after =) may be omitted.
 --
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
 -- reply calls:  {one of these, parked, until the first deadline (ms, -1: no holder), called note, ...}
--- reply grants: {one of these three, message, ...}; the last message is "more" where
---               dropping dead waiters was cut short: look after the lock at once
+-- reply grants: {one of these three, message, ...}; the last message is "more" if there may be
+--               more dead waiters than the 64 dropped: prune the lock at once
 --
--- Whoever was granted a slot and has the body's own wake channel is told by that
--- reply, in the words of a message, and not by one: its process reads the reply.
+-- The messages of grants to waiters with the body's own channel are in the reply, and are not
+-- published: the same process reads the reply.
 --
--- A holder still stored was nobody else's meanwhile, so it counts as held even
--- if its deadline has just passed; its own process judges that by its clock.
+-- A holder that is still stored counts as held even if its deadline has just passed, since
+-- nobody else got the slot. Its own process decides by its own clock whether it is lost.
 local lock, body = KEYS[1], ARGV[1]
 local taker = redis.call('MGET', lock)[1] -- see form
 if taker == body and not ARGV[4] then
@@ -65,8 +65,8 @@ if not held then
   redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body) -- no holder is in line
 end
 moved = held
--- Of what was a mutex until now, the first of gate, holders and line is most likely
--- the head of the line; then nobody holds it any more, and there is no gate.
+-- The first member among gate, holders and line of a mutex whose holder was just removed is
+-- usually the head of the line. Then there is no other holder and no gate.
 local head = held and limit == 1 and cooldown == 0 and redis.call('ZRANGEBYSCORE', lock, '1e9', '(4e15', 'LIMIT', '0', '1')[1]
 local free, more, _
 if head and string.sub(head, 1, 2) == 'e:' then
@@ -83,7 +83,7 @@ end
 local code = held and free or -1 - free
 local inbound = tonumber(ARGV[2] or 0)
 if free == 0 and not held or gate and opens > now_us + 1000000 then
-  inbound = 0 -- no slot came free, or the gate is closed for long: what is called now would come in vain
+  inbound = 0 -- no slot came free, or the gate is closed for long: a call would be in vain
 end
 local reply = calls(code, free, inbound, tonumber(ARGV[5] or 1000), held) or code
 if reply == code and (free == limit or gate) then

@@ -1,8 +1,7 @@
--- stop: the newest win. Ask older holders and waiters to stop where the slots
--- do not do for all: of those that have an arrival, the newest are to have them.
--- Nobody is made to stop: slots stay taken and places kept until they are left.
--- Holders are not asked while the gate is closed or the lock is paused: nobody could
--- start in their place.
+-- stop: the newest win. If there are fewer slots than holders and waiters with an arrival, ask
+-- the older ones to stop. The request is a message and takes nothing away: a holder keeps its
+-- slot until it releases it. Holders are not asked while the gate is closed or the lock is
+-- paused: nobody could start in their place.
 --
 -- KEYS[1] lock
 -- ARGV[1] limit    slots of this lock, as the caller sees it; 0: it is paused
@@ -12,9 +11,9 @@
 -- reply 1 behind holders:  enough newer ones hold slots
 -- reply 2 behind waiters:  enough newer ones hold or wait, of whom some wait
 --
--- token = <channel>.<G>.<nonce>, or <channel>.<G>.<nonce>.<arrival> of one that
--- can be asked to stop. 1,000 holders are looked at, and the last 256 in line:
--- those before them call for themselves.
+-- token = <channel>.<G>.<nonce>, or <channel>.<G>.<nonce>.<arrival> of a holder or waiter
+-- that can be asked to stop. The script reads the first 1,000 holders, and the last 256
+-- waiters: waiters before them run this script themselves.
 local lock, limit, arrival = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 --@include clock
 local now_ms = math.floor(now_us / 1000)
@@ -32,7 +31,7 @@ local known, others, holding = {}, 0, false
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, string.format('(%d', now_ms), 1e14, 'LIMIT', 0, 1000)) do
   local token, came = string.match(member, '^h:([^.|]*%.%d+%.[^.|]*%.(%d+))|')
   if not token then
-    others = others + 1 -- one that knows nothing of arrivals
+    others = others + 1 -- a holder without an arrival
   else
     came = tonumber(came)
     holding = holding or came == arrival
@@ -53,7 +52,7 @@ for _, member in ipairs(redis.call('ZREVRANGEBYSCORE', lock, '(4e15', 2e15, 'LIM
   end
 end
 
--- The caller itself need not be in there yet.
+-- The caller itself may not be among them yet.
 local newer, newer_wait, older = 0, 0, {}
 for _, one in ipairs(known) do
   if one.came > arrival then
