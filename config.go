@@ -56,8 +56,9 @@ type Config struct {
 	// Decode is called once for a task, by Middleware, Keys and Explain, if a rule of
 	// the task has On or Key; a task that asks for its key again is decoded again. Its
 	// errors count as those of a [KeyFunc] do, for every rule that has On or Key: a
-	// [*KeyError] archives the task, [NoLock] means that it takes no lock of these rules,
-	// after any other error it comes back, its attempt not spent. A panic costs the task
+	// [*KeyError], or one that wraps asynq.SkipRetry, archives the task, [NoLock] means that
+	// it takes no lock of these rules, after any other error it comes back, its attempt not
+	// spent. A panic costs the task
 	// its attempt, as one of the handler does. Decode is called by many goroutines at
 	// once, must not change the task, and returns the same bytes for the same task
 	// always. Producers need the same one, as Config.Decode of package unique.

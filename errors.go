@@ -230,12 +230,12 @@ func (e *KeyError) Error() string {
 // Unwrap returns Err. That of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// keyFailedError says that a rule's Key, or Config.Decode, returned an error that is
-// no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
+// keyFailedError says that a rule's Key or LimitOf, or Config.Decode, returned an error
+// that is no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
 // could not store it.
 type keyFailedError struct {
 	rule     *compiledRule
-	function string // "the rule's Key" or "Config.Decode"
+	function string // "the rule's Key", "the rule's LimitOf" or "Config.Decode"
 	err      error
 }
 

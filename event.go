@@ -55,11 +55,13 @@ const (
 	// EventOverdue: the handler still runs although its task's deadline has passed or its
 	// context was cancelled. The lock stays held until the handler returns.
 	EventOverdue EventKind = "overdue"
-	// EventKeyError: no key can be made from the task, which is archived. With a Rule,
+	// EventKeyError: no key can be made from the task, or its Key, LimitOf or Config.Decode
+	// returned asynq.SkipRetry; the task is archived. With a Rule,
 	// and Allow in Policy, the task runs without the lock of that rule.
 	EventKeyError EventKind = "key_error"
 	// EventBackendError: Redis could not be reached, or refused a command. Without a
-	// Key: the rule's Key, or Config.Decode, failed with an error that is no *KeyError.
+	// Key: the rule's Key or LimitOf, or Config.Decode, failed with an error that is no
+	// *KeyError.
 	EventBackendError EventKind = "backend_error"
 )
 

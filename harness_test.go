@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"slices"
@@ -252,6 +253,15 @@ func (r *rig) awaitRetried(id string, spent int) *asynq.TaskInfo {
 		r.t.Fatalf("%d attempts are spent, want %d; last error %q", info.Retried, spent, info.LastErr)
 	}
 	return info
+}
+
+// awaitDropped waits until asynq has the task no more.
+func (r *rig) awaitDropped(id string) {
+	r.t.Helper()
+	redistest.Eventually(r.t, patience, func() bool {
+		_, err := r.inspector.GetTaskInfo(r.queue, id)
+		return errors.Is(err, asynq.ErrTaskNotFound)
+	}, "asynq has dropped the task %s", id)
 }
 
 // rerun has asynq run a task that waits for its retry now.

@@ -26,6 +26,8 @@ import (
 //     made from this task. It is archived, and never runs without its lock, nor
 //     under a wider one. Return &KeyError{Task: t.Type(), Field: "...", Err: err}.
 //   - [NoLock], also wrapped: this task needs no lock of this rule, and takes none.
+//   - An error that wraps asynq.SkipRetry: the task is archived, as after such an error
+//     of its handler. One that wraps asynq.RevokeTask: the task is dropped.
 //   - Any other error: the key cannot be made for now ("db: connection reset"). The
 //     task comes back after 1 to 30 seconds, its attempt not spent; without attempts
 //     left it tries again in its worker, until a second before its deadline.

@@ -3,7 +3,10 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/hibiken/asynq"
@@ -66,6 +69,92 @@ func TestLimitOf_errors(t *testing.T) {
 			t.Errorf("NoLock: events %q", kinds)
 		}
 	})
+}
+
+// A Key, LimitOf or Decode whose error wraps asynq.SkipRetry has its task archived, and one
+// with asynq.RevokeTask has it dropped, as from a handler; also on the last attempt, which
+// does not wait.
+func TestKeyFailure_skipRetry(t *testing.T) {
+	t.Parallel()
+	noPlan := fmt.Errorf("no plan: %w", asynq.SkipRetry)
+	fails := func(t *asynq.Task) error {
+		if t.Type() == "revoke" {
+			return fmt.Errorf("no plan: %w", asynq.RevokeTask)
+		}
+		return noPlan
+	}
+	for function, rule := range map[string]Rule{
+		"the rule's LimitOf": {LimitOf: func(_ context.Context, t *asynq.Task) (int, error) { return 0, fails(t) }},
+		"the rule's Key":     {Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return nil, fails(t) }},
+		"Config.Decode":      {On: []string{"id"}},
+	} {
+		archived, dropped := rule, rule
+		archived.Task, dropped.Task = "work", "revoke"
+		r := start(t, redistest.Mini(t), setup{rules: []Rule{archived, dropped}, guarded: func(c *Config) {
+			if len(rule.On) > 0 {
+				c.Decode = func(t *asynq.Task) ([]byte, error) { return nil, fails(t) }
+			}
+		}})
+		for _, attempts := range []int{0, 3} {
+			id := r.enqueue("work", `{"id": 1}`, asynq.MaxRetry(attempts))
+			want := `automutex: rule "work": ` + function + " failed: no plan"
+			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, want) || info.Retried > 0 {
+				t.Errorf("%d retries left: %d attempts, %q; want %q", attempts, info.Retried, info.LastErr, want)
+			}
+			if event := r.awaitEvent(EventKeyError, id); !errors.Is(event.Err, noPlan) {
+				t.Errorf("%s: %+v", function, event)
+			}
+			if kinds := r.seen.kindsOf(id); len(kinds) != 1 {
+				t.Errorf("%s: events %q, want the one", function, kinds)
+			}
+			r.awaitDropped(r.enqueue("revoke", `{"id": 1}`, asynq.MaxRetry(attempts)))
+		}
+		r.stage.none(t)
+		if log := r.log.text(slog.LevelWarn); !strings.Contains(log, "it is archived") || !strings.Contains(log, "it is dropped") || strings.Contains(log, "no *KeyError") {
+			t.Errorf("%s: logged %s", function, log)
+		}
+	}
+}
+
+// The log says once which function of which rule fails, and that it answers again.
+func TestKeyFailure_logNamesTheFunction(t *testing.T) {
+	t.Parallel()
+	for function, fails := range map[string]func(c *Config, fail func() error){
+		"the rule's LimitOf": func(c *Config, fail func() error) {
+			c.Rules[0].LimitOf = func(context.Context, *asynq.Task) (int, error) { return 1, fail() }
+		},
+		"the rule's Key": func(c *Config, fail func() error) {
+			c.Rules[0].Key = func(context.Context, *asynq.Task) ([]string, error) { return []string{"k"}, fail() }
+		},
+		"Config.Decode": func(c *Config, fail func() error) {
+			c.Rules[0].On = []string{"id"}
+			c.Decode = func(t *asynq.Task) ([]byte, error) { return t.Payload(), fail() }
+		},
+	} {
+		var works atomic.Bool
+		r := start(t, redistest.Mini(t), setup{rules: []Rule{{Task: "work", Name: "50%d"}}, guarded: func(c *Config) {
+			fails(c, func() error {
+				if works.Load() {
+					return nil
+				}
+				return errors.New("the plans are away")
+			})
+		}})
+		id := r.enqueue("work", one)
+		r.awaitRetried(id, 0)
+		works.Store(true)
+		r.rerun(id)
+		r.finish(id)
+		log := r.log.text(slog.LevelInfo)
+		for _, want := range []string{
+			`automutex: rule "50%d": ` + function + " fails with an error that is no *KeyError",
+			`automutex: rule "50%d": ` + function + " answers again",
+		} {
+			if strings.Count(log, want) != 1 {
+				t.Errorf("want %q once in\n%s", want, log)
+			}
+		}
+	}
 }
 
 func TestLimitField(t *testing.T) {

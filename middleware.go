@@ -117,7 +117,8 @@ func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
 
 // targets returns the locks that the task needs. If Key, LimitOf or Config.Decode fails
 // temporarily, targets returns the task to asynq. On the last attempt it tries again here,
-// until `margin` before the task's deadline.
+// until `margin` before the task's deadline. An error that wraps asynq.SkipRetry or
+// asynq.RevokeTask ends the task, as one of the handler does.
 func (a *attempt) targets() ([]target, outcome) {
 	g := a.guard
 	for {
@@ -132,10 +133,10 @@ func (a *attempt) targets() ([]target, outcome) {
 			return nil, finish(context.Cause(a.ctx))
 		}
 		var failed *keyFailedError
-		if !errors.As(err, &failed) {
-			return nil, a.archiveWithoutKey(err)
+		if !errors.As(err, &failed) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+			return nil, a.endWithoutKey(err)
 		}
-		failed.rule.keyOutage.noteFailure(g.log, err)
+		failed.rule.keyOutage.noteFailure(g.log, failed.function, err)
 		a.observe(Event{Kind: EventBackendError, Rule: failed.rule.Name, Err: err})
 		delay := failed.rule.keyOutage.delay()
 		if !a.lastAttempt {
@@ -147,9 +148,14 @@ func (a *attempt) targets() ([]target, outcome) {
 	}
 }
 
-// archiveWithoutKey ends a task from which no key can be made. It never runs.
-func (a *attempt) archiveWithoutKey(err error) outcome {
-	a.guard.log.Warn("automutex: no key can be made from the task; it is archived", "type", a.task.Type(), "task", a.note, "error", err)
+// endWithoutKey ends a task from which no key or no limit can be made. It never runs. asynq
+// archives it, or drops it if err wraps asynq.RevokeTask.
+func (a *attempt) endWithoutKey(err error) outcome {
+	end := "it is archived"
+	if errors.Is(err, asynq.RevokeTask) {
+		end = "it is dropped, as the error wraps asynq.RevokeTask"
+	}
+	a.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", a.task.Type(), "task", a.note, "error", err)
 	a.observe(Event{Kind: EventKeyError, Err: err})
 	return finish(archive{err})
 }

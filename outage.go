@@ -10,16 +10,18 @@ import (
 
 // outage remembers since when something that the Guard depends on fails.
 type outage struct {
-	mu    sync.Mutex // guards since; held for moments
+	mu    sync.Mutex // guards since and what; held for moments
 	since time.Time  // zero: it works
+	what  string     // what failed last
 
-	downText, upText string // logged at the begin and the end
+	start, downText string // of the log lines: start + what + downText, start + what + " answers again"
 }
 
 func redisOutage() outage {
 	return outage{
-		downText: "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, their attempts not spent",
-		upText:   "automutex: Redis answers again",
+		what:     "Redis",
+		start:    "automutex: ",
+		downText: " cannot be asked for locks; tasks with rules return to asynq, their attempts not spent",
 	}
 }
 
@@ -27,8 +29,8 @@ func redisOutage() outage {
 // its own: another rule's success says nothing of it.
 func keyOutage(rule string) *outage {
 	return &outage{
-		downText: fmt.Sprintf("automutex: the Key of rule %q, or Config.Decode, fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent", rule),
-		upText:   fmt.Sprintf("automutex: the Key of rule %q answers again", rule),
+		start:    fmt.Sprintf("automutex: rule %q: ", rule),
+		downText: " fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent",
 	}
 }
 
@@ -41,25 +43,26 @@ func (g *Guard) noteKeysMade(taskType string) {
 	}
 }
 
-func (o *outage) noteFailure(log *slog.Logger, err error) {
+// noteFailure notes that what failed with err.
+func (o *outage) noteFailure(log *slog.Logger, what string, err error) {
 	o.mu.Lock()
 	first := o.since.IsZero()
 	if first {
-		o.since = time.Now()
+		o.since, o.what = time.Now(), what
 	}
 	o.mu.Unlock()
 	if first { // logged once for each outage, not for each task
-		log.Warn(o.downText, "error", err)
+		log.Warn(o.start+what+o.downText, "error", err)
 	}
 }
 
 func (o *outage) noteSuccess(log *slog.Logger) {
 	o.mu.Lock()
-	since := o.since
+	since, what := o.since, o.what
 	o.since = time.Time{}
 	o.mu.Unlock()
 	if !since.IsZero() {
-		log.Info(o.upText, "after", time.Since(since).Round(time.Millisecond))
+		log.Info(o.start+what+" answers again", "after", time.Since(since).Round(time.Millisecond))
 	}
 }
 
@@ -77,6 +80,6 @@ func (o *outage) delay() time.Duration {
 
 // backendError notes and observes that Redis could not be asked.
 func (a *attempt) backendError(t target, err error) {
-	a.guard.outage.noteFailure(a.guard.log, err)
+	a.guard.outage.noteFailure(a.guard.log, "Redis", err)
 	a.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }

@@ -31,10 +31,7 @@ func replacing(rule Rule) Rule {
 func (r *rig) awaitRevoked(id string) Event {
 	r.t.Helper()
 	event := r.awaitEvent(EventReplaced, id)
-	redistest.Eventually(r.t, patience, func() bool {
-		_, err := r.inspector.GetTaskInfo(r.queue, id)
-		return errors.Is(err, asynq.ErrTaskNotFound)
-	}, "asynq has dropped the task %s", id)
+	r.awaitDropped(id)
 	return event
 }
 

@@ -71,10 +71,11 @@ type Rule struct {
 	// tenant's plan, say. It excludes Limit. It is called once for each attempt, by many
 	// goroutines at once, with the task as a Key gets it. Two tasks of one key should
 	// have the same limit: where they differ, as while a plan changes, each goes by its
-	// own. A result below 1 archives the task as a [*KeyError] does; other errors count
-	// as those of a [KeyFunc] do, but for [NoLock], which means that the task takes no
-	// lock of this rule. A limit that an operator sets, see [Guard.Controls], wins.
-	// [LimitField] reads it from the payload.
+	// own. A result below 1 archives the task. An error means what it means from a
+	// [KeyFunc]: a [*KeyError], or one that wraps asynq.SkipRetry, archives the task; with
+	// [NoLock] it takes no lock of this rule; after any other it comes back, its attempt
+	// not spent. A limit that an operator sets, see [Guard.Controls], wins. [LimitField]
+	// reads it from the payload.
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
 	// TTL is the length of a lease, which is renewed while the handler runs.

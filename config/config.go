@@ -26,9 +26,23 @@ and changed apart from the program:
 
 The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task,
 on, on_headers, scope, limit, ttl, wait, max_hold, cooldown, rate, busy. All but name
-and task may stand in defaults. A rate is {starts: 100, per: 1m, burst: 10}. Durations are written as Go writes them ("30s",
+and task may stand in defaults. Durations are written as Go writes them ("30s",
 "1h30m"), and busy is retry, skip, archive, fail, park, replace, allow or
 {retry_in: <duration>}.
+
+A limit is a number, or says which payload field has it, as [automutex.LimitField] does:
+
+	limit: {field: tenant.max, default: 3, most: 50}
+
+default is the limit of a task without the field; where default is left out, such a task
+is archived. most is the highest limit that a payload can set; left out, there is no bound.
+
+A rate bounds how often handlers start for a key, as [automutex.Rate] says:
+
+	rate: {starts: 100, per: 1m, burst: 10}
+
+starts and per are needed. burst is how many may start at once; left out, as many as
+starts.
 
 The keys of a unique rule are the fields of [unique.Rule]: task, queue, on,
 on_headers, scope, until, duplicate, max_postpone, keep_archived. until is done,
@@ -41,7 +55,7 @@ for a secret, leave it out and set the two in the program:
 
 	cfg.HashKeys, once.HashKeys = secret, secret
 
-What is code (Key, Payload, AfterFailure, Decode) and what belongs to the process
+What is code (Key, Payload, AfterFailure, Decode, a LimitOf of your own) and what belongs to the process
 (Owner, MaxWaiting, Logger, Observe, ...) is set in the program, on what [Load] returns:
 
 	cfg, once, err := config.Load("automutex.yaml")

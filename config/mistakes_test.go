@@ -163,7 +163,7 @@ func TestParse_rate(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"5":                               `rate: want a rate, such as {starts: 100, per: 1m, burst: 10}, not "5"`,
-		"{}":                              "rate: want a rate",
+		"{}":                              "rate: has no starts and no per; want a rate, such as {starts: 100, per: 1m, burst: 10}, or leave the key out",
 		"{starts: 5}":                     "rate: per is missing",
 		"{per: 1s}":                       "rate: starts is missing",
 		"{start: 5, per: 1s}":             "did you mean starts?",

@@ -152,12 +152,16 @@ func choice[T any, V timedChoice](field func(*T) *V, words map[string]V, timed s
 	}, func(from *T) (string, error) { return writeChoice(*field(from), words, timed, with) }}
 }
 
-// mapping sets a value that has keys of its own, of which some are required. A mistake
+// mapping sets a value that has keys of its own, of which at least one is required. A mistake
 // in one of them leaves the value as it was.
 func mapping[T any, V comparable](field func(*T) *V, keys []key[V], what string, required ...string) value[T] {
 	return value[T]{objectSchema(keys, required...), func(d *decoder, into *T, n *yaml.Node) {
-		if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
+		if n.Kind != yaml.MappingNode {
 			d.want(n, what)
+			return
+		}
+		if len(n.Content) == 0 {
+			d.reportf(n, "has no %s; want %s, or leave the key out", strings.Join(required, " and no "), what)
 			return
 		}
 		var v V

@@ -10,7 +10,6 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
-	"github.com/automutex/automutex/internal/printable"
 )
 
 // ReasonPaused is the [BusyError].Reason of a lock that an operator has paused; see
@@ -33,30 +32,9 @@ type Control struct {
 	// Locker that made the change, and Since when it was made, by Redis' clock.
 	Why, By string
 	Since   time.Time
-}
 
-// text tells the control in a few words, for an operator.
-func (c Control) text() string {
-	var b strings.Builder
-	if c.Paused {
-		b.WriteString("paused ")
-		if c.PausedUntil.IsZero() {
-			b.WriteString("until resumed")
-		} else {
-			b.WriteString("until " + c.PausedUntil.UTC().Format(time.RFC3339))
-		}
-	}
-	if c.Limit > 0 {
-		if c.Paused {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(&b, "limited to %d", c.Limit)
-	}
-	fmt.Fprintf(&b, " by %s since %s", printable.Short(c.By), c.Since.UTC().Format(time.RFC3339))
-	if c.Why != "" {
-		fmt.Fprintf(&b, " (%s)", printable.Short(c.Why))
-	}
-	return b.String()
+	// Who ordered the pause and who the limit, where there are both; see orders.
+	pauseBy, limitBy orderedBy
 }
 
 // appliesTo reports whether the lock with that Redis key belongs to the target.

@@ -58,9 +58,24 @@ func parseEntry(raw string) (e controlEntry, err error) {
 		return controlEntry{}, errNoEntry
 	}
 	if e.Limit != nil && (e.Limit.Holders < 1 || e.Limit.Holders > maxLimit) {
-		return controlEntry{}, fmt.Errorf("its limit is %d", e.Limit.Holders)
+		return controlEntry{}, fmt.Errorf("its limit is %d: from 1 to %d", e.Limit.Holders, maxLimit)
 	}
+	e.inUTC()
 	return e, nil
+}
+
+// inUTC has all times in UTC, so that two readings of one entry are equal by ==.
+func (e controlEntry) inUTC() {
+	if e.Limit != nil {
+		e.Limit.Since = e.Limit.Since.UTC()
+	}
+	if e.Pause == nil {
+		return
+	}
+	e.Pause.Since = e.Pause.Since.UTC()
+	if e.Pause.Until != nil {
+		*e.Pause.Until = e.Pause.Until.UTC()
+	}
 }
 
 // text is the entry as it is stored. Its fields are all of kinds that JSON has.
@@ -85,7 +100,10 @@ func (e controlEntry) control(target string, serverTime time.Time) (c Control, i
 		if e.Pause.Until != nil {
 			c.PausedUntil = *e.Pause.Until
 		}
-		if c.Limit == 0 || !e.Pause.Since.Before(c.Since) {
+		if e.Limit != nil {
+			c.pauseBy, c.limitBy = e.Pause.orderedBy, e.Limit.orderedBy
+		}
+		if e.Limit == nil || !e.Pause.Since.Before(c.Since) {
 			c.Why, c.By, c.Since = e.Pause.Why, e.Pause.By, e.Pause.Since
 		}
 	}

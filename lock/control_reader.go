@@ -3,8 +3,7 @@ package lock
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,6 +42,7 @@ type controlReader struct {
 
 	soon    chan struct{} // of capacity 1: run is to read at once
 	inForce []Control     // what was told last; run's alone
+	refused bool          // Redis refused the last read, which was logged; run's alone
 }
 
 // controlsRead is one read that somebody waits for.
@@ -167,10 +167,15 @@ func (c *controlReader) readOnce() error {
 	state, err := c.locker.readControls(c.locker.closing, before)
 	switch {
 	case err == nil:
-	case before == nil && c.denied(err):
-		state = &controlState{serverTime: time.Now(), localTime: time.Now()}
-	default:
+		c.noteReadable()
+	case !refuses(err):
 		return err
+	default:
+		c.noteRefused(before, err)
+		if before != nil {
+			return err
+		}
+		state = &controlState{serverTime: time.Now(), localTime: time.Now()}
 	}
 	c.state.Store(state)
 	c.noteChange(state)
@@ -181,47 +186,73 @@ func (c *controlReader) readOnce() error {
 // The caller is counted in.
 func (l *Locker) readControls(ctx context.Context, before *controlState) (*controlState, error) {
 	reply, err := l.conn.Run(ctx, controlReadScript, l.controls.keys, []any{mostRead})
-	if err != nil {
+	switch {
+	case wrongType(err):
+		return nil, fmt.Errorf("something else than controls is stored under %q: look at it with TYPE, and remove it with DEL, or give the programs another Prefix: %w", l.controls.keys[0], err)
+	case err != nil:
 		return nil, err
 	}
 	return parseControls(reply, before)
 }
 
-// denied reports whether Redis will not let this Locker read the controls, however often
-// it tries: the user has no right to, or something else is stored under their key, or far too much. Then
-// there are none for this Locker, until a read succeeds: a program that runs with the
-// rights of an older version goes on.
-func (c *controlReader) denied(err error) bool {
+// refuses reports whether Redis will not let this Locker read the controls, however often
+// it tries: the user has no right to, or something else is stored under their key, or far
+// too much. A Locker that has read none until then has none, until a read succeeds: a
+// program that runs with the rights of an older version goes on.
+func refuses(err error) bool {
 	var said redis.Error
-	if !errors.Is(err, errManyControls) && (!errors.As(err, &said) || transient(err)) {
-		return false
+	return errors.Is(err, errManyControls) || errors.As(err, &said) && !transient(err)
+}
+
+// noteRefused logs the first of several reads that Redis refuses.
+func (c *controlReader) noteRefused(before *controlState, err error) {
+	if c.refused {
+		return
 	}
-	c.locker.log.Error("automutex: the controls cannot be read, so that no pause or limit is obeyed; the rights that are needed are in docs/redis.md",
-		"key", c.keys[0], "error", err)
-	return true
+	c.refused = true
+	obeyed := "this process obeys no pause and no limit until they can"
+	if before != nil {
+		obeyed = "this process obeys those that it has read before"
+	}
+	c.locker.log.Error("automutex: the controls cannot be read; "+obeyed, "key", c.keys[0], "error", err)
+}
+
+// noteReadable logs the end of what noteRefused has logged.
+func (c *controlReader) noteReadable() {
+	if c.refused {
+		c.refused = false
+		c.locker.log.Info("automutex: the controls can be read again", "key", c.keys[0])
+	}
 }
 
 // noteChange logs what came into force and what has ended, tells OnControls, and has
-// waiters ask again.
+// waiters ask again. The pause and the limit of a target are logged each by itself.
 func (c *controlReader) noteChange(now *controlState) {
 	c.logUnreadable(now)
-	was := map[string]Control{}
-	for _, control := range c.inForce {
-		was[control.Target] = control
+	type order struct {
+		target string
+		pause  bool
 	}
-	inForce := now.inForce()
+	before, inForce := ordersOf(c.inForce), now.inForce()
+	was := make(map[order]Control, len(before))
+	for _, control := range before {
+		was[order{control.Target, control.Paused}] = control
+	}
 	c.inForce = inForce
 	changed := false
-	for _, control := range inForce {
-		if was[control.Target] != control {
+	for _, control := range ordersOf(inForce) {
+		the := order{control.Target, control.Paused}
+		if was[the] != control {
 			changed = true
 			c.locker.log.Warn("automutex: a control is in force", control.attributes()...)
 		}
-		delete(was, control.Target)
+		delete(was, the)
 	}
-	for _, target := range slices.Sorted(maps.Keys(was)) {
-		changed = true
-		c.locker.log.Info("automutex: a control has ended", "target", target, "was", was[target].text())
+	for _, control := range before {
+		if _, ended := was[order{control.Target, control.Paused}]; ended {
+			changed = true
+			c.locker.log.Info("automutex: a control has ended", "target", control.Target, "was", control.text())
+		}
 	}
 	if !changed {
 		return
@@ -263,8 +294,13 @@ func (c *controlReader) logUnreadable(state *controlState) {
 			c.logged[target] = t.raw
 		}
 		c.mu.Unlock()
-		if first {
-			c.locker.log.Error("automutex: a control cannot be read and is not in force; the others are", "target", target, "problem", t.wrong)
+		if !first {
+			continue
 		}
+		fix := "remove it with automutex resume TARGET, or with HDEL KEY TARGET"
+		if errors.Is(t.wrong, errNewerVersion) {
+			fix = "update this program, or " + fix
+		}
+		c.locker.log.Error("automutex: a control cannot be read and is not in force; the others are", "key", c.keys[0], "target", target, "problem", t.wrong, "fix", fix)
 	}
 }

@@ -34,7 +34,7 @@ func parseControls(reply any, before *controlState) (*controlState, error) {
 		return nil, unexpected(reply)
 	}
 	if count > mostRead {
-		return nil, fmt.Errorf("%w: %d entries, and at most %d are read; remove some with HDEL", errManyControls, count, mostRead)
+		return nil, fmt.Errorf("%w: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL", errManyControls, count, mostRead)
 	}
 	state := &controlState{serverTime: time.UnixMicro(us), localTime: time.Now()}
 	if count > 0 {

@@ -367,6 +367,19 @@ func TestControls_unreadable(t *testing.T) {
 		if n := strings.Count(log.String(), "cannot be read"); n != len(wrong) {
 			t.Errorf("%d log lines for %d entries:\n%s", n, len(wrong), log.String())
 		}
+		for line := range strings.Lines(log.String()) {
+			if !strings.Contains(line, "cannot be read") {
+				continue
+			}
+			for _, part := range []string{key, " target=", " problem=", "automutex resume TARGET"} {
+				if !strings.Contains(line, part) {
+					t.Errorf("no %q in %s", part, line)
+				}
+			}
+			if strings.Contains(line, "newer version") != strings.Contains(line, "update this program") {
+				t.Errorf("an update helps with what a newer version wrote, and with nothing else: %s", line)
+			}
+		}
 
 		// A newer version's order is not overwritten, and can be removed.
 		if err := operator.Controls().SetLimit(t.Context(), "newer", 3, ""); err == nil || !strings.Contains(err.Error(), "newer version") {
@@ -398,8 +411,13 @@ func TestControls_notReadable(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustUnlock(t, mustTry(t, l.Mutex("report")))
-		if n := strings.Count(log.String(), "the controls cannot be read"); n != 1 {
+		if n := strings.Count(log.String(), "the controls cannot be read; this process obeys no pause and no limit until they can"); n != 1 {
 			t.Errorf("%d log lines:\n%s", n, log.String())
+		}
+		for _, part := range []string{l.controls.keys[0], "something else than controls is stored", "DEL"} {
+			if !strings.Contains(log.String(), part) {
+				t.Errorf("the log does not say %q:\n%s", part, log.String())
+			}
 		}
 		if err := l.Controls().Pause(t.Context(), "report", time.Time{}, ""); !errors.Is(err, ErrBackend) {
 			t.Errorf("Pause: %v, want ErrBackend", err)

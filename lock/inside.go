@@ -128,6 +128,7 @@ func (insider) ControlsFor(list []Control, key string) (its []Control, limit int
 	return controlsFor(list, key)
 }
 func (insider) ControlText(c Control) string         { return c.text() }
+func (insider) Orders(list []Control) []Control      { return ordersOf(list) }
 func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
 
 // Claim is the mark of package unique beside the lock with that key.

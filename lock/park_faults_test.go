@@ -320,7 +320,7 @@ func TestABrokenSlotIsCalledFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			le := come(t, got, "the lock after "+what)
-			if d := le.takenAt.Sub(began); d > nearly {
+			if d := le.takenAt.Sub(began); d > DefaultTTL/2 { // the end of the lease would have it called, too
 				t.Errorf("%s: taken after %v", what, d)
 			}
 			mustUnlock(t, le)

@@ -1,15 +1,12 @@
 package web
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -97,18 +94,10 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 	r := ruleRow{
 		Name: rule.Name, Task: rule.Task, Limit: inspect.LimitText(rule.Rule), TTL: rule.TTL, Wait: rule.Wait, Busy: printable.Timed(rule.Busy.String()),
+		Also: inspect.Also(rule.Rule),
 	}
 	if r.TTL == 0 {
 		r.TTL = lock.DefaultTTL
-	}
-	if rule.Rate.Starts > 0 {
-		r.Also = append(r.Also, "rate "+rateText(rule.Rate))
-	}
-	if rule.Cooldown > 0 {
-		r.Also = append(r.Also, "cooldown "+printable.Exact(rule.Cooldown))
-	}
-	if rule.MaxHold > 0 {
-		r.Also = append(r.Also, "held for at most "+printable.Exact(rule.MaxHold))
 	}
 	parts := []string{rule.Scope}
 	if rule.byType {
@@ -136,11 +125,6 @@ func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 		}
 	}
 	return r
-}
-
-// rateText is what a rule says of its rate: 100 per 1m, burst 10.
-func rateText(rate automutex.Rate) string {
-	return fmt.Sprintf("%d per %s, burst %d", rate.Starts, printable.Exact(rate.Per), cmp.Or(rate.Burst, rate.Starts))
 }
 
 func (r *ruleRow) add(l row, now time.Time) {

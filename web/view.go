@@ -29,6 +29,7 @@ var views = func() map[string]*template.Template {
 		"count":       printable.Count,
 		"inBraces":    inspect.InBraces,
 		"controlText": inner.ControlText,
+		"orders":      inner.Orders, // a pause and a limit of one target are one each
 		"line":        func(r row) int { return r.line() },
 		"more":        func(n int) int { return n - 1 },
 		"neg":         func(d time.Duration) time.Duration { return -d },

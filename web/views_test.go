@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +84,38 @@ func TestDo_controls(t *testing.T) {
 		if all := list(); len(all) != 0 {
 			t.Errorf("controls: %+v", all)
 		}
+	})
+}
+
+// A target that is paused and limited stands on the page with who ordered each, and why.
+func TestRules_pauseAndLimit(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }, Rules: []automutex.Rule{
+			{Task: "report", Scope: "report", On: []string{"tenant"}},
+		}})
+		controlsOf := func(owner string) *lock.Controls {
+			l := lock.New(s.Client(t), lock.Options{Prefix: v.prefix, Owner: owner})
+			t.Cleanup(func() { _ = l.Close() })
+			return l.Controls()
+		}
+		if err := controlsOf("ann").Pause(t.Context(), "report", time.Time{}, "repair"); err != nil {
+			t.Fatal(err)
+		}
+		if err := controlsOf("bob").SetLimit(t.Context(), "report", 7, "a larger plan"); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keytext.Key(v.prefix, "report", "acme"))} {
+			a := v.find(path, "bob").want(200)
+			for _, pattern := range []string{
+				`<bdi>report</bdi>(</b>)? paused until resumed by ann since [^ ]+ \(repair\)[^;]`,
+				`<bdi>report</bdi>(</b>)? limited to 7 by bob since [^ ]+ \(a larger plan\)`,
+			} {
+				if !regexp.MustCompile(pattern).MatchString(a.body) {
+					t.Errorf("%s: no %s in\n%s", path, pattern, a.body)
+				}
+			}
+		}
+		v.find("/locks/rules", "bob").want(200, `<b class="order">paused</b>`, `7 <b class="order">by an operator</b>`)
 	})
 }
 

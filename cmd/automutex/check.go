@@ -34,15 +34,8 @@ surprise is a note. Redis is not needed.`,
 			if err != nil {
 				return err
 			}
-			t := newTable(a.out, "RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY")
-			for i, rule := range cfg.Rules {
-				t.row(inspect.RuleName(cfg.Rules, i), rule.Task, keyOf(rule), inspect.LimitText(rule),
-					orDefault(printable.Exact(rule.TTL), "0s", "30s"), orDefault(printable.Exact(rule.Wait), "0s", "-"), printable.Timed(rule.Busy.String()))
-			}
-			if len(cfg.Rules) > 0 {
-				if err := t.flush(); err != nil {
-					return err
-				}
+			if err := a.printRules(cfg.Rules); err != nil {
+				return err
 			}
 			if len(once.Rules) > 0 {
 				if err := a.printUnique(once, len(cfg.Rules) > 0); err != nil {
@@ -56,6 +49,29 @@ surprise is a note. Redis is not needed.`,
 			return err
 		},
 	}
+}
+
+// printRules is the table of rules. Its last column is there if a rule has something in it.
+func (a *app) printRules(rules []automutex.Rule) error {
+	if len(rules) == 0 {
+		return nil
+	}
+	header, more := []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}, false
+	if slices.ContainsFunc(rules, func(rule automutex.Rule) bool { return len(inspect.Also(rule)) > 0 }) {
+		header, more = append(header, "ALSO"), true
+	}
+	t := newTable(a.out, header...)
+	for i, rule := range rules {
+		row := []string{
+			inspect.RuleName(rules, i), rule.Task, keyOf(rule), inspect.LimitText(rule),
+			orDefault(printable.Exact(rule.TTL), "0s", "30s"), orDefault(printable.Exact(rule.Wait), "0s", "-"), printable.Timed(rule.Busy.String()),
+		}
+		if more {
+			row = append(row, orDefault(strings.Join(inspect.Also(rule), "; "), "", "-"))
+		}
+		t.row(row...)
+	}
+	return t.flush()
 }
 
 // load reads a file of rules; its mistakes are a line each.

@@ -31,6 +31,25 @@ func testCheck(t *testing.T, b binary) {
 			t.Errorf("no row %q in\n%s", row, r.stdout)
 		}
 	}
+	if strings.Contains(r.stdout, "ALSO") {
+		t.Errorf("a column for nothing:\n%s", r.stdout)
+	}
+	r = b.run(t, "check", file(t, `
+rules:
+  - {task: mail, on: [to], limit: {field: tenant.max, default: 3, most: 50}, rate: {starts: 10, per: 1s}}
+  - {task: bill, limit: {field: max}, rate: {starts: 100, per: 1m, burst: 5}, cooldown: 10m, max_hold: 1h}
+  - {task: work}
+`)).want(t, exitOK)
+	for _, row := range []string{
+		"RULE TASK KEY LIMIT TTL WAIT BUSY ALSO\n",
+		" mail <type>|<to> <tenant.max> (default 3, most 50) 30s - retry rate 10 per 1s, burst 10\n",
+		" bill <type> <max> 30s - retry rate 100 per 1m, burst 5; cooldown 10m; held for at most 1h\n",
+		" work <type> 1 30s - retry -\n",
+	} {
+		if !strings.Contains(squeeze(r.stdout), row) {
+			t.Errorf("no row %q in\n%s", row, r.stdout)
+		}
+	}
 	b.run(t, "check", file(t, "rules: []")).want(t, exitOK, "no mistakes; 0 rules")
 
 	r = b.run(t, "check", file(t, `

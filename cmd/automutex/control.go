@@ -176,8 +176,9 @@ func newControls(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "controls",
 		Short: "List the pauses and limits that are in force",
-		Long: `List the pauses and limits that are in force, with who ordered them, when and why.
-An entry that this version cannot read is told, and not in force.`,
+		Long: `List the pauses and limits that are in force, each with who ordered it, when and why.
+A target that is paused and limited has a line for each. An entry that this version
+cannot read is told, and not in force.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
@@ -219,8 +220,7 @@ func (a *app) printControls(list []lock.Control, now time.Time, asJSON bool) err
 		return nil
 	}
 	t := newTable(a.out, "TARGET", "CONTROL", "BY", "SINCE", "WHY")
-	for _, one := range list {
-		c := inspect.FromControl(one)
+	for _, c := range inspect.FromControls(list) {
 		if asJSON {
 			if err := printJSON(a.out, c); err != nil {
 				return err
@@ -237,17 +237,13 @@ func (a *app) printControls(list []lock.Control, now time.Time, asJSON bool) err
 
 // what says what a control orders.
 func what(c inspect.Control, now time.Time) string {
-	var parts []string
 	switch {
-	case c.Paused && c.PausedUntil != nil:
-		parts = append(parts, "paused for "+printable.Duration(c.PausedUntil.Sub(now)))
-	case c.Paused:
-		parts = append(parts, "paused until resumed")
+	case !c.Paused:
+		return fmt.Sprintf("limit %d", c.Limit)
+	case c.PausedUntil == nil:
+		return "paused until resumed"
 	}
-	if c.Limit > 0 {
-		parts = append(parts, fmt.Sprintf("limit %d", c.Limit))
-	}
-	return strings.Join(parts, ", ")
+	return "paused for " + printable.Duration(c.PausedUntil.Sub(now))
 }
 
 // ordered tells a control in one line.

@@ -3,10 +3,13 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -52,6 +55,64 @@ func testLimit(t *testing.T, b binary) {
 			t.Errorf("clear of no limit: %d, %q", r.exit, r.stderr)
 		}
 	})
+}
+
+// testPauseAndLimit: a pause and a limit of one target are shown with who ordered each, and why.
+func testPauseAndLimit(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tr := start(t, s, wait)
+	as := func(name string, args ...string) {
+		t.Helper()
+		b.runWith(t, "", []string{"SUDO_USER=" + name}, tr.flags(args...)...).want(t, exitOK)
+	}
+	as("ann", "pause", "work", "--why", "repair")
+	as("bob", "limit", "work", "2", "--why", "a larger plan")
+	for name, why := range map[string]string{"work paused until resumed ann@": " repair", "work limit 2 bob@": " a larger plan"} {
+		r := b.run(t, tr.flags("controls")...).want(t, exitOK)
+		if !slices.ContainsFunc(strings.Split(squeeze(r.stdout), "\n"), func(line string) bool {
+			return strings.HasPrefix(line, name) && strings.HasSuffix(line, why)
+		}) {
+			t.Errorf("no line %q...%q in\n%s", name, why, r.stdout)
+		}
+	}
+	all := lines[inspect.Control](t, b.run(t, tr.flags("controls", "--json")...).want(t, exitOK).stdout)
+	if len(all) != 2 || !all[0].Paused || all[0].Limit != 0 || all[0].Why != "repair" || all[1].Paused || all[1].Limit != 2 || all[1].Why != "a larger plan" {
+		t.Errorf("--json: %+v", all)
+	}
+	r := b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work: paused until resumed, by ann@", "work: limit 2, by bob@", ": repair\n", ": a larger plan\n")
+	if strings.Contains(r.stdout, "paused until resumed, limit 2") {
+		t.Errorf("show has one line for both:\n%s", r.stdout)
+	}
+	b.run(t, tr.flags("doctor")...).want(t, exitOK, "work is paused until resumed by ann@", "(repair); limited to 2 by bob@")
+}
+
+// testControlsUnreadable: what is no hash of controls is told with the key and what to do.
+func testControlsUnreadable(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tr := start(t, s, wait)
+	key := tr.prefix + ":{control}"
+	if err := s.Client(t).Set(t.Context(), key, "x", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"controls"}, {"pause", "work"}, {"resume", "work"}, {"limit", "work", "2"}} {
+		r := b.run(t, tr.flags(args...)...)
+		r.wantError(t, exitRedis, "something else than controls is stored under \""+key+"\"")
+		r.wantError(t, exitRedis, "remove it with DEL")
+	}
+	b.run(t, tr.flags("doctor")...).want(t, exitNo, "bad", "controls", "cannot be read", "something else than controls is stored under", "remove it with DEL")
+	if r := b.run(t, tr.flags("list")...); r.exit != exitOK {
+		t.Errorf("list: %d, %q", r.exit, r.stderr)
+	}
+	if err := s.Client(t).Del(t.Context(), key).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Client(t).HSet(t.Context(), key, "work", "garbage").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.run(t, tr.flags("controls")...); r.exit != exitOK || !strings.Contains(r.stderr, "the entry of work is not in force: it is no entry of automutex; resume removes it") {
+		t.Errorf("%d, %q", r.exit, r.stderr)
+	}
+	b.run(t, tr.flags("resume", "work")...).want(t, exitOK, "removed")
 }
 
 func testControlMistakes(t *testing.T, b binary) {

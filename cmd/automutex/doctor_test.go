@@ -55,7 +55,7 @@ func testDoctorSettings(t *testing.T, b binary) {
 	s := redistest.StartReal(t, "--maxmemory-policy", "allkeys-lru", "--save", "60 1000")
 	all := findings(t, b, exitOK, where(s)...)
 	has(t, all, doctor.Note, "eviction", "were there a maxmemory")
-	has(t, all, doctor.Note, "persistence", "snapshots only (save \"60 1000\")")
+	has(t, all, doctor.Note, "persistence", "snapshots only (save \"60 1000\"): a crash forgets the locks, pauses and limits of the last minutes")
 	rdb := s.Client(t)
 	for _, setting := range [][2]string{{"maxmemory", "100mb"}, {"maxmemory-policy", "volatile-ttl"}, {"save", ""}} {
 		if err := rdb.ConfigSet(t.Context(), setting[0], setting[1]).Err(); err != nil {
@@ -69,7 +69,7 @@ func testDoctorSettings(t *testing.T, b binary) {
 	}
 	all = lines[doctor.Finding](t, r.stdout)
 	has(t, all, doctor.Bad, "eviction", "volatile-ttl")
-	has(t, all, doctor.Note, "persistence", "none")
+	has(t, all, doctor.Note, "persistence", "ends every pause and limit of an operator")
 }
 
 func testDoctorRights(t *testing.T, b binary) {

@@ -30,7 +30,7 @@ func (d *doctor) controls(ctx context.Context) error {
 	var said redis.Error
 	switch {
 	case errors.As(err, &said):
-		d.foundf(Bad, "controls", "cannot be read, so that no pause or limit is obeyed: %s", printable.OneLine(err.Error()))
+		d.foundf(Bad, "controls", "cannot be read, so programs that start obey no pause and no limit (those that run obey what they have read): %s", printable.OneLine(err.Error()))
 		return nil
 	case err != nil:
 		return err

@@ -129,7 +129,7 @@ func (d *doctor) eviction(n *node) {
 
 func (d *doctor) persistence(ctx context.Context, n *node) {
 	what := "persistence" + n.name
-	const bites = "a restart of Redis loses asynq's tasks, and frees every lock while its holder works (holders notice at their next renewal)"
+	const bites = "a restart of Redis loses asynq's tasks, frees every lock while its holder works (holders notice at their next renewal), and ends every pause and limit of an operator"
 	save, err := n.rdb.ConfigGet(ctx, "save").Result()
 	switch {
 	case n.info["aof_enabled"] == "1" && n.info["aof_last_write_status"] == "err":
@@ -143,7 +143,7 @@ func (d *doctor) persistence(ctx context.Context, n *node) {
 	case save["save"] == "":
 		d.foundf(Note, what, "none: %s", bites)
 	default:
-		d.foundf(Note, what, "snapshots only (save %q): a crash forgets the locks of the last minutes", save["save"])
+		d.foundf(Note, what, "snapshots only (save %q): a crash forgets the locks, pauses and limits of the last minutes", save["save"])
 	}
 }
 

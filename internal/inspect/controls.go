@@ -7,7 +7,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Control is an operator's order that is in force. Its JSON is what the command prints
+// Control is an operator's order that is in force: a pause or a limit. Its JSON is what the command prints
 // with --json.
 type Control struct {
 	Target      string     `json:"target"`
@@ -19,8 +19,18 @@ type Control struct {
 	Since       time.Time  `json:"since"`
 }
 
-// FromControl makes a Control of what package lock reads.
-func FromControl(c lock.Control) Control {
+// FromControls makes Controls of what package lock reads. The pause and the limit of a
+// target are one each: they may be of different people, times and reasons.
+func FromControls(list []lock.Control) []Control {
+	orders := inner.Orders(list)
+	all := make([]Control, 0, len(orders))
+	for _, c := range orders {
+		all = append(all, fromControl(c))
+	}
+	return all
+}
+
+func fromControl(c lock.Control) Control {
 	made := Control{Target: c.Target, Paused: c.Paused, Limit: c.Limit, Why: c.Why, By: c.By, Since: c.Since.UTC()}
 	if !c.PausedUntil.IsZero() {
 		until := c.PausedUntil.UTC()
@@ -42,8 +52,8 @@ func controls(ctx context.Context, locker *lock.Locker) []lock.Control {
 // control adds to a Lock what of the list is for it.
 func (l *Lock) control(list []lock.Control) {
 	its, limit, pause := inner.ControlsFor(list, l.Key)
-	for _, c := range its {
-		l.Controls = append(l.Controls, FromControl(c))
+	if len(its) > 0 {
+		l.Controls = FromControls(its)
 	}
 	l.Limit, l.Paused = limit, pause != nil
 }

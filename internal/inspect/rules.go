@@ -1,12 +1,15 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/limitfield"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasktype"
 )
 
@@ -49,10 +52,45 @@ func IsKeyOf(rule automutex.Rule, prefix, key string) bool {
 	return ok && (rest == "}" || strings.HasPrefix(rest, "|"))
 }
 
-// LimitText is how many tasks may hold a key of the rule at once, for people.
+// LimitText is how many tasks may hold a key of the rule at once, for people: the number,
+// the payload field that has it, or "of the task" where a function of the program says it.
 func LimitText(rule automutex.Rule) string {
-	if rule.LimitOf != nil {
+	if rule.LimitOf == nil {
+		return strconv.Itoa(max(rule.Limit, 1))
+	}
+	field := limitfield.Of(rule.LimitOf)
+	if field == nil {
 		return "of the task"
 	}
-	return strconv.Itoa(max(rule.Limit, 1))
+	var bounds []string
+	if field.Fallback > 0 {
+		bounds = append(bounds, fmt.Sprintf("default %d", field.Fallback))
+	}
+	if field.Most > 0 {
+		bounds = append(bounds, fmt.Sprintf("most %d", field.Most))
+	}
+	text := "<" + field.Path + ">"
+	if len(bounds) > 0 {
+		text += " (" + strings.Join(bounds, ", ") + ")"
+	}
+	return text
+}
+
+// Also lists what a rule says beside its key, Limit, TTL, Wait and Busy, for people.
+func Also(rule automutex.Rule) (also []string) {
+	if rule.Rate.Starts > 0 {
+		also = append(also, "rate "+rateText(rule.Rate))
+	}
+	if rule.Cooldown > 0 {
+		also = append(also, "cooldown "+printable.Exact(rule.Cooldown))
+	}
+	if rule.MaxHold > 0 {
+		also = append(also, "held for at most "+printable.Exact(rule.MaxHold))
+	}
+	return also
+}
+
+// rateText is what a rule says of its rate: 100 per 1m, burst 10.
+func rateText(rate automutex.Rate) string {
+	return fmt.Sprintf("%d per %s, burst %d", rate.Starts, printable.Exact(rate.Per), cmp.Or(rate.Burst, rate.Starts))
 }
