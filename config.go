@@ -37,69 +37,67 @@ type Config struct {
 	Prefix string
 
 	// HashKeys is a secret that keeps payload values out of keys, and so out of
-	// Redis' names, out of what is logged and told, and out of errors: the values
-	// of a key are replaced by their HMAC-SHA256 under it, the scope stays
-	// readable. Without the secret nobody finds a value by hashing guesses, as an
-	// account number would be found in a moment. All Guards with a Prefix, and the
-	// producers of package unique, have the same one; changing it renames every
-	// lock, as another Prefix does. Empty means that keys are readable; else it
-	// has at least 16 bytes.
+	// Redis, logs, events and errors. In a key the values are replaced by their
+	// HMAC-SHA256 under this secret; the scope stays readable. (A plain hash would not
+	// hide account numbers: an attacker can hash all of them.) All Guards with a
+	// Prefix, and the producers of package unique, need the same secret; changing it
+	// renames every lock, as another Prefix does. Empty means that keys are readable.
+	// Otherwise it has 16 to 1,024 bytes.
 	HashKeys string
 
 	// Decode returns the payload that rules read, for tasks whose payload is an envelope
-	// that another middleware unwraps: On, and what [Rule].Payload checks, are about the
-	// JSON that Decode returns. A Key, those of [Fields] and [KeyOf] included, gets a task
-	// with the same type and headers and that payload, which need not be JSON. Handlers
-	// get the task as it is. nil means that rules read the payload as it is; return
-	// t.Payload() for a task that has no envelope.
+	// that another middleware unwraps. On and [Rule].Payload refer to the JSON that Decode
+	// returns. A Key, also one made by [Fields] or [KeyOf], gets a task with the same type
+	// and headers and that payload, which need not be JSON. Handlers get the task as it was
+	// enqueued. For a task without an envelope return t.Payload(). nil means that rules read
+	// the payload as it is.
 	//
-	// Decode is called once for a task, by Middleware, Keys and Explain, if a rule of
-	// the task has On or Key; a task that asks for its key again is decoded again. Its
-	// errors count as those of a [KeyFunc] do, for every rule that has On or Key: a
-	// [*KeyError], or one that wraps asynq.SkipRetry, archives the task, [NoLock] means that
-	// it takes no lock of these rules, after any other error it comes back, its attempt not
-	// spent. A panic costs the task
-	// its attempt, as one of the handler does. Decode is called by many goroutines at
-	// once, must not change the task, and returns the same bytes for the same task
-	// always. Producers need the same one, as Config.Decode of package unique.
+	// Middleware, Keys and Explain call Decode once for a task if one of its rules has On
+	// or Key, and again when a task makes its key again. An error of Decode means what it
+	// means from a [KeyFunc], for every rule with On or Key: a [*KeyError], or an error that
+	// wraps asynq.SkipRetry, archives the task; after [NoLock] the task takes no lock of
+	// these rules; after any other error it returns to asynq, its attempt not spent. A
+	// panic fails the attempt, as a panic of the handler does.
+	//
+	// Many goroutines call Decode at once. It must not change the task, and must return the
+	// same bytes for the same task. Producers need the same function as Config.Decode of
+	// package unique.
 	Decode func(*asynq.Task) ([]byte, error)
 
-	// Owner is a label that tells an operator who holds a lock. It need not be
-	// unique: nothing is decided by it. Empty means "host:pid".
+	// Owner is the label of this process as the holder of a lock, for operators. It
+	// need not be unique. Empty means "host:pid".
 	Owner string
 
 	// MaxWaiting is how many workers of this process may wait in line at once.
-	// Beyond it the policy applies at once, except for a task on its last
-	// attempt. 0 means that there is no cap; negative numbers are refused.
+	// Beyond that the policy applies at once, except for a task on its last
+	// attempt. 0 means no bound; negative numbers are refused.
 	MaxWaiting int
 
-	// MinReplicas is how many replicas of a key's master must have acknowledged
-	// a lease for it to count, so that a failover to one of them does not forget
-	// it; see [lock.Options]. A task whose key too few acknowledge goes back
-	// unspent, as when Redis is away; a handler's context ends when they stay
-	// away for a TTL. 0 waits for none; negative numbers are refused.
+	// MinReplicas is how many replicas of a key's master must acknowledge a lease, so
+	// that a failover to one of them does not forget it; see [lock.Options]. If too few
+	// acknowledge, the task returns to asynq, its attempt not spent, as when Redis is
+	// away. If replicas stay away for a TTL, the contexts of running handlers end. 0
+	// waits for no replica; negative numbers are refused.
 	MinReplicas int
 
-	// Inspector is what the policy Park wakes tasks with, on the Redis of
-	// asynq. nil means one made from the Guard's own Redis client, which must be
-	// a redis.UniversalClient then. The Guard does not close it.
+	// Inspector wakes the parked tasks of the policy Park. It must be on the Redis of
+	// asynq. nil means one made from the Guard's own Redis client, which must then be
+	// a redis.UniversalClient. The Guard does not close it.
 	Inspector *asynq.Inspector
 
-	// WakeAtFront has tasks that were parked run before what their queue has
-	// pending, where they stand behind it otherwise. It moves the task's ID in
-	// asynq's own list of pending tasks, whose layout asynq does not promise:
-	// checked with asynq 0.26. It needs the Guard's Redis client to be a
-	// redis.UniversalClient on the Redis of asynq.
+	// WakeAtFront puts woken tasks before the pending tasks of their queue; otherwise
+	// they stand behind them. It moves the task's ID in asynq's own list of pending
+	// tasks, whose layout asynq does not promise; it was checked with asynq 0.26. The
+	// Guard's Redis client must be a redis.UniversalClient on the Redis of asynq.
 	WakeAtFront bool
 
 	// Logger is where the Guard logs. nil means slog.Default().
 	Logger *slog.Logger
 
-	// Observe is told of every [Event]. It is called by many goroutines at
-	// once, on the path of the task, and so should be quick. nil means that
-	// nobody is told. A panic costs the task its attempt, as one of the handler
-	// does, and leaves no lease behind; on EventLost and EventOverdue, which may
-	// come on another goroutine, it is logged instead.
+	// Observe is called with every [Event], by many goroutines at once. It runs on the
+	// path of the task, so it should be quick. nil means none. A panic in it fails the
+	// attempt, as a panic of the handler does, and leaves no lease behind. On EventLost
+	// and EventOverdue, which may come on another goroutine, a panic is logged.
 	Observe func(context.Context, Event)
 }
 

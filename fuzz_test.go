@@ -101,7 +101,7 @@ func FuzzPayload(f *testing.F) {
 			t.Errorf("done: it ran %d times, with the keys %q (%v)", ran, keys, keyless)
 		}
 		if rule.Task == "says" && matched {
-			var back *handBack
+			var back *returnedTask
 			if !errors.As(err, &back) || ran > 0 || keyless == nil || !utf8.ValidString(err.Error()) {
 				t.Errorf("it ran %d times, and is not handed back: %v", ran, err)
 			}

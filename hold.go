@@ -54,10 +54,10 @@ func Hold(ctx context.Context, d time.Duration) error {
 // rule matches the task or not. The handler may wrap the error. If err wraps
 // asynq.SkipRetry, asynq archives the task.
 //
-// A task with no attempts left cannot return to asynq, which would archive it. Where
-// [Guard.Middleware] sees such a task, the task waits in its worker without its locks, and
-// its handler runs again. asynq archives the task with err when less than d is left until a
-// second before its deadline.
+// A task on its last attempt cannot return to asynq, which would archive it. If its handler
+// is wrapped in [Guard.Middleware], the task waits in its worker without its locks, and the
+// handler runs again. If that would be later than a second before the task's deadline, asynq
+// archives the task with err.
 func RetryAfter(d time.Duration, err error) error {
 	return &retryAfter{delay: min(max(0, d), inside.MaxTTL), err: err}
 }
@@ -142,7 +142,7 @@ func (a *attempt) parkFirst(err error) error {
 	delay := notBefore(r.delay)
 	a.checkInspector()
 	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return &handBack{guard: a.guard, err: fmt.Errorf("%w: %w", busy, err), delay: delay}
+	return &returnedTask{guard: a.guard, err: fmt.Errorf("%w: %w", busy, err), delay: delay}
 }
 
 // runWithoutLocks runs the handler of a task that needs no lock.

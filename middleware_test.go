@@ -140,7 +140,7 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 			if got != want {
 				t.Errorf("got %v, want %v", got, want)
 			}
-			if guard.handedBack(got) != nil {
+			if guard.findReturned(got) != nil {
 				t.Errorf("%v is taken for a hand-back", got)
 			}
 		}

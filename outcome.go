@@ -27,7 +27,7 @@ func finish(err error) outcome { return outcome{step: finished, err: err} }
 // must not be called on the last attempt: asynq would archive the task.
 func (a *attempt) returnTask(t target, reason error, delay time.Duration) outcome {
 	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
-	return finish(&handBack{guard: a.guard, err: reason, delay: delay})
+	return finish(&returnedTask{guard: a.guard, err: reason, delay: delay})
 }
 
 // stoppedWaiting ends a task that stopped waiting on its last attempt. err says what the
@@ -58,5 +58,5 @@ func (a *attempt) afterClose() error {
 	}
 	delay := retryDelay()
 	a.observe(Event{Kind: EventRetried, Delay: delay, Err: errTaskAfterClose})
-	return &handBack{guard: a.guard, err: errTaskAfterClose, delay: delay}
+	return &returnedTask{guard: a.guard, err: errTaskAfterClose, delay: delay}
 }

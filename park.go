@@ -122,13 +122,13 @@ var parkNow = func() chan struct{} {
 }()
 
 // park returns the task to asynq. Redis keeps the task's place in line. asynq runs the task
-// after parkDelay, unless a process wakes it before. park makes its handBack itself, since
+// after parkDelay, unless a process wakes it before. park makes its returnedTask itself, since
 // returnTask would observe EventRetried.
 func (a *attempt) park(t target, busy *BusyError) outcome {
 	delay := busy.parkDelay(inner.AverageHeld(a.lockOf(t)))
 	a.checkInspector()
 	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return finish(&handBack{guard: a.guard, err: busy, delay: delay})
+	return finish(&returnedTask{guard: a.guard, err: busy, delay: delay})
 }
 
 // parkDelay returns after how long a parked task returns if no process wakes it: about when

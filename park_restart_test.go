@@ -212,7 +212,7 @@ func TestPark_safetyNet(t *testing.T) {
 		seen := map[time.Duration]bool{}
 		for range 100 {
 			answer := a.park(targets[0], &BusyError{ExpiresIn: c.expires, Place: c.place, parked: true}).err
-			h := g.handedBack(answer)
+			h := g.findReturned(answer)
 			if h == nil || h.delay < c.min || h.delay > c.max {
 				t.Fatalf("%s and place %d: %v", c.expires, c.place, h)
 			}

@@ -199,12 +199,12 @@ func retryDelay() time.Duration {
 	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
 }
 
-// handBack is the error of Middleware for a task that returns to asynq, its attempt not
+// returnedTask is the error of Middleware for a task that returns to asynq, its attempt not
 // spent. returnTask makes it and observes EventRetried; park and parkFirst make their own,
 // and observe EventParked. ServerConfig's functions recognize it by its guard. They leave
 // any other error to asynq: it is the handler's, even if it is a BusyError of a lock that
 // the handler took itself.
-type handBack struct {
+type returnedTask struct {
 	guard *Guard
 	err   error
 	delay time.Duration
@@ -212,11 +212,11 @@ type handBack struct {
 
 // Error is valid UTF-8, since asynq stores no other text. Package unique recognizes a
 // task that was handed back by how the text begins.
-func (h *handBack) Error() string {
-	return strings.ToValidUTF8(claim.HandBackText(h.err.Error()), "\uFFFD")
+func (h *returnedTask) Error() string {
+	return strings.ToValidUTF8(claim.ReturnText(h.err.Error()), "\uFFFD")
 }
 
-func (h *handBack) Unwrap() error { return h.err }
+func (h *returnedTask) Unwrap() error { return h.err }
 
 // archive is the error of Middleware for a task that asynq must archive. Its text is the
 // reason, as valid UTF-8 whatever a KeyFunc's error quotes. asynq cannot store other text:
@@ -251,9 +251,9 @@ func (r *revoked) Unwrap() []error {
 	return []error{ErrReplaced, asynq.RevokeTask, r.err}
 }
 
-// handedBack returns the handBack of this Guard in err, or nil.
-func (g *Guard) handedBack(err error) *handBack {
-	var h *handBack
+// findReturned returns the returnedTask of this Guard in err, or nil.
+func (g *Guard) findReturned(err error) *returnedTask {
+	var h *returnedTask
 	for errors.As(err, &h) {
 		if h.guard == g {
 			return h

@@ -42,7 +42,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
 		switch {
-		case g.handedBack(err) != nil, g.isRevoked(err), wantsRetryAfter(err) != nil:
+		case g.findReturned(err) != nil, g.isRevoked(err), wantsRetryAfter(err) != nil:
 			return false
 		case isFailure != nil:
 			return isFailure(err)
@@ -55,7 +55,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		retryDelay = asynq.DefaultRetryDelayFunc
 	}
 	cfg.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
-		if h := g.handedBack(err); h != nil {
+		if h := g.findReturned(err); h != nil {
 			return h.delay
 		}
 		if r := wantsRetryAfter(err); r != nil {
@@ -66,7 +66,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-			if g.handedBack(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
+			if g.findReturned(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
 				errorHandler.HandleError(ctx, t, err)
 			}
 		})

@@ -26,7 +26,7 @@ and changed apart from the program:
 
 The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task,
 on, on_headers, scope, limit, ttl, wait, max_hold, cooldown, rate, busy. All but name
-and task may stand in defaults. Durations are written as Go writes them ("30s",
+and task may be in defaults. Durations are written as in Go ("30s",
 "1h30m"), and busy is retry, skip, archive, fail, park, replace, allow or
 {retry_in: <duration>}.
 
@@ -49,9 +49,9 @@ on_headers, scope, until, duplicate, max_postpone, keep_archived. until is done,
 start or {for: <duration>}; duplicate is reject, join, replace or
 {postpone: <duration>}. What is in defaults is not for them.
 
-Beside prefix there may be hash_keys, a secret that keeps payload values out of keys: it
-is [automutex.Config].HashKeys, and that of unique as well. Where the file is no place
-for a secret, leave it out and set the two in the program:
+hash_keys, next to prefix, is a secret that keeps payload values out of keys. It sets
+HashKeys of [automutex.Config] and of [unique.Config]. If the file must not contain a
+secret, leave it out and set both in the program:
 
 	cfg.HashKeys, once.HashKeys = secret, secret
 
@@ -69,14 +69,12 @@ What is code (Key, Payload, AfterFailure, Decode, a LimitOf of your own) and wha
 	}
 	tasks, err := unique.New(client, inspector, rdb, once) // in producers
 
-JSON is YAML too. The file is UTF-8, and holds one document. Nothing in it is
-expanded, from the environment or elsewhere; anchors, aliases, merge keys and tags
-are refused, so that every value counts where it stands and defaults is the one
-way to say a thing once. What is unknown is a mistake, and so is a key that is
-there twice.
+JSON is YAML too. The file is UTF-8 and has one document. Variables are not expanded.
+Anchors, aliases, merge keys and tags are refused: use defaults for values that several
+rules share. Unknown keys and repeated keys are mistakes.
 
-All mistakes are reported at once, what [automutex.New] and [unique.New] would
-refuse included, each an [*Error] with its place.
+All mistakes are reported at once, including what [automutex.New] and [unique.New] would
+refuse. Each is an [*Error] with its line and column.
 */
 package config
 

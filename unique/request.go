@@ -68,7 +68,7 @@ func ended(info *asynq.TaskInfo) bool {
 // started misses a handler that began and was stopped by a server's shutdown: asynq requeues
 // its task without a trace.
 func started(info *asynq.TaskInfo) bool {
-	return info.State == asynq.TaskStateActive || info.Retried > 0 || info.LastErr != "" && !claim.HandedBack(info.LastErr)
+	return info.State == asynq.TaskStateActive || info.Retried > 0 || info.LastErr != "" && !claim.IsReturn(info.LastErr)
 }
 
 // duplicate returns the result of a request whose key has a task already: the task's info

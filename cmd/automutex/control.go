@@ -19,9 +19,9 @@ import (
 )
 
 const targetHelp = `
-TARGET is a scope, for all of its keys ("report"), or one key as key and list print
-it ("report|acme"). It is in force in every process within 2 seconds, and outlives
-restarts; controls lists what is in force.`
+TARGET is a scope ("report", for all its keys), or one key as "automutex key" and
+"automutex list" print it ("report|acme"). Every process obeys within 2 seconds, also
+after a restart. "automutex controls" lists what is in force.`
 
 func newPause(a *app) *cobra.Command {
 	var length time.Duration
@@ -29,11 +29,11 @@ func newPause(a *app) *cobra.Command {
 	var file rulesFile
 	cmd := &cobra.Command{
 		Use:   "pause TARGET [--for 5m] [--why TEXT]",
-		Short: "Let no task of a scope or key begin, until resumed or for a time",
-		Long: `Let no task of a scope or key begin, until it is resumed or for a time. What runs
-goes on. Tasks that come go back to asynq, no attempt spent, whatever the policy of
-their rule, and come back when the pause ends or up to 90 seconds later; tasks on
-their last attempt wait in their workers. A pause that is in force is replaced.
+		Short: "Let no task of a scope or key start, until resumed or for a time",
+		Long: `Let no task of a scope or key start, until it is resumed or for a time. Running tasks
+go on. Other tasks return to asynq without spending an attempt, whatever the policy of
+their rule, and run when the pause ends or up to 90 seconds later. Tasks on their last
+attempt wait in their workers. A new pause replaces the present one.
 ` + targetHelp,
 		Example: `  automutex pause report --for 5m --why "the API answers 429"
   automutex pause 'report|acme' --why "its data is repaired"`,
@@ -59,8 +59,8 @@ their last attempt wait in their workers. A pause that is in force is replaced.
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after so long (default: when it is resumed)")
-	cmd.Flags().StringVar(&why, "why", "", "the reason, for whoever looks")
+	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after this time (default: when it is resumed)")
+	cmd.Flags().StringVar(&why, "why", "", "the reason to show with the order")
 	file.flag(cmd)
 	a.conn.needed(cmd)
 	return cmd
@@ -71,9 +71,9 @@ func newResume(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume TARGET",
 		Short: "End a pause",
-		Long: `End a pause. Parked tasks are called in their order; other tasks come back by
-themselves, within 90 seconds, not all at once. An entry of the target that this
-version cannot read is removed. When there is neither, the exit code is 1.
+		Long: `End a pause. Parked tasks are woken in their order. Other tasks run by themselves
+within 90 seconds, not all at once. An entry of the target that this version cannot read
+is removed. If the target has neither, the exit code is 1.
 ` + targetHelp,
 		Example: `  automutex resume report`,
 		Args:    exactly(1, "TARGET"),
@@ -122,7 +122,7 @@ func newLimit(a *app) *cobra.Command {
 		Short: "Set how many tasks of a key may run at once, in place of the rule's Limit",
 		Long: `Set how many tasks of one key may run at once, in place of the rule's Limit. A lower
 number takes effect as tasks end. The limit of one key wins over that of its scope.
-With --clear, when the target has no such limit, the exit code is 1.
+With --clear, if the target has no such limit, the exit code is 1.
 ` + targetHelp,
 		Example: `  automutex limit 'report|acme' 10 --why "a larger plan"
   automutex limit 'report|acme' --clear`,
@@ -159,12 +159,12 @@ With --clear, when the target has no such limit, the exit code is 1.
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		if _, flag, ok := strings.Cut(err.Error(), " in -"); ok && flag != "" && flag[0] >= '0' && flag[0] <= '9' {
-			return usage("limit: N is -%s: want a whole number, at least 1; to let no task begin, use pause", printable.OneLine(flag))
+			return usage("limit: N is -%s: want a whole number, at least 1; to let no task start, use pause", printable.OneLine(flag))
 		}
 		return err
 	})
 	cmd.Flags().BoolVar(&clearIt, "clear", false, "end the limit")
-	cmd.Flags().StringVar(&why, "why", "", "the reason, for whoever looks")
+	cmd.Flags().StringVar(&why, "why", "", "the reason to show with the order")
 	file.flag(cmd)
 	a.conn.needed(cmd)
 	return cmd
