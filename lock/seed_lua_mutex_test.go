@@ -88,13 +88,15 @@ func TestSeedLuaMutex_BlockedUntilReleased(t *testing.T) {
 		hers, his := newLocker(t, s.Client(t)), newLocker(t, rdb)
 		m := hers.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
+		began := time.Now()
 		waiter := inLine(t, handle(his, m), 1)
 		calm(t, his, 1) // no refresh is due from here on
 		k.reset()
 		mustUnlock(t, held)
 		lease := waiter.got(t)
-		if n := k.count(askScript); n != 0 {
-			t.Errorf("it asked %d times more", n)
+		// On a slow machine less than half of the granted lease may be left: then it asks once.
+		if n := k.count(askScript); n > 1 || n == 1 && time.Since(began) < maxGrant/2 {
+			t.Errorf("it asked %d times more, %s after it had joined the line", n, time.Since(began))
 		}
 		mustUnlock(t, lease)
 	})

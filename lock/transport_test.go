@@ -192,7 +192,7 @@ func testTransportScriptFlush(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	l := newLocker(t, s.Client(t))
-	m := l.Mutex(redistest.Name(t), TTL(time.Second))
+	m := l.Mutex(redistest.Name(t), TTL(time.Minute))
 	other := s.Client(t)
 	le := mustTry(t, m)
 	for range 5 {
