@@ -23,7 +23,7 @@ func testPause(t *testing.T, b binary) {
 		b.run(t, tr.flags("pause", "report|7", "--for", "1h")...).want(t, exitOK, "report|7 is paused for 1h, until ")
 		b.run(t, tr.flags("controls")...).want(t, exitOK, "TARGET", "work", "paused until resumed", "report|7", "paused for ", "@", "its data", " ago")
 		b.run(t, tr.flags("controls", "--json")...).want(t, exitOK, `"target":"work"`, `"paused":true`, `"why":"its data\nis repaired"`, `"paused_until":"`)
-		b.run(t, tr.flags("list")...).want(t, exitOK, "0, paused")
+		b.run(t, tr.flags("list")...).want(t, exitOK, "0, paused by ", "@", "(its data is repaired)")
 		b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work: paused until resumed, by ", "its data is repaired", "first")
 		b.run(t, tr.flags("show", "work|nobody")...).want(t, exitOK, "held by 0", "work: paused until resumed")
 		b.run(t, tr.flags("doctor")...).want(t, exitOK, "note", "controls", "work is paused until resumed")

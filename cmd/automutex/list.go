@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -46,7 +47,7 @@ func newList(a *app) *cobra.Command {
 one for a key that a rate, a hold or a cooldown closes.
 SINCE is how long ago a lock with one holder was taken, UNTIL when its lease ends
 unless it is renewed, LINE how many wait for it, how many of them are parked, and
-whether an operator has paused it.
+what an operator has ordered: a pause or a limit, by whom and why.
 
 The keys are walked with SCAN, a thousand at a time, and shown as they are found:
 any number of locks neither blocks Redis nor fills memory. What comes and goes
@@ -118,22 +119,21 @@ func (a *app) printLocks(some []inspect.Lock, now time.Time, header []string, as
 	}
 	t := newTable(a.out, header...)
 	for _, s := range some {
-		for _, row := range rows(s, now) {
+		for _, row := range rows(s, now, ordersInFull) {
 			t.row(row...)
 		}
 	}
 	return t.flush()
 }
 
-// rows returns a lock in columns, a row for each holder.
-func rows(s inspect.Lock, now time.Time) [][]string {
+// rows returns a lock in columns, a row for each holder. orders tells what operators have
+// ordered.
+func rows(s inspect.Lock, now time.Time, orders func(inspect.Lock) string) [][]string {
 	line := strconv.Itoa(s.Line)
 	if s.Parked > 0 {
 		line += fmt.Sprintf(" (%d parked)", s.Parked)
 	}
-	if s.Paused {
-		line += ", paused"
-	}
+	line += orders(s)
 	if len(s.Holders) == 0 && s.Gate == nil {
 		return [][]string{{s.Key, "-", "-", "-", "-", line}}
 	}
@@ -149,4 +149,29 @@ func rows(s inspect.Lock, now time.Time) [][]string {
 		all = append(all, []string{s.Key, "(" + s.Gate.String() + ")", "-", "-", "in " + printable.Duration(s.Gate.Opens.Sub(now)), line})
 	}
 	return all
+}
+
+// ordersInFull tells each order of an operator: what it is, whose, and why.
+func ordersInFull(s inspect.Lock) string {
+	var text string
+	for _, c := range s.Controls {
+		if c.Paused {
+			text += ", paused"
+		} else {
+			text += fmt.Sprintf(", limit %d", c.Limit)
+		}
+		text += " by " + c.By
+		if c.Why != "" {
+			text += " (" + strings.Join(strings.Fields(c.Why), " ") + ")"
+		}
+	}
+	return text
+}
+
+// ordersInShort tells whether the lock is paused, for columns that others follow.
+func ordersInShort(s inspect.Lock) string {
+	if s.Paused {
+		return ", paused"
+	}
+	return ""
 }

@@ -204,7 +204,7 @@ func (w *watcher) look(ctx context.Context) (string, error) {
 	}
 	t := newTable(&b, columns(lockHeader)...)
 	for _, s := range top {
-		for _, row := range rows(s, now) {
+		for _, row := range rows(s, now, ordersInShort) {
 			t.row(columns(row)...)
 		}
 	}
