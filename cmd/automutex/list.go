@@ -153,19 +153,19 @@ func rows(s inspect.Lock, now time.Time, orders func(inspect.Lock) string) [][]s
 
 // ordersInFull tells each order of an operator: what it is, whose, and why.
 func ordersInFull(s inspect.Lock) string {
-	var text string
+	var text strings.Builder
 	for _, c := range s.Controls {
 		if c.Paused {
-			text += ", paused"
+			text.WriteString(", paused")
 		} else {
-			text += fmt.Sprintf(", limit %d", c.Limit)
+			fmt.Fprintf(&text, ", limit %d", c.Limit)
 		}
-		text += " by " + c.By
+		text.WriteString(" by " + c.By)
 		if c.Why != "" {
-			text += " (" + strings.Join(strings.Fields(c.Why), " ") + ")"
+			text.WriteString(" (" + strings.Join(strings.Fields(c.Why), " ") + ")")
 		}
 	}
-	return text
+	return text.String()
 }
 
 // ordersInShort tells whether the lock is paused, for columns that others follow.
