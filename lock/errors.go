@@ -147,9 +147,7 @@ func transient(err error) bool {
 	return slices.ContainsFunc([]string{
 		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
 		"NOREPLICAS", "OOM", "MISCONF", "max number of clients",
-	}, func(code string) bool { return exchange.HasCode(said, code) }) ||
-		// A script, in a slot that moves. Each version of Redis begins this text in another way.
-		strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
+	}, func(code string) bool { return exchange.HasCode(said, code) }) || exchange.SlotMoves(err)
 }
 
 // timedOut reports whether a read ended since no data came in time.

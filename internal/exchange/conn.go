@@ -118,8 +118,30 @@ func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (a
 	return v, err
 }
 
-// run sends s by EVALSHA, and by EVAL if the server does not run it by its hash.
+// maxMovePause bounds the pauses after which run sends a script again: they are 10 ms, and
+// double each time, 630 ms together.
+const maxMovePause = 320 * time.Millisecond
+
+// run sends s once, and again while a Cluster moves its slot: a lock that is a string cannot
+// become a sorted set there before its key has moved or is free. What the script wrote before
+// the error stays, as after a command that go-redis sent twice, and its copies are counted
+// like those.
 func (c *Conn) run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
+	for pause := 10 * time.Millisecond; ; pause *= 2 {
+		v, err := c.runOnce(ctx, s, keys, args)
+		if !SlotMoves(err) || pause > maxMovePause {
+			return v, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return v, err
+		}
+	}
+}
+
+// runOnce sends s by EVALSHA, and by EVAL if the server does not run it by its hash.
+func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
 	var v any
 	var err error
 	bySource := c.denied.noHash.Load()

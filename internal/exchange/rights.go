@@ -162,3 +162,10 @@ func HasCode(said redis.Error, code string) bool {
 	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
 	return wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
 }
+
+// SlotMoves reports whether err is that of a script in a slot that a Cluster is moving: its
+// key was on the other node already. Each version of Redis begins this text in another way.
+func SlotMoves(err error) bool {
+	var said redis.Error
+	return err != nil && errors.As(err, &said) && strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
+}
