@@ -86,7 +86,7 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 		if cfg.Inspector == nil {
 			cfg.Inspector = asynq.NewInspectorFromRedisClient(rdb) // as New does
 		}
-		o.locks = inForm(o.locks)
+		o.locks = scriptsOnly{o.locks}
 	}
 	var err error
 	if r.guard, err = New(o.locks, cfg); err != nil {

@@ -93,7 +93,7 @@ func TestContenders(t *testing.T) {
 }
 
 // What a contender sends is counted: a command that its list does not name would cost it
-// nothing in the tables. MONITOR tells what a client sent from what a script ran.
+// nothing in the tables. MONITOR distinguishes what a client sent from what a script ran.
 func TestContenders_sendWhatIsCounted(t *testing.T) {
 	t.Parallel()
 	for _, c := range contenders {
@@ -145,7 +145,7 @@ func TestContenders_sendWhatIsCounted(t *testing.T) {
 					t.Errorf("%q is sent, and not counted: %s", name, lines.Text())
 				}
 			}
-			t.Fatalf("MONITOR has not told all: %v", lines.Err())
+			t.Fatalf("MONITOR ended before this test's own command: %v", lines.Err())
 		})
 	}
 }

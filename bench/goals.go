@@ -17,7 +17,7 @@ type goal struct {
 	atLeast bool     // else at most
 	limit   float64
 	digits  int
-	// sameTransport: only peers over the same transport are told.
+	// sameTransport: the best peer is looked for among those over the same transport.
 	sameTransport bool
 	// cause is what is known of why it is short. Shown only where it is.
 	cause string

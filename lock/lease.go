@@ -178,7 +178,7 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 //   - nil: the lock was held until now.
 //   - ErrNotHeld: it was not, since it was unlocked before or lost. A later holder of the
 //     lock is not affected.
-//   - ErrBackend: Redis could not be told. Unlock is tried again in the background; the lock
+//   - ErrBackend: Redis did not answer. Unlock is tried again in the background; the lock
 //     is free at its deadline at the latest.
 //
 // Unlock works on a ctx that has ended, too: it uses only the values of ctx.

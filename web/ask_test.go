@@ -65,7 +65,7 @@ func TestAsk_leadsBack(t *testing.T) {
 }
 
 // A field that cannot be read loses nothing that was typed: the form comes again with all of
-// it, and says at the field what is wrong. Nothing is done, and Audit is not told.
+// it, and says at the field what is wrong. Nothing is done, and Audit is not called.
 func TestDo_wrongField(t *testing.T) {
 	t.Parallel()
 	v, seen := operator(t, redistest.Real(t))

@@ -93,7 +93,7 @@ func TestDo_deleteWhatWasShown(t *testing.T) {
 			t.Errorf("who came meanwhile lost the lock: %v", err)
 		}
 		if seen.last(t).Err == nil {
-			t.Error("Audit is not told that nothing was done")
+			t.Error("Audit is not called for an action that found nothing to do")
 		}
 		v.confirm(v.get(ask), "").want(200, "The lock and its line were deleted.")
 		third := v.hold(m)

@@ -89,7 +89,7 @@ func TestDo_break(t *testing.T) {
 		}, "the holder loses its lease")
 		v.confirm(asked, "").want(200, "break failed: nothing was done")
 		if seen.last(t).Err == nil {
-			t.Error("Audit is not told that nothing was done")
+			t.Error("Audit is not called for an action that found nothing to do")
 		}
 		v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())).want(409, "Nobody holds")
 	})

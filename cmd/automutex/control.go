@@ -178,7 +178,7 @@ func newControls(a *app) *cobra.Command {
 		Short: "List the pauses and limits that are in force",
 		Long: `List the pauses and limits that are in force, each with who ordered it, when and why.
 A target that is paused and limited has a line for each. An entry that this version
-cannot read is told, and not in force.`,
+cannot read is listed as unreadable, and is not in force.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()

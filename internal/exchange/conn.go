@@ -65,7 +65,7 @@ type Conn struct {
 	jobs       chan func() // to idle workers, see onWorker
 	closing    <-chan struct{}
 	slotsKnown atomic.Bool // the client knows which master has which slots
-	// measures: the client may marshal an argument only to learn its size, see writing.
+	// mayMeasure: the client may marshal an argument only to learn its size, see writing.
 	mayMeasure bool
 	deadlines  deadlines
 	denied     denials
@@ -105,10 +105,19 @@ func New(rdb Client, o Options) *Conn {
 // the exchange go on: an interrupted command could have run all the same.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
 	bound := c.boundContext(ctx)
+	var v any
+	var err error
 	if c.queue != nil {
-		return c.submit(ctx, bound, s, keys, args)
+		v, err = c.run(ctx, s, args, func(command, script string) (any, error) {
+			return c.submit(ctx, bound, command, script, keys, args)
+		})
+	} else {
+		v, err = c.within(ctx, bound, func() (any, error) {
+			return c.run(bound, s, args, func(command, script string) (any, error) {
+				return c.eval(bound, command, script, keys, args)
+			})
+		})
 	}
-	v, err := c.within(ctx, bound, func() (any, error) { return c.run(bound, s, keys, args) })
 	if errors.Is(err, ErrNoAnswer) {
 		noteLeftBehind(args)
 	}
@@ -122,40 +131,56 @@ func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (a
 // double each time, 630 ms together.
 const maxMovePause = 320 * time.Millisecond
 
-// run sends s once, and again while a Cluster moves its slot: a lock that is a string cannot
+// run has s sent once, and again while a Cluster moves its slot: a lock that is a string cannot
 // become a sorted set there before its key has moved or is free. What the script wrote before
 // the error stays, as after a command that go-redis sent twice, and its copies are counted
-// like those.
-func (c *Conn) run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
+// like those. The pauses end with ctx.
+func (c *Conn) run(ctx context.Context, s *Script, args []any, send sendScript) (any, error) {
 	for pause := 10 * time.Millisecond; ; pause *= 2 {
-		v, err := c.runOnce(ctx, s, keys, args)
+		v, err := c.runOnce(s, args, send)
 		if !SlotMoves(err) || pause > maxMovePause {
 			return v, err
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return v, err
+			return nil, LeftAtEndOf(ctx)
 		}
 	}
 }
 
-// runOnce sends s by EVALSHA, and by EVAL if the server does not run it by its hash.
-func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
+// sendScript sends a script and returns its reply. command is evalsha, and script a hash, or
+// eval, and the source.
+type sendScript func(command, script string) (any, error)
+
+// runOnce has s sent by EVALSHA, and by EVAL if the server does not run it by its hash.
+func (c *Conn) runOnce(s *Script, args []any, send sendScript) (any, error) {
 	var v any
 	var err error
 	bySource := c.denied.noHash.Load()
 	if !bySource {
-		v, err = replyOf(c.scripts.EvalSha(ctx, s.SHA, keys, args...), nil)
+		v, err = send("evalsha", s.SHA)
 		if bySource = c.denied.mustSendSource(err); bySource {
 			noteNotRun(args)
 		}
 	}
 	if bySource {
-		v, err = replyOf(c.scripts.Eval(ctx, s.Source, keys, args...), nil)
+		v, err = send("eval", s.Source)
 	}
-	c.unreached(err)
 	return v, c.denied.describe(s, err)
+}
+
+// eval is a sendScript over a client, or a transport that waits for the reply by itself.
+func (c *Conn) eval(ctx context.Context, command, script string, keys []string, args []any) (any, error) {
+	var cmd *redis.Cmd
+	if command == "eval" {
+		cmd = c.scripts.Eval(ctx, script, keys, args...)
+	} else {
+		cmd = c.scripts.EvalSha(ctx, script, keys, args...)
+	}
+	v, err := replyOf(cmd, nil)
+	c.unreached(err)
+	return v, err
 }
 
 // opContext has the deadline of one context and the values of another.

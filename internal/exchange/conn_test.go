@@ -28,7 +28,8 @@ func (m *movingSlot) Eval(ctx context.Context, source string, keys []string, arg
 	return m.EvalSha(ctx, source, keys, args...)
 }
 
-// A script whose slot moves while it runs is sent again, a few times.
+// A script whose slot moves while it runs is sent again, a few times, over a transport that
+// waits for each reply and over one that queues commands.
 func TestRun_slotMoves(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // not asked
@@ -37,11 +38,22 @@ func TestRun_slotMoves(t *testing.T) {
 		sent int
 		ok   bool
 	}{0: {1, true}, 2: {3, true}, 6: {7, true}, 100: {7, false}} {
-		m := &movingSlot{left: left}
-		c := New(rdb, Options{Transport: m})
-		reply, err := c.Run(t.Context(), NewScript("some", "return 1"), []string{"key"}, nil)
-		if ok := err == nil && reply == int64(1); ok != want.ok || m.sent != want.sent || !ok && !SlotMoves(err) {
-			t.Errorf("moving %d times: %v, %v, sent %d times; want %+v", left, reply, err, m.sent, want)
+		for how, options := range map[string]func(*movingSlot) Options{
+			"waits": func(m *movingSlot) Options { return Options{Transport: m} },
+			"queues": func(m *movingSlot) Options {
+				return Options{Transport: m, Queue: func(ctx context.Context, cmd redis.Cmder) error {
+					answer := m.EvalSha(ctx, "", nil)
+					cmd.(*redis.Cmd).SetVal(answer.Val())
+					return answer.Err()
+				}}
+			},
+		} {
+			m := &movingSlot{left: left}
+			c := New(rdb, options(m))
+			reply, err := c.Run(t.Context(), NewScript("some", "return 1"), []string{"key"}, nil)
+			if ok := err == nil && reply == int64(1); ok != want.ok || m.sent != want.sent || !ok && !SlotMoves(err) {
+				t.Errorf("%s, moving %d times: %v, %v, sent %d times; want %+v", how, left, reply, err, m.sent, want)
+			}
 		}
 	}
 }

@@ -7,33 +7,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// submit is run over a transport that only queues: the caller's goroutine waits for the reply,
-// until bound or ctx ends. After that only the transport uses the command.
-func (c *Conn) submit(ctx, bound context.Context, s *Script, keys []string, args []any) (any, error) {
-	send := func(name, text string) (any, error) {
-		words := append(make([]any, 0, 4+len(args)), name, text, len(keys), keys[0])
-		cmd := redis.NewCmd(bound, append(words, args...)...)
-		cmd.SetFirstKeyPos(3) // where a Cluster sends it
-		err := c.submitOne(ctx, bound, cmd)
-		if errors.Is(err, ErrNoAnswer) {
-			noteLeftBehind(args)
-			return nil, err
-		}
-		return replyOf(cmd, err)
+// submit is a sendScript over a transport that only queues: the caller's goroutine waits for
+// the reply, until bound or ctx ends. After that only the transport uses the command.
+func (c *Conn) submit(ctx, bound context.Context, command, script string, keys []string, args []any) (any, error) {
+	words := append(make([]any, 0, 4+len(args)), command, script, len(keys), keys[0])
+	cmd := redis.NewCmd(bound, append(words, args...)...)
+	cmd.SetFirstKeyPos(3) // where a Cluster sends it
+	err := c.submitOne(ctx, bound, cmd)
+	if errors.Is(err, ErrNoAnswer) {
+		return nil, err
 	}
-	var v any
-	var err error
-	bySource := c.denied.noHash.Load()
-	if !bySource {
-		v, err = send("evalsha", s.SHA)
-		if bySource = c.denied.mustSendSource(err); bySource {
-			noteNotRun(args)
-		}
-	}
-	if bySource {
-		v, err = send("eval", s.Source)
-	}
-	return v, c.denied.describe(s, err)
+	return replyOf(cmd, err)
 }
 
 // submitOne queues cmd, and waits for its reply until bound or ctx ends. After ErrNoAnswer the

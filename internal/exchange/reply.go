@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -40,4 +41,22 @@ func setReplyOf(cmd *redis.StatusCmd, exec error) (bool, error) {
 		return false, fmt.Errorf("unexpected reply %q", text)
 	}
 	return true, nil
+}
+
+// HasCode reports whether a server's error has that code: at its beginning, or, as
+// Redis before 7.0 answers for a command within a script, inside of
+// "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not allowed...".
+func HasCode(said redis.Error, code string) bool {
+	if redis.HasErrorPrefix(said, code) {
+		return true
+	}
+	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
+	return wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
+}
+
+// SlotMoves reports whether err is that of a script in a slot that a Cluster is moving: its
+// key was on the other node already. Each version of Redis begins this text in another way.
+func SlotMoves(err error) bool {
+	var said redis.Error
+	return err != nil && errors.As(err, &said) && strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Control is an operator's order that is in force: a pause or a limit. Its JSON is what the command prints
-// with --json.
+// Control is an operator's order that is in force: a pause or a limit. Its JSON is what the
+// command prints with --json.
 type Control struct {
 	Target      string     `json:"target"`
 	Paused      bool       `json:"paused,omitempty"`
