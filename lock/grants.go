@@ -109,8 +109,8 @@ func (n *line) watchGate(msg message) {
 	n.mu.Lock()
 	var next time.Time
 	if w := n.waiters[msg.token]; w != nil && msg.serverUS > w.last.serverUS {
-		w.expiryAt = time.Now().Add(time.Duration(us) * time.Microsecond)
-		w.repeatPending() // its reply may not know of the gate yet, and overwrites expiryAt
+		w.slotFreeAt = time.Now().Add(time.Duration(us) * time.Microsecond)
+		w.repeatPending() // its reply may not know of the gate yet, and overwrites slotFreeAt
 		next = w.nextAsk()
 	}
 	n.mu.Unlock()

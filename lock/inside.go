@@ -82,7 +82,8 @@ func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, er
 
 // Parked is how long the lock's note was in line before it got this lease; 0 if it was never
 // parked. It counts from its first place in line, or from when it was moved to the end of
-// the line, because a call of it lapsed or its Caller answered FateLater.
+// the line, because a call of it lapsed or its Caller answered FateLater. For a note that
+// ParkFirst put before others it is the time of the first of those.
 func (insider) Parked(le *Lease) time.Duration                             { return le.parked }
 func (insider) LeaseErr(le *Lease) error                                   { return le.endErr() }
 func (insider) GiveBack(ctx context.Context, le *Lease) error              { return le.giveBack(ctx) }

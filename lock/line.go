@@ -11,12 +11,13 @@ const (
 	// refreshEvery is how often a waiter asks again. A lost message delays a waiter by
 	// about that long at most.
 	refreshEvery = time.Second
-	// entryLifetime is how long a line entry lives without another ask: three
-	// refreshes. With less, one slow exchange would cost a live waiter its
-	// place; with more, several waiters of one dead process would each be
-	// granted a lease before they are found stale.
+	// entryLifetime is how long a line entry lives in Redis without another ask: three
+	// refreshes. With less, one slow exchange would cost a live waiter its place. With more,
+	// entries of a dead process live long enough to be granted one lease after another.
 	entryLifetime = 3 * refreshEvery
-	// patience is how long a waiter stays in line while Redis does not answer.
+	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in
+	// Redis lives for entryLifetime only. After that a grant may drop the entry, and the next
+	// ask makes a new one, at the end of the line.
 	patience = 15 * time.Second
 	// leaveGrace is how long a caller that gave up waits for the reply to its leave. The
 	// leave itself goes on in the background.
@@ -25,13 +26,20 @@ const (
 
 // line is the waiting side of a Locker. Each waiter is a goroutine blocked in wait.
 // The line decides what happens to a waiter, on three events: a grant message
-// (grants.go), the reply to an ask, and the alarm (refresh.go). The line sends all asks
-// after a waiter's first, in pipelines.
+// (grants.go), the reply to an ask, and the alarm (refresh.go).
+//
+// An ask is one run of the script ask for the token of a waiter. The waiter's goroutine
+// sends the first one, the line sends all others, in pipelines. A leave is a release of that
+// token: it removes the waiter's entry, and frees a slot that was granted meanwhile.
 //
 // For one token, asks and the leave never overlap: while waiter.pending is set, nothing
 // else is sent for its token. A waiter that gives up meanwhile only changes its state,
-// and the reply to the ask then sends the leave. (An ask that overtook its own leave
-// would take the lock for nobody.)
+// and the reply to the ask then sends the leave. (If the leave reached Redis before an ask
+// that is still on its way, that ask would take the lock for a waiter that is gone.)
+//
+// To add a way to wait: an askMode in lock.go, its case in newWaiter, a case of the select in
+// wait for what else can end it, and a waitState with its case in result if it ends in a new
+// way.
 type line struct {
 	locker *Locker
 	alarm  alarm
@@ -40,21 +48,20 @@ type line struct {
 	waiters map[string]*waiter // by token: those in stateInLine or stateParkNext
 }
 
-// waitState is how far a wait has come. A reply or a grant message ends a wait that is
-// in the first or second state, and closes done:
+// waitState is how far a wait has come. Transitions:
 //
-//	stateInLine -> stateParkNext                 parkNow was closed, or nobody may take the lock for a while
-//	stateInLine, stateParkNext -> stateGranted, stateParkedOrRefused or stateFailed
-//	any state -> stateLeaving                    the goroutine gave up, or the wait failed
+//	stateInLine -> stateParkNext   parkNow was closed, the lock was paused, or its gate is closed for longer than longGate
+//	stateInLine, stateParkNext -> stateGranted, stateParkedOrRefused, stateFailed   by a reply or a grant message
+//	any state -> stateLeaving      the goroutine gave up, or is about to return the error of a failed wait
 //
-// No state goes back to an earlier one.
+// No state goes back to an earlier one. done is closed with the second transition.
 type waitState uint8
 
 const (
-	stateInLine          waitState = iota // the line asks for it again and again
+	stateInLine          waitState = iota // the line asks for it again and again; also before the first reply, whatever the mode of that ask
 	stateParkNext                         // like stateInLine, but the next ask parks it
 	stateGranted                          // the lease is with the renewer
-	stateParkedOrRefused                  // parked, or refused because a holder has its note: see waiter.last
+	stateParkedOrRefused                  // parked, or refused because a holder has the waiter's note: see waiter.last
 	stateFailed                           // see waiter.err; leave removes the entry that may be left in Redis
 	stateLeaving                          // the leave is sent once no ask is pending
 )
@@ -65,27 +72,33 @@ type pendingAsk struct {
 	repeat bool // ask once more after it: a message may have been missed since it ran
 }
 
-// waiter is one goroutine in line. All fields but done belong to line.mu.
+// waiter is one goroutine in line. line.mu guards its fields, with these exceptions:
+//
+//   - The first three are set before the line knows the waiter, and never change.
+//   - Its goroutine sets wasCalled while the first ask is pending. Only handleReply reads it,
+//     under mu, for that ask (on the same goroutine) or a later one.
+//   - After done is closed only its goroutine uses the waiter. A wait ends while no ask is
+//     pending, and end removes the waiter from the map, so nobody else finds it any more.
 type waiter struct {
 	lease     *Lease
 	until     time.Time // when its wait ends; zero: it has no deadline
 	mayPark   bool      // it may park, see lockOrPark
-	wasCalled bool      // a Caller called its note; the reply to the first ask says so
+	wasCalled bool      // its note was parked, and a Locker had called its inside.Caller for it
 
 	state   waitState
 	pending *pendingAsk // nil: no ask is on its way
 
-	askedAt   time.Time // when the last ask with a busy reply was sent
-	repliedAt time.Time // when Redis last replied, for patience
-	refreshAt time.Time // when to ask again at the latest
-	expiryAt  time.Time // when a slot may come free: the first deadline, or the gate; only for the first in line
-	last      answer    // the last busy reply
-	hint      message   // the newest grant message, until used
-	hintAt    time.Time // when it was received
+	askedAt    time.Time // when the last ask with a busy reply was sent
+	repliedAt  time.Time // when Redis last replied, for patience
+	refreshAt  time.Time // when to ask again at the latest
+	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: not known, or others in line watch it
+	last       answer    // the last busy reply
+	hint       message   // the newest grant message; zero once a later reply has refuted it
+	hintAt     time.Time // when it was received
 
-	left chan struct{} // closed when the leave has a reply or an error
-	done chan struct{} // closed when the state is stateGranted, stateParkedOrRefused or stateFailed
-	err  error
+	leaveDone chan struct{} // closed when the leave has a reply or an error
+	done      chan struct{} // closed when the state is stateGranted, stateParkedOrRefused or stateFailed
+	err       error         // with stateFailed: what Lock returns
 }
 
 func newLine(l *Locker) *line {
@@ -94,8 +107,8 @@ func newLine(l *Locker) *line {
 	return n
 }
 
-// newWaiter returns a waiter whose first ask is pending. A nil parkNow means that it may
-// not park.
+// newWaiter returns a waiter whose first ask is pending: the caller sends it. A nil parkNow
+// means that the waiter may not park.
 func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 	mode := modeJoin
 	select {
@@ -108,15 +121,15 @@ func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 	}
 	return &waiter{
 		lease: m.newLease(), until: until, mayPark: parkNow != nil, pending: &pendingAsk{mode: mode},
-		done: make(chan struct{}), left: make(chan struct{}),
+		done: make(chan struct{}), leaveDone: make(chan struct{}),
 	}
 }
 
-// wait takes m's lock. If the lock is busy it waits in line until waiting ends, or parks when
+// wait takes m's lock. If the lock is busy it waits in line until waitCtx ends, or parks when
 // parkNow is closed; with a nil parkNow it does not park. ctx bounds the first ask, which is
-// sent even if waiting has ended.
-func (n *line) wait(ctx, waiting context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
-	until, _ := waiting.Deadline()
+// sent even if waitCtx has ended.
+func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
+	until, _ := waitCtx.Deadline()
 	w, began := m.newWaiter(until, parkNow), time.Now()
 	mode := w.pending.mode
 	// Add w to the line before the ask: its grant may be published before the reply is read.
@@ -126,6 +139,8 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, parkNow <-chan struct
 
 	a, sent, err := m.take(ctx, w.lease, mode)
 	if err != nil {
+		// take has abandoned the token if the ask may have run, which releases what it took
+		// or was granted. A message that arrives from now on finds no waiter.
 		n.mu.Lock()
 		delete(n.waiters, w.lease.token)
 		n.mu.Unlock()
@@ -136,13 +151,16 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, parkNow <-chan struct
 	}
 	n.handleReply(w, a, nil, sent)
 	if a.yours || mode == modePark && !a.morePruning {
-		return n.result(ctx, w, 0)
+		return n.result(ctx, w, 0) // handleReply has closed done: granted, parked or refused
 	}
+	// A grant that is published before the subscription stands is lost. So each new
+	// subscription has all waiters ask again, also those whose ask is pending.
 	n.locker.wake.listen()
 	if w.mayPark {
-		n.locker.parking.measureHeld(m)
+		n.locker.parking.measureHeld(m) // from now on, for averageHeld
 		if m.holderHasOwnNote(a) {
-			return nil, m.busy(n.leave(w), 0, nil)
+			last := n.leave(w)
+			return nil, m.busy(last, 0, nil)
 		}
 	}
 	n.callOnWait(w)
@@ -159,8 +177,9 @@ func (n *line) wait(ctx, waiting context.Context, m *Lock, parkNow <-chan struct
 				return nil, m.busy(last, time.Since(began), ErrClosed)
 			}
 			return nil, ErrClosed
-		case <-waiting.Done():
-			return nil, m.busy(n.leave(w), time.Since(began), waiting.Err())
+		case <-waitCtx.Done():
+			last := n.leave(w)
+			return nil, m.busy(last, time.Since(began), waitCtx.Err())
 		}
 	}
 }
@@ -173,15 +192,15 @@ func (n *line) result(ctx context.Context, w *waiter, waited time.Duration) (*Le
 	case stateGranted:
 		return m.handOut(ctx, w.lease)
 	case stateParkedOrRefused:
-		m.locker.releaseLater(w.lease)
+		m.locker.releaseLater(w.lease) // a late copy of an ask could take the lock for this token
 		return nil, m.busy(w.last, waited, nil)
 	}
 	n.leave(w)
 	return nil, w.err
 }
 
-// parkSoon has the next ask of w park it, at once or after the pending one. If w is
-// granted the lock meanwhile, it does not park.
+// parkSoon makes the next ask of w a parking one. It is sent at once, or after the reply to
+// the pending ask. If w is granted the lock meanwhile, it does not park.
 func (n *line) parkSoon(w *waiter) {
 	n.mu.Lock()
 	if w.state == stateInLine {
@@ -192,8 +211,8 @@ func (n *line) parkSoon(w *waiter) {
 	n.alarm.set(next)
 }
 
-// callOnWait calls the function of OnWait. If it panics, the waiter leaves the line: its
-// goroutine could not take a grant.
+// callOnWait calls the function given to OnWait. If that function panics, w leaves the line,
+// because no goroutine would take a grant to w.
 func (n *line) callOnWait(w *waiter) {
 	if w.lease.lock.onWait == nil {
 		return
@@ -213,10 +232,11 @@ func (w *waiter) nextAsk() time.Time {
 	if w.pending != nil || w.state != stateInLine && w.state != stateParkNext {
 		return time.Time{}
 	}
-	return earliest(w.refreshAt, w.expiryAt)
+	return earliest(w.refreshAt, w.slotFreeAt)
 }
 
-// end sets the last state of w and lets its goroutine go on. Callers hold mu.
+// end ends the wait of w in one of the states that close done, and lets its goroutine go on.
+// No ask of w is pending. Callers hold mu.
 func (n *line) end(w *waiter, state waitState) {
 	w.state = state
 	delete(n.waiters, w.lease.token)
@@ -224,8 +244,9 @@ func (n *line) end(w *waiter, state waitState) {
 }
 
 // leave removes w from the line and releases a slot that w may have been granted meanwhile.
-// It returns the last busy reply, which says parked if w was parked at the last moment. It
-// waits for at most leaveGrace.
+// It returns the last busy reply, in which parked is true if w was parked at the last moment.
+// It waits for at most leaveGrace: after that, a pending ask may yet park w, and leave returns
+// the reply before. w's goroutine calls it, at most once.
 func (n *line) leave(w *waiter) answer {
 	n.mu.Lock()
 	w.state = stateLeaving
@@ -237,7 +258,7 @@ func (n *line) leave(w *waiter) answer {
 	timer := time.NewTimer(leaveGrace)
 	defer timer.Stop()
 	select {
-	case <-w.left:
+	case <-w.leaveDone:
 	case <-timer.C:
 	}
 	n.mu.Lock()
@@ -245,22 +266,22 @@ func (n *line) leave(w *waiter) answer {
 	return w.last
 }
 
-// sendLeave sends the leave of w, which is a release of its token. It is called once for each
-// w. Callers hold mu and are counted in (see Locker.enter), by the waiter's call to Lock or as
-// a refresh.
+// sendLeave sends the leave of w, on a goroutine of its own. It is called at most once for
+// each w. Callers hold mu, and run inside Locker.enter: in the waiter's call of Lock, or in a
+// refresh. So Close waits for that goroutine.
 func (n *line) sendLeave(w *waiter) {
 	le := w.lease
 	n.locker.branch(func() {
 		n.locker.renewer.drop(le) // it may have been granted, and added, at the last moment
 		_, _, err := le.release(context.Background())
-		close(w.left)
+		close(w.leaveDone)
 		switch {
-		case err == nil && !le.asks.MayRunYet():
-		case err != nil && n.locker.closing.Err() != nil: // as in abandon
+		case err == nil && !le.asks.MayRunYet(): // released, and no copy of an ask can undo that
+		case err != nil && n.locker.closing.Err() != nil: // Redis is away: Close must not wait for a second release
 		case err != nil:
-			n.locker.abandon(le)
+			n.locker.abandon(le) // release it now and later
 		default:
-			n.locker.abandoned.add(le, false)
+			n.locker.abandoned.add(le, false) // released: again later, after a late copy of an ask
 		}
 	})
 }

@@ -178,7 +178,7 @@ func timers(l *Locker) (n int) {
 	l.line.mu.Lock()
 	defer l.line.mu.Unlock()
 	for _, w := range l.line.waiters {
-		if !w.expiryAt.IsZero() {
+		if !w.slotFreeAt.IsZero() {
 			n++
 		}
 	}

@@ -22,7 +22,7 @@ func (n *line) ring() {
 	var next time.Time
 	n.mu.Lock()
 	for _, w := range n.waiters {
-		expired := !w.expiryAt.IsZero() && !w.expiryAt.After(now)
+		expired := !w.slotFreeAt.IsZero() && !w.slotFreeAt.After(now)
 		if w.pending == nil && (expired || !w.refreshAt.After(now.Add(refreshTogether))) {
 			w.pending = &pendingAsk{mode: modeJoin}
 			if w.state == stateParkNext {
@@ -91,9 +91,9 @@ func (n *line) handleReply(w *waiter, a answer, err error, sent time.Time) {
 		w.err = err
 		n.end(w, stateFailed)
 	case err != nil:
-		// Clear expiryAt: it is from an older reply. If it has passed, it would have asks sent
+		// Clear slotFreeAt: it is from an older reply. If it has passed, it would have asks sent
 		// again and again without a pause.
-		w.refreshAt, w.expiryAt = now.Add(refreshEvery/4), time.Time{}
+		w.refreshAt, w.slotFreeAt = now.Add(refreshEvery/4), time.Time{}
 	case a.yours:
 		m.won(w.lease, a, sent)
 		n.end(w, stateGranted)
@@ -121,7 +121,7 @@ func (n *line) stayInLine(w *waiter, a answer, sent time.Time, repeat bool) {
 	if w.mayPark && (a.gate > longGate || m.slots() == 0) {
 		w.state = stateParkNext // nobody may take the lock for a while
 	}
-	w.refreshAt, w.expiryAt = now.Add(refreshEvery), time.Time{}
+	w.refreshAt, w.slotFreeAt = now.Add(refreshEvery), time.Time{}
 	if repeat || w.state == stateParkNext || a.morePruning {
 		w.refreshAt = now
 	}
@@ -129,9 +129,9 @@ func (n *line) stayInLine(w *waiter, a answer, sent time.Time, repeat bool) {
 	// the slot that it frees. Only the first waiter watches the gate.
 	switch {
 	case a.gate > 0 && a.place == 0:
-		w.expiryAt = now.Add(a.gate)
+		w.slotFreeAt = now.Add(a.gate)
 	case a.gate == 0 && a.deadline >= 0 && a.place < m.slots():
-		w.expiryAt = now.Add(a.deadline + time.Millisecond)
+		w.slotFreeAt = now.Add(a.deadline + time.Millisecond)
 	}
 	if w.endsBeforeGateOpens(now, a.gate) {
 		w.err = m.busy(a, 0, context.DeadlineExceeded)

@@ -290,7 +290,7 @@ func TestScriptsAreWellKept(t *testing.T) {
 func TestScriptReplies(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
-		"ask": {"yours", "back, yours", "busy", "back, busy"}, "release": {"held", "absent", "calls", "grants"},
+		"ask": {"yours", "returned, yours", "busy", "returned, busy"}, "release": {"held", "absent", "calls", "grants"},
 		"call": {"calls", "nothing", "more"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
 		"arrive": {"new", "known"}, "forget": {"known", "unknown"}, "stop": {"0 newest", "1 behind holders", "2 behind waiters"},
 		"claim_take": {"taken", "standing"}, "claim_keep": {"1 kept", "0 absent"}, "claim_drop": {"1 dropped", "0 absent"},

@@ -99,7 +99,7 @@ func refreshing(t testing.TB, l *Locker) {
 // hearing makes a waiter by hand: in line on a lock that another holds, with
 // its last answer read at server time us, 10 ms ago.
 func hearing(m *Lock, us int64) *waiter {
-	w := &waiter{lease: m.newLease(), done: make(chan struct{}), left: make(chan struct{})}
+	w := &waiter{lease: m.newLease(), done: make(chan struct{}), leaveDone: make(chan struct{})}
 	w.last, w.askedAt = answer{serverUS: us}, time.Now().Add(-10*time.Millisecond)
 	w.refreshAt = time.Now().Add(time.Hour)
 	n := m.locker.line

@@ -32,7 +32,7 @@ if wanted > deadline then
   else
     redis.call('PEXPIRE', lock, string.format('%d', math.max(life, length + 1000)))
   end
-  redis.call('ZADD', lock, reaching(length, deadline), 'h:' .. body)
+  redis.call('ZADD', lock, deadline_score(length, deadline), 'h:' .. body)
 end
 -- A deadline that stays where it is changes nothing, and what changes nothing is
 -- not replicated, though the one before may have reached no replica. A fence may

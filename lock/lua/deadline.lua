@@ -6,10 +6,10 @@
 -- of up to 30 s has no fraction. See lower_far, which relies on it. Another 128th says
 -- that the lease was a string, see form.
 
--- reaching: the score of an end that is length ms from now. before is the score that it
+-- deadline_score: the score of an end that is length ms from now. before is the score that it
 -- replaces, if any. The fraction never falls while a member lives: its holder may still
 -- believe in the longest length that it ever asked for.
-local function reaching(length, before)
+local function deadline_score(length, before)
   local mark = before and before % 1 or 0
   if length > 30000 then
     local doublings = 1

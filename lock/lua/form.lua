@@ -53,7 +53,7 @@ local function widen(body, left)
     redis.call('ZADD', lock, 0, '') -- fails again, and says why
   end
   redis.call('DEL', lock)
-  redis.call('ZADD', lock, reaching(left, doublings / 64 + 1 / 128), 'h:' .. body, string.format('-%d', 1e15 + now_us), 'f')
+  redis.call('ZADD', lock, deadline_score(left, doublings / 64 + 1 / 128), 'h:' .. body, string.format('-%d', 1e15 + now_us), 'f')
   redis.call('PEXPIRE', lock, left + 1000)
 end
 

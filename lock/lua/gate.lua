@@ -1,5 +1,5 @@
 -- gate: the earliest time of the key's next start. Included by line, never sent alone.
--- Expects: lock, now_us, keep.
+-- Expects: lock, now_us, keep_key.
 --
 -- The gate is one member. Its score is the time in seconds, exact to a microsecond, in a band
 -- below that of the holders. Its name is g:<reason>:<most>:<every>:<spare>:<full>
@@ -16,7 +16,7 @@ local gate, opens, reason, most, every, spare, full = nil, 0, nil, 0, 0, 0, 0
 -- written before, or the ZREM has Redis accept the ZADD when its memory is full.
 local function move_gate(why, at, ahead, since)
   local name = string.format('g:%s:%d:%d:%d:%d', why, ahead, every, spare, since)
-  keep(math.max(0, math.ceil((at + spare - now_us) / 1000)))
+  keep_key(math.max(0, math.ceil((at + spare - now_us) / 1000)))
   if gate ~= name then
     redis.call('ZREM', lock, gate or '')
   end

@@ -26,7 +26,7 @@ holders()
 if not redis.call('ZSCORE', lock, 'h:' .. body) then
   return 0
 end
-keep(tonumber(ARGV[2])) -- Redis may refuse it, and then nothing is to be written
+keep_key(tonumber(ARGV[2])) -- Redis may refuse it, and then nothing is to be written
 redis.call('ZREM', lock, '') -- removes nothing: after it a full Redis lets the ZADD pass
 close_gate('hold', ARGV[2] * 1000)
 return 1

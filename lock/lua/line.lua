@@ -33,9 +33,9 @@ local function lower_far()
   end
 end
 
--- keep: make the key outlive an entry that lasts ms from now. It never shortens the TTL.
--- Callers keep first and write the entry then: Redis may refuse it to a user without the right.
-local function keep(ms)
+-- keep_key: make the key outlive an entry that lasts ms from now. It never shortens the TTL.
+-- Call it before the entry is written: Redis may refuse it to a user without the right.
+local function keep_key(ms)
   if redis.call('PTTL', lock) < ms + 1000 then
     redis.call('PEXPIRE', lock, ms + 1000)
   end
@@ -103,9 +103,9 @@ local function tidy()
   end
 end
 
--- back: a parked or called note has arrived, or parks anew. Remove its entry, whose score is
+-- remove_parked: a parked or called note has arrived, or parks anew. Remove its entry, whose score is
 -- away. Returns how long the note was in line, and how long ago it was called (ms).
-local function back(note, away)
+local function remove_parked(note, away)
   local called = redis.call('ZSCORE', lock, 'l:' .. note)
   redis.call('ZREM', lock, 'p:' .. note, 'l:' .. note)
   -- -(1e14 + ms) while it is called, -(2e14 + ms) when that has lapsed.
@@ -113,8 +113,8 @@ local function back(note, away)
   return math.floor((now_us - 1.6e15 - away % 2e15) / 1000), called
 end
 
--- raise: a fence above all before, stored.
-local function raise()
+-- raise_fence: a fence above all before, stored.
+local function raise_fence()
   local fence = math.max(now_us, -(redis.call('ZSCORE', lock, 'f') or 0) - 1e15 + 1)
   redis.call('ZADD', lock, string.format('-%d', 1e15 + fence), 'f')
   return fence
@@ -124,16 +124,16 @@ end
 -- opens.
 local moved = false
 
--- take_slot: make id a holder for length ms. Returns its fence. Callers have called keep, and
+-- take_slot: make id a holder for length ms. Returns its fence. Callers have called keep_key, and
 -- have found the gate open.
 local function take_slot(id, length)
-  local deadline = reaching(length)
+  local deadline = deadline_score(length)
   -- LT: a new member is added, and f is lowered to this time, or is as low
   -- already (the clock stood still, or went back).
   local changed = redis.call('ZADD', lock, 'LT', 'CH', deadline, 'h:' .. id, string.format('-%d', 1e15 + now_us), 'f')
   moved = true
   count_start()
-  return changed == 2 and now_us or raise()
+  return changed == 2 and now_us or raise_fence()
 end
 
 -- send: publish message on channel, or put it into the reply if that process reads it.
@@ -231,7 +231,7 @@ local function grant(held, head, asker, ttl)
     length = id == asker and ttl or tonumber(length)
     if not waits then
       if lives then
-        keep(length)
+        keep_key(length)
       end
       redis.call('ZREM', lock, head, entry)
     end

@@ -58,7 +58,7 @@ end
 
 own = string.match(body, '^[^.]*')
 if cooldown > 0 and redis.call('ZRANK', lock, 'h:' .. body) then
-  keep(cooldown)
+  keep_key(cooldown)
 end
 local held = redis.call('ZREM', lock, 'h:' .. body) == 1
 if not held then

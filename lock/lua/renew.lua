@@ -36,6 +36,6 @@ if wanted > deadline then
   else
     redis.call('PEXPIRE', lock, string.format('%d', math.max(life, length + 1000)))
   end
-  redis.call('ZADD', lock, reaching(length, deadline), 'h:' .. body)
+  redis.call('ZADD', lock, deadline_score(length, deadline), 'h:' .. body)
 end
 return 1
