@@ -15,7 +15,7 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// What asynq does, row by row, as DESIGN has it:
+// The tests of the table "What asynq does, and what follows" in docs/protocol.md, row by row:
 //
 //	Retried >= MaxRetry before IsFailure   TestAttempt_maxRetryZero, TestAttempt_last, TestAttempt_lastUntilTheMargin
 //	the task's context ends                TestAttempt_waitEndsBeforeTheDeadline
@@ -23,7 +23,7 @@ import (
 //	earlier attempt of the same ID         TestAttempt_sameTask, TestAttempt_sameTaskOnTheLast, TestAttempt_sameIDInTwoQueues
 //	Shutdown                               TestShutdown_* in shutdown_test.go
 //	looked at every 5 s, default delays    TestPolicy_retry, TestBackend_delay
-//	an empty queue is polled, RunTask      with Park
+//	an empty queue is polled, RunTask      TestPark_* in park_test.go
 //	ServeMux rebuilds the chain            TestMiddleware_unmatched, TestMiddleware_mux
 //	ErrorHandler, RetryDelayFunc           TestServer_* in server_test.go, TestMiddleware_ownBusyError
 

@@ -15,8 +15,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// The root package's part of DESIGN's Contract, held against the compiler:
-// names and exact types that users' code is written to.
+// The names and exact types of the root package that the code of users is written to. The
+// compiler holds them.
 
 var (
 	_ func(lock.Client, automutex.Config) (*automutex.Guard, error)        = automutex.New
@@ -88,7 +88,7 @@ func TestContract_values(t *testing.T) {
 	}
 }
 
-// The quick start, as it stands in DESIGN and the README, on a real server.
+// The quick start on a server: a Guard, its Middleware, its ServerConfig.
 func TestContract_quickStart(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)

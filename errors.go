@@ -106,7 +106,7 @@ func (e *BusyError) Error() string {
 	case e.Pause != nil:
 		fmt.Fprintf(&b, ": %s", inner.ControlText(*e.Pause))
 	case e.gateClosed():
-		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
+		fmt.Fprintf(&b, ": %s for %s", inner.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
@@ -118,15 +118,8 @@ func (e *BusyError) Error() string {
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
-// gateTexts is the text of each reason for which a gate is closed.
-var gateTexts = map[string]string{
-	ReasonRate:     "its rate allows no start",
-	ReasonHold:     "on hold",
-	ReasonCooldown: "cooling down",
-}
-
 // gateClosed reports whether the task met a closed gate.
-func (e *BusyError) gateClosed() bool { return gateTexts[e.Reason] != "" }
+func (e *BusyError) gateClosed() bool { return inner.GateText(e.Reason) != "" }
 
 // Unwrap returns ErrBusy and what ended the wait.
 func (e *BusyError) Unwrap() []error {

@@ -60,7 +60,7 @@ func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rule %q: key %s: %d of %d held; %d waiting, %d parked, %d called", e.Rule, e.Key, len(e.Holders), e.Limit, e.Waiting, e.Parked, e.Called)
 	if e.Closed != "" {
-		fmt.Fprintf(&b, "; %s until %s", gateTexts[e.Closed], e.Opens.Format(time.RFC3339Nano))
+		fmt.Fprintf(&b, "; %s until %s", inner.GateText(e.Closed), e.Opens.Format(time.RFC3339Nano))
 	}
 	if e.Place >= 0 {
 		fmt.Fprintf(&b, "; this task is parked at place %d", e.Place+1)

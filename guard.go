@@ -41,7 +41,7 @@ type Guard struct {
 	// closing ends all waits when Close begins. running counts the tasks between enter
 	// and leave. mu guards running, closed and the closing of idle; idle is closed when
 	// Close has begun and running is 0.
-	closing        context.Context //nolint:containedctx // the Guard's own lifetime, not a caller's
+	closing        context.Context // the Guard's own lifetime, not a caller's
 	stop           context.CancelFunc
 	mu             sync.Mutex
 	running        int

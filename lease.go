@@ -114,7 +114,7 @@ func (a *attempt) handlerContext() context.Context {
 
 // handlerContext is the context of a handler, with what the Guard finds in it.
 type handlerContext struct {
-	context.Context //nolint:containedctx // it is one
+	context.Context // it is one
 
 	guard     *Guard
 	task      *asynq.Task

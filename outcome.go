@@ -3,7 +3,13 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/claim"
 )
 
 // outcome is the result of one step on the path. The zero value means that the task
@@ -22,6 +28,85 @@ const (
 )
 
 func finish(err error) outcome { return outcome{step: finished, err: err} }
+
+// The errors that Middleware returns to asynq for a task that does not run, besides a plain
+// error: returnedTask, archive and revoked.
+
+// returnedTask is the error of Middleware for a task that returns to asynq, its attempt not
+// spent. returnTask makes it and observes EventRetried; park and parkFirst make their own,
+// and observe EventParked. ServerConfig's functions recognize it by its guard. They leave
+// any other error to asynq: it is the handler's, even if it is a BusyError of a lock that
+// the handler took itself.
+type returnedTask struct {
+	guard *Guard
+	err   error
+	delay time.Duration
+}
+
+// Error is valid UTF-8, since asynq stores no other text. Package unique recognizes a
+// returned task by how the text begins.
+func (r *returnedTask) Error() string {
+	return strings.ToValidUTF8(claim.ReturnText(r.err.Error()), "\uFFFD")
+}
+
+func (r *returnedTask) Unwrap() error { return r.err }
+
+// archive is the error of Middleware for a task that asynq must archive. Its text is the
+// reason, as valid UTF-8 whatever a KeyFunc's error quotes. asynq cannot store other text:
+// the task would stay active until asynq's own lease on it ends.
+type archive struct{ err error }
+
+func (e archive) Error() string { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
+
+func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
+
+// revoked is the error of Middleware for a task that was replaced: asynq drops the task,
+// and counts it neither as done nor as failed. ServerConfig's functions recognize it by its
+// guard.
+type revoked struct {
+	guard     *Guard
+	rule, key string
+	err       error // the handler's; nil when the handler has not run
+}
+
+func (r *revoked) Error() string {
+	text := fmt.Sprintf("automutex: rule %q: key %q: replaced by a newer task", r.rule, r.key)
+	if r.err != nil && !errors.Is(r.err, ErrReplaced) {
+		text += ": " + r.err.Error()
+	}
+	return text
+}
+
+func (r *revoked) Unwrap() []error {
+	if r.err == nil {
+		return []error{ErrReplaced, asynq.RevokeTask}
+	}
+	return []error{ErrReplaced, asynq.RevokeTask, r.err}
+}
+
+// findReturned returns the returnedTask of this Guard in err, or nil.
+func (g *Guard) findReturned(err error) *returnedTask {
+	var r *returnedTask
+	for errors.As(err, &r) {
+		if r.guard == g {
+			return r
+		}
+		err = r.err
+	}
+	return nil
+}
+
+// isRevoked reports whether err wraps a revoked of this Guard.
+func (g *Guard) isRevoked(err error) bool {
+	var r *revoked
+	for errors.As(err, &r) {
+		if r.guard == g {
+			return true
+		}
+		err = r.err
+	}
+	return false
+}
 
 // returnTask observes EventRetried and returns the task to asynq, its attempt not spent. It
 // must not be called on the last attempt: asynq would archive the task.

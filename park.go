@@ -15,9 +15,6 @@ import (
 
 // This file is the policy Park in the worker. workers.go chooses the task that parks when
 // all workers are busy, wake.go wakes parked tasks, and lock/park.go has the lock's side.
-//
-// The gate is the earliest time of the key's next start. A rate, a Hold or a Cooldown
-// moves it.
 
 // Bounds of parkDelay, the time after which a parked task returns if no process wakes it.
 const (

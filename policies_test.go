@@ -14,18 +14,20 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// The policy table of DESIGN, row by row. Columns: busy is here, SameTask is in
-// attempts_test.go, "no attempts left" is in both.
+// The tests of the table "What each policy answers" in docs/protocol.md, row by row. Its
+// column "key busy" is tested here, "held by the task's own earlier attempt" in
+// attempts_test.go, "no attempts left" in both.
 //
 //	Retry / RetryIn(d)   TestPolicy_retry, TestPolicy_retryIn
 //	Skip                 TestPolicy_skip
 //	Archive              TestPolicy_archive
 //	Fail                 TestPolicy_fail
 //	AfterFailure(fn)     TestPolicy_afterFailure, TestPolicy_afterFailureLastAttempt
-//	Park                 TestPolicy_parkIsRefused
+//	Park                 TestPark_* in park_test.go
 //	Replace              TestReplace_* in replace_test.go
 //	Allow                TestPolicy_allow
-//	backend unreachable  TestBackend_* in backend_test.go
+//	the key is paused    TestPaused_* in pause_test.go
+//	Redis unreachable    TestBackend_* in backend_test.go
 
 // busyRig is a rig with one rule for tasks of type "work", keyed on id, and
 // with the key of id 1 taken.

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -197,82 +195,6 @@ func (p Policy) check() error {
 // retryDelay is Retry's: 1 to 5 s.
 func retryDelay() time.Duration {
 	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
-}
-
-// returnedTask is the error of Middleware for a task that returns to asynq, its attempt not
-// spent. returnTask makes it and observes EventRetried; park and parkFirst make their own,
-// and observe EventParked. ServerConfig's functions recognize it by its guard. They leave
-// any other error to asynq: it is the handler's, even if it is a BusyError of a lock that
-// the handler took itself.
-type returnedTask struct {
-	guard *Guard
-	err   error
-	delay time.Duration
-}
-
-// Error is valid UTF-8, since asynq stores no other text. Package unique recognizes a
-// task that was handed back by how the text begins.
-func (h *returnedTask) Error() string {
-	return strings.ToValidUTF8(claim.ReturnText(h.err.Error()), "\uFFFD")
-}
-
-func (h *returnedTask) Unwrap() error { return h.err }
-
-// archive is the error of Middleware for a task that asynq must archive. Its text is the
-// reason, as valid UTF-8 whatever a KeyFunc's error quotes. asynq cannot store other text:
-// the task would stay active until asynq's own lease on it ends.
-type archive struct{ err error }
-
-func (e archive) Error() string { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
-
-func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
-
-// revoked is the error of Middleware for a task that was replaced: asynq drops the task,
-// and counts it neither as done nor as failed. ServerConfig's functions recognize it by its
-// guard.
-type revoked struct {
-	guard     *Guard
-	rule, key string
-	err       error // the handler's; nil when the handler has not run
-}
-
-func (r *revoked) Error() string {
-	text := fmt.Sprintf("automutex: rule %q: key %q: replaced by a newer task", r.rule, r.key)
-	if r.err != nil && !errors.Is(r.err, ErrReplaced) {
-		text += ": " + r.err.Error()
-	}
-	return text
-}
-
-func (r *revoked) Unwrap() []error {
-	if r.err == nil {
-		return []error{ErrReplaced, asynq.RevokeTask}
-	}
-	return []error{ErrReplaced, asynq.RevokeTask, r.err}
-}
-
-// findReturned returns the returnedTask of this Guard in err, or nil.
-func (g *Guard) findReturned(err error) *returnedTask {
-	var h *returnedTask
-	for errors.As(err, &h) {
-		if h.guard == g {
-			return h
-		}
-		err = h.err
-	}
-	return nil
-}
-
-// isRevoked reports whether err wraps a revoked of this Guard.
-func (g *Guard) isRevoked(err error) bool {
-	var r *revoked
-	for errors.As(err, &r) {
-		if r.guard == g {
-			return true
-		}
-		err = r.err
-	}
-	return false
 }
 
 // returnsBusy reports whether err is busy itself, or wraps it.

@@ -54,7 +54,7 @@ func (r Rate) check() error {
 	return inner.CheckRate(r.Starts, r.Per, r.burst())
 }
 
-// option is the rate for package lock; nil for none.
+// option is the rate for package lock; nil, which package lock ignores, for none.
 func (r Rate) option() lock.Option {
 	if r == (Rate{}) {
 		return nil
@@ -67,8 +67,9 @@ func (r Rate) option() lock.Option {
 func (e *BusyError) neverDrops() bool { return e.Reason == ReasonHold }
 
 // gateDelay returns after how long a task that met a closed gate returns: when the gate
-// opens, plus jitter of up to a quarter of that time (2 to 30 s), so that tasks do not
-// return together. During a Hold it is a second more: the task that made the Hold is first.
+// opens, plus a random time, so that tasks do not return together. The random time is less
+// than a quarter of the time until the gate opens; that bound is itself at least 2 s and at
+// most 30 s. During a Hold the delay is a second more: the task that made the Hold is first.
 func (e *BusyError) gateDelay() time.Duration {
 	d := notBefore(e.ExpiresIn)
 	if e.Reason == ReasonHold {

@@ -24,7 +24,7 @@ type replaceState struct {
 	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to
 	// stop. It has no parent, so it need not be cancelled. replacedAt is the lock that the
 	// newer task wants; it is set before stopRequested ends, and read only after.
-	stopRequested context.Context //nolint:containedctx // a signal
+	stopRequested context.Context // a signal
 	cancel        context.CancelCauseFunc
 	once          sync.Once
 	replacedAt    target

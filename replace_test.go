@@ -16,10 +16,9 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// The policy Replace, as DESIGN and the README have it: here two tasks and what
-// they hear of each other; in newest_test.go who is newer, in
-// replace_beside_test.go what else there is, in replace_faults_test.go what may
-// go wrong.
+// The tests of the policy Replace. This file has two tasks of one key: the newer one stops
+// the older one. newest_test.go tests which task is the newer one, replace_beside_test.go
+// Replace together with other features, replace_faults_test.go faults.
 
 // replacing is a rule for tasks of type "work", keyed on id.
 func replacing(rule Rule) Rule {

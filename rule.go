@@ -189,10 +189,7 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
-	c.lockOptions = []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), inner.OnePerNote()}
-	if rate := c.Rate.option(); rate != nil {
-		c.lockOptions = append(c.lockOptions, rate)
-	}
+	c.lockOptions = []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), inner.OnePerNote(), c.Rate.option()}
 	c.On = slices.Clone(c.On)
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }

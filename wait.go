@@ -8,8 +8,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is how a task waits for a lock. The gate is the earliest time of the key's next
-// start. A rate, a Hold or a Cooldown moves it.
+// This file is how a task waits for a lock.
 
 // margin is how long before its task's deadline a wait ends. When the task's context ends,
 // asynq fails the attempt, whatever the handler returns later. So the middleware returns

@@ -28,19 +28,19 @@ func newContendedKeys() *contendedKeys {
 	return &contendedKeys{seed: maphash.MakeSeed(), began: time.Now()}
 }
 
-func (w *contendedKeys) slot(key string) *atomic.Uint32 {
-	return &w.slots[maphash.String(w.seed, key)%uint64(len(w.slots))]
+func (k *contendedKeys) slot(key string) *atomic.Uint32 {
+	return &k.slots[maphash.String(k.seed, key)%uint64(len(k.slots))]
 }
 
-func (w *contendedKeys) tick() uint32 {
-	return uint32(time.Since(w.began)/contendedTick) + 1 //nolint:gosec // 13 years until it wraps, which costs one command
+func (k *contendedKeys) tick() uint32 {
+	return uint32(time.Since(k.began)/contendedTick) + 1 //nolint:gosec // 13 years until it wraps, which costs one command
 }
 
 // note notes that key is contended now.
-func (w *contendedKeys) note(key string) { w.slot(key).Store(w.tick()) }
+func (k *contendedKeys) note(key string) { k.slot(key).Store(k.tick()) }
 
 // isContended reports whether key was noted within contendedFor.
-func (w *contendedKeys) isContended(key string) bool {
-	at := w.slot(key).Load()
-	return at != 0 && w.tick()-at < uint32(contendedFor/contendedTick)
+func (k *contendedKeys) isContended(key string) bool {
+	at := k.slot(key).Load()
+	return at != 0 && k.tick()-at < uint32(contendedFor/contendedTick)
 }

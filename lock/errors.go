@@ -116,7 +116,8 @@ func (e *BusyError) Error() string {
 	return b.String()
 }
 
-// gateTexts says for each reason why nobody gets the lock.
+// gateTexts says why nobody gets the lock, for each reason for which a gate is closed. A
+// reason that is not in it means an open gate.
 var gateTexts = map[string]string{
 	ReasonRate:     "its rate allows no start",
 	ReasonHold:     "on hold",

@@ -155,9 +155,9 @@ func TestForm_setFromTheStart(t *testing.T) {
 	})
 }
 
-// A key that was contended lately is asked for at once; after a while it is a string
-// again. So a contended turn costs two commands.
-func TestForm_wantedLatelyIsAskedFor(t *testing.T) {
+// For a key that was contended lately the Locker sends the ask without a SET before it, so a
+// contended turn costs two commands. After a while it sends the SET first again.
+func TestForm_contendedKeyIsAskedForWithoutASet(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
@@ -184,27 +184,27 @@ func TestForm_wantedLatelyIsAskedFor(t *testing.T) {
 		// The clock of the table stands still: the machine may be slow.
 		l.contended.slot(m.Key()).Store(l.contended.tick() + 1<<20)
 		l.contended.began = l.contended.began.Add(-(1 << 20) * contendedTick)
-		take("held, and wanted lately", 0, 1)
+		take("held, and contended lately", 0, 1)
 		mustUnlock(t, held)
-		take("free, and wanted lately", 0, 1)
+		take("free, and contended lately", 0, 1)
 		l.contended.began = l.contended.began.Add(-2 * contendedFor)
-		take("free, and not wanted lately", 1, 0)
+		take("free, and not contended lately", 1, 0)
 	})
 }
 
 // The table of keys that were contended lately does not grow, and forgets by itself.
-func TestWanted(t *testing.T) {
+func TestContendedKeys_forgetAndDoNotGrow(t *testing.T) {
 	t.Parallel()
-	w := newContendedKeys()
+	k := newContendedKeys()
 	for i := range 100_000 {
-		w.note(fmt.Sprint("key ", i))
+		k.note(fmt.Sprint("key ", i))
 	}
-	if w.note("key"); !w.isContended("key") {
+	if k.note("key"); !k.isContended("key") {
 		t.Error("a key that was noted is not known")
 	}
-	w.began = w.began.Add(-contendedFor - contendedTick)
+	k.began = k.began.Add(-contendedFor - contendedTick)
 	for i := range 100_000 {
-		if key := fmt.Sprint("key ", i); w.isContended(key) {
+		if key := fmt.Sprint("key ", i); k.isContended(key) {
 			t.Fatalf("%q is known after %s", key, contendedFor)
 		}
 	}

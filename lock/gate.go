@@ -11,6 +11,11 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
+// This file is the gate: the earliest time of a lock's next start. While the gate is closed
+// nobody gets the lock, however many slots are free. A rate, a hold or a cooldown moves the
+// gate. lua/gate.lua stores it, moves it, and computes the rate by GCRA, the generic cell
+// rate algorithm.
+
 // rate is the arguments of Rate as the scripts take them. The zero value is no rate.
 type rate struct {
 	every int64 // from one start to the next, on average, in us; 0: no rate
@@ -30,7 +35,8 @@ const maxRatePeriod = 365 * 24 * time.Hour
 // starts and burst are at least 1, with at most one start a microsecond; per is at most a
 // year. The time from one start to the next is rounded up to whole microseconds. All
 // callers of a lock should give the same rate; otherwise the rate of the last ask applies.
-// Without the option there is no bound. A pool refuses it.
+// Without the option there is no bound. A pool refuses it. A burst of 0 is an error here,
+// but means Starts in the Rate of a task's rule (package automutex).
 func Rate(starts int, per time.Duration, burst int) Option {
 	r := newRate(starts, per, burst)
 	return func(m *Lock) { m.rate = r }

@@ -106,6 +106,10 @@ func (insider) Line(ctx context.Context, m *Lock, most int) ([]inside.Waiter, er
 	return m.listLine(ctx, most)
 }
 
+// GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for
+// a reason that is not one of the gate, such as [ReasonHeld].
+func (insider) GateText(reason string) string { return gateTexts[reason] }
+
 // Of controls.
 
 func (insider) InForce(c *Controls) []Control { return c.inForce() }

@@ -110,7 +110,7 @@ func idField(v reflect.Value) (string, error) {
 		b, err := text.MarshalText()
 		return string(b), err
 	}
-	switch f.Kind() { //nolint:exhaustive // the kinds that make an ID
+	switch f.Kind() { // the kinds that make an ID
 	case reflect.String:
 		return f.String(), nil
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:

@@ -23,7 +23,7 @@ func BenchmarkContexts(b *testing.B) {
 	for _, n := range []int{1, 16} {
 		for _, c := range []struct {
 			name    string
-			ctx     context.Context //nolint:containedctx // a row of a table
+			ctx     context.Context // a row of a table
 			options []lock.Option
 		}{
 			{"never ends", context.Background(), nil},

@@ -85,7 +85,7 @@ type keyBook struct {
 // attempt is one call of the middleware.
 type attempt struct {
 	p        *process
-	ctx      context.Context //nolint:containedctx // to see how it ended
+	ctx      context.Context // to see how it ended
 	n        int
 	came     time.Time
 	retried  int
@@ -99,8 +99,8 @@ type attempt struct {
 // run is one run of a handler.
 type run struct {
 	p       *process
-	ctx     context.Context //nolint:containedctx // the handler's
-	alive   context.Context //nolint:containedctx // ends with the lease, and nothing else
+	ctx     context.Context // the handler's
+	alive   context.Context // ends with the lease, and nothing else
 	n, nth  int
 	id      string
 	seq     int
