@@ -186,6 +186,13 @@ func heard(t testing.TB, m *Lock) {
 // for another reason.
 func calm(t testing.TB, l *Locker, n int) {
 	t.Helper()
+	whenAnswered(t, l, n, refreshEvery/4, func(w *waiter) { w.refreshAt = time.Now().Add(time.Hour) })
+}
+
+// whenAnswered calls then for each of n waiters of l at a moment when their Locker is
+// subscribed, each has the reply to its last ask, and none is due again within least.
+func whenAnswered(t testing.TB, l *Locker, n int, least time.Duration, then func(w *waiter)) {
+	t.Helper()
 	line := l.line
 	tokens := func() (list []string) {
 		line.mu.Lock()
@@ -204,7 +211,7 @@ func calm(t testing.TB, l *Locker, n int) {
 		line.mu.Lock()
 		defer line.mu.Unlock()
 		for _, w := range line.waiters {
-			if w.hint.serverUS == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < refreshEvery/4 {
+			if w.hint.serverUS == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < least {
 				return false
 			}
 		}
@@ -212,7 +219,7 @@ func calm(t testing.TB, l *Locker, n int) {
 			return false
 		}
 		for _, w := range line.waiters {
-			w.refreshAt = time.Now().Add(time.Hour)
+			then(w)
 		}
 		return true
 	}, "%d waiters with answers", n)
