@@ -197,6 +197,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 			}
 			r.awaitEvent(EventOverdue, id)
 			r.awaitRetried(id, 1) // the timeout's own
+			r.wantPolicy(id, Retry)
 		}
 		r.stage.none(t)
 		for i, run := range runs {

@@ -74,7 +74,12 @@ type Event struct {
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
-	Policy Policy // the policy that applied (Busy, Held, Skipped, Retried, Parked, Replaced), or the rule's (Paused)
+
+	// Policy is the policy that applied (Busy, Held, Skipped, Parked, Replaced, and Retried
+	// after Busy), or else the rule's (Paused, and Retried for another reason). Retry
+	// applies in place of the rule's policy if an earlier attempt of the same task holds the
+	// lock, or during a Hold; the policies say which of them stay.
+	Policy Policy
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Paused, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)

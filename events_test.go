@@ -197,3 +197,14 @@ func TestJoinObservers(t *testing.T) {
 	JoinObservers()(t.Context(), Event{})
 	JoinObservers(nil)(t.Context(), Event{})
 }
+
+// wantPolicy reports an error if an event of the task names another policy as the one that
+// applied.
+func (r *rig) wantPolicy(id string, want Policy) {
+	r.t.Helper()
+	for _, event := range r.seen.list(EventBusy, EventHeld, EventSkipped, EventRetried, EventParked, EventReplaced) {
+		if event.TaskID == id && event.Policy != want {
+			r.t.Errorf("%s names the policy %s, want %s", event.Kind, event.Policy, want)
+		}
+	}
+}

@@ -278,30 +278,20 @@ func (a *attempt) decide(t target, err error) outcome {
 	if busy.Reason == lock.ReasonPaused {
 		return a.applyPause(t, busy)
 	}
+	policy := t.policyFor(busy)
 	if busy.gateClosed() {
-		a.observe(Event{Kind: EventHeld, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
+		a.observe(Event{Kind: EventHeld, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
 	}
-	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
-	return a.applyPolicy(t, busy)
+	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
+	return a.applyPolicy(t, busy, policy)
 }
 
-// applyPolicy applies the rule's policy to a task whose lock is busy.
-//
-// If an earlier attempt of the task holds the lock, every policy but Allow, AfterFailure
-// and RetryIn becomes Retry: Skip, Archive and Fail would lose the task's work. During a
-// Hold, every policy but Allow and Park becomes Retry. A task that is retried while the
-// gate is closed returns when the gate opens, also under RetryIn.
-func (a *attempt) applyPolicy(t target, busy *BusyError) outcome {
-	policy := t.rule.Busy
-	if busy.SameTask && policy.kind != policyAllow && policy.kind != policyAfterFailure && policy.kind != policyRetryIn {
-		policy = Retry
-	}
+// applyPolicy applies policy, that of policyFor, to a task whose lock is busy. A task that is
+// retried while the gate is closed returns when the gate opens, also under RetryIn.
+func (a *attempt) applyPolicy(t target, busy *BusyError, policy Policy) outcome {
 	delay := retryDelay()
 	if busy.gateClosed() {
 		delay = busy.gateDelay()
-		if busy.neverDrops() && policy.kind != policyAllow && policy.kind != policyPark {
-			policy = Retry
-		}
 	} else if policy.kind == policyRetryIn {
 		delay = policy.delay
 	}

@@ -109,9 +109,15 @@ func (g *Guard) isRevoked(err error) bool {
 }
 
 // returnTask observes EventRetried and returns the task to asynq, its attempt not spent. It
-// must not be called on the last attempt: asynq would archive the task.
+// must not be called on the last attempt: asynq would archive the task. reason is a
+// *BusyError if the key of t was busy.
 func (a *attempt) returnTask(t target, reason error, delay time.Duration) outcome {
-	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay})
+	policy := t.rule.Busy
+	var busy *BusyError
+	if errors.As(reason, &busy) {
+		policy = t.policyFor(busy)
+	}
+	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: policy, Delay: delay})
 	return finish(&returnedTask{guard: a.guard, err: reason, delay: delay})
 }
 

@@ -29,7 +29,7 @@ type Policy struct {
 // policyKind is the kind of a Policy. These places decide by it; look at each of them when
 // you add a policy:
 //
-//	policy.go      String, check
+//	policy.go      String, check, policyFor: when Retry applies instead
 //	middleware.go  applyPolicy: what the policy does; runsWithoutKey: Allow
 //	wait.go        acquire, waitOnce, longestWait: how the task waits
 //	pause.go       checkPaused: Park keeps its place, Replace registers its arrival
@@ -190,6 +190,24 @@ func (p Policy) check() error {
 		return errors.New("AfterFailure has no function; give it one, or use Retry")
 	}
 	return nil
+}
+
+// policyFor returns the policy that applies to a task that found the key of t busy: the
+// rule's, or Retry in two cases.
+//
+//   - An earlier attempt of the task holds the lock: Skip, Archive and Fail would lose the
+//     task's work. Allow, AfterFailure and RetryIn stay.
+//   - The key is on Hold, which says nothing about the task. Allow and Park stay.
+func (t target) policyFor(busy *BusyError) Policy {
+	policy := t.rule.Busy
+	switch {
+	case policy.kind == policyAllow:
+		return policy
+	case busy.SameTask && policy.kind != policyAfterFailure && policy.kind != policyRetryIn,
+		busy.Reason == ReasonHold && policy.kind != policyPark:
+		return Retry
+	}
+	return policy
 }
 
 // retryDelay is Retry's: 1 to 5 s.

@@ -62,10 +62,6 @@ func (r Rate) option() lock.Option {
 	return lock.Rate(r.Starts, r.Per, r.burst())
 }
 
-// neverDrops reports whether no policy may drop the task: a Hold is about the key, not about
-// the task.
-func (e *BusyError) neverDrops() bool { return e.Reason == ReasonHold }
-
 // gateDelay returns after how long a task that met a closed gate returns: when the gate
 // opens, plus a random time, so that tasks do not return together. The random time is less
 // than a quarter of the time until the gate opens; that bound is itself at least 2 s and at

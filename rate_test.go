@@ -81,6 +81,11 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy Policy, r
 			t.Errorf("the last error is %q", info.LastErr)
 		}
 	}
+	if reason != ReasonHold || policy == Park {
+		r.wantPolicy(id, policy)
+	} else {
+		r.wantPolicy(id, Retry)
+	}
 	if n := r.stage.count(); n != 1 {
 		t.Errorf("%d runs", n)
 	}

@@ -237,11 +237,11 @@ func (a *attempt) handlerResult(err error) error {
 }
 
 // replacedBeforeStart ends a task that was asked to stop before it had all of its
-// locks. err says why it did not get the lock of t.
+// locks. err says why it did not get the lock of t, whose rule may have another policy.
 func (a *attempt) replacedBeforeStart(t target, err error) outcome {
 	var busy *BusyError
 	if errors.As(err, &busy) {
-		a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
+		a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: Replace, Waited: busy.Waited, Busy: busy})
 	}
 	return finish(a.revoke(nil))
 }

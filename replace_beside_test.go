@@ -299,7 +299,7 @@ func TestReplace_outsideAServer(t *testing.T) {
 func TestReplace_waitsForAnotherLock(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, second := range []Policy{Retry, Park, Replace} {
+		for _, second := range []Policy{Retry, Park, Replace, Archive} {
 			r := start(t, s, setup{rules: []Rule{
 				{Task: "work", Name: "doc", Scope: "doc", On: []string{"id"}, Busy: Replace},
 				{Task: "work", Name: "all", Scope: "all", Busy: second, Wait: time.Hour},
@@ -309,6 +309,7 @@ func TestReplace_waitsForAnotherLock(t *testing.T) {
 			r.awaitLine(1, "all")
 			newer := r.enqueue("work", one)
 			r.awaitRevoked(old)
+			r.wantPolicy(old, Replace)
 			r.awaitLine(1, "all") // of the newer one
 			r.free(held)
 			r.finish(newer)

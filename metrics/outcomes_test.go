@@ -1,11 +1,18 @@
 package metrics
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"testing"
+	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // What became of a busy task is counted once, whatever its policy.
@@ -32,6 +39,48 @@ func TestObserve_outcomes(t *testing.T) {
 		want[`automutex_outcomes_total{outcome="`+outcome+`",rule="r",task="t"}`] = 1
 	}
 	serve(t, reg).await(want)
+}
+
+// No policy but Allow and Park applies to a task that meets a Hold: the task is retried, and
+// counted as retried alone, whatever the policy of its rule.
+func TestObserve_outcomeDuringAHold(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	m := mustNew(t, reg, Options{})
+	policies := []automutex.Policy{automutex.Archive, automutex.Fail, automutex.Skip, automutex.Replace, automutex.RetryIn(time.Minute)}
+	var rules []automutex.Rule
+	for _, policy := range policies {
+		rules = append(rules, automutex.Rule{Task: policy.String(), Busy: policy, Wait: time.Millisecond})
+	}
+	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
+		Rules: rules, Prefix: redistest.Name(t), Observe: m.Observe, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = guard.Close(t.Context()) }()
+	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error { return automutex.Hold(ctx, time.Hour) }))
+	for _, policy := range policies {
+		task := asynq.NewTask(policy.String(), nil)
+		if err := handler.ProcessTask(t.Context(), task); err != nil {
+			t.Fatal(err)
+		}
+		if err := handler.ProcessTask(t.Context(), task); !errors.Is(err, automutex.ErrBusy) {
+			t.Errorf("%s: during the Hold: %v", policy, err)
+		}
+	}
+	samples := serve(t, reg).scrape()
+	for _, policy := range policies {
+		labels := fmt.Sprintf(`rule="%[1]s",task="%[1]s"}`, policy)
+		for outcome, want := range map[string]float64{"retried": 1, "archived": 0, "failed": 0, "skipped": 0} {
+			if name := `automutex_outcomes_total{outcome="` + outcome + `",` + labels; samples[name] != want {
+				t.Errorf("%s is %v, want %v", name, samples[name], want)
+			}
+		}
+		if name := `automutex_busy_total{policy="retry",` + labels; samples[name] != 1 {
+			t.Errorf("%s is %v, want 1", name, samples[name])
+		}
+	}
 }
 
 // Archived tasks are counted from zero, so that the alert on them sees the first one.

@@ -96,13 +96,15 @@ func (b *ledger) event(p *process, e automutex.Event) {
 
 // busy notes what a policy does with a task that finds its key taken.
 func (b *ledger) busy(n int, e automutex.Event, key string) {
-	if n < 0 || e.Busy == nil || e.Busy.SameTask {
+	if n < 0 || e.Busy == nil {
 		return
 	}
-	reason := e.Busy.Reason
-	b.books[n].reason = reason
-	if reason == automutex.ReasonHold {
-		return // no policy drops it
+	b.books[n].reason = e.Busy.Reason
+	if e.Busy.SameTask || e.Busy.Reason == automutex.ReasonHold {
+		if e.Policy == automutex.Skip || e.Policy == automutex.Archive || e.Policy == automutex.Fail {
+			b.violatef("event: task %d met its own earlier attempt or a hold of %q, and the event names the policy %s", n, key, e.Policy)
+		}
+		return
 	}
 	switch e.Policy {
 	case automutex.Archive:
