@@ -9,5 +9,5 @@
 //
 // Package simulate, in a folder of its own, runs whole systems in virtual time.
 //
-// docs/guarantees.md has the table of a long run and what each promise rests on.
+// RESULTS.md has the table of a long run, docs/guarantees.md what each promise rests on.
 package trust
