@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -39,6 +40,33 @@ func TestAskDeliveredLate_isReleasedAgain(t *testing.T) {
 	free(t, other, soon)
 	if took := time.Since(gaveUp); took < releaseAgainAfter[1]-time.Second {
 		t.Errorf("free %s after its caller gave up: before the third release", took)
+	}
+}
+
+// Each of several calls of Close returns after the last releases.
+func TestAbandoned_everyCloseWaits(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+	for range 500 {
+		mine := handle(newLocker(t, s.Client(t)), m)
+		l := mine.locker
+		le := mustTry(t, mine)
+		l.abandoned.mu.Lock()
+		l.abandoned.queue(abandonedLease{lease: le, since: time.Now()})
+		l.abandoned.mu.Unlock()
+		var wg sync.WaitGroup
+		for range 12 {
+			redistest.Go(&wg, func() {
+				if err := l.Close(); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+				if n, err := raw(m).Exists(t.Context(), m.Key()).Result(); n != 0 || err != nil {
+					t.Errorf("Close has returned, and the lock is held: %d, %v", n, err)
+				}
+			})
+		}
+		wg.Wait()
 	}
 }
 

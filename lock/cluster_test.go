@@ -66,7 +66,7 @@ func mustTryOn(t *testing.T, m *Lock) *Lease {
 }
 
 func renewal(le *Lease) error {
-	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{le.heldArg, le.lock.ttlArg}}}
+	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, le.lock.ttlArg}}}
 	le.lock.locker.sendRenewals([]*Lease{le}, calls)
 	return calls[0].Err
 }

@@ -88,13 +88,13 @@ func TestArgumentsPrintAsText(t *testing.T) {
 	for what, args := range map[string][]any{
 		"ask":     {"evalsha", &le.asks},
 		"release": {"evalsha", &le.releases},
-		"renew":   {"evalsha", le.heldArg},
+		"renew":   {"evalsha", &le.member},
 	} {
 		if got := redis.NewCmd(t.Context(), args...).String(); !strings.Contains(got, want) {
 			t.Errorf("%s prints %q, want it to have %q", what, got, want)
 		}
 	}
-	reply, err := raw(m).Eval(t.Context(), "return ARGV[1]", nil, le.heldArg).Text()
+	reply, err := raw(m).Eval(t.Context(), "return ARGV[1]", nil, &le.member).Text()
 	if err != nil || reply != le.body {
 		t.Errorf("a renewal sends %q, want %q: %v", reply, le.body, err)
 	}

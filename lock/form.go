@@ -12,7 +12,7 @@ import (
 // take takes m for le: as a string if that is possible, else by an ask with mode.
 // sent is when the command was sent that took it.
 func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a answer, sent time.Time, err error) {
-	sent = time.Now()
+	sent = le.takenAt // the lease was made just now
 	if m.kind.mayTakeString(m) {
 		ok, err := m.takeString(ctx, le)
 		if ok || err != nil {
@@ -29,12 +29,9 @@ func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a answer, sen
 // the key exists, and may even be this lease's, since go-redis sends a SET again if its reply
 // was lost. Or Redis refused the SET, but may run the script.
 func (m *Lock) takeString(ctx context.Context, le *Lease) (ok bool, err error) {
-	if m.uninterrupted {
-		ctx = context.WithoutCancel(ctx)
-	}
 	before := le.asks.Copies()
 	conn := m.locker.conn
-	ok, err = conn.SetFirst(ctx, m.keys[0], &le.asks, m.ttlArg)
+	ok, err = conn.SetFirst(m.leaveAt(ctx), ctx, m.keys[0], &le.asks, m.ttlArg)
 	mayHaveRun := le.asks.NoteReply(before, err)
 	if err == nil || conn.SetRefused(err) {
 		return ok, nil

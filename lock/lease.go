@@ -28,14 +28,16 @@ type Lease struct {
 	// clock; nil: releases do not change the gate. Set once, before the first release.
 	cooldownEnd atomic.Pointer[time.Time]
 
-	// What follows is guarded by the renewer's mutex. heldArg is set before the
-	// lease is handed out and never changes.
-	fence    int64         // 0: not known yet, see Fence
-	parked   time.Duration // how long its note was parked; 0: it was not
-	value    string        // what was taken out of a pool, escaped
-	heldArg  any           // a memberArg: the member's name without its kind: body, or value|body in a pool
+	// These four are set before the lease is handed out. Then they never change, and are read
+	// without the mutex.
+	parked  time.Duration // how long its note was parked; 0: it was not
+	value   string        // what was taken out of a pool, escaped
+	member  memberArg     // the member's name without its kind: body, or value|body in a pool
+	takenAt time.Time     // when the lock was taken, for MaxHold; before that, when the lease was made
+
+	// What follows is guarded by the renewer's mutex.
+	fence    int64 // 0: not known yet, see Fence
 	state    leaseState
-	takenAt  time.Time // when the lock was taken, for MaxHold
 	deadline time.Time // until when the lease is certainly held, on the local monotonic clock
 	renewAt  time.Time // when the next renewal is due; zero: never
 	renewals int       // how many renewals are under way, at most maxRenewals
@@ -98,7 +100,7 @@ func (le *Lease) Fence(ctx context.Context) (int64, error) {
 	case !isHeld:
 		return 0, fmt.Errorf("%w: %q: the lease is over, and its fence was not asked for before", ErrNotHeld, m.name)
 	}
-	reply, err := m.locker.conn.Run(ctx, fenceScript, m.keys, []any{le.heldArg})
+	reply, err := m.locker.conn.Run(ctx, fenceScript, m.keys, []any{&le.member})
 	if err == nil {
 		fence, err = codeOf(reply, math.MaxInt64)
 	}
@@ -229,16 +231,18 @@ type ending struct {
 
 // end ends the lease. It returns the number of free slots, and the errors of Unlock.
 func (le *Lease) end(ctx context.Context, e ending) (int, error) {
-	was, deadline := le.lock.locker.renewer.drop(le)
+	now := time.Now()
+	was, deadline := le.lock.locker.renewer.drop(le, now)
 	if was == leaseReleased {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
-	le.lock.locker.parking.noteHeld(le.lock, time.Since(le.takenAt))
+	le.lock.locker.parking.noteHeld(le.lock, now.Sub(le.takenAt))
 	if was == leaseLost {
 		e.cooldown, e.consume = time.Time{}, false
 	}
 	if !e.cooldown.IsZero() {
-		le.cooldownEnd.Store(&e.cooldown)
+		until := e.cooldown // or e would be allocated for every lease
+		le.cooldownEnd.Store(&until)
 	}
 	le.consuming.Store(e.consume)
 	le.startCounts.Store(!e.unused)
@@ -268,7 +272,7 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 	m := le.lock
 	s, args := m.kind.release(le)
 	sent := time.Now()
-	reply, err := m.locker.conn.Run(context.WithoutCancel(ctx), s, m.keys, args)
+	reply, err := m.locker.conn.RunUntil(context.Background(), ctx, s, m.keys, args)
 	return le.noteRelease(reply, err, sent)
 }
 
@@ -328,7 +332,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.Run(context.WithoutCancel(ctx), renewScript, le.lock.keys, []any{le.heldArg, d.Milliseconds()})
+	reply, err := le.lock.locker.conn.RunUntil(context.Background(), ctx, renewScript, le.lock.keys, []any{&le.member, d.Milliseconds()})
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

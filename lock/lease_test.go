@@ -203,7 +203,7 @@ func TestBindPastTheDeadline(t *testing.T) {
 		if l.renewer.noteRenewed(le, time.Now(), m.ttl) == over || le.Held() == over {
 			t.Errorf("asked for %s ago: an extension that Redis confirms late counts: %t", age, !over)
 		}
-		l.renewer.drop(le)
+		l.renewer.drop(le, time.Now())
 	}
 }
 

@@ -272,7 +272,7 @@ func (n *line) leave(w *waiter) answer {
 func (n *line) sendLeave(w *waiter) {
 	le := w.lease
 	n.locker.branch(func() {
-		n.locker.renewer.drop(le) // it may have been granted, and added, at the last moment
+		n.locker.renewer.drop(le, time.Now()) // it may have been granted, and added, at the last moment
 		_, _, err := le.release(context.Background())
 		close(w.leaveDone)
 		switch {

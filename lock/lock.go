@@ -19,7 +19,6 @@ type Lock struct {
 	kind          kind // lockKind or poolKind
 	name          string
 	parts         []string
-	givenKey      string   // the key that WithKey sets; empty: made from name and parts
 	keys          []string // exactly one
 	limit         int
 	ttl           time.Duration
@@ -77,7 +76,7 @@ func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 // withKey sets the lock's Redis key, as [Lock.Key] or package keytext made it. Parts then
 // has no effect, and the name appears only in errors. It saves callers that have the key
 // from making it again. The key must begin with the Locker's Prefix.
-func withKey(key string) Option { return func(m *Lock) { m.givenKey = key } }
+func withKey(key string) Option { return func(m *Lock) { m.keys = []string{key} } }
 
 // inTimeOnly has Lock return at once, with an error that Is ErrBusy and
 // context.DeadlineExceeded, if its ctx ends before the gate opens. Without it Lock waits
@@ -127,12 +126,11 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case checkTTL("", m.ttl) != nil: // format the text only for an error: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}
-	if m.givenKey == "" {
-		m.givenKey = keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)
-	} else if !strings.HasPrefix(m.givenKey, l.prefix+":{") && m.err == nil {
-		m.err = fmt.Errorf("lock: %q: the key %q does not begin with %q, the prefix of this Locker: give a key that Key made", name, m.givenKey, l.prefix+":{")
+	if m.keys == nil {
+		m.keys = []string{keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)}
+	} else if !strings.HasPrefix(m.Key(), l.prefix+":{") && m.err == nil {
+		m.err = fmt.Errorf("lock: %q: the key %q does not begin with %q, the prefix of this Locker: give a key that Key made", name, m.Key(), l.prefix+":{")
 	}
-	m.keys = []string{m.givenKey}
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }
@@ -150,8 +148,8 @@ const keepSlack = time.Second
 
 // newLease makes the Lease of one attempt to take the lock. It is not held yet.
 func (m *Lock) newLease() *Lease {
-	le := &Lease{lock: m}
-	le.sent, le.body, le.token = m.locker.newBody(min(m.ttl, maxGrant), m.ttl, m.onePerNote && m.note != "", m.arrival, m.note)
+	le := &Lease{lock: m, takenAt: time.Now()}
+	le.sent, le.body, le.token = m.locker.newBody(le.takenAt, min(m.ttl, maxGrant), m.ttl, m.onePerNote && m.note != "", m.arrival, m.note)
 	le.asks.Body, le.releases.Body = &le.sent, &le.sent
 	return le
 }
@@ -272,12 +270,9 @@ func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (answer, error)
 }
 
 func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, error) {
-	if m.uninterrupted {
-		ctx = context.WithoutCancel(ctx)
-	}
 	s, args := m.kind.ask(le, mode)
 	before := le.asks.Copies()
-	reply, err := m.locker.conn.Run(ctx, s, m.keys, args)
+	reply, err := m.locker.conn.RunUntil(m.leaveAt(ctx), ctx, s, m.keys, args)
 	mayHaveRun := le.asks.NoteReply(before, err)
 	if err != nil {
 		if mayHaveRun || le.asks.MayRunYet() {
@@ -293,6 +288,14 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 		m.locker.contended.note(m.keys[0])
 	}
 	return a, err
+}
+
+// leaveAt returns the context at whose end the first exchange of an operation returns.
+func (m *Lock) leaveAt(ctx context.Context) context.Context {
+	if m.uninterrupted {
+		return context.Background()
+	}
+	return ctx
 }
 
 // parseAnswer reads the reply to an ask.

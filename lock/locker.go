@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -143,19 +144,8 @@ func New(rdb Client, o Options) *Locker {
 	if l.err = checkClient(rdb); l.err != nil {
 		return l
 	}
-	l.err = checkPrefix(l.prefix)
-	if l.err == nil {
-		l.err = checkSecret(*l.secret)
-	}
-	if l.err == nil {
-		l.err = checkTTL("Options.TTL", l.ttl)
-	}
-	if l.err == nil {
-		l.err = checkTransport(o.Transport)
-	}
-	if l.err == nil {
-		l.err = checkReplicas(rdb, o.MinReplicas)
-	}
+	l.err = cmp.Or(checkPrefix(l.prefix), checkSecret(*l.secret), checkTTL("Options.TTL", l.ttl), checkTransport(o.Transport),
+		checkReplicas(rdb, o.MinReplicas))
 	if l.err == nil {
 		l.conn = newConn(rdb, o, l.prefix, l.log, l.closing.Done())
 		l.strings = l.conn.SetsKeys()
@@ -189,11 +179,17 @@ func checkTTL(what string, ttl time.Duration) error {
 // not close the Redis client. A second Close waits as well and returns nil.
 func (l *Locker) Close() error {
 	l.mu.Lock()
-	l.closed = true
+	first := !l.closed
+	if l.closed = true; first {
+		l.work.Add(1) // a second Close must not pass Wait before abandoned.close is counted in
+	}
 	l.mu.Unlock()
-	l.stop()
-	l.renewer.close()
-	l.abandoned.close()
+	if first {
+		l.stop()
+		l.renewer.close()
+		l.abandoned.close()
+		l.work.Done()
+	}
 	l.work.Wait()
 	return nil
 }
@@ -234,12 +230,18 @@ func (l *Locker) branch(f func()) {
 	}()
 }
 
-// newBody makes <token>|<owner>|<note>, and the token in it: <channel>.<G>.<nonce>,
-// which says where to wake its owner, how long a lease granted to it lasts (ms),
-// and a nonce, so that it is unique for every attempt. The nonce has a ~ before it
-// for a lock with OnePerNote, and then n+ if leases last up to 30 s doubled n times, see
-// lua/form.lua. A token with an arrival ends in .<arrival>.
-func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, note string) (sent exchange.Body, body, token string) {
+// newBody makes a body, and the token in it, which is unique for every attempt:
+//
+//	body  = token|owner|note
+//	token = channel.grant.[~][doublings+]nonce[.arrival]
+//
+//	channel    where to wake the token's owner
+//	grant      how long a lease that is granted to it lasts, in ms
+//	~          the lock has OnePerNote
+//	doublings  its leases last up to 30 s doubled so many times, see lua/form.lua; left out: none
+//	nonce      see nextNonce, in base 36
+//	arrival    see OnStop; left out: none
+func (l *Locker) newBody(now time.Time, grant, ttl time.Duration, apart bool, arrival int64, note string) (sent exchange.Body, body, token string) {
 	b := make([]byte, 0, 64+len(l.owner)+len(note))
 	b = append(b, l.channel...)
 	b = append(b, '.')
@@ -252,7 +254,7 @@ func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, no
 		b = strconv.AppendInt(b, n, 10)
 		b = append(b, '+')
 	}
-	b = strconv.AppendInt(b, l.nextNonce(), 36)
+	b = strconv.AppendInt(b, l.nextNonce(now), 36)
 	if arrival > 0 {
 		b = append(b, '.')
 		b = strconv.AppendInt(b, arrival, 10)
@@ -266,13 +268,12 @@ func (l *Locker) newBody(grant, ttl time.Duration, apart bool, arrival int64, no
 	return l.conn.NewBody(b), body, body[:n]
 }
 
-// nextNonce returns the local time in microseconds, or one more than the last nonce: no two
-// are equal. For a lock that is a string in Redis the nonce says when it was taken, see
-// takenAt.
-func (l *Locker) nextNonce() int64 {
+// nextNonce returns now in microseconds, or one more than the last nonce: no two are equal.
+// For a lock that is a string in Redis the nonce says when it was taken, see takenAt.
+func (l *Locker) nextNonce(now time.Time) int64 {
 	for {
 		last := l.nonce.Load()
-		next := max(last+1, time.Now().UnixMicro())
+		next := max(last+1, now.UnixMicro())
 		if l.nonce.CompareAndSwap(last, next) {
 			return next
 		}

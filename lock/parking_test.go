@@ -20,7 +20,7 @@ func calls(c inside.Caller) func(*Options) { return func(o *Options) { o.call = 
 func releases(t testing.TB, le *Lease, inbound int, life time.Duration) []string {
 	t.Helper()
 	m := le.lock
-	m.locker.renewer.drop(le)
+	m.locker.renewer.drop(le, time.Now())
 	return runs(t, m, releaseScript, []any{le.body, inbound, m.limit, 0, life.Milliseconds()})
 }
 

@@ -60,16 +60,20 @@ func (r *renewer) addGranted(le *Lease, fence int64, value string, sent time.Tim
 
 func (r *renewer) register(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
 	r.mu.Lock()
-	le.fence, le.value, le.heldArg = fence, value, memberArg(le.lock.kind.member(le.body, value))
-	le.takenAt = time.Now()
+	le.fence, le.value, le.takenAt = fence, value, time.Now()
+	if le.member == "" {
+		le.member = memberArg(le.lock.kind.member(le.body, value))
+	}
 	r.moveDeadline(le, sent, length)
 	if granted && le.lock.renew {
 		le.renewAt = le.takenAt.Add(min(firstRenewal, le.deadline.Sub(le.takenAt)/3))
 	}
-	if r.leases[le.token] == nil && le.lock.onStop != nil {
-		r.withOnStop++
+	if !le.isScheduled() {
+		r.leases[le.token] = le
+		if le.lock.onStop != nil {
+			r.withOnStop++
+		}
 	}
-	r.leases[le.token] = le
 	next := r.reschedule(le)
 	r.mu.Unlock()
 	r.alarm.set(next)
@@ -124,12 +128,12 @@ func (r *renewer) reschedule(le *Lease) time.Time {
 	return le.due
 }
 
-// drop ends a lease because its owner releases it. It returns the state and the deadline that
-// the lease had.
-func (r *renewer) drop(le *Lease) (was leaseState, deadline time.Time) {
+// drop ends a lease because its owner releases it now. It returns the state and the deadline
+// that the lease had.
+func (r *renewer) drop(le *Lease, now time.Time) (was leaseState, deadline time.Time) {
 	r.mu.Lock()
 	was, deadline = le.state, le.deadline
-	if was == leaseHeld && !time.Now().Before(deadline) {
+	if was == leaseHeld && !now.Before(deadline) {
 		was = leaseLost // the alarm has not rung yet
 	}
 	le.state = leaseReleased
@@ -186,7 +190,10 @@ func (r *renewer) loseLocked(le *Lease) []binding {
 
 // remove removes a lease from leases and schedule, if it is there. Callers hold mu.
 func (r *renewer) remove(le *Lease) {
-	if r.leases[le.token] != nil && le.lock.onStop != nil {
+	if !le.isScheduled() {
+		return
+	}
+	if le.lock.onStop != nil {
 		r.withOnStop--
 	}
 	delete(r.leases, le.token)
@@ -295,7 +302,7 @@ func (r *renewer) ring() {
 func (r *renewer) renew(batch []*Lease) {
 	calls := make([]*exchange.Call, len(batch))
 	for i, le := range batch {
-		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{le.heldArg, le.lock.ttlArg}}
+		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{&le.member, le.lock.ttlArg}}
 	}
 	sent := time.Now()
 	r.locker.sendRenewals(batch, calls)

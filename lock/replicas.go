@@ -68,7 +68,7 @@ func (m *Lock) handOutReplicated(ctx context.Context, le *Lease) (*Lease, error)
 		err = fmt.Errorf("%w: %q: it was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotReplicated, m.Key())
 	}
 	if ctx.Err() != nil { // return at once; the release runs in the background
-		m.locker.renewer.drop(le)
+		m.locker.renewer.drop(le, time.Now())
 		m.locker.abandon(le)
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func (m *Lock) handOutReplicated(ctx context.Context, le *Lease) (*Lease, error)
 // false if the lease was lost. On an error le is unchanged.
 func (l *Locker) extendReplicated(ctx context.Context, le *Lease, length, within time.Duration) (held bool, err error) {
 	sent := time.Now()
-	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{le.heldArg, length.Milliseconds()}}}
+	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, length.Milliseconds()}}}
 	l.confirmAll(ctx, calls, within)
 	switch c := calls[0]; {
 	case errors.Is(c.Err, ErrNotReplicated):
@@ -103,7 +103,7 @@ func (l *Locker) awaitReplicas(ctx context.Context, le *Lease) error {
 	if l.replicas == 0 {
 		return nil
 	}
-	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{le.heldArg, int64(1)}}}
+	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, int64(1)}}}
 	l.confirmAll(ctx, calls, replicasWithin(le))
 	switch c := calls[0]; {
 	case errors.Is(c.Err, ErrNotReplicated):

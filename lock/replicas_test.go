@@ -170,7 +170,7 @@ func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
 	}
 	calls := make([]*exchange.Call, n)
 	for i, le := range leases {
-		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{le.heldArg, le.lock.ttlArg}}
+		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{&le.member, le.lock.ttlArg}}
 	}
 	if err := s.Client(t).ScriptFlush(t.Context()).Err(); err != nil { // which makes no difference
 		t.Fatal(err)

@@ -48,7 +48,7 @@ func TestResend_countsEveryCopy(t *testing.T) {
 			}
 			release := func(le *Lease) {
 				t.Helper()
-				m.locker.renewer.drop(le)
+				m.locker.renewer.drop(le, time.Now())
 				if _, _, err := le.release(t.Context()); err != nil {
 					t.Fatal(err)
 				}

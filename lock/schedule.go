@@ -6,9 +6,12 @@ import "container/heap"
 // due and place of every lease in it.
 type schedule []*Lease
 
+// isScheduled reports whether le is in the schedule, and so a lease that the renewer knows.
+func (le *Lease) isScheduled() bool { return le.place > 0 }
+
 // set adds le, or moves it to where its due belongs.
 func (s *schedule) set(le *Lease) {
-	if le.place > 0 {
+	if le.isScheduled() {
 		heap.Fix(s, le.place-1)
 		return
 	}
@@ -17,7 +20,7 @@ func (s *schedule) set(le *Lease) {
 
 // remove removes le. It does nothing if le is not in the schedule.
 func (s *schedule) remove(le *Lease) {
-	if le.place > 0 {
+	if le.isScheduled() {
 		heap.Remove(s, le.place-1)
 	}
 }

@@ -26,7 +26,7 @@ func TestScheduleHasTheEarliestLeaseFirst(t *testing.T) {
 		case rand.N(2) == 0:
 			r.noteRenewed(held[at], time.Now(), rand.N(4*time.Hour))
 		default:
-			r.drop(held[at])
+			r.drop(held[at], time.Now())
 			held[at] = held[len(held)-1]
 			held = held[:len(held)-1]
 		}

@@ -176,7 +176,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	fenceOf(t, le)
 	mustBeBusy(t, m)
 	err2 := errors.Join(le.Extend(t.Context(), time.Second), le.hold(t.Context(), time.Second))
-	m.locker.conn.Confirm(t.Context(), confirmScript, renewRenewed, []*exchange.Call{{Keys: m.keys, Args: []any{le.heldArg, 1000}}}, 0, time.Second)
+	m.locker.conn.Confirm(t.Context(), confirmScript, renewRenewed, []*exchange.Call{{Keys: m.keys, Args: []any{&le.member, 1000}}}, 0, time.Second)
 	err3 := le.Unlock(t.Context())
 	_, err4 := m.BreakAll(t.Context())
 	p := m.locker.Pool(redistest.Name(t))
@@ -399,7 +399,7 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 	// A grant of an hour: one of 3 s could lapse while the line is filled.
 	lasting := func() *Lease {
 		le := m.newLease()
-		le.sent, le.body, le.token = m.locker.newBody(time.Hour, time.Hour, false, 0, "")
+		le.sent, le.body, le.token = m.locker.newBody(time.Now(), time.Hour, time.Hour, false, 0, "")
 		return le
 	}
 	holder := lasting()

@@ -54,10 +54,12 @@ const Timeout = 5 * time.Second
 // Conn sends commands and scripts to one Redis. It owns the bound on every exchange.
 // Safe for concurrent use.
 type Conn struct {
-	rdb     Client
-	scripts Scripts // rdb, unless Options say otherwise
+	rdb Client
+	// scripts sends single scripts; nil: process or queue does. It is set for a transport, and
+	// for a client of unknown type, which may do something of its own in these methods.
+	scripts Scripts
 	queue   Process // Options.Queue
-	process Process // sends a single command that is no script; nil: the transport sends scripts alone
+	process Process // sends a single command, such as SET; nil: the transport sends scripts alone
 	// bounded: the client gives up a command within Timeout of the end of its context.
 	// Otherwise (no read timeout, or an unknown client type) each call runs on a worker,
 	// so that its caller can return before it ends.
@@ -84,39 +86,40 @@ func New(rdb Client, o Options) *Conn {
 	if sender, ok := single.(sender); ok {
 		c.process = sender.Process
 	}
+	if o.Queue != nil {
+		c.scripts = nil
+	}
 	if o.Transport != nil {
 		return c
 	}
-	within := func(contextTimeout bool, read time.Duration) bool {
-		return contextTimeout || (read > 0 && read <= Timeout)
-	}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		c.mayMeasure = false
-		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
+		c.useClient(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	case *redis.ClusterClient:
-		c.mayMeasure = false
-		c.bounded = within(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
+		c.useClient(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	}
 	return c
+}
+
+// useClient notes that a client of go-redis sends all, with these options.
+func (c *Conn) useClient(contextTimeout bool, read time.Duration) {
+	c.scripts, c.mayMeasure = nil, false
+	c.bounded = contextTimeout || (read > 0 && read <= Timeout)
 }
 
 // Run runs s on keys, the one key of a lock. When ctx ends it returns ErrNoAnswer and lets
 // the exchange go on: an interrupted command could have run all the same.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
+	return c.RunUntil(ctx, ctx, s, keys, args)
+}
+
+// RunUntil is Run for a caller that leaves when leave ends. Of ctx it uses only the values.
+func (c *Conn) RunUntil(leave, ctx context.Context, s *Script, keys []string, args []any) (v any, err error) {
 	bound := c.boundContext(ctx)
-	var v any
-	var err error
-	if c.queue != nil {
-		v, err = c.run(ctx, s, args, func(command, script string) (any, error) {
-			return c.submit(ctx, bound, command, script, keys, args)
-		})
+	if c.queue != nil || c.onCaller(leave) {
+		v, err = c.run(leave, bound, s, keys, args)
 	} else {
-		v, err = c.within(ctx, bound, func() (any, error) {
-			return c.run(bound, s, args, func(command, script string) (any, error) {
-				return c.eval(bound, command, script, keys, args)
-			})
-		})
+		v, err = c.within(leave, bound, func() (any, error) { return c.run(bound, bound, s, keys, args) })
 	}
 	if errors.Is(err, ErrNoAnswer) {
 		noteLeftBehind(args)
@@ -131,56 +134,59 @@ func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (a
 // double each time, 630 ms together.
 const maxMovePause = 320 * time.Millisecond
 
-// run has s sent once, and again while a Cluster moves its slot: a lock that is a string cannot
+// run sends s once, and again while a Cluster moves its slot: a lock that is a string cannot
 // become a sorted set there before its key has moved or is free. What the script wrote before
 // the error stays, as after a command that go-redis sent twice, and its copies are counted
-// like those. The pauses end with ctx.
-func (c *Conn) run(ctx context.Context, s *Script, args []any, send sendScript) (any, error) {
+// like those. The pauses end with leave.
+func (c *Conn) run(leave, bound context.Context, s *Script, keys []string, args []any) (any, error) {
 	for pause := 10 * time.Millisecond; ; pause *= 2 {
-		v, err := c.runOnce(s, args, send)
+		v, err := c.runOnce(leave, bound, s, keys, args)
 		if !SlotMoves(err) || pause > maxMovePause {
 			return v, err
 		}
 		select {
 		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, LeftAtEndOf(ctx)
+		case <-leave.Done():
+			return nil, LeftAtEndOf(leave)
 		}
 	}
 }
 
-// sendScript sends a script and returns its reply. command is evalsha, and script a hash, or
-// eval, and the source.
-type sendScript func(command, script string) (any, error)
-
-// runOnce has s sent by EVALSHA, and by EVAL if the server does not run it by its hash.
-func (c *Conn) runOnce(s *Script, args []any, send sendScript) (any, error) {
-	var v any
-	var err error
+// runOnce sends s by EVALSHA, and by EVAL if the server does not run it by its hash.
+func (c *Conn) runOnce(leave, bound context.Context, s *Script, keys []string, args []any) (v any, err error) {
 	bySource := c.denied.noHash.Load()
 	if !bySource {
-		v, err = send("evalsha", s.SHA)
+		v, err = c.send(leave, bound, s.byHash, keys, args)
 		if bySource = c.denied.mustSendSource(err); bySource {
 			noteNotRun(args)
 		}
 	}
 	if bySource {
-		v, err = send("eval", s.Source)
+		v, err = c.send(leave, bound, s.bySource, keys, args)
 	}
 	return v, c.denied.describe(s, err)
 }
 
-// eval is a sendScript over a client, or a transport that waits for the reply by itself.
-func (c *Conn) eval(ctx context.Context, command, script string, keys []string, args []any) (any, error) {
-	var cmd *redis.Cmd
-	if command == "eval" {
-		cmd = c.scripts.Eval(ctx, script, keys, args...)
-	} else {
-		cmd = c.scripts.EvalSha(ctx, script, keys, args...)
+// send sends a script once. It ends when the client or the transport does; over a transport
+// that queues, also when leave or bound ends, and then only the transport uses the command.
+func (c *Conn) send(leave, bound context.Context, how scriptCommand, keys []string, args []any) (v any, err error) {
+	if c.scripts != nil {
+		v, err = replyOf(how.over(bound, c.scripts, keys, args), nil)
+		c.unreached(err)
+		return v, err
 	}
-	v, err := replyOf(cmd, nil)
-	c.unreached(err)
-	return v, err
+	words := append(make([]any, 0, 4+len(args)), how.command, how.script, len(keys), keys[0])
+	cmd := redis.NewCmd(bound, append(words, args...)...)
+	cmd.SetFirstKeyPos(3) // where a Cluster sends it
+	if c.queue == nil {
+		v, err = replyOf(cmd, c.process(bound, cmd))
+		c.unreached(err)
+		return v, err
+	}
+	if err = c.submit(leave, bound, cmd); errors.Is(err, ErrNoAnswer) {
+		return nil, err
+	}
+	return replyOf(cmd, err)
 }
 
 // opContext has the deadline of one context and the values of another.

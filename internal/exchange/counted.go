@@ -55,11 +55,19 @@ func (a *Counted) Copies() int32 { return a.copies.Load() }
 // script may also have written before it replied with an error.
 func (a *Counted) NoteReply(before int32, err error) (mayHaveRun bool) {
 	mayHaveRun = a.copies.Load() > before
-	var reply redis.Error
-	if mayHaveRun && (err == nil || errors.As(err, &reply)) {
+	if mayHaveRun && serverReplied(err) {
 		a.copies.Add(-1) // the server has replied to that copy
 	}
 	return mayHaveRun
+}
+
+// serverReplied reports whether an exchange that ended with err got a reply, if only an error.
+func serverReplied(err error) bool {
+	if err == nil {
+		return true
+	}
+	var reply redis.Error // allocated, so only for errors
+	return errors.As(err, &reply)
 }
 
 // MayRunYet reports whether a copy was written, or may yet be written, and got no reply: its

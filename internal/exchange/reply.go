@@ -57,6 +57,9 @@ func HasCode(said redis.Error, code string) bool {
 // SlotMoves reports whether err is that of a script in a slot that a Cluster is moving: its
 // key was on the other node already. Each version of Redis begins this text in another way.
 func SlotMoves(err error) bool {
-	var said redis.Error
-	return err != nil && errors.As(err, &said) && strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
+	if err == nil {
+		return false
+	}
+	var said redis.Error // allocated, so only for errors
+	return errors.As(err, &said) && strings.Contains(said.Error(), "attempted to access a non local key in a cluster node")
 }

@@ -1,11 +1,14 @@
 package exchange
 
 import (
+	"context"
 	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1; no secret hangs on it.
 	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Script is one Lua operation. It never changes.
@@ -16,6 +19,20 @@ type Script struct {
 	Spare  []any
 	Source string
 	SHA    string // the hash of Source, for EVALSHA
+
+	byHash, bySource scriptCommand
+}
+
+// scriptCommand is the beginning of a command that runs a script.
+type scriptCommand struct{ command, script any } // strings, boxed once
+
+// over runs the script by the methods of a client or transport.
+func (s scriptCommand) over(ctx context.Context, to Scripts, keys []string, args []any) *redis.Cmd {
+	script, _ := s.script.(string)
+	if s.command == "eval" {
+		return to.Eval(ctx, script, keys, args...)
+	}
+	return to.EvalSha(ctx, script, keys, args...)
 }
 
 // NewScript makes the script of that name. It panics if an element of args is malformed.
@@ -31,7 +48,11 @@ func NewScript(name, source string, args ...string) *Script {
 			spare[i] = n
 		}
 	}
-	return &Script{Name: name, Args: args, Spare: spare, Source: source, SHA: hex.EncodeToString(sum[:])}
+	hash := hex.EncodeToString(sum[:])
+	return &Script{
+		Name: name, Args: args, Spare: spare, Source: source, SHA: hash,
+		byHash: scriptCommand{"evalsha", hash}, bySource: scriptCommand{"eval", source},
+	}
 }
 
 // Short leaves out the last arguments that equal their defaults: for a plain mutex only one

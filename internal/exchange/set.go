@@ -11,22 +11,22 @@ import (
 // SetsKeys reports whether the transport sends SET, and not scripts alone.
 func (c *Conn) SetsKeys() bool { return c.process != nil }
 
-// SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as Run does. ok is
-// false without an error if the key exists. The error is the server's own: see SetRefused and
-// DescribeSet.
-func (c *Conn) SetFirst(ctx context.Context, key string, body *Counted, ttl any) (ok bool, err error) {
+// SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as RunUntil does.
+// ok is false without an error if the key exists. The error is the server's own: see
+// SetRefused and DescribeSet.
+func (c *Conn) SetFirst(leave, ctx context.Context, key string, body *Counted, ttl any) (ok bool, err error) {
 	bound := c.boundContext(ctx)
 	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
-	if c.queue != nil {
-		if err = c.submitOne(ctx, bound, cmd); !errors.Is(err, ErrNoAnswer) {
+	switch {
+	case c.queue != nil:
+		if err = c.submit(leave, bound, cmd); !errors.Is(err, ErrNoAnswer) {
 			ok, err = setReplyOf(cmd, err)
 		}
-	} else {
+	case c.onCaller(leave):
+		ok, err = setReplyOf(cmd, c.process(bound, cmd))
+	default:
 		var v any
-		v, err = c.within(ctx, bound, func() (any, error) {
-			sent := c.process(bound, cmd)
-			return setReplyOf(cmd, sent)
-		})
+		v, err = c.within(leave, bound, func() (any, error) { return setReplyOf(cmd, c.process(bound, cmd)) })
 		ok, _ = v.(bool)
 	}
 	if errors.Is(err, ErrNoAnswer) {

@@ -25,11 +25,15 @@ var errLeftBehind = fmt.Errorf("%w within %s: %w", ErrNoAnswer, Timeout, context
 // working Redis replies by then, and its reply says more than that the context ended.
 const AnswerGrace = 250 * time.Millisecond
 
+// onCaller reports whether an exchange runs on the goroutine of its caller, who leaves when
+// ctx ends.
+func (c *Conn) onCaller(ctx context.Context) bool { return c.bounded && ctx.Done() == nil }
+
 // within runs f, an exchange with the context bound, for a caller with ctx. If the caller
 // returns before f does, the goroutine of f ends when the client gives the command up, at
 // its own timeout or at Close of the client. Nobody waits for that goroutine.
 func (c *Conn) within(ctx, bound context.Context, f func() (any, error)) (any, error) {
-	if c.bounded && ctx.Done() == nil {
+	if c.onCaller(ctx) {
 		return f()
 	}
 	type result struct {
