@@ -101,13 +101,14 @@ func (e *endpoint) client() *redis.Client {
 		ReadBufferSize:  2048, WriteBufferSize: 2048, PipelineReadBufferSize: 2048, PipelineWriteBufferSize: 2048,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
-	c.AddHook(slowFailure{asynq: e.kind == "asynq"})
+	c.AddHook(slowFailure{e})
 	return c
 }
 
 // slowFailure has a command take time whose connection could not be made, which the dial
-// itself cannot, and any of asynq's that is refused: asynq asks again at once.
-type slowFailure struct{ asynq bool }
+// itself cannot, and any of asynq's that is refused: asynq asks again at once. It takes the
+// shortcut for commands that find nothing to do.
+type slowFailure struct{ end *endpoint }
 
 // DialHook is part of redis.Hook and changes nothing.
 func (s slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -115,8 +116,11 @@ func (s slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next 
 // ProcessHook is part of redis.Hook.
 func (s slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		if answered, err := s.end.shortcut(ctx, cmd); answered {
+			return err
+		}
 		err := next(ctx, cmd)
-		if !isSetup(strings.ToUpper(cmd.Name())) {
+		if err != nil && !isSetup(strings.ToUpper(cmd.Name())) {
 			s.waitOut(err)
 		}
 		return err
@@ -133,8 +137,11 @@ func (s slowFailure) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 }
 
 func (s slowFailure) waitOut(err error) {
+	if err == nil || err == redis.Nil {
+		return
+	}
 	var said redis.Error
-	if s.asynq && errors.As(err, &said) && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT") || errors.Is(err, errAway) || err != nil && strings.Contains(err.Error(), "WRONGPASS") {
+	if s.end.kind == "asynq" && errors.As(err, &said) && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT") || errors.Is(err, errAway) || strings.Contains(err.Error(), "WRONGPASS") {
 		time.Sleep(100 * time.Millisecond)
 	}
 }
@@ -298,9 +305,9 @@ func (p *peer) execute(command []string, lost bool) {
 	p.mu.Unlock()
 	s.executed++
 	s.full = p.conn.end.isFull()
-	if answer := s.idle(command); answer != "" && !s.full { // none of its keys expires: the clock need not be set
+	if answer, idle := s.idle(command); idle && !s.full { // none of its keys expires: the clock need not be set
 		if !lost {
-			p.conn.deliver([]byte(answer))
+			p.conn.deliver(encode(nil, answer))
 		}
 		return
 	}
@@ -308,7 +315,9 @@ func (p *peer) execute(command []string, lost bool) {
 		p.wait(command)
 		return
 	}
-	s.advance()
+	if command[0] != "PING" { // every subscription sends one every three seconds
+		s.advance()
+	}
 	s.inScript, s.wrote = s.scripts.handles(command), false
 	if !s.inScript && s.full && needsMemory(command[0]) {
 		p.conn.deliver([]byte("-OOM command not allowed when used memory > 'maxmemory'.\r\n"))
@@ -328,30 +337,50 @@ func (s *redisServer) dispatch(p *server.Peer, command []string) {
 	s.mini.Server().Dispatch(p, command)
 }
 
-// idle answers what asynq's servers ask again and again while there is nothing to do,
-// as its scripts would; empty: the script has to run. It makes quiet hours cheap.
-func (s *redisServer) idle(command []string) string {
-	if command[0] != "EVALSHA" || len(command) < 5 {
-		return ""
+// idle answers what servers ask again and again while there is nothing to do, as the
+// scripts would; a nil answer is Redis' null. Not idle: the command has to run. It makes
+// quiet hours cheap. Callers hold commands.
+func (s *redisServer) idle(command []string) (answer any, idle bool) {
+	if !polls(command) {
+		return nil, false
 	}
-	if answer := s.noControls(command); answer != "" {
-		return answer
+	if command[0] == "ZADD" {
+		return int64(0), command[1] == "asynq:servers" || command[1] == "asynq:workers" // see below
 	}
 	first := command[3]
-	if strings.HasPrefix(first, "asynq:servers:{") {
-		return "+OK\r\n" // what asynq's own pages show of servers, which nobody reads here
-	}
-	if !strings.HasPrefix(first, "asynq:{") || s.mini.Exists(first) {
-		return ""
-	}
 	switch {
+	case readsControls(command):
+		return s.noControls(first)
+	case strings.HasPrefix(first, "asynq:servers:{"):
+		return "OK", true // what asynq's own pages show of servers, which nobody reads here
+	case !strings.HasPrefix(first, "asynq:{") || len(command) < 5 || s.mini.Exists(first):
+		return nil, false
 	case command[2] == "4" && strings.HasSuffix(first, ":pending") && strings.HasSuffix(command[6], ":lease"):
-		return "_\r\n" // nothing to dequeue
+		return nil, true // nothing to dequeue
 	case command[2] == "2" && strings.HasSuffix(command[4], ":pending") &&
 		(strings.HasSuffix(first, ":scheduled") || strings.HasSuffix(first, ":retry")):
-		return ":0\r\n" // nothing to forward
+		return int64(0), true // nothing to forward
 	}
-	return ""
+	return nil, false
+}
+
+// encode adds an answer of idle to b, as Redis writes it.
+func encode(b []byte, answer any) []byte {
+	switch answer := answer.(type) {
+	case nil:
+		return append(b, "_\r\n"...)
+	case int64:
+		return fmt.Appendf(b, ":%d\r\n", answer)
+	case string:
+		return fmt.Appendf(b, "+%s\r\n", answer)
+	case []any:
+		b = fmt.Appendf(b, "*%d\r\n", len(answer))
+		for _, each := range answer {
+			b = encode(b, each)
+		}
+		return b
+	}
+	panic(fmt.Sprintf("simulate: an answer is a %T", answer))
 }
 
 // nested sees every command before it runs; those of scripts as well. As in Redis,

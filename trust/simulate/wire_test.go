@@ -99,7 +99,8 @@ type endpoint struct {
 	active       []activeFault
 	conns        map[*conn]struct{}
 	gone         bool // its process has died
-	dials        int
+	severed      int  // connections that the network has broken
+	broken       int  // those among them that the client has not closed yet
 }
 
 // activeFault is one that has begun.
@@ -135,7 +136,6 @@ func (e *endpoint) loses() bool {
 // fails at once.
 func (e *endpoint) dial() (net.Conn, error) {
 	e.mu.Lock()
-	e.dials++
 	away := e.gone || e.inWindow(apart) || e.inWindow(hung) || time.Now().Before(e.redis.frozenUntil())
 	if !away {
 		c := &conn{end: e, wake: make(chan struct{}, 1)}
@@ -223,17 +223,7 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		}
 		return "", 0, nil
 	}
-	counted := true
-	if readsControls(command) {
-		// Each Guard reads them all the time: a fault hits some of the first reads.
-		e.controlReads++
-		counted = e.controlReads <= 3
-	} else if strings.HasPrefix(name, "EVAL") {
-		e.evals++
-	}
-	if counted {
-		e.count++
-	}
+	counted := e.note(command)
 	for i := 0; i < len(e.armed) && counted; i++ {
 		f := e.armed[i]
 		if f.Nth != e.count {
@@ -261,6 +251,23 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		}
 	}
 	return "", 0, broken
+}
+
+// note counts a command, and tells whether a fault may be meant for its number. Callers
+// hold mu.
+func (e *endpoint) note(command []string) (counted bool) {
+	counted = true
+	if readsControls(command) {
+		// Each Guard reads them all the time: a fault hits some of the first reads.
+		e.controlReads++
+		counted = e.controlReads <= 3
+	} else if strings.HasPrefix(command[0], "EVAL") {
+		e.evals++
+	}
+	if counted {
+		e.count++
+	}
+	return counted
 }
 
 // isSetup tells whether a command sets up a connection.
@@ -483,13 +490,17 @@ func (c *conn) sever() {
 	c.mu.Unlock()
 	c.look()
 	if !was {
-		c.end.forget(c)
+		c.end.forget(c, 1)
 	}
 }
 
-func (e *endpoint) forget(c *conn) {
+// forget takes a connection off the endpoint's; broken: what changes of the number of
+// connections that the network has broken.
+func (e *endpoint) forget(c *conn, broken int) {
 	e.mu.Lock()
 	delete(e.conns, c)
+	e.broken += broken
+	e.severed += broken
 	e.mu.Unlock()
 	c.peer.hangUp()
 }
@@ -497,12 +508,18 @@ func (e *endpoint) forget(c *conn) {
 // Close is part of net.Conn.
 func (c *conn) Close() error {
 	c.mu.Lock()
-	was := c.closed || c.severed
+	was, broken := c.closed, c.severed
 	c.closed = true
 	c.mu.Unlock()
 	c.look()
-	if !was {
-		c.end.forget(c)
+	switch {
+	case was:
+	case broken:
+		c.end.mu.Lock()
+		c.end.broken--
+		c.end.mu.Unlock()
+	default:
+		c.end.forget(c, 0)
 	}
 	return nil
 }

@@ -383,11 +383,11 @@ func (w *world) end() verdict {
 	}
 	w.book.judgeEnds()
 	w.book.judgeBalance()
+	_ = w.operatorLocker.Close() // it would read the controls for the hours that judgeKeys waits
 	w.judgeKeys()
 	for _, c := range append(w.producerRedis[:], w.operatorRedis) {
 		_ = c.Close()
 	}
-	_ = w.operatorLocker.Close()
 	w.redis.mini.Close()
 	time.Sleep(time.Minute)
 	synctest.Wait()
