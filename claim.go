@@ -20,37 +20,37 @@ import (
 // its deadline.
 //
 // Only a task whose ID says that it has a claim costs a round trip.
-func (a *attempt) dropClaim(targets []target) outcome {
+func (d *delivery) dropClaim(targets []target) outcome {
 	for _, t := range targets {
-		if claim.Has(a.id, t.key) {
-			return a.dropClaimOf(t)
+		if claim.Has(d.id, t.key) {
+			return d.dropClaimOf(t)
 		}
 	}
-	if claim.HasAny(a.id, a.guard.cfg.Prefix) {
-		a.guard.warnOnce("no rule for a claim", "a task was enqueued UntilStart, but no rule of this Guard makes the key of its claim, so the claim lasts until the task has ended; "+
-			"give the rules of producer and Guard an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", a.task.Type(), "task", a.note)
+	if claim.HasAny(d.id, d.guard.cfg.Prefix) {
+		d.guard.warnOnce("no rule for a claim", "a task was enqueued UntilStart, but no rule of this Guard makes the key of its claim, so the claim lasts until the task has ended; "+
+			"give the rules of producer and Guard an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", d.task.Type(), "task", d.note)
 	}
 	return outcome{}
 }
 
-func (a *attempt) dropClaimOf(t target) outcome {
+func (d *delivery) dropClaimOf(t target) outcome {
 	for {
-		_, err := inner.Claim(a.guard.locker, t.key).Drop(a.roundTripContext(), tasknote.Of(a.queue, a.id))
+		_, err := inner.Claim(d.guard.locker, t.key).Drop(d.roundTripContext(), tasknote.Of(d.queue, d.id))
 		if err == nil {
-			a.guard.outage.noteSuccess(a.guard.log)
+			d.guard.outage.recordSuccess(d.guard.log)
 			return outcome{}
 		}
-		if a.ctx.Err() != nil {
-			return finish(context.Cause(a.ctx))
+		if d.ctx.Err() != nil {
+			return finish(context.Cause(d.ctx))
 		}
 		err = withClientHint(err)
-		a.backendError(t, err)
-		delay := a.guard.outage.delay()
-		if !a.lastAttempt {
-			return a.returnTask(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
+		d.backendError(t, err)
+		delay := d.guard.outage.delay()
+		if !d.lastAttempt {
+			return d.returnTask(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
 		}
-		if !a.sleepOnLastAttempt(delay) {
-			return a.stoppedWaiting(err)
+		if !d.sleepOnLastAttempt(delay) {
+			return d.stoppedWaiting(err)
 		}
 	}
 }

@@ -134,7 +134,7 @@ func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 
 // toBusyError turns a *lock.BusyError into the Guard's. It returns other errors as they
 // are, with a hint where one helps.
-func (a *attempt) toBusyError(t target, err error) error {
+func (d *delivery) toBusyError(t target, err error) error {
 	var busy *lock.BusyError
 	if !errors.As(err, &busy) {
 		return withClientHint(err)
@@ -145,7 +145,7 @@ func (a *attempt) toBusyError(t target, err error) error {
 		Reason:     busy.Reason,
 		Holder:     busy.Holder,
 		HolderTask: busy.Note,
-		SameTask:   a.note != "" && busy.Note == a.note,
+		SameTask:   d.note != "" && busy.Note == d.note,
 		ExpiresIn:  busy.ExpiresIn,
 		Waited:     busy.Waited,
 		Place:      busy.Place,

@@ -13,7 +13,8 @@ type EventKind string
 // The kinds of events. A task that meets no contention produces EventAcquired and
 // EventReleased for each of its rules, and no others.
 const (
-	// EventAcquired: the task got the lock. Waited says how long that took.
+	// EventAcquired: the task got the lock. Waited says how long that took since it came to
+	// the lock, also if an EventBusy came in between: on its last attempt a task waits on.
 	EventAcquired EventKind = "acquired"
 	// EventWaiting: the lock is busy, and the task begins to wait in line.
 	EventWaiting EventKind = "waiting"
@@ -22,7 +23,8 @@ const (
 	// follows.
 	EventWaited EventKind = "waited"
 	// EventBusy: the lock is busy, also after the wait if there was one, and the policy
-	// in Policy applies. There is exactly one for each attempt that does not get a lock.
+	// in Policy applies. There is one each time that a task asks for the lock in vain. On
+	// its last attempt a task can ask again in its worker, after a RetryAfter or a lost lease.
 	// EventSkipped, EventRetried, EventParked or EventReplaced follows if the policy says
 	// so.
 	EventBusy EventKind = "busy"
@@ -83,7 +85,7 @@ type Event struct {
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Paused, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
-	Parked time.Duration // time since the task's first place in line, if it was parked (Acquired)
+	Parked time.Duration // time since the task's first place in line, if it was parked (Acquired); after its own Hold, since that of the first parked task
 	Delay  time.Duration // until asynq may run the task again (Retried, Parked)
 
 	Busy *BusyError // EventBusy: who holds the lock; EventPaused: who paused it
@@ -107,21 +109,21 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 }
 
 // observe calls Config.Observe with e and the fields that name the task.
-func (a *attempt) observe(e Event) {
-	if a.guard.cfg.Observe == nil {
+func (d *delivery) observe(e Event) {
+	if d.guard.cfg.Observe == nil {
 		return
 	}
-	e.Task, e.Queue, e.TaskID = a.task.Type(), a.queue, a.id
-	a.guard.cfg.Observe(a.ctx, e)
+	e.Task, e.Queue, e.TaskID = d.task.Type(), d.queue, d.id
+	d.guard.cfg.Observe(d.ctx, e)
 }
 
 // observeSafely is observe for the Guard's own goroutines. It logs a panic of Observe, which
 // would end the program. (On a worker's goroutine asynq turns a panic into a failed attempt.)
-func (a *attempt) observeSafely(e Event) {
+func (d *delivery) observeSafely(e Event) {
 	defer func() {
 		if p := recover(); p != nil {
-			a.guard.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			d.guard.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 		}
 	}()
-	a.observe(e)
+	d.observe(e)
 }

@@ -95,54 +95,54 @@ func wantsRetryAfter(err error) *retryAfter {
 // retryHere reports whether the handler of a task on its last attempt runs again in its
 // worker. It sleeps for the delay of the handler's RetryAfter, without a lock. closed is
 // true if the Guard was closed instead.
-func (a *attempt) retryHere(err error) (again, closed bool) {
+func (d *delivery) retryHere(err error) (again, closed bool) {
 	r := wantsRetryAfter(err)
-	if r == nil || a.id == "" || a.ctx.Err() != nil || a.isReplaced() {
+	if r == nil || d.id == "" || d.ctx.Err() != nil || d.isReplaced() {
 		return false, false
 	}
-	if !a.lastAttempt {
-		a.observe(Event{Kind: EventRetried, Delay: r.delay, Err: err})
+	if !d.lastAttempt {
+		d.observe(Event{Kind: EventRetried, Delay: r.delay, Err: err})
 		return false, false
 	}
-	if deadline, ok := a.ctx.Deadline(); ok && time.Until(deadline)-margin < r.delay {
+	if deadline, ok := d.ctx.Deadline(); ok && time.Until(deadline)-margin < r.delay {
 		return false, false // asynq archives the task with the handler's error
 	}
-	a.release()
-	if a.sleepOnLastAttempt(r.delay) {
-		a.handlerStart, a.succeeded = time.Time{}, false
+	d.release()
+	if d.sleepOnLastAttempt(r.delay) {
+		d.handlerStart, d.succeeded = time.Time{}, false
 		return true, false
 	}
-	return false, a.guard.closing.Err() != nil
+	return false, d.guard.closing.Err() != nil
 }
 
 // parkFirst parks a task ahead of all parked tasks, so that it is woken first when the gate
 // opens. It does so under the policy Park, if the handler put its key on Hold and returned a
 // RetryAfter that is over before the Hold, or within a second after it. Otherwise, or if
 // Redis did not park the task, parkFirst returns err: only the RetryAfter brings it back.
-func (a *attempt) parkFirst(err error) error {
+func (d *delivery) parkFirst(err error) error {
 	r := wantsRetryAfter(err)
-	if r == nil || a.lastAttempt || a.note == "" || a.ctx.Err() != nil || a.guard.closing.Err() != nil {
+	if r == nil || d.lastAttempt || d.note == "" || d.ctx.Err() != nil || d.guard.closing.Err() != nil {
 		return err
 	}
-	i := slices.IndexFunc(a.held, func(h *heldLease) bool {
+	i := slices.IndexFunc(d.leases, func(h *heldLease) bool {
 		ends := h.holdEnds.Load()
 		return h.target.rule.Busy.kind == policyPark && ends != nil && time.Until(*ends) > r.delay-time.Second
 	})
 	if i < 0 {
 		return err
 	}
-	t := a.held[i].target
-	a.release() // nothing parks behind its own lease
-	a.handlerStart = time.Time{}
-	lease, lockErr := inner.LockOrPark(a.ctx, a.lockOf(t, inner.ParkFirst()), parkNow)
+	t := d.leases[i].target
+	d.release() // nothing parks behind its own lease
+	d.handlerStart = time.Time{}
+	lease, lockErr := inner.LockOrPark(d.ctx, d.lockOf(t, inner.ParkFirst()), parkNow)
 	var busy *BusyError
-	if lockErr = a.keepLease(t, lease, lockErr); !errors.As(lockErr, &busy) || !busy.parked {
+	if lockErr = d.keepLease(t, lease, lockErr); !errors.As(lockErr, &busy) || !busy.parked {
 		return err // an operator has opened the gate, or Redis does not answer
 	}
 	delay := notBefore(r.delay)
-	a.checkInspector()
-	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return &returnedTask{guard: a.guard, err: fmt.Errorf("%w: %w", busy, err), delay: delay}
+	d.checkInspector()
+	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
+	return &returnedTask{guard: d.guard, err: fmt.Errorf("%w: %w", busy, err), delay: delay}
 }
 
 // runWithoutLocks runs the handler of a task that needs no lock.
@@ -152,11 +152,11 @@ func (g *Guard) runWithoutLocks(ctx context.Context, t *asynq.Task, next asynq.H
 		if wantsRetryAfter(err) == nil {
 			return err
 		}
-		a := g.newAttempt(ctx, t)
-		again, closed := a.retryHere(err)
+		d := g.newDelivery(ctx, t)
+		again, closed := d.retryHere(err)
 		switch {
 		case closed:
-			return a.afterClose()
+			return d.afterClose()
 		case !again:
 			return err
 		}

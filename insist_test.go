@@ -107,18 +107,18 @@ func TestAttempt_pause(t *testing.T) {
 		"the task's context ended":   {ended, time.Hour, false},
 		"the margin before deadline": {soon, time.Hour, false},
 	} {
-		a := &attempt{guard: guard, ctx: c.ctx}
-		if again := a.sleepOnLastAttempt(c.d); again != c.again {
+		d := &delivery{guard: guard, ctx: c.ctx}
+		if again := d.sleepOnLastAttempt(c.d); again != c.again {
 			t.Errorf("%s: %t", name, again)
 		}
 	}
-	a := &attempt{guard: guard, ctx: context.Background(), replacing: newReplaceState()}
-	a.replacing.requestStop(target{})
-	if a.sleepOnLastAttempt(time.Hour) {
+	d := &delivery{guard: guard, ctx: context.Background(), replacing: newReplaceState()}
+	d.replacing.requestStop(target{})
+	if d.sleepOnLastAttempt(time.Hour) {
 		t.Error("a task that was replaced tries again")
 	}
 	guard.stop()
-	if (&attempt{guard: guard, ctx: context.Background()}).sleepOnLastAttempt(time.Hour) {
+	if (&delivery{guard: guard, ctx: context.Background()}).sleepOnLastAttempt(time.Hour) {
 		t.Error("a task tries again after Close")
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// A lease belongs to its attempt as soon as it exists, before a function of the user can
+// A lease belongs to its delivery as soon as it exists, before a function of the user can
 // learn of it: every lease that package lock returns goes to keepLease at once. release,
-// which is deferred around the whole attempt, releases all of them. So an Observe that
+// which runWithLocks defers, releases all of them. So an Observe that
 // panics costs its task an attempt, but leaves no lease behind.
 
-// heldLease is one lease of an attempt.
+// heldLease is one lease of a delivery.
 type heldLease struct {
 	target           target
 	lease            *lock.Lease
@@ -35,35 +35,35 @@ type heldLease struct {
 }
 
 // keepLease adds the lease that a call of package lock returned to those of the
-// attempt. It turns an error of package lock into one of the Guard.
-func (a *attempt) keepLease(t target, lease *lock.Lease, err error) error {
+// delivery. It turns an error of package lock into one of the Guard.
+func (d *delivery) keepLease(t target, lease *lock.Lease, err error) error {
 	if err != nil {
-		return a.toBusyError(t, err)
+		return d.toBusyError(t, err)
 	}
-	a.held = append(a.held, &heldLease{target: t, lease: lease, takenAt: time.Now()})
+	d.leases = append(d.leases, &heldLease{target: t, lease: lease, takenAt: time.Now()})
 	return nil
 }
 
-// takeBackLast removes the lease that was taken last from those of the attempt. The
+// takeBackLast removes the lease that was taken last from those of the delivery. The
 // caller releases it.
-func (a *attempt) takeBackLast() *lock.Lease {
-	last := len(a.held) - 1
-	lease := a.held[last].lease
-	a.held = a.held[:last]
+func (d *delivery) takeBackLast() *lock.Lease {
+	last := len(d.leases) - 1
+	lease := d.leases[last].lease
+	d.leases = d.leases[:last]
 	return lease
 }
 
 // observeAcquired observes that the lease that was taken last is held.
-func (a *attempt) observeAcquired(t target, waited time.Duration) {
-	h := a.held[len(a.held)-1]
+func (d *delivery) observeAcquired(t target, waited time.Duration) {
+	h := d.leases[len(d.leases)-1]
 	h.acquiredObserved = true
-	a.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: inner.Parked(h.lease)})
+	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: inner.Parked(h.lease)})
 }
 
 // lostBeforeStart returns a lease that ended before the handler started, while the task
 // waited for another lock or for Redis; nil when there is none.
-func (a *attempt) lostBeforeStart() *heldLease {
-	for _, h := range a.held {
+func (d *delivery) lostBeforeStart() *heldLease {
+	for _, h := range d.leases {
 		if inner.LeaseErr(h.lease) != nil {
 			return h
 		}
@@ -83,15 +83,15 @@ const retakeDelay = 100 * time.Millisecond
 
 // retake returns a task to asynq that lost a lease before its handler started. A task on its
 // last attempt releases all locks instead, and takes them again.
-func (a *attempt) retake(lost *heldLease) outcome {
-	if !a.lastAttempt {
-		return a.returnTask(lost.target, lost.lossError(), retryDelay())
+func (d *delivery) retake(lost *heldLease) outcome {
+	if !d.lastAttempt {
+		return d.returnTask(lost.target, lost.lossError(), retryDelay())
 	}
-	a.release()
-	if a.sleepOnLastAttempt(retakeDelay) {
+	d.release()
+	if d.sleepOnLastAttempt(retakeDelay) {
 		return outcome{}
 	}
-	return a.stoppedWaiting(lost.lossError())
+	return d.stoppedWaiting(lost.lossError())
 }
 
 // handlerContext makes the context of the handler. It ends as replaceableContext does,
@@ -100,14 +100,14 @@ func (a *attempt) retake(lost *heldLease) outcome {
 // Each lease has a watcher, which package context starts on a goroutine of its own when
 // the handler's context ends, and not before. release stops those that have not started;
 // the others end when the handler returns.
-func (a *attempt) handlerContext() context.Context {
-	c := &handlerContext{Context: a.replaceableContext(), guard: a.guard, task: a.task, innermost: innermostLease(a.ctx)}
+func (d *delivery) handlerContext() context.Context {
+	c := &handlerContext{Context: d.replaceableContext(), guard: d.guard, task: d.task, innermost: innermostLease(d.ctx)}
 	done := make(chan struct{}) // a late watcher of this run must not read the channel of the next
-	a.handlerDone = done
-	for _, h := range a.held {
+	d.handlerDone = done
+	for _, h := range d.leases {
 		bound := h.lease.Bind(c.Context)
-		h.stopWatching = context.AfterFunc(bound, func() { a.watch(bound, h, done) })
-		c.Context, c.innermost = bound, &handlerLease{guard: a.guard, held: h, outer: c.innermost}
+		h.stopWatching = context.AfterFunc(bound, func() { d.watch(bound, h, done) })
+		c.Context, c.innermost = bound, &handlerLease{guard: d.guard, held: h, outer: c.innermost}
 	}
 	return c
 }
@@ -142,9 +142,9 @@ const overdueGrace = 100 * time.Millisecond
 // loss of the lease, and a handler that runs past the end of its task's context. Either may
 // come first, or neither: the loss of another lease also ends the handler's context. The
 // cause of bound, the handler's context with this lease, says why the lease was lost.
-func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan struct{}) {
-	own := h.lease.Bind(context.WithoutCancel(a.ctx)) // ends with the lease and nothing else
-	leaseEnded, taskEnded := own.Done(), a.ctx.Done()
+func (d *delivery) watch(bound context.Context, h *heldLease, handlerDone <-chan struct{}) {
+	own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
+	leaseEnded, taskEnded := own.Done(), d.ctx.Done()
 	grace := time.NewTimer(time.Hour)
 	grace.Stop()
 	defer grace.Stop()
@@ -159,7 +159,7 @@ func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan 
 				cause = why // it may say more, such as that an operator broke the lock
 			}
 			if errors.Is(inner.LeaseErr(h.lease), lock.ErrLost) {
-				a.reportLost(a.observeSafely, h, cause)
+				d.reportLost(d.observeSafely, h, cause)
 			}
 		case <-taskEnded:
 			taskEnded = nil
@@ -169,7 +169,7 @@ func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan 
 			case <-handlerDone:
 				return
 			default:
-				a.reportOverdue(h)
+				d.reportOverdue(h)
 			}
 		}
 	}
@@ -177,47 +177,47 @@ func (a *attempt) watch(bound context.Context, h *heldLease, handlerDone <-chan 
 
 // reportOverdue logs and observes a handler that does not return although its task's
 // context has ended.
-func (a *attempt) reportOverdue(h *heldLease) {
-	cause := context.Cause(a.ctx)
-	a.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken until it returns",
-		"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "cause", cause)
-	a.observeSafely(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
+func (d *delivery) reportOverdue(h *heldLease) {
+	cause := context.Cause(d.ctx)
+	d.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken until it returns",
+		"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
+	d.observeSafely(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 }
 
 // reportLost logs and observes the loss of a lease, once. observe is a.observe on the
 // worker's goroutine, a.observeSafely on others.
-func (a *attempt) reportLost(observe func(Event), h *heldLease, cause error) {
+func (d *delivery) reportLost(observe func(Event), h *heldLease, cause error) {
 	h.lossReported.Do(func() {
-		a.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "cause", cause)
+		d.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
+			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
 		observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 	})
 }
 
 // reportReleased logs and observes the end of leases, the last one taken first. When
 // Observe panics for one lease, the others are still reported.
-func (a *attempt) reportReleased(leases []*heldLease) {
+func (d *delivery) reportReleased(leases []*heldLease) {
 	if len(leases) == 0 {
 		return
 	}
 	h := leases[len(leases)-1]
-	defer a.reportReleased(leases[:len(leases)-1])
+	defer d.reportReleased(leases[:len(leases)-1])
 	if h.acquiredObserved {
 		// Exactly one for each EventAcquired, whatever else is reported.
-		defer a.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
+		defer d.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
 	}
 	h.releaseErr = withClientHint(h.releaseErr)
 	switch {
-	case a.handlerStart.IsZero() && errors.Is(h.releaseErr, lock.ErrNotHeld):
+	case d.handlerStart.IsZero() && errors.Is(h.releaseErr, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):
-		a.reportLost(a.observe, h, h.endedBefore) // does nothing if the watcher has reported it
+		d.reportLost(d.observe, h, h.endedBefore) // does nothing if the watcher has reported it
 	case errors.Is(h.releaseErr, lock.ErrNotHeld) && h.endedBefore == nil:
 		// The key was deleted or evicted, and nobody noticed before.
-		a.reportLost(a.observe, h, fmt.Errorf("%w: %w", lock.ErrLost, h.releaseErr))
+		d.reportLost(d.observe, h, fmt.Errorf("%w: %w", lock.ErrLost, h.releaseErr))
 	case errors.Is(h.releaseErr, lock.ErrBackend):
-		a.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", a.note, "ttl", h.target.rule.TTL, "error", h.releaseErr)
-		a.observe(Event{Kind: EventBackendError, Rule: h.target.rule.Name, Key: h.target.key, Err: h.releaseErr})
+		d.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
+			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "ttl", h.target.rule.TTL, "error", h.releaseErr)
+		d.observe(Event{Kind: EventBackendError, Rule: h.target.rule.Name, Key: h.target.key, Err: h.releaseErr})
 	}
 }
 
@@ -271,9 +271,9 @@ func Fence(ctx context.Context) (int64, error) {
 
 // holds reports whether an outer Middleware of the same Guard holds the key for this
 // task. A Middleware that is installed twice must not wait for itself.
-func (a *attempt) holds(key string) bool {
-	for h := innermostLease(a.ctx); h != nil; h = h.outer {
-		if h.guard == a.guard && h.held.target.key == key {
+func (d *delivery) holds(key string) bool {
+	for h := innermostLease(d.ctx); h != nil; h = h.outer {
+		if h.guard == d.guard && h.held.target.key == key {
 			return true
 		}
 	}

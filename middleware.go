@@ -12,42 +12,50 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is the path of one task, top to bottom. A function calls those indented below
-// it. The last column names the file of a function that is not in this one.
+// This file is the path of one task, top to bottom. Indented: called by the row above that is
+// less indented. Last column: files to read next for that step.
 //
-//	Middleware         is there a rule for the task's type?          match.go
-//	  enterTask        count the busy worker                         server.go
-//	  runWithoutLocks  run a task that needs no lock                 hold.go
-//	process            one task that has rules
-//	  targets          which locks does the task need?               match.go, internal/jsonkey
-//	runWithLocks       locks, handler, release
-//	takeAll            take all locks
-//	  checkPaused      return the task if a key is paused            pause.go
-//	  take             one lock: acquire                             wait.go, park.go, replace.go
-//	  dropClaim        end the claim of package unique               claim.go
-//	  retake           a lease was lost before the handler started   lease.go
-//	decide             the task did not get a lock
-//	  applyPause       its key is paused                             pause.go
-//	  applyPolicy      its key is busy; policy.go says what each policy means
-//	after the handler
-//	  retryHere        RetryAfter on the last attempt                hold.go
-//	  handlerResult    was the task replaced? revoke                 replace.go
-//	  parkFirst        park a task that put its key on Hold          hold.go
-//	release            the end of all locks, reported                lease.go
+//	Middleware                is there a rule for the task's type?           match.go
+//	  enterTask               count the busy worker                          server.go, workers.go
+//	  runWithoutLocks         run a task that needs no lock                  hold.go
+//	  process                 run a task that has rules
+//	    targets               which locks does the task need?                match.go, internal/jsonkey
+//	    runWithLocks          take the locks, run the handler, release
+//	      takeAll             take all locks, or end the task
+//	        checkPaused       return the task if a key is paused             pause.go
+//	        take              acquire one lock
+//	          acquire         wait as the rule says: Wait, Park, Replace     wait.go, park.go, replace.go
+//	          decide          the task did not get the lock
+//	            applyPause    its key is paused                              pause.go
+//	            applyPolicy   its key is busy                                policy.go
+//	        mayStart          may the handler start now?
+//	        dropClaim         end the claim of package unique                claim.go
+//	        retake            a lease was lost before the handler started    lease.go
+//	      retryHere           last attempt: the handler returned RetryAfter  hold.go
+//	      handlerResult       was the task replaced while its handler ran?   replace.go
+//	      parkFirst           the handler put its key on Hold: park the task hold.go
+//	      release             end all leases and report it                   lease.go
 //
-// Each step returns an outcome (outcome.go).
+// Steps that can end the task return an outcome (outcome.go). inner is package lock's calls for
+// this module (inside.go).
 //
-// The gate is the earliest time of the key's next start. A rate, a Hold or a Cooldown
-// moves it.
+// Terms. Line: the waiters of a busy lock, first come, first served. Park: return the task to
+// asynq, and keep its place in line. Gate: the earliest time of the key's next start; a rate, a
+// Hold or a Cooldown moves it. Claim: a producer's mark, for which a task is enqueued once. Note:
+// the text that names a task in its locks. docs/architecture.md has more.
+//
+// To add a field to Rule: rule.go (field, check, default), config/rules.go, then the step that
+// uses it. To add a policy: the list at policyKind in policy.go.
 
 // Middleware wraps a handler so that it runs while the task's locks are held. A task
 // that no rule matches runs as without it. Middleware is an asynq.MiddlewareFunc. Install it
-// before all others: a middleware outside of it also runs for tasks whose key is busy, and
-// holds no lock.
+// before all others: a middleware that is installed before it runs without the locks, and also
+// for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.middlewareUsed.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		// Park counts busy workers, so count this task even if it has no rule.
+		// Park counts busy workers, so count this task even if it has no rule. A task that
+		// passes a second Middleware of this Guard is counted once.
 		defer g.enterTask(ctx)()
 		switch {
 		case g.alreadyGuarded(ctx, t):
@@ -62,161 +70,169 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 // process runs a task that has rules. It returns the handler's result, or the reason why
 // the handler did not run.
 func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
-	a := g.newAttempt(ctx, t)
-	if a.id != "" && a.server == nil {
-		g.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig: each time a task returns to asynq, it spends an attempt and runs late; "+
+	d := g.newDelivery(ctx, t)
+	if d.id != "" && d.server == nil {
+		g.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig: each time a task returns to asynq, it spends an attempt and waits for asynq's retry delay; "+
 			"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
 	}
-	targets, result := a.targets()
+	targets, result := d.targets()
 	if result.step == proceed {
-		if len(targets) == 0 { // NoLock, or a rule with the policy Allow and no key
+		if len(targets) == 0 { // the rule's Key returned NoLock, or has no key and the policy Allow
+			// guardedTaskKey: a Middleware that the handler is wrapped in again does nothing.
 			return g.runWithoutLocks(context.WithValue(ctx, guardedTaskKey{g}, t), t, next)
 		}
-		result = a.runWithLocks(targets, next)
+		result = d.runWithLocks(targets, next)
 	}
 	if result.step == guardClosed {
-		return a.afterClose()
+		return d.afterClose()
 	}
 	return result.err
 }
 
-// attempt is one run of the middleware for one task: what asynq knows of the task, and
-// the leases that the task holds. Only the worker's goroutine uses it, except that the
-// watchers of handlerContext read what is set before the handler starts.
-type attempt struct {
+// delivery is one task that asynq has delivered to this worker, from the call of Middleware to
+// its return. asynq counts attempts otherwise: a task that returns unspent is delivered again in
+// the same attempt. Only the worker's goroutine writes the fields. Other goroutines (watchers,
+// requests to stop) read those that newDelivery sets, and replacing, which is set before.
+type delivery struct {
 	guard *Guard
-	ctx   context.Context //nolint:containedctx // the attempt's own: it lives as long as the call
+	ctx   context.Context //nolint:containedctx // the delivery's own: it lives as long as the call
 	task  *asynq.Task
 
 	queue, id   string
 	note        string // names the task in its locks, see internal/tasknote; empty outside a server
-	lastAttempt bool   // asynq would archive the task for any error
+	lastAttempt bool   // asynq would archive the task for any error but asynq.RevokeTask
 	arrivedAt   time.Time
 	server      *server // nil: the server was made without ServerConfig
 
 	replacing    *replaceState // nil until the task reaches a lock whose rule has the policy Replace
-	held         []*heldLease  // in the order taken
+	leases       []*heldLease  // in the order taken
+	takingSince  time.Time     // when the task came to the lock that it takes now
 	waitingSince time.Time     // zero: the task does not stand in line
+	// The next three are those of one run of the handler. retryHere releases all locks between
+	// two runs, and each run has its own.
 	handlerStart time.Time     // zero: the handler has not started
 	handlerDone  chan struct{} // made when the handler starts; release closes it
 	succeeded    bool          // the handler returned nil
 }
 
-func (g *Guard) newAttempt(ctx context.Context, t *asynq.Task) *attempt {
-	a := &attempt{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx), arrivedAt: time.Now()}
-	a.queue, _ = asynq.GetQueueName(ctx)
+func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
+	d := &delivery{guard: g, ctx: ctx, task: t, server: g.serverOf(ctx), arrivedAt: time.Now()}
+	d.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool
-	if a.id, ok = asynq.GetTaskID(ctx); ok {
-		a.note = tasknote.Of(a.queue, a.id)
+	if d.id, ok = asynq.GetTaskID(ctx); ok {
+		d.note = tasknote.Of(d.queue, d.id)
 		retried, _ := asynq.GetRetryCount(ctx)
 		maxRetry, _ := asynq.GetMaxRetry(ctx)
-		a.lastAttempt = retried >= maxRetry
+		d.lastAttempt = retried >= maxRetry
 	}
-	return a
+	return d
 }
 
-// targets returns the locks that the task needs. If Key, LimitOf or Config.Decode fails
-// temporarily, targets returns the task to asynq. On the last attempt it tries again here,
-// until `margin` before the task's deadline. An error that wraps asynq.SkipRetry or
-// asynq.RevokeTask ends the task, as one of the handler does.
-func (a *attempt) targets() ([]target, outcome) {
-	g := a.guard
+// targets returns the locks that the task needs. An error of Key, LimitOf or Config.Decode is
+// temporary unless it is a *KeyError, or wraps asynq.SkipRetry or asynq.RevokeTask. For a
+// temporary error targets returns the task to asynq. On the last attempt it tries again here,
+// until the margin (wait.go) before the task's deadline.
+func (d *delivery) targets() ([]target, outcome) {
+	g := d.guard
 	for {
-		targets, err := g.rules.targetsWithout(a.ctx, a.task, g.cfg.Prefix, a.runsWithoutKey)
+		targets, err := g.rules.targetsWithout(d.ctx, d.task, g.cfg.Prefix, d.runsWithoutKey)
 		if err == nil {
-			g.noteKeysMade(a.task.Type())
+			g.recordKeysMade(d.task.Type())
 			return targets, outcome{}
 		}
-		if a.ctx.Err() != nil {
-			// The KeyFunc may have failed because ctx ended. asynq has already moved the task
-			// to retry or archived.
-			return nil, finish(context.Cause(a.ctx))
+		if d.ctx.Err() != nil {
+			// Key may have failed because ctx ended. asynq has already moved the task to its
+			// retry or archived set.
+			return nil, finish(context.Cause(d.ctx))
 		}
-		var failed *keyFailedError
+		var failed *keyFailedError // a temporary error
 		if !errors.As(err, &failed) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
-			return nil, a.endWithoutKey(err)
+			return nil, d.endWithoutKey(err)
 		}
-		failed.rule.keyOutage.noteFailure(g.log, failed.function, err)
-		a.observe(Event{Kind: EventBackendError, Rule: failed.rule.Name, Err: err})
+		failed.rule.keyOutage.recordFailure(g.log, failed.function, err)
+		d.observe(Event{Kind: EventBackendError, Rule: failed.rule.Name, Err: err})
 		delay := failed.rule.keyOutage.delay()
-		if !a.lastAttempt {
-			return nil, a.returnTask(target{rule: failed.rule}, err, delay)
+		if !d.lastAttempt {
+			return nil, d.returnTask(target{rule: failed.rule}, err, delay)
 		}
-		if !a.sleepOnLastAttempt(delay) {
-			return nil, a.stoppedWaiting(err)
+		if !d.sleepOnLastAttempt(delay) {
+			return nil, d.stoppedWaiting(err)
 		}
 	}
 }
 
-// endWithoutKey ends a task from which no key or no limit can be made. It never runs. asynq
-// archives it, or drops it if err wraps asynq.RevokeTask.
-func (a *attempt) endWithoutKey(err error) outcome {
+// endWithoutKey ends a task from which no key or no limit can be made. Its handler does not
+// run. asynq archives the task, or drops it if err wraps asynq.RevokeTask.
+func (d *delivery) endWithoutKey(err error) outcome {
 	end := "it is archived"
 	if errors.Is(err, asynq.RevokeTask) {
 		end = "it is dropped, as the error wraps asynq.RevokeTask"
 	}
-	a.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", a.task.Type(), "task", a.note, "error", err)
-	a.observe(Event{Kind: EventKeyError, Err: err})
+	d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", d.task.Type(), "task", d.note, "error", err)
+	d.observe(Event{Kind: EventKeyError, Err: err})
 	return finish(archive{err})
 }
 
-// runsWithoutKey reports whether the task runs without this rule's lock, since no key can
-// be made from the task. Only the policy Allow does so: it measures, and enforces nothing.
-func (a *attempt) runsWithoutKey(rule *compiledRule, err error) bool {
-	if rule.Busy.kind != policyAllow || a.ctx.Err() != nil {
+// runsWithoutKey reports whether the task runs without this rule's lock although no key can be
+// made from it. Allow only measures contention, so a missing key must not stop the task.
+func (d *delivery) runsWithoutKey(rule *compiledRule, err error) bool {
+	if rule.Busy.kind != policyAllow || d.ctx.Err() != nil {
 		return false
 	}
-	a.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without the lock",
-		"rule", rule.Name, "type", a.task.Type(), "task", a.note, "error", err)
-	a.observe(Event{Kind: EventKeyError, Rule: rule.Name, Policy: rule.Busy, Err: err})
+	d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without the lock",
+		"rule", rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
+	d.observe(Event{Kind: EventKeyError, Rule: rule.Name, Policy: rule.Busy, Err: err})
 	return true
 }
 
 // runWithLocks takes the task's locks, runs the handler and releases the locks.
-func (a *attempt) runWithLocks(targets []target, next asynq.Handler) outcome {
-	if !a.guard.enter() {
+func (d *delivery) runWithLocks(targets []target, next asynq.Handler) outcome {
+	if !d.guard.enter() {
 		return outcome{step: guardClosed}
 	}
-	defer a.guard.leave()
+	defer d.guard.leave()
 	// Plain defers, no recover: a panic of the handler reaches asynq with the stack
 	// that it had.
-	defer a.release()
+	defer d.release()
 	for {
-		if result := a.takeAll(targets); result.step != proceed {
+		if result := d.takeAll(targets); result.step != proceed {
 			return result
 		}
-		a.handlerStart = time.Now()
-		err := next.ProcessTask(a.handlerContext(), a.task)
-		// On its last attempt, a handler that returned RetryAfter runs again here.
-		again, closed := a.retryHere(err)
+		d.handlerStart = time.Now()
+		err := next.ProcessTask(d.handlerContext(), d.task)
+		// On the last attempt, a handler that returned RetryAfter runs again here.
+		again, closed := d.retryHere(err)
 		switch {
 		case closed:
 			return outcome{step: guardClosed}
 		case !again:
-			err = a.handlerResult(err)
-			err = a.parkFirst(err) // a task that put its key on Hold parks ahead of all parked tasks
+			err = d.handlerResult(err)
+			err = d.parkFirst(err) // a task that put its key on Hold parks ahead of all parked tasks
 			return finish(err)
 		}
 	}
 }
 
-// takeAll takes the locks in order. It returns proceed when the task holds all of them and
-// its handler may start.
-func (a *attempt) takeAll(targets []target) outcome {
-	if result := a.checkPaused(targets); result.step != proceed {
+// takeAll takes the locks in the order of targets, which is the same for all tasks, so that no
+// two tasks wait for each other. It returns proceed when the handler may start: the task holds
+// each lock, but for busy ones whose rule has the policy Allow.
+func (d *delivery) takeAll(targets []target) outcome {
+	if result := d.checkPaused(targets); result.step != proceed {
 		return result
 	}
 	for {
 		for _, t := range targets {
-			if result := a.take(t); result.step != proceed {
+			if result := d.take(t); result.step != proceed {
 				return result
 			}
 		}
-		// Drop the producer's claim (package unique) only when the handler would start now.
-		result, lost := a.mayStart()
+		// Drop the producer's claim (package unique) only when the handler would start now. Ask
+		// mayStart again after that round trip. If it says no then, the claim is not put back:
+		// the next task for the key may be enqueued before this one runs, and both run.
+		result, lost := d.mayStart()
 		if result.step == proceed && lost == nil {
-			if result = a.dropClaim(targets); result.step == proceed {
-				result, lost = a.mayStart()
+			if result = d.dropClaim(targets); result.step == proceed {
+				result, lost = d.mayStart()
 			}
 		}
 		if result.step != proceed {
@@ -225,142 +241,146 @@ func (a *attempt) takeAll(targets []target) outcome {
 		if lost == nil {
 			return outcome{}
 		}
-		if result := a.retake(lost); result.step != proceed {
+		// retake has released all locks. So each is asked for again, also one that Allow ran
+		// without, and its events come again.
+		if result := d.retake(lost); result.step != proceed {
 			return result
 		}
 	}
 }
 
-// mayStart reports whether the handler may start, now that the task holds its locks. lost
-// is a lease that ended meanwhile, or nil.
-func (a *attempt) mayStart() (result outcome, lost *heldLease) {
+// mayStart ends the task if its handler must not start any more, now that it holds its locks.
+// lost is a lease that ended meanwhile, or nil.
+func (d *delivery) mayStart() (result outcome, lost *heldLease) {
 	switch {
-	case a.ctx.Err() != nil:
-		// asynq has already moved the task to retry or archived. The handler would run
-		// beside the task's own retry.
-		return finish(context.Cause(a.ctx)), nil
-	case a.isReplaced():
-		return finish(a.revoke(nil)), nil
+	case d.ctx.Err() != nil:
+		// asynq has already moved the task to its retry or archived set. The handler would run
+		// at the same time as that retry.
+		return finish(context.Cause(d.ctx)), nil
+	case d.isReplaced():
+		return finish(d.revoke(nil)), nil
 	}
-	return outcome{}, a.lostBeforeStart()
+	return outcome{}, d.lostBeforeStart()
 }
 
 // take gets one lock, or decides what happens to the task without it.
-func (a *attempt) take(t target) outcome {
-	if a.holds(t.key) {
+func (d *delivery) take(t target) outcome {
+	if d.holds(t.key) {
 		return outcome{}
 	}
-	began := time.Now()
-	if err := a.acquire(t); err != nil {
-		return a.decide(t, err)
+	d.takingSince = time.Now()
+	if err := d.acquire(t); err != nil {
+		return d.decide(t, err)
 	}
-	a.guard.outage.noteSuccess(a.guard.log)
-	a.observeAcquired(t, time.Since(began))
+	d.guard.outage.recordSuccess(d.guard.log)
+	d.observeAcquired(t, time.Since(d.takingSince))
 	return outcome{}
 }
 
-// decide ends a task that did not get the lock of t because of err. It returns proceed if
-// the policy is Allow, or if the task got the lock by waiting on its last attempt.
-func (a *attempt) decide(t target, err error) outcome {
+// decide handles a task that could not get the lock of t because of err. It ends the task, or
+// returns proceed: the task runs without that lock (Allow), or has got it after all, since it
+// waited on its last attempt.
+func (d *delivery) decide(t target, err error) outcome {
 	var busy *BusyError
 	switch {
-	case a.ctx.Err() != nil:
-		return finish(context.Cause(a.ctx)) // asynq has already moved the task to retry or archived
-	case a.isReplaced():
-		return a.replacedBeforeStart(t, err)
+	case d.ctx.Err() != nil:
+		return finish(context.Cause(d.ctx)) // asynq has already moved the task to its retry or archived set
+	case d.isReplaced():
+		return d.replacedBeforeStart(t, err)
 	case errors.Is(err, ErrClosed):
 		return outcome{step: guardClosed}
 	case !errors.As(err, &busy):
-		a.backendError(t, err)
-		return a.retry(t, err, a.guard.outage.delay())
+		d.backendError(t, err)
+		return d.retry(t, err, d.guard.outage.delay())
 	}
-	a.guard.outage.noteSuccess(a.guard.log)
+	d.guard.outage.recordSuccess(d.guard.log)
 	if busy.Reason == lock.ReasonPaused {
-		return a.applyPause(t, busy)
+		return d.applyPause(t, busy)
 	}
 	policy := t.policyFor(busy)
-	if busy.gateClosed() {
-		a.observe(Event{Kind: EventHeld, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
+	if busy.gateClosed() { // EventHeld says why; EventBusy, as for every busy key, which policy applies
+		d.observe(Event{Kind: EventHeld, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
 	}
-	a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
-	return a.applyPolicy(t, busy, policy)
+	d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
+	return d.applyPolicy(t, busy, policy)
 }
 
 // applyPolicy applies policy, that of policyFor, to a task whose lock is busy. A task that is
-// retried while the gate is closed returns when the gate opens, also under RetryIn.
-func (a *attempt) applyPolicy(t target, busy *BusyError, policy Policy) outcome {
+// retried while the gate is closed is retried when the gate opens, also under RetryIn.
+func (d *delivery) applyPolicy(t target, busy *BusyError, policy Policy) outcome {
 	delay := retryDelay()
-	if busy.gateClosed() {
+	switch {
+	case busy.gateClosed():
 		delay = busy.gateDelay()
-	} else if policy.kind == policyRetryIn {
+	case policy.kind == policyRetryIn:
 		delay = policy.delay
 	}
 	switch policy.kind {
 	case policySkip:
-		a.guard.log.Debug("automutex: skipped: the key is busy",
-			"rule", t.rule.Name, "key", t.key, "task", a.note, "holder", busy.HolderTask)
-		a.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: policy})
+		d.guard.log.Debug("automutex: skipped: the key is busy",
+			"rule", t.rule.Name, "key", t.key, "task", d.note, "holder", busy.HolderTask)
+		d.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: policy})
 		return finish(nil)
 	case policyArchive:
 		return finish(archive{busy})
 	case policyFail:
-		return finish(busy)
+		return finish(busy) // asynq counts the attempt
 	case policyAllow:
 		return outcome{}
-	case policyAfterFailure:
-		err := policy.failureFunc()(a.ctx, a.task, busy)
+	case policyAfterFailure: // after the lock could not be taken, not after the handler
+		err := policy.failureFunc()(d.ctx, d.task, busy)
 		if !returnsBusy(err, busy) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 			return finish(err)
 		}
-		// fn returned the busy error: Retry.
+		// The user's function returned busy: retry.
 	case policyPark:
 		if busy.parked {
-			return a.park(t, busy)
+			return d.park(t, busy)
 		}
-		// Without a kept place in line (parked unset) the task retries.
-	case policyRetry, policyRetryIn, policyReplace:
+		// The wait ended before Redis parked the task: retry.
+	case policyRetry, policyRetryIn:
+	case policyReplace: // acquire has asked the older task to stop, and the wait for it is over
 	}
-	return a.retry(t, busy, delay)
+	return d.retry(t, busy, delay)
 }
 
 // retry returns the task to asynq. On the last attempt, where asynq would archive the
 // task, retry waits for the lock in the task's worker instead.
-func (a *attempt) retry(t target, reason error, delay time.Duration) outcome {
-	if !a.lastAttempt {
-		return a.returnTask(t, reason, delay)
+func (d *delivery) retry(t target, reason error, delay time.Duration) outcome {
+	if !d.lastAttempt {
+		return d.returnTask(t, reason, delay)
 	}
-	began := time.Now()
-	if err := a.waitUntilDeadline(t); err != nil {
-		return a.stoppedWaiting(err)
+	if err := d.waitUntilDeadline(t); err != nil {
+		return d.stoppedWaiting(err)
 	}
-	a.observeAcquired(t, time.Since(began))
+	d.observeAcquired(t, time.Since(d.takingSince)) // with the rule's Wait, which came before
 	return outcome{}
 }
 
 // release releases all locks, the last one taken first, and then reports them. It also
-// runs while a panic unwinds.
-func (a *attempt) release() {
-	if a.handlerDone != nil {
-		close(a.handlerDone)
-		a.handlerDone = nil
+// runs while a panic unwinds, and after d.ctx has ended: releases use only its values.
+func (d *delivery) release() {
+	if d.handlerDone != nil {
+		close(d.handlerDone)
+		d.handlerDone = nil
 	}
-	leases := a.held
-	a.held = nil
+	leases := d.leases
+	d.leases = nil
 	for _, h := range slices.Backward(leases) {
 		if h.stopWatching != nil {
 			h.stopWatching()
 		}
 		h.endedBefore = inner.LeaseErr(h.lease)
 		h.heldFor = time.Since(h.takenAt)
-		if rest := h.target.rule.Cooldown - time.Since(a.handlerStart); a.succeeded && h.target.rule.Cooldown > 0 {
-			// The Cooldown counts from the start of the handler. With rest <= 0 it is a plain release.
-			h.releaseErr = h.lease.Cooldown(a.ctx, rest)
-		} else if a.handlerStart.IsZero() {
-			h.releaseErr = inner.GiveBack(a.ctx, h.lease) // refunds the start to the rate: no handler started
+		if cooldown := h.target.rule.Cooldown; d.succeeded && cooldown > 0 {
+			// It counts from the start of the handler. If it is over already, Cooldown only releases.
+			h.releaseErr = h.lease.Cooldown(d.ctx, cooldown-time.Since(d.handlerStart))
+		} else if d.handlerStart.IsZero() {
+			h.releaseErr = inner.GiveBack(d.ctx, h.lease) // refunds the start to the rate: no handler started
 		} else {
-			h.releaseErr = h.lease.Unlock(a.ctx)
+			h.releaseErr = h.lease.Unlock(d.ctx)
 		}
 	}
-	a.forgetArrivals()
-	a.reportReleased(leases)
+	d.forgetArrivals() // under Replace
+	d.reportReleased(leases)
 }

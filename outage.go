@@ -34,17 +34,17 @@ func keyOutage(rule string) *outage {
 	}
 }
 
-// noteKeysMade notes that the keys of a task of that type were made.
-func (g *Guard) noteKeysMade(taskType string) {
+// recordKeysMade records that the keys of a task of that type were made.
+func (g *Guard) recordKeysMade(taskType string) {
 	for _, rule := range g.rules.match(taskType) {
 		if rule.Key != nil || rule.LimitOf != nil || g.cfg.Decode != nil { // no other can fail for now
-			rule.keyOutage.noteSuccess(g.log)
+			rule.keyOutage.recordSuccess(g.log)
 		}
 	}
 }
 
-// noteFailure notes that what failed with err.
-func (o *outage) noteFailure(log *slog.Logger, what string, err error) {
+// recordFailure records that what failed with err.
+func (o *outage) recordFailure(log *slog.Logger, what string, err error) {
 	o.mu.Lock()
 	first := o.since.IsZero()
 	if first {
@@ -56,7 +56,7 @@ func (o *outage) noteFailure(log *slog.Logger, what string, err error) {
 	}
 }
 
-func (o *outage) noteSuccess(log *slog.Logger) {
+func (o *outage) recordSuccess(log *slog.Logger) {
 	o.mu.Lock()
 	since, what := o.since, o.what
 	o.since = time.Time{}
@@ -79,7 +79,7 @@ func (o *outage) delay() time.Duration {
 }
 
 // backendError notes and observes that Redis could not be asked.
-func (a *attempt) backendError(t target, err error) {
-	a.guard.outage.noteFailure(a.guard.log, "Redis", err)
-	a.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
+func (d *delivery) backendError(t target, err error) {
+	d.guard.outage.recordFailure(d.guard.log, "Redis", err)
+	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }

@@ -111,25 +111,25 @@ func (g *Guard) isRevoked(err error) bool {
 // returnTask observes EventRetried and returns the task to asynq, its attempt not spent. It
 // must not be called on the last attempt: asynq would archive the task. reason is a
 // *BusyError if the key of t was busy.
-func (a *attempt) returnTask(t target, reason error, delay time.Duration) outcome {
+func (d *delivery) returnTask(t target, reason error, delay time.Duration) outcome {
 	policy := t.rule.Busy
 	var busy *BusyError
 	if errors.As(reason, &busy) {
 		policy = t.policyFor(busy)
 	}
-	a.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: policy, Delay: delay})
-	return finish(&returnedTask{guard: a.guard, err: reason, delay: delay})
+	d.observe(Event{Kind: EventRetried, Rule: t.rule.Name, Key: t.key, Policy: policy, Delay: delay})
+	return finish(&returnedTask{guard: d.guard, err: reason, delay: delay})
 }
 
 // stoppedWaiting ends a task that stopped waiting on its last attempt. err says what the
 // task waited for.
-func (a *attempt) stoppedWaiting(err error) outcome {
+func (d *delivery) stoppedWaiting(err error) outcome {
 	switch {
-	case a.ctx.Err() != nil:
-		return finish(context.Cause(a.ctx))
-	case a.isReplaced():
-		return finish(a.revoke(nil))
-	case errors.Is(err, ErrClosed), a.guard.closing.Err() != nil:
+	case d.ctx.Err() != nil:
+		return finish(context.Cause(d.ctx))
+	case d.isReplaced():
+		return finish(d.revoke(nil))
+	case errors.Is(err, ErrClosed), d.guard.closing.Err() != nil:
 		return outcome{step: guardClosed}
 	}
 	return finish(err) // the task's time is up: asynq archives it with this error
@@ -138,16 +138,16 @@ func (a *attempt) stoppedWaiting(err error) outcome {
 // afterClose returns a task to asynq when the Guard is closed. On the last attempt asynq
 // would archive the task for any error. So afterClose blocks until asynq requeues the task
 // at the end of its ShutdownTimeout, and ends the task's context.
-func (a *attempt) afterClose() error {
-	if a.lastAttempt {
-		<-a.ctx.Done()
-		return context.Cause(a.ctx)
+func (d *delivery) afterClose() error {
+	if d.lastAttempt {
+		<-d.ctx.Done()
+		return context.Cause(d.ctx)
 	}
-	if a.guard.closeDone.Load() {
-		a.guard.warnOnce("closed", "the Guard is closed, but tasks still arrive; tasks with a rule return to asynq and do not run; "+
-			"if the server is not shutting down, Close was called too early, for example by a defer in a function that returns before the server stops", "type", a.task.Type(), "task", a.note)
+	if d.guard.closeDone.Load() {
+		d.guard.warnOnce("closed", "the Guard is closed, but tasks still arrive; tasks with a rule return to asynq and do not run; "+
+			"if the server is not shutting down, Close was called too early, for example by a defer in a function that returns before the server stops", "type", d.task.Type(), "task", d.note)
 	}
 	delay := retryDelay()
-	a.observe(Event{Kind: EventRetried, Delay: delay, Err: errTaskAfterClose})
-	return &returnedTask{guard: a.guard, err: errTaskAfterClose, delay: delay}
+	d.observe(Event{Kind: EventRetried, Delay: delay, Err: errTaskAfterClose})
+	return &returnedTask{guard: d.guard, err: errTaskAfterClose, delay: delay}
 }

@@ -64,32 +64,32 @@ func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front
 //
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's
 // place in line. Other errors are those of acquire.
-func (a *attempt) lockOrPark(t target, handle *lock.Lock) error {
-	if a.server == nil || !a.reserveWait() {
-		lease, err := inner.LockOrPark(a.ctx, handle, parkNow)
-		return a.keepLease(t, lease, err)
+func (d *delivery) lockOrPark(t target, handle *lock.Lock) error {
+	if d.server == nil || !d.reserveWait() {
+		lease, err := inner.LockOrPark(d.ctx, handle, parkNow)
+		return d.keepLease(t, lease, err)
 	}
-	defer a.guard.waiting.Add(-1)
-	ctx, cancel := context.WithCancel(a.ctx)
+	defer d.guard.waiting.Add(-1)
+	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
-	defer context.AfterFunc(a.guard.closing, cancel)()
-	waiter := a.server.workers.enterLine(measuredLock{handle})
+	defer context.AfterFunc(d.guard.closing, cancel)()
+	waiter := d.server.workers.enterLine(measuredLock{handle})
 	granted := false // stays false if an observer panics: then the worker comes free
-	defer func() { a.server.workers.leaveLine(waiter, !granted) }()
-	defer a.observeWaited(t)
+	defer func() { d.server.workers.leaveLine(waiter, !granted) }()
+	defer d.observeWaited(t)
 	// While this task waits, a newer task may replace it on a lock that it holds already.
 	// Then cancel ends the wait.
-	defer a.watchWhileWaiting(t, handle, cancel)()
-	if by, ok := a.parkDeadline(); ok {
+	defer d.watchWhileWaiting(t, handle, cancel)()
+	if by, ok := d.parkDeadline(); ok {
 		// Stop does not wait for a timer that fires now. Its askToPark closes parkNow when
 		// the wait is over, and nobody reads parkNow then.
 		defer time.AfterFunc(time.Until(by), waiter.askToPark).Stop()
 	}
 	lease, err := inner.LockOrPark(ctx, handle, waiter.parkNow)
-	err = a.keepLease(t, lease, err)
+	err = d.keepLease(t, lease, err)
 	granted = err == nil
 	var busy *BusyError
-	if a.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
+	if d.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
 		return ErrClosed // Close ended the wait, and not the policy
 	}
 	return err
@@ -99,12 +99,12 @@ func (a *attempt) lockOrPark(t target, handle *lock.Lock) error {
 // from arrival to deadline, and at the latest `margin` before the deadline. Its handler has
 // at least the other half. A parked task has its whole Timeout again when it returns.
 // parkDeadline returns false for a task without a deadline.
-func (a *attempt) parkDeadline() (by time.Time, ok bool) {
-	deadline, ok := a.ctx.Deadline()
+func (d *delivery) parkDeadline() (by time.Time, ok bool) {
+	deadline, ok := d.ctx.Deadline()
 	if !ok {
 		return time.Time{}, false
 	}
-	half := a.arrivedAt.Add(deadline.Sub(a.arrivedAt) / 2)
+	half := d.arrivedAt.Add(deadline.Sub(d.arrivedAt) / 2)
 	if latest := deadline.Add(-margin); latest.Before(half) {
 		return latest, true
 	}
@@ -121,11 +121,11 @@ var parkNow = func() chan struct{} {
 // park returns the task to asynq. Redis keeps the task's place in line. asynq runs the task
 // after parkDelay, unless a process wakes it before. park makes its returnedTask itself, since
 // returnTask would observe EventRetried.
-func (a *attempt) park(t target, busy *BusyError) outcome {
-	delay := busy.parkDelay(inner.AverageHeld(a.lockOf(t)))
-	a.checkInspector()
-	a.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return finish(&returnedTask{guard: a.guard, err: busy, delay: delay})
+func (d *delivery) park(t target, busy *BusyError) outcome {
+	delay := busy.parkDelay(inner.AverageHeld(d.lockOf(t)))
+	d.checkInspector()
+	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
+	return finish(&returnedTask{guard: d.guard, err: busy, delay: delay})
 }
 
 // parkDelay returns after how long a parked task returns if no process wakes it: about when
@@ -163,21 +163,21 @@ const inspectorPatience = time.Second
 // on another Redis or database than asynq, so no process can wake parked tasks. It asks
 // for the task that is about to park. That task is active, so the Inspector must find it.
 // One task asks at a time, until one got an answer.
-func (a *attempt) checkInspector() {
-	g := a.guard
+func (d *delivery) checkInspector() {
+	g := d.guard
 	if g.inspectorChecked.Load() || !g.inspectorAsked.CompareAndSwap(false, true) {
 		return
 	}
-	err := a.lookForItself()
+	err := d.lookForItself()
 	switch {
 	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 		g.inspectorChecked.Store(true)
 		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not woken and return late; "+
-			"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "queue", a.queue, "task", a.note)
+			"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "queue", d.queue, "task", d.note)
 	case err == nil:
 		g.inspectorChecked.Store(true)
 	default:
-		g.log.Debug("automutex: the Inspector could not look for a task; a later one that parks tries again", "task", a.note, "error", err)
+		g.log.Debug("automutex: the Inspector could not look for a task; a later one that parks tries again", "task", d.note, "error", err)
 	}
 }
 
@@ -185,8 +185,8 @@ func (a *attempt) checkInspector() {
 // Inspector takes no context, so the call runs on a goroutine of its own. The goroutine ends
 // with the timeouts of the Inspector's client, and counts as a task until then: Close waits
 // for it. An answer that comes later is dropped, since the task may have ended by then.
-func (a *attempt) lookForItself() error {
-	g := a.guard
+func (d *delivery) lookForItself() error {
+	g := d.guard
 	if !g.enter() {
 		g.inspectorAsked.Store(false)
 		return ErrClosed
@@ -195,7 +195,7 @@ func (a *attempt) lookForItself() error {
 	go func() {
 		defer g.leave()
 		defer g.inspectorAsked.Store(false)
-		_, err := g.inspector.GetTaskInfo(a.queue, a.id)
+		_, err := g.inspector.GetTaskInfo(d.queue, d.id)
 		answer <- err
 	}()
 	timer := time.NewTimer(inspectorPatience)

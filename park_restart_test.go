@@ -197,7 +197,7 @@ func TestPark_safetyNet(t *testing.T) {
 	if err != nil || len(targets) != 1 {
 		t.Fatal(targets, err)
 	}
-	a := g.newAttempt(context.Background(), asynq.NewTask("work", nil))
+	d := g.newDelivery(context.Background(), asynq.NewTask("work", nil))
 	for _, c := range []struct {
 		expires  time.Duration
 		place    int
@@ -211,7 +211,7 @@ func TestPark_safetyNet(t *testing.T) {
 	} {
 		seen := map[time.Duration]bool{}
 		for range 100 {
-			answer := a.park(targets[0], &BusyError{ExpiresIn: c.expires, Place: c.place, parked: true}).err
+			answer := d.park(targets[0], &BusyError{ExpiresIn: c.expires, Place: c.place, parked: true}).err
 			h := g.findReturned(answer)
 			if h == nil || h.delay < c.min || h.delay > c.max {
 				t.Fatalf("%s and place %d: %v", c.expires, c.place, h)

@@ -50,13 +50,13 @@ func TestPark_parkBy(t *testing.T) {
 		{0, 1500 * time.Millisecond, 500 * time.Millisecond},
 	} {
 		ctx, cancel := context.WithDeadline(context.Background(), now.Add(c.deadline))
-		a := &attempt{ctx: ctx, arrivedAt: now.Add(c.came)}
-		if by, ok := a.parkDeadline(); !ok || !by.Equal(now.Add(c.want)) {
+		d := &delivery{ctx: ctx, arrivedAt: now.Add(c.came)}
+		if by, ok := d.parkDeadline(); !ok || !by.Equal(now.Add(c.want)) {
 			t.Errorf("came %s, deadline %s: parks at %s, %t; want %s", c.came, c.deadline, by.Sub(now), ok, c.want)
 		}
 		cancel()
 	}
-	if _, ok := (&attempt{ctx: context.Background(), arrivedAt: now}).parkDeadline(); ok {
+	if _, ok := (&delivery{ctx: context.Background(), arrivedAt: now}).parkDeadline(); ok {
 		t.Error("a task without a deadline parks for it")
 	}
 }

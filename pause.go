@@ -45,46 +45,46 @@ func pauseDelay(left time.Duration) time.Duration {
 // paused: otherwise it would take the locks before that one for nothing. A task that
 // can park goes on, and parks when it comes to that lock; a task on its last attempt
 // waits there.
-func (a *attempt) checkPaused(targets []target) outcome {
-	if a.lastAttempt {
+func (d *delivery) checkPaused(targets []target) outcome {
+	if d.lastAttempt {
 		return outcome{}
 	}
 	for _, t := range targets {
-		if t.rule.Busy.kind == policyPark && a.note != "" || a.holds(t.key) {
+		if t.rule.Busy.kind == policyPark && d.note != "" || d.holds(t.key) {
 			continue
 		}
-		err := a.pausedError(t)
+		err := d.pausedError(t)
 		if err == nil {
 			continue
 		}
 		if t.rule.Busy.kind == policyReplace {
 			// The newest wins, whatever the order in which they come back.
-			if err := a.registerArrival(t); err != nil {
-				return a.decide(t, err)
+			if err := d.registerArrival(t); err != nil {
+				return d.decide(t, err)
 			}
 		}
-		return a.decide(t, err)
+		return d.decide(t, err)
 	}
 	return outcome{}
 }
 
 // pausedError returns a *BusyError if the key of t is paused, nil if it is not, or the error
 // of Redis if that is not known.
-func (a *attempt) pausedError(t target) error {
-	err := inner.Paused(a.ctx, a.guard.Controls(), t.key)
+func (d *delivery) pausedError(t target) error {
+	err := inner.Paused(d.ctx, d.guard.Controls(), t.key)
 	if err == nil {
 		return nil
 	}
-	return a.toBusyError(t, err)
+	return d.toBusyError(t, err)
 }
 
 // applyPause returns a task to asynq whose key is paused, whatever the policy.
-func (a *attempt) applyPause(t target, busy *BusyError) outcome {
-	a.observe(Event{Kind: EventPaused, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
+func (d *delivery) applyPause(t target, busy *BusyError) outcome {
+	d.observe(Event{Kind: EventPaused, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
 	if busy.parked {
-		return a.park(t, busy)
+		return d.park(t, busy)
 	}
-	return a.retry(t, busy, pauseDelay(busy.ExpiresIn))
+	return d.retry(t, busy, pauseDelay(busy.ExpiresIn))
 }
 
 // pauseWatch ends the waits in line of tasks whose key is paused while they wait, so that a

@@ -196,8 +196,12 @@ func (p Policy) check() error {
 // rule's, or Retry in two cases.
 //
 //   - An earlier attempt of the task holds the lock: Skip, Archive and Fail would lose the
-//     task's work. Allow, AfterFailure and RetryIn stay.
-//   - The key is on Hold, which says nothing about the task. Allow and Park stay.
+//     task's work. Park and Replace retry anyway: no task parks behind itself, or stops
+//     itself. Allow, AfterFailure (its function decides) and RetryIn stay.
+//   - The key is on Hold, which says nothing about the task, so no policy may end the task
+//     because of it, nor may the function of AfterFailure. Allow and Park stay.
+//
+// A policy that is added is replaced by Retry in both cases, unless it is named here.
 func (t target) policyFor(busy *BusyError) Policy {
 	policy := t.rule.Busy
 	switch {

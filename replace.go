@@ -14,7 +14,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// replaceState is what an attempt knows of its locks with the policy Replace: when its
+// replaceState is what a delivery knows of its locks with the policy Replace: when its
 // task came to each of them, and whether a newer task has come. It belongs to the worker's
 // goroutine. Other goroutines use only stopRequested, replacedAt and requestStop.
 type replaceState struct {
@@ -37,7 +37,7 @@ type replaceState struct {
 type arrival struct {
 	lock  *lock.Lock // the handle under whose note the arrival is stored
 	at    int64      // in us of Redis' clock; a later arrival has a higher number
-	isNew bool       // the task first came in this attempt, and its handler has not run
+	isNew bool       // the task first came in this delivery, and its handler has not run
 }
 
 func newReplaceState() *replaceState {
@@ -47,38 +47,38 @@ func newReplaceState() *replaceState {
 }
 
 // registerArrival stores in Redis that the task has come to the lock. Further calls of this
-// attempt do nothing.
-func (a *attempt) registerArrival(t target) error {
-	if a.replacing == nil {
-		a.replacing = newReplaceState()
+// delivery do nothing.
+func (d *delivery) registerArrival(t target) error {
+	if d.replacing == nil {
+		d.replacing = newReplaceState()
 	}
-	if _, known := a.replacing.arrivals[t.key]; known {
+	if _, known := d.replacing.arrivals[t.key]; known {
 		return nil
 	}
-	note := cmp.Or(a.note, rand.Text()) // outside of a server every call is a new task
-	handle := a.guard.locker.Semaphore(t.scope, t.limit, inner.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
-	at, isNew, err := inner.Arrive(a.roundTripContext(), handle)
+	note := cmp.Or(d.note, rand.Text()) // outside of a server every call is a new task
+	handle := d.guard.locker.Semaphore(t.scope, t.limit, inner.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
+	at, isNew, err := inner.Arrive(d.roundTripContext(), handle)
 	if err == nil {
-		a.replacing.arrivals[t.key] = arrival{lock: handle, at: at, isNew: isNew}
+		d.replacing.arrivals[t.key] = arrival{lock: handle, at: at, isNew: isNew}
 	}
 	return withClientHint(err)
 }
 
 // onStop returns the lock options by which a newer task asks this one to stop. It
 // returns none for a lock whose rule has another policy.
-func (a *attempt) onStop(t target) []lock.Option {
-	if a.replacing == nil {
+func (d *delivery) onStop(t target) []lock.Option {
+	if d.replacing == nil {
 		return nil
 	}
-	arrived, ok := a.replacing.arrivals[t.key]
+	arrived, ok := d.replacing.arrivals[t.key]
 	if !ok {
 		return nil
 	}
-	return []lock.Option{inner.OnStop(arrived.at, func() { a.replacing.requestStop(t) })}
+	return []lock.Option{inner.OnStop(arrived.at, func() { d.replacing.requestStop(t) })}
 }
 
 // requestStop asks the task to stop, since a newer one wants the lock of t. Package lock
-// calls it on one of the Locker's goroutines. The attempt calls it when Redis reports a newer task.
+// calls it on one of the Locker's goroutines. The delivery calls it when Redis reports a newer task.
 func (s *replaceState) requestStop(t target) {
 	s.once.Do(func() {
 		s.replacedAt = t
@@ -87,53 +87,53 @@ func (s *replaceState) requestStop(t target) {
 }
 
 // isReplaced reports whether a newer task has asked this one to stop.
-func (a *attempt) isReplaced() bool {
-	return a.replacing != nil && a.replacing.stopRequested.Err() != nil
+func (d *delivery) isReplaced() bool {
+	return d.replacing != nil && d.replacing.stopRequested.Err() != nil
 }
 
 // replace takes a lock whose rule has the policy Replace: it asks older tasks to stop
 // and waits in line for them. After an error, isReplaced reports whether a newer task
 // has come.
-func (a *attempt) replace(t target) error {
-	if err := a.registerArrival(t); err != nil {
+func (d *delivery) replace(t target) error {
+	if err := d.registerArrival(t); err != nil {
 		return err
 	}
-	handle := a.lockOf(t)
-	lease, err := handle.TryLock(a.ctx)
-	err = a.keepLease(t, lease, err)
+	handle := d.lockOf(t)
+	lease, err := handle.TryLock(d.ctx)
+	err = d.keepLease(t, lease, err)
 	var busy *BusyError
 	if !errors.As(err, &busy) || busy.SameTask || busy.Reason == lock.ReasonPaused {
 		return err
 	}
 	// Older tasks stop even if this one may not wait for them.
-	a.askOlderToStop(t, handle, a.replacing.arrivals[t.key].isNew)
-	if a.isReplaced() || !a.reserveWait() {
+	d.askOlderToStop(t, handle, d.replacing.arrivals[t.key].isNew)
+	if d.isReplaced() || !d.reserveWait() {
 		return busy
 	}
-	defer a.guard.waiting.Add(-1)
-	a.warnLongWait(t)
-	return a.replaceInLine(t, t.rule.longestWait(), inner.InTimeOnly())
+	defer d.guard.waiting.Add(-1)
+	d.warnLongWait(t)
+	return d.replaceInLine(t, t.rule.longestWait(), inner.InTimeOnly())
 }
 
 // replaceInLine waits in line, for at most maxWait, until older tasks have released the
 // lock. Its errors are those of acquire. ErrReplaced means that a newer task has come, and
 // that this task has released the lock.
-func (a *attempt) replaceInLine(t target, maxWait time.Duration, more ...lock.Option) error {
-	if err := a.registerArrival(t); err != nil {
+func (d *delivery) replaceInLine(t target, maxWait time.Duration, more ...lock.Option) error {
+	if err := d.registerArrival(t); err != nil {
 		return err
 	}
-	handle := a.lockOf(t, more...)
-	if err := a.lockWithin(t, handle, maxWait); err != nil {
+	handle := d.lockOf(t, more...)
+	if err := d.lockWithin(t, handle, maxWait); err != nil {
 		return err
 	}
 	// The lock is granted in the order of the line, so first to this task, even if a newer
 	// task waits behind it. This task learns of the newer one here, and releases the lock.
-	if a.askOlderToStop(t, handle, a.replacing.arrivals[t.key].isNew); !a.isReplaced() {
+	if d.askOlderToStop(t, handle, d.replacing.arrivals[t.key].isNew); !d.isReplaced() {
 		return nil
 	}
 	// GiveBack releases the lock and refunds the start to the rate: no handler started.
-	if err := inner.GiveBack(a.ctx, a.takeBackLast()); errors.Is(err, lock.ErrBackend) {
-		a.backendError(t, err) // the lease ends at its deadline
+	if err := inner.GiveBack(d.ctx, d.takeBackLast()); errors.Is(err, lock.ErrBackend) {
+		d.backendError(t, err) // the lease ends at its deadline
 	}
 	return ErrReplaced
 }
@@ -142,18 +142,18 @@ func (a *attempt) replaceInLine(t target, maxWait time.Duration, more ...lock.Op
 //
 // It requests that this task stops when at least Limit newer tasks hold or wait and some of
 // them wait (BehindWaiters), or when newer tasks hold every slot (BehindHolders) and this
-// task is new in this attempt. A task that returns from a retry and is BehindHolders waits
+// task is new in this delivery. A task that returns from a retry and is BehindHolders waits
 // for its turn. Limit does not count slots whose holders are not under Replace.
 //
 // askOlderToStop only logs an error: the wait that follows asks the same Redis.
-func (a *attempt) askOlderToStop(t target, handle *lock.Lock, isNew bool) {
-	standing, err := inner.AskOlderToStop(a.ctx, handle)
+func (d *delivery) askOlderToStop(t target, handle *lock.Lock, isNew bool) {
+	standing, err := inner.AskOlderToStop(d.ctx, handle)
 	switch {
 	case err != nil:
-		a.guard.log.Debug("automutex: older tasks could not be asked to stop",
-			"rule", t.rule.Name, "key", t.key, "task", a.note, "error", err)
+		d.guard.log.Debug("automutex: older tasks could not be asked to stop",
+			"rule", t.rule.Name, "key", t.key, "task", d.note, "error", err)
 	case standing == inside.BehindWaiters, standing == inside.BehindHolders && isNew:
-		a.replacing.requestStop(t)
+		d.replacing.requestStop(t)
 	}
 }
 
@@ -171,12 +171,12 @@ const (
 // stop ends its goroutine. stop does not wait for a request that is under way: the task's
 // deadline may be near while Redis does not answer. Such a request does no harm, and the
 // Locker's Close waits for it.
-func (a *attempt) watchWhileWaiting(t target, handle *lock.Lock, giveUp func()) (stop func()) {
-	if a.replacing == nil {
+func (d *delivery) watchWhileWaiting(t target, handle *lock.Lock, giveUp func()) (stop func()) {
+	if d.replacing == nil {
 		return func() {}
 	}
-	unhook := context.AfterFunc(a.replacing.stopRequested, giveUp)
-	arrived, replaces := a.replacing.arrivals[t.key]
+	unhook := context.AfterFunc(d.replacing.stopRequested, giveUp)
+	arrived, replaces := d.replacing.arrivals[t.key]
 	if !replaces {
 		return func() { unhook() } // t has another policy; a lock taken before has Replace
 	}
@@ -191,7 +191,7 @@ func (a *attempt) watchWhileWaiting(t target, handle *lock.Lock, giveUp func()) 
 				return
 			case <-timer.C:
 			}
-			a.askOlderToStop(t, handle, arrived.isNew)
+			d.askOlderToStop(t, handle, arrived.isNew)
 			interval = min(2*interval, askEvery)
 			timer.Reset(interval)
 		}
@@ -204,15 +204,15 @@ func (a *attempt) watchWhileWaiting(t target, handle *lock.Lock, giveUp func()) 
 
 // replaceableContext returns the parent of the handler's context. It ends with the
 // task's context, and with cause ErrReplaced when a newer task asks this one to stop.
-func (a *attempt) replaceableContext() context.Context {
-	s := a.replacing
+func (d *delivery) replaceableContext() context.Context {
+	s := d.replacing
 	if s == nil {
-		return a.ctx
+		return d.ctx
 	}
-	ctx, cancel := context.WithCancelCause(a.ctx)
+	ctx, cancel := context.WithCancelCause(d.ctx)
 	unhook := context.AfterFunc(s.stopRequested, func() {
-		a.guard.log.Debug("automutex: a newer task has come; the handler's context is cancelled",
-			"rule", s.replacedAt.rule.Name, "key", s.replacedAt.key, "task", a.note)
+		d.guard.log.Debug("automutex: a newer task has come; the handler's context is cancelled",
+			"rule", s.replacedAt.rule.Name, "key", s.replacedAt.key, "task", d.note)
 		cancel(ErrReplaced)
 	})
 	s.endContext = func() {
@@ -224,49 +224,49 @@ func (a *attempt) replaceableContext() context.Context {
 
 // handlerResult returns the result for asynq of a handler that returned err: err itself, or
 // a revoked if the task was replaced and its handler failed.
-func (a *attempt) handlerResult(err error) error {
-	a.succeeded = err == nil
+func (d *delivery) handlerResult(err error) error {
+	d.succeeded = err == nil
 	switch {
-	case a.replacing == nil || a.ctx.Err() != nil:
+	case d.replacing == nil || d.ctx.Err() != nil:
 		return err // asynq has already moved a task whose context ended to retry or archived
-	case err == nil || !a.isReplaced():
-		a.replacing.finished = err == nil || a.lastAttempt || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask)
+	case err == nil || !d.isReplaced():
+		d.replacing.finished = err == nil || d.lastAttempt || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask)
 		return err
 	}
-	return a.revoke(err)
+	return d.revoke(err)
 }
 
 // replacedBeforeStart ends a task that was asked to stop before it had all of its
 // locks. err says why it did not get the lock of t, whose rule may have another policy.
-func (a *attempt) replacedBeforeStart(t target, err error) outcome {
+func (d *delivery) replacedBeforeStart(t target, err error) outcome {
 	var busy *BusyError
 	if errors.As(err, &busy) {
-		a.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: Replace, Waited: busy.Waited, Busy: busy})
+		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: Replace, Waited: busy.Waited, Busy: busy})
 	}
-	return finish(a.revoke(nil))
+	return finish(d.revoke(nil))
 }
 
 // revoke ends a replaced task. err is what its handler returned, or nil when the
 // handler has not started.
-func (a *attempt) revoke(err error) error {
-	s := a.replacing
+func (d *delivery) revoke(err error) error {
+	s := d.replacing
 	s.finished = true
 	e := Event{Kind: EventReplaced, Rule: s.replacedAt.rule.Name, Key: s.replacedAt.key, Policy: s.replacedAt.rule.Busy}
 	if err == nil {
 		e.Waited = time.Since(s.firstArrival)
 	} else {
-		e.Held = time.Since(a.handlerStart)
+		e.Held = time.Since(d.handlerStart)
 	}
-	a.guard.log.Debug("automutex: replaced by a newer task", "rule", e.Rule, "key", e.Key, "task", a.note, "held", e.Held)
-	a.observe(e)
-	return &revoked{guard: a.guard, rule: e.Rule, key: e.Key, err: err}
+	d.guard.log.Debug("automutex: replaced by a newer task", "rule", e.Rule, "key", e.Key, "task", d.note, "held", e.Held)
+	d.observe(e)
+	return &revoked{guard: d.guard, rule: e.Rule, key: e.Key, err: err}
 }
 
 // forgetArrivals ends the handler's context and its watcher. If the task is finished it
 // deletes the task's arrivals in Redis: a later task with the same ID is a new one. release
 // calls it after the locks are released, so that no task waits for it.
-func (a *attempt) forgetArrivals() {
-	s := a.replacing
+func (d *delivery) forgetArrivals() {
+	s := d.replacing
 	if s == nil {
 		return
 	}
@@ -275,14 +275,14 @@ func (a *attempt) forgetArrivals() {
 	}
 	if !s.finished {
 		for key, arrived := range s.arrivals {
-			arrived.isNew = false // its handler may run again in this attempt, see retryHere
+			arrived.isNew = false // its handler may run again in this delivery, see retryHere
 			s.arrivals[key] = arrived
 		}
 		return
 	}
 	for key, arrived := range s.arrivals {
-		if err := inner.Forget(context.WithoutCancel(a.ctx), arrived.lock); err != nil {
-			a.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after an hour", "key", key, "task", a.note, "error", err)
+		if err := inner.Forget(context.WithoutCancel(d.ctx), arrived.lock); err != nil {
+			d.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after an hour", "key", key, "task", d.note, "error", err)
 		}
 	}
 }

@@ -202,19 +202,19 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := guard.newAttempt(t.Context(), task)
-		if err := a.registerArrival(targets[0]); err != nil {
+		d := guard.newDelivery(t.Context(), task)
+		if err := d.registerArrival(targets[0]); err != nil {
 			t.Fatal(err)
 		}
-		a.replacing.requestStop(targets[0])
-		err = a.runWithLocks(targets, asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		d.replacing.requestStop(targets[0])
+		err = d.runWithLocks(targets, asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			t.Error("it runs")
 			return nil
 		})).err
 		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
 			t.Errorf("answered %v", err)
 		}
-		if is, err := a.lockOf(targets[0]).Locked(t.Context()); is || err != nil {
+		if is, err := d.lockOf(targets[0]).Locked(t.Context()); is || err != nil {
 			t.Errorf("the key is locked: %v, %v", is, err)
 		}
 	})

@@ -52,7 +52,9 @@ not come, otherwise 15 seconds after the claim, since its producer may still be 
 # What is promised
 
 There are never two live tasks for a key under UntilDone, and never two that have not started
-under UntilStart, whatever producers and workers do, as long as Redis does not lose data. No
+under UntilStart, whatever producers and workers do, as long as Redis does not lose data. (A
+task has started when the Guard has ended its claim. If its lease or its Timeout ends in that
+moment, it runs later, beside the next one in the queue.) No
 accepted task is lost to a duplicate: only a task that has not started is superseded, and only
 when the new one is in Redis. A task that has ended does not block its key, except for the 15
 seconds above. A producer that dies in the middle of Replace or Postpone leaves the old task,
