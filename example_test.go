@@ -87,6 +87,11 @@ func shutdown(ctx context.Context, guard *automutex.Guard, srv *asynq.Server) er
 	return nil
 }
 
+func enqueue(client *asynq.Client) error {
+	_, err := client.Enqueue(asynq.NewTask("itunes:verify", []byte(`{"transaction_id": 70000123}`)))
+	return err
+}
+
 func moreRules() []automutex.Rule {
 	rules := []automutex.Rule{
 		// A mutex per transaction.
@@ -343,7 +348,7 @@ func oneScheduler(ctx context.Context) error {
 // compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{push, headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler, deliver}
+	_ = []any{push, enqueue, headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler, deliver}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
