@@ -22,15 +22,17 @@ import (
 //
 // Parts must be valid UTF-8 and not empty, and there must be at least one. Errors:
 //
-//   - A [*KeyError], also wrapped, and parts that are unfit: no key will ever be
-//     made from this task. It is archived, and never runs without its lock, nor
-//     under a wider one. Return &KeyError{Task: t.Type(), Field: "...", Err: err}.
-//   - [NoLock], also wrapped: this task needs no lock of this rule, and takes none.
-//   - An error that wraps asynq.SkipRetry: the task is archived, as after such an error
-//     of its handler. One that wraps asynq.RevokeTask: the task is dropped.
-//   - Any other error: the key cannot be made for now ("db: connection reset"). The
-//     task comes back after 1 to 30 seconds, its attempt not spent; without attempts
-//     left it tries again in its worker, until a second before its deadline.
+//   - A [*KeyError] means that this task can never have a key. asynq archives the task; it
+//     never runs without its lock, nor under a wider one. Unfit parts (none, an empty one,
+//     invalid UTF-8) have the same effect. Return &KeyError{Task: t.Type(), Field: "...", Err: err}.
+//   - [NoLock] means that this task needs no lock of this rule, and takes none.
+//   - asynq.SkipRetry archives the task, as it does when a handler returns it.
+//   - asynq.RevokeTask drops the task.
+//   - Any other error ("db: connection reset") means that the key cannot be made now. The
+//     task returns to asynq and runs again after 1 to 30 seconds, its attempt not spent. On its
+//     last attempt it tries again in its worker, until a second before its deadline.
+//
+// A wrapped error has the same effect.
 //
 // A panic fails the attempt, as a panic of the handler does. Under [Allow] the task
 // runs without the lock, whatever the error.

@@ -10,14 +10,14 @@ import (
 // controlVersion is the version of the entries that this code reads and writes.
 const controlVersion = 1
 
-// controlEntry is what the hash of the controls has for one target, as JSON.
+// controlEntry is the value of one target in the hash of the controls, as JSON.
 type controlEntry struct {
 	Version int         `json:"v"`
 	Limit   *limitEntry `json:"limit,omitempty"`
 	Pause   *pauseEntry `json:"pause,omitempty"`
 }
 
-// orderedBy says of one order who gave it, why and when.
+// orderedBy is who gave an order, why and when.
 type orderedBy struct {
 	Why   string    `json:"why,omitempty"`
 	By    string    `json:"by"`
@@ -43,7 +43,8 @@ var (
 	errNoEntry      = errors.New("it is no entry of automutex")
 )
 
-// parseEntry reads an entry. Whatever wrote it, what it returns is safe to obey.
+// parseEntry reads an entry. It returns an error for every entry that is not safe to obey,
+// whatever program wrote it.
 func parseEntry(raw string) (e controlEntry, err error) {
 	var version struct {
 		Version int `json:"v"`
@@ -64,7 +65,7 @@ func parseEntry(raw string) (e controlEntry, err error) {
 	return e, nil
 }
 
-// inUTC has all times in UTC, so that two readings of one entry are equal by ==.
+// inUTC converts all times to UTC, so that the results of parsing one entry twice are ==.
 func (e controlEntry) inUTC() {
 	if e.Limit != nil {
 		e.Limit.Since = e.Limit.Since.UTC()
@@ -78,17 +79,18 @@ func (e controlEntry) inUTC() {
 	}
 }
 
-// text is the entry as it is stored. Its fields are all of kinds that JSON has.
+// text is the entry as it is stored.
 func (e controlEntry) text() string {
 	e.Version = controlVersion
 	b, err := json.Marshal(e)
 	if err != nil {
-		panic(fmt.Sprintf("lock: a control cannot be written: %v", err)) // a time beyond the year 9999: Pause refuses it
+		// JSON has all kinds of the fields. Only a time after the year 9999 fails, which Pause refuses.
+		panic(fmt.Sprintf("lock: a control cannot be written: %v", err))
 	}
 	return string(b)
 }
 
-// control is what is in force of an entry at a time of Redis' clock.
+// control returns the orders of the entry that are in force at a time of Redis' clock.
 func (e controlEntry) control(target string, serverTime time.Time) (c Control, inForce bool) {
 	c.Target = target
 	if e.Limit != nil {

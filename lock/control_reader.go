@@ -15,21 +15,21 @@ import (
 	"github.com/automutex/automutex/internal/keytext"
 )
 
-// controlsEvery is how often the controls are read. A change is to be in force in
-// every process within 2 s, also where no message of it arrives.
+// controlsEvery is how often the controls are read. A change must be in force in every
+// process within 2 s, even if the message of the change does not arrive.
 const controlsEvery = 1500 * time.Millisecond
 
-// controlReader keeps what a Locker knows of the controls. One goroutine, run, reads
-// them and is the only one that sets state. It begins with the first call that needs to
-// know them, and ends at Close.
+// controlReader reads the controls for a Locker and keeps the last state that it has read.
+// One goroutine, run, reads them and is the only one that sets state. It begins with the
+// first call that needs the controls, and ends at Close.
 //
-// Without controls a lock costs one atomic load. Once they were read, what was read
-// last is obeyed until they can be read again.
+// If there are no controls, a lock pays one atomic load for them. If a read fails, the
+// Locker obeys the state of the last successful read.
 type controlReader struct {
 	locker   *Locker
 	keys     []string // exactly one
-	keyStart string   // of every lock's key
-	channel  string   // of the messages that tell of a change
+	keyStart string   // the beginning of every lock's key
+	channel  string   // of the messages that announce a change
 	changed  func(inForce []Control)
 
 	state atomic.Pointer[controlState] // nil: not read yet
@@ -37,12 +37,12 @@ type controlReader struct {
 	mu      sync.Mutex        // guards what follows; never held across I/O
 	running bool              // run was started
 	current *controlsRead     // the read that is under way; nil: none
-	next    *controlsRead     // the one after it, for those who wait for it; nil: nobody does
+	next    *controlsRead     // the read after it; nil: nobody waits for that one
 	logged  map[string]string // unreadable entries that were logged: target to entry
 
-	soon    chan struct{} // of capacity 1: run is to read at once
-	inForce []Control     // what was told last; run's alone
-	refused bool          // Redis refused the last read, which was logged; run's alone
+	soon    chan struct{} // of capacity 1; a value asks run to read at once
+	inForce []Control     // the controls that noteChange saw last; only run uses it
+	refused bool          // Redis refused the last read, which was logged; only run uses it
 }
 
 // controlsRead is one read that somebody waits for.
@@ -63,17 +63,17 @@ func newControlReader(l *Locker, changed func([]Control)) *controlReader {
 	}
 }
 
-// knowControls returns when the controls were read once: at once, but for the first
-// calls of a Locker. Without knowing them a paused lock would be asked for. The caller
-// is counted in.
+// knowControls returns when the controls have been read once. Only the first calls of a Locker
+// wait for that; without it they would ask for a lock that is paused. The caller has called
+// Locker.enter.
 func (m *Lock) knowControls(ctx context.Context) error {
 	if m.locker.controls.state.Load() != nil || !strings.HasSuffix(m.Key(), "}") {
-		return nil // of a pool's key, or a claim's, there are no controls
+		return nil // there are no controls for a pool or a claim
 	}
 	return m.locker.controls.await(ctx, m.Key(), false)
 }
 
-// enterControlled is knowControls for callers that are not counted in.
+// enterControlled is knowControls for callers that have not called Locker.enter.
 func (m *Lock) enterControlled(ctx context.Context) error {
 	if err := m.enter(ctx); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (m *Lock) enterControlled(ctx context.Context) error {
 	return m.knowControls(ctx)
 }
 
-// obeyNow returns when a change that was made before is in force for this Locker.
+// obeyNow returns when every change that was made before the call is in force for this Locker.
 func (l *Locker) obeyNow(ctx context.Context) error {
 	if err := l.enter(); err != nil {
 		return err
@@ -91,8 +91,8 @@ func (l *Locker) obeyNow(ctx context.Context) error {
 	return l.controls.await(ctx, l.controls.keys[0], true)
 }
 
-// await waits for a read of the controls; fresh: for one that begins after the call.
-// key is what an error names. The caller is counted in. The read goes on when ctx ends.
+// await waits for a read of the controls, with fresh for one that begins after the call. An
+// error names key. The caller has called Locker.enter. The read goes on when ctx ends.
 func (c *controlReader) await(ctx context.Context, key string, fresh bool) error {
 	c.mu.Lock()
 	if !c.running {
@@ -121,17 +121,17 @@ func (c *controlReader) await(ctx context.Context, key string, fresh bool) error
 	}
 }
 
-// readSoon has the controls read at once, if the reader runs.
+// readSoon makes run read the controls at once, if run has been started.
 func (c *controlReader) readSoon() {
 	select {
 	case c.soon <- struct{}{}:
-	default: // that is asked for already, and the read begins after now
+	default: // a read is asked for already, and it will begin after this call
 	}
 }
 
-// run reads the controls again and again until Close. Whoever asks for a read sets
-// next before it fills soon, and run empties soon before it takes next: so a read that
-// was asked for is never left out.
+// run reads the controls again and again until Close. A caller that asks for a read sets next
+// before it fills soon. run empties soon before it takes next. So run never misses a read
+// that was asked for.
 func (c *controlReader) run() {
 	timer := time.NewTimer(controlsEvery)
 	defer timer.Stop()
@@ -140,7 +140,7 @@ func (c *controlReader) run() {
 		case <-timer.C:
 		case <-c.soon:
 		case <-c.locker.closing.Done():
-			return // whoever waits for a read sees that, too
+			return // callers that wait for a read see closing, too
 		}
 		c.mu.Lock()
 		if c.next == nil {
@@ -160,8 +160,8 @@ func (c *controlReader) run() {
 	}
 }
 
-// readOnce reads the controls and puts them in force. On an error those that were read
-// before stay.
+// readOnce reads the controls and puts them in force. After an error the controls that were
+// read before stay in force.
 func (c *controlReader) readOnce() error {
 	before := c.state.Load()
 	state, err := c.locker.readControls(c.locker.closing, before)
@@ -182,8 +182,8 @@ func (c *controlReader) readOnce() error {
 	return nil
 }
 
-// readControls reads the controls. Entries that before has, too, are taken from there.
-// The caller is counted in.
+// readControls reads the controls. It reuses the entries of before that have not changed. The
+// caller has called Locker.enter, or is the reader.
 func (l *Locker) readControls(ctx context.Context, before *controlState) (*controlState, error) {
 	reply, err := l.conn.Run(ctx, controlReadScript, l.controls.keys, []any{mostRead})
 	switch {
@@ -195,16 +195,16 @@ func (l *Locker) readControls(ctx context.Context, before *controlState) (*contr
 	return parseControls(reply, before)
 }
 
-// refuses reports whether Redis will not let this Locker read the controls, however often
-// it tries: the user has no right to, or something else is stored under their key, or far
-// too much. A Locker that has read none until then has none, until a read succeeds: a
-// program that runs with the rights of an older version goes on.
+// refuses reports whether err means that a repeated read fails too: the user has no right to
+// read the controls, their key has another type, or there are too many. A Locker that has
+// read no controls before works without controls until a read succeeds. So a program goes on
+// whose user has only the rights that an older version needed.
 func refuses(err error) bool {
 	var said redis.Error
 	return errors.Is(err, errManyControls) || errors.As(err, &said) && !transient(err)
 }
 
-// noteRefused logs the first of several reads that Redis refuses.
+// noteRefused logs a read that Redis refuses, unless Redis has refused the read before, too.
 func (c *controlReader) noteRefused(before *controlState, err error) {
 	if c.refused {
 		return
@@ -217,7 +217,7 @@ func (c *controlReader) noteRefused(before *controlState, err error) {
 	c.locker.log.Error("automutex: the controls cannot be read; "+obeyed, "key", c.keys[0], "error", err)
 }
 
-// noteReadable logs the end of what noteRefused has logged.
+// noteReadable logs the first successful read after one that noteRefused has logged.
 func (c *controlReader) noteReadable() {
 	if c.refused {
 		c.refused = false
@@ -225,8 +225,9 @@ func (c *controlReader) noteReadable() {
 	}
 }
 
-// noteChange logs what came into force and what has ended, tells OnControls, and has
-// waiters ask again. The pause and the limit of a target are logged each by itself.
+// noteChange logs the orders that came into force and those that have ended. If there are
+// any, it makes the waiters ask again and calls OnControls. The pause and the limit of a target
+// are two orders.
 func (c *controlReader) noteChange(now *controlState) {
 	c.logUnreadable(now)
 	type order struct {
@@ -263,7 +264,7 @@ func (c *controlReader) noteChange(now *controlState) {
 	}
 }
 
-// attributes are those of a log line.
+// attributes returns the attributes of a log line about c.
 func (c Control) attributes() []any {
 	args := []any{"target", c.Target}
 	if c.Paused {
@@ -279,7 +280,7 @@ func (c Control) attributes() []any {
 	return append(args, "why", c.Why, "by", c.By, "since", c.Since.UTC().Format(time.RFC3339))
 }
 
-// loggedMost is how many unreadable entries are remembered as logged.
+// loggedMost is how many unreadable entries the reader remembers as logged.
 const loggedMost = 100
 
 // logUnreadable logs each entry that cannot be read, once.

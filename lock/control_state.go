@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// controlState is what was read of the controls at one time. It is immutable: a
-// change is a new one, put in place by the reader.
+// controlState is the controls as they were read at one time. It is immutable: for a change
+// the reader makes a new one.
 type controlState struct {
 	targets    map[string]*controlled
 	serverTime time.Time // when it was read, by Redis' clock
-	localTime  time.Time // and by ours, with its monotonic reading: not before that
+	localTime  time.Time // the local time just after it, with its monotonic reading
 }
 
 // controlled is one entry.
 type controlled struct {
 	raw   string
 	entry controlEntry
-	wrong error // the entry cannot be read; nothing of it is in force
+	wrong error // why the entry cannot be read; nil: it can. A wrong entry is not in force
 }
 
 var errManyControls = errors.New("too many controls")
 
-// parseControls reads the reply of control_read. Entries that before has, too, are
-// not parsed again.
+// parseControls reads the reply of control_read. It does not parse entries again that before
+// has with the same text.
 func parseControls(reply any, before *controlState) (*controlState, error) {
 	f := listOf(reply)
 	us, count, entries := f.num(0), f.num(1), listOf(field[[]any](f, 2))
@@ -55,11 +55,11 @@ func parseControls(reply any, before *controlState) (*controlState, error) {
 	return state, entries.err(reply)
 }
 
-// now is the time of Redis' clock, as far as the local one can tell.
+// now is the present time of Redis' clock: that of the read, plus the local time since.
 func (s *controlState) now() time.Time { return s.serverTime.Add(time.Since(s.localTime)) }
 
-// skew is how far Redis' clock is ahead of the local one. Less than a second is none:
-// the exchange may have taken as long.
+// skew is how far Redis' clock is ahead of the local one. A skew of less than a second counts
+// as 0, because the exchange itself may have taken that long.
 func (s *controlState) skew() time.Duration {
 	d := s.serverTime.Sub(s.localTime.Round(0)) // by the wall clock
 	if d.Abs() < time.Second {
@@ -68,7 +68,7 @@ func (s *controlState) skew() time.Duration {
 	return d
 }
 
-// inForce lists what is in force now.
+// inForce lists the controls that are in force now.
 func (s *controlState) inForce() []Control {
 	now := s.now()
 	var list []Control
@@ -83,7 +83,7 @@ func (s *controlState) inForce() []Control {
 	return sortControls(list)
 }
 
-// unreadable lists what cannot be read, and why.
+// unreadable returns why each entry that cannot be read is wrong, by target.
 func (s *controlState) unreadable() map[string]string {
 	list := map[string]string{}
 	for target, t := range s.targets {
@@ -94,8 +94,8 @@ func (s *controlState) unreadable() map[string]string {
 	return list
 }
 
-// of gives what is in force for one lock: its limit (0: none), and its pause. What is
-// ordered for the key wins over what is ordered for the scope.
+// of returns the orders that are in force for one lock: the limit (0: none) and the pause (nil:
+// none). An order for the key wins over an order of the same kind for its scope.
 func (s *controlState) of(l *Locker, lockKey string) (limit int, pause *Control) {
 	text, ours := strings.CutPrefix(lockKey, l.controls.keyStart)
 	if !ours {
@@ -126,7 +126,7 @@ func (s *controlState) of(l *Locker, lockKey string) (limit int, pause *Control)
 	return limit, pause
 }
 
-// pauseLeft is how long a pause yet lasts; 0: until it is resumed.
+// pauseLeft is the time until a pause ends; 0: it lasts until it is resumed.
 func (s *controlState) pauseLeft(c *Control) time.Duration {
 	if c.PausedUntil.IsZero() {
 		return 0
@@ -134,8 +134,8 @@ func (s *controlState) pauseLeft(c *Control) time.Duration {
 	return max(time.Millisecond, c.PausedUntil.Sub(s.now()))
 }
 
-// slots is how many may hold the lock at once, as the scripts take it: 0 while it is
-// paused, so that they grant it to nobody and keep the line.
+// slots is the limit that the scripts get: how many may hold the lock at once. It is 0 while the
+// lock is paused, so that the scripts grant the lock to nobody and keep the line.
 func (m *Lock) slots() int {
 	state := m.locker.controls.state.Load()
 	if state == nil || len(state.targets) == 0 {
@@ -151,8 +151,8 @@ func (m *Lock) slots() int {
 	return limit
 }
 
-// limitNow is how many may hold the lock at once: the number in the program, or that of
-// a control, see [Controls]. paused: nobody may acquire it at the moment.
+// limitNow is how many may hold the lock at once: the number of a control, see [Controls], or
+// else the number in the program. paused reports whether an operator has paused the lock.
 func (m *Lock) limitNow() (n int, paused bool) {
 	n = m.limit
 	state := m.locker.controls.state.Load()
@@ -166,9 +166,9 @@ func (m *Lock) limitNow() (n int, paused bool) {
 	return n, pause != nil
 }
 
-// paused returns a *BusyError while the lock with that Redis key is paused, and nil
-// while it is not. It does not ask for the lock: only the first call of a Locker goes
-// to Redis, to read the controls, and its error Is ErrBackend when that fails.
+// paused returns a *BusyError if the lock with that Redis key is paused, else nil. It does not
+// ask for the lock. Only the first call of a Locker goes to Redis, to read the controls; if that
+// fails, its error Is ErrBackend.
 func (c *Controls) paused(ctx context.Context, key string) error {
 	l := c.locker
 	state := l.controls.state.Load()
@@ -187,7 +187,7 @@ func (c *Controls) paused(ctx context.Context, key string) error {
 	return nil
 }
 
-// pausedError is the error for a lock that is paused, nil for one that is not.
+// pausedError returns the error for a lock that is paused, or nil.
 func (m *Lock) pausedError() *BusyError { return m.locker.pausedError(m.Key(), m.name) }
 
 func (l *Locker) pausedError(key, name string) *BusyError {

@@ -10,7 +10,8 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// parseTarget returns a target as it is stored: as it stands in keys.
+// parseTarget returns a target in the form in which it is stored, which is that in keys: escaped,
+// or hashed.
 func (l *Locker) parseTarget(target string) (string, error) {
 	text, whole := strings.CutPrefix(target, l.prefix+":{")
 	if whole {
@@ -47,13 +48,13 @@ func (l *Locker) parseTarget(target string) (string, error) {
 	if isScope(text) {
 		return text, nil
 	}
-	// A scope as a program has it.
+	// It is not in the form of keys, so it is a scope as a program has it: escape it.
 	text, _ = strings.CutPrefix(keytext.Key(l.prefix, text), l.prefix+":{")
 	_, scope, _ = controlTargets(text)
 	return scope, nil
 }
 
-// wrongInKey says why no lock's key has this scope and these values; "" when one may.
+// wrongInKey returns why no lock's key can have this scope and these values, or "".
 func wrongInKey(scope string, values []string) string {
 	if !isScope(scope) {
 		return "its scope is not escaped as in a key"
@@ -79,8 +80,8 @@ func isScope(text string) bool {
 	return text == "~" || isHash(text) || isEscaped(text) && len(text) <= keytext.MaxText
 }
 
-// isHash reports whether text is what stands in a key for a text that is too long or
-// secret: ~ and the hexadecimal SHA-256.
+// isHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text
+// that is too long or secret.
 func isHash(text string) bool {
 	sum, ok := strings.CutPrefix(text, "~")
 	raw, err := hex.DecodeString(sum)

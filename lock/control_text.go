@@ -8,8 +8,8 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// orders gives the pause and the limit of a control, each as a Control with its own Why, By
-// and Since. Those of a control that no Locker has read are the same for both.
+// orders returns the pause and the limit of a control, each as a Control with its own Why, By
+// and Since. If the control does not come from a Locker, both have the control's Why, By and Since.
 func (c Control) orders() []Control {
 	if !c.Paused || c.Limit == 0 {
 		return []Control{c}
@@ -28,7 +28,7 @@ func (c Control) orders() []Control {
 	}
 }
 
-// ordersOf gives the orders of all controls of a list.
+// ordersOf returns the orders of all controls of a list.
 func ordersOf(list []Control) []Control {
 	all := make([]Control, 0, len(list))
 	for _, c := range list {
@@ -37,7 +37,7 @@ func ordersOf(list []Control) []Control {
 	return all
 }
 
-// text tells the control in a few words, for an operator.
+// text describes the control in a few words, for an operator.
 func (c Control) text() string {
 	orders := c.orders()
 	texts := make([]string, len(orders))
@@ -47,7 +47,7 @@ func (c Control) text() string {
 	return strings.Join(texts, "; ")
 }
 
-// orderText is text of a pause or a limit.
+// orderText is text for one order, a pause or a limit.
 func (c Control) orderText() string {
 	var text string
 	switch {

@@ -1,9 +1,9 @@
--- claim_drop: take a claim away, if it is this task's.
+-- claim_drop: delete a claim if this task has it.
 --
 -- KEYS[1] claim
 -- ARGV[1] body  <queue>/<task> that has the claim
 --
--- reply 1 dropped: nothing is left of it
+-- reply 1 dropped: the claim is deleted
 -- reply 0 absent:  no claim, or another one's
 local claim = KEYS[1]
 

@@ -1,5 +1,5 @@
--- claim_keep: say of a claim that its task is enqueued, or that another task
--- has come into its place. The age stays.
+-- claim_keep: note that the task of a claim is enqueued, or pass the claim on to another task
+-- that is enqueued. The claim's age stays.
 --
 -- KEYS[1] claim
 -- ARGV[1] body    <queue>/<task> that has the claim
@@ -7,7 +7,7 @@
 -- ARGV[3] length  how long the claim stands from now at least (ms); 0: as long as it did
 --
 -- reply 1 kept:   next has the claim, and is enqueued
--- reply 0 absent: no claim, or another one's
+-- reply 0 absent: there is no claim, or neither task has it
 local claim = KEYS[1]
 --@include clock
 local now_ms = math.floor(now_us / 1000)

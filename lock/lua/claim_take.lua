@@ -1,13 +1,13 @@
--- claim_take: set a claim, unless another one stands. Idempotent for one body:
--- a resent take finds its own.
+-- claim_take: set a claim, unless there is one already. The second copy of a take that was sent
+-- twice finds the claim of the first, and replies "standing" with the take's own body.
 --
 -- KEYS[1] claim
 -- ARGV[1] body     <queue>/<task> that claims
--- ARGV[2] instead  <queue>/<task> whose claim this one takes the place of; '': nobody's
+-- ARGV[2] instead  <queue>/<task> whose claim is replaced if it is there; '': none is replaced
 -- ARGV[3] length   how long the claim stands (ms)
 --
 -- reply taken:    0
--- reply standing: {body, its age (ms), what it is: enqueuing or enqueued}
+-- reply standing: {body of the claim that is there, its age (ms), its phase: enqueuing or enqueued}
 local claim, length = KEYS[1], tonumber(ARGV[3])
 --@include clock
 local now_ms = math.floor(now_us / 1000)

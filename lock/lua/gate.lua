@@ -1,19 +1,22 @@
 -- gate: the earliest time of the key's next start. Included by line, never sent alone.
 -- Expects: lock, now_us, keep_key.
 --
--- The gate is one member. Its score is the time in seconds, exact to a microsecond, in a band
--- below that of the holders. Its name is g:<reason>:<most>:<every>:<spare>:<full>
---   reason  what moved it: rate, cooldown or hold
---   most    how far ahead it can be (us); further ahead, Redis' clock was stepped back
---   every   the rate: so many us from one start to the next; 0: no rate
---   spare   so many us of rate that was not used can be used later: (burst - 1) * every
---   full    since when starts add up (us): none before it can be given back
--- The rate is GCRA with this time as its state: a start at now moves it to
--- max(time, now - spare) + every. A time before now - spare says nothing, and is not kept.
+-- The gate is one member of the lock. Its score is the time at which the gate opens, in seconds,
+-- exact to a microsecond; all such scores are below those of holders. Its name is
+-- g:<reason>:<most>:<every>:<spare>:<full>
+--   reason  what moved the gate last: rate, cooldown or hold
+--   most    the longest time from now until the gate opens (us); if the score is further
+--           ahead, Redis' clock was stepped back
+--   every   the rate: the time from one start to the next (us); 0: no rate
+--   spare   how much unused time of the rate a later burst can use (us): (burst - 1) * every
+--   full    when the whole burst was available last (us); an earlier start is not charged any more
+-- The rate is GCRA, with the gate's time as its state: a start at now moves the time to
+-- max(time, now - spare) + every. A time before now - spare has no effect, so Redis may forget it.
 local gate, opens, reason, most, every, spare, full = nil, 0, nil, 0, 0, 0, 0
 
--- move_gate: store the gate. The key outlives what the gate has to say. Callers have
--- written before, or the ZREM has Redis accept the ZADD when its memory is full.
+-- move_gate: store the gate, and keep the key for as long as the gate has an effect. A full
+-- Redis accepts the ZADD only after another write of the script: callers have made one, or the
+-- ZREM is one.
 local function move_gate(why, at, ahead, since)
   local name = string.format('g:%s:%d:%d:%d:%d', why, ahead, every, spare, since)
   keep_key(math.max(0, math.ceil((at + spare - now_us) / 1000)))
@@ -24,7 +27,8 @@ local function move_gate(why, at, ahead, since)
   gate, opens, reason, most, full = name, at, why, ahead, since
 end
 
--- read_gate: take the gate's member and its score apart.
+-- read_gate: set the variables above from the gate's member and score. If the gate opens later
+-- than it can, Redis' clock was stepped back, and the gate is moved to the latest possible time.
 local function read_gate(member, score)
   gate, opens = member, math.floor(score * 1e6 + 0.5)
   reason, most, every, spare, full = string.match(member, '^g:(%l+):(%d+):(%d+):(%d+):(%d+)$')
@@ -35,7 +39,7 @@ local function read_gate(member, score)
   end
 end
 
--- set_rate: the rate is as the asker sees it, from now on. Callers have read the gate.
+-- set_rate: use the asker's rate from now on. Callers have read the gate.
 local function set_rate(its_every, its_spare)
   if every == its_every and spare == its_spare then
     return
@@ -47,7 +51,7 @@ local function set_rate(its_every, its_spare)
   end
 end
 
--- count_start: a slot is given to somebody who starts now.
+-- count_start: charge the rate for a start, because a new holder gets a slot now.
 local function count_start()
   if every == 0 then
     return
@@ -60,15 +64,16 @@ local function count_start()
   end
 end
 
--- give_back: the start of a holder with that fence (1: it is not known) did not happen.
--- A start from before the last time at which nothing was left to save up has run out.
+-- give_back: undo the charge for the start of the holder with that fence (1: not known), because
+-- its work did not begin. A start from before `full` is not charged any more.
 local function give_back(fence)
   if gate and reason == 'rate' and every > 0 and (fence == 1 or fence >= full) then
     move_gate('rate', opens - every, every, full)
   end
 end
 
--- close_gate: nobody starts for length us from now. A hold stays one until it is over.
+-- close_gate: close the gate for length us from now. It never opens sooner than it would have
+-- before. While a hold lasts, the reason stays hold.
 local function close_gate(why, length)
   local at = now_us + length
   if gate and opens > now_us then
@@ -83,7 +88,7 @@ local function close_gate(why, length)
   move_gate(why, at, at - now_us, now_us)
 end
 
--- open_gate: end a hold or cooldown; 1: there was one.
+-- open_gate: end a hold or a cooldown. Returns 1 if there was one, else 0. A rate stays in force.
 local function open_gate()
   if not gate or opens <= now_us or reason == 'rate' then
     return 0

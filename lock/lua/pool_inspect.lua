@@ -1,4 +1,4 @@
--- pool_inspect: what a pool has. Reads only; a value whose taker's deadline has
+-- pool_inspect: read what is in a pool. It changes nothing. A value whose taker's deadline has
 -- passed counts as free.
 --
 -- KEYS[1] pool

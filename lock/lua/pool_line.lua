@@ -1,14 +1,14 @@
 -- pool_line: what the scripts of a pool share. Included, never sent alone.
 -- Expects: pool, now_us.
 --
--- t:<value>         6e15 + ticket while free (first in, first out), 1 while taken
--- h:<value>|<body>  deadline (ms): who has taken it; value is escaped, so it has no |
--- b:<body>|<value>  0: the same the other way round, to be found by body
--- e:, d:, f         as for every lock
+-- t:<value>         6e15 + ticket while the value is free (first in, first out), 1 while it is taken
+-- h:<value>|<body>  deadline (ms) of the taker; value is escaped, so it has no |
+-- b:<body>|<value>  0; the same pair, to be found by body
+-- e:, d:, f         as for every lock, see line
 local now_ms = math.floor(now_us / 1000)
 local last_free = nil
 
--- put: the value is free from now on, behind those that are free already.
+-- put: make the value free, behind the values that are free already.
 local function put(value)
   if not last_free then
     local last = redis.call('ZREVRANGEBYSCORE', pool, '+inf', 6e15, 'WITHSCORES', 'LIMIT', 0, 1)
@@ -18,9 +18,9 @@ local function put(value)
   redis.call('ZADD', pool, string.format('%d', last_free), 't:' .. value)
 end
 
--- taken: the value that body has, or nil. Members with the score 0 are in byte
--- order, so a probe stands right before what it looks for: a body begins with
--- its token, which no other has, and no value is empty.
+-- taken: the value that body has taken, or nil. Redis orders members with the same score by
+-- their bytes, so the probe b:<body>| stands right before b:<body>|<value>: no other body begins
+-- with this token, and no value is empty.
 local function taken(body)
   local probe = 'b:' .. body .. '|'
   redis.call('ZADD', pool, 0, probe)
@@ -33,14 +33,14 @@ local function taken(body)
   return nil
 end
 
--- drop: nobody has taken value as body any more.
+-- drop: forget that body has taken value.
 local function drop(value, body)
   redis.call('ZREM', pool, 'h:' .. value .. '|' .. body, 'b:' .. body .. '|' .. value)
 end
 
--- purge: values of holders whose deadline has passed come back, at most 64 a
--- call; true: 64, there may be more. (drop first: once a script has removed something, Redis lets it add
--- even when its memory is full.)
+-- purge: make free the values of takers whose deadline has passed, at most 64 a call. Returns true
+-- if there were 64, so there may be more. drop comes before put: a full Redis lets a script add
+-- something once the script has removed something.
 local function purge()
   local lapsed = redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms, 'LIMIT', 0, 64)
   for _, member in ipairs(lapsed) do
@@ -51,8 +51,8 @@ local function purge()
   return #lapsed == 64
 end
 
--- settle: a pool with values lasts for ever; one that only has waiters, or is
--- empty, is no more than they are.
+-- settle: set how long the pool lasts. With values, free or taken, it lasts for ever. With waiters
+-- only, it lasts a minute from now. Without either, it is deleted.
 local function settle()
   if redis.call('ZCOUNT', pool, 6e15, '+inf') + redis.call('ZCOUNT', pool, 1, 1) > 0 then
     redis.call('PERSIST', pool)
@@ -78,9 +78,9 @@ local function take_slot(body, length)
   return fence, value
 end
 
--- grant: give free values to live waiters by ticket. Returns how many are left
--- for a newcomer (0 while anybody is in line), what the asker itself got, and true
--- if 64 dead waiters were dropped and the line goes on: ask again at once.
+-- grant: give free values to live waiters by ticket. Returns how many values are left for a
+-- newcomer (0 while anybody is in line), the fence and the value that the asker itself got, and
+-- true if it stopped after 64 dead waiters although the line goes on: ask again at once.
 local function grant(asker, ttl)
   local free = redis.call('ZCOUNT', pool, 6e15, '+inf')
   local stale, fence, value = 0, nil, nil

@@ -1,5 +1,5 @@
--- pool_put: add values to a pool; those it has already, free or taken, stay as
--- they are. Waiters are granted what is free then.
+-- pool_put: add values to a pool, and grant free values to waiters. A value that the pool has
+-- already, free or taken, stays as it is.
 --
 -- KEYS[1] pool
 -- ARGV[1] value  a <value>, escaped; and as many more as there are, or none
@@ -10,8 +10,8 @@ local pool = KEYS[1]
 
 --@include pool_line
 
--- Redis may refuse this, to a user without the right, and then no value is put into a
--- pool that has the TTL of its waiters.
+-- PERSIST comes before the values: if Redis refuses it to a user without the right, no value is
+-- put into a pool that expires as its waiters do.
 redis.call('PERSIST', pool)
 local more = purge()
 local added = 0

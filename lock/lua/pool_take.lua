@@ -1,5 +1,5 @@
--- pool_take: take a value out of a pool, or join its line, or stay in it. It is
--- ask for pools, and as idempotent.
+-- pool_take: take a value out of a pool, or join its line, or stay in line. It is the ask of
+-- pools. Like ask it is idempotent: a second take of a body finds the value of the first.
 --
 -- KEYS[1] pool
 -- ARGV[1] body  <token>|<owner>|<note> of the asker
@@ -55,6 +55,6 @@ local wait = -1
 if more then
   wait = 0
 elseif first[2] then
-  wait = math.max(0, math.ceil(first[2] - now_ms)) -- 0: lapsed, and one of more than 64
+  wait = math.max(0, math.ceil(first[2] - now_ms)) -- 0: this holder's deadline has passed, and purge stopped at 64
 end
 return {now_us, wait, place, first[1] or ''}
