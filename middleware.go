@@ -47,8 +47,8 @@ import (
 // To add a field to Rule: rule.go (field, check, default), config/rules.go, then the step that
 // uses it. To add a policy: the list at policyKind in policy.go.
 
-// Middleware wraps a handler so that it runs while the task's locks are held. A task
-// that no rule matches runs as without it. Middleware is an asynq.MiddlewareFunc. Install it
+// Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it
+// also runs without a busy one. A task that no rule matches runs as without it. Middleware is an asynq.MiddlewareFunc. Install it
 // before all others: a middleware that is installed before it runs without the locks, and also
 // for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {

@@ -96,3 +96,61 @@ func TestUntilStart_claimCannotBeDroppedInTime(t *testing.T) {
 		}
 	})
 }
+
+// A task whose claim has ended counts as started. If its context ends in that same round trip
+// its handler does not run: the task goes back without a claim, the next one is accepted, and
+// both run.
+func TestUntilStart_endsAsItsClaimIsDropped(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart})
+		rdb, hook := s.Client(t), &redistest.FailHook{}
+		rdb.AddHook(hook)
+		var id atomic.Pointer[string]
+		var cancelled atomic.Bool
+		hook.After(func(cmd redis.Cmder) error {
+			args := cmd.Args()
+			reply, isScript := cmd.(*redis.Cmd)
+			if !isScript || reply.Val() != any(int64(1)) || !strings.HasSuffix(args[3].(string), ":claim") || !cancelled.CompareAndSwap(false, true) {
+				return nil // not a script that has dropped the claim: NOSCRIPT has no reply
+			}
+			for deadline := time.Now().Add(longest); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+				if id.Load() == nil {
+					continue
+				}
+				_ = r.inspector.CancelProcessing(*id.Load()) // again until the server listens
+				if info, err := r.inspector.GetTaskInfo(r.queue, *id.Load()); err == nil && info.State == asynq.TaskStateRetry {
+					break
+				}
+			}
+			return nil
+		})
+		guard, err := automutex.New(rdb, automutex.Config{
+			Prefix: r.prefix, Logger: slog.New(slog.DiscardHandler), Rules: []automutex.Rule{{Task: "reindex", On: []string{"id"}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ran := make(chan string, 10)
+		r.serve(func(ctx context.Context, _ *asynq.Task) error {
+			taskID, _ := asynq.GetTaskID(ctx)
+			ran <- taskID
+			return nil
+		}, guard)
+		first := r.must(r.Enqueue(task("reindex", "7", "first")))
+		id.Store(&first.ID)
+		r.await(r.queue, first.ID, asynq.TaskStateRetry)
+		second := r.must(r.Enqueue(task("reindex", "7", "second")))
+		if got := <-ran; got != second.ID || second.ID == first.ID {
+			t.Errorf("%s ran, want the second task %s and not the first %s", got, second.ID, first.ID)
+		}
+		if err := r.inspector.RunTask(r.queue, first.ID); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-ran; got != first.ID {
+			t.Errorf("%s ran, want the first task %s", got, first.ID)
+		}
+		r.awaitGone(r.queue, first.ID)
+		r.awaitGone(r.queue, second.ID)
+	})
+}
