@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/automutex/automutex"
@@ -60,6 +61,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		b.judgePause(e, n, key)
 		b.judgeGate(n, key, id)
 		b.key(key).took(id, &holding{proc: p, since: time.Now(), wait: e.Waited, task: n})
+		b.goesOn(p, n, e.Rule)
 	case automutex.EventReleased:
 		k := b.key(key)
 		h := k.gives(id, e.Held)
@@ -91,6 +93,18 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		}
 	case automutex.EventKeyError:
 		b.violatef("key error: task %d is archived although its key can be made: %v", n, e.Err)
+	}
+}
+
+// goesOn notes that a task has taken the lock of a rule, and comes to its next one. Callers
+// hold mu.
+func (b *ledger) goesOn(p *process, n int, rule string) {
+	for _, a := range slices.Backward(b.attempts) {
+		if a.n == n && a.p == p && !a.over {
+			rules := b.w.plan.rulesOf(b.w.plan.Tasks[n])
+			b.comesTo(a, 1+slices.IndexFunc(rules, func(r rulePlan) bool { return r.name() == rule }))
+			return
+		}
 	}
 }
 

@@ -56,8 +56,8 @@ type ledger struct {
 // taskBook is what is known of one task.
 type taskBook struct {
 	id       string
-	first    time.Time // when it first came to a Guard
-	spent    [2]int    // attempts, at least and at most
+	came     map[string]time.Time // by key: when it first came to the lock
+	spent    [2]int               // attempts, at least and at most
 	ends     map[string]bool
 	starts   int
 	success  int
@@ -91,6 +91,7 @@ type attempt struct {
 	retried  int
 	most     int
 	run      *run
+	taken    int // how many of its locks it has taken
 	over     bool
 	late     bool // the deadline passed before the handler began
 	deadline time.Time
@@ -98,18 +99,19 @@ type attempt struct {
 
 // run is one run of a handler.
 type run struct {
-	p       *process
-	ctx     context.Context // the handler's
-	alive   context.Context // ends with the lease, and nothing else
-	n, nth  int
-	id      string
-	seq     int
-	keys    []string
-	began   time.Time
-	ended   time.Time
-	end     string
-	counted bool            // asynq has counted its failure already
-	fenced  map[string]bool // keys whose fence was told; two rules may share one
+	p         *process
+	ctx       context.Context // the handler's
+	alive     context.Context // ends with the lease, and nothing else
+	n, nth    int
+	id        string
+	seq       int
+	keys      []string
+	began     time.Time
+	ended     time.Time
+	end       string
+	counted   bool            // asynq has counted its failure already
+	succeeded bool            // and that counts as the task's success
+	fenced    map[string]bool // keys whose fence was told; two rules may share one
 
 	innermost string               // the key that was taken last
 	taken     map[string]time.Time // by key
@@ -223,47 +225,63 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 		b.violatef("attempts: of task %d asynq counts %d as spent, at least %d were", n, a.retried, t.spent[0])
 		t.spent = [2]int{a.retried, a.retried}
 	}
-	if t.first.IsZero() {
-		t.first = time.Now()
-	}
-	b.expectReplaced(a)
+	b.comesTo(a, 0)
 	if !a.deadline.IsZero() {
 		context.AfterFunc(ctx, func() { b.deadlinePassed(a) })
 	}
 	return a
 }
 
+// comesTo notes that an attempt comes to the next of its locks, of which it has taken so
+// many. Callers hold mu.
+func (b *ledger) comesTo(a *attempt, taken int) {
+	rules := b.w.plan.rulesOf(b.w.plan.Tasks[a.n])
+	if a.taken = taken; taken >= len(rules) {
+		return
+	}
+	t, key := b.books[a.n], rules[taken].key(b.w.plan.Tasks[a.n])
+	if t.came == nil {
+		t.came = map[string]time.Time{}
+	}
+	if t.came[key].IsZero() {
+		t.came[key] = time.Now()
+	}
+	b.expectReplaced(a, rules[taken], key)
+}
+
 // expectReplaced looks, some seconds after a task came to a lock under Replace, whether
 // older ones still wait there, or for their further locks. Callers hold mu.
-func (b *ledger) expectReplaced(a *attempt) {
-	if !b.calm || b.w.plan.Losing > 0 {
+func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
+	if !b.calm || b.w.plan.Losing > 0 || rule.Policy != "replace" || rule.limit() > 1 {
 		return
 	}
 	task := b.w.plan.Tasks[a.n]
-	for _, rule := range b.w.plan.rulesOf(task) {
-		if rule.Policy != "replace" || rule.limit() > 1 {
+	for _, older := range b.attempts {
+		other := b.w.plan.Tasks[older.n]
+		if older.over || older.run != nil || older.p.isEnded() || other.Task != task.Task {
 			continue
 		}
-		for _, older := range b.attempts {
-			if older.over || older.run != nil || older.p.isEnded() || !b.books[older.n].first.Before(b.books[a.n].first) ||
-				b.w.plan.Tasks[older.n].Task != task.Task || rule.key(b.w.plan.Tasks[older.n]) != rule.key(task) {
-				continue
-			}
-			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a.n) })
+		at := slices.IndexFunc(b.w.plan.rulesOf(other), func(r rulePlan) bool { return r.key(other) == key })
+		// Which of two is older is decided in Redis, where their messages may come in another order.
+		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at && came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
+			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a.n, key) })
 		}
 	}
 }
 
-func (b *ledger) judgeReplaced(older *attempt, newer int) {
+func (b *ledger) judgeReplaced(older *attempt, newer int, key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.limitOf(key) > 1 {
+		return // an operator has let several hold it
+	}
 	for _, rule := range b.w.plan.rulesOf(b.w.plan.Tasks[newer]) {
 		if !b.pausedUntil(rule.key(b.w.plan.Tasks[newer])).IsZero() {
 			return // a paused task asks nobody to stop
 		}
 	}
 	if !older.over && older.run == nil && !older.p.isEnded() && older.p.isStopping().IsZero() {
-		b.violatef("replaced: task %d still waits, 4s after the newer task %d came", older.n, newer)
+		b.violatef("replaced: task %d still waits, 4s after the newer task %d came to %q", older.n, newer, key)
 	}
 }
 
@@ -292,6 +310,10 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	switch {
 	case a.run != nil && !a.run.counted:
 		a.run.counted = true
+		if a.run.succeeded { // asynq does not hear of it: its locks are being released yet
+			b.books[a.n].success--
+			b.books[a.n].late = true
+		}
 		b.spendLocked(a.n, 1, 1, "the task's deadline passed while its handler ran")
 	case a.run == nil:
 		a.late = true
@@ -513,7 +535,7 @@ func (b *ledger) end(r *run, step stepPlan) {
 		if r.counted || requeued {
 			break
 		}
-		t.success++
+		t.success, r.succeeded = t.success+1, true
 		for _, key := range r.keys {
 			if b.w.plan.ruleOfKey(key).Cooldown > 0 && r.alive.Err() == nil { // a lost lease keeps nothing taken
 				b.key(key).successes = append(b.key(key).successes, r)
@@ -526,7 +548,7 @@ func (b *ledger) end(r *run, step stepPlan) {
 		b.later(r, step.Later)
 	case "revoke":
 		if !r.counted {
-			t.success++
+			t.success, r.succeeded = t.success+1, true
 		}
 	case "soft":
 		if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.w.plan.Tasks[r.n].MaxRetry {
@@ -554,11 +576,11 @@ func (b *ledger) died(p *process) {
 		b.deaths = append(b.deaths, time.Now())
 		b.clean = false
 	}
-	for _, k := range b.keys {
+	for key, k := range b.keys {
 		for id, all := range k.held {
 			if all[0].proc == p { // the process is part of id
 				delete(k.held, id)
-				k.freeSince = time.Now()
+				k.freeSince = time.Now().Add(b.w.plan.ruleOfKey(key).TTL) // nobody releases it
 			}
 		}
 	}

@@ -73,9 +73,9 @@ func (w *world) control(op opPlan) bool {
 		if op.For > 0 {
 			until = time.Now().Add(op.For)
 		}
-		w.book.halts(target, op.For, false)
+		w.book.halts(target, until, false)
 		if controls.Pause(ctx, w.realTarget(op), until, "the plan") == nil {
-			w.book.halts(target, op.For, true)
+			w.book.halts(target, until, true)
 		}
 	case "resume":
 		for _, op.Whole = range []bool{false, true} {
@@ -129,8 +129,9 @@ func (b *ledger) order(target string) *orders {
 	return b.targets[target]
 }
 
-// halts notes a pause; done: it is in Redis.
-func (b *ledger) halts(target string, lasts time.Duration, done bool) {
+// halts notes a pause that ends by itself, or, with the zero time, does not; done: it is in
+// Redis.
+func (b *ledger) halts(target string, until time.Time, done bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o := b.order(target)
@@ -138,8 +139,8 @@ func (b *ledger) halts(target string, lasts time.Duration, done bool) {
 		o.halted = time.Time{} // an earlier pause has ended by itself
 	}
 	o.resumed = time.Now().Add(1000 * time.Hour) // nobody knows
-	if lasts > 0 {
-		o.resumed = time.Now().Add(lasts)
+	if !until.IsZero() {
+		o.resumed = until
 	}
 	if done && o.halted.IsZero() {
 		o.halted = time.Now()

@@ -44,5 +44,53 @@ func judgeScenarios() []*plan {
 		}
 		p.Faults = []faultPlan{{Kind: misconf, Proc: 0, Client: "lock", At: time.Second, For: 12 * time.Second}}
 	})
-	return []*plan{overdue, raised, refused}
+	return append([]*plan{overdue, raised, refused}, lateJudgeScenarios()...)
+}
+
+// lateJudgeScenarios go on with judgeScenarios.
+func lateJudgeScenarios() []*plan {
+	paused := scenario("a pause ends by itself after an order that took long", 1, func(p *plan) {
+		p.Latency = 100 * ms // the order takes longer than the first exchange after the pause
+		p.Procs[0].Workers = 20
+		p.Rules = []rulePlan{rule("park")}
+		last := work(5*time.Second, 0)
+		last.MaxRetry = 0                                         // so that it waits in its worker, and asks at the end of the pause
+		p.Tasks = append(manyKeys(last), work(20*time.Second, 0)) // orders end when no more tasks are to come
+		p.Ops = []opPlan{{At: time.Second, Kind: "halt", Task: 0, For: 10 * time.Second, Whole: true}}
+	})
+	farther := scenario("a newer task waits for its first lock, an older one does too", 1, func(p *plan) {
+		p.Rules = []rulePlan{
+			{Task: "t", Scope: "first", Limit: 3, TTL: 10 * time.Second, Wait: 40 * time.Second, Starts: 1, Per: 9 * time.Second, Policy: "replace"},
+			{Task: "t", Scope: "second", TTL: 10 * time.Second, Policy: "replace"},
+		}
+		p.Tasks = []taskPlan{work(0, 0), work(time.Second, 0), work(2*time.Second, 0)}
+	})
+	exited := scenario("a process exits while a handler runs, and another task waits", 1, func(p *plan) {
+		p.Procs[0].Shutdown = time.Second
+		r := rule("wait")
+		r.TTL, r.Wait = 30*time.Second, 40*time.Second // nobody releases the lease of the process
+		p.Rules = []rulePlan{r}
+		deaf := work(0, 20*time.Second)
+		deaf.Steps[0].Deaf = true
+		p.Tasks = []taskPlan{deaf, work(9*time.Second, 100*ms)}
+		p.Faults = []faultPlan{{Kind: stops, At: 2 * time.Second}, {Kind: starts, At: 8 * time.Second}}
+	})
+	unheard := scenario("the deadline passes between a success and the release", 1, func(p *plan) {
+		p.Latency = 100 * ms
+		p.Procs[0].Workers = 20
+		p.Rules = []rulePlan{rule("wait")}
+		task := work(0, 4800*ms)
+		task.Timeout = 5 * time.Second
+		p.Tasks = manyKeys(task)
+	})
+	return []*plan{paused, farther, exited, unheard}
+}
+
+// manyKeys are tasks like t, each with a key of its own.
+func manyKeys(t taskPlan) (tasks []taskPlan) {
+	for a := range 16 {
+		t.A = a
+		tasks = append(tasks, t)
+	}
+	return tasks
 }
