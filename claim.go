@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/automutex/automutex/internal/claim"
@@ -41,7 +40,7 @@ func (d *delivery) dropClaimOf(t target) outcome {
 			return outcome{}
 		}
 		if d.ctx.Err() != nil {
-			return finish(context.Cause(d.ctx))
+			return d.finishEnded()
 		}
 		err = withClientHint(err)
 		d.backendError(t, err)

@@ -109,7 +109,7 @@ func (d *delivery) retryHere(err error) (again, closed bool) {
 	}
 	d.release()
 	if d.sleepOnLastAttempt(r.delay) {
-		d.handlerStart, d.succeeded = time.Time{}, false
+		d.handlerStart = time.Time{}
 		return true, false
 	}
 	return false, d.guard.closing.Err() != nil

@@ -82,14 +82,14 @@ func (h *heldLease) lossError() error {
 const retakeDelay = 100 * time.Millisecond
 
 // retake returns a task to asynq that lost a lease before its handler started. A task on its
-// last attempt releases all locks instead, and takes them again.
+// last attempt releases all locks instead, and retake returns takeAgain.
 func (d *delivery) retake(lost *heldLease) outcome {
 	if !d.lastAttempt {
 		return d.returnTask(lost.target, lost.lossError(), retryDelay())
 	}
 	d.release()
 	if d.sleepOnLastAttempt(retakeDelay) {
-		return outcome{}
+		return outcome{step: takeAgain}
 	}
 	return d.stoppedWaiting(lost.lossError())
 }

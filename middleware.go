@@ -23,14 +23,15 @@ import (
 //	    runWithLocks          take the locks, run the handler, release
 //	      takeAll             take all locks, or end the task
 //	        checkPaused       return the task if a key is paused             pause.go
-//	        take              acquire one lock
-//	          acquire         wait as the rule says: Wait, Park, Replace     wait.go, park.go, replace.go
-//	          decide          the task did not get the lock
-//	            applyPause    its key is paused                              pause.go
-//	            applyPolicy   its key is busy                                policy.go
-//	        mayStart          may the handler start now?
-//	        dropClaim         end the claim of package unique                claim.go
-//	        retake            a lease was lost before the handler started    lease.go
+//	        takeEach          once, or again after a lost lease
+//	          take            acquire one lock
+//	            acquire       wait as the rule says: Wait, Park, Replace     wait.go, park.go, replace.go
+//	            decide        the task did not get the lock
+//	              applyPause  its key is paused                              pause.go
+//	              applyPolicy its key is busy                                policy.go
+//	          mayStart        may the handler start now?
+//	            retake        a lease was lost before the handler started    lease.go
+//	          dropClaim       end the claim of package unique                claim.go
 //	      retryHere           last attempt: the handler returned RetryAfter  hold.go
 //	      handlerResult       was the task replaced while its handler ran?   replace.go
 //	      parkFirst           the handler put its key on Hold: park the task hold.go
@@ -95,7 +96,7 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 // requests to stop) read those that newDelivery sets, and replacing, which is set before.
 type delivery struct {
 	guard *Guard
-	ctx   context.Context //nolint:containedctx // the delivery's own: it lives as long as the call
+	ctx   context.Context // the delivery's own: it lives as long as the call
 	task  *asynq.Task
 
 	queue, id   string
@@ -141,9 +142,7 @@ func (d *delivery) targets() ([]target, outcome) {
 			return targets, outcome{}
 		}
 		if d.ctx.Err() != nil {
-			// Key may have failed because ctx ended. asynq has already moved the task to its
-			// retry or archived set.
-			return nil, finish(context.Cause(d.ctx))
+			return nil, d.finishEnded() // Key may have failed because ctx ended
 		}
 		var failed *keyFailedError // a temporary error
 		if !errors.As(err, &failed) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
@@ -206,6 +205,7 @@ func (d *delivery) runWithLocks(targets []target, next asynq.Handler) outcome {
 		case closed:
 			return outcome{step: guardClosed}
 		case !again:
+			d.succeeded = err == nil
 			err = d.handlerResult(err)
 			err = d.parkFirst(err) // a task that put its key on Hold parks ahead of all parked tasks
 			return finish(err)
@@ -221,46 +221,47 @@ func (d *delivery) takeAll(targets []target) outcome {
 		return result
 	}
 	for {
-		for _, t := range targets {
-			if result := d.take(t); result.step != proceed {
-				return result
-			}
-		}
-		// Drop the producer's claim (package unique) only when the handler would start now. Ask
-		// mayStart again after that round trip. If it says no then, the claim is not put back:
-		// the next task for the key may be enqueued before this one runs, and both run.
-		result, lost := d.mayStart()
-		if result.step == proceed && lost == nil {
-			if result = d.dropClaim(targets); result.step == proceed {
-				result, lost = d.mayStart()
-			}
-		}
-		if result.step != proceed {
+		if result := d.takeEach(targets); result.step != takeAgain {
 			return result
-		}
-		if lost == nil {
-			return outcome{}
 		}
 		// retake has released all locks. So each is asked for again, also one that Allow ran
 		// without, and its events come again.
-		if result := d.retake(lost); result.step != proceed {
-			return result
-		}
 	}
 }
 
-// mayStart ends the task if its handler must not start any more, now that it holds its locks.
-// lost is a lease that ended meanwhile, or nil.
-func (d *delivery) mayStart() (result outcome, lost *heldLease) {
+// takeEach is takeAll without checkPaused. It returns takeAgain when the task, on its last
+// attempt, has lost a lease before its handler started.
+func (d *delivery) takeEach(targets []target) outcome {
+	for _, t := range targets {
+		if result := d.take(t); result.step != proceed {
+			return result
+		}
+	}
+	// Drop the producer's claim (package unique) only when the handler would start now. Ask
+	// mayStart again after that round trip. If it says no then, the claim is not put back:
+	// the next task for the key may be enqueued before this one runs, and both run.
+	if result := d.mayStart(); result.step != proceed {
+		return result
+	}
+	if result := d.dropClaim(targets); result.step != proceed {
+		return result
+	}
+	return d.mayStart()
+}
+
+// mayStart returns proceed if the handler may start, now that the task holds its locks. If a
+// lease ended meanwhile, the result is that of retake.
+func (d *delivery) mayStart() outcome {
 	switch {
 	case d.ctx.Err() != nil:
-		// asynq has already moved the task to its retry or archived set. The handler would run
-		// at the same time as that retry.
-		return finish(context.Cause(d.ctx)), nil
+		return d.finishEnded()
 	case d.isReplaced():
-		return finish(d.revoke(nil)), nil
+		return finish(d.revoke(nil))
 	}
-	return outcome{}, d.lostBeforeStart()
+	if lost := d.lostBeforeStart(); lost != nil {
+		return d.retake(lost)
+	}
+	return outcome{}
 }
 
 // take gets one lock, or decides what happens to the task without it.
@@ -284,7 +285,7 @@ func (d *delivery) decide(t target, err error) outcome {
 	var busy *BusyError
 	switch {
 	case d.ctx.Err() != nil:
-		return finish(context.Cause(d.ctx)) // asynq has already moved the task to its retry or archived set
+		return d.finishEnded()
 	case d.isReplaced():
 		return d.replacedBeforeStart(t, err)
 	case errors.Is(err, ErrClosed):

@@ -23,11 +23,16 @@ type step uint8
 
 const (
 	proceed     step = iota // go on to the next step
+	takeAgain               // all locks are released again: take them from the first one on
 	finished                // the task ends here, with outcome.err
 	guardClosed             // the task ends here: the Guard is closed; see afterClose
 )
 
 func finish(err error) outcome { return outcome{step: finished, err: err} }
+
+// finishEnded ends a task whose context has ended. asynq has already moved the task to its
+// retry or archived set, and may run it again: the handler must not start any more.
+func (d *delivery) finishEnded() outcome { return finish(context.Cause(d.ctx)) }
 
 // The errors that Middleware returns to asynq for a task that does not run, besides a plain
 // error: returnedTask, archive and revoked.
@@ -126,7 +131,7 @@ func (d *delivery) returnTask(t target, reason error, delay time.Duration) outco
 func (d *delivery) stoppedWaiting(err error) outcome {
 	switch {
 	case d.ctx.Err() != nil:
-		return finish(context.Cause(d.ctx))
+		return d.finishEnded()
 	case d.isReplaced():
 		return finish(d.revoke(nil))
 	case errors.Is(err, ErrClosed), d.guard.closing.Err() != nil:

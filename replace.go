@@ -225,7 +225,6 @@ func (d *delivery) replaceableContext() context.Context {
 // handlerResult returns the result for asynq of a handler that returned err: err itself, or
 // a revoked if the task was replaced and its handler failed.
 func (d *delivery) handlerResult(err error) error {
-	d.succeeded = err == nil
 	switch {
 	case d.replacing == nil || d.ctx.Err() != nil:
 		return err // asynq has already moved a task whose context ended to retry or archived
