@@ -30,10 +30,12 @@ type Lease struct {
 
 	// These four are set before the lease is handed out. Then they never change, and are read
 	// without the mutex.
-	parked  time.Duration // how long its note was parked; 0: it was not
-	value   string        // what was taken out of a pool, escaped
-	member  memberArg     // the member's name without its kind: body, or value|body in a pool
-	takenAt time.Time     // when the lock was taken, for MaxHold; before that, when the lease was made
+	parked time.Duration // how long its note was parked; 0: it was not
+	value  string        // what was taken out of a pool, escaped
+	member memberArg     // the member's name without its kind: body, or value|body in a pool
+	// takenAt is when the lock was taken; without MaxHold and a grant, when the command was
+	// sent that took it. Until then it is when the lease was made.
+	takenAt time.Time
 
 	// What follows is guarded by the renewer's mutex.
 	fence    int64 // 0: not known yet, see Fence
@@ -246,7 +248,7 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	}
 	le.consuming.Store(e.consume)
 	le.startCounts.Store(!e.unused)
-	free, held, err := le.release(ctx)
+	free, held, err := le.releaseAt(ctx, now)
 	if err == nil {
 		le.lock.locker.spawnReleaseLater(le)
 	}
@@ -269,11 +271,14 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 // release runs the release script for this token, whatever the local state. held reports
 // whether Redis still had the holder.
 func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
+	return le.releaseAt(ctx, time.Now())
+}
+
+func (le *Lease) releaseAt(ctx context.Context, now time.Time) (free int, held bool, err error) {
 	m := le.lock
 	s, args := m.kind.release(le)
-	sent := time.Now()
-	reply, err := m.locker.conn.RunUntil(context.Background(), ctx, s, m.keys, args)
-	return le.noteRelease(reply, err, sent)
+	reply, err := m.locker.conn.RunFor(unleaving(ctx, now), s, m.keys, args)
+	return le.noteRelease(reply, err, now)
 }
 
 // noteRelease handles the reply to a release that was sent at sent, or the error err.
@@ -332,7 +337,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.RunUntil(context.Background(), ctx, renewScript, le.lock.keys, []any{&le.member, d.Milliseconds()})
+	reply, err := le.lock.locker.conn.RunFor(unleaving(ctx, sent), renewScript, le.lock.keys, []any{&le.member, d.Milliseconds()})
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

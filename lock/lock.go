@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/keytext"
 )
 
@@ -272,7 +273,7 @@ func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (answer, error)
 func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, error) {
 	s, args := m.kind.ask(le, mode)
 	before := le.asks.Copies()
-	reply, err := m.locker.conn.RunUntil(m.leaveAt(ctx), ctx, s, m.keys, args)
+	reply, err := m.locker.conn.RunFor(m.callerOf(ctx, time.Now()), s, m.keys, args)
 	mayHaveRun := le.asks.NoteReply(before, err)
 	if err != nil {
 		if mayHaveRun || le.asks.MayRunYet() {
@@ -290,12 +291,17 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 	return a, err
 }
 
-// leaveAt returns the context at whose end the first exchange of an operation returns.
-func (m *Lock) leaveAt(ctx context.Context) context.Context {
+// callerOf is for whom the first exchange of an operation is that begins now.
+func (m *Lock) callerOf(ctx context.Context, now time.Time) exchange.Caller {
 	if m.uninterrupted {
-		return context.Background()
+		return unleaving(ctx, now)
 	}
-	return ctx
+	return exchange.Caller{Leave: ctx, Values: ctx, Now: now}
+}
+
+// unleaving is a caller that stays until an exchange ends, also after the end of ctx.
+func unleaving(ctx context.Context, now time.Time) exchange.Caller {
+	return exchange.Caller{Leave: context.Background(), Values: ctx, Now: now}
 }
 
 // parseAnswer reads the reply to an ask.

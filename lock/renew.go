@@ -45,8 +45,8 @@ func believe(length time.Duration) time.Duration {
 	return length - length/1000 - time.Millisecond
 }
 
-// add adds a lease that lasts for length from sent. MaxHold counts from now, since sent may
-// be long before a grant. value is what was taken out of a pool.
+// add adds a lease that lasts for length from sent. MaxHold counts from now, since the reply
+// may have taken seconds. value is what was taken out of a pool.
 func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, length time.Duration) {
 	r.register(le, fence, value, sent, length, false)
 }
@@ -60,7 +60,10 @@ func (r *renewer) addGranted(le *Lease, fence int64, value string, sent time.Tim
 
 func (r *renewer) register(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
 	r.mu.Lock()
-	le.fence, le.value, le.takenAt = fence, value, time.Now()
+	le.fence, le.value, le.takenAt = fence, value, sent
+	if granted || le.lock.maxHold > 0 {
+		le.takenAt = time.Now()
+	}
 	if le.member == "" {
 		le.member = memberArg(le.lock.kind.member(le.body, value))
 	}

@@ -67,7 +67,7 @@ type Conn struct {
 	jobs       chan func() // to idle workers, see onWorker
 	closing    <-chan struct{}
 	slotsKnown atomic.Bool // the client knows which master has which slots
-	// mayMeasure: the client may marshal an argument only to learn its size, see writing.
+	// mayMeasure: the client may marshal an argument only to learn its size, see isWriter.
 	mayMeasure bool
 	deadlines  deadlines
 	denied     denials
@@ -110,16 +110,24 @@ func (c *Conn) useClient(contextTimeout bool, read time.Duration) {
 // Run runs s on keys, the one key of a lock. When ctx ends it returns ErrNoAnswer and lets
 // the exchange go on: an interrupted command could have run all the same.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
-	return c.RunUntil(ctx, ctx, s, keys, args)
+	return c.RunFor(Caller{Leave: ctx, Values: ctx, Now: time.Now()}, s, keys, args)
 }
 
-// RunUntil is Run for a caller that leaves when leave ends. Of ctx it uses only the values.
-func (c *Conn) RunUntil(leave, ctx context.Context, s *Script, keys []string, args []any) (v any, err error) {
-	bound := c.boundContext(ctx)
-	if c.queue != nil || c.onCaller(leave) {
-		v, err = c.run(leave, bound, s, keys, args)
+// Caller is for whom an exchange is.
+type Caller struct {
+	Leave  context.Context // the exchange returns when it ends
+	Values context.Context // hooks of the client see its values; it may end before
+	Now    time.Time       // reading the clock takes longer than most steps of an exchange
+}
+
+// RunFor is Run for a caller that does not leave at the end of the context whose values it
+// passes on.
+func (c *Conn) RunFor(who Caller, s *Script, keys []string, args []any) (v any, err error) {
+	bound := c.boundContext(who.Values, who.Now)
+	if c.queue != nil || c.onCaller(who.Leave) {
+		v, err = c.run(who.Leave, bound, s, keys, args)
 	} else {
-		v, err = c.within(leave, bound, func() (any, error) { return c.run(bound, bound, s, keys, args) })
+		v, err = c.within(who.Leave, bound, func() (any, error) { return c.run(bound, bound, s, keys, args) })
 	}
 	if errors.Is(err, ErrNoAnswer) {
 		noteLeftBehind(args)
@@ -209,9 +217,8 @@ type deadlines struct {
 }
 
 // boundContext returns the context of one exchange: the values of a caller's context, under
-// a shared deadline.
-func (c *Conn) boundContext(values context.Context) context.Context {
-	now := time.Now()
+// a shared deadline. An exchange that begins now has at least four fifths of Timeout.
+func (c *Conn) boundContext(values context.Context, now time.Time) context.Context {
 	c.deadlines.mu.Lock()
 	defer c.deadlines.mu.Unlock()
 	if now.After(c.deadlines.renew) {

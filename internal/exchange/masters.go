@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -27,7 +28,7 @@ func (c *Conn) MasterOf(ctx context.Context, key string) any {
 	if !isCluster {
 		return nil
 	}
-	bound := c.boundContext(ctx)
+	bound := c.boundContext(ctx, time.Now())
 	find := func() (any, error) { return cluster.MasterForKey(bound, key) }
 	var master any
 	var err error

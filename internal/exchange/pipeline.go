@@ -3,6 +3,7 @@ package exchange
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -20,7 +21,7 @@ type Call struct {
 // reply or an error. A server that does not run a script by its hash says so for each
 // command; Pipeline sends those again by EVAL.
 func (c *Conn) Pipeline(ctx context.Context, s *Script, calls []*Call) {
-	bound := c.boundContext(ctx)
+	bound := c.boundContext(ctx, time.Now())
 	mine := slices.Clone(calls)
 	_, err := c.within(ctx, bound, func() (any, error) {
 		c.runAll(bound, s, mine)

@@ -27,7 +27,7 @@ func (e *TooFew) Error() string {
 // with an error, which is a *TooFew if they have not. Confirm asks the masters at the same
 // time, so that one whose replicas are away delays the others for no longer than within.
 func (c *Conn) Confirm(ctx context.Context, s *Script, written int64, calls []*Call, replicas int, within time.Duration) {
-	bound := c.boundContext(ctx)
+	bound := c.boundContext(ctx, time.Now())
 	mine := make([]*Call, len(calls))
 	for i, x := range calls {
 		copied := *x // a goroutine that within abandons may still write to it

@@ -11,11 +11,11 @@ import (
 // SetsKeys reports whether the transport sends SET, and not scripts alone.
 func (c *Conn) SetsKeys() bool { return c.process != nil }
 
-// SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as RunUntil does.
+// SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as RunFor does.
 // ok is false without an error if the key exists. The error is the server's own: see
 // SetRefused and DescribeSet.
-func (c *Conn) SetFirst(leave, ctx context.Context, key string, body *Counted, ttl any) (ok bool, err error) {
-	bound := c.boundContext(ctx)
+func (c *Conn) SetFirst(who Caller, key string, body *Counted, ttl any) (ok bool, err error) {
+	bound, leave := c.boundContext(who.Values, who.Now), who.Leave
 	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
 	switch {
 	case c.queue != nil:
@@ -47,7 +47,7 @@ type Set struct {
 
 // SetAll sends all sets in one round trip. Each ends with a reply or an error.
 func (c *Conn) SetAll(ctx context.Context, sets []*Set) {
-	bound := c.boundContext(ctx)
+	bound := c.boundContext(ctx, time.Now())
 	type sent struct {
 		cmds   []*redis.StatusCmd
 		failed error // of the whole pipeline

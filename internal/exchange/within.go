@@ -66,7 +66,7 @@ func (c *Conn) within(ctx, bound context.Context, f func() (any, error)) (any, e
 // returns, after Timeout, or AnswerGrace after ctx ended. In the last two cases f goes on, and
 // its result is dropped.
 func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, error)) (any, error) {
-	bound := c.boundContext(ctx)
+	bound := c.boundContext(ctx, time.Now())
 	return c.within(ctx, bound, func() (any, error) { return f(bound) })
 }
 
