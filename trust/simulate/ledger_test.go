@@ -264,24 +264,28 @@ func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 		at := slices.IndexFunc(b.w.plan.rulesOf(other), func(r rulePlan) bool { return r.key(other) == key })
 		// Which of two is older is decided in Redis, where their messages may come in another order.
 		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at && came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
-			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a.n, key) })
+			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a, key) })
 		}
 	}
 }
 
-func (b *ledger) judgeReplaced(older *attempt, newer int, key string) {
+func (b *ledger) judgeReplaced(older, newer *attempt, key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.limitOf(key) > 1 {
+	switch {
+	case b.limitOf(key) > 1:
 		return // an operator has let several hold it
+	case newer.over && newer.run == nil:
+		return // from a closed gate, say: it may have asked between two waits of the older one, and asks again
 	}
-	for _, rule := range b.w.plan.rulesOf(b.w.plan.Tasks[newer]) {
-		if !b.pausedUntil(rule.key(b.w.plan.Tasks[newer])).IsZero() {
+	task := b.w.plan.Tasks[newer.n]
+	for _, rule := range b.w.plan.rulesOf(task) {
+		if !b.pausedUntil(rule.key(task)).IsZero() {
 			return // a paused task asks nobody to stop
 		}
 	}
 	if !older.over && older.run == nil && !older.p.isEnded() && older.p.isStopping().IsZero() {
-		b.violatef("replaced: task %d still waits, 4s after the newer task %d came to %q", older.n, newer, key)
+		b.violatef("replaced: task %d still waits, 4s after the newer task %d came to %q", older.n, newer.n, key)
 	}
 }
 
@@ -463,11 +467,10 @@ func (b *ledger) judgeBeside(r *run) {
 			b.violatef("overlap: task %d begins on %q, whose limit is %d, beside %v", r.n, key, limit, there)
 		}
 	}
-	if len(r.keys) == 0 {
-		return // no rule, or one that allows
-	}
 	for _, o := range b.runs {
-		if o.id == r.id && o.lives() && len(o.keys) > 0 {
+		// Rules that allow may have let each of the two run with another key, or with none.
+		shared := slices.ContainsFunc(o.keys, func(key string) bool { return slices.Contains(r.keys, key) })
+		if o.id == r.id && o.lives() && shared {
 			b.violatef("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
 		}
 	}

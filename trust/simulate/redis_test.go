@@ -266,7 +266,7 @@ type peer struct {
 
 func (s *redisServer) peer(c *conn) *peer {
 	p := &peer{redis: s, conn: c}
-	p.peer = server.NewPeer(bufio.NewWriter(p))
+	p.peer = server.NewPeer(bufio.NewWriterSize(p, 1024))
 	return p
 }
 

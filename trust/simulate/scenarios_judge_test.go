@@ -1,6 +1,9 @@
 package simulate
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // judgeScenarios are worlds that keep all promises, and in which the oracle once saw a
 // promise broken. They are played as they are.
@@ -83,7 +86,26 @@ func lateJudgeScenarios() []*plan {
 		task.Timeout = 5 * time.Second
 		p.Tasks = manyKeys(task)
 	})
-	return []*plan{paused, farther, exited, unheard}
+	apart := scenario("a retry is allowed to run with another key than its earlier attempt", 1, func(p *plan) {
+		p.Rules = []rulePlan{
+			{Task: "t", Scope: "first", On: []string{"a"}, Limit: 2, TTL: 6 * time.Second, Policy: "allow"},
+			{Task: "t", Scope: "second", On: []string{"b"}, TTL: 6 * time.Second, Policy: "allow"},
+		}
+		other, deaf := work(0, 3*time.Second), work(time.Second, 20*time.Second)
+		other.A, deaf.Timeout, deaf.Steps[0].Deaf = 1, 4*time.Second, true // other has the second key until the retry comes
+		p.Tasks = []taskPlan{other, deaf}
+	})
+	gone := scenario("a newer task asks an older one that is between two waits, and leaves", 1, func(p *plan) {
+		p.Latency = 100 * ms
+		p.Procs[0].Workers = 50
+		r := rule("replace")
+		r.Starts, r.Per, r.Burst, r.Wait = 1, 20*time.Second, 1, 8*time.Second
+		p.Rules = []rulePlan{r}
+		older := work(5*time.Second, 0)
+		older.MaxRetry = 0 // it waits in its worker, for the second time
+		p.Tasks = slices.Concat(manyKeys(work(0, 0)), manyKeys(older), manyKeys(work(5400*ms, 0)))
+	})
+	return []*plan{paused, farther, exited, unheard, apart, gone}
 }
 
 // manyKeys are tasks like t, each with a key of its own.

@@ -404,9 +404,13 @@ func (w *world) end() verdict {
 	return v
 }
 
+// stackBuffers are for the stacks of all goroutines.
+var stackBuffers = sync.Pool{New: func() any { return make([]byte, 1<<20) }}
+
 // others are the stacks of the bubble's other goroutines, but for those that carry it.
 func others() (stacks []string) {
-	buf := make([]byte, 1<<20)
+	buf := stackBuffers.Get().([]byte)
+	defer stackBuffers.Put(buf) //nolint:staticcheck // a slice of it is not worth a pointer
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 	_, bubble, _ := strings.Cut(all[0], "synctest bubble ")
 	bubble, _, _ = strings.Cut(bubble, "]")

@@ -66,13 +66,24 @@ func (s *totals) verdict() string {
 
 // watchdog ends the program when a world takes far too long in real time: something
 // computes for ever without that virtual time goes on, and no test's timeout says where.
+// It counts ticks: a program that was stopped for a while misses those.
 func watchdog(p *plan) (stop func()) {
-	timer := time.AfterFunc(5*time.Minute, func() {
+	over := make(chan struct{})
+	go func() { // until stop
+		ticker := time.NewTicker(10 * time.Second)
+		defer ticker.Stop()
+		for range 30 {
+			select {
+			case <-over:
+				return
+			case <-ticker.C:
+			}
+		}
 		buf := make([]byte, 1<<20)
 		fmt.Fprintf(os.Stderr, "simulate: the world of seed %d (%s) stands still\n%s\n%s\n", p.Seed, p.Name, p, buf[:runtime.Stack(buf, true)])
 		os.Exit(2)
-	})
-	return func() { timer.Stop() }
+	}()
+	return func() { close(over) }
 }
 
 // playWatched is play with the watchdog.
