@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -71,11 +72,12 @@ func TestRights_noneTooMany(t *testing.T) {
 	}
 }
 
-// What walks all keys, under the prefix that the rights are for.
+// What walks all keys, under a prefix that the rights cover. It is the test's own, since a
+// sweep removes what has expired under its prefix, also that of other tests.
 func TestRights_walk(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := newLocker(t, s.Client(t), prefixed(inside.DefaultPrefix+":"+redistest.Name(t)))
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		found := false
