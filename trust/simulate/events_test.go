@@ -244,6 +244,8 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 	switch {
 	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.stepped():
 		return
+	case !p.isStopping().IsZero() && time.Since(p.isStopping()) > p.plan.Shutdown+time.Second:
+		return // its Guard's Close has given up: leases last until their deadlines
 	case !k.broken.IsZero() && k.broken.After(h.since.Add(-time.Second)): // it may have been granted a while before
 		return
 	case rule.limit() > 1 && !k.broken.IsZero():

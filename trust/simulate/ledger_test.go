@@ -262,6 +262,9 @@ func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 			continue
 		}
 		at := slices.IndexFunc(b.w.plan.rulesOf(other), func(r rulePlan) bool { return r.key(other) == key })
+		if older.taken > at && rule.MaxHold > 0 {
+			continue // it may have lost the lock to MaxHold while it waits for its next one, and is not told then
+		}
 		// Which of two is older is decided in Redis, where their messages may come in another order.
 		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at && came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
 			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a, key) })

@@ -47,11 +47,11 @@ func judgeScenarios() []*plan {
 		}
 		p.Faults = []faultPlan{{Kind: misconf, Proc: 0, Client: "lock", At: time.Second, For: 12 * time.Second}}
 	})
-	return append([]*plan{overdue, raised, refused}, lateJudgeScenarios()...)
+	return slices.Concat([]*plan{overdue, raised, refused}, timeJudgeScenarios(), replaceJudgeScenarios())
 }
 
-// lateJudgeScenarios go on with judgeScenarios.
-func lateJudgeScenarios() []*plan {
+// timeJudgeScenarios are those in which something took longer than the oracle thought.
+func timeJudgeScenarios() []*plan {
 	paused := scenario("a pause ends by itself after an order that took long", 1, func(p *plan) {
 		p.Latency = 100 * ms // the order takes longer than the first exchange after the pause
 		p.Procs[0].Workers = 20
@@ -60,13 +60,6 @@ func lateJudgeScenarios() []*plan {
 		last.MaxRetry = 0                                         // so that it waits in its worker, and asks at the end of the pause
 		p.Tasks = append(manyKeys(last), work(20*time.Second, 0)) // orders end when no more tasks are to come
 		p.Ops = []opPlan{{At: time.Second, Kind: "halt", Task: 0, For: 10 * time.Second, Whole: true}}
-	})
-	farther := scenario("a newer task waits for its first lock, an older one does too", 1, func(p *plan) {
-		p.Rules = []rulePlan{
-			{Task: "t", Scope: "first", Limit: 3, TTL: 10 * time.Second, Wait: 40 * time.Second, Starts: 1, Per: 9 * time.Second, Policy: "replace"},
-			{Task: "t", Scope: "second", TTL: 10 * time.Second, Policy: "replace"},
-		}
-		p.Tasks = []taskPlan{work(0, 0), work(time.Second, 0), work(2*time.Second, 0)}
 	})
 	exited := scenario("a process exits while a handler runs, and another task waits", 1, func(p *plan) {
 		p.Procs[0].Shutdown = time.Second
@@ -85,6 +78,28 @@ func lateJudgeScenarios() []*plan {
 		task := work(0, 4800*ms)
 		task.Timeout = 5 * time.Second
 		p.Tasks = manyKeys(task)
+	})
+	givenUp := scenario("Close gives up while a handler runs, and asynq stops later", 1, func(p *plan) {
+		r := rule("park")
+		r.TTL = 3 * time.Second // nobody renews the lease any more
+		p.Rules = []rulePlan{r}
+		p.Procs[0].Shutdown = 2 * time.Second
+		deaf := work(0, 20*time.Second)
+		deaf.Steps[0].Deaf = true
+		p.Tasks = []taskPlan{deaf}
+		p.Faults = []faultPlan{{Kind: stops, At: 2 * time.Second}, {Kind: hung, Client: "asynq", At: 3 * time.Second, For: 15 * time.Second}}
+	})
+	return []*plan{paused, exited, unheard, givenUp}
+}
+
+// replaceJudgeScenarios are those about tasks that run, or wait, beside others like them.
+func replaceJudgeScenarios() []*plan {
+	farther := scenario("a newer task waits for its first lock, an older one does too", 1, func(p *plan) {
+		p.Rules = []rulePlan{
+			{Task: "t", Scope: "first", Limit: 3, TTL: 10 * time.Second, Wait: 40 * time.Second, Starts: 1, Per: 9 * time.Second, Policy: "replace"},
+			{Task: "t", Scope: "second", TTL: 10 * time.Second, Policy: "replace"},
+		}
+		p.Tasks = []taskPlan{work(0, 0), work(time.Second, 0), work(2*time.Second, 0)}
 	})
 	apart := scenario("a retry is allowed to run with another key than its earlier attempt", 1, func(p *plan) {
 		p.Rules = []rulePlan{
@@ -105,7 +120,17 @@ func lateJudgeScenarios() []*plan {
 		older.MaxRetry = 0 // it waits in its worker, for the second time
 		p.Tasks = slices.Concat(manyKeys(work(0, 0)), manyKeys(older), manyKeys(work(5400*ms, 0)))
 	})
-	return []*plan{paused, farther, exited, unheard, apart, gone}
+	lapsed := scenario("a newer task comes when an older one has lost its first lock to MaxHold", 1, func(p *plan) {
+		p.Rules = []rulePlan{
+			{Task: "t", Scope: "first", On: []string{"a"}, TTL: 3 * time.Second, Wait: 10 * time.Second, MaxHold: 2 * time.Second, Policy: "replace"},
+			{Task: "t", Scope: "second", TTL: 10 * time.Second, Policy: "park"},
+		}
+		holds, older, newer := work(0, 0), work(time.Second, 0), work(4*time.Second, 0)
+		holds.A, holds.Steps[0].Hold = 1, 12*time.Second                     // the second key
+		older.MaxRetry, older.Timeout, newer.MaxRetry = 0, 20*time.Second, 0 // both wait for that in their workers
+		p.Tasks = []taskPlan{holds, older, newer}
+	})
+	return []*plan{farther, apart, gone, lapsed}
 }
 
 // manyKeys are tasks like t, each with a key of its own.
