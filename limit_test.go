@@ -116,7 +116,7 @@ func TestKeyFailure_skipRetry(t *testing.T) {
 	}
 }
 
-// The log says once which function of which rule fails, and that it answers again.
+// The log says once which function of which rule fails, and that it works again.
 func TestKeyFailure_logNamesTheFunction(t *testing.T) {
 	t.Parallel()
 	for function, fails := range map[string]func(c *Config, fail func() error){
@@ -148,7 +148,7 @@ func TestKeyFailure_logNamesTheFunction(t *testing.T) {
 		log := r.log.text(slog.LevelInfo)
 		for _, want := range []string{
 			`automutex: rule "50%d": ` + function + " fails with an error that is no *KeyError",
-			`automutex: rule "50%d": ` + function + " answers again",
+			`automutex: rule "50%d": ` + function + " works again",
 		} {
 			if strings.Count(log, want) != 1 {
 				t.Errorf("want %q once in\n%s", want, log)

@@ -55,7 +55,7 @@ func TestKeyFunc_failsForNow(t *testing.T) {
 			r.rerun(id)
 			r.finish(id)
 			r.stop()
-			if text := r.log.text(slog.LevelInfo); strings.Count(text, "no *KeyError") != 1 || strings.Count(text, "answers again") != 1 {
+			if text := r.log.text(slog.LevelInfo); strings.Count(text, "no *KeyError") != 1 || strings.Count(text, "works again") != 1 {
 				t.Errorf("logged: %s", text)
 			}
 		}
