@@ -53,7 +53,7 @@ type Lease struct {
 
 // binding is one context made by Bind.
 type binding struct {
-	ctx    context.Context //nolint:containedctx // to see whether it has ended by itself
+	ctx    context.Context // to see whether it has ended by itself
 	cancel context.CancelCauseFunc
 }
 
@@ -143,7 +143,6 @@ func (le *Lease) endErr() error {
 		return ErrLost
 	case leaseReleased:
 		return ErrNotHeld
-	case leaseHeld:
 	}
 	return nil
 }
@@ -164,7 +163,6 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 	case leaseLost:
 		cancel(ErrLost)
 		return ctx
-	case leaseHeld:
 	}
 	// Keep the list short if a lease is bound often: when it has twice as many entries as
 	// were left the last time, drop those that have ended. (A context.AfterFunc for each

@@ -95,7 +95,7 @@ type Locker struct {
 	// closing ends waiters and goroutines when Close begins. work counts what enter, spawn
 	// and branch have begun, and Close waits for it. mu makes the check of closed and
 	// work.Add one step, so that nothing begins after Close has begun to wait.
-	closing context.Context //nolint:containedctx // the Locker's own lifetime, not a caller's
+	closing context.Context // the Locker's own lifetime, not a caller's
 	stop    context.CancelFunc
 	mu      sync.Mutex
 	closed  bool

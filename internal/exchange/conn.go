@@ -209,7 +209,7 @@ func (c opContext) Value(key any) any { return c.values.Value(key) }
 // that begin within one fifth share a context, so that not each of them needs a timer.
 type deadlines struct {
 	mu    sync.Mutex      // guards the fields below
-	ctx   context.Context //nolint:containedctx // shared by short exchanges, ends by itself
+	ctx   context.Context // shared by short exchanges, ends by itself
 	renew time.Time
 	// cancel is never called: exchanges use ctx until its timer ends it, also after Close.
 	// ctx holds nothing but that timer. (go vet wants cancel to be kept.)
