@@ -10,10 +10,14 @@
 // Redis.
 //
 //	go test ./trust/simulate                             # a small part, as in go test work
-//	go test ./trust/simulate -worlds 1000 -exhaustive    # what docs/guarantees.md has figures of, and what CI plays
+//	go test ./trust/simulate -worlds 2000 -exhaustive    # what docs/guarantees.md has figures of, and what CI plays
 //	go test ./trust/simulate -run Worlds -seed 42        # one world again
-//	go test ./trust/simulate -run Worlds -first 1001 -worlds 100000 -within 20h -timeout 24h
+//	go test ./trust/simulate -run Worlds -first 2001 -worlds 98000 -within 20h -timeout 24h
 //	go test ./trust/simulate -run Faults -exhaustive -pairs
+//
+// Nearly all commands of a world find nothing to do: servers poll for tasks and controls.
+// Where no fault can hit such a command it is answered in the client, in the virtual time
+// that it would take; see endpoint.shortcut.
 //
 // # What a seed decides
 //

@@ -256,8 +256,12 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 		// Granted by a release: short at first, and made longer at once.
 		within = min(rule.TTL, 3*time.Second)
 	}
+	lately := rule.TTL + time.Second
+	if !h.started {
+		lately = max(lately, time.Since(h.since)) // it is told when the task has its last lock, which may be long after
+	}
 	// The last renewal was up to a third ago, and a tenth is the margin.
-	if away := b.w.away(p, rule.TTL+time.Second); away < within*2/3-within/10-500*time.Millisecond {
+	if away := b.w.away(p, lately); away < within*2/3-within/10-500*time.Millisecond {
 		b.violatef("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID, p.n, key, rule.TTL, e.Held, away)
 		return
 	}

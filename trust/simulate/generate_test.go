@@ -83,7 +83,7 @@ func (d *drawer) weighted(weights ...int) int {
 	return 0
 }
 
-// All worlds that CI plays have rules that New takes.
+// The first worlds that CI plays have rules that New takes.
 func TestDraw(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // New does no I/O

@@ -507,6 +507,9 @@ func (b *ledger) judgeTimeLeft(r *run) {
 	if !ok || task.Timeout == 0 || !b.calm {
 		return
 	}
+	if u := b.w.plan.uniqueOf(task); u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone") {
+		return // it may have the options of an earlier task, of which it only replaced the payload
+	}
 	retried, _ := asynq.GetRetryCount(r.ctx)
 	for _, rule := range b.w.plan.rulesOf(task) {
 		if rule.Policy != "park" || retried >= task.MaxRetry {
