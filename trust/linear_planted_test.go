@@ -73,8 +73,8 @@ var linBugs = []*linBug{
 	{
 		name:   "last come, first served",
 		file:   "ask",
-		before: `old_score and old_score % 2e15 or now_us - 1.6e15`,
-		after:  `old_score and old_score % 2e15 or 1e15 - now_us % 1e15`,
+		before: `local ticket = now_us - 1.6e15`,
+		after:  `local ticket = 1e15 - now_us % 1e15`,
 	},
 	{
 		name:   "one holder too many",

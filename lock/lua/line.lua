@@ -162,12 +162,18 @@ local function apart(id)
   return string.find(id, '^[^.|]*%.%d+%.~')
 end
 
+-- note_of: the note in a body, or in the member h:<body> or e:<body>. It is all that follows the
+-- second |, and may be empty.
+local function note_of(body)
+  return string.match(body, '^[^|]*|[^|]*|(.*)$')
+end
+
 -- noted: a live holder with that note, or nil. Callers have removed dead holders. Each holder
 -- costs a third of a microsecond, so only the first 1,000 are read; and only the first 128 if
 -- id may hold beside its note, when the result is for the busy reply alone.
 local function noted(id, note)
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', lock, '1e11', '1e14', 'LIMIT', '0', apart(id) and '1000' or '128')) do
-    if string.match(member, '^h:[^|]*|[^|]*|(.*)$') == note then
+    if note_of(member) == note then
       return member
     end
   end
@@ -175,7 +181,7 @@ end
 
 -- twin: the holder with the note of id, if id is apart; nil otherwise. A mutex needs no check.
 local function twin(id)
-  return limit > 1 and apart(id) and noted(id, string.match(id, '^[^|]*|[^|]*|(.*)$')) or nil
+  return limit > 1 and apart(id) and noted(id, note_of(id)) or nil
 end
 
 -- mark_ahead: how far ahead a waiter's mark can be (ms): three seconds, and one for clocks
@@ -233,7 +239,7 @@ local function grant(held, head, asker, ttl)
       if lives then
         keep_key(length)
       end
-      redis.call('ZREM', lock, head, entry)
+      redis.call('ZREM', lock, head, entry, 'i') -- i: the slot is taken, or calls sets it again
     end
     if waits then
       passed = passed + 1
