@@ -223,20 +223,20 @@ func (e *KeyError) Error() string {
 // Unwrap returns Err. That of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// keyFailedError says that a rule's Key or LimitOf, or Config.Decode, returned an error
+// temporaryKeyError says that a rule's Key or LimitOf, or Config.Decode, returned an error
 // that is no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
 // could not store it.
-type keyFailedError struct {
+type temporaryKeyError struct {
 	rule     *compiledRule
 	function string // "the rule's Key", "the rule's LimitOf" or "Config.Decode"
 	err      error
 }
 
-func (e *keyFailedError) Error() string {
+func (e *temporaryKeyError) Error() string {
 	return strings.ToValidUTF8(fmt.Sprintf("automutex: rule %q: %s failed: %v", e.rule.Name, e.function, e.err), "\uFFFD")
 }
 
-func (e *keyFailedError) Unwrap() error { return e.err }
+func (e *temporaryKeyError) Unwrap() error { return e.err }
 
 // failed is the error of the rule when a function of the user failed: a *KeyError
 // and NoLock stay what they are, any other error is one for now.
@@ -245,5 +245,5 @@ func (c *compiledRule) failed(function string, err error) error {
 	if err == nil || errors.As(err, &never) || errors.Is(err, NoLock) {
 		return err
 	}
-	return &keyFailedError{rule: c, function: function, err: err}
+	return &temporaryKeyError{rule: c, function: function, err: err}
 }

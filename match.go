@@ -103,15 +103,15 @@ func (rs *ruleSet) match(taskType string) []*compiledRule {
 // share one target, under the rule declared first. A rule whose Key returns NoLock has
 // no target. Config.Decode is called once.
 //
-// The error is or wraps a *KeyError, or is a *keyFailedError.
+// The error is or wraps a *KeyError, or is a *temporaryKeyError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
-	return rs.targetsWithout(ctx, t, prefix, nil)
+	return rs.targetsNeeded(ctx, t, prefix, nil)
 }
 
-// targetsWithout is targets for a task that may run without the lock of some rules.
-// When no key can be made for a rule, it calls without with the reason, and leaves the
-// rule out if that returns true. A nil without always returns false.
-func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix string, without func(*compiledRule, error) bool) ([]target, error) {
+// targetsNeeded is targets for a task that may run without the lock of some rules. When no key
+// can be made for a rule, it calls runsWithout with the rule and the reason, and leaves the rule out
+// if that returns true. A nil runsWithout always returns false.
+func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix string, runsWithout func(*compiledRule, error) bool) ([]target, error) {
 	p := rs.find(t.Type())
 	if p == nil {
 		return nil, nil
@@ -120,7 +120,7 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 	var values [][]byte
 	var unread error // why some field of some rule cannot be read
 	if p.fields != nil && undecoded == nil {
-		if values, unread = rs.findFields(p.fields, t); unread != nil && without == nil {
+		if values, unread = rs.findFields(p.fields, t); unread != nil && runsWithout == nil {
 			return nil, unread
 		}
 	}
@@ -145,7 +145,7 @@ func (rs *ruleSet) targetsWithout(ctx context.Context, t *asynq.Task, prefix str
 		switch {
 		case err == nil:
 			targets = append(targets, target{rule: rule, key: key.Key(), scope: scope, limit: limit})
-		case errors.Is(err, NoLock), without != nil && without(rule, err):
+		case errors.Is(err, NoLock), runsWithout != nil && runsWithout(rule, err):
 		default:
 			return nil, err
 		}

@@ -16,19 +16,23 @@ import (
 // less indented. Last column: files to read next for that step.
 //
 //	Middleware                is there a rule for the task's type?           match.go
-//	  enterTask               count the busy worker                          server.go, workers.go
+//	  enterTask               count the busy worker, for Park                server.go, workers.go
 //	  runWithoutLocks         run a task that needs no lock                  hold.go
 //	  process                 run a task that has rules
+//	    newDelivery           what asynq says of the task
 //	    targets               which locks does the task need?                match.go, internal/jsonkey
+//	      endWithoutKey       no key can be made: archive the task
 //	    runWithLocks          take the locks, run the handler, release
 //	      takeAll             take all locks, or end the task
 //	        checkPaused       return the task if a key is paused             pause.go
 //	        takeEach          once, or again after a lost lease
 //	          take            acquire one lock
-//	            acquire       wait as the rule says: Wait, Park, Replace     wait.go, park.go, replace.go
+//	            acquire       wait as the rule says: Wait, Park, Replace; a
+//	                          new way to wait begins there                   wait.go, park.go, replace.go
 //	            decide        the task did not get the lock
 //	              applyPause  its key is paused                              pause.go
 //	              applyPolicy its key is busy                                policy.go
+//	              retry       returnTask, or waitUntilDeadline               outcome.go, wait.go
 //	          mayStart        may the handler start now?
 //	            retake        a lease was lost before the handler started    lease.go
 //	          dropClaim       end the claim of package unique                claim.go
@@ -36,9 +40,10 @@ import (
 //	      handlerResult       was the task replaced while its handler ran?   replace.go
 //	      parkFirst           the handler put its key on Hold: park the task hold.go
 //	      release             end all leases and report it                   lease.go
+//	    afterClose            the Guard is closed: return the task           outcome.go
 //
-// Steps that can end the task return an outcome (outcome.go). inner is package lock's calls for
-// this module (inside.go).
+// Steps that can end the task return an outcome (outcome.go). outcome{} means proceed: go on with
+// the next step. inner is package lock's calls for this module (inside.go).
 //
 // Terms. Line: the waiters of a busy lock, first come, first served. Park: return the task to
 // asynq, and keep its place in line. Gate: the earliest time of the key's next start; a rate, a
@@ -49,9 +54,9 @@ import (
 // uses it. To add a policy: the list at policyKind in policy.go.
 
 // Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it
-// also runs without a busy one. A task that no rule matches runs as without it. Middleware is an asynq.MiddlewareFunc. Install it
-// before all others: a middleware that is installed before it runs without the locks, and also
-// for tasks whose key is busy.
+// also runs without a busy one. A task that no rule matches runs as without it. Middleware is an
+// asynq.MiddlewareFunc. Install it first: a middleware that is installed earlier is outside the
+// locks, and also runs for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.middlewareUsed.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
@@ -78,7 +83,8 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	}
 	targets, result := d.targets()
 	if result.step == proceed {
-		if len(targets) == 0 { // the rule's Key returned NoLock, or has no key and the policy Allow
+		// No target: each rule's Key returned NoLock, or no key could be made and the policy is Allow.
+		if len(targets) == 0 {
 			// guardedTaskKey: a Middleware that the handler is wrapped in again does nothing.
 			return g.runWithoutLocks(context.WithValue(ctx, guardedTaskKey{g}, t), t, next)
 		}
@@ -91,9 +97,10 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 }
 
 // delivery is one task that asynq has delivered to this worker, from the call of Middleware to
-// its return. asynq counts attempts otherwise: a task that returns unspent is delivered again in
-// the same attempt. Only the worker's goroutine writes the fields. Other goroutines (watchers,
-// requests to stop) read those that newDelivery sets, and replacing, which is set before.
+// its return. A delivery is not an attempt: a task that returns without spending an attempt is
+// delivered again in the same attempt. Only the worker's goroutine writes the fields. Other
+// goroutines (watchers, requests to stop) read those that newDelivery sets, and replacing, which is
+// set before those goroutines start.
 type delivery struct {
 	guard *Guard
 	ctx   context.Context // the delivery's own: it lives as long as the call
@@ -109,8 +116,8 @@ type delivery struct {
 	leases       []*heldLease  // in the order taken
 	takingSince  time.Time     // when the task came to the lock that it takes now
 	waitingSince time.Time     // zero: the task does not stand in line
-	// The next three are those of one run of the handler. retryHere releases all locks between
-	// two runs, and each run has its own.
+	// The next three are those of one run of the handler. Between two runs retryHere releases all
+	// locks and clears handlerStart. succeeded is set after the last run only.
 	handlerStart time.Time     // zero: the handler has not started
 	handlerDone  chan struct{} // made when the handler starts; release closes it
 	succeeded    bool          // the handler returned nil
@@ -136,7 +143,7 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 func (d *delivery) targets() ([]target, outcome) {
 	g := d.guard
 	for {
-		targets, err := g.rules.targetsWithout(d.ctx, d.task, g.cfg.Prefix, d.runsWithoutKey)
+		targets, err := g.rules.targetsNeeded(d.ctx, d.task, g.cfg.Prefix, d.runsWithoutKey)
 		if err == nil {
 			g.recordKeysMade(d.task.Type())
 			return targets, outcome{}
@@ -144,7 +151,7 @@ func (d *delivery) targets() ([]target, outcome) {
 		if d.ctx.Err() != nil {
 			return nil, d.finishEnded() // Key may have failed because ctx ended
 		}
-		var failed *keyFailedError // a temporary error
+		var failed *temporaryKeyError
 		if !errors.As(err, &failed) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 			return nil, d.endWithoutKey(err)
 		}
@@ -169,11 +176,12 @@ func (d *delivery) endWithoutKey(err error) outcome {
 	}
 	d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", d.task.Type(), "task", d.note, "error", err)
 	d.observe(Event{Kind: EventKeyError, Err: err})
-	return finish(archive{err})
+	return finish(archive{err}) // asynq looks for RevokeTask in err first, and then drops the task
 }
 
 // runsWithoutKey reports whether the task runs without this rule's lock although no key can be
-// made from it. Allow only measures contention, so a missing key must not stop the task.
+// made from it: it does so under Allow, which only measures contention. Under Allow too, a task
+// whose key is paused, or for which Redis does not answer, returns to asynq: see decide.
 func (d *delivery) runsWithoutKey(rule *compiledRule, err error) bool {
 	if rule.Busy.kind != policyAllow || d.ctx.Err() != nil {
 		return false
@@ -186,7 +194,7 @@ func (d *delivery) runsWithoutKey(rule *compiledRule, err error) bool {
 
 // runWithLocks takes the task's locks, runs the handler and releases the locks.
 func (d *delivery) runWithLocks(targets []target, next asynq.Handler) outcome {
-	if !d.guard.enter() {
+	if !d.guard.enter() { // counts the task, so that Close waits for it
 		return outcome{step: guardClosed}
 	}
 	defer d.guard.leave()
@@ -299,15 +307,17 @@ func (d *delivery) decide(t target, err error) outcome {
 		return d.applyPause(t, busy)
 	}
 	policy := t.policyFor(busy)
-	if busy.gateClosed() { // EventHeld says why; EventBusy, as for every busy key, which policy applies
+	// EventHeld, for a closed gate only, says what closed it. EventBusy follows, as for every busy
+	// key, and says which policy applies.
+	if busy.gateClosed() {
 		d.observe(Event{Kind: EventHeld, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
 	}
 	d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
 	return d.applyPolicy(t, busy, policy)
 }
 
-// applyPolicy applies policy, that of policyFor, to a task whose lock is busy. A task that is
-// retried while the gate is closed is retried when the gate opens, also under RetryIn.
+// applyPolicy applies policy, that of policyFor, to a task whose lock is busy. While the gate is
+// closed, a retry comes when the gate opens. This replaces the delay of RetryIn, too.
 func (d *delivery) applyPolicy(t target, busy *BusyError, policy Policy) outcome {
 	delay := retryDelay()
 	switch {
@@ -338,7 +348,8 @@ func (d *delivery) applyPolicy(t target, busy *BusyError, policy Policy) outcome
 		if busy.parked {
 			return d.park(t, busy)
 		}
-		// The wait ended before Redis parked the task: retry.
+		// The wait ended before Redis parked the task, or it is the last attempt, for which
+		// acquire does not park: retry.
 	case policyRetry, policyRetryIn:
 	case policyReplace: // acquire has asked the older task to stop, and the wait for it is over
 	}

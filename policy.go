@@ -122,7 +122,9 @@ var (
 
 	// Allow runs the handler without the lock if the key is busy, or if no key can be
 	// made from the task. Config.Observe gets EventBusy or EventKeyError. Use it to
-	// measure contention before you enforce anything.
+	// measure contention before you enforce anything. A pause is an operator's order, and a
+	// Redis that does not answer says nothing about contention: in these two cases the task
+	// returns to asynq, as under every policy.
 	Allow = Policy{kind: policyAllow}
 )
 

@@ -13,7 +13,8 @@ const (
 	refreshEvery = time.Second
 	// entryLifetime is how long a line entry lives in Redis without another ask: three
 	// refreshes. With less, one slow exchange would cost a live waiter its place. With more,
-	// entries of a dead process live long enough to be granted one lease after another.
+	// releases would grant the lock to more waiters of a dead process, and each such grant
+	// blocks the lock until its lease ends.
 	entryLifetime = 3 * refreshEvery
 	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in
 	// Redis lives for entryLifetime only. After that a grant may drop the entry, and the next
@@ -24,9 +25,11 @@ const (
 	leaveGrace = 250 * time.Millisecond
 )
 
-// line is the waiting side of a Locker. Each waiter is a goroutine blocked in wait.
-// The line decides what happens to a waiter, on three events: a grant message
-// (grants.go), the reply to an ask, and the alarm (refresh.go).
+// line is the waiting side of a Locker: the waiters of this process, each a goroutine blocked
+// in wait. Elsewhere "the line" of a lock is the list in Redis of all processes' waiters: an ask
+// adds an entry to it, and only that list decides who is next. This type decides what
+// happens to a waiter here, on three events: a grant message (grants.go), the reply to an ask,
+// and the alarm (both refresh.go).
 //
 // An ask is one run of the script ask for the token of a waiter. The waiter's goroutine
 // sends the first one, the line sends all others, in pipelines. A leave is a release of that
@@ -37,9 +40,13 @@ const (
 // and the reply to the ask then sends the leave. (If the leave reached Redis before an ask
 // that is still on its way, that ask would take the lock for a waiter that is gone.)
 //
-// To add a way to wait: an askMode in lock.go, its case in newWaiter, a case of the select in
-// wait for what else can end it, and a waitState with its case in result if it ends in a new
-// way.
+// go-redis may send an ask twice. The second one, a late copy, may even run after the leave, and
+// take the lock for that waiter. So a token of which a copy may yet run is released again later,
+// see type abandoned.
+//
+// To add a way to wait: an askMode in lock.go, with its arguments and replies in kind.go and
+// lua/ask.lua, and its cases in newWaiter and handleReply; a case of the select in wait for what
+// else can end it; and a waitState with its case in result if it ends in a new way.
 type line struct {
 	locker *Locker
 	alarm  alarm
@@ -54,11 +61,12 @@ type line struct {
 //	stateInLine, stateParkNext -> stateGranted, stateParkedOrRefused, stateFailed   by a reply or a grant message
 //	any state -> stateLeaving      the goroutine gave up, or is about to return the error of a failed wait
 //
-// No state goes back to an earlier one. done is closed with the second transition.
+// No state goes back to an earlier one. end closes done as it sets stateGranted,
+// stateParkedOrRefused or stateFailed.
 type waitState uint8
 
 const (
-	stateInLine          waitState = iota // the line asks for it again and again; also before the first reply, whatever the mode of that ask
+	stateInLine          waitState = iota // the first state, also if the first ask parks. The line asks once a second
 	stateParkNext                         // like stateInLine, but the next ask parks it
 	stateGranted                          // the lease is with the renewer
 	stateParkedOrRefused                  // parked, or refused because a holder has the waiter's note: see waiter.last
@@ -74,16 +82,18 @@ type pendingAsk struct {
 
 // waiter is one goroutine in line. line.mu guards its fields, with these exceptions:
 //
-//   - The first three are set before the line knows the waiter, and never change.
+//   - lease, until, mayPark, done and leaveDone are set before the line knows the waiter, and
+//     never change. So the goroutine of sendLeave uses lease and leaveDone without mu.
 //   - Its goroutine sets wasCalled while the first ask is pending. Only handleReply reads it,
 //     under mu, for that ask (on the same goroutine) or a later one.
-//   - After done is closed only its goroutine uses the waiter. A wait ends while no ask is
-//     pending, and end removes the waiter from the map, so nobody else finds it any more.
+//   - After done is closed only its goroutine uses the waiter, and the leave that it sends. A
+//     wait ends while no ask is pending, and end removes the waiter from the map, so nobody
+//     else finds it any more.
 type waiter struct {
 	lease     *Lease
 	until     time.Time // when its wait ends; zero: it has no deadline
 	mayPark   bool      // it may park, see lockOrPark
-	wasCalled bool      // its note was parked, and a Locker had called its inside.Caller for it
+	wasCalled bool      // the waiter's note was parked, and some process had called it (see inside.Caller)
 
 	state   waitState
 	pending *pendingAsk // nil: no ask is on its way
@@ -91,9 +101,9 @@ type waiter struct {
 	askedAt    time.Time // when the last ask with a busy reply was sent
 	repliedAt  time.Time // when Redis last replied, for patience
 	refreshAt  time.Time // when to ask again at the latest
-	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: not known, or others in line watch it
+	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: not known, or left to waiters nearer to the slot, see stayInLine
 	last       answer    // the last busy reply
-	hint       message   // the newest grant message; zero once a later reply has refuted it
+	hint       message   // the newest grant message; zero once the reply to a later ask was busy: w does not hold the lock
 	hintAt     time.Time // when it was received
 
 	leaveDone chan struct{} // closed when the leave has a reply or an error
@@ -127,7 +137,8 @@ func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 
 // wait takes m's lock. If the lock is busy it waits in line until waitCtx ends, or parks when
 // parkNow is closed; with a nil parkNow it does not park. ctx bounds the first ask, which is
-// sent even if waitCtx has ended.
+// sent even if waitCtx has ended. wait may return a lease that arrived when waitCtx or ctx had just
+// ended: lockBefore gives it back if ctx has ended.
 func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
 	until, _ := waitCtx.Deadline()
 	w, began := m.newWaiter(until, parkNow), time.Now()
@@ -139,8 +150,8 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 
 	a, sent, err := m.take(ctx, w.lease, mode)
 	if err != nil {
-		// take has abandoned the token if the ask may have run, which releases what it took
-		// or was granted. A message that arrives from now on finds no waiter.
+		// If the ask may have run, take has abandoned the token: a slot that it took or was
+		// granted is released. A message that arrives from now on finds no waiter.
 		n.mu.Lock()
 		delete(n.waiters, w.lease.token)
 		n.mu.Unlock()
@@ -154,10 +165,12 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 		return n.result(ctx, w, 0) // handleReply has closed done: granted, parked or refused
 	}
 	// A grant that is published before the subscription stands is lost. So each new
-	// subscription has all waiters ask again, also those whose ask is pending.
+	// subscription has all waiters ask again (askAll, called in wake.go), also those whose ask
+	// is pending.
 	n.locker.wake.listen()
 	if w.mayPark {
 		n.locker.parking.measureHeld(m) // from now on, for averageHeld
+		// lockOrPark refuses such an asker at once. Lock waits, also for that holder.
 		if m.holderHasOwnNote(a) {
 			last := n.leave(w)
 			return nil, m.busy(last, 0, nil)
@@ -165,6 +178,9 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 	}
 	n.callOnWait(w)
 
+	// If done and an end are ready together, select takes either, and both are right: leave gives
+	// back a granted slot, last.parked says whether w parked, and for a caller whose wait has
+	// ended that end is as good a reason as w.err.
 	for {
 		select {
 		case <-w.done:
@@ -192,7 +208,7 @@ func (n *line) result(ctx context.Context, w *waiter, waited time.Duration) (*Le
 	case stateGranted:
 		return m.handOut(ctx, w.lease)
 	case stateParkedOrRefused:
-		m.locker.releaseLater(w.lease) // a late copy of an ask could take the lock for this token
+		m.locker.releaseLater(w.lease) // against a late copy of an ask, if there may be one
 		return nil, m.busy(w.last, waited, nil)
 	}
 	n.leave(w)
@@ -245,8 +261,8 @@ func (n *line) end(w *waiter, state waitState) {
 
 // leave removes w from the line and releases a slot that w may have been granted meanwhile.
 // It returns the last busy reply, in which parked is true if w was parked at the last moment.
-// It waits for at most leaveGrace: after that, a pending ask may yet park w, and leave returns
-// the reply before. w's goroutine calls it, at most once.
+// It waits for at most leaveGrace. If an ask is still pending then, leave returns the reply to
+// the ask before it, though the pending one may yet park w. w's goroutine calls it, at most once.
 func (n *line) leave(w *waiter) answer {
 	n.mu.Lock()
 	w.state = stateLeaving
@@ -276,12 +292,12 @@ func (n *line) sendLeave(w *waiter) {
 		_, _, err := le.release(context.Background())
 		close(w.leaveDone)
 		switch {
-		case err == nil && !le.asks.MayRunYet(): // released, and no copy of an ask can undo that
+		case err == nil && !le.asks.MayRunYet(): // released, and there is no late copy
 		case err != nil && n.locker.closing.Err() != nil: // Redis is away: Close must not wait for a second release
 		case err != nil:
-			n.locker.abandon(le) // release it now and later
-		default:
-			n.locker.abandoned.add(le, false) // released: again later, after a late copy of an ask
+			n.locker.abandon(le) // not released: release it now, and again later
+		default: // released: only again later, against a late copy
+			n.locker.abandoned.add(le, false) // false: the last release has not failed
 		}
 	})
 }
