@@ -19,7 +19,7 @@ func main() {
 	locks, err := web.New(rdb, web.Options{
 		RootPath:     "/locks",
 		AsynqmonPath: "/asynq", // tasks link to it
-		Rules:        []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}}},
+		Rules:        []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Busy: automutex.Park}},
 	})
 	if err != nil {
 		log.Fatal(err)
