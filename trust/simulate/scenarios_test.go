@@ -248,7 +248,7 @@ func extraScenarios() (all []*plan) {
 		r := rule("wait")
 		r.TTL, r.Wait = 3*time.Second, 30*time.Second
 		p.Rules = []rulePlan{r}
-		p.Tasks = []taskPlan{work(0, 12*time.Second), work(500*ms, 3*time.Second)}
+		p.Tasks = []taskPlan{work(100*ms, 12*time.Second), work(500*ms, 3*time.Second)} // process 0 polls sooner than 1
 		p.Faults = []faultPlan{{Kind: setup, Proc: 0, Client: "lock", At: 1500 * ms, For: 10 * time.Second}}
 	}))
 	all = append(all, scenario("a key function that fails for a while", 1, func(p *plan) {
