@@ -31,7 +31,7 @@ func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a answer, sen
 func (m *Lock) takeString(ctx context.Context, le *Lease) (ok bool, err error) {
 	before := le.asks.Copies()
 	conn := m.locker.conn
-	ok, err = conn.SetFirst(m.callerOf(ctx, le.takenAt), m.keys[0], &le.asks, m.ttlArg)
+	ok, err = conn.SetFirst(m.boundsOf(ctx, le.takenAt), m.keys[0], &le.asks, m.ttlArg)
 	mayHaveRun := le.asks.NoteReply(before, err)
 	if err == nil || conn.SetRefused(err) {
 		return ok, nil

@@ -105,7 +105,7 @@ func (le *Lease) hold(ctx context.Context, d time.Duration) error {
 	if state := m.locker.renewer.stateOf(le); state != leaseHeld {
 		return fmt.Errorf("%w: %q: Hold on a lease that is over", ErrNotHeld, m.name)
 	}
-	reply, err := m.locker.conn.RunFor(unleaving(ctx, time.Now()), holdScript, m.keys, []any{&le.member, wholeMS(d).Milliseconds()})
+	reply, err := m.locker.conn.RunBounded(toItsEnd(ctx, time.Now()), holdScript, m.keys, []any{&le.member, wholeMS(d).Milliseconds()})
 	if err != nil {
 		return backendError("hold", m.Key(), err)
 	}

@@ -275,7 +275,7 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 func (le *Lease) releaseAt(ctx context.Context, now time.Time) (free int, held bool, err error) {
 	m := le.lock
 	s, args := m.kind.release(le)
-	reply, err := m.locker.conn.RunFor(unleaving(ctx, now), s, m.keys, args)
+	reply, err := m.locker.conn.RunBounded(toItsEnd(ctx, now), s, m.keys, args)
 	return le.noteRelease(reply, err, now)
 }
 
@@ -335,7 +335,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.RunFor(unleaving(ctx, sent), renewScript, le.lock.keys, []any{&le.member, d.Milliseconds()})
+	reply, err := le.lock.locker.conn.RunBounded(toItsEnd(ctx, sent), renewScript, le.lock.keys, []any{&le.member, d.Milliseconds()})
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

@@ -273,7 +273,7 @@ func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (answer, error)
 func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, error) {
 	s, args := m.kind.ask(le, mode)
 	before := le.asks.Copies()
-	reply, err := m.locker.conn.RunFor(m.callerOf(ctx, time.Now()), s, m.keys, args)
+	reply, err := m.locker.conn.RunBounded(m.boundsOf(ctx, time.Now()), s, m.keys, args)
 	mayHaveRun := le.asks.NoteReply(before, err)
 	if err != nil {
 		if mayHaveRun || le.asks.MayRunYet() {
@@ -291,17 +291,17 @@ func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, er
 	return a, err
 }
 
-// callerOf is for whom the first exchange of an operation is that begins now.
-func (m *Lock) callerOf(ctx context.Context, now time.Time) exchange.Caller {
+// boundsOf returns the bounds of an operation's first exchange, which begins now.
+func (m *Lock) boundsOf(ctx context.Context, now time.Time) exchange.Bounds {
 	if m.uninterrupted {
-		return unleaving(ctx, now)
+		return toItsEnd(ctx, now)
 	}
-	return exchange.Caller{Leave: ctx, Values: ctx, Now: now}
+	return exchange.Bounds{Leave: ctx, Values: ctx, Now: now}
 }
 
-// unleaving is a caller that stays until an exchange ends, also after the end of ctx.
-func unleaving(ctx context.Context, now time.Time) exchange.Caller {
-	return exchange.Caller{Leave: context.Background(), Values: ctx, Now: now}
+// toItsEnd returns the bounds of an exchange that begins now and goes on after the end of ctx.
+func toItsEnd(ctx context.Context, now time.Time) exchange.Bounds {
+	return exchange.Bounds{Leave: context.Background(), Values: ctx, Now: now}
 }
 
 // parseAnswer reads the reply to an ask.

@@ -110,24 +110,24 @@ func (c *Conn) useClient(contextTimeout bool, read time.Duration) {
 // Run runs s on keys, the one key of a lock. When ctx ends it returns ErrNoAnswer and lets
 // the exchange go on: an interrupted command could have run all the same.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
-	return c.RunFor(Caller{Leave: ctx, Values: ctx, Now: time.Now()}, s, keys, args)
+	return c.RunBounded(Bounds{Leave: ctx, Values: ctx, Now: time.Now()}, s, keys, args)
 }
 
-// Caller is for whom an exchange is.
-type Caller struct {
-	Leave  context.Context // the exchange returns when it ends
-	Values context.Context // hooks of the client see its values; it may end before
-	Now    time.Time       // reading the clock takes longer than most steps of an exchange
+// Bounds are when an exchange begins and when its caller leaves it.
+type Bounds struct {
+	Leave  context.Context // when it ends, the exchange returns
+	Values context.Context // hooks of the client see its values; its end has no effect
+	Now    time.Time       // when the exchange begins: its caller has read the clock anyway
 }
 
-// RunFor is Run for a caller that does not leave at the end of the context whose values it
+// RunBounded is Run for a caller that may stay after the end of the context whose values it
 // passes on.
-func (c *Conn) RunFor(who Caller, s *Script, keys []string, args []any) (v any, err error) {
-	bound := c.boundContext(who.Values, who.Now)
-	if c.queue != nil || c.onCaller(who.Leave) {
-		v, err = c.run(who.Leave, bound, s, keys, args)
+func (c *Conn) RunBounded(b Bounds, s *Script, keys []string, args []any) (v any, err error) {
+	bound := c.boundContext(b.Values, b.Now)
+	if c.queue != nil || c.onCaller(b.Leave) {
+		v, err = c.run(b.Leave, bound, s, keys, args)
 	} else {
-		v, err = c.within(who.Leave, bound, func() (any, error) { return c.run(bound, bound, s, keys, args) })
+		v, err = c.within(b.Leave, bound, func() (any, error) { return c.run(bound, bound, s, keys, args) })
 	}
 	if errors.Is(err, ErrNoAnswer) {
 		noteLeftBehind(args)

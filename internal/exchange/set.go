@@ -11,11 +11,11 @@ import (
 // SetsKeys reports whether the transport sends SET, and not scripts alone.
 func (c *Conn) SetsKeys() bool { return c.process != nil }
 
-// SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as RunFor does.
+// SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as RunBounded does.
 // ok is false without an error if the key exists. The error is the server's own: see
 // SetRefused and DescribeSet.
-func (c *Conn) SetFirst(who Caller, key string, body *Counted, ttl any) (ok bool, err error) {
-	bound, leave := c.boundContext(who.Values, who.Now), who.Leave
+func (c *Conn) SetFirst(b Bounds, key string, body *Counted, ttl any) (ok bool, err error) {
+	bound, leave := c.boundContext(b.Values, b.Now), b.Leave
 	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
 	switch {
 	case c.queue != nil:
