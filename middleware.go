@@ -43,7 +43,7 @@ import (
 //	    afterClose            the Guard is closed: return the task           outcome.go
 //
 // Steps that can end the task return an outcome (outcome.go). outcome{} means proceed: go on with
-// the next step. inner is package lock's calls for this module (inside.go).
+// the next step. inner has what package lock offers to this module alone (inside.go).
 //
 // Terms. Line: the waiters of a busy lock, first come, first served. Park: return the task to
 // asynq, and keep its place in line. Gate: the earliest time of the key's next start; a rate, a
@@ -85,7 +85,7 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	if result.step == proceed {
 		// No target: each rule's Key returned NoLock, or no key could be made and the policy is Allow.
 		if len(targets) == 0 {
-			// guardedTaskKey: a Middleware that the handler is wrapped in again does nothing.
+			// guardedTaskKey: a second Middleware around the same handler does nothing.
 			return g.runWithoutLocks(context.WithValue(ctx, guardedTaskKey{g}, t), t, next)
 		}
 		result = d.runWithLocks(targets, next)
@@ -115,7 +115,7 @@ type delivery struct {
 	replacing    *replaceState // nil until the task reaches a lock whose rule has the policy Replace
 	leases       []*heldLease  // in the order taken
 	takingSince  time.Time     // when the task came to the lock that it takes now
-	waitingSince time.Time     // zero: the task does not stand in line
+	waitingSince time.Time     // when it joined the line of that lock; zero: it is in no line
 	// The next three are those of one run of the handler. Between two runs retryHere releases all
 	// locks and clears handlerStart. succeeded is set after the last run only.
 	handlerStart time.Time     // zero: the handler has not started
@@ -215,7 +215,7 @@ func (d *delivery) runWithLocks(targets []target, next asynq.Handler) outcome {
 		case !again:
 			d.succeeded = err == nil
 			err = d.handlerResult(err)
-			err = d.parkFirst(err) // a task that put its key on Hold parks ahead of all parked tasks
+			err = d.parkFirst(err) // a task that put its key on Hold releases it and parks ahead of all others
 			return finish(err)
 		}
 	}
@@ -307,8 +307,8 @@ func (d *delivery) decide(t target, err error) outcome {
 		return d.applyPause(t, busy)
 	}
 	policy := t.policyFor(busy)
-	// EventHeld, for a closed gate only, says what closed it. EventBusy follows, as for every busy
-	// key, and says which policy applies.
+	// EventHeld is named after Hold, not after a holder: it says what closed the gate. EventBusy
+	// follows, as for every busy key, and says which policy applies.
 	if busy.gateClosed() {
 		d.observe(Event{Kind: EventHeld, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: busy.Waited, Busy: busy})
 	}
@@ -365,7 +365,7 @@ func (d *delivery) retry(t target, reason error, delay time.Duration) outcome {
 	if err := d.waitUntilDeadline(t); err != nil {
 		return d.stoppedWaiting(err)
 	}
-	d.observeAcquired(t, time.Since(d.takingSince)) // with the rule's Wait, which came before
+	d.observeAcquired(t, time.Since(d.takingSince)) // this includes the rule's Wait
 	return outcome{}
 }
 

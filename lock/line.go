@@ -86,7 +86,7 @@ type pendingAsk struct {
 //     never change. So the goroutine of sendLeave uses lease and leaveDone without mu.
 //   - Its goroutine sets wasCalled while the first ask is pending. Only handleReply reads it,
 //     under mu, for that ask (on the same goroutine) or a later one.
-//   - After done is closed only its goroutine uses the waiter, and the leave that it sends. A
+//   - After done is closed only its own goroutine, and that of its leave, use the waiter. A
 //     wait ends while no ask is pending, and end removes the waiter from the map, so nobody
 //     else finds it any more.
 type waiter struct {
@@ -101,9 +101,9 @@ type waiter struct {
 	askedAt    time.Time // when the last ask with a busy reply was sent
 	repliedAt  time.Time // when Redis last replied, for patience
 	refreshAt  time.Time // when to ask again at the latest
-	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: not known, or left to waiters nearer to the slot, see stayInLine
+	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: w does not ask then, since it is not known, or waiters with a better place do, see stayInLine
 	last       answer    // the last busy reply
-	hint       message   // the newest grant message; zero once the reply to a later ask was busy: w does not hold the lock
+	hint       message   // the newest message that says w was granted the lock; zero once a later ask was busy, which proves it stale
 	hintAt     time.Time // when it was received
 
 	leaveDone chan struct{} // closed when the leave has a reply or an error
@@ -170,7 +170,8 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 	n.locker.wake.listen()
 	if w.mayPark {
 		n.locker.parking.measureHeld(m) // from now on, for averageHeld
-		// lockOrPark refuses such an asker at once. Lock waits, also for that holder.
+		// A holder has this waiter's own note: lockOrPark refuses it at once. Lock waits for
+		// that holder as for any other.
 		if m.holderHasOwnNote(a) {
 			last := n.leave(w)
 			return nil, m.busy(last, 0, nil)

@@ -25,7 +25,7 @@ func main() {
 	mux.HandleFunc("itunes:verify", verify)
 	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency:       10,
-		TaskCheckInterval: 50 * time.Millisecond, // an idle server starts a woken task within 75 ms
+		TaskCheckInterval: 50 * time.Millisecond, // an idle server starts a parked task within 75 ms
 	}))
 	// Run installs the middleware before those of mux.Use. On SIGTERM or SIGINT waiting tasks
 	// return to asynq, and running handlers keep their locks.

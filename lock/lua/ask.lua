@@ -2,11 +2,13 @@
 --
 -- KEYS[1] lock
 -- ARGV[1] body     <token>|<owner>|<note> of the asker. Only the note may contain a |
--- ARGV[2] keep     minimum life of a sorted set (ms): the asker's lease + 1000
+-- ARGV[2] keep     the asker's lease + 1000 (ms); a sorted set lives at least as long
 -- ARGV[3] stay=0   life of a line entry without another ask (ms); 0: do not join
 -- ARGV[4] limit=1  slots of this lock, as the asker sees it; 0: it is paused, no asker gets one
 -- ARGV[5] park=0   without a slot: 1: park in the asker's place; 2: the same, but an asker without
---                  a place parks ahead of all parked notes; 0: do not park
+--                  a place parks ahead of all parked notes; 0: do not park. No note parks behind
+--                  a holder with the same note, an earlier run of the same work: its caller
+--                  asks again later
 -- ARGV[6] every=0  a rate: from one start to the next, on average (us); 0: none
 -- ARGV[7] spare=0  how much of that rate can be saved up (us)
 --
@@ -29,20 +31,21 @@
 -- reply busy:            {server time (us), wait (ms), place, named}
 -- reply returned, busy:  {the four of busy, in line for (ms), called ago (ms), notes parked, parked, last taken (us)}
 --
--- An asker whose note was parked or called before gets a "returned" reply, and so does each ask
--- with park that is busy. There are two exceptions. A holder that asks again gets "yours". An
+-- A try is an ask with neither stay nor park. An asker whose note was parked or called before gets
+-- a "returned" reply, and so does each ask with park that is busy. There are two exceptions. A holder that asks again gets "yours". An
 -- asker with stay=0 gets "busy", and does not park, when this call has dropped 64 dead waiters.
 --
---   wait           until the first deadline; if the gate is named: until it opens. 0: this call has
---                  dropped 64 dead waiters, and no call drops more: ask again at once. -1: no
---                  holder, because the lock is paused
+--   wait           until the first deadline, or until the gate opens if that keeps the asker out. 0: this
+--                  call has dropped 64 dead waiters, and no call drops more: ask again at once.
+--                  -1: no holder, because the lock is paused
 --   place          how many places are before the asker's; with neither stay nor park: the entries
---   named          what keeps the asker out: one of the holders, as h:<body>; or the gate, as
---                  "g:<reason> <opens in (us)>", while it is closed and a slot is free, and during
---                  a Hold; or empty. A holder with the asker's note is preferred, if one was found
+--   named          what keeps the asker out, the first of these that there is: a holder with the
+--                  asker's note, if one was looked for; the gate, as "g:<reason> <opens in (us)>",
+--                  if it is closed and a slot is free, or if a Hold closed it; the holder with the
+--                  first deadline, as h:<body>; empty
 --   in line for    the age of the note's ticket. A note that parked ahead has the age of the first
---                  of the others. 0 for an asker with neither stay nor park: its note is left as it is
---   called ago     -1: the note was not called, or the asker has neither stay nor park
+--                  of the others. 0 for a try that is busy: its note is left as it is
+--   called ago     -1: the note was not called, or a try is busy
 --   slot free for  before the asker took it; 0: not known
 --   notes parked   all that are parked now; called ones do not count
 --   parked         1: this ask has parked the note; 0: it has not
@@ -71,6 +74,7 @@
 --   h:<body>   a holder, and its deadline in ms: 1e11 to 1e14
 --   e:<body>   an entry, that is, a waiter's place: 2e15 + ticket
 --   p:<note>   a parked note: 4e15 + ticket; a called one: 6e15 + ticket
+-- These ranges only tell the kinds apart: a called note is before a parked one, see place.
 -- The gate is the earliest time of the key's next start: a rate, a Hold or a Cooldown moves it.
 --
 -- Policies are not here: policy.go has them. A new way to wait needs its argument here, its reply
@@ -184,7 +188,7 @@ local entry, alive = 'e:' .. body, 'd:' .. body
 if free > 0 and not twin_holder then
   keep_key(lease)
   local since = old_score and redis.call('ZSCORE', lock, 'i')
-  redis.call('ZREM', lock, entry, alive, 'i') -- i: the slot is not free any more
+  redis.call('ZREM', lock, entry, alive, 'i') -- i: it is not known of another slot that may be free
   if not old_score then
     return take_slot(body, lease)
   end
@@ -228,8 +232,8 @@ if no_key and (park or stay > 0) then
   end
 end
 if every > 0 and not gate and (park or stay > 0) then
-  -- Nobody has started under this rate yet. Store the rate now: a release, or the script call,
-  -- may grant the slot, and neither has the rate among its arguments.
+  -- Nobody has started under this rate yet. Store the rate now: release.lua or call.lua may
+  -- grant the slot, and neither has the rate among its arguments.
   move_gate('rate', now_us - spare, every, now_us)
 end
 -- ticket: the place of an asker without an entry.
