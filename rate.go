@@ -15,7 +15,8 @@ import (
 //
 // For a task that comes too early the key is busy with [ReasonRate]: its policy applies, and
 // [BusyError].ExpiresIn is the time until the next start. A task that took the lock but did
-// not start, since it did not get another of its locks, does not count.
+// not start, since it did not get another of its locks, does not count, unless it waited for
+// that one until the first lock ran out ([Rule].MaxHold).
 type Rate struct {
 	// Starts is how many handlers start in each Per: at least 1, at most one a
 	// microsecond.

@@ -215,7 +215,7 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	if end := b.pausedUntil(key).Add(obeyed); end.After(since) {
 		since = end
 	}
-	if end := b.opensBy(key); end.After(since) {
+	if end := b.opensBy(key, time.Now()); end.After(since) {
 		since = end
 	}
 	if at := b.unanswered[idOf(p, e)]; !at.Before(time.Now().Add(-e.Waited)) {

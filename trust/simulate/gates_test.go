@@ -142,9 +142,13 @@ func (b *ledger) judgeGate(n int, key, id string) {
 }
 
 // gaveBack notes that a lock is released, and when: a start that did not happen does
-// not count. Callers hold mu.
+// not count. Of a lock that ran out before, while the task waited for its next one, the
+// start stays counted. Callers hold mu.
 func (b *ledger) gaveBack(key, id string, h holding) {
-	k := b.key(key)
+	k, most := b.key(key), b.w.plan.ruleOfKey(key).MaxHold
+	if most > 0 && time.Since(h.since) >= most-b.w.plan.grantSlack() {
+		return
+	}
 	for i := range k.gate.takes {
 		if t := &k.gate.takes[i]; t.id == id && t.at.Equal(h.since) && !h.started {
 			t.givenBack = time.Now()
@@ -153,10 +157,10 @@ func (b *ledger) gaveBack(key, id string, h holding) {
 }
 
 // rateOpensBy is when the rate of a key certainly allows a start, if every ask was
-// answered. Callers hold mu.
-func (b *ledger) rateOpensBy(key string) (at time.Time) {
+// answered. asked is when somebody was told that it does not. Callers hold mu.
+func (b *ledger) rateOpensBy(key string, asked time.Time) (at time.Time) {
 	rule := b.w.plan.ruleOfKey(key)
-	every, given := rule.every(), time.Now().Add(-b.grantLag(rule))
+	every, given := rule.every(), asked.Add(-b.grantLag(rule))
 	for _, t := range b.key(key).gate.takes {
 		if every == 0 || !t.givenBack.IsZero() && t.givenBack.Before(given) {
 			continue
@@ -184,7 +188,7 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 		return
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
-	if at := b.rateOpensBy(key); at.After(most) {
+	if at := b.rateOpensBy(key, time.Now()); at.After(most) {
 		most = at
 	}
 	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
@@ -193,10 +197,10 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 }
 
 // opensBy is when the gate of a key is certainly open: of a rate only where every ask
-// is answered. Callers hold mu.
-func (b *ledger) opensBy(key string) time.Time {
+// is answered. asked: see rateOpensBy. Callers hold mu.
+func (b *ledger) opensBy(key string, asked time.Time) time.Time {
 	opens := b.key(key).gate.closed
-	if rate := b.rateOpensBy(key); rate.After(opens) {
+	if rate := b.rateOpensBy(key, asked); rate.After(opens) {
 		return rate
 	}
 	return opens
@@ -281,14 +285,30 @@ func (k *keyBook) opens() {
 
 // judgeHeld looks whether a closed gate explains what becomes of a task. Callers hold mu.
 func (b *ledger) judgeHeld(n int, key, reason, how string) {
-	rule := b.w.plan.ruleOfKey(key)
 	switch {
 	case reason == automutex.ReasonHold || reason == automutex.ReasonPaused:
 		b.violatef("held: task %d is %s although %q is only on hold or paused", n, how, key)
-	case reason == automutex.ReasonRate && b.calm && b.clean && !b.w.stepped() &&
-		time.Now().Add(-b.grantLag(rule)-3*time.Second).After(b.opensBy(key)):
-		b.violatef("dropped: task %d is %s for the rate of %q, which allows a start since %s", n, how, key, time.Since(b.opensBy(key)))
+	case reason == automutex.ReasonRate && b.calm && b.clean && !b.w.stepped() && b.opensBefore(key, time.Now()):
+		// Redis may have given a start to somebody who has not told of it yet.
+		dropped := time.Now()
+		time.AfterFunc(b.grantLag(b.w.plan.ruleOfKey(key))+100*ms, func() { b.judgeRateDrop(n, key, how, dropped) })
 	}
+}
+
+// judgeRateDrop goes on with judgeHeld when whoever was given a start before that time has
+// told of it.
+func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.opensBefore(key, dropped) {
+		b.violatef("dropped: task %d is %s for the rate of %q, which allows a start since %s", n, how, key, dropped.Sub(b.opensBy(key, dropped)))
+	}
+}
+
+// opensBefore tells whether the gate of a key was certainly open when a task was told at
+// asked that it is closed. Callers hold mu.
+func (b *ledger) opensBefore(key string, asked time.Time) bool {
+	return asked.Add(-b.grantLag(b.w.plan.ruleOfKey(key)) - 3*time.Second).After(b.opensBy(key, asked))
 }
 
 // hold does what the plan says about holds, at the end of a handler.

@@ -47,7 +47,7 @@ func judgeScenarios() []*plan {
 		}
 		p.Faults = []faultPlan{{Kind: misconf, Proc: 0, Client: "lock", At: time.Second, For: 12 * time.Second}}
 	})
-	return slices.Concat([]*plan{overdue, raised, refused}, timeJudgeScenarios(), replaceJudgeScenarios())
+	return slices.Concat([]*plan{overdue, raised, refused}, timeJudgeScenarios(), replaceJudgeScenarios(), rateJudgeScenarios())
 }
 
 // timeJudgeScenarios are those in which something took longer than the oracle thought.
@@ -131,6 +131,39 @@ func replaceJudgeScenarios() []*plan {
 		p.Tasks = []taskPlan{holds, older, newer}
 	})
 	return []*plan{farther, apart, gone, lapsed}
+}
+
+// rateJudgeScenarios are those about which starts a rate counts.
+func rateJudgeScenarios() []*plan {
+	untold := scenario("a task is refused by a rate before the one that started tells of it", 1, func(p *plan) {
+		p.Latency = 30 * ms
+		r := rule("skip")
+		r.Limit, r.Starts, r.Per, r.Burst = 2, 1, 20*time.Second, 1
+		p.Rules = []rulePlan{r}
+		for i, one := range manyKeys(work(0, 0)) {
+			one.At = time.Duration(i) * time.Second
+			p.Tasks = append(p.Tasks, one, one) // both at once
+		}
+	})
+	lapsed := scenario("tasks lose a lock with a rate to MaxHold while they wait for their next one", 1, func(p *plan) {
+		p.Procs[0].Workers = 20
+		p.Rules = []rulePlan{
+			{
+				Task: "t", Scope: "first", On: []string{"a"}, TTL: time.Second, Wait: 10 * time.Second, MaxHold: 1500 * ms,
+				Starts: 1, Per: 20 * time.Second, Burst: 5, Policy: "retry",
+			},
+			under("retry", rulePlan{Task: "t", Scope: "second", On: []string{"b"}, TTL: 6 * time.Second, Wait: 10 * time.Second}),
+		}
+		holds := work(0, 0)
+		holds.A, holds.Steps[0].Hold = 1, 9*time.Second // the second key
+		p.Tasks = []taskPlan{holds, work(time.Second, 0), work(1100*ms, 0), work(1200*ms, 0)}
+		for i := range 3 {
+			later := work(12*time.Second+time.Duration(i)*500*ms, 0)
+			later.B = 1 // nobody has that one
+			p.Tasks = append(p.Tasks, later)
+		}
+	})
+	return []*plan{untold, lapsed}
 }
 
 // manyKeys are tasks like t, each with a key of its own.
