@@ -334,6 +334,20 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	}
 }
 
+// endsAtDeadline notes that a handler ended in the very moment of its task's deadline, before
+// the ledger was told of the deadline. asynq goes by either of the two. Callers hold mu.
+func (b *ledger) endsAtDeadline(a *attempt) {
+	a.run.counted = true
+	if a.run.succeeded {
+		b.books[a.n].success--
+		b.books[a.n].late = true
+	}
+	b.spendLocked(a.n, 0, 1, "its handler ended in the moment of its deadline, of which asynq may have heard first")
+	if a.retried >= a.most {
+		b.books[a.n].ends[endLate] = true
+	}
+}
+
 // depart notes that the middleware has returned, or panicked: that goes on.
 func (b *ledger) depart(a *attempt, panicked any) {
 	b.mu.Lock()
@@ -346,6 +360,9 @@ func (b *ledger) depart(a *attempt, panicked any) {
 		if a.run == nil && left <= 0 && !a.deadline.IsZero() && !a.late {
 			a.late = true
 			b.spendLocked(a.n, 0, 1, "it returned in the moment of its deadline, of which asynq may have heard first")
+		}
+		if a.run != nil && left <= 0 && !a.deadline.IsZero() && !a.run.counted {
+			b.endsAtDeadline(a)
 		}
 		waited := a.run == nil || a.run.end == "later" // for its locks, for the first time or again
 		if waited && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {

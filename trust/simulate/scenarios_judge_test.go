@@ -79,6 +79,13 @@ func timeJudgeScenarios() []*plan {
 		task.Timeout = 5 * time.Second
 		p.Tasks = manyKeys(task)
 	})
+	atOnce := scenario("a handler succeeds in the moment of its deadline, on the last attempt", 1, func(p *plan) {
+		p.Procs[0].Workers = 20
+		p.Rules = []rulePlan{rule("after")}
+		task := work(0, 5*time.Second)
+		task.Timeout, task.MaxRetry = 5*time.Second, 0
+		p.Tasks = manyKeys(task)
+	})
 	givenUp := scenario("Close gives up while a handler runs, and asynq stops later", 1, func(p *plan) {
 		r := rule("park")
 		r.TTL = 3 * time.Second // nobody renews the lease any more
@@ -89,10 +96,11 @@ func timeJudgeScenarios() []*plan {
 		p.Tasks = []taskPlan{deaf}
 		p.Faults = []faultPlan{{Kind: stops, At: 2 * time.Second}, {Kind: hung, Client: "asynq", At: 3 * time.Second, For: 15 * time.Second}}
 	})
-	return []*plan{paused, exited, unheard, givenUp}
+	return []*plan{paused, exited, unheard, atOnce, givenUp}
 }
 
-// replaceJudgeScenarios are those about tasks that run, or wait, beside others like them.
+// replaceJudgeScenarios are those about tasks that run, wait or are parked beside others
+// like them.
 func replaceJudgeScenarios() []*plan {
 	farther := scenario("a newer task waits for its first lock, an older one does too", 1, func(p *plan) {
 		p.Rules = []rulePlan{
@@ -130,7 +138,18 @@ func replaceJudgeScenarios() []*plan {
 		older.MaxRetry, older.Timeout, newer.MaxRetry = 0, 20*time.Second, 0 // both wait for that in their workers
 		p.Tasks = []taskPlan{holds, older, newer}
 	})
-	return []*plan{farther, apart, gone, lapsed}
+	behind := scenario("a parked task is skipped by another rule, and its place is behind a closed gate", 1, func(p *plan) {
+		first, second := rule("skip"), rule("park")
+		first.Scope, second.Scope = "first", "second"
+		second.Starts, second.Per = 1, 60*time.Second // the gate is closed for half a minute after all tasks have ended
+		onlyFirst, onlySecond := first, second
+		onlyFirst.Task, onlySecond.Task = "only first", "only second"
+		p.Rules = []rulePlan{first, second, onlyFirst, onlySecond}
+		parks, keeps, skips := work(time.Second, 0), work(0, 25*time.Second), work(4*time.Second, 22*time.Second)
+		parks.Timeout, keeps.Task, skips.Task = 4*time.Second, "only second", "only first"
+		p.Tasks = []taskPlan{parks, keeps, skips}
+	})
+	return []*plan{farther, apart, gone, lapsed, behind}
 }
 
 // rateJudgeScenarios are those about which starts a rate counts.

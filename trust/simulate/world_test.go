@@ -17,6 +17,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
 )
@@ -158,12 +159,29 @@ func (w *world) rest() {
 		return
 	}
 	// Another process than that of the last task looks after a line once more.
-	time.Sleep(2*w.plan.Latency + time.Second)
+	time.Sleep(w.linesEmptyIn() + 2*w.plan.Latency + time.Second)
 	before := w.evals()
 	time.Sleep(15 * time.Second)
 	if more := w.evals() - before; more > 0 {
 		w.book.violationf("restless: %d scripts for locks in a quarter of a minute in which there was no task", more)
 	}
+}
+
+// linesEmptyIn is how long the places of tasks that have ended stay in lines. A task that was
+// parked, and was skipped by another rule when it came back, leaves its place to the
+// processes that check the line: they drop it when its turn comes, which is not before the
+// gate opens.
+func (w *world) linesEmptyIn() (longest time.Duration) {
+	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operatorLocker) {
+		if err != nil {
+			panic(err) // no fault hits the operator
+		}
+		if places := info.Parked + info.Called; places > 0 && info.Gate.OpensIn > 0 {
+			// To drop one takes half a dozen exchanges.
+			longest = max(longest, info.Gate.OpensIn+time.Duration(places)*12*w.plan.Latency)
+		}
+	}
+	return longest
 }
 
 // evals are the scripts that all Guards have sent.
