@@ -205,7 +205,7 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 // the error of the wait. w's goroutine calls it, once.
 func (n *line) result(ctx context.Context, w *waiter, waited time.Duration) (*Lease, error) {
 	m := w.lease.lock
-	switch w.state { //nolint:exhaustive // stateFailed is below; done is open in the other states
+	switch w.state { // stateFailed is below; done is open in the other states
 	case stateGranted:
 		return m.handOut(ctx, w.lease)
 	case stateParkedOrRefused:
