@@ -10,7 +10,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -66,9 +65,7 @@ func mustTryOn(t *testing.T, m *Lock) *Lease {
 }
 
 func renewal(le *Lease) error {
-	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, le.lock.ttlArg}}}
-	le.lock.locker.sendRenewals([]*Lease{le}, calls)
-	return calls[0].Err
+	return le.lock.locker.sendRenewals([]*Lease{le})[0].Err
 }
 
 // The master dies and its replica takes over: the lease is renewed there, long

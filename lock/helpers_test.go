@@ -459,7 +459,7 @@ func warm(t testing.TB, m *Lock) {
 }
 
 var scripts = []*exchange.Script{
-	askScript, releaseScript, callScript, holdScript, renewScript, confirmScript, inspectScript, breakScript, sweepScript, fenceScript,
+	askScript, releaseScript, callScript, holdScript, renewScript, inspectScript, breakScript, sweepScript, fenceScript,
 	arriveScript, forgetScript, stopScript,
 	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
 	claimTakeScript, claimKeepScript, claimDropScript,

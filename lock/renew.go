@@ -303,12 +303,8 @@ func (r *renewer) ring() {
 // are under way, each counts from when it was sent itself, in whatever order Redis runs
 // them. If either finds that the holder is gone, the lease is lost.
 func (r *renewer) renew(batch []*Lease) {
-	calls := make([]*exchange.Call, len(batch))
-	for i, le := range batch {
-		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{&le.member, le.lock.ttlArg}}
-	}
 	sent := time.Now()
-	r.locker.sendRenewals(batch, calls)
+	calls := r.locker.sendRenewals(batch)
 	for i, le := range batch {
 		switch c := calls[i]; {
 		case c.Err == nil && c.Reply == int64(renewLost):

@@ -12,18 +12,27 @@ import (
 
 // With Options.MinReplicas a lease counts only while that many replicas of the key's master
 // know of it. The end of an acquisition, a renewal and Extend each send one pipeline on one
-// connection to that master: the script confirm, which moves the deadline, and a WAIT.
+// connection to that master: the script renew with a trace, and a WAIT.
 //
-// WAIT covers what its own connection wrote last, and confirm always writes. Replication
-// keeps the order. So enough acknowledgements prove that the replicas have this deadline,
-// and the grant before it. The replying master has the lease, or confirm would have replied
-// "lost". If too few replicas acknowledge, the lease keeps its old deadline here. Redis may
+// WAIT covers what its own connection wrote last, and with a trace renew always writes.
+// Replication keeps the order. So enough acknowledgements prove that the replicas have this
+// deadline, and the grant before it. The replying master has the lease, or renew would have
+// replied "lost". If too few replicas acknowledge, the lease keeps its old deadline here. Redis may
 // keep the lock taken for longer, which is safe.
 
-// confirmAll runs the script confirm for each call, and waits for replicas; see
-// exchange.Conn.Confirm. A call has ErrNotReplicated if too few acknowledged.
-func (l *Locker) confirmAll(ctx context.Context, calls []*exchange.Call, within time.Duration) {
-	l.conn.Confirm(ctx, confirmScript, renewRenewed, calls, l.replicas, within)
+// renewCall asks that le lasts for length; with MinReplicas also that the script writes.
+func renewCall(le *Lease, length time.Duration) *exchange.Call {
+	args := []any{&le.member, length.Milliseconds()}
+	if le.lock.locker.replicas > 0 {
+		args = append(args, int64(1)) // trace
+	}
+	return &exchange.Call{Keys: le.lock.keys, Args: args}
+}
+
+// renewReplicated runs the script renew for each call, made by renewCall, and waits for
+// replicas; see exchange.Conn.Confirm. A call has ErrNotReplicated if too few acknowledged.
+func (l *Locker) renewReplicated(ctx context.Context, calls []*exchange.Call, within time.Duration) {
+	l.conn.Confirm(ctx, renewScript, renewRenewed, calls, l.replicas, within)
 	for _, c := range calls {
 		var few *exchange.TooFew
 		if errors.As(c.Err, &few) {
@@ -80,57 +89,61 @@ func (m *Lock) handOutReplicated(ctx context.Context, le *Lease) (*Lease, error)
 // false if the lease was lost. On an error le is unchanged.
 func (l *Locker) extendReplicated(ctx context.Context, le *Lease, length, within time.Duration) (held bool, err error) {
 	sent := time.Now()
-	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, length.Milliseconds()}}}
-	l.confirmAll(ctx, calls, within)
+	calls := []*exchange.Call{renewCall(le, length)}
+	l.renewReplicated(ctx, calls, within)
 	switch c := calls[0]; {
 	case errors.Is(c.Err, ErrNotReplicated):
 		return true, c.Err
 	case c.Err != nil:
-		return true, backendError("confirm", le.lock.Key(), c.Err)
+		return true, backendError("renew", le.lock.Key(), c.Err)
 	case c.Reply == int64(renewLost):
 		l.renewer.lose(le)
 		return false, nil
 	case c.Reply != int64(renewRenewed):
-		return true, backendError("confirm", le.lock.Key(), unexpected(c.Reply))
+		return true, backendError("renew", le.lock.Key(), unexpected(c.Reply))
 	}
 	return l.renewer.noteRenewed(le, sent, length), nil
 }
 
 // awaitReplicas waits, with MinReplicas, until enough replicas know of what was written
-// under le before. It does not change le: it asks for a length of 1 ms, and confirm never
+// under le before. It does not change le: it asks for a length of 1 ms, and renew never
 // shortens a lease.
 func (l *Locker) awaitReplicas(ctx context.Context, le *Lease) error {
 	if l.replicas == 0 {
 		return nil
 	}
-	calls := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, int64(1)}}}
-	l.confirmAll(ctx, calls, replicasWithin(le))
+	calls := []*exchange.Call{renewCall(le, time.Millisecond)}
+	l.renewReplicated(ctx, calls, replicasWithin(le))
 	switch c := calls[0]; {
 	case errors.Is(c.Err, ErrNotReplicated):
 		return c.Err
 	case c.Err != nil:
-		return backendError("confirm", le.lock.Key(), c.Err)
+		return backendError("renew", le.lock.Key(), c.Err)
 	case c.Reply == int64(renewLost):
 		l.renewer.lose(le)
 		return fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, le.lock.name)
 	case c.Reply != int64(renewRenewed):
-		return backendError("confirm", le.lock.Key(), unexpected(c.Reply))
+		return backendError("renew", le.lock.Key(), unexpected(c.Reply))
 	}
 	return nil
 }
 
-// sendRenewals renews the leases of batch. calls get the replies. With MinReplicas a renewal
-// succeeds only if enough replicas acknowledge it.
-func (l *Locker) sendRenewals(batch []*Lease, calls []*exchange.Call) {
-	if l.replicas == 0 {
-		l.conn.Pipeline(context.Background(), renewScript, calls)
-		return
-	}
+// sendRenewals renews each lease of batch for its TTL, and returns the calls with their
+// replies, in that order. With MinReplicas a renewal succeeds only if enough replicas
+// acknowledge it.
+func (l *Locker) sendRenewals(batch []*Lease) []*exchange.Call {
+	calls := make([]*exchange.Call, len(batch))
 	within := inside.ReplicasWithin
-	for _, le := range batch {
+	for i, le := range batch {
+		calls[i] = renewCall(le, le.lock.ttl)
 		within = min(within, replicasWithin(le))
 	}
-	l.confirmAll(context.Background(), calls, within)
+	if l.replicas == 0 {
+		l.conn.Pipeline(context.Background(), renewScript, calls)
+	} else {
+		l.renewReplicated(context.Background(), calls, within)
+	}
+	return calls
 }
 
 // replicasWithin returns how long replicas may take to acknowledge. It leaves time to try a

@@ -168,16 +168,11 @@ func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
 	for range n {
 		leases = append(leases, mustTry(t, l.Mutex(redistest.Name(t), NoRenew())))
 	}
-	calls := make([]*exchange.Call, n)
-	for i, le := range leases {
-		calls[i] = &exchange.Call{Keys: le.lock.keys, Args: []any{&le.member, le.lock.ttlArg}}
-	}
 	if err := s.Client(t).ScriptFlush(t.Context()).Err(); err != nil { // which makes no difference
 		t.Fatal(err)
 	}
 	waits := p.Count("WAIT")
-	l.sendRenewals(leases, calls)
-	for _, c := range calls {
+	for _, c := range l.sendRenewals(leases) {
 		if c.Err != nil || c.Reply != int64(renewRenewed) {
 			t.Errorf("%v, %v", c.Reply, c.Err)
 		}

@@ -19,8 +19,7 @@ var (
 	releaseScript = load("release", "body", "inbound=0", "limit=1", "cooldown=0", "life=1000", "unused=0")
 	callScript    = load("call", "limit", "inbound", "life", "note", "fate")
 	holdScript    = load("hold", "body", "length")
-	renewScript   = load("renew", "body", "length")
-	confirmScript = load("confirm", "body", "length")
+	renewScript   = load("renew", "body", "length", "trace=0")
 	inspectScript = load("inspect", "most", "note")
 	breakScript   = load("break", "limit", "token", "all", "known")
 	sweepScript   = load("sweep")
@@ -44,7 +43,7 @@ var (
 	controlWriteScript = load("control_write", "target", "before", "after")
 )
 
-// Replies of break, renew, confirm and hold, as their headers name them.
+// Replies of break, renew and hold, as their headers name them.
 const (
 	breakUnknown = -1
 	breakNothing = -2

@@ -176,7 +176,6 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	fenceOf(t, le)
 	mustBeBusy(t, m)
 	err2 := errors.Join(le.Extend(t.Context(), time.Second), le.hold(t.Context(), time.Second))
-	m.locker.conn.Confirm(t.Context(), confirmScript, renewRenewed, []*exchange.Call{{Keys: m.keys, Args: []any{&le.member, 1000}}}, 0, time.Second)
 	err3 := le.Unlock(t.Context())
 	_, err4 := m.BreakAll(t.Context())
 	p := m.locker.Pool(redistest.Name(t))

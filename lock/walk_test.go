@@ -165,8 +165,8 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 	info, err := parked.inspectAll(ctx)
 	check("Inspect", err == nil && info.Held == 1 && info.Waiting == 1 && info.Parked == 1 && info.Place == 1, info, err)
 	check("Extend", le.Extend(ctx, 2*time.Minute) == nil)
-	confirmed := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, 1000}}}
-	le.lock.locker.conn.Confirm(ctx, confirmScript, renewRenewed, confirmed, 0, time.Second) // miniredis has no WAIT
+	confirmed := []*exchange.Call{{Keys: le.lock.keys, Args: []any{&le.member, 1000, 1}}}
+	le.lock.locker.conn.Confirm(ctx, renewScript, renewRenewed, confirmed, 0, time.Second) // miniredis has no WAIT
 	check("confirm", confirmed[0].Err == nil && confirmed[0].Reply == int64(renewRenewed) || strings.Contains(fmt.Sprint(confirmed[0].Err), "unknown command"), confirmed[0])
 	if w.value != "" {
 		broken, err := one.Break(ctx, w.value)
