@@ -136,7 +136,8 @@ func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 }
 
 // wait takes m's lock. If the lock is busy it waits in line until waitCtx ends, or parks when
-// parkNow is closed; with a nil parkNow it does not park. ctx bounds the first ask, which is
+// parkNow is closed: the middleware closes it when a task has to give its worker way. With a
+// nil parkNow, as of Lock and Do, it does not park. ctx bounds the first ask, which is
 // sent even if waitCtx has ended. wait may return a lease that arrived when waitCtx or ctx had just
 // ended: lockBefore gives it back if ctx has ended.
 func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
