@@ -243,12 +243,12 @@ func TestSeveral_lostWhileWaiting(t *testing.T) {
 			{Task: "work", Name: "second", Scope: "b", Wait: time.Minute},
 		}})
 		held := r.take("b")
-		begun := time.Now()
 		id := r.enqueue("work", nil)
 		last := r.enqueue("other", nil) // no rule: it only runs
 		r.stage.next(t).returns(nil)
 		r.await(last, asynq.TaskStateCompleted)
 		r.awaitLine(1, "b")
+		begun := time.Now() // the first has been taken before
 		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > soon+soon/4 }, "the first is held too long")
 		r.free(held)
 		info := r.awaitRetried(id, 0)
@@ -262,9 +262,9 @@ func TestSeveral_lostWhileWaiting(t *testing.T) {
 
 		// With no attempts left it begins again.
 		held = r.take("b")
-		begun = time.Now()
 		id = r.enqueue("work", nil, asynq.MaxRetry(0))
 		r.awaitLine(1, "b")
+		begun = time.Now()
 		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > soon+soon/4 }, "the first is held too long")
 		r.free(held)
 		run := r.stage.next(t)
