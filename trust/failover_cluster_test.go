@@ -33,6 +33,7 @@ func testCluster(t *testing.T, least int) {
 	key := func(i int) string { return keytext.Key(inside.DefaultPrefix, c.keys[i%len(c.keys)]) }
 	c.more(20)
 	k := c.keep(2, 3*crowdTTL) // renewed many times in the long form
+	k.in(s.Client(t), least)
 	n := size(4, 100)
 	for i := range n {
 		// Turns while the slot is open, its key here, there or nowhere.
@@ -41,6 +42,7 @@ func testCluster(t *testing.T, least int) {
 	}
 	c.more(20)
 	k.live()
+	k.in(s.Client(t), least)
 	k.release(nil)
 	// Replicas that are kept from answering for a second are no matter of slots.
 	unsure, slow := c.unsure.Load(), c.replicas.Load()

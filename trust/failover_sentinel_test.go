@@ -35,6 +35,11 @@ func testSentinel(t *testing.T, least int) {
 	var away time.Duration
 	for range rounds {
 		c.more(20)
+		// What replicas know outlives the master, in either form.
+		k := c.keep(2, 10*crowdTTL)
+		for _, s := range servers {
+			k.in(s.Client(t), least)
+		}
 		old := watch.Master(t)
 		for _, s := range servers {
 			if s.Addr() != old {
@@ -51,6 +56,9 @@ func testSentinel(t *testing.T, least int) {
 			c.more(10)
 			c.noticed()
 			away = max(away, time.Since(began))
+			k.live()
+			k.in(watch.Client(t), least)
+			k.release(nil)
 			// The old one comes back as a replica, by the sentinels' doing.
 			s.Start(t)
 			if rounds > 1 {
