@@ -22,18 +22,17 @@ const (
 	minTTL = inside.MinTTL
 )
 
-// Config is what [New] makes a [Guard] from. It is read once: changing it
-// afterwards, or the slices in it, is not allowed and has no defined effect.
+// Config is what [New] makes a Guard from. New reads it once: do not change it, or the slices
+// in it, afterwards.
 type Config struct {
-	// Rules declare which tasks take turns. Their order is the order in which
-	// a task that several rules apply to takes its locks; see [Rule].Scope.
-	// With no rules at all, every task runs as if there were no Guard.
+	// Rules declare which tasks take turns. If several rules apply to a task, it takes its
+	// locks in the order of the rules; see [Rule].Scope. Without rules, every task runs as if
+	// there were no Guard.
 	Rules []Rule
 
-	// Prefix starts every Redis key of this Guard. Empty means "automutex".
-	// Braces, spaces and control characters are refused, and so is "asynq",
-	// with which asynq's own keys start. Guards that share a Prefix must share
-	// one asynq Redis.
+	// Prefix starts every Redis key of this Guard. Empty means "automutex". Braces, spaces and
+	// control characters are refused, and so is "asynq", with which asynq's own keys start.
+	// Guards with the same Prefix must serve the same asynq Redis.
 	Prefix string
 
 	// HashKeys is a secret that keeps payload values out of keys, and so out of
@@ -52,11 +51,11 @@ type Config struct {
 	// enqueued. For a task without an envelope return t.Payload(). nil means that rules read
 	// the payload as it is.
 	//
-	// Middleware, Keys and Explain call Decode once for a task if one of its rules has On
-	// or Key, and again when a task makes its key again. An error of Decode means what it
-	// means from a [KeyFunc], for every rule with On or Key: a [*KeyError], or an error that
-	// wraps asynq.SkipRetry, archives the task; after [NoLock] the task takes no lock of
-	// these rules; after any other error it returns to asynq, its attempt not spent. A
+	// Middleware, Keys and Explain call Decode once for a task if one of its rules has On or
+	// Key. Middleware calls it again when it has to make the key again. An error of Decode has
+	// the same effect as that of a [KeyFunc], for every rule with On or Key: a [*KeyError], or
+	// an error that wraps asynq.SkipRetry, archives the task; after [NoLock] the task takes no
+	// lock of these rules; after any other error it returns to asynq, its attempt not spent. A
 	// panic fails the attempt, as a panic of the handler does.
 	//
 	// Many goroutines call Decode at once. It must not change the task, and must return the
@@ -68,9 +67,9 @@ type Config struct {
 	// need not be unique. Empty means "host:pid".
 	Owner string
 
-	// MaxWaiting is how many workers of this process may wait in line at once.
-	// Beyond that the policy applies at once, except for a task on its last
-	// attempt. 0 means no bound; negative numbers are refused.
+	// MaxWaiting is how many workers of this process may wait in line at once. Further tasks
+	// do not wait: their policy applies at once, except for a task on its last attempt. 0
+	// means no bound; negative numbers are refused.
 	MaxWaiting int
 
 	// MinReplicas is how many replicas of a key's master must acknowledge a lease, so
@@ -80,15 +79,15 @@ type Config struct {
 	// waits for no replica; negative numbers are refused.
 	MinReplicas int
 
-	// Inspector wakes the parked tasks of the policy Park. It must be on the Redis of
-	// asynq. nil means one made from the Guard's own Redis client, which must then be
-	// a redis.UniversalClient. The Guard does not close it.
+	// Inspector wakes the parked tasks of the policy [Park]. It must be on the Redis of asynq.
+	// nil means that New makes one from the Guard's own Redis client, which must then be a
+	// redis.UniversalClient. The Guard does not close it.
 	Inspector *asynq.Inspector
 
-	// WakeAtFront puts woken tasks before the pending tasks of their queue; otherwise
-	// they stand behind them. It moves the task's ID in asynq's own list of pending
-	// tasks, whose layout asynq does not promise; it was checked with asynq 0.26. The
-	// Guard's Redis client must be a redis.UniversalClient on the Redis of asynq.
+	// WakeAtFront puts woken tasks before the pending tasks of their queue, not behind them.
+	// It moves the task's ID in asynq's own list of pending tasks, whose layout asynq does not
+	// promise; it was checked with asynq 0.26. The Guard's Redis client must be a
+	// redis.UniversalClient on the Redis of asynq.
 	WakeAtFront bool
 
 	// Logger is where the Guard logs. nil means slog.Default().

@@ -31,24 +31,23 @@ step. A parked task keeps its place in line without a waiting goroutine.
 
 On names payload fields by dotted paths ("user.id", "items.0.sku"). Their values become
 part of the key, escaped, so that different values never share a key. The numbers 1, 1.0
-and 1e0 and the string "1" are the same value. If no key can be made, since a field is
-missing, null or empty, or the payload is not JSON, the task is archived with a message that
-names the field. It never runs without its lock, and never under a wider key. See [Rule] and
-[Fields].
+and 1e0 and the string "1" are the same value. If a field is missing, null or empty, or the
+payload is not JSON, no key can be made. The task is then archived with a message that names
+the field: except under [Allow] it never runs without its lock. See [Rule] and [Fields].
 
 # When the key is busy
 
-  - [Retry], the default, returns the task to asynq for 1 to 5 seconds; [RetryIn] for a time
-    that you choose. This does not spend an attempt.
-  - [Park] keeps the task's place in line without taking a worker from other tasks, and has it
-    run when its turn comes.
+  - [Retry], the default, returns the task to asynq for 1 to 5 seconds, and [RetryIn] for a
+    time that you choose. Neither spends an attempt.
+  - [Park] keeps the task's place in line without taking a worker from other tasks, and runs
+    the task when its turn comes.
   - [Skip] ends the task as done, [Archive] archives it, [Fail] spends an attempt.
   - [Replace] stops the older task, so that the newer one runs.
   - [AfterFailure] calls a function of yours.
-  - [Allow] runs the task without the lock, and reports it.
+  - [Allow] runs the task without the lock, and reports that it did.
 
 With [Rule].Wait the task first waits in line, in its worker, and gets the lock as soon as it
-is released. The policy applies if that takes too long.
+is released. The policy applies when the Wait is over.
 
 A task on its last attempt does not return to asynq, which would archive it: it waits in its
 worker. A task whose own earlier attempt still runs (its handler ignored the timeout) is
@@ -60,27 +59,27 @@ While a lease is valid nobody else holds its slot. A lease is valid until its ha
 if at least one renewal in each TTL reaches Redis. Otherwise the handler's context ends, with
 cause [lock.ErrLost], before another task gets the slot. The keys of a process that dies are
 free after a TTL at most. The Guard drops or archives a task in three cases only: its policy
-says so, no key can be made from it, or it is on its last attempt and its deadline comes
-before its lock.
+says so, no key can be made from it, or it is on its last attempt and its deadline passes
+while it waits.
 
 # What is not promised
 
 asynq delivers a task at least once, so a task may run again after a crash. A program that is
 stopped for longer than a TTL (a suspended machine) learns only afterwards that it has lost
-its lease, and another task may have run meanwhile. If that must not happen, send [Fence] along
-with what the handler writes, and have the receiver refuse lower numbers. Redis replicates
+its lease, and another task may have run meanwhile. If that must not happen, send [Fence] with
+each write of the handler, and have the receiver refuse lower numbers. Redis replicates
 asynchronously, so a failover can forget a lease; see [Config].MinReplicas. Redis must not
 evict keys (maxmemory-policy noeviction). docs/guarantees.md has the details.
 
 # Shutdown
 
-[Guard.Run] shuts down on a signal. A program that handles signals itself calls srv.Start with
-[Guard.Middleware] around the mux, or mux.Use(guard.Middleware), and at the end:
+[Guard.Run] shuts down on a signal. A program that handles signals itself installs
+[Guard.Middleware] with mux.Use, calls srv.Start, and at the end:
 
 	go guard.Close(ctx)
 	srv.Shutdown()
 
-Close ends the waits in line, so that Shutdown does not have to wait for them. It renews the
+Close ends the waits in line, so that Shutdown does not have to wait for them, and renews the
 leases of running handlers until they return.
 */
 package automutex

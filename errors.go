@@ -13,11 +13,11 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// ErrBusy is the sentinel under every [*BusyError]; it is [lock.ErrBusy], so
-// that one errors.Is serves tasks and plain locks alike.
+// ErrBusy is what every [*BusyError] wraps. It is [lock.ErrBusy], so that one errors.Is serves
+// tasks and plain locks.
 var ErrBusy = lock.ErrBusy
 
-// ErrClosed is wrapped by the last error of a task that came after [Guard.Close].
+// ErrClosed is in the last error of a task that came after [Guard.Close].
 var ErrClosed = lock.ErrClosed
 
 // ErrReplaced is the cause with which the context of a handler ends if a newer
@@ -53,9 +53,8 @@ type BusyError struct {
 	// Reason is [ReasonHeld], [ReasonPaused] or, if the key's gate is closed, [ReasonRate],
 	// [ReasonHold] or [ReasonCooldown].
 	Reason string
-	// Holder is the owner label of one holder: host:pid unless Config.Owner says
-	// otherwise. It is empty if nobody holds the key: waiters are served first, or the gate
-	// is closed.
+	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It
+	// is empty if nobody holds the key: waiters are before the task, or the gate is closed.
 	Holder string
 	// HolderTask is "queue/task-id" of that holder's task; empty if the
 	// holder is not a task.
@@ -63,10 +62,10 @@ type BusyError struct {
 	// SameTask is true if the holder is an earlier attempt of this same task
 	// (same queue, same ID) that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the first
-	// holder's deadline, which is only a hint, since holders renew and release. With
-	// [ReasonPaused] it is the end of the pause, or 0 if the pause has no end. Otherwise it
-	// is when the gate opens.
+	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the earliest
+	// deadline of a holder: only a hint, since holders renew and release. With [ReasonPaused]
+	// it is the end of the pause, or 0 if the pause has no end. Otherwise it is the opening of
+	// the gate.
 	ExpiresIn time.Duration
 	// Waited is how long this task stood in line before it gave up; 0 if it
 	// did not wait.
@@ -75,8 +74,7 @@ type BusyError struct {
 	// also 0 if the task did not stand in line.
 	Place int
 
-	// Pause is the order of the operator who has paused the key if Reason is
-	// [ReasonPaused], otherwise nil.
+	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
 	Pause *lock.Control
 
 	parked   bool          // its place in line is kept
@@ -174,16 +172,16 @@ func withClientHint(err error) error {
 }
 
 // KeyError says that no key can be made from a task. The task is archived with this text as
-// its last error, and its handler does not run. A KeyFunc, [Rule].LimitOf and
-// [Config].Decode may return a KeyError of their own.
+// its last error, and its handler does not run, except under [Allow]. A KeyFunc,
+// [Rule].LimitOf and [Config].Decode may return a KeyError of their own.
 type KeyError struct {
 	// Task is the type of the task.
 	Task string
 	// Field is the path in the payload, or the header, that is wrong. Empty if the error
 	// concerns no single field.
 	Field string
-	// Err is the cause, such as the error of a decoder; nil if there is none. Error
-	// shows its text if a function of yours has set Err.
+	// Err is the cause, such as the error of a decoder; nil if there is none. Error shows the
+	// text of Err only if a function of yours has set it.
 	Err error
 
 	source string // what Field is: "header", else a field
@@ -220,7 +218,7 @@ func (e *KeyError) Error() string {
 	return b.String()
 }
 
-// Unwrap returns Err. That of a JSON decoder may quote the payload.
+// Unwrap returns Err. The error of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
 // temporaryKeyError says that a rule's Key or LimitOf, or Config.Decode, returned an error

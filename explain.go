@@ -15,18 +15,18 @@ import (
 
 // Explanation says what a task has to wait for at one of its locks, at one moment.
 type Explanation struct {
-	// Rule is the name of the rule, Key the lock's key, and Limit how many tasks may hold
-	// the key at once: the rule's number, or that of a control.
+	// Rule is the name of the rule. Key is the lock's key. Limit is how many tasks may hold
+	// the key at once: the number of the rule, or that of a control.
 	Rule, Key string
 	Limit     int
 	// Controls are the orders of operators in force for the lock's scope and for its key;
 	// see [Guard.Controls].
 	Controls []lock.Control
-	// Holders are the holders of the key, the first deadline first, at most 1,000.
+	// Holders are the holders of the key, at most 1,000, the earliest deadline first.
 	Holders []HolderInfo
 	// Closed says why the key's gate is closed until Opens: [ReasonRate], [ReasonHold] or
-	// [ReasonCooldown]. Nobody starts before, even if the limit is not reached. Empty: the
-	// gate is open.
+	// [ReasonCooldown]. Nobody gets the lock before, even if the limit is not reached. Empty:
+	// the gate is open.
 	Closed string
 	Opens  time.Time
 	// Waiting is how many tasks wait in line in their workers. Parked is how many are
@@ -35,18 +35,18 @@ type Explanation struct {
 	// Place is how many tasks are in line before this parked task. It is -1 if the task
 	// is not parked on this lock, or if its queue and ID are not known.
 	Place int
-	// NextWake is when the line moves at the latest if nobody releases the lock. That is now
-	// if a slot is free, or when the gate opens, or the first holder's deadline, which moves
-	// on while the holder lives. While the key is paused it is the end of the pause, or zero
-	// if the pause has no end. It is also zero if nobody is in line and a slot is free. If
-	// asynq retries the task before, it is the time of that retry.
+	// NextWake is when the line moves at the latest if nobody releases the lock: at the end of
+	// a pause; or else at the first holder's deadline if no slot is free; or else when the
+	// gate opens; or else now. Deadlines move on while the holders live. NextWake is zero if
+	// the pause has no end, or if a slot is free and nobody is in line. For a parked task that
+	// asynq retries earlier, [Guard.ExplainTask] gives the time of that retry.
 	NextWake time.Time
 }
 
 // HolderInfo is one holder of a lock.
 type HolderInfo struct {
-	// Owner is the holder's label, Task its "queue/task-id"; Task is empty if
-	// the holder is not a task.
+	// Owner is the holder's label. Task is its "queue/task-id", or empty if the holder is not
+	// a task.
 	Owner, Task string
 	// Since is when the holder took the lock, by Redis' clock. It is zero with a Limit above
 	// 1, since Redis stores only the newest grant.

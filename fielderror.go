@@ -2,17 +2,17 @@ package automutex
 
 import "fmt"
 
-// FieldError is one mistake in a [Config]. The error of [New], and that of unique.New,
-// joins one for each mistake; errors.As finds the first. Use it to show a mistake where
-// the value was written; [FieldError.Error] is enough for a log.
+// FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins
+// one for each mistake; errors.As finds the first. Use its fields to show a mistake where the
+// value was written.
 type FieldError struct {
 	// Rule is the index of the rule in Config.Rules, or -1 for a field of Config itself.
 	Rule int
-	// RuleName is the rule's Name, or the one that it is given; empty for Config itself.
+	// RuleName is the rule's Name, or the one that New gives it; empty for Config itself.
 	RuleName string
 	// Field is the name of the Go field, such as "OnHeaders".
 	Field string
-	// Element is the index in Field where that is a list, or -1.
+	// Element is the index in Field if Field is a list, or else -1.
 	Element int
 	// Err says what is wrong and what to do, without the rule and the field.
 	Err error

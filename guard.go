@@ -125,18 +125,18 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 }
 
 // Close ends the Guard. Tasks in line stop waiting and return to asynq. From the start of
-// Close on, every task that has a rule returns to asynq without running. Close waits until
-// the running handlers have returned, and renews their leases meanwhile. If ctx ends before,
-// the error wraps its cause; the leases then last until their deadlines, or until the
-// handlers return.
+// Close on, every task that has a rule returns to asynq without running. Close waits until the
+// running handlers have returned, and renews their leases meanwhile. If ctx ends before, Close
+// returns an error that wraps the cause of ctx. The leases then last until their deadlines, or
+// until the handlers return.
 //
 // Call Close before the server's Shutdown, or at the same time, and give ctx as much time as
 // the server's ShutdownTimeout. A Close after Shutdown is too late: Shutdown waits for tasks
 // in line up to its whole timeout. A task on its last attempt cannot return, since asynq
 // would archive it: it blocks its worker, and asynq requeues it at the end of that timeout.
 //
-// Close leaves the Redis client open, unless [NewFromConnOpt] made it. Further calls also
-// wait.
+// Close leaves the Redis client open, unless [NewFromConnOpt] made it. A further Close also
+// waits.
 func (g *Guard) Close(ctx context.Context) error {
 	g.mu.Lock()
 	if !g.closed {

@@ -13,24 +13,24 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Hold closes the gate of the handler's key for d from now: no other task of this key
-// starts, whatever the Limit. Running handlers go on. Use it when an upstream says "not
-// now", such as HTTP 429 with Retry-After:
+// Hold closes the gate of the handler's key for d from now: no other task gets the key,
+// whatever the Limit. Running handlers go on. Use it when an upstream says "not now", such as
+// HTTP 429 with Retry-After:
 //
 //	if err := automutex.Hold(ctx, wait); err != nil {
 //		return err
 //	}
 //	return automutex.RetryAfter(wait, errUpstreamBusy)
 //
-// No policy drops a task that meets a hold: under Skip, Archive, Fail and AfterFailure too
-// the task returns to asynq, its attempt not spent. Another Hold never shortens a hold. A
-// hold outlives the handler; lock.Lock.BreakAll, the command line and the page end it.
+// No policy drops a task that meets a hold: under Skip, Archive, Fail and AfterFailure too the
+// task returns to asynq, its attempt not spent. A second Hold never shortens the first. A hold
+// outlives the handler. [lock.Lock.BreakAll], the command automutex and its web page end it.
 //
 // ctx is the handler's context. If the task holds several locks, Hold closes the one taken
 // last, as [Lease] does. d is more than 0 and at most ten years, and is rounded up to whole
-// milliseconds. The error Is [lock.ErrNotHeld] if the lease was lost, and [lock.ErrBackend]
-// if Redis could not be asked (the gate may be closed or not), or if too few replicas know
-// of the hold (see Config.MinReplicas).
+// milliseconds. The error Is [lock.ErrNotHeld] if the lease was lost. It Is [lock.ErrBackend]
+// if Redis could not be asked (the gate may be closed or not), or if too few replicas have the
+// hold (see [Config].MinReplicas). Without a lease Hold returns another error.
 func Hold(ctx context.Context, d time.Duration) error {
 	h := innermostLease(ctx)
 	if h == nil {
@@ -46,17 +46,17 @@ func Hold(ctx context.Context, d time.Duration) error {
 
 // RetryAfter returns an error with which a handler returns its task to asynq: the task runs
 // again after d, its attempt not spent, and asynq does not call [asynq.Config].ErrorHandler.
-// err is the reason, and may be nil. d is limited to 0 to ten years. asynq looks for such
-// tasks every DelayedTaskCheckInterval (5 seconds by default), so the task may run some
-// seconds after d is over, but never before.
+// err is the reason, and may be nil. A d below 0 counts as 0, and one above ten years as ten
+// years. asynq looks for such tasks every DelayedTaskCheckInterval (5 seconds by default), so
+// the task may run some seconds after d is over, but never before.
 //
-// It works for every task of a server that was made with [Guard.ServerConfig], whether a
-// rule matches the task or not. The handler may wrap the error. If err wraps
-// asynq.SkipRetry, asynq archives the task.
+// RetryAfter works for every task of a server with [Guard.ServerConfig], whether a rule
+// matches the task or not. The handler may wrap the error. If err wraps asynq.SkipRetry, asynq
+// archives the task.
 //
-// A task on its last attempt cannot return to asynq, which would archive it. If its handler
-// is wrapped in [Guard.Middleware], the task waits in its worker without its locks, and the
-// handler runs again. If that would be later than a second before the task's deadline, asynq
+// A task on its last attempt cannot return to asynq, which would archive it. If its handler is
+// wrapped in [Guard.Middleware], the task waits in its worker without its locks, and the
+// handler runs again. If less than a second to the task's deadline would then be left, asynq
 // archives the task with err.
 func RetryAfter(d time.Duration, err error) error {
 	return &retryAfter{delay: min(max(0, d), inside.MaxTTL), err: err}

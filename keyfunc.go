@@ -22,15 +22,15 @@ import (
 //
 // Parts must be valid UTF-8 and not empty, and there must be at least one. Errors:
 //
-//   - A [*KeyError] means that this task can never have a key. asynq archives the task; it
-//     never runs without its lock, nor under a wider one. Unfit parts (none, an empty one,
-//     invalid UTF-8) have the same effect. Return &KeyError{Task: t.Type(), Field: "...", Err: err}.
+//   - A [*KeyError] means that this task can never have a key. asynq archives the task, and
+//     its handler does not run. Unfit parts (none, an empty one, invalid UTF-8) have the same
+//     effect. Return &KeyError{Task: t.Type(), Field: "...", Err: err}.
 //   - [NoLock] means that this task needs no lock of this rule, and takes none.
 //   - asynq.SkipRetry archives the task, as it does when a handler returns it.
 //   - asynq.RevokeTask drops the task.
-//   - Any other error ("db: connection reset") means that the key cannot be made now. The
-//     task returns to asynq and runs again after 1 to 30 seconds, its attempt not spent. On its
-//     last attempt it tries again in its worker, until a second before its deadline.
+//   - Any other error ("db: connection reset") means that the key cannot be made now. The task
+//     returns to asynq and runs again after 1 to 30 seconds, its attempt not spent. On its
+//     last attempt the task tries again in its worker, until a second before its deadline.
 //
 // A wrapped error has the same effect.
 //
@@ -38,41 +38,39 @@ import (
 // runs without the lock, whatever the error.
 type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 
-// NoLock is the error of a [KeyFunc] for a task that needs no lock of its rule:
-// the task runs as if the rule did not exist. A rule of package unique enqueues such
-// a task each time.
+// NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule: the task runs
+// as if the rule did not exist. A rule of package unique enqueues such a task each time.
 var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive,staticcheck // an answer, as asynq.SkipRetry is
 
 // Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On
-// does. With a malformed path, or without any, it returns a [*KeyError] for every task;
-// use On to have [New] report such a mistake.
+// does. If a path is malformed, or there is none, the KeyFunc returns a [*KeyError] for every
+// task; with On, [New] reports a malformed path.
 //
-// A path is dotted: "user.id" is the member id of the member user, and
-// "items.0.sku" goes through the first element of a list. `\.` stands for a dot
-// in a name and `\\` for a backslash. Names are compared exactly, letter case
-// included; lists are not searched. A path of another notation, such as "$.id",
-// "items[0]", "items.*.id", "/id" or "a,b", is refused; in a name these characters have
-// a backslash before them too: `\$`, `\[`, `\*`, `\/`, `\,`.
+// A path is dotted: "user.id" is the member id of the member user, and "items.0.sku" goes
+// through the first element of a list. `\.` stands for a dot in a name and `\\` for a
+// backslash. Names are compared exactly, letter case included; lists are not searched. A path
+// of another notation, such as "$.id", "items[0]", "items.*.id", "/id" or "a,b", is refused.
+// In a name these characters need a backslash too: `\$`, `\[`, `\*`, `\/`, `\,`.
 //
 // The part of the key for a value:
 //
 //   - A string is taken as it is. If it begins with `{`, `[` or `"` it is written as a
 //     JSON string, quotes included, to tell it from objects and lists.
-//   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", the same part as
-//     for the string "1"; 1.50 is "1.5", and -0 is "0". More than 400 digits are an error.
-//     So is a part that is 1 MiB longer than its JSON, since numbers in it are written
-//     out; [Rule].On has no such bound.
+//   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", the same part as for
+//     the string "1"; 1.50 is "1.5", and -0 is "0". More than 400 digits are an error. It is
+//     also an error if written out numbers make a part more than 1 MiB longer than its JSON;
+//     [Rule].On has no such bound.
 //   - true and false are those words, the same as for the strings "true" and "false".
 //   - Objects and lists become compact JSON with members sorted by name (in
 //     byte order) and numbers as above. Inside them 1 and "1" differ.
 //
-// Otherwise different values give different parts. The KeyFunc returns a [*KeyError]
+// All other different values give different parts. The KeyFunc returns a [*KeyError]
 //
 //   - if a field is missing, null or an empty string;
 //   - if the payload is not JSON or not valid UTF-8;
 //   - if a value has half a surrogate pair, which Go would silently replace;
 //   - if a value is nested more than 100 levels deep;
-//   - if the value, or an object on its path, has a name twice: readers of such JSON
+//   - if an object in the value, or on its path, has a name twice: readers of such JSON
 //     disagree on which one counts;
 //   - if an object on the path has two names that differ in letter case alone:
 //     encoding/json would give the handler the value of either.
@@ -107,11 +105,11 @@ func fieldError(t *asynq.Task, failed *jsonkey.Error, setting string, decoded bo
 	return e
 }
 
-// Headers returns a KeyFunc that makes the key from headers of the task, as
-// [Rule].OnHeaders does. Names are compared exactly. A value gives the same part as a
-// payload string under [Fields]. A header that is missing, empty or not valid UTF-8 is a
-// [*KeyError]. Without any name, or with an empty one, every task is a KeyError; use
-// OnHeaders to have [New] report such a mistake.
+// Headers returns a KeyFunc that makes the key from headers of the task, as [Rule].OnHeaders
+// does. Names are compared exactly. A value gives the same part as a payload string under
+// [Fields]. A header that is missing, empty or not valid UTF-8 is a [*KeyError]. If there is
+// no name, or an empty one, every task gets a KeyError; with OnHeaders, [New] reports an empty
+// name.
 func Headers(names ...string) KeyFunc {
 	if len(names) == 0 {
 		return mistaken("Headers", errors.New("no name; name the headers that the key is made from"))
@@ -159,14 +157,13 @@ func headerPart(t *asynq.Task, name string) (string, error) {
 	return jsonkey.StringPart(value), nil
 }
 
-// KeyOf returns a KeyFunc that decodes the payload into a T with encoding/json; fn returns
-// the parts of the key. Parts are taken as they are: 1 and "1" are the same part. A field
-// that the payload does not have is the zero value in T. For a missing field fn should
-// return no parts, or an empty one, which is a [*KeyError]. A payload that cannot be
-// decoded, is null, or is not valid UTF-8 is a KeyError too, and so is a part in which half
-// a surrogate pair was replaced.
+// KeyOf returns a KeyFunc that decodes the payload into a T with encoding/json; fn returns the
+// parts of the key. Parts are taken as they are: 1 and "1" are the same part. A field that the
+// payload does not have is the zero value in T. For a missing field fn should return no parts,
+// or an empty part, which is a [*KeyError]. A payload that cannot be decoded, is null, or is
+// not valid UTF-8 is a KeyError too. So is a part in which half a surrogate pair was replaced.
 //
-// Many goroutines call fn at once. With a nil fn every task is a KeyError. For encodings
+// Many goroutines call fn at once. With a nil fn every task gets a KeyError. For encodings
 // other than JSON, see [KeyWith].
 func KeyOf[T any](fn func(T) []string) KeyFunc {
 	if fn == nil {
@@ -218,15 +215,14 @@ func misfit(err error) string {
 // KeyWith returns a KeyFunc for a payload in an encoding other than JSON, such as protobuf or
 // msgpack: decode reads the payload, and fn returns the parts of the key. Parts are taken as
 // they are: 1 and "1" are the same part. Most encodings give the zero value for a missing
-// field, so for a zero value fn should return no parts, or an empty one, which is a
-// [*KeyError].
+// field. For a zero value fn should return no parts, or an empty part, which is a [*KeyError].
 //
 // Every error of decode is a [*KeyError] too, because the same bytes fail again on a
 // retry. The KeyError does not show the text of decode's error, which may quote the
 // payload; errors.Unwrap returns it. decode gets the bytes as they are, an
 // empty payload included, and must not change or keep them.
 //
-// Many goroutines call decode and fn at once. If one of them is nil every task is a
+// Many goroutines call decode and fn at once. If one of them is nil, every task gets a
 // KeyError. For JSON, see [KeyOf].
 func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string) KeyFunc {
 	if decode == nil || fn == nil {

@@ -10,14 +10,14 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// LeadScheduler runs an asynq Scheduler in one process at a time, of all that
-// call it with the same name, so that several replicas of a program enqueue each
-// tick once. It blocks until ctx ends, and then returns nil.
+// LeadScheduler runs an asynq Scheduler in one process at a time, of all processes that call
+// it with the same name. So several replicas of a program enqueue each tick once.
+// LeadScheduler blocks until ctx ends, and then returns nil.
 //
-// newScheduler makes a Scheduler with its tasks registered. It is called once for
-// each term, since asynq starts a Scheduler once only: return a new one each time.
-// LeadScheduler starts it, and shuts it down when the term ends. An error of
-// newScheduler, or of the start, ends LeadScheduler and is returned.
+// newScheduler returns a Scheduler with its tasks registered. LeadScheduler calls it once for
+// each term: return a new Scheduler each time, since asynq starts a Scheduler only once.
+// LeadScheduler starts the Scheduler, and shuts it down when the term ends. It returns an
+// error of newScheduler, or of the start, at once.
 //
 // When a process shuts down, the next one starts its scheduler at once. A process that
 // dies is replaced after the locker's TTL (30 s by default), and ticks due in between are

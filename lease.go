@@ -236,9 +236,9 @@ func innermostLease(ctx context.Context) *handlerLease {
 	return h
 }
 
-// Lease returns the lease of the handler with the context ctx; of several leases, the one
-// taken last. It returns nil and false outside of a guarded handler, and if the handler runs
-// without a lease under the policy Allow.
+// Lease returns the lease of the handler whose context is ctx; of several leases, the one
+// taken last. It returns nil and false outside of a guarded handler, and in a handler that
+// runs without a lease under the policy [Allow].
 func Lease(ctx context.Context) (*lock.Lease, bool) {
 	if h := innermostLease(ctx); h != nil {
 		return h.held.lease, true
@@ -246,8 +246,8 @@ func Lease(ctx context.Context) (*lock.Lease, bool) {
 	return nil, false
 }
 
-// LeaseOf returns the lease of the rule with that name, or nil and false; see [Lease]. Rules
-// whose keys are equal for a task share one lease.
+// LeaseOf is [Lease] for the rule with that name. Rules whose keys are equal for a task share
+// one lease.
 func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	for h := innermostLease(ctx); h != nil; h = h.outer {
 		if h.held.target.isFor(ruleName) {
@@ -257,10 +257,10 @@ func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	return nil, false
 }
 
-// Fence returns the fence of [Lease]: a number that grows from run to run of the same
-// key. Send it along with what the handler writes, and have the receiver refuse lower
-// numbers. The first call in a run may ask Redis; see [lock.Lease.Fence] for the errors.
-// Without a lease the error Is [lock.ErrNotHeld].
+// Fence returns the fence of [Lease]: a number that grows from run to run of the same key.
+// Send it with each write of the handler, and have the receiver refuse lower numbers. The
+// first call in a run may ask Redis; see [lock.Lease.Fence] for the errors. Without a lease
+// the error Is [lock.ErrNotHeld].
 func Fence(ctx context.Context) (int64, error) {
 	lease, ok := Lease(ctx)
 	if !ok {

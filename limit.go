@@ -13,15 +13,15 @@ import (
 	"github.com/automutex/automutex/internal/limitfield"
 )
 
-// LimitFunc is the type of [Rule].LimitOf: it returns how many tasks may hold the key of a
-// task at once.
+// LimitFunc is the type of [Rule].LimitOf. It returns how many tasks may hold the key of the
+// given task at once.
 type LimitFunc = func(context.Context, *asynq.Task) (int, error)
 
-// LimitField returns a [Rule].LimitOf that reads the limit from a payload field, such as
-// that of the tenant's plan. path is as in [Rule].On. If the field is missing, null or empty
-// the limit is fallback; with a fallback of 0 that is a [*KeyError]. A value above most
-// counts as most; with a most of 0 there is no bound. A value that is not a whole number,
-// or is below 1, is a KeyError. Wrong arguments are an error of [New].
+// LimitField returns a [Rule].LimitOf that reads the limit from a payload field, such as that
+// of the tenant's plan. path is as in [Rule].On. If the field is missing, null or empty the
+// limit is fallback; if fallback is 0, such a field is a [*KeyError]. A value above most
+// counts as most; if most is 0, there is no bound. A value that is not a whole number, or is
+// below 1, is a KeyError. [New] reports wrong arguments.
 func LimitField(path string, fallback, most int) LimitFunc {
 	fields, err := jsonkey.Parse([]string{path})
 	if wrong := CheckLimitField(path, fallback, most); wrong != nil {

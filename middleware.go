@@ -54,9 +54,9 @@ import (
 // uses it. To add a policy: the list at policyKind in policy.go.
 
 // Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it
-// also runs without a busy one. A task that no rule matches runs as without it. Middleware is an
-// asynq.MiddlewareFunc. Install it first: a middleware that is installed earlier is outside the
-// locks, and also runs for tasks whose key is busy.
+// also runs without a lock that is busy. A task that no rule matches runs without locks.
+// Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
+// before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.middlewareUsed.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {

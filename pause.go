@@ -16,11 +16,11 @@ import (
 // another limit, for a scope or one key. Every Guard and Locker with the prefix obeys
 // them within 2 seconds.
 //
-// A task whose key is paused returns to asynq, its attempt not spent, whatever the
-// policy of its rule, Skip, Archive, Fail, AfterFailure and Allow included. It returns
-// when the pause ends, or tries again after 30 to 90 seconds, at a different time for each
-// task. Under [Park] it keeps its place in line, and is woken when the pause ends. A task
-// on its last attempt waits in its worker, since asynq would archive it.
+// A task whose key is paused returns to asynq, its attempt not spent, whatever the policy of
+// its rule, Skip, Archive, Fail, AfterFailure and Allow included. The task comes back when the
+// pause ends, or tries again after 30 to 90 seconds, at a different time for each task. Under
+// [Park] it keeps its place in line, and is woken when the pause ends. A task on its last
+// attempt waits in its worker, since asynq would archive it.
 func (g *Guard) Controls() *lock.Controls { return g.locker.Controls() }
 
 // A paused task returns at about the end of the pause. If that is more than pauseLook away, or

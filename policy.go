@@ -12,10 +12,9 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// Policy says what happens to a task that did not get its lock, after it has
-// waited for at most the rule's Wait. The zero value is [Retry]. Policies are
-// values: they can be compared with ==, copied, and used by many goroutines.
-// Two calls of [AfterFailure] give two different policies.
+// Policy says what happens to a task that did not get its lock within the rule's Wait. The
+// zero value is [Retry]. Policies are values: they can be compared with ==, copied, and used
+// by many goroutines. Two calls of [AfterFailure] give two different policies.
 //
 // An attempt is "spent" when asynq counts it against the task's MaxRetry. A
 // task whose own earlier attempt still holds the lock ([BusyError].SameTask)
@@ -58,13 +57,12 @@ type afterFailure struct {
 	fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error
 }
 
-// The policies that take no argument. They are not to be assigned to.
+// The policies that take no argument. Do not assign to them.
 var (
-	// Retry returns the task to asynq, to run again after 1 to 5 seconds. asynq
-	// looks for such tasks every DelayedTaskCheckInterval (5 seconds by default),
-	// so a hot key without [Rule].Wait runs about once in that time. The attempt is
-	// not spent. A task on its last attempt waits in its worker instead. Retry is
-	// the zero value.
+	// Retry returns the task to asynq, to run again after 1 to 5 seconds. asynq looks for such
+	// tasks every DelayedTaskCheckInterval (5 seconds by default), so without [Rule].Wait a
+	// hot key runs about one task in that time. The attempt is not spent. A task on its last
+	// attempt waits in its worker instead. Retry is the zero value.
 	Retry = Policy{kind: policyRetry}
 
 	// Skip ends the task as done without running its handler. Config.Observe gets
@@ -79,19 +77,18 @@ var (
 	// asynq retries the task with its own delays and archives it in the end.
 	Fail = Policy{kind: policyFail}
 
-	// Park keeps the task's place in line, and takes no worker from other tasks. The
-	// task waits in line in its worker while the server has another worker free.
-	// When the last one is taken, the task parks: it returns to asynq, its place in
-	// line is kept, and it runs again when its turn comes. The attempt is not spent,
-	// and [Rule].Wait has no effect. While the task is parked, its last error in
-	// asynq names the key, the holder and the task's place in line.
+	// Park keeps the task's place in line, and takes no worker from other tasks. The task
+	// waits in line in its worker while the server has another worker free. When the last free
+	// worker is taken, the task parks: it returns to asynq, keeps its place in line, and runs
+	// when its turn comes. The attempt is not spent, and [Rule].Wait has no effect. While the
+	// task is parked, its last error in asynq names the key, the holder and the task's place
+	// in line.
 	//
-	// A task waits in its worker for half of its Timeout at most, then it parks. So
-	// its handler has at least the other half. A parked task has its whole Timeout
-	// again when it returns. A task on its last attempt cannot park, since asynq
-	// would archive it: it waits in its worker until a second before its deadline,
-	// and its handler gets the time that is left. Give such tasks a Timeout longer
-	// than the wait, or a higher MaxRetry.
+	// A task waits in its worker for at most half of its Timeout and then parks, so its
+	// handler has at least the other half. A parked task has its whole Timeout again when it
+	// returns. A task on its last attempt cannot park, since asynq would archive it: it waits
+	// in its worker until a second before its deadline, and its handler gets the rest. Give
+	// such tasks a Timeout longer than the wait, or a higher MaxRetry.
 	//
 	// asynq's Inspector runs a parked task when its turn comes. The task then stands
 	// behind what its queue has pending; see [Config].WakeAtFront. Tasks that wait
@@ -99,32 +96,30 @@ var (
 	// order, but waiting tasks may overtake them.
 	Park = Policy{kind: policyPark}
 
-	// Replace lets the newest task win. A task that finds the lock taken asks the
-	// older one to stop: the context of its handler ends with cause [ErrReplaced].
-	// The newer task waits in line, in its worker, until that handler has returned.
-	// It waits for at most the rule's Wait, or a TTL if that is 0, and is then
-	// retried as under [Retry]. The older task is revoked if its handler returned an
-	// error, and done if it returned nil. Older tasks that still wait are revoked
+	// Replace lets the newest task win. A task that finds the lock taken asks the older one to
+	// stop: the context of its handler ends with cause [ErrReplaced]. The newer task waits in
+	// line, in its worker, until that handler has returned. After the rule's Wait, or a TTL if
+	// Wait is 0, it is retried as under [Retry]. The older task is revoked if its handler
+	// returned an error, and done if it returned nil. Older tasks that still wait are revoked
 	// without running. With a Limit of N the newest N tasks stay.
 	//
-	// A task's age counts from when it first came to a worker. A retried task never
-	// replaces a task that came later: it waits for its turn. Redis forgets when a
-	// task came after it is done, revoked or archived, or was not seen for an hour.
+	// A task's age counts from when the task first came to a worker. A retried task never
+	// replaces a task that came later: it waits for its turn. Redis forgets a task's age when
+	// the task is done, revoked or archived, or has not come for an hour.
 	//
-	// If several rules apply to a task, declare those that may end it unrun (Skip,
-	// Archive, Fail) before the one with Replace. Otherwise the task may stop an
-	// older one and then not run itself. New warns of that.
+	// If several rules apply to a task, declare rules that may end it unrun (Skip, Archive,
+	// Fail) before the rule with Replace. Otherwise the task may stop an older one and then
+	// not run itself. New warns of that.
 	//
 	// Only tasks of rules with this policy are asked to stop: other holders of a
 	// shared Scope, and an earlier attempt of the same task, go on.
 	// asynq logs a line at Warn for each revoked task.
 	Replace = Policy{kind: policyReplace}
 
-	// Allow runs the handler without the lock if the key is busy, or if no key can be
-	// made from the task. Config.Observe gets EventBusy or EventKeyError. Use it to
-	// measure contention before you enforce anything. A pause is an operator's order, and a
-	// Redis that does not answer says nothing about contention: in these two cases the task
-	// returns to asynq, as under every policy.
+	// Allow runs the handler without the lock if the key is busy, or if no key can be made
+	// from the task. Config.Observe gets EventBusy or EventKeyError. Use it to measure
+	// contention before you enforce anything. If an operator has paused the key, or Redis does
+	// not answer, the task returns to asynq, as under every policy.
 	Allow = Policy{kind: policyAllow}
 )
 
@@ -138,12 +133,12 @@ func RetryIn(d time.Duration) Policy {
 
 // AfterFailure calls fn when the key is busy. fn's result becomes the handler's result: nil
 // ends the task as done, an error fails the attempt (spent), and an error that wraps
-// asynq.SkipRetry archives the task, even if it also wraps busy. Return busy, or an error
-// that wraps it, to retry as under [Retry]. To fail the attempt with the text of busy, do
-// not wrap it (%v).
+// asynq.SkipRetry archives the task, even if it also wraps busy. Return busy, or an error that
+// wraps it, to retry as under [Retry]. To fail the attempt with the text of busy, format busy
+// with %v and not %w.
 //
-// fn runs in the worker, with the context of the task, also if an earlier attempt of the
-// same task holds the lock (busy.SameTask is true then). Many goroutines call fn at once.
+// fn runs in the worker, with the context of the task. It also runs if an earlier attempt of
+// the same task holds the lock; busy.SameTask is then true. Many goroutines call fn at once.
 // [New] refuses a nil fn.
 func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error) Policy {
 	return Policy{kind: policyAfterFailure, after: &afterFailure{fn: fn}}

@@ -9,14 +9,14 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Rate bounds how often handlers start for one key: Starts times in each Per, evenly
-// spread. After a time without starts, up to Burst may start at once. In any time d at most
+// Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread.
+// After a time without starts, up to Burst handlers may start at once. In any time d at most
 // Burst + Starts*d/Per handlers start. The zero value is no rate.
 //
 // For a task that comes too early the key is busy with [ReasonRate]: its policy applies, and
-// [BusyError].ExpiresIn is the time until the next start. A task that took the lock but did
-// not start, since it did not get another of its locks, does not count, unless it waited for
-// that one until the first lock ran out ([Rule].MaxHold).
+// [BusyError].ExpiresIn is the time until the next start. If a task gets this lock but not
+// another that it needs, it does not start and does not count. It counts if it waits for the
+// other lock until [Rule].MaxHold has ended this one.
 type Rate struct {
 	// Starts is how many handlers start in each Per: at least 1, at most one a
 	// microsecond.

@@ -28,10 +28,10 @@ type Rule struct {
 	// further rules without a Name that have the same Task.
 	Name string
 
-	// Task is a task type, or a prefix of task types. It matches as a pattern of
-	// asynq's ServeMux does: a rule whose Task equals the type applies, otherwise
-	// the rules with the longest Task that the type begins with. Several rules
-	// with the same Task all apply, and each needs a Scope. Task must not be blank.
+	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's
+	// ServeMux does: a rule whose Task equals the type applies, otherwise the rules with the
+	// longest Task that the type begins with. Several rules with the same Task all apply; each
+	// of them needs a Scope. Task must not be blank.
 	Task string
 
 	// On lists the payload fields that the key is made from, as [Fields] takes
@@ -56,26 +56,25 @@ type Rule struct {
 	// locks, and must have the same Limit, TTL and Rate. Empty means the task's own
 	// type: if Task is a prefix, each type that it matches has locks of its own.
 	//
-	// A task to which several rules apply takes all their locks, in an order that is
-	// the same for all tasks, so that tasks cannot deadlock: scopes in the order in
-	// which the rules declare them, and keys of one scope in byte order. It takes
-	// equal keys once, under the rule declared first. New refuses rules that
-	// contradict each other on the order of scopes.
+	// A task to which several rules apply takes all their locks. The order is the same for all
+	// tasks, so that tasks cannot deadlock: scopes in the order of their rules, and keys of
+	// one scope in byte order. The task takes equal keys once, under the rule declared first.
+	// [New] refuses rules that contradict each other on the order of scopes.
 	Scope string
 
 	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex.
 	// Negative numbers are refused.
 	Limit int
 
-	// LimitOf returns the limit for the key of a task, in place of Limit: that of a
-	// tenant's plan, say. It excludes Limit. It is called once for each attempt, by many
-	// goroutines at once, with the task as a Key gets it. Two tasks of one key should
-	// have the same limit: where they differ, as while a plan changes, each goes by its
-	// own. A result below 1 archives the task. An error means what it means from a
-	// [KeyFunc]: a [*KeyError], or one that wraps asynq.SkipRetry, archives the task; with
-	// [NoLock] it takes no lock of this rule; after any other it comes back, its attempt
-	// not spent. A limit that an operator sets, see [Guard.Controls], wins. [LimitField]
-	// reads it from the payload.
+	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set
+	// Limit or LimitOf, not both. Many goroutines call LimitOf at once, once for each attempt,
+	// with the task as a Key gets it. Two tasks of one key should have the same limit. If they
+	// differ, as while a plan changes, each task goes by its own. A result below 1 archives
+	// the task. An error has the same effect as that of a [KeyFunc]: a [*KeyError], or an
+	// error that wraps asynq.SkipRetry, archives the task; after [NoLock] the task takes no
+	// lock of this rule; after any other error it returns to asynq, its attempt not spent. A
+	// limit that an operator sets wins; see [Guard.Controls]. [LimitField] reads the limit
+	// from the payload.
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
 	// TTL is the length of a lease, which is renewed while the handler runs.
@@ -84,12 +83,11 @@ type Rule struct {
 	// milliseconds and more than ten years are refused.
 	TTL time.Duration
 
-	// Wait is the longest time that a task waits in line, in its worker, before the
-	// policy applies. 0 means no wait; for [Replace] it means a TTL. Time in line
-	// counts against the task's Timeout (30 minutes unless the task was enqueued with
-	// another), so the Timeout should be at least the Wait and the work together. A
-	// wait ends a second before the task's deadline. Less than a millisecond is
-	// refused.
+	// Wait is the longest time that a task waits in line, in its worker, before the policy
+	// applies. 0 means no wait; for [Replace] it means a TTL. Time in line counts against the
+	// task's Timeout (30 minutes unless the task was enqueued with another), so the Timeout
+	// should cover the Wait and the work. A wait ends a second before the task's deadline at
+	// the latest. Less than a millisecond is refused.
 	Wait time.Duration
 
 	// MaxHold bounds how long one task may hold the lock. After that time its handler's
@@ -97,10 +95,10 @@ type Rule struct {
 	// most a TTL later. 0 means no bound; less than a millisecond is refused.
 	MaxHold time.Duration
 
-	// Cooldown is the least time between the start of a successful run and the next
-	// start for the key. With a Limit of 1 there is at most one successful run per key
-	// in that time. With a higher Limit, tasks that run already go on. 0 means none;
-	// less than a millisecond and more than ten years are refused.
+	// Cooldown is the least time between the start of a successful run and the next start for
+	// the key. With a Limit of 1 there is at most one successful run per key in that time.
+	// With a higher Limit, tasks that already run go on. 0 means none; less than a millisecond
+	// and more than ten years are refused.
 	Cooldown time.Duration
 
 	// Rate bounds how often handlers start for one key, in addition to Limit, which

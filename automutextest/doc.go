@@ -1,6 +1,6 @@
 /*
-Package automutextest is for tests of programs that use automutex. It needs no
-Redis: everything runs on one in memory, of each test's own.
+Package automutextest is for tests of programs that use automutex. It needs no Redis: each
+test has one of its own in memory.
 
 	func TestVerify(t *testing.T) {
 		guard := automutextest.New(t, automutex.Config{Rules: rules})
@@ -18,15 +18,13 @@ Redis: everything runs on one in memory, of each test's own.
 		task.Becomes(t, automutextest.Done)
 	}
 
-[ShareKey] and [ShareNoKey] are about rules alone. [Hold] makes a key busy,
-[Pause] pauses a scope or key.
-[Serve] is a real asynq server, on which [Task.Becomes] says what became of a
-task, and [Watch] a handler that knows what ran at once.
+[ShareKey] and [ShareNoKey] check rules, without a server. [Hold] makes a key busy, and [Pause]
+pauses a scope or key. [Serve] starts a real asynq server: [Task.Becomes] checks what happened
+to a task there, and [Watch] records which runs of a handler overlapped.
 
-Whatever is begun ends with the test. What goes wrong fails it, with the rule, the
-key and its holder where there are any; nothing waits for longer than ten seconds
-and the longest Wait of the rules.
+Everything ends with the test. A failure is reported with the rule, the key and its holder, if
+there are any. Nothing waits for longer than ten seconds plus the longest Wait of the rules.
 
-miniredis is only built into tests that import this package.
+miniredis is built only into tests that import this package.
 */
 package automutextest

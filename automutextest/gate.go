@@ -10,12 +10,12 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// CloseGate closes the gate of a task's key for d, as a handler does with [automutex.Hold]:
-// until then no task of the key starts, and no policy drops one. If the task needs several
-// locks, CloseGate closes the one that the task takes last.
+// CloseGate closes the gate of a task's key for d, as a handler does with automutex.Hold: in
+// that time no task gets the key, and no policy drops one. If the task needs several locks,
+// CloseGate closes the one that the task takes last.
 //
-// It takes the locks of the task for a moment, as [Hold] does, which counts as a start for
-// a Rate. If a lock has no free slot, it fails the test at once.
+// CloseGate takes the locks of the task for a moment, as [Hold] does, which counts as a start
+// for a Rate. If a lock has no free slot, CloseGate fails the test at once.
 func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
 	tb.Helper()
 	g.explain(tb, "CloseGate", task)

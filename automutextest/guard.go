@@ -22,8 +22,8 @@ const (
 	grace = 5 * time.Second
 )
 
-// Guard is an automutex.Guard on a Redis in memory. Make one with [New]; where an
-// *automutex.Guard is wanted, hand over the field.
+// Guard is an automutex.Guard on a Redis in memory. Make one with [New]. Pass its field Guard
+// where an *automutex.Guard is wanted.
 type Guard struct {
 	*automutex.Guard
 

@@ -10,11 +10,11 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// Pause pauses a scope ("report") or a key ("report|acme"), as an operator does with
-// automutex pause, until resume is called or the test ends. It is in force when Pause
-// returns. Until resume, tasks return to asynq without spending an attempt, whatever the
-// policy of their rule: they become [HandedBack]. After resume, [Task.Again] runs them; a
-// task that parked runs by itself. resume may be called more than once.
+// Pause pauses a scope ("report") or a key ("report|acme"), as an operator does with automutex
+// pause, until resume is called or the test ends. The pause is in force when Pause returns.
+// Until resume, tasks return to asynq without spending an attempt, whatever the policy of
+// their rule: they become [HandedBack]. After resume, [Task.Again] runs them. A parked task
+// runs by itself. resume may be called more than once.
 func Pause(tb testing.TB, g *Guard, target string) (resume func()) {
 	tb.Helper()
 	if err := g.Controls().Pause(context.Background(), target, time.Time{}, "the test "+tb.Name()); err != nil {

@@ -19,7 +19,7 @@ type Server struct {
 // Serve starts an asynq server with the Guard's ServerConfig. handler must include
 // guard.Middleware, as in the program: pass the program's own mux, or
 // guard.Middleware(handler). The server has ten workers and the queue "default"; adjust
-// functions may change that. It ends with the test.
+// functions may change that. The server ends with the test.
 //
 // Tasks that asynq keeps for later (handed back, failed, or scheduled) stay there
 // until [Task.Again] or [Server.Drain], so that a test does not depend on asynq's
@@ -93,8 +93,8 @@ func (s *Server) Enqueue(tb testing.TB, task *asynq.Task, options ...asynq.Optio
 	return k
 }
 
-// Drain waits until all tasks of this server have ended, done or archived. It runs the
-// tasks that asynq keeps for later at once, as often as it takes.
+// Drain waits until all tasks that were enqueued on s have ended, done or archived. It runs
+// tasks that asynq keeps for later at once, as often as needed.
 func (s *Server) Drain(tb testing.TB) {
 	tb.Helper()
 	defer s.guard.watching()()

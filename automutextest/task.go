@@ -57,11 +57,12 @@ type Task struct {
 // poll is how often a task is looked at.
 const poll = 2 * time.Millisecond
 
-// ID is the task's ID in asynq.
+// ID returns the task's ID in asynq.
 func (k *Task) ID() string { return k.id }
 
-// Becomes waits until the task has the outcome want. It fails the test if the task has
-// another outcome, or none within ten seconds plus the longest Wait of the rules.
+// Becomes waits until the task has the outcome want. It fails the test if the task ends up
+// with another outcome, or does not have want within ten seconds plus the longest Wait of the
+// rules.
 func (k *Task) Becomes(tb testing.TB, want Outcome) {
 	tb.Helper()
 	if !slices.Contains(outcomes, want) {
@@ -83,8 +84,8 @@ func (k *Task) Becomes(tb testing.TB, want Outcome) {
 	}
 }
 
-// Again has asynq run the task now. asynq keeps it for later: it was handed back, has failed
-// or is scheduled.
+// Again has asynq run a task now that it keeps for later: one that was handed back, has failed
+// or is scheduled. For any other task Again fails the test.
 func (k *Task) Again(tb testing.TB) {
 	tb.Helper()
 	now := k.look(tb)

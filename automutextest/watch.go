@@ -41,16 +41,16 @@ type run struct {
 	guarded bool // it has a lease
 }
 
-// Watch wraps a handler so that [Runs.AtMostAtOnce] can check which runs overlapped. Put it
-// inside of guard.Middleware. by groups the tasks that must not overlap: it returns the name
-// of what they share, such as the account that they change. It should read the payload and
-// not use the rules, so that the check finds a rule that forgets a field.
+// Watch wraps a handler so that [Runs.AtMostAtOnce] can check which runs overlapped. Put the
+// result inside of guard.Middleware. by groups the tasks that must not overlap: it returns the
+// name of what they share, such as the account that they change. It should read the payload
+// and not use the rules, so that the check finds a rule that forgets a field.
 //
-// Watch delays each run, so that it finds an overlap however short the handler is. The run
-// begins when another run of its group has begun, or when no other task can reach the
-// handler before a running one ends. While the test may still enqueue, outside of
-// [Server.Drain] and [Task.Becomes], that takes at least 20 ms; it never takes more than
-// 200 ms. Watch is safe for concurrent use.
+// Watch delays each run for at most 200 ms, so that it finds an overlap however short the
+// handler is. The delay ends when another run of the group begins, or when no other task can
+// reach the handler before a running one ends. Outside of [Server.Drain] and [Task.Becomes]
+// the test may still enqueue, so the second reason applies only after 20 ms. Runs is safe for
+// concurrent use.
 func Watch(tb testing.TB, g *Guard, handler asynq.Handler, by func(*asynq.Task) string) *Runs {
 	tb.Helper()
 	g.check(tb, "Watch")

@@ -1,9 +1,9 @@
 /*
-Package config reads rules from a YAML file, so that they can be seen, reviewed
-and changed apart from the program:
+Package config reads rules from a YAML file, so that they can be reviewed and changed apart
+from the program:
 
-	prefix: myapp        # begins every Redis key; automutex where it is left out
-	defaults:            # for every rule that does not say otherwise
+	prefix: myapp        # begins every Redis key; left out: automutex
+	defaults:            # for every rule that does not set the key itself
 	  wait: 10s
 	rules:
 	  - task: itunes:verify
@@ -24,39 +24,39 @@ and changed apart from the program:
 	    until: start
 	    duplicate: join
 
-The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task,
-on, on_headers, scope, limit, ttl, wait, max_hold, cooldown, rate, busy. All but name
-and task may be in defaults. Durations are written as in Go ("30s",
-"1h30m"), and busy is retry, skip, archive, fail, park, replace, allow or
-{retry_in: <duration>}.
+The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task, on,
+on_headers, scope, limit, ttl, wait, max_hold, cooldown, rate, busy. All but name and task may
+be in defaults. Durations are written as in Go ("30s", "1h30m"). busy is retry, skip, archive,
+fail, park, replace, allow or {retry_in: <duration>}.
 
-A limit is a number, or says which payload field has it, as [automutex.LimitField] does:
+A limit is a number, or names the payload field that contains it, as [automutex.LimitField]
+does:
 
 	limit: {field: tenant.max, default: 3, most: 50}
 
-default is the limit of a task without the field; where default is left out, such a task
-is archived. most is the highest limit that a payload can set; left out, there is no bound.
+default is the limit of a task without the field; left out, such a task is archived. most is
+the highest limit that a payload can set; left out, there is no bound.
 
-A rate bounds how often handlers start for a key, as [automutex.Rate] says:
+A rate bounds how often handlers start for a key; see [automutex.Rate]:
 
 	rate: {starts: 100, per: 1m, burst: 10}
 
-starts and per are needed. burst is how many may start at once; left out, as many as
+starts and per are required. burst is how many handlers may start at once; left out, as many as
 starts.
 
-The keys of a unique rule are the fields of [unique.Rule]: task, queue, on,
-on_headers, scope, until, duplicate, max_postpone, keep_archived. until is done,
-start or {for: <duration>}; duplicate is reject, join, replace or
-{postpone: <duration>}. What is in defaults is not for them.
+The keys of a unique rule are the fields of [unique.Rule]: task, queue, on, on_headers, scope,
+until, duplicate, max_postpone, keep_archived. until is done, start or {for: <duration>};
+duplicate is reject, join, replace or {postpone: <duration>}. defaults does not apply to unique
+rules.
 
 hash_keys, next to prefix, is a secret that keeps payload values out of keys. It sets
 HashKeys of [automutex.Config] and of [unique.Config]. If the file must not contain a
-secret, leave it out and set both in the program:
+secret, leave hash_keys out and set both in the program:
 
 	cfg.HashKeys, once.HashKeys = secret, secret
 
-What is code (Key, Payload, AfterFailure, Decode, a LimitOf of your own) and what belongs to the process
-(Owner, MaxWaiting, Logger, Observe, ...) is set in the program, on what [Load] returns:
+The program sets the rest on what [Load] returns: code (Key, Payload, AfterFailure, Decode, a
+LimitOf of your own) and what belongs to the process (Owner, MaxWaiting, Logger, Observe, ...):
 
 	cfg, once, err := config.Load("automutex.yaml")
 	if err != nil {
@@ -73,7 +73,7 @@ JSON is YAML too. The file is UTF-8 and has one document. Variables are not expa
 Anchors, aliases, merge keys and tags are refused: use defaults for values that several
 rules share. Unknown keys and repeated keys are mistakes.
 
-All mistakes are reported at once, including what [automutex.New] and [unique.New] would
+[Load] reports all mistakes at once, also those that [automutex.New] and [unique.New] would
 refuse. Each is an [*Error] with its line and column.
 */
 package config
@@ -92,9 +92,10 @@ import (
 // list of rules that people keep, and far below what would hurt.
 const maxSize = 4 << 20
 
-// Load reads the file at path: rules: and unique:, both with the file's prefix.
-// The error joins an [*Error] for each mistake in it, in the order of the file,
-// or says why it could not be read; the two are then their zero values.
+// Load reads the file at path. The first result has the rules, the second the unique rules;
+// both have the file's prefix and hash_keys. The error joins an [*Error] for each mistake, in
+// the order of the file, or says why the file could not be read. With an error both results
+// are zero values.
 func Load(path string) (automutex.Config, unique.Config, error) {
 	data, err := read(path)
 	if err != nil {

@@ -12,19 +12,19 @@ import (
 )
 
 // Export writes the rules of a Go program as a file that [Parse] reads: cfg as given to
-// automutex.New, once as given to unique.New. Either may be the zero value. With that
-// file "automutex check", key, doctor and web serve a program whose rules are in Go:
+// automutex.New, once as given to unique.New. Either may be the zero value. With that file the
+// commands automutex check, key, doctor and web work for a program whose rules are in Go:
 //
 //	text, err := config.Export(cfg, unique.Config{})
 //
-// The file has every field that a file knows, [automutex.Config].HashKeys included: set
-// it to "" where the file is no place for a secret. What belongs to the process (Owner,
-// MaxWaiting, MinReplicas, WakeAtFront, Inspector, Logger, Observe) and Rule.Payload are
-// left out, since no key depends on them.
+// The file has every field that a file can have, [automutex.Config].HashKeys included: set it
+// to "" if the file must not contain the secret. What belongs to the process (Owner,
+// MaxWaiting, MinReplicas, WakeAtFront, Inspector, Logger, Observe) and Rule.Payload are left
+// out, since no key depends on them.
 //
-// Export refuses what a file cannot say: Config.Decode, and in a rule Key, AfterFailure,
-// and a LimitOf that is not of [automutex.LimitField]. It also refuses what New refuses.
-// The error joins an [*automutex.FieldError] for each such field.
+// Export refuses what a file cannot have: Config.Decode, and in a rule Key, AfterFailure, and
+// a LimitOf that [automutex.LimitField] did not make. It also refuses what New refuses. The
+// error joins an [*automutex.FieldError] for each such field.
 func Export(cfg automutex.Config, once unique.Config) ([]byte, error) {
 	if err := errors.Join(refusedByNew(cfg), inUnique(refusedByUnique(once))); err != nil {
 		return nil, err

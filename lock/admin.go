@@ -22,15 +22,15 @@ import (
 // The contexts of the holder's lease end with cause ErrLost. When they end depends on where
 // the holder is:
 //   - in this Locker: before Break returns;
-//   - in another Locker that is subscribed to its wake-up channel: as soon as the
-//     message arrives. A Locker is subscribed while one of its callers waits in any
-//     line or holds a lease with OnStop, and ten seconds longer;
+//   - in another Locker with a subscription: as soon as the message arrives. A Locker has a
+//     subscription while one of its callers waits in any line or holds a lease for the policy
+//     Replace of package automutex, and ten seconds longer;
 //   - in any other Locker: at its next renewal, a third of the lease's TTL later at
 //     most, or at its deadline if the lease is not renewed.
 //
-// Until then the holder's work may go on beside the next holder's. Break a lock only if its
-// holder is known to hang, and let the fence protect what it writes. After an error
-// (ErrBackend) the lock may be broken or not.
+// Until then the holder may work beside the next one. Break a lock only if its holder is known
+// to hang, and let the fence protect what the holder writes. After ErrBackend the lock may be
+// broken or not.
 func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
 		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all holders", m.name)
@@ -39,9 +39,9 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	return n > 0, err
 }
 
-// BreakAll is [Lock.Break] for every holder, and opens a gate that a hold or a cooldown has
-// closed. It returns how many holders it broke, plus one if it opened the gate. It grants
-// the free slots to waiters. A gate that a [Rate] has closed stays closed.
+// BreakAll is [Lock.Break] for every holder, and grants the free slots to waiters. It also
+// opens a gate that a hold or a cooldown has closed, but not one that a [Rate] has closed. It
+// returns the number of holders it broke, plus one if it opened the gate.
 func (m *Lock) BreakAll(ctx context.Context) (int, error) {
 	n, err := m.breakUp(ctx, "", breakSlots, anyHolder)
 	return max(n, 0), err
@@ -56,8 +56,8 @@ func (m *Lock) openGate(ctx context.Context) (bool, error) {
 }
 
 // Delete is [Lock.BreakAll], and also deletes the line and the rate's count. Live waiters ask
-// again within a second, and form a new line. Parked work is not called any more: it runs
-// again when its own queue runs it.
+// again within a second, and form a new line. A parked task loses its place: it runs when
+// asynq retries it.
 func (m *Lock) Delete(ctx context.Context) error {
 	_, err := m.breakUp(ctx, "", breakKey, anyHolder)
 	return err

@@ -15,9 +15,9 @@ import (
 //	...
 //	locker := lock.New(rdb, lock.Options{Transport: lock.Async(queue)})
 //
-// A call over this Transport needs no goroutine of its own; over any other Transport
-// it does. Async returns t as it is if t is nil, or if its method IsBlocking returns true.
-// (Async is generic because this package must not name a type of a newer go-redis.)
+// A call over the Transport that Async returns needs no goroutine of its own. Async returns t
+// as it is if t is nil, or if its method IsBlocking returns true. (Async is generic because
+// this package must not name a type of a newer go-redis.)
 func Async[F interface {
 	WaitContext(ctx context.Context) error
 }](t interface {

@@ -12,26 +12,27 @@ import (
 	"github.com/automutex/automutex/internal/exchange"
 )
 
-// Client is what the engine needs of go-redis: scripts, pipelines, Pub/Sub.
-// *redis.Client, *redis.ClusterClient and redis.UniversalClient satisfy it. A
-// *redis.Ring does too, but is refused: it moves keys to other shards when one
-// is down, and two shards would each grant the lock.
+// Client is what this package needs of go-redis: scripts, pipelines, Pub/Sub. *redis.Client,
+// *redis.ClusterClient and redis.UniversalClient satisfy it. A *redis.Ring satisfies it too,
+// but is refused. It moves keys to other shards when one is down, so two shards could each
+// grant the lock.
 type Client interface {
 	redis.Scripter
 	Pipeline() redis.Pipeliner
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// Transport sends the commands of single operations in place of the client: scripts, and,
-// if it has a Process method as go-redis' clients do, the SET of a lock that nobody waits
-// for. The client still sends subscriptions and the pipelines of renewals and waiters, so
-// both must lead to the same Redis and the same keys.
+// Transport sends the commands of single operations in place of the client. These are scripts
+// and, if the Transport has a Process method as go-redis' clients do, the SET that takes a
+// free mutex. The client still sends subscriptions and the pipelines of renewals and waiters,
+// so client and Transport must lead to the same Redis and the same keys.
 //
 // An AutoPipeliner of go-redis 9.22 or later is a Transport: it joins the commands of many
-// goroutines into one write. Pass an asynchronous one through [Async]; every other transport
-// costs a goroutine for each call. Methods are called by many goroutines at once. They may
+// goroutines into one write. Pass an asynchronous one through [Async]; every other Transport
+// costs a goroutine for each call. Many goroutines call the methods at once. The methods may
 // ignore their context: the caller gives up after about 5 s, and the goroutine of the call
-// ends when the method returns. Whoever made the Transport closes it, after the Locker.
+// ends when the method returns. The Locker does not close the Transport: close it after the
+// Locker.
 type Transport interface {
 	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
 	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd

@@ -24,12 +24,12 @@ type Control struct {
 	// Limit is how many may hold a lock of the target at once. 0: the number in the
 	// program applies.
 	Limit int
-	// Paused is true while nobody new gets a lock of the target.
+	// Paused is true while nobody can take a lock of the target.
 	Paused bool
-	// PausedUntil is when the pause ends by itself. Zero: it ends when it is resumed.
+	// PausedUntil is when the pause ends by itself. Zero: only [Controls.Resume] ends it.
 	PausedUntil time.Time
-	// Why is the reason that was given with the latest change, By the owner label of the
-	// Locker that made the change, and Since when it was made, by Redis' clock.
+	// Why is the reason given with the latest change. By is the owner label of the Locker that
+	// made it. Since is the time of that change, by Redis' clock.
 	Why, By string
 	Since   time.Time
 
@@ -78,36 +78,37 @@ func controlTargets(text string) (key, scope string, ok bool) {
 	return key, scope, ok
 }
 
-// Controls sets and reads the orders of operators: a pause, or another limit, for all locks
-// of a scope or for one lock. Every Locker with the same prefix on the same Redis obeys
-// them. Get one with [Locker.Controls]. Safe for concurrent use.
+// Controls sets and reads the orders of operators: a pause, or another limit, for all locks of
+// a scope or for one lock. Every Locker with the same prefix on the same Redis obeys these
+// orders. Get Controls with [Locker.Controls]. Safe for concurrent use.
 //
 // A target is a scope, which is the name of locks without their [Parts], or one key. "report"
-// is every lock of that scope; "report|acme" is the key between the braces of one lock's
+// is every lock of that scope. "report|acme" is one lock: the text between the braces of its
 // Redis key. The control of a key wins over that of its scope. A whole Redis key, as
-// [Lock.Key] returns it, is a target too: use it if a value may have other characters than
+// [Lock.Key] returns it, is a target too. Use it if a part may have other characters than
 // letters and digits, or more than 200 bytes. Text that cannot be a lock's key is an error.
 //
 // A change is in force for this Locker when the call returns, and for all others within
-// [ControlDelay]. Each of them logs it. It outlives restarts. If two operators change one
-// target at the same time, the later change wins; a pause and a limit of one target are
-// independent. After ErrBackend the change may be in force or not.
+// [ControlDelay]. Each Locker logs the change. The change outlives restarts. If two operators
+// change one target at the same time, the later change wins. The pause and the limit of a
+// target are independent. After ErrBackend the change may be in force or not.
 //
 // While a target is paused, TryLock returns a [*BusyError] with [ReasonPaused], Lock waits in
-// line, and a release grants the lock to nobody. Present holders keep it. Pools, and the
+// line, and a release grants the lock to nobody. Present holders keep the lock. Pools, and the
 // claims of package unique, have no controls.
 type Controls struct{ locker *Locker }
 
-// ControlDelay is how long it takes until every process that reaches Redis obeys a change of
-// the [Controls]. A pause does not end what runs: to act while nobody holds a lock, pause
-// it, wait for ControlDelay, and then wait until [Lock.Holders] returns none.
+// ControlDelay is the longest time until every process that reaches Redis obeys a change of
+// the [Controls]. A pause does not stop present holders. To act while nobody holds a lock,
+// pause it, wait for ControlDelay, and then wait until [Lock.Holders] returns none.
 const ControlDelay = 2 * time.Second
 
 // Controls returns the controls of the Locker's prefix. It does no I/O.
 func (l *Locker) Controls() *Controls { return &Controls{l} }
 
-// Pause lets nobody acquire a lock of the target until the time until or, if that is zero,
-// until Resume. It replaces a present pause. why is the reason to show, at most 1,000 bytes.
+// Pause keeps everybody from taking a lock of the target. The pause ends at the time until or,
+// if until is zero, with Resume. A second Pause replaces the first. why is the reason to show,
+// at most 1,000 bytes. An until in the past, or more than ten years ahead, is an error.
 func (c *Controls) Pause(ctx context.Context, target string, until time.Time, why string) error {
 	left := time.Until(until)
 	switch {
@@ -144,8 +145,8 @@ func (c *Controls) resume(ctx context.Context, target string) (inside.Ended, err
 
 // SetLimit sets how many may hold a lock of the target at once, in place of the number in the
 // program. n is at least 1. A lower limit takes effect as holders leave. With a limit above 1
-// a mutex becomes a semaphore. [Locker.Lead] ignores it. why is the reason to show, at most
-// 1,000 bytes.
+// a mutex becomes a semaphore. [Locker.Lead] ignores the limit. why is the reason to show, at
+// most 1,000 bytes.
 func (c *Controls) SetLimit(ctx context.Context, target string, n int, why string) error {
 	if n < 1 || n > maxLimit {
 		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
@@ -169,8 +170,8 @@ func (c *Controls) clearLimit(ctx context.Context, target string) (inside.Ended,
 	return found.ended(found.was.Limit > 0), err
 }
 
-// List reads all controls that are in force from Redis, sorted by target. It leaves out an
-// entry that this version cannot read, and logs it once.
+// List reads from Redis all controls in force, sorted by target. It leaves out an entry that
+// this version cannot read, and logs it once.
 func (c *Controls) List(ctx context.Context) ([]Control, error) {
 	state, err := c.fetch(ctx)
 	if err != nil {

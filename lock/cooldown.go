@@ -8,15 +8,14 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Cooldown is [Lease.Unlock], and closes the gate of the lock for d from now: nobody gets the
-// lock before, however many slots are free. Other holders go on. A gate that is closed for
-// longer stays so. d is rounded up to whole milliseconds, and at most ten years. With a d of
-// 0 or less, and for a lease of a pool, Cooldown is a plain Unlock. The errors are those of
-// Unlock.
+// Cooldown is [Lease.Unlock], and closes the lock's gate for d from now: nobody gets the lock
+// in that time, even if slots are free. Other holders go on. Cooldown never makes a gate open
+// earlier. d is rounded up to whole milliseconds; more than ten years count as ten. If d is 0
+// or less, or the lease is of a pool, Cooldown is Unlock. The errors are those of Unlock.
 //
 // After ErrBackend the release and its cooldown are tried again in the background: several
-// times a second until the lease's deadline, and a few times later. The cooldown ends d after
-// the call in any case.
+// times a second until the lease's deadline, and a few times later. The cooldown always ends d
+// after the call.
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	var end time.Time
 	if d > 0 && !le.lock.isPool() {

@@ -11,9 +11,9 @@ import (
 // returns or panics. If ctx ends before the lock is taken, Do returns the error of Lock and
 // does not call f.
 //
-// f's context ends when ctx does, and with cause ErrLost if the lease is lost. Do returns
-// the error of f. If the lease was lost before f returned, that is joined with ErrLost:
-// another holder's work may have run beside f. f may end the lease itself, with Unlock or
+// f's context ends when ctx does, and with cause ErrLost if the lease is lost. Do returns the
+// error of f. If the lease was lost before f returned, the error is joined with ErrLost:
+// another holder may have worked beside f. f may end the lease itself, with Unlock or
 // Cooldown; see [FromContext].
 func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if f == nil {
@@ -26,9 +26,9 @@ func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error 
 	return m.run(ctx, le, f)
 }
 
-// TryDo is [Lock.Do] without a wait: if the lock is busy it returns a *BusyError and does
-// not call f. f may return a *BusyError too, of another lock: to tell the two apart, have f
-// note that it ran.
+// TryDo is [Lock.Do] without a wait: if the lock is busy it returns a *BusyError and does not
+// call f. f may return the *BusyError of another lock: to tell the two apart, have f record
+// that it ran.
 func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) error {
 	if f == nil {
 		return m.errNoFunc()

@@ -9,7 +9,7 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 	lease, err = m.Lock(ctx)     // in line until ctx ends
 	defer lease.Unlock(ctx)
 
-	err = m.Do(ctx, func(ctx context.Context) error { // all of it in one call
+	err = m.Do(ctx, func(ctx context.Context) error { // lock, call, unlock
 		return enter(ctx)
 	})
 
@@ -23,53 +23,52 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 # Which call
 
 Take a lock: [Lock.Lock] waits until ctx ends, [Lock.TryLock] does not wait, and
-[Lock.Acquire] waits for a time and reports with a boolean whether it has the lock.
+[Lock.Acquire] waits for a given time and reports with a boolean whether it took the lock.
 
 Hold a lock while a function runs: [Lock.Do], [Lock.TryDo], [Lock.DoWithin], or [With] for
 a function that returns a value. [Locker.For] returns the lock of a value with an ID.
 
 Release a lock: [Lease.Unlock]. [Lease.Release] also returns how many slots are free, and
-[Lease.Cooldown] keeps the lock closed for a while.
+[Lease.Cooldown] lets nobody have the lock for a while.
 
 Hold a lock for longer than its TTL: do nothing, since leases are renewed. [NoRenew] turns
 that off, and [Lease.Extend] renews once. [MaxHold] bounds how long a lease lasts.
 
-Inspect a lock: [Lock.Locked], [Lock.Available], [Lock.Holders], [Lock.Waiting]. Take it
+Inspect a lock: [Lock.Locked], [Lock.Available], [Lock.Holders], [Lock.Waiting]. Take a lock
 away from its holders: [Lock.Break], [Lock.BreakAll], [Lock.Delete].
 
 A failed call leaves nothing behind unless its comment says otherwise. Test errors with
-errors.Is: [ErrBusy], [ErrNotHeld], [ErrLost], [ErrClosed], [ErrBackend].
+errors.Is: [ErrBusy], [ErrNotHeld], [ErrLost], [ErrClosed], [ErrBackend], [ErrNotReplicated].
 
-This package knows nothing of tasks. The middleware in the parent package is one of its
-users.
+This package does not depend on asynq: package automutex uses it to lock tasks.
 
 # How it works
 
 A mutex that nobody waits for is a string in Redis that expires at the holder's deadline.
-Any other lock is one sorted set, with its holders by deadline and its line by ticket. Three
-scripts change it: ask takes a slot or joins the line; release gives the slot back and
-grants it to the head of the line in the same step; renew moves a deadline. In the sorted
+Any other lock is one sorted set: the holders by deadline, and the line by ticket. Three
+scripts change it. Ask takes a slot or joins the line. Release gives the slot back and
+grants it to the head of the line in the same step. Renew moves a deadline. In the sorted
 set a deadline is a number that scripts compare with Redis' clock.
 
-A message on the one subscription of its Locker wakes a waiter. Every waiter also asks again
-once a second, all waiters of a process in one pipeline, so a lost message costs about a
-second.
+Each Locker has one subscription, whose messages wake its waiters. Every waiter also asks
+again once a second, so a lost message costs about a second. All waiters of a Locker ask in
+one pipeline.
 
-To take and release a free lock costs two round trips and no goroutine. Leases are renewed
-after a third of their length, all that are due in one pipeline.
+To take and release a free lock costs two round trips and no goroutine. A lease is renewed
+after a third of its length. Renewals that are due together share a pipeline.
 
 # What is promised
 
 A lock has at most N holders at any moment, by Redis' clock. Only the holder's own release
 and renewal have an effect. Waiters are served first come, first served, and nobody
-overtakes a line. A holder that dies frees its slot at its deadline. A waiter that dies
-unnoticed delays the line by at most three seconds.
+overtakes a line. The slot of a holder that dies is free at the holder's deadline. A waiter
+that dies unnoticed delays the line by at most three seconds.
 
 The context of [Lease.Bind] and [Lock.Do] ends before another holder can have the slot, if
 the local clock and Redis' clock run at the same speed and the program is not stopped for
 longer than the lease. Where that is not enough, use [Lease.Fence].
 
-The package needs Redis 6.2 or later: a single server, with Sentinel, or a Cluster. It
-refuses a [*redis.Ring].
+The package needs Redis 6.2 or later: a single server, Sentinel, or a Cluster. It refuses a
+[*redis.Ring].
 */
 package lock

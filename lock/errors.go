@@ -18,14 +18,14 @@ import (
 
 // Sentinels for errors.Is.
 var (
-	// ErrBusy: others hold the lock or are in line before the caller, its gate is closed, or
-	// an operator has paused it. A [*BusyError] says which.
+	// ErrBusy: others hold the lock or are in line before the caller, the lock's gate is
+	// closed, or an operator has paused the lock. A [*BusyError] says which.
 	ErrBusy = errors.New("lock: busy")
-	// ErrNotHeld: the lease had ended before it was released or extended: it was released
-	// before, or its deadline had passed.
+	// ErrNotHeld: the lease has ended already: by a release, by [Lock.Break] or at its
+	// deadline.
 	ErrNotHeld = errors.New("lock: not held")
-	// ErrLost is the cause with which the context of [Lease.Bind] and
-	// [Lock.Do] ends if the lease ends before it is released.
+	// ErrLost is the cause with which the context of [Lease.Bind] and [Lock.Do] ends if the
+	// lease is lost.
 	ErrLost = errors.New("lock: lease lost")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("lock: locker closed")
@@ -33,18 +33,20 @@ var (
 	// whether the lock is free. The error also wraps the cause.
 	ErrBackend = errors.New("lock: backend error")
 	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in
-	// time (a second at most). A lease that was being acquired has been given back. The
-	// error also Is ErrBackend.
+	// time (a second at most). A lock that was being acquired is released. The error also Is
+	// ErrBackend.
 	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", ErrBackend)
 )
 
-// Why a lock is busy, as [BusyError].Reason says it; see [ReasonPaused] too.
+// Why a lock is busy: values of [BusyError].Reason, as is [ReasonPaused]. A rate, a hold or a
+// cooldown closes the lock's gate: nobody gets the lock before the gate opens, even if slots
+// are free.
 const (
 	// ReasonHeld: others hold every slot, or are in line before the caller.
 	ReasonHeld = "held by"
 	// ReasonRate: the lock was taken as often as its [Rate] allows.
 	ReasonRate = "rate"
-	// ReasonHold: a task handler has put the key on hold for a time.
+	// ReasonHold: a task's handler has called Hold of package automutex.
 	ReasonHold = "hold"
 	// ReasonCooldown: the last holder left a cooldown; see [Lease.Cooldown].
 	ReasonCooldown = "cooldown"
@@ -59,14 +61,14 @@ type BusyError struct {
 	// [ReasonHold] or [ReasonCooldown]. It is empty if ctx ended before Redis replied.
 	Reason string
 	// Holder is the owner label of one holder ([Options].Owner). It is empty if nobody holds
-	// the lock: waiters are served first, or the gate is closed.
+	// the lock: waiters are before the caller, or the gate is closed.
 	Holder string
 	// Note is that holder's note.
 	Note string
-	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the first
-	// deadline among the holders, or 0 if nobody holds the lock. It is only a hint, since
-	// holders renew and release. With [ReasonPaused] it is the end of the pause, or 0 if the
-	// pause has no end. Otherwise it is when the gate opens.
+	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the earliest
+	// deadline of a holder, or 0 if nobody holds the lock: only a hint, since holders renew
+	// and release. With [ReasonPaused] it is the end of the pause, or 0 if the pause has no
+	// end. Otherwise it is the opening of the gate.
 	ExpiresIn time.Duration
 	// Waited is how long the caller stood in line.
 	Waited time.Duration
@@ -74,12 +76,12 @@ type BusyError struct {
 	Place int
 	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
 	Pause *Control
-	// Parked is true if the lock's note keeps a place in line although the call has
-	// returned. Only the middleware parks, for the policy Park.
+	// Parked is true if the caller keeps its place in line after the call has returned. Only
+	// the policy Park of package automutex parks.
 	Parked bool
-	// TakenFor and InLine are 0 unless Parked is true. TakenFor is how long ago the lock was
-	// last taken, by Redis' clock; 0 while it is paused. InLine is how long the note has had
-	// its place in line.
+	// TakenFor and InLine are 0 unless Parked is true. TakenFor is the time since the lock was
+	// last taken, by Redis' clock; 0 while the lock is paused. InLine is how long the caller
+	// has had its place in line.
 	TakenFor, InLine time.Duration
 
 	cause error

@@ -26,17 +26,17 @@ type rate struct {
 // maxRatePeriod is the longest period of a [Rate], a year.
 const maxRatePeriod = 365 * 24 * time.Hour
 
-// Rate bounds how often the lock is taken: starts times in each per, evenly spread. After a
-// time without starts, up to burst may come at once. In any time d the lock is taken at
-// most burst + starts*d/per times, by Redis' clock. When the bound is reached the gate of
-// the lock is closed: TryLock returns a [*BusyError] with Reason [ReasonRate], and Lock waits
-// in line until the gate opens.
+// Rate bounds how often the lock is taken: starts times in each period per, evenly spread.
+// After a time without starts, up to burst starts may come at once. In any time d the lock is
+// taken at most burst + starts*d/per times, by Redis' clock. When the bound is reached the
+// lock's gate is closed: TryLock returns a [*BusyError] with Reason [ReasonRate], and Lock
+// waits in line until the gate opens.
 //
 // starts and burst are at least 1, with at most one start a microsecond; per is at most a
-// year. The time from one start to the next is rounded up to whole microseconds. All
-// callers of a lock should give the same rate; otherwise the rate of the last ask applies.
-// Without the option there is no bound. A pool refuses it. A burst of 0 is an error here,
-// but means Starts in the Rate of a task's rule (package automutex).
+// year. The time from one start to the next is rounded up to whole microseconds. All callers
+// of a lock should give the same rate; otherwise the rate of the last ask applies. Without the
+// option there is no bound. For a pool it is an error. A burst of 0 is an error here; in a
+// Rate of package automutex it means Starts.
 func Rate(starts int, per time.Duration, burst int) Option {
 	r := newRate(starts, per, burst)
 	return func(m *Lock) { m.rate = r }

@@ -8,9 +8,9 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Inside returns the calls that only the packages of this module make. No other module can
-// call Inside: an [inside.Pass] is of an internal package. The type of the result is
-// unexported, so that go doc lists none of these calls.
+// Inside returns the methods that only the other packages of this module use. No other module
+// can call Inside, since [inside.Pass] is in an internal package. The type of the result is
+// unexported, so that go doc does not list its methods.
 func Inside(inside.Pass) insider {
 	return insider{}
 }

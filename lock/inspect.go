@@ -18,25 +18,25 @@ type Holder struct {
 	Owner string
 	// Note is the holder's note; empty: none.
 	Note string
-	// ExpiresIn is the time to its deadline, if the lease is not renewed before.
+	// ExpiresIn is the time until the lease's deadline, which a renewal moves.
 	ExpiresIn time.Duration
-	// Value is what the holder has taken out of a pool; empty for a lock.
+	// Value is the value that the holder took out of a pool. It is empty for a lock.
 	Value string
 }
 
 // maxHolders bounds what Holders lists.
 const maxHolders = 1000
 
-// Locked reports whether no slot is free. A holder whose deadline has passed does not
-// count. The result may be outdated at once: to act on it, take the lock. After an error
-// (ErrBackend) it is false.
+// Locked reports whether [Lock.Available] returns 0. The result may be outdated at once: to
+// act on it, take the lock. After an error (ErrBackend) it is false.
 func (m *Lock) Locked(ctx context.Context) (bool, error) {
 	n, err := m.Available(ctx)
 	return n == 0 && err == nil, err
 }
 
 // Available returns the number of free slots; 0 while the lock is paused or its gate is
-// closed. The result may be outdated at once, as with [Lock.Locked].
+// closed. A holder whose deadline has passed does not count. The result may be outdated at
+// once.
 func (m *Lock) Available(ctx context.Context) (int, error) {
 	if err := m.enterControlled(ctx); err != nil {
 		return 0, err
@@ -48,8 +48,8 @@ func (m *Lock) Available(ctx context.Context) (int, error) {
 	return max(0, m.slots()-info.Held), err
 }
 
-// Holders returns the holders of the lock, the first deadline first, at most 1,000. For a
-// lock that nobody holds it returns nil.
+// Holders returns the holders of the lock, at most 1,000, the earliest deadline first. It
+// returns nil if nobody holds the lock.
 func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	info, err := m.inspect(ctx, maxHolders, "")
 	if len(info.Holders) == 0 {
@@ -62,8 +62,8 @@ func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	return holders, err
 }
 
-// Waiting returns the number of waiters in line. A waiter whose process died counts for up
-// to three seconds. Parked work does not count.
+// Waiting returns the number of waiters in line. A waiter whose process died counts for up to
+// three seconds. Parked tasks do not count.
 func (m *Lock) Waiting(ctx context.Context) (int, error) {
 	info, err := m.inspect(ctx, 0, "")
 	return info.Waiting, err

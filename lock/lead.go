@@ -18,23 +18,21 @@ const (
 // Lead runs f in one process at a time, of all that call Lead with the same
 // name on the same Redis and prefix. The process that runs f is the leader.
 //
-// Lead campaigns: it waits in the line of the mutex called name. When it has
-// the lease, it calls f. f's context ends when ctx ends, and with cause ErrLost
-// when the lease is lost; f should then stop and return. After a lost lease
-// Lead campaigns again, and f may be called again, in a new term. Otherwise
-// Lead releases the lease and returns f's error, nil included.
+// Lead campaigns: it waits in the line of the mutex called name. When it has the lease, it
+// calls f. f's context ends when ctx ends, and with cause ErrLost when the lease is lost; f
+// should then stop and return. If the lease was lost Lead campaigns again, and may call f
+// again, in a new term. Otherwise Lead releases the lease and returns f's error, or nil.
 //
 // An outage of Redis does not end a campaign: Lead logs it and tries again, with
 // growing pauses of at most 12 s. When ctx ends before f is called, Lead returns
 // the cause of ctx. When the Locker is closed it returns ErrClosed: end ctx
 // first. An error in name, f or options is returned at once.
 //
-// A leader that dies is replaced when its lease has ended, at most a TTL later. A
-// leader that returns is replaced at once. f must return soon after its context has ended. If
-// a process is stopped for longer than the TTL, another one leads meanwhile, and f learns of
-// it only when its process goes on: let the fence protect what f writes. [FromContext]
-// returns the lease in f's context. With [MaxHold] a term ends after that time, and
-// leadership rotates.
+// A leader that dies is replaced when its lease has ended, at most a TTL later. A leader that
+// returns is replaced at once. f must return soon after its context has ended. If a process is
+// stopped for longer than the TTL, another one leads meanwhile. f learns of that only when its
+// process goes on, so let the fence protect what f writes. [FromContext] returns the lease in
+// f's context. With [MaxHold] a term ends after that time, and leadership rotates.
 //
 // While an operator has paused name (see [Controls]) nobody becomes the leader, and a
 // present leader goes on. Lead ignores a limit.

@@ -13,8 +13,8 @@ import (
 )
 
 // Lease is the right of one holder to a lock, until a deadline. It is renewed in the
-// background until Unlock, MaxHold or Locker.Close. It is lost if no renewal succeeds before
-// its deadline, and never taken back then. Safe for concurrent use.
+// background until Unlock, MaxHold or Locker.Close. A lease whose deadline passes without a
+// renewal is lost, and stays lost. Safe for concurrent use.
 type Lease struct {
 	lock        *Lock
 	token       string
@@ -69,9 +69,9 @@ func endAll(bound []binding, cause error) {
 
 type leaseKey struct{}
 
-// FromContext returns the lease that ctx was bound to by [Lock.Do], [With] or [Lease.Bind];
-// of several, the one bound last. It returns nil and false if there is none. Use it to get
-// the fence in a function that [Lock.Do] runs, or to end the lease there.
+// FromContext returns the lease that [Lock.Do], [With] or [Lease.Bind] bound to ctx; of
+// several, the one bound last. It returns nil and false if there is none. Use it to get the
+// fence in a function that [Lock.Do] runs, or to end the lease there.
 func FromContext(ctx context.Context) (*Lease, bool) {
 	le, ok := ctx.Value(leaseKey{}).(*Lease)
 	return le, ok
@@ -85,12 +85,13 @@ const (
 	leaseLost
 )
 
-// Fence returns a number that grows from holder to holder of a mutex. Send it along with
-// what the work writes, and have the receiver refuse lower numbers than it has seen. Of a
-// semaphore it orders the grants. docs/guarantees.md lists its conditions.
+// Fence returns a number that grows from holder to holder of a mutex. Send it with each write,
+// and have the receiver refuse a number lower than one that it has seen. For a semaphore the
+// number only orders the grants. docs/guarantees.md lists the conditions.
 //
-// The first call may ask Redis, within ctx; later calls return the same number. ErrNotHeld:
-// the lease has ended. ErrBackend: Redis could not be asked; the lease is unchanged.
+// The first call may ask Redis, within ctx. Later calls return the same number. ErrNotHeld:
+// the lease ended before its fence was known. ErrBackend: Redis could not be asked; the lease
+// is unchanged.
 func (le *Lease) Fence(ctx context.Context) (int64, error) {
 	m, r := le.lock, le.lock.locker.renewer
 	r.mu.Lock()
@@ -124,8 +125,8 @@ func (le *Lease) Fence(ctx context.Context) (int64, error) {
 // Token returns the text that identifies this lease. No two leases have the same token.
 func (le *Lease) Token() string { return le.token }
 
-// Deadline returns until when the lease is certainly held, on the local monotonic clock.
-// Each renewal moves it. After the lease has ended it is the last deadline.
+// Deadline returns the time until which the lease is certainly held, on the local monotonic
+// clock. Each renewal moves it. After the lease has ended Deadline returns the last one.
 func (le *Lease) Deadline() time.Time {
 	r := le.lock.locker.renewer
 	r.mu.Lock()
@@ -147,9 +148,9 @@ func (le *Lease) endErr() error {
 	return nil
 }
 
-// Bind returns a context derived from parent that ends when the lease does: with cause
-// ErrLost if the lease is lost, and with context.Canceled if it is released. If the lease
-// has ended already, so has the context. [FromContext] finds the lease in it.
+// Bind returns a context derived from parent that ends when the lease does: with cause ErrLost
+// if the lease is lost, and with context.Canceled if it is released. If the lease has ended
+// already, so has the context. [FromContext] returns the lease of that context.
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(context.WithValue(parent, leaseKey{}, le))
 	r := le.lock.locker.renewer
@@ -178,27 +179,27 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 // Unlock releases the lock and ends the lease, whatever it returns:
 //
 //   - nil: the lock was held until now.
-//   - ErrNotHeld: it was not, since it was unlocked before or lost. A later holder of the
+//   - ErrNotHeld: the lease had ended before: it was unlocked or lost. A later holder of the
 //     lock is not affected.
-//   - ErrBackend: Redis did not answer. Unlock is tried again in the background; the lock
-//     is free at its deadline at the latest.
+//   - ErrBackend: Redis did not answer. Unlock is tried again in the background. The slot is
+//     free at the lease's deadline at the latest.
 //
-// Unlock works on a ctx that has ended, too: it uses only the values of ctx.
+// Unlock uses only the values of ctx, so it works after ctx has ended.
 func (le *Lease) Unlock(ctx context.Context) error {
 	_, err := le.Release(ctx)
 	return err
 }
 
-// Release is [Lease.Unlock], and returns how many slots are free now. A waiter to which the
-// release granted a slot counts as a holder. After ErrBackend free is 0.
+// Release is [Lease.Unlock], and returns the number of slots that are free now. A slot that
+// the release granted to a waiter is not free. After ErrBackend free is 0.
 func (le *Lease) Release(ctx context.Context) (free int, err error) {
 	return le.end(ctx, ending{})
 }
 
-// Consume ends a lease of a pool and removes its value from the pool. The errors are those
-// of Unlock. After ErrNotHeld the value is back in the pool, or another holder has it. After
-// ErrBackend Consume is tried again in the background. For a lock it returns another error,
-// and the lease stays held.
+// Consume ends the lease of a pool's value, and removes the value from the pool. The errors
+// are those of Unlock. After ErrNotHeld the value is back in the pool, or another holder has
+// it. After ErrBackend Consume is tried again in the background. For the lease of a lock
+// Consume returns another error, and the lease stays held.
 func (le *Lease) Consume(ctx context.Context) error {
 	if !le.lock.isPool() {
 		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
@@ -207,7 +208,7 @@ func (le *Lease) Consume(ctx context.Context) error {
 	return err
 }
 
-// Value returns what was taken out of a pool; empty for a lease of a lock.
+// Value returns the value that was taken out of a pool. It is empty for the lease of a lock.
 func (le *Lease) Value() string { return unescape(le.value) }
 
 // Held reports whether the lease is still held, by the local clock. It does no I/O.
@@ -314,10 +315,10 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 // Extend makes the lease last at least d from now. It never shortens the lease. d is more
 // than 0 and at most ten years, and is rounded up to whole milliseconds.
 //
-// ErrNotHeld: the lease has ended. ErrBackend: it is not known whether Redis has extended
-// the lease. ErrNotReplicated: too few replicas know of it. After these two the lease keeps
-// its old deadline here, but Redis may keep the lock taken for d, until Unlock. Extend
-// works on a ctx that has ended, too.
+// ErrNotHeld: the lease has ended. ErrBackend: it is not known whether Redis has extended the
+// lease. ErrNotReplicated: too few replicas have the new deadline. After either of the last
+// two this process keeps the old deadline, but Redis may keep the lock taken for d, or until
+// Unlock. Extend also works after ctx has ended.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > inside.MaxTTL {
 		return fmt.Errorf("lock: %q: Extend by %s: more than 0, at most %s", le.lock.name, d, inside.MaxTTL)

@@ -11,10 +11,9 @@ import (
 	"github.com/automutex/automutex/internal/keytext"
 )
 
-// Lock is one lock: at most N holders, and a line of waiters. A mutex has N = 1, a
-// semaphore more. A Lock is only a handle: two with the same name and parts, on the same
-// Redis and prefix, are the same lock. It is immutable and safe for concurrent use, and
-// there is nothing to close.
+// Lock is one lock: at most N holders, and a line of waiters. A mutex has N = 1. A Lock is
+// only a handle: two handles with the same name and parts, on the same Redis and prefix, are
+// the same lock. A handle is immutable, safe for concurrent use, and needs no Close.
 type Lock struct {
 	locker        *Locker
 	kind          kind // lockKind or poolKind
@@ -44,23 +43,23 @@ type Lock struct {
 // Every operation of the lock returns an error for a bad option. A nil Option does nothing.
 type Option func(*Lock)
 
-// TTL sets the length of a lease: how long the lock stays taken after its holder died.
-// While the holder lives the lease is renewed, so a short TTL does not bound the work. The
-// minimum is 100 ms, the maximum ten years; d is rounded up to whole milliseconds. Without
-// the option it is [Options].TTL. Holders of one lock may have different TTLs.
+// TTL sets the length of a lease: how long the lock stays taken after its holder died. While
+// the holder lives the lease is renewed, so a short TTL does not bound the work. The minimum
+// is 100 ms, the maximum ten years; d is rounded up to whole milliseconds. Without the option
+// the length is [Options].TTL. Holders of one lock may have different TTLs.
 func TTL(d time.Duration) Option { return func(m *Lock) { m.ttl = d } }
 
-// MaxHold bounds how long a lease lasts: d after the lock was taken the lease is lost. The
-// context of Bind or Do ends with ErrLost, the lease is not renewed any more, and the lock
-// is free when the lease's deadline has passed, at most a TTL later. 0: no bound. Negative
-// values are an error.
+// MaxHold bounds how long a lease lasts: d after the lock was taken, the lease is lost. The
+// context of Bind or Do ends with cause ErrLost, and the lease is not renewed any more. The
+// slot is free at the lease's deadline, at most a TTL later. 0: no bound. A negative d is an
+// error.
 func MaxHold(d time.Duration) Option { return func(m *Lock) { m.maxHold = d } }
 
 // NoRenew turns renewal off: the lease ends a TTL after it was taken, unless it is extended.
 func NoRenew() Option { return func(m *Lock) { m.renew = false } }
 
-// Note attaches text to the holder: others see it in [Holder].Note and [BusyError].Note.
-// Any text; empty means none.
+// Note attaches a text to the holder. Others see it in [Holder].Note and [BusyError].Note. Any
+// text; empty: none.
 func Note(text string) Option { return func(m *Lock) { m.note = text } }
 
 // onePerNote keeps the lock from being held twice at once under its [Note]. While a holder
@@ -69,9 +68,9 @@ func Note(text string) Option { return func(m *Lock) { m.note = text } }
 // where each ask reads up to 1,000 holders. All users of the note must give the option.
 func onePerNote() Option { return func(m *Lock) { m.onePerNote = true } }
 
-// Parts adds values to the lock's key. The name is the scope, and each different list of
-// parts is another lock in it. Parts may contain any bytes: different lists never share a
-// key. [Options].HashKeys keeps them out of Redis.
+// Parts adds values to the lock's key. The name is the scope, and each different list of parts
+// is another lock in it. Parts may contain any bytes: different lists never share a key.
+// [Options].HashKeys keeps the values out of Redis.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
 // withKey sets the lock's Redis key, as [Lock.Key] or package keytext made it. Parts then
@@ -96,15 +95,16 @@ func onWait(f func()) Option { return func(m *Lock) { m.onWait = f } }
 func uninterrupted() Option { return func(m *Lock) { m.uninterrupted = true } }
 
 // Mutex returns the lock called name, for one holder at a time. It does no I/O. The name may
-// be any text except the empty one. A bad name or option is the error of every operation.
+// be any text except the empty one. With a bad name or option every operation returns an
+// error.
 func (l *Locker) Mutex(name string, options ...Option) *Lock {
 	return l.Semaphore(name, 1, options...)
 }
 
 // Semaphore returns the lock called name, for n holders at a time; n is at least 1. Like
-// [Locker.Mutex] it does no I/O. Callers may give different n for one lock, as they do while
-// a new version is deployed: a lower n takes effect as holders leave, a higher one at the
-// next call.
+// [Locker.Mutex] it does no I/O. Callers may give different n for one lock, as they do while a
+// new version is deployed. A lower n takes effect as holders leave, a higher n when the lock
+// is next asked for or released.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
 	for _, option := range options {
@@ -136,8 +136,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	return m
 }
 
-// Key returns the Redis key that stores this lock. A lock has one key, and none while it is
-// idle.
+// Key returns the lock's only Redis key. An idle lock has no key in Redis.
 func (m *Lock) Key() string { return m.keys[0] }
 
 // maxGrant is the longest lease that a release grants to a waiter. The waiter may have died
@@ -171,11 +170,11 @@ func (m *Lock) enter(ctx context.Context) error {
 // others in line the lock is busy even if a slot is free. If an operator has paused the
 // lock, the BusyError says so; see [Controls].
 //
-// After an error the caller holds nothing. If the outcome is unknown, since the reply was
-// lost, TryLock releases the lock in the background. When Redis does not answer, TryLock
-// returns after about 5 s, or within a quarter of a second after ctx ended; the error then
-// Is ErrBackend, and ctx.Err() if ctx ended. If ctx has ended when the lease arrives,
-// TryLock gives the lease back and returns ctx.Err().
+// After an error the caller holds nothing. If the reply was lost, so that the outcome is
+// unknown, TryLock releases the lock in the background. If Redis does not answer, TryLock
+// returns after about 5 s, or within a quarter of a second after ctx ended; the error then Is
+// ErrBackend, and ctx.Err() if ctx ended. If ctx has ended when the lease arrives, TryLock
+// gives the lease back and returns ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	if err := m.enter(ctx); err != nil {
 		return nil, err
@@ -201,15 +200,15 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	return m.inTime(ctx, le, err)
 }
 
-// Lock takes the lock. If it is busy, Lock waits in line until ctx ends; the error then Is
-// both ErrBusy and ctx.Err(). Waiters are served first come, first served. ctx bounds the
-// wait only: the lease outlives it. After ctx has ended Lock never succeeds: it gives back a
+// Lock takes the lock. If the lock is busy, Lock waits in line until ctx ends; the error then
+// Is both ErrBusy and ctx.Err(). Waiters are served first come, first served. ctx bounds the
+// wait only: the lease outlives ctx. After ctx has ended Lock never succeeds: it gives back a
 // lease that arrives later.
 //
 // After an error the caller holds nothing, and has no place in line: Lock gives back a slot
-// that was granted at the last moment. If Redis cannot be reached for the first ask, the
-// error Is ErrBackend, and ctx.Err() if ctx ended meanwhile. A call that is in line already
-// waits through an outage of up to about 15 s. If replicas are missing
+// that was granted at the last moment. If Redis cannot be reached at first, the error Is
+// ErrBackend, and also ctx.Err() if ctx ended meanwhile. A call that is in line already waits
+// through an outage of up to about 15 s. If too few replicas acknowledge
 // ([Options].MinReplicas), Lock returns ErrNotReplicated.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return m.lockBefore(ctx, ctx, nil)

@@ -42,32 +42,32 @@ type Options struct {
 	// "<hostname>:<pid>". It does not decide who owns a lease: tokens do.
 	Owner string
 	// TTL is the length of a lease for locks without the option [TTL]. 0: [DefaultTTL]. At
-	// least 100 ms, at most ten years. Rounded up to whole milliseconds.
+	// least 100 ms, at most ten years; rounded up to whole milliseconds.
 	TTL time.Duration
-	// Logger gets what an operator may have to act on, such as a subscription that
-	// had to be replaced. nil: slog.Default().
+	// Logger gets what an operator may have to act on, such as a subscription that was
+	// replaced. nil: slog.Default().
 	Logger *slog.Logger
 	// Transport sends the commands of single operations in place of the
 	// client; see [Transport]. nil: the client itself.
 	Transport Transport
-	// MinReplicas is how many replicas of a key's master must acknowledge a lease: when it
-	// is acquired, each time it is renewed, and by Extend. A failover to a replica that has
-	// acknowledged a lease does not forget it. With a MinReplicas below the number of
-	// replicas, another one may be promoted, which may not have the lease.
+	// MinReplicas is how many replicas of a key's master must acknowledge a lease: when it is
+	// acquired, each time it is renewed, and by Extend. A failover to a replica that has
+	// acknowledged a lease does not forget it. If there are more replicas than MinReplicas, a
+	// failover may promote one that does not have the lease.
 	//
 	// If too few acknowledge an acquire, the lock is released and the error is
-	// [ErrNotReplicated]. A renewal is tried again, so a lease is lost if replicas stay
-	// away for its TTL. Each acquire costs one more round trip and the replicas' replies.
-	// The values put into pools are not covered. 0 waits for no replica. At most 1,000.
+	// [ErrNotReplicated]. A renewal is tried again, so a lease is lost if replicas stay away
+	// for its TTL. Each acquire costs one more round trip and waits for the replicas. Values
+	// put into pools are not covered. 0 waits for no replica. At most 1,000.
 	MinReplicas int
 
 	call       inside.Caller           // has parked work run again; nil: this Locker calls nothing
 	onControls func(inForce []Control) // see insider.New
 }
 
-// Locker makes locks on one Redis. It renews their leases and keeps their waiters, in
-// pipelines for all locks together, so use one Locker for each process and Redis. It is safe
-// for concurrent use. Close it when done. The zero value is not usable; see [New].
+// Locker makes locks on one Redis. Renewals and waiters of all its locks share pipelines, so
+// use one Locker for each process and Redis. Safe for concurrent use. Close it when done. The
+// zero value is not usable; see [New].
 type Locker struct {
 	rdb      Client
 	conn     *exchange.Conn
@@ -102,10 +102,9 @@ type Locker struct {
 	work    sync.WaitGroup
 }
 
-// New makes a Locker on rdb. It does no I/O and never fails. A client or option
-// that cannot work (nil, a *redis.Ring, a TTL below 100 ms, a prefix with
-// braces) is the error of every operation. New keeps rdb open; its owner closes it, after
-// the Locker.
+// New makes a Locker on rdb. It does no I/O and never fails. If a client or option cannot work
+// (nil, a *redis.Ring, a TTL below 100 ms, a prefix with braces), every operation returns an
+// error. The Locker does not close rdb: close it after the Locker.
 func New(rdb Client, o Options) *Locker {
 	random := make([]byte, 12) // 96 bits name the channel
 	_, _ = rand.Read(random)   // crypto/rand.Read never fails since Go 1.24
@@ -173,10 +172,10 @@ func checkTTL(what string, ttl time.Duration) error {
 	return nil
 }
 
-// Close ends every wait with ErrClosed, stops renewing (leases still held last
-// until their deadlines, and can be released) and waits for the Locker's
-// goroutines, at most for the exchanges with Redis that are under way. It does
-// not close the Redis client. A second Close waits as well and returns nil.
+// Close ends every wait with ErrClosed and stops renewing. Leases still held last until their
+// deadlines, and can be released. Close waits for the Locker's goroutines, which finish only
+// the exchanges with Redis that are under way. It does not close the Redis client. It always
+// returns nil; a second Close waits as well.
 func (l *Locker) Close() error {
 	l.mu.Lock()
 	first := !l.closed

@@ -12,21 +12,21 @@ import (
 )
 
 // Pool is a set of values (API keys, ports, licences, jobs) in Redis. [Pool.Take] takes one
-// value out, and each value has one holder at a time. Callers of Take stand in line, first
-// come, first served; values are handed out first in, first out. Different processes may put
-// and take.
+// value out, and each value has one holder at a time. Callers of Take are served first come,
+// first served, and values are handed out first in, first out. Different processes may put and
+// take.
 //
-// A taken value is leased. [Lease.Unlock] returns it to the pool, and so does the end of the
-// lease if its holder dies. [Lease.Consume] removes it from the pool. A value is never lost.
-// Safe for concurrent use.
+// A taken value is leased. [Lease.Unlock] returns the value to the pool. So does the end of
+// the lease, if the holder dies. [Lease.Consume] removes the value from the pool. A value is
+// never lost. Safe for concurrent use.
 //
 // A pool with values has no TTL in Redis: it lasts until its values are consumed or it is
 // deleted.
 type Pool struct{ m *Lock }
 
 // Pool returns the pool called name. It does no I/O. TTL, MaxHold, NoRenew, Note and Parts
-// apply to it as to a lock; Rate is an error. A bad name or option is the error of every
-// operation. A pool is independent of a lock with the same name.
+// apply to it as to a lock; Rate is an error. With a bad name or option every operation
+// returns an error. A pool is independent of a lock with the same name.
 func (l *Locker) Pool(name string, options ...Option) *Pool {
 	m := l.Semaphore(name, 1, options...)
 	m.kind = poolKind{}
@@ -37,11 +37,11 @@ func (l *Locker) Pool(name string, options ...Option) *Pool {
 	return &Pool{m}
 }
 
-// Put adds values at the end, and returns how many it added, also with an error. It leaves
-// out values that the pool has already, free or taken. So a Put may be repeated after an
-// error, unless a value was consumed meanwhile: that one is added again. (go-redis repeats a
-// Put by itself if the connection breaks, so a value that is a job may be done twice.)
-// Values are any text except the empty one; if one is empty, Put adds none.
+// Put adds values at the end, and returns how many it has certainly added, even with an error.
+// It leaves out values that the pool has already, free or taken. After an error a Put may be
+// repeated: only a value that was consumed meanwhile is added twice. (go-redis repeats a Put
+// by itself if the connection breaks, so a job may be done twice.) Values are any text except
+// the empty one; if one is empty, Put adds none.
 func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
 	args := make([]any, len(values))
 	for i, value := range values {
@@ -77,8 +77,8 @@ func (p *Pool) Take(ctx context.Context) (*Lease, error) { return p.m.Lock(ctx) 
 
 // PoolInfo is the content of a pool at one moment.
 type PoolInfo struct {
-	// Free and Taken are how many values are free and taken, Waiting is how many callers of
-	// Take wait in line.
+	// Free and Taken are the numbers of free and taken values. Waiting is the number of
+	// callers of Take in line.
 	Free, Taken, Waiting int
 	// Values are the free values, the next one first, at most 1,000.
 	Values []string
@@ -134,7 +134,7 @@ func parseTaken(member, score string, us int64) (value string, expires time.Dura
 }
 
 // Delete deletes the pool with all its values, and returns how many there were. The contexts
-// of their holders end with cause ErrLost, as with [Lock.Break].
+// of the values' holders end with cause ErrLost, as with [Lock.Break].
 func (p *Pool) Delete(ctx context.Context) (int, error) {
 	return p.m.operateBreak(ctx, poolDeleteScript, nil)
 }

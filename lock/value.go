@@ -23,8 +23,9 @@ func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease,
 	return lease, err == nil, err
 }
 
-// With is [Lock.Do] for a function that returns a value. It returns the value of f also with
-// an error. If the lease was lost before f returned, the error Is ErrLost.
+// With is [Lock.Do] for a function that returns a value. It returns f's value even with an
+// error, and the zero value if f was not called. If the lease was lost before f returned, the
+// error Is ErrLost.
 func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, error)) (T, error) {
 	var value T
 	err := m.Do(ctx, func(ctx context.Context) error {
@@ -41,15 +42,15 @@ type identified interface {
 	LockID() string
 }
 
-// For returns the mutex of a value. For a string that is the lock of that name. For a Room
-// whose ID is 123 it is the lock "Room" with the part "123". The ID is the result of a
-// method LockID() string, or else the field ID: a string, an integer, or a value with a
-// text form (MarshalText, or else String), such as a UUID. For follows pointers and finds
-// the field in embedded structs. [Parts] in options come after the ID. Types with the same
-// name in two packages share their locks.
+// For returns the mutex of value. If value is a string, that is the lock's name. A Room whose
+// ID is 123 has the lock "Room" with the part "123". The ID is the result of a method LockID()
+// string, or else the field ID: a string, an integer, or a value with a text form
+// (MarshalText, or else String), such as a UUID. For follows pointers and finds the field in
+// embedded structs. [Parts] in options come after the ID. Types with the same name in two
+// packages share their locks.
 //
-// A value without an ID, or with an empty or zero one (it is not saved yet), is the error of
-// every operation of the lock: otherwise all such values would share one lock.
+// If value has no ID, or an empty or zero one (it is not saved yet), every operation of the
+// lock returns an error. Otherwise all such values would share one lock.
 func (l *Locker) For(value any, options ...Option) *Lock {
 	if name, ok := value.(string); ok {
 		return l.Semaphore(name, 1, options...)

@@ -1,5 +1,5 @@
 /*
-Package metrics tells Prometheus and OpenTelemetry what a Guard does:
+Package metrics reports to Prometheus and OpenTelemetry what a Guard does:
 
 	m, err := metrics.New(prometheus.DefaultRegisterer, metrics.Options{})
 	if err != nil {
@@ -9,51 +9,49 @@ Package metrics tells Prometheus and OpenTelemetry what a Guard does:
 	if err != nil {
 		return err
 	}
-	m.WatchControls(guard.Controls()) // pauses and limits; without it the gauge controls is missing
+	m.WatchControls(guard.Controls()) // adds the gauge controls
 
-It is a module of its own: programs that do not import it do not download what it
-requires.
+It is a module of its own: programs that do not import it do not download its dependencies.
 
 # Metrics
 
-All begin with automutex_, durations are in seconds:
+All names begin with automutex_. Durations are in seconds:
 
 	acquisitions_total    counter    locks taken
 	busy_total            counter    attempts that found their lock taken, by policy
 	gated_total           counter    attempts that found the gate of their key closed, by reason: rate, hold, cooldown
-	outcomes_total        counter    what became of such attempts: skipped, retried, parked, replaced, archived, failed, allowed
+	outcomes_total        counter    what the Guard did with tasks that did not get or keep their lock: skipped, retried, parked, replaced, archived, failed, allowed
 	paused_total          counter    attempts that found their key paused by an operator
 	controls              gauge      pauses and limits that this process obeys, by kind; see [Metrics.WatchControls]
-	wait_seconds          histogram  from asking for a lock to holding it, of those that got it
-	parked_seconds        histogram  from the first place in line to holding it, of those that were parked
-	hold_seconds          histogram  from holding a lock to giving it back
+	wait_seconds          histogram  from asking for a lock to holding it, for tasks that got it
+	parked_seconds        histogram  from the first place in line to holding the lock, for tasks that were parked
+	hold_seconds          histogram  from taking a lock to releasing it
 	held                  gauge      locks held now
 	waiting               gauge      tasks that stand in line now
 	lost_total            counter    leases that ended while their handlers ran
-	overdue_total         counter    handlers that ran past their task's end
-	key_errors_total      counter    tasks that no key could be made from
-	backend_errors_total  counter    times that Redis could not be asked for a lock
+	overdue_total         counter    handlers that still ran when their task's context had ended
+	key_errors_total      counter    tasks from which no key could be made
+	backend_errors_total  counter    times that Redis failed, or that a key could not be made for now
 
-Labels are rule and task, the task's type; busy_total has policy besides, outcomes_total outcome, and
-key_errors_total has no rule, since none was reached. Keys are never labels: they
-are made of payload values, and there is no end of them.
+The labels are rule and task, which is the task's type. busy_total also has policy, gated_total
+reason, and outcomes_total outcome. key_errors_total has only task, and controls only kind.
+Keys are never labels: they contain payload values, and there is no bound on their number.
 
-Held and waiting count what this process has in hand. A lease that was lost is
-held until its handler returns, for so long is the handler at work.
+The gauges held and waiting count this process only. A lost lease counts as held until its
+handler returns.
 
 # Dashboard and alerts
 
-The folders grafana and prometheus beside this file have a dashboard and alert rules. Alerts
-on asynq's own retries do not see parked tasks: Park is no failure, and IsFailure is false for
-it; see parked_seconds and outcomes_total. A parked task is in no process: the page of package
-web counts those of all processes, as automutex_parked.
+The folders grafana and prometheus beside this file have a dashboard and alert rules. Parking
+is no failure for asynq, so alerts on its failures do not see parked tasks: use parked_seconds
+and outcomes_total. A parked task belongs to no process: package web counts all of them, as
+automutex_parked.
 
 # Task types
 
-The rule of a task type's beginning ("report:") meets whatever types there are, and
-whoever may enqueue may invent some. Each would cost a series of every metric for
-as long as the process lives. So there are at most [Options].MaxTypes types for a
-rule, first come, first served; further ones, and types longer than 128 bytes, are
-counted under the task "other".
+The number of task types that match a prefix rule ("report:") is not bounded, and each type
+would cost a series of every metric until the process ends. So only the first [Options].MaxTypes
+types of a rule have a label value of their own. The label of further types, and of types longer
+than 128 bytes, is "other".
 */
 package metrics

@@ -12,12 +12,11 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// Options of [New]. The zero value is ready to use.
+// Options configure [New]. The zero value is ready to use.
 type Options struct {
-	// Labels are on every metric, with these values. They tell the Metrics of
-	// one registry apart: {"guard": "billing"} and {"guard": "mail"}. All
-	// Metrics of a registry must have the same label names; rule, task and
-	// policy are taken.
+	// Labels are added to every metric. They tell the Metrics of one registry apart: {"guard":
+	// "billing"} and {"guard": "mail"}. All Metrics of a registry must have the same label
+	// names. rule, task, policy, outcome, reason and kind are taken.
 	Labels prometheus.Labels
 
 	// MaxTypes is how many task types of one rule have a label value of their
@@ -34,8 +33,8 @@ const defaultMaxTypes = 50
 
 var defaultBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 
-// Metrics are the figures of one Guard, or of several that are counted together.
-// Safe for concurrent use; nothing to close.
+// Metrics counts the events of one Guard, or of several Guards together. Safe for concurrent
+// use. There is nothing to close.
 type Metrics struct {
 	types types
 
@@ -49,12 +48,11 @@ type Metrics struct {
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// New makes Metrics and registers them with reg; nil means
-// prometheus.DefaultRegisterer. The error says what is wrong with options, or that
-// reg has such metrics already; nothing is registered then.
+// New makes Metrics and registers them with reg; nil means prometheus.DefaultRegisterer. After
+// an error, because an option is wrong or reg has such metrics already, nothing is registered.
 //
-// Several guards in one process either share one Metrics, whose Observe may be in
-// any number of Configs, or have one each, told apart by Options.Labels.
+// Several Guards in one process can share one Metrics: put its Observe into each Config. Or
+// give each Guard its own Metrics, with different [Options].Labels.
 func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	if reg == nil {
 		reg = prometheus.DefaultRegisterer
@@ -130,9 +128,9 @@ func (o Options) check() error {
 	return nil
 }
 
-// Observe counts an event. It is what Config.Observe takes; see [automutex.JoinObservers] for one
-// beside others. Kinds of events that nothing is counted of are passed over, and
-// nil Metrics count nothing.
+// Observe counts an event. Use it as Config.Observe; with other observers, join them with
+// [automutex.JoinObservers]. Observe ignores kinds of events that no metric counts. A nil
+// *Metrics counts nothing.
 func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	if m == nil {
 		return
@@ -195,14 +193,14 @@ func (m *Metrics) begin(rule, task string) {
 	m.waiting.WithLabelValues(rule, task)
 }
 
-// Describe is for the registry.
+// Describe implements [prometheus.Collector].
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, c := range m.all() {
 		c.Describe(to)
 	}
 }
 
-// Collect is for the registry.
+// Collect implements [prometheus.Collector].
 func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	for _, c := range m.all() {
 		c.Collect(to)

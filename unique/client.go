@@ -19,9 +19,9 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Client enqueues tasks as an asynq.Client does, those that a [Rule] matches
-// once for their key. Make one with [New]. It has nothing to close, and closes
-// nothing it was given. Safe for concurrent use.
+// Client enqueues tasks as an asynq.Client does, but a task that a [Rule] matches only once
+// for its key. Make a Client with [New]. It has nothing to close, and closes nothing that it
+// was given. Safe for concurrent use.
 type Client struct {
 	asynq     *asynq.Client
 	inspector *asynq.Inspector
@@ -70,10 +70,10 @@ const (
 	tries = 20
 )
 
-// New makes a Client. client and inspector are asynq's, both on asynq's Redis. rdb is a
-// client on the Redis of the workers' Guard, which may be the same or another one. New
-// does no I/O. The error joins all mistakes. Each mistake in cfg is an
-// *automutex.FieldError, which names the rule and the field.
+// New makes a Client. client and inspector are asynq's, both on asynq's Redis. rdb is a client
+// on the Redis of the workers' Guard, which may be another one. New does no I/O. The error
+// joins all mistakes. Each mistake in cfg is an *automutex.FieldError, which names the rule
+// and the field.
 func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
 	if client == nil {
@@ -128,7 +128,7 @@ func fieldErrorsIn(err error) (all []*automutex.FieldError) {
 	return all
 }
 
-// Enqueue is [Client.EnqueueContext] without a context.
+// Enqueue is [Client.EnqueueContext] with context.Background().
 func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
@@ -140,13 +140,13 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // asynq.Queue that is not the rule's. (EnqueueContext cannot see options in the task itself.
 // There TaskID and Queue have no effect, and Unique applies in addition to the rule.)
 //
-// A [*DuplicateError] means that another task blocks the key; nothing was enqueued, unless
-// its field Alike is true. An *automutex.KeyError means that no key can be made from the
-// task; nothing was enqueued. After any other error the task was enqueued once or not at
-// all, since Redis' reply may be lost; the next call for the key finds out.
+// A [*DuplicateError] means that another task blocks the key; nothing was enqueued, unless its
+// field Alike is true. An *automutex.KeyError means that no key can be made from the task;
+// nothing was enqueued. After any other error the task was enqueued once or not at all, since
+// Redis' reply may be lost. The next call for the key finds out which.
 //
 // ctx bounds the round trips to Redis, except those of asynq's Inspector, which takes no
-// context. They occur when there is a duplicate.
+// context. The Inspector is used when there is a duplicate.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	_, enqueue := c.plan(ctx, 0, task, opts)
 	return enqueue()

@@ -7,9 +7,9 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// DuplicateError says that a task was not enqueued because another task blocks its key, and
-// which one. It Is asynq.ErrDuplicateTask. The call has enqueued and changed nothing, unless
-// Alike is true. A DuplicateError is immutable.
+// DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is
+// asynq.ErrDuplicateTask. The call has enqueued and changed nothing, unless Alike is true. A
+// DuplicateError is immutable.
 type DuplicateError struct {
 	// Rule is the Task of the rule.
 	Rule string
@@ -17,18 +17,18 @@ type DuplicateError struct {
 	Key string
 	// ID and Queue name the task that blocks the key, for asynq's Inspector.
 	ID, Queue string
-	// State is the state of that task. A task that has ended and does not exist any more,
-	// in the time of [For], counts as completed.
+	// State is the state of that task. It is asynq.TaskStateCompleted if that task does not
+	// exist any more but still blocks the key under [For].
 	State asynq.TaskState
 	// Alike is true if the rule is [UntilDone], and that task has the same type, payload and
 	// headers as the task of this call. Another call may have enqueued it, or this call
 	// itself: if Redis' reply to an enqueue is lost, go-redis sends the command again, and
-	// Redis replies that the ID exists. Nothing in asynq tells the two apart. Either way
-	// the key has a task with the same content.
+	// Redis replies that the ID exists. Nothing in asynq tells these two cases apart. Either
+	// way the key has a task with the same content.
 	Alike bool
 }
 
-// Error names the rule, the key, and the task in the way.
+// Error names the rule, the key, and the task that blocks the key.
 func (e *DuplicateError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, e.State)

@@ -15,24 +15,24 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// Config is what [New] makes a [Client] from. It is read once: changing it
-// afterwards, or the slices in it, is not allowed and has no defined effect.
+// Config is what [New] makes a [Client] from. New reads it once: do not change it, or the
+// slices in it, afterwards.
 type Config struct {
 	// Prefix starts every Redis key. It must be the same as in automutex.Config of the
-	// workers' Guard, and has the same restrictions. Empty means "automutex".
+	// workers' Guard, and has the same bounds. Empty means "automutex".
 	Prefix string
 
-	// HashKeys is the secret that keeps payload values out of keys, and here also out of
-	// the IDs of tasks. It must be the same as in automutex.Config of the workers' Guard.
-	// Empty means that they are readable.
+	// HashKeys is the secret that keeps payload values out of keys, and here also out of the
+	// IDs of tasks. It must be the same as in automutex.Config of the workers' Guard. Empty
+	// means that these are readable.
 	HashKeys string
 
-	// Decode returns the payload that rules read, for tasks whose payload is an envelope.
-	// It must be the same as automutex.Config.Decode of the workers' Guard. It is called
-	// once for a task whose rule has On or Key, by the goroutine that enqueues, so many
-	// goroutines may call it at once. If it returns automutex.NoLock the task is enqueued
-	// each time; with any other error nothing is enqueued, and the caller gets the error.
-	// nil means that rules read the payload as it is.
+	// Decode returns the payload that rules read, for tasks whose payload is an envelope. It
+	// must be the same as automutex.Config.Decode of the workers' Guard. The goroutine that
+	// enqueues a task calls Decode, once, if the task's rule has On or Key; so many goroutines
+	// may call it at once. If Decode returns automutex.NoLock, the task is enqueued each time.
+	// After any other error nothing is enqueued, and the caller gets the error. nil means that
+	// rules read the payload as it is.
 	Decode func(*asynq.Task) ([]byte, error)
 
 	// Rules declare which tasks are enqueued once. A task that no rule matches is
@@ -52,10 +52,10 @@ type Rule struct {
 	// type begins with. There is one rule for each Task. Task must not be blank.
 	Task string
 
-	// Queue is the queue of the tasks. Empty means "default". IDs in asynq are unique in
-	// their queue only, so the same key in two queues would be two keys. Enqueue refuses
-	// an option asynq.Queue with another queue. It cannot see an option in the task
-	// itself, and overrides it.
+	// Queue is the queue of the tasks. Empty means "default". IDs in asynq are unique in their
+	// queue only, so the same key in two queues would be two keys. Enqueue refuses an option
+	// asynq.Queue with another queue. It cannot see such an option in the task itself, and
+	// overrides it.
 	Queue string
 
 	// On lists the payload fields that the key is made from, as automutex.Fields
@@ -88,18 +88,18 @@ type Rule struct {
 	// [Reject].
 	Duplicate Duplicate
 
-	// MaxPostpone bounds [Postpone]: a task is due at the latest this long after the call
-	// that first put it off, so that it runs although the calls go on. It may run later by
-	// up to a second, since asynq keeps whole seconds, and a DelayedTaskCheckInterval. 0
-	// means ten times the delay of Postpone. Less than that delay is refused, and so is
-	// any value without Postpone.
+	// MaxPostpone bounds [Postpone]: a task is due at the latest this long after the call that
+	// first put it off, so that it runs although the calls go on. It may run later: by up to a
+	// second, since asynq keeps whole seconds, and by a DelayedTaskCheckInterval. 0 means ten
+	// times the delay of Postpone. Less than that delay is refused, and so is a MaxPostpone
+	// without Postpone.
 	MaxPostpone time.Duration
 
-	// KeepArchived means that archived and completed tasks block their key until they
-	// are deleted or expire, and that duplicates of them are rejected whatever Duplicate
-	// says. false means that they do not block it: under [UntilDone] such a task is deleted
-	// when the next one comes, which needs its ID. Under [For] they always block the key
-	// until the time is over.
+	// KeepArchived means that archived and completed tasks block their key until they are
+	// deleted or expire. Duplicates of them are rejected, whatever Duplicate is. false means
+	// that they do not block the key: under [UntilDone] such a task is deleted when the next
+	// one comes, which needs its ID. Under [For] they always block the key until the time is
+	// over.
 	KeepArchived bool
 }
 

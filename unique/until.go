@@ -22,29 +22,27 @@ const (
 	untilWindow
 )
 
-// The values of Until that take no argument. They are not to be assigned to.
+// The values of Until that take no argument. Do not assign to them.
 var (
-	// UntilDone: from enqueue until the task is done, archived or deleted, so
-	// that there is one live task for a key at most. A handler that enqueues its
-	// own successor needs UntilStart: here its own task is the duplicate. It is
-	// the zero value.
+	// UntilDone: from enqueue until the task is done, archived or deleted. So a key has at
+	// most one live task. A handler that enqueues its own successor needs UntilStart: under
+	// UntilDone the running task blocks its successor. UntilDone is the zero value.
 	UntilDone = Until{kind: untilDone}
 
-	// UntilStart: from enqueue until the task's handler first begins, so that one
-	// may run while at most one waits: whatever changed before Enqueue is seen by
-	// a run that begins after it. It needs a rule of the automutex.Guard with an
-	// equal Task, Scope and On in the worker, since that one ends the claim when
-	// it holds the lock; without it UntilStart lasts until the task has ended.
+	// UntilStart: from enqueue until the task's handler first begins. So one task may run
+	// while at most one waits, and what changed before Enqueue is seen by a run that begins
+	// after it. UntilStart needs a rule with an equal Task, Scope and On in the worker's
+	// automutex.Guard, which ends the claim when the task holds the lock. Without that rule
+	// UntilStart lasts until the task has ended.
 	UntilStart = Until{kind: untilStart}
 )
 
-// For returns an Until of the fixed time d from the enqueue. In that time there is at most
-// one task for a key, even if that task ends. After d the next task is accepted, even if the
-// first still waits. d is at least a millisecond and at most ten years; [New] refuses
-// others.
+// For returns an Until of the fixed time d from the enqueue. In that time a key has at most
+// one task, even if that task ends. After d the next task is accepted, even if the first still
+// waits. d is at least a millisecond and at most ten years; [New] refuses others.
 func For(d time.Duration) Until { return Until{kind: untilWindow, window: d} }
 
-// String names it: "until done", "until start" or "for 10m0s".
+// String returns "until done", "until start" or "for 10m0s".
 func (u Until) String() string {
 	switch u.kind {
 	case untilDone:
@@ -64,8 +62,8 @@ func (u Until) check() error {
 	return nil
 }
 
-// Duplicate says what becomes of a task that finds another one for its key. The
-// zero value is [Reject]. Values can be compared with ==.
+// Duplicate says what happens to a task whose key another task blocks. The zero value is
+// [Reject]. Values can be compared with ==.
 type Duplicate struct {
 	kind  duplicateKind
 	delay time.Duration
@@ -80,7 +78,7 @@ const (
 	duplicatePostpone
 )
 
-// The values of Duplicate that take no argument. They are not to be assigned to.
+// The values of Duplicate that take no argument. Do not assign to them.
 var (
 	// Reject returns a [*DuplicateError], which Is asynq.ErrDuplicateTask. It is the
 	// zero value.
@@ -90,29 +88,29 @@ var (
 	// enqueued.
 	Join = Duplicate{kind: duplicateJoin}
 
-	// Replace lets the newest payload win while the existing task has not started. The
-	// task keeps its time, or runs a second or two later if that time is less than a
+	// Replace lets the newest payload win while the existing task has not started. The task
+	// keeps the time at which it is due, or runs a second or two later if that is less than a
 	// second away. Once the existing task has started, Replace is Reject.
 	//
-	// A scheduled task only gets the new payload, and keeps the options it was
-	// enqueued with. In another state a new task takes its place. A task that is in a
+	// A scheduled task gets the new payload, and keeps the options that it was enqueued with.
+	// A task in another state is deleted, and a new task takes its place. A task that is in a
 	// worker cannot be replaced, even if it only waits there for its lock; so give the
 	// worker's rule no Wait.
 	Replace = Duplicate{kind: duplicateReplace}
 )
 
 // Postpone returns a Duplicate that debounces: the task runs d after the last call, with the
-// payload of the last call. However many calls there are, it runs after [Rule].MaxPostpone
-// at the latest. The first call is put off by d too. The options asynq.ProcessIn and
-// asynq.ProcessAt have no effect. At least d passes; since asynq keeps whole seconds, the
-// task is due up to 2 seconds later. If the existing task has started, Postpone is Reject
-// under [UntilDone], and begins a new wait under [UntilStart]. d is at least a millisecond;
-// [New] refuses others.
+// payload of the last call. However many calls there are, the task runs after
+// [Rule].MaxPostpone at the latest. The first call is put off by d too. The options
+// asynq.ProcessIn and asynq.ProcessAt have no effect. The task never runs before d is over;
+// since asynq keeps whole seconds, it is due up to 2 seconds later. If the existing task has
+// started, Postpone is Reject under [UntilDone], and begins a new wait under [UntilStart]. d
+// is at least a millisecond; [New] refuses others.
 func Postpone(d time.Duration) Duplicate {
 	return Duplicate{kind: duplicatePostpone, delay: d}
 }
 
-// String names it: "reject", "join", "replace" or "postpone by 5s".
+// String returns "reject", "join", "replace" or "postpone by 5s".
 func (d Duplicate) String() string {
 	switch d.kind {
 	case duplicateReject:
