@@ -76,6 +76,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		b.judgeWait(p, e, key)
 	case automutex.EventLost:
 		b.judgeLoss(p, e, key, id)
+		b.lapses(p, n, key, b.key(key).holdingOf(id, e.Held))
 	case automutex.EventHeld:
 		b.judgeCharge(n, key, e.Busy)
 	case automutex.EventBackendError:
@@ -86,6 +87,10 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		if n >= 0 {
 			b.books[n].ends[endSkipped] = true
 			b.judgeDrop(n, e, key, "skipped")
+		}
+	case automutex.EventParked:
+		if n >= 0 {
+			b.books[n].parked = true
 		}
 	case automutex.EventReplaced:
 		if n >= 0 {

@@ -243,7 +243,7 @@ func (b *ledger) judgeCooldownBeside(r *run, key string, taken time.Time) {
 		return
 	}
 	for _, o := range k.successes {
-		if b.tookAfter(r, o, key) && taken.Before(o.began.Add(rule.Cooldown-10*ms)) && k.broken.Before(o.began) {
+		if !o.lapsed[key] && b.tookAfter(r, o, key) && taken.Before(o.began.Add(rule.Cooldown-10*ms)) && k.broken.Before(o.began) {
 			b.violatef("cooldown: task %d takes %q %s after the success of task %d began; the cooldown is %s", r.n, key, taken.Sub(o.began), o.n, rule.Cooldown)
 		}
 	}

@@ -66,3 +66,17 @@ func (k *keyBook) indexOf(id string, held time.Duration) int {
 	}
 	return nearest
 }
+
+// lapses notes that a lease was lost. If the handler had ended by then, its success, which is
+// noted already, begins no cooldown: a lease that is lost keeps nothing taken. The cooldown may
+// have begun all the same, if Redis lost the reply to the release. Callers hold mu.
+func (b *ledger) lapses(p *process, n int, key string, h holding) {
+	for _, r := range b.runs {
+		if r.p == p && r.n == n && r.taken[key].Equal(h.since) && !r.ended.IsZero() && r.released[key].IsZero() {
+			if r.lapsed == nil {
+				r.lapsed = map[string]bool{}
+			}
+			r.lapsed[key] = true
+		}
+	}
+}

@@ -44,6 +44,7 @@ type ledger struct {
 	balance    map[string]map[automutex.EventKind]int // by process, task and rule
 	events     map[automutex.EventKind]int
 	targets    map[string]*orders // of operators, by scope or key
+	touches    map[string]int     // by task ID: seq when an operator last did something to it
 	violations []string
 	trace      []string
 
@@ -59,16 +60,20 @@ type taskBook struct {
 	came     map[string]time.Time // by key: when it first came to the lock
 	spent    [2]int               // attempts, at least and at most
 	ends     map[string]bool
+	most     int // the least MaxRetry with which it came; -1: it never came
 	starts   int
 	success  int
-	late     bool   // a handler succeeded in the moment in which its server gave it up
-	accepted bool   // it was enqueued
-	refused  int    // seq of a DuplicateError; 0: none
-	joined   int    // seq at which it was joined to another; 0: not
-	asked    int    // seq before its enqueue
-	acceptAt int    // seq of its acceptance
-	op       bool   // an operator touched it
-	reason   string // why it last did not get a lock
+	late     bool      // a handler succeeded in the moment in which its server gave it up
+	accepted bool      // it was enqueued
+	refused  int       // seq of a DuplicateError; 0: none
+	joined   int       // seq at which it was joined to another; 0: not
+	asked    int       // seq before its enqueue
+	acceptAt int       // seq of its acceptance
+	op       bool      // an operator touched it
+	parked   bool      // it has parked
+	left     time.Time // when an attempt of it last ended
+	again    bool      // it came when it had succeeded, as a parked task may; see comesAgain
+	reason   string    // why it last did not get a lock
 }
 
 // keyBook is what is known of one lock.
@@ -113,6 +118,10 @@ type run struct {
 	succeeded bool            // and that counts as the task's success
 	fenced    map[string]bool // keys whose fence was told; two rules may share one
 
+	// lapsed are the keys whose lease was lost after the handler had ended, and before the
+	// Guard told of the release: whether a cooldown of the success began is not known.
+	lapsed map[string]bool
+
 	innermost string               // the key that was taken last
 	taken     map[string]time.Time // by key
 	released  map[string]time.Time // by key, when the Guard told of it
@@ -121,10 +130,11 @@ type run struct {
 func newLedger(w *world) *ledger {
 	b := &ledger{
 		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
+		touches:    map[string]int{},
 		unanswered: map[string]time.Time{}, balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
 	}
 	for range w.plan.Tasks {
-		b.books = append(b.books, &taskBook{ends: map[string]bool{}})
+		b.books = append(b.books, &taskBook{ends: map[string]bool{}, most: -1})
 	}
 	for _, f := range w.plan.Faults {
 		switch f.Kind {
@@ -215,12 +225,17 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	b.attempts = append(b.attempts, a)
 	b.addf("task %d comes to process %d, attempt %d of %d", n, p.n, a.retried, a.most)
 	t := b.books[n]
+	if t.most < 0 || a.most < t.most {
+		t.most = a.most
+	}
 	unique := b.w.plan.uniqueOf(b.w.plan.Tasks[n]) != nil
+	again := b.comesAgain(t)
 	switch slack := b.slack(); {
 	case unique && len(t.ends) > 0, t.op:
 	case a.retried > t.spent[1]+slack:
 		b.violatef("attempts: of task %d asynq counts %d as spent, at most %d were", n, a.retried, t.spent[1])
 		t.spent = [2]int{a.retried, a.retried}
+	case again && a.retried == a.most: // it was archived
 	case b.clean && a.retried < t.spent[0]:
 		b.violatef("attempts: of task %d asynq counts %d as spent, at least %d were", n, a.retried, t.spent[0])
 		t.spent = [2]int{a.retried, a.retried}
@@ -314,6 +329,7 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	if a.over || a.p.isEnded() || a.ctx.Err() != context.DeadlineExceeded {
 		return
 	}
+	b.books[a.n].left = time.Now()
 	switch {
 	case a.run != nil && !a.run.counted:
 		a.run.counted = true
@@ -353,6 +369,7 @@ func (b *ledger) depart(a *attempt, panicked any) {
 	b.mu.Lock()
 	a.over = true
 	if !a.p.isEnded() {
+		b.books[a.n].left = time.Now()
 		if panicked != nil && (a.run == nil || a.run.end != "panic") {
 			b.spendLocked(a.n, 1, 1, "panic")
 		}
@@ -505,7 +522,7 @@ func (b *ledger) judgeCooldown(r *run) {
 		}
 		raised := b.limitOf(key) > 1 // by an operator: one may take the lock beside the run that ends with a cooldown
 		for _, o := range b.key(key).successes {
-			if raised && !b.tookAfter(r, o, key) {
+			if o.lapsed[key] || raised && !b.tookAfter(r, o, key) {
 				continue
 			}
 			apart := r.began.Sub(o.began)

@@ -52,6 +52,7 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 		}
 	default:
 		t.id = info.ID
+		t.op = t.op || b.touches[t.id] > t.asked
 		t.acceptAt = b.seq
 		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && !strings.Contains(string(info.Payload), fmt.Sprintf(`"n":%d,`, n)) {
 			t.joined = b.seq
@@ -94,30 +95,6 @@ func (b *ledger) judgeRefusal(n int) {
 		}
 	}
 	b.violatef("refused: task %d is told to be a duplicate, and no other was enqueued for its key", n)
-}
-
-// touch notes that an operator does something to a task, and gives its ID.
-func (b *ledger) touch(n int) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.books[n].op = true
-	for _, t := range b.books {
-		// One that was joined to another has the ID of that one.
-		t.op = t.op || t.id != "" && t.id == b.books[n].id
-	}
-	return b.books[n].id
-}
-
-// breaks notes that an operator breaks a lock.
-func (b *ledger) breaks(key string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.key(key).opens()
-	for _, r := range b.runs {
-		if r.lives() {
-			b.addf("task %d holds while %q is broken", r.n, key)
-		}
-	}
 }
 
 // working are the handlers that are under way, and the attempts.
@@ -189,14 +166,14 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 	default:
 		b.violatef("stuck: task %d is %s at the end", n, state)
 	}
-	if b.clean && t.success > 1 && !t.op && b.w.plan.ObserverPanics == "" {
+	if b.clean && t.success > 1 && !t.op && !t.again && b.w.plan.ObserverPanics == "" {
 		b.violatef("twice: task %d has succeeded %d times", n, t.success)
 	}
 }
 
 // judgeUnique looks at what a producer of package unique was promised.
 func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
-	exhausted := t.spent[1]+b.slack() > task.MaxRetry // policies spend attempts too
+	exhausted := b.exhausted(t, task) // policies spend attempts too
 	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(task) {
 		b.violatef("lost: task %d was accepted by package unique, and never ran", n)
 	}
@@ -213,7 +190,7 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 	for i, o := range b.books {
 		other := b.w.plan.Tasks[i]
 		// asynq may have lost it to a server that did not get it, and archived it for that.
-		lost := o.accepted && o.starts == 0 && o.spent[1]+b.slack() > other.MaxRetry
+		lost := o.accepted && o.starts == 0 && b.exhausted(o, other)
 		if other.Task == task.Task && other.A == task.A && (o.op || lost || o.endsUnrun()) {
 			return // what was in the way did not run, for a reason
 		}
@@ -225,6 +202,17 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 		}
 	}
 	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
+}
+
+// exhausted tells whether a task of package unique may have spent all of its attempts. One that
+// only gave its payload to an earlier task, which was scheduled, has the MaxRetry of that one:
+// the documentation of Replace says so. Callers hold mu.
+func (b *ledger) exhausted(t *taskBook, task taskPlan) bool {
+	most := task.MaxRetry
+	if t.most >= 0 {
+		most = min(most, t.most)
+	}
+	return t.spent[1]+b.slack() > most
 }
 
 // endsUnrun tells whether a policy, or the task's own time, may have ended the task before

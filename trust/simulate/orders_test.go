@@ -80,8 +80,11 @@ func (w *world) control(op opPlan) bool {
 	case "resume":
 		for _, op.Whole = range []bool{false, true} {
 			w.book.resuming(w.controlOf(op))
-			_ = controls.Resume(ctx, w.realTarget(op)) // see control
-			w.book.resumes(w.controlOf(op))
+			err := controls.Resume(ctx, w.realTarget(op))
+			w.book.notef("operator: resume of %s: %v", w.controlOf(op), err)
+			if err == nil { // else the pause may go on, until endControls
+				w.book.resumes(w.controlOf(op))
+			}
 		}
 	case "limit":
 		w.book.limits(target, op.Limit)
@@ -116,7 +119,8 @@ func (w *world) endControls() {
 type orders struct {
 	limit   int       // the highest that was ever set
 	halted  time.Time // since when a pause is certainly in Redis; zero: none is
-	resumed time.Time // when one last ended, or may have
+	until   time.Time // until when that one certainly lasts, unless it is resumed
+	resumed time.Time // until when one lasts, or may last
 }
 
 func (b *ledger) order(target string) *orders {
@@ -130,7 +134,8 @@ func (b *ledger) order(target string) *orders {
 }
 
 // halts notes a pause that ends by itself, or, with the zero time, does not; done: it is in
-// Redis.
+// Redis. Until it is known to be there, either it or an earlier pause, which it replaces, may
+// be in force.
 func (b *ledger) halts(target string, until time.Time, done bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -138,12 +143,17 @@ func (b *ledger) halts(target string, until time.Time, done bool) {
 	if !o.resumed.After(time.Now()) {
 		o.halted = time.Time{} // an earlier pause has ended by itself
 	}
-	o.resumed = time.Now().Add(1000 * time.Hour) // nobody knows
-	if !until.IsZero() {
-		o.resumed = until
+	if until.IsZero() {
+		until = time.Now().Add(1000 * time.Hour) // nobody knows
 	}
 	if done && o.halted.IsZero() {
 		o.halted = time.Now()
+	}
+	if done || until.Before(o.until) {
+		o.until = until
+	}
+	if done || until.After(o.resumed) {
+		o.resumed = until
 	}
 }
 
@@ -210,7 +220,7 @@ func (b *ledger) judgePause(e automutex.Event, n int, key string) {
 	}
 	for _, target := range targetsOf(key) {
 		o := b.targets[target]
-		if o == nil || o.halted.IsZero() || !o.resumed.After(time.Now()) {
+		if o == nil || o.halted.IsZero() || !o.until.After(time.Now()) {
 			continue
 		}
 		if since := time.Since(o.halted); since > obeyed+4*b.w.plan.Latency {

@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -47,7 +48,8 @@ func judgeScenarios() []*plan {
 		}
 		p.Faults = []faultPlan{{Kind: misconf, Proc: 0, Client: "lock", At: time.Second, For: 12 * time.Second}}
 	})
-	return slices.Concat([]*plan{overdue, raised, refused}, timeJudgeScenarios(), replaceJudgeScenarios(), rateJudgeScenarios())
+	return slices.Concat([]*plan{overdue, raised, refused}, timeJudgeScenarios(), replaceJudgeScenarios(), rateJudgeScenarios(),
+		cooldownJudgeScenarios(), operatorJudgeScenarios(), onceMoreJudgeScenarios())
 }
 
 // timeJudgeScenarios are those in which something took longer than the oracle thought.
@@ -183,6 +185,76 @@ func rateJudgeScenarios() []*plan {
 		}
 	})
 	return []*plan{untold, lapsed}
+}
+
+// cooldownJudgeScenarios are those about which successes begin a cooldown. With a limit it
+// counts from the release.
+func cooldownJudgeScenarios() (all []*plan) {
+	for limit := 1; limit <= 2; limit++ {
+		name := fmt.Sprintf("a success loses its lock with a cooldown to MaxHold before its release, limit %d", limit)
+		all = append(all, scenario(name, 1, func(p *plan) {
+			p.Latency = 100 * ms // the second lock is released first
+			p.Procs[0].Workers = 20
+			first := rule("retry")
+			first.Scope, first.Limit, first.MaxHold, first.Cooldown = "first", limit, 1500*ms, 8*time.Second
+			p.Rules = []rulePlan{first, {Task: "t", Scope: "second", On: []string{"a"}, TTL: 6 * time.Second, Policy: "retry"}}
+			p.Tasks = append(manyKeys(work(0, 1150*ms)), manyKeys(work(3*time.Second, 0))...)
+		}))
+	}
+	return all
+}
+
+// operatorJudgeScenarios are those in which the oracle took what an operator did for something
+// else.
+func operatorJudgeScenarios() []*plan {
+	inVain := scenario("an operator resumes a lock while Redis stands still, which fails", 1, func(p *plan) {
+		p.Rules = []rulePlan{rule("wait")}
+		last, late := work(25*time.Second, 0), work(70*time.Second, 0) // orders end when no more tasks are to come
+		last.MaxRetry, late.A = 0, 1                                   // it waits in its worker until the pause ends
+		p.Tasks = []taskPlan{last, late}
+		// By the time of the last two orders the operator has no connection left, and gets none.
+		p.Faults = []faultPlan{{Kind: frozen, Client: "lock", At: 10 * time.Second, For: 12 * time.Second}}
+		p.Ops = []opPlan{
+			{At: time.Second, Kind: "halt", Task: 0, Whole: true},
+			{At: 14500 * ms, Kind: "halt", Task: 0, For: 5 * time.Second, Whole: true},
+			{At: 15 * time.Second, Kind: "resume", Task: 0},
+		}
+	})
+	sameID := scenario("an operator deletes a task of package unique whose ID the next one has just got", 1, func(p *plan) {
+		p.Latency = 100 * ms
+		p.Procs[0].Workers = 20
+		p.Rules, p.Unique = []rulePlan{rule("retry")}, []uniquePlan{{Task: "t", On: []string{"a"}, Until: "done", Duplicate: "reject"}}
+		p.Tasks = append(manyKeys(work(0, 0)), manyKeys(work(5*time.Second, 0))...)
+		p.Ops = []opPlan{{At: 4 * time.Second, Kind: "pause"}, {At: 9 * time.Second, Kind: "unpause"}} // no next one begins
+		for a := range 16 {
+			p.Ops = append(p.Ops, opPlan{At: 5*time.Second + time.Duration(a)*5*ms, Kind: "delete", Task: a})
+		}
+	})
+	return []*plan{inVain, sameID}
+}
+
+// onceMoreJudgeScenarios are those in which a task has another number of attempts than its
+// plan says, or is run once more.
+func onceMoreJudgeScenarios() (all []*plan) {
+	all = append(all, scenario("a task of package unique gives its payload to one with fewer attempts", 1, func(p *plan) {
+		p.Rules = []rulePlan{rule("fail")}
+		p.Unique = []uniquePlan{{Task: "t", On: []string{"a"}, Until: "start", Duplicate: "postpone", Delay: 1500 * ms}}
+		p.Tasks = []taskPlan{work(0, 30*time.Second), work(6050*ms, 0), work(6150*ms, 0)}
+		p.Tasks[1].MaxRetry = 1 // both are due at the same whole second, so the last one keeps that
+	}))
+	// The commands about the wake are among these.
+	for nth := 24; nth <= 35; nth++ {
+		name := fmt.Sprintf("command %d, of those that wake a parked task, arrives late, when the task is archived", nth)
+		all = append(all, scenario(name, 1, func(p *plan) {
+			p.Procs[0].Workers = 2
+			p.Rules = []rulePlan{rule("park")}
+			parks := work(500*ms, 0)
+			parks.MaxRetry, parks.Steps = 1, []stepPlan{{End: "fail"}}
+			p.Tasks = []taskPlan{work(0, 2*time.Second), parks, {At: 60 * time.Second, Task: "plain"}}
+			p.Faults = []faultPlan{{Kind: late, Client: "lock", Nth: nth, For: 30 * time.Second}}
+		}))
+	}
+	return all
 }
 
 // manyKeys are tasks like t, each with a key of its own.

@@ -333,6 +333,7 @@ func (w *world) operate(op opPlan) {
 	case "run":
 		_ = w.inspector.RunTask(queue, id)
 	}
+	w.book.touched(id)
 }
 
 // drain ends all faults, and waits until no task is left that is to be run.
