@@ -18,7 +18,7 @@ It is a module of its own: programs that do not import it do not download its de
 All names begin with automutex_. Durations are in seconds:
 
 	acquisitions_total    counter    locks taken
-	busy_total            counter    attempts that found their lock taken, by policy
+	busy_total            counter    attempts that did not get their lock, by policy
 	gated_total           counter    attempts that found the gate of their key closed, by reason: rate, hold, cooldown
 	outcomes_total        counter    what the Guard did with tasks that did not get or keep their lock: skipped, retried, parked, replaced, archived, failed, allowed
 	paused_total          counter    attempts that found their key paused by an operator

@@ -22,9 +22,9 @@ const maxConcurrent = 16
 
 // EnqueueAll enqueues many tasks, up to 16 at a time, and returns a result for each, in the
 // order of tasks. opts apply to all tasks. Tasks with the same key are enqueued in their
-// order, so that under [Replace] the last one wins. Tasks without a rule are enqueued in any
-// order. An error of one task does not stop the others. When ctx ends, tasks that are not
-// under way fail with its error.
+// order, so that under [Replace] and [Postpone] the last one wins. Tasks without a rule are
+// enqueued in any order. An error of one task does not stop the others. When ctx ends, tasks
+// that are not under way fail with its error.
 func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
 	results := make([]Result, len(tasks))
 	lanes := make([][]func(), maxConcurrent)

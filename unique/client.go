@@ -19,9 +19,9 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Client enqueues tasks as an asynq.Client does, but a task that a [Rule] matches only once
-// for its key. Make a Client with [New]. It has nothing to close, and closes nothing that it
-// was given. Safe for concurrent use.
+// Client enqueues tasks as an asynq.Client does, and tasks with a [Rule] only once for their
+// key. Make a Client with [New]. It has nothing to close, and closes nothing that it was
+// given. Safe for concurrent use.
 type Client struct {
 	asynq     *asynq.Client
 	inspector *asynq.Inspector
