@@ -88,20 +88,20 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m := &Metrics{
 		types:         types{most: o.MaxTypes, known: map[string]*ruleTypes{}},
 		acquisitions:  counter("acquisitions_total", "Locks taken.", "rule", "task"),
-		busy:          counter("busy_total", "Attempts that found their lock taken, by the policy that applied.", "rule", "task", "policy"),
+		busy:          counter("busy_total", "Attempts that did not get their lock, by the policy that applied.", "rule", "task", "policy"),
 		gated:         counter("gated_total", "Attempts that found the gate of their key closed, by what closed it.", "rule", "task", "reason"),
-		outcomes:      counter("outcomes_total", "What became of attempts that found their lock taken or their key paused.", "rule", "task", "outcome"),
+		outcomes:      counter("outcomes_total", "What the Guard did with tasks that did not get their locks, or lost them.", "rule", "task", "outcome"),
 		paused:        counter("paused_total", "Attempts that found their key paused by an operator.", "rule", "task"),
 		controls:      newControls(o.Labels),
 		wait:          histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it."),
 		parked:        histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked."),
-		hold:          histogram("hold_seconds", "Time from holding a lock to giving it back."),
+		hold:          histogram("hold_seconds", "Time from taking a lock to releasing it."),
 		held:          gauge("held", "Locks held now."),
-		waiting:       gauge("waiting", "Tasks that stand in line now."),
+		waiting:       gauge("waiting", "Tasks that wait in line now."),
 		lost:          counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task"),
 		overdue:       counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task"),
 		keyErrors:     counter("key_errors_total", "Tasks that no key could be made from.", "task"),
-		backendErrors: counter("backend_errors_total", "Times that Redis could not be asked for a lock.", "rule", "task"),
+		backendErrors: counter("backend_errors_total", "Times that Redis failed, or that a key could not be made for now.", "rule", "task"),
 	}
 	if err := reg.Register(m); err != nil {
 		var already prometheus.AlreadyRegisteredError
