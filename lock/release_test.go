@@ -285,3 +285,34 @@ func ended(t testing.TB, le *Lease, cause error) {
 		t.Fatalf("the lease ended with cause %v, want %v", got, cause)
 	}
 }
+
+// A release finds the slots of holders that have died, and gives them to the
+// line as well.
+func TestReleaseGrantsWhatHasRunOut(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	l := newLocker(t, s.Client(t))
+	now := time.Now()
+	s.SetTime(t, now)
+	m := l.Semaphore(redistest.Name(t), 3, TTL(time.Minute))
+	dead := handle(l, m, TTL(time.Second))
+	lives := m.newLease()
+	for _, le := range []*Lease{lives, dead.newLease(), dead.newLease()} {
+		mustAsk(t, le.lock, le, 0)
+	}
+	var line []*Lease
+	for range 4 {
+		le := m.newLease()
+		mustAsk(t, m, le, entryLifetime)
+		line = append(line, le)
+	}
+	s.SetTime(t, now.Add(2*time.Second))
+	if free, held, err := lives.release(t.Context()); free != 0 || !held || err != nil {
+		t.Fatal(free, held, err)
+	}
+	for i, le := range line {
+		if _, ok := holds(t, le); ok != (i < 3) {
+			t.Errorf("the one in place %d is granted a slot: %t; %s", i, ok, dump(m))
+		}
+	}
+}

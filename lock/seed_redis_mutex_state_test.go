@@ -199,3 +199,42 @@ func TestSeedRedisMutex_Sweep(t *testing.T) {
 		}
 	})
 }
+
+func TestSeedRedisMutex_ReleasesWhenTheWorkFails(t *testing.T) {
+	t.Parallel()
+	wrong := errors.New("something went wrong")
+	seed(t, "an error of the work comes through, and the lock is free", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		if err := m.Do(t.Context(), func(context.Context) error { return wrong }); !errors.Is(err, wrong) || err.Error() != wrong.Error() {
+			t.Errorf("Do: %v", err)
+		}
+		free(t, m, soon)
+	})
+	seed(t, "a panic of the work comes through, and the lock is free", func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		func() {
+			defer func() {
+				if p := recover(); p != any("something went wrong") {
+					t.Errorf("recovered %v", p)
+				}
+			}()
+			_ = m.Do(t.Context(), func(context.Context) error { panic("something went wrong") })
+		}()
+		free(t, m, soon)
+	})
+	seed(t, "an ErrBusy of the work's own is not taken for ours", func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m, other := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)+"-other")
+		mustTry(t, other)
+		runs := 0
+		err := m.Do(t.Context(), func(ctx context.Context) error {
+			runs++
+			_, err := other.TryLock(ctx)
+			return err
+		})
+		if busy := wantBusy(t, err); runs != 1 || busy.Name != other.name {
+			t.Errorf("%d runs, busy is %q", runs, busy.Name)
+		}
+		free(t, m, soon)
+	})
+}

@@ -355,3 +355,35 @@ func TestSeedRedisSemaphore_ChangingResources(t *testing.T) {
 		}
 	})
 }
+
+func TestSeedRedisSemaphore_AllTokens(t *testing.T) {
+	t.Parallel()
+	seed(t, "free and taken together are the same, whoever holds what", func(t *testing.T, s *redistest.Server) {
+		p := newLocker(t, s.Client(t)).Pool(redistest.Name(t))
+		all := []string{"a", "b|%", "c d", "é\n"}
+		mustPut(t, p, len(all), all...)
+		tokens := func() (tokens []string) {
+			info, err := p.Inspect(t.Context())
+			if err != nil || info.Free != len(info.Values) || info.Taken != len(info.Holders) {
+				t.Fatalf("Inspect: %+v, %v", info, err)
+			}
+			tokens = append(tokens, info.Values...)
+			for _, h := range info.Holders {
+				tokens = append(tokens, h.Value)
+			}
+			slices.Sort(tokens)
+			return tokens
+		}
+		slices.Sort(all)
+		for i := range len(all) + 1 {
+			if got := tokens(); !slices.Equal(got, all) {
+				t.Errorf("with %d taken: %q, want %q", i, got, all)
+			}
+			if i < len(all) {
+				if _, err := p.m.TryLock(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
