@@ -255,46 +255,6 @@ func fromFile(client *asynq.Client, inspector *asynq.Inspector) error {
 	return err
 }
 
-// What the section on unique speaks of.
-var (
-	client    *asynq.Client
-	inspector *asynq.Inspector
-	payload   []byte
-)
-
-func enqueueOnce() error {
-	tasks, err := unique.New(client, inspector, rdb, unique.Config{Rules: []unique.Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}},
-	}})
-	if err != nil {
-		return err
-	}
-	info, err := tasks.Enqueue(asynq.NewTask("itunes:verify", payload), asynq.MaxRetry(3))
-	if errors.Is(err, asynq.ErrDuplicateTask) {
-		return nil // one is under way; a *unique.DuplicateError says which
-	}
-	_ = info
-	return err
-}
-
-func uniqueRules() []unique.Rule {
-	once := []unique.Rule{
-		// Whatever changed before Enqueue is seen by a run that begins after it.
-		{Task: "reindex", On: []string{"document_id"}, Until: unique.UntilStart, Duplicate: unique.Join},
-
-		// At most every ten minutes.
-		{Task: "digest", On: []string{"user_id"}, Until: unique.For(10 * time.Minute)},
-
-		// Debounce: five seconds after the last call, a minute after the first at the latest.
-		{Task: "autosave", On: []string{"draft_id"}, Until: unique.UntilStart,
-			Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute},
-
-		// The newest payload wins while the task has not started.
-		{Task: "price:push", On: []string{"sku"}, Duplicate: unique.Replace},
-	}
-	return once
-}
-
 func doubledSchedulers() automutex.Rule {
 	cron := automutex.Rule{
 		Task:     "cron:digest",    // every quarter of an hour
@@ -371,7 +331,7 @@ func TestReadmeSnippets(t *testing.T) {
 	}
 	compiled := ""
 	for _, file := range []string{
-		"example_test.go", "migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go", "web/beside/main.go", "web/beside/mount_test.go",
+		"example_test.go", "example_unique_test.go", "migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go", "web/beside/main.go", "web/beside/mount_test.go",
 		"examples/quickstart/main.go", "examples/encodings/main.go",
 	} {
 		source, err := os.ReadFile(file)
