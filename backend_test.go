@@ -151,7 +151,7 @@ func TestBackend_awayAtRelease(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		p, locks := behindProxy(t, s)
-		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, TTL: 2 * time.Second}}, locks: locks})
+		r := start(t, s, setup{rules: []Rule{{Task: "work", On: []string{"id"}, TTL: 2 * time.Second}}, locks: locks, served: comingBack})
 		done := r.enqueue("work", map[string]int{"id": 1})
 		first := r.stage.next(t)
 		failed := r.enqueue("work", map[string]int{"id": 2})
@@ -186,7 +186,7 @@ func TestBackend_awayForLong(t *testing.T) {
 		r := start(t, s, setup{rules: []Rule{
 			{Task: "work", Scope: "a", TTL: soon},
 			{Task: "work", Scope: "b", TTL: soon},
-		}, locks: locks})
+		}, locks: locks, served: comingBack})
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)
 		away(p)

@@ -165,7 +165,7 @@ func TestShutdown_afterClose(t *testing.T) {
 func TestShutdown_handlerOutlivesClose(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []Rule{{Task: "work", TTL: soon}}})
+		r := start(t, s, setup{rules: []Rule{{Task: "work", TTL: soon}}, served: comingBack})
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)
 		enough := errors.New("enough")

@@ -77,8 +77,8 @@ func TestSupersede_findsTheTaskOfALateEnqueueAtItsID(t *testing.T) {
 					r.must(r.Enqueue(task("push", "7", "old")))
 				}
 				hook, done := &redistest.FailHook{}, false
-				hook.Before(func(cmd redis.Cmder) error { // in the goroutine of the call
-					if done || !isEnqueue(cmd, r.queue) {
+				hook.Before(func(cmd redis.Cmder) error {
+					if !isEnqueue(cmd, r.queue) || done { // an enqueue comes in the goroutine of the call, a renewal does not
 						return nil
 					}
 					done = true
