@@ -1,0 +1,187 @@
+package simulate
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/alicebob/miniredis/v2/server"
+)
+
+// peer is the server's side of a connection.
+type peer struct {
+	redis *redisServer
+	conn  *conn
+	peer  *server.Peer
+
+	mu         sync.Mutex
+	subscribes bool
+	discards   bool // what is written is lost
+	over       bool // the connection is closed: a subscription that arrives yet would be nobody's
+}
+
+func (s *redisServer) peer(c *conn) *peer {
+	p := &peer{redis: s, conn: c}
+	p.peer = server.NewPeer(bufio.NewWriterSize(p, 1024))
+	return p
+}
+
+// Write takes what the server says: replies, and messages at any time.
+func (p *peer) Write(data []byte) (int, error) {
+	p.mu.Lock()
+	discards, subscribes := p.discards, p.subscribes
+	p.mu.Unlock()
+	switch {
+	case discards:
+	case subscribes && isMessage(data) && p.conn.end.loses():
+	default:
+		p.conn.deliver(data)
+	}
+	return len(data), nil
+}
+
+func isMessage(data []byte) bool {
+	return bytes.HasPrefix(data, []byte(">3\r\n$7\r\nmessage")) || bytes.HasPrefix(data, []byte("*3\r\n$7\r\nmessage"))
+}
+
+// execute runs a command; lost: nobody hears the reply.
+func (p *peer) execute(command []string, lost bool) {
+	s := p.redis
+	s.commands.Lock()
+	defer s.commands.Unlock()
+	p.mu.Lock()
+	p.discards = p.discards || lost
+	if command[0] == "SUBSCRIBE" {
+		if p.over {
+			p.mu.Unlock()
+			return
+		}
+		p.subscribes = true
+	}
+	p.mu.Unlock()
+	s.executed++
+	s.full = p.conn.end.isFull()
+	if answer, idle := s.idle(command); idle && !s.full { // none of its keys expires: the clock need not be set
+		if !lost {
+			p.conn.deliver(encode(nil, answer))
+		}
+		return
+	}
+	if command[0] == "WAIT" {
+		p.wait(command)
+		return
+	}
+	if command[0] != "PING" { // every subscription sends one every three seconds
+		s.advance()
+	}
+	s.inScript, s.wrote = s.scripts.handles(command), false
+	if !s.inScript && s.full && needsMemory(command[0]) {
+		p.conn.deliver([]byte("-OOM command not allowed when used memory > 'maxmemory'.\r\n"))
+	} else {
+		s.dispatch(p.peer, command)
+		p.peer.Flush()
+	}
+	s.inScript, s.full = false, false
+}
+
+// dispatch runs one command. Callers hold commands.
+func (s *redisServer) dispatch(p *server.Peer, command []string) {
+	if s.scripts.handles(command) {
+		s.scripts.run(p, command)
+		return
+	}
+	s.mini.Server().Dispatch(p, command)
+}
+
+// idle answers what servers ask again and again while there is nothing to do, as the
+// scripts would; a nil answer is Redis' null. Not idle: the command has to run. It makes
+// quiet hours cheap. Callers hold commands.
+func (s *redisServer) idle(command []string) (answer any, idle bool) {
+	if !polls(command) {
+		return nil, false
+	}
+	if command[0] == "ZADD" {
+		return int64(0), command[1] == "asynq:servers" || command[1] == "asynq:workers" // see below
+	}
+	first := command[3]
+	switch {
+	case readsControls(command):
+		return s.noControls(first)
+	case strings.HasPrefix(first, "asynq:servers:{"):
+		return "OK", true // what asynq's own pages show of servers, which nobody reads here
+	case !strings.HasPrefix(first, "asynq:{") || len(command) < 5 || s.mini.Exists(first):
+		return nil, false
+	case command[2] == "4" && strings.HasSuffix(first, ":pending") && strings.HasSuffix(command[6], ":lease"):
+		return nil, true // nothing to dequeue
+	case command[2] == "2" && strings.HasSuffix(command[4], ":pending") &&
+		(strings.HasSuffix(first, ":scheduled") || strings.HasSuffix(first, ":retry")):
+		return int64(0), true // nothing to forward
+	}
+	return nil, false
+}
+
+// encode adds an answer of idle to b, as Redis writes it.
+func encode(b []byte, answer any) []byte {
+	switch answer := answer.(type) {
+	case nil:
+		return append(b, "_\r\n"...)
+	case int64:
+		return fmt.Appendf(b, ":%d\r\n", answer)
+	case string:
+		return fmt.Appendf(b, "+%s\r\n", answer)
+	case []any:
+		b = fmt.Appendf(b, "*%d\r\n", len(answer))
+		for _, each := range answer {
+			b = encode(b, each)
+		}
+		return b
+	}
+	panic(fmt.Sprintf("simulate: an answer is a %T", answer))
+}
+
+// nested sees every command before it runs; those of scripts as well. As in Redis,
+// a script that finds the memory full may not add, unless it has written before.
+func (s *redisServer) nested(c *server.Peer, name string, _ ...string) bool {
+	if !s.full || !s.inScript || name == "EVALSHA" || name == "EVAL" {
+		return false
+	}
+	if needsMemory(name) && !s.wrote {
+		c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
+		return true
+	}
+	s.wrote = s.wrote || needsMemory(name) || strings.HasPrefix(name, "ZREM") || name == "DEL" || name == "PEXPIRE"
+	return false
+}
+
+// needsMemory tells whether Redis refuses a command when its memory is full.
+func needsMemory(name string) bool {
+	switch name {
+	case "ZADD", "SET", "SETEX", "SADD", "HSET", "INCR", "LPUSH", "RPUSH", "RPOPLPUSH", "EVALSHA_RO":
+		return true
+	}
+	return false
+}
+
+func (e *endpoint) isFull() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.inWindow(outOfMemory)
+}
+
+// hangUp ends the subscriptions of a connection that is over.
+func (p *peer) hangUp() {
+	p.mu.Lock()
+	p.discards, p.over = true, true
+	subscribes := p.subscribes
+	p.mu.Unlock()
+	if subscribes {
+		// Not within the caller's command: it may be the one that runs.
+		go func() {
+			p.redis.commands.Lock()
+			defer p.redis.commands.Unlock()
+			p.redis.mini.Server().Dispatch(p.peer, []string{"UNSUBSCRIBE"})
+		}()
+	}
+}
