@@ -3,6 +3,7 @@ package lock
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -44,6 +45,40 @@ func TestForm_slotThatMovesKeepsTheHolder(t *testing.T) {
 		if err := le.endErr(); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Err of a lease that was unlocked: %v", err)
 		}
+		free(t, m, soon)
+	})
+}
+
+// A waiter and an Extend that meet a string lock in a slot that moves go on asking until its key
+// has moved.
+func TestForm_slotThatMovesIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		if s.Kind() != redistest.KindCluster {
+			return // it has no slots
+		}
+		s = redistest.StartCluster(t, 0)
+		rdb := s.Client(t)
+		k := newTap(rdb)
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		var waiter *attempt
+		extended := make(chan error, 1)
+		s.MoveSlot(t, m.Key(), func() {
+			if waiter != nil {
+				return // the key has moved by now
+			}
+			go func() { extended <- le.Extend(t.Context(), 2*time.Minute) }() // longer than a string tells
+			waiter = lockBeside(t, handle(newLocker(t, rdb), m))
+			// The pauses up to here are longer than half a second.
+			redistest.Eventually(t, soon, func() bool { return k.count(askScript) > 7 || !waiter.pending() }, "asks while the slot is open")
+		})
+		if err := <-extended; err != nil {
+			t.Errorf("Extend: %v", err)
+		}
+		waiting(t, m, 1)
+		mustUnlock(t, le)
+		mustUnlock(t, waiter.got(t))
 		free(t, m, soon)
 	})
 }

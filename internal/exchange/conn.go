@@ -139,17 +139,21 @@ func (c *Conn) RunBounded(b Bounds, s *Script, keys []string, args []any) (v any
 }
 
 // maxMovePause bounds the pauses after which run sends a script again: they are 10 ms, and
-// double each time, 630 ms together.
+// double each time.
 const maxMovePause = 320 * time.Millisecond
 
 // run sends s once, and again while a Cluster moves its slot: a lock that is a string cannot
-// become a sorted set there before its key has moved or is free. What the script wrote before
+// become a sorted set there before its key has moved or is free. A slot with many keys takes
+// seconds to move, so run goes on as long as bound allows. What the script wrote before
 // the error stays, as after a command that go-redis sent twice, and its copies are counted
 // like those. The pauses end with leave.
 func (c *Conn) run(leave, bound context.Context, s *Script, keys []string, args []any) (any, error) {
-	for pause := 10 * time.Millisecond; ; pause *= 2 {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, maxMovePause) {
 		v, err := c.runOnce(leave, bound, s, keys, args)
-		if !SlotMoves(err) || pause > maxMovePause {
+		if !SlotMoves(err) {
+			return v, err
+		}
+		if end, _ := bound.Deadline(); time.Until(end) < 2*pause { // too late for another answer
 			return v, err
 		}
 		select {

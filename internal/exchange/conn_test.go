@@ -37,7 +37,7 @@ func TestRun_slotMoves(t *testing.T) {
 	for left, want := range map[int]struct {
 		sent int
 		ok   bool
-	}{0: {1, true}, 2: {3, true}, 6: {7, true}, 100: {7, false}} {
+	}{0: {1, true}, 2: {3, true}, 7: {8, true}, 1000: {10, false}} {
 		for how, options := range map[string]func(*movingSlot) Options{
 			"waits": func(m *movingSlot) Options { return Options{Transport: m} },
 			"queues": func(m *movingSlot) Options {
@@ -51,7 +51,9 @@ func TestRun_slotMoves(t *testing.T) {
 			m := &movingSlot{left: left}
 			c := New(rdb, options(m))
 			reply, err := c.Run(t.Context(), NewScript("some", "return 1"), []string{"key"}, nil)
-			if ok := err == nil && reply == int64(1); ok != want.ok || m.sent != want.sent || !ok && !SlotMoves(err) {
+			ok := err == nil && reply == int64(1)
+			// What never succeeds is sent until the bound; how often depends on the machine.
+			if ok != want.ok || m.sent < want.sent || ok && m.sent > want.sent || !ok && !SlotMoves(err) {
 				t.Errorf("%s, moving %d times: %v, %v, sent %d times; want %+v", how, left, reply, err, m.sent, want)
 			}
 		}
