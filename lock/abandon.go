@@ -13,7 +13,15 @@ import (
 // about two minutes. So after a network partition an ask can take the lock for work that
 // ended long ago. (An ask that carries its own expiry would need a clock that client and
 // server agree on.)
-var releaseAgainAfter = [...]time.Duration{exchange.Timeout, 15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute}
+//
+// The first two steps are for a token whose release failed: waiters for its slot would otherwise
+// stand still for seconds after Redis is back. Other tokens begin at stepReleased.
+var releaseAgainAfter = [...]time.Duration{
+	time.Second / 4, time.Second, exchange.Timeout, 15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute,
+}
+
+// stepReleased is the first step of a token whose release succeeded.
+const stepReleased = 2
 
 // maxAbandoned is how many tokens wait for later releases at most. Beyond that, abandoned
 // drops one that was released most often: its deadline frees what it may take.
@@ -54,6 +62,9 @@ func newAbandoned(l *Locker) *abandoned {
 // Callers are counted in (see Locker.enter).
 func (a *abandoned) add(le *Lease, failed bool) {
 	e := abandonedLease{lease: le, since: time.Now(), failed: failed}
+	if !failed {
+		e.step = stepReleased
+	}
 	a.mu.Lock()
 	closed := a.closed
 	if !closed {
@@ -114,7 +125,10 @@ func (a *abandoned) ring() {
 	exchange.InBatches(a.locker.conn, a.locker.branch, due, abandonedLease.key, func(batch []abandonedLease) {
 		a.release(batch)
 		for _, e := range batch {
-			if e.step++; e.step < len(releaseAgainAfter) {
+			if e.step++; !e.failed {
+				e.step = max(e.step, stepReleased)
+			}
+			if e.step < len(releaseAgainAfter) {
 				a.requeue(e)
 			}
 		}

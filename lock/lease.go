@@ -181,8 +181,9 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 //   - nil: the lock was held until now.
 //   - ErrNotHeld: the lease had ended before: it was unlocked or lost. A later holder of the
 //     lock is not affected.
-//   - ErrBackend: Redis did not answer. Unlock is tried again in the background. The slot is
-//     free at the lease's deadline at the latest.
+//   - ErrBackend: Redis did not answer, or refused. Unlock is tried again in the background: at
+//     once, after 0.25 s, 1 s, 5 s, and then less often for two minutes. The slot is free at
+//     the lease's deadline at the latest.
 //
 // Unlock uses only the values of ctx, so it works after ctx has ended.
 func (le *Lease) Unlock(ctx context.Context) error {

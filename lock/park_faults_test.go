@@ -119,7 +119,7 @@ func TestAnAskThatComesLate(t *testing.T) {
 				free(t, m, 0)
 				asks.Release()
 				redistest.Eventually(t, soon, func() bool { return band(t, m, "h:") == 1 }, "the late ask")
-				free(t, m, releaseAgainAfter[0]+soon)
+				free(t, m, releaseAgainAfter[stepReleased]+soon)
 			})
 		}
 	})
