@@ -41,8 +41,8 @@ func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) err
 }
 
 // DoWithin is [Lock.Do] with a bound on the time in line: after wait it returns a *BusyError
-// and does not call f. wait does not bound f. With a wait of 0 DoWithin is [Lock.TryDo]; a
-// negative wait is an error.
+// and does not call f. The error also Is context.DeadlineExceeded, even if ctx has no deadline.
+// wait does not bound f. With a wait of 0 DoWithin is [Lock.TryDo]; a negative wait is an error.
 func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx context.Context) error) error {
 	if f == nil {
 		return m.errNoFunc()

@@ -85,7 +85,7 @@ func TestTryDo_andDoWithin(t *testing.T) {
 			held := mustTry(t, m)
 			err = do(func(context.Context) error { t.Errorf("%s ran beside another holder", name); return nil })
 			var busy *BusyError
-			if !errors.As(err, &busy) || (busy.Waited > 0) != (name == "DoWithin") {
+			if !errors.As(err, &busy) || (busy.Waited > 0) != (name == "DoWithin") || errors.Is(err, context.DeadlineExceeded) != (name == "DoWithin") {
 				t.Errorf("%s of a busy lock: %v", name, err)
 			}
 			mustUnlock(t, held)

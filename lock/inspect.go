@@ -36,16 +36,16 @@ func (m *Lock) Locked(ctx context.Context) (bool, error) {
 
 // Available returns the number of free slots; 0 while the lock is paused or its gate is
 // closed. A holder whose deadline has passed does not count. The result may be outdated at
-// once.
+// once. After an error it is 0.
 func (m *Lock) Available(ctx context.Context) (int, error) {
 	if err := m.enterControlled(ctx); err != nil {
 		return 0, err
 	}
 	info, err := m.inspect(ctx, 0, "")
-	if info.Gate.OpensIn > 0 {
+	if err != nil || info.Gate.OpensIn > 0 {
 		return 0, err
 	}
-	return max(0, m.slots()-info.Held), err
+	return max(0, m.slots()-info.Held), nil
 }
 
 // Holders returns the holders of the lock, at most 1,000, the earliest deadline first. It
