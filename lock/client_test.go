@@ -153,8 +153,8 @@ func unreachable(t *testing.T, addr string) {
 			m := l.Mutex(redistest.Name(t))
 			var calls sync.WaitGroup
 			for name, f := range map[string]func() error{
-				"TryLock":   func() error { _, err := m.TryLock(t.Context()); return err },
-				"Lock":      func() error { _, err := m.Lock(t.Context()); return err },
+				"TryLock": func() error { _, err := m.TryLock(t.Context()); return err },
+				"Lock":    func() error { _, err := m.Lock(t.Context()); return err },
 				"Available": func() error {
 					n, err := m.Available(t.Context())
 					if n != 0 {
