@@ -132,6 +132,12 @@ func (r *run) lives() bool {
 	return r.ended.IsZero() && !r.p.isEnded() && r.alive.Err() == nil
 }
 
+// mayNotKnow tells whether a holder of the key may have lost it and not know yet: it learns of a
+// step of Redis' clock, or of an operator's Break, at its next renewal.
+func (b *ledger) mayNotKnow(key string) bool {
+	return b.w.stepped() || time.Since(b.key(key).broken) < b.w.plan.ruleOfKey(key).TTL
+}
+
 // judgeBeside looks at who is at work beside a run that begins.
 func (b *ledger) judgeBeside(r *run) {
 	for _, key := range r.keys {
@@ -142,15 +148,13 @@ func (b *ledger) judgeBeside(r *run) {
 				there = append(there, o.n)
 			}
 		}
-		// Whose lock an operator broke may learn of it at the next renewal.
-		broken := time.Since(b.key(key).broken) < b.w.plan.ruleOfKey(key).TTL
-		if len(there) >= limit && !b.w.stepped() && !broken {
+		if len(there) >= limit && !b.mayNotKnow(key) {
 			b.violatef("overlap: task %d begins on %q, whose limit is %d, beside %v", r.n, key, limit, there)
 		}
 	}
 	for _, o := range b.runs {
 		// Rules that allow may have let each of the two run with another key, or with none.
-		shared := slices.ContainsFunc(o.keys, func(key string) bool { return slices.Contains(r.keys, key) })
+		shared := slices.ContainsFunc(o.keys, func(key string) bool { return slices.Contains(r.keys, key) && !b.mayNotKnow(key) })
 		if o.id == r.id && o.lives() && shared {
 			b.violatef("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
 		}
