@@ -56,13 +56,26 @@ func testBreak(t *testing.T, b binary) {
 
 // testBreakAsks: without a yes nothing is done.
 func testBreakAsks(t *testing.T, b binary) {
-	tr := start(t, redistest.Real(t), wait)
+	tr := start(t, redistest.Real(t), wait, automutex.Rule{Task: "report", Limit: 3})
 	tr.enqueue("first", "work", `{"id": 7}`)
 	tr.holds("first")
 	flags := tr.flags("break", "work|7")
 	for _, answer := range []string{"", "\n", "n\n", "no\n", "yess\n", "\x00\xff\n", strings.Repeat("y", 1<<16)} {
 		r := b.runWith(t, answer, nil, flags...)
 		r.wantErrorLine(t, exitNo, "nothing was done")
+		if !strings.Contains(r.stderr, "Take the lock from 1 holder? [y/N] ") {
+			t.Errorf("%.20q: the question is %q", answer, r.stderr)
+		}
+	}
+	// The question counts: the holders of a lock with a limit.
+	for _, id := range []string{"a", "b"} {
+		tr.enqueue(id, "report", `{}`)
+		tr.holds(id)
+	}
+	several := b.runWith(t, "n\n", nil, tr.flags("break", "report")...)
+	several.wantErrorLine(t, exitNo, "nothing was done")
+	if !strings.Contains(several.stderr, "Take the lock from 2 holders? [y/N] ") {
+		t.Errorf("the question is %q", several.stderr)
 	}
 	// Interrupted at the question.
 	cmd := b.command(t, nil, flags...)

@@ -32,6 +32,14 @@ func has(t *testing.T, all []doctor.Finding, level, what, text string) {
 	}
 }
 
+// hasNot tells whether nothing was found about what.
+func hasNot(t *testing.T, all []doctor.Finding, what string) {
+	t.Helper()
+	if slices.ContainsFunc(all, func(f doctor.Finding) bool { return f.What == what }) {
+		t.Errorf("a finding about %s in %+v", what, all)
+	}
+}
+
 func testDoctor(t *testing.T, b binary) {
 	s := redistest.StartReal(t, "--appendonly", "yes")
 	all := findings(t, b, exitOK, where(s)...)
@@ -195,7 +203,11 @@ rules:
   - {task: cron}
   - {task: misspelt}
 `))
-	has(t, findings(t, b, exitOK, args...), doctor.Note, "tasks", "there are none in 0 queues")
+	empty := findings(t, b, exitOK, args...)
+	has(t, empty, doctor.Note, "tasks", "there are none in 0 queues")
+	hasNot(t, empty, "Inspector") // no rule parks
+	parks := append(where(s), file(t, `rules: [{task: "mail:", busy: skip}, {task: cron, busy: park}]`))
+	has(t, findings(t, b, exitOK, parks...), doctor.Note, "Inspector", `rule "cron" parks tasks, but asynq has no queue on this Redis`)
 	for range 150 { // more than a page
 		enqueue("mail:welcome")
 	}
@@ -203,6 +215,7 @@ rules:
 	enqueue("report", asynq.MaxRetry(0))
 	enqueue("cache", asynq.MaxRetry(0))
 	enqueue("cron", asynq.MaxRetry(3))
+	hasNot(t, findings(t, b, exitOK, parks...), "Inspector") // there is a queue
 	all := findings(t, b, exitNo, args...)
 	has(t, all, doctor.Bad, "attempts", `rule "mail:" is to retry, but 1 of 1 task of type "mail:bye" with MaxRetry 0`)
 	has(t, all, doctor.Bad, "attempts", `rule "report" is to retry in 5s, but 1 of 1 task of`)
@@ -280,7 +293,7 @@ func testDoctorWait(t *testing.T, b binary) {
 	}
 	all := findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, wait: 1m}, {task: other, wait: 30m}]`))...)
 	has(t, all, doctor.Note, "Wait", `rule "report": a Wait of 1m is no shorter than the Timeout of 2 tasks of type "report" (20s)`)
-	has(t, findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: report, busy: park}]`))...), doctor.Note, "Park", "1s (assumed, as asynq's default")
+	has(t, findings(t, b, exitOK, append(where(s), file(t, `rules: [{task: cron, busy: park}]`))...), doctor.Note, "Park", "1s (assumed, as asynq's default")
 	all = findings(t, b, exitOK, append(where(s), "--task-check-interval", "1s", file(t, `rules: [{task: report, busy: park, wait: 10s}]`))...)
 	for _, f := range all {
 		if f.What == "Wait" || strings.Contains(f.Text, "assumed") {
