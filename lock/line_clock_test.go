@@ -27,6 +27,20 @@ func TestRule07_GrantFromBeforeAClockStepProvesNothing(t *testing.T) {
 		}
 		l.line.leave(w)
 	})
+	t.Run("heard before an ask that took longer than the step", func(t *testing.T) {
+		t.Parallel()
+		w := hearing(l.Mutex(redistest.Name(t)), grantedUS-2000)
+		l.line.mu.Lock()
+		w.pending = &pendingAsk{mode: modeJoin}
+		l.line.mu.Unlock()
+		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: grantedUS})
+		steppedBy1ms := answer{serverUS: grantedUS - 1000, deadline: time.Minute, place: 1}
+		l.line.handleReply(w, steppedBy1ms, nil, time.Now().Add(time.Microsecond))
+		if w.finished() {
+			t.Error("a grant is believed that the answer to a later ask refutes")
+		}
+		l.line.leave(w)
+	})
 	t.Run("heard after the ask", func(t *testing.T) {
 		t.Parallel()
 		w := hearing(l.Mutex(redistest.Name(t)), answeredUS)

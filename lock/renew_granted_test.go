@@ -7,6 +7,24 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
+// A granted lease lasts for seconds at most, so its first renewal is due within 150 ms,
+// or after a third of what is left if that is less.
+func TestRule08_FirstRenewalIsSoonAfterAGrant(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	l.renewer.close() // no renewal is sent, which would set when the next one is due
+	for _, length := range []time.Duration{maxGrant, 240 * time.Millisecond} {
+		le := l.Mutex(redistest.Name(t), TTL(time.Minute)).newLease()
+		le.lock.wonByGrant(le, message{token: le.token, fence: 7}, time.Now(), length)
+		l.renewer.mu.Lock()
+		due, after := !le.renewAt.IsZero(), le.renewAt.Sub(le.takenAt)
+		l.renewer.mu.Unlock()
+		if most := min(150*time.Millisecond, length/3); !due || after > most {
+			t.Errorf("the first renewal of a lease that was granted for %s is due after %s, want %s at most", length, after, most)
+		}
+	}
+}
+
 // Redis hangs for 4 s shortly after the grant, which is longer than a granted
 // lease lasts before its first renewal.
 func TestRule08_GrantedLeaseSurvivesAStall(t *testing.T) {
