@@ -317,7 +317,8 @@ func clockScenarios() (all []*plan) {
 		p.Rules = []rulePlan{r}
 		p.Procs[0].Workers = 1
 		p.Procs[1].Poll = 900 * ms
-		p.Tasks = []taskPlan{work(0, 10*time.Second), work(500*ms, 100*ms)}
+		// The process that dies takes the first task: the other one looks for tasks 0.4 s later.
+		p.Tasks = []taskPlan{work(450*ms, 10*time.Second), work(950*ms, 100*ms)}
 		p.Faults = []faultPlan{{Kind: backward, At: 2 * time.Second, For: time.Hour}, {Kind: dies, Proc: 0, At: 3500 * ms}, {Kind: starts, Proc: 0, At: 6 * time.Second}}
 	}))
 	all = append(all, scenario("the clock steps forward and back during a cooldown", 1, func(p *plan) {
