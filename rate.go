@@ -16,7 +16,8 @@ import (
 // For a task that comes too early the key is busy with [ReasonRate]: its policy applies, and
 // [BusyError].ExpiresIn is the time until the next start. If a task gets this lock but not
 // another that it needs, it does not start and does not count. It counts if it waits for the
-// other lock until [Rule].MaxHold has ended this one.
+// other lock until [Rule].MaxHold has ended this one, and may count in part if many others took
+// this lock meanwhile: the rate is then stricter, never looser.
 type Rate struct {
 	// Starts is how many handlers start in each Per: at least 1, at most one a
 	// microsecond.

@@ -253,7 +253,7 @@ func TestSweep(t *testing.T) {
 		gone := l.Mutex("gone")
 		dead(gone, redis.Z{Member: "h:a.1.1|o|", Score: past}, redis.Z{Member: "h:a.1.2|o|", Score: past - 1e6},
 			redis.Z{Member: "h:a.1.3|o|", Score: past}, redis.Z{Member: "f", Score: -2.7e15},
-			redis.Z{Member: "g:cooldown:1000:0:0:1700000000000000", Score: 1.7e9})
+			redis.Z{Member: "g:cooldown:1000:0:0:1700000000000000:", Score: 1.7e9})
 		// A live holder, three dead waiters among live ones.
 		mixed := l.Mutex("mixed")
 		holder, waiter := mixed.newLease(), mixed.newLease()

@@ -84,7 +84,7 @@ func holds(t testing.TB, le *Lease) (deadline time.Time, ok bool) {
 func gateOf(t testing.TB, m *Lock) (reason string, opens time.Time, ok bool) {
 	t.Helper()
 	for member, score := range stored(t, m) {
-		if f := strings.Split(member, ":"); f[0] == "g" && len(f) == 6 {
+		if f := strings.Split(member, ":"); f[0] == "g" && len(f) == 7 {
 			return f[1], time.UnixMicro(int64(math.Round(score * 1e6))), true
 		}
 	}
@@ -115,7 +115,7 @@ end
 local holder = redis.call('ZREVRANGEBYSCORE', KEYS[1], 1e14, 1e11, 'WITHSCORES', 'LIMIT', 0, 1)
 local entry = redis.call('ZRANGEBYSCORE', KEYS[1], '-1e14', '-1e11', 'WITHSCORES', 'LIMIT', 0, 1)
 local gate = redis.call('ZRANGEBYSCORE', KEYS[1], '1e9', '(1e11', 'WITHSCORES')
-local said = gate[1] and gate[2] * 1e3 + string.match(gate[1], '^g:%l+:%d+:%d+:(%d+):%d+$') / 1e3 or 0
+local said = gate[1] and gate[2] * 1e3 + string.match(gate[1], '^g:%l+:%d+:%d+:(%d+):') / 1e3 or 0
 return {pttl, math.ceil((holder[2] or now) - now), math.ceil(-(entry[2] or -now) - now), math.ceil(said - now), #gate / 2}`
 
 // audit holds rule 12 against what is stored for m at this moment.

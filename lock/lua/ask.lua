@@ -69,7 +69,7 @@
 --   i          -(3e14 + ms): a slot has been free since then
 --   l:<note>   -(1e14 + ms): when the note was called; -(2e14 + ms) once the call has lapsed
 --   d:<body>   -ms: until when the entry e:<body> lives
---   g:<reason>:<most>:<every>:<spare>:<full>
+--   g:<reason>:<most>:<every>:<spare>:<full>:<levels>
 --              the gate, see gate.lua: when it opens, in seconds: 1e9 to 1e11
 --   h:<body>   a holder, and its deadline in ms: 1e11 to 1e14
 --   e:<body>   an entry, that is, a waiter's place: 2e15 + ticket
@@ -103,7 +103,7 @@ if no_key and ARGV[4] ~= '0' then
   local life = ARGV[2]
   if (ARGV[6] or '0') ~= '0' then -- the first start of a rate; see count_start in gate.lua
     redis.call('ZADD', lock, string.format('%.6f', (now_us - (ARGV[7] or 0) + ARGV[6]) / 1e6),
-      string.format('g:rate:%d:%d:%d:%d', ARGV[6], ARGV[6], ARGV[7] or 0, now_us))
+      string.format('g:rate:%d:%d:%d:%d:', ARGV[6], ARGV[6], ARGV[7] or 0, now_us))
     life = math.max(life, math.ceil(ARGV[6] / 1000) + 1000)
   end
   if redis.pcall('PEXPIRE', lock, life) ~= 1 then

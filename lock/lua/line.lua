@@ -132,8 +132,9 @@ local function take_slot(id, length)
   -- already (the clock stood still, or went back).
   local changed = redis.call('ZADD', lock, 'LT', 'CH', deadline, 'h:' .. id, string.format('-%d', 1e15 + now_us), 'f')
   moved = true
-  count_start()
-  return changed == 2 and now_us or raise_fence()
+  local fence = changed == 2 and now_us or raise_fence()
+  count_start(fence)
+  return fence
 end
 
 -- send: publish message on channel, or put it into the reply if that process reads it.

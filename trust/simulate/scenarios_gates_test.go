@@ -43,5 +43,20 @@ func gateScenarios() (all []*plan) {
 		p.Tasks = []taskPlan{work(0, 5*time.Second), work(500*ms, 100*ms), work(time.Second, 100*ms), work(1500*ms, 100*ms)}
 		p.Tasks[3].A = 1
 	})
+	add("a start is given back after another", 1, func(p *plan) {
+		p.Procs[0].Workers = 10
+		rated, second := rule("retry"), rule("skip")
+		rated.Scope, rated.Starts, rated.Per, rated.Burst, rated.Limit = "first", 1, 10*time.Second, 2, 5
+		second.Scope, second.On, second.Wait = "second", []string{"b"}, 4*time.Second
+		p.Rules = []rulePlan{rated, second}
+		holds, waits := work(0, 8*time.Second), work(time.Second, 0)
+		holds.A = 1
+		p.Tasks = []taskPlan{holds, waits} // waits has its first lock until 5s
+		for i, at := range []time.Duration{4 * time.Second, 6 * time.Second, 12 * time.Second} {
+			other := work(at, 0)
+			other.B = 1 + i
+			p.Tasks = append(p.Tasks, other) // the last one comes too early by 2s
+		}
+	})
 	return all
 }
