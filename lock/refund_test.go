@@ -51,6 +51,34 @@ func TestRate_lateRefund(t *testing.T) {
 	mustBeBusy(t, m)
 }
 
+// A cooldown that ends before the rate allows the next start lasts, also if a start is refunded.
+func TestRate_refundInACooldown(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	now := time.Now()
+	s.SetTime(t, now)
+	pass := func(d time.Duration) {
+		now = now.Add(d)
+		s.SetTime(t, now)
+	}
+	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 10, Rate(1, 10*time.Hour, 2), TTL(24*time.Hour), NoRenew())
+	first := mustTry(t, m)
+	pass(time.Hour)
+	if err := mustTry(t, m).Cooldown(t.Context(), 3*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	pass(time.Hour)
+	if err := first.giveBack(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// A cooldown is shorter by the real time that its release took.
+	if busy := mustBeBusy(t, m); busy.ExpiresIn < time.Hour || busy.ExpiresIn > 2*time.Hour {
+		t.Errorf("%+v, want the cooldown for two hours more; %s", busy, dump(m))
+	}
+	pass(2 * time.Hour)
+	mustUnlock(t, mustTry(t, m))
+}
+
 // rateWorld takes slots under a rate, and gives them back, by a clock of its own.
 type rateWorld struct {
 	m            *Lock

@@ -140,11 +140,17 @@ local function give_back(fence)
 end
 
 -- close_gate: close the gate for length us from now. It never opens sooner than it would have
--- before. While a hold lasts, the reason stays hold.
+-- before. While a hold lasts, the reason stays hold. If a rate keeps the gate closed for longer, only
+-- a level is added, so that no refund opens the gate before that length is over.
 local function close_gate(why, length)
   local at = now_us + length
   if gate and opens > now_us then
     if opens > at and why ~= 'hold' then
+      if reason == 'rate' then
+        local list = read_levels()
+        add_level(list, now_us, opens - at)
+        move_gate(reason, opens, most, full, write_levels(list))
+      end
       return
     end
     at = math.max(at, opens)
