@@ -10,7 +10,7 @@
 // Redis.
 //
 //	go test ./trust/simulate                             # a small part, as in go test work
-//	go test ./trust/simulate -worlds 2000 -exhaustive    # what docs/guarantees.md has figures of, and what CI plays
+//	go test ./trust/simulate -worlds 1200 -exhaustive    # what CI plays
 //	go test ./trust/simulate -run Worlds -seed 42        # one world again
 //	go test ./trust/simulate -run Worlds -first 2001 -worlds 98000 -within 20h -timeout 24h
 //	go test ./trust/simulate -run Faults -exhaustive -pairs
