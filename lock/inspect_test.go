@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -124,4 +126,25 @@ func TestForeignKey(t *testing.T) {
 			t.Errorf("the value is now %q", v)
 		}
 	})
+}
+
+// A lock that cannot be looked at has no free slots to tell of.
+func TestAvailable_withAnError(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	hook := &redistest.FailHook{}
+	rdb.AddHook(hook)
+	m := newLocker(t, rdb).Semaphore(redistest.Name(t), 2)
+	if n, err := m.Available(t.Context()); n != 2 || err != nil {
+		t.Fatalf("Available of a free lock: %d, %v", n, err)
+	}
+	hook.Before(func(cmd redis.Cmder) error {
+		if scriptName(cmd) == inspectScript.Name {
+			return redistest.ReplyError("ERR refused")
+		}
+		return nil
+	})
+	if n, err := m.Available(t.Context()); n != 0 || !errors.Is(err, ErrBackend) {
+		t.Errorf("Available when Redis refuses: %d, %v; want 0 and ErrBackend", n, err)
+	}
 }
