@@ -337,7 +337,8 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	reply, err := le.lock.locker.conn.RunBounded(toItsEnd(ctx, sent), renewScript, le.lock.keys, []any{&le.member, d.Milliseconds()})
+	c := renewCall(le, d)
+	reply, err := le.lock.locker.conn.RunBounded(toItsEnd(ctx, sent), renewScript, c.Keys, c.Args)
 	if err != nil {
 		return backendError("renew", le.lock.Key(), err)
 	}

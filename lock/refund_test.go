@@ -22,18 +22,23 @@ func (all starts) opens(every, spare int64) int64 {
 	return opens
 }
 
+// ratedByItsOwnClock returns a lock with ten slots on a Redis whose clock only pass moves on. One
+// task starts per time, two at once.
+func ratedByItsOwnClock(t *testing.T, per time.Duration) (m *Lock, pass func(time.Duration)) {
+	s, now := redistest.StartMini(t), time.Now()
+	s.SetTime(t, now)
+	m = newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 10, Rate(1, per, 2), TTL(24*time.Hour), NoRenew())
+	return m, func(d time.Duration) {
+		now = now.Add(d)
+		s.SetTime(t, now)
+	}
+}
+
 // A start is refunded after others have started. From then on the rate is as if it had not
 // been: what it took from the burst would have been there, but not more than the burst.
 func TestRate_lateRefund(t *testing.T) {
 	t.Parallel()
-	s := redistest.StartMini(t)
-	now := time.Now()
-	s.SetTime(t, now)
-	pass := func(d time.Duration) {
-		now = now.Add(d)
-		s.SetTime(t, now)
-	}
-	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 10, Rate(1, 10*time.Second, 2), TTL(time.Hour), NoRenew())
+	m, pass := ratedByItsOwnClock(t, 10*time.Second)
 	first := mustTry(t, m)
 	pass(4 * time.Second)
 	mustUnlock(t, mustTry(t, m))
@@ -54,14 +59,7 @@ func TestRate_lateRefund(t *testing.T) {
 // A cooldown that ends before the rate allows the next start lasts, also if a start is refunded.
 func TestRate_refundInACooldown(t *testing.T) {
 	t.Parallel()
-	s := redistest.StartMini(t)
-	now := time.Now()
-	s.SetTime(t, now)
-	pass := func(d time.Duration) {
-		now = now.Add(d)
-		s.SetTime(t, now)
-	}
-	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 10, Rate(1, 10*time.Hour, 2), TTL(24*time.Hour), NoRenew())
+	m, pass := ratedByItsOwnClock(t, 10*time.Hour)
 	first := mustTry(t, m)
 	pass(time.Hour)
 	if err := mustTry(t, m).Cooldown(t.Context(), 3*time.Hour); err != nil {
