@@ -1,6 +1,6 @@
 # Shortcuts. Everything that a change has to pass is .ci/run.
 
-MODULES := . bench cmd/automutex examples metrics trust web
+MODULES := . cmd/automutex examples metrics web
 FUZZTIME ?= 30s
 LINTER := $(CURDIR)/.ci/bin/golangci-lint
 
@@ -10,17 +10,17 @@ LINTER := $(CURDIR)/.ci/bin/golangci-lint
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: ## the quick loop, under a minute: all that users import but unique, on miniredis alone; PKG=./unique for another package
+test: ## the quick loop, about a minute: all that users import but unique, on miniredis alone; PKG=./unique for another package
 	AUTOMUTEX_TEST_REDIS=none go test -short $(or $(PKG),. ./lock ./config ./automutextest ./internal/...)
 
 race: ## every test of every module, on real Redis, with the race detector (half an hour)
-	AUTOMUTEX_TEST_REDIS=require go test -race -shuffle=on -timeout 60m work
+	AUTOMUTEX_TEST_REDIS=require AUTOMUTEX_TEST_ALL=1 go test -race -shuffle=on -timeout 60m work
 
 lint: ## the pinned linter on every module
 	GOWORK=off go -C tools build -o $(LINTER) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	@for module in $(MODULES); do \
 		echo "lint $$module"; \
-		(cd $$module && $(LINTER) run --config $(CURDIR)/.golangci.yml ./...) || exit 1; \
+		(cd $$module && $(LINTER) run --config $(CURDIR)/tools/golangci.yml ./...) || exit 1; \
 	done
 
 bench: ## this library beside its peers, a short pass (two minutes); go run ./bench -h has more
@@ -31,7 +31,7 @@ demo: ## tasks taking turns, with and without the guard
 	go run ./examples/worker -unguarded
 
 fuzz: ## each fuzz target for FUZZTIME (30s)
-	@for file in $$(grep -lE '^func Fuzz' *_test.go lock/*_test.go unique/*_test.go config/*_test.go); do \
+	@for file in $$(grep -lE '^func Fuzz' *_test.go internal/*/*_test.go lock/*_test.go unique/*_test.go config/*_test.go); do \
 		for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
 			echo "$$target in $$(dirname $$file)"; \
 			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x ./$$(dirname $$file) || exit 1; \

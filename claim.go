@@ -1,55 +1,133 @@
 package automutex
 
 import (
+	"context"
 	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// dropClaim ends the claim that a producer of package unique made for this task until
-// it starts: from here on the next task for the key may be enqueued. dropClaim runs
-// when all locks are held, right before the handler. A producer whose task was refused as
-// a duplicate has changed its data before, so the handler reads the change.
-//
-// A handler that ran beside its own claim would break that promise: the next producer
-// would be joined to a run that has already read its data. So a task whose claim cannot
-// be dropped does not run. dropClaim returns it to asynq, its attempt not spent, as when
-// Redis is away. On its last attempt the task tries again in its worker, until the margin before
-// its deadline.
-//
-// Only a task whose ID says that it has a claim costs a round trip.
-func (d *delivery) dropClaim(targets []target) outcome {
-	for _, t := range targets {
-		if claim.Has(d.id, t.key) {
-			return d.dropClaimOf(t)
-		}
-	}
-	if claim.HasAny(d.id, d.guard.cfg.Prefix) {
-		d.guard.warnOnce("no rule for a claim", "a task was enqueued UntilStart, but no rule of this Guard makes the key of its claim, so the claim lasts until the task has ended; "+
-			"give the rules of producer and Guard an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", d.task.Type(), "task", d.note)
-	}
-	return outcome{}
+// This file is what a Guard notes in the claim that a producer of package unique made for a task: that
+// the task waits in this worker, that its handler begins, or that it has ended. Producers decide by
+// these notes, and by nothing else that they might guess. Only a task whose ID says that it has a
+// claim costs a round trip.
+
+// claimRest is how long a claim lasts after its task has ended: asynq files the task within moments,
+// or runs it again after the end of its own lease on it.
+const claimRest = 5 * time.Minute
+
+// claimLife is how long a claim lasts at least after a note of a Guard.
+const claimLife = 30 * 24 * time.Hour
+
+// taskClaim is what a delivery knows of its task's claim.
+type taskClaim struct {
+	key        string // of the lock beside which the claim is; empty: the task has none
+	kind       claim.Kind
+	noted      inside.Phase // the last one that Redis has
+	superseded bool         // another task has taken the place of this one
 }
 
-func (d *delivery) dropClaimOf(t target) outcome {
-	for {
-		_, err := inner.Claim(d.guard.locker, t.key).Drop(d.roundTripContext(), tasknote.Of(d.queue, d.id))
-		if err == nil {
-			d.guard.outage.recordSuccess(d.guard.log)
-			return outcome{}
-		}
-		if d.ctx.Err() != nil {
-			return d.finishEnded()
-		}
-		err = withClientHint(err)
-		d.backendError(t, err)
-		delay := d.guard.outage.delay()
-		if !d.lastAttempt {
-			return d.returnTask(t, fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be dropped: %w", t.rule.Name, t.key, err), delay)
-		}
-		if !d.sleepOnLastAttempt(delay) {
-			return d.stoppedWaiting(err)
-		}
+// hasClaim reports whether a task has a claim of this Guard's prefix. It is asked for tasks without a
+// rule: they go the way of those with rules, so that their claims are noted.
+func (g *Guard) hasClaim(ctx context.Context) bool {
+	id, _ := asynq.GetTaskID(ctx)
+	return g.claimOf(id).key != ""
+}
+
+func (g *Guard) claimOf(id string) (c taskClaim) {
+	if key, kind, ok := claim.Parse(id, g.cfg.Prefix); ok {
+		c.key, c.kind = key, kind
 	}
+	return c
+}
+
+// noteInClaim notes the phase of the task.
+func (d *delivery) noteInClaim(phase inside.Phase) error {
+	length := claimLife
+	switch {
+	case phase == inside.PhaseEnded:
+		length = claimRest
+	case d.claim.kind == claim.WindowNew:
+		length = 0 // it ends at its time
+	}
+	may, err := inner.Claim(d.guard.locker, d.claim.key).Start(d.roundTripContext(), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
+	if err != nil {
+		return err
+	}
+	d.claim.noted = phase
+	d.claim.superseded = d.claim.superseded || !may
+	return nil
+}
+
+// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim:
+// from here on the next task for the key may be enqueued. A producer whose task was refused as a
+// duplicate has changed its data before, so the handler reads the change.
+//
+// A task whose claim cannot be noted does not run, as when Redis is away: the next producer would be
+// joined to a run that has already read its data. Nor does one that another task has superseded: over
+// says so then.
+func (d *delivery) beginInClaim() obstacle {
+	if d.claim.key == "" || d.claim.kind == claim.Window {
+		return obstacle{why: decide.Nothing}
+	}
+	t := target{rule: &compiledRule{}, key: d.claim.key}
+	if i := slices.IndexFunc(d.targets, func(its target) bool { return its.key == t.key }); i >= 0 {
+		t = d.targets[i]
+	} else {
+		d.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), but no rule of this Guard makes the key of its claim, "+
+			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", d.task.Type(), "task", d.note)
+	}
+	if err := d.noteInClaim(inside.PhaseBegun); err != nil {
+		return d.report(obstacle{why: decide.NoAnswer, target: t,
+			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", t.rule.Name, t.key, withClientHint(err))})
+	}
+	d.guard.outage.recordSuccess(d.guard.log, t.key)
+	return obstacle{why: decide.Nothing}
+}
+
+// waitInClaim notes that the task waits in this worker. asynq has it as active, so without this note a
+// producer would take its handler for running. An error only keeps producers from superseding it.
+func (d *delivery) waitInClaim() {
+	if !d.claim.kind.CanBeSuperseded() || d.claim.noted != "" {
+		return
+	}
+	if err := d.noteInClaim(inside.PhaseWaiting); err != nil {
+		d.guard.log.Debug("automutex: that the task waits could not be noted in its claim", "key", d.claim.key, "task", d.note, "error", err)
+	}
+}
+
+// endClaim has the claim of a task that has ended end soon. An error only leaves the claim for longer:
+// producers see that asynq does not have the task.
+func (d *delivery) endClaim(ends decide.Decision) {
+	ended := ends.What == decide.Done || ends.What == decide.Archive || ends.What == decide.Drop
+	gone := d.claim.kind.EndsAtStart() && d.claim.noted == inside.PhaseBegun && !d.claim.superseded
+	if !ended || gone || !d.claim.superseded && !d.claim.kind.EndsWithTask() {
+		return
+	}
+	if err := d.noteInClaim(inside.PhaseEnded); err != nil {
+		d.guard.log.Debug("automutex: the end of the task could not be noted in its claim", "key", d.claim.key, "task", d.note, "error", err)
+	}
+}
+
+// warnSkippedClaim warns once that a task was skipped which other producers rely on.
+func (d *delivery) warnSkippedClaim(t target) {
+	if d.claim.kind.EndsAtStart() {
+		d.guard.warnOnce("skipped claim of "+t.rule.Name, "a task that was enqueued UntilStart was skipped: a producer whose task was joined to it, or refused for it, relies on a run that begins later, "+
+			"and the run that has the key may have read its data before; use Park, Wait or Retry for tasks that are enqueued UntilStart", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
+	}
+}
+
+// supersededError is the error of Middleware for a task that another one has superseded: asynq drops
+// it.
+func (d *delivery) supersededError() error {
+	d.guard.log.Debug("automutex: superseded by a newer task of package unique", "key", d.claim.key, "task", d.note)
+	d.observe(Event{Kind: EventReplaced, Key: d.claim.key, Waited: time.Since(d.arrivedAt)})
+	return &revoked{guard: d.guard, rule: d.task.Type(), key: d.claim.key}
 }

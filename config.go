@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/hibiken/asynq"
 
@@ -51,12 +53,10 @@ type Config struct {
 	// enqueued. For a task without an envelope return t.Payload(). nil means that rules read
 	// the payload as it is.
 	//
-	// Middleware, Keys and Explain call Decode once for a task if one of its rules has On or
-	// Key. Middleware calls it again when it has to make the key again. An error of Decode has
-	// the same effect as that of a [KeyFunc], for every rule with On or Key: a [*KeyError], or
-	// an error that wraps asynq.SkipRetry, archives the task; after [NoLock] the task takes no
-	// lock of these rules; after any other error it returns to asynq, its attempt not spent. A
-	// panic fails the attempt, as a panic of the handler does.
+	// Middleware, Keys and Explain call Decode once for a task if one of its rules has On, Key
+	// or LimitOf. Middleware calls it again when it has to make the key again. An error of
+	// Decode has the same effect as that of a [KeyFunc], for each of these rules. A panic fails
+	// the attempt, as a panic of the handler does.
 	//
 	// Many goroutines call Decode at once. It must not change the task, and must return the
 	// same bytes for the same task. Producers need the same function as Config.Decode of
@@ -68,8 +68,9 @@ type Config struct {
 	Owner string
 
 	// MaxWaiting is how many workers of this process may wait in line at once. Further tasks
-	// do not wait: their policy applies at once, except for a task on its last attempt. 0
-	// means no bound; negative numbers are refused.
+	// do not wait: under [Park] they park, under [Allow] they run, and under every other policy
+	// they return to asynq, their attempts not spent. A task on its last attempt waits all the
+	// same. 0 means no bound; negative numbers are refused.
 	MaxWaiting int
 
 	// MinReplicas is how many replicas of a key's master must acknowledge a lease, so
@@ -89,6 +90,13 @@ type Config struct {
 	// promise; it was checked with asynq 0.26. The Guard's Redis client must be a
 	// redis.UniversalClient on the Redis of asynq.
 	WakeAtFront bool
+
+	// Private keeps the Guard, and a [Client], from telling the page and the command which rules it runs.
+	// Otherwise it writes its rules, Owner and version under the Prefix, a second after its
+	// first task and then each minute, and Close removes them. A [Client] for ordered tasks writes
+	// the same within a call of Enqueue, at most once a minute. No payload value is among them. If
+	// Redis refuses, nothing else changes.
+	Private bool
 
 	// Logger is where the Guard logs. nil means slog.Default().
 	Logger *slog.Logger
@@ -135,4 +143,120 @@ func checkConfig(cfg Config) []*FieldError {
 		mistakes.addf("MinReplicas", "%d is negative; use 0 to wait for no replica", cfg.MinReplicas)
 	}
 	return mistakes.all
+}
+
+// notices tells of what is allowed but may surprise.
+func (rs *ruleSet) notices() (notices []string) {
+	for _, p := range rs.declared {
+		if strings.Contains(p.task, "*") {
+			notices = append(notices, fmt.Sprintf("automutex: %s: Task: %q matches only types that have that * in them: "+
+				"a Task is a type or its beginning, and needs no *", p.rules[0].where(), p.task))
+		}
+	}
+	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			if notice := rule.noticeLongWait(); notice != "" {
+				notices = append(notices, notice)
+			}
+		}
+	}
+	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			notices = append(notices, rule.noticeSenseless()...)
+		}
+		notices = append(notices, p.noticeReplaceThenEnd()...)
+	}
+	for _, p := range rs.declared {
+		if shorter, ok := rs.byType.FindShorter(p.task); ok && !p.covers(shorter) {
+			notices = append(notices, fmt.Sprintf(
+				"automutex: %s hides %s from tasks whose type begins with %q: the longest Task wins; declare the latter for that Task too if both are meant",
+				p.rules[0].where(), shorter.rules[0].where(), p.task))
+		}
+	}
+	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			if rule.Scope == "" {
+				continue
+			}
+			other := rs.find(rule.Scope)
+			if other == nil || other.rules[0].Scope != "" {
+				continue
+			}
+			if shared := other.rules[0]; shared.Limit != rule.Limit || shared.TTL != rule.TTL {
+				notices = append(notices, fmt.Sprintf(
+					"automutex: a task of type %q would share the scope of %s under %s, which has another Limit or TTL; if there is such a task, give the latter a Scope",
+					rule.Scope, rule.where(), shared.where()))
+			}
+		}
+	}
+	return notices
+}
+
+// senseless are the fields of a rule that have no effect under its policy, or not the one that their names promise. New
+// warns of them. It refuses others, see check; testdata/policies.txt has each policy with each field.
+var senseless = []struct {
+	policy policyKind
+	field  string
+	isSet  func(*compiledRule) bool
+	why    string
+}{
+	{policyPark, "Wait", func(c *compiledRule) bool { return c.Wait > 0 }, "has no effect under the policy park, which is also that of a rule without Busy: " +
+		"a task waits in its worker while another worker is free, and then parks; set Busy to automutex.Retry if tasks are to wait for this time, or leave Wait out"},
+	{policyAllow, "Cooldown", func(c *compiledRule) bool { return c.Cooldown > 0 }, "prevents no run under the policy allow: " +
+		"a task that comes within that time runs without the lock; use automutex.Skip to drop it, or leave Cooldown out"},
+	{policyAllow, "Rate", func(c *compiledRule) bool { return c.Rate != (Rate{}) }, "bounds nothing under the policy allow: " +
+		"a task that comes too early runs without the lock; use automutex.Park to have it come in time, or leave Rate out"},
+	{policyAllow, "Fence", func(c *compiledRule) bool { return c.Fence }, "protects nothing under the policy allow: " +
+		"a task that runs without the lock has no fence; give the rule another policy, or leave Fence out"},
+}
+
+// noticeSenseless tells of the fields that have no effect under the rule's policy.
+func (c *compiledRule) noticeSenseless() (notices []string) {
+	for _, s := range senseless {
+		if c.Busy.kind == s.policy && s.isSet(c) {
+			notices = append(notices, fmt.Sprintf("automutex: %s: %s: %s", c.where(), s.field, s.why))
+		}
+	}
+	return notices
+}
+
+// covers reports whether each lock of the other pattern is also one of p: a rule with the same Scope makes the same key.
+func (p *pattern) covers(other *pattern) bool {
+	for _, theirs := range other.rules {
+		if theirs.Scope == "" || theirs.Key != nil || !slices.ContainsFunc(p.rules, func(ours *compiledRule) bool {
+			return ours.Scope == theirs.Scope && ours.Key == nil && slices.Equal(ours.On, theirs.On) && slices.Equal(ours.OnHeaders, theirs.OnHeaders)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// noticeLongWait says that the rule's Wait is longer than the Timeout that tasks
+// have by default; "" when it is not.
+func (c *compiledRule) noticeLongWait() string {
+	wait := c.longestWait()
+	if wait <= asynqTimeout-margin {
+		return ""
+	}
+	return fmt.Sprintf("automutex: %s: Wait: a task may stand in line for %s, and that time counts against its Timeout, which is %s unless asynq.Timeout or asynq.Deadline says otherwise: "+
+		"a wait ends a second before the task's deadline; shorten the Wait, or enqueue the tasks with a longer Timeout", c.where(), wait, asynqTimeout)
+}
+
+// noticeReplaceThenEnd tells of a rule with the policy Replace whose lock is taken
+// before that of a rule which may end the task unrun: then neither runs, the older
+// task, which was asked to stop, nor the newer one.
+func (p *pattern) noticeReplaceThenEnd() (notices []string) {
+	for _, replaces := range p.rules {
+		if replaces.Busy.kind != policyReplace {
+			continue
+		}
+		for _, ends := range p.rules {
+			if ends.Busy.mayEnd() && ends.rank >= replaces.rank {
+				notices = append(notices, fmt.Sprintf("automutex: %s has the policy replace, and takes its lock before %s, which has %s: "+
+					"a task may stop the older one and then not run itself; declare the latter first, or give it another policy", replaces.where(), ends.where(), ends.Busy))
+			}
+		}
+	}
+	return notices
 }

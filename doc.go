@@ -33,21 +33,22 @@ On names payload fields by dotted paths ("user.id", "items.0.sku"). Their values
 part of the key, escaped, so that different values never share a key. The numbers 1, 1.0
 and 1e0 and the string "1" are the same value. If a field is missing, null or empty, or the
 payload is not JSON, no key can be made. The task is then archived with a message that names
-the field: except under [Allow] it never runs without its lock. See [Rule] and [Fields].
+the field: except under [Allow] and [Rule].Optional it never runs without its lock. See [Rule] and
+[Fields].
 
 # When the key is busy
 
-  - [Retry], the default, returns the task to asynq for 1 to 5 seconds, and [RetryIn] for a
-    time that you choose. Neither spends an attempt.
-  - [Park] keeps the task's place in line without taking a worker from other tasks, and runs
-    the task when its turn comes.
+  - [Park], the default, keeps the task's place in line without taking a worker from other
+    tasks, and runs the task when its turn comes.
+  - [Retry] returns the task to asynq for 1 to 5 seconds, and [RetryIn] for a time that you
+    choose. Neither spends an attempt.
   - [Skip] ends the task as done, [Archive] archives it, [Fail] spends an attempt.
   - [Replace] stops the older task, so that the newer one runs.
   - [AfterFailure] calls a function of yours.
   - [Allow] runs the task without the lock, and reports that it did.
 
-With [Rule].Wait the task first waits in line, in its worker, and gets the lock as soon as it
-is released. The policy applies when the Wait is over.
+With [Rule].Wait, except under Park, the task first waits in line, in its worker, and gets the
+lock as soon as it is released. The policy applies when the Wait is over.
 
 A task on its last attempt does not return to asynq, which would archive it: it waits in its
 worker. A task whose own earlier attempt still runs (its handler ignored the timeout) is
@@ -58,15 +59,16 @@ retried under nearly every policy; see [Policy].
 While a lease is valid nobody else holds its slot. A lease is valid until its handler returns,
 if at least one renewal in each TTL reaches Redis. Otherwise the handler's context ends, with
 cause [lock.ErrLost], before another task gets the slot. The keys of a process that dies are
-free after a TTL at most. The Guard drops or archives a task in three cases only: its policy
-says so, no key can be made from it, or it is on its last attempt and its deadline passes
-while it waits.
+free after a TTL at most. The Guard drops or archives a task unrun in these cases only: its
+policy says so; no key can be made from it, or its [KeyFunc] says asynq.RevokeTask; it is on its
+last attempt and its deadline passes while it waits; it is of a [Client] and its attempts are
+spent; or package unique has put a newer task in its place.
 
 # What is not promised
 
 asynq delivers a task at least once, so a task may run again after a crash. A program that is
 stopped for longer than a TTL (a suspended machine) learns only afterwards that it has lost
-its lease, and another task may have run meanwhile. If that must not happen, send [Fence] with
+its lease, and another task may have run meanwhile. If that must not happen, set [Rule].Fence, send [Fence] with
 each write of the handler, and have the receiver refuse lower numbers. Redis replicates
 asynchronously, so a failover can forget a lease; see [Config].MinReplicas. Redis must not
 evict keys (maxmemory-policy noeviction). docs/guarantees.md has the details.

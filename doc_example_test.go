@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/lock"
 )
 
 // A worker whose tasks for one transaction take turns.
@@ -74,4 +77,242 @@ func ExampleAfterFailure() {
 		panic(err)
 	}
 	defer guard.Close(context.Background())
+}
+
+// exampleRedis is a Redis for one example.
+func exampleRedis() (rdb *redis.Client, stop func()) {
+	s, err := miniredis.Run()
+	if err != nil {
+		panic(err)
+	}
+	rdb = redis.NewClient(&redis.Options{Addr: s.Addr()})
+	return rdb, func() { _ = rdb.Close(); s.Close() }
+}
+
+// meet has a task find its key taken under a rule, and returns what asynq is answered. Your
+// program has no such function: asynq calls the middleware.
+func meet(rule automutex.Rule) error {
+	rdb, stop := exampleRedis()
+	defer stop()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{rule}})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+	task := asynq.NewTask(rule.Task, []byte(`{"id": 7}`))
+	inside, leave := make(chan struct{}), make(chan struct{})
+	first := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { close(inside); <-leave; return nil }))
+	done := make(chan error)
+	go func() { done <- first.ProcessTask(context.Background(), task) }()
+	<-inside
+	second := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { fmt.Println("it runs"); return nil }))
+	answer := second.ProcessTask(context.Background(), task)
+	close(leave)
+	<-done
+	return answer
+}
+
+// One task of an order at a time; two orders at once.
+func ExampleRule() {
+	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{
+		{Task: "order:pay", On: []string{"order.id"}, TTL: 30 * time.Second},
+	}})
+	if err != nil {
+		panic(err)
+	}
+	for _, payload := range []string{`{"order": {"id": 7}}`, `{"order": {"id": "7"}}`, `{"order": {"id": 8}}`, `{"order": {}}`} {
+		keys, err := maker.Keys(context.Background(), asynq.NewTask("order:pay", []byte(payload)))
+		fmt.Println(keys, err != nil)
+	}
+	// Output:
+	// [automutex:{order:pay|7}] false
+	// [automutex:{order:pay|7}] false
+	// [automutex:{order:pay|8}] false
+	// [] true
+}
+
+// The second task of a key ends as done, without running.
+func ExampleSkip() {
+	fmt.Println(meet(automutex.Rule{Task: "cache:warm", On: []string{"id"}, Busy: automutex.Skip}))
+	// Output: <nil>
+}
+
+// The second task of a key goes to the archive, with the reason as its last error.
+func ExampleArchive() {
+	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Archive})
+	fmt.Println(errors.Is(err, asynq.SkipRetry), errors.Is(err, lock.ErrBusy))
+	// Output: true true
+}
+
+// The second task of a key fails: it spends an attempt.
+func ExampleFail() {
+	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Fail})
+	fmt.Println(errors.Is(err, asynq.SkipRetry), errors.Is(err, lock.ErrBusy))
+	// Output: false true
+}
+
+// The second task of a key goes back to asynq, its attempt not spent.
+func ExampleRetryIn() {
+	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.RetryIn(time.Second)})
+	fmt.Println(errors.Is(err, lock.ErrBusy))
+	// Output: true
+}
+
+// Tasks run at once all the same. Use it to measure contention before you enforce a rule.
+func ExampleAllow() {
+	fmt.Println(meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Allow}))
+	// Output:
+	// it runs
+	// <nil>
+}
+
+// A task that finds its key taken gives its worker back and keeps its place. Park needs to reach
+// asynq's Redis; the same client will do.
+func ExamplePark() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "itunes:verify", On: []string{"transaction_id"}, Busy: automutex.Park},
+	}})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+	cfg := guard.ServerConfig(asynq.Config{Concurrency: 10, TaskCheckInterval: 50 * time.Millisecond})
+	fmt.Println(cfg.IsFailure != nil, cfg.RetryDelayFunc != nil)
+	// Output: true true
+}
+
+// The newest task of a document wins: an older one that runs is told to stop by its context.
+func ExampleReplace() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "render", On: []string{"document"}, Busy: automutex.Replace},
+	}})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		return context.Cause(ctx) // nil unless a newer task came
+	}))
+	fmt.Println(handler.ProcessTask(context.Background(), asynq.NewTask("render", []byte(`{"document": 7}`))))
+	// Output: <nil>
+}
+
+// An upstream has answered 429: no task of this key starts for a minute, in any process.
+func ExampleCloseGate() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "sync", On: []string{"tenant"}, Busy: automutex.Skip},
+	}})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		fmt.Println("called the upstream")
+		return automutex.CloseGate(ctx, time.Minute)
+	}))
+	for range 2 {
+		if err := handler.ProcessTask(context.Background(), asynq.NewTask("sync", []byte(`{"tenant": "acme"}`))); err != nil {
+			fmt.Println("back to asynq:", errors.Is(err, lock.ErrBusy))
+		}
+	}
+	// Output:
+	// called the upstream
+	// back to asynq: true
+}
+
+// Each write carries the fence of its lease, so that the receiver can refuse one that comes late.
+func ExampleFence() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "transfer", On: []string{"account"}, Fence: true},
+	}})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+	last := int64(0)
+	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		fence, err := automutex.Fence(ctx)
+		fmt.Println(fence > last, err)
+		last = fence
+		return err
+	}))
+	for range 2 {
+		if err := handler.ProcessTask(context.Background(), asynq.NewTask("transfer", []byte(`{"account": 7}`))); err != nil {
+			panic(err)
+		}
+	}
+	// Output:
+	// true <nil>
+	// true <nil>
+}
+
+// The tasks of a repository run in the order in which they were enqueued, through failures too. Producers
+// and workers share the Config.
+func ExampleNewClient() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	cfg := automutex.Config{Rules: []automutex.Rule{{Task: "push", On: []string{"repository"}, InOrder: true}}}
+	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
+	if err != nil {
+		panic(err)
+	}
+	info, err := client.Enqueue(asynq.NewTask("push", []byte(`{"repository": "octo/hello"}`)), asynq.MaxRetry(5))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(info.Queue, info.State)
+	// Output: default pending
+}
+
+// One process of many leads. Another one takes over when it is gone.
+func Example_lead() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	locker := lock.New(rdb, lock.Options{})
+	defer locker.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	err := locker.Lead(ctx, "janitor", func(term context.Context) error {
+		fmt.Println("leads")
+		cancel() // the program ends
+		<-term.Done()
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// leads
+	// <nil>
+}
+
+// The task returns to asynq, which runs it again some seconds later. The attempt is not spent.
+func ExampleRetry() {
+	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Retry})
+	fmt.Println(errors.Is(err, asynq.SkipRetry), errors.Is(err, lock.ErrBusy))
+	// Output: false true
+}
+
+// Keys of a rule without the values.
+func ExampleConfig_hashKeys() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // is not asked here
+	defer rdb.Close()
+	cfg := automutex.Config{
+		Rules:    []automutex.Rule{{Task: "mail:send", On: []string{"to"}}},
+		HashKeys: "an example, and so no secret",
+	}
+	guard, err := automutex.New(rdb, cfg)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer guard.Close(context.Background())
+	keys, err := guard.Keys(context.Background(), asynq.NewTask("mail:send", []byte(`{"to": "mona@example.com"}`)))
+	fmt.Println(keys, err)
+	// Output: [automutex:{mail:send|~df7132c7f1642c3cb428f353ac7a95113758bdc977955dd7a6fb6d85ec5f27a4}] <nil>
 }

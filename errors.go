@@ -9,6 +9,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -31,10 +33,14 @@ const (
 	ReasonHeld = lock.ReasonHeld
 	// ReasonRate: handlers of the key have started as often as its [Rate] allows.
 	ReasonRate = lock.ReasonRate
-	// ReasonHold: a handler has called [Hold].
-	ReasonHold = lock.ReasonHold
+	// ReasonClosed: a handler has called [CloseGate].
+	ReasonClosed = lock.ReasonClosed
 	// ReasonCooldown: the [Rule].Cooldown of the last run is not over.
 	ReasonCooldown = lock.ReasonCooldown
+	// ReasonBehind: an earlier task of an ordered key comes first, and does not run now.
+	ReasonBehind = inside.ReasonBehind
+	// ReasonArchived is ReasonBehind for a task that is archived and holds its key, see [HoldKey].
+	ReasonArchived = inside.ReasonArchived
 	// ReasonPaused: an operator has paused the key, see [Guard.Controls].
 	ReasonPaused = lock.ReasonPaused
 )
@@ -51,7 +57,7 @@ type BusyError struct {
 	// Key is the lock's key, as [Guard.Keys] returns it.
 	Key string
 	// Reason is [ReasonHeld], [ReasonPaused] or, if the key's gate is closed, [ReasonRate],
-	// [ReasonHold] or [ReasonCooldown].
+	// [ReasonClosed] or [ReasonCooldown]. In an ordered key it may be [ReasonBehind] or [ReasonArchived].
 	Reason string
 	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It
 	// is empty if nobody holds the key: waiters are before the task, or the gate is closed.
@@ -88,13 +94,17 @@ func (e *BusyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: rule %q: ", e.Rule)
 	if e.parked {
-		fmt.Fprintf(&b, "%s place %d in line", parkedOnText(e.Key), e.Place+1)
+		fmt.Fprintf(&b, "%s place %d in line", blocked.ParkedOn(e.Key), e.Place+1)
 	} else {
 		fmt.Fprintf(&b, "key %q is busy", e.Key)
 	}
 	switch {
 	case e.SameTask:
 		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
+	case e.Reason == ReasonArchived:
+		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on", printable.Short(e.HolderTask))
+	case e.Reason == ReasonBehind:
+		fmt.Fprintf(&b, ": behind task %s, which comes first", printable.Short(e.HolderTask))
 	case e.HolderTask != "":
 		fmt.Fprintf(&b, ": held by task %s on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
 	case e.Holder != "":
@@ -105,6 +115,8 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ": %s", inner.ControlText(*e.Pause))
 	case e.gateClosed():
 		fmt.Fprintf(&b, ": %s for %s", inner.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
+	case e.Reason == ReasonBehind && e.ExpiresIn > 0:
+		fmt.Fprintf(&b, " and is to come back in %s", e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
@@ -143,14 +155,15 @@ func (d *delivery) toBusyError(t target, err error) error {
 		Reason:     busy.Reason,
 		Holder:     busy.Holder,
 		HolderTask: busy.Note,
-		SameTask:   d.note != "" && busy.Note == d.note,
-		ExpiresIn:  busy.ExpiresIn,
-		Waited:     busy.Waited,
-		Place:      busy.Place,
-		parked:     busy.Parked,
-		takenFor:   busy.TakenFor,
-		inLine:     busy.InLine,
-		Pause:      busy.Pause,
+		// In order, a task may be behind an earlier one that had its ID.
+		SameTask:  d.note != "" && busy.Note == d.note && busy.Reason != ReasonBehind && busy.Reason != ReasonArchived,
+		ExpiresIn: busy.ExpiresIn,
+		Waited:    busy.Waited,
+		Place:     busy.Place,
+		parked:    busy.Parked,
+		takenFor:  busy.TakenFor,
+		inLine:    busy.InLine,
+		Pause:     busy.Pause,
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, ended) {
@@ -159,6 +172,62 @@ func (d *delivery) toBusyError(t target, err error) error {
 	}
 	return e
 }
+
+// ErrFull is the error of [Client.EnqueueContext] for a key of which [Rule].MaxQueued tasks are not done. The error is
+// a [*FullError].
+var ErrFull = errors.New("automutex: too many tasks of this key are queued")
+
+// FullError says that a task was not enqueued, since as many tasks of its key as the rule allows are not done.
+type FullError struct {
+	Key    string // the lock's key
+	Queued int    // the tasks that are not done
+	Max    int    // Rule.MaxQueued
+}
+
+// Error names the key and the numbers, and says what to do.
+func (e *FullError) Error() string {
+	return fmt.Sprintf("automutex: key %q is full: %d of its tasks are not done, and MaxQueued is %d; the task is not enqueued: try again later", e.Key, e.Queued, e.Max)
+}
+
+// Unwrap returns ErrFull.
+func (e *FullError) Unwrap() error { return ErrFull }
+
+// OptionError says that a task was not enqueued, since it has an option that an ordered task cannot have.
+type OptionError struct {
+	Rule   string // the rule with InOrder
+	Task   string // the type of the task
+	Option string // the name of the function of package asynq, such as "ProcessIn"
+
+	why string
+}
+
+// Error names the option, and says why an ordered task cannot have it.
+func (e *OptionError) Error() string {
+	return fmt.Sprintf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not enqueued: leave the option out", e.Rule, e.Task, e.Option, e.why)
+}
+
+// EnqueueError says that an ordered task could not be enqueued, or that it is not known whether it is.
+type EnqueueError struct {
+	Rule string // the rule with InOrder
+	Key  string // the lock's key
+	Task string // the task, as "queue/id"
+	// Unknown is false if the task is certainly not enqueued. If it is true the task may be enqueued; whether it is,
+	// asynq.Inspector.GetTaskInfo tells. To enqueue it again may run it twice.
+	Unknown bool
+	Err     error // the cause
+}
+
+// Error says whether the task may be enqueued, and why.
+func (e *EnqueueError) Error() string {
+	state := "is not enqueued"
+	if e.Unknown {
+		state = "may be enqueued or not"
+	}
+	return fmt.Sprintf("automutex: rule %q: task %s of key %q %s: %v", e.Rule, e.Task, e.Key, state, e.Err)
+}
+
+// Unwrap returns Err.
+func (e *EnqueueError) Unwrap() error { return e.Err }
 
 // errTaskAfterClose is the error of a task that has a rule and comes after Close.
 var errTaskAfterClose = fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
@@ -188,6 +257,7 @@ type KeyError struct {
 	reason string
 	advice string
 	quiet  bool // the text of Err may have payload values in it, and is not shown
+	absent bool // the field is missing, null or empty
 }
 
 // Error names the task type and the field, and says what is wrong and what to do. It
@@ -240,8 +310,62 @@ func (e *temporaryKeyError) Unwrap() error { return e.err }
 // and NoLock stay what they are, any other error is one for now.
 func (c *compiledRule) failed(function string, err error) error {
 	var never *KeyError
-	if err == nil || errors.As(err, &never) || errors.Is(err, NoLock) {
+	if err == nil || errors.As(err, &never) || isNoLock(err) {
 		return err
 	}
 	return &temporaryKeyError{rule: c, function: function, err: err}
+}
+
+// FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins
+// one for each mistake; errors.As finds the first. Use its fields to show a mistake where the
+// value was written.
+type FieldError struct {
+	// Rule is the index of the rule in Config.Rules, or -1 for a field of Config itself.
+	Rule int
+	// RuleName is the rule's Name, or the one that New gives it; empty for Config itself.
+	RuleName string
+	// Field is the name of the Go field, such as "OnHeaders".
+	Field string
+	// Element is the index in Field if Field is a list, or else -1.
+	Element int
+	// Err says what is wrong and what to do, without the rule and the field.
+	Err error
+}
+
+// Error names the rule and the field, says what is wrong and what to do.
+func (e *FieldError) Error() string {
+	if e.Rule < 0 {
+		return fmt.Sprintf("Config.%s: %v", e.Field, e.Err)
+	}
+	element := ""
+	if e.Element >= 0 {
+		element = fmt.Sprintf("[%d]", e.Element)
+	}
+	return fmt.Sprintf("%s: %s%s: %v", ruleAt(e.RuleName, e.Rule), e.Field, element, e.Err)
+}
+
+// Unwrap returns Err.
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// ruleAt names a rule in an error or a log line.
+func ruleAt(name string, index int) string { return fmt.Sprintf("rule %q (Rules[%d])", name, index) }
+
+// fieldErrors collects the mistakes of a Config, or of one rule of it.
+type fieldErrors struct {
+	rule *compiledRule // nil: of Config itself
+	all  []*FieldError
+}
+
+// addf adds a mistake in a field.
+func (f *fieldErrors) addf(field, format string, args ...any) {
+	f.add(field, -1, fmt.Errorf(format, args...))
+}
+
+// add adds a mistake in an element of a field; -1: in the field itself.
+func (f *fieldErrors) add(field string, element int, err error) {
+	e := &FieldError{Rule: -1, Field: field, Element: element, Err: err}
+	if f.rule != nil {
+		e.Rule, e.RuleName = f.rule.index, f.rule.Name
+	}
+	f.all = append(f.all, e)
 }

@@ -22,23 +22,18 @@ const (
 	// EventWaited for each EventWaiting of the same task and rule. Usually EventAcquired or
 	// EventBusy follows.
 	EventWaited EventKind = "waited"
-	// EventBusy: the lock is busy, and stayed busy during the wait if there was one; the
-	// policy in Policy applies. There is one EventBusy each time that a task does not get the
-	// lock. On its last attempt a task can ask again in its worker, after a RetryAfter or a
-	// lost lease. EventSkipped, EventRetried, EventParked or EventReplaced follows if the
-	// policy says so.
+	// EventBusy: the task did not get the lock, nor during the wait if there was one. Busy.Reason
+	// says why: others hold it, its gate is closed by a rate, a CloseGate or a cooldown, or an operator
+	// has paused it. There is one EventBusy each time that a task does not get the lock; on its
+	// last attempt a task can ask again in its worker, and has another EventBusy if the reason
+	// is another. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is
+	// what happens to the task.
 	EventBusy EventKind = "busy"
-	// EventHeld: a rate, a hold or a cooldown has closed the key's gate. Busy.Reason says
-	// which, Busy.ExpiresIn for how long. EventBusy follows. (A task that now holds the lock
-	// has EventAcquired.)
-	EventHeld EventKind = "held"
-	// EventPaused: an operator has paused the key, see [Guard.Controls]. Busy.Pause says who,
-	// why and since when. EventPaused comes in place of EventBusy. Whatever the policy,
-	// EventRetried or EventParked follows, or EventWaiting on the last attempt.
-	EventPaused EventKind = "paused"
-	// EventSkipped: policy Skip ended the task without running it.
+	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the
+	// task as done without running it.
 	EventSkipped EventKind = "skipped"
-	// EventRetried: the task returns to asynq for Delay, its attempt not spent.
+	// EventRetried: the task returns to asynq for Delay, its attempt not spent. Without ServerConfig
+	// there is none: asynq then counts the attempt, and waits for its own delay.
 	EventRetried EventKind = "retried"
 	// EventParked: the task returns to asynq and keeps its place in line. It
 	// runs again when its turn comes, after Delay at the latest.
@@ -57,6 +52,11 @@ const (
 	// EventOverdue: the handler still runs although its task's deadline has passed or its
 	// context was cancelled. The lock stays held until the handler returns.
 	EventOverdue EventKind = "overdue"
+	// EventBlocked: asynq archives a task of an ordered key, which holds its key ([HoldKey]): the tasks behind it
+	// wait until an operator runs it again or skips it. Err is why it was archived, if that is known.
+	EventBlocked EventKind = "blocked"
+	// EventHeadSkipped: [Guard.SkipHead] gave up the place of a task. Task is empty.
+	EventHeadSkipped EventKind = "head_skipped"
 	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps
 	// asynq.RevokeTask. If Policy is Allow, the task runs without the lock of Rule instead.
 	EventKeyError EventKind = "key_error"
@@ -75,19 +75,17 @@ type Event struct {
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
 
-	// Policy is the policy that applied (Busy, Held, Skipped, Parked, Replaced, and Retried
-	// after Busy), or else the rule's (Paused, and Retried for another reason). If an earlier
-	// attempt of the same task holds the lock, or during a Hold, Retry applies in place of
-	// most policies; see [Policy] and [Hold].
+	// Policy is the policy that applied (Busy, Skipped, Parked, Retried, Replaced): the rule's, or
+	// Retry if the rule's may end a task and must not for this reason; see [Policy].
 	Policy Policy
 
-	Waited time.Duration // time in line (Waited, Acquired, Busy, Paused, Replaced)
+	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
-	Parked time.Duration // time in line of a task that was parked (Acquired); after its own Hold, that of the parked task that it overtook
+	Parked time.Duration // time in line of a task that was parked (Acquired); after its own CloseGate, that of the parked task that it overtook
 	Delay  time.Duration // until asynq may run the task again (Retried, Parked)
 
-	Busy *BusyError // EventBusy: who holds the lock; EventPaused: who paused it
-	Err  error      // EventKeyError, EventBackendError, EventLost: the error
+	Busy *BusyError // EventBusy: why the task did not get the lock, and who holds or paused it
+	Err  error      // EventKeyError, EventBackendError, EventLost, EventBlocked: the error; EventRetried: why, if not for an EventBusy
 }
 
 // JoinObservers returns one function for [Config].Observe that calls each observer with
@@ -111,17 +109,28 @@ func (d *delivery) observe(e Event) {
 	if d.guard.cfg.Observe == nil {
 		return
 	}
-	e.Task, e.Queue, e.TaskID = d.task.Type(), d.queue, d.id
-	d.guard.cfg.Observe(d.ctx, e)
+	d.guard.cfg.Observe(d.ctx, d.named(e))
 }
 
-// observeSafely is observe for the Guard's own goroutines. It logs a panic of Observe, which
-// would end the program. (On a worker's goroutine asynq turns a panic into a failed attempt.)
-func (d *delivery) observeSafely(e Event) {
+// named is e with the fields that name the task.
+func (d *delivery) named(e Event) Event {
+	e.Task, e.Queue, e.TaskID = d.task.Type(), d.queue, d.id
+	return e
+}
+
+// observeSafely is observe for the Guard's own goroutines.
+func (d *delivery) observeSafely(e Event) { d.guard.observeSafely(d.ctx, d.named(e)) }
+
+// observeSafely calls Config.Observe, and logs a panic of it, which would end the program. (On a worker's goroutine asynq turns a panic into a failed
+// attempt.)
+func (g *Guard) observeSafely(ctx context.Context, e Event) {
+	if g.cfg.Observe == nil {
+		return
+	}
 	defer func() {
 		if p := recover(); p != nil {
-			d.guard.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			g.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 		}
 	}()
-	d.observe(e)
+	g.cfg.Observe(ctx, e)
 }

@@ -9,6 +9,9 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -24,7 +27,7 @@ type Explanation struct {
 	Controls []lock.Control
 	// Holders are the holders of the key, at most 1,000, the earliest deadline first.
 	Holders []HolderInfo
-	// Closed says why the key's gate is closed until Opens: [ReasonRate], [ReasonHold] or
+	// Closed says why the key's gate is closed until Opens: [ReasonRate], [ReasonClosed] or
 	// [ReasonCooldown]. Nobody gets the lock before, even if the limit is not reached. Empty:
 	// the gate is open.
 	Closed string
@@ -32,13 +35,19 @@ type Explanation struct {
 	// Waiting is how many tasks wait in line in their workers. Parked is how many are
 	// parked and were not woken. Called is how many were woken and have not arrived yet.
 	Waiting, Parked, Called int
-	// Place is how many tasks are in line before this parked task. It is -1 if the task
-	// is not parked on this lock, or if its queue and ID are not known.
+	// Queued is how many tasks of an ordered key are in order and do not hold it. The numbers above
+	// do not count them.
+	Queued int
+	// Behind is the next task of an ordered key, as "queue/id", if it keeps others waiting and does not
+	// run. BehindWhy says why: "failed and is retried in 40s", for example. Both are empty otherwise.
+	Behind, BehindWhy string
+	// Place is how many tasks are in line before this parked task, or before this task in order. It is -1
+	// if the task is neither on this lock, or if its queue and ID are not known.
 	Place int
 	// NextWake is when the line moves at the latest if nobody releases the lock: at the end of
 	// a pause; or else at the first holder's deadline if no slot is free; or else when the
 	// gate opens; or else now. Deadlines move on while the holders live. NextWake is zero if
-	// the pause has no end, or if a slot is free and nobody is in line. For a parked task that
+	// the pause has no end, if a slot is free and nobody is in line, or if Behind is set. For a parked task that
 	// asynq retries earlier, [Guard.ExplainTask] gives the time of that retry.
 	NextWake time.Time
 }
@@ -59,10 +68,19 @@ type HolderInfo struct {
 func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rule %q: key %s: %d of %d held; %d waiting, %d parked, %d called", e.Rule, e.Key, len(e.Holders), e.Limit, e.Waiting, e.Parked, e.Called)
+	if e.Queued > 0 {
+		fmt.Fprintf(&b, ", %d in order", e.Queued)
+	}
+	if e.Behind != "" {
+		fmt.Fprintf(&b, "; behind %s, which %s", e.Behind, e.BehindWhy)
+	}
 	if e.Closed != "" {
 		fmt.Fprintf(&b, "; %s until %s", inner.GateText(e.Closed), e.Opens.Format(time.RFC3339Nano))
 	}
-	if e.Place >= 0 {
+	switch {
+	case e.Place >= 0 && e.Queued > 0:
+		fmt.Fprintf(&b, "; this task is at place %d", e.Place+1)
+	case e.Place >= 0:
 		fmt.Fprintf(&b, "; this task is parked at place %d", e.Place+1)
 	}
 	if !e.NextWake.IsZero() {
@@ -132,14 +150,24 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 	}
 	all := make([]Explanation, 0, len(targets))
 	for _, target := range targets {
-		info, err := inner.Inspect(ctx, g.locker.Semaphore(target.scope, target.limit, g.lockOptions(target, note)...))
+		options := g.lockOptions(target, note)
+		if target.rule.InOrder {
+			s, _ := stamp.Of(t.Headers(), note)
+			options = append(options, inner.InOrder(inside.Place{Nonce: s.Nonce, Ticket: s.Ticket}))
+		}
+		info, err := inner.Inspect(ctx, g.locker.Semaphore(target.scope, target.limit, options...))
 		if err != nil {
 			return nil, fmt.Errorf("automutex: rule %q: %w", target.rule.Name, err)
 		}
 		now := time.Now()
 		e := Explanation{
 			Rule: target.rule.Name, Key: target.key, Limit: target.limit,
-			Waiting: info.Waiting, Parked: info.Parked, Called: info.Called, Place: info.Place,
+			Waiting: info.Waiting, Parked: info.Parked, Called: info.Called, Queued: info.Queued, Place: info.Place,
+		}
+		if info.Head.MayBlock() && info.Head.Note != note {
+			if e.BehindWhy = blocked.Why(blocked.Look(g.inspector, info.Head)); e.BehindWhy != "" {
+				e.Behind = info.Head.Note
+			}
 		}
 		its, limit, pause := inner.ControlsFor(controls, target.key)
 		if e.Controls = its; limit > 0 {
@@ -160,7 +188,8 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 			e.NextWake = pause.PausedUntil
 		case len(e.Holders) >= e.Limit:
 			e.NextWake = e.Holders[0].Until
-		case e.Waiting+e.Parked+e.Called > 0:
+		case e.Behind != "": // nobody knows when an operator acts; Why has the time of a retry
+		case e.Waiting+e.Parked+e.Called+e.Queued > 0:
 			e.NextWake = now
 			if e.Closed != "" {
 				e.NextWake = e.Opens

@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,10 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/limitfield"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -34,9 +38,11 @@ type Guard struct {
 	paused           pausedQueues
 	pauses           pauseWatch // waits that end when their key is paused
 
-	waiting atomic.Int64 // workers that wait in line, for MaxWaiting
-	outage  outage       // of Redis
-	warned  sync.Map     // by the topic that warnOnce has logged
+	waiting  atomic.Int64     // workers that wait in line, for MaxWaiting
+	arrivals arrivals         // of tasks under Park
+	outage   outage           // of Redis
+	warned   sync.Map         // by the topic that warnOnce has logged
+	fleet    *fleet.Announcer // tells which rules this Guard runs; nil: nothing is told
 
 	// closing ends all waits when Close begins. running counts the tasks between enter
 	// and leave. mu guards running, closed and the closing of idle; idle is closed when
@@ -48,7 +54,9 @@ type Guard struct {
 	closed         bool
 	idle           chan struct{}
 	closeDone      atomic.Bool // Close has finished
+	cutShort       atomic.Bool // a wait in line ended with its task's context, and no task has come since
 	middlewareUsed atomic.Bool // Middleware was called
+	configured     atomic.Bool // ServerConfig was called
 }
 
 // New makes a Guard on rdb: the client that asynq uses, or another one on the same
@@ -91,6 +99,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	}
 	g.locker = inner.New(rdb, options, call, g.onControls)
 	g.closing, g.stop = context.WithCancel(context.Background())
+	g.fleet = announcer(rdb, fleet.Worker, g.cfg, rules.secret != "")
 	for _, notice := range notices {
 		g.log.Warn(notice)
 	}
@@ -140,6 +149,9 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 func (g *Guard) Close(ctx context.Context) error {
 	g.mu.Lock()
 	if !g.closed {
+		if g.cutShort.Load() {
+			g.log.Warn("automutex: Close comes late: asynq had ended tasks that waited in line, most likely at the end of a ShutdownTimeout that they took up; call Guard.Close before Shutdown or beside it, as Guard.Run does")
+		}
 		g.closed = true
 		if g.running == 0 {
 			close(g.idle)
@@ -158,6 +170,7 @@ func (g *Guard) Close(ctx context.Context) error {
 		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
 	}
 	err = errors.Join(err, g.locker.Close())
+	g.fleet.Close(ctx)
 	g.closeDone.Store(true)
 	if g.client != nil {
 		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {
@@ -175,6 +188,8 @@ func (g *Guard) enter() bool {
 		return false
 	}
 	g.running++
+	g.cutShort.Store(false)
+	g.fleet.Begin()
 	return true
 }
 
@@ -194,4 +209,65 @@ func (g *Guard) warnOnce(topic, text string, args ...any) {
 	if _, logged := g.warned.LoadOrStore(topic, true); !logged {
 		g.log.Warn("automutex: "+text, args...)
 	}
+}
+
+// inner has the calls of package lock that only the packages of this module make.
+var inner = lock.Inside(inside.Pass{})
+
+// announcer makes what writes the rules of a Guard or a Client to Redis; see internal/fleet. It is
+// nil, and then nothing is written, with Config.Private and without rules. cfg has its defaults.
+// A Guard owns the announcer's goroutine: enter begins it, and Close ends it. A Client has
+// nothing to close, so its announcer has no goroutine and writes within calls of Enqueue.
+func announcer(rdb fleet.Writer, kind string, cfg Config, hashed bool) *fleet.Announcer {
+	if cfg.Private || len(cfg.Rules) == 0 {
+		return nil
+	}
+	process := fleet.Process{Kind: kind, Owner: cfg.Owner, Hashed: hashed}
+	return fleet.New(rdb, cfg.Prefix, process, DescribeRules(inside.Pass{}, cfg.Rules))
+}
+
+// DescribeRules returns rules as data, named as [New] names them, with their defaults filled
+// in. Only the packages of this module can call it.
+func DescribeRules(_ inside.Pass, declared []Rule) []fleet.Rule {
+	rules := make([]*compiledRule, len(declared))
+	for i, rule := range declared {
+		rules[i] = &compiledRule{Rule: rule, index: i}
+	}
+	nameRules(rules)
+	described := make([]fleet.Rule, len(rules))
+	for i, r := range rules {
+		described[i] = fleet.Rule{
+			Name: r.Name, Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil,
+			Limit: cmp.Or(r.Limit, defaultLimit), LimitText: limitText(r.Rule), TTL: cmp.Or(r.TTL, defaultTTL),
+			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Busy: printable.Timed(r.Busy.String()), InOrder: r.InOrder, Fence: r.Fence, Optional: r.Optional,
+		}
+		if r.Rate != (Rate{}) {
+			described[i].Rate = fmt.Sprintf("%d per %s, burst %d", r.Rate.Starts, printable.Exact(r.Rate.Per), r.Rate.burst())
+		}
+	}
+	return described
+}
+
+// limitText says where the limit of a rule comes from, when it is not the number of the rule.
+func limitText(r Rule) string {
+	switch {
+	case r.LimitOf == nil && r.Limit == Unlimited:
+		return "unlimited"
+	case r.LimitOf == nil:
+		return ""
+	}
+	field := limitfield.Of(r.LimitOf)
+	if field == nil {
+		return "of the task"
+	}
+	text := "<" + field.Path + ">"
+	switch {
+	case field.Fallback > 0 && field.Most > 0:
+		text += fmt.Sprintf(" (default %d, most %d)", field.Fallback, field.Most)
+	case field.Fallback > 0:
+		text += fmt.Sprintf(" (default %d)", field.Fallback)
+	case field.Most > 0:
+		text += fmt.Sprintf(" (most %d)", field.Most)
+	}
+	return text
 }

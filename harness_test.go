@@ -2,11 +2,12 @@ package automutex
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
-	"os"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,141 +18,18 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
+// The tests here look inside of the package. What a user can see is tested in internal/e2e, on asynq's servers.
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
 // patience is how long a test waits for what should come at once: long, since
 // it is only used up by tests that fail.
 const patience = 30 * time.Second
 
-// soon is the TTL or MaxHold of a lease that has to end during a test, but not
-// before a busy machine has come to the handler.
-const soon = 2 * time.Second
-
-// rig is an asynq server with a guard, for one test: a queue and a prefix of
-// its own, so that tests share a Redis and nothing else.
-type rig struct {
-	t         *testing.T
-	queue     string
-	rdb       redis.UniversalClient // asynq's
-	guard     *Guard
-	server    *asynq.Server
-	client    *asynq.Client
-	inspector *asynq.Inspector
-	stage     *stage // what runs where setup.handler is nil
-	log       *logged
-	seen      *events
-	others    *lock.Locker // takes keys from outside asynq
-
-	stopping, down sync.Once
-}
-
-// setup is what differs between rigs; the zero value is ready to use.
-type setup struct {
-	rules    []Rule
-	handler  asynq.HandlerFunc
-	workers  int                 // 0: 10
-	queue    string              // "": a new one
-	prefix   string              // "": a new one
-	locks    lock.Client         // where the guard's locks are; nil: where asynq is
-	guarded  func(*Config)       // further settings of the guard
-	served   func(*asynq.Config) // further settings of the server, before ServerConfig
-	unmarked bool                // without ServerConfig
-	hook     redis.Hook          // on asynq's client, which is the guard's where locks is nil
-	// wrap is how guard and handler become the server's; nil: guard.Middleware
-	wrap func(g *Guard, h asynq.Handler) asynq.Handler
-}
-
-// start makes a rig on s that is stopped when the test ends.
-func start(t *testing.T, s *redistest.Server, o setup) *rig {
-	t.Helper()
-	r := &rig{t: t, queue: o.queue, rdb: s.Client(t), stage: newStage(), log: &logged{}, seen: &events{}}
-	if o.hook != nil {
-		r.rdb.AddHook(o.hook)
-	}
-	if r.queue == "" {
-		r.queue = redistest.Name(t)
-	}
-	if o.locks == nil {
-		o.locks = r.rdb
-	}
-	if o.prefix == "" {
-		o.prefix = redistest.Name(t)
-	}
-	cfg := Config{Rules: o.rules, Prefix: o.prefix, Owner: "this-worker", Logger: slog.New(r.log), Observe: r.seen.observe}
-	if o.guarded != nil {
-		o.guarded(&cfg)
-	}
-	needsClient := cfg.MinReplicas > 0 || cfg.WakeAtFront
-	if rdb, ok := o.locks.(redis.UniversalClient); ok && os.Getenv(formEnv) == "set" && !needsClient {
-		if cfg.Inspector == nil {
-			cfg.Inspector = asynq.NewInspectorFromRedisClient(rdb) // as New does
-		}
-		o.locks = scriptsOnly{o.locks}
-	}
-	var err error
-	if r.guard, err = New(o.locks, cfg); err != nil {
-		t.Fatal(err)
-	}
-	r.others = lock.New(inForm(s.Client(t)), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: slog.New(r.log)})
-	r.client = asynq.NewClientFromRedisClient(r.rdb)
-	r.inspector = asynq.NewInspectorFromRedisClient(r.rdb)
-
-	if o.workers == 0 {
-		o.workers = 10
-	}
-	served := asynq.Config{
-		Concurrency:       o.workers,
-		Queues:            map[string]int{r.queue: 1},
-		TaskCheckInterval: 10 * time.Millisecond,
-		ShutdownTimeout:   patience,
-		Logger:            silent{},
-		// A task that waits for its retry comes back when the test says so, see
-		// rerun; asynq keeps whole seconds, so that it might come at once else.
-		DelayedTaskCheckInterval: time.Hour,
-		BaseContext: func() context.Context {
-			ctx, cancel := context.WithCancel(context.Background())
-			return context.WithValue(ctx, cutKey{}, cancel)
-		},
-		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour },
-	}
-	if o.served != nil {
-		o.served(&served)
-	}
-	if !o.unmarked {
-		served = r.guard.ServerConfig(served)
-	}
-	var handler asynq.Handler = r.stage
-	if o.handler != nil {
-		handler = o.handler
-	}
-	if o.wrap == nil {
-		o.wrap = (*Guard).Middleware
-	}
-	r.server = asynq.NewServerFromRedisClient(r.rdb, served)
-	if err := r.server.Start(o.wrap(r.guard, handler)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(r.stop)
-	return r
-}
-
-// formEnv set to "set" has no lock of a rig be a string in Redis: each is a sorted set
-// from the start. Every test holds in both forms.
-const formEnv = "AUTOMUTEX_TEST_FORM"
-
-// inForm is rdb for locks in the form of formEnv.
-func inForm(rdb lock.Client) lock.Client {
-	if os.Getenv(formEnv) != "set" {
-		return rdb
-	}
-	return scriptsOnly{rdb}
-}
-
-// scriptsOnly is a client that sends scripts, and no SET.
-type scriptsOnly struct{ lock.Client }
-
 // newGuard is a guard without a server.
-func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rules ...Rule) *Guard {
+func newGuard(t *testing.T, s *redistest.Server, rules ...Rule) *Guard {
 	t.Helper()
-	guard, err := New(s.Client(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: newLogger(log), Observe: seen.observe})
+	guard, err := New(s.Client(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,154 +41,332 @@ func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rule
 	return guard
 }
 
-// cutKey finds what ends the context of one attempt, see run.cut.
-type cutKey struct{}
-
-// comingBack has tasks come back from their retries by themselves. Tests with a short TTL
-// need it: on a busy machine a lease may end before its handler begins, and the task returns.
-func comingBack(c *asynq.Config) { c.DelayedTaskCheckInterval = 100 * time.Millisecond }
-
-// shutdown shuts the server down, once; all calls return when that is through.
-// (asynq's own second Shutdown returns at once, and the client would be closed
-// under the first.)
-func (r *rig) shutdown() { r.down.Do(r.server.Shutdown) }
-
-// stop ends what start began, as a program would: Close beside Shutdown.
-func (r *rig) stop() {
-	r.stopping.Do(func() {
-		r.stage.end()
-		closed := make(chan error, 1)
-		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			defer cancel()
-			closed <- r.guard.Close(ctx)
-		}()
-		r.shutdown()
-		if err := <-closed; err != nil {
-			r.t.Errorf("Close: %v", err)
-		}
-		if err := r.others.Close(); err != nil {
-			r.t.Error(err)
-		}
-		if r.t.Failed() {
-			for _, e := range r.seen.list() {
-				r.t.Logf("event %q of %s (%s): waited %s, held %s, delay %s, %v %v", e.Kind, e.TaskID, e.Rule, e.Waited, e.Held, e.Delay, e.Busy, e.Err)
-			}
-			r.t.Logf("log: %s", r.log.text(slog.LevelDebug))
-		}
-	})
+// logged is what was logged, as text. Safe for concurrent use.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
 }
 
-// enqueue gives the ID of a new task. A payload that is no string is marshalled.
-func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) string {
-	r.t.Helper()
-	text, ok := payload.(string)
-	if !ok && payload != nil {
-		b, err := json.Marshal(payload)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		text = string(b)
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// logger logs what is at or above the level.
+func (l *logged) logger(level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: level}))
+}
+
+// silent is an asynq.Logger.
+type silent struct{}
+
+func (silent) Debug(...any) {}
+func (silent) Info(...any)  {}
+func (silent) Warn(...any)  {}
+func (silent) Error(...any) {}
+func (silent) Fatal(...any) {}
+
+// What a test has to look at, or to set, inside of a Guard whose tasks asynq runs. All that a user can see
+// is tested in internal/e2e.
+
+// served is an asynq server with a Guard, and a queue of its own.
+type served struct {
+	t         *testing.T
+	queue     string
+	guard     *Guard
+	rdb       redis.UniversalClient // asynq's
+	client    *asynq.Client
+	inspector *asynq.Inspector
+}
+
+// serve starts a server with one worker until the test ends. wrap is nil for guard.Middleware.
+func serve(t *testing.T, s *redistest.Server, locks lock.Client, cfg Config, wrap func(*Guard, asynq.Handler) asynq.Handler, handle asynq.HandlerFunc) *served {
+	t.Helper()
+	r := &served{t: t, queue: redistest.Name(t), rdb: s.Client(t)}
+	if locks == nil {
+		locks = r.rdb
 	}
-	// Retention, so that a task that is done can be told from one that is lost.
-	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, options...)
-	info, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(text)), options...)
+	if cfg.Prefix == "" {
+		cfg.Prefix = redistest.Name(t)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	cfg.Private = true
+	var err error
+	if r.guard, err = New(locks, cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.client, r.inspector = asynq.NewClientFromRedisClient(r.rdb), asynq.NewInspectorFromRedisClient(r.rdb)
+	server := asynq.NewServerFromRedisClient(r.rdb, r.guard.ServerConfig(asynq.Config{
+		Concurrency: 1, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
+		DelayedTaskCheckInterval: 100 * time.Millisecond, ShutdownTimeout: patience, Logger: silent{},
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
+	}))
+	if wrap == nil {
+		wrap = (*Guard).Middleware
+	}
+	if err := server.Start(wrap(r.guard, handle)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		closed := make(chan error, 1)
+		go func() { closed <- r.guard.Close(context.Background()) }() // beside Shutdown, as Run does
+		server.Shutdown()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// enqueue gives the ID of a new task of the type "work", through c.
+func (r *served) enqueue(c Enqueuer, options ...asynq.Option) string {
+	r.t.Helper()
+	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.Timeout(10 * time.Minute)}, options...)
+	info, err := c.EnqueueContext(r.t.Context(), asynq.NewTask("work", []byte(`{"id":1}`)), options...)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return info.ID
 }
 
-// await waits until the task is in that state. Errors of the inspector are tried
-// again: for a moment after a restart, go-redis may still report the refused dial.
-func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
+// await waits until asynq has the task in that state.
+func (r *served) await(id string, state asynq.TaskState) (info *asynq.TaskInfo) {
 	r.t.Helper()
-	var info *asynq.TaskInfo
-	deadline := time.Now().Add(patience)
-	for {
+	redistest.Eventually(r.t, patience, func() bool {
 		var err error
 		info, err = r.inspector.GetTaskInfo(r.queue, id)
-		switch {
-		case err == nil && info.State == state:
-			return info
-		case time.Now().Before(deadline):
-			<-time.After(2 * time.Millisecond)
-		case err != nil:
-			r.t.Fatalf("the task %s is to be %s: %v", id, state, err)
-		default:
-			r.t.Fatalf("the task %s is %s, not %s; tried %d times, last error %q", id, info.State, state, info.Retried, info.LastErr)
-		}
-	}
-}
-
-// awaitRetried waits until asynq has filed the task for another attempt, and
-// checks how many were spent.
-func (r *rig) awaitRetried(id string, spent int) *asynq.TaskInfo {
-	r.t.Helper()
-	info := r.await(id, asynq.TaskStateRetry)
-	if info.Retried != spent {
-		r.t.Fatalf("%d attempts are spent, want %d; last error %q", info.Retried, spent, info.LastErr)
-	}
+		return err == nil && info.State == state
+	}, "the task %s is to be %s", id, state)
 	return info
 }
 
-// awaitDropped waits until asynq has the task no more.
-func (r *rig) awaitDropped(id string) {
-	r.t.Helper()
-	redistest.Eventually(r.t, patience, func() bool {
-		_, err := r.inspector.GetTaskInfo(r.queue, id)
-		return errors.Is(err, asynq.ErrTaskNotFound)
-	}, "asynq has dropped the task %s", id)
+// Away for longer than it has time, a task waits until the margin before its deadline, and no less.
+func TestBackend_awayUntilTheMargin(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var away atomic.Bool
+		var hook redistest.FailHook
+		hook.Before(func(redis.Cmder) error {
+			if away.Load() {
+				return errors.New("away")
+			}
+			return nil
+		})
+		locks := s.Client(t)
+		locks.AddHook(&hook)
+		var runs atomic.Int32
+		r := serve(t, s, locks, Config{Rules: []Rule{{Task: "work", Busy: Retry}}}, nil, func(context.Context, *asynq.Task) error {
+			runs.Add(1)
+			return nil
+		})
+		// Redis has been away for some time: pauses are longer than the first task has.
+		r.guard.outage.mu.Lock()
+		r.guard.outage.since = time.Now().Add(-5 * time.Second)
+		r.guard.outage.mu.Unlock()
+		away.Store(true)
+		began := time.Now()
+		info := r.await(r.enqueue(r.client, asynq.MaxRetry(0), asynq.Timeout(2*time.Second)), asynq.TaskStateArchived)
+		if took := time.Since(began); took < 900*time.Millisecond {
+			t.Errorf("it gave up after %s of its 2 s, margin 1 s", took)
+		}
+		if !strings.Contains(info.LastErr, ":{work}") || strings.Contains(info.LastErr, context.DeadlineExceeded.Error()) {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		if n := runs.Load(); n != 0 {
+			t.Errorf("%d runs", n)
+		}
+		back := r.enqueue(r.client, asynq.MaxRetry(0))
+		r.await(back, asynq.TaskStateActive)
+		away.Store(false)
+		r.await(back, asynq.TaskStateCompleted)
+	})
 }
 
-// rerun has asynq run a task that waits for its retry now.
-func (r *rig) rerun(id string) {
-	r.t.Helper()
-	if err := r.inspector.RunTask(r.queue, id); err != nil {
-		r.t.Fatal(err)
+// An Observe that panics while a task waits leaves nothing of the wait behind.
+func TestWait_observePanics(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		prefix := redistest.Name(t)
+		locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
+		defer locker.Close()
+		if _, err := locker.Mutex("work", lock.Parts("1")).TryLock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := serve(t, s, nil, Config{
+			Prefix: prefix,
+			Rules:  []Rule{{Task: "work", On: []string{"id"}, Wait: time.Minute, Busy: Retry}},
+			Observe: func(_ context.Context, e Event) {
+				if e.Kind == EventWaiting {
+					panic("observer")
+				}
+			},
+		}, nil, func(context.Context, *asynq.Task) error { return nil })
+		r.await(r.enqueue(r.client, asynq.MaxRetry(0)), asynq.TaskStateArchived)
+		r.guard.pauses.mu.Lock()
+		n := len(r.guard.pauses.waits)
+		r.guard.pauses.mu.Unlock()
+		if n != 0 {
+			t.Errorf("%d waits are still watched", n)
+		}
+	})
+}
+
+// What is known of the holder reaches the task that parks behind it.
+func TestPark_knowsHowLongTheKeyIsTaken(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		prefix := redistest.Name(t)
+		locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
+		defer locker.Close()
+		held, err := locker.Mutex("work", lock.Parts("1")).TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken := time.Now()
+		var mu sync.Mutex
+		var met []*BusyError
+		r := serve(t, s, nil, Config{
+			Prefix: prefix,
+			Rules:  []Rule{{Task: "work", On: []string{"id"}, Busy: Park}},
+			Observe: func(_ context.Context, e Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				if e.Kind == EventParked {
+					met = append(met, e.Busy)
+				}
+			},
+		}, nil, func(context.Context, *asynq.Task) error { return nil })
+		id := r.enqueue(r.client)
+		r.await(id, asynq.TaskStateRetry)
+		redistest.Eventually(t, patience, func() bool { return time.Since(taken) > 1500*time.Millisecond }, "some time")
+		since := time.Since(taken)
+		if err := r.inspector.RunTask(r.queue, id); err != nil {
+			t.Fatal(err)
+		}
+		var busy *BusyError
+		redistest.Eventually(t, patience, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			i := slices.IndexFunc(met, func(b *BusyError) bool { return b.inLine > since/2 })
+			if i >= 0 {
+				busy = met[i]
+			}
+			return busy != nil
+		}, "parked again")
+		if busy.takenFor < since-100*time.Millisecond {
+			t.Errorf("a task that parked %s after the key was taken knows of %s", since, busy.takenFor)
+		}
+		if err := held.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// An Enqueue that took longer than the stamp's deadline takes its place again before it returns.
+func TestInOrder_slowEnqueue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		cfg := Config{Rules: []Rule{{Task: "work", On: []string{"id"}, InOrder: true}}, Prefix: redistest.Name(t)}
+		r := serve(t, s, nil, cfg, nil, func(context.Context, *asynq.Task) error { return nil })
+		c, err := NewClient(r.rdb, r.client, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.stampDeadline = 0 // so that every Enqueue is slow
+		ids := []string{r.enqueue(c), r.enqueue(c), r.enqueue(c)}
+		head, err := inner.Head(t.Context(), inner.ByOrder(c.locker, cfg.Prefix+":{work|1}"))
+		if err != nil || head.State == "i" {
+			t.Fatalf("%+v, %v", head, err)
+		}
+		for _, id := range ids {
+			r.await(id, asynq.TaskStateCompleted)
+		}
+	})
+}
+
+// Close beside Shutdown has as much time as Shutdown takes.
+func TestRun_handlerOutlivesShutdown(t *testing.T) {
+	t.Parallel()
+	running, let := make(chan struct{}), make(chan struct{})
+	r := serve(t, redistest.Mini(t), nil, Config{Rules: []Rule{{Task: "work"}}}, nil, func(context.Context, *asynq.Task) error {
+		close(running)
+		<-let
+		return nil
+	})
+	r.enqueue(r.client)
+	<-running
+	if err := r.guard.closeBeside(func() {}); !errors.Is(err, errShutdownTimeout) {
+		t.Errorf("got %v", err)
 	}
+	close(let)
 }
 
-// lockOf is the lock of a scope, seen from outside asynq.
-func (r *rig) lockOf(scope string, parts ...string) *lock.Lock {
-	return r.others.Mutex(scope, lock.Parts(parts...))
+// With the Middleware, on all handlers, on some, or twice, there is no warning of an unguarded server,
+// and a task takes one worker.
+func TestServerConfig_withMiddleware(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, wrap := range map[string]func(*Guard, asynq.Handler) asynq.Handler{
+			"used": func(g *Guard, h asynq.Handler) asynq.Handler {
+				mux := asynq.NewServeMux()
+				mux.Use(g.Middleware)
+				mux.Handle("work", h)
+				return mux
+			},
+			"some": func(g *Guard, h asynq.Handler) asynq.Handler {
+				mux := asynq.NewServeMux()
+				mux.Handle("work", h)
+				mux.Handle("guarded", g.Middleware(h))
+				return mux
+			},
+			"twice": func(g *Guard, h asynq.Handler) asynq.Handler { return g.Middleware(g.Middleware(h)) },
+		} {
+			log := &logged{}
+			given := make(chan context.Context, 1)
+			let := make(chan struct{})
+			r := serve(t, s, nil, Config{Rules: []Rule{{Task: "park", Busy: Park}}, Logger: log.logger(slog.LevelWarn)}, wrap, func(ctx context.Context, _ *asynq.Task) error {
+				given <- ctx
+				<-let
+				return nil
+			})
+			id := r.enqueue(r.client)
+			m := (<-given).Value(serverKey{r.guard}).(*taskMark)
+			if busy := (&office{workers: m.server.workers}).isBusy(); busy > 1 {
+				t.Errorf("%s: one task counts as %d", name, busy)
+			}
+			m.server.checkGuarded()
+			if text := log.String(); text != "" {
+				t.Errorf("%s: logged %q", name, text)
+			}
+			close(let)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+	})
 }
 
-// take holds a key from outside asynq.
-func (r *rig) take(scope string, parts ...string) *lock.Lease {
-	r.t.Helper()
-	lease, err := r.lockOf(scope, parts...).TryLock(context.Background())
-	if err != nil {
-		r.t.Fatal(err)
+// A Guard with Private tells no other program which rules it runs.
+func TestFleet_privateHasNoAnnouncer(t *testing.T) {
+	t.Parallel()
+	for _, private := range []bool{true, false} {
+		guard, err := New(redistest.Mini(t).Client(t), Config{Rules: []Rule{{Task: "fleet"}}, Private: private})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (guard.fleet == nil) != private {
+			t.Errorf("Private is %v, and its announcer is %v", private, guard.fleet)
+		}
+		if err := guard.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
-	r.t.Cleanup(func() { _ = lease.Unlock(context.Background()) })
-	return lease
-}
-
-// free gives it back.
-func (r *rig) free(lease *lock.Lease) {
-	r.t.Helper()
-	if err := lease.Unlock(context.Background()); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// locked tells whether somebody holds the key.
-func (r *rig) locked(scope string, parts ...string) bool {
-	r.t.Helper()
-	is, err := r.lockOf(scope, parts...).Locked(context.Background())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return is
-}
-
-// awaitLine waits until n waiters stand in line for the key.
-func (r *rig) awaitLine(n int, scope string, parts ...string) {
-	r.t.Helper()
-	m := r.lockOf(scope, parts...)
-	redistest.Eventually(r.t, patience, func() bool {
-		waiting, err := m.Waiting(context.Background())
-		return err == nil && waiting == n
-	}, "%d wait for %s", n, m.Key())
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/safelog"
 )
 
 // KeyFunc returns the parts of a task's key, unescaped, in a fixed order and
@@ -28,6 +29,7 @@ import (
 //   - [NoLock] means that this task needs no lock of this rule, and takes none.
 //   - asynq.SkipRetry archives the task, as it does when a handler returns it.
 //   - asynq.RevokeTask drops the task.
+//   - A [RetryAfter] returns the task to asynq for that time, its attempt not spent.
 //   - Any other error ("db: connection reset") means that the key cannot be made now. The task
 //     returns to asynq and runs again after 1 to 30 seconds, its attempt not spent. On its
 //     last attempt the task tries again in its worker, until a second before its deadline.
@@ -41,6 +43,26 @@ type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 // NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule: the task runs
 // as if the rule did not exist. A rule of package unique enqueues such a task each time.
 var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive,staticcheck // an answer, as asynq.SkipRetry is
+
+// isAbsent reports whether no key can be made since a field or header is missing, null or empty.
+func isAbsent(err error) bool {
+	var never *KeyError
+	return errors.As(err, &never) && never.absent
+}
+
+// isNoLock reports whether err is NoLock, maybe with text around it. NoLock beside another error, or in a
+// KeyError, does not count: a task whose key cannot be made must not run unguarded.
+func isNoLock(err error) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if err == NoLock { //nolint:errorlint // errors.Is would look into joined errors, too
+			return true
+		}
+		if _, never := err.(*KeyError); never { //nolint:errorlint // as above
+			return false
+		}
+	}
+	return false
+}
 
 // Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On
 // does. If a path is malformed, or there is none, the KeyFunc returns a [*KeyError] for every
@@ -94,7 +116,7 @@ func Fields(paths ...string) KeyFunc {
 // fieldError is the KeyError for a field that setting names. decoded: the payload is what
 // Config.Decode returned.
 func fieldError(t *asynq.Task, failed *jsonkey.Error, setting string, decoded bool) error {
-	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: "enqueue the task with a value there, or change " + setting}
+	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent}
 	switch {
 	case failed.NotRead && decoded:
 		e.reason = strings.Replace(failed.Reason, "the payload", "the payload that Config.Decode returned", 1)
@@ -151,7 +173,7 @@ func headerPart(t *asynq.Task, name string) (string, error) {
 	if reason != "" {
 		return "", &KeyError{
 			Task: t.Type(), Field: name, source: "header", reason: reason,
-			advice: "enqueue the task with that header, or change the rule's OnHeaders",
+			advice: "enqueue the task with that header, or change the rule's OnHeaders", absent: value == "",
 		}
 	}
 	return jsonkey.StringPart(value), nil
@@ -279,3 +301,51 @@ const (
 	adviceDecoded  = "have Config.Decode return JSON, or set Rule.Key or Rule.OnHeaders for other encodings"
 	adviceKeyOf    = "KeyOf reads JSON: use KeyWith or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope"
 )
+
+// KeyMaker makes the keys of tasks as a [Guard] with the same [Config] does, but without
+// Redis. It is for programs that enqueue or inspect tasks, and to check a Config. Safe
+// for concurrent use. There is nothing to close.
+type KeyMaker struct {
+	rules  *ruleSet
+	prefix string
+}
+
+// NewKeyMaker makes a KeyMaker from the fields Rules, Prefix, HashKeys and Decode of cfg.
+// cfg.Logger gets the same warnings about rules as with [New]. The error joins a
+// [*FieldError] for each mistake in cfg.
+func NewKeyMaker(cfg Config) (*KeyMaker, error) {
+	rules, notices, err := compile(cfg)
+	if err != nil {
+		return nil, err
+	}
+	log := safelog.New(cfg.Logger)
+	for _, notice := range notices {
+		log.Warn(notice)
+	}
+	return &KeyMaker{rules: rules, prefix: cfg.withDefaults().Prefix}, nil
+}
+
+// Keys returns the Redis keys of the locks that a task needs; see [Guard.Keys].
+func (k *KeyMaker) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
+	if t == nil {
+		return nil, errors.New("automutex: Keys: the task is nil")
+	}
+	targets, err := k.rules.targets(ctx, t, k.prefix)
+	if err != nil || len(targets) == 0 {
+		return nil, err
+	}
+	keys := make([]string, len(targets))
+	for i, target := range targets {
+		keys[i] = target.key
+	}
+	return keys, nil
+}
+
+// joinFieldErrors joins all into one error; nil if there are none.
+func joinFieldErrors(all []*FieldError) error {
+	problems := make([]error, len(all))
+	for i, e := range all {
+		problems[i] = fmt.Errorf("automutex: %w", e)
+	}
+	return errors.Join(problems...)
+}

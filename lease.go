@@ -4,18 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/lock"
 )
 
 // A lease belongs to its delivery as soon as it exists, before a function of the user can
 // learn of it: every lease that package lock returns goes to keepLease at once. release,
-// which runWithLocks defers, releases all of them. So an Observe that
+// which run defers, releases all of them. So an Observe that
 // panics costs its task an attempt, but leaves no lease behind.
 
 // heldLease is one lease of a delivery.
@@ -24,7 +26,7 @@ type heldLease struct {
 	lease            *lock.Lease
 	takenAt          time.Time
 	lossReported     sync.Once
-	holdEnds         atomic.Pointer[time.Time] // of the handler's Hold; nil: it made none
+	gateOpensAt      atomic.Pointer[time.Time] // of the handler's CloseGate; nil: it made none
 	stopWatching     func() bool               // nil: the handler has not started
 	acquiredObserved bool                      // EventAcquired was observed, or Observe panicked on it
 
@@ -60,38 +62,46 @@ func (d *delivery) observeAcquired(t target, waited time.Duration) {
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: inner.Parked(h.lease)})
 }
 
-// lostBeforeStart returns a lease that ended before the handler started, while the task
-// waited for another lock or for Redis; nil when there is none.
-func (d *delivery) lostBeforeStart() *heldLease {
+// lostBeforeStart finds a lease that ended before the handler started, while the task waited for
+// another lock or for Redis.
+func (d *delivery) lostBeforeStart() obstacle {
 	for _, h := range d.leases {
-		if inner.LeaseErr(h.lease) != nil {
-			return h
+		if err := inner.LeaseErr(h.lease); err != nil {
+			return d.report(obstacle{why: decide.LeaseLost, target: h.target,
+				err: fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w", h.target.rule.Name, h.target.key, err)})
 		}
 	}
-	return nil
+	return obstacle{why: decide.Nothing}
 }
 
-func (h *heldLease) lossError() error {
-	return fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w",
-		h.target.rule.Name, h.target.key, inner.LeaseErr(h.lease))
-}
-
-// retakeDelay is how long a task on its last attempt sleeps before it takes its locks
-// again. Without this delay, a lease that is lost each time (a MaxHold shorter than the
-// wait for the next lock) would keep a worker spinning.
-const retakeDelay = 100 * time.Millisecond
-
-// retake returns a task to asynq that lost a lease before its handler started. A task on its
-// last attempt releases all locks instead, and retake returns takeAgain.
-func (d *delivery) retake(lost *heldLease) outcome {
-	if !d.lastAttempt {
-		return d.returnTask(lost.target, lost.lossError(), retryDelay())
+// release ends all leases, the last one taken first, and then reports them. decision is what
+// happens to the task. It also runs while a panic unwinds, and after d.ctx has ended: releases use
+// only its values. A second call does nothing, unless the task has taken locks again.
+func (d *delivery) release(decision decide.Decision) {
+	if d.handlerDone != nil {
+		close(d.handlerDone)
+		d.handlerDone = nil
 	}
-	d.release()
-	if d.sleepOnLastAttempt(retakeDelay) {
-		return outcome{step: takeAgain}
+	leases, started := d.leases, !d.handlerStart.IsZero()
+	d.leases, d.without, d.stayAt = nil, nil, ""
+	for _, h := range slices.Backward(leases) {
+		if h.stopWatching != nil {
+			h.stopWatching()
+		}
+		h.endedBefore = inner.LeaseErr(h.lease)
+		h.heldFor = time.Since(h.takenAt)
+		if cooldown := h.target.rule.Cooldown; started && decision.What == decide.Done && cooldown > 0 {
+			// It counts from the start of the handler. If it is over already, Cooldown only releases.
+			h.releaseErr = h.lease.Cooldown(d.ctx, cooldown-time.Since(d.handlerStart))
+		} else if !started {
+			h.releaseErr = inner.GiveBack(d.ctx, h.lease) // refunds the start to the rate: no handler started
+		} else {
+			h.releaseErr = h.lease.Unlock(d.ctx)
+		}
 	}
-	return d.stoppedWaiting(lost.lossError())
+	d.forgetArrivals(decision) // under Replace
+	d.reportReleased(leases, started)
+	d.handlerStart = time.Time{}
 }
 
 // handlerContext makes the context of the handler. It ends as replaceableContext does,
@@ -196,19 +206,19 @@ func (d *delivery) reportLost(observe func(Event), h *heldLease, cause error) {
 
 // reportReleased logs and observes the end of leases, the last one taken first. When
 // Observe panics for one lease, the others are still reported.
-func (d *delivery) reportReleased(leases []*heldLease) {
+func (d *delivery) reportReleased(leases []*heldLease, started bool) {
 	if len(leases) == 0 {
 		return
 	}
 	h := leases[len(leases)-1]
-	defer d.reportReleased(leases[:len(leases)-1])
+	defer d.reportReleased(leases[:len(leases)-1], started)
 	if h.acquiredObserved {
 		// Exactly one for each EventAcquired, whatever else is reported.
 		defer d.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
 	}
 	h.releaseErr = withClientHint(h.releaseErr)
 	switch {
-	case d.handlerStart.IsZero() && errors.Is(h.releaseErr, lock.ErrNotHeld):
+	case !started && errors.Is(h.releaseErr, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):
 		d.reportLost(d.observe, h, h.endedBefore) // does nothing if the watcher has reported it
 	case errors.Is(h.releaseErr, lock.ErrNotHeld) && h.endedBefore == nil:
@@ -258,20 +268,25 @@ func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 }
 
 // Fence returns the fence of [Lease]: a number that grows from run to run of the same key.
-// Send it with each write of the handler, and have the receiver refuse lower numbers. The
-// first call in a run may ask Redis; see [lock.Lease.Fence] for the errors. Without a lease
-// the error Is [lock.ErrNotHeld].
+// Send it with each write of the handler, and have the receiver refuse lower numbers. The rule
+// needs [Rule].Fence; otherwise the error Is [lock.ErrNotFenced]. Without a lease it Is
+// [lock.ErrNotHeld]. Fence does no I/O.
 func Fence(ctx context.Context) (int64, error) {
 	lease, ok := Lease(ctx)
 	if !ok {
 		return 0, fmt.Errorf("automutex: Fence: %w: pass the context that a guarded handler got; under the policy Allow it may have no lease", lock.ErrNotHeld)
 	}
-	return lease.Fence(ctx)
+	return lease.Fence()
 }
 
-// holds reports whether an outer Middleware of the same Guard holds the key for this
-// task. A Middleware that is installed twice must not wait for itself.
+// holds reports whether the task holds the key: this delivery, or an outer Middleware of the same
+// Guard. A Middleware that is installed twice must not wait for itself.
 func (d *delivery) holds(key string) bool {
+	for _, h := range d.leases {
+		if h.target.key == key {
+			return true
+		}
+	}
 	for h := innermostLease(d.ctx); h != nil; h = h.outer {
 		if h.guard == d.guard && h.held.target.key == key {
 			return true

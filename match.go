@@ -3,7 +3,7 @@ package automutex
 import (
 	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -58,6 +58,9 @@ func newRuleSet(rules []*compiledRule) (*ruleSet, []*FieldError) {
 	ranks, problems := orderScopes(rules, rs.declared)
 	for _, rule := range rules {
 		rule.rank = ranks[rule.Scope]
+		if rule.InOrder {
+			rule.rank = orderRank
+		}
 	}
 	for _, p := range rs.declared {
 		p.gatherFields()
@@ -105,24 +108,31 @@ func (rs *ruleSet) match(taskType string) []*compiledRule {
 //
 // The error is or wraps a *KeyError, or is a *temporaryKeyError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
-	return rs.targetsNeeded(ctx, t, prefix, nil)
+	var first error
+	targets := rs.targetsNeeded(ctx, t, prefix, func(_ *compiledRule, err error) {
+		if first == nil {
+			first = err
+		}
+	})
+	if first != nil {
+		return nil, first
+	}
+	return targets, nil
 }
 
-// targetsNeeded is targets for a task that may run without the lock of some rules. When no key
-// can be made for a rule, it calls runsWithout with the rule and the reason, and leaves the rule out
-// if that returns true. A nil runsWithout always returns false.
-func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix string, runsWithout func(*compiledRule, error) bool) ([]target, error) {
+// targetsNeeded is targets for a task that may run without the lock of some rules: it calls failed
+// for each rule for which no key can be made, with the reason, and leaves the rule out. The
+// result is not nil.
+func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix string, failed func(*compiledRule, error)) []target {
 	p := rs.find(t.Type())
 	if p == nil {
-		return nil, nil
+		return []target{}
 	}
 	t, undecoded := rs.decoded(p, t)
 	var values [][]byte
 	var unread error // why some field of some rule cannot be read
 	if p.fields != nil && undecoded == nil {
-		if values, unread = rs.findFields(p.fields, t); unread != nil && runsWithout == nil {
-			return nil, unread
-		}
+		values, unread = rs.findFields(p.fields, t)
 	}
 	targets := make([]target, 0, len(p.rules))
 	for _, rule := range p.rules {
@@ -138,16 +148,16 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 		if err == nil {
 			err = rule.writeParts(ctx, key, t, p.fields, values)
 		}
-		limit := rule.Limit
+		limit, keyless := rule.Limit, rule.Optional && isAbsent(err)
 		if err == nil {
 			limit, err = rule.limitOf(ctx, t)
 		}
 		switch {
 		case err == nil:
 			targets = append(targets, target{rule: rule, key: key.Key(), scope: scope, limit: limit})
-		case errors.Is(err, NoLock), runsWithout != nil && runsWithout(rule, err):
+		case isNoLock(err), keyless:
 		default:
-			return nil, err
+			failed(rule, err)
 		}
 	}
 	if len(targets) > 1 {
@@ -156,7 +166,7 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 		})
 		targets = mergeEqual(targets)
 	}
-	return targets, nil
+	return targets
 }
 
 // decoded returns the task as the rules of p read it: with the payload that
@@ -207,7 +217,7 @@ func (c *compiledRule) writeParts(ctx context.Context, key *keytext.Writer, t *a
 	for i := c.onFrom; i < c.onTo; i++ {
 		key.Part()
 		if err := jsonkey.WritePart(key, values[i]); err != nil {
-			return fieldError(t, &jsonkey.Error{Path: fields.Path(i), Reason: err.Error()}, "the rule's On", false)
+			return fieldError(t, &jsonkey.Error{Path: fields.Path(i), Reason: err.Error(), Absent: jsonkey.IsAbsent(err)}, "the rule's On", false)
 		}
 	}
 	for _, name := range c.OnHeaders {
@@ -238,4 +248,84 @@ func mergeEqual(targets []target) []target {
 // isFor reports whether the target is that of the rule with the name.
 func (t target) isFor(name string) bool {
 	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiledRule) bool { return c.Name == name })
+}
+
+// scopeOrder says that a rule takes its scope after another one.
+type scopeOrder struct {
+	before string
+	rule   *compiledRule
+}
+
+// orderScopes ranks the explicit scopes so that for every pattern they are in
+// the order in which its rules declare them; scopes that no pattern relates are
+// in the order of their first declaration. A rule without a Scope is the only
+// one of its pattern, and needs no rank.
+func orderScopes(rules []*compiledRule, patterns []*pattern) (ranks map[string]int, problems []*FieldError) {
+	after := map[string][]scopeOrder{} // by the scope that comes later
+	for _, p := range patterns {
+		var scopes []string
+		for _, rule := range p.rules {
+			if rule.Scope == "" || slices.Contains(scopes, rule.Scope) {
+				continue
+			}
+			if len(scopes) > 0 {
+				before := scopes[len(scopes)-1]
+				after[rule.Scope] = append(after[rule.Scope], scopeOrder{before, rule})
+			}
+			scopes = append(scopes, rule.Scope)
+		}
+	}
+	var open []string // scopes without a rank
+	for _, rule := range rules {
+		if rule.Scope != "" && !slices.Contains(open, rule.Scope) {
+			open = append(open, rule.Scope)
+		}
+	}
+
+	ranks = map[string]int{}
+	waits := func(scope string) int { // for which of after[scope], -1 for none
+		return slices.IndexFunc(after[scope], func(o scopeOrder) bool {
+			_, ranked := ranks[o.before]
+			return !ranked
+		})
+	}
+	for len(open) > 0 {
+		next := slices.IndexFunc(open, func(scope string) bool { return waits(scope) < 0 })
+		if next < 0 {
+			// Every open scope waits for another open one, so there is a circle. Remove
+			// one step of it, to find other circles too.
+			circle := findCircle(open[0], after, waits)
+			problems = append(problems, circleError(circle))
+			scope := circle[0].rule.Scope
+			after[scope] = slices.DeleteFunc(after[scope], func(o scopeOrder) bool { return o.before == circle[0].before })
+			continue
+		}
+		ranks[open[next]] = len(ranks)
+		open = slices.Delete(open, next, next+1)
+	}
+	return ranks, problems
+}
+
+// findCircle goes back from a scope, along what it waits for, until it meets a
+// scope again.
+func findCircle(scope string, after map[string][]scopeOrder, waits func(string) int) []scopeOrder {
+	var trail []scopeOrder
+	for {
+		order := after[scope][waits(scope)]
+		if i := slices.IndexFunc(trail, func(o scopeOrder) bool { return o.rule.Scope == scope }); i >= 0 {
+			return trail[i:]
+		}
+		trail = append(trail, order)
+		scope = order.before
+	}
+}
+
+func circleError(circle []scopeOrder) *FieldError {
+	steps := make([]string, 0, len(circle))
+	for _, order := range circle {
+		steps = append(steps, fmt.Sprintf("%s takes the scope %q after %q", order.rule.where(), order.rule.Scope, order.before))
+	}
+	first := circle[0].rule
+	return &FieldError{Rule: first.index, RuleName: first.Name, Field: "Scope", Element: -1, Err: fmt.Errorf(
+		"the rules contradict each other on the order of locks: %s; declare these scopes in one order for every Task", strings.Join(steps, ", "))}
 }

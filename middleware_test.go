@@ -4,132 +4,54 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
-	"runtime"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/lock"
 )
 
-// Two tasks for one entity take turns; a third for another does not wait.
-func TestMiddleware_mux(t *testing.T) {
+// A sleep on the last attempt ends with what makes another try pointless.
+func TestAttempt_sleep(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules: []Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: time.Minute}},
-			wrap: func(g *Guard, h asynq.Handler) asynq.Handler {
-				mux := asynq.NewServeMux()
-				mux.Use(g.Middleware)
-				mux.Handle("itunes:", h)
-				mux.Handle("other", h)
-				return mux
-			},
-		})
-		first := r.enqueue("itunes:verify", map[string]int{"transaction_id": 7})
-		run := r.stage.next(t)
-		second := r.enqueue("itunes:verify", map[string]string{"transaction_id": "7"})
-		r.awaitLine(1, "itunes:verify", "7")
-		for _, taskType := range []string{"itunes:verify", "itunes:other", "other"} {
-			id := r.enqueue(taskType, map[string]int{"transaction_id": 8})
-			beside := r.stage.next(t)
-			if beside.id != id {
-				t.Fatalf("%s runs beside, want %s", beside.id, id)
-			}
-			beside.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+	guard := newGuard(t, redistest.Mini(t))
+	ended, end := context.WithCancel(context.Background())
+	end()
+	soon, cancel := context.WithTimeout(context.Background(), margin/2)
+	defer cancel()
+	replaced := newReplaceState()
+	replaced.requestStop(target{})
+	for name, d := range map[string]*delivery{
+		"the task's context ended":   {guard: guard, ctx: ended},
+		"the margin before deadline": {guard: guard, ctx: soon},
+		"replaced":                   {guard: guard, ctx: context.Background(), replacing: replaced},
+	} {
+		d.sleep(time.Hour) // or the test would not end
+		if d.over() == decide.Goes && d.hasTimeFor(0) {
+			t.Errorf("%s: tries again", name)
 		}
-		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
-		r.stage.next(t).returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
-		if line := r.log.text(-100); line != "" {
-			t.Errorf("logged: %s", line)
-		}
-	})
-}
-
-// A task without a rule: nothing of the guard's, no Redis, no allocation.
-func TestMiddleware_unmatched(t *testing.T) {
-	t.Parallel()
-	p := redistest.NewProxy(t, redistest.Mini(t).Addr())
-	guard, err := New(p.Client(t), Config{Rules: []Rule{{Task: "work"}}})
-	if err != nil {
-		t.Fatal(err)
 	}
-	defer func() { _ = guard.Close(context.Background()) }()
-	type key struct{}
-	given, task, failed := context.WithValue(context.Background(), key{}, 1), asynq.NewTask("play", nil), errors.New("failed")
-	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, got *asynq.Task) error {
-		if ctx != given || got != task {
-			t.Error("not what was given")
-		}
-		return failed
-	}))
-	if err := handler.ProcessTask(given, task); err != failed {
-		t.Errorf("got %v", err)
+	d := &delivery{guard: guard, ctx: context.Background()}
+	if d.sleep(time.Millisecond); d.over() != decide.Goes || !d.hasTimeFor(time.Hour) {
+		t.Error("a task with time does not try again")
 	}
-	if len(p.Commands()) > 0 {
-		t.Errorf("Redis was asked %v", p.Commands())
+	guard.stop()
+	if d.sleep(time.Hour); d.over() != decide.GuardClosed {
+		t.Error("a task tries again after Close")
 	}
-}
-
-// Outside a server the Middleware works as well.
-func TestMiddleware_direct(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		log, seen := &logged{}, &events{}
-		guard := newGuard(t, s, log, seen, Rule{Task: "work", On: []string{"id"}})
-		task := asynq.NewTask("work", []byte(`{"id":1}`))
-		inner := errors.New("inner")
-		err := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-			lease, ok := Lease(ctx)
-			if fence, err := Fence(ctx); !ok || lease == nil || fence == 0 || err != nil {
-				t.Error("no lease")
-			}
-			err := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-				t.Error("a second run of the key")
-				return nil
-			})).ProcessTask(context.Background(), task)
-			var busy *BusyError
-			if !errors.As(err, &busy) || busy.SameTask || busy.HolderTask != "" {
-				t.Errorf("the second run gives %v", err)
-			}
-			return inner
-		})).ProcessTask(context.Background(), task)
-		if err != inner {
-			t.Errorf("got %v", err)
-		}
-		if text := log.text(-100); text != "" {
-			t.Errorf("logged: %s", text)
-		}
-		for _, event := range seen.list() {
-			if event.Task != "work" || event.Queue != "" || event.TaskID != "" {
-				t.Errorf("got %+v", event)
-			}
-		}
-		ended, cancel := context.WithCancel(context.Background())
-		cancel()
-		err = guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-			t.Error("it runs for an ended context")
-			return nil
-		})).ProcessTask(ended, task)
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
-		}
-	})
 }
 
 // What a handler returns is what asynq gets: that very value.
 func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, &logged{}, &events{}, Rule{Task: "work"})
+		guard := newGuard(t, s, Rule{Task: "work"})
 		for _, want := range []error{
 			nil, errors.New("own"), asynq.SkipRetry, asynq.RevokeTask,
 			fmt.Errorf("wrapped: %w", asynq.SkipRetry), fmt.Errorf("wrapped: %w", asynq.RevokeTask),
@@ -147,242 +69,168 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	})
 }
 
-func TestMiddleware_skipRetryAndRevoke(t *testing.T) {
+// What a look at the head finds, and what follows.
+func TestInOrder_seen(t *testing.T) {
+	t.Parallel()
+	const note = "q/id"
+	mine := stamp.New(note, 3)
+	mine.Nonce, mine.Ticket, mine.Key = stamp.NewNonce(), 7, "automutex:{work|1}"
+	info := func(state asynq.TaskState, lastErr string) *asynq.TaskInfo {
+		return &asynq.TaskInfo{State: state, LastErr: lastErr, Headers: map[string]string{stamp.Header: mine.String()}}
+	}
+	other := info(asynq.TaskStatePending, "")
+	other.Headers = nil
+	item := inside.OrderItem{Nonce: mine.Nonce, Note: note}
+	for name, one := range map[string]struct {
+		info *asynq.TaskInfo
+		err  error
+		on   OnArchive
+		want inside.OrderAct
+	}{
+		"not found":            {nil, asynq.ErrTaskNotFound, HoldKey, inside.ActGone},
+		"no queue":             {nil, asynq.ErrQueueNotFound, HoldKey, inside.ActGone},
+		"no answer":            {nil, errors.New("away"), HoldKey, lookFailed},
+		"another task":         {other, nil, HoldKey, inside.ActGone},
+		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, inside.ActArchived},
+		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, inside.ActLeft},
+		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, inside.ActLeft},
+		"parked here":          {info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key)), nil, HoldKey, lookWake},
+		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, inside.ActPresent},
+		"failed":               {info(asynq.TaskStateRetry, "broken"), nil, HoldKey, inside.ActPresent},
+		"pending":              {info(asynq.TaskStatePending, ""), nil, HoldKey, inside.ActPresent},
+		"active":               {info(asynq.TaskStateActive, ""), nil, HoldKey, inside.ActPresent},
+		"scheduled by a human": {info(asynq.TaskStateScheduled, ""), nil, HoldKey, inside.ActPresent},
+	} {
+		if act, _ := seenInOrder(one.info, one.err, item, &compiledRule{Rule: Rule{OnArchive: one.on}}, mine.Key); act != one.want {
+			t.Errorf("%s: %q, want %q", name, act, one.want)
+		}
+	}
+}
+
+// What parks is away for about as long as its turn would take, each for another
+// time, and for no more than ten minutes.
+func TestPark_safetyNet(t *testing.T) {
+	t.Parallel()
+	g := newGuard(t, redistest.Mini(t), Rule{Task: "work", Busy: Park})
+	targets, err := g.rules.targets(t.Context(), asynq.NewTask("work", nil), g.cfg.Prefix)
+	if err != nil || len(targets) != 1 {
+		t.Fatal(targets, err)
+	}
+	d := g.newDelivery(context.Background(), asynq.NewTask("work", nil))
+	for _, c := range []struct {
+		expires  time.Duration
+		place    int
+		min, max time.Duration
+	}{
+		{0, 0, minParkDelay, minParkDelay * 5 / 4},
+		{30 * time.Second, 0, 30 * time.Second, 38 * time.Second},
+		{0, 100, minParkDelay + 100*time.Second, 132 * time.Second},
+		{0, 1_000_000_000, 5 * time.Minute, 10 * time.Minute},
+		{time.Hour, 0, 5 * time.Minute, 10 * time.Minute},
+	} {
+		seen := map[time.Duration]bool{}
+		for range 100 {
+			answer := d.park(targets[0], &BusyError{ExpiresIn: c.expires, Place: c.place, parked: true})
+			h := g.findReturned(answer)
+			if h == nil || h.delay < c.min || h.delay > c.max {
+				t.Fatalf("%s and place %d: %v", c.expires, c.place, h)
+			}
+			seen[h.delay] = true
+		}
+		if len(seen) < 90 {
+			t.Errorf("%s and place %d: %d different delays of 100", c.expires, c.place, len(seen))
+		}
+	}
+}
+
+func TestPark_parkBy(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for _, c := range []struct {
+		came, deadline, want time.Duration // from now
+	}{
+		{0, 10 * time.Second, 5 * time.Second},
+		// For its second lock it counts from when it came, not from now.
+		{-6 * time.Second, 4 * time.Second, -time.Second},
+		// The answer has to be there before the deadline.
+		{0, time.Second, 0},
+		{0, 1500 * time.Millisecond, 500 * time.Millisecond},
+	} {
+		ctx, cancel := context.WithDeadline(context.Background(), now.Add(c.deadline))
+		d := &delivery{ctx: ctx, arrivedAt: now.Add(c.came)}
+		if by, ok := d.parkDeadline(); !ok || !by.Equal(now.Add(c.want)) {
+			t.Errorf("came %s, deadline %s: parks at %s, %t; want %s", c.came, c.deadline, by.Sub(now), ok, c.want)
+		}
+		cancel()
+	}
+	if _, ok := (&delivery{ctx: context.Background(), arrivedAt: now}).parkDeadline(); ok {
+		t.Error("a task without a deadline parks for it")
+	}
+}
+
+// Asked to stop before its handler began, a task does not run, and holds nothing.
+func TestReplace_askedBeforeItRuns(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []Rule{{Task: "work"}}})
-		runs := func(err error) string {
-			id := r.enqueue("work", nil)
-			r.stage.next(t).returns(err)
-			return id
+		guard := newGuard(t, s, Rule{Task: "work", On: []string{"id"}, Busy: Replace})
+		task := asynq.NewTask("work", []byte(`{"id":1}`))
+		targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, err := range []error{asynq.SkipRetry, fmt.Errorf("enough: %w", asynq.SkipRetry)} {
-			if info := r.await(runs(err), asynq.TaskStateArchived); info.LastErr != err.Error() {
-				t.Errorf("the last error is %q", info.LastErr)
-			}
+		d := guard.newDelivery(t.Context(), task)
+		if err := d.registerArrival(targets[0]); err != nil {
+			t.Fatal(err)
 		}
-		for _, err := range []error{asynq.RevokeTask, fmt.Errorf("enough: %w", asynq.RevokeTask)} {
-			id := runs(err)
-			redistest.Eventually(t, patience, func() bool {
-				info, err := r.inspector.GetTaskInfo(r.queue, id)
-				return errors.Is(err, asynq.ErrTaskNotFound) || err == nil && info.State == asynq.TaskStateCompleted
-			}, "the task is gone")
+		d.replacing.requestStop(targets[0])
+		err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			t.Error("it runs")
+			return nil
+		}))
+		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
+			t.Errorf("answered %v", err)
+		}
+		if is, err := d.lockOf(targets[0]).Locked(t.Context()); is || err != nil {
+			t.Errorf("the key is locked: %v, %v", is, err)
 		}
 	})
 }
 
-// A handler's own busy lock is a failure of the handler, not ours.
-func TestMiddleware_ownBusyError(t *testing.T) {
+// Each guard knows its own answer, whatever it is wrapped in.
+func TestReplace_answer(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []Rule{{Task: "work"}}})
-		own := r.take("own")
-		_, err := r.lockOf("own").TryLock(context.Background())
-		for _, err := range []error{err, fmt.Errorf("wrapped: %w", err), ErrBusy, &BusyError{Rule: "work"}} {
-			id := r.enqueue("work", nil)
-			r.stage.next(t).returns(err)
-			if until := time.Until(r.awaitRetried(id, 1).NextProcessAt); until < 30*time.Minute {
-				t.Errorf("%v: it comes back in %s", err, until)
-			}
-		}
-		r.free(own)
-		if kinds := r.seen.list(EventBusy, EventRetried); len(kinds) > 0 {
-			t.Errorf("events %v", kinds)
-		}
-	})
-}
-
-func TestMiddleware_panic(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		told := make(chan error, 1)
-		r := start(t, s, setup{
-			rules: []Rule{{Task: "work"}},
-			served: func(c *asynq.Config) {
-				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
-			},
-			handler: func(context.Context, *asynq.Task) error { panic("at the disco") },
-		})
-		id := r.enqueue("work", nil)
-		info := r.awaitRetried(id, 1)
-		if err := <-told; !asynq.IsPanicError(err) {
-			t.Errorf("the ErrorHandler was told %v", err)
-		}
-		// asynq names where the panic came from: this very file.
-		if !strings.Contains(info.LastErr, "middleware_test.go:") || !strings.Contains(info.LastErr, "at the disco") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		if r.locked("work") {
-			t.Error("the key stayed taken")
-		}
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []EventKind{EventAcquired, EventReleased}) {
-			t.Errorf("events %v", kinds)
-		}
-	})
-}
-
-func TestMiddleware_goexit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules: []Rule{{Task: "work", Cooldown: time.Hour}},
-			handler: func(ctx context.Context, _ *asynq.Task) error {
-				// asynq does not notice: it files the task when its context ends.
-				defer ctx.Value(cutKey{}).(context.CancelFunc)()
-				runtime.Goexit()
-				return nil
-			},
-		})
-		id := r.enqueue("work", nil)
-		r.awaitEvent(EventReleased, id)
-		r.awaitRetried(id, 1)
-		if r.locked("work") {
-			t.Error("the key stayed taken")
-		}
-	})
-}
-
-// The same Middleware twice around one handler does not wait for itself.
-func TestMiddleware_twice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules: []Rule{{Task: "work", Scope: "a"}, {Task: "work", Scope: "b"}},
-			wrap: func(g *Guard, h asynq.Handler) asynq.Handler {
-				return g.Middleware(g.Middleware(h))
-			},
-		})
-		id := r.enqueue("work", nil, asynq.MaxRetry(0))
-		run := r.stage.next(t)
-		for _, name := range []string{"work", "work#2"} {
-			if _, ok := LeaseOf(run.ctx, name); !ok {
-				t.Errorf("no lease of %s", name)
-			}
-		}
-		other := r.enqueue("work", nil)
-		r.awaitRetried(other, 0)
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		if r.locked("a") || r.locked("b") {
-			t.Error("a key stayed taken")
-		}
-		if kinds := r.seen.kindsOf(id); len(kinds) != 4 {
-			t.Errorf("events %v", kinds)
-		}
-	})
-}
-
-func TestMiddleware_lease(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []Rule{{Task: "work", Name: "turns", On: []string{"id"}}, {Task: "free"}}})
-		var last int64
-		for range 5 {
-			id := r.enqueue("work", one)
-			run := r.stage.next(t)
-			lease, ok := Lease(run.ctx)
-			named, named2 := LeaseOf(run.ctx, "turns")
-			fence, err := Fence(run.ctx)
-			again, err2 := lease.Fence(run.ctx)
-			if !ok || err != nil || err2 != nil || !named2 || lease != named || again != fence {
-				t.Fatalf("got %v %v %v %v %v %v %v", lease, named, fence, again, ok, err, err2)
-			}
-			if fence <= last {
-				t.Errorf("the fence %d follows %d", fence, last)
-			}
-			last = fence
-			holders, err := r.lockOf("work", "1").Holders(t.Context())
-			if err != nil || len(holders) != 1 || holders[0].Token != lease.Token() ||
-				holders[0].Owner != "this-worker" || holders[0].Note != url.PathEscape(r.queue)+"/"+id {
-				t.Errorf("the holders are %+v, %v", holders, err)
-			}
-			if _, ok := LeaseOf(run.ctx, "free"); ok {
-				t.Error("a lease of a rule that does not apply")
-			}
-			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
-		}
-		ctx := t.Context()
-		if _, ok := Lease(ctx); ok {
-			t.Error("a lease outside")
-		}
-		if _, ok := LeaseOf(ctx, "turns"); ok {
-			t.Error("a lease of a rule outside")
-		}
-		if fence, err := Fence(ctx); !errors.Is(err, lock.ErrNotHeld) || fence != 0 {
-			t.Error("a fence outside")
-		}
-	})
-}
-
-func TestMiddleware_limit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const limit, workers, tasks = 3, 10, 30
-		r := start(t, s, setup{workers: workers, rules: []Rule{{Task: "work", Limit: limit, Wait: time.Minute}}})
-		var ids []string
-		for range tasks {
-			ids = append(ids, r.enqueue("work", nil))
-		}
-		var runs []*run
-		for range limit {
-			runs = append(runs, r.stage.next(t))
-		}
-		r.awaitLine(workers-limit, "work")
-		for len(runs) > 0 {
-			r.stage.none(t)
-			runs[0].returns(nil)
-			runs = runs[1:]
-			if r.stage.count() < tasks {
-				runs = append(runs, r.stage.next(t))
-			}
-		}
-		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
-		}
-		if most := r.stage.mostAtOnce("work"); most != limit {
-			t.Errorf("%d at once, want %d", most, limit)
-		}
-	})
-}
-
-func TestMiddleware_keyError(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		told := make(chan error, 10)
-		r := start(t, s, setup{
-			rules: []Rule{{Task: "work", On: []string{"user.id"}, Busy: Skip}},
-			served: func(c *asynq.Config) {
-				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
-			},
-		})
-		for payload, text := range map[string]string{
-			`{"user":{"id":`:           "JSON",
-			``:                         "payload",
-			`{"user":{}}`:              `"user.id"`,
-			`{"user":{"id":null}}`:     `"user.id"`,
-			`{"user":{"id":""}}`:       `"user.id"`,
-			`{"user":{"id":"\ud800"}}`: `"user.id"`,
+		one, other := newGuard(t, s), newGuard(t, s)
+		cause := errors.New("cause")
+		inner := &revoked{guard: one, rule: "r", key: "k", err: cause}
+		for name, err := range map[string]error{
+			"plain":     inner,
+			"wrapped":   fmt.Errorf("more: %w", inner),
+			"in others": &revoked{guard: other, err: fmt.Errorf("more: %w", inner)},
 		} {
-			for _, attempts := range []int{3, 0} {
-				id := r.enqueue("work", payload, asynq.MaxRetry(attempts))
-				info := r.await(id, asynq.TaskStateArchived)
-				if !strings.Contains(info.LastErr, text) || !strings.Contains(info.LastErr, `"work"`) || info.Retried != 0 {
-					t.Errorf("%s: archived after %d with %q", payload, info.Retried, info.LastErr)
-				}
-				var unkeyed *KeyError
-				event := r.awaitEvent(EventKeyError, id)
-				if !errors.As(event.Err, &unkeyed) || event.Task != "work" || event.Queue != r.queue {
-					t.Errorf("%s: got %+v", payload, event)
-				}
-				if err := <-told; !errors.As(err, &unkeyed) || !errors.Is(err, asynq.SkipRetry) {
-					t.Errorf("%s: the ErrorHandler was told %v", payload, err)
-				}
+			told := 0
+			cfg := one.ServerConfig(asynq.Config{
+				IsFailure:    func(error) bool { told++; return true },
+				ErrorHandler: asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { told++ }),
+			})
+			cfg.ErrorHandler.HandleError(t.Context(), nil, err)
+			if cfg.IsFailure(err) || told > 0 {
+				t.Errorf("%s: a failure, or told of (%d times)", name, told)
+			}
+			if !errors.Is(err, asynq.RevokeTask) || !errors.Is(err, ErrReplaced) || !errors.Is(err, cause) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if other.isRevoked(err) != (name == "in others") {
+				t.Errorf("%s: the other guard takes it for its own, or not", name)
 			}
 		}
-		r.stage.none(t)
-		if !strings.Contains(r.log.text(0), "no key") {
-			t.Error("nothing is logged")
+		for _, err := range []error{nil, cause, ErrReplaced, asynq.RevokeTask} {
+			if one.isRevoked(err) {
+				t.Errorf("%v is taken for the guard's own", err)
+			}
+		}
+		if text := inner.Error(); text != `automutex: rule "r": key "k": replaced by a newer task: cause` {
+			t.Errorf("its text is %q", text)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -20,6 +21,10 @@ import (
 const (
 	minParkDelay = 5 * time.Second
 	maxParkDelay = 10 * time.Minute
+
+	// orderedDelay is for each place of a task in an ordered key. A backlog of 10,000 tasks behind one that does not
+	// come asks Redis less than once a second.
+	orderedDelay = 10 * time.Second
 )
 
 // assumedHeldTime stands for a key's average held time until one was measured.
@@ -29,7 +34,7 @@ const assumedHeldTime = time.Second
 // that moves them to the front of their queue. Both are nil where they are not needed.
 func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front redis.UniversalClient, err error) {
 	i := 0
-	for i < len(cfg.Rules) && cfg.Rules[i].Busy.kind != policyPark {
+	for i < len(cfg.Rules) && cfg.Rules[i].Busy != Park {
 		i++
 	}
 	client, universal := rdb.(redis.UniversalClient)
@@ -38,8 +43,8 @@ func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front
 	case i == len(cfg.Rules):
 		return nil, nil, nil
 	case cfg.Inspector == nil && !universal:
-		mistakes.addf("Inspector", "is nil, and none can be made from a %T for the policy park of Rules[%d]; "+
-			"give one, or a redis.UniversalClient as the client", rdb, i)
+		mistakes.addf("Inspector", "is nil, and none can be made from a %T for the policy park of Rules[%d], which is that of a rule without Busy; "+
+			"give one, or a redis.UniversalClient as the client, or set Busy to automutex.Retry", rdb, i)
 		return nil, nil, joinFieldErrors(mistakes.all)
 	case cfg.WakeAtFront && !universal:
 		mistakes.addf("WakeAtFront", "needs a redis.UniversalClient, not a %T", rdb)
@@ -66,6 +71,7 @@ func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front
 // place in line. Other errors are those of acquire.
 func (d *delivery) lockOrPark(t target, handle *lock.Lock) error {
 	if d.server == nil || !d.reserveWait() {
+		defer d.takeTurn(t.key)()
 		lease, err := inner.LockOrPark(d.ctx, handle, parkNow)
 		return d.keepLease(t, lease, err)
 	}
@@ -73,7 +79,8 @@ func (d *delivery) lockOrPark(t target, handle *lock.Lock) error {
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
 	defer context.AfterFunc(d.guard.closing, cancel)()
-	waiter := d.server.workers.enterLine(measuredLock{handle})
+	waiter := d.server.workers.enterLine(measuredLock{handle, d.turn(t)}, d.number)
+	defer d.takeTurn(t.key)()
 	granted := false // stays false if an observer panics: then the worker comes free
 	defer func() { d.server.workers.leaveLine(waiter, !granted) }()
 	defer d.observeWaited(t)
@@ -93,6 +100,57 @@ func (d *delivery) lockOrPark(t target, handle *lock.Lock) error {
 		return ErrClosed // Close ended the wait, and not the policy
 	}
 	return err
+}
+
+// arrivals keeps the tasks of a key in the order in which they arrived at this process until
+// each has asked for the lock: asynq hands them over in its order, and their first commands
+// travel on different connections.
+type arrivals struct {
+	mu   sync.Mutex // guards last; held for moments
+	last map[string]chan struct{}
+}
+
+// turnPatience bounds how long a task waits for the one before it to ask. An ask that takes
+// longer has met a Redis that hangs, and then the order of arrival is lost.
+const turnPatience = time.Second
+
+// takeTurn waits until the tasks of the key that arrived before have asked for the lock. When
+// this one has asked, or the returned function is called, the next one is let through.
+func (d *delivery) takeTurn(key string) (leave func()) {
+	if d.server != nil {
+		for !d.server.workers.isFirst(d.number) {
+			time.Sleep(comingFor / 50) // comingFor in all
+		}
+	}
+	a, mine := &d.guard.arrivals, make(chan struct{})
+	a.mu.Lock()
+	before := a.last[key]
+	if a.last == nil {
+		a.last = make(map[string]chan struct{})
+	}
+	a.last[key] = mine
+	a.mu.Unlock()
+	if d.server != nil {
+		d.server.workers.cameToKey(d.number)
+	}
+	if before != nil {
+		timer := time.NewTimer(turnPatience) // its own; stopped below
+		select {
+		case <-before:
+		case <-timer.C:
+		case <-d.ctx.Done():
+		}
+		timer.Stop()
+	}
+	d.asked = sync.OnceFunc(func() {
+		close(mine)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.last[key] == mine {
+			delete(a.last, key)
+		}
+	})
+	return d.asked
 }
 
 // parkDeadline returns when a task that waits in its worker parks: after half of its time
@@ -119,13 +177,13 @@ var parkNow = func() chan struct{} {
 }()
 
 // park returns the task to asynq. Redis keeps the task's place in line. asynq runs the task
-// after parkDelay, unless a process wakes it before. park makes its returnedTask itself, since
-// returnTask would observe EventRetried.
-func (d *delivery) park(t target, busy *BusyError) outcome {
-	delay := busy.parkDelay(inner.AverageHeld(d.lockOf(t)))
+// after parkDelay, unless a process wakes it before.
+func (d *delivery) park(t target, busy *BusyError) error {
+	delay := busy.parkDelay(inner.AverageHeld(d.lockOf(t)), d.inOrder(t))
+	d.keepComesBack(delay, false)
 	d.checkInspector()
 	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return finish(&returnedTask{guard: d.guard, err: busy, delay: delay})
+	return &returnedTask{guard: d.guard, err: busy, delay: delay}
 }
 
 // parkDelay returns after how long a parked task returns if no process wakes it: about when
@@ -136,12 +194,21 @@ func (d *delivery) park(t target, busy *BusyError) outcome {
 // and at most 5 to 10 minutes, at random, so that tasks do not return together.
 //
 //   - opens is ExpiresIn: the time until the first holder's deadline, until the gate opens,
-//     or until the pause ends. A Hold adds 5 s, in which the parked tasks are woken in order.
+//     or until the pause ends. CloseGate adds 5 s, in which the parked tasks are woken in order.
 //   - The time in line doubles the delay of a task that returned and did not get the lock.
 //   - Place counts the tasks ahead in line. The holder counts with ExpiresIn.
 //   - heldTime is how long the key was held on average, 1 s for 0 (not measured), and no less
 //     than the time for which the present holder has had the key.
-func (e *BusyError) parkDelay(heldTime time.Duration) time.Duration {
+//
+// Behind an archived task of an ordered key it is 5 to 10 minutes at once: to run or skip that task wakes the
+// next one. A task of an ordered key stays away for at least orderedDelay/2 for each place beyond that.
+func (e *BusyError) parkDelay(heldTime time.Duration, ordered bool) time.Duration {
+	if far := time.Duration(min(e.Place, 1e6)) * orderedDelay; ordered && far > maxParkDelay {
+		return far - rand.N(far/2) //nolint:gosec // jitter, no secret
+	}
+	if e.Reason == ReasonArchived {
+		return maxParkDelay - rand.N(maxParkDelay/2) //nolint:gosec // jitter, no secret
+	}
 	if heldTime == 0 {
 		heldTime = assumedHeldTime
 	}
@@ -149,7 +216,7 @@ func (e *BusyError) parkDelay(heldTime time.Duration) time.Duration {
 		heldTime = max(heldTime, e.takenFor)
 	}
 	opens := e.ExpiresIn
-	if e.Reason == ReasonHold {
+	if e.Reason == ReasonClosed {
 		opens += minParkDelay // time to wake the parked tasks, in order
 	}
 	wait := max(opens, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(heldTime, maxParkDelay)
@@ -207,8 +274,3 @@ func (d *delivery) lookForItself() error {
 		return fmt.Errorf("no answer within %s", inspectorPatience)
 	}
 }
-
-// parkedOnText is in the last error of a task that is parked on the key. wakeParked
-// recognizes the task by it. The text ends in a comma, so that the text of one key is not
-// part of the text of a longer key.
-func parkedOnText(key string) string { return "parked on " + key + "," }

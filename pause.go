@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/lock"
 )
@@ -41,16 +42,12 @@ func pauseDelay(left time.Duration) time.Duration {
 	return pauseLook/2 + rand.N(pauseLook) //nolint:gosec // jitter, no secret
 }
 
-// checkPaused returns the task to asynq, before it takes any lock, if one of its keys is
-// paused: otherwise it would take the locks before that one for nothing. A task that
-// can park goes on, and parks when it comes to that lock; a task on its last attempt
-// waits there.
-func (d *delivery) checkPaused(targets []target) outcome {
-	if d.lastAttempt {
-		return outcome{}
-	}
-	for _, t := range targets {
-		if t.rule.Busy.kind == policyPark && d.note != "" || d.holds(t.key) {
+// checkPaused looks for a paused key before the task takes any lock: otherwise it would take the
+// locks before that one for nothing. A task that can park goes on, and parks when it comes to
+// that lock; a task on its last attempt waits there.
+func (d *delivery) checkPaused() obstacle {
+	for _, t := range d.targets {
+		if d.lastAttempt || t.rule.Busy.kind == policyPark && d.note != "" || d.without[t.key] || d.holds(t.key) {
 			continue
 		}
 		err := d.pausedError(t)
@@ -59,13 +56,13 @@ func (d *delivery) checkPaused(targets []target) outcome {
 		}
 		if t.rule.Busy.kind == policyReplace {
 			// The newest wins, whatever the order in which they come back.
-			if err := d.registerArrival(t); err != nil {
-				return d.decide(t, err)
+			if failed := d.registerArrival(t); failed != nil {
+				err = failed
 			}
 		}
-		return d.decide(t, err)
+		return d.report(d.refused(t, err))
 	}
-	return outcome{}
+	return obstacle{why: decide.Nothing}
 }
 
 // pausedError returns a *BusyError if the key of t is paused, nil if it is not, or the error
@@ -76,15 +73,6 @@ func (d *delivery) pausedError(t target) error {
 		return nil
 	}
 	return d.toBusyError(t, err)
-}
-
-// applyPause returns a task to asynq whose key is paused, whatever the policy.
-func (d *delivery) applyPause(t target, busy *BusyError) outcome {
-	d.observe(Event{Kind: EventPaused, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Waited: busy.Waited, Busy: busy})
-	if busy.parked {
-		return d.park(t, busy)
-	}
-	return d.retry(t, busy, pauseDelay(busy.ExpiresIn))
 }
 
 // pauseWatch ends the waits in line of tasks whose key is paused while they wait, so that a
@@ -160,15 +148,12 @@ func (g *Guard) onControls(inForce []lock.Control) {
 	}
 }
 
-// hasScope reports whether some rule has that scope, as it stands in keys. The scope of
-// a rule without one is the type of its task.
+// hasScope reports whether a control for that scope, as it stands in keys, is for some rule. The
+// scope of a rule without one is the type of its task.
 func (rs *ruleSet) hasScope(scope string) bool {
 	for _, p := range rs.declared {
 		for _, rule := range p.rules {
-			switch {
-			case rule.Scope != "" && keytext.Scope(rule.Scope) == scope:
-				return true
-			case rule.Scope == "" && strings.HasPrefix(scope, keytext.Escape(rule.Task)):
+			if keytext.ControlsRule(rule.Scope, rule.Task, scope) {
 				return true
 			}
 		}

@@ -13,12 +13,12 @@ import (
 )
 
 // Policy says what happens to a task that did not get its lock within the rule's Wait. The
-// zero value is [Retry]. Policies are values: they can be compared with ==, copied, and used
+// zero value is [Park]. Policies are values: they can be compared with ==, copied, and used
 // by many goroutines. Two calls of [AfterFailure] give two different policies.
 //
 // An attempt is "spent" when asynq counts it against the task's MaxRetry. A
 // task whose own earlier attempt still holds the lock ([BusyError].SameTask)
-// is retried whatever the policy, except under [Allow] and [AfterFailure].
+// is retried whatever the policy, except under [Allow].
 type Policy struct {
 	kind  policyKind
 	delay time.Duration
@@ -28,24 +28,25 @@ type Policy struct {
 // policyKind is the kind of a Policy. These places decide by it; look at each of them when
 // you add a policy:
 //
-//	policy.go      String, check, policyFor: when Retry applies instead
-//	middleware.go  applyPolicy: what the policy does; runsWithoutKey: Allow
-//	wait.go        acquire, waitOnce, longestWait: how the task waits
+//	policy.go      String, check
+//	outcome.go     wish, mayEnd: what package decide is to know of it
+//	wait.go        acquire, acquireStaying, longestWait: how the task waits
 //	pause.go       checkPaused: Park keeps its place, Replace registers its arrival
-//	hold.go        parkFirst: Park
+//	gate.go        closedItsGate: Park
+//	look.go        makeKeys: Allow
 //	match.go       newRuleSet: Park counts busy workers
 //	park.go        parkClients: Park needs an Inspector
-//	notices.go     noticeReplaceThenEnd: policies that end a task unrun
+//	config.go      noticeReplaceThenEnd: policies that end a task unrun
 //	config/values.go  policies: the name in files
 type policyKind uint8
 
 const (
-	policyRetry policyKind = iota // the zero value of Policy
+	policyPark policyKind = iota // the zero value of Policy
+	policyRetry
 	policyRetryIn
 	policySkip
 	policyArchive
 	policyFail
-	policyPark
 	policyReplace
 	policyAllow
 	policyAfterFailure
@@ -62,7 +63,7 @@ var (
 	// Retry returns the task to asynq, to run again after 1 to 5 seconds. asynq looks for such
 	// tasks every DelayedTaskCheckInterval (5 seconds by default), so without [Rule].Wait a
 	// hot key runs about one task in that time. The attempt is not spent. A task on its last
-	// attempt waits in its worker instead. Retry is the zero value.
+	// attempt waits in its worker instead.
 	Retry = Policy{kind: policyRetry}
 
 	// Skip ends the task as done without running its handler. Config.Observe gets
@@ -73,8 +74,9 @@ var (
 	// as a handler does with asynq.SkipRetry.
 	Archive = Policy{kind: policyArchive}
 
-	// Fail fails the attempt with the [*BusyError]. The attempt is spent, so
-	// asynq retries the task with its own delays and archives it in the end.
+	// Fail fails the attempt with the [*BusyError]. The attempt is spent, so asynq retries the
+	// task with its own delays and archives it in the end. Only the first attempt is spent for a
+	// [Rate]: later ones go back unspent until the rate allows a start.
 	Fail = Policy{kind: policyFail}
 
 	// Park keeps the task's place in line, and takes no worker from other tasks. The task
@@ -91,10 +93,11 @@ var (
 	// such tasks a Timeout longer than the wait, or a higher MaxRetry.
 	//
 	// asynq's Inspector runs a parked task when its turn comes. The task then stands
-	// behind what its queue has pending; see [Config].WakeAtFront. Tasks that wait
+	// behind what its queue has pending; see [Config].WakeAtFront. Park is the zero value. Without
+	// Config.Inspector the Guard's client must be a redis.UniversalClient, or New refuses the rule. Tasks that wait
 	// in workers are served first come, first served. Parked tasks are woken in that
 	// order, but waiting tasks may overtake them.
-	Park = Policy{kind: policyPark}
+	Park = Policy{}
 
 	// Replace lets the newest task win. A task that finds the lock taken asks the older one to
 	// stop: the context of its handler ends with cause [ErrReplaced]. The newer task waits in
@@ -107,8 +110,8 @@ var (
 	// replaces a task that came later: it waits for its turn. Redis forgets a task's age when
 	// the task is done, revoked or archived, or has not come for an hour.
 	//
-	// If several rules apply to a task, declare rules that may end it unrun (Skip, Archive,
-	// Fail) before the rule with Replace. Otherwise the task may stop an older one and then
+	// If several rules apply to a task, declare rules that may end it unrun (Skip, Archive, Fail,
+	// AfterFailure) before the rule with Replace. Otherwise the task may stop an older one and then
 	// not run itself. New warns of that.
 	//
 	// Only tasks of rules with this policy are asked to stop: other holders of a
@@ -126,19 +129,22 @@ var (
 // RetryIn is [Retry] with the delay d, at least a millisecond; [New] refuses less. asynq
 // drops fractions of a second, and looks for tasks to retry every few seconds
 // (DelayedTaskCheckInterval). So a task may return up to a second before d is over, or
-// some seconds after.
+// some seconds after. For a closed gate or a pause the task returns when that ends, not after d.
 func RetryIn(d time.Duration) Policy {
 	return Policy{kind: policyRetryIn, delay: d}
 }
 
 // AfterFailure calls fn when the key is busy. fn's result becomes the handler's result: nil
 // ends the task as done, an error fails the attempt (spent), and an error that wraps
-// asynq.SkipRetry archives the task, even if it also wraps busy. Return busy, or an error that
-// wraps it, to retry as under [Retry]. To fail the attempt with the text of busy, format busy
-// with %v and not %w.
+// asynq.SkipRetry archives the task, even if it also wraps busy. An error that wraps
+// asynq.RevokeTask drops the task; a [RetryAfter] returns it for that time. Return busy, or an
+// error that wraps it, to retry as under [Retry]. To fail the attempt with the text of busy,
+// format busy with %v and not %w.
 //
-// fn runs in the worker, with the context of the task. It also runs if an earlier attempt of
-// the same task holds the lock; busy.SameTask is then true. Many goroutines call fn at once.
+// fn runs if others hold the key, a cooldown lasts or the rate is used up; not for a pause,
+// [CloseGate], [Config].MaxWaiting, an earlier attempt of the task, or a task whose handler
+// returned RetryAfter (a cooldown excepted); nor for the rate, if an attempt of the task was
+// spent. fn runs in the worker, with the context of the task. Many goroutines call it at once.
 // [New] refuses a nil fn.
 func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error) Policy {
 	return Policy{kind: policyAfterFailure, after: &afterFailure{fn: fn}}
@@ -189,35 +195,7 @@ func (p Policy) check() error {
 	return nil
 }
 
-// policyFor returns the policy that applies to a task that found the key of t busy: the
-// rule's, or Retry in two cases.
-//
-//   - An earlier attempt of the task holds the lock: Skip, Archive and Fail would lose the
-//     task's work. Park and Replace retry anyway: no task parks behind itself, or stops
-//     itself. Allow, AfterFailure (its function decides) and RetryIn stay.
-//   - The key is on Hold, which says nothing about the task, so no policy may end the task
-//     because of it, nor may the function of AfterFailure. Allow and Park stay.
-//
-// A policy that is added is replaced by Retry in both cases, unless it is named here.
-func (t target) policyFor(busy *BusyError) Policy {
-	policy := t.rule.Busy
-	switch {
-	case policy.kind == policyAllow:
-		return policy
-	case busy.SameTask && policy.kind != policyAfterFailure && policy.kind != policyRetryIn,
-		busy.Reason == ReasonHold && policy.kind != policyPark:
-		return Retry
-	}
-	return policy
-}
-
 // retryDelay is Retry's: 1 to 5 s.
 func retryDelay() time.Duration {
 	return time.Second + rand.N(4*time.Second) //nolint:gosec // jitter, no secret
-}
-
-// returnsBusy reports whether err is busy itself, or wraps it.
-func returnsBusy(err error, busy *BusyError) bool {
-	var got *BusyError
-	return errors.As(err, &got) && got == busy
 }

@@ -3,6 +3,8 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -10,49 +12,150 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-func TestPolicy_String(t *testing.T) {
+// A backend error comes back after 1 to 30 s, the later the longer Redis has
+// been away.
+func TestBackend_delay(t *testing.T) {
 	t.Parallel()
-	var zero Policy
-	for want, policy := range map[string]Policy{
-		"retry":         zero,
-		"retry in 5s":   RetryIn(5 * time.Second),
-		"skip":          Skip,
-		"archive":       Archive,
-		"fail":          Fail,
-		"park":          Park,
-		"replace":       Replace,
-		"allow":         Allow,
-		"after failure": AfterFailure(func(context.Context, *asynq.Task, *BusyError) error { return nil }),
+	for after, bounds := range map[time.Duration][2]time.Duration{
+		0:                {time.Second, 2 * time.Second},
+		10 * time.Second: {5 * time.Second, 11 * time.Second},
+		time.Hour:        {15 * time.Second, 30 * time.Second},
 	} {
-		if got := policy.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
+		o := &outage{since: time.Now().Add(-after)}
+		seen := map[time.Duration]bool{}
+		for range 1000 {
+			d := o.delay("a key")
+			if d < bounds[0] || d > bounds[1] {
+				t.Fatalf("after %s: %s, not within %v", after, d, bounds)
+			}
+			seen[d] = true
+		}
+		if len(seen) < 500 {
+			t.Errorf("after %s: no jitter", after)
 		}
 	}
 }
 
-func TestPolicy_isComparable(t *testing.T) {
+// Tasks that met a closed gate together return after it opens, spread over a quarter of that
+// time, 2 to 30 s; after a hold a second later than the task that made it.
+func TestGate_delaySpreads(t *testing.T) {
 	t.Parallel()
-	fn := func(context.Context, *asynq.Task, *BusyError) error { return nil }
-	after := AfterFailure(fn)
-	policies := []Policy{
-		Retry, Skip, Archive, Fail, Park, Replace, Allow,
-		RetryIn(time.Second), RetryIn(2 * time.Second), after, AfterFailure(fn),
+	for _, c := range []struct {
+		reason               string
+		opens, first, spread time.Duration
+	}{
+		{ReasonRate, time.Millisecond, time.Millisecond, 2 * time.Second},
+		{ReasonCooldown, 40 * time.Second, 40 * time.Second, 10 * time.Second},
+		{ReasonRate, time.Hour, time.Hour, 30 * time.Second},
+		{ReasonClosed, 40 * time.Second, 41 * time.Second, 10 * time.Second},
+	} {
+		busy := &BusyError{Reason: c.reason, ExpiresIn: c.opens}
+		seen, last := map[time.Duration]bool{}, time.Duration(0)
+		for range 1000 {
+			d := busy.gateDelay()
+			if most := c.first + time.Second + c.spread; d < c.first || d > most { // asynq's times are whole seconds
+				t.Fatalf("%s that opens in %s: back after %s, want %s to %s", c.reason, c.opens, d, c.first, most)
+			}
+			seen[d], last = true, max(last, d)
+		}
+		if len(seen) < 900 || last < c.first+c.spread/2 {
+			t.Errorf("%s that opens in %s: %d different delays up to %s of 1000", c.reason, c.opens, len(seen), last)
+		}
 	}
-	for i, a := range policies {
-		for j, b := range policies {
-			if (a == b) != (i == j) {
-				t.Errorf("%s (%d) == %s (%d) is %t", a, i, b, j, a == b)
+}
+
+// What fails for one task or one key is no outage: it is logged once, and tried again at growing intervals.
+func TestOutage_ofOneSubject(t *testing.T) {
+	t.Parallel()
+	text := &logged{}
+	log := text.logger(slog.LevelInfo)
+	o, away := redisOutage(), errors.New("away")
+	for range 50 {
+		o.recordFailure(log, "Redis", "poisoned", away)
+		o.recordSuccess(log, "another")
+	}
+	if text := text.String(); strings.Count(text, "cannot be asked") != 1 || strings.Count(text, "answers again") != 1 || strings.Count(text, "fails for this one") != 1 {
+		t.Errorf("log: %s", text)
+	}
+	f := o.subjects["poisoned"]
+	f.since = time.Now().Add(-time.Hour)
+	o.subjects["poisoned"] = f
+	if d := o.delay("poisoned"); d < 15*time.Second {
+		t.Errorf("it is tried again after %s, an hour after it first failed", d)
+	}
+	if d := o.delay("another"); d > 2*time.Second {
+		t.Errorf("another one is tried again after %s", d)
+	}
+	o.recordSuccess(log, "poisoned")
+	if len(o.subjects) != 0 {
+		t.Error("it works again, and is remembered")
+	}
+	for i := range 2 * maxFailing {
+		o.recordFailure(log, "Redis", fmt.Sprint(i), away)
+	}
+	if len(o.subjects) != maxFailing {
+		t.Errorf("%d subjects are remembered", len(o.subjects))
+	}
+}
+
+// tripsInVain counts how often parked tasks that nobody calls come back to a key that
+// one holder keeps for job: places are kept, and the lease is renewed all the time.
+func tripsInVain(parked int, job, ttl, hold time.Duration) (trips int) {
+	for place := range parked {
+		for at := time.Duration(0); ; trips++ {
+			busy := &BusyError{ExpiresIn: ttl, Place: place, takenFor: at, inLine: at, parked: true}
+			if at += busy.parkDelay(hold, false); at >= job {
+				break
 			}
 		}
 	}
-	if copied := after; copied != after {
-		t.Error("a copy of a policy differs from it")
+	return trips
+}
+
+// Behind a holder that works for long, parked tasks come back in vain rarely: also when
+// no hold was measured, and when earlier ones were short.
+func TestPark_staysAwayBehindALongHolder(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		what      string
+		ttl, hold time.Duration
+		most      int
+	}{
+		{"no hold was measured, TTL 30 s", 30 * time.Second, 0, 50},
+		{"no hold was measured, TTL 5 s", 5 * time.Second, 0, 100},
+		{"holds were short so far, TTL 30 s", 30 * time.Second, 20 * time.Millisecond, 330},
+		{"holds were short so far, TTL 5 s", 5 * time.Second, 20 * time.Millisecond, 400},
+	} {
+		if n := tripsInVain(300, time.Minute, c.ttl, c.hold); n > c.most {
+			t.Errorf("%s: 300 tasks parked behind a job of a minute came back %d times, want %d at most", c.what, n, c.most)
+		}
 	}
-	if RetryIn(time.Second) != RetryIn(time.Second) {
-		t.Error("RetryIn with one delay gives two policies")
+	// A job that takes an hour: each comes back once in five to ten minutes.
+	if n := tripsInVain(300, time.Hour, 30*time.Second, 0); n > 300*15 {
+		t.Errorf("300 tasks parked behind a job of an hour came back %d times", n)
 	}
-	if (Policy{}) != Retry {
-		t.Error("the zero value is not Retry")
+}
+
+// Tasks that were paused together come back spread, and not all too late.
+func TestPauseDelay(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ left, least, most time.Duration }{
+		{0, 30 * time.Second, 90 * time.Second},
+		{time.Millisecond, time.Millisecond, 5*time.Second + time.Millisecond},
+		{time.Minute, time.Minute, 90 * time.Second},
+		{24 * time.Hour, 30 * time.Second, 90 * time.Second},
+	} {
+		first, last := time.Duration(1<<62), time.Duration(0)
+		for range 1000 {
+			d := pauseDelay(test.left)
+			if d < test.least || d > test.most {
+				t.Fatalf("%s left: comes back after %s, want %s to %s", test.left, d, test.least, test.most)
+			}
+			first, last = min(first, d), max(last, d)
+		}
+		if last-first < 4*time.Second {
+			t.Errorf("%s left: all come back within %s", test.left, last-first)
+		}
 	}
 }
 
@@ -86,5 +189,24 @@ func TestPolicy_check(t *testing.T) {
 		if err := policy.check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want an error with %q", policy, err, want)
 		}
+	}
+}
+
+// Far behind in an ordered key a task stays away for longer: if nobody wakes it, the whole backlog asks less than once a second.
+func TestParkDelay_ordered(t *testing.T) {
+	t.Parallel()
+	perSecond := 0.0
+	for place := 1; place <= 10_000; place++ {
+		busy := &BusyError{Place: place, Reason: ReasonArchived}
+		delay := busy.parkDelay(time.Millisecond, true)
+		if delay < minParkDelay || place > 60 && delay < time.Duration(place)*orderedDelay/2 {
+			t.Fatalf("place %d: %s", place, delay)
+		}
+		if place > 60 {
+			perSecond += 1 / delay.Seconds()
+		}
+	}
+	if perSecond > 1 {
+		t.Errorf("%.2f tasks a second come back", perSecond)
 	}
 }

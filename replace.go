@@ -8,8 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hibiken/asynq"
-
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
@@ -30,7 +29,6 @@ type replaceState struct {
 	replacedAt    target
 
 	endContext func() // ends the handler's context and its watcher
-	finished   bool   // asynq will not run the task again, so that its arrivals can be forgotten
 }
 
 // arrival is when a task first came to a lock.
@@ -222,65 +220,40 @@ func (d *delivery) replaceableContext() context.Context {
 	return ctx
 }
 
-// handlerResult returns the result for asynq of a handler that returned err: err itself, or
-// a revoked if the task was replaced and its handler failed.
-func (d *delivery) handlerResult(err error) error {
-	switch {
-	case d.replacing == nil || d.ctx.Err() != nil:
-		return err // asynq has already moved a task whose context ended to retry or archived
-	case err == nil || !d.isReplaced():
-		d.replacing.finished = err == nil || d.lastAttempt || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask)
-		return err
-	}
-	return d.revoke(err)
-}
-
-// replacedBeforeStart ends a task that was asked to stop before it had all of its
-// locks. err says why it did not get the lock of t, whose rule may have another policy.
-func (d *delivery) replacedBeforeStart(t target, err error) outcome {
-	var busy *BusyError
-	if errors.As(err, &busy) {
-		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: Replace, Waited: busy.Waited, Busy: busy})
-	}
-	return finish(d.revoke(nil))
-}
-
-// revoke ends a replaced task. err is what its handler returned, or nil when the
-// handler has not started.
-func (d *delivery) revoke(err error) error {
+// revoke returns the error of a replaced task, which its handler may have returned with an error.
+func (d *delivery) revoke(met obstacle) error {
 	s := d.replacing
-	s.finished = true
 	e := Event{Kind: EventReplaced, Rule: s.replacedAt.rule.Name, Key: s.replacedAt.key, Policy: s.replacedAt.rule.Busy}
-	if err == nil {
-		e.Waited = time.Since(s.firstArrival)
+	var err error
+	if met.ran {
+		err, e.Held = met.err, time.Since(d.handlerStart)
 	} else {
-		e.Held = time.Since(d.handlerStart)
+		e.Waited = time.Since(s.firstArrival)
 	}
 	d.guard.log.Debug("automutex: replaced by a newer task", "rule", e.Rule, "key", e.Key, "task", d.note, "held", e.Held)
 	d.observe(e)
 	return &revoked{guard: d.guard, rule: e.Rule, key: e.Key, err: err}
 }
 
-// forgetArrivals ends the handler's context and its watcher. If the task is finished it
+// forgetArrivals ends the handler's context and its watcher. If the task does not run again it
 // deletes the task's arrivals in Redis: a later task with the same ID is a new one. release
 // calls it after the locks are released, so that no task waits for it.
-func (d *delivery) forgetArrivals() {
+func (d *delivery) forgetArrivals(decision decide.Decision) {
 	s := d.replacing
 	if s == nil {
 		return
 	}
 	if s.endContext != nil {
 		s.endContext()
+		s.endContext = nil
 	}
-	if !s.finished {
-		for key, arrived := range s.arrivals {
-			arrived.isNew = false // its handler may run again in this delivery, see retryHere
-			s.arrivals[key] = arrived
-		}
-		return
-	}
+	// At a shutdown asynq ends the context of a task too, and requeues it.
+	requeued := decision.What == decide.Leave && d.guard.closing.Err() != nil
 	for key, arrived := range s.arrivals {
-		if err := inner.Forget(context.WithoutCancel(d.ctx), arrived.lock); err != nil {
+		if !decision.Final(d.lastAttempt) || requeued {
+			arrived.isNew = false // its handler may run again in this delivery
+			s.arrivals[key] = arrived
+		} else if err := inner.Forget(context.WithoutCancel(d.ctx), arrived.lock); err != nil {
 			d.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after an hour", "key", key, "task", d.note, "error", err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -31,7 +32,8 @@ type Rule struct {
 	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's
 	// ServeMux does: a rule whose Task equals the type applies, otherwise the rules with the
 	// longest Task that the type begins with. Several rules with the same Task all apply; each
-	// of them needs a Scope. Task must not be blank.
+	// of them needs a Scope. Task must not be blank. To leave a longer type out of a rule, declare a rule
+	// for that type whose Key returns [NoLock].
 	Task string
 
 	// On lists the payload fields that the key is made from, as [Fields] takes
@@ -46,6 +48,10 @@ type Rule struct {
 	// one or the other. See [KeyFunc] for its errors.
 	Key KeyFunc
 
+	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null
+	// or empty. Without it such a task is archived with a [*KeyError]. It needs On or OnHeaders.
+	Optional bool
+
 	// Payload is a value of the Go type that the payload, or the result of
 	// [Config].Decode, is decoded into. With it, New refuses a path in On for which
 	// the type has no JSON field. Only the type matters, not the value. nil means
@@ -53,7 +59,7 @@ type Rule struct {
 	Payload any
 
 	// Scope is the first part of the key. Rules with the same Scope share their
-	// locks, and must have the same Limit, TTL and Rate. Empty means the task's own
+	// locks, and must have the same Limit, TTL, Rate and Fence. Empty means the task's own
 	// type: if Task is a prefix, each type that it matches has locks of its own.
 	//
 	// A task to which several rules apply takes all their locks. The order is the same for all
@@ -62,7 +68,8 @@ type Rule struct {
 	// [New] refuses rules that contradict each other on the order of scopes.
 	Scope string
 
-	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex.
+	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex; with a Rate it must be
+	// said: 1, or [Unlimited] for a Rate alone.
 	// Negative numbers are refused.
 	Limit int
 
@@ -70,11 +77,8 @@ type Rule struct {
 	// Limit or LimitOf, not both. Many goroutines call LimitOf at once, once for each attempt,
 	// with the task as a Key gets it. Two tasks of one key should have the same limit. If they
 	// differ, as while a plan changes, each task goes by its own. A result below 1 archives
-	// the task. An error has the same effect as that of a [KeyFunc]: a [*KeyError], or an
-	// error that wraps asynq.SkipRetry, archives the task; after [NoLock] the task takes no
-	// lock of this rule; after any other error it returns to asynq, its attempt not spent. A
-	// limit that an operator sets wins; see [Guard.Controls]. [LimitField] reads the limit
-	// from the payload.
+	// the task. An error has the same effect as that of a [KeyFunc]. A limit that an operator
+	// sets wins; see [Guard.Controls]. [LimitField] reads the limit from the payload.
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
 	// TTL is the length of a lease, which is renewed while the handler runs.
@@ -84,7 +88,7 @@ type Rule struct {
 	TTL time.Duration
 
 	// Wait is the longest time that a task waits in line, in its worker, before the policy
-	// applies. 0 means no wait; for [Replace] it means a TTL. Time in line counts against the
+	// applies. 0 means no wait; for [Replace] it means a TTL. Under [Park] it has no effect. Time in line counts against the
 	// task's Timeout (30 minutes unless the task was enqueued with another), so the Timeout
 	// should cover the Wait and the work. A wait ends a second before the task's deadline at
 	// the latest. Less than a millisecond is refused.
@@ -105,8 +109,25 @@ type Rule struct {
 	// bounds how many run at once. The zero value is no bound. See [Rate].
 	Rate Rate
 
+	// InOrder runs the tasks of a key one at a time, in the order in which their enqueueing through a [Client]
+	// returned, also through failures: a task that failed and will be retried keeps its key. Make the
+	// Client with [NewClient] from the same Config. A task that was enqueued otherwise joins the order when it comes to a
+	// worker. Limit is 1 and Busy is Park; both may be left out. See docs/guide.md for what InOrder does not promise.
+	InOrder bool
+
+	// OnArchive is what happens to the key of an ordered task that asynq archives. The zero value is [HoldKey].
+	OnArchive OnArchive
+
+	// MaxQueued bounds how many tasks of a key are enqueued and not done. A Client refuses further ones with a
+	// [*FullError]. 0 means no bound; negative numbers are refused. It needs InOrder.
+	MaxQueued int
+	// Fence gives each lease of the rule a fence, which [Fence] returns. It needs a Limit of 1, and
+	// costs a key that nobody else wants a dearer command. Rules with the same Scope must have the same
+	// Fence.
+	Fence bool
+
 	// Busy is what happens to a task that did not get its lock. The zero value
-	// is [Retry].
+	// is [Park].
 	Busy Policy
 }
 
@@ -120,6 +141,7 @@ type compiledRule struct {
 	fields       *jsonkey.Fields // the paths of On alone; nil without any
 	lockOptions  []lock.Option   // the options of all locks of the rule
 	keyOutage    *outage         // of the functions that make its key and its limit
+	asksBack     atomic.Bool     // a handler has asked for its task to come back, see keepComesBack
 }
 
 // where names the rule in an error or a log line.
@@ -188,6 +210,9 @@ func (c *compiledRule) fillDefaults() {
 		c.TTL = defaultTTL
 	}
 	c.lockOptions = []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), inner.OnePerNote(), c.Rate.option()}
+	if c.Fence {
+		c.lockOptions = append(c.lockOptions, lock.Fenced())
+	}
 	c.On = slices.Clone(c.On)
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }
@@ -205,15 +230,11 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("Key", "excludes On and OnHeaders; keep the one or the other")
 	}
 	c.checkOn(&mistakes)
-	for i, name := range c.OnHeaders {
-		switch {
-		case name == "":
-			mistakes.add("OnHeaders", i, errors.New("is empty; name a header, or leave it out"))
-		case slices.Index(c.OnHeaders, name) < i:
-			mistakes.add("OnHeaders", i, fmt.Errorf("%q is there twice; leave one out", name))
-		}
-	}
+	c.checkHeaders(&mistakes)
 
+	if c.Rate != (Rate{}) && c.Limit == 0 && c.LimitOf == nil && !c.InOrder {
+		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or automutex.Unlimited if only the Rate bounds them")
+	}
 	if c.LimitOf != nil && c.Limit != 0 {
 		mistakes.addf("LimitOf", "excludes Limit, which is %d; keep the one or the other", c.Limit)
 	}
@@ -247,6 +268,13 @@ func (c *compiledRule) check() []*FieldError {
 	if err := c.Rate.check(); err != nil {
 		mistakes.addf("Rate", "%w", err)
 	}
+	if c.Optional && len(c.On)+len(c.OnHeaders) == 0 {
+		mistakes.addf("Optional", "needs On or OnHeaders, whose fields may be missing; a Key returns NoLock instead")
+	}
+	c.checkOrder(&mistakes)
+	if c.Fence && (c.Limit > 1 || c.LimitOf != nil) {
+		mistakes.addf("Fence", "needs a Limit of 1: fences of holders at the same time protect nothing; leave Fence or the limit out")
+	}
 	if err := c.Busy.check(); err != nil {
 		mistakes.addf("Busy", "%w", err)
 	}
@@ -260,7 +288,8 @@ func (c *compiledRule) checkLimitOf() error {
 		return nil
 	}
 	if of := limitfield.Of(c.LimitOf); of != nil {
-		return CheckLimitField(of.Path, of.Fallback, of.Most)
+		_, err := parseLimitField(of.Path, of.Fallback, of.Most)
+		return err
 	}
 	return nil
 }
@@ -280,16 +309,34 @@ func (c *compiledRule) checkOn(mistakes *fieldErrors) {
 	}
 }
 
+// checkHeaders adds the mistakes in OnHeaders.
+func (c *compiledRule) checkHeaders(mistakes *fieldErrors) {
+	for i, name := range c.OnHeaders {
+		switch {
+		case name == "":
+			mistakes.add("OnHeaders", i, errors.New("is empty; name a header, or leave it out"))
+		case slices.Index(c.OnHeaders, name) < i:
+			mistakes.add("OnHeaders", i, fmt.Errorf("%q is there twice; leave one out", name))
+		}
+	}
+}
+
 // checkTogether returns the mistakes that several rules make together, such as a Name that
 // two of them have. Callers have filled in the defaults.
 func checkTogether(rules []*compiledRule) []*FieldError {
 	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}
+	ordered := map[string]*compiledRule{}
 	for _, rule := range rules {
 		tasks[rule.Task]++
 	}
 	for _, rule := range rules {
 		mistakes.rule = rule
+		if other := ordered[rule.Task]; rule.InOrder && other != nil {
+			mistakes.addf("InOrder", "is set in %s too, for the same Task: a task has one place in one order; leave one out", other.where())
+		} else if rule.InOrder {
+			ordered[rule.Task] = rule
+		}
 		if first := names[rule.Name]; first != nil {
 			mistakes.addf("Name", "is that of Rules[%d] too; names are unique", first.index)
 		} else {
@@ -305,6 +352,7 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 			scopes[scope] = rule
 			continue
 		}
+		checkOrderTogether(&mistakes, first, rule, scope)
 		if (first.LimitOf == nil) != (rule.LimitOf == nil) {
 			mistakes.addf("LimitOf", "is set here or in %s, and not in the other, for the same scope %q; one scope has one Limit", first.where(), scope)
 		}
@@ -313,6 +361,9 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 		}
 		if first.TTL != rule.TTL {
 			mistakes.addf("TTL", "is %s, but %s has %s for the same scope %q; one scope has one TTL", rule.TTL, first.where(), first.TTL, scope)
+		}
+		if first.Fence != rule.Fence {
+			mistakes.addf("Fence", "is %t, but %s has %t for the same scope %q; one scope has one Fence", rule.Fence, first.where(), first.Fence, scope)
 		}
 		if first.Rate != rule.Rate {
 			mistakes.addf("Rate", "is %s, but %s has %s for the same scope %q; one scope has one Rate", rule.Rate, first.where(), first.Rate, scope)

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-
-	"github.com/automutex/automutex/internal/redistest"
 )
 
 func TestCompile_defaults(t *testing.T) {
@@ -31,7 +29,7 @@ func TestCompile_defaults(t *testing.T) {
 		t.Fatal(err, notices)
 	}
 	plain := rs.match("plain")[0]
-	want := Rule{Task: "plain", Name: "plain", Limit: 1, TTL: 30 * time.Second, Busy: Retry}
+	want := Rule{Task: "plain", Name: "plain", Limit: 1, TTL: 30 * time.Second, Busy: Park}
 	if !reflect.DeepEqual(plain.Rule, want) {
 		t.Errorf("got %+v, want %+v", plain.Rule, want)
 	}
@@ -134,13 +132,15 @@ func TestCompile_refuses(t *testing.T) {
 		{"tiny max hold", one(Rule{MaxHold: 1}), []string{`MaxHold: 1ns is too short; `}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
 		{"tiny cooldown", one(Rule{Cooldown: 999 * time.Microsecond}), []string{`Cooldown: 999µs is too short; `}},
-		{"negative starts", one(Rule{Rate: Rate{Starts: -1, Per: time.Second}}), []string{`Rate: a rate of -1 starts`}},
-		{"no starts", one(Rule{Rate: Rate{Per: time.Second}}), []string{`Rate: it needs both Starts and Per`}},
-		{"no period", one(Rule{Rate: Rate{Starts: 5}}), []string{`Rate: it needs both Starts and Per`}},
-		{"negative period", one(Rule{Rate: Rate{Starts: 5, Per: -time.Second}}), []string{`Rate: a rate per -1s`}},
-		{"too fast", one(Rule{Rate: Rate{Starts: 2, Per: time.Microsecond}}), []string{`Rate: a rate of 2 starts per 1µs: at most one a microsecond`}},
-		{"too slow", one(Rule{Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}), []string{`Rate: a rate per 8784h0m0s: at most 8760h`}},
-		{"negative burst", one(Rule{Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}), []string{`Rate: a Burst of -1 is negative`}},
+		{"negative starts", one(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}), []string{`Rate: a rate of -1 starts`}},
+		{"no starts", one(Rule{Limit: 1, Rate: Rate{Per: time.Second}}), []string{`Rate: it needs both Starts and Per`}},
+		{"a bare number as period", one(Rule{Limit: 1, Rate: Rate{Per: 60}}), []string{`Rate: it needs both Starts and Per, such as Rate{Starts: 100, Per: time.Minute}; did you mean 60s? `}},
+		{"starts in a bare number", one(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}}), []string{`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `}},
+		{"no period", one(Rule{Limit: 1, Rate: Rate{Starts: 5}}), []string{`Rate: it needs both Starts and Per`}},
+		{"negative period", one(Rule{Limit: 1, Rate: Rate{Starts: 5, Per: -time.Second}}), []string{`Rate: a rate per -1s`}},
+		{"too fast", one(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}}), []string{`Rate: a rate of 2 starts per 1µs: at most one a microsecond`}},
+		{"too slow", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}), []string{`Rate: a rate per 8784h0m0s: at most 8760h`}},
+		{"negative burst", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}), []string{`Rate: a Burst of -1 is negative`}},
 		{"retry in", one(Rule{Busy: RetryIn(-time.Second)}), []string{`Busy: RetryIn(-1s) is no delay; `}},
 		{"after failure", one(Rule{Busy: AfterFailure(nil)}), []string{`Busy: AfterFailure has no function; `}},
 		{"prefix", Config{Prefix: "a{b"}, []string{`automutex: Config.Prefix: lock: prefix "a{b" has a brace, `}},
@@ -235,34 +235,4 @@ func TestCompile_accepts(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-}
-
-// A Wait beyond the Timeout that tasks have by default is told of by New, one
-// beyond the Timeout that a task came with when it waits, once for each rule.
-func TestRule_waitIsLongerThanTheTimeout(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		long := &logged{}
-		newGuard(t, s, long, &events{},
-			Rule{Task: "long", Wait: time.Hour},
-			Rule{Task: "replace long", Busy: Replace, TTL: time.Hour},
-			Rule{Task: "park", Busy: Park, Wait: time.Hour},
-			Rule{Task: "short", Wait: 29 * time.Minute})
-		if text := long.text(slog.LevelWarn); strings.Count(text, "Wait:") != 2 || !strings.Contains(text, `"long"`) || !strings.Contains(text, `"replace long"`) {
-			t.Errorf("New logs %q", text)
-		}
-		r := start(t, s, setup{rules: []Rule{{Task: "work", Wait: 20 * time.Second}, {Task: "waits less", Wait: 8 * time.Second}}})
-		for _, scope := range []string{"work", "waits less"} {
-			held := r.take(scope)
-			for n := range 2 {
-				r.enqueue(scope, nil, asynq.Timeout(10*time.Second))
-				r.awaitLine(n+1, scope)
-			}
-			r.free(held)
-		}
-		r.stop()
-		if text := r.log.text(slog.LevelWarn); strings.Count(text, "Wait is longer") != 1 || !strings.Contains(text, "rule=work ") {
-			t.Errorf("logged: %q", text)
-		}
-	})
 }

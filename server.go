@@ -3,6 +3,7 @@ package automutex
 import (
 	"context"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,8 +16,13 @@ type server struct {
 	guard   *Guard
 	workers *workers
 
+	isFailure func(error) bool // of asynq.Config; nil: every error is one
+
 	guarded  atomic.Bool // a task of the server has come to the Middleware
 	checking atomic.Bool // checkGuarded is due, or was called
+
+	mu     sync.Mutex                    // guards inside; held for moments
+	inside map[*taskMark]context.Context // the tasks in the Middleware, under Park; see noteInside
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -37,9 +43,18 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	if concurrency < 1 {
 		concurrency = runtime.NumCPU() // as asynq has it
 	}
-	mark := &server{guard: g, workers: newWorkers(concurrency)}
+	g.configured.Store(true)
+	mark := &server{guard: g, workers: newWorkers(concurrency), inside: make(map[*taskMark]context.Context)}
+	if g.rules.parks {
+		interval := cfg.TaskCheckInterval
+		if interval <= 0 {
+			interval = time.Second // as asynq has it
+		}
+		inner.ArriveWithin(g.locker, 2*interval) // asynq adds up to a half as jitter
+	}
 
 	isFailure := cfg.IsFailure
+	mark.isFailure = isFailure
 	cfg.IsFailure = func(err error) bool {
 		switch {
 		case g.findReturned(err) != nil, g.isRevoked(err), wantsRetryAfter(err) != nil:
@@ -61,7 +76,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		if r := wantsRetryAfter(err); r != nil {
 			return notBefore(r.delay)
 		}
-		return retryDelay(n, err, t)
+		return capRedelivery(retryDelay(n, err, t), err, t)
 	}
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {
@@ -82,18 +97,21 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	return cfg
 }
 
-// serverOf returns the server of ctx, or nil when it was made without ServerConfig.
-func (g *Guard) serverOf(ctx context.Context) *server {
+// serverOf returns the server of ctx and the number of its task; nil and 0 when the server was
+// made without ServerConfig.
+func (g *Guard) serverOf(ctx context.Context) (s *server, number int64) {
 	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
-		return m.server
+		return m.server, m.number
 	}
-	return nil
+	return nil, 0
 }
 
 // taskMark marks the context of one task. asynq calls BaseContext once for each task,
 // before it calls the handler.
 type taskMark struct {
 	server *server
+	number int64        // of the task, in the order in which the server started them; 0: not counted
+	began  atomic.Bool  // the task has come to the Middleware
 	nested atomic.Int32 // calls of this Guard's Middleware that the task is in
 }
 
@@ -105,7 +123,11 @@ func (s *server) newTask() *taskMark {
 	if !s.guarded.Load() && s.checking.CompareAndSwap(false, true) {
 		time.AfterFunc(guardedWithin, s.checkGuarded)
 	}
-	return &taskMark{server: s}
+	mark := &taskMark{server: s}
+	if s.guard.rules.parks {
+		mark.number = s.workers.taskStarted()
+	}
+	return mark
 }
 
 // guardedWithin is how long a server's first task has to reach the Middleware. asynq
@@ -137,12 +159,40 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 		return func() {}
 	}
 	if m.nested.Add(1) == 1 {
-		m.server.workers.taskStarted()
+		if m.began.Swap(true) {
+			m.server.workers.taskStarted() // once more: newTask has counted the first time
+		}
+		m.server.noteInside(ctx, m)
 	}
 	return func() {
 		if m.nested.Add(-1) == 0 {
 			m.server.workers.taskEnded()
+			m.server.mu.Lock()
+			defer m.server.mu.Unlock()
+			delete(m.server.inside, m)
 		}
+	}
+}
+
+// noteInside notes that a task is in the Middleware, and warns if more tasks are than the server has
+// workers: then several servers were made from one Config. A task whose context has ended does not
+// count, since asynq gives its worker another one while the handler still runs.
+func (s *server) noteInside(ctx context.Context, m *taskMark) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inside[m] = ctx
+	if int64(len(s.inside)) <= s.workers.limit {
+		return
+	}
+	n := int64(0)
+	for _, ctx := range s.inside {
+		if ctx.Err() == nil {
+			n++
+		}
+	}
+	if n > s.workers.limit {
+		s.guard.warnOnce("one ServerConfig", "more tasks run than one server has workers, so several servers were made from what one call of Guard.ServerConfig returned: "+
+			"under Park, tasks may wait in workers that others need; call ServerConfig once for each server", "workers", s.workers.limit)
 	}
 }
 

@@ -2,7 +2,6 @@ package automutex
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/automutex/automutex/lock"
@@ -24,14 +23,19 @@ const margin = time.Second
 //   - lock.ErrBackend: Redis failed.
 func (d *delivery) acquire(t target) error {
 	kind := t.rule.Busy.kind
+	d.crowded = false
 	switch {
+	case d.inOrder(t):
+		return d.acquireInOrder(t)
+	case d.stayAt == t.key:
+		return d.acquireStaying(t)
 	case kind == policyReplace:
 		return d.replace(t)
 	case kind == policyPark && !d.lastAttempt && d.note != "":
 		return d.lockOrPark(t, d.lockOf(t))
 	}
 	maxWait := t.rule.Wait
-	// Wait has no meaning for Park. A task on its last attempt waits in retry instead.
+	// Wait has no meaning for Park. A task on its last attempt waits in acquireStaying instead.
 	if kind == policyPark || maxWait > 0 && !d.reserveWait() {
 		maxWait = 0
 	}
@@ -49,7 +53,15 @@ func (d *delivery) acquire(t target) error {
 func (d *delivery) lockOf(t target, more ...lock.Option) *lock.Lock {
 	options := d.guard.lockOptions(t, d.note)
 	options = append(append(options, more...), d.onStop(t)...)
-	options = append(options, inner.OnWait(func() { d.observeWaiting(t) }))
+	options = append(options, inner.OnWait(func() {
+		if d.asked != nil {
+			d.asked()
+		}
+		d.observeWaiting(t)
+	}))
+	if d.inOrder(t) {
+		options = append(options, inner.InOrder(d.place(t)))
+	}
 	if d.deadlineIsFar() {
 		options = append(options, inner.Uninterrupted())
 	}
@@ -59,7 +71,7 @@ func (d *delivery) lockOf(t target, more ...lock.Option) *lock.Lock {
 // farDeadline is how far away a task's deadline must be so that the task's context need not
 // end a round trip to Redis: a round trip ends by itself, after about 5 s at most. So a
 // round trip with a far deadline runs on the caller's goroutine, without another one that
-// watches the context. mayStart checks the context afterwards.
+// watches the context. look checks the context afterwards.
 const farDeadline = 15 * time.Second
 
 func (d *delivery) deadlineIsFar() bool {
@@ -78,17 +90,18 @@ func (d *delivery) roundTripContext() context.Context {
 
 // lockOptions returns the options of a target's lock, with room for those that lockOf adds.
 func (g *Guard) lockOptions(t target, note string) []lock.Option {
-	const more = 6
+	const more = 7
 	options := make([]lock.Option, 0, len(t.rule.lockOptions)+more)
 	return append(append(options, t.rule.lockOptions...), inner.WithKey(t.key), lock.Note(note))
 }
 
-// reserveWait counts a worker as waiting. It returns false when MaxWaiting workers wait
-// already. After true, the caller subtracts 1 from Guard.waiting when the wait is over.
+// reserveWait counts a worker as waiting. It returns false, and sets crowded, when MaxWaiting workers
+// wait already. After true, the caller subtracts 1 from Guard.waiting when the wait is over.
 func (d *delivery) reserveWait() bool {
 	waiting := d.guard.waiting.Add(1)
 	if maxWaiting := d.guard.cfg.MaxWaiting; maxWaiting > 0 && waiting > int64(maxWaiting) {
 		d.guard.waiting.Add(-1)
+		d.crowded = true
 		return false
 	}
 	return true
@@ -145,6 +158,7 @@ func (d *delivery) lockInLine(ctx context.Context, t target, handle *lock.Lock, 
 func (d *delivery) observeWaiting(t target) {
 	d.waitingSince = time.Now()
 	d.observe(Event{Kind: EventWaiting, Rule: t.rule.Name, Key: t.key})
+	d.waitInClaim()
 }
 
 // observeWaited observes the end of a wait, if it began.
@@ -154,55 +168,39 @@ func (d *delivery) observeWaited(t target) {
 	}
 	waited := time.Since(d.waitingSince)
 	d.waitingSince = time.Time{}
+	if d.ctx.Err() == context.Canceled {
+		d.guard.cutShort.Store(true)
+	}
 	d.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 
-// waitUntilDeadline takes the lock for a task on its last attempt: asynq would archive the
-// task for any error, although its handler has not run. waitUntilDeadline ignores MaxWaiting
-// and the policy's maxWait, and tries again while Redis fails. It stops only at the margin
-// before the task's deadline, when the Guard closes, or when a newer task replaces this one.
-func (d *delivery) waitUntilDeadline(t target) error {
+// stayLook is how long a task on its last attempt waits in line before it looks again, if its policy
+// may do something else by then than wait.
+const stayLook = time.Second
+
+// acquireStaying is acquire for a task on its last attempt that has met an obstacle at this lock, and
+// that stays in its worker: asynq would archive it, although its handler has not run. It ignores
+// MaxWaiting. If the policy can only bring the task back, it waits until the margin before the task's
+// deadline, for the end of a pause too. Otherwise what the task met first decides nothing: after
+// a time it looks again.
+func (d *delivery) acquireStaying(t target) error {
 	d.guard.waiting.Add(1)
 	defer d.guard.waiting.Add(-1)
-	for {
-		err := d.waitOnce(t)
-		if err == nil {
-			d.guard.outage.recordSuccess(d.guard.log)
-			return nil
-		}
-		var busy *BusyError
-		if errors.As(err, &busy) || errors.Is(err, ErrClosed) || d.ctx.Err() != nil || d.isReplaced() {
-			return err
-		}
-		d.backendError(t, err)
-		if !d.sleepOnLastAttempt(d.guard.outage.delay()) {
-			if d.guard.closing.Err() != nil {
-				return ErrClosed
-			}
-			return err
-		}
+	maxWait := time.Duration(1 << 62) // lockWithin shortens it to the task's deadline
+	if policy := t.rule.Busy; policy.kind == policyAllow || policy.mayEnd() && !d.stayAsked {
+		maxWait = max(t.rule.Wait, stayLook)
 	}
-}
-
-// waitOnce waits in line until the margin before the task's deadline, once.
-func (d *delivery) waitOnce(t target) error {
-	const forever = 1 << 62 // lockWithin shortens it to the task's deadline
 	if t.rule.Busy.kind == policyReplace {
-		return d.replaceInLine(t, forever)
+		return d.replaceInLine(t, maxWait)
 	}
-	return d.lockWithin(t, d.lockOf(t), forever)
+	return d.lockWithin(t, d.lockOf(t), maxWait)
 }
 
-// sleepOnLastAttempt blocks the worker of a task on its last attempt for delay, or until the
-// margin before the task's deadline. It returns false, at once, when the task must not try
-// again: its time is up, the Guard closes, or a newer task replaced it.
-func (d *delivery) sleepOnLastAttempt(delay time.Duration) (again bool) {
+// sleep blocks the worker of a task on its last attempt for delay, at most until the margin before
+// the task's deadline. It ends when the delivery is over.
+func (d *delivery) sleep(delay time.Duration) {
 	if deadline, ok := d.ctx.Deadline(); ok {
-		left := time.Until(deadline) - margin
-		if left <= 0 {
-			return false
-		}
-		delay = min(delay, left)
+		delay = min(delay, time.Until(deadline)-margin)
 	}
 	var replaced <-chan struct{} // nil blocks for ever: no lock of the task has Replace
 	if d.replacing != nil {
@@ -212,12 +210,10 @@ func (d *delivery) sleepOnLastAttempt(delay time.Duration) (again bool) {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return true
 	case <-d.ctx.Done():
 	case <-d.guard.closing.Done():
 	case <-replaced:
 	}
-	return false
 }
 
 // asynqTimeout is the Timeout that asynq gives to a task enqueued with neither

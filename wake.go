@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/tasknote"
 )
@@ -27,6 +28,9 @@ const retryWrittenIn = 4 * time.Millisecond
 // asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
 // may run again, which asynq's "at least once" allows.
 func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
+	if item, ordered := inner.OrderItem(note); ordered {
+		return g.wakeInOrder(ctx, key, item)
+	}
 	queue, id, ok := tasknote.Parse(note)
 	if !ok {
 		return inside.FateGone
@@ -45,7 +49,9 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 			return inside.FateUnsure
 		case info.State == asynq.TaskStatePending:
 			return inside.FateComing
-		case info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, parkedOnText(key)):
+		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) && strings.Contains(info.LastErr, blocked.ParkedOn(key)):
+			// Aggregating: a task of a group that was run by hand. asynq puts it back into its group when its
+			// retry is due, and nobody may look into that group again.
 			if by, bounded := ctx.Deadline(); bounded && time.Now().After(by) {
 				return inside.FateUnsure
 			}

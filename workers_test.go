@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -14,10 +15,12 @@ import (
 type counter struct {
 	key  string
 	hold time.Duration // 0: not known
+	turn int64         // 0: the key is not ordered
 }
 
 func (c counter) Key() string                { return c.key }
 func (c counter) AverageHeld() time.Duration { return c.hold }
+func (c counter) Turn() int64                { return c.turn }
 
 // office is a workers with what its tests do to it.
 type office struct {
@@ -25,22 +28,16 @@ type office struct {
 	t *testing.T
 }
 
-func newOffice(t *testing.T, limit int) *office {
-	t.Helper()
-	return &office{newWorkers(limit), t}
-}
+func newOffice(t *testing.T, limit int) *office { return &office{newWorkers(limit), t} }
 
-// comes is a worker that is taken and then stands in line for the lock called
-// so.
+// comes is a worker that is taken and then stands in line for the lock called so.
 func (o *office) comes(name string) *waitingWorker { return o.comesTo(counter{key: name}) }
 
 func (o *office) comesTo(c counter) *waitingWorker {
-	o.taskStarted()
-	return o.enterLine(c)
+	return o.enterLine(c, o.taskStarted())
 }
 
-// goes is what a worker does that was asked to give way, or got its lock and is
-// through with it.
+// goes is what a worker does that was asked to give way, or got its lock and is through with it.
 func (o *office) goes(p *waitingWorker, parked bool) {
 	o.leaveLine(p, parked)
 	if parked {
@@ -57,14 +54,35 @@ func (waiter *waitingWorker) asked() bool {
 	}
 }
 
-// check fails unless exactly these were asked to give way.
+// check fails unless exactly these are asked to give way, now or when the newest task has had
+// its time to stand in line itself.
 func (o *office) check(all []*waitingWorker, want ...bool) {
 	o.t.Helper()
 	for i, p := range all {
-		if p.asked() != want[i] {
-			o.t.Errorf("place %d of %d: asked to give way: %t, want %t", i+1, len(all), p.asked(), want[i])
+		if want[i] {
+			redistest.Eventually(o.t, patience, p.asked, fmt.Sprintf("place %d of %d is asked to give way", i+1, len(all)))
 		}
 	}
+	for i, p := range all {
+		if !want[i] && p.asked() {
+			o.t.Errorf("place %d of %d is asked to give way", i+1, len(all))
+		}
+	}
+}
+
+// decided is when the newest task has had its time to stand in line itself.
+func (o *office) decided() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.startedAt = time.Time{}
+	o.askOneToPark()
+}
+
+// isBusy is how many workers count as busy.
+func (o *office) isBusy() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.busy
 }
 
 func TestWorkers_newestGivesWay(t *testing.T) {
@@ -90,20 +108,18 @@ func TestWorkers_lastOneComes(t *testing.T) {
 	}
 }
 
-// One who gives way frees a worker: until it is gone no other is asked, and
-// after that none, while there is one free.
+// One who gives way frees a worker: until it is gone no other is asked, and after that none, while there is one free.
 func TestWorkers_oneAtATime(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 3)
 	all := []*waitingWorker{o.comes("a"), o.comes("b"), o.comes("c")}
-	// The last one took the last worker, for which b was asked, and then stands in
-	// line itself: b's is to come free.
-	o.check(all, false, true, false)
-	o.goes(all[1], true)
-	o.check(all, false, true, false)
+	// The last one took the last worker, and then stands in line itself: those before it stay.
+	o.check(all, false, false, true)
+	o.goes(all[2], true)
+	o.check(all, false, false, true)
 	o.taskStarted() // the freed one is taken
 	o.check(all, false, true, true)
-	o.goes(all[2], true)
+	o.goes(all[1], true)
 	o.taskStarted()
 	o.check(all, true, true, true)
 	o.goes(all[0], true)
@@ -136,8 +152,7 @@ func TestWorkers_otherGotItsLock(t *testing.T) {
 	o.check(all, false, true, true)
 }
 
-// One who is told to go by somebody else (its task's time is nearly up) is not
-// counted as giving way for others.
+// One who is told to go by somebody else (its task's time is nearly up) is not counted as giving way for others.
 func TestWorkers_leavesByItself(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 4)
@@ -161,8 +176,8 @@ func TestWorkers_free(t *testing.T) {
 		o.taskStarted()
 		o.taskEnded()
 	}
-	if p.asked() || o.busy.Load() != 0 {
-		t.Errorf("asked: %t, busy: %d", p.asked(), o.busy.Load())
+	if p.asked() || o.isBusy() != 0 {
+		t.Errorf("asked: %t, busy: %d", p.asked(), o.isBusy())
 	}
 }
 
@@ -171,10 +186,11 @@ func TestWorkers_free(t *testing.T) {
 func TestWorkers_cheapWaits(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 3)
-	long := o.comesTo(counter{"long", nearTurn + 1})
+	long := o.comesTo(counter{key: "long", hold: nearTurn + 1})
 	began := time.Now()
-	short := o.comesTo(counter{"short", nearTurn})
+	short := o.comesTo(counter{key: "short", hold: nearTurn})
 	o.taskStarted()
+	o.decided()
 	if !long.asked() {
 		t.Error("the long wait keeps its worker")
 	}
@@ -189,13 +205,12 @@ func TestWorkers_cheapWaits(t *testing.T) {
 	}
 }
 
-// A short wait that is over before it is looked at again costs nobody anything,
-// and the look finds nobody.
+// A short wait that is over before it is looked at again costs nobody anything, and the look finds nobody.
 func TestWorkers_cheapWaitEnds(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, 2)
 	o.taskStarted()
-	short := o.comesTo(counter{"short", time.Millisecond})
+	short := o.comesTo(counter{key: "short", hold: time.Millisecond})
 	o.goes(short, false)
 	redistest.Eventually(t, patience, func() bool {
 		o.mu.Lock()
@@ -207,8 +222,7 @@ func TestWorkers_cheapWaitEnds(t *testing.T) {
 	}
 }
 
-// Those before it count: each one's hold is a part of the wait. Of other locks
-// nobody is before it.
+// Those before it count: each one's hold is a part of the wait. Of other locks nobody is before it.
 func TestWorkers_cheapWaitsAddUp(t *testing.T) {
 	t.Parallel()
 	const hold, fit = 2 * time.Millisecond, int(nearTurn / (2 * time.Millisecond))
@@ -218,15 +232,16 @@ func TestWorkers_cheapWaitsAddUp(t *testing.T) {
 			o := newOffice(t, 100)
 			var all []*waitingWorker
 			for i := range 2 * c.same { // every other one for a lock of its own
-				m := counter{"m", hold}
+				m := counter{key: "m", hold: hold}
 				if i%2 == 1 {
 					m.key += string(rune('a' + i))
 				}
 				all = append(all, o.comesTo(m))
 			}
-			for o.busy.Load() < o.limit {
+			for o.isBusy() < o.limit {
 				o.taskStarted()
 			}
+			o.decided()
 			asked := 0
 			for _, p := range all {
 				if p.asked() {
@@ -256,15 +271,15 @@ func TestWorkers_stress(t *testing.T) {
 	work := func(round int) {
 		slots <- struct{}{}
 		defer func() { <-slots }()
-		o.taskStarted()
+		number := o.taskStarted()
 		defer o.taskEnded()
 		switch round % 3 {
 		case 0:
-			p := o.enterLine(m)
+			p := o.enterLine(m, number)
 			<-p.parkNow // until all workers are taken, and it is the newest
 			o.leaveLine(p, true)
 		case 1:
-			o.leaveLine(o.enterLine(m), false) // gets its lock, asked or not
+			o.leaveLine(o.enterLine(m, number), false) // gets its lock, asked or not
 		}
 	}
 	for g := range 2 * limit {
@@ -283,15 +298,101 @@ func TestWorkers_stress(t *testing.T) {
 		default:
 		}
 		// The last ones have free workers beside them: these are taken now.
-		for range limit {
+		free := limit - o.isBusy()
+		for range free {
 			o.taskStarted()
 		}
-		for range limit {
+		o.decided()
+		for range free {
 			o.taskEnded()
 		}
 		return false
 	}, "all come to an end")
-	if o.busy.Load() != 0 || len(o.waiting) != 0 || len(o.inLine) != 0 || o.parking != nil {
-		t.Errorf("left over: %d busy, %d in line, %v, %v", o.busy.Load(), len(o.waiting), o.inLine, o.parking)
+	if o.isBusy() != 0 || len(o.waiting) != 0 || len(o.inLine) != 0 || o.parking != nil {
+		t.Errorf("left over: %d busy, %d in line, %v, %v", o.isBusy(), len(o.waiting), o.inLine, o.parking)
+	}
+}
+
+// Of two tasks that come at once the one that started later gives way, in whatever order they stand in line.
+func TestWorkers_orderOfStarts(t *testing.T) {
+	t.Parallel()
+	for _, swapped := range []bool{false, true} {
+		o := newOffice(t, 3)
+		o.taskStarted()
+		first, second := o.taskStarted(), o.taskStarted()
+		numbers := []int64{first, second}
+		if swapped {
+			numbers = []int64{second, first}
+		}
+		p, q := o.enterLine(counter{key: "a"}, numbers[0]), o.enterLine(counter{key: "a"}, numbers[1])
+		o.check([]*waitingWorker{p, q}, swapped, !swapped)
+	}
+}
+
+// Tasks whose end is not known count as long as there may be so many.
+func TestWorkers_endNotKnown(t *testing.T) {
+	t.Parallel()
+	o := newOffice(t, 3)
+	for range 10 {
+		o.taskStarted()
+	}
+	if n := o.isBusy(); n != 3 {
+		t.Errorf("%d of 3 workers are busy", n)
+	}
+	for range 3 {
+		o.taskEnded()
+	}
+	if n := o.isBusy(); n != 0 {
+		t.Errorf("%d workers are busy after as many ends as there are workers", n)
+	}
+}
+
+// Of an ordered key the one whose turn comes last gives way, though it came first.
+func TestWorkers_lastInOrderGivesWay(t *testing.T) {
+	t.Parallel()
+	o := newOffice(t, 4)
+	slow := func(key string, turn int64) *waitingWorker {
+		return o.comesTo(counter{key: key, hold: time.Second, turn: turn})
+	}
+	all := []*waitingWorker{slow("b", 9), slow("a", 3), slow("a", 2)}
+	o.taskStarted()
+	o.decided()
+	o.check(all, false, true, false)
+	o.goes(all[1], true)
+	o.taskStarted()
+	o.decided()
+	o.check(all, false, true, true)
+}
+
+// Those who wait for an ordered key keep their workers while turns go by, also before it is known how long one
+// takes, and give way when none goes by.
+func TestWorkers_turnsGoBy(t *testing.T) {
+	t.Parallel()
+	o := newOffice(t, 4)
+	all := []*waitingWorker{o.comesTo(counter{key: "a", turn: 1}), o.comesTo(counter{key: "a", turn: 2}), o.comesTo(counter{key: "a", turn: 3})}
+	o.taskStarted()
+	since := func(d time.Duration) { // when the last turn was
+		o.mu.Lock()
+		o.lastTurn["a"] = time.Now().Add(-d)
+		all[2].since = time.Now().Add(-time.Hour)
+		o.mu.Unlock()
+		o.decided()
+	}
+	since(-time.Hour) // it does not pass however slow the machine is
+	if all[2].asked() {
+		t.Error("asked to give way while turns go by")
+	}
+	o.goes(all[0], false)
+	o.mu.Lock()
+	if waited := time.Since(o.lastTurn["a"]); waited < 0 || waited > time.Minute {
+		t.Errorf("the turn of the first counts as %s ago", waited)
+	}
+	o.mu.Unlock()
+	since(time.Hour)
+	o.check(all, false, false, true)
+	o.goes(all[1], false)
+	o.goes(all[2], true)
+	if len(o.lastTurn) != 0 {
+		t.Errorf("left over: %v", o.lastTurn)
 	}
 }

@@ -16,7 +16,7 @@ import (
 // A program: its rules, its tasks, its handlers.
 
 var rules = []automutex.Rule{
-	{Task: "itunes:verify", On: []string{"transaction_id"}},
+	{Task: "itunes:verify", On: []string{"transaction_id"}, Busy: automutex.Retry},
 	{Task: "cron:digest", Cooldown: 10 * time.Minute, Busy: automutex.Skip},
 }
 

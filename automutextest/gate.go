@@ -10,7 +10,7 @@ import (
 	"github.com/automutex/automutex"
 )
 
-// CloseGate closes the gate of a task's key for d, as a handler does with automutex.Hold: in
+// CloseGate closes the gate of a task's key for d, as a handler does with automutex.CloseGate: in
 // that time no task gets the key, and no policy drops one. If the task needs several locks,
 // CloseGate closes the one that the task takes last.
 //
@@ -24,7 +24,7 @@ func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
 		tb.Fatalf("automutextest: CloseGate: %v", err)
 	}
 	err = holder.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-		return automutex.Hold(ctx, d)
+		return automutex.CloseGate(ctx, d)
 	})).ProcessTask(context.Background(), task)
 	_ = holder.Close(context.Background()) // nothing is under way
 	if err != nil {

@@ -14,7 +14,7 @@ func TestCloseGate(t *testing.T) {
 	g := New(t, turns(busy(automutex.Skip)))
 	CloseGate(t, g, work(one), time.Hour)
 	var e *automutex.BusyError
-	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonHold || e.Holder != "" || e.ExpiresIn < 50*time.Minute {
+	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonClosed || e.Holder != "" || e.ExpiresIn < 50*time.Minute {
 		t.Errorf("%v, want a hold, behind which Skip skips nothing", err)
 	}
 	if err := g.run(work(two)); err != nil {

@@ -71,6 +71,7 @@ func New(tb testing.TB, cfg automutex.Config) *Guard {
 		cfg.Owner = tb.Name()
 	}
 	cfg.MinReplicas = min(cfg.MinReplicas, 0)
+	cfg.Private = true // nobody looks
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(logOf(tb), nil))
 	}
@@ -113,9 +114,9 @@ func (g *Guard) observe(ctx context.Context, e automutex.Event) {
 		s.skipped = true
 	case automutex.EventParked:
 		s.parked = true
-	case automutex.EventBusy, automutex.EventPaused:
+	case automutex.EventBusy:
 		s.last = e.Busy
-	case automutex.EventKeyError, automutex.EventBackendError, automutex.EventLost:
+	case automutex.EventKeyError, automutex.EventBackendError, automutex.EventLost, automutex.EventBlocked:
 		s.last = e.Err
 	}
 	g.mu.Unlock()

@@ -21,7 +21,7 @@ const (
 
 // turns is one rule for work, keyed on id, with changes.
 func turns(change ...func(*automutex.Rule)) automutex.Config {
-	rule := automutex.Rule{Task: "work", Name: "turns", On: []string{"id"}}
+	rule := automutex.Rule{Task: "work", Name: "turns", On: []string{"id"}, Busy: automutex.Retry}
 	for _, f := range change {
 		f(&rule)
 	}
@@ -75,7 +75,7 @@ func TestShare(t *testing.T) {
 		return asynq.NewTask("transfer", []byte(`{"from": "`+from+`", "to": "`+to+`"}`))
 	}
 	g := New(t, automutex.Config{Rules: []automutex.Rule{
-		{Task: "work", Name: "turns", On: []string{"id"}},
+		{Task: "work", Name: "turns", On: []string{"id"}, Busy: automutex.Retry},
 		{Task: "transfer", Name: "from", Scope: "account", On: []string{"from"}},
 		{Task: "transfer", Name: "to", Scope: "account", On: []string{"to"}},
 	}})

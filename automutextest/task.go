@@ -20,7 +20,8 @@ const (
 	// Done: asynq has completed the task. Its handler ran and returned nil, or
 	// AfterFailure did.
 	Done Outcome = "done"
-	// Skipped: the task ended as done, and its handler never ran: policy Skip.
+	// Skipped: the task ended as done, and its handler never ran: policy Skip, or AfterFailure
+	// whose function returned nil.
 	Skipped Outcome = "skipped"
 	// HandedBack: the Guard returned the task to asynq, which runs it again, and the attempt
 	// is not spent: policies Retry, RetryIn and Park, a pause, a hold.

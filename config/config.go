@@ -41,8 +41,8 @@ A rate bounds how often handlers start for a key; see [automutex.Rate]:
 
 	rate: {starts: 100, per: 1m, burst: 10}
 
-starts and per are required. burst is how many handlers may start at once; left out, as many as
-starts.
+starts and per are required. burst is how many handlers may start at once; left out, one: starts
+are evenly spread.
 
 The keys of a unique rule are the fields of [unique.Rule]: task, queue, on, on_headers, scope,
 until, duplicate, max_postpone, keep_archived. until is done, start or {for: <duration>};

@@ -38,16 +38,20 @@ func TestLoad_everyKey(t *testing.T) {
 	want := automutex.Config{Prefix: "myapp", HashKeys: "9f2c41d07b6a8e35", Rules: []automutex.Rule{
 		{
 			Name: "verify", Task: "itunes:verify", On: []string{"transaction_id", "user.id", "items.0.sku"},
-			OnHeaders: []string{"tenant", "region"}, Scope: "itunes", Limit: 3, TTL: 90 * time.Second,
+			OnHeaders: []string{"tenant", "region"}, Scope: "itunes", Optional: true, Limit: 3, TTL: 90 * time.Second,
 			Wait: 90 * time.Minute, MaxHold: 500 * time.Millisecond, Busy: automutex.Skip,
 		},
 		{
-			Task: "cron:digest", OnHeaders: []string{}, TTL: time.Minute, Cooldown: 10 * time.Minute, Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 10},
+			Task: "cron:digest", OnHeaders: []string{}, TTL: time.Minute, Cooldown: 10 * time.Minute, Fence: true, Limit: 1, Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 10},
 			Busy: automutex.RetryIn(5 * time.Second),
 		},
 		{
 			Task: "404", On: []string{"on", "1.0", "yes"}, OnHeaders: []string{"tenant"},
 			TTL: time.Minute, Wait: 10 * time.Second, Busy: automutex.Archive,
+		},
+		{
+			Task: "webhook", OnHeaders: []string{"tenant"}, TTL: time.Minute, Wait: 10 * time.Second,
+			InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1000, Busy: automutex.Park,
 		},
 	}}
 	same(t, mustLoad(t, "testdata/every-key.yaml"), want)
@@ -136,7 +140,7 @@ rules:
 `)
 	same(t, cfg, automutex.Config{Rules: []automutex.Rule{
 		{Task: "a", On: []string{"tenant"}, Scope: "all", Limit: 2, TTL: time.Minute, Wait: 5 * time.Second, MaxHold: time.Hour, Busy: automutex.Skip},
-		{Task: "b"},
+		{Task: "b", Busy: automutex.Retry},
 	}})
 	// Rules do not share what they have of the defaults.
 	cfg = mustParse(t, "defaults: {on: [tenant]}\nrules: [{task: a}, {task: b}]")

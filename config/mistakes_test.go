@@ -174,7 +174,7 @@ func TestParse_rate(t *testing.T) {
 		"{starts: 1, per: 1s, burst: -1}": "rate: a Burst of -1 is negative",
 		"{starts: 1, per: 1s, burst: x}":  "rate: burst: want a whole number",
 	} {
-		_, _, err := Parse([]byte("rules: [{task: a, rate: " + text + "}]"))
+		_, _, err := Parse([]byte("rules: [{task: a, limit: 1, rate: " + text + "}]"))
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want one mistake: %s", text, err, want)
 		}

@@ -8,7 +8,6 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/limitfield"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -50,14 +49,19 @@ var ruleKeys = []key[automutex.Rule]{
 	{"task", "The task type, or its prefix: an exact match first, then the longest prefix.", text(func(r *automutex.Rule) *string { return &r.Task })},
 	{"on", "Payload fields that make the key, as dotted paths: user.id, items.0.sku.", texts(func(r *automutex.Rule) *[]string { return &r.On })},
 	{"on_headers", "Task headers that make the key.", texts(func(r *automutex.Rule) *[]string { return &r.OnHeaders })},
+	{"optional", "Whether a task without one of these fields, or with an empty one, takes no lock of the rule. It is archived where it is left out.", flag(func(r *automutex.Rule) *bool { return &r.Optional })},
 	{"scope", "Rules with the same scope share locks; the task's own type where it is left out.", text(func(r *automutex.Rule) *string { return &r.Scope })},
-	{"limit", "How many may hold a key at once; 1 where it is left out. {field: tenant.max, default: 3, most: 50} reads it from the payload.", limit},
+	{"limit", "How many may hold a key at once; 1 where it is left out. unlimited: only the rate or the cooldown bounds them. {field: tenant.max, default: 3, most: 50} reads it from the payload.", limit},
 	{"ttl", "How long a key stays taken after its process died; 30s where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.TTL })},
 	{"wait", "The longest time in line, in the worker, before the policy applies.", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
 	{"max_hold", "The longest time a handler may hold the key; no bound where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
 	{"cooldown", "After a success nobody starts until this long after the run began.", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
-	{"rate", "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; as many as starts where it is left out.", mapping(func(r *automutex.Rule) *automutex.Rate { return &r.Rate }, rateKeys, "a rate, such as {starts: 100, per: 1m, burst: 10}", "starts", "per")},
-	{"busy", "The policy for a task that finds its key taken.", choice(func(r *automutex.Rule) *automutex.Policy { return &r.Busy }, policies, "retry_in", automutex.RetryIn,
+	{"rate", "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out.", mapping(func(r *automutex.Rule) *automutex.Rate { return &r.Rate }, rateKeys, "a rate, such as {starts: 100, per: 1m, burst: 10}", "starts", "per")},
+	{"in_order", "Whether the tasks of a key run in the order in which they were enqueued, through failures.", flag(func(r *automutex.Rule) *bool { return &r.InOrder })},
+	{"on_archive", "What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next).", onArchive},
+	{"max_queued", "How many tasks of a key may be enqueued and not done, in order; no bound where it is left out.", number(func(r *automutex.Rule) *int { return &r.MaxQueued })},
+	{"fence", "Whether handlers get a fence, a number that grows from run to run of a key.", flag(func(r *automutex.Rule) *bool { return &r.Fence })},
+	{"busy", "The policy for a task that finds its key taken; park where it is left out.", choice(func(r *automutex.Rule) *automutex.Policy { return &r.Busy }, policies, "retry_in", automutex.RetryIn,
 		"retry, skip, archive, fail, park, replace, allow or {retry_in: 5s}",
 		map[string]string{"after_failure": notInRule["after_failure"]})},
 }
@@ -80,14 +84,21 @@ var limitKeys = []key[limitField]{
 	{"most", "The highest limit that a payload can set; no bound where it is left out.", number(func(l *limitField) *int { return &l.most })},
 }
 
-// limit is a number, or what limitField says. One takes the place of the other, which
+// unlimited is the limit of a rule whose tasks only a rate or a cooldown bounds.
+const unlimited = "unlimited"
+
+// limit is a number, unlimited, or what limitField says. One takes the place of the other, which
 // may come from defaults.
 var limit = func() value[automutex.Rule] {
 	const what = "a limit, such as {field: tenant.max, default: 3, most: 50}"
 	fixed := number(func(r *automutex.Rule) *int { return &r.Limit })
 	return value[automutex.Rule]{
-		schema{"anyOf": []schema{fixed.schema, objectSchema(limitKeys, "field")}},
+		schema{"anyOf": []schema{fixed.schema, {"const": unlimited}, objectSchema(limitKeys, "field")}},
 		func(d *decoder, r *automutex.Rule, n *yaml.Node) {
+			if isText(n) && n.Value == unlimited {
+				r.Limit, r.LimitOf = automutex.Unlimited, nil
+				return
+			}
 			if n.Kind != yaml.MappingNode {
 				r.LimitOf = nil
 				fixed.set(d, r, n)
@@ -98,23 +109,25 @@ var limit = func() value[automutex.Rule] {
 			if len(d.mistakes) > before {
 				return
 			}
-			if err := automutex.CheckLimitField(of.path, of.fallback, of.most); err != nil {
-				d.reportf(n, "%s", err)
-				return
-			}
 			r.Limit, r.LimitOf = 0, automutex.LimitField(of.path, of.fallback, of.most)
 		},
-		func(r *automutex.Rule) (string, error) {
-			if r.LimitOf == nil {
-				return fixed.write(r)
-			}
-			of := limitfield.Of(r.LimitOf)
-			if of == nil {
-				return "", errNotInRule("limit_of")
-			}
-			return writeMapping(&limitField{of.Path, of.Fallback, of.Most}, limitKeys)
-		},
 	}
+}()
+
+// onArchive is what happens to the key of an ordered task that is archived.
+var onArchive = func() value[automutex.Rule] {
+	words := map[string]automutex.OnArchive{}
+	for _, o := range []automutex.OnArchive{automutex.HoldKey, automutex.Continue} {
+		words[o.String()] = o
+	}
+	return value[automutex.Rule]{schema{"enum": keysOf(words)}, func(d *decoder, r *automutex.Rule, n *yaml.Node) {
+		o, ok := words[n.Value]
+		if !ok || !isText(n) {
+			d.want(n, "hold or continue")
+			return
+		}
+		r.OnArchive = o
+	}}
 }()
 
 // What somebody may look for who knows the Go type, and does not find here.
@@ -134,7 +147,9 @@ var (
 		"owner":         "belongs to the process: set Config.Owner in the program",
 		"max_waiting":   "belongs to the process: set Config.MaxWaiting in the program",
 		"min_replicas":  "belongs to how Redis is set up: set Config.MinReplicas in the program",
+		"private":       "belongs to the process: set Config.Private in the program",
 		"wake_at_front": "leans on the layout of asynq: set Config.WakeAtFront in the program",
+		"wait":          "belongs to the process that enqueues: set Config.Wait of unique in the program",
 		"inspector":     "is a Go value: set Config.Inspector in the program",
 		"logger":        "is a Go value: set Config.Logger in the program",
 		"observe":       "is a Go function: set Config.Observe in the program",
@@ -154,11 +169,11 @@ func secret(d *decoder, doc *document, n *yaml.Node) {
 // the arguments point; the parts are read when all of them are known.
 func documentKeys(defaults, rules, once **yaml.Node) []key[document] {
 	part := func(into **yaml.Node, s schema) value[document] {
-		return value[document]{s, func(_ *decoder, _ *document, n *yaml.Node) { *into = n }, nil}
+		return value[document]{s, func(_ *decoder, _ *document, n *yaml.Node) { *into = n }}
 	}
 	return []key[document]{
 		{"prefix", "Begins every key in Redis; automutex where it is left out.", text(func(doc *document) *string { return &doc.prefix })},
-		{"hash_keys", "A secret that keeps payload values out of keys; at least 16 bytes.", value[document]{textSchema, secret, func(doc *document) (string, error) { return writeText(doc.secret) }}},
+		{"hash_keys", "A secret that keeps payload values out of keys; at least 16 bytes.", value[document]{textSchema, secret}},
 		{"defaults", "Keys of every rule in rules that does not have them itself.", part(defaults, objectSchema(defaultKeys()))},
 		{"rules", "What workers guard.", part(rules, listSchema(objectSchema(ruleKeys, "task")))},
 		{"unique", "What producers enqueue once.", part(once, listSchema(objectSchema(uniqueKeys, "task")))},

@@ -40,5 +40,5 @@ func flag[T any](field func(*T) *bool) value[T] {
 			return
 		}
 		*field(into) = n.Value == "true" || n.Value == "True" || n.Value == "TRUE"
-	}, func(from *T) (string, error) { return writeFlag(*field(from)), nil }}
+	}}
 }

@@ -14,13 +14,10 @@ import (
 	"github.com/automutex/automutex/internal/nearest"
 )
 
-// value is what the value of a key may be, how it gets into a T, and how it is written
-// again. write returns nothing for a zero value, whose key is left out. It is nil for the
-// parts of a file, which Export puts together.
+// value is what the value of a key may be, and how it gets into a T.
 type value[T any] struct {
 	schema schema
 	set    func(d *decoder, into *T, n *yaml.Node)
-	write  func(from *T) (string, error)
 }
 
 // text sets a string. A scalar of any kind will do, and is taken as it is
@@ -32,7 +29,7 @@ func text[T any](field func(*T) *string) value[T] {
 			return
 		}
 		d.want(n, "text")
-	}, func(from *T) (string, error) { return writeText(*field(from)) }}
+	}}
 }
 
 // texts sets a list of strings. An empty list is one, too: it takes the place of
@@ -55,7 +52,7 @@ func texts[T any](field func(*T) *[]string) value[T] {
 			}
 		}
 		*field(into) = all
-	}, func(from *T) (string, error) { return writeTexts(*field(from)) }}
+	}}
 }
 
 // number sets a whole number, in decimal digits.
@@ -71,7 +68,7 @@ func number[T any](field func(*T) *int) value[T] {
 			return
 		}
 		*field(into) = i
-	}, func(from *T) (string, error) { return writeNumber(*field(from)), nil }}
+	}}
 }
 
 // period sets a duration.
@@ -80,7 +77,7 @@ func period[T any](field func(*T) *time.Duration) value[T] {
 		if v, ok := d.duration(n); ok {
 			*field(into) = v
 		}
-	}, func(from *T) (string, error) { return writeDuration(*field(from)), nil }}
+	}}
 }
 
 func (d *decoder) duration(n *yaml.Node) (time.Duration, bool) {
@@ -116,7 +113,7 @@ var policies = func() map[string]automutex.Policy {
 
 // choice sets a value that a word names, or a word with a duration: retry, or
 // {retry_in: 5s}. hints has words that name none, and why.
-func choice[T any, V timedChoice](field func(*T) *V, words map[string]V, timed string, with func(time.Duration) V, all string, hints map[string]string) value[T] {
+func choice[T, V any](field func(*T) *V, words map[string]V, timed string, with func(time.Duration) V, all string, hints map[string]string) value[T] {
 	return value[T]{choiceSchema(keysOf(words), timed), func(d *decoder, into *T, n *yaml.Node) {
 		if n.Kind == yaml.MappingNode {
 			if len(n.Content) == 0 {
@@ -127,7 +124,7 @@ func choice[T any, V timedChoice](field func(*T) *V, words map[string]V, timed s
 				if v, ok := d.duration(n); ok {
 					*field(into) = with(v)
 				}
-			}, nil}}}, hints, into)
+			}}}}, hints, into)
 			return
 		}
 		if !isText(n) {
@@ -149,7 +146,7 @@ func choice[T any, V timedChoice](field func(*T) *V, words map[string]V, timed s
 		default:
 			d.reportf(n, "%s is unknown; there are %s", quote(n.Value), all)
 		}
-	}, func(from *T) (string, error) { return writeChoice(*field(from), words, timed, with) }}
+	}}
 }
 
 // mapping sets a value that has keys of its own, of which at least one is required. A mistake
@@ -179,7 +176,7 @@ func mapping[T any, V comparable](field func(*T) *V, keys []key[V], what string,
 		if len(d.mistakes) == before {
 			*field(into) = v
 		}
-	}, func(from *T) (string, error) { return writeMapping(field(from), keys) }}
+	}}
 }
 
 func isText(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag != "!!null" }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/life"
 )
 
 // releaseAgainAfter is how long after it was abandoned a token is released again. The kernel
@@ -33,7 +34,7 @@ const maxAbandoned = 1 << 14
 // each token a last time.
 type abandoned struct {
 	locker *Locker
-	alarm  alarm
+	alarm  life.Alarm
 
 	mu     sync.Mutex // guards the fields below; never held across I/O
 	steps  [len(releaseAgainAfter)][]abandonedLease
@@ -54,12 +55,12 @@ func (e abandonedLease) due() time.Time { return e.since.Add(releaseAgainAfter[e
 
 func newAbandoned(l *Locker) *abandoned {
 	a := &abandoned{locker: l}
-	a.alarm.ring = a.ring
+	a.alarm.Ring = a.ring
 	return a
 }
 
 // add has the token of le released later. failed means that its last release failed.
-// Callers are counted in (see Locker.enter).
+// Callers are counted in (see Life.Enter).
 func (a *abandoned) add(le *Lease, failed bool) {
 	e := abandonedLease{lease: le, since: time.Now(), failed: failed}
 	if !failed {
@@ -73,7 +74,7 @@ func (a *abandoned) add(le *Lease, failed bool) {
 	a.mu.Unlock()
 	switch {
 	case !closed:
-		a.alarm.set(e.due())
+		a.alarm.Set(e.due())
 	case !failed: // the last release, which Close waits for; not after a failure: Redis may be away
 		_, _, _ = le.release(context.Background())
 	}
@@ -105,7 +106,7 @@ func (a *abandoned) takeDue(now time.Time) (due []abandonedLease, next time.Time
 		}
 		due = append(due, queue[:n]...)
 		if a.steps[i] = queue[n:]; n < len(queue) {
-			next = earliest(next, queue[n].due())
+			next = life.Earliest(next, queue[n].due())
 		} else {
 			a.steps[i] = nil
 		}
@@ -116,13 +117,13 @@ func (a *abandoned) takeDue(now time.Time) (due []abandonedLease, next time.Time
 
 // ring releases the tokens that are due. The alarm calls it.
 func (a *abandoned) ring() {
-	if a.locker.enter() != nil {
+	if a.locker.life.Enter() != nil {
 		return // close releases the rest
 	}
-	defer a.locker.work.Done()
+	defer a.locker.life.Done()
 	due, next := a.takeDue(time.Now())
-	a.alarm.set(next)
-	exchange.InBatches(a.locker.conn, a.locker.branch, due, abandonedLease.key, func(batch []abandonedLease) {
+	a.alarm.Set(next)
+	exchange.InBatches(a.locker.conn, a.locker.life.Branch, due, abandonedLease.key, func(batch []abandonedLease) {
 		a.release(batch)
 		for _, e := range batch {
 			if e.step++; !e.failed {
@@ -144,7 +145,7 @@ func (a *abandoned) requeue(e abandonedLease) {
 		a.queue(e)
 	}
 	a.mu.Unlock()
-	a.alarm.set(e.due())
+	a.alarm.Set(e.due())
 }
 
 // release releases a batch, and sets failed in its entries.
@@ -156,12 +157,17 @@ func (a *abandoned) release(batch []abandonedLease) {
 		places[s] = append(places[s], i)
 		calls[s] = append(calls[s], &exchange.Call{Keys: e.lease.lock.keys, Args: args})
 	}
+	before := make([]int32, len(batch))
+	for i, e := range batch {
+		before[i] = e.lease.releases.Copies()
+	}
 	for s, calls := range calls {
 		sent := time.Now()
 		a.locker.conn.Pipeline(context.Background(), s, calls)
 		for i, c := range calls {
-			e := &batch[places[s][i]]
-			_, _, err := e.lease.noteRelease(c.Reply, c.Err, sent)
+			place := places[s][i]
+			e := &batch[place]
+			_, _, err := e.lease.noteRelease(before[place], c.Reply, c.Err, sent)
 			e.failed = err != nil
 		}
 	}
@@ -183,5 +189,5 @@ func (a *abandoned) close() {
 	}
 	a.count = 0
 	a.mu.Unlock()
-	exchange.InBatches(a.locker.conn, a.locker.branch, last, abandonedLease.key, a.release)
+	exchange.InBatches(a.locker.conn, a.locker.life.Branch, last, abandonedLease.key, a.release)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // A token is released again for as long as the kernel may send a late ask: for two minutes.
@@ -33,7 +34,7 @@ func TestAbandoned_stepsSpanTwoMinutes(t *testing.T) {
 			warm(t, m)
 			var releases atomic.Int32
 			hook.Before(func(cmd redis.Cmder) error {
-				if scriptName(cmd) != releaseScript.Name {
+				if scriptName(cmd) != wire.ReleaseScript.Name {
 					return nil
 				}
 				releases.Add(1)
@@ -43,7 +44,7 @@ func TestAbandoned_stepsSpanTwoMinutes(t *testing.T) {
 				return nil
 			})
 			a := l.abandoned
-			a.alarm.ring = func() {} // the test rings, and moves since instead of waiting
+			a.alarm.Ring = func() {} // the test rings, and moves since instead of waiting
 			a.add(m.newLease(), c.fails)
 			var got []time.Duration
 			for range c.want {

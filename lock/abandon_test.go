@@ -15,6 +15,7 @@ import (
 // second release of its token, takes the lock for nobody: a later release frees
 // it, long before the lease would end.
 func TestAskDeliveredLate_isReleasedAgain(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s := redistest.Real(t)
 	proxy := redistest.NewProxy(t, s.Addr())

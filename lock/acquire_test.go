@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 func TestRule01_AtMostNHolders(t *testing.T) {
@@ -61,40 +62,26 @@ func TestRule01_LoweringNTakesEffectAsHoldersLeave(t *testing.T) {
 	})
 }
 
-func TestRule01_RaisingNFillsTheNewSlotsAtTheNextAsk(t *testing.T) {
+// A waiter goes by the N that it gave. One with a higher N stands behind those that came before it.
+func TestRule01_RaisingNCountsForThoseWhoGiveIt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		name := redistest.Name(t)
 		one, three := l.Mutex(name), l.Semaphore(name, 3)
-		mustTry(t, one)
-		first, second, third := inLine(t, one, 1), inLine(t, one, 2), inLine(t, one, 3)
-		// The asker sees three slots: the two new ones go to the line, not to it.
-		mustBeBusy(t, three)
-		if n := band(t, one, "h:"); n != 3 {
-			t.Fatalf("%d holders after N was raised to 3, want 3; %s", n, dump(one))
-		}
-		first.got(t)
-		second.got(t)
-		if !third.pending() {
-			t.Fatal("the third in line has the lock as well")
-		}
-	})
-}
-
-func TestRule01_RaisingNFillsTheNewSlotsAtTheNextRelease(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		name := redistest.Name(t)
-		one, two := l.Mutex(name), l.Semaphore(name, 2)
 		held := mustTry(t, one)
-		first, second := inLine(t, one, 1), inLine(t, one, 2)
-		if free, err := leaseOf(held, two).Release(t.Context()); free != 0 || err != nil {
+		first, second, third := inLine(t, one, 1), inLine(t, three, 2), inLine(t, three, 3)
+		mustBeBusy(t, three)
+		if n := band(t, one, "h:"); n != 1 {
+			t.Fatalf("%d holders beside a waiter with N = 1, want 1; %s", n, dump(one))
+		}
+		if free, err := leaseOf(held, three).Release(t.Context()); free != 0 || err != nil {
 			t.Fatalf("Release: %d free, %v", free, err)
 		}
-		first.got(t)
-		second.got(t)
+		for _, w := range []*attempt{first, second, third} {
+			w.got(t)
+		}
+		mustBeBusy(t, three)
 	})
 }
 
@@ -107,15 +94,15 @@ func TestRule04_AskAndJoinAreOneScript(t *testing.T) {
 		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		warm(t, m)
 		holder, waiter := m.newLease(), m.newLease()
-		if a := mustAsk(t, m, holder, entryLifetime); !a.yours {
+		if a := mustAsk(t, m, holder, entryLifetime); !a.Yours {
 			t.Fatalf("the first ask is answered %+v", a)
 		}
 		k.reset()
-		if a := mustAsk(t, m, waiter, entryLifetime); a.yours || a.place != 0 {
+		if a := mustAsk(t, m, waiter, entryLifetime); a.Yours || a.Place != 0 {
 			t.Fatalf("the second ask is answered %+v", a)
 		}
-		if _, ok := stored(t, m)["e:"+waiter.body]; !ok || k.count(askScript) != 1 {
-			t.Fatalf("after one ask (%d calls) the asker is not in line; %s", k.count(askScript), dump(m))
+		if _, ok := stored(t, m)["e:"+waiter.body]; !ok || k.count(wire.AskScript) != 1 {
+			t.Fatalf("after one ask (%d calls) the asker is not in line; %s", k.count(wire.AskScript), dump(m))
 		}
 	})
 }
@@ -159,7 +146,7 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 
 // mustAsk runs one ask and nothing else: what is behind it does not stir. lifetime is
 // that of its line entry; 0: it does not join the line.
-func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) answer {
+func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) wire.Answer {
 	t.Helper()
 	if lifetime == 0 {
 		a, err := m.ask(t.Context(), le, modeTry)
@@ -175,7 +162,7 @@ func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) answer {
 }
 
 // mustJoin joins the line of m with an entry that lives for lifetime.
-func mustJoin(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) answer {
+func mustJoin(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) wire.Answer {
 	t.Helper()
 	s, args := m.kind.ask(le, modeJoin)
 	args[2] = lifetime.Milliseconds()

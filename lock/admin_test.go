@@ -118,7 +118,7 @@ func TestExistsAndWaiting(t *testing.T) {
 	})
 }
 
-// A live semaphore grows and shrinks; nobody who holds it is hurt.
+// A live semaphore grows and shrinks; nobody who holds it is hurt. Each caller goes by its own limit.
 func TestChangingNOfALiveSemaphore(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -126,45 +126,31 @@ func TestChangingNOfALiveSemaphore(t *testing.T) {
 		name := redistest.Name(t)
 		two, four, one := a.Semaphore(name, 2), b.Semaphore(name, 4), b.Semaphore(name, 1)
 		leases := []*Lease{mustTry(t, two), mustTry(t, two)}
+		mustBeBusy(t, two)
+		leases = append(leases, mustTry(t, four), mustTry(t, four)) // up
 		var waiters []*attempt
-		for i := range 5 {
+		for i := range 3 {
 			waiters = append(waiters, inLine(t, two, i+1))
 		}
 		if n, err := two.Available(t.Context()); n != 0 || err != nil {
 			t.Errorf("Available: %d, %v", n, err)
 		}
-
-		// Up: the next call that sees four slots fills them from the line.
-		busy := mustBeBusy(t, four)
-		if busy.Place == 0 {
-			t.Errorf("a newcomer was first in line: %+v", busy)
+		if busy := mustBeBusy(t, four); busy.Place != 3 {
+			t.Errorf("a newcomer is behind %d: %+v", busy.Place, busy)
 		}
-		for _, w := range waiters[:2] {
-			leases = append(leases, w.got(t))
-		}
-		if n := band(t, two, "h:"); n != 4 || !waiters[2].pending() {
-			t.Fatalf("%d holders after N went from 2 to 4; %s", n, dump(two))
-		}
-
-		// Down: nobody is granted until fewer than the new N are left.
+		// Down: nobody is granted until fewer are left than the waiter's own limit.
 		for i, le := range leases {
-			last := i == len(leases)-1
 			if free, err := leaseOf(le, one).Release(t.Context()); free != 0 || err != nil {
-				t.Errorf("release %d with N = 1: %d free, %v", i, free, err)
+				t.Errorf("release %d: %d free, %v", i, free, err)
 			}
-			// A refresh of a waiter still asks with the limit of two.
-			want := max(1, len(leases)-1-i)
-			if n := band(t, one, "h:"); n < want || n > max(want, 2) {
-				t.Errorf("%d holders after release %d with N = 1; %s", n, i, dump(one))
-			}
-			if waiters[2].pending() == last && last {
-				waiters[2].got(t)
+			if n, want := band(t, one, "h:"), []int{3, 2, 2, 2}[i]; n != want {
+				t.Errorf("%d holders after release %d, want %d; %s", n, i, want, dump(one))
 			}
 		}
-		leaseOf(waiters[2].got(t), one)
-		mustUnlock(t, waiters[2].lease)
-		mustUnlock(t, leaseOf(waiters[3].got(t), one))
-		mustUnlock(t, waiters[4].got(t))
+		first, second := waiters[0].got(t), waiters[1].got(t)
+		mustUnlock(t, first)
+		mustUnlock(t, waiters[2].got(t))
+		mustUnlock(t, second)
 		free(t, two, soon)
 	})
 }

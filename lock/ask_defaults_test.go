@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // The header of ask says that an argument equal to its default may be omitted. An ask that
@@ -20,7 +21,7 @@ func TestAsk_defaultsGivenOrOmitted(t *testing.T) {
 			m := l.Mutex(redistest.Name(t))
 			ask := func(le *Lease) any {
 				t.Helper()
-				reply, err := l.conn.Run(t.Context(), askScript, m.keys, append([]any{le.body, m.keepArg}, defaults...))
+				reply, err := l.conn.Run(t.Context(), wire.AskScript, m.keys, append([]any{le.body, m.keepArg}, defaults...))
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}

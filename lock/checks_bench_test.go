@@ -44,7 +44,7 @@ func parkedCost(b *testing.B, keys int) {
 	watch("parked")
 	f.says(int64(1))
 	watch("gone")
-	b.ReportMetric(float64(l.parking.lineCount.Load()), "lines-left")
+	b.ReportMetric(float64(l.parking.LineCount.Load()), "lines-left")
 	_ = l.Close()
 }
 

@@ -5,11 +5,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-func mustClaim(t *testing.T, c *claim, holder, instead string, length time.Duration) inside.Claimed {
+func mustClaim(t *testing.T, c claims.Claim, holder, instead string, length time.Duration) inside.Claimed {
 	t.Helper()
 	got, err := c.Take(t.Context(), holder, instead, length)
 	if err != nil {
@@ -18,9 +19,13 @@ func mustClaim(t *testing.T, c *claim, holder, instead string, length time.Durat
 	return got
 }
 
-func mustKeep(t *testing.T, c *claim, holder, next string, length time.Duration) bool {
+func mustKeep(t *testing.T, c claims.Claim, holder, next string, length time.Duration) bool {
 	t.Helper()
-	kept, err := c.Keep(t.Context(), holder, next, length)
+	keep := func() (bool, error) { return c.PassOn(t.Context(), holder, next, false) }
+	if next == holder {
+		keep = func() (bool, error) { return c.Keep(t.Context(), holder, length) }
+	}
+	kept, err := keep()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +49,7 @@ func TestClaim_one(t *testing.T) {
 		wg.Wait()
 		winner, own := got[0].Holder, 0
 		for i, claimed := range got {
-			if claimed.Holder != winner || claimed.Confirmed {
+			if claimed.Holder != winner || claimed.Phase != inside.PhaseEnqueuing {
 				t.Errorf("claimer %d is told %+v, the first one %q", i, claimed, winner)
 			}
 			if claimed.Holder == string(rune('a'+i)) {
@@ -81,7 +86,7 @@ func TestClaim_life(t *testing.T) {
 		if drop("b") || mustKeep(t, c, "b", "c", time.Minute) {
 			t.Error("another's claim was dropped or kept")
 		}
-		if got := mustClaim(t, c, "b", "x", time.Minute); got.Holder != "a" || got.Confirmed {
+		if got := mustClaim(t, c, "b", "x", time.Minute); got.Holder != "a" || got.Phase != inside.PhaseEnqueuing {
 			t.Errorf("beside a's claim stands %+v", got)
 		}
 		// The age, which Keep leaves as it is, and the confirmation.
@@ -91,14 +96,14 @@ func TestClaim_life(t *testing.T) {
 		if !mustKeep(t, c, "a", "b", 0) || !mustKeep(t, c, "a", "b", 0) { // the second as if resent
 			t.Error("it was not handed on")
 		}
-		if got := mustClaim(t, c, "c", "", time.Minute); got.Holder != "b" || !got.Confirmed || got.Age < 20*time.Millisecond {
+		if got := mustClaim(t, c, "c", "", time.Minute); got.Holder != "b" || got.Phase != inside.PhaseEnqueued || got.Age < 20*time.Millisecond {
 			t.Errorf("after it was handed on: %+v", got)
 		}
 		// Taken over, it is a new one.
-		if got := mustClaim(t, c, "c", "b", time.Minute); got.Holder != "c" || got.Confirmed {
+		if got := mustClaim(t, c, "c", "b", time.Minute); got.Holder != "c" || got.Phase != inside.PhaseEnqueuing {
 			t.Errorf("instead of b's: %+v", got)
 		}
-		if got := mustClaim(t, c, "d", "", time.Minute); got.Holder != "c" || got.Confirmed || got.Age > 15*time.Second {
+		if got := mustClaim(t, c, "d", "", time.Minute); got.Holder != "c" || got.Phase != inside.PhaseEnqueuing || got.Age > 15*time.Second {
 			t.Errorf("after it was taken over: %+v", got)
 		}
 		if ttl := raw(l.Mutex("any")).PTTL(t.Context(), c.Key()).Val(); ttl <= time.Minute/2 || ttl > time.Minute+2*time.Second {
@@ -106,57 +111,6 @@ func TestClaim_life(t *testing.T) {
 		}
 		if !drop("c") || drop("c") {
 			t.Error("it is to be dropped, once")
-		}
-	})
-}
-
-// A claim that was set by the plain command is one like the others.
-func TestClaim_takeFree(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		c := l.claim(l.Mutex(redistest.Name(t)).Key())
-		free := func(holder string) bool {
-			t.Helper()
-			taken, err := c.TakeFree(t.Context(), holder, time.Minute)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return taken
-		}
-		if !free("a") || free("a") || free("b") {
-			t.Error("it is to be taken once")
-		}
-		if ttl := raw(l.Mutex("any")).PTTL(t.Context(), c.Key()).Val(); ttl <= time.Minute/2 || ttl > time.Minute+time.Second {
-			t.Errorf("it expires in %s", ttl)
-		}
-		redistest.Eventually(t, soon, func() bool {
-			got := mustClaim(t, c, "b", "", time.Minute)
-			if got.Holder != "a" || got.Confirmed || got.Age > soon {
-				t.Fatalf("there stands %+v", got)
-			}
-			return got.Age >= 20*time.Millisecond
-		}, "an age")
-		if !mustKeep(t, c, "a", "b", 0) || mustClaim(t, c, "c", "", time.Minute).Holder != "b" {
-			t.Error("it was not handed on")
-		}
-		if dropped, err := c.Drop(t.Context(), "b"); !dropped || err != nil || !free("c") {
-			t.Error("it was not dropped", err)
-		}
-		if !mustKeep(t, c, "c", "c", time.Hour) {
-			t.Error("it was not kept")
-		}
-		if ttl := raw(l.Mutex("any")).PTTL(t.Context(), c.Key()).Val(); ttl < 50*time.Minute {
-			t.Errorf("kept for an hour, it expires in %s", ttl)
-		}
-		// What has gone of its TTL is its age.
-		if s.Kind() != redistest.KindMini {
-			if err := raw(l.Mutex("any")).Set(t.Context(), c.Key(), "0 60000 enqueuing a", 21*time.Second).Err(); err != nil {
-				t.Fatal(err)
-			}
-			if got := mustClaim(t, c, "b", "", time.Minute); got.Holder != "a" || got.Age < 40*time.Second || got.Age > 41*time.Second+soon {
-				t.Errorf("after 40s: %+v", got)
-			}
 		}
 	})
 }
@@ -189,14 +143,12 @@ func TestClaim_badInput(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	c := l.claim(l.Mutex(redistest.Name(t)).Key())
 	for name, err := range map[string]error{
-		"no holder":       second(c.Take(t.Context(), "", "", time.Minute)),
-		"no length":       second(c.Take(t.Context(), "a", "", 0)),
-		"too long":        second(c.Take(t.Context(), "a", "", inside.MaxTTL+1)),
-		"free, no holder": second(c.TakeFree(t.Context(), "", time.Minute)),
-		"free, no length": second(c.TakeFree(t.Context(), "a", 0)),
-		"no next":         second(c.Keep(t.Context(), "a", "", 0)),
-		"below zero":      second(c.Keep(t.Context(), "a", "b", -1)),
-		"kept longer":     second(c.Keep(t.Context(), "a", "b", inside.MaxTTL+1)),
+		"no holder":   second(c.Take(t.Context(), "", "", time.Minute)),
+		"no length":   second(c.Take(t.Context(), "a", "", 0)),
+		"too long":    second(c.Take(t.Context(), "a", "", inside.MaxTTL+1)),
+		"no next":     second(c.PassOn(t.Context(), "a", "", false)),
+		"below zero":  second(c.Keep(t.Context(), "a", -1)),
+		"kept longer": second(c.Keep(t.Context(), "a", inside.MaxTTL+1)),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
@@ -217,12 +169,145 @@ func TestClaim_besideTheLock(t *testing.T) {
 		m := l.Mutex(redistest.Name(t), Parts("a}b", "{c"))
 		c := l.claim(m.Key())
 		mustClaim(t, c, "a", "", time.Minute)
-		change := mustTry(t, c.Lock())
+		changes := insider{}.ClaimLock(l, m.Key())
+		change := mustTry(t, changes)
 		mustUnlock(t, mustTry(t, m))
 		slot := func(key string) int64 { return raw(m).ClusterKeySlot(t.Context(), key).Val() }
-		if s.Kind() == redistest.KindCluster && (slot(c.Key()) != slot(m.Key()) || slot(c.Lock().Key()) != slot(m.Key())) {
+		if s.Kind() == redistest.KindCluster && (slot(c.Key()) != slot(m.Key()) || slot(changes.Key()) != slot(m.Key())) {
 			t.Error("they are in different slots")
 		}
 		mustUnlock(t, change)
+	})
+}
+
+// mustStart notes a phase, and returns whether the task may go on.
+func mustStart(t *testing.T, c claims.Claim, holder string, phase inside.Phase, ends bool) bool {
+	t.Helper()
+	may, err := c.Start(t.Context(), holder, phase, ends, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return may
+}
+
+func mustPassOn(t *testing.T, c claims.Claim, holder, next string, stale bool) bool {
+	t.Helper()
+	passed, err := c.PassOn(t.Context(), holder, next, stale)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return passed
+}
+
+// The start of a handler and the passing on of a claim exclude each other: what comes first counts,
+// also when it is sent again.
+func TestClaim_startOrPassedOn(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, ends := range []bool{true, false} {
+			l := newLocker(t, s.Client(t))
+			c := l.claim(l.Mutex(redistest.Name(t)).Key())
+			holder := func() (string, inside.Phase) {
+				got := mustClaim(t, c, "looks", "", time.Minute)
+				_, _ = c.Drop(t.Context(), "looks")
+				return got.Holder, got.Phase
+			}
+			const first, second, third, other = "q/k:n.1.0", "q/k:n.1.1", "q/k:n.1.2", "q/k:n.2.0"
+			if !mustStart(t, c, first, inside.PhaseBegun, ends) {
+				t.Error("without a claim a task may not begin")
+			}
+			// Begun first.
+			mustClaim(t, c, first, "", time.Minute)
+			for range 2 {
+				if !mustStart(t, c, first, inside.PhaseWaiting, ends) || !mustStart(t, c, first, inside.PhaseBegun, ends) {
+					t.Error("its holder may not begin")
+				}
+			}
+			if mustPassOn(t, c, first, second, true) {
+				t.Error("the claim of a task that has begun was passed on")
+			}
+			if got, phase := holder(); ends && got != "looks" || !ends && (got != first || phase != inside.PhaseBegun) {
+				t.Errorf("ends %v: begun, it is %s's, %s", ends, got, phase)
+			}
+			if !mustStart(t, c, first, inside.PhaseWaiting, ends) || !mustStart(t, c, first, inside.PhaseBegun, ends) {
+				t.Error("its next attempt may not begin")
+			}
+			// Passed on first.
+			_, _ = c.Drop(t.Context(), first)
+			mustClaim(t, c, first, "", time.Minute)
+			mustStart(t, c, first, inside.PhaseWaiting, ends)
+			for range 2 {
+				if !mustPassOn(t, c, first, second, true) || !mustPassOn(t, c, first, second, true) {
+					t.Error("it was not passed on")
+				}
+				if mustStart(t, c, first, inside.PhaseWaiting, ends) || mustStart(t, c, first, inside.PhaseBegun, ends) {
+					t.Error("a superseded task may begin")
+				}
+			}
+			if got, phase := holder(); got != second || phase != inside.PhaseEnqueued {
+				t.Errorf("passed on, it is %s's, %s", got, phase)
+			}
+			if !mustStart(t, c, second, inside.PhaseBegun, ends) {
+				t.Error("the next task may not begin")
+			}
+			if got := mustStart(t, c, third, inside.PhaseBegun, ends); got != ends {
+				t.Errorf("ends %v: a task that was not accepted before another one began may begin: %v", ends, got)
+			}
+			// The claim knows the stale task until it has ended, also in the hands of the next.
+			mustClaim(t, c, other, second, time.Minute)
+			if mustStart(t, c, first, inside.PhaseBegun, ends) || !mustStart(t, c, second, inside.PhaseBegun, ends) {
+				t.Error("the stale task may begin, or the one that has begun may not")
+			}
+			mustStart(t, c, other, inside.PhaseBegun, ends)
+			if got, _ := holder(); got != other {
+				t.Errorf("while a stale task is left the claim is %s's", got)
+			}
+			mustStart(t, c, first, inside.PhaseEnded, ends)
+			if got, _ := holder(); ends && got != "looks" || !ends && got != other {
+				t.Errorf("ends %v: after the end of the stale task the claim is %s's", ends, got)
+			}
+		}
+	})
+}
+
+// A task whose producer died before it passed the claim on takes it over when it begins.
+func TestClaim_startOfATaskThatWasNotAccepted(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, ends := range []bool{true, false} {
+			l := newLocker(t, s.Client(t))
+			c := l.claim(l.Mutex(redistest.Name(t)).Key())
+			mustClaim(t, c, "q/k:n.1.9", "", time.Minute)
+			if !mustStart(t, c, "q/k:n.1.10", inside.PhaseWaiting, ends) || !mustStart(t, c, "q/k:n.1.10", inside.PhaseBegun, ends) {
+				t.Error("it may not begin")
+			}
+			if mustStart(t, c, "q/k:n.1.9", inside.PhaseBegun, ends) {
+				t.Error("both may begin")
+			}
+			if mustPassOn(t, c, "q/k:n.1.9", "q/k:n.1.10", false) {
+				t.Error("the claim of a task that has begun was passed on")
+			}
+		}
+	})
+}
+
+// Ended shortens the claim, and never prolongs it.
+func TestClaim_ended(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		c := l.claim(l.Mutex(redistest.Name(t)).Key())
+		mustClaim(t, c, "a", "", time.Hour)
+		for _, length := range []time.Duration{time.Minute, time.Hour} {
+			if _, err := c.Start(t.Context(), "a", inside.PhaseEnded, false, length); err != nil {
+				t.Fatal(err)
+			}
+			if ttl := raw(l.Mutex("any")).PTTL(t.Context(), c.Key()).Val(); ttl <= time.Minute/2 || ttl > time.Minute+2*time.Second {
+				t.Errorf("it expires in %s", ttl)
+			}
+		}
+		if got := mustClaim(t, c, "b", "", time.Minute); got.Holder != "a" || got.Phase != inside.PhaseEnqueuing {
+			t.Errorf("there stands %+v", got)
+		}
 	})
 }

@@ -30,7 +30,7 @@ func TestClientsThatCannotWork(t *testing.T) {
 		le, err1 := m.TryLock(t.Context())
 		_, err2 := m.Lock(t.Context())
 		_, err3 := m.Holders(t.Context())
-		for _, err := range []error{l.err, checkClient(rdb), m.err, err1, err2, err3} {
+		for _, err := range []error{l.life.Unfit(), checkClient(rdb), m.err, err1, err2, err3} {
 			if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "lock: ") || le != nil {
 				t.Errorf("error is %v, want one with %q", err, want)
 			}
@@ -94,6 +94,7 @@ func TestRefusedPort(t *testing.T) {
 
 // Somebody listens, accepts, and never answers.
 func TestBlackhole(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	unreachable(t, blackhole(t))
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -95,19 +96,20 @@ func TestLiveWaiterKeepsItsPlaceThroughAStepBack(t *testing.T) {
 }
 
 // A task is called, does not come, and Redis' clock is stepped back by an hour: the
-// call lapses after its life, and the next one is called.
-func TestCallLapsesSoonAfterAStepBack(t *testing.T) {
+// call is overdue after its life. The task keeps its place, and the next one is called beside it.
+func TestCallIsOverdueSoonAfterAStepBack(t *testing.T) {
 	t.Parallel()
 	m, step := steppedBack(t)
 	held := mustTry(t, m)
 	parkAll(t, m, "a", "b")
-	want(t, "called", releases(t, held, 1, minCallLife), []string{"a"})
+	want(t, "called", releases(t, held, 1, parking.MinCallLife), []string{"a"})
+	place, _, _ := away(t, noted(m, "a"))
 	step(0)
-	want(t, "right after the step", looksAfter(t, m, 1, minCallLife), []string{"a"})
-	step(minCallLife + 100*time.Millisecond)
-	want(t, "after the life of a call", looksAfter(t, m, 1, minCallLife), []string{"b"})
-	if ticket, called, ok := away(t, noted(m, "a")); !ok || called {
-		t.Errorf("a is parked: %v, called: %v, ticket %.0f; want it at the end of the line", ok, called, ticket)
+	want(t, "right after the step", looksAfter(t, m, 1, parking.MinCallLife), []string{"a"})
+	step(parking.MinCallLife + 100*time.Millisecond)
+	want(t, "after the life of a call", looksAfter(t, m, 1, parking.MinCallLife), []string{"a", "b"})
+	if ticket, called, ok := away(t, noted(m, "a")); !ok || !called || ticket != place {
+		t.Errorf("a is there: %v, called: %v, ticket %.0f; want it called, in its place %.0f", ok, called, ticket, place)
 	}
 }
 
@@ -119,7 +121,7 @@ func TestCallsAheadAreShortenedInSteps(t *testing.T) {
 	for i := range 100 {
 		mustPark(t, noted(m, fmt.Sprint(i)))
 	}
-	if n := len(releases(t, held, 100, minCallLife)); n != 100 {
+	if n := len(releases(t, held, 100, parking.MinCallLife)); n != 100 {
 		t.Fatalf("%d called", n)
 	}
 	step(0)
@@ -132,7 +134,7 @@ func TestCallsAheadAreShortenedInSteps(t *testing.T) {
 		return n
 	}
 	for _, left := range []int{36, 0} {
-		looksAfter(t, m, 100, minCallLife)
+		looksAfter(t, m, 100, parking.MinCallLife)
 		if n := ahead(); n != left {
 			t.Errorf("%d calls lie ahead, want %d", n, left)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 func TestClose(t *testing.T) {
@@ -74,12 +75,12 @@ func TestCloseStopsRenewing(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		renewed := k.count(renewScript)
+		renewed := k.count(wire.RenewScript)
 		come(t, bound.Done(), "the end of the lease")
 		if !errors.Is(context.Cause(bound), ErrLost) {
 			t.Errorf("cause %v, want ErrLost", context.Cause(bound))
 		}
-		if n := k.count(renewScript) - renewed; n != 0 {
+		if n := k.count(wire.RenewScript) - renewed; n != 0 {
 			t.Errorf("%d renewals after Close", n)
 		}
 		if err := held.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {

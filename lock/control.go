@@ -2,14 +2,14 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // ReasonPaused is the [BusyError].Reason of a lock that an operator has paused; see
@@ -19,7 +19,7 @@ const ReasonPaused = "paused"
 // Control is an operator's order for a target: a pause, another limit, or both. It applies
 // to running programs. See [Controls].
 type Control struct {
-	// Target is a scope ("report") or one key ("report|acme").
+	// Target is a scope ("report"), the beginning of scopes ("report:"), or one key ("report|acme").
 	Target string
 	// Limit is how many may hold a lock of the target at once. 0: the number in the
 	// program applies.
@@ -34,7 +34,7 @@ type Control struct {
 	Since   time.Time
 
 	// Who ordered the pause and who the limit, where there are both; see orders.
-	pauseBy, limitBy orderedBy
+	pauseBy, limitBy wire.OrderedBy
 }
 
 // appliesTo reports whether the lock with that Redis key belongs to the target.
@@ -43,39 +43,28 @@ func (c Control) appliesTo(key string) bool {
 	if !ok {
 		return false
 	}
-	target, scope, ok := controlTargets(text)
-	return ok && (c.Target == target || c.Target == scope)
+	key, scope, ok := controls.TargetsOf(text)
+	return ok && (c.Target == key || c.Target == scope || strings.HasSuffix(c.Target, ":") && strings.HasPrefix(scope, c.Target))
 }
 
 // controlsFor gives those controls of a list that are for the lock with that Redis key,
 // and what comes of them: the limit that they set, 0 for none, and the pause, nil for
-// none. A limit for the key wins over one for its scope.
+// none. The list is sorted by target. All targets of one lock are beginnings of its key, so
+// the last one is the narrowest, and wins.
 func controlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
 	for _, c := range list {
 		if !c.appliesTo(key) {
 			continue
 		}
 		its = append(its, c)
-		if c.Limit > 0 && (limit == 0 || strings.Contains(c.Target, "|")) {
+		if c.Limit > 0 {
 			limit = c.Limit
 		}
-		if c.Paused && (pause == nil || strings.Contains(c.Target, "|")) {
+		if c.Paused {
 			pause = &c
 		}
 	}
 	return its, limit, pause
-}
-
-// controlTargets gives the two targets that a lock belongs to: its key, and its
-// scope. text is its Redis key without prefix and first brace. not ok: it is no key of
-// a mutex or semaphore (a pool's, a claim's), which no control is for.
-func controlTargets(text string) (key, scope string, ok bool) {
-	key, ok = strings.CutSuffix(text, "}")
-	if key == keytext.ControlScope {
-		key = keytext.Controls
-	}
-	scope, _, _ = strings.Cut(key, "|")
-	return key, scope, ok
 }
 
 // Controls sets and reads the orders of operators: a pause, or another limit, for all locks of
@@ -84,7 +73,9 @@ func controlTargets(text string) (key, scope string, ok bool) {
 //
 // A target is a scope, which is the name of locks without their [Parts], or one key. "report"
 // is every lock of that scope. "report|acme" is one lock: the text between the braces of its
-// Redis key. The control of a key wins over that of its scope. A whole Redis key, as
+// Redis key. A target without parts that ends with ":" is every scope that begins with it:
+// "report:" is "report:monthly" and "report:daily", but no scope of more than 200 bytes, since keys have its
+// hash. The narrowest control wins: that of a key over that of its scope. A whole Redis key, as
 // [Lock.Key] returns it, is a target too. Use it if a part may have other characters than
 // letters and digits, or more than 200 bytes. Text that cannot be a lock's key is an error.
 //
@@ -98,10 +89,15 @@ func controlTargets(text string) (key, scope string, ok bool) {
 // claims of package unique, have no controls.
 type Controls struct{ locker *Locker }
 
-// ControlDelay is the longest time until every process that reaches Redis obeys a change of
+// ControlDelay is two seconds: the longest time until every process that reaches Redis obeys a change of
 // the [Controls]. A pause does not stop present holders. To act while nobody holds a lock,
 // pause it, wait for ControlDelay, and then wait until [Lock.Holders] returns none.
-const ControlDelay = 2 * time.Second
+//
+// A process that was stopped for longer reads the controls before it takes a lock. A Locker
+// that cannot read them, as when their node of a Cluster is away, obeys those that it has read
+// last. If it has never read any, its first call waits for them for a second at most. Then it
+// takes locks without controls, says so in the log, and obeys them once it can read them.
+const ControlDelay = controls.Delay
 
 // Controls returns the controls of the Locker's prefix. It does no I/O.
 func (l *Locker) Controls() *Controls { return &Controls{l} }
@@ -120,8 +116,8 @@ func (c *Controls) Pause(ctx context.Context, target string, until time.Time, wh
 		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
 			target, until.Format(time.RFC3339), inside.MaxTTL)
 	}
-	_, err := c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, skew time.Duration) {
-		e.Pause = &pauseEntry{orderedBy: by}
+	_, err := c.locker.controls.Change(ctx, target, why, false, func(e *wire.Entry, by wire.OrderedBy, skew time.Duration) {
+		e.Pause = &wire.PauseEntry{OrderedBy: by}
 		if !until.IsZero() {
 			end := until.Add(skew).UTC()
 			e.Pause.Until = &end
@@ -139,8 +135,8 @@ func (c *Controls) Resume(ctx context.Context, target string) error {
 
 // resume is Resume, and returns what it has ended.
 func (c *Controls) resume(ctx context.Context, target string) (inside.Ended, error) {
-	found, err := c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Pause = nil })
-	return found.ended(found.was.Paused), err
+	found, err := c.locker.controls.Change(ctx, target, "", true, func(e *wire.Entry, _ wire.OrderedBy, _ time.Duration) { e.Pause = nil })
+	return found.Ended(found.Paused), err
 }
 
 // SetLimit sets how many may hold a lock of the target at once, in place of the number in the
@@ -148,11 +144,11 @@ func (c *Controls) resume(ctx context.Context, target string) (inside.Ended, err
 // a mutex becomes a semaphore. [Locker.Lead] ignores the limit. why is the reason to show, at
 // most 1,000 bytes.
 func (c *Controls) SetLimit(ctx context.Context, target string, n int, why string) error {
-	if n < 1 || n > maxLimit {
-		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
+	if n < 1 || n > wire.MaxLimit {
+		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, wire.MaxLimit)
 	}
-	_, err := c.change(ctx, target, why, false, func(e *controlEntry, by orderedBy, _ time.Duration) {
-		e.Limit = &limitEntry{orderedBy: by, Holders: n}
+	_, err := c.locker.controls.Change(ctx, target, why, false, func(e *wire.Entry, by wire.OrderedBy, _ time.Duration) {
+		e.Limit = &wire.LimitEntry{OrderedBy: by, Holders: n}
 	})
 	return err
 }
@@ -166,208 +162,77 @@ func (c *Controls) ClearLimit(ctx context.Context, target string) error {
 
 // clearLimit is ClearLimit, and returns what it has ended.
 func (c *Controls) clearLimit(ctx context.Context, target string) (inside.Ended, error) {
-	found, err := c.change(ctx, target, "", true, func(e *controlEntry, _ orderedBy, _ time.Duration) { e.Limit = nil })
-	return found.ended(found.was.Limit > 0), err
+	found, err := c.locker.controls.Change(ctx, target, "", true, func(e *wire.Entry, _ wire.OrderedBy, _ time.Duration) { e.Limit = nil })
+	return found.Ended(found.Limited), err
 }
 
 // List reads from Redis all controls in force, sorted by target. It leaves out an entry that
 // this version cannot read, and logs it once.
 func (c *Controls) List(ctx context.Context) ([]Control, error) {
-	state, err := c.fetch(ctx)
+	state, err := c.locker.controls.Fetch(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c.locker.controls.logUnreadable(state)
-	return state.inForce(), nil
+	c.locker.controls.LogUnreadable(state)
+	return inForce(state), nil
 }
 
 // unreadable gives the entries that this version cannot read: by target, why. They
 // are not in force.
 func (c *Controls) unreadable(ctx context.Context) (map[string]string, error) {
-	state, err := c.fetch(ctx)
+	state, err := c.locker.controls.Fetch(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return state.unreadable(), nil
+	return state.Unreadable(), nil
 }
 
 // inForce gives the controls that this Locker obeys at the moment, sorted by target.
 // It does no I/O: the Locker has read them when it was first asked for a lock, and
 // every 1.5 seconds since.
 func (c *Controls) inForce() []Control {
-	if state := c.locker.controls.state.Load(); state != nil {
-		return state.inForce()
+	if state := c.locker.controls.Latest(); state != nil {
+		return inForce(state)
 	}
 	return nil
-}
-
-// Bounds of what is accepted, and of what is read.
-const (
-	maxLimit    = 1<<31 - 1
-	maxWhy      = 1000 // bytes
-	maxTarget   = 1000 // bytes
-	maxControls = 1000 // targets
-	mostRead    = 10 * maxControls
-)
-
-// fetch reads the controls for a caller.
-func (c *Controls) fetch(ctx context.Context) (*controlState, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := c.locker.enter(); err != nil {
-		return nil, err
-	}
-	defer c.locker.work.Done()
-	state, err := c.locker.readControls(ctx, c.locker.controls.state.Load())
-	if err != nil {
-		return nil, backendError("control", c.locker.controls.keys[0], err)
-	}
-	return state, nil
-}
-
-// changed is what a change has found at its target.
-type changed struct {
-	was        Control // what was in force; zero: nothing
-	unreadable bool    // the entry could not be read, and so was not in force
-}
-
-// ended says what a change that ends an order has ended; order is whether that order was
-// in force.
-func (c changed) ended(order bool) inside.Ended {
-	switch {
-	case c.unreadable:
-		return inside.EndedUnreadable
-	case order:
-		return inside.EndedOrder
-	}
-	return inside.EndedNothing
-}
-
-// changeTries is how often a change is tried whose entry somebody else changes
-// meanwhile. Each try in vain means that another operator's change came through.
-const changeTries = 50
-
-// change reads the entry of a target, changes it and writes it back if nobody has
-// changed it in between: else it begins anew. So no change of another operator gets
-// lost, and none is needed that spans two targets: each is a field of its own.
-//
-// A change that ends an order (ends) also takes a target that no lock has, if an entry
-// with that very name is stored: whatever has put it there, it can be removed.
-func (c *Controls) change(ctx context.Context, target, why string, ends bool, apply func(e *controlEntry, by orderedBy, skew time.Duration)) (found changed, err error) {
-	l := c.locker
-	if l.err != nil {
-		return found, l.err
-	}
-	text, wrong := l.parseTarget(target)
-	if wrong != nil && !ends {
-		return found, wrong
-	}
-	if len(why) > maxWhy {
-		return found, fmt.Errorf("lock: control for %q: the reason has %d bytes: at most %d", text, len(why), maxWhy)
-	}
-	for range changeTries {
-		state, err := c.fetch(ctx)
-		if err != nil {
-			return found, err
-		}
-		if ends && (wrong != nil || state.targets[text] == nil) && state.targets[target] != nil {
-			text, wrong = target, nil
-		}
-		if wrong != nil {
-			return found, wrong
-		}
-		done, err := c.changeOnce(ctx, state, text, orderedBy{
-			Why: strings.ToValidUTF8(why, "\uFFFD"), By: strings.ToValidUTF8(unescape(l.owner), "\uFFFD"), Since: state.serverTime,
-		}, apply)
-		if err != nil {
-			return found, err
-		}
-		if done {
-			c.dropEnded(ctx, state, text)
-			if t := state.targets[text]; t != nil {
-				found.was, _ = t.entry.control(text, state.serverTime)
-				found.unreadable = t.wrong != nil
-			}
-			return found, l.obeyNow(ctx)
-		}
-	}
-	return found, fmt.Errorf("lock: control for %q: others change it all the time; try again", text)
-}
-
-func (c *Controls) changeOnce(ctx context.Context, state *controlState, target string, by orderedBy,
-	apply func(e *controlEntry, by orderedBy, skew time.Duration),
-) (done bool, err error) {
-	was := state.targets[target]
-	if was == nil {
-		was = &controlled{}
-	}
-	entry := was.entry
-	if was.wrong != nil {
-		entry = controlEntry{}
-	}
-	apply(&entry, by, state.skew())
-	if entry.Pause != nil && entry.Pause.endedAt(state.serverTime) {
-		entry.Pause = nil
-	}
-	removes := entry.Pause == nil && entry.Limit == nil
-	switch {
-	case errors.Is(was.wrong, errNewerVersion) && !removes:
-		return false, fmt.Errorf("lock: control for %q: %w; change it with that version, or remove it with Resume first", target, was.wrong)
-	case removes && was.raw == "":
-		return true, nil
-	case was.raw == "" && len(state.targets) >= maxControls:
-		return false, fmt.Errorf("lock: control for %q: %d targets have controls already, which is the most; resume some, or use their scope", target, len(state.targets))
-	}
-	after := ""
-	if !removes {
-		after = entry.text()
-	}
-	return c.write(ctx, target, was.raw, after)
-}
-
-// write puts after in the place of before; done is false where before is there no
-// longer.
-func (c *Controls) write(ctx context.Context, target, before, after string) (done bool, err error) {
-	l := c.locker
-	if err := l.enter(); err != nil {
-		return false, err
-	}
-	defer l.work.Done()
-	reply, err := l.conn.Run(ctx, controlWriteScript, l.controls.keys, []any{target, before, after})
-	if err != nil {
-		return false, backendError("control", l.controls.keys[0], err)
-	}
-	code, err := codeOf(reply, 1)
-	if err != nil {
-		return false, backendError("control", l.controls.keys[0], err)
-	}
-	return code == 1, nil
-}
-
-// dropMost is how many entries of ended pauses go with one change.
-const dropMost = 20
-
-// dropEnded removes entries whose pause has ended by itself, but for that of target.
-// An error leaves them to the next change: nothing is in force of them.
-func (c *Controls) dropEnded(ctx context.Context, state *controlState, target string) {
-	dropped := 0
-	for name, t := range state.targets {
-		if name == target || t.wrong != nil || dropped == dropMost {
-			continue
-		}
-		if t.entry.Limit != nil || t.entry.Pause == nil || !t.entry.Pause.endedAt(state.serverTime) {
-			continue
-		}
-		dropped++
-		if _, err := c.write(ctx, name, t.raw, ""); err != nil {
-			return
-		}
-	}
 }
 
 // sortControls puts controls into the order in which they are listed.
 func sortControls(list []Control) []Control {
 	slices.SortFunc(list, func(a, b Control) int { return strings.Compare(a.Target, b.Target) })
 	return list
+}
+
+// controlOf returns the orders of an entry that are in force at a time of Redis' clock.
+func controlOf(e wire.Entry, target string, serverTime time.Time) (c Control, inForce bool) {
+	c.Target = target
+	if e.Limit != nil {
+		c.Limit, inForce = e.Limit.Holders, true
+		c.Why, c.By, c.Since = e.Limit.Why, e.Limit.By, e.Limit.Since
+	}
+	if e.Pause != nil && !e.Pause.EndedAt(serverTime) {
+		c.Paused, inForce = true, true
+		if e.Pause.Until != nil {
+			c.PausedUntil = *e.Pause.Until
+		}
+		if e.Limit != nil {
+			c.pauseBy, c.limitBy = e.Pause.OrderedBy, e.Limit.OrderedBy
+		}
+		if e.Limit == nil || !e.Pause.Since.Before(c.Since) {
+			c.Why, c.By, c.Since = e.Pause.Why, e.Pause.By, e.Pause.Since
+		}
+	}
+	return c, inForce
+}
+
+// inForce lists the controls of a state that are in force now, sorted by target.
+func inForce(s *controls.State) []Control {
+	now := s.Now()
+	var list []Control
+	for target, entry := range s.Readable() {
+		if c, ok := controlOf(entry, target, now); ok {
+			list = append(list, c)
+		}
+	}
+	return sortControls(list)
 }

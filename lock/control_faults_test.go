@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -20,7 +18,7 @@ func TestControls_unreadable(t *testing.T) {
 		log := &lines{}
 		prefix := ownPrefix(t)
 		operator, l := newLocker(t, s.Client(t), prefix), newLocker(t, s.Client(t), prefix, logTo(log))
-		rdb, key := s.Client(t), operator.controls.keys[0]
+		rdb, key := s.Client(t), operator.controls.Keys[0]
 		wrong := map[string]string{
 			"text": "not JSON", "number": "17", "list": "[]", "none": "{}", "newer": `{"v":2,"stop":true}`,
 			"limit": `{"v":1,"limit":{"holders":0}}`, "huge": `{"v":1,"limit":{"holders":1e300}}`,
@@ -89,14 +87,14 @@ func TestControls_notReadable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		log := &lines{}
 		l := newLocker(t, s.Client(t), ownPrefix(t), logTo(log))
-		if err := s.Client(t).Set(t.Context(), l.controls.keys[0], "x", time.Minute).Err(); err != nil {
+		if err := s.Client(t).Set(t.Context(), l.controls.Keys[0], "x", time.Minute).Err(); err != nil {
 			t.Fatal(err)
 		}
 		mustUnlock(t, mustTry(t, l.Mutex("report")))
 		if n := strings.Count(log.String(), "the controls cannot be read; this process obeys no pause and no limit until they can"); n != 1 {
 			t.Errorf("%d log lines:\n%s", n, log.String())
 		}
-		for _, part := range []string{l.controls.keys[0], "something else than controls is stored", "DEL"} {
+		for _, part := range []string{l.controls.Keys[0], "something else than controls is stored", "DEL"} {
 			if !strings.Contains(log.String(), part) {
 				t.Errorf("the log does not say %q:\n%s", part, log.String())
 			}
@@ -189,7 +187,7 @@ func TestControls_stored(t *testing.T) {
 		l := newLocker(t, s.Client(t), ownPrefix(t))
 		rdb := s.Client(t)
 		if s.Kind() == redistest.KindCluster {
-			a, b := rdb.ClusterKeySlot(t.Context(), l.controls.keys[0]).Val(), rdb.ClusterKeySlot(t.Context(), l.Mutex("report").Key()).Val()
+			a, b := rdb.ClusterKeySlot(t.Context(), l.controls.Keys[0]).Val(), rdb.ClusterKeySlot(t.Context(), l.Mutex("report").Key()).Val()
 			if a == b {
 				t.Errorf("controls and lock are both in slot %d", a)
 			}
@@ -197,7 +195,7 @@ func TestControls_stored(t *testing.T) {
 		pause(t, l, "short", time.Now().Add(50*time.Millisecond), "")
 		redistest.Eventually(t, soon, func() bool { return len(l.Controls().inForce()) == 0 }, "the end of the pause")
 		pause(t, l, "long", time.Time{}, "")
-		if fields := rdb.HKeys(t.Context(), l.controls.keys[0]).Val(); !slices.Equal(fields, []string{"long"}) {
+		if fields := rdb.HKeys(t.Context(), l.controls.Keys[0]).Val(); !slices.Equal(fields, []string{"long"}) {
 			t.Errorf("the controls are %q", fields)
 		}
 	})
@@ -215,46 +213,4 @@ func TestControls_closed(t *testing.T) {
 	if _, err := l.Controls().List(t.Context()); !errors.Is(err, ErrClosed) {
 		t.Errorf("List: %v, want ErrClosed", err)
 	}
-}
-
-// While Redis is away at the start nothing is taken: the lock may be paused. Later an
-// outage leaves what was read last in force.
-func TestControls_outage(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		prefix := ownPrefix(t)
-		operator := newLocker(t, s.Client(t), prefix)
-		pause(t, operator, "report", time.Time{}, "")
-		hook := &redistest.FailHook{}
-		rdb := s.Client(t)
-		rdb.AddHook(hook)
-		l := newLocker(t, rdb, prefix)
-		m := l.Mutex("report")
-		hook.Before(func(cmd redis.Cmder) error {
-			if key, _ := cmd.Args()[3].(string); strings.HasSuffix(key, ":{control}") {
-				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
-			}
-			return nil
-		})
-		for _, other := range []*Lock{m, l.Mutex("other")} {
-			if err := mustNotTry(t, other); !errors.Is(err, ErrBackend) || !strings.Contains(err.Error(), other.Key()) {
-				t.Errorf("TryLock before the controls were read: %v, want ErrBackend with the key", err)
-			}
-		}
-		hook.Before(nil)
-		mustUnlock(t, mustTry(t, l.Mutex("other")))
-		if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused {
-			t.Errorf("TryLock: %v, want paused", err)
-		}
-		hook.Before(func(cmd redis.Cmder) error {
-			if key, _ := cmd.Args()[3].(string); strings.HasSuffix(key, ":{control}") {
-				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
-			}
-			return nil
-		})
-		_ = l.obeyNow(t.Context())
-		if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused {
-			t.Errorf("TryLock while the controls cannot be read: %v, want paused", err)
-		}
-	})
 }

@@ -33,6 +33,7 @@ func TestControls_targets(t *testing.T) {
 		long[:len(long)-1]:            {l.Mutex(long[:len(long)-1]), l.Mutex(long[:len(long)-1], Parts("x"))},
 		inBraces(l.Mutex(long).Key()): {l.Mutex(long)},
 		"itunes:verify":               {l.Mutex("itunes:verify", Parts("1"))},
+		"itunes:":                     {l.Mutex("itunes:verify", Parts("1")), l.Mutex("itunes:verify:again"), l.Mutex("itunes:", Parts("1")), l.Mutex("itunes:")},
 	} {
 		pause(t, l, target, time.Time{}, "")
 		for _, m := range locks {
@@ -49,6 +50,36 @@ func TestControls_targets(t *testing.T) {
 	}
 	if list := l.Controls().inForce(); len(list) > 0 {
 		t.Errorf("left: %v", list)
+	}
+}
+
+// The narrowest target decides; a beginning of a scope is one only up to a ':'.
+func TestControls_beginnings(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t), ownPrefix(t))
+	c := l.Controls()
+	for target, n := range map[string]int{"a:": 2, "a:b:": 3, "a:b:c": 4, "a:b:c|1": 5, "a": 6} {
+		setLimit(t, l, target, n)
+		pause(t, l, target, time.Time{}, target)
+	}
+	for _, test := range []struct {
+		m     *Lock
+		limit int
+		by    string
+	}{
+		{l.Mutex("a:b:c", Parts("1")), 5, "a:b:c|1"},
+		{l.Mutex("a:b:c", Parts("2")), 4, "a:b:c"},
+		{l.Mutex("a:b:d"), 3, "a:b:"},
+		{l.Mutex("a:b"), 2, "a:"},
+		{l.Mutex("a"), 6, "a"},
+		{l.Mutex("b:a:"), 0, ""},
+		{l.Mutex("ab:"), 0, ""},
+	} {
+		limit, by := l.controls.Of(test.m.Key())
+		its, limitOfList, byOfList := controlsFor(c.inForce(), test.m.Key())
+		if limit != test.limit || limitOfList != limit || (by != nil) != (test.by != "") || by != nil && (by.Target != test.by || byOfList.Target != test.by) {
+			t.Errorf("%s: limit %d, pause %v, and of the list %d, %v (%v)", test.m.Key(), limit, by, limitOfList, byOfList, its)
+		}
 	}
 }
 
@@ -75,7 +106,7 @@ func TestControls_keyOfTheirOwn(t *testing.T) {
 		if _, err := l.sweep(t.Context()); err != nil {
 			t.Errorf("Sweep: %v", err)
 		}
-		if err := l.byKey(l.controls.keys[0]).err; err == nil {
+		if err := l.byKey(l.controls.Keys[0]).err; err == nil {
 			t.Error("the key of the controls passes for a lock's")
 		}
 		if err := l.byKey(m.Key()).err; err != nil {

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -81,7 +83,7 @@ func TestControls_pause(t *testing.T) {
 		if err.Reason != ReasonPaused || err.Pause == nil || err.Pause.By != "alice" || err.Pause.Why != "its data is repaired" || time.Since(err.Pause.Since) > time.Minute {
 			t.Errorf("TryLock: %+v, want who paused it, why and since when", err)
 		}
-		for _, part := range []string{"paused until resumed", "alice", "its data is repaired"} {
+		for _, part := range []string{"paused until somebody resumes it", "alice", "its data is repaired"} {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("TryLock: %q does not say %q", err, part)
 			}
@@ -183,7 +185,7 @@ func TestControls_parked(t *testing.T) {
 		select {
 		case note := <-called:
 			t.Errorf("%s was called to a lock that is paused", note)
-		case <-time.After(2 * checkEvery):
+		case <-time.After(2 * parking.CheckEvery):
 		}
 		resume(t, l, "report")
 		if note := come(t, called, "a call"); note != "task" {
@@ -206,8 +208,8 @@ func TestControls_limit(t *testing.T) {
 		setLimit(t, l, "report|acme", 3)
 		three := mustTry(t, m)
 		mustNotTry(t, m)
-		if n, paused := m.limitNow(); n != 3 || paused {
-			t.Errorf("Limit is %d, %v", n, paused)
+		if n := m.slots(); n != 3 {
+			t.Errorf("the limit is %d, want 3", n)
 		}
 		mustUnlock(t, mustTry(t, l.Mutex("report", Parts("other"))))
 
@@ -224,7 +226,7 @@ func TestControls_limit(t *testing.T) {
 		held := mustTry(t, m)
 		mustNotTry(t, m)
 		mustUnlock(t, held)
-		if n, err := raw(m).Exists(t.Context(), l.controls.keys[0]).Result(); n != 0 || err != nil {
+		if n, err := raw(m).Exists(t.Context(), l.controls.Keys[0]).Result(); n != 0 || err != nil {
 			t.Errorf("%d keys of controls are left, %v", n, err)
 		}
 	})
@@ -251,8 +253,8 @@ func TestControls_inForceEverywhere(t *testing.T) {
 		if took := time.Since(changed); took > soon/2 {
 			t.Errorf("in force after %s", took)
 		}
-		if controlsEvery > 1800*time.Millisecond {
-			t.Errorf("the controls are read every %s: a change is to be in force within 2 s", controlsEvery)
+		if controls.ReadEvery > 1800*time.Millisecond {
+			t.Errorf("the controls are read every %s: a change is to be in force within 2 s", controls.ReadEvery)
 		}
 		fresh := newLocker(t, s.Client(t), prefix)
 		if err := wantBusy(t, mustNotTry(t, fresh.Mutex("report"))); err.Reason != ReasonPaused {
@@ -270,13 +272,13 @@ func TestControls_messages(t *testing.T) {
 		held := mustTry(t, l.Mutex("busy"))
 		w := inLine(t, l.Mutex("busy"), 1)
 		redistest.Eventually(t, soon, func() bool {
-			counts, err := s.Client(t).PubSubNumSub(t.Context(), l.controls.channel).Result()
-			return err == nil && (counts[l.controls.channel] > 0 || s.Kind() == redistest.KindCluster)
+			counts, err := s.Client(t).PubSubNumSub(t.Context(), l.controls.Channel).Result()
+			return err == nil && (counts[l.controls.Channel] > 0 || s.Kind() == redistest.KindCluster)
 		}, "a subscription")
 		redistest.Eventually(t, soon, func() bool {
 			began := time.Now()
 			pause(t, operator, "report", time.Time{}, "")
-			for time.Since(began) < controlsEvery/3 && len(l.Controls().inForce()) == 0 {
+			for time.Since(began) < controls.ReadEvery/3 && len(l.Controls().inForce()) == 0 {
 				time.Sleep(time.Millisecond)
 			}
 			in := len(l.Controls().inForce()) == 1
@@ -324,6 +326,24 @@ func TestControls_manyOperators(t *testing.T) {
 		list, err = l.Controls().List(t.Context())
 		if err != nil || list[0].Paused || list[0].Limit != 1 || list[0].Why != "l" {
 			t.Errorf("%+v, %v; want the limit, and its reason, to stay", list[0], err)
+		}
+	})
+}
+
+// Under HashKeys a readable key is a target too: it stands for the key with the hash.
+func TestControls_readableKeyWithHashKeys(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t), ownPrefix(t), func(o *Options) { o.HashKeys = "a secret of more than 16 bytes" })
+		m, other := l.Mutex("report", Parts("acme", "a b")), l.Mutex("report", Parts("acme"))
+		for _, target := range []string{"report|acme|a%20b", m.Key()} {
+			pause(t, l, target, time.Time{}, "")
+			if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused {
+				t.Errorf("%s: %v, want paused", target, err)
+			}
+			mustUnlock(t, mustTry(t, other))
+			resume(t, l, "report|acme|a%20b")
+			mustUnlock(t, mustTry(t, m))
 		}
 	})
 }

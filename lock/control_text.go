@@ -1,11 +1,10 @@
 package lock
 
 import (
-	"fmt"
 	"strings"
-	"time"
 
-	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/controls"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // orders returns the pause and the limit of a control, each as a Control with its own Why, By
@@ -14,11 +13,11 @@ func (c Control) orders() []Control {
 	if !c.Paused || c.Limit == 0 {
 		return []Control{c}
 	}
-	if c.pauseBy == (orderedBy{}) && c.limitBy == (orderedBy{}) {
-		c.pauseBy = orderedBy{c.Why, c.By, c.Since}
+	if c.pauseBy == (wire.OrderedBy{}) && c.limitBy == (wire.OrderedBy{}) {
+		c.pauseBy = wire.OrderedBy{Why: c.Why, By: c.By, Since: c.Since}
 		c.limitBy = c.pauseBy
 	}
-	order := func(o Control, by orderedBy) Control {
+	order := func(o Control, by wire.OrderedBy) Control {
 		o.Target, o.Why, o.By, o.Since = c.Target, by.Why, by.By, by.Since
 		return o
 	}
@@ -42,25 +41,12 @@ func (c Control) text() string {
 	orders := c.orders()
 	texts := make([]string, len(orders))
 	for i, order := range orders {
-		texts[i] = order.orderText()
+		texts[i] = order.order().Text()
 	}
 	return strings.Join(texts, "; ")
 }
 
-// orderText is text for one order, a pause or a limit.
-func (c Control) orderText() string {
-	var text string
-	switch {
-	case !c.Paused:
-		text = fmt.Sprintf("limited to %d", c.Limit)
-	case c.PausedUntil.IsZero():
-		text = "paused until resumed"
-	default:
-		text = "paused until " + c.PausedUntil.UTC().Format(time.RFC3339)
-	}
-	text += fmt.Sprintf(" by %s since %s", printable.Short(c.By), c.Since.UTC().Format(time.RFC3339))
-	if c.Why != "" {
-		text += fmt.Sprintf(" (%s)", printable.Short(c.Why))
-	}
-	return text
+// order is the control as one order: it has either a pause or a limit.
+func (c Control) order() controls.Order {
+	return controls.Order{Target: c.Target, Paused: c.Paused, Until: c.PausedUntil, Limit: c.Limit, Why: c.Why, By: c.By, Since: c.Since}
 }

@@ -76,7 +76,7 @@ func (l *Locker) releaseToCool(le *Lease, err error) {
 	for err != nil && le.cooldownLeft() > 0 && time.Now().Before(le.Deadline()) {
 		select {
 		case <-timer.C:
-		case <-l.closing.Done():
+		case <-l.life.Closing.Done():
 			return
 		}
 		_, _, err = le.release(context.Background())

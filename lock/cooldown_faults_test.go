@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // One release is answered with an error: the cooldown comes with the next one.
@@ -23,7 +24,7 @@ func TestCooldownOutlivesAReleaseThatFails(t *testing.T) {
 		le := mustTry(t, m)
 		var once atomic.Bool
 		hook.Before(func(cmd redis.Cmder) error {
-			if scriptName(cmd) == releaseScript.Name && once.CompareAndSwap(false, true) {
+			if scriptName(cmd) == wire.ReleaseScript.Name && once.CompareAndSwap(false, true) {
 				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
 			}
 			return nil

@@ -4,7 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // lastsFor wants m's key to last for at least and at most so long.
@@ -32,7 +34,7 @@ func TestCooldownKeyGoesWithTheCooldown(t *testing.T) {
 
 		// The parked task is dropped: the other holder has the last deadline.
 		want(t, "called", looksAfter(t, m, 1, time.Hour), []string{"job"})
-		runs(t, m, callScript, []any{m.limit, 1, 1000, "job", 1})
+		runs(t, m, wire.CallScript, []any{m.limit, 1, 1000, "job", 1})
 		lastsFor(t, "beside a holder", m, 50*time.Second, time.Minute+2*time.Second)
 
 		if err := second.Cooldown(t.Context(), cooldown); err != nil {
@@ -51,7 +53,7 @@ func TestCooldownOfTheLastParkedTaskLeavesNoLongKey(t *testing.T) {
 		held := mustTry(t, m)
 		job := noted(m, "job")
 		mustPark(t, job)
-		releases(t, held, 1, minCallLife)
+		releases(t, held, 1, parking.MinCallLife)
 		le := mustTry(t, job)
 		lastsFor(t, "while it holds the key", m, 15*time.Minute, time.Hour)
 		// One that waits is heeded as well.

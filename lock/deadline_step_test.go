@@ -8,6 +8,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // stepped is a Redis with a clock of its own, at the second from which steps count.
@@ -25,7 +26,7 @@ func stepped(t *testing.T) (l *Locker, step func(time.Duration)) {
 // the key's TTL: in a miniredis that does not follow a step of the clock.
 func renewed(t *testing.T, le *Lease, length time.Duration) int64 {
 	t.Helper()
-	reply, err := le.lock.locker.conn.Run(t.Context(), renewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
+	reply, err := le.lock.locker.conn.Run(t.Context(), wire.RenewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func TestClockStep_backBeforeACrash(t *testing.T) {
 	m := l.Mutex(redistest.Name(t), TTL(30*time.Second), NoRenew())
 	le := mustTry(t, m)
 	step(-time.Hour)
-	if reply := renewed(t, le, 30*time.Second); reply != renewRenewed {
+	if reply := renewed(t, le, 30*time.Second); reply != wire.RenewRenewed {
 		t.Fatalf("the renewal is answered %d", reply)
 	}
 	if left := busyFor(t, m); left < 30*time.Second || left > 31*time.Second {
@@ -114,13 +115,13 @@ func TestClockStep_extendedLeaseKeepsItsLength(t *testing.T) {
 		if left := busyFor(t, other); left < time.Hour || left > 2*time.Hour+time.Minute {
 			t.Errorf("with a step of %s: taken for %s, want one to two hours", d, left)
 		}
-		if reply := renewed(t, le, 5*time.Second); reply != renewRenewed {
+		if reply := renewed(t, le, 5*time.Second); reply != wire.RenewRenewed {
 			t.Fatalf("the renewal is answered %d", reply)
 		}
 	}
 	// A renewal moves the end again: the mark of the hour stays.
 	step(48 * time.Hour)
-	if reply := renewed(t, le, 5*time.Second); reply != renewLost {
+	if reply := renewed(t, le, 5*time.Second); reply != wire.RenewLost {
 		t.Errorf("a renewal two days after the end is answered %d", reply)
 	}
 }
@@ -136,7 +137,7 @@ func TestClockStep_markOfALengthStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	step(time.Hour - time.Second)
-	if reply := renewed(t, le, 5*time.Second); reply != renewRenewed {
+	if reply := renewed(t, le, 5*time.Second); reply != wire.RenewRenewed {
 		t.Fatalf("the renewal is answered %d", reply)
 	}
 	step(0)

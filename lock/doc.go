@@ -66,7 +66,7 @@ that dies unnoticed delays the line by at most three seconds.
 
 The context of [Lease.Bind] and [Lock.Do] ends before another holder can have the slot, if
 the local clock and Redis' clock run at the same speed and the program is not stopped for
-longer than the lease. Where that is not enough, use [Lease.Fence].
+longer than the lease. Where that is not enough, use [Fenced] and [Lease.Fence].
 
 The package needs Redis 6.2 or later: a single server, Sentinel, or a Cluster. It refuses a
 [*redis.Ring].

@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Sentinels for errors.Is.
@@ -24,14 +23,16 @@ var (
 	// ErrNotHeld: the lease has ended already: by a release, by [Lock.Break] or at its
 	// deadline.
 	ErrNotHeld = errors.New("lock: not held")
+	// ErrNotFenced: the lease is of a lock without the option [Fenced].
+	ErrNotFenced = errors.New("lock: no fence")
 	// ErrLost is the cause with which the context of [Lease.Bind] and [Lock.Do] ends if the
 	// lease is lost.
 	ErrLost = errors.New("lock: lease lost")
 	// ErrClosed: the Locker was closed.
-	ErrClosed = errors.New("lock: locker closed")
+	ErrClosed = life.ErrClosed
 	// ErrBackend: Redis could not be reached, or replied with an error. It is not known
 	// whether the lock is free. The error also wraps the cause.
-	ErrBackend = errors.New("lock: backend error")
+	ErrBackend = exchange.ErrBackend
 	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in
 	// time (a second at most). A lock that was being acquired is released. The error also Is
 	// ErrBackend.
@@ -43,11 +44,11 @@ var (
 // are free.
 const (
 	// ReasonHeld: others hold every slot, or are in line before the caller.
-	ReasonHeld = "held by"
+	ReasonHeld = "held"
 	// ReasonRate: the lock was taken as often as its [Rate] allows.
 	ReasonRate = "rate"
-	// ReasonHold: a task's handler has called Hold of package automutex.
-	ReasonHold = "hold"
+	// ReasonClosed: a task's handler has called automutex.CloseGate.
+	ReasonClosed = "closed"
 	// ReasonCooldown: the last holder left a cooldown; see [Lease.Cooldown].
 	ReasonCooldown = "cooldown"
 )
@@ -58,7 +59,8 @@ type BusyError struct {
 	// Name is the lock's name as given to Mutex or Semaphore.
 	Name string
 	// Reason is [ReasonHeld], [ReasonPaused] or, if the gate is closed, [ReasonRate],
-	// [ReasonHold] or [ReasonCooldown]. It is empty if ctx ended before Redis replied.
+	// [ReasonClosed] or [ReasonCooldown]. It is empty if ctx ended before Redis replied. Package
+	// automutex has two more, for its ordered keys.
 	Reason string
 	// Holder is the owner label of one holder ([Options].Owner). It is empty if nobody holds
 	// the lock: waiters are before the caller, or the gate is closed.
@@ -101,8 +103,8 @@ func (e *BusyError) Error() string {
 	switch {
 	case e.Pause != nil:
 		fmt.Fprintf(&b, ": %s", e.Pause.text())
-	case gateTexts[e.Reason] != "":
-		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
+	case wire.GateText(e.Reason) != "":
+		fmt.Fprintf(&b, ": %s for %s", wire.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
@@ -118,39 +120,12 @@ func (e *BusyError) Error() string {
 	return b.String()
 }
 
-// gateTexts says why nobody gets the lock, for each reason for which a gate is closed. A
-// reason that is not in it means an open gate.
-var gateTexts = map[string]string{
-	ReasonRate:     "its rate allows no start",
-	ReasonHold:     "on hold",
-	ReasonCooldown: "cooling down",
-}
-
 // Unwrap returns ErrBusy and what ended the wait.
 func (e *BusyError) Unwrap() []error {
 	if e.cause == nil {
 		return []error{ErrBusy}
 	}
 	return []error{ErrBusy, e.cause}
-}
-
-// backendError makes an ErrBackend of err, for the operation op on key.
-func backendError(op, key string, err error) error {
-	return fmt.Errorf("%w: %s %q: %w", ErrBackend, op, key, err)
-}
-
-// transient reports whether a repeated command may succeed: after an error of the network, or
-// of a server that is loading, failing over, moving slots or busy. Other errors of Redis (a
-// missing right, a wrong type) come again.
-func transient(err error) bool {
-	var said redis.Error
-	if !errors.As(err, &said) {
-		return !errors.Is(err, redis.ErrClosed)
-	}
-	return slices.ContainsFunc([]string{
-		"LOADING", "READONLY", "TRYAGAIN", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
-		"NOREPLICAS", "OOM", "MISCONF", "max number of clients",
-	}, func(code string) bool { return exchange.HasCode(said, code) }) || exchange.SlotMoves(err)
 }
 
 // timedOut reports whether a read ended since no data came in time.

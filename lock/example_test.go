@@ -63,9 +63,9 @@ func ExampleLock_Lock() {
 	defer lease.Unlock(context.Background())
 
 	work := lease.Bind(context.Background())
-	fence, err := lease.Fence(work) // the account refuses lower ones
+	fence, err := lease.Fence() // the account refuses lower ones
 	if err != nil {
-		fmt.Println("the lock is not ours any more:", err)
+		fmt.Println("the lock was made without lock.Fenced():", err)
 		return
 	}
 	_ = transfer(work, fence)

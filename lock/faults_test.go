@@ -10,7 +10,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // traffic has n goroutines of two Lockers take the lock in turn until stop is
@@ -25,7 +27,7 @@ type traffic struct {
 func startTraffic(t *testing.T, clients []redis.UniversalClient, name string, n int, enter func(le *Lease) (leave func())) *traffic {
 	tr := &traffic{stop: make(chan struct{})}
 	for _, rdb := range clients {
-		m := newLocker(t, rdb).Mutex(name, TTL(5*time.Second))
+		m := newLocker(t, rdb).Mutex(name, TTL(5*time.Second), Fenced())
 		for range n {
 			redistest.Go(&tr.wg, func() {
 				for {
@@ -112,13 +114,13 @@ func TestRestartInMidTraffic(t *testing.T) {
 	s := redistest.StartReal(t)
 	name := redistest.Name(t)
 	l := newLocker(t, s.Client(t))
-	m := l.Mutex(name, TTL(1500*time.Millisecond))
+	m := l.Mutex(name, TTL(1500*time.Millisecond), Fenced())
 	before := mustTry(t, m)
 	lost := before.Bind(t.Context())
 	var inside, restarted atomic.Int64
 	restarted.Store(1 << 60)
 	tr := startTraffic(t, []redis.UniversalClient{s.Client(t), s.Client(t)}, name, 5, func(le *Lease) func() {
-		if fence, err := le.Fence(t.Context()); err != nil || fence < restarted.Load() {
+		if fence, err := le.Fence(); err != nil || fence < restarted.Load() {
 			return func() {} // believed in before the restart
 		}
 		if n := inside.Add(1); n > 1 {
@@ -178,24 +180,24 @@ func TestWaitersGiveUpOnADeadRedis(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	m := l.Mutex(redistest.Name(t))
 	w := hearing(m, 1000)
-	down := backendError("ask", m.Key(), errors.New("the network is down"))
+	down := exchange.Failed("ask", m.Key(), errors.New("the network is down"))
 	w.repliedAt = time.Now().Add(-patience / 2)
 	w.pending = &pendingAsk{mode: modeJoin}
-	l.line.handleReply(w, answer{}, down, time.Now())
+	l.line.handleReply(w, wire.Answer{}, down, time.Now())
 	if w.finished() {
 		t.Fatalf("gave up after %s", patience/2)
 	}
 	l.line.mu.Lock()
 	w.repliedAt, w.pending = time.Now().Add(-patience-time.Second), &pendingAsk{mode: modeJoin}
 	l.line.mu.Unlock()
-	l.line.handleReply(w, answer{}, down, time.Now())
+	l.line.handleReply(w, wire.Answer{}, down, time.Now())
 	if !w.finished() || !errors.Is(w.err, ErrBackend) {
 		t.Errorf("after %s: finished %v, %v", patience, w.finished(), w.err)
 	}
 	// What will not change is not borne at all.
 	w = hearing(m, 1000)
 	w.repliedAt, w.pending = time.Now(), &pendingAsk{mode: modeJoin}
-	l.line.handleReply(w, answer{}, backendError("ask", m.Key(), redistest.ReplyError("NOPERM no")), time.Now())
+	l.line.handleReply(w, wire.Answer{}, exchange.Failed("ask", m.Key(), redistest.ReplyError("NOPERM no")), time.Now())
 	if !w.finished() || !errors.Is(w.err, ErrBackend) {
 		t.Errorf("NOPERM: finished %v, %v", w.finished(), w.err)
 	}

@@ -1,120 +1,125 @@
 package lock
 
 import (
-	"context"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
-// Fences grow from holder to holder whatever the form, whenever they are asked for, and
-// whoever widens the lock meanwhile. Each lease keeps its own.
+// Fences grow from one fenced holder to the next, while others take the same lock without a fence,
+// as a string or not, and while waiters widen it.
 func TestForm_fencesGrowThroughBothForms(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
-		other := handle(newLocker(t, s.Client(t)), m)
+		plain := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Minute))
+		fenced := handle(newLocker(t, s.Client(t)), plain, TTL(time.Minute), Fenced())
 		last := int64(0)
 		grows := func(le *Lease) {
 			t.Helper()
-			fence := fenceOf(t, le)
-			if again := fenceOf(t, le); fence <= last || again != fence {
-				t.Fatalf("fence %d, and again %d, after %d; %s", fence, again, last, dump(m))
+			fence, err := le.Fence()
+			if again, _ := le.Fence(); fence <= last || again != fence || err != nil {
+				t.Fatalf("fence %d, and again %d, after %d, %v; %s", fence, again, last, err, dump(plain))
 			}
 			last = fence
 		}
 		for i := range 40 {
-			le := mustTry(t, m)
+			first, second := plain, fenced
 			if i%2 == 0 {
-				grows(le) // before it is widened
+				first, second = fenced, plain
 			}
-			w := inLine(t, other, 1)
-			if i%2 == 1 {
-				grows(le) // and after
-			}
-			if i%4 > 1 {
-				fenceOf(t, le)
+			plain.locker.contended = newContendedKeys() // so that each second turn begins as a string
+			le := mustTry(t, first)
+			wantForm(t, plain, map[bool]string{true: "string", false: "zset"}[first == plain])
+			w := inLine(t, second, 1)
+			if first == fenced {
+				grows(le)
 			}
 			mustUnlock(t, le)
 			next := w.got(t)
-			grows(next)
+			if second == fenced {
+				grows(next)
+			}
 			mustUnlock(t, next)
 		}
 	})
 }
 
-// Who asks for its fence again, and several at once, are told the same, by one command or few.
-func TestForm_fenceIsRemembered(t *testing.T) {
+// A fence is known from the grant, after the end of the lease too. It costs no command, and a lease
+// of a lock without the option has none, in either form.
+func TestForm_fenceIsKnownFromTheGrant(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
+		m := newLocker(t, rdb).Mutex(redistest.Name(t), Fenced())
+		warm(t, m)
 		commands := newTap(rdb)
-		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
-		fences := make([]int64, 20)
-		var wg sync.WaitGroup
-		for i := range fences {
-			redistest.Go(&wg, func() { fences[i] = fenceOf(t, le) })
-		}
-		wg.Wait()
-		for _, fence := range fences {
-			if fence != fences[0] {
-				t.Errorf("fences %v", fences)
-				break
-			}
+		taken := commands.count(wire.AskScript)
+		first, err := le.Fence()
+		if err != nil || first <= 0 || taken != 1 {
+			t.Fatalf("fence %d, %v, by %d asks", first, err, taken)
 		}
 		commands.reset()
-		fenceOf(t, le)
-		mustUnlock(t, le)
-		if fence, err := le.Fence(t.Context()); fence != fences[0] || err != nil {
-			t.Errorf("after Unlock: %d, %v; want %d, which was told before", fence, err, fences[0])
+		if _, err := le.Fence(); err != nil || commands.total() != 0 {
+			t.Errorf("%v, by %d commands", err, commands.total())
 		}
-		if n := commands.count(fenceScript); n != 0 {
-			t.Errorf("%d commands for a fence that is known", n)
+		mustUnlock(t, le)
+		if fence, err := le.Fence(); fence != first || err != nil {
+			t.Errorf("after Unlock: %d, %v; want %d", fence, err, first)
+		}
+		for what, m := range map[string]*Lock{
+			"a string":     m.locker.Mutex(redistest.Name(t) + "string"),
+			"a sorted set": asksAlways(newLocker(t, rdb)).Mutex(redistest.Name(t) + "set"),
+			"a semaphore":  m.locker.Semaphore(redistest.Name(t)+"semaphore", 2),
+		} {
+			le := mustTry(t, m)
+			if fence, err := le.Fence(); fence != 0 || !errors.Is(err, ErrNotFenced) {
+				t.Errorf("%s: %d, %v; want ErrNotFenced", what, fence, err)
+			}
+			mustUnlock(t, le)
 		}
 	})
 }
 
-// A fence is told to the holder alone: of a lock that was taken away it says so, and the
-// contexts of the lease end.
-func TestForm_fenceNeedsTheLock(t *testing.T) {
+// In a split brain the first holder's fence is below that of its successor, whoever looks at its own
+// first: the number comes with the grant.
+func TestForm_fenceAfterASplit(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	replica := redistest.StartReplica(t, s)
+	name := redistest.Name(t)
+	a, b := newLocker(t, s.Client(t)), newLocker(t, replica.Client(t))
+	mustUnlock(t, mustTry(t, a.Mutex("warm")))
+	replica.Forget(t) // the replica does not hear of what comes now
+	old := mustTry(t, a.Mutex(name, Fenced()))
+	replica.Promote(t)
+	next := mustTry(t, b.Mutex(name, Fenced()))
+	nextFence := fenceOf(t, next)
+	if oldFence := fenceOf(t, old); oldFence >= nextFence {
+		t.Errorf("the fence of the earlier holder is above that of its successor, by %d us", oldFence-nextFence)
+	}
+}
+
+// A semaphore that a control limits to one gives each holder its own fence, in the order of the
+// grants, also when the limit goes while one holds.
+func TestForm_fencesUnderALimitOfOne(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		for name, takenAway := range map[string]func(m *Lock){
-			"deleted":  func(m *Lock) { raw(m).Del(t.Context(), m.Key()) },
-			"a string": func(m *Lock) { raw(m).Del(t.Context(), m.Key()); mustTry(t, handle(newLocker(t, s.Client(t)), m)) },
-			"a set": func(m *Lock) {
-				raw(m).Del(t.Context(), m.Key())
-				mustTry(t, handle(asksAlways(newLocker(t, s.Client(t))), m))
-			},
-		} {
-			m := l.Mutex(redistest.Name(t)+name, TTL(time.Minute))
-			le := mustTry(t, m)
-			ctx := le.Bind(t.Context())
-			takenAway(m)
-			if fence, err := le.Fence(t.Context()); fence != 0 || !errors.Is(err, ErrNotHeld) {
-				t.Errorf("%s: %d, %v; want ErrNotHeld", name, fence, err)
-			}
-			if cause := context.Cause(ctx); !errors.Is(cause, ErrLost) || le.Held() {
-				t.Errorf("%s: the context ended with %v", name, cause)
-			}
+		l := newLocker(t, s.Client(t), ownPrefix(t))
+		m := l.Semaphore("report", 5, Fenced())
+		if err := l.Controls().SetLimit(t.Context(), "report", 1, ""); err != nil {
+			t.Fatal(err)
 		}
-	})
-	t.Run("Redis is away", func(t *testing.T) {
-		t.Parallel()
-		_, far, p := through(t, redistest.Mini(t))
-		le := mustTry(t, far.Mutex(redistest.Name(t), TTL(time.Minute)))
-		p.Refuse(true)
-		p.Cut()
-		if fence, err := le.Fence(t.Context()); fence != 0 || !errors.Is(err, ErrBackend) || !le.Held() {
-			t.Errorf("%d, %v, held: %t; want ErrBackend of a lease that is held", fence, err, le.Held())
+		a := mustTry(t, m)
+		if err := l.Controls().ClearLimit(t.Context(), "report"); err != nil {
+			t.Fatal(err)
 		}
-		p.Heal()
-		fenceOf(t, le)
-		mustUnlock(t, le)
+		b, c := mustTry(t, m), mustTry(t, m)
+		if fa, fb, fc := fenceOf(t, a), fenceOf(t, b), fenceOf(t, c); fa >= fb || fb >= fc {
+			t.Errorf("fences %d, %d, %d in the order of the grants", fa, fb, fc)
+		}
 	})
 }

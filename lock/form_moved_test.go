@@ -5,12 +5,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // While a Cluster moves a slot to another node, a waiter must not delete a string lock of
 // its holder: a script cannot write the key again there.
 func TestForm_slotThatMovesKeepsTheHolder(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		if s.Kind() != redistest.KindCluster {
@@ -26,10 +29,10 @@ func TestForm_slotThatMovesKeepsTheHolder(t *testing.T) {
 				return // the key has moved by now
 			}
 			asked = true // while the slot is open at both ends
-			_, err := waiter.locker.conn.Run(t.Context(), askScript, m.keys, []any{
+			_, err := waiter.locker.conn.Run(t.Context(), wire.AskScript, m.keys, []any{
 				"AAAAAAAAAAAAAAAA.3000.1|waiter|", int64(31000), int64(3000),
 			})
-			if err == nil || !transient(err) {
+			if err == nil || !exchange.Transient(err) {
 				t.Errorf("an ask that would wait, in a slot that moves: %v, want an error after which it asks again", err)
 			}
 		})
@@ -71,7 +74,7 @@ func TestForm_slotThatMovesIsWaitedFor(t *testing.T) {
 			go func() { extended <- le.Extend(t.Context(), 2*time.Minute) }() // longer than a string tells
 			waiter = lockBeside(t, handle(newLocker(t, rdb), m))
 			// The pauses up to here are longer than half a second.
-			redistest.Eventually(t, soon, func() bool { return k.count(askScript) > 7 || !waiter.pending() }, "asks while the slot is open")
+			redistest.Eventually(t, soon, func() bool { return k.count(wire.AskScript) > 7 || !waiter.pending() }, "asks while the slot is open")
 		})
 		if err := <-extended; err != nil {
 			t.Errorf("Extend: %v", err)

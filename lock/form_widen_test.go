@@ -10,8 +10,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // A lease that is extended beyond what its token says becomes a sorted set, which knows how
@@ -51,8 +53,8 @@ func TestForm_slowWideningKeepsTheDeadline(t *testing.T) {
 		t.Fatal("no string")
 	}
 	const read = "local left = redis.call('PTTL', lock)"
-	slow := strings.Replace(askScript.Source, read, "for _ = 1, 2e7 do end "+read, 1)
-	if slow == askScript.Source {
+	slow := strings.Replace(wire.AskScript.Source, read, "for _ = 1, 2e7 do end "+read, 1)
+	if slow == wire.AskScript.Source {
 		t.Fatalf("%s is not in the script", read)
 	}
 	waiter := m.newLease()
@@ -103,8 +105,7 @@ func TestForm_foreignString(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Note("note"))
 		for value, life := range map[string]time.Duration{
-			"some text":                             time.Minute,
-			"channel.3000.1|owner|note, and no TTL": 0,
+			"some text": time.Minute,
 		} {
 			if err := raw(m).Set(t.Context(), m.Key(), value, life).Err(); err != nil {
 				t.Fatal(err)
@@ -117,7 +118,7 @@ func TestForm_foreignString(t *testing.T) {
 				"Inspect":    func() error { return second(m.inspectAll(ctx)) },
 				"BreakAll":   func() error { return second(m.BreakAll(ctx)) },
 			} {
-				if err := call(); !errors.Is(err, ErrBackend) || !wrongType(err) {
+				if err := call(); !errors.Is(err, ErrBackend) || !exchange.WrongType(err) {
 					t.Errorf("%s with %q there: %v, want WRONGTYPE", what, value, err)
 				}
 			}
@@ -156,9 +157,6 @@ func TestForm_refusedWhileItIsWidened(t *testing.T) {
 					t.Errorf("the key lasts %s", left)
 				}
 			}
-			if _, err := le.Fence(t.Context()); err != nil {
-				t.Error(err)
-			}
 			mustUnlock(t, le)
 		})
 	}
@@ -180,7 +178,6 @@ func TestForm_fullRedis(t *testing.T) {
 		t.Error(err)
 	}
 	w := inLine(t, handle(newLocker(t, rdb), m), 1)
-	fenceOf(t, le)
 	mustUnlock(t, le)
 	mustUnlock(t, w.got(t))
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -86,8 +87,8 @@ func TestTransient(t *testing.T) {
 		"ERR unknown command 'evalsha', with args beginning with: 'OOM READONLY' 'x: -READONLY no' ":          false,
 		wrapped + "@user_script: 27: Unknown Redis command called from Lua script":                            false,
 	} {
-		err := backendError("ask", "key", redistest.ReplyError(text))
-		if got := transient(err); got != want {
+		err := exchange.Failed("ask", "key", redistest.ReplyError(text))
+		if got := exchange.Transient(err); got != want {
 			t.Errorf("%s: transient is %v", text, got)
 		}
 	}

@@ -3,18 +3,18 @@ package lock
 import (
 	"context"
 	"fmt"
-	"math"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // This file is the gate: the earliest time of a lock's next start. While the gate is closed
-// nobody gets the lock, however many slots are free. A rate, a hold or a cooldown moves the
-// gate. lua/gate.lua stores it, moves it, and computes the rate by GCRA, the generic cell
-// rate algorithm.
+// nobody gets the lock, however many slots are free. CloseGate, a cooldown and a rate close it, each
+// until a time of its own. lua/gate.lua stores these times, and computes the rate by GCRA, the
+// generic cell rate algorithm.
 
 // rate is the arguments of Rate as the scripts take them. The zero value is no rate.
 type rate struct {
@@ -32,11 +32,10 @@ const maxRatePeriod = 365 * 24 * time.Hour
 // lock's gate is closed: TryLock returns a [*BusyError] with Reason [ReasonRate], and Lock
 // waits in line until the gate opens.
 //
-// starts and burst are at least 1, with at most one start a microsecond; per is at most a
-// year. The time from one start to the next is rounded up to whole microseconds. All callers
+// starts is at least 1, with at most one start a microsecond; a burst of 0 means 1: no two come at
+// once, and at most starts + 1 in any period. per is at most a year. The time from one start to the next is rounded up to whole microseconds. All callers
 // of a lock should give the same rate; otherwise the rate of the last ask applies. Without the
-// option there is no bound. For a pool it is an error. A burst of 0 is an error here; in a
-// Rate of package automutex it means Starts.
+// option there is no bound. For a pool it is an error.
 func Rate(starts int, per time.Duration, burst int) Option {
 	r := newRate(starts, per, burst)
 	return func(m *Lock) { m.rate = r }
@@ -56,13 +55,14 @@ func newRate(starts int, per time.Duration, burst int) (r rate) {
 	case per > maxRatePeriod:
 		r.err = fmt.Errorf("a rate per %s: at most %s", per, maxRatePeriod)
 	case int64(starts) > per.Microseconds():
-		r.err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond", starts, per)
-	case burst < 1:
+		r.err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond%s", starts, per, printable.MeantUnit(per))
+	case burst < 0:
 		r.err = fmt.Errorf("a rate with a burst of %d: at least 1, which means that no two come at once", burst)
 	}
 	if r.err != nil {
 		return r
 	}
+	burst = max(burst, 1)
 	unit := int64(starts) * int64(time.Microsecond) // no overflow: starts is at most a year's microseconds
 	every := (int64(per) + unit - 1) / unit
 	if int64(burst) > inside.MaxTTL.Microseconds()/every {
@@ -73,64 +73,52 @@ func newRate(starts int, per time.Duration, burst int) (r rate) {
 	return r
 }
 
-// readGate reads the gate, which a busy reply names in place of a holder while it is closed:
-// "g:<reason> <opens in (us)>". It returns false for text of another form.
-func (a *answer) readGate() bool {
-	text, closed := strings.CutPrefix(a.holder, "g:")
-	if !closed {
-		return true
-	}
-	reason, in, _ := strings.Cut(text, " ")
-	us, err := strconv.ParseInt(in, 10, 64)
-	a.reason, a.gate, a.holder = reason, time.Duration(us)*time.Microsecond, ""
-	return err == nil && gateTexts[reason] != "" && us > 0 && us < math.MaxInt64/int64(time.Microsecond)
-}
-
-// hold closes the gate of the lock for d from now: nobody gets the lock, however many slots
+// closeGate closes the gate of the lock for d from now: nobody gets the lock, however many slots
 // are free. Holders go on, this one included. A gate that is closed for longer stays so. d
 // is more than 0 and at most ten years, and is rounded up to whole milliseconds. The hold
 // outlives the lease; [Lock.BreakAll] ends it.
 //
 // ErrNotHeld: the lease has ended, and the gate is unchanged. ErrBackend: the gate may be
 // closed or not. ErrNotReplicated: the gate is closed, but too few replicas know of it, so a
-// failover may open it. hold works on a ctx that has ended, too.
-func (le *Lease) hold(ctx context.Context, d time.Duration) error {
+// failover may open it. closeGate works on a ctx that has ended, too.
+func (le *Lease) closeGate(ctx context.Context, d time.Duration) error {
 	m := le.lock
 	switch {
 	case d <= 0 || d > inside.MaxTTL:
-		return fmt.Errorf("lock: %q: Hold for %s: more than 0, at most %s", m.name, d, inside.MaxTTL)
+		return fmt.Errorf("lock: %q: CloseGate for %s: more than 0, at most %s", m.name, d, inside.MaxTTL)
 	case m.isPool():
 		return fmt.Errorf("lock: %q is a pool, which has no gate to close", m.name)
 	}
 	if state := m.locker.renewer.stateOf(le); state != leaseHeld {
-		return fmt.Errorf("%w: %q: Hold on a lease that is over", ErrNotHeld, m.name)
+		return fmt.Errorf("%w: %q: CloseGate on a lease that is over", ErrNotHeld, m.name)
 	}
-	reply, err := m.locker.conn.RunBounded(toItsEnd(ctx, time.Now()), holdScript, m.keys, []any{&le.member, wholeMS(d).Milliseconds()})
+	reply, err := m.locker.conn.RunBounded(toItsEnd(ctx, time.Now()), wire.CloseScript, m.keys, wire.CloseArgs(&le.member, wholeMS(d)))
 	if err != nil {
-		return backendError("hold", m.Key(), err)
+		return exchange.Failed("close the gate", m.Key(), err)
 	}
-	code, err := codeOf(reply, renewRenewed)
+	code, err := wire.CodeOf(reply, wire.RenewRenewed)
 	if err != nil {
-		return backendError("hold", m.Key(), err)
+		return exchange.Failed("close the gate", m.Key(), err)
 	}
-	if code == renewLost {
+	if code == wire.RenewLost {
 		m.locker.renewer.lose(le)
-		return fmt.Errorf("%w: %q was lost before the Hold", ErrNotHeld, m.name)
+		return fmt.Errorf("%w: %q was lost before CloseGate", ErrNotHeld, m.name)
 	}
 	return m.locker.awaitReplicas(context.WithoutCancel(ctx), le)
 }
 
-// giveBack is Unlock for work that did not begin: it refunds the start to the lock's [Rate].
+// giveBack is Unlock for work that did not begin: it refunds the start to the lock's [Rate], unless
+// others have started since.
 func (le *Lease) giveBack(ctx context.Context) error {
 	_, err := le.end(ctx, ending{unused: true})
 	return err
 }
 
-// unusedArgument returns the argument of a release that refunds a start: the fence of the
-// lease, or 1 if that is not known. 0: there is nothing to refund.
+// unusedArgument returns the argument of a release that refunds a start: 1, or 0 if there is
+// nothing to refund.
 func (le *Lease) unusedArgument() int64 {
 	if le.lock.rate.every == 0 || le.startCounts.Load() {
 		return 0
 	}
-	return max(1, le.lock.locker.renewer.fenceOf(le))
+	return 1
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// Hold closes the gate for everybody but who holds, whatever the number of slots; it is
+// CloseGate closes the gate for everybody but who holds, whatever the number of slots; it is
 // moved forward only, and ends by itself.
 func TestHold(t *testing.T) {
 	t.Parallel()
@@ -20,14 +20,14 @@ func TestHold(t *testing.T) {
 		le, beside := mustTry(t, m), mustTry(t, m)
 		hold := func(d time.Duration) {
 			t.Helper()
-			if err := le.hold(t.Context(), d); err != nil {
+			if err := le.closeGate(t.Context(), d); err != nil {
 				t.Fatal(err)
 			}
 			audit(t, m)
 		}
 		hold(time.Hour)
 		hold(time.Minute)
-		if busy := mustBeBusy(t, m); busy.Reason != ReasonHold || busy.ExpiresIn < 59*time.Minute || busy.Holder != "" {
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonClosed || busy.ExpiresIn < 59*time.Minute || busy.Holder != "" {
 			t.Errorf("%+v, want a hold of an hour", busy)
 		}
 		if err := le.Extend(t.Context(), time.Minute); err != nil {
@@ -37,13 +37,13 @@ func TestHold(t *testing.T) {
 		if err := beside.Cooldown(t.Context(), time.Second); err != nil {
 			t.Fatal(err)
 		}
-		if busy := mustBeBusy(t, m); busy.Reason != ReasonHold || busy.ExpiresIn < 59*time.Minute {
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonClosed || busy.ExpiresIn < 59*time.Minute {
 			t.Errorf("%+v, want a hold of an hour", busy)
 		}
 		// It outlives its holder.
 		mustUnlock(t, le)
-		if err := le.hold(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
-			t.Errorf("Hold of a lease that is over: %v, want ErrNotHeld", err)
+		if err := le.closeGate(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("CloseGate of a lease that is over: %v, want ErrNotHeld", err)
 		}
 		w := inLine(t, m, 1)
 		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
@@ -64,7 +64,7 @@ func TestHold(t *testing.T) {
 		mustUnlock(t, le)
 		free(t, m, soon)
 		for _, d := range []time.Duration{0, -time.Second, inside.MaxTTL + 1} {
-			if err := le.hold(t.Context(), d); err == nil || !strings.Contains(err.Error(), d.String()) {
+			if err := le.closeGate(t.Context(), d); err == nil || !strings.Contains(err.Error(), d.String()) {
 				t.Errorf("Hold(%s): %v", d, err)
 			}
 		}
@@ -80,10 +80,10 @@ func TestGate_whileHeld(t *testing.T) {
 		if busy := mustBeBusy(t, m); busy.Reason != ReasonHeld || busy.Note != "run" {
 			t.Errorf("%+v, want the holder", busy)
 		}
-		if err := le.hold(t.Context(), 2*time.Hour); err != nil {
+		if err := le.closeGate(t.Context(), 2*time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		if busy := mustBeBusy(t, m); busy.Reason != ReasonHold || busy.ExpiresIn < 119*time.Minute {
+		if busy := mustBeBusy(t, m); busy.Reason != ReasonClosed || busy.ExpiresIn < 119*time.Minute {
 			t.Errorf("%+v, want the hold", busy)
 		}
 		mustUnlock(t, le)
@@ -108,13 +108,13 @@ func TestGate_callsWhatIsParked(t *testing.T) {
 		}))
 		m = l.Mutex(redistest.Name(t), Rate(1, every, 1))
 		le := mustTry(t, m)
-		if err := le.hold(t.Context(), 1200*time.Millisecond); err != nil {
+		if err := le.closeGate(t.Context(), 1200*time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
 		mustUnlock(t, le)
 		_, opens, _ := gateOf(t, m)
 		for _, note := range []string{"a", "b", "c"} {
-			if busy := mustPark(t, job(note)); busy.Reason != ReasonHold || busy.ExpiresIn <= 0 {
+			if busy := mustPark(t, job(note)); busy.Reason != ReasonClosed || busy.ExpiresIn <= 0 {
 				t.Errorf("%s: %+v, want a hold", note, busy)
 			}
 		}
@@ -135,7 +135,7 @@ func TestClockStep_gateFromTheFuture(t *testing.T) {
 	held, rated := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)+"'", Rate(1, time.Minute, 1))
 	step(time.Hour)
 	le := mustTry(t, held)
-	if err := le.hold(t.Context(), 10*time.Second); err != nil {
+	if err := le.closeGate(t.Context(), 10*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	mustUnlock(t, le)

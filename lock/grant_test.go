@@ -9,6 +9,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // A grant lasts min(TTL, 3 s) of the waiter's TTL, whatever the releaser's.
@@ -111,7 +112,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 			t.Fatalf("%d entries, %d times, want %d: nothing is dropped while nothing is free", e, d, n+1)
 		}
 		// The scripts by themselves: release and TryLock go on until all are dropped.
-		reply, err := l.conn.Run(t.Context(), releaseScript, m.keys, []any{holder.body})
+		reply, err := l.conn.Run(t.Context(), wire.ReleaseScript, m.keys, []any{holder.body})
 		if got := fmt.Sprint(reply); err != nil || got != "[0 more]" {
 			t.Fatalf("release answers %s, %v; want that there is more to drop", got, err)
 		}
@@ -119,13 +120,13 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 			t.Fatalf("one call left %d entries and %d times of %d, want 64 gone", e, d, n+1)
 		}
 		// The slot is free, but there may be somebody behind the stale ones.
-		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || !a.morePruning {
+		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.Yours || !a.MorePruning {
 			t.Fatalf("the second call answers %+v, %v; want that there is more to drop", a, err)
 		}
 		if e := band(t, m, "e:"); e != n-128+1 {
 			t.Fatalf("two calls left %d entries of %d, want 128 gone", e, n+1)
 		}
-		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.yours || a.morePruning {
+		if a, err := m.askOnce(t.Context(), m.newLease(), modeTry); err != nil || a.Yours || a.MorePruning {
 			t.Fatalf("the third call answers %+v, %v; want busy", a, err)
 		}
 		if _, ok := holds(t, waiter); !ok || band(t, m, "e:") != 0 || band(t, m, "d:") != 0 {

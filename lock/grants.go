@@ -6,25 +6,26 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // onMessage handles a message: a grant to a waiter, or one of the other kinds that
 // message.fence tells apart. Callers hold nothing.
-func (n *line) onMessage(msg message) {
-	switch msg.fence {
-	case brokenFence:
-		n.locker.renewer.loseBroken(msg.token)
+func (n *line) onMessage(msg wire.Message) {
+	switch msg.Fence {
+	case wire.BrokenFence:
+		n.locker.renewer.loseBroken(msg.Token)
 		return
-	case stopFence:
-		n.stop(msg.token)
+	case wire.StopFence:
+		n.stop(msg.Token)
 		return
-	case gateFence:
+	case wire.GateFence:
 		n.watchGate(msg)
 		return
 	}
 	n.mu.Lock()
 	var next time.Time
-	if w := n.waiters[msg.token]; w != nil && msg.serverUS > w.hint.serverUS {
+	if w := n.waiters[msg.Token]; w != nil && msg.ServerUS > w.hint.ServerUS {
 		w.hint, w.hintAt = msg, time.Now()
 		if w.pending == nil {
 			n.takeGrant(w)
@@ -32,7 +33,7 @@ func (n *line) onMessage(msg message) {
 		}
 	}
 	n.mu.Unlock()
-	n.alarm.set(next)
+	n.alarm.Set(next)
 }
 
 // hintIsFromAnotherClock reports whether the hint's server time is later than the
@@ -42,7 +43,7 @@ func (n *line) onMessage(msg message) {
 // sent.) Callers hold mu.
 func (w *waiter) hintIsFromAnotherClock() bool {
 	since := time.Since(w.askedAt)
-	return w.hint.serverUS > w.last.serverUS+(since+since/100+5*time.Millisecond).Microseconds()
+	return w.hint.ServerUS > w.last.ServerUS+(since+since/100+5*time.Millisecond).Microseconds()
 }
 
 // takeGrant makes w the holder if its hint proves a grant, that is, if the message is newer
@@ -56,11 +57,11 @@ func (w *waiter) hintIsFromAnotherClock() bool {
 //
 // Callers hold mu, and no ask is pending.
 func (n *line) takeGrant(w *waiter) {
-	if w.hint.serverUS <= w.last.serverUS {
+	if w.hint.ServerUS <= w.last.ServerUS {
 		return
 	}
 	if w.hintIsFromAnotherClock() {
-		w.hint, w.refreshAt = message{}, time.Now()
+		w.hint, w.refreshAt = wire.Message{}, time.Now()
 		return
 	}
 	length := min(w.lease.lock.ttl, maxGrant)
@@ -79,40 +80,32 @@ func (n *line) takeGrant(w *waiter) {
 // the waiters ask. handleGrants returns the rest of the reply, and whether there may be more
 // dead waiters to drop. Callers hold nothing.
 func (n *line) handleGrants(reply any) (rest any, more bool) {
-	r, _ := reply.([]any)
-	if len(r) < 2 {
-		return reply, false
+	rest, grants, more := wire.ParseGrants(reply)
+	if grants == nil {
+		return rest, more
 	}
-	if _, isText := r[1].(string); !isText {
-		return reply, false
-	}
-	for _, v := range r[1:] {
-		if text, ok := v.(string); ok {
-			more = more || text == moreToPrune
-			if msg, ok := parseMessage(text); ok {
-				n.onMessage(msg)
-			}
-		}
+	for _, msg := range grants {
+		n.onMessage(msg)
 	}
 	// Let the goroutine of the next holder run before this one, which may go on for long.
 	runtime.Gosched()
-	return r[0], more
+	return rest, more
 }
 
 // watchGate has the first waiter in line ask when the gate opens. If the message is old, one
 // ask is in vain. If the message is lost, the next refresh asks.
-func (n *line) watchGate(msg message) {
-	us, err := strconv.ParseInt(msg.value, 10, 64)
+func (n *line) watchGate(msg wire.Message) {
+	us, err := strconv.ParseInt(msg.Value, 10, 64)
 	if err != nil || us < 0 || us > inside.MaxTTL.Microseconds() {
 		return
 	}
 	n.mu.Lock()
 	var next time.Time
-	if w := n.waiters[msg.token]; w != nil && msg.serverUS > w.last.serverUS {
+	if w := n.waiters[msg.Token]; w != nil && msg.ServerUS > w.last.ServerUS {
 		w.slotFreeAt = time.Now().Add(time.Duration(us) * time.Microsecond)
 		w.repeatPending() // its reply may not know of the gate yet, and overwrites slotFreeAt
 		next = w.nextAsk()
 	}
 	n.mu.Unlock()
-	n.alarm.set(next)
+	n.alarm.Set(next)
 }

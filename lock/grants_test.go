@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // A waiter of the releaser's own Locker is granted the lock without a message,
@@ -38,7 +39,7 @@ func TestGrantIsToldByTheReply(t *testing.T) {
 		w := inLine(t, other, 1)
 		mustUnlock(t, le)
 		le = w.got(t)
-		if msg, ok := parseMessage(come(t, others, "a message")); !ok || msg.token != le.token {
+		if msg, ok := wire.ParseMessage(come(t, others, "a message")); !ok || msg.Token != le.token {
 			t.Errorf("the other Locker is sent %v, want a grant of %s", msg, le.token)
 		}
 		// What is published now comes after all that was published before.
@@ -63,7 +64,7 @@ func TestGrantToldByALostReply(t *testing.T) {
 		for range 5 { // a refresh may be due by chance
 			le := mustTry(t, m)
 			w := inLine(t, m, 1)
-			p.DropReplyTo(isScript(releaseScript, m), 1)
+			p.DropReplyTo(isScript(wire.ReleaseScript, m), 1)
 			began := time.Now()
 			mustUnlock(t, le)
 			le = w.got(t)

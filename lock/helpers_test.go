@@ -3,16 +3,21 @@ package lock
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // soon is the bound for what must happen but not by when: long enough for a
@@ -45,7 +50,7 @@ func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 		}
 	}
 	l := New(rdb, o)
-	if err := l.err; err != nil {
+	if err := l.life.Unfit(); err != nil {
 		t.Fatalf("New: %v", err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
@@ -58,7 +63,7 @@ func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 // needsStrings tells whether the test of that name holds what strings do.
 func needsStrings(test string) bool {
 	return strings.HasPrefix(test, "TestForm_") || strings.HasPrefix(test, "TestRule13_HeadersMatchTheCallSites") ||
-		strings.HasPrefix(test, "TestHostileTexts") || strings.HasPrefix(test, "FuzzScripts") || strings.HasPrefix(test, "TestTheFastPathIsAsFast")
+		strings.HasPrefix(test, "TestHostileTexts") || strings.HasPrefix(test, "TestNative_") || strings.HasPrefix(test, "FuzzScripts") || strings.HasPrefix(test, "TestTheFastPathIsAsFast")
 }
 
 // formEnv set to "set" has each Locker of this package's tests take no mutex as a string.
@@ -71,10 +76,19 @@ func asksAlways(l *Locker) *Locker {
 	return l
 }
 
+func (l *Locker) claim(key string) claims.Claim { return claims.Of(l.runner(), key) }
+
+func (l *Locker) list(ctx context.Context) iter.Seq2[inside.Info, error] { return l.walker().List(ctx) }
+
+func (l *Locker) sweep(ctx context.Context) (int, error) { return l.walker().Sweep(ctx) }
+
 func owner(name string) func(*Options) { return func(o *Options) { o.Owner = name } }
 
 // handle is the lock that m is, on another Locker.
 func handle(l *Locker, m *Lock, options ...Option) *Lock {
+	if m.fenced {
+		options = append(options, Fenced())
+	}
 	return l.Semaphore(m.name, m.limit, append([]Option{TTL(m.ttl)}, options...)...)
 }
 
@@ -115,15 +129,14 @@ func mustUnlock(t testing.TB, le *Lease) {
 	audit(t, le.lock)
 }
 
-// fenceOf is the fence of a lease that is ours; 0 after an error.
+// fenceOf is the fence that came with the grant of le, whether the lock has the option Fenced or not;
+// 0 and an error of the test if it came without one, since the lock was taken as a string.
 func fenceOf(t testing.TB, le *Lease) int64 {
 	t.Helper()
-	fence, err := le.Fence(context.Background())
-	if err != nil || fence <= 0 {
-		t.Errorf("Fence: %d, %v; %s", fence, err, dump(le.lock))
-		return 0
+	if le.fence <= 0 {
+		t.Errorf("a lease without a fence; %s", dump(le.lock))
 	}
-	return fence
+	return le.fence
 }
 
 // waiting waits until n are in line.
@@ -176,7 +189,7 @@ func whenAnswered(t testing.TB, l *Locker, n int, least time.Duration, then func
 		line.mu.Lock()
 		defer line.mu.Unlock()
 		for _, w := range line.waiters {
-			if w.hint.serverUS == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < least {
+			if w.hint.ServerUS == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < least {
 				return false
 			}
 		}
@@ -206,37 +219,39 @@ type stringer func() string
 
 func (s stringer) String() string { return s() }
 
-// isScript makes a match for a Proxy: runs of s on m's key.
+// isScript makes a match for a Proxy: runs of s, or of its other form, on m's key.
 func isScript(s *exchange.Script, m *Lock) func([]string) bool {
 	return func(command []string) bool {
-		return len(command) > 3 && (command[1] == s.SHA || command[1] == s.Source) && command[3] == m.Key()
+		return len(command) > 3 && command[3] == m.Key() && slices.ContainsFunc(wire.Scripts, func(form *exchange.Script) bool {
+			return form.Name == s.Name && (command[1] == form.SHA || command[1] == form.Source)
+		})
 	}
 }
 
 // isTake makes a match for a Proxy: whatever may take m, a SET or an ask.
 func isTake(m *Lock) func([]string) bool {
-	ask := isScript(askScript, m)
+	ask := isScript(wire.AskScript, m)
 	return func(command []string) bool {
 		return ask(command) || len(command) > 2 && strings.EqualFold(command[0], "set") && command[1] == m.Key()
+	}
+}
+
+// isRelease makes a match for a Proxy: what releases m, the server's own command or the script.
+func isRelease(m *Lock) func([]string) bool {
+	script := isScript(wire.ReleaseScript, m)
+	return func(command []string) bool {
+		return script(command) || len(command) > 2 && strings.HasPrefix(strings.ToLower(command[0]), "del") && command[1] == m.Key()
 	}
 }
 
 // warm loads the scripts into m's server, so that later calls are EVALSHAs.
 func warm(t testing.TB, m *Lock) {
 	t.Helper()
-	for _, s := range scripts {
+	for _, s := range wire.Scripts {
 		if err := raw(m).ScriptLoad(t.Context(), s.Source).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
-}
-
-var scripts = []*exchange.Script{
-	askScript, releaseScript, callScript, holdScript, renewScript, inspectScript, breakScript, sweepScript, fenceScript,
-	arriveScript, forgetScript, stopScript,
-	poolTakeScript, poolReleaseScript, poolPutScript, poolInspectScript, poolDeleteScript,
-	claimTakeScript, claimKeepScript, claimDropScript,
-	controlReadScript, controlWriteScript,
 }
 
 // through makes a Locker whose client goes through a proxy to s, beside one

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // No text of a user is run or names a key. What the library sends is watched from
@@ -47,8 +48,8 @@ func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 	if err := seen.verdict(keys); err != nil {
 		t.Error(err)
 	}
-	for _, s := range scripts {
-		if _, ran := seen.loaded[s.Name]; !ran && s != sweepScript { // which takes no text
+	for _, s := range wire.Scripts {
+		if _, ran := seen.loaded[s.Name]; !ran && s != wire.SweepScript { // which takes no text
 			t.Errorf("the script %s did not run", s.Name)
 		}
 	}
@@ -71,7 +72,7 @@ func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 				if !regexp.MustCompile(`^automutex:([A-Za-z0-9_-]{16}|control)$`).MatchString(args[1]) {
 					t.Errorf("a script publishes to %q", args[1])
 				}
-			case !slices.Contains(allowed, name):
+			case !slices.Contains(wire.Commands, name):
 				t.Errorf("a script calls %q", args)
 			case name == "EXISTS" && args[1] == declared+":none": // reads only, and finds nothing; see form
 			case args[1] != declared:

@@ -1,13 +1,11 @@
 package lock
 
 import (
-	"context"
 	"fmt"
-	"math"
 	"testing"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -16,19 +14,20 @@ import (
 func learned(t testing.TB, m *Lock) (inbound float64, life time.Duration) {
 	t.Helper()
 	p := m.locker.parking
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := p.lines[m.Key()]
-	if n == nil {
-		t.Fatalf("nothing is known of %s", m.Key())
-	}
-	return n.inbound, n.callLife()
+	p.View(func(lines map[string]*parking.Line) {
+		n := lines[m.Key()]
+		if n == nil {
+			t.Fatalf("nothing is known of %s", m.Key())
+		}
+		inbound, life = n.Inbound, p.CallLife(n)
+	})
+	return inbound, life
 }
 
 // afterVain is what is left of the most after n trips in vain.
-func afterVain(n int) float64 { return maxInbound * math.Pow(1-vainCallDecay, float64(n)) }
-
-func near(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }
+func afterVain(n int) float64 {
+	return max(parking.MaxInbound*parking.VainCallFloor, float64(parking.MaxInbound-n))
+}
 
 // More are called at once when the slot was idle for want of them, fewer when
 // they came in vain.
@@ -42,14 +41,14 @@ func TestInboundIsLearned(t *testing.T) {
 		for i := range jobs {
 			mustPark(t, noted(m, fmt.Sprint("job", i)))
 		}
-		if inbound, life := learned(t, m); inbound != 1 || life != minCallLife {
+		if inbound, life := learned(t, m); inbound != 1 || life != parking.MinCallLife {
 			t.Fatalf("at first %v are called, with %v to come", inbound, life)
 		}
-		// Each finds the slot idle for longer than slotFreeLimit.
-		for i, want := range []float64{2, 4, 8, 16, 32, maxInbound, maxInbound} {
+		// Each finds the slot idle for longer than parking.SlotFreeLimit.
+		for i, want := range []float64{2, 4, 8, 16, 32, parking.MaxInbound, parking.MaxInbound} {
 			releases(t, held, 1, time.Hour)
 			called := serverNow(t, m)
-			redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*slotFreeLimit }, "an idle slot")
+			redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*parking.SlotFreeLimit }, "an idle slot")
 			held = mustTry(t, noted(m, fmt.Sprint("job", i)))
 			if inbound, _ := learned(t, m); inbound != want {
 				t.Fatalf("after %d idle slots %v are called, want %v", i+1, inbound, want)
@@ -60,12 +59,12 @@ func TestInboundIsLearned(t *testing.T) {
 		for i := range 3 {
 			looksAfter(t, m, 64, time.Hour)
 			mustPark(t, job)
-			if inbound, _ := learned(t, m); !near(inbound, afterVain(i+1)) {
+			if inbound, _ := learned(t, m); inbound != afterVain(i+1) {
 				t.Errorf("after %d trips in vain %v are called", i+1, inbound)
 			}
 		}
 		mustPark(t, job) // it came by itself: no trip
-		if inbound, _ := learned(t, m); !near(inbound, afterVain(3)) {
+		if inbound, _ := learned(t, m); inbound != afterVain(3) {
 			t.Errorf("after one that was not called %v are called", inbound)
 		}
 		// One that came, waited and then parked was in vain as well.
@@ -74,14 +73,13 @@ func TestInboundIsLearned(t *testing.T) {
 		waiting(t, m, 1)
 		yield()
 		_ = a.failed(t)
-		if inbound, _ := learned(t, m); !near(inbound, afterVain(4)) {
+		if inbound, _ := learned(t, m); inbound != afterVain(4) {
 			t.Errorf("after one that waited %v are called", inbound)
 		}
-		// Never below one.
-		p := m.locker.parking
-		p.mu.Lock()
-		p.lines[m.Key()].inbound = 1.01
-		p.mu.Unlock()
+		// Never below one. (TestVain has the rest.)
+		m.locker.parking.View(func(lines map[string]*parking.Line) {
+			lines[m.Key()].Inbound, lines[m.Key()].InboundMost = 1.5, 1.5
+		})
 		looksAfter(t, m, 64, time.Hour)
 		mustPark(t, job)
 		if inbound, _ := learned(t, m); inbound != 1 {
@@ -103,7 +101,7 @@ func TestInboundStays(t *testing.T) {
 		parkAll(t, m, "alone")
 		releases(t, held, 1, time.Hour)
 		called := serverNow(t, m)
-		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*slotFreeLimit }, "an idle slot")
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(called) > 2*parking.SlotFreeLimit }, "an idle slot")
 		held = mustTry(t, noted(m, "alone"))
 		if inbound, _ := learned(t, m); inbound != 1 {
 			t.Errorf("with nobody else parked %v are called", inbound)
@@ -151,30 +149,12 @@ func TestLifeIsLearned(t *testing.T) {
 			}
 		}
 		trips(1, 0)
-		within(minCallLife, 2*minCallLife)
-		p := m.locker.parking
-		p.mu.Lock()
-		p.lines[m.Key()].avgReturn = 0
-		p.mu.Unlock()
+		within(parking.MinCallLife, 2*parking.MinCallLife)
+		m.locker.parking.View(func(lines map[string]*parking.Line) { lines[m.Key()].AvgReturn = 0 })
 		trips(1, 10*time.Second)
 		within(20*time.Second, 30*time.Second)
 		trips(20, 2*time.Second) // a moving average
 		within(4*time.Second, 12*time.Second)
-		// It is what release and call are told, where there is a Caller.
-		if inbound, life := p.wantedCalls(m); inbound != int64(0) || life != minCallLifeArg {
-			t.Errorf("without a Caller: %v, %v", inbound, life)
-		}
-		p = newParking(newLocker(t, s.Client(t)), func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
-		if inbound, life := p.wantedCalls(m); inbound != int64(1) || life != minCallLifeArg {
-			t.Errorf("of a line that is not known: %v, %v", inbound, life)
-		}
-		p.mu.Lock()
-		n := p.line(m)
-		n.avgReturn, n.inbound = average(10*time.Second), 4.9
-		p.mu.Unlock()
-		if inbound, life := p.wantedCalls(m); inbound != int64(4) || life != int64(20_000) {
-			t.Errorf("of one that is: %v, %v", inbound, life)
-		}
 	})
 }
 

@@ -5,7 +5,9 @@ import (
 	"iter"
 	"time"
 
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Inside returns the methods that only the other packages of this module use. No other module
@@ -43,7 +45,7 @@ func (insider) CheckRate(starts int, per time.Duration, burst int) error {
 // LockerErr and LockErr return what is wrong with the options of a Locker and the
 // definition of a lock. They do no I/O.
 
-func (insider) LockerErr(l *Locker) error { return l.err }
+func (insider) LockerErr(l *Locker) error { return l.life.Unfit() }
 func (insider) LockErr(m *Lock) error     { return m.err }
 
 // Options of a lock.
@@ -67,10 +69,18 @@ func (insider) LockWithin(ctx context.Context, m *Lock, wait time.Duration) (*Le
 }
 func (insider) AverageHeld(m *Lock) time.Duration { return m.averageHeld() }
 
+// ArriveWithin says how long called work may take to arrive where nothing is the matter; see
+// [inside.Caller]. Work that takes longer keeps its place, but others are called beside it.
+func (insider) ArriveWithin(l *Locker, d time.Duration) { l.parking.ArriveWithin(d) }
+
 // The newest wins; see replace.go.
 
 func (insider) Arrive(ctx context.Context, m *Lock) (arrival int64, first bool, err error) {
 	return m.arrive(ctx)
+}
+
+func (insider) GoAway(ctx context.Context, m *Lock, away time.Duration, onlyKnown bool) (known bool, err error) {
+	return m.goAway(ctx, away, onlyKnown)
 }
 func (insider) Forget(ctx context.Context, m *Lock) error { return m.forget(ctx) }
 
@@ -84,17 +94,21 @@ func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, er
 // parked. It counts from its first place in line, or from when it was moved to the end of
 // the line, because a call of it lapsed or its Caller answered FateLater. For a note that
 // ParkFirst put before others it is the time of the first of those.
-func (insider) Parked(le *Lease) time.Duration                             { return le.parked }
-func (insider) LeaseErr(le *Lease) error                                   { return le.endErr() }
-func (insider) GiveBack(ctx context.Context, le *Lease) error              { return le.giveBack(ctx) }
-func (insider) Hold(ctx context.Context, le *Lease, d time.Duration) error { return le.hold(ctx, d) }
+func (insider) Parked(le *Lease) time.Duration                { return le.parked }
+func (insider) LeaseErr(le *Lease) error                      { return le.endErr() }
+func (insider) GiveBack(ctx context.Context, le *Lease) error { return le.giveBack(ctx) }
+func (insider) CloseGate(ctx context.Context, le *Lease, d time.Duration) error {
+	return le.closeGate(ctx, d)
+}
 
 // Of operators.
 
-func (insider) ByKey(l *Locker, key string) *Lock                                 { return l.byKey(key) }
-func (insider) List(ctx context.Context, l *Locker) iter.Seq2[inside.Info, error] { return l.list(ctx) }
-func (insider) Sweep(ctx context.Context, l *Locker) (int, error)                 { return l.sweep(ctx) }
-func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error)         { return m.inspectAll(ctx) }
+func (insider) ByKey(l *Locker, key string) *Lock { return l.byKey(key) }
+func (insider) List(ctx context.Context, l *Locker) iter.Seq2[inside.Info, error] {
+	return l.walker().List(ctx)
+}
+func (insider) Sweep(ctx context.Context, l *Locker) (int, error)         { return l.walker().Sweep(ctx) }
+func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error) { return m.inspectAll(ctx) }
 
 func (insider) OpenGate(ctx context.Context, m *Lock) (bool, error) { return m.openGate(ctx) }
 
@@ -102,13 +116,13 @@ func (insider) DeleteFrom(ctx context.Context, m *Lock, tokens ...string) (bool,
 	return m.deleteFrom(ctx, tokens...)
 }
 
-func (insider) Line(ctx context.Context, m *Lock, most int) ([]inside.Waiter, error) {
-	return m.listLine(ctx, most)
+func (insider) Line(ctx context.Context, m *Lock, info inside.Info, most int) ([]inside.Waiter, error) {
+	return m.listLine(ctx, info, most)
 }
 
 // GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for
 // a reason that is not one of the gate, such as [ReasonHeld].
-func (insider) GateText(reason string) string { return gateTexts[reason] }
+func (insider) GateText(reason string) string { return wire.GateText(reason) }
 
 // Of controls.
 
@@ -137,4 +151,12 @@ func (insider) Orders(list []Control) []Control      { return ordersOf(list) }
 func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
 
 // Claim is the mark of package unique beside the lock with that key.
-func (insider) Claim(l *Locker, key string) *claim { return l.claim(key) }
+func (insider) Claim(l *Locker, key string) claims.Claim { return claims.Of(l.runner(), key) }
+
+// ClaimLock returns a lock for producers that change the task of that claim in several steps. Workers do
+// not take it.
+func (insider) ClaimLock(l *Locker, key string, options ...Option) *Lock {
+	m := l.Semaphore(key, 1, options...)
+	m.keys = []string{claims.Key(key) + ":lock"}
+	return m
+}

@@ -2,12 +2,12 @@ package lock
 
 import (
 	"context"
-	"fmt"
-	"net/url"
-	"strconv"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/operate"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Holder is one holder of a lock, as others see it.
@@ -25,7 +25,7 @@ type Holder struct {
 }
 
 // maxHolders bounds what Holders lists.
-const maxHolders = 1000
+const maxHolders = operate.MaxHolders
 
 // Locked reports whether [Lock.Available] returns 0. The result may be outdated at once: to
 // act on it, take the lock. After an error (ErrBackend) it is false.
@@ -76,51 +76,17 @@ func (m *Lock) inspectAll(ctx context.Context) (inside.Info, error) {
 }
 
 func (m *Lock) inspect(ctx context.Context, most int, note string) (inside.Info, error) {
-	reply, err := m.operate(ctx, inspectScript, []any{most, note})
+	ticket := int64(0)
+	if m.order != nil && note != "" {
+		ticket = m.order.Ticket
+	}
+	reply, err := m.operate(ctx, wire.InspectScript, wire.InspectArgs(most, note, ticket))
 	if err != nil {
 		return inside.Info{}, err
 	}
-	return parseInspect(m.Key(), reply, nil)
-}
-
-func parseInspect(key string, reply any, err error) (inside.Info, error) {
+	info, err := wire.ParseInspect(m.Key(), reply)
 	if err != nil {
-		return inside.Info{}, backendError("inspect", key, err)
-	}
-	f := listOf(reply)
-	us := f.num(0)
-	info := inside.Info{Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6))}
-	if fence := f.num(5); fence > 0 {
-		info.Granted = time.Duration(us-fence) * time.Microsecond
-	}
-	members := field[[]any](f, 7)
-	info.Gate = inside.Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}
-	if err := f.err(reply); err != nil {
-		return inside.Info{}, backendError("inspect", key, err)
-	}
-	for i := 0; i+1 < len(members); i += 2 {
-		member, _ := members[i].(string)
-		score, _ := members[i+1].(string)
-		ms, err := strconv.ParseFloat(score, 64)
-		holder, ok := lockKind{}.parseHolder(member)
-		if err != nil || !ok {
-			return inside.Info{}, backendError("inspect", key, fmt.Errorf("unexpected member %q with score %q", member, score))
-		}
-		holder.ExpiresIn = time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond
-		info.Holders = append(info.Holders, holder)
-	}
-	if len(info.Holders) == 1 && info.Granted == 0 { // a string, which has no fence
-		if at := takenAt(info.Holders[0].Token); at > 0 {
-			info.Granted = max(0, time.Duration(us-at)*time.Microsecond)
-		}
+		return inside.Info{}, exchange.Failed("inspect", m.Key(), err)
 	}
 	return info, nil
-}
-
-// unescape is the inverse of keytext.Escape. It returns other text as it is.
-func unescape(s string) string {
-	if plain, err := url.PathUnescape(s); err == nil {
-		return plain
-	}
-	return s
 }

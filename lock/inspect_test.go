@@ -10,6 +10,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 func TestInspect(t *testing.T) {
@@ -139,7 +140,7 @@ func TestAvailable_withAnError(t *testing.T) {
 		t.Fatalf("Available of a free lock: %d, %v", n, err)
 	}
 	hook.Before(func(cmd redis.Cmder) error {
-		if scriptName(cmd) == inspectScript.Name {
+		if scriptName(cmd) == wire.InspectScript.Name {
 			return redistest.ReplyError("ERR refused")
 		}
 		return nil

@@ -127,7 +127,7 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 		}
 		mustUnlock(t, le)
 	})
-	if err := New(redistest.Mini(t).Client(t), Options{HashKeys: "true"}).err; err == nil || strings.Contains(err.Error(), "true") {
+	if err := New(redistest.Mini(t).Client(t), Options{HashKeys: "true"}).life.Unfit(); err == nil || strings.Contains(err.Error(), "true") {
 		t.Errorf("a secret of four letters: %v", err)
 	}
 	for _, secret := range []string{

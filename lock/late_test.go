@@ -10,6 +10,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // A lock that is got when ctx has ended is given back, and Do does not run f: whoever
@@ -40,7 +41,7 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 			held := mustTry(t, handle(owner, m))
 			ctx, cancel := context.WithCancel(t.Context())
 			hook.Before(func(cmd redis.Cmder) error {
-				if scriptName(cmd) == askScript.Name && ctx.Err() == nil {
+				if scriptName(cmd) == wire.AskScript.Name && ctx.Err() == nil {
 					cancel()
 					return held.Unlock(t.Context())
 				}

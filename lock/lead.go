@@ -41,7 +41,7 @@ const (
 // candidate of its own.
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
 	m := l.Mutex(name, options...)
-	m.isLeader = true
+	m.keepsLimit = true
 	switch {
 	case m.err != nil:
 		return m.err
@@ -79,7 +79,7 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil, context.Cause(ctx)
-		case <-m.locker.closing.Done():
+		case <-m.locker.life.Closing.Done():
 			timer.Stop()
 			return nil, ErrClosed
 		}

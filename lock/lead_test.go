@@ -191,3 +191,49 @@ func TestLead_panicReleases(t *testing.T) {
 		free(t, l.Mutex(name), soon)
 	})
 }
+
+// Lead ignores a control's limit, also when an operator breaks the leader's lock by its key:
+// one candidate follows, and not as many as the limit says.
+func TestLead_oneAfterABreakWithALimit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		name, prefix := redistest.Name(t), ownPrefix(t)
+		operator := newLocker(t, s.Client(t), prefix)
+		setLimit(t, operator, name, 3)
+		var candidates []*candidate
+		for i := range 3 {
+			c := runFor(t, newLocker(t, s.Client(t), prefix), name)
+			candidates = append(candidates, c)
+			if i == 0 {
+				come(t, c.terms, "the first term")
+			}
+		}
+		waiting(t, operator.Mutex(name), 2)
+		if n, err := operator.byKey(operator.Mutex(name).Key()).BreakAll(t.Context()); n != 1 || err != nil {
+			t.Fatalf("BreakAll: %d, %v", n, err)
+		}
+		// The line is served at once: within refreshEvery a second leader would have begun.
+		var leaders []context.Context
+		for end := time.Now().Add(refreshEvery); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			for _, c := range candidates {
+				select {
+				case term := <-c.terms:
+					leaders = append(leaders, term)
+				default:
+				}
+			}
+			lead := 0
+			for _, term := range leaders {
+				if term.Err() == nil {
+					lead++
+				}
+			}
+			if lead > 1 {
+				t.Fatalf("%d lead at once", lead)
+			}
+		}
+		if len(leaders) == 0 {
+			t.Error("nobody leads after the break")
+		}
+	})
+}

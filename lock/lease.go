@@ -3,13 +3,13 @@ package lock
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Lease is the right of one holder to a lock, until a deadline. It is renewed in the
@@ -28,17 +28,17 @@ type Lease struct {
 	// clock; nil: releases do not change the gate. Set once, before the first release.
 	cooldownEnd atomic.Pointer[time.Time]
 
-	// These four are set before the lease is handed out. Then they never change, and are read
+	// These five are set before the lease is handed out. Then they never change, and are read
 	// without the mutex.
-	parked time.Duration // how long its note was parked; 0: it was not
-	value  string        // what was taken out of a pool, escaped
-	member memberArg     // the member's name without its kind: body, or value|body in a pool
+	fence  int64          // 0: the lock was taken as a string
+	parked time.Duration  // how long its note was parked; 0: it was not
+	value  string         // what was taken out of a pool, escaped
+	member wire.MemberArg // the member's name without its kind: body, or value|body in a pool
 	// takenAt is when the lock was taken; without MaxHold and a grant, when the command was
 	// sent that took it. Until then it is when the lease was made.
 	takenAt time.Time
 
 	// What follows is guarded by the renewer's mutex.
-	fence    int64 // 0: not known yet, see Fence
 	state    leaseState
 	deadline time.Time // until when the lease is certainly held, on the local monotonic clock
 	renewAt  time.Time // when the next renewal is due; zero: never
@@ -85,39 +85,15 @@ const (
 	leaseLost
 )
 
-// Fence returns a number that grows from holder to holder of a mutex. Send it with each write,
-// and have the receiver refuse a number lower than one that it has seen. For a semaphore the
-// number only orders the grants. docs/guarantees.md lists the conditions.
+// Fence returns a number that grows from holder to holder of a mutex with the option [Fenced].
+// Send it with each write, and have the receiver refuse a number lower than one that it has seen. For
+// a semaphore the number only orders the grants. docs/guarantees.md lists the conditions.
 //
-// The first call may ask Redis, within ctx. Later calls return the same number. ErrNotHeld:
-// the lease ended before its fence was known. ErrBackend: Redis could not be asked; the lease
-// is unchanged.
-func (le *Lease) Fence(ctx context.Context) (int64, error) {
-	m, r := le.lock, le.lock.locker.renewer
-	r.mu.Lock()
-	fence, isHeld := le.fence, le.state == leaseHeld && time.Now().Before(le.deadline)
-	r.mu.Unlock()
-	switch {
-	case fence > 0:
-		return fence, nil
-	case !isHeld:
-		return 0, fmt.Errorf("%w: %q: the lease is over, and its fence was not asked for before", ErrNotHeld, m.name)
-	}
-	reply, err := m.locker.conn.Run(ctx, fenceScript, m.keys, []any{&le.member})
-	if err == nil {
-		fence, err = codeOf(reply, math.MaxInt64)
-	}
-	switch {
-	case err != nil:
-		return 0, backendError("fence", m.Key(), err)
-	case fence == 0:
-		r.lose(le)
-		return 0, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, m.name)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if le.fence == 0 { // else a concurrent call has set it
-		le.fence = fence
+// The number came with the grant: Fence does no I/O, and returns the same number after the lease has
+// ended. ErrNotFenced: the lock was made without Fenced.
+func (le *Lease) Fence() (int64, error) {
+	if !le.lock.fenced {
+		return 0, fmt.Errorf("%w: %q: make the lock with lock.Fenced(), or set Fence in the rule", ErrNotFenced, le.lock.name)
 	}
 	return le.fence, nil
 }
@@ -210,7 +186,7 @@ func (le *Lease) Consume(ctx context.Context) error {
 }
 
 // Value returns the value that was taken out of a pool. It is empty for the lease of a lock.
-func (le *Lease) Value() string { return unescape(le.value) }
+func (le *Lease) Value() string { return wire.Unescape(le.value) }
 
 // Held reports whether the lease is still held, by the local clock. It does no I/O.
 func (le *Lease) Held() bool {
@@ -238,7 +214,7 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	if was == leaseReleased {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.lock.name)
 	}
-	le.lock.locker.parking.noteHeld(le.lock, now.Sub(le.takenAt))
+	le.lock.locker.parking.NoteHeld(le.lock.parked(), now.Sub(le.takenAt))
 	if was == leaseLost {
 		e.cooldown, e.consume = time.Time{}, false
 	}
@@ -248,7 +224,7 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	}
 	le.consuming.Store(e.consume)
 	le.startCounts.Store(!e.unused)
-	free, held, err := le.releaseAt(ctx, now)
+	free, held, err := le.releaseFirst(ctx, was, now)
 	if err == nil {
 		le.lock.locker.spawnReleaseLater(le)
 	}
@@ -260,9 +236,9 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 		return free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.lock.name)
 	case held:
 		return free, nil
-	case le.releases.WasResent() && time.Now().Before(deadline):
-		// go-redis sent the release more than once, and the last reply is "absent" before
-		// the deadline: the first copy has released the lock.
+	case le.releases.MayRunYet() && time.Now().Before(deadline):
+		// The release was sent more than once, one copy got no reply, and the last reply is "absent" before
+		// the deadline: that copy has released the lock.
 		return free, nil
 	}
 	return free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.lock.name)
@@ -275,20 +251,27 @@ func (le *Lease) release(ctx context.Context) (free int, held bool, err error) {
 }
 
 func (le *Lease) releaseAt(ctx context.Context, now time.Time) (free int, held bool, err error) {
-	m := le.lock
-	s, args := m.kind.release(le)
-	reply, err := m.locker.conn.RunBounded(toItsEnd(ctx, now), s, m.keys, args)
-	return le.noteRelease(reply, err, now)
+	s, args := le.lock.kind.release(le)
+	return le.releaseBy(ctx, now, s, args)
 }
 
-// noteRelease handles the reply to a release that was sent at sent, or the error err.
-func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, held bool, _ error) {
+func (le *Lease) releaseBy(ctx context.Context, now time.Time, s *exchange.Script, args []any) (free int, held bool, err error) {
 	m := le.lock
-	if err != nil || le.releases.WasResent() {
+	before := le.releases.Copies()
+	reply, err := m.locker.conn.RunBounded(toItsEnd(ctx, now), s, m.keys, args)
+	return le.noteRelease(before, reply, err, now)
+}
+
+// noteRelease handles the reply to a release that was sent at sent, or the error err; before is what
+// releases.Copies returned then.
+func (le *Lease) noteRelease(before int32, reply any, err error, sent time.Time) (free int, held bool, _ error) {
+	m := le.lock
+	le.releases.NoteReply(before, err)
+	if err != nil || le.releases.MayRunYet() {
 		m.locker.line.askAgainFor(m) // a lost reply may have named a grant
 	}
 	if err != nil {
-		return 0, false, backendError("release", m.Key(), err)
+		return 0, false, exchange.Failed("release", m.Key(), err)
 	}
 	if m.limit == 1 && reply != any(int64(1)) {
 		m.locker.contended.note(m.keys[0]) // another holder has it now, or work is parked
@@ -299,12 +282,12 @@ func (le *Lease) noteRelease(reply any, err error, sent time.Time) (free int, he
 	}
 	n, ok := reply.(int64)
 	if ok {
-		m.locker.parking.noteNothingParked(m, sent)
+		m.locker.parking.NoteNothingParked(m.parked(), sent)
 	} else {
-		n, ok = m.locker.parking.handleCalls(m, reply)
+		n, ok = m.locker.parking.HandleCalls(m.parked(), reply)
 	}
 	if !ok {
-		return 0, false, backendError("release", m.Key(), unexpected(reply))
+		return 0, false, exchange.Failed("release", m.Key(), wire.Unexpected(reply))
 	}
 	le.consuming.Store(false) // done: a later release is only for a late copy of an ask
 	if n < 0 {
@@ -326,6 +309,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	}
 	d = wholeMS(d)
 	r := le.lock.locker.renewer
+	r.expire(le) // a lease that Held calls lost stays lost
 	if state := r.stateOf(le); state != leaseHeld {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
 	}
@@ -338,15 +322,15 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	}
 	sent := time.Now()
 	c := renewCall(le, d)
-	reply, err := le.lock.locker.conn.RunBounded(toItsEnd(ctx, sent), renewScript, c.Keys, c.Args)
+	reply, err := le.lock.locker.conn.RunBounded(toItsEnd(ctx, sent), wire.RenewScript, c.Keys, c.Args)
 	if err != nil {
-		return backendError("renew", le.lock.Key(), err)
+		return exchange.Failed("renew", le.lock.Key(), err)
 	}
-	renewed, err := codeOf(reply, renewRenewed)
+	renewed, err := wire.CodeOf(reply, wire.RenewRenewed)
 	if err != nil {
-		return backendError("renew", le.lock.Key(), err)
+		return exchange.Failed("renew", le.lock.Key(), err)
 	}
-	if renewed == renewLost {
+	if renewed == wire.RenewLost {
 		r.lose(le)
 		return fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
 	}

@@ -3,12 +3,14 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // The context ends with ErrLost at MaxHold, and the lock is free a TTL later at
@@ -31,7 +33,7 @@ func TestMaxHold(t *testing.T) {
 			t.Errorf("cause %v, want ErrLost with a word of MaxHold", cause)
 		}
 		over := serverNow(t, m)
-		next := lockBeside(t, handle(l, m, TTL(time.Minute))).got(t)
+		next := lockBeside(t, handle(l, m, TTL(time.Minute), Fenced())).got(t)
 		if late := time.UnixMicro(fenceOf(t, next)).Sub(over); late > ttl+3*time.Second {
 			t.Errorf("free %s after MaxHold, want at most %s", late, ttl)
 		}
@@ -50,7 +52,7 @@ func TestMaxHoldOfAGrantedLease(t *testing.T) {
 	w := hearing(l.Mutex(redistest.Name(t), MaxHold(2*time.Second)), 1000)
 	w.askedAt = time.Now().Add(-500 * time.Millisecond)
 	granted := time.Now()
-	l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2000})
+	l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000})
 	if !w.finished() {
 		t.Fatal("not believed")
 	}
@@ -76,7 +78,7 @@ func TestNoRenew(t *testing.T) {
 		if late := time.Since(deadline); late < 0 || late > 5*time.Second {
 			t.Errorf("ended %s after its deadline", late)
 		}
-		if n := k.count(renewScript); n != 0 {
+		if n := k.count(wire.RenewScript); n != 0 {
 			t.Errorf("renewed %d times", n)
 		}
 		redistest.Eventually(t, soon, func() bool { n, err := m.Available(t.Context()); return n == 1 && err == nil }, "a free lock")
@@ -190,7 +192,7 @@ func TestBindOfALostLease(t *testing.T) {
 func TestBindPastTheDeadline(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
-	l.renewer.alarm.ring = func() {}
+	l.renewer.alarm.Ring = func() {}
 	m := l.Mutex(redistest.Name(t), TTL(time.Second))
 	for age, over := range map[time.Duration]bool{time.Second: true, time.Hour: true, 0: false} {
 		le := m.newLease()
@@ -252,6 +254,39 @@ func TestTokensDiffer(t *testing.T) {
 				}
 				seen[le.Token()] = true
 				mustUnlock(t, le)
+			}
+		}
+	})
+}
+
+// An extended lease is watched each third of its TTL, as any other: a lock that was broken is
+// noticed then, and not at the far end of the lease.
+func TestExtendedLeaseIsWatched(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, asks := range []bool{false, true} {
+			a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+			if asks {
+				asksAlways(a)
+			}
+			const ttl = 600 * time.Millisecond
+			m := a.Mutex(fmt.Sprint(redistest.Name(t), asks), TTL(ttl))
+			le := mustTry(t, m)
+			ctx := le.Bind(t.Context())
+			if err := le.Extend(t.Context(), time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * ttl) // the looks go on, and keep the extension
+			if left := time.Until(le.Deadline()); left < 50*time.Second || !le.Held() {
+				t.Errorf("%s after an Extend by a minute %s are left", 2*ttl, left)
+			}
+			if ok, err := handle(b, m).Break(t.Context(), le.Token()); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+			broken := time.Now()
+			come(t, ctx.Done(), "the end of a broken lease")
+			if took := time.Since(broken); took > 2*ttl {
+				t.Errorf("the holder learned of the Break after %s; its TTL is %s", took, ttl)
 			}
 		}
 	})

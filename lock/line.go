@@ -4,6 +4,9 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // How waiters keep their places.
@@ -49,7 +52,7 @@ const (
 // else can end it; and a waitState with its case in result if it ends in a new way.
 type line struct {
 	locker *Locker
-	alarm  alarm
+	alarm  life.Alarm
 
 	mu      sync.Mutex         // guards the fields below and those of every waiter; never held across I/O
 	waiters map[string]*waiter // by token: those in stateInLine or stateParkNext
@@ -98,13 +101,13 @@ type waiter struct {
 	state   waitState
 	pending *pendingAsk // nil: no ask is on its way
 
-	askedAt    time.Time // when the last ask with a busy reply was sent
-	repliedAt  time.Time // when Redis last replied, for patience
-	refreshAt  time.Time // when to ask again at the latest
-	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: w does not ask then, since it is not known, or waiters with a better place do, see stayInLine
-	last       answer    // the last busy reply
-	hint       message   // the newest message that says w was granted the lock; zero once a later ask was busy, which proves it stale
-	hintAt     time.Time // when it was received
+	askedAt    time.Time    // when the last ask with a busy reply was sent
+	repliedAt  time.Time    // when Redis last replied, for patience
+	refreshAt  time.Time    // when to ask again at the latest
+	slotFreeAt time.Time    // when a slot may come free without a release: the first deadline, or the gate opens; zero: w does not ask then, since it is not known, or waiters with a better place do, see stayInLine
+	last       wire.Answer  // the last busy reply
+	hint       wire.Message // the newest message that says w was granted the lock; zero once a later ask was busy, which proves it stale
+	hintAt     time.Time    // when it was received
 
 	leaveDone chan struct{} // closed when the leave has a reply or an error
 	done      chan struct{} // closed when the state is stateGranted, stateParkedOrRefused or stateFailed
@@ -113,7 +116,7 @@ type waiter struct {
 
 func newLine(l *Locker) *line {
 	n := &line{locker: l, waiters: make(map[string]*waiter)}
-	n.alarm.ring = n.ring
+	n.alarm.Ring = n.ring
 	return n
 }
 
@@ -158,19 +161,22 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 		n.mu.Unlock()
 		return nil, err
 	}
-	if !a.yours {
-		w.wasCalled = m.locker.parking.noteReturn(m, w.lease, a)
+	if !a.Yours {
+		w.wasCalled = m.noteReturn(w.lease, a)
 	}
 	n.handleReply(w, a, nil, sent)
-	if a.yours || mode == modePark && !a.morePruning {
+	if a.Yours || mode == modePark && !a.MorePruning {
 		return n.result(ctx, w, 0) // handleReply has closed done: granted, parked or refused
 	}
 	// A grant that is published before the subscription stands is lost. So each new
 	// subscription has all waiters ask again (askAll, called in wake.go), also those whose ask
 	// is pending.
 	n.locker.wake.listen()
+	if m.isOrdered() {
+		n.locker.parking.CheckOrder(m.parked())
+	}
 	if w.mayPark {
-		n.locker.parking.measureHeld(m) // from now on, for averageHeld
+		n.locker.parking.MeasureHeld(m.parked()) // from now on, for averageHeld
 		// A holder has this waiter's own note: lockOrPark refuses it at once. Lock waits for
 		// that holder as for any other.
 		if m.holderHasOwnNote(a) {
@@ -179,7 +185,12 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 		}
 	}
 	n.callOnWait(w)
+	return n.await(ctx, waitCtx, w, parkNow, began)
+}
 
+// await waits until w, which came at began, has a result, or waitCtx ends, or parkNow is closed.
+func (n *line) await(ctx, waitCtx context.Context, w *waiter, parkNow <-chan struct{}, began time.Time) (*Lease, error) {
+	m := w.lease.lock
 	// If done and an end are ready together, select takes either, and both are right: leave gives
 	// back a granted slot, last.parked says whether w parked, and for a caller whose wait has
 	// ended that end is as good a reason as w.err.
@@ -190,8 +201,8 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 		case <-parkNow:
 			parkNow = nil // once
 			n.parkSoon(w)
-		case <-n.locker.closing.Done():
-			if last := n.leave(w); last.parked {
+		case <-n.locker.life.Closing.Done():
+			if last := n.leave(w); last.Parked {
 				return nil, m.busy(last, time.Since(began), ErrClosed)
 			}
 			return nil, ErrClosed
@@ -226,7 +237,7 @@ func (n *line) parkSoon(w *waiter) {
 	}
 	next := w.nextAsk()
 	n.mu.Unlock()
-	n.alarm.set(next)
+	n.alarm.Set(next)
 }
 
 // callOnWait calls the function given to OnWait. If that function panics, w leaves the line,
@@ -250,7 +261,7 @@ func (w *waiter) nextAsk() time.Time {
 	if w.pending != nil || w.state != stateInLine && w.state != stateParkNext {
 		return time.Time{}
 	}
-	return earliest(w.refreshAt, w.slotFreeAt)
+	return life.Earliest(w.refreshAt, w.slotFreeAt)
 }
 
 // end ends the wait of w in one of the states that close done, and lets its goroutine go on.
@@ -265,7 +276,7 @@ func (n *line) end(w *waiter, state waitState) {
 // It returns the last busy reply, in which parked is true if w was parked at the last moment.
 // It waits for at most leaveGrace. If an ask is still pending then, leave returns the reply to
 // the ask before it, though the pending one may yet park w. w's goroutine calls it, at most once.
-func (n *line) leave(w *waiter) answer {
+func (n *line) leave(w *waiter) wire.Answer {
 	n.mu.Lock()
 	w.state = stateLeaving
 	delete(n.waiters, w.lease.token)
@@ -285,17 +296,17 @@ func (n *line) leave(w *waiter) answer {
 }
 
 // sendLeave sends the leave of w, on a goroutine of its own. It is called at most once for
-// each w. Callers hold mu, and run inside Locker.enter: in the waiter's call of Lock, or in a
+// each w. Callers hold mu, and run inside Life.Enter: in the waiter's call of Lock, or in a
 // refresh. So Close waits for that goroutine.
 func (n *line) sendLeave(w *waiter) {
 	le := w.lease
-	n.locker.branch(func() {
+	n.locker.life.Branch(func() {
 		n.locker.renewer.drop(le, time.Now()) // it may have been granted, and added, at the last moment
 		_, _, err := le.release(context.Background())
 		close(w.leaveDone)
 		switch {
 		case err == nil && !le.asks.MayRunYet(): // released, and there is no late copy
-		case err != nil && n.locker.closing.Err() != nil: // Redis is away: Close must not wait for a second release
+		case err != nil && n.locker.life.Closing.Err() != nil: // Redis is away: Close must not wait for a second release
 		case err != nil:
 			n.locker.abandon(le) // not released: release it now, and again later
 		default: // released: only again later, against a late copy

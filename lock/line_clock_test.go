@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Redis' clock is stepped back by 10 s after a grant of which the waiter hears too
@@ -13,14 +14,14 @@ func TestRule07_GrantFromBeforeAClockStepProvesNothing(t *testing.T) {
 	t.Parallel()
 	const grantedUS, answeredUS = 20_000_000, 10_000_000
 	l := newLocker(t, redistest.Mini(t).Client(t))
-	busy := answer{serverUS: answeredUS, deadline: time.Minute, place: 1}
+	busy := wire.Answer{ServerUS: answeredUS, Deadline: time.Minute, Place: 1}
 	t.Run("heard before the ask", func(t *testing.T) {
 		t.Parallel()
 		w := hearing(l.Mutex(redistest.Name(t)), grantedUS-1000)
 		l.line.mu.Lock()
 		w.pending = &pendingAsk{mode: modeJoin}
 		l.line.mu.Unlock()
-		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: grantedUS})
+		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: grantedUS})
 		l.line.handleReply(w, busy, nil, time.Now().Add(time.Microsecond))
 		if w.finished() {
 			t.Error("a grant is believed that the answer to a later ask refutes")
@@ -33,8 +34,8 @@ func TestRule07_GrantFromBeforeAClockStepProvesNothing(t *testing.T) {
 		l.line.mu.Lock()
 		w.pending = &pendingAsk{mode: modeJoin}
 		l.line.mu.Unlock()
-		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: grantedUS})
-		steppedBy1ms := answer{serverUS: grantedUS - 1000, deadline: time.Minute, place: 1}
+		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: grantedUS})
+		steppedBy1ms := wire.Answer{ServerUS: grantedUS - 1000, Deadline: time.Minute, Place: 1}
 		l.line.handleReply(w, steppedBy1ms, nil, time.Now().Add(time.Microsecond))
 		if w.finished() {
 			t.Error("a grant is believed that the answer to a later ask refutes")
@@ -44,7 +45,7 @@ func TestRule07_GrantFromBeforeAClockStepProvesNothing(t *testing.T) {
 	t.Run("heard after the ask", func(t *testing.T) {
 		t.Parallel()
 		w := hearing(l.Mutex(redistest.Name(t)), answeredUS)
-		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: grantedUS})
+		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: grantedUS})
 		if w.finished() {
 			t.Error("a grant is believed that is later than Redis' clock can be")
 		}
@@ -59,7 +60,7 @@ func TestRule07_GrantIsBelievedWhileTheClockGoesOn(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	w := hearing(l.Mutex(redistest.Name(t)), 1_000_000)
 	w.askedAt = time.Now().Add(-time.Second)
-	l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2_000_000})
+	l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2_000_000})
 	if !w.finished() {
 		t.Error("a grant a second after the last answer is not believed")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // One release frees one slot and wakes one waiter, the first.
@@ -120,18 +121,18 @@ func TestRule05_TwoCallsPerContendedAcquisition(t *testing.T) {
 				}
 			})
 		}
-		redistest.Eventually(t, soon, func() bool { return k.count(askScript) >= n }, "%d asks", n)
+		redistest.Eventually(t, soon, func() bool { return k.count(wire.AskScript) >= n }, "%d asks", n)
 		mustUnlock(t, held)
 		mustUnlock(t, first.got(t))
 		wg.Wait()
 		// Each second that this took, every waiter may have asked once more.
 		seconds := int(time.Since(began) / (refreshEvery - refreshTogether))
-		if asks := k.count(askScript); asks > n*(1+seconds)+2+seconds {
+		if asks := k.count(wire.AskScript); asks > n*(1+seconds)+2+seconds {
 			t.Errorf("%d acquisitions in %s took %d asks", n, time.Since(began), asks)
 		}
 		// A grant that nobody came for in G is given back by whoever was late.
 		lapsed := int(time.Since(began) / maxGrant)
-		if releases := k.count(releaseScript); releases < n+2 || releases > n+2+lapsed {
+		if releases := k.count(wire.ReleaseScript); releases < n+2 || releases > n+2+lapsed {
 			t.Errorf("%d acquisitions in %s took %d releases, want one each", n+2, time.Since(began), releases)
 		}
 	})
@@ -155,12 +156,12 @@ func TestRule05_RefreshesTravelTogether(t *testing.T) {
 		var began time.Time
 		whenAnswered(t, l, n, 0, func(*waiter) { began = time.Now() })
 		k.reset()
-		redistest.Eventually(t, soon, func() bool { return k.count(askScript) >= 4*n }, "four refreshes of each")
-		pipelines := k.sizes(askScript)
+		redistest.Eventually(t, soon, func() bool { return k.count(wire.AskScript) >= 4*n }, "four refreshes of each")
+		pipelines := k.sizes(wire.AskScript)
 		took := time.Since(began)
 		// 3 to 4 s; each waiter more often than once a second costs more.
 		if took < 2*refreshEvery {
-			t.Errorf("%d asks of %d waiters within %s", k.count(askScript), n, took)
+			t.Errorf("%d asks of %d waiters within %s", k.count(wire.AskScript), n, took)
 		}
 		// Waiters that came at different times are due at different times. A pipeline
 		// goes to one server.
@@ -229,7 +230,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		lockers := []*Locker{newLocker(t, rdb), newLocker(t, rdb), newLocker(t, rdb)}
-		m := lockers[0].Mutex(redistest.Name(t))
+		m := lockers[0].Mutex(redistest.Name(t), Fenced())
 		held := mustTry(t, m)
 		var waiters []*attempt
 		for i := range 20 {
@@ -315,7 +316,7 @@ func TestRule03_LeaveWaitsForTheAsk(t *testing.T) {
 		holder := mustTry(t, m)
 		w := inLine(t, handle(far, m), 1)
 		calm(t, far, 1)
-		held := p.Hold(isScript(askScript, m), 1)
+		held := p.Hold(isScript(wire.AskScript, m), 1)
 		far.line.askAll()
 		redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")
 		before := p.Count("EVALSHA")
@@ -343,7 +344,7 @@ func TestRule03_LeaveAfterAnAskOfUnknownOutcomeIsRepeated(t *testing.T) {
 	holder := mustTry(t, m)
 	w := inLine(t, handle(far, m), 1)
 	calm(t, far, 1)
-	held := p.Hold(isScript(askScript, m), 1)
+	held := p.Hold(isScript(wire.AskScript, m), 1)
 	far.line.askAll()
 	redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")
 	w.cancel()

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/operate"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -141,7 +142,7 @@ func TestListEndsWithItsContext(t *testing.T) {
 		last = err
 		cancel()
 	}
-	if !errors.Is(last, context.Canceled) || n > 3*scanCount {
+	if !errors.Is(last, context.Canceled) || n > 3*operate.ScanCount {
 		t.Errorf("List yielded %d times, last %v; want context.Canceled soon", n, last)
 	}
 	// Close from inside does not wait for the loop that it is called from.
@@ -253,7 +254,7 @@ func TestSweep(t *testing.T) {
 		gone := l.Mutex("gone")
 		dead(gone, redis.Z{Member: "h:a.1.1|o|", Score: past}, redis.Z{Member: "h:a.1.2|o|", Score: past - 1e6},
 			redis.Z{Member: "h:a.1.3|o|", Score: past}, redis.Z{Member: "f", Score: -2.7e15},
-			redis.Z{Member: "g:cooldown:1000:0:0:1700000000000000:", Score: 1.7e9})
+			redis.Z{Member: "g:cooldown:1000", Score: 1.7e9})
 		// A live holder, three dead waiters among live ones.
 		mixed := l.Mutex("mixed")
 		holder, waiter := mixed.newLease(), mixed.newLease()
@@ -277,7 +278,7 @@ func TestSweep(t *testing.T) {
 		// More than one run of the script removes.
 		many := l.Mutex("many")
 		var crowd []redis.Z
-		for i := range 2*sweepMost + 5 {
+		for i := range 2*operate.SweepMost + 5 {
 			crowd = append(crowd, stale(i)...)
 		}
 		dead(many, crowd...)
@@ -288,7 +289,7 @@ func TestSweep(t *testing.T) {
 		}
 		before := stored(t, live.lock)
 
-		want := 3 + 3 + 2 + 2*sweepMost + 5
+		want := 3 + 3 + 2 + 2*operate.SweepMost + 5
 		if n, err := l.sweep(t.Context()); n != want || err != nil {
 			t.Errorf("Sweep: %d, %v; want %d", n, err, want)
 		}

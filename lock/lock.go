@@ -9,6 +9,8 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/parking"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Lock is one lock: at most N holders, and a line of waiters. A mutex has N = 1. A Lock is
@@ -31,15 +33,18 @@ type Lock struct {
 	arrival       int64  // 0: none, see OnStop
 	onStop        func() // nil: none
 	rate          rate   // see Rate
+	fenced        bool   // see Fenced
 	inTimeOnly    bool   // see InTimeOnly
 	parkFirst     bool   // see ParkFirst
-	isLeader      bool   // made by Lead: one holder, whatever limit a control sets
+	order         *order // what an ordered task's lock knows of the task; nil: not ordered, or see byOrder
+	keepsLimit    bool   // made by Lead or byKey: a control does not change limit, see slots
 	ttlArg        any    // ttl in ms, boxed once
 	keepArg       any    // how long the key lasts after a take, in ms, boxed once
 	err           error  // what is wrong with the definition; every operation returns it
 }
 
-// Option sets a property of a lock: [TTL], [MaxHold], [NoRenew], [Note], [Parts] or [Rate].
+// Option sets a property of a lock: [TTL], [MaxHold], [NoRenew], [Note], [Parts], [Rate] or
+// [Fenced].
 // Every operation of the lock returns an error for a bad option. A nil Option does nothing.
 type Option func(*Lock)
 
@@ -61,6 +66,12 @@ func NoRenew() Option { return func(m *Lock) { m.renew = false } }
 // Note attaches a text to the holder. Others see it in [Holder].Note and [BusyError].Note. Any
 // text; empty: none.
 func Note(text string) Option { return func(m *Lock) { m.note = text } }
+
+// Fenced gives each lease of the lock a fence, a number that grows from holder to holder; see
+// [Lease.Fence]. Redis replies with it when it grants the lock, so it costs no command of its own. But
+// a free mutex is taken by a script then, which costs Redis more than the SET of another mutex.
+// Holders that need no fence may leave the option out, whatever others do.
+func Fenced() Option { return func(m *Lock) { m.fenced = true } }
 
 // onePerNote keeps the lock from being held twice at once under its [Note]. While a holder
 // has that note, TryLock and lockOrPark return a *BusyError even if a slot is free. Lock
@@ -103,10 +114,10 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 
 // Semaphore returns the lock called name, for n holders at a time; n is at least 1. Like
 // [Locker.Mutex] it does no I/O. Callers may give different n for one lock, as they do while a
-// new version is deployed. A lower n takes effect as holders leave, a higher n when the lock
-// is next asked for or released.
+// new version is deployed. Each goes by its own: it gets the lock while fewer than n hold it, in line
+// too.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
-	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, err: l.err}
+	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, err: l.life.Unfit()}
 	for _, option := range options {
 		if option != nil {
 			option(m)
@@ -149,12 +160,22 @@ const keepSlack = time.Second
 // newLease makes the Lease of one attempt to take the lock. It is not held yet.
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m, takenAt: time.Now()}
-	le.sent, le.body, le.token = m.locker.newBody(le.takenAt, min(m.ttl, maxGrant), m.ttl, m.onePerNote && m.note != "", m.arrival, m.note)
-	le.asks.Body, le.releases.Body = &le.sent, &le.sent
+	body, size := wire.Token{
+		Channel: m.locker.channel, Grant: min(m.ttl, maxGrant), Apart: m.onePerNote && m.note != "", TTL: m.ttl,
+		Nonce: m.locker.nextNonce(le.takenAt), Arrival: m.arrival,
+	}.Body(m.locker.owner, m.note)
+	le.sent, le.body = m.locker.conn.NewBody(body), string(body)
+	le.token = le.body[:size]
+	le.asks.Body, le.releases.Body, le.releases.Releases = &le.sent, &le.sent, true
 	return le
 }
 
-// enter is [Locker.enter] for operations of a lock. It also returns the error of a bad name
+// parked is the lock as the parking of its Locker knows it.
+func (m *Lock) parked() parking.Lock {
+	return parking.Lock{Keys: m.keys, Limit: m.limit, KeepsLimit: m.keepsLimit, Ordered: m.isOrdered()}
+}
+
+// enter is [life.Life.Enter] for operations of a lock. It also returns the error of a bad name
 // or option, and that of a ctx that has ended.
 func (m *Lock) enter(ctx context.Context) error {
 	if m.err != nil {
@@ -163,7 +184,7 @@ func (m *Lock) enter(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return m.locker.enter()
+	return m.locker.life.Enter()
 }
 
 // TryLock takes the lock, or returns a *BusyError at once. It never overtakes a waiter: with
@@ -179,7 +200,8 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	if err := m.enter(ctx); err != nil {
 		return nil, err
 	}
-	defer m.locker.work.Done()
+	defer m.locker.life.Done()
+	looked := time.Now()
 	if err := m.knowControls(ctx); err != nil {
 		return nil, err
 	}
@@ -191,13 +213,13 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !answer.yours {
+	if !answer.Yours {
 		m.locker.releaseLater(le)
 		return nil, m.busy(answer, 0, nil)
 	}
 	m.won(le, answer, sent)
 	le, err = m.handOut(ctx, le)
-	return m.inTime(ctx, le, err)
+	return m.inTime(ctx, looked, le, err)
 }
 
 // Lock takes the lock. If the lock is busy, Lock waits in line until ctx ends; the error then
@@ -212,30 +234,6 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 // ([Options].MinReplicas), Lock returns ErrNotReplicated.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return m.lockBefore(ctx, ctx, nil)
-}
-
-// answer is the reply to an ask: "yours", the asker holds the lock, or "busy".
-type answer struct {
-	yours       bool
-	fence       int64         // yours
-	value       string        // yours: what was taken out of a pool
-	serverUS    int64         // busy: Redis' time (us)
-	deadline    time.Duration // busy: until the first deadline; below 0: no holder
-	morePruning bool          // busy: there may be more dead waiters to drop, ask again at once
-	place       int           // busy: waiters before the asker
-	holder      string        // busy: the member of one holder; empty: none
-	gate        time.Duration // busy: until the gate opens, if the asker waits for that; else 0
-	reason      string        // busy: what closed the gate
-
-	// returned: the asker's note was parked or called before, or this ask parked it. The
-	// fields below are zero otherwise.
-	returned     bool
-	inLine       time.Duration // since the note's first place in line
-	sinceCall    time.Duration // since the note was called; below 0: it was not
-	slotFreeFor  time.Duration // yours: how long the slot was free
-	othersParked int           // how many more notes are parked
-	parked       bool          // busy: the note is parked now
-	sinceTaken   time.Duration // busy: how long ago the lock was last taken
 }
 
 // askMode is what an ask does when no slot is free.
@@ -260,31 +258,31 @@ func (mode askMode) lifetime() int64 {
 // stays held. One script call drops at most 64 dead waiters, so ask repeats the call until
 // all are dropped or ctx ends. It does not repeat an ask that joins the line: its refreshes
 // go on.
-func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (answer, error) {
+func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (wire.Answer, error) {
 	for {
 		a, err := m.askOnce(ctx, le, mode)
-		if err != nil || !a.morePruning || mode == modeJoin || ctx.Err() != nil || m.locker.closing.Err() != nil {
+		if err != nil || !a.MorePruning || mode == modeJoin || ctx.Err() != nil || m.locker.life.Closing.Err() != nil {
 			return a, err
 		}
 	}
 }
 
-func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (answer, error) {
+func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (wire.Answer, error) {
 	s, args := m.kind.ask(le, mode)
 	before := le.asks.Copies()
 	reply, err := m.locker.conn.RunBounded(m.boundsOf(ctx, time.Now()), s, m.keys, args)
 	mayHaveRun := le.asks.NoteReply(before, err)
 	if err != nil {
-		if mayHaveRun || le.asks.MayRunYet() {
+		if mayHaveRun && !exchange.NotRun(err) || le.asks.MayRunYet() {
 			m.locker.abandon(le)
 		}
-		return answer{}, backendError("ask", m.Key(), err)
+		return wire.Answer{}, exchange.Failed("ask", m.Key(), err)
 	}
 	a, err := m.parseAnswer(reply)
-	if err != nil { // the script may have taken the lock
+	if errors.Is(err, ErrBackend) { // the script may have taken the lock
 		m.locker.abandon(le)
 	}
-	if !a.yours || a.returned {
+	if !a.Yours || a.Returned {
 		m.locker.contended.note(m.keys[0])
 	}
 	return a, err
@@ -304,32 +302,36 @@ func toItsEnd(ctx context.Context, now time.Time) exchange.Bounds {
 }
 
 // parseAnswer reads the reply to an ask.
-func (m *Lock) parseAnswer(reply any) (answer, error) {
+func (m *Lock) parseAnswer(reply any) (wire.Answer, error) {
 	a, ok := m.kind.parse(reply)
-	if !ok || a.yours && a.fence <= 0 || !a.yours && a.serverUS <= 0 {
-		return answer{}, backendError("ask", m.Key(), unexpected(reply))
+	if ok && a.Refused != "" {
+		return wire.Answer{}, refusal(m, a)
+	}
+	if !ok || a.Yours && a.Fence <= 0 || !a.Yours && a.ServerUS <= 0 {
+		return wire.Answer{}, exchange.Failed("ask", m.Key(), wire.Unexpected(reply))
 	}
 	return a, nil
 }
 
 // busy returns the error for a busy answer. cause is what ended the wait, or nil.
-func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
-	e := &BusyError{Name: m.name, Reason: ReasonHeld, Waited: waited, Place: a.place, Parked: a.parked, cause: cause}
-	if a.deadline > 0 {
-		e.ExpiresIn = a.deadline
+func (m *Lock) busy(a wire.Answer, waited time.Duration, cause error) *BusyError {
+	e := &BusyError{Name: m.name, Reason: ReasonHeld, Waited: waited, Place: a.Place, Parked: a.Parked, cause: cause}
+	if a.Deadline > 0 {
+		e.ExpiresIn = a.Deadline
 	}
-	if a.parked {
-		e.TakenFor, e.InLine = max(0, a.sinceTaken), max(0, a.inLine)
+	if a.Parked {
+		e.TakenFor, e.InLine = max(0, a.SinceTaken), max(0, a.InLine)
 	}
-	if a.gate > 0 {
-		e.Reason, e.ExpiresIn = a.reason, a.gate
+	if a.Gate > 0 {
+		e.Reason, e.ExpiresIn = a.Reason, a.Gate
 	}
 	if paused := m.pausedError(); paused != nil {
 		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0
 	}
-	if h, ok := m.kind.parseHolder(a.holder); ok {
+	if h, ok := m.kind.parseHolder(a.Holder); ok {
 		e.Holder, e.Note = h.Owner, h.Note
 	}
+	setBehind(e, a)
 	return e
 }
 
@@ -337,9 +339,9 @@ func (m *Lock) busy(a answer, waited time.Duration, cause error) *BusyError {
 // again later in case that command has not reached Redis yet; see releaseAgainAfter. If all
 // releases fail, the slot is free at its deadline. Close sends the last release at once.
 func (l *Locker) abandon(le *Lease) {
-	l.spawn(func() {
+	l.life.Spawn(func() {
 		_, _, err := le.release(context.Background())
-		if err != nil && l.closing.Err() != nil {
+		if err != nil && l.life.Closing.Err() != nil {
 			return // Redis is away: Close must not wait for a second release
 		}
 		l.releaseToCool(le, err)
@@ -348,10 +350,10 @@ func (l *Locker) abandon(le *Lease) {
 }
 
 // releaseLater releases a token later if a copy of its ask may yet run. Callers are
-// counted in (see Locker.enter).
+// counted in (see Life.Enter).
 func (l *Locker) releaseLater(le *Lease) {
 	if le.asks.MayRunYet() {
-		l.branch(func() { l.abandoned.add(le, false) })
+		l.life.Branch(func() { l.abandoned.add(le, false) })
 	}
 }
 
@@ -359,6 +361,6 @@ func (l *Locker) releaseLater(le *Lease) {
 // after Close.
 func (l *Locker) spawnReleaseLater(le *Lease) {
 	if le.asks.MayRunYet() {
-		l.spawn(func() { l.abandoned.add(le, false) })
+		l.life.Spawn(func() { l.abandoned.add(le, false) })
 	}
 }

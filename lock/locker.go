@@ -2,24 +2,24 @@ package lock
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/safelog"
 )
@@ -78,7 +78,7 @@ type Locker struct {
 	ttl      time.Duration
 	replicas int // MinReplicas
 	log      *slog.Logger
-	err      error // what is wrong with rdb or Options; every operation returns it
+	life     *life.Life // of all goroutines and operations
 
 	channel string       // this Locker's wake channel, without the prefix
 	nonce   atomic.Int64 // one per token, see nextNonce
@@ -87,19 +87,9 @@ type Locker struct {
 	line      *line
 	abandoned *abandoned
 	wake      *wake
-	parking   *parking
+	parking   *parking.Parking
 	contended *contendedKeys
-	gather    gather
-	controls  *controlReader
-
-	// closing ends waiters and goroutines when Close begins. work counts what enter, spawn
-	// and branch have begun, and Close waits for it. mu makes the check of closed and
-	// work.Add one step, so that nothing begins after Close has begun to wait.
-	closing context.Context // the Locker's own lifetime, not a caller's
-	stop    context.CancelFunc
-	mu      sync.Mutex
-	closed  bool
-	work    sync.WaitGroup
+	controls  *controls.Reader
 }
 
 // New makes a Locker on rdb. It does no I/O and never fails. If a client or option cannot work
@@ -115,6 +105,7 @@ func New(rdb Client, o Options) *Locker {
 		ttl:      wholeMS(o.TTL),
 		replicas: o.MinReplicas,
 		log:      safelog.New(o.Logger),
+		life:     life.New(),
 		channel:  base64.RawURLEncoding.EncodeToString(random),
 	}
 	if l.prefix == "" {
@@ -132,23 +123,32 @@ func New(rdb Client, o Options) *Locker {
 		owner = host + ":" + strconv.Itoa(os.Getpid())
 	}
 	l.owner = keytext.Escape(owner)
-	l.closing, l.stop = context.WithCancel(context.Background())
 	l.renewer = newRenewer(l)
 	l.line = newLine(l)
 	l.abandoned = newAbandoned(l)
 	l.wake = &wake{locker: l}
-	l.parking = newParking(l, o.call)
-	l.controls = newControlReader(l, o.onControls)
 	l.contended = newContendedKeys()
-	if l.err = checkClient(rdb); l.err != nil {
-		return l
+	err := checkClient(rdb)
+	if err == nil {
+		err = cmp.Or(checkPrefix(l.prefix), checkSecret(*l.secret), checkTTL("Options.TTL", l.ttl), checkTransport(o.Transport),
+			checkReplicas(rdb, o.MinReplicas))
 	}
-	l.err = cmp.Or(checkPrefix(l.prefix), checkSecret(*l.secret), checkTTL("Options.TTL", l.ttl), checkTransport(o.Transport),
-		checkReplicas(rdb, o.MinReplicas))
-	if l.err == nil {
-		l.conn = newConn(rdb, o, l.prefix, l.log, l.closing.Done())
+	if l.life.Refuse(err); err == nil {
+		l.conn = newConn(rdb, o, l.prefix, l.log, l.life.Closing.Done())
 		l.strings = l.conn.SetsKeys()
 	}
+	l.controls = controls.New(controls.Options{
+		Life: l.life, Conn: l.conn, Log: l.log, Prefix: l.prefix, Secret: l.secret, Owner: l.owner,
+		Changed: func(now *controls.State) {
+			l.line.askAll()
+			if o.onControls != nil {
+				life.CallUser(l.log, "Options.OnControls", func() { o.onControls(inForce(now)) })
+			}
+		},
+	})
+	l.parking = parking.New(parking.Options{Life: l.life, Conn: l.conn, Log: l.log, Caller: o.call, Slots: func(m parking.Lock) int {
+		return l.slots(m.Key(), m.Limit, m.KeepsLimit)
+	}})
 	return l
 }
 
@@ -177,94 +177,11 @@ func checkTTL(what string, ttl time.Duration) error {
 // the exchanges with Redis that are under way. It does not close the Redis client. It always
 // returns nil; a second Close waits as well.
 func (l *Locker) Close() error {
-	l.mu.Lock()
-	first := !l.closed
-	if l.closed = true; first {
-		l.work.Add(1) // a second Close must not pass Wait before abandoned.close is counted in
-	}
-	l.mu.Unlock()
-	if first {
-		l.stop()
+	l.life.Close(func() {
 		l.renewer.close()
 		l.abandoned.close()
-		l.work.Done()
-	}
-	l.work.Wait()
+	})
 	return nil
-}
-
-// enter counts an operation in, so that Close waits for it. It returns an error if the Locker
-// is closed or was made with bad options. After a nil error the caller calls l.work.Done when
-// the operation ends.
-func (l *Locker) enter() error {
-	if l.err != nil {
-		return l.err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return ErrClosed
-	}
-	l.work.Add(1)
-	return nil
-}
-
-// spawn runs f on a goroutine that Close waits for; false when closed.
-func (l *Locker) spawn(f func()) bool {
-	if l.enter() != nil {
-		return false
-	}
-	defer l.work.Done()
-	l.branch(f)
-	return true
-}
-
-// branch is spawn for callers that are counted in already. It works also after Close has
-// begun.
-func (l *Locker) branch(f func()) {
-	l.work.Add(1)
-	go func() {
-		defer l.work.Done()
-		f()
-	}()
-}
-
-// newBody makes a body, and the token in it, which is unique for every attempt:
-//
-//	body  = token|owner|note
-//	token = channel.grant.[~][doublings+]nonce[.arrival]
-//
-//	channel    where to wake the token's owner
-//	grant      how long a lease that is granted to it lasts, in ms
-//	~          the lock has OnePerNote
-//	doublings  its leases last up to 30 s doubled so many times, see lua/form.lua; left out: none
-//	nonce      see nextNonce, in base 36
-//	arrival    see OnStop; left out: none
-func (l *Locker) newBody(now time.Time, grant, ttl time.Duration, apart bool, arrival int64, note string) (sent exchange.Body, body, token string) {
-	b := make([]byte, 0, 64+len(l.owner)+len(note))
-	b = append(b, l.channel...)
-	b = append(b, '.')
-	b = strconv.AppendInt(b, grant.Milliseconds(), 10)
-	b = append(b, '.')
-	if apart {
-		b = append(b, '~')
-	}
-	if n := doublings(ttl); n > 0 {
-		b = strconv.AppendInt(b, n, 10)
-		b = append(b, '+')
-	}
-	b = strconv.AppendInt(b, l.nextNonce(now), 36)
-	if arrival > 0 {
-		b = append(b, '.')
-		b = strconv.AppendInt(b, arrival, 10)
-	}
-	n := len(b)
-	b = append(b, '|')
-	b = append(b, l.owner...)
-	b = append(b, '|')
-	b = append(b, note...)
-	body = string(b)
-	return l.conn.NewBody(b), body, body[:n]
 }
 
 // nextNonce returns now in microseconds, or one more than the last nonce: no two are equal.
@@ -277,49 +194,4 @@ func (l *Locker) nextNonce(now time.Time) int64 {
 			return next
 		}
 	}
-}
-
-// takenAt returns when the token was made, by the clock of its process, in microseconds since
-// 1970; 0 for a token without a nonce.
-func takenAt(token string) int64 {
-	f := strings.Split(token, ".")
-	if len(f) < 3 {
-		return 0
-	}
-	nonce := strings.TrimPrefix(f[2], "~")
-	if _, after, found := strings.Cut(nonce, "+"); found {
-		nonce = after
-	}
-	us, err := strconv.ParseInt(nonce, 36, 64)
-	if err != nil {
-		return 0
-	}
-	return us
-}
-
-// doublings returns how often 30 s must be doubled to be at least ttl.
-func doublings(ttl time.Duration) (n int64) {
-	for most := 30 * time.Second; most < ttl; most *= 2 {
-		n++
-	}
-	return n
-}
-
-// earliest returns the earlier of two times; the zero time means never.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
-		return b
-	}
-	return a
-}
-
-// callUserFunc calls a function of the user on a goroutine of the Locker, and logs a panic:
-// it would end the program, and with it every lease. what names the function in the log.
-func (l *Locker) callUserFunc(what string, f func()) {
-	defer func() {
-		if p := recover(); p != nil {
-			l.log.Error("automutex: a function given to package lock panicked", "function", what, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		}
-	}()
-	f()
 }

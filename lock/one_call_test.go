@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -45,7 +46,7 @@ func TestOneCallAtATimeForANote(t *testing.T) {
 		if _, called, _ := away(t, job); !called {
 			t.Fatalf("not called anew; %s", dump(m))
 		}
-		l.parking.startChecks()
+		l.parking.StartChecks()
 		goOn <- inside.FateGone // which is of the past
 		if n := come(t, began, "the second call"); n != 1 {
 			t.Errorf("%d calls at once for one note", n)
@@ -70,7 +71,7 @@ func TestOneCallAtATimeInAllProcesses(t *testing.T) {
 		first := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, _ string) inside.Fate {
 			begin()
 			<-goOn
-			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
+			if by, ok := ctx.Deadline(); !ok || time.Until(by) > parking.CallTime/2 {
 				t.Errorf("the call may go on until %s", by)
 			}
 			return inside.FateUnsure

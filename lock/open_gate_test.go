@@ -32,7 +32,9 @@ func TestOpenGate(t *testing.T) {
 		le := mustTry(t, m)
 		opens(false)
 		for why, closeIt := range map[string]func(*Lease) error{
-			ReasonHold:     func(it *Lease) error { return errors.Join(it.hold(t.Context(), time.Hour), it.Unlock(t.Context())) },
+			ReasonClosed: func(it *Lease) error {
+				return errors.Join(it.closeGate(t.Context(), time.Hour), it.Unlock(t.Context()))
+			},
 			ReasonCooldown: func(it *Lease) error { return it.Cooldown(t.Context(), time.Hour) },
 		} {
 			if err := closeIt(mustTry(t, m)); err != nil {
@@ -94,7 +96,7 @@ func TestDeleteFrom(t *testing.T) {
 		}
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
-		if err := errors.Join(le.hold(t.Context(), time.Hour), le.Unlock(t.Context())); err != nil {
+		if err := errors.Join(le.closeGate(t.Context(), time.Hour), le.Unlock(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		if ok, err := m.deleteFrom(t.Context(), le.Token()); !ok || err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Those who wait in the line leave no room for calls, but one that has been in
@@ -29,7 +30,7 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 		}
 		release := func(le *Lease) (called []any) {
 			t.Helper()
-			reply, err := l.conn.Run(t.Context(), releaseScript, m.keys, []any{le.body, 1})
+			reply, err := l.conn.Run(t.Context(), wire.ReleaseScript, m.keys, []any{le.body, 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -66,7 +67,7 @@ func TestALookCallsNobodyWhileTheSlotsAreTaken(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		look := func(want ...string) {
 			t.Helper()
-			if got := runs(t, m, callScript, []any{m.limit, 2, 10_000, "", 0}); !slices.Equal(got, want) {
+			if got := runs(t, m, wire.CallScript, []any{m.limit, 2, 10_000, "", 0}); !slices.Equal(got, want) {
 				t.Errorf("called are %q, want %q; %s", got, want, dump(m))
 			}
 		}

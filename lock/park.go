@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // longGate is how long the gate must yet be closed for a waiter to park at once.
@@ -41,7 +43,7 @@ func parkFirst() Option { return func(m *Lock) { m.parkFirst = true } }
 
 // averageHeld returns how long the lock was held on average lately, as this Locker measured
 // it; 0: not measured. A lock is measured once a lockOrPark on it has waited in line.
-func (m *Lock) averageHeld() time.Duration { return m.locker.parking.averageHeld(m) }
+func (m *Lock) averageHeld() time.Duration { return m.locker.parking.AverageHeld(m.parked()) }
 
 // checkParkable returns why nothing can park on the lock, or nil.
 func (m *Lock) checkParkable() error {
@@ -58,7 +60,7 @@ func (m *Lock) checkParkable() error {
 
 // holderHasOwnNote reports whether the holder that a busy reply names has the asker's
 // own note.
-func (m *Lock) holderHasOwnNote(a answer) bool {
-	h, ok := m.kind.parseHolder(a.holder)
+func (m *Lock) holderHasOwnNote(a wire.Answer) bool {
+	h, ok := m.kind.parseHolder(a.Holder)
 	return ok && h.Note == m.note
 }

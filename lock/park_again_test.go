@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // parkedNotes are the parked notes of m, in the order of their places.
@@ -29,11 +30,11 @@ func TestParkFirst_sentAgainKeepsTheOrder(t *testing.T) {
 		held := mustTry(t, m)
 		mustPark(t, noted(m, "last"))
 		first := func(note string) *Lease { return handle(m.locker, m, Note(note), parkFirst()).newLease() }
-		park := func(le *Lease) answer {
+		park := func(le *Lease) wire.Answer {
 			t.Helper()
 			a, err := le.lock.ask(t.Context(), le, modePark)
-			if err != nil || !a.parked {
-				t.Fatalf("%q: parked: %v, %v", le.lock.note, a.parked, err)
+			if err != nil || !a.Parked {
+				t.Fatalf("%q: parked: %v, %v", le.lock.note, a.Parked, err)
 			}
 			return a
 		}
@@ -42,8 +43,8 @@ func TestParkFirst_sentAgainKeepsTheOrder(t *testing.T) {
 		park(y)
 		order := []string{"p:y", "p:x", "p:last"}
 		want(t, "the order after two notes parked ahead", parkedNotes(t, m), order)
-		if a := park(x); a.place != 1 {
-			t.Errorf("the second copy of x: place %d, want 1, behind y", a.place)
+		if a := park(x); a.Place != 1 {
+			t.Errorf("the second copy of x: place %d, want 1, behind y", a.Place)
 		}
 		want(t, "the order after the ask of x was sent again", parkedNotes(t, m), order)
 		park(y)
@@ -88,7 +89,7 @@ func TestPark_aSlotIsNotFreeWhileSomebodyHoldsIt(t *testing.T) {
 // askRaw runs the script ask with those arguments.
 func askRaw(t *testing.T, m *Lock, args []any) (any, error) {
 	t.Helper()
-	return m.locker.conn.Run(t.Context(), askScript, m.keys, args)
+	return m.locker.conn.Run(t.Context(), wire.AskScript, m.keys, args)
 }
 
 // slotFreeSince parks two notes, lets a slot be free, has it taken by the ask that take returns,
@@ -114,14 +115,14 @@ func slotFreeSince(t *testing.T, s *redistest.Server, take func(*testing.T, *Loc
 	if n, err := raw(m).ZRemRangeByScore(t.Context(), m.Key(), "1e11", "1e14").Result(); err != nil || n != 1 {
 		t.Fatalf("the holder's member: removed %d, %v; %s", n, err, dump(m))
 	}
-	runs(t, m, callScript, []any{m.limit, 1, 1000, "", 0})
+	runs(t, m, wire.CallScript, []any{m.limit, 1, 1000, "", 0})
 	le := job.newLease()
 	a, err := job.ask(t.Context(), le, modeTry)
-	if err != nil || !a.yours || !a.returned {
+	if err != nil || !a.Yours || !a.Returned {
 		t.Fatalf("the called note: %+v, %v; %s", a, err, dump(m))
 	}
-	if a.slotFreeFor > 59*time.Minute {
-		t.Errorf("the slot was free for %v, but somebody has held it since", a.slotFreeFor)
+	if a.SlotFreeFor > 59*time.Minute {
+		t.Errorf("the slot was free for %v, but somebody has held it since", a.SlotFreeFor)
 	}
 	if _, _, err := le.release(t.Context()); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // BenchmarkRelease_inLine is what one ask and one release of a lock with n in
@@ -122,16 +123,16 @@ func parkedPair(b *testing.B, m *Lock, n int) func(i int) {
 	entry := func(i int) []redis.Z { return []redis.Z{{Score: 4e15 + start + float64(i), Member: "p:" + note(i)}} }
 	held := m.newLease()
 	ask := func(body string) []any { return []any{body, m.keepArg} }
-	runPart[int64](b, m, askScript, ask(held.body)...)
+	runPart[int64](b, m, wire.AskScript, ask(held.body)...)
 	fabricate(b, m, n+1, entry) // one is called, n are parked
-	runPart[[]any](b, m, releaseScript, held.body, 1, 1, 0, 60_000)
+	runPart[[]any](b, m, wire.ReleaseScript, held.body, 1, 1, 0, 60_000)
 	return func(i int) {
 		body := "channel.3000." + strconv.Itoa(i) + "|owner|" + note(i)
-		runPart[[]any](b, m, askScript, ask(body)...)
+		runPart[[]any](b, m, wire.AskScript, ask(body)...)
 		if err := raw(m).ZAdd(b.Context(), m.Key(), entry(i+n+1)...).Err(); err != nil {
 			b.Fatal(err)
 		}
-		r := runPart[[]any](b, m, releaseScript, body, 1, 1, 0, 60_000)
+		r := runPart[[]any](b, m, wire.ReleaseScript, body, 1, 1, 0, 60_000)
 		if len(r) != 4 || r[1] != int64(n) || r[3] != note(i+1) {
 			b.Fatalf("release replied %v, want %d parked and %s called", r, n, note(i+1))
 		}
@@ -144,7 +145,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 	}
 	now := serverNow(b, m)
 	ask := func(i, stay int) []any { return []any{body(i), m.keepArg, stay} }
-	runPart[int64](b, m, askScript, ask(0, 0)...)
+	runPart[int64](b, m, wire.AskScript, ask(0, 0)...)
 	fabricate(b, m, n, func(i int) []redis.Z {
 		return []redis.Z{
 			{Score: 2e15 + float64(now.UnixMicro()) - 1.6e15 - float64(n) + float64(i), Member: "e:" + body(i+1)},
@@ -152,7 +153,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 		}
 	})
 	return func(i int) {
-		r := runPart[[]any](b, m, askScript, ask(i+n+1, 3_600_000)...)
+		r := runPart[[]any](b, m, wire.AskScript, ask(i+n+1, 3_600_000)...)
 		if r[2] != int64(n) {
 			b.Fatalf("place %v, want %d", r[2], n)
 		}
@@ -160,7 +161,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 		if err := raw(m).ZAdd(b.Context(), m.Key(), redis.Z{Score: -float64(time.Now().Add(entryLifetime).UnixMilli()), Member: "d:" + body(i+1)}).Err(); err != nil {
 			b.Fatal(err)
 		}
-		if r := runPart[[]any](b, m, releaseScript, body(i), 1); r[0] != int64(0) {
+		if r := runPart[[]any](b, m, wire.ReleaseScript, body(i), 1); r[0] != int64(0) {
 			b.Fatalf("%d free, want the next one granted", r[0])
 		}
 	}

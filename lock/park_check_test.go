@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,12 +13,14 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // nearly is how soon what is looked after is done, on a machine with nothing
-// else to do: twice checkEvery. Tests that measure it add the machine's own lateness.
-const nearly = 2*checkEvery + 500*time.Millisecond
+// else to do: twice parking.CheckEvery. Tests that measure it add the machine's own lateness.
+const nearly = 2*parking.CheckEvery + 500*time.Millisecond
 
 // A call that is lost with its Locker is made by the one that parked.
 func TestALostCallIsMadeByWhoParked(t *testing.T) {
@@ -54,57 +57,6 @@ func TestALostCallIsMadeByWhoParked(t *testing.T) {
 			free(t, m, soon)
 		}
 	})
-}
-
-// A look is set for right after the first holder's end, not for when one would
-// come by chance, and travels with no earlier one.
-func TestALookForTheEndOfAHolder(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t), calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
-	m := l.Mutex(redistest.Name(t))
-	p := l.parking
-	for _, ms := range []int64{0, 1, 40, 249} {
-		began := time.Now()
-		p.handleCalls(m, []any{int64(0), int64(1), ms})
-		took := time.Since(began)
-		p.mu.Lock()
-		n := p.lines[m.Key()]
-		end := time.Duration(ms+1) * time.Millisecond
-		if d := n.checkAt.Sub(began); !n.atDeadline || d < end || d > end+took {
-			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.atDeadline)
-		}
-		if at := p.alarm.pending(); at.IsZero() && time.Now().Before(n.checkAt) || at.After(n.checkAt) { // zero: it has rung
-			t.Errorf("the alarm is set for %v", at)
-		}
-		n.checkAt, n.atDeadline = began.Add(time.Hour), false // as with nothing due
-		p.mu.Unlock()
-	}
-	for _, ms := range []int64{-1, time.Hour.Milliseconds()} {
-		p.mu.Lock()
-		n := p.lines[m.Key()]
-		n.checkAt, n.atDeadline = time.Time{}, false
-		p.mu.Unlock()
-		began := time.Now()
-		p.handleCalls(m, []any{int64(0), int64(1), ms})
-		took := time.Since(began)
-		p.mu.Lock()
-		if d := n.checkAt.Sub(began); n.atDeadline || d < checkEvery || d > 2*checkEvery+took {
-			t.Errorf("a look in %v for a holder that ends in %d ms; exact: %v", d, ms, n.atDeadline)
-		}
-		p.mu.Unlock()
-	}
-	// Due soon, but exact: not with what is due now.
-	p.mu.Lock()
-	n := p.lines[m.Key()]
-	soonDue := time.Now().Add(checkTogether / 2)
-	n.checkAt, n.atDeadline = soonDue, true
-	p.mu.Unlock()
-	p.startChecks()
-	p.mu.Lock()
-	if left := n.checking; left && time.Now().Before(soonDue) {
-		t.Error("it was looked after too early")
-	}
-	p.mu.Unlock()
 }
 
 // Nobody releases: a holder that died, and a cooldown.
@@ -157,6 +109,7 @@ func firstDeadline(t testing.TB, m *Lock) time.Time {
 
 // Many lines are looked after together, each less often.
 func TestManyLines(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	rdb := s.Client(t)
@@ -173,15 +126,15 @@ func TestManyLines(t *testing.T) {
 			t.Fatalf("%+v", busy)
 		}
 	}
-	every := checkEvery * (1 + lines/maxChecks)
+	every := parking.CheckEvery * (1 + lines/parking.MaxChecks)
 	scripts.reset()
 	began := time.Now()
-	redistest.Eventually(t, soon, func() bool { return scripts.count(callScript) >= 3*lines }, "each line looked after three times")
-	took, sizes := time.Since(began), scripts.sizes(callScript)
+	redistest.Eventually(t, soon, func() bool { return scripts.count(wire.CallScript) >= 3*lines }, "each line looked after three times")
+	took, sizes := time.Since(began), scripts.sizes(wire.CallScript)
 	if least := 2 * every; took < least {
 		t.Errorf("three looks within %v, want at least %v", took, least)
 	}
-	if most := int(took/checkTogether) + 2; len(sizes) > most {
+	if most := int(took/parking.CheckTogether) + 2; len(sizes) > most {
 		t.Errorf("%d looks at lines took %d pipelines within %v, want at most %d", 3*lines, len(sizes), took, most)
 	}
 	if n := slices.Max(sizes); n > exchange.MaxBatch {
@@ -203,7 +156,7 @@ func TestLinesAreForgotten(t *testing.T) {
 		waiting(t, waited, 1)
 		mustUnlock(t, held)
 		mustUnlock(t, a.got(t))
-		if p.alarm.pending().IsZero() {
+		if p.Alarm.Pending().IsZero() {
 			t.Fatal("nothing will ever forget a line on which nothing was parked")
 		}
 		for _, m := range []*Lock{parked, busy} {
@@ -217,42 +170,40 @@ func TestLinesAreForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		redistest.Eventually(t, soon, func() bool {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			return !p.lines[parked.Key()].parked
+			parkedOn := false
+			p.View(func(lines map[string]*parking.Line) { parkedOn = lines[parked.Key()].Parked })
+			return !parkedOn
 		}, "a look that finds nothing")
-		p.mu.Lock()
-		for _, n := range p.lines {
-			n.usedAt = n.usedAt.Add(-forgetAfter - time.Second)
-		}
-		p.mu.Unlock()
-		p.startChecks()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if len(p.lines) != 1 || p.lines[busy.Key()] == nil || p.parkedN != 1 || p.lineCount.Load() != 1 {
-			t.Errorf("%d lines are known, %d parked on, %d counted; want %s alone", len(p.lines), p.parkedN, p.lineCount.Load(), busy.Key())
-		}
+		p.View(func(lines map[string]*parking.Line) {
+			for _, n := range lines {
+				n.UsedAt = n.UsedAt.Add(-parking.ForgetAfter - time.Second)
+			}
+		})
+		p.StartChecks()
+		p.View(func(lines map[string]*parking.Line) {
+			if len(lines) != 1 || lines[busy.Key()] == nil || !lines[busy.Key()].Parked || p.LineCount.Load() != 1 {
+				t.Errorf("%d lines are known, %d counted; want %s alone, parked on", len(lines), p.LineCount.Load(), busy.Key())
+			}
+		})
 	})
 }
 
-// pending is when a is set for.
-func (a *alarm) pending() time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.at
-}
-
-// Close waits for calls under way, whose ctx ends, makes none of those queued,
-// and nothing runs after it.
+// Close waits for calls under way, whose ctx ends, makes those that are queued, and nothing runs
+// after it. At most parking.MaxCallers calls are made at once, and of one line one after the other.
 func TestCloseAndCalls(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const lines, notes = parking.MaxCallers + 4, 2
 		s = quiet(t, s)
 		rdb := s.Client(t)
 		scripts := newTap(rdb)
 		var under, ended, begun atomic.Int32
 		var once atomic.Bool
-		l := newLocker(t, rdb, calls(func(ctx context.Context, _, _ string) inside.Fate {
+		var called sync.Map // keys with a call under way
+		l := newLocker(t, rdb, calls(func(ctx context.Context, key, _ string) inside.Fate {
+			if _, twice := called.LoadOrStore(key, true); twice {
+				t.Errorf("two calls of %s at once", key)
+			}
 			begun.Add(1)
 			under.Add(1)
 			<-ctx.Done()
@@ -261,33 +212,39 @@ func TestCloseAndCalls(t *testing.T) {
 				redistest.Eventually(t, soon, func() bool { return ended.Load() > 0 }, "a call that takes its time")
 			}
 			under.Add(-1)
+			called.Delete(key)
 			return inside.FateComing
 		}))
-		m := l.Mutex(redistest.Name(t))
-		far := handle(newLocker(t, s.Client(t)), m)
-		held := mustTry(t, m)
-		for i := range 40 {
-			mustPark(t, noted(m, fmt.Sprint(i)))
+		var held []*Lease
+		for i := range lines {
+			m := l.Mutex(fmt.Sprint(redistest.Name(t), i))
+			held = append(held, mustTry(t, m))
+			for j := range notes {
+				mustPark(t, noted(m, fmt.Sprint(j)))
+			}
+			l.parking.View(func(lines map[string]*parking.Line) { lines[m.Key()].Inbound = notes })
 		}
-		l.parking.mu.Lock()
-		l.parking.lines[m.Key()].inbound = 40
-		l.parking.mu.Unlock()
-		mustUnlock(t, held)
-		redistest.Eventually(t, soon, func() bool { return begun.Load() == maxCallers }, "%d calls at once", maxCallers)
+		for _, le := range held {
+			mustUnlock(t, le)
+		}
+		redistest.Eventually(t, soon, func() bool { return begun.Load() == parking.MaxCallers }, "%d calls at once", parking.MaxCallers)
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		// What the release owed is called, though Close has begun.
-		if under.Load() != 0 || begun.Load() != 40 {
+		// What the releases owed is called, though Close has begun.
+		if under.Load() != 0 || begun.Load() != lines*notes {
 			t.Errorf("after Close %d calls are under way, and %d were begun", under.Load(), begun.Load())
 		}
-		sent := scripts.count(callScript)
-		l.parking.startChecks() // as the alarm would
-		if scripts.count(callScript) != sent || begun.Load() != 40 {
+		sent := scripts.count(wire.CallScript)
+		l.parking.StartChecks() // as the alarm would
+		if scripts.count(wire.CallScript) != sent || begun.Load() != lines*notes {
 			t.Error("it looked after a line when it was closed")
 		}
-		if err := far.Delete(t.Context()); err != nil {
-			t.Fatal(err)
+		far := newLocker(t, s.Client(t))
+		for _, le := range held {
+			if err := handle(far, le.lock).Delete(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 }

@@ -9,7 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // The reply to a wish to park is lost, and go-redis sends it again: it ends as
@@ -23,7 +25,7 @@ func TestResentPark(t *testing.T) {
 		warm(t, m)
 		held := mustTry(t, m)
 		asked := serverNow(t, m)
-		p.DropReplyTo(isScript(askScript, m), 1)
+		p.DropReplyTo(isScript(wire.AskScript, m), 1)
 		mustPark(t, job)
 		first, called, _ := away(t, job)
 		if called || time.UnixMicro(int64(first)+16e14).Before(asked) || band(t, m, "p:") != 1 {
@@ -31,7 +33,7 @@ func TestResentPark(t *testing.T) {
 		}
 		// Anew, and called in between: it keeps its ticket.
 		looksAfter(t, m, 1, time.Hour)
-		p.DropReplyTo(isScript(askScript, m), 2)
+		p.DropReplyTo(isScript(wire.AskScript, m), 2)
 		mustPark(t, job)
 		if ticket, called, ok := away(t, job); !ok || called || ticket != first {
 			t.Errorf("parked %v, called %v, ticket %.0f, at first %.0f", ok, called, ticket, first)
@@ -42,7 +44,7 @@ func TestResentPark(t *testing.T) {
 		waiting(t, m, 1)
 		calm(t, far, 1)
 		ticket := lineTicket(t, m)
-		p.DropReplyTo(isScript(askScript, m), 1)
+		p.DropReplyTo(isScript(wire.AskScript, m), 1)
 		yield()
 		if busy := wantBusy(t, a.failed(t)); !busy.Parked {
 			t.Errorf("%+v", busy)
@@ -52,7 +54,7 @@ func TestResentPark(t *testing.T) {
 		}
 		// One that takes the lock.
 		mustUnlock(t, held)
-		p.DropReplyTo(isScript(askScript, m), 1)
+		p.DropReplyTo(isScript(wire.AskScript, m), 1)
 		le, err := job.lockOrPark(t.Context(), closedYield)
 		if err != nil {
 			t.Fatal(err)
@@ -77,7 +79,7 @@ func TestAbandonedPark(t *testing.T) {
 		warm(t, m)
 		held := mustTry(t, m)
 		job := handle(far, m, Note("job"))
-		p.DropReplyTo(isScript(askScript, m), 1)
+		p.DropReplyTo(isScript(wire.AskScript, m), 1)
 		_, err := job.lockOrPark(t.Context(), closedYield)
 		if _, busy := asBusy(err); busy || !errors.Is(err, ErrBackend) {
 			t.Fatalf("%v, want ErrBackend", err)
@@ -108,7 +110,7 @@ func TestAnAskThatComesLate(t *testing.T) {
 				m := near.Mutex(redistest.Name(t), TTL(time.Minute))
 				warm(t, m)
 				held := mustTry(t, m)
-				asks := p.Hold(isScript(askScript, m), 1)
+				asks := p.Hold(isScript(wire.AskScript, m), 1)
 				if busy := wantBusy(t, ask(handle(far, m, Note("job")))); busy.Parked != (what == "park") {
 					t.Errorf("%+v", busy)
 				}
@@ -137,7 +139,7 @@ func TestResentReleaseCalls(t *testing.T) {
 		warm(t, m)
 		held := mustTry(t, handle(far, m))
 		mustPark(t, noted(m, "job"))
-		p.DropReplyTo(isScript(releaseScript, m), 1)
+		p.DropReplyTo(isScript(wire.ReleaseScript, m), 1)
 		if err := held.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -171,9 +173,9 @@ func TestLookingAfterOutlivesAnOutage(t *testing.T) {
 		come(t, called, "the call")
 		p.Refuse(true)
 		p.Cut()
-		sent := scripts.count(callScript)
+		sent := scripts.count(wire.CallScript)
 		tell <- struct{}{} // in vain
-		redistest.Eventually(t, soon, func() bool { return scripts.count(callScript) >= sent+3 }, "the fate and two looks sent")
+		redistest.Eventually(t, soon, func() bool { return scripts.count(wire.CallScript) >= sent+3 }, "the fate and two looks sent")
 		p.Heal()
 		come(t, called, "a call when Redis is back")
 		tell <- struct{}{}
@@ -219,10 +221,12 @@ func TestParkedThroughRestart(t *testing.T) {
 	parkAll(t, m, "a", "b")
 	s.Restart(t)
 	redistest.Eventually(t, soon, func() bool {
-		l.parking.mu.Lock()
-		defer l.parking.mu.Unlock()
-		n := l.parking.lines[m.Key()]
-		return !n.parked && len(n.calls) == 0 && l.parking.parkedN == 0
+		nothing := false
+		l.parking.View(func(lines map[string]*parking.Line) {
+			n := lines[m.Key()]
+			nothing = !n.Parked && len(n.Calls) == 0
+		})
+		return nothing
 	}, "nothing parked")
 	if got := stored(t, m); len(got) != 0 {
 		t.Errorf("looking made %v", got)

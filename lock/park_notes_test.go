@@ -11,7 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 func TestANoteParksOnce(t *testing.T) {
@@ -90,7 +92,7 @@ func TestParkedComesBack(t *testing.T) {
 				if called {
 					inbound = 1
 				}
-				releases(t, held, inbound, minCallLife)
+				releases(t, held, inbound, parking.MinCallLife)
 				if _, is, _ := away(t, m); is != called {
 					t.Fatalf("called: %v; %s", is, dump(m))
 				}
@@ -216,7 +218,7 @@ func TestAFateOfWhatIsNotCalled(t *testing.T) {
 		before := stored(t, m)
 		for _, note := range []string{"a", "b", "never seen"} {
 			for _, fate := range []int{1, 2} {
-				runs(t, m, callScript, []any{m.limit, 0, 1000, note, fate})
+				runs(t, m, wire.CallScript, []any{m.limit, 0, 1000, note, fate})
 			}
 		}
 		if after := stored(t, m); !maps.Equal(before, after) {

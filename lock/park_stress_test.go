@@ -59,7 +59,7 @@ func newDepot(t testing.TB, limit, keys, jobs int) *depot {
 }
 
 func (d *depot) lock(l *Locker, job int) *Lock {
-	return l.Semaphore(d.keys[job%len(d.keys)], d.limit, Note(strconv.Itoa(job)))
+	return l.Semaphore(d.keys[job%len(d.keys)], d.limit, Note(strconv.Itoa(job)), Fenced())
 }
 
 // to moves a job on.
@@ -121,7 +121,7 @@ func (d *depot) run(l *Locker, job int, yield <-chan struct{}, crash bool) {
 	if n := d.inside[key].Add(1); n > int64(d.limit) && le.Held() { // a lease that ran out in a stall proves nothing
 		d.t.Errorf("%d hold a lock for %d; %s", n, d.limit, dump(m))
 	}
-	if fence, err := le.Fence(context.Background()); err == nil {
+	if fence, err := le.Fence(); err == nil {
 		if before := d.lastFence[key].Swap(fence); d.limit == 1 && before >= fence {
 			d.t.Errorf("fence %d after %d", fence, before)
 		}
@@ -153,6 +153,7 @@ func (d *depot) run(l *Locker, job int, yield <-chan struct{}, crash bool) {
 // or with what they parked. Nobody is let in who should not be, each job is done
 // once, and nothing is left.
 func TestParkStress(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // closedYield has whoever waits with it park at once.
@@ -187,7 +188,7 @@ func TestWaiterThatYieldsKeepsItsTicket(t *testing.T) {
 		if n := band(t, m, "e:") + band(t, m, "d:"); n != 2 {
 			t.Errorf("%d members of the line, want those of one; %s", n, dump(m))
 		}
-		if asks, others := scripts.count(askScript), scripts.count(releaseScript)+scripts.count(callScript); asks != 1 || others != 0 {
+		if asks, others := scripts.count(wire.AskScript), scripts.count(wire.ReleaseScript)+scripts.count(wire.CallScript); asks != 1 || others != 0 {
 			t.Errorf("it took %d asks and %d other scripts to park", asks, others)
 		}
 		mustUnlock(t, held)
@@ -207,7 +208,7 @@ func TestYieldThatCrossesAGrant(t *testing.T) {
 		waiting(t, m, 1)
 		calm(t, far, 1)
 		p.DropMessages(true)
-		asks := p.Hold(isScript(askScript, m), 1)
+		asks := p.Hold(isScript(wire.AskScript, m), 1)
 		yield()
 		redistest.Eventually(t, soon, func() bool { return asks.Count() == 1 }, "an ask on its way")
 		mustUnlock(t, held)
@@ -256,7 +257,7 @@ func TestCtxEndsWhileItParks(t *testing.T) {
 		a, yield := orParkBeside(t, handle(far, m, Note("job")))
 		waiting(t, m, 1)
 		calm(t, far, 1)
-		asks := p.Hold(isScript(askScript, m), 1)
+		asks := p.Hold(isScript(wire.AskScript, m), 1)
 		yield()
 		redistest.Eventually(t, soon, func() bool { return asks.Count() == 1 }, "an ask on its way")
 		a.cancel()

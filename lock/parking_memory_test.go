@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -27,23 +28,21 @@ func TestParkingForgetsLinesThatOnlyWaited(t *testing.T) {
 		if _, err := l.Mutex("m", Note("n")).lockOrPark(ctx, make(chan struct{})); !errors.As(err, &busy) || busy.Parked {
 			t.Fatalf("got %v", err)
 		}
-		if l.parking.lineCount.Load() != 1 {
+		if l.parking.LineCount.Load() != 1 {
 			t.Fatal("nothing is known of the line: this test is about what is")
 		}
-		l.parking.alarm.mu.Lock()
-		at := l.parking.alarm.at
-		l.parking.alarm.mu.Unlock()
-		if at.IsZero() || time.Until(at) > forgetAfter+time.Second {
+		at := l.parking.Alarm.Pending()
+		if at.IsZero() || time.Until(at) > parking.ForgetAfter+time.Second {
 			t.Errorf("nobody comes to forget it: %v", at)
 		}
 		// A minute later.
-		l.parking.mu.Lock()
-		for _, n := range l.parking.lines {
-			n.usedAt = n.usedAt.Add(-forgetAfter - time.Second)
-		}
-		l.parking.mu.Unlock()
-		l.parking.startChecks()
-		if n := l.parking.lineCount.Load(); n != 0 {
+		l.parking.View(func(lines map[string]*parking.Line) {
+			for _, n := range lines {
+				n.UsedAt = n.UsedAt.Add(-parking.ForgetAfter - time.Second)
+			}
+		})
+		l.parking.StartChecks()
+		if n := l.parking.LineCount.Load(); n != 0 {
 			t.Errorf("%d lines are still known", n)
 		}
 		if err := held.Unlock(t.Context()); err != nil {
@@ -71,12 +70,12 @@ func TestParkingWithoutACallerLooksAfterNothing(t *testing.T) {
 		if free, err := held.Release(t.Context()); err != nil || free != 1 {
 			t.Errorf("got %d free, %v", free, err)
 		}
-		l.parking.mu.Lock()
-		defer l.parking.mu.Unlock()
-		for key, n := range l.parking.lines {
-			if n.parked || !n.checkAt.IsZero() {
-				t.Errorf("it looks after %s", key)
+		l.parking.View(func(lines map[string]*parking.Line) {
+			for key, n := range lines {
+				if n.Parked || !n.CheckAt.IsZero() {
+					t.Errorf("it looks after %s", key)
+				}
 			}
-		}
+		})
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -12,7 +11,9 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 func calls(c inside.Caller) func(*Options) { return func(o *Options) { o.call = c } }
@@ -23,14 +24,14 @@ func releases(t testing.TB, le *Lease, inbound int, life time.Duration) []string
 	t.Helper()
 	m := le.lock
 	m.locker.renewer.drop(le, time.Now())
-	return runs(t, m, releaseScript, []any{le.body, inbound, m.limit, 0, life.Milliseconds()})
+	return runs(t, m, wire.ReleaseScript, []any{le.body, inbound, m.limit, 0, life.Milliseconds()})
 }
 
 // looks runs call as a Locker would that looks after m.
 func looksAfter(t testing.TB, m *Lock, inbound int, life time.Duration) []string {
 	t.Helper()
 	// As after the fate of a call: a look alone calls nobody while the slots are taken.
-	return runs(t, m, callScript, []any{m.limit, inbound, life.Milliseconds(), "nobody's", 1})
+	return runs(t, m, wire.CallScript, []any{m.limit, inbound, life.Milliseconds(), "nobody's", 1})
 }
 
 func runs(t testing.TB, m *Lock, s *exchange.Script, args []any) (notes []string) {
@@ -115,29 +116,30 @@ func TestNoSlotIsReserved(t *testing.T) {
 	})
 }
 
-// Nobody came within life: it goes to the end of the line, and what was called
-// in vain is known when it comes late after all.
-func TestACallThatLapses(t *testing.T) {
+// Nobody came within life: it keeps its place, and the next one is called beside it. It is
+// named again, and what was called in vain is known when it comes late after all.
+func TestACallThatIsOverdue(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		parkAll(t, m, "a", "b", "c")
-		want(t, "called", releases(t, held, 1, minCallLife), []string{"a"})
+		want(t, "called", releases(t, held, 1, parking.MinCallLife), []string{"a"})
 		since := stored(t, m)["l:a"]
 		want(t, "before its life is over", looksAfter(t, m, 1, time.Hour), []string{"a"})
 		if got := stored(t, m)["l:a"]; got != since {
 			t.Errorf("a repeat moved the time of the call: %.0f, %.0f", since, got)
 		}
-		want(t, "after it", looksAfter(t, m, 1, 0), []string{"b"})
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(time.UnixMilli(int64(-since-1e14))) > 0 }, "a millisecond")
+		want(t, "after it", looksAfter(t, m, 1, 0), []string{"a", "b"})
 		ticket, called, ok := away(t, noted(m, "a"))
-		if last, _, _ := away(t, noted(m, "c")); called || !ok || ticket <= last {
-			t.Errorf("lapsed: parked %v, called %v, ticket %.0f, the last in line %.0f", ok, called, ticket, last)
+		if next, _, _ := away(t, noted(m, "b")); !called || !ok || ticket >= next {
+			t.Errorf("overdue: called %v, %v, ticket %.0f, the next in line %.0f", called, ok, ticket, next)
 		}
-		if got := stored(t, m)["l:a"]; got != since-1e14 {
-			t.Errorf("l:a is %.0f, was %.0f; want it marked as lapsed", got, since)
+		if got := stored(t, m)["l:a"]; got != since {
+			t.Errorf("l:a is %.0f, was %.0f", got, since)
 		}
-		if info := inspected(t, noted(m, "a")); info.Parked != 2 || info.Called != 1 || info.Place != 2 {
+		if info := inspected(t, noted(m, "a")); info.Parked != 1 || info.Called != 2 || info.Place != 0 {
 			t.Errorf("%+v", info)
 		}
 		// It comes late: the trip is what it really was.
@@ -145,19 +147,50 @@ func TestACallThatLapses(t *testing.T) {
 		le := m.newLease()
 		asked := serverNow(t, m)
 		a, err := m.ask(t.Context(), le, modeTry)
-		if err != nil || !a.yours || !a.returned {
+		if err != nil || !a.Yours || !a.Returned {
 			t.Fatalf("%+v, %v", a, err)
 		}
 		least := asked.Sub(time.UnixMilli(int64(-since - 1e14)))
-		if most := serverNow(t, m).Sub(time.UnixMilli(int64(-since-1e14))) + time.Millisecond; a.sinceCall < least-time.Millisecond || a.sinceCall > most {
-			t.Errorf("the trip took %v, want %v to %v", a.sinceCall, least, most)
+		if most := serverNow(t, m).Sub(time.UnixMilli(int64(-since-1e14))) + time.Millisecond; a.SinceCall < least-time.Millisecond || a.SinceCall > most {
+			t.Errorf("the trip took %v, want %v to %v", a.SinceCall, least, most)
 		}
 		nothingOf(t, m)
-		// Called, lapsed and called anew, all alone: its second call counts.
-		want(t, "b lapsed", looksAfter(t, m, 1, 0), []string{"c"})
-		want(t, "c lapsed", looksAfter(t, m, 1, 0), []string{"b"})
-		if got := stored(t, m)["l:b"]; got > -1e14 || got < -2e14 {
-			t.Errorf("l:b is %.0f", got)
+	})
+}
+
+// Of more than 64 calls that are overdue the rest goes to the end of the line, so that a line
+// with many tasks that nobody fetches calls the others in turn.
+func TestACallThatLapses(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		parkAll(t, m, "a")
+		if called := releases(t, held, 1, parking.MinCallLife); len(called) != 1 {
+			t.Fatalf("called %v", called)
+		}
+		first := serverNow(t, m)
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(first) > 2*time.Millisecond }, "a later time")
+		held = mustTry(t, m)
+		for i := range 65 {
+			mustPark(t, noted(m, fmt.Sprint("job", i)))
+		}
+		since := stored(t, m)["l:a"]
+		if called := releases(t, held, 66, time.Hour); len(called) != 66 {
+			t.Fatalf("%d are called", len(called))
+		}
+		then := serverNow(t, m)
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(then) > 2*time.Millisecond }, "a later time")
+		looksAfter(t, m, 1, 0) // and calls the first of the two anew, a
+		if info := inspected(t, noted(m, "a")); info.Parked != 1 || info.Called != 65 {
+			t.Errorf("%+v: want 64 overdue ones, one that is called anew, and one at the end", info)
+		}
+		ticket, called, ok := away(t, noted(m, "a"))
+		if last, _, _ := away(t, noted(m, "job63")); !called || !ok || ticket <= last {
+			t.Errorf("called first: called %v, %v, ticket %.0f, another's %.0f", called, ok, ticket, last)
+		}
+		if got := stored(t, m)["l:a"]; got >= since || got < -2e14 {
+			t.Errorf("l:a is %.0f, was %.0f; want a later call", got, since)
 		}
 	})
 }
@@ -167,11 +200,11 @@ func TestACallThatLapses(t *testing.T) {
 func TestTheLastOneOut(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Fenced())
 		held := mustTry(t, m)
 		fence := fenceOf(t, held)
 		parkAll(t, m, "a", "b")
-		releases(t, held, 1, minCallLife)
+		releases(t, held, 1, parking.MinCallLife)
 		if stored(t, m)["i"] == 0 {
 			t.Fatalf("since when the slot is idle is not noted; %s", dump(m))
 		}
@@ -192,12 +225,12 @@ func TestTheLastOneOut(t *testing.T) {
 		for _, drop := range []bool{false, true} {
 			held = mustTry(t, m)
 			parkAll(t, m, "a")
-			releases(t, held, 1, minCallLife)
+			releases(t, held, 1, parking.MinCallLife)
 			if drop {
-				runs(t, m, callScript, []any{m.limit, 1, 1000, "a", 1})
+				runs(t, m, wire.CallScript, []any{m.limit, 1, 1000, "a", 1})
 			} else {
 				held = mustTry(t, m)
-				runs(t, m, callScript, []any{m.limit, 1, 1000, "a", 1})
+				runs(t, m, wire.CallScript, []any{m.limit, 1, 1000, "a", 1})
 				if stored(t, m)["i"] != 0 {
 					t.Errorf("taken, and idle; %s", dump(m))
 				}
@@ -212,7 +245,7 @@ func TestTheLastOneOut(t *testing.T) {
 	})
 }
 
-// What nobody else wants costs a SET and a script, and is a string, with a Caller, a
+// What nobody else wants costs a SET and one command to release it, and is a string, with a Caller, a
 // note and others parked elsewhere.
 func TestTheFastPathIsAsFast(t *testing.T) {
 	t.Parallel()
@@ -221,7 +254,9 @@ func TestTheFastPathIsAsFast(t *testing.T) {
 		scripts := newTap(rdb)
 		l := newLocker(t, rdb, calls(func(context.Context, string, string) inside.Fate { return inside.FateUnsure }))
 		m := l.Mutex(redistest.Name(t), Note("job"))
-		mustUnlock(t, mustTry(t, m)) // the server knows the scripts now
+		for range 3 { // then the server knows the scripts, and the Locker which commands the server has
+			mustUnlock(t, mustTry(t, m))
+		}
 		for _, yield := range []chan struct{}{nil, closedYield, make(chan struct{})} {
 			scripts.reset()
 			le, err := m.lockOrPark(t.Context(), yield)
@@ -234,138 +269,12 @@ func TestTheFastPathIsAsFast(t *testing.T) {
 			if err := le.Unlock(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if asks, releases, calls := scripts.count(askScript), scripts.count(releaseScript), scripts.count(callScript); asks != 0 || releases != 1 || calls != 0 {
+			if asks, releases, calls := scripts.count(wire.AskScript), scripts.count(wire.ReleaseScript)+scripts.named("delex"), scripts.count(wire.CallScript); asks != 0 || releases != 1 || calls != 0 {
 				t.Errorf("%d asks, %d releases, %d calls", asks, releases, calls)
 			}
 		}
-		if n := l.parking.lineCount.Load(); n != 0 {
+		if n := l.parking.LineCount.Load(); n != 0 {
 			t.Errorf("%d lines are known of", n)
-		}
-	})
-}
-
-// callee is a Caller that answers as told, and notes its calls.
-type callee struct {
-	mu    sync.Mutex // guards what follows
-	fates map[string]inside.Fate
-	calls []string
-	at    []time.Time
-}
-
-func answers(fates map[string]inside.Fate) *callee { return &callee{fates: fates} }
-
-func (c *callee) call(_ context.Context, _, note string) inside.Fate {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls, c.at = append(c.calls, note), append(c.at, time.Now())
-	return c.fates[note]
-}
-
-func (c *callee) set(note string, fate inside.Fate) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.fates[note] = fate
-}
-
-func (c *callee) of(note string) (at []time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, n := range c.calls {
-		if n == note {
-			at = append(at, c.at[i])
-		}
-	}
-	return at
-}
-
-func (c *callee) total() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.calls)
-}
-
-func (c *callee) called(t testing.TB, note string, times int) {
-	t.Helper()
-	redistest.Eventually(t, soon, func() bool { return len(c.of(note)) >= times }, "%q called %d times", note, times)
-}
-
-func TestFates(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		s = quiet(t, s)
-		c := answers(map[string]inside.Fate{"gone": inside.FateGone, "later": inside.FateLater, "unsure": inside.FateUnsure, "coming": inside.FateComing})
-		l := newLocker(t, s.Client(t), calls(c.call))
-		m := l.Mutex(redistest.Name(t))
-		held := mustTry(t, m)
-		parkAll(t, m, "gone", "later", "unsure", "coming")
-		began := time.Now()
-		mustUnlock(t, held)
-		c.called(t, "unsure", 3) // it is repeated, by looks
-		first := c.of("unsure")
-		if d := first[0].Sub(began); d > checkEvery && s.Kind() == redistest.KindReal {
-			t.Errorf("the first one that might come was called after %v: those before it were to be passed over at once", d)
-		}
-		if d := first[2].Sub(first[0]); d < checkEvery/2 {
-			t.Errorf("three calls within %v", d)
-		}
-		if n := len(c.of("gone")); n != 1 {
-			t.Errorf("gone was called %d times", n)
-		}
-		if _, _, ok := away(t, noted(m, "gone")); ok {
-			t.Errorf("gone is still there; %s", dump(m))
-		}
-		later, _, ok := away(t, noted(m, "later"))
-		if last, _, _ := away(t, noted(m, "coming")); !ok || later < last {
-			t.Errorf("later has the ticket %.0f, the last one %.0f; %s", later, last, dump(m))
-		}
-		c.set("unsure", inside.FateGone)
-		c.called(t, "coming", 1)
-		// Not before its life is over.
-		c.called(t, "coming", 2)
-		if at := c.of("coming"); at[1].Sub(at[0]) < minCallLife {
-			t.Errorf("repeated after %v", at[1].Sub(at[0]))
-		}
-		c.set("later", inside.FateGone)
-		c.set("coming", inside.FateGone)
-		free(t, m, soon)
-	})
-}
-
-// A line of nothing but what cannot run now does not spin.
-func TestALineOfLaters(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		s = quiet(t, s)
-		for _, n := range []int{1, 5, 100} {
-			c := answers(map[string]inside.Fate{})
-			rdb := s.Client(t)
-			scripts := newTap(rdb)
-			l := newLocker(t, rdb, calls(c.call))
-			m := l.Mutex(redistest.Name(t))
-			held := mustTry(t, m)
-			for i := range n {
-				note := fmt.Sprint("later", i)
-				c.set(note, inside.FateLater)
-				parkAll(t, m, note)
-			}
-			// Looks may have called ahead. From now on they are counted.
-			scripts.reset()
-			before, rounds := c.total(), len(c.of("later0"))
-			began := time.Now()
-			mustUnlock(t, held)
-			c.called(t, "later0", rounds+4)
-			made, told, took := c.total()-before, scripts.count(callScript), time.Since(began)
-			// A look comes after checkEvery, or a bit sooner with others.
-			looks := int(took/(checkEvery-checkTogether)) + 2
-			if most := looks * min(n+1, maxNotNow+1); made > most {
-				t.Errorf("%d of them: %d calls within %v, want at most %d", n, made, took, most)
-			}
-			if most := looks * min(n+2, maxNotNow+2); told > most {
-				t.Errorf("%d of them: %d runs of call within %v, want at most %d", n, told, took, most)
-			}
-			if err := m.Delete(t.Context()); err != nil {
-				t.Fatal(err)
-			}
 		}
 	})
 }

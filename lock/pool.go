@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Pool is a set of values (API keys, ports, licences, jobs) in Redis. [Pool.Take] takes one
@@ -51,17 +50,16 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		args[i] = keytext.Escape(value)
 	}
 	for args := range slices.Chunk(args, putMost) {
-		reply, err := p.m.operate(ctx, poolPutScript, args)
+		reply, err := p.m.operate(ctx, wire.PoolPutScript, args)
 		if err != nil {
 			return added, err
 		}
-		f := listOf(reply)
-		n, _, more := f.num(0), f.num(1), f.num(2)
-		if err := f.err(reply); err != nil {
-			return added, backendError("put", p.m.Key(), err)
+		n, more, err := wire.ParsePut(reply)
+		if err != nil {
+			return added, exchange.Failed("put", p.m.Key(), err)
 		}
-		added += int(n)
-		if more == 1 {
+		added += n
+		if more {
 			p.m.locker.pruneOn(p.m)
 		}
 	}
@@ -89,52 +87,23 @@ type PoolInfo struct {
 // Inspect returns the content of the pool. It may be outdated at once. The error Is
 // ErrBackend if Redis could not be asked.
 func (p *Pool) Inspect(ctx context.Context) (PoolInfo, error) {
-	reply, err := p.m.operate(ctx, poolInspectScript, []any{maxHolders})
+	reply, err := p.m.operate(ctx, wire.PoolInspectScript, []any{maxHolders})
 	if err != nil {
 		return PoolInfo{}, err
 	}
-	f := listOf(reply)
-	us := f.num(0)
-	info := PoolInfo{Free: int(f.num(1)), Taken: int(f.num(2)), Waiting: int(f.num(3))}
-	values, holders := fields{list: field[[]any](f, 4)}, field[[]any](f, 5)
-	for i := range values.list {
-		info.Values = append(info.Values, unescape(strings.TrimPrefix(values.text(i), "t:")))
+	content, err := wire.ParsePool(reply)
+	if err != nil {
+		return PoolInfo{}, exchange.Failed("inspect", p.m.Key(), err)
 	}
-	if f.wrong || values.wrong {
-		return PoolInfo{}, backendError("inspect", p.m.Key(), unexpected(reply))
-	}
-	for i := 0; i+1 < len(holders); i += 2 {
-		member, _ := holders[i].(string)
-		score, _ := holders[i+1].(string)
-		value, expires, err := parseTaken(member, score, us)
-		holder, ok := p.m.kind.parseHolder(member)
-		if err != nil || !ok {
-			return PoolInfo{}, backendError("inspect", p.m.Key(), fmt.Errorf("unexpected member %q with score %q", member, score))
-		}
-		if holder.ExpiresIn = expires; expires <= 0 {
-			info.Values = append(info.Values, value) // lapsed: free at the next call
-			continue
-		}
-		holder.Value = value
-		info.Holders = append(info.Holders, Holder(holder))
+	info := PoolInfo{Free: content.Free, Taken: content.Taken, Waiting: content.Waiting, Values: content.Values}
+	for _, h := range content.Holders {
+		info.Holders = append(info.Holders, Holder(h))
 	}
 	return info, nil
-}
-
-// parseTaken reads h:<value>|... and its deadline.
-func parseTaken(member, score string, us int64) (value string, expires time.Duration, err error) {
-	ms, err := strconv.ParseFloat(score, 64)
-	for i := range len(member) {
-		if member[i] == '|' {
-			value = unescape(member[len("h:"):i])
-			break
-		}
-	}
-	return value, time.Duration(ms)*time.Millisecond - time.Duration(us)*time.Microsecond, err
 }
 
 // Delete deletes the pool with all its values, and returns how many there were. The contexts
 // of the values' holders end with cause ErrLost, as with [Lock.Break].
 func (p *Pool) Delete(ctx context.Context) (int, error) {
-	return p.m.operateBreak(ctx, poolDeleteScript, nil)
+	return p.m.operateBreak(ctx, wire.PoolDeleteScript, nil)
 }

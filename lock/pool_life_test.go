@@ -16,6 +16,7 @@ import (
 
 // A taker that dies: without renewal at its deadline, or when its Locker closes.
 func TestPoolTakerThatDies(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for name, die := range map[string]func(t *testing.T, le *Lease, l *Locker){
@@ -282,7 +283,7 @@ func TestPoolManyLapseAtOnce(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if taken++; !a.yours {
+				if taken++; !a.Yours {
 					break // a busy machine: some have lapsed and were taken again
 				}
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // The same body asks again: the same value, a fence that grew, no second value.
@@ -22,7 +23,7 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 		first := asksPool(t, p, le)
 		for range 3 {
 			again := asksPool(t, p, le)
-			if !again.yours || again.value != first.value || again.fence <= first.fence {
+			if !again.Yours || again.Value != first.Value || again.Fence <= first.Fence {
 				t.Errorf("asked again: %+v after %+v", again, first)
 			}
 		}
@@ -32,21 +33,21 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 		// In line, granted without knowing it, then asked again.
 		other, waiter := p.m.newLease(), p.m.newLease()
 		asksPool(t, p, other)
-		if a := asksPool(t, p, waiter); a.yours {
+		if a := asksPool(t, p, waiter); a.Yours {
 			t.Fatalf("%+v", a)
 		}
 		asksPool(t, p, waiter)
 		if _, held, err := other.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
-		if a := asksPool(t, p, waiter); !a.yours || a.value != "b" {
+		if a := asksPool(t, p, waiter); !a.Yours || a.Value != "b" {
 			t.Errorf("after its grant: %+v", a)
 		}
 		poolAudit(t, p)
 	})
 }
 
-func asksPool(t *testing.T, p *Pool, le *Lease) answer {
+func asksPool(t *testing.T, p *Pool, le *Lease) wire.Answer {
 	t.Helper()
 	a, err := p.m.ask(t.Context(), le, modeJoin)
 	if err != nil {
@@ -64,7 +65,7 @@ func TestPoolResentTakeIsOneValue(t *testing.T) {
 		pool := somePool(t, near)
 		warm(t, pool.m)
 		putAll(t, pool, "a", "b")
-		p.DropReplyTo(isScript(poolTakeScript, pool.m), 1)
+		p.DropReplyTo(isScript(wire.PoolTakeScript, pool.m), 1)
 		le, err := poolHandle(far, pool).Take(t.Context())
 		if err != nil || le.Value() != "a" {
 			t.Fatalf("Take with its reply lost: %v, %v", le, err)
@@ -77,12 +78,12 @@ func TestPoolResentTakeIsOneValue(t *testing.T) {
 
 		// And of the way back.
 		le = takesQuietly(t, poolHandle(far, pool), "b")
-		p.DropReplyTo(isScript(poolReleaseScript, pool.m), 1)
+		p.DropReplyTo(isScript(wire.PoolReleaseScript, pool.m), 1)
 		givesBack(t, le)
 		if info := inspects(t, pool); info.Free != 2 || info.Taken != 0 {
 			t.Errorf("%+v; %s", info, dump(pool.m))
 		}
-		p.DropReplyTo(isScript(poolPutScript, pool.m), 1)
+		p.DropReplyTo(isScript(wire.PoolPutScript, pool.m), 1)
 		if _, err := poolHandle(far, pool).Put(t.Context(), "c"); err != nil {
 			t.Errorf("Put with its reply lost: %v", err)
 		}
@@ -100,7 +101,7 @@ func TestPoolResentConsume(t *testing.T) {
 		warm(t, pool.m)
 		putAll(t, pool, "a", "b")
 		le := takesQuietly(t, poolHandle(far, pool), "a")
-		p.DropReplyTo(isScript(poolReleaseScript, pool.m), 1)
+		p.DropReplyTo(isScript(wire.PoolReleaseScript, pool.m), 1)
 		consumes(t, le)
 		if info := inspects(t, pool); info.Free != 1 || info.Taken != 0 || !slices.Equal(info.Values, []string{"b"}) {
 			t.Errorf("%+v", info)
@@ -118,7 +119,7 @@ func TestPoolLateTakeIsGivenBack(t *testing.T) {
 		le := takes(t, p, "a")
 		consume := func() (held bool) {
 			t.Helper()
-			reply, err := p.m.locker.conn.Run(t.Context(), poolReleaseScript, p.m.keys, []any{le.body, "a"})
+			reply, err := p.m.locker.conn.Run(t.Context(), wire.PoolReleaseScript, p.m.keys, []any{le.body, "a"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -128,7 +129,7 @@ func TestPoolLateTakeIsGivenBack(t *testing.T) {
 		if !consume() {
 			t.Fatal("not held")
 		}
-		if a := asksPool(t, p, le); a.value != "b" {
+		if a := asksPool(t, p, le); a.Value != "b" {
 			t.Fatalf("%+v", a)
 		}
 		if !consume() { // sent again
@@ -149,7 +150,7 @@ func TestPoolConsumedOnce(t *testing.T) {
 		le := takes(t, p, "a")
 		consumes(t, le)
 		putAll(t, p, "a")
-		if a := asksPool(t, p, le); a.value != "a" {
+		if a := asksPool(t, p, le); a.Value != "a" {
 			t.Fatalf("%+v", a)
 		}
 		if _, held, err := le.release(t.Context()); !held || err != nil {
@@ -216,7 +217,7 @@ func TestPoolUnknownConsumeIsRepeated(t *testing.T) {
 		warm(t, pool.m)
 		putAll(t, pool, "a")
 		le := takesQuietly(t, poolHandle(far, pool), "a")
-		held := p.Hold(isScript(poolReleaseScript, pool.m), 1)
+		held := p.Hold(isScript(wire.PoolReleaseScript, pool.m), 1)
 		if err := le.Consume(t.Context()); !errors.Is(err, ErrBackend) {
 			t.Fatalf("Consume without an answer: %v, want ErrBackend", err)
 		}
@@ -240,7 +241,7 @@ func TestPoolUnknownTakeIsGivenBack(t *testing.T) {
 		pool := somePool(t, near, TTL(time.Minute))
 		warm(t, pool.m)
 		putAll(t, pool, "a")
-		p.DropReplyTo(isScript(poolTakeScript, pool.m), 1)
+		p.DropReplyTo(isScript(wire.PoolTakeScript, pool.m), 1)
 		if _, err := poolHandle(far, pool).m.TryLock(t.Context()); !errors.Is(err, ErrBackend) {
 			t.Fatalf("TryTake with its reply lost: %v, want ErrBackend", err)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // leaveDead puts n waiters in front of the line of m that no process refreshes, as one
@@ -115,7 +116,7 @@ func TestRule06_ARefreshGetsPastManyDead(t *testing.T) {
 		leaveDead(t, m, n)
 		w := inLine(t, handle(newLocker(t, s.Client(t)), m), n+1)
 		// A process that dies right after its release.
-		if err := raw(m).Eval(t.Context(), releaseScript.Source, m.keys, held.body).Err(); err != nil {
+		if err := raw(m).Eval(t.Context(), wire.ReleaseScript.Source, m.keys, held.body).Err(); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()

@@ -155,7 +155,7 @@ func TestRate_pacesTheLine(t *testing.T) {
 			m := a.Semaphore(redistest.Name(t), limit, Rate(1, every, 1))
 			var waiters []*attempt
 			le := mustTry(t, m)
-			if err := le.hold(t.Context(), time.Hour); err != nil {
+			if err := le.closeGate(t.Context(), time.Hour); err != nil {
 				t.Fatal(err)
 			}
 			mustUnlock(t, le)
@@ -256,7 +256,6 @@ func TestRate_badInput(t *testing.T) {
 		{1, time.Nanosecond, 1, "one a microsecond"},
 		{math.MaxInt, time.Hour, 1, "one a microsecond"},
 		{1, maxRatePeriod + 1, 1, "at most 8760h"},
-		{1, time.Second, 0, "burst of 0"},
 		{1, time.Second, -5, "burst of -5"},
 		{1, time.Second, math.MaxInt, "smaller burst"},
 	} {
@@ -265,7 +264,7 @@ func TestRate_badInput(t *testing.T) {
 			t.Errorf("Rate(%d, %s, %d): %v, want %q and the lock's name", c.starts, c.per, c.burst, err, c.want)
 		}
 	}
-	for _, c := range []Option{Rate(1, maxRatePeriod, 1), Rate(1_000_000, time.Second, 1_000_000), Rate(7, time.Second, 1)} {
+	for _, c := range []Option{Rate(1, maxRatePeriod, 1), Rate(1_000_000, time.Second, 1_000_000), Rate(7, time.Second, 1), Rate(7, time.Second, 0)} {
 		if err := l.Mutex("x", c).err; err != nil {
 			t.Error(err)
 		}

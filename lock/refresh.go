@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // refreshTogether: a refresh that is due this soon is sent in the pipeline of one that is due.
@@ -13,10 +15,10 @@ const refreshTogether = refreshEvery / 4
 // ring asks again for every waiter that is due. The alarm calls it. After Close it does
 // nothing: the waiters are leaving.
 func (n *line) ring() {
-	if n.locker.enter() != nil {
+	if n.locker.life.Enter() != nil {
 		return
 	}
-	defer n.locker.work.Done()
+	defer n.locker.life.Done()
 	now := time.Now()
 	var due []*waiter
 	var next time.Time
@@ -30,11 +32,11 @@ func (n *line) ring() {
 			}
 			due = append(due, w)
 		}
-		next = earliest(next, w.nextAsk())
+		next = life.Earliest(next, w.nextAsk())
 	}
 	n.mu.Unlock()
-	n.alarm.set(next)
-	exchange.InBatches(n.locker.conn, n.locker.branch, due, func(w *waiter) string { return w.lease.lock.Key() }, n.refresh)
+	n.alarm.Set(next)
+	exchange.InBatches(n.locker.conn, n.locker.life.Branch, due, func(w *waiter) string { return w.lease.lock.Key() }, n.refresh)
 }
 
 // refresh asks for a batch of waiters, in one pipeline for each script: pools have another
@@ -61,13 +63,13 @@ func (n *line) refreshWith(s *exchange.Script, batch []*waiter, calls []*exchang
 	sent := time.Now()
 	n.locker.conn.Pipeline(context.Background(), s, calls)
 	for i, w := range batch {
-		var a answer
+		var a wire.Answer
 		err := calls[i].Err
 		w.lease.asks.NoteReply(before[i], err) // before handleReply, which asks whether a copy may run yet
 		if err == nil {
 			a, err = w.lease.lock.parseAnswer(calls[i].Reply)
 		} else {
-			err = backendError(s.Name, w.lease.lock.Key(), err)
+			err = exchange.Failed(s.Name, w.lease.lock.Key(), err)
 		}
 		n.handleReply(w, a, err, sent)
 	}
@@ -75,31 +77,31 @@ func (n *line) refreshWith(s *exchange.Script, batch []*waiter, calls []*exchang
 
 // handleReply handles the reply to the pending ask of w, which was sent at sent: it
 // ends the wait, or sets when to ask again.
-func (n *line) handleReply(w *waiter, a answer, err error, sent time.Time) {
+func (n *line) handleReply(w *waiter, a wire.Answer, err error, sent time.Time) {
 	m, now := w.lease.lock, time.Now()
 	n.mu.Lock()
 	ask := w.pending
 	w.pending = nil
 	switch {
 	case w.state == stateLeaving:
-		if err == nil && a.parked { // the goroutine returns, and its place in line stays
+		if err == nil && a.Parked { // the goroutine returns, and its place in line stays
 			w.last = a
-			n.locker.parking.noteParked(m, a, w.wasCalled)
+			n.locker.parking.NoteParked(m.parked(), m.note, a, w.wasCalled)
 		}
 		n.sendLeave(w)
-	case err != nil && (!transient(err) || now.Sub(w.repliedAt) > patience):
+	case err != nil && (!exchange.Transient(err) || now.Sub(w.repliedAt) > patience):
 		w.err = err
 		n.end(w, stateFailed)
 	case err != nil:
 		// Clear slotFreeAt: it is from an older reply. If it has passed, it would have asks sent
 		// again and again without a pause.
 		w.refreshAt, w.slotFreeAt = now.Add(refreshEvery/4), time.Time{}
-	case a.yours:
+	case a.Yours:
 		m.won(w.lease, a, sent)
 		n.end(w, stateGranted)
-	case ask.mode == modePark && !a.morePruning:
+	case ask.mode == modePark && !a.MorePruning:
 		w.last = a
-		n.locker.parking.noteParked(m, a, w.wasCalled)
+		n.locker.parking.NoteParked(m.parked(), m.note, a, w.wasCalled)
 		n.end(w, stateParkedOrRefused)
 	default:
 		w.repliedAt = now
@@ -107,33 +109,33 @@ func (n *line) handleReply(w *waiter, a answer, err error, sent time.Time) {
 	}
 	next := w.nextAsk()
 	n.mu.Unlock()
-	n.alarm.set(next)
+	n.alarm.Set(next)
 }
 
 // stayInLine notes the busy reply a to an ask of w that was sent at sent, and sets when
 // to ask again: at once if repeat is set. Callers hold mu.
-func (n *line) stayInLine(w *waiter, a answer, sent time.Time, repeat bool) {
+func (n *line) stayInLine(w *waiter, a wire.Answer, sent time.Time, repeat bool) {
 	m, now := w.lease.lock, w.repliedAt
 	w.last, w.askedAt = a, sent
 	if w.hintAt.Before(sent) {
-		w.hint = message{} // this reply came later, and w did not hold the lock then
+		w.hint = wire.Message{} // this reply came later, and w did not hold the lock then
 	}
-	if w.mayPark && (a.gate > longGate || m.slots() == 0) {
+	if w.mayPark && (a.Gate > longGate || m.slots() == 0 || headStaysAway(a)) {
 		w.state = stateParkNext // nobody may take the lock for a while
 	}
 	w.refreshAt, w.slotFreeAt = now.Add(refreshEvery), time.Time{}
-	if repeat || w.state == stateParkNext || a.morePruning {
+	if repeat || w.state == stateParkNext || a.MorePruning {
 		w.refreshAt = now
 	}
 	// Only the first waiters, one for each slot, watch the first deadline: one of them gets
 	// the slot that it frees. Only the first waiter watches the gate.
 	switch {
-	case a.gate > 0 && a.place == 0:
-		w.slotFreeAt = now.Add(a.gate)
-	case a.gate == 0 && a.deadline >= 0 && a.place < m.slots():
-		w.slotFreeAt = now.Add(a.deadline + time.Millisecond)
+	case a.Gate > 0 && a.Place == 0:
+		w.slotFreeAt = now.Add(a.Gate)
+	case a.Gate == 0 && a.Deadline >= 0 && a.Place < m.slots():
+		w.slotFreeAt = now.Add(a.Deadline + time.Millisecond)
 	}
-	if w.endsBeforeGateOpens(now, a.gate) {
+	if w.endsBeforeGateOpens(now, a.Gate) {
 		w.err = m.busy(a, 0, context.DeadlineExceeded)
 		n.end(w, stateFailed)
 		return
@@ -171,7 +173,7 @@ func (n *line) askAgain(isMeant func(*waiter) bool) {
 		}
 	}
 	n.mu.Unlock()
-	n.alarm.set(next)
+	n.alarm.Set(next)
 }
 
 // repeatPending has the pending ask of w, if there is one, followed by another at once.

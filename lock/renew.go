@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // renewer renews all leases of a Locker, and decides which are lost. It needs no goroutine
@@ -17,14 +19,15 @@ import (
 // Lease.deadline is when a lease counts as lost. It counts from just before the ask or
 // renewal was sent that moved it. So it is never later than the deadline that Redis stores
 // or, with MinReplicas, that the replicas have. A renewal is due after a third of the
-// lease's length, or firstRenewal after a grant. After an error it is tried again until the
-// deadline; then the lease is lost for good.
+// lease's length, or firstRenewal after a grant. An extended lease is renewed each third of
+// its TTL too: the renewal does not shorten the lease, and it notices that the lease was lost.
+// After an error it is tried again until the deadline; then the lease is lost for good.
 //
 // A renewal without a reply may be stuck on its connection. A second one is then sent on
 // another connection while the first is under way: see noteSent.
 type renewer struct {
 	locker *Locker
-	alarm  alarm
+	alarm  life.Alarm
 
 	mu         sync.Mutex        // guards the fields below and those of every Lease; never held across I/O
 	leases     map[string]*Lease // by token
@@ -35,7 +38,7 @@ type renewer struct {
 
 func newRenewer(l *Locker) *renewer {
 	r := &renewer{locker: l, leases: make(map[string]*Lease)}
-	r.alarm.ring = r.ring
+	r.alarm.Ring = r.ring
 	return r
 }
 
@@ -65,7 +68,7 @@ func (r *renewer) register(le *Lease, fence int64, value string, sent time.Time,
 		le.takenAt = time.Now()
 	}
 	if le.member == "" {
-		le.member = memberArg(le.lock.kind.member(le.body, value))
+		le.member = wire.MemberArg(le.lock.kind.member(le.body, value))
 	}
 	r.moveDeadline(le, sent, length)
 	if granted && le.lock.renew {
@@ -79,27 +82,22 @@ func (r *renewer) register(le *Lease, fence int64, value string, sent time.Time,
 	}
 	next := r.reschedule(le)
 	r.mu.Unlock()
-	r.alarm.set(next)
+	r.alarm.Set(next)
 }
 
 // moveDeadline sets the lease's deadline to length after sent, less its margin, unless it is
-// later already. It sets when the next renewal is due. Callers hold mu.
+// later already. The next renewal is due a third of length after sent, and of the TTL at
+// most. A reply that did not move the deadline makes no renewal earlier: another one may have
+// been sent since. Callers hold mu.
 func (r *renewer) moveDeadline(le *Lease, sent time.Time, length time.Duration) {
-	margin := le.lock.marginOf(length)
-	d := sent.Add(believe(length) - margin)
-	if !d.After(le.deadline) {
-		// The lease was extended further meanwhile: renew it near its end.
-		end := le.deadline.Add(le.lock.marginOf(le.lock.ttl))
-		if at := end.Add(-le.lock.ttl * 2 / 3); le.lock.renew && at.After(le.renewAt) {
-			le.renewAt = at
-		}
-		return
+	d := sent.Add(believe(length) - le.lock.marginOf(length))
+	moved := d.After(le.deadline)
+	if moved {
+		le.deadline = d
 	}
-	le.deadline = d
-	if le.lock.renew {
-		// Renew after a third of the length, but not earlier than two thirds of a TTL before
-		// the end: an extended lease needs no renewal before. The margin does not count.
-		le.renewAt = d.Add(margin - min(length, le.lock.ttl)*2/3)
+	length = min(length, le.lock.ttl)
+	if at := sent.Add(believe(length) - length*2/3); le.lock.renew && (moved || at.After(le.renewAt)) {
+		le.renewAt = at
 	}
 }
 
@@ -107,20 +105,20 @@ func (r *renewer) moveDeadline(le *Lease, sent time.Time, length time.Duration) 
 func (r *renewer) nextDue(le *Lease) time.Time {
 	t := le.deadline
 	if le.lock.maxHold > 0 {
-		t = earliest(t, le.takenAt.Add(le.lock.maxHold))
+		t = life.Earliest(t, le.takenAt.Add(le.lock.maxHold))
 	}
 	if le.renewals < maxRenewals && !r.closed {
-		t = earliest(t, le.renewAt)
+		t = life.Earliest(t, le.renewAt)
 	}
 	return t
 }
 
 // noteSent notes that a renewal of the lease is sent now. The next one is due if this one
-// has no reply after a third of the time that is left. go-redis sends that one on another
-// connection, because this one's is in use. Callers hold mu.
+// has no reply after a third of the time that is left, or of the TTL if that is less. go-redis
+// sends that one on another connection, because this one's is in use. Callers hold mu.
 func (r *renewer) noteSent(le *Lease, now time.Time) {
 	le.renewals++
-	le.renewAt = now.Add(max(le.deadline.Sub(now)/3, renewTogether))
+	le.renewAt = now.Add(max(min(le.deadline.Sub(now), le.lock.ttl)/3, renewTogether))
 }
 
 // reschedule puts a held lease into the schedule, at nextDue, and returns that time. Callers
@@ -209,16 +207,13 @@ func (r *renewer) stateOf(le *Lease) leaseState {
 	return le.state
 }
 
-// fenceOf returns the fence of a lease; 0: not known, or not granted yet.
-func (r *renewer) fenceOf(le *Lease) int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return le.fence
-}
-
 // noteRenewed notes a renewal that succeeded. It returns false if the lease ended meanwhile.
 func (r *renewer) noteRenewed(le *Lease, sent time.Time, length time.Duration) bool {
 	r.mu.Lock()
+	var bound []binding
+	if !time.Now().Before(le.deadline) {
+		bound = r.loseLocked(le) // Held has said so; the alarm has not rung yet
+	}
 	ok := le.state == leaseHeld
 	var next time.Time
 	if ok {
@@ -226,7 +221,8 @@ func (r *renewer) noteRenewed(le *Lease, sent time.Time, length time.Duration) b
 		next = r.reschedule(le)
 	}
 	r.mu.Unlock()
-	r.alarm.set(next)
+	endAll(bound, ErrLost)
+	r.alarm.Set(next)
 	return ok
 }
 
@@ -284,7 +280,7 @@ func (r *renewer) takeDue(now time.Time) (ended map[*Lease][]binding, due []*Lea
 func (r *renewer) ring() {
 	now := time.Now()
 	ended, due, next := r.takeDue(now)
-	r.alarm.set(next)
+	r.alarm.Set(next)
 	for le, bound := range ended {
 		cause := ErrLost
 		if le.overstayed(now) {
@@ -292,9 +288,9 @@ func (r *renewer) ring() {
 		}
 		endAll(bound, cause)
 	}
-	if len(due) > 0 && r.locker.enter() == nil {
-		defer r.locker.work.Done()
-		exchange.InBatches(r.locker.conn, r.locker.branch, due, func(le *Lease) string { return le.lock.Key() }, r.renew)
+	if len(due) > 0 && r.locker.life.Enter() == nil {
+		defer r.locker.life.Done()
+		exchange.InBatches(r.locker.conn, r.locker.life.Branch, due, func(le *Lease) string { return le.lock.Key() }, r.renew)
 	}
 }
 
@@ -307,9 +303,9 @@ func (r *renewer) renew(batch []*Lease) {
 	calls := r.locker.sendRenewals(batch)
 	for i, le := range batch {
 		switch c := calls[i]; {
-		case c.Err == nil && c.Reply == int64(renewLost):
+		case c.Err == nil && c.Reply == int64(wire.RenewLost):
 			r.lose(le)
-		case c.Err == nil && c.Reply == int64(renewRenewed):
+		case c.Err == nil && c.Reply == int64(wire.RenewRenewed):
 			r.mu.Lock()
 			le.renewals--
 			if sent.After(le.renewedAt) {
@@ -331,14 +327,14 @@ func (r *renewer) retrySoon(le *Lease, sent time.Time) {
 	r.mu.Lock()
 	le.renewals--
 	if !le.renewedAt.After(sent) {
-		le.renewAt = earliest(le.renewAt, time.Now().Add(pause))
+		le.renewAt = life.Earliest(le.renewAt, time.Now().Add(pause))
 	}
 	var next time.Time
 	if le.state == leaseHeld {
 		next = r.reschedule(le)
 	}
 	r.mu.Unlock()
-	r.alarm.set(next)
+	r.alarm.Set(next)
 }
 
 // close stops renewing. The alarm still rings at deadlines, so that contexts bound to leases

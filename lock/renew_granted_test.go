@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // A granted lease lasts for seconds at most, so its first renewal is due within 150 ms,
@@ -15,7 +16,7 @@ func TestRule08_FirstRenewalIsSoonAfterAGrant(t *testing.T) {
 	l.renewer.close() // no renewal is sent, which would set when the next one is due
 	for _, length := range []time.Duration{maxGrant, 240 * time.Millisecond} {
 		le := l.Mutex(redistest.Name(t), TTL(time.Minute)).newLease()
-		le.lock.wonByGrant(le, message{token: le.token, fence: 7}, time.Now(), length)
+		le.lock.wonByGrant(le, wire.Message{Token: le.token, Fence: 7}, time.Now(), length)
 		l.renewer.mu.Lock()
 		due, after := !le.renewAt.IsZero(), le.renewAt.Sub(le.takenAt)
 		l.renewer.mu.Unlock()
@@ -64,7 +65,7 @@ func TestRule08_GrantedLeaseSurvivesAHangingConnection(t *testing.T) {
 		first := mustTry(t, handle(near, m))
 		w := inLine(t, m, 1)
 		calm(t, far, 1)
-		hung := p.Hold(isScript(renewScript, m), 1)
+		hung := p.Hold(isScript(wire.RenewScript, m), 1)
 		defer hung.Release()
 		mustUnlock(t, first)
 		le := w.got(t)
@@ -124,7 +125,7 @@ func TestRule08_ShortTurnsInLineAreNotRenewed(t *testing.T) {
 			}
 		}
 		mustUnlock(t, held)
-		if n := k.count(renewScript); n > late {
+		if n := k.count(wire.RenewScript); n > late {
 			t.Errorf("%d renewals in %d turns, of which %d were long", n, len(waiters)+1, late)
 		}
 	})

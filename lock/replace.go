@@ -7,6 +7,8 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // The newest wins: a newer arrival at a lock may ask older holders and waiters to stop. The
@@ -45,27 +47,43 @@ func onStop(arrival int64, f func()) Option {
 // The handle needs a Note of its own. After an error (ErrBackend) the arrival may be stored
 // or not.
 func (m *Lock) arrive(ctx context.Context) (arrival int64, first bool, err error) {
-	reply, err := m.atArrivals(ctx, arriveScript, m.note, arrivalKept.Milliseconds())
+	reply, err := m.atArrivals(ctx, wire.ArriveScript, m.note, arrivalKept.Milliseconds())
 	if err != nil {
 		return 0, false, err
 	}
-	f := listOf(reply)
-	arrival, first = f.num(0), f.num(1) == 1
-	if err := f.err(reply); err != nil || arrival <= 0 {
-		return 0, false, backendError("arrive", m.arrivals(), unexpected(reply))
+	if arrival, first, err = wire.ParseArrive(reply); err != nil {
+		return 0, false, exchange.Failed("arrive", m.arrivals(), err)
 	}
 	return arrival, first, nil
+}
+
+// goAway is arrive for work that will not come for that time: its arrival is stored for an hour after
+// that. With onlyKnown it stores nothing for work that has no arrival. known is false then. A command that
+// is sent twice has the effect, and the answer, of one.
+func (m *Lock) goAway(ctx context.Context, away time.Duration, onlyKnown bool) (known bool, err error) {
+	args := []any{m.note, arrivalKept.Milliseconds(), away.Milliseconds(), 0}
+	if onlyKnown {
+		args[3] = 1
+	}
+	reply, err := m.atArrivals(ctx, wire.ArriveScript, args...)
+	if err != nil {
+		return false, err
+	}
+	if known, err = wire.ParseAway(reply); err != nil {
+		return false, exchange.Failed("arrive", m.arrivals(), err)
+	}
+	return known, nil
 }
 
 // forget deletes the arrival of this handle's Note: if the work comes again it is new. After
 // an error (ErrBackend) the arrival may stay for an hour.
 func (m *Lock) forget(ctx context.Context) error {
-	reply, err := m.atArrivals(ctx, forgetScript, m.note)
+	reply, err := m.atArrivals(ctx, wire.ForgetScript, m.note)
 	if err != nil {
 		return err
 	}
-	if _, err := codeOf(reply, 1); err != nil {
-		return backendError("forget", m.arrivals(), err)
+	if _, err := wire.CodeOf(reply, 1); err != nil {
+		return exchange.Failed("forget", m.arrivals(), err)
 	}
 	return nil
 }
@@ -83,7 +101,7 @@ func (m *Lock) askOlderToStop(ctx context.Context) (inside.Standing, error) {
 	if m.err == nil && m.onStop == nil {
 		return inside.First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
 	}
-	n, err := m.operateCode(ctx, stopScript, []any{m.slots(), m.arrival}, int64(inside.BehindWaiters))
+	n, err := m.operateCode(ctx, wire.StopScript, []any{m.slots(), m.arrival}, int64(inside.BehindWaiters))
 	return inside.Standing(n), err
 }
 
@@ -134,7 +152,7 @@ func (n *line) stop(token string) {
 
 func (m *Lock) callOnStop() {
 	if m.onStop != nil {
-		m.locker.callUserFunc("OnStop", m.onStop)
+		life.CallUser(m.locker.log, "OnStop", m.onStop)
 	}
 }
 

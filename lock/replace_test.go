@@ -72,7 +72,7 @@ func TestStop_holderWhileNobodyMayStart(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for what, prevent := range map[string]func(m *Lock, le *Lease) (open func()){
 			"hold": func(m *Lock, le *Lease) func() {
-				if err := le.hold(t.Context(), time.Hour); err != nil {
+				if err := le.closeGate(t.Context(), time.Hour); err != nil {
 					t.Fatal(err)
 				}
 				return nil

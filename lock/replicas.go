@@ -8,6 +8,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // With Options.MinReplicas a lease counts only while that many replicas of the key's master
@@ -22,17 +23,13 @@ import (
 
 // renewCall asks that le lasts for length; with MinReplicas also that the script writes.
 func renewCall(le *Lease, length time.Duration) *exchange.Call {
-	args := []any{&le.member, length.Milliseconds()}
-	if le.lock.locker.replicas > 0 {
-		args = append(args, int64(1)) // trace
-	}
-	return &exchange.Call{Keys: le.lock.keys, Args: args}
+	return &exchange.Call{Keys: le.lock.keys, Args: wire.RenewArgs(&le.member, length, le.lock.locker.replicas > 0)}
 }
 
 // renewReplicated runs the script renew for each call, made by renewCall, and waits for
 // replicas; see exchange.Conn.Confirm. A call has ErrNotReplicated if too few acknowledged.
 func (l *Locker) renewReplicated(ctx context.Context, calls []*exchange.Call, within time.Duration) {
-	l.conn.Confirm(ctx, renewScript, renewRenewed, calls, l.replicas, within)
+	l.conn.Confirm(ctx, wire.RenewScript, wire.RenewRenewed, calls, l.replicas, within)
 	for _, c := range calls {
 		var few *exchange.TooFew
 		if errors.As(c.Err, &few) {
@@ -95,12 +92,12 @@ func (l *Locker) extendReplicated(ctx context.Context, le *Lease, length, within
 	case errors.Is(c.Err, ErrNotReplicated):
 		return true, c.Err
 	case c.Err != nil:
-		return true, backendError("renew", le.lock.Key(), c.Err)
-	case c.Reply == int64(renewLost):
+		return true, exchange.Failed("renew", le.lock.Key(), c.Err)
+	case c.Reply == int64(wire.RenewLost):
 		l.renewer.lose(le)
 		return false, nil
-	case c.Reply != int64(renewRenewed):
-		return true, backendError("renew", le.lock.Key(), unexpected(c.Reply))
+	case c.Reply != int64(wire.RenewRenewed):
+		return true, exchange.Failed("renew", le.lock.Key(), wire.Unexpected(c.Reply))
 	}
 	return l.renewer.noteRenewed(le, sent, length), nil
 }
@@ -118,12 +115,12 @@ func (l *Locker) awaitReplicas(ctx context.Context, le *Lease) error {
 	case errors.Is(c.Err, ErrNotReplicated):
 		return c.Err
 	case c.Err != nil:
-		return backendError("renew", le.lock.Key(), c.Err)
-	case c.Reply == int64(renewLost):
+		return exchange.Failed("renew", le.lock.Key(), c.Err)
+	case c.Reply == int64(wire.RenewLost):
 		l.renewer.lose(le)
 		return fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, le.lock.name)
-	case c.Reply != int64(renewRenewed):
-		return backendError("renew", le.lock.Key(), unexpected(c.Reply))
+	case c.Reply != int64(wire.RenewRenewed):
+		return exchange.Failed("renew", le.lock.Key(), wire.Unexpected(c.Reply))
 	}
 	return nil
 }
@@ -139,7 +136,7 @@ func (l *Locker) sendRenewals(batch []*Lease) []*exchange.Call {
 		within = min(within, replicasWithin(le))
 	}
 	if l.replicas == 0 {
-		l.conn.Pipeline(context.Background(), renewScript, calls)
+		l.conn.Pipeline(context.Background(), wire.RenewScript, calls)
 	} else {
 		l.renewReplicated(context.Background(), calls, within)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 func minReplicas(n int) func(*Options) { return func(o *Options) { o.MinReplicas = n } }
@@ -173,7 +174,7 @@ func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
 	}
 	waits := p.Count("WAIT")
 	for _, c := range l.sendRenewals(leases) {
-		if c.Err != nil || c.Reply != int64(renewRenewed) {
+		if c.Err != nil || c.Reply != int64(wire.RenewRenewed) {
 			t.Errorf("%v, %v", c.Reply, c.Err)
 		}
 	}
@@ -226,11 +227,11 @@ func TestMinReplicas_impossible(t *testing.T) {
 
 	for n, want := range map[int]string{-1: "MinReplicas is -1", 1: "does not go with a lock.otherClient"} {
 		l := New(otherClient{rdb}, Options{MinReplicas: n})
-		if err := l.err; err == nil || !strings.Contains(err.Error(), want) {
+		if err := l.life.Unfit(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d: %v, want %q", n, err, want)
 		}
 	}
-	if err := New(otherClient{rdb}, Options{}).err; err != nil {
+	if err := New(otherClient{rdb}, Options{}).life.Unfit(); err != nil {
 		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Redis runs the command that takes the lock and replies with an error, as a script does
@@ -18,8 +19,8 @@ func TestRule03_TakeThatRepliesWithAnErrorIsReleased(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		for command, prepare := range map[string]func(*Locker) *Locker{
-			askScript.Name: asksAlways,
-			"set":          func(l *Locker) *Locker { l.strings = true; return l },
+			wire.AskScript.Name: asksAlways,
+			"set":               func(l *Locker) *Locker { l.strings = true; return l },
 		} {
 			rdb := s.Client(t)
 			hook := &redistest.FailHook{}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -21,6 +22,14 @@ func everyCall(t *testing.T, l *Locker, name string) {
 	m := l.Mutex(name, Note("note"), onStop(1, func() {}))
 	p := l.Pool(name)
 	c := l.claim(m.Key())
+	// heldLease is a lease that counts as held here, whatever Redis has.
+	heldLease := func(m *Lock) *Lease {
+		le := m.newLease()
+		l.renewer.mu.Lock()
+		defer l.renewer.mu.Unlock()
+		le.deadline = time.Now().Add(time.Minute)
+		return le
+	}
 	for call, f := range map[string]func() error{
 		"TryLock":          func() error { _, err := m.TryLock(ctx); return err },
 		"Lock":             func() error { _, err := m.Lock(ctx); return err },
@@ -31,7 +40,7 @@ func everyCall(t *testing.T, l *Locker, name string) {
 		"Holders":          func() error { _, err := m.Holders(ctx); return err },
 		"Inspect":          func() error { _, err := m.inspectAll(ctx); return err },
 		"Exists":           func() error { _, err := m.existsNow(ctx); return err },
-		"Line":             func() error { _, err := m.listLine(ctx, 10); return err },
+		"Line":             func() error { _, err := m.listLine(ctx, inside.Info{}, 10); return err },
 		"Break":            func() error { _, err := m.Break(ctx, "token"); return err },
 		"BreakAll":         func() error { _, err := m.BreakAll(ctx); return err },
 		"Delete":           func() error { return m.Delete(ctx) },
@@ -45,15 +54,16 @@ func everyCall(t *testing.T, l *Locker, name string) {
 		"Pool.Inspect":     func() error { _, err := p.Inspect(ctx); return err },
 		"Pool.Delete":      func() error { _, err := p.Delete(ctx); return err },
 		"Claim.Take":       func() error { _, err := c.Take(ctx, "holder", "", time.Minute); return err },
-		"Claim.TakeFree":   func() error { _, err := c.TakeFree(ctx, "holder", time.Minute); return err },
-		"Claim.Keep":       func() error { _, err := c.Keep(ctx, "holder", "next", time.Minute); return err },
+		"Claim.Keep":       func() error { _, err := c.Keep(ctx, "holder", time.Minute); return err },
+		"Claim.PassOn":     func() error { _, err := c.PassOn(ctx, "holder", "next", true); return err },
+		"Claim.Start":      func() error { _, err := c.Start(ctx, "holder", inside.PhaseBegun, true, time.Minute); return err },
 		"Claim.Drop":       func() error { _, err := c.Drop(ctx, "holder"); return err },
 		"Lease.Unlock":     func() error { return m.newLease().Unlock(ctx) },
-		"Lease.Extend":     func() error { return m.newLease().Extend(ctx, time.Minute) },
+		"Lease.Extend":     func() error { return heldLease(m).Extend(ctx, time.Minute) },
 		"Lease.Consume":    func() error { return p.m.newLease().Consume(ctx) },
 		"Lease of a pool":  func() error { return p.m.newLease().Unlock(ctx) },
 		"Lease.Cooldown":   func() error { return m.newLease().Cooldown(ctx, time.Second) },
-		"Extend of a pool": func() error { return p.m.newLease().Extend(ctx, time.Minute) },
+		"Extend of a pool": func() error { return heldLease(p.m).Extend(ctx, time.Minute) },
 	} {
 		if err := f(); !errors.Is(err, ErrBackend) {
 			t.Errorf("%s: %v; want ErrBackend", call, err)
@@ -95,7 +105,10 @@ func (a fixedReply) answer(cmd redis.Cmder) bool {
 		return false
 	}
 	switch cmd := cmd.(type) {
-	case *redis.Cmd:
+	case interface { // *redis.Cmd, and what a release is sent as
+		redis.Cmder
+		SetVal(v any)
+	}:
 		if cmd.Name() == "evalsha" || cmd.Name() == "eval" {
 			cmd.SetVal(a.reply)
 			return true

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Rule 13: O(log n) per call, whatever the length of the line.
@@ -21,7 +22,9 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 	// A grant of an hour: one of 3 s could lapse while the line is filled.
 	lasting := func() *Lease {
 		le := m.newLease()
-		le.sent, le.body, le.token = m.locker.newBody(time.Now(), time.Hour, time.Hour, false, 0, "")
+		body, size := wire.Token{Channel: m.locker.channel, Grant: time.Hour, TTL: time.Hour, Nonce: m.locker.nextNonce(time.Now())}.Body(m.locker.owner, "")
+		le.sent, le.body = m.locker.conn.NewBody(body), string(body)
+		le.token = le.body[:size]
 		return le
 	}
 	holder := lasting()

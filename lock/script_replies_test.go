@@ -1,42 +1,17 @@
 package lock
 
 import (
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // The replies are what the headers say, in every state.
 func TestScriptReplies(t *testing.T) {
 	t.Parallel()
-	want := map[string][]string{
-		"ask": {"yours", "returned, yours", "busy", "returned, busy"}, "release": {"held", "absent", "calls", "grants"},
-		"call": {"calls", "nothing", "more"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
-		"arrive": {"new", "known"}, "forget": {"known", "unknown"}, "stop": {"0 newest", "1 behind holders", "2 behind waiters"},
-		"claim_take": {"taken", "standing"}, "claim_keep": {"1 kept", "0 absent"}, "claim_drop": {"1 dropped", "0 absent"},
-	}
-	for name, replies := range want {
-		var got []string
-		for _, h := range headerAns.FindAllStringSubmatch(read(t, name), -1) {
-			got = append(got, h[1])
-		}
-		if name == "inspect" {
-			if !strings.Contains(read(t, name), "-- reply {") {
-				t.Errorf("%s: no reply in the header", name)
-			}
-			continue
-		}
-		if !slices.Equal(got, replies) {
-			t.Errorf("%s: the header has replies %q, want %q", name, got, replies)
-		}
-	}
-	if renewRenewed != 1 || renewLost != 0 {
-		t.Errorf("Go has renewed = %d, lost = %d", renewRenewed, renewLost)
-	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
 		run := func(s *exchange.Script, args ...any) any {
@@ -53,7 +28,7 @@ func TestScriptReplies(t *testing.T) {
 			s, args := m.kind.ask(le, mode)
 			return run(s, args...)
 		}
-		release := func(le *Lease) any { return run(releaseScript, le.body, 1, 2) }
+		release := func(le *Lease) any { return run(wire.ReleaseScript, le.body, 1, 2) }
 		equal := func(what string, got, want any) {
 			t.Helper()
 			if got != want {
@@ -68,9 +43,9 @@ func TestScriptReplies(t *testing.T) {
 		}
 		year := time.Now().UnixMicro()
 		equal("release of nothing", release(a), int64(-1-2))
-		equal("renew of nothing", run(renewScript, a.body, 1000), int64(renewLost))
+		equal("renew of nothing", run(wire.RenewScript, a.body, 1000), int64(wire.RenewLost))
 		number("ask of a free lock", ask(a, modeTry), year-1e12, year+1e12)
-		equal("renew", run(renewScript, a.body, 1000), int64(renewRenewed))
+		equal("renew", run(wire.RenewScript, a.body, 1000), int64(wire.RenewRenewed))
 		number("ask again", ask(a, modeTry), year-1e12, year+1e12)
 		number("ask of the second slot", ask(b, modeTry), year-1e12, year+1e12)
 		for i, le := range []*Lease{c, d, c, d} { // who asks again keeps the place
@@ -90,15 +65,15 @@ func TestScriptReplies(t *testing.T) {
 				t.Fatalf("%s is answered %v, want %d and a grant", what, got, code)
 			}
 			text, _ := r[1].(string)
-			if msg, ok := parseMessage(text); !ok || msg.token != le.token || msg.fence < year-1e12 || msg.serverUS > msg.fence {
+			if msg, ok := wire.ParseMessage(text); !ok || msg.Token != le.token || msg.Fence < year-1e12 || msg.ServerUS > msg.Fence {
 				t.Errorf("%s tells %q, want a grant of %s", what, text, le.token)
 			}
 		}
 		granted("release with two in line", release(a), c, 0)
 		equal("release again", release(a), int64(-1))
 		granted("release with one in line", release(b), d, 0)
-		r, ok := run(inspectScript, 10, "").([]any)
-		if !ok || len(r) != 10 {
+		r, ok := run(wire.InspectScript, 10, "", 0).([]any)
+		if !ok || len(r) != 12 {
 			t.Fatalf("inspect is answered %v", r)
 		}
 		equal("holders", r[1], int64(2))

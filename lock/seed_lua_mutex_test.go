@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // The RedisMutex of Cloud 66's article has no spec; these are the behaviours
@@ -95,7 +96,7 @@ func TestSeedLuaMutex_BlockedUntilReleased(t *testing.T) {
 		mustUnlock(t, held)
 		lease := waiter.got(t)
 		// On a slow machine less than half of the granted lease may be left: then it asks once.
-		if n := k.count(askScript); n > 1 || n == 1 && time.Since(began) < maxGrant/2 {
+		if n := k.count(wire.AskScript); n > 1 || n == 1 && time.Since(began) < maxGrant/2 {
 			t.Errorf("it asked %d times more, %s after it had joined the line", n, time.Since(began))
 		}
 		mustUnlock(t, lease)
@@ -103,6 +104,7 @@ func TestSeedLuaMutex_BlockedUntilReleased(t *testing.T) {
 }
 
 func TestSeedLuaMutex_MaxLockTime(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	seed(t, "a holder that does not let go is told to stop, and the next gets in", func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // What the specs of the gem redis-lock (mlanett/redis-lock) define, and where
@@ -93,7 +94,7 @@ func TestSeedRedisLock_Work(t *testing.T) {
 	})
 	seed(t, "the work finds its lease, and may extend it", func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		m := l.Mutex(redistest.Name(t), TTL(10*time.Second))
+		m := l.Mutex(redistest.Name(t), TTL(10*time.Second), Fenced())
 		err := m.Do(t.Context(), func(ctx context.Context) error {
 			lease, ok := FromContext(ctx)
 			if !ok || !lease.Held() || fenceOf(t, lease) == 0 {
@@ -196,7 +197,7 @@ func TestSeedRedisLock_OwnerIdentity(t *testing.T) {
 		if _, ours, err := other.release(t.Context()); ours || err != nil {
 			t.Errorf("a namesake's release: held %v, %v", ours, err)
 		}
-		if reply := mustRenew(t, other, time.Hour); reply != renewLost {
+		if reply := mustRenew(t, other, time.Hour); reply != wire.RenewLost {
 			t.Errorf("a namesake's renewal is answered %d", reply)
 		}
 		mustUnlock(t, held)

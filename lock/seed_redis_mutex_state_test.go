@@ -15,7 +15,7 @@ import (
 func TestSeedRedisMutex_HandlesCarryNoState(t *testing.T) {
 	t.Parallel()
 	seed(t, "the handle that has the lock does not get it again", func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Fenced())
 		held := mustTry(t, m)
 		fenceOf(t, held)
 		mustBeBusy(t, m)

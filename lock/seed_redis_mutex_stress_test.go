@@ -39,7 +39,7 @@ func stressMain() {
 	defer cancel()
 	rdb := redis.NewClient(&redis.Options{Addr: words[0]})
 	l := New(rdb, Options{Owner: strconv.Itoa(os.Getpid())})
-	m := l.Mutex(name, TTL(5*time.Second))
+	m := l.Mutex(name, TTL(5*time.Second), Fenced())
 	fmt.Println("ready")
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return // the parent has gone
@@ -53,7 +53,7 @@ func stressMain() {
 			return err
 		}
 		lease, _ := FromContext(ctx)
-		fence, err := lease.Fence(ctx)
+		fence, err := lease.Fence()
 		if err != nil {
 			return err
 		}

@@ -337,7 +337,7 @@ func TestSeedRedisMutex_TakesOverAnExpiredLock(t *testing.T) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t), TTL(150*time.Millisecond), NoRenew())
 		deadline, _ := holds(t, mustTry(t, m))
-		le := untilTaken(t, handle(his, m, TTL(10*time.Second)))
+		le := untilTaken(t, handle(his, m, TTL(10*time.Second), Fenced()))
 		if early := deadline.Sub(time.UnixMicro(fenceOf(t, le))); early > expiryError(s) {
 			t.Errorf("taken over %s before its deadline", early)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 func TestSeedRedisSemaphore_NumberedResources(t *testing.T) {
@@ -269,7 +270,7 @@ func TestSeedRedisSemaphore_NoTokenIsLost(t *testing.T) {
 			p := near.Pool(redistest.Name(t), TTL(time.Minute))
 			mustPut(t, p, 1, "licence")
 			mustPutBack(t, mustTake(t, p, "licence")) // the scripts are known to the server
-			proxy.DropReplyTo(isScript(poolTakeScript, p.m), 1)
+			proxy.DropReplyTo(isScript(wire.PoolTakeScript, p.m), 1)
 			if _, err := far.Pool(p.m.name, TTL(time.Minute)).m.TryLock(t.Context()); !errors.Is(err, ErrBackend) {
 				t.Fatalf("TryTake with its reply lost: %v, want ErrBackend", err)
 			}

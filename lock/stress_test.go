@@ -50,7 +50,7 @@ func stress(t *testing.T, s *redistest.Server, limit int) {
 	done := make(chan struct{})
 	for i := range lockers {
 		// Different TTLs: a holder's is its own affair.
-		m := newLocker(t, s.Client(t)).Semaphore(name, limit, TTL(time.Duration(5+10*i)*time.Second))
+		m := newLocker(t, s.Client(t)).Semaphore(name, limit, TTL(time.Duration(5+10*i)*time.Second), Fenced())
 		for j := range each {
 			redistest.Go(&wg, func() {
 				for range sections {

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // tap is a hook that counts script calls and the sizes of pipelines.
@@ -54,7 +55,7 @@ func (k *tap) note(cmd redis.Cmder) {
 	if name := scriptName(cmd); name != "" {
 		k.calls[name]++
 		if k.first[name] == nil {
-			k.first[name] = cmd.Args()[len([]string{"EVALSHA", "sha", "1", "key"}):]
+			k.first[name] = cmd.Args()[min(len(cmd.Args()), len([]string{"EVALSHA", "sha", "1", "key"})):]
 		}
 		if cmd.Name() == "eval" {
 			k.evals++
@@ -62,10 +63,13 @@ func (k *tap) note(cmd redis.Cmder) {
 	}
 }
 
-func (k *tap) count(s *exchange.Script) int {
+func (k *tap) count(s *exchange.Script) int { return k.named(s.Name) }
+
+// named is how often the script or command of that name was sent.
+func (k *tap) named(name string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.calls[s.Name]
+	return k.calls[name]
 }
 
 // sizes gives the sizes of all pipelines of s so far.
@@ -89,13 +93,24 @@ func scriptName(cmd redis.Cmder) string {
 	if len(args) < 2 {
 		return ""
 	}
-	if cmd.Name() == "set" {
-		return "set"
+	switch name := cmd.Name(); name {
+	case "set", "delex", "delifeq":
+		return name
 	}
-	for _, s := range scripts {
+	for _, s := range wire.Scripts {
 		if args[1] == s.SHA || args[1] == s.Source {
 			return s.Name
 		}
 	}
 	return ""
+}
+
+// total is the number of script calls of all kinds.
+func (k *tap) total() (n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, calls := range k.calls {
+		n += calls
+	}
+	return n
 }

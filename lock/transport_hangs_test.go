@@ -11,6 +11,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // stuck is a transport that answers nothing until it is let go of.
@@ -30,6 +31,7 @@ func (s *stuck) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *re
 // A transport that does not come back, whatever its context says, is left
 // behind after exchange.Timeout. Its goroutines end with it (see TestMain).
 func TestTransportThatHangsIsBounded(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	transport := &stuck{make(chan struct{})}
 	t.Cleanup(func() { close(transport.free) })
@@ -54,6 +56,7 @@ func TestTransportThatHangsIsBounded(t *testing.T) {
 // The same with the real thing, behind a network that swallows everything: what
 // was queued and given up may yet run, so it is released as well.
 func TestTransportThatHangsReleasesWhatMayYetRun(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s := redistest.Real(t)
 	for name, open := range transports {
@@ -116,12 +119,12 @@ type queueing struct {
 }
 
 func (q *queueing) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
-	if sha == askScript.SHA {
+	if sha == wire.AskScript.SHA {
 		<-q.free
 		ctx = context.WithoutCancel(ctx)
 	}
 	cmd := q.UniversalClient.EvalSha(ctx, sha, keys, args...)
-	if sha == releaseScript.SHA {
+	if sha == wire.ReleaseScript.SHA {
 		q.releases.Add(1)
 	}
 	return cmd
@@ -137,6 +140,7 @@ func (q *queueing) Process(ctx context.Context, cmd redis.Cmder) error {
 
 // An ask that was queued and given up before it was written may yet run.
 func TestTransportThatQueuesReleasesWhatItSends(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	rdb := redistest.Real(t).Client(t)
 	transport := &queueing{UniversalClient: rdb, free: make(chan struct{})}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // Another holder's shorter TTL does not shorten the key's, and no operation
@@ -33,7 +34,7 @@ func TestRule12_KeyOutlivesItsEntries(t *testing.T) {
 		w := lockBeside(t, short)
 		waiting(t, long, 1)
 		check("waited for,")
-		if reply := mustRenew(t, b, inside.MinTTL); reply != renewRenewed {
+		if reply := mustRenew(t, b, inside.MinTTL); reply != wire.RenewRenewed {
 			t.Skip("a busy machine: the short lease has ended")
 		}
 		check("after a short renewal")

@@ -58,7 +58,7 @@ func (l *Locker) For(value any, options ...Option) *Lock {
 	name, id, err := identify(value)
 	withID := func(m *Lock) { m.parts = append([]string{id}, m.parts...) }
 	m := l.Semaphore(name, 1, append(slices.Clip(options), withID)...)
-	if err != nil && l.err == nil {
+	if err != nil && l.life.Unfit() == nil {
 		m.err = err
 	}
 	return m

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/wire"
 )
 
 const (
@@ -38,7 +40,7 @@ func (k *wake) listen() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.listening {
-		k.listening = k.locker.spawn(k.run)
+		k.listening = k.locker.life.Spawn(k.run)
 	}
 }
 
@@ -50,7 +52,7 @@ func (k *wake) run() {
 		k.mu.Lock()
 		// Decide under mu: a waiter that comes now either finds listening false and starts
 		// another subscription, or used finds the waiter.
-		if l.closing.Err() != nil || (idle && !k.used()) {
+		if l.life.Closing.Err() != nil || (idle && !k.used()) {
 			k.listening = false
 			k.mu.Unlock()
 			return
@@ -69,7 +71,7 @@ func (k *wake) run() {
 		timer := time.NewTimer(relisten << min(broken, 4))
 		select {
 		case <-timer.C:
-		case <-l.closing.Done():
+		case <-l.life.Closing.Done():
 		}
 		timer.Stop()
 	}
@@ -83,9 +85,9 @@ func (k *wake) used() bool { return !k.locker.line.empty() || k.locker.renewer.s
 // used it for idleListen (idle), or Close. worked: it was confirmed.
 func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 	l := k.locker
-	ctx, cancel := context.WithCancel(l.closing)
+	ctx, cancel := context.WithCancel(l.life.Closing)
 	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
-	sub := l.rdb.Subscribe(subscribing, l.prefix+":"+l.channel, l.controls.channel)
+	sub := l.rdb.Subscribe(subscribing, l.prefix+":"+l.channel, l.controls.Channel)
 	subscribed()
 	// Closing the subscription is what interrupts a receive when the Locker
 	// closes; otherwise it is closed on return, by cancel.
@@ -118,14 +120,14 @@ func (k *wake) receive(lastUse *time.Time) (idle, worked bool) {
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
-			if got.Channel != l.controls.channel {
+			if got.Channel != l.controls.Channel {
 				worked, pinged = true, false
 				l.line.askAll()
 			}
 		case *redis.Message:
-			if got.Channel == l.controls.channel {
-				l.controls.readSoon()
-			} else if msg, ok := parseMessage(got.Payload); ok {
+			if got.Channel == l.controls.Channel {
+				l.controls.ReadSoon()
+			} else if msg, ok := wire.ParseMessage(got.Payload); ok {
 				l.line.onMessage(msg)
 			}
 		}

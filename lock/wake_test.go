@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // All waiters of a Locker share one subscription.
@@ -101,7 +102,7 @@ func refreshing(t testing.TB, l *Locker) {
 // its last answer read at server time us, 10 ms ago.
 func hearing(m *Lock, us int64) *waiter {
 	w := &waiter{lease: m.newLease(), done: make(chan struct{}), leaveDone: make(chan struct{})}
-	w.last, w.askedAt = answer{serverUS: us}, time.Now().Add(-10*time.Millisecond)
+	w.last, w.askedAt = wire.Answer{ServerUS: us}, time.Now().Add(-10*time.Millisecond)
 	w.refreshAt = time.Now().Add(time.Hour)
 	n := m.locker.line
 	n.mu.Lock()
@@ -126,16 +127,16 @@ func TestRule07_OldMessageProvesNothing(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
 	for _, us := range []int64{1, 999, 1000} {
-		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: us})
+		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: us})
 		if w.finished() {
 			t.Fatalf("a message of %d was believed after an answer of 1000", us)
 		}
 	}
-	l.line.onMessage(message{token: "another", fence: 7, serverUS: 2000})
+	l.line.onMessage(wire.Message{Token: "another", Fence: 7, ServerUS: 2000})
 	if w.finished() {
 		t.Fatal("a message for another token was believed")
 	}
-	l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 1001})
+	l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 1001})
 	if !w.finished() || fenceOf(t, w.lease) != 7 {
 		t.Fatalf("a new message was not believed (fence %d)", fenceOf(t, w.lease))
 	}
@@ -152,11 +153,11 @@ func TestRule07_MessageDuringAnAsk(t *testing.T) {
 		w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
 		w.pending = &pendingAsk{mode: modeJoin}
 		sent := time.Now()
-		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2000})
+		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000})
 		if w.finished() {
 			t.Fatal("a message was believed while an ask was under way")
 		}
-		l.line.handleReply(w, answer{serverUS: c.answerUS, deadline: -1}, nil, sent)
+		l.line.handleReply(w, wire.Answer{ServerUS: c.answerUS, Deadline: -1}, nil, sent)
 		if w.finished() != c.believed {
 			t.Errorf("answer at %d, message of 2000: believed %v, want %v", c.answerUS, w.finished(), c.believed)
 		}
@@ -174,7 +175,7 @@ func TestRule07_GrantedLeaseCountsFromTheLastAsk(t *testing.T) {
 	for ttl, g := range map[time.Duration]time.Duration{time.Minute: maxGrant, 2 * time.Second: 2 * time.Second} {
 		w := hearing(l.Mutex("x", TTL(ttl)), 1000)
 		w.askedAt = time.Now().Add(-g / 4)
-		l.line.onMessage(message{token: w.lease.token, fence: 7, serverUS: 2000})
+		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000})
 		if !w.finished() {
 			t.Fatal("not believed")
 		}
@@ -192,14 +193,14 @@ func TestRule07_LessThanHalfLeftAsksFirst(t *testing.T) {
 	w := hearing(m, 1000)
 	w.askedAt = time.Now().Add(-maxGrant * 6 / 10)
 	l.line.mu.Lock()
-	w.hint = message{token: w.lease.token, fence: 7, serverUS: 2000}
+	w.hint = wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000}
 	l.line.takeGrant(w)
 	asksNow := !w.refreshAt.After(time.Now())
 	l.line.mu.Unlock()
 	if w.finished() || !asksNow {
 		t.Fatalf("with 40%% of G left: believed %v, asks at once %v", w.finished(), asksNow)
 	}
-	l.line.alarm.set(time.Now())
+	l.line.alarm.Set(time.Now())
 	// The lock is free here, so the answer is "yours".
 	select {
 	case <-w.done:
@@ -225,7 +226,7 @@ func TestRule07_YoursRearmsTheLease(t *testing.T) {
 		}
 		granted, _ := holds(t, waiter)
 		before := serverNow(t, m)
-		if a := mustAsk(t, m, waiter, entryLifetime); !a.yours {
+		if a := mustAsk(t, m, waiter, entryLifetime); !a.Yours {
 			t.Fatalf("a granted token's ask is answered %+v", a)
 		}
 		if now, ok := holds(t, waiter); !ok || !now.After(granted) || now.Before(before.Add(20*time.Second-time.Millisecond)) {
@@ -273,7 +274,7 @@ func TestRule07_AskUnderWayDuringResubscribeIsRepeated(t *testing.T) {
 	w := hearing(l.Mutex(redistest.Name(t)), 1000)
 	w.pending = &pendingAsk{mode: modeJoin}
 	l.line.askAll()
-	l.line.handleReply(w, answer{serverUS: 2000, deadline: time.Hour, place: 5}, nil, time.Now())
+	l.line.handleReply(w, wire.Answer{ServerUS: 2000, Deadline: time.Hour, Place: 5}, nil, time.Now())
 	l.line.mu.Lock()
 	again := w.refreshAt
 	done := w.pending != nil || w.finished() // the alarm was faster
@@ -354,6 +355,7 @@ func TestRule07_NoPermissionForTheChannel(t *testing.T) {
 
 // A subscription goes when nobody has waited for a while; waiting brings it back.
 func TestSubscriptionEndsWhenIdle(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes over ten seconds")

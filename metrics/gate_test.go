@@ -23,7 +23,7 @@ func TestGated(t *testing.T) {
 	}
 	site := serve(t, reg)
 	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
-		Rules:  []automutex.Rule{{Task: "work", Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour}}},
+		Rules:  []automutex.Rule{{Task: "work", Busy: automutex.Skip, Limit: 1, Rate: automutex.Rate{Starts: 1, Per: time.Hour}}},
 		Prefix: redistest.Name(t), Observe: m.Observe, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -37,7 +37,7 @@ func TestGated(t *testing.T) {
 		}
 	}
 	samples := site.scrape()
-	const name = `automutex_gated_total{reason="rate",rule="work",task="work"}`
+	const name = `automutex_busy_total{policy="skip",reason="rate",rule="work",task="work"}`
 	if got := samples[name]; got != 2 {
 		t.Errorf("%s is %v, want 2; %v", name, got, samples)
 	}

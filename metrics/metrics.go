@@ -38,7 +38,7 @@ var defaultBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1
 type Metrics struct {
 	types types
 
-	acquisitions, busy, gated, outcomes, paused, lost, overdue, keyErrors, backendErrors *prometheus.CounterVec
+	acquisitions, busy, outcomes, lost, overdue, keyErrors, backendErrors, blocked, skipped *prometheus.CounterVec
 
 	wait, parked, hold *prometheus.HistogramVec
 	held, waiting      *prometheus.GaugeVec
@@ -88,10 +88,8 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m := &Metrics{
 		types:         types{most: o.MaxTypes, known: map[string]*ruleTypes{}},
 		acquisitions:  counter("acquisitions_total", "Locks taken.", "rule", "task"),
-		busy:          counter("busy_total", "Attempts that did not get their lock, by the policy that applied.", "rule", "task", "policy"),
-		gated:         counter("gated_total", "Attempts that found the gate of their key closed, by what closed it.", "rule", "task", "reason"),
+		busy:          counter("busy_total", "Attempts that did not get their lock, by the policy that applied and by the reason.", "rule", "task", "policy", "reason"),
 		outcomes:      counter("outcomes_total", "What the Guard did with tasks that did not get their locks, or lost them.", "rule", "task", "outcome"),
-		paused:        counter("paused_total", "Attempts that found their key paused by an operator.", "rule", "task"),
 		controls:      newControls(o.Labels),
 		wait:          histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it."),
 		parked:        histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked."),
@@ -101,6 +99,8 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 		lost:          counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task"),
 		overdue:       counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task"),
 		keyErrors:     counter("key_errors_total", "Tasks that no key could be made from.", "task"),
+		blocked:       counter("order_blocked_total", "Tasks of ordered keys that asynq archived, and that hold their keys.", "rule", "task"),
+		skipped:       counter("order_skipped_total", "Tasks of ordered keys that an operator skipped through this process.", "rule"),
 		backendErrors: counter("backend_errors_total", "Times that Redis failed, or that a key could not be made for now.", "rule", "task"),
 	}
 	if err := reg.Register(m); err != nil {
@@ -145,6 +145,10 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		return
 	}
 	rule := valid(e.Rule)
+	if e.Kind == automutex.EventHeadSkipped { // its type is not known
+		m.skipped.WithLabelValues(rule).Inc()
+		return
+	}
 	task, first := m.types.label(rule, e.Task)
 	if first {
 		m.begin(rule, task)
@@ -168,13 +172,15 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.held.WithLabelValues(rule, task).Dec()
 		m.hold.WithLabelValues(rule, task).Observe(e.Held.Seconds())
 	case automutex.EventBusy:
-		m.busy.WithLabelValues(rule, task, e.Policy.String()).Inc()
-	case automutex.EventHeld:
-		m.gated.WithLabelValues(rule, task, e.Busy.Reason).Inc()
-	case automutex.EventPaused:
-		m.paused.WithLabelValues(rule, task).Inc()
+		reason := ""
+		if e.Busy != nil {
+			reason = e.Busy.Reason
+		}
+		m.busy.WithLabelValues(rule, task, e.Policy.String(), reason).Inc()
 	case automutex.EventLost:
 		m.lost.WithLabelValues(rule, task).Inc()
+	case automutex.EventBlocked:
+		m.blocked.WithLabelValues(rule, task).Inc()
 	case automutex.EventOverdue:
 		m.overdue.WithLabelValues(rule, task).Inc()
 	case automutex.EventBackendError:
@@ -185,7 +191,7 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 // begin makes the series of a rule and type that was not seen before, at zero: a
 // rate cannot see the first one of a counter that begins at one.
 func (m *Metrics) begin(rule, task string) {
-	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.paused, m.lost, m.overdue, m.backendErrors} {
+	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.lost, m.overdue, m.backendErrors, m.blocked} {
 		counter.WithLabelValues(rule, task)
 	}
 	m.outcomes.WithLabelValues(rule, task, outcomeArchived) // there is an alert for it
@@ -209,6 +215,6 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 
 func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.acquisitions, m.busy, m.gated, m.outcomes, m.paused, m.controls, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors,
+		m.acquisitions, m.busy, m.outcomes, m.controls, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors, m.blocked, m.skipped,
 	}
 }

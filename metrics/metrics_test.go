@@ -123,7 +123,7 @@ func TestObserve_attackersTypes(t *testing.T) {
 			for i := range types {
 				task := types[(i+worker*100)%len(types)]
 				for _, kind := range []automutex.EventKind{
-					automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventBusy, automutex.EventPaused,
+					automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventBusy,
 					automutex.EventReleased, automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError,
 				} {
 					m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "report:", Task: task, Parked: time.Second})

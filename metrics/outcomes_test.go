@@ -28,7 +28,6 @@ func TestObserve_outcomes(t *testing.T) {
 		{Kind: automutex.EventBusy, Policy: automutex.Archive},
 		{Kind: automutex.EventBusy, Policy: automutex.Fail},
 		{Kind: automutex.EventBusy, Policy: automutex.Allow},
-		{Kind: automutex.EventHeld, Policy: automutex.Archive, Busy: &automutex.BusyError{Reason: "rate"}}, // EventBusy follows
 		{Kind: automutex.EventAcquired},
 	} {
 		e.Rule, e.Task = "r", "t"
@@ -41,8 +40,8 @@ func TestObserve_outcomes(t *testing.T) {
 	serve(t, reg).await(want)
 }
 
-// No policy but Allow and Park applies to a task that meets a Hold: the task is retried, and
-// counted as retried alone, whatever the policy of its rule.
+// No policy ends a task that meets a closed gate: the task is retried, and counted as retried alone,
+// whatever the policy of its rule.
 func TestObserve_outcomeDuringAHold(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
@@ -59,14 +58,14 @@ func TestObserve_outcomeDuringAHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = guard.Close(t.Context()) }()
-	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error { return automutex.Hold(ctx, time.Hour) }))
+	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error { return automutex.CloseGate(ctx, time.Hour) }))
 	for _, policy := range policies {
 		task := asynq.NewTask(policy.String(), nil)
 		if err := handler.ProcessTask(t.Context(), task); err != nil {
 			t.Fatal(err)
 		}
 		if err := handler.ProcessTask(t.Context(), task); !errors.Is(err, automutex.ErrBusy) {
-			t.Errorf("%s: during the Hold: %v", policy, err)
+			t.Errorf("%s: while the gate is closed: %v", policy, err)
 		}
 	}
 	samples := serve(t, reg).scrape()
@@ -77,7 +76,11 @@ func TestObserve_outcomeDuringAHold(t *testing.T) {
 				t.Errorf("%s is %v, want %v", name, samples[name], want)
 			}
 		}
-		if name := `automutex_busy_total{policy="retry",` + labels; samples[name] != 1 {
+		applied := policy
+		if policy == automutex.Archive || policy == automutex.Fail || policy == automutex.Skip {
+			applied = automutex.Retry // in place of what would end the task
+		}
+		if name := `automutex_busy_total{policy="` + applied.String() + `",reason="closed",` + labels; samples[name] != 1 {
 			t.Errorf("%s is %v, want 1", name, samples[name])
 		}
 	}

@@ -184,7 +184,7 @@ func TestScrape(t *testing.T) {
 			})
 		}
 		r := start(t, s, 10, locks, automutex.Config{Observe: m.Observe, Rules: []automutex.Rule{
-			{Task: "turn", Name: "turns", On: []string{"id"}, Wait: time.Minute},
+			{Task: "turn", Name: "turns", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Minute},
 			{Task: "skip", Busy: automutex.Skip},
 			{Task: "report:", Scope: "report", Limit: 10},
 			{Task: "late", MaxHold: 300 * time.Millisecond},
@@ -214,7 +214,7 @@ func TestScrape(t *testing.T) {
 		skip := `{rule="skip",task="skip"}`
 		site.await(map[string]float64{"automutex_held" + skip: 1})
 		r.enqueue(2, "skip", payload)
-		site.await(map[string]float64{`automutex_busy_total{policy="skip",rule="skip",task="skip"}`: 2, "automutex_held" + skip: 1})
+		site.await(map[string]float64{`automutex_busy_total{policy="skip",reason="held",rule="skip",task="skip"}`: 2, "automutex_held" + skip: 1})
 		r.let("skip")
 
 		// More types than MaxTypes.
@@ -295,8 +295,8 @@ func TestScrape_parked(t *testing.T) {
 		r.enqueue(1, "park", "")
 		labels := `{rule="park",task="park"}`
 		site.await(map[string]float64{
-			`automutex_busy_total{policy="park",rule="park",task="park"}`: 1,
-			"automutex_held" + labels:                                     0, "automutex_waiting" + labels: 0, "automutex_acquisitions_total" + labels: 0,
+			`automutex_busy_total{policy="park",reason="held",rule="park",task="park"}`: 1,
+			"automutex_held" + labels: 0, "automutex_waiting" + labels: 0, "automutex_acquisitions_total" + labels: 0,
 		})
 		if err := lease.Unlock(t.Context()); err != nil {
 			t.Fatal(err)

@@ -104,7 +104,7 @@ func TestTrace_waitAndHold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		waiting := make(chan struct{})
 		guard, err := automutex.New(s.Client(t), automutex.Config{
-			Rules:  []automutex.Rule{{Task: "work", Wait: time.Minute}},
+			Rules:  []automutex.Rule{{Task: "work", Busy: automutex.Retry, Wait: time.Minute}},
 			Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler),
 			Observe: automutex.JoinObservers(nil, Trace, func(_ context.Context, e automutex.Event) {
 				if e.Kind == automutex.EventWaiting {

@@ -68,7 +68,7 @@ func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq
 	}
 	r, _ := c.rules.Find(task.Type())
 	if r == nil {
-		return lane, func() (*asynq.TaskInfo, error) { return c.asynq.EnqueueContext(ctx, task, opts...) }
+		return lane, func() (*asynq.TaskInfo, error) { return c.enqueuer.EnqueueContext(ctx, task, opts...) }
 	}
 	key, err := c.key(ctx, r, task, opts)
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq
 	}
 	if key == "" { // nothing to be unique by
 		return lane, func() (*asynq.TaskInfo, error) {
-			return c.asynq.EnqueueContext(ctx, task, slices.Concat(opts, []asynq.Option{asynq.Queue(r.Queue)})...)
+			return c.enqueuer.EnqueueContext(ctx, task, slices.Concat(opts, []asynq.Option{asynq.Queue(r.Queue)})...)
 		}
 	}
 	lane = int(maphash.String(laneSeed, key) % maxConcurrent)

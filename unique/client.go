@@ -1,47 +1,48 @@
 package unique
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
+
+var _ automutex.Enqueuer = (*Client)(nil)
 
 // Client enqueues tasks as an asynq.Client does, and tasks with a [Rule] only once for their
 // key. Make a Client with [New]. It has nothing to close, and closes nothing that it was
 // given. Safe for concurrent use.
 type Client struct {
-	asynq     *asynq.Client
+	enqueuer  automutex.Enqueuer
 	inspector *asynq.Inspector
 	locker    *lock.Locker // claims, and the lock around what takes several steps
 	keys      *automutex.KeyMaker
 	rules     tasktype.Map[*rule]
 
 	grace     time.Duration // how long an enqueue may be under way; see enqueueTimeout
-	changeTTL time.Duration // of the lock around several steps
+	changeTTL time.Duration // of the lock around the deletion of an ended task
 	patience  time.Duration // how long a call waits for another producer
 
 	self  string        // this Client, random
 	count atomic.Uint64 // one for each ID it made
 
-	// underway are the IDs of claims whose enqueue has not returned. What this
-	// Client made and is not in here was enqueued, if it ever was: no need to
-	// wait for the grace. mu guards it and is held for moments.
-	mu       sync.Mutex
-	underway map[string]struct{}
+	fleet *fleet.Announcer // tells which rules this Client has; nil: nothing is told
 }
+
+// DefaultWait is how long a call waits for another producer if [Config].Wait is 0.
+const DefaultWait = 5 * time.Second
 
 const (
 	// enqueueTimeout bounds what is done between a claim and the answer to its
@@ -49,38 +50,41 @@ const (
 	enqueueTimeout = 5 * time.Second
 
 	// grace is how old a claim must be before the absence of its task means that
-	// there will be none. go-redis begins no attempt when enqueueTimeout is over,
-	// and ends one with its own timeouts (dial 5 s, write 3 s by default).
+	// there will be none, if nobody has confirmed it. go-redis begins no attempt when
+	// enqueueTimeout is over, and ends one with its own timeouts (dial 5 s, write 3 s by default).
 	grace = 15 * time.Second
 
-	// claimLife is how long a claim lasts that nobody ends. It only collects
-	// garbage: what a claim stands for is its task, and a claim outlives its task
-	// in no other way than by a crash.
+	// claimLife is how long a claim lasts that nobody ends. It only collects garbage: what a claim
+	// stands for is its task. keptLife is that of a claim that stays when its task is archived: asynq
+	// keeps archived tasks for 90 days.
 	claimLife = 30 * 24 * time.Hour
+	keptLife  = 100 * 24 * time.Hour
 
-	// changeTTL is how long the lock around several steps stays taken after its
-	// producer died; it is renewed meanwhile. patience is longer, so that the next
-	// one waits that out, and so is what it takes go-redis by default to notice that
-	// a reply is lost, and to enqueue again.
+	// changeTTL is how long the lock around the deletion of an ended task stays taken after its
+	// producer died; it is renewed meanwhile. DefaultWait is longer, so that the next one waits
+	// that out.
 	changeTTL = 2 * time.Second
-	patience  = 5 * time.Second
 
-	// tries bounds how often a call begins again because the task in its way
-	// changed while it was looked at.
+	// pickUpTime is how long a task may be with a worker whose Guard has not noted what it does with
+	// it. After that time the worker has no Guard.
+	pickUpTime = time.Second
+
+	// tries is how often a call begins again at once because the task in its way changed while it
+	// was looked at. After that it sleeps in between, until its patience is over.
 	tries = 20
 )
 
-// New makes a Client. client and inspector are asynq's, both on asynq's Redis. rdb is a client
-// on the Redis of the workers' Guard, which may be another one. New does no I/O. The error
-// joins all mistakes. Each mistake in cfg is an *automutex.FieldError, which names the rule
-// and the field.
-func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
+// New makes a Client. client enqueues the tasks: an *asynq.Client, or what takes the same options.
+// inspector is asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers'
+// Guard, which may be another one. New does no I/O. The error joins all mistakes. Each mistake in
+// cfg is an *automutex.FieldError, which names the rule and the field.
+func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
-	if client == nil {
-		problems = append(problems, errors.New("unique: the asynq.Client is nil: pass the one that tasks are enqueued with"))
+	if ofAsynq, ok := client.(*asynq.Client); client == nil || ok && ofAsynq == nil {
+		problems = append(problems, errors.New("unique: the client is nil: pass the one that tasks are enqueued with"))
 	}
 	if inspector == nil {
-		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the asynq.Client"))
+		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the client that enqueues"))
 	}
 	if err := inner.CheckClient(rdb); err != nil {
 		problems = append(problems, fmt.Errorf("unique: %w", err))
@@ -97,18 +101,20 @@ func New(client *asynq.Client, inspector *asynq.Inspector, rdb lock.Client, cfg 
 		return nil, errors.Join(problems...)
 	}
 	c := &Client{
-		asynq:     client,
+		enqueuer:  client,
 		inspector: inspector,
 		locker:    lock.New(rdb, lock.Options{Prefix: cfg.Prefix}),
 		keys:      keys,
 		grace:     grace,
 		changeTTL: changeTTL,
-		patience:  patience,
+		patience:  max(cmp.Or(cfg.Wait, DefaultWait), 0),
 		self:      strings.ToLower(rand.Text()[:10]),
-		underway:  map[string]struct{}{},
 	}
 	for _, r := range rules {
 		c.rules.Add(r.Task, r)
+	}
+	if !cfg.Private && len(rules) > 0 {
+		c.fleet = announcer(rdb, cfg, rules)
 	}
 	return c, nil
 }
@@ -137,11 +143,12 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // then the rule's Duplicate decides. A task that no rule matches is enqueued by asynq alone.
 //
 // For a task with a rule the options asynq.TaskID and asynq.Unique are refused, and so is an
-// asynq.Queue that is not the rule's. (EnqueueContext cannot see options in the task itself.
-// There TaskID and Queue have no effect, and Unique applies in addition to the rule.)
+// asynq.Queue that is not the rule's. Of the options in the task itself Unique is refused, too;
+// TaskID and Queue have no effect there.
 //
 // A [*DuplicateError] means that another task blocks the key; nothing was enqueued, unless its
-// field Alike is true. An *automutex.KeyError means that no key can be made from the task;
+// field Alike is true. [ErrEnqueueUnderWay] means that other producers were enqueuing the task that
+// blocks the key, or replacing it, for all of [Config].Wait; nothing was enqueued. An *automutex.KeyError means that no key can be made from the task;
 // nothing was enqueued. After any other error the task was enqueued once or not at all, since
 // Redis' reply may be lost. The next call for the key finds out which.
 //
@@ -155,7 +162,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 // key is the key of a task that the rule matches, once its options are fit; empty
 // when the rule's Key, or Config.Decode, answers automutex.NoLock.
 func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asynq.Option) (string, error) {
-	if err := r.checkOptions(opts); err != nil {
+	if err := r.checkOptions(task, opts); err != nil {
 		return "", err
 	}
 	keys, err := c.keys.Keys(ctx, task)
@@ -169,53 +176,14 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 }
 
 func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asynq.Task, opts []asynq.Option) (*asynq.TaskInfo, error) {
-	req := &request{client: c, rule: r, key: key, task: task, opts: opts}
-	var info *asynq.TaskInfo
-	var err error
-	switch {
-	case r.Duplicate.supersedes():
-		info, err = req.supersede(ctx)
-	case r.Until.kind == untilDone:
-		info, err = req.enqueueByID(ctx)
-	default:
-		info, err = req.byClaim(ctx)
-	}
+	defer c.fleet.Touch()
+	req := &request{client: c, rule: r, key: key, id: c.newID(r, key), task: task, opts: opts}
+	info, err := req.run(ctx)
 	if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
 		return nil, fmt.Errorf("unique: %s: key %q: %w", r.where(), key, err)
 	}
 	return info, err
 }
 
-// newID makes the ID of a task that has a claim.
-func (req *request) newID() string {
-	nonce := req.client.self + "." + strconv.FormatUint(req.client.count.Add(1), 36) + ".0"
-	if req.rule.Until.kind == untilStart {
-		return claim.ID(req.key, nonce)
-	}
-	return req.key + ":for:" + nonce
-}
-
-// begin and end say that the enqueue of a claim's task is under way.
-func (c *Client) begin(id string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.underway[id] = struct{}{}
-}
-
-func (c *Client) end(id string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.underway, id)
-}
-
-// settled tells whether this Client made the ID, and its enqueue has returned:
-// a task that is not there by then will not come.
-func (c *Client) settled(id string) bool {
-	if !strings.Contains(id, ":"+c.self+".") {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, under := c.underway[id]
-	return !under
-}
+// nonce is different for each call, in all processes.
+func (c *Client) nonce() string { return c.self + "." + strconv.FormatUint(c.count.Add(1), 36) }

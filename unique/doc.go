@@ -22,15 +22,15 @@ the next task for that key:
 
 This package decides which tasks are enqueued; the lock of package automutex decides which of
 them run at once. Neither replaces the other. A task that was accepted runs, unless a later
-task supersedes it before it has started.
+task supersedes it before its handler begins.
 
 # Until
 
-  - [UntilDone], the default: at most one live task for each key. The ID of the task is made
-    from the key, so asynq itself refuses a second one, without another round trip.
-  - [UntilStart]: one task may run while one waits. The producer sets a claim beside the
-    lock's key. The worker's Guard ends the claim when the task holds the lock, right before
-    the handler. That needs a rule of the Guard with an equal Task, Scope and On.
+  - [UntilDone], the default: at most one live task for each key. With Reject or Join the ID of
+    the task is made from the key, so asynq itself refuses a second one, without another round trip.
+  - [UntilStart]: one task may run while one waits. The worker's Guard ends the block when the task
+    holds the lock, right before the handler. So that one runs at a time, the Guard needs a rule with
+    an equal Task, Scope and On.
   - [For]: a fixed time from the enqueue.
 
 # Duplicate
@@ -38,53 +38,43 @@ task supersedes it before it has started.
   - [Reject] returns a [*DuplicateError], which names the task that blocks the key and Is
     asynq.ErrDuplicateTask.
   - [Join] returns the asynq.TaskInfo of that task.
-  - [Replace] lets the newest payload win while that task has not started.
+  - [Replace] lets the newest payload win until the handler of that task begins.
   - [Postpone] does the same, and puts the task off at each call, within a bound.
 
+A claim beside the lock's key says whose task the key is. Producers set it, and the worker's Guard
+notes in it that the task waits for its lock, that its handler begins, and that it has ended. So
+Replace and Postpone need the Guard's Middleware in the workers, too.
+
 If another producer is just enqueuing the task that blocks the key, the call waits for that
-enqueue. After 5 seconds it fails with an error that is not a *DuplicateError.
+enqueue. After [Config].Wait it fails with [ErrEnqueueUnderWay].
 
 Each call looks at the task to see whether the key is still blocked; nothing cleans up in the
 background. Archived and completed tasks do not block the key, unless the rule has
-KeepArchived. A call takes over a claim whose task does not exist: at once if it is certain
-that the task will not come, otherwise 15 seconds after the claim, since its producer may still
-be enqueuing the task.
+KeepArchived. A call takes over a claim whose task does not exist: at once if the task was
+enqueued, otherwise 15 seconds after the claim, since its producer may still be enqueuing the task.
 
 # What is promised
 
 Whatever producers and workers do, a key never has two live tasks under UntilDone, and never
-two tasks that have not started under UntilStart, as long as Redis does not lose data. (Under
-UntilStart a task has started when the Guard has ended its claim. If its lease or Timeout ends
-at that moment, the task runs later, while the next one is already in the queue.) No accepted
-task is lost to a duplicate: only a task that has not started is superseded, and only when the
-new one is in Redis. A task that has ended does not block its key, except for the 15 seconds
-above. A producer that dies in the middle of Replace or Postpone leaves the old task, the new
-one, or both; the next call for the key leaves one.
-
-A task whose handler has failed counts as started, even if asynq.Config.IsFailure does not
-count the failure. A task that a server returned to its queue, because its handler did not end
-within the ShutdownTimeout, counts as not started: asynq leaves no trace of that run. Under
-UntilDone and For the new task then takes its place.
+two tasks that have not begun under UntilStart, as long as Redis does not lose data. (A task has begun
+when the Guard has noted that in its claim. If its lease or Timeout ends at that moment, the task runs
+later, under UntilStart while the next one is already in the queue.) No accepted task is lost to a
+duplicate: only a task that has not begun is superseded, and only when the new one is in Redis. A
+superseded task never begins; if it waits in a worker, the Guard drops it there. A task that has ended
+does not block its key. A producer that dies in the middle of Replace or Postpone leaves the old task,
+the new one, or both; the next call for the key leaves one.
 
 # What is not promised
 
-A call reads, decides and deletes in several commands. A lock keeps other producers out
-meanwhile, but not operators and workers:
-
   - If an operator runs an archived task again (RunTask) at the moment when the next task
-    takes its place, the archived task is deleted.
-  - If a task's handler runs and fails after the call has read the task, and before the call
-    deletes it, the task is superseded.
-  - A command may arrive seconds late, after go-redis has sent it again and the call has gone
-    on. Under UntilDone, tasks that supersede each other use two IDs in turn, so a late
-    deletion can delete the task of a later call, and a late enqueue can bring back a task
-    that was taken back.
-  - If, under For, the reply to the deletion of a superseded task is lost, and that task had
-    just ended, the new task runs too.
-  - Replace and Postpone take the new task back if the old one starts at that moment. They
-    archive the new task before they delete it, so that a lost reply leaves no doubt. If the
-    archived task is gone all the same (deleted, or run by an operator), the call fails with an
-    error that says so.
+    takes its place, both live, or under UntilDone with Reject or Join the archived task is deleted.
+  - Without the Guard's Middleware in a worker nobody notes that a handler has begun. Replace and Postpone
+    then take a task that failed for one that has not begun, and reject the new one while asynq has the old
+    one as active.
+  - A claim lasts 30 days from the last enqueue or start of its task (100 with KeepArchived), and longer for
+    a task that is scheduled further ahead.
+  - A command of Reject or Join under UntilDone may arrive seconds late, after go-redis has sent it again
+    and the call has gone on: the IDs of such tasks are used again.
 
 All producers of a key must use rules with the same Queue, Until, Duplicate, MaxPostpone and
 KeepArchived. New checks that only for the rules of one Client. Producers with different rules

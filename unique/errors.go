@@ -1,11 +1,33 @@
 package unique
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/inside"
 )
+
+// ErrEnqueueUnderWay is what a call fails with if other producers were enqueuing the task that blocks
+// the key, or replacing it, for all of [Config].Wait. Nothing was enqueued, and it is not known yet whether there will
+// be a duplicate, so it is not asynq.ErrDuplicateTask. Try again.
+var ErrEnqueueUnderWay = errors.New("another producer's enqueue for this key is under way")
+
+// underWayError says that a claim stands and its task does not exist.
+type underWayError struct {
+	claim inside.Claimed
+	grace time.Duration // how long the claim blocks the key without a task
+}
+
+func (e *underWayError) Error() string {
+	return fmt.Sprintf("%v: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in %s at the latest",
+		ErrEnqueueUnderWay, e.claim.Age.Round(time.Millisecond), e.claim.Holder, (e.grace - e.claim.Age).Round(time.Millisecond))
+}
+
+func (e *underWayError) Unwrap() error { return ErrEnqueueUnderWay }
 
 // DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is
 // asynq.ErrDuplicateTask. The call has enqueued and changed nothing, unless Alike is true. A
@@ -17,9 +39,11 @@ type DuplicateError struct {
 	Key string
 	// ID and Queue name the task that blocks the key, for asynq's Inspector.
 	ID, Queue string
-	// State is the state of that task. It is asynq.TaskStateCompleted if that task does not
-	// exist any more but still blocks the key under [For].
+	// State is the state of that task. It is asynq.TaskStateCompleted if Gone is true.
 	State asynq.TaskState
+	// Gone is true if asynq does not have that task any more, and it blocks the key all the same:
+	// the time of [For] is not over.
+	Gone bool
 	// Alike is true if the rule is [UntilDone], and that task has the same type, payload and
 	// headers as the task of this call. Another call may have enqueued it, or this call
 	// itself: if Redis' reply to an enqueue is lost, go-redis sends the command again, and
@@ -31,7 +55,11 @@ type DuplicateError struct {
 // Error names the rule, the key, and the task that blocks the key.
 func (e *DuplicateError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, e.State)
+	state := "gone from asynq"
+	if !e.Gone {
+		state = e.State.String()
+	}
+	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, state)
 	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
 		b.WriteString("; it is in the way until asynq drops it, or until the window of For has passed")
 	}

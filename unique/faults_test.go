@@ -139,7 +139,7 @@ func oneFailure(t *testing.T, s *redistest.Server, rule Rule, before, n int, kin
 	// The claim of a producer that may still be enqueuing is waited out; here it is not
 	// to be waited for.
 	heal := r.producer(r.rdb, rule)
-	heal.grace = 0
+	heal.grace, heal.patience = 0, 0
 	if _, err := heal.Enqueue(task("work", "7", "next")); err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
 		say("the next call fails: %v", err)
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// The enqueue of a producer is delivered after its lock ended. Meanwhile its claim is
-// waited for: two tasks for the key are never accepted.
+// The enqueue of a producer is delivered late. Meanwhile its claim is waited for: two tasks for the key are never accepted.
 func TestSupersede_waitsForALateEnqueue(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s := redistest.Real(t)
 	for _, until := range []Until{UntilStart, For(time.Hour)} {
@@ -25,30 +25,23 @@ func TestSupersede_waitsForALateEnqueue(t *testing.T) {
 			proxy := redistest.NewProxy(t, s.Addr())
 			slow := r.producer(proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = longest }), rule)
 			r.must(slow.Enqueue(task("reindex", "warm", ""))) // its queue is known, its connections stand
-			slow.changeTTL = 2 * time.Second                  // it ends below; until then a busy machine renews it
 			enqueue := proxy.Hold(func(command []string) bool {
 				all := strings.Join(command, " ")
 				return strings.Contains(all, "asynq:{"+r.queue+"}:t:") && (strings.Contains(all, ":pending") || strings.Contains(all, ":scheduled"))
 			}, 1)
-			renewals := proxy.Hold(func(command []string) bool {
-				return enqueue.Count() > 0 && strings.Contains(strings.Join(command, " "), ":claim:lock")
-			}, 1000)
 			late := make(chan answered, 1)
 			go func() { // ends with the call, once its enqueue is released
 				info, err := slow.Enqueue(task("reindex", "7", "late"))
 				late <- answered{info, err}
 			}()
-			redistest.Eventually(t, longest, func() bool {
-				return enqueue.Count() == 1 && r.rdb.Exists(t.Context(), r.claimKey("7")+":lock").Val() == 0
-			}, "the lock of the producer ending")
+			redistest.Eventually(t, longest, func() bool { return enqueue.Count() == 1 }, "the enqueue being under way")
 
 			r.patience, r.grace = 20*time.Millisecond, time.Hour
 			info, err := r.Enqueue(task("reindex", "7", "prompt"))
-			if under := new(underwayError); !errors.As(err, &under) || errors.Is(err, asynq.ErrDuplicateTask) {
+			if !errors.Is(err, ErrEnqueueUnderWay) || errors.Is(err, asynq.ErrDuplicateTask) {
 				t.Errorf("%s, %s: beside an enqueue that is under way the answer is %v, %v", until, duplicate, info, err)
 			}
 			enqueue.Release()
-			renewals.Release()
 			if got := <-late; got.err != nil {
 				t.Errorf("%s, %s: the late enqueue: %v", until, duplicate, got.err)
 			}
@@ -67,32 +60,25 @@ func TestSupersede_findsTheTaskOfALateEnqueueAtItsID(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilDone, UntilStart} {
-			for _, before := range []bool{false, true} {
-				if until != UntilDone && !before {
-					continue // the ID of a first task is random
+			rule := Rule{Task: "push", On: []string{"id"}, Until: until, Duplicate: Replace}
+			r := start(t, s, rule)
+			r.must(r.Enqueue(task("push", "7", "old")))
+			hook, done := &redistest.FailHook{}, false
+			hook.Before(func(cmd redis.Cmder) error {
+				if !isEnqueue(cmd, r.queue) || done { // an enqueue comes in the goroutine of the call, a renewal does not
+					return nil
 				}
-				rule := Rule{Task: "push", On: []string{"id"}, Until: until, Duplicate: Replace}
-				r := start(t, s, rule)
-				if before {
-					r.must(r.Enqueue(task("push", "7", "old")))
-				}
-				hook, done := &redistest.FailHook{}, false
-				hook.Before(func(cmd redis.Cmder) error {
-					if !isEnqueue(cmd, r.queue) || done { // an enqueue comes in the goroutine of the call, a renewal does not
-						return nil
-					}
-					done = true
-					_, id, _ := strings.Cut(cmd.Args()[3].(string), ":t:")
-					_, err := r.plain.Enqueue(task("push", "7", "late"), asynq.TaskID(id), asynq.Queue(r.queue))
-					return err
-				})
-				rdb := s.Client(t)
-				rdb.AddHook(hook)
-				info := r.must(r.producer(rdb, rule).Enqueue(task("push", "7", "new")))
-				found := r.tasks(r.queue, "push")
-				if !done || !slices.Equal(texts(found), []string{"new"}) || found[0].ID != info.ID || !strings.Contains(string(info.Payload), "new") {
-					t.Errorf("%s, one before: %t: there are %q, and the call gave %s", until, before, texts(found), info.Payload)
-				}
+				done = true
+				_, id, _ := strings.Cut(cmd.Args()[3].(string), ":t:")
+				_, err := r.plain.Enqueue(task("push", "7", "late"), asynq.TaskID(id), asynq.Queue(r.queue))
+				return err
+			})
+			rdb := s.Client(t)
+			rdb.AddHook(hook)
+			info := r.must(r.producer(rdb, rule).Enqueue(task("push", "7", "new")))
+			found := r.tasks(r.queue, "push")
+			if !done || !slices.Equal(texts(found), []string{"new"}) || found[0].ID != info.ID || !strings.Contains(string(info.Payload), "new") {
+				t.Errorf("%s: there are %q, and the call gave %s", until, texts(found), info.Payload)
 			}
 		}
 	})

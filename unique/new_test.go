@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -44,7 +45,7 @@ func TestNew_refuses(t *testing.T) {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
-		"asynq.Client is nil", "asynq.Inspector is nil", "the Redis client is nil", "Config.Prefix",
+		"the client is nil", "asynq.Inspector is nil", "the Redis client is nil", "Config.Prefix",
 		`rule "" (Rules[0]): Task:`, `rule "blank queue" (Rules[1]): Queue:`, `rule "window" (Rules[2]): Until: For(0s)`,
 		`rule "delay" (Rules[3]): Duplicate: Postpone(-1s)`, `rule "bound" (Rules[4]): MaxPostpone: 1s is less than the delay of Postpone(1m0s): raise it`, `rule "no bound" (Rules[5]): MaxPostpone:`,
 		`rule "reindex" (Rules[6]): On[0]: "document"`, `document_id`, `rule "path" (Rules[7]): On[0]:`, `rule "both" (Rules[8]): Key:`,
@@ -158,7 +159,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 			t.Fatal(err)
 		}
 		info := r.must(r.Enqueue(task))
-		if info.ID != keys[0] || info.Queue != r.queue {
+		if info.ID != claim.TaskID(keys[0]) || info.Queue != r.queue {
 			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])
 		}
 	}

@@ -1,91 +1,291 @@
 package unique
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
 // request is one Enqueue call for a task that a rule matches. It belongs to the caller's
 // goroutine.
+//
+// The claim decides: whose task the key is, and whether its handler has begun. It changes in one
+// step, so no order of the steps of producers and workers leaves two accepted tasks. Under UntilDone
+// with Reject or Join the claim is the ID of the task, and asynq refuses the second one.
 type request struct {
 	client *Client
 	rule   *rule
 	key    string
+	id     string // of the new task, if it supersedes none
 	task   *asynq.Task
 	opts   []asynq.Option
 }
 
-// errChanging means that the existing task changed on every one of `tries` looks.
-var errChanging = errors.New("the task in the way changes faster than it can be looked at; try again")
+// errChanging means that the existing task changed between each look and what the call did then.
+var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can be looked at; try again", ErrEnqueueUnderWay)
 
-// enqueue enqueues the task in asynq under an ID. asynq uses the last of conflicting
-// options, so more overrides the caller's options.
-func (req *request) enqueue(ctx context.Context, id string, more ...asynq.Option) (*asynq.TaskInfo, error) {
-	opts := slices.Concat(req.opts, []asynq.Option{asynq.Queue(req.rule.Queue), asynq.TaskID(id)}, more)
-	return req.client.asynq.EnqueueContext(ctx, req.task, opts...)
-}
-
-// look returns a task as asynq has it now, or nil if there is none.
-func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
-	info, err := req.client.inspector.GetTaskInfo(queue, id)
-	if isNotFound(err) {
-		return nil, nil //nolint:nilnil // documented: nil means no task
+// run takes the claim and enqueues the task, or does what decide.Admit says of what stands there.
+func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
+	instead, id := "", ""
+	poll := req.client.newPolling()
+	seen := poll.began // when this call first saw the task of that id
+	for changed := 0; ; {
+		info, found, err := req.try(ctx, instead)
+		if info != nil || err != nil {
+			return info, err
+		}
+		if instead = ""; found.id != id {
+			id, seen = found.id, time.Now()
+		}
+		switch decide.Admit(req.facts(found)) {
+		case decide.Enqueue:
+			changed++
+			if instead = found.claim.Holder; !req.rule.hasClaim() && found.info != nil {
+				info, err = req.replaceEnded(ctx)
+			}
+		case decide.Refuse:
+			return nil, req.duplicate(found)
+		case decide.JoinIt:
+			return found.info, nil
+		case decide.Supersede:
+			switch info, err = req.supersede(ctx, found); {
+			case !errors.Is(err, errBeaten):
+				changed++
+			case time.Since(seen) >= min(helpAfter, req.client.patience):
+				changed++
+				err = req.finishFor(ctx, found)
+			case poll.isOver():
+				err = errChanging
+			default:
+				err = poll.sleep(ctx)
+			}
+		case decide.LookAgain:
+			switch {
+			case found.info == nil && poll.isOver():
+				return nil, &underWayError{found.claim, req.client.grace}
+			case found.info != nil && time.Since(seen) >= min(pickUpTime, req.client.patience):
+				return nil, req.duplicate(found) // its worker has no Guard, so its handler runs
+			case poll.isOver():
+				return nil, errChanging
+			}
+			err = poll.sleep(ctx)
+		}
+		if info == nil && err == nil && changed > tries {
+			if poll.isOver() {
+				return nil, errChanging
+			}
+			err = poll.sleep(ctx)
+		}
+		if info != nil || err != nil {
+			return info, err
+		}
 	}
-	return info, err
 }
 
-// remove deletes a task. It returns nil if there is none. asynq refuses to delete an active
-// task.
-func (req *request) remove(queue, id string) error {
-	err := req.client.inspector.DeleteTask(queue, id)
-	if isNotFound(err) {
-		return nil
+// existing is what stands for the key: a claim, and its task as asynq has it.
+type existing struct {
+	claim     inside.Claimed // without a Holder: none. Under UntilDone with Reject or Join: the task's ID.
+	queue, id string
+	info      *asynq.TaskInfo // nil: asynq does not have the task
+}
+
+// try takes the claim, also instead of that holder, and enqueues the task. It returns no task if
+// another claim stands, or has just ended.
+func (req *request) try(ctx context.Context, instead string) (*asynq.TaskInfo, existing, error) {
+	// Other producers wait for this enqueue until the claim is client.grace old.
+	bound, cancel := context.WithTimeout(ctx, enqueueTimeout)
+	defer cancel()
+	if !req.rule.hasClaim() {
+		info, err := req.enqueue(ctx, req.id)
+		if !errors.Is(err, asynq.ErrTaskIDConflict) {
+			return info, existing{}, err
+		}
+		found := existing{queue: req.rule.Queue, id: req.id}
+		if found.info, err = req.look(found.queue, found.id); found.info != nil {
+			found.claim = inside.Claimed{Holder: req.holder(req.id), Phase: inside.PhaseEnqueued}
+		}
+		return nil, found, err
 	}
-	return err
-}
-
-// ended reports whether asynq has archived or completed the task. Only an operator can run
-// such a task again.
-func ended(info *asynq.TaskInfo) bool {
-	return info.State == asynq.TaskStateArchived || info.State == asynq.TaskStateCompleted
-}
-
-// started reports whether the task's handler has begun, as far as asynq tells: the task is
-// active, or has a spent attempt or an error of its handler. The error counts alone because
-// a server's IsFailure may say that an error spends no attempt. The error with which a Guard
-// returned the task before its handler began does not count.
-//
-// started misses a handler that began and was stopped by a server's shutdown: asynq requeues
-// its task without a trace.
-func started(info *asynq.TaskInfo) bool {
-	return info.State == asynq.TaskStateActive || info.Retried > 0 || info.LastErr != "" && !claim.IsReturn(info.LastErr)
-}
-
-// duplicate returns the result of a request whose key has a task already: the task's info
-// under Join, otherwise a *DuplicateError. No request joins a task that KeepArchived keeps.
-func (req *request) duplicate(info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
-	keptArchived := req.rule.KeepArchived && ended(info)
-	if req.rule.Duplicate.kind == duplicateJoin && !keptArchived {
-		return info, nil
+	standing, err := req.take(bound, instead)
+	if err != nil {
+		return nil, existing{}, err
 	}
-	return nil, &DuplicateError{
-		Rule: req.rule.Task, Key: req.key, ID: info.ID, Queue: info.Queue, State: info.State,
-		Alike: info.ID == req.key && req.sameContent(info),
+	if standing.Holder == req.holder(req.id) {
+		info, err := req.enqueueClaimed(bound, instead)
+		return info, existing{}, err
 	}
+	found := existing{claim: standing}
+	var ok bool
+	if found.queue, found.id, ok = tasknote.Parse(standing.Holder); !ok {
+		return nil, found, nil // no claim of package unique: no such task exists
+	}
+	if found.info, err = req.look(found.queue, found.id); err == nil && found.info != nil && standing.Phase == inside.PhaseEnqueuing {
+		// Its producer died before it confirmed the claim, or is about to.
+		_, err = inner.Claim(req.client.locker, req.key).Keep(ctx, standing.Holder, 0)
+	}
+	return nil, found, err
 }
 
-// holder returns the claim value (queue/id) for a task ID.
-func (req *request) holder(id string) string { return tasknote.Of(req.rule.Queue, id) }
+// take takes the claim for the new task. If Redis' reply was lost, the claim may have been taken for
+// a task that will never exist, so take drops it.
+func (req *request) take(ctx context.Context, instead string) (inside.Claimed, error) {
+	c := inner.Claim(req.client.locker, req.key)
+	standing, err := c.Take(ctx, req.holder(req.id), instead, req.rule.claimLength())
+	if errors.Is(err, lock.ErrBackend) {
+		_, dropped := c.Drop(context.WithoutCancel(ctx), req.holder(req.id))
+		return standing, errors.Join(err, dropped)
+	}
+	return standing, err
+}
+
+// enqueueClaimed enqueues the task whose claim was just taken, and confirms the claim. If the enqueue
+// fails, it drops the claim, unless the task may exist all the same: then the claim is right, or the
+// next call finds that it has no task.
+func (req *request) enqueueClaimed(ctx context.Context, instead string) (*asynq.TaskInfo, error) {
+	if _, id, ok := tasknote.Parse(instead); ok && req.rule.Duplicate.supersedes() {
+		// A producer may have died before its task took the place of the old one. Now that the claim
+		// is no more the old one's, that task is never accepted any more.
+		if _, err := req.discard(successor(id)); err != nil {
+			return nil, err
+		}
+	}
+	var when []asynq.Option
+	if req.rule.Duplicate.kind == duplicatePostpone {
+		when = append(when, asynq.ProcessAt(wholeSecond(time.Now().Add(req.rule.Duplicate.delay))))
+	}
+	info, err := req.enqueue(ctx, req.id, when...)
+	if err != nil {
+		seen, looked := req.look(req.rule.Queue, req.id)
+		switch {
+		case looked != nil:
+			return nil, errors.Join(err, looked)
+		case seen != nil:
+			info = seen // only the reply was lost
+		case errors.Is(err, asynq.ErrTaskIDConflict):
+			// No other task has this ID: go-redis sent the command twice, and the task has
+			// ended since the first.
+			info = &asynq.TaskInfo{ID: req.id, Queue: req.rule.Queue, Type: req.task.Type(), State: asynq.TaskStatePending}
+		default:
+			_, dropped := inner.Claim(req.client.locker, req.key).Drop(context.WithoutCancel(ctx), req.holder(req.id))
+			return nil, errors.Join(err, dropped)
+		}
+	}
+	req.confirm(ctx, info)
+	return info, nil
+}
+
+// farAhead is how far ahead the end of a task must be for confirm to prolong its claim.
+const farAhead = 24 * time.Hour
+
+// confirm notes in the claim that the task is enqueued. From then on a task that asynq does not have
+// has ended, however it ended, and its claim with it. A claim lasts longer for a task that is
+// scheduled far ahead. The task is enqueued already, so confirm returns no error: without it the
+// claim may block the key for client.grace after the task's end.
+func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) {
+	length := time.Duration(0)
+	if req.rule.Until.kind != untilWindow {
+		ahead := max(time.Until(info.NextProcessAt), 0)
+		if req.rule.KeepArchived {
+			ahead += info.Retention
+		}
+		if ahead > farAhead {
+			length = min(ahead+req.rule.claimLength(), inside.MaxTTL)
+		}
+	}
+	_, _ = inner.Claim(req.client.locker, req.key).Keep(context.WithoutCancel(ctx), req.holder(req.id), length)
+}
+
+// facts returns what decide.Admit decides by.
+func (req *request) facts(found existing) decide.Existing {
+	e := decide.Existing{Keep: req.rule.KeepArchived, Begun: found.claim.Phase == inside.PhaseBegun}
+	switch req.rule.Until.kind {
+	case untilDone:
+		e.Until = decide.UntilDone
+	case untilStart:
+		e.Until = decide.UntilStart
+	case untilWindow:
+		e.Until = decide.ForTime
+	}
+	switch req.rule.Duplicate.kind {
+	case duplicateReject:
+		e.Duplicate = decide.Reject
+	case duplicateJoin:
+		e.Duplicate = decide.Join
+	case duplicateReplace:
+		e.Duplicate = decide.Replace
+	case duplicatePostpone:
+		e.Duplicate = decide.Postpone
+	}
+	switch {
+	case found.id == "":
+		e.Claim = decide.Settled
+	case found.claim.Holder == "":
+		e.Claim = decide.NoClaim
+	case found.claim.Phase != inside.PhaseEnqueuing:
+		e.Claim = decide.Confirmed
+	case found.claim.Age >= req.client.grace:
+		e.Claim = decide.Settled
+	default:
+		e.Claim = decide.Fresh
+	}
+	switch {
+	case found.info == nil:
+		e.Task = decide.Absent
+	case found.info.State == asynq.TaskStateArchived, found.info.State == asynq.TaskStateCompleted:
+		e.Task = decide.Ended
+	case found.info.State == asynq.TaskStateActive && found.claim.Phase != inside.PhaseWaiting:
+		e.Task = decide.Active
+	default:
+		e.Task = decide.Waits
+	}
+	return e
+}
+
+// duplicate returns the error for a task that blocks the key.
+func (req *request) duplicate(found existing) *DuplicateError {
+	e := &DuplicateError{Rule: req.rule.Task, Key: req.key, ID: found.id, Queue: found.queue, State: asynq.TaskStateCompleted, Gone: found.info == nil}
+	if found.info != nil {
+		e.State = found.info.State
+		e.Alike = !req.rule.hasClaim() && req.sameContent(found.info)
+	}
+	return e
+}
+
+// replaceEnded deletes the ended task whose ID is the key, and enqueues the new one. It returns nil,
+// nil if the situation changed; the caller looks again. It holds the key's lock, so no other producer
+// enqueues a task between the look and the deletion. It does not keep an operator from running the
+// ended task in that moment.
+func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
+	return req.withKeyLock(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) {
+		found, err := req.look(req.rule.Queue, req.id)
+		if err != nil || found == nil || found.State != asynq.TaskStateArchived && found.State != asynq.TaskStateCompleted {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err := req.remove(req.id); err != nil {
+			return nil, err
+		}
+		info, err := req.enqueue(ctx, req.id)
+		if errors.Is(err, asynq.ErrTaskIDConflict) {
+			return nil, nil // another producer enqueued first: look again
+		}
+		return info, err
+	})
+}
 
 // withKeyLock runs f while this producer holds the claim's own lock, which is not the lock
 // that tasks take. f reads, decides and writes in several steps. f's context ends when that
@@ -95,7 +295,7 @@ func (req *request) holder(id string) string { return tasknote.Of(req.rule.Queue
 // is held rarely, for a few round trips. If a producer died holding it, callers poll until
 // its TTL ends.
 func (req *request) withKeyLock(ctx context.Context, f func(context.Context) (*asynq.TaskInfo, error)) (*asynq.TaskInfo, error) {
-	keyLock := inner.Claim(req.client.locker, req.key).Lock(lock.TTL(req.client.changeTTL))
+	keyLock := inner.ClaimLock(req.client.locker, req.key, lock.TTL(req.client.changeTTL))
 	for poll := req.client.newPolling(); ; {
 		lease, err := keyLock.TryLock(ctx)
 		if err == nil {
@@ -111,7 +311,7 @@ func (req *request) withKeyLock(ctx context.Context, f func(context.Context) (*a
 			return nil, err
 		}
 		if poll.isOver() {
-			return nil, fmt.Errorf("another producer has held this key's lock for %s: %w", req.client.patience, err)
+			return nil, fmt.Errorf("%w: it has held this key's lock for %s: %w", ErrEnqueueUnderWay, req.client.patience, err)
 		}
 		if err := poll.sleep(ctx); err != nil {
 			return nil, err
@@ -119,77 +319,67 @@ func (req *request) withKeyLock(ctx context.Context, f func(context.Context) (*a
 	}
 }
 
-// polling paces a loop that looks at Redis until the client's patience is over.
-type polling struct {
-	until time.Time
-	next  time.Duration // the mean of the next sleep
+// enqueue enqueues the task in asynq under an ID. asynq uses the last of conflicting
+// options, so more overrides the caller's options.
+func (req *request) enqueue(ctx context.Context, id string, more ...asynq.Option) (*asynq.TaskInfo, error) {
+	opts := slices.Concat(req.opts, []asynq.Option{asynq.Queue(req.rule.Queue), asynq.TaskID(id)}, more)
+	return req.client.enqueuer.EnqueueContext(ctx, req.task, opts...)
 }
 
-func (c *Client) newPolling() *polling {
-	return &polling{time.Now().Add(c.patience), time.Millisecond}
+// look returns a task as asynq has it now, or nil if there is none.
+func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
+	info, err := req.client.inspector.GetTaskInfo(queue, id)
+	if isNotFound(err) {
+		return nil, nil //nolint:nilnil // documented: nil means no task
+	}
+	return info, err
 }
 
-// isOver reports whether the patience is over.
-func (p *polling) isOver() bool { return time.Now().After(p.until) }
-
-// sleep sleeps, each time about twice as long as before and at most about 50 ms. It returns
-// ctx's error if ctx ends first.
-func (p *polling) sleep(ctx context.Context) error {
-	timer := time.NewTimer(p.next/2 + rand.N(p.next)) //nolint:gosec // jitter, no secret
-	p.next = min(2*p.next, 50*time.Millisecond)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
+// remove deletes a task of the rule's queue. It returns nil if there is none. asynq refuses to delete
+// a task that a worker has.
+func (req *request) remove(id string) error {
+	err := req.client.inspector.DeleteTask(req.rule.Queue, id)
+	if isNotFound(err) {
 		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return err
 }
 
-// enqueueByID enqueues under UntilDone. The task ID is the key, so asynq refuses a second
-// task.
-func (req *request) enqueueByID(ctx context.Context) (*asynq.TaskInfo, error) {
-	for range tries {
-		info, err := req.enqueue(ctx, req.key)
-		if !errors.Is(err, asynq.ErrTaskIDConflict) {
-			return info, err
-		}
-		existing, err := req.look(req.rule.Queue, req.key)
-		switch {
-		case err != nil:
-			return nil, err
-		case existing == nil:
-			continue // the task ended after the enqueue was refused
-		case !ended(existing) || req.rule.KeepArchived:
-			return req.duplicate(existing)
-		}
-		if info, err = req.replaceEnded(ctx); info != nil || err != nil {
-			return info, err
-		}
+// discard deletes a task that was to take the place of another one and did not. What a worker has or has
+// had was accepted meanwhile, and its claim has ended since: discard leaves it there, and returns true.
+func (req *request) discard(id string) (begun bool, err error) {
+	left, err := req.look(req.rule.Queue, id)
+	if err != nil || left == nil {
+		return false, err
 	}
-	return nil, errChanging
+	switch left.State {
+	case asynq.TaskStateScheduled, asynq.TaskStateAggregating, asynq.TaskStatePending:
+		if left.LastErr != "" {
+			return true, nil
+		}
+		err = req.remove(id)
+		return isActive(err), ignoreActive(err)
+	}
+	return true, nil
 }
 
-// replaceEnded replaces an ended task with the new one. It returns nil, nil if the situation
-// changed; the caller looks again. It holds the key's lock, so no other producer enqueues a
-// task between the look and the deletion. It does not keep an operator from running the
-// ended task in that moment.
-func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
-	return req.withKeyLock(ctx, func(ctx context.Context) (*asynq.TaskInfo, error) {
-		existing, err := req.look(req.rule.Queue, req.key)
-		if err != nil || existing == nil || !ended(existing) {
-			return nil, err
-		}
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if err := req.remove(req.rule.Queue, req.key); err != nil {
-			return nil, err
-		}
-		info, err := req.enqueue(ctx, req.key)
-		if errors.Is(err, asynq.ErrTaskIDConflict) {
-			return nil, nil // another producer enqueued first: look again
-		}
-		return info, err
-	})
+// holder returns the claim value (queue/id) for a task ID.
+func (req *request) holder(id string) string { return tasknote.Of(req.rule.Queue, id) }
+
+// sameButPayload reports whether a task has this request's type and headers.
+func (req *request) sameButPayload(old *asynq.TaskInfo) bool {
+	return old.Type == req.task.Type() && maps.Equal(old.Headers, req.task.Headers())
+}
+
+// sameContent reports whether a task has this request's type, headers and payload.
+func (req *request) sameContent(old *asynq.TaskInfo) bool {
+	return req.sameButPayload(old) && bytes.Equal(old.Payload, req.task.Payload())
+}
+
+// newID makes the ID of the new task.
+func (c *Client) newID(r *rule, key string) string {
+	if !r.hasClaim() {
+		return claim.TaskID(key)
+	}
+	return claim.ID(key, r.kind(), c.nonce())
 }

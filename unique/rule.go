@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 )
@@ -35,10 +37,24 @@ type Config struct {
 	// rules read the payload as it is.
 	Decode func(*asynq.Task) ([]byte, error)
 
+	// Wait is how long a call waits for another producer that is enqueuing the task which blocks
+	// the key. When it is over, the call fails with [ErrEnqueueUnderWay]. 0 means [DefaultWait], 5
+	// seconds. [NoWait], for callers that must not wait, such as HTTP handlers, means no time at
+	// all. The context of a call bounds its wait, too.
+	Wait time.Duration
+
+	// Private keeps the Client from telling the page and the command which rules it has. See
+	// automutex.Config.Private. Otherwise a Client writes them on the goroutine of a call, at
+	// most once a minute, and not in its first second.
+	Private bool
+
 	// Rules declare which tasks are enqueued once. A task that no rule matches is
 	// enqueued as by asynq.Client.
 	Rules []Rule
 }
+
+// NoWait as [Config].Wait means that calls do not wait for other producers.
+const NoWait time.Duration = -1
 
 // Rule declares which tasks are enqueued once: the task type, the payload fields
 // that make the key, for how long, and what happens to a duplicate. Only Task is
@@ -98,8 +114,9 @@ type Rule struct {
 	// KeepArchived means that archived and completed tasks block their key until they are
 	// deleted or expire. Duplicates of them are rejected, whatever Duplicate is. false means
 	// that they do not block the key: under [UntilDone] such a task is deleted when the next
-	// one comes, which needs its ID. Under [For] they always block the key until the time is
-	// over.
+	// one comes and needs its ID. Under [For] they always block the key until the time is over. Under
+	// [UntilStart] only a task whose handler never began can block the key, archived or not; one
+	// that a Guard archived, for five minutes.
 	KeepArchived bool
 }
 
@@ -110,6 +127,36 @@ type rule struct {
 }
 
 func (r *rule) where() string { return fmt.Sprintf("rule %q (Rules[%d])", r.Task, r.index) }
+
+// hasClaim reports whether the tasks of the rule have a claim. Without one, the ID of the task is made
+// from the key, and asynq refuses a second task.
+func (r *rule) hasClaim() bool { return r.Until.kind != untilDone || r.Duplicate.supersedes() }
+
+// kind is what a Guard notes in the claims of the rule's tasks.
+func (r *rule) kind() claim.Kind {
+	kinds := map[untilKind][2]claim.Kind{
+		untilDone: {"", claim.DoneNew}, untilStart: {claim.Start, claim.StartNew}, untilWindow: {claim.Window, claim.WindowNew},
+	}
+	switch pair := kinds[r.Until.kind]; {
+	case !r.Duplicate.supersedes():
+		return pair[0]
+	case r.Until.kind == untilDone && r.KeepArchived:
+		return claim.KeptNew
+	default:
+		return pair[1]
+	}
+}
+
+// claimLength is how long a claim of the rule lasts if nobody ends it.
+func (r *rule) claimLength() time.Duration {
+	switch {
+	case r.Until.kind == untilWindow:
+		return r.Until.window
+	case r.KeepArchived:
+		return keptLife
+	}
+	return claimLife
+}
 
 // scope is that of the tasks whose type is the rule's Task.
 func (r *rule) scope() string { return cmp.Or(r.Scope, r.Task) }
@@ -203,8 +250,11 @@ func keyRules(rules []*rule) []automutex.Rule {
 }
 
 // checkOptions refuses the options that a rule decides on.
-func (r *rule) checkOptions(opts []asynq.Option) error {
+func (r *rule) checkOptions(task *asynq.Task, opts []asynq.Option) error {
 	var problems []error
+	if madeWith(task, asynq.Unique(time.Second)) {
+		problems = append(problems, fmt.Errorf("unique: %s: the task was made with asynq.Unique: the rule says what is a duplicate; leave that option out", r.where()))
+	}
 	for _, opt := range opts {
 		if opt == nil {
 			problems = append(problems, fmt.Errorf("unique: %s: an option is nil; leave it out", r.where()))
@@ -224,4 +274,19 @@ func (r *rule) checkOptions(opts []asynq.Option) error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// madeWith reports whether the task itself was made with an option of that type. asynq has no call for
+// the options of a task, so madeWith reads the types of what is in its field.
+func madeWith(task *asynq.Task, option asynq.Option) bool {
+	opts := reflect.ValueOf(task).Elem().FieldByName("opts")
+	if opts.Kind() != reflect.Slice {
+		return false
+	}
+	for i := range opts.Len() {
+		if opt := opts.Index(i); opt.Kind() == reflect.Interface && !opt.IsNil() && opt.Elem().Type() == reflect.TypeOf(option) {
+			return true
+		}
+	}
+	return false
 }

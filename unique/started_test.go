@@ -25,17 +25,21 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 		for _, duplicate := range []Duplicate{Replace, Postpone(time.Second)} {
 			r := start(t, s, Rule{Task: "price", On: []string{"id"}, Duplicate: duplicate})
 			limited := errors.New("rate limited")
-			server := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
+			guard := r.guard(automutex.Rule{Task: "price", On: []string{"id"}})
+			server := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{ // without ServerConfig
 				Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond,
 				IsFailure:      func(err error) bool { return !errors.Is(err, limited) },
 				RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour }, Logger: silent{},
 			})
-			if err := server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return limited })); err != nil {
+			if err := server.Start(guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return limited }))); err != nil {
 				t.Fatal(err)
 			}
 			first := r.must(r.Enqueue(task("price", "7", "first")))
 			r.await(r.queue, first.ID, asynq.TaskStateRetry)
 			server.Shutdown()
+			if err := guard.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
 			info, err := r.Enqueue(task("price", "7", "second"))
 			r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateRetry)
 			if err := r.inspector.RunTask(r.queue, first.ID); err != nil {

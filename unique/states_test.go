@@ -50,9 +50,9 @@ func TestStates(t *testing.T) {
 		{"until done", UntilDone, false, false, waits(refuses, refuses, makesRoom, makesRoom)},
 		{"until done, keep", UntilDone, true, false, waits(refuses, refuses, kept, kept)},
 		{"until start", UntilStart, false, true, waits(makesRoom, makesRoom, makesRoom, makesRoom)},
-		{"until start, no middleware", UntilStart, false, false, waits(refuses, refuses, makesRoom, makesRoom)},
-		{"until start, keep, no middleware", UntilStart, true, false, waits(refuses, refuses, kept, kept)},
-		{"for", For(time.Hour), false, false, waits(refuses, refuses, refuses, refuses)},
+		{"until start, no rule", UntilStart, false, false, waits(makesRoom, makesRoom, makesRoom, makesRoom)},
+		{"until start, keep", UntilStart, true, true, waits(makesRoom, makesRoom, makesRoom, makesRoom)}, // they have begun
+		{"for", For(time.Hour), false, false, waits(refuses, refuses, kept, kept)},
 		{"for, keep", For(time.Hour), true, false, waits(refuses, refuses, kept, kept)},
 	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -106,7 +106,7 @@ func TestStates(t *testing.T) {
 				for state, want := range c.want {
 					checkState(t, r, stateCase{
 						taskType: taskType(c.name, d, state), queue: queueOf(state), state: state, want: want[i], delay: minute,
-						byID: c.until == UntilDone, begun: &begun,
+						byID: c.until == UntilDone && !d.supersedes(), begun: &begun,
 					})
 				}
 			}

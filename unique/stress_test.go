@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -65,7 +66,7 @@ func workerMain() {
 func (w stressWorker) start(rdb redis.UniversalClient) (*asynq.Server, *automutex.Guard, error) {
 	guard, err := automutex.New(rdb, automutex.Config{
 		Prefix: w.Prefix, Logger: slog.New(slog.DiscardHandler),
-		Rules: []automutex.Rule{{Task: "stress", On: []string{"id"}, TTL: 500 * time.Millisecond, Wait: 5 * time.Second}},
+		Rules: []automutex.Rule{{Task: "stress", On: []string{"id"}, TTL: 500 * time.Millisecond, Busy: automutex.Retry, Wait: 5 * time.Second}},
 	})
 	if err != nil {
 		return nil, nil, err
@@ -155,7 +156,7 @@ func TestStress(t *testing.T) {
 			switch {
 			case s.Kind() != redistest.KindReal:
 				c.each = c.small
-			case raced:
+			case raced || !redistest.All():
 				c.each = min(c.each, 200)
 			}
 			if c.each > 0 {
@@ -364,6 +365,15 @@ return found`, []string{q + "pending", q + "active", q + "scheduled", q + "retry
 		tasks[key] = append(tasks[key], where+" "+id)
 	}
 	for key, all := range tasks {
+		if len(all) > 1 && duplicate != Reject {
+			// A task that another one has superseded may still wait in a worker: it never begins, since the
+			// claim is not its own. One that has begun keeps the claim.
+			stored := r.rdb.Get(context.Background(), key+"}:claim").Val()
+			all = slices.DeleteFunc(all, func(task string) bool {
+				where, id, _ := strings.Cut(task, " ")
+				return where == "active" && stored != "" && !strings.HasSuffix(stored, "/"+id)
+			})
+		}
 		if len(all) > 1 {
 			r.t.Errorf("%s, %s: at one moment %s has %q", until, duplicate, key, all)
 		}

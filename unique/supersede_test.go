@@ -35,6 +35,7 @@ func TestSupersede_producerKilledAnywhere(t *testing.T) {
 						continue // the same commands, whatever they are sent to
 					}
 					r := start(t, s, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: duplicate})
+					r.patience = 0 // the dead one is not waited for
 					commands := r.killAfter(all, until, duplicate, state)
 					if commands < 5 {
 						t.Errorf("%s, %s, %s: %d commands in all", until, duplicate, state, commands)
@@ -83,10 +84,6 @@ func (r *rig) killAfter(after int, until Until, duplicate Duplicate, state asynq
 	rdb := r.s.Client(r.t)
 	rdb.AddHook(hook)
 	doomed := r.producer(rdb, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: duplicate})
-	doomed.changeTTL = 500 * time.Millisecond // what the next one has to wait for
-	if after == all {
-		doomed.changeTTL = longest
-	}
 	_, err = doomed.Enqueue(task("draft", id, "new"))
 	left := texts(mine())
 	if len(left) == 0 || len(left) > 2 || len(left) == 2 && left[0] == left[1] {

@@ -31,9 +31,9 @@ var (
 
 	// UntilStart: from enqueue until the task's handler first begins. So one task may run
 	// while at most one waits, and what changed before Enqueue is seen by a run that begins
-	// after it. UntilStart needs a rule with an equal Task, Scope and On in the worker's
-	// automutex.Guard, which ends the claim when the task holds the lock. Without that rule
-	// UntilStart lasts until the task has ended.
+	// after it. The worker's automutex.Guard ends the block. It needs a rule with an equal Task,
+	// Scope and On, so that the task holds the lock then; without that rule it warns. Do not give
+	// that rule the policy automutex.Skip: a skipped task is one that other producers rely on.
 	UntilStart = Until{kind: untilStart}
 )
 
@@ -85,17 +85,19 @@ var (
 	Reject = Duplicate{kind: duplicateReject}
 
 	// Join returns the asynq.TaskInfo of the existing task, as if it had just been
-	// enqueued.
+	// enqueued. A task that has ended and still blocks the key ([For], KeepArchived) is
+	// rejected.
 	Join = Duplicate{kind: duplicateJoin}
 
-	// Replace lets the newest payload win while the existing task has not started. The task
+	// Replace lets the newest payload win while the handler of the existing task has not begun. The task
 	// keeps the time at which it is due, or runs a second or two later if that is less than a
-	// second away. Once the existing task has started, Replace is Reject.
+	// second away. Once that handler has begun, Replace is Reject, except under [UntilStart],
+	// where the new task is enqueued.
 	//
 	// A scheduled task gets the new payload, and keeps the options that it was enqueued with.
-	// A task in another state is deleted, and a new task takes its place. A task that is in a
-	// worker cannot be replaced, even if it only waits there for its lock; so give the
-	// worker's rule no Wait.
+	// A task in another state is deleted, and a new task takes its place. One that waits in a worker
+	// for its lock is dropped there. The workers need the Middleware of a Guard, which notes that a
+	// handler begins.
 	Replace = Duplicate{kind: duplicateReplace}
 )
 
@@ -104,7 +106,7 @@ var (
 // [Rule].MaxPostpone at the latest. The first call is put off by d too. The options
 // asynq.ProcessIn and asynq.ProcessAt have no effect. The task never runs before d is over;
 // since asynq keeps whole seconds, it is due up to 2 seconds later. If the existing task has
-// started, Postpone is Reject under [UntilDone], and begins a new wait under [UntilStart]. d
+// begun, Postpone is Reject under [UntilDone] and [For], and begins a new wait under [UntilStart]. d
 // is at least a millisecond; [New] refuses others.
 func Postpone(d time.Duration) Duplicate {
 	return Duplicate{kind: duplicatePostpone, delay: d}

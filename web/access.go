@@ -26,7 +26,7 @@ type Action struct {
 	// At is when it ended, by the clock of the page's process.
 	At time.Time
 	// Do is the kind of the action: "break", "delete", "sweep", "drop", "pause",
-	// "resume" or "limit".
+	// "resume", "limit" or "skip".
 	Do string
 	// Target is the Redis key of the lock or claim, or the target of a control; empty
 	// for a sweep.

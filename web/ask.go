@@ -9,6 +9,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
 )
 
 // askView shows what an action will do, and asks for it.
@@ -18,15 +19,19 @@ type askView struct {
 	Key      string // of the lock or claim; else empty
 	Target   string // of the order; else empty
 	Holder   string // of the claim; else empty
+	Task     string // that is to be skipped; else empty
 	Question string
 	Effects  []string
 	Button   string
 	From     string // of the request; see origin
 	Back     string // where the operator goes who leaves it as it is
 	Holders  []holderView
-	Opens    bool      // a break ends the hold or cooldown as well
-	Order    orderForm // what was typed for a pause or a limit
-	Why      string    // as typed
+	Picked   []pickedKey // several locks at once; Key and Target are empty then
+	Opens    bool        // a break ends the hold or cooldown as well
+	Unknown  string      // why no task has Target
+	Meant    string      // the target that was probably meant
+	Order    orderForm   // what was typed for a pause or a limit
+	Why      string      // as typed
 }
 
 // ask shows what an action will do. It changes nothing.
@@ -37,6 +42,10 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	v := &askView{frame: p.frame(r, "", ""), Action: q.Get("action"), Key: q.Get("key"), From: q.Get("from")}
 	v.Back = p.origin(v.From, v.Action)
+	if keys, ok := isPicked(v.Action, q); ok {
+		p.askAboutPicked(w, r, v, keys)
+		return
+	}
 	if v.Action == doBreak || v.Action == doDelete {
 		v.Key = p.keyOf(v.Key)
 		if err := inner.LockErr(inner.ByKey(p.locker, v.Key)); err != nil {
@@ -62,7 +71,17 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 			p.fail(w, r, http.StatusBadRequest, noTarget)
 			return
 		}
+		if v.Action != doResume {
+			v.Unknown, v.Meant = p.unknownTarget(r.Context(), v.Target)
+		}
 		v.describeOrder()
+	case doSkip:
+		v.Key, v.Task = p.keyOf(v.Key), q.Get("task")
+		if err := inner.LockErr(inner.ByKey(p.locker, v.Key)); err != nil || v.Task == "" {
+			p.fail(w, r, http.StatusBadRequest, "This link names no task of a key.")
+			return
+		}
+		v.describeSkip()
 	case doDrop:
 		v.Holder = q.Get("holder")
 		v.Question, v.Button = "Drop the claim of "+printable.Short(v.Holder)+"?", "Drop"
@@ -79,15 +98,26 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	p.render(w, http.StatusOK, "ask", v)
 }
 
+// describeSkip says what skipping the next task of an ordered key does.
+func (v *askView) describeSkip() {
+	v.Question, v.Button = "Skip task "+printable.Short(v.Task)+" of "+printable.Short(inspect.InBraces(v.Key))+"?", "Skip"
+	v.Effects = []string{
+		"The task gives up its place, and the next task of the key goes on at once.",
+		"The task itself is not changed. If asynq runs it later, it runs out of order, after the others.",
+		"A task that runs now, or that is not the next one of its key any more, is not skipped.",
+	}
+}
+
 // askAgain shows the form of an order again, with what was typed and what is wrong with it.
 // Nothing was done.
-func (p *page) askAgain(w http.ResponseWriter, r *http.Request, a Action, order orderForm) {
+func (p *page) askAgain(w http.ResponseWriter, r *http.Request, a Action, order orderForm, unknown, meant string) {
 	if strings.TrimSpace(a.Target) == "" {
 		p.fail(w, r, http.StatusBadRequest, noTarget)
 		return
 	}
 	v := &askView{frame: p.frame(r, "", ""), Action: a.Do, Target: a.Target, From: r.PostForm.Get("from"), Order: order, Why: a.Why}
 	v.Back = p.origin(v.From, v.Action)
+	v.Unknown, v.Meant = unknown, meant
 	v.describeOrder()
 	v.Title = v.Question
 	p.render(w, http.StatusUnprocessableEntity, "ask", v)
@@ -102,8 +132,8 @@ const maxOrigin = 16 << 10
 func (p *page) origin(from, action string) string {
 	view, query, _ := strings.Cut(from, "?")
 	values, err := url.ParseQuery(query)
-	if from == "" || len(from) > maxOrigin || err != nil || !slices.Contains([]string{"", "key"}, view) {
-		return p.base + map[string]string{doDrop: "unique", doPause: "rules", doResume: "rules", doLimit: "rules"}[action]
+	if from == "" || len(from) > maxOrigin || err != nil || !slices.Contains([]string{"", "keys", "key", "blocked", "rules", "processes", "unique", "doctor"}, view) {
+		return p.base + map[string]string{doDrop: "unique", doSkip: "blocked", doPause: "rules", doResume: "rules", doLimit: "rules"}[action]
 	}
 	values.Del("done")
 	if len(values) == 0 {
@@ -156,7 +186,11 @@ func (v *askView) describe(look *keyView) {
 	stop := "The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work."
 	name := printable.Short(inspect.InBraces(v.Key))
 	take := "Take the lock " + name + " from " + printable.Count(len(v.Holders), "holder")
-	end := "The " + look.Info.Closed + " ends now, whoever ordered it."
+	open, end := "end its "+look.Info.Closed, "The "+look.Info.Closed+" ends now, whoever ordered it."
+	alone := "End the " + look.Info.Closed + " of " + name + "?"
+	if look.Info.Closed == lock.ReasonClosed {
+		open, end, alone = "open its gate", "The gate opens now, whoever closed it.", "Open the gate of "+name+"?"
+	}
 	shown := "Only the holders below lose the lock, and nobody who came meanwhile."
 	switch {
 	case v.Action == doDelete:
@@ -164,9 +198,9 @@ func (v *askView) describe(look *keyView) {
 	case !v.Opens:
 		v.Question, v.Button, v.Effects = take+"?", "Break", []string{stop, next, shown}
 	case len(v.Holders) == 0:
-		v.Question, v.Button, v.Effects = "End the "+look.Info.Closed+" of "+name+"?", "Break", []string{end, next}
+		v.Question, v.Button, v.Effects = alone, "Break", []string{end, next}
 	default:
-		v.Question, v.Button, v.Effects = take+", and end its "+look.Info.Closed+"?", "Break", []string{stop, end, next, shown}
+		v.Question, v.Button, v.Effects = take+", and "+open+"?", "Break", []string{stop, end, next, shown}
 	}
 }
 
@@ -179,7 +213,7 @@ func (v *askView) describeDelete(look *keyView, name, stop string) {
 		v.Effects = []string{"When somebody holds the lock by then, nothing is deleted."}
 	}
 	v.Effects = append(v.Effects,
-		"A cooldown, a hold and what is used up of a rate are forgotten: unless it is paused, the next task starts at once.",
+		"A cooldown, a closed gate and what is used up of a rate are forgotten: unless it is paused, the next task starts at once.",
 		printable.Count(look.Info.Waiting, "place")+" of tasks that wait in workers: they stand in a new line within a second.",
 		printable.Count(look.Info.Parked, "place")+" of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
 	)

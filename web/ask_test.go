@@ -47,7 +47,7 @@ func TestAsk_leadsBack(t *testing.T) {
 			v.confirm(asked, "").want(200, `<h1 class="key"><bdi>a</bdi></h1>`, "a is paused until somebody resumes it.")
 		}
 	}
-	narrowed := "/locks/?longer=1m&q=%22b%26c&waiting=1"
+	narrowed := "/locks/keys?longer=1m&q=%22b%26c&waiting=1"
 	asked := v.get(v.get(narrowed).link("/locks/do?action=sweep"))
 	if back := asked.leave(); back != narrowed {
 		t.Errorf("a sweep leads back to %q, want %q", back, narrowed)
@@ -93,7 +93,7 @@ func TestDo_wrongField(t *testing.T) {
 	if err != nil || len(list) != 0 || len(seen.all) != 0 {
 		t.Errorf("controls: %+v, %v; Audit got %+v", list, err, seen.all)
 	}
-	v.get("/locks/?q=rep&longer=soon&waiting=1").want(200, `value="rep"`, `value="soon"`, `aria-describedby="longer-wrong"`, `id="longer-wrong">`, "is not a duration", " checked>")
+	v.get("/locks/keys?q=rep&longer=soon&waiting=1").want(200, `value="rep"`, `value="soon"`, `aria-describedby="longer-wrong"`, `id="longer-wrong">`, "is not a duration", " checked>")
 }
 
 // A lock is named by its Redis key or, as on the command line, by what stands between its

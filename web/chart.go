@@ -18,6 +18,9 @@ type chart struct {
 	Empty  bool   // nobody looked within the hour, but for one slot
 }
 
+// leastSlots is the shortest time that a chart shows: five minutes.
+const leastSlots = 30
+
 type chartLine struct {
 	Name   string
 	Class  string
@@ -26,6 +29,12 @@ type chartLine struct {
 
 // newChart draws points, which end with slot now.
 func newChart(title string, points []point, now int64, width, height int) chart {
+	// The axis fits what was seen: it begins with the first point, some minutes back at least.
+	first := 0
+	for first < len(points)-leastSlots && !points[first].seen() {
+		first++
+	}
+	points = points[first:]
 	c := chart{Title: title, Width: width, Height: height, Empty: true}
 	data := struct {
 		Begin int64    `json:"begin"`
@@ -84,15 +93,15 @@ func coordinate(n, most, pixels int) string {
 	return strconv.FormatFloat(1+float64(n)/float64(max(most, 1))*float64(pixels-2), 'f', 1, 64)
 }
 
-// spark is a small chart of the line of one key: a point a minute.
-func spark(points []point, width, height int) chartLine {
+// spark is a small chart of one number: a point a minute.
+func spark(points []point, width, height int, of func(point) int) chartLine {
 	const minute = slots / 60
 	values, most := make([]int, 0, 60), 1
 	for i := 0; i+minute <= len(points); i += minute {
 		value := unseen
 		for _, p := range points[i : i+minute] {
 			if p.seen() {
-				value = max(value, p.Waiting+p.Parked)
+				value = max(value, of(p))
 			}
 		}
 		values, most = append(values, value), max(most, value)

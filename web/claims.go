@@ -139,9 +139,9 @@ func (p *page) readClaims(ctx context.Context, keys []string) (rows []claimRow, 
 		return nil, nil
 	}
 	pipe := p.rdb.Pipeline()
-	gets, left := make([]*redis.StringCmd, len(keys)), make([]*redis.DurationCmd, len(keys))
+	gets := make([]*redis.StringCmd, len(keys))
 	for i, key := range keys {
-		gets[i], left[i] = pipe.Get(ctx, key), pipe.PTTL(ctx, key)
+		gets[i] = pipe.Get(ctx, key)
 	}
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return nil, fmt.Errorf("the claims: %w", inspect.Backend(err))
@@ -151,7 +151,7 @@ func (p *page) readClaims(ctx context.Context, keys []string) (rows []claimRow, 
 		return nil, fmt.Errorf("the claims: %w", inspect.Backend(err))
 	}
 	for i, key := range keys {
-		holder, age, err := parseClaim(gets[i].Val(), left[i].Val(), now)
+		holder, age, err := parseClaim(gets[i].Val(), now)
 		if err != nil {
 			return nil, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
 		}

@@ -16,6 +16,7 @@ import (
 
 // The Unique view lists the claims, each can be dropped, and all viewers share one look.
 func TestClaims(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		queue := redistest.Name(t)
 		once := []unique.Rule{{Task: "index", On: []string{"id"}, Until: unique.UntilStart, Queue: queue}}
@@ -73,7 +74,7 @@ func TestClaims_bounded(t *testing.T) {
 	ctx := context.Background()
 	pipe := v.rdb.Pipeline()
 	for i := range 3 * mostClaims {
-		pipe.Set(ctx, keytext.Key(v.prefix, "index", fmt.Sprint(i))+":claim", fmt.Sprintf("%d 0 1 q/%d", time.Now().UnixMilli(), i), time.Minute)
+		pipe.Set(ctx, keytext.Key(v.prefix, "index", fmt.Sprint(i))+":claim", fmt.Sprintf("%d 99999999999999 enqueued - q/%d", time.Now().UnixMilli(), i), time.Minute)
 	}
 	pipe.Set(ctx, v.prefix+":{x}:other", "x", time.Minute)
 	if _, err := pipe.Exec(ctx); err != nil {

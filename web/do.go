@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -32,6 +33,7 @@ const (
 	doPause  = "pause"
 	doResume = "resume"
 	doLimit  = "limit"
+	doSkip   = "skip"
 )
 
 // errGone refuses an action on what is no longer so.
@@ -62,10 +64,17 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		a.Why = string(runes[:maxWhy])
 	}
 	order := readOrder(a.Do, r.PostForm)
-	if order.wrong() {
+	if order.wrong() && !r.PostForm.Has("picked") {
 		a.Target = r.PostForm.Get("target")
-		p.askAgain(w, r, a, order)
+		p.askAgain(w, r, a, order, "", "")
 		return
+	}
+	if target := r.PostForm.Get("target"); (a.Do == doPause || a.Do == doLimit) && target != "" && !r.PostForm.Has("anyway") {
+		if unknown, meant := p.unknownTarget(r.Context(), target); unknown != "" {
+			a.Target = target
+			p.askAgain(w, r, a, order, unknown, meant)
+			return
+		}
 	}
 	if p.o.User != nil {
 		a.By = p.o.User(r)
@@ -73,12 +82,22 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	// An action that has begun goes on when the browser goes away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actWithin)
 	defer cancel()
-	if wrong := p.act(ctx, &a, r.PostForm, order); wrong != "" {
+	var wrong, id string
+	if r.PostForm.Has("picked") {
+		if order.wrong() {
+			wrong = order.WrongFor
+		} else if a, wrong = p.doPicked(ctx, a, r.PostForm, order); wrong == "" {
+			id = p.actions.add(a)
+		}
+	} else if wrong = p.act(ctx, &a, r.PostForm, order); wrong == "" {
+		id = p.record(ctx, a)
+	}
+	if wrong != "" {
 		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
-	done, to := doneCode(a, p.record(ctx, a)), p.origin(r.PostForm.Get("from"), a.Do)
-	if a.Do == doBreak || a.Do == doDelete {
+	done, to := doneCode(a, id), p.origin(r.PostForm.Get("from"), a.Do)
+	if (a.Do == doBreak || a.Do == doDelete) && a.Target != "" {
 		to = p.keyURL(a.Target)
 	}
 	if strings.Contains(to, "?") {
@@ -119,14 +138,21 @@ func (p *page) act(ctx context.Context, a *Action, form url.Values, order orderF
 		}
 		a.Result, a.Err = p.order(ctx, *a, order)
 		p.orders.forget()
+	case doSkip:
+		a.Target, a.Tokens = p.keyOf(a.Target), nil
+		task := form.Get("task")
+		if err := inner.LockErr(inner.ByKey(p.locker, a.Target)); err != nil || task == "" {
+			return "The form names no task of a key."
+		}
+		a.Result, a.Err = "Task "+printable.Short(task)+" was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.locker, p.states.inspector, a.Target, task)
 	default:
 		return "There is no such action."
 	}
 	return ""
 }
 
-// breakLock breaks the holders that the operator has seen, and nobody else, and ends a hold
-// or a cooldown if it is to.
+// breakLock breaks the holders that the operator has seen, and nobody else, and opens its
+// gate if it is to.
 func (p *page) breakLock(ctx context.Context, key string, tokens []string, opens bool) (string, error) {
 	if len(tokens) == 0 && !opens {
 		return "", fmt.Errorf("%w: the form names no holder", errGone)
@@ -144,7 +170,7 @@ func (p *page) breakLock(ctx context.Context, key string, tokens []string, opens
 	if opens {
 		var err error
 		if opened, err = inner.OpenGate(ctx, m); err != nil {
-			return "", fmt.Errorf("after %d of %d: the hold or cooldown: %w", broken, len(tokens), err)
+			return "", fmt.Errorf("after %d of %d: the gate: %w", broken, len(tokens), err)
 		}
 	}
 	var results []string
@@ -152,13 +178,13 @@ func (p *page) breakLock(ctx context.Context, key string, tokens []string, opens
 		results = append(results, fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(tokens), "holder")))
 	}
 	if opened {
-		results = append(results, "The hold or cooldown has ended.")
+		results = append(results, "Its gate is open.")
 	}
 	switch {
 	case len(results) > 0:
 		return strings.Join(results, " "), nil
 	case len(tokens) == 0:
-		return "", fmt.Errorf("%w: the hold or cooldown is over", errGone)
+		return "", fmt.Errorf("%w: its gate is open already", errGone)
 	}
 	return "", fmt.Errorf("%w: none of them holds the lock any more", errGone)
 }
@@ -217,7 +243,7 @@ func (p *page) done(r *http.Request) *Action {
 	if a, ok := p.actions.get(code[2]); ok {
 		return &a
 	}
-	kinds := []string{doBreak, doDelete, doSweep, doDrop, doPause, doResume, doLimit}
+	kinds := []string{doBreak, doDelete, doSweep, doDrop, doPause, doResume, doLimit, doSkip}
 	at := slices.Index(kinds, code[0])
 	switch {
 	case at >= 0 && code[1] == "ok":

@@ -29,24 +29,24 @@ func TestDo_breakGate(t *testing.T) {
 		ask := func(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
 		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2), v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
 		lease := v.hold(free)
-		if err := errors.Join(inner.Hold(context.Background(), lease, time.Hour), lease.Unlock(context.Background())); err != nil {
+		if err := errors.Join(inner.CloseGate(context.Background(), lease, time.Hour), lease.Unlock(context.Background())); err != nil {
 			t.Fatal(err)
 		}
-		asked := v.get(ask(free)).want(200, "End the hold of free?", "The hold ends now").without("Nobody gets it until")
+		asked := v.get(ask(free)).want(200, "Open the gate of free?", "The gate opens now").without("Nobody gets it until")
 		if gateOpen(t, free) {
-			t.Error("asking has ended the hold")
+			t.Error("asking has opened the gate")
 		}
-		v.confirm(asked, "").want(200, "The hold or cooldown has ended.")
+		v.confirm(asked, "").want(200, "Its gate is open.")
 		if !gateOpen(t, free) {
-			t.Error("the hold goes on")
+			t.Error("the gate stays closed")
 		}
-		v.confirm(asked, "").want(200, "break failed: nothing was done: the hold or cooldown is over")
+		v.confirm(asked, "").want(200, "break failed: nothing was done: its gate is open already")
 
 		lease = v.hold(both)
 		if err := v.hold(both).Cooldown(context.Background(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200, "Take the lock both from 1 holder?", "Nobody gets it until"), "").want(200, "taken from 1 of 1 holder.").without("has ended")
+		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200, "Take the lock both from 1 holder?", "Nobody gets it until"), "").want(200, "taken from 1 of 1 holder.").without("gate is open")
 		if gateOpen(t, both) {
 			t.Error("a break of one holder has ended the cooldown")
 		}
@@ -57,7 +57,7 @@ func TestDo_breakGate(t *testing.T) {
 		if err := v.hold(both).Cooldown(context.Background(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and end its cooldown?"), "").want(200, "taken from 1 of 1 holder. The hold or cooldown has ended.")
+		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and end its cooldown?"), "").want(200, "taken from 1 of 1 holder. Its gate is open.")
 		if !gateOpen(t, both) {
 			t.Error("the cooldown goes on")
 		}
@@ -97,7 +97,7 @@ func TestDo_deleteWhatWasShown(t *testing.T) {
 		}
 		v.confirm(v.get(ask), "").want(200, "The lock and its line were deleted.")
 		third := v.hold(m)
-		if err := errors.Join(inner.Hold(context.Background(), third, time.Hour), third.Unlock(context.Background())); err != nil {
+		if err := errors.Join(inner.CloseGate(context.Background(), third, time.Hour), third.Unlock(context.Background())); err != nil {
 			t.Fatal(err)
 		}
 		v.confirm(v.get(ask).want(200, "When somebody holds the lock by then"), "").want(200, "The lock and its line were deleted.")

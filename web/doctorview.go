@@ -67,7 +67,7 @@ func (p *page) examine(w http.ResponseWriter, r *http.Request) {
 		options := doctor.Options{
 			Prefix: p.o.Prefix, Timeout: lookWithin, Tasks: tasksExamined, TaskCheckInterval: time.Second, Assumed: true,
 		}
-		if len(p.o.Rules) > 0 {
+		if len(p.o.Rules) > 0 { // otherwise doctor asks what workers run
 			options.Config = &automutex.Config{
 				Rules: p.o.Rules, Prefix: p.o.Prefix, HashKeys: p.o.HashKeys, Decode: p.o.Decode,
 			}

@@ -12,7 +12,7 @@ const (
 	unseen = -1
 )
 
-// point is the most that was seen of one lock, or of all of them, in one slot.
+// point is the most that was seen of one lock, or of all of them, in one slot. Parked has those in order, too.
 type point struct{ Held, Waiting, Parked int }
 
 func (p point) seen() bool { return p.Held != unseen }
@@ -77,7 +77,7 @@ func (h *history) add(snap *snapshot) {
 	if h.all == nil {
 		h.all = newSeries(slot)
 	}
-	h.all.set(slot, point{snap.totals.Held, snap.totals.Waiting, snap.totals.Parked})
+	h.all.set(slot, point{snap.totals.Held, snap.totals.Waiting, snap.totals.Parked + snap.totals.Queued})
 	for key, s := range h.keys {
 		if slot-s.active >= slots {
 			delete(h.keys, key)
@@ -122,4 +122,4 @@ func (h *history) follow(r row, slot int64) {
 	s.active = s.last
 }
 
-func (r row) point() point { return point{r.Held, r.Waiting, r.Parked} }
+func (r row) point() point { return point{r.Held, r.Waiting, r.Parked + r.Queued} }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/web/record"
@@ -35,6 +36,13 @@ type keyView struct {
 	Chart   chart
 	Orders  []lock.Control // of operators, that are in force for this lock
 	Paused  bool
+	Behind  *blockedRow // the next task of an ordered key, if it keeps others waiting
+
+	PausedHere  bool   // by an order for this lock itself
+	PausedScope string // the scope, where an order for it pauses this lock
+	Breakable   bool   // a break ends its hold or cooldown
+	InUse       bool
+
 	Target  string   // of orders for this lock
 	Actions []Action // about this lock, newest first
 	Done    *Action  // what the viewer has just done
@@ -91,9 +99,23 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	if err != nil && v.Err == "" {
 		v.Err = printable.Short(err.Error())
 	}
+	if v.Looked {
+		_, _ = p.fleetNow(ctx) // without its answer the lock has no rule
+		v.Rule = p.namesFor(scopeOf(key))
+	}
 	var pause *lock.Control
 	v.Orders, _, pause = inner.ControlsFor(controls, key)
 	v.Paused = pause != nil
+	for _, c := range v.Orders {
+		switch {
+		case !c.Paused:
+		case c.Target == name || name == keytext.ControlScope && c.Target == keytext.Controls:
+			v.PausedHere = true
+		default:
+			v.PausedScope = c.Target
+		}
+	}
+	v.Breakable, v.InUse = inspect.Breakable(v.Info.Closed), v.Info.Held+v.Info.line() > 0 || v.Info.Closed != ""
 	v.Actions, v.Done = p.actions.about(key, name, scopeOf(key)), p.done(r)
 	if v.Recorded = p.past.recorder != nil; v.Recorded {
 		if v.Timeline, err = p.past.about(ctx, key, name, scopeOf(key)); err != nil && v.Err == "" {
@@ -123,6 +145,9 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 	for i := range v.Line {
 		v.Line[i].State = stateOf(v.Line[i].Task, states)
 	}
+	if rows := p.blockedRows(ctx, []row{v.Info}); len(rows) > 0 {
+		v.Behind = &rows[0]
+	}
 	return nil
 }
 
@@ -136,7 +161,7 @@ func (p *page) look(ctx context.Context, v *keyView) error {
 	v.Now = time.Now()
 	v.Info, v.Called = newRow(info, v.Now), info.Called
 	p.sampler.follow(v.Info)
-	line, err := inner.Line(ctx, m, mostShown)
+	line, err := inner.Line(ctx, m, info, mostShown)
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,8 @@ type keysQuery struct {
 	Search  string
 	Rule    string
 	Waiting bool
+	Closed  bool
+	Sort    string // one of sorts
 	Longer  string // as typed
 	longer  time.Duration
 	Page    int
@@ -33,7 +35,10 @@ type keysQuery struct {
 
 // parseKeysQuery reads the form. The error is for the viewer.
 func parseKeysQuery(v url.Values) (q keysQuery, err error) {
-	q = keysQuery{Search: v.Get("q"), Rule: v.Get("rule"), Waiting: v.Get("waiting") != "", Longer: v.Get("longer"), Page: 1}
+	q = keysQuery{Search: v.Get("q"), Rule: v.Get("rule"), Waiting: v.Get("waiting") != "", Closed: v.Get("closed") != "", Longer: v.Get("longer"), Page: 1}
+	if _, ok := sorts[v.Get("sort")]; ok {
+		q.Sort = v.Get("sort")
+	}
 	if q.Longer != "" {
 		if q.longer, err = time.ParseDuration(q.Longer); err != nil || q.longer < 0 {
 			q.longer = 0
@@ -49,13 +54,16 @@ func parseKeysQuery(v url.Values) (q keysQuery, err error) {
 // values is the form again, with another page.
 func (q keysQuery) values(page int) string {
 	v := url.Values{}
-	for name, value := range map[string]string{"q": q.Search, "rule": q.Rule, "longer": q.Longer} {
+	for name, value := range map[string]string{"q": q.Search, "rule": q.Rule, "longer": q.Longer, "sort": q.Sort} {
 		if value != "" {
 			v.Set(name, value)
 		}
 	}
 	if q.Waiting {
 		v.Set("waiting", "1")
+	}
+	if q.Closed {
+		v.Set("closed", "1")
 	}
 	if page > 1 {
 		v.Set("page", strconv.Itoa(page))
@@ -70,17 +78,41 @@ type keysView struct {
 	Wrong      string // what is wrong with the form
 	Rules      []string
 	Totals     totals
-	Found      int // that the form lets pass
-	Kept       int // that were kept of the look, if these are not all
+	Found      int  // that the form lets pass
+	Walking    bool // Found is of a part of the locks
+	Kept       int  // that were kept of the look, if these are not all
 	Rows       []keysRow
 	From       int
 	Prev, Next string // links; empty without one
-	Age        time.Duration
-	Old        bool // the list is older than a viewer expects
-	Partial    bool
-	Err        string
-	Chart      chart
-	Done       *Action // what the viewer has just done
+	freshness
+	Err      string
+	Chart    chart
+	Done     *Action // what the viewer has just done
+	Columns  []column
+	SortedBy string
+	Found1   []foundTask // tasks whose ID is what was searched for
+}
+
+// column is a heading of the list. One with a URL sorts.
+type column struct {
+	Name, URL, Order, Arrow string
+	On                      bool
+}
+
+func (q keysQuery) columns(base string) (all []column) {
+	for _, c := range []struct{ name, sort, order, arrow string }{
+		{"Key", "key", "ascending", "↑"}, {"Rule", "-", "", ""}, {"In line", "", "descending", "↓"}, {"Holder", "holder", "ascending", "↑"}, {"Task", "-", "", ""},
+		{"Held for", "held", "descending", "↓"}, {"Lease ends in", "left", "ascending", "↑"}, {"Line, last hour", "-", "", ""},
+	} {
+		made := column{Name: c.name}
+		if c.sort != "-" {
+			sorted := q
+			sorted.Sort = c.sort
+			made.URL, made.On, made.Order, made.Arrow = base+"keys?"+sorted.values(1), q.Sort == c.sort, c.order, c.arrow
+		}
+		all = append(all, made)
+	}
+	return all
 }
 
 type keysRow struct {
@@ -96,20 +128,18 @@ type keysRow struct {
 // keys answers with the list.
 func (p *page) keys(w http.ResponseWriter, r *http.Request) {
 	view := p.keysView(r)
+	view.Found1 = p.findTask(r.Context(), view.Query.Search)
 	p.render(w, http.StatusOK, "keys", view)
 }
 
 func (p *page) keysView(r *http.Request) *keysView {
 	q, wrong := parseKeysQuery(r.URL.Query())
 	v := &keysView{frame: p.frame(r, "keys", "Keys"), Query: q, From: 1}
-	v.Here = "?" + q.values(q.Page)
+	v.Here = "keys?" + q.values(q.Page)
 	v.Live = p.liveURL("keys", q.values(q.Page))
 	v.Done = p.done(r)
 	if wrong != nil {
 		v.Wrong = wrong.Error()
-	}
-	for _, rule := range p.rules {
-		v.Rules = append(v.Rules, rule.Name)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
 	defer cancel()
@@ -118,14 +148,15 @@ func (p *page) keysView(r *http.Request) *keysView {
 		v.Err = errNoAnswer.Error()
 		return v
 	}
+	_, _ = p.fleetNow(ctx) // without its answer the list has no names of rules; Processes says why
+	for _, rule := range p.known.Load().rules {
+		v.Rules = append(v.Rules, rule.Name)
+	}
+	v.Columns, v.SortedBy = q.columns(v.Base), sorts[q.Sort].name
 	v.Now = time.Now()
-	v.Totals, v.Partial = snap.totals, !snap.complete
+	v.Totals, v.freshness = snap.totals, snap.freshness(v.Now)
 	if snap.err != nil {
 		v.Err = printable.Short(snap.err.Error())
-	}
-	if !snap.at.IsZero() {
-		v.Age = v.Now.Sub(snap.at)
-		v.Old = v.Age > 2*minInterval && !v.Partial
 	}
 	if len(snap.rows) < snap.totals.Locks && snap.complete {
 		v.Kept = len(snap.rows)
@@ -140,13 +171,13 @@ func (p *page) keysView(r *http.Request) *keysView {
 func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 	q := v.Query
 	skip := (q.Page - 1) * perPage
-	shown, found := snap.find(q, v.Now, p.namesFor)
-	v.From, v.Found = skip+1, found
+	shown, found, partial := snap.find(q, v.Now, p.known.Load())
+	v.From, v.Found, v.Walking = skip+1, found, partial
 	if v.Found > skip+perPage {
-		v.Next = v.Base + "?" + q.values(q.Page+1)
+		v.Next = v.Base + "keys?" + q.values(q.Page+1)
 	}
 	if q.Page > 1 {
-		v.Prev = v.Base + "?" + q.values(q.Page-1)
+		v.Prev = v.Base + "keys?" + q.values(q.Page-1)
 	}
 	shown = p.sampler.refresh(ctx, shown, snap.at)
 	controls, err := p.controls(ctx)
@@ -160,7 +191,7 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 			line.Paused = true
 		}
 		if points := p.sampler.lastHour(r.Key, slot); points != nil {
-			line.Spark = spark(points, 120, 20)
+			line.Spark = spark(points, 120, 20, func(p point) int { return p.Waiting + p.Parked })
 		}
 		v.Rows = append(v.Rows, line)
 	}

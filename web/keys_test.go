@@ -27,10 +27,10 @@ func TestKeys_byContention(t *testing.T) {
 		v.hold(busy)
 		v.wait(busy)
 		v.wait(busy)
-		v.find("/", "<b>2</b> waiting").want(200,
+		v.find("/keys", "<b>2</b> in line").want(200,
 			"<b>2</b> locks, <b>2</b> held", "report|acme", "worker-1:4242", `<a href="/asynq/queues/crit%25ical/tasks/id-7">crit%ical/id-7</a>`,
-			"<td><bdi>report:</bdi></td>", "<td><bdi>mail:</bdi></td>")
-		body := v.get("/").body
+			`data-name="Rule"><bdi>report:</bdi></td>`, `data-name="Rule"><bdi>mail:</bdi></td>`)
+		body := v.get("/keys").body
 		if strings.Index(body, "report|acme</bdi>") > strings.Index(body, "mail:welcome</bdi>") {
 			t.Error("the key with a line does not come before the one without")
 		}
@@ -45,7 +45,7 @@ func TestKeys_filters(t *testing.T) {
 		v.hold(a)
 		v.hold(b)
 		v.wait(b)
-		v.find("/", "<b>1</b> waiting")
+		v.find("/keys", "<b>1</b> in line")
 		for _, c := range []struct {
 			query      string
 			isA, isB   bool
@@ -66,7 +66,7 @@ func TestKeys_filters(t *testing.T) {
 			{"?page=9223372036854775807", false, false, ""},
 			{"?page=x", true, true, ""},
 		} {
-			got := v.get("/"+strings.ReplaceAll(c.query, "|", "%7C")).want(200, c.alsoExpect)
+			got := v.get("/keys"+strings.ReplaceAll(c.query, "|", "%7C")).want(200, c.alsoExpect)
 			if isA, isB := strings.Contains(got.body, "<bdi>a|x/1</bdi></a>"), strings.Contains(got.body, "<bdi>b</bdi></a>"); isA != c.isA || isB != c.isB {
 				t.Errorf("%q shows a: %v, b: %v; want %v, %v", c.query, isA, isB, c.isA, c.isB)
 			}
@@ -83,12 +83,12 @@ func TestKeys_pages(t *testing.T) {
 	for i := range locks {
 		v.hold(v.locker.Mutex(fmt.Sprintf("lock-%03d", i)))
 	}
-	v.find("/locks/", fmt.Sprintf("<b>%d</b> locks", locks))
+	v.find("/locks/keys", fmt.Sprintf("<b>%d</b> locks", locks))
 	seen := map[string]bool{}
 	next := regexp.MustCompile(`<a href="([^"]*)" rel="next">`)
 	name := regexp.MustCompile(`<bdi>(lock-\d+)</bdi></a>`)
 	pages := 0
-	for path := "/locks/"; path != ""; pages++ {
+	for path := "/locks/keys"; path != ""; pages++ {
 		body := v.get(path).want(200).body
 		for _, m := range name.FindAllStringSubmatch(body, -1) {
 			seen[m[1]] = true
@@ -109,8 +109,8 @@ func TestKeys_heldAndClosed(t *testing.T) {
 		v := serve(t, s, Options{})
 		m := v.locker.Mutex("api", lock.Rate(1, time.Hour, 1))
 		v.hold(m)
-		v.find("/", "worker-1:4242").want(200, "worker-1:4242</bdi>; nobody else until its rate allows, in ")
-		v.get(keyPath(m.Key())).want(200, "worker-1:4242", "nobody starts for ")
+		v.find("/keys", "worker-1:4242").want(200, `<span class="tag">rate, `)
+		v.get(keyPath(m.Key())).want(200, "worker-1:4242", "Nobody starts: rate")
 	})
 }
 
@@ -123,7 +123,7 @@ func TestKey_holdersAndLine(t *testing.T) {
 		v.hold(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-1")))
 		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-2")))
 		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-3")))
-		a := v.get(keyPath(m.Key())).want(200, "<b>1</b> held, <b>2</b> waiting", "default/task-1", "not in asynq", "<time datetime=")
+		a := v.get(keyPath(m.Key())).want(200, "<dt>Held</dt><dd>1</dd>", "<dt>In line</dt><dd>2</dd>", "default/task-1", "not in asynq", "<time datetime=")
 		if first, second := strings.Index(a.body, "default/task-2"), strings.Index(a.body, "default/task-3"); first < 0 || second < first {
 			t.Error("the line is not in order")
 		}
@@ -149,35 +149,37 @@ func TestKeys_hashed(t *testing.T) {
 	key := keytext.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
 	m := inner.ByKey(v.locker, key)
 	v.hold(m)
-	v.find("/", "pay|~").want(200, "<td><bdi>pay</bdi></td>").without("DE0012345", secret)
+	v.find("/keys", "pay|~").want(200, `data-name="Rule"><bdi>pay</bdi></td>`).without("DE0012345", secret)
 	v.get(keyPath(key)).want(200, "pay|~", "rule <bdi>pay</bdi>").without("DE0012345", secret)
 }
 
 // A page whose Redis does not answer says so and comes back with it.
 func TestKeys_outage(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{})
-	v.find("/", "No lock is held or waited for.")
+	v.find("/keys", "No lock is held or waited for.")
 	s.Stop(t)
-	v.find("/", `class="error"`).want(200).without("the rows below are newer")
+	v.find("/keys", `class="error"`).want(200).without("the rows below are newer")
 	v.get(keyPath(v.prefix+":{a}")).want(200, `class="error"`)
 	s.Start(t)
 	redistest.Eventually(t, patience, func() bool {
-		return !strings.Contains(v.get("/").body, `class="error"`)
+		return !strings.Contains(v.get("/keys").body, `class="error"`)
 	}, "the page comes back with Redis")
 }
 
 // A page that began while Redis hung knows of no lock and of no order, and does not say that
 // there are none.
 func TestKeys_hangsFromTheBeginning(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}})
 	s.Pause(t)
-	v.find("/", `class="error"`).want(200).without("No lock is held", "<b>0</b> locks")
+	v.find("/keys", `class="error"`).want(200).without("No lock is held", "<b>0</b> locks")
 	v.find("/rules", `class="error"`).want(200).without("Nothing is paused")
 	s.Resume(t)
-	v.find("/", "No lock is held")
+	v.find("/keys", "No lock is held")
 	v.find("/rules", "Nothing is paused")
 }
 
@@ -186,7 +188,7 @@ func TestKey_takesNothing(t *testing.T) {
 	t.Parallel()
 	v := serve(t, redistest.Real(t), Options{})
 	m := v.locker.Mutex("free")
-	v.find("/", "No lock is held")
+	v.find("/keys", "No lock is held")
 	v.get(keyPath(m.Key())).want(200)
 	if n, err := v.rdb.Exists(context.Background(), m.Key()).Result(); err != nil || n != 0 {
 		t.Errorf("%d keys, %v; want none", n, err)

@@ -100,7 +100,7 @@ func event(body []byte) string {
 func (p *page) hasLive(r *http.Request) bool {
 	q := r.URL.Query()
 	switch q.Get("view") {
-	case "keys", "rules":
+	case "overview", "keys", "blocked", "rules", "processes":
 		return true
 	case "key":
 		return inner.LockErr(inner.ByKey(p.locker, p.keyOf(q.Get("key")))) == nil
@@ -115,6 +115,12 @@ func (p *page) fragment(r *http.Request, view string) []byte {
 	r = r.WithContext(context.WithoutCancel(r.Context()))
 	var data any
 	switch view {
+	case "overview":
+		data = p.overview(r)
+	case "blocked":
+		data = p.blockedView(r)
+	case "processes":
+		data = p.processesView(r)
 	case "keys":
 		data = p.keysView(r)
 	case "rules":

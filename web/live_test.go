@@ -68,6 +68,7 @@ func await(t *testing.T, messages <-chan string, text string) {
 
 // What happens to the locks comes to the viewers of both views by itself.
 func TestLive(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		v := serve(t, s, Options{})
 		ctx, cancel := context.WithCancel(context.Background())
@@ -81,8 +82,8 @@ func TestLive(t *testing.T) {
 		await(t, keys, "<bdi>a</bdi>")
 		await(t, key, "worker-1:4242")
 		v.wait(m)
-		await(t, keys, "<b>1</b> waiting")
-		await(t, key, "<b>1</b> waiting")
+		await(t, keys, "<b>1</b> in line")
+		await(t, key, "<dt>In line</dt><dd>1</dd>")
 		if err := lease.Unlock(context.Background()); err != nil {
 			t.Fatal(err)
 		}

@@ -31,6 +31,7 @@ func (p *page) metrics(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, errNoAnswer.Error(), http.StatusServiceUnavailable) // Prometheus sets up to 0
 		return
 	}
+	_, _ = p.fleetNow(ctx) // without its answer locks have no rule
 	var b bytes.Buffer
 	p.writeTotals(&b, snap)
 	p.writeKeys(&b, snap)
@@ -54,54 +55,68 @@ func gauge(b *bytes.Buffer, name, help string, samples ...sample) {
 	}
 }
 
-// gauges writes the four numbers of locks under their names.
-func gauges(b *bytes.Buffer, names, help [4]string, labels []string, values []totals) {
-	for i, name := range names {
-		if name == "" {
-			continue
-		}
+// metric is one number of locks, with its name and what it says.
+type metric struct {
+	name, help string
+	of         func(totals) int
+}
+
+// gauges writes numbers of locks.
+func gauges(b *bytes.Buffer, metrics []metric, labels []string, values []totals) {
+	for _, m := range metrics {
 		samples := make([]sample, len(labels))
 		for n, t := range values {
-			samples[n] = sample{labels[n], float64([4]int{t.Locks, t.Held, t.Waiting, t.Parked}[i])}
+			samples[n] = sample{labels[n], float64(m.of(t))}
 		}
-		gauge(b, name, help[i], samples...)
+		gauge(b, m.name, m.help, samples...)
 	}
 }
 
-// writeTotals writes the numbers by rule. Locks that no rule makes, and those beyond
-// maxRows, have an empty rule.
+var totalMetrics = []metric{
+	{"automutex_locks", "Locks that are held or waited for, of all processes.", func(t totals) int { return t.Locks }},
+	{"automutex_locks_held", "Holders of locks, of all processes.", func(t totals) int { return t.Held }},
+	{"automutex_locks_waiting", "Tasks in line in workers, of all processes.", func(t totals) int { return t.Waiting }},
+	{"automutex_parked", "Tasks parked in asynq, the called ones included, of all processes.", func(t totals) int { return t.Parked }},
+	{"automutex_queued", "Tasks of ordered keys that are in order and do not run.", func(t totals) int { return t.Queued }},
+	{"automutex_order_blocked", "Ordered keys whose next task has failed or is archived, and keeps others waiting.", func(t totals) int { return t.Blocked }},
+}
+
+var keyMetrics = []metric{
+	{"automutex_key_held", "Holders of the most contended keys.", func(t totals) int { return t.Held }},
+	{"automutex_key_waiting", "Tasks in line in workers for the most contended keys.", func(t totals) int { return t.Waiting }},
+	{"automutex_key_parked", "Tasks parked in asynq for the most contended keys.", func(t totals) int { return t.Parked }},
+	{"automutex_key_queued", "Tasks in order for the most contended keys.", func(t totals) int { return t.Queued }},
+}
+
+// writeTotals writes the numbers by rule. Locks that no rule makes, and those of
+// scopes beyond maxScopes, have an empty rule.
 func (p *page) writeTotals(b *bytes.Buffer, snap *snapshot) {
-	byRule := map[string]*totals{"": {}}
-	for _, rule := range p.rules {
+	known := p.known.Load()
+	byRule, stands := map[string]*totals{"": {}}, map[string]time.Time{}
+	for _, rule := range known.rules {
 		byRule[rule.Name] = &totals{}
 	}
-	rest := snap.totals
-	byScope := map[string]*totals{}
-	for _, r := range snap.rows {
-		scope := scopeOf(r.Key)
-		of := byScope[scope]
-		if of == nil {
-			name := p.namesFor(scope)
-			if byRule[name] == nil { // rules that share a scope
-				byRule[name] = &totals{}
-			}
-			of = byRule[name]
-			byScope[scope] = of
+	for scope, its := range snap.byScope {
+		name := known.namesFor(scope)
+		if byRule[name] == nil { // rules that share a scope
+			byRule[name] = &totals{}
 		}
-		of.Locks, of.Held, of.Waiting, of.Parked = of.Locks+1, of.Held+r.Held, of.Waiting+r.Waiting, of.Parked+r.Parked
-		rest.Locks, rest.Held, rest.Waiting, rest.Parked = rest.Locks-1, rest.Held-r.Held, rest.Waiting-r.Waiting, rest.Parked-r.Parked
+		*byRule[name] = byRule[name].plus(its.totals)
+		if since := stands[name]; !its.Stands.IsZero() && (since.IsZero() || its.Stands.Before(since)) {
+			stands[name] = its.Stands
+		}
 	}
-	none := byRule[""]
-	none.Locks, none.Held, none.Waiting, none.Parked = none.Locks+rest.Locks, none.Held+rest.Held, none.Waiting+rest.Waiting, none.Parked+rest.Parked
 	names := slices.Sorted(maps.Keys(byRule))
-	labels, values := make([]string, len(names)), make([]totals, len(names))
+	labels, values, ages := make([]string, len(names)), make([]totals, len(names)), make([]sample, len(names))
 	for i, name := range names {
 		labels[i], values[i] = `{rule="`+labelValue(name)+`"}`, *byRule[name]
+		ages[i] = sample{labels[i], 0}
+		if since := stands[name]; !since.IsZero() {
+			ages[i].value = max(0, snap.at.Sub(since).Seconds())
+		}
 	}
-	gauges(b, [4]string{"automutex_locks", "automutex_locks_held", "automutex_locks_waiting", "automutex_parked"}, [4]string{
-		"Locks that are held or waited for, of all processes.", "Holders of locks, of all processes.",
-		"Tasks in line in workers, of all processes.", "Tasks parked in asynq, the called ones included, of all processes.",
-	}, labels, values)
+	gauges(b, totalMetrics, labels, values)
+	gauge(b, "automutex_order_blocked_seconds", "For how long the next task of a blocked key has kept others waiting, at most; 0: none does.", ages...)
 }
 
 // writeKeys writes the most contended keys, as many as Options.MetricsKeys says.
@@ -113,11 +128,9 @@ func (p *page) writeKeys(b *bytes.Buffer, snap *snapshot) {
 	labels, values := make([]string, len(rows)), make([]totals, len(rows))
 	for i, r := range rows {
 		labels[i] = `{key="` + labelValue(inspect.InBraces(r.Key)) + `",rule="` + labelValue(p.namesFor(scopeOf(r.Key))) + `"}`
-		values[i] = totals{1, r.Held, r.Waiting, r.Parked}
+		values[i] = r.totals()
 	}
-	gauges(b, [4]string{"", "automutex_key_held", "automutex_key_waiting", "automutex_key_parked"}, [4]string{
-		"", "Holders of the most contended keys.", "Tasks in line in workers for the most contended keys.", "Tasks parked in asynq for the most contended keys.",
-	}, labels, values)
+	gauges(b, keyMetrics, labels, values)
 }
 
 // labelValue escapes what stands in a label. Prometheus wants UTF-8.

@@ -62,7 +62,7 @@ func TestMetrics_cost(t *testing.T) {
 	answered := make(chan answer, 1)
 	go func() { answered <- v.get("/metrics") }() // ends with the whole look
 	redistest.Eventually(t, patience, func() bool { of.mu.Lock(); defer of.mu.Unlock(); return !of.asked.IsZero() }, "it asks")
-	of.publish(&snapshot{complete: true, totals: totals{Locks: 7}})
+	of.publish(&snapshot{complete: true, byScope: map[string]*scopeTotals{"a": {totals: totals{Locks: 7}}}})
 	(<-answered).want(200, `automutex_locks{rule=""} 7`)
 	of.mu.Lock()
 	of.running = false

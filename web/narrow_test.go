@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -37,14 +36,13 @@ func TestNarrowed_shared(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	snap := manyRows(1000, now)
-	var asked atomic.Int32
-	namesFor := func(string) string { asked.Add(1); return "daily, report:" }
+	rules := &known{rules: ruleInfos([]fleet.Rule{{Name: "daily", Task: "r"}, {Name: "report:", Task: "r"}})}
 	var viewers sync.WaitGroup
 	for page := range 10 {
 		viewers.Go(func() {
 			q := keysQuery{Search: "tenant-0001", Rule: "report:", Page: page/5 + 1}
 			for range 20 {
-				shown, found := snap.find(q, now, namesFor)
+				shown, found, _ := snap.find(q, now, rules)
 				if want := [2]int{perPage, 50}[q.Page-1]; found != 100 || len(shown) != want {
 					t.Errorf("page %d has %d of %d, want %d of 100", q.Page, len(shown), found, want)
 				}
@@ -52,8 +50,8 @@ func TestNarrowed_shared(t *testing.T) {
 		})
 	}
 	viewers.Wait()
-	if n := asked.Load(); n != 1 {
-		t.Errorf("the scope was looked up %d times, want once for all", n)
+	if n := len(snap.narrowed.all); n != 1 {
+		t.Errorf("%d walks over the locks, want one for all", n)
 	}
 }
 
@@ -64,14 +62,14 @@ func TestNarrowed_longer(t *testing.T) {
 	snap := manyRows(100, now)
 	for _, waiting := range []bool{false, true} {
 		q := keysQuery{Waiting: waiting, longer: time.Minute, Page: 1}
-		if _, found := snap.find(q, now, nil); found != 0 {
+		if _, found, _ := snap.find(q, now, nil); found != 0 {
 			t.Errorf("waiting %v: %d are held for longer than a minute, want none", waiting, found)
 		}
 		want := 100
 		if waiting {
 			want = 10
 		}
-		if _, found := snap.find(q, now.Add(2*time.Minute), nil); found != want {
+		if _, found, _ := snap.find(q, now.Add(2*time.Minute), nil); found != want {
 			t.Errorf("waiting %v: %d are held for longer two minutes later, want %d", waiting, found, want)
 		}
 	}
@@ -87,7 +85,7 @@ func TestNarrowed_severalHolders(t *testing.T) {
 		t.Errorf("two hold it since %s", r.Since)
 	}
 	snap := &snapshot{rows: []row{r}}
-	if _, found := snap.find(keysQuery{longer: time.Minute, Page: 1}, now, nil); found != 1 {
+	if _, found, _ := snap.find(keysQuery{longer: time.Minute, Page: 1}, now, nil); found != 1 {
 		t.Error("a lock with two holders is left out")
 	}
 }
@@ -98,13 +96,13 @@ func TestNarrowed_bounded(t *testing.T) {
 	now := time.Now()
 	snap := manyRows(5000, now)
 	const filters = 500
-	var names []string
+	var described []fleet.Rule
 	for i := range filters {
-		names = append(names, "rule-"+strconv.Itoa(i))
+		described = append(described, fleet.Rule{Name: "rule-" + strconv.Itoa(i), Task: "r"})
 	}
-	namesFor := func(string) string { return strings.Join(names, ", ") }
-	for _, name := range names {
-		if _, found := snap.find(keysQuery{Rule: name, Page: 1}, now, namesFor); found != len(snap.rows) {
+	rules := &known{rules: ruleInfos(described)}
+	for _, r := range described {
+		if _, found, _ := snap.find(keysQuery{Rule: r.Name, Page: 1}, now, rules); found != len(snap.rows) {
 			t.Fatalf("%d pass, want all", found)
 		}
 	}
@@ -114,6 +112,25 @@ func TestNarrowed_bounded(t *testing.T) {
 	}
 	if most := maxNarrowed + 8*len(snap.rows); kept > most || kept == 0 {
 		t.Errorf("%d bytes of %d lists are kept, want at most %d", kept, filters, most)
+	}
+}
+
+// A viewer does not wait for a walk that takes long: it gets what was found so far, and all of it when the walk is over.
+func TestNarrowed_partial(t *testing.T) {
+	t.Parallel()
+	list := &narrowedList{done: make(chan struct{})}
+	snap := manyRows(narrowAtOnce+1, time.Now())
+	by := narrowing{search: "tenant", sort: "key"}
+	snap.narrowed.all = map[narrowing]*narrowedList{by: list}
+	list.part = []int32{7, 3}
+	q := keysQuery{Search: "tenant", Sort: "key", Page: 1}
+	if shown, found, partial := snap.find(q, time.Now(), nil); !partial || found != 2 || len(shown) != 2 || shown[0].Key != snap.rows[7].Key {
+		t.Errorf("%d found, partial %v, %+v", found, partial, shown)
+	}
+	go list.walk(snap.rows, by)
+	<-list.done
+	if shown, found, partial := snap.find(q, time.Now(), nil); partial || found != len(snap.rows) || len(shown) != perPage {
+		t.Errorf("%d found, partial %v", found, partial)
 	}
 }
 

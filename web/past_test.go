@@ -22,6 +22,7 @@ import (
 // With a Recorder the Rules view tells how often keys were busy and how long tasks waited,
 // and the Key view has the last hour with the actions of operators, those of other pages too.
 func TestRecorder(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		ctx, prefix, rdb := context.Background(), redistest.Name(t), s.Client(t)
 		quiet := slog.New(slog.DiscardHandler)
@@ -57,7 +58,7 @@ func TestRecorder(t *testing.T) {
 				Rules: []automutex.Rule{{Name: "reports", Task: "report", Scope: "report", On: []string{"tenant"}}}}
 		}
 		v, other := serve(t, s, options()), serve(t, s, options())
-		v.get("/rules").want(200, "Busy a minute", "in line, of the attempts that got it", `<td class="number">3</td><td class="number">4.1s</td><td class="number">4.1s</td>`)
+		v.get("/rules").want(200, "Busy a minute", "in line, of the attempts that got it", `data-name="Busy a minute">3</td><td class="number" data-name="Wait p50">4.1s</td><td class="number" data-name="Wait p95">4.1s</td>`)
 		v.get(keyPath(key)).want(200, "<b>busy</b> <bdi>q/&lt;b&gt;</bdi>, held by <bdi>w1</bdi>: <bdi>park</bdi>").without("<b>limit</b>")
 		other.post("/do", url.Values{"action": {"limit"}, "target": {"report"}, "limit": {"7"}, "why": {"a larger plan"}}).want(303)
 		v.find(keyPath(key), "<b>limit</b>, <bdi>ann</bdi>: <bdi>report is limited to 7 at once.</bdi> (<bdi>a larger plan</bdi>)")

@@ -18,17 +18,23 @@ type row struct {
 	Held    int
 	Waiting int
 	Parked  int       // the called ones included
+	Queued  int       // tasks in order that do not hold it
 	Since   time.Time // when it was taken; zero: nobody holds it, or several do, of whom only the newest one's time is known
 	Until   time.Time // of the first holder; zero without one
 	Owner   string    // of the first holder
 	Note    string    // of the first holder
 	Closed  string    // why nobody starts: rate, hold or cooldown; empty: the gate is open
 	Opens   time.Time // Closed: when it opens
+
+	Head *inside.Head // of an ordered key, if it may keep others waiting; nil otherwise
 }
 
 // newRow makes a row of what package lock tells, asked at that time.
 func newRow(info inside.Info, at time.Time) row {
-	r := row{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Parked: info.Parked + info.Called}
+	r := row{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Parked: info.Parked + info.Called, Queued: info.Queued}
+	if info.Head.MayBlock() {
+		r.Head = &info.Head
+	}
 	if info.Held == 1 && info.Granted > 0 {
 		r.Since = at.Add(-info.Granted)
 	}
@@ -42,21 +48,18 @@ func newRow(info inside.Info, at time.Time) row {
 	return r
 }
 
-func (r row) line() int { return r.Waiting + r.Parked }
+// Line is how many are in line: those that wait in workers, that are parked, and that are in order.
+func (r row) Line() int { return r.line() }
+
+func (r row) line() int { return r.Waiting + r.Parked + r.Queued }
+
+// Blocked reports whether a task of the key has failed or is archived, and keeps others waiting.
+func (r row) Blocked() bool { return r.Head != nil && r.Head.Blocks() }
 
 // busier orders rows by contention: the longest line first, then what is held for the
 // longest time, then by key, so that rows keep their places.
 func busier(a, b row) int {
-	return cmp.Or(cmp.Compare(b.line(), a.line()), sinceOrder(a, b), strings.Compare(a.Key, b.Key))
-}
-
-func sinceOrder(a, b row) int {
-	switch {
-	case a.Since.IsZero() || b.Since.IsZero():
-		return cmp.Compare(boolInt(a.Since.IsZero()), boolInt(b.Since.IsZero()))
-	default:
-		return a.Since.Compare(b.Since)
-	}
+	return cmp.Or(cmp.Compare(b.line(), a.line()), earlier(a.Since, b.Since), strings.Compare(a.Key, b.Key))
 }
 
 func boolInt(b bool) int {

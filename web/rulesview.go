@@ -4,10 +4,8 @@ import (
 	"context"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -19,6 +17,9 @@ type rulesView struct {
 	Orders []lock.Control
 	Err    string
 	Done   *Action
+
+	freshness
+	Seen int // Partial: of how many
 
 	Recorded bool // there is a Recorder
 }
@@ -36,9 +37,6 @@ type ruleRow struct {
 	Limited, IsPause bool
 	Lately           latelyView
 }
-
-// topKeys is how many keys of a rule are named.
-const topKeys = 3
 
 func (p *page) rulesPage(w http.ResponseWriter, r *http.Request) {
 	p.render(w, http.StatusOK, "rules", p.rulesView(r))
@@ -58,13 +56,6 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	if err != nil && v.Err == "" {
 		v.Err = printable.Short(err.Error())
 	}
-	byName := map[string]*ruleRow{}
-	v.Rules = make([]ruleRow, len(p.rules)) // filled in place: byName points into it
-	for i, rule := range p.rules {
-		v.Rules[i] = newRuleRow(rule, v.Orders)
-		v.Rules[i].Lately = newLately(counts[rule.Name])
-		byName[rule.Name] = &v.Rules[i]
-	}
 	snap := p.sampler.get(ctx)
 	switch {
 	case snap == nil:
@@ -73,18 +64,21 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	case snap.err != nil:
 		v.Err = printable.Short(snap.err.Error())
 	}
+	_, _ = p.fleetNow(ctx) // Processes says what is wrong with it
+	known := p.known.Load()
+	byName := map[string]*ruleRow{}
+	v.Rules = make([]ruleRow, len(known.rules)) // filled in place: byName points into it
+	for i, rule := range known.rules {
+		v.Rules[i] = newRuleRow(rule, v.Orders)
+		v.Rules[i].Lately = newLately(counts[rule.Name])
+		byName[rule.Name] = &v.Rules[i]
+	}
 	v.Now = time.Now()
-	names := map[string][]string{} // by scope
-	for _, r := range snap.rows {
-		scope := scopeOf(r.Key)
-		its, ok := names[scope]
-		if !ok {
-			its = p.rulesFor(scope)
-			names[scope] = its
-		}
-		for _, name := range its {
+	v.Seen, v.freshness = snap.totals.Locks, snap.freshness(v.Now)
+	for scope, its := range snap.byScope {
+		for _, name := range known.rulesFor(scope) {
 			if row := byName[name]; row != nil {
-				row.add(r, v.Now)
+				row.add(its, v.Now)
 			}
 		}
 	}
@@ -93,29 +87,9 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 
 func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 	r := ruleRow{
-		Name: rule.Name, Task: rule.Task, Limit: inspect.LimitText(rule.Rule), TTL: rule.TTL, Wait: rule.Wait, Busy: printable.Timed(rule.Busy.String()),
-		Also: inspect.Also(rule.Rule),
+		Name: rule.Name, Task: rule.Task, Key: rule.KeyText(), Limit: rule.LimitShown(), TTL: rule.TTL, Wait: rule.Wait, Busy: rule.Busy, Also: rule.Also(),
+		Scope: rule.scope, // where each type has its own, that of the type that the rule names, or "report:" for all of them
 	}
-	if r.TTL == 0 {
-		r.TTL = lock.DefaultTTL
-	}
-	parts := []string{rule.Scope}
-	if rule.byType {
-		parts[0] = "<type>"
-	}
-	if !rule.byType || !strings.HasSuffix(rule.Task, ":") {
-		r.Scope = rule.scope // that of the type that the rule names, where each type has its own
-	}
-	for _, path := range rule.On {
-		parts = append(parts, "<"+path+">")
-	}
-	for _, name := range rule.OnHeaders {
-		parts = append(parts, "<header "+name+">")
-	}
-	if rule.Key != nil {
-		parts = append(parts, "<computed>")
-	}
-	r.Key = strings.Join(parts, "|")
 	for _, c := range orders {
 		if c.Target == rule.scope {
 			r.IsPause = c.Paused
@@ -127,15 +101,12 @@ func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 	return r
 }
 
-func (r *ruleRow) add(l row, now time.Time) {
-	r.Now.Locks++
-	r.Now.Held += l.Held
-	r.Now.Waiting += l.Waiting
-	r.Now.Parked += l.Parked
-	if !l.Since.IsZero() {
-		r.Longest = max(r.Longest, now.Sub(l.Since))
+func (r *ruleRow) add(t *scopeTotals, now time.Time) {
+	r.Now = r.Now.plus(t.totals)
+	if !t.Oldest.IsZero() {
+		r.Longest = max(r.Longest, now.Sub(t.Oldest))
 	}
-	if l.line() > 0 && len(r.Top) < topKeys { // they come by contention
-		r.Top = append(r.Top, l)
+	for _, l := range t.Top {
+		r.Top = keepFirst(r.Top, l, topKeys, busier)
 	}
 }

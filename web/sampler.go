@@ -37,13 +37,27 @@ type snapshot struct {
 	rows     []row // by contention, at most maxRows
 	byKey    map[string]int
 	totals   totals
+	byScope  map[string]*scopeTotals // "" has the scopes beyond maxScopes
+	hot      hot
 	complete bool // false: the first look is not done yet
 	err      error
 	narrowed *narrowed // which rows pass the viewers' filters; it has a lock of its own
 }
 
-// totals are counts over all locks, those beyond maxRows included.
-type totals struct{ Locks, Held, Waiting, Parked int }
+// freshness says what the numbers of a view are worth.
+type freshness struct {
+	Age          time.Duration // of the numbers; 0: no look has ended
+	Old, Partial bool          // the numbers are old, or of some locks alone
+}
+
+func (s *snapshot) freshness(now time.Time) freshness {
+	f := freshness{Partial: !s.complete}
+	if !s.at.IsZero() {
+		f.Age = now.Sub(s.at)
+		f.Old = f.Age > 2*minInterval && !f.Partial
+	}
+	return f
+}
 
 // sampler looks at all locks while somebody is interested, for all viewers at once.
 //
@@ -218,7 +232,7 @@ func (s *sampler) look(ctx context.Context) *snapshot {
 	s.mu.Lock()
 	first := s.current == nil
 	s.mu.Unlock()
-	snap := &snapshot{}
+	snap := &snapshot{byScope: map[string]*scopeTotals{}}
 	part := partEvery
 	for info, err := range inner.List(ctx, s.locker) {
 		if err != nil {
@@ -226,11 +240,9 @@ func (s *sampler) look(ctx context.Context) *snapshot {
 			break
 		}
 		at := s.now()
-		snap.totals.Locks++
-		snap.totals.Held += info.Held
-		snap.totals.Waiting += info.Waiting
-		snap.totals.Parked += info.Parked + info.Called
-		snap.rows = append(snap.rows, newRow(info, at))
+		r := newRow(info, at)
+		snap.count(r)
+		snap.rows = append(snap.rows, r)
 		if len(snap.rows) >= 2*maxRows {
 			snap.trim()
 		}
@@ -263,7 +275,12 @@ func (s *snapshot) sort() {
 
 // copy is what was found so far, to be shown.
 func (s *snapshot) copy(at time.Time) *snapshot {
-	part := &snapshot{at: at, totals: s.totals, rows: slices.Clone(s.rows)}
+	part := &snapshot{at: at, totals: s.totals, hot: s.hot.copy(), byScope: make(map[string]*scopeTotals, len(s.byScope)), rows: slices.Clone(s.rows)}
+	for scope, t := range s.byScope {
+		its := *t
+		its.Top = slices.Clone(t.Top)
+		part.byScope[scope] = &its
+	}
 	part.sort()
 	return part
 }

@@ -20,7 +20,7 @@ func TestSampler_idle(t *testing.T) {
 	if running() {
 		t.Fatal("it runs before anybody looked")
 	}
-	v.find("/", "No lock is held")
+	v.find("/keys", "No lock is held")
 	if !running() {
 		t.Fatal("it does not run while somebody looks")
 	}
@@ -28,7 +28,7 @@ func TestSampler_idle(t *testing.T) {
 	s.asked = s.asked.Add(-2 * idleAfter)
 	s.mu.Unlock()
 	redistest.Eventually(t, patience, func() bool { return !running() }, "it ends when nobody looks")
-	v.find("/", "No lock is held")
+	v.find("/keys", "No lock is held")
 	if !running() {
 		t.Error("it does not start again")
 	}

@@ -27,7 +27,7 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("%s: headers %v", path, h)
 		}
 	}
-	body := v.get("/").body
+	body := v.get("/keys").body
 	for _, inline := range []string{"<script>", "onclick", "<style", " style=", "javascript:"} {
 		if strings.Contains(body, inline) {
 			t.Errorf("%q is in the page", inline)
@@ -41,7 +41,7 @@ func TestMethods(t *testing.T) {
 	t.Parallel()
 	v := serve(t, redistest.Mini(t), Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }})
 	for path, allow := range map[string]string{
-		"/locks/": "GET, HEAD", "/locks/key": "GET, HEAD", "/locks/rules": "GET, HEAD", "/locks/rules.yaml": "GET, HEAD", "/locks/metrics": "GET, HEAD",
+		"/locks/": "GET, HEAD", "/locks/key": "GET, HEAD", "/locks/rules": "GET, HEAD", "/locks/metrics": "GET, HEAD",
 		"/locks/live": "GET, HEAD", "/locks/static/app.js": "GET, HEAD", "/locks/unique": "GET, HEAD, POST", "/locks/doctor": "GET, HEAD, POST", "/locks/do": "GET, HEAD, POST",
 	} {
 		methods := []string{http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions}
@@ -106,7 +106,7 @@ func TestRootPath(t *testing.T) {
 			}
 			m := v.locker.Mutex("a")
 			v.hold(m)
-			body := v.find(at, "<bdi>a</bdi>").want(200).body
+			body := v.find(at+"keys", "<bdi>a</bdi>").want(200).body
 			found := 0
 			for _, link := range links.FindAllStringSubmatch(body, -1) {
 				path := strings.ReplaceAll(link[1], "&amp;", "&")
@@ -117,8 +117,8 @@ func TestRootPath(t *testing.T) {
 					t.Errorf("%s is outside of %s", path, at)
 					continue
 				}
-				if found++; strings.Contains(path, "live?") {
-					continue // does not end
+				if found++; strings.Contains(path, "live?") || strings.HasSuffix(path, "/theme") {
+					continue // does not end, and is there for POST alone
 				}
 				v.get(path).want(200)
 			}
@@ -172,11 +172,11 @@ func TestHostileText(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer lease.Unlock(context.Background())
-		for _, path := range []string{"/", "/?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/?longer=%3Cscript%3E", "/?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(planted), "/live%3Cscript%3E"} {
+		for _, path := range []string{"/", "/keys?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/keys?longer=%3Cscript%3E", "/keys?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(planted), "/live%3Cscript%3E"} {
 			a := v.get(path)
 			a.without("<script>alert", "<img", `">`+"<script", "\u202e", "\x00", "<b><script")
 		}
-		v.find("/", "&lt;script&gt;alert(1)").want(200)
+		v.find("/keys", "&lt;script&gt;alert(1)").want(200)
 		v.get(keyPath(key)).want(200, "&lt;script&gt;alert(1)")
 	})
 }

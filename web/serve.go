@@ -16,11 +16,14 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // path, access, requests from other sites, and the views.
 func (p *page) routes() {
 	p.mux = http.NewServeMux()
-	p.handle("/{$}", p.keys, nil)
+	p.handle("/{$}", p.overviewPage, nil)
+	p.handle("/keys", p.keys, nil)
+	p.handle("/blocked", p.blockedPage, nil)
+	p.handle("/processes", p.processesPage, nil)
+	p.mux.HandleFunc("POST /theme", p.setTheme)
 	p.handle("/key", p.key, nil)
 	p.handle("/rules", p.rulesPage, nil)
 	p.handle("/metrics", p.metrics, nil)
-	p.handle("/rules.yaml", p.rulesFile, nil)
 	p.handle("/unique", p.uniquePage, p.uniquePage)
 	p.handle("/doctor", p.doctorPage, p.examine)
 	p.handle("/live", p.live, nil)

@@ -49,7 +49,7 @@ func TestControls_failureShared(t *testing.T) {
 		t.Errorf("Redis was asked %d times, want 1 to %d", n, most)
 	}
 	heals.Store(true)
-	v.find(keyPath(v.prefix+":{a}"), "(by a test)").want(200, "<b>Paused</b>")
+	v.find(keyPath(v.prefix+":{a}"), ": by a test").want(200, "paused until")
 }
 
 // An answer is for all viewers: it does not fail because the one who asked goes away. After a

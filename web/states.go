@@ -41,25 +41,35 @@ func newTaskStates(inspector *asynq.Inspector) *taskStates {
 type taskID struct{ queue, id string }
 
 // ask gives the type and state of the first mostStates tasks, as text for people. It returns
-// within statesWithin, or when ctx ends; what is not known by then is missing.
+// within statesWithin, or when ctx ends; what is not known by then is stateUnknown.
 func (s *taskStates) ask(ctx context.Context, tasks []task) map[taskID]string {
+	ids := make([]taskID, len(tasks))
+	for i, t := range tasks {
+		ids[i] = taskID{t.Queue, t.ID}
+	}
+	return askEach(ctx, s, ids, stateUnknown, func(of taskID) string {
+		return printable.Short(inspect.TaskState(s.inspector, of.queue, of.id))
+	})
+}
+
+// askEach asks for the first mostStates of those tasks, each once. What is not known in time is unknown.
+func askEach[T any](ctx context.Context, s *taskStates, tasks []taskID, unknown T, question func(taskID) T) map[taskID]T {
 	ctx, cancel := context.WithTimeout(ctx, s.within)
 	defer cancel()
 	asked := make([]taskID, 0, mostStates)
-	known := map[taskID]string{}
-	for _, t := range tasks {
-		of := taskID{t.Queue, t.ID}
-		if _, twice := known[of]; t.ID != "" && !twice && len(asked) < mostStates {
+	known := map[taskID]T{}
+	for _, of := range tasks {
+		if _, twice := known[of]; of.id != "" && !twice && len(asked) < mostStates {
 			asked = append(asked, of)
-			known[of] = stateUnknown
+			known[of] = unknown
 		}
 	}
 	type answer struct {
 		of    taskID
-		state string
+		state T
 	}
 	answers := make(chan answer, len(asked)) // has room for all: one that comes late blocks nobody
-	for next, told := 0, 0; told < len(asked); {
+	for next, answered := 0, 0; answered < len(asked); {
 		slots := s.slots
 		if next == len(asked) {
 			slots = nil // only answers are missing
@@ -70,11 +80,11 @@ func (s *taskStates) ask(ctx context.Context, tasks []task) map[taskID]string {
 			next++
 			go func() { // ends when the Inspector returns
 				defer func() { <-s.slots }()
-				answers <- answer{of, printable.Short(inspect.TaskState(s.inspector, of.queue, of.id))}
+				answers <- answer{of, question(of)}
 			}()
 		case a := <-answers:
 			known[a.of] = a.state
-			told++
+			answered++
 		case <-ctx.Done():
 			return known
 		}

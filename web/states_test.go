@@ -50,15 +50,15 @@ func TestKey_asynqHangs(t *testing.T) {
 	wantKnown := func() {
 		t.Helper()
 		redistest.Eventually(t, patience, func() bool {
-			return strings.Count(v.get(keyPath(m.Key())).body, "<td>not in asynq</td>") == 2*statesAtOnce
+			return strings.Count(v.get(keyPath(m.Key())).body, `<td data-name="State">not in asynq</td>`) == 2*statesAtOnce
 		}, "all states are known")
 	}
 	wantKnown()
 	proxy.Blackhole(true)
 	defer revive(proxy)
 	for range 3 {
-		a := v.get(keyPath(m.Key())).want(200, "<b>16</b> held", "default/task-15").without("not in asynq")
-		if n := strings.Count(a.body, "<td>"+stateUnknown+"</td>"); n != 2*statesAtOnce {
+		a := v.get(keyPath(m.Key())).want(200, "<dt>Held</dt><dd>16</dd>", "default/task-15").without("not in asynq")
+		if n := strings.Count(a.body, `<td data-name="State">`+stateUnknown+"</td>"); n != 2*statesAtOnce {
 			t.Errorf("%d states are unknown, want %d:\n%s", n, 2*statesAtOnce, a.body)
 		}
 		if n := len(v.page.states.slots); n != statesAtOnce {

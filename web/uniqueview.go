@@ -13,6 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
@@ -49,30 +51,35 @@ type uniqueRow struct {
 func (p *page) makeKeys() (err error) {
 	cfg := automutex.Config{Rules: p.o.Rules, Prefix: p.o.Prefix, HashKeys: p.o.HashKeys, Decode: p.o.Decode, Logger: p.o.Logger}
 	var ours, theirs error
-	p.keyMaker, ours = automutex.NewKeyMaker(cfg)
+	k := &known{rules: ruleInfos(inspect.Describe(p.o.Rules))}
+	k.keyMaker, ours = automutex.NewKeyMaker(cfg)
 	cfg.Rules = nil
 	for _, r := range p.o.Unique {
 		cfg.Rules = append(cfg.Rules, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Payload: r.Payload, Scope: r.Scope})
+		k.unique = append(k.unique, fleet.Rule{Name: r.Task, Task: r.Task, Queue: r.Queue, Until: r.Until.String(), Duplicate: r.Duplicate.String()})
 	}
-	if p.producers, theirs = automutex.NewKeyMaker(cfg); theirs != nil {
+	if k.producers, theirs = automutex.NewKeyMaker(cfg); theirs != nil {
 		theirs = fmt.Errorf("Unique: %w", theirs)
 	}
+	p.known.Store(k)
 	return errors.Join(ours, theirs)
 }
 
-func newUniqueRow(r unique.Rule) uniqueRow {
+func newUniqueRow(r fleet.Rule) uniqueRow {
 	queue := r.Queue
 	if queue == "" {
 		queue = "default"
 	}
-	return uniqueRow{Task: r.Task, Queue: queue, Until: printable.Timed(strings.TrimPrefix(r.Until.String(), "until ")), Duplicate: printable.Timed(r.Duplicate.String())}
+	return uniqueRow{Task: r.Task, Queue: queue, Until: printable.Timed(strings.TrimPrefix(r.Until, "until ")), Duplicate: printable.Timed(r.Duplicate)}
 }
 
 // uniquePage answers with the unique rules, and with what a typed task meets. The payload
 // comes in the body of a POST, so that it is in no log of requests; nothing is changed.
 func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 	v := &uniqueView{frame: p.frame(r, "unique", "Unique"), Done: p.done(r)}
-	for _, rule := range p.o.Unique {
+	v.Here = "unique"
+	_, _ = p.fleetNow(r.Context()) // Processes says what is wrong with it
+	for _, rule := range p.known.Load().unique {
 		v.Rules = append(v.Rules, newUniqueRow(rule))
 	}
 	var err error
@@ -97,32 +104,36 @@ func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 
 // meet finds the keys of the typed task, and the task that has its unique key.
 func (p *page) meet(ctx context.Context, v *uniqueView) (err error) {
-	t := asynq.NewTask(v.Type, []byte(v.Payload))
-	if v.Locks, err = p.keyMaker.Keys(ctx, t); err != nil {
+	t, k := asynq.NewTask(v.Type, []byte(v.Payload)), p.known.Load()
+	if k.hashed {
+		return errors.New("the processes hash their keys, and the page does not have the secret: set Options.HashKeys, or AUTOMUTEX_HASH_KEYS for the command")
+	}
+	if v.Locks, err = k.keyMaker.Keys(ctx, t); err != nil {
 		return err
 	}
-	keys, err := p.producers.Keys(ctx, t)
+	keys, err := k.producers.Keys(ctx, t)
 	if err != nil {
 		return err
 	}
 	if v.Asked = true; len(keys) == 0 {
 		return nil
 	}
-	guarded := make([]automutex.Rule, 0, len(p.o.Unique))
-	for _, r := range p.o.Unique {
+	guarded := make([]automutex.Rule, 0, len(k.unique))
+	for _, r := range k.unique {
 		guarded = append(guarded, automutex.Rule{Task: r.Task})
 	}
 	places := inspect.RulesFor(guarded, v.Type)
 	if len(places) == 0 {
 		return nil
 	}
-	rule := p.o.Unique[places[0]]
+	rule := k.unique[places[0]]
 	row := newUniqueRow(rule)
 	row.Key = keys[0]
 	v.Rule = &row
-	if rule.Until == unique.UntilDone { // the key is the ID of the task
-		row.TaskOf = p.taskOf(inspect.TaskName(row.Queue, row.Key, ""))
-		row.TaskOf.Queue, row.TaskOf.ID = row.Queue, row.Key
+	if rule.Until == unique.UntilDone.String() && (rule.Duplicate == unique.Reject.String() || rule.Duplicate == unique.Join.String()) { // the ID of the task is made from the key
+		id := claim.TaskID(row.Key)
+		row.TaskOf = p.taskOf(inspect.TaskName(row.Queue, id, ""))
+		row.TaskOf.Queue, row.TaskOf.ID = row.Queue, id
 	} else {
 		row.Claim = row.Key + ":claim"
 		if row.Holder, row.Age, err = p.claim(ctx, row.Claim); err != nil || row.Holder == "" {
@@ -140,40 +151,33 @@ func (p *page) meet(ctx context.Context, v *uniqueView) (err error) {
 	return nil
 }
 
-// claim reads a claim: "since deadline phase holder", the times in milliseconds by Redis'
-// clock. Of one without a since, which a plain SET has made, the deadline is the length,
-// and a second of the key's own expiry comes after it.
+// claim reads a claim: "since deadline phase stale holder", the times in milliseconds by Redis' clock.
 func (p *page) claim(ctx context.Context, key string) (holder string, age time.Duration, err error) {
-	pipe := p.rdb.Pipeline()
-	get, left := pipe.Get(ctx, key), pipe.PTTL(ctx, key)
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+	value, err := p.rdb.Get(ctx, key).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
 		return "", 0, fmt.Errorf("the claim %s: %w", printable.Short(key), err)
 	}
 	now, err := p.rdb.Time(ctx).Result()
 	if err != nil {
 		return "", 0, fmt.Errorf("the claim %s: %w", printable.Short(key), err)
 	}
-	if holder, age, err = parseClaim(get.Val(), left.Val(), now); err != nil {
+	if holder, age, err = parseClaim(value, now); err != nil {
 		return "", 0, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
 	}
 	return holder, age, nil
 }
 
-// parseClaim reads the value of a claim that expires in left. No claim has no holder.
-func parseClaim(value string, left time.Duration, now time.Time) (holder string, age time.Duration, err error) {
-	f := strings.SplitN(value, " ", 4)
-	if len(f) != 4 {
+// parseClaim reads the value of a claim. No claim has no holder.
+func parseClaim(value string, now time.Time) (holder string, age time.Duration, err error) {
+	f := strings.SplitN(value, " ", 5)
+	if len(f) != 5 {
 		return "", 0, nil
 	}
-	since, err1 := strconv.ParseInt(f[0], 10, 64)
-	deadline, err2 := strconv.ParseInt(f[1], 10, 64)
-	if err := errors.Join(err1, err2); err != nil {
+	since, err := strconv.ParseInt(f[0], 10, 64)
+	if err != nil {
 		return "", 0, err
 	}
-	if since == 0 {
-		return f[3], max(0, time.Duration(deadline)*time.Millisecond+time.Second-left), nil
-	}
-	return f[3], now.Sub(time.UnixMilli(since)), nil
+	return f[4], now.Sub(time.UnixMilli(since)), nil
 }
 
 // dropClaim drops one task's claim.

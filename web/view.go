@@ -5,6 +5,7 @@ import (
 	"embed"
 	"html/template"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/automutex/automutex/internal/inspect"
@@ -18,24 +19,26 @@ var templateFiles embed.FS
 // sent again and again.
 var views = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
-		"asset":       func(base, name string) string { return base + "static/" + name + "?v=" + assetFiles[name].version },
-		"ago":         func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
-		"in":          func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
-		"clock":       func(t time.Time) string { return t.UTC().Format("15:04:05") },
-		"exact":       printable.Exact,
-		"timed":       printable.Timed,
-		"iso":         func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
-		"text":        printable.Short,
-		"count":       printable.Count,
-		"inBraces":    inspect.InBraces,
-		"controlText": inner.ControlText,
-		"orders":      inner.Orders, // a pause and a limit of one target are one each
-		"line":        func(r row) int { return r.line() },
-		"more":        func(n int) int { return n - 1 },
-		"neg":         func(d time.Duration) time.Duration { return -d },
+		"asset":    func(base, name string) string { return base + "static/" + name + "?v=" + assetFiles[name].version },
+		"ago":      func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
+		"in":       func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
+		"clock":    func(t time.Time) string { return t.UTC().Format("15:04:05") },
+		"exact":    printable.Exact,
+		"timed":    printable.Timed,
+		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+		"text":     printable.Short,
+		"count":    printable.Count,
+		"inBraces": inspect.InBraces,
+		"orders":   inner.Orders, // a pause and a limit of one target are one each
+		"line":     func(r row) int { return r.line() },
+		"sep":      func(n int) string { return separated(strconv.Itoa(n)) },
+		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
+		"order":    inspect.OrderText,
+		"more":     func(n int) int { return n - 1 },
+		"neg":      func(d time.Duration) time.Duration { return -d },
 	}).ParseFS(templateFiles, "templates/layout.html", "templates/chart.html"))
 	all := map[string]*template.Template{}
-	for _, name := range []string{"keys", "key", "rules", "unique", "doctor", "ask", "fail"} {
+	for _, name := range []string{"overview", "keys", "key", "blocked", "rules", "processes", "unique", "doctor", "ask", "fail"} {
 		all[name] = template.Must(template.Must(layout.Clone()).ParseFS(templateFiles, "templates/"+name+".html"))
 	}
 	return all
@@ -46,7 +49,8 @@ type frame struct {
 	Base    string // what links begin with
 	View    string // of the navigation
 	Title   string
-	Here    string // of the list and of a lock: the link to it, without Base, for its actions to lead back to
+	Theme   string // one of themes
+	Here    string // the link to the view, without Base, for its actions to lead back to
 	Live    string // the URL of the view's stream; empty without one
 	Operate bool   // the viewer may act
 	Now     time.Time
@@ -54,7 +58,7 @@ type frame struct {
 }
 
 func (p *page) frame(r *http.Request, view, title string) frame {
-	return frame{Base: p.base, View: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now(), past: &p.past}
+	return frame{Base: p.base, View: view, Here: view, Theme: themeOf(r), Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now(), past: &p.past}
 }
 
 // render sends a whole page. It is made before the first byte is sent, so that a failure
@@ -72,9 +76,9 @@ func (p *page) render(w http.ResponseWriter, status int, view string, data any) 
 }
 
 // fail answers with an error.
-func (p *page) fail(w http.ResponseWriter, _ *http.Request, status int, text string) {
+func (p *page) fail(w http.ResponseWriter, r *http.Request, status int, text string) {
 	p.render(w, status, "fail", struct {
 		frame
 		Text string
-	}{frame{Base: p.base, Title: http.StatusText(status), Now: time.Now()}, text})
+	}{frame{Base: p.base, View: "-", Theme: themeOf(r), Title: http.StatusText(status), Now: time.Now()}, text})
 }

@@ -9,11 +9,13 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
@@ -29,18 +31,19 @@ type Options struct {
 	RootPath string
 
 	// Prefix begins the keys of the locks, as automutex.Config.Prefix. Empty means
-	// [inside.DefaultPrefix].
+	// "automutex".
 	Prefix string
 
 	// HashKeys is the secret of automutex.Config.HashKeys. The page needs it only to
 	// tell which key a payload makes. The page never shows the secret.
 	HashKeys string
 
-	// Rules are those of the guards. They name the locks on the page. nil shows locks
-	// by scope.
+	// Rules are those of the guards. They name the locks on the page. nil means those that the
+	// guards say they run: all but those of guards whose Config is Private.
 	Rules []automutex.Rule
 
-	// Unique are the rules of the producers, as in unique.Config.
+	// Unique are the rules of the producers, as in unique.Config. nil means those that
+	// producers say they have.
 	Unique []unique.Rule
 
 	// Decode is automutex.Config.Decode, for payloads that come in an envelope.
@@ -87,10 +90,10 @@ type page struct {
 	base      string // what links begin with
 	rdb       redis.UniversalClient
 	locker    *lock.Locker
-	keyMaker  *automutex.KeyMaker // of the guards
-	producers *automutex.KeyMaker // of the producers, by Options.Unique
+	known     atomic.Pointer[known] // never nil after New
+	fleet     shared[*fleet.Fleet]
+	quiet     *slog.Logger // of what the fleet's rules may give rise to
 	states    *taskStates
-	rules     []ruleInfo
 	sampler   *sampler
 	fragments *fragments
 	actions   actionLog
@@ -124,7 +127,7 @@ const maxStreams = 256
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
 		o: options, rdb: rdb,
-		streams: make(chan struct{}, maxStreams), closed: make(chan struct{}),
+		streams: make(chan struct{}, maxStreams), closed: make(chan struct{}), quiet: slog.New(slog.DiscardHandler),
 	}
 	if p.o.Prefix == "" {
 		p.o.Prefix = inside.DefaultPrefix
@@ -152,7 +155,6 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	if p.o.RootPath != "" {
 		p.base = p.o.RootPath + "/"
 	}
-	p.rules = ruleInfos(options.Rules)
 	p.sampler = newSampler(p.locker, p.o.Logger, p.closed)
 	p.fragments = newFragments()
 	p.past.recorder, p.past.actions = options.Recorder, &p.actions

@@ -20,10 +20,10 @@ func newBreak(a *app) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "break KEY [--holder TOKEN]",
-		Short: "Take a lock from its holders, or end its hold or cooldown, after asking",
+		Short: "Take a lock from its holders, or open its gate, after asking",
 		Long: `Take a lock from its holders: from all that are shown, or from the one with the
-token given (list --json and show tell tokens). Without --holder it also ends a hold
-or a cooldown of the key, whether or not somebody holds the lock. A rate that is used
+token given (list --json and show tell tokens). Without --holder it also opens a
+closed gate of the key and ends its cooldown, whether or not somebody holds the lock. A rate that is used
 up stays so. The first in line gets the lock at once.
 
 Each holder is told: the context of its handler ends with cause lock.ErrLost, at its
@@ -90,9 +90,9 @@ func breakQuestion(s inspect.Lock, opens bool) string {
 	case !opens:
 		return take + "?"
 	case len(s.Holders) == 0:
-		return "End the " + s.Gate.Closed + "?"
+		return "End the " + s.Gate.Noun() + "?"
 	}
-	return take + ", and end the " + s.Gate.Closed + "?"
+	return take + ", and end the " + s.Gate.Noun() + "?"
 }
 
 // breakLock breaks the lock for each of the holders that were shown, and then ends its
@@ -126,9 +126,9 @@ func (a *app) breakLock(ctx context.Context, locker *lock.Locker, s inspect.Lock
 	}
 	switch {
 	case opened:
-		fmt.Fprintf(a.out, "ended: the %s\n", s.Gate.Closed)
+		fmt.Fprintf(a.out, "ended: the %s\n", s.Gate.Noun())
 	case s.Gate != nil && inspect.Breakable(s.Gate.Closed) && !opens:
-		fmt.Fprintf(a.out, "the %s goes on; break without --holder ends it\n", s.Gate.Closed)
+		fmt.Fprintf(a.out, "the %s goes on; break without --holder ends it\n", s.Gate.Noun())
 	case s.Gate != nil && !opens:
 		fmt.Fprintln(a.out, "its rate stays used up")
 	}

@@ -33,16 +33,16 @@ func testBreakGate(t *testing.T, b binary) {
 			}
 		}
 		held := take("free")
-		if err := errors.Join(inner.Hold(t.Context(), held, time.Hour), held.Unlock(t.Context())); err != nil {
+		if err := errors.Join(inner.CloseGate(t.Context(), held, time.Hour), held.Unlock(t.Context())); err != nil {
 			t.Fatal(err)
 		}
-		b.run(t, tr.flags("list")...).want(t, exitOK, keytext.Key(tr.prefix, "free"), "(on hold)")
-		b.run(t, tr.flags("show", "free")...).want(t, exitOK, "held by 0", "nobody starts for", "on hold")
-		b.run(t, tr.flags("show", "free", "--json")...).want(t, exitOK, `"closed":"hold"`)
+		b.run(t, tr.flags("list")...).want(t, exitOK, keytext.Key(tr.prefix, "free"), "(closed)")
+		b.run(t, tr.flags("show", "free")...).want(t, exitOK, "held by 0", "nobody starts for", "closed")
+		b.run(t, tr.flags("show", "free", "--json")...).want(t, exitOK, `"closed":"closed"`)
 		b.runWith(t, "n\n", nil, tr.flags("break", "free")...).wantErrorLine(t, exitNo, "nothing was done")
 		closed("free", true)
 		r := b.runWith(t, "y\n", nil, tr.flags("break", "free")...)
-		if r.exit != exitOK || !strings.Contains(r.stderr, "End the hold? [y/N]") || !strings.HasSuffix(r.stdout, "\nended: the hold\n") {
+		if r.exit != exitOK || !strings.Contains(r.stderr, "End the closed gate? [y/N]") || !strings.HasSuffix(r.stdout, "\nended: the closed gate\n") {
 			t.Errorf("%d\n%s\n%s", r.exit, r.stdout, r.stderr)
 		}
 		closed("free", false)
@@ -63,10 +63,10 @@ func testBreakGate(t *testing.T, b binary) {
 		}
 
 		one := take("one")
-		if err := inner.Hold(t.Context(), one, time.Hour); err != nil {
+		if err := inner.CloseGate(t.Context(), one, time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		b.run(t, tr.flags("break", "one", "--yes", "--holder", one.Token())...).want(t, exitOK, "broken: 1 of 1", "the hold goes on; break without --holder ends it")
+		b.run(t, tr.flags("break", "one", "--yes", "--holder", one.Token())...).want(t, exitOK, "broken: 1 of 1", "the closed gate goes on; break without --holder ends it")
 		closed("one", true)
 
 		for _, hold := range []bool{true, false} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
@@ -57,17 +58,21 @@ func (a *app) printRules(rules []automutex.Rule) error {
 		return nil
 	}
 	header, more := []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}, false
-	if slices.ContainsFunc(rules, func(rule automutex.Rule) bool { return len(inspect.Also(rule)) > 0 }) {
+	described := inspect.Describe(rules)
+	if slices.ContainsFunc(described, func(r fleet.Rule) bool { return len(r.Also()) > 0 }) {
 		header, more = append(header, "ALSO"), true
 	}
 	t := newTable(a.out, header...)
 	for i, rule := range rules {
+		if rule.Busy == automutex.Park {
+			rule.Wait = 0 // it has no effect
+		}
 		row := []string{
-			inspect.RuleName(rules, i), rule.Task, keyOf(rule), inspect.LimitText(rule),
+			described[i].Name, rule.Task, keyOf(rule), described[i].LimitShown(),
 			orDefault(printable.Exact(rule.TTL), "0s", "30s"), orDefault(printable.Exact(rule.Wait), "0s", "-"), printable.Timed(rule.Busy.String()),
 		}
 		if more {
-			row = append(row, orDefault(strings.Join(inspect.Also(rule), "; "), "", "-"))
+			row = append(row, orDefault(strings.Join(described[i].Also(), "; "), "", "-"))
 		}
 		t.row(row...)
 	}
@@ -97,15 +102,19 @@ func (a *app) printUnique(once unique.Config, more bool) error {
 	return t.flush()
 }
 
-// unclaimed tells of unique rules whose claims no rule of the file would end: a
-// worker ends them where it has a rule with an equal Task, Scope and On. The rules
-// may be in another file.
+// unclaimed tells of unique rules whose tasks meet no lock of their key in a worker, and of those whose
+// tasks a worker skips. The rules of the workers may be in another file.
 func unclaimed(cfg automutex.Config, once unique.Config) (notes []string) {
 	for _, u := range once.Rules {
-		if u.Until == unique.UntilStart && !slices.ContainsFunc(cfg.Rules, func(r automutex.Rule) bool {
+		at := slices.IndexFunc(cfg.Rules, func(r automutex.Rule) bool {
 			return r.Task == u.Task && r.Scope == u.Scope && slices.Equal(r.On, u.On) && slices.Equal(r.OnHeaders, u.OnHeaders)
-		}) {
-			notes = append(notes, fmt.Sprintf("unique rule %q: until start lasts until the task has ended, unless the workers have a rule with an equal task, scope and on; there is none in this file", u.Task))
+		})
+		switch {
+		case at < 0 && (u.Until == unique.UntilStart || u.Duplicate != unique.Reject && u.Duplicate != unique.Join):
+			notes = append(notes, fmt.Sprintf("unique rule %q: until start, replace and postpone need a rule of the workers with an equal task, scope and on; there is none in this file", u.Task))
+		case at >= 0 && u.Until == unique.UntilStart && cfg.Rules[at].Busy == automutex.Skip:
+			notes = append(notes, fmt.Sprintf("unique rule %q: a worker skips the task that other producers rely on while an older one runs, so that their change may never be seen; "+
+				"use park, wait or retry instead of skip", u.Task))
 		}
 	}
 	return notes

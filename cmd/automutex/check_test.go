@@ -15,17 +15,17 @@ rules:
   - task: work
     on: [id]
   - {task: "report:", scope: report, on: [tenant.id], on_headers: [region], limit: 3, busy: {retry_in: 5s}}
-  - {task: "report:daily", scope: report, on: [tenant.id], on_headers: [region], limit: 3}
+  - {task: "report:daily", scope: report, on: [tenant.id], limit: 3}
   - {task: transfer, name: to, scope: account, on: [to]}
   - {task: transfer, name: from, scope: account, on: [from]}
 `
 
 func testCheck(t *testing.T, b binary) {
-	r := b.run(t, "check", file(t, rules)).want(t, exitOK, "no mistakes; 5 rules, 0 unique rules", "note: ", "hides")
+	r := b.run(t, "check", file(t, rules)).want(t, exitOK, "no mistakes; 5 rules, 0 unique rules", "note: ", "hides", "Wait: has no effect")
 	for _, row := range []string{
-		"work <type>|<id> 1 30s 10s retry",
+		"work <type>|<id> 1 30s - park",
 		"report: report|<tenant.id>|<header region> 3 30s 10s retry in 5s",
-		"from transfer account|<from> 1 30s 10s retry",
+		"from transfer account|<from> 1 30s - park",
 	} {
 		if !strings.Contains(squeeze(r.stdout), row) {
 			t.Errorf("no row %q in\n%s", row, r.stdout)
@@ -42,9 +42,9 @@ rules:
 `)).want(t, exitOK)
 	for _, row := range []string{
 		"RULE TASK KEY LIMIT TTL WAIT BUSY ALSO\n",
-		" mail <type>|<to> <tenant.max> (default 3, most 50) 30s - retry rate 10 per 1s, burst 10\n",
-		" bill <type> <max> 30s - retry rate 100 per 1m, burst 5; cooldown 10m; held for at most 1h\n",
-		" work <type> 1 30s - retry -\n",
+		" mail <type>|<to> <tenant.max> (default 3, most 50) 30s - park rate 10 per 1s, burst 1\n",
+		" bill <type> <max> 30s - park rate 100 per 1m, burst 5; cooldown 10m; held for at most 1h\n",
+		" work <type> 1 30s - park -\n",
 	} {
 		if !strings.Contains(squeeze(r.stdout), row) {
 			t.Errorf("no row %q in\n%s", row, r.stdout)
@@ -58,8 +58,9 @@ unique:
   - {task: reindex, on: [id], until: start, duplicate: join}
   - {task: digest, on: [user], until: start, queue: low}
   - {task: mail, until: {for: 10m}, duplicate: {postpone: 5s}}
-`)).want(t, exitOK, "1 rule, 3 unique rules", `note: unique rule "digest": until start lasts until the task has ended`)
-	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m postpone by 5s") || strings.Count(r.stdout, "note: ") != 1 {
+`)).want(t, exitOK, "1 rule, 3 unique rules", `note: unique rule "digest": until start, replace and postpone need a rule of the workers`,
+		`note: unique rule "mail": until start, replace and postpone need a rule of the workers`)
+	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m postpone by 5s") || strings.Count(r.stdout, "note: ") != 2 {
 		t.Errorf("got\n%s", r.stdout)
 	}
 }
@@ -115,9 +116,9 @@ func testKey(t *testing.T, b binary) {
 	if got := squeeze(r.stdout); got != "RULE KEY REDIS\nfrom account|2 automutex:{account|2}\nto account|b%20c automutex:{account|b%20c}\n" {
 		t.Errorf("got\n%s", r.stdout)
 	}
-	// The longest Task alone, by its name; headers; JSON.
+	// The longest Task alone, by its name; a header that its rule does not name; JSON.
 	r = b.run(t, "key", name, "--type", "report:daily:x", "--payload", `{"tenant": {"id": "é"}}`, "--header", "region=eu", "--json").want(t, exitOK)
-	if got := lines[match](t, r.stdout); len(got) != 1 || got[0] != (match{"report:daily", "report|é|eu", "automutex:{report|é|eu}"}) {
+	if got := lines[match](t, r.stdout); len(got) != 1 || got[0] != (match{"report:daily", "report|é", "automutex:{report|é}"}) {
 		t.Errorf("got %+v", got)
 	}
 	// With a secret: of the file, else of the environment.

@@ -21,7 +21,8 @@ import (
 const targetHelp = `
 TARGET is a scope ("report", for all its keys), or one key as "automutex key" and
 "automutex list" print it ("report|acme"). Every process obeys within 2 seconds, also
-after a restart. "automutex controls" lists what is in force.`
+after a restart. "automutex controls" lists what is in force. A TARGET that no rule and no
+lock has is refused, as far as the workers, or the FILE, tell the rules.`
 
 func newPause(a *app) *cobra.Command {
 	var length time.Duration
@@ -46,11 +47,11 @@ attempt wait in their workers. A new pause replaces the present one.
 				}
 				until = time.Now().Add(length)
 			}
-			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
+			return a.changing(cmd, &file, args[0], true, func(ctx context.Context, controls *lock.Controls) error {
 				if err := controls.Pause(ctx, args[0], until, why); err != nil {
 					return err
 				}
-				end := "until resumed"
+				end := "until somebody resumes it"
 				if !until.IsZero() {
 					end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
 				}
@@ -62,6 +63,7 @@ attempt wait in their workers. A new pause replaces the present one.
 	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after this time (default: when it is resumed)")
 	cmd.Flags().StringVar(&why, "why", "", "the reason to show with the order")
 	file.flag(cmd)
+	forceFlag(cmd)
 	a.conn.needed(cmd)
 	return cmd
 }
@@ -78,7 +80,7 @@ is removed. If the target has neither, the exit code is 1.
 		Example: `  automutex resume report`,
 		Args:    exactly(1, "TARGET"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
+			return a.changing(cmd, &file, args[0], false, func(ctx context.Context, controls *lock.Controls) error {
 				ended, err := inner.Resume(ctx, controls, args[0])
 				if err != nil {
 					return err
@@ -133,7 +135,7 @@ With --clear, if the target has no such limit, the exit code is 1.
 			return exactly(2, "TARGET or N")(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changing(cmd, &file, args[0], func(ctx context.Context, controls *lock.Controls) error {
+			return a.changing(cmd, &file, args[0], !clearIt, func(ctx context.Context, controls *lock.Controls) error {
 				if clearIt {
 					ended, err := inner.ClearLimit(ctx, controls, args[0])
 					if err != nil {
@@ -166,6 +168,7 @@ With --clear, if the target has no such limit, the exit code is 1.
 	cmd.Flags().BoolVar(&clearIt, "clear", false, "end the limit")
 	cmd.Flags().StringVar(&why, "why", "", "the reason to show with the order")
 	file.flag(cmd)
+	forceFlag(cmd)
 	a.conn.needed(cmd)
 	return cmd
 }
@@ -241,14 +244,14 @@ func what(c inspect.Control, now time.Time) string {
 	case !c.Paused:
 		return fmt.Sprintf("limit %d", c.Limit)
 	case c.PausedUntil == nil:
-		return "paused until resumed"
+		return "paused until somebody resumes it"
 	}
 	return "paused for " + printable.Duration(c.PausedUntil.Sub(now))
 }
 
 // ordered tells a control in one line.
 func ordered(c inspect.Control, now time.Time) string {
-	text := fmt.Sprintf("%s, by %s %s ago", what(c, now), c.By, printable.Duration(now.Sub(c.Since)))
+	text := fmt.Sprintf("%s; ordered by %s %s ago", what(c, now), c.By, printable.Duration(now.Sub(c.Since)))
 	if c.Why != "" {
 		text += ": " + c.Why
 	}

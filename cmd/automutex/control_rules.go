@@ -3,17 +3,17 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -21,7 +21,7 @@ import (
 type rulesFile string
 
 func (f *rulesFile) flag(cmd *cobra.Command) {
-	cmd.Flags().StringVar((*string)(f), "rules", "", "the FILE of the rules: take its prefix, and say when no task has the TARGET")
+	cmd.Flags().StringVar((*string)(f), "rules", "", "the FILE of the rules: take its prefix, and its rules in place of those that the workers say they run")
 }
 
 // load reads the file, if one was given, and takes over its prefix.
@@ -53,55 +53,75 @@ func (a *app) ofPrefix() string {
 	return " (prefix " + a.conn.prefix + ")"
 }
 
-// warnUnknown says that no task has a target, as far as the rules tell.
-func (a *app) warnUnknown(cfg automutex.Config, target string) {
-	if len(cfg.Rules) == 0 {
-		return
-	}
-	key := inspect.Key(a.conn.prefix, target)
-	var its []automutex.Rule
-	for _, rule := range cfg.Rules {
-		if inspect.IsKeyOf(rule, a.conn.prefix, key) {
-			its = append(its, rule)
+// unknown refuses a target that no rule and no live lock has, as far as the FILE, or else what
+// the workers say they run, tells. Workers whose Config is Private say nothing, so --force goes
+// on.
+func (a *app) unknown(ctx context.Context, cfg automutex.Config, locker *lock.Locker, rdb redis.UniversalClient, target string) error {
+	rules, hashed := inspect.Describe(cfg.Rules), cfg.HashKeys != ""
+	if len(rules) == 0 {
+		f, err := fleet.Read(ctx, rdb, a.conn.prefix)
+		if err != nil {
+			return nil //nolint:nilerr // who may not read the fleet gives orders as before
 		}
+		rules = f.Rules(fleet.Worker)
+		hashed = slices.ContainsFunc(f.Processes, func(p fleet.Process) bool { return p.Hashed })
 	}
-	note := func(format string, args ...any) {
-		fmt.Fprintf(a.errs, "note: %s\n", printable.OneLine(fmt.Sprintf(format, args...)))
+	why, meant := inspect.Unknown(rules, hashed, a.conn.prefix, target)
+	if why == "" {
+		return nil
 	}
-	parts := strings.Split(inspect.InBraces(key), "|")
-	scope, values := parts[0], parts[1:]
-	hashed := len(values) == 1 && strings.HasPrefix(values[0], "~")
-	ofThese := func(rule automutex.Rule) bool { return len(rule.On)+len(rule.OnHeaders) == len(values) }
-	prefixOnly := func(rule automutex.Rule) bool {
-		return rule.Scope == "" && rule.Task == scope && strings.HasSuffix(scope, ":")
+	live, err := a.isLive(ctx, locker, rdb, target)
+	if err != nil || live {
+		return err
 	}
-	switch {
-	case len(its) == 0:
-		note("no rule has the scope of %s: it does nothing, unless a lock of a program has that name", target)
-	case slices.ContainsFunc(its, prefixOnly):
-		note("the rule for %s has no scope, so each task type has one of its own: this is for tasks of the type %q alone; name the whole type, or give the rule a scope", scope, scope)
-	case len(values) > 0 && cfg.HashKeys != "" && !hashed:
-		note("the keys of these rules are hashed, so no task has the key %s: take the key that automutex key prints", target)
-	case len(values) > 0 && !hashed && !slices.ContainsFunc(its, ofThese):
-		note("no task has the key %s: it has %s, and the keys of the rule for %s have %d", target, printable.Count(len(values), "value"), its[0].Task, len(its[0].On)+len(its[0].OnHeaders))
+	why = strings.TrimSuffix(why, ".")
+	if meant != "" {
+		return no("%s, nor is there such a lock now; did you mean %s? --force does it all the same", why, meant)
 	}
+	return no("%s; nor is there such a lock now; --force does it all the same", why)
 }
 
-// changing is what the commands that change a control have in common.
-func (a *app) changing(cmd *cobra.Command, file *rulesFile, target string, change func(ctx context.Context, controls *lock.Controls) error) error {
+// isLive reports whether there is a lock now that a target is for. Only a mistake comes here,
+// so that the walk over all locks is not a cost of each order.
+func (a *app) isLive(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, target string) (bool, error) {
+	name := inspect.InBraces(inspect.Key(a.conn.prefix, target))
+	for some, err := range inspect.Walk(ctx, locker, rdb) {
+		if err != nil {
+			return false, err
+		}
+		for _, l := range some {
+			its := inspect.InBraces(l.Key)
+			scope, _, _ := strings.Cut(its, "|")
+			if its == name || scope == name {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// changing is what the commands that change a control have in common. check is set where the
+// change would do nothing for a target that no task has.
+func (a *app) changing(cmd *cobra.Command, file *rulesFile, target string, check bool, change func(ctx context.Context, controls *lock.Controls) error) error {
 	ctx := cmd.Context()
 	cfg, err := file.load(a, cmd)
 	if err != nil {
 		return err
 	}
-	locker, _, done, err := a.conn.locker(ctx)
+	locker, rdb, done, err := a.conn.locker(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := change(ctx, locker.Controls()); err != nil {
-		return err
+	if force, _ := cmd.Flags().GetBool("force"); check && !force {
+		if err := a.unknown(ctx, cfg, locker, rdb, target); err != nil {
+			return err
+		}
 	}
-	a.warnUnknown(cfg, target)
-	return nil
+	return change(ctx, locker.Controls())
+}
+
+// forceFlag adds --force, which unknown speaks of.
+func forceFlag(cmd *cobra.Command) {
+	cmd.Flags().Bool("force", false, "also for a TARGET that no known rule and no lock has")
 }

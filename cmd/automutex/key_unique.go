@@ -8,6 +8,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
@@ -19,8 +20,8 @@ type once struct {
 	Key   string `json:"key"`
 	Queue string `json:"queue"`
 	Until string `json:"until"`
-	// Name is what keeps duplicates out: with UntilDone the ID of the task, else the
-	// Redis key of its claim.
+	// Name is what keeps duplicates out: with UntilDone and Reject or Join the ID of the task,
+	// else the Redis key of its claim.
 	Name string `json:"redis"`
 }
 
@@ -45,10 +46,10 @@ func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (*once, 
 	}
 	found := &once{
 		Rule: rule.Task, Key: inspect.InBraces(names[0]), Queue: orDefault(rule.Queue, "", "default"),
-		Until: printable.Timed(strings.TrimPrefix(rule.Until.String(), "until ")), Name: names[0],
+		Until: printable.Timed(strings.TrimPrefix(rule.Until.String(), "until ")), Name: names[0] + ":claim",
 	}
-	if rule.Until != unique.UntilDone {
-		found.Name += ":claim"
+	if rule.Until == unique.UntilDone && (rule.Duplicate == unique.Reject || rule.Duplicate == unique.Join) {
+		found.Name = claim.TaskID(names[0])
 	}
 	return found, nil
 }

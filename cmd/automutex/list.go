@@ -46,8 +46,9 @@ func newList(a *app) *cobra.Command {
 		Long: `List the locks that are held or waited for, in no order: a row for each holder, and
 one for a key that a rate, a hold or a cooldown closes.
 SINCE is how long ago a lock with one holder was taken, UNTIL when its lease ends
-unless it is renewed, LINE how many wait for it, how many of them are parked, and
-what an operator has ordered: a pause or a limit, by whom and why.
+unless it is renewed, LINE how many wait for it, how many of them are parked or are
+enqueued in order, which failed or archived task blocks an ordered key, and what an
+operator has ordered: a pause or a limit, by whom and why.
 
 The keys are walked with SCAN, a thousand at a time, and shown as they are found:
 any number of locks neither blocks Redis nor fills memory. What comes and goes
@@ -132,6 +133,12 @@ func rows(s inspect.Lock, now time.Time, orders func(inspect.Lock) string) [][]s
 	line := strconv.Itoa(s.Line)
 	if s.Parked > 0 {
 		line += fmt.Sprintf(" (%d parked)", s.Parked)
+	}
+	if s.Queued > 0 {
+		line += " (in order)"
+	}
+	if s.Next != nil && s.Next.Blocked {
+		line += ", blocked by " + s.Next.Task
 	}
 	line += orders(s)
 	if len(s.Holders) == 0 && s.Gate == nil {

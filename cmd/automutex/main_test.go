@@ -31,12 +31,12 @@ func TestCommands(t *testing.T) {
 		"break": testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs,
 		"pause": testPause, "limit": testLimit, "pause and limit": testPauseAndLimit, "controls unreadable": testControlsUnreadable,
 		"control mistakes": testControlMistakes, "control rules": testControlRules,
-		"sweep":  testSweep,
+		"sweep": testSweep, "blocked": testBlocked,
 		"doctor": testDoctor, "doctor settings": testDoctorSettings, "doctor rights": testDoctorRights, "doctor replica": testDoctorReplica,
 		"doctor rules": testDoctorRules, "doctor keys": testDoctorKeys, "doctor Wait": testDoctorWait, "doctor Park": testDoctorPark, "doctor cluster": testDoctorCluster,
 		"completion": testCompletion, "help": testHelp, "readme": testReadme, "usage": testUsage, "arguments": testArguments,
 		"connection": testConnection, "environment": testEnvironment, "no Redis": testNoRedis, "hanging Redis": testHangingRedis,
-		"wrong password": testWrongPassword, "web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses, "export": testExport, "export login": testExportLogin,
+		"wrong password": testWrongPassword, "web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses, "fleet": testFleet,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -51,7 +51,11 @@ type binary string
 func build(t *testing.T) binary {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "automutex")
-	if out, err := exec.Command("go", "build", "-o", file, ".").CombinedOutput(); err != nil {
+	args := []string{"build", "-o", file, "."}
+	if os.Getenv(coverEnv) != "" {
+		args = []string{"build", "-cover", "-coverpkg", "github.com/automutex/automutex/...", "-o", file, "."}
+	}
+	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	return binary(file)
@@ -65,6 +69,9 @@ type result struct {
 	took           time.Duration
 }
 
+// coverEnv names a folder for what the runs of the program cover; .ci/coverage sets it.
+const coverEnv = "AUTOMUTEX_TEST_COVER"
+
 // command prepares a run that ends with the test. The environment has nothing
 // that the program would read.
 func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
@@ -72,7 +79,7 @@ func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, string(b), args...)
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}, env...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GOCOVERDIR=" + os.Getenv(coverEnv)}, env...)
 	return cmd
 }
 

@@ -16,13 +16,13 @@ import (
 // scriptCommands are the commands that the engine's scripts call.
 func scriptCommands(t *testing.T) (commands []string) {
 	t.Helper()
-	files, err := os.ReadDir("../../lock/lua")
+	files, err := os.ReadDir("../../internal/wire/lua")
 	if err != nil || len(files) == 0 {
 		t.Fatal(err)
 	}
 	call := regexp.MustCompile(`redis\.p?call\('(\w+)'`)
 	for _, f := range files {
-		source, err := os.ReadFile("../../lock/lua/" + f.Name())
+		source, err := os.ReadFile("../../internal/wire/lua/" + f.Name())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +51,7 @@ func testCompletion(t *testing.T, b binary) {
 func testHelp(t *testing.T, b binary) {
 	b.run(t, "--help").want(t, exitOK, "Exit codes", "AUTOMUTEX_URI", "doctor")
 	b.run(t, "--version").want(t, exitOK, "automutex ")
-	for _, command := range []string{"check", "schema", "export", "key", "list", "show", "watch", "break", "sweep", "doctor"} {
+	for _, command := range []string{"check", "schema", "key", "list", "show", "watch", "break", "blocked", "skip", "sweep", "doctor"} {
 		b.run(t, command, "--help").want(t, exitOK, "Usage:\n  automutex "+command)
 		b.run(t, "help", command).want(t, exitOK, "Usage:\n  automutex "+command)
 	}
@@ -103,8 +103,8 @@ func testReadme(t *testing.T, b binary) {
 
 func testUsage(t *testing.T, b binary) {
 	for args, want := range map[string]string{
-		"lsit":                              `unknown command "lsit"`,
-		"list --nosuch":                     "unknown flag",
+		"lsit":                              `there is no command "lsit"; did you mean list?`,
+		"list --nosuch":                     "there is no flag --nosuch",
 		"list extra":                        `unexpected argument "extra"`,
 		"check":                             "FILE is missing",
 		"check a b":                         `unexpected argument "b"`,
@@ -117,6 +117,7 @@ func testUsage(t *testing.T, b binary) {
 		"list --db x":                       "--db",
 		"list --db -1":                      "--db",
 		"list --timeout 0s":                 "--timeout",
+		"list --jsn":                        "list: there is no flag --jsn; did you mean --json?",
 		"list --timeout forever":            "--timeout",
 		"list --prefix a{b":                 "--prefix",
 		"list --cluster --db 1":             "--db",

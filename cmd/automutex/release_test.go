@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// goreleaser has the keys of .goreleaser.yaml that this project uses.
+// goreleaser has the keys of .ci/release/goreleaser.yaml that this project uses.
 type goreleaser struct {
 	Version     int    `yaml:"version"`
 	ProjectName string `yaml:"project_name"`
@@ -43,22 +43,35 @@ type goreleaser struct {
 	Changelog struct {
 		Disable bool `yaml:"disable"`
 	} `yaml:"changelog"`
+	SBOMs []struct {
+		Artifacts string `yaml:"artifacts"`
+	} `yaml:"sboms"`
+	Signs []struct {
+		Cmd       string   `yaml:"cmd"`
+		Artifacts string   `yaml:"artifacts"`
+		Signature string   `yaml:"signature"`
+		Args      []string `yaml:"args"`
+	} `yaml:"signs"`
+	Release struct {
+		Draft      bool   `yaml:"draft"`
+		Prerelease string `yaml:"prerelease"`
+	} `yaml:"release"`
 }
 
 // The files for releases are well-formed, and name files and targets that there are.
 func TestRelease_files(t *testing.T) {
 	t.Parallel()
 	root := filepath.Join("..", "..")
-	text, err := os.ReadFile(filepath.Join(root, ".goreleaser.yaml"))
+	text, err := os.ReadFile(filepath.Join(root, ".ci", "release", "goreleaser.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var cfg goreleaser
 	if err := yaml.Load(text, &cfg, yaml.WithKnownFields()); err != nil {
-		t.Fatalf(".goreleaser.yaml: %v", err)
+		t.Fatalf("goreleaser.yaml: %v", err)
 	}
 	if cfg.Version != 2 || len(cfg.Builds) != 1 || len(cfg.Archives) != 1 || !slices.Equal(cfg.Archives[0].IDs, []string{cfg.Builds[0].ID}) {
-		t.Fatalf(".goreleaser.yaml: %+v", cfg)
+		t.Fatalf("goreleaser.yaml: %+v", cfg)
 	}
 	build := cfg.Builds[0]
 	if _, err := os.Stat(filepath.Join(root, build.Dir, "main.go")); err != nil || build.Main != "." {
@@ -68,6 +81,9 @@ func TestRelease_files(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
 			t.Errorf("archives: %v", err)
 		}
+	}
+	if len(cfg.SBOMs) != 1 || len(cfg.Signs) != 1 || cfg.Signs[0].Artifacts != "checksum" {
+		t.Errorf("a release has no bill of materials, or no signature of its checksums: %+v, %+v", cfg.SBOMs, cfg.Signs)
 	}
 	targets, err := exec.Command("go", "tool", "dist", "list").Output()
 	if err != nil {
@@ -86,7 +102,7 @@ func TestRelease_files(t *testing.T) {
 func TestRelease_dockerfile(t *testing.T) {
 	t.Parallel()
 	root := filepath.Join("..", "..")
-	text, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
+	text, err := os.ReadFile("Dockerfile")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +120,7 @@ func TestRelease_dockerfile(t *testing.T) {
 			command = run
 		}
 	}
-	ignored, err := os.ReadFile(filepath.Join(root, ".dockerignore"))
+	ignored, err := os.ReadFile("Dockerfile.dockerignore")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +130,7 @@ func TestRelease_dockerfile(t *testing.T) {
 	}
 	for _, used := range regexp.MustCompile(`(?m)^\s+\./(\S+)$`).FindAllStringSubmatch(string(work), -1) {
 		if slices.Contains(strings.Split(string(ignored), "\n"), used[1]) {
-			t.Errorf(".dockerignore leaves out %s, which go.work uses: nothing would build", used[1])
+			t.Errorf("Dockerfile.dockerignore leaves out %s, which go.work uses: nothing would build", used[1])
 		}
 	}
 	// -n resolves flags and packages, and prints what would be run: a build without cgo from
@@ -127,4 +143,72 @@ func TestRelease_dockerfile(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil || !strings.Contains(string(out), "link") {
 		t.Fatalf("%s: %v\n%.2000s", command, err, out)
 	}
+}
+
+// CHANGELOG.md has the form of Keep a Changelog 1.1.0: Unreleased first, then releases with a
+// date, the newest first, and known headings in each.
+func TestChangelog_form(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "..", "CHANGELOG.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range changelogProblems(string(text)) {
+		t.Errorf("CHANGELOG.md: %s", problem)
+	}
+}
+
+// What is wrong is found.
+func TestChangelog_mistakes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"# Changelog\n\n## [1.0.0] - 2026-01-02\n":                                               "Unreleased",
+		"# Changelog\n\n## [Unreleased]\n\n## [1.0.0]\n":                                         "no release with a date",
+		"# Changelog\n\n## [Unreleased]\n\n### News\n":                                           "no heading of Keep a Changelog",
+		"# Changelog\n\n## [Unreleased]\n\n## [1.0.0] - 2026-01-02\n\n## [1.1.0] - 2026-01-03\n": "newest first",
+		"# Changelog\n\n## [Unreleased]\n\n## [1.0.0] - 2026-01-02\n\n## [Unreleased]\n":         "Unreleased",
+	} {
+		if got := strings.Join(changelogProblems(text), "; "); !strings.Contains(got, want) {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func changelogProblems(text string) (problems []string) {
+	release := regexp.MustCompile(`^## \[(\d+)\.(\d+)\.(\d+)(?:-[0-9A-Za-z.]+)?\] - \d{4}-\d\d-\d\d$`)
+	sections, before := 0, ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if name, ok := strings.CutPrefix(line, "### "); ok && !slices.Contains([]string{"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}, name) {
+			problems = append(problems, line+" is no heading of Keep a Changelog")
+		}
+		if !strings.HasPrefix(line, "## ") {
+			continue
+		}
+		sections++
+		if (line == "## [Unreleased]") != (sections == 1) {
+			problems = append(problems, "the first section, and no other, is Unreleased: "+line)
+			continue
+		}
+		if sections == 1 {
+			continue
+		}
+		m := release.FindStringSubmatch(line)
+		if m == nil {
+			problems = append(problems, line+" is no release with a date: ## [1.2.3] - 2026-01-02")
+			continue
+		}
+		version := ""
+		for _, part := range m[1:] {
+			version += strings.Repeat("0", max(0, 9-len(part))) + part
+		}
+		if before != "" && version >= before {
+			problems = append(problems, line+" stands below an older one: the newest first")
+		}
+		before = version
+	}
+	if sections == 0 {
+		problems = append(problems, "there is no section Unreleased")
+	}
+	return problems
 }

@@ -3,9 +3,13 @@ package main
 import (
 	"io"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/automutex/automutex/internal/nearest"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // app is what all commands share.
@@ -38,6 +42,16 @@ func newRoot(a *app) *cobra.Command {
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			var names []string
+			for _, known := range cmd.Commands() {
+				names = append(names, known.Name())
+			}
+			return usage("there is no command %q%s; see automutex --help", printable.OneLine(args[0]), didYouMean(args[0], "", names))
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cmd.Help(); err != nil {
 				return err
@@ -51,11 +65,29 @@ func newRoot(a *app) *cobra.Command {
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(underscored(name))
 	})
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		_, flag, ok := strings.Cut(err.Error(), "unknown flag: --")
+		if !ok {
+			return err
+		}
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		path := strings.TrimPrefix(cmd.CommandPath(), "automutex ")
+		return usage("%s: there is no flag --%s%s; see %s --help", path, printable.OneLine(flag), didYouMean(flag, "--", names), cmd.CommandPath())
+	})
 	a.conn.flags(root)
 	root.AddCommand(
-		newCheck(a), newSchema(a), newExport(a), newKey(a), newList(a), newShow(a), newWatch(a), newBreak(a), newPause(a), newResume(a), newLimit(a), newControls(a), newSweep(a), newDoctor(a), newWeb(a),
+		newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newWatch(a), newBreak(a), newPause(a), newResume(a), newLimit(a), newControls(a), newBlocked(a), newSkip(a), newSweep(a), newDoctor(a), newWeb(a),
 	)
 	return root
+}
+
+// didYouMean names what a misspelt word was probably meant to be; empty when nothing is near.
+func didYouMean(typed, before string, names []string) string {
+	if name, ok := nearest.Name(typed, names); ok {
+		return "; did you mean " + before + name + "?"
+	}
+	return ""
 }
 
 // version is that of the module this binary was built from.

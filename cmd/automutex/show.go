@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -20,8 +21,8 @@ func newShow(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show KEY",
 		Short: "Show one lock: its holders, its line, and their tasks",
-		Long: `Show one lock: its holders with their tokens, the first hundred in its line, and
-what asynq says of their tasks; and for how long a rate, a hold or a cooldown keeps
+		Long: `Show one lock: its holders with their tokens, the first hundred in its line, what
+asynq says of their tasks, and which failed or archived task an ordered key is behind; and for how long a rate, a hold or a cooldown keeps
 tasks from starting. KEY is as list prints it, or what stands between its braces. When
 nobody holds or waits for the lock, nothing keeps tasks from starting, and no control is
 for it, the exit code is 1.`,
@@ -61,15 +62,23 @@ func inspectOne(ctx context.Context, locker *lock.Locker, rdb redis.UniversalCli
 }
 
 func (a *app) printLock(s inspect.Lock, now time.Time, inspector *asynq.Inspector) error {
-	fmt.Fprintf(a.out, "%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked)
+	fmt.Fprintf(a.out, "%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked-s.Queued)
 	if s.Parked > 0 {
 		fmt.Fprintf(a.out, ", %d parked", s.Parked)
+	}
+	if s.Queued > 0 {
+		fmt.Fprintf(a.out, ", %d in order", s.Queued)
 	}
 	if s.Since != nil {
 		fmt.Fprintf(a.out, ", last taken %s ago", printable.Duration(now.Sub(*s.Since)))
 	}
 	if s.Gate != nil {
 		fmt.Fprintf(a.out, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
+	}
+	if s.Next != nil {
+		if why := blocked.Why(blocked.Look(inspector, s.Next.Head())); why != "" {
+			fmt.Fprintf(a.out, "\nbehind %s, which %s", s.Next.Task, why)
+		}
 	}
 	fmt.Fprintln(a.out)
 	for _, c := range s.Controls {

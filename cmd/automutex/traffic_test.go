@@ -38,7 +38,7 @@ func start(t *testing.T, s *redistest.Server, rules ...automutex.Rule) *traffic 
 	}
 	rdb := s.Client(t)
 	quiet := slog.New(slog.DiscardHandler)
-	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet})
+	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet, Private: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func eachReal(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
 }
 
 // wait is the rule that most tests hold tasks by.
-var wait = automutex.Rule{Task: "work", On: []string{"id"}, Wait: time.Hour}
+var wait = automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Hour}
 
 // silent is an asynq.Logger.
 type silent struct{}

@@ -81,7 +81,7 @@ func testWeb(t *testing.T, b binary) {
 	tr.holds("the-task")
 	w := startWeb(t, b, nil, file(t, "rules:\n  - {name: the-rule, task: work, on: [id]}\n"), "--uri", s.Addr(), "--prefix", tr.prefix, "--recorded", "--asynqmon-path", "/asynq")
 	redistest.Eventually(t, patience, func() bool {
-		status, body := w.get("/", nil)
+		status, body := w.get("/keys", nil)
 		return status == http.StatusOK && strings.Contains(body, "<bdi>work|7</bdi>") && strings.Contains(body, "the-rule") && strings.Contains(body, "/the-task</a>") && strings.Contains(body, "worker-1:4242")
 	}, "the page shows the lock")
 	if status, body := w.get("/metrics", nil); status != http.StatusOK || !strings.Contains(body, `automutex_locks_held{rule="the-rule"} 1`) || strings.Contains(body, "work|7") {

@@ -67,8 +67,6 @@
 #define RELEASED  8
 #define SET       9     /* SET NX: as a string, which is tried before an ask */
 #define NIL       10
-#define TELL      11    /* what is my fence? */
-#define TOLD      12
 
 /* How a grant's message stands to the answers that its client has or is to have. */
 #define NONE      0
@@ -114,7 +112,7 @@ hidden byte slots, id, i, j, mine, in_set, believers;
 byte fence = 1;         /* Redis' clock: the last fence of all */
 byte f = 1;             /* f: the last one that is stored */
 byte worked = 1;        /* the highest that anybody worked with */
-bit  untold[CLIENTS];   /* has the lock as a string, and has not been told its fence yet */
+bit  unfenced[CLIENTS]; /* holds without a fence: it took the lock by SET, whose reply has none */
 byte reply_fence[CLIENTS];
 byte message_fence[CLIENTS];
 byte hint_fence[CLIENTS];
@@ -148,7 +146,7 @@ bit  renewed[CLIENTS];  /* a holder renews once at most: then it has to release 
 #ifdef FENCE
 #define LOOKED_AT    (fence < FENCE)
 #define FENCE_OF(x)  x ## _fence[c]
-#define NO_FENCE(c)  untold[c] = 0; reply_fence[c] = 0
+#define NO_FENCE(c)  unfenced[c] = 0; reply_fence[c] = 0
 #else
 #define LOOKED_AT    true
 #define FENCE_OF(x)  0
@@ -178,11 +176,11 @@ inline in_line(c) {
 
 /* ---- Redis: the scripts ---------------------------------------------------- */
 
-/* lock/lua/line.lua: holders. Nothing to do: the model has no holder whose deadline
+/* internal/wire/lua/line.lua: holders. Nothing to do: the model has no holder whose deadline
  * has passed, for every script drops those first or looks at the deadline. */
 inline holders() { skip }
 
-/* lock/lua/line.lua: take_slot */
+/* internal/wire/lua/line.lua: take_slot */
 inline hold(c, length) {
 	CHECK(is[c] != DONE);                           /* a ghost: nobody is there to give it back */
 	if :: holder[c] < length -> holder[c] = length :: else fi;
@@ -225,7 +223,7 @@ inline set(c) {
 	fi
 }
 
-/* lock/lua/form.lua: widen. The string becomes a set that others can join. */
+/* internal/wire/lua/form.lua: widen. The string becomes a set that others can join. */
 inline widen() {
 	if
 	:: string ->
@@ -243,20 +241,7 @@ inline widen() {
 	fi
 }
 
-#ifdef FENCE
-/* lock/lua/fence.lua: fence. The reply is left in reply_fence; 0: it is not the holder. */
-inline tell(c) {
-	if
-#ifndef MUTANT_FENCE_OF_ANYBODY
-	:: holder[c] == 0 -> reply_fence[c] = 0
-#endif
-	:: holder[c] > 0 && !string -> reply_fence[c] = f
-	:: else -> fence++; reply_fence[c] = fence
-	fi
-}
-#endif
-
-/* lock/lua/line.lua: grant */
+/* internal/wire/lua/line.lua: grant */
 inline grant(asker) {
 	mine = 0;
 	do
@@ -287,7 +272,7 @@ inline grant(asker) {
 	id = 0
 }
 
-/* lock/lua/line.lua: PUBLISH */
+/* internal/wire/lua/line.lua: PUBLISH */
 inline publish(c) {
 	if
 	:: is[c] == FIRST || is[c] == LINE ->
@@ -299,7 +284,7 @@ inline publish(c) {
 	fi
 }
 
-/* lock/lua/ask.lua: ask. The reply is left in mine: YOURS or BUSY. */
+/* internal/wire/lua/ask.lua: ask. The reply is left in mine: YOURS or BUSY. */
 inline ask(c) {
 	if :: is[c] == DEAD -> dead_for[c] = 0 :: else fi; /* a late copy of its last sign of life */
 	mine = 0;
@@ -340,7 +325,7 @@ inline ask(c) {
 	mine = (mine -> YOURS : BUSY)
 }
 
-/* lock/lua/release.lua: release */
+/* internal/wire/lua/release.lua: release */
 inline release(c) {
 	if
 #ifdef MUTANT_RELEASE_STRING_OF_ANYBODY
@@ -384,7 +369,7 @@ inline release(c) {
 #endif
 }
 
-/* lock/lua/renew.lua: renew. The reply is left in mine: RENEWED or LOST. */
+/* internal/wire/lua/renew.lua: renew. The reply is left in mine: RENEWED or LOST. */
 inline renew(c) {
 	mine = LOST;
 	if
@@ -417,7 +402,7 @@ inline work(c, with_fence) {
 	:: left[c] > 0 -> assert(with_fence > worked)   /* the fence grows from holder to holder */
 	:: else ->
 		for (j : 0 .. CLIENTS - 1) {
-			assert(left[j] == 0 || untold[j] || with_fence < worked)
+			assert(left[j] == 0 || unfenced[j] || with_fence < worked)
 		}
 	fi;
 	if :: with_fence > worked -> worked = with_fence :: else fi
@@ -433,7 +418,7 @@ inline add(c, length, with_fence) {
 	;
 	if
 	:: left[c] > 0 && with_fence > 0 -> work(c, with_fence)
-	:: else -> untold[c] = (left[c] > 0)
+	:: else -> unfenced[c] = (left[c] > 0)
 	fi;
 	message_fence[c] = 0; hint_fence[c] = 0
 #endif
@@ -562,24 +547,6 @@ inline extended(c) {
 	since[c] = 0
 }
 
-#ifdef FENCE
-/* lock/lease.go: Fence. It is asked for when it is wanted. */
-inline ask_fence(c) {
-	net[c] = TELL
-}
-
-/* lock/lease.go: Fence. The answer: a number, or that the lease is lost. */
-inline told(c) {
-	untold[c] = 0;
-	net[c] = IDLE;
-	if
-	:: reply_fence[c] > 0 -> work(c, reply_fence[c])
-	:: else -> lose(c)
-	fi;
-	reply_fence[c] = 0
-}
-#endif
-
 /* lock/renew.go: lose */
 inline lose(c) {
 	net[c] = IDLE;
@@ -664,10 +631,6 @@ inline resend(c) {
 	linger(c);
 	unanswered(c);
 	if
-	:: net[c] == TELL || net[c] == TOLD -> net[c] = TELL;
-#ifdef FENCE
-		reply_fence[c] = 0
-#endif
 	:: net[c] == SET || net[c] == NIL -> net[c] = SET
 	:: else -> net[c] = (ASKING(c) -> ASK : (RENEWING(c) -> RENEW : RELEASE))
 	fi
@@ -680,10 +643,7 @@ inline fail(c) {
 	if
 	:: is[c] == LINE && gone[c] -> since[c] = 0; depart(c)
 	:: is[c] == LINE && !gone[c] -> since[c] = 0; net[c] = IDLE; ASK_SOON(c)
-	:: is[c] == HOLD -> since[c] = 0; net[c] = IDLE;
-#ifdef FENCE
-		reply_fence[c] = 0
-#endif
+	:: is[c] == HOLD -> since[c] = 0; net[c] = IDLE
 	:: else -> abandon(c)
 	fi
 }
@@ -759,10 +719,6 @@ endless:
 	:: d_step { is[c] == NEW && (c == 0 || is[(c == 0 -> 0 : c - 1)] != NEW) -> wait(c, SET); skip }
 #endif
 	:: d_step { net[c] == NIL -> ask_after_set(c); skip }
-#ifdef FENCE
-	:: d_step { is[c] == HOLD && net[c] == IDLE && left[c] > 0 && untold[c] -> ask_fence(c); skip }
-	:: d_step { net[c] == TOLD -> told(c); skip }
-#endif
 	:: d_step { is[c] == LINE && net[c] == IDLE && MAY_RING(c) -> ring(c); skip }
 	:: d_step { is[c] == LINE && !gone[c] -> leave(c); skip }
 	:: d_step { is[c] == HOLD && net[c] == IDLE && left[c] > 0 && MAY_RENEW(c) ->
@@ -800,10 +756,7 @@ endless:
 #endif
 		fi;
 		skip }
-	:: d_step { net[c] == SET && LOOKED_AT -> set(c); net[c] = mine } /* who wants its fence asks for it */
-#ifdef FENCE
-	:: d_step { net[c] == TELL && LOOKED_AT -> tell(c); net[c] = TOLD }
-#endif
+	:: d_step { net[c] == SET && LOOKED_AT -> set(c); net[c] = mine } /* without a fence */
 	:: d_step { net[c] == RENEW -> renew(c); net[c] = mine }
 	:: d_step { net[c] == RELEASE && LOOKED_AT -> release(c); net[c] = RELEASED }
 

@@ -33,6 +33,8 @@ func replica(ctx context.Context, addr string) int {
 				}
 			},
 		})
+		// Seconds, for a demo that is over soon; asynq's times of the clock begin at a minute. A program says
+		// "*/10 * * * *": a period such as "@every 10m" begins anew with each term, and may never end.
 		_, err := scheduler.Register("@every 1s", asynq.NewTask("digest", nil))
 		return scheduler, err
 	})

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/automutex/automutex/examples/internal/demo"
 )
 
 // writeRules writes a file for -config.
@@ -21,7 +23,7 @@ func writeRules(t *testing.T, rules string) string {
 // The file that docs/operations.md shows: rows and limits are those of its rules.
 func TestRun_config(t *testing.T) {
 	o := try(t, t.Context(), "", "-tasks", "60", "-config", "rules.yaml")
-	o.expect(t, exitOK, tally{tasks: 60, done: 60})
+	o.expect(t, demo.ExitOK, tally{tasks: 60, done: 60})
 	for _, text := range []string{"3 rules of rules.yaml", "repository octo/hello", "push octo/hello", "rule and key"} {
 		if !strings.Contains(o.stdout, text) {
 			t.Errorf("no %q in\n%s", text, o.stdout)
@@ -40,9 +42,9 @@ func TestRun_configOverlaps(t *testing.T) {
 	if o.overlaps == 0 || !strings.Contains(o.stdout, "(no rule)") {
 		t.Errorf("no overlaps in\n%s", o.stdout)
 	}
-	o.expect(t, exitFindings, tally{tasks: 60, done: 60, overlaps: o.overlaps})
+	o.expect(t, demo.ExitFindings, tally{tasks: 60, done: 60, overlaps: o.overlaps})
 	o = try(t, t.Context(), "", "-tasks", "60", "-unguarded", "-config", writeRules(t, "rules: [{task: other}]"))
-	o.expect(t, exitOK, tally{tasks: 60, done: 60})
+	o.expect(t, demo.ExitOK, tally{tasks: 60, done: 60})
 }
 
 func TestRun_configRefused(t *testing.T) {
@@ -59,7 +61,7 @@ func TestRun_configRefused(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		exit := run(t.Context(), c.args, strings.NewReader(""), &stdout, &stderr)
 		got := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-		if exit != exitUsage || stdout.Len() > 0 || len(got) != len(c.lines) {
+		if exit != demo.ExitUsage || stdout.Len() > 0 || len(got) != len(c.lines) {
 			t.Errorf("%q: exit %d, %q", c.args, exit, stderr.String())
 			continue
 		}

@@ -2,17 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
-	"net"
 	"net/http"
 	"regexp"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
+	"github.com/automutex/automutex/examples/internal/demo"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -69,7 +66,7 @@ func TestRun_web(t *testing.T) {
 	}
 	redistest.Eventually(t, patience, func() bool {
 		status, body := get("?waiting=1", "")
-		return status == http.StatusOK && strings.Contains(body, "<bdi>repository|"+repositories[0]+"</bdi>")
+		return status == http.StatusOK && strings.Contains(body, "<bdi>repository|"+busiest+"</bdi>")
 	}, "the page shows the lock of the busiest repository")
 	if status, body := get("rules", ""); status != http.StatusOK || !strings.Contains(body, "action=pause") {
 		t.Errorf("the rules: %d\n%s", status, body)
@@ -78,47 +75,10 @@ func TestRun_web(t *testing.T) {
 		t.Errorf("under another host's name: status %d", status)
 	}
 	cancel()
-	if exit := <-ended; exit != exitOK {
+	if exit := <-ended; exit != demo.ExitOK {
 		t.Errorf("exit %d\n%s", exit, &out)
 	}
 	if status, _ := get("", ""); status != 0 {
 		t.Errorf("the page answers %d after the end", status)
 	}
 }
-
-// A page whose listener fails ends the demo with that error, and is closed.
-func TestOperators_listenerFails(t *testing.T) {
-	t.Parallel()
-	ctx, end := context.WithCancel(t.Context())
-	defer end()
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page := &closed{}
-	o := &operators{page: page, served: make(chan struct{}), failed: make(chan error, 1), server: &http.Server{ReadHeaderTimeout: patience}}
-	go o.serve(listener, end) // ends with the listener
-	if err := o.failure(); err != nil {
-		t.Errorf("at the start: %v", err)
-	}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(patience):
-		t.Fatal("the demo goes on")
-	}
-	if err := o.failure(); !errors.Is(err, net.ErrClosed) || !page.yes.Load() {
-		t.Errorf("the demo ends with %v, want the listener's error; the page is closed: %v", err, page.yes.Load())
-	}
-	o.close()
-	if err := (*operators)(nil).failure(); err != nil {
-		t.Errorf("without a page: %v", err)
-	}
-}
-
-// closed notes that it was closed.
-type closed struct{ yes atomic.Bool }
-
-func (c *closed) Close() error { c.yes.Store(true); return nil }

@@ -42,9 +42,13 @@ func (d *doctor) controls(ctx context.Context) error {
 		if d.Config == nil {
 			continue
 		}
-		key, known := inspect.Key(d.Prefix, c.Target), false
+		known := false
 		for _, rule := range d.Config.Rules {
-			known = known || inspect.IsKeyOf(rule, d.Prefix, key)
+			isFor := inspect.IsControlOf(rule, d.Prefix, c.Target)
+			known = known || isFor
+			if isFor && rule.Fence && c.Limit > 1 {
+				d.foundf(Bad, "controls", "the rule for %s has Fence, which protects nothing while %s may hold its key at once: take the limit away, or the Fence", rule.Task, printable.Count(c.Limit, "task"))
+			}
 		}
 		if !known {
 			d.foundf(Note, "controls", "no rule has the scope of %s: its control does nothing, unless a lock of a program has that name", c.Target)

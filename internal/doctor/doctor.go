@@ -89,11 +89,17 @@ func (d *doctor) examine(ctx context.Context) error {
 	if err := d.pubsub(ctx); err != nil {
 		return err
 	}
+	if err := d.fleet(ctx); err != nil {
+		return err
+	}
 	if err := d.controls(ctx); err != nil {
 		return err
 	}
+	if err := d.blocked(ctx); err != nil {
+		return err
+	}
 	if d.Config == nil {
-		d.foundf(Note, "rules", "not looked at: give the FILE of the rules")
+		d.foundf(Note, "rules", "not looked at: no worker says which it runs; give the FILE of the rules")
 		return nil
 	}
 	return d.rules(ctx, *d.Config)

@@ -93,6 +93,9 @@ func (d *doctor) rights(ctx context.Context) error {
 			return inspect.Backend(err)
 		}
 	}
+	if err := d.releases(ctx, key); err != nil {
+		return err
+	}
 	if len(missing) == 0 {
 		d.foundf(Fine, "rights", "each of %d commands, on %s:* and its channels", len(trials), d.Prefix)
 		return nil
@@ -101,6 +104,25 @@ func (d *doctor) rights(ctx context.Context) error {
 	if slices.ContainsFunc(missing, func(s string) bool { return strings.HasPrefix(s, "del ") }) {
 		d.foundf(Note, "rights", "%s is left behind for a minute, since it may not be deleted", key)
 	}
+	return nil
+}
+
+// releases says how a lock that is a string is released: by a command of the server's own, or by a script. The key
+// does not exist.
+func (d *doctor) releases(ctx context.Context, key string) error {
+	for _, c := range [][]any{{"DELEX", key, "IFEQ", "doctor"}, {"DELIFEQ", key, "doctor"}} {
+		switch err := d.rdb.Do(ctx, c...).Err(); {
+		case err == nil:
+			d.foundf(Fine, "releases", "by %s", c[0])
+			return nil
+		case redis.HasErrorPrefix(err, "NOPERM"):
+			d.foundf(Note, "releases", "by a script: the server has %[1]s, which costs it less, but this user may not run it; allow it with +%[2]s", c[0], strings.ToLower(fmt.Sprint(c[0])))
+			return nil
+		case gone(err):
+			return inspect.Backend(err)
+		}
+	}
+	d.foundf(Fine, "releases", "by a script: the server has neither DELEX (Redis 8.4) nor DELIFEQ (Valkey 9)")
 	return nil
 }
 

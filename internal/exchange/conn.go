@@ -69,8 +69,11 @@ type Conn struct {
 	slotsKnown atomic.Bool // the client knows which master has which slots
 	// mayMeasure: the client may marshal an argument only to learn its size, see isWriter.
 	mayMeasure bool
+	cluster    bool    // rdb is a ClusterClient
+	repeats    repeats // of releases, see tries.go
 	deadlines  deadlines
 	denied     denials
+	refused    refusals
 }
 
 // New makes a Conn on rdb. It does no I/O and starts no goroutine.
@@ -95,7 +98,9 @@ func New(rdb Client, o Options) *Conn {
 	switch rdb := rdb.(type) {
 	case *redis.Client:
 		c.useClient(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
+		c.repeats = repeatsOf(rdb.Options())
 	case *redis.ClusterClient:
+		c.cluster = true
 		c.useClient(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	}
 	return c
@@ -187,11 +192,20 @@ func (c *Conn) send(leave, bound context.Context, how scriptCommand, keys []stri
 		c.unreached(err)
 		return v, err
 	}
-	words := append(make([]any, 0, 4+len(args)), how.command, how.script, len(keys), keys[0])
-	cmd := redis.NewCmd(bound, append(words, args...)...)
+	words := append(append(make([]any, 0, 4+len(args)), how.command, how.script, len(keys), keys[0]), args...)
+	body := countedIn(args)
+	var sent *resent
+	if body != nil && c.queue == nil {
+		words[4], sent = c.redirects(body)
+	}
+	cmd := redis.NewCmd(bound, words...)
 	cmd.SetFirstKeyPos(3) // where a Cluster sends it
+	if sent != nil {
+		sent.cmd = cmd
+	}
 	if c.queue == nil {
-		v, err = replyOf(cmd, c.process(bound, cmd))
+		err = c.processOne(bound, cmd, body)
+		v, err = replyOf(cmd, err)
 		c.unreached(err)
 		return v, err
 	}
@@ -199,6 +213,14 @@ func (c *Conn) send(leave, bound context.Context, how scriptCommand, keys []stri
 		return nil, err
 	}
 	return replyOf(cmd, err)
+}
+
+// processOne sends a command with body, which may be nil, among its arguments.
+func (c *Conn) processOne(ctx context.Context, cmd *redis.Cmd, body *Counted) error {
+	if body != nil && body.Releases && c.repeats.most > 0 {
+		return c.processReleases(ctx, cmd, body)
+	}
+	return c.process(ctx, cmd)
 }
 
 // opContext has the deadline of one context and the values of another.

@@ -30,6 +30,9 @@ func (c *Conn) NewBody(wire []byte) Body { return Body{c, wire} }
 // an argument each time it writes the command, and Counted counts that.
 type Counted struct {
 	Body *Body // set before the first command
+	// Releases: the commands release what Body holds, and a copy that did not run must not count. Set before the first
+	// command.
+	Releases bool
 	// copies is how many copies were written or may yet be written, less those that the
 	// server has replied to. Commands with the same Counted never overlap.
 	copies atomic.Int32
@@ -79,10 +82,6 @@ func serverReplied(err error) bool {
 // MayRunYet reports whether a copy was written, or may yet be written, and got no reply: its
 // connection broke, or the client gave up.
 func (a *Counted) MayRunYet() bool { return a.copies.Load() > 0 }
-
-// WasResent reports whether more than one copy may have run. It is for commands without
-// NoteReply.
-func (a *Counted) WasResent() bool { return a.copies.Load() > 1 }
 
 // countedIn returns the Counted of a command's arguments, or nil.
 func countedIn(args []any) *Counted {

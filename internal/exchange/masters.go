@@ -76,7 +76,8 @@ func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) str
 	})
 }
 
-// unreached is called with the error of each exchange with Redis. If a node of a Cluster
+// unreached is called with the error of each exchange with Redis. If there was no reply, it forgets which commands
+// the nodes have refused: another version may come up. And if a node of a Cluster
 // could not be reached, it has the client reload which node has which slots. go-redis by
 // itself reloads only if a node redirects it, which a dead node does not do, and once a
 // minute (ClusterOptions.ClusterStateReloadInterval). By then leases on that node would be
@@ -89,6 +90,9 @@ func (c *Conn) unreached(err error) {
 	var said redis.Error // allocated, so only for errors
 	if errors.As(err, &said) || errors.Is(err, redis.ErrClosed) {
 		return
+	}
+	if !errors.Is(err, ErrNoAnswer) || errors.Is(err, errLeftBehind) { // else the caller's own time was over
+		c.refused.forget()
 	}
 	if cluster, ok := c.rdb.(interface{ ReloadState(ctx context.Context) }); ok {
 		cluster.ReloadState(context.Background())

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -52,6 +53,16 @@ func HasCode(said redis.Error, code string) bool {
 	}
 	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
 	return wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
+}
+
+// NotRun reports whether err says that the server has refused a command or a script as a whole, or before
+// its first write: nothing has changed.
+func NotRun(err error) bool {
+	var said redis.Error // allocated, so only for errors
+	return err != nil && errors.As(err, &said) && slices.ContainsFunc([]string{
+		"OOM", "READONLY", "LOADING", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN",
+		"BUSY", "NOAUTH", "WRONGPASS", "NOSCRIPT",
+	}, func(code string) bool { return HasCode(said, code) })
 }
 
 // SlotMoves reports whether err is that of a script in a slot that a Cluster is moving: its

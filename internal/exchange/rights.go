@@ -75,6 +75,14 @@ func (r *denials) setRefused(err error) bool {
 	return HasCode(said, "OOM")
 }
 
+// noteNoDelete notes that the server has that command of compareDeletes, and that this user may not run it.
+func (r *denials) noteNoDelete(command string) {
+	if _, before := r.logged.LoadOrStore(command, true); !before {
+		r.log.Warn("automutex: Redis has a command that releases a lock at less cost, and this user has no right to it",
+			"command", command, "fix", "ACL SETUSER <user> +"+strings.ToLower(command))
+	}
+}
+
 // describe returns err, or an error that names the command if Redis refused one.
 func (r *denials) describe(s *Script, err error) error {
 	command := deniedCommand(s, err)

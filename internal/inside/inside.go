@@ -71,14 +71,26 @@ const (
 	BehindWaiters
 )
 
+// Phase says how far the task of a claim is. Redis stores it as text.
+type Phase string
+
+// The phases of a claim, in their order. Producers note the first two, a Guard the others.
+const (
+	PhaseEnqueuing Phase = "enqueuing" // its producer may still be enqueuing the task
+	PhaseEnqueued  Phase = "enqueued"
+	PhaseWaiting   Phase = "waiting" // a worker has the task, and waits for its lock
+	PhaseBegun     Phase = "begun"   // its handler has begun
+	PhaseEnded     Phase = "ended"   // not stored: the claim keeps its phase, and expires soon
+)
+
 // Claimed is a claim that stands.
 type Claimed struct {
 	// Holder is whose claim it is.
 	Holder string
-	// Age is the time since the claim was taken; to keep it does not change that.
+	// Age is the time since the claim was taken; what is noted later does not change that.
 	Age time.Duration
-	// Confirmed is true after Keep was called for the claim.
-	Confirmed bool
+	// Phase is how far the holder's task is.
+	Phase Phase
 }
 
 // Holder is one holder of a lock; see lock.Holder, which has the same fields.
@@ -101,8 +113,12 @@ type Info struct {
 	// Parked is how many keep a place in line without waiting, and Called how many of
 	// these were called and have not come yet.
 	Parked, Called int
-	// Place is how many come before the parked note that was asked for; -1 when none
-	// was, or it is not parked.
+	// Queued is how many tasks of an ordered key are in order and do not hold it; no other number
+	// counts them. Head is the first of all that are in order.
+	Queued int
+	Head   Head
+	// Place is how many come before the parked note, or the task in order, that was asked
+	// for; -1 when none was, or it is neither.
 	Place int
 	// Granted is how long ago the last slot was taken: for a mutex, since when it is
 	// held; by the clock of its holder if nobody else wanted it then.
@@ -114,12 +130,12 @@ type Info struct {
 // InUse reports whether anything of the lock is in Redis: a holder, a closed gate, a
 // waiter or parked work.
 func (i Info) InUse() bool {
-	return i.Held+i.Waiting+i.Parked+i.Called > 0 || i.Gate.OpensIn > 0
+	return i.Held+i.Waiting+i.Parked+i.Called+i.Queued > 0 || i.Gate.OpensIn > 0
 }
 
 // Gate is a closed gate: until it opens nobody gets the lock, though slots may be free.
 type Gate struct {
-	// Reason is lock.ReasonRate, lock.ReasonHold or lock.ReasonCooldown.
+	// Reason is lock.ReasonRate, lock.ReasonClosed or lock.ReasonCooldown.
 	Reason string
 	// OpensIn is the time until the gate opens; 0: it is open.
 	OpensIn time.Duration
@@ -136,6 +152,9 @@ type Waiter struct {
 	// Parked is true for work that keeps its place without waiting, Called when the work
 	// was called besides and has not come yet.
 	Parked, Called bool
+	// Ordered is true for a task of an ordered key, Held besides if it is archived and holds its key. Since
+	// is when it was enqueued.
+	Ordered, Held bool
 }
 
 // Ended is what the end of an operator's order has ended.

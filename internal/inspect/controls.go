@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/automutex/automutex/lock"
@@ -56,4 +57,28 @@ func (l *Lock) control(list []lock.Control) {
 		l.Controls = FromControls(its)
 	}
 	l.Limit, l.Paused = limit, pause != nil
+}
+
+// OrderText says what an order is, who gave it, when and why. c is a pause or a limit. Times
+// are UTC, with the day where it is not that of now.
+func OrderText(c lock.Control, now time.Time) string {
+	clock := func(t time.Time) string {
+		t = t.UTC()
+		if t.Format(time.DateOnly) == now.UTC().Format(time.DateOnly) {
+			return t.Format("15:04")
+		}
+		return t.Format("2006-01-02 15:04")
+	}
+	text := fmt.Sprintf("limited to %d", c.Limit)
+	switch {
+	case c.Paused && c.PausedUntil.IsZero():
+		text = "paused until somebody resumes it"
+	case c.Paused:
+		text = "paused until " + clock(c.PausedUntil)
+	}
+	text += fmt.Sprintf("; ordered by %s at %s", c.By, clock(c.Since))
+	if c.Why != "" {
+		text += ": " + c.Why
+	}
+	return text
 }

@@ -28,7 +28,7 @@ func (f Filter) Check() error {
 
 // Passes reports whether a lock is shown. now is Redis' time.
 func (f Filter) Passes(l Lock, now time.Time) bool {
-	if !Matches(l.Key, f.Match) {
+	if !Compile(f.Match).Matches(l.Key) {
 		return false
 	}
 	if f.Holder != "" && !slices.ContainsFunc(l.Holders, func(h Holder) bool { return strings.Contains(h.Owner, f.Holder) }) {
@@ -44,23 +44,6 @@ func (f Filter) Passes(l Lock, now time.Time) bool {
 	}
 	// Of several holders only the newest one's age is known: any other may be older.
 	return f.Longer == 0 || l.Held > 1 || l.Since != nil && now.Sub(*l.Since) > f.Longer
-}
-
-// slashes replaces "/" in a key and in its pattern. path.Match treats it apart; in a key
-// it is a character like any other.
-var slashes = strings.NewReplacer("/", "\x01")
-
-// Matches reports whether a key fits a text: a part of the key, or a pattern with *, ? or
-// [a-z] of the whole key. Every key fits an empty text.
-func Matches(key, text string) bool {
-	if strings.Contains(key, text) {
-		return true
-	}
-	if !strings.ContainsAny(text, `*?[\`) {
-		return false
-	}
-	matched, err := path.Match(slashes.Replace(text), slashes.Replace(key))
-	return matched && err == nil
 }
 
 // Busier orders locks for a table: the longest line first, then the one taken longest

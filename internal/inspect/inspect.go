@@ -23,8 +23,10 @@ import (
 type Lock struct {
 	Key     string     `json:"key"`
 	Held    int        `json:"held"`
-	Line    int        `json:"line"`             // waiting and parked together
+	Line    int        `json:"line"`             // waiting, parked and queued together
 	Parked  int        `json:"parked,omitempty"` // of the line, called ones included
+	Queued  int        `json:"queued,omitempty"` // of the line: tasks of an ordered key
+	Next    *Next      `json:"next,omitempty"`   // the first task of an ordered key that does not run
 	Since   *time.Time `json:"since,omitempty"`  // when the newest holder took it
 	Gate    *Gate      `json:"gate,omitempty"`   // nil: it is open
 	Holders []Holder   `json:"holders"`
@@ -34,6 +36,19 @@ type Lock struct {
 	Limit    int       `json:"limit,omitempty"`    // set by an operator; 0: the program's own
 	Controls []Control `json:"controls,omitempty"` // the orders that are for it
 }
+
+// Next is the task that is next in the order of its key, and does not run.
+type Next struct {
+	Task    string    `json:"task"` // queue/id
+	Since   time.Time `json:"since"`
+	Blocked bool      `json:"blocked,omitempty"` // it has failed or is archived, and others wait for it
+	Held    bool      `json:"held,omitempty"`    // it is archived and holds its key
+
+	head inside.Head
+}
+
+// Head is what package blocked says more of.
+func (n Next) Head() inside.Head { return n.head }
 
 // Holder is one holder of a lock. Note is set where the holder is no task.
 type Holder struct {
@@ -47,7 +62,7 @@ type Holder struct {
 
 // Gate is why nobody starts on a lock, and until when.
 type Gate struct {
-	Closed string    `json:"closed"` // rate, hold or cooldown
+	Closed string    `json:"closed"` // rate, closed or cooldown
 	Opens  time.Time `json:"opens"`
 }
 
@@ -59,13 +74,21 @@ func (g Gate) String() string {
 	case lock.ReasonCooldown:
 		return "cooling down"
 	}
-	return "on hold"
+	return "closed"
+}
+
+// Noun names what a break of all ends.
+func (g Gate) Noun() string {
+	if g.Closed == lock.ReasonClosed {
+		return "closed gate"
+	}
+	return g.Closed
 }
 
 // Breakable reports whether a break of all opens a gate that was closed for that reason: a
 // hold or a cooldown has closed it, and not a rate. Empty means that the gate is open.
 func Breakable(closed string) bool {
-	return closed == lock.ReasonHold || closed == lock.ReasonCooldown
+	return closed == lock.ReasonClosed || closed == lock.ReasonCooldown
 }
 
 // Waiter is one place in the line of a lock. Note is set where the waiter is no task.
@@ -75,7 +98,7 @@ type Waiter struct {
 	Task  string    `json:"task,omitempty"`
 	Note  string    `json:"note,omitempty"`
 	Since time.Time `json:"since"`
-	State string    `json:"state"` // waiting, parked or called
+	State string    `json:"state"` // waiting, parked or called; of an ordered key also in order or archived
 }
 
 // TaskName names the task of a holder or waiter, or shows its note.
@@ -100,7 +123,10 @@ func taskOf(note string) (queue, id, other string) {
 // fromInfo makes a Lock of what package lock reads. now is Redis' time.
 func fromInfo(info inside.Info, now time.Time) Lock {
 	parked := info.Parked + info.Called
-	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked, Parked: parked, Holders: []Holder{}}
+	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked, Queued: info.Queued, Holders: []Holder{}}
+	if h := info.Head; info.Queued > 0 && !h.Runs {
+		l.Next = &Next{Task: h.Note, Since: h.Since.UTC(), Blocked: h.Blocks(), Held: h.Held(), head: h}
+	}
 	if info.Held > 0 && info.Granted > 0 {
 		at := now.Add(-info.Granted).UTC()
 		l.Since = &at
@@ -170,7 +196,7 @@ func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, ke
 	}
 	l = fromInfo(info, now)
 	l.control(controls(ctx, locker))
-	line, err := inner.Line(ctx, m, lineShown)
+	line, err := inner.Line(ctx, m, info, lineShown)
 	if err != nil {
 		return Lock{}, now, err
 	}
@@ -181,13 +207,18 @@ func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, ke
 	return l, now, nil
 }
 
-// WaiterState is what a place in line is: waiting, parked or called.
+// WaiterState is what a place in line is: waiting, parked or called. A task of an ordered key may also be
+// archived, and hold its key, or be in order alone: asynq has it pending or retries it later.
 func WaiterState(w inside.Waiter) string {
 	switch {
+	case w.Held:
+		return "archived"
 	case w.Called:
 		return "called"
 	case w.Parked:
 		return "parked"
+	case w.Ordered && w.Owner == "":
+		return "in order"
 	}
 	return "waiting"
 }

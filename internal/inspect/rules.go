@@ -1,35 +1,30 @@
 package inspect
 
 import (
-	"cmp"
+	"context"
 	"fmt"
-	"strconv"
+	"slices"
 	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keytext"
-	"github.com/automutex/automutex/internal/limitfield"
+	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasktype"
 )
 
-// RuleName returns the name that the i-th rule has, or that automutex.New gives it.
-func RuleName(rules []automutex.Rule, i int) string {
-	rule := rules[i]
-	if rule.Name != "" {
-		return rule.Name
-	}
-	unnamed := 1
-	for _, before := range rules[:i] {
-		if before.Name == "" && before.Task == rule.Task {
-			unnamed++
-		}
-	}
-	if unnamed > 1 {
-		return fmt.Sprintf("%s#%d", rule.Task, unnamed)
-	}
-	return rule.Task
+// Describe returns rules as data, named as automutex.New names them.
+func Describe(rules []automutex.Rule) []fleet.Rule {
+	return automutex.DescribeRules(inside.Pass{}, rules)
 }
+
+// RuleName returns the name that the i-th rule has, or that automutex.New gives it.
+func RuleName(rules []automutex.Rule, i int) string { return Describe(rules)[i].Name }
 
 // RulesFor returns the indexes of the rules that apply to a task type.
 func RulesFor(rules []automutex.Rule, taskType string) []int {
@@ -42,55 +37,118 @@ func RulesFor(rules []automutex.Rule, taskType string) []int {
 	return indexes
 }
 
+// IsControlOf reports whether a control with that target is for keys of a rule.
+func IsControlOf(rule automutex.Rule, prefix, target string) bool {
+	scope, _, _ := strings.Cut(InBraces(Key(prefix, target)), "|")
+	return Describe([]automutex.Rule{rule})[0].IsFor(scope)
+}
+
 // IsKeyOf reports whether a lock's key is one that a rule makes.
 func IsKeyOf(rule automutex.Rule, prefix, key string) bool {
-	start := prefix + ":{"
-	if rule.Scope == "" {
-		return strings.HasPrefix(key, start+keytext.Escape(rule.Task))
+	scope, ok := strings.CutPrefix(key, prefix+":{")
+	if !ok {
+		return false
 	}
-	rest, ok := strings.CutPrefix(key, start+keytext.Escape(rule.Scope))
-	return ok && (rest == "}" || strings.HasPrefix(rest, "|"))
+	scope, _, _ = strings.Cut(strings.TrimSuffix(scope, "}"), "|")
+	return Describe([]automutex.Rule{rule})[0].Has(scope)
 }
 
-// LimitText is how many tasks may hold a key of the rule at once, for people: the number,
-// the payload field that has it, or "of the task" where a function of the program says it.
-func LimitText(rule automutex.Rule) string {
-	if rule.LimitOf == nil {
-		return strconv.Itoa(max(rule.Limit, 1))
+// FromFleet makes rules of what processes say they run, as far as that goes: the key of a
+// rule that a function of the program makes is not known, so such a rule gives no lock.
+func FromFleet(described []fleet.Rule) []automutex.Rule {
+	policies := map[string]automutex.Policy{}
+	for _, p := range []automutex.Policy{
+		automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Park, automutex.Replace, automutex.Allow,
+	} {
+		policies[p.String()] = p
 	}
-	field := limitfield.Of(rule.LimitOf)
-	if field == nil {
-		return "of the task"
+	rules := make([]automutex.Rule, len(described))
+	for i, d := range described {
+		busy, ok := policies[d.Busy]
+		if text, timed := strings.CutPrefix(d.Busy, "retry in "); !ok && timed {
+			if delay, err := time.ParseDuration(text); err == nil {
+				busy = automutex.RetryIn(delay)
+			}
+		}
+		rules[i] = automutex.Rule{
+			Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders,
+			Limit: d.Limit, TTL: d.TTL, Wait: d.Wait, MaxHold: d.MaxHold, Cooldown: d.Cooldown, Busy: busy, Fence: d.Fence, Optional: d.Optional,
+		}
+		if d.Computed {
+			rules[i].On, rules[i].OnHeaders = nil, nil
+			rules[i].Key = func(context.Context, *asynq.Task) ([]string, error) {
+				return nil, automutex.NoLock
+			}
+		}
 	}
-	var bounds []string
-	if field.Fallback > 0 {
-		bounds = append(bounds, fmt.Sprintf("default %d", field.Fallback))
-	}
-	if field.Most > 0 {
-		bounds = append(bounds, fmt.Sprintf("most %d", field.Most))
-	}
-	text := "<" + field.Path + ">"
-	if len(bounds) > 0 {
-		text += " (" + strings.Join(bounds, ", ") + ")"
-	}
-	return text
+	return rules
 }
 
-// Also lists what a rule says beside its key, Limit, TTL, Wait and Busy, for people.
-func Also(rule automutex.Rule) (also []string) {
-	if rule.Rate.Starts > 0 {
-		also = append(also, "rate "+rateText(rule.Rate))
+// Unknown says why no task has a target, as far as rules tell; empty if a task may have it.
+// meant is the target that was probably meant; empty without one. hashed: the values of keys
+// are hashed.
+func Unknown(rules []fleet.Rule, hashed bool, prefix, target string) (why, meant string) {
+	if len(rules) == 0 {
+		return "", ""
 	}
-	if rule.Cooldown > 0 {
-		also = append(also, "cooldown "+printable.Exact(rule.Cooldown))
+	name := InBraces(Key(prefix, target))
+	scope, values, valued := strings.Cut(name, "|")
+	var its []fleet.Rule
+	for _, r := range rules {
+		// A scope alone may also be as the program has it: neither escaped nor hashed.
+		if r.Has(scope) || !valued && (r.IsFor(scope) || r.Has(keytext.Scope(scope))) {
+			its = append(its, r)
+		}
 	}
-	if rule.MaxHold > 0 {
-		also = append(also, "held for at most "+printable.Exact(rule.MaxHold))
+	if len(its) == 0 {
+		return fmt.Sprintf("No rule has the scope of %s.", printable.Short(name)), meantBy(rules, scope, values)
 	}
-	return also
+	beginning := func(r fleet.Rule) bool {
+		its, byType := r.ScopeText()
+		return byType && its == scope && strings.HasSuffix(scope, ":")
+	}
+	parts := strings.Split(values, "|")
+	isHash := len(parts) == 1 && strings.HasPrefix(values, "~")
+	fits := func(r fleet.Rule) bool { return r.Computed || len(r.On)+len(r.OnHeaders) == len(parts) }
+	switch {
+	case valued && slices.ContainsFunc(its, beginning):
+		return fmt.Sprintf("The rule for %s has no scope, so each task type has one of its own: %[1]s alone is none of them. Name a whole type in the key.", printable.Short(scope)), ""
+	case valued && hashed && !isHash:
+		return fmt.Sprintf("The keys of these rules are hashed, so no task has the key %s. Take the key that automutex key prints.", printable.Short(name)), ""
+	case valued && !isHash && !slices.ContainsFunc(its, fits):
+		return fmt.Sprintf("No task has the key %s: it has %s, and the keys of rule %s have %d.",
+			printable.Short(name), printable.Count(len(parts), "value"), printable.Short(its[0].Name), len(its[0].On)+len(its[0].OnHeaders)), ""
+	}
+	return "", ""
 }
 
-// rateText is what a rule says of its rate: 100 per 1m, burst 10.
-func rateText(rate automutex.Rate) string {
-	return fmt.Sprintf("%d per %s, burst %d", rate.Starts, printable.Exact(rate.Per), cmp.Or(rate.Burst, rate.Starts))
+// meantBy finds the target that a scope was probably meant to be: that of a rule with such a
+// scope, task or name.
+func meantBy(rules []fleet.Rule, scope, values string) string {
+	scopes := map[string]string{} // what may have been typed to the scope
+	var names []string
+	add := func(name, scope string) {
+		if _, known := scopes[name]; !known && name != "" {
+			scopes[name], names = scope, append(names, name)
+		}
+	}
+	for _, r := range rules {
+		its, byType := r.ScopeText()
+		if byType && strings.HasSuffix(its, ":") && values != "" {
+			continue // the beginning of scopes, and no key has it
+		}
+		add(its, its)
+		add(r.Name, its)
+		add(r.Task, its)
+		add(r.Task[strings.LastIndexByte(r.Task, ':')+1:], its)
+	}
+	name, ok := nearest.Name(scope, names)
+	if !ok {
+		return ""
+	}
+	meant := scopes[name]
+	if values != "" {
+		meant += "|" + values
+	}
+	return meant
 }

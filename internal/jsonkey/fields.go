@@ -38,6 +38,7 @@ type Error struct {
 	Path    string // the path at fault; the first one when the payload cannot be read
 	Reason  string // continues a sentence that begins with the path, such as "is null"
 	NotRead bool   // the payload is not JSON, or not UTF-8; Reason begins with "the payload"
+	Absent  bool   // the field is missing, null or empty
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("field %q: %s", e.Path, e.Reason) }
@@ -105,7 +106,9 @@ func (f *Fields) Find(payload []byte) ([][]byte, *Error) {
 		}
 		values[i] = walk.found[path.nodes[len(path.nodes)-1]].value
 		if values[i] == nil {
-			return nil, f.fail(i, "is missing: "+walk.whyMissing(path))
+			failed := f.fail(i, "is missing: "+walk.whyMissing(path))
+			failed.Absent = true
+			return nil, failed
 		}
 	}
 	return values, nil

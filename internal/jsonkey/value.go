@@ -64,6 +64,9 @@ func WritePart(w io.Writer, value []byte) error {
 	return err
 }
 
+// IsAbsent reports whether err is the error of [WritePart] for a value that is null or empty.
+func IsAbsent(err error) bool { return err == errValueNull || err == errValueEmpty } //nolint:errorlint // never wrapped
+
 func writeStringPart(w io.Writer, raw []byte) error {
 	text, err := unquote(nil, raw)
 	switch {

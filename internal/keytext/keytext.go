@@ -73,6 +73,29 @@ func HashedKey(secret, prefix, scope string, parts ...string) string {
 // Scope is the scope as it stands in a key that has values.
 func Scope(scope string) string { return scopeText(scope) }
 
+// RuleScope returns the scope of a rule as it stands in keys. A rule without one has a scope for each task type: then it
+// returns what those begin with, and byType is true.
+func RuleScope(scope, task string) (text string, byType bool) {
+	if scope != "" {
+		return scopeText(scope), false
+	}
+	return scopeText(task), true
+}
+
+// RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has
+// more than [MaxText] bytes, that is known only for the type that the rule names.
+func RuleHas(scope, task, text string) bool {
+	its, byType := RuleScope(scope, task)
+	return its == text || byType && strings.HasPrefix(text, its)
+}
+
+// ControlsRule reports whether a control for a scope, as it stands in keys, may be for keys of a rule: the rule makes
+// keys with that scope, or the control is for all scopes with a beginning that some of the rule's have.
+func ControlsRule(scope, task, text string) bool {
+	its, _ := RuleScope(scope, task)
+	return RuleHas(scope, task, text) || strings.HasSuffix(text, ":") && strings.HasPrefix(its, text)
+}
+
 func scopeText(scope string) string {
 	switch n := escapedLen(scope); {
 	case n == 0:

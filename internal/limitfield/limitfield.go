@@ -1,5 +1,5 @@
-// Package limitfield lets config.Export read the arguments of automutex.LimitField back
-// from the function that LimitField returned.
+// Package limitfield reads the arguments of automutex.LimitField back from the function that
+// LimitField returned: New checks them, and the fleet says them.
 package limitfield
 
 import (

@@ -26,6 +26,9 @@
 // servers are skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With
 // AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
 //
+// AUTOMUTEX_TEST_ALL=1 has every test run, as CI does. Without it tests that take [Long] are
+// skipped, and Each leaves out the Cluster.
+//
 // # Faults
 //
 // [Proxy] stands between a client and a server and loses replies, messages or

@@ -100,10 +100,10 @@ func (l *link) up() {
 	}
 }
 
-// IsControlRead tells whether a command, as its words, is a script on the controls of
-// package lock. Each Locker sends one now and then, whatever a test does.
+// IsControlRead tells whether a command, as its words, is a script on the controls or the
+// format of package lock. Each Locker sends one now and then, whatever a test does.
 func IsControlRead(command []string) bool {
-	return len(command) > 3 && strings.HasPrefix(strings.ToUpper(command[0]), "EVAL") && strings.HasSuffix(command[3], ":{control}")
+	return len(command) > 3 && strings.HasPrefix(strings.ToUpper(command[0]), "EVAL") && strings.Contains(command[3], ":{control}")
 }
 
 // sent notes a command that goes to the server now.

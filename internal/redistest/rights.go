@@ -43,7 +43,7 @@ func AllRights(t testing.TB, page string) (rights []string) {
 }
 
 // AsUser runs tests of this binary again, in a process whose clients are a user
-// with these rights and no others, on a redis-server and a Redis Cluster. The tests
+// with these rights and no others, on a redis-server and, with [AllEnv], a Redis Cluster. The tests
 // are named without Test, use [Each], and look at Redis with no more rights.
 func AsUser(t *testing.T, rights, tests []string) {
 	t.Helper()
@@ -55,8 +55,12 @@ func AsUser(t *testing.T, rights, tests []string) {
 	if err != nil {
 		t.Fatalf("with the documented rights: %v\n%s", err, out)
 	}
+	kinds := []string{KindReal}
+	if All() {
+		kinds = append(kinds, KindCluster)
+	}
 	for _, name := range tests {
-		for _, kind := range []string{KindReal, KindCluster} {
+		for _, kind := range kinds {
 			if !strings.Contains(string(out), fmt.Sprintf("--- PASS: Test%s/%s ", name, kind)) {
 				t.Errorf("Test%s/%s did not run", name, kind)
 			}

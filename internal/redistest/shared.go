@@ -20,6 +20,21 @@ import (
 // even where there is one, for a quick look. Else they are skipped where there is none.
 const RequireEnv = "AUTOMUTEX_TEST_REDIS"
 
+// AllEnv is the environment variable that has every test run, as CI does. Without it tests
+// that take long are skipped, and those of [Each] run on two kinds of server of three.
+const AllEnv = "AUTOMUTEX_TEST_ALL"
+
+// All tells whether AllEnv is set.
+func All() bool { return os.Getenv(AllEnv) != "" }
+
+// Long skips a test that takes long, unless AllEnv is set.
+func Long(t testing.TB) {
+	t.Helper()
+	if !All() {
+		t.Skip("redistest: takes long; " + AllEnv + "=1 runs it")
+	}
+}
+
 // shared is a server that all tests of the binary use. The first test that asks
 // starts it, Main stops it.
 type shared struct {
@@ -51,7 +66,7 @@ func (s *shared) get(t testing.TB) *Server {
 }
 
 // Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on
-// the shared server of that kind. As with all parallel subtests, f runs when
+// the shared server of that kind; the last only with AllEnv. As with all parallel subtests, f runs when
 // the calling test has returned: what f needs is released by t.Cleanup, not by
 // defer.
 func Each(t *testing.T, f func(t *testing.T, s *Server)) {
@@ -61,6 +76,9 @@ func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 		get  func(testing.TB) *Server
 	}{{KindMini, Mini}, {KindReal, Real}, {KindCluster, Cluster}} {
 		t.Run(kind.name, func(t *testing.T) {
+			if kind.name == KindCluster {
+				Long(t)
+			}
 			t.Parallel()
 			f(t, kind.get(t))
 		})

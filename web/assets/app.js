@@ -13,7 +13,13 @@
 
   const box = document.getElementById("plot");
   let plot = null;
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // A canvas takes no light-dark(): the browser resolves the colour of an element instead.
+  const colour = (name) => {
+    box.style.color = `var(${name})`;
+    const resolved = getComputedStyle(box).color;
+    box.style.color = "";
+    return resolved;
+  };
 
   // values turns what the server sent into what uPlot takes: seconds, and a column for each line.
   const values = (data) => {
@@ -33,10 +39,13 @@
       return;
     }
     box.hidden = false;
+    box.classList.add("still");
     document.body.classList.add("plotted");
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--edge") }, ticks: { stroke: colour("--edge") } };
     plot = new uPlot({
       width: box.clientWidth || 600, height: 160,
+      // Without a pointer over the chart the legend has no values to show.
+      hooks: { setCursor: [(chart) => box.classList.toggle("still", chart.cursor.idx == null)] },
       scales: { y: { range: (_, min, max) => [0, Math.max(1, max)] } },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       axes: [{ ...axis, values: (_, times) => times.map((t) => clock(t, 5)) }, axis],

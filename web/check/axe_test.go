@@ -39,12 +39,12 @@ func TestPage_accessible(t *testing.T) {
 		w.enqueue(id, "acme")
 	}
 	key := keytext.Key(w.prefix, "report", "acme")
-	b.do(chromedp.Navigate(w.url("")))
+	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("parked")
 	for _, dark := range []bool{false, true} {
 		b.dark(dark)
 		for view, path := range map[string]string{
-			"keys": w.url(""), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
+			"keys": w.url("keys"), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
 			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "pause": w.url("do?action=pause&target=report"), "fail": w.url("nothing"),
 			"a wrong filter": w.url("?longer=soon"),
 		} {

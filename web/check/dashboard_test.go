@@ -80,7 +80,7 @@ func ofProcess(t *testing.T) map[string][]string {
 	}
 	for _, kind := range []automutex.EventKind{
 		automutex.EventWaiting, automutex.EventAcquired, automutex.EventReleased, automutex.EventBusy, automutex.EventSkipped,
-		automutex.EventHeld, automutex.EventPaused, automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError, automutex.EventKeyError,
+		automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError, automutex.EventKeyError, automutex.EventBlocked, automutex.EventHeadSkipped,
 	} {
 		m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "r", Task: "t", Parked: 1, Busy: &automutex.BusyError{Reason: "rate"}})
 	}
@@ -195,8 +195,8 @@ func TestAlerts(t *testing.T) {
 			holdExpression(t, names, rule.Expr)
 		}
 	}
-	if alerts != 9 {
-		t.Errorf("%d alerts, want 9", alerts)
+	if alerts != 10 {
+		t.Errorf("%d alerts, want 10", alerts)
 	}
 }
 

@@ -28,7 +28,7 @@ func (b *browser) tabTo(selector string) {
 func TestPage_keyboard(t *testing.T) {
 	w, b := start(t), open(t)
 	w.leaseOf("a")
-	b.do(chromedp.Navigate(w.url("")))
+	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("hostile|a")
 	b.await(`document.getElementById("state").textContent === "live"`)
 	b.tabTo(".skip")

@@ -41,7 +41,7 @@ func TestPage_narrowPhone(t *testing.T) {
 		w.enqueue(id, long)
 	}
 	w.leaseOf(strings.Repeat("other", 20))
-	b.do(chromedp.Navigate(w.url("")))
+	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("report|" + long)
 	b.text("parked")
 	if err := w.locker.Controls().Pause(context.Background(), "report", time.Time{}, strings.Repeat("because", 20)); err != nil {
@@ -50,7 +50,7 @@ func TestPage_narrowPhone(t *testing.T) {
 	key := keytext.Key(w.prefix, "report", long)
 	ask := func(rest string) string { return w.url("do?" + rest) }
 	views := map[string]string{
-		"keys": w.url(""), "narrowed keys": w.url("?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
+		"keys": w.url("keys"), "narrowed keys": w.url("?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
 		"break": ask("action=break&key=" + url.QueryEscape(key)), "pause": ask("action=pause&target=" + url.QueryEscape("report|"+long)),
 		"limit": ask("action=limit&target=report"), "sweep": ask("action=sweep"), "fail": w.url("key?key=" + strings.Repeat("x}", 150)),
 	}
@@ -85,7 +85,7 @@ func TestPage_timesAreUTC(t *testing.T) {
 		return err
 	})
 	w.leaseOf("a")
-	b.do(chromedp.Navigate(w.url("")))
+	b.do(chromedp.Navigate(w.url("keys")))
 	// The chart begins with the second of its slots of ten seconds.
 	b.await(`document.querySelector("#plot .u-legend") && drawn.some(text => /^\d\d:\d\d$/.test(text))`)
 	b.text("Times are UTC.")

@@ -11,11 +11,14 @@ import (
 
 // The screenshots of docs are made of the demo, while it runs:
 //
-//	go run ./examples/worker -workers 30 -web 127.0.0.1:8081
+//	go run ./examples/worker -busy park -workers 12 -work 1500ms -tasks 300 -web 127.0.0.1:8081
 //	AUTOMUTEX_PAGE=http://127.0.0.1:8081/ AUTOMUTEX_SCREENSHOTS=$PWD/docs/page GOWORK=off go -C web/check test -run Screenshots .
+//
+// With AUTOMUTEX_VIEWS set to a folder there is also one of each view, wide and narrow, light and dark.
 const (
 	pageEnv        = "AUTOMUTEX_PAGE"
 	screenshotsEnv = "AUTOMUTEX_SCREENSHOTS"
+	viewsEnv       = "AUTOMUTEX_VIEWS"
 )
 
 // TestScreenshots makes the screenshots of docs/page, where it is asked to.
@@ -25,8 +28,7 @@ func TestScreenshots(t *testing.T) {
 		t.Skipf("set %s and %s to make the screenshots of the docs", pageEnv, screenshotsEnv)
 	}
 	b := open(t)
-	b.do(chromedp.EmulateViewport(1200, 720))
-	shoot := func(name string) {
+	shoot := func(file string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(b.ctx, patience)
 		defer cancel()
@@ -34,19 +36,36 @@ func TestScreenshots(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
+		if err := os.WriteFile(file+".png", png, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
+	live := `document.getElementById("state").textContent === "live"`
+	b.do(chromedp.EmulateViewport(1200, 760))
 	b.do(chromedp.Navigate(page))
-	b.await(`document.querySelectorAll("tbody tr").length > 3 && document.getElementById("state").textContent === "live"`)
-	b.await(`document.querySelector("#chart-data") && !document.querySelector("#chart-data[data-empty='true']") && !document.getElementById("plot").hidden`)
-	shoot("keys")
+	b.await(live + ` && document.querySelectorAll(".hot li").length > 3`)
+	shoot(filepath.Join(dir, "overview"))
+	b.do(chromedp.Navigate(page + "keys"))
+	b.await(live + ` && document.querySelectorAll("tbody tr").length > 3`)
 	b.do(chromedp.Click(chromedp.CSS(`tbody th a`)))
-	b.await(`document.querySelector("h1.key") && document.querySelectorAll("tbody tr").length > 3 && document.getElementById("state").textContent === "live"`)
-	shoot("key")
-	b.dark(true)
-	b.do(chromedp.Navigate(page + "rules"))
-	b.await(`document.getElementById("state").textContent === "live"`)
-	shoot("rules")
+	b.await(`document.querySelector("h1.key") && document.querySelectorAll("tbody tr").length > 3 && ` + live)
+	shoot(filepath.Join(dir, "key"))
+	key := value[string](b, "location.search")
+	all := os.Getenv(viewsEnv)
+	if all == "" {
+		return
+	}
+	for _, dark := range []string{"light", "dark"} {
+		b.dark(dark == "dark")
+		for _, width := range []int64{1280, 360} {
+			b.do(chromedp.EmulateViewport(width, 800))
+			for name, path := range map[string]string{
+				"overview": "", "keys": "keys", "key": "key" + key, "blocked": "blocked", "rules": "rules", "processes": "processes", "unique": "unique", "doctor": "doctor",
+				"ask": "do?action=pause&target=repository",
+			} {
+				b.do(chromedp.Navigate(page + path))
+				shoot(filepath.Join(all, name+"-"+dark+map[int64]string{1280: "-wide", 360: "-narrow"}[width]))
+			}
+		}
+	}
 }

@@ -33,7 +33,7 @@ func TestPage_slowScripts(t *testing.T) {
 				}
 				page.ServeHTTP(out, r)
 			})
-			b.do(chromedp.Navigate(w.url("?q=nothing")))
+			b.do(chromedp.Navigate(w.url("keys?q=nothing")))
 			b.await(`document.getElementById("state").textContent === "live"`)
 			b.nothingWrong()
 		})

@@ -1,7 +1,7 @@
 /*
 Package record keeps what happened to the locks of the last hours in Redis, for the page
 of package web: per rule and minute how many tasks found their key taken and how long they
-waited, and a timeline of busy, lost, overdue and replaced tasks. It is optional; without
+waited, and a timeline of busy, lost, overdue, replaced, blocked and skipped tasks. It is optional; without
 it the page knows what it saw itself. In workers:
 
 	recorder, err := record.New(rdb, record.Options{})
@@ -61,7 +61,7 @@ const (
 
 // Options of [New]. The zero value is fit for use.
 type Options struct {
-	// Prefix is automutex.Config.Prefix. Empty means [inside.DefaultPrefix].
+	// Prefix is automutex.Config.Prefix. Empty means "automutex".
 	Prefix string
 	// Logger is where the recorder logs that Redis does not take what was counted. nil
 	// means slog.Default().
@@ -95,7 +95,7 @@ type field struct {
 // Entry is what happened once.
 type Entry struct {
 	At time.Time
-	// Kind is busy, lost, overdue or replaced, or an operator's action such as break.
+	// Kind is busy, lost, overdue, replaced, blocked or head_skipped, or an operator's action such as break.
 	Kind string
 	// Key is the Redis key of the lock, or the target of an operator's action.
 	Key string
@@ -142,12 +142,12 @@ func (r *Recorder) Observe(_ context.Context, e automutex.Event) {
 		}
 		entry.Text = e.Policy.String()
 		r.add(now, e.Rule, "busy", &entry)
-	case automutex.EventLost, automutex.EventOverdue:
+	case automutex.EventLost, automutex.EventOverdue, automutex.EventBlocked:
 		if e.Err != nil {
 			entry.Text = e.Err.Error()
 		}
 		r.add(now, e.Rule, string(e.Kind), &entry)
-	case automutex.EventReplaced:
+	case automutex.EventReplaced, automutex.EventHeadSkipped:
 		r.add(now, e.Rule, string(e.Kind), &entry)
 	}
 }

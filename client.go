@@ -1,0 +1,387 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/safelog"
+	"github.com/automutex/automutex/internal/stamp"
+	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
+)
+
+// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
+// concurrent use. There is nothing to close.
+//
+// A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
+//
+//   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
+//   - It reserves an attempt. asynq archives a task that returns on its last attempt, so without this a
+//     task on its last attempt has to wait for its key in its worker. The Client tells asynq one
+//     retry more than the task was enqueued with, and the Guard has asynq archive the task when its
+//     handler has failed as often as the caller asked for. asynq's tools, and asynq.GetMaxRetry in a
+//     handler, show one retry more. An attempt that [Fail] or [AfterFailure] spends counts against
+//     asynq's number, so such a task gets one attempt more. The task must be run by a Guard that
+//     has a rule for it.
+type Client struct {
+	rules     *ruleSet
+	prefix    string
+	asynq     *asynq.Client
+	dry       *asynq.Client    // enqueues nothing, see compose
+	locker    *lock.Locker     // nil if no rule is InOrder
+	inspector *asynq.Inspector // the same
+	fleet     *fleet.Announcer // the same, and with Config.Private
+	log       *slog.Logger
+
+	stampDeadline time.Duration
+}
+
+// stampDeadline is when others may look whether a stamped task was enqueued. An Enqueue that takes more than half
+// of it confirms its place before it returns.
+const stampDeadline = 10 * time.Second
+
+// NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and
+// Decode make the same keys. rdb is the workers' Redis for locks; it is only used for rules with InOrder, for which
+// cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all
+// mistakes; each one in cfg is a [*FieldError].
+func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
+	var problems []error
+	unfit := inner.CheckClient(rdb)
+	if unfit != nil {
+		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
+	}
+	if client == nil {
+		problems = append(problems, errors.New("automutex: the asynq.Client is nil: pass the one that tasks are enqueued with"))
+	}
+	rules, _, err := compile(cfg)
+	if err != nil {
+		problems = append(problems, err)
+	}
+	var inspector *asynq.Inspector
+	if i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.InOrder }); i >= 0 {
+		if inspector, err = orderInspector(rdb, cfg, i); err != nil && unfit == nil {
+			problems = append(problems, err)
+		}
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+	cfg = cfg.withDefaults()
+	c := &Client{
+		rules: rules, prefix: cfg.Prefix, asynq: client, dry: newDryClient(), inspector: inspector,
+		log: safelog.New(cfg.Logger), stampDeadline: stampDeadline,
+	}
+	if inspector != nil {
+		c.locker = lock.New(rdb, lock.Options{Prefix: cfg.Prefix, Logger: cfg.Logger})
+		c.fleet = announcer(rdb, fleet.Ordered, cfg, rules.secret != "")
+	}
+	return c, nil
+}
+
+// orderInspector returns the Inspector that looks for ordered tasks: that of cfg, or one made from rdb. first is
+// the index of the first rule with InOrder.
+func orderInspector(rdb lock.Client, cfg Config, first int) (*asynq.Inspector, error) {
+	if cfg.Inspector != nil {
+		return cfg.Inspector, nil
+	}
+	client, universal := rdb.(redis.UniversalClient)
+	if !universal {
+		var mistakes fieldErrors
+		mistakes.addf("Inspector", "is nil, and none can be made from a %T for InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", rdb, first)
+		return nil, joinFieldErrors(mistakes.all)
+	}
+	return asynq.NewInspectorFromRedisClient(client), nil
+}
+
+// Enqueue is [Client.EnqueueContext] with context.Background().
+func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+	return c.EnqueueContext(context.Background(), task, opts...)
+}
+
+// EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. If a rule for the task has InOrder, the
+// task runs after all tasks of its key whose enqueueing returned before this one began.
+//
+// With an error that is none of the following, the task is not enqueued:
+//
+//   - A [*EnqueueError] with Unknown set: the task may be enqueued, now or in a moment. If it is, it has
+//     its place, or comes after tasks that have run meanwhile.
+//   - The error of asynq for a task that no rule matches, or whose rules have no InOrder.
+//
+// Of the others, a [*FullError] (which Is [ErrFull]) says that Rule.MaxQueued tasks of the key are not done, an
+// [*OptionError] that an ordered task cannot have an option, a [*KeyError] that no key can be
+// made, and [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An error that Is
+// [lock.ErrBackend] means that Redis could not be asked for a place.
+func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+	if task == nil {
+		return c.asynq.EnqueueContext(ctx, task, opts...) // asynq says so
+	}
+	p := c.rules.find(task.Type())
+	if p == nil {
+		return c.asynq.EnqueueContext(ctx, task, opts...)
+	}
+	e, err := c.compose(ctx, task, opts)
+	if err != nil {
+		return nil, err
+	}
+	t, ordered, err := c.orderedTarget(ctx, p, task)
+	switch {
+	case err != nil:
+		return nil, err
+	case !ordered && e.bakedUnique:
+		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
+	case !ordered:
+		return e.enqueue(ctx, stamp.New(e.note, e.info.MaxRetry))
+	}
+	if err := e.checkOrdered(t.rule, opts); err != nil {
+		return nil, err
+	}
+	return e.enqueueInOrder(ctx, t)
+}
+
+// orderedTarget returns the ordered lock that the task needs, if it needs one.
+func (c *Client) orderedTarget(ctx context.Context, p *pattern, task *asynq.Task) (t target, ordered bool, err error) {
+	if !slices.ContainsFunc(p.rules, func(rule *compiledRule) bool { return rule.InOrder }) {
+		return target{}, false, nil
+	}
+	targets, err := c.rules.targets(ctx, task, c.prefix)
+	if err != nil {
+		return target{}, false, err
+	}
+	i := slices.IndexFunc(targets, func(t target) bool { return t.rule.InOrder })
+	if i < 0 {
+		return target{}, false, nil
+	}
+	return targets[i], true, nil
+}
+
+// enqueueing is one call of EnqueueContext.
+type enqueueing struct {
+	client *Client
+	task   *asynq.Task
+	info   *asynq.TaskInfo // what asynq makes of the task and its options
+	note   string
+	unique asynq.Option // asynq.Unique among the options of the call; nil: none
+
+	bakedUnique bool // asynq.Unique among those of NewTask
+}
+
+// compose returns what asynq makes of the task and its options: those of the call, and those given to
+// asynq.NewTask, which nothing else tells. It enqueues the task with a client that sends nothing.
+func (c *Client) compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*enqueueing, error) {
+	dry := &dryRun{}
+	info, err := c.dry.EnqueueContext(context.WithValue(ctx, dryKey{}, dry), task, opts...)
+	if err != nil {
+		return nil, err
+	}
+	e := &enqueueing{client: c, task: task, info: info, note: tasknote.Of(info.Queue, info.ID)}
+	for _, opt := range opts {
+		if opt != nil && opt.Type() == asynq.UniqueOpt {
+			e.unique = opt
+		}
+	}
+	e.bakedUnique = dry.unique && e.unique == nil
+	return e, nil
+}
+
+// enqueue enqueues the task with the stamp in its header.
+func (e *enqueueing) enqueue(ctx context.Context, s stamp.Stamp) (*asynq.TaskInfo, error) {
+	info := e.info
+	headers := maps.Clone(e.task.Headers())
+	if headers == nil {
+		headers = make(map[string]string, 1)
+	}
+	headers[stamp.Header] = s.String()
+	maxRetry := info.MaxRetry
+	if maxRetry < math.MaxInt32 {
+		maxRetry++ // the reserved attempt
+	}
+	opts := []asynq.Option{asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry)}
+	if info.Timeout > 0 {
+		opts = append(opts, asynq.Timeout(info.Timeout))
+	}
+	if !info.Deadline.IsZero() {
+		opts = append(opts, asynq.Deadline(info.Deadline))
+	}
+	if info.Retention > 0 {
+		opts = append(opts, asynq.Retention(info.Retention))
+	}
+	if info.Group != "" {
+		opts = append(opts, asynq.Group(info.Group))
+	}
+	if info.State == asynq.TaskStateScheduled {
+		opts = append(opts, asynq.ProcessAt(info.NextProcessAt))
+	}
+	if e.unique != nil {
+		opts = append(opts, e.unique)
+	}
+	return e.client.asynq.EnqueueContext(ctx, asynq.NewTaskWithHeaders(e.task.Type(), e.task.Payload(), headers), opts...)
+}
+
+// checkOrdered returns an *OptionError if the task has an option that an ordered task cannot have.
+func (e *enqueueing) checkOrdered(rule *compiledRule, opts []asynq.Option) error {
+	refuse := func(option, why string) error {
+		return &OptionError{Rule: rule.Name, Task: e.task.Type(), Option: option, why: why}
+	}
+	const delayed = "a task that runs later has no place among those that run now"
+	for _, opt := range opts {
+		if opt == nil {
+			continue
+		}
+		switch opt.Type() { //nolint:exhaustive // the others are fine
+		case asynq.ProcessInOpt:
+			return refuse("ProcessIn", delayed)
+		case asynq.ProcessAtOpt:
+			return refuse("ProcessAt", delayed)
+		}
+	}
+	switch {
+	case e.info.State == asynq.TaskStateScheduled:
+		return refuse("ProcessAt", delayed)
+	case e.info.Group != "":
+		return refuse("Group", "asynq makes one task of a group")
+	case !e.info.Deadline.IsZero():
+		return refuse("Deadline", "asynq fails an overdue task before it comes to a worker, also while earlier tasks keep it waiting; use asynq.Timeout")
+	case e.unique != nil || e.bakedUnique:
+		return refuse("Unique", "asynq frees the task's uniqueness by time; use package unique on top of this Client")
+	}
+	return nil
+}
+
+// enqueueInOrder gives the task its place, and then enqueues it. docs/protocol.md has the steps.
+func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskInfo, error) {
+	c := e.client
+	defer c.fleet.Touch()
+	m := inner.ByOrder(c.locker, t.key)
+	s := stamp.New(e.note, e.info.MaxRetry)
+	s.Key, s.Nonce = t.key, stamp.NewNonce()
+	began := time.Now()
+	ticket, err := e.takePlace(ctx, m, t, s.Nonce)
+	if err != nil {
+		return nil, err
+	}
+	s.Ticket = ticket
+	item := inside.OrderItem{Nonce: s.Nonce, Ticket: ticket, Note: e.note}
+	info, err := e.enqueue(ctx, s)
+	if errors.Is(err, asynq.ErrTaskIDConflict) {
+		info, err = e.resolveConflict(ctx, m, item, t, err)
+	} else if err != nil {
+		// The stamp stays: what was sent may land. If it does not, the first task that it keeps waiting finds out.
+		err = e.unknown(t, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if time.Since(began) > c.stampDeadline/2 {
+		if err := e.confirm(ctx, m, item); err != nil {
+			return nil, e.unknown(t, fmt.Errorf("it is enqueued, but its place could not be confirmed: %w", err))
+		}
+	}
+	return info, nil
+}
+
+// confirmTries is how often confirm asks.
+const confirmTries = 3
+
+// confirm makes sure that the task has its place: the enqueueing took so long that others may have taken the stamp for
+// one whose producer died.
+func (e *enqueueing) confirm(ctx context.Context, m *lock.Lock, item inside.OrderItem) (err error) {
+	for range confirmTries {
+		if err = inner.ActOrder(context.WithoutCancel(ctx), m, inside.ActConfirm, item, 0); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// takePlace gets the task's ticket. If the key is full it first looks for stamps whose task was never enqueued.
+func (e *enqueueing) takePlace(ctx context.Context, m *lock.Lock, t target, nonce string) (int64, error) {
+	c := e.client
+	for looked := false; ; looked = true {
+		ticket, queued, look, err := inner.Stamp(ctx, m, e.note, nonce, c.stampDeadline, t.rule.MaxQueued)
+		switch {
+		case err != nil:
+			return 0, &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Err: withClientHint(err)}
+		case ticket > 0:
+			return ticket, nil
+		case looked || len(look) == 0:
+			return 0, &FullError{Key: t.key, Queued: queued, Max: t.rule.MaxQueued}
+		}
+		for _, item := range look {
+			if err := lookInOrder(ctx, c.inspector, m, item, t.rule); err != nil {
+				c.log.Debug("automutex: a stamp could not be looked for", "key", t.key, "task", item.Note, "error", err)
+			}
+		}
+	}
+}
+
+// resolveConflict handles asynq's answer that it has a task with that ID. It is this very task if go-redis has sent the
+// command twice.
+func (e *enqueueing) resolveConflict(ctx context.Context, m *lock.Lock, item inside.OrderItem, t target, conflict error) (*asynq.TaskInfo, error) {
+	info, err := e.client.inspector.GetTaskInfo(e.info.Queue, e.info.ID)
+	switch {
+	case err == nil:
+		if s, ok := stamp.Of(info.Headers, e.note); ok && s.Nonce == item.Nonce {
+			return info, nil
+		}
+	case !errors.Is(err, asynq.ErrTaskNotFound):
+		return nil, e.unknown(t, errors.Join(conflict, err))
+	}
+	if err := inner.ActOrder(context.WithoutCancel(ctx), m, inside.ActWithdraw, item, 0); err != nil {
+		e.client.log.Debug("automutex: a place could not be given up; it is found to be empty", "key", t.key, "task", e.note, "error", err)
+	}
+	return nil, fmt.Errorf("automutex: rule %q: task %s: %w", t.rule.Name, e.note, conflict)
+}
+
+func (e *enqueueing) unknown(t target, err error) error {
+	return &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Unknown: true, Err: err}
+}
+
+// dryRun is what a dry client has seen of one call.
+type dryRun struct{ unique bool }
+
+type dryKey struct{}
+
+// newDryClient makes an asynq.Client that sends nothing.
+func newDryClient() *asynq.Client { return asynq.NewClientFromRedisClient(dryRedis{}) }
+
+// dryRedis answers the commands with which asynq enqueues a task, as Redis does for a new one. asynq calls no others.
+type dryRedis struct{ redis.UniversalClient }
+
+// SAdd adds a queue to asynq's list of queues.
+func (dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
+	return redis.NewIntResult(1, nil)
+}
+
+// EvalSha runs the script that enqueues, schedules or groups a task.
+func (dryRedis) EvalSha(ctx context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
+	if dry, _ := ctx.Value(dryKey{}).(*dryRun); dry != nil && len(keys) > 0 {
+		_, after, _ := strings.Cut(keys[0], "}:") // asynq:{<queue>}:unique:...
+		dry.unique = strings.HasPrefix(after, "unique:")
+	}
+	return redis.NewCmdResult(int64(1), nil)
+}
+
+// Enqueuer is what enqueues a task: an [*asynq.Client], a [*Client] or a
+// [github.com/automutex/automutex/unique.Client]. Code that takes an Enqueuer works with each of them.
+type Enqueuer interface {
+	// EnqueueContext enqueues the task with the options, and returns what asynq stores of it. The
+	// error is the implementation's.
+	EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error)
+}
+
+var (
+	_ Enqueuer = (*asynq.Client)(nil)
+	_ Enqueuer = (*Client)(nil)
+)

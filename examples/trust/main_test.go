@@ -1,0 +1,73 @@
+package trust
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+var (
+	long     = flag.Bool("long", false, "the long forms")
+	soakFor  = flag.Duration("soak", 0, "how long TestSoak goes on, round after round; 0: one round")
+	tableOut = flag.String("table", "", "where to write the table too, as Markdown")
+	seedFlag = flag.Uint64("seed", 0, "what decides about everything at random; 0 for one that is printed")
+)
+
+// children are what this test binary can be besides: processes that a test
+// starts, and kills or stops.
+var children = map[string]func(){}
+
+// childEnv names the one to be.
+const childEnv = "AUTOMUTEX_TRUST_CHILD"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childEnv); name != "" {
+		children[name]()
+		return
+	}
+	logging.Disable() // what go-redis has to say, its callers are told too
+	redistest.Main(summarized{m})
+}
+
+// summarized prints the table when all tests have run.
+type summarized struct{ m *testing.M }
+
+func (s summarized) Run() int {
+	code := s.m.Run()
+	if *long || *tableOut != "" {
+		if err := results.print(os.Stdout, *tableOut); err != nil {
+			fmt.Fprintln(os.Stderr, "trust:", err)
+			return 1
+		}
+	}
+	return code
+}
+
+// size chooses between a test's short form and its long one.
+func size[T any](short, longer T) T {
+	if *long {
+		return longer
+	}
+	return short
+}
+
+// seed gives what a test's dice are made of, and has it printed if the test fails.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	s := *seedFlag
+	if s == 0 {
+		s = uint64(time.Now().UnixNano())
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("seed %d", s)
+		}
+	})
+	return s
+}

@@ -1,0 +1,239 @@
+package trust
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// modelDir has the model of the protocol, for Spin.
+const modelDir = "../../docs/model"
+
+// modelRun is one search through the states of the model.
+type modelRun struct {
+	what    string
+	defines string
+	fails   string // the assertion that a mutant breaks; empty: every state is sound
+	depth   int    // how deep is looked; 0: as deep as it goes
+	big     bool   // so many states that optimizing pays
+	minutes int    // stops then; states are remembered by a few bits each; 0: all states, exactly
+}
+
+// The numbers of ticks with which the model is smallest, and of trouble with which
+// nothing but waiting is left.
+const (
+	modelSmall = "-DTTL=2 -DG=1 -DSTAY=2 "
+	modelCalm  = "-DPROMPT -DCRASHES=0 -DLOSSES=0 -DDELAYS=0 "
+)
+
+// modelShallow is how deep mutants are looked for: each fails within so many steps.
+const modelShallow = 40
+
+func modelRuns() []modelRun {
+	runs := []modelRun{
+		{what: "two clients", defines: modelSmall, big: true},
+		{what: "two clients, three fences: one loss, one delay", defines: modelSmall + "-DPROMPT -DCRASHES=0 -DFENCE=4"},
+		{what: "two clients, waits of at most 11 ticks: one crash, one loss, one delay", defines: "-DPROMPT -DWAIT=11", big: true},
+		{what: "two clients, waits of at most 4 ticks without trouble", defines: modelCalm + "-DWAIT=4"},
+		{what: "two clients, waits of at most 4 ticks without trouble and refreshes", defines: modelCalm + "-DNO_REFRESH -DWAIT=4"},
+		{what: "three clients, waits of at most 8 ticks without trouble and refreshes", defines: modelCalm + "-DNO_REFRESH -DCLIENTS=3 -DWAIT=8"},
+	}
+	if *long {
+		three := modelSmall + "-DPROMPT -DCLIENTS=3 -DWAIT=40 "
+		runs = append(runs, []modelRun{
+			{what: "two clients, longer leases", defines: "-DTTL=3", big: true},
+			{what: "two clients, four fences", defines: modelSmall + "-DFENCE=5", big: true},
+			{what: "two clients, waits: one crash, two losses, two delays", defines: "-DPROMPT -DLOSSES=2 -DDELAYS=2 -DWAIT=40", big: true},
+			{what: "three clients, waits without trouble", defines: modelCalm + "-DCLIENTS=3 -DWAIT=8", big: true},
+			{what: "three clients, two slots, waits without trouble", defines: modelCalm + "-DCLIENTS=3 -DN=2 -DWAIT=8", big: true},
+			{what: "three clients, waits: one loss", defines: three + "-DCRASHES=0 -DDELAYS=0", big: true},
+			{what: "three clients, waits: one crash", defines: three + "-DLOSSES=0 -DDELAYS=0", big: true},
+			{what: "three clients, waits: one delay", defines: three + "-DCRASHES=0 -DLOSSES=0", big: true},
+			{what: "three clients, for ten minutes", defines: modelSmall + "-DCLIENTS=3", minutes: 10},
+			{what: "three clients, two slots, for ten minutes", defines: modelSmall + "-DCLIENTS=3 -DN=2", minutes: 10},
+		}...)
+	}
+	const (
+		beliefs = "believers<=1"
+		nothing = "(id==0)&&(holder[c]==0)"
+	)
+	mutant := func(name, defines, fails string) modelRun {
+		return modelRun{what: "mutant " + name, defines: defines + " -DMUTANT_" + name, fails: fails, depth: modelShallow}
+	}
+	return append(runs,
+		mutant("RELEASE_ANYBODY", modelSmall, beliefs),
+		mutant("RENEW_RETAKES", modelSmall+"-DBELIEFS_ONLY", beliefs),
+		mutant("COUNT_FROM_MESSAGE", modelSmall, beliefs),
+		mutant("COUNT_FROM_REPLY", modelSmall, beliefs),
+		mutant("OLD_MESSAGE", modelSmall, beliefs),
+		mutant("NO_REARM", modelSmall, beliefs),
+		mutant("GRANT_TO_THE_DEAD", modelSmall, "dead_for[id]<=2"),
+		mutant("ASK_TWICE", modelSmall, "holder[c]==0"),
+		mutant("LEAVE_OVERTAKES", modelSmall, nothing),
+		mutant("NO_SECOND_RELEASE", modelSmall, nothing),
+		mutant("RELEASE_WITHOUT_GRANT", modelCalm+"-DNO_REFRESH -DWAIT=4", "waited[i]<=4"),
+		mutant("FENCE_STANDS", modelSmall+"-DFENCE=4", "_fence[c]>worked"),
+		mutant("FENCE_BEFORE_SET", modelSmall+"-DFENCE=4", "_fence[c]>worked"),
+		mutant("SET_OVERWRITES", modelSmall, beliefs),
+		mutant("WIDEN_FORGETS", modelSmall, beliefs),
+		mutant("RELEASE_STRING_OF_ANYBODY", modelSmall, beliefs),
+		modelRun{what: "mutant of a wait: one tick less", defines: modelCalm + "-DWAIT=3", fails: "waited[i]<=3"},
+	)
+}
+
+// TestModel goes through the states of the model of the protocol: none of the true
+// one breaks an assertion, and each mutant breaks the one that it should.
+func TestModel(t *testing.T) {
+	redistest.Long(t)
+	t.Parallel()
+	for _, tool := range []string{"spin", "cc"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("no %s in PATH: the model of the protocol is not checked (Debian has it in the packages spin and gcc)", tool)
+		}
+	}
+	source, err := filepath.Abs(filepath.Join(modelDir, "lock.pml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range modelRuns() {
+		t.Run(run.what, func(t *testing.T) {
+			t.Parallel()
+			row := found(t, "model", run.what)
+			states, failed := run.search(t, source)
+			row.notef("states %s", states)
+			switch {
+			case run.fails == "" && failed != "":
+				t.Errorf("assertion (%s) is violated; to see how: spin -t -p -g %s lock.pml", failed, run.defines)
+			case run.fails != "" && !strings.HasSuffix(failed, run.fails):
+				t.Errorf("it broke the assertion (%s), and should have broken (%s)", failed, run.fails)
+			case run.fails != "":
+				row.notef("breaks %s, as it should", run.fails)
+			}
+		})
+	}
+}
+
+var (
+	modelStates   = regexp.MustCompile(`(?m)^ *(\d+(?:\.\d+e\+\d+)?) states, stored`)
+	modelErrors   = regexp.MustCompile(`errors: (\d+)`)
+	modelViolated = regexp.MustCompile(`assertion violated \((.*)\) \(at depth`)
+)
+
+// search makes the program that goes through the states, and runs it.
+func (m modelRun) search(t *testing.T, source string) (states, failed string) {
+	t.Helper()
+	dir := t.TempDir()
+	command := func(name string, args ...string) string {
+		t.Helper()
+		c := exec.CommandContext(t.Context(), name, args...)
+		c.Dir = dir
+		out, err := c.CombinedOutput()
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) || err != nil && name != "./pan" {
+			t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	command("spin", append(append([]string{"-a"}, strings.Fields(m.defines)...), source)...)
+	// Everything is shared by all, so there is no order of steps to reduce.
+	compile := []string{"-w", "-DSAFETY", "-DNOREDUCE", "-o", "pan", "pan.c"}
+	search := []string{fmt.Sprintf("-m%d", size(500_000, 10_000_000))}
+	switch {
+	case m.depth > 0:
+		search = []string{fmt.Sprintf("-m%d", m.depth)}
+	case m.minutes > 0:
+		compile = append([]string{"-O2", "-DBITSTATE"}, compile...)
+		search = append(search, "-w33", "-k3", fmt.Sprintf("-Q%d", m.minutes))
+	case m.big:
+		compile = append([]string{size("-O1", "-O2")}, compile...)
+	}
+	command("cc", compile...)
+	out := command("./pan", search...)
+	count, wrong := modelStates.FindStringSubmatch(out), modelErrors.FindStringSubmatch(out)
+	if count == nil || wrong == nil {
+		t.Fatalf("the search did not come to its end:\n%s", out)
+	}
+	if m.fails == "" && m.minutes == 0 && strings.Contains(out, "max search depth too small") {
+		t.Fatalf("the search did not go as deep as the model is:\n%s", out)
+	}
+	if v := modelViolated.FindStringSubmatch(out); v != nil {
+		return count[1], v[1]
+	}
+	if wrong[1] != "0" {
+		t.Fatalf("an error that is no assertion:\n%s", out)
+	}
+	return count[1], ""
+}
+
+// modelLeftOut are the functions of the scripts' shared part that the model does
+// without; docs/model/README.md says why.
+var modelLeftOut = map[string]bool{
+	"raise_fence": true, "keep_key": true, "keep_parked": true, "tidy": true, "remove_parked": true,
+	"far": true, "lower_far": true, "shorten": true, "shorten_marks": true, "twin": true, "noted": true, "note_of": true, "apart": true,
+	"send": true, "tell_head": true,
+	"mark": true, "slots_of": true,
+	"longest": true, "string_holder": true, "taken_at": true,
+}
+
+// TestModel_names holds the model's steps against the code: each says which
+// function or script it models, and that is there; and nothing that the scripts of a
+// lock and its line do is left out unsaid.
+func TestModel_names(t *testing.T) {
+	t.Parallel()
+	read := func(path string) string {
+		t.Helper()
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	source, page := read(filepath.Join(modelDir, "lock.pml")), read(filepath.Join(modelDir, "README.md"))
+	steps := regexp.MustCompile(`(?m)^inline (\w+)\(`).FindAllStringSubmatch(source, -1)
+	marks := regexp.MustCompile(`/\* (environment|(?:lock|internal/wire)/[\w/.]+): ([^*]+(?:\*[^/][^*]*)*)\*/\s*inline (\w+)\(`).FindAllStringSubmatch(source, -1)
+	if len(steps) == 0 || len(marks) != len(steps) {
+		t.Fatalf("%d steps, and %d that say what they model", len(steps), len(marks))
+	}
+	modelled := map[string]bool{}
+	for _, mark := range marks {
+		file, step := mark[1], mark[3]
+		if file == "environment" {
+			continue
+		}
+		name := regexp.MustCompile(`^\w+`).FindString(mark[2])
+		modelled[file+" "+name] = true
+		code := read(filepath.Join("..", "..", file))
+		var is bool
+		switch filepath.Ext(file) {
+		case ".go":
+			is = regexp.MustCompile(`(?m)^func (\([^)]*\) )?` + name + `\(`).MatchString(code)
+		case ".lua":
+			is = strings.Contains(code, "local function "+name+"(") || strings.Contains(code, "'"+name+"'") ||
+				strings.TrimSuffix(filepath.Base(file), ".lua") == name
+		}
+		if !is {
+			t.Errorf("the model's %s is %s of %s, which is not there", step, name, file)
+		}
+		if !strings.Contains(page, "| `"+step+"` |") {
+			t.Errorf("docs/model/README.md has no row for the step %s", step)
+		}
+	}
+	for _, file := range []string{"line.lua", "form.lua"} {
+		for _, f := range regexp.MustCompile(`(?m)^local function (\w+)\(`).FindAllStringSubmatch(read("../../internal/wire/lua/"+file), -1) {
+			if modelled["internal/wire/lua/"+file+" "+f[1]] == modelLeftOut[f[1]] {
+				t.Errorf("%s of %s: model it, or say in modelLeftOut and in docs/model/README.md that it is left out", f[1], file)
+			}
+		}
+	}
+	for _, script := range []string{"ask", "release", "renew"} {
+		if !modelled["internal/wire/lua/"+script+".lua "+script] {
+			t.Errorf("the script %s has no step in the model", script)
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package simulate
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/automutex/automutex"
+)
+
+// How a task may end without that its handler said so.
+const (
+	endSkipped  = "skipped"
+	endReplaced = "replaced"
+	endDropped  = "dropped by AfterFailure"
+	endArchived = "archived by AfterFailure or the policy"
+	endDeleted  = "deleted by the operator"
+	endByHand   = "archived by the operator"
+	endLate     = "its own time was up on the last attempt"
+	endNewer    = "a newer one took its place"
+	endUnsure   = "its enqueue was not answered"
+)
+
+// ledger is what an observer outside of the library knows: which handler ran when, what
+// it saw, and the public events. Its mutex guards everything in it, and what is in runs,
+// attempts and tasks; nothing is called with it held but what takes no lock of the
+// library's own making wait.
+type ledger struct {
+	w  *world
+	mu sync.Mutex
+
+	began      time.Time
+	quietSince time.Time // since when nothing is wrong any more
+	seq        int       // grows with everything that happens
+	runs       []*run
+	attempts   []*attempt
+	books      []*taskBook // by number
+	keys       map[string]*keyBook
+	names      map[string]string                      // of keys, by what Redis calls them; never changes
+	balance    map[string]map[automutex.EventKind]int // by process, task and rule
+	events     map[automutex.EventKind]int
+	targets    map[string]*orders // of operators, by scope or key
+	touches    map[string]int     // by task ID: seq when an operator last did something to it
+	violations []string
+	trace      []string
+
+	deaths     []time.Time
+	unanswered map[string]time.Time // by process, task and rule: when a Guard last told that Redis failed
+	clean      bool                 // no fault of asynq's client, no death: attempts must balance exactly
+	calm       bool                 // nor any other fault
+}
+
+// taskBook is what is known of one task.
+type taskBook struct {
+	id       string
+	came     map[string]time.Time // by key: when it first came to the lock
+	spent    [2]int               // attempts, at least and at most
+	ends     map[string]bool
+	most     int // the least MaxRetry with which it came; -1: it never came
+	starts   int
+	success  int
+	late     bool      // a handler succeeded in the moment in which its server gave it up
+	accepted bool      // it was enqueued
+	refused  int       // seq of a DuplicateError; 0: none
+	ghost    time.Time // when its stamp failed; zero: it did not
+	joined   int       // seq at which it was joined to another; 0: not
+	asked    int       // seq before its enqueue
+	acceptAt int       // seq of its acceptance
+	op       bool      // an operator touched it
+	parked   bool      // it has parked
+	unready  bool      // its handler has asked to come back
+	left     time.Time // when an attempt of it last ended
+	again    bool      // it came when it had succeeded, as a parked task may; see comesAgain
+	reason   string    // why it last did not get a lock
+}
+
+// keyBook is what is known of one lock.
+type keyBook struct {
+	fence     int64
+	held      holdings
+	taken     time.Time // when somebody last told of having it
+	freeSince time.Time
+	successes []*run // with the rule's Cooldown
+	broken    time.Time
+	gate      gateBook
+}
+
+func newLedger(w *world) *ledger {
+	b := &ledger{
+		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
+		touches:    map[string]int{},
+		unanswered: map[string]time.Time{}, balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
+	}
+	for range w.plan.Tasks {
+		b.books = append(b.books, &taskBook{ends: map[string]bool{}, most: -1})
+	}
+	for _, f := range w.plan.Faults {
+		switch f.Kind {
+		case starts:
+		case stops:
+			b.clean = false
+		default:
+			b.calm = false
+			b.clean = b.clean && f.Client == "lock" && f.Proc >= 0 && f.Kind != frozen
+		}
+	}
+	return b
+}
+
+func (b *ledger) at() time.Duration { return time.Since(b.began) }
+
+// notef adds a line to the trace. For those that do not hold mu.
+func (b *ledger) notef(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf(format, args...)
+}
+
+func (b *ledger) addf(format string, args ...any) {
+	b.seq++
+	const most = 4000
+	if len(b.trace) < most {
+		b.trace = append(b.trace, fmt.Sprintf("%12s  ", b.at())+fmt.Sprintf(format, args...))
+	}
+}
+
+// violationf reports what must not happen. The text up to the first colon is its kind.
+func (b *ledger) violationf(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.violatef(format, args...)
+}
+
+func (b *ledger) violatef(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	b.addf("VIOLATION %s", text)
+	const most = 20
+	if len(b.violations) < most {
+		b.violations = append(b.violations, fmt.Sprintf("%s (at %s)", text, b.at()))
+	}
+}
+
+func (b *ledger) key(key string) *keyBook {
+	k := b.keys[key]
+	if k == nil {
+		k = &keyBook{held: holdings{}, freeSince: b.began}
+		b.keys[key] = k
+	}
+	return k
+}
+
+// explain notes how a task may have ended.
+func (b *ledger) explain(n int, how string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.books[n].ends[how] = true
+}
+
+// spend counts attempts of a task that asynq has certainly, and possibly, counted.
+func (b *ledger) spend(n, least, most int, why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spendLocked(n, least, most, why)
+}
+
+func (b *ledger) spendLocked(n, least, most int, why string) {
+	b.books[n].spent[0] += least
+	b.books[n].spent[1] += most
+	b.addf("task %d: %d to %d attempts spent: %s", n, b.books[n].spent[0], b.books[n].spent[1], why)
+}
+
+// died notes that nothing of a process counts any more.
+func (b *ledger) died(p *process) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf("process %d is gone", p.n)
+	if p.isStopping().IsZero() {
+		b.deaths = append(b.deaths, time.Now())
+		b.clean = false
+	}
+	for key, k := range b.keys {
+		for id, all := range k.held {
+			if all[0].proc == p { // the process is part of id
+				delete(k.held, id)
+				k.freeSince = time.Now().Add(b.w.plan.ruleOfKey(key).TTL) // nobody releases it
+			}
+		}
+	}
+}

@@ -1,0 +1,301 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
+)
+
+// What follows is the rest of the oracle: what is known of enqueues, and what is judged
+// at the end.
+
+// asks notes that a task is about to be enqueued.
+func (b *ledger) asks(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf("task %d is enqueued", n)
+	b.books[n].asked = b.seq
+}
+
+// isNew tells whether nobody has enqueued a task yet.
+func (b *ledger) isNew(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.books[n].asked == 0
+}
+
+// enqueued notes what came of it.
+func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf("task %d: enqueue answered: %v", n, err)
+	t := b.books[n]
+	var duplicate *unique.DuplicateError
+	switch {
+	case errors.As(err, &duplicate) && duplicate.Alike:
+		t.ends[endUnsure], t.ends[endNewer] = true, true // the task in the way may be this call's own
+	case errors.As(err, &duplicate):
+		t.refused = b.seq
+		t.ends[endNewer] = true
+		b.judgeRefusal(n)
+	case err != nil:
+		t.ends[endUnsure] = true
+		if b.calm {
+			b.violatef("enqueue: task %d: %v", n, err)
+		}
+	default:
+		t.id = info.ID
+		t.op = t.op || b.touches[t.id] > t.asked
+		t.acceptAt = b.seq
+		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && !strings.Contains(string(info.Payload), fmt.Sprintf(`"n":%d,`, n)) {
+			t.joined = b.seq
+			t.ends[endNewer] = true
+			return
+		}
+		t.accepted = true
+		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone") {
+			b.supersede(n)
+		}
+	}
+}
+
+// supersede notes that older tasks of the key, which have not begun, make room. Task
+// n itself may have made room for one that was accepted while n's own producer still
+// waited for its answer.
+func (b *ledger) supersede(n int) {
+	task := b.w.plan.Tasks[n]
+	for i, t := range b.books {
+		other := b.w.plan.Tasks[i]
+		if i == n || t.acceptAt == 0 || other.Task != task.Task || other.A != task.A {
+			continue
+		}
+		if t.acceptAt < b.seq && t.starts == 0 {
+			t.ends[endNewer] = true
+		}
+		if t.accepted && t.acceptAt > b.books[n].asked {
+			b.books[n].ends[endNewer] = true
+		}
+	}
+}
+
+// judgeRefusal looks whether another task is in the way, as the producer was told.
+func (b *ledger) judgeRefusal(n int) {
+	task := b.w.plan.Tasks[n]
+	for i, t := range b.books {
+		other := b.w.plan.Tasks[i]
+		if i != n && other.Task == task.Task && other.A == task.A && (t.accepted || t.ends[endUnsure] || t.asked > 0 && t.acceptAt == 0 && t.refused == 0) {
+			return
+		}
+	}
+	b.violatef("refused: task %d is told to be a duplicate, and no other was enqueued for its key", n)
+}
+
+// working are the handlers that are under way, and the attempts.
+func (b *ledger) working() (left []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, a := range b.attempts {
+		if !a.over && !a.p.isEnded() {
+			left = append(left, fmt.Sprintf("in a worker: %d", a.n))
+		}
+	}
+	return left
+}
+
+// judgeIdle looks whether somebody still holds a key when all tasks have ended.
+func (b *ledger) judgeIdle() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.w.plan.ObserverPanics != "" {
+		return
+	}
+	for key, k := range b.keys {
+		for id := range k.held {
+			b.violatef("held: %s holds %q although no task is left", id, key)
+		}
+	}
+}
+
+// judgeEnds looks at each task's end.
+func (b *ledger) judgeEnds() {
+	for n, t := range b.books {
+		task := b.w.plan.Tasks[n]
+		state := "gone"
+		if t.id != "" {
+			info, err := b.w.inspector.GetTaskInfo(queue, t.id)
+			switch {
+			case err == nil:
+				state = info.State.String()
+			case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
+			default:
+				panic(err) // no fault hits the operator
+			}
+		}
+		b.mu.Lock()
+		b.judgeEnd(n, t, task, state)
+		b.mu.Unlock()
+	}
+}
+
+// judgeEnd looks whether the handlers and the policy explain how a task ended.
+func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
+	if b.w.plan.uniqueOf(task) != nil {
+		b.judgeUnique(n, t, task)
+		return
+	}
+	if t.id == "" || b.w.plan.orderOf(task) != nil && !t.accepted && state == "gone" { // never enqueued, or not for certain
+		return
+	}
+	exhausted := t.spent[1]+b.slack() > task.MaxRetry
+	switch state {
+	case "gone", "completed":
+		if t.success == 0 && !t.late && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] {
+			b.violatef("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
+		}
+	case "archived":
+		if !t.ends[endArchived] && !t.ends[endByHand] && !t.ends[endLate] && !exhausted {
+			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
+		}
+	default:
+		b.violatef("stuck: task %d is %s at the end", n, state)
+	}
+	if b.clean && t.success > 1 && !t.op && !t.again && b.w.plan.ObserverPanics == "" {
+		b.violatef("twice: task %d has succeeded %d times", n, t.success)
+	}
+}
+
+// judgeUnique looks at what a producer of package unique was promised.
+func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
+	exhausted := b.exhausted(t, task) // policies spend attempts too
+	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(task) {
+		b.violatef("lost: task %d was accepted by package unique, and never ran", n)
+	}
+	// Only in scenarios: a task that runs and fails between the look at it and its deletion is
+	// superseded all the same, as package unique's documentation says.
+	if b.w.plan.Name != "" && b.clean && t.accepted && t.starts > 0 && t.success == 0 && len(t.ends) == 0 && !exhausted && !t.late && !t.op {
+		b.violatef("superseded: task %d was taken away after its handler had begun", n)
+	}
+	u := b.w.plan.uniqueOf(task)
+	since := max(t.refused, t.joined)
+	if u.Until != "start" || since == 0 {
+		return
+	}
+	for i, o := range b.books {
+		other := b.w.plan.Tasks[i]
+		// asynq may have lost it to a server that did not get it, and archived it for that.
+		lost := o.accepted && o.starts == 0 && b.exhausted(o, other)
+		if other.Task == task.Task && other.A == task.A && (o.op || lost || o.endsUnrun()) {
+			return // what was in the way did not run, for a reason
+		}
+	}
+	for _, r := range b.runs {
+		other := b.w.plan.Tasks[r.n]
+		if r.seq > t.asked && other.Task == task.Task && other.A == task.A {
+			return
+		}
+	}
+	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
+}
+
+// exhausted tells whether a task of package unique may have spent all of its attempts. One that
+// only gave its payload to an earlier task, which was scheduled, has the MaxRetry of that one:
+// the documentation of Replace says so. Callers hold mu.
+func (b *ledger) exhausted(t *taskBook, task taskPlan) bool {
+	most := task.MaxRetry
+	if t.most >= 0 {
+		most = min(most, t.most)
+	}
+	return t.spent[1]+b.slack() > most
+}
+
+// endsUnrun tells whether a policy, or the task's own time, may have ended the task before
+// it ran.
+func (t *taskBook) endsUnrun() bool {
+	for _, how := range []string{endSkipped, endReplaced, endDropped, endArchived, endLate} {
+		if t.ends[how] {
+			return true
+		}
+	}
+	return false
+}
+
+// deliversLate tells whether a command of the producers may have been executed when the
+// producer had sent it again and gone on. Under UntilDone tasks that supersede each other
+// take turns at two IDs, so a late deletion can hit a later task, and a late enqueue can
+// bring back a task that was taken back: package unique's documentation says so.
+func (b *ledger) deliversLate(t taskPlan, kinds ...faultKind) bool {
+	u := b.w.plan.uniqueOf(t)
+	return u != nil && u.Until == "done" && slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
+		return f.Kind == frozen && slices.Contains(kinds, frozen) || f.Kind == late && f.Proc < 0 && f.Client == "asynq"
+	})
+}
+
+// judgeBalance looks whether events come in pairs.
+func (b *ledger) judgeBalance() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.deaths) > 0 || b.w.plan.ObserverPanics != "" {
+		return
+	}
+	stopped := map[string]bool{}
+	for _, f := range b.w.plan.Faults {
+		if f.Kind == stops {
+			stopped[fmt.Sprint(f.Proc)] = true // it exits while handlers run
+		}
+	}
+	for id, sum := range b.balance {
+		proc, _, _ := strings.Cut(id, " ")
+		if stopped[proc] {
+			continue
+		}
+		if sum[automutex.EventAcquired] != sum[automutex.EventReleased] || sum[automutex.EventWaiting] != sum[automutex.EventWaited] {
+			b.violatef("events: %s: %d acquired, %d released, %d waiting, %d waited", id, sum[automutex.EventAcquired],
+				sum[automutex.EventReleased], sum[automutex.EventWaiting], sum[automutex.EventWaited])
+		}
+	}
+}
+
+// judgeKeys looks at what is left in Redis when everything has ended.
+func (w *world) judgeKeys() {
+	w.redis.tick()
+	crashes := !w.book.calm || !w.book.clean || w.plan.ObserverPanics != ""
+	look := func(when string, allowed func(key string, left time.Duration) bool) {
+		for _, key := range w.redis.mini.Keys() {
+			if !strings.HasPrefix(key, "automutex:") || strings.HasSuffix(key, ":{control}:format") && w.redis.mini.TTL(key) > 0 {
+				continue
+			}
+			left := w.redis.mini.TTL(key)
+			if left <= 0 {
+				w.book.violationf("left: %q has no TTL", key)
+			} else if !allowed(key, left) {
+				w.book.violationf("left: %q %s: TTL %s, %v", key, when, left, w.members(key))
+			}
+		}
+	}
+	look("after all processes have ended", func(key string, left time.Duration) bool {
+		if crashes || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") {
+			return true
+		}
+		for _, r := range w.plan.Rules {
+			if name := w.book.nameOf(key); strings.HasPrefix(name, r.scope()) && (r.InOrder || w.plan.isGated(name)) {
+				return true
+			}
+		}
+		return len(w.stops()) > 0 // handlers that an exit cut off
+	})
+	time.Sleep(2 * time.Hour)
+	w.redis.tick()
+	look("two hours later", func(key string, _ time.Duration) bool { return strings.HasSuffix(key, ":claim") || w.mayStay(key) })
+}
+
+func (w *world) members(key string) []string {
+	members, _ := w.redis.mini.ZMembers(key) // of another type: none
+	return members
+}

@@ -1,0 +1,374 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/lock"
+)
+
+// What follows is about tasks that run in the order of their Enqueue calls.
+
+// inner has what package lock offers to this module alone.
+var inner = lock.Inside(inside.Pass{})
+
+// ordered draws a type of tasks in order, its tasks, and what meets them: producers whose commands fail, as
+// those of a producer that dies do, and operators.
+func (d *drawer) ordered(length time.Duration) {
+	s := d.aside("in order")
+	if !s.chance(0.35) {
+		return
+	}
+	s.p.Rules = append(s.p.Rules, rulePlan{
+		Task: "ordered", InOrder: true, On: pick(s, []string{"a"}, []string{"a"}, []string{"a", "b"}, nil), TTL: s.ttl(), Policy: "park",
+		OnArchive: pick(s, "hold", "continue"), MaxQueued: pick(s, 0, 0, 0, 0, 2, 5),
+	})
+	if s.chance(0.15) { // and a wide limit, which others share
+		shared := s.scopes[0]
+		s.p.Rules[len(s.p.Rules)-1].Scope = "ordered"
+		wide := rulePlan{Task: "ordered", Scope: shared.Scope, Limit: shared.Limit, TTL: shared.TTL, On: []string{"b"}, Policy: "park"}
+		for _, r := range s.p.Rules {
+			if r.scope() == wide.Scope {
+				wide.Starts, wide.Per, wide.Burst = r.Starts, r.Per, r.Burst // all rules of a scope have the same
+			}
+		}
+		s.p.Rules = append(s.p.Rules, wide)
+	}
+	from, entities := len(s.p.Tasks), 1+s.IntN(3)
+	burst := time.Duration(-1)
+	for range 4 + s.IntN(25) {
+		t := taskPlan{
+			Task: "ordered", A: s.IntN(entities), B: s.IntN(2), MaxRetry: pick(s, 0, 1, 3, 10, 25), Keep: s.chance(0.3),
+			At: s.span(0, int(length/time.Millisecond)), Plain: s.chance(0.08),
+		}
+		if burst >= 0 && s.chance(0.7) {
+			t.At = burst + s.span(0, 30) // one after the other
+		}
+		burst = t.At
+		if s.chance(0.3) {
+			t.Timeout = time.Duration(5+s.IntN(30)) * time.Second
+		}
+		for range 1 + s.weighted(4, 2, 1) {
+			t.Steps = append(t.Steps, s.step())
+		}
+		s.p.Tasks = append(s.p.Tasks, t)
+	}
+	if s.chance(0.4) {
+		for range 1 + s.IntN(3) {
+			f := faultPlan{Kind: pick(s, refused, replyLost, swallowed, late, noPerm, cut, hung, misconf, apart, frozen), Proc: -1,
+				Client: pick(s, "lock", "asynq"), Nth: 1 + s.IntN(40), For: s.span(4000, 20_000)}
+			s.p.Faults = append(s.p.Faults, f)
+		}
+	}
+	if s.chance(0.4) {
+		for range 1 + s.IntN(4) {
+			s.p.Ops = append(s.p.Ops, opPlan{
+				At: s.span(0, int(length/time.Millisecond)), Kind: pick(s, "delete", "archive", "run", "run", "skip", "skip", "lose"),
+				Task: from + s.IntN(len(s.p.Tasks)-from),
+			})
+		}
+	}
+}
+
+// orderOf is the rule that has a task in order; nil: none.
+func (p *plan) orderOf(t taskPlan) *rulePlan {
+	for i := range p.Rules {
+		if p.Rules[i].Task == t.Task && p.Rules[i].InOrder {
+			return &p.Rules[i]
+		}
+	}
+	return nil
+}
+
+// isOrdered tells whether any task is in order.
+func (p *plan) isOrdered() bool {
+	return slices.ContainsFunc(p.Rules, func(r rulePlan) bool { return r.InOrder })
+}
+
+// onArchive is the rule's, as the Guard takes it.
+func (r rulePlan) onArchive() automutex.OnArchive {
+	if r.OnArchive == "continue" {
+		return automutex.Continue
+	}
+	return automutex.HoldKey
+}
+
+// newOrdered makes the producer's client for tasks in order; nil: there are none.
+func (w *world) newOrdered() *automutex.Client {
+	if !w.plan.isOrdered() {
+		return nil
+	}
+	c, err := automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
+		Rules: (&process{w: w}).rules(), HashKeys: w.plan.secret(), Private: true, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		panic(err) // the plan is wrong
+	}
+	return c
+}
+
+// enqueueInOrder enqueues a task by the Client.
+func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
+	id := fmt.Sprintf("n%d", n)
+	w.book.named(n, id)
+	info, err := w.ordered.Enqueue(task, append(opts, asynq.TaskID(id))...)
+	var full *automutex.FullError
+	var failed *automutex.EnqueueError
+	switch {
+	case errors.As(err, &full):
+		w.book.isFull(n, full)
+	case errors.As(err, &failed) && !failed.Unknown:
+		w.book.notEnqueued(n, err)
+	default:
+		w.book.enqueued(n, info, err)
+	}
+}
+
+// named notes the ID of a task that is enqueued with it.
+func (b *ledger) named(n int, id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.books[n].id = id
+}
+
+// notEnqueued notes an error that says so.
+func (b *ledger) notEnqueued(n int, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf("task %d: enqueue answered: %v", n, err)
+	b.seq++
+	t := b.books[n]
+	t.refused, t.id = b.seq, ""
+	if errors.Is(err, lock.ErrBackend) {
+		t.ghost = time.Now()
+	}
+	if b.calm {
+		b.violatef("enqueue: task %d: %v", n, err)
+	}
+}
+
+// leftOrder tells whether a task of an ordered key may have left the order, by what is known of its end. Callers hold mu.
+func (b *ledger) leftOrder(n int) bool {
+	t, task := b.books[n], b.w.plan.Tasks[n]
+	switch {
+	case t.success > 0, t.late, t.ends[endDeleted], t.ends[endGivenUp], t.ends[endLost]:
+		return true
+	case b.w.plan.orderOf(task).OnArchive != "continue":
+		return false
+	}
+	return t.ends[endArchived] || t.ends[endByHand] || t.ends[endLate] || t.spent[1] > task.MaxRetry || b.w.isArchived(t.id)
+}
+
+// isArchived looks into asynq's set of archived tasks.
+func (w *world) isArchived(id string) bool {
+	ids, _ := w.redis.mini.ZMembers("asynq:{" + queue + "}:archived") // no such key: none
+	return slices.Contains(ids, id)
+}
+
+// judgeOrder looks whether all tasks of the key have ended whose Enqueue had returned before that of r's task began. It
+// knows nothing else of how the order is kept. Callers hold mu.
+func (b *ledger) judgeOrder(r *run) {
+	task := b.w.plan.Tasks[r.n]
+	rule, mine := b.w.plan.orderOf(task), b.books[r.n]
+	if rule == nil {
+		return
+	}
+	b.judgeStarts(r)
+	if task.Plain || mine.ends[endLost] || b.w.stepped() {
+		return
+	}
+	for i, t := range b.books {
+		other := b.w.plan.Tasks[i]
+		if i == r.n || !t.accepted || other.Plain || other.Task != task.Task || rule.key(other) != rule.key(task) || t.acceptAt > mine.asked {
+			continue
+		}
+		if !b.leftOrder(i) {
+			b.violatef("order: task %d begins, and task %d of %q has not ended, whose Enqueue had returned before", r.n, i, rule.key(task))
+		}
+	}
+}
+
+// judgeStarts looks whether a handler begins more often than its caller allowed, or after it was done. Callers hold mu.
+func (b *ledger) judgeStarts(r *run) {
+	task, t := b.w.plan.Tasks[r.n], b.books[r.n]
+	if task.Plain || t.op || t.ends[endLost] {
+		return
+	}
+	spent := 0
+	for _, o := range b.runs {
+		// What runs when its process stops goes back to its queue, and counts for nothing, also if its
+		// handler has ended and its lock is not released when the time is up.
+		stopped := o.p.isStopping()
+		if o.n == r.n && (stopped.IsZero() || o.ended.Before(stopped)) && (o.counted || o.ended.IsZero() && o.p.isEnded() && stopped.IsZero()) {
+			spent++
+		}
+	}
+	if spent > task.MaxRetry {
+		b.violatef("starts: the handler of task %d, whose MaxRetry is %d, begins after %d of its runs have failed", r.n, task.MaxRetry, spent)
+	}
+	if t.success > 0 && b.locksCalm() {
+		b.violatef("again: task %d begins after it was done", r.n)
+	}
+}
+
+// locksCalm tells whether nothing went wrong but commands of asynq.
+func (b *ledger) locksCalm() bool {
+	return len(b.deaths) == 0 && !slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
+		return f.Kind != starts && f.Proc >= 0 && (f.Client != "asynq" || f.Kind == frozen) || f.Kind == frozen
+	})
+}
+
+// Further ends of a task in order.
+const (
+	endGivenUp = "its place was given up by the operator"
+	endLost    = "its place was lost with its key"
+)
+
+// operateInOrder does what an operator does to an ordered key, and tells whether op is such an act.
+func (w *world) operateInOrder(op opPlan) bool {
+	if op.Kind != "skip" && op.Kind != "lose" {
+		return false
+	}
+	t := w.plan.Tasks[op.Task]
+	rule := w.plan.orderOf(t)
+	if rule == nil {
+		return true
+	}
+	key := w.lockOf(*rule, t).Key()
+	if op.Kind == "skip" {
+		if id := w.book.touch(op.Task); id != "" {
+			w.skip(key, queue+"/"+id)
+		}
+		return true
+	}
+	w.book.losesKey(*rule, t)
+	w.redis.mini.Del(key)
+	return true
+}
+
+// skip gives up a task's place. After an error it may be given up or not.
+func (w *world) skip(key, note string) {
+	var n int
+	_, numbered := fmt.Sscanf(note, queue+"/n%d", &n)
+	before := numbered == nil && w.book.givesUp(n)
+	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.operatorLocker, key), note)
+	w.book.notef("operator: skip of %s: %v", note, err)
+	if err == nil {
+		blocked.WakeNext(context.Background(), w.operatorLocker, w.inspector, key)
+	}
+	if numbered == nil && !before && (inner.IsNotHead(err) || inner.IsHeadRunning(err)) {
+		w.book.mu.Lock()
+		defer w.book.mu.Unlock()
+		delete(w.book.books[n].ends, endGivenUp)
+	}
+}
+
+// givesUp notes that a task's place may be given up, and tells whether that was so before.
+func (b *ledger) givesUp(n int) (before bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before = b.books[n].ends[endGivenUp]
+	b.books[n].ends[endGivenUp] = true
+	return before
+}
+
+// losesKey notes that a key is lost, as in a failover, with all that is known of its order.
+func (b *ledger) losesKey(rule rulePlan, t taskPlan) {
+	b.breaks(rule.key(t))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, other := range b.w.plan.Tasks {
+		if other.Task == t.Task && rule.key(other) == rule.key(t) && b.books[i].asked > 0 {
+			b.books[i].ends[endLost] = true
+		}
+	}
+}
+
+// endHolds gives up the places of archived tasks, when all else is well. Every second one is run again instead.
+// It tells whether there was any.
+func (w *world) endHolds() (found bool) {
+	if !w.plan.isOrdered() {
+		return false
+	}
+	heads, err := blocked.Heads(context.Background(), w.operatorLocker)
+	if err != nil {
+		w.book.violationf("order: the heads cannot be read: %v", err)
+		return false
+	}
+	for _, head := range heads {
+		if !head.Held() {
+			continue
+		}
+		found = true
+		id := strings.TrimPrefix(head.Note, queue+"/")
+		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 && w.inspector.RunTask(queue, id) == nil {
+			var n int
+			if _, err := fmt.Sscanf(id, "n%d", &n); err == nil {
+				w.book.touch(n)
+			}
+			continue
+		}
+		w.skip(head.Key, head.Note)
+	}
+	return found
+}
+
+// judgeIdleOrder looks, while tasks are left and nothing is wrong any more, whether ordered keys stand still.
+func (w *world) judgeIdleOrder(left []string) {
+	most := 4 * time.Minute // asynq's recoverer, a look and its delay
+	if slices.ContainsFunc(w.plan.Ops, func(op opPlan) bool { return op.Kind == "lose" }) {
+		most = 15 * time.Minute // nobody knows any more who is parked
+	}
+	w.book.mu.Lock()
+	defer w.book.mu.Unlock()
+	last := w.book.quietSince
+	for _, r := range w.book.runs {
+		if r.lives() {
+			return
+		}
+		for _, at := range []time.Time{r.began, r.ended} {
+			if at.After(last) {
+				last = at
+			}
+		}
+	}
+	for _, text := range left {
+		var n int
+		_, id, _ := strings.Cut(text, " ")
+		if _, err := fmt.Sscanf(id, "n%d", &n); err != nil || w.plan.orderOf(w.plan.Tasks[n]) == nil {
+			return
+		}
+	}
+	if idle := time.Since(last); idle > most && !w.stepped() {
+		w.book.violatef("stands: nobody has run for %s, and these wait: %s", idle, strings.Join(left, ", "))
+		w.book.quietSince = time.Now()
+	}
+}
+
+// mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would look: it
+// stays for 30 days. The task was never enqueued; an operator has ended it; the end of its wait did not reach Redis; or asynq has archived
+// it, since its time was up in the last attempt that asynq allows, as a plain client's task and an operator's run have it.
+// A task whose archiving the Guard knows of never holds a key for that long.
+func (w *world) mayStay(key string) bool {
+	places, archived := 0, true
+	for _, member := range w.members(key) {
+		if strings.HasPrefix(member, "o:") {
+			if state := strings.SplitN(member, "|", 3)[1]; state != "i" && state != "a" && (state != "w" || w.book.calm) {
+				return false
+			}
+			places++
+			archived = archived && w.isArchived(member[strings.LastIndex(member, "/")+1:])
+		}
+	}
+	return places > 0 && (archived || !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0)
+}

@@ -1,0 +1,326 @@
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+)
+
+// Errors of handlers and functions that the plan asks for.
+var (
+	errFails = errors.New("simulate: the handler fails")
+	errSoft  = errors.New("simulate: an error that does not count")
+	errDead  = errors.New("simulate: the process is dead")
+	errAfter = errors.New("simulate: AfterFailure fails")
+	errKey   = errors.New("simulate: the key cannot be looked up at the moment")
+)
+
+// payload is what a task carries.
+type payload struct {
+	N int `json:"n"` // the task's number in the plan
+	A int `json:"a"`
+	B int `json:"b"`
+}
+
+// quiet is a logger of asynq that says nothing.
+type quiet struct{}
+
+func (quiet) Debug(...any) {}
+func (quiet) Info(...any)  {}
+func (quiet) Warn(...any)  {}
+func (quiet) Error(...any) {}
+func (quiet) Fatal(...any) {}
+
+// process is an asynq server with a Guard, which stops or dies.
+type process struct {
+	w    *world
+	n    int
+	plan procPlan
+
+	locks, tasks *endpoint
+	lockClient   *redis.Client
+	taskClient   *redis.Client
+	guard        *automutex.Guard
+	server       *asynq.Server
+
+	dead chan struct{} // closed when nothing of it counts any more
+	shut chan struct{} // closed when stop has shut everything down
+	gone chan struct{} // closed when all of its goroutines have been told to end, and its own have
+	once sync.Once     // it ends once
+
+	mu       sync.Mutex // guards what follows
+	ended    bool
+	stopping time.Time // since when; zero: it is not
+	keyFails map[string]int
+	panicked bool
+}
+
+func (w *world) startProcess(n int, pp procPlan) *process {
+	p := &process{w: w, n: n, plan: pp, dead: make(chan struct{}), gone: make(chan struct{}), shut: make(chan struct{}), keyFails: map[string]int{}}
+	p.locks = w.redis.endpoint(n, "lock", w.plan.Seed, w.plan.Faults)
+	p.tasks = w.redis.endpoint(n, "asynq", w.plan.Seed+1, w.plan.Faults)
+	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
+	guard, err := automutex.New(p.lockClient, automutex.Config{
+		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
+		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas,
+		Private: true, // the fleet is no part of the world: its commands would take faults meant for locks
+	})
+	if err != nil {
+		panic(err) // the plan is wrong
+	}
+	p.guard = guard
+	p.server = asynq.NewServerFromRedisClient(p.taskClient, guard.ServerConfig(asynq.Config{
+		Concurrency:              pp.Workers,
+		TaskCheckInterval:        pp.Poll,
+		DelayedTaskCheckInterval: pp.Forward,
+		ShutdownTimeout:          pp.Shutdown,
+		JanitorInterval:          10 * time.Minute,
+		Logger:                   quiet{},
+		LogLevel:                 asynq.FatalLevel,
+		IsFailure:                func(err error) bool { return err != nil && !errors.Is(err, errSoft) },
+		RetryDelayFunc:           func(n int, _ error, _ *asynq.Task) time.Duration { return time.Duration(1+n%5) * time.Second },
+	}))
+	if err := p.server.Start(asynq.HandlerFunc(p.attempt)); err != nil {
+		panic(err)
+	}
+	w.book.notef("process %d starts", n)
+	return p
+}
+
+// rules are the plan's, as the Guard takes them.
+func (p *process) rules() (rules []automutex.Rule) {
+	for _, r := range p.w.plan.Rules {
+		rule := automutex.Rule{
+			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), TTL: r.TTL,
+			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Fence: r.fenced(), Busy: p.policy(r),
+			InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued,
+		}
+		if r.KeyFails > 0 {
+			rule.On, rule.Key = nil, p.failingKey(r)
+		}
+		rules = append(rules, rule)
+	}
+	return rules
+}
+
+func (p *process) policy(r rulePlan) automutex.Policy {
+	switch r.Policy {
+	case "retry":
+		return automutex.Retry
+	case "retry in":
+		return automutex.RetryIn(2 * time.Second)
+	case "skip":
+		return automutex.Skip
+	case "archive":
+		return automutex.Archive
+	case "fail":
+		return automutex.Fail
+	case "park":
+		return automutex.Park
+	case "replace":
+		return automutex.Replace
+	case "allow":
+		return automutex.Allow
+	case "after":
+		return automutex.AfterFailure(func(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error {
+			n := number(t)
+			if busy.Reason == automutex.ReasonClosed || busy.Reason == automutex.ReasonPaused {
+				p.w.book.violationf("held: AfterFailure is asked about task %d, whose key is only on hold or paused", n)
+			}
+			switch r.After {
+			case "done":
+				if busy.SameTask {
+					return busy
+				}
+				p.w.book.explain(n, endDropped)
+				return nil
+			case "skip":
+				p.w.book.explain(n, endArchived)
+				return errors.Join(errAfter, asynq.SkipRetry)
+			case "fail":
+				p.w.book.spend(n, 1, 1, "AfterFailure fails")
+				return errAfter
+			}
+			return busy
+		})
+	}
+	panic("simulate: no policy is called " + r.Policy)
+}
+
+// failingKey is a key function that does I/O, and fails a few times for each task.
+func (p *process) failingKey(r rulePlan) automutex.KeyFunc {
+	return func(_ context.Context, t *asynq.Task) ([]string, error) {
+		n := number(t)
+		p.w.mu.Lock()
+		p.w.keyFails[n]++
+		fails := p.w.keyFails[n] <= r.KeyFails
+		p.w.mu.Unlock()
+		if fails {
+			return nil, errKey
+		}
+		tp := p.w.plan.Tasks[n]
+		var parts []string
+		for _, field := range r.On {
+			parts = append(parts, fmt.Sprint(tp.field(field)))
+		}
+		return parts, nil
+	}
+}
+
+func number(t *asynq.Task) int {
+	var pl payload
+	if err := json.Unmarshal(t.Payload(), &pl); err != nil {
+		panic(err) // the plan's payloads are JSON
+	}
+	return pl.N
+}
+
+// observe is Config.Observe.
+func (p *process) observe(_ context.Context, e automutex.Event) {
+	if p.isEnded() {
+		return
+	}
+	p.w.book.event(p, e)
+	if e.Kind == p.w.plan.ObserverPanics {
+		p.mu.Lock()
+		first := !p.panicked
+		p.panicked = true
+		p.mu.Unlock()
+		if first {
+			panic("simulate: the observer panics")
+		}
+	}
+}
+
+func (p *process) isEnded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ended
+}
+
+// isStopping tells since when the process stops; zero: it does not.
+func (p *process) isStopping() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stopping
+}
+
+// attempt is what asynq calls: the Guard, and around it a look at what came of it.
+func (p *process) attempt(ctx context.Context, t *asynq.Task) error {
+	a := p.w.book.arrive(p, ctx, number(t))
+	defer func() { p.w.book.depart(a, recover()) }()
+	return p.guard.Middleware(asynq.HandlerFunc(p.handle)).ProcessTask(ctx, t)
+}
+
+// handle is the handler: it does what the plan says.
+func (p *process) handle(ctx context.Context, t *asynq.Task) error {
+	n := number(t)
+	r := p.w.book.begin(p, ctx, n)
+	if r == nil {
+		return errDead
+	}
+	p.w.book.judgeFences(r)
+	step := p.w.plan.Tasks[n].step(r.nth)
+	if step.Then > 0 && p.w.book.isNew(step.Then-1) {
+		p.w.enqueue(step.Then - 1)
+	}
+	ended := ctx.Done()
+	if step.Deaf {
+		ended = nil
+	}
+	timer := time.NewTimer(step.Work)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ended:
+		p.w.book.end(r, stepPlan{End: "cut short"})
+		return context.Cause(ctx)
+	case <-p.dead:
+		return errDead
+	}
+	p.hold(ctx, r, step)
+	p.w.book.end(r, step)
+	switch step.End {
+	case "fail":
+		return errFails
+	case "soft":
+		return errSoft
+	case "panic":
+		panic("simulate: the handler panics")
+	case "skip":
+		return fmt.Errorf("simulate: %w", asynq.SkipRetry)
+	case "revoke":
+		return fmt.Errorf("simulate: %w", asynq.RevokeTask)
+	case "later":
+		return automutex.RetryAfter(step.Later, errUpstream)
+	}
+	return nil
+}
+
+// stop ends the process as a program does on SIGTERM: Close beside Shutdown, and then
+// it exits, whatever still runs. It returns when that is done.
+func (p *process) stop() {
+	p.mu.Lock()
+	if p.ended || !p.stopping.IsZero() {
+		p.mu.Unlock()
+		<-p.gone
+		return
+	}
+	p.stopping = time.Now()
+	p.mu.Unlock()
+	p.w.book.notef("process %d stops", p.n)
+	ctx, cancel := context.WithTimeout(context.Background(), p.plan.Shutdown+time.Second)
+	defer cancel()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_ = p.guard.Close(ctx) // an error is that handlers still ran: the plan's
+	}()
+	p.server.Shutdown()
+	<-closed
+	close(p.shut)
+	p.die()
+}
+
+// die ends the process at once: nothing that it still sends arrives, and nothing
+// that its goroutines still do counts.
+func (p *process) die() {
+	p.once.Do(func() {
+		p.mu.Lock()
+		p.ended = true
+		stopped := !p.stopping.IsZero()
+		p.mu.Unlock()
+		p.w.book.died(p)
+		close(p.dead)
+		p.locks.die()
+		p.tasks.die()
+		go func() { // its goroutines would be gone; here they have to be told
+			defer close(p.gone)
+			if !stopped {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				closed := make(chan struct{})
+				go func() {
+					defer close(closed)
+					_ = p.guard.Close(ctx) // nothing of it reaches Redis
+				}()
+				p.server.Shutdown()
+				<-closed
+			}
+			if stopped {
+				<-p.shut // it dies while it stops
+			}
+			_ = p.lockClient.Close()
+			_ = p.taskClient.Close()
+		}()
+	})
+}

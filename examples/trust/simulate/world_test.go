@@ -1,0 +1,351 @@
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
+)
+
+// world is one plan, going on.
+type world struct {
+	plan  *plan
+	redis *redisServer
+	book  *ledger
+
+	producer       *asynq.Client
+	inspector      *asynq.Inspector // the operator's, whom no fault hits
+	once           *unique.Client
+	ordered        *automutex.Client // nil: no task is in order
+	producerEnds   [2]*endpoint
+	producerRedis  [2]*redis.Client
+	operatorRedis  *redis.Client
+	operatorLocker *lock.Locker
+
+	work sync.WaitGroup // what the schedule has begun
+
+	mu       sync.Mutex // guards what follows
+	procs    []*process // by number; the latest of each
+	all      []*process
+	keyFails map[int]int
+	held     map[string]int // by task ID: how often its hold was ended
+	steps    bool           // Redis' clock was stepped
+}
+
+// verdict is what came of a world.
+type verdict struct {
+	violations []string
+	trace      []string
+	virtual    time.Duration // how long servers ran
+	commands   int
+	runs       int
+	tasks      int
+	faults     map[faultKind]int
+	counts     map[string]int // commands by client: "lock of 0"
+}
+
+// kinds are the first words of the violations.
+func (v verdict) kinds() (kinds []string) {
+	for _, text := range v.violations {
+		kind, _, _ := strings.Cut(text, ":")
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// play runs a plan in a bubble of its own.
+func play(t *testing.T, p *plan) (v verdict) {
+	defer func() {
+		// The bubble reports goroutines that are left, and a deadlock, by a panic.
+		if r := recover(); r != nil {
+			v.violations = append(v.violations, fmt.Sprintf("goroutine: %v", r))
+		}
+	}()
+	synctest.Test(t, func(*testing.T) {
+		// A bubble begins in the year 2000, at which no Redis clock can be right.
+		time.Sleep(time.Until(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)))
+		w := newWorld(p)
+		w.live()
+		v = w.end()
+	})
+	return v
+}
+
+func newWorld(p *plan) *world {
+	w := &world{plan: p, keyFails: map[int]int{}, held: map[string]int{}}
+	w.book = newLedger(w)
+	w.redis = newRedis(p, w.book.violationf)
+	for i, kind := range []string{"asynq", "lock"} {
+		w.producerEnds[i] = w.redis.endpoint(-1, kind, p.Seed, p.Faults)
+		w.producerRedis[i] = w.producerEnds[i].client()
+	}
+	w.producer = asynq.NewClientFromRedisClient(w.producerRedis[0])
+	operator := w.redis.endpoint(-2, "operator", p.Seed, nil)
+	w.operatorRedis = operator.client()
+	w.inspector = asynq.NewInspectorFromRedisClient(w.operatorRedis)
+	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator", HashKeys: p.secret(), Logger: slog.New(slog.DiscardHandler)})
+	w.book.names = w.keyNames()
+	w.ordered = w.newOrdered()
+	if len(p.Unique) > 0 {
+		var rules []unique.Rule
+		for _, u := range p.Unique {
+			rules = append(rules, u.rule())
+		}
+		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Private: true, Rules: rules, HashKeys: p.secret()})
+		if err != nil {
+			panic(err) // the plan is wrong
+		}
+		w.once = once
+	}
+	return w
+}
+
+// live lets everything happen that the plan says, and waits until all tasks have ended.
+func (w *world) live() {
+	for n, pp := range w.plan.Procs {
+		p := w.startProcess(n, pp)
+		w.procs, w.all = append(w.procs, p), append(w.all, p)
+	}
+	last := time.Duration(0)
+	later := func(at time.Duration, f func()) {
+		last = max(last, at)
+		w.work.Add(1)
+		time.AfterFunc(at, func() {
+			defer w.work.Done()
+			f()
+		})
+	}
+	for n, t := range w.plan.Tasks {
+		if t.At >= 0 {
+			later(t.At, func() { w.enqueue(n) })
+		}
+	}
+	for _, f := range w.plan.Faults {
+		if f.Nth == 0 {
+			later(f.At, func() { w.fault(f) })
+			last = max(last, f.At+f.For)
+		}
+	}
+	for _, op := range w.plan.Ops {
+		later(op.At, func() { w.operate(op) })
+	}
+	time.Sleep(last + time.Millisecond)
+	w.work.Wait()
+	w.drain()
+	w.rest()
+	time.Sleep(w.plan.Quiet)
+}
+
+// rest looks whether a Guard whose tasks have all ended still asks Redis for something.
+func (w *world) rest() {
+	if !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0 || w.plan.ObserverPanics != "" {
+		return
+	}
+	// Another process than that of the last task looks after a line once more.
+	time.Sleep(w.linesEmptyIn() + 2*w.plan.Latency + time.Second)
+	before := w.evals()
+	time.Sleep(15 * time.Second)
+	if more := w.evals() - before; more > 0 {
+		w.book.violationf("restless: %d scripts for locks in a quarter of a minute in which there was no task", more)
+	}
+}
+
+// linesEmptyIn is how long the places of tasks that have ended stay in lines. A task that was
+// parked, and was skipped by another rule when it came back, leaves its place to the
+// processes that check the line: they drop it when its turn comes, which is not before the
+// gate opens.
+func (w *world) linesEmptyIn() (longest time.Duration) {
+	if w.plan.isOrdered() {
+		longest = 4 * time.Second // so rarely is a key looked at whose next task does not come
+	}
+	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operatorLocker) {
+		if err != nil {
+			panic(err) // no fault hits the operator
+		}
+		if places := info.Parked + info.Called; places > 0 && info.Gate.OpensIn > 0 {
+			// To drop one takes half a dozen exchanges.
+			longest = max(longest, info.Gate.OpensIn+time.Duration(places)*12*w.plan.Latency)
+		}
+	}
+	return longest
+}
+
+// evals are the scripts that all Guards have sent.
+func (w *world) evals() (n int) {
+	for _, p := range w.all {
+		p.locks.mu.Lock()
+		n += p.locks.evals
+		p.locks.mu.Unlock()
+	}
+	return n
+}
+
+// fault lets one begin that has a time.
+func (w *world) fault(f faultPlan) {
+	w.book.notef("fault %s of %d %s for %s", f.Kind, f.Proc, f.Client, f.For)
+	switch f.Kind {
+	case backward, forward:
+		w.mu.Lock()
+		w.steps = true
+		w.mu.Unlock()
+		by := f.For
+		if f.Kind == backward {
+			by = -by
+		}
+		w.redis.faulted(f.Kind)
+		w.redis.stepClock(by)
+		return
+	case noReplicas:
+		w.redis.loseReplicas(f.For)
+		return
+	case starts:
+		w.restart(f.Proc)
+		return
+	case stops:
+		w.redis.faulted(f.Kind)
+		w.process(f.Proc).stop()
+		return
+	case dies:
+		w.redis.faulted(f.Kind)
+		w.process(f.Proc).die()
+		return
+	}
+	for _, e := range w.endpointsOf(f.Proc, f.Client) {
+		e.start(f)
+	}
+}
+
+func (w *world) process(n int) *process {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.procs[n]
+}
+
+// restart starts a process that has ended.
+func (w *world) restart(n int) {
+	if old := w.process(n); !old.isEnded() {
+		return
+	}
+	p := w.startProcess(n, w.plan.Procs[n])
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.procs[n], w.all = p, append(w.all, p)
+}
+
+// endpointsOf are the clients that a fault is about.
+func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
+	all := w.producerEnds[:]
+	if proc >= 0 {
+		p := w.process(proc)
+		all = []*endpoint{p.tasks, p.locks}
+	}
+	for _, e := range all {
+		if client == "" || client == e.kind {
+			ends = append(ends, e)
+		}
+	}
+	return ends
+}
+
+// enqueue puts a task of the plan into asynq, by package unique where a rule says so.
+func (w *world) enqueue(n int) {
+	t := w.plan.Tasks[n]
+	body, err := json.Marshal(payload{N: n, A: t.A, B: t.B})
+	if err != nil {
+		panic(err)
+	}
+	task := asynq.NewTask(t.Task, body)
+	opts := []asynq.Option{asynq.MaxRetry(t.MaxRetry)}
+	if t.Timeout > 0 {
+		opts = append(opts, asynq.Timeout(t.Timeout))
+	}
+	if t.Keep {
+		opts = append(opts, asynq.Retention(24*time.Hour))
+	}
+	w.book.asks(n)
+	if w.plan.uniqueOf(t) != nil {
+		info, err := w.once.Enqueue(task, opts...)
+		w.book.enqueued(n, info, err)
+		return
+	}
+	if w.plan.orderOf(t) != nil && !t.Plain {
+		w.enqueueInOrder(n, task, opts)
+		return
+	}
+	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(fmt.Sprintf("n%d", n)))...)
+	if errors.Is(err, asynq.ErrTaskIDConflict) {
+		err = nil // go-redis sent it again
+		info = &asynq.TaskInfo{ID: fmt.Sprintf("n%d", n)}
+	}
+	w.book.enqueued(n, info, err)
+}
+
+// queue is the queue that everything goes through.
+const queue = "default"
+
+// operate does what an operator does.
+func (w *world) operate(op opPlan) {
+	w.book.notef("operator: %s task %d", op.Kind, op.Task)
+	if w.control(op) || w.operateInOrder(op) {
+		return
+	}
+	t := w.plan.Tasks[op.Task]
+	switch op.Kind {
+	case "pause":
+		_ = w.inspector.PauseQueue(queue) // paused already
+		return
+	case "unpause":
+		_ = w.inspector.UnpauseQueue(queue) // not paused
+		return
+	case "break":
+		for _, r := range w.plan.rulesOf(t) {
+			w.book.breaks(r.key(t))
+			l := w.lockOf(r, t)
+			_, _ = l.BreakAll(context.Background()) // it fails while Redis stands still
+			w.book.breaks(r.key(t))
+		}
+		return
+	}
+	id := w.book.touch(op.Task)
+	if id == "" {
+		return
+	}
+	// asynq refuses what it cannot do in the task's state: then nothing was done.
+	switch op.Kind {
+	case "delete":
+		if w.inspector.DeleteTask(queue, id) == nil {
+			w.book.explain(op.Task, endDeleted)
+		}
+	case "archive":
+		if w.inspector.ArchiveTask(queue, id) == nil {
+			w.book.explain(op.Task, endByHand)
+		}
+	case "run":
+		_ = w.inspector.RunTask(queue, id)
+	}
+	w.book.touched(id)
+}
+
+// stepped tells whether Redis' clock was stepped: then times prove nothing.
+func (w *world) stepped() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.steps
+}

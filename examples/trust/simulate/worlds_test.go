@@ -1,0 +1,176 @@
+package simulate
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// defaultSeed is that of the first world, where nothing else is said: the same worlds
+// each time, so that a change that breaks one is known by it.
+const defaultSeed = 1
+
+// started is when the program was.
+var started = time.Now()
+
+// totals are the figures of a run.
+type totals struct {
+	mu       sync.Mutex
+	worlds   int
+	virtual  time.Duration
+	commands int
+	runs     int
+	tasks    int
+	faults   map[faultKind]int
+	failed   []string
+}
+
+func (s *totals) add(v verdict) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.worlds++
+	s.virtual += v.virtual
+	s.commands += v.commands
+	s.runs += v.runs
+	s.tasks += v.tasks
+	if s.faults == nil {
+		s.faults = map[faultKind]int{}
+	}
+	for kind, n := range v.faults {
+		s.faults[kind] += n
+	}
+}
+
+// row is the figures as a line of docs/guarantees.md.
+func (s *totals) row(what string, took time.Duration) string {
+	faults := 0
+	for _, n := range s.faults {
+		faults += n
+	}
+	return fmt.Sprintf("| %s | %d worlds, %.2f days of virtual time, %d commands, %d faults, %d tasks, %d runs of handlers | %s | %s |",
+		what, s.worlds, s.virtual.Hours()/24, s.commands, faults, s.tasks, s.runs, s.verdict(), took.Round(100*time.Millisecond))
+}
+
+func (s *totals) verdict() string {
+	if len(s.failed) == 0 {
+		return "yes"
+	}
+	return "NO"
+}
+
+// watchdog ends the program when a world takes far too long in real time: something
+// computes for ever without that virtual time goes on, and no test's timeout says where.
+// It counts ticks: a program that was stopped for a while misses those.
+func watchdog(p *plan) (stop func()) {
+	over := make(chan struct{})
+	go func() { // until stop
+		ticker := time.NewTicker(10 * time.Second)
+		defer ticker.Stop()
+		for range 30 {
+			select {
+			case <-over:
+				return
+			case <-ticker.C:
+			}
+		}
+		buf := make([]byte, 1<<20)
+		fmt.Fprintf(os.Stderr, "simulate: the world of seed %d (%s) stands still\n%s\n%s\n", p.Seed, p.Name, p, buf[:runtime.Stack(buf, true)])
+		os.Exit(2)
+	}()
+	return func() { close(over) }
+}
+
+// playWatched is play with the watchdog.
+func playWatched(t *testing.T, p *plan) verdict {
+	defer watchdog(p)()
+	return play(t, p)
+}
+
+// everyCore runs f for 0 to n-1 on all cores, or for as many as can be begun within the
+// time that -within gives. The bubbles are independent of each other.
+func everyCore(n int, f func(int)) {
+	ends := started.Add(*within)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n && (*within == 0 || time.Now().Before(ends)); i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Worlds drawn at random keep all promises.
+func TestWorlds(t *testing.T) {
+	t.Parallel()
+	n := *worlds
+	if *seedFlag != 0 {
+		n = *repeat
+	}
+	began := time.Now()
+	var sum totals
+	everyCore(n, func(i int) {
+		seed := *first + uint64(i)
+		if *seedFlag != 0 {
+			seed = *seedFlag // the same again
+		}
+		p := draw(seed)
+		if *onlyOrder && !p.isOrdered() {
+			return
+		}
+		start := time.Now()
+		v := playWatched(t, p)
+		sum.add(v)
+		if *verbose {
+			fmt.Printf("seed %d: %s of virtual time, %d commands, %d runs, %s: %q\n", seed, v.virtual.Round(time.Second), v.commands, v.runs, time.Since(start).Round(time.Millisecond), v.violations)
+		}
+		if len(v.violations) == 0 {
+			return
+		}
+		sum.mu.Lock()
+		sum.failed = append(sum.failed, fmt.Sprint(seed))
+		many := len(sum.failed)
+		sum.mu.Unlock()
+		if many > 5 {
+			t.Errorf("seed %d: %s", seed, v.violations[0])
+			return
+		}
+		report(t, p, v)
+	})
+	t.Log(sum.row("worlds", time.Since(began)))
+	if len(sum.failed) > 0 {
+		t.Errorf("%d of %d worlds fail: seeds %s", len(sum.failed), sum.worlds, strings.Join(sum.failed, " "))
+	}
+}
+
+// report tells of a world that fails, as small as it can be made.
+func report(t *testing.T, p *plan, v verdict) {
+	t.Helper()
+	kinds := v.kinds()
+	small := shrink(p, *shrinking, func(q *plan) bool {
+		for range 3 { // what depends on the order within one instant may need several runs
+			got := playWatched(t, q)
+			for _, kind := range got.kinds() {
+				if slices.Contains(kinds, kind) {
+					v = got
+					return true
+				}
+			}
+		}
+		return false
+	})
+	trace := ""
+	if *verbose {
+		trace = "\n" + strings.Join(v.trace, "\n")
+	}
+	t.Errorf("seed %d, %q fails; again with: go test ./examples/trust/simulate -run Worlds -seed %d -repeat 20 -trace\n%s\n%s%s",
+		p.Seed, p.Name, p.Seed, strings.Join(v.violations, "\n"), small, trace)
+}

@@ -1,0 +1,279 @@
+package automutex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/limitfield"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
+)
+
+// Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread.
+// After a time without starts, up to Burst handlers may start at once. In any time d at most
+// Burst + Starts*d/Per handlers start. The zero value is no rate.
+//
+// For a task that comes too early the key is busy with [ReasonRate]: its policy applies, and
+// [BusyError].ExpiresIn is the time until the next start. If a task gets this lock but not
+// another that it needs, it does not start. It does not count then, unless others took this lock
+// after it, or [Rule].MaxHold has ended this one: the rate is then stricter, never looser.
+type Rate struct {
+	// Starts is how many handlers start in each Per: at least 1, at most one a
+	// microsecond.
+	Starts int
+	// Per is the period: more than 0, at most a year.
+	Per time.Duration
+	// Burst is how many may start at once after a pause. 0 means 1: each start comes at least
+	// Per/Starts after the last, and never more than Starts + 1 come in any Per.
+	Burst int
+}
+
+// Unlimited is the [Rule].Limit of a rule whose tasks only a [Rate] or a Cooldown bounds.
+const Unlimited = math.MaxInt32
+
+// String is "100 per 1m0s, burst 10"; "none" for the zero value.
+func (r Rate) String() string {
+	if r == (Rate{}) {
+		return "none"
+	}
+	return fmt.Sprintf("%d per %s, burst %d", r.Starts, r.Per, r.burst())
+}
+
+func (r Rate) burst() int { return max(r.Burst, 1) }
+
+func (r Rate) check() error {
+	switch {
+	case r == (Rate{}):
+		return nil
+	case r.Burst < 0:
+		return fmt.Errorf("a Burst of %d is negative; use 0 for 1, which means that no two start at once", r.Burst)
+	case r.Starts == 0 || r.Per == 0:
+		return fmt.Errorf("it needs both Starts and Per, such as Rate{Starts: 100, Per: time.Minute}%s", printable.MeantUnit(r.Per))
+	}
+	return inner.CheckRate(r.Starts, r.Per, r.Burst)
+}
+
+// option is the rate for package lock; nil, which package lock ignores, for none.
+func (r Rate) option() lock.Option {
+	if r == (Rate{}) {
+		return nil
+	}
+	return lock.Rate(r.Starts, r.Per, r.Burst)
+}
+
+// gateDelay returns after how long a task that met a closed gate returns: when the gate
+// opens, plus a random time, so that tasks do not return together. The random time is less
+// than a quarter of the time until the gate opens; that bound is itself at least 2 s and at
+// most 30 s. While a gate is closed the delay is a second more: the task that closed it is first.
+func (e *BusyError) gateDelay() time.Duration {
+	d := notBefore(e.ExpiresIn)
+	if e.Reason == ReasonClosed {
+		d += time.Second
+	}
+	spread := min(max(e.ExpiresIn/4, 2*time.Second), 30*time.Second)
+	return d + rand.N(spread) //nolint:gosec // jitter, no secret
+}
+
+// notBefore is d rounded up so that asynq, which drops fractions of the second in which
+// a task is to come back, does not bring it back before d is over.
+func notBefore(d time.Duration) time.Duration {
+	at := time.Now().Add(d)
+	if rest := time.Duration(at.Nanosecond()); rest > 0 {
+		d += time.Second - rest
+	}
+	return d
+}
+
+// CloseGate closes the gate of the handler's key for d from now: no other task starts, whatever
+// the Limit, if no rule of the key has the policy [Allow]. Running handlers go on. Use it when an
+// upstream says "not now", such as HTTP 429 with Retry-After:
+//
+//	if err := automutex.CloseGate(ctx, wait); err != nil {
+//		return err
+//	}
+//	return automutex.RetryAfter(wait, errUpstreamBusy)
+//
+// No policy drops a task that meets a closed gate: under Skip, Archive, Fail and AfterFailure too the
+// task returns to asynq, its attempt not spent. A second call never shortens the first. A closed gate
+// outlives the handler. [lock.Lock.BreakAll], the command automutex and its web page end it.
+//
+// ctx is the handler's context. If the task holds several locks, CloseGate closes the one taken
+// last, as [Lease] does. d is at least a tenth of a millisecond and at most ten years, and is rounded up to whole
+// milliseconds. The error Is [lock.ErrNotHeld] if the lease was lost. It Is [lock.ErrBackend]
+// if Redis could not be asked (the gate may be closed or not), or if too few replicas have the
+// closed gate (see [Config].MinReplicas). Without a lease CloseGate returns another error.
+func CloseGate(ctx context.Context, d time.Duration) error {
+	h := innermostLease(ctx)
+	if h == nil {
+		return errors.New("automutex: CloseGate: no lock in this context: call it in a handler behind Guard.Middleware, with the handler's context")
+	}
+	if meant := printable.MeantUnit(d); meant != "" {
+		return fmt.Errorf("automutex: CloseGate for %s: too short; give at least a millisecond%s", d, meant)
+	}
+	ends := time.Now().Add(d)
+	if err := inner.CloseGate(ctx, h.held.lease, d); err != nil {
+		return fmt.Errorf("automutex: CloseGate: %w", err)
+	}
+	h.held.gateOpensAt.Store(&ends)
+	return nil
+}
+
+// RetryAfter returns an error with which a handler returns its task to asynq: the task runs
+// again after d, its attempt not spent, and asynq does not call [asynq.Config].ErrorHandler.
+// err is the reason, and may be nil. A d below 0 counts as 0, and one above ten years as ten
+// years. asynq looks for such tasks every DelayedTaskCheckInterval (5 seconds by default), so
+// the task may run some seconds after d is over, but never before.
+//
+// RetryAfter works for every task of a server with [Guard.ServerConfig], whether a rule
+// matches the task or not. The handler may wrap the error. If err wraps asynq.SkipRetry, asynq
+// archives the task. No policy ends the task when it comes back to a busy key, with one
+// exception: a [Rule].Cooldown that began meanwhile.
+//
+// A task on its last attempt cannot return to asynq, which would archive it. If its handler is
+// wrapped in [Guard.Middleware], the task waits in its worker without its locks, for at least a
+// second, and the handler runs again. If less than a second to the task's deadline would then be
+// left, asynq archives the task with err.
+func RetryAfter(d time.Duration, err error) error {
+	return &retryAfter{delay: min(max(0, d), inside.MaxTTL), err: err}
+}
+
+// retryAfter is what RetryAfter makes. Any Guard's ServerConfig recognizes it.
+type retryAfter struct {
+	delay time.Duration
+	err   error
+}
+
+// Error is valid UTF-8, since asynq stores no other text.
+func (r *retryAfter) Error() string {
+	text := fmt.Sprintf("to be run again after %s", r.delay)
+	if r.err != nil {
+		text += ": " + r.err.Error()
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+func (r *retryAfter) Unwrap() error { return r.err }
+
+// wantsRetryAfter returns the RetryAfter in a handler's error, or nil. An error that also
+// wraps asynq.SkipRetry or asynq.RevokeTask is none.
+func wantsRetryAfter(err error) *retryAfter {
+	if err == nil {
+		return nil
+	}
+	var r *retryAfter
+	if !errors.As(err, &r) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+		return nil
+	}
+	return r
+}
+
+// closedItsGate returns the lock under the policy Park whose gate the handler has closed for at least
+// as long as its RetryAfter, or for so little less that the two were meant to be equal.
+func (d *delivery) closedItsGate(delay time.Duration) (target, bool) {
+	const asMeant = 500 * time.Millisecond
+	for _, h := range d.leases {
+		if ends := h.gateOpensAt.Load(); ends != nil && h.target.rule.Busy.kind == policyPark && d.note != "" && time.Until(*ends)+asMeant >= delay {
+			return h.target, true
+		}
+	}
+	return target{}, false
+}
+
+// parkFirst parks a task that has closed its key's gate ahead of all parked tasks, so that it is woken
+// first when the gate opens: not before its RetryAfter, for which the gate stays closed. If Redis
+// does not park the task, only the RetryAfter brings it back.
+func (d *delivery) parkFirst(decision decide.Decision, met obstacle) error {
+	t := met.target
+	for _, h := range d.leases {
+		if ends := h.gateOpensAt.Load(); h.target.key == t.key && time.Until(*ends) < met.delay {
+			if err := inner.CloseGate(d.roundTripContext(), h.lease, max(met.delay, time.Millisecond)); err != nil {
+				return d.comeBack(decide.AsAsked, met)
+			}
+		}
+	}
+	d.release(decision) // nothing parks behind its own lease
+	lease, lockErr := inner.LockOrPark(d.ctx, d.lockOf(t, inner.ParkFirst()), parkNow)
+	var busy *BusyError
+	if lockErr = d.keepLease(t, lease, lockErr); !errors.As(lockErr, &busy) || !busy.parked {
+		return d.comeBack(decide.AsAsked, met) // an operator has opened the gate, or Redis does not answer
+	}
+	delay := notBefore(met.delay)
+	d.checkInspector()
+	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
+	return &returnedTask{guard: d.guard, err: fmt.Errorf("%w: %w", busy, met.err), delay: delay}
+}
+
+// LimitField returns a [Rule].LimitOf that reads the limit from a payload field, such as that
+// of the tenant's plan. path is as in [Rule].On. If the field is missing, null or empty the
+// limit is fallback; if fallback is 0, such a field is a [*KeyError]. A value above most
+// counts as most; if most is 0, there is no bound. A value that is not a whole number, or is
+// below 1, is a KeyError. [New] reports wrong arguments.
+func LimitField(path string, fallback, most int) func(context.Context, *asynq.Task) (int, error) {
+	fields, err := parseLimitField(path, fallback, most)
+	if err != nil {
+		fails := mistaken("LimitField", err)
+		read := func(ctx context.Context, t *asynq.Task) (int, error) {
+			_, err := fails(ctx, t)
+			return 0, err
+		}
+		return (&limitfield.Field{Path: path, Fallback: fallback, Most: most, Read: read}).Limit // New reports the mistake
+	}
+	read := func(_ context.Context, t *asynq.Task) (int, error) {
+		parts, failed := fields.Parts(t.Payload())
+		switch {
+		case failed != nil && !failed.NotRead && fallback > 0:
+			return fallback, nil
+		case failed != nil:
+			return 0, fieldError(t, failed, "its LimitField", false)
+		}
+		n, err := strconv.Atoi(parts[0])
+		if errors.Is(err, strconv.ErrRange) && parts[0][0] != '-' {
+			n, err = math.MaxInt, nil
+		}
+		if err != nil || n < 1 {
+			return 0, &KeyError{Task: t.Type(), Field: path, reason: "is no limit: want a whole number, at least 1",
+				advice: "enqueue the task with such a number, or change the rule's LimitOf"}
+		}
+		if most > 0 {
+			n = min(n, most)
+		}
+		return n, nil
+	}
+	return (&limitfield.Field{Path: path, Fallback: fallback, Most: most, Read: read}).Limit
+}
+
+// parseLimitField returns the path of a [LimitField], or what is wrong with its arguments.
+func parseLimitField(path string, fallback, most int) (*jsonkey.Fields, error) {
+	fields, err := jsonkey.Parse([]string{path})
+	switch {
+	case err != nil:
+	case fallback < 0 || most < 0:
+		err = fmt.Errorf("field %q: the default is %d and most is %d: none may be below 0", path, fallback, most)
+	case most > 0 && fallback > most:
+		err = fmt.Errorf("field %q: the default is %d, which is more than most, %d", path, fallback, most)
+	}
+	return fields, err
+}
+
+// limitOf returns how many tasks may hold the key of t at once.
+func (c *compiledRule) limitOf(ctx context.Context, t *asynq.Task) (int, error) {
+	if c.LimitOf == nil {
+		return c.Limit, nil
+	}
+	n, err := c.LimitOf(ctx, t)
+	if err == nil && n < 1 {
+		err = &KeyError{Task: t.Type(), reason: fmt.Sprintf("the rule's LimitOf gave %d, and the least is 1", n), advice: "see the rule's LimitOf"}
+	}
+	return min(n, math.MaxInt32), c.failed("the rule's LimitOf", err)
+}

@@ -1,0 +1,76 @@
+package decide
+
+// Over is what ends a delivery whatever else is true.
+type Over uint8
+
+// If several are true, the first one counts.
+const (
+	Goes         Over = iota // nothing has ended it
+	ContextEnded             // deadline, CancelProcessing or the end of the server: asynq has filed the task already
+	Replaced                 // a newer task has come (policy Replace)
+	GuardClosed              // Guard.Close has begun
+)
+
+var overWords = []string{"no", "context ended", "replaced", "Guard closed"}
+
+// Decision is what happens to a task, and when it comes back.
+type Decision struct {
+	What What
+	When When
+}
+
+// What is what happens to a task.
+type What uint8
+
+// What asynq makes of each one stands in docs/protocol.md.
+const (
+	Leave   What = iota // nothing: asynq has filed the task already
+	Run                 // its handler starts
+	Done                // done
+	Archive             // archived
+	Spend               // the attempt has failed: asynq retries the task, or archives it after the last attempt
+	Drop                // dropped: neither done nor failed
+	Back                // back to asynq, the attempt not spent
+	ToLine              // back to asynq, the attempt not spent, and its place in line is kept
+	Stay                // it waits in its worker; then look again
+	Block               // it blocks its worker until asynq requeues it, at the end of the shutdown
+)
+
+var whatWords = []string{"leave it", "run", "done", "archived", "attempt spent", "dropped", "back", "back, place kept", "stays in its worker", "blocks until requeued"}
+
+// When is the time after which a task comes back, or its wait in the worker is over.
+type When uint8
+
+// The times of a decision.
+const (
+	Unsaid   When = iota
+	Soon          // 1 to 5 s, or the delay of RetryIn
+	AtGate        // when the gate opens, at a different time for each task
+	AtResume      // when the pause ends, or after 30 to 90 s
+	AtOutage      // 1 to 30 s, longer as the outage lasts
+	AsAsked       // as the RetryAfter says
+	AtTurn        // when it is called, or about when its turn would come
+)
+
+var whenWords = []string{"", "in 1-5 s", "when the gate opens", "when the pause ends", "after the outage's delay", "after its RetryAfter", "when called"}
+
+// String says the decision in the words of the tables.
+func (d Decision) String() string {
+	if d.When == Unsaid || d.What == ToLine {
+		return whatWords[d.What]
+	}
+	return whatWords[d.What] + " " + whenWords[d.When]
+}
+
+// Final reports whether asynq will not run the task again after the decision. last: on its last
+// attempt, asynq archives a task for any error.
+func (d Decision) Final(last bool) bool {
+	switch d.What {
+	case Done, Archive, Drop:
+		return true
+	case Spend, Leave:
+		return last
+	case Run, Back, ToLine, Stay, Block:
+	}
+	return false
+}

@@ -1,0 +1,128 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// noted returns the findings about the fleet that have the text.
+func noted(t *testing.T, s *redistest.Server, prefix, text string) (texts []string) {
+	t.Helper()
+	all, err := Examine(t.Context(), s.Client(t), Options{Prefix: prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.What == "fleet" && strings.Contains(f.Text, text) {
+			texts = append(texts, f.Text)
+		}
+	}
+	return texts
+}
+
+// A client of ordered tasks says so when it enqueues, and doctor no longer misses one. A
+// client with Private says nothing.
+func TestFleet_orderedClient(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	rdb, prefix := s.Client(t), redistest.Name(t)
+	cfg := automutex.Config{Prefix: prefix, Private: true, Rules: []automutex.Rule{{Task: prefix, Busy: automutex.Park, InOrder: true}}}
+	worker := fleet.New(rdb, prefix, fleet.Process{Kind: fleet.Worker, Owner: "worker:1"}, inspect.Describe(cfg.Rules))
+	worker.Begin()
+	t.Cleanup(func() { worker.Close(t.Context()) })
+	enqueue := func() func() {
+		client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if _, err := client.Enqueue(asynq.NewTask(prefix, nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	read := func() *fleet.Fleet {
+		f, err := fleet.Read(t.Context(), rdb, prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	private := enqueue()
+	cfg.Private = false
+	public := enqueue()
+	redistest.Eventually(t, time.Minute, func() bool { private(); return len(read().Sets) == 1 }, "the worker says what it runs")
+	const missed = "enqueues with automutex.NewClient"
+	if texts := noted(t, s, prefix, missed); len(texts) != 1 {
+		t.Errorf("without a client that says so: %q", texts)
+	}
+	redistest.Eventually(t, time.Minute, func() bool { public(); return len(read().Processes) == 2 }, "the client says so")
+	if p := read().Processes[0]; p.Kind != fleet.Ordered && read().Processes[1].Kind != fleet.Ordered {
+		t.Errorf("%+v", p)
+	}
+	if texts := noted(t, s, prefix, missed); len(texts) != 0 {
+		t.Errorf("with a client: %q", texts)
+	}
+}
+
+// A client that has nothing to enqueue for some minutes neither counts as ended, nor is missed.
+func TestFleet_quietClient(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	f := &fleet.Fleet{
+		At:        now,
+		Processes: []fleet.Process{{Kind: fleet.Ordered, Seen: now.Add(-2 * fleet.StoppedAfter)}, {Kind: fleet.Producer, Seen: now.Add(-2 * fleet.StoppedAfter)}},
+		Sets:      []fleet.Set{{Kind: fleet.Worker, Runs: 1, Rules: []fleet.Rule{{Name: "pay", Task: "pay", InOrder: true}}}},
+	}
+	if all := inspect.Misfits(f); len(all) != 0 {
+		t.Errorf("%+v", all)
+	}
+	f.Processes[0].Kind = fleet.Worker
+	if all := inspect.Misfits(f); len(all) != 2 {
+		t.Errorf("%+v, want a worker that ended without a word, and no client", all)
+	}
+}
+
+// doctor knows the rule of a control whose scope has more than 200 bytes, and of one for all types
+// of a rule.
+func TestControls_rulesOf(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	prefix, long := redistest.Name(t), strings.Repeat("s", 300)
+	locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
+	t.Cleanup(func() { _ = locker.Close() })
+	for _, target := range []string{long, "t" + long, "mail:", "mail:send", "report:", "nobody", "n" + long} {
+		if err := locker.Controls().SetLimit(t.Context(), target, 2, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := Examine(t.Context(), s.Client(t), Options{Prefix: prefix, Config: &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{
+		{Task: "a", Scope: long, Fence: true}, {Task: "t" + long}, {Task: "mail:"}, {Task: "report:daily"},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown, fenced := 0, 0
+	for _, f := range all {
+		if strings.Contains(f.Text, "no rule has the scope") {
+			unknown++
+		}
+		if strings.Contains(f.Text, "has Fence") {
+			fenced++
+		}
+	}
+	if unknown != 2 || fenced != 1 {
+		t.Errorf("%d unknown scopes, want 2; %d rules with a Fence, want 1: %+v", unknown, fenced, all)
+	}
+}

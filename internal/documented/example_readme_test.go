@@ -1,0 +1,148 @@
+package documented
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/unique"
+)
+
+func push(ctx context.Context, t *asynq.Task) error {
+	wait, err := upstream.Push(ctx, t.Payload())
+	if wait > 0 { // 429, with Retry-After
+		if err := automutex.CloseGate(ctx, wait); err != nil {
+			return err
+		}
+		return automutex.RetryAfter(wait, err)
+	}
+	return err
+}
+
+func oneScheduler(ctx context.Context) error {
+	err := automutex.LeadScheduler(ctx, locker, "digest-scheduler", func() (*asynq.Scheduler, error) {
+		scheduler := asynq.NewScheduler(redisOpt, nil)
+		_, err := scheduler.Register("*/10 * * * *", asynq.NewTask("cron:digest", nil))
+		return scheduler, err
+	})
+	return err
+}
+
+// TestReadmeSnippets compares the Go of the README and the guides with files that
+// compile: every line of every snippet stands in one of them, in order.
+func TestReadmeSnippets(t *testing.T) {
+	t.Parallel()
+	_ = []any{push, enqueue, headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler, deliver}
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
+	t.Cleanup(func() { _ = client.Close() })
+	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
+		t.Errorf("the README's rules: %v", err)
+	}
+	if _, err := automutex.New(client, automutex.Config{Rules: []automutex.Rule{doubledSchedulers()}}); err != nil {
+		t.Errorf("the README's rule for schedulers: %v", err)
+	}
+	if _, err := automutex.New(client, automutex.Config{Rules: limitedRules()}); err != nil {
+		t.Errorf("the guide's rules with rates: %v", err)
+	}
+	producer, looker := asynq.NewClientFromRedisClient(client), asynq.NewInspectorFromRedisClient(client)
+	if _, err := unique.New(producer, looker, client, unique.Config{Rules: uniqueRules()}); err != nil {
+		t.Errorf("the README's rules of unique: %v", err)
+	}
+	for _, setUp := range []func(redis.UniversalClient) (*automutex.Guard, error){deliveries, documents} {
+		if _, err := setUp(client); err != nil {
+			t.Errorf("the rules of docs/migrating.md: %v", err)
+		}
+	}
+	compiled := ""
+	for _, file := range []string{
+		"internal/documented/example_test.go", "internal/documented/example_readme_test.go", "internal/documented/example_guide_test.go", "internal/documented/example_unique_test.go", "internal/documented/migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go", "web/check/beside/main.go", "web/check/beside/mount_test.go",
+		"examples/quickstart/main.go", "examples/encodings/main.go",
+	} {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		compiled += squeeze(string(source))
+	}
+	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 20, "docs/operations.md": 4, "docs/migrating.md": 3} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snippets := 0
+		for i, block := range strings.Split(string(text), "```go\n") {
+			if i == 0 {
+				continue // what stands before the first snippet
+			}
+			snippets++
+			snippet, _, closed := strings.Cut(block, "```")
+			if !closed || !strings.Contains(compiled, squeeze(snippet)) {
+				t.Errorf("this snippet of %s is in no file that compiles:\n%s", page, snippet)
+			}
+		}
+		if snippets < least {
+			t.Errorf("found %d snippets in %s, not %d", snippets, page, least)
+		}
+	}
+}
+
+// The rules under "A missing field", "Lock by a header" and "One for each user, ten in all" in docs/guide.md.
+func TestGuideRules(t *testing.T) {
+	t.Parallel()
+	keys := func(rules []automutex.Rule, task *asynq.Task) string {
+		t.Helper()
+		maker, err := automutex.NewKeyMaker(automutex.Config{Rules: rules})
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := maker.Keys(t.Context(), task)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(made, " ")
+	}
+	optional := func() []automutex.Rule {
+		rules := []automutex.Rule{
+			{Task: "photo:resize", On: []string{"album_id"}, Optional: true},
+		}
+		return rules
+	}
+	header := func(payload []byte) string {
+		rules := []automutex.Rule{{Task: "mail:send", OnHeaders: []string{"tenant"}}}
+		task := asynq.NewTaskWithHeaders("mail:send", payload, map[string]string{"tenant": "acme"})
+		return keys(rules, task)
+	}
+	both := func() []automutex.Rule {
+		rules := []automutex.Rule{
+			{Task: "export", Name: "export of a user", Scope: "export-user", On: []string{"user_id"}},
+			{Task: "export", Name: "all exports", Scope: "export-all", Limit: 10},
+		}
+		return rules
+	}
+	for got, want := range map[string]string{
+		keys(optional(), asynq.NewTask("photo:resize", []byte(`{}`))):             "",
+		keys(optional(), asynq.NewTask("photo:resize", []byte(`{"album_id":7}`))): "automutex:{photo:resize|7}",
+		header([]byte("\xff")): "automutex:{mail:send|acme}",
+		keys(both(), asynq.NewTask("export", []byte(`{"user_id":7}`))): "automutex:{export-user|7} automutex:{export-all}",
+	} {
+		if got != want {
+			t.Errorf("keys %q, want %q", got, want)
+		}
+	}
+}
+
+// squeeze takes the indentation and empty lines out.
+func squeeze(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" {
+			b.WriteString(line + "\n")
+		}
+	}
+	return b.String()
+}

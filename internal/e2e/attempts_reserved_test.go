@@ -1,0 +1,186 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// The reserved attempt: a task of a Client never waits in its worker for want of attempts, and its handler begins as
+// often as the caller asked for.
+
+// reserveRig is a rig with a rule that is not in order, and a Client.
+func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setup) (*rig, *automutex.Client) {
+	t.Helper()
+	o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: busy}}
+	return orderRig(t, s, o)
+}
+
+// A task with MaxRetry(0), or less, parks, and its handler fails once.
+func TestReserved_lastAttemptParks(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, most := range []int{0, -1} {
+			r, c := reserveRig(t, s, automutex.Park, setup{workers: 1})
+			lease := r.hold("work", "1")
+			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(most))
+			r.awaitParked(id) // so its only worker is free
+			r.finish(r.enqueueInOrder(c, 2))
+			r.free(lease)
+			r.stage.next(t).returns(errors.New("broken"))
+			if info := r.await(id, asynq.TaskStateArchived); info.LastErr != "broken" || info.Retried != 0 || info.MaxRetry != 1 {
+				t.Fatalf("MaxRetry(%d): %+v", most, info)
+			}
+			r.stage.none(t)
+			r.rerun(id) // by an operator
+			r.finish(id)
+		}
+	})
+}
+
+// The handler fails as often as the caller asked for, and no more.
+func TestReserved_failsAsOftenAsAskedFor(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := reserveRig(t, s, automutex.Retry, setup{})
+		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(2))
+		for range 3 {
+			r.stage.next(t).returns(errors.New("broken"))
+		}
+		if info := r.await(id, asynq.TaskStateArchived); info.Retried != 2 {
+			t.Fatalf("%+v", info)
+		}
+		if n := r.stage.count(); n != 3 {
+			t.Fatalf("%d runs, want 3", n)
+		}
+	})
+}
+
+// A task whose handler goes on after its time was up in its last attempt, and that asynq has delivered again meanwhile, is
+// not run once more when that handler returns.
+func TestReserved_handlerOutlivesTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2})
+		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+		run := r.stage.next(t)
+		run.cut() // asynq files a retry at once
+		if busy := r.awaitEvent(automutex.EventBusy, id); !busy.Busy.SameTask {
+			t.Errorf("%v", busy.Busy)
+		}
+		run.returns(context.Canceled)
+		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "its last run did not return") {
+			t.Fatalf("%+v", info)
+		}
+		r.stage.none(t)
+	})
+}
+
+// A task whose time is up in its last attempt is not run once more, and an operator can run it again.
+func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	for _, inOrder := range []bool{false, true} {
+		t.Run(fmt.Sprint("in order ", inOrder), func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: inOrder}
+				if !inOrder {
+					rule.Busy = automutex.Retry
+				}
+				r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}})
+				id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+				run := r.stage.next(t)
+				run.cut() // asynq files a retry at once
+				run.returns(context.Canceled)
+				info := r.await(id, asynq.TaskStateArchived)
+				if !strings.Contains(info.LastErr, "its last run did not return") {
+					t.Fatalf("%+v", info)
+				}
+				r.stage.none(t)
+				r.rerun(id)
+				r.finishAfter(id, 1)
+			})
+		})
+	}
+}
+
+// finishAfter is finish for a task of which so many attempts are spent.
+func (r *rig) finishAfter(id string, spent int) {
+	r.t.Helper()
+	run := r.stage.next(r.t)
+	if run.id != id {
+		r.t.Fatalf("%s runs, and it is the turn of %s", run.id, id)
+	}
+	run.returns(nil)
+	if info := r.await(id, asynq.TaskStateCompleted); info.Retried != spent {
+		r.t.Errorf("%s: %d attempts spent, want %d", id, info.Retried, spent)
+	}
+}
+
+// An error that IsFailure does not count spends no attempt, the last one neither.
+func TestReserved_isFailure(t *testing.T) {
+	t.Parallel()
+	notYet := errors.New("not yet")
+	s := redistest.Mini(t)
+	r, c := reserveRig(t, s, automutex.Retry, setup{served: func(c *asynq.Config) {
+		comingBack(c)
+		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
+		c.IsFailure = func(err error) bool { return !errors.Is(err, notYet) }
+	}})
+	id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+	r.stage.next(t).returns(notYet)
+	r.stage.next(t).returns(automutex.RetryAfter(0, notYet))
+	r.finish(id)
+}
+
+// What asynq.NewTask was given is kept, and what no rule matches is left alone.
+func TestReserved_options(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	r, c := reserveRig(t, s, automutex.Retry, setup{})
+	at := time.Now().Add(time.Hour).Truncate(time.Second)
+	task := func(kind string, opts ...asynq.Option) *asynq.Task {
+		return asynq.NewTaskWithHeaders(kind, []byte(`{"id":1}`), map[string]string{"mine": "kept"}, append(opts, asynq.Queue(r.queue))...)
+	}
+	later, err := c.Enqueue(task("work", asynq.TaskID("later"), asynq.MaxRetry(7), asynq.Timeout(time.Minute), asynq.Deadline(at.Add(time.Hour)), asynq.Retention(time.Hour), asynq.ProcessAt(at)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := r.inspector.GetTaskInfo(r.queue, "later")
+	if err != nil || later.ID != "later" || info.MaxRetry != 8 || info.Timeout != time.Minute || !info.Deadline.Equal(at.Add(time.Hour)) ||
+		info.Retention != time.Hour || info.State != asynq.TaskStateScheduled || !info.NextProcessAt.Equal(at) || info.Headers["mine"] != "kept" {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if info, err := c.Enqueue(task("work", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 26 || info.Timeout != 30*time.Minute {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if info, err := c.Enqueue(task("work", asynq.Group("g"))); err != nil || info.State != asynq.TaskStateAggregating {
+		t.Errorf("%+v, %v", info, err)
+	}
+	for _, where := range []string{"NewTask", "Enqueue"} {
+		opts := map[string][]asynq.Option{"NewTask": {asynq.Unique(time.Hour)}}
+		call := map[string][]asynq.Option{"Enqueue": {asynq.Unique(time.Hour)}}
+		one := task("work", append(opts[where], asynq.ProcessIn(time.Hour))...)
+		one = asynq.NewTask(one.Type(), []byte(where), append(opts[where], asynq.Queue(r.queue), asynq.ProcessIn(time.Hour))...)
+		if _, err := c.Enqueue(one, call[where]...); err != nil {
+			t.Errorf("%s: %v", where, err)
+		}
+		if _, err := c.Enqueue(one, call[where]...); !errors.Is(err, asynq.ErrDuplicateTask) {
+			t.Errorf("%s: %v, want a duplicate", where, err)
+		}
+	}
+	if info, err := c.Enqueue(task("no rule", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 25 || info.Headers["automutex"] != "" {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if _, err := c.Enqueue(nil); err == nil {
+		t.Error("a nil task is enqueued")
+	}
+}

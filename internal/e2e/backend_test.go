@@ -1,0 +1,306 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// The locks' Redis away while asynq's is there: a proxy stands between the
+// guard and the server.
+
+// behindProxy is what the guard's client goes through. It fails fast.
+func behindProxy(t *testing.T, s *redistest.Server) (*redistest.Proxy, lock.Client) {
+	t.Helper()
+	p := redistest.NewProxy(t, s.Addr())
+	return p, p.Client(t, func(o *redis.UniversalOptions) {
+		o.MaxRetries = -1
+		redistest.DialOnce(o)
+	})
+}
+
+func away(p *redistest.Proxy) {
+	p.Refuse(true)
+	p.Cut()
+}
+
+func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		if s.Kind() == redistest.KindCluster {
+			t.Skip("a proxy hides one node only")
+		}
+		f(t, s)
+	})
+}
+
+func TestBackend_away(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		var handled atomic.Int64
+		p, locks := behindProxy(t, s)
+		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Hour), automutex.Skip, automutex.Archive, automutex.Fail, automutex.Replace, automutex.Allow, automutex.AfterFailure(answers)}
+		var rules []automutex.Rule
+		for _, policy := range policies {
+			rules = append(rules,
+				automutex.Rule{Task: policy.String(), Busy: policy},
+				automutex.Rule{Task: "wait: " + policy.String(), Busy: policy, Wait: time.Minute})
+		}
+		r := start(t, s, setup{rules: rules, locks: locks, served: func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { handled.Add(1) })
+		}})
+		away(p)
+		var ids []string
+		for _, rule := range rules {
+			ids = append(ids, r.enqueue(rule.Task, nil))
+		}
+		for i, id := range ids {
+			info := r.awaitRetried(id, 0)
+			event := r.awaitEvent(automutex.EventBackendError, id)
+			if !errors.Is(event.Err, lock.ErrBackend) || event.Rule != rules[i].Task || event.Key == "" {
+				t.Errorf("%s: got %+v", rules[i].Task, event)
+			}
+			if !strings.Contains(info.LastErr, event.Key) {
+				t.Errorf("%s: the last error is %q", rules[i].Task, info.LastErr)
+			}
+			if delay := r.awaitEvent(automutex.EventRetried, id).Delay; delay < time.Second || delay > 30*time.Second {
+				t.Errorf("%s: it comes back after %s", rules[i].Task, delay)
+			}
+		}
+		r.stage.none(t)
+		if events := r.seen.list(automutex.EventBusy, automutex.EventSkipped, automutex.EventAcquired); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
+		if handled.Load() != 0 {
+			t.Error("the ErrorHandler was told of a hand-back")
+		}
+
+		p.Heal()
+		r.stage.end() // handlers return at once
+		for _, id := range ids {
+			redistest.Eventually(t, patience, func() bool {
+				info, err := r.inspector.GetTaskInfo(r.queue, id)
+				if err == nil && info.State == asynq.TaskStateRetry { // a connection from before may hand it back once more
+					_ = r.inspector.RunTask(r.queue, id)
+				}
+				return err == nil && info.State == asynq.TaskStateCompleted
+			}, "completed: %s", id)
+		}
+		// Once for each outage, not for each task.
+		if log := r.log.text(0); strings.Count(log, "cannot be asked") != 1 || strings.Count(log, "answers again") != 1 {
+			t.Errorf("logged: %s", log)
+		}
+	})
+}
+
+func TestBackend_awayOnTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, locks: locks})
+		away(p)
+		id := r.enqueue("work", nil, asynq.MaxRetry(0))
+		r.awaitEvent(automutex.EventBackendError, id)
+		r.await(id, asynq.TaskStateActive)
+		p.Heal()
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// Redis gone at the release: what the handler returned stands, and the key
+// frees itself.
+func TestBackend_awayAtRelease(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, TTL: 2 * time.Second, Busy: automutex.Retry}}, locks: locks, served: comingBack})
+		done := r.enqueue("work", map[string]int{"id": 1})
+		first := r.stage.next(t)
+		failed := r.enqueue("work", map[string]int{"id": 2})
+		second := r.stage.next(t)
+		away(p)
+		first.returns(nil)
+		second.returns(errors.New("own"))
+		r.await(done, asynq.TaskStateCompleted)
+		if info := r.awaitRetried(failed, 1); info.LastErr != "own" {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		for _, id := range []string{done, failed} {
+			if event := r.awaitEvent(automutex.EventBackendError, id); !errors.Is(event.Err, lock.ErrBackend) {
+				t.Errorf("got %+v", event)
+			}
+			r.awaitEvent(automutex.EventReleased, id)
+		}
+		if !strings.Contains(r.log.text(0), "could not be released") {
+			t.Error("nothing is logged")
+		}
+		for _, key := range []string{"1", "2"} {
+			redistest.Eventually(t, patience, func() bool { return !r.locked("work", key) }, "the key frees itself")
+		}
+	})
+}
+
+// Redis gone for longer than the lease: the handler is told.
+func TestBackend_awayForLong(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "work", Scope: "a", TTL: soon, Busy: automutex.Retry},
+			{Task: "work", Scope: "b", TTL: soon, Busy: automutex.Retry},
+		}, locks: locks, served: comingBack})
+		id := r.enqueue("work", nil)
+		run := r.stage.next(t)
+		away(p)
+		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) {
+			t.Errorf("the handler's context ended with %v", cause)
+		}
+		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventLost)) == 2 }, "both losses are told of")
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		lost := map[string]int{}
+		for _, event := range r.seen.list(automutex.EventLost) {
+			lost[event.Rule]++
+			if !errors.Is(event.Err, lock.ErrLost) || event.Held <= 0 || event.TaskID != id {
+				t.Errorf("got %+v", event)
+			}
+		}
+		if lost["work"] != 1 || lost["work#2"] != 1 {
+			t.Errorf("lost: %v", lost)
+		}
+	})
+}
+
+// Redis stopped and started again, with nothing kept.
+func TestBackend_restart(t *testing.T) {
+	t.Parallel()
+	s, locks := redistest.Mini(t), redistest.StartReal(t)
+	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, locks: locks.Client(t, func(o *redis.UniversalOptions) {
+		o.MaxRetries = -1
+		redistest.DialOnce(o)
+	})})
+	id := r.enqueue("work", nil)
+	r.stage.next(t).returns(nil)
+	r.await(id, asynq.TaskStateCompleted)
+	locks.Stop(t)
+	id = r.enqueue("work", nil)
+	r.awaitRetried(id, 0)
+	r.stage.none(t)
+	locks.Start(t)
+	r.rerun(id)
+	r.stage.next(t).returns(nil)
+	r.await(id, asynq.TaskStateCompleted)
+}
+
+// A key that no replica knows is not taken: the task goes back unspent, and runs
+// when the replica is there again.
+func TestBackend_notReplicated(t *testing.T) {
+	t.Parallel()
+	s, locks := redistest.Mini(t), redistest.StartReal(t)
+	replica := redistest.StartReplica(t, locks)
+	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}, locks: locks.Client(t), guarded: func(c *automutex.Config) { c.MinReplicas = 1 }})
+	replica.Pause(t)
+	id := r.enqueue("work", nil)
+	r.awaitRetried(id, 0)
+	if event := r.awaitEvent(automutex.EventBackendError, id); !errors.Is(event.Err, lock.ErrNotReplicated) {
+		t.Errorf("the event says %v", event.Err)
+	}
+	r.stage.none(t)
+	replica.Resume(t)
+	r.rerun(id)
+	r.stage.next(t).returns(nil)
+	r.await(id, asynq.TaskStateCompleted)
+}
+
+// An answer of Redis that is no lock: neither free nor busy.
+func TestBackend_refuses(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}})
+		key := r.lockOf("work").Key()
+		if err := r.rdb.Set(t.Context(), key, "a stranger", time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+		id := r.enqueue("work", nil)
+		r.awaitRetried(id, 0)
+		r.awaitEvent(automutex.EventBackendError, id)
+		r.stage.none(t)
+		if err := r.rdb.Del(t.Context(), key).Err(); err != nil {
+			t.Fatal(err)
+		}
+		r.rerun(id)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// whoSends is a redis.Hook that counts the scripts that a worker's own goroutine sends,
+// and those that another one sends.
+type whoSends struct{ worker, other atomic.Int64 }
+
+func (h *whoSends) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *whoSends) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *whoSends) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		switch name := cmd.Name(); {
+		case name != "set" && name != "eval" && name != "evalsha": // a new connection's
+		case len(cmd.Args()) > 3 && strings.Contains(fmt.Sprint(cmd.Args()[3]), ":{control}"): // the Guard's own
+		case strings.Contains(string(debug.Stack()), "(*Guard).process"):
+			h.worker.Add(1)
+		default:
+			h.other.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// A task whose deadline is far away takes its lock on its worker's goroutine, whatever
+// its policy. One whose deadline is near takes it on another, which it can leave behind.
+func TestBackend_farDeadlinesNeedNoOtherGoroutine(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	seen := &whoSends{}
+	rdb.AddHook(seen)
+	guard, err := automutex.New(rdb, automutex.Config{Prefix: redistest.Name(t), Rules: []automutex.Rule{
+		{Task: "retry"}, {Task: "wait", Wait: time.Minute}, {Task: "park", Busy: automutex.Park}, {Task: "replace", Busy: automutex.Replace},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer guard.Close(t.Context())
+	h := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	for _, name := range []string{"retry", "wait", "park", "replace"} {
+		for _, c := range []struct {
+			timeout time.Duration
+			beside  bool
+		}{{time.Hour, false}, {5 * time.Second, true}} {
+			ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
+			seen.worker.Store(0)
+			seen.other.Store(0)
+			if err := h.ProcessTask(ctx, asynq.NewTask(name, nil)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			cancel()
+			if beside := seen.other.Load() > 0; beside != c.beside {
+				t.Errorf("%s with %s left: %d commands on the worker's goroutine, %d beside", name, c.timeout, seen.worker.Load(), seen.other.Load())
+			}
+		}
+	}
+}

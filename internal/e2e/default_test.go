@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// A rule without Busy parks: with one worker, a task that finds its key taken takes no worker from others.
+func TestDefault_busyIsPark(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{workers: 1, guarded: func(c *automutex.Config) { c.Rules = []automutex.Rule{{Task: "work", On: []string{"id"}}} }})
+		lease := r.take("work", "1")
+		id := r.enqueue("work", one)
+		if e := r.awaitEvent(automutex.EventParked, id); e.Policy != automutex.Park {
+			t.Errorf("got %+v", e)
+		}
+		r.free(lease)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// New refuses a rule without Busy on a client that cannot wake parked tasks, and says what to set.
+func TestDefault_clientCannotPark(t *testing.T) {
+	t.Parallel()
+	rdb := struct{ lock.Client }{redistest.Mini(t).Client(t)}
+	if _, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work"}}}); err == nil || !strings.Contains(err.Error(), "automutex.Retry") {
+		t.Errorf("got %v", err)
+	}
+	g, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = g.Close(t.Context())
+}
+
+// A Rate needs a Limit: one at a time, or Unlimited.
+func TestDefault_rateNeedsALimit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rule := automutex.Rule{Task: "work", Rate: automutex.Rate{Starts: 1000, Per: time.Second, Burst: 3}}
+		if _, err := automutex.New(s.Client(t), automutex.Config{Rules: []automutex.Rule{rule}}); err == nil || !strings.Contains(err.Error(), "automutex.Unlimited") {
+			t.Errorf("got %v", err)
+		}
+		rule.Limit = automutex.Unlimited
+		r := start(t, s, setup{rules: []automutex.Rule{rule}})
+		ids := []string{r.enqueue("work", nil), r.enqueue("work", nil), r.enqueue("work", nil)}
+		runs := []*run{r.stage.next(t), r.stage.next(t), r.stage.next(t)} // at once
+		for _, run := range runs {
+			run.returns(nil)
+		}
+		for _, id := range ids {
+			r.await(id, asynq.TaskStateCompleted)
+		}
+	})
+}
+
+// RunContext ends when its context ends, and starts nothing if it has ended before.
+func TestRunContext(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	g, err := automutex.New(s.Client(t), automutex.Config{Prefix: redistest.Name(t), Rules: []automutex.Rule{{Task: "work"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := asynq.NewServerFromRedisClient(s.Client(t), g.ServerConfig(asynq.Config{Concurrency: 1, Logger: silent{}, Queues: map[string]int{redistest.Name(t): 1}}))
+	handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })
+	stopped := errors.New("stopped")
+	ended, end := context.WithCancelCause(t.Context())
+	end(stopped)
+	if err := g.RunContext(ended, srv, handler); !errors.Is(err, stopped) {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- g.RunContext(ctx, srv, handler) }()
+	cancel()
+	select {
+	case err := <-result:
+		if err != nil && !errors.Is(err, context.Canceled) { // it may end before it has started
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("RunContext does not return")
+	}
+	_ = g.Close(t.Context())
+}

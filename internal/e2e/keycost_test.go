@@ -1,0 +1,216 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// allocated is how many bytes f allocates. Nothing else may run meanwhile, so its
+// tests are not parallel: those run when the others have ended or stopped.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// costly are the values of a field, of about n bytes, that take the most memory or
+// time to make a key of.
+var costly = map[string]func(n int) string{
+	"numbers":       func(n int) string { return "[" + strings.Repeat("1e399,", n/6) + "1]" },
+	"small numbers": func(n int) string { return "[" + strings.Repeat("1e-399,", n/7) + "1]" },
+	"numbers by name": func(n int) string {
+		return `{"z":` + strings.Repeat(`{"z":1e399,"a":1e399,"b":`, n/50) + "1" + strings.Repeat("}", n/50) + `,"a":0}`
+	},
+	"nested unsorted": func(n int) string { return nestedUnsorted(99, max(n-99*13, 1)) },
+	"nested numbers": func(n int) string {
+		return strings.Repeat(`{"b":`, 98) + "[" + strings.Repeat("1,", max(n/2-700, 1)) + "1]" + strings.Repeat(`,"a":1}`, 98)
+	},
+	"lists": func(n int) string { return "[" + strings.Repeat("[],", n/3) + "[]]" },
+	"deep lists": func(n int) string {
+		return "[" + strings.Repeat(strings.Repeat("[", 98)+strings.Repeat("]", 98)+",", n/197) + "1]"
+	},
+	"deep objects": func(n int) string {
+		return "[" + strings.Repeat(strings.Repeat(`{"b":`, 98)+"1"+strings.Repeat(`,"a":1}`, 98)+",", n/1180) + "1]"
+	},
+	"names":            func(n int) string { return "{" + manyNames(n/12) + "}" },
+	"names in escapes": func(n int) string { return "{" + escapedNames(n/20) + "}" },
+	"escapes":          func(n int) string { return `["` + strings.Repeat(`\u0061`, n/6) + `"]` },
+	"a quoted string":  func(n int) string { return `"[` + strings.Repeat(`\"`, n/2) + `"` },
+	"a string":         func(n int) string { return `"` + strings.Repeat(`\n`, n/2) + `"` },
+	"strings":          func(n int) string { return "[" + strings.Repeat(`"\u0061",`, n/9) + "1]" },
+	"a number":         func(n int) string { return "0." + strings.Repeat("0", n) + fmt.Sprintf("1e%d", n) },
+}
+
+func escapedNames(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `%s"\u0061%x":1`, strings.Repeat(",", min(i, 1)), i*7919%n)
+	}
+	return b.String()
+}
+
+// What is allocated for a key is a few times the payload, whatever is in it: the text
+// of a key that is hashed is in memory at no time.
+func TestKeys_allocateAFewTimesThePayload(t *testing.T) {
+	size, most := 1<<20, 24
+	if !redistest.All() {
+		size = 1 << 18
+	}
+	if raceDetector {
+		size, most = 1<<17, 40 // it is slow, and its own bookkeeping makes values escape to the heap
+	}
+	for name, value := range costly {
+		payload := `{"v":` + value(size) + `}`
+		task := keyTask(payload)
+		for _, secret := range []string{"", testSecret} {
+			maker := valueKeys(secret)
+			if _, err := maker.Keys(t.Context(), task); err != nil && name != "numbers by name" {
+				t.Errorf("%s: %v", name, err)
+			}
+			taken := allocated(func() { _, _ = maker.Keys(t.Context(), task) })
+			if ratio := float64(taken) / float64(len(payload)); ratio > float64(most) {
+				t.Errorf("%s: a payload of %d bytes has %d allocated, %.0f times as many; at most %d", name, len(payload), taken, ratio, most)
+			}
+		}
+		fields := automutex.Fields("v")
+		taken := allocated(func() { _, _ = fields(t.Context(), task) })
+		if ratio := float64(taken) / float64(len(payload)+jsonkey.MaxWrittenOut); ratio > float64(most) {
+			t.Errorf("Fields of %s: a payload of %d bytes has %d allocated; at most %d times as many", name, len(payload), taken, most)
+		}
+	}
+}
+
+// FuzzKeyCost: no payload has much more allocated for its key than it has bytes.
+func FuzzKeyCost(f *testing.F) {
+	for _, name := range slices.Sorted(maps.Keys(costly)) {
+		f.Add(costly[name](3000), 40)
+		f.Add(costly[name](20), 500)
+	}
+	f.Add(`"\ud800":1,"v":`, 1000)
+	maker := valueKeys("")
+	f.Fuzz(func(t *testing.T, value string, times int) {
+		times = int(uint(times) % 1000)
+		repeated := "[" + strings.Repeat(value+",", times) + value + "]"
+		for _, payload := range []string{`{"v":` + repeated + `}`, `{` + strings.Repeat(value+",", times) + `"w":1}`} {
+			task := keyTask(payload)
+			key := func() { _, _ = maker.Keys(t.Context(), task) }
+			const most, always = 32, 64 << 10
+			if taken := min(allocated(key), allocated(key), allocated(key)); taken > uint64(most*len(payload)+always) {
+				t.Errorf("%.100q: %d bytes have %d allocated", payload, len(payload), taken)
+			}
+		}
+	})
+}
+
+// valueKeys makes the keys of tasks by their field v.
+func valueKeys(secret string) *automutex.KeyMaker {
+	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: []string{"v"}}}, HashKeys: secret, Prefix: "p"})
+	if err != nil {
+		panic(err)
+	}
+	return maker
+}
+
+// Fields says what a part has too much of. On takes it.
+func TestFields_boundsWhatNumbersTake(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"numbers", "small numbers"} {
+		task := keyTask(`{"v":` + costly[name](1<<20) + `}`)
+		_, err := automutex.Fields("v")(t.Context(), task)
+		if keyErr := (*automutex.KeyError)(nil); !errors.As(err, &keyErr) || !strings.Contains(err.Error(), "more than 1 MiB when written out; Rule.On takes it") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := valueKeys("").Keys(t.Context(), task); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A key that is hashed piece by piece is the key of the part's whole text, as a
+// reading of JSON that is not ours writes it.
+func TestKeys_agreeWithThePlainText(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(3, 4))
+	values := []string{costly["numbers"](2000), costly["names"](5000), costly["nested unsorted"](5000), costly["lists"](3000), costly["strings"](5000)}
+	for range 1500 {
+		var list []any
+		for range random.IntN(40) {
+			list = append(list, randomValue(random, 4))
+		}
+		var spelled bytes.Buffer
+		spellOtherwise(&spelled, random, append([]any{json.Number("1")}, list...))
+		values = append(values, spelled.String())
+	}
+	hashed := 0
+	makers := map[string]*automutex.KeyMaker{"": valueKeys(""), testSecret: valueKeys(testSecret)}
+	for _, value := range values {
+		text := plainText(referenceValue(t, value))
+		for _, secret := range []string{"", testSecret} {
+			keys, err := makers[secret].Keys(t.Context(), asynq.NewTask("test", []byte(`{"v":`+value+`}`)))
+			if err != nil {
+				t.Fatalf("%s: %v", value, err)
+			}
+			if want := keytext.HashedKey(secret, "p", "test", text); keys[0] != want {
+				t.Errorf("%.300s\n got %s\nwant %s", value, keys[0], want)
+			}
+			if secret == "" && strings.Contains(keys[0], "~") {
+				hashed++
+			}
+		}
+	}
+	if hashed < 200 {
+		t.Errorf("only %d of %d keys are hashed", hashed, len(values))
+	}
+}
+
+// plainText writes a value as Fields documents it for objects and lists.
+func plainText(v any) string {
+	switch v := v.(type) {
+	case []any:
+		var texts []string
+		for _, element := range v {
+			texts = append(texts, plainText(element))
+		}
+		return "[" + strings.Join(texts, ",") + "]"
+	case map[string]any:
+		var texts []string
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			texts = append(texts, plainText(name)+":"+plainText(v[name]))
+		}
+		return "{" + strings.Join(texts, ",") + "}"
+	case string:
+		var b strings.Builder
+		for _, r := range v {
+			switch {
+			case r == '"' || r == '\\':
+				b.WriteString(`\` + string(r))
+			case r < 0x20:
+				fmt.Fprintf(&b, `\u%04x`, r)
+			default:
+				b.WriteRune(r)
+			}
+		}
+		return `"` + b.String() + `"`
+	case nil:
+		return "null"
+	}
+	text, _ := referenceText(v)
+	return text
+}

@@ -1,0 +1,310 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// Cooldown, MaxHold, MaxWaiting, Wait, and how a lease lives through them.
+
+// At most one success for each key and period; a failure does not count.
+func TestLifetime_cooldown(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Cooldown: time.Hour, Busy: automutex.Skip}}})
+		failed := r.enqueue("work", one)
+		r.stage.next(t).returns(errors.New("own"))
+		r.awaitRetried(failed, 1)
+		done := r.enqueue("work", one)
+		r.stage.next(t).returns(nil)
+		r.await(done, asynq.TaskStateCompleted)
+		if !r.locked("work", "1") {
+			t.Error("the key does not cool down")
+		}
+		skipped := r.enqueue("work", one)
+		r.await(skipped, asynq.TaskStateCompleted)
+		busy := r.awaitEvent(automutex.EventBusy, skipped).Busy
+		if busy.Holder != "" || busy.HolderTask != "" || busy.SameTask || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour {
+			t.Errorf("got %+v", busy)
+		}
+		// The failed one's retry is the same task as none: it was not the
+		// cooldown's.
+		r.rerun(failed)
+		r.await(failed, asynq.TaskStateCompleted)
+		r.awaitEvent(automutex.EventSkipped, failed)
+		// The done one again, as a re-queued task would come: skipped as well.
+		other := r.enqueue("work", map[string]int{"id": 2})
+		r.stage.next(t).returns(nil)
+		r.await(other, asynq.TaskStateCompleted)
+		if r.stage.count() != 3 {
+			t.Errorf("%d runs", r.stage.count())
+		}
+	})
+}
+
+// The cooldown counts from when the run began.
+func TestLifetime_cooldownEnds(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const cooldown, took = 300 * time.Millisecond, 100 * time.Millisecond
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "long", Cooldown: time.Minute, Busy: automutex.Retry},
+			{Task: "work", Cooldown: cooldown, Wait: time.Minute, Busy: automutex.Retry},
+			{Task: "past", Cooldown: time.Millisecond, Busy: automutex.Skip},
+		}})
+		before := time.Now()
+		long := r.enqueue("long", nil)
+		run := r.stage.next(t)
+		began := time.Now()
+		redistest.Eventually(t, patience, func() bool { return time.Since(began) > took }, "the run takes a while")
+		run.returns(nil)
+		r.await(long, asynq.TaskStateCompleted)
+		info, err := inner.Inspect(t.Context(), r.lockOf("long"))
+		rest := time.Minute - time.Since(before)
+		if err != nil || info.Held != 0 || info.Gate.Reason != automutex.ReasonCooldown || info.Gate.OpensIn > time.Minute-took || info.Gate.OpensIn < rest-10*time.Millisecond {
+			t.Errorf("got %+v, %v; want a cooldown for %s", info, err, rest)
+		}
+
+		before = time.Now()
+		r.enqueue("work", nil)
+		run = r.stage.next(t)
+		second := r.enqueue("work", nil)
+		run.returns(nil)
+		next := r.stage.next(t)
+		if after := time.Since(before); after < cooldown {
+			t.Errorf("the second began %s after the first", after)
+		}
+		next.returns(nil)
+		r.await(second, asynq.TaskStateCompleted)
+
+		// A run that took longer than the cooldown leaves none.
+		id := r.enqueue("past", nil)
+		run = r.stage.next(t)
+		began = time.Now()
+		redistest.Eventually(t, patience, func() bool { return time.Since(began) > 2*time.Millisecond }, "the cooldown is over")
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		if r.locked("past") {
+			t.Error("a cooldown that is over was begun")
+		}
+	})
+}
+
+// Two schedulers enqueue the same tick, two servers work on it: one run.
+func TestLifetime_doubledSchedulers(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rules := []automutex.Rule{{Task: "tick", Cooldown: time.Hour, Busy: automutex.Skip}}
+		a := start(t, s, setup{rules: rules})
+		b := start(t, s, setup{rules: rules, queue: a.queue, prefix: a.cfg.Prefix})
+		a.stage.end() // handlers return at once
+		b.stage.end()
+		var ids []string
+		for range 10 {
+			ids = append(ids, a.enqueue("tick", nil), b.enqueue("tick", nil))
+		}
+		for _, id := range ids {
+			a.await(id, asynq.TaskStateCompleted)
+		}
+		if runs := a.stage.count() + b.stage.count(); runs != 1 {
+			t.Errorf("%d runs", runs)
+		}
+		if skipped := len(a.seen.list(automutex.EventSkipped)) + len(b.seen.list(automutex.EventSkipped)); skipped != len(ids)-1 {
+			t.Errorf("%d skipped", skipped)
+		}
+	})
+}
+
+// MaxHold: the handler is told, and the key is not given back under it.
+func TestLifetime_maxHold(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "long", MaxHold: soon, Busy: automutex.Retry},
+			{Task: "short", MaxHold: soon, TTL: 3 * soon, Wait: time.Minute, Busy: automutex.Retry},
+		}})
+		id := r.enqueue("long", nil)
+		run := r.stage.next(t)
+		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) || !strings.Contains(cause.Error(), "MaxHold") {
+			t.Errorf("the context ended with %v", cause)
+		}
+		if event := r.awaitEvent(automutex.EventLost, id); event.Held < soon-10*time.Millisecond || !errors.Is(event.Err, lock.ErrLost) {
+			t.Errorf("got %+v", event)
+		}
+		if !r.locked("long") {
+			t.Error("the key was given back while the handler runs")
+		}
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		redistest.Eventually(t, patience, func() bool { return !r.locked("long") }, "the key is free when the handler has returned")
+
+		// The deadline passes, and the next in line has the key.
+		r.enqueue("short", nil)
+		stuck := r.stage.next(t)
+		taken := time.Now()
+		next := r.enqueue("short", nil)
+		second := r.stage.next(t)
+		if after := time.Since(taken); after < soon || after > 2*soon+5*time.Second {
+			t.Errorf("the next has the key after %s, TTL %s", after, 2*soon)
+		}
+		stuck.returns(nil) // late, and harmless
+		<-stuck.left
+		if !r.locked("short") {
+			t.Error("the late one gave back its successor's key")
+		}
+		second.returns(nil)
+		r.await(next, asynq.TaskStateCompleted)
+	})
+}
+
+// Past MaxWaiting the policy applies at once, except on the last attempt.
+func TestLifetime_maxWaiting(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, setup{guarded: func(c *automutex.Config) { c.MaxWaiting = 2 }})
+		var waits []string
+		for i := range 2 {
+			waits = append(waits, r.enqueue("work", one))
+			r.awaitLine(i+1, "work", "1")
+		}
+		for range 2 {
+			id := r.enqueue("work", one)
+			info := r.awaitRetried(id, 0)
+			if event := r.awaitEvent(automutex.EventBusy, id); event.Waited != 0 || strings.Contains(info.LastErr, "waited") {
+				t.Errorf("it waited: %+v", event)
+			}
+		}
+		waits = append(waits, r.enqueue("work", one, asynq.MaxRetry(0)))
+		r.awaitLine(3, "work", "1")
+		r.stage.none(t)
+		free()
+		for _, id := range waits {
+			run := r.stage.next(t)
+			if run.id != id {
+				t.Errorf("%s runs, want %s", run.id, id)
+			}
+			run.returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		// All have left: there is room again.
+		lease := r.take("work", "1")
+		id := r.enqueue("work", one)
+		r.awaitLine(1, "work", "1")
+		r.free(lease)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// Wait stands in line in the worker, first come, first served.
+func TestLifetime_waitInOrder(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Fence: true, Busy: automutex.Retry}, setup{})
+		var ids, ran []string
+		for i := range 5 {
+			ids = append(ids, r.enqueue("work", one))
+			r.awaitLine(i+1, "work", "1")
+		}
+		r.stage.none(t)
+		free()
+		for range ids {
+			run := r.stage.next(t)
+			r.stage.none(t)
+			ran = append(ran, run.id)
+			run.returns(nil)
+		}
+		if !slices.Equal(ran, ids) {
+			t.Errorf("they ran as %v, and came as %v", ran, ids)
+		}
+		r.await(ids[4], asynq.TaskStateCompleted)
+		if event := r.awaitEvent(automutex.EventAcquired, ids[4]); event.Waited <= 0 {
+			t.Errorf("got %+v", event)
+		}
+		if events := r.seen.list(automutex.EventBusy); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
+		if len(r.stage.fences) == 0 || !slices.IsSorted(r.stage.fences) {
+			t.Errorf("fences %v", r.stage.fences)
+		}
+	})
+}
+
+// When the wait was in vain the policy applies.
+func TestLifetime_waitInVain(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const wait = 150 * time.Millisecond
+		r, _ := busyRig(t, s, automutex.Rule{Wait: wait, Busy: automutex.Skip}, setup{})
+		id := r.enqueue("work", one)
+		r.await(id, asynq.TaskStateCompleted)
+		r.stage.none(t)
+		if event := r.awaitEvent(automutex.EventBusy, id); event.Waited < wait || event.Policy != automutex.Skip {
+			t.Errorf("got %+v", event)
+		}
+		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventSkipped}) {
+			t.Errorf("events %v", kinds)
+		}
+		r.awaitLine(0, "work", "1")
+	})
+}
+
+// Inspector.CancelProcessing: the handler is told, asynq files the retry, and
+// the key stays taken until the handler returns.
+func TestLifetime_cancelProcessing(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		id := r.enqueue("work", nil)
+		run := r.stage.next(t)
+		redistest.Eventually(t, patience, func() bool {
+			// The message goes to whom listens at that moment.
+			err := r.inspector.CancelProcessing(id)
+			return err == nil && run.ctx.Err() != nil
+		}, "the handler is told")
+		if cause := context.Cause(run.ctx); !errors.Is(cause, context.Canceled) || errors.Is(cause, lock.ErrLost) {
+			t.Errorf("the context ended with %v", cause)
+		}
+		if event := r.awaitEvent(automutex.EventOverdue, id); event.Held <= 0 || event.Rule != "work" || event.Key != r.lockOf("work").Key() {
+			t.Errorf("got %+v", event)
+		}
+		if !strings.Contains(r.log.text(0), "although its task's context has ended") {
+			t.Error("nothing is logged")
+		}
+		r.awaitRetried(id, 1)
+		if !r.locked("work") {
+			t.Error("the key is free while the handler runs")
+		}
+		run.returns(nil)
+		<-run.left
+		redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "the key is free")
+		if events := r.seen.list(automutex.EventLost); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
+	})
+}
+
+// A handler may be overdue and lose its lease as well: both are told of.
+func TestLifetime_overdueAndLost(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", MaxHold: soon, Busy: automutex.Retry}}})
+		id := r.enqueue("work", nil)
+		run := r.stage.next(t)
+		run.cut()
+		r.awaitEvent(automutex.EventOverdue, id)
+		r.awaitEvent(automutex.EventLost, id)
+		run.returns(nil)
+		<-run.left
+	})
+}

@@ -1,0 +1,221 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// The limit of a task's key is what LimitOf says, and an operator's limit wins.
+func TestLimitOf(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, LimitOf: automutex.LimitField("plan.max", 1, 2), Busy: automutex.Skip}}})
+		larger := `{"id": 1, "plan": {"max": 7}}`
+		r.enqueue("work", larger)
+		r.enqueue("work", larger)
+		first, second := r.stage.next(t), r.stage.next(t)
+		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", larger))
+		r.enqueue("work", `{"id": 2}`)
+		third := r.stage.next(t)
+		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", `{"id": 2}`))
+		if all, err := r.guard.Explain(t.Context(), asynq.NewTask("work", []byte(larger))); err != nil || all[0].Limit != 2 {
+			t.Errorf("Explain: %v, %v", all, err)
+		}
+		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 3, ""); err != nil {
+			t.Fatal(err)
+		}
+		r.enqueue("work", larger)
+		fourth := r.stage.next(t)
+		for _, run := range []*run{first, second, third, fourth} {
+			run.returns(nil)
+		}
+	})
+}
+
+// What LimitOf answers with an error is treated as the error of a Key.
+func TestLimitOf_errors(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		away := errors.New("the plans are away")
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, LimitOf: func(_ context.Context, t *asynq.Task) (int, error) {
+			switch {
+			case strings.Contains(string(t.Payload()), "away"):
+				return 0, away
+			case strings.Contains(string(t.Payload()), "free"):
+				return 0, automutex.NoLock
+			}
+			return 0, nil
+		}, Busy: automutex.Retry}}})
+		if info := r.await(r.enqueue("work", `{"id": 1}`), asynq.TaskStateArchived); !strings.Contains(info.LastErr, "LimitOf gave 0") {
+			t.Errorf("a limit of 0: %q", info.LastErr)
+		}
+		if info := r.awaitRetried(r.enqueue("work", `{"id": "away"}`), 0); !strings.Contains(info.LastErr, away.Error()) {
+			t.Errorf("an error: %q", info.LastErr)
+		}
+		r.stage.none(t)
+		id := r.enqueue("work", `{"id": "free"}`)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		if kinds := r.seen.kindsOf(id); len(kinds) > 0 {
+			t.Errorf("NoLock: events %q", kinds)
+		}
+	})
+}
+
+// A Key, LimitOf or Decode whose error wraps asynq.SkipRetry has its task archived, and one
+// with asynq.RevokeTask has it dropped, as from a handler; also on the last attempt, which
+// does not wait.
+func TestKeyFailure_skipRetry(t *testing.T) {
+	redistest.Long(t)
+	t.Parallel()
+	noPlan := fmt.Errorf("no plan: %w", asynq.SkipRetry)
+	fails := func(t *asynq.Task) error {
+		if t.Type() == "revoke" {
+			return fmt.Errorf("no plan: %w", asynq.RevokeTask)
+		}
+		return noPlan
+	}
+	for function, rule := range map[string]automutex.Rule{
+		"the rule's LimitOf": {LimitOf: func(_ context.Context, t *asynq.Task) (int, error) { return 0, fails(t) }, Busy: automutex.Retry},
+		"the rule's Key":     {Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return nil, fails(t) }, Busy: automutex.Retry},
+		"Config.Decode":      {On: []string{"id"}, Busy: automutex.Retry},
+	} {
+		archived, dropped := rule, rule
+		archived.Task, dropped.Task = "work", "revoke"
+		r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{archived, dropped}, guarded: func(c *automutex.Config) {
+			if len(rule.On) > 0 {
+				c.Decode = func(t *asynq.Task) ([]byte, error) { return nil, fails(t) }
+			}
+		}})
+		for _, attempts := range []int{0, 3} {
+			id := r.enqueue("work", `{"id": 1}`, asynq.MaxRetry(attempts))
+			want := `automutex: rule "work": ` + function + " failed: no plan"
+			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, want) || info.Retried > 0 {
+				t.Errorf("%d retries left: %d attempts, %q; want %q", attempts, info.Retried, info.LastErr, want)
+			}
+			if event := r.awaitEvent(automutex.EventKeyError, id); !errors.Is(event.Err, noPlan) {
+				t.Errorf("%s: %+v", function, event)
+			}
+			if kinds := r.seen.kindsOf(id); len(kinds) != 1 {
+				t.Errorf("%s: events %q, want the one", function, kinds)
+			}
+			r.awaitDropped(r.enqueue("revoke", `{"id": 1}`, asynq.MaxRetry(attempts)))
+		}
+		r.stage.none(t)
+		if log := r.log.text(slog.LevelWarn); !strings.Contains(log, "it is archived") || !strings.Contains(log, "it is dropped") || strings.Contains(log, "no *KeyError") {
+			t.Errorf("%s: logged %s", function, log)
+		}
+	}
+}
+
+// The log says once which function of which rule fails, and that it works again.
+func TestKeyFailure_logNamesTheFunction(t *testing.T) {
+	redistest.Long(t)
+	t.Parallel()
+	for function, fails := range map[string]func(c *automutex.Config, fail func() error){
+		"the rule's LimitOf": func(c *automutex.Config, fail func() error) {
+			c.Rules[0].LimitOf = func(context.Context, *asynq.Task) (int, error) { return 1, fail() }
+		},
+		"the rule's Key": func(c *automutex.Config, fail func() error) {
+			c.Rules[0].Key = func(context.Context, *asynq.Task) ([]string, error) { return []string{"k"}, fail() }
+		},
+		"Config.Decode": func(c *automutex.Config, fail func() error) {
+			c.Rules[0].On = []string{"id"}
+			c.Decode = func(t *asynq.Task) ([]byte, error) { return t.Payload(), fail() }
+		},
+	} {
+		var works atomic.Bool
+		r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "work", Name: "50%d", Busy: automutex.Retry}}, guarded: func(c *automutex.Config) {
+			fails(c, func() error {
+				if works.Load() {
+					return nil
+				}
+				return errors.New("the plans are away")
+			})
+		}})
+		id := r.enqueue("work", one)
+		r.awaitRetried(id, 0)
+		works.Store(true)
+		r.rerun(id)
+		r.finish(id)
+		log := r.log.text(slog.LevelInfo)
+		for _, want := range []string{
+			`automutex: rule "50%d": ` + function + " fails with an error that is no *KeyError",
+			`automutex: rule "50%d": ` + function + " works again",
+		} {
+			if strings.Count(log, want) != 1 {
+				t.Errorf("want %q once in\n%s", want, log)
+			}
+		}
+	}
+}
+
+func TestLimitField(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		payload        string
+		fallback, most int
+		want           int // 0: an error
+	}{
+		{`{"n": 4}`, 0, 0, 4},
+		{`{"n": "4"}`, 3, 50, 4},
+		{`{"n": 51}`, 3, 50, 50},
+		{`{"n": 99999999999999999999}`, 3, 50, 50},
+		{`{}`, 3, 50, 3},
+		{`{"n": null}`, 3, 50, 3},
+		{`{"n": ""}`, 3, 50, 3},
+		{`{}`, 0, 50, 0},
+		{`{"n": 0}`, 3, 50, 0},
+		{`{"n": -1}`, 3, 50, 0},
+		{`{"n": 1.5}`, 3, 50, 0},
+		{`{"n": true}`, 3, 50, 0},
+		{`{"n": [1]}`, 3, 50, 0},
+		{`{"n": "many"}`, 3, 50, 0},
+		{`no JSON`, 3, 50, 0},
+		{``, 3, 50, 0},
+	} {
+		n, err := automutex.LimitField("n", test.fallback, test.most)(t.Context(), asynq.NewTask("work", []byte(test.payload)))
+		var unfit *automutex.KeyError
+		if test.want == 0 && !errors.As(err, &unfit) || test.want > 0 && err != nil || n != test.want {
+			t.Errorf("%s, default %d, most %d: %d, %v; want %d", test.payload, test.fallback, test.most, n, err, test.want)
+		}
+	}
+	for path, numbers := range map[string][2]int{"": {1, 2}, "a..b": {1, 2}, "n": {5, 2}, "m": {-1, 2}, "k": {1, -2}} {
+		rules := []automutex.Rule{{Task: "work", LimitOf: automutex.LimitField(path, numbers[0], numbers[1]), Busy: automutex.Retry}}
+		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: rules}); err == nil {
+			t.Errorf("%q, %v: no error", path, numbers)
+		}
+		if _, err := automutex.LimitField(path, numbers[0], numbers[1])(t.Context(), asynq.NewTask("work", []byte(`{"n":1,"m":1,"k":1}`))); err == nil {
+			t.Errorf("%q, %v: the function gives no error", path, numbers)
+		}
+	}
+}
+
+func TestLimitOf_mistakes(t *testing.T) {
+	t.Parallel()
+	of := automutex.LimitField("n", 1, 0)
+	for want, rules := range map[string][]automutex.Rule{
+		"LimitOf: excludes Limit":    {{Task: "work", Limit: 2, LimitOf: of, Busy: automutex.Retry}},
+		`LimitOf: LimitField: "$.a"`: {{Task: "work", LimitOf: automutex.LimitField("$.a", 1, 2), Busy: automutex.Retry}},
+		"none may be below 0":        {{Task: "work", LimitOf: automutex.LimitField("max", -1, 2), Busy: automutex.Retry}},
+		"which is more than most, 2": {{Task: "work", LimitOf: automutex.LimitField("max", 9, 2), Busy: automutex.Retry}},
+		"one scope has one Limit":    {{Task: "a", Scope: "s", LimitOf: of, Busy: automutex.Retry}, {Task: "b", Scope: "s", Busy: automutex.Retry}},
+		"Fence: needs a Limit of 1":  {{Task: "work", LimitOf: of, Fence: true, Busy: automutex.Retry}},
+		"Fence: needs a Limit":       {{Task: "work", Limit: 2, Fence: true, Busy: automutex.Retry}},
+		"one scope has one Fence":    {{Task: "a", Scope: "s", Fence: true, Busy: automutex.Retry}, {Task: "b", Scope: "s", Busy: automutex.Retry}},
+	} {
+		if _, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+}

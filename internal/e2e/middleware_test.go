@@ -1,0 +1,367 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// Two tasks for one entity take turns; a third for another does not wait.
+func TestMiddleware_mux(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: time.Minute, Busy: automutex.Retry}},
+			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
+				mux := asynq.NewServeMux()
+				mux.Use(g.Middleware)
+				mux.Handle("itunes:", h)
+				mux.Handle("other", h)
+				return mux
+			},
+		})
+		first := r.enqueue("itunes:verify", map[string]int{"transaction_id": 7})
+		run := r.stage.next(t)
+		second := r.enqueue("itunes:verify", map[string]string{"transaction_id": "7"})
+		r.awaitLine(1, "itunes:verify", "7")
+		for _, taskType := range []string{"itunes:verify", "itunes:other", "other"} {
+			id := r.enqueue(taskType, map[string]int{"transaction_id": 8})
+			beside := r.stage.next(t)
+			if beside.id != id {
+				t.Fatalf("%s runs beside, want %s", beside.id, id)
+			}
+			beside.returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		run.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		r.stage.next(t).returns(nil)
+		r.await(second, asynq.TaskStateCompleted)
+		if line := r.log.text(-100); line != "" {
+			t.Errorf("logged: %s", line)
+		}
+	})
+}
+
+// A task without a rule: nothing of the guard's, no Redis, no allocation.
+func TestMiddleware_unmatched(t *testing.T) {
+	t.Parallel()
+	p := redistest.NewProxy(t, redistest.Mini(t).Addr())
+	guard, err := automutex.New(p.Client(t), automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = guard.Close(context.Background()) }()
+	type key struct{}
+	given, task, failed := context.WithValue(context.Background(), key{}, 1), asynq.NewTask("play", nil), errors.New("failed")
+	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, got *asynq.Task) error {
+		if ctx != given || got != task {
+			t.Error("not what was given")
+		}
+		return failed
+	}))
+	if err := handler.ProcessTask(given, task); err != failed {
+		t.Errorf("got %v", err)
+	}
+	if len(p.Commands()) > 0 {
+		t.Errorf("Redis was asked %v", p.Commands())
+	}
+}
+
+// Outside a server the Middleware works as well.
+func TestMiddleware_direct(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		log, seen := &logged{}, &events{}
+		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: []string{"id"}, Fence: true, Busy: automutex.Retry})
+		task := asynq.NewTask("work", []byte(`{"id":1}`))
+		inner := errors.New("inner")
+		err := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+			lease, ok := automutex.Lease(ctx)
+			if fence, err := automutex.Fence(ctx); !ok || lease == nil || fence == 0 || err != nil {
+				t.Error("no lease")
+			}
+			err := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+				t.Error("a second run of the key")
+				return nil
+			})).ProcessTask(context.Background(), task)
+			var busy *automutex.BusyError
+			if !errors.As(err, &busy) || busy.SameTask || busy.HolderTask != "" {
+				t.Errorf("the second run gives %v", err)
+			}
+			return inner
+		})).ProcessTask(context.Background(), task)
+		if err != inner {
+			t.Errorf("got %v", err)
+		}
+		if text := log.text(-100); text != "" {
+			t.Errorf("logged: %s", text)
+		}
+		for _, event := range seen.list() {
+			if event.Task != "work" || event.Queue != "" || event.TaskID != "" {
+				t.Errorf("got %+v", event)
+			}
+		}
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		err = guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			t.Error("it runs for an ended context")
+			return nil
+		})).ProcessTask(ended, task)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestMiddleware_skipRetryAndRevoke(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		runs := func(err error) string {
+			id := r.enqueue("work", nil)
+			r.stage.next(t).returns(err)
+			return id
+		}
+		for _, err := range []error{asynq.SkipRetry, fmt.Errorf("enough: %w", asynq.SkipRetry)} {
+			if info := r.await(runs(err), asynq.TaskStateArchived); info.LastErr != err.Error() {
+				t.Errorf("the last error is %q", info.LastErr)
+			}
+		}
+		for _, err := range []error{asynq.RevokeTask, fmt.Errorf("enough: %w", asynq.RevokeTask)} {
+			id := runs(err)
+			redistest.Eventually(t, patience, func() bool {
+				info, err := r.inspector.GetTaskInfo(r.queue, id)
+				return errors.Is(err, asynq.ErrTaskNotFound) || err == nil && info.State == asynq.TaskStateCompleted
+			}, "the task is gone")
+		}
+	})
+}
+
+// A handler's own busy lock is a failure of the handler, not ours.
+func TestMiddleware_ownBusyError(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		own := r.take("own")
+		_, err := r.lockOf("own").TryLock(context.Background())
+		for _, err := range []error{err, fmt.Errorf("wrapped: %w", err), automutex.ErrBusy, &automutex.BusyError{Rule: "work"}} {
+			id := r.enqueue("work", nil)
+			r.stage.next(t).returns(err)
+			if until := time.Until(r.awaitRetried(id, 1).NextProcessAt); until < 30*time.Minute {
+				t.Errorf("%v: it comes back in %s", err, until)
+			}
+		}
+		r.free(own)
+		if kinds := r.seen.list(automutex.EventBusy, automutex.EventRetried); len(kinds) > 0 {
+			t.Errorf("events %v", kinds)
+		}
+	})
+}
+
+func TestMiddleware_panic(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		told := make(chan error, 1)
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+			served: func(c *asynq.Config) {
+				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
+			},
+			handler: func(context.Context, *asynq.Task) error { panic("at the disco") },
+		})
+		id := r.enqueue("work", nil)
+		info := r.awaitRetried(id, 1)
+		if err := <-told; !asynq.IsPanicError(err) {
+			t.Errorf("the ErrorHandler was told %v", err)
+		}
+		// asynq names where the panic came from: this very file.
+		if !strings.Contains(info.LastErr, "middleware_test.go:") || !strings.Contains(info.LastErr, "at the disco") {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		if r.locked("work") {
+			t.Error("the key stayed taken")
+		}
+		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}) {
+			t.Errorf("events %v", kinds)
+		}
+	})
+}
+
+func TestMiddleware_goexit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", Cooldown: time.Hour, Busy: automutex.Retry}},
+			handler: func(ctx context.Context, _ *asynq.Task) error {
+				// asynq does not notice: it files the task when its context ends.
+				defer ctx.Value(cutKey{}).(context.CancelFunc)()
+				runtime.Goexit()
+				return nil
+			},
+		})
+		id := r.enqueue("work", nil)
+		r.awaitEvent(automutex.EventReleased, id)
+		r.awaitRetried(id, 1)
+		if r.locked("work") {
+			t.Error("the key stayed taken")
+		}
+	})
+}
+
+// The same Middleware twice around one handler does not wait for itself.
+func TestMiddleware_twice(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", Scope: "a", Busy: automutex.Retry}, {Task: "work", Scope: "b", Busy: automutex.Retry}},
+			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
+				return g.Middleware(g.Middleware(h))
+			},
+		})
+		id := r.enqueue("work", nil, asynq.MaxRetry(0))
+		run := r.stage.next(t)
+		for _, name := range []string{"work", "work#2"} {
+			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
+				t.Errorf("no lease of %s", name)
+			}
+		}
+		other := r.enqueue("work", nil)
+		r.awaitRetried(other, 0)
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		if r.locked("a") || r.locked("b") {
+			t.Error("a key stayed taken")
+		}
+		if kinds := r.seen.kindsOf(id); len(kinds) != 4 {
+			t.Errorf("events %v", kinds)
+		}
+	})
+}
+
+func TestMiddleware_lease(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: []string{"id"}, Fence: true, Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}})
+		var last int64
+		for range 5 {
+			id := r.enqueue("work", one)
+			run := r.stage.next(t)
+			lease, ok := automutex.Lease(run.ctx)
+			named, named2 := automutex.LeaseOf(run.ctx, "turns")
+			fence, err := automutex.Fence(run.ctx)
+			again, err2 := lease.Fence()
+			if !ok || err != nil || err2 != nil || !named2 || lease != named || again != fence {
+				t.Fatalf("got %v %v %v %v %v %v %v", lease, named, fence, again, ok, err, err2)
+			}
+			if fence <= last {
+				t.Errorf("the fence %d follows %d", fence, last)
+			}
+			last = fence
+			holders, err := r.lockOf("work", "1").Holders(t.Context())
+			if err != nil || len(holders) != 1 || holders[0].Token != lease.Token() ||
+				holders[0].Owner != "this-worker" || holders[0].Note != url.PathEscape(r.queue)+"/"+id {
+				t.Errorf("the holders are %+v, %v", holders, err)
+			}
+			if _, ok := automutex.LeaseOf(run.ctx, "free"); ok {
+				t.Error("a lease of a rule that does not apply")
+			}
+			run.returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		ctx := t.Context()
+		if _, ok := automutex.Lease(ctx); ok {
+			t.Error("a lease outside")
+		}
+		if _, ok := automutex.LeaseOf(ctx, "turns"); ok {
+			t.Error("a lease of a rule outside")
+		}
+		if fence, err := automutex.Fence(ctx); !errors.Is(err, lock.ErrNotHeld) || fence != 0 {
+			t.Error("a fence outside")
+		}
+	})
+}
+
+func TestMiddleware_limit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const limit, workers, tasks = 3, 10, 30
+		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Limit: limit, Wait: time.Minute, Busy: automutex.Retry}}})
+		var ids []string
+		for range tasks {
+			ids = append(ids, r.enqueue("work", nil))
+		}
+		var runs []*run
+		for range limit {
+			runs = append(runs, r.stage.next(t))
+		}
+		r.awaitLine(workers-limit, "work")
+		for len(runs) > 0 {
+			r.stage.none(t)
+			runs[0].returns(nil)
+			runs = runs[1:]
+			if r.stage.count() < tasks {
+				runs = append(runs, r.stage.next(t))
+			}
+		}
+		for _, id := range ids {
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		if most := r.stage.mostAtOnce("work"); most != limit {
+			t.Errorf("%d at once, want %d", most, limit)
+		}
+	})
+}
+
+func TestMiddleware_keyError(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		told := make(chan error, 10)
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}},
+			served: func(c *asynq.Config) {
+				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
+			},
+		})
+		for payload, text := range map[string]string{
+			`{"user":{"id":`:           "JSON",
+			``:                         "payload",
+			`{"user":{}}`:              `"user.id"`,
+			`{"user":{"id":null}}`:     `"user.id"`,
+			`{"user":{"id":""}}`:       `"user.id"`,
+			`{"user":{"id":"\ud800"}}`: `"user.id"`,
+		} {
+			for _, attempts := range []int{3, 0} {
+				id := r.enqueue("work", payload, asynq.MaxRetry(attempts))
+				info := r.await(id, asynq.TaskStateArchived)
+				if !strings.Contains(info.LastErr, text) || !strings.Contains(info.LastErr, `"work"`) || info.Retried != 0 {
+					t.Errorf("%s: archived after %d with %q", payload, info.Retried, info.LastErr)
+				}
+				var unkeyed *automutex.KeyError
+				event := r.awaitEvent(automutex.EventKeyError, id)
+				if !errors.As(event.Err, &unkeyed) || event.Task != "work" || event.Queue != r.queue {
+					t.Errorf("%s: got %+v", payload, event)
+				}
+				if err := <-told; !errors.As(err, &unkeyed) || !errors.Is(err, asynq.SkipRetry) {
+					t.Errorf("%s: the ErrorHandler was told %v", payload, err)
+				}
+			}
+		}
+		r.stage.none(t)
+		if !strings.Contains(r.log.text(0), "no key") {
+			t.Error("nothing is logged")
+		}
+	})
+}

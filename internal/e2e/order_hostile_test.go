@@ -1,0 +1,248 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Tasks in order, as somebody would use them who wants to break the order.
+
+// orderLog notes which tasks ran, each time that they began.
+type orderLog struct {
+	mu     sync.Mutex
+	starts []string
+}
+
+func (l *orderLog) begins(ctx context.Context) (id string, nth int) {
+	id, _ = asynq.GetTaskID(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.starts = append(l.starts, id)
+	for _, other := range l.starts {
+		if other == id {
+			nth++
+		}
+	}
+	return id, nth
+}
+
+func (l *orderLog) await(t *testing.T, want ...string) {
+	t.Helper()
+	redistest.Eventually(t, patience, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.starts) >= len(want)
+	}, "%d runs", len(want))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Equal(l.starts, want) {
+		t.Errorf("ran\n%q, want\n%q", l.starts, want)
+	}
+}
+
+// Whatever a handler returns, its task keeps its place until it has ended.
+func TestInOrder_whateverTheHandlerDoes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		log := &orderLog{}
+		r, c := orderRig(t, s, setup{workers: 4, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}, handler: func(ctx context.Context, _ *asynq.Task) error {
+			id, nth := log.begins(ctx)
+			does, _, _ := strings.Cut(id, "-")
+			switch {
+			case does == "fails" && nth < 3:
+				return errors.New("broken")
+			case does == "panics" && nth < 3:
+				panic("broken")
+			case does == "later" && nth < 3:
+				return automutex.RetryAfter(time.Millisecond, nil)
+			case does == "spent":
+				return errors.New("broken")
+			case does == "panicsout":
+				panic("broken")
+			case does == "skipretry":
+				return fmt.Errorf("broken: %w", asynq.SkipRetry)
+			case does == "revoke":
+				return fmt.Errorf("dropped: %w", asynq.RevokeTask)
+			case does == "both":
+				return errors.Join(asynq.SkipRetry, asynq.RevokeTask)
+			case does == "timeout" && nth < 2:
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}})
+		var want []string
+		starts := map[string]int{"fails": 3, "panics": 3, "later": 3, "spent": 3, "panicsout": 2, "none": 1, "minus": 1, "timeout": 2}
+		for _, does := range []string{"fails", "panics", "later", "spent", "panicsout", "skipretry", "revoke", "both", "none", "minus", "timeout", "last"} {
+			id := does + "-" + redistest.Name(t)
+			options := []asynq.Option{asynq.TaskID(id)}
+			switch does {
+			case "spent":
+				options = append(options, asynq.MaxRetry(2))
+			case "panicsout":
+				options = append(options, asynq.MaxRetry(1))
+			case "none":
+				options = append(options, asynq.MaxRetry(0))
+			case "minus":
+				options = append(options, asynq.MaxRetry(-1))
+			case "timeout":
+				options = append(options, asynq.Timeout(2*time.Second))
+			}
+			r.enqueueInOrder(c, 1, options...)
+			for range max(1, starts[does]) {
+				want = append(want, id)
+			}
+		}
+		log.await(t, want...)
+	})
+}
+
+// MaxQueued holds for producers that enqueue at once.
+func TestInOrder_fullAtOnce(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const most = 5
+		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: most}}})
+		var enqueued, full atomic.Int64
+		var all sync.WaitGroup
+		for range 20 {
+			all.Add(1)
+			go func() {
+				defer all.Done()
+				_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue))
+				switch {
+				case err == nil:
+					enqueued.Add(1)
+				case errors.Is(err, automutex.ErrFull):
+					full.Add(1)
+				default:
+					t.Error(err)
+				}
+			}()
+		}
+		all.Wait()
+		if enqueued.Load() != most || full.Load() != 20-most {
+			t.Errorf("%d enqueued, %d refused, want %d and %d", enqueued.Load(), full.Load(), most, 20-most)
+		}
+		for range most {
+			r.stage.next(t).returns(nil)
+		}
+	})
+}
+
+// Keys and IDs may have any text: zero bytes, bars, braces, what is no UTF-8.
+func TestInOrder_anyText(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, cfg := range map[string]struct {
+			secret string
+			key    automutex.KeyFunc
+			rule   automutex.Rule
+		}{
+			"zero bytes": {"", func(context.Context, *asynq.Task) ([]string, error) {
+				return []string{"a\x00b|c{d}%s", "é\u2028"}, nil
+			}, automutex.Rule{Task: "work", InOrder: true}},
+			"hashed":    {"a secret of sixteen bytes", nil, automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true}},
+			"no fields": {"", nil, automutex.Rule{Task: "work", InOrder: true}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				cfg.rule.Key = cfg.key
+				rules := []automutex.Rule{cfg.rule}
+				log, prefix := &orderLog{}, redistest.Name(t)
+				hash := func(c *automutex.Config) { c.HashKeys = cfg.secret }
+				r := start(t, s, setup{rules: rules, prefix: prefix, workers: 3, guarded: hash, served: func(c *asynq.Config) {
+					comingBack(c)
+					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
+				}, handler: func(ctx context.Context, _ *asynq.Task) error {
+					if _, nth := log.begins(ctx); nth == 1 {
+						return errors.New("broken")
+					}
+					return nil
+				}})
+				config := automutex.Config{Rules: rules, Prefix: prefix}
+				hash(&config)
+				c, err := automutex.NewClient(r.rdb, r.client, config)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var want []string
+				for i := range 3 {
+					id := fmt.Sprintf("%d\x00|é{}%%", i)
+					r.enqueueInOrder(c, 1, asynq.TaskID(id))
+					want = append(want, id, id)
+				}
+				log.await(t, want...)
+			})
+		}
+	})
+}
+
+// Tasks of one key in several queues are in one order; another task with the same ID in another queue is another task.
+func TestInOrder_severalQueues(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		second := redistest.Name(t)
+		log := &orderLog{}
+		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
+			comingBack(c)
+			for q := range c.Queues {
+				c.Queues = map[string]int{q: 1, second: 1}
+			}
+			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
+		}, handler: func(ctx context.Context, _ *asynq.Task) error {
+			if id, nth := log.begins(ctx); nth == 1 && id == "b" {
+				return errors.New("broken")
+			}
+			return nil
+		}})
+		r.enqueueInOrder(c, 1, asynq.TaskID("a"))
+		r.enqueueInOrder(c, 1, asynq.TaskID("b"), asynq.Queue(second))
+		r.enqueueInOrder(c, 1, asynq.TaskID("c"))
+		r.enqueueInOrder(c, 1, asynq.TaskID("c"), asynq.Queue(second))
+		r.enqueueInOrder(c, 1, asynq.TaskID("d"))
+		log.await(t, "a", "b", "b", "c", "c", "d")
+	})
+}
+
+// An ID may be used again as soon as asynq has forgotten the task that had it.
+func TestInOrder_usedAgain(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2})
+		for range 3 {
+			id := r.enqueueInOrder(c, 1, asynq.TaskID("same"), asynq.Retention(0))
+			r.stage.next(t).returns(nil)
+			r.awaitDropped(id)
+		}
+		// An archived one that holds the key, deleted, and its ID used again: the hold stays until it is skipped.
+		first := r.enqueueInOrder(c, 1, asynq.TaskID("same"), asynq.MaxRetry(0))
+		r.stage.next(t).returns(errors.New("broken"))
+		r.await(first, asynq.TaskStateArchived)
+		r.operate(first, r.inspector.DeleteTask)
+		r.enqueueInOrder(c, 1, asynq.TaskID("same"))
+		redistest.Eventually(t, patience, func() bool {
+			info, err := r.inspector.GetTaskInfo(r.queue, "same")
+			return err == nil && strings.Contains(info.LastErr, "behind task "+r.queue+"/same, which is archived")
+		}, "it is behind the earlier one")
+		blocked, err := r.guard.Blocked(t.Context())
+		if err != nil || len(blocked) != 1 || !strings.Contains(blocked[0].Why, "gone from asynq") {
+			t.Fatalf("%+v, %v", blocked, err)
+		}
+		if err := r.guard.SkipHead(t.Context(), blocked[0].Key, blocked[0].Task); err != nil {
+			t.Fatal(err)
+		}
+		r.finish("same")
+	})
+}

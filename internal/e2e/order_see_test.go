@@ -1,0 +1,75 @@
+package e2e
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A task says which one it is behind and why: one that failed, and one that is archived. The observer sees that a
+// key is blocked, and that an operator skips its head.
+func TestInOrder_isSeen(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
+			comingBack(c)
+			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+		}})
+		first := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
+		second := r.enqueueInOrder(c, 1)
+		run := r.stage.next(t)
+		seen := func(id string) automutex.Explanation {
+			t.Helper()
+			info, err := r.inspector.GetTaskInfo(r.queue, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, err := r.guard.ExplainTask(t.Context(), info)
+			if err != nil || len(all) != 1 {
+				t.Fatalf("%v, %v", all, err)
+			}
+			return all[0]
+		}
+		if e := seen(second); e.Queued != 1 || e.Place != 0 || e.Behind != "" || len(e.Holders) != 1 {
+			t.Errorf("%+v", e)
+		}
+		if e := seen(first); e.Place != -1 {
+			t.Errorf("the task at work is in line: %+v", e)
+		}
+		run.returns(errors.New("the bank is closed"))
+		r.await(first, asynq.TaskStateRetry)
+		e := seen(second)
+		if text := e.String(); e.Queued != 2 || e.Place != 1 || !strings.Contains(text, "behind "+r.queue+"/"+first+", which failed and is retried in") || !strings.Contains(text, "the bank is closed") || !e.NextWake.IsZero() {
+			t.Errorf("%s\n%+v", text, e)
+		}
+		if err := r.inspector.RunTask(r.queue, first); err != nil {
+			t.Fatal(err)
+		}
+		r.stage.next(t).returns(errors.New("no such account"))
+		r.await(first, asynq.TaskStateArchived)
+		if e := seen(second); !strings.Contains(e.String(), "behind "+r.queue+"/"+first+", which is archived; run it again or skip it to go on: no such account") {
+			t.Errorf("%s", e)
+		}
+		got := r.awaitEvent(automutex.EventBlocked, first)
+		if got.Key != e.Key || got.Rule != "work" || got.Task != "work" || got.Err == nil || !strings.Contains(got.Err.Error(), "no such account") {
+			t.Errorf("%+v", got)
+		}
+		if err := r.guard.SkipHead(t.Context(), e.Key, r.queue+"/"+first); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.awaitEvent(automutex.EventHeadSkipped, first); got.Key != e.Key || got.Rule != "work" || got.Queue != r.queue {
+			t.Errorf("%+v", got)
+		}
+		r.stage.next(t).returns(nil)
+		r.await(second, asynq.TaskStateCompleted)
+		if n := len(r.seen.list(automutex.EventBlocked)); n != 1 {
+			t.Errorf("%d events that the key is blocked, want 1", n)
+		}
+	})
+}

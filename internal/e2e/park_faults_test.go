@@ -1,0 +1,344 @@
+package e2e
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// What goes wrong, or is done by others, while tasks are parked. In none of
+// these tests does asynq look at retries by itself: a task that comes back was
+// called, or the test has brought it back.
+
+// isScript tells whether a command runs a script whose n-th key ends so. Keys
+// count from 0.
+func isScript(cmd redis.Cmder, n int, suffix string) bool {
+	args := cmd.Args()
+	if name := cmd.Name(); name != "evalsha" && name != "eval" || len(args) < 4+n {
+		return false
+	}
+	key, ok := args[3+n].(string)
+	return ok && strings.HasSuffix(key, suffix)
+}
+
+// isFiling: it is how asynq files a retry.
+func isFiling(cmd redis.Cmder) bool { return isScript(cmd, 3, ":retry") }
+
+// The key comes free after the handler of the parked task has returned and
+// before asynq has filed its retry: the task is called while it is still active.
+func TestPark_releaseBeforeFiling(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var hook redistest.FailHook
+		filing, filed := make(chan struct{}), make(chan struct{})
+		let := sync.OnceFunc(func() { close(filed) })
+		t.Cleanup(let)
+		var files, looks atomic.Int64
+		// One client is asynq's and the Guard's.
+		hook.Before(func(cmd redis.Cmder) error {
+			if isFiling(cmd) && files.Add(1) == 1 {
+				close(filing)
+				<-filed
+			}
+			return nil
+		})
+		inspected := s.Client(t)
+		var watch redistest.FailHook
+		watch.Before(func(cmd redis.Cmder) error {
+			if isScript(cmd, 0, "") {
+				looks.Add(1)
+			}
+			return nil
+		})
+		inspected.AddHook(&watch)
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 2, hook: &hook,
+			guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(inspected) },
+		})
+		holder := r.enqueue("work", one)
+		run := r.stage.next(t)
+		id := r.enqueue("work", one)
+		<-filing
+		run.returns(nil)
+		r.await(holder, asynq.TaskStateCompleted)
+		redistest.Eventually(t, patience, func() bool { return looks.Load() >= 4 }, "the task is looked at, active")
+		r.await(id, asynq.TaskStateActive)
+		if info := r.stored("work", "1"); info.Parked+info.Called != 1 {
+			t.Errorf("its place is gone: %+v", info)
+		}
+		r.stage.none(t)
+		let()
+		r.finish(id)
+		if r.stage.count() != 2 {
+			t.Errorf("%d runs", r.stage.count())
+		}
+	})
+}
+
+// The process that released is gone before it has called anybody: the one that
+// parked repeats the call.
+func TestPark_releaserKilled(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var hook redistest.FailHook
+		var vain atomic.Int64
+		hook.Before(func(redis.Cmder) error {
+			vain.Add(1)
+			return errors.New("this process is dead")
+		})
+		dead := s.Client(t)
+		dead.AddHook(&hook)
+		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
+		a := start(t, s, setup{rules: rules, workers: 1, guarded: func(c *automutex.Config) {
+			c.Inspector = asynq.NewInspectorFromRedisClient(dead)
+		}})
+		b := start(t, s, setup{rules: rules, workers: 1, prefix: a.cfg.Prefix})
+		holder := a.enqueue("work", one)
+		run := a.stage.next(t)
+		first := b.enqueue("work", one)
+		b.awaitParked(first)
+		second := b.enqueue("work", one)
+		b.awaitParked(second)
+		run.returns(nil)
+		a.await(holder, asynq.TaskStateCompleted)
+		redistest.Eventually(t, patience, func() bool { return vain.Load() > 0 }, "the release calls")
+		b.finishAll(first, second)
+	})
+}
+
+// Whoever releases may be none that calls: a plain lock user. Nor does one look
+// after the line then that has nobody to call.
+func TestPark_releaserWithoutCaller(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Park}, setup{workers: 1})
+		var ids []string
+		for range 3 {
+			id := r.enqueue("work", one)
+			r.awaitParked(id)
+			ids = append(ids, id)
+		}
+		free()
+		r.finishAll(ids...)
+	})
+}
+
+// A holder that dies leaves nobody who releases. Those that are parked have no
+// timer of their own: the look-after sees the deadline.
+func TestPark_holderKilled(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1})
+		const ttl = 2 * time.Second
+		_, err := r.others.Mutex("work", lock.Parts("1"), lock.TTL(ttl), lock.NoRenew()).TryLock(t.Context())
+		taken := time.Now()
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := r.enqueue("work", one)
+		r.awaitParked(first)
+		second := r.enqueue("work", one)
+		r.finish(first)
+		if took := time.Since(taken); took < ttl-50*time.Millisecond {
+			t.Errorf("it began %s after a lease of %s was taken", took, ttl)
+		}
+		r.finish(second)
+	})
+}
+
+// What an operator does to the first of three parked tasks concerns that one
+// alone.
+func TestPark_operator(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, does := range map[string]struct {
+			do    func(i *asynq.Inspector, queue, id string) error
+			stays asynq.TaskState // 0: it is gone
+			runs  bool            // it is parked as before
+		}{
+			"deletes":  {(*asynq.Inspector).DeleteTask, 0, false},
+			"archives": {(*asynq.Inspector).ArchiveTask, asynq.TaskStateArchived, false},
+			"runs":     {(*asynq.Inspector).RunTask, asynq.TaskStateCompleted, true},
+		} {
+			r, free := heldRig(t, s, setup{workers: 1})
+			var ids []string
+			for range 3 {
+				id := r.enqueue("work", one)
+				r.awaitParked(id)
+				ids = append(ids, id)
+			}
+			r.seen.clear()
+			r.operate(ids[0], func(queue, id string) error { return does.do(r.inspector, queue, id) })
+			if does.runs { // in vain, and it has its place again
+				r.awaitEvent(automutex.EventParked, ids[0])
+				info := r.awaitParked(ids[0])
+				if !strings.Contains(info.LastErr, "place 1 in line") {
+					t.Errorf("%s: its last error is %q", name, info.LastErr)
+				}
+			}
+			free()
+			if does.runs {
+				r.finish(ids[0])
+			}
+			r.finishAll(ids[1:]...)
+			info, err := r.inspector.GetTaskInfo(r.queue, ids[0])
+			if does.stays == 0 && !errors.Is(err, asynq.ErrTaskNotFound) || does.stays != 0 && (err != nil || info.State != does.stays) {
+				t.Errorf("%s: the task is %+v, %v", name, info, err)
+			}
+			r.awaitStored(0, 0, "work", "1")
+			r.stop()
+		}
+	})
+}
+
+// A paused queue keeps its tasks, and nobody else's; nor does it cost much to
+// find out again and again that it is paused.
+func TestPark_pausedQueue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var hook redistest.FailHook
+		var scripts atomic.Int64
+		locks := s.Client(t)
+		locks.AddHook(&hook)
+		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
+		a := start(t, s, setup{rules: rules, workers: 1, locks: locks})
+		b := start(t, s, setup{rules: rules, workers: 1, prefix: a.cfg.Prefix})
+		lease := a.take("work", "1")
+		var paused, others []string
+		for range 2 {
+			paused = append(paused, a.enqueue("work", one))
+			a.awaitParked(paused[len(paused)-1])
+			others = append(others, b.enqueue("work", one))
+			b.awaitParked(others[len(others)-1])
+		}
+		if err := a.inspector.PauseQueue(a.queue); err != nil {
+			t.Fatal(err)
+		}
+		a.free(lease)
+		b.finishAll(others...)
+		for _, id := range paused {
+			if info, err := a.inspector.GetTaskInfo(a.queue, id); err != nil || info.State != asynq.TaskStateRetry {
+				t.Errorf("in the paused queue: %+v, %v", info, err)
+			}
+		}
+		a.stage.none(t)
+		a.awaitStored(0, 2, "work", "1")
+		// From here on only the look-after is at work. A handful for each look,
+		// of which there are at most four a second.
+		hook.Before(func(cmd redis.Cmder) error {
+			if isScript(cmd, 0, a.lockOf("work", "1").Key()) {
+				scripts.Add(1)
+			}
+			return nil
+		})
+		began := time.Now()
+		redistest.Eventually(t, patience, func() bool { return time.Since(began) > time.Second }, "a second")
+		if n := scripts.Load(); n == 0 || n > 24 {
+			t.Errorf("%d scripts in %s for two tasks of a paused queue", n, time.Since(began))
+		}
+		if err := a.inspector.UnpauseQueue(a.queue); err != nil {
+			t.Fatal(err)
+		}
+		a.finishAll(paused...)
+		a.awaitStored(0, 0, "work", "1")
+	})
+}
+
+// The task behind an entry is gone, and another of its ID is there: whatever
+// that is, it is not run before its time, nor again.
+func TestPark_revivesNobody(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{workers: 1})
+		begin := map[string]func(id string){
+			"scheduled": func(id string) {
+				r.enqueue("work", one, asynq.TaskID(id), asynq.ProcessIn(time.Hour))
+				r.await(id, asynq.TaskStateScheduled)
+			},
+			"completed": func(id string) { r.finish(r.enqueue("other", nil, asynq.TaskID(id))) },
+			"failed": func(id string) {
+				r.enqueue("other", nil, asynq.TaskID(id))
+				r.stage.next(t).returns(errors.New("its own"))
+				r.awaitRetried(id, 1)
+			},
+			"archived": func(id string) {
+				r.enqueue("other", nil, asynq.TaskID(id))
+				r.stage.next(t).returns(asynq.SkipRetry)
+				r.await(id, asynq.TaskStateArchived)
+			},
+		}
+		ends := map[string]asynq.TaskState{
+			"scheduled": asynq.TaskStateScheduled, "completed": asynq.TaskStateCompleted,
+			"failed": asynq.TaskStateRetry, "archived": asynq.TaskStateArchived,
+		}
+		for id := range begin {
+			r.enqueue("work", one, asynq.TaskID(id))
+			r.awaitParked(id)
+		}
+		last := r.enqueue("work", one)
+		r.awaitParked(last)
+		for id, begins := range begin {
+			r.operate(id, r.inspector.DeleteTask)
+			begins(id)
+		}
+		free()
+		r.finish(last)
+		r.awaitStored(0, 0, "work", "1")
+		for id, state := range ends {
+			if info := r.await(id, state); info.Retried > 1 {
+				t.Errorf("%s: %+v", id, info)
+			}
+		}
+		if r.stage.count() != len(begin) { // all but the scheduled one, and the last
+			t.Errorf("%d runs", r.stage.count())
+		}
+	})
+}
+
+// A task whose own time passes while it is parked is asynq's to file; its entry
+// is given up when it is called, and the next is called.
+func TestPark_deadlinePassesWhileParked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{workers: 1})
+		deadline := time.Now().Add(2 * time.Second).Truncate(time.Second) // asynq keeps whole ones
+		id := r.enqueue("work", one, asynq.Deadline(deadline))
+		r.awaitParked(id)
+		next := r.enqueue("work", one)
+		r.awaitParked(next)
+		redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "its time is up")
+		free()
+		r.finish(next)
+		if info := r.awaitRetried(id, 1); !strings.Contains(info.LastErr, "deadline exceeded") {
+			t.Errorf("its last error is %q", info.LastErr)
+		}
+		r.awaitStored(0, 0, "work", "1")
+	})
+}
+
+// While it waits in its worker it parks a second before the task's own time is
+// up: the wait does not cost the attempt.
+func TestPark_marginBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{})
+		id := r.enqueue("work", one, asynq.Timeout(2*time.Second))
+		r.awaitStored(1, 0, "work", "1")
+		r.awaitParked(id)
+		if waited := r.awaitEvent(automutex.EventParked, id).Busy.Waited; waited < 900*time.Millisecond || waited > 1900*time.Millisecond {
+			t.Errorf("it waited %s of its 2 s, margin 1 s", waited)
+		}
+		free()
+		r.finish(id) // with a timeout that begins anew
+	})
+}

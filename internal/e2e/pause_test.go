@@ -1,0 +1,328 @@
+package e2e
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+func (r *rig) pauseTarget(target string, until time.Time) {
+	r.t.Helper()
+	if err := r.guard.Controls().Pause(context.Background(), target, until, "repair"); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) resumeTarget(target string) {
+	r.t.Helper()
+	if err := r.guard.Controls().Resume(context.Background(), target); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// Whatever the policy, a paused task goes back with its attempt unspent, and runs once
+// when it is resumed.
+func TestPaused_everyPolicy(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		after := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error {
+			t.Error("the function of AfterFailure was called for a pause")
+			return nil
+		})
+		for name, rule := range map[string]automutex.Rule{
+			"retry": {Busy: automutex.Retry}, "retry in": {Busy: automutex.RetryIn(time.Second)}, "wait": {Wait: time.Hour, Busy: automutex.Retry}, "skip": {Busy: automutex.Skip}, "archive": {Busy: automutex.Archive},
+			"fail": {Busy: automutex.Fail}, "park": {Busy: automutex.Park}, "replace": {Busy: automutex.Replace}, "allow": {Busy: automutex.Allow}, "after": {Busy: after},
+			"wait and skip": {Wait: time.Hour, Busy: automutex.Skip}, "limit": {Limit: 3, Busy: automutex.Retry}, "cooldown": {Cooldown: time.Second, Busy: automutex.Retry}, "max hold": {MaxHold: time.Minute, Busy: automutex.Retry},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				rule.Task, rule.On = "work", []string{"id"}
+				r := start(t, s, setup{rules: []automutex.Rule{rule}})
+				r.pauseTarget("work", time.Time{})
+				id := r.enqueue("work", one)
+				info := r.awaitRetried(id, 0)
+				r.stage.none(t)
+				for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "paused until somebody resumes it", "this-worker", "repair"} {
+					if !strings.Contains(info.LastErr, text) {
+						t.Errorf("the last error %q does not say %q", info.LastErr, text)
+					}
+				}
+				event := r.awaitEvent(automutex.EventBusy, id)
+				if event.Busy == nil || event.Busy.Reason != "paused" || event.Busy.Pause == nil || event.Busy.Pause.Why != "repair" {
+					t.Errorf("event %+v, busy %+v: want who paused it, and why", event, event.Busy)
+				}
+				want := []automutex.EventKind{automutex.EventBusy, automutex.EventRetried}
+				if rule.Busy == automutex.Park {
+					want[1] = automutex.EventParked
+				}
+				if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, want) {
+					t.Errorf("events %q, want %q", kinds, want)
+				}
+
+				r.resumeTarget("work")
+				if rule.Busy != automutex.Park { // which is called
+					r.rerun(id)
+				}
+				run := r.stage.next(t)
+				run.returns(nil)
+				r.await(id, asynq.TaskStateCompleted)
+				if n := r.stage.count(); n != 1 {
+					t.Errorf("the handler ran %d times", n)
+				}
+			})
+		}
+	})
+}
+
+// A task on its last attempt cannot go back, since asynq would archive it: it waits in
+// its worker for the end of the pause.
+func TestPaused_lastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, policy := range map[string]automutex.Policy{"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}})
+				r.pauseTarget("work|1", time.Time{})
+				id := r.enqueue("work", one, asynq.MaxRetry(0))
+				r.awaitLine(1, "work", "1")
+				r.awaitEvent(automutex.EventBusy, id)
+				r.stage.none(t)
+				r.resumeTarget("work|1")
+				r.stage.next(t).returns(nil)
+				r.await(id, asynq.TaskStateCompleted)
+			})
+		}
+	})
+}
+
+// At the margin before its deadline such a task is archived, and its error says that
+// the key is paused.
+func TestPaused_lastAttemptUntilTheDeadline(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}})
+		r.pauseTarget("work", time.Time{})
+		id := r.enqueue("work", one, asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
+		info := r.await(id, asynq.TaskStateArchived)
+		if !strings.Contains(info.LastErr, "paused until somebody resumes it") && !strings.Contains(info.LastErr, "deadline exceeded") {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		r.stage.none(t)
+	})
+}
+
+// A pause ends a wait in line at once: the time of the pause is no time in line, and
+// Skip does not drop the task. Under Park the task parks.
+func TestPaused_whileItWaits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, rule := range map[string]automutex.Rule{"wait": {Wait: time.Hour, Busy: automutex.Retry}, "skip": {Wait: time.Hour, Busy: automutex.Skip}, "park": {Busy: automutex.Park}, "replace": {Wait: time.Hour, Busy: automutex.Replace}} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r, free := busyRig(t, s, rule, setup{})
+				id := r.enqueue("work", one)
+				r.awaitLine(1, "work", "1")
+				r.pauseTarget("work", time.Time{})
+				r.awaitRetried(id, 0)
+				r.awaitEvent(automutex.EventBusy, id)
+				if busy := r.seen.list(automutex.EventBusy, automutex.EventSkipped); len(busy) != 1 || busy[0].Busy.Reason != automutex.ReasonPaused {
+					t.Errorf("the policy was applied: %v", busy)
+				}
+				free()
+				r.stage.none(t)
+				r.resumeTarget("work")
+				if rule.Busy != automutex.Park {
+					r.rerun(id)
+				}
+				r.stage.next(t).returns(nil)
+				r.await(id, asynq.TaskStateCompleted)
+			})
+		}
+	})
+}
+
+// Who runs when the pause begins goes on.
+func TestPaused_whileItRuns(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}})
+		id := r.enqueue("work", one)
+		run := r.stage.next(t)
+		r.pauseTarget("work", time.Time{})
+		if err := run.ctx.Err(); err != nil {
+			t.Errorf("the handler's context ended: %v", err)
+		}
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// A task of several rules takes none of its locks while one of them is paused.
+func TestPaused_severalRules(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Retry},
+			{Task: "work", Name: "api", Scope: "api", Limit: 5, Busy: automutex.Skip},
+		}})
+		r.pauseTarget("api", time.Time{})
+		id := r.enqueue("work", one)
+		r.awaitRetried(id, 0)
+		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventBusy, automutex.EventRetried}) {
+			t.Errorf("events %q: want no lock taken", kinds)
+		}
+		r.resumeTarget("api")
+		r.rerun(id)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// Under Replace the newest of the paused tasks still wins, whichever comes back first.
+func TestPaused_replaceKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Replace, Wait: time.Hour}}})
+		r.pauseTarget("work", time.Time{})
+		older := r.enqueue("work", one)
+		r.awaitRetried(older, 0)
+		newer := r.enqueue("work", one)
+		r.awaitRetried(newer, 0)
+		r.resumeTarget("work")
+		r.rerun(newer)
+		run := r.stage.next(t)
+		if run.id != newer {
+			t.Fatalf("%s runs", run.id)
+		}
+		r.rerun(older)
+		r.awaitLine(1, "work", "1")
+		if err := run.ctx.Err(); err != nil {
+			t.Errorf("the newer task was replaced by the older one: %v", context.Cause(run.ctx))
+		}
+		run.returns(nil)
+		r.await(newer, asynq.TaskStateCompleted)
+		r.stage.next(t).returns(nil)
+		r.await(older, asynq.TaskStateCompleted)
+	})
+}
+
+// The end of a pause that is known brings the task back by itself, after it.
+func TestPaused_comesBack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}, served: comingBack})
+		end := time.Now().Add(2 * time.Second)
+		r.pauseTarget("work", end)
+		id := r.enqueue("work", one)
+		event := r.awaitEvent(automutex.EventRetried, id)
+		if left := time.Until(end); event.Delay < left || event.Delay > 2*time.Second+minPauseSpread {
+			t.Errorf("comes back after %s, and the pause ends in %s", event.Delay, left)
+		}
+		run := r.stage.next(t)
+		if early := time.Until(end); early > 0 {
+			t.Errorf("ran %s before the end", early)
+		}
+		run.returns(nil)
+	})
+}
+
+// A limit for a scope, or one key, is obeyed by tasks.
+func TestControls_limitOfTasks(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}}})
+		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 2, "a larger plan"); err != nil {
+			t.Fatal(err)
+		}
+		r.enqueue("work", one)
+		r.enqueue("work", one)
+		first, second := r.stage.next(t), r.stage.next(t)
+		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", one))
+		first.returns(nil)
+		second.returns(nil)
+	})
+}
+
+// Explain shows what is in force, with who, why and the number that counts.
+func TestControls_explain(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		guard := newGuard(t, s, &logged{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry})
+		end := time.Now().Add(time.Hour)
+		controls := guard.Controls()
+		if err := controls.SetLimit(t.Context(), "work|1", 7, "plan"); err != nil {
+			t.Fatal(err)
+		}
+		if err := controls.Pause(t.Context(), "work", end, "repair"); err != nil {
+			t.Fatal(err)
+		}
+		task := asynq.NewTask("work", []byte(`{"id":1}`))
+		all, err := guard.Explain(t.Context(), task)
+		if err != nil || len(all) != 1 || all[0].Limit != 7 || len(all[0].Controls) != 2 || !all[0].NextWake.Equal(end) {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		for _, text := range []string{"of 7 held", "work: paused until", "repair", "work|1: limited to 7", "plan"} {
+			if !strings.Contains(all[0].String(), text) {
+				t.Errorf("%q does not say %q", all[0].String(), text)
+			}
+		}
+	})
+}
+
+// A control for a scope that no rule has is said, once.
+func TestControls_scopeOfNoRule(t *testing.T) {
+	t.Parallel()
+	log := &logged{}
+	guard := newGuard(t, redistest.Mini(t), log, &events{},
+		automutex.Rule{Task: "work:", On: []string{"id"}, Busy: automutex.Retry}, automutex.Rule{Task: "mail", Scope: "my scope", Busy: automutex.Retry})
+	for _, target := range []string{"work:x", "work:x|1", "my scope", "elsewhere"} {
+		if err := guard.Controls().Pause(t.Context(), target, time.Time{}, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := guard.Controls().Resume(t.Context(), "my scope"); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, patience, func() bool { return strings.Contains(log.text(slog.LevelWarn), "target=elsewhere") }, "a log line")
+	if text := log.text(slog.LevelWarn); strings.Count(text, "that no rule of this Guard has") != 1 {
+		t.Errorf("log: %s", text)
+	}
+}
+
+// A rule whose Task is a beginning of types, without a Scope, has a scope for each of them. An operator pauses all of them
+// by the Task, and is not told that this has no effect.
+func TestPaused_allTypesOfARule(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "report:", On: []string{"id"}, Busy: automutex.Park}, {Task: "mail:send", On: []string{"id"}, Busy: automutex.Retry}}})
+		r.pauseTarget("report:", time.Time{})
+		r.pauseTarget("mail:", time.Time{})
+		ids := []string{r.enqueue("report:monthly", one), r.enqueue("report:daily", one), r.enqueue("mail:send", one)}
+		for _, id := range ids {
+			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "paused until somebody resumes it") {
+				t.Errorf("the last error of %s is %q", info.Type, info.LastErr)
+			}
+		}
+		r.stage.none(t)
+		r.pauseTarget("report", time.Time{}) // of a type that no rule is for
+		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.text(slog.LevelWarn), "no rule of this Guard has") }, "a warning")
+		if text := r.log.text(slog.LevelWarn); strings.Count(text, "no rule of this Guard has") != 1 {
+			t.Errorf("warnings for targets that have an effect: %s", text)
+		}
+		r.resumeTarget("report:")
+		for range 2 {
+			r.stage.next(t).returns(nil)
+		}
+		r.await(ids[0], asynq.TaskStateCompleted)
+		r.await(ids[1], asynq.TaskStateCompleted)
+	})
+}

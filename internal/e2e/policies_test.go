@@ -1,0 +1,324 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// The tests of the table "What each policy answers" in docs/protocol.md, row by row. Its
+// column "key busy" is tested here, "held by the task's own earlier attempt" in
+// attempts_test.go, "no attempts left" in both.
+//
+//	Retry / RetryIn(d)   TestPolicy_retry, TestPolicy_retryIn
+//	Skip                 TestPolicy_skip
+//	Archive              TestPolicy_archive
+//	Fail                 TestPolicy_fail
+//	AfterFailure(fn)     TestPolicy_afterFailure, TestPolicy_afterFailureLastAttempt
+//	Park                 TestPark_* in park_test.go
+//	Replace              TestReplace_* in replace_test.go
+//	Allow                TestPolicy_allow
+//	the key is paused    TestPaused_* in pause_test.go
+//	Redis unreachable    TestBackend_* in backend_test.go
+
+// busyRig is a rig with one rule for tasks of type "work", keyed on id, and
+// with the key of id 1 taken.
+func busyRig(t *testing.T, s *redistest.Server, rule automutex.Rule, o setup) (*rig, func()) {
+	t.Helper()
+	rule.Task, rule.On = "work", []string{"id"}
+	o.rules = []automutex.Rule{rule}
+	r := start(t, s, o)
+	lease := r.take("work", "1")
+	return r, func() { t.Helper(); r.free(lease) }
+}
+
+var one = map[string]int{"id": 1}
+
+func TestPolicy_retry(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var handled atomic.Int64
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{served: func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { handled.Add(1) })
+		}})
+		began := time.Now()
+		id := r.enqueue("work", one)
+		info := r.awaitRetried(id, 0)
+		r.stage.none(t)
+		for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "busy", "somebody-else"} {
+			if !strings.Contains(info.LastErr, text) {
+				t.Errorf("the last error %q does not name %q", info.LastErr, text)
+			}
+		}
+		event := r.awaitEvent(automutex.EventRetried, id)
+		if event.Delay < time.Second || event.Delay > 5*time.Second {
+			t.Errorf("it comes back after %s, not after 1 to 5 s", event.Delay)
+		}
+		// asynq keeps whole seconds.
+		early, late := began.Add(event.Delay-time.Second), time.Now().Add(event.Delay)
+		if info.NextProcessAt.Before(early) || info.NextProcessAt.After(late) {
+			t.Errorf("asynq has it at %s, not within %s and %s", info.NextProcessAt, early, late)
+		}
+		if handled.Load() != 0 {
+			t.Error("the ErrorHandler was told of a hand-back")
+		}
+
+		free()
+		r.rerun(id)
+		r.stage.next(t).returns(nil)
+		if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
+			t.Errorf("%d attempts spent", info.Retried)
+		}
+		if r.locked("work", "1") {
+			t.Error("the key stayed taken")
+		}
+	})
+}
+
+// Retry comes back by itself, and not all at once.
+func TestPolicy_retryComesBack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{
+			served:  comingBack,
+			handler: func(context.Context, *asynq.Task) error { return nil },
+		})
+		var ids []string
+		for range 8 {
+			ids = append(ids, r.enqueue("work", one))
+		}
+		delays := map[time.Duration]bool{}
+		for _, id := range ids {
+			delays[r.awaitEvent(automutex.EventRetried, id).Delay] = true
+		}
+		if len(delays) < len(ids) {
+			t.Errorf("%d tasks come back after %v: no jitter", len(ids), delays)
+		}
+		free()
+		if s.Kind() == redistest.KindMini { // seconds; once is enough
+			for _, id := range ids {
+				r.await(id, asynq.TaskStateCompleted)
+			}
+		}
+	})
+}
+
+func TestPolicy_retryIn(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.RetryIn(90 * time.Second)}, setup{})
+		began := time.Now()
+		id := r.enqueue("work", one)
+		info := r.awaitRetried(id, 0)
+		r.stage.none(t)
+		if event := r.awaitEvent(automutex.EventRetried, id); event.Delay != 90*time.Second || event.Policy != automutex.RetryIn(90*time.Second) {
+			t.Errorf("got %+v", event)
+		}
+		early, late := began.Add(89*time.Second), time.Now().Add(90*time.Second)
+		if info.NextProcessAt.Before(early) || info.NextProcessAt.After(late) {
+			t.Errorf("asynq has it at %s, not within %s and %s", info.NextProcessAt, early, late)
+		}
+	})
+}
+
+func TestPolicy_skip(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Skip}, setup{})
+		for _, attempts := range []int{3, 0} {
+			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
+			r.await(id, asynq.TaskStateCompleted)
+			r.stage.none(t)
+			if event := r.awaitEvent(automutex.EventSkipped, id); event.Policy != automutex.Skip || event.Key != r.lockOf("work", "1").Key() {
+				t.Errorf("got %+v", event)
+			}
+		}
+		free()
+		id := r.enqueue("work", one)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+func TestPolicy_archive(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		told := make(chan error, 10)
+		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Archive}, setup{served: func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
+		}})
+		for _, attempts := range []int{3, 0} {
+			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
+			info := r.await(id, asynq.TaskStateArchived)
+			r.stage.none(t)
+			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) || info.Retried != 0 {
+				t.Errorf("archived after %d attempts with %q", info.Retried, info.LastErr)
+			}
+			if err := <-told; !errors.Is(err, asynq.SkipRetry) || !errors.Is(err, automutex.ErrBusy) {
+				t.Errorf("the ErrorHandler was told %v", err)
+			}
+		}
+	})
+}
+
+func TestPolicy_fail(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		told := make(chan error, 10)
+		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Fail}, setup{served: func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
+		}})
+		check := func(info *asynq.TaskInfo) {
+			t.Helper()
+			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) {
+				t.Errorf("the last error is %q", info.LastErr)
+			}
+			var busy *automutex.BusyError
+			if err := <-told; !errors.As(err, &busy) || busy.Rule != "work" {
+				t.Errorf("the ErrorHandler was told %v", err)
+			}
+		}
+		info := r.awaitRetried(r.enqueue("work", one), 1)
+		check(info)
+		if until := time.Until(info.NextProcessAt); until < 30*time.Minute {
+			t.Errorf("it comes back in %s, not when the server's own RetryDelayFunc says", until)
+		}
+		check(r.await(r.enqueue("work", one, asynq.MaxRetry(0)), asynq.TaskStateArchived))
+		r.stage.none(t)
+	})
+}
+
+// answers are what fn of AfterFailure may return, by the payload's "say".
+func answers(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error {
+	switch string(t.Payload()) {
+	case `{"id":1,"say":"done"}`:
+		return nil
+	case `{"id":1,"say":"failed"}`:
+		return errors.New("no luck")
+	case `{"id":1,"say":"busy"}`:
+		return busy
+	case `{"id":1,"say":"wrapped"}`:
+		return fmt.Errorf("later, please: %w", busy)
+	case `{"id":1,"say":"copy"}`:
+		again := *busy
+		return &again
+	case `{"id":1,"say":"archive"}`:
+		return fmt.Errorf("never mind: %w", asynq.SkipRetry)
+	}
+	return errors.New("unexpected payload")
+}
+
+func TestPolicy_afterFailure(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		given := make(chan *automutex.BusyError, 10)
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(func(ctx context.Context, t *asynq.Task, busy *automutex.BusyError) error {
+			given <- busy
+			return answers(ctx, t, busy)
+		})}, setup{})
+		enqueue := func(say string) string {
+			t.Helper()
+			id := r.enqueue("work", `{"id":1,"say":"`+say+`"}`)
+			select {
+			case busy := <-given:
+				if busy.Rule != "work" || busy.Key != r.lockOf("work", "1").Key() || busy.Holder != "somebody-else" || busy.SameTask || busy.ExpiresIn <= 0 {
+					t.Errorf("AfterFailure was given %+v", busy)
+				}
+			case <-time.After(patience):
+				t.Fatal("AfterFailure is not asked")
+			}
+			return id
+		}
+		r.await(enqueue("done"), asynq.TaskStateCompleted)
+		if info := r.awaitRetried(enqueue("failed"), 1); info.LastErr != "no luck" {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		if info := r.await(enqueue("archive"), asynq.TaskStateArchived); !strings.HasPrefix(info.LastErr, "never mind") {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		again := []string{enqueue("busy"), enqueue("wrapped"), enqueue("copy")}
+		for _, id := range again {
+			if until := time.Until(r.awaitRetried(id, 0).NextProcessAt); until > 5*time.Second {
+				t.Errorf("it comes back in %s", until)
+			}
+		}
+		r.stage.none(t)
+		free()
+		for _, id := range again {
+			r.rerun(id)
+			r.stage.next(t).returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+	})
+}
+
+func TestPolicy_afterFailureLastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(answers)}, setup{})
+		enqueue := func(say string) string {
+			return r.enqueue("work", `{"id":1,"say":"`+say+`"}`, asynq.MaxRetry(0))
+		}
+		r.await(enqueue("done"), asynq.TaskStateCompleted)
+		r.await(enqueue("failed"), asynq.TaskStateArchived)
+		waits := enqueue("busy")
+		r.awaitLine(1, "work", "1")
+		r.stage.none(t)
+		free()
+		r.stage.next(t).returns(nil)
+		r.await(waits, asynq.TaskStateCompleted)
+	})
+}
+
+func TestPolicy_allow(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Allow}}})
+		first := r.enqueue("work", one)
+		alone := r.stage.next(t)
+		second := r.enqueue("work", one, asynq.MaxRetry(0))
+		beside := r.stage.next(t)
+		if _, ok := automutex.Lease(alone.ctx); !ok {
+			t.Error("the first has no lease")
+		}
+		if _, ok := automutex.Lease(beside.ctx); ok {
+			t.Error("the second has a lease")
+		}
+		if event := r.awaitEvent(automutex.EventBusy, second); event.Policy != automutex.Allow || !strings.HasSuffix(event.Busy.HolderTask, first) {
+			t.Errorf("got %+v", event)
+		}
+		beside.returns(nil)
+		r.await(second, asynq.TaskStateCompleted)
+		if !r.locked("work", "1") {
+			t.Error("the second gave back the first one's key")
+		}
+		alone.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+	})
+}
+
+// A task that has no time left to wait goes on without the lock at once: a second look at what it met would find it
+// again and again.
+func TestPolicy_allowWithoutTime(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Allow}}})
+		r.take("work", "1")
+		ctx, cancel := context.WithTimeout(t.Context(), margin-10*time.Millisecond)
+		defer cancel()
+		runs := 0
+		h := r.guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { runs++; return nil }))
+		if err := h.ProcessTask(ctx, asynq.NewTask("work", []byte(`{"id":1}`))); err != nil || runs != 1 {
+			t.Errorf("%d runs, %v", runs, err)
+		}
+	})
+}

@@ -1,0 +1,303 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// What each policy does with a task that its rate, a hold or a cooldown keeps from
+// starting. A hold drops no task.
+func TestGate_policies(t *testing.T) {
+	t.Parallel()
+	rate := automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}
+	for _, reason := range []string{automutex.ReasonRate, automutex.ReasonClosed, automutex.ReasonCooldown} {
+		for _, policy := range []automutex.Policy{
+			automutex.Retry, automutex.RetryIn(3 * time.Minute), automutex.Park, automutex.Replace, automutex.Skip, automutex.Archive, automutex.Fail,
+			automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
+				return fmt.Errorf("after: %s", busy.Reason)
+			}),
+		} {
+			t.Run(reason+", "+policy.String(), func(t *testing.T) {
+				t.Parallel()
+				redistest.Each(t, func(t *testing.T, s *redistest.Server) { meetGate(t, s, reason, policy, rate) })
+			})
+		}
+	}
+}
+
+func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex.Policy, rate automutex.Rate) {
+	rule := automutex.Rule{Task: "work", On: []string{"id"}, Busy: policy, Wait: 100 * time.Millisecond}
+	switch reason {
+	case automutex.ReasonRate:
+		rule.Rate, rule.Limit = rate, 1
+	case automutex.ReasonCooldown:
+		rule.Cooldown = time.Hour
+	}
+	r := start(t, s, setup{rules: []automutex.Rule{rule}})
+	first := r.enqueue("work", one)
+	run := r.stage.next(t)
+	if reason == automutex.ReasonClosed {
+		if err := automutex.CloseGate(run.ctx, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run.returns(nil)
+	r.await(first, asynq.TaskStateCompleted)
+	id := r.enqueue("work", one)
+	event := r.awaitEvent(automutex.EventBusy, id)
+	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute || event.Busy.ExpiresIn > time.Hour || event.Busy.Holder != "" {
+		t.Errorf("got %+v, %+v", event, event.Busy)
+	}
+	mayEnd := policy != automutex.Retry && policy != automutex.RetryIn(3*time.Minute) && policy != automutex.Replace && policy != automutex.Park
+	back := !mayEnd && policy != automutex.Park || reason == automutex.ReasonClosed
+	switch {
+	case policy == automutex.Park:
+		if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, parkedOn(r.lockOf("work", "1").Key())) {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+	case back:
+		info := r.awaitRetried(id, 0)
+		if left := time.Until(info.NextProcessAt); left < 50*time.Minute || left > time.Hour+time.Minute {
+			t.Errorf("it comes back in %s, want when the gate opens", left)
+		}
+	case policy == automutex.Skip:
+		r.await(id, asynq.TaskStateCompleted)
+	case policy == automutex.Archive:
+		r.await(id, asynq.TaskStateArchived)
+	case policy == automutex.Fail:
+		r.awaitRetried(id, 1)
+	default:
+		if info := r.awaitRetried(id, 1); info.LastErr != "after: "+reason {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+	}
+	if reason == automutex.ReasonClosed && mayEnd {
+		r.wantPolicy(id, automutex.Retry)
+	} else {
+		r.wantPolicy(id, policy)
+	}
+	if n := r.stage.count(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// Under Wait a task waits for a gate that opens in time, and not for one that does not.
+func TestGate_waitInTime(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
+			{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
+		}})
+		r.finish(r.enqueue("late", nil))
+		id := r.enqueue("late", nil)
+		r.await(id, asynq.TaskStateCompleted) // at once, not after five minutes
+		r.awaitEvent(automutex.EventSkipped, id)
+
+		began := time.Now()
+		r.finish(r.enqueue("soon", nil))
+		id = r.enqueue("soon", nil)
+		r.stage.next(t).returns(nil)
+		if took := time.Since(began); took < 300*time.Millisecond {
+			t.Errorf("the second ran %s after the first", took)
+		}
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// None is charged for a start that another rule refused: the tenant's rate is used up,
+// and the rate for all has its start yet.
+func TestRate_severalRules(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rules := []automutex.Rule{
+			{Task: "work", Name: "all", Scope: "all", Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 2}, Limit: 5},
+			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 5},
+		}
+		r := start(t, s, setup{rules: rules})
+		r.finish(r.enqueue("work", one))
+		for range 3 {
+			id := r.enqueue("work", one)
+			r.await(id, asynq.TaskStateCompleted)
+			if e := r.awaitEvent(automutex.EventBusy, id); e.Rule != "tenant" || e.Busy.Reason != automutex.ReasonRate {
+				t.Errorf("held by %+v", e)
+			}
+		}
+		r.finish(r.enqueue("work", map[string]int{"id": 2}))
+		id := r.enqueue("work", map[string]int{"id": 3})
+		r.await(id, asynq.TaskStateCompleted)
+		if e := r.awaitEvent(automutex.EventBusy, id); e.Rule != "all" {
+			t.Errorf("held by %+v", e)
+		}
+		if n := r.stage.count(); n != 2 {
+			t.Errorf("%d runs, want 2", n)
+		}
+	})
+}
+
+// Under Park every task runs, none before its slot of the rate, with one worker too.
+func TestRate_park(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, workers := range []int{1, 10} {
+			const every, tasks = 50 * time.Millisecond, 12
+			var runs atomic.Int32
+			handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+				runs.Add(1)
+				return nil
+			})
+			began := time.Now()
+			r := start(t, s, setup{workers: workers, handler: handler, rules: []automutex.Rule{
+				{Task: "work", Limit: 3, Busy: automutex.Park, Rate: automutex.Rate{Starts: 1, Per: every, Burst: 1}},
+			}})
+			var ids []string
+			for range tasks {
+				ids = append(ids, r.enqueue("work", nil))
+			}
+			for _, id := range ids {
+				r.await(id, asynq.TaskStateCompleted)
+			}
+			if took := time.Since(began); took < (tasks-1)*every {
+				t.Errorf("%d workers: %d tasks took %s, at %s for each but the first", workers, tasks, took, every)
+			}
+			r.stop()
+			if n := runs.Load(); n != tasks {
+				t.Errorf("%d workers: %d runs of %d tasks", workers, n, tasks)
+			}
+		}
+	})
+}
+
+// Allow runs the task, counts it for nothing, and tells of it.
+func TestRate_allow(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Allow, Rate: automutex.Rate{Starts: 1, Per: time.Hour}, Limit: 1}}})
+		r.finish(r.enqueue("work", nil))
+		id := r.enqueue("work", nil)
+		r.finish(id)
+		if e := r.awaitEvent(automutex.EventBusy, id); e.Busy.Reason != automutex.ReasonRate {
+			t.Errorf("got %+v", e.Busy)
+		}
+	})
+}
+
+// On its last attempt a task waits in its worker for its start.
+func TestRate_lastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const every = 400 * time.Millisecond
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Rate: automutex.Rate{Starts: 1, Per: every}, Limit: 1, Busy: automutex.Retry}}})
+		began := time.Now()
+		r.finish(r.enqueue("work", nil))
+		r.finish(r.enqueue("work", nil, asynq.MaxRetry(0)))
+		if took := time.Since(began); took < every {
+			t.Errorf("the second ran %s after the first", took)
+		}
+	})
+}
+
+// Of a rate and a cooldown the cooldown is named while it lasts, for as long as it lasts, and then the rate.
+func TestGate_cooldownAndRate(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "over", Busy: automutex.Skip, Cooldown: time.Millisecond, Rate: automutex.Rate{Starts: 1, Per: time.Hour}, Limit: 1},
+			{Task: "short", Busy: automutex.Skip, Cooldown: time.Minute, Rate: automutex.Rate{Starts: 1, Per: time.Hour}, Limit: 1},
+			{Task: "long", Busy: automutex.Skip, Cooldown: time.Hour, Rate: automutex.Rate{Starts: 1, Per: time.Minute}, Limit: 1},
+		}})
+		for task, want := range map[string]automutex.BusyError{
+			"over":  {Reason: automutex.ReasonRate, ExpiresIn: time.Hour},
+			"short": {Reason: automutex.ReasonCooldown, ExpiresIn: time.Minute},
+			"long":  {Reason: automutex.ReasonCooldown, ExpiresIn: time.Hour},
+		} {
+			r.finish(r.enqueue(task, nil))
+			e := r.awaitEvent(automutex.EventBusy, r.enqueue(task, nil))
+			if early := want.ExpiresIn - e.Busy.ExpiresIn; e.Busy.Reason != want.Reason || early < 0 || early > 50*time.Second {
+				t.Errorf("%s: got %+v", task, e.Busy)
+			}
+		}
+	})
+}
+
+// Rates and limits go together, and a cooldown with a limit says when the next may begin.
+func TestGate_withLimit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "rate", Limit: 2, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 3, Per: time.Hour, Burst: 3}},
+			{Task: "cool", Limit: 2, Busy: automutex.Skip, Cooldown: time.Hour},
+		}})
+		a, b := r.enqueue("rate", nil), r.enqueue("rate", nil)
+		first, second := r.stage.next(t), r.stage.next(t)
+		full := r.enqueue("rate", nil)
+		if e := r.awaitEvent(automutex.EventBusy, full); e.Busy.Reason != automutex.ReasonHeld {
+			t.Errorf("got %+v", e.Busy)
+		}
+		first.returns(nil)
+		second.returns(nil)
+		r.await(a, asynq.TaskStateCompleted)
+		r.await(b, asynq.TaskStateCompleted)
+		r.finish(r.enqueue("rate", nil)) // the third start
+		if e := r.awaitEvent(automutex.EventBusy, r.enqueue("rate", nil)); e.Busy.Reason != automutex.ReasonRate {
+			t.Errorf("got %+v", e.Busy)
+		}
+
+		r.enqueue("cool", nil)
+		run := r.stage.next(t)
+		done := r.enqueue("cool", nil)
+		other := r.stage.next(t) // whichever task it is
+		other.returns(nil)
+		id := r.enqueue("cool", nil)
+		if e := r.awaitEvent(automutex.EventBusy, id); e.Busy.Reason == automutex.ReasonHeld {
+			// It came before the first of the two had returned.
+			r.await(done, asynq.TaskStateCompleted)
+			e = r.awaitEvent(automutex.EventBusy, r.enqueue("cool", nil))
+			if e.Busy.Reason != automutex.ReasonCooldown {
+				t.Errorf("got %+v", e.Busy)
+			}
+		}
+		if run.ctx.Err() != nil {
+			t.Error("a cooldown ended the one beside")
+		}
+		run.returns(nil)
+	})
+}
+
+// A task that would have waited for its gate, but for MaxWaiting, goes back too. A gate that opens after its Wait
+// ends it.
+func TestLaw_crowdedAtAGate(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rate := automutex.Rate{Starts: 1, Per: 20 * time.Minute}
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "rate", Limit: 1, Busy: automutex.Skip, Wait: 25 * time.Minute, Rate: rate},
+			{Task: "long rate", Limit: 1, Busy: automutex.Skip, Wait: 10 * time.Minute, Rate: rate},
+			{Task: "cooldown", Busy: automutex.Archive, Wait: 25 * time.Minute, Cooldown: 20 * time.Minute},
+			{Task: "other", Busy: automutex.Retry, Wait: time.Minute},
+		}, guarded: func(c *automutex.Config) { c.MaxWaiting = 1 }})
+		lease := r.take("other")
+		other := r.enqueue("other", nil)
+		r.awaitLine(1, "other")
+		for _, taskType := range []string{"rate", "long rate", "cooldown"} {
+			r.finish(r.enqueue(taskType, nil))
+			id := r.enqueue(taskType, nil)
+			if taskType == "long rate" {
+				r.await(id, asynq.TaskStateCompleted)
+				continue
+			}
+			r.awaitRetried(id, 0)
+		}
+		r.free(lease)
+		r.finish(other)
+	})
+}

@@ -1,0 +1,286 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// theirs are a user's own four functions, and what they were called with.
+type theirs struct {
+	mu      sync.Mutex
+	failure []error // IsFailure
+	delay   []error // RetryDelayFunc
+	handled []error // ErrorHandler
+}
+
+type theirKey struct{}
+
+var (
+	errPlain    = errors.New("plain")
+	errHarmless = errors.New("harmless") // no failure, says their IsFailure
+)
+
+func (u *theirs) install(c *asynq.Config) {
+	note := func(list *[]error, err error) {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		*list = append(*list, err)
+	}
+	c.IsFailure = func(err error) bool {
+		note(&u.failure, err)
+		return err != nil && !errors.Is(err, errHarmless)
+	}
+	c.RetryDelayFunc = func(_ int, err error, _ *asynq.Task) time.Duration {
+		note(&u.delay, err)
+		return 2 * time.Hour
+	}
+	c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task, err error) {
+		if ctx.Value(theirKey{}) != "base" {
+			err = errors.New("not their context")
+		}
+		note(&u.handled, err)
+	})
+	c.BaseContext = func() context.Context { return context.WithValue(context.Background(), theirKey{}, "base") }
+}
+
+// told checks how often each of the four has been called, and starts anew.
+func (u *theirs) told(t *testing.T, what string, failure, delay, handled int, err error) {
+	t.Helper()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.failure) != failure || len(u.delay) != delay || len(u.handled) != handled {
+		t.Errorf("%s: IsFailure %v, RetryDelayFunc %v, ErrorHandler %v; want %d, %d, %d", what, u.failure, u.delay, u.handled, failure, delay, handled)
+	}
+	for _, list := range [][]error{u.failure, u.delay, u.handled} {
+		for _, got := range list {
+			if !errors.Is(got, err) {
+				t.Errorf("%s: told %v, want %v", what, got, err)
+			}
+		}
+	}
+	u.failure, u.delay, u.handled = nil, nil, nil
+}
+
+func TestServer_composes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		u := &theirs{}
+		r := start(t, s, setup{
+			rules: []automutex.Rule{
+				{Task: "retry", Busy: automutex.Retry}, {Task: "archive", Busy: automutex.Archive}, {Task: "fail", Busy: automutex.Fail},
+				{Task: "keyed", On: []string{"id"}, Busy: automutex.Retry}, {Task: "free", Scope: "free", Busy: automutex.Retry},
+			},
+			served: u.install,
+		})
+		runs := func(taskType string, err error) string {
+			id := r.enqueue(taskType, nil)
+			run := r.stage.next(t)
+			if run.ctx.Value(theirKey{}) != "base" {
+				t.Error("the handler has not their context")
+			}
+			run.returns(err)
+			return id
+		}
+		for _, taskType := range []string{"free", "no rule"} {
+			if until := time.Until(r.awaitRetried(runs(taskType, errPlain), 1).NextProcessAt); until < time.Hour {
+				t.Errorf("%s: it comes back in %s, their RetryDelayFunc says 2 h", taskType, until)
+			}
+			u.told(t, taskType, 1, 1, 1, errPlain)
+			r.awaitRetried(runs(taskType, errHarmless), 0)
+			u.told(t, taskType, 1, 1, 1, errHarmless)
+			r.await(runs(taskType, nil), asynq.TaskStateCompleted)
+			u.told(t, taskType, 0, 0, 0, nil)
+		}
+
+		r.take("retry")
+		r.take("archive")
+		r.take("fail")
+		if until := time.Until(r.awaitRetried(r.enqueue("retry", nil), 0).NextProcessAt); until > 5*time.Second {
+			t.Errorf("it comes back in %s", until)
+		}
+		u.told(t, "retry", 0, 0, 0, nil)
+		r.await(r.enqueue("archive", nil), asynq.TaskStateArchived)
+		u.told(t, "archive", 0, 0, 1, automutex.ErrBusy)
+		r.awaitRetried(r.enqueue("fail", nil), 1)
+		u.told(t, "fail", 1, 1, 1, automutex.ErrBusy)
+		r.await(r.enqueue("keyed", nil), asynq.TaskStateArchived)
+		u.told(t, "keyed", 0, 0, 1, asynq.SkipRetry)
+		r.await(r.enqueue("retry", nil, asynq.MaxRetry(0), asynq.Timeout(time.Second)), asynq.TaskStateArchived)
+		u.told(t, "last attempt", 0, 0, 1, automutex.ErrBusy)
+	})
+}
+
+// Where the user has none of the four, asynq's defaults hold.
+func TestServer_defaults(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: func(c *asynq.Config) {
+			c.IsFailure, c.RetryDelayFunc, c.ErrorHandler, c.BaseContext = nil, nil, nil, nil
+		}})
+		id := r.enqueue("work", nil)
+		r.stage.next(t).returns(errPlain)
+		if until := time.Until(r.awaitRetried(id, 1).NextProcessAt); until < 5*time.Second {
+			t.Errorf("it comes back in %s, asynq's default is more", until)
+		}
+		r.take("work")
+		r.awaitRetried(r.enqueue("work", nil), 0)
+	})
+}
+
+// ServerConfig leaves everything else alone.
+func TestServer_keepsTheRest(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), &logged{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
+	got := guard.ServerConfig(asynq.Config{Concurrency: 7, Queues: map[string]int{"q": 1}, StrictPriority: true, ShutdownTimeout: time.Hour})
+	if got.Concurrency != 7 || got.Queues["q"] != 1 || !got.StrictPriority || got.ShutdownTimeout != time.Hour || got.ErrorHandler != nil {
+		t.Errorf("got %+v", got)
+	}
+	if !got.IsFailure(errPlain) || got.IsFailure(nil) {
+		t.Error("not asynq's default IsFailure")
+	}
+}
+
+// Two servers in one process, one of them without ServerConfig: there, and only
+// there, a hand-back costs an attempt. It is said once.
+func TestServer_withoutServerConfig(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		const warning = "without Guard.ServerConfig"
+		other := redistest.Name(t)
+		bare := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
+			Queues: map[string]int{other: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: silent{},
+		})
+		if err := bare.Start(r.guard.Middleware(r.stage)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(bare.Shutdown)
+		lease := r.take("work")
+		r.awaitRetried(r.enqueue("work", nil), 0)
+		if strings.Contains(r.log.text(-100), warning) {
+			t.Error("warned of a server that has it")
+		}
+		r.queue = other // from here on all goes to the bare server
+		free := r.enqueue("play", nil)
+		r.stage.next(t).returns(nil)
+		r.await(free, asynq.TaskStateCompleted)
+		if strings.Contains(r.log.text(-100), warning) {
+			t.Error("warned of a task without a rule")
+		}
+		for range 3 {
+			r.awaitRetried(r.enqueue("work", nil), 1)
+		}
+		// No attempts left: it waits in the worker all the same.
+		id := r.enqueue("work", nil, asynq.MaxRetry(0))
+		r.awaitLine(1, "work")
+		r.free(lease)
+		r.stage.next(t).returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		if n := strings.Count(r.log.text(0), warning); n != 1 {
+			t.Errorf("warned %d times: %s", n, r.log.text(0))
+		}
+	})
+}
+
+// Two servers made from one Config: the tasks of both count as those of one, which is said once.
+func TestServer_oneConfigForTwo(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}})
+		const warning = "several servers were made"
+		var runs []*run
+		work := func(ids ...int) {
+			for _, id := range ids {
+				r.enqueue("work", map[string]int{"id": id})
+				runs = append(runs, r.stage.next(t))
+			}
+		}
+		work(1, 2)
+		if strings.Contains(r.log.text(-100), warning) {
+			t.Error("warned of one server")
+		}
+		r.queue = redistest.Name(t)
+		served := r.served
+		served.Queues = map[string]int{r.queue: 1}
+		second := asynq.NewServerFromRedisClient(r.rdb, served)
+		if err := second.Start(r.guard.Middleware(r.stage)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(second.Shutdown)
+		work(3, 4)
+		for _, run := range runs {
+			run.returns(nil)
+		}
+		if n := strings.Count(r.log.text(0), warning); n != 1 {
+			t.Errorf("warned %d times: %s", n, r.log.text(0))
+		}
+	})
+}
+
+// Two guards around one handler, each with its own rules and its own say.
+func TestServer_stacked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		u := &theirs{}
+		seen, log := &events{}, &logged{}
+		prefix := redistest.Name(t)
+		inner := newGuardAt(t, s, prefix, log, seen, automutex.Rule{Task: "work", Name: "inner", Busy: automutex.RetryIn(time.Minute)})
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", Name: "outer", Busy: automutex.RetryIn(10 * time.Minute)}},
+			served: func(c *asynq.Config) {
+				u.install(c)
+				*c = inner.ServerConfig(*c)
+			},
+			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler { return g.Middleware(inner.Middleware(h)) },
+		})
+		check := func(wait time.Duration) string {
+			t.Helper()
+			id := r.enqueue("work", nil)
+			until := time.Until(r.awaitRetried(id, 0).NextProcessAt)
+			if until > wait || until < wait-time.Minute/2 {
+				t.Errorf("it comes back in %s, want %s", until, wait)
+			}
+			u.told(t, "hand-back", 0, 0, 0, nil)
+			return id
+		}
+		outside := r.take("work")
+		check(10 * time.Minute)
+		r.free(outside)
+		locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
+		defer locker.Close()
+		inside, err := locker.Mutex("work").TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := check(time.Minute)
+		if r.locked("work") {
+			t.Error("the outer key stayed taken")
+		}
+		if err := inside.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.rerun(id)
+		run := r.stage.next(t)
+		for _, name := range []string{"inner", "outer"} {
+			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
+				t.Errorf("no lease of %s", name)
+			}
+		}
+		run.returns(errPlain)
+		r.awaitRetried(id, 1)
+		u.told(t, "failed", 1, 1, 1, errPlain)
+		if text := log.text(0) + r.log.text(0); text != "" {
+			t.Errorf("logged: %s", text)
+		}
+	})
+}

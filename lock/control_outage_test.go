@@ -1,0 +1,165 @@
+package lock
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// A Locker that has never read the controls waits for them for a second while the server
+// loads, and then works without them. Later an outage leaves what was read last in force.
+func TestControls_outage(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		prefix := ownPrefix(t)
+		operator := newLocker(t, s.Client(t), prefix)
+		pause(t, operator, "report", time.Time{}, "")
+		hook := &redistest.FailHook{}
+		rdb := s.Client(t)
+		rdb.AddHook(hook)
+		l := newLocker(t, rdb, prefix)
+		m := l.Mutex("report")
+		loading := func(cmd redis.Cmder) error {
+			if args := cmd.Args(); len(args) > 3 && args[3] == any(l.controls.Keys[0]) {
+				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
+			}
+			return nil
+		}
+		hook.Before(loading)
+		began := time.Now()
+		mustUnlock(t, mustTry(t, l.Mutex("other")))
+		if took := time.Since(began); took < 900*time.Millisecond || took > 2*time.Second {
+			t.Errorf("TryLock before the controls were read took %s, want a second", took)
+		}
+		hook.Before(nil)
+		if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused {
+			t.Errorf("TryLock: %v, want paused", err)
+		}
+		hook.Before(loading)
+		_ = l.controls.ObeyNow(t.Context())
+		if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused {
+			t.Errorf("TryLock while the controls cannot be read: %v, want paused", err)
+		}
+	})
+}
+
+// A refused read has read nothing. A Locker that was not let in when it first asked obeys a
+// pause with the first call that is let in.
+func TestControls_refusedIsNotRead(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	prefix, admin := ownPrefix(t), s.Client(t)
+	pause(t, newLocker(t, admin, prefix), "report", time.Time{}, "for hours already")
+	tell(t, admin, "ACL", "SETUSER", "new", "on", ">old", "~*", "&*", "+@all")
+	l := newLocker(t, s.Client(t, func(o *redis.UniversalOptions) { o.Username, o.Password = "new", "secret" }), prefix)
+	if err := mustNotTry(t, l.Mutex("report")); !errors.Is(err, ErrBackend) {
+		t.Errorf("TryLock with a wrong password: %v, want ErrBackend", err)
+	}
+	tell(t, admin, "ACL", "SETUSER", "new", ">secret")
+	if err := wantBusy(t, mustNotTry(t, l.Mutex("report"))); err.Reason != ReasonPaused {
+		t.Errorf("TryLock once it is let in: %v, want paused", err)
+	}
+}
+
+// A read that was sent before a call, and is refused during it, does not end the call's wait:
+// the user may have been let in since.
+func TestControls_refusedBeforeTheCall(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		prefix := ownPrefix(t)
+		pause(t, newLocker(t, s.Client(t), prefix), "report", time.Time{}, "")
+		hook, held, release := &redistest.FailHook{}, make(chan struct{}), make(chan struct{})
+		rdb := s.Client(t)
+		rdb.AddHook(hook)
+		l := newLocker(t, rdb, prefix)
+		var reads atomic.Int32
+		hook.Before(func(cmd redis.Cmder) error {
+			if args := cmd.Args(); len(args) > 3 && args[3] == any(l.controls.Keys[0]) && reads.Add(1) == 1 {
+				close(held)
+				<-release
+				return redistest.ReplyError("NOAUTH Authentication required.")
+			}
+			return nil
+		})
+		var calls sync.WaitGroup
+		defer calls.Wait()
+		calls.Add(1)
+		go func() {
+			defer calls.Done()
+			_, _ = l.Mutex("other").TryLock(t.Context())
+		}()
+		<-held
+		time.AfterFunc(50*time.Millisecond, func() { close(release) }) // most likely within the call below
+		if err := wantBusy(t, mustNotTry(t, l.Mutex("report"))); err.Reason != ReasonPaused {
+			t.Errorf("TryLock: %v, want paused", err)
+		}
+	})
+}
+
+// A pause is obeyed in time by a process one of whose reads hangs: the next read does not
+// wait for it.
+func TestControls_oneReadHangs(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	prefix := ownPrefix(t)
+	p := redistest.NewProxy(t, s.Addr())
+	operator, far := newLocker(t, s.Client(t), prefix), newLocker(t, p.Client(t), prefix)
+	m := far.Mutex("report")
+	mustUnlock(t, mustTry(t, m))
+	h := p.Hold(redistest.IsControlRead, 1)
+	t.Cleanup(h.Release)
+	redistest.Eventually(t, soon, func() bool { return h.Count() == 1 }, "a read that hangs")
+	pause(t, operator, "report", time.Time{}, "")
+	paused := time.Now()
+	var last time.Time
+	for time.Since(paused) < ControlDelay+time.Second {
+		le, err := m.TryLock(t.Context())
+		if err != nil {
+			if busy := wantBusy(t, err); busy.Reason != ReasonPaused {
+				t.Fatal(err)
+			}
+			return
+		}
+		last = time.Now()
+		mustUnlock(t, le)
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Errorf("the lock was taken %s after it was paused; ControlDelay is %s", last.Sub(paused), ControlDelay)
+}
+
+// A Locker that has never read the controls takes locks on the nodes that work while the node
+// of the controls is away: the first call waits for a second, the others do not.
+func TestControls_newLockerWithoutTheirNode(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartCluster(t, 0)
+	log := &lines{}
+	rdb := s.Client(t) // one that knows the nodes
+	known, fresh := newLocker(t, rdb), newLocker(t, rdb, logTo(log))
+	name, control := "", known.controls.Keys[0]
+	for i := range 100 {
+		if name = fmt.Sprint("elsewhere", i); s.MasterOf(t, known.Mutex(name).Key()) != s.MasterOf(t, control) {
+			break
+		}
+	}
+	mustUnlock(t, mustTry(t, known.Mutex(name)))
+	resume := s.PauseMaster(t, control)
+	defer resume()
+	for i, most := range []time.Duration{1500 * time.Millisecond, 500 * time.Millisecond} {
+		began := time.Now()
+		mustUnlock(t, mustTry(t, fresh.Mutex(name)))
+		if took := time.Since(began); took > most {
+			t.Errorf("call %d of a Locker that has not read the controls took %s, want %s at most", i+1, took, most)
+		}
+	}
+	if n := strings.Count(log.String(), "the controls cannot be read; this process obeys no pause"); n != 1 {
+		t.Errorf("%d log lines:\n%s", n, log.String())
+	}
+}

@@ -1,0 +1,238 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/wire"
+)
+
+// This file is the lock's side of tasks in order: their scripts, and what these reply. The tasks of
+// an ordered key are members of the lock's own sorted set, so one script decides who is the head and
+// gives it the lock; lua/order.lua has the members, docs/protocol.md the protocol.
+
+// What an arrival of an ordered task may meet in place of the lock.
+var (
+	errOrderDone  = errors.New("lock: the task is marked as done")
+	errOrderSpent = errors.New("lock: the task's last attempt has begun before, and did not return")
+)
+
+// errNotHead is the error of a skip of a task that is not the head; errHeadRuns of a head that holds the lock.
+var (
+	errNotHead  = errors.New("lock: the task is not the next one of its key")
+	errHeadRuns = errors.New("lock: the task holds its lock")
+)
+
+// order is what an ordered task's lock knows of the task.
+type order struct {
+	inside.Place
+
+	// outcome is how the attempt ended. It is set before the lease ends, and read by each release,
+	// which may be sent again in the background.
+	outcome atomic.Int32
+}
+
+// inOrder gives the lock to tasks in their order only. The lock needs the task's note.
+func inOrder(p inside.Place) Option {
+	return func(m *Lock) { m.kind, m.order = orderKind{}, &order{Place: p} }
+}
+
+// endOrder sets how the attempt that holds le has ended. It does nothing for a lock that is not ordered.
+func (le *Lease) endOrder(o inside.Outcome) {
+	if le.lock.order != nil {
+		le.lock.order.outcome.Store(int32(o))
+	}
+}
+
+// orderKind is the kind of locks that are given in order. It is always that of a mutex.
+type orderKind struct{ lockKind }
+
+// mayTakeString reports false: who is the head stands in the sorted set.
+func (orderKind) mayTakeString(*Lock) bool { return false }
+
+func (orderKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
+	m, park := le.lock, int64(0)
+	if mode == modePark {
+		park = 1
+	}
+	p := m.order.Place
+	return wire.OrderAskScript, []any{
+		&le.asks, m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare,
+		p.Nonce, p.Ticket, p.Retried, p.Most, wire.Flag(p.Continue), wire.Flag(p.Again),
+	}
+}
+
+func (orderKind) parse(reply any) (a wire.Answer, ok bool) {
+	return wire.ParseOrderAsk(reply)
+}
+
+func (orderKind) release(le *Lease) (*exchange.Script, []any) {
+	m := le.lock
+	inbound, _ := m.locker.parking.WantedCalls(m.parked())
+	outcome := [...]string{inside.OutcomeStays: "stays", inside.OutcomeDone: "done", inside.OutcomeHeld: "held", inside.OutcomeLeft: "left"}[m.order.outcome.Load()]
+	return wire.OrderReleaseScript, []any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), le.unusedArgument(), m.order.Nonce, m.order.Ticket, outcome}
+}
+
+// wire.ParseHolder reads a holder's member, or that of the head, which nobody holds the lock before.
+func (orderKind) parseHolder(member string) (inside.Holder, bool) {
+	return wire.ParseHolderOrHead(member)
+}
+
+// headStaysAway reports whether the head that the asker is behind is held, or comes only in a while: then nobody waits
+// for it in a worker.
+func headStaysAway(a wire.Answer) bool {
+	state, comes := a.Behind()
+	return state == "h" || comes > longGate
+}
+
+// setBehind sets the reason of an asker that is behind a head which does not hold the lock.
+func setBehind(e *BusyError, a wire.Answer) {
+	state, comes := a.Behind()
+	switch {
+	case state == "" || e.Reason != ReasonHeld:
+	case state == "h":
+		e.Reason = inside.ReasonArchived
+	default:
+		e.Reason, e.ExpiresIn = inside.ReasonBehind, comes
+	}
+}
+
+// pruneSome looks after the key: an ordered key has no dead waiters to drop.
+func (orderKind) pruneSome(m *Lock) (more bool) {
+	m.lookAfterOrder()
+	return false
+}
+
+func (m *Lock) isOrdered() bool { return m.kind == orderKind{} }
+
+// orderCheck returns the arguments of a check of an ordered key, with the script order_act.
+func (m *Lock) orderCheck() []any {
+	inbound, _ := m.locker.parking.WantedCalls(m.parked())
+	return m.orderArgs(inbound, inside.ActNone, inside.OrderItem{}, 0)
+}
+
+func (m *Lock) orderArgs(inbound any, act inside.OrderAct, item inside.OrderItem, after time.Duration) []any {
+	return wire.OrderActArgs(m.slots(), inbound, act, item, after)
+}
+
+// lookAfterOrder runs one check. It ignores an error: the next check tries again.
+func (m *Lock) lookAfterOrder() {
+	if reply, err := m.locker.conn.Run(context.Background(), wire.OrderActScript, m.keys, m.orderCheck()); err == nil {
+		m.handleOrder(reply, time.Now())
+	}
+}
+
+// handleOrder reads a reply of order_act to a command that was sent at sent. It calls the tasks that the reply
+// names, and has the key checked as long as a task is kept waiting.
+func (m *Lock) handleOrder(reply any, sent time.Time) bool {
+	if _, nothing := reply.(int64); nothing {
+		m.locker.parking.NoteNothingParked(m.parked(), sent)
+		return true
+	}
+	_, ok := m.locker.parking.HandleCalls(m.parked(), reply)
+	return ok
+}
+
+// byOrder returns the lock with that key, for the scripts of ordered keys.
+func (l *Locker) byOrder(key string) *Lock {
+	m := l.byKey(key)
+	m.kind, m.keepsLimit = orderKind{}, false // a paused key calls nobody
+	return m
+}
+
+// stamp gives the task with that note and nonce the next place in order. If most tasks of the key or more are
+// not done, it gives none, and returns how many there are, and the stamps among the first ones to look for. The ticket is 0
+// then. deadline is when others may look whether the task was enqueued. After an error the task may have a place.
+func (m *Lock) stamp(ctx context.Context, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
+	reply, err := m.operate(ctx, wire.OrderStampScript, []any{note, nonce, deadline.Milliseconds(), most})
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	ticket, queued, look, err = wire.ParseStamp(reply)
+	if err != nil {
+		return 0, 0, nil, exchange.Failed("stamp", m.Key(), err)
+	}
+	return ticket, queued, look, nil
+}
+
+// actOrder changes one member of the key, and looks after the key.
+func (m *Lock) actOrder(ctx context.Context, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
+	inbound, _ := m.locker.parking.WantedCalls(m.parked())
+	sent := time.Now()
+	reply, err := m.operate(ctx, wire.OrderActScript, m.orderArgs(inbound, act, item, after))
+	if err == nil && !m.handleOrder(reply, sent) {
+		err = exchange.Failed("order_act", m.Key(), wire.Unexpected(reply))
+	}
+	return err
+}
+
+// skipHead takes the head with that note out of the order, and calls the next. The error Is errHeadRuns if the head
+// holds the lock, and errNotHead if the task is not the head; head is the head's note then, empty without one.
+func (m *Lock) skipHead(ctx context.Context, note string) (head string, err error) {
+	inbound, _ := m.locker.parking.WantedCalls(m.parked())
+	args := m.orderArgs(inbound, "skip", inside.OrderItem{Note: note}, 0)
+	sent := time.Now()
+	reply, err := m.operate(ctx, wire.OrderActScript, args)
+	if err != nil {
+		return "", err
+	}
+	if f, _ := reply.([]any); len(f) > 0 {
+		switch f[0] {
+		case "runs":
+			return note, errHeadRuns
+		case "other":
+			head, _ := f[len(f)-1].(string)
+			return head, errNotHead
+		}
+	}
+	if !m.handleOrder(reply, sent) {
+		return "", exchange.Failed("order_act", m.Key(), wire.Unexpected(reply))
+	}
+	return note, nil
+}
+
+// head returns the first task in order of the key. Its State is empty if no task is in order.
+func (m *Lock) head(ctx context.Context) (inside.Head, error) {
+	info, err := m.inspect(ctx, 1, "")
+	return info.Head, err
+}
+
+// What the other packages of this module use of ordered keys.
+
+func (insider) InOrder(p inside.Place) Option               { return inOrder(p) }
+func (insider) EndOrder(le *Lease, o inside.Outcome)        { le.endOrder(o) }
+func (insider) IsOrderDone(err error) bool                  { return errors.Is(err, errOrderDone) }
+func (insider) IsOrderSpent(err error) bool                 { return errors.Is(err, errOrderSpent) }
+func (insider) IsNotHead(err error) bool                    { return errors.Is(err, errNotHead) }
+func (insider) IsHeadRunning(err error) bool                { return errors.Is(err, errHeadRuns) }
+func (insider) OrderItem(s string) (inside.OrderItem, bool) { return wire.ParseOrderItem(s) }
+
+// ByOrder is the lock with that key, for the methods below.
+func (insider) ByOrder(l *Locker, key string) *Lock { return l.byOrder(key) }
+
+func (insider) Stamp(ctx context.Context, m *Lock, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
+	return m.stamp(ctx, note, nonce, deadline, most)
+}
+
+func (insider) ActOrder(ctx context.Context, m *Lock, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
+	return m.actOrder(ctx, act, item, after)
+}
+
+func (insider) SkipHead(ctx context.Context, m *Lock, note string) (head string, err error) {
+	return m.skipHead(ctx, note)
+}
+func (insider) Head(ctx context.Context, m *Lock) (inside.Head, error) { return m.head(ctx) }
+
+// refusal is the error of an answer that is neither the lock nor a place.
+func refusal(m *Lock, a wire.Answer) error {
+	err := errOrderDone
+	if a.Refused == wire.RefusedSpent {
+		err = errOrderSpent
+	}
+	return fmt.Errorf("%w: %q", err, m.name)
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package automutex
-
-const raceDetector = false

@@ -1,6 +1,0 @@
-//go:build race
-
-package automutex
-
-// raceDetector makes everything several times as slow.
-const raceDetector = true

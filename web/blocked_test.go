@@ -1,0 +1,81 @@
+package web
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// blockedKey makes an ordered key with three tasks, whose first one is archived and holds it.
+func blockedKey(t *testing.T, v *site) (key string) {
+	t.Helper()
+	key = v.locker.Mutex("orders", lock.Parts("7")).Key()
+	for _, id := range []string{"first", "second", "third"} {
+		note := "default/" + id
+		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByOrder(v.locker, key), note, "n"+id, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id == "first" {
+			m := v.locker.Mutex("orders", lock.Parts("7"), lock.Note(note), inner.InOrder(inside.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}))
+			le, err := m.TryLock(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			inner.EndOrder(le, inside.OutcomeHeld)
+			if err := le.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return key
+}
+
+// A key that an archived task blocks is in each view, and an operator skips the task.
+func TestBlocked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v, audit := operator(t, s)
+		key := blockedKey(t, v)
+		const gone = "is archived, and since then gone from asynq; skip it to go on"
+		v.get("/locks/blocked").want(200, "orders|7", "default/first", gone, ">2<", "Skip…")
+		v.get("/locks/").want(200, "Blocked orders</span><b class=\"big\">1<", "3 in order")
+		v.get("/locks/keys").want(200, "orders|7", ">blocked</a>", "<b>3</b> of these in order")
+		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third")
+		v.get("/locks/metrics").want(200, `automutex_queued{rule=""} 3`, `automutex_order_blocked{rule=""} 1`, "automutex_order_blocked_seconds{")
+		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked").want(200, "Skip task default/first of orders|7?", "out of order")
+		v.confirm(asked, "refunded by hand").want(200, "Task default/first was skipped")
+		if a := audit.last(t); a.Do != doSkip || a.Target != key || a.By != "ann" || a.Why != "refunded by hand" || a.Err != nil {
+			t.Errorf("%+v", a)
+		}
+		v.confirm(asked, "").want(200, "skip failed", "is not the next one of key")
+		if a := audit.last(t); a.Err == nil {
+			t.Errorf("%+v", a)
+		}
+		v.get("/locks/do?action=skip&key=" + url.QueryEscape(key)).want(400)
+		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {"nothing"}, "task": {""}}).want(400)
+		v.page.sampler.mu.Lock()
+		v.page.sampler.current = nil
+		v.page.sampler.mu.Unlock()
+		redistest.Eventually(t, patience, func() bool {
+			return strings.Contains(v.get("/locks/blocked").body, "No ordered key is blocked.")
+		}, "nothing is blocked")
+	})
+}
+
+// A reader sees what is blocked, and skips nothing.
+func TestBlocked_readOnly(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	key := blockedKey(t, v)
+	v.get("/blocked").want(200, "default/first").without("Skip…")
+	v.get("/do?action=skip&key=" + url.QueryEscape(key) + "&task=default/first").want(403)
+	v.post("/do", url.Values{"action": {"skip"}, "key": {key}, "task": {"default/first"}}).want(403)
+	if h, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key)); err != nil || h.Note != "default/first" {
+		t.Errorf("%+v, %v", h, err)
+	}
+}

@@ -1,0 +1,202 @@
+package check
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// block is one block of code of the tutorial.
+type block struct {
+	kind string // sh, go or text
+	file string // of a program: the last file that was named before it
+	text string
+}
+
+func readTutorial(t *testing.T) (blocks []block) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorial.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("as `([a-z/]+\\.go)`")
+	at := 0
+	for _, m := range regexp.MustCompile("(?s)```(sh|go|text)\n(.*?)```\n").FindAllSubmatchIndex(page, -1) {
+		b := block{kind: string(page[m[2]:m[3]]), text: string(page[m[4]:m[5]])}
+		if files := named.FindAllSubmatch(page[at:m[0]], -1); b.kind == "go" && len(files) > 0 {
+			b.file = string(files[len(files)-1][1])
+		}
+		at, blocks = m[1], append(blocks, b)
+	}
+	return blocks
+}
+
+// output keeps what a command prints. It is for the goroutines of exec and for the test.
+type output struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// TestTutorial does what docs/tutorial.md says, in an empty folder: saves its programs, runs its commands, compares
+// what it shows, and looks at the page. The library comes from the working tree: it need not be released. With AUTOMUTEX_SCREENSHOTS the test makes the tutorial's picture.
+func TestTutorial(t *testing.T) {
+	b := open(t)
+	folder, shell := t.TempDir(), &strings.Builder{} // what was entered so far
+	addr := freeAddr(t)
+	env := append(os.Environ(), "REDIS_ADDR="+redistest.Real(t).Addr(), "PAGE_ADDR="+addr, "GOWORK=off")
+	printed := &output{}
+	begin := func(command string) *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command("bash", "-e", "-c", shell.String()+command)
+		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = folder, env, printed, printed
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // go run has a child: both are signalled
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	var worker *exec.Cmd
+	texts := 0
+	for _, block := range readTutorial(t) {
+		switch {
+		case block.kind == "go":
+			name := filepath.Join(folder, "payments", block.file)
+			if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(name, []byte(block.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		case block.kind == "text":
+			texts++
+			for line := range strings.Lines(block.text) {
+				redistest.Eventually(t, patience, func() bool { return strings.Contains(printed.String(), line) }, "the output has %q", line)
+			}
+		case strings.HasPrefix(block.text, "go run ./worker"):
+			worker = begin(block.text)
+			t.Cleanup(func() { stop(t, worker, printed) })
+			redistest.Eventually(t, patience, func() bool {
+				conn, err := net.Dial("tcp", addr)
+				if err == nil {
+					_ = conn.Close()
+				}
+				return err == nil
+			}, "the worker serves its page")
+		default:
+			if err := begin(block.text).Wait(); err != nil {
+				t.Fatalf("%s: %v\n%s", block.text, err, printed)
+			}
+			if strings.HasPrefix(block.text, "mkdir") {
+				shell.WriteString("cd payments\n")
+				env = append(env, "GOPROXY="+fromTree(t, begin))
+			}
+		}
+	}
+	if worker == nil || texts < 2 {
+		t.Fatalf("the tutorial starts no worker, or shows no output: %d", texts)
+	}
+	if out := printed.String(); strings.Contains(out, "at work: 2") {
+		t.Errorf("two payments of an account at once:\n%s", out)
+	}
+	b.do(chromedp.EmulateViewport(1200, 600))
+	b.do(chromedp.Navigate("http://" + addr + "/keys"))
+	b.await(`document.querySelectorAll("tbody tr").length === 3 && document.getElementById("state").textContent === "live"`)
+	if dir := os.Getenv(screenshotsEnv); dir != "" {
+		ctx, cancel := context.WithTimeout(b.ctx, patience)
+		defer cancel()
+		png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "tutorial.png"), png, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fromTree has the tutorial's module take the library from the working tree, and returns the proxies with which go get
+// finds no release of it.
+func fromTree(t *testing.T, begin func(command string) *exec.Cmd) (proxies string) {
+	t.Helper()
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gomod, err := os.ReadFile(filepath.Join(root, "web", "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := regexp.MustCompile(`github.com/automutex/automutex (v[^\s]+)`).FindSubmatch(gomod) // the next one
+	if release == nil {
+		t.Fatal("web requires no automutex")
+	}
+	proxy := t.TempDir()
+	for _, module := range []string{"", "/web"} {
+		path := "github.com/automutex/automutex" + module
+		if err := begin("go mod edit -replace " + path + "@" + string(release[1]) + "=" + root + module).Wait(); err != nil {
+			t.Fatal(err)
+		}
+		versions := filepath.Join(proxy, filepath.FromSlash(path), "@v")
+		if err := os.MkdirAll(versions, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(versions, "list"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	others, err := exec.Command("go", "env", "GOPROXY").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "file://" + proxy + "," + strings.TrimSpace(string(others))
+}
+
+// stop ends a command and its children as Ctrl-C does.
+func stop(t *testing.T, cmd *exec.Cmd, printed *output) {
+	t.Helper()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		<-ended
+		t.Errorf("the worker did not end by Ctrl-C:\n%s", printed)
+	}
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
