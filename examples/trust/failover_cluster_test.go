@@ -33,8 +33,7 @@ func testCluster(t *testing.T, least int) {
 	c.start(4, seed(t))
 	key := func(i int) string { return keytext.Key(inside.DefaultPrefix, c.keys[i%len(c.keys)]) }
 	c.more(20)
-	k := c.keep(2, 3*crowdTTL) // renewed many times in the long form
-	k.in(s.Client(t), least)
+	k := c.keepIn(s.Client(t), 2, 3*crowdTTL, least) // renewed many times in the long form
 	n := size(4, 100)
 	for i := range n {
 		// Turns while the slot is open, its key here, there or nowhere.

@@ -37,7 +37,7 @@ func testSentinel(t *testing.T, least int) {
 	for range rounds {
 		c.more(20)
 		// What replicas know outlives the master, in either form.
-		k := c.keep(2, 10*crowdTTL)
+		k := c.keepIn(watch.Client(t), 2, 10*crowdTTL, least)
 		for _, s := range servers {
 			k.in(s.Client(t), least)
 		}

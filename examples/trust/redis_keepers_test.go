@@ -48,22 +48,49 @@ func (k *keepers) stored() (keys []string) {
 	return keys
 }
 
-// in checks that Redis stores what they hold in one form: without MinReplicas as a string,
-// since nobody waits for it, and with it as a sorted set. It waits until rdb has the keys.
+// form is how Redis stores a lock that nobody waits for: without MinReplicas as a string, and
+// with it as a sorted set.
+func form(minReplicas int) string {
+	if minReplicas > 0 {
+		return "zset"
+	}
+	return "string"
+}
+
+// keepIn keeps n keys that Redis stores in their form. A SET that go-redis sent twice finds its
+// own key and makes a sorted set of it: then it keeps others.
+func (c *crowd) keepIn(rdb redis.UniversalClient, n int, ttl time.Duration, minReplicas int) *keepers {
+	c.t.Helper()
+	k := &keepers{t: c.t}
+	redistest.Eventually(c.t, crowdSoon, func() bool {
+		k.release(nil)
+		k = c.keep(n, ttl)
+		for i := range k.keys {
+			if k.typeOf(rdb, i) != form(minReplicas) {
+				return false
+			}
+		}
+		return true
+	}, "locks that are each a %s in Redis", form(minReplicas))
+	return k
+}
+
+// typeOf waits until rdb has the key of holder i, and tells its type.
+func (k *keepers) typeOf(rdb redis.UniversalClient, i int) (is string) {
+	k.t.Helper()
+	redistest.Eventually(k.t, crowdSoon, func() bool {
+		is, _ = rdb.Type(k.t.Context(), k.stored()[i]).Result() // an error is another try
+		return is != "" && is != "none"
+	}, "the key of a holder")
+	return is
+}
+
+// in checks that Redis still stores what they hold in its form.
 func (k *keepers) in(rdb redis.UniversalClient, minReplicas int) {
 	k.t.Helper()
-	want := "string"
-	if minReplicas > 0 {
-		want = "zset"
-	}
-	for _, key := range k.stored() {
-		var is string
-		redistest.Eventually(k.t, crowdSoon, func() bool {
-			is, _ = rdb.Type(k.t.Context(), key).Result() // an error is another try
-			return is != "" && is != "none"
-		}, "the key of a holder")
-		if is != want {
-			k.t.Errorf("Redis stores a lock as a %s, want a %s", is, want)
+	for i := range k.keys {
+		if is := k.typeOf(rdb, i); is != form(minReplicas) {
+			k.t.Errorf("Redis stores a lock as a %s, want a %s", is, form(minReplicas))
 		}
 	}
 }
