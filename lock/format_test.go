@@ -33,7 +33,7 @@ func TestFormat_anotherIsRefused(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, stored := range []string{strconv.Itoa(controls.StoredFormat + 1), "0x", "junk"} {
-			prefix, log := ownPrefix(t), &lines{}
+			prefix, log := ownPrefix(t), &redistest.Log{}
 			older := newLocker(t, s.Client(t), prefix)
 			held := mustTry(t, older.Mutex("held"))
 			rdb, key := s.Client(t), older.controls.Format.Keys[0]
