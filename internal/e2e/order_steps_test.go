@@ -254,6 +254,7 @@ func TestInOrder_refusedRules(t *testing.T) {
 	t.Parallel()
 	for name, rules := range map[string][]automutex.Rule{
 		"Limit":              {{Task: "a", InOrder: true, Limit: 2}},
+		"LimitOf":            {{Task: "a", InOrder: true, LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil }}},
 		"Skip":               {{Task: "a", InOrder: true, Busy: automutex.Skip}},
 		"Allow":              {{Task: "a", InOrder: true, Busy: automutex.Allow}},
 		"Replace":            {{Task: "a", InOrder: true, Busy: automutex.Replace}},
