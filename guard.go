@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/limitfield"
 	"github.com/automutex/automutex/internal/printable"
@@ -43,6 +44,7 @@ type Guard struct {
 	outage   outage           // of Redis
 	warned   sync.Map         // by the topic that warnOnce has logged
 	fleet    *fleet.Announcer // tells which rules this Guard runs; nil: nothing is told
+	history  *history.Writer  // of the keys; nil: none is kept
 
 	// closing ends all waits when Close begins. running counts the tasks between enter
 	// and leave. mu guards running, closed and the closing of idle; idle is closed when
@@ -100,6 +102,9 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	g.locker = inner.New(rdb, options, call, g.onControls)
 	g.closing, g.stop = context.WithCancel(context.Background())
 	g.fleet = announcer(rdb, fleet.Worker, g.cfg, rules.secret != "")
+	if cfg.History > 0 {
+		g.history = history.New(rdb, cfg.Prefix, cfg.Owner, cfg.History, cfg.Logger)
+	}
 	for _, notice := range notices {
 		g.log.Warn(notice)
 	}
@@ -170,6 +175,7 @@ func (g *Guard) Close(ctx context.Context) error {
 		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
 	}
 	err = errors.Join(err, g.locker.Close())
+	g.history.Close(ctx)
 	g.fleet.Close(ctx)
 	g.closeDone.Store(true)
 	if g.client != nil {

@@ -25,6 +25,7 @@ type heldLease struct {
 	target           target
 	lease            *lock.Lease
 	takenAt          time.Time
+	waited           time.Duration // in line before, also parked
 	lossReported     sync.Once
 	gateOpensAt      atomic.Pointer[time.Time] // of the handler's CloseGate; nil: it made none
 	stopWatching     func() bool               // nil: the handler has not started
@@ -59,7 +60,9 @@ func (d *delivery) takeBackLast() *lock.Lease {
 func (d *delivery) observeAcquired(t target, waited time.Duration) {
 	h := d.leases[len(d.leases)-1]
 	h.acquiredObserved = true
-	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: inner.Parked(h.lease)})
+	parked := inner.Parked(h.lease)
+	h.waited = max(waited, parked)
+	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
 
 // lostBeforeStart finds a lease that ended before the handler started, while the task waited for
@@ -82,7 +85,7 @@ func (d *delivery) release(decision decide.Decision) {
 		close(d.handlerDone)
 		d.handlerDone = nil
 	}
-	leases, started := d.leases, !d.handlerStart.IsZero()
+	leases, without, started := d.leases, d.without, !d.handlerStart.IsZero()
 	d.leases, d.without, d.stayAt = nil, nil, ""
 	for _, h := range slices.Backward(leases) {
 		if h.stopWatching != nil {
@@ -99,6 +102,7 @@ func (d *delivery) release(decision decide.Decision) {
 			h.releaseErr = h.lease.Unlock(d.ctx)
 		}
 	}
+	d.recordRuns(leases, without, decision)
 	d.forgetArrivals(decision) // under Replace
 	d.reportReleased(leases, started)
 	d.handlerStart = time.Time{}

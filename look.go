@@ -119,7 +119,7 @@ func (d *delivery) take(t target) obstacle {
 		return obstacle{why: decide.Nothing}
 	}
 	if d.taking != t.key {
-		d.taking, d.takingSince = t.key, time.Now()
+		d.taking, d.takingSince, d.stoodInLine = t.key, time.Now(), false
 	}
 	if err := d.acquire(t); err != nil {
 		return d.report(d.refused(t, err))

@@ -153,6 +153,7 @@ type delivery struct {
 	leases       []*heldLease  // in the order taken
 	taking       string        // the key of the lock that the task takes now
 	takingSince  time.Time     // when the task came to that lock
+	stoodInLine  bool          // and whether it stood in its line
 	asked        func()        // lets the next task of the key ask; nil: this one asks in no order, see takeTurn
 	waitingSince time.Time     // when it joined the line of that lock; zero: it is in no line
 	// The next two are those of one run of the handler, which release ends.
@@ -202,6 +203,7 @@ func (d *delivery) run(next asynq.Handler) error {
 		}
 		result, again := d.carryOut(decision, met)
 		if !again {
+			d.recordWait(decision)
 			ends = decision
 			return result
 		}

@@ -156,7 +156,7 @@ func (d *delivery) lockInLine(ctx context.Context, t target, handle *lock.Lock, 
 
 // observeWaiting observes that the task begins to wait in line.
 func (d *delivery) observeWaiting(t target) {
-	d.waitingSince = time.Now()
+	d.waitingSince, d.stoodInLine = time.Now(), true
 	d.observe(Event{Kind: EventWaiting, Rule: t.rule.Name, Key: t.key})
 	d.waitInClaim()
 }

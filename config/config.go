@@ -55,6 +55,9 @@ secret, leave hash_keys out and set both in the program:
 
 	cfg.HashKeys, once.HashKeys = secret, secret
 
+history, next to prefix too, is how many of the last runs of each key are kept for its page; see
+History of [automutex.Config].
+
 The program sets the rest on what [Load] returns: code (Key, Payload, AfterFailure, Decode, a
 LimitOf of your own) and what belongs to the process (Owner, MaxWaiting, Logger, Observe, ...):
 

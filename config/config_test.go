@@ -35,7 +35,7 @@ func mustParse(t *testing.T, text string) automutex.Config {
 
 func TestLoad_everyKey(t *testing.T) {
 	t.Parallel()
-	want := automutex.Config{Prefix: "myapp", HashKeys: "9f2c41d07b6a8e35", Rules: []automutex.Rule{
+	want := automutex.Config{Prefix: "myapp", HashKeys: "9f2c41d07b6a8e35", History: 50, Rules: []automutex.Rule{
 		{
 			Name: "verify", Task: "itunes:verify", On: []string{"transaction_id", "user.id", "items.0.sku"},
 			OnHeaders: []string{"tenant", "region"}, Scope: "itunes", Optional: true, Limit: 3, TTL: 90 * time.Second,
@@ -90,7 +90,7 @@ func TestKeys_areTheFields(t *testing.T) {
 	}
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[automutex.Config]()) {
 		key := snake(field.Name)
-		if slices.Contains([]string{"prefix", "hash_keys", "rules"}, key) == (notInFile[key] != "") {
+		if slices.Contains([]string{"prefix", "hash_keys", "history", "rules"}, key) == (notInFile[key] != "") {
 			t.Errorf("Config.%s: %q is to be a key of the file, or to have a reason why not", field.Name, key)
 		}
 	}

@@ -70,7 +70,7 @@ func TestParse_mistakes(t *testing.T) {
 		"# nothing\n":                      "1:1 the file is empty",
 		"---\n...\n":                       "2:1 the file is nothing",
 		"~":                                "1:1 the file is nothing",
-		"rules":                            `1:1 the file is "rules"; want keys with values: prefix, hash_keys, defaults, rules, unique`,
+		"rules":                            `1:1 the file is "rules"; want keys with values: prefix, hash_keys, history, defaults, rules, unique`,
 		"- task: a":                        "1:1 the file is a list",
 		"prefix: a":                        "1:1 there are no rules",
 		"decode: f\nrules: [{task: a}]":    "1:1 decode: cannot be in the file: it is a Go function: set Config.Decode of automutex and of unique in the program",

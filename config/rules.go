@@ -17,6 +17,7 @@ type document struct {
 	places places
 	prefix string
 	secret string // hash_keys
+	kept   int    // history
 	rules  []*entry[automutex.Rule]
 	unique []*entry[unique.Rule]
 
@@ -174,6 +175,7 @@ func documentKeys(defaults, rules, once **yaml.Node) []key[document] {
 	return []key[document]{
 		{"prefix", "Begins every key in Redis; automutex where it is left out.", text(func(doc *document) *string { return &doc.prefix })},
 		{"hash_keys", "A secret that keeps payload values out of keys; at least 16 bytes.", value[document]{textSchema, secret}},
+		{"history", "How many of the last runs of each key are kept for its page; none where it is left out.", number(func(doc *document) *int { return &doc.kept })},
 		{"defaults", "Keys of every rule in rules that does not have them itself.", part(defaults, objectSchema(defaultKeys()))},
 		{"rules", "What workers guard.", part(rules, listSchema(objectSchema(ruleKeys, "task")))},
 		{"unique", "What producers enqueue once.", part(once, listSchema(objectSchema(uniqueKeys, "task")))},
@@ -232,7 +234,7 @@ func spots[T any](all []*entry[T]) []*spot {
 
 // configs are the document as automutex.New and unique.New take it.
 func (doc *document) configs() (automutex.Config, unique.Config) {
-	cfg, once := automutex.Config{Prefix: doc.prefix, HashKeys: doc.secret}, unique.Config{Prefix: doc.prefix, HashKeys: doc.secret}
+	cfg, once := automutex.Config{Prefix: doc.prefix, HashKeys: doc.secret, History: doc.kept}, unique.Config{Prefix: doc.prefix, HashKeys: doc.secret}
 	for _, e := range doc.rules {
 		rule := e.value
 		rule.On, rule.OnHeaders = slices.Clone(rule.On), slices.Clone(rule.OnHeaders) // of defaults, shared by rules

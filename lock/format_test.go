@@ -39,7 +39,7 @@ func TestFormat_anotherIsRefused(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, stored := range []string{strconv.Itoa(controls.StoredFormat + 1), "0x", "junk", "a hash"} {
-			prefix, log := ownPrefix(t), &lines{}
+			prefix, log := ownPrefix(t), &redistest.Log{}
 			older := newLocker(t, s.Client(t), prefix)
 			held := mustTry(t, older.Mutex("held"))
 			rdb, key := s.Client(t), older.controls.Format.Keys[0]
@@ -151,7 +151,7 @@ func TestFormat_mayNotLook(t *testing.T) {
 	if _, err := failing.Pool("jobs").Put(t.Context(), "job"); err != nil {
 		t.Errorf("Put without a look: %v", err)
 	}
-	prefix, log := ownPrefix(t), &lines{}
+	prefix, log := ownPrefix(t), &redistest.Log{}
 	narrow := newLocker(t, denied(t, s, admin, "resetkeys", "~*:{report}*", "~*:{control}"), prefix, logTo(log))
 	for range 3 {
 		mustUnlock(t, mustTry(t, narrow.Mutex("report")))

@@ -79,7 +79,7 @@ func (r *rig) serve(h asynq.HandlerFunc, guard *automutex.Guard, queues ...strin
 		Concurrency: 300, Queues: map[string]int{}, TaskCheckInterval: 5 * time.Millisecond,
 		DelayedTaskCheckInterval: 50 * time.Millisecond,
 		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Hour },
-		ShutdownTimeout:          longest, Logger: silent{},
+		ShutdownTimeout:          longest, Logger: redistest.Silent{},
 	}
 	for _, q := range queues {
 		cfg.Queues[q] = 1
@@ -243,36 +243,3 @@ func (k *killed) commands() []string {
 }
 
 var errKilled = errors.New("the producer is dead")
-
-// silent is an asynq.Logger.
-type silent struct{}
-
-func (silent) Debug(...any) {}
-func (silent) Info(...any)  {}
-func (silent) Warn(...any)  {}
-func (silent) Error(...any) {}
-func (silent) Fatal(...any) {}
-
-// logged is a slog.Handler that keeps what is logged.
-type logged struct {
-	mu    sync.Mutex // guards lines
-	lines strings.Builder
-}
-
-func (l *logged) logger() *slog.Logger                     { return slog.New(l) }
-func (l *logged) Enabled(context.Context, slog.Level) bool { return true }
-func (l *logged) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l *logged) WithGroup(string) slog.Handler            { return l }
-
-func (l *logged) Handle(_ context.Context, record slog.Record) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines.WriteString(record.Level.String() + " " + record.Message + "\n")
-	return nil
-}
-
-func (l *logged) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.lines.String()
-}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,6 +22,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
@@ -110,6 +112,10 @@ func dump(t *testing.T, rdb redis.UniversalClient) string {
 			for _, z := range rdb.ZRangeWithScores(ctx, key, 0, -1).Val() {
 				fmt.Fprintf(&out, "    %-8s %q\n", band(z.Score), plain(fmt.Sprint(z.Member)))
 			}
+		case "stream":
+			for _, entry := range rdb.XRange(ctx, key, "-", "+").Val() {
+				fmt.Fprintf(&out, "    %q\n", fmt.Sprint(entry.Values))
+			}
 		case "hash":
 			fields := rdb.HGetAll(ctx, key).Val()
 			names := make([]string, 0, len(fields))
@@ -186,6 +192,13 @@ func TestGolden_stored(t *testing.T) {
 			p := l.Pool("licences")
 			must[int](t)(p.Put(ctx, "a b", "c"))
 			lease(p.Take(ctx))
+		}},
+		{"a run and a wait in the history", func(t *testing.T, l *lock.Locker) {
+			w, key, end := history.New(rdb, "automutex", "owner", 10, slog.Default()), l.Mutex("report").Key(), time.Now().Add(time.Hour) // so that it ended 0 ms ago
+			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second), End: end})
+			w.Add(key, history.Run{Task: "q/two", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
+			w.Close(ctx)
+			redistest.Eventually(t, 10*time.Second, func() bool { return rdb.ZCard(ctx, "automutex:{stats}:histories").Val() == 1 }, "the history is written")
 		}},
 		{"claims", func(t *testing.T, l *lock.Locker) {
 			client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)

@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/history"
+	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// keepRuns turns the history on.
+func keepRuns(n int) func(*automutex.Config) {
+	return func(c *automutex.Config) { c.History = n }
+}
+
+// awaitHistory waits until a key has at least so many runs, and gives them, the oldest first.
+func (r *rig) awaitHistory(key string, n int) []history.Run {
+	r.t.Helper()
+	var runs []history.Run
+	redistest.Eventually(r.t, patience, func() bool {
+		var err error
+		if runs, err = history.Read(context.Background(), r.rdb, key, 100); err != nil {
+			r.t.Fatal(err)
+		}
+		return len(runs) >= n
+	}, "%s has %d runs", key, n)
+	slices.Reverse(runs)
+	return runs
+}
+
+// The history of a key has each run and each wait, with who, when and how it ended.
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const value = "a-value-of-a-payload"
+		r := start(t, s, setup{
+			rules: []automutex.Rule{
+				{Task: "short", Scope: "history", On: []string{"id"}, Wait: 100 * time.Millisecond, Busy: automutex.Skip},
+				{Task: "long", Scope: "history", On: []string{"id"}, Wait: patience, Busy: automutex.Skip},
+				{Task: "hot", Scope: "history", On: []string{"id"}, Busy: automutex.Skip},
+			},
+			guarded: func(c *automutex.Config) { c.History, c.HashKeys = 100, testSecret },
+		})
+		payload := map[string]string{"id": value}
+		note := func(id string) string { return r.queue + "/" + id }
+		failing := r.enqueue("long", payload)
+		first := r.stage.next(t)
+		waiting := r.enqueue("long", payload)
+		r.awaitEvent(automutex.EventWaiting, waiting)
+		skipped := r.enqueue("short", payload)
+		r.await(skipped, asynq.TaskStateCompleted)
+		r.await(r.enqueue("hot", payload), asynq.TaskStateCompleted) // refused at once: no wait, and no entry
+		first.returns(errors.New(value))
+		r.stage.next(t).returns(nil)
+		r.await(waiting, asynq.TaskStateCompleted)
+
+		key := keytext.HashedKey(testSecret, r.cfg.Prefix, "history", value)
+		runs := r.awaitHistory(key, 3)
+		if len(runs) != 3 {
+			t.Fatalf("%+v", runs)
+		}
+		byTask := map[string]history.Run{}
+		for _, run := range runs {
+			byTask[run.Task] = run
+			if run.Worker != "this-worker" || run.Start.IsZero() && run.Outcome != "skipped" || run.End.Before(run.Start) || run.Came.After(run.End) {
+				t.Errorf("%+v", run)
+			}
+			if strings.Contains(fmt.Sprint(run), value) {
+				t.Errorf("the history has a value of the payload: %+v", run)
+			}
+		}
+		a, b, gaveUp := byTask[note(failing)], byTask[note(waiting)], byTask[note(skipped)]
+		if a.Outcome != "failed" || b.Outcome != "done" || gaveUp.Outcome != "skipped" {
+			t.Errorf("failing: %+v\nwaiting: %+v\nskipped: %+v", a, b, gaveUp)
+		}
+		if waited := gaveUp.End.Sub(gaveUp.Came); !gaveUp.Start.IsZero() || waited < 100*time.Millisecond {
+			t.Errorf("the one who gave up: %+v", gaveUp)
+		}
+		if b.Start.Sub(b.Came) < 100*time.Millisecond {
+			t.Errorf("it waited while the other one gave up: %+v", b)
+		}
+		for _, name := range []string{key + ":history", r.cfg.Prefix + ":{stats}:histories"} {
+			if left := r.rdb.PTTL(context.Background(), name).Val(); left <= 0 || left > 24*time.Hour {
+				t.Errorf("%s expires in %s", name, left)
+			}
+		}
+	})
+}
+
+// A key keeps its last runs alone, and what parked waited from its first place in line. Close sends what is left.
+func TestHistory_lastRuns(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "park"}}, workers: 1, guarded: keepRuns(3)})
+		lease := r.take("park")
+		id := r.enqueue("park", nil)
+		r.awaitEvent(automutex.EventParked, id)
+		ids := []string{id}
+		<-time.After(50 * time.Millisecond) // how long it is parked, at least
+		r.free(lease)
+		r.finish(id)
+		if run := r.awaitHistory(r.lockOf("park").Key(), 1)[0]; run.Start.Sub(run.Came) < 50*time.Millisecond || run.Outcome != "done" {
+			t.Errorf("the parked one: %+v", run)
+		}
+		for range 4 {
+			ids = append(ids, r.enqueue("park", nil))
+			r.finish(ids[len(ids)-1])
+		}
+		r.stop()
+		runs := r.awaitHistory(r.lockOf("park").Key(), 3)
+		if len(runs) != 3 {
+			t.Fatalf("%+v", runs)
+		}
+		for i, run := range runs {
+			if run.Task != r.queue+"/"+ids[2+i] {
+				t.Errorf("run %d is of %s, want %s", i, run.Task, ids[2+i])
+			}
+		}
+	})
+}
+
+// Under Allow a run without the lock is in the history of the key, beside the run that holds it.
+func TestHistory_withoutTheLock(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "allow", Busy: automutex.Allow}}, guarded: keepRuns(9)})
+	r.enqueue("allow", nil)
+	first := r.stage.next(t)
+	second := r.enqueue("allow", nil)
+	r.stage.next(t).returns(asynq.SkipRetry)
+	r.await(second, asynq.TaskStateArchived)
+	first.returns(nil)
+	runs := r.awaitHistory(r.lockOf("allow").Key(), 2)
+	if runs[0].Outcome != "archived, without the lock" || runs[1].Outcome != "done" || runs[0].Start.Before(runs[1].Start) {
+		t.Errorf("%+v", runs)
+	}
+}
+
+// Redis refuses XADD, or does not answer it: tasks run all the same, and one warning says so. Without Config.History
+// nothing is sent.
+func TestHistory_refused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		keep     int
+		warnings int
+	}{"on": {10, 1}, "off": {0, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			hook, sent := &redistest.FailHook{}, make(chan string, 1000)
+			hook.Before(func(cmd redis.Cmder) error {
+				if cmd.Name() == "xadd" || strings.Contains(fmt.Sprint(cmd.Args()...), "histor") {
+					sent <- cmd.Name()
+					return redistest.ReplyError("NOPERM this user has no permissions to run the 'xadd' command")
+				}
+				return nil
+			})
+			locks := redistest.Mini(t)
+			client := locks.Client(t)
+			client.AddHook(hook)
+			r := start(t, locks, setup{rules: []automutex.Rule{{Task: "work"}}, locks: client, guarded: keepRuns(c.keep)})
+			for range 3 {
+				r.finish(r.enqueue("work", nil))
+				if c.keep > 0 {
+					for <-sent != "zcard" { // the last command of a flush
+					}
+				}
+			}
+			r.stop()
+			if n := strings.Count(r.log.Text(slog.LevelWarn), "Config.History"); n != c.warnings || c.keep == 0 && len(sent) > 0 {
+				t.Errorf("%d warnings, %d commands:\n%s", n, len(sent), r.log.Text(slog.LevelWarn))
+			}
+		})
+	}
+}
+
+// More runs of a key than are read at once are refused, with the bound.
+func TestHistory_bounds(t *testing.T) {
+	t.Parallel()
+	_, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{History: history.Most + 1})
+	if err == nil || !strings.Contains(err.Error(), "Config.History: 1001 is not from 0 to 1000") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,171 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+const patience = 30 * time.Second
+
+// counter is a logger's handler that counts, and keeps the last attributes by their names.
+type counter struct {
+	mu     sync.Mutex
+	levels map[slog.Level]int
+	last   map[string]int64
+}
+
+func (c *counter) Enabled(context.Context, slog.Level) bool { return true }
+func (c *counter) WithAttrs([]slog.Attr) slog.Handler       { return c }
+func (c *counter) WithGroup(string) slog.Handler            { return c }
+
+func (c *counter) Handle(_ context.Context, r slog.Record) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.levels[r.Level]++
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Value.Kind() == slog.KindInt64 {
+			c.last[a.Key] = a.Value.Int64()
+		}
+		return true
+	})
+	return nil
+}
+
+func (c *counter) of(level slog.Level, attr string) (times int, last int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.levels[level], c.last[attr]
+}
+
+func newCounter() *counter { return &counter{levels: map[slog.Level]int{}, last: map[string]int64{}} }
+
+// What is written is read back, with texts of any kind; times are exact to a millisecond but for what the way to Redis takes.
+func TestWriter(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
+		w := New(rdb, prefix, "w\x00\"<b>", 10, slog.New(newCounter()))
+		key, end := prefix+":{a|b}", time.Now().Add(-time.Minute)
+		w.Add(key, Run{Task: "q/\xff<script>", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second), End: end})
+		w.Add(key, Run{Task: "q/2", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
+		w.Close(ctx)
+		w.Add(key, Run{Task: "q/3", End: end}) // after Close
+		redistest.Eventually(t, patience, func() bool { runs, err := Read(ctx, rdb, key, 10); return err == nil && len(runs) == 2 }, "two runs")
+		runs, err := Read(ctx, rdb, key, 10)
+		if err != nil || len(runs) != 2 {
+			t.Fatalf("%+v, %v", runs, err)
+		}
+		waited, ran := runs[0], runs[1]
+		if ran.Task != "q/\xff<script>" || ran.Worker != "w\x00\"<b>" || ran.Outcome != "done" || ran.Start.Sub(ran.Came) != 2*time.Second || ran.End.Sub(ran.Start) != time.Second {
+			t.Errorf("the run: %+v", ran)
+		}
+		if waited.Task != "q/2" || !waited.Start.IsZero() || waited.End.Sub(waited.Came) != 2*time.Second {
+			t.Errorf("the wait: %+v", waited)
+		}
+		if ago := rdb.Time(ctx).Val().Sub(ran.End); ago < time.Minute-time.Millisecond {
+			t.Errorf("it ended %s ago", ago)
+		}
+		// Entries of others are left out.
+		for _, bad := range []map[string]string{{"x": "y"}, {"ago": "-1"}, {"ago": "1", "waited": "x"}, {"ago": "99999999999999999"}, {"ago": "1", "waited": "1", "ran": "-5"}} {
+			rdb.XAdd(ctx, &redis.XAddArgs{Stream: streamOf(key), Values: bad})
+		}
+		if runs, err := Read(ctx, rdb, key, 10); err != nil || len(runs) != 2 {
+			t.Errorf("%+v, %v", runs, err)
+		}
+	})
+}
+
+// The keys of a prefix are bounded: those that were idle for longest lose their runs.
+func TestWriter_bounded(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const keys = mostRuns/Most + 7
+		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
+		name := func(i int) string { return fmt.Sprintf("%s:{key|%d}", prefix, i) }
+		w := New(rdb, prefix, "w", Most, slog.New(newCounter()))
+		for i := range keys {
+			w.pending = append(w.pending, added{name(i), Run{End: time.Now()}})
+			if i == 6 || i == keys-1 {
+				w.flush()
+				<-time.After(2 * time.Millisecond) // the first seven are the oldest
+			}
+		}
+		if n := rdb.ZCard(ctx, index(prefix)).Val(); n != mostRuns/Most {
+			t.Errorf("%d streams are named", n)
+		}
+		for i := range keys {
+			if n := rdb.Exists(ctx, streamOf(name(i))).Val(); n == 1 != (i > 6) {
+				t.Errorf("%s: %d", streamOf(name(i)), n)
+			}
+		}
+	})
+}
+
+// What comes faster than it is sent, and what Redis does not take, is dropped, counted and logged once; so is that
+// all is well again.
+func TestWriter_drops(t *testing.T) {
+	t.Parallel()
+	hook, log, key := &redistest.FailHook{}, newCounter(), redistest.Name(t)+":{a}"
+	rdb := redistest.Mini(t).Client(t)
+	rdb.AddHook(hook)
+	w := New(rdb, redistest.Name(t), "w", 10, slog.New(log))
+	add := func(n int) {
+		for range n {
+			w.Add(key, Run{End: time.Now()})
+		}
+	}
+	sending, goOn := make(chan struct{}), make(chan struct{})
+	hook.Before(func(cmd redis.Cmder) error {
+		if cmd.Name() == "zcard" {
+			sending <- struct{}{}
+			<-goOn
+		}
+		return nil
+	})
+	add(1)
+	<-sending // Redis hangs, and Add does not
+	add(maxPending + 5)
+	hook.Before(func(redis.Cmder) error { return redistest.ReplyError("OOM command not allowed") })
+	close(goOn)
+	redistest.Eventually(t, patience, func() bool { n, missing := log.of(slog.LevelWarn, "runs"); return n == 1 && missing == maxPending+5 }, "a warning")
+	add(1)
+	redistest.Eventually(t, patience, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.missing == maxPending+6 }, "one more is missing")
+	hook.Before(nil)
+	add(1)
+	redistest.Eventually(t, patience, func() bool { n, missing := log.of(slog.LevelInfo, "missing"); return n == 1 && missing == maxPending+6 }, "it is kept again")
+	if n, _ := log.of(slog.LevelWarn, ""); n != 1 {
+		t.Errorf("%d warnings", n)
+	}
+	w.Close(context.Background())
+	(*Writer)(nil).Add(key, Run{})
+	(*Writer)(nil).Close(context.Background())
+}
+
+// Close does not wait for a Redis that hangs longer than its caller does.
+func TestWriter_closeIsBounded(t *testing.T) {
+	t.Parallel()
+	hook := &redistest.FailHook{}
+	rdb := redistest.Mini(t).Client(t)
+	rdb.AddHook(hook)
+	goOn, ended := make(chan struct{}), make(chan struct{})
+	hook.Before(func(redis.Cmder) error { <-goOn; return nil })
+	w := New(rdb, redistest.Name(t), "w", 10, slog.New(newCounter()))
+	w.Add("{a}", Run{End: time.Now()})
+	sending := w.sending
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	go func() { defer close(ended); w.Close(ctx); w.Close(context.Background()) }()
+	<-ended
+	close(goOn)
+	<-sending
+}
