@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"strings"
@@ -38,6 +39,8 @@ func TestFormat_isSaid(t *testing.T) {
 func TestFormat_anotherIsRefused(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		bounded, cancel := context.WithTimeout(t.Context(), time.Minute) // what is not refused may wait
+		defer cancel()
 		for _, stored := range []string{strconv.Itoa(controls.StoredFormat + 1), "0x", "junk", "a hash"} {
 			prefix, log := ownPrefix(t), &redistest.Log{}
 			older := newLocker(t, s.Client(t), prefix)
@@ -54,11 +57,11 @@ func TestFormat_anotherIsRefused(t *testing.T) {
 			l := newLocker(t, s.Client(t), prefix, logTo(log))
 			for what, call := range map[string]func() error{
 				"TryLock":   func() error { _, err := l.Mutex("report").TryLock(t.Context()); return err },
-				"Lock":      func() error { _, err := l.Mutex("report").Lock(t.Context()); return err },
+				"Lock":      func() error { _, err := l.Mutex("report").Lock(bounded); return err },
 				"semaphore": func() error { _, err := l.Semaphore("report", 3).TryLock(t.Context()); return err },
 				"Break":     func() error { _, err := l.Mutex("held").BreakAll(t.Context()); return err },
 				"Put":       func() error { _, err := l.Pool("jobs").Put(t.Context(), "job"); return err },
-				"Take":      func() error { _, err := l.Pool("jobs").Take(t.Context()); return err },
+				"Take":      func() error { _, err := l.Pool("jobs").Take(bounded); return err },
 				"Inspect":   func() error { _, err := l.Pool("jobs").Inspect(t.Context()); return err },
 				"Delete":    func() error { _, err := l.Pool("jobs").Delete(t.Context()); return err },
 				"arrive":    func() error { _, _, err := l.Mutex("report", Note("note")).arrive(t.Context()); return err },

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
@@ -27,7 +28,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 		second := r.enqueueInOrder(c, 1)
 		foreign := r.cfg.Prefix + "-other:{asynq}"
 		rdb := s.Client(t)
-		if err := rdb.RPush(t.Context(), foreign, "task").Err(); err != nil {
+		if err := rdb.ZAdd(t.Context(), foreign, redis.Z{Score: 1, Member: "h:as a holder's that has expired"}).Err(); err != nil {
 			t.Fatal(err)
 		}
 		for i, key := range []string{
@@ -44,7 +45,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 			}
 			r.finish(info.ID)
 		}
-		if got, err := rdb.LRange(t.Context(), foreign, 0, -1).Result(); err != nil || len(got) != 1 {
+		if got, err := rdb.ZRange(t.Context(), foreign, 0, -1).Result(); err != nil || len(got) != 1 {
 			t.Errorf("%s has %v, %v", foreign, got, err)
 		}
 		if n := rdb.Exists(t.Context(), r.lockOf("nobody's").Key()).Val(); n != 0 {
