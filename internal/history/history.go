@@ -27,6 +27,11 @@ const (
 	flushWithin = 3 * time.Second
 	closeWithin = time.Second
 	maxPending  = 2000 // runs that one flush sends
+
+	// clockFor is how long what is known of Redis' clock counts: clocks drift by some ms in that time.
+	clockFor = time.Minute
+	// nearEnough is a round trip after which Redis' clock is known well. A slower one is tried again, clockTries in all.
+	nearEnough, clockTries = 2 * time.Millisecond, 5
 )
 
 // Run is one run of a task, or a wait that ended without one.
@@ -69,7 +74,15 @@ type Writer struct {
 	dropped int           // that did not fit into pending
 	sending chan struct{} // the goroutine closes it when it ends; nil: there is none
 	missing int           // runs that were dropped since Redis took all of them; it is logged as it leaves 0, and as it comes back to it
+
+	clock clock // only the goroutine uses it
 }
+
+// clock is a moment by this process' clock and by Redis'.
+type clock struct{ own, redis time.Time }
+
+// at is a time of this process by Redis' clock.
+func (c clock) at(t time.Time) time.Time { return c.redis.Add(t.Sub(c.own)) }
 
 // added is a run, and the key of its lock.
 type added struct {
@@ -174,12 +187,34 @@ func (w *Writer) flush() {
 	}
 }
 
-// send sends runs, and makes room for their keys. A run is stored with the times that it took and how long ago it
-// ended, so that all times are by Redis' clock, whatever the clocks of the processes say.
+// setClock asks for Redis' time, by which runs are stored: processes with clocks of their own would seem to overlap.
+// What took least is exact to half a round trip. The first one may dial.
+func (w *Writer) setClock(ctx context.Context) error {
+	if !w.clock.own.IsZero() && time.Since(w.clock.own) < clockFor {
+		return nil
+	}
+	best := time.Duration(1<<63 - 1)
+	for try := 0; try < clockTries && best > nearEnough; try++ {
+		pipe, began := w.rdb.Pipeline(), time.Now()
+		asked := pipe.Time(ctx)
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+		if took := time.Since(began); took < best {
+			best, w.clock = took, clock{own: began.Add(took / 2), redis: asked.Val()}
+		}
+	}
+	return nil
+}
+
+// send sends runs, and makes room for their keys.
 func (w *Writer) send(pending []added) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 	defer cancel()
-	pipe, now := w.rdb.Pipeline(), time.Now()
+	if err := w.setClock(ctx); err != nil {
+		return err
+	}
+	pipe := w.rdb.Pipeline()
 	streams := map[string]bool{}
 	for _, a := range pending {
 		r, ran, started := a.run, "", a.run.End
@@ -189,14 +224,14 @@ func (w *Writer) send(pending []added) error {
 		stream := streamOf(a.key)
 		pipe.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: int64(w.keep), Values: []any{
 			"task", r.Task, "worker", w.worker, "outcome", r.Outcome,
-			"waited", millis(started.Sub(r.Came)), "ran", ran, "ago", millis(now.Sub(r.End)),
+			"waited", millis(started.Sub(r.Came)), "ran", ran, "end", w.clock.at(r.End).UnixMilli(),
 		}})
 		streams[stream] = true
 	}
 	used := make([]redis.Z, 0, len(streams))
 	for stream := range streams {
 		pipe.PExpire(ctx, stream, keepFor)
-		used = append(used, redis.Z{Score: float64(now.UnixMilli()), Member: stream})
+		used = append(used, redis.Z{Score: float64(w.clock.at(time.Now()).UnixMilli()), Member: stream})
 	}
 	pipe.ZAdd(ctx, index(w.prefix), used...)
 	pipe.PExpire(ctx, index(w.prefix), keepFor)
