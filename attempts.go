@@ -70,7 +70,7 @@ func (d *delivery) guardAttempts(next asynq.Handler) asynq.Handler {
 		if d.ctx.Err() != nil {
 			return err // asynq has stored its own decision already
 		}
-		if last && d.isFailure(err) {
+		if last && endsTask(err) {
 			err = archive{err}
 		}
 		if marks {
@@ -80,17 +80,10 @@ func (d *delivery) guardAttempts(next asynq.Handler) asynq.Handler {
 	})
 }
 
-// isFailure reports whether asynq counts the handler's error as a failed attempt.
-func (d *delivery) isFailure(err error) bool {
-	switch {
-	case err == nil, errors.Is(err, asynq.SkipRetry), errors.Is(err, asynq.RevokeTask), wantsRetryAfter(err) != nil:
-		return false
-	case d.guard.findReturned(err) != nil:
-		return false
-	case d.server != nil && d.server.isFailure != nil:
-		return d.server.isFailure(err)
-	}
-	return true
+// endsTask reports whether asynq archives a task for the handler's error on the last attempt. It does not ask
+// asynq.Config.IsFailure then. An error by which a Guard returns the task is none that the caller knows of.
+func endsTask(err error) bool {
+	return err != nil && !errors.Is(err, asynq.SkipRetry) && !errors.Is(err, asynq.RevokeTask) && wantsRetryAfter(err) == nil && !errors.As(err, new(*returnedTask))
 }
 
 // markBegun notes that this attempt begins. If Redis does not answer, the handler may start once more than the

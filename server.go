@@ -16,8 +16,6 @@ type server struct {
 	guard   *Guard
 	workers *workers
 
-	isFailure func(error) bool // of asynq.Config; nil: every error is one
-
 	guarded  atomic.Bool // a task of the server has come to the Middleware
 	checking atomic.Bool // checkGuarded is due, or was called
 
@@ -54,7 +52,6 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	}
 
 	isFailure := cfg.IsFailure
-	mark.isFailure = isFailure
 	cfg.IsFailure = func(err error) bool {
 		switch {
 		case g.findReturned(err) != nil, g.isRevoked(err), wantsRetryAfter(err) != nil:

@@ -235,8 +235,8 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 		for _, name := range []string{"reindex", "plain", "window", "mismatch"} {
 			rules = append(rules, automutex.Rule{Task: name, On: []string{"id"}})
 		}
-		log := &logged{}
-		g, err := automutex.New(rdb, automutex.Config{Prefix: r.prefix, Rules: rules, Logger: log.logger(), Observe: func(_ context.Context, e automutex.Event) {
+		log := &redistest.Log{}
+		g, err := automutex.New(rdb, automutex.Config{Prefix: r.prefix, Rules: rules, Logger: log.Logger(), Observe: func(_ context.Context, e automutex.Event) {
 			if e.Kind == automutex.EventBackendError {
 				backend <- e
 			}
@@ -264,12 +264,12 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 		run("reindex", 1)
 		run("plain", 0)
 		run("window", 0)
-		if log.text() != "" {
-			t.Errorf("logged: %s", log.text())
+		if log.String() != "" {
+			t.Errorf("logged: %s", log.String())
 		}
 		run("mismatch", 1)
-		if !strings.Contains(log.text(), "equal Task, Scope and On") {
-			t.Errorf("a rule without its equal is not told of: %q", log.text())
+		if !strings.Contains(log.String(), "equal Task, Scope and On") {
+			t.Errorf("a rule without its equal is not told of: %q", log.String())
 		}
 		failing.Store(true)
 		info := r.must(r.Enqueue(task("reindex", "7", "x")))

@@ -2,13 +2,16 @@ package unique
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/stamp"
 )
 
 // counting is an Enqueuer of a user: it counts what goes through it.
@@ -39,6 +42,56 @@ func TestNew_takesAnEnqueuer(t *testing.T) {
 		if got := strings.Join(through.calls, " "); got != "once plain" {
 			t.Errorf("through the Enqueuer went %q", got)
 		}
+	})
+}
+
+// Over a Client of the root package, tasks of an ordered rule are enqueued once, and run in order.
+func TestNew_overAnOrderedClient(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		once := Rule{Task: "once", On: []string{"id", "text"}}
+		r := start(t, s, once)
+		ordered := automutex.Rule{Task: "once", On: []string{"id"}, InOrder: true}
+		through, err := automutex.NewClient(r.rdb, r.plain, automutex.Config{Prefix: r.prefix, Rules: []automutex.Rule{ordered}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		once.Queue = r.queue
+		c, err := New(through, r.inspector, r.rdb, Config{Prefix: r.prefix, Rules: []Rule{once}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		enqueued := []string{"a", "b", "c", "d"}
+		for _, text := range enqueued {
+			info := r.must(c.Enqueue(task("once", "7", text)))
+			if !stamp.Ordered(info.Headers) {
+				t.Errorf("%s has no place in order", text)
+			}
+			dup, err := c.Enqueue(task("once", "7", text))
+			r.mustBeDuplicate(dup, err, info.ID, asynq.TaskStatePending)
+		}
+		var mu sync.Mutex
+		var ran []string
+		begins, arrived := make(chan struct{}), make(chan struct{})
+		r.serve(func(_ context.Context, t *asynq.Task) error {
+			mu.Lock()
+			ran = append(ran, texts([]*asynq.TaskInfo{{Payload: t.Payload()}})...)
+			first := len(ran) == 1
+			mu.Unlock()
+			if first {
+				close(begins)
+				<-arrived
+			}
+			return nil
+		}, r.guard(ordered))
+		<-begins
+		redistest.Eventually(t, longest, func() bool { return len(r.tasks(r.queue, "once", asynq.TaskStatePending)) == 0 }, "all tasks have come to a worker")
+		close(arrived)
+		redistest.Eventually(t, longest, func() bool { return len(r.tasks(r.queue, "once")) == 0 }, "all tasks are done")
+		if !slices.Equal(ran, enqueued) {
+			t.Errorf("ran %q, enqueued %q", ran, enqueued)
+		}
+		r.must(c.Enqueue(task("once", "7", "a"))) // its claim has ended with it
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -254,6 +255,17 @@ func (s *sampler) look(ctx context.Context) *snapshot {
 	snap.at, snap.took, snap.complete = s.now(), s.now().Sub(began), snap.err == nil
 	snap.sort()
 	return snap
+}
+
+// failure says what is wrong with a snapshot, nil when there is none in time; "" for nothing.
+func (s *snapshot) failure() string {
+	switch {
+	case s == nil:
+		return errNoAnswer.Error()
+	case s.err != nil:
+		return printable.Short(s.err.Error())
+	}
+	return ""
 }
 
 // trim keeps the most contended rows.

@@ -40,6 +40,8 @@ type shop struct {
 type ware struct {
 	Key  string
 	Work time.Duration
+	// Of a load in order: how many of the key were enqueued before, and how often it fails.
+	Turn, Fails int `json:",omitempty"`
 }
 
 // outfit has the entry's locks around a handler.
@@ -61,24 +63,37 @@ var rules = map[string]automutex.Rule{
 	"Retry": {},
 	"Park":  {Busy: automutex.Park},
 	"Wait":  {Wait: time.Hour},
+	inOrder: {InOrder: true},
 }
+
+const (
+	inOrder = "InOrder"
+	atFront = ", WakeAtFront"
+)
 
 // guardedWith has a rule with the policy of an entry around a handler.
 func guardedWith(rule automutex.Rule, entry string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
-	policy, ok := rules[strings.TrimPrefix(entry, guardedBy)]
-	if !ok {
-		return nil, fmt.Errorf("bench: there is no rule for %q", entry)
+	cfg, err := configOf(rule, entry)
+	if err != nil {
+		return nil, err
 	}
-	rule.Busy, rule.Wait = policy.Busy, policy.Wait
-	rule.Task, rule.On = "order", []string{"Key"}
-	guard, err := automutex.New(connect(c), automutex.Config{
-		Rules:  []automutex.Rule{rule},
-		Logger: slog.New(slog.DiscardHandler),
-	})
+	guard, err := automutex.New(connect(c), cfg)
 	if err != nil {
 		return nil, err
 	}
 	return &shop{guard.Middleware(work), guard.ServerConfig(config)}, nil
+}
+
+// configOf has a rule with the policy of an entry.
+func configOf(rule automutex.Rule, entry string) (automutex.Config, error) {
+	name, front := strings.CutSuffix(strings.TrimPrefix(entry, guardedBy), atFront)
+	policy, ok := rules[name]
+	if !ok {
+		return automutex.Config{}, fmt.Errorf("bench: there is no rule for %q", entry)
+	}
+	rule.Busy, rule.Wait, rule.InOrder = policy.Busy, policy.Wait, policy.InOrder
+	rule.Task, rule.On = "order", []string{"Key"}
+	return automutex.Config{Rules: []automutex.Rule{rule}, WakeAtFront: front, Logger: slog.New(slog.DiscardHandler)}, nil
 }
 
 func homemade(name string, c conf, config asynq.Config, work asynq.Handler, wait bool) (*shop, error) {
@@ -116,12 +131,3 @@ func homemade(name string, c conf, config asynq.Config, work asynq.Handler, wait
 	})
 	return &shop{middleware, config}, nil
 }
-
-// silent keeps asynq's log off the tables; what goes wrong shows in the counts.
-type silent struct{}
-
-func (silent) Debug(...any) {}
-func (silent) Info(...any)  {}
-func (silent) Warn(...any)  {}
-func (silent) Error(...any) {}
-func (silent) Fatal(...any) {}

@@ -33,6 +33,7 @@ var (
 	blpop      = floors[1].String()
 	ourDuplex  = namesOf(ours[:1], ours[2:])
 	parkPolicy = []string{guardedBy + "Park"}
+	ordered    = []string{guardedBy + inOrder, guardedBy + inOrder + atFront}
 )
 
 // What is known to make figures short.
@@ -100,6 +101,14 @@ var goals = []goal{
 	{what: "share of the rate, Park", s: &ratesScenario, metric: "share", entries: parkPolicy, atLeast: true, limit: 0.97, digits: 3},
 	{what: "starts in the busiest second, Wait", s: &ratesScenario, metric: "busiest", entries: []string{guardedBy + "Wait"}, limit: rateStarts + rateBurst, digits: 0, cause: lateStart},
 	{what: "starts in the busiest second, Park", s: &ratesScenario, metric: "busiest", entries: parkPolicy, limit: rateStarts + rateBurst, digits: 0, cause: lateStart},
+
+	{what: "tasks/s in order, of Park's", s: &orderScenario, point: "one key", metric: "rate", to: parkPolicy[0], entries: ordered, atLeast: true, limit: 0.9, digits: 2},
+	{what: "tasks/s in order, of Park's", s: &orderScenario, point: "failing", metric: "rate", to: parkPolicy[0], entries: ordered, atLeast: true, limit: 0.8, digits: 2},
+	{what: "gap p95, in poll intervals", s: &orderScenario, point: "failing", metric: "intervals", entries: ordered, limit: 2, digits: 2},
+	{what: "tasks/s of other keys, of those without a blocked one", s: &orderScenario, point: "blocked", metric: "rate", to: parkPolicy[0], entries: ordered, atLeast: true, limit: 0.95, digits: 2},
+	{what: "commands/s for 10,000 blocked tasks", s: &orderScenario, point: "blocked", metric: "commands", entries: ordered, limit: 5, digits: 2},
+	{what: "time of an Enqueue, of asynq's", s: &orderScenario, point: "Enqueue", metric: "of", entries: ordered, limit: 2.2, digits: 2},
+	{what: "Redis bytes per queued task", s: &orderScenario, point: "Enqueue", metric: "bytes", entries: ordered, limit: 200, digits: 0},
 }
 
 // ofRawOver is the goal for pairs over an auto-pipeline of that setting.

@@ -116,7 +116,7 @@ func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.D
 		if err != nil {
 			return nil, err
 		}
-		keys, err := b.server.keyMemory(ctx)
+		keys, err := b.server.keyMemory(ctx, "")
 		v["used"], v["key"] = (full-empty)/float64(n), keys/float64(n)
 		return v, err
 	}
@@ -134,10 +134,10 @@ func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.D
 	return v, err
 }
 
-// keyMemory is the MEMORY USAGE of everything there is.
-func (s *server) keyMemory(ctx context.Context) (float64, error) {
+// keyMemory is the MEMORY USAGE of all keys that match a pattern; an empty one is everything there is.
+func (s *server) keyMemory(ctx context.Context, pattern string) (float64, error) {
 	sum := 0.0
-	keys := s.rdb.Scan(ctx, 0, "", 1000).Iterator()
+	keys := s.rdb.Scan(ctx, 0, pattern, 1000).Iterator()
 	for keys.Next(ctx) {
 		// 0: all members are looked at, not a few of them.
 		n, err := s.rdb.MemoryUsage(ctx, keys.Val(), 0).Result()

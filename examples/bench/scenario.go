@@ -62,7 +62,7 @@ const (
 // scenarios are all there are, in the order of the report.
 var scenarios = []*scenario{
 	&pairsScenario, &turnsScenario, &processesScenario, &drainScenario,
-	&asynqScenario, &mixedScenario, &footprintScenario, &deathScenario, &growthScenario, &leasesScenario, &ratesScenario,
+	&asynqScenario, &mixedScenario, &footprintScenario, &deathScenario, &growthScenario, &leasesScenario, &ratesScenario, &orderScenario,
 }
 
 // bench is one run of the program.

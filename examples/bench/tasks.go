@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // D: what the middleware costs where no key is ever busy.
@@ -121,7 +124,7 @@ type tasksResult struct {
 func load(name string, part int) (wares []ware, ideal time.Duration, err error) {
 	add := func(n int, key func(i int) string, work time.Duration) {
 		for i := range n / part {
-			wares = append(wares, ware{key(i), work})
+			wares = append(wares, ware{Key: key(i), Work: work})
 		}
 	}
 	switch name {
@@ -155,7 +158,7 @@ func tasksDuty(ctx context.Context, m *mate) error {
 	}
 	f := newWorkplace(wares)
 	s, err := outfit(m.Contender, m.Conf, asynq.Config{
-		Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: silent{},
+		Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: redistest.Silent{},
 	}, asynq.HandlerFunc(f.work))
 	if err != nil {
 		return err
@@ -196,13 +199,13 @@ func tasksDuty(ctx context.Context, m *mate) error {
 }
 
 // enqueue has all tasks pending, in order.
-func enqueue(ctx context.Context, client *asynq.Client, wares []ware) error {
+func enqueue(ctx context.Context, client automutex.Enqueuer, wares []ware, opts ...asynq.Option) error {
 	for _, w := range wares {
 		payload, err := json.Marshal(w)
 		if err != nil {
 			return err
 		}
-		if _, err := client.EnqueueContext(ctx, asynq.NewTask("order", payload)); err != nil {
+		if _, err := client.EnqueueContext(ctx, asynq.NewTask("order", payload), opts...); err != nil {
 			return err
 		}
 	}

@@ -176,6 +176,9 @@ var duties = map[string]func(context.Context, *mate) error{
 	"rates":   ratesDuty,
 	"grow":    growDuty,
 	"leases":  leasesDuty,
+	"order":   orderDuty,
+	"blocked": blockedDuty,
+	"enqueue": enqueueDuty,
 }
 
 // work is main for a worker process.

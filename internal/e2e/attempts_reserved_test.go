@@ -125,7 +125,8 @@ func (r *rig) finishAfter(id string, spent int) {
 	}
 }
 
-// An error that IsFailure does not count spends no attempt, the last one neither.
+// An error that IsFailure does not count spends no attempt, but for the caller's last one, as in asynq. A RetryAfter
+// spends none.
 func TestReserved_isFailure(t *testing.T) {
 	t.Parallel()
 	notYet := errors.New("not yet")
@@ -135,10 +136,18 @@ func TestReserved_isFailure(t *testing.T) {
 		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
 		c.IsFailure = func(err error) bool { return !errors.Is(err, notYet) }
 	}})
-	id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+	id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
+	for range 3 {
+		r.stage.next(t).returns(notYet)
+	}
+	r.stage.next(t).returns(errors.New("broken"))
+	for range 3 {
+		r.stage.next(t).returns(automutex.RetryAfter(0, notYet))
+	}
 	r.stage.next(t).returns(notYet)
-	r.stage.next(t).returns(automutex.RetryAfter(0, notYet))
-	r.finish(id)
+	if info := r.await(id, asynq.TaskStateArchived); info.LastErr != "not yet" || info.Retried != 1 || info.MaxRetry != 2 {
+		t.Errorf("%+v", info)
+	}
 }
 
 // What asynq.NewTask was given is kept, and what no rule matches is left alone.

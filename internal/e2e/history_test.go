@@ -176,8 +176,8 @@ func TestHistory_refused(t *testing.T) {
 				}
 			}
 			r.stop()
-			if n := strings.Count(r.log.text(slog.LevelWarn), "Config.History"); n != c.warnings || c.keep == 0 && len(sent) > 0 {
-				t.Errorf("%d warnings, %d commands:\n%s", n, len(sent), r.log.text(slog.LevelWarn))
+			if n := strings.Count(r.log.Text(slog.LevelWarn), "Config.History"); n != c.warnings || c.keep == 0 && len(sent) > 0 {
+				t.Errorf("%d warnings, %d commands:\n%s", n, len(sent), r.log.Text(slog.LevelWarn))
 			}
 		})
 	}

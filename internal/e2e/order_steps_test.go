@@ -150,7 +150,7 @@ func TestInOrder_plainClient(t *testing.T) {
 		r.await(first, asynq.TaskStateCompleted)
 		r.finish(plain)
 		r.finish(second)
-		if n := strings.Count(r.log.text(-8), "was not enqueued through automutex.NewClient"); n != 1 {
+		if n := strings.Count(r.log.Text(-8), "was not enqueued through automutex.NewClient"); n != 1 {
 			t.Errorf("%d warnings", n)
 		}
 	})
@@ -254,6 +254,7 @@ func TestInOrder_refusedRules(t *testing.T) {
 	t.Parallel()
 	for name, rules := range map[string][]automutex.Rule{
 		"Limit":              {{Task: "a", InOrder: true, Limit: 2}},
+		"LimitOf":            {{Task: "a", InOrder: true, LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil }}},
 		"Skip":               {{Task: "a", InOrder: true, Busy: automutex.Skip}},
 		"Allow":              {{Task: "a", InOrder: true, Busy: automutex.Allow}},
 		"Replace":            {{Task: "a", InOrder: true, Busy: automutex.Replace}},

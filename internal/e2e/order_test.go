@@ -21,7 +21,9 @@ func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Clie
 	if o.rules == nil {
 		o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}}
 	}
-	o.prefix = redistest.Name(t)
+	if o.prefix == "" {
+		o.prefix = redistest.Name(t)
+	}
 	if o.served == nil {
 		o.served = func(c *asynq.Config) {
 			comingBack(c)

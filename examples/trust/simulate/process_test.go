@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // Errors of handlers and functions that the plan asks for.
@@ -30,15 +31,6 @@ type payload struct {
 	A int `json:"a"`
 	B int `json:"b"`
 }
-
-// quiet is a logger of asynq that says nothing.
-type quiet struct{}
-
-func (quiet) Debug(...any) {}
-func (quiet) Info(...any)  {}
-func (quiet) Warn(...any)  {}
-func (quiet) Error(...any) {}
-func (quiet) Fatal(...any) {}
 
 // process is an asynq server with a Guard, which stops or dies.
 type process struct {
@@ -84,7 +76,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		DelayedTaskCheckInterval: pp.Forward,
 		ShutdownTimeout:          pp.Shutdown,
 		JanitorInterval:          10 * time.Minute,
-		Logger:                   quiet{},
+		Logger:                   redistest.Silent{},
 		LogLevel:                 asynq.FatalLevel,
 		IsFailure:                func(err error) bool { return err != nil && !errors.Is(err, errSoft) },
 		RetryDelayFunc:           func(n int, _ error, _ *asynq.Task) time.Duration { return time.Duration(1+n%5) * time.Second },
