@@ -116,8 +116,9 @@ func (b *bars) draw(runs []run, span func(run) (from, to time.Time), height int,
 			lanes = append(lanes, time.Time{})
 		}
 		lanes[lane] = to
+		width := max(b.part(to.Sub(from)), leastWidth)
 		b.Marks = append(b.Marks, mark{
-			X: percent(b.part(from.Sub(b.From))), W: percent(max(b.part(to.Sub(from)), leastWidth)), Y: lane,
+			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width), Y: lane,
 			Class: class + r.class(class), Text: r.text(),
 		})
 	}
@@ -205,27 +206,39 @@ var steps = []time.Duration{
 	12 * time.Hour, 24 * time.Hour,
 }
 
+// dated reports whether times need their day.
+func (b *bars) dated() bool {
+	return b.To.Sub(b.From) >= 24*time.Hour || b.To.UTC().Day() != time.Now().UTC().Day() || b.From.UTC().Day() != b.To.UTC().Day()
+}
+
+// Clock is a time, with its day where that is not today.
+func (b *bars) Clock(t time.Time) string {
+	if b.dated() {
+		return t.UTC().Format("Jan 2 15:04:05")
+	}
+	return t.UTC().Format(time.TimeOnly)
+}
+
 // ticks are at most seven round times, none of them so near to an end that its text would not fit.
 func (b *bars) ticks() {
-	span := b.To.Sub(b.From)
-	step := span / 6 // of what a wrong clock made longer than a week
+	span, format, most, margin := b.To.Sub(b.From), "15:04:05", 7, 4.0 // percent
+	if b.dated() && span > 10*time.Minute {
+		format, most, margin = "Jan 2 15:04", 4, 12
+	}
+	step := span / time.Duration(most) // of what a wrong clock made longer than a week
 	for _, s := range slices.Backward(steps) {
-		if span <= 7*s {
+		if span <= time.Duration(most)*s {
 			step = s
 		}
 	}
-	format := "15:04:05"
 	switch {
 	case step < time.Second:
 		format = "15:04:05.0"
-	case step >= time.Minute:
+	case step >= time.Minute && most == 7:
 		format = "15:04"
 	}
-	if b.From.UTC().YearDay() != b.To.UTC().YearDay() && step >= time.Minute {
-		format = "Jan 2 15:04"
-	}
 	for at := b.From.Truncate(step); !at.After(b.To); at = at.Add(step) {
-		if part := b.part(at.Sub(b.From)); part > 4 && part < 96 {
+		if part := b.part(at.Sub(b.From)); part > margin && part < 100-margin {
 			b.Ticks = append(b.Ticks, tick{X: percent(part), Text: at.UTC().Format(format), Odd: len(b.Ticks)%2 == 1})
 		}
 	}

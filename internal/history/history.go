@@ -44,6 +44,29 @@ type Run struct {
 	End     time.Time
 }
 
+// A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever.
+const (
+	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and six texts for each run.
+	addScript = `-- history: adds runs to a stream
+for i = 3, #ARGV, 6 do
+  redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*', 'task', ARGV[i], 'worker', ARGV[i+1], 'outcome', ARGV[i+2], 'waited', ARGV[i+3], 'ran', ARGV[i+4], 'end', ARGV[i+5])
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[1])`
+
+	// nameScript adds names to the sorted set KEYS[1], and returns those that were used longest ago of too many. ARGV: its
+	// TTL in ms, how many there may be, the time, and the names.
+	nameScript = `-- history: names streams
+for i = 4, #ARGV do
+  redis.call('ZADD', KEYS[1], ARGV[3], ARGV[i])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+local excess = redis.call('ZCARD', KEYS[1]) - tonumber(ARGV[2])
+if excess <= 0 then
+  return {}
+end
+return redis.call('ZRANGE', KEYS[1], 0, excess - 1)`
+)
+
 // streamOf is the key of the stream of a lock.
 func streamOf(key string) string { return key + ":history" }
 
@@ -214,49 +237,37 @@ func (w *Writer) send(pending []added) error {
 	if err := w.setClock(ctx); err != nil {
 		return err
 	}
-	pipe := w.rdb.Pipeline()
-	streams := map[string]bool{}
+	streams := map[string][]any{}
 	for _, a := range pending {
 		r, ran, started := a.run, "", a.run.End
 		if !r.Start.IsZero() {
 			ran, started = millis(r.End.Sub(r.Start)), r.Start
 		}
 		stream := streamOf(a.key)
-		pipe.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: int64(w.keep), Values: []any{
-			"task", r.Task, "worker", w.worker, "outcome", r.Outcome,
-			"waited", millis(started.Sub(r.Came)), "ran", ran, "end", w.clock.at(r.End).UnixMilli(),
-		}})
-		streams[stream] = true
+		if streams[stream] == nil {
+			streams[stream] = []any{keepFor.Milliseconds(), w.keep}
+		}
+		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran, w.clock.at(r.End).UnixMilli())
 	}
-	used := make([]redis.Z, 0, len(streams))
-	for stream := range streams {
-		pipe.PExpire(ctx, stream, keepFor)
-		used = append(used, redis.Z{Score: float64(w.clock.at(time.Now()).UnixMilli()), Member: stream})
+	pipe, names := w.rdb.Pipeline(), []any{keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep), w.clock.at(time.Now()).UnixMilli()}
+	for stream, args := range streams {
+		pipe.Eval(ctx, addScript, []string{stream}, args...)
+		names = append(names, stream)
 	}
-	pipe.ZAdd(ctx, index(w.prefix), used...)
-	pipe.PExpire(ctx, index(w.prefix), keepFor)
-	there := pipe.ZCard(ctx, index(w.prefix))
+	named := pipe.Eval(ctx, nameScript, []string{index(w.prefix)}, names...)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
-	return w.makeRoom(ctx, there.Val()-int64(min(mostKeys, mostRuns/w.keep)))
-}
-
-// makeRoom deletes the streams of the keys that were idle for longest.
-func (w *Writer) makeRoom(ctx context.Context, excess int64) error {
-	if excess <= 0 {
-		return nil
-	}
-	pipe := w.rdb.Pipeline()
-	oldest := pipe.ZRange(ctx, index(w.prefix), 0, excess-1)
-	if _, err := pipe.Exec(ctx); err != nil {
+	tooMany, err := named.StringSlice()
+	if err != nil || len(tooMany) == 0 {
 		return err
 	}
-	for _, stream := range oldest.Val() {
+	pipe = w.rdb.Pipeline() // a script may not delete keys of other slots
+	for _, stream := range tooMany {
 		pipe.Del(ctx, stream)
 		pipe.ZRem(ctx, index(w.prefix), stream)
 	}
-	_, err := pipe.Exec(ctx)
+	_, err = pipe.Exec(ctx)
 	return err
 }
 
