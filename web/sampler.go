@@ -76,7 +76,7 @@ type sampler struct {
 	ended   chan struct{} // closed when the goroutine has ended; nil: there was none
 	current *snapshot     // nil: nothing was looked at since the goroutine began
 	changed chan struct{} // closed at the next snapshot, and replaced
-	history *history
+	history *pastHour
 
 	single refresher // has a lock of its own
 }
@@ -84,7 +84,7 @@ type sampler struct {
 func newSampler(locker *lock.Locker, logger *slog.Logger, closed <-chan struct{}) *sampler {
 	return &sampler{
 		locker: locker, logger: logger, closed: closed, now: time.Now,
-		changed: make(chan struct{}), history: newHistory(),
+		changed: make(chan struct{}), history: newPastHour(),
 	}
 }
 
