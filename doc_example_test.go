@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -63,20 +64,17 @@ func ExampleKeyMaker_Keys() {
 
 // A function decides about tasks that find their lock taken.
 func ExampleAfterFailure() {
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{
-		Task: "cache:warm",
-		Busy: automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
-			if busy.HolderTask != "" {
-				return nil // another task warms the cache: this one is done
-			}
-			return busy // as Retry
+	answer := meet(automutex.Rule{
+		Task: "cache:warm", On: []string{"id"},
+		Busy: automutex.AfterFailure(func(_ context.Context, task *asynq.Task, busy *automutex.BusyError) error {
+			fmt.Printf("%s: %s is %s\n", task.Type(), busy.Key, busy.Reason)
+			return nil // another task warms the cache: this one is done
 		}),
-	}}})
-	if err != nil {
-		panic(err)
-	}
-	defer guard.Close(context.Background())
+	})
+	fmt.Println(answer)
+	// Output:
+	// cache:warm: automutex:{cache:warm|7} is held
+	// <nil>
 }
 
 // exampleRedis is a Redis for one example.
@@ -156,6 +154,34 @@ func ExampleRetryIn() {
 	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.RetryIn(time.Second)})
 	fmt.Println(errors.Is(err, lock.ErrBusy))
 	// Output: true
+}
+
+// Tasks of a key wait for their turn in their workers, up to a minute each.
+func ExampleRule_wait() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "balance", On: []string{"account"}, Wait: time.Minute, Busy: automutex.Retry},
+	}})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+	balance := 0
+	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { balance++; return nil }))
+	var workers sync.WaitGroup
+	for range 5 {
+		workers.Add(1)
+		go func() {
+			defer workers.Done()
+			if err := handler.ProcessTask(context.Background(), asynq.NewTask("balance", []byte(`{"account": 7}`))); err != nil {
+				fmt.Println(err)
+			}
+		}()
+	}
+	workers.Wait()
+	fmt.Println(balance)
+	// Output: 5
 }
 
 // Tasks run at once all the same. Use it to measure contention before you enforce a rule.

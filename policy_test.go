@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // A backend error comes back after 1 to 30 s, the later the longer Redis has
@@ -67,8 +68,8 @@ func TestGate_delaySpreads(t *testing.T) {
 // What fails for one task or one key is no outage: it is logged once, and tried again at growing intervals.
 func TestOutage_ofOneSubject(t *testing.T) {
 	t.Parallel()
-	text := &logged{}
-	log := text.logger(slog.LevelInfo)
+	text := &redistest.Log{}
+	log := text.Logger()
 	o, away := redisOutage(), errors.New("away")
 	for range 50 {
 		o.recordFailure(log, "Redis", "poisoned", away)

@@ -99,6 +99,26 @@ func TestCompile_refuses(t *testing.T) {
 	}{
 		{"no task", Config{Rules: []Rule{{}}}, []string{`rule "" (Rules[0]): Task: "" is blank; name`}},
 		{"blank task", Config{Rules: []Rule{{Name: "n", Task: " \t"}}}, []string{`rule "n" (Rules[0]): Task: " \t" is blank`}},
+		{"blanks around a task", Config{Rules: []Rule{{Task: " a"}}}, []string{`Task: " a" begins or ends with a blank, `}},
+		{"optional", one(Rule{Optional: true}), []string{`Optional: needs On or OnHeaders, `}},
+		{"on archive", one(Rule{InOrder: true, Busy: Park, OnArchive: 7}), []string{`OnArchive: 7 is neither HoldKey nor Continue`}},
+		{
+			"one scope, two orders",
+			Config{Rules: []Rule{
+				{Task: "a", Scope: "s", InOrder: true, Busy: Park},
+				{Task: "b", Scope: "s", InOrder: true, Busy: Park, OnArchive: Continue},
+				{Task: "c", Scope: "s", InOrder: true, Busy: Park, MaxQueued: 5},
+			}},
+			[]string{
+				`rule "b" (Rules[1]): OnArchive: is continue, but rule "a" (Rules[0]) has hold for the same scope "s"; `,
+				`rule "c" (Rules[2]): MaxQueued: is 5, but rule "a" (Rules[0]) has 0 for the same scope "s"; `,
+			},
+		},
+		{
+			"one scope, two rates",
+			Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 1, Rate: Rate{Starts: 2, Per: time.Minute}}}},
+			[]string{`Rate: is 2 per 1m0s, burst 1, but rule "a" (Rules[0]) has none for the same scope "s"; `},
+		},
 		{"paths", one(Rule{On: []string{"", "a..b", `a\`, "ok", "ok"}}), []string{
 			`rule "t" (Rules[0]): On[0]: "" is empty; name`,
 			`On[1]: "a..b" has an empty segment; `,

@@ -122,7 +122,10 @@ func TestWatch_seesAnOverlapWithATaskThatIsPolledForLater(t *testing.T) {
 	for ; seen < pairs && tried < 10*pairs; tried++ {
 		pair := fmt.Sprintf("pair %d", tried)
 		first := server.Enqueue(t, work(fmt.Sprintf(`{"id": "%s", "n": 1}`, pair)))
-		redistest.Eventually(t, patience, func() bool { return runs.isRunning(first.queue, first.id) }, "the first of %s runs", pair)
+		redistest.Eventually(t, patience, func() bool {
+			_, over := begun.Load(pair)
+			return over || runs.isRunning(first.queue, first.id)
+		}, "the first of %s runs", pair)
 		second := server.Enqueue(t, work(fmt.Sprintf(`{"id": "%s", "n": 2}`, pair)))
 		_, late := begun.Load(pair) // the machine is busy: the test's goroutine slept meanwhile
 		enqueued := time.Now()

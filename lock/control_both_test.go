@@ -15,7 +15,7 @@ import (
 func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		prefix, log := ownPrefix(t), &lines{}
+		prefix, log := ownPrefix(t), &redistest.Log{}
 		alice, bob := newLocker(t, s.Client(t), prefix, owner("alice")), newLocker(t, s.Client(t), prefix, owner("bob"))
 		l := newLocker(t, s.Client(t), prefix, logTo(log))
 		m := l.Mutex("report")
@@ -78,7 +78,7 @@ func TestControls_replacedBySomethingElse(t *testing.T) {
 	redistest.Long(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		prefix, log := ownPrefix(t), &lines{}
+		prefix, log := ownPrefix(t), &redistest.Log{}
 		operator, l := newLocker(t, s.Client(t), prefix), newLocker(t, s.Client(t), prefix, logTo(log))
 		rdb, m, key := s.Client(t), l.Mutex("report"), operator.controls.Keys[0]
 		mustUnlock(t, mustTry(t, m))

@@ -15,7 +15,7 @@ import (
 func TestControls_unreadable(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		log := &lines{}
+		log := &redistest.Log{}
 		prefix := ownPrefix(t)
 		operator, l := newLocker(t, s.Client(t), prefix), newLocker(t, s.Client(t), prefix, logTo(log))
 		rdb, key := s.Client(t), operator.controls.Keys[0]
@@ -85,7 +85,7 @@ func TestControls_unreadable(t *testing.T) {
 func TestControls_notReadable(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		log := &lines{}
+		log := &redistest.Log{}
 		l := newLocker(t, s.Client(t), ownPrefix(t), logTo(log))
 		if err := s.Client(t).Set(t.Context(), l.controls.Keys[0], "x", time.Minute).Err(); err != nil {
 			t.Fatal(err)
@@ -109,7 +109,7 @@ func TestControls_notReadable(t *testing.T) {
 func TestControls_noRights(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
-	log := &lines{}
+	log := &redistest.Log{}
 	l := newLocker(t, denied(t, s, s.Client(t), "-hlen", "-hgetall", "-hget", "-hset", "-hdel"), ownPrefix(t), logTo(log))
 	mustUnlock(t, mustTry(t, l.Mutex("report")))
 	if n := strings.Count(log.String(), "the controls cannot be read"); n != 1 {
@@ -157,7 +157,7 @@ func TestControls_badInput(t *testing.T) {
 func TestControls_logged(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)
-	log, told := &lines{}, make(chan []Control, 10)
+	log, told := &redistest.Log{}, make(chan []Control, 10)
 	prefix := ownPrefix(t)
 	operator := newLocker(t, s.Client(t), prefix, owner("alice"))
 	pause(t, operator, "report", time.Time{}, "repair")

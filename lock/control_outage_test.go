@@ -140,7 +140,7 @@ func TestControls_oneReadHangs(t *testing.T) {
 func TestControls_newLockerWithoutTheirNode(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartCluster(t, 0)
-	log := &lines{}
+	log := &redistest.Log{}
 	rdb := s.Client(t) // one that knows the nodes
 	known, fresh := newLocker(t, rdb), newLocker(t, rdb, logTo(log))
 	name, control := "", known.controls.Keys[0]

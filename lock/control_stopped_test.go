@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,14 +45,25 @@ func TestControls_stoppedProcess(t *testing.T) {
 	for range 3 {
 		child := exec.Command(os.Args[0], "-test.run=^TestControls_stoppedChild$", "-test.v", "-test.timeout=60s")
 		child.Env = append(os.Environ(), stoppedChild+"="+s.Addr())
-		out := &lines{}
+		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := func() string {
+			text, err := os.ReadFile(out.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
 		child.Stdout = out
 		if err := child.Start(); err != nil {
 			t.Fatal(err)
 		}
+		_ = out.Close() // the child has its own
 		ended := func() { _ = child.Process.Kill(); _ = child.Wait() }
 		t.Cleanup(ended)
-		redistest.Eventually(t, soon, func() bool { return strings.Count(out.String(), "TOOK") > 10 }, "a child that takes the lock")
+		redistest.Eventually(t, soon, func() bool { return strings.Count(said(), "TOOK") > 10 }, "a child that takes the lock")
 		if err := child.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +75,7 @@ func TestControls_stoppedProcess(t *testing.T) {
 		}
 		time.Sleep(200 * time.Millisecond) // it took the lock at once, if at all
 		ended()
-		for line := range strings.Lines(out.String()) {
+		for line := range strings.Lines(said()) {
 			var took int64
 			if _, err := fmt.Sscanf(line, "TOOK %d", &took); err == nil && took > resumed {
 				t.Errorf("took the lock %d us after it went on; it was paused while the process was stopped", took-resumed)

@@ -3,7 +3,6 @@ package lock
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -151,7 +150,7 @@ func TestDeniedEVALSHA_goesByEVAL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rdb, transport := open(t)
-			log := &lines{}
+			log := &redistest.Log{}
 			m := newLocker(t, rdb, logTo(log), func(o *Options) { o.Transport = transport }).Mutex(redistest.Name(t), TTL(2*time.Second))
 			le := mustTry(t, m)
 			waiter := inLine(t, m, 1)
@@ -172,7 +171,7 @@ func TestDeniedEVAL_isNamed(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	admin := s.Client(t)
-	log := &lines{}
+	log := &redistest.Log{}
 	l := asksAlways(newLocker(t, denied(t, s, admin, "-evalsha", "-eval"), logTo(log)))
 	m := l.Mutex(redistest.Name(t))
 	for range 3 {
@@ -190,8 +189,8 @@ func TestDeniedEVAL_isNamed(t *testing.T) {
 	}
 }
 
-func logTo(log *lines) func(*Options) {
-	return func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(log, nil)) }
+func logTo(log *redistest.Log) func(*Options) {
+	return func(o *Options) { o.Logger = log.Logger() }
 }
 
 // denied makes a client of a new user with all rights but those.

@@ -187,7 +187,7 @@ func TestForm_withoutTheRightToSet(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
 	admin := s.Client(t)
-	log := &lines{}
+	log := &redistest.Log{}
 	l := newLocker(t, denied(t, s, admin, "-set"), logTo(log))
 	for range 3 {
 		m := l.Mutex(redistest.Name(t))

@@ -150,3 +150,34 @@ func TestClockStep_gateFromTheFuture(t *testing.T) {
 	mustUnlock(t, mustTry(t, held))
 	mustUnlock(t, mustTry(t, rated))
 }
+
+// Only a lease of a lock that is still held closes its gate.
+func TestHold_refused(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		p := l.Pool(redistest.Name(t))
+		if _, err := p.Put(t.Context(), "value"); err != nil {
+			t.Fatal(err)
+		}
+		taken, err := p.Take(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := taken.closeGate(t.Context(), time.Minute); err == nil || !strings.Contains(err.Error(), "is a pool, which has no gate") {
+			t.Errorf("of a pool: %v", err)
+		}
+		if err := taken.Consume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m := l.Mutex(redistest.Name(t), TTL(time.Hour))
+		le := mustTry(t, m)
+		if n, err := handle(newLocker(t, s.Client(t)), m).BreakAll(t.Context()); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		if err := le.closeGate(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) || le.Held() {
+			t.Errorf("of a lease that was broken: %v, held %v", err, le.Held())
+		}
+		mustUnlock(t, mustTry(t, m)) // its gate is open
+	})
+}

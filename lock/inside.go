@@ -107,7 +107,12 @@ func (insider) ByKey(l *Locker, key string) *Lock { return l.byKey(key) }
 func (insider) List(ctx context.Context, l *Locker) iter.Seq2[inside.Info, error] {
 	return l.walker().List(ctx)
 }
-func (insider) Sweep(ctx context.Context, l *Locker) (int, error)         { return l.walker().Sweep(ctx) }
+func (insider) Sweep(ctx context.Context, l *Locker) (int, error) {
+	if err := l.checkFormat(ctx, l.controls.Keys[0]); err != nil {
+		return 0, err
+	}
+	return l.walker().Sweep(ctx)
+}
 func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error) { return m.inspectAll(ctx) }
 
 func (insider) OpenGate(ctx context.Context, m *Lock) (bool, error) { return m.openGate(ctx) }
@@ -149,6 +154,12 @@ func (insider) ControlsFor(list []Control, key string) (its []Control, limit int
 func (insider) ControlText(c Control) string         { return c.text() }
 func (insider) Orders(list []Control) []Control      { return ordersOf(list) }
 func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
+
+// CheckFormat is for producers, before they write: the error Is ErrBackend while processes with another stored
+// format are there.
+func (insider) CheckFormat(ctx context.Context, l *Locker, key string) error {
+	return l.checkFormat(ctx, key)
+}
 
 // Claim is the mark of package unique beside the lock with that key.
 func (insider) Claim(l *Locker, key string) claims.Claim { return claims.Of(l.runner(), key) }

@@ -149,6 +149,9 @@ func (l *Locker) byOrder(key string) *Lock {
 // not done, it gives none, and returns how many there are, and the stamps among the first ones to look for. The ticket is 0
 // then. deadline is when others may look whether the task was enqueued. After an error the task may have a place.
 func (m *Lock) stamp(ctx context.Context, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
+	if err := m.checkFormat(ctx); err != nil {
+		return 0, 0, nil, err
+	}
 	reply, err := m.operate(ctx, wire.OrderStampScript, []any{note, nonce, deadline.Milliseconds(), most})
 	if err != nil {
 		return 0, 0, nil, err
@@ -174,6 +177,9 @@ func (m *Lock) actOrder(ctx context.Context, act inside.OrderAct, item inside.Or
 // skipHead takes the head with that note out of the order, and calls the next. The error Is errHeadRuns if the head
 // holds the lock, and errNotHead if the task is not the head; head is the head's note then, empty without one.
 func (m *Lock) skipHead(ctx context.Context, note string) (head string, err error) {
+	if err := m.checkFormat(ctx); err != nil {
+		return "", err
+	}
 	inbound, _ := m.locker.parking.WantedCalls(m.parked())
 	args := m.orderArgs(inbound, "skip", inside.OrderItem{Note: note}, 0)
 	sent := time.Now()

@@ -2,9 +2,7 @@ package lock
 
 import (
 	"context"
-	"log/slog"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -54,8 +52,8 @@ func TestLocker_functionsPanic(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		var calls atomic.Int64
-		log := &lines{}
-		l := New(s.Client(t), Options{Prefix: redistest.Name(t), Logger: slog.New(slog.NewTextHandler(log, nil)), call: func(context.Context, string, string) inside.Fate {
+		log := &redistest.Log{}
+		l := New(s.Client(t), Options{Prefix: redistest.Name(t), Logger: log.Logger(), call: func(context.Context, string, string) inside.Fate {
 			if calls.Add(1) == 1 {
 				panic("the caller's own fault")
 			}
@@ -94,30 +92,8 @@ func TestLocker_functionsPanic(t *testing.T) {
 		if err := held.Unlock(t.Context()); err != nil {
 			t.Error(err)
 		}
-		redistest.Eventually(t, soon, func() bool { return log.has("the caller's own fault") && log.has("the holder's own fault") }, "both panics are logged")
+		redistest.Eventually(t, soon, func() bool {
+			return strings.Contains(log.String(), "the caller's own fault") && strings.Contains(log.String(), "the holder's own fault")
+		}, "both panics are logged")
 	})
-}
-
-// lines is what was logged.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) has(text string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Contains(l.text.String(), text)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }

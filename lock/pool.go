@@ -49,6 +49,9 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		}
 		args[i] = keytext.Escape(value)
 	}
+	if err := p.m.checkFormat(ctx); err != nil {
+		return 0, err
+	}
 	for args := range slices.Chunk(args, putMost) {
 		reply, err := p.m.operate(ctx, wire.PoolPutScript, args)
 		if err != nil {
@@ -87,6 +90,9 @@ type PoolInfo struct {
 // Inspect returns the content of the pool. It may be outdated at once. The error Is
 // ErrBackend if Redis could not be asked.
 func (p *Pool) Inspect(ctx context.Context) (PoolInfo, error) {
+	if err := p.m.checkFormat(ctx); err != nil {
+		return PoolInfo{}, err
+	}
 	reply, err := p.m.operate(ctx, wire.PoolInspectScript, []any{maxHolders})
 	if err != nil {
 		return PoolInfo{}, err
@@ -105,5 +111,8 @@ func (p *Pool) Inspect(ctx context.Context) (PoolInfo, error) {
 // Delete deletes the pool with all its values, and returns how many there were. The contexts
 // of the values' holders end with cause ErrLost, as with [Lock.Break].
 func (p *Pool) Delete(ctx context.Context) (int, error) {
+	if err := p.m.checkFormat(ctx); err != nil {
+		return 0, err
+	}
 	return p.m.operateBreak(ctx, wire.PoolDeleteScript, nil)
 }

@@ -258,7 +258,7 @@ func TestClaim_endsWithItsGroup(t *testing.T) {
 		rule := Rule{Task: "digest", On: []string{"id"}, Until: UntilStart}
 		r := start(t, s, rule)
 		server := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
-			Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, Logger: silent{}, GroupGracePeriod: time.Second,
+			Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, Logger: redistest.Silent{}, GroupGracePeriod: time.Second,
 			GroupAggregator: asynq.GroupAggregatorFunc(func(string, []*asynq.Task) *asynq.Task { return asynq.NewTask("all", nil) }),
 		})
 		if err := server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
@@ -328,8 +328,8 @@ func TestGuard_warnsOfClaims(t *testing.T) {
 			"was skipped: a producer whose": {Task: "reindex", On: []string{"id"}, Busy: automutex.Skip},
 		} {
 			r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart, Duplicate: Join})
-			log := &logged{}
-			g, err := automutex.New(r.rdb, automutex.Config{Prefix: r.prefix, Rules: []automutex.Rule{rule}, Logger: log.logger()})
+			log := &redistest.Log{}
+			g, err := automutex.New(r.rdb, automutex.Config{Prefix: r.prefix, Rules: []automutex.Rule{rule}, Logger: log.Logger()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -346,7 +346,9 @@ func TestGuard_warnsOfClaims(t *testing.T) {
 					}, "the next one having begun")
 				}
 			}
-			redistest.Eventually(t, longest, func() bool { return strings.Count(log.text(), want) == 1 && strings.Contains(log.text(), "UntilStart") }, "a warning with %q", want)
+			redistest.Eventually(t, longest, func() bool {
+				return strings.Count(log.String(), want) == 1 && strings.Contains(log.String(), "UntilStart")
+			}, "a warning with %q", want)
 			close(goOn)
 		}
 	})

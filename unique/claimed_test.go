@@ -15,6 +15,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 var reindex = Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart}
@@ -235,8 +236,8 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 		for _, name := range []string{"reindex", "plain", "window", "mismatch"} {
 			rules = append(rules, automutex.Rule{Task: name, On: []string{"id"}})
 		}
-		log := &logged{}
-		g, err := automutex.New(rdb, automutex.Config{Prefix: r.prefix, Rules: rules, Logger: log.logger(), Observe: func(_ context.Context, e automutex.Event) {
+		log := &redistest.Log{}
+		g, err := automutex.New(rdb, automutex.Config{Prefix: r.prefix, Rules: rules, Logger: log.Logger(), Observe: func(_ context.Context, e automutex.Event) {
 			if e.Kind == automutex.EventBackendError {
 				backend <- e
 			}
@@ -264,12 +265,12 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 		run("reindex", 1)
 		run("plain", 0)
 		run("window", 0)
-		if log.text() != "" {
-			t.Errorf("logged: %s", log.text())
+		if log.String() != "" {
+			t.Errorf("logged: %s", log.String())
 		}
 		run("mismatch", 1)
-		if !strings.Contains(log.text(), "equal Task, Scope and On") {
-			t.Errorf("a rule without its equal is not told of: %q", log.text())
+		if !strings.Contains(log.String(), "equal Task, Scope and On") {
+			t.Errorf("a rule without its equal is not told of: %q", log.String())
 		}
 		failing.Store(true)
 		info := r.must(r.Enqueue(task("reindex", "7", "x")))
@@ -316,5 +317,44 @@ func TestClaim_ttl(t *testing.T) {
 				t.Errorf("scheduled in 90 days, it expires in %s", got)
 			}
 		}
+	})
+}
+
+// A claim whose holder is no task, whoever wrote it, is in nobody's way.
+func TestClaim_ofNoTask(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart})
+		if _, err := inner.Claim(r.locker, keytext.Key(r.prefix, "reindex", "7")).Take(t.Context(), "no task", "", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		first := r.must(r.Enqueue(task("reindex", "7", "")))
+		info, err := r.Enqueue(task("reindex", "7", ""))
+		r.mustBeDuplicate(info, err, first.ID, asynq.TaskStatePending)
+	})
+}
+
+// A producer that replaces an ended task waits for another one at the same key, for Config.Wait.
+func TestReplaceEnded_another(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, Rule{Task: "reindex", On: []string{"id"}})
+		r.patience = 100 * time.Millisecond
+		first := r.must(r.Enqueue(task("reindex", "7", "")))
+		if err := r.inspector.ArchiveTask(r.queue, first.ID); err != nil {
+			t.Fatal(err)
+		}
+		other, err := inner.ClaimLock(r.locker, keytext.Key(r.prefix, "reindex", "7"), lock.TTL(time.Hour)).TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "has held this key's lock") {
+			t.Errorf("%v, %v", info, err)
+		}
+		if err := other.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.patience = longest
+		r.must(r.Enqueue(task("reindex", "7", "")))
 	})
 }

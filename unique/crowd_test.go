@@ -55,7 +55,7 @@ func crowd(t *testing.T, s *redistest.Server, rule Rule, workers bool) {
 		}
 		server := asynq.NewServerFromRedisClient(r.rdb, guard.ServerConfig(asynq.Config{
 			Concurrency: 4, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 20 * time.Millisecond,
-			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 }, Logger: silent{},
+			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 }, Logger: redistest.Silent{},
 		}))
 		err = server.Start(guard.Middleware(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 			var said struct{ Text string }

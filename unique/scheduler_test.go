@@ -50,7 +50,7 @@ func TestDoubledSchedulers(t *testing.T) {
 		var schedulers []*asynq.Scheduler
 		for i := range 2 {
 			scheduler := asynq.NewSchedulerFromRedisClient(r.rdb, &asynq.SchedulerOpts{
-				Logger: silent{},
+				Logger: redistest.Silent{},
 				PostEnqueueFunc: func(_ *asynq.TaskInfo, err error) {
 					mu.Lock()
 					defer mu.Unlock()

@@ -29,7 +29,7 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 			server := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{ // without ServerConfig
 				Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond,
 				IsFailure:      func(err error) bool { return !errors.Is(err, limited) },
-				RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour }, Logger: silent{},
+				RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour }, Logger: redistest.Silent{},
 			})
 			if err := server.Start(guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return limited }))); err != nil {
 				t.Fatal(err)

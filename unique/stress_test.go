@@ -75,7 +75,7 @@ func (w stressWorker) start(rdb redis.UniversalClient) (*asynq.Server, *automute
 		Concurrency: 20, Queues: map[string]int{w.Queue: 1},
 		TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
-		Logger:         silent{},
+		Logger:         redistest.Silent{},
 	}))
 	guarded := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		var task stressTask

@@ -45,7 +45,8 @@ func TestBlocked(t *testing.T) {
 		v.get("/locks/blocked").want(200, "orders|7", "default/first", gone, ">2<", "Skip…")
 		v.get("/locks/").want(200, "Blocked orders</span><b class=\"big\">1<", "3 in order")
 		v.get("/locks/keys").want(200, "orders|7", ">blocked</a>", "<b>3</b> of these in order")
-		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third")
+		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
+			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
 		v.get("/locks/metrics").want(200, `automutex_queued{rule=""} 3`, `automutex_order_blocked{rule=""} 1`, "automutex_order_blocked_seconds{")
 		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked").want(200, "Skip task default/first of orders|7?", "out of order")
 		v.confirm(asked, "refunded by hand").want(200, "Task default/first was skipped")

@@ -40,12 +40,8 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
 	defer cancel()
 	snap := p.sampler.get(ctx)
-	if snap == nil {
-		v.Err = errNoAnswer.Error()
+	if v.Err = snap.failure(); snap == nil {
 		return v
-	}
-	if snap.err != nil {
-		v.Err = printable.Short(snap.err.Error())
 	}
 	_, _ = p.fleetNow(ctx) // without its answer the keys have no rules
 	v.Rows = p.blockedRows(ctx, p.sampler.refresh(ctx, snap.hot.Heads, snap.at))

@@ -59,20 +59,20 @@ func (s *series) lastHour(now int64) []point {
 	return all
 }
 
-// history is what the looks of the last hour found. It belongs to the sampler, whose mu
+// pastHour is what the looks of the last hour found. It belongs to the sampler, whose mu
 // guards it.
-type history struct {
+type pastHour struct {
 	all  *series
 	keys map[string]*series
 }
 
-func newHistory() *history { return &history{keys: map[string]*series{}} }
+func newPastHour() *pastHour { return &pastHour{keys: map[string]*series{}} }
 
 func slotOf(t time.Time) int64 { return t.UnixNano() / int64(slotLength) }
 
 // add adds a look at all locks. A key has a history from when it has a line until an
 // hour after its last one.
-func (h *history) add(snap *snapshot) {
+func (h *pastHour) add(snap *snapshot) {
 	slot := slotOf(snap.at)
 	if h.all == nil {
 		h.all = newSeries(slot)
@@ -103,7 +103,7 @@ func (h *history) add(snap *snapshot) {
 
 // follow begins the history of a key that somebody looks at. Where there is no room, the
 // key that was quiet for the longest time makes room.
-func (h *history) follow(r row, slot int64) {
+func (h *pastHour) follow(r row, slot int64) {
 	s := h.keys[r.Key]
 	if s == nil {
 		if len(h.keys) >= maxSeries {

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/printable"
@@ -34,6 +35,10 @@ type keyView struct {
 	More    int // of the line that are not shown
 	Err     string
 	Chart   chart
+	Bars    *bars          // who ran when; nil: nothing is known
+	Kept    bool           // the history of the key tells of it
+	Unread  string         // why that was not read
+	Seen    time.Time      // since when looks at it are remembered
 	Orders  []lock.Control // of operators, that are in force for this lock
 	Paused  bool
 	Behind  *blockedRow // the next task of an ordered key, if it keeps others waiting
@@ -66,6 +71,7 @@ type waiterView struct {
 	State string // of the task
 	Kind  string // waiting, parked or called
 	Since time.Time
+	Head  bool // of an ordered key: the others wait for this one, which does not run
 }
 
 // keyOf is the Redis key that a request names: whole, or what stands between its braces.
@@ -147,6 +153,9 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 	}
 	if rows := p.blockedRows(ctx, []row{v.Info}); len(rows) > 0 {
 		v.Behind = &rows[0]
+		for i := range v.Line {
+			v.Line[i].Head = v.Line[i].Task == v.Behind.Task
+		}
 	}
 	return nil
 }
@@ -154,6 +163,7 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 // look asks Redis for the lock.
 func (p *page) look(ctx context.Context, v *keyView) error {
 	m := inner.ByKey(p.locker, v.Key)
+	kept, unread := history.Read(ctx, p.rdb, v.Key, mostBars) // before the look: what goes on then is not in it
 	info, err := inner.Inspect(ctx, m)
 	if err != nil {
 		return err
@@ -168,18 +178,22 @@ func (p *page) look(ctx context.Context, v *keyView) error {
 	for _, h := range info.Holders {
 		v.Holders = append(v.Holders, holderView{h.Token, printable.Short(h.Owner), p.taskOf(h.Note), "", v.Now.Add(h.ExpiresIn)})
 	}
-	if len(line) == 0 {
-		return nil
+	var ahead time.Duration
+	if len(line)+len(kept) > 0 { // their times are by Redis' clock
+		redisNow, err := p.rdb.Time(ctx).Result()
+		if err != nil {
+			return err
+		}
+		ahead = time.Until(redisNow).Round(100 * time.Millisecond) // so that the times of what has ended stay the same from look to look
 	}
-	// The line's times are by Redis' clock.
-	redisNow, err := p.rdb.Time(ctx).Result()
-	if err != nil {
-		return err
-	}
-	ahead := time.Until(redisNow)
 	for i, waiter := range line {
-		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), p.taskOf(waiter.Note), "", inspect.WaiterState(waiter), waiter.Since.Add(-ahead)})
+		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), p.taskOf(waiter.Note), "", inspect.WaiterState(waiter), waiter.Since.Add(-ahead), false})
 	}
 	v.More = max(0, v.Info.line()-len(v.Line))
+	seen, since := p.seen.look(v.Key, v.Now, v.Info.Since, ahead, info.Holders, line)
+	v.Bars, v.Kept, v.Seen = p.newBars(joined(kept, ahead, seen)), len(kept) > 0, since
+	if unread != nil {
+		v.Unread = printable.Short(unread.Error())
+	}
 	return nil
 }

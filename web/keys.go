@@ -144,8 +144,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
 	defer cancel()
 	snap := p.sampler.get(ctx)
-	if snap == nil {
-		v.Err = errNoAnswer.Error()
+	if v.Err = snap.failure(); snap == nil {
 		return v
 	}
 	_, _ = p.fleetNow(ctx) // without its answer the list has no names of rules; Processes says why
@@ -155,9 +154,6 @@ func (p *page) keysView(r *http.Request) *keysView {
 	v.Columns, v.SortedBy = q.columns(v.Base), sorts[q.Sort].name
 	v.Now = time.Now()
 	v.Totals, v.freshness = snap.totals, snap.freshness(v.Now)
-	if snap.err != nil {
-		v.Err = printable.Short(snap.err.Error())
-	}
 	if len(snap.rows) < snap.totals.Locks && snap.complete {
 		v.Kept = len(snap.rows)
 	}

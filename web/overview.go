@@ -37,12 +37,8 @@ func (p *page) overview(r *http.Request) *overview {
 	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
 	defer cancel()
 	snap := p.sampler.get(ctx)
-	if snap == nil {
-		v.Err = errNoAnswer.Error()
+	if v.Err = snap.failure(); snap == nil {
 		return v
-	}
-	if snap.err != nil {
-		v.Err = printable.Short(snap.err.Error())
 	}
 	v.Totals, v.Hot = snap.totals, snap.hot
 	controls, err := p.controls(ctx)

@@ -57,12 +57,11 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 		v.Err = printable.Short(err.Error())
 	}
 	snap := p.sampler.get(ctx)
-	switch {
-	case snap == nil:
-		v.Err = errNoAnswer.Error()
+	if why := snap.failure(); why != "" {
+		v.Err = why
+	}
+	if snap == nil {
 		return v
-	case snap.err != nil:
-		v.Err = printable.Short(snap.err.Error())
 	}
 	_, _ = p.fleetNow(ctx) // Processes says what is wrong with it
 	known := p.known.Load()

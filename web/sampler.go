@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -75,7 +76,7 @@ type sampler struct {
 	ended   chan struct{} // closed when the goroutine has ended; nil: there was none
 	current *snapshot     // nil: nothing was looked at since the goroutine began
 	changed chan struct{} // closed at the next snapshot, and replaced
-	history *history
+	history *pastHour
 
 	single refresher // has a lock of its own
 }
@@ -83,7 +84,7 @@ type sampler struct {
 func newSampler(locker *lock.Locker, logger *slog.Logger, closed <-chan struct{}) *sampler {
 	return &sampler{
 		locker: locker, logger: logger, closed: closed, now: time.Now,
-		changed: make(chan struct{}), history: newHistory(),
+		changed: make(chan struct{}), history: newPastHour(),
 	}
 }
 
@@ -254,6 +255,17 @@ func (s *sampler) look(ctx context.Context) *snapshot {
 	snap.at, snap.took, snap.complete = s.now(), s.now().Sub(began), snap.err == nil
 	snap.sort()
 	return snap
+}
+
+// failure says what is wrong with a snapshot, nil when there is none in time; "" for nothing.
+func (s *snapshot) failure() string {
+	switch {
+	case s == nil:
+		return errNoAnswer.Error()
+	case s.err != nil:
+		return printable.Short(s.err.Error())
+	}
+	return ""
 }
 
 // trim keeps the most contended rows.

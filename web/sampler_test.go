@@ -95,7 +95,7 @@ func TestRefresh(t *testing.T) {
 // The history has the last hour, knows when nobody looked, and is bounded.
 func TestHistory(t *testing.T) {
 	t.Parallel()
-	h := newHistory()
+	h := newPastHour()
 	at := time.Unix(1_700_000_000, 0)
 	look := func(after time.Duration, rows ...row) {
 		snap := &snapshot{at: at.Add(after), rows: rows, complete: true}

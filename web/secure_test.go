@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // Every answer, errors too, forbids all but the page's own files.
@@ -162,6 +163,13 @@ func TestHostileText(t *testing.T) {
 			t.Fatal(err)
 		}
 		v.hold(m)
+		labelled := lock.New(v.rdb, lock.Options{Prefix: v.prefix, Owner: hostile})
+		defer labelled.Close()
+		its, err := labelled.Mutex("labelled", lock.Note(hostile)).TryLock(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer its.Unlock(context.Background())
 		planted := v.prefix + ":{" + strings.Repeat("<b>"+hostile, 100) + "}" // no lock's key, and 4 kB of it
 		if err := v.rdb.Copy(context.Background(), key, planted, 0, true).Err(); err != nil && s.Kind() == redistest.KindReal {
 			t.Fatal(err)
@@ -172,7 +180,7 @@ func TestHostileText(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer lease.Unlock(context.Background())
-		for _, path := range []string{"/", "/keys?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/keys?longer=%3Cscript%3E", "/keys?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(planted), "/live%3Cscript%3E"} {
+		for _, path := range []string{"/", "/keys?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/keys?longer=%3Cscript%3E", "/keys?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(labelled.Mutex("labelled").Key()), keyPath(planted), "/live%3Cscript%3E"} {
 			a := v.get(path)
 			a.without("<script>alert", "<img", `">`+"<script", "\u202e", "\x00", "<b><script")
 		}

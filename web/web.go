@@ -100,6 +100,7 @@ type page struct {
 	orders    shared[[]lock.Control]
 	checkup   checkup
 	past      past
+	seen      seenRuns
 	claims    claims
 	streams   chan struct{} // a slot for each live stream
 	mux       *http.ServeMux

@@ -46,7 +46,7 @@ func start(t *testing.T, s *redistest.Server, rules ...automutex.Rule) *traffic 
 	tr.others = lock.New(rdb, lock.Options{Prefix: tr.prefix, Owner: "somebody", Logger: quiet})
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency: 10, Queues: map[string]int{tr.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
-		ShutdownTimeout: patience, Logger: silent{},
+		ShutdownTimeout: patience, Logger: redistest.Silent{},
 	}))
 	if err := server.Start(guard.Middleware(asynq.HandlerFunc(tr.handle))); err != nil {
 		t.Fatal(err)
@@ -138,12 +138,3 @@ func eachReal(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
 
 // wait is the rule that most tests hold tasks by.
 var wait = automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Hour}
-
-// silent is an asynq.Logger.
-type silent struct{}
-
-func (silent) Debug(...any) {}
-func (silent) Info(...any)  {}
-func (silent) Warn(...any)  {}
-func (silent) Error(...any) {}
-func (silent) Fatal(...any) {}

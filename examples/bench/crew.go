@@ -131,12 +131,3 @@ func homemade(name string, c conf, config asynq.Config, work asynq.Handler, wait
 	})
 	return &shop{middleware, config}, nil
 }
-
-// silent keeps asynq's log off the tables; what goes wrong shows in the counts.
-type silent struct{}
-
-func (silent) Debug(...any) {}
-func (silent) Info(...any)  {}
-func (silent) Warn(...any)  {}
-func (silent) Error(...any) {}
-func (silent) Fatal(...any) {}

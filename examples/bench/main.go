@@ -241,7 +241,7 @@ func (o *options) measured(ctx context.Context, progress io.Writer) (_ *record, 
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	s, err := startServer(ctx, o.binary)
+	s, err := startServer(o.binary)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // K: what order costs.
@@ -164,7 +165,7 @@ func orderDuty(ctx context.Context, m *mate) error {
 // orderServers enqueues the tasks, and makes what runs them.
 func orderServers(ctx context.Context, rdb *redis.Client, m *mate, wares []ware, f *orderedWork) ([]*asynq.Server, asynq.Handler, error) {
 	config := asynq.Config{
-		Concurrency: m.Conf.N, TaskCheckInterval: orderCheck, DelayedTaskCheckInterval: orderReturns, Logger: silent{},
+		Concurrency: m.Conf.N, TaskCheckInterval: orderCheck, DelayedTaskCheckInterval: orderReturns, Logger: redistest.Silent{},
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
 	}
 	counted := func(h asynq.Handler) asynq.Handler {

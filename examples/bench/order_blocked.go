@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // What is measured in K of a key that stands, and of an Enqueue.
@@ -168,7 +169,7 @@ func blockedDuty(ctx context.Context, m *mate) error {
 	}
 	f := newOrderedWork(others)
 	s, err := guardedWith(automutex.Rule{}, m.Contender, m.Conf, asynq.Config{
-		Concurrency: m.Conf.N, TaskCheckInterval: orderCheck, DelayedTaskCheckInterval: orderReturns, Logger: silent{},
+		Concurrency: m.Conf.N, TaskCheckInterval: orderCheck, DelayedTaskCheckInterval: orderReturns, Logger: redistest.Silent{},
 	}, asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		if strings.Contains(string(t.Payload()), `"`+stuckKey+`"`) {
 			return errors.Join(errAsAsked, asynq.SkipRetry)

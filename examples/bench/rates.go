@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // J: how well servers keep a rate together, and use it up.
@@ -83,7 +84,7 @@ func ratesDuty(ctx context.Context, m *mate) error {
 	var handlers []asynq.Handler
 	for range m.N {
 		s, err := ratedOutfit(m.Contender, m.Conf, asynq.Config{
-			Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: silent{},
+			Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: redistest.Silent{},
 		}, asynq.HandlerFunc(f.work))
 		if err != nil {
 			return err

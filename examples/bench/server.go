@@ -4,143 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // server is the redis-server of one run of the program.
 type server struct {
-	addr   string
-	dir    string
-	rdb    *redis.Client
-	cmd    *exec.Cmd
-	exited chan struct{} // closed by the goroutine that started cmd, when it has exited
+	process *redistest.Process
+	addr    string
+	rdb     *redis.Client
 }
-
-const (
-	startWithin = 10 * time.Second
-	stopWithin  = 5 * time.Second
-)
 
 // startServer starts a redis-server without persistence on a free port of the
 // loopback interface.
-func startServer(ctx context.Context, binary string) (*server, error) {
-	var failed error
-	for range 5 { // a port may be taken by somebody between the look and the start
-		s, err := tryServer(ctx, binary)
-		if err == nil {
-			return s, nil
-		}
-		failed = err
-		if errors.Is(err, exec.ErrNotFound) || ctx.Err() != nil {
-			break
-		}
-	}
-	return nil, fmt.Errorf("bench: %s does not start: %w; it has to be installed, 7.0 or newer", binary, failed)
-}
-
-func tryServer(ctx context.Context, binary string) (*server, error) {
-	port, err := freePort()
+func startServer(binary string) (*server, error) {
+	p, err := redistest.StartProcess(binary, "--maxclients", "5000")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("bench: %s does not start: %w; it has to be installed, 7.0 or newer", binary, err)
 	}
-	dir, err := os.MkdirTemp("", "automutex-bench-")
-	if err != nil {
-		return nil, err
-	}
-	s := &server{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), dir: dir, exited: make(chan struct{})}
-	log, err := os.Create(filepath.Join(dir, "redis.log"))
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	// It outlives every context: stop ends it, and so does the end of this program
-	s.cmd = exec.Command(binary, "--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
-		"--save", "", "--appendonly", "no", "--daemonize", "no", "--maxclients", "5000")
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	s.cmd.SysProcAttr = dieWithParent()
-	started := make(chan error)
-	// It keeps its thread as long as the server runs: the kernel kills the server
-	// when the thread that started it ends. stop ends the server and thereby it.
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := s.cmd.Start()
-		_ = log.Close()
-		started <- err
-		if err == nil {
-			_ = s.cmd.Wait() // how it ended is in its log
-		}
-		close(s.exited)
-	}()
-	if err := <-started; err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	s.rdb = redis.NewClient(&redis.Options{Addr: s.addr, ReadTimeout: time.Minute}) // FLUSHALL of much takes a while
-	if err := s.answers(ctx); err != nil {
-		said, _ := os.ReadFile(log.Name()) // the end of it is all there is to tell
-		return nil, errors.Join(fmt.Errorf("%w: %s", err, said[max(0, len(said)-1000):]), s.stop())
-	}
-	return s, nil
-}
-
-// freePort stays out of the range that outgoing connections take theirs from.
-func freePort() (int, error) {
-	var err error
-	for range 100 {
-		port := 20000 + rand.IntN(12000)
-		var ln net.Listener
-		if ln, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			return port, ln.Close()
-		}
-	}
-	return 0, fmt.Errorf("no free port: %w", err)
-}
-
-// answers waits until this very process answers on the port.
-func (s *server) answers(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startWithin)
-	defer cancel()
-	for {
-		info, err := s.info(ctx, "server")
-		if err == nil {
-			if info["process_id"] != strconv.Itoa(s.cmd.Process.Pid) {
-				return fmt.Errorf("another server answers on %s", s.addr)
-			}
-			return nil
-		}
-		select {
-		case <-s.exited:
-			return errors.New("it exited at once")
-		case <-ctx.Done():
-			return err
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+	rdb := redis.NewClient(&redis.Options{Addr: p.Addr(), ReadTimeout: time.Minute}) // FLUSHALL of much takes a while
+	return &server{p, p.Addr(), rdb}, nil
 }
 
 // stop ends the server and removes its files.
-func (s *server) stop() error {
-	_ = s.rdb.Close()
-	err := s.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-s.exited:
-		err = nil // also when it had exited before
-	case <-time.After(stopWithin):
-		err = errors.Join(err, s.cmd.Process.Kill())
-		<-s.exited
-	}
-	return errors.Join(err, os.RemoveAll(s.dir))
-}
+func (s *server) stop() error { return errors.Join(s.rdb.Close(), s.process.Stop()) }
 
 // clear empties the server and its statistics, so that a cell finds what the
 // one before it found. Scripts go as well.

@@ -14,6 +14,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // D: what the middleware costs where no key is ever busy.
@@ -157,7 +158,7 @@ func tasksDuty(ctx context.Context, m *mate) error {
 	}
 	f := newWorkplace(wares)
 	s, err := outfit(m.Contender, m.Conf, asynq.Config{
-		Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: silent{},
+		Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: redistest.Silent{},
 	}, asynq.HandlerFunc(f.work))
 	if err != nil {
 		return err

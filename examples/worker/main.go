@@ -100,6 +100,9 @@ func guardConfig(d *demo.Demo) automutex.Config {
 		}
 	}
 	cfg.Prefix = cmp.Or(cfg.Prefix, d.Name)
+	if d.HasPage() {
+		cfg.History = cmp.Or(cfg.History, 100) // the page of a key draws them
+	}
 	cfg.Logger = d.Log
 	cfg.Observe = d.Observe
 	return cfg

@@ -140,10 +140,11 @@ func (c *Reader) isBehind() bool {
 // An error means that ctx has ended, that the Locker is closed, or that processes with another format are
 // there. key is the lock's, for the error. The caller has called Life.Enter.
 func (c *Reader) Know(ctx context.Context, key string) error {
-	if strings.HasSuffix(key, "}") { // there are no controls for a pool or a claim
-		if err := c.knowState(ctx, key); err != nil {
-			return err
-		}
+	if strings.Contains(key, "}:claim") { // the lock of producers, which have no controls and are never closed
+		return c.CheckFormat(ctx, key)
+	}
+	if err := c.knowState(ctx, key); err != nil {
+		return err
 	}
 	return c.Format.mismatch(key)
 }

@@ -41,6 +41,19 @@ func TestDocumented_testsExist(t *testing.T) {
 				t.Errorf("%s names %s, and there is none", page, m[1])
 			}
 		}
+		// Each row of what untrusted input can do names a test.
+		if _, rows, table := strings.Cut(string(text), "| input | at most | test |\n"); table || page == "SECURITY.md" {
+			rows, _, _ = strings.Cut(rows, "\n\n")
+			lines := strings.Split(rows, "\n")[1:]
+			for _, row := range lines {
+				if cells := strings.Split(row, " | "); len(cells) != 3 || !strings.Contains(cells[2], "`Test") && !strings.Contains(cells[2], "`Fuzz") {
+					t.Errorf("%s: a row of %d columns, or without a test: %s", page, len(cells), row)
+				}
+			}
+			if len(lines) < 10 {
+				t.Errorf("%s: %d rows", page, len(lines))
+			}
+		}
 	}
 }
 
@@ -123,7 +136,7 @@ func TestDocumented_examples(t *testing.T) {
 	t.Parallel()
 	for folder, names := range map[string][]string{
 		".": {"Example", "ExampleRule", "ExamplePark", "ExampleRetry", "ExampleRetryIn", "ExampleSkip", "ExampleArchive", "ExampleFail",
-			"ExampleAfterFailure", "ExampleReplace", "ExampleAllow", "ExampleCloseGate", "ExampleFence", "ExampleNewClient", "Example_lead"},
+			"ExampleAfterFailure", "ExampleReplace", "ExampleRule_wait", "ExampleAllow", "ExampleCloseGate", "ExampleFence", "ExampleNewClient", "Example_lead"},
 		"lock": {"Example", "ExampleLock_Lock", "ExampleLocker_Semaphore", "ExamplePool"}, "unique": {"Example"},
 		"automutextest": {"Example"}, "config": {"ExampleParse"},
 	} {

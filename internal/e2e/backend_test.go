@@ -99,7 +99,7 @@ func TestBackend_away(t *testing.T) {
 			}, "completed: %s", id)
 		}
 		// Once for each outage, not for each task.
-		if log := r.log.text(0); strings.Count(log, "cannot be asked") != 1 || strings.Count(log, "answers again") != 1 {
+		if log := r.log.Text(0); strings.Count(log, "cannot be asked") != 1 || strings.Count(log, "answers again") != 1 {
 			t.Errorf("logged: %s", log)
 		}
 	})
@@ -144,7 +144,7 @@ func TestBackend_awayAtRelease(t *testing.T) {
 			}
 			r.awaitEvent(automutex.EventReleased, id)
 		}
-		if !strings.Contains(r.log.text(0), "could not be released") {
+		if !strings.Contains(r.log.Text(0), "could not be released") {
 			t.Error("nothing is logged")
 		}
 		for _, key := range []string{"1", "2"} {

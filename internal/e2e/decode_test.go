@@ -47,7 +47,7 @@ func unwrap(calls *atomic.Int64) func(*asynq.Task) ([]byte, error) {
 // decoding is a Guard with that Decode.
 func decoding(t *testing.T, calls *atomic.Int64, rules ...automutex.Rule) *automutex.Guard {
 	t.Helper()
-	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules, Prefix: redistest.Name(t), Logger: newLogger(&logged{}), Decode: unwrap(calls)})
+	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules, Prefix: redistest.Name(t), Logger: (&redistest.Log{}).Logger(), Decode: unwrap(calls)})
 	if err != nil {
 		t.Fatal(err)
 	}

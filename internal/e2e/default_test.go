@@ -73,7 +73,7 @@ func TestRunContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := asynq.NewServerFromRedisClient(s.Client(t), g.ServerConfig(asynq.Config{Concurrency: 1, Logger: silent{}, Queues: map[string]int{redistest.Name(t): 1}}))
+	srv := asynq.NewServerFromRedisClient(s.Client(t), g.ServerConfig(asynq.Config{Concurrency: 1, Logger: redistest.Silent{}, Queues: map[string]int{redistest.Name(t): 1}}))
 	handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })
 	stopped := errors.New("stopped")
 	ended, end := context.WithCancelCause(t.Context())

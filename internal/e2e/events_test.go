@@ -137,7 +137,7 @@ func TestEvents_quietLog(t *testing.T) {
 			}
 		}
 		r.stop()
-		if text := r.log.text(slog.LevelInfo); text != "" {
+		if text := r.log.Text(slog.LevelInfo); text != "" {
 			t.Errorf("logged: %s", text)
 		}
 	})

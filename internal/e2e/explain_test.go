@@ -97,7 +97,7 @@ func TestExplain_sinceIsNotGuessed(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		prefix := redistest.Name(t)
-		guard := newGuardAt(t, s, prefix, &logged{}, &events{}, automutex.Rule{Task: "many", Limit: 2, Busy: automutex.Retry}, automutex.Rule{Task: "cool", Busy: automutex.Retry})
+		guard := newGuardAt(t, s, prefix, &redistest.Log{}, &events{}, automutex.Rule{Task: "many", Limit: 2, Busy: automutex.Retry}, automutex.Rule{Task: "cool", Busy: automutex.Retry})
 		locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
 		defer locker.Close()
 		for range 2 {
@@ -136,7 +136,7 @@ func TestExplain_sinceIsNotGuessed(t *testing.T) {
 func TestExplain_errors(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartMini(t)
-	guard := newGuard(t, s, &logged{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry})
+	guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry})
 	if all, err := guard.Explain(t.Context(), asynq.NewTask("other", nil)); err != nil || len(all) != 0 {
 		t.Errorf("a task without rules: %v, %v", all, err)
 	}

@@ -89,7 +89,7 @@ func TestFleet_tellsNothing(t *testing.T) {
 		if private && len(refusals) > 0 {
 			t.Error("it tried to tell")
 		}
-		if warnings := r.log.text(slog.LevelWarn); strings.Contains(warnings, "zadd") {
+		if warnings := r.log.Text(slog.LevelWarn); strings.Contains(warnings, "zadd") {
 			t.Errorf("it logs %s", warnings)
 		}
 	}

@@ -2,9 +2,7 @@ package e2e
 
 import (
 	"context"
-	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/automutex/automutex"
@@ -67,49 +65,3 @@ func (r *rig) awaitEvent(kind automutex.EventKind, id string) (found automutex.E
 	}, "event %q of task %s", kind, id)
 	return found
 }
-
-// logged is a slog.Handler that keeps what is logged.
-type logged struct {
-	mu      sync.Mutex
-	records []slog.Record
-}
-
-func (l *logged) Enabled(context.Context, slog.Level) bool { return true }
-func (l *logged) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l *logged) WithGroup(string) slog.Handler            { return l }
-
-func (l *logged) Handle(_ context.Context, record slog.Record) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.records = append(l.records, record)
-	return nil
-}
-
-func newLogger(l *logged) *slog.Logger { return slog.New(l) }
-
-// text gives the lines at or above a level.
-func (l *logged) text(level slog.Level) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var b strings.Builder
-	for _, record := range l.records {
-		if record.Level >= level {
-			b.WriteString(record.Level.String() + " " + record.Message)
-			record.Attrs(func(a slog.Attr) bool {
-				b.WriteString(" " + a.String())
-				return true
-			})
-			b.WriteByte('\n')
-		}
-	}
-	return b.String()
-}
-
-// silent is an asynq.Logger.
-type silent struct{}
-
-func (silent) Debug(...any) {}
-func (silent) Info(...any)  {}
-func (silent) Warn(...any)  {}
-func (silent) Error(...any) {}
-func (silent) Fatal(...any) {}

@@ -44,7 +44,7 @@ type rig struct {
 	client    *asynq.Client
 	inspector *asynq.Inspector
 	stage     *stage // what runs where setup.handler is nil
-	log       *logged
+	log       *redistest.Log
 	seen      *events
 	others    *lock.Locker // takes keys from outside asynq
 
@@ -70,7 +70,7 @@ type setup struct {
 // start makes a rig on s that is stopped when the test ends.
 func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	t.Helper()
-	r := &rig{t: t, queue: o.queue, rdb: s.Client(t), stage: newStage(), log: &logged{}, seen: &events{}}
+	r := &rig{t: t, queue: o.queue, rdb: s.Client(t), stage: newStage(), log: &redistest.Log{}, seen: &events{}}
 	if o.hook != nil {
 		r.rdb.AddHook(o.hook)
 	}
@@ -83,7 +83,7 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	if o.prefix == "" {
 		o.prefix = redistest.Name(t)
 	}
-	cfg := automutex.Config{Rules: o.rules, Prefix: o.prefix, Owner: "this-worker", Logger: slog.New(r.log), Observe: r.seen.observe, Private: true}
+	cfg := automutex.Config{Rules: o.rules, Prefix: o.prefix, Owner: "this-worker", Logger: r.log.Logger(), Observe: r.seen.observe, Private: true}
 	if o.guarded != nil {
 		o.guarded(&cfg)
 	}
@@ -101,7 +101,7 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	if r.guard, err = automutex.New(o.locks, cfg); err != nil {
 		t.Fatal(err)
 	}
-	r.others = lock.New(inForm(s.Client(t)), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: slog.New(r.log)})
+	r.others = lock.New(inForm(s.Client(t)), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: r.log.Logger()})
 	r.client = asynq.NewClientFromRedisClient(r.rdb)
 	r.inspector = asynq.NewInspectorFromRedisClient(r.rdb)
 
@@ -113,7 +113,7 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 		Queues:            map[string]int{r.queue: 1},
 		TaskCheckInterval: 10 * time.Millisecond,
 		ShutdownTimeout:   patience,
-		Logger:            silent{},
+		Logger:            redistest.Silent{},
 		// A task that waits for its retry comes back when the test says so, see
 		// rerun; asynq keeps whole seconds, so that it might come at once else.
 		DelayedTaskCheckInterval: time.Hour,
@@ -161,15 +161,15 @@ func inForm(rdb lock.Client) lock.Client {
 type scriptsOnly struct{ lock.Client }
 
 // newGuard is a guard without a server.
-func newGuard(t *testing.T, s *redistest.Server, log *logged, seen *events, rules ...automutex.Rule) *automutex.Guard {
+func newGuard(t *testing.T, s *redistest.Server, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {
 	t.Helper()
 	return newGuardAt(t, s, redistest.Name(t), log, seen, rules...)
 }
 
 // newGuardAt is newGuard with that prefix.
-func newGuardAt(t *testing.T, s *redistest.Server, prefix string, log *logged, seen *events, rules ...automutex.Rule) *automutex.Guard {
+func newGuardAt(t *testing.T, s *redistest.Server, prefix string, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {
 	t.Helper()
-	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: prefix, Logger: newLogger(log), Observe: seen.observe})
+	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: prefix, Logger: log.Logger(), Observe: seen.observe})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func (r *rig) stop() {
 			for _, e := range r.seen.list() {
 				r.t.Logf("event %q of %s (%s): waited %s, held %s, delay %s, %v %v", e.Kind, e.TaskID, e.Rule, e.Waited, e.Held, e.Delay, e.Busy, e.Err)
 			}
-			r.t.Logf("log: %s", r.log.text(slog.LevelDebug))
+			r.t.Logf("log: %s", r.log.Text(slog.LevelDebug))
 		}
 	})
 }

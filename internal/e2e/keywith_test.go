@@ -29,7 +29,7 @@ func TestKeyWith(t *testing.T) {
 		}
 		return []string{strconv.Itoa(int(n))}
 	}
-	guard := newGuard(t, redistest.Mini(t), &logged{}, &events{},
+	guard := newGuard(t, redistest.Mini(t), &redistest.Log{}, &events{},
 		automutex.Rule{Task: "number", Key: automutex.KeyWith(decodeNumber, decimal), Busy: automutex.Retry},
 		automutex.Rule{Task: "nodecode", Key: automutex.KeyWith(nil, decimal), Busy: automutex.Retry},
 		automutex.Rule{Task: "noparts", Key: automutex.KeyWith[uint16](decodeNumber, nil), Busy: automutex.Retry})

@@ -336,7 +336,7 @@ func TestLaw_retryAfterUnderPark(t *testing.T) {
 func TestLaw_nestedGuards(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		inner := newGuard(t, s, &logged{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
+		inner := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Scope: "shared", Busy: automutex.Retry}},
 			served: func(c *asynq.Config) { *c = inner.ServerConfig(*c) },
 			wrap:   func(g *automutex.Guard, h asynq.Handler) asynq.Handler { return g.Middleware(inner.Middleware(h)) }})

@@ -31,7 +31,7 @@ func (k *ticks) of(name string) int {
 func (k *ticks) scheduler(rdb redis.UniversalClient, name, queue string) func() (*asynq.Scheduler, error) {
 	return func() (*asynq.Scheduler, error) {
 		s := asynq.NewSchedulerFromRedisClient(rdb, &asynq.SchedulerOpts{
-			Logger: silent{},
+			Logger: redistest.Silent{},
 			PostEnqueueFunc: func(_ *asynq.TaskInfo, err error) {
 				k.mu.Lock()
 				defer k.mu.Unlock()
@@ -106,7 +106,7 @@ func TestLeadScheduler_periodicTaskManager(t *testing.T) {
 					return asynq.NewPeriodicTaskManager(asynq.PeriodicTaskManagerOpts{
 						RedisUniversalClient:       rdb,
 						PeriodicTaskConfigProvider: periodic{{Cronspec: "@every 1s", Task: asynq.NewTask("tick", nil), Opts: []asynq.Option{asynq.Queue(queue)}}},
-						SchedulerOpts:              &asynq.SchedulerOpts{Logger: silent{}, PostEnqueueFunc: func(*asynq.TaskInfo, error) { enqueued <- struct{}{} }},
+						SchedulerOpts:              &asynq.SchedulerOpts{Logger: redistest.Silent{}, PostEnqueueFunc: func(*asynq.TaskInfo, error) { enqueued <- struct{}{} }},
 					})
 				})
 			}()
@@ -129,7 +129,7 @@ func TestLeadScheduler_errors(t *testing.T) {
 	locker := lock.New(rdb, lock.Options{})
 	t.Cleanup(func() { _ = locker.Close() })
 	failure := errors.New("no such time zone")
-	started := asynq.NewSchedulerFromRedisClient(rdb, &asynq.SchedulerOpts{Logger: silent{}})
+	started := asynq.NewSchedulerFromRedisClient(rdb, &asynq.SchedulerOpts{Logger: redistest.Silent{}})
 	if err := started.Start(); err != nil {
 		t.Fatal(err)
 	}

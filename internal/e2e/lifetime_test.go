@@ -278,7 +278,7 @@ func TestLifetime_cancelProcessing(t *testing.T) {
 		if event := r.awaitEvent(automutex.EventOverdue, id); event.Held <= 0 || event.Rule != "work" || event.Key != r.lockOf("work").Key() {
 			t.Errorf("got %+v", event)
 		}
-		if !strings.Contains(r.log.text(0), "although its task's context has ended") {
+		if !strings.Contains(r.log.Text(0), "although its task's context has ended") {
 			t.Error("nothing is logged")
 		}
 		r.awaitRetried(id, 1)

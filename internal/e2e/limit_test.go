@@ -112,7 +112,7 @@ func TestKeyFailure_skipRetry(t *testing.T) {
 			r.awaitDropped(r.enqueue("revoke", `{"id": 1}`, asynq.MaxRetry(attempts)))
 		}
 		r.stage.none(t)
-		if log := r.log.text(slog.LevelWarn); !strings.Contains(log, "it is archived") || !strings.Contains(log, "it is dropped") || strings.Contains(log, "no *KeyError") {
+		if log := r.log.Text(slog.LevelWarn); !strings.Contains(log, "it is archived") || !strings.Contains(log, "it is dropped") || strings.Contains(log, "no *KeyError") {
 			t.Errorf("%s: logged %s", function, log)
 		}
 	}
@@ -148,7 +148,7 @@ func TestKeyFailure_logNamesTheFunction(t *testing.T) {
 		works.Store(true)
 		r.rerun(id)
 		r.finish(id)
-		log := r.log.text(slog.LevelInfo)
+		log := r.log.Text(slog.LevelInfo)
 		for _, want := range []string{
 			`automutex: rule "50%d": ` + function + " fails with an error that is no *KeyError",
 			`automutex: rule "50%d": ` + function + " works again",

@@ -49,7 +49,7 @@ func TestMiddleware_mux(t *testing.T) {
 		r.await(first, asynq.TaskStateCompleted)
 		r.stage.next(t).returns(nil)
 		r.await(second, asynq.TaskStateCompleted)
-		if line := r.log.text(-100); line != "" {
+		if line := r.log.Text(-100); line != "" {
 			t.Errorf("logged: %s", line)
 		}
 	})
@@ -84,7 +84,7 @@ func TestMiddleware_unmatched(t *testing.T) {
 func TestMiddleware_direct(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		log, seen := &logged{}, &events{}
+		log, seen := &redistest.Log{}, &events{}
 		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: []string{"id"}, Fence: true, Busy: automutex.Retry})
 		task := asynq.NewTask("work", []byte(`{"id":1}`))
 		inner := errors.New("inner")
@@ -106,7 +106,7 @@ func TestMiddleware_direct(t *testing.T) {
 		if err != inner {
 			t.Errorf("got %v", err)
 		}
-		if text := log.text(-100); text != "" {
+		if text := log.Text(-100); text != "" {
 			t.Errorf("logged: %s", text)
 		}
 		for _, event := range seen.list() {
@@ -360,7 +360,7 @@ func TestMiddleware_keyError(t *testing.T) {
 			}
 		}
 		r.stage.none(t)
-		if !strings.Contains(r.log.text(0), "no key") {
+		if !strings.Contains(r.log.Text(0), "no key") {
 			t.Error("nothing is logged")
 		}
 	})

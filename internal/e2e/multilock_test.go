@@ -292,7 +292,7 @@ func TestSeveral_keyDeleted(t *testing.T) {
 		run.returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
 		event := r.awaitEvent(automutex.EventLost, id)
-		if event.Rule != "to" || !errors.Is(event.Err, lock.ErrLost) || !strings.Contains(r.log.text(0), event.Key) {
+		if event.Rule != "to" || !errors.Is(event.Err, lock.ErrLost) || !strings.Contains(r.log.Text(0), event.Key) {
 			t.Errorf("got %+v", event)
 		}
 	})

@@ -23,7 +23,7 @@ func TestServer_withoutTheGuardsMark(t *testing.T) {
 				return automutex.RetryAfter(0, errUpstream)
 			}})
 			if configured {
-				r.guard.ServerConfig(asynq.Config{Logger: silent{}})
+				r.guard.ServerConfig(asynq.Config{Logger: redistest.Silent{}})
 			}
 			r.await(r.enqueue("free", nil), asynq.TaskStateRetry)
 			lease := r.take("work")
@@ -38,7 +38,7 @@ func TestServer_withoutTheGuardsMark(t *testing.T) {
 			if want := map[bool]int{false: 0, true: 2}[configured]; retried != want {
 				t.Errorf("ServerConfig was called: %t; %d EventRetried, want %d", configured, retried, want)
 			}
-			text := r.log.text(slog.LevelWarn)
+			text := r.log.Text(slog.LevelWarn)
 			if spends := strings.Contains(text, "spends an attempt"); spends == configured || configured != strings.Contains(text, "BaseContext was set") {
 				t.Errorf("ServerConfig was called: %t; the log says %q", configured, text)
 			}

@@ -150,7 +150,7 @@ func TestInOrder_plainClient(t *testing.T) {
 		r.await(first, asynq.TaskStateCompleted)
 		r.finish(plain)
 		r.finish(second)
-		if n := strings.Count(r.log.text(-8), "was not enqueued through automutex.NewClient"); n != 1 {
+		if n := strings.Count(r.log.Text(-8), "was not enqueued through automutex.NewClient"); n != 1 {
 			t.Errorf("%d warnings", n)
 		}
 	})

@@ -117,7 +117,7 @@ func TestInOrder_stress(t *testing.T) {
 			t.Fatal(err)
 		}
 		server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-			Concurrency: 5, Queues: map[string]int{queue: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: silent{},
+			Concurrency: 5, Queues: map[string]int{queue: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: redistest.Silent{},
 			DelayedTaskCheckInterval: 50 * time.Millisecond, RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
 		}))
 		if err := server.Start(guard.Middleware(asynq.HandlerFunc(handler))); err != nil {

@@ -26,7 +26,7 @@ func TestOutage_ofAForeignKey(t *testing.T) {
 			r.rerun(id)
 			r.await(id, asynq.TaskStateRetry)
 		}
-		if text := r.log.text(0); strings.Count(text, "cannot be asked for locks") > 1 {
+		if text := r.log.Text(0); strings.Count(text, "cannot be asked for locks") > 1 {
 			t.Errorf("log: %s", text)
 		}
 	})

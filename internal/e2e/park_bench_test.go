@@ -66,7 +66,7 @@ func openYardWith(b *testing.B, s *redistest.Server, cfg automutex.Config, concu
 	}
 	y.client = asynq.NewClientFromRedisClient(rdb)
 	y.server = asynq.NewServerFromRedisClient(rdb, y.guard.ServerConfig(asynq.Config{
-		Concurrency: concurrency, TaskCheckInterval: check, Logger: silent{}, ShutdownTimeout: time.Second,
+		Concurrency: concurrency, TaskCheckInterval: check, Logger: redistest.Silent{}, ShutdownTimeout: time.Second,
 	}))
 	return y
 }

@@ -256,7 +256,7 @@ func TestControls_limitOfTasks(t *testing.T) {
 func TestControls_explain(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, &logged{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry})
+		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry})
 		end := time.Now().Add(time.Hour)
 		controls := guard.Controls()
 		if err := controls.SetLimit(t.Context(), "work|1", 7, "plan"); err != nil {
@@ -281,7 +281,7 @@ func TestControls_explain(t *testing.T) {
 // A control for a scope that no rule has is said, once.
 func TestControls_scopeOfNoRule(t *testing.T) {
 	t.Parallel()
-	log := &logged{}
+	log := &redistest.Log{}
 	guard := newGuard(t, redistest.Mini(t), log, &events{},
 		automutex.Rule{Task: "work:", On: []string{"id"}, Busy: automutex.Retry}, automutex.Rule{Task: "mail", Scope: "my scope", Busy: automutex.Retry})
 	for _, target := range []string{"work:x", "work:x|1", "my scope", "elsewhere"} {
@@ -292,8 +292,8 @@ func TestControls_scopeOfNoRule(t *testing.T) {
 	if err := guard.Controls().Resume(t.Context(), "my scope"); err != nil {
 		t.Fatal(err)
 	}
-	redistest.Eventually(t, patience, func() bool { return strings.Contains(log.text(slog.LevelWarn), "target=elsewhere") }, "a log line")
-	if text := log.text(slog.LevelWarn); strings.Count(text, "that no rule of this Guard has") != 1 {
+	redistest.Eventually(t, patience, func() bool { return strings.Contains(log.Text(slog.LevelWarn), "target=elsewhere") }, "a log line")
+	if text := log.Text(slog.LevelWarn); strings.Count(text, "that no rule of this Guard has") != 1 {
 		t.Errorf("log: %s", text)
 	}
 }
@@ -314,8 +314,8 @@ func TestPaused_allTypesOfARule(t *testing.T) {
 		}
 		r.stage.none(t)
 		r.pauseTarget("report", time.Time{}) // of a type that no rule is for
-		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.text(slog.LevelWarn), "no rule of this Guard has") }, "a warning")
-		if text := r.log.text(slog.LevelWarn); strings.Count(text, "no rule of this Guard has") != 1 {
+		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.Text(slog.LevelWarn), "no rule of this Guard has") }, "a warning")
+		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "no rule of this Guard has") != 1 {
 			t.Errorf("warnings for targets that have an effect: %s", text)
 		}
 		r.resumeTarget("report:")

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -83,7 +82,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	var told strings.Builder
 
 	// Everybody finds the key busy; last errors are what asynq shows.
-	others := lock.New(s.Client(t), lock.Options{Prefix: r.cfg.Prefix, HashKeys: secret, Logger: slog.New(r.log)})
+	others := lock.New(s.Client(t), lock.Options{Prefix: r.cfg.Prefix, HashKeys: secret, Logger: r.log.Logger()})
 	t.Cleanup(func() { _ = others.Close() })
 	for name := range policies {
 		lease, err := others.Mutex(name, lock.Parts(keyValue)).TryLock(t.Context())
@@ -162,7 +161,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	for _, e := range r.seen.list() {
 		fmt.Fprintf(&told, "%+v %v %v\n", e, e.Err, cmp.Or(e.Busy, &automutex.BusyError{}))
 	}
-	told.WriteString(r.log.text(-100))
+	told.WriteString(r.log.Text(-100))
 	for _, kind := range []automutex.EventKind{
 		automutex.EventAcquired, automutex.EventWaiting, automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried, automutex.EventReplaced, automutex.EventReleased,
 		automutex.EventLost, automutex.EventOverdue, automutex.EventKeyError, automutex.EventBackendError,

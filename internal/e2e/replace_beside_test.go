@@ -196,7 +196,7 @@ func TestReplace_outsideAServer(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		prefix := redistest.Name(t)
-		guard := newGuardAt(t, s, prefix, &logged{}, &events{}, replacing(automutex.Rule{}))
+		guard := newGuardAt(t, s, prefix, &redistest.Log{}, &events{}, replacing(automutex.Rule{}))
 		began := make(chan struct{}, 2)
 		handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 			began <- struct{}{}

@@ -92,7 +92,7 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 			}
 		}
 		r.awaitForgotten("work", "1")
-		if text := r.log.text(0); text != "" { // at Info and above
+		if text := r.log.Text(0); text != "" { // at Info and above
 			t.Errorf("logged:\n%s", text)
 		}
 	})

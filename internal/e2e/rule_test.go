@@ -17,13 +17,13 @@ import (
 func TestRule_waitIsLongerThanTheTimeout(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		long := &logged{}
+		long := &redistest.Log{}
 		newGuard(t, s, long, &events{},
 			automutex.Rule{Task: "long", Wait: time.Hour, Busy: automutex.Retry},
 			automutex.Rule{Task: "replace long", Busy: automutex.Replace, TTL: time.Hour},
 			automutex.Rule{Task: "park", Busy: automutex.Park, TTL: time.Hour},
 			automutex.Rule{Task: "short", Wait: 29 * time.Minute, Busy: automutex.Retry})
-		if text := long.text(slog.LevelWarn); strings.Count(text, "Wait:") != 2 || !strings.Contains(text, `"long"`) || !strings.Contains(text, `"replace long"`) {
+		if text := long.Text(slog.LevelWarn); strings.Count(text, "Wait:") != 2 || !strings.Contains(text, `"long"`) || !strings.Contains(text, `"replace long"`) {
 			t.Errorf("New logs %q", text)
 		}
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Wait: 20 * time.Second, Busy: automutex.Retry}, {Task: "waits less", Wait: 8 * time.Second, Busy: automutex.Retry}}})
@@ -36,7 +36,7 @@ func TestRule_waitIsLongerThanTheTimeout(t *testing.T) {
 			r.free(held)
 		}
 		r.stop()
-		if text := r.log.text(slog.LevelWarn); strings.Count(text, "Wait is longer") != 1 || !strings.Contains(text, "rule=work ") {
+		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "Wait is longer") != 1 || !strings.Contains(text, "rule=work ") {
 			t.Errorf("logged: %q", text)
 		}
 	})

@@ -47,7 +47,7 @@ func runMain() {
 	})
 	mux.HandleFunc("other", func(context.Context, *asynq.Task) error { return nil })
 	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 4, Queues: map[string]int{words[1]: 1}, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: runShutdown, Logger: silent{},
+		Concurrency: 4, Queues: map[string]int{words[1]: 1}, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: runShutdown, Logger: redistest.Silent{},
 	}))
 	if err := guard.Run(srv, mux); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -129,8 +129,8 @@ func TestRun_stopsPulling(t *testing.T) {
 func TestRun_refuses(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)
-	guard := newGuard(t, s, &logged{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
-	srv := asynq.NewServerFromRedisClient(s.Client(t), guard.ServerConfig(asynq.Config{Logger: silent{}}))
+	guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
+	srv := asynq.NewServerFromRedisClient(s.Client(t), guard.ServerConfig(asynq.Config{Logger: redistest.Silent{}}))
 	if err := guard.Run(nil, asynq.NewServeMux()); err == nil || !strings.Contains(err.Error(), "asynq.Server is nil") {
 		t.Errorf("got %v", err)
 	}
@@ -157,9 +157,9 @@ func TestServerConfig_withoutMiddleware(t *testing.T) {
 		for range 3 {
 			r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
 		}
-		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.text(slog.LevelWarn), "UNGUARDED") }, "a warning")
+		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.Text(slog.LevelWarn), "UNGUARDED") }, "a warning")
 		r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
-		if n := strings.Count(r.log.text(slog.LevelWarn), "UNGUARDED"); n != 1 {
+		if n := strings.Count(r.log.Text(slog.LevelWarn), "UNGUARDED"); n != 1 {
 			t.Errorf("%d warnings", n)
 		}
 	})

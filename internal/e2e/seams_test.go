@@ -156,7 +156,7 @@ func TestKeyOutage_isOfOneRule(t *testing.T) {
 		r.awaitRetried(r.enqueue("broken", one), 0)
 		r.await(r.enqueue("fine", one), asynq.TaskStateCompleted)
 	}
-	if log := r.log.text(0); strings.Count(log, "db down") != 1 || strings.Contains(log, "works again") {
+	if log := r.log.Text(0); strings.Count(log, "db down") != 1 || strings.Contains(log, "works again") {
 		t.Errorf("logged: %s", log)
 	}
 }

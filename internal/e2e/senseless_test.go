@@ -48,9 +48,9 @@ func TestPolicies_withEachField(t *testing.T) {
 		for _, f := range fields {
 			rule := automutex.Rule{Task: "t", On: []string{"id"}, Busy: policy}
 			f.set(&rule)
-			var log logged
-			_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{rule}, Logger: slog.New(&log)})
-			name, says, note := policy.String(), "fine", strings.TrimSpace(log.text(slog.LevelWarn))
+			var log redistest.Log
+			_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{rule}, Logger: log.Logger()})
+			name, says, note := policy.String(), "fine", strings.TrimSpace(log.Text(slog.LevelWarn))
 			switch {
 			case err != nil:
 				says, note = "REFUSED", err.Error()
@@ -92,11 +92,11 @@ func TestNotices_nothingHidden(t *testing.T) {
 		{automutex.Rule{Task: "key:sign", Scope: "key", On: []string{"id"}}, automutex.Rule{Task: "key:signDKLS", Scope: "other", On: []string{"id"}}, true},
 		{automutex.Rule{Task: "key:sign", On: []string{"id"}}, automutex.Rule{Task: "key:signDKLS", On: []string{"id"}}, true},
 	} {
-		var log logged
-		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{c.hidden, c.longer}, Logger: slog.New(&log)}); err != nil {
+		var log redistest.Log
+		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{c.hidden, c.longer}, Logger: log.Logger()}); err != nil {
 			t.Fatal(err)
 		}
-		if text := log.text(slog.LevelWarn); strings.Contains(text, "hides") != c.warns {
+		if text := log.Text(slog.LevelWarn); strings.Contains(text, "hides") != c.warns {
 			t.Errorf("%+v and %+v: %q", c.hidden, c.longer, text)
 		}
 	}
@@ -115,8 +115,8 @@ func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 			r.stage.next(t).returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 		}
-		if n := strings.Count(r.log.text(slog.LevelWarn), "MaxRetry 0 or less"); n != 1 {
-			t.Errorf("warned %d times, want once: %s", n, r.log.text(slog.LevelWarn))
+		if n := strings.Count(r.log.Text(slog.LevelWarn), "MaxRetry 0 or less"); n != 1 {
+			t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))
 		}
 	})
 }

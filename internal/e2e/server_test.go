@@ -140,7 +140,7 @@ func TestServer_defaults(t *testing.T) {
 // ServerConfig leaves everything else alone.
 func TestServer_keepsTheRest(t *testing.T) {
 	t.Parallel()
-	guard := newGuard(t, redistest.Mini(t), &logged{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
+	guard := newGuard(t, redistest.Mini(t), &redistest.Log{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
 	got := guard.ServerConfig(asynq.Config{Concurrency: 7, Queues: map[string]int{"q": 1}, StrictPriority: true, ShutdownTimeout: time.Hour})
 	if got.Concurrency != 7 || got.Queues["q"] != 1 || !got.StrictPriority || got.ShutdownTimeout != time.Hour || got.ErrorHandler != nil {
 		t.Errorf("got %+v", got)
@@ -159,7 +159,7 @@ func TestServer_withoutServerConfig(t *testing.T) {
 		const warning = "without Guard.ServerConfig"
 		other := redistest.Name(t)
 		bare := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
-			Queues: map[string]int{other: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: silent{},
+			Queues: map[string]int{other: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: redistest.Silent{},
 		})
 		if err := bare.Start(r.guard.Middleware(r.stage)); err != nil {
 			t.Fatal(err)
@@ -167,14 +167,14 @@ func TestServer_withoutServerConfig(t *testing.T) {
 		t.Cleanup(bare.Shutdown)
 		lease := r.take("work")
 		r.awaitRetried(r.enqueue("work", nil), 0)
-		if strings.Contains(r.log.text(-100), warning) {
+		if strings.Contains(r.log.Text(-100), warning) {
 			t.Error("warned of a server that has it")
 		}
 		r.queue = other // from here on all goes to the bare server
 		free := r.enqueue("play", nil)
 		r.stage.next(t).returns(nil)
 		r.await(free, asynq.TaskStateCompleted)
-		if strings.Contains(r.log.text(-100), warning) {
+		if strings.Contains(r.log.Text(-100), warning) {
 			t.Error("warned of a task without a rule")
 		}
 		for range 3 {
@@ -186,8 +186,8 @@ func TestServer_withoutServerConfig(t *testing.T) {
 		r.free(lease)
 		r.stage.next(t).returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
-		if n := strings.Count(r.log.text(0), warning); n != 1 {
-			t.Errorf("warned %d times: %s", n, r.log.text(0))
+		if n := strings.Count(r.log.Text(0), warning); n != 1 {
+			t.Errorf("warned %d times: %s", n, r.log.Text(0))
 		}
 	})
 }
@@ -206,7 +206,7 @@ func TestServer_oneConfigForTwo(t *testing.T) {
 			}
 		}
 		work(1, 2)
-		if strings.Contains(r.log.text(-100), warning) {
+		if strings.Contains(r.log.Text(-100), warning) {
 			t.Error("warned of one server")
 		}
 		r.queue = redistest.Name(t)
@@ -221,8 +221,8 @@ func TestServer_oneConfigForTwo(t *testing.T) {
 		for _, run := range runs {
 			run.returns(nil)
 		}
-		if n := strings.Count(r.log.text(0), warning); n != 1 {
-			t.Errorf("warned %d times: %s", n, r.log.text(0))
+		if n := strings.Count(r.log.Text(0), warning); n != 1 {
+			t.Errorf("warned %d times: %s", n, r.log.Text(0))
 		}
 	})
 }
@@ -232,7 +232,7 @@ func TestServer_stacked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		u := &theirs{}
-		seen, log := &events{}, &logged{}
+		seen, log := &events{}, &redistest.Log{}
 		prefix := redistest.Name(t)
 		inner := newGuardAt(t, s, prefix, log, seen, automutex.Rule{Task: "work", Name: "inner", Busy: automutex.RetryIn(time.Minute)})
 		r := start(t, s, setup{
@@ -279,7 +279,7 @@ func TestServer_stacked(t *testing.T) {
 		run.returns(errPlain)
 		r.awaitRetried(id, 1)
 		u.told(t, "failed", 1, 1, 1, errPlain)
-		if text := log.text(0) + r.log.text(0); text != "" {
+		if text := log.Text(0) + r.log.Text(0); text != "" {
 			t.Errorf("logged: %s", text)
 		}
 	})

@@ -204,7 +204,7 @@ func TestShutdown_withoutClose(t *testing.T) {
 			t.Error(err)
 		}
 		r.stage.none(t)
-		if text := r.log.text(0); strings.Count(text, "Close comes late") != 1 {
+		if text := r.log.Text(0); strings.Count(text, "Close comes late") != 1 {
 			t.Errorf("logged %s", text)
 		}
 	})

@@ -56,7 +56,7 @@ func TestKeyFunc_failsForNow(t *testing.T) {
 			r.rerun(id)
 			r.finish(id)
 			r.stop()
-			if text := r.log.text(slog.LevelInfo); strings.Count(text, "no *KeyError") != 1 || strings.Count(text, "works again") != 1 {
+			if text := r.log.Text(slog.LevelInfo); strings.Count(text, "no *KeyError") != 1 || strings.Count(text, "works again") != 1 {
 				t.Errorf("logged: %s", text)
 			}
 		}
@@ -131,7 +131,7 @@ func TestKeyFunc_noLock(t *testing.T) {
 // Other rules of the task hold all the same.
 func TestKeyFunc_noLockOfOneRule(t *testing.T) {
 	t.Parallel()
-	guard := newGuard(t, redistest.Mini(t), &logged{}, &events{},
+	guard := newGuard(t, redistest.Mini(t), &redistest.Log{}, &events{},
 		automutex.Rule{Task: "work", Name: "a", Scope: "a", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }, Busy: automutex.Retry},
 		automutex.Rule{Task: "work", Name: "b", Scope: "b", On: []string{"id"}, Busy: automutex.Retry})
 	keys, err := guard.Keys(t.Context(), asynq.NewTask("work", []byte(`{"id":1}`)))
@@ -188,9 +188,9 @@ func TestNew_replaceBeforeSkip(t *testing.T) {
 		if c.first {
 			slices.Reverse(rules)
 		}
-		log := &logged{}
+		log := &redistest.Log{}
 		newGuard(t, redistest.Mini(t), log, &events{}, rules...)
-		if text := log.text(slog.LevelWarn); strings.Contains(text, "may stop the older one") != c.warns {
+		if text := log.Text(slog.LevelWarn); strings.Contains(text, "may stop the older one") != c.warns {
 			t.Errorf("%s, declared first %t: logged %q", c.busy, c.first, text)
 		}
 	}
@@ -207,7 +207,7 @@ func TestClose_tooEarly(t *testing.T) {
 		for range 3 {
 			r.awaitRetried(r.enqueue("work", nil), 0)
 		}
-		if text := r.log.text(slog.LevelWarn); strings.Count(text, "Close was called too early") != 1 {
+		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "Close was called too early") != 1 {
 			t.Errorf("logged: %q", text)
 		}
 	})
@@ -257,7 +257,7 @@ func TestPark_inspectorElsewhere(t *testing.T) {
 		for range 2 {
 			r.awaitParked(r.enqueue("work", one))
 		}
-		text := r.log.text(slog.LevelWarn)
+		text := r.log.Text(slog.LevelWarn)
 		if n := strings.Count(text, "Config.Inspector does not see"); n > 1 || n == 1 != elsewhere {
 			t.Errorf("elsewhere %t: logged %q", elsewhere, text)
 		}
@@ -307,7 +307,7 @@ func TestRule_optionalLimit(t *testing.T) {
 func TestRule_optional(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		g := newGuard(t, s, &logged{}, &events{},
+		g := newGuard(t, s, &redistest.Log{}, &events{},
 			automutex.Rule{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"tenant"}, OnHeaders: []string{"region"}, Optional: true, Busy: automutex.Retry}, automutex.Rule{Task: "work", Name: "id", Scope: "id", On: []string{"id"}, Busy: automutex.Retry})
 		headers := map[string]string{"region": "eu"}
 		for payload, want := range map[string]int{

@@ -114,7 +114,7 @@ func dump(t *testing.T, rdb redis.UniversalClient) string {
 			}
 		case "stream":
 			for _, entry := range rdb.XRange(ctx, key, "-", "+").Val() {
-				fmt.Fprintf(&out, "    %q\n", fmt.Sprint(entry.Values))
+				fmt.Fprintf(&out, "    %q\n", plain(fmt.Sprint(entry.Values)))
 			}
 		case "hash":
 			fields := rdb.HGetAll(ctx, key).Val()
@@ -194,7 +194,7 @@ func TestGolden_stored(t *testing.T) {
 			lease(p.Take(ctx))
 		}},
 		{"a run and a wait in the history", func(t *testing.T, l *lock.Locker) {
-			w, key, end := history.New(rdb, "automutex", "owner", 10, slog.Default()), l.Mutex("report").Key(), time.Now().Add(time.Hour) // so that it ended 0 ms ago
+			w, key, end := history.New(rdb, "automutex", "owner", 10, slog.Default()), l.Mutex("report").Key(), time.Now()
 			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second), End: end})
 			w.Add(key, history.Run{Task: "q/two", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
 			w.Close(ctx)

@@ -35,7 +35,7 @@ func BenchmarkWriter(b *testing.B) {
 					}
 				}
 				spent, calls := 0, 0
-				for _, m := range regexp.MustCompile(`cmdstat_(?:xadd|pexpire|zadd|zcard):calls=(\d+),usec=(\d+)`).FindAllStringSubmatch(rdb.Info(ctx, "commandstats").Val(), -1) {
+				for _, m := range regexp.MustCompile(`cmdstat_(?:eval|time):calls=(\d+),usec=(\d+)`).FindAllStringSubmatch(rdb.Info(ctx, "commandstats").Val(), -1) {
 					n, _ := strconv.Atoi(m[1]) // digits
 					us, _ := strconv.Atoi(m[2])
 					calls, spent = calls+n, spent+us

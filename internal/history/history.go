@@ -27,6 +27,11 @@ const (
 	flushWithin = 3 * time.Second
 	closeWithin = time.Second
 	maxPending  = 2000 // runs that one flush sends
+
+	// clockFor is how long what is known of Redis' clock counts: clocks drift by some ms in that time.
+	clockFor = time.Minute
+	// nearEnough is a round trip after which Redis' clock is known well. A slower one is tried again, clockTries in all.
+	nearEnough, clockTries = 2 * time.Millisecond, 5
 )
 
 // Run is one run of a task, or a wait that ended without one.
@@ -38,6 +43,29 @@ type Run struct {
 	Start   time.Time // when its handler started; zero: it did not
 	End     time.Time
 }
+
+// A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever.
+const (
+	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and six texts for each run.
+	addScript = `-- history: adds runs to a stream
+for i = 3, #ARGV, 6 do
+  redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*', 'task', ARGV[i], 'worker', ARGV[i+1], 'outcome', ARGV[i+2], 'waited', ARGV[i+3], 'ran', ARGV[i+4], 'end', ARGV[i+5])
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[1])`
+
+	// nameScript adds names to the sorted set KEYS[1], and returns those that were used longest ago of too many. ARGV: its
+	// TTL in ms, how many there may be, the time, and the names.
+	nameScript = `-- history: names streams
+for i = 4, #ARGV do
+  redis.call('ZADD', KEYS[1], ARGV[3], ARGV[i])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+local excess = redis.call('ZCARD', KEYS[1]) - tonumber(ARGV[2])
+if excess <= 0 then
+  return {}
+end
+return redis.call('ZRANGE', KEYS[1], 0, excess - 1)`
+)
 
 // streamOf is the key of the stream of a lock.
 func streamOf(key string) string { return key + ":history" }
@@ -69,7 +97,15 @@ type Writer struct {
 	dropped int           // that did not fit into pending
 	sending chan struct{} // the goroutine closes it when it ends; nil: there is none
 	missing int           // runs that were dropped since Redis took all of them; it is logged as it leaves 0, and as it comes back to it
+
+	clock clock // only the goroutine uses it
 }
+
+// clock is a moment by this process' clock and by Redis'.
+type clock struct{ own, redis time.Time }
+
+// at is a time of this process by Redis' clock.
+func (c clock) at(t time.Time) time.Time { return c.redis.Add(t.Sub(c.own)) }
 
 // added is a run, and the key of its lock.
 type added struct {
@@ -174,54 +210,64 @@ func (w *Writer) flush() {
 	}
 }
 
-// send sends runs, and makes room for their keys. A run is stored with the times that it took and how long ago it
-// ended, so that all times are by Redis' clock, whatever the clocks of the processes say.
+// setClock asks for Redis' time, by which runs are stored: processes with clocks of their own would seem to overlap.
+// What took least is exact to half a round trip. The first one may dial.
+func (w *Writer) setClock(ctx context.Context) error {
+	if !w.clock.own.IsZero() && time.Since(w.clock.own) < clockFor {
+		return nil
+	}
+	best := time.Duration(1<<63 - 1)
+	for try := 0; try < clockTries && best > nearEnough; try++ {
+		pipe, began := w.rdb.Pipeline(), time.Now()
+		asked := pipe.Time(ctx)
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+		if took := time.Since(began); took < best {
+			best, w.clock = took, clock{own: began.Add(took / 2), redis: asked.Val()}
+		}
+	}
+	return nil
+}
+
+// send sends runs, and makes room for their keys.
 func (w *Writer) send(pending []added) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 	defer cancel()
-	pipe, now := w.rdb.Pipeline(), time.Now()
-	streams := map[string]bool{}
+	if err := w.setClock(ctx); err != nil {
+		return err
+	}
+	streams := map[string][]any{}
 	for _, a := range pending {
 		r, ran, started := a.run, "", a.run.End
 		if !r.Start.IsZero() {
 			ran, started = millis(r.End.Sub(r.Start)), r.Start
 		}
 		stream := streamOf(a.key)
-		pipe.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: int64(w.keep), Values: []any{
-			"task", r.Task, "worker", w.worker, "outcome", r.Outcome,
-			"waited", millis(started.Sub(r.Came)), "ran", ran, "ago", millis(now.Sub(r.End)),
-		}})
-		streams[stream] = true
+		if streams[stream] == nil {
+			streams[stream] = []any{keepFor.Milliseconds(), w.keep}
+		}
+		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran, w.clock.at(r.End).UnixMilli())
 	}
-	used := make([]redis.Z, 0, len(streams))
-	for stream := range streams {
-		pipe.PExpire(ctx, stream, keepFor)
-		used = append(used, redis.Z{Score: float64(now.UnixMilli()), Member: stream})
+	pipe, names := w.rdb.Pipeline(), []any{keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep), w.clock.at(time.Now()).UnixMilli()}
+	for stream, args := range streams {
+		pipe.Eval(ctx, addScript, []string{stream}, args...)
+		names = append(names, stream)
 	}
-	pipe.ZAdd(ctx, index(w.prefix), used...)
-	pipe.PExpire(ctx, index(w.prefix), keepFor)
-	there := pipe.ZCard(ctx, index(w.prefix))
+	named := pipe.Eval(ctx, nameScript, []string{index(w.prefix)}, names...)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
-	return w.makeRoom(ctx, there.Val()-int64(min(mostKeys, mostRuns/w.keep)))
-}
-
-// makeRoom deletes the streams of the keys that were idle for longest.
-func (w *Writer) makeRoom(ctx context.Context, excess int64) error {
-	if excess <= 0 {
-		return nil
-	}
-	pipe := w.rdb.Pipeline()
-	oldest := pipe.ZRange(ctx, index(w.prefix), 0, excess-1)
-	if _, err := pipe.Exec(ctx); err != nil {
+	tooMany, err := named.StringSlice()
+	if err != nil || len(tooMany) == 0 {
 		return err
 	}
-	for _, stream := range oldest.Val() {
+	pipe = w.rdb.Pipeline() // a script may not delete keys of other slots
+	for _, stream := range tooMany {
 		pipe.Del(ctx, stream)
 		pipe.ZRem(ctx, index(w.prefix), stream)
 	}
-	_, err := pipe.Exec(ctx)
+	_, err = pipe.Exec(ctx)
 	return err
 }
 

@@ -3,7 +3,6 @@ package history
 import (
 	"context"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -32,13 +31,11 @@ func Read(ctx context.Context, rdb Reader, key string, most int64) ([]Run, error
 // parse reads an entry; false for one of another version, or of somebody else.
 func parse(e redis.XMessage) (r Run, ok bool) {
 	text := func(field string) string { s, _ := e.Values[field].(string); return s }
-	id, _, _ := strings.Cut(e.ID, "-")
-	at, err := strconv.ParseInt(id, 10, 64)
-	ago, fine := span(text("ago"))
-	if ok = err == nil && fine && at < 1<<50; !ok { // 35,000 years
+	end, err := strconv.ParseInt(text("end"), 10, 64)
+	if err != nil || end < 0 || end > 1<<50 { // 35,000 years
 		return Run{}, false
 	}
-	r = Run{Task: text("task"), Worker: text("worker"), Outcome: text("outcome"), End: time.UnixMilli(at).Add(-ago)}
+	r = Run{Task: text("task"), Worker: text("worker"), Outcome: text("outcome"), End: time.UnixMilli(end)}
 	r.Came = r.End
 	if ran := text("ran"); ran != "" {
 		took, fine := span(ran)

@@ -4,7 +4,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"testing"
 	"time"
 )
@@ -15,7 +14,7 @@ import (
 type Child struct {
 	cmd    *exec.Cmd
 	stdin  io.Closer
-	exited chan struct{} // closed by the goroutine that started it, once it is gone
+	exited <-chan struct{} // see launch
 }
 
 // StartChild starts one with these further variables ("NAME=value"). What it
@@ -23,29 +22,15 @@ type Child struct {
 // on Linux also when the test binary dies.
 func StartChild(t testing.TB, env ...string) *Child {
 	t.Helper()
-	c := &Child{cmd: exec.Command(os.Args[0]), exited: make(chan struct{})}
+	c := &Child{cmd: exec.Command(os.Args[0])}
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = os.Stderr, os.Stderr
-	c.cmd.SysProcAttr = dieWithParent()
 	stdin, err := c.cmd.StdinPipe()
 	if err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
 	c.stdin = stdin
-	started := make(chan error) // from the goroutine below, once
-	// As in process.start: it keeps its thread, with which the child would die,
-	// and ends with the child, which Kill ends.
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := c.cmd.Start()
-		started <- err
-		if err == nil {
-			_ = c.cmd.Wait() // how it ended is known to who ended it
-			close(c.exited)
-		}
-	}()
-	if err := <-started; err != nil {
+	if c.exited, err = launch(c.cmd); err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
 	t.Cleanup(c.Kill)

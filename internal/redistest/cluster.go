@@ -18,7 +18,7 @@ const (
 func startCluster() (*Server, error) {
 	s := &Server{kind: KindCluster}
 	for range clusterNodes {
-		node, err := startProcess([]string{
+		node, err := startProcess(binary(), []string{
 			"--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1",
 		})
 		if err != nil {

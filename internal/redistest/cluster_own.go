@@ -66,7 +66,7 @@ func (p *process) tell(t testing.TB, command ...string) (answer string) {
 // every node knows it and it is in step.
 func (s *Server) addReplica(t testing.TB, master *process) {
 	t.Helper()
-	node, err := startProcess([]string{
+	node, err := startProcess(binary(), []string{
 		"--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1",
 	})
 	if err != nil {

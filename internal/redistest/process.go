@@ -44,10 +44,11 @@ var errPortTaken = errors.New("port taken")
 
 // process is one redis-server: its place and arguments, and the run that is on.
 type process struct {
-	dir  string
-	port int
-	bus  int // port of the cluster bus
-	args []string
+	binary string
+	dir    string
+	port   int
+	bus    int // port of the cluster bus
+	args   []string
 
 	mu  sync.Mutex // guards run; held while the process is started or stopped
 	run *run       // nil when it does not run
@@ -56,13 +57,13 @@ type process struct {
 // run is one execution of the process.
 type run struct {
 	cmd    *exec.Cmd
-	exited chan struct{} // closed by the goroutine that started cmd, once it has exited
+	exited <-chan struct{} // see launch
 }
 
 // startProcess starts a redis-server without persistence on a free port.
-func startProcess(args []string) (*process, error) {
+func startProcess(binary string, args []string) (*process, error) {
 	for try := 1; ; try++ {
-		p, err := newProcess(args)
+		p, err := newProcess(binary, args)
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +77,7 @@ func startProcess(args []string) (*process, error) {
 	}
 }
 
-func newProcess(args []string) (*process, error) {
+func newProcess(binary string, args []string) (*process, error) {
 	ports := 12000
 	cluster := len(args) > 0 && args[0] == "--cluster-enabled"
 	if cluster {
@@ -90,7 +91,7 @@ func newProcess(args []string) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("redistest: %w", err)
 	}
-	p := &process{dir: dir, port: port, bus: port + busOffset}
+	p := &process{binary: binary, dir: dir, port: port, bus: port + busOffset}
 	p.args = append([]string{
 		"--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no",
@@ -140,32 +141,17 @@ func (p *process) start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.run != nil {
-		return fmt.Errorf("redistest: %s on port %d runs already", binary(), p.port)
+		return fmt.Errorf("redistest: %s on port %d runs already", p.binary, p.port)
 	}
 	log, err := os.Create(p.logFile())
 	if err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
-	r := &run{cmd: exec.Command(binary(), p.args...), exited: make(chan struct{})}
+	r := &run{cmd: exec.Command(p.binary, p.args...)}
 	r.cmd.Dir, r.cmd.Stdout, r.cmd.Stderr = p.dir, log, log
-	r.cmd.SysProcAttr = dieWithParent()
-
-	started := make(chan error) // from the goroutine below, once
-	// This goroutine lives as long as the process and keeps its thread: the
-	// process is killed when the thread that started it ends (dieWithParent).
-	// stop ends the process and thereby this goroutine.
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := r.cmd.Start()
-		_ = log.Close()
-		started <- err
-		if err == nil {
-			_ = r.cmd.Wait() // how it ended is in the log
-			close(r.exited)
-		}
-	}()
-	if err := <-started; err != nil {
+	r.exited, err = launch(r.cmd)
+	_ = log.Close() // the process has its own
+	if err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
 	p.run = r
@@ -179,6 +165,27 @@ func (p *process) start() error {
 		err = p.failure(fmt.Sprintf("does not answer within %v", startWithin))
 	}
 	return errors.Join(err, p.stop(os.Kill))
+}
+
+// launch starts a command that dies with this process. The channel is closed when it has
+// exited; how is for its log to say.
+func launch(cmd *exec.Cmd) (<-chan struct{}, error) {
+	cmd.SysProcAttr = dieWithParent()
+	started, exited := make(chan error), make(chan struct{}) // started: from the goroutine below, once
+	// This goroutine lives as long as the command and keeps its thread: the command is
+	// killed when the thread that started it ends (dieWithParent). The caller ends the
+	// command, and thereby this goroutine.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(exited)
+		}
+	}()
+	return exited, <-started
 }
 
 // answers waits for the process to answer or to exit. Whoever answers must be
@@ -204,9 +211,9 @@ func (p *process) failure(what string) error {
 	log, _ := os.ReadFile(p.logFile())
 	text := string(log[max(0, len(log)-2000):])
 	if strings.Contains(text, "Address already in use") {
-		return fmt.Errorf("redistest: %s: %w: %d or %d", binary(), errPortTaken, p.port, p.bus)
+		return fmt.Errorf("redistest: %s: %w: %d or %d", p.binary, errPortTaken, p.port, p.bus)
 	}
-	return fmt.Errorf("redistest: %s %s:\n%s", binary(), what, text)
+	return fmt.Errorf("redistest: %s %s:\n%s", p.binary, what, text)
 }
 
 func (p *process) terminate() error {
@@ -242,7 +249,7 @@ func (p *process) stop(sig os.Signal) error {
 		case <-time.After(stopWithin):
 		}
 	}
-	return fmt.Errorf("redistest: %s (pid %d) does not end", binary(), r.cmd.Process.Pid)
+	return fmt.Errorf("redistest: %s (pid %d) does not end", p.binary, r.cmd.Process.Pid)
 }
 
 func (p *process) pause() error {
@@ -256,7 +263,7 @@ func (p *process) pause() error {
 	}
 	pid := p.run.cmd.Process.Pid
 	if !poll(stopWithin, func() bool { return frozen(pid) }) {
-		return fmt.Errorf("redistest: %s (pid %d) does not freeze", binary(), pid)
+		return fmt.Errorf("redistest: %s (pid %d) does not freeze", p.binary, pid)
 	}
 	return nil
 }

@@ -68,7 +68,7 @@ func (s *Sentinels) Whole(t testing.TB, replicas int) {
 
 // startSentinel starts one. It writes its own configuration file, and so needs one.
 func startSentinel(master int) (*process, error) {
-	p, err := newProcess(nil)
+	p, err := newProcess(binary(), nil)
 	if err != nil {
 		return nil, err
 	}

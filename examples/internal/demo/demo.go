@@ -96,9 +96,12 @@ func (d *Demo) ConfigFile() (automutex.Config, bool) {
 // TaskPatterns are patterns for Rule.Task that cover every task.
 func (d *Demo) TaskPatterns() []string { return patterns(d.events) }
 
+// HasPage reports whether there is a page of -web.
+func (d *Demo) HasPage() bool { return d.web != "" }
+
 // ServePage serves the page of -web, which Close ends. A page that fails calls end.
 func (d *Demo) ServePage(ctx context.Context, end func(), cfg automutex.Config) (err error) {
-	if d.web != "" {
+	if d.HasPage() {
 		d.page, err = servePage(ctx, end, d.web, d.Redis, cfg, d.Log)
 	}
 	return err

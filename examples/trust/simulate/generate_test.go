@@ -47,6 +47,7 @@ func draw(seed uint64) *plan {
 	d.cooldowns() // only where there is no limit
 	d.storage(length)
 	d.gates(length)
+	d.history()
 	if *onlyOrder { // the others stay the worlds that they were
 		d.ordered(length)
 	}

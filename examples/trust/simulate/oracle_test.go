@@ -280,7 +280,7 @@ func (w *world) judgeKeys() {
 		}
 	}
 	look("after all processes have ended", func(key string, left time.Duration) bool {
-		if crashes || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") {
+		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") {
 			return true
 		}
 		for _, r := range w.plan.Rules {
@@ -290,9 +290,12 @@ func (w *world) judgeKeys() {
 		}
 		return len(w.stops()) > 0 // handlers that an exit cut off
 	})
+	w.judgeHistory()
 	time.Sleep(2 * time.Hour)
 	w.redis.tick()
-	look("two hours later", func(key string, _ time.Duration) bool { return strings.HasSuffix(key, ":claim") || w.mayStay(key) })
+	look("two hours later", func(key string, _ time.Duration) bool {
+		return strings.HasSuffix(key, ":claim") || isHistory(key) || w.mayStay(key)
+	})
 }
 
 func (w *world) members(key string) []string {

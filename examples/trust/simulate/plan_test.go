@@ -25,6 +25,8 @@ type plan struct {
 	Losing float64 `json:",omitempty"`
 	// HashKeys keeps the values of payload fields out of keys.
 	HashKeys bool `json:",omitempty"`
+	// History is how many runs of a key are kept.
+	History int `json:",omitempty"`
 	// MinReplicas is how many replicas have to know of a lease.
 	MinReplicas int `json:",omitempty"`
 	// Quiet is how long the servers go on when all tasks have ended.

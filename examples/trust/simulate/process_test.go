@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // Errors of handlers and functions that the plan asks for.
@@ -30,15 +31,6 @@ type payload struct {
 	A int `json:"a"`
 	B int `json:"b"`
 }
-
-// quiet is a logger of asynq that says nothing.
-type quiet struct{}
-
-func (quiet) Debug(...any) {}
-func (quiet) Info(...any)  {}
-func (quiet) Warn(...any)  {}
-func (quiet) Error(...any) {}
-func (quiet) Fatal(...any) {}
 
 // process is an asynq server with a Guard, which stops or dies.
 type process struct {
@@ -71,7 +63,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
 	guard, err := automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
-		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas,
+		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History,
 		Private: true, // the fleet is no part of the world: its commands would take faults meant for locks
 	})
 	if err != nil {
@@ -84,7 +76,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		DelayedTaskCheckInterval: pp.Forward,
 		ShutdownTimeout:          pp.Shutdown,
 		JanitorInterval:          10 * time.Minute,
-		Logger:                   quiet{},
+		Logger:                   redistest.Silent{},
 		LogLevel:                 asynq.FatalLevel,
 		IsFailure:                func(err error) bool { return err != nil && !errors.Is(err, errSoft) },
 		RetryDelayFunc:           func(n int, _ error, _ *asynq.Task) time.Duration { return time.Duration(1+n%5) * time.Second },

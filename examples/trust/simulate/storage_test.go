@@ -36,6 +36,36 @@ func (d *drawer) storage(length time.Duration) {
 	}
 }
 
+// history draws how many runs of a key are kept.
+func (d *drawer) history() {
+	if s := d.aside("history"); s.chance(0.3) {
+		s.p.History = 1 + s.IntN(5)
+	}
+}
+
+// isHistory tells whether a key has runs of another key, or names those that have.
+func isHistory(key string) bool {
+	return strings.HasSuffix(key, ":history") || strings.HasSuffix(key, ":{stats}:histories")
+}
+
+// judgeHistory looks at the runs that were kept: of some key, and of none too many.
+func (w *world) judgeHistory() {
+	kept := 0
+	for _, key := range w.redis.mini.Keys() {
+		if !strings.HasSuffix(key, ":history") {
+			continue
+		}
+		kept++
+		if runs, err := w.redis.mini.Stream(key); err != nil || len(runs) == 0 || len(runs) > w.plan.History {
+			w.book.violationf("history: %q has %d runs, and %d are kept of a key; %v", key, len(runs), w.plan.History, err)
+		}
+	}
+	guarded := slices.ContainsFunc(w.book.runs, func(r *run) bool { return len(w.plan.rulesOf(w.plan.Tasks[r.n])) > 0 })
+	if w.book.calm && w.book.clean && w.plan.History > 0 && guarded && kept == 0 {
+		w.book.violationf("history: no key has one")
+	}
+}
+
 // losesReplicas tells whether replicas are away at some time: then grants are undone and
 // asked for again at growing intervals, and what a wait may take is not judged.
 func (p *plan) losesReplicas() bool {

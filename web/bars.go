@@ -1,0 +1,245 @@
+package web
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex/internal/printable"
+)
+
+// Sizes of the bars, in pixels. Widths are percentages, so that the picture fits every screen and its text keeps its size.
+const (
+	runHeight, waitHeight = 18, 7
+	laneGap               = 3
+	axisHeight            = 20
+	mostLanes             = 60 // of runs, and of waits
+	fewLanes              = 12 // more are lowHeight high
+	lowHeight, lowGap     = 3, 1
+	leastWidth            = 0.25 // percent
+
+	// exactTo is how exact times are: the history is written by many processes, over a network. Bars that overlap by less
+	// stand beside each other.
+	exactTo = 20 * time.Millisecond
+)
+
+// bars is the picture of who ran when: a bar for each run and, below, for each wait. Those that overlap stand below
+// each other.
+type bars struct {
+	Height, Floor, TickText int
+	Marks                   []mark
+	Ticks                   []tick
+	From, To                time.Time // of the axis, which fits the bars
+	Hidden                  int       // bars that no lane was left for
+	Rows                    []runRow  // the same as a table, the newest first
+	More                    int       // rows that are not shown
+}
+
+// mark is a bar. It tells its Text when it is pointed at.
+type mark struct {
+	X, W  string
+	Y, H  int // Y is the lane while the others are not known
+	Class string
+	Text  string
+}
+
+// tick is a mark on the axis.
+type tick struct {
+	X, Text string
+	Odd     bool // left out on a narrow screen
+}
+
+// runRow is a row of the table.
+type runRow struct {
+	Task    task
+	Worker  string
+	Waited  string // empty: not known
+	Start   time.Time
+	Ran     string
+	Outcome string
+}
+
+// newBars draws runs, which come the newest first; nil without any.
+func (p *page) newBars(runs []run) *bars {
+	if len(runs) == 0 {
+		return nil
+	}
+	b := &bars{From: runs[0].begin(), To: runs[0].End, More: max(0, len(runs)-mostShown)}
+	for i, r := range runs {
+		if r.begin().Before(b.From) {
+			b.From = r.begin()
+		}
+		if r.End.After(b.To) {
+			b.To = r.End
+		}
+		if i < mostShown {
+			b.Rows = append(b.Rows, p.runRow(r))
+		}
+	}
+	if b.To.Sub(b.From) < time.Second {
+		b.To = b.From.Add(time.Second)
+	}
+	b.draw(runs, func(r run) (from, to time.Time) { return r.Start, r.End }, runHeight, "run")
+	b.draw(runs, func(r run) (from, to time.Time) {
+		if r.Start.IsZero() {
+			return r.Came, r.End
+		}
+		return r.Came, r.Start
+	}, waitHeight, "wait")
+	b.Floor = b.Height
+	b.TickText = b.Floor + axisHeight - 5
+	b.Height += axisHeight
+	b.ticks()
+	return b
+}
+
+// draw draws the part of each run that span tells, in lanes below what was drawn before. A zero from is no such part.
+func (b *bars) draw(runs []run, span func(run) (from, to time.Time), height int, class string) {
+	runs = slices.DeleteFunc(slices.Clone(runs), func(r run) bool {
+		from, to := span(r)
+		return from.IsZero() || class == "wait" && !to.After(from)
+	})
+	slices.SortStableFunc(runs, func(x, y run) int { a, _ := span(x); b, _ := span(y); return a.Compare(b) })
+	var lanes []time.Time // when each is free
+	first := len(b.Marks)
+	for _, r := range runs {
+		from, to := span(r)
+		lane := slices.IndexFunc(lanes, func(free time.Time) bool { return !free.After(from.Add(exactTo)) })
+		if lane < 0 {
+			if len(lanes) == mostLanes {
+				b.Hidden++
+				continue
+			}
+			lane = len(lanes)
+			lanes = append(lanes, time.Time{})
+		}
+		lanes[lane] = to
+		width := max(b.part(to.Sub(from)), leastWidth)
+		b.Marks = append(b.Marks, mark{
+			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width), Y: lane,
+			Class: class + r.class(class), Text: r.text(),
+		})
+	}
+	gap := laneGap
+	if len(lanes) > fewLanes {
+		height, gap = lowHeight, lowGap
+	}
+	for i := range b.Marks[first:] {
+		m := &b.Marks[first+i]
+		m.Y, m.H = b.Height+m.Y*(height+gap), height
+	}
+	b.Height += len(lanes) * (height + gap)
+}
+
+// class is what the part of a run looks like: how it ended is seen on its last part.
+func (r run) class(part string) string {
+	switch {
+	case r.Open && r.Start.IsZero() == (part == "wait"):
+		return " open"
+	case part == "wait" && !r.Start.IsZero(), r.Outcome == "", strings.HasPrefix(r.Outcome, "done") && !strings.Contains(r.Outcome, "lost"):
+		return ""
+	case strings.HasPrefix(r.Outcome, "failed"), strings.HasPrefix(r.Outcome, "archived"), strings.HasPrefix(r.Outcome, "cut short"), strings.Contains(r.Outcome, "lost"):
+		return " bad"
+	}
+	return " other"
+}
+
+// text says what a bar tells.
+func (r run) text() string {
+	text := printable.Short(cmp.Or(r.Task, "no task"))
+	if r.Worker != "" {
+		text += " on " + printable.Short(r.Worker)
+	}
+	text += "\n"
+	if waited := r.waited(); waited != "" {
+		text += "waited " + waited + ", "
+	}
+	if !r.Start.IsZero() {
+		text += "ran " + r.ran() + " from " + r.Start.UTC().Format("15:04:05.000") + ", "
+	}
+	return text + r.outcome()
+}
+
+// outcome says how it ended.
+func (r run) outcome() string {
+	switch {
+	case r.Open && r.Start.IsZero():
+		return "waits"
+	case r.Open:
+		return "runs"
+	}
+	return printable.Short(cmp.Or(r.Outcome, "ended"))
+}
+
+func (r run) waited() string {
+	switch {
+	case r.Came.IsZero():
+		return ""
+	case r.Start.IsZero():
+		return printable.Duration(r.End.Sub(r.Came))
+	}
+	return printable.Duration(r.Start.Sub(r.Came))
+}
+
+func (r run) ran() string {
+	if r.Start.IsZero() {
+		return ""
+	}
+	return printable.Duration(r.End.Sub(r.Start))
+}
+
+func (p *page) runRow(r run) runRow {
+	return runRow{Task: p.taskOf(r.Task), Worker: printable.Short(r.Worker), Waited: r.waited(), Start: r.Start, Ran: r.ran(), Outcome: r.outcome()}
+}
+
+// part is how much of the axis a time is, in percent.
+func (b *bars) part(d time.Duration) float64 { return 100 * d.Seconds() / b.To.Sub(b.From).Seconds() }
+
+func percent(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64) + "%" }
+
+// steps are the distances between two ticks.
+var steps = []time.Duration{
+	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, 30 * time.Second,
+	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour,
+	12 * time.Hour, 24 * time.Hour,
+}
+
+// dated reports whether times need their day.
+func (b *bars) dated() bool {
+	return b.To.Sub(b.From) >= 24*time.Hour || b.To.UTC().Day() != time.Now().UTC().Day() || b.From.UTC().Day() != b.To.UTC().Day()
+}
+
+// Clock is a time, with its day where that is not today.
+func (b *bars) Clock(t time.Time) string {
+	if b.dated() {
+		return t.UTC().Format("Jan 2 15:04:05")
+	}
+	return t.UTC().Format(time.TimeOnly)
+}
+
+// ticks are at most seven round times, none of them so near to an end that its text would not fit.
+func (b *bars) ticks() {
+	span, format, most, margin := b.To.Sub(b.From), "15:04:05", 7, 4.0 // percent
+	if b.dated() && span > 10*time.Minute {
+		format, most, margin = "Jan 2 15:04", 4, 12
+	}
+	step := span / time.Duration(most) // of what a wrong clock made longer than a week
+	for _, s := range slices.Backward(steps) {
+		if span <= time.Duration(most)*s {
+			step = s
+		}
+	}
+	switch {
+	case step < time.Second:
+		format = "15:04:05.0"
+	case step >= time.Minute && most == 7:
+		format = "15:04"
+	}
+	for at := b.From.Truncate(step); !at.After(b.To); at = at.Add(step) {
+		if part := b.part(at.Sub(b.From)); part > margin && part < 100-margin {
+			b.Ticks = append(b.Ticks, tick{X: percent(part), Text: at.UTC().Format(format), Odd: len(b.Ticks)%2 == 1})
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/history"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// keep writes runs into the history of a key.
+func (v *site) keep(key string, runs ...history.Run) {
+	v.t.Helper()
+	w := history.New(v.rdb, v.prefix, `w"<1>`, history.Most, slog.New(slog.DiscardHandler))
+	for _, r := range runs {
+		w.Add(key, r)
+	}
+	w.Close(context.Background())
+	redistest.Eventually(v.t, patience, func() bool {
+		kept, err := history.Read(context.Background(), v.rdb, key, history.Most)
+		return err == nil && len(kept) == len(runs)
+	}, "%d runs are kept", len(runs))
+}
+
+// The page of a key draws a bar for each run and each wait of its history, as text whatever the names are, and a table
+// with the same.
+func TestRuns_history(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{AsynqmonPath: "/asynq"})
+		m := v.locker.Mutex("report", lock.Parts("acme"))
+		end := time.Now().Add(-time.Hour)
+		v.keep(m.Key(),
+			history.Run{Task: "q/first", Outcome: "done", Came: end.Add(-50 * time.Second), Start: end.Add(-50 * time.Second), End: end.Add(-20 * time.Second)},
+			history.Run{Task: "q/<script>x\x00", Outcome: `failed"><b>`, Came: end.Add(-45 * time.Second), Start: end.Add(-20 * time.Second), End: end},
+			history.Run{Task: "q/gave-up", Outcome: "skipped", Came: end.Add(-40 * time.Second), End: end.Add(-30 * time.Second)},
+		)
+		a := v.get(keyPath(m.Key())).want(200, "Who ran when", "Last runs", `<a href="/asynq/queues/q/tasks/first">q/first</a>`,
+			`q/&lt;script&gt;x\u0000 on w&#34;&lt;1&gt;`, "waited 25s, ran 20s from", "failed&#34;&gt;&lt;b&gt;", `data-name="Waited">10s</td>`, `data-name="Outcome">skipped</td>`).
+			without("<script>x", "<b>", "Config.History", "--</")
+		for class, n := range map[string]int{"run": 1, "run bad": 1, "wait": 1, "wait other": 1} {
+			if got := strings.Count(a.body, `class="`+class+`" x=`); got != n {
+				t.Errorf("%d bars of class %q, want %d", got, class, n)
+			}
+		}
+		// The axis fits: the first bar begins where it does, and the last one ends where it does.
+		if !strings.Contains(a.body, `x="0.00%" y="0" width="60.`) && !strings.Contains(a.body, `x="0.00%" y="0" width="59.`) {
+			t.Errorf("the first run is not at the beginning:\n%s", a.body)
+		}
+		other := v.locker.Mutex("report", lock.Parts("other"))
+		v.get(keyPath(other.Key())).want(200, "Nothing is known of who ran on this key", "Config.History").without("<svg height", "Last runs")
+	})
+}
+
+// A long history is bounded on the page, and counted.
+func TestRuns_many(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	m, end := v.locker.Mutex("many"), time.Now().Add(-time.Minute)
+	var runs []history.Run
+	for i := range mostBars + 50 {
+		at := end.Add(time.Duration(i) * 10 * time.Millisecond)
+		runs = append(runs, history.Run{Task: fmt.Sprintf("q/%d", i), Outcome: "done", Came: end.Add(-time.Minute), Start: at, End: at.Add(9 * time.Millisecond)})
+	}
+	v.keep(m.Key(), runs...)
+	a := v.get(keyPath(m.Key())).want(200, "and 100 more</p>", fmt.Sprintf("for %d more there is no room", mostBars-mostLanes))
+	if bars, rows := strings.Count(a.body, `<rect class="run"`), strings.Count(a.body, `data-name="Outcome"`); bars != mostBars || rows != mostShown {
+		t.Errorf("%d bars, %d rows", bars, rows)
+	}
+	if strings.Contains(a.body, "q/0 on") || !strings.Contains(a.body, fmt.Sprintf("q/%d on", len(runs)-1)) {
+		t.Error("the oldest are shown, and not the newest")
+	}
+}
+
+// Without a history the page draws what goes on, and what it saw.
+func TestRuns_seen(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{})
+		m := v.locker.Mutex("report", lock.Note("q/holds"))
+		lease := v.hold(m)
+		v.wait(v.locker.Mutex("report", lock.Note("q/waits")))
+		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, `class="wait open" x=`, "Seen by this page since", "Config.History", `data-name="Outcome">runs</td>`, `data-name="Outcome">waits</td>`)
+		if err := lease.Unlock(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		// The one who waited gets the lock and gives it back: the first one has ended in any case.
+		v.find(keyPath(m.Key()), `data-name="Outcome">ended</td>`).want(200, "q/holds on worker-1:4242")
+	})
+}
+
+// A user who may not read the history has the page without it.
+func TestRuns_notReadable(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	hook := &redistest.FailHook{}
+	v.rdb.AddHook(hook)
+	hook.Before(func(cmd redis.Cmder) error {
+		if cmd.Name() == "xrevrange" {
+			return redistest.ReplyError("NOPERM this user has no permissions to run the 'xrevrange' command")
+		}
+		return nil
+	})
+	m := v.locker.Mutex("report")
+	v.hold(m)
+	v.get(keyPath(m.Key())).want(http.StatusOK, "were not read", "NOPERM", `class="run open" x=`, "worker-1:4242")
+}
+
+// What looks saw is in its history once: the history tells it better.
+func TestRuns_joined(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1_700_000_000, 0)
+	after := func(s int) time.Time { return at.Add(time.Duration(s) * time.Second) }
+	var seen seenRuns
+	holder := func(note, token string) []inside.Holder {
+		return []inside.Holder{{Token: token, Note: note, Owner: "w"}}
+	}
+	waits := []inside.Waiter{{Note: "q/b", Since: after(101)}}
+	seen.look("k", after(0), after(-5), 0, holder("q/a", "1"), nil)
+	seen.look("k", after(2), after(-5), 100*time.Second, holder("q/a", "1"), waits)
+	seen.look("k", after(4), after(3), 100*time.Second, holder("q/b", "2"), nil)
+	runs, first := seen.look("k", after(6), time.Time{}, 0, nil, nil)
+	if len(runs) != 2 || !first.Equal(at) {
+		t.Fatalf("%+v since %s", runs, first)
+	}
+	a, b := runs[0], runs[1]
+	if a.Task != "q/a" || !a.Start.Equal(after(-5)) || !a.End.Equal(after(2)) || a.Open || !a.Came.IsZero() {
+		t.Errorf("a: %+v", a)
+	}
+	if b.Task != "q/b" || !b.Came.Equal(after(1)) || !b.Start.Equal(after(3)) || !b.End.Equal(after(4)) || b.Open {
+		t.Errorf("b: %+v", b)
+	}
+	kept := []history.Run{{Task: "q/b", Outcome: "done", Came: after(101), Start: after(103), End: after(105)}}
+	all := joined(kept, 100*time.Second, runs)
+	if len(all) != 2 || all[0].Task != "q/b" || all[0].Outcome != "done" || !all[0].End.Equal(after(5)) || all[1].Task != "q/a" {
+		t.Errorf("%+v", all)
+	}
+	for i := range maxSeries + 3 {
+		seen.look(fmt.Sprint(i), after(10+i), time.Time{}, 0, nil, nil)
+	}
+	if len(seen.keys) != maxSeries || seen.keys["k"] != nil {
+		t.Errorf("%d keys", len(seen.keys))
+	}
+}
+
+// Ticks are round, few, and fit for any span.
+func TestBars_ticks(t *testing.T) {
+	t.Parallel()
+	from := time.Date(2026, 1, 2, 23, 4, 5, 600e6, time.UTC)
+	for span, want := range map[time.Duration]string{
+		time.Second: "23:04:06.0", 20 * time.Second: "23:04:10", 5 * time.Minute: "23:05", 20 * time.Hour: "Jan 3 06:00", 2000 * time.Hour: "Jan ",
+	} {
+		b := bars{From: from, To: from.Add(span)}
+		b.ticks()
+		if len(b.Ticks) < 2 && span < time.Hour || len(b.Ticks) == 0 || len(b.Ticks) > 8 || !strings.Contains(fmt.Sprint(b.Ticks), want) {
+			t.Errorf("%s: %+v", span, b.Ticks)
+		}
+	}
+}
