@@ -47,6 +47,8 @@ var orderScenario = scenario{
 		switch p.load {
 		case "failing":
 			return append(entries, guardedBy+"Park"+atFront, guardedBy+inOrder+atFront, queueEach, numbered+returns)
+		case "blocked":
+			return []string{guardedBy + inOrder + unblocked, guardedBy + inOrder}
 		case "one key":
 			return append(entries, queueEach, numbered+returns)
 		}
@@ -67,6 +69,7 @@ var orderScenario = scenario{
 const (
 	queueEach = "a queue per key"
 	numbered  = "numbered by hand"
+	unblocked = ", nothing blocked"
 
 	orderPatience = 3 * time.Minute
 	orderCheck    = 50 * time.Millisecond  // TaskCheckInterval

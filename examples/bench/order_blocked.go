@@ -27,12 +27,13 @@ const (
 	comingBack = 100 // parked tasks that are looked at when they come back
 )
 
-// runBlocked has many tasks parked behind an archived one, and looks at what goes on. The entry Park has nothing
-// parked: it is what others are compared with.
+// runBlocked has many tasks parked behind an archived one, and looks at what goes on. An entry with unblocked
+// has nothing parked: it is what the other is compared with.
 func (b *bench) runBlocked(ctx context.Context, p point, entry string) (values, error) {
-	n := 0
-	if strings.HasSuffix(entry, inOrder) {
-		n = sized(b, 10_000, 100)
+	n := sized(b, 10_000, 100)
+	entry, none := strings.CutSuffix(entry, unblocked)
+	if none {
+		n = 0
 	}
 	w, err := b.hire(ctx, job{
 		Do: "blocked", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, N: n, Load: fmt.Sprint(sized(b, 10_000, 100)), Time: sized(b, orderPatience, 20*time.Second),

@@ -98,8 +98,12 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 	result := soakBalance{fates: map[string]int{}}
 	var open []int // those that a newer one must have taken the place of
 	known := map[string][]int{}
+	enqueued := map[string][]int{} // those whose Enqueue returned or may have succeeded, whatever became of them
 	for n := range b.steps {
 		_, accepted := b.accepted[n]
+		if accepted || b.unsure[n] {
+			enqueued[b.entity(n)] = append(enqueued[b.entity(n)], n)
+		}
 		fate := b.fate(n, e, &result)
 		switch {
 		case fate == "" && !accepted:
@@ -118,6 +122,9 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 		newer := func(m int) bool { return b.unsure[m] || b.accepted[m].returned.After(b.accepted[n].called) }
 		if soakKindOf(b.steps[n].Kind).supersedes() && slices.ContainsFunc(known[b.entity(n)], newer) {
 			result.fates["superseded"]++
+			if e.noted[began][n] {
+				result.wrongf("task %d had begun, and a newer one took its place: %+v", n, b.steps[n])
+			}
 			continue
 		}
 		result.fates["lost"]++
@@ -128,9 +135,9 @@ func (b *soakBooks) balance(e soakEvidence) soakBalance {
 	}
 	for n, at := range b.rejected {
 		before := func(m int) bool {
-			return b.unsure[m] || !b.accepted[m].called.IsZero() && b.accepted[m].called.Before(at)
+			return b.unsure[m] || b.accepted[m].called.Before(at)
 		}
-		if !slices.ContainsFunc(known[b.entity(n)], before) {
+		if !slices.ContainsFunc(enqueued[b.entity(n)], before) {
 			result.wrongf("task %d was refused for another one that nobody has enqueued: %+v", n, b.steps[n])
 		}
 	}
@@ -240,7 +247,7 @@ func (w *soakWorld) evidence() soakEvidence {
 		noted: map[string]map[int]bool{}, archived: map[int]string{}, queued: map[int]asynq.TaskState{},
 		lost: w.ledger.lost(), burned: w.killed.Load()+w.unheard.Load() > 0,
 	}
-	for _, what := range []string{done, skipped, replaced, dropped, revoked, final, unkeyed, robbed} {
+	for _, what := range []string{done, skipped, replaced, dropped, revoked, final, unkeyed, began, robbed} {
 		e.noted[what] = w.ledger.numbers(w.t, what)
 	}
 	i := w.inspector

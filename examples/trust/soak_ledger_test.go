@@ -32,6 +32,7 @@ const (
 	revoked  = "revoked"  // a handler returned asynq.RevokeTask
 	final    = "final"    // its last attempt came, or a handler failed for good: it may be archived, and make room for another one
 	unkeyed  = "unkeyed"  // EventKeyError
+	began    = "began"    // a handler began with one that a newer task may take the place of
 	robbed   = "robbed"   // asynq counts attempts that nobody has spent
 )
 

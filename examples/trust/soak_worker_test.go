@@ -177,6 +177,9 @@ func (w *soakWorker) handle(ctx context.Context, t *asynq.Task) error {
 	if retried, _ := asynq.GetRetryCount(ctx); retried > 0 {
 		w.ledger.checkSpent(task.N, retried)
 	}
+	if soakKindOf(t.Type()).supersedes() {
+		w.ledger.note(began, task.N)
+	}
 	w.ledger.enter(run)
 	defer func() { w.ledger.leave(run, errors.Is(context.Cause(ctx), lock.ErrLost)) }()
 	if err := task.work(ctx); err != nil {

@@ -186,14 +186,14 @@ func (n *Line) noteVain() {
 }
 
 // NoteParked notes that an ask parked its note. called means that a Caller had called the
-// note, so the call was in vain.
+// note, so the call was in vain. So it was if a task in order came, waited in its worker, and parks for another one.
 func (p *Parking) NoteParked(m Lock, note string, a wire.Answer, called bool) {
 	if !a.Parked {
 		return
 	}
 	p.mu.Lock()
 	n := p.line(m)
-	if called || a.SinceCall >= 0 {
+	if called || a.SinceCall >= 0 || m.Ordered {
 		n.noteArrival(note)
 		n.noteVain()
 	}

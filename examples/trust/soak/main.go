@@ -5,7 +5,8 @@
 //
 //	go run ./examples/trust/soak -for 1h
 //
-// The last part plays failovers of Sentinel and Cluster.
+// After it tasks run in order while their producers and workers are killed, a sixth of that time, and
+// last come failovers of Sentinel and Cluster.
 package main
 
 import (
@@ -22,7 +23,7 @@ import (
 )
 
 func main() {
-	length := flag.Duration("for", time.Hour, "how long; the last round is finished, and failovers come after it")
+	length := flag.Duration("for", time.Hour, "how long; the last round is finished, and tasks in order and failovers come after it")
 	seed := flag.Uint64("seed", 0, "what decides about everything at random; 0: by the clock, and printed")
 	failovers := flag.Bool("failovers", true, "play failovers at the end")
 	verbose := flag.Bool("v", false, "print all that the tests say")
@@ -30,6 +31,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	err := play(ctx, *verbose, "^TestSoak$", *length+30*time.Minute, "-soak", length.String(), "-seed", strconv.FormatUint(*seed, 10))
+	if err == nil {
+		err = play(ctx, *verbose, "^TestOrder_killed$", *length+30*time.Minute, "-order", (*length / 6).String(), "-seed", strconv.FormatUint(*seed, 10))
+	}
 	if err == nil && *failovers {
 		err = play(ctx, *verbose, "^TestFailover", time.Hour)
 	}
@@ -59,7 +63,7 @@ func play(ctx context.Context, verbose bool, which string, timeout time.Duration
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		line := lines.Text()
 		failed = failed || strings.Contains(line, "FAIL") || strings.HasPrefix(line, "panic")
-		if verbose || failed || strings.HasPrefix(line, "soak ") || strings.HasPrefix(line, "--- ") || strings.HasPrefix(strings.TrimSpace(line), "soak_") {
+		if verbose || failed || strings.HasPrefix(line, "soak ") || strings.HasPrefix(line, "order ") || strings.HasPrefix(line, "--- ") || strings.HasPrefix(strings.TrimSpace(line), "soak_") {
 			fmt.Println(line)
 		}
 	}
