@@ -15,11 +15,25 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// closing runs guard.Close on a goroutine of its own.
+// closing runs guard.Close on a goroutine of its own, and returns when it has begun: from then on no
+// task with a rule starts.
 func (r *rig) closing(ctx context.Context) <-chan error {
-	closed := make(chan error, 1)
-	go func() { closed <- r.guard.Close(ctx) }()
+	closed, begun := make(chan error, 1), &begunCtx{Context: ctx, asked: make(chan struct{})}
+	go func() { closed <- r.guard.Close(begun) }()
+	<-begun.asked
 	return closed
+}
+
+// begunCtx tells when a call that it was given to waits for its end. Close does so once it is closed to tasks.
+type begunCtx struct {
+	context.Context
+	once  sync.Once
+	asked chan struct{}
+}
+
+func (c *begunCtx) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.asked) })
+	return c.Context.Done()
 }
 
 // awaitClosed is what Close returned.

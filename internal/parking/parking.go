@@ -197,6 +197,9 @@ func (p *Parking) NoteParked(m Lock, note string, a wire.Answer, called bool) {
 		n.noteArrival(note)
 		n.noteVain()
 	}
+	if state, _ := a.Behind(); state == "a" { // what was called ahead comes in vain until the failed task is back
+		n.Inbound, n.InboundMost = 1, 1
+	}
 	var at time.Time
 	if p.caller != nil { // nil: this Locker cannot call, so others check the line
 		at = p.checkSoon(n)

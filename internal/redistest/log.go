@@ -10,7 +10,7 @@ import (
 // Silent is an asynq.Logger that says nothing.
 type Silent struct{}
 
-// Each drops its arguments.
+// Debug drops its arguments, as all of these do.
 func (Silent) Debug(...any) {}
 func (Silent) Info(...any)  {}
 func (Silent) Warn(...any)  {}
