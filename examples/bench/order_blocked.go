@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -36,7 +37,7 @@ func (b *bench) runBlocked(ctx context.Context, p point, entry string) (values, 
 		n = 0
 	}
 	w, err := b.hire(ctx, job{
-		Do: "blocked", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, N: n, Load: fmt.Sprint(sized(b, 10_000, 100)), Time: sized(b, orderPatience, 20*time.Second),
+		Do: "blocked", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, N: n, Load: strconv.Itoa(sized(b, 10_000, 100)), Time: sized(b, orderPatience, 20*time.Second),
 	})
 	if err != nil {
 		return nil, err
