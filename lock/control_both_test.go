@@ -57,7 +57,7 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 			t.Fatal(err)
 		}
 		redistest.Eventually(t, soon, func() bool { return strings.Contains(log.String(), "a control has ended") }, "a log line of the end")
-		for part, want := range map[string]int{`was="limited to 3, ordered by bob`: 1, "why=repair": 1, "limit=3": 1, "a control is in force": 3} {
+		for part, want := range map[string]int{`was=limited to 3, ordered by bob`: 1, "why=repair": 1, "limit=3": 1, "a control is in force": 3} {
 			if n := strings.Count(log.String(), part); n != want {
 				t.Errorf("%q stands %d times in the log, want %d:\n%s", part, n, want, log.String())
 			}

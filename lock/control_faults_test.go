@@ -173,7 +173,7 @@ func TestControls_logged(t *testing.T) {
 		t.Errorf("told of %v", list)
 	}
 	redistest.Eventually(t, soon, func() bool { return strings.Contains(log.String(), "a control has ended") }, "a log line of the end")
-	for part, want := range map[string]int{"a control is in force": 1, "target=report": 2, "by=alice": 1, "why=repair": 1, `"paused until"=resumed`: 1} {
+	for part, want := range map[string]int{"a control is in force": 1, "target=report": 2, "by=alice": 1, "why=repair": 1, "paused until=resumed": 1} {
 		if n := strings.Count(log.String(), part); n != want {
 			t.Errorf("%q stands %d times in the log, want %d:\n%s", part, n, want, log.String())
 		}
