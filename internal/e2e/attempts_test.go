@@ -207,17 +207,19 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 			<-run.left
 			redistest.Eventually(t, patience, func() bool { return !r.locked(samePolicies[i].String()) || len(r.stage.started) > 0 }, "the key free, or taken by the retry")
 			_ = r.inspector.RunTask(r.queue, ids[i]) // unless it has come back by itself
-			again := r.stage.next(t)
-			if again.id != ids[i] {
-				t.Fatalf("%s runs, want %s", again.id, ids[i])
-			}
-			again.returns(nil)
-			r.await(ids[i], asynq.TaskStateCompleted)
-			if most := r.stage.mostAtOnce(samePolicies[i].String()); most != 1 {
-				t.Errorf("%s: %d at once", samePolicies[i], most)
-			}
+			r.runsAloneAgain(samePolicies[i].String(), ids[i])
 		}
 	})
+}
+
+// runsAloneAgain has the task's next attempt finish, and holds that its attempts never ran at once.
+func (r *rig) runsAloneAgain(task, id string) {
+	r.t.Helper()
+	r.stage.nextIs(r.t, id).returns(nil)
+	r.await(id, asynq.TaskStateCompleted)
+	if most := r.stage.mostAtOnce(task); most != 1 {
+		r.t.Errorf("%s: %d at once", task, most)
+	}
 }
 
 // With no attempts left the Retry that SameTask becomes waits in the worker.
@@ -240,15 +242,7 @@ func TestAttempt_sameTaskOnTheLast(t *testing.T) {
 		r.stage.none(t)
 		for i, run := range runs {
 			run.returns(errors.New("cancelled"))
-			again := r.stage.next(t)
-			if again.id != ids[i] {
-				t.Fatalf("%s runs, want %s", again.id, ids[i])
-			}
-			again.returns(nil)
-			r.await(ids[i], asynq.TaskStateCompleted)
-			if most := r.stage.mostAtOnce(samePolicies[i].String()); most != 1 {
-				t.Errorf("%s: %d at once", samePolicies[i], most)
-			}
+			r.runsAloneAgain(samePolicies[i].String(), ids[i])
 		}
 	})
 }

@@ -189,10 +189,7 @@ func TestLifetime_maxWaiting(t *testing.T) {
 		r.stage.none(t)
 		free()
 		for _, id := range waits {
-			run := r.stage.next(t)
-			if run.id != id {
-				t.Errorf("%s runs, want %s", run.id, id)
-			}
+			run := r.stage.nextIs(t, id)
 			run.returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 		}

@@ -38,10 +38,7 @@ func TestMiddleware_mux(t *testing.T) {
 		r.awaitLine(1, "itunes:verify", "7")
 		for _, taskType := range []string{"itunes:verify", "itunes:other", "other"} {
 			id := r.enqueue(taskType, map[string]int{"transaction_id": 8})
-			beside := r.stage.next(t)
-			if beside.id != id {
-				t.Fatalf("%s runs beside, want %s", beside.id, id)
-			}
+			beside := r.stage.nextIs(t, id)
 			beside.returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 		}

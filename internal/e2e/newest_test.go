@@ -242,10 +242,7 @@ func TestReplace_retriedTaskIsOld(t *testing.T) {
 		}
 		running.returns(nil)
 		r.await(young, asynq.TaskStateCompleted)
-		again := r.stage.next(t)
-		if again.id != old {
-			t.Fatalf("%s runs", again.id)
-		}
+		again := r.stage.nextIs(t, old)
 		newest := r.enqueue("work", one)
 		again.awaitEnd(t)
 		again.returns(errors.New("twice"))

@@ -20,10 +20,7 @@ func TestInOrder_optional(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true, InOrder: true}}})
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
-		if run.id != first {
-			t.Fatalf("%s runs first", run.id)
-		}
+		run := r.stage.nextIs(t, first)
 		for _, payload := range []string{`{}`, `{"id":null}`} {
 			info, err := c.Enqueue(asynq.NewTask("work", []byte(payload)), asynq.Queue(r.queue), asynq.MaxRetry(5), asynq.Retention(time.Hour))
 			if err != nil {
@@ -43,18 +40,8 @@ func TestInOrder_shutdown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		old, c := orderRig(t, s, setup{workers: 2}) // one task waits in its worker, or parks; the other has none
 		first, second, third := old.enqueueInOrder(c, 1), old.enqueueInOrder(c, 1), old.enqueueInOrder(c, 1)
-		run := old.stage.next(t)
-		if run.id != first {
-			t.Fatalf("%s runs first", run.id)
-		}
-		closed := old.closing(t.Context())
-		down := make(chan struct{})
-		go func() { defer close(down); old.shutdown() }()
-		run.returns(nil)
-		<-down
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
-		}
+		run := old.stage.nextIs(t, first)
+		old.closeUnder(t, run)
 		old.await(first, asynq.TaskStateCompleted)
 		old.stage.none(t)
 		r, _ := orderRig(t, s, setup{workers: 2, queue: old.queue, prefix: old.cfg.Prefix})
@@ -102,11 +89,8 @@ func TestInOrder_softErrors(t *testing.T) {
 			},
 		})
 		first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(1)), r.enqueueInOrder(c, 1)
-		for i, err := range []error{notYet, errors.New("broken"), automutex.RetryAfter(0, notYet), automutex.RetryAfter(0, nil), notYet} {
-			run := r.stage.next(t)
-			if run.id != first {
-				t.Fatalf("run %d is that of %s", i, run.id)
-			}
+		for _, err := range []error{notYet, errors.New("broken"), automutex.RetryAfter(0, notYet), automutex.RetryAfter(0, nil), notYet} {
+			run := r.stage.nextIs(t, first)
 			run.returns(err)
 		}
 		if info := r.await(first, asynq.TaskStateArchived); info.LastErr != "not yet" || info.Retried != 1 {

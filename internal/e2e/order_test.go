@@ -98,10 +98,7 @@ func TestInOrder_holdKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 3})
 		first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(0)), r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
-		if run.id != first {
-			t.Fatalf("%s runs first", run.id)
-		}
+		run := r.stage.nextIs(t, first)
 		run.returns(errors.New("broken"))
 		if info := r.await(first, asynq.TaskStateArchived); info.LastErr != "broken" || info.Retried != 0 {
 			t.Fatalf("%+v", info)

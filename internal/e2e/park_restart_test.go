@@ -56,14 +56,7 @@ func TestPark_shutdownCallsTheNext(t *testing.T) {
 			old.awaitParked(id)
 			ids = append(ids, id)
 		}
-		closed := old.closing(t.Context())
-		down := make(chan struct{})
-		go func() { defer close(down); old.shutdown() }()
-		run.returns(nil)
-		<-down
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
-		}
+		old.closeUnder(t, run)
 		old.await(holder, asynq.TaskStateCompleted)
 		old.stage.none(t)
 		r := old.successorWith(s, comingBack)

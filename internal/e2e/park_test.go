@@ -365,10 +365,7 @@ func TestPark_unmarked(t *testing.T) {
 		r.awaitStored(1, 1, "work", "1")
 		free()
 		for _, id := range []string{last, id} {
-			run := r.stage.next(t)
-			if run.id != id {
-				t.Errorf("%s runs, and it is the turn of %s", run.id, id)
-			}
+			run := r.stage.nextIs(t, id)
 			run.returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 		}

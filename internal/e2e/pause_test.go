@@ -199,10 +199,7 @@ func TestPaused_replaceKeepsTheOrder(t *testing.T) {
 		r.awaitRetried(newer, 0)
 		r.resumeTarget("work")
 		r.rerun(newer)
-		run := r.stage.next(t)
-		if run.id != newer {
-			t.Fatalf("%s runs", run.id)
-		}
+		run := r.stage.nextIs(t, newer)
 		r.rerun(older)
 		r.awaitLine(1, "work", "1")
 		if err := run.ctx.Err(); err != nil {

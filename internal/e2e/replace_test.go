@@ -74,10 +74,7 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 			r.awaitLine(1, "work", "1")
 			r.stage.none(t) // it has not returned yet
 			running.returns(answer)
-			next := r.stage.next(t)
-			if next.id != young {
-				t.Fatalf("%s runs after it", next.id)
-			}
+			next := r.stage.nextIs(t, young)
 			event := r.awaitRevoked(old)
 			if event.Rule != "work" || event.Key != r.lockOf("work", "1").Key() || event.Policy != automutex.Replace || event.Held <= 0 || event.Waited != 0 {
 				t.Errorf("got %+v", event)
@@ -201,10 +198,7 @@ func TestReplace_waiting(t *testing.T) {
 		}
 		r.stage.none(t)
 		running.returns(context.Cause(running.ctx))
-		next := r.stage.next(t)
-		if next.id != waits {
-			t.Errorf("%s runs, want the newest", next.id)
-		}
+		next := r.stage.nextIs(t, waits)
 		next.returns(nil)
 		r.awaitRevoked(old)
 		r.await(waits, asynq.TaskStateCompleted)

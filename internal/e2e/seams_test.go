@@ -130,10 +130,7 @@ func TestReplace_retryAfterOnTheLastAttemptWaitsForItsTurn(t *testing.T) {
 		first := r.stage.next(t)
 		first.returns(automutex.RetryAfter(time.Second, errors.New("later")))
 		newer := r.enqueue("work", one)
-		run := r.stage.next(t)
-		if run.id != newer {
-			t.Fatalf("%s runs, want the newer one, %s", run.id, newer)
-		}
+		run := r.stage.nextIs(t, newer)
 		r.awaitLine(1, "work", "1") // not revoked
 		run.returns(nil)
 		r.await(newer, asynq.TaskStateCompleted)

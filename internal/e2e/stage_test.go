@@ -101,6 +101,16 @@ func (s *stage) next(t *testing.T) *run {
 	}
 }
 
+// nextIs is next, for a task that has to be this one.
+func (s *stage) nextIs(t *testing.T, id string) *run {
+	t.Helper()
+	r := s.next(t)
+	if r.id != id {
+		t.Fatalf("task %s runs, want %s", r.id, id)
+	}
+	return r
+}
+
 // none checks that no handler has started that the test does not know of. It
 // does not wait: whatever tells that the task did not run comes first.
 func (s *stage) none(t *testing.T) {
