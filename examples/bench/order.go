@@ -32,7 +32,6 @@ var orderScenario = scenario{
 		{"rate", "a second", 0}, {"broken", "out of order", 0}, {"gap", "gap p95, ms", 0}, {"intervals", "in intervals", 2}, {"runs", "taken out per task", 2}, {"overlaps", "overlaps", 0},
 		{"commands", "commands/s", 2}, {"away", "of these, parked that come back", 2}, {"of", "time, of asynq's", 2}, {"bytes", "bytes/task", 0},
 	},
-	refs: []string{guardedBy + "Park"},
 	plot: plotSpec{y: "a second", log: true},
 	points: func(b *bench) []point {
 		return []point{
