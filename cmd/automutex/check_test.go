@@ -132,6 +132,11 @@ func testKey(t *testing.T, b binary) {
 	long := strings.Repeat("x", 100_000)
 	b.run(t, "key", name, "--type", "work", "--payload", `{"id": "`+long+`"}`).want(t, exitOK, "automutex:{work|~")
 
+	optional := file(t, "rules: [{task: work, scope: one, on: [id], optional: true}, {task: work, scope: all}]")
+	b.run(t, "key", optional, "--type", "work", "--payload", `{"id": null}`).want(t, exitOK, "automutex:{all}")
+	optional = file(t, "rules: [{task: work, on: [id], optional: true}]")
+	b.run(t, "key", optional, "--type", "work", "--payload", `{}`).wantError(t, exitNo, "lacks a field")
+
 	b.run(t, "key", name, "--type", "play").wantError(t, exitNo, "no rule matches")
 	b.run(t, "key", name, "--type", "work").wantError(t, exitNo, "payload")
 	b.run(t, "key", name, "--type", "work", "--payload", `{"ID": 1}`).wantError(t, exitNo, `field "id" is missing`)

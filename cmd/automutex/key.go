@@ -58,6 +58,8 @@ environment variable AUTOMUTEX_HASH_KEYS where it has none.`,
 			switch {
 			case err != nil:
 				return err
+			case len(matches) == 0 && enqueued == nil && len(inspect.RulesFor(cfg.Rules, taskType)) > 0:
+				return no("the task lacks a field of each rule for %q, which are Optional: it runs unguarded", taskType)
 			case len(matches) == 0 && enqueued == nil:
 				return no("no rule matches a task of type %q: it runs unguarded", taskType)
 			}
@@ -101,7 +103,7 @@ func (a *app) printKeys(matches []match, enqueued *once, asJSON bool) error {
 	return t.flush()
 }
 
-// matching gives the rules that apply to a task, in the order in which their
+// matching gives the rules that lock a task, in the order in which their
 // locks are taken.
 func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]match, error) {
 	all, err := keys(ctx, cfg, t)
@@ -116,7 +118,9 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]match
 		if err != nil {
 			return nil, err
 		}
-		matches = append(matches, match{Rule: inspect.RuleName(cfg.Rules, i), Key: inspect.InBraces(its[0]), Name: its[0]})
+		if len(its) > 0 { // none: the rule is Optional, and the task lacks a field
+			matches = append(matches, match{Rule: inspect.RuleName(cfg.Rules, i), Key: inspect.InBraces(its[0]), Name: its[0]})
+		}
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
 	return matches, nil

@@ -49,10 +49,11 @@ func TestContenders(t *testing.T) {
 			}
 			rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
 			t.Cleanup(func() { _ = rdb.Close() })
-			deadline, err := c.deadline(ctx, key, &server{rdb: rdb})
-			if left := time.Until(deadline); err != nil || left < 3*time.Second || left > 6*time.Second {
-				t.Errorf("the deadline is in %s, %v; want about 5s", left, err)
-			}
+			redistest.Eventually(t, 20*time.Second, func() bool { // rueidislock holds with most of its keys set, and sets the rest later
+				deadline, err := c.deadline(ctx, key, &server{rdb: rdb})
+				left := time.Until(deadline)
+				return err == nil && left > 3*time.Second && left < 6*time.Second
+			}, "a deadline in about 5 s")
 			waited := make(chan error, 1)
 			// It ends with its lock, or after 20 s.
 			go func() {
