@@ -17,13 +17,14 @@ func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, deci
 	if h == nil || d.handlerStart.IsZero() {
 		return
 	}
-	run := history.Run{Task: d.note, Came: d.handlerStart, Start: d.handlerStart, End: time.Now()}
+	outcome := d.outcome(decision, true)
 	for key := range without {
-		run.Outcome = d.outcome(decision, true) + ", without the lock"
-		h.Add(key, run)
+		h.Add(key, history.Run{Task: d.note, Came: d.handlerStart, Start: d.handlerStart, End: time.Now(), Outcome: outcome + ", without the lock"})
 	}
 	for _, held := range leases {
-		run.Came, run.End, run.Outcome = held.takenAt.Add(-held.waited), held.takenAt.Add(held.heldFor), d.outcome(decision, true)
+		run := history.Run{
+			Task: d.note, Came: held.takenAt.Add(-held.waited), Start: d.handlerStart, End: held.takenAt.Add(held.heldFor), Outcome: outcome,
+		}
 		if errors.Is(held.endedBefore, lock.ErrLost) || held.endedBefore == nil && errors.Is(held.releaseErr, lock.ErrNotHeld) {
 			run.Outcome += ", lock lost"
 		}

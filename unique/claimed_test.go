@@ -320,7 +320,7 @@ func TestClaim_ttl(t *testing.T) {
 	})
 }
 
-// A claim whose holder is no task, whoever wrote it, is in nobody's way.
+// A claim whose holder is no task does not block an enqueue.
 func TestClaim_ofNoTask(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
