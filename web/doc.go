@@ -2,7 +2,7 @@
 Package web is a page for operators: it shows which keys are contended, who holds
 them and since when, and which tasks stand in line. It goes beside asynqmon:
 
-	locks, err := web.New(rdb, web.Options{RootPath: "/locks", Rules: rules, AsynqmonPath: "/asynq"})
+	locks, err := web.New(rdb, web.Options{RootPath: "/locks", AsynqmonPath: "/asynq"})
 	if err != nil {
 		return err
 	}

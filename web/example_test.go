@@ -21,7 +21,7 @@ var (
 )
 
 func mounted() error {
-	locks, err := web.New(rdb, web.Options{RootPath: "/locks", Rules: rules, AsynqmonPath: "/asynq"})
+	locks, err := web.New(rdb, web.Options{RootPath: "/locks", AsynqmonPath: "/asynq"})
 	if err != nil {
 		return err
 	}

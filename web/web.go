@@ -39,7 +39,8 @@ type Options struct {
 	HashKeys string
 
 	// Rules are those of the guards. They name the locks on the page. nil means those that the
-	// guards say they run: all but those of guards whose Config is Private.
+	// guards say they run: all but those of guards whose Config is Private. A guard does not
+	// tell a Rule.Key: without Rules the page makes no key by it.
 	Rules []automutex.Rule
 
 	// Unique are the rules of the producers, as in unique.Config. nil means those that
