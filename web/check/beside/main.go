@@ -10,7 +10,6 @@ import (
 	"github.com/hibiken/asynqmon"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/web"
 )
 
@@ -19,7 +18,6 @@ func main() {
 	locks, err := web.New(rdb, web.Options{
 		RootPath:     "/locks",
 		AsynqmonPath: "/asynq", // tasks link to it
-		Rules:        []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Busy: automutex.Park}},
 	})
 	if err != nil {
 		log.Fatal(err)
