@@ -1,12 +1,16 @@
 package check
 
 import (
+	"context"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/keytext"
 )
 
@@ -39,17 +43,23 @@ func TestPage_accessible(t *testing.T) {
 		w.enqueue(id, "acme")
 	}
 	key := keytext.Key(w.prefix, "report", "acme")
+	runs, now := history.New(w.rdb, w.prefix, "worker-1:4242", 10, slog.New(slog.DiscardHandler)), time.Now()
+	runs.Add(key, history.Run{Task: "default/before", Outcome: "failed", Came: now.Add(-time.Minute), Start: now.Add(-40 * time.Second), End: now})
+	runs.Close(context.Background())
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("parked")
 	for _, dark := range []bool{false, true} {
 		b.dark(dark)
 		for view, path := range map[string]string{
-			"keys": w.url("keys"), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
+			"overview": w.url(""), "blocked": w.url("blocked"), "processes": w.url("processes"), "keys": w.url("keys"), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
 			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "pause": w.url("do?action=pause&target=report"), "fail": w.url("nothing"),
 			"a wrong filter": w.url("?longer=soon"),
 		} {
 			b.do(chromedp.Navigate(path))
 			b.await(`document.readyState === "complete"`)
+			if view == "key" {
+				b.await(`document.querySelectorAll(".bars rect").length >= 2`)
+			}
 			value[bool](b, string(axe)+axeScript)
 			b.await("window.findings !== null")
 			for _, f := range value[[]finding](b, "window.findings") {

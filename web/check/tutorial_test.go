@@ -100,7 +100,7 @@ func TestTutorial(t *testing.T) {
 		case strings.HasPrefix(block.text, "go run ./worker"):
 			worker = begin(block.text)
 			t.Cleanup(func() { stop(t, worker, printed) })
-			redistest.Eventually(t, patience, func() bool {
+			redistest.Eventually(t, 3*patience, func() bool { // go run compiles all of it first
 				conn, err := net.Dial("tcp", addr)
 				if err == nil {
 					_ = conn.Close()
