@@ -43,6 +43,27 @@
 #define DELAYS 1
 #endif
 
+/* Planted mistakes, -DMUTANT_...: what is taken away, and what breaks then:
+ *   RELEASE_ANYBODY: the token in a release: two beliefs
+ *   RENEW_RETAKES: the look at the deadline in a renewal, and the client's at its own: two
+ *     beliefs
+ *   COUNT_FROM_MESSAGE, COUNT_FROM_REPLY: that a lease counts from before its ask was sent: two
+ *     beliefs
+ *   OLD_MESSAGE: that a message has to be newer than the last busy answer: two beliefs
+ *   NO_REARM: that "yours" makes the stored deadline reach as far as the asker's: two beliefs
+ *   GRANT_TO_THE_DEAD: the look whether the entry is stale: a grant to one long dead
+ *   ASK_TWICE: that an ask sent twice is answered "yours" twice: one waits behind itself
+ *   LEAVE_OVERTAKES: that a leave waits for the ask before it: a ghost
+ *   NO_SECOND_RELEASE: the later release where an outcome is not known: a ghost
+ *   RELEASE_WITHOUT_GRANT: the grant in a release (without refreshes): a wait without end
+ *   FENCE_STANDS: that the fence grows: the fence
+ *   FENCE_BEFORE_SET: that a holder by SET has no fence: it has one that was read before: the
+ *     fence
+ *   SET_OVERWRITES: the NX of the SET: two beliefs
+ *   WIDEN_FORGETS: the holder's deadline where a string becomes a set: two beliefs
+ *   RELEASE_STRING_OF_ANYBODY: the comparison in the release of a string: two beliefs
+ */
+
 /* What a client is about. */
 #define NEW    0        /* has not asked */
 #define FIRST  1        /* its first ask is under way */
