@@ -3,30 +3,40 @@ package check
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/chromedp/chromedp"
 )
 
-// The screenshots of docs are made of the demo, while it runs:
+// The screenshots of docs are made of the demo, and of the tutorial's worker:
 //
-//	go run ./examples/worker -busy park -workers 12 -work 1500ms -tasks 300 -web 127.0.0.1:8081
-//	AUTOMUTEX_PAGE=http://127.0.0.1:8081/ AUTOMUTEX_SCREENSHOTS=$PWD/docs/page GOWORK=off go -C web/check test -run Screenshots .
+//	AUTOMUTEX_SCREENSHOTS=$PWD/docs/page GOWORK=off go -C web/check test -run 'Screenshots|Tutorial' .
 //
 // With AUTOMUTEX_VIEWS set to a folder there is also one of each view, wide and narrow, light and dark.
 const (
-	pageEnv        = "AUTOMUTEX_PAGE"
 	screenshotsEnv = "AUTOMUTEX_SCREENSHOTS"
 	viewsEnv       = "AUTOMUTEX_VIEWS"
 )
 
 // TestScreenshots makes the screenshots of docs/page, where it is asked to.
 func TestScreenshots(t *testing.T) {
-	page, dir := os.Getenv(pageEnv), os.Getenv(screenshotsEnv)
-	if page == "" || dir == "" {
-		t.Skipf("set %s and %s to make the screenshots of the docs", pageEnv, screenshotsEnv)
+	dir := os.Getenv(screenshotsEnv)
+	if dir == "" {
+		t.Skipf("set %s to make the screenshots of the docs", screenshotsEnv)
 	}
+	addr, printed := freeAddr(t), &output{}
+	page := "http://" + addr + "/"
+	demo := exec.Command("go", "run", "./examples/worker", "-busy", "park", "-workers", "12", "-work", "1500ms", "-tasks", "300", "-web", addr)
+	demo.Dir, demo.Env, demo.Stdout, demo.Stderr = filepath.Join("..", ".."), append(os.Environ(), "GOWORK="), printed, printed
+	demo.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // go run has a child: both are signalled
+	if err := demo.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stop(t, demo, printed) })
+	serves(t, addr)
 	b := open(t)
 	shoot := func(file string) {
 		t.Helper()

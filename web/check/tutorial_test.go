@@ -100,13 +100,7 @@ func TestTutorial(t *testing.T) {
 		case strings.HasPrefix(block.text, "go run ./worker"):
 			worker = begin(block.text)
 			t.Cleanup(func() { stop(t, worker, printed) })
-			redistest.Eventually(t, 3*patience, func() bool { // go run compiles all of it first
-				conn, err := net.Dial("tcp", addr)
-				if err == nil {
-					_ = conn.Close()
-				}
-				return err == nil
-			}, "the worker serves its page")
+			serves(t, addr)
 		default:
 			if err := begin(block.text).Wait(); err != nil {
 				t.Fatalf("%s: %v\n%s", block.text, err, printed)
@@ -176,6 +170,18 @@ func fromTree(t *testing.T, begin func(command string) *exec.Cmd) (proxies strin
 	return "file://" + proxy + "," + strings.TrimSpace(string(others))
 }
 
+// serves waits until a program serves its page at addr.
+func serves(t *testing.T, addr string) {
+	t.Helper()
+	redistest.Eventually(t, 3*patience, func() bool { // go run compiles all of it first
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	}, "the program serves its page")
+}
+
 // stop ends a command and its children as Ctrl-C does.
 func stop(t *testing.T, cmd *exec.Cmd, printed *output) {
 	t.Helper()
@@ -187,7 +193,7 @@ func stop(t *testing.T, cmd *exec.Cmd, printed *output) {
 	case <-time.After(patience):
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		<-ended
-		t.Errorf("the worker did not end by Ctrl-C:\n%s", printed)
+		t.Errorf("the program did not end by Ctrl-C:\n%s", printed)
 	}
 }
 
