@@ -29,9 +29,7 @@ const patience = 30 * time.Second
 func newGuard(t *testing.T, s *redistest.Server, rules ...Rule) *Guard {
 	t.Helper()
 	guard, err := New(s.Client(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() {
 		if err := guard.Close(context.Background()); err != nil {
 			t.Error(err)
@@ -80,9 +78,7 @@ func serve(t *testing.T, s *redistest.Server, locks lock.Client, cfg Config, wra
 	if wrap == nil {
 		wrap = (*Guard).Middleware
 	}
-	if err := server.Start(wrap(r.guard, handle)); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, server.Start(wrap(r.guard, handle)))
 	t.Cleanup(func() {
 		closed := make(chan error, 1)
 		go func() { closed <- r.guard.Close(context.Background()) }() // beside Shutdown, as Run does
@@ -195,9 +191,7 @@ func TestPark_knowsHowLongTheKeyIsTaken(t *testing.T) {
 		locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
 		defer locker.Close()
 		held, err := locker.Mutex("work", lock.Parts("1")).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		taken := time.Now()
 		var mu sync.Mutex
 		var met []*BusyError
@@ -219,9 +213,7 @@ func TestPark_knowsHowLongTheKeyIsTaken(t *testing.T) {
 		mu.Lock()
 		before := len(met)
 		mu.Unlock()
-		if err := r.inspector.RunTask(r.queue, id); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.RunTask(r.queue, id))
 		var busy *BusyError
 		redistest.Eventually(t, patience, func() bool {
 			mu.Lock()
@@ -234,9 +226,7 @@ func TestPark_knowsHowLongTheKeyIsTaken(t *testing.T) {
 		if busy.takenFor < since-100*time.Millisecond {
 			t.Errorf("a task that parked %s after the key was taken knows of %s", since, busy.takenFor)
 		}
-		if err := held.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, held.Unlock(t.Context()))
 		r.await(id, asynq.TaskStateCompleted)
 	})
 }
@@ -248,9 +238,7 @@ func TestInOrder_slowEnqueue(t *testing.T) {
 		cfg := Config{Rules: []Rule{{Task: "work", On: []string{"id"}, InOrder: true}}, Prefix: redistest.Name(t)}
 		r := serve(t, s, nil, cfg, nil, func(context.Context, *asynq.Task) error { return nil })
 		c, err := NewClient(r.rdb, r.client, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		c.stampDeadline = 0 // so that every Enqueue is slow
 		ids := []string{r.enqueue(c), r.enqueue(c), r.enqueue(c)}
 		head, err := inner.Head(t.Context(), inner.ByOrder(c.locker, cfg.Prefix+":{work|1}"))
@@ -328,9 +316,7 @@ func TestFleet_privateHasNoAnnouncer(t *testing.T) {
 	t.Parallel()
 	for _, private := range []bool{true, false} {
 		guard, err := New(redistest.Mini(t).Client(t), Config{Rules: []Rule{{Task: "fleet"}}, Private: private})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if (guard.fleet == nil) != private {
 			t.Errorf("Private is %v, and its announcer is %v", private, guard.fleet)
 		}

@@ -175,13 +175,9 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 		guard := newGuard(t, s, Rule{Task: "work", On: []string{"id"}, Busy: Replace})
 		task := asynq.NewTask("work", []byte(`{"id":1}`))
 		targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		d := guard.newDelivery(t.Context(), task)
-		if err := d.registerArrival(targets[0]); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, d.registerArrival(targets[0]))
 		d.replacing.requestStop(targets[0])
 		err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			t.Error("it runs")

@@ -118,9 +118,7 @@ func TestAbandoned_isBoundedAndEndsWithClose(t *testing.T) {
 	a.mu.Lock()
 	a.queue(abandonedLease{lease: le, since: time.Now()})
 	a.mu.Unlock()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, l.Close())
 	free(t, handle(newLocker(t, redistest.Mini(t).Client(t)), m), time.Second)
 	if a.count != 0 {
 		t.Errorf("%d wait after Close", a.count)

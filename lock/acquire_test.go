@@ -150,9 +150,7 @@ func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) wire.Answ
 	t.Helper()
 	if lifetime == 0 {
 		a, err := m.ask(t.Context(), le, modeTry)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		audit(t, m)
 		return a
 	}
@@ -167,13 +165,9 @@ func mustJoin(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) wire.Ans
 	s, args := m.kind.ask(le, modeJoin)
 	args[2] = lifetime.Milliseconds()
 	reply, err := m.locker.conn.Run(t.Context(), s, m.keys, args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	a, err := m.parseAnswer(reply)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return a
 }
 

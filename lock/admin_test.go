@@ -24,9 +24,7 @@ func TestDelete(t *testing.T) {
 		heard(t, m)
 		calm(t, a, 2)
 		calm(t, b, 2)
-		if err := m.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Delete(t.Context()))
 		if n, err := raw(m).Exists(t.Context(), m.Key()).Result(); n != 0 || err != nil {
 			t.Fatalf("Delete left the key: %d, %v; %s", n, err, dump(m))
 		}
@@ -62,9 +60,7 @@ func TestDeleteCostsWaitersAboutASecond(t *testing.T) {
 		mustTry(t, m)
 		w := inLine(t, handle(newLocker(t, s.Client(t)), m), 1)
 		deleted := time.Now()
-		if err := m.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Delete(t.Context()))
 		mustUnlock(t, w.got(t))
 		if late := time.Since(deleted); late > refreshEvery+3*time.Second {
 			t.Errorf("the waiter had the lock %s after the Delete", late)
@@ -95,9 +91,7 @@ func TestExistsAndWaiting(t *testing.T) {
 		mustUnlock(t, le)
 		le = w.got(t)
 		is("granted", true, 0)
-		if err := le.Cooldown(t.Context(), 200*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.Cooldown(t.Context(), 200*time.Millisecond))
 		is("cooling down", true, 0)
 		redistest.Eventually(t, soon, func() bool { ok, _ := m.existsNow(t.Context()); return !ok }, "the end of the cooldown")
 		is("idle again", false, 0)

@@ -40,17 +40,13 @@ func TestArrive(t *testing.T) {
 		}
 		// Forgotten, it is new, and newer than all.
 		again := handle(m.locker, m, Note("note 3"))
-		if err := again.forget(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, again.forget(t.Context()))
 		if arrival, first, err := again.arrive(t.Context()); err != nil || !first || arrival <= last {
 			t.Errorf("after Forget: %d, first: %v, %v; the last was %d", arrival, first, err, last)
 		}
 		// The last one forgotten leaves nothing.
 		for i := range all {
-			if err := handle(m.locker, m, Note(fmt.Sprint("note ", i))).forget(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, handle(m.locker, m, Note(fmt.Sprint("note ", i))).forget(t.Context()))
 		}
 		if n := raw(m).Exists(t.Context(), m.arrivals()).Val(); n != 0 {
 			t.Error("arrivals are left")

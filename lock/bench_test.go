@@ -112,9 +112,7 @@ func BenchmarkHandOff(b *testing.B) {
 	for _, n := range []int{2, 32, 128} {
 		b.Run(fmt.Sprintf("blpop/%d", n), func(b *testing.B) {
 			key := redistest.Name(b)
-			if err := rdb.RPush(ctx, key, "token").Err(); err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, rdb.RPush(ctx, key, "token").Err())
 			handOff(b, rdb, n, func() (func() error, error) {
 				err := rdb.BLPop(ctx, 0, key).Err()
 				return func() error { return rdb.RPush(ctx, key, "token").Err() }, err
@@ -197,9 +195,7 @@ func handOff(b *testing.B, rdb redis.UniversalClient, n int, acquire func() (rel
 func commandsSent(b *testing.B, rdb redis.UniversalClient) float64 {
 	b.Helper()
 	info, err := rdb.Info(context.Background(), "commandstats").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	var sum float64
 	for line := range strings.Lines(info) {
 		for _, sent := range []string{"evalsha", "eval", "blpop", "rpush", "ping", "subscribe"} {

@@ -139,9 +139,7 @@ func TestBreakTellsTheOwnLockerAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		taken, err := p.m.TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		told("Delete of a pool", taken, func(ctx context.Context) error {
 			n, err := p.Delete(ctx)
 			if n != 2 {
@@ -220,9 +218,7 @@ func TestBreakAll(t *testing.T) {
 		a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
 		m := a.Semaphore(redistest.Name(t), 3, TTL(time.Minute))
 		first, second := mustTry(t, m), mustTry(t, m)
-		if err := mustTry(t, m).Cooldown(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), time.Hour))
 		listening(t, a)
 		var waiters []*attempt
 		for i := range 4 {

@@ -26,9 +26,7 @@ func TestByKey(t *testing.T) {
 			waiter := inLine(t, handle(newLocker(t, s.Client(t), owner("the other")), m, Note("q|2/x"), Parts(m.parts...)), 1)
 
 			byKey := l.byKey(m.Key())
-			if err := byKey.err; err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, byKey.err)
 			holders, err := byKey.Holders(t.Context())
 			if err != nil || len(holders) != 1 || holders[0].Token != le.Token() || holders[0].Owner != "this|worker" {
 				t.Errorf("holders %+v, %v", holders, err)
@@ -96,15 +94,11 @@ func TestByKey_backend(t *testing.T) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t))
-		if err := rdb.Set(t.Context(), m.Key(), "no lock", time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Set(t.Context(), m.Key(), "no lock", time.Minute).Err())
 		if line, err := l.byKey(m.Key()).listLine(t.Context(), inside.Info{}, 10); err != nil || len(line) != 0 {
 			t.Errorf("line %v, %v", line, err)
 		}
-		if err := rdb.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Close())
 		if _, err := l.byKey(m.Key()).listLine(t.Context(), inside.Info{}, 10); !errors.Is(err, ErrBackend) {
 			t.Errorf("got %v", err)
 		}

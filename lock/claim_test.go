@@ -13,9 +13,7 @@ import (
 func mustClaim(t *testing.T, c claims.Claim, holder, instead string, length time.Duration) inside.Claimed {
 	t.Helper()
 	got, err := c.Take(t.Context(), holder, instead, length)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return got
 }
 
@@ -26,9 +24,7 @@ func mustKeep(t *testing.T, c claims.Claim, holder, next string, length time.Dur
 		keep = func() (bool, error) { return c.Keep(t.Context(), holder, length) }
 	}
 	kept, err := keep()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return kept
 }
 
@@ -70,9 +66,7 @@ func TestClaim_life(t *testing.T) {
 		drop := func(holder string) bool {
 			t.Helper()
 			dropped, err := c.Drop(t.Context(), holder)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return dropped
 		}
 
@@ -184,18 +178,14 @@ func TestClaim_besideTheLock(t *testing.T) {
 func mustStart(t *testing.T, c claims.Claim, holder string, phase inside.Phase, ends bool) bool {
 	t.Helper()
 	may, err := c.Start(t.Context(), holder, phase, ends, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return may
 }
 
 func mustPassOn(t *testing.T, c claims.Claim, holder, next string, stale bool) bool {
 	t.Helper()
 	passed, err := c.PassOn(t.Context(), holder, next, stale)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return passed
 }
 

@@ -47,9 +47,7 @@ func TestClosedClient(t *testing.T) {
 		rdb := s.Client(t)
 		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
-		if err := rdb.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Close())
 		bounded(t, 5*time.Second, m, func() error { _, err := m.TryLock(t.Context()); return err }, redis.ErrClosed)
 		bounded(t, 5*time.Second, m, func() error { _, err := m.Lock(t.Context()); return err }, redis.ErrClosed)
 		bounded(t, 5*time.Second, m, func() error { return le.Unlock(t.Context()) }, redis.ErrClosed)
@@ -82,13 +80,9 @@ func bounded(t *testing.T, within time.Duration, m *Lock, f func() error, want e
 func TestRefusedPort(t *testing.T) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	addr := ln.Addr().String()
-	if err := ln.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, ln.Close())
 	unreachable(t, addr)
 }
 
@@ -118,9 +112,7 @@ func defectiveClients(t *testing.T, addr string) map[string]redis.UniversalClien
 func blackhole(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

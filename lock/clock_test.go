@@ -55,9 +55,7 @@ func TestForm_wrongClockOfRedisGivesOneString(t *testing.T) {
 	take := func(name string, ttl time.Duration) *Lease {
 		t.Helper()
 		le, err := l.Mutex(redistest.Name(t)+name, TTL(ttl)).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return le
 	}
 	for i, now := range []time.Time{time.Unix(10, 0), time.Unix(1_599_999_999, 0)} {

@@ -72,9 +72,7 @@ func TestCloseStopsRenewing(t *testing.T) {
 		m := l.Mutex(redistest.Name(t), TTL(2*time.Second))
 		held := mustTry(t, m)
 		bound := held.Bind(t.Context())
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.Close())
 		renewed := k.count(wire.RenewScript)
 		come(t, bound.Done(), "the end of the lease")
 		if !errors.Is(context.Cause(bound), ErrLost) {
@@ -145,8 +143,6 @@ func TestCloseRaces(t *testing.T) {
 func TestCloseLeavesTheClientAlone(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Mini(t).Client(t)
-	if err := newLocker(t, rdb).Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, newLocker(t, rdb).Close())
 	mustUnlock(t, mustTry(t, newLocker(t, rdb).Mutex(redistest.Name(t))))
 }

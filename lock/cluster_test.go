@@ -57,9 +57,7 @@ func TestClusterNodeUnreached(t *testing.T) {
 func mustTryOn(t *testing.T, m *Lock) *Lease {
 	t.Helper()
 	le, err := m.TryLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return le
 }
 

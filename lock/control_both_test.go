@@ -53,9 +53,7 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 
 		// An end of one order is logged as that, and the other is not logged anew.
 		redistest.Eventually(t, soon, func() bool { return strings.Contains(log.String(), "limit=3") }, "a log line of the limit")
-		if err := alice.Controls().ClearLimit(t.Context(), "report"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, alice.Controls().ClearLimit(t.Context(), "report"))
 		redistest.Eventually(t, soon, func() bool { return strings.Contains(log.String(), "a control has ended") }, "a log line of the end")
 		for part, want := range map[string]int{`was=limited to 3, ordered by bob`: 1, "why=repair": 1, "limit=3": 1, "a control is in force": 3} {
 			if n := strings.Count(log.String(), part); n != want {
@@ -86,12 +84,8 @@ func TestControls_replacedBySomethingElse(t *testing.T) {
 		knows(t, l, "report")
 		// In one step, so that no read finds no key at all.
 		other := key + ":other"
-		if err := rdb.Set(t.Context(), other, "x", time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
-		if err := rdb.Rename(t.Context(), other, key).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Set(t.Context(), other, "x", time.Hour).Err())
+		redistest.Must(t, rdb.Rename(t.Context(), other, key).Err())
 		redistest.Eventually(t, soon, func() bool { return strings.Contains(log.String(), "the controls cannot be read") }, "a log line")
 		_ = l.controls.ObeyNow(t.Context()) // once more
 		if err := wantBusy(t, mustNotTry(t, m)); err.Reason != ReasonPaused {
@@ -111,9 +105,7 @@ func TestControls_replacedBySomethingElse(t *testing.T) {
 		if text := log.String(); strings.Count(text, "cannot be read") != 1 || !strings.Contains(text, "obeys those that it has read before") {
 			t.Errorf("logged: %s", text)
 		}
-		if err := rdb.Del(t.Context(), key).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Del(t.Context(), key).Err())
 		knows(t, l)
 		// The state changes before the log has its line.
 		redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), "the controls can be read again") == 1 }, "a log line of the controls being read again")

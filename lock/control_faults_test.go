@@ -25,9 +25,7 @@ func TestControls_unreadable(t *testing.T) {
 			"until": `{"v":1,"pause":{"until":"tomorrow"}}`, "nul\x00": "\x00\xff",
 		}
 		for target, entry := range wrong {
-			if err := rdb.HSet(t.Context(), key, target, entry).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.HSet(t.Context(), key, target, entry).Err())
 		}
 		pause(t, operator, "report", time.Time{}, "")
 		for target := range wrong {
@@ -67,9 +65,7 @@ func TestControls_unreadable(t *testing.T) {
 		}
 		resume(t, operator, "newer")
 		for _, junk := range []string{"a{b", "a~b", "report|~x", "nul\x00"} {
-			if err := rdb.HSet(t.Context(), key, junk, "junk").Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.HSet(t.Context(), key, junk, "junk").Err())
 			resume(t, operator, junk)
 			if there, err := rdb.HExists(t.Context(), key, junk).Result(); err != nil || there {
 				t.Errorf("resume leaves the entry %q: %v", junk, err)
@@ -87,9 +83,7 @@ func TestControls_notReadable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		log := &redistest.Log{}
 		l := newLocker(t, s.Client(t), ownPrefix(t), logTo(log))
-		if err := s.Client(t).Set(t.Context(), l.controls.Keys[0], "x", time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, s.Client(t).Set(t.Context(), l.controls.Keys[0], "x", time.Minute).Err())
 		mustUnlock(t, mustTry(t, l.Mutex("report")))
 		if n := strings.Count(log.String(), "the controls cannot be read; this process obeys no pause and no limit until they can"); n != 1 {
 			t.Errorf("%d log lines:\n%s", n, log.String())

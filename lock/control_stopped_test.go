@@ -46,33 +46,23 @@ func TestControls_stoppedProcess(t *testing.T) {
 		child := exec.Command(os.Args[0], "-test.run=^TestControls_stoppedChild$", "-test.v", "-test.timeout=60s")
 		child.Env = append(os.Environ(), stoppedChild+"="+s.Addr())
 		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		said := func() string {
 			text, err := os.ReadFile(out.Name())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return string(text)
 		}
 		child.Stdout = out
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, child.Start())
 		_ = out.Close() // the child has its own
 		ended := func() { _ = child.Process.Kill(); _ = child.Wait() }
 		t.Cleanup(ended)
 		redistest.Eventually(t, soon, func() bool { return strings.Count(said(), "TOOK") > 10 }, "a child that takes the lock")
-		if err := child.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, child.Process.Signal(syscall.SIGSTOP))
 		pause(t, operator, "report", time.Time{}, "")
 		time.Sleep(ControlDelay + 100*time.Millisecond) // it is stopped for that long
 		resumed := time.Now().UnixMicro()
-		if err := child.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, child.Process.Signal(syscall.SIGCONT))
 		time.Sleep(200 * time.Millisecond) // it took the lock at once, if at all
 		ended()
 		for line := range strings.Lines(said()) {

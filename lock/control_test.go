@@ -220,9 +220,7 @@ func TestControls_limit(t *testing.T) {
 		mustUnlock(t, three)
 		mustUnlock(t, mustTry(t, m))
 
-		if err := errors.Join(l.Controls().ClearLimit(t.Context(), "report|acme"), l.Controls().ClearLimit(t.Context(), "report")); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(l.Controls().ClearLimit(t.Context(), "report|acme"), l.Controls().ClearLimit(t.Context(), "report")))
 		held := mustTry(t, m)
 		mustNotTry(t, m)
 		mustUnlock(t, held)

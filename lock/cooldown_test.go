@@ -19,9 +19,7 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 		le := mustTry(t, m)
 		w := inLine(t, handle(b, m), 1)
 		before := serverNow(t, m)
-		if err := le.Cooldown(t.Context(), cooldown); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.Cooldown(t.Context(), cooldown))
 		after := serverNow(t, m)
 		audit(t, m)
 		reason, end, ok := gateOf(t, m)
@@ -68,9 +66,7 @@ func TestCooldownOfNothingIsAPlainRelease(t *testing.T) {
 		}
 		w1 := mustTry(t, m)
 		w2 := inLine(t, m, 1)
-		if err := w1.Cooldown(t.Context(), -1); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, w1.Cooldown(t.Context(), -1))
 		mustUnlock(t, w2.got(t))
 	})
 }
@@ -82,9 +78,7 @@ func TestCooldownOfASemaphore(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
 		beside := mustTry(t, m)
-		if err := mustTry(t, m).Cooldown(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), time.Minute))
 		if n, err := m.Available(t.Context()); n != 0 || err != nil {
 			t.Errorf("Available: %d, %v; want 0", n, err)
 		}
@@ -116,9 +110,7 @@ func TestCooldownOutlivesTheTTL(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(3*time.Second))
-		if err := mustTry(t, m).Cooldown(t.Context(), 24*time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), 24*time.Hour))
 		audit(t, m)
 		if busy := mustBeBusy(t, m); busy.ExpiresIn < 23*time.Hour {
 			t.Errorf("expires in %s, want a day", busy.ExpiresIn)

@@ -27,9 +27,7 @@ func TestCooldownKeyGoesWithTheCooldown(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2)
 		first, second := mustTry(t, m), mustTry(t, handle(m.locker, m, TTL(time.Minute)))
 		mustPark(t, noted(m, "job"))
-		if err := first.Cooldown(t.Context(), cooldown); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, first.Cooldown(t.Context(), cooldown))
 		lastsFor(t, "with a task parked", m, 15*time.Minute, time.Hour)
 
 		// The parked task is dropped: the other holder has the last deadline.
@@ -37,9 +35,7 @@ func TestCooldownKeyGoesWithTheCooldown(t *testing.T) {
 		runs(t, m, wire.CallScript, []any{m.limit, 1, 1000, "job", 1})
 		lastsFor(t, "beside a holder", m, 50*time.Second, time.Minute+2*time.Second)
 
-		if err := second.Cooldown(t.Context(), cooldown); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, second.Cooldown(t.Context(), cooldown))
 		lastsFor(t, "with cooldowns alone", m, cooldown/2, cooldown+time.Second)
 	})
 }
@@ -58,9 +54,7 @@ func TestCooldownOfTheLastParkedTaskLeavesNoLongKey(t *testing.T) {
 		lastsFor(t, "while it holds the key", m, 15*time.Minute, time.Hour)
 		// One that waits is heeded as well.
 		w := inLine(t, m, 1)
-		if err := le.Cooldown(t.Context(), cooldown); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.Cooldown(t.Context(), cooldown))
 		lastsFor(t, "in its cooldown", m, cooldown/2, cooldown+time.Second)
 		w.cancel()
 		_ = w.failed(t)

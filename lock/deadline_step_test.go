@@ -27,9 +27,7 @@ func stepped(t *testing.T) (l *Locker, step func(time.Duration)) {
 func renewed(t *testing.T, le *Lease, length time.Duration) int64 {
 	t.Helper()
 	reply, err := le.lock.locker.conn.Run(t.Context(), wire.RenewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	code, _ := reply.(int64)
 	return code
 }
@@ -73,9 +71,7 @@ func TestClockStep_cooldownFromTheFuture(t *testing.T) {
 	l, step := stepped(t)
 	m := l.Mutex(redistest.Name(t))
 	step(time.Hour)
-	if err := mustTry(t, m).Cooldown(t.Context(), 2*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), 2*time.Second))
 	step(0)
 	if left := busyFor(t, m); left > 31*time.Second {
 		t.Errorf("the cooldown of 2 s lasts %s", left)
@@ -90,9 +86,7 @@ func TestClockStep_longCooldownFromTheFuture(t *testing.T) {
 	l, step := stepped(t)
 	m := l.Mutex(redistest.Name(t))
 	step(24 * time.Hour)
-	if err := mustTry(t, m).Cooldown(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), time.Hour))
 	step(0)
 	if left := busyFor(t, m); left < 50*time.Minute || left > time.Hour {
 		t.Errorf("the cooldown of an hour lasts %s", left)
@@ -107,9 +101,7 @@ func TestClockStep_extendedLeaseKeepsItsLength(t *testing.T) {
 	m := l.Mutex(redistest.Name(t), TTL(5*time.Second), NoRenew())
 	other := handle(newLocker(t, raw(m)), m, TTL(inside.MinTTL))
 	le := mustTry(t, m)
-	if err := le.Extend(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, le.Extend(t.Context(), time.Hour))
 	for _, d := range []time.Duration{-time.Minute, -time.Hour, -25 * time.Hour, -26 * time.Hour} {
 		step(d)
 		if left := busyFor(t, other); left < time.Hour || left > 2*time.Hour+time.Minute {
@@ -133,9 +125,7 @@ func TestClockStep_markOfALengthStays(t *testing.T) {
 	l, step := stepped(t)
 	m := l.Mutex(redistest.Name(t), TTL(5*time.Second), NoRenew())
 	le := mustTry(t, m)
-	if err := le.Extend(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, le.Extend(t.Context(), time.Hour))
 	step(time.Hour - time.Second)
 	if reply := renewed(t, le, 5*time.Second); reply != wire.RenewRenewed {
 		t.Fatalf("the renewal is answered %d", reply)
@@ -161,13 +151,9 @@ func TestClockStep_differentTTLs(t *testing.T) {
 		for le := range leases { // as if the clock had been a day ahead
 			score := stored(t, short)["h:"+le.body]
 			far := redis.Z{Score: score + float64((24 * time.Hour).Milliseconds()), Member: "h:" + le.body}
-			if err := raw(short).ZAdd(t.Context(), short.Key(), far).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, raw(short).ZAdd(t.Context(), short.Key(), far).Err())
 		}
-		if err := raw(short).PExpire(t.Context(), short.Key(), 25*time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(short).PExpire(t.Context(), short.Key(), 25*time.Hour).Err())
 		now := serverNow(t, short)
 		busyFor(t, handle(newLocker(t, s.Client(t)), short, TTL(inside.MinTTL)))
 		after := serverNow(t, short)
@@ -189,9 +175,7 @@ func TestClockStep_fullRedis(t *testing.T) {
 	m := asksAlways(newLocker(t, rdb)).Mutex(redistest.Name(t), NoRenew())
 	le := mustTry(t, m)
 	far := redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "h:" + le.body}
-	if err := rdb.ZAdd(t.Context(), m.Key(), far).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.ZAdd(t.Context(), m.Key(), far).Err())
 	tell(t, rdb, "CONFIG", "SET", "maxmemory", "1mb")
 	if left := busyFor(t, m); left > 31*time.Second {
 		t.Errorf("taken for %s", left)

@@ -61,13 +61,9 @@ func startChild(t *testing.T, s *redistest.Server, ttl time.Duration, names ...s
 		t.Fatal(err)
 	}
 	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	c.out = bufio.NewScanner(out)
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.cmd.Start())
 	t.Cleanup(c.kill)
 	return c
 }

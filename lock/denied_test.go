@@ -43,9 +43,7 @@ func wantDenied(t *testing.T, what string, err error, command string) {
 func keysWithoutTTL(t *testing.T, admin redis.UniversalClient) (found []string) {
 	t.Helper()
 	keys, err := admin.Keys(t.Context(), "*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, key := range keys {
 		if ttl, err := admin.PTTL(t.Context(), key).Result(); err != nil || ttl == -1 {
 			found = append(found, fmt.Sprintf("%s (%v)", key, err))

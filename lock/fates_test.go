@@ -132,9 +132,7 @@ func TestALineOfLaters(t *testing.T) {
 			if most := looks * min(n+2, parking.MaxNotNow+2); told > most {
 				t.Errorf("%d of them: %d runs of call within %v, want at most %d", n, told, took, most)
 			}
-			if err := m.Delete(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, m.Delete(t.Context()))
 		}
 	})
 }

@@ -94,9 +94,7 @@ func TestScriptFlushInMidTraffic(t *testing.T) {
 	rdb := s.Client(t)
 	for range 50 {
 		tr.more(t, 5)
-		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.ScriptFlush(t.Context()).Err())
 	}
 	tr.more(t, 50)
 	tr.end()

@@ -61,9 +61,7 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 		}
 		fence := -int64(stored(t, m)["f"]) - 1e15
 		got, err := sub.ReceiveMessage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		msg, ok := wire.ParseMessage(got.Payload)
 		if !ok || msg.Token != waiter.token || msg.Fence != fence || msg.ServerUS < before.UnixMicro() || msg.ServerUS > serverNow(t, m).UnixMicro() {
 			t.Errorf("message %q, want token %s and fence %d", got.Payload, waiter.token, fence)

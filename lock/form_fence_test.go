@@ -110,13 +110,9 @@ func TestForm_fencesUnderALimitOfOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t), ownPrefix(t))
 		m := l.Semaphore("report", 5, Fenced())
-		if err := l.Controls().SetLimit(t.Context(), "report", 1, ""); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.Controls().SetLimit(t.Context(), "report", 1, ""))
 		a := mustTry(t, m)
-		if err := l.Controls().ClearLimit(t.Context(), "report"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.Controls().ClearLimit(t.Context(), "report"))
 		b, c := mustTry(t, m), mustTry(t, m)
 		if fa, fb, fc := fenceOf(t, a), fenceOf(t, b), fenceOf(t, c); fa >= fb || fb >= fc {
 			t.Errorf("fences %d, %d, %d in the order of the grants", fa, fb, fc)

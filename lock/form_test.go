@@ -103,9 +103,7 @@ func TestForm_tellsSinceWhenItIsTaken(t *testing.T) {
 			}
 			granted := func() time.Duration {
 				info, err := m.inspectAll(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				return info.Granted
 			}
 			tells("a string", granted())
@@ -113,9 +111,7 @@ func TestForm_tellsSinceWhenItIsTaken(t *testing.T) {
 				_, err := handle(l, m, Note(note)).lockOrPark(t.Context(), closedYield)
 				tells("parked "+note, wantBusy(t, err).TakenFor)
 				tells("widened", granted())
-				if err := le.Extend(t.Context(), ttl); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, le.Extend(t.Context(), ttl))
 			}
 			mustUnlock(t, le)
 		}
@@ -331,9 +327,7 @@ func TestForm_cooldown(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		wantForm(t, m, "string")
-		if err := le.Cooldown(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.Cooldown(t.Context(), time.Minute))
 		if busy := mustBeBusy(t, m); busy.Reason != "cooldown" || busy.ExpiresIn > time.Minute+time.Second || busy.ExpiresIn < time.Minute-soon {
 			t.Errorf("busy: %+v", busy)
 		}
@@ -347,9 +341,7 @@ func TestForm_hold(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		wantForm(t, m, "string")
-		if err := le.closeGate(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.closeGate(t.Context(), time.Minute))
 		mustUnlock(t, le)
 		if busy := mustBeBusy(t, m); busy.Reason != ReasonClosed {
 			t.Errorf("busy: %+v", busy)

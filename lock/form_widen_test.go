@@ -28,9 +28,7 @@ func TestForm_extendedBeyondTheToken(t *testing.T) {
 			length time.Duration
 			form   string
 		}{{time.Minute, "string"}, {10 * time.Minute, "zset"}, {time.Second, "zset"}} {
-			if err := le.Extend(t.Context(), step.length); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.Extend(t.Context(), step.length))
 			wantForm(t, m, step.form)
 			if busy := mustBeBusy(t, other); busy.ExpiresIn < step.length-soon || busy.ExpiresIn > 10*time.Minute+time.Second {
 				t.Errorf("extended by %s it ends in %s", step.length, busy.ExpiresIn)
@@ -58,9 +56,7 @@ func TestForm_slowWideningKeepsTheDeadline(t *testing.T) {
 		t.Fatalf("%s is not in the script", read)
 	}
 	waiter := m.newLease()
-	if err := raw(m).Eval(t.Context(), slow, m.keys, waiter.body, 61_000, 1000).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, raw(m).Eval(t.Context(), slow, m.keys, waiter.body, 61_000, 1000).Err())
 	wantForm(t, m, "zset")
 	// What is read of a string may be a millisecond more than is so.
 	if after, ok := holds(t, le); !ok || after.Before(before.Add(-time.Millisecond)) {
@@ -107,9 +103,7 @@ func TestForm_foreignString(t *testing.T) {
 		for value, life := range map[string]time.Duration{
 			"some text": time.Minute,
 		} {
-			if err := raw(m).Set(t.Context(), m.Key(), value, life).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, raw(m).Set(t.Context(), m.Key(), value, life).Err())
 			ctx, cancel := context.WithTimeout(t.Context(), soon)
 			for what, call := range map[string]func() error{
 				"TryLock":    func() error { return second(m.TryLock(ctx)) },

@@ -51,9 +51,7 @@ func TestFormat_anotherIsRefused(t *testing.T) {
 				rdb.Del(t.Context(), key)
 				err = rdb.HSet(t.Context(), key, "format", "format").Err()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			l := newLocker(t, s.Client(t), prefix, logTo(log))
 			for what, call := range map[string]func() error{
 				"TryLock":   func() error { _, err := l.Mutex("report").TryLock(t.Context()); return err },
@@ -80,9 +78,7 @@ func TestFormat_anotherIsRefused(t *testing.T) {
 				}
 			}
 			mustUnlock(t, held)
-			if err := rdb.Del(t.Context(), key).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.Del(t.Context(), key).Err())
 			redistest.Eventually(t, 3*controls.ReadEvery+soon, func() bool {
 				le, err := l.Mutex("report").TryLock(t.Context())
 				if err == nil {

@@ -32,9 +32,7 @@ func TestFullRedis(t *testing.T) {
 			}
 			le := mustTry(t, m)
 			value, err := p.m.TryLock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			tell(t, rdb, "CONFIG", "SET", "maxmemory", "1")
 			if err := rdb.Set(t.Context(), redistest.Name(t), "more", 0).Err(); err == nil || !strings.HasPrefix(err.Error(), "OOM") {
 				t.Fatalf("the server is not full: %v", err)

@@ -20,9 +20,7 @@ func TestHold(t *testing.T) {
 		le, beside := mustTry(t, m), mustTry(t, m)
 		hold := func(d time.Duration) {
 			t.Helper()
-			if err := le.closeGate(t.Context(), d); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.closeGate(t.Context(), d))
 			audit(t, m)
 		}
 		hold(time.Hour)
@@ -34,9 +32,7 @@ func TestHold(t *testing.T) {
 			t.Errorf("Extend in a hold: %v", err)
 		}
 		// A cooldown does not make it less than a hold, and does not end it.
-		if err := beside.Cooldown(t.Context(), time.Second); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, beside.Cooldown(t.Context(), time.Second))
 		if busy := mustBeBusy(t, m); busy.Reason != ReasonClosed || busy.ExpiresIn < 59*time.Minute {
 			t.Errorf("%+v, want a hold of an hour", busy)
 		}
@@ -80,9 +76,7 @@ func TestGate_whileHeld(t *testing.T) {
 		if busy := mustBeBusy(t, m); busy.Reason != ReasonHeld || busy.Note != "run" {
 			t.Errorf("%+v, want the holder", busy)
 		}
-		if err := le.closeGate(t.Context(), 2*time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.closeGate(t.Context(), 2*time.Hour))
 		if busy := mustBeBusy(t, m); busy.Reason != ReasonClosed || busy.ExpiresIn < 119*time.Minute {
 			t.Errorf("%+v, want the hold", busy)
 		}
@@ -108,9 +102,7 @@ func TestGate_callsWhatIsParked(t *testing.T) {
 		}))
 		m = l.Mutex(redistest.Name(t), Rate(1, every, 1))
 		le := mustTry(t, m)
-		if err := le.closeGate(t.Context(), 1200*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.closeGate(t.Context(), 1200*time.Millisecond))
 		mustUnlock(t, le)
 		_, opens, _ := gateOf(t, m)
 		for _, note := range []string{"a", "b", "c"} {
@@ -135,9 +127,7 @@ func TestClockStep_gateFromTheFuture(t *testing.T) {
 	held, rated := l.Mutex(redistest.Name(t)), l.Mutex(redistest.Name(t)+"'", Rate(1, time.Minute, 1))
 	step(time.Hour)
 	le := mustTry(t, held)
-	if err := le.closeGate(t.Context(), 10*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, le.closeGate(t.Context(), 10*time.Second))
 	mustUnlock(t, le)
 	mustUnlock(t, mustTry(t, rated))
 	step(0)
@@ -161,15 +151,11 @@ func TestHold_refused(t *testing.T) {
 			t.Fatal(err)
 		}
 		taken, err := p.Take(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if err := taken.closeGate(t.Context(), time.Minute); err == nil || !strings.Contains(err.Error(), "is a pool, which has no gate") {
 			t.Errorf("of a pool: %v", err)
 		}
-		if err := taken.Consume(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, taken.Consume(t.Context()))
 		m := l.Mutex(redistest.Name(t), TTL(time.Hour))
 		le := mustTry(t, m)
 		if n, err := handle(newLocker(t, s.Client(t)), m).BreakAll(t.Context()); n != 1 || err != nil {

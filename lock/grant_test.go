@@ -104,9 +104,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 			id := fmt.Sprintf("gone.3000.%d|o|", i)
 			dead = append(dead, redis.Z{Member: "e:" + id, Score: 2e15 + float64(i)}, redis.Z{Member: "d:" + id, Score: -(ms - 1)})
 		}
-		if err := raw(m).ZAdd(t.Context(), m.Key(), dead...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).ZAdd(t.Context(), m.Key(), dead...).Err())
 		mustAsk(t, m, waiter, time.Minute) // however slow the machine is
 		if e, d := band(t, m, "e:"), band(t, m, "d:"); e != n+1 || d != n+1 {
 			t.Fatalf("%d entries, %d times, want %d: nothing is dropped while nothing is free", e, d, n+1)
@@ -147,9 +145,7 @@ func TestRule06_WaiterBehindStaleEntries(t *testing.T) {
 			id := fmt.Sprintf("gone.3000.%d|o|", i)
 			dead = append(dead, redis.Z{Member: "e:" + id, Score: 2e15 + float64(i)}, redis.Z{Member: "d:" + id, Score: -1e12})
 		}
-		if err := raw(m).ZAdd(t.Context(), m.Key(), dead...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).ZAdd(t.Context(), m.Key(), dead...).Err())
 		w := inLine(t, m, len(dead)/2+1)
 		mustUnlock(t, held)
 		mustUnlock(t, w.got(t))

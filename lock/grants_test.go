@@ -43,9 +43,7 @@ func TestGrantIsToldByTheReply(t *testing.T) {
 			t.Errorf("the other Locker is sent %v, want a grant of %s", msg, le.token)
 		}
 		// What is published now comes after all that was published before.
-		if err := raw(m).Publish(t.Context(), m.locker.prefix+":"+m.locker.channel, "end").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).Publish(t.Context(), m.locker.prefix+":"+m.locker.channel, "end").Err())
 		if msg := come(t, own, "the last message"); msg != "end" {
 			t.Errorf("a Locker whose own release granted the lock is sent %q as well", msg)
 		}

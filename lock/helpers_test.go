@@ -248,9 +248,7 @@ func isRelease(m *Lock) func([]string) bool {
 func warm(t testing.TB, m *Lock) {
 	t.Helper()
 	for _, s := range wire.Scripts {
-		if err := raw(m).ScriptLoad(t.Context(), s.Source).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).ScriptLoad(t.Context(), s.Source).Err())
 	}
 }
 

@@ -23,9 +23,7 @@ func TestMinReplicas_hold(t *testing.T) {
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		before := le.Deadline()
-		if err := le.closeGate(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.closeGate(t.Context(), time.Hour))
 		gates, err := rdb.ZRangeByScore(t.Context(), m.Key(), &redis.ZRangeBy{Min: "1e9", Max: "1e11"}).Result()
 		if err != nil || len(gates) != 1 || !strings.HasPrefix(gates[0], "g:closed:") {
 			t.Errorf("the replica has the gate %q, %v", gates, err)

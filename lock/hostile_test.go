@@ -38,9 +38,7 @@ func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 		}
 	}
 	const ended = "the last command"
-	if err := s.Client(t).Echo(t.Context(), ended).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Client(t).Echo(t.Context(), ended).Err())
 	keys := make([]string, 0, len(allowedKeys))
 	for key := range allowedKeys {
 		keys = append(keys, key)
@@ -92,9 +90,7 @@ func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 func monitor(t *testing.T, s *redistest.Server) <-chan string {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	// Room for all that one walk shows: Redis drops a monitor that does not read.
 	lines, done := make(chan string, 100_000), make(chan struct{})
 	go func() { // ends when the connection is closed, or nobody wants the lines any more

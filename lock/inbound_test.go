@@ -85,9 +85,7 @@ func TestInboundIsLearned(t *testing.T) {
 		if inbound, _ := learned(t, m); inbound != 1 {
 			t.Errorf("%v are called, at least 1", inbound)
 		}
-		if err := m.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Delete(t.Context()))
 	})
 }
 
@@ -136,9 +134,7 @@ func TestLifeIsLearned(t *testing.T) {
 				mustPark(t, noted(m, "job"))
 				releases(t, held, 1, time.Hour)
 				// Called that much earlier than it was.
-				if err := raw(m).ZIncrBy(t.Context(), m.Key(), float64(took.Milliseconds()), "l:job").Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, raw(m).ZIncrBy(t.Context(), m.Key(), float64(took.Milliseconds()), "l:job").Err())
 				mustUnlock(t, mustTry(t, noted(m, "job")))
 			}
 		}

@@ -25,9 +25,7 @@ func TestInspect(t *testing.T) {
 			w, err2 := m.Waiting(t.Context())
 			h, err3 := m.Holders(t.Context())
 			locked, err4 := m.Locked(t.Context())
-			if err := errors.Join(err1, err2, err3, err4); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, errors.Join(err1, err2, err3, err4))
 			if n != available || w != waiting || len(h) != holders || locked != (available == 0) {
 				t.Errorf("%s: %d available, %d waiting, locked %v, holders %+v; want %d, %d, %d holders",
 					when, n, w, locked, h, available, waiting, holders)
@@ -112,9 +110,7 @@ func TestForeignKey(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		if err := raw(m).Set(t.Context(), m.Key(), "somebody's", time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).Set(t.Context(), m.Key(), "somebody's", time.Minute).Err())
 		_, err1 := m.TryLock(t.Context())
 		_, err2 := m.Lock(t.Context())
 		_, err3 := m.Available(t.Context())

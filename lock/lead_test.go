@@ -80,9 +80,7 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 		m := l.Mutex(redistest.Name(t))
 		leader := runFor(t, l, m.name, TTL(time.Second))
 		term := come(t, leader.terms, "the first term")
-		if err := m.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Delete(t.Context()))
 		come(t, term.Done(), "the end of the lost term")
 		if cause := context.Cause(term); !errors.Is(cause, ErrLost) {
 			t.Errorf("the term ended with %v, want ErrLost", cause)
@@ -151,9 +149,7 @@ func TestLead_closedLocker(t *testing.T) {
 	mustTry(t, m)
 	waiter := runFor(t, l, m.name)
 	waiting(t, m, 1)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, l.Close())
 	if err := come(t, waiter.done, "the end of Lead"); !errors.Is(err, ErrClosed) {
 		t.Errorf("Lead returned %v, want ErrClosed", err)
 	}

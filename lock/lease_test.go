@@ -136,9 +136,7 @@ func TestExtendOfALostLease(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		ctx := le.Bind(t.Context())
-		if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).Del(t.Context(), m.Key()).Err())
 		if err := le.Extend(t.Context(), time.Hour); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Extend: %v, want ErrNotHeld", err)
 		}
@@ -273,9 +271,7 @@ func TestExtendedLeaseIsWatched(t *testing.T) {
 			m := a.Mutex(fmt.Sprint(redistest.Name(t), asks), TTL(ttl))
 			le := mustTry(t, m)
 			ctx := le.Bind(t.Context())
-			if err := le.Extend(t.Context(), time.Minute); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.Extend(t.Context(), time.Minute))
 			time.Sleep(2 * ttl) // the looks go on, and keep the extension
 			if left := time.Until(le.Deadline()); left < 50*time.Second || !le.Held() {
 				t.Errorf("%s after an Extend by a minute %s are left", 2*ttl, left)

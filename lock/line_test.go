@@ -75,14 +75,10 @@ func releasesWakeOneEach(t *testing.T, s *redistest.Server) (inTime bool) {
 		}
 		return len(told) >= 2
 	}, "two messages")
-	if err := raw(m).Publish(t.Context(), channel, "mark").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, raw(m).Publish(t.Context(), channel, "mark").Err())
 	for {
 		msg, err := sub.ReceiveMessage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if msg.Payload == "mark" {
 			break
 		}

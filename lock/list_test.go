@@ -55,9 +55,7 @@ func TestList(t *testing.T) {
 		mustAsk(t, expired, expired.newLease(), 0)
 		foreign := func(err error) {
 			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 		}
 		foreign(rdb.Set(t.Context(), prefix+":{string}", "x", 0).Err())
 		foreign(rdb.HSet(t.Context(), prefix+":{hash}", "a", "b").Err())
@@ -185,9 +183,7 @@ func TestListNeverUsesKeys(t *testing.T) {
 		t.Errorf("Sweep: %d, %v", removed, err)
 	}
 	stats, err := rdb.Info(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if n != 1 || !strings.Contains(stats, "cmdstat_scan:") || strings.Contains(stats, "cmdstat_keys:") {
 		t.Errorf("List gave %d locks, with %s", n, stats)
 	}
@@ -241,9 +237,7 @@ func TestSweep(t *testing.T) {
 		past := float64(serverNow(t, l.Mutex("x")).UnixMilli() - 1)
 		dead := func(m *Lock, members ...redis.Z) {
 			t.Helper()
-			if err := rdb.ZAdd(t.Context(), m.Key(), members...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.ZAdd(t.Context(), m.Key(), members...).Err())
 		}
 		stale := func(i int) []redis.Z { // a waiter of a process that is gone
 			id := fmt.Sprintf("gone.3000.%d|o|", i)
@@ -284,9 +278,7 @@ func TestSweep(t *testing.T) {
 		dead(many, crowd...)
 		// Live, and somebody else's.
 		live := mustTry(t, l.Semaphore("live", 2))
-		if err := rdb.Set(t.Context(), l.prefix+":{string}", "x", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Set(t.Context(), l.prefix+":{string}", "x", 0).Err())
 		before := stored(t, live.lock)
 
 		want := 3 + 3 + 2 + 2*operate.SweepMost + 5

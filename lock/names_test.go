@@ -57,9 +57,7 @@ func TestRule13_AnyBytesAreData(t *testing.T) {
 			if i, err := m.inspectAll(t.Context()); err != nil || i.Gate.Reason != ReasonCooldown {
 				t.Errorf("%s: in a cooldown: %.300q, %v", what, fmt.Sprint(i), err)
 			}
-			if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, raw(m).Del(t.Context(), m.Key()).Err())
 			if t.Failed() {
 				return
 			}

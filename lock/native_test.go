@@ -316,20 +316,14 @@ func TestNative_steadyState(t *testing.T) {
 	const turns = 20
 	for range turns {
 		le, err := m.TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := le.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, le.Unlock(t.Context()))
 	}
 	if after := errorStats(t, rdb); after != errorsBefore {
 		t.Errorf("errors that the server counts: %q became %q", errorsBefore, after)
 	}
 	const ended = "the last command"
-	if err := rdb.Echo(t.Context(), ended).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Echo(t.Context(), ended).Err())
 	sent := map[string]int{}
 	for line := come(t, lines, "what MONITOR shows"); !strings.Contains(line, ended); line = come(t, lines, "what MONITOR shows") {
 		if lua, args := monitored(t, line); !lua && len(args) > 1 && strings.Contains(strings.Join(args, " "), m.Key()) {
@@ -352,8 +346,6 @@ func TestNative_steadyState(t *testing.T) {
 func errorStats(t *testing.T, rdb redis.UniversalClient) string {
 	t.Helper()
 	text, err := rdb.Info(t.Context(), "errorstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return text
 }

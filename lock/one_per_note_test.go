@@ -122,9 +122,7 @@ func TestOnePerNote_aDeadHolderIsSucceeded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), soon)
 		defer cancel()
 		le, err := two.Lock(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		mustUnlock(t, le)
 	})
 }

@@ -17,9 +17,7 @@ func TestOnWait(t *testing.T) {
 		m := l.Mutex(redistest.Name(t), onWait(func() { waits++ }))
 
 		le, err := m.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		mustBeBusy(t, m)
 		if waits != 0 {
 			t.Errorf("told of %d waits, though nobody waited", waits)

@@ -37,9 +37,7 @@ func TestOpenGate(t *testing.T) {
 			},
 			ReasonCooldown: func(it *Lease) error { return it.Cooldown(t.Context(), time.Hour) },
 		} {
-			if err := closeIt(mustTry(t, m)); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, closeIt(mustTry(t, m)))
 			if busy := mustBeBusy(t, m); busy.Reason != why {
 				t.Errorf("busy with %q, want %q", busy.Reason, why)
 			}
@@ -96,9 +94,7 @@ func TestDeleteFrom(t *testing.T) {
 		}
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
-		if err := errors.Join(le.closeGate(t.Context(), time.Hour), le.Unlock(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(le.closeGate(t.Context(), time.Hour), le.Unlock(t.Context())))
 		if ok, err := m.deleteFrom(t.Context(), le.Token()); !ok || err != nil {
 			t.Errorf("DeleteFrom of a closed gate: %v, %v", ok, err)
 		}

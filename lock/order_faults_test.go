@@ -156,9 +156,7 @@ func TestOrder_eachScriptTwice(t *testing.T) {
 		}
 		end(b, b.mustRun(t), inside.OutcomeLeft) // an operator's run
 		item := inside.OrderItem{State: "i", Nonce: b.place.Nonce, Ticket: b.place.Ticket, Note: b.note}
-		if err := l.byOrder(key).actOrder(t.Context(), inside.ActConfirm, item, 0); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.byOrder(key).actOrder(t.Context(), inside.ActConfirm, item, 0))
 		if h := headOf(t, l, key); h.Note != c.note || h.Queued != 1 {
 			t.Fatalf("%+v, want c: a late confirm brings nothing back", h)
 		}
@@ -166,9 +164,7 @@ func TestOrder_eachScriptTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		item = inside.OrderItem{State: "i", Nonce: c.place.Nonce, Ticket: c.place.Ticket, Note: c.note}
-		if err := l.byOrder(key).actOrder(t.Context(), inside.ActConfirm, item, 0); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.byOrder(key).actOrder(t.Context(), inside.ActConfirm, item, 0))
 		if h := headOf(t, l, key); h.State != "" {
 			t.Fatalf("%+v, want nothing: c was skipped", h)
 		}
@@ -205,9 +201,7 @@ func TestOrder_fullOfDeletedTasks(t *testing.T) {
 		a.end(t, a.mustRun(t), inside.OutcomeStays)
 		redistest.Eventually(t, 10*time.Second, func() bool { // a look at it is due after 5 s
 			_, _, look, err := l.byOrder(key).stamp(t.Context(), "default/b", "nb", stampDeadline, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return len(look) == 1 && look[0].Nonce == a.place.Nonce
 		}, "a is to be looked for; %s", dump(a.lock()))
 	})

@@ -21,9 +21,7 @@ func TestOrder_unavoidable(t *testing.T) {
 				item.State, item.Seen = f[1], f[2]
 			}
 		}
-		if err := o.locker.byOrder(o.key).actOrder(t.Context(), act, item, 0); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, o.locker.byOrder(o.key).actOrder(t.Context(), act, item, 0))
 	}
 	for name, shows := range map[string]func(t *testing.T, s *redistest.Server, a, b orderedTask){
 		"1 a redelivery after the mark has ended runs": func(t *testing.T, s *redistest.Server, a, b orderedTask) {

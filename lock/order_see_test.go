@@ -19,9 +19,7 @@ func TestOrder_isSeen(t *testing.T) {
 			found := 0
 			var seen inside.Info
 			for info, err := range l.list(t.Context()) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				found, seen = found+1, info
 			}
 			h := seen.Head

@@ -75,9 +75,7 @@ func (o orderedTask) end(t testing.TB, le *Lease, outcome inside.Outcome) {
 func headOf(t testing.TB, l *Locker, key string) inside.Head {
 	t.Helper()
 	h, err := l.byOrder(key).head(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return h
 }
 
@@ -186,16 +184,12 @@ func TestOrder_confirmedAfterItWasDropped(t *testing.T) {
 		slow, next := stampTaskFor(t, l, key, "default/slow", time.Millisecond), stampTask(t, l, key, "default/next")
 		item := inside.OrderItem{State: "i", Nonce: slow.place.Nonce, Ticket: slow.place.Ticket, Note: slow.note}
 		time.Sleep(5 * time.Millisecond) // Redis' clock passes the deadline
-		if err := m.actOrder(t.Context(), inside.ActGone, item, 0); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.actOrder(t.Context(), inside.ActGone, item, 0))
 		if h := headOf(t, l, key); h.Note != next.note {
 			t.Fatalf("the head is %+v, want the next one", h)
 		}
 		for range 2 { // a confirm may be sent twice
-			if err := m.actOrder(t.Context(), inside.ActConfirm, item, 0); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, m.actOrder(t.Context(), inside.ActConfirm, item, 0))
 		}
 		if h := headOf(t, l, key); h.Note != slow.note || h.Queued != 2 {
 			t.Fatalf("the head is %+v, want the slow one", h)
@@ -203,9 +197,7 @@ func TestOrder_confirmedAfterItWasDropped(t *testing.T) {
 		next.mustPark(t)
 		slow.end(t, slow.mustRun(t), inside.OutcomeDone)
 		// After it is done a confirm changes nothing.
-		if err := m.actOrder(t.Context(), inside.ActConfirm, item, 0); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.actOrder(t.Context(), inside.ActConfirm, item, 0))
 		if h := headOf(t, l, key); h.Note != next.note || h.Queued != 1 {
 			t.Fatalf("the head is %+v, want the next one alone", h)
 		}
@@ -222,18 +214,14 @@ func TestOrder_aLookThatIsOld(t *testing.T) {
 		fresh := stampTask(t, l, key, "default/fresh") // its deadline is not over
 		item := inside.OrderItem{State: "i", Nonce: fresh.place.Nonce, Ticket: fresh.place.Ticket, Note: fresh.note}
 		for _, act := range []inside.OrderAct{inside.ActGone} {
-			if err := m.actOrder(t.Context(), act, item, 0); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, m.actOrder(t.Context(), act, item, 0))
 			if h := headOf(t, l, key); h.Queued != 1 || h.State != "i" {
 				t.Fatalf("after %s: %+v", act, h)
 			}
 		}
 		le := fresh.mustRun(t) // it has arrived
 		for _, act := range []inside.OrderAct{inside.ActGone, inside.ActArchived, inside.ActLeft, inside.ActPresent} {
-			if err := m.actOrder(t.Context(), act, item, 0); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, m.actOrder(t.Context(), act, item, 0))
 			if h := headOf(t, l, key); h.Queued != 1 || h.State != "a" || !h.Runs {
 				t.Fatalf("after %s: %+v", act, h)
 			}
@@ -245,9 +233,7 @@ func TestOrder_aLookThatIsOld(t *testing.T) {
 				item.State, item.Seen = "h", strings.Split(name, "|")[2]
 			}
 		}
-		if err := m.actOrder(t.Context(), inside.ActGone, item, 0); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.actOrder(t.Context(), inside.ActGone, item, 0))
 		if h := headOf(t, l, key); h.State != "h" {
 			t.Fatalf("%+v, want held", h)
 		}

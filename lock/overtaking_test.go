@@ -24,16 +24,12 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 		park := func(note string, age time.Duration) {
 			t.Helper()
 			score := 4e15 + float64(now) - 1.6e15 - float64(age.Microseconds())
-			if err := raw(m).ZAdd(t.Context(), m.Key(), redis.Z{Score: score, Member: "p:" + note}).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, raw(m).ZAdd(t.Context(), m.Key(), redis.Z{Score: score, Member: "p:" + note}).Err())
 		}
 		release := func(le *Lease) (called []any) {
 			t.Helper()
 			reply, err := l.conn.Run(t.Context(), wire.ReleaseScript, m.keys, []any{le.body, 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			rest, _ := l.line.handleGrants(reply)
 			r, ok := rest.([]any)
 			if !ok || len(r) < 3 {
@@ -78,9 +74,7 @@ func TestALookCallsNobodyWhileTheSlotsAreTaken(t *testing.T) {
 			t.Errorf("the release calls %q", called)
 		}
 		le, err := m.TryLock(t.Context()) // overtakes it
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		look("a")
 		releases(t, le, 0, time.Hour)
 		look("a", "b")

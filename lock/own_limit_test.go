@@ -60,9 +60,7 @@ func TestLine_ownLimit(t *testing.T) {
 func holdersOf(t *testing.T, m *Lock) []Holder {
 	t.Helper()
 	holders, err := m.Holders(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return holders
 }
 

@@ -21,9 +21,7 @@ func TestDo_onWaitPanics(t *testing.T) {
 		first := l.Mutex(name+"1", TTL(time.Hour))
 		second := l.Mutex(name+"2", TTL(time.Hour), onWait(func() { panic("boom") }))
 		held, err := l.Mutex(second.name).Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		func() {
 			defer func() {
 				if recover() == nil {
@@ -61,25 +59,17 @@ func TestLocker_functionsPanic(t *testing.T) {
 		}})
 		defer func() { _ = l.Close() }()
 		held, err := l.Mutex("a").Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		mustPark(t, l.Mutex("a", Note("parked")))
-		if err := held.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, held.Unlock(t.Context()))
 		redistest.Eventually(t, 3*soon, func() bool { return calls.Load() > 1 }, "a call that panicked is repeated")
 
 		older := l.Mutex("b", Note("older"))
 		at, _, err := older.arrive(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		stopped := make(chan struct{}, 100)
 		held, err = l.Mutex("b", Note("older"), onStop(at, func() { stopped <- struct{}{}; panic("the holder's own fault") })).Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if at, _, err = l.Mutex("b", Note("newer")).arrive(t.Context()); err != nil {
 			t.Fatal(err)
 		}

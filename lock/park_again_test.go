@@ -14,9 +14,7 @@ import (
 func parkedNotes(t testing.TB, m *Lock) []string {
 	t.Helper()
 	members, err := raw(m).ZRangeByScore(t.Context(), m.Key(), &redis.ZRangeBy{Min: "4e15", Max: "(6e15"}).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return members
 }
 
@@ -101,9 +99,7 @@ func slotFreeSince(t *testing.T, s *redistest.Server, take func(*testing.T, *Loc
 	parkAll(t, m, "job", "other")
 	mustUnlock(t, held)
 	now, err := raw(m).Time(t.Context()).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	// As if the slot had come free an hour ago.
 	since := redis.Z{Score: -(3e14 + float64(now.Add(-time.Hour).UnixMilli())), Member: "i"}
 	if n, err := raw(m).ZAddArgs(t.Context(), m.Key(), redis.ZAddArgs{XX: true, Ch: true, Members: []redis.Z{since}}).Result(); err != nil || n != 1 {

@@ -76,9 +76,7 @@ func BenchmarkRelease_inLine(b *testing.B) {
 func scriptTime(b *testing.B, rdb redis.UniversalClient) float64 {
 	b.Helper()
 	info, err := rdb.Info(context.Background(), "commandstats").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	_, stat, ok := strings.Cut(info, "cmdstat_evalsha:calls=")
 	_, usec, _ := strings.Cut(stat, ",usec=")
 	usec, _, _ = strings.Cut(usec, ",")
@@ -129,9 +127,7 @@ func parkedPair(b *testing.B, m *Lock, n int) func(i int) {
 	return func(i int) {
 		body := "channel.3000." + strconv.Itoa(i) + "|owner|" + note(i)
 		runPart[[]any](b, m, wire.AskScript, ask(body)...)
-		if err := raw(m).ZAdd(b.Context(), m.Key(), entry(i+n+1)...).Err(); err != nil {
-			b.Fatal(err)
-		}
+		redistest.Must(b, raw(m).ZAdd(b.Context(), m.Key(), entry(i+n+1)...).Err())
 		r := runPart[[]any](b, m, wire.ReleaseScript, body, 1, 1, 0, 60_000)
 		if len(r) != 4 || r[1] != int64(n) || r[3] != note(i+1) {
 			b.Fatalf("release replied %v, want %d parked and %s called", r, n, note(i+1))
@@ -158,9 +154,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 			b.Fatalf("place %v, want %d", r[2], n)
 		}
 		// The one that is granted has asked of late; the others need not, for none is looked at.
-		if err := raw(m).ZAdd(b.Context(), m.Key(), redis.Z{Score: -float64(time.Now().Add(entryLifetime).UnixMilli()), Member: "d:" + body(i+1)}).Err(); err != nil {
-			b.Fatal(err)
-		}
+		redistest.Must(b, raw(m).ZAdd(b.Context(), m.Key(), redis.Z{Score: -float64(time.Now().Add(entryLifetime).UnixMilli()), Member: "d:" + body(i+1)}).Err())
 		if r := runPart[[]any](b, m, wire.ReleaseScript, body(i), 1); r[0] != int64(0) {
 			b.Fatalf("%d free, want the next one granted", r[0])
 		}

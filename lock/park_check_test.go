@@ -45,9 +45,7 @@ func TestALostCallIsMadeByWhoParked(t *testing.T) {
 			if what == "closed at once" {
 				come(t, lost, "the call that is lost")
 			}
-			if err := releaser.Close(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, releaser.Close())
 			began, late := time.Now(), watchLateness(t, s)
 			c.called(t, "job", before+1)
 			if d := time.Since(began); d > nearly+late() {
@@ -166,9 +164,7 @@ func TestLinesAreForgotten(t *testing.T) {
 		if waited.averageHeld() <= 0 || parked.averageHeld() != 0 {
 			t.Errorf("held for %v and %v on average", waited.averageHeld(), parked.averageHeld())
 		}
-		if err := parked.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, parked.Delete(t.Context()))
 		redistest.Eventually(t, soon, func() bool {
 			parkedOn := false
 			p.View(func(lines map[string]*parking.Line) { parkedOn = lines[parked.Key()].Parked })
@@ -228,9 +224,7 @@ func TestCloseAndCalls(t *testing.T) {
 			mustUnlock(t, le)
 		}
 		redistest.Eventually(t, soon, func() bool { return begun.Load() == parking.MaxCallers }, "%d calls at once", parking.MaxCallers)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.Close())
 		// What the releases owed is called, though Close has begun.
 		if under.Load() != 0 || begun.Load() != lines*notes {
 			t.Errorf("after Close %d calls are under way, and %d were begun", under.Load(), begun.Load())
@@ -242,9 +236,7 @@ func TestCloseAndCalls(t *testing.T) {
 		}
 		far := newLocker(t, s.Client(t))
 		for _, le := range held {
-			if err := handle(far, le.lock).Delete(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, handle(far, le.lock).Delete(t.Context()))
 		}
 	})
 }
@@ -261,12 +253,8 @@ func TestParkingLeaksNothing(t *testing.T) {
 	parkAll(t, m, "a", "b")
 	mustUnlock(t, held)
 	c.called(t, "a", 2)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := rdb.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, l.Close())
+	redistest.Must(t, rdb.Close())
 	if err := goleak.Find(before, goleak.IgnoreAnyFunction("github.com/alicebob/miniredis/v2/server.(*Server).servePeer")); err != nil {
 		t.Error(err)
 	}

@@ -56,9 +56,7 @@ func TestResentPark(t *testing.T) {
 		mustUnlock(t, held)
 		p.DropReplyTo(isScript(wire.AskScript, m), 1)
 		le, err := job.lockOrPark(t.Context(), closedYield)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		nothingOf(t, job)
 		mustUnlock(t, le)
 		mustUnlock(t, mustTry(t, other))
@@ -140,9 +138,7 @@ func TestResentReleaseCalls(t *testing.T) {
 		held := mustTry(t, handle(far, m))
 		mustPark(t, noted(m, "job"))
 		p.DropReplyTo(isScript(wire.ReleaseScript, m), 1)
-		if err := held.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, held.Unlock(t.Context()))
 		c.called(t, "job", 1)
 		mustUnlock(t, mustTry(t, noted(m, "job")))
 		free(t, m, 0)
@@ -192,9 +188,7 @@ func TestParkedThroughScriptFlush(t *testing.T) {
 	held := mustTry(t, m)
 	flush := func() {
 		t.Helper()
-		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.ScriptFlush(t.Context()).Err())
 	}
 	flush()
 	mustPark(t, noted(m, "job"))
@@ -320,9 +314,7 @@ func TestABrokenSlotIsCalledFor(t *testing.T) {
 			held := mustTry(t, m)
 			mustPark(t, job)
 			began := time.Now()
-			if err := breaks(m, held); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, breaks(m, held))
 			le := come(t, got, "the lock after "+what)
 			if d := le.takenAt.Sub(began); d > DefaultTTL/2 { // the end of the lease would have it called, too
 				t.Errorf("%s: taken after %v", what, d)

@@ -58,9 +58,7 @@ func TestANoteParksOnce(t *testing.T) {
 func inspected(t testing.TB, m *Lock) inside.Info {
 	t.Helper()
 	info, err := m.inspectAll(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return info
 }
 
@@ -154,9 +152,7 @@ func TestAnAskDoesNotReadAThousandHolders(t *testing.T) {
 			// By their deadlines: the note that is looked for is the 100th, then the 1,001st.
 			holders[i] = redis.Z{Score: float64(time.Now().UnixMilli() + 20_000 + int64(i)), Member: fmt.Sprintf("h:x.3000.%d|owner|note-%d", i, i+1)}
 		}
-		if err := raw(m).ZAdd(t.Context(), m.Key(), holders...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).ZAdd(t.Context(), m.Key(), holders...).Err())
 		for note, found := range map[string]bool{"note-100": true, "note-1001": false} {
 			if busy := mustBeBusy(t, noted(m, note)); (busy.Note == note) != found {
 				t.Errorf("%s: the holder shown is %s", note, busy.Note)

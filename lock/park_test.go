@@ -289,9 +289,7 @@ func TestLockOrParkEndsWithItsLocker(t *testing.T) {
 		l := newLocker(t, s.Client(t))
 		a, yield := orParkBeside(t, handle(l, m, Note("job")))
 		waiting(t, m, 1)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, l.Close())
 		if err := a.failed(t); !errors.Is(err, ErrClosed) {
 			t.Errorf("%v, want ErrClosed", err)
 		}
@@ -339,9 +337,7 @@ func TestLockOrParkWithoutYieldIsLock(t *testing.T) {
 			done <- next
 		}()
 		waiting(t, m, 1)
-		if err := le.Cooldown(t.Context(), 1200*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.Cooldown(t.Context(), 1200*time.Millisecond))
 		next := come(t, done, "the lock after a cooldown")
 		nothingOf(t, m)
 		mustUnlock(t, next)
@@ -354,9 +350,7 @@ func TestCooldownParks(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		if err := mustTry(t, m).Cooldown(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), time.Minute))
 		a, _ := orParkBeside(t, noted(m, "job"))
 		busy := wantBusy(t, a.failed(t))
 		if !busy.Parked || busy.Reason != ReasonCooldown || busy.Holder != "" || busy.ExpiresIn < 50*time.Second {
@@ -365,12 +359,8 @@ func TestCooldownParks(t *testing.T) {
 		if _, _, ok := away(t, a.lock); !ok {
 			t.Errorf("not parked; %s", dump(m))
 		}
-		if err := m.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := mustTry(t, m).Cooldown(t.Context(), 600*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Delete(t.Context()))
+		redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), 600*time.Millisecond))
 		a, _ = orParkBeside(t, noted(m, "job"))
 		mustUnlock(t, a.got(t))
 		free(t, m, 0)

@@ -19,9 +19,7 @@ func TestParkingForgetsLinesThatOnlyWaited(t *testing.T) {
 		l := New(s.Client(t), Options{Prefix: redistest.Name(t), call: func(context.Context, string, string) inside.Fate { return inside.FateGone }})
 		t.Cleanup(func() { _ = l.Close() })
 		held, err := l.Mutex("m").TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		var busy *BusyError
@@ -58,9 +56,7 @@ func TestParkingWithoutACallerLooksAfterNothing(t *testing.T) {
 		l := New(s.Client(t), Options{Prefix: redistest.Name(t)})
 		t.Cleanup(func() { _ = l.Close() })
 		held, err := l.Mutex("m").TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		now := make(chan struct{})
 		close(now)
 		var busy *BusyError

@@ -37,9 +37,7 @@ func looksAfter(t testing.TB, m *Lock, inbound int, life time.Duration) []string
 func runs(t testing.TB, m *Lock, s *exchange.Script, args []any) (notes []string) {
 	t.Helper()
 	reply, err := m.locker.conn.Run(t.Context(), s, m.keys, args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	audit(t, m)
 	rest, _ := m.locker.line.handleGrants(reply)
 	if r, ok := rest.([]any); ok {
@@ -235,9 +233,7 @@ func TestTheLastOneOut(t *testing.T) {
 					t.Errorf("taken, and idle; %s", dump(m))
 				}
 				// A process of an earlier version leaves it behind.
-				if err := raw(m).ZAdd(t.Context(), m.Key(), redis.Z{Score: -3.1e14, Member: "i"}).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, raw(m).ZAdd(t.Context(), m.Key(), redis.Z{Score: -3.1e14, Member: "i"}).Err())
 				mustUnlock(t, held)
 			}
 			free(t, m, 0)
@@ -260,15 +256,11 @@ func TestTheFastPathIsAsFast(t *testing.T) {
 		for _, yield := range []chan struct{}{nil, closedYield, make(chan struct{})} {
 			scripts.reset()
 			le, err := m.lockOrPark(t.Context(), yield)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			if body, _, _ := storedString(t, m); body != le.body {
 				t.Errorf("stored: %q, want %q", body, le.body)
 			}
-			if err := le.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.Unlock(t.Context()))
 			if asks, releases, calls := scripts.count(wire.AskScript), scripts.count(wire.ReleaseScript)+scripts.named("delex"), scripts.count(wire.CallScript); asks != 0 || releases != 1 || calls != 0 {
 				t.Errorf("%d asks, %d releases, %d calls", asks, releases, calls)
 			}

@@ -187,9 +187,7 @@ func TestPoolIsNoLock(t *testing.T) {
 		mustUnlock(t, le)
 
 		// The other way: a pool's key that is something else.
-		if err := raw(m).Set(t.Context(), p.m.Key(), "x", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).Set(t.Context(), p.m.Key(), "x", 0).Err())
 		if _, err := p.Put(t.Context(), "v"); !errors.Is(err, ErrBackend) {
 			t.Errorf("Put on a foreign key: %v, want ErrBackend", err)
 		}
@@ -280,9 +278,7 @@ func TestPoolManyLapseAtOnce(t *testing.T) {
 			for taken := 0; taken < n; {
 				le := p.m.newLease()
 				a, err := p.m.ask(t.Context(), le, modeTry)
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				if taken++; !a.Yours {
 					break // a busy machine: some have lapsed and were taken again
 				}

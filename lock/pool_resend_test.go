@@ -50,9 +50,7 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 func asksPool(t *testing.T, p *Pool, le *Lease) wire.Answer {
 	t.Helper()
 	a, err := p.m.ask(t.Context(), le, modeJoin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	poolAudit(t, p)
 	return a
 }
@@ -120,9 +118,7 @@ func TestPoolLateTakeIsGivenBack(t *testing.T) {
 		consume := func() (held bool) {
 			t.Helper()
 			reply, err := p.m.locker.conn.Run(t.Context(), wire.PoolReleaseScript, p.m.keys, []any{le.body, "a"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			poolAudit(t, p)
 			return reply.(int64) >= 0
 		}
@@ -171,15 +167,11 @@ func TestPoolFenceGrows(t *testing.T) {
 		last := int64(0)
 		for i := range 6 {
 			if i == 3 { // as if the clock had been ahead by a quarter of an hour
-				if err := raw(p.m).ZIncrBy(t.Context(), p.m.Key(), -9e8, "f").Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, raw(p.m).ZIncrBy(t.Context(), p.m.Key(), -9e8, "f").Err())
 				last += 9e8
 			}
 			le, err := p.m.TryLock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			if fenceOf(t, le) <= last {
 				t.Errorf("fence %d after %d", fenceOf(t, le), last)
 			}
@@ -263,9 +255,7 @@ func TestPoolWithFullMemory(t *testing.T) {
 	putAll(t, p, "a", "b", "c", "d")
 	a, b := takes(t, p, "a"), takes(t, p, "b")
 	c := takesQuietly(t, short, "c")
-	if err := rdb.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	ended(t, c, ErrLost)
 	// Redis refuses the first write of a script, unless it began by removing
 	// something (here: a lapsed holder). Either way it is all or nothing.
@@ -282,9 +272,7 @@ func TestPoolWithFullMemory(t *testing.T) {
 	if err := b.Unlock(t.Context()); err != nil {
 		t.Errorf("Unlock with full memory: %v", err)
 	}
-	if err := rdb.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	poolAudit(t, p)
 	redistest.Eventually(t, soon, func() bool {
 		info := inspects(t, p)

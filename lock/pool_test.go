@@ -63,9 +63,7 @@ func consumes(t *testing.T, le *Lease) {
 func inspects(t *testing.T, p *Pool) PoolInfo {
 	t.Helper()
 	info, err := p.Inspect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return info
 }
 
@@ -76,9 +74,7 @@ func poolAudit(t *testing.T, p *Pool) {
 	t.Helper()
 	r, err := raw(p.m).Eval(t.Context(), `return {redis.call('PTTL', KEYS[1]), redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')}`,
 		[]string{p.m.Key()}).Slice()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	taken, bodies := map[string]string{}, map[string]string{}
 	values, waiters := map[string]bool{}, 0
 	members, _ := r[1].([]any)
@@ -209,9 +205,7 @@ func TestPoolIsFirstInFirstOut(t *testing.T) {
 			t.Fatalf("%d free, in the order %q ...", info.Free, info.Values[:10])
 		}
 		// Even behind values that were put by a clock that went ahead.
-		if err := raw(p.m).ZIncrBy(t.Context(), p.m.Key(), 1e9, "t:"+want[len(want)-1]).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(p.m).ZIncrBy(t.Context(), p.m.Key(), 1e9, "t:"+want[len(want)-1]).Err())
 		putAll(t, p, "behind")
 		// Back to the end.
 		first := takes(t, p, want[0])
@@ -320,9 +314,7 @@ func TestPoolTakeIsWokenByAPut(t *testing.T) {
 		} {
 			w := takeBeside(t, p, 1)
 			calm(t, consumer, 1)
-			if err := give(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, give())
 			le := w.got(t)
 			if le.Value() != "x y|z" {
 				t.Errorf("took %q", le.Value())

@@ -22,9 +22,7 @@ func leaveDead(t *testing.T, m *Lock, n int) {
 			id := fmt.Sprintf("gone.3000.%d|o|", i)
 			dead = append(dead, redis.Z{Member: "e:" + id, Score: 2e15 + float64(i)}, redis.Z{Member: "d:" + id, Score: -1e12 - float64(i)})
 		}
-		if err := raw(m).ZAdd(t.Context(), m.Key(), dead...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).ZAdd(t.Context(), m.Key(), dead...).Err())
 	}
 }
 
@@ -116,9 +114,7 @@ func TestRule06_ARefreshGetsPastManyDead(t *testing.T) {
 		leaveDead(t, m, n)
 		w := inLine(t, handle(newLocker(t, s.Client(t)), m), n+1)
 		// A process that dies right after its release.
-		if err := raw(m).Eval(t.Context(), wire.ReleaseScript.Source, m.keys, held.body).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).Eval(t.Context(), wire.ReleaseScript.Source, m.keys, held.body).Err())
 		began := time.Now()
 		w.got(t)
 		if took := time.Since(began); took > bound {

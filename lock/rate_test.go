@@ -59,9 +59,7 @@ func TestRate_agreesWithABucket(t *testing.T) {
 			}
 			audit(t, m)
 			if random.IntN(4) == 0 {
-				if err := le.giveBack(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, le.giveBack(t.Context()))
 				b.tokens = math.Min(b.most, b.tokens+1)
 				continue
 			}
@@ -89,9 +87,7 @@ func TestRate_givesBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Rate(1, time.Hour, 1))
 		le := mustTry(t, m)
-		if err := le.giveBack(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.giveBack(t.Context()))
 		audit(t, m)
 		unseen := m.newLease()
 		mustAsk(t, m, unseen, 0)
@@ -130,9 +126,7 @@ func TestRate_givesNothingBackTwice(t *testing.T) {
 	s.SetTime(t, now)
 	third := mustTry(t, m)
 	for _, le := range []*Lease{first, second} {
-		if err := le.giveBack(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.giveBack(t.Context()))
 	}
 	fourth := mustTry(t, m)
 	mustBeBusy(t, m)
@@ -155,9 +149,7 @@ func TestRate_pacesTheLine(t *testing.T) {
 			m := a.Semaphore(redistest.Name(t), limit, Rate(1, every, 1))
 			var waiters []*attempt
 			le := mustTry(t, m)
-			if err := le.closeGate(t.Context(), time.Hour); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.closeGate(t.Context(), time.Hour))
 			mustUnlock(t, le)
 			for i := range 6 {
 				l := a
@@ -196,9 +188,7 @@ func TestRate_changes(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustBeBusy(t, slow) // nor does BreakAll move it for a rate
-		if err := slow.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, slow.Delete(t.Context()))
 		for range 5 {
 			mustUnlock(t, mustTry(t, fast))
 		}

@@ -53,9 +53,7 @@ func TestReleaseWithoutAFreeSlotCallsNobody(t *testing.T) {
 		called := func(after string, want bool) {
 			t.Helper()
 			info, err := m.inspectAll(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			if (info.Called > 0) != want {
 				t.Errorf("after %s %d are called", after, info.Called)
 			}
@@ -65,9 +63,7 @@ func TestReleaseWithoutAFreeSlotCallsNobody(t *testing.T) {
 			t.Fatal(wasHeld, err)
 		}
 		called("a release of a token that is gone", false)
-		if err := held.Cooldown(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, held.Cooldown(t.Context(), time.Hour))
 		called("a release with a cooldown", false)
 		if _, err := m.BreakAll(t.Context()); err != nil {
 			t.Fatal(err)
@@ -75,8 +71,6 @@ func TestReleaseWithoutAFreeSlotCallsNobody(t *testing.T) {
 		held = mustTry(t, m)
 		mustUnlock(t, held)
 		called("a release that frees the slot", true)
-		if err := m.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Delete(t.Context()))
 	})
 }

@@ -49,16 +49,12 @@ func TestRate_refundsTheLastStartOnly(t *testing.T) {
 	if busy := mustBeBusy(t, m); busy.Reason != ReasonRate || busy.ExpiresIn != 5*time.Second {
 		t.Errorf("%+v, want the rate for five seconds more; %s", busy, dump(m))
 	}
-	if err := second.giveBack(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, second.giveBack(t.Context()))
 	third := mustTry(t, m)
 	mustBeBusy(t, m)
 	pass(10 * time.Second)
 	mustUnlock(t, mustTry(t, m))
-	if err := third.giveBack(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, third.giveBack(t.Context()))
 	mustBeBusy(t, m)
 }
 
@@ -70,9 +66,7 @@ func TestRate_besideACooldown(t *testing.T) {
 	mustUnlock(t, mustTry(t, m))
 	pass(time.Hour)
 	last := mustTry(t, m)
-	if err := errors.Join(last.closeGate(t.Context(), time.Hour), last.Cooldown(t.Context(), 3*time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, errors.Join(last.closeGate(t.Context(), time.Hour), last.Cooldown(t.Context(), 3*time.Hour)))
 	for _, want := range []struct {
 		reason string
 		lasts  time.Duration // a cooldown is shorter by the real time that its release took
@@ -155,9 +149,7 @@ func (w *rateWorld) leave(t *testing.T) {
 		mustUnlock(t, h.lease)
 		return
 	}
-	if err := h.lease.giveBack(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, h.lease.giveBack(t.Context()))
 	if h.lease == w.last {
 		w.refunded++
 		w.counted, w.last = w.counted[:len(w.counted)-1], nil

@@ -43,9 +43,7 @@ func TestExtend_afterHeldSaidNo(t *testing.T) {
 	lost := 0
 	for range 20 {
 		le, err := l.Mutex(redistest.Name(t), TTL(100*time.Millisecond), NoRenew()).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for le.Held() {
 		}
 		if err := le.Extend(t.Context(), time.Second); err == nil || le.Held() {
@@ -71,9 +69,7 @@ func TestExtend_lateRenewalDoesNotShorten(t *testing.T) {
 		le := mustTry(t, m)
 		h := p.Hold(isScript(wire.RenewScript, m), 1)
 		redistest.Eventually(t, soon, func() bool { return h.Count() == 1 }, "a renewal under way")
-		if err := le.Extend(t.Context(), 20*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.Extend(t.Context(), 20*time.Second))
 		late := p.Count("EVALSHA")
 		h.Release()
 		redistest.Eventually(t, soon, func() bool {

@@ -30,19 +30,13 @@ func TestUnlock_refusedByADemotedMaster(t *testing.T) {
 			warm(t, m)
 			le := mustTry(t, m)
 			direct := s.Client(t)
-			if err := direct.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, direct.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
 			done := make(chan error, 1)
 			go func() { done <- le.Unlock(context.Background()) }()
 			redistest.Eventually(t, patience, func() bool { return refused(t, direct) }, "the release was refused")
-			if err := direct.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, direct.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
 			if lost { // the next master has never seen it
-				if err := direct.Del(t.Context(), m.Key()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, direct.Del(t.Context(), m.Key()).Err())
 			}
 			switch err := <-done; {
 			case lost && !errors.Is(err, ErrNotHeld):
@@ -50,9 +44,7 @@ func TestUnlock_refusedByADemotedMaster(t *testing.T) {
 			case !lost && err != nil:
 				t.Errorf("Unlock of a held lock, refused once by READONLY: %v, want nil", err)
 			}
-			if err := direct.ConfigResetStat(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, direct.ConfigResetStat(t.Context()).Err())
 		}
 	}
 }
@@ -61,9 +53,7 @@ func TestUnlock_refusedByADemotedMaster(t *testing.T) {
 func refused(t *testing.T, rdb redis.UniversalClient) bool {
 	t.Helper()
 	text, err := rdb.Info(t.Context(), "errorstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return strings.Contains(text, "errorstat_READONLY:")
 }
 
@@ -78,15 +68,11 @@ func TestUnlock_redirectedInACluster(t *testing.T) {
 		m := l.Semaphore(redistest.Name(t), semaphore, TTL(time.Minute))
 		s.MoveSlot(t, m.Key(), func() {
 			le, err := m.TryLock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			if le.asks.MayRunYet() {
 				t.Errorf("a redirection counts as %d copies of the ask without a reply", le.asks.Copies())
 			}
-			if err := handle(other, m).Delete(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, handle(other, m).Delete(t.Context()))
 			if err := le.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
 				t.Errorf("Unlock of a lock that was deleted: %v, want ErrNotHeld", err)
 			}

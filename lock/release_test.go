@@ -81,9 +81,7 @@ func TestRule02_OnlyTheGrantedTokenRenews(t *testing.T) {
 func mustRenew(t testing.TB, le *Lease, length time.Duration) int64 {
 	t.Helper()
 	reply, err := le.lock.locker.conn.Run(t.Context(), wire.RenewScript, le.lock.keys, []any{le.body, length.Milliseconds()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	audit(t, le.lock)
 	return reply.(int64)
 }
@@ -137,9 +135,7 @@ func TestRule03_AbsentWithoutAResendIsNotHeld(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		warm(t, m)
 		le := mustTry(t, m)
-		if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).Del(t.Context(), m.Key()).Err())
 		if err := le.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
 			t.Errorf("Unlock of a deleted lock: %v, want ErrNotHeld", err)
 		}
@@ -153,12 +149,8 @@ func TestRule03_AbsentAfterNoscriptIsNotHeld(t *testing.T) {
 	s := redistest.StartReal(t)
 	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 	le := mustTry(t, m)
-	if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := raw(m).ScriptFlush(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, raw(m).Del(t.Context(), m.Key()).Err())
+	redistest.Must(t, raw(m).ScriptFlush(t.Context()).Err())
 	if err := le.Unlock(t.Context()); !errors.Is(err, ErrNotHeld) {
 		t.Errorf("Unlock of a deleted lock: %v, want ErrNotHeld", err)
 	}

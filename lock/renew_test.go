@@ -166,12 +166,8 @@ func TestRule08_ShortStayCostsTwoCalls(t *testing.T) {
 		}
 		k.reset()
 		le, err := m.TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := le.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, le.Unlock(t.Context()))
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		delete(k.calls, "control_read") // the Locker's own, once in a while
@@ -204,9 +200,7 @@ func TestRule08_NoscriptInPipelines(t *testing.T) {
 	}
 	began := time.Now()
 	redistest.Eventually(t, soon, func() bool {
-		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.ScriptFlush(t.Context()).Err())
 		renewNow(l)
 		l.line.askAll()
 		return time.Since(began) > time.Second
@@ -385,9 +379,7 @@ func TestRule09_RenewalFindsTheLeaseGone(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(3*time.Second))
 		le := mustTry(t, m)
 		ctx := le.Bind(t.Context())
-		if err := raw(m).Del(t.Context(), m.Key()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(m).Del(t.Context(), m.Key()).Err())
 		come(t, ctx.Done(), "the end of the lease")
 		if !errors.Is(context.Cause(ctx), ErrLost) {
 			t.Errorf("cause %v", context.Cause(ctx))

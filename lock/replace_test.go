@@ -18,9 +18,7 @@ func arrived(t testing.TB, m *Lock, note string, options ...Option) (*Lock, *ato
 	t.Helper()
 	options = append([]Option{TTL(m.ttl), Note(note)}, options...)
 	arrival, _, err := m.locker.Semaphore(m.name, m.limit, options...).arrive(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	asked := new(atomic.Int32)
 	return m.locker.Semaphore(m.name, m.limit, append(options, onStop(arrival, func() { asked.Add(1) }))...), asked
 }
@@ -72,20 +70,14 @@ func TestStop_holderWhileNobodyMayStart(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for what, prevent := range map[string]func(m *Lock, le *Lease) (open func()){
 			"hold": func(m *Lock, le *Lease) func() {
-				if err := le.closeGate(t.Context(), time.Hour); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, le.closeGate(t.Context(), time.Hour))
 				return nil
 			},
 			"pause": func(m *Lock, _ *Lease) func() {
 				controls := m.locker.Controls()
-				if err := controls.Pause(t.Context(), m.name, time.Time{}, "a test"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, controls.Pause(t.Context(), m.name, time.Time{}, "a test"))
 				return func() {
-					if err := controls.Resume(t.Context(), m.name); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, controls.Resume(t.Context(), m.name))
 				}
 			},
 		} {
@@ -325,9 +317,7 @@ func TestStop_withoutTheChannel(t *testing.T) {
 	s := redistest.StartReal(t)
 	admin := s.Client(t)
 	for _, channel := range []string{"resetchannels", "&*"} {
-		if err := admin.Do(t.Context(), "ACL", "SETUSER", "deaf", "on", ">x", "~*", "+@all", channel).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, admin.Do(t.Context(), "ACL", "SETUSER", "deaf", "on", ">x", "~*", "+@all", channel).Err())
 		rdb := s.Client(t, func(o *redis.UniversalOptions) { o.Username, o.Password = "deaf", "x" })
 		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		old, asked := arrived(t, m, "old")

@@ -40,9 +40,7 @@ func TestMinReplicas(t *testing.T) {
 		le := mustTry(t, m)
 		acknowledged(t, replica, le)
 		w := inLine(t, handle(newLocker(t, s.Client(t), minReplicas(1)), m), 1)
-		if err := le.Extend(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, le.Extend(t.Context(), time.Hour))
 		acknowledged(t, replica, le)
 		mustUnlock(t, le)
 		acknowledged(t, replica, w.got(t))
@@ -55,9 +53,7 @@ func TestMinReplicas(t *testing.T) {
 		t.Fatal(err)
 	}
 	le, err := p.m.TryLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if _, err := replica.ZScore(t.Context(), p.m.Key(), "h:"+le.value+"|"+le.body).Result(); err != nil {
 		t.Errorf("the replica does not know who took the value: %v", err)
 	}
@@ -124,9 +120,7 @@ func TestMinReplicas_renewals(t *testing.T) {
 	lost := mustTry(t, l.Mutex(redistest.Name(t), TTL(time.Second)))
 	kept := mustTry(t, l.Mutex(redistest.Name(t), TTL(20*time.Second)))
 	bound, lasting := lost.Bind(t.Context()), kept.Bind(t.Context())
-	if err := kept.Extend(t.Context(), 30*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, kept.Extend(t.Context(), 30*time.Second))
 	before := kept.Deadline() // and no renewal is due for a while
 	replica.Pause(t)
 	end := lost.Deadline().Add(time.Second / 2) // of which one renewal may have counted yet

@@ -54,9 +54,7 @@ func TestResend_countsEveryCopy(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := s.Client(t).ScriptFlush(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, s.Client(t).ScriptFlush(t.Context()).Err())
 			le := ask(t.Context(), m)
 			copies("an ask that was replied to, at the second go", &le.asks, 0)
 			release(le)

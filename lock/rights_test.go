@@ -41,9 +41,7 @@ func TestRights(t *testing.T) {
 func TestRights_noneTooMany(t *testing.T) {
 	t.Parallel()
 	files, err := os.ReadDir("../internal/wire/lua")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	used := []string{
 		"resetkeys", "resetchannels", "~automutex:*", "&automutex:*",
 		"+eval", "+evalsha", "+scan", // the engine itself
@@ -53,9 +51,7 @@ func TestRights_noneTooMany(t *testing.T) {
 	call := regexp.MustCompile(`redis\.p?call\('(\w+)'`)
 	for _, f := range files {
 		source, err := os.ReadFile("../internal/wire/lua/" + f.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for _, m := range call.FindAllStringSubmatch(string(source), -1) {
 			used = append(used, "+"+strings.ToLower(m[1]))
 		}
@@ -83,9 +79,7 @@ func TestRights_walk(t *testing.T) {
 		le := mustTry(t, m)
 		found := false
 		for info, err := range l.list(t.Context()) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			found = found || info.Key == m.Key()
 		}
 		if !found {
@@ -131,9 +125,7 @@ func TestRights_pool(t *testing.T) {
 			t.Fatal(err)
 		}
 		le, err := p.m.TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if n, err := p.available(t.Context()); err != nil || n != 1 {
 			t.Errorf("Available: %d, %v", n, err)
 		}

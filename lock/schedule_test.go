@@ -30,9 +30,7 @@ func TestScheduleHasTheEarliestLeaseFirst(t *testing.T) {
 			held[at] = held[len(held)-1]
 			held = held[:len(held)-1]
 		}
-		if err := misplaced(r, held); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, misplaced(r, held))
 	}
 }
 

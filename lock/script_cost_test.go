@@ -34,16 +34,12 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 		measure := func(run func(le *Lease)) float64 {
 			best := 0.0
 			for range 5 {
-				if err := raw(m).ConfigResetStat(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, raw(m).ConfigResetStat(t.Context()).Err())
 				for range 20 {
 					run(lasting())
 				}
 				stats, err := raw(m).Info(t.Context(), "commandstats").Result()
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				f := regexp.MustCompile(`cmdstat_evalsha:.*usec_per_call=([\d.]+)`).FindStringSubmatch(stats)
 				var us float64
 				if len(f) == 2 {

@@ -97,9 +97,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	err16 := m.locker.Controls().Pause(t.Context(), m.Key(), time.Time{}, "")
 	err17 := m.locker.Controls().Resume(t.Context(), m.Key())
 	for _, err := range []error{err16, err17, err18, err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11, err12, err13, err14, err15} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

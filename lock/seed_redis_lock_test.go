@@ -61,17 +61,13 @@ func TestSeedRedisLock_AcquireAndRelease(t *testing.T) {
 			wantLocked(t, handle(his, m), true)
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		wantLocked(t, m, false)
 	})
 	seed(t, "without work around it: Lock, then Unlock", func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		lease, err := m.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if !lease.Held() {
 			t.Error("it is not held")
 		}
@@ -114,9 +110,7 @@ func TestSeedRedisLock_Work(t *testing.T) {
 				return nil
 			})
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if _, ok := FromContext(t.Context()); ok {
 			t.Error("a lease in a context without")
 		}
@@ -134,9 +128,7 @@ func TestSeedRedisLock_OneOwner(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		mustUnlock(t, mustTry(t, handle(his, m)))
 	})
 	seed(t, "one process holds two different locks at the same time", func(t *testing.T, s *redistest.Server) {
@@ -291,9 +283,7 @@ func TestSeedRedisLock_Extend(t *testing.T) {
 		m := hers.Mutex(redistest.Name(t), TTL(2*time.Second), NoRenew())
 		held := mustTry(t, m)
 		first, _ := holds(t, held)
-		if err := held.Extend(t.Context(), 100*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, held.Extend(t.Context(), 100*time.Second))
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first) }, "the end of the life it began with")
 		deadline, ok := holds(t, held)
 		if left := deadline.Sub(serverNow(t, m)); !ok || left < 100*time.Second-soon {
@@ -306,9 +296,7 @@ func TestSeedRedisLock_Extend(t *testing.T) {
 			t.Errorf("he is told of %s", busy.ExpiresIn)
 		}
 		// Never shorter than it was.
-		if err := held.Extend(t.Context(), time.Second); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, held.Extend(t.Context(), time.Second))
 		if now, _ := holds(t, held); now.Before(deadline) {
 			t.Errorf("an Extend shortened it from %s to %s", deadline, now)
 		}

@@ -189,9 +189,7 @@ func TestSeedRedisMutex_Sweep(t *testing.T) {
 		}
 		var listed []string
 		for info, err := range l.list(t.Context()) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			listed = append(listed, info.Key)
 		}
 		if len(listed) != 1 || listed[0] != l.Mutex("future").Key() {

@@ -91,16 +91,10 @@ func TestSeedRedisMutex_Stress(t *testing.T) {
 			p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", stressEnv, s.Addr(), m.name, stressSections/stressProcesses))
 			p.cmd.Stderr = os.Stderr
 			in, err := p.cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			out, err := p.cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := p.cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
+			redistest.Must(t, p.cmd.Start())
 			t.Cleanup(func() { _ = p.cmd.Process.Kill(); _ = p.cmd.Wait() })
 			p.in, p.out = in, bufio.NewScanner(out)
 			all = append(all, p)

@@ -303,9 +303,7 @@ func TestSeedRedisMutex_SetsTheExpiration(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		free(t, m, soon)
 	})
 	seed(t, "a default for all locks of a Locker, and an option for one", func(t *testing.T, s *redistest.Server) {

@@ -166,9 +166,7 @@ func TestSeedRedisSemaphore_Delete(t *testing.T) {
 		mustPut(t, p, 3, "a", "b", "c")
 		held, taken := mustTry(t, m), mustTake(t, p, "a")
 		working, taking := held.Bind(t.Context()), taken.Bind(t.Context())
-		if err := m.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Delete(t.Context()))
 		if n, err := p.Delete(t.Context()); n != 3 || err != nil {
 			t.Errorf("Delete of the pool: %d, %v; want 3", n, err)
 		}
@@ -249,9 +247,7 @@ func TestSeedRedisSemaphore_NoTokenIsLost(t *testing.T) {
 		mustTry(t, m)
 		mustTry(t, m)
 		mustTake(t, p, "licence")
-		if err := hers.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, hers.Close())
 		for range 2 {
 			untilTaken(t, his.Semaphore(m.name, 2))
 		}
@@ -277,9 +273,7 @@ func TestSeedRedisSemaphore_NoTokenIsLost(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), soon)
 			defer cancel()
 			le, err := p.Take(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			mustPutBack(t, le)
 		})
 	})
@@ -290,9 +284,7 @@ func TestSeedRedisSemaphore_LeavesNothingBehind(t *testing.T) {
 	seed(t, "no key after the last unlock, and one that expires where a holder died", func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 2, TTL(2*time.Second))
 		err := m.Do(t.Context(), func(context.Context) error { return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if n, err := raw(m).Exists(t.Context(), m.Key()).Result(); n != 0 || err != nil {
 			t.Errorf("the key is left: %d, %v", n, err)
 		}
@@ -306,9 +298,7 @@ func TestSeedRedisSemaphore_LeavesNothingBehind(t *testing.T) {
 		p := newLocker(t, s.Client(t)).Pool(redistest.Name(t))
 		mustPut(t, p, 2, "a", "b")
 		for _, value := range []string{"a", "b"} {
-			if err := mustTake(t, p, value).Consume(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, mustTake(t, p, value).Consume(t.Context()))
 		}
 		if n, err := raw(p.m).Exists(t.Context(), p.m.Key()).Result(); n != 0 || err != nil {
 			t.Errorf("the key is left: %d, %v", n, err)

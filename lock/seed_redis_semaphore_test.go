@@ -184,9 +184,7 @@ func TestSeedRedisSemaphore_Watchdog(t *testing.T) {
 			t.Errorf("Sweep of the living: %d, %v", n, err)
 		}
 		wantLocked(t, stale, true)
-		if err := raw(stale).Del(t.Context(), stale.Key()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, raw(stale).Del(t.Context(), stale.Key()).Err())
 		store(t, stale, "dead", -time.Second)
 		if n, err := watchdog.sweep(t.Context()); n != 1 || err != nil {
 			t.Errorf("Sweep: %d, %v; want the stale one", n, err)
@@ -310,9 +308,7 @@ func TestSeedRedisSemaphore_WaitAndSignal(t *testing.T) {
 			if job.Value() != want {
 				t.Errorf("job %d is %q, want %q", i, job.Value(), want)
 			}
-			if err := job.Consume(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, job.Consume(t.Context()))
 			if err := job.Consume(t.Context()); !errors.Is(err, ErrNotHeld) {
 				t.Errorf("consumed twice: %v, want ErrNotHeld", err)
 			}

@@ -36,9 +36,7 @@ func read(b *testing.B, rdb redis.UniversalClient) (g gauge) {
 	b.Helper()
 	ctx := context.Background()
 	text, err := rdb.Info(ctx, "commandstats").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	for _, command := range []string{"cmdstat_evalsha", "cmdstat_eval"} {
 		var calls int
 		var us float64
@@ -221,15 +219,11 @@ func share(n, of, which int) int {
 func used(b *testing.B, rdb redis.UniversalClient) int64 {
 	b.Helper()
 	text, err := rdb.Info(context.Background(), "memory").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	lines := strings.Split(text, "\r\n")
 	i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "used_memory_dataset:") })
 	n, err := strconv.ParseInt(strings.TrimPrefix(lines[max(i, 0)], "used_memory_dataset:"), 10, 64)
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	return n
 }
 
@@ -237,8 +231,6 @@ func used(b *testing.B, rdb redis.UniversalClient) int64 {
 func usage(b *testing.B, rdb redis.UniversalClient, key string) float64 {
 	b.Helper()
 	n, err := rdb.MemoryUsage(context.Background(), key, 0).Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	return float64(n)
 }

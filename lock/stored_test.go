@@ -37,9 +37,7 @@ func stored(t testing.TB, m *Lock) map[string]float64 {
 	if exchange.WrongType(err) {
 		return stored(t, m) // it was taken as a string meanwhile
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	scores := make(map[string]float64, len(z))
 	for _, z := range z {
 		scores[z.Member.(string)] = z.Score
@@ -51,9 +49,7 @@ func stored(t testing.TB, m *Lock) map[string]float64 {
 func storedString(t testing.TB, m *Lock) (body string, deadline time.Time, ok bool) {
 	t.Helper()
 	reply, err := raw(m).Eval(t.Context(), stringLua, []string{m.Key()}).Slice()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	body, ok = reply[0].(string)
 	return body, time.UnixMilli(reply[1].(int64)), ok
 }
@@ -96,9 +92,7 @@ func gateOf(t testing.TB, m *Lock) (reason string, opens time.Time, ok bool) {
 func serverNow(t testing.TB, m *Lock) time.Time {
 	t.Helper()
 	v, err := raw(m).Eval(t.Context(), `local t = redis.call('TIME'); return t[1] * 1000000 + t[2]`, []string{m.Key()}).Int64()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return time.UnixMicro(v)
 }
 

@@ -196,9 +196,7 @@ func testTransportScriptFlush(t *testing.T) {
 	le := mustTry(t, m)
 	for range 5 {
 		w := inLine(t, m, 1)
-		if err := other.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, other.ScriptFlush(t.Context()).Err())
 		mustUnlock(t, le)
 		le = w.got(t)
 	}

@@ -40,9 +40,7 @@ func TestRule12_KeyOutlivesItsEntries(t *testing.T) {
 		check("after a short renewal")
 		mustUnlock(t, b)
 		check("after a release that granted")
-		if err := w.got(t).Cooldown(t.Context(), time.Second); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, w.got(t).Cooldown(t.Context(), time.Second))
 		check("with a cooldown,")
 		if deadline, ok := holds(t, a); !ok || deadline.Before(serverNow(t, long).Add(59*time.Minute)) {
 			t.Errorf("the long lease ends at %v", deadline)
@@ -59,9 +57,7 @@ func TestRule12_ExtendExtendsTheKey(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(5*time.Second))
 		le := mustTry(t, m)
 		for _, d := range []time.Duration{10 * time.Second, time.Hour, 1000 * time.Hour} {
-			if err := le.Extend(t.Context(), d); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.Extend(t.Context(), d))
 			audit(t, m)
 		}
 		inLine(t, m, 1)

@@ -339,9 +339,7 @@ func TestRule07_NoPermissionForTheChannel(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	admin := s.Client(t)
-	if err := admin.Do(t.Context(), "ACL", "SETUSER", "limited", "on", ">secret", "~*", "resetchannels", "+@all").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, admin.Do(t.Context(), "ACL", "SETUSER", "limited", "on", ">secret", "~*", "resetchannels", "+@all").Err())
 	limited := newLocker(t, s.Client(t, func(o *redis.UniversalOptions) { o.Username, o.Password = "limited", "secret" }))
 	m := newLocker(t, admin).Mutex(redistest.Name(t))
 	held := mustTry(t, handle(limited, m))

@@ -182,9 +182,7 @@ func TestUninterrupted_staysOnTheCallersGoroutine(t *testing.T) {
 func takesAndReleases(ctx context.Context, t *testing.T, m *Lock) {
 	t.Helper()
 	le, err := m.TryLock(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	mustUnlock(t, le)
 	if le, err = m.Lock(ctx); err != nil {
 		t.Fatal(err)

@@ -17,9 +17,7 @@ func TestControls(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	m, err := New(reg, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	site := serve(t, reg)
 	if samples := site.scrape(); len(samples) != 0 {
 		t.Errorf("before anything happens: %v", samples)
@@ -27,17 +25,11 @@ func TestControls(t *testing.T) {
 	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
 		Rules: []automutex.Rule{{Task: "work"}}, Prefix: redistest.Name(t), Observe: m.Observe, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() { _ = guard.Close(t.Context()) }()
 	m.WatchControls(guard.Controls())
-	if err := guard.Controls().Pause(t.Context(), "work", time.Time{}, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := guard.Controls().SetLimit(t.Context(), "work", 3, ""); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, guard.Controls().Pause(t.Context(), "work", time.Time{}, ""))
+	redistest.Must(t, guard.Controls().SetLimit(t.Context(), "work", 3, ""))
 	handler := guard.Middleware(asynq.NotFoundHandler())
 	if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); err == nil {
 		t.Error("a paused task ran")

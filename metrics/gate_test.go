@@ -18,23 +18,17 @@ func TestGated(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	m, err := New(reg, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	site := serve(t, reg)
 	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
 		Rules:  []automutex.Rule{{Task: "work", Busy: automutex.Skip, Limit: 1, Rate: automutex.Rate{Starts: 1, Per: time.Hour}}},
 		Prefix: redistest.Name(t), Observe: m.Observe, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() { _ = guard.Close(t.Context()) }()
 	handler := guard.Middleware(asynq.HandlerFunc(func(_ context.Context, _ *asynq.Task) error { return nil }))
 	for range 3 {
-		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)))
 	}
 	samples := site.scrape()
 	const name = `automutex_busy_total{policy="skip",reason="rate",rule="work",task="work"}`

@@ -17,9 +17,7 @@ import (
 func mustNew(t *testing.T, reg prometheus.Registerer, o Options) *Metrics {
 	t.Helper()
 	m, err := New(reg, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return m
 }
 

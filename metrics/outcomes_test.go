@@ -54,16 +54,12 @@ func TestObserve_outcomeDuringAHold(t *testing.T) {
 	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
 		Rules: rules, Prefix: redistest.Name(t), Observe: m.Observe, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() { _ = guard.Close(t.Context()) }()
 	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error { return automutex.CloseGate(ctx, time.Hour) }))
 	for _, policy := range policies {
 		task := asynq.NewTask(policy.String(), nil)
-		if err := handler.ProcessTask(t.Context(), task); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, handler.ProcessTask(t.Context(), task))
 		if err := handler.ProcessTask(t.Context(), task); !errors.Is(err, automutex.ErrBusy) {
 			t.Errorf("%s: while the gate is closed: %v", policy, err)
 		}

@@ -108,16 +108,12 @@ func start(t *testing.T, s *redistest.Server, workers int, locks redis.Universal
 	}
 	cfg.Prefix, cfg.Logger = r.prefix, slog.New(slog.DiscardHandler)
 	guard, err := automutex.New(locks, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency: workers, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
 		DelayedTaskCheckInterval: time.Hour, LogLevel: asynq.FatalLevel,
 	}))
-	if err := server.Start(guard.Middleware(asynq.HandlerFunc(r.handle))); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(r.handle))))
 	t.Cleanup(func() {
 		close(r.over)
 		closed := make(chan error, 1)
@@ -170,9 +166,7 @@ func TestScrape(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		reg := prometheus.NewPedanticRegistry()
 		m, err := New(reg, Options{MaxTypes: 3})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		site := serve(t, reg)
 		locks := s.Client(t)
 		var proxy *redistest.Proxy
@@ -242,9 +236,7 @@ func TestScrape(t *testing.T) {
 		id := r.enqueue(1, "late", payload)
 		late := `{rule="late",task="late"}`
 		site.await(map[string]float64{"automutex_lost_total" + late: 1, "automutex_held" + late: 1, "automutex_overdue_total" + late: 0})
-		if err := r.inspector.CancelProcessing(id); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.CancelProcessing(id))
 		site.await(map[string]float64{"automutex_overdue_total" + late: 1, "automutex_held" + late: 1})
 		r.let("late")
 		site.await(map[string]float64{"automutex_held" + late: 0})
@@ -278,18 +270,14 @@ func TestScrape_parked(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		reg := prometheus.NewPedanticRegistry()
 		m, err := New(reg, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		site := serve(t, reg)
 		// The only worker is never free, so whoever finds the key taken parks.
 		r := start(t, s, 1, s.Client(t), automutex.Config{Observe: m.Observe, Rules: []automutex.Rule{{Task: "park", Busy: automutex.Park}}})
 		others := lock.New(s.Client(t), lock.Options{Prefix: r.prefix})
 		t.Cleanup(func() { _ = others.Close() })
 		lease, err := others.Mutex("park").TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		began := time.Now()
 		r.let("park")
 		r.enqueue(1, "park", "")
@@ -298,9 +286,7 @@ func TestScrape_parked(t *testing.T) {
 			`automutex_busy_total{policy="park",reason="held",rule="park",task="park"}`: 1,
 			"automutex_held" + labels: 0, "automutex_waiting" + labels: 0, "automutex_acquisitions_total" + labels: 0,
 		})
-		if err := lease.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, lease.Unlock(t.Context()))
 		site.await(map[string]float64{
 			"automutex_acquisitions_total" + labels: 1, "automutex_parked_seconds_count" + labels: 1, "automutex_held" + labels: 0,
 		})

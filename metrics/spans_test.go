@@ -112,9 +112,7 @@ func TestTrace_waitAndHold(t *testing.T) {
 				}
 			}),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		t.Cleanup(func() {
 			if err := guard.Close(context.Background()); err != nil {
 				t.Error(err)

@@ -130,9 +130,7 @@ func TestSupersede_notATaskThatHasBegun(t *testing.T) {
 						t.Fatal(err)
 					}
 					holder, err := inner.ByKey(locker, keyOf(r, "price")).Lock(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, err)
 					_ = r.inspector.RunTask(r.queue, first.ID)
 					r.await(r.queue, first.ID, asynq.TaskStateActive)
 					info, err = r.Enqueue(task("price", "7", "third"))
@@ -178,9 +176,7 @@ func TestUntilStart_begunBlocksNothing(t *testing.T) {
 		locker := lock.New(r.rdb, lock.Options{Prefix: r.prefix})
 		t.Cleanup(func() { _ = locker.Close() })
 		held, err := locker.Mutex("text", lock.Parts("first")).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		r.serve(func(context.Context, *asynq.Task) error { return asynq.SkipRetry }, r.guard(
 			automutex.Rule{Task: "save", Name: "id", Scope: "save", On: []string{"id"}, Limit: 2, Busy: automutex.Retry},
 			automutex.Rule{Task: "save", Name: "text", Scope: "text", On: []string{"text"}, Busy: automutex.Retry, Wait: longest}))
@@ -261,9 +257,7 @@ func TestClaim_endsWithItsGroup(t *testing.T) {
 			Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, Logger: redistest.Silent{}, GroupGracePeriod: time.Second,
 			GroupAggregator: asynq.GroupAggregatorFunc(func(string, []*asynq.Task) *asynq.Task { return asynq.NewTask("all", nil) }),
 		})
-		if err := server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))
 		t.Cleanup(server.Shutdown)
 		first := r.must(r.Enqueue(task("digest", "7", "first"), asynq.Group("g")))
 		r.awaitGone(r.queue, first.ID)
@@ -330,9 +324,7 @@ func TestGuard_warnsOfClaims(t *testing.T) {
 			r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart, Duplicate: Join})
 			log := &redistest.Log{}
 			g, err := automutex.New(r.rdb, automutex.Config{Prefix: r.prefix, Rules: []automutex.Rule{rule}, Logger: log.Logger()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			goOn := make(chan struct{})
 			var runs atomic.Int32
 			r.serve(func(context.Context, *asynq.Task) error { runs.Add(1); <-goOn; return nil }, g)

@@ -35,9 +35,7 @@ func benchEnqueue(b *testing.B, producers int) {
 		{Task: "start", Queue: "start", On: []string{"user.id"}, Until: UntilStart},
 		{Task: "window", Queue: "window", On: []string{"user.id"}, Until: For(time.Hour)},
 	}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	contestants := []struct {
 		name    string
 		enqueue func(*asynq.Task) error

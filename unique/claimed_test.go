@@ -97,9 +97,7 @@ func TestUntilStart_taskGone(t *testing.T) {
 				stranger.patience = 0
 				first := r.must(r.Enqueue(task("reindex", "7", "first")))
 				r.mustBeRejected(stranger.Enqueue(task("reindex", "7", "early")))
-				if err := end(r, first.ID); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, end(r, first.ID))
 				// Its enqueue was confirmed, so nobody waits for it.
 				if name == "deleted" {
 					r.must(r.Enqueue(task("reindex", "7", "same producer")))
@@ -169,12 +167,8 @@ func (r *rig) mustBeInTheWay(info *asynq.TaskInfo) {
 func warm(t *testing.T, r *rig, id string) {
 	t.Helper()
 	info := r.must(r.Enqueue(task("reindex", id, "warm")))
-	if err := r.inspector.DeleteTask(r.queue, info.ID); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.rdb.Del(t.Context(), r.claimKey(id)).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, r.inspector.DeleteTask(r.queue, info.ID))
+	redistest.Must(t, r.rdb.Del(t.Context(), r.claimKey(id)).Err())
 }
 
 // For is a window from the enqueue, whatever becomes of the task in it.
@@ -242,9 +236,7 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 				backend <- e
 			}
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		ran := make(chan string, 10)
 		r.serve(func(_ context.Context, task *asynq.Task) error { ran <- task.Type(); return nil }, g)
 		run := func(name string, want int32) *asynq.TaskInfo {
@@ -279,9 +271,7 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 		}
 		failing.Store(false)
 		r.await(r.queue, info.ID, asynq.TaskStateRetry) // handed back, unrun
-		if err := r.inspector.RunTask(r.queue, info.ID); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.RunTask(r.queue, info.ID))
 		if name := <-ran; name != "reindex" {
 			t.Errorf("%s ran", name)
 		}
@@ -341,19 +331,13 @@ func TestReplaceEnded_another(t *testing.T) {
 		r := start(t, s, Rule{Task: "reindex", On: []string{"id"}})
 		r.patience = 100 * time.Millisecond
 		first := r.must(r.Enqueue(task("reindex", "7", "")))
-		if err := r.inspector.ArchiveTask(r.queue, first.ID); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))
 		other, err := inner.ClaimLock(r.locker, keytext.Key(r.prefix, "reindex", "7"), lock.TTL(time.Hour)).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "has held this key's lock") {
 			t.Errorf("%v, %v", info, err)
 		}
-		if err := other.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, other.Unlock(t.Context()))
 		r.patience = longest
 		r.must(r.Enqueue(task("reindex", "7", "")))
 	})

@@ -50,9 +50,7 @@ func crowd(t *testing.T, s *redistest.Server, rule Rule, workers bool) {
 	work := func() {
 		guard, err := automutex.New(r.rdb, automutex.Config{Prefix: r.prefix, Logger: slog.New(slog.DiscardHandler),
 			Rules: []automutex.Rule{{Task: "crowd", On: []string{"id"}, Busy: automutex.Park}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		server := asynq.NewServerFromRedisClient(r.rdb, guard.ServerConfig(asynq.Config{
 			Concurrency: 4, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 20 * time.Millisecond,
 			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 }, Logger: redistest.Silent{},
@@ -71,9 +69,7 @@ func crowd(t *testing.T, s *redistest.Server, rule Rule, workers bool) {
 			ran[said.Text] = true
 			return nil
 		})))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		t.Cleanup(func() { r.shutDown(server, guard) })
 	}
 	if workers {

@@ -40,9 +40,7 @@ func TestDecode(t *testing.T) {
 			Prefix: r.prefix, Decode: decode,
 			Rules: []Rule{{Task: "reindex", Queue: r.queue, On: []string{"id"}}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		enqueue := func(payload string) (*asynq.TaskInfo, error) {
 			return producer.Enqueue(asynq.NewTask("reindex", []byte(payload)))
 		}
@@ -62,9 +60,7 @@ func TestDecode(t *testing.T) {
 			Prefix: r.prefix, Decode: decode, Logger: slog.New(slog.DiscardHandler),
 			Rules: []automutex.Rule{{Task: "reindex", On: []string{"id"}}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		t.Cleanup(func() { _ = guard.Close(context.Background()) })
 		if keys, err := guard.Keys(t.Context(), asynq.NewTask("reindex", info.Payload)); err != nil || len(keys) != 1 || keys[0] != duplicate.Key {
 			t.Errorf("the Guard has the key %v, %v; here it is %s", keys, err, duplicate.Key)

@@ -129,9 +129,7 @@ func TestUntilStart_endsAsItsClaimIsDropped(t *testing.T) {
 		guard, err := automutex.New(rdb, automutex.Config{
 			Prefix: r.prefix, Logger: slog.New(slog.DiscardHandler), Rules: []automutex.Rule{{Task: "reindex", On: []string{"id"}}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		ran := make(chan string, 10)
 		r.serve(func(ctx context.Context, _ *asynq.Task) error {
 			taskID, _ := asynq.GetTaskID(ctx)
@@ -145,9 +143,7 @@ func TestUntilStart_endsAsItsClaimIsDropped(t *testing.T) {
 		if got := <-ran; got != second.ID || second.ID == first.ID {
 			t.Errorf("%s ran, want the second task %s and not the first %s", got, second.ID, first.ID)
 		}
-		if err := r.inspector.RunTask(r.queue, first.ID); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.RunTask(r.queue, first.ID))
 		if got := <-ran; got != first.ID {
 			t.Errorf("%s ran, want the first task %s", got, first.ID)
 		}

@@ -34,9 +34,7 @@ func TestNew_takesAnEnqueuer(t *testing.T) {
 		through := &counting{Enqueuer: r.plain}
 		rule.Queue = r.queue
 		c, err := New(through, r.inspector, r.rdb, Config{Prefix: r.prefix, Rules: []Rule{rule}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		r.must(c.Enqueue(task("once", "7", "")))
 		r.must(c.Enqueue(task("plain", "7", ""), asynq.Queue(r.queue)))
 		if got := strings.Join(through.calls, " "); got != "once plain" {
@@ -53,14 +51,10 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 		r := start(t, s, once)
 		ordered := automutex.Rule{Task: "once", On: []string{"id"}, InOrder: true}
 		through, err := automutex.NewClient(r.rdb, r.plain, automutex.Config{Prefix: r.prefix, Rules: []automutex.Rule{ordered}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		once.Queue = r.queue
 		c, err := New(through, r.inspector, r.rdb, Config{Prefix: r.prefix, Rules: []Rule{once}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		enqueued := []string{"a", "b", "c", "d"}
 		for _, text := range enqueued {
 			info := r.must(c.Enqueue(task("once", "7", text)))

@@ -156,9 +156,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 		asynq.NewTaskWithHeaders("reindex", []byte(`{"id":"a|b"}`), map[string]string{"h": "x y"}), asynq.NewTask("func", []byte(`{"a":"1","b":{"c":1}}`)),
 	} {
 		keys, err := g.Keys(t.Context(), task)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		info := r.must(r.Enqueue(task))
 		if info.ID != claim.TaskID(keys[0]) || info.Queue != r.queue {
 			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])

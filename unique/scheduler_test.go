@@ -34,9 +34,7 @@ func TestDoubledSchedulers(t *testing.T) {
 				}
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		r.serve(func(context.Context, *asynq.Task) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -66,9 +64,7 @@ func TestDoubledSchedulers(t *testing.T) {
 			schedulers = append(schedulers, scheduler)
 		}
 		for _, scheduler := range schedulers {
-			if err := scheduler.Start(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, scheduler.Start())
 		}
 		redistest.Eventually(t, longest, func() bool {
 			mu.Lock()

@@ -31,9 +31,7 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 				IsFailure:      func(err error) bool { return !errors.Is(err, limited) },
 				RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour }, Logger: redistest.Silent{},
 			})
-			if err := server.Start(guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return limited }))); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return limited }))))
 			first := r.must(r.Enqueue(task("price", "7", "first")))
 			r.await(r.queue, first.ID, asynq.TaskStateRetry)
 			server.Shutdown()
@@ -42,9 +40,7 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 			}
 			info, err := r.Enqueue(task("price", "7", "second"))
 			r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateRetry)
-			if err := r.inspector.RunTask(r.queue, first.ID); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, r.inspector.RunTask(r.queue, first.ID))
 			info, err = r.Enqueue(task("price", "7", "third"))
 			r.mustBeDuplicate(info, err, first.ID, asynq.TaskStatePending)
 			if got := texts(r.tasks(r.queue, "price")); !slices.Equal(got, []string{"first"}) {
@@ -61,9 +57,7 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 		r := start(t, s, Rule{Task: "price", On: []string{"id"}, Duplicate: Replace})
 		guard := r.guard(automutex.Rule{Task: "price", On: []string{"id"}, Busy: automutex.RetryIn(time.Hour)})
 		keys, err := guard.Keys(t.Context(), task("price", "7", ""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		locker := lock.New(r.rdb, lock.Options{Prefix: r.prefix})
 		t.Cleanup(func() {
 			if err := locker.Close(); err != nil { // its reader of controls ends here
@@ -71,9 +65,7 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 			}
 		})
 		holder, err := inner.ByKey(locker, keys[0]).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		r.serve(func(context.Context, *asynq.Task) error { return nil }, guard)
 		first := r.must(r.Enqueue(task("price", "7", "first")))
 		r.await(r.queue, first.ID, asynq.TaskStateRetry)

@@ -148,9 +148,7 @@ func checkState(t *testing.T, r *rig, c stateCase) {
 		redistest.Eventually(t, longest, func() bool { _, ok := c.begun.Load(c.taskType); return ok }, "%s having begun", c.taskType)
 	}
 	before, err := r.inspector.GetTaskInfo(c.queue, old.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 
 	began := time.Now()
 	info, err := r.Enqueue(task(c.taskType, "7", "new"), opts...)
@@ -207,14 +205,10 @@ func bring(t *testing.T, r *rig, c stateCase, old *asynq.TaskInfo, opts []asynq.
 	case asynq.TaskStateAggregating:
 		// It loses its group in asynq when it is put off; one that has it comes
 		// from a rule that did not put it off.
-		if err := r.inspector.DeleteTask(old.Queue, old.ID); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.DeleteTask(old.Queue, old.ID))
 		return r.must(r.plain.Enqueue(task(c.taskType, "7", "old"), append(slices.Clone(opts), asynq.Queue(old.Queue), asynq.TaskID(old.ID))...))
 	default:
-		if err := r.inspector.RunTask(old.Queue, old.ID); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.RunTask(old.Queue, old.ID))
 		return old
 	}
 }

@@ -112,18 +112,14 @@ func (w stressWorker) start(rdb redis.UniversalClient) (*asynq.Server, *automute
 func (w stressWorker) process(t *testing.T) (kill func()) {
 	t.Helper()
 	text, err := json.Marshal(w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
 	cmd.Stderr = os.Stderr
 	if _, err := cmd.StdinPipe(); err != nil { // closed when this process ends
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, cmd.Start())
 	var once sync.Once
 	kill = func() {
 		once.Do(func() {

@@ -110,9 +110,7 @@ func TestSupersede_claimIsHandedOn(t *testing.T) {
 			r := start(t, s, rule)
 			old := r.must(r.Enqueue(task("reindex", "7", "old")))
 			if duplicate != Replace {
-				if err := r.inspector.RunTask(r.queue, old.ID); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, r.inspector.RunTask(r.queue, old.ID))
 			}
 			info := r.must(r.Enqueue(task("reindex", "7", "new")))
 			if info.ID == old.ID {

@@ -17,19 +17,13 @@ func blockedKey(t *testing.T, v *site) (key string) {
 	for _, id := range []string{"first", "second", "third"} {
 		note := "default/" + id
 		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByOrder(v.locker, key), note, "n"+id, 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if id == "first" {
 			m := v.locker.Mutex("orders", lock.Parts("7"), lock.Note(note), inner.InOrder(inside.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}))
 			le, err := m.TryLock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			inner.EndOrder(le, inside.OutcomeHeld)
-			if err := le.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.Unlock(t.Context()))
 		}
 	}
 	return key

@@ -23,9 +23,7 @@ func TestClaims(t *testing.T) {
 		v := serve(t, s, Options{Prefix: "a*[b" + redistest.Name(t), Unique: once, Access: func(*http.Request) Access { return AccessOperate }})
 		v.get("/unique").want(200, "Nothing is claimed.")
 		producer, err := unique.New(asynq.NewClientFromRedisClient(v.rdb), asynq.NewInspectorFromRedisClient(v.rdb), v.rdb, unique.Config{Rules: once, Prefix: v.prefix})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if _, err := producer.Enqueue(asynq.NewTask("index", []byte(`{"id": "<7>"}`))); err != nil {
 			t.Fatal(err)
 		}

@@ -15,9 +15,7 @@ import (
 func gateOpen(t *testing.T, m *lock.Lock) bool {
 	t.Helper()
 	info, err := inner.Inspect(context.Background(), m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return info.Gate.OpensIn == 0
 }
 
@@ -29,9 +27,7 @@ func TestDo_breakGate(t *testing.T) {
 		ask := func(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
 		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2), v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
 		lease := v.hold(free)
-		if err := errors.Join(inner.CloseGate(context.Background(), lease, time.Hour), lease.Unlock(context.Background())); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(inner.CloseGate(context.Background(), lease, time.Hour), lease.Unlock(context.Background())))
 		asked := v.get(ask(free)).want(200, "Open the gate of free?", "The gate opens now").without("Nobody gets it until")
 		if gateOpen(t, free) {
 			t.Error("asking has opened the gate")
@@ -43,28 +39,20 @@ func TestDo_breakGate(t *testing.T) {
 		v.confirm(asked, "").want(200, "break failed: nothing was done: its gate is open already")
 
 		lease = v.hold(both)
-		if err := v.hold(both).Cooldown(context.Background(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
 		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200, "Take the lock both from 1 holder?", "Nobody gets it until"), "").want(200, "taken from 1 of 1 holder.").without("gate is open")
 		if gateOpen(t, both) {
 			t.Error("a break of one holder has ended the cooldown")
 		}
-		if err := errors.Join(v.page.locker.Mutex("both").Delete(context.Background())); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(v.page.locker.Mutex("both").Delete(context.Background())))
 		v.hold(both)
-		if err := v.hold(both).Cooldown(context.Background(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
 		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and end its cooldown?"), "").want(200, "taken from 1 of 1 holder. Its gate is open.")
 		if !gateOpen(t, both) {
 			t.Error("the cooldown goes on")
 		}
 
-		if err := v.hold(rated).Unlock(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, v.hold(rated).Unlock(context.Background()))
 		v.get(ask(rated)).want(409, "Its rate is used up, which a break leaves as it is.")
 	})
 }
@@ -79,9 +67,7 @@ func TestDo_deleteWhatWasShown(t *testing.T) {
 		v.get(ask).want(409, "Nobody holds")
 		first := v.hold(m)
 		asked := v.get(ask).want(200, "Delete the lock a with its line?", "When somebody else holds the lock by then")
-		if err := first.Unlock(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, first.Unlock(context.Background()))
 		v.confirm(asked, "").want(200, "delete failed: nothing was done: the lock is not there any more")
 		second := v.hold(m)
 		v.confirm(asked, "").want(200, "delete failed: nothing was done: somebody else holds the lock now")
@@ -97,9 +83,7 @@ func TestDo_deleteWhatWasShown(t *testing.T) {
 		}
 		v.confirm(v.get(ask), "").want(200, "The lock and its line were deleted.")
 		third := v.hold(m)
-		if err := errors.Join(inner.CloseGate(context.Background(), third, time.Hour), third.Unlock(context.Background())); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(inner.CloseGate(context.Background(), third, time.Hour), third.Unlock(context.Background())))
 		v.confirm(v.get(ask).want(200, "When somebody holds the lock by then"), "").want(200, "The lock and its line were deleted.")
 		if !gateOpen(t, m) {
 			t.Error("the hold is still there")
@@ -115,13 +99,9 @@ func TestDo_resume(t *testing.T) {
 			return v.confirm(v.get("/locks/do?action=resume&target=report"), "")
 		}
 		resume().want(200, "resume failed: nothing was done: report is not paused").without("not paused any more")
-		if err := v.locker.Controls().Pause(context.Background(), "report", time.Time{}, ""); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, v.locker.Controls().Pause(context.Background(), "report", time.Time{}, ""))
 		resume().want(200, "report is not paused any more.")
-		if err := s.Client(t).HSet(context.Background(), v.prefix+":{control}", "report", `{"v":9}`).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, s.Client(t).HSet(context.Background(), v.prefix+":{control}", "report", `{"v":9}`).Err())
 		resume().want(200, "The entry of report, which could not be read and was not in force, is removed.")
 		resume().want(200, "nothing was done: report is not paused")
 	})

@@ -71,18 +71,14 @@ func fleetOf(t testing.TB, rdb redis.UniversalClient, prefix string, n int) {
 	ctx := context.Background()
 	rules := []fleet.Rule{{Name: "report", Task: "report", On: []string{"tenant"}, Limit: 1, TTL: 30 * time.Second, Busy: "park"}}
 	text, err := json.Marshal(rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	hash, now := fleet.Hash(rules), rdb.Time(ctx).Val()
 	pipe := rdb.Pipeline()
 	pipe.Set(ctx, prefix+":{fleet}:rules:"+hash, text, 15*time.Minute)
 	for i := range n {
 		id := fmt.Sprintf("process-%d", i)
 		process, err := json.Marshal(fleet.Process{ID: id, Kind: fleet.Worker, Owner: fmt.Sprintf("<worker>-%d:1", i), Started: now, Hash: hash})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		pipe.Set(ctx, prefix+":{fleet}:process:"+id, process, 15*time.Minute)
 		pipe.ZAdd(ctx, prefix+":{fleet}:processes", redis.Z{Score: float64(now.UnixMilli()), Member: id})
 	}

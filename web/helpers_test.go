@@ -39,9 +39,7 @@ func serve(t testing.TB, s *redistest.Server, o Options) *site {
 	o.Logger = slog.New(slog.DiscardHandler)
 	rdb := s.Client(t)
 	handler, err := New(rdb, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	v := &site{t: t, rdb: rdb, prefix: o.Prefix, page: handler.(*page)}
 	if o.Inspector == nil {
 		v.page.states.within = patience // on a busy machine a state may take more than a second

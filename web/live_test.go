@@ -84,9 +84,7 @@ func TestLive(t *testing.T) {
 		v.wait(m)
 		await(t, keys, "<b>1</b> in line")
 		await(t, key, "<dt>In line</dt><dd>1</dd>")
-		if err := lease.Unlock(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, lease.Unlock(context.Background()))
 	})
 }
 
@@ -97,9 +95,7 @@ func TestLive_close(t *testing.T) {
 	v := serve(t, redistest.Mini(t), Options{})
 	messages := v.stream(context.Background(), "/live?view=keys")
 	await(t, messages, "locks")
-	if err := v.page.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, v.page.Close())
 	deadline := time.After(patience)
 	for open := true; open; {
 		select {

@@ -67,9 +67,7 @@ func enqueued(b *testing.B, s *redistest.Server, n int) (ids []string) {
 	inspector := asynq.NewInspectorFromRedisClient(s.Client(b))
 	for range n {
 		info, err := client.Enqueue(asynq.NewTask("bench", nil), asynq.ProcessIn(time.Hour))
-		if err != nil {
-			b.Fatal(err)
-		}
+		redistest.Must(b, err)
 		b.Cleanup(func() {
 			if err := inspector.DeleteTask("default", info.ID); err != nil {
 				b.Error(err)
@@ -89,13 +87,9 @@ func watch(b *testing.B, s *redistest.Server, v *site, locks int, views []string
 		var watching sync.WaitGroup // of the viewers, who end with ctx
 		for _, view := range views {
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.server.URL+"/live?"+view, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
 			resp, err := v.server.Client().Do(req)
-			if err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
 			watching.Go(func() { _, _ = io.Copy(io.Discard, resp.Body); _ = resp.Body.Close() })
 		}
 		redistest.Eventually(b, patience, func() bool {
@@ -115,16 +109,12 @@ func watch(b *testing.B, s *redistest.Server, v *site, locks int, views []string
 func redisCPU(b *testing.B, rdb redis.UniversalClient) (used time.Duration) {
 	b.Helper()
 	info, err := rdb.Info(context.Background(), "cpu").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if name == "used_cpu_sys" || name == "used_cpu_user" {
 			seconds, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
 			used += time.Duration(seconds * float64(time.Second))
 		}
 	}
@@ -135,8 +125,6 @@ func redisCPU(b *testing.B, rdb redis.UniversalClient) (used time.Duration) {
 func ownCPU(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

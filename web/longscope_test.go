@@ -27,9 +27,7 @@ func TestRules_longScope(t *testing.T) {
 		v.hold(m)
 		v.get(keyPath(m.Key())).want(200, "rule <bdi>"+name+"</bdi>")
 		v.get("/do?action=pause&target=" + url.QueryEscape(scope)).want(200).without("anyway")
-		if err := v.locker.Controls().Pause(t.Context(), scope, time.Time{}, ""); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, v.locker.Controls().Pause(t.Context(), scope, time.Time{}, ""))
 		v.find("/rules", `<bdi>`+name+`</bdi></a> <span class="tag order">paused</span>`)
 	}
 }

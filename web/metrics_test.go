@@ -32,9 +32,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
 		}
 		top, err := New(v.rdb, Options{Prefix: v.prefix, Rules: rules, MetricsKeys: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer func() {
 			if err := top.(*page).Close(); err != nil {
 				t.Error(err)

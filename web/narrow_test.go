@@ -144,13 +144,9 @@ func BenchmarkNarrowed(b *testing.B) {
 	for _, form := range []string{"", "q=tenant-0999", "q=*tenant-*99", "rule=mail:", "waiting=1", "longer=1m"} {
 		b.Run(form, func(b *testing.B) {
 			values, err := url.ParseQuery(form)
-			if err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
 			q, err := parseKeysQuery(values)
-			if err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
 			b.ReportAllocs()
 			for b.Loop() {
 				view := &keysView{Query: q, frame: frame{Now: now}}

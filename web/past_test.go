@@ -27,9 +27,7 @@ func TestRecorder(t *testing.T) {
 		ctx, prefix, rdb := context.Background(), redistest.Name(t), s.Client(t)
 		quiet := slog.New(slog.DiscardHandler)
 		worker, err := record.New(rdb, record.Options{Prefix: prefix, Logger: quiet})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		key := keytext.Key(prefix, "report", "acme")
 		for range 3000 {
 			worker.Observe(ctx, automutex.Event{Kind: automutex.EventAcquired, Rule: "reports", Waited: 3 * time.Second})
@@ -37,9 +35,7 @@ func TestRecorder(t *testing.T) {
 		for range 45 {
 			worker.Observe(ctx, automutex.Event{Kind: automutex.EventBusy, Rule: "reports", Key: key, Queue: "q", TaskID: "<b>", Policy: automutex.Park, Busy: &automutex.BusyError{Holder: "w1"}})
 		}
-		if err := worker.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, worker.Close())
 		// The counts are of a complete minute, and recording began an hour ago.
 		now := time.Now().Unix() / 60
 		minute := func(n int64) string { return prefix + ":{stats}:minute:" + strconv.FormatInt(n, 10) }
@@ -51,9 +47,7 @@ func TestRecorder(t *testing.T) {
 		rdb.HIncrBy(ctx, minute(now-60), "busy other", 1)
 		options := func() Options {
 			r, err := record.New(rdb, record.Options{Prefix: prefix, Logger: quiet})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return Options{Prefix: prefix, Recorder: r, User: func(*http.Request) string { return "ann" }, Access: func(*http.Request) Access { return AccessOperate },
 				Rules: []automutex.Rule{{Name: "reports", Task: "report", Scope: "report", On: []string{"tenant"}}}}
 		}
@@ -74,9 +68,7 @@ func recorded(t *testing.T, s *redistest.Server, hook redis.Hook) (*site, *recor
 	rdb, prefix := s.Client(t), redistest.Name(t)
 	rdb.AddHook(hook)
 	r, err := record.New(rdb, record.Options{Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return serve(t, s, Options{Prefix: prefix, Recorder: r, Access: func(*http.Request) Access { return AccessOperate }}), r
 }
 
@@ -114,9 +106,7 @@ func TestTimeline_actionAmongBusy(t *testing.T) {
 	key := keytext.Key(v.prefix, target, "acme")
 	v.post("/do", url.Values{"action": {"limit"}, "target": {target}, "limit": {"7"}, "why": {"a larger plan"}}).want(303)
 	for range mostRead {
-		if err := r.Write(ctx, record.Entry{At: time.Now(), Kind: "busy", Key: key}); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.Write(ctx, record.Entry{At: time.Now(), Kind: "busy", Key: key}))
 	}
 	for _, page := range []string{"its own", "another"} {
 		if page == "another" {
@@ -144,9 +134,7 @@ func TestTimeline_readDuringTheWrite(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.write(ctx, Action{At: time.Now(), Do: doLimit, Target: "report"}); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, p.write(ctx, Action{At: time.Now(), Do: doLimit, Target: "report"}))
 	if its, err := p.about(ctx, "report"); err != nil || len(its) != 1 {
 		t.Errorf("%v, %+v", err, its)
 	}

@@ -90,9 +90,7 @@ func TestRuns_seen(t *testing.T) {
 		lease := v.hold(m)
 		v.wait(v.locker.Mutex("report", lock.Note("q/waits")))
 		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, `class="wait open" x=`, "Seen by this page since", "Config.History", `data-name="Outcome">runs</td>`, `data-name="Outcome">waits</td>`)
-		if err := lease.Unlock(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, lease.Unlock(context.Background()))
 		// The one who waited gets the lock and gives it back: the first one has ended in any case.
 		v.find(keyPath(m.Key()), `data-name="Outcome">ended</td>`).want(200, "q/holds on worker-1:4242")
 	})

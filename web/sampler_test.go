@@ -80,9 +80,7 @@ func TestRefresh(t *testing.T) {
 	if got[0].Held != 1 || got[0].Owner != "worker-1:4242" || got[1].Held != 0 || got[1].Key != old[1].Key {
 		t.Errorf("renewed: %+v", got)
 	}
-	if err := lease.Unlock(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, lease.Unlock(context.Background()))
 	s.single.mu.Lock()
 	s.single.seen = nil
 	s.single.since, s.single.spent = time.Now().Add(time.Hour), refreshBudget

@@ -159,16 +159,12 @@ func TestHostileText(t *testing.T) {
 		hostile := `<script>alert(1)</script>"'><img/src=x>` + "\u202e\u0000"
 		key := v.prefix + `:{<script>alert(1)</script>"'>&javascript:}`
 		m := inner.ByKey(v.locker, key)
-		if err := inner.LockErr(m); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, inner.LockErr(m))
 		v.hold(m)
 		labelled := lock.New(v.rdb, lock.Options{Prefix: v.prefix, Owner: hostile})
 		defer labelled.Close()
 		its, err := labelled.Mutex("labelled", lock.Note(hostile)).TryLock(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer its.Unlock(context.Background())
 		planted := v.prefix + ":{" + strings.Repeat("<b>"+hostile, 100) + "}" // no lock's key, and 4 kB of it
 		if err := v.rdb.Copy(context.Background(), key, planted, 0, true).Err(); err != nil && s.Kind() == redistest.KindReal {
@@ -176,9 +172,7 @@ func TestHostileText(t *testing.T) {
 		}
 		other := v.locker.Mutex("x")
 		lease, err := inner.ByKey(v.locker, other.Key()).TryLock(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer lease.Unlock(context.Background())
 		for _, path := range []string{"/", "/keys?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/keys?longer=%3Cscript%3E", "/keys?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(labelled.Mutex("labelled").Key()), keyPath(planted), "/live%3Cscript%3E"} {
 			a := v.get(path)
@@ -193,18 +187,14 @@ func TestHostileText(t *testing.T) {
 func TestAssets_asPublished(t *testing.T) {
 	t.Parallel()
 	list, err := os.ReadFile("assets/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	rows := regexp.MustCompile(`(?m)^\| (\S+) \| \[.* ([0-9a-f]{64}) \|$`).FindAllStringSubmatch(string(list), -1)
 	if len(rows) != 4 {
 		t.Fatalf("%d files are listed, want 4", len(rows))
 	}
 	for _, row := range rows {
 		body, err := os.ReadFile("assets/" + row[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != row[2] {
 			t.Errorf("%s is not what its package publishes: SHA-256 %x", row[1], sum)
 		}

@@ -20,9 +20,7 @@ import (
 func TestControls_failureShared(t *testing.T) {
 	t.Parallel()
 	v := serve(t, redistest.Real(t), Options{})
-	if err := v.locker.Controls().Pause(context.Background(), "a", time.Time{}, "by a test"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, v.locker.Controls().Pause(context.Background(), "a", time.Time{}, "by a test"))
 	var refused atomic.Int32
 	var heals atomic.Bool
 	hook := &redistest.FailHook{}

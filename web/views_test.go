@@ -50,9 +50,7 @@ func TestDo_controls(t *testing.T) {
 		ctx := context.Background()
 		list := func() []lock.Control {
 			all, err := v.locker.Controls().List(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return all
 		}
 		v.get("/locks/do?action=pause&target=report").want(200, "Pause report?", "within two seconds", `name="for"`)
@@ -98,12 +96,8 @@ func TestRules_pauseAndLimit(t *testing.T) {
 			t.Cleanup(func() { _ = l.Close() })
 			return l.Controls()
 		}
-		if err := controlsOf("ann").Pause(t.Context(), "report", time.Time{}, "repair"); err != nil {
-			t.Fatal(err)
-		}
-		if err := controlsOf("bob").SetLimit(t.Context(), "report", 7, "a larger plan"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, controlsOf("ann").Pause(t.Context(), "report", time.Time{}, "repair"))
+		redistest.Must(t, controlsOf("bob").SetLimit(t.Context(), "report", 7, "a larger plan"))
 		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keytext.Key(v.prefix, "report", "acme"))} {
 			a := v.find(path, "bob").want(200)
 			for _, pattern := range []string{
@@ -132,9 +126,7 @@ func TestUnique(t *testing.T) {
 		v := serve(t, s, Options{RootPath: "/locks", Rules: rules, Unique: once, Audit: seen.note, Access: func(*http.Request) Access { return AccessOperate }})
 		client := asynq.NewClientFromRedisClient(v.rdb)
 		producer, err := unique.New(client, asynq.NewInspectorFromRedisClient(v.rdb), v.rdb, unique.Config{Rules: once, Prefix: v.prefix})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		ask := func(task, payload string) answer {
 			return v.post("/locks/unique", url.Values{"type": {task}, "payload": {payload}})
 		}

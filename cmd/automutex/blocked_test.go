@@ -21,9 +21,7 @@ func testBlocked(t *testing.T, b binary) {
 	rdb := s.Client(t)
 	cfg := automutex.Config{Rules: []automutex.Rule{{Task: "pay", On: []string{"order"}, InOrder: true}}, Logger: slog.New(slog.DiscardHandler)}
 	guard, err := automutex.New(rdb, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	done := make(chan string, 1)
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency: 2, TaskCheckInterval: 10 * time.Millisecond, DelayedTaskCheckInterval: 100 * time.Millisecond, LogLevel: asynq.FatalLevel,
@@ -35,18 +33,14 @@ func testBlocked(t *testing.T, b binary) {
 		done <- "second"
 		return nil
 	})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = guard.Close(context.Background()); server.Shutdown() })
 	uri := []string{"--uri", "redis://" + s.Addr()}
 	if r := b.run(t, append(uri, "blocked")...); r.exit != exitOK || !strings.Contains(r.stderr, "no ordered key") {
 		t.Errorf("%+v", r)
 	}
 	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, id := range []string{"first", "second"} {
 		if _, err := client.Enqueue(asynq.NewTask("pay", []byte(`{"order":7}`)), asynq.TaskID(id), asynq.MaxRetry(0)); err != nil {
 			t.Fatal(err)

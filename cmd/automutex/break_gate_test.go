@@ -20,9 +20,7 @@ func testBreakGate(t *testing.T, b binary) {
 		take := func(name string, options ...lock.Option) *lock.Lease {
 			t.Helper()
 			lease, err := tr.others.Semaphore(name, 2, options...).TryLock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return lease
 		}
 		closed := func(name string, want bool) {
@@ -33,9 +31,7 @@ func testBreakGate(t *testing.T, b binary) {
 			}
 		}
 		held := take("free")
-		if err := errors.Join(inner.CloseGate(t.Context(), held, time.Hour), held.Unlock(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(inner.CloseGate(t.Context(), held, time.Hour), held.Unlock(t.Context())))
 		b.run(t, tr.flags("list")...).want(t, exitOK, keytext.Key(tr.prefix, "free"), "(closed)")
 		b.run(t, tr.flags("show", "free")...).want(t, exitOK, "held by 0", "nobody starts for", "closed")
 		b.run(t, tr.flags("show", "free", "--json")...).want(t, exitOK, `"closed":"closed"`)
@@ -50,9 +46,7 @@ func testBreakGate(t *testing.T, b binary) {
 		b.run(t, tr.flags("show", "free")...).wantError(t, exitNo, "nobody holds or waits for")
 
 		stays, cools := take("both"), take("both")
-		if err := cools.Cooldown(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, cools.Cooldown(t.Context(), time.Hour))
 		r = b.runWith(t, "y\n", nil, tr.flags("break", "both")...)
 		if r.exit != exitOK || !strings.HasSuffix(r.stdout, "\nbroken: 1 of 1\nended: the cooldown\n") || !strings.Contains(r.stderr, "Take the lock from 1 holder, and end the cooldown? [y/N]") {
 			t.Errorf("%d\n%s\n%s", r.exit, r.stdout, r.stderr)
@@ -63,18 +57,14 @@ func testBreakGate(t *testing.T, b binary) {
 		}
 
 		one := take("one")
-		if err := inner.CloseGate(t.Context(), one, time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, inner.CloseGate(t.Context(), one, time.Hour))
 		b.run(t, tr.flags("break", "one", "--yes", "--holder", one.Token())...).want(t, exitOK, "broken: 1 of 1", "the closed gate goes on; break without --holder ends it")
 		closed("one", true)
 
 		for _, hold := range []bool{true, false} {
 			rated := take("rated", lock.Rate(2, 2*time.Hour, 2))
 			if !hold {
-				if err := rated.Unlock(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, rated.Unlock(t.Context()))
 				b.run(t, tr.flags("break", "rated", "--yes")...).wantError(t, exitNo, "its rate is used up, which break leaves as it is")
 				closed("rated", true)
 				break

@@ -80,16 +80,10 @@ func testBreakAsks(t *testing.T, b binary) {
 	// Interrupted at the question.
 	cmd := b.command(t, nil, flags...)
 	stdin, err := cmd.StdinPipe() // stays open and says nothing
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
+	redistest.Must(t, cmd.Start())
 	var said strings.Builder
 	buffer := make([]byte, 100)
 	for !strings.Contains(said.String(), "[y/N]") {
@@ -99,9 +93,7 @@ func testBreakAsks(t *testing.T, b binary) {
 		}
 		said.Write(buffer[:n])
 	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, cmd.Process.Signal(os.Interrupt))
 	_ = cmd.Wait()
 	_ = stdin.Close()
 	if cmd.ProcessState.ExitCode() != exitNo {
@@ -147,15 +139,11 @@ func testBreakHangs(t *testing.T, b binary) {
 	proxy := redistest.NewProxy(t, tr.server.Addr())
 	cmd := b.command(t, nil, "break", "work|7", "--prefix", tr.prefix, "--uri", proxy.Addr(), "--timeout", "1s")
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	var stdout, stderr strings.Builder
 	question := &prompt{w: &stderr, seen: make(chan struct{}), text: "[y/N]"}
 	cmd.Stdout, cmd.Stderr = &stdout, question
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, cmd.Start())
 	select {
 	case <-question.seen:
 	case <-time.After(patience):

@@ -91,9 +91,7 @@ func testControlsUnreadable(t *testing.T, b binary) {
 	s := redistest.Real(t)
 	tr := start(t, s, wait)
 	key := tr.prefix + ":{control}"
-	if err := s.Client(t).Set(t.Context(), key, "x", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Client(t).Set(t.Context(), key, "x", time.Hour).Err())
 	for _, args := range [][]string{{"controls"}, {"pause", "work"}, {"resume", "work"}, {"limit", "work", "2"}} {
 		r := b.run(t, tr.flags(args...)...)
 		r.wantError(t, exitRedis, "something else than controls is stored under \""+key+"\"")
@@ -103,12 +101,8 @@ func testControlsUnreadable(t *testing.T, b binary) {
 	if r := b.run(t, tr.flags("list")...); r.exit != exitOK {
 		t.Errorf("list: %d, %q", r.exit, r.stderr)
 	}
-	if err := s.Client(t).Del(t.Context(), key).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Client(t).HSet(t.Context(), key, "work", "garbage").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Client(t).Del(t.Context(), key).Err())
+	redistest.Must(t, s.Client(t).HSet(t.Context(), key, "work", "garbage").Err())
 	if r := b.run(t, tr.flags("controls")...); r.exit != exitOK || !strings.Contains(r.stderr, "the entry of work is not in force: it is no entry of automutex; resume removes it") {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
@@ -141,9 +135,7 @@ func testControlMistakes(t *testing.T, b binary) {
 	}
 	// With the rules, a scope that none of them has is said.
 	file := filepath.Join(t.TempDir(), "automutex.yaml")
-	if err := os.WriteFile(file, []byte("prefix: "+tr.prefix+"\nrules:\n  - task: work\n    on: [id]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(file, []byte("prefix: "+tr.prefix+"\nrules:\n  - task: work\n    on: [id]\n"), 0o600))
 	b.run(t, tr.flags("pause", "elsewhere", "--rules", file)...).wantError(t, exitNo, "No rule has the scope of elsewhere; nor is there such a lock now; --force")
 	b.run(t, tr.flags("pause", "wirk|1", "--rules", file)...).wantError(t, exitNo, "did you mean work|1?")
 	b.run(t, tr.flags("pause", "elsewhere", "--force", "--rules", file)...).want(t, exitOK, "elsewhere is paused")
@@ -153,9 +145,7 @@ func testControlMistakes(t *testing.T, b binary) {
 	b.run(t, tr.flags("doctor", file)...).want(t, exitOK, "no rule has the scope of elsewhere")
 
 	// What a newer version wrote is told, and removed by resume.
-	if err := s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "odd", `{"v":9}`).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "odd", `{"v":9}`).Err())
 	if r := b.run(t, tr.flags("controls")...); r.exit != exitOK || !strings.Contains(r.stderr, "the entry of odd is not in force: it was written by a newer version") {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
@@ -163,9 +153,7 @@ func testControlMistakes(t *testing.T, b binary) {
 	b.run(t, tr.flags("resume", "odd")...).want(t, exitOK, "removed: the entry of odd, which was not in force")
 	b.run(t, tr.flags("resume", "odd")...).wantError(t, exitNo, "odd is not paused")
 	b.run(t, tr.flags("doctor")...).want(t, exitOK)
-	if err := s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "a{b", "junk").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "a{b", "junk").Err())
 	b.run(t, tr.flags("resume", "a{b")...).want(t, exitOK, "removed: the entry of a{b, which was not in force")
 }
 
@@ -176,9 +164,7 @@ func testControlRules(t *testing.T, b binary) {
 	write := func(more string) string {
 		file := filepath.Join(t.TempDir(), "automutex.yaml")
 		text := "prefix: " + tr.prefix + "\n" + more + "rules:\n  - task: \"mail:\"\n    on: [id]\n  - task: report\n    on: [tenant, kind]\n"
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.WriteFile(file, []byte(text), 0o600))
 		return file
 	}
 	plain, hashed := write(""), write("hash_keys: a secret of some length\n")

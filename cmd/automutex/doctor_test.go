@@ -68,9 +68,7 @@ func testDoctorSettings(t *testing.T, b binary) {
 	has(t, all, doctor.Note, "persistence", "snapshots only (save \"60 1000\"): a crash forgets the locks, pauses and limits of the last minutes")
 	rdb := s.Client(t)
 	for _, setting := range [][2]string{{"maxmemory", "100mb"}, {"maxmemory-policy", "volatile-ttl"}, {"save", ""}} {
-		if err := rdb.ConfigSet(t.Context(), setting[0], setting[1]).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.ConfigSet(t.Context(), setting[0], setting[1]).Err())
 	}
 	r := b.run(t, append([]string{"doctor", "--json"}, where(s)...)...)
 	r.want(t, exitNo)
@@ -87,9 +85,7 @@ func testDoctorRights(t *testing.T, b binary) {
 	rdb := s.Client(t)
 	as := func(rules string) []string {
 		t.Helper()
-		if err := rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "limited", "reset", "on", ">secret"}, toAny(strings.Fields(rules))...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "limited", "reset", "on", ">secret"}, toAny(strings.Fields(rules))...)...).Err())
 		return append(where(s), "--username", "limited", "--password", "secret")
 	}
 	all := findings(t, b, exitNo, as("~automutex:* &automutex:* +@all -zrank -evalsha -info -config")...)
@@ -112,9 +108,7 @@ func testDoctorRights(t *testing.T, b binary) {
 
 	// The documented rights suffice for the commands, too.
 	page, err := os.ReadFile("../../docs/redis.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	_, line, _ := strings.Cut(string(page), "ACL SETUSER automutex on >password ")
 	line, _, _ = strings.Cut(line, "\n")
 	documented := as(line + " +info +config|get")
@@ -319,9 +313,7 @@ func testDoctorPark(t *testing.T, _ binary) {
 		all, err := doctor.Examine(t.Context(), tr.server.Client(t), doctor.Options{
 			Prefix: tr.prefix, Timeout: patience, Config: &cfg, Tasks: 1, TaskCheckInterval: checkEvery,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return slices.DeleteFunc(all, func(f doctor.Finding) bool { return f.What != "Park" })
 	}
 	has(t, examine(24*365*time.Hour), doctor.Note, "Park", `rule "report:": only 1 of its keys are held now`)

@@ -36,12 +36,8 @@ func testList(t *testing.T, b binary) {
 		tr.holds("one")
 		tr.holds("two")
 		lease, err := tr.others.Mutex("cron", lock.Note("by hand\x1b[2J")).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := lease.Cooldown(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, lease.Cooldown(t.Context(), time.Hour))
 
 		r := b.run(t, tr.flags("list")...).want(t, exitOK, "KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE")
 		if strings.Contains(r.stdout, "\x1b") {
@@ -92,9 +88,7 @@ func testListFilters(t *testing.T, b binary) {
 	tr.enqueue("second", "work", `{"id": "a/1"}`)
 	tr.line(1, "work", "a/1")
 	other, err := tr.others.Mutex("other").TryLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() { _ = other.Unlock(t.Context()) }()
 	const work, both, neither = "work|a/1", "work|a/1 other", ""
 	for args, want := range map[string]string{
@@ -144,9 +138,7 @@ end`
 			t.Fatal(err)
 		}
 	}
-	if err := rdb.ConfigResetStat(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.ConfigResetStat(t.Context()).Err())
 	r := b.run(t, append([]string{"list"}, where(s)...)...).want(t, exitOK)
 	if rows := strings.Count(r.stdout, "\n"); rows != many+1 {
 		t.Errorf("%d rows, want %d and a header", rows, many)
@@ -192,9 +184,7 @@ func testShow(t *testing.T, b binary) {
 
 		// What is no task, or is one no more.
 		plain, err := tr.others.Mutex("plain", lock.Note("default/gone")).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		t.Cleanup(func() { _ = plain.Unlock(t.Context()) })
 		b.run(t, tr.flags("show", "plain")...).want(t, exitOK, "not in asynq", plain.Token())
 
@@ -226,9 +216,7 @@ func testSweep(t *testing.T, b binary) {
 		rdb := s.Client(t)
 		for i := range 3 { // three that died an hour ago
 			key := keytext.Key(tr.prefix, fmt.Sprint("dead", i))
-			if err := rdb.ZAdd(t.Context(), key, redis.Z{Score: float64(time.Now().Add(-time.Hour).UnixMilli()), Member: "h:x.3000.1|dead|"}).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.ZAdd(t.Context(), key, redis.Z{Score: float64(time.Now().Add(-time.Hour).UnixMilli()), Member: "h:x.3000.1|dead|"}).Err())
 		}
 		if got := b.run(t, tr.flags("sweep")...).want(t, exitOK).stdout; got != "removed: 3\n" {
 			t.Errorf("got %q", got)

@@ -169,8 +169,6 @@ func lines[T any](t *testing.T, text string) (all []T) {
 func file(t *testing.T, content string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "rules.yaml")
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(name, []byte(content), 0o600))
 	return name
 }

@@ -23,9 +23,7 @@ func scriptCommands(t *testing.T) (commands []string) {
 	call := regexp.MustCompile(`redis\.p?call\('(\w+)'`)
 	for _, f := range files {
 		source, err := os.ReadFile("../../internal/wire/lua/" + f.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for _, m := range call.FindAllStringSubmatch(string(source), -1) {
 			commands = append(commands, strings.ToLower(m[1]))
 		}
@@ -61,9 +59,7 @@ func testHelp(t *testing.T, b binary) {
 // commands and their flags, the columns, and the slips that it makes.
 func testReadme(t *testing.T, b binary) {
 	data, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	readme := string(data)
 	_, rules, _ := strings.Cut(readme, "```yaml\n")
 	rules, _, _ = strings.Cut(rules, "```")
@@ -77,17 +73,13 @@ func testReadme(t *testing.T, b binary) {
 			}
 		}
 	}
-	if err := os.WriteFile(name, []byte(rules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(name, []byte(rules), 0o600))
 	r := b.run(t, "check", name).want(t, exitOK)
 	inReadme(r, r.stdout)
 	r = b.run(t, "key", name, "--type", "github:push", "--payload", `{"repository": {"full_name": "octo/hello"}}`).want(t, exitOK)
 	inReadme(r, r.stdout)
 	slips := strings.NewReplacer("limit: 3", "limt: 3", "retry_in: 30s", "retry_in: 30").Replace(rules)
-	if err := os.WriteFile(name, []byte(slips), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(name, []byte(slips), 0o600))
 	r = b.run(t, "check", name).want(t, exitNo)
 	inReadme(r, r.stderr)
 
@@ -171,9 +163,7 @@ func testArguments(t *testing.T, b binary) {
 	}
 	// A key of another type is no lock.
 	key := "automutex:{" + redistest.Name(t) + "}"
-	if err := s.Client(t).Set(t.Context(), key, "text", time.Minute).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Client(t).Set(t.Context(), key, "text", time.Minute).Err())
 	b.run(t, append([]string{"show", key}, where(s)...)...).wantError(t, exitRedis, "WRONGTYPE")
 	b.run(t, append([]string{"break", key, "--yes"}, where(s)...)...).wantError(t, exitRedis, "WRONGTYPE")
 }
@@ -227,9 +217,7 @@ func testHangingRedis(t *testing.T, b binary) {
 
 func testWrongPassword(t *testing.T, b binary) {
 	s := redistest.StartReal(t)
-	if err := s.Client(t).ConfigSet(t.Context(), "requirepass", "right").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Client(t).ConfigSet(t.Context(), "requirepass", "right").Err())
 	for _, command := range online(t) {
 		for _, flags := range [][]string{nil, {"--password", "wrong"}} {
 			b.run(t, append(append(command, "--uri", s.Addr()), flags...)...).wantError(t, exitRedis, "refuses user or password")
@@ -251,9 +239,7 @@ func testConnection(t *testing.T, b binary) {
 	socket := t.TempDir() + "/redis.sock"
 	s := redistest.StartReal(t, "--unixsocket", socket)
 	rdb := s.Client(t)
-	if err := rdb.Do(t.Context(), "SELECT", 3).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Do(t.Context(), "SELECT", 3).Err())
 	tr := start(t, redistest.Cluster(t), wait)
 	tr.enqueue("first", "work", `{"id": 7}`)
 	tr.holds("first")

@@ -20,9 +20,7 @@ func TestWeb_listenerFails(t *testing.T) {
 	t.Parallel()
 	newPage := func() http.Handler {
 		page, err := web.New(redistest.Real(t).Client(t), web.Options{Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return page
 	}
 	isClosed := func(page http.Handler) {
@@ -34,9 +32,7 @@ func TestWeb_listenerFails(t *testing.T) {
 		}
 	}
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	page := newPage()
 	w := &webCommand{app: &app{out: io.Discard, errs: io.Discard}, listen: listener.Addr().String()}
 	ended := make(chan error, 1)
@@ -44,9 +40,7 @@ func TestWeb_listenerFails(t *testing.T) {
 	defer cancel()
 	go func() { ended <- w.serveOn(ctx, page, listener) }() // ends with the listener, or with ctx
 	live, err := http.Get("http://" + w.listen + "/live?view=keys")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer live.Body.Close()
 
 	other := newPage()
@@ -55,9 +49,7 @@ func TestWeb_listenerFails(t *testing.T) {
 	}
 	isClosed(other)
 
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, listener.Close())
 	if err := <-ended; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("the command ends with %v, want the listener's error", err)
 	}

@@ -39,18 +39,14 @@ func start(t *testing.T, s *redistest.Server, rules ...automutex.Rule) *traffic 
 	rdb := s.Client(t)
 	quiet := slog.New(slog.DiscardHandler)
 	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet, Private: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	tr.client = asynq.NewClientFromRedisClient(rdb)
 	tr.others = lock.New(rdb, lock.Options{Prefix: tr.prefix, Owner: "somebody", Logger: quiet})
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency: 10, Queues: map[string]int{tr.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
 		ShutdownTimeout: patience, Logger: redistest.Silent{},
 	}))
-	if err := server.Start(guard.Middleware(asynq.HandlerFunc(tr.handle))); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(tr.handle))))
 	t.Cleanup(func() {
 		close(tr.release)
 		closed := make(chan error, 1) // Close beside Shutdown, as in the guide

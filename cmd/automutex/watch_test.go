@@ -115,9 +115,7 @@ func testWatchTerminal(t *testing.T, b binary) {
 			t.Errorf("a row of %d columns on a screen of 60, or one that is not cleared: %q", len([]rune(text)), row)
 		}
 	}
-	if err := pty.Setsize(tm.pty, &pty.Winsize{Cols: 400, Rows: 30}); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, pty.Setsize(tm.pty, &pty.Winsize{Cols: 400, Rows: 30}))
 	tm.shows(t, len(tm.text()), tr.queue+"/4")
 
 	if _, err := io.WriteString(tm.pty, "\x03"); err != nil { // Ctrl-C
@@ -160,12 +158,8 @@ func testWatchOutage(t *testing.T, b binary) {
 	var stderr bytes.Buffer
 	plain.Stderr = &stderr
 	stdout, err := plain.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := plain.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
+	redistest.Must(t, plain.Start())
 	if _, err := io.ReadFull(stdout, make([]byte, 10)); err != nil {
 		t.Fatal(err)
 	}

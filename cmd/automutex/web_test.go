@@ -27,14 +27,10 @@ func startWeb(t *testing.T, b binary, env []string, args ...string) served {
 	t.Helper()
 	cmd := b.command(t, env, append([]string{"web", "--listen", "127.0.0.1:0"}, args...)...)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, cmd.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	_, at, ok := strings.Cut(strings.TrimSpace(line), "the page is at ")
 	if err != nil || !ok {
@@ -95,14 +91,10 @@ func testWeb(t *testing.T, b binary) {
 		t.Errorf("under another host's name: status %d, want %d", status, http.StatusMisdirectedRequest)
 	}
 	live, err := http.Get(w.url + "live?view=keys")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer live.Body.Close()
 	began := time.Now()
-	if err := w.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, w.cmd.Process.Signal(syscall.SIGINT))
 	if err := w.cmd.Wait(); err != nil {
 		t.Errorf("after an interrupt: %v", err)
 	}
@@ -126,9 +118,7 @@ func testWebLogin(t *testing.T, b binary) {
 			t.Errorf("%s:%s gets %d, want %d", c.user, c.password, status, c.want)
 		}
 	}
-	if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, w.cmd.Process.Signal(syscall.SIGTERM))
 	if err := w.cmd.Wait(); err != nil {
 		t.Error(err)
 	}
@@ -161,9 +151,7 @@ func testWebOperator(t *testing.T, b binary) {
 		if status != http.StatusOK || !strings.Contains(body, "report is paused for 1h.") || strings.Contains(body, "<bdi>ops ann</bdi>") != (login != nil) {
 			t.Errorf("login %q: status %d, want what was done and who did it\n%s", login, status, body)
 		}
-		if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, w.cmd.Process.Signal(syscall.SIGTERM))
 		if err := w.cmd.Wait(); err != nil {
 			t.Error(err)
 		}

@@ -31,9 +31,7 @@ func TestContenders(t *testing.T) {
 				t.Skipf("this server has no %s, %v", c.needs, err)
 			}
 			l, err := c.open(conf{Addr: s.Addr(), N: 4, Every: time.Millisecond, TTL: 5 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			t.Cleanup(func() {
 				if err := l.close(); err != nil {
 					t.Error(err)
@@ -41,9 +39,7 @@ func TestContenders(t *testing.T) {
 			})
 			ctx, key := t.Context(), redistest.Name(t)
 			first, err := own(ctx, l.handle(key))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			if _, err := l.handle(key).try(ctx); !errors.Is(err, errBusy) {
 				t.Errorf("a second try: %v, want busy", err)
 			}
@@ -83,9 +79,7 @@ func TestContenders(t *testing.T) {
 			brief, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 			defer cancel()
 			again, err := own(ctx, l.handle(key))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			if _, err := l.handle(key).lock(brief); err == nil {
 				t.Error("two hold it")
 			}
@@ -111,27 +105,21 @@ func TestContenders_sendWhatIsCounted(t *testing.T) {
 				t.Skipf("this server has no %s, %v", c.needs, err)
 			}
 			watch, err := net.Dial("tcp", s.Addr())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer func() { _ = watch.Close() }()
 			lines := bufio.NewScanner(watch)
 			if _, err := io.WriteString(watch, "MONITOR\r\n"); err != nil || !lines.Scan() || lines.Text() != "+OK" {
 				t.Fatalf("MONITOR: %q, %v", lines.Text(), err)
 			}
 			l, err := c.open(conf{Addr: s.Addr(), N: 4, Every: time.Millisecond, TTL: 5 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			h := l.handle(redistest.Name(t))
 			for range 3 {
 				got, err := own(t.Context(), h)
 				if err == nil {
 					err = got.release(t.Context())
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 			}
 			if err := l.close(); err != nil {
 				t.Error(err)
@@ -141,9 +129,7 @@ func TestContenders_sendWhatIsCounted(t *testing.T) {
 			if err := s.Client(t).Get(t.Context(), last).Err(); !errors.Is(err, redis.Nil) {
 				t.Fatal(err)
 			}
-			if err := watch.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, watch.SetReadDeadline(time.Now().Add(20*time.Second)))
 			for lines.Scan() {
 				if strings.Contains(lines.Text(), last) {
 					return

@@ -58,9 +58,7 @@ func TestRun(t *testing.T) {
 func read(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return string(text)
 }
 
@@ -96,9 +94,7 @@ func TestFromRefuses(t *testing.T) {
 		dir := t.TempDir()
 		report, from := filepath.Join(dir, reportFile), filepath.Join(dir, "from.json")
 		for file, content := range map[string]string{report: "mine", from: text} {
-			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, os.WriteFile(file, []byte(content), 0o600))
 		}
 		var said bytes.Buffer
 		if code := run(t.Context(), []string{"-from", from, "-out", dir}, io.Discard, &said); code != exitFailed || !strings.Contains(said.String(), want) {
@@ -114,9 +110,7 @@ func TestFromRefuses(t *testing.T) {
 func TestPlotOfNothing(t *testing.T) {
 	t.Parallel()
 	r := record{Samples: []sample{{Scenario: "F", Point: "empty Redis", Entry: ourDefault, Values: values{"late": 0}}}}
-	if err := r.known(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, r.known())
 	if svg, err := r.draw(&deathScenario); err != nil || !strings.Contains(string(svg), "</svg>") {
 		t.Errorf("%q, %v", svg, err)
 	}
@@ -126,9 +120,7 @@ func TestPlotOfNothing(t *testing.T) {
 func TestWorkerThatFails(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	b := &bench{self: self, stderr: io.Discard}
 	for _, j := range []job{{Do: "nothing"}, {Do: "pairs", Contender: "nobody"}} {
 		_, err := b.hire(t.Context(), j)

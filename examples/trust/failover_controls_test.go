@@ -24,12 +24,8 @@ func TestSentinel_hold(t *testing.T) {
 	comes := lock.New(watch.Client(t), options)
 	defer func() { _, _ = holder.Close(), comes.Close() }()
 	lease, err := holder.Semaphore("report", 2).TryLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := inner.CloseGate(t.Context(), lease, time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
+	redistest.Must(t, inner.CloseGate(t.Context(), lease, time.Hour))
 	old := watch.Master(t)
 	master.Kill(t)
 	redistest.Eventually(t, 3*crowdSoon, func() bool { now := watch.Master(t); return now != "" && now != old }, "another master")
@@ -65,9 +61,7 @@ func TestSentinel_pause(t *testing.T) {
 	options := lock.Options{Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler)}
 	knows, comes := lock.New(rdb, options), lock.New(watch.Client(t), options)
 	defer func() { _, _ = knows.Close(), comes.Close() }()
-	if err := knows.Controls().Pause(t.Context(), "report", time.Time{}, "repair"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, knows.Controls().Pause(t.Context(), "report", time.Time{}, "repair"))
 	if n, err := rdb.Wait(t.Context(), 1, 10*time.Second).Result(); n < 1 || err != nil {
 		t.Fatalf("%d replicas have the pause, %v", n, err)
 	}

@@ -107,9 +107,7 @@ func (b *linBug) plant(rdb redis.UniversalClient) {
 func linPlace(t *testing.T, bug, file, before, after string) string {
 	t.Helper()
 	src, err := os.ReadFile(filepath.Join("..", "..", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if n := strings.Count(string(src), before); n != 1 {
 		t.Fatalf("%s cannot be planted: %q is %d times in %s, not once; the code has changed: "+
 			"have linBugs or linOverlay name the place where it is decided now", bug, before, n, file)
@@ -180,22 +178,16 @@ func TestLinear_plantedInGo(t *testing.T) {
 	row := found(t, "linearizability, planted", linOverlay.name)
 	src := linPlace(t, linOverlay.name, linOverlay.file, linOverlay.before, linOverlay.after)
 	file, err := filepath.Abs(filepath.Join("..", "..", linOverlay.file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	dir := t.TempDir()
 	edited, overlay, binary := filepath.Join(dir, "edited.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "trust.test")
 	plan, err := json.Marshal(map[string]map[string]string{"Replace": {file: edited}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for name, content := range map[string]string{
 		edited:  src,
 		overlay: string(plan),
 	} {
-		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.WriteFile(name, []byte(content), 0o600))
 	}
 	if out, err := exec.CommandContext(t.Context(), goTool, "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("building with the bug: %v\n%s", err, out)

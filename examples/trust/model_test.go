@@ -99,9 +99,7 @@ func TestModel(t *testing.T) {
 		}
 	}
 	source, err := filepath.Abs(filepath.Join(modelDir, "lock.pml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, run := range modelRuns() {
 		t.Run(run.what, func(t *testing.T) {
 			t.Parallel()
@@ -189,9 +187,7 @@ func TestModel_names(t *testing.T) {
 	read := func(path string) string {
 		t.Helper()
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return string(text)
 	}
 	source := read(filepath.Join(modelDir, "lock.pml"))

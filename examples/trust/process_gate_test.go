@@ -66,9 +66,7 @@ func TestProcess_killedInPause(t *testing.T) {
 			r.await(processBegins, first, a.PID())
 			m := r.locker.Mutex(taskType, lock.Parts(processID(0)))
 			controls, target := r.locker.Controls(), fmt.Sprintf("%s|%s", taskType, processID(0))
-			if err := controls.Pause(t.Context(), target, time.Time{}, "repair"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, controls.Pause(t.Context(), target, time.Time{}, "repair"))
 			others := []int{r.enqueue(taskType, processTask{ID: processID(0)})}
 			r.kill(a)
 			r.let(first)
@@ -85,9 +83,7 @@ func TestProcess_killedInPause(t *testing.T) {
 				r.awaitPaused(n)
 			}
 			r.note(processEvent{What: processResumed})
-			if err := controls.Resume(t.Context(), target); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, controls.Resume(t.Context(), target))
 			// They look again within 90 s; an operator does not wait for that.
 			redistest.Eventually(t, time.Minute, func() bool {
 				_, err := r.inspector.RunAllRetryTasks(r.w.Queue)

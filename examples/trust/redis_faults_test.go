@@ -174,9 +174,7 @@ func testRedisFault(t *testing.T, fault redisFault) {
 	// One connection that is there before, for what an operator does.
 	ops := redis.NewClient(&redis.Options{Addr: s.Addr(), PoolSize: 1, MaxRetries: -1})
 	t.Cleanup(func() { _ = ops.Close() })
-	if err := ops.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, ops.Ping(t.Context()).Err())
 	c := newCrowd(t, func() redis.UniversalClient { return s.Client(t) }, lock.Options{})
 	c.start(4, seed(t))
 	rounds := size(1, 20)

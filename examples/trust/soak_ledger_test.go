@@ -193,15 +193,11 @@ func (l *soakLedger) working() int64 {
 func (l *soakLedger) numbers(t *testing.T, what string) map[int]bool {
 	t.Helper()
 	members, err := l.rdb.SMembers(context.Background(), what).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	found := make(map[int]bool, len(members))
 	for _, text := range members {
 		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		found[n] = true
 	}
 	return found
@@ -214,18 +210,14 @@ func (l *soakLedger) lost() int64 { return l.rdb.SCard(context.Background(), "lo
 func (l *soakLedger) overlaps(t *testing.T) (bad []string, explained int) {
 	t.Helper()
 	entries, err := l.rdb.LRange(context.Background(), "overlaps", 0, -1).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, entry := range entries {
 		// The limit, the run that came, and all that were there then; or 0, the run
 		// that came, and what was wrong with its fence.
 		what, _, _ := strings.Cut(entry, " on ")
 		words := strings.Fields(what)
 		limit, err := strconv.Atoi(words[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		lost := func(run string) bool { return l.rdb.SIsMember(context.Background(), "lost", run).Val() }
 		if limit == 0 && lost(words[1]) || limit > 0 && len(slices.DeleteFunc(words[2:], lost)) <= limit {
 			explained++
@@ -242,9 +234,7 @@ func (l *soakLedger) overlaps(t *testing.T) (bad []string, explained int) {
 func (l *soakLedger) soon(t *testing.T) (bad []string) {
 	t.Helper()
 	keys, err := l.rdb.Keys(context.Background(), "successes:*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	const rounding = 10 * time.Millisecond // of milliseconds, and between clocks
 	for _, key := range keys {
 		var before string

@@ -47,9 +47,7 @@ func TestRun_unguarded(t *testing.T) {
 	}
 	o.expect(t, demo.ExitOK, tally{tasks: 60, done: 60, overlaps: o.overlaps})
 	html, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if !bytes.Contains(html, []byte(busiest)) || foreign.Match(html) {
 		t.Error("the page lacks a repository, or refers to something outside")
 	}
@@ -93,9 +91,7 @@ func TestRun_park(t *testing.T) {
 		t.Errorf("stderr of a run without trouble:\n%s", o.stderr)
 	}
 	html, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if !bytes.Contains(html, []byte("tasks parked\nfrom ")) {
 		t.Error("the page does not show what was parked")
 	}
@@ -177,9 +173,7 @@ func TestRun_replace(t *testing.T) {
 func TestRun_input(t *testing.T) {
 	const file = "testdata/events.jsonl"
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, input := range []string{file, "-"} {
 		o := try(t, t.Context(), string(text), "-input", input)
 		o.expect(t, demo.ExitOK, tally{tasks: 11, done: 9, archived: 2})
@@ -215,9 +209,7 @@ func TestRun_oneLockForAll(t *testing.T) {
 // On a real Redis nothing is left when the work is done.
 func TestRun_leavesNothing(t *testing.T) {
 	mini := miniredis.RunT(t)
-	if err := mini.Set("another", "program's"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, mini.Set("another", "program's"))
 	for _, busy := range []string{"archive", "park"} {
 		o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "40", "-busy", busy, "-wait", "0s")
 		o.expect(t, demo.ExitOK, tally{tasks: 40, done: 40 - o.archived, archived: o.archived})
@@ -267,9 +259,7 @@ func TestRun_interrupted(t *testing.T) {
 		t.Errorf("no line%s:\n%s", want, o.stdout)
 	}
 	info, err := inspector.GetQueueInfo(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if info.Active != 0 || info.Pending+info.Retry+info.Scheduled != o.tasks-o.done {
 		t.Errorf("in Redis are %d active, %d pending, %d retry; want %d to be run and none active",
 			info.Active, info.Pending, info.Retry, o.tasks-o.done)
@@ -298,9 +288,7 @@ func TestRun_lost(t *testing.T) {
 		deleted <- err
 	}()
 	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "20", "-workers", "1", "-unguarded")
-	if err := <-deleted; err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, <-deleted)
 	o.expect(t, demo.ExitFindings, tally{tasks: 20, done: 19, lost: 1})
 }
 

@@ -49,9 +49,7 @@ func TestRun_web(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	get := func(path, host string) (int, string) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		req.Host = host
 		resp, err := client.Do(req)
 		if err != nil {

@@ -20,9 +20,7 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 func noted(t *testing.T, s *redistest.Server, prefix, text string) (texts []string) {
 	t.Helper()
 	all, err := Examine(t.Context(), s.Client(t), Options{Prefix: prefix})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, f := range all {
 		if f.What == "fleet" && strings.Contains(f.Text, text) {
 			texts = append(texts, f.Text)
@@ -43,9 +41,7 @@ func TestFleet_orderedClient(t *testing.T) {
 	t.Cleanup(func() { worker.Close(t.Context()) })
 	enqueue := func() func() {
 		client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return func() {
 			if _, err := client.Enqueue(asynq.NewTask(prefix, nil)); err != nil {
 				t.Fatal(err)
@@ -54,9 +50,7 @@ func TestFleet_orderedClient(t *testing.T) {
 	}
 	read := func() *fleet.Fleet {
 		f, err := fleet.Read(t.Context(), rdb, prefix)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return f
 	}
 	private := enqueue()
@@ -103,16 +97,12 @@ func TestControls_rulesOf(t *testing.T) {
 	locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
 	t.Cleanup(func() { _ = locker.Close() })
 	for _, target := range []string{long, "t" + long, "mail:", "mail:send", "report:", "nobody", "n" + long} {
-		if err := locker.Controls().SetLimit(t.Context(), target, 2, ""); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, locker.Controls().SetLimit(t.Context(), target, 2, ""))
 	}
 	all, err := Examine(t.Context(), s.Client(t), Options{Prefix: prefix, Config: &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{
 		{Task: "a", Scope: long, Fence: true}, {Task: "t" + long}, {Task: "mail:"}, {Task: "report:daily"},
 	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	unknown, fenced := 0, 0
 	for _, f := range all {
 		if strings.Contains(f.Text, "no rule has the scope") {

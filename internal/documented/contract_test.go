@@ -104,9 +104,7 @@ func TestContract_quickStart(t *testing.T) {
 		},
 		Prefix: redistest.Name(t),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	mux := asynq.NewServeMux()
 	mux.Use(guard.Middleware)
 	ran := make(chan string, 10)
@@ -123,9 +121,7 @@ func TestContract_quickStart(t *testing.T) {
 	srv := asynq.NewServer(redisOpt, guard.ServerConfig(asynq.Config{
 		Concurrency: 10, Queues: map[string]int{queue: 1}, LogLevel: asynq.FatalLevel,
 	}))
-	if err := srv.Start(mux); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, srv.Start(mux))
 	client := asynq.NewClient(redisOpt)
 	for taskType, payload := range map[string]string{
 		"itunes:verify": `{"transaction_id":123}`,

@@ -24,9 +24,7 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 		Logger: slog.New(slog.DiscardHandler),
 		Rules:  []automutex.Rule{{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = guard.Close(context.Background()) })
 	another := func() *lock.Locker {
 		l := lock.New(s.Client(t), lock.Options{Logger: slog.New(slog.DiscardHandler)})
@@ -36,9 +34,7 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 	elsewhere := another()
 	report := elsewhere.Semaphore("report", 3, lock.Parts(tenant))
 	running, err := report.TryLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 
 	var ended, called atomic.Bool
 	begun, failed, done := time.Now(), errors.New("f failed"), make(chan error, 1)

@@ -160,9 +160,7 @@ func TestReserved_options(t *testing.T) {
 		return asynq.NewTaskWithHeaders(kind, []byte(`{"id":1}`), map[string]string{"mine": "kept"}, append(opts, asynq.Queue(r.queue))...)
 	}
 	later, err := c.Enqueue(task("work", asynq.TaskID("later"), asynq.MaxRetry(7), asynq.Timeout(time.Minute), asynq.Deadline(at.Add(time.Hour)), asynq.Retention(time.Hour), asynq.ProcessAt(at)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	info, err := r.inspector.GetTaskInfo(r.queue, "later")
 	if err != nil || later.ID != "later" || info.MaxRetry != 8 || info.Timeout != time.Minute || !info.Deadline.Equal(at.Add(time.Hour)) ||
 		info.Retention != time.Hour || info.State != asynq.TaskStateScheduled || !info.NextProcessAt.Equal(at) || info.Headers["mine"] != "kept" {

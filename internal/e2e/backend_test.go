@@ -231,16 +231,12 @@ func TestBackend_refuses(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}})
 		key := r.lockOf("work").Key()
-		if err := r.rdb.Set(t.Context(), key, "a stranger", time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.rdb.Set(t.Context(), key, "a stranger", time.Hour).Err())
 		id := r.enqueue("work", nil)
 		r.awaitRetried(id, 0)
 		r.awaitEvent(automutex.EventBackendError, id)
 		r.stage.none(t)
-		if err := r.rdb.Del(t.Context(), key).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.rdb.Del(t.Context(), key).Err())
 		r.rerun(id)
 		r.stage.next(t).returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
@@ -281,9 +277,7 @@ func TestBackend_farDeadlinesNeedNoOtherGoroutine(t *testing.T) {
 	guard, err := automutex.New(rdb, automutex.Config{Prefix: redistest.Name(t), Rules: []automutex.Rule{
 		{Task: "retry"}, {Task: "wait", Wait: time.Minute}, {Task: "park", Busy: automutex.Park}, {Task: "replace", Busy: automutex.Replace},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer guard.Close(t.Context())
 	h := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 	for _, name := range []string{"retry", "wait", "park", "replace"} {

@@ -31,9 +31,7 @@ func holdAndComeFirst(t *testing.T, s *redistest.Server, policy automutex.Policy
 	first := r.enqueue("work", one)
 	run := r.stage.next(t)
 	began := time.Now()
-	if err := automutex.CloseGate(run.ctx, d); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, automutex.CloseGate(run.ctx, d))
 	ids := []string{first}
 	for range 3 { // all of them meet the hold before the handler returns
 		id := r.enqueue("work", one)

@@ -36,9 +36,7 @@ func TestHold_andRetryAfter(t *testing.T) {
 			id := r.enqueue("work", one)
 			run := r.stage.next(t)
 			began := time.Now()
-			if err := automutex.CloseGate(run.ctx, d); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, automutex.CloseGate(run.ctx, d))
 			other := r.enqueue("work", one)
 			r.awaitEvent(automutex.EventBusy, other)
 			run.returns(automutex.RetryAfter(d, errors.New("429")))
@@ -136,9 +134,7 @@ func TestHold_lastAttempt(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}})
 		first := r.enqueue("work", nil)
 		run := r.stage.next(t)
-		if err := automutex.CloseGate(run.ctx, time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
 		run.returns(nil)
 		r.await(first, asynq.TaskStateCompleted)
 		id := r.enqueue("work", nil, asynq.MaxRetry(0))

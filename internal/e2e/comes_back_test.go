@@ -26,9 +26,7 @@ func TestLaw_comesBackIsKnown(t *testing.T) {
 		id := r.enqueue("work", one)
 		run := r.stage.next(t)
 		// The task parks in the lock with the closed gate; the other rule may end it all the same.
-		if err := automutex.CloseGate(run.ctx, away); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, automutex.CloseGate(run.ctx, away))
 		run.returns(automutex.RetryAfter(away, errUpstream))
 		r.awaitRetried(id, 0)
 		r.awaitEvent(automutex.EventParked, id)

@@ -48,9 +48,7 @@ func unwrap(calls *atomic.Int64) func(*asynq.Task) ([]byte, error) {
 func decoding(t *testing.T, calls *atomic.Int64, rules ...automutex.Rule) *automutex.Guard {
 	t.Helper()
 	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules, Prefix: redistest.Name(t), Logger: (&redistest.Log{}).Logger(), Decode: unwrap(calls)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = guard.Close(context.Background()) })
 	return guard
 }
@@ -75,9 +73,7 @@ func TestDecode_everyKeyReadsIt(t *testing.T) {
 		automutex.Rule{Task: "work", Name: "all", Scope: "all", Busy: automutex.Retry})
 	task := asynq.NewTaskWithHeaders("work", envelope, map[string]string{"tenant": "acme"})
 	keys, err := guard.Keys(t.Context(), task)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for i, want := range []string{`{on|7}`, `{on2|a|acme}`, `{fields|7}`, `{typed|a}`, `{own|work|acme|`, `{all}`} {
 		if !strings.Contains(keys[i], want) {
 			t.Errorf("key %d is %s, want %s", i, keys[i], want)

@@ -38,9 +38,7 @@ func TestDefault_clientCannotPark(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	g, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	_ = g.Close(t.Context())
 }
 
@@ -70,9 +68,7 @@ func TestRunContext(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)
 	g, err := automutex.New(s.Client(t), automutex.Config{Prefix: redistest.Name(t), Rules: []automutex.Rule{{Task: "work"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	srv := asynq.NewServerFromRedisClient(s.Client(t), g.ServerConfig(asynq.Config{Concurrency: 1, Logger: redistest.Silent{}, Queues: map[string]int{redistest.Name(t): 1}}))
 	handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })
 	stopped := errors.New("stopped")

@@ -175,14 +175,10 @@ func TestEvents_context(t *testing.T) {
 			}
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() { _ = guard.Close(t.Context()) }()
 	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
-	if err := handler.ProcessTask(context.WithValue(t.Context(), key{}, "mine"), asynq.NewTask("work", nil)); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, handler.ProcessTask(context.WithValue(t.Context(), key{}, "mine"), asynq.NewTask("work", nil)))
 	if found != 2 {
 		t.Errorf("%d events with the task's context, want 2", found)
 	}

@@ -102,9 +102,7 @@ func TestExplain_sinceIsNotGuessed(t *testing.T) {
 		defer locker.Close()
 		for range 2 {
 			lease, err := locker.Semaphore("many", 2, lock.Note("default/x")).TryLock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer lease.Unlock(context.Background())
 		}
 		all, err := guard.Explain(t.Context(), asynq.NewTask("many", nil))
@@ -117,12 +115,8 @@ func TestExplain_sinceIsNotGuessed(t *testing.T) {
 			}
 		}
 		lease, err := locker.Mutex("cool", lock.Note("default/y")).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := lease.Cooldown(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, lease.Cooldown(t.Context(), time.Minute))
 		all, err = guard.Explain(t.Context(), asynq.NewTask("cool", nil))
 		if err != nil || len(all) != 1 || len(all[0].Holders) != 0 {
 			t.Fatalf("got %+v, %v", all, err)

@@ -22,9 +22,7 @@ func TestFormat_producerIsRefused(t *testing.T) {
 		c, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{
 			Prefix: prefix, Rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		key, queue := prefix+":{control}:format", asynq.Queue(redistest.Name(t))
 		rdb.Set(t.Context(), key, "999", time.Minute)
 		work := asynq.NewTask("work", []byte(`{"id":7}`))

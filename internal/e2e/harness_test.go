@@ -138,9 +138,7 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	}
 	r.served = served
 	r.server = asynq.NewServerFromRedisClient(r.rdb, served)
-	if err := r.server.Start(o.wrap(r.guard, handler)); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, r.server.Start(o.wrap(r.guard, handler)))
 	t.Cleanup(r.stop)
 	return r
 }
@@ -170,9 +168,7 @@ func newGuard(t *testing.T, s *redistest.Server, log *redistest.Log, seen *event
 func newGuardAt(t *testing.T, s *redistest.Server, prefix string, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {
 	t.Helper()
 	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: prefix, Logger: log.Logger(), Observe: seen.observe})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() {
 		if err := guard.Close(context.Background()); err != nil {
 			t.Error(err)

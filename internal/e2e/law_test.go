@@ -207,9 +207,7 @@ func TestLaw_afterClose(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		no := func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "never", On: []string{"id"}, Busy: automutex.Retry}, {Task: "none", Key: no, Busy: automutex.Retry}, {Task: "allow", On: []string{"id"}, Busy: automutex.Allow}, {Task: "work", Busy: automutex.Retry}}})
-		if err := r.guard.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.Close(t.Context()))
 		for _, task := range []string{"work", "never", "none", "allow"} {
 			if info := r.awaitRetried(r.enqueue(task, map[string]int{"other": 1}), 0); !strings.Contains(info.LastErr, "closed") {
 				t.Errorf("%s: %q", task, info.LastErr)
@@ -244,9 +242,7 @@ func TestLaw_strongestReason(t *testing.T) {
 			}})
 			id := r.enqueue("other", one)
 			run := r.stage.next(t)
-			if err := automutex.CloseGate(run.ctx, time.Hour); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
 			run.returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 			r.take("a", "1")
@@ -313,9 +309,7 @@ func TestLaw_retryAfterUnderPark(t *testing.T) {
 				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park}}, served: comingBack})
 				id := r.enqueue("work", nil)
 				run := r.stage.next(t)
-				if err := automutex.CloseGate(run.ctx, closes); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, automutex.CloseGate(run.ctx, closes))
 				began := time.Now()
 				run.returns(automutex.RetryAfter(d, errUpstream))
 				run = r.stage.next(t)

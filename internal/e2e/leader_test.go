@@ -130,9 +130,7 @@ func TestLeadScheduler_errors(t *testing.T) {
 	t.Cleanup(func() { _ = locker.Close() })
 	failure := errors.New("no such time zone")
 	started := asynq.NewSchedulerFromRedisClient(rdb, &asynq.SchedulerOpts{Logger: redistest.Silent{}})
-	if err := started.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, started.Start())
 	t.Cleanup(started.Shutdown)
 	for what, newScheduler := range map[string]func() (*asynq.Scheduler, error){
 		"an error":                   func() (*asynq.Scheduler, error) { return nil, failure },

@@ -57,9 +57,7 @@ func besideItself(t *testing.T, s *redistest.Server, rule automutex.Rule, option
 	// have it.
 	outside := r.others.Semaphore("work", rule.Limit, lock.Parts("1"))
 	other, err := outside.TryLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	r.rerun(id)
 	redistest.Eventually(t, patience, func() bool {
 		for _, e := range r.seen.list(automutex.EventBusy, automutex.EventWaiting) {

@@ -31,9 +31,7 @@ func TestLimitOf(t *testing.T) {
 		if all, err := r.guard.Explain(t.Context(), asynq.NewTask("work", []byte(larger))); err != nil || all[0].Limit != 2 {
 			t.Errorf("Explain: %v, %v", all, err)
 		}
-		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 3, ""); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 3, ""))
 		r.enqueue("work", larger)
 		fourth := r.stage.next(t)
 		for _, run := range []*run{first, second, third, fourth} {

@@ -43,9 +43,7 @@ func BenchmarkMiddleware(b *testing.B) {
 	})
 	b.Run("guard", func(b *testing.B) {
 		guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}, Prefix: redistest.Name(b)})
-		if err != nil {
-			b.Fatal(err)
-		}
+		redistest.Must(b, err)
 		defer func() { _ = guard.Close(context.Background()) }()
 		handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 		tasks := make([]*asynq.Task, 64)
@@ -66,9 +64,7 @@ func measure(b *testing.B, f func() error) {
 	b.ReportAllocs()
 	began := processorTime(b)
 	for range b.N {
-		if err := f(); err != nil {
-			b.Fatal(err)
-		}
+		redistest.Must(b, f())
 	}
 	b.ReportMetric(float64((processorTime(b)-began).Nanoseconds())/float64(b.N), "cpu-ns/op")
 }
@@ -77,8 +73,6 @@ func measure(b *testing.B, f func() error) {
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

@@ -57,9 +57,7 @@ func TestMiddleware_unmatched(t *testing.T) {
 	t.Parallel()
 	p := redistest.NewProxy(t, redistest.Mini(t).Addr())
 	guard, err := automutex.New(p.Client(t), automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() { _ = guard.Close(context.Background()) }()
 	type key struct{}
 	given, task, failed := context.WithValue(context.Background(), key{}, 1), asynq.NewTask("play", nil), errors.New("failed")

@@ -286,9 +286,7 @@ func TestSeveral_keyDeleted(t *testing.T) {
 		r := start(t, s, setup{rules: transfers(0, automutex.Retry)})
 		id := r.enqueue("transfer", transfer{1, 2})
 		run := r.stage.next(t)
-		if err := r.rdb.Del(t.Context(), r.lockOf("account", "2").Key()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.rdb.Del(t.Context(), r.lockOf("account", "2").Key()).Err())
 		run.returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
 		event := r.awaitEvent(automutex.EventLost, id)

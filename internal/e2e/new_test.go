@@ -114,9 +114,7 @@ func TestNew_noIO(t *testing.T) {
 	}})
 	defer func() { _ = rdb.Close() }()
 	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	keys, err := guard.Keys(t.Context(), asynq.NewTask("work", []byte(`{"id":1}`)))
 	if err != nil || !slices.Equal(keys, []string{"automutex:{work|1}"}) {
 		t.Errorf("got %v, %v", keys, err)
@@ -156,9 +154,7 @@ func TestNew_fromConnOpt(t *testing.T) {
 		var made any
 		opt := connOpt{func() any { return redis.NewUniversalClient(s.Options()) }, &made}
 		guard, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: rules, Prefix: prefix})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		ran := false
 		handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { ran = true; return nil }))
 		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); err != nil || !ran {

@@ -311,9 +311,7 @@ func TestReplace_sameIDAgain(t *testing.T) {
 			r.stage.next(t).returns(answer)
 			r.await(id, map[bool]asynq.TaskState{true: asynq.TaskStateCompleted, false: asynq.TaskStateArchived}[answer == nil])
 			r.awaitForgotten("work", "1")
-			if err := r.inspector.DeleteTask(r.queue, id); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, r.inspector.DeleteTask(r.queue, id))
 			between := r.enqueue("work", one)
 			running := r.stage.next(t)
 			r.enqueue("work", one, asynq.TaskID(id))
@@ -322,9 +320,7 @@ func TestReplace_sameIDAgain(t *testing.T) {
 			r.awaitRevoked(between)
 			r.stage.next(t).returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
-			if err := r.inspector.DeleteTask(r.queue, id); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, r.inspector.DeleteTask(r.queue, id))
 		}
 	})
 }

@@ -26,14 +26,10 @@ func BenchmarkInOrder_oneKey(b *testing.B) {
 				cfg := automutex.Config{Rules: []automutex.Rule{{Task: "hot", On: []string{"Key"}, InOrder: inOrder}}, Prefix: prefix, Logger: slog.New(slog.DiscardHandler)}
 				y := openYardWith(b, s, cfg, 10, check)
 				client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
-				if err != nil {
-					b.Fatal(err)
-				}
+				redistest.Must(b, err)
 				for range n {
 					payload, err := json.Marshal(job{"k", time.Millisecond})
-					if err != nil {
-						b.Fatal(err)
-					}
+					redistest.Must(b, err)
 					if _, err := client.Enqueue(asynq.NewTask("hot", payload), asynq.MaxRetry(5)); err != nil {
 						b.Fatal(err)
 					}

@@ -174,9 +174,7 @@ func TestInOrder_anyText(t *testing.T) {
 				config := automutex.Config{Rules: rules, Prefix: prefix}
 				hash(&config)
 				c, err := automutex.NewClient(r.rdb, r.client, config)
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				var want []string
 				for i := range 3 {
 					id := fmt.Sprintf("%d\x00|é{}%%", i)
@@ -240,9 +238,7 @@ func TestInOrder_usedAgain(t *testing.T) {
 		if err != nil || len(blocked) != 1 || !strings.Contains(blocked[0].Why, "gone from asynq") {
 			t.Fatalf("%+v, %v", blocked, err)
 		}
-		if err := r.guard.SkipHead(t.Context(), blocked[0].Key, blocked[0].Task); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.SkipHead(t.Context(), blocked[0].Key, blocked[0].Task))
 		r.finish("same")
 	})
 }

@@ -23,9 +23,7 @@ func TestInOrder_optional(t *testing.T) {
 		run := r.stage.nextIs(t, first)
 		for _, payload := range []string{`{}`, `{"id":null}`} {
 			info, err := c.Enqueue(asynq.NewTask("work", []byte(payload)), asynq.Queue(r.queue), asynq.MaxRetry(5), asynq.Retention(time.Hour))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			r.finish(info.ID)
 		}
 		run.returns(nil)

@@ -27,9 +27,7 @@ func TestInOrder_isSeen(t *testing.T) {
 		seen := func(id string) automutex.Explanation {
 			t.Helper()
 			info, err := r.inspector.GetTaskInfo(r.queue, id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			all, err := r.guard.ExplainTask(t.Context(), info)
 			if err != nil || len(all) != 1 {
 				t.Fatalf("%v, %v", all, err)
@@ -48,9 +46,7 @@ func TestInOrder_isSeen(t *testing.T) {
 		if text := e.String(); e.Queued != 2 || e.Place != 1 || !strings.Contains(text, "behind "+r.queue+"/"+first+", which failed and is retried in") || !strings.Contains(text, "the bank is closed") || !e.NextWake.IsZero() {
 			t.Errorf("%s\n%+v", text, e)
 		}
-		if err := r.inspector.RunTask(r.queue, first); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.inspector.RunTask(r.queue, first))
 		r.stage.next(t).returns(errors.New("no such account"))
 		r.await(first, asynq.TaskStateArchived)
 		if e := seen(second); !strings.Contains(e.String(), "behind "+r.queue+"/"+first+", which is archived; run it again or skip it to go on: no such account") {
@@ -60,9 +56,7 @@ func TestInOrder_isSeen(t *testing.T) {
 		if got.Key != e.Key || got.Rule != "work" || got.Task != "work" || got.Err == nil || !strings.Contains(got.Err.Error(), "no such account") {
 			t.Errorf("%+v", got)
 		}
-		if err := r.guard.SkipHead(t.Context(), e.Key, r.queue+"/"+first); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.SkipHead(t.Context(), e.Key, r.queue+"/"+first))
 		if got := r.awaitEvent(automutex.EventHeadSkipped, first); got.Key != e.Key || got.Rule != "work" || got.Queue != r.queue {
 			t.Errorf("%+v", got)
 		}

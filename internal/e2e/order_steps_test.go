@@ -100,9 +100,7 @@ func TestInOrder_redelivery(t *testing.T) {
 		id := r.enqueueInOrder(c, 1, asynq.Retention(0))
 		run := r.stage.next(t)
 		info, err := r.inspector.GetTaskInfo(r.queue, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		run.returns(nil)
 		r.awaitDropped(id)
 		// The same task, header and all, as the recoverer delivers it when its end was not noted.
@@ -114,9 +112,7 @@ func TestInOrder_redelivery(t *testing.T) {
 		r.stage.none(t)
 		// A copy of the header in another task is no stamp: that task runs.
 		other, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", info.Payload, info.Headers), asynq.Queue(r.queue), asynq.Retention(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		r.finish(other.ID)
 	})
 }
@@ -197,9 +193,7 @@ func TestInOrder_lostKeys(t *testing.T) {
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		run := r.stage.next(t)
 		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 }, "the second one waits")
-		if err := r.rdb.Del(t.Context(), r.lockOf("work", "1").Key()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.rdb.Del(t.Context(), r.lockOf("work", "1").Key()).Err())
 		// Nobody knows of the first one any more, so the second runs beside it: docs/guarantees.md says so.
 		redistest.Eventually(t, patience, func() bool { return r.stage.count() >= 2 }, "the second one runs")
 		third := r.enqueueInOrder(c, 1)
@@ -283,9 +277,7 @@ func TestInOrder_skipAfterARestart(t *testing.T) {
 		r.stop()
 		locker := lock.New(s.Client(t), lock.Options{Prefix: r.cfg.Prefix})
 		defer func() { _ = locker.Close() }()
-		if err := blocked.Skip(t.Context(), locker, r.inspector, key, r.queue+"/"+first); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, blocked.Skip(t.Context(), locker, r.inspector, key, r.queue+"/"+first))
 		r.await(second, asynq.TaskStatePending)
 	})
 }

@@ -113,16 +113,12 @@ func TestInOrder_stress(t *testing.T) {
 		// A dequeue whose reply is lost keeps its task from everybody for two minutes, so asynq's own commands get through.
 		rdb := s.Client(t)
 		guard, err := automutex.New(proxy.Client(t), automutex.Config{Inspector: asynq.NewInspectorFromRedisClient(rdb), Rules: rules, Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 			Concurrency: 5, Queues: map[string]int{queue: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: redistest.Silent{},
 			DelayedTaskCheckInterval: 50 * time.Millisecond, RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
 		}))
-		if err := server.Start(guard.Middleware(asynq.HandlerFunc(handler))); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(handler))))
 		t.Cleanup(func() {
 			closed := make(chan struct{})
 			go func() { defer close(closed); _ = guard.Close(context.Background()) }()
@@ -131,9 +127,7 @@ func TestInOrder_stress(t *testing.T) {
 		})
 	}
 	client, err := automutex.NewClient(proxies[2].Client(t), asynq.NewClientFromRedisClient(proxies[2].Client(t)), automutex.Config{Rules: rules, Prefix: prefix})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var faults, enqueuing sync.WaitGroup
 	faults.Add(1)

@@ -32,9 +32,7 @@ func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Clie
 	}
 	r := start(t, s, o)
 	c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: o.rules, Prefix: o.prefix})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return r, c
 }
 
@@ -118,9 +116,7 @@ func TestInOrder_holdKey(t *testing.T) {
 		if err := r.guard.SkipHead(t.Context(), b.Key, r.queue+"/"+second); err == nil {
 			t.Fatal("skipped a task that is not the head")
 		}
-		if err := r.guard.SkipHead(t.Context(), b.Key, b.Task); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.SkipHead(t.Context(), b.Key, b.Task))
 		run = r.stage.next(t)
 		if err := r.guard.SkipHead(t.Context(), b.Key, r.queue+"/"+second); err == nil || !strings.Contains(err.Error(), "runs now") {
 			t.Fatalf("skipped a task that runs: %v", err)

@@ -16,9 +16,7 @@ func TestOutage_ofAForeignKey(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}, handler: func(context.Context, *asynq.Task) error { return nil }})
-		if err := r.rdb.LPush(t.Context(), r.lockOf("work", "1").Key(), "another program's").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.rdb.LPush(t.Context(), r.lockOf("work", "1").Key(), "another program's").Err())
 		id := r.enqueue("work", one)
 		r.awaitRetried(id, 0)
 		for i := range 5 {

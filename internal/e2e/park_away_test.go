@@ -19,12 +19,8 @@ func TestPark_lastErrorTellsOfACooldown(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1})
 		m := r.others.Mutex("work", lock.Parts("1"))
 		held, err := m.TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := held.Cooldown(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, held.Cooldown(t.Context(), time.Hour))
 		_, err = m.TryLock(t.Context())
 		if err == nil || !strings.Contains(err.Error(), ": cooling down for ") || strings.Contains(err.Error(), "renewed") {
 			t.Errorf("TryLock during a cooldown: %v", err)

@@ -61,9 +61,7 @@ func openYardWith(b *testing.B, s *redistest.Server, cfg automutex.Config, concu
 	rdb := s.Client(b)
 	var err error
 	y.guard, err = automutex.New(rdb, cfg)
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 	y.client = asynq.NewClientFromRedisClient(rdb)
 	y.server = asynq.NewServerFromRedisClient(rdb, y.guard.ServerConfig(asynq.Config{
 		Concurrency: concurrency, TaskCheckInterval: check, Logger: redistest.Silent{}, ShutdownTimeout: time.Second,
@@ -185,9 +183,7 @@ func BenchmarkPark_wake(b *testing.B) {
 					// Until it waits, or is filed, and the server has gone to sleep.
 					time.Sleep(20*time.Millisecond + rand.N(c.pause))
 					released := time.Now()
-					if err := held.Unlock(b.Context()); err != nil {
-						b.Fatal(err)
-					}
+					redistest.Must(b, held.Unlock(b.Context()))
 					waits = append(waits, y.drained(1)[0].began.Sub(released))
 				}
 				reportMS(b, quantile(waits, 0.5), "p50-ms")
@@ -272,9 +268,7 @@ func BenchmarkPark_drain(b *testing.B) {
 					redistest.Eventually(b, time.Minute, func() bool { return y.runs.Load() == int64(n) }, "all tried")
 					time.Sleep(2 * time.Second) // for the server to file them and go to sleep
 					began := time.Now()
-					if err := held.Unlock(b.Context()); err != nil {
-						b.Fatal(err)
-					}
+					redistest.Must(b, held.Unlock(b.Context()))
 					runs := y.drained(n)
 					gap := time.Duration(0)
 					for i := 1; i < n; i++ {

@@ -142,9 +142,7 @@ func TestPark_holderKilled(t *testing.T) {
 		const ttl = 2 * time.Second
 		_, err := r.others.Mutex("work", lock.Parts("1"), lock.TTL(ttl), lock.NoRenew()).TryLock(t.Context())
 		taken := time.Now()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		first := r.enqueue("work", one)
 		r.awaitParked(first)
 		second := r.enqueue("work", one)
@@ -221,9 +219,7 @@ func TestPark_pausedQueue(t *testing.T) {
 			others = append(others, b.enqueue("work", one))
 			b.awaitParked(others[len(others)-1])
 		}
-		if err := a.inspector.PauseQueue(a.queue); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, a.inspector.PauseQueue(a.queue))
 		a.free(lease)
 		b.finishAll(others...)
 		for _, id := range paused {
@@ -246,9 +242,7 @@ func TestPark_pausedQueue(t *testing.T) {
 		if n := scripts.Load(); n == 0 || n > 24 {
 			t.Errorf("%d scripts in %s for two tasks of a paused queue", n, time.Since(began))
 		}
-		if err := a.inspector.UnpauseQueue(a.queue); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, a.inspector.UnpauseQueue(a.queue))
 		a.finishAll(paused...)
 		a.awaitStored(0, 0, "work", "1")
 	})

@@ -190,9 +190,7 @@ func TestPark_holderIsNoText(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1})
 		m := r.others.Mutex("work", lock.Parts("1"), lock.Note("\xff\x00\xfe"))
 		held, err := m.TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		id := r.enqueue("work", one)
 		if info := r.awaitParked(id); !strings.Contains(info.LastErr, `held by task \xff\u0000\xfe on `) {
 			t.Errorf("the last error is %q", info.LastErr)

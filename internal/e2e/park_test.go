@@ -147,9 +147,7 @@ func TestPark_explainsItself(t *testing.T) {
 		})
 		m := r.others.Mutex("work", lock.Parts("1"), lock.Note("far/away"), lock.TTL(time.Minute))
 		held, err := m.TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		var ids []string
 		for i := range 2 {
 			id := r.enqueue("work", one)
@@ -318,9 +316,7 @@ func TestPark_sameTask(t *testing.T) {
 			if c.limit == 2 { // and the other slot is somebody else's
 				m := r.others.Semaphore("work", 2, lock.Parts("1"), lock.TTL(time.Second))
 				held, err := m.TryLock(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				defer func() { _ = held.Unlock(context.Background()) }()
 			}
 			earlier.cut() // asynq files the retry, and the handler runs on

@@ -84,9 +84,7 @@ func parkInOrder(t *testing.T, rdb redis.UniversalClient, queue string, workers,
 			parked++
 		}
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer g.Close(context.WithoutCancel(t.Context()))
 	client := asynq.NewClientFromRedisClient(rdb)
 	for i := range tasks {
@@ -108,9 +106,7 @@ func parkInOrder(t *testing.T, rdb redis.UniversalClient, queue string, workers,
 		}
 		return nil
 	}
-	if err := server.Start(g.Middleware(asynq.HandlerFunc(handler))); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, server.Start(g.Middleware(asynq.HandlerFunc(handler))))
 	defer server.Shutdown()
 	select {
 	case <-done:

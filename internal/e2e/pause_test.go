@@ -237,9 +237,7 @@ func TestControls_limitOfTasks(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}}})
-		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 2, "a larger plan"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 2, "a larger plan"))
 		r.enqueue("work", one)
 		r.enqueue("work", one)
 		first, second := r.stage.next(t), r.stage.next(t)
@@ -256,12 +254,8 @@ func TestControls_explain(t *testing.T) {
 		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry})
 		end := time.Now().Add(time.Hour)
 		controls := guard.Controls()
-		if err := controls.SetLimit(t.Context(), "work|1", 7, "plan"); err != nil {
-			t.Fatal(err)
-		}
-		if err := controls.Pause(t.Context(), "work", end, "repair"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, controls.SetLimit(t.Context(), "work|1", 7, "plan"))
+		redistest.Must(t, controls.Pause(t.Context(), "work", end, "repair"))
 		task := asynq.NewTask("work", []byte(`{"id":1}`))
 		all, err := guard.Explain(t.Context(), task)
 		if err != nil || len(all) != 1 || all[0].Limit != 7 || len(all[0].Controls) != 2 || !all[0].NextWake.Equal(end) {
@@ -282,13 +276,9 @@ func TestControls_scopeOfNoRule(t *testing.T) {
 	guard := newGuard(t, redistest.Mini(t), log, &events{},
 		automutex.Rule{Task: "work:", On: []string{"id"}, Busy: automutex.Retry}, automutex.Rule{Task: "mail", Scope: "my scope", Busy: automutex.Retry})
 	for _, target := range []string{"work:x", "work:x|1", "my scope", "elsewhere"} {
-		if err := guard.Controls().Pause(t.Context(), target, time.Time{}, ""); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, guard.Controls().Pause(t.Context(), target, time.Time{}, ""))
 	}
-	if err := guard.Controls().Resume(t.Context(), "my scope"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, guard.Controls().Resume(t.Context(), "my scope"))
 	redistest.Eventually(t, patience, func() bool { return strings.Contains(log.Text(slog.LevelWarn), "target=elsewhere") }, "a log line")
 	if text := log.Text(slog.LevelWarn); strings.Count(text, "that no rule of this Guard has") != 1 {
 		t.Errorf("log: %s", text)

@@ -86,9 +86,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	t.Cleanup(func() { _ = others.Close() })
 	for name := range policies {
 		lease, err := others.Mutex(name, lock.Parts(keyValue)).TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		id := r.enqueue(name, private)
 		switch name {
 		case "archive":
@@ -123,9 +121,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 
 	id := r.enqueue("lost", private)
 	run = r.stage.next(t)
-	if err := r.rdb.Del(t.Context(), keytext.HashedKey(secret, r.cfg.Prefix, "lost", keyValue)).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, r.rdb.Del(t.Context(), keytext.HashedKey(secret, r.cfg.Prefix, "lost", keyValue)).Err())
 	run.returns(nil)
 	r.awaitEvent(automutex.EventLost, id)
 
@@ -152,9 +148,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	fail.Before(nil)
 
 	explained, err := r.guard.Explain(t.Context(), asynq.NewTask("lost", []byte(private)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, e := range explained {
 		fmt.Fprintln(&told, e)
 	}
@@ -181,16 +175,12 @@ func storedText(t *testing.T, w *strings.Builder, s *redistest.Server, r *rig) {
 	for _, addr := range s.Addrs() {
 		node := redis.NewClient(&redis.Options{Addr: addr})
 		keys, err := node.Keys(t.Context(), r.cfg.Prefix+":*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for _, key := range keys {
 			members, err := r.rdb.ZRange(t.Context(), key, 0, -1).Result()
 			fmt.Fprintln(w, key, members, err)
 		}
-		if err := node.Close(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, node.Close())
 	}
 	if w.Len() == before {
 		t.Error("nothing is stored")

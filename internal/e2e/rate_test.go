@@ -46,9 +46,7 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 	first := r.enqueue("work", one)
 	run := r.stage.next(t)
 	if reason == automutex.ReasonClosed {
-		if err := automutex.CloseGate(run.ctx, time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
 	}
 	run.returns(nil)
 	r.await(first, asynq.TaskStateCompleted)

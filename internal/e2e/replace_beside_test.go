@@ -94,9 +94,7 @@ func TestReplace_hold(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: 10 * time.Second})}, served: untouched(t)})
 		old := r.enqueue("work", one)
 		running := r.stage.next(t)
-		if err := automutex.CloseGate(running.ctx, time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, automutex.CloseGate(running.ctx, time.Hour))
 		newer := r.enqueue("work", one)
 		r.awaitRetried(newer, 0)
 		if err := context.Cause(running.ctx); err != nil {

@@ -71,9 +71,7 @@ func TestReplace_handedOn(t *testing.T) {
 		waits := r.enqueue("work", one)
 		r.awaitLine(1, "work", "1")
 		arrival, _, err := inner.Arrive(t.Context(), m())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		got := make(chan error, 1)
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -86,9 +84,7 @@ func TestReplace_handedOn(t *testing.T) {
 		}()
 		r.awaitLine(2, "work", "1")
 		r.free(taken)
-		if err := <-got; err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, <-got)
 		if event := r.awaitRevoked(waits); event.Held != 0 {
 			t.Errorf("got %+v", event)
 		}

@@ -137,9 +137,7 @@ func TestRun_refuses(t *testing.T) {
 	if err := guard.Run(srv, nil); err == nil || !strings.Contains(err.Error(), "handler is nil") {
 		t.Errorf("got %v", err)
 	}
-	if err := srv.Start(guard.Middleware(asynq.NewServeMux())); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, srv.Start(guard.Middleware(asynq.NewServeMux())))
 	defer srv.Shutdown()
 	if err := guard.Run(srv, asynq.NewServeMux()); err == nil || !strings.Contains(err.Error(), "did not start") {
 		t.Errorf("got %v", err)

@@ -106,9 +106,7 @@ func TestSkip_ownAttemptUnderALoweredLimit(t *testing.T) {
 		id := r.enqueue("work", one, asynq.Timeout(time.Second))
 		own := r.stage.next(t)
 		r.awaitRetried(id, 1) // its handler ignores its timeout
-		if err := r.guard.Controls().SetLimit(t.Context(), "work|1", 1, "a test"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 1, "a test"))
 		redistest.Eventually(t, patience, func() bool { return len(inner.InForce(r.guard.Controls())) == 1 }, "the limit is in force")
 		r.rerun(id)
 		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventRetried, automutex.EventSkipped)) > 0 }, "it finds the key taken")

@@ -66,15 +66,11 @@ func TestPolicies_withEachField(t *testing.T) {
 	got := b.String() + "\n" + notes.String()
 	path := filepath.Join("testdata", "policies.txt")
 	if *updatePolicies {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.WriteFile(path, []byte(got), 0o600))
 		return
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if string(want) != got {
 		t.Errorf("%s is not what New says; run this test with -update-policies and read the difference", path)
 	}

@@ -161,9 +161,7 @@ func TestServer_withoutServerConfig(t *testing.T) {
 		bare := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
 			Queues: map[string]int{other: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: redistest.Silent{},
 		})
-		if err := bare.Start(r.guard.Middleware(r.stage)); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, bare.Start(r.guard.Middleware(r.stage)))
 		t.Cleanup(bare.Shutdown)
 		lease := r.take("work")
 		r.awaitRetried(r.enqueue("work", nil), 0)
@@ -213,9 +211,7 @@ func TestServer_oneConfigForTwo(t *testing.T) {
 		served := r.served
 		served.Queues = map[string]int{r.queue: 1}
 		second := asynq.NewServerFromRedisClient(r.rdb, served)
-		if err := second.Start(r.guard.Middleware(r.stage)); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, second.Start(r.guard.Middleware(r.stage)))
 		t.Cleanup(second.Shutdown)
 		work(3, 4)
 		for _, run := range runs {
@@ -259,16 +255,12 @@ func TestServer_stacked(t *testing.T) {
 		locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
 		defer locker.Close()
 		inside, err := locker.Mutex("work").TryLock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		id := check(time.Minute)
 		if r.locked("work") {
 			t.Error("the outer key stayed taken")
 		}
-		if err := inside.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, inside.Unlock(t.Context()))
 		r.rerun(id)
 		run := r.stage.next(t)
 		for _, name := range []string{"inner", "outer"} {

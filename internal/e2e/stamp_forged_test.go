@@ -28,9 +28,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 		second := r.enqueueInOrder(c, 1)
 		foreign := r.cfg.Prefix + "-other:{asynq}"
 		rdb := s.Client(t)
-		if err := rdb.ZAdd(t.Context(), foreign, redis.Z{Score: 1, Member: "h:as a holder's that has expired"}).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.ZAdd(t.Context(), foreign, redis.Z{Score: 1, Member: "h:as a holder's that has expired"}).Err())
 		for i, key := range []string{
 			foreign, "asynq:{" + r.queue + "}:pending", r.lockOf("held").Key(), r.lockOf("work", "1").Key(),
 			r.lockOf("nobody's").Key(), r.cfg.Prefix + ":{control}", r.cfg.Prefix + ":{}", "", "\x00{}\n", "automutex:{a}:pool",
@@ -40,9 +38,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 			headers := map[string]string{stamp.Header: forged.String()}
 			info, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", fmt.Appendf(nil, `{"id":"forged%d"}`, i), headers),
 				asynq.Queue(r.queue), asynq.TaskID(fmt.Sprint("forged", i)), asynq.MaxRetry(6), asynq.Retention(time.Hour))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			r.finish(info.ID)
 		}
 		if got, err := rdb.ZRange(t.Context(), foreign, 0, -1).Result(); err != nil || len(got) != 1 {

@@ -201,9 +201,7 @@ func TestClose_tooEarly(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
-		if err := r.guard.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.guard.Close(t.Context()))
 		for range 3 {
 			r.awaitRetried(r.enqueue("work", nil), 0)
 		}
@@ -222,9 +220,7 @@ func TestClose_clientBefore(t *testing.T) {
 			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: busy}}, locks: locks})
 			held := r.enqueue("work", nil)
 			run := r.stage.next(t)
-			if err := locks.(interface{ Close() error }).Close(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, locks.(interface{ Close() error }).Close())
 			id := r.enqueue("work", nil)
 			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "close the Guard first") {
 				t.Errorf("%s: the last error is %q", busy, info.LastErr)

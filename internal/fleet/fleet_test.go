@@ -85,9 +85,7 @@ func TestFleet_stopped(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
 		a := announced(rdb, prefix, "gone:1", ruleOfReport)
-		if err := a.write(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, a.write())
 		f, err := Read(ctx, rdb, prefix)
 		if err != nil || len(f.Processes) != 1 {
 			t.Fatalf("%+v, %v", f, err)
@@ -99,9 +97,7 @@ func TestFleet_stopped(t *testing.T) {
 			t.Errorf("%+v, %v", f, err)
 		}
 		rdb.ZAdd(ctx, keys(prefix).index(), redis.Z{Score: float64(f.At.Add(-keepFor - time.Second).UnixMilli()), Member: a.process.ID})
-		if err := announced(rdb, prefix, "next:2", ruleOfReport).write(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, announced(rdb, prefix, "next:2", ruleOfReport).write())
 		f, err = Read(ctx, rdb, prefix)
 		if err != nil || len(f.Processes) != 1 || f.Processes[0].Owner != "next:2" {
 			t.Errorf("%+v, %v", f, err)
@@ -164,9 +160,7 @@ func TestRead_bounded(t *testing.T) {
 	pipe := rdb.Pipeline()
 	for i := range mostProcesses + 10 {
 		text, err := json.Marshal(Process{ID: fmt.Sprint(i), Kind: Worker, Hash: fmt.Sprint(i % (mostSets + 5))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		pipe.ZAdd(ctx, k.index(), redis.Z{Score: float64(now), Member: fmt.Sprint(i)})
 		pipe.Set(ctx, k.process(fmt.Sprint(i)), text, time.Minute)
 		if i%500 == 0 || i == mostProcesses+9 { // some at a time, for a busy machine

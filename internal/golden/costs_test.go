@@ -128,9 +128,7 @@ func TestGolden_costs(t *testing.T) {
 		cost("give it back", unlock)
 	}
 	play() // sends the scripts
-	if err := rdb.Del(ctx, "automutex:{rate}", "automutex:{pool}:pool").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Del(ctx, "automutex:{rate}", "automutex:{pool}:pool").Err())
 	<-time.After(1100 * time.Millisecond) // keys that were wanted within a second are asked for by script
 	out.Reset()
 	play()

@@ -37,15 +37,11 @@ func compare(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.WriteFile(file, []byte(got), 0o644))
 		return
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if got == string(want) {
 		return
 	}
@@ -134,9 +130,7 @@ func dump(t *testing.T, rdb redis.UniversalClient) string {
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return v
 	}
 }
@@ -173,20 +167,14 @@ func TestGolden_stored(t *testing.T) {
 		}},
 		{"a cooldown", func(t *testing.T, l *lock.Locker) {
 			le := lease(l.Mutex("report").TryLock(ctx))
-			if err := le.Cooldown(ctx, time.Hour); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.Cooldown(ctx, time.Hour))
 		}},
 		{"a rate", func(t *testing.T, l *lock.Locker) {
 			le := lease(l.Mutex("report", lock.Rate(1, time.Hour, 1)).TryLock(ctx))
-			if err := le.Unlock(ctx); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, le.Unlock(ctx))
 		}},
 		{"a pause and a limit", func(t *testing.T, l *lock.Locker) {
-			if err := errors.Join(l.Controls().Pause(ctx, "report", time.Time{}, "repair"), l.Controls().SetLimit(ctx, "report|acme", 3, "plan")); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, errors.Join(l.Controls().Pause(ctx, "report", time.Time{}, "repair"), l.Controls().SetLimit(ctx, "report|acme", 3, "plan")))
 		}},
 		{"a pool", func(t *testing.T, l *lock.Locker) {
 			p := l.Pool("licences")
@@ -212,9 +200,7 @@ func TestGolden_stored(t *testing.T) {
 		}},
 		{"a task at work and a parked one", func(t *testing.T, l *lock.Locker) { park(t, s, rdb) }},
 	} {
-		if err := rdb.FlushAll(ctx).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.FlushAll(ctx).Err())
 		t.Run(c.name, func(t *testing.T) {
 			l := lock.New(rdb, lock.Options{Owner: "owner"})
 			defer func() { _ = l.Close() }()
@@ -237,9 +223,7 @@ func park(t *testing.T, s *redistest.Server, rdb redis.UniversalClient) {
 	mux, over := asynq.NewServeMux(), make(chan struct{})
 	mux.Use(guard.Middleware)
 	mux.HandleFunc("work", func(context.Context, *asynq.Task) error { <-over; return nil })
-	if err := srv.Start(mux); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, srv.Start(mux))
 	t.Cleanup(func() {
 		close(over)
 		go func() { _ = guard.Close(context.Background()) }()

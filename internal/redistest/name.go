@@ -38,6 +38,14 @@ func Eventually(t testing.TB, within time.Duration, cond func() bool, msg string
 	}
 }
 
+// Must ends the test if there is an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // poll looks at cond until it is true or the time is up, and at least twice.
 func poll(within time.Duration, cond func() bool) bool {
 	deadline := time.Now().Add(within)

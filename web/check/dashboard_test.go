@@ -54,9 +54,7 @@ func ofPage(t *testing.T) map[string]*dto.MetricFamily {
 		t.Fatal(err)
 	}
 	page, err := web.New(rdb, web.Options{Prefix: prefix, MetricsKeys: 1, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	answer := httptest.NewRecorder()
 	page.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if err := errors.Join(page.(io.Closer).Close(), locker.Close()); err != nil {
@@ -64,9 +62,7 @@ func ofPage(t *testing.T) map[string]*dto.MetricFamily {
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return families
 }
 
@@ -75,9 +71,7 @@ func ofProcess(t *testing.T) map[string][]string {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	m, err := metrics.New(reg, metrics.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, kind := range []automutex.EventKind{
 		automutex.EventWaiting, automutex.EventAcquired, automutex.EventReleased, automutex.EventBusy, automutex.EventSkipped,
 		automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError, automutex.EventKeyError, automutex.EventBlocked, automutex.EventHeadSkipped,
@@ -85,9 +79,7 @@ func ofProcess(t *testing.T) map[string][]string {
 		m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "r", Task: "t", Parked: 1, Busy: &automutex.BusyError{Reason: "rate"}})
 	}
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	names := map[string][]string{"automutex_controls": {"kind"}}
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
@@ -149,18 +141,14 @@ func holdExpression(t *testing.T, names map[string][]string, expression string) 
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../metrics/grafana/automutex.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	var dashboard struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr, LegendFormat string }
 		}
 	}
-	if err := json.Unmarshal(text, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, json.Unmarshal(text, &dashboard))
 	names, asked, shown := known(t), 0, ""
 	for _, panel := range dashboard.Panels {
 		for _, target := range panel.Targets {

@@ -28,9 +28,7 @@ func TestMetrics_parsed(t *testing.T) {
 		}
 	}
 	handler, err := web.New(rdb, web.Options{Prefix: prefix, Rules: []automutex.Rule{{Task: "report"}}, MetricsKeys: 10, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	answer := httptest.NewRecorder()
 	handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if err := handler.(io.Closer).Close(); err != nil {
@@ -41,9 +39,7 @@ func TestMetrics_parsed(t *testing.T) {
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if got := families["automutex_locks_held"].GetMetric()[1].GetGauge().GetValue(); got != float64(len(hostile)) {
 		t.Errorf("automutex_locks_held of the rule is %v, want %d", got, len(hostile))
 	}

@@ -49,25 +49,19 @@ func start(t *testing.T) *world {
 	quiet := slog.New(slog.DiscardHandler)
 	rules := []automutex.Rule{{Task: "report", On: []string{"tenant"}, Busy: automutex.Park}}
 	guard, err := automutex.New(w.rdb, automutex.Config{Rules: rules, Prefix: w.prefix, Owner: "worker-1:4242", Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	w.client = asynq.NewClientFromRedisClient(w.rdb)
 	w.locker = lock.New(w.rdb, lock.Options{Prefix: w.prefix, Owner: "somebody", Logger: quiet})
 	asynqServer := asynq.NewServerFromRedisClient(w.rdb, guard.ServerConfig(asynq.Config{
 		Concurrency: 3, Queues: map[string]int{w.queue: 1}, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: patience, LogLevel: asynq.FatalLevel,
 	}))
-	if err := asynqServer.Start(guard.Middleware(asynq.HandlerFunc(w.handle))); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, asynqServer.Start(guard.Middleware(asynq.HandlerFunc(w.handle))))
 	handler, err := web.New(w.rdb, web.Options{
 		RootPath: "/locks", Prefix: w.prefix, Rules: rules, AsynqmonPath: "/asynq", Logger: quiet,
 		Access: func(*http.Request) web.Access { return web.AccessOperate },
 		Audit:  func(a web.Action) { w.mu.Lock(); defer w.mu.Unlock(); w.actions = append(w.actions, a) },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	mux := http.NewServeMux()
 	mux.Handle("/locks/", handler)
 	w.server = httptest.NewServer(mux)
@@ -166,13 +160,9 @@ func TestPage_liveWithinTwoSeconds(t *testing.T) {
 	for i := range 10 {
 		m := w.locker.Mutex("other", lock.Parts(string(rune('a'+i))))
 		lease, err := m.TryLock(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		took = append(took, b.text("other|"+string(rune('a'+i))))
-		if err := lease.Unlock(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, lease.Unlock(context.Background()))
 		if took[i] <= 2*time.Second {
 			return
 		}
@@ -188,9 +178,7 @@ func TestPage_hostileKeys(t *testing.T) {
 		w.leaseOf(tenant)
 	}
 	long := w.prefix + ":{" + strings.Repeat("<b>x</b>", 512) + "}"
-	if err := w.rdb.Set(context.Background(), long, "a|b|c", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, w.rdb.Set(context.Background(), long, "a|b|c", 0).Err())
 	b.do(chromedp.Navigate(w.url("keys?q=" + url.QueryEscape(`"><script>wrong.push("typed")</script>`))))
 	b.text("No lock passes the filter.")
 	b.nothingWrong()

@@ -29,9 +29,7 @@ type block struct {
 func readTutorial(t *testing.T) (blocks []block) {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorial.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	named := regexp.MustCompile("as `([a-z/]+\\.go)`")
 	at := 0
 	for _, m := range regexp.MustCompile("(?s)```(sh|go|text)\n(.*?)```\n").FindAllSubmatchIndex(page, -1) {
@@ -75,9 +73,7 @@ func TestTutorial(t *testing.T) {
 		cmd := exec.Command("bash", "-e", "-c", shell.String()+command)
 		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = folder, env, printed, printed
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // go run has a child: both are signalled
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, cmd.Start())
 		return cmd
 	}
 	var worker *exec.Cmd
@@ -86,12 +82,8 @@ func TestTutorial(t *testing.T) {
 		switch {
 		case block.kind == "go":
 			name := filepath.Join(folder, "payments", block.file)
-			if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(name, []byte(block.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+			redistest.Must(t, os.WriteFile(name, []byte(block.text), 0o600))
 		case block.kind == "text":
 			texts++
 			for line := range strings.Lines(block.text) {
@@ -124,12 +116,8 @@ func TestTutorial(t *testing.T) {
 		ctx, cancel := context.WithTimeout(b.ctx, patience)
 		defer cancel()
 		png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "tutorial.png"), png, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, os.WriteFile(filepath.Join(dir, "tutorial.png"), png, 0o644))
 	}
 }
 
@@ -138,13 +126,9 @@ func TestTutorial(t *testing.T) {
 func fromTree(t *testing.T, begin func(command string) *exec.Cmd) (proxies string) {
 	t.Helper()
 	root, err := filepath.Abs(filepath.Join("..", ".."))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	gomod, err := os.ReadFile(filepath.Join(root, "web", "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	release := regexp.MustCompile(`github.com/automutex/automutex (v[^\s]+)`).FindSubmatch(gomod) // the next one
 	if release == nil {
 		t.Fatal("web requires no automutex")
@@ -152,21 +136,13 @@ func fromTree(t *testing.T, begin func(command string) *exec.Cmd) (proxies strin
 	proxy := t.TempDir()
 	for _, module := range []string{"", "/web"} {
 		path := "github.com/automutex/automutex" + module
-		if err := begin("go mod edit -replace " + path + "@" + string(release[1]) + "=" + root + module).Wait(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, begin("go mod edit -replace "+path+"@"+string(release[1])+"="+root+module).Wait())
 		versions := filepath.Join(proxy, filepath.FromSlash(path), "@v")
-		if err := os.MkdirAll(versions, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(versions, "list"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.MkdirAll(versions, 0o755))
+		redistest.Must(t, os.WriteFile(filepath.Join(versions, "list"), nil, 0o600))
 	}
 	others, err := exec.Command("go", "env", "GOPROXY").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return "file://" + proxy + "," + strings.TrimSpace(string(others))
 }
 
@@ -200,9 +176,7 @@ func stop(t *testing.T, cmd *exec.Cmd, printed *output) {
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }

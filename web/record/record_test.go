@@ -25,9 +25,7 @@ const patience = 30 * time.Second
 func recorder(t *testing.T, rdb redis.UniversalClient, prefix string) *Recorder {
 	t.Helper()
 	r, err := New(rdb, Options{Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -46,9 +44,7 @@ func age(t *testing.T, r *Recorder) (key string) {
 			continue
 		}
 		key = r.minuteKey(minute - 5)
-		if err := r.rdb.Rename(ctx, r.minuteKey(minute), key).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.rdb.Rename(ctx, r.minuteKey(minute), key).Err())
 	}
 	return key
 }
@@ -67,24 +63,18 @@ func TestRecorder(t *testing.T) {
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventBusy, Rule: "my rule", Key: key, Queue: "q", TaskID: "1", Policy: automutex.Park, Busy: &automutex.BusyError{Holder: "w1"}})
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventReleased, Rule: "my rule"})
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventLost, Rule: "other", Key: key, Queue: "q", TaskID: "2", Err: lock.ErrLost})
-			if err := r.Close(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, r.Close())
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventLost, Rule: "other"})
 		}
 		r := recorder(t, rdb, prefix)
-		if err := r.Write(ctx, Entry{At: time.Now(), Kind: "break", Key: key, By: "ann", Text: "gone", Why: "it hung\xff"}); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, r.Write(ctx, Entry{At: time.Now(), Kind: "break", Key: key, By: "ann", Text: "gone", Why: "it hung\xff"}))
 		for _, key := range []string{r.streamKey(), r.busyKey(), age(t, r)} {
 			if left := rdb.PTTL(ctx, key).Val(); left <= 0 || left > keepFor {
 				t.Errorf("%s expires in %s", key, left)
 			}
 		}
 		counts, err := r.Counts(ctx, 15)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		mine, other := counts["my rule"], counts["other"]
 		if len(counts) != 2 || mine.Acquired != 200 || mine.Busy != 2 || other.Lost != 2 {
 			t.Fatalf("counts: %+v, %+v", mine, other)
@@ -149,17 +139,13 @@ func TestRecorder_bounded(t *testing.T) {
 func TestRecorder_withoutRedis(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and never answers
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer silent.Close()
 	rdb := redis.NewClient(&redis.Options{Addr: silent.Addr().String(), MaxRetries: -1, ReadTimeout: 100 * time.Millisecond, DialTimeout: 100 * time.Millisecond})
 	defer rdb.Close()
 	var log bytes.Buffer
 	r, err := New(rdb, Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	flushing := make(chan struct{})
 	go func() {
 		defer close(flushing)
@@ -174,9 +160,7 @@ func TestRecorder_withoutRedis(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 	<-flushing
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, r.Close())
 	if !strings.Contains(log.String(), "it is dropped") {
 		t.Errorf("the log says %q", log.String())
 	}
@@ -196,9 +180,7 @@ func TestRecorder_rights(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	r := recorder(t, rdb, prefix)
 	r.Observe(ctx, automutex.Event{Kind: automutex.EventLost, Rule: "r", Err: lock.ErrLost})
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, r.Close())
 	aged := recorder(t, admin, prefix)
 	age(t, aged)
 	if counts, err := r.Counts(ctx, 15); err != nil || counts["r"] == nil || counts["r"].Lost != 1 {
@@ -226,9 +208,7 @@ func TestRecorder_busyPushesNothingOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := r.Timeline(ctx, time.Hour, 100)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		n := map[string]int{}
 		for _, e := range got.Entries {
 			n[e.Kind]++
@@ -268,9 +248,7 @@ func TestRecorder_completeMinutes(t *testing.T) {
 		rdb.AddHook(hook)
 		r := recorder(t, rdb, prefix)
 		count := func(minute int64) {
-			if err := rdb.HIncrBy(ctx, r.minuteKey(minute), "busy r", 1).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.HIncrBy(ctx, r.minuteKey(minute), "busy r", 1).Err())
 		}
 		want := func(busy int64, minutes int) {
 			t.Helper()
@@ -299,15 +277,11 @@ func TestRecorder_completeMinutes(t *testing.T) {
 func TestRecorder_closeWithin(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and never answers
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer silent.Close()
 	rdb := redis.NewClient(&redis.Options{Addr: silent.Addr().String(), MaxRetries: -1, ReadTimeout: 12 * time.Second})
 	r, err := New(rdb, Options{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	r.Observe(context.Background(), automutex.Event{Kind: automutex.EventLost})
 	began := time.Now()
 	err = r.Close()

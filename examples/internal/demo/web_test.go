@@ -23,18 +23,14 @@ func TestOperators_listenerFails(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	page := &closed{}
 	o := &operators{page: page, served: make(chan struct{}), failed: make(chan error, 1), server: &http.Server{ReadHeaderTimeout: patience}}
 	go o.serve(listener, end) // ends with the listener
 	if err := o.failure(); err != nil {
 		t.Errorf("at the start: %v", err)
 	}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, listener.Close())
 	select {
 	case <-ctx.Done():
 	case <-time.After(patience):

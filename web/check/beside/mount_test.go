@@ -49,9 +49,7 @@ func TestMounted(t *testing.T) {
 		}
 	})
 	lease, err := locker.Mutex("held").TryLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() {
 		if err := lease.Unlock(context.Background()); err != nil {
 			t.Error(err)
@@ -74,9 +72,7 @@ func TestMounted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			locks, err := web.New(s.Client(t), web.Options{RootPath: "/locks", Prefix: prefix, AsynqmonPath: "/asynq"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			server := httptest.NewServer(mount(locks))
 			t.Cleanup(func() {
 				if err := locks.(io.Closer).Close(); err != nil {
@@ -106,17 +102,11 @@ func fetch(t *testing.T, url string) (int, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	resp, err := http.DefaultTransport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return resp.StatusCode, string(body)
 }
