@@ -30,7 +30,7 @@ func main() {
 	list := flag.Bool("list", false, "print the mutants and run nothing")
 	within := flag.Duration("within", 0, "begin no mutant after this time; 0: no bound")
 	least := flag.Float64("least", 0, "fail when fewer of the mutants are found, in percent")
-	accepted := flag.String("accepted", "trust/mutate/testdata/accepted.txt", "the survivors that change nothing")
+	accepted := flag.String("accepted", "examples/trust/mutate/testdata/accepted.txt", "the survivors that change nothing")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
