@@ -123,19 +123,20 @@ func newLine(l *Locker) *line {
 // newWaiter returns a waiter whose first ask is pending: the caller sends it. A nil parkNow
 // means that the waiter may not park.
 func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
-	mode := modeJoin
-	select {
-	case <-parkNow:
-		mode = modePark
-	default:
-		if parkNow != nil && m.slots() == 0 {
-			mode = modePark // the lock is paused: park instead of waiting for the end of the pause
-		}
-	}
-	return &waiter{
-		lease: m.newLease(), until: until, mayPark: parkNow != nil, pending: &pendingAsk{mode: mode},
+	w := &waiter{
+		lease: m.newLease(), until: until, mayPark: parkNow != nil,
 		done: make(chan struct{}), leaveDone: make(chan struct{}),
 	}
+	w.pending = &pendingAsk{mode: w.nextMode()}
+	select {
+	case <-parkNow:
+		w.pending.mode = modePark
+	default:
+		if parkNow != nil && m.slots() == 0 {
+			w.pending.mode = modePark // the lock is paused: park instead of waiting for the end of the pause
+		}
+	}
+	return w
 }
 
 // wait takes m's lock. If the lock is busy it waits in line until waitCtx ends, or parks when
@@ -165,7 +166,7 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 		w.wasCalled = m.noteReturn(w.lease, a)
 	}
 	n.handleReply(w, a, nil, sent)
-	if a.Yours || mode == modePark && !a.MorePruning {
+	if a.Yours || a.Parked || mode == modePark && !a.MorePruning {
 		return n.result(ctx, w, 0) // handleReply has closed done: granted, parked or refused
 	}
 	// A grant that is published before the subscription stands is lost. So each new

@@ -240,15 +240,16 @@ func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 type askMode uint8
 
 const (
-	modeTry  askMode = iota // nothing
-	modeJoin                // join the line, or stay in it, for entryLifetime
-	modePark                // keep a place in line without a goroutine
+	modeTry        askMode = iota // nothing
+	modeJoin                      // join the line, or stay in it, for entryLifetime
+	modeJoinOrPark                // so; but park if it is an ordered key, whose head is away
+	modePark                      // keep a place in line without a goroutine
 )
 
 // lifetime is how long the line entry of an ask lives, in ms, as the scripts take it;
 // 0: the ask does not join the line.
 func (mode askMode) lifetime() int64 {
-	if mode == modeJoin {
+	if mode == modeJoin || mode == modeJoinOrPark {
 		return entryLifetime.Milliseconds()
 	}
 	return 0
@@ -261,7 +262,7 @@ func (mode askMode) lifetime() int64 {
 func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (wire.Answer, error) {
 	for {
 		a, err := m.askOnce(ctx, le, mode)
-		if err != nil || !a.MorePruning || mode == modeJoin || ctx.Err() != nil || m.locker.life.Closing.Err() != nil {
+		if err != nil || !a.MorePruning || mode.lifetime() > 0 || ctx.Err() != nil || m.locker.life.Closing.Err() != nil {
 			return a, err
 		}
 	}

@@ -57,7 +57,11 @@ func (orderKind) mayTakeString(*Lock) bool { return false }
 
 func (orderKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	m, park := le.lock, int64(0)
-	if mode == modePark {
+	switch mode {
+	case modeTry, modeJoin:
+	case modeJoinOrPark:
+		park = 2
+	case modePark:
 		park = 1
 	}
 	p := m.order.Place
@@ -81,13 +85,6 @@ func (orderKind) release(le *Lease) (*exchange.Script, []any) {
 // wire.ParseHolder reads a holder's member, or that of the head, which nobody holds the lock before.
 func (orderKind) parseHolder(member string) (inside.Holder, bool) {
 	return wire.ParseHolderOrHead(member)
-}
-
-// headStaysAway reports whether the head that the asker is behind is held, or comes only in a while: then nobody waits
-// for it in a worker.
-func headStaysAway(a wire.Answer) bool {
-	state, comes := a.Behind()
-	return state == "h" || comes > longGate
 }
 
 // setBehind sets the reason of an asker that is behind a head which does not hold the lock.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // stampDeadline is that of stamps in these tests: no look is due unless a test shortens it.
@@ -127,6 +128,59 @@ func TestOrder_retryKeepsThePlace(t *testing.T) {
 		a.place.Retried = 1
 		a.end(t, a.mustRun(t), inside.OutcomeDone)
 		b.end(t, b.mustRun(t), inside.OutcomeDone)
+	})
+}
+
+// Nobody waits in a worker for a head that has failed. Behind one that was not seen yet a task waits.
+func TestOrder_parksBehindAHeadThatIsAway(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		key := l.Mutex(t.Name()).Key()
+		a, b, c := stampTask(t, l, key, "default/a"), stampTask(t, l, key, "default/b"), stampTask(t, l, key, "default/c")
+		waits, got := make(chan error, 1), make(chan struct{})
+		go func() {
+			_, err := b.lock(onWait(func() { close(got) })).lockOrPark(t.Context(), make(chan struct{}))
+			waits <- err
+		}()
+		<-got
+		a.end(t, a.mustRun(t), inside.OutcomeStays)
+		_, err := c.lock(onWait(func() { t.Error("waits for a head that has failed") })).lockOrPark(t.Context(), make(chan struct{}))
+		if busy := wantBusy(t, err); !busy.Parked || busy.Reason != inside.ReasonBehind || busy.Note != a.note {
+			t.Fatalf("%v, want parked behind %s", busy, a.note)
+		}
+		if busy := wantBusy(t, <-waits); !busy.Parked || busy.Note != a.note {
+			t.Fatalf("who waited already: %v, want parked behind %s", busy, a.note)
+		}
+	})
+}
+
+// A release names no task to look for, however old its stamp is: the key has just come free. A check does.
+func TestOrder_noLookAtARelease(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		key := l.Mutex(t.Name()).Key()
+		a := stampTask(t, l, key, "default/a")
+		for _, note := range []string{"default/b", "default/c"} {
+			stampTaskFor(t, l, key, note, 0)
+		}
+		le, m := a.mustRun(t), l.byOrder(key)
+		le.endOrder(inside.OutcomeDone)
+		script, args := orderKind{}.release(le)
+		named := func(reply any, err error) int {
+			list, ok := reply.([]any)
+			if err != nil || !ok {
+				t.Fatalf("%v, %v; %s", reply, err, dump(a.lock()))
+			}
+			return len(list) - 3
+		}
+		if n := named(l.conn.Run(t.Context(), script, m.keys, args)); n != 0 {
+			t.Errorf("the release names %d tasks", n)
+		}
+		if n := named(l.conn.Run(t.Context(), wire.OrderActScript, m.keys, m.orderCheck())); n != 1 {
+			t.Errorf("a check names %d tasks, want the head", n)
+		}
 	})
 }
 

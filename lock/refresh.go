@@ -26,10 +26,7 @@ func (n *line) ring() {
 	for _, w := range n.waiters {
 		expired := !w.slotFreeAt.IsZero() && !w.slotFreeAt.After(now)
 		if w.pending == nil && (expired || !w.refreshAt.After(now.Add(refreshTogether))) {
-			w.pending = &pendingAsk{mode: modeJoin}
-			if w.state == stateParkNext {
-				w.pending.mode = modePark
-			}
+			w.pending = &pendingAsk{mode: w.nextMode()}
 			due = append(due, w)
 		}
 		next = life.Earliest(next, w.nextAsk())
@@ -37,6 +34,17 @@ func (n *line) ring() {
 	n.mu.Unlock()
 	n.alarm.Set(next)
 	exchange.InBatches(n.locker.conn, n.locker.life.Branch, due, func(w *waiter) string { return w.lease.lock.Key() }, n.refresh)
+}
+
+// nextMode is the mode of the next ask of w. Callers hold mu.
+func (w *waiter) nextMode() askMode {
+	switch {
+	case w.state == stateParkNext:
+		return modePark
+	case w.mayPark:
+		return modeJoinOrPark
+	}
+	return modeJoin
 }
 
 // refresh asks for a batch of waiters, in one pipeline for each script: pools have another
@@ -99,7 +107,7 @@ func (n *line) handleReply(w *waiter, a wire.Answer, err error, sent time.Time) 
 	case a.Yours:
 		m.won(w.lease, a, sent)
 		n.end(w, stateGranted)
-	case ask.mode == modePark && !a.MorePruning:
+	case a.Parked || ask.mode == modePark && !a.MorePruning:
 		w.last = a
 		n.locker.parking.NoteParked(m.parked(), m.note, a, w.wasCalled)
 		n.end(w, stateParkedOrRefused)
@@ -120,7 +128,7 @@ func (n *line) stayInLine(w *waiter, a wire.Answer, sent time.Time, repeat bool)
 	if w.hintAt.Before(sent) {
 		w.hint = wire.Message{} // this reply came later, and w did not hold the lock then
 	}
-	if w.mayPark && (a.Gate > longGate || m.slots() == 0 || headStaysAway(a)) {
+	if w.mayPark && (a.Gate > longGate || m.slots() == 0) {
 		w.state = stateParkNext // nobody may take the lock for a while
 	}
 	w.refreshAt, w.slotFreeAt = now.Add(refreshEvery), time.Time{}

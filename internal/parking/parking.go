@@ -24,6 +24,9 @@ const (
 	SlotFreeLimit = 3 * time.Millisecond
 	// MaxInbound is how many notes of a line are called at once, at most.
 	MaxInbound = 64
+	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them would
+	// wait for each other in asynq's queue.
+	maxInboundInOrder = 4 * MaxInbound
 	// VainCallFloor is the share of inbound that is left at least when called work finds the
 	// lock busy and parks again, which takes one off, until other called work finds it idle.
 	VainCallFloor = 1.0 / 2
@@ -197,9 +200,6 @@ func (p *Parking) NoteParked(m Lock, note string, a wire.Answer, called bool) {
 		n.noteArrival(note)
 		n.noteVain()
 	}
-	if state, _ := a.Behind(); state == "a" { // what was called ahead comes in vain until the failed task is back
-		n.Inbound, n.InboundMost = 1, 1
-	}
 	var at time.Time
 	if p.caller != nil { // nil: this Locker cannot call, so others check the line
 		at = p.checkSoon(n)
@@ -263,7 +263,11 @@ func (p *Parking) WantedCalls(m Lock) (inbound, life any) {
 	if n == nil {
 		return int64(1), p.leastLife.Milliseconds()
 	}
-	return int64(n.Inbound), p.CallLife(n).Milliseconds()
+	wanted := n.Inbound
+	if m.Ordered { // a task that fails has those that were called behind it come in vain
+		wanted = max(1, min(wanted, float64(maxInboundInOrder/max(1, p.parkedN))))
+	}
+	return int64(wanted), p.CallLife(n).Milliseconds()
 }
 
 // MinCallLifeArg is MinCallLife in ms, as scripts take it; boxed once.

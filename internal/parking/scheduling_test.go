@@ -251,6 +251,33 @@ func TestLineKeepsTheLimit(t *testing.T) {
 	}
 }
 
+// However many ordered keys have parked work, a process calls no more than asynq's queue has room for; one of each.
+func TestInboundInOrder(t *testing.T) {
+	t.Parallel()
+	p := newClosed(t)
+	called := func(ordered bool) any {
+		m := Lock{Keys: []string{"0"}, Limit: 1, Ordered: ordered}
+		inbound, _ := p.WantedCalls(m)
+		return inbound
+	}
+	for i, want := range map[int]int64{1: MaxInbound, 10: maxInboundInOrder / 10, 1000: 1} {
+		p.mu.Lock()
+		for k := range i {
+			n := p.line(mutex(fmt.Sprint(k)))
+			n.Inbound = MaxInbound
+			p.checkSoon(n)
+		}
+		p.parkedN = i
+		p.mu.Unlock()
+		if got := called(true); got != want {
+			t.Errorf("%d keys: %v of one in order are called, want %d", i, got, want)
+		}
+		if got := called(false); got != int64(MaxInbound) {
+			t.Errorf("%d keys: %v of one are called, want %d", i, got, MaxInbound)
+		}
+	}
+}
+
 // An idle slot after work that came in vain: no more are called than before. Half of what was called when
 // the slot was idle last is the least.
 func TestVain(t *testing.T) {

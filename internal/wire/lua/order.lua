@@ -214,7 +214,7 @@ end
 
 -- advance: give the lock to the head if it waits in a worker, and name the tasks to call and the head to
 -- look for. It calls parked tasks in order until inbound of them and of waiting ones are coming, and
--- none behind a member that is not coming. ended: a slot came free just now.
+-- none behind a member that is not coming. ended: a slot came free just now, so no head is late yet.
 --
 -- Returns the slots that are free, and nil if nobody is kept waiting, else
 -- {parked and waiting, until the first deadline or the gate opens (ms, -1: neither), named, ...}. A named task is
@@ -249,7 +249,7 @@ local function advance(inbound, ended)
   local function name(kind, task)
     reply[#reply + 1] = string.format('|%s|%s|%s|%d|%s|', kind, task.state, task.nonce, task.ticket, task.seen) .. task.note
   end
-  if limit > 0 and free > 0 and not closed and due(head) then
+  if limit > 0 and free > 0 and not closed and not ended and due(head) then
     name('l', head)
   end
   local coming = 0

@@ -6,7 +6,7 @@
 -- ARGV[2] keep     the asker's lease + 1000 (ms)
 -- ARGV[3] stay     life of a waiting member without another ask (ms); 0: do not wait
 -- ARGV[4] limit    1, or 0 while the lock is paused
--- ARGV[5] park     1: park if the lock is not given (so does 2); 0: do not park
+-- ARGV[5] park     1: park if the lock is not given; 2: so, if the head is away; 0: do not park
 -- ARGV[6] every    a rate, see ask (us)
 -- ARGV[7] spare    of that rate (us)
 -- ARGV[8] nonce    of the stamp of <note>; ~ and its hash for a task without one
@@ -24,7 +24,7 @@
 -- An arrival is an ask with another token than that of the waiting member. It sets the member to a state in
 -- which it is not called, and a hold ends. A task without a member joins at its own ticket, or at the end.
 local lock, body, limit = KEYS[1], ARGV[1], math.min(1, tonumber(ARGV[4]))
-local lease, stay, park = ARGV[2] - 1000, tonumber(ARGV[3]), tonumber(ARGV[5]) > 0
+local lease, stay, park = ARGV[2] - 1000, tonumber(ARGV[3]), ARGV[5] == '1'
 --@include clock
 
 --@include deadline
@@ -128,7 +128,11 @@ if place == 0 and held < limit and not closed then
 end
 
 -- 6. Not its turn: wait, park, or neither. An earlier run of this task holds the lock: the member stays that run's.
+-- The head is away if it is held, or was here and comes back by itself: nobody waits for it in a worker.
 local parked = 0
+if ARGV[5] == '2' and place > 0 and held == 0 then
+  park = string.find(heads('1')[1].state, '[ah]') ~= nil
+end
 if same_note then
   task.state, task.since, task.owner = 'a', '', ''
 elseif park then
