@@ -104,7 +104,7 @@ local function note_ticket(ticket)
 end
 
 -- begin_order: that ticket is given. A key that is new gets its TTL before anything is in order: Redis may refuse
--- PEXPIRE to a user without the right.
+-- PEXPIRE to a user without the right. Returns the key's TTL of before (ms).
 local function begin_order(ticket)
   local ttl = redis.call('PTTL', lock)
   note_ticket(ticket)
@@ -112,6 +112,7 @@ local function begin_order(ticket)
     redis.call('ZREM', lock, 't')
     redis.call('PEXPIRE', lock, string.format('%d', order_life))
   end
+  return ttl
 end
 
 -- intent_name: the text of an intent, which a stamp that is sent twice finds.

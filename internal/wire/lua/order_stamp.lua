@@ -44,9 +44,9 @@ if cap > 0 then
   end
 end
 local ticket = next_ticket()
-begin_order(ticket)
+local ttl = begin_order(ticket)
 redis.call('ZADD', lock, order_score(ticket), name)
-if redis.call('PTTL', lock) < order_life - 86400000 and redis.pcall('PEXPIRE', lock, string.format('%d', order_life)) ~= 1 then
+if ttl >= 0 and ttl < order_life - 86400000 and redis.pcall('PEXPIRE', lock, string.format('%d', order_life)) ~= 1 then
   -- Redis refused it: for a key that exists the reply is 1 or an error. Without a TTL the stamp could stay for ever.
   redis.call('ZREM', lock, name)
   redis.call('PEXPIRE', lock, string.format('%d', order_life))
