@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 )
@@ -127,11 +126,11 @@ func tuned(n int, hold time.Duration) time.Duration {
 // contenders are all that are measured, in the order of the tables.
 var contenders = slices.Concat(floors, ours, []*contender{asTasks}, raws, rawNatives, redislocks, redsyncs, rueidislocks, semaphores)
 
-func contenderNamed(name string) (*contender, error) {
-	for _, c := range contenders {
-		if c.String() == name {
-			return c, nil
-		}
+// contenderNamed is nil if there is none.
+func contenderNamed(name string) *contender {
+	i := slices.IndexFunc(contenders, func(c *contender) bool { return c.String() == name })
+	if i < 0 {
+		return nil
 	}
-	return nil, fmt.Errorf("bench: there is no contender %q", name)
+	return contenders[i]
 }

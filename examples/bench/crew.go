@@ -45,10 +45,10 @@ type ware struct {
 }
 
 // outfit has the entry's locks around a handler.
-func outfit(entry string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
+func outfit(entry string, c conf, config asynq.Config, work asynq.Handler) *shop {
 	switch {
 	case entry == noLocks:
-		return &shop{work, config}, nil
+		return &shop{work, config}
 	case strings.HasPrefix(entry, guardedBy):
 		return guardedWith(automutex.Rule{}, entry, c, config, work)
 	case strings.HasSuffix(entry, returns):
@@ -72,39 +72,26 @@ const (
 )
 
 // guardedWith has a rule with the policy of an entry around a handler.
-func guardedWith(rule automutex.Rule, entry string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
-	cfg, err := configOf(rule, entry)
-	if err != nil {
-		return nil, err
-	}
-	guard, err := automutex.New(connect(c), cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &shop{guard.Middleware(work), guard.ServerConfig(config)}, nil
+func guardedWith(rule automutex.Rule, entry string, c conf, config asynq.Config, work asynq.Handler) *shop {
+	guard := get(automutex.New(connect(c), configOf(rule, entry)))
+	return &shop{guard.Middleware(work), guard.ServerConfig(config)}
 }
 
 // configOf has a rule with the policy of an entry.
-func configOf(rule automutex.Rule, entry string) (automutex.Config, error) {
+func configOf(rule automutex.Rule, entry string) automutex.Config {
 	name, front := strings.CutSuffix(strings.TrimPrefix(entry, guardedBy), atFront)
 	policy, ok := rules[name]
 	if !ok {
-		return automutex.Config{}, fmt.Errorf("bench: there is no rule for %q", entry)
+		panic(fmt.Errorf("bench: there is no rule for %q", entry))
 	}
 	rule.Busy, rule.Wait, rule.InOrder = policy.Busy, policy.Wait, policy.InOrder
 	rule.Task, rule.On = "order", []string{"Key"}
-	return automutex.Config{Rules: []automutex.Rule{rule}, WakeAtFront: front, Logger: slog.New(slog.DiscardHandler)}, nil
+	return automutex.Config{Rules: []automutex.Rule{rule}, WakeAtFront: front, Logger: slog.New(slog.DiscardHandler)}
 }
 
-func homemade(name string, c conf, config asynq.Config, work asynq.Handler, wait bool) (*shop, error) {
-	contender, err := contenderNamed(name)
-	if err != nil {
-		return nil, err
-	}
-	l, err := contender.open(c)
-	if err != nil {
-		return nil, err
-	}
+func homemade(name string, c conf, config asynq.Config, work asynq.Handler, wait bool) *shop {
+	contender := contenderNamed(name)
+	l := get(contender.open(c))
 	config.IsFailure = func(err error) bool { return !errors.Is(err, errBusy) }
 	config.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
 		if errors.Is(err, errBusy) {
@@ -129,5 +116,5 @@ func homemade(name string, c conf, config asynq.Config, work asynq.Handler, wait
 		defer func() { err = errors.Join(err, got.release(context.WithoutCancel(ctx))) }()
 		return work.ProcessTask(ctx, t)
 	})
-	return &shop{middleware, config}, nil
+	return &shop{middleware, config}
 }

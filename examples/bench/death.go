@@ -17,7 +17,6 @@ var deathScenario = scenario{
 		"deadline that Redis has stored the first of them holds the key, and what the waiters send until then. " +
 		"Where the server also has 20,000 other keys with a TTL of an hour, it looks less often at one that has expired.",
 	metrics: []metric{{"late", "ms after the deadline", 1}, {"commands", "commands/s per waiter", 2}},
-	plot:    plotSpec{y: "ms after the deadline", log: true},
 	points: func(*bench) []point {
 		return []point{{label: "empty Redis"}, {label: "20,000 foreign keys with a TTL", n: 20_000}}
 	},
@@ -29,99 +28,63 @@ var deathScenario = scenario{
 
 const deathWaiters = 8
 
-func runDeath(ctx context.Context, b *bench, p point, entry string) (v values, err error) {
-	c, err := contenderNamed(entry)
-	if err != nil {
-		return nil, err
-	}
-	if err := b.server.strew(ctx, p.n); err != nil {
-		return nil, err
-	}
+func runDeath(ctx context.Context, b *bench, p point, entry string) (values, error) {
+	c := contenderNamed(entry)
+	b.server.strew(ctx, p.n)
 	const key = "room:1"
 	with := conf{Addr: b.server.addr, N: deathWaiters, Every: tuned(deathWaiters, hold), TTL: sized(b, 2*time.Second, time.Second)}
-	holder, err := b.hire(ctx, job{Do: "hold", Contender: entry, Conf: with, Key: key})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, holder.dismiss()) }()
-	heirs, err := b.hire(ctx, job{Do: "succeed", Contender: entry, Conf: with, Key: key, N: deathWaiters})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = heirs.kill() }() // some may still wait, for ever
-	if err := heirs.begin(); err != nil {
-		return nil, err
-	}
+	holder := b.hire(ctx, job{Do: "hold", Contender: entry, Conf: with, Key: key})
+	defer holder.dismiss()
+	heirs := b.hire(ctx, job{Do: "succeed", Contender: entry, Conf: with, Key: key, N: deathWaiters})
+	defer heirs.kill() // some may still wait, for ever
+	heirs.begin()
 	time.Sleep(settled)
-	if err := holder.kill(); err != nil {
-		return nil, err
-	}
+	holder.kill()
 	began := time.Now()
-	before, err := b.server.used(ctx, c.sends)
-	if err != nil {
-		return nil, err
-	}
-	deadline, err := c.deadline(ctx, key, b.server)
-	if err != nil {
-		return nil, err
-	}
+	before := b.server.used(ctx, c.sends)
+	deadline := get(c.deadline(ctx, key, b.server))
 	// In the full run long enough to tell late from never.
 	most := sized(b, 20*time.Second, time.Second)
 	late := time.AfterFunc(time.Until(deadline)+most, func() { _ = heirs.cmd.Process.Kill() })
 	defer late.Stop()
 	var got int64
-	err = heirs.result(&got)
+	err := caught(func() { heirs.result(&got) })
 	at := time.Unix(0, got)
-	unfinished := err != nil && time.Since(deadline) >= most
-	if unfinished {
+	if err != nil && time.Since(deadline) >= most {
 		at, err = deadline.Add(most), errUnfinished
-	}
-	if err != nil && !unfinished {
-		return nil, err
+	} else {
+		must(err)
 	}
 	if at.Before(began) {
-		return nil, errors.New("bench: the holder had lost the key before it was killed")
+		panic(errors.New("bench: the holder had lost the key before it was killed"))
 	}
-	after, failed := b.server.used(ctx, c.sends)
 	return values{
 		"late":     milliseconds(at.Sub(deadline)),
-		"commands": after.minus(before).calls / deathWaiters / time.Since(began).Seconds(),
-	}, errors.Join(err, failed)
+		"commands": b.server.since(ctx, before, c.sends).calls / deathWaiters / time.Since(began).Seconds(),
+	}, err
 }
 
 // strew puts n keys with a TTL into the server that have to do with nothing.
-func (s *server) strew(ctx context.Context, n int) error {
-	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+func (s *server) strew(ctx context.Context, n int) {
+	get(s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i := range n {
 			p.Set(ctx, fmt.Sprintf("foreign:%d", i), i, time.Hour)
 		}
 		return nil
-	})
-	return err
+	}))
 }
 
 // holdDuty takes a key and keeps it.
-func holdDuty(ctx context.Context, m *mate) error {
-	l, err := m.open()
-	if err != nil {
-		return err
-	}
-	if _, err := own(ctx, l.handle(m.Key)); err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
-		return err
-	}
-	m.stay()
-	return nil // what it holds is none of its business any more
+func holdDuty(ctx context.Context, m *mate) {
+	l := m.open()
+	get(own(ctx, l.handle(m.Key)))
+	m.ready()
+	m.stay() // what it holds is none of its business any more
 }
 
 // succeedDuty tells when the first of N waiters has the key.
-func succeedDuty(ctx context.Context, m *mate) error {
-	l, err := m.openWarm(ctx)
-	if err != nil {
-		return err
-	}
+func succeedDuty(ctx context.Context, m *mate) {
+	l := m.openWarm(ctx)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type outcome struct {
@@ -136,12 +99,7 @@ func succeedDuty(ctx context.Context, m *mate) error {
 		}()
 	}
 	got := <-first
-	if got.err != nil {
-		return got.err
-	}
-	if err := m.tell(got.at.UnixNano()); err != nil {
-		return err
-	}
+	must(got.err)
+	m.tell(got.at.UnixNano())
 	m.stay()
-	return nil
 }

@@ -16,34 +16,25 @@ var drainScenario = scenario{
 		"a round in which somebody still waits after 30 s ends the cell, and is counted in vain.",
 	metrics: []metric{{"took", "ms", 2}, {"vain", "rounds in vain", 0}},
 	refs:    []string{"BLPOP token"},
-	plot:    plotSpec{y: "ms", log: true},
 	points: func(b *bench) []point {
 		return counts("waiters", sized(b, []int{32, 128}, []int{32})...)
 	},
 	entries: waiters,
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		c, err := contenderNamed(entry)
-		if err != nil {
-			return nil, err
-		}
+		c := contenderNamed(entry)
 		const key = "room:1"
 		if c.floor {
-			if err := b.server.rdb.RPush(ctx, key, "token").Err(); err != nil {
-				return nil, err
-			}
+			must(b.server.rdb.RPush(ctx, key, "token").Err())
 		}
 		var got drainResult
-		_, err = b.alone(ctx, job{
+		b.alone(ctx, job{
 			Do: "drain", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n + 1, Every: tuned(p.n, shortestHold)},
 			Key: key, N: p.n, Time: sized(b, 1500*time.Millisecond, 300*time.Millisecond),
 		}, nil, &got)
-		if err != nil {
-			return nil, err
-		}
 		if len(got.Took) == 0 {
 			return values{"took": milliseconds(patience), "vain": 1}, errUnfinished
 		}
-		v := values{"took": spreadOf(inMilliseconds(got.Took)).median, "vain": 0}
+		v := values{"took": spreadOf(got.Took).median, "vain": 0}
 		if got.InVain {
 			v["vain"] = 1
 		}
@@ -63,16 +54,13 @@ const settled = 300 * time.Millisecond
 const patience = 30 * time.Second
 
 type drainResult struct {
-	Took   []time.Duration
-	InVain bool // somebody waited in vain
+	Took   []float64 // ms
+	InVain bool      // somebody waited in vain
 }
 
 // drainDuty drains lines of N for about Time, and at least once.
-func drainDuty(ctx context.Context, m *mate) error {
-	l, err := m.openWarm(ctx)
-	if err != nil {
-		return err
-	}
+func drainDuty(ctx context.Context, m *mate) {
+	l := m.openWarm(ctx)
 	var r drainResult
 	for began := time.Now(); len(r.Took) == 0 || time.Since(began) < m.Time && len(r.Took) < 10; {
 		d, err := drain(ctx, l, m.Key, m.N)
@@ -80,16 +68,12 @@ func drainDuty(ctx context.Context, m *mate) error {
 			r.InVain = true
 			break
 		}
-		if err != nil {
-			return err
-		}
-		r.Took = append(r.Took, d)
+		must(err)
+		r.Took = append(r.Took, milliseconds(d))
 	}
-	if err := m.tell(r); err != nil {
-		return err
-	}
+	m.tell(r)
 	m.stay()
-	return l.close()
+	must(l.close())
 }
 
 func drain(ctx context.Context, l locker, key string, n int) (time.Duration, error) {
@@ -114,9 +98,7 @@ func drain(ctx context.Context, l locker, key string, n int) (time.Duration, err
 	}
 	time.Sleep(settled)
 	began := time.Now()
-	if err := first.release(ctx); err != nil {
-		return 0, err
-	}
+	must(first.release(ctx))
 	wg.Wait()
 	return time.Since(began), errors.Join(errs...)
 }

@@ -134,7 +134,7 @@ type verdict struct {
 func (r *record) judge() []verdict {
 	var verdicts []verdict
 	b := &bench{quick: r.Quick}
-	native := r.has(&pairsScenario, "", rawNative)
+	native := r.has(&pairsScenario, rawNative)
 	for _, g := range goals {
 		if native && g.scripted || !native && g.native {
 			continue
@@ -158,9 +158,9 @@ func (r *record) judge() []verdict {
 				v.reached = v.got.median <= g.limit
 			}
 			others := slices.DeleteFunc(slices.Clone(g.s.entries(p)), func(name string) bool {
-				c, err := contenderNamed(name)
+				c := contenderNamed(name)
 				return strings.HasPrefix(name, "automutex") || name == noLocks || name == g.to ||
-					err == nil && (c.floor || g.sameTransport && !strings.HasSuffix(g.to, ", "+c.setting))
+					c != nil && (c.floor || g.sameTransport && !strings.HasSuffix(g.to, ", "+c.setting))
 			})
 			v.peer, v.peerGot, _ = r.best(g, p, others)
 			verdicts = append(verdicts, v)

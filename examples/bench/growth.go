@@ -21,7 +21,6 @@ var growthScenario = scenario{
 		"Only automutex has a line, so only it is asked for those. Those in line are entries written by hand: what a real waiter asks again each second, to keep its place, is not in it. " +
 		"The ratio is to the first point of the same kind.",
 	metrics: []metric{{"redis", "Redis µs/pair", 1}},
-	plot:    plotSpec{y: "Redis µs per take and release"},
 	points: func(b *bench) []point {
 		var points []point
 		for _, kind := range []string{"held", "waiting", "parked"} {
@@ -39,84 +38,56 @@ var growthScenario = scenario{
 		return namesOf(ours[:1])
 	},
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		c, err := contenderNamed(entry)
-		if err != nil {
-			return nil, err
-		}
+		c := contenderNamed(entry)
 		var pairs float64
-		spent, err := b.alone(ctx, job{
+		spent := b.alone(ctx, job{
 			Do: "grow", Contender: entry, Conf: conf{Addr: b.server.addr, N: 16, TTL: time.Hour}, Load: p.load, N: p.n,
 			Time: sized(b, 500*time.Millisecond, 100*time.Millisecond),
 		}, c.sends, &pairs)
-		return values{"redis": microseconds(spent.busy) / max(1, pairs)}, err
+		return values{"redis": microseconds(spent.busy) / max(1, pairs)}, nil
 	},
 }
 
 // growDuty takes and releases beside N of what Load says, for Time, and tells
 // how often.
-func growDuty(ctx context.Context, m *mate) error {
-	l, err := m.open()
-	if err != nil {
-		return err
-	}
-	var pass func(context.Context) error
+func growDuty(ctx context.Context, m *mate) {
+	l := m.open()
+	var pass func()
 	switch m.Load {
 	case "held":
 		for i := range m.N {
-			if _, err := own(ctx, l.handle("held:"+strconv.Itoa(i))); err != nil {
-				return err
-			}
+			get(own(ctx, l.handle("held:"+strconv.Itoa(i))))
 		}
 		h := l.handle("room:1")
-		pass = func(ctx context.Context) error {
-			got, err := h.try(ctx)
-			if err != nil {
-				return err
-			}
-			return got.release(ctx)
-		}
+		pass = func() { must(get(h.try(ctx)).release(ctx)) }
 	case "waiting", "parked":
-		if pass, err = passing(ctx, m); err != nil {
-			return err
-		}
+		pass = passing(ctx, m)
 	default:
-		return fmt.Errorf("bench: there is no load %q", m.Load)
+		panic(fmt.Errorf("bench: there is no load %q", m.Load))
 	}
-	if err := pass(ctx); err != nil { // scripts and subscription are there from now on
-		return err
-	}
-	if err := m.ready(); err != nil {
-		return err
-	}
+	pass() // scripts and subscription are there from now on
+	m.ready()
 	n := 0
 	for began := time.Now(); time.Since(began) < m.Time; n++ {
-		if err := pass(ctx); err != nil {
-			return err
-		}
+		pass()
 	}
-	if err := m.tell(n); err != nil {
-		return err
-	}
-	m.stay()
-	return nil // the keys go with the server's next clear
+	m.tell(n)
+	m.stay() // the keys go with the server's next clear
 }
 
 // passing makes a lock with N in line, or parked, and a function that hands it
 // from its holder to one who waits.
-func passing(ctx context.Context, m *mate) (func(context.Context) error, error) {
+func passing(ctx context.Context, m *mate) func() {
 	rdb := connect(m.Conf)
 	coming := func(context.Context, string, string) inside.Fate { return inside.FateComing }
 	l := inner.New(rdb, lock.Options{}, coming, nil)
 	key := l.Mutex("room:1")
-	holds, err := key.TryLock(ctx)
-	if err != nil {
-		return nil, err
-	}
+	holds := get(key.TryLock(ctx))
 	type outcome struct {
 		lease *lock.Lease
 		err   error
 	}
-	pass := func(ctx context.Context) error {
+	pass := func() {
 		inLine := make(chan struct{})
 		got := make(chan outcome, 1)
 		// Ends with the release below, which hands it the lock.
@@ -127,44 +98,41 @@ func passing(ctx context.Context, m *mate) (func(context.Context) error, error) 
 		select {
 		case <-inLine:
 		case o := <-got:
-			return errors.Join(o.err, errors.New("bench: got a lock that was held"))
+			panic(errors.Join(o.err, errors.New("bench: got a lock that was held")))
 		}
-		if err := holds.Unlock(ctx); err != nil {
-			return err
-		}
+		must(holds.Unlock(ctx))
 		o := <-got
+		must(o.err)
 		holds = o.lease
-		return o.err
 	}
 	if m.Load == "parked" {
-		return pass, park(ctx, lock.New(rdb, lock.Options{}), m.N)
+		park(ctx, lock.New(rdb, lock.Options{}), m.N)
+		return pass
 	}
 	// A lock that nobody waits for is a string. The first hand-over makes it what a line
 	// can be written into.
-	if err := pass(ctx); err != nil {
-		return nil, err
-	}
-	return pass, queueUp(ctx, rdb, key.Key(), m.N)
+	pass()
+	queueUp(ctx, rdb, key.Key(), m.N)
+	return pass
 }
 
 // park parks n notes on the lock.
-func park(ctx context.Context, l *lock.Locker, n int) error {
+func park(ctx context.Context, l *lock.Locker, n int) {
 	now := make(chan struct{})
 	close(now)
 	for i := range n {
 		_, err := inner.LockOrPark(ctx, l.Mutex("room:1", lock.Note("task:"+strconv.Itoa(i))), now)
 		var busy *lock.BusyError
 		if !errors.As(err, &busy) || !busy.Parked {
-			return fmt.Errorf("bench: parking: %w", err)
+			panic(fmt.Errorf("bench: parking: %w", err))
 		}
 	}
-	return nil
 }
 
 // queueUp writes n waiters into the line that stay there for an hour: so many
 // goroutines would spend the server's time on keeping their places. Their tickets
 // are of the days to come, so that the two who are measured stand before them.
-func queueUp(ctx context.Context, rdb *redis.Client, key string, n int) error {
+func queueUp(ctx context.Context, rdb *redis.Client, key string, n int) {
 	now := time.Now()
 	ticket := 2e15 + float64(now.UnixMicro()) - 1.6e15 + float64((24 * time.Hour).Microseconds())
 	stale := -float64(now.Add(time.Hour).UnixMilli())
@@ -176,9 +144,7 @@ func queueUp(ctx context.Context, rdb *redis.Client, key string, n int) error {
 				redis.Z{Member: "e:" + body, Score: ticket + float64(k)},
 				redis.Z{Member: "d:" + body, Score: stale})
 		}
-		if err := rdb.ZAdd(ctx, key, members...).Err(); err != nil {
-			return err
-		}
+		must(rdb.ZAdd(ctx, key, members...).Err())
 	}
-	return rdb.Expire(ctx, key, 2*time.Hour).Err()
+	must(rdb.Expire(ctx, key, 2*time.Hour).Err())
 }

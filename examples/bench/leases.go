@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"strconv"
 	"strings"
@@ -22,25 +21,19 @@ var footprintScenario = scenario{
 		{"heap", "process bytes/lock", 0}, {"allocs", "allocations/pair", 0},
 	},
 	refs:   []string{"raw SET NX PX, default"},
-	plot:   plotSpec{y: "Redis bytes per held lock"},
 	points: func(*bench) []point { return counts("held", 1000) },
 	entries: func(point) []string {
 		return namesOf(ours, []*contender{asTasks}, raws[:1], redislocks[:1], redsyncs[:1], rueidislocks, semaphores[:1])
 	},
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		v, err := b.holdMany(ctx, entry, p.n, 0)
-		if err != nil {
-			return nil, err
-		}
-		if err := b.server.clear(ctx); err != nil {
-			return nil, err
-		}
+		v := b.holdMany(ctx, entry, p.n, 0)
+		b.server.clear(ctx)
 		var got pairsResult
-		_, err = b.alone(ctx, job{
+		b.alone(ctx, job{
 			Do: "pairs", Contender: entry, Conf: conf{Addr: b.server.addr, N: 1}, N: 1, Time: sized(b, time.Second, 100*time.Millisecond),
 		}, nil, &got)
 		v["allocs"] = float64(got.Mallocs) / max(1, float64(got.Pairs))
-		return v, err
+		return v, nil
 	},
 }
 
@@ -55,7 +48,6 @@ var leasesScenario = scenario{
 		{"heap", "bytes/lease", 0}, {"goroutines", "goroutines/lease", 2}, {"cpu", "% of a core", 2}, {"redis", "Redis % of a core", 2},
 	},
 	refs:   []string{"automutex, default"},
-	plot:   plotSpec{y: "bytes per lease"},
 	points: func(b *bench) []point { return counts("leases", sized(b, 10_000, 1000)) },
 	entries: func(point) []string {
 		names := namesOf(ours[:1], rueidislocks, raws[:1])
@@ -63,7 +55,7 @@ var leasesScenario = scenario{
 	},
 	takes: 15 * time.Second,
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		return b.holdMany(ctx, entry, p.n, sized(b, renewals(entry), time.Second))
+		return b.holdMany(ctx, entry, p.n, sized(b, renewals(entry), time.Second)), nil
 	},
 }
 
@@ -81,7 +73,7 @@ const slow = " (TTL 30 s)"
 
 // holdMany has a process hold n keys, and measures it; and how much CPU it takes
 // for so long.
-func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.Duration) (v values, err error) {
+func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.Duration) values {
 	with := conf{Addr: b.server.addr, N: 16}
 	name, isSlow := strings.CutSuffix(entry, slow)
 	if isSlow {
@@ -90,63 +82,36 @@ func (b *bench) holdMany(ctx context.Context, entry string, n int, length time.D
 	if b.quick {
 		with.TTL = 1500 * time.Millisecond // else nothing would be renewed
 	}
-	c, err := contenderNamed(name)
-	if err != nil {
-		return nil, err
-	}
-	w, err := b.hire(ctx, job{Do: "leases", Contender: name, Conf: with, N: n, Time: length})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, w.dismiss()) }()
-	empty, err := b.server.memory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := w.begin(); err != nil {
-		return nil, err
-	}
+	c := contenderNamed(name)
+	w := b.hire(ctx, job{Do: "leases", Contender: name, Conf: with, N: n, Time: length})
+	defer w.dismiss()
+	empty := b.server.memory(ctx)
+	w.begin()
 	var got leasesResult
-	if err := w.result(&got); err != nil {
-		return nil, err
-	}
-	v = values{"heap": got.Heap / float64(n), "goroutines": got.Goroutines / float64(n)}
+	w.result(&got)
+	v := values{"heap": got.Heap / float64(n), "goroutines": got.Goroutines / float64(n)}
 	if length == 0 {
-		full, err := b.server.memory(ctx)
-		if err != nil {
-			return nil, err
-		}
-		keys, err := b.server.keyMemory(ctx, "")
-		v["used"], v["key"] = (full-empty)/float64(n), keys/float64(n)
-		return v, err
+		v["used"], v["key"] = (b.server.memory(ctx)-empty)/float64(n), b.server.keyMemory(ctx, "")/float64(n)
+		return v
 	}
-	before, err := b.server.used(ctx, c.sends)
-	if err != nil {
-		return nil, err
-	}
+	before := b.server.used(ctx, c.sends)
 	began := time.Now()
-	if err := w.result(&got); err != nil {
-		return nil, err
-	}
-	after, err := b.server.used(ctx, c.sends)
+	w.result(&got)
 	v["cpu"] = 100 * got.CPU.Seconds() / length.Seconds()
-	v["redis"] = 100 * after.minus(before).busy.Seconds() / time.Since(began).Seconds()
-	return v, err
+	v["redis"] = 100 * b.server.since(ctx, before, c.sends).busy.Seconds() / time.Since(began).Seconds()
+	return v
 }
 
 // keyMemory is the MEMORY USAGE of all keys that match a pattern; an empty one is everything there is.
-func (s *server) keyMemory(ctx context.Context, pattern string) (float64, error) {
+func (s *server) keyMemory(ctx context.Context, pattern string) float64 {
 	sum := 0.0
 	keys := s.rdb.Scan(ctx, 0, pattern, 1000).Iterator()
 	for keys.Next(ctx) {
 		// 0: all members are looked at, not a few of them.
-		n, err := s.rdb.MemoryUsage(ctx, keys.Val(), 0).Result()
-		if err != nil {
-			return 0, fmt.Errorf("bench: MEMORY USAGE: %w", err)
-		}
-		sum += float64(n)
+		sum += float64(get(s.rdb.MemoryUsage(ctx, keys.Val(), 0).Result()))
 	}
-	return sum, keys.Err()
+	must(keys.Err())
+	return sum
 }
 
 type leasesResult struct {
@@ -156,18 +121,11 @@ type leasesResult struct {
 
 // leasesDuty takes N keys and keeps them. It tells what they cost, and then how
 // much CPU Time takes, where that is not 0.
-func leasesDuty(ctx context.Context, m *mate) error {
-	l, err := m.open()
-	if err != nil {
-		return err
-	}
+func leasesDuty(ctx context.Context, m *mate) {
+	l := m.open()
 	const together = 16
-	if err := warm(ctx, l, together); err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
-		return err
-	}
+	warm(ctx, l, together)
+	m.ready()
 	had := footprint()
 	stays := make([]held, m.N)
 	had.Heap += 16 * float64(m.N) // the slice itself
@@ -181,30 +139,16 @@ func leasesDuty(ctx context.Context, m *mate) error {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
+	must(errors.Join(errs...))
 	has := footprint()
-	if err := m.tell(leasesResult{Heap: has.Heap - had.Heap, Goroutines: has.Goroutines - had.Goroutines}); err != nil {
-		return err
-	}
+	m.tell(leasesResult{Heap: has.Heap - had.Heap, Goroutines: has.Goroutines - had.Goroutines})
 	if m.Time > 0 {
-		before, err := cpuTime()
-		if err != nil {
-			return err
-		}
+		before := get(cpuTime())
 		time.Sleep(m.Time)
-		after, err := cpuTime()
-		if err != nil {
-			return err
-		}
-		if err := m.tell(leasesResult{CPU: after - before}); err != nil {
-			return err
-		}
+		m.tell(leasesResult{CPU: get(cpuTime()) - before})
 	}
 	m.stay()
-	runtime.KeepAlive(stays)
-	return nil // the keys go with the server's next clear
+	runtime.KeepAlive(stays) // the keys go with the server's next clear
 }
 
 // footprint is what the heap and the stacks have in use.

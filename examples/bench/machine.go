@@ -22,21 +22,17 @@ type machine struct {
 	Peers []string // module and version
 }
 
-func thisMachine(ctx context.Context, s *server) (machine, error) {
-	info, err := s.info(ctx, "server")
-	if err != nil {
-		return machine{}, err
-	}
+func thisMachine(ctx context.Context, s *server) machine {
 	m := machine{
 		CPU: cpuid.CPU.BrandName, Cores: runtime.NumCPU(), OS: runtime.GOOS + "/" + runtime.GOARCH,
-		Redis: info["redis_version"], Go: strings.TrimPrefix(runtime.Version(), "go"), Date: time.Now().Format(time.DateOnly),
+		Redis: s.info(ctx, "server")["redis_version"], Go: strings.TrimPrefix(runtime.Version(), "go"), Date: time.Now().Format(time.DateOnly),
 	}
 	if m.CPU == "" {
 		m.CPU = "unknown CPU"
 	}
 	build, ok := debug.ReadBuildInfo()
 	if !ok {
-		return m, nil
+		return m
 	}
 	shown := []string{
 		"github.com/redis/go-redis/v9", "github.com/hibiken/asynq", "github.com/go-redsync/redsync/v4",
@@ -47,5 +43,5 @@ func thisMachine(ctx context.Context, s *server) (machine, error) {
 			m.Peers = append(m.Peers, d.Path+" "+d.Version)
 		}
 	}
-	return m, nil
+	return m
 }

@@ -2,7 +2,7 @@
 Bench measures this library beside its peers, and beside what the commands alone
 cost, on a redis-server of its own:
 
-	go run ./bench                 everything; writes examples/bench/RESULTS.md and its plots
+	go run ./bench                 everything; writes examples/bench/RESULTS.md
 	go run ./bench -quick          a short pass that shows that all of it works
 	go run ./bench -only A,D2      some scenarios; with the verdicts as a table to paste
 	go run ./bench -server PATH    another server than the redis-server in PATH
@@ -15,6 +15,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	r, err := o.measured(ctx, stderr)
 	switch {
 	case ctx.Err() != nil:
-		if r != nil && len(r.Samples) > 0 {
+		if r != nil && len(r.Cells) > 0 {
 			_ = r.print(stdout)
 		}
 		fmt.Fprintln(stderr, "bench: interrupted: nothing is written")
@@ -110,7 +111,7 @@ func parseFlags(args []string, stderr io.Writer) (*options, error) {
 	f.BoolVar(&o.quick, "quick", false, "a short pass: small sizes, one repetition; its figures say little")
 	f.StringVar(&only, "only", "", "scenarios to run, such as A,D2 (default all)")
 	f.IntVar(&o.count, "count", 0, "repetitions (default 5; with -quick 1)")
-	f.StringVar(&o.out, "out", "", "folder for RESULTS.md, its plots and results.json (default "+resultsDir+" for a full run and with -from, else nothing is written)")
+	f.StringVar(&o.out, "out", "", "folder for RESULTS.md and results.json (default "+resultsDir+" for a full run and with -from, else nothing is written)")
 	f.StringVar(&o.from, "from", "", "make the report from the figures in this file, which a run has written beside its report")
 	f.StringVar(&o.profiles, "profiles", "", "folder for a CPU profile of each worker process, which costs some speed")
 	f.StringVar(&o.binary, "server", "redis-server", "the server to start: its path, or its name if it is in PATH")
@@ -200,17 +201,17 @@ func writable(dir string) error {
 
 // known tells whether r has figures, and only such as this program makes.
 func (r *record) known() error {
-	if len(r.Samples) == 0 {
+	if len(r.Cells) == 0 {
 		return errors.New("there are no figures in it")
 	}
-	for _, x := range r.Samples {
+	for _, c := range r.Cells {
 		ok := slices.ContainsFunc(scenarios, func(s *scenario) bool {
-			return s.name == x.Scenario && slices.ContainsFunc(s.points(&bench{quick: r.Quick}), func(p point) bool {
-				return p.label == x.Point && slices.Contains(s.entries(p), x.Entry)
+			return s.name == c.Scenario && slices.ContainsFunc(s.points(&bench{quick: r.Quick}), func(p point) bool {
+				return p.label == c.Point && slices.Contains(s.entries(p), c.Entry)
 			})
 		})
 		if !ok {
-			return fmt.Errorf("%s, %s, %s: not of this version of the program; measure again", x.Scenario, x.Point, x.Entry)
+			return fmt.Errorf("%s, %s, %s: not of this version of the program; measure again", c.Scenario, c.Point, c.Entry)
 		}
 	}
 	return nil
@@ -223,19 +224,19 @@ func (o *options) measured(ctx context.Context, progress io.Writer) (_ *record, 
 			return nil, err
 		}
 	}
+	var r record
 	if o.from != "" {
 		text, err := os.ReadFile(o.from)
-		if err != nil {
-			return nil, fmt.Errorf("bench: -from: %w", err)
+		if err == nil {
+			err = json.Unmarshal(text, &r)
 		}
-		r, err := decode(text)
+		if err == nil {
+			err = r.known()
+		}
 		if err != nil {
 			return nil, fmt.Errorf("bench: -from: %s: %w", o.from, err)
 		}
-		if err := r.known(); err != nil {
-			return nil, fmt.Errorf("bench: -from: %s: %w", o.from, err)
-		}
-		return r, nil
+		return &r, nil
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -246,11 +247,10 @@ func (o *options) measured(ctx context.Context, progress io.Writer) (_ *record, 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	m, err := thisMachine(ctx, s)
-	if err != nil {
+	r = record{Count: o.count, Quick: o.quick}
+	if err := caught(func() { r.Machine = thisMachine(ctx, s) }); err != nil {
 		return nil, err
 	}
 	b := &bench{self: self, quick: o.quick, count: o.count, profiles: o.profiles, stderr: progress, progress: progress, server: s}
-	samples, err := b.measure(ctx, o.chosen)
-	return &record{Machine: m, Count: o.count, Quick: o.quick, Samples: samples}, err
+	return &r, b.measure(ctx, o.chosen, &r)
 }

@@ -32,7 +32,6 @@ var orderScenario = scenario{
 		{"rate", "a second", 0}, {"broken", "out of order", 0}, {"gap", "gap p95, ms", 0}, {"intervals", "in intervals", 2}, {"runs", "taken out per task", 2}, {"overlaps", "overlaps", 0},
 		{"commands", "commands/s", 2}, {"away", "of these, parked that come back", 2}, {"of", "time, of asynq's", 2}, {"bytes", "bytes/task", 0},
 	},
-	plot: plotSpec{y: "a second", log: true},
 	points: func(b *bench) []point {
 		return []point{
 			{label: "one key", n: 10, load: "one key"},
@@ -57,9 +56,9 @@ var orderScenario = scenario{
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
 		switch p.load {
 		case "blocked":
-			return b.runBlocked(ctx, p, entry)
+			return b.runBlocked(ctx, p, entry), nil
 		case "enqueue":
-			return b.runEnqueue(ctx, p, entry)
+			return b.runEnqueue(ctx, entry), nil
 		}
 		return b.runOrder(ctx, p, entry)
 	},
@@ -81,13 +80,10 @@ func (b *bench) runOrder(ctx context.Context, p point, entry string) (values, er
 	if entry == numbered+returns {
 		patience = min(patience, tasksPatience)
 	}
-	_, err := b.alone(ctx, job{
+	b.alone(ctx, job{
 		Do: "order", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, Load: p.load,
 		N: sized(b, 1, 50), Time: patience,
 	}, nil, &got)
-	if err != nil {
-		return nil, err
-	}
 	v := values{
 		"rate": float64(got.Done) / got.Took.Seconds(), "broken": float64(got.Broken), "overlaps": float64(got.Overlaps), "runs": float64(got.Runs) / float64(max(1, got.Done)),
 		"gap": milliseconds(got.Gap), "intervals": got.Gap.Seconds() / orderCheck.Seconds(),
@@ -99,14 +95,14 @@ func (b *bench) runOrder(ctx context.Context, p point, entry string) (values, er
 }
 
 // orderLoad gives the tasks of a load, in the order of their enqueueing; 1/part of them.
-func orderLoad(name string, part int) ([]ware, error) {
+func orderLoad(name string, part int) []ware {
 	keys, each, failing := 1, max(20, 10_000/part), false
 	switch name {
 	case "one key":
 	case "failing":
 		keys, each, failing = max(20, 1000/part), max(20, 100/part), true
 	default:
-		return nil, fmt.Errorf("bench: there is no load %q", name)
+		panic(fmt.Errorf("bench: there is no load %q", name))
 	}
 	wares := make([]ware, 0, keys*each)
 	for turn := range each {
@@ -118,7 +114,7 @@ func orderLoad(name string, part int) ([]ware, error) {
 			wares = append(wares, w)
 		}
 	}
-	return wares, nil
+	return wares
 }
 
 type orderResult struct {
@@ -128,25 +124,15 @@ type orderResult struct {
 }
 
 // orderDuty runs a load of tasks in order, for Time at most.
-func orderDuty(ctx context.Context, m *mate) error {
-	wares, err := orderLoad(m.Load, m.N)
-	if err != nil {
-		return err
-	}
+func orderDuty(ctx context.Context, m *mate) {
+	wares := orderLoad(m.Load, m.N)
 	rdb := connect(m.Conf)
 	f := newOrderedWork(wares)
-	servers, handler, err := orderServers(ctx, rdb, m, wares, f)
-	if err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
-		return err
-	}
+	servers, handler := orderServers(ctx, rdb, m, wares, f)
+	m.ready()
 	f.began = time.Now()
 	for _, server := range servers {
-		if err := server.Start(handler); err != nil {
-			return err
-		}
+		must(server.Start(handler))
 	}
 	late := time.NewTimer(m.Time)
 	defer late.Stop()
@@ -154,15 +140,12 @@ func orderDuty(ctx context.Context, m *mate) error {
 	case <-f.done:
 	case <-late.C:
 	}
-	if err := m.tell(f.result()); err != nil {
-		return err
-	}
-	m.stay()
-	return nil // nothing is left to shut down for: the server is cleared next
+	m.tell(f.result())
+	m.stay() // nothing is left to shut down for: the server is cleared next
 }
 
 // orderServers enqueues the tasks, and makes what runs them.
-func orderServers(ctx context.Context, rdb *redis.Client, m *mate, wares []ware, f *orderedWork) ([]*asynq.Server, asynq.Handler, error) {
+func orderServers(ctx context.Context, rdb *redis.Client, m *mate, wares []ware, f *orderedWork) ([]*asynq.Server, asynq.Handler) {
 	config := asynq.Config{
 		Concurrency: m.Conf.N, TaskCheckInterval: orderCheck, DelayedTaskCheckInterval: orderReturns, Logger: redistest.Silent{},
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
@@ -183,13 +166,11 @@ func orderServers(ctx context.Context, rdb *redis.Client, m *mate, wares []ware,
 		}
 		var servers []*asynq.Server
 		for key, of := range byKey {
-			if err := enqueue(ctx, plain, of, asynq.Queue(key)); err != nil {
-				return nil, nil, err
-			}
+			enqueue(ctx, plain, of, asynq.Queue(key))
 			config.Concurrency, config.Queues = 1, map[string]int{key: 1}
 			servers = append(servers, asynq.NewServerFromRedisClient(rdb, config))
 		}
-		return servers, counted(work), nil
+		return servers, counted(work)
 	case numbered + returns:
 		config.IsFailure = func(err error) bool { return !errors.Is(err, errBusy) }
 		config.RetryDelayFunc = func(_ int, err error, _ *asynq.Task) time.Duration {
@@ -198,21 +179,12 @@ func orderServers(ctx context.Context, rdb *redis.Client, m *mate, wares []ware,
 			}
 			return 0
 		}
-		return []*asynq.Server{asynq.NewServerFromRedisClient(rdb, config)}, counted(byNumber(rdb, work)), enqueue(ctx, plain, wares)
+		enqueue(ctx, plain, wares)
+		return []*asynq.Server{asynq.NewServerFromRedisClient(rdb, config)}, counted(byNumber(rdb, work))
 	}
-	cfg, err := configOf(automutex.Rule{}, m.Contender)
-	if err != nil {
-		return nil, nil, err
-	}
-	client, err := automutex.NewClient(rdb, plain, cfg)
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := guardedWith(automutex.Rule{}, m.Contender, m.Conf, config, work)
-	if err != nil {
-		return nil, nil, err
-	}
-	return []*asynq.Server{asynq.NewServerFromRedisClient(rdb, s.config)}, counted(s.handler), enqueue(ctx, client, wares)
+	enqueue(ctx, get(automutex.NewClient(rdb, plain, configOf(automutex.Rule{}, m.Contender))), wares)
+	s := guardedWith(automutex.Rule{}, m.Contender, m.Conf, config, work)
+	return []*asynq.Server{asynq.NewServerFromRedisClient(rdb, s.config)}, counted(s.handler)
 }
 
 // byNumber is order by hand: Redis counts the tasks of a key that are done.

@@ -30,70 +30,47 @@ const (
 
 // runBlocked has many tasks parked behind an archived one, and looks at what goes on. An entry with unblocked
 // has nothing parked: it is what the other is compared with.
-func (b *bench) runBlocked(ctx context.Context, p point, entry string) (values, error) {
+func (b *bench) runBlocked(ctx context.Context, p point, entry string) values {
 	n := sized(b, 10_000, 100)
 	entry, none := strings.CutSuffix(entry, unblocked)
 	if none {
 		n = 0
 	}
-	w, err := b.hire(ctx, job{
+	w := b.hire(ctx, job{
 		Do: "blocked", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n}, N: n, Load: strconv.Itoa(sized(b, 10_000, 100)), Time: sized(b, orderPatience, 20*time.Second),
 	})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = w.dismiss() }()
+	defer w.dismiss()
 	length := sized(b, 30*time.Second, time.Second)
-	idle, err := b.server.commands(ctx, length) // a server without tasks
-	if err != nil {
-		return nil, err
-	}
-	if err := w.begin(); err != nil {
-		return nil, err
-	}
+	idle := b.server.commands(ctx, length) // a server without tasks
+	w.begin()
 	var others float64
-	if err := w.result(&others); err != nil {
-		return nil, err
-	}
+	w.result(&others)
 	v := values{"rate": others}
 	if n == 0 {
-		return v, nil
+		return v
 	}
-	standing, err := b.server.commands(ctx, length)
-	if err != nil {
-		return nil, err
-	}
-	back, err := b.server.comingBack(ctx, standing)
-	if err != nil {
-		return nil, err
-	}
+	standing := b.server.commands(ctx, length)
+	back := b.server.comingBack(ctx, standing)
 	v["away"] = back
 	v["commands"] = max(0, standing-idle) + back
-	return v, nil
+	return v
 }
 
 // commands is how many commands clients send in a second, in that time.
-func (s *server) commands(ctx context.Context, length time.Duration) (float64, error) {
-	seen, stop, err := s.monitor(ctx)
-	if err != nil {
-		return 0, err
-	}
+func (s *server) commands(ctx context.Context, length time.Duration) float64 {
+	seen, stop := s.monitor(ctx)
+	defer stop()
 	time.Sleep(length)
-	return float64(seen()) / length.Seconds(), stop()
+	return float64(seen()) / length.Seconds()
 }
 
 // monitor counts the commands that clients send, but not those in scripts, until stop.
-func (s *server) monitor(ctx context.Context) (seen func() int64, stop func() error, err error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.addr)
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, err := conn.Write([]byte("MONITOR\r\n")); err != nil {
-		return nil, nil, errors.Join(err, conn.Close())
-	}
+func (s *server) monitor(ctx context.Context) (seen func() int64, stop func()) {
+	conn := get((&net.Dialer{}).DialContext(ctx, "tcp", s.addr))
+	get(conn.Write([]byte("MONITOR\r\n")))
 	lines := bufio.NewReader(conn)
-	if ok, err := lines.ReadString('\n'); err != nil || !strings.HasPrefix(ok, "+OK") {
-		return nil, nil, errors.Join(fmt.Errorf("bench: MONITOR: %q", ok), err, conn.Close())
+	if ok := get(lines.ReadString('\n')); !strings.HasPrefix(ok, "+OK") {
+		panic(fmt.Errorf("bench: MONITOR: %q", ok))
 	}
 	var n atomic.Int64
 	go func() { // until the connection is closed
@@ -108,68 +85,48 @@ func (s *server) monitor(ctx context.Context) (seen func() int64, stop func() er
 			}
 		}
 	}()
-	return n.Load, conn.Close, nil
+	return n.Load, func() { conn.Close() }
 }
 
 // comingBack is how many commands a second the parked tasks cost that come back by themselves: the sum of what one
 // costs, over the time that it stays away. Some are run now, to see what one costs.
-func (s *server) comingBack(ctx context.Context, standing float64) (float64, error) {
-	parked, err := s.rdb.ZRangeWithScores(ctx, retrySet, 0, -1).Result()
-	if err != nil {
-		return 0, err
-	}
+func (s *server) comingBack(ctx context.Context, standing float64) float64 {
+	parked := get(s.rdb.ZRangeWithScores(ctx, retrySet, 0, -1).Result())
 	perSecond, now := 0.0, float64(time.Now().Unix())
 	for _, z := range parked {
 		perSecond += 1 / max(1, z.Score-now)
 	}
 	inspector := asynq.NewInspectorFromRedisClient(s.rdb)
-	if err := inspector.PauseQueue("default"); err != nil {
-		return 0, err
-	}
+	must(inspector.PauseQueue("default"))
 	some := parked[:min(len(parked), comingBack)]
 	for _, z := range some {
-		if err := inspector.RunTask("default", fmt.Sprint(z.Member)); err != nil {
-			return 0, err
-		}
+		must(inspector.RunTask("default", fmt.Sprint(z.Member)))
 	}
-	seen, stop, err := s.monitor(ctx)
-	if err != nil {
-		return 0, err
-	}
+	seen, stop := s.monitor(ctx)
+	defer stop()
 	began := time.Now()
-	if err := inspector.UnpauseQueue("default"); err != nil {
-		return 0, errors.Join(err, stop())
-	}
+	must(inspector.UnpauseQueue("default"))
 	time.Sleep(5 * time.Second)
 	each := (float64(seen()) - standing*time.Since(began).Seconds()) / float64(max(1, len(some)))
 	if left := s.rdb.ZCard(ctx, retrySet).Val(); left != int64(len(parked)) {
-		return 0, errors.Join(fmt.Errorf("bench: %d of %d parked tasks are back", left, len(parked)), stop())
+		panic(fmt.Errorf("bench: %d of %d parked tasks are back", left, len(parked)))
 	}
-	return perSecond * each, stop()
+	return perSecond * each
 }
 
 // blockedDuty has N tasks parked behind an archived one, and tells how many of other keys are done in a second. It
 // stays until it is dismissed, with its server.
-func blockedDuty(ctx context.Context, m *mate) error {
+func blockedDuty(ctx context.Context, m *mate) {
 	rdb := connect(m.Conf)
-	cfg, err := configOf(automutex.Rule{}, m.Contender)
-	if err != nil {
-		return err
-	}
-	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
-	if err != nil {
-		return err
-	}
+	client := get(automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), configOf(automutex.Rule{}, m.Contender)))
 	var others []ware
 	var n int
-	if err := json.Unmarshal([]byte(m.Load), &n); err != nil {
-		return err
-	}
+	must(json.Unmarshal([]byte(m.Load), &n))
 	for i := range n {
 		others = append(others, ware{Key: fmt.Sprintf("k%d", i%200), Work: time.Millisecond, Turn: i / 200})
 	}
 	f := newOrderedWork(others)
-	s, err := guardedWith(automutex.Rule{}, m.Contender, m.Conf, asynq.Config{
+	s := guardedWith(automutex.Rule{}, m.Contender, m.Conf, asynq.Config{
 		Concurrency: m.Conf.N, TaskCheckInterval: orderCheck, DelayedTaskCheckInterval: orderReturns, Logger: redistest.Silent{},
 	}, asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		if strings.Contains(string(t.Payload()), `"`+stuckKey+`"`) {
@@ -177,121 +134,79 @@ func blockedDuty(ctx context.Context, m *mate) error {
 		}
 		return f.work(ctx, t)
 	}))
-	if err != nil {
-		return err
-	}
-	if err := asynq.NewServerFromRedisClient(rdb, s.config).Start(s.handler); err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
-		return err
-	}
-	if err := block(ctx, rdb, client, m); err != nil {
-		return err
-	}
+	must(asynq.NewServerFromRedisClient(rdb, s.config).Start(s.handler))
+	m.ready()
+	block(ctx, rdb, client, m)
 	inspector := asynq.NewInspectorFromRedisClient(rdb)
-	if err := inspector.PauseQueue("default"); err != nil {
-		return err
-	}
-	if err := enqueue(ctx, client, others); err != nil {
-		return err
-	}
+	must(inspector.PauseQueue("default"))
+	enqueue(ctx, client, others)
 	f.began = time.Now()
-	if err := inspector.UnpauseQueue("default"); err != nil {
-		return err
-	}
+	must(inspector.UnpauseQueue("default"))
 	select {
 	case <-f.done:
 	case <-time.After(m.Time):
-		return errors.New("bench: the tasks of other keys are not done in time")
+		panic(errors.New("bench: the tasks of other keys are not done in time"))
 	}
-	if err := m.tell(float64(n) / f.result().Took.Seconds()); err != nil {
-		return err
-	}
-	m.stay()
-	return nil // nothing is left to shut down for: the server is cleared next
+	m.tell(float64(n) / f.result().Took.Seconds())
+	m.stay() // nothing is left to shut down for: the server is cleared next
 }
 
 // block parks N tasks behind an archived one.
-func block(ctx context.Context, rdb *redis.Client, client *automutex.Client, m *mate) error {
+func block(ctx context.Context, rdb *redis.Client, client *automutex.Client, m *mate) {
 	if m.N == 0 {
-		return nil
+		return
 	}
 	stuck := make([]ware, m.N+1)
 	for i := range stuck {
 		stuck[i] = ware{Key: stuckKey, Turn: i}
 	}
-	if err := enqueue(ctx, client, stuck); err != nil {
-		return err
-	}
+	enqueue(ctx, client, stuck)
 	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		parked, err := rdb.ZCard(ctx, retrySet).Result()
-		if err != nil || parked == int64(m.N) {
-			return err
+		parked := get(rdb.ZCard(ctx, retrySet).Result())
+		if parked == int64(m.N) {
+			return
 		}
 		if time.Since(began) > m.Time {
-			return fmt.Errorf("bench: %d of %d tasks are parked", parked, m.N)
+			panic(fmt.Errorf("bench: %d of %d tasks are parked", parked, m.N))
 		}
 	}
 }
 
 // runEnqueue is an Enqueue beside asynq's.
-func (b *bench) runEnqueue(ctx context.Context, _ point, entry string) (values, error) {
-	const name = "enqueue"
+func (b *bench) runEnqueue(ctx context.Context, entry string) values {
 	n := sized(b, 10_000, 200)
-	w, err := b.hire(ctx, job{Do: name, Contender: entry, Conf: conf{Addr: b.server.addr}, N: n})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = w.dismiss() }()
-	if err := w.begin(); err != nil {
-		return nil, err
-	}
+	w := b.hire(ctx, job{Do: "enqueue", Contender: entry, Conf: conf{Addr: b.server.addr}, N: n})
+	defer w.dismiss()
+	w.begin()
 	var got enqueueResult
-	if err := w.result(&got); err != nil {
-		return nil, err
+	w.result(&got)
+	return values{
+		"rate": float64(n) / got.Ours.Seconds(), "of": got.Ours.Seconds() / got.Asynq.Seconds(),
+		"bytes": b.server.keyMemory(ctx, "automutex:*") / float64(n),
 	}
-	bytes, err := b.server.keyMemory(ctx, "automutex:*")
-	return values{"rate": float64(n) / got.Ours.Seconds(), "of": got.Ours.Seconds() / got.Asynq.Seconds(), "bytes": bytes / float64(n)}, err
 }
 
 type enqueueResult struct{ Ours, Asynq time.Duration }
 
 // enqueueDuty enqueues N tasks with a Client, and as many with asynq's, in turn.
-func enqueueDuty(ctx context.Context, m *mate) error {
+func enqueueDuty(ctx context.Context, m *mate) {
 	rdb := connect(m.Conf)
-	cfg, err := configOf(automutex.Rule{}, m.Contender)
-	if err != nil {
-		return err
-	}
 	plain := asynq.NewClientFromRedisClient(rdb)
-	client, err := automutex.NewClient(rdb, plain, cfg)
-	if err != nil {
-		return err
-	}
+	client := get(automutex.NewClient(rdb, plain, configOf(automutex.Rule{}, m.Contender)))
 	wares := make([]ware, 100)
 	for i := range wares {
 		wares[i].Key = fmt.Sprintf("k%d", i)
 	}
-	if err := m.ready(); err != nil {
-		return err
-	}
+	m.ready()
 	var r enqueueResult
 	for range m.N / len(wares) {
 		began := time.Now()
-		if err := enqueue(ctx, client, wares); err != nil {
-			return err
-		}
+		enqueue(ctx, client, wares)
 		turned := time.Now()
-		if err := enqueue(ctx, plain, wares); err != nil {
-			return err
-		}
+		enqueue(ctx, plain, wares)
 		r.Ours += turned.Sub(began)
 		r.Asynq += time.Since(turned)
 	}
-	if err := m.tell(r); err != nil {
-		return err
-	}
+	m.tell(r)
 	m.stay()
-	return nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,36 +24,29 @@ var pairsScenario = scenario{
 		{"missed", "tries in vain/1,000", 1},
 	},
 	refs: []string{"raw SET NX PX, default", "two PINGs"},
-	plot: plotSpec{y: "pairs/s"},
 	points: func(b *bench) []point {
 		return counts("goroutines", sized(b, []int{1, 16, 64, 256}, []int{1, 64})...)
 	},
 	entries: func(p point) []string {
 		entries := namesOf(floors[:1], ours, raws, rawNatives, redislocks, redsyncs, rueidislocks, semaphores[:1])
 		return slices.DeleteFunc(entries, func(name string) bool {
-			c, err := contenderNamed(name)
+			c := contenderNamed(name)
 			// How to wait makes no difference here; with one goroutine there is
 			// nothing to gather in a pipeline.
-			return err != nil || slices.Contains([]string{"tuned polling", "tuned backoff", "tuned delay"}, c.setting) ||
+			return slices.Contains([]string{"tuned polling", "tuned backoff", "tuned delay"}, c.setting) ||
 				p.n == 1 && slices.Contains([]string{"auto-pipeline", "auto-pipeline, full duplex"}, c.setting)
 		})
 	},
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
-		c, err := contenderNamed(entry)
-		if err != nil {
-			return nil, err
-		}
-		if ok, err := b.server.has(ctx, c.needs); err != nil || !ok {
-			return nil, cmp.Or(err, errNotHere)
+		c := contenderNamed(entry)
+		if !b.server.has(ctx, c.needs) {
+			return nil, errNotHere
 		}
 		var got pairsResult
-		spent, err := b.alone(ctx, job{
+		spent := b.alone(ctx, job{
 			Do: "pairs", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n},
 			N: p.n, Time: sized(b, 700*time.Millisecond, 100*time.Millisecond),
 		}, c.sends, &got)
-		if err != nil {
-			return nil, err
-		}
 		pairs := float64(got.Pairs)
 		return values{
 			"rate": pairs / got.Took.Seconds(), "redis": microseconds(spent.busy) / pairs, "cpu": microseconds(got.CPU) / pairs,
@@ -71,44 +63,25 @@ type pairsResult struct {
 }
 
 // pairsDuty takes and releases N keys on N goroutines, for Time.
-func pairsDuty(ctx context.Context, m *mate) error {
-	l, err := m.open()
-	if err != nil {
-		return err
-	}
+func pairsDuty(ctx context.Context, m *mate) {
+	l := m.open()
 	handles := make([]handle, m.N)
 	for i := range handles {
 		handles[i] = l.handle("room:" + strconv.Itoa(i))
 	}
 	// Connections are made and scripts known before anything counts.
-	if _, err := pairs(ctx, handles, 20*time.Millisecond); err != nil {
-		return err
-	}
-	if err := m.ready(); err != nil {
-		return err
-	}
+	get(pairs(ctx, handles, 20*time.Millisecond))
+	m.ready()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	cpuBefore, err := cpuTime()
-	if err != nil {
-		return err
-	}
-	result, err := pairs(ctx, handles, m.Time)
-	if err != nil {
-		return err
-	}
-	cpuAfter, err := cpuTime()
-	if err != nil {
-		return err
-	}
-	result.CPU = cpuAfter - cpuBefore
+	cpuBefore := get(cpuTime())
+	result := get(pairs(ctx, handles, m.Time))
+	result.CPU = get(cpuTime()) - cpuBefore
 	runtime.ReadMemStats(&after)
 	result.Mallocs, result.Bytes = after.Mallocs-before.Mallocs, after.TotalAlloc-before.TotalAlloc
-	if err := m.tell(result); err != nil {
-		return err
-	}
+	m.tell(result)
 	m.stay()
-	return l.close()
+	must(l.close())
 }
 
 func pairs(ctx context.Context, handles []handle, length time.Duration) (pairsResult, error) {

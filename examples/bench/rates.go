@@ -26,7 +26,6 @@ var ratesScenario = scenario{
 		"In vain is how often a task was taken out of its queue without a start, for each start. TaskCheckInterval is 50 ms, DelayedTaskCheckInterval 1 s. " +
 		"redis_rate is in a middleware by hand: a task that comes too early goes back for the time that the limiter says, as no failure; or it sleeps that long in its worker, and asks again.",
 	metrics: []metric{{"share", "share of the rate", 3}, {"busiest", "starts in the busiest second", 0}, {"vain", "in vain per start", 2}},
-	plot:    plotSpec{y: "share of the rate"},
 	points: func(b *bench) []point {
 		n := sized(b, ratesLength, 3)
 		return []point{{label: fmt.Sprintf("%d s", n), n: n}}
@@ -41,12 +40,9 @@ var ratesScenario = scenario{
 	takes: (ratesLength + 2) * time.Second,
 	run: func(ctx context.Context, b *bench, p point, entry string) (values, error) {
 		var got ratesResult
-		_, err := b.alone(ctx, job{
+		b.alone(ctx, job{
 			Do: "rates", Contender: entry, Conf: conf{Addr: b.server.addr, N: rateWorkers}, N: rateServers, Time: time.Duration(p.n) * time.Second,
 		}, nil, &got)
-		if err != nil {
-			return nil, err
-		}
 		return values{
 			"share": float64(got.Starts) / (rateBurst + rateStarts*float64(p.n)), "busiest": float64(got.Busiest),
 			"vain": float64(got.Runs-got.Starts) / float64(max(1, got.Starts)),
@@ -69,60 +65,48 @@ type ratesResult struct {
 }
 
 // ratesDuty runs N asynq servers on one rated key, for Time from the first start.
-func ratesDuty(ctx context.Context, m *mate) error {
+func ratesDuty(ctx context.Context, m *mate) {
 	tasks := rateBurst + int(m.Time.Seconds()*rateStarts*6/5)
 	wares := make([]ware, tasks)
 	for i := range wares {
 		wares[i] = ware{Key: hotKey}
 	}
-	if err := enqueue(ctx, asynq.NewClientFromRedisClient(connect(m.Conf)), wares); err != nil {
-		return err
-	}
+	enqueue(ctx, asynq.NewClientFromRedisClient(connect(m.Conf)), wares)
 	var f ratedWork
 	f.first = make(chan struct{})
 	var servers []*asynq.Server
 	var handlers []asynq.Handler
 	for range m.N {
-		s, err := ratedOutfit(m.Contender, m.Conf, asynq.Config{
+		s := ratedOutfit(m.Contender, m.Conf, asynq.Config{
 			Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: redistest.Silent{},
 		}, asynq.HandlerFunc(f.work))
-		if err != nil {
-			return err
-		}
 		servers = append(servers, asynq.NewServerFromRedisClient(connect(m.Conf), s.config))
 		handlers = append(handlers, asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 			f.runs.Add(1)
 			return s.handler.ProcessTask(ctx, t)
 		}))
 	}
-	if err := m.ready(); err != nil {
-		return err
-	}
+	m.ready()
 	for i, server := range servers {
-		if err := server.Start(handlers[i]); err != nil {
-			return err
-		}
+		must(server.Start(handlers[i]))
 	}
 	select {
 	case <-f.first:
 	case <-time.After(tasksPatience):
-		return errors.New("bench: no task has started")
+		panic(errors.New("bench: no task has started"))
 	}
 	time.Sleep(m.Time)
-	if err := m.tell(f.result(m.Time)); err != nil {
-		return err
-	}
-	m.stay()
-	return nil // nothing is left to shut down for: the server is cleared next
+	m.tell(f.result(m.Time))
+	m.stay() // nothing is left to shut down for: the server is cleared next
 }
 
 // ratedOutfit has a rate around a handler.
-func ratedOutfit(entry string, c conf, config asynq.Config, work asynq.Handler) (*shop, error) {
+func ratedOutfit(entry string, c conf, config asynq.Config, work asynq.Handler) *shop {
 	switch entry {
 	case rateLimiter + returns:
-		return limited(c, config, work, false), nil
+		return limited(c, config, work, false)
 	case rateLimiter + waitsFor:
-		return limited(c, config, work, true), nil
+		return limited(c, config, work, true)
 	}
 	return guardedWith(automutex.Rule{
 		Rate: automutex.Rate{Starts: rateStarts, Per: time.Second, Burst: rateBurst}, Limit: rateServers * rateWorkers,

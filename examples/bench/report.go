@@ -29,7 +29,7 @@ var reportTemplate string
 func (r *record) print(w io.Writer) error {
 	var b strings.Builder
 	for _, s := range scenarios {
-		if !r.has(s, "", "") {
+		if !r.has(s, "") {
 			continue
 		}
 		fmt.Fprintf(&b, "\n%s. %s\n\n%s\n", s.name, s.title, r.table(s, false).Render())
@@ -42,20 +42,8 @@ func (r *record) print(w io.Writer) error {
 	return err
 }
 
-// write writes the report, its plots and the figures themselves into a folder.
+// write writes the report and the figures themselves into a folder.
 func (r *record) write(dir string) error {
-	for _, s := range scenarios {
-		if !r.has(s, "", "") {
-			continue
-		}
-		svg, err := r.draw(s)
-		if err != nil {
-			return fmt.Errorf("bench: plot of %s: %w", s.name, err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, plotFile(s)), svg, 0o644); err != nil {
-			return fmt.Errorf("bench: %w", err)
-		}
-	}
 	report, err := r.markdown()
 	if err != nil {
 		return fmt.Errorf("bench: the report: %w", err)
@@ -72,8 +60,6 @@ func (r *record) write(dir string) error {
 	return nil
 }
 
-func plotFile(s *scenario) string { return "results-" + strings.ToLower(s.name) + ".svg" }
-
 func (r *record) markdown() ([]byte, error) {
 	funcs := template.FuncMap{
 		"machine": r.machineLine,
@@ -83,7 +69,7 @@ func (r *record) markdown() ([]byte, error) {
 		"goals":   func() string { return r.goalsTable(true).RenderMarkdown() },
 		"scenarios": func() (done []*scenario) {
 			for _, s := range scenarios {
-				if r.has(s, "", "") {
+				if r.has(s, "") {
 					done = append(done, s)
 				}
 			}
@@ -92,7 +78,6 @@ func (r *record) markdown() ([]byte, error) {
 		"name":  func(s *scenario) string { return s.name },
 		"title": func(s *scenario) string { return s.title },
 		"about": func(s *scenario) string { return s.about },
-		"plot":  plotFile,
 		"table": func(s *scenario) string { return r.table(s, true).RenderMarkdown() },
 	}
 	t, err := template.New(reportFile).Funcs(funcs).Parse(reportTemplate)

@@ -1,30 +1,75 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"maps"
 	"slices"
+	"strconv"
 	"time"
 )
 
-// values are what one cell measured, by the keys of its scenario's metrics.
+// values are what one run of a cell measured, by the keys of its scenario's metrics.
 type values map[string]float64
 
-// sample is one cell: one entry at one point of a scenario in one repetition.
-type sample struct {
+// record is all that a run of the program has measured, and on what. It is written beside the report, so that the
+// report can be made again from it.
+type record struct {
+	Machine machine
+	Count   int
+	Quick   bool
+	Cells   []*cell
+}
+
+// cell is what one entry did at one point of a scenario.
+type cell struct {
 	Scenario, Point, Entry string
-	Rep                    int
-	Values                 values
+	Runs                   []cellRun
+}
+
+// cellRun is one repetition of a cell.
+type cellRun struct {
+	Rep    int
+	Values values
 	// Unfinished: it was given up when its time was over. Values tell how far it
 	// came; the first of them is no more than a bound.
 	Unfinished bool `json:",omitempty"`
 }
 
-// record is all that a run has measured, and on what. Its summary is written beside the
-// report, so that the report can be made again from it; see record.encode.
-type record struct {
-	Machine machine
-	Count   int
-	Quick   bool
-	Samples []sample
+// unfinished reports whether a cell was given up; it may be nil.
+func (c *cell) unfinished() bool {
+	return c != nil && slices.ContainsFunc(c.Runs, func(run cellRun) bool { return run.Unfinished })
+}
+
+// cell is nil for what was not measured.
+func (r *record) cell(s *scenario, point, entry string) *cell {
+	for _, c := range r.Cells {
+		if c.Scenario == s.name && c.Point == point && c.Entry == entry {
+			return c
+		}
+	}
+	return nil
+}
+
+// add notes a run of a cell, with six digits: no figure is more exact.
+func (r *record) add(s *scenario, point, entry string, run cellRun) *cell {
+	run.Values = maps.Clone(run.Values)
+	for key, v := range run.Values {
+		run.Values[key], _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 6, 64), 64) // a number as it was just written
+	}
+	c := r.cell(s, point, entry)
+	if c == nil {
+		c = &cell{Scenario: s.name, Point: point, Entry: entry}
+		r.Cells = append(r.Cells, c)
+	}
+	c.Runs = append(c.Runs, run)
+	return c
+}
+
+// encode gives the text of the record's file: a line for each cell.
+func (r *record) encode() ([]byte, error) {
+	text, err := json.Marshal(r)
+	return append(bytes.ReplaceAll(text, []byte(`{"Scenario":`), []byte("\n"+`{"Scenario":`)), '\n'), err
 }
 
 // spread is what became of one figure over the repetitions.
@@ -49,16 +94,19 @@ func (r *record) figure(s *scenario, p, entry, key string) (f spread, unfinished
 // over is the spread of a metric of a cell, each divided by what belongs to its
 // repetition; 0: nothing does.
 func (r *record) over(s *scenario, p, entry, key string, by func(rep int) float64) (f spread, unfinished, ok bool) {
+	c := r.cell(s, p, entry)
+	if c == nil {
+		return spread{}, false, false
+	}
 	var done, givenUp []float64
-	for _, x := range r.Samples {
-		value, has := x.Values[key]
-		if x.Scenario != s.name || x.Point != p || x.Entry != entry || !has || by(x.Rep) == 0 {
-			continue
-		}
-		if x.Unfinished {
-			givenUp = append(givenUp, value/by(x.Rep))
-		} else {
-			done = append(done, value/by(x.Rep))
+	for _, run := range c.Runs {
+		value, has := run.Values[key]
+		switch {
+		case !has || by(run.Rep) == 0:
+		case run.Unfinished:
+			givenUp = append(givenUp, value/by(run.Rep))
+		default:
+			done = append(done, value/by(run.Rep))
 		}
 	}
 	switch {
@@ -74,20 +122,19 @@ func (r *record) over(s *scenario, p, entry, key string, by func(rep int) float6
 // cell in the same repetition.
 func (r *record) ratio(s *scenario, p, entry, key, toPoint, toEntry string) (f spread, unfinished, ok bool) {
 	of := map[int]float64{}
-	for _, x := range r.Samples {
-		if x.Scenario == s.name && x.Point == toPoint && x.Entry == toEntry && !x.Unfinished {
-			of[x.Rep] = x.Values[key]
+	if to := r.cell(s, toPoint, toEntry); to != nil {
+		for _, run := range to.Runs {
+			if !run.Unfinished {
+				of[run.Rep] = run.Values[key]
+			}
 		}
 	}
 	return r.over(s, p, entry, key, func(rep int) float64 { return of[rep] })
 }
 
-// has tells whether there are samples of a scenario, and of a point and an entry of
-// it where they are named.
-func (r *record) has(s *scenario, p, entry string) bool {
-	return slices.ContainsFunc(r.Samples, func(x sample) bool {
-		return x.Scenario == s.name && (p == "" || x.Point == p) && (entry == "" || x.Entry == entry)
-	})
+// has tells whether there are figures of a scenario, and of an entry of it where one is named.
+func (r *record) has(s *scenario, entry string) bool {
+	return slices.ContainsFunc(r.Cells, func(c *cell) bool { return c.Scenario == s.name && (entry == "" || c.Entry == entry) })
 }
 
 // quantile is the q-th of the durations; they are sorted for it. 0 for none.
@@ -100,13 +147,4 @@ func quantile(v []time.Duration, q float64) time.Duration {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-func inMilliseconds(durations []time.Duration) []float64 {
-	v := make([]float64, len(durations))
-	for i, d := range durations {
-		v[i] = milliseconds(d)
-	}
-	return v
-}
-
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

@@ -43,12 +43,20 @@ func TestTurnsValues(t *testing.T) {
 func TestRatio(t *testing.T) {
 	t.Parallel()
 	s := &scenario{name: "X"}
-	r := &record{Samples: []sample{
-		{"X", "p", "ref", 0, values{"k": 10}, false}, {"X", "p", "me", 0, values{"k": 20}, false},
-		{"X", "p", "ref", 1, values{"k": 100}, false}, {"X", "p", "me", 1, values{"k": 300}, false},
-		{"X", "p", "ref", 2, values{"k": 1}, true}, {"X", "p", "me", 2, values{"k": 1000}, false},
-		{"X", "q", "me", 0, values{"k": 7}, true}, {"X", "r", "me", 0, values{"k": 7}, true}, {"X", "r", "me", 1, values{"k": 8}, false}, {"Y", "p", "me", 0, values{"k": 1}, false},
-	}}
+	r := &record{}
+	for _, x := range []struct {
+		scenario, point, entry string
+		run                    cellRun
+	}{
+		{"X", "p", "ref", cellRun{0, values{"k": 10}, false}}, {"X", "p", "me", cellRun{0, values{"k": 20}, false}},
+		{"X", "p", "ref", cellRun{1, values{"k": 100}, false}}, {"X", "p", "me", cellRun{1, values{"k": 300}, false}},
+		{"X", "p", "ref", cellRun{2, values{"k": 1}, true}}, {"X", "p", "me", cellRun{2, values{"k": 1000}, false}},
+		{"X", "q", "me", cellRun{0, values{"k": 7}, true}},
+		{"X", "r", "me", cellRun{0, values{"k": 7}, true}}, {"X", "r", "me", cellRun{1, values{"k": 8}, false}},
+		{"Y", "p", "me", cellRun{0, values{"k": 1}, false}},
+	} {
+		r.add(&scenario{name: x.scenario}, x.point, x.entry, x.run)
+	}
 	if f, unfinished, ok := r.ratio(s, "p", "me", "k", "p", "ref"); !ok || unfinished || f != (spread{2.5, 2, 3, 2}) {
 		t.Errorf("the ratio is %+v, %t, %t; want the median of 2 and 3", f, unfinished, ok)
 	}
@@ -63,7 +71,7 @@ func TestRatio(t *testing.T) {
 	}
 }
 
-// Whatever a goal, a table or a plot names has to be there.
+// Whatever a goal or a table names has to be there.
 func TestGoalsNameWhatThereIs(t *testing.T) {
 	t.Parallel()
 	b := &bench{}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,13 +22,12 @@ type scenario struct {
 	// shown as a ratio too.
 	metrics []metric
 	refs    []string // entries that the first metric is shown as a ratio to
-	plot    plotSpec
 	points  func(b *bench) []point
 	entries func(p point) []string
 	// takes is how long a cell takes by its design; 0: not long.
 	takes time.Duration
 	// run measures one cell on an empty server. errUnfinished beside values: it
-	// was given up.
+	// was given up. Other errors panic.
 	run func(ctx context.Context, b *bench, p point, entry string) (values, error)
 }
 
@@ -86,44 +86,41 @@ func sized[T any](b *bench, full, quick T) T {
 	return full
 }
 
-// measure runs all cells of the scenarios. In each repetition every point asks
+// measure runs all cells of the scenarios into r. In each repetition every point asks
 // its entries in another order, the same in each run of the program. What was
 // measured is there beside an error too: a cell that fails ends nothing but itself.
-func (b *bench) measure(ctx context.Context, chosen []*scenario) (samples []sample, failed error) {
+func (b *bench) measure(ctx context.Context, chosen []*scenario, r *record) (failed error) {
 	shuffled := rand.New(rand.NewPCG(7, 7))
-	givenUp := map[[3]string]bool{} // what was not done in time is not asked again
-	slow := map[[3]string]int{}     // how often a cell took long
+	slow := map[*cell]int{} // how often a cell took long
 	for rep := range b.count {
 		for _, s := range chosen {
 			for _, p := range s.points(b) {
 				entries := s.entries(p)
 				shuffled.Shuffle(len(entries), func(i, j int) { entries[i], entries[j] = entries[j], entries[i] })
 				for _, entry := range entries {
-					cell := [3]string{s.name, p.label, entry}
-					if givenUp[cell] || slow[cell] == slowMost {
-						continue
+					c := r.cell(s, p.label, entry)
+					if c.unfinished() || c != nil && slow[c] == slowMost {
+						continue // what was not done in time is not asked again
 					}
 					began := time.Now()
 					b.cell = fmt.Sprintf("%s_%s_%s_%d", s.name, p.label, entry, rep+1)
 					v, err := b.run(ctx, s, p, entry)
-					switch {
-					case errors.Is(err, errNotHere):
+					if errors.Is(err, errNotHere) {
 						continue
-					case errors.Is(err, errUnfinished):
-						givenUp[cell] = true
-					case err != nil:
+					}
+					if err != nil && !errors.Is(err, errUnfinished) {
 						err = fmt.Errorf("%s, %s, %s, repetition %d: %w", s.name, p.label, entry, rep+1, err)
 						failed = errors.Join(failed, err)
 						fmt.Fprintf(b.progress, "%v\n", err)
 						if ctx.Err() != nil {
-							return samples, failed
+							return failed
 						}
 						continue
 					}
+					c = r.add(s, p.label, entry, cellRun{rep, v, err != nil})
 					if time.Since(began) > max(slowCell, 2*s.takes) {
-						slow[cell]++
+						slow[c]++
 					}
-					samples = append(samples, sample{s.name, p.label, entry, rep, v, err != nil})
 					first := s.metrics[0]
 					fmt.Fprintf(b.progress, "%d/%d  %-2s  %-22s %-48s %12s %-22s %6.1fs\n", rep+1, b.count, s.name, p.label, entry,
 						strconv.FormatFloat(v[first.key], 'f', first.digits, 64), first.title, time.Since(began).Seconds())
@@ -131,38 +128,28 @@ func (b *bench) measure(ctx context.Context, chosen []*scenario) (samples []samp
 			}
 		}
 	}
-	return samples, failed
+	return failed
 }
 
-func (b *bench) run(ctx context.Context, s *scenario, p point, entry string) (values, error) {
-	if err := b.server.clear(ctx); err != nil {
-		return nil, err
-	}
+func (b *bench) run(ctx context.Context, s *scenario, p point, entry string) (v values, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute) // a cell that hangs is a bug
 	defer cancel()
-	return s.run(ctx, b, p, entry)
+	failed := caught(func() {
+		b.server.clear(ctx)
+		v, err = s.run(ctx, b, p, entry)
+	})
+	return v, cmp.Or(failed, err)
 }
 
 // alone has a single worker do a job, and gives its result and what Redis was
 // busy with meanwhile.
-func (b *bench) alone(ctx context.Context, j job, sends []string, result any) (spent usage, err error) {
-	w, err := b.hire(ctx, j)
-	if err != nil {
-		return usage{}, err
-	}
-	defer func() { err = errors.Join(err, w.dismiss()) }()
-	before, err := b.server.used(ctx, sends)
-	if err != nil {
-		return usage{}, err
-	}
-	if err := w.begin(); err != nil {
-		return usage{}, err
-	}
-	if err := w.result(result); err != nil {
-		return usage{}, err
-	}
-	after, err := b.server.used(ctx, sends)
-	return after.minus(before), err
+func (b *bench) alone(ctx context.Context, j job, sends []string, result any) usage {
+	w := b.hire(ctx, j)
+	defer w.dismiss()
+	before := b.server.used(ctx, sends)
+	w.begin()
+	w.result(result)
+	return b.server.since(ctx, before, sends)
 }
 
 // counts makes points of numbers.

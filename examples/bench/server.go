@@ -36,28 +36,24 @@ func (s *server) stop() error { return errors.Join(s.rdb.Close(), s.process.Stop
 
 // clear empties the server and its statistics, so that a cell finds what the
 // one before it found. Scripts go as well.
-func (s *server) clear(ctx context.Context) error {
-	p := s.rdb.Pipeline()
-	p.FlushAll(ctx)
-	p.ScriptFlush(ctx)
-	p.ConfigResetStat(ctx)
-	_, err := p.Exec(ctx)
-	return err
+func (s *server) clear(ctx context.Context) {
+	get(s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.FlushAll(ctx)
+		p.ScriptFlush(ctx)
+		p.ConfigResetStat(ctx)
+		return nil
+	}))
 }
 
 // info is a section of INFO, by name.
-func (s *server) info(ctx context.Context, section string) (map[string]string, error) {
-	text, err := s.rdb.Info(ctx, section).Result()
-	if err != nil {
-		return nil, err
-	}
+func (s *server) info(ctx context.Context, section string) map[string]string {
 	values := map[string]string{}
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(get(s.rdb.Info(ctx, section).Result())) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
 			values[name] = value
 		}
 	}
-	return values, nil
+	return values
 }
 
 // usage is what commands have cost so far: how many clients sent, and Redis' own
@@ -65,69 +61,45 @@ func (s *server) info(ctx context.Context, section string) (map[string]string, e
 type usage struct {
 	calls float64
 	busy  time.Duration
-	cpu   time.Duration // of the server's main thread
-}
-
-func (u usage) minus(before usage) usage {
-	return usage{u.calls - before.calls, u.busy - before.busy, u.cpu - before.cpu}
+	cpu   time.Duration // of the server's main thread, reading and writing included
 }
 
 // used sums up the commands named. What runs inside a script is part of that
 // script's time; its calls are not counted as long as it is not among them.
-func (s *server) used(ctx context.Context, commands []string) (usage, error) {
-	info, err := s.info(ctx, "commandstats")
-	if err != nil {
-		return usage{}, err
-	}
+func (s *server) used(ctx context.Context, commands []string) usage {
 	var sum usage
-	if sum.cpu, err = s.cpu(ctx); err != nil {
-		return usage{}, err
+	for _, part := range []string{"used_cpu_user_main_thread", "used_cpu_sys_main_thread"} {
+		sum.cpu += time.Duration(get(strconv.ParseFloat(s.info(ctx, "cpu")[part], 64)) * float64(time.Second))
 	}
+	info := s.info(ctx, "commandstats")
 	for _, command := range commands {
 		line, ok := info["cmdstat_"+command]
 		if !ok {
 			continue // never sent
 		}
 		var calls, usec float64
-		if _, err := fmt.Sscanf(line, "calls=%f,usec=%f", &calls, &usec); err != nil {
-			return usage{}, fmt.Errorf("bench: INFO commandstats says %q of %s: %w", line, command, err)
-		}
+		get(fmt.Sscanf(line, "calls=%f,usec=%f", &calls, &usec))
 		sum.calls += calls
 		sum.busy += time.Duration(usec) * time.Microsecond
 	}
-	return sum, nil
+	return sum
+}
+
+// since is what commands have cost since an earlier look.
+func (s *server) since(ctx context.Context, before usage, commands []string) usage {
+	now := s.used(ctx, commands)
+	return usage{now.calls - before.calls, now.busy - before.busy, now.cpu - before.cpu}
 }
 
 // has reports whether the server has a command; it has the empty one.
-func (s *server) has(ctx context.Context, command string) (bool, error) {
+func (s *server) has(ctx context.Context, command string) bool {
 	if command == "" {
-		return true, nil
+		return true
 	}
-	found, err := s.rdb.Do(ctx, "COMMAND", "INFO", command).Slice()
-	return err == nil && len(found) == 1 && found[0] != nil, err
+	found := get(s.rdb.Do(ctx, "COMMAND", "INFO", command).Slice())
+	return len(found) == 1 && found[0] != nil
 }
 
-// cpu is what the thread that runs commands has used so far, reading and writing included.
-func (s *server) cpu(ctx context.Context) (time.Duration, error) {
-	info, err := s.info(ctx, "cpu")
-	if err != nil {
-		return 0, err
-	}
-	var sum float64
-	for _, part := range []string{"used_cpu_user_main_thread", "used_cpu_sys_main_thread"} {
-		seconds, err := strconv.ParseFloat(info[part], 64)
-		if err != nil {
-			return 0, fmt.Errorf("bench: INFO cpu has no %s: %w", part, err)
-		}
-		sum += seconds
-	}
-	return time.Duration(sum * float64(time.Second)), nil
-}
-
-func (s *server) memory(ctx context.Context) (float64, error) {
-	info, err := s.info(ctx, "memory")
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseFloat(info["used_memory"], 64)
+func (s *server) memory(ctx context.Context) float64 {
+	return get(strconv.ParseFloat(s.info(ctx, "memory")["used_memory"], 64))
 }

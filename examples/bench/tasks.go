@@ -27,7 +27,6 @@ var asynqScenario = scenario{
 		{"rate", "tasks/s", 0}, {"cpu", "client CPU µs/task", 1}, {"redis", "Redis µs/task", 1}, {"done", "done", 0}, {"overlaps", "overlaps", 0},
 	},
 	refs: []string{noLocks, raw + returns},
-	plot: plotSpec{y: "tasks/s"},
 	points: func(b *bench) []point {
 		n := sized(b, 10_000, 500)
 		return []point{
@@ -54,7 +53,6 @@ var mixedScenario = scenario{
 		{"done", "done", 0}, {"overlaps", "overlaps", 0},
 	},
 	refs: []string{noLocks},
-	plot: plotSpec{y: "seconds", log: true},
 	points: func(*bench) []point {
 		return []point{
 			{label: "hot among cold", n: 10, load: "hot among cold", every: tuned(9, 20*time.Millisecond)},
@@ -87,13 +85,10 @@ func runTasks(ctx context.Context, b *bench, p point, entry string) (values, err
 	if b.quick {
 		part = map[string]int{"distinct": 20, "hot among cold": 10, "20 hot keys": 10}[p.load]
 	}
-	spent, err := b.alone(ctx, job{
+	spent := b.alone(ctx, job{
 		Do: "tasks", Contender: entry, Conf: conf{Addr: b.server.addr, N: p.n, Every: p.every}, Load: p.load,
 		N: part, Time: sized(b, tasksPatience, 1500*time.Millisecond),
 	}, nil, &got)
-	if err != nil {
-		return nil, err
-	}
 	v := values{
 		"took": got.Took.Seconds(), "rate": float64(got.Done) / got.Took.Seconds(), "others": got.Others.Seconds(),
 		"runs": float64(got.Runs) / float64(max(1, got.Done)), "done": float64(got.Done), "overlaps": float64(got.Overlaps),
@@ -121,7 +116,7 @@ type tasksResult struct {
 }
 
 // load gives the tasks of a load, shuffled; of n tasks n/part.
-func load(name string, part int) (wares []ware, ideal time.Duration, err error) {
+func load(name string, part int) (wares []ware, ideal time.Duration) {
 	add := func(n int, key func(i int) string, work time.Duration) {
 		for i := range n / part {
 			wares = append(wares, ware{Key: key(i), Work: work})
@@ -137,48 +132,32 @@ func load(name string, part int) (wares []ware, ideal time.Duration, err error) 
 	case "20 hot keys":
 		add(10_000, func(i int) string { return fmt.Sprintf("k%d", i%20) }, time.Millisecond)
 	default:
-		return nil, 0, fmt.Errorf("bench: there is no load %q", name)
+		panic(fmt.Errorf("bench: there is no load %q", name))
 	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the same order for everybody
 	rng.Shuffle(len(wares), func(i, j int) { wares[i], wares[j] = wares[j], wares[i] })
-	return wares, ideal, nil
+	return wares, ideal
 }
 
 const hotKey = "hot"
 
 // tasksDuty runs an asynq server on a load, for Time at most.
-func tasksDuty(ctx context.Context, m *mate) error {
-	wares, ideal, err := load(m.Load, m.N)
-	if err != nil {
-		return err
-	}
+func tasksDuty(ctx context.Context, m *mate) {
+	wares, ideal := load(m.Load, m.N)
 	rdb := connect(m.Conf)
-	if err := enqueue(ctx, asynq.NewClientFromRedisClient(rdb), wares); err != nil {
-		return err
-	}
+	enqueue(ctx, asynq.NewClientFromRedisClient(rdb), wares)
 	f := newWorkplace(wares)
-	s, err := outfit(m.Contender, m.Conf, asynq.Config{
+	s := outfit(m.Contender, m.Conf, asynq.Config{
 		Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: redistest.Silent{},
 	}, asynq.HandlerFunc(f.work))
-	if err != nil {
-		return err
-	}
 	server := asynq.NewServerFromRedisClient(rdb, s.config)
-	if err := m.ready(); err != nil {
-		return err
-	}
-	cpuBefore, err := cpuTime()
-	if err != nil {
-		return err
-	}
+	m.ready()
+	cpuBefore := get(cpuTime())
 	f.began = time.Now()
-	err = server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+	must(server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		f.runs.Add(1)
 		return s.handler.ProcessTask(ctx, t)
-	}))
-	if err != nil {
-		return err
-	}
+	})))
 	late := time.NewTimer(m.Time)
 	defer late.Stop()
 	select {
@@ -186,30 +165,16 @@ func tasksDuty(ctx context.Context, m *mate) error {
 	case <-late.C:
 	}
 	r := f.result()
-	cpuAfter, err := cpuTime()
-	if err != nil {
-		return err
-	}
-	r.Tasks, r.Ideal, r.CPU = len(wares), ideal, cpuAfter-cpuBefore
-	if err := m.tell(r); err != nil {
-		return err
-	}
-	m.stay()
-	return nil // nothing is left to shut down for: the server is cleared next
+	r.Tasks, r.Ideal, r.CPU = len(wares), ideal, get(cpuTime())-cpuBefore
+	m.tell(r)
+	m.stay() // nothing is left to shut down for: the server is cleared next
 }
 
 // enqueue has all tasks pending, in order.
-func enqueue(ctx context.Context, client automutex.Enqueuer, wares []ware, opts ...asynq.Option) error {
+func enqueue(ctx context.Context, client automutex.Enqueuer, wares []ware, opts ...asynq.Option) {
 	for _, w := range wares {
-		payload, err := json.Marshal(w)
-		if err != nil {
-			return err
-		}
-		if _, err := client.EnqueueContext(ctx, asynq.NewTask("order", payload), opts...); err != nil {
-			return err
-		}
+		get(client.EnqueueContext(ctx, asynq.NewTask("order", get(json.Marshal(w))), opts...))
 	}
-	return nil
 }
 
 // workplace is where the tasks are worked on: it counts what is done, and who is

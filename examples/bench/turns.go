@@ -24,7 +24,6 @@ var turnsScenario = scenario{
 		"To ask again at once is the worst case for who polls: turns/s, with those that the releaser took again at once, is what such a lock gets done.",
 	metrics: turnsMetrics,
 	refs:    []string{"BLPOP token"},
-	plot:    plotSpec{y: "hand-offs/s"},
 	points: func(b *bench) []point {
 		return counts("goroutines", sized(b, []int{2, 8, 32, 128}, []int{2, 32})...)
 	},
@@ -40,7 +39,6 @@ var processesScenario = scenario{
 	about:   "As B, in processes of their own. The longest wait is shown in rounds too: how many turns of everybody fit into it.",
 	metrics: append(slices.Clone(turnsMetrics), metric{"rounds", "longest wait, rounds", 2}),
 	refs:    []string{"BLPOP token"},
-	plot:    plotSpec{y: "hand-offs/s"},
 	points: func(b *bench) []point {
 		return []point{{label: sized(b, "4 processes of 8", "4 processes of 2"), n: sized(b, 8, 2)}}
 	},
@@ -67,61 +65,39 @@ type turn struct {
 }
 
 // takeTurns has processes of n goroutines each take turns for so long.
-func takeTurns(ctx context.Context, b *bench, entry string, processes, n int, length time.Duration) (v values, err error) {
-	c, err := contenderNamed(entry)
-	if err != nil {
-		return nil, err
-	}
+func takeTurns(ctx context.Context, b *bench, entry string, processes, n int, length time.Duration) (values, error) {
+	c := contenderNamed(entry)
 	const key = "room:1"
 	if c.floor {
-		if err := b.server.rdb.RPush(ctx, key, "token").Err(); err != nil {
-			return nil, err
-		}
+		must(b.server.rdb.RPush(ctx, key, "token").Err())
 	}
 	workers := make([]*worker, 0, processes)
-	defer func() {
-		for _, w := range workers {
-			err = errors.Join(err, w.dismiss())
-		}
-	}()
 	for range processes {
-		w, err := b.hire(ctx, job{Do: "turns", Contender: entry, Conf: conf{Addr: b.server.addr, N: processes * n, Every: tuned(processes*n, hold)}, Key: key, N: n, Time: length})
-		if err != nil {
-			return nil, err
-		}
+		w := b.hire(ctx, job{Do: "turns", Contender: entry, Conf: conf{Addr: b.server.addr, N: processes * n, Every: tuned(processes*n, hold)}, Key: key, N: n, Time: length})
+		defer w.dismiss()
 		workers = append(workers, w)
 	}
 	for _, w := range workers {
-		if err := w.begin(); err != nil {
-			return nil, err
-		}
+		w.begin()
 	}
 	// What counts lies between two looks at Redis: everybody has asked by the
 	// first, and nobody gives up before the second.
 	time.Sleep(length / 5)
-	before, err := b.server.used(ctx, c.sends)
-	if err != nil {
-		return nil, err
-	}
+	before := b.server.used(ctx, c.sends)
 	from := time.Now().UnixNano()
 	time.Sleep(length * 7 / 10)
 	to := time.Now().UnixNano()
-	after, err := b.server.used(ctx, c.sends)
-	if err != nil {
-		return nil, err
-	}
+	calls := b.server.since(ctx, before, c.sends).calls
 	var all []turn
 	for i, w := range workers {
 		var turns []turn
-		if err := w.result(&turns); err != nil {
-			return nil, err
-		}
+		w.result(&turns)
 		for _, t := range turns {
 			t.Who += i * n
 			all = append(all, t)
 		}
 	}
-	return turnsValues(all, processes*n, from, to, after.minus(before).calls)
+	return turnsValues(all, processes*n, from, to, calls)
 }
 
 // turnsValues makes figures of the turns that n goroutines had between two moments,
@@ -189,11 +165,8 @@ func jain(shares []float64) float64 {
 }
 
 // turnsDuty takes turns with a key on N goroutines for Time.
-func turnsDuty(ctx context.Context, m *mate) error {
-	l, err := m.openWarm(ctx)
-	if err != nil {
-		return err
-	}
+func turnsDuty(ctx context.Context, m *mate) {
+	l := m.openWarm(ctx)
 	ctx, cancel := context.WithTimeout(ctx, m.Time)
 	defer cancel()
 	turns := make([][]turn, m.N) // each goroutine writes its own
@@ -203,14 +176,10 @@ func turnsDuty(ctx context.Context, m *mate) error {
 		wg.Go(func() { turns[i], errs[i] = takeTurnsAs(ctx, i, l.handle(m.Key)) })
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if err := m.tell(slices.Concat(turns...)); err != nil {
-		return err
-	}
+	must(errors.Join(errs...))
+	m.tell(slices.Concat(turns...))
 	m.stay()
-	return l.close()
+	must(l.close())
 }
 
 // takeTurnsAs is one goroutine's part. A floor does not look at ctx while it
@@ -243,14 +212,14 @@ func takeTurnsAs(ctx context.Context, who int, h handle) ([]turn, error) {
 }
 
 // warm makes connections and scripts known, with keys of its own.
-func warm(ctx context.Context, l locker, n int) error {
+func warm(ctx context.Context, l locker, n int) {
 	if f, ok := l.(*floorLocker); ok {
-		return f.rdb.Ping(ctx).Err() // a token that nobody has put there would never come
+		must(f.rdb.Ping(ctx).Err()) // a token that nobody has put there would never come
+		return
 	}
 	handles := make([]handle, n)
 	for i := range handles {
 		handles[i] = l.handle(fmt.Sprintf("warm:%d:%d", os.Getpid(), i))
 	}
-	_, err := pairs(ctx, handles, 20*time.Millisecond)
-	return err
+	get(pairs(ctx, handles, 20*time.Millisecond))
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/pprof"
 	"strings"
 	"sync/atomic"
@@ -40,6 +41,33 @@ type line struct {
 	Err    string          `json:",omitempty"`
 }
 
+// must ends the cell if a step of it fails: it panics, and caught returns the error. get is must for a
+// step with a value. Neither is for goroutines beside.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func get[T any](v T, err error) T {
+	must(err)
+	return v
+}
+
+// caught runs fn, and returns the error of the step that failed.
+func caught(fn func()) (err error) {
+	defer func() {
+		if failed, ok := recover().(error); ok {
+			err = failed
+			if bug := runtime.Error(nil); errors.As(failed, &bug) {
+				panic(failed)
+			}
+		}
+	}()
+	fn()
+	return nil
+}
+
 // worker is a worker process, seen from the program that started it.
 type worker struct {
 	cmd   *exec.Cmd
@@ -49,91 +77,64 @@ type worker struct {
 }
 
 // hire starts a worker and waits until it is ready to begin.
-func (b *bench) hire(ctx context.Context, j job) (*worker, error) {
+func (b *bench) hire(ctx context.Context, j job) *worker {
 	b.hired++
 	if b.profiles != "" && j.Do != "hold" && j.Do != "succeed" { // those are killed, and leave none
-		name := strings.Map(func(r rune) rune {
-			if r == ' ' || r == ',' || r == '/' {
-				return '-'
-			}
-			return r
-		}, fmt.Sprintf("%s_%s_%d", b.cell, j.Do, b.hired))
+		name := strings.NewReplacer(" ", "-", ",", "-", "/", "-").Replace(fmt.Sprintf("%s_%s_%d", b.cell, j.Do, b.hired))
 		j.Profile = filepath.Join(b.profiles, name+".pprof")
 	}
-	spec, err := json.Marshal(j)
-	if err != nil {
-		return nil, err
-	}
 	cmd := exec.CommandContext(ctx, b.self)
-	cmd.Env = append(os.Environ(), jobEnv+"="+string(spec))
+	cmd.Env = append(os.Environ(), jobEnv+"="+string(get(json.Marshal(j))))
 	cmd.Stderr = b.stderr
 	cmd.WaitDelay = time.Second
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
+	in, out := get(cmd.StdinPipe()), get(cmd.StdoutPipe())
+	must(cmd.Start())
 	w := &worker{cmd: cmd, in: in, lines: json.NewDecoder(out)}
-	if l, err := w.next(); err != nil || !l.Ready {
-		return nil, errors.Join(fmt.Errorf("bench: %s of %q did not get ready", j.Do, j.Contender), err, w.dismiss())
-	}
-	return w, nil
+	w.next() // it is ready
+	return w
 }
 
 // begin lets the worker go on from where it said that it is ready.
-func (w *worker) begin() error {
-	_, err := io.WriteString(w.in, "go\n")
-	return err
-}
+func (w *worker) begin() { get(io.WriteString(w.in, "go\n")) }
 
 // result waits for what the worker has to tell.
-func (w *worker) result(value any) error {
-	l, err := w.next()
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(l.Result, value)
-}
+func (w *worker) result(value any) { must(json.Unmarshal(w.next().Result, value)) }
 
-func (w *worker) next() (line, error) {
-	var l line
-	if err := w.lines.Decode(&l); err != nil {
-		return l, fmt.Errorf("bench: a worker ended early: %w", err)
+func (w *worker) next() (l line) {
+	err := w.lines.Decode(&l)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("bench: a worker ended early: %w", err)
+	case l.Err != "":
+		err = errors.New(l.Err)
 	}
-	if l.Err != "" {
-		return l, errors.New(l.Err)
+	if err != nil {
+		w.kill()
+		panic(err)
 	}
-	return l, nil
+	return l
 }
 
 // kill ends the worker at once, as an out-of-memory killer would.
-func (w *worker) kill() error {
+func (w *worker) kill() {
 	w.ended = true
-	err := w.cmd.Process.Kill()
-	_ = w.cmd.Wait() // says that it was killed
-	return err
+	_ = w.cmd.Process.Kill() // unless it has ended
+	_ = w.cmd.Wait()         // says that it was killed
 }
 
 // dismiss ends the worker, which closes what it has. Without effect when it has
 // ended.
-func (w *worker) dismiss() error {
+func (w *worker) dismiss() {
 	if w.ended {
-		return nil
+		return
 	}
 	w.ended = true
 	_ = w.in.Close() // that is what it waits for
 	late := time.AfterFunc(20*time.Second, func() { _ = w.cmd.Process.Kill() })
 	defer late.Stop()
 	if err := w.cmd.Wait(); err != nil {
-		return fmt.Errorf("bench: a worker: %w", err)
+		panic(fmt.Errorf("bench: a worker: %w", err))
 	}
-	return nil
 }
 
 // mate is the worker's own side.
@@ -166,7 +167,7 @@ func (m *mate) listen(in io.Reader) {
 }
 
 // duties are what workers can do.
-var duties = map[string]func(context.Context, *mate) error{
+var duties = map[string]func(context.Context, *mate){
 	"pairs":   pairsDuty,
 	"turns":   turnsDuty,
 	"drain":   drainDuty,
@@ -185,16 +186,14 @@ var duties = map[string]func(context.Context, *mate) error{
 func work(spec string, in io.Reader, out io.Writer) int {
 	m := &mate{out: json.NewEncoder(out)}
 	m.listen(in)
-	err := func() error {
-		if err := json.Unmarshal([]byte(spec), &m.job); err != nil {
-			return err
-		}
+	err := caught(func() {
+		must(json.Unmarshal([]byte(spec), &m.job))
 		duty := duties[m.Do]
 		if duty == nil {
-			return fmt.Errorf("bench: there is no duty %q", m.Do)
+			panic(fmt.Errorf("bench: there is no duty %q", m.Do))
 		}
-		return duty(context.Background(), m)
-	}()
+		duty(context.Background(), m)
+	})
 	pprof.StopCPUProfile()
 	if err != nil {
 		// When nobody reads any more there is nobody to tell.
@@ -205,31 +204,18 @@ func work(spec string, in io.Reader, out io.Writer) int {
 }
 
 // ready says that preparations are over, and returns when the others are ready too.
-func (m *mate) ready() error {
-	if err := m.out.Encode(line{Ready: true}); err != nil {
-		return err
-	}
+func (m *mate) ready() {
+	must(m.out.Encode(line{Ready: true}))
 	if _, ok := <-m.in; !ok {
-		return errors.New("bench: not told to begin")
+		panic(errors.New("bench: not told to begin"))
 	}
-	if m.Profile == "" {
-		return nil
+	if m.Profile != "" {
+		must(pprof.StartCPUProfile(get(os.Create(m.Profile)))) // written at the end, closed by the end of the process
 	}
-	f, err := os.Create(m.Profile) // written at the end, closed by the end of the process
-	if err != nil {
-		return err
-	}
-	return pprof.StartCPUProfile(f)
 }
 
 // tell hands a result over.
-func (m *mate) tell(value any) error {
-	text, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	return m.out.Encode(line{Result: text})
-}
+func (m *mate) tell(value any) { must(m.out.Encode(line{Result: get(json.Marshal(value))})) }
 
 // stay returns when the worker is dismissed.
 func (m *mate) stay() {
@@ -238,23 +224,19 @@ func (m *mate) stay() {
 }
 
 // open opens the job's contender.
-func (m *mate) open() (locker, error) {
-	c, err := contenderNamed(m.Contender)
-	if err != nil {
-		return nil, err
+func (m *mate) open() locker {
+	c := contenderNamed(m.Contender)
+	if c == nil {
+		panic(fmt.Errorf("bench: there is no contender %q", m.Contender))
 	}
-	return c.open(m.Conf)
+	return get(c.open(m.Conf))
 }
 
 // openWarm is open, with the connections of N goroutines made, when the others
 // are ready too.
-func (m *mate) openWarm(ctx context.Context) (locker, error) {
-	l, err := m.open()
-	if err != nil {
-		return nil, err
-	}
-	if err := warm(ctx, l, m.N); err != nil {
-		return nil, err
-	}
-	return l, m.ready()
+func (m *mate) openWarm(ctx context.Context) locker {
+	l := m.open()
+	warm(ctx, l, m.N)
+	m.ready()
+	return l
 }
