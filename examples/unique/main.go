@@ -18,11 +18,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/examples/internal/anyredis"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -46,44 +46,18 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "unique: -changes takes at least 1, -every at least 1ms, -work at least 0s, and there are no arguments beside the flags; see -h")
 		return 2
 	}
-	rdb, stop, err := connect(*address)
+	store, err := anyredis.Open(context.Background(), *address)
 	if err != nil {
 		fmt.Fprintf(stderr, "unique: %v\n", err)
 		return 2
 	}
-	defer stop()
-	d := &demo{rdb: rdb, name: "automutex-unique-" + strings.ToLower(rand.Text()[:8]), changes: *changes, every: *every, work: *work}
+	defer store.Close()
+	d := &demo{rdb: store.Client, name: "automutex-unique-" + strings.ToLower(rand.Text()[:8]), changes: *changes, every: *every, work: *work}
 	if err := d.run(); err != nil {
 		fmt.Fprintf(stderr, "unique: %v\n", err)
 		return 2
 	}
 	return d.report(stdout)
-}
-
-// connect opens the Redis of -redis, or starts one.
-func connect(address string) (rdb redis.UniversalClient, stop func(), err error) {
-	if address == "" {
-		mini := miniredis.NewMiniRedis()
-		mini.ClockTTL(true) // as in Redis: a key expires as time goes by
-		if err := mini.Start(); err != nil {
-			return nil, nil, fmt.Errorf("starting the embedded Redis: %w; -redis URL uses a real one", err)
-		}
-		rdb = redis.NewClient(&redis.Options{Addr: mini.Addr()})
-		return rdb, func() { rdb.Close(); mini.Close() }, nil
-	}
-	opt, err := asynq.ParseRedisURI(address)
-	if err != nil {
-		return nil, nil, fmt.Errorf("-redis: %w", err)
-	}
-	rdb, ok := opt.MakeRedisClient().(redis.UniversalClient)
-	if !ok {
-		return nil, nil, fmt.Errorf("-redis: %T makes no client that can be used here", opt)
-	}
-	if err := rdb.Ping(context.Background()).Err(); err != nil {
-		rdb.Close()
-		return nil, nil, fmt.Errorf("-redis: no answer: %w; is it running?", err)
-	}
-	return rdb, func() { rdb.Close() }, nil
 }
 
 // demo is one run.

@@ -46,11 +46,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	// Without the guard these two are all that the server gets.
 	work, config := asynq.Handler(handler(d)), serverConfig(d)
 
+	rules := guardConfig(d)
 	var guard *automutex.Guard
 	producer := asynq.NewClientFromRedisClient(d.Redis)
 	client := automutex.Enqueuer(producer)
 	if !d.Unguarded {
-		rules := guardConfig(d)
 		if guard, err = automutex.New(d.Redis, rules); err != nil {
 			return demo.Refuse(stderr, err)
 		}
@@ -66,7 +66,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 			return demo.Refuse(stderr, err)
 		}
 	}
-	d.Begin()
+	if err := d.Begin(rules); err != nil {
+		return demo.Refuse(stderr, err)
+	}
 	err = workOff(ctx, d, asynq.NewServerFromRedisClient(d.Redis, config), work, guard, client)
 	return d.Report(ctx, err)
 }
@@ -120,7 +122,6 @@ func serverConfig(d *demo.Demo) asynq.Config {
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration {
 			return time.Second // for attempts that failed: -busy fail
 		},
-		Logger:   d.AsynqLog(),
 		LogLevel: asynq.ErrorLevel, // at WarnLevel there is a line per archived task
 	}
 }

@@ -92,7 +92,7 @@ func TestRun_park(t *testing.T) {
 	}
 	html, err := os.ReadFile(page)
 	redistest.Must(t, err)
-	if !bytes.Contains(html, []byte("tasks parked\nfrom ")) {
+	if !bytes.Contains(html, []byte(`class="parked"`)) {
 		t.Error("the page does not show what was parked")
 	}
 }

@@ -2,122 +2,95 @@ package demo
 
 import (
 	"fmt"
-	"io"
-	"os"
+	"html"
+	"math"
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
-	"charm.land/lipgloss/v2"
-	"charm.land/lipgloss/v2/table"
-	"github.com/charmbracelet/colorprofile"
 	"github.com/charmbracelet/x/ansi"
-	"golang.org/x/term"
+
+	"github.com/automutex/automutex/internal/printable"
 )
 
 const (
 	plainWidth = 100 // columns where stdout is no terminal
+	pageWidth  = 140 // columns of -html
 	labelWidth = 28  // columns for a key at most
 	mostRows   = 20  // the chart shows that many keys, and counts the others
 )
 
-var (
-	styleHead = lipgloss.NewStyle().Bold(true)
-	styleIdle = lipgloss.NewStyle().Faint(true)
-	styleRun  = lipgloss.NewStyle().Foreground(lipgloss.Green)
-	stylePark = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
-	styleOver = lipgloss.NewStyle().Foreground(lipgloss.BrightRed).Bold(true)
-)
+// style gives a text the looks of its class: run, over (beyond the limit), parked, idle, head, or none.
+type style func(class, text string) string
 
-// screen is where results go, and what it can show.
-type screen struct {
-	out      io.Writer // stdout; ANSI sequences it can't show are left out
-	width    int
-	animated bool // stdout and stderr are terminals
+// terminal is the style of a terminal.
+func terminal(class, text string) string {
+	codes := map[string]string{"head": "1", "idle": "2", "run": "32", "parked": "33", "over": "1;91"}
+	if codes[class] == "" {
+		return text
+	}
+	return "\x1b[" + codes[class] + "m" + text + "\x1b[m"
 }
 
-// newScreen looks at stdout, $TERM and $NO_COLOR.
-func newScreen(stdout, stderr io.Writer) screen {
-	out, ok := stdout.(*os.File)
-	if !ok || !term.IsTerminal(int(out.Fd())) {
-		return screen{out: &colorprofile.Writer{Forward: stdout, Profile: colorprofile.NoTTY}, width: plainWidth}
+// markup is the style of a page.
+func markup(class, text string) string {
+	text = html.EscapeString(text)
+	if class == "" {
+		return text
 	}
-	profile := colorprofile.Detect(out, os.Environ())
-	if os.Getenv("NO_COLOR") != "" {
-		profile = colorprofile.NoTTY
-	}
-	width, _, err := term.GetSize(int(out.Fd()))
-	if err != nil || width <= 0 {
-		width = plainWidth
-	}
-	errFile, ok := stderr.(*os.File)
-	return screen{
-		out:      &colorprofile.Writer{Forward: stdout, Profile: profile},
-		width:    min(max(width, 60), 200),
-		animated: os.Getenv("TERM") != "dumb" && ok && term.IsTerminal(int(errFile.Fd())),
-	}
+	return `<span class="` + class + `">` + text + "</span>"
 }
 
 // chart draws one line per key: time runs to the right, a block is a run, a
 // digit is that many at once. Below it is one for what was parked, if anything
 // was.
-func chart(t timeline, what string, width int) string {
-	rows := t.rows[:min(mostRows, len(t.rows))]
-	widest := len("p50 wait")
-	most := 0 // parked at once
-	for _, r := range rows {
-		widest = max(widest, ansi.StringWidth(shorten(r.label)))
-		most = max(most, r.parked.most())
-	}
+func chart(rows []row, what string, width int, look style) string {
+	shown := rows[:min(mostRows, len(rows))]
 	what = shorten(what)
-	widest = max(widest, ansi.StringWidth(what))
+	widest, span := max(len("  parked"), ansi.StringWidth(what)), time.Duration(0)
+	for _, r := range rows {
+		for _, s := range append(r.runs[:len(r.runs):len(r.runs)], r.parked...) {
+			span = max(span, s.to)
+		}
+	}
+	for _, r := range shown {
+		widest = max(widest, ansi.StringWidth(shorten(r.label)))
+	}
 	// Beside the time: the label, four numbers (the heads are as wide as they
 	// get), and two columns between neighbours.
-	cells := max(20, width-widest-len("  "+"  9999"+"  overlaps"+"  p50 wait"+"  p95 wait"))
-
-	var over []bool // by line
-	tab := table.New().
-		Border(lipgloss.HiddenBorder()).
-		BorderTop(false).BorderBottom(false).BorderLeft(false).BorderRight(false).
-		BorderColumn(false).BorderHeader(false).
-		Headers(what, axis(cells, t.span), "runs", "overlaps", "p50 wait", "p95 wait").
-		StyleFunc(func(row, col int) lipgloss.Style {
-			s := lipgloss.NewStyle()
-			if row == table.HeaderRow {
-				s = styleHead
-			}
-			if col > 1 {
-				s = s.Align(lipgloss.Right)
-			}
-			if col > 0 {
-				s = s.PaddingLeft(2)
-			}
-			if col == 3 && row >= 0 && over[row] {
-				s = s.Inherit(styleOver)
-			}
-			return s
-		})
-	for _, r := range rows {
-		pieces := r.cells(cells, t.span)
-		over = append(over, r.overlaps > 0)
-		tab.Row(shorten(r.label), paint(pieces, r.limit),
-			strconv.Itoa(len(r.stays)), strconv.Itoa(r.overlaps), brief(r.p50), brief(r.p95))
-		if n := len(r.parked); n > 0 {
-			over = append(over, false)
-			tab.Row(stylePark.Render("  parked"), stylePark.Render(hill(pieces, most)),
-				strconv.Itoa(n), "", brief(r.parked.percentile(50)), brief(r.parked.percentile(95)))
+	n := max(20, width-widest-len("  "+"  9999"+"  overlaps"+"  p50 wait"+"  p95 wait"))
+	most := 0 // parked at once
+	hills := make([][]cell, len(shown))
+	for i, r := range shown {
+		hills[i] = cells(r.parked, n, span)
+		for _, c := range hills[i] {
+			most = max(most, c.depth)
 		}
 	}
 	var b strings.Builder
-	b.WriteString(tab.Render())
-	b.WriteByte('\n')
-	b.WriteString(restOf(t.rows[len(rows):]))
-	fmt.Fprintf(&b, "\n%s one at a time (%s part of the time)   %s two at once, ...\nwait: from enqueue to start\n",
-		styleRun.Render("█"), styleRun.Render("░▒▓"), paint([]cell{{depth: 2}}, t.limit))
+	line := func(class, label, time string, numbers ...string) {
+		b.WriteString(look(class, label+strings.Repeat(" ", widest-ansi.StringWidth(label))) + "  " + time)
+		for i, head := range []string{"9999", "overlaps", "p50 wait", "p95 wait"} {
+			class := class
+			if i == 1 && numbers[i] != "0" && class == "" {
+				class = "over"
+			}
+			b.WriteString("  " + look(class, fmt.Sprintf("%*s", len(head), numbers[i])))
+		}
+		b.WriteByte('\n')
+	}
+	line("head", what, look("head", axis(n, span)), "runs", "overlaps", "p50 wait", "p95 wait")
+	for i, r := range shown {
+		line("", shorten(r.label), paint(cells(r.runs, n, span), r.limit, look),
+			strconv.Itoa(len(r.runs)), strconv.Itoa(r.overlaps), brief(r.p50), brief(r.p95))
+		if times := len(r.parked); times > 0 {
+			line("parked", "  parked", look("parked", hill(hills[i], most)), strconv.Itoa(times), "", brief(r.away50), brief(r.away95))
+		}
+	}
+	b.WriteString(look("", restOf(rows[len(shown):])))
+	fmt.Fprintf(&b, "\n%s one at a time (%s part of the time)   %s two at once, ...\nwait: from enqueue to start\n", look("run", "█"), look("run", "░▒▓"), look("over", "2"))
 	if most > 0 {
-		fmt.Fprintf(&b, "%s tasks parked, %d at most; how many times; for how long (p50, p95)\n",
-			stylePark.Render(strings.Join(heights, "")), most)
+		fmt.Fprintf(&b, "%s tasks parked, %d at most; how many times; for how long (p50, p95)\n", look("parked", strings.Join(heights, "")), most)
 	}
 	return b.String()
 }
@@ -129,7 +102,7 @@ func restOf(rest []row) string {
 	}
 	runs, overlaps, parked := 0, 0, 0
 	for _, r := range rest {
-		runs += len(r.stays)
+		runs += len(r.runs)
 		overlaps += r.overlaps
 		parked += len(r.parked)
 	}
@@ -147,17 +120,28 @@ func axis(cells int, span time.Duration) string {
 }
 
 // paint gives each cell its sign, and depths beyond limit their own colour.
-func paint(cells []cell, limit int) string {
-	var b strings.Builder
-	for len(cells) > 0 {
-		now, style := sign(cells[0]), styleOf(cells[0], limit)
-		n := 1
-		for n < len(cells) && sign(cells[n]) == now && styleOf(cells[n], limit).GetForeground() == style.GetForeground() {
-			n++
+func paint(cells []cell, limit int, look style) string {
+	var b, piece strings.Builder
+	class := ""
+	flush := func(next string) {
+		if class != next && piece.Len() > 0 {
+			b.WriteString(look(class, piece.String()))
+			piece.Reset()
 		}
-		b.WriteString(style.Render(strings.Repeat(now, n)))
-		cells = cells[n:]
+		class = next
 	}
+	for _, c := range cells {
+		switch {
+		case c.depth > limit:
+			flush("over")
+		case c.depth > 0:
+			flush("run")
+		default:
+			flush("idle")
+		}
+		piece.WriteString(sign(c))
+	}
+	flush("")
 	return b.String()
 }
 
@@ -171,15 +155,8 @@ func sign(c cell) string {
 		return strconv.Itoa(c.depth)
 	case c.depth == 0:
 		return "·"
-	case c.busy > 0.75:
-		return "█"
-	case c.busy > 0.5:
-		return "▓"
-	case c.busy > 0.25:
-		return "▒"
-	default:
-		return "░"
 	}
+	return []string{"░", "▒", "▓", "█"}[max(0, min(3, int(math.Ceil(c.busy*4))-1))]
 }
 
 // heights are the signs of hill, lowest first. A full block would be a run.
@@ -189,39 +166,18 @@ var heights = []string{"▁", "▂", "▃", "▄", "▅", "▆", "▇"}
 func hill(cells []cell, most int) string {
 	var b strings.Builder
 	for _, c := range cells {
-		if c.parked == 0 {
+		if c.depth == 0 {
 			b.WriteByte(' ')
 			continue
 		}
-		b.WriteString(heights[(c.parked*len(heights)-1)/most])
+		b.WriteString(heights[(c.depth*len(heights)-1)/most])
 	}
 	return b.String()
 }
 
-func styleOf(c cell, limit int) lipgloss.Style {
-	switch {
-	case c.depth > limit:
-		return styleOver
-	case c.depth > 0:
-		return styleRun
-	default:
-		return styleIdle
-	}
-}
-
 // shorten makes a key fit for its column.
 func shorten(label string) string {
-	return ansi.Truncate(printable(label), labelWidth, "…")
-}
-
-// printable replaces what would disturb a terminal: payloads are not ours.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '\uFFFD'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD"))
+	return ansi.Truncate(printable.Text(label), labelWidth, "…")
 }
 
 // brief gives a duration in at most 8 columns.

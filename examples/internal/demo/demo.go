@@ -10,13 +10,20 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	mathrand "math/rand/v2"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
+	"github.com/charmbracelet/colorprofile"
+	"github.com/charmbracelet/x/ansi"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/term"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/examples/internal/anyredis"
 )
 
 // What the program answers to the shell.
@@ -25,6 +32,9 @@ const (
 	ExitFindings = 1 // tasks lost, runs overlapping in spite of the guard, or the run broke off
 	ExitUsage    = 2 // a flag, the input or Redis is not fit for a run
 )
+
+// redisGone is how long Redis may be out of reach before the demo gives up.
+const redisGone = 30 * time.Second
 
 // Demo is one run, from the flags to the result.
 type Demo struct {
@@ -35,39 +45,76 @@ type Demo struct {
 	Name string
 	Log  *slog.Logger
 
-	store     *store
+	store     *anyredis.Store
 	events    []event
 	rec       *recorder
 	inspector *asynq.Inspector
-	screen    screen
+	keys      []ruleKeys
+	out       io.Writer // stdout; colours it can't show are left out
 	stderr    io.Writer
+	width     int        // of stdout
+	animated  bool       // stderr is a terminal
 	page      *operators // nil without -web
 }
 
 // Open reads the flags, connects to Redis, and makes or reads the tasks. Close the Demo after use.
 // What is wrong goes to Refuse.
 func Open(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) (*Demo, error) {
-	d := &Demo{screen: newScreen(stdout, stderr), stderr: &sharedWriter{w: stderr}}
+	d := &Demo{out: colorprofile.NewWriter(stdout, os.Environ()), stderr: stderr, width: plainWidth, animated: columns(stderr) > 0, rec: newRecorder()}
+	if width := columns(stdout); width > 0 {
+		d.width = min(max(width, 60), 200)
+	}
 	var err error
-	if d.Flags, err = parseFlags(args, d.stderr); err != nil {
+	if d.Flags, err = parseFlags(args, stderr); err != nil {
 		return nil, err
 	}
-	if d.html != "" {
-		if err := probe(d.html); err != nil {
-			return nil, err
+	if d.html != "" { // before a whole run is spent
+		if err := os.WriteFile(d.html, nil, 0o644); err != nil {
+			return nil, fmt.Errorf("-html: %w", err)
 		}
 	}
-	if d.store, err = openRedis(ctx, d.redis); err != nil {
+	if d.events, err = loadEvents(d.Flags, stdin, stderr); err != nil {
 		return nil, err
 	}
-	if d.events, err = loadEvents(ctx, d.Flags, stdin, d.stderr); err != nil {
-		d.store.close()
+	if d.store, err = anyredis.Open(ctx, d.redis); err != nil {
 		return nil, err
 	}
-	d.Redis, d.inspector = d.store.client, asynq.NewInspectorFromRedisClient(d.store.client)
+	d.Redis, d.inspector = d.store.Client, asynq.NewInspectorFromRedisClient(d.store.Client)
 	d.Name = "automutex-demo-" + strings.ToLower(rand.Text()[:8])
-	d.Log, d.rec = newLog(d.stderr), newRecorder()
+	d.Log = slog.New(quiet{slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})})
 	return d, nil
+}
+
+// columns is how wide a terminal is; 0 for what is none.
+func columns(w io.Writer) int {
+	f, ok := w.(*os.File)
+	if !ok {
+		return 0
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
+}
+
+// quiet leaves out the line that the guard logs for each task without a key:
+// the demo tells at the end which tasks were archived, and why.
+type quiet struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	unkeyed := false
+	r.Attrs(func(a slog.Attr) bool {
+		if err, ok := a.Value.Any().(error); ok {
+			_, unkeyed = errors.AsType[*automutex.KeyError](err)
+		}
+		return !unkeyed
+	})
+	if unkeyed {
+		return nil
+	}
+	return q.Handler.Handle(ctx, r)
 }
 
 // Refuse says why there is no run, and returns the exit status. Each mistake of a -config is a line.
@@ -82,16 +129,11 @@ func Refuse(stderr io.Writer, err error) int {
 // Close ends the page, and the client of Redis.
 func (d *Demo) Close() {
 	d.page.close()
-	d.store.close()
+	d.store.Close()
 }
 
 // ConfigFile is what -config says; false: there is none, and the rule comes from the other flags.
-func (d *Demo) ConfigFile() (automutex.Config, bool) {
-	if d.rules == nil {
-		return automutex.Config{}, false
-	}
-	return d.rules.cfg, true
-}
+func (d *Demo) ConfigFile() (automutex.Config, bool) { return d.rules, d.config != "" }
 
 // TaskPatterns are patterns for Rule.Task that cover every task.
 func (d *Demo) TaskPatterns() []string { return patterns(d.events) }
@@ -99,127 +141,109 @@ func (d *Demo) TaskPatterns() []string { return patterns(d.events) }
 // HasPage reports whether there is a page of -web.
 func (d *Demo) HasPage() bool { return d.web != "" }
 
-// ServePage serves the page of -web, which Close ends. A page that fails calls end.
-func (d *Demo) ServePage(ctx context.Context, end func(), cfg automutex.Config) (err error) {
-	if d.HasPage() {
-		d.page, err = servePage(ctx, end, d.web, d.Redis, cfg, d.Log)
+// Begin prints what is about to run. A row of the chart is a key of the rules.
+func (d *Demo) Begin(rules automutex.Config) (err error) {
+	if d.keys, err = keysOf(rules); err != nil {
+		return err
 	}
-	return err
-}
-
-// AsynqLog lets asynq log where the guard does.
-func (d *Demo) AsynqLog() asynq.Logger { return asynqLog{d.Log} }
-
-// Begin prints what is about to run.
-func (d *Demo) Begin() {
-	fmt.Fprintf(d.screen.out, "%s\n\n", d.summary())
+	fmt.Fprintf(d.out, "%s\n\n", d.summary())
 	if d.page != nil {
-		fmt.Fprintf(d.screen.out, "the page for operators is at %s until the demo ends (Ctrl-C)\n\n", d.page.url)
+		fmt.Fprintf(d.out, "the page for operators is at %s until the demo ends (Ctrl-C)\n\n", d.page.url)
 	}
+	return nil
 }
 
 // EachTask has enqueue hand the tasks to asynq until ctx ends, which is no error.
 func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) error {
 	for i, e := range d.events {
-		select {
-		case <-ctx.Done():
+		if ctx.Err() != nil {
 			return nil // interrupted: accounted for
-		default:
 		}
-		id := fmt.Sprintf("event-%06d", i+1)
-		entity, _ := entityOf(e.Payload, d.On)
-		d.rec.enqueue(entity, id)
+		id, t := fmt.Sprintf("event-%06d", i+1), asynq.NewTask(e.Type, e.Payload)
+		row, _ := d.rowOf(ctx, t)
+		d.rec.enqueue(row, id)
 		// Not under ctx: an enqueue cut off half-way may have happened or not.
-		if err := enqueue(asynq.NewTask(e.Type, e.Payload), id); err != nil {
-			d.rec.forget(id)
+		if err := enqueue(t, id); err != nil {
+			d.rec.forget()
 			return fmt.Errorf("enqueueing event %d of %d: %w", i+1, len(d.events), err)
 		}
 	}
 	return nil
 }
 
+// Note is the first thing that a handler does: it notes that the task runs. end is the last
+// thing, and takes what the handler returns.
+func (d *Demo) Note(ctx context.Context, _ *asynq.Task) (end func(error)) {
+	id, _ := asynq.GetTaskID(ctx)
+	return d.rec.begin(id)
+}
+
+// errOnce is why a task of -in-order fails once: one in ten does, in its first attempt.
+var errOnce = errors.New("the receiver answers 503")
+
+// Work takes as long as -work says, give or take half, unless ctx ends before. With -in-order it may fail.
+func (d *Demo) Work(ctx context.Context) error {
+	id, _ := asynq.GetTaskID(ctx)
+	if retried, _ := asynq.GetRetryCount(ctx); d.InOrder && retried == 0 && strings.HasSuffix(id, "5") {
+		return errOnce
+	}
+	select {
+	case <-time.After(d.work/2 + mathrand.N(d.work+1)):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Observe notes what no handler sees: tasks that were skipped, replaced or parked.
+func (d *Demo) Observe(_ context.Context, e automutex.Event) {
+	switch e.Kind {
+	case automutex.EventSkipped:
+		d.rec.end(e.TaskID, skipped)
+	case automutex.EventReplaced:
+		d.rec.end(e.TaskID, replaced)
+	case automutex.EventParked:
+		d.rec.park(e.TaskID)
+	case automutex.EventAcquired, automutex.EventBusy, automutex.EventRetried:
+		d.rec.back(e.TaskID, e.Waited)
+	}
+}
+
 // Drain waits until nothing in the queue is left to run, or ctx ends.
 func (d *Demo) Drain(ctx context.Context) error {
-	enqueued := len(d.rec.order)
-	if enqueued == 0 {
+	total := len(d.rec.tasks)
+	if total == 0 {
 		return nil
 	}
-	update, remove := newProgress(d.stderr, d.screen.animated, len(d.events))
-	defer remove()
-	return drain(ctx, d.inspector, d.Name, func(left int) { update(enqueued - left) })
-}
-
-// Report draws who ran when, prints what became of each task, and removes the queue. It takes
-// the error that the run ended with, and returns the exit status. The server has stopped.
-func (d *Demo) Report(ctx context.Context, err error) int {
-	left, lerr := inventory(d.inspector, d.Name)
-	err = errors.Join(err, lerr, d.page.failure())
-	runs, parked := d.rec.snapshot()
-	t := newTimeline(runs, parked, d.Limit, d.nobody())
-	if d.rules != nil {
-		d.rules.judge(&t, d.events)
-	}
-	result := d.rec.account(left)
-	result.overlaps = t.overlaps()
-
-	what := d.what()
-	if len(t.rows) > 0 {
-		fmt.Fprintln(d.screen.out, chart(t, what, d.screen.width))
-	}
-	printArchived(d.screen.out, left.archived)
-	if d.html != "" {
-		err = errors.Join(err, writePage(d.html, t, d.summary(), what, result.String()))
-	}
-	switch {
-	case result.queued > 0 && d.store.embedded:
-		fmt.Fprintf(d.screen.out, "queued=%d (gone with %s)\n", result.queued, d.store.name)
-	case result.queued > 0:
-		fmt.Fprintf(d.screen.out, "queued=%d in asynq queue %s of %s; to remove it: asynq queue rm --force %[2]s\n",
-			result.queued, d.Name, d.store.name)
-	default:
-		err = errors.Join(err, removeQueue(ctx, d.Redis, d.inspector, d.Name, d.rec.start))
-	}
-	if err != nil {
-		fmt.Fprintf(d.stderr, "worker: %v\n", err)
-	}
-	broken := 0
-	if d.InOrder {
-		var failed int
-		broken, failed = d.rec.disorder()
-		fmt.Fprintf(d.screen.out, "in order: %d attempts failed and kept their places; %d tasks began after one of their key that was enqueued later\n", failed, broken)
-	}
-	fmt.Fprintln(d.screen.out, result)
-	if err != nil || broken > 0 || result.lost > 0 || result.overlaps > 0 && !d.Unguarded {
-		return ExitFindings
-	}
-	return ExitOK
-}
-
-// summary is the head line.
-func (d *Demo) summary() string {
-	guarded := "unguarded"
-	if !d.Unguarded && d.rules != nil {
-		guarded = fmt.Sprintf("%d rules of %s", len(d.rules.cfg.Rules), d.rules.path)
-	} else if !d.Unguarded {
-		wait := fmt.Sprintf("wait %s, ", d.Wait)
-		if d.busy == automutex.Park.String() {
-			wait = "" // it lasts as long as it takes
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for answered := time.Now(); ; {
+		info, err := d.inspector.GetQueueInfo(d.Name)
+		switch {
+		case err == nil:
+			answered = time.Now()
+			left := info.Pending + info.Active + info.Scheduled + info.Retry + info.Aggregating
+			if d.animated {
+				fmt.Fprintf(d.stderr, "\r%s%d of %d tasks", ansi.EraseLineRight, total-left, total)
+			}
+			if left == 0 {
+				return nil
+			}
+		case d.missing():
+			return nil // Redis has lost the queue; what was in it will count as lost
+		case time.Since(answered) > redisGone:
+			return fmt.Errorf("asking for the state of queue %s: %w; gave up after %s", d.Name, err, redisGone)
 		}
-		guarded = fmt.Sprintf("one turn per %s: limit %d, %sthen %s",
-			strings.Join(d.On, " + "), d.Limit, wait, d.busy)
-		if d.InOrder {
-			guarded += ", in order"
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
 		}
 	}
-	return fmt.Sprintf("%d tasks, %d workers, %s of work each, on %s; %s",
-		len(d.events), d.Workers, d.work, d.store.name, guarded)
 }
 
-// probe makes sure that file can be written before a whole run is spent.
-func probe(file string) error {
-	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return fmt.Errorf("-html: %w", err)
-	}
-	return f.Close()
+// missing is true when Redis answers and does not know the queue.
+func (d *Demo) missing() bool {
+	queues, err := d.inspector.Queues()
+	return err == nil && !slices.Contains(queues, d.Name)
 }

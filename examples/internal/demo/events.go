@@ -1,12 +1,20 @@
 package demo
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 )
+
+// maxLine bounds one input line, and so the memory that one bad line can cost.
+const maxLine = 16 << 20
 
 // event is one webhook delivery: the type becomes the asynq task's type, the
 // payload is handed on as it came.
@@ -95,4 +103,52 @@ func patterns(events []event) []string {
 		}
 	}
 	return kept
+}
+
+// loadEvents gives the events to enqueue: generated ones, or those of -input.
+func loadEvents(opts Flags, stdin io.Reader, stderr io.Writer) ([]event, error) {
+	if opts.input == "" {
+		return generate(opts.tasks, opts.seed), nil
+	}
+	name, src := "stdin", stdin
+	if opts.input != "-" {
+		f, err := os.Open(opts.input)
+		if err != nil {
+			return nil, fmt.Errorf("-input: %w", err)
+		}
+		defer f.Close()
+		name, src = opts.input, f
+	}
+	events, err := readEvents(src, func(line int, problem error) {
+		fmt.Fprintf(stderr, "worker: %s: line %d: %v; line ignored\n", name, line, problem)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("-input: reading %s: %w", name, err)
+	}
+	return events, nil
+}
+
+// readEvents reads JSON lines {"type": "...", "payload": {...}}. A line that can't be used is
+// handed to bad, with its number, and left out. Blank lines are passed over.
+func readEvents(r io.Reader, bad func(line int, problem error)) (events []event, err error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxLine)
+	for n := 1; lines.Scan(); n++ {
+		line := lines.Bytes()
+		if n == 1 {
+			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf")) // a byte order mark
+		}
+		if len(bytes.TrimSpace(line)) == 0 {
+			continue
+		}
+		var e event
+		if err := json.Unmarshal(line, &e); err != nil {
+			bad(n, fmt.Errorf("not a JSON object of the form {\"type\": \"...\", \"payload\": {...}}: %w", err))
+		} else if strings.TrimSpace(e.Type) == "" {
+			bad(n, errors.New(`has no "type"`))
+		} else {
+			events = append(events, e)
+		}
+	}
+	return events, lines.Err()
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/config"
 )
 
 // Flags are the command line, checked.
@@ -19,7 +20,8 @@ type Flags struct {
 	html  string // where the page goes; "" means nowhere
 	web   string // where the page for operators listens; "" means nowhere
 
-	rules *ruleFile // nil: one rule, from the flags below
+	config string // the file of the rules; "" means one rule, from the flags below
+	rules  automutex.Config
 
 	Unguarded bool
 	InOrder   bool
@@ -42,14 +44,14 @@ type Flags struct {
 // stderr when asked for it with -h.
 func parseFlags(args []string, stderr io.Writer) (Flags, error) {
 	var o Flags
-	var on, rules string
+	var on string
 	fs := flag.NewFlagSet("worker", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // the caller prints the error, once
 	fs.StringVar(&o.redis, "redis", "", "a real Redis: host:port, a `URL` (redis://, rediss://, redis-sentinel://host:port?master=name), or a Cluster as host:port,host:port (default: one inside this program)")
 	fs.StringVar(&o.input, "input", "", "take the tasks from `FILE` of JSON lines {\"type\": \"...\", \"payload\": {...}}; - is stdin (default: generated ones)")
 	fs.StringVar(&o.html, "html", "", "also write the timeline to `FILE`, one self-contained page")
 	fs.StringVar(&o.web, "web", "", fmt.Sprintf("serve the page for operators at `ADDR` of this machine while the demo runs, such as 127.0.0.1:8081 (then -tasks is %d and -work %s, unless they are given)", webTasks, webWork))
-	fs.StringVar(&rules, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -rate, -wait, -ttl and -retry-in")
+	fs.StringVar(&o.config, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -rate, -wait, -ttl and -retry-in")
 	fs.BoolVar(&o.Unguarded, "unguarded", false, "run without the guard, to see what it prevents")
 	fs.BoolVar(&o.InOrder, "in-order", false, "run the tasks of one key in the order in which they were enqueued; one task in ten fails once, and keeps its place")
 	fs.StringVar(&on, "on", "repository.full_name", "payload `fields` (comma-separated) that make the key; empty: one lock for everything")
@@ -90,7 +92,7 @@ func parseFlags(args []string, stderr io.Writer) (Flags, error) {
 		}
 	}
 	var err error
-	o.rules, err = loadRules(rules)
+	o.rules, _, err = config.Load(o.config)
 	return o, err
 }
 
@@ -102,23 +104,19 @@ func (o *Flags) check(rest []string, given map[string]bool) error {
 			return errors.New("-on: an empty field name; want for example repository.full_name,action")
 		}
 	}
+	for name, n := range map[string]int{"limit": o.Limit, "workers": o.Workers, "tasks": o.tasks} {
+		if n < 1 {
+			return fmt.Errorf("-%s %d: must be at least 1", name, n)
+		}
+	}
+	for name, d := range map[string]time.Duration{"work": o.work, "wait": o.Wait, "ttl": o.TTL, "retry-in": o.retryIn} {
+		if d < 0 {
+			return fmt.Errorf("-%s %s: must not be negative", name, d)
+		}
+	}
 	switch {
 	case len(rest) > 0:
 		return fmt.Errorf("unexpected argument %q; everything is a flag (see -h)", rest[0])
-	case o.Limit < 1:
-		return fmt.Errorf("-limit %d: must be at least 1", o.Limit)
-	case o.Workers < 1:
-		return fmt.Errorf("-workers %d: must be at least 1", o.Workers)
-	case o.tasks < 1:
-		return fmt.Errorf("-tasks %d: must be at least 1", o.tasks)
-	case o.work < 0:
-		return fmt.Errorf("-work %s: must not be negative", o.work)
-	case o.Wait < 0:
-		return fmt.Errorf("-wait %s: must not be negative", o.Wait)
-	case o.TTL < 0:
-		return fmt.Errorf("-ttl %s: must not be negative", o.TTL)
-	case o.retryIn < 0:
-		return fmt.Errorf("-retry-in %s: must not be negative", o.retryIn)
 	case given["retry-in"] && o.busy != "retry":
 		return fmt.Errorf("-retry-in goes with -busy retry, not with -busy %s", o.busy)
 	case o.input != "" && (given["tasks"] || given["seed"]):
@@ -173,30 +171,6 @@ func (o *Flags) setRate(text string) error {
 	}
 	o.Rate = automutex.Rate{Starts: n, Per: per, Burst: 1}
 	return nil
-}
-
-// nobody labels what names no entity.
-func (o *Flags) nobody() string {
-	if o.rules != nil {
-		return "(no rule)"
-	}
-	return "(no " + strings.Join(o.On, ", ") + ")"
-}
-
-// what heads the column of the rows.
-func (o *Flags) what() string {
-	if o.rules != nil {
-		return "rule and key"
-	}
-	return strings.Join(o.On, ", ")
-}
-
-// entity is whose turn a task is.
-func (o *Flags) entity(kind string, payload []byte) (string, bool) {
-	if o.rules != nil {
-		return o.rules.entityOf(kind, payload)
-	}
-	return entityOf(payload, o.On)
 }
 
 // policyOf reads -busy and -retry-in.

@@ -6,32 +6,30 @@ import (
 	"time"
 )
 
-// taskRun is one stay in a handler, told in time since the recorder's start.
-type taskRun struct {
-	entity string // whose turn it was; "" when the payload names nobody
-	task   string // asynq task ID
-	kind   string // task type
-	queued time.Duration
-	begin  time.Duration
-	end    time.Duration
-	failed bool // the handler returned an error
-}
+// fate is how a task ended, as far as handlers and events tell. What is known later counts
+// only if it is greater.
+type fate int
 
-// waited is the time from the enqueue to the start of the handler.
-func (r taskRun) waited() time.Duration { return max(0, r.begin-r.queued) }
+const (
+	unknown  fate = iota // not yet, or asynq knows
+	replaced             // ended for a newer one, whether or not it had begun
+	skipped              // ended by the policy without running
+	done                 // the handler returned nil
+)
 
-// parkedTime is one time that a task was parked: handed back with its place in
-// line kept, until a worker had it again.
-type parkedTime struct {
-	entity   string
-	task     string
+// stay is a time that a task spent in its handler, or parked: handed back with its place in
+// line kept, until a worker had it again. to is -1 while it lasts. Times count from the recorder's start.
+type stay struct {
 	from, to time.Duration
+	failed   bool // the handler returned an error
 }
 
-// arrival is what is known of a task before it runs.
-type arrival struct {
-	entity string
-	at     time.Duration
+// taskRecord is what is known of one task.
+type taskRecord struct {
+	id, row      string
+	queued       time.Duration
+	fate         fate
+	runs, parked []stay
 }
 
 // recorder notes what the handlers really did. The verdict (overlaps, lost
@@ -42,136 +40,117 @@ type recorder struct {
 
 	// mu guards what follows, which all handlers write. Times are taken while
 	// it is held, so that their order is the order of what happened.
-	mu       sync.Mutex
-	enqueued map[string]arrival // by task ID
-	order    []string           // the task IDs as enqueued
-	runs     []taskRun
-	parked   []parkedTime
-	away     map[string]int  // by ID of a task that is parked now: its place in parked
-	done     map[string]bool // handler returned nil
-	skipped  map[string]bool // ended by the policy without running
-	replaced map[string]bool // ended for a newer one, whether or not they had begun
+	mu    sync.Mutex
+	tasks []*taskRecord // as enqueued
+	byID  map[string]*taskRecord
 }
 
-func newRecorder() *recorder {
-	return &recorder{
-		start:    time.Now(),
-		enqueued: make(map[string]arrival),
-		away:     make(map[string]int),
-		done:     make(map[string]bool),
-		skipped:  make(map[string]bool),
-		replaced: make(map[string]bool),
+func newRecorder() *recorder { return &recorder{start: time.Now(), byID: map[string]*taskRecord{}} }
+
+// enqueue is called right before a task is handed to asynq; forget takes the last one back
+// when asynq refused it.
+func (r *recorder) enqueue(row, id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := &taskRecord{id: id, row: row, queued: time.Since(r.start)}
+	r.tasks, r.byID[id] = append(r.tasks, t), t
+}
+
+func (r *recorder) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := len(r.tasks) - 1
+	delete(r.byID, r.tasks[last].id)
+	r.tasks = r.tasks[:last]
+}
+
+// note changes what is known of a task at a time. It does nothing for an unknown task.
+func (r *recorder) note(id string, change func(t *taskRecord, now time.Duration)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t := r.byID[id]; t != nil {
+		change(t, time.Since(r.start))
 	}
-}
-
-// enqueue is called right before a task is handed to asynq; forget takes it
-// back when asynq refused it.
-func (r *recorder) enqueue(entity, task string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.enqueued[task] = arrival{entity, time.Since(r.start)}
-	r.order = append(r.order, task)
-}
-
-func (r *recorder) forget(task string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.enqueued, task)
-	r.order = r.order[:len(r.order)-1]
 }
 
 // begin is the first thing that a handler does. The result is to be called
 // last, with what the handler returns.
-func (r *recorder) begin(entity, task, kind string) (end func(error)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i := len(r.runs)
-	r.runs = append(r.runs, taskRun{
-		entity: entity, task: task, kind: kind,
-		queued: r.enqueued[task].at, begin: time.Since(r.start), end: -1,
+func (r *recorder) begin(id string) (end func(error)) {
+	i := 0
+	r.note(id, func(t *taskRecord, now time.Duration) {
+		i = len(t.runs)
+		t.runs = append(t.runs, stay{from: now, to: -1})
 	})
 	return func(err error) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.runs[i].end = time.Since(r.start)
-		r.runs[i].failed = err != nil
-		if err == nil {
-			r.done[task] = true
-		}
+		r.note(id, func(t *taskRecord, now time.Duration) {
+			t.runs[i].to, t.runs[i].failed = now, err != nil
+			if err == nil {
+				t.fate = done
+			}
+		})
 	}
 }
 
-// skip notes a task that the policy ended without running it.
-func (r *recorder) skip(task string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.skipped[task] = true
-}
-
-// replace notes a task that ended for a newer one.
-func (r *recorder) replace(task string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.replaced[task] = true
+// end notes how the policy ended a task.
+func (r *recorder) end(id string, how fate) {
+	r.note(id, func(t *taskRecord, _ time.Duration) { t.fate = max(t.fate, how) })
 }
 
 // park notes a task that is parked from now on.
-func (r *recorder) park(task string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.away[task] = len(r.parked)
-	r.parked = append(r.parked, parkedTime{entity: r.enqueued[task].entity, task: task, from: time.Since(r.start), to: -1})
+func (r *recorder) park(id string) {
+	r.note(id, func(t *taskRecord, now time.Duration) { t.parked = append(t.parked, stay{from: now, to: -1}) })
 }
 
 // back notes that a worker has had the task for waited by now. It does nothing
 // for a task that was not parked.
-func (r *recorder) back(task string, waited time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if i, ok := r.away[task]; ok {
-		r.parked[i].to = max(r.parked[i].from, time.Since(r.start)-waited)
-		delete(r.away, task)
-	}
+func (r *recorder) back(id string, waited time.Duration) {
+	r.note(id, func(t *taskRecord, now time.Duration) {
+		if last := len(t.parked) - 1; last >= 0 && t.parked[last].to < 0 {
+			t.parked[last].to = max(t.parked[last].from, now-waited)
+		}
+	})
 }
 
-// snapshot copies the runs and the parked times; those not over yet end now.
-func (r *recorder) snapshot() ([]taskRun, []parkedTime) {
+// stop ends what is not over yet.
+func (r *recorder) stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Since(r.start)
-	runs, parked := slices.Clone(r.runs), slices.Clone(r.parked)
-	for i := range runs {
-		if runs[i].end < 0 {
-			runs[i].end = now
+	for _, t := range r.tasks {
+		for _, stays := range [][]stay{t.runs, t.parked} {
+			for i := range stays {
+				if stays[i].to < 0 {
+					stays[i].to = now
+				}
+			}
 		}
 	}
-	for i := range parked {
-		if parked[i].to < 0 {
-			parked[i].to = now
-		}
-	}
-	return runs, parked
 }
 
-// disorder counts the runs that began after the run of a task of their key that was enqueued later, and the runs
+// disorder counts the runs that began after the run of a task of their row that was enqueued later, and the runs
 // that failed.
 func (r *recorder) disorder() (broken, failed int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	place := make(map[string]int, len(r.order))
-	for i, id := range r.order {
-		place[id] = i
+	type begun struct {
+		at    time.Duration
+		place int
+		row   string
 	}
-	last := map[string]int{} // by entity, the latest place that has begun
-	for _, run := range r.runs {
-		if at := place[run.task]; at < last[run.entity] {
+	var runs []begun
+	for place, t := range r.tasks {
+		for _, run := range t.runs {
+			runs = append(runs, begun{run.from, place, t.row})
+			if run.failed {
+				failed++
+			}
+		}
+	}
+	slices.SortFunc(runs, func(a, b begun) int { return int(a.at - b.at) })
+	last := map[string]int{} // by row, the latest place that has begun
+	for _, run := range runs {
+		if run.place < last[run.row] {
 			broken++
-		} else {
-			last[run.entity] = at
 		}
-		if run.failed {
-			failed++
-		}
+		last[run.row] = max(last[run.row], run.place)
 	}
 	return broken, failed
 }

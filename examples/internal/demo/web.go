@@ -5,12 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/loopback"
@@ -44,52 +41,49 @@ type operators struct {
 	url    string
 	page   io.Closer
 	server *http.Server
-	served chan struct{} // closed when Serve has returned
-	failed chan error    // has room for the one error of Serve
+	served chan error // gets the error of Serve, and is closed then
 }
 
-// servePage serves the page at addr until close. Should the page fail, it calls end.
-func servePage(ctx context.Context, end func(), addr string, rdb redis.UniversalClient, cfg automutex.Config, log *slog.Logger) (*operators, error) {
-	handler, err := web.New(rdb, web.Options{
-		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: cfg.Rules, Logger: log,
+// ServePage serves the page of -web, which Close ends. A page that fails calls end.
+func (d *Demo) ServePage(ctx context.Context, end func(), cfg automutex.Config) error {
+	if !d.HasPage() {
+		return nil
+	}
+	handler, err := web.New(d.Redis, web.Options{
+		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: cfg.Rules, Logger: d.Log,
 		Access: func(*http.Request) web.Access { return web.AccessOperate },
 	})
 	if err != nil {
-		return nil, fmt.Errorf("-web: %w", err)
+		return fmt.Errorf("-web: %w", err)
 	}
 	page, _ := handler.(io.Closer) // web.New says that it is one
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", d.web)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("-web: %w", err), page.Close())
+		return errors.Join(fmt.Errorf("-web: %w", err), page.Close())
 	}
-	o := &operators{
-		url: "http://" + listener.Addr().String() + "/", page: page, served: make(chan struct{}), failed: make(chan error, 1),
+	d.page = &operators{
+		url: "http://" + listener.Addr().String() + "/", page: page, served: make(chan error, 1),
 		server: &http.Server{Handler: loopback.Only(handler), ReadHeaderTimeout: 10 * time.Second},
 	}
-	go o.serve(listener, end) // ends with close, or with the listener
-	return o, nil
+	go d.page.serve(listener, end) // ends with close, or with the listener
+	return nil
 }
 
-// serve serves until the server is closed. Another end is a failure of the demo.
+// serve serves until the server is closed, or the listener fails, and calls end.
 func (o *operators) serve(listener net.Listener, end func()) {
-	defer close(o.served)
-	err := o.server.Serve(listener)
-	if errors.Is(err, http.ErrServerClosed) {
-		return
-	}
-	o.failed <- errors.Join(fmt.Errorf("-web: the page is gone: %w", err), o.page.Close())
+	o.served <- o.server.Serve(listener)
+	close(o.served)
 	end()
 }
 
-// failure gives the error that the page has ended with, once; nil while it is served, and
-// without a page.
+// failure gives the error that the page has ended with; nil while it is served, and without a page.
 func (o *operators) failure() error {
 	if o == nil {
 		return nil
 	}
 	select {
-	case err := <-o.failed:
-		return err
+	case err := <-o.served:
+		return fmt.Errorf("-web: the page is gone: %w", err)
 	default:
 		return nil
 	}
