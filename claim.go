@@ -74,7 +74,7 @@ func (d *delivery) noteInClaim(phase inside.Phase) error {
 // joined to a run that has already read its data. Nor does one that another task has superseded: over
 // says so then.
 func (d *delivery) beginInClaim() obstacle {
-	if d.claim.key == "" || d.claim.kind == claim.Window {
+	if d.claim.kind == claim.Window {
 		return obstacle{why: decide.Nothing}
 	}
 	t := target{rule: &compiledRule{}, key: d.claim.key}

@@ -150,12 +150,12 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 	}
 	all := make([]Explanation, 0, len(targets))
 	for _, target := range targets {
-		options := g.lockOptions(target, note)
+		var options []lock.Option
 		if target.rule.InOrder {
 			s, _ := stamp.Of(t.Headers(), note)
 			options = append(options, inner.InOrder(inside.Place{Nonce: s.Nonce, Ticket: s.Ticket}))
 		}
-		info, err := inner.Inspect(ctx, g.locker.Semaphore(target.scope, target.limit, options...))
+		info, err := inner.Inspect(ctx, g.lockAt(target, note, options...))
 		if err != nil {
 			return nil, fmt.Errorf("automutex: rule %q: %w", target.rule.Name, err)
 		}

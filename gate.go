@@ -122,10 +122,10 @@ func CloseGate(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("automutex: CloseGate for %s: too short; give at least a millisecond%s", d, meant)
 	}
 	ends := time.Now().Add(d)
-	if err := inner.CloseGate(ctx, h.held.lease, d); err != nil {
+	if err := inner.CloseGate(ctx, h.lease, d); err != nil {
 		return fmt.Errorf("automutex: CloseGate: %w", err)
 	}
-	h.held.gateOpensAt.Store(&ends)
+	h.gateOpensAt.Store(&ends)
 	return nil
 }
 

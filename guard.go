@@ -100,6 +100,11 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		call = g.wakeParked
 	}
 	g.locker = inner.New(rdb, options, call, g.onControls)
+	for _, p := range rules.declared {
+		for _, rule := range p.rules {
+			rule.prepareLock(g.locker)
+		}
+	}
 	g.closing, g.stop = context.WithCancel(context.Background())
 	g.fleet = announcer(rdb, fleet.Worker, g.cfg, rules.secret != "")
 	if cfg.History > 0 {

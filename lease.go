@@ -22,6 +22,8 @@ import (
 
 // heldLease is one lease of a delivery.
 type heldLease struct {
+	guard            *Guard
+	outer            *heldLease // what the handler's context has beside it: the lease taken before; nil for the first
 	target           target
 	lease            *lock.Lease
 	takenAt          time.Time
@@ -43,7 +45,10 @@ func (d *delivery) keepLease(t target, lease *lock.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
 	}
-	d.leases = append(d.leases, &heldLease{target: t, lease: lease, takenAt: time.Now()})
+	if d.leases == nil {
+		d.leases = d.room[:0]
+	}
+	d.leases = append(d.leases, &heldLease{guard: d.guard, target: t, lease: lease, takenAt: time.Now()})
 	return nil
 }
 
@@ -57,10 +62,10 @@ func (d *delivery) takeBackLast() *lock.Lease {
 }
 
 // observeAcquired observes that the lease that was taken last is held.
-func (d *delivery) observeAcquired(t target, waited time.Duration) {
+func (d *delivery) observeAcquired(t target) {
 	h := d.leases[len(d.leases)-1]
 	h.acquiredObserved = true
-	parked := inner.Parked(h.lease)
+	waited, parked := h.takenAt.Sub(d.takingSince), inner.Parked(h.lease)
 	h.waited = max(waited, parked)
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
@@ -121,7 +126,8 @@ func (d *delivery) handlerContext() context.Context {
 	for _, h := range d.leases {
 		bound := h.lease.Bind(c.Context)
 		h.stopWatching = context.AfterFunc(bound, func() { d.watch(bound, h, done) })
-		c.Context, c.innermost = bound, &handlerLease{guard: d.guard, held: h, outer: c.innermost}
+		h.outer = c.innermost
+		c.Context, c.innermost = bound, h
 	}
 	return c
 }
@@ -132,7 +138,7 @@ type handlerContext struct {
 
 	guard     *Guard
 	task      *asynq.Task
-	innermost *handlerLease
+	innermost *heldLease
 }
 
 // Value implements context.Context.
@@ -235,18 +241,11 @@ func (d *delivery) reportReleased(leases []*heldLease, started bool) {
 	}
 }
 
-// handlerLease is one lease in the context of a handler.
-type handlerLease struct {
-	guard *Guard
-	held  *heldLease
-	outer *handlerLease // the lease taken before; nil for the first
-}
-
 type leaseKey struct{}
 
 // innermostLease returns the lease taken last of those in ctx, or nil.
-func innermostLease(ctx context.Context) *handlerLease {
-	h, _ := ctx.Value(leaseKey{}).(*handlerLease)
+func innermostLease(ctx context.Context) *heldLease {
+	h, _ := ctx.Value(leaseKey{}).(*heldLease)
 	return h
 }
 
@@ -255,7 +254,7 @@ func innermostLease(ctx context.Context) *handlerLease {
 // runs without a lease under the policy [Allow].
 func Lease(ctx context.Context) (*lock.Lease, bool) {
 	if h := innermostLease(ctx); h != nil {
-		return h.held.lease, true
+		return h.lease, true
 	}
 	return nil, false
 }
@@ -264,8 +263,8 @@ func Lease(ctx context.Context) (*lock.Lease, bool) {
 // one lease.
 func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	for h := innermostLease(ctx); h != nil; h = h.outer {
-		if h.held.target.isFor(ruleName) {
-			return h.held.lease, true
+		if h.target.isFor(ruleName) {
+			return h.lease, true
 		}
 	}
 	return nil, false
@@ -292,7 +291,7 @@ func (d *delivery) holds(key string) bool {
 		}
 	}
 	for h := innermostLease(d.ctx); h != nil; h = h.outer {
-		if h.guard == d.guard && h.held.target.key == key {
+		if h.guard == d.guard && h.target.key == key {
 			return true
 		}
 	}

@@ -62,7 +62,7 @@ func (d *delivery) look(last obstacle) obstacle {
 	// Note the start in the producer's claim (package unique) only when the handler would start now.
 	// Look for lost leases again after that round trip. If one is lost then, the note stays: the next task for the key may be enqueued before this one runs, and both run.
 	met := d.lostBeforeStart()
-	if met.why == decide.Nothing && d.over() == decide.Goes {
+	if met.why == decide.Nothing && d.claim.key != "" && d.over() == decide.Goes {
 		if met = d.beginInClaim(); met.why == decide.Nothing {
 			met = d.lostBeforeStart()
 		}
@@ -125,7 +125,7 @@ func (d *delivery) take(t target) obstacle {
 		return d.report(d.refused(t, err))
 	}
 	d.guard.outage.recordSuccess(d.guard.log, t.key)
-	d.observeAcquired(t, time.Since(d.takingSince))
+	d.observeAcquired(t)
 	d.taking = ""
 	return obstacle{why: decide.Nothing}
 }
@@ -197,7 +197,7 @@ func (d *delivery) inspect(t target) obstacle {
 		}
 		return met
 	}
-	info, err := inner.Inspect(d.roundTripContext(), d.guard.locker.Semaphore(t.scope, t.limit, d.guard.lockOptions(t, d.note)...))
+	info, err := inner.Inspect(d.roundTripContext(), d.guard.lockAt(t, d.note))
 	if err != nil {
 		return obstacle{why: decide.NoAnswer, target: t, err: withClientHint(err)}
 	}
@@ -266,7 +266,7 @@ func (d *delivery) eachMark(f func(target) error) {
 }
 
 func (d *delivery) markAt(t target) *lock.Lock {
-	return d.guard.locker.Semaphore(t.scope, t.limit, d.guard.lockOptions(t, d.note)...)
+	return d.guard.lockAt(t, d.note)
 }
 
 // report observes and logs what the task has met. It does nothing for what ended with the delivery,

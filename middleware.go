@@ -151,6 +151,7 @@ type delivery struct {
 
 	replacing    *replaceState // nil until the task reaches a lock whose rule has the policy Replace
 	leases       []*heldLease  // in the order taken
+	room         [1]*heldLease // for the lease of a task with one key
 	taking       string        // the key of the lock that the task takes now
 	takingSince  time.Time     // when the task came to that lock
 	stoodInLine  bool          // and whether it stood in its line

@@ -54,7 +54,7 @@ func (d *delivery) registerArrival(t target) error {
 		return nil
 	}
 	note := cmp.Or(d.note, rand.Text()) // outside of a server every call is a new task
-	handle := d.guard.locker.Semaphore(t.scope, t.limit, inner.WithKey(t.key), lock.TTL(t.rule.TTL), lock.Note(note))
+	handle := d.guard.lockAt(t, note)
 	at, isNew, err := inner.Arrive(d.roundTripContext(), handle)
 	if err == nil {
 		d.replacing.arrivals[t.key] = arrival{lock: handle, at: at, isNew: isNew}

@@ -139,7 +139,7 @@ type compiledRule struct {
 
 	onFrom, onTo int             // the values of On are [onFrom:onTo] of those of all rules of this Task
 	fields       *jsonkey.Fields // the paths of On alone; nil without any
-	lockOptions  []lock.Option   // the options of all locks of the rule
+	lock         *lock.Lock      // what all locks of the rule have in common; nil without a Guard
 	keyOutage    *outage         // of the functions that make its key and its limit
 	asksBack     atomic.Bool     // a handler has asked for its task to come back, see keepComesBack
 }
@@ -209,12 +209,17 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
-	c.lockOptions = []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), inner.OnePerNote(), c.Rate.option()}
-	if c.Fence {
-		c.lockOptions = append(c.lockOptions, lock.Fenced())
-	}
 	c.On = slices.Clone(c.On)
 	c.OnHeaders = slices.Clone(c.OnHeaders)
+}
+
+// prepareLock sets lock.
+func (c *compiledRule) prepareLock(l *lock.Locker) {
+	options := []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), inner.OnePerNote(), c.Rate.option()}
+	if c.Fence {
+		options = append(options, lock.Fenced())
+	}
+	c.lock = l.Mutex(c.Name, options...)
 }
 
 // check returns the mistakes in the rule by itself, as declared.

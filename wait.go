@@ -51,8 +51,8 @@ func (d *delivery) acquire(t target) error {
 
 // lockOf returns a handle of the target's lock, with the options of this delivery.
 func (d *delivery) lockOf(t target, more ...lock.Option) *lock.Lock {
-	options := d.guard.lockOptions(t, d.note)
-	options = append(append(options, more...), d.onStop(t)...)
+	const most = 8 // they stay on the stack
+	options := append(append(make([]lock.Option, 0, most), more...), d.onStop(t)...)
 	options = append(options, inner.OnWait(func() {
 		if d.asked != nil {
 			d.asked()
@@ -65,7 +65,7 @@ func (d *delivery) lockOf(t target, more ...lock.Option) *lock.Lock {
 	if d.deadlineIsFar() {
 		options = append(options, inner.Uninterrupted())
 	}
-	return d.guard.locker.Semaphore(t.scope, t.limit, options...)
+	return d.guard.lockAt(t, d.note, options...)
 }
 
 // farDeadline is how far away a task's deadline must be so that the task's context need not
@@ -88,11 +88,9 @@ func (d *delivery) roundTripContext() context.Context {
 	return d.ctx
 }
 
-// lockOptions returns the options of a target's lock, with room for those that lockOf adds.
-func (g *Guard) lockOptions(t target, note string) []lock.Option {
-	const more = 7
-	options := make([]lock.Option, 0, len(t.rule.lockOptions)+more)
-	return append(append(options, t.rule.lockOptions...), inner.WithKey(t.key), lock.Note(note))
+// lockAt returns a handle of the target's lock for the task that note names.
+func (g *Guard) lockAt(t target, note string, options ...lock.Option) *lock.Lock {
+	return inner.At(t.rule.lock, t.scope, t.key, t.limit, note, options...)
 }
 
 // reserveWait counts a worker as waiting. It returns false, and sets crowded, when MaxWaiting workers

@@ -3,6 +3,7 @@ package lock
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -161,5 +163,32 @@ func TestControls_newLockerWithoutTheirNode(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), "the controls cannot be read; this process obeys no pause"); n != 1 {
 		t.Errorf("%d log lines:\n%s", n, log.String())
+	}
+}
+
+// A process reads the controls each ReadEvery. Only where replies take long it reads more often.
+func TestControls_readEvery(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	lines := monitor(t, s)
+	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+	mustUnlock(t, mustTry(t, m))
+	var last, longest float64
+	for reads := 0; reads < 6; {
+		line := come(t, lines, "a read of the controls")
+		if lua, args := monitored(t, line); lua || !strings.HasPrefix(args[0], "eval") || !strings.HasSuffix(args[3], "{control}") {
+			continue
+		}
+		at, err := strconv.ParseFloat(strings.Fields(line)[0], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reads++; reads > 1 {
+			longest = max(longest, at-last)
+		}
+		last = at
+	}
+	if least := (controls.ReadEvery - 100*time.Millisecond).Seconds(); longest < least {
+		t.Errorf("at most %.1f s between two reads, want %.1f", longest, least)
 	}
 }

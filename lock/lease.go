@@ -40,11 +40,12 @@ type Lease struct {
 
 	// What follows is guarded by the renewer's mutex.
 	state    leaseState
-	deadline time.Time // until when the lease is certainly held, on the local monotonic clock
-	renewAt  time.Time // when the next renewal is due; zero: never
-	renewals int       // how many renewals are under way, at most maxRenewals
-	bindings []binding // contexts that end with the lease
-	pruneAt  int       // the len(bindings) at which Bind drops those that have ended
+	deadline time.Time  // until when the lease is certainly held, on the local monotonic clock
+	renewAt  time.Time  // when the next renewal is due; zero: never
+	renewals int        // how many renewals are under way, at most maxRenewals
+	bindings []binding  // contexts that end with the lease
+	room     [1]binding // for the first of them
+	pruneAt  int        // the len(bindings) at which Bind drops those that have ended
 
 	renewedAt time.Time // when the latest renewal that succeeded was sent
 	due       time.Time // when the renewer must next act on the lease
@@ -113,9 +114,7 @@ func (le *Lease) Deadline() time.Time {
 // endErr returns nil while the lease is held, ErrLost after it was lost, by its deadline too,
 // and ErrNotHeld after its owner ended it.
 func (le *Lease) endErr() error {
-	r := le.lock.locker.renewer
-	r.expire(le)
-	switch r.stateOf(le) {
+	switch le.lock.locker.renewer.expire(le) {
 	case leaseLost:
 		return ErrLost
 	case leaseReleased:
@@ -147,6 +146,9 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 	if len(le.bindings) >= max(le.pruneAt, minBindings) {
 		le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx.Err() != nil })
 		le.pruneAt = 2 * len(le.bindings)
+	}
+	if le.bindings == nil {
+		le.bindings = le.room[:0]
 	}
 	le.bindings = append(le.bindings, binding{ctx, cancel})
 	return ctx
@@ -309,8 +311,7 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	}
 	d = wholeMS(d)
 	r := le.lock.locker.renewer
-	r.expire(le) // a lease that Held calls lost stays lost
-	if state := r.stateOf(le); state != leaseHeld {
+	if r.expire(le) != leaseHeld { // a lease that Held calls lost stays lost
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
 	}
 	if l := le.lock.locker; l.replicas > 0 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
@@ -84,11 +83,6 @@ func onePerNote() Option { return func(m *Lock) { m.onePerNote = true } }
 // [Options].HashKeys keeps the values out of Redis.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
-// withKey sets the lock's Redis key, as [Lock.Key] or package keytext made it. Parts then
-// has no effect, and the name appears only in errors. It saves callers that have the key
-// from making it again. The key must begin with the Locker's Prefix.
-func withKey(key string) Option { return func(m *Lock) { m.keys = []string{key} } }
-
 // inTimeOnly has Lock return at once, with an error that Is ErrBusy and
 // context.DeadlineExceeded, if its ctx ends before the gate opens. Without it Lock waits
 // until ctx ends, since an operator may open the gate before, with [Lock.BreakAll].
@@ -138,13 +132,19 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case checkTTL("", m.ttl) != nil: // format the text only for an error: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}
-	if m.keys == nil {
-		m.keys = []string{keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)}
-	} else if !strings.HasPrefix(m.Key(), l.prefix+":{") && m.err == nil {
-		m.err = fmt.Errorf("lock: %q: the key %q does not begin with %q, the prefix of this Locker: give a key that Key made", name, m.Key(), l.prefix+":{")
-	}
+	m.keys = []string{keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)}
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
+}
+
+// at returns the lock with that key, and what m was made with: a Guard makes a lock for each task.
+func (m *Lock) at(name, key string, limit int, note string, options []Option) *Lock {
+	other := *m
+	other.name, other.keys, other.limit, other.note = name, []string{key}, limit, note
+	for _, option := range options {
+		option(&other)
+	}
+	return &other
 }
 
 // Key returns the lock's only Redis key. An idle lock has no key in Redis.

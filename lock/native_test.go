@@ -139,6 +139,7 @@ func TestNative_versionChanges(t *testing.T) {
 		t.Fatalf("TryLock without a server: %v", err)
 	}
 	s.Start(t)
+	redistest.Eventually(t, soon, func() bool { return rdb.Ping(t.Context()).Err() == nil }, "the client reaches the new server")
 	turns(2)
 	v.wantSent(t, "a new server", "delex", "delex")
 	v.becomes()
@@ -340,6 +341,25 @@ func TestNative_steadyState(t *testing.T) {
 	if sent["set"] != turns || sent[release] != turns || len(sent) != 2 {
 		t.Errorf("%d turns sent %v", turns, sent)
 	}
+}
+
+// A waiter that makes a sorted set of a string is nothing that the server counts as an error.
+func TestNative_waitingIsNoError(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	rdb := s.Client(t)
+	m := newLocker(t, rdb).Mutex(redistest.Name(t))
+	for range 3 { // learns which commands the server has
+		mustUnlock(t, mustTry(t, m))
+	}
+	le := mustTry(t, m)
+	w := inLine(t, handle(newLocker(t, s.Client(t)), m), 1)
+	wantForm(t, m, "zset")
+	if counted := errorStats(t, rdb); strings.Contains(counted, "WRONGTYPE") { // others are of new connections
+		t.Errorf("errors that the server counts: %q", counted)
+	}
+	mustUnlock(t, le)
+	mustUnlock(t, w.got(t))
 }
 
 // errorStats is what a server says of the errors that it has replied.

@@ -40,7 +40,7 @@ func stampTaskFor(t testing.TB, l *Locker, key, note string, deadline time.Durat
 
 // lock is a handle of the task's lock, for one arrival.
 func (o orderedTask) lock(options ...Option) *Lock {
-	return o.locker.Semaphore("ordered", 1, append([]Option{withKey(o.key), Note(o.note), inOrder(o.place)}, options...)...)
+	return o.locker.Mutex("ordered", options...).at("ordered", o.key, 1, o.note, []Option{inOrder(o.place)})
 }
 
 func (o orderedTask) mustRun(t testing.TB) *Lease {

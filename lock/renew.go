@@ -156,15 +156,17 @@ func (r *renewer) lose(le *Lease) {
 
 // expire ends a lease whose deadline has passed, but whose alarm has not rung yet: the reply
 // to the ask came late, or the program was stopped for a while. A caller that learns that
-// the lease is lost relies on it: no Extend takes it back.
-func (r *renewer) expire(le *Lease) {
+// the lease is lost relies on it: no Extend takes it back. expire returns the state then.
+func (r *renewer) expire(le *Lease) leaseState {
 	r.mu.Lock()
 	var bound []binding
 	if !time.Now().Before(le.deadline) {
 		bound = r.loseLocked(le)
 	}
+	state := le.state
 	r.mu.Unlock()
 	endAll(bound, ErrLost)
+	return state
 }
 
 // loseBroken ends the lease with that token: somebody broke the lock.

@@ -316,16 +316,16 @@ func (c *Reader) run() {
 			continue
 		}
 		underWay++
-		newest = time.Now()
-		c.life.Branch(func() { results <- c.read() })
+		sent := time.Now()
+		newest = sent
+		c.life.Branch(func() { results <- c.read(sent) })
 	}
 }
 
-// read reads the controls once, within a second.
-func (c *Reader) read() controlsRead {
+// read reads the controls once, within a second. It begins at sent.
+func (c *Reader) read(sent time.Time) controlsRead {
 	bound, cancel := context.WithTimeout(c.life.Closing, controlsBound)
 	defer cancel()
-	sent := time.Now()
 	if err := c.Format.say(bound, c.conn, c.log); err != nil {
 		return controlsRead{sent: sent, err: err}
 	}

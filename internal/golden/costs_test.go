@@ -15,8 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -156,6 +158,10 @@ func TestGolden_allocations(t *testing.T) {
 	}
 	held := must[*lock.Lease](t)(l.Mutex("held").TryLock(ctx))
 	defer func() { _ = held.Unlock(ctx) }()
+	guard := must[*automutex.Guard](t)(automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}}))
+	defer func() { _ = guard.Close(ctx) }()
+	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	task := asynq.NewTask("work", []byte(`{"id":1}`))
 	version := strings.Join(strings.SplitN(runtime.Version(), ".", 3)[:2], ".") + ", go-redis " + redis.Version()
 	file := filepath.Join("testdata", "allocations.txt")
 	was, err := os.ReadFile(file)
@@ -176,6 +182,11 @@ func TestGolden_allocations(t *testing.T) {
 		{"take and release a free mutex", turn(l.Mutex("free"))},
 		{"take and release a free semaphore", turn(l.Semaphore("sem", 1))},
 		{"try a held mutex", func() { _, _ = l.Mutex("held").TryLock(ctx) }},
+		{"run a task with one key", func() {
+			if err := handler.ProcessTask(ctx, task); err != nil {
+				t.Error(err)
+			}
+		}},
 	} {
 		runs := make([]float64, 5) // the least of five: what else goes on in the process only adds
 		for i := range runs {

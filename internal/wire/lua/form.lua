@@ -48,13 +48,11 @@ local function widen(body, left)
   now_us = math.max(now_us, time[1] * 1000000 + time[2])
   local _, doublings = longest(body)
   -- Redis refuses a command that the user has no right to. So the script tries PEXPIRE and ZADD
-  -- before the DEL: if Redis refuses one, the holder keeps its lock. A ZADD to a string changes
-  -- nothing. After the first write that it allows, a full Redis lets the script go on.
+  -- before the DEL: if Redis refuses one, the holder keeps its lock. ZADD XX to a key that is not there
+  -- changes nothing. After the first write that it allows, a full Redis lets the script go on.
   -- A key about to expire gets a second more, so that it does not expire within this script.
   redis.call('PEXPIRE', lock, left < 100 and left + 1000 or left)
-  if not string.find(redis.pcall('ZADD', lock, 0, '').err, 'WRONGTYPE', 1, true) then
-    redis.call('ZADD', lock, 0, '') -- fails again, and says why
-  end
+  redis.call('ZADD', lock .. ':none', 'XX', 0, '')
   redis.call('DEL', lock)
   redis.call('ZADD', lock, deadline_score(left, doublings / 64 + 1 / 128), 'h:' .. body, string.format('-%d', 1e15 + now_us), 'f')
   redis.call('PEXPIRE', lock, left + 1000)
