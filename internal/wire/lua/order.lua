@@ -84,10 +84,14 @@ local function find_order(nonce, ticket)
   end
 end
 
+-- first_names: the first members with their scores, one after the other. Not all of them have to be read.
+local function first_names(most)
+  return redis.call('ZRANGEBYSCORE', lock, '(8e15', '+inf', 'WITHSCORES', 'LIMIT', '0', most)
+end
+
 -- heads: the first members.
 local function heads(most)
-  local found = redis.call('ZRANGEBYSCORE', lock, '(8e15', '+inf', 'WITHSCORES', 'LIMIT', '0', most)
-  local list = {}
+  local found, list = first_names(most), {}
   for i = 1, #found, 2 do
     list[#list + 1] = read_order(found[i], tonumber(found[i + 1]))
   end
@@ -222,8 +226,8 @@ end
 -- |c|<state>|<nonce>|<ticket>|<seen>|<note> to call, or |l|... to look for.
 local function advance(inbound, ended)
   local held, _, first_end = holders()
-  local list = heads(math.max(2, inbound + 1))
-  local head = list[1]
+  local names = first_names(math.max(2, inbound + 1))
+  local head = names[1] and read_order(names[1], tonumber(names[2]))
   local closed = opens > now_us
   if head and held < limit and not closed and waits_alive(head) then
     local token, channel, length = string.match(head.token, '^(([^.|]+)%.(%d+)%..*)')
@@ -238,7 +242,7 @@ local function advance(inbound, ended)
     first_end = now_ms + length
   end
   local free = math.max(0, limit - held)
-  local count = #list < 2 and #list or redis.call('ZCOUNT', lock, '(8e15', '+inf')
+  local count = #names < 4 and #names / 2 or redis.call('ZCOUNT', lock, '(8e15', '+inf')
   if count == 0 or count == 1 and (held > 0 or head.state ~= 'p' and head.state ~= 'c') then
     return free, nil
   end
@@ -255,14 +259,15 @@ local function advance(inbound, ended)
   end
   local coming = 0
   if limit > 0 and not (closed and opens > now_us + 1000000) then
-    for place, task in ipairs(list) do
+    for i = 1, #names, 2 do
+      local task = i == 1 and head or read_order(names[i], tonumber(names[i + 1]))
       if task.state == 'p' and coming < inbound then
         task.state, task.since = 'c', string.format('%d', now_ms)
         put_order(task)
       end
       if task.state == 'c' then
         name('c', task)
-      elseif not waits_alive(task) and not (place == 1 and held > 0) then
+      elseif not waits_alive(task) and not (i == 1 and held > 0) then
         break
       end
       if task.state ~= 'a' then

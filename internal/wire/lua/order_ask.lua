@@ -144,12 +144,12 @@ else
 end
 put_order(task)
 keep_order()
+local wait = -1
+local held_now, holder_now, deadline_now = held, holder, deadline
 if held < limit then
   advance(0, false) -- the head may wait for a message that was lost
+  held_now, holder_now, deadline_now = holders()
 end
-
-local wait = -1
-local held_now, holder_now, deadline_now = holders()
 local why, closed_for = closed_by()
 if same_note or held_now > 0 and why ~= 'closed' then
   why = nil
