@@ -63,7 +63,7 @@ func play(ctx context.Context, verbose bool, which string, timeout time.Duration
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		line := lines.Text()
 		failed = failed || strings.Contains(line, "FAIL") || strings.HasPrefix(line, "panic")
-		if verbose || failed || strings.HasPrefix(line, "soak ") || strings.HasPrefix(line, "order ") || strings.HasPrefix(line, "--- ") || strings.HasPrefix(strings.TrimSpace(line), "soak_") {
+		if verbose || failed || strings.HasPrefix(line, "soak ") || strings.HasPrefix(line, "order ") || strings.HasPrefix(line, "--- ") || strings.Contains(line, "_test.go:") {
 			fmt.Println(line)
 		}
 	}
