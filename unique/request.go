@@ -162,7 +162,7 @@ func (req *request) enqueueClaimed(ctx context.Context, instead string) (*asynq.
 		}
 	}
 	var when []asynq.Option
-	if req.rule.Duplicate.kind == duplicatePostpone {
+	if req.rule.Duplicate.kind == decide.Postpone {
 		when = append(when, asynq.ProcessAt(wholeSecond(time.Now().Add(req.rule.Duplicate.delay))))
 	}
 	info, err := req.enqueue(ctx, req.id, when...)
@@ -195,7 +195,7 @@ const farAhead = 24 * time.Hour
 // claim may block the key for client.grace after the task's end.
 func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) {
 	length := time.Duration(0)
-	if req.rule.Until.kind != untilWindow {
+	if req.rule.Until.kind != decide.ForTime {
 		ahead := max(time.Until(info.NextProcessAt), 0)
 		if req.rule.KeepArchived {
 			ahead += info.Retention
@@ -209,24 +209,8 @@ func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) {
 
 // facts returns what decide.Admit decides by.
 func (req *request) facts(found existing) decide.Existing {
-	e := decide.Existing{Keep: req.rule.KeepArchived, Begun: found.claim.Phase == inside.PhaseBegun}
-	switch req.rule.Until.kind {
-	case untilDone:
-		e.Until = decide.UntilDone
-	case untilStart:
-		e.Until = decide.UntilStart
-	case untilWindow:
-		e.Until = decide.ForTime
-	}
-	switch req.rule.Duplicate.kind {
-	case duplicateReject:
-		e.Duplicate = decide.Reject
-	case duplicateJoin:
-		e.Duplicate = decide.Join
-	case duplicateReplace:
-		e.Duplicate = decide.Replace
-	case duplicatePostpone:
-		e.Duplicate = decide.Postpone
+	e := decide.Existing{
+		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived, Begun: found.claim.Phase == inside.PhaseBegun,
 	}
 	switch {
 	case found.id == "":

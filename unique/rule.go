@@ -13,6 +13,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 )
@@ -130,17 +131,17 @@ func (r *rule) where() string { return fmt.Sprintf("rule %q (Rules[%d])", r.Task
 
 // hasClaim reports whether the tasks of the rule have a claim. Without one, the ID of the task is made
 // from the key, and asynq refuses a second task.
-func (r *rule) hasClaim() bool { return r.Until.kind != untilDone || r.Duplicate.supersedes() }
+func (r *rule) hasClaim() bool { return r.Until.kind != decide.UntilDone || r.Duplicate.supersedes() }
 
 // kind is what a Guard notes in the claims of the rule's tasks.
 func (r *rule) kind() claim.Kind {
-	kinds := map[untilKind][2]claim.Kind{
-		untilDone: {"", claim.DoneNew}, untilStart: {claim.Start, claim.StartNew}, untilWindow: {claim.Window, claim.WindowNew},
+	kinds := map[decide.Until][2]claim.Kind{
+		decide.UntilDone: {"", claim.DoneNew}, decide.UntilStart: {claim.Start, claim.StartNew}, decide.ForTime: {claim.Window, claim.WindowNew},
 	}
 	switch pair := kinds[r.Until.kind]; {
 	case !r.Duplicate.supersedes():
 		return pair[0]
-	case r.Until.kind == untilDone && r.KeepArchived:
+	case r.Until.kind == decide.UntilDone && r.KeepArchived:
 		return claim.KeptNew
 	default:
 		return pair[1]
@@ -150,7 +151,7 @@ func (r *rule) kind() claim.Kind {
 // claimLength is how long a claim of the rule lasts if nobody ends it.
 func (r *rule) claimLength() time.Duration {
 	switch {
-	case r.Until.kind == untilWindow:
+	case r.Until.kind == decide.ForTime:
 		return r.Until.window
 	case r.KeepArchived:
 		return keptLife
@@ -170,7 +171,7 @@ func compile(declared []Rule) (rules []*rule, problems []*automutex.FieldError) 
 		r.On, r.OnHeaders = slices.Clone(d.On), slices.Clone(d.OnHeaders)
 		problems = append(problems, r.check()...)
 		r.Queue = cmp.Or(r.Queue, "default")
-		if r.Duplicate.kind == duplicatePostpone {
+		if r.Duplicate.kind == decide.Postpone {
 			r.MaxPostpone = min(cmp.Or(r.MaxPostpone, 10*min(r.Duplicate.delay, inside.MaxTTL/10)), inside.MaxTTL/2)
 		}
 		rules = append(rules, r)
@@ -207,7 +208,7 @@ func (r *rule) check() (problems []*automutex.FieldError) {
 	}
 	switch {
 	case r.MaxPostpone == 0:
-	case r.Duplicate.kind != duplicatePostpone:
+	case r.Duplicate.kind != decide.Postpone:
 		problems = append(problems, r.mistakef("MaxPostpone", "%s has no meaning with Duplicate %s; leave it out, or use Postpone", r.MaxPostpone, r.Duplicate))
 	case r.MaxPostpone < r.Duplicate.delay:
 		problems = append(problems, r.mistakef("MaxPostpone", "%s is less than the delay of Postpone(%s): raise it, or leave it out for ten times the delay%s", r.MaxPostpone, r.Duplicate.delay, printable.MeantUnit(r.MaxPostpone)))

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/decide"
 )
 
 // selfRunDelay is when a new task runs by itself if its producer died before it deleted the
@@ -32,7 +34,7 @@ func (req *request) supersede(ctx context.Context, found existing) (*asynq.TaskI
 		return nil, err
 	}
 	at := old.NextProcessAt // of a scheduled task; the others have no time of their own
-	if req.rule.Duplicate.kind == duplicatePostpone {
+	if req.rule.Duplicate.kind == decide.Postpone {
 		at = wholeSecond(time.Now().Add(min(req.rule.Duplicate.delay, req.rule.MaxPostpone-found.claim.Age)))
 		if old.State == asynq.TaskStateScheduled && at.Before(old.NextProcessAt) {
 			at = old.NextProcessAt
@@ -76,10 +78,10 @@ func (req *request) supersede(ctx context.Context, found existing) (*asynq.TaskI
 // whether it is to be run as soon as old is deleted.
 func (req *request) start(old *asynq.TaskInfo, at time.Time) (when []asynq.Option, run bool) {
 	switch now := time.Now(); {
-	case old.State == asynq.TaskStateAggregating && req.rule.Duplicate.kind == duplicateReplace:
+	case old.State == asynq.TaskStateAggregating && req.rule.Duplicate.kind == decide.Replace:
 		// The task's group decides when it runs. A start time would take it out of the group.
 		return nil, false
-	case at.After(now) && (old.State == asynq.TaskStateScheduled || req.rule.Duplicate.kind == duplicatePostpone):
+	case at.After(now) && (old.State == asynq.TaskStateScheduled || req.rule.Duplicate.kind == decide.Postpone):
 		// Not before its time, and in a second at the earliest: the old task must be deleted
 		// first. So the new task may be due up to two seconds late.
 		if soonest := wholeSecond(now.Add(time.Second)); at.Before(soonest) {
@@ -148,7 +150,7 @@ func (req *request) takeBack(next string, info *asynq.TaskInfo) (*asynq.TaskInfo
 	if err != nil {
 		return nil, errors.Join(errMayRun, err)
 	}
-	if begun && req.rule.Until.kind == untilStart {
+	if begun && req.rule.Until.kind == decide.UntilStart {
 		return info, nil
 	}
 	return nil, nil //nolint:nilnil // look again
