@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/blocked"
@@ -28,20 +27,17 @@ To go on, run the task again with asynq's tools, or skip it: automutex skip KEY 
 With --json there is an object a line for each key.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			locker, rdb, done, err := a.conn.locker(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer done()
-			now, err := inspect.ServerTime(cmd.Context(), rdb)
-			if err != nil {
-				return err
-			}
-			keys, err := blocked.List(cmd.Context(), locker, asynq.NewInspectorFromRedisClient(rdb))
-			if err != nil {
-				return err
-			}
-			return a.printBlocked(keys, now, asJSON)
+			return a.conn.onLocks(cmd.Context(), func(l locks) error {
+				now, err := inspect.ServerTime(cmd.Context(), l.rdb)
+				if err != nil {
+					return err
+				}
+				keys, err := blocked.List(cmd.Context(), l.Locker, l.inspector())
+				if err != nil {
+					return err
+				}
+				return a.printBlocked(keys, now, asJSON)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each key")
@@ -59,23 +55,17 @@ type blockedKey struct {
 }
 
 func (a *app) printBlocked(keys []blocked.Key, now time.Time, asJSON bool) error {
-	if asJSON {
-		for _, key := range keys {
-			if err := printJSON(a.out, blockedKey(key)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if len(keys) == 0 {
+	if len(keys) == 0 && !asJSON {
 		fmt.Fprintf(a.errs, "no ordered key under the prefix %q is blocked\n", a.conn.prefix)
 		return nil
 	}
-	table := newTable(a.out, "KEY", "TASK", "SINCE", "BEHIND", "WHY")
-	for _, key := range keys {
-		table.row(key.Key, key.Task, now.Sub(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why)
+	shown := make([]blockedKey, len(keys))
+	for i, key := range keys {
+		shown[i] = blockedKey(key)
 	}
-	return table.flush()
+	return printAll(a.out, shown, asJSON, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blockedKey) []string {
+		return []string{key.Key, key.Task, now.Sub(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why}
+	})
 }
 
 func newSkip(a *app) *cobra.Command {
@@ -89,20 +79,17 @@ key, is not skipped; the exit code is then 1.`,
 		Example: `  automutex skip 'automutex:{orders|7}' default/8a1c6f2e`,
 		Args:    exactly(2, "KEY and TASK"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			locker, rdb, done, err := a.conn.locker(cmd.Context())
-			if err != nil {
+			return a.conn.onLocks(cmd.Context(), func(l locks) error {
+				key := inspect.Key(a.conn.prefix, args[0])
+				switch err := blocked.Skip(cmd.Context(), l.Locker, l.inspector(), key, args[1]); {
+				case errors.Is(err, lock.ErrBackend):
+					return err
+				case err != nil:
+					return no("%w", err)
+				}
+				_, err := fmt.Fprintf(a.out, "skipped: %s of %s\n", args[1], key)
 				return err
-			}
-			defer done()
-			key := inspect.Key(a.conn.prefix, args[0])
-			switch err := blocked.Skip(cmd.Context(), locker, asynq.NewInspectorFromRedisClient(rdb), key, args[1]); {
-			case errors.Is(err, lock.ErrBackend):
-				return err
-			case err != nil:
-				return no("%w", err)
-			}
-			_, err = fmt.Fprintf(a.out, "skipped: %s of %s\n", args[1], key)
-			return err
+			})
 		},
 	}
 	a.conn.needed(cmd)

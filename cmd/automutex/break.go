@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hibiken/asynq"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/inspect"
@@ -50,12 +49,11 @@ func (a *app) runBreak(cmd *cobra.Command, key, token string, yes bool) error {
 	if cmd.Flags().Changed("holder") && token == "" {
 		return usage("break: --holder is empty: list --json and show tell tokens")
 	}
-	locker, rdb, done, err := a.conn.locker(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	s, now, err := inspectOne(ctx, locker, rdb, inspect.Key(a.conn.prefix, key))
+	return a.conn.onLocks(ctx, func(l locks) error { return a.breakAsked(ctx, l, key, token, yes) })
+}
+
+func (a *app) breakAsked(ctx context.Context, l locks, key, token string, yes bool) error {
+	s, now, err := inspectOne(ctx, l, inspect.Key(a.conn.prefix, key))
 	if err != nil {
 		return err
 	}
@@ -72,7 +70,7 @@ func (a *app) runBreak(cmd *cobra.Command, key, token string, yes bool) error {
 	case len(s.Holders) == 0 && !opens:
 		return no("nobody holds %s", s.Key)
 	}
-	if err := a.printLock(s, now, asynq.NewInspectorFromRedisClient(rdb)); err != nil {
+	if err := a.printLock(s, now, l.inspector()); err != nil {
 		return err
 	}
 	if !yes {
@@ -80,7 +78,7 @@ func (a *app) runBreak(cmd *cobra.Command, key, token string, yes bool) error {
 			return err
 		}
 	}
-	return a.breakLock(ctx, locker, s, opens)
+	return a.breakLock(ctx, l.Locker, s, opens)
 }
 
 // breakQuestion says what a break will do.

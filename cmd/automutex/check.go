@@ -68,7 +68,7 @@ func (a *app) printRules(rules []automutex.Rule) error {
 			rule.Wait = 0 // it has no effect
 		}
 		row := []string{
-			described[i].Name, rule.Task, keyOf(rule), described[i].LimitShown(),
+			described[i].Name, rule.Task, described[i].KeyText(), described[i].LimitShown(),
 			orDefault(printable.Exact(rule.TTL), "0s", "30s"), orDefault(printable.Exact(rule.Wait), "0s", "-"), printable.Timed(rule.Busy.String()),
 		}
 		if more {
@@ -96,7 +96,7 @@ func (a *app) printUnique(once unique.Config, more bool) error {
 	}
 	t := newTable(a.out, "UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE")
 	for _, rule := range once.Rules {
-		key := keyOf(automutex.Rule{Scope: rule.Scope, On: rule.On, OnHeaders: rule.OnHeaders})
+		key := fleet.Rule{Scope: rule.Scope, On: rule.On, OnHeaders: rule.OnHeaders}.KeyText()
 		t.row(rule.Task, orDefault(rule.Queue, "", "default"), key, printable.Timed(strings.TrimPrefix(rule.Until.String(), "until ")), printable.Timed(rule.Duplicate.String()))
 	}
 	return t.flush()
@@ -141,19 +141,6 @@ func (n *notebook) WithGroup(string) slog.Handler            { return n }
 func (n *notebook) Handle(_ context.Context, r slog.Record) error {
 	*n = append(*n, r.Message)
 	return nil
-}
-
-// keyOf says what a rule's keys are made of.
-func keyOf(rule automutex.Rule) string {
-	parts := make([]string, 0, 1+len(rule.On)+len(rule.OnHeaders))
-	parts = append(parts, orDefault(rule.Scope, "", "<type>"))
-	for _, path := range rule.On {
-		parts = append(parts, "<"+path+">")
-	}
-	for _, name := range rule.OnHeaders {
-		parts = append(parts, "<header "+name+">")
-	}
-	return strings.Join(parts, "|")
 }
 
 func orDefault(value, zero, instead string) string {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
@@ -249,18 +250,29 @@ func (c *connection) unreachable(where string, err error) error {
 	}
 }
 
-// locker is open, and a Locker on it. done gives both back.
-func (c *connection) locker(ctx context.Context) (locker *lock.Locker, rdb redis.UniversalClient, done func(), err error) {
-	rdb, err = c.open(ctx)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	locker = lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: operator(), Logger: slog.New(slog.DiscardHandler)})
-	return locker, rdb, func() {
-		_ = locker.Close() // never fails
-		_ = rdb.Close()    // of a program that ends
-	}, inner.LockerErr(locker)
+// locks is Redis with a Locker on it.
+type locks struct {
+	*lock.Locker
+	rdb redis.UniversalClient
 }
+
+// onLocks runs do on the locks of Redis.
+func (c *connection) onLocks(ctx context.Context, do func(locks) error) error {
+	rdb, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close() // of a program that ends
+	locker := lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: operator(), Logger: slog.New(slog.DiscardHandler)})
+	defer locker.Close() // never fails
+	if err := inner.LockerErr(locker); err != nil {
+		return err
+	}
+	return do(locks{locker, rdb})
+}
+
+// inspector asks asynq on the same Redis.
+func (l locks) inspector() *asynq.Inspector { return asynq.NewInspectorFromRedisClient(l.rdb) }
 
 // operator is who runs the command, as others are shown it: user@host.
 func operator() string {

@@ -188,27 +188,24 @@ cannot read is listed as unreadable, and is not in force.`,
 			if _, err := file.load(a, cmd); err != nil {
 				return err
 			}
-			locker, rdb, done, err := a.conn.locker(ctx)
-			if err != nil {
-				return err
-			}
-			defer done()
-			list, err := locker.Controls().List(ctx)
-			if err != nil {
-				return err
-			}
-			unreadable, err := inner.Unreadable(ctx, locker.Controls())
-			if err != nil {
-				return err
-			}
-			now, err := inspect.ServerTime(ctx, rdb)
-			if err != nil {
-				return err
-			}
-			for _, target := range slices.Sorted(maps.Keys(unreadable)) {
-				fmt.Fprintf(a.errs, "note: the entry of %s is not in force: %s; resume removes it\n", printable.OneLine(target), unreadable[target])
-			}
-			return a.printControls(list, now, asJSON)
+			return a.conn.onLocks(ctx, func(l locks) error {
+				list, err := l.Controls().List(ctx)
+				if err != nil {
+					return err
+				}
+				unreadable, err := inner.Unreadable(ctx, l.Controls())
+				if err != nil {
+					return err
+				}
+				now, err := inspect.ServerTime(ctx, l.rdb)
+				if err != nil {
+					return err
+				}
+				for _, target := range slices.Sorted(maps.Keys(unreadable)) {
+					fmt.Fprintf(a.errs, "note: the entry of %s is not in force: %s; resume removes it\n", printable.OneLine(target), unreadable[target])
+				}
+				return a.printControls(list, now, asJSON)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each")
@@ -222,20 +219,9 @@ func (a *app) printControls(list []lock.Control, now time.Time, asJSON bool) err
 		fmt.Fprintf(a.errs, "no controls under the prefix %q are in force\n", a.conn.prefix)
 		return nil
 	}
-	t := newTable(a.out, "TARGET", "CONTROL", "BY", "SINCE", "WHY")
-	for _, c := range inspect.FromControls(list) {
-		if asJSON {
-			if err := printJSON(a.out, c); err != nil {
-				return err
-			}
-			continue
-		}
-		t.row(c.Target, what(c, now), c.By, printable.Duration(now.Sub(c.Since))+" ago", cmp.Or(c.Why, "-"))
-	}
-	if asJSON {
-		return nil
-	}
-	return t.flush()
+	return printAll(a.out, inspect.FromControls(list), asJSON, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) []string {
+		return []string{c.Target, what(c, now), c.By, printable.Duration(now.Sub(c.Since)) + " ago", cmp.Or(c.Why, "-")}
+	})
 }
 
 // what says what a control orders.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
@@ -56,10 +55,10 @@ func (a *app) ofPrefix() string {
 // unknown refuses a target that no rule and no live lock has, as far as the FILE, or else what
 // the workers say they run, tells. Workers whose Config is Private say nothing, so --force goes
 // on.
-func (a *app) unknown(ctx context.Context, cfg automutex.Config, locker *lock.Locker, rdb redis.UniversalClient, target string) error {
+func (a *app) unknown(ctx context.Context, cfg automutex.Config, l locks, target string) error {
 	rules, hashed := inspect.Describe(cfg.Rules), cfg.HashKeys != ""
 	if len(rules) == 0 {
-		f, err := fleet.Read(ctx, rdb, a.conn.prefix)
+		f, err := fleet.Read(ctx, l.rdb, a.conn.prefix)
 		if err != nil {
 			return nil //nolint:nilerr // who may not read the fleet gives orders as before
 		}
@@ -70,7 +69,7 @@ func (a *app) unknown(ctx context.Context, cfg automutex.Config, locker *lock.Lo
 	if why == "" {
 		return nil
 	}
-	live, err := a.isLive(ctx, locker, rdb, target)
+	live, err := a.isLive(ctx, l, target)
 	if err != nil || live {
 		return err
 	}
@@ -83,9 +82,9 @@ func (a *app) unknown(ctx context.Context, cfg automutex.Config, locker *lock.Lo
 
 // isLive reports whether there is a lock now that a target is for. Only a mistake comes here,
 // so that the walk over all locks is not a cost of each order.
-func (a *app) isLive(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, target string) (bool, error) {
+func (a *app) isLive(ctx context.Context, locks locks, target string) (bool, error) {
 	name := inspect.InBraces(inspect.Key(a.conn.prefix, target))
-	for some, err := range inspect.Walk(ctx, locker, rdb) {
+	for some, err := range inspect.Walk(ctx, locks.Locker, locks.rdb) {
 		if err != nil {
 			return false, err
 		}
@@ -108,17 +107,14 @@ func (a *app) changing(cmd *cobra.Command, file *rulesFile, target string, check
 	if err != nil {
 		return err
 	}
-	locker, rdb, done, err := a.conn.locker(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if force, _ := cmd.Flags().GetBool("force"); check && !force {
-		if err := a.unknown(ctx, cfg, locker, rdb, target); err != nil {
-			return err
+	return a.conn.onLocks(ctx, func(l locks) error {
+		if force, _ := cmd.Flags().GetBool("force"); check && !force {
+			if err := a.unknown(ctx, cfg, l, target); err != nil {
+				return err
+			}
 		}
-	}
-	return change(ctx, locker.Controls())
+		return change(ctx, l.Controls())
+	})
 }
 
 // forceFlag adds --force, which unknown speaks of.

@@ -88,17 +88,5 @@ func (a *app) verdict(findings []doctor.Finding, failed error, asJSON bool) erro
 }
 
 func printFindings(out io.Writer, findings []doctor.Finding, asJSON bool) error {
-	if asJSON {
-		for _, f := range findings {
-			if err := printJSON(out, f); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	t := newTable(out)
-	for _, f := range findings {
-		t.row(f.Level, f.What, f.Text)
-	}
-	return t.flush()
+	return printAll(out, findings, asJSON, nil, func(f doctor.Finding) []string { return []string{f.Level, f.What, f.Text} })
 }

@@ -8,12 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 // filterFlags adds the flags of a filter.
@@ -61,13 +59,7 @@ holder, which break takes.`,
 			if err := checkFilter(f); err != nil {
 				return err
 			}
-			ctx := cmd.Context()
-			locker, rdb, done, err := a.conn.locker(ctx)
-			if err != nil {
-				return err
-			}
-			defer done()
-			return a.list(ctx, locker, rdb, f, asJSON)
+			return a.conn.onLocks(cmd.Context(), func(l locks) error { return a.list(cmd.Context(), l, f, asJSON) })
 		},
 	}
 	filterFlags(cmd, &f)
@@ -77,13 +69,13 @@ holder, which break takes.`,
 }
 
 // list prints the locks as they are found.
-func (a *app) list(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, f inspect.Filter, asJSON bool) error {
-	now, err := inspect.ServerTime(ctx, rdb)
+func (a *app) list(ctx context.Context, l locks, f inspect.Filter, asJSON bool) error {
+	now, err := inspect.ServerTime(ctx, l.rdb)
 	if err != nil {
 		return err
 	}
 	local, found := time.Now(), 0
-	for some, err := range inspect.Walk(ctx, locker, rdb) {
+	for some, err := range inspect.Walk(ctx, l.Locker, l.rdb) {
 		if err != nil {
 			return err
 		}

@@ -56,6 +56,22 @@ func (t *table) flush() error {
 	return err
 }
 
+// printAll prints a list: as JSON, an object a line, or as a table with a row for each.
+func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, row func(T) []string) error {
+	t := newTable(out, header...)
+	for _, v := range list {
+		if !asJSON {
+			t.row(row(v)...)
+		} else if err := printJSON(out, v); err != nil {
+			return err
+		}
+	}
+	if asJSON {
+		return nil
+	}
+	return t.flush()
+}
+
 // printJSON writes v on one line.
 func printJSON(out io.Writer, v any) error {
 	encoder := json.NewEncoder(out)

@@ -7,13 +7,11 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 func newShow(a *app) *cobra.Command {
@@ -31,21 +29,18 @@ for it, the exit code is 1.`,
 		Args: exactly(1, "KEY"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			locker, rdb, done, err := a.conn.locker(ctx)
-			if err != nil {
-				return err
-			}
-			defer done()
-			s, now, err := inspectOne(ctx, locker, rdb, inspect.Key(a.conn.prefix, args[0]))
-			switch {
-			case err != nil:
-				return err
-			case s.Held+s.Line+len(s.Controls) == 0 && s.Gate == nil:
-				return no("nobody holds or waits for %s", s.Key)
-			case asJSON:
-				return printJSON(a.out, s)
-			}
-			return a.printLock(s, now, asynq.NewInspectorFromRedisClient(rdb))
+			return a.conn.onLocks(ctx, func(l locks) error {
+				s, now, err := inspectOne(ctx, l, inspect.Key(a.conn.prefix, args[0]))
+				switch {
+				case err != nil:
+					return err
+				case s.Held+s.Line+len(s.Controls) == 0 && s.Gate == nil:
+					return no("nobody holds or waits for %s", s.Key)
+				case asJSON:
+					return printJSON(a.out, s)
+				}
+				return a.printLock(s, now, l.inspector())
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
@@ -54,11 +49,11 @@ for it, the exit code is 1.`,
 }
 
 // inspectOne reads one lock. now is Redis' time.
-func inspectOne(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, key string) (s inspect.Lock, now time.Time, err error) {
-	if err := inner.LockErr(inner.ByKey(locker, key)); err != nil {
+func inspectOne(ctx context.Context, l locks, key string) (s inspect.Lock, now time.Time, err error) {
+	if err := inner.LockErr(inner.ByKey(l.Locker, key)); err != nil {
 		return inspect.Lock{}, now, usage("KEY: %w", err)
 	}
-	return inspect.One(ctx, locker, rdb, key)
+	return inspect.One(ctx, l.Locker, l.rdb, key)
 }
 
 func (a *app) printLock(s inspect.Lock, now time.Time, inspector *asynq.Inspector) error {

@@ -15,17 +15,14 @@ that ceased to ask. Nothing depends on it: each lock does the same when it is
 asked for, and keys that nobody asks for expire.`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			locker, _, done, err := a.conn.locker(cmd.Context())
-			if err != nil {
+			return a.conn.onLocks(cmd.Context(), func(l locks) error {
+				removed, err := inner.Sweep(cmd.Context(), l.Locker)
+				if err != nil {
+					return fmt.Errorf("after %d removed: %w", removed, err)
+				}
+				_, err = fmt.Fprintf(a.out, "removed: %d\n", removed)
 				return err
-			}
-			defer done()
-			removed, err := inner.Sweep(cmd.Context(), locker)
-			if err != nil {
-				return fmt.Errorf("after %d removed: %w", removed, err)
-			}
-			_, err = fmt.Fprintf(a.out, "removed: %d\n", removed)
-			return err
+			})
 		},
 	}
 	a.conn.needed(cmd)

@@ -11,13 +11,11 @@ import (
 	"time"
 
 	"github.com/charmbracelet/x/ansi"
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 // What a terminal is told: the other screen and no cursor, and back; the upper
@@ -58,21 +56,18 @@ table follows another.`,
 				return usage("--count %d: must not be negative", count)
 			}
 			ctx := cmd.Context()
-			locker, rdb, done, err := a.conn.locker(ctx)
-			if err != nil {
-				return err
-			}
-			defer done()
-			w := &watcher{locker: locker, rdb: rdb, filter: f, prefix: a.conn.prefix, screen: newScreen(a.out)}
-			if w.screen.fd >= 0 {
-				var keys bool
-				var restore func()
-				if ctx, keys, restore = untilQ(ctx, a.in); keys {
-					w.hint = "  q leaves"
+			return a.conn.onLocks(ctx, func(l locks) error {
+				w := &watcher{locks: l, filter: f, prefix: a.conn.prefix, screen: newScreen(a.out)}
+				if w.screen.fd >= 0 {
+					var keys bool
+					var restore func()
+					if ctx, keys, restore = untilQ(ctx, a.in); keys {
+						w.hint = "  q leaves"
+					}
+					defer restore()
 				}
-				defer restore()
-			}
-			return w.run(ctx, interval, count)
+				return w.run(ctx, interval, count)
+			})
 		},
 	}
 	filterFlags(cmd, &f)
@@ -126,8 +121,7 @@ func (s screen) draw(text string) error {
 }
 
 type watcher struct {
-	locker *lock.Locker
-	rdb    redis.UniversalClient
+	locks
 	filter inspect.Filter
 	prefix string
 	screen screen
@@ -178,7 +172,7 @@ func (w *watcher) look(ctx context.Context) (string, error) {
 	var top []inspect.Lock
 	locks, holders, waiting := 0, 0, 0
 	local := time.Now()
-	for some, err := range inspect.Walk(ctx, w.locker, w.rdb) {
+	for some, err := range inspect.Walk(ctx, w.Locker, w.rdb) {
 		if err != nil {
 			return "", err
 		}
