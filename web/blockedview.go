@@ -30,10 +30,6 @@ type blockedRow struct {
 	Held            bool
 }
 
-func (p *page) blockedPage(w http.ResponseWriter, r *http.Request) {
-	p.render(w, http.StatusOK, "blocked", p.blockedView(r))
-}
-
 func (p *page) blockedView(r *http.Request) *blockedView {
 	v := &blockedView{frame: p.frame(r, "blocked", "Blocked"), Done: p.done(r)}
 	v.Live = p.liveURL("blocked", "")

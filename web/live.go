@@ -26,6 +26,21 @@ const (
 	eventStream = "text/event-stream; charset=utf-8"
 )
 
+// liveViews make what the template of a view shows. Its part "live" is sent again and again.
+var liveViews = map[string]func(*page, *http.Request) any{
+	"overview":  func(p *page, r *http.Request) any { return p.overview(r) },
+	"keys":      func(p *page, r *http.Request) any { return p.keysView(r) },
+	"blocked":   func(p *page, r *http.Request) any { return p.blockedView(r) },
+	"rules":     func(p *page, r *http.Request) any { return p.rulesView(r) },
+	"processes": func(p *page, r *http.Request) any { return p.processesView(r) },
+	"key":       func(p *page, r *http.Request) any { return p.keyView(r, p.keyOf(r.URL.Query().Get("key"))) },
+}
+
+// view answers with a live view.
+func (p *page) view(name string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { p.render(w, http.StatusOK, name, liveViews[name](p, r)) }
+}
+
 // liveURL is the URL of a view's stream.
 func (p *page) liveURL(view, query string) string {
 	return p.base + "live?view=" + url.QueryEscape(view) + "&" + query
@@ -99,13 +114,8 @@ func event(body []byte) string {
 // hasLive tells whether a request names a live view.
 func (p *page) hasLive(r *http.Request) bool {
 	q := r.URL.Query()
-	switch q.Get("view") {
-	case "overview", "keys", "blocked", "rules", "processes":
-		return true
-	case "key":
-		return inner.LockErr(inner.ByKey(p.locker, p.keyOf(q.Get("key")))) == nil
-	}
-	return false
+	view := q.Get("view")
+	return liveViews[view] != nil && (view != "key" || inner.LockErr(inner.ByKey(p.locker, p.keyOf(q.Get("key")))) == nil)
 }
 
 // fragment is the live part of a view; nil when it cannot be made.
@@ -113,23 +123,8 @@ func (p *page) fragment(r *http.Request, view string) []byte {
 	// It goes to all who look at the same, so it outlives the one who asked first. The
 	// views bound how long they take.
 	r = r.WithContext(context.WithoutCancel(r.Context()))
-	var data any
-	switch view {
-	case "overview":
-		data = p.overview(r)
-	case "blocked":
-		data = p.blockedView(r)
-	case "processes":
-		data = p.processesView(r)
-	case "keys":
-		data = p.keysView(r)
-	case "rules":
-		data = p.rulesView(r)
-	case "key":
-		data = p.keyView(r, p.keyOf(r.URL.Query().Get("key")))
-	}
 	var b bytes.Buffer
-	if err := views[view].ExecuteTemplate(&b, "live", data); err != nil {
+	if err := views[view].ExecuteTemplate(&b, "live", liveViews[view](p, r)); err != nil {
 		p.o.Logger.Error("automutex: web: cannot render a live view", "view", view, "error", err)
 		return nil
 	}

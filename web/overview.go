@@ -27,10 +27,6 @@ type overview struct {
 // firstOrders is how many orders the Overview shows.
 const firstOrders = 5
 
-func (p *page) overviewPage(w http.ResponseWriter, r *http.Request) {
-	p.render(w, http.StatusOK, "overview", p.overview(r))
-}
-
 func (p *page) overview(r *http.Request) *overview {
 	v := &overview{frame: p.frame(r, "", "Overview"), Done: p.done(r)}
 	v.Live = p.liveURL("overview", "")

@@ -55,10 +55,6 @@ func totalsOf(f *fleet.Fleet) (t fleetTotals) {
 // processesPerPage is how many processes a page of the list has.
 const processesPerPage = 100
 
-func (p *page) processesPage(w http.ResponseWriter, r *http.Request) {
-	p.render(w, http.StatusOK, "processes", p.processesView(r))
-}
-
 func (p *page) processesView(r *http.Request) *processesView {
 	q, _ := parseKeysQuery(r.URL.Query()) // its page alone
 	v := &processesView{frame: p.frame(r, "processes", "Processes"), From: 1}

@@ -38,10 +38,6 @@ type ruleRow struct {
 	Lately           latelyView
 }
 
-func (p *page) rulesPage(w http.ResponseWriter, r *http.Request) {
-	p.render(w, http.StatusOK, "rules", p.rulesView(r))
-}
-
 func (p *page) rulesView(r *http.Request) *rulesView {
 	v := &rulesView{frame: p.frame(r, "rules", "Rules"), Done: p.done(r)}
 	v.Live = p.liveURL("rules", "")

@@ -16,13 +16,13 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // path, access, requests from other sites, and the views.
 func (p *page) routes() {
 	p.mux = http.NewServeMux()
-	p.handle("/{$}", p.overviewPage, nil)
+	p.handle("/{$}", p.view("overview"), nil)
 	p.handle("/keys", p.keys, nil)
-	p.handle("/blocked", p.blockedPage, nil)
-	p.handle("/processes", p.processesPage, nil)
+	p.handle("/blocked", p.view("blocked"), nil)
+	p.handle("/processes", p.view("processes"), nil)
 	p.mux.HandleFunc("POST /theme", p.setTheme)
 	p.handle("/key", p.key, nil)
-	p.handle("/rules", p.rulesPage, nil)
+	p.handle("/rules", p.view("rules"), nil)
 	p.handle("/metrics", p.metrics, nil)
 	p.handle("/unique", p.uniquePage, p.uniquePage)
 	p.handle("/doctor", p.doctorPage, p.examine)
