@@ -44,10 +44,13 @@ type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 // as if the rule did not exist. A rule of package unique enqueues such a task each time.
 var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive,staticcheck // an answer, as asynq.SkipRetry is
 
-// isAbsent reports whether no key can be made since a field or header is missing, null or empty.
-func isAbsent(err error) bool {
+// absentIn returns the error that says that a field or header is missing, null or empty; nil if err is another one.
+func absentIn(err error) *KeyError {
 	var never *KeyError
-	return errors.As(err, &never) && never.absent
+	if errors.As(err, &never) && never.absent {
+		return never
+	}
+	return nil
 }
 
 // isNoLock reports whether err is NoLock, maybe with text around it. NoLock beside another error, or in a

@@ -148,14 +148,17 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 		if err == nil {
 			err = rule.writeParts(ctx, key, t, p.fields, values)
 		}
-		limit, keyless := rule.Limit, rule.Optional && isAbsent(err)
+		limit, lacks := rule.Limit, absentIn(err)
 		if err == nil {
 			limit, err = rule.limitOf(ctx, t)
 		}
 		switch {
 		case err == nil:
 			targets = append(targets, target{rule: rule, key: key.Key(), scope: scope, limit: limit})
-		case isNoLock(err), keyless:
+		case isNoLock(err), lacks != nil && rule.Optional:
+		case lacks != nil && rule.Key == nil && undecoded == nil:
+			lacks.advice += ", or set its Optional"
+			fallthrough
 		default:
 			failed(rule, err)
 		}

@@ -44,7 +44,7 @@ A rate bounds how often handlers start for a key; see [automutex.Rate]:
 starts and per are required. burst is how many handlers may start at once; left out, one: starts
 are evenly spread.
 
-The keys of a unique rule are the fields of [unique.Rule]: task, queue, on, on_headers, scope,
+The keys of a unique rule are the fields of [unique.Rule]: task, queue, on, on_headers, optional, scope,
 until, duplicate, max_postpone, keep_archived. until is done, start or {for: <duration>};
 duplicate is reject, join, replace or {postpone: <duration>}. defaults does not apply to unique
 rules.

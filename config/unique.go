@@ -15,6 +15,7 @@ var uniqueKeys = []key[unique.Rule]{
 	{"queue", "The queue of the tasks; \"default\" where it is left out.", text(func(r *unique.Rule) *string { return &r.Queue })},
 	{"on", "Payload fields that make the key, as dotted paths: user.id, items.0.sku.", texts(func(r *unique.Rule) *[]string { return &r.On })},
 	{"on_headers", "Task headers that make the key.", texts(func(r *unique.Rule) *[]string { return &r.OnHeaders })},
+	{"optional", "Whether a task without one of these fields, or with an empty one, is enqueued each time. It is refused where it is left out.", flag(func(r *unique.Rule) *bool { return &r.Optional })},
 	{"scope", "Rules with the same scope share keys; the task's own type where it is left out.", text(func(r *unique.Rule) *string { return &r.Scope })},
 	{"until", "How long a task stands in the way of the next one for its key.", choice(func(r *unique.Rule) *unique.Until { return &r.Until },
 		map[string]unique.Until{"done": unique.UntilDone, "start": unique.UntilStart}, "for", unique.For,

@@ -16,7 +16,7 @@ func TestLoad_unique(t *testing.T) {
 	}
 	want := unique.Config{Prefix: "myapp", HashKeys: "0123456789012345", Rules: []unique.Rule{
 		{
-			Task: "reindex", Queue: "low", On: []string{"document_id"}, OnHeaders: []string{"tenant"}, Scope: "documents",
+			Task: "reindex", Queue: "low", On: []string{"document_id"}, OnHeaders: []string{"tenant"}, Optional: true, Scope: "documents",
 			Until: unique.UntilStart, Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute, KeepArchived: true,
 		},
 		{Task: "digest", On: []string{"user_id"}, Until: unique.For(10 * time.Minute), Duplicate: unique.Join},

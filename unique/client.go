@@ -80,7 +80,7 @@ const (
 // cfg is an *automutex.FieldError, which names the rule and the field.
 func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
-	if ofAsynq, ok := client.(*asynq.Client); client == nil || ok && ofAsynq == nil {
+	if client == nil || client == automutex.Enqueuer((*asynq.Client)(nil)) || client == automutex.Enqueuer((*automutex.Client)(nil)) {
 		problems = append(problems, errors.New("unique: the client is nil: pass the one that tasks are enqueued with"))
 	}
 	if inspector == nil {
@@ -170,7 +170,7 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 		return "", fmt.Errorf("unique: %s: %w", r.where(), err)
 	}
 	if len(keys) == 0 {
-		return "", nil // its Key, or Config.Decode, answered NoLock
+		return "", nil // its Key, or Config.Decode, answered NoLock, or it lacks a field of an Optional rule
 	}
 	return keys[0], nil // one rule for each Task, so one key
 }

@@ -89,11 +89,11 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 	})
 }
 
-// A nil client is refused also as a nil *asynq.Client in the interface.
+// A nil client is refused also as a nil pointer in the interface.
 func TestNew_nilClient(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Mini(t).Client(t)
-	for _, none := range []automutex.Enqueuer{nil, (*asynq.Client)(nil)} {
+	for _, none := range []automutex.Enqueuer{nil, (*asynq.Client)(nil), (*automutex.Client)(nil)} {
 		if _, err := New(none, asynq.NewInspectorFromRedisClient(rdb), rdb, Config{}); err == nil || !strings.Contains(err.Error(), "the client is nil") {
 			t.Errorf("%T: %v", none, err)
 		}

@@ -19,7 +19,7 @@ func announcer(rdb fleet.Writer, cfg Config, rules []*rule) *fleet.Announcer {
 	described := make([]fleet.Rule, len(rules))
 	for i, r := range rules {
 		described[i] = fleet.Rule{
-			Name: r.Task, Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil,
+			Name: r.Task, Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional,
 			Queue: r.Queue, Until: r.Until.String(), Duplicate: r.Duplicate.String(),
 		}
 	}

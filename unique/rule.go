@@ -59,7 +59,7 @@ const NoWait time.Duration = -1
 
 // Rule declares which tasks are enqueued once: the task type, the payload fields
 // that make the key, for how long, and what happens to a duplicate. Only Task is
-// required. Task, On, OnHeaders, Key, Payload and Scope are as in automutex.Rule; with
+// required. Task, On, OnHeaders, Key, Optional, Payload and Scope are as in automutex.Rule; with
 // equal values both make equal keys.
 //
 // Without On, OnHeaders and Key there is one key for the whole Scope.
@@ -86,6 +86,10 @@ type Rule struct {
 	// Key computes the parts of the key when On and OnHeaders are not enough. Set
 	// one or the other.
 	Key automutex.KeyFunc
+
+	// Optional has a task be enqueued each time, as if the rule did not exist, if a field of On or a header of
+	// OnHeaders is missing, null or empty. Without it EnqueueContext returns an [*automutex.KeyError]. It needs On or OnHeaders.
+	Optional bool
 
 	// Payload is a value of the Go type that the payload is decoded into. With it, New
 	// refuses a path in On for which the type has no JSON field. nil means that paths are
@@ -241,7 +245,7 @@ func keyRules(rules []*rule) []automutex.Rule {
 	guarded := make([]automutex.Rule, len(rules))
 	seen := map[string]bool{}
 	for i, r := range rules {
-		guarded[i] = automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Payload: r.Payload, Scope: r.Scope}
+		guarded[i] = automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope}
 		if seen[r.Task] { // compile reports it; without a Scope it would be reported again
 			guarded[i].Scope = fmt.Sprintf("Rules[%d]", i)
 		}

@@ -26,11 +26,11 @@ type once struct {
 }
 
 // uniqueMatch gives the unique rule that a producer applies to a task; nil when there is
-// none. The error is that no key can be made: a producer then enqueues nothing.
+// none, or the task lacks a field of an Optional one. The error is that no key can be made: a producer then enqueues nothing.
 func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (*once, error) {
 	guarded := automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys}
 	for _, r := range cfg.Rules {
-		guarded.Rules = append(guarded.Rules, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Scope: r.Scope})
+		guarded.Rules = append(guarded.Rules, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Optional: r.Optional, Scope: r.Scope})
 	}
 	places := inspect.RulesFor(guarded.Rules, t.Type())
 	if len(places) == 0 {
@@ -41,7 +41,10 @@ func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (*once, 
 	if err != nil {
 		return nil, err
 	}
-	if len(names) != 1 {
+	switch {
+	case len(names) == 0: // the rule is Optional, and the task lacks a field
+		return nil, nil //nolint:nilnil // as above
+	case len(names) != 1:
 		return nil, errors.New("a unique rule makes one key, not several")
 	}
 	found := &once{

@@ -320,6 +320,8 @@ func TestRule_optional(t *testing.T) {
 			var never *automutex.KeyError
 			if _, err := g.Keys(t.Context(), asynq.NewTaskWithHeaders("work", []byte(payload), headers)); !errors.As(err, &never) {
 				t.Errorf("%s: %v", payload, err)
+			} else if named := strings.HasSuffix(err.Error(), "; enqueue the task with a value there, or change the rule's On, or set its Optional"); named != (payload == `{"tenant":"a"}`) {
+				t.Errorf("%s names Optional: %t: %v", payload, named, err)
 			}
 		}
 	})
