@@ -206,3 +206,40 @@ func TestOrder_fullOfDeletedTasks(t *testing.T) {
 		}, "a is to be looked for; %s", dump(a.lock()))
 	})
 }
+
+// A head that comes back in an hour is looked for once a minute: an operator may have deleted it.
+func TestOrder_looksForALateHeadEachMinute(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	now := time.Now()
+	s.SetTime(t, now)
+	l := newLocker(t, s.Client(t))
+	key := l.Mutex(t.Name()).Key()
+	a := stampTask(t, l, key, "default/a")
+	a.end(t, a.mustRun(t), inside.OutcomeStays)
+	due := func() []inside.OrderItem {
+		_, _, look, err := l.byOrder(key).stamp(t.Context(), "default/b", "nb", stampDeadline, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return look
+	}
+	s.SetTime(t, now.Add(6*time.Second))
+	look := due()
+	if len(look) != 1 {
+		t.Fatalf("%v; %s", look, dump(a.lock()))
+	}
+	if err := l.byOrder(key).actOrder(t.Context(), inside.ActPresent, look[0], time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	for minute := range 3 {
+		looks := 0
+		for second := range 60 {
+			s.SetTime(t, now.Add(time.Duration(7+minute*60+second)*time.Second))
+			looks += len(due())
+		}
+		if looks != 5 { // processes check once in four seconds
+			t.Errorf("it is due in %d seconds of minute %d, want 5", looks, minute)
+		}
+	}
+}

@@ -203,7 +203,8 @@ local function keep_order()
 end
 
 -- due: whether somebody should look for the head in asynq, since it keeps others waiting. An intent
--- whose ticket is ahead of Redis' clock, which was stepped back, counts from now.
+-- whose ticket is ahead of Redis' clock, which was stepped back, counts from now. A head that comes back later by itself is
+-- looked for in five seconds of each minute too, at times of its own: an operator may have deleted it.
 local function due(task)
   if task.state == 'i' then
     if task.seen == '' and task.ticket > now_at + 1000000 then
@@ -213,6 +214,7 @@ local function due(task)
     return now_at - (task.seen == '' and task.ticket or task.seen) >= task.since * 1000
   elseif task.state == 'a' then
     return now_ms >= (task.since == '' and math.floor((task.seen + 1.6e15) / 1000) + 5000 or tonumber(task.since))
+      or (tonumber(task.since) or 0) > now_ms + 5000 and (now_ms + math.floor(task.ticket / 1000)) % 60000 < 5000
   end
   return task.state == 'w' and not waits_alive(task) and now_at - task.seen >= 5000000
 end
