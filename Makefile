@@ -11,7 +11,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## the quick loop, about a minute: all that users import but unique, on miniredis alone; PKG=./unique for another package
-	AUTOMUTEX_TEST_REDIS=none go test -short $(or $(PKG),. ./lock ./config ./automutextest ./internal/...)
+	AUTOMUTEX_TEST_REDIS=none go test -short $(or $(PKG),. ./lock/... ./config ./automutextest ./internal/...)
 
 race: ## every test of every module, on real Redis, with the race detector (half an hour)
 	AUTOMUTEX_TEST_REDIS=require AUTOMUTEX_TEST_ALL=1 go test -race -shuffle=on -timeout 60m work

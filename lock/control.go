@@ -85,7 +85,7 @@ func controlsFor(list []Control, key string) (its []Control, limit int, pause *C
 // target are independent. After ErrBackend the change may be in force or not.
 //
 // While a target is paused, TryLock returns a [*BusyError] with [ReasonPaused], Lock waits in
-// line, and a release grants the lock to nobody. Present holders keep the lock. Pools, and the
+// line, and a release grants the lock to nobody. Present holders keep the lock. The pools of package pool, and the
 // claims of package unique, have no controls.
 type Controls struct{ locker *Locker }
 

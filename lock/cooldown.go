@@ -11,14 +11,14 @@ import (
 // Cooldown is [Lease.Unlock], and closes the lock's gate for d from now: nobody gets the lock
 // in that time, even if slots are free. Other holders go on. Cooldown never makes a gate open
 // earlier. d is rounded up to whole milliseconds; more than ten years count as ten. If d is 0
-// or less, or the lease is of a pool, Cooldown is Unlock. The errors are those of Unlock.
+// or less, Cooldown is Unlock. The errors are those of Unlock.
 //
 // After ErrBackend the release and its cooldown are tried again in the background: several
 // times a second until the lease's deadline, and a few times later. The cooldown always ends d
 // after the call.
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
 	var end time.Time
-	if d > 0 && !le.lock.isPool() {
+	if d > 0 {
 		end = time.Now().Add(min(d, inside.MaxTTL))
 	}
 	_, err := le.end(ctx, ending{cooldown: end})

@@ -16,10 +16,6 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 	s := locker.Semaphore("gpu", 4) // four holders at a time
 	free, err := s.Available(ctx)
 
-	p := locker.Pool("ports") // named values, each for one holder
-	added, err := p.Put(ctx, "8001", "8002")
-	lease, err = p.Take(ctx) // lease.Value() is one of them
-
 # Which call
 
 Take a lock: [Lock.Lock] waits until ctx ends, [Lock.TryLock] does not wait, and

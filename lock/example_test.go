@@ -153,48 +153,6 @@ func ExampleLocker_For() {
 	_ = locker.For(room, lock.Parts("kitchen")).Do(context.Background(), enter)
 }
 
-// A fixed number of API keys, each used by one caller at a time.
-func ExamplePool() {
-	locker := newExampleLocker()
-	defer locker.Close()
-	ctx := context.Background()
-
-	keys := locker.Pool("api-keys")
-	if _, err := keys.Put(ctx, "key-1", "key-2", "key-3"); err != nil { // those that are there stay as they are
-		return
-	}
-	lease, err := keys.Take(ctx)
-	if err != nil {
-		return
-	}
-	defer lease.Unlock(ctx) // goes back now, or when its process dies
-	if _, err := call(lease.Bind(ctx), lease.Value()); err != nil {
-		fmt.Println(err)
-	}
-}
-
-// Jobs from one process to another: what is taken is gone only when it is done.
-func ExampleLease_Consume() {
-	locker := newExampleLocker()
-	defer locker.Close()
-	ctx := context.Background()
-
-	jobs := locker.Pool("jobs", lock.TTL(5*time.Second))
-	for {
-		lease, err := jobs.Take(ctx) // in line, first come, first served
-		if err != nil {
-			return
-		}
-		if _, err := call(lease.Bind(ctx), lease.Value()); err != nil {
-			_ = lease.Unlock(ctx) // back to the end
-			continue
-		}
-		if err := lease.Consume(ctx); errors.Is(err, lock.ErrNotHeld) {
-			fmt.Println("took too long: somebody else does it again")
-		}
-	}
-}
-
 // Who holds what, and taking it from one that hangs.
 func ExampleLock_Break() {
 	locker := newExampleLocker()

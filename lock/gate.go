@@ -35,7 +35,7 @@ const maxRatePeriod = 365 * 24 * time.Hour
 // starts is at least 1, with at most one start a microsecond; a burst of 0 means 1: no two come at
 // once, and at most starts + 1 in any period. per is at most a year. The time from one start to the next is rounded up to whole microseconds. All callers
 // of a lock should give the same rate; otherwise the rate of the last ask applies. Without the
-// option there is no bound. For a pool it is an error.
+// option there is no bound.
 func Rate(starts int, per time.Duration, burst int) Option {
 	r := newRate(starts, per, burst)
 	return func(m *Lock) { m.rate = r }
@@ -83,11 +83,8 @@ func newRate(starts int, per time.Duration, burst int) (r rate) {
 // failover may open it. closeGate works on a ctx that has ended, too.
 func (le *Lease) closeGate(ctx context.Context, d time.Duration) error {
 	m := le.lock
-	switch {
-	case d <= 0 || d > inside.MaxTTL:
+	if d <= 0 || d > inside.MaxTTL {
 		return fmt.Errorf("lock: %q: CloseGate for %s: more than 0, at most %s", m.name, d, inside.MaxTTL)
-	case m.isPool():
-		return fmt.Errorf("lock: %q is a pool, which has no gate to close", m.name)
 	}
 	if state := m.locker.renewer.stateOf(le); state != leaseHeld {
 		return fmt.Errorf("%w: %q: CloseGate on a lease that is over", ErrNotHeld, m.name)

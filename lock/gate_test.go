@@ -146,16 +146,6 @@ func TestHold_refused(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		p := l.Pool(redistest.Name(t))
-		if _, err := p.Put(t.Context(), "value"); err != nil {
-			t.Fatal(err)
-		}
-		taken, err := p.Take(t.Context())
-		redistest.Must(t, err)
-		if err := taken.closeGate(t.Context(), time.Minute); err == nil || !strings.Contains(err.Error(), "is a pool, which has no gate") {
-			t.Errorf("of a pool: %v", err)
-		}
-		redistest.Must(t, taken.Consume(t.Context()))
 		m := l.Mutex(redistest.Name(t), TTL(time.Hour))
 		le := mustTry(t, m)
 		if n, err := handle(newLocker(t, s.Client(t)), m).BreakAll(t.Context()); n != 1 || err != nil {

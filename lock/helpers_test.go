@@ -295,9 +295,3 @@ func (m *Lock) existsNow(ctx context.Context) (bool, error) {
 	info, err := m.inspect(ctx, 0, "")
 	return info.InUse(), err
 }
-
-// available is the number of free values.
-func (p *Pool) available(ctx context.Context) (int, error) {
-	info, err := p.Inspect(ctx)
-	return info.Free, err
-}

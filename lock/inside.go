@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/claims"
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/wire"
 )
@@ -91,6 +92,29 @@ func (insider) Forget(ctx context.Context, m *Lock) error { return m.forget(ctx)
 
 func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, error) {
 	return m.askOlderToStop(ctx)
+}
+
+// Of pools; see package pool.
+
+func (insider) Pool(l *Locker, name string, options ...Option) *Lock { return l.pool(name, options...) }
+func (insider) Operate(ctx context.Context, m *Lock, s *exchange.Script, args []any) (any, error) {
+	if err := m.checkFormat(ctx); err != nil {
+		return nil, err
+	}
+	return m.operate(ctx, s, args)
+}
+
+func (insider) OperateBreak(ctx context.Context, m *Lock, s *exchange.Script) (int, error) {
+	if err := m.checkFormat(ctx); err != nil {
+		return 0, err
+	}
+	return m.operateBreak(ctx, s, nil)
+}
+func (insider) Prune(m *Lock)          { m.locker.pruneOn(m) }
+func (insider) Value(le *Lease) string { return wire.Unescape(le.value) }
+func (insider) Consume(ctx context.Context, le *Lease) error {
+	_, err := le.end(ctx, ending{consume: true})
+	return err
 }
 
 // Of a lease.

@@ -20,8 +20,6 @@ type Holder struct {
 	Note string
 	// ExpiresIn is the time until the lease's deadline, which a renewal moves.
 	ExpiresIn time.Duration
-	// Value is the value that the holder took out of a pool. It is empty for a lock.
-	Value string
 }
 
 // maxHolders bounds what Holders lists.
@@ -57,7 +55,7 @@ func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	}
 	holders := make([]Holder, 0, len(info.Holders))
 	for _, h := range info.Holders {
-		holders = append(holders, Holder(h))
+		holders = append(holders, Holder{Token: h.Token, Owner: h.Owner, Note: h.Note, ExpiresIn: h.ExpiresIn})
 	}
 	return holders, err
 }

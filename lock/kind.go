@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
@@ -28,9 +29,6 @@ type kind interface {
 	// pruneSome drops up to 64 dead waiters of m, and reports whether there may be more.
 	pruneSome(m *Lock) (more bool)
 }
-
-// isPool is for operations that only a lock or only a pool has: they refuse the other.
-func (m *Lock) isPool() bool { return m.kind == poolKind{} }
 
 // lockKind is the kind of mutexes and semaphores.
 type lockKind struct{}
@@ -71,8 +69,18 @@ func (lockKind) pruneSome(m *Lock) (more bool) {
 	return m.locker.parking.PruneSome(m.parked())
 }
 
-// poolKind is the kind of pools, whose slots are values.
+// poolKind is the kind of the locks that package pool makes: their slots are values.
 type poolKind struct{}
+
+func (l *Locker) pool(name string, options ...Option) *Lock {
+	m := l.Semaphore(name, 1, options...)
+	m.kind = poolKind{}
+	if m.rate.every > 0 && m.err == nil {
+		m.err = fmt.Errorf("lock: pool %q: a pool has no Rate: its slots are its values; leave the option out", name)
+	}
+	m.keys = []string{m.keys[0] + ":pool"}
+	return m
+}
 
 func (poolKind) mayTakeString(*Lock) bool { return false }
 

@@ -175,21 +175,6 @@ func (le *Lease) Release(ctx context.Context) (free int, err error) {
 	return le.end(ctx, ending{})
 }
 
-// Consume ends the lease of a pool's value, and removes the value from the pool. The errors
-// are those of Unlock. After ErrNotHeld the value is back in the pool, or another holder has
-// it. After ErrBackend Consume is tried again in the background. For the lease of a lock
-// Consume returns another error, and the lease stays held.
-func (le *Lease) Consume(ctx context.Context) error {
-	if !le.lock.isPool() {
-		return fmt.Errorf("lock: %q is no pool: there is nothing to consume; use Unlock", le.lock.name)
-	}
-	_, err := le.end(ctx, ending{consume: true})
-	return err
-}
-
-// Value returns the value that was taken out of a pool. It is empty for the lease of a lock.
-func (le *Lease) Value() string { return wire.Unescape(le.value) }
-
 // Held reports whether the lease is still held, by the local clock. It does no I/O.
 func (le *Lease) Held() bool {
 	r := le.lock.locker.renewer

@@ -52,8 +52,6 @@ func (m *Lock) checkParkable() error {
 		return m.err
 	case m.note == "":
 		return fmt.Errorf("lock: %q: LockOrPark needs a Note: its place in line is kept under it", m.name)
-	case m.isPool():
-		return fmt.Errorf("lock: %q is a pool, on which nothing can be parked; use Take", m.name)
 	}
 	return nil
 }

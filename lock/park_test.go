@@ -309,7 +309,6 @@ func TestLockOrParkRefuses(t *testing.T) {
 	name := redistest.Name(t)
 	for want, m := range map[string]*Lock{
 		"needs a Note":      l.Mutex(name),
-		"is a pool":         l.Pool(name, Note("x")).m,
 		"the name is empty": l.Mutex("", Note("x")),
 	} {
 		for _, yield := range []chan struct{}{nil, closedYield} {

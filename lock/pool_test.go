@@ -9,8 +9,62 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
+
+// The tests of pools that look into what package lock does are here. Pool is what package pool has of a lock.
+type Pool struct{ m *Lock }
+
+func (l *Locker) Pool(name string, options ...Option) *Pool { return &Pool{l.pool(name, options...)} }
+
+func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
+	args := make([]any, len(values))
+	for i, value := range values {
+		args[i] = keytext.Escape(value)
+	}
+	reply, err := insider{}.Operate(ctx, p.m, wire.PoolPutScript, args)
+	if err != nil {
+		return 0, err
+	}
+	added, more, err := wire.ParsePut(reply)
+	if more {
+		p.m.locker.pruneOn(p.m)
+	}
+	if err != nil {
+		err = exchange.Failed("put", p.m.Key(), err)
+	}
+	return added, err
+}
+
+func (p *Pool) Take(ctx context.Context) (*Lease, error) { return p.m.Lock(ctx) }
+
+func (p *Pool) Inspect(ctx context.Context) (wire.Pool, error) {
+	reply, err := insider{}.Operate(ctx, p.m, wire.PoolInspectScript, []any{maxHolders})
+	if err != nil {
+		return wire.Pool{}, err
+	}
+	info, err := wire.ParsePool(reply)
+	if err != nil {
+		err = exchange.Failed("inspect", p.m.Key(), err)
+	}
+	return info, err
+}
+
+func (p *Pool) Delete(ctx context.Context) (int, error) {
+	return insider{}.OperateBreak(ctx, p.m, wire.PoolDeleteScript)
+}
+
+func (le *Lease) Value() string                     { return insider{}.Value(le) }
+func (le *Lease) Consume(ctx context.Context) error { return insider{}.Consume(ctx, le) }
+
+// available is the number of free values.
+func (p *Pool) available(ctx context.Context) (int, error) {
+	info, err := p.Inspect(ctx)
+	return info.Free, err
+}
 
 func somePool(t *testing.T, l *Locker, options ...Option) *Pool {
 	t.Helper()
@@ -60,7 +114,7 @@ func consumes(t *testing.T, le *Lease) {
 	}
 }
 
-func inspects(t *testing.T, p *Pool) PoolInfo {
+func inspects(t *testing.T, p *Pool) wire.Pool {
 	t.Helper()
 	info, err := p.Inspect(t.Context())
 	redistest.Must(t, err)
@@ -194,7 +248,7 @@ func TestPoolIsFirstInFirstOut(t *testing.T) {
 		var want []string
 		for i := range 5 {
 			var values []string
-			for j := range 300 * (1 + i%2*4) { // 1,500 are more than one call
+			for j := range 300 * (1 + i%2*2) {
 				values = append(values, fmt.Sprintf("%d/%d", i, j))
 			}
 			want = append(want, values...)

@@ -57,20 +57,3 @@ func TestPoolTakesAnyBytes(t *testing.T) {
 		}
 	})
 }
-
-func TestPoolRefusesTheEmptyValue(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		p := somePool(t, newLocker(t, s.Client(t)))
-		for _, values := range [][]string{{""}, {"a", ""}, {"", "a"}} {
-			if n, err := p.Put(t.Context(), values...); n != 0 || err == nil || !strings.Contains(err.Error(), "is empty") {
-				t.Errorf("Put(%q): %d, %v", values, n, err)
-			}
-		}
-		if n, err := p.Put(t.Context()); n != 0 || err != nil {
-			t.Errorf("Put of nothing: %d, %v", n, err)
-		}
-		poolAudit(t, p)
-		nothingFree(t, p)
-	})
-}

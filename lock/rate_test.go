@@ -259,7 +259,4 @@ func TestRate_badInput(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := l.Pool("x", Rate(1, time.Second, 1)).m.err; err == nil {
-		t.Error("a pool with a rate")
-	}
 }

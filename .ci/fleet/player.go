@@ -21,6 +21,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/lock/pool"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -113,13 +114,13 @@ func play(addr string) error {
 	return nil
 }
 
-func (p *player) keep(name string, le *lock.Lease, err error, a *answer) error {
+func (p *player) keep(name string, le *lock.Lease, err error) error {
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.leases[name], a.Text = le, le.Value()
+	p.leases[name] = le
 	return nil
 }
 
@@ -151,10 +152,10 @@ func (p *player) do(c call, a *answer) error {
 	switch c.Op {
 	case "try":
 		le, err := m.TryLock(ctx)
-		return p.keep(c.Name, le, err, a)
+		return p.keep(c.Name, le, err)
 	case "lock":
 		le, err := m.Lock(ctx)
-		return p.keep(c.Name, le, err, a)
+		return p.keep(c.Name, le, err)
 	case "unlock", "extend", "cooldown", "held":
 		le, err := p.lease(c.Name)
 		if err != nil {
@@ -197,13 +198,17 @@ func (p *player) do(c call, a *answer) error {
 	case "clear":
 		return p.locker.Controls().ClearLimit(ctx, c.Name)
 	case "put":
-		_, err := p.locker.Pool(c.Name).Put(ctx, c.Text)
+		_, err := pool.New(p.locker, c.Name).Put(ctx, c.Text)
 		return err
 	case "take":
-		le, err := p.locker.Pool(c.Name).Take(ctx)
-		return p.keep(c.Name, le, err, a)
+		le, err := pool.New(p.locker, c.Name).Take(ctx)
+		if err != nil {
+			return err
+		}
+		a.Text = le.Value()
+		return p.keep(c.Name, le.Lease, nil)
 	case "empty":
-		_, err := p.locker.Pool(c.Name).Delete(ctx)
+		_, err := pool.New(p.locker, c.Name).Delete(ctx)
 		return err
 	case "enqueue", "unique":
 		task := asynq.NewTask(c.Name, []byte(fmt.Sprintf(`{"k":%q}`, c.Text)))

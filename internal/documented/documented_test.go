@@ -137,7 +137,7 @@ func TestDocumented_examples(t *testing.T) {
 	for folder, names := range map[string][]string{
 		".": {"Example", "ExampleRule", "ExamplePark", "ExampleRetry", "ExampleRetryIn", "ExampleSkip", "ExampleArchive", "ExampleFail",
 			"ExampleAfterFailure", "ExampleReplace", "ExampleRule_wait", "ExampleAllow", "ExampleCloseGate", "ExampleFence", "ExampleNewClient", "Example_lead"},
-		"lock": {"Example", "ExampleLock_Lock", "ExampleLocker_Semaphore", "ExamplePool"}, "unique": {"Example"},
+		"lock": {"Example", "ExampleLock_Lock", "ExampleLocker_Semaphore"}, "lock/pool": {"Example"}, "unique": {"Example"},
 		"automutextest": {"Example"}, "config": {"ExampleParse"},
 	} {
 		files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))

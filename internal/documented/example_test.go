@@ -15,6 +15,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/lock/pool"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -206,7 +207,7 @@ func explain(ctx context.Context, guard *automutex.Guard, info *asynq.TaskInfo) 
 }
 
 func pools(ctx context.Context, locker *lock.Locker) error {
-	ports := locker.Pool("ports")
+	ports := pool.New(locker, "ports")
 	_, err := ports.Put(ctx, "8001", "8002")
 	if err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/lock/pool"
 )
 
 // meter is a hook that writes down what is sent: the names of commands and scripts, and the bytes of
@@ -110,6 +111,7 @@ func TestGolden_costs(t *testing.T) {
 	}
 	play := func() {
 		var le *lock.Lease
+		var taken *pool.Lease
 		take := func(m *lock.Lock) func() error {
 			return func() (err error) { le, err = m.TryLock(ctx); return err }
 		}
@@ -125,9 +127,9 @@ func TestGolden_costs(t *testing.T) {
 		cost("leave a cooldown", func() error { return le.Cooldown(ctx, time.Minute) })
 		cost("who holds it", func() error { _, err := mutex("free").Holders(ctx); return err })
 		cost("how many wait", func() error { _, err := mutex("free").Waiting(ctx); return err })
-		cost("put a value into a pool", func() error { _, err := l.Pool("pool").Put(ctx, "value"); return err })
-		cost("take it", func() (err error) { le, err = l.Pool("pool").Take(ctx); return err })
-		cost("give it back", unlock)
+		cost("put a value into a pool", func() error { _, err := pool.New(l, "pool").Put(ctx, "value"); return err })
+		cost("take it", func() (err error) { taken, err = pool.New(l, "pool").Take(ctx); return err })
+		cost("give it back", func() error { return taken.Unlock(ctx) })
 	}
 	play() // sends the scripts
 	redistest.Must(t, rdb.Del(ctx, "automutex:{rate}", "automutex:{pool}:pool").Err())

@@ -25,6 +25,7 @@ import (
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/lock/pool"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -177,9 +178,9 @@ func TestGolden_stored(t *testing.T) {
 			redistest.Must(t, errors.Join(l.Controls().Pause(ctx, "report", time.Time{}, "repair"), l.Controls().SetLimit(ctx, "report|acme", 3, "plan")))
 		}},
 		{"a pool", func(t *testing.T, l *lock.Locker) {
-			p := l.Pool("licences")
+			p := pool.New(l, "licences")
 			must[int](t)(p.Put(ctx, "a b", "c"))
-			lease(p.Take(ctx))
+			must[*pool.Lease](t)(p.Take(ctx))
 		}},
 		{"a run and a wait in the history", func(t *testing.T, l *lock.Locker) {
 			w, key, end := history.New(rdb, "automutex", "owner", 10, slog.Default()), l.Mutex("report").Key(), time.Now()

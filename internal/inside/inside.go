@@ -93,7 +93,7 @@ type Claimed struct {
 	Phase Phase
 }
 
-// Holder is one holder of a lock; see lock.Holder, which has the same fields.
+// Holder is one holder of a lock or a pool; see lock.Holder. Only a pool's has a Value.
 type Holder struct {
 	Token, Owner, Note string
 	ExpiresIn          time.Duration

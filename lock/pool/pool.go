@@ -1,0 +1,142 @@
+// Package pool keeps sets of values in Redis (API keys, ports, licences, jobs), each for one holder at a time.
+//
+//	ports := pool.New(locker, "ports")
+//	added, err := ports.Put(ctx, "8001", "8002")
+//	lease, err := ports.Take(ctx) // in line until ctx ends; lease.Value() is one of them
+//	defer lease.Unlock(ctx)       // back into the pool; Consume takes the value out for good
+package pool
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/wire"
+	"github.com/automutex/automutex/lock"
+)
+
+// Pool is a set of values in Redis. [Pool.Take] takes one value out. Callers of Take are
+// served first come, first served, and values are handed out first in, first out. Different
+// processes may put and take.
+//
+// A taken value is leased. Unlock returns the value to the pool. So does the end of the
+// lease, if the holder dies. [Lease.Consume] removes the value from the pool. A value is
+// never lost. Safe for concurrent use.
+//
+// A pool with values has no TTL in Redis: it lasts until its values are consumed or it is
+// deleted.
+type Pool struct {
+	m    *lock.Lock // a lock whose slots are the values
+	name string
+}
+
+// locks has what package lock does for this module only.
+var locks = lock.Inside(inside.Pass{})
+
+// New returns the pool called name. It does no I/O. TTL, MaxHold, NoRenew, Note and Parts
+// apply to it as to a lock; Rate is an error. With a bad name or option every operation
+// returns an error. A pool is independent of a lock with the same name.
+func New(l *lock.Locker, name string, options ...lock.Option) *Pool {
+	return &Pool{locks.Pool(l, name, options...), name}
+}
+
+// Put adds values at the end, and returns how many it has certainly added, even with an error.
+// It leaves out values that the pool has already, free or taken. After an error a Put may be
+// repeated: only a value that was consumed meanwhile is added twice. (go-redis repeats a Put
+// by itself if the connection breaks, so a job may be done twice.) Values are any text except
+// the empty one; if one is empty, Put adds none.
+func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
+	args := make([]any, len(values))
+	for i, value := range values {
+		if value == "" {
+			return 0, fmt.Errorf("lock: pool %q: value %d of %d is empty: nothing was put", p.name, i+1, len(values))
+		}
+		args[i] = keytext.Escape(value)
+	}
+	for args := range slices.Chunk(args, putMost) {
+		reply, err := locks.Operate(ctx, p.m, wire.PoolPutScript, args)
+		if err != nil {
+			return added, err
+		}
+		n, more, err := wire.ParsePut(reply)
+		if err != nil {
+			return added, exchange.Failed("put", p.m.Key(), err)
+		}
+		added += n
+		if more {
+			locks.Prune(p.m)
+		}
+	}
+	return added, locks.LockErr(p.m)
+}
+
+// putMost is how many values one script call adds, so that it does not block Redis for long.
+const putMost = 1000
+
+// Take takes the first free value; [Lease.Value] returns it. If none is free, Take waits in
+// line until ctx ends. Errors and guarantees are those of [lock.Lock.Lock].
+func (p *Pool) Take(ctx context.Context) (*Lease, error) {
+	le, err := p.m.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &Lease{le}, nil
+}
+
+// Lease is the right of one holder to a value, until a deadline; see [lock.Lease]. Cooldown is Unlock.
+type Lease struct{ *lock.Lease }
+
+// Value returns the value that was taken out of the pool.
+func (le *Lease) Value() string { return locks.Value(le.Lease) }
+
+// Consume ends the lease, and removes its value from the pool. The errors are those of
+// Unlock. After ErrNotHeld the value is back in the pool, or another holder has it. After
+// ErrBackend Consume is tried again in the background.
+func (le *Lease) Consume(ctx context.Context) error { return locks.Consume(ctx, le.Lease) }
+
+// Info is the content of a pool at one moment.
+type Info struct {
+	// Free and Taken are the numbers of free and taken values. Waiting is the number of
+	// callers of Take in line.
+	Free, Taken, Waiting int
+	// Values are the free values, the next one first, at most 1,000.
+	Values []string
+	// Holders are the holders of taken values, at most 1,000.
+	Holders []Holder
+}
+
+// Holder is the holder of a value, as others see it.
+type Holder struct {
+	lock.Holder
+	Value string
+}
+
+// most is how many values and holders Inspect lists at most.
+const most = 1000
+
+// Inspect returns the content of the pool. It may be outdated at once. The error Is
+// ErrBackend if Redis could not be asked.
+func (p *Pool) Inspect(ctx context.Context) (Info, error) {
+	reply, err := locks.Operate(ctx, p.m, wire.PoolInspectScript, []any{most})
+	if err != nil {
+		return Info{}, err
+	}
+	content, err := wire.ParsePool(reply)
+	if err != nil {
+		return Info{}, exchange.Failed("inspect", p.m.Key(), err)
+	}
+	info := Info{Free: content.Free, Taken: content.Taken, Waiting: content.Waiting, Values: content.Values}
+	for _, h := range content.Holders {
+		info.Holders = append(info.Holders, Holder{lock.Holder{Token: h.Token, Owner: h.Owner, Note: h.Note, ExpiresIn: h.ExpiresIn}, h.Value})
+	}
+	return info, nil
+}
+
+// Delete deletes the pool with all its values, and returns how many there were. The contexts
+// of the values' holders end with cause ErrLost, as with [lock.Lock.Break].
+func (p *Pool) Delete(ctx context.Context) (int, error) {
+	return locks.OperateBreak(ctx, p.m, wire.PoolDeleteScript)
+}
