@@ -2,6 +2,8 @@ package lock
 
 import (
 	"context"
+	"hash/maphash"
+	"sync/atomic"
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
@@ -14,22 +16,6 @@ import (
 // string if it has that value, where the server has one. Nobody waits for a string, so there is nobody to grant
 // the lock to. If that command replies anything else than that it has deleted the key, the script release
 // decides.
-
-// take takes m for le: as a string if that is possible, else by an ask with mode.
-// sent is when the command was sent that took it.
-func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a wire.Answer, sent time.Time, err error) {
-	sent = le.takenAt // the lease was made just now
-	if m.kind.mayTakeString(m) {
-		ok, err := m.takeString(ctx, le)
-		if ok || err != nil {
-			return wire.Answer{Yours: ok}, sent, err
-		}
-		m.locker.contended.note(m.keys[0])
-		sent = time.Now()
-	}
-	a, err = m.ask(ctx, le, mode)
-	return a, sent, err
-}
 
 // takeString takes m as a string. false without an error means that the caller has to ask:
 // the key exists, and may even be this lease's, since go-redis sends a SET again if its reply
@@ -70,4 +56,43 @@ func (le *Lease) releaseFirst(ctx context.Context, was leaseState, now time.Time
 func (le *Lease) mayBeString(was leaseState) bool {
 	m := le.lock
 	return le.fence == 0 && was == leaseHeld && le.cooldownEnd.Load() == nil && !m.locker.contended.isContended(m.keys[0])
+}
+
+// contendedFor is how long a key counts as contended after another caller was seen to want
+// it beside its holder, give or take a contendedTick.
+const (
+	contendedFor  = time.Second
+	contendedTick = 100 * time.Millisecond
+)
+
+// contendedKeys remembers which keys were contended lately. For such a key package lock
+// sends the ask without a SET before it: the SET would fail, and a turn of a contended lock
+// costs two commands instead of three. The table never grows. Two keys may share a slot, and
+// of two goroutines that write a slot at once either wins. The only cost is a command in
+// vain, or a lock that is stored as a sorted set without need.
+type contendedKeys struct {
+	seed  maphash.Seed
+	began time.Time
+	slots [1024]atomic.Uint32 // ticks since began, counted from 1; 0: never
+}
+
+func newContendedKeys() *contendedKeys {
+	return &contendedKeys{seed: maphash.MakeSeed(), began: time.Now()}
+}
+
+func (k *contendedKeys) slot(key string) *atomic.Uint32 {
+	return &k.slots[maphash.String(k.seed, key)%uint64(len(k.slots))]
+}
+
+func (k *contendedKeys) tick() uint32 {
+	return uint32(time.Since(k.began)/contendedTick) + 1 //nolint:gosec // 13 years until it wraps, which costs one command
+}
+
+// note notes that key is contended now.
+func (k *contendedKeys) note(key string) { k.slot(key).Store(k.tick()) }
+
+// isContended reports whether key was noted within contendedFor.
+func (k *contendedKeys) isContended(key string) bool {
+	at := k.slot(key).Load()
+	return at != 0 && k.tick()-at < uint32(contendedFor/contendedTick)
 }

@@ -31,7 +31,7 @@ const (
 // line is the waiting side of a Locker: the waiters of this process, each a goroutine blocked
 // in wait. Elsewhere "the line" of a lock is the list in Redis of all processes' waiters: an ask
 // adds an entry to it, and only that list decides who is next. This type decides what
-// happens to a waiter here, on three events: a grant message (grants.go), the reply to an ask,
+// happens to a waiter here, on three events: a grant message (messages.go), the reply to an ask,
 // and the alarm (both refresh.go).
 //
 // An ask is one run of the script ask for the token of a waiter. The waiter's goroutine
@@ -47,7 +47,7 @@ const (
 // take the lock for that waiter. So a token of which a copy may yet run is released again later,
 // see type abandoned.
 //
-// To add a way to wait: an askMode in lock.go, with its arguments and replies in kind.go and
+// To add a way to wait: an askMode in take.go, with its arguments and replies in kind.go and
 // lua/ask.lua, and its cases in newWaiter and handleReply; a case of the select in wait for what
 // else can end it; and a waitState with its case in result if it ends in a new way.
 type line struct {
@@ -170,7 +170,7 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 		return n.result(ctx, w, 0) // handleReply has closed done: granted, parked or refused
 	}
 	// A grant that is published before the subscription stands is lost. So each new
-	// subscription has all waiters ask again (askAll, called in wake.go), also those whose ask
+	// subscription has all waiters ask again (askAll, called in messages.go), also those whose ask
 	// is pending.
 	n.locker.wake.listen()
 	if m.isOrdered() {

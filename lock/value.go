@@ -1,40 +1,13 @@
 package lock
 
 import (
-	"context"
 	"encoding"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
-	"time"
 )
-
-// Acquire takes the lock, and reports with ok whether it did: a busy lock is no error.
-// within is the longest wait in line. 0 tries once, as [Lock.TryLock]; a negative within is
-// an error. Acquire takes a free lock however short within is. If ctx ends, the error is
-// that of ctx. Other errors are those of [Lock.Lock].
-func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
-	lease, err = m.lockWithin(ctx, within)
-	if errors.Is(err, ErrBusy) {
-		return nil, false, ctx.Err()
-	}
-	return lease, err == nil, err
-}
-
-// With is [Lock.Do] for a function that returns a value. It returns f's value even with an
-// error, and the zero value if f was not called. If the lease was lost before f returned, the
-// error Is ErrLost.
-func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, error)) (T, error) {
-	var value T
-	err := m.Do(ctx, func(ctx context.Context) error {
-		var err error
-		value, err = f(ctx)
-		return err
-	})
-	return value, err
-}
 
 // identified is a value for For that returns its ID itself.
 type identified interface {

@@ -445,7 +445,7 @@ inline add(c, length, with_fence) {
 #endif
 }
 
-/* lock/grants.go: takeGrant */
+/* lock/messages.go: takeGrant */
 inline take(c) {
 	if
 #ifdef MUTANT_OLD_MESSAGE
@@ -479,7 +479,7 @@ inline wait(c, with) {
 	since[c] = TTL
 }
 
-/* lock/form.go: take. The SET was in vain, or is ours and its reply was lost: an ask tells. */
+/* lock/take.go: take. The SET was in vain, or is ours and its reply was lost: an ask tells. */
 inline ask_after_set(c) {
 	net[c] = ASK;
 	since[c] = TTL
@@ -520,7 +520,7 @@ inline settle(c) {
 #endif
 }
 
-/* lock/grants.go: onMessage */
+/* lock/messages.go: onMessage */
 inline hear(c) {
 	hint[c] = message[c];
 	message[c] = NONE;
@@ -575,7 +575,7 @@ inline lose(c) {
 	since[c] = 0
 }
 
-/* lock/lease.go: end. A renewal that is under way stays there, for nobody. */
+/* lock/release.go: end. A renewal that is under way stays there, for nobody. */
 inline end(c) {
 	linger(c);
 	NO_FENCE(c);
@@ -585,7 +585,7 @@ inline end(c) {
 	net[c] = RELEASE
 }
 
-/* lock/lease.go: release. Its answer has come. */
+/* lock/release.go: release. Its answer has come. */
 inline confirmed(c) {
 	net[c] = IDLE;
 	if
@@ -600,7 +600,7 @@ inline confirmed(c) {
 	fi
 }
 
-/* lock/lock.go: abandon. The outcome of the first ask, or of a release, is not known. */
+/* lock/release.go: abandon. The outcome of the first ask, or of a release, is not known. */
 inline abandon(c) {
 	since[c] = 0;
 	if

@@ -161,7 +161,7 @@ func linReason(verdict string) string {
 // linOverlay is the bug that is in the Go code: the library is built with it.
 var linOverlay = struct{ name, file, before, after string }{
 	name:   "a local deadline counted from a lease's length after receipt of the message",
-	file:   "lock/grants.go",
+	file:   "lock/messages.go",
 	before: `w.hint, w.askedAt, length)`,
 	after:  `w.hint, time.Now().Add(length), length)`,
 }
