@@ -151,12 +151,12 @@ func unreachable(t *testing.T, addr string) {
 				"Available": func() error { _, err := m.Available(t.Context()); return err },
 				"Unlock": func() error {
 					le := m.newLease()
-					l.renewer.add(le, 1, "", time.Now(), m.ttl)
+					l.renewer.add(le, 1, "", time.Now(), m.ttl, false)
 					return le.Unlock(t.Context())
 				},
 				"Extend": func() error {
 					le := m.newLease()
-					l.renewer.add(le, 1, "", time.Now(), m.ttl)
+					l.renewer.add(le, 1, "", time.Now(), m.ttl, false)
 					return le.Extend(t.Context(), time.Minute)
 				},
 			} {

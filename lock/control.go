@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -197,44 +196,27 @@ func (c *Controls) inForce() []Control {
 	return nil
 }
 
-// sortControls puts controls into the order in which they are listed.
-func sortControls(list []Control) []Control {
-	slices.SortFunc(list, func(a, b Control) int { return strings.Compare(a.Target, b.Target) })
+// inForce lists the controls of a state that are in force now, sorted by target.
+func inForce(s *controls.State) (list []Control) {
+	for _, o := range s.Orders() {
+		c := controlOf(o)
+		if last := len(list) - 1; last >= 0 && list[last].Target == o.Target {
+			pause := list[last]
+			c.Paused, c.PausedUntil = true, pause.PausedUntil
+			c.pauseBy, c.limitBy = wire.OrderedBy{Why: pause.Why, By: pause.By, Since: pause.Since}, o.OrderedBy
+			if !c.Since.After(pause.Since) {
+				c.Why, c.By, c.Since = pause.Why, pause.By, pause.Since
+			}
+			list[last] = c
+			continue
+		}
+		list = append(list, c)
+	}
 	return list
 }
 
-// controlOf returns the orders of an entry that are in force at a time of Redis' clock.
-func controlOf(e wire.Entry, target string, serverTime time.Time) (c Control, inForce bool) {
-	c.Target = target
-	if e.Limit != nil {
-		c.Limit, inForce = e.Limit.Holders, true
-		c.Why, c.By, c.Since = e.Limit.Why, e.Limit.By, e.Limit.Since
-	}
-	if e.Pause != nil && !e.Pause.EndedAt(serverTime) {
-		c.Paused, inForce = true, true
-		if e.Pause.Until != nil {
-			c.PausedUntil = *e.Pause.Until
-		}
-		if e.Limit != nil {
-			c.pauseBy, c.limitBy = e.Pause.OrderedBy, e.Limit.OrderedBy
-		}
-		if e.Limit == nil || !e.Pause.Since.Before(c.Since) {
-			c.Why, c.By, c.Since = e.Pause.Why, e.Pause.By, e.Pause.Since
-		}
-	}
-	return c, inForce
-}
-
-// inForce lists the controls of a state that are in force now, sorted by target.
-func inForce(s *controls.State) []Control {
-	now := s.Now()
-	var list []Control
-	for target, entry := range s.Readable() {
-		if c, ok := controlOf(entry, target, now); ok {
-			list = append(list, c)
-		}
-	}
-	return sortControls(list)
+func controlOf(o controls.Order) Control {
+	return Control{Target: o.Target, Limit: o.Limit, Paused: o.Paused, PausedUntil: o.Until, Why: o.Why, By: o.By, Since: o.Since}
 }
 
 // slots is how many may hold the lock at once, as the scripts get it.
@@ -301,10 +283,8 @@ func (l *Locker) pausedError(key, name string) *BusyError {
 	if pause == nil {
 		return nil
 	}
-	return &BusyError{
-		Name: name, Reason: ReasonPaused, ExpiresIn: left,
-		Pause: &Control{Target: pause.Target, Paused: true, PausedUntil: pause.Until, Why: pause.Why, By: pause.By, Since: pause.Since},
-	}
+	control := controlOf(*pause)
+	return &BusyError{Name: name, Reason: ReasonPaused, ExpiresIn: left, Pause: &control}
 }
 
 // orders returns the pause and the limit of a control, each as a Control with its own Why, By
@@ -341,12 +321,10 @@ func (c Control) text() string {
 	orders := c.orders()
 	texts := make([]string, len(orders))
 	for i, order := range orders {
-		texts[i] = order.order().Text()
+		texts[i] = controls.Order{
+			Target: order.Target, Paused: order.Paused, Until: order.PausedUntil, Limit: order.Limit,
+			OrderedBy: wire.OrderedBy{Why: order.Why, By: order.By, Since: order.Since},
+		}.Text()
 	}
 	return strings.Join(texts, "; ")
-}
-
-// order is the control as one order: it has either a pause or a limit.
-func (c Control) order() controls.Order {
-	return controls.Order{Target: c.Target, Paused: c.Paused, Until: c.PausedUntil, Limit: c.Limit, Why: c.Why, By: c.By, Since: c.Since}
 }

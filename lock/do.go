@@ -17,42 +17,21 @@ import (
 // another holder may have worked beside f. f may end the lease itself, with Unlock or
 // Cooldown; see [FromContext].
 func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	if f == nil {
-		return m.errNoFunc()
-	}
-	le, err := m.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	return m.run(ctx, le, f)
+	return m.do(ctx, f, m.Lock)
 }
 
 // TryDo is [Lock.Do] without a wait: if the lock is busy it returns a *BusyError and does not
 // call f. f may return the *BusyError of another lock: to tell the two apart, have f record
 // that it ran.
 func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) error {
-	if f == nil {
-		return m.errNoFunc()
-	}
-	le, err := m.TryLock(ctx)
-	if err != nil {
-		return err
-	}
-	return m.run(ctx, le, f)
+	return m.do(ctx, f, m.TryLock)
 }
 
 // DoWithin is [Lock.Do] with a bound on the time in line: after wait it returns a *BusyError
 // and does not call f. The error also Is context.DeadlineExceeded, even if ctx has no deadline.
 // wait does not bound f. With a wait of 0 DoWithin is [Lock.TryDo]; a negative wait is an error.
 func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx context.Context) error) error {
-	if f == nil {
-		return m.errNoFunc()
-	}
-	le, err := m.lockWithin(ctx, wait)
-	if err != nil {
-		return err
-	}
-	return m.run(ctx, le, f)
+	return m.do(ctx, f, func(ctx context.Context) (*Lease, error) { return m.lockWithin(ctx, wait) })
 }
 
 // lockWithin is [Lock.Lock] with a bound on the time in line: after wait it returns a
@@ -71,13 +50,15 @@ func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, erro
 	return m.lockBefore(ctx, waiting, nil)
 }
 
-// errNoFunc returns the error of Do, TryDo and DoWithin for a nil function.
-func (m *Lock) errNoFunc() error {
-	return fmt.Errorf("lock: %q: the function to run is nil", m.name)
-}
-
-// run runs f while le is held, and releases le.
-func (m *Lock) run(ctx context.Context, le *Lease, f func(ctx context.Context) error) (err error) {
+// do runs f while a lease is held that take has taken, and releases it.
+func (m *Lock) do(ctx context.Context, f func(ctx context.Context) error, take func(ctx context.Context) (*Lease, error)) (err error) {
+	if f == nil {
+		return fmt.Errorf("lock: %q: the function to run is nil", m.name)
+	}
+	le, err := take(ctx)
+	if err != nil {
+		return err
+	}
 	// A plain defer, no recover: a panic keeps its own stack.
 	defer func() {
 		if le.endedByOwner() {

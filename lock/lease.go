@@ -178,29 +178,9 @@ func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if r.expire(le) != leaseHeld { // a lease that Held calls lost stays lost
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.lock.name)
 	}
-	if l := le.lock.locker; l.replicas > 0 {
-		held, err := l.extendReplicated(context.WithoutCancel(ctx), le, d, replicasWithin(le))
-		if err == nil && !held {
-			err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
-		}
-		return err
+	held, err := le.lock.locker.extend(context.WithoutCancel(ctx), le, d, replicasWithin(le))
+	if err == nil && !held {
+		err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
 	}
-	sent := time.Now()
-	c := renewCall(le, d)
-	reply, err := le.lock.locker.conn.RunBounded(toItsEnd(ctx, sent), wire.RenewScript, c.Keys, c.Args)
-	if err != nil {
-		return exchange.Failed("renew", le.lock.Key(), err)
-	}
-	renewed, err := wire.CodeOf(reply, wire.RenewRenewed)
-	if err != nil {
-		return exchange.Failed("renew", le.lock.Key(), err)
-	}
-	if renewed == wire.RenewLost {
-		r.lose(le)
-		return fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.lock.name)
-	}
-	if !r.noteRenewed(le, sent, d) {
-		return fmt.Errorf("%w: %q ended while it was extended", ErrNotHeld, le.lock.name)
-	}
-	return nil
+	return err
 }

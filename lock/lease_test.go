@@ -194,7 +194,7 @@ func TestBindPastTheDeadline(t *testing.T) {
 	m := l.Mutex(redistest.Name(t), TTL(time.Second))
 	for age, over := range map[time.Duration]bool{time.Second: true, time.Hour: true, 0: false} {
 		le := m.newLease()
-		l.renewer.add(le, 7, "", time.Now().Add(-age), m.ttl)
+		l.renewer.add(le, 7, "", time.Now().Add(-age), m.ttl, false)
 		ctx := le.Bind(t.Context())
 		if lost := errors.Is(context.Cause(ctx), ErrLost); lost != over || le.Held() == over {
 			t.Errorf("asked for %s ago: cause %v, held %v", age, context.Cause(ctx), le.Held())

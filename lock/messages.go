@@ -203,7 +203,7 @@ func (n *line) takeGrant(w *waiter) {
 		w.refreshAt = time.Now()
 		return
 	}
-	w.lease.lock.wonByGrant(w.lease, w.hint, w.askedAt, length)
+	n.locker.renewer.add(w.lease, w.hint.Fence, w.hint.Value, w.askedAt, length, true)
 	n.end(w, stateGranted)
 }
 

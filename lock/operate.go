@@ -188,14 +188,6 @@ func (m *Lock) operate(ctx context.Context, s *exchange.Script, args []any) (any
 	return m.locker.runner().Run(ctx, s, m.keys, args)
 }
 
-// operateCode is operate for a script whose reply is a number from 0 to most.
-func (m *Lock) operateCode(ctx context.Context, s *exchange.Script, args []any, most int64) (int64, error) {
-	if m.err != nil {
-		return 0, m.err
-	}
-	return m.locker.runner().Code(ctx, s, m.keys, args, most)
-}
-
 func (l *Locker) runner() operate.Runner { return operate.Runner{Life: l.life, Conn: l.conn} }
 
 // walker walks the locks under the Locker's prefix.

@@ -49,19 +49,10 @@ func believe(length time.Duration) time.Duration {
 }
 
 // add adds a lease that lasts for length from sent. MaxHold counts from now, since the reply
-// may have taken seconds. value is what was taken out of a pool.
-func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, length time.Duration) {
-	r.register(le, fence, value, sent, length, false)
-}
-
-// addGranted is add for a lease that a release granted to a waiter. It lasts for maxGrant at
-// most, so its first renewal is due soon: firstRenewal from now, or after a third of what is
-// left of the lease if that is less.
-func (r *renewer) addGranted(le *Lease, fence int64, value string, sent time.Time, length time.Duration) {
-	r.register(le, fence, value, sent, length, true)
-}
-
-func (r *renewer) register(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
+// may have taken seconds. value is what was taken out of a pool. A lease that a release has
+// granted to a waiter lasts for maxGrant at most, so its first renewal is due soon: firstRenewal
+// from now, or after a third of what is left of the lease if that is less.
+func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
 	r.mu.Lock()
 	le.fence, le.value, le.takenAt = fence, value, sent
 	if granted || le.lock.maxHold > 0 {

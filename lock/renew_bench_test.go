@@ -16,7 +16,7 @@ func BenchmarkRing(b *testing.B) {
 			now := time.Now()
 			for i := range n {
 				le := l.Mutex("x", TTL(time.Hour+time.Duration(i)*time.Millisecond)).newLease()
-				l.renewer.add(le, 1, "", now, le.lock.ttl)
+				l.renewer.add(le, 1, "", now, le.lock.ttl, false)
 			}
 			b.ResetTimer()
 			for b.Loop() {

@@ -16,7 +16,7 @@ func TestRule08_FirstRenewalIsSoonAfterAGrant(t *testing.T) {
 	l.renewer.close() // no renewal is sent, which would set when the next one is due
 	for _, length := range []time.Duration{maxGrant, 240 * time.Millisecond} {
 		le := l.Mutex(redistest.Name(t), TTL(time.Minute)).newLease()
-		le.lock.wonByGrant(le, wire.Message{Token: le.token, Fence: 7}, time.Now(), length)
+		le.lock.locker.renewer.add(le, 7, "", time.Now(), length, true)
 		l.renewer.mu.Lock()
 		due, after := !le.renewAt.IsZero(), le.renewAt.Sub(le.takenAt)
 		l.renewer.mu.Unlock()

@@ -104,7 +104,10 @@ func (m *Lock) askOlderToStop(ctx context.Context) (inside.Standing, error) {
 	if m.err == nil && m.onStop == nil {
 		return inside.First, fmt.Errorf("lock: %q: Stop without OnStop: nobody is older than what has no arrival", m.name)
 	}
-	n, err := m.operateCode(ctx, wire.StopScript, []any{m.slots(), m.arrival}, int64(inside.BehindWaiters))
+	if m.err != nil {
+		return inside.First, m.err
+	}
+	n, err := m.locker.runner().Code(ctx, wire.StopScript, m.keys, []any{m.slots(), m.arrival}, int64(inside.BehindWaiters))
 	return inside.Standing(n), err
 }
 

@@ -66,7 +66,7 @@ func (m *Lock) handOutReplicated(ctx context.Context, le *Lease) (*Lease, error)
 	if end, ok := ctx.Deadline(); ok {
 		within = min(within, max(time.Until(end), leaveGrace)) // a grant just before the end gets leaveGrace
 	}
-	held, err := m.locker.extendReplicated(ctx, le, m.ttl, within)
+	held, err := m.locker.extend(ctx, le, m.ttl, within)
 	switch {
 	case err == nil && held:
 		return le, nil
@@ -82,47 +82,44 @@ func (m *Lock) handOutReplicated(ctx context.Context, le *Lease) (*Lease, error)
 	return nil, err
 }
 
-// extendReplicated makes le last for length, once enough replicas know of that. held is
+// extend makes le last for length, with MinReplicas once enough replicas know of that. held is
 // false if the lease was lost. On an error le is unchanged.
-func (l *Locker) extendReplicated(ctx context.Context, le *Lease, length, within time.Duration) (held bool, err error) {
+func (l *Locker) extend(ctx context.Context, le *Lease, length, within time.Duration) (held bool, err error) {
 	sent := time.Now()
-	calls := []*exchange.Call{renewCall(le, length)}
-	l.renewReplicated(ctx, calls, within)
-	switch c := calls[0]; {
+	c := renewCall(le, length)
+	if l.replicas > 0 {
+		calls := []*exchange.Call{c}
+		l.renewReplicated(ctx, calls, within)
+		c = calls[0] // another one: see Confirm
+	} else {
+		c.Reply, c.Err = l.conn.RunBounded(toItsEnd(ctx, sent), wire.RenewScript, c.Keys, c.Args)
+	}
+	code, err := wire.CodeOf(c.Reply, wire.RenewRenewed)
+	switch {
 	case errors.Is(c.Err, ErrNotReplicated):
 		return true, c.Err
 	case c.Err != nil:
 		return true, exchange.Failed("renew", le.lock.Key(), c.Err)
-	case c.Reply == int64(wire.RenewLost):
+	case err != nil:
+		return true, exchange.Failed("renew", le.lock.Key(), err)
+	case code == wire.RenewLost:
 		l.renewer.lose(le)
 		return false, nil
-	case c.Reply != int64(wire.RenewRenewed):
-		return true, exchange.Failed("renew", le.lock.Key(), wire.Unexpected(c.Reply))
 	}
 	return l.renewer.noteRenewed(le, sent, length), nil
 }
 
 // awaitReplicas waits, with MinReplicas, until enough replicas know of what was written
-// under le before. It does not change le: it asks for a length of 1 ms, and renew never
-// shortens a lease.
+// under le before. It asks for a length of 1 ms, and renew never shortens a lease.
 func (l *Locker) awaitReplicas(ctx context.Context, le *Lease) error {
 	if l.replicas == 0 {
 		return nil
 	}
-	calls := []*exchange.Call{renewCall(le, time.Millisecond)}
-	l.renewReplicated(ctx, calls, replicasWithin(le))
-	switch c := calls[0]; {
-	case errors.Is(c.Err, ErrNotReplicated):
-		return c.Err
-	case c.Err != nil:
-		return exchange.Failed("renew", le.lock.Key(), c.Err)
-	case c.Reply == int64(wire.RenewLost):
-		l.renewer.lose(le)
-		return fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, le.lock.name)
-	case c.Reply != int64(wire.RenewRenewed):
-		return exchange.Failed("renew", le.lock.Key(), wire.Unexpected(c.Reply))
+	held, err := l.extend(ctx, le, time.Millisecond, replicasWithin(le))
+	if err == nil && !held {
+		err = fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, le.lock.name)
 	}
-	return nil
+	return err
 }
 
 // sendRenewals renews each lease of batch for its TTL, and returns the calls with their

@@ -21,7 +21,7 @@ func TestScheduleHasTheEarliestLeaseFirst(t *testing.T) {
 		switch {
 		case at == len(held) || rand.N(3) == 0:
 			le := l.Mutex("x", TTL(time.Hour+rand.N(time.Hour))).newLease()
-			r.add(le, 1, "", time.Now(), le.lock.ttl)
+			r.add(le, 1, "", time.Now(), le.lock.ttl, false)
 			held = append(held, le)
 		case rand.N(2) == 0:
 			r.noteRenewed(held[at], time.Now(), rand.N(4*time.Hour))
@@ -57,7 +57,7 @@ func TestRingPassesOverWhatIsNotDueYet(t *testing.T) {
 	r := l.renewer
 	ends, renews := l.Mutex("a", NoRenew()).newLease(), l.Mutex("b").newLease()
 	for _, le := range []*Lease{ends, renews} {
-		r.add(le, 1, "", time.Now(), le.lock.ttl)
+		r.add(le, 1, "", time.Now(), le.lock.ttl, false)
 	}
 	now := time.Now()
 	r.mu.Lock()

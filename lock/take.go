@@ -251,15 +251,15 @@ func (m *Lock) busy(a wire.Answer, waited time.Duration, cause error) *BusyError
 	return e
 }
 
-// Every acquisition ends here, in two steps. First won or wonByGrant gives the lease to
-// the renewer; the line does so under its mutex. Then handOut, on the goroutine of the
+// Every acquisition ends here, in two steps. First won, or takeGrant of the line, gives the
+// lease to the renewer; the line does so under its mutex. Then handOut, on the goroutine of the
 // caller, does what takes an exchange with Redis.
 
 // won gives le to the renewer after the reply a, "yours", to an ask that was sent at
 // sent. It does no I/O.
 func (m *Lock) won(le *Lease, a wire.Answer, sent time.Time) {
 	m.noteReturn(le, a)
-	m.locker.renewer.add(le, a.Fence, a.Value, sent, m.ttl)
+	m.locker.renewer.add(le, a.Fence, a.Value, sent, m.ttl, false)
 }
 
 // noteReturn notes the reply to an ask whose note was parked before. It reports whether it was called.
@@ -269,12 +269,6 @@ func (m *Lock) noteReturn(le *Lease, a wire.Answer) (called bool) {
 		le.parked = parked
 	}
 	return called
-}
-
-// wonByGrant gives le to the renewer after the message of a release that granted it for
-// length. The lease counts from since, when the waiter's last ask was sent.
-func (m *Lock) wonByGrant(le *Lease, msg wire.Message, since time.Time, length time.Duration) {
-	m.locker.renewer.addGranted(le, msg.Fence, msg.Value, since, length)
 }
 
 // handOut returns le to the caller that acquired it. Before, it subscribes to messages if

@@ -162,8 +162,8 @@ func linReason(verdict string) string {
 var linOverlay = struct{ name, file, before, after string }{
 	name:   "a local deadline counted from a lease's length after receipt of the message",
 	file:   "lock/messages.go",
-	before: `w.hint, w.askedAt, length)`,
-	after:  `w.hint, time.Now().Add(length), length)`,
+	before: `w.hint.Value, w.askedAt, length, true)`,
+	after:  `w.hint.Value, time.Now().Add(length), length, true)`,
 }
 
 // The same histories, by this very test built with a bug in the library.

@@ -36,7 +36,7 @@ func (c *Reader) noteChange(now *State) {
 		target string
 		pause  bool
 	}
-	before, inForce := c.inForce, now.orders()
+	before, inForce := c.inForce, now.Orders()
 	was := make(map[key]Order, len(before))
 	for _, order := range before {
 		was[key{order.Target, order.Paused}] = order

@@ -11,25 +11,24 @@ import (
 
 // Order is one order of an operator for a target: a pause, or a limit.
 type Order struct {
-	Target  string
-	Paused  bool
-	Until   time.Time // of a pause, by Redis' clock; zero: until it is resumed
-	Limit   int       // 0: it is a pause
-	Why, By string
-	Since   time.Time
+	Target string
+	Paused bool
+	Until  time.Time // of a pause, by Redis' clock; zero: until it is resumed
+	Limit  int       // 0: it is a pause
+	wire.OrderedBy
 }
 
 // ordersIn returns the orders of an entry that are in force at a time of Redis' clock: the pause first.
 func ordersIn(e wire.Entry, target string, serverTime time.Time) (list []Order) {
 	if e.Pause != nil && !e.Pause.EndedAt(serverTime) {
-		o := Order{Target: target, Paused: true, Why: e.Pause.Why, By: e.Pause.By, Since: e.Pause.Since}
+		o := Order{Target: target, Paused: true, OrderedBy: e.Pause.OrderedBy}
 		if e.Pause.Until != nil {
 			o.Until = *e.Pause.Until
 		}
 		list = append(list, o)
 	}
 	if e.Limit != nil {
-		list = append(list, Order{Target: target, Limit: e.Limit.Holders, Why: e.Limit.Why, By: e.Limit.By, Since: e.Limit.Since})
+		list = append(list, Order{Target: target, Limit: e.Limit.Holders, OrderedBy: e.Limit.OrderedBy})
 	}
 	return list
 }

@@ -3,7 +3,6 @@ package controls
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -89,22 +88,13 @@ func (s *State) pauseLeft(c *Order) time.Duration {
 	return max(time.Millisecond, c.Until.Sub(s.Now()))
 }
 
-// Readable yields the entries that can be read, by target. Parts of them may not be in force any more: see now.
-func (s *State) Readable() iter.Seq2[string, wire.Entry] {
-	return func(yield func(string, wire.Entry) bool) {
-		for target, t := range s.targets {
-			if t.wrong == nil && !yield(target, t.entry) {
-				return
-			}
-		}
-	}
-}
-
-// orders lists the orders that are in force now, sorted by target.
-func (s *State) orders() (list []Order) {
+// Orders lists the orders that are in force now, sorted by target; of one target the pause first.
+func (s *State) Orders() (list []Order) {
 	now := s.Now()
-	for target, entry := range s.Readable() {
-		list = append(list, ordersIn(entry, target, now)...)
+	for target, t := range s.targets {
+		if t.wrong == nil {
+			list = append(list, ordersIn(t.entry, target, now)...)
+		}
 	}
 	slices.SortStableFunc(list, func(a, b Order) int { return strings.Compare(a.Target, b.Target) })
 	return list
