@@ -70,7 +70,7 @@ func (p *page) blockedRows(ctx context.Context, rows []row) (all []blockedRow) {
 			continue
 		}
 		all = append(all, blockedRow{
-			Key: r.Key, Name: inspect.InBraces(r.Key), Rule: p.namesFor(scopeOf(r.Key)), Task: p.taskOf(r.Head.Note), Note: r.Head.Note,
+			Key: r.Key, Name: inspect.InBraces(r.Key), Rule: p.namesFor(inspect.ScopeOf(r.Key)), Task: p.taskOf(r.Head.Note), Note: r.Head.Note,
 			Why: printable.Short(why), Since: r.Head.Since, Behind: r.Head.Queued - 1, Held: r.Head.Held(),
 		})
 	}

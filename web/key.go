@@ -89,7 +89,7 @@ func (p *page) key(w http.ResponseWriter, r *http.Request) {
 
 func (p *page) keyView(r *http.Request, key string) *keyView {
 	name := inspect.InBraces(key)
-	v := &keyView{frame: p.frame(r, "key", printable.Short(name)), Key: key, Name: name, Rule: p.namesFor(scopeOf(key))}
+	v := &keyView{frame: p.frame(r, "key", printable.Short(name)), Key: key, Name: name, Rule: p.namesFor(inspect.ScopeOf(key))}
 	v.Here = "key?" + url.Values{"key": {key}}.Encode()
 	v.Live = p.liveURL("key", url.Values{"key": {key}}.Encode())
 	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
@@ -107,7 +107,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	}
 	if v.Looked {
 		_, _ = p.fleetNow(ctx) // without its answer the lock has no rule
-		v.Rule = p.namesFor(scopeOf(key))
+		v.Rule = p.namesFor(inspect.ScopeOf(key))
 	}
 	var pause *lock.Control
 	v.Orders, _, pause = inner.ControlsFor(controls, key)
@@ -122,9 +122,9 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 		}
 	}
 	v.Breakable, v.InUse = inspect.Breakable(v.Info.Closed), v.Info.Held+v.Info.line() > 0 || v.Info.Closed != ""
-	v.Actions, v.Done = p.actions.about(key, name, scopeOf(key)), p.done(r)
+	v.Actions, v.Done = p.actions.about(key, name, inspect.ScopeOf(key)), p.done(r)
 	if v.Recorded = p.past.recorder != nil; v.Recorded {
-		if v.Timeline, err = p.past.about(ctx, key, name, scopeOf(key)); err != nil && v.Err == "" {
+		if v.Timeline, err = p.past.about(ctx, key, name, inspect.ScopeOf(key)); err != nil && v.Err == "" {
 			v.Err = printable.Short(err.Error())
 		}
 	}

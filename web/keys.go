@@ -182,7 +182,7 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 	}
 	slot := slotOf(v.Now)
 	for _, r := range shown {
-		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: p.namesFor(scopeOf(r.Key)), Task: p.taskOf(r.Note)}
+		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: p.namesFor(inspect.ScopeOf(r.Key)), Task: p.taskOf(r.Note)}
 		if _, _, pause := inner.ControlsFor(controls, r.Key); pause != nil {
 			line.Paused = true
 		}

@@ -127,7 +127,7 @@ func (p *page) writeKeys(b *bytes.Buffer, snap *snapshot) {
 	rows := snap.rows[:min(len(snap.rows), p.o.MetricsKeys)]
 	labels, values := make([]string, len(rows)), make([]totals, len(rows))
 	for i, r := range rows {
-		labels[i] = `{key="` + labelValue(inspect.InBraces(r.Key)) + `",rule="` + labelValue(p.namesFor(scopeOf(r.Key))) + `"}`
+		labels[i] = `{key="` + labelValue(inspect.InBraces(r.Key)) + `",rule="` + labelValue(p.namesFor(inspect.ScopeOf(r.Key))) + `"}`
 		values[i] = r.totals()
 	}
 	gauges(b, keyMetrics, labels, values)

@@ -168,7 +168,7 @@ func (by narrowing) filter(rows []row, some func([]int32)) (passing []int32) {
 			continue
 		}
 		if by.rule != "" {
-			scope := scopeOf(r.Key)
+			scope := inspect.ScopeOf(r.Key)
 			passes, known := byScope[scope]
 			if !known {
 				passes = slices.Contains(by.known.rulesFor(scope), by.rule)

@@ -122,12 +122,6 @@ func (k *known) rulesFor(scope string) (names []string) {
 // namesFor gives the names of the rules of a scope, as far as the page knows them.
 func (p *page) namesFor(scope string) string { return p.known.Load().namesFor(scope) }
 
-// scopeOf is the scope in a lock's key, escaped as the key has it.
-func scopeOf(key string) string {
-	scope, _, _ := strings.Cut(inspect.InBraces(key), "|")
-	return scope
-}
-
 // unknownTarget says why no task has the target of an order, as far as rules and live locks
 // tell; see inspect.Unknown.
 func (p *page) unknownTarget(ctx context.Context, target string) (why, meant string) {

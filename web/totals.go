@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/inspect"
 )
 
 const (
@@ -73,7 +74,7 @@ func (h hot) MostWaited() int {
 // count adds a lock to the numbers of a look.
 func (s *snapshot) count(r row) {
 	s.totals = s.totals.with(r)
-	scope := scopeOf(r.Key)
+	scope := inspect.ScopeOf(r.Key)
 	its := s.byScope[scope]
 	if its == nil {
 		if len(s.byScope) >= maxScopes {

@@ -89,9 +89,7 @@ func (a *app) isLive(ctx context.Context, locks locks, target string) (bool, err
 			return false, err
 		}
 		for _, l := range some {
-			its := inspect.InBraces(l.Key)
-			scope, _, _ := strings.Cut(its, "|")
-			if its == name || scope == name {
+			if inspect.InBraces(l.Key) == name || inspect.ScopeOf(l.Key) == name {
 				return true, nil
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	orders "github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
@@ -235,6 +236,12 @@ func Key(prefix, text string) string {
 // InBraces returns what stands between the braces of a lock's key.
 func InBraces(key string) string {
 	return strings.TrimSuffix(key[strings.IndexByte(key, '{')+1:], "}")
+}
+
+// ScopeOf returns the scope in a lock's key, as the key has it. fleet.Rule.Has says whether a rule has it.
+func ScopeOf(key string) string {
+	_, scope, _ := orders.TargetsOf(key[strings.IndexByte(key, '{')+1:])
+	return scope
 }
 
 // ServerTime returns Redis' time, by which all times of a lock are.

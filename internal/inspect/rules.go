@@ -39,18 +39,12 @@ func RulesFor(rules []automutex.Rule, taskType string) []int {
 
 // IsControlOf reports whether a control with that target is for keys of a rule.
 func IsControlOf(rule automutex.Rule, prefix, target string) bool {
-	scope, _, _ := strings.Cut(InBraces(Key(prefix, target)), "|")
-	return Describe([]automutex.Rule{rule})[0].IsFor(scope)
+	return Describe([]automutex.Rule{rule})[0].IsFor(ScopeOf(Key(prefix, target)))
 }
 
 // IsKeyOf reports whether a lock's key is one that a rule makes.
 func IsKeyOf(rule automutex.Rule, prefix, key string) bool {
-	scope, ok := strings.CutPrefix(key, prefix+":{")
-	if !ok {
-		return false
-	}
-	scope, _, _ = strings.Cut(strings.TrimSuffix(scope, "}"), "|")
-	return Describe([]automutex.Rule{rule})[0].Has(scope)
+	return strings.HasPrefix(key, prefix+":{") && Describe([]automutex.Rule{rule})[0].Has(ScopeOf(key))
 }
 
 // FromFleet makes rules of what processes say they run, as far as that goes: the key of a

@@ -16,6 +16,8 @@ func TestIsKeyOf(t *testing.T) {
 	}{
 		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "s"), true},
 		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "s", "1"), true},
+		{automutex.Rule{Task: "a", Scope: "control"}, keytext.Key("p", "control"), true}, // escaped, unlike with values
+		{automutex.Rule{Task: "a", Scope: "control"}, keytext.Key("p", "control", "1"), true},
 		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "st"), false},
 		{automutex.Rule{Task: "a", Scope: "s t"}, keytext.Key("p", "s t", "1"), true},
 		{automutex.Rule{Task: "a:"}, keytext.Key("p", "a:b", "1"), true},
