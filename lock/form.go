@@ -17,6 +17,15 @@ import (
 // the lock to. If that command replies anything else than that it has deleted the key, the script release
 // decides.
 
+// mayTakeString reports whether m is taken by SET first: a mutex that was not contended lately. All
+// other locks are sorted sets from the start: pools, those in order, those with several slots, a rate,
+// a fence (which the reply to an ask has, and that to a SET has not) or MinReplicas, and a contended
+// mutex, for which the SET would probably fail.
+func (m *Lock) mayTakeString() bool {
+	l := m.locker
+	return m.kind == lockKind{} && m.slots() == 1 && m.rate.every == 0 && !m.fenced && l.replicas == 0 && l.strings && !l.conn.SetIsRefused() && !l.contended.isContended(m.keys[0])
+}
+
 // takeString takes m as a string. false without an error means that the caller has to ask:
 // the key exists, and may even be this lease's, since go-redis sends a SET again if its reply
 // was lost. Or Redis refused the SET, but may run the script.

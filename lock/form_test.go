@@ -282,7 +282,7 @@ func TestForm_operators(t *testing.T) {
 		if n, err := handle(l, m).Available(t.Context()); n != 0 || err != nil {
 			t.Errorf("Available: %d, %v", n, err)
 		}
-		other.locker.parking.PruneSome(other.parked()) // a look after parked work
+		checkLine(other) // a look after parked work
 		wantForm(t, m, "string")
 		if ok, err := other.Break(t.Context(), "another"); ok || err != nil || !le.Held() {
 			t.Errorf("Break of another token: %t, %v", ok, err)

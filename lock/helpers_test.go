@@ -290,6 +290,15 @@ func asBusy(err error) (*BusyError, bool) {
 	return busy, ok && errors.Is(err, ErrBusy)
 }
 
+// checkLine runs the script of a look after parked work.
+func checkLine(m *Lock) {
+	inbound, life := m.locker.parking.WantedCalls(m.parked())
+	reply, err := m.locker.conn.Run(context.Background(), wire.CallScript, m.keys, wire.CallArgs(m.slots(), inbound, life, "", inside.FateUnsure))
+	if err == nil {
+		m.locker.parking.HandleCalls(m.parked(), reply)
+	}
+}
+
 // existsNow tells whether anything of the lock is in Redis.
 func (m *Lock) existsNow(ctx context.Context) (bool, error) {
 	info, err := m.inspect(ctx, 0, "")

@@ -110,7 +110,6 @@ func (insider) OperateBreak(ctx context.Context, m *Lock, s *exchange.Script) (i
 	}
 	return m.operateBreak(ctx, s, nil)
 }
-func (insider) Prune(m *Lock)          { m.locker.pruneOn(m) }
 func (insider) Value(le *Lease) string { return wire.Unescape(le.value) }
 func (insider) Consume(ctx context.Context, le *Lease) error {
 	_, err := le.end(ctx, ending{consume: true})

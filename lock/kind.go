@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/automutex/automutex/internal/exchange"
@@ -9,11 +8,9 @@ import (
 	"github.com/automutex/automutex/internal/wire"
 )
 
-// kind is how a lock and a pool differ: by their scripts, and by what these store and
-// answer. Both are zero-size types without state.
+// kind is how locks, those in order and pools differ: by their scripts, and by what these store
+// and reply. All are zero-size types without state.
 type kind interface {
-	// mayTakeString reports whether m is taken by SET first; see form.go.
-	mayTakeString(m *Lock) bool
 	// ask is the script of an ask, and its arguments.
 	ask(le *Lease, mode askMode) (*exchange.Script, []any)
 	// parse reads the reply to that script; ok is false for one that its header does not
@@ -21,26 +18,12 @@ type kind interface {
 	parse(reply any) (a wire.Answer, ok bool)
 	// release is the script that releases le, and its arguments.
 	release(le *Lease) (*exchange.Script, []any)
-	// member is the name of a holder in Redis without its "h:". value is what the holder
-	// has taken out of a pool.
-	member(body, value string) string
-	// wire.ParseHolder reads a holder's whole member.
+	// parseHolder reads a holder's whole member.
 	parseHolder(member string) (inside.Holder, bool)
-	// pruneSome drops up to 64 dead waiters of m, and reports whether there may be more.
-	pruneSome(m *Lock) (more bool)
 }
 
 // lockKind is the kind of mutexes and semaphores.
 type lockKind struct{}
-
-// mayTakeString reports true for a mutex that was not contended lately. All other locks are
-// sorted sets from the start: those with several slots, a rate, a fence (which the reply to an ask
-// has, and that to a SET has not) or MinReplicas, and a contended mutex, for which the SET would
-// probably fail.
-func (lockKind) mayTakeString(m *Lock) bool {
-	l := m.locker
-	return m.slots() == 1 && m.rate.every == 0 && !m.fenced && l.replicas == 0 && l.strings && !l.conn.SetIsRefused() && !l.contended.isContended(m.keys[0])
-}
 
 func (lockKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	m, park := le.lock, int64(wire.ParkNever)
@@ -61,13 +44,7 @@ func (lockKind) release(le *Lease) (*exchange.Script, []any) {
 	return wire.ReleaseScript, wire.ReleaseScript.Short([]any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), life, le.unusedArgument()})
 }
 
-func (lockKind) member(body, _ string) string { return body }
-
 func (lockKind) parseHolder(member string) (inside.Holder, bool) { return wire.ParseHolder(member) }
-
-func (lockKind) pruneSome(m *Lock) (more bool) {
-	return m.locker.parking.PruneSome(m.parked())
-}
 
 // poolKind is the kind of the locks that package pool makes: their slots are values.
 type poolKind struct{}
@@ -81,8 +58,6 @@ func (l *Locker) pool(name string, options ...Option) *Lock {
 	m.keys = []string{m.keys[0] + ":pool"}
 	return m
 }
-
-func (poolKind) mayTakeString(*Lock) bool { return false }
 
 func (poolKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	return wire.PoolTakeScript, []any{&le.asks, le.lock.ttlArg, mode.lifetime()}
@@ -98,14 +73,4 @@ func (poolKind) release(le *Lease) (*exchange.Script, []any) {
 	return wire.PoolReleaseScript, []any{&le.releases, consume}
 }
 
-func (poolKind) member(body, value string) string { return value + "|" + body }
-
 func (poolKind) parseHolder(member string) (inside.Holder, bool) { return wire.ParseTaker(member) }
-
-func (poolKind) pruneSome(m *Lock) (more bool) {
-	reply, err := m.locker.conn.Run(context.Background(), wire.PoolPutScript, m.keys, nil)
-	if err == nil {
-		_, more, err = wire.ParsePut(reply)
-	}
-	return err == nil && more
-}

@@ -166,7 +166,7 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 		w.wasCalled = m.noteReturn(w.lease, a)
 	}
 	n.handleReply(w, a, nil, sent)
-	if a.Yours || a.Parked || mode == modePark && !a.MorePruning {
+	if a.Yours || a.Parked || mode == modePark {
 		return n.result(ctx, w, 0) // handleReply has closed done: granted, parked or refused
 	}
 	// A grant that is published before the subscription stands is lost. So each new

@@ -210,19 +210,18 @@ func (n *line) takeGrant(w *waiter) {
 // handleGrants handles the part of a release's reply that names grants to waiters of this
 // same Locker. The script puts their messages into the reply instead of publishing them;
 // they prove a grant in the same way, see takeGrant. If the reply is lost, askAgainFor makes
-// the waiters ask. handleGrants returns the rest of the reply, and whether there may be more
-// dead waiters to drop. Callers hold nothing.
-func (n *line) handleGrants(reply any) (rest any, more bool) {
-	rest, grants, more := wire.ParseGrants(reply)
+// the waiters ask. handleGrants returns the rest of the reply. Callers hold nothing.
+func (n *line) handleGrants(reply any) (rest any) {
+	rest, grants := wire.ParseGrants(reply)
 	if grants == nil {
-		return rest, more
+		return rest
 	}
 	for _, msg := range grants {
 		n.onMessage(msg)
 	}
 	// Let the goroutine of the next holder run before this one, which may go on for long.
 	runtime.Gosched()
-	return rest, more
+	return rest
 }
 
 // watchGate has the first waiter in line ask when the gate opens. If the message is old, one

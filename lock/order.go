@@ -52,9 +52,6 @@ func (le *Lease) endOrder(o inside.Outcome) {
 // orderKind is the kind of locks that are given in order. It is always that of a mutex.
 type orderKind struct{ lockKind }
 
-// mayTakeString reports false: who is the head stands in the sorted set.
-func (orderKind) mayTakeString(*Lock) bool { return false }
-
 func (orderKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	m, park := le.lock, int64(0)
 	switch mode {
@@ -99,29 +96,10 @@ func setBehind(e *BusyError, a wire.Answer) {
 	}
 }
 
-// pruneSome looks after the key: an ordered key has no dead waiters to drop.
-func (orderKind) pruneSome(m *Lock) (more bool) {
-	m.lookAfterOrder()
-	return false
-}
-
 func (m *Lock) isOrdered() bool { return m.kind == orderKind{} }
-
-// orderCheck returns the arguments of a check of an ordered key, with the script order_act.
-func (m *Lock) orderCheck() []any {
-	inbound, _ := m.locker.parking.WantedCalls(m.parked())
-	return m.orderArgs(inbound, inside.ActNone, inside.OrderItem{}, 0)
-}
 
 func (m *Lock) orderArgs(inbound any, act inside.OrderAct, item inside.OrderItem, after time.Duration) []any {
 	return wire.OrderActArgs(m.slots(), inbound, act, item, after)
-}
-
-// lookAfterOrder runs one check. It ignores an error: the next check tries again.
-func (m *Lock) lookAfterOrder() {
-	if reply, err := m.locker.conn.Run(context.Background(), wire.OrderActScript, m.keys, m.orderCheck()); err == nil {
-		m.handleOrder(reply, time.Now())
-	}
 }
 
 // handleOrder reads a reply of order_act to a command that was sent at sent. It calls the tasks that the reply

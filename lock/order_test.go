@@ -178,7 +178,8 @@ func TestOrder_noLookAtARelease(t *testing.T) {
 		if n := named(l.conn.Run(t.Context(), script, m.keys, args)); n != 0 {
 			t.Errorf("the release names %d tasks", n)
 		}
-		if n := named(l.conn.Run(t.Context(), wire.OrderActScript, m.keys, m.orderCheck())); n != 1 {
+		inbound, _ := l.parking.WantedCalls(m.parked())
+		if n := named(l.conn.Run(t.Context(), wire.OrderActScript, m.keys, m.orderArgs(inbound, inside.ActNone, inside.OrderItem{}, 0))); n != 1 {
 			t.Errorf("a check names %d tasks, want the head", n)
 		}
 	})

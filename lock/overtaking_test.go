@@ -30,7 +30,7 @@ func TestParkedIsNotOvertakenForEver(t *testing.T) {
 			t.Helper()
 			reply, err := l.conn.Run(t.Context(), wire.ReleaseScript, m.keys, []any{le.body, 1})
 			redistest.Must(t, err)
-			rest, _ := l.line.handleGrants(reply)
+			rest := l.line.handleGrants(reply)
 			r, ok := rest.([]any)
 			if !ok || len(r) < 3 {
 				t.Fatalf("release is answered %v", reply)

@@ -39,7 +39,7 @@ func runs(t testing.TB, m *Lock, s *exchange.Script, args []any) (notes []string
 	reply, err := m.locker.conn.Run(t.Context(), s, m.keys, args)
 	redistest.Must(t, err)
 	audit(t, m)
-	rest, _ := m.locker.line.handleGrants(reply)
+	rest := m.locker.line.handleGrants(reply)
 	if r, ok := rest.([]any); ok {
 		for _, note := range r[3:] {
 			notes = append(notes, note.(string))

@@ -29,14 +29,11 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 	if err != nil {
 		return 0, err
 	}
-	added, more, err := wire.ParsePut(reply)
-	if more {
-		p.m.locker.pruneOn(p.m)
-	}
+	n, err := wire.CodeOf(reply, 10_000)
 	if err != nil {
 		err = exchange.Failed("put", p.m.Key(), err)
 	}
-	return added, err
+	return int(n), err
 }
 
 func (p *Pool) Take(ctx context.Context) (*Lease, error) { return p.m.Lock(ctx) }

@@ -107,7 +107,7 @@ func (n *line) handleReply(w *waiter, a wire.Answer, err error, sent time.Time) 
 	case a.Yours:
 		m.won(w.lease, a, sent)
 		n.end(w, stateGranted)
-	case a.Parked || ask.mode == modePark && !a.MorePruning:
+	case a.Parked || ask.mode == modePark:
 		w.last = a
 		n.locker.parking.NoteParked(m.parked(), m.note, a, w.wasCalled)
 		n.end(w, stateParkedOrRefused)
@@ -132,7 +132,7 @@ func (n *line) stayInLine(w *waiter, a wire.Answer, sent time.Time, repeat bool)
 		w.state = stateParkNext // nobody may take the lock for a while
 	}
 	w.refreshAt, w.slotFreeAt = now.Add(refreshEvery), time.Time{}
-	if repeat || w.state == stateParkNext || a.MorePruning {
+	if repeat || w.state == stateParkNext {
 		w.refreshAt = now
 	}
 	// Only the first waiters, one for each slot, watch the first deadline: one of them gets

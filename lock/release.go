@@ -110,10 +110,7 @@ func (le *Lease) noteRelease(before int32, reply any, err error, sent time.Time)
 	if m.limit == 1 && reply != any(int64(1)) {
 		m.locker.contended.note(m.keys[0]) // another holder has it now, or work is parked
 	}
-	reply, more := m.locker.line.handleGrants(reply)
-	if more {
-		m.locker.pruneOn(m)
-	}
+	reply = m.locker.line.handleGrants(reply)
 	n, ok := reply.(int64)
 	if ok {
 		m.locker.parking.NoteNothingParked(m.parked(), sent)
@@ -128,18 +125,6 @@ func (le *Lease) noteRelease(before int32, reply any, err error, sent time.Time)
 		return int(-1 - n), false, nil
 	}
 	return int(n), true, nil
-}
-
-// pruneOn drops the dead waiters of m that a release or a Put left, 64 a call, until
-// a slot is granted or the line is empty. Without it the slot would stay free until
-// somebody else asks. The goroutine also ends when Redis does not answer (the waiters ask
-// again within a second), and when the Locker closes. It cannot run for ever: each call
-// drops 64, which is faster than waiters die.
-func (l *Locker) pruneOn(m *Lock) {
-	l.life.Spawn(func() {
-		for l.life.Closing.Err() == nil && m.kind.pruneSome(m) {
-		}
-	})
 }
 
 // abandon releases a token whose last command may have run or not. It releases now, and

@@ -59,7 +59,10 @@ func (r *renewer) add(le *Lease, fence int64, value string, sent time.Time, leng
 		le.takenAt = time.Now()
 	}
 	if le.member == "" {
-		le.member = wire.MemberArg(le.lock.kind.member(le.body, value))
+		le.member = wire.MemberArg(le.body)
+		if value != "" {
+			le.member = wire.MemberArg(value + "|" + le.body)
+		}
 	}
 	r.moveDeadline(le, sent, length)
 	if granted && le.lock.renew {

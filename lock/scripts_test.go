@@ -69,7 +69,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	t.Helper()
 	k := newTap(raw(m))
 	_, err1 := m.Available(t.Context())
-	m.locker.parking.PruneSome(m.parked())
+	checkLine(m)
 	le := mustTry(t, m)
 	mustBeBusy(t, m)
 	err2 := errors.Join(le.Extend(t.Context(), time.Second), le.closeGate(t.Context(), time.Second))
@@ -93,7 +93,7 @@ func passedArgs(t *testing.T, m *Lock) map[string]int {
 	ordered := stampTask(t, m.locker, m.locker.Mutex("in order").Key(), "queue/ordered")
 	ordered.end(t, ordered.mustRun(t), inside.OutcomeDone)
 	headOf(t, m.locker, ordered.key)
-	m.locker.byOrder(ordered.key).lookAfterOrder()
+	_ = m.locker.byOrder(ordered.key).actOrder(t.Context(), inside.ActNone, inside.OrderItem{}, 0)
 	err16 := m.locker.Controls().Pause(t.Context(), m.Key(), time.Time{}, "")
 	err17 := m.locker.Controls().Resume(t.Context(), m.Key())
 	for _, err := range []error{err16, err17, err18, err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11, err12, err13, err14, err15} {

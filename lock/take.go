@@ -139,7 +139,7 @@ func (m *Lock) giveBack(le *Lease) {
 // sent is when the command was sent that took it.
 func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a wire.Answer, sent time.Time, err error) {
 	sent = le.takenAt // the lease was made just now
-	if m.kind.mayTakeString(m) {
+	if m.mayTakeString() {
 		ok, err := m.takeString(ctx, le)
 		if ok || err != nil {
 			return wire.Answer{Yours: ok}, sent, err
@@ -171,19 +171,8 @@ func (mode askMode) lifetime() int64 {
 }
 
 // ask runs the script ask for le. If the outcome is unknown it abandons le, so that nothing
-// stays held. One script call drops at most 64 dead waiters, so ask repeats the call until
-// all are dropped or ctx ends. It does not repeat an ask that joins the line: its refreshes
-// go on.
+// stays held.
 func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (wire.Answer, error) {
-	for {
-		a, err := m.askOnce(ctx, le, mode)
-		if err != nil || !a.MorePruning || mode.lifetime() > 0 || ctx.Err() != nil || m.locker.life.Closing.Err() != nil {
-			return a, err
-		}
-	}
-}
-
-func (m *Lock) askOnce(ctx context.Context, le *Lease, mode askMode) (wire.Answer, error) {
 	s, args := m.kind.ask(le, mode)
 	before := le.asks.Copies()
 	reply, err := m.locker.conn.RunBounded(m.boundsOf(ctx, time.Now()), s, m.keys, args)

@@ -204,7 +204,7 @@ func (p *Parking) runCall(m Lock, note string, fate inside.Fate) {
 	if err != nil {
 		return
 	}
-	if _, nothing := reply.(int64); nothing && !wire.MustPruneAgain(reply) {
+	if _, nothing := reply.(int64); nothing {
 		p.NoteNothingParked(m, sent)
 	}
 	p.HandleCalls(m, reply)

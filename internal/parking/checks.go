@@ -251,7 +251,6 @@ func (p *Parking) checkBatch(batch []*Line, left *int) {
 // noteCheck handles the reply to a check of n that was sent at sent.
 func (p *Parking) noteCheck(n *Line, c *exchange.Call, sent time.Time) {
 	_, nothing := c.Reply.(int64)
-	again := wire.MustPruneAgain(c.Reply)
 	p.mu.Lock()
 	m := n.lock
 	n.Checking = false
@@ -260,16 +259,13 @@ func (p *Parking) noteCheck(n *Line, c *exchange.Call, sent time.Time) {
 	} else {
 		n.still = 0
 	}
-	if c.Err == nil && nothing && !again {
+	if c.Err == nil && nothing {
 		p.nothingParked(n, sent)
 	}
 	// After an error n.parked says what is known: it is false if the reply to a release has
 	// said meanwhile that nothing is parked.
-	if n.Parked || c.Err == nil && (!nothing || again) {
+	if n.Parked || c.Err == nil && !nothing {
 		p.checkSoon(n)
-	}
-	if again {
-		n.CheckAt, n.atDeadline = time.Now(), true
 	}
 	p.reschedule(n)
 	p.mu.Unlock()
@@ -288,16 +284,6 @@ func (p *Parking) CheckOrder(m Lock) {
 	at := p.checkSoon(p.line(m))
 	p.mu.Unlock()
 	p.Alarm.Set(at)
-}
-
-// PruneSome drops up to 64 dead waiters of m, and reports whether there may be more.
-func (p *Parking) PruneSome(m Lock) (more bool) {
-	reply, err := p.conn.Run(context.Background(), wire.CallScript, m.Keys, p.args(m, "", inside.FateUnsure))
-	if err != nil {
-		return false
-	}
-	p.HandleCalls(m, reply)
-	return wire.MustPruneAgain(reply)
 }
 
 // lineHeap orders lines with parked work by checkAt, or idle lines by usedAt. No heap has

@@ -9,16 +9,15 @@ import (
 
 // Answer is the reply to an ask: "yours", the asker holds the lock, or "busy".
 type Answer struct {
-	Yours       bool
-	Fence       int64         // yours
-	Value       string        // yours: what was taken out of a pool
-	ServerUS    int64         // busy: Redis' time (us)
-	Deadline    time.Duration // busy: until the first deadline; below 0: no holder
-	MorePruning bool          // busy: there may be more dead waiters to drop, ask again at once
-	Place       int           // busy: waiters before the asker
-	Holder      string        // busy: the member of one holder; empty: none
-	Gate        time.Duration // busy: until the gate opens, if the asker waits for that; else 0
-	Reason      string        // busy: what closed the gate
+	Yours    bool
+	Fence    int64         // yours
+	Value    string        // yours: what was taken out of a pool
+	ServerUS int64         // busy: Redis' time (us)
+	Deadline time.Duration // busy: until the first deadline; below 0: no holder
+	Place    int           // busy: waiters before the asker
+	Holder   string        // busy: the member of one holder; empty: none
+	Gate     time.Duration // busy: until the gate opens, if the asker waits for that; else 0
+	Reason   string        // busy: what closed the gate
 
 	// returned: the asker's note was parked or called before, or this ask parked it. The
 	// fields below are zero otherwise.
@@ -59,7 +58,7 @@ func ParseAsk(reply any) (a Answer, ok bool) {
 
 // readBusy reads the first four fields of a busy reply, which all busy replies have.
 func readBusy(f *fields) (a Answer, ok bool) {
-	a = Answer{ServerUS: f.num(0), Deadline: f.ms(1), MorePruning: f.num(1) == 0, Place: int(f.num(2)), Holder: f.text(3)}
+	a = Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
 	return a, a.readGate() && !f.wrong
 }
 

@@ -24,35 +24,22 @@ func ParseCalls(reply any) (c Calls, ok bool) {
 }
 
 // ParseGrants reads the part of a reply of release that names grants to waiters of the same channel.
-// rest is the reply without it. more says that there may be more dead waiters to drop.
-func ParseGrants(reply any) (rest any, grants []Message, more bool) {
+// rest is the reply without it.
+func ParseGrants(reply any) (rest any, grants []Message) {
 	r, _ := reply.([]any)
 	if len(r) < 2 {
-		return reply, nil, false
+		return reply, nil
 	}
 	if _, isText := r[1].(string); !isText {
-		return reply, nil, false
+		return reply, nil
 	}
 	grants = make([]Message, 0, len(r)-1)
 	for _, v := range r[1:] {
 		if text, ok := v.(string); ok {
-			more = more || text == moreToPrune
 			if msg, ok := ParseMessage(text); ok {
 				grants = append(grants, msg)
 			}
 		}
 	}
-	return r[0], grants, more
-}
-
-// moreToPrune is the last field of a reply of release if there may be more dead waiters
-// than the 64 that one script call drops.
-const moreToPrune = "more"
-
-// MustPruneAgain reports whether a reply of call says that there may be more dead waiters.
-func MustPruneAgain(reply any) bool {
-	if r, ok := reply.([]any); ok {
-		return len(r) > 2 && r[2] == int64(0)
-	}
-	return reply == int64(-1)
+	return r[0], grants
 }

@@ -9,14 +9,6 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// ParsePut reads a reply of the script pool_put: how many values it added, and whether there may be more
-// dead waiters to drop.
-func ParsePut(reply any) (added int, more bool, err error) {
-	f := listOf(reply)
-	added, _, more = int(f.num(0)), f.num(1), f.num(2) == 1
-	return added, more, f.err(reply)
-}
-
 // Pool is what Redis stores of a pool. values are free, holders have taken one each.
 type Pool struct {
 	Free, Taken, Waiting int

@@ -61,14 +61,11 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		if err != nil {
 			return added, err
 		}
-		n, more, err := wire.ParsePut(reply)
+		n, err := wire.CodeOf(reply, putMost)
 		if err != nil {
 			return added, exchange.Failed("put", p.m.Key(), err)
 		}
-		added += n
-		if more {
-			locks.Prune(p.m)
-		}
+		added += int(n)
 	}
 	return added, locks.LockErr(p.m)
 }

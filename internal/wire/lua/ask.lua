@@ -34,11 +34,9 @@
 -- reply returned, busy:  {the four of busy, in line for (ms), called ago (ms), notes parked, parked, last taken (us)}
 --
 -- A try is an ask with neither stay nor park. An asker whose note was parked or called before gets
--- a "returned" reply, and so does each ask with park that is busy. There are two exceptions. A holder that asks again gets "yours". An
--- asker with stay=0 gets "busy", and does not park, when this call has dropped 64 dead waiters.
+-- a "returned" reply, and so does each ask with park that is busy. A holder that asks again gets "yours".
 --
---   wait           until the first deadline, or until the gate opens if that keeps the asker out. 0: this
---                  call has dropped 64 dead waiters, and no call drops more: ask again at once.
+--   wait           until the first deadline, or until the gate opens if that keeps the asker out.
 --                  -1: no holder, because the lock is paused
 --   place          how many places are before the asker's; with neither stay nor park: the entries
 --   named          what keeps the asker out, the first of these that there is: a holder with the
@@ -165,11 +163,11 @@ end
 
 -- 4. A slot is free: waiters in line come first, and the asker is one of them if it has an entry.
 -- free: the slots left for an asker that is not in line. fence: that of the asker, if its own
--- entry was granted a slot. more_pruning: 64 dead waiters were dropped, and there may be more.
+-- entry was granted a slot.
 -- twin_holder: the holder because of whose note OnePerNote refuses the asker a slot.
-local free, fence, more_pruning, twin_holder = 0, nil, false, nil
+local free, fence, twin_holder = 0, nil, nil
 if held < limit then
-  free, fence, more_pruning = grant(held, nil, body, lease) -- nil: the first waiter is not known
+  free, fence = grant(held, nil, body, lease) -- nil: the first waiter is not known
   if fence then
     return fence
   end
@@ -179,9 +177,6 @@ if held < limit then
   if free == 0 or twin_holder then
     held, holder, deadline = holders() -- again: grant may have made waiters holders
   end
-end
-if more_pruning and stay == 0 then
-  return {now_us, 0, redis.call('ZCOUNT', lock, '2e15', '(4e15'), holder or ''}
 end
 local note = note_of(body)
 -- old_score: that of the note's p: member, if the note was parked or called before.
@@ -218,9 +213,7 @@ if why and not same_note then
   wait = math.ceil(closed_for / 1000)
 else
   holder = same_note or holder
-  if more_pruning then
-    wait = 0
-  elseif deadline then
+  if deadline then
     wait = math.ceil(deadline - now_ms) -- 1 and up: holders has removed deadlines up to now_ms
   else
     wait = -1

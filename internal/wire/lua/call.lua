@@ -8,9 +8,8 @@
 -- ARGV[4] note     of a called entry, or empty: <note>
 -- ARGV[5] fate     of that entry: 0: none is given; 1: it will not arrive, drop it; 2: not now, to the end of the line
 --
--- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder, 0: call again at once), called note, ...}
+-- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder), called note, ...}
 -- reply nothing: slots free now; nothing is parked or called
--- reply more:    -1; the same, but there may be more dead waiters than the 64 dropped: call again at once
 local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
 --@include clock
 
@@ -35,20 +34,14 @@ if fate ~= '0' then
     end
   end
 end
-local free, _, more = grant(held)
+local free = grant(held)
 local inbound = tonumber(ARGV[2])
 if fate == '0' and free == 0 then
   inbound = 0 -- a check while all slots are taken repeats calls, but makes no new ones, which would be in vain
 end
 local called = calls(free, free, inbound, tonumber(ARGV[3]), false)
 if called then
-  if more then
-    called[3] = 0
-  end
   return called
-end
-if more then
-  return -1
 end
 tidy()
 shorten()

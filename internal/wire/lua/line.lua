@@ -225,17 +225,15 @@ end
 -- message. held: how many slots are taken; head: the first waiter, nil if not known. Each waiter is
 -- granted by its own limit. The first one that its limit keeps waiting has all behind it wait, too.
 --
--- It drops waiters that did not refresh their entries in time, at most 64 a call. It passes
--- over a waiter with a twin, which keeps its place. Parked work is not granted anything.
+-- It drops waiters that did not refresh their entries in time. It passes over a waiter with a
+-- twin, which keeps its place. Parked work is not granted anything.
 -- While the gate is closed, or the lock is paused, no slot is free.
 --
--- Returns the slots that are still free for a newcomer (0 while anybody waits), the fence if
--- the asker itself was granted a slot, and true if 64 were dropped and there may be more. The
--- process that reads the reply then asks again at once: otherwise a slot would stay free
--- until somebody else asks.
+-- Returns the slots that are still free for a newcomer (0 while anybody waits), and the fence if
+-- the asker itself was granted a slot.
 local function grant(held, head, asker, ttl)
   local free = limit - held
-  local stale, passed, mine, ahead = 0, 0, nil, false
+  local passed, mine, ahead = 0, nil, false
   while limit > 0 and passed < 64 do
     if opens > now_us then
       if moved and free > 0 then
@@ -247,9 +245,6 @@ local function grant(held, head, asker, ttl)
     head = head or redis.call('ZRANGEBYSCORE', lock, '2e15', '(4e15', 'LIMIT', passed, '1')[1]
     if not head then
       break
-    end
-    if stale == 64 then
-      return 0, mine, true
     end
     local id = string.sub(head, 3)
     local entry = 'd:' .. id
@@ -288,8 +283,6 @@ local function grant(held, head, asker, ttl)
       if free <= 0 and slots <= limit then
         break -- usually all have one limit, and a look at the next waiter would be in vain
       end
-    else
-      stale = stale + 1
     end
   end
   if ahead then

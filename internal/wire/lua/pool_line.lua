@@ -38,17 +38,14 @@ local function drop(value, body)
   redis.call('ZREM', pool, 'h:' .. value .. '|' .. body, 'b:' .. body .. '|' .. value)
 end
 
--- purge: make free the values of takers whose deadline has passed, at most 64 a call. Returns true
--- if there were 64, so there may be more. drop comes before put: a full Redis lets a script add
--- something once the script has removed something.
+-- purge: make free the values of takers whose deadline has passed. drop comes before put: a full
+-- Redis lets a script add something once the script has removed something.
 local function purge()
-  local lapsed = redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms, 'LIMIT', 0, 64)
-  for _, member in ipairs(lapsed) do
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms)) do
     local value, body = string.match(member, '^h:([^|]*)|(.*)$')
     drop(value, body)
     put(value)
   end
-  return #lapsed == 64
 end
 
 -- settle: set how long the pool lasts. With values, free or taken, it lasts for ever. With waiters
@@ -79,18 +76,14 @@ local function take_slot(body, length)
 end
 
 -- grant: give free values to live waiters by ticket. Returns how many values are left for a
--- newcomer (0 while anybody is in line), the fence and the value that the asker itself got, and
--- true if it stopped after 64 dead waiters although the line goes on: ask again at once.
+-- newcomer (0 while anybody is in line), and the fence and the value that the asker itself got.
 local function grant(asker, ttl)
   local free = redis.call('ZCOUNT', pool, 6e15, '+inf')
-  local stale, fence, value = 0, nil, nil
+  local fence, value
   while free > 0 do
     local head = redis.call('ZRANGEBYSCORE', pool, 2e15, '(4e15', 'LIMIT', 0, 1)[1]
     if not head then
       break
-    end
-    if stale == 64 then
-      return 0, fence, value, true
     end
     local body = string.sub(head, 3)
     local until_ms = redis.call('ZSCORE', pool, 'd:' .. body)
@@ -105,8 +98,6 @@ local function grant(asker, ttl)
       redis.pcall('PUBLISH', string.match(pool, '^[^{]*') .. channel,
         string.format('%s %d %d %s', token, its_fence, now_us, its_value))
       free = free - 1
-    else
-      stale = stale + 1
     end
   end
   return free, fence, value

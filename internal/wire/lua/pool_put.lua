@@ -4,7 +4,7 @@
 -- KEYS[1] pool
 -- ARGV[1] value  a <value>, escaped; and as many more as there are, or none
 --
--- reply {values added, values free now, 1: put again at once, dropping dead waiters or holders was cut short; else 0}
+-- reply values added
 local pool = KEYS[1]
 --@include clock
 
@@ -13,7 +13,7 @@ local pool = KEYS[1]
 -- PERSIST comes before the values: if Redis refuses it to a user without the right, no value is
 -- put into a pool that expires as its waiters do.
 redis.call('PERSIST', pool)
-local more = purge()
+purge()
 local added = 0
 for _, value in ipairs(ARGV) do
   if not redis.call('ZSCORE', pool, 't:' .. value) then
@@ -21,6 +21,6 @@ for _, value in ipairs(ARGV) do
     added = added + 1
   end
 end
-local free, _, _, cut = grant()
+grant()
 settle()
-return {added, free, (more or cut) and 1 or 0}
+return added

@@ -9,8 +9,6 @@
 --
 -- reply held:   values free now (0 and up)
 -- reply absent: -1 - values free now
--- reply more:   {one of these two, "more"}: dropping dead waiters or holders was cut short; look
---               after the pool at once
 -- The caller names the value to consume, because a take of the same body that arrived late may
 -- have got another value.
 local pool, body, consume = KEYS[1], ARGV[1], ARGV[2]
@@ -28,11 +26,7 @@ if value then
     put(value)
   end
 end
-local more = purge()
-local free, _, _, cut = grant()
+purge()
+local free = grant()
 settle()
-local code = value and free or -1 - free
-if more or cut then
-  return {code, 'more'}
-end
-return code
+return value and free or -1 - free

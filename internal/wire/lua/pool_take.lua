@@ -7,9 +7,7 @@
 -- ARGV[3] stay  life of a line entry without another ask (ms); 0: do not join
 --
 -- reply yours: {fence, value}
--- reply busy:  {server time (us), until the first deadline (ms, -1: no holder, 0: ask again at once), place in line, holder member}
---
--- Ask again at once: dropping dead waiters or holders was cut short.
+-- reply busy:  {server time (us), until the first deadline (ms, -1: no holder), place in line, holder member}
 local pool, body, ttl, stay = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 --@include clock
 
@@ -28,7 +26,7 @@ if mine then
   return {fence, mine}
 end
 
-local free, fence, value, more = grant(body, ttl)
+local free, fence, value = grant(body, ttl)
 if free > 0 and not fence then
   redis.call('ZREM', pool, 'e:' .. body, 'd:' .. body)
   fence, value = take_slot(body, ttl)
@@ -52,9 +50,7 @@ settle()
 local place = redis.call('ZCOUNT', pool, 2e15, before)
 local first = redis.call('ZRANGEBYSCORE', pool, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)
 local wait = -1
-if more then
-  wait = 0
-elseif first[2] then
-  wait = math.max(0, math.ceil(first[2] - now_ms)) -- 0: this holder's deadline has passed, and purge stopped at 64
+if first[2] then
+  wait = math.ceil(first[2] - now_ms) -- 1 and up: purge has removed deadlines up to now_ms
 end
 return {now_us, wait, place, first[1] or ''}

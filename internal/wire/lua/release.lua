@@ -15,8 +15,7 @@
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
 -- reply calls:  {one of these, parked, until the first deadline (ms, -1: no holder), called note, ...}
--- reply grants: {one of these three, message, ...}; the last message is "more" if there may be
---               more dead waiters than the 64 dropped: prune the lock at once
+-- reply grants: {one of these three, message, ...}
 --
 -- The messages of grants to waiters with the body's own channel are in the reply, and are not
 -- published: the same process reads the reply.
@@ -65,9 +64,9 @@ moved = held or redis.call('ZREM', lock, 'e:' .. body, 'd:' .. body) > 0 -- no h
 -- The first member among gate, holders and line of a mutex whose holder was just removed is
 -- usually the head of the line. Then there is no other holder and no gate.
 local head = held and limit == 1 and cooldown == 0 and redis.call('ZRANGEBYSCORE', lock, '1e9', '(4e15', 'LIMIT', '0', '1')[1]
-local free, more, _
+local free
 if head and string.sub(head, 1, 2) == 'e:' then
-  free, _, more = grant(0, head)
+  free = grant(0, head)
 else
   local others = holders()
   if held and cooldown > 0 then
@@ -75,7 +74,7 @@ else
   elseif held and (ARGV[6] or 0) == '1' then
     refund(body)
   end
-  free, _, more = grant(others)
+  free = grant(others)
 end
 local code = held and free or -1 - free
 local inbound = tonumber(ARGV[2] or 0)
@@ -88,10 +87,6 @@ if reply == code and (free == limit or gate > 0) then
 end
 if reply == code and held and cooldown > 0 then
   shorten()
-end
-if more then
-  told = told or {false}
-  told[#told + 1] = 'more'
 end
 if told then
   told[1] = reply
