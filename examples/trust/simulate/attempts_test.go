@@ -37,6 +37,7 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	b.attempts = append(b.attempts, a)
 	b.addf("task %d comes to process %d, attempt %d of %d", n, p.n, a.retried, a.most)
 	t := b.books[n]
+	t.blocked = time.Time{}
 	if t.most < 0 || a.most < t.most {
 		t.most = a.most
 	}

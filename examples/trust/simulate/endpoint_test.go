@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ type endpoint struct {
 	proc  int    // -1: the producer
 	kind  string // "lock" or "asynq"
 
+	began time.Time  // never changes
 	mu    sync.Mutex // guards what follows; not held while a command runs
 	dice  *rand.Rand // for delays and lost messages
 	count int        // commands that came, those of a set-up not counted
@@ -157,8 +159,14 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 	counted := e.note(command)
 	for i := 0; i < len(e.armed) && counted; i++ {
 		f := e.armed[i]
-		if f.Nth != e.count {
+		switch {
+		case f.Saying == "" && f.Nth != e.count:
 			continue
+		case f.Saying == "":
+		case time.Since(e.began) < f.At || !slices.ContainsFunc(command, func(word string) bool { return strings.HasSuffix(word, f.Saying) }):
+			continue
+		default:
+			e.armed = slices.Delete(e.armed, i, i+1)
 		}
 		if f.Kind.spansTime() {
 			broken = append(broken, e.begin(f)...)

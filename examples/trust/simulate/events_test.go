@@ -23,7 +23,7 @@ func (b *ledger) nameOf(key string) string {
 // are found by who is in the middleware.
 func (b *ledger) taskOf(p *process, e automutex.Event) int {
 	var n int
-	if _, err := fmt.Sscanf(e.TaskID, "n%d", &n); err == nil {
+	if _, err := fmt.Sscanf(e.TaskID, "n%d", &n); err == nil && !slices.ContainsFunc(b.w.plan.Tasks, func(t taskPlan) bool { return t.As > 0 }) {
 		return n
 	}
 	for i := len(b.attempts) - 1; i >= 0; i-- {
@@ -86,6 +86,10 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		if n >= 0 {
 			b.books[n].ends[endSkipped] = true
 			b.judgeDrop(n, e, key, "skipped")
+		}
+	case automutex.EventBlocked:
+		if n >= 0 && b.books[n].blocked.IsZero() {
+			b.books[n].blocked = time.Now()
 		}
 	case automutex.EventParked:
 		if n >= 0 {

@@ -70,8 +70,11 @@ type taskBook struct {
 	parked   bool      // it has parked
 	unready  bool      // its handler has asked to come back
 	left     time.Time // when an attempt of it last ended
+	blocked  time.Time // when a Guard told that it holds its key, archived; zero: it did not, or the task came again
 	again    bool      // it came when it had succeeded, as a parked task may; see comesAgain
 	reason   string    // why it last did not get a lock
+
+	deletedInHold bool // an operator deleted it while it held its key, archived
 }
 
 // keyBook is what is known of one lock.

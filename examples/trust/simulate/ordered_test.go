@@ -119,7 +119,7 @@ func (w *world) newOrdered() *automutex.Client {
 
 // enqueueInOrder enqueues a task by the Client.
 func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
-	id := fmt.Sprintf("n%d", n)
+	id := w.plan.id(n)
 	w.book.named(n, id)
 	info, err := w.ordered.Enqueue(task, append(opts, asynq.TaskID(id))...)
 	var full *automutex.FullError
@@ -127,7 +127,7 @@ func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
 	switch {
 	case errors.As(err, &full):
 		w.book.isFull(n, full)
-	case errors.As(err, &failed) && !failed.Unknown:
+	case errors.As(err, &failed) && !failed.Unknown, errors.Is(err, asynq.ErrTaskIDConflict):
 		w.book.notEnqueued(n, err)
 	default:
 		w.book.enqueued(n, info, err)
@@ -152,7 +152,7 @@ func (b *ledger) notEnqueued(n int, err error) {
 	if errors.Is(err, lock.ErrBackend) {
 		t.ghost = time.Now()
 	}
-	if b.calm {
+	if b.calm && b.w.plan.Tasks[n].As == 0 {
 		b.violatef("enqueue: task %d: %v", n, err)
 	}
 }
@@ -161,7 +161,7 @@ func (b *ledger) notEnqueued(n int, err error) {
 func (b *ledger) leftOrder(n int) bool {
 	t, task := b.books[n], b.w.plan.Tasks[n]
 	switch {
-	case t.success > 0, t.late, t.ends[endDeleted], t.ends[endGivenUp], t.ends[endLost]:
+	case t.success > 0, t.late, t.ends[endDeleted] && !t.deletedInHold, t.ends[endGivenUp], t.ends[endLost]:
 		return true
 	case b.w.plan.orderOf(task).OnArchive != "continue":
 		return false
@@ -184,6 +184,7 @@ func (b *ledger) judgeOrder(r *run) {
 		return
 	}
 	b.judgeStarts(r)
+	b.judgeRetry(r)
 	if task.Plain || mine.ends[endLost] || b.w.stepped() {
 		return
 	}
@@ -195,6 +196,31 @@ func (b *ledger) judgeOrder(r *run) {
 		if !b.leftOrder(i) {
 			b.violatef("order: task %d begins, and task %d of %q has not ended, whose Enqueue had returned before", r.n, i, rule.key(task))
 		}
+	}
+}
+
+// deletes notes that an operator deletes a task that asynq has. If its archiving holds its key, which a Guard has told of, the
+// deletion does not end that.
+func (b *ledger) deletes(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.books[n]
+	t.ends[endDeleted] = true
+	t.deletedInHold = !t.blocked.IsZero() && time.Since(t.blocked) > 2*time.Second && b.locksCalm()
+}
+
+// judgeRetry looks whether a task that asked to come back later comes before that time. Callers hold mu.
+func (b *ledger) judgeRetry(r *run) {
+	for _, o := range slices.Backward(b.runs) {
+		if o.n != r.n {
+			continue
+		}
+		later := b.w.plan.Tasks[r.n].step(o.nth).Later
+		since := r.began.Sub(o.ended)
+		if o.end == "later" && !o.ended.IsZero() && b.calm && b.clean && !b.books[r.n].op && since > 3*time.Second && since < later-3*time.Second {
+			b.violatef("early: task %d begins %s after its handler asked to come back in %s", r.n, since, later)
+		}
+		return
 	}
 }
 

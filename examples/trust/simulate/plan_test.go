@@ -131,7 +131,9 @@ type taskPlan struct {
 	Timeout  time.Duration `json:",omitempty"`
 	Keep     bool          `json:",omitempty"` // Retention of a day
 	Plain    bool          `json:",omitempty"` // enqueued without a place in order
-	Steps    []stepPlan    // what its runs do; the last one goes for all further ones
+	// As is the task, plus one, whose ID it takes; 0: it has its own.
+	As    int        `json:",omitempty"`
+	Steps []stepPlan // what its runs do; the last one goes for all further ones
 }
 
 func (t taskPlan) field(name string) int {
@@ -139,6 +141,14 @@ func (t taskPlan) field(name string) int {
 		return t.A
 	}
 	return t.B
+}
+
+// id is that of the task with that number.
+func (p *plan) id(n int) string {
+	if as := p.Tasks[n].As; as > 0 {
+		n = as - 1
+	}
+	return fmt.Sprintf("n%d", n)
 }
 
 // step is what the n-th run does.
@@ -168,9 +178,11 @@ type faultPlan struct {
 	Proc   int    // whose; -1: the producer's
 	Client string `json:",omitempty"` // "lock" or "asynq"; "": both
 	// Nth is the command of that client with which it begins; 0: it begins at At.
-	Nth int           `json:",omitempty"`
-	At  time.Duration `json:",omitempty"`
-	For time.Duration `json:",omitempty"`
+	Nth int `json:",omitempty"`
+	// Saying has the fault hit the first command, from At after its client was made, of which a word ends with this text.
+	Saying string        `json:",omitempty"`
+	At     time.Duration `json:",omitempty"`
+	For    time.Duration `json:",omitempty"`
 }
 
 // opPlan is what an operator does.

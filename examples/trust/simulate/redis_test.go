@@ -67,11 +67,11 @@ func newRedis(p *plan, report func(string, ...any)) *redisServer {
 // endpoint makes a client's place in the network.
 func (s *redisServer) endpoint(proc int, kind string, seed uint64, faults []faultPlan) *endpoint {
 	e := &endpoint{
-		redis: s, name: fmt.Sprintf("%s of %d", kind, proc), proc: proc, kind: kind,
+		redis: s, name: fmt.Sprintf("%s of %d", kind, proc), proc: proc, kind: kind, began: time.Now(),
 		dice: rand.New(rand.NewPCG(seed, uint64(proc+2))), conns: map[*conn]struct{}{},
 	}
 	for _, f := range faults {
-		if f.Nth > 0 && f.Proc == proc && f.Client == kind {
+		if (f.Nth > 0 || f.Saying != "") && f.Proc == proc && f.Client == kind {
 			e.armed = append(e.armed, f)
 		}
 	}

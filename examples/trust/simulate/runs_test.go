@@ -246,6 +246,9 @@ func (b *ledger) end(r *run, step stepPlan) {
 			t.ends[endArchived] = true // asynq archives the last attempt for any error
 		}
 	default:
+		if retried, _ := asynq.GetRetryCount(r.ctx); how == "fail" && retried >= b.w.plan.Tasks[r.n].MaxRetry {
+			t.ends[endArchived] = true // asynq may have counted more attempts than were seen to fail
+		}
 		replaced := cause == automutex.ErrReplaced && how != "panic" // which asynq counts whatever the Guard makes of it
 		switch {
 		case r.counted || replaced:

@@ -138,7 +138,7 @@ func (w *world) live() {
 		}
 	}
 	for _, f := range w.plan.Faults {
-		if f.Nth == 0 {
+		if f.Nth == 0 && f.Saying == "" {
 			later(f.At, func() { w.fault(f) })
 			last = max(last, f.At+f.For)
 		}
@@ -331,7 +331,7 @@ func (w *world) operate(op opPlan) {
 	switch op.Kind {
 	case "delete":
 		if w.inspector.DeleteTask(queue, id) == nil {
-			w.book.explain(op.Task, endDeleted)
+			w.book.deletes(op.Task)
 		}
 	case "archive":
 		if w.inspector.ArchiveTask(queue, id) == nil {
