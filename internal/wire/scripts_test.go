@@ -207,7 +207,7 @@ func TestScriptReplies_inTheHeaders(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
 		"ask": {"yours", "returned, yours", "busy", "returned, busy"}, "release": {"held", "absent", "calls", "grants"},
-		"call": {"calls", "nothing", "more"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
+		"call": {"calls", "nothing"}, "renew": {"1 renewed", "0 lost"}, "inspect": {""},
 		"arrive": {"new", "known", "none"}, "forget": {"known", "unknown"}, "stop": {"0 newest", "1 behind holders", "2 behind waiters"},
 		"claim_take": {"taken", "standing"}, "claim_keep": {"1 kept", "0 absent"}, "claim_drop": {"1 dropped", "0 absent"},
 		"claim_start": {"1 own", "0 superseded"},

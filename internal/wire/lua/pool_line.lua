@@ -38,10 +38,10 @@ local function drop(value, body)
   redis.call('ZREM', pool, 'h:' .. value .. '|' .. body, 'b:' .. body .. '|' .. value)
 end
 
--- purge: make free the values of takers whose deadline has passed. drop comes before put: a full
--- Redis lets a script add something once the script has removed something.
+-- purge: make free the values of takers whose deadline has passed, at most 1,000 a call. drop comes
+-- before put: a full Redis lets a script add something once the script has removed something.
 local function purge()
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms)) do
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', pool, 1e11, now_ms, 'LIMIT', 0, 1000)) do
     local value, body = string.match(member, '^h:([^|]*)|(.*)$')
     drop(value, body)
     put(value)

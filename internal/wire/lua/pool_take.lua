@@ -51,6 +51,6 @@ local place = redis.call('ZCOUNT', pool, 2e15, before)
 local first = redis.call('ZRANGEBYSCORE', pool, 1e11, 1e14, 'WITHSCORES', 'LIMIT', 0, 1)
 local wait = -1
 if first[2] then
-  wait = math.ceil(first[2] - now_ms) -- 1 and up: purge has removed deadlines up to now_ms
+  wait = math.max(0, math.ceil(first[2] - now_ms)) -- 0: this holder's deadline has passed, and purge stopped before it
 end
 return {now_us, wait, place, first[1] or ''}
