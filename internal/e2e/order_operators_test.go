@@ -1,0 +1,257 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// operatorTable is a rig with six ordered keys of three tasks each. The first task of an even key runs until release is closed, and
+// then fails once; that of an odd key has failed, and is retried in eight seconds.
+type operatorTable struct {
+	*rig
+	c       *automutex.Client
+	release chan struct{}
+
+	mu    sync.Mutex
+	tasks [6][]string     // by key: IDs, in the order of their Enqueue calls
+	runs  map[string]int  // by ID: how often it began
+	done  map[string]bool // it has returned nil
+	over  map[string]bool // an operator has ended it, or may have
+
+	did int // how often an operator was not refused
+}
+
+func newOperatorTable(t *testing.T, s *redistest.Server) *operatorTable {
+	o := &operatorTable{release: make(chan struct{}), runs: map[string]int{}, done: map[string]bool{}, over: map[string]bool{}}
+	// Three of the workers run first tasks, so the tasks behind them park, and asynq does with them what it is told.
+	o.rig, o.c = orderRig(t, s, setup{workers: 4, handler: asynq.HandlerFunc(o.handle), served: func(c *asynq.Config) {
+		comingBack(c)
+		c.RetryDelayFunc = func(_ int, _ error, task *asynq.Task) time.Duration {
+			if keyOf(task)%2 == 0 {
+				return 0
+			}
+			return 8 * time.Second
+		}
+	}})
+	for key := range o.tasks {
+		for range 3 {
+			o.add(key)
+		}
+	}
+	redistest.Eventually(t, patience, func() bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return !slices.ContainsFunc(o.tasks[:], func(ids []string) bool { return o.runs[ids[0]] == 0 })
+	}, "the first task of each key has begun")
+	return o
+}
+
+func keyOf(task *asynq.Task) (key int) {
+	if _, err := fmt.Sscanf(string(task.Payload()), `{"id":%d}`, &key); err != nil {
+		panic(err)
+	}
+	return key
+}
+
+func (o *operatorTable) add(key int) {
+	o.t.Helper()
+	id := o.enqueueInOrder(o.c, key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.tasks[key] = append(o.tasks[key], id)
+}
+
+// handle judges that every task before this one has ended.
+func (o *operatorTable) handle(ctx context.Context, task *asynq.Task) error {
+	id, _ := asynq.GetTaskID(ctx)
+	key := keyOf(task)
+	for slices.Index(o.ids(key), id) < 0 { // its Enqueue has not returned yet
+		time.Sleep(time.Millisecond)
+	}
+	o.mu.Lock()
+	o.runs[id]++
+	for _, before := range o.tasks[key][:slices.Index(o.tasks[key], id)] {
+		if !o.done[before] && !o.over[before] {
+			o.t.Errorf("key %d: %s begins before %s has ended; enqueued: %q", key, id, before, o.tasks[key])
+		}
+	}
+	first := o.runs[id] == 1 && o.tasks[key][0] == id
+	o.mu.Unlock()
+	if first && key%2 == 0 {
+		select {
+		case <-o.release:
+		case <-ctx.Done():
+		}
+	}
+	if first {
+		return errors.New("broken")
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.done[id] = true
+	return nil
+}
+
+func (o *operatorTable) ids(key int) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.tasks[key])
+}
+
+// at calls act for a task of each key, and lets it end those that it takes from asynq.
+func (o *operatorTable) at(place int, act func(key int, id string) error) {
+	for key := range o.tasks {
+		id := o.ids(key)[place]
+		o.ends(func() error { return act(key, id) }, id)
+	}
+}
+
+// ends calls act, which may delete these tasks; none: any task.
+func (o *operatorTable) ends(act func() error, ids ...string) {
+	o.t.Helper()
+	if len(ids) == 0 {
+		for key := range o.tasks {
+			ids = append(ids, o.ids(key)...)
+		}
+	}
+	o.mark(true, ids...) // before it is done, since the next one may begin before act returns
+	if act() == nil {
+		o.did++
+	}
+	for _, id := range ids {
+		if _, err := o.inspector.GetTaskInfo(o.queue, id); err == nil {
+			o.mark(false, id)
+		}
+	}
+}
+
+func (o *operatorTable) mark(over bool, ids ...string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, id := range ids {
+		o.over[id] = over
+	}
+}
+
+// goOn lets all keys go on, as an operator does who wants them to: who has failed is run again, who is archived is skipped. It
+// returns when all tasks have ended.
+func (o *operatorTable) goOn() {
+	o.t.Helper()
+	close(o.release)
+	for key := range o.tasks {
+		o.add(key) // it shows that the key does not stand
+	}
+	redistest.Eventually(o.t, patience, func() bool {
+		for key := range o.tasks {
+			first := o.ids(key)[0]
+			if info, err := o.inspector.GetTaskInfo(o.queue, first); err == nil && info.State == asynq.TaskStateRetry && info.LastErr == "broken" {
+				_ = o.inspector.RunTask(o.queue, first) // it may come by itself at that moment
+			}
+		}
+		heads, err := o.guard.Blocked(context.Background())
+		if err != nil {
+			return false
+		}
+		for _, head := range heads {
+			id := head.Task[len(o.queue)+1:]
+			if info, err := o.inspector.GetTaskInfo(o.queue, id); err == nil && info.State == asynq.TaskStateArchived {
+				o.mark(true, id)
+				if o.guard.SkipHead(context.Background(), head.Key, head.Task) != nil {
+					o.mark(false, id)
+				}
+			}
+		}
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for key := range o.tasks {
+			if !o.done[o.tasks[key][len(o.tasks[key])-1]] {
+				return false
+			}
+		}
+		return true
+	}, "the last task of each key is done")
+}
+
+func (o *operatorTable) keyName(key int) string { return o.lockOf("work", strconv.Itoa(key)).Key() }
+
+// Every means that an operator has, at each place of a key, leaves the order as it is.
+func TestInOrder_everyOperator(t *testing.T) {
+	t.Parallel()
+	n := func(_ int, err error) error { return err }
+	at := func(act func(o *operatorTable, key int, id string) error) func(o *operatorTable) {
+		return func(o *operatorTable) {
+			for _, place := range []int{2, 1, 0} {
+				o.at(place, func(key int, id string) error { return act(o, key, id) })
+			}
+		}
+	}
+	queue := func(acts ...func(i *asynq.Inspector, queue string) error) func(o *operatorTable) {
+		return func(o *operatorTable) {
+			for _, act := range acts {
+				o.ends(func() error { return act(o.inspector, o.queue) })
+			}
+		}
+	}
+	for name, means := range map[string]func(o *operatorTable){
+		"delete":  at(func(o *operatorTable, _ int, id string) error { return o.inspector.DeleteTask(o.queue, id) }),
+		"archive": at(func(o *operatorTable, _ int, id string) error { return o.inspector.ArchiveTask(o.queue, id) }),
+		"run":     at(func(o *operatorTable, _ int, id string) error { return o.inspector.RunTask(o.queue, id) }),
+		"cancel":  at(func(o *operatorTable, _ int, id string) error { return o.inspector.CancelProcessing(id) }),
+		"archive, and run": at(func(o *operatorTable, _ int, id string) error {
+			return errors.Join(o.inspector.ArchiveTask(o.queue, id), o.inspector.RunTask(o.queue, id))
+		}),
+		"skip": at(func(o *operatorTable, key int, id string) error {
+			if err := o.guard.SkipHead(context.Background(), o.keyName(key), o.queue+"/"+id); err != nil {
+				return err
+			}
+			return o.inspector.DeleteTask(o.queue, id) // else it would run late, as docs/guarantees.md says
+		}),
+		"break": at(func(o *operatorTable, key int, _ string) error {
+			return n(o.lockOf("work", strconv.Itoa(key)).BreakAll(context.Background()))
+		}),
+		"pause and resume": at(func(o *operatorTable, key int, _ string) error {
+			o.pauseTarget(o.keyName(key), time.Time{})
+			o.resumeTarget(o.keyName(key))
+			return nil
+		}),
+		"limit": at(func(o *operatorTable, key int, _ string) error {
+			return o.guard.Controls().SetLimit(context.Background(), o.keyName(key), 4, "repair")
+		}),
+		"pause the queue":           queue((*asynq.Inspector).PauseQueue, (*asynq.Inspector).UnpauseQueue),
+		"delete the queue":          queue(func(i *asynq.Inspector, queue string) error { return i.DeleteQueue(queue, false) }),
+		"delete the queue by force": queue(func(i *asynq.Inspector, queue string) error { return i.DeleteQueue(queue, true) }),
+		"archive all": queue(
+			func(i *asynq.Inspector, queue string) error { return n(i.ArchiveAllPendingTasks(queue)) },
+			func(i *asynq.Inspector, queue string) error { return n(i.ArchiveAllRetryTasks(queue)) }),
+		"archive all, and run all": queue(
+			func(i *asynq.Inspector, queue string) error { return n(i.ArchiveAllRetryTasks(queue)) },
+			func(i *asynq.Inspector, queue string) error { return n(i.RunAllArchivedTasks(queue)) }),
+		"run all": queue(func(i *asynq.Inspector, queue string) error { return n(i.RunAllRetryTasks(queue)) }),
+		"delete all": queue(
+			func(i *asynq.Inspector, queue string) error { return n(i.DeleteAllRetryTasks(queue)) },
+			func(i *asynq.Inspector, queue string) error { return n(i.DeleteAllPendingTasks(queue)) },
+			func(i *asynq.Inspector, queue string) error { return n(i.DeleteAllArchivedTasks(queue)) }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := newOperatorTable(t, redistest.Mini(t))
+			means(o)
+			if refused := strings.HasPrefix(name, "delete the queue"); refused != (o.did == 0) { // tasks run
+				t.Errorf("done %d times", o.did)
+			}
+			o.goOn()
+		})
+	}
+}
