@@ -46,6 +46,9 @@ var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,r
 
 // absentIn returns the error that says that a field or header is missing, null or empty; nil if err is another one.
 func absentIn(err error) *KeyError {
+	if err == nil { // never is allocated for an error only
+		return nil
+	}
 	var never *KeyError
 	if errors.As(err, &never) && never.absent {
 		return never
