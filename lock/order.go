@@ -50,7 +50,7 @@ func (le *Lease) endOrder(o inside.Outcome) {
 }
 
 // orderKind is the kind of locks that are given in order. It is always that of a mutex.
-type orderKind struct{ lockKind }
+type orderKind struct{}
 
 func (orderKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
 	m, park := le.lock, int64(0)
