@@ -164,7 +164,7 @@ func orderServers(ctx context.Context, rdb *redis.Client, m *mate, wares []ware,
 		for _, w := range wares {
 			byKey[w.Key] = append(byKey[w.Key], w)
 		}
-		var servers []*asynq.Server
+		servers := make([]*asynq.Server, 0, len(byKey))
 		for key, of := range byKey {
 			enqueue(ctx, plain, of, asynq.Queue(key))
 			config.Concurrency, config.Queues = 1, map[string]int{key: 1}

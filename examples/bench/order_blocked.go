@@ -119,7 +119,7 @@ func (s *server) comingBack(ctx context.Context, standing float64) float64 {
 func blockedDuty(ctx context.Context, m *mate) {
 	rdb := connect(m.Conf)
 	client := get(automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), configOf(automutex.Rule{}, m.Contender)))
-	var others []ware
+	others := make([]ware, 0)
 	var n int
 	must(json.Unmarshal([]byte(m.Load), &n))
 	for i := range n {

@@ -74,8 +74,8 @@ func ratesDuty(ctx context.Context, m *mate) {
 	enqueue(ctx, asynq.NewClientFromRedisClient(connect(m.Conf)), wares)
 	var f ratedWork
 	f.first = make(chan struct{})
-	var servers []*asynq.Server
-	var handlers []asynq.Handler
+	servers := make([]*asynq.Server, 0, m.N)
+	handlers := make([]asynq.Handler, 0, m.N)
 	for range m.N {
 		s := ratedOutfit(m.Contender, m.Conf, asynq.Config{
 			Concurrency: m.Conf.N, TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: goesBack, Logger: redistest.Silent{},

@@ -88,7 +88,7 @@ func takeTurns(ctx context.Context, b *bench, entry string, processes, n int, le
 	time.Sleep(length * 7 / 10)
 	to := time.Now().UnixNano()
 	calls := b.server.since(ctx, before, c.sends).calls
-	var all []turn
+	all := make([]turn, 0, len(workers))
 	for i, w := range workers {
 		var turns []turn
 		w.result(&turns)

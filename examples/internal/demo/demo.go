@@ -157,7 +157,7 @@ func (d *Demo) Begin(rules automutex.Config) (err error) {
 func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) error {
 	for i, e := range d.events {
 		if ctx.Err() != nil {
-			return nil // interrupted: accounted for
+			return nil //nolint:nilerr // interrupted: accounted for
 		}
 		id, t := fmt.Sprintf("event-%06d", i+1), asynq.NewTask(e.Type, e.Payload)
 		row, _ := d.rowOf(ctx, t)

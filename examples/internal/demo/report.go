@@ -75,7 +75,7 @@ var busyText = regexp.MustCompile(`^(automutex: rule "(?:[^"\\]|\\.)*": )key ".*
 // archived says why tasks were archived, most frequent reason first.
 func archived(counts map[string]int) string {
 	const most = 5
-	var reasons []string
+	reasons := make([]string, 0, len(counts))
 	for reason := range counts {
 		reasons = append(reasons, reason)
 	}

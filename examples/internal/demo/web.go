@@ -96,5 +96,5 @@ func (o *operators) close() {
 	}
 	_ = o.page.Close() // the demo ends; nothing of it is left to lose
 	_ = o.server.Close()
-	<-o.served
+	_ = <-o.served // that of a server that was closed
 }
