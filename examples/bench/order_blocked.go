@@ -119,9 +119,9 @@ func (s *server) comingBack(ctx context.Context, standing float64) float64 {
 func blockedDuty(ctx context.Context, m *mate) {
 	rdb := connect(m.Conf)
 	client := get(automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), configOf(automutex.Rule{}, m.Contender)))
-	others := make([]ware, 0)
 	var n int
 	must(json.Unmarshal([]byte(m.Load), &n))
+	others := make([]ware, 0, n)
 	for i := range n {
 		others = append(others, ware{Key: fmt.Sprintf("k%d", i%200), Work: time.Millisecond, Turn: i / 200})
 	}
