@@ -98,7 +98,7 @@ func (m *Lock) lockBefore(ctx, waiting context.Context, parkNow <-chan struct{})
 // of the pause. It is called last, so that a caller never starts work on a context that has ended.
 //
 // A process may be stopped at any point between its look at the controls and here. So one that comes
-// here late looks again: whoever orders a pause and waits for controls.Delay sees nothing start.
+// here late looks again: an operator who orders a pause and waits for controls.Delay sees nothing start.
 func (m *Lock) inTime(ctx context.Context, looked time.Time, le *Lease, err error) (*Lease, error) {
 	if err != nil {
 		return nil, err

@@ -67,19 +67,15 @@ func keyOf(task *asynq.Task) (key int) {
 
 func (o *operatorTable) add(key int) {
 	o.t.Helper()
-	id := o.enqueueInOrder(o.c, key)
-	o.mu.Lock()
+	o.mu.Lock() // until the task is noted: its handler may begin before Enqueue has returned
 	defer o.mu.Unlock()
-	o.tasks[key] = append(o.tasks[key], id)
+	o.tasks[key] = append(o.tasks[key], o.enqueueInOrder(o.c, key))
 }
 
 // handle judges that every task before this one has ended.
 func (o *operatorTable) handle(ctx context.Context, task *asynq.Task) error {
 	id, _ := asynq.GetTaskID(ctx)
 	key := keyOf(task)
-	for slices.Index(o.ids(key), id) < 0 { // its Enqueue has not returned yet
-		time.Sleep(time.Millisecond)
-	}
 	o.mu.Lock()
 	o.runs[id]++
 	for _, before := range o.tasks[key][:slices.Index(o.tasks[key], id)] {
