@@ -96,5 +96,6 @@ func (o *operators) close() {
 	}
 	_ = o.page.Close() // the demo ends; nothing of it is left to lose
 	_ = o.server.Close()
-	_ = <-o.served // that of a server that was closed
+	for range o.served { // until serve has ended; its error says that the server was closed
+	}
 }
