@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -51,6 +52,63 @@ func TestControls_outage(t *testing.T) {
 			t.Errorf("TryLock while the controls cannot be read: %v, want paused", err)
 		}
 	})
+}
+
+// A call that is cancelled says so, also if a read of the controls that began before it ended
+// meanwhile at a bound of its own.
+func TestControls_cancelledAfterARead(t *testing.T) {
+	t.Parallel()
+	hook, rdb := &redistest.FailHook{}, redistest.Mini(t).Client(t)
+	l := newLocker(t, rdb, ownPrefix(t))
+	reads, end, ended := make(chan struct{}, 100), make(chan struct{}), make(chan struct{})
+	hook.Before(func(cmd redis.Cmder) error {
+		if args := cmd.Args(); len(args) < 4 || args[3] != any(l.controls.Keys[0]) {
+			return nil
+		}
+		reads <- struct{}{}
+		select {
+		case <-end: // one read takes this
+			return context.DeadlineExceeded
+		case <-ended:
+			return nil
+		}
+	})
+	rdb.AddHook(hook)
+	first := make(chan error, 1)
+	go func() {
+		_, err := l.Mutex("first").TryLock(t.Context()) // goes on without controls when its read has failed
+		first <- err
+	}()
+	<-reads
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := &askedContext{Context: ctx, asked: make(chan struct{}, 100)}
+	second := make(chan error, 1)
+	go func() {
+		_, err := l.Mutex("second").TryLock(asked)
+		second <- err
+	}()
+	<-asked.asked // the second call waits for a read, which the first one's is too old for
+	end <- struct{}{}
+	redistest.Must(t, <-first)
+	cancel()
+	if err := <-second; !errors.Is(err, context.Canceled) {
+		t.Errorf("TryLock: %v, want context.Canceled", err)
+	}
+	close(ended)
+}
+
+// askedContext tells when somebody begins to wait for its end.
+type askedContext struct {
+	context.Context
+	asked chan struct{}
+}
+
+func (c *askedContext) Done() <-chan struct{} {
+	select {
+	case c.asked <- struct{}{}:
+	default:
+	}
+	return c.Context.Done()
 }
 
 // A refused read has read nothing. A Locker that was not let in when it first asked obeys a

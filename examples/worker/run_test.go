@@ -287,7 +287,7 @@ func TestRun_lost(t *testing.T) {
 		}
 		deleted <- err
 	}()
-	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "20", "-workers", "1", "-unguarded")
+	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "20", "-workers", "1", "-work", "100ms", "-unguarded")
 	redistest.Must(t, <-deleted)
 	o.expect(t, demo.ExitFindings, tally{tasks: 20, done: 19, lost: 1})
 }
@@ -303,7 +303,7 @@ func TestRun_everythingLost(t *testing.T) {
 		demoQueue(t, inspector, func(q *asynq.QueueInfo) bool { return q.Pending >= 10 && q.Processed > 0 })
 		mini.FlushAll()
 	}()
-	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "100", "-unguarded")
+	o := try(t, t.Context(), "", "-redis", "redis://"+mini.Addr(), "-tasks", "100", "-work", "500ms", "-unguarded")
 	<-flushed
 	o.expect(t, demo.ExitFindings, tally{tasks: 100, done: o.done, lost: 100 - o.done, overlaps: o.overlaps})
 }

@@ -161,7 +161,7 @@ func (c *Reader) knowState(ctx context.Context, key string) error {
 	case errors.Is(err, life.ErrClosed):
 		return err
 	case err != nil && ctx.Err() != nil:
-		return exchange.Failed("read the controls for", key, err)
+		return exchange.Failed("read the controls for", key, exchange.LeftAtEndOf(ctx)) // err may be of a read's own bound
 	case bound.Err() != nil && !c.refused.Load():
 		// Nobody replied for a second. The next calls do not wait for that again; but a process that
 		// was stopped meanwhile has not asked for that long.
@@ -183,6 +183,9 @@ func (c *Reader) ObeyNow(ctx context.Context) error {
 	err := c.await(bound, time.Now())
 	if err == nil || errors.Is(err, life.ErrClosed) {
 		return err
+	}
+	if ctx.Err() != nil {
+		err = exchange.LeftAtEndOf(ctx)
 	}
 	return exchange.Failed("read the controls for", c.Keys[0], err)
 }
