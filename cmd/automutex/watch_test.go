@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/creack/pty"
 
@@ -71,8 +72,12 @@ func inTerminal(t *testing.T, cmd *exec.Cmd, columns, rows uint16) *terminal {
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // may have been waited for
-		<-tm.read
-		_ = tm.pty.Close()
+		select {
+		case <-tm.read:
+			_ = tm.pty.Close()
+		case <-time.After(patience): // a read of a terminal has no deadline
+			t.Errorf("the terminal stays open though its program has ended; it showed %q", tm.text())
+		}
 	})
 	return tm
 }
@@ -86,6 +91,11 @@ func (tm *terminal) text() string {
 // shows waits for text after the first n bytes.
 func (tm *terminal) shows(t *testing.T, n int, text string) {
 	t.Helper()
+	defer func() {
+		if t.Failed() {
+			t.Logf("the terminal shows %q", tm.text()[n:])
+		}
+	}()
 	redistest.Eventually(t, patience, func() bool { return strings.Contains(tm.text()[n:], text) }, "the terminal shows %q", text)
 }
 
