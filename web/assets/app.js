@@ -48,7 +48,8 @@
       hooks: { setCursor: [(chart) => box.classList.toggle("still", chart.cursor.idx == null)] },
       scales: { y: { range: (_, min, max) => [0, Math.max(1, max)] } },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      axes: [{ ...axis, values: (_, times) => times.map((t) => clock(t, 5)) }, axis],
+      // With seconds where two labels would be of one minute.
+      axes: [{ ...axis, values: (_, times, _axis, _space, step) => times.map((t) => clock(t, step < 60 ? 8 : 5)) }, axis],
       series: [{ label: "Time (UTC)", value: (_, t) => (t == null ? "--" : clock(t, 8)) }, ...data.names.map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
     }, values(data), box);
   };
