@@ -81,7 +81,7 @@ func load(name string, args ...string) *exchange.Script {
 		return string(src)
 	}
 	src := read(name)
-	for _, shared := range []string{"clock", "deadline", "form", "line", "gate", "calls", "pool_line", "claim", "order"} {
+	for _, shared := range []string{"clock", "deadline", "form", "line", "gate", "calls", "pool_line", "claim", "order", "order_turn"} {
 		if marker := "--@include " + shared + "\n"; strings.Contains(src, marker) {
 			src = strings.Replace(src, marker, read(shared), 1)
 		}

@@ -22,7 +22,7 @@ var (
 )
 
 // included are files that are part of others and not sent alone.
-var included = []string{"clock", "deadline", "form", "line", "gate", "calls", "pool_line", "claim", "order"}
+var included = []string{"clock", "deadline", "form", "line", "gate", "calls", "pool_line", "claim", "order", "order_turn"}
 
 // Each file in lua/ is loaded, and sent whole.
 func TestScriptsAreLoaded(t *testing.T) {

@@ -15,7 +15,6 @@
 -- s:<note>  minus the ms of the last call with this note, or of the end of away
 local arrivals, note, keep, away = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3] or 0)
 --@include clock
-local now_ms = math.floor(now_us / 1000)
 
 local seen = tonumber(redis.call('ZSCORE', arrivals, 's:' .. note) or 0)
 local arrival, new = nil, 1

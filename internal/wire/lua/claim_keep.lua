@@ -11,7 +11,6 @@
 -- reply 0 absent: neither task has the claim, or the one that has it has begun
 local claim = KEYS[1]
 --@include clock
-local now_ms = math.floor(now_us / 1000)
 
 --@include claim
 

@@ -12,7 +12,6 @@
 -- reply 0 superseded: another task has taken the place of this one
 local claim = KEYS[1]
 --@include clock
-local now_ms = math.floor(now_us / 1000)
 
 --@include claim
 

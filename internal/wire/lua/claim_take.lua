@@ -10,7 +10,6 @@
 -- reply standing: {body of the claim that is there, its age (ms), its phase}
 local claim, length = KEYS[1], tonumber(ARGV[3])
 --@include clock
-local now_ms = math.floor(now_us / 1000)
 
 --@include claim
 

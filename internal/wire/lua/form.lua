@@ -1,5 +1,5 @@
 -- form: the two forms of a lock. Included, never sent alone.
--- Expects: lock, now_us, and deadline_score of deadline.
+-- Expects: lock, now_us, now_ms, and deadline_score of deadline.
 --
 -- A mutex that nobody waits for is a string: SET <lock> <body> NX PX <ttl>. The key expires
 -- at the holder's deadline. In every other case the lock is the sorted set that line describes. A
@@ -46,6 +46,7 @@ local function widen(body, left)
   -- from the earlier time, the deadline would come before the key's expiry.
   local time = redis.call('TIME')
   now_us = math.max(now_us, time[1] * 1000000 + time[2])
+  now_ms = math.floor(now_us / 1000)
   local _, doublings = longest(body)
   -- Redis refuses a command that the user has no right to. So the script tries PEXPIRE and ZADD
   -- before the DEL: if Redis refuses one, the holder keeps its lock. ZADD XX to a key that is not there

@@ -4,7 +4,6 @@
 -- A redis.call costs a third of a microsecond before it does anything, and as much again for
 -- a number as an argument, but nothing for text. So bounds are texts, and values that are
 -- known are not read again.
-local now_ms = math.floor(now_us / 1000)
 
 -- own: the channel of the process that reads the reply, if the reply can have messages; told:
 -- that reply, with messages from the second element on, or nil without any.

@@ -39,6 +39,7 @@ if taker then
 end
 --@include line
 --@include order
+--@include order_turn
 
 holders()
 local task

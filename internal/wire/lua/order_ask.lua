@@ -37,6 +37,7 @@ if taker then
 end
 --@include line
 --@include order
+--@include order_turn
 
 local held, holder, deadline = holders()
 set_rate(tonumber(ARGV[6]), tonumber(ARGV[7]))

@@ -30,6 +30,7 @@ if taker then
 end
 --@include line
 --@include order
+--@include order_turn
 
 own = string.match(body, '^[^.]*')
 local token = string.match(body, '^[^|]*')

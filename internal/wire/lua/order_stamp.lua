@@ -11,7 +11,7 @@
 --               come by now: they may have been deleted, or never enqueued. As order_act names them
 --
 -- A stamp that is sent again finds its member, and gets the same ticket.
-local lock, limit = KEYS[1], 0
+local lock = KEYS[1]
 local note, nonce, cap = ARGV[1], ARGV[2], tonumber(ARGV[4])
 --@include clock
 
@@ -23,7 +23,6 @@ local taker, left = string_holder()
 if taker then
   widen(taker, left)
 end
---@include line
 --@include order
 
 local name = intent_name(nonce, note, ARGV[3])

@@ -5,7 +5,6 @@
 -- h:<value>|<body>  deadline (ms) of the taker; value is escaped, so it has no |
 -- b:<body>|<value>  0; the same pair, to be found by body
 -- e:, d:, f         as for every lock, see line
-local now_ms = math.floor(now_us / 1000)
 local last_free = nil
 
 -- put: make the value free, behind the values that are free already.

@@ -16,7 +16,6 @@
 -- waiters: waiters before them run this script themselves.
 local lock, limit, arrival = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 --@include clock
-local now_ms = math.floor(now_us / 1000)
 
 --@include deadline
 
