@@ -93,6 +93,13 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	for _, mistake := range mistakes {
 		problems = append(problems, fmt.Errorf("unique: %w", mistake))
 	}
+	if ordering, ok := client.(interface{ Orders(taskType string) bool }); ok && len(problems) == 0 {
+		for _, r := range rules {
+			if r.Duplicate.supersedes() && ordering.Orders(r.Task) {
+				problems = append(problems, fmt.Errorf("unique: %w", r.mistakef("Duplicate", "is %s, which enqueues tasks that start later, and the client's rule for them has InOrder, where no task can; use Reject or Join, or drop InOrder", r.Duplicate)))
+			}
+		}
+	}
 	keys, err := automutex.NewKeyMaker(automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Decode: cfg.Decode})
 	for _, mistake := range fieldErrorsIn(err) {
 		problems = append(problems, fmt.Errorf("unique: %w", mistake))

@@ -2,10 +2,12 @@ package unique
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -50,11 +52,7 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 		once := Rule{Task: "once", On: []string{"id", "text"}}
 		r := start(t, s, once)
 		ordered := automutex.Rule{Task: "once", On: []string{"id"}, InOrder: true}
-		through, err := automutex.NewClient(r.rdb, r.plain, automutex.Config{Prefix: r.prefix, Rules: []automutex.Rule{ordered}})
-		redistest.Must(t, err)
-		once.Queue = r.queue
-		c, err := New(through, r.inspector, r.rdb, Config{Prefix: r.prefix, Rules: []Rule{once}})
-		redistest.Must(t, err)
+		c := r.orderedProducer(r.rdb, once)
 		enqueued := []string{"a", "b", "c", "d"}
 		for _, text := range enqueued {
 			info := r.must(c.Enqueue(task("once", "7", text)))
@@ -87,6 +85,24 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 		}
 		r.must(c.Enqueue(task("once", "7", "a"))) // its claim has ended with it
 	})
+}
+
+// A duplicate that takes the place of another task starts later, which no task in order can: New says so.
+func TestNew_overAnOrderedClientRefusesToSupersede(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t))
+	rules := []automutex.Rule{{Task: "once", On: []string{"id"}, InOrder: true}, {Task: "other", On: []string{"id"}}}
+	through, err := automutex.NewClient(r.rdb, r.plain, automutex.Config{Prefix: r.prefix, Rules: rules})
+	redistest.Must(t, err)
+	for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Minute)} {
+		for _, name := range []string{"once", "other", "neither"} {
+			_, err := New(through, r.inspector, r.rdb, Config{Rules: []Rule{{Task: name, On: []string{"id"}, Duplicate: duplicate}}})
+			var mistake *automutex.FieldError
+			if refused := errors.As(err, &mistake) && mistake.Field == "Duplicate" && strings.Contains(err.Error(), "InOrder"); refused != (duplicate.supersedes() && name == "once") {
+				t.Errorf("%s, %s: %v", name, duplicate, err)
+			}
+		}
+	}
 }
 
 // A nil client is refused also as a nil pointer in the interface.

@@ -86,36 +86,48 @@ func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 	s := redistest.StartMini(t)
 	for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
 		for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Hour)} {
-			for _, before := range []int{0, 1} { // tasks in the way
-				for _, kind := range faultKinds {
-					name := fmt.Sprintf("%s, %s, %d before, %s", until, duplicate, before, kind.name)
-					t.Run(name, func(t *testing.T) {
-						rule := Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: duplicate}
-						for n := 1; oneFailure(t, s, rule, before, n, kind); n++ {
-							if n > 40 {
-								t.Fatal("there is no end of commands")
+			for _, ordered := range []bool{false, true} {
+				if ordered && duplicate.supersedes() {
+					continue // New refuses it
+				}
+				for _, before := range []int{0, 1} { // tasks in the way
+					for _, kind := range faultKinds {
+						name := fmt.Sprintf("%s, %s, ordered %t, %d before, %s", until, duplicate, ordered, before, kind.name)
+						t.Run(name, func(t *testing.T) {
+							rule := Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: duplicate}
+							for n := 1; oneFailure(t, s, rule, ordered, before, n, kind); n++ {
+								if n > 40 {
+									t.Fatal("there is no end of commands")
+								}
 							}
-						}
-					})
+						})
+					}
 				}
 			}
 		}
 	}
 }
 
-// oneFailure has the n-th command fail; false: there is no such command.
-func oneFailure(t *testing.T, s *redistest.Server, rule Rule, before, n int, kind fault) bool {
+// oneFailure has the n-th command fail; false: there is no such command. ordered: the tasks go through a Client of
+// the root package, and have their place.
+func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, before, n int, kind fault) bool {
 	t.Helper()
-	r := start(t, s, rule)
+	r := start(t, s)
+	produce := func(rdb redis.UniversalClient) *Client {
+		if ordered {
+			return r.orderedProducer(rdb, rule)
+		}
+		return r.producer(rdb, rule)
+	}
 	if before > 0 {
-		r.must(r.Enqueue(task("work", "7", "old")))
+		r.must(produce(r.rdb).Enqueue(task("work", "7", "old")))
 	}
 	hook := newOneFault(n, kind)
 	rdb := s.Client(t)
 	rdb.AddHook(hook)
 	ctx, cancel := context.WithTimeout(t.Context(), longest)
 	defer cancel()
-	info, err := r.producer(rdb, rule).EnqueueContext(ctx, task("work", "7", "new"))
+	info, err := produce(rdb).EnqueueContext(ctx, task("work", "7", "new"))
 	failed := hook.which()
 	say := func(format string, args ...any) {
 		t.Helper()
@@ -138,7 +150,7 @@ func oneFailure(t *testing.T, s *redistest.Server, rule Rule, before, n int, kin
 	}
 	// The claim of a producer that may still be enqueuing is waited out; here it is not
 	// to be waited for.
-	heal := r.producer(r.rdb, rule)
+	heal := produce(r.rdb)
 	heal.grace, heal.patience = 0, 0
 	if _, err := heal.Enqueue(task("work", "7", "next")); err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
 		say("the next call fails: %v", err)

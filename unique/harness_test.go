@@ -69,6 +69,20 @@ func (r *rig) producer(rdb redis.UniversalClient, rules ...Rule) *Client {
 	return c
 }
 
+// orderedProducer is a producer over a Client of the root package, whose rules for the same tasks have InOrder.
+func (r *rig) orderedProducer(rdb redis.UniversalClient, rules ...Rule) *Client {
+	r.t.Helper()
+	ordered, rules := make([]automutex.Rule, len(rules)), slices.Clone(rules)
+	for i := range rules {
+		ordered[i], rules[i].Queue = automutex.Rule{Task: rules[i].Task, On: []string{"id"}, InOrder: true}, r.queue
+	}
+	through, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Prefix: r.prefix, Rules: ordered, Private: true})
+	redistest.Must(r.t, err)
+	c, err := New(through, asynq.NewInspectorFromRedisClient(rdb), rdb, Config{Prefix: r.prefix, Rules: rules})
+	redistest.Must(r.t, err)
+	return c
+}
+
 // serve starts a worker on queues of the rig; guard is nil for one without.
 func (r *rig) serve(h asynq.HandlerFunc, guard *automutex.Guard, queues ...string) {
 	r.t.Helper()
