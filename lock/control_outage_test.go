@@ -219,6 +219,9 @@ func TestControls_newLockerWithoutTheirNode(t *testing.T) {
 			t.Errorf("call %d of a Locker that has not read the controls took %s, want %s at most", i+1, took, most)
 		}
 	}
+	redistest.Eventually(t, patience, func() bool { // the calls did not wait for the read to end
+		return strings.Contains(log.String(), "the controls cannot be read; this process obeys no pause")
+	}, "it is logged")
 	if n := strings.Count(log.String(), "the controls cannot be read; this process obeys no pause"); n != 1 {
 		t.Errorf("%d log lines:\n%s", n, log.String())
 	}

@@ -52,7 +52,7 @@ func TestMetrics_cost(t *testing.T) {
 	v := serve(t, s, Options{})
 	v.get("/metrics").want(200, `automutex_locks{rule=""} 0`)
 	of := v.page.sampler
-	redistest.Eventually(t, patience, func() bool { of.mu.Lock(); defer of.mu.Unlock(); return !of.running }, "the look of a scrape is the last one")
+	redistest.Eventually(t, maxPause+patience, func() bool { of.mu.Lock(); defer of.mu.Unlock(); return !of.running }, "the look of a scrape is the last one")
 	part := &snapshot{}
 	of.mu.Lock()
 	of.running, of.current = true, part // as while the first look is under way

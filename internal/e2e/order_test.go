@@ -147,3 +147,31 @@ func TestInOrder_full(t *testing.T) {
 		r.stage.next(t).returns(nil)
 	})
 }
+
+// A task whose key is not the one that it was enqueued for, since the worker's rule differs or its payload was changed,
+// gives up its place there, so that those behind it run, and comes after the tasks of its new key.
+func TestInOrder_enqueuedForAnotherKey(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 4})
+		older, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"was"}, InOrder: true}}, Prefix: r.cfg.Prefix})
+		redistest.Must(t, err)
+		first := r.enqueueInOrder(c, 1)
+		running := r.stage.nextIs(t, first)
+		moved, err := older.Enqueue(asynq.NewTask("work", []byte(`{"id":1,"was":9}`)), asynq.Queue(r.queue), asynq.Retention(time.Hour))
+		redistest.Must(t, err)
+		behind := r.enqueueInOrder(c, 9)
+		r.stage.nextIs(t, behind).returns(nil) // at once, not when the stamp before it is overdue
+		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 }, "the task has come to its new key")
+		second := r.enqueueInOrder(c, 1)
+		r.stage.none(t)
+		running.returns(nil)
+		for _, id := range []string{moved.ID, second} {
+			r.stage.nextIs(t, id).returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		if n := strings.Count(r.log.String(), "is not the one that it was enqueued for"); n != 1 {
+			t.Errorf("%d warnings:\n%s", n, r.log.String())
+		}
+	})
+}
