@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // chart is one picture of the last hour. The server draws it as SVG; a script draws the
@@ -13,6 +14,8 @@ type chart struct {
 	Width  int
 	Height int
 	Most   int
+	From   time.Time
+	To     time.Time
 	Lines  []chartLine
 	Data   string // JSON for the script: {"begin": seconds, "step": seconds, "lines": [[...]]}
 	Empty  bool   // nobody looked within the hour, but for one slot
@@ -42,6 +45,7 @@ func newChart(title string, points []point, now int64, width, height int) chart 
 		Names []string `json:"names"`
 		Lines [][]*int `json:"lines"`
 	}{Begin: (now - int64(len(points)) + 1) * int64(slotLength.Seconds()), Step: int(slotLength.Seconds())}
+	c.From, c.To = time.Unix(data.Begin, 0), time.Unix((now+1)*int64(data.Step), 0)
 	for _, p := range points {
 		if p.seen() {
 			c.Most = max(c.Most, p.Held, p.Waiting, p.Parked)

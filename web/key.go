@@ -128,7 +128,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 			v.Err = printable.Short(err.Error())
 		}
 	}
-	v.Chart = newChart("This lock in the last hour", p.sampler.lastHour(key, slot), slot, 600, 100)
+	v.Chart = newChart("This lock", p.sampler.lastHour(key, slot), slot, 600, 100)
 	return v
 }
 

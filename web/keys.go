@@ -191,7 +191,7 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 		}
 		v.Rows = append(v.Rows, line)
 	}
-	v.Chart = newChart("All locks in the last hour", p.sampler.lastHour("", slot), slot, 600, 100)
+	v.Chart = newChart("All locks", p.sampler.lastHour("", slot), slot, 600, 100)
 }
 
 // rowID is an attribute that is the same for a key as long as it is in the list, so

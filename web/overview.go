@@ -59,6 +59,6 @@ func (p *page) overview(r *http.Request) *overview {
 		v.HeldSpark = spark(points, 120, 20, func(p point) int { return p.Held })
 		v.HeldSpark.Class = "held"
 	}
-	v.Chart = newChart("All locks in the last hour", p.sampler.lastHour("", slot), slot, 600, 100)
+	v.Chart = newChart("All locks", p.sampler.lastHour("", slot), slot, 600, 100)
 	return v
 }

@@ -27,6 +27,10 @@
     return [times, ...data.lines];
   };
 
+  // A mark at each whole minute or number at least: no label twice.
+  const minutes = [1, 2, 5, 10, 15, 30].map((n) => n * 60);
+  const whole = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((n) => n * 10 ** zeros));
+
   // The chart's times are UTC, as all times on the page are.
   const clock = (seconds, digits) => new Date(seconds * 1000).toISOString().slice(11, 11 + digits);
 
@@ -41,15 +45,14 @@
     box.hidden = false;
     box.classList.add("still");
     document.body.classList.add("plotted");
-    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--edge") }, ticks: { stroke: colour("--edge") } };
+    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--edge"), width: 1 }, ticks: { show: false } };
     plot = new uPlot({
       width: box.clientWidth || 600, height: 160,
-      // Without a pointer over the chart the legend has no values to show.
+      // Without a pointer over the chart the legend has names only.
       hooks: { setCursor: [(chart) => box.classList.toggle("still", chart.cursor.idx == null)] },
       scales: { y: { range: (_, min, max) => [0, Math.max(1, max)] } },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      // With seconds where two labels would be of one minute.
-      axes: [{ ...axis, values: (_, times, _axis, _space, step) => times.map((t) => clock(t, step < 60 ? 8 : 5)) }, axis],
+      axes: [{ ...axis, incrs: minutes, space: 44, values: (_, times) => times.map((t) => clock(t, 5)) }, { ...axis, incrs: whole }],
       series: [{ label: "Time (UTC)", value: (_, t) => (t == null ? "--" : clock(t, 8)) }, ...data.names.map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
     }, values(data), box);
   };
