@@ -34,13 +34,20 @@ type askView struct {
 	Why      string      // as typed
 }
 
+// askFrame is the frame of a view that no link of the navigation leads to.
+func (p *page) askFrame(r *http.Request) frame {
+	f := p.frame(r, "", "")
+	f.View = "-"
+	return f
+}
+
 // ask shows what an action will do. It changes nothing.
 func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	if !p.mayOperate(w, r) {
 		return
 	}
 	q := r.URL.Query()
-	v := &askView{frame: p.frame(r, "", ""), Action: q.Get("action"), Key: q.Get("key"), From: q.Get("from")}
+	v := &askView{frame: p.askFrame(r), Action: q.Get("action"), Key: q.Get("key"), From: q.Get("from")}
 	v.Back = p.origin(v.From, v.Action)
 	if keys, ok := isPicked(v.Action, q); ok {
 		p.askAboutPicked(w, r, v, keys)
@@ -115,7 +122,7 @@ func (p *page) askAgain(w http.ResponseWriter, r *http.Request, a Action, order 
 		p.fail(w, r, http.StatusBadRequest, noTarget)
 		return
 	}
-	v := &askView{frame: p.frame(r, "", ""), Action: a.Do, Target: a.Target, From: r.PostForm.Get("from"), Order: order, Why: a.Why}
+	v := &askView{frame: p.askFrame(r), Action: a.Do, Target: a.Target, From: r.PostForm.Get("from"), Order: order, Why: a.Why}
 	v.Back = p.origin(v.From, v.Action)
 	v.Unknown, v.Meant = unknown, meant
 	v.describeOrder()

@@ -167,7 +167,7 @@ func TestUnique_hashed(t *testing.T) {
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	v := serve(t, redistest.Real(t), Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"account"}}}})
-	v.get("/doctor").want(200, "Nobody has asked for it yet.")
+	v.get("/doctor").want(200, "Not run yet.")
 	sent := v.post("/doctor", nil).want(303)
 	v.get("/"+strings.TrimPrefix(sent.header.Get("Location"), "./")).want(200, "<b>Redis</b>", "level-ok", "<b>rights</b>", "findings")
 	v.post("/doctor", nil, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }).want(403)
