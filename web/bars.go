@@ -15,7 +15,7 @@ const (
 	runHeight, waitHeight = 18, 7
 	laneGap               = 3
 	axisHeight            = 20
-	mostLanes             = 60 // of runs, and of waits
+	mostLanes             = 30 // of runs, and of waits
 	fewLanes              = 12 // more are lowHeight high
 	lowHeight, lowGap     = 3, 1
 	leastWidth            = 0.25 // percent
