@@ -37,7 +37,7 @@ func TestBlocked(t *testing.T) {
 		key := blockedKey(t, v)
 		const gone = "is archived, and since then gone from asynq; skip it to go on"
 		v.get("/locks/blocked").want(200, "orders|7", "default/first", gone, ">2<", "Skip…")
-		v.get("/locks/").want(200, "Blocked orders</span><b class=\"big\">1<", "3 in order")
+		v.get("/locks/").want(200, "Blocked keys</span><b class=\"big\">1<", "3 in order")
 		v.get("/locks/keys").want(200, "orders|7", ">blocked</a>", "<b>3</b> of these in order")
 		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
 			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
