@@ -47,11 +47,16 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 			{Task: "save", On: []string{"id"}, Until: UntilStart, Duplicate: Postpone(time.Second), MaxPostpone: 3 * time.Second},
 		} {
 			for name, guarded := range map[string]automutex.Rule{
-				"park": {Busy: automutex.Park}, "wait": {Busy: automutex.Retry, Wait: longest},
+				"park": {Busy: automutex.Park}, "wait": {Busy: automutex.Retry, Wait: longest}, "parked": {Busy: automutex.Park},
 			} {
+				workers, waits := 0, asynq.TaskStateActive // in its worker
+				if name == "parked" {
+					workers, waits = 2, asynq.TaskStateRetry // the last worker
+				}
 				t.Run(rule.Duplicate.String()+", "+name, func(t *testing.T) {
 					t.Parallel()
 					r := start(t, s, rule)
+					r.workers = workers
 					guarded.Task, guarded.On = rule.Task, rule.On
 					goOn := make(chan struct{})
 					letGo := sync.OnceFunc(func() { close(goOn) })
@@ -69,7 +74,7 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 					if rule.Duplicate != Replace {
 						_ = r.inspector.RunTask(r.queue, second.ID)
 					}
-					r.await(r.queue, second.ID, asynq.TaskStateActive)
+					r.await(r.queue, second.ID, waits)
 					third := r.must(r.Enqueue(task("save", "7", "3")))
 					fourth := r.must(r.Enqueue(task("save", "7", "4")))
 					letGo()

@@ -1,6 +1,7 @@
 package unique
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ const longest = 30 * time.Second
 // rig is a Client for one test, with a queue and a prefix of its own. Its queue
 // has no workers unless serve is called.
 type rig struct {
+	workers   int // of serve; 0: 300
 	t         *testing.T
 	s         *redistest.Server
 	prefix    string
@@ -90,7 +92,7 @@ func (r *rig) serve(h asynq.HandlerFunc, guard *automutex.Guard, queues ...strin
 		queues = []string{r.queue}
 	}
 	cfg := asynq.Config{
-		Concurrency: 300, Queues: map[string]int{}, TaskCheckInterval: 5 * time.Millisecond,
+		Concurrency: cmp.Or(r.workers, 300), Queues: map[string]int{}, TaskCheckInterval: 5 * time.Millisecond,
 		DelayedTaskCheckInterval: 50 * time.Millisecond,
 		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Hour },
 		ShutdownTimeout:          longest, Logger: redistest.Silent{},

@@ -70,24 +70,6 @@ func TestFleet_orderedClient(t *testing.T) {
 	}
 }
 
-// A client that has nothing to enqueue for some minutes neither counts as ended, nor is missed.
-func TestFleet_quietClient(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	f := &fleet.Fleet{
-		At:        now,
-		Processes: []fleet.Process{{Kind: fleet.Ordered, Seen: now.Add(-2 * fleet.StoppedAfter)}, {Kind: fleet.Producer, Seen: now.Add(-2 * fleet.StoppedAfter)}},
-		Sets:      []fleet.Set{{Kind: fleet.Worker, Runs: 1, Rules: []fleet.Rule{{Name: "pay", Task: "pay", InOrder: true}}}},
-	}
-	if all := inspect.Misfits(f); len(all) != 0 {
-		t.Errorf("%+v", all)
-	}
-	f.Processes[0].Kind = fleet.Worker
-	if all := inspect.Misfits(f); len(all) != 2 {
-		t.Errorf("%+v, want a worker that ended without a word, and no client", all)
-	}
-}
-
 // doctor knows the rule of a control whose scope has more than 200 bytes, and of one for all types
 // of a rule.
 func TestControls_rulesOf(t *testing.T) {

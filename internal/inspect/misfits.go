@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -114,59 +115,56 @@ func hashing(f *fleet.Fleet) []Misfit {
 
 // pairs holds what producers say against what workers say of the same tasks.
 func pairs(f *fleet.Fleet) (all []Misfit) {
+	var rules []fleet.Rule // of the workers, each once
 	var workers tasktype.Map[[]fleet.Rule]
 	seen := map[string]bool{}
 	// A client writes within its calls alone, so one that has been quiet still counts.
 	ordered := slices.ContainsFunc(f.Processes, func(p fleet.Process) bool { return p.Kind == fleet.Ordered })
-	for _, set := range f.Sets {
-		for _, r := range set.Rules {
-			if name := r.Task + " " + r.String(); set.Kind == fleet.Worker && !seen[name] {
-				seen[name] = true
-				before, _ := workers.At(r.Task)
-				workers.Add(r.Task, append(slices.Clip(before), r))
-			}
-		}
-	}
 	found := func(bad bool, format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
 		if len(all) < mostMisfits && !slices.ContainsFunc(all, func(m Misfit) bool { return m.Text == text }) {
 			all = append(all, Misfit{Kind: MisfitPair, Bad: bad, Text: text})
 		}
 	}
-	for _, set := range f.Sets {
-		for _, r := range set.Rules {
-			switch set.Kind {
-			case fleet.Worker:
-				if r.InOrder && !ordered {
-					found(false, "rule %q runs tasks in order, and no process has said in the last 15 minutes that it enqueues with automutex.NewClient (one with Config.Private does not say so): a task has its place from when it first comes to a worker, not from its Enqueue", r.Name)
-				}
-				continue
-			case fleet.Producer:
-			default:
-				continue
+	for r := range rulesOf(f, fleet.Worker) {
+		if name := r.Task + " " + r.String(); !seen[name] {
+			seen[name] = true
+			before, _ := workers.At(r.Task)
+			workers.Add(r.Task, append(slices.Clip(before), r))
+			rules = append(rules, r)
+		}
+		if r.InOrder && !ordered {
+			found(false, "rule %q runs tasks in order, and no process has said in the last 15 minutes that it enqueues with automutex.NewClient (one with Config.Private does not say so): a task has its place from when it first comes to a worker, not from its Enqueue", r.Name)
+		}
+	}
+	for r := range rulesOf(f, fleet.Producer) {
+		its, _ := workers.Find(r.Task)
+		for _, w := range rules { // for some of the producers' tasks alone
+			if strings.HasPrefix(w.Task, r.Task) {
+				its = append(slices.Clip(its), w)
 			}
-			its, matched := workers.Find(r.Task)
-			if !matched && r.Until == "until start" && len(workersOf(f)) > 0 {
-				found(true, "producers have a unique rule for %q that lasts until the start, and no worker has a rule for it: nothing ends the claim at the start; give the workers a rule for it", r.Task)
-			}
-			for _, w := range its {
-				switch {
-				case r.Until == "until start" && w.Busy == "skip":
-					found(false, "tasks %q are unique until their start, and workers skip one that finds its key busy: a change that was enqueued while one ran is lost; use park in the rule, or until done", r.Task)
-				case r.Duplicate == "replace" && w.Busy == "park":
-					found(false, "producers replace tasks %q, and workers park them: a parked task has begun to wait for its key and may keep its older payload until it runs; use Postpone, or the workers' Replace", r.Task)
-				}
+		}
+		if len(its) == 0 && r.Until == "until start" && len(rules) > 0 {
+			found(true, "producers have a unique rule for %q that lasts until the start, and no worker has a rule for it: nothing ends the claim at the start; give the workers a rule for it", r.Task)
+		}
+		for _, w := range its {
+			if r.Until == "until start" && w.Busy == "skip" {
+				found(false, "tasks %q are unique until their start, and workers skip one that finds its key busy: a change that was enqueued while one ran is lost; use park or retry in the workers' rule, or until done", r.Task)
 			}
 		}
 	}
 	return all
 }
 
-func workersOf(f *fleet.Fleet) (sets []fleet.Set) {
-	for _, set := range f.Sets {
-		if set.Kind == fleet.Worker {
-			sets = append(sets, set)
+// rulesOf gives the rules of the sets of one kind.
+func rulesOf(f *fleet.Fleet, kind string) iter.Seq[fleet.Rule] {
+	return func(yield func(fleet.Rule) bool) {
+		for _, set := range f.Sets {
+			for _, r := range set.Rules {
+				if set.Kind == kind && !yield(r) {
+					return
+				}
+			}
 		}
 	}
-	return sets
 }
