@@ -62,11 +62,20 @@ func refused(t *testing.T, rdb redis.UniversalClient) bool {
 func TestUnlock_redirectedInACluster(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartCluster(t, 0)
-	l, other := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+	l, other, replicated := newLocker(t, s.Client(t)), newLocker(t, s.Client(t)), newLocker(t, s.Client(t), minReplicas(1))
 	mustUnlock(t, mustTry(t, l.Mutex("warm")))
 	for _, semaphore := range []int{1, 2} {
 		m := l.Semaphore(redistest.Name(t), semaphore, TTL(time.Minute))
+		// With MinReplicas the redirection is followed to the node that then has no replica: ASK, and MOVED below.
+		notReplicated := func() {
+			t.Helper()
+			if _, err := handle(replicated, m).TryLock(t.Context()); !errors.Is(err, ErrNotReplicated) {
+				t.Errorf("with MinReplicas: %v, want ErrNotReplicated", err)
+			}
+			free(t, m, soon)
+		}
 		s.MoveSlot(t, m.Key(), func() {
+			notReplicated()
 			le, err := m.TryLock(t.Context())
 			redistest.Must(t, err)
 			if le.asks.MayRunYet() {
@@ -80,5 +89,6 @@ func TestUnlock_redirectedInACluster(t *testing.T) {
 				t.Error("Unlock of a held lock in that slot fails")
 			}
 		})
+		notReplicated()
 	}
 }

@@ -1,0 +1,50 @@
+package blocked
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/inside"
+)
+
+// Each state of the first task of a key, and of that task in asynq, is told with what ends it; nothing is told of one
+// that asynq delivers by itself.
+func TestWhy(t *testing.T) {
+	t.Parallel()
+	gone, away := asynq.ErrTaskNotFound, errors.New("no answer")
+	info := func(state asynq.TaskState) *asynq.TaskInfo {
+		return &asynq.TaskInfo{State: state, LastErr: "boom", NextProcessAt: time.Now().Add(time.Hour)}
+	}
+	for _, c := range []struct {
+		state string
+		runs  bool
+		info  *asynq.TaskInfo
+		err   error
+		want  string // the beginning; empty: nothing
+	}{
+		{"", false, nil, gone, ""},
+		{"a", true, info(asynq.TaskStateActive), nil, ""},
+		{"h", false, nil, gone, "is archived, and since then gone from asynq; skip it to go on"},
+		{"h", false, nil, asynq.ErrQueueNotFound, "is archived, and since then gone from asynq"},
+		{"h", false, info(asynq.TaskStatePending), nil, "was archived, and is now pending"},
+		{"h", false, info(asynq.TaskStateArchived), nil, "is archived; run it again or skip it to go on: boom"},
+		{"h", false, nil, away, "is archived; run it again or skip it to go on"},
+		{"a", false, nil, gone, "is gone from asynq; the next task goes on in a moment"},
+		{"a", false, nil, away, ""},
+		{"a", false, info(asynq.TaskStatePending), nil, ""},
+		{"a", false, info(asynq.TaskStateRetry), nil, "failed and is retried in "},
+		{"s", false, info(asynq.TaskStateRetry), nil, ""},
+	} {
+		got := Why(Seen{Head: inside.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Err: c.err})
+		if !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+	if s := Look(nil, inside.Head{Note: "default/1"}); s.Err == nil {
+		t.Errorf("without an Inspector: %+v", s)
+	}
+}
