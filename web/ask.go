@@ -159,6 +159,10 @@ func (p *page) askAboutLock(w http.ResponseWriter, r *http.Request, v *askView) 
 		p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
 		return false
 	}
+	if controls, err := p.controls(ctx); err == nil { // without them it counts as not paused
+		_, _, pause := inner.ControlsFor(controls, v.Key)
+		look.Paused = pause != nil
+	}
 	v.Now, v.Holders = look.Now, look.Holders
 	token := r.URL.Query().Get("token")
 	if v.Action == doBreak && token != "" {

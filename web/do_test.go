@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -105,6 +106,9 @@ func TestDo_breakAll(t *testing.T) {
 	v.hold(m)
 	asked := v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())).want(200, "from 2 holders?")
 	late := v.hold(m)
+	v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())+"&token="+url.QueryEscape(late.Token())).want(200, "from 1 holder?", "Others hold it too, and stay.")
+	redistest.Must(t, v.locker.Controls().Pause(t.Context(), "s", time.Time{}, ""))
+	v.find("/locks/do?action=break&key="+url.QueryEscape(m.Key()), "An operator has paused it: nobody gets it until it is resumed.").want(200, "from 3 holders?")
 	v.confirm(asked, "").want(200, "taken from 2 of 2 holders", "<dt>Held</dt><dd>1</dd>")
 	if n := len(seen.last(t).Tokens); n != 2 {
 		t.Errorf("Audit has %d tokens, want 2", n)

@@ -1,7 +1,9 @@
 package web
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,6 +82,9 @@ func lookUp(inspector *asynq.Inspector, id string, until time.Time) (found []*as
 	if err != nil {
 		return nil
 	}
+	slices.SortStableFunc(queues, func(a, b string) int { // the one that is named first
+		return cmp.Compare(boolInt(strings.HasPrefix(id, b+"/")), boolInt(strings.HasPrefix(id, a+"/")))
+	})
 	for _, queue := range queues[:min(len(queues), mostQueues)] {
 		name := id
 		if its, ok := strings.CutPrefix(id, queue+"/"); ok {

@@ -66,21 +66,25 @@ func BenchmarkFirstByte(b *testing.B) {
 }
 
 // fleetOf writes processes as they write themselves.
-func fleetOf(t testing.TB, rdb redis.UniversalClient, prefix string, n int) {
+func fleetOf(t testing.TB, rdb redis.UniversalClient, prefix string, n int, change ...func(*fleet.Process, *fleet.Rule)) {
 	t.Helper()
 	ctx := context.Background()
 	rules := []fleet.Rule{{Name: "report", Task: "report", On: []string{"tenant"}, Limit: 1, TTL: 30 * time.Second, Busy: "park"}}
-	text, err := json.Marshal(rules)
-	redistest.Must(t, err)
-	hash, now := fleet.Hash(rules), rdb.Time(ctx).Val()
+	now := rdb.Time(ctx).Val()
 	pipe := rdb.Pipeline()
-	pipe.Set(ctx, prefix+":{fleet}:rules:"+hash, text, 15*time.Minute)
 	for i := range n {
-		id := fmt.Sprintf("process-%d", i)
-		process, err := json.Marshal(fleet.Process{ID: id, Kind: fleet.Worker, Owner: fmt.Sprintf("<worker>-%d:1", i), Started: now, Hash: hash})
+		p := fleet.Process{ID: fmt.Sprintf("process-%d", i), Kind: fleet.Worker, Owner: fmt.Sprintf("<worker>-%d:1", i), Started: now, Seen: now}
+		for _, f := range change {
+			f(&p, &rules[0])
+		}
+		text, err := json.Marshal(rules)
 		redistest.Must(t, err)
-		pipe.Set(ctx, prefix+":{fleet}:process:"+id, process, 15*time.Minute)
-		pipe.ZAdd(ctx, prefix+":{fleet}:processes", redis.Z{Score: float64(now.UnixMilli()), Member: id})
+		p.Hash = fleet.Hash(rules)
+		process, err := json.Marshal(p)
+		redistest.Must(t, err)
+		pipe.Set(ctx, prefix+":{fleet}:rules:"+p.Hash, text, 15*time.Minute)
+		pipe.Set(ctx, prefix+":{fleet}:process:"+p.ID, process, 15*time.Minute)
+		pipe.ZAdd(ctx, prefix+":{fleet}:processes", redis.Z{Score: float64(p.Seen.UnixMilli()), Member: p.ID})
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
@@ -130,6 +134,54 @@ func TestFleet(t *testing.T) {
 			t.Errorf("held: %v, %v", held, err)
 		}
 		v.get("/do?action=break&from=keys").want(400, "Pick at least one lock")
+
+		// Done once more there is nothing to do, and the answer names three of them.
+		send := func(form url.Values) string {
+			done := v.post("/do", form).want(http.StatusSeeOther).header.Get("Location")
+			return html.UnescapeString(v.get("/" + strings.TrimPrefix(done, "./")).body)
+		}
+		picked["picked"] = append(picked["picked"], "report|c", "report|d", "report|e")
+		if body := send(picked); !strings.Contains(body, "break: done for 0 of 5 locks. Not done: report|acme: nothing was done: none of them holds the lock any more; report|beta: nothing was done: none of them holds the lock any more; report|c: nothing was done: the form names no holder; and 2 more") {
+			t.Errorf("done once more: %s", body)
+		}
+		v.get("/do?action=break&from=keys&key="+url.QueryEscape(m.Key())).want(200, "Take 1 lock from 0 holders?", "Nobody holds it.")
+		pause := url.Values{"action": {"pause"}, "picked": {m.Key(), other.Key()}, "for": {"soon"}}
+		v.get("/do?action=pause&from=keys&key="+url.QueryEscape(m.Key())+"&key="+url.QueryEscape(other.Key())).want(200, "Pause 2 locks?", `name="for"`).without("Nobody holds it.")
+		v.post("/do", pause).want(400, "is not a duration")
+		pause.Set("for", "1h")
+		if body := send(pause); !strings.Contains(body, "pause: done for 2 of 2 locks.") {
+			t.Errorf("paused: %s", body)
+		}
+		if all, err := v.locker.Controls().List(t.Context()); err != nil || len(all) != 3 || !all[0].Paused || all[0].Target != "report|acme" {
+			t.Errorf("controls: %+v, %v", all, err)
+		}
+		v.post("/do", url.Values{"action": {"delete"}, "picked": {m.Key()}}).want(400, "There is no such action.")
+		v.post("/do", url.Values{"action": {"break"}, "picked": {"a b"}}).want(400, "This is no key of a lock")
+		v.get("/do?action=break&from=keys&key=a&key=a%20b").want(400, "This is no key of a lock")
+	})
+}
+
+// The list of processes marks those that ended without a word and those whose rules differ, on each of its
+// pages, and the Overview counts them.
+func TestProcesses(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v := serve(t, s, Options{})
+		fleetOf(t, v.rdb, v.prefix, processesPerPage)
+		fleetOf(t, v.rdb, v.prefix, 1, func(p *fleet.Process, r *fleet.Rule) {
+			p.ID, p.Owner, p.Seen, r.Limit = "limit-2", "two:1", p.Seen.Add(-time.Second), 2
+		})
+		fleetOf(t, v.rdb, v.prefix, 1, func(p *fleet.Process, _ *fleet.Rule) {
+			p.ID, p.Owner, p.Seen = "stopped", "gone:1", p.Seen.Add(-2*fleet.StoppedAfter)
+		})
+		first := v.get("/processes").want(200, "<b>101</b> running, <b>1</b> stopped without a word", "102 processes, from 1", `<span class="tag order">differ</span>`, `rel="next"`, "deploy one version everywhere").without("two:1", `rel="prev"`)
+		if n := strings.Count(first.body, ">differ<"); n != processesPerPage {
+			t.Errorf("%d differ, want all of the page", n)
+		}
+		second := v.get("/processes?page=2").want(200, "from 101", `href="./processes?" rel="prev"`, `<bdi>two:1</bdi></th>`, `<bdi>gone:1</bdi> <span class="tag error">stopped</span>`).without(`rel="next"`)
+		if strings.Index(second.body, ">gone:1<") > strings.Index(second.body, ">two:1<") {
+			t.Error("the one that stopped does not come first")
+		}
+		v.find("/", "rules differ")
 	})
 }
 

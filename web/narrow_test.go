@@ -115,6 +115,43 @@ func TestNarrowed_bounded(t *testing.T) {
 	}
 }
 
+// Each page of a list in another order has the rows that are its in that order, also one far back.
+func TestNarrowed_sorted(t *testing.T) {
+	t.Parallel()
+	const n = 3*firstSorted + 1
+	now := time.Now()
+	snap := manyRows(n, now)
+	place := func(i, by int) int { return i * by % n } // by has no divisor of n
+	for i := range snap.rows {
+		r := &snap.rows[i]
+		r.Key, r.Owner = fmt.Sprintf("key-%04d", place(i, 7)), fmt.Sprintf("owner-%04d", place(i, 11))
+		r.Since, r.Until = now.Add(time.Duration(place(i, 13))), now.Add(time.Duration(place(i, 17)))
+		if place(i, 13) == n-1 {
+			r.Since = time.Time{} // not known: the last
+		}
+	}
+	for name, at := range map[string]func(r row, i int) bool{
+		"key":    func(r row, i int) bool { return r.Key == fmt.Sprintf("key-%04d", i) },
+		"holder": func(r row, i int) bool { return r.Owner == fmt.Sprintf("owner-%04d", i) },
+		"held": func(r row, i int) bool {
+			return r.Since.Equal(now.Add(time.Duration(i))) || i == n-1 && r.Since.IsZero()
+		},
+		"left": func(r row, i int) bool { return r.Until.Equal(now.Add(time.Duration(i))) },
+	} {
+		for page := 1; page <= n/perPage+1; page++ {
+			shown, found, _ := snap.find(keysQuery{Sort: name, Page: page}, now, nil)
+			if first := (page - 1) * perPage; found != n || len(shown) != min(perPage, n-first) {
+				t.Fatalf("%s, page %d has %d of %d", name, page, len(shown), found)
+			}
+			for i, r := range shown {
+				if !at(r, (page-1)*perPage+i) {
+					t.Fatalf("%s, page %d: row %d is %+v", name, page, i, r)
+				}
+			}
+		}
+	}
+}
+
 // A viewer does not wait for a walk that takes long: it gets what was found so far, and all of it when the walk is over.
 func TestNarrowed_partial(t *testing.T) {
 	t.Parallel()

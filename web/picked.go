@@ -40,7 +40,7 @@ func (p *page) askAboutPicked(w http.ResponseWriter, r *http.Request, v *askView
 	defer cancel()
 	holders := 0
 	for _, text := range keys {
-		picked := pickedKey{Key: p.keyOf(text), Text: "Nobody holds it."}
+		picked := pickedKey{Key: p.keyOf(text)}
 		if err := inner.LockErr(inner.ByKey(p.locker, picked.Key)); err != nil {
 			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
 			return
@@ -51,10 +51,8 @@ func (p *page) askAboutPicked(w http.ResponseWriter, r *http.Request, v *askView
 				p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
 				return
 			}
-			picked.Holders, picked.Now = look.Holders, look.Now
+			picked.Holders, picked.Now, picked.Text = look.Holders, look.Now, "Nobody holds it."
 			holders += len(look.Holders)
-		} else {
-			picked.Text = ""
 		}
 		v.Picked = append(v.Picked, picked)
 	}

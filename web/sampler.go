@@ -162,7 +162,7 @@ func (s *sampler) run(ended chan<- struct{}) {
 		began := s.now()
 		snap := s.look(ctx)
 		if ctx.Err() != nil {
-			s.end()
+			s.idle() // closed
 			return
 		}
 		if snap.err != nil {
@@ -201,12 +201,6 @@ func (s *sampler) idle() bool {
 		return true
 	}
 	return false
-}
-
-func (s *sampler) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.running, s.current = false, nil
 }
 
 // publish makes snap the current one and wakes whoever waits for it. After a failed

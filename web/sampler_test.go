@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // Nobody looks, nothing is asked: the goroutine ends, and the next viewer starts another.
@@ -61,6 +63,50 @@ func TestSnapshot_bounded(t *testing.T) {
 	snap.sort()
 	if len(snap.rows) != maxRows || snap.rows[0].Waiting != maxRows+9 || snap.byKey["10"] != maxRows-1 {
 		t.Errorf("%d rows, the first with a line of %d", len(snap.rows), snap.rows[0].Waiting)
+	}
+}
+
+// What is shown of a first look that goes on does not change with it. Scopes beyond the bound are counted
+// together, and the ends of the lists of what is worth a look are those that come last.
+func TestSnapshot_counts(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1_700_000_000, 0)
+	snap := &snapshot{byScope: map[string]*scopeTotals{}}
+	if snap.hot.MostWaited() != 0 || snap.hot.Holds() {
+		t.Error("a look at nothing has found a line")
+	}
+	add := func(i int) {
+		r := row{Key: fmt.Sprintf("p:{s%d|1}", i%(maxScopes+5)), Held: 1, Waiting: i, Since: at.Add(-time.Duration(i)), Closed: lock.ReasonRate, Opens: at.Add(-time.Duration(i))}
+		r.Head = &inside.Head{Key: r.Key, State: "a", Queued: 2, Since: r.Since}
+		snap.count(r)
+		snap.rows = append(snap.rows, r)
+	}
+	for i := range maxScopes + 5 {
+		add(i)
+	}
+	part := snap.copy(at)
+	for i := range 10 {
+		add(i + maxScopes + 5)
+	}
+	for what, s := range map[string]struct {
+		snap *snapshot
+		last int
+	}{"the part": {part, maxScopes + 4}, "the whole": {snap, maxScopes + 14}} {
+		h, rest := s.snap.hot, s.snap.byScope[""]
+		if s.snap.totals.Locks != s.last+1 || len(s.snap.byScope) != maxScopes+1 || rest == nil || rest.Locks != 5 {
+			t.Errorf("%s: %+v in %d scopes, with the rest %+v", what, s.snap.totals, len(s.snap.byScope), rest)
+		}
+		if h.MostWaited() != s.last || len(h.Waited) != hottest || h.Closed != s.last+1 || len(h.Heads) != mostHeads {
+			t.Errorf("%s: %d closed gates, %d heads, the longest line %d", what, h.Closed, len(h.Heads), h.MostWaited())
+		}
+		for name, since := range map[string]time.Time{"held longest": h.Longest[0].Since, "head": h.Heads[0].Head.Since, "gate": h.Gates[0].Opens} {
+			if !since.Equal(at.Add(-time.Duration(s.last))) {
+				t.Errorf("%s, the first %s: %s", what, name, at.Sub(since))
+			}
+		}
+	}
+	if first := part.byScope["s0"]; first.Locks != 1 || len(first.Top) != 0 || len(snap.byScope["s0"].Top) != 1 || len(part.rows) != maxScopes+5 {
+		t.Errorf("the part of a scope: %+v of %d rows", first, len(part.rows))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
@@ -96,6 +97,34 @@ func TestKey_asksOnce(t *testing.T) {
 	}
 	if state := stateOf(tasks[0], known); state != "" {
 		t.Errorf("what is no task has the state %q", state)
+	}
+}
+
+// A task is found by its ID, with and without its queue, wherever that is among the queues, and its keys are named.
+func TestKeys_findsTask(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	client := asynq.NewClientFromRedisClient(s.Client(t))
+	for i := range mostQueues + 2 {
+		for _, c := range []struct{ task, payload string }{{"mail", `{"to":"a"}`}, {"other", `{}`}, {"wrong", `{}`}} {
+			if i > 0 && c.task != "mail" {
+				continue
+			}
+			_, err := client.Enqueue(asynq.NewTask(c.task, []byte(c.payload)), asynq.Queue(fmt.Sprintf("q%02d", i)), asynq.TaskID(fmt.Sprintf("%s-%d", c.task, i)))
+			redistest.Must(t, err)
+		}
+	}
+	rules := []automutex.Rule{{Task: "mail", On: []string{"to"}}, {Task: "wrong", On: []string{"to"}}}
+	v := serve(t, s, Options{Rules: rules})
+	last := fmt.Sprintf("q%02[1]d/mail-%[1]d", mostQueues+1)
+	for search, want := range map[string]string{
+		"mail-1": "is pending in asynq, mail; its key is", "q01/mail-1": "mail|a", last: "mail|a",
+		"other-0": "no rule that the page knows gives it a key", "wrong-0": "field &#34;to&#34; is missing",
+	} {
+		v.get("/keys?q="+url.QueryEscape(search)).want(200, want)
+	}
+	for _, search := range []string{"mail-99", "mail-*", "a b c", "m", last[4:]} { // the last one: in a queue beyond those that are asked
+		v.get("/keys?q=" + url.QueryEscape(search)).want(200).without("in asynq")
 	}
 }
 

@@ -30,7 +30,6 @@ var views = func() map[string]*template.Template {
 		"count":    printable.Count,
 		"inBraces": inspect.InBraces,
 		"orders":   inner.Orders, // a pause and a limit of one target are one each
-		"line":     func(r row) int { return r.line() },
 		"sep":      func(n int) string { return separated(strconv.Itoa(n)) },
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
 		"order":    inspect.OrderText,
