@@ -3,6 +3,7 @@ package inspect
 import (
 	"cmp"
 	"errors"
+	"math"
 	"path"
 	"slices"
 	"strings"
@@ -51,7 +52,7 @@ func (f Filter) Passes(l Lock, now time.Time) bool {
 func Busier(a, b Lock) int {
 	taken := func(l Lock) int64 {
 		if l.Since == nil {
-			return time.Now().UnixMicro()
+			return math.MaxInt64 // held by nobody: the last
 		}
 		return l.Since.UnixMicro()
 	}

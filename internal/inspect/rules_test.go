@@ -1,9 +1,15 @@
 package inspect
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/keytext"
 )
 
@@ -27,5 +33,32 @@ func TestIsKeyOf(t *testing.T) {
 		if got := IsKeyOf(c.rule, "p", c.key); got != c.want {
 			t.Errorf("%+v, %s: %v", c.rule, c.key, got)
 		}
+	}
+}
+
+// Rules that workers say they run become rules again, but for a key that a function of the program makes: that gives no lock.
+func TestFromFleet(t *testing.T) {
+	t.Parallel()
+	rules := []automutex.Rule{
+		{Name: "a", Task: "a", On: []string{"id"}, Busy: automutex.Skip}, {Name: "b", Task: "b", Busy: automutex.RetryIn(90 * time.Second)},
+		{Name: "c", Task: "c", Key: func(context.Context, *asynq.Task) ([]string, error) { return []string{"x"}, nil }},
+	}
+	got := FromFleet(Describe(rules))
+	if len(got) != 3 || got[0].Busy != automutex.Skip || got[0].On[0] != "id" || got[1].Busy != automutex.RetryIn(90*time.Second) || got[2].Key == nil {
+		t.Fatalf("%+v", got)
+	}
+	if _, err := got[2].Key(t.Context(), asynq.NewTask("c", nil)); !errors.Is(err, automutex.NoLock) {
+		t.Errorf("the computed key: %v", err)
+	}
+	described := Describe(rules)
+	if text := described[2].KeyText(); text != "<type>|<computed>" {
+		t.Errorf("it is shown as %q", text)
+	}
+	// A prefix is the beginning of scopes, and no key has it: it is not what was meant.
+	if why, meant := Unknown([]fleet.Rule{{Name: "r", Task: "report:"}, {Task: "mail"}}, false, "p", "repor:|7"); why == "" || meant != "" {
+		t.Errorf("%q, meant %q", why, meant)
+	}
+	if _, meant := Unknown([]fleet.Rule{{Task: "report:"}, {Task: "mail"}}, false, "p", "mali|7"); meant != "mail|7" {
+		t.Errorf("meant %q", meant)
 	}
 }
