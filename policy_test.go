@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
 )
@@ -265,5 +266,35 @@ func TestCapRedelivery(t *testing.T) {
 	}
 	if got := capRedelivery(time.Second, asynq.ErrLeaseExpired, ordered); got != time.Second {
 		t.Errorf("a short delay becomes %s", got)
+	}
+}
+
+// The history says what became of each run, and of each wait that ended without one.
+func TestOutcome(t *testing.T) {
+	t.Parallel()
+	replaced := &delivery{replacing: newReplaceState()}
+	replaced.replacing.cancel(errors.New("a newer task has come"))
+	for _, c := range []struct {
+		d         *delivery
+		what      decide.What
+		ran, wait string
+	}{
+		{&delivery{}, decide.Done, "done", "skipped"},
+		{&delivery{}, decide.Spend, "failed", "failed"},
+		{&delivery{}, decide.Archive, "archived", "archived"},
+		{&delivery{}, decide.Drop, "dropped", "dropped"},
+		{replaced, decide.Drop, "replaced", "replaced"},
+		{&delivery{}, decide.Leave, "cut short", "cut short"},
+		{&delivery{}, decide.Back, "comes back", "comes back"},
+	} {
+		for ran, want := range map[bool]string{true: c.ran, false: c.wait} {
+			if got := c.d.outcome(decide.Decision{What: c.what}, ran); got != want {
+				t.Errorf("%v, ran %v: %q, want %q", c.what, ran, got, want)
+			}
+		}
+	}
+	// asynq revokes a task also if SkipRetry is in the error.
+	if wish, _ := wishOf(errors.Join(asynq.SkipRetry, asynq.RevokeTask)); wish != decide.WishDrop {
+		t.Errorf("RevokeTask beside SkipRetry: %v", wish)
 	}
 }

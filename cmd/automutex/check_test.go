@@ -53,14 +53,15 @@ rules:
 	b.run(t, "check", file(t, "rules: []")).want(t, exitOK, "no mistakes; 0 rules")
 
 	r = b.run(t, "check", file(t, `
-rules: [{task: reindex, on: [id]}]
+rules: [{task: reindex, on: [id]}, {task: import, busy: skip}]
 unique:
   - {task: reindex, on: [id], until: start, duplicate: join}
   - {task: digest, on: [user], until: start, queue: low}
   - {task: mail, until: {for: 10m}, duplicate: {postpone: 5s}}
-`)).want(t, exitOK, "1 rule, 3 unique rules", `note: unique rule "digest": until start, replace and postpone need a rule of the workers`,
+  - {task: import, until: start}
+`)).want(t, exitOK, "2 rules, 4 unique rules", `note: unique rule "import": a worker skips the task that other producers rely on`, `note: unique rule "digest": until start, replace and postpone need a rule of the workers`,
 		`note: unique rule "mail": until start, replace and postpone need a rule of the workers`)
-	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m postpone by 5s") || strings.Count(r.stdout, "note: ") != 2 {
+	if !strings.Contains(squeeze(r.stdout), "mail default <type> for 10m postpone by 5s") || strings.Count(r.stdout, "note: ") != 3 {
 		t.Errorf("got\n%s", r.stdout)
 	}
 }
