@@ -173,7 +173,7 @@ func TestProcesses(t *testing.T) {
 		fleetOf(t, v.rdb, v.prefix, 1, func(p *fleet.Process, _ *fleet.Rule) {
 			p.ID, p.Owner, p.Seen = "stopped", "gone:1", p.Seen.Add(-2*fleet.StoppedAfter)
 		})
-		first := v.get("/processes").want(200, "<b>101</b> running, <b>1</b> stopped without a word", "102 processes, from 1", `<span class="tag order">differ</span>`, `rel="next"`, "deploy one version everywhere").without("two:1", `rel="prev"`)
+		first := v.get("/processes").want(200, "<b>101</b> running, <b>1</b> stopped without notice", "102 processes, from 1", `<span class="tag order">differ</span>`, `rel="next"`, "deploy one version everywhere").without("two:1", `rel="prev"`)
 		if n := strings.Count(first.body, ">differ<"); n != processesPerPage {
 			t.Errorf("%d differ, want all of the page", n)
 		}

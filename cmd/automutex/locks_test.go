@@ -118,7 +118,7 @@ func testListFilters(t *testing.T, b binary) {
 			t.Errorf("%s: got %q, want %q", args, got, wanted)
 		}
 	}
-	if r := b.run(t, tr.flags("list", "--match", "nothing")...).want(t, exitOK); !strings.Contains(r.stderr, "are held or waited for and pass the filters") {
+	if r := b.run(t, tr.flags("list", "--match", "nothing")...); r.exit != exitOK || !strings.Contains(r.stderr, "are held or waited for and pass the filters") {
 		t.Errorf("list of nothing: %q", r.stderr)
 	}
 	b.run(t, tr.flags("list", "--match", "[a")...).wantError(t, exitUsage, "--match")
