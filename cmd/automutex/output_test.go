@@ -47,10 +47,10 @@ func TestRows_orders(t *testing.T) {
 	s := inspect.Lock{Key: "k", Line: 2, Parked: 1, Queued: 1, Paused: true, Next: &inspect.Next{Task: "q/1", Blocked: true}, Controls: []inspect.Control{
 		{Paused: true, By: "ann"}, {Limit: 3, By: "bob", Why: "a\nlarger plan"},
 	}}
-	for orders, want := range map[string]string{
-		ordersInFull(s):  ", paused by ann, limit 3 by bob (a larger plan)",
-		ordersInShort(s): ", paused", ordersInShort(inspect.Lock{}): "",
+	for _, c := range [][2]string{
+		{ordersInFull(s), ", paused by ann, limit 3 by bob (a larger plan)"}, {ordersInShort(s), ", paused"}, {ordersInShort(inspect.Lock{}), ""},
 	} {
+		orders, want := c[0], c[1]
 		if got := rows(s, time.Now(), func(inspect.Lock) string { return orders })[0]; orders != want || got[5] != "2 (1 parked) (in order), blocked by q/1"+want {
 			t.Errorf("%q, want %q, in %q", orders, want, got)
 		}
