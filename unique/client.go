@@ -77,7 +77,8 @@ const (
 // New makes a Client. client enqueues the tasks: an *asynq.Client, or what takes the same options.
 // inspector is asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers'
 // Guard, which may be another one. New does no I/O. The error joins all mistakes. Each mistake in
-// cfg is an *automutex.FieldError, which names the rule and the field.
+// cfg is an *automutex.FieldError, which names the rule and the field. New refuses Replace and Postpone for tasks that
+// an *automutex.Client runs in order.
 func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
 	if client == nil || client == automutex.Enqueuer((*asynq.Client)(nil)) || client == automutex.Enqueuer((*automutex.Client)(nil)) {

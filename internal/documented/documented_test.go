@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Each test that the pages for a release and for security name is there.
+// Each test is there that the pages for a release, for security and of the guarantees name.
 func TestDocumented_testsExist(t *testing.T) {
 	t.Parallel()
 	there := map[string]bool{}
@@ -27,7 +27,7 @@ func TestDocumented_testsExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range []string{"SECURITY.md", "VERSIONING.md"} {
+	for _, page := range []string{"SECURITY.md", "VERSIONING.md", "docs/guarantees.md"} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
