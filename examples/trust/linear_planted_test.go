@@ -66,7 +66,7 @@ var linBugs = []*linBug{
 	},
 	{
 		name:   "a purge before the deadline",
-		file:   "line",
+		file:   "clock",
 		before: `local now_ms = math.floor(now_us / 1000)`,
 		after:  `local now_ms = math.floor(now_us / 1000) + 50`,
 	},
@@ -161,9 +161,9 @@ func linReason(verdict string) string {
 // linOverlay is the bug that is in the Go code: the library is built with it.
 var linOverlay = struct{ name, file, before, after string }{
 	name:   "a local deadline counted from a lease's length after receipt of the message",
-	file:   "lock/messages.go",
-	before: `w.hint.Value, w.askedAt, length, true)`,
-	after:  `w.hint.Value, time.Now().Add(length), length, true)`,
+	file:   "lock/refresh.go",
+	before: `grant.Value, since, min(m.ttl, maxGrant), true)`,
+	after:  `grant.Value, since.Add(time.Since(since)+min(m.ttl, maxGrant)), min(m.ttl, maxGrant), true)`,
 }
 
 // The same histories, by this very test built with a bug in the library.
