@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -94,11 +95,11 @@ func TestRule04_AskAndJoinAreOneScript(t *testing.T) {
 		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		warm(t, m)
 		holder, waiter := m.newLease(), m.newLease()
-		if a := mustAsk(t, m, holder, entryLifetime); !a.Yours {
+		if a := mustAsk(t, m, holder, turn.EntryLifetime); !a.Yours {
 			t.Fatalf("the first ask is answered %+v", a)
 		}
 		k.reset()
-		if a := mustAsk(t, m, waiter, entryLifetime); a.Yours || a.Place != 0 {
+		if a := mustAsk(t, m, waiter, turn.EntryLifetime); a.Yours || a.Place != 0 {
 			t.Fatalf("the second ask is answered %+v", a)
 		}
 		if _, ok := stored(t, m)["e:"+waiter.body]; !ok || k.count(wire.AskScript) != 1 {
@@ -119,8 +120,8 @@ func TestRule04_LockJoinsWithItsFirstAsk(t *testing.T) {
 		inLine(t, m, 1)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if first := k.first["ask"]; len(first) != 3 || first[2] != entryLifetime.Milliseconds() {
-			t.Errorf("the first ask of Lock is %v, want one that stays for %s", first, entryLifetime)
+		if first := k.first["ask"]; len(first) != 3 || first[2] != turn.EntryLifetime.Milliseconds() {
+			t.Errorf("the first ask of Lock is %v, want one that stays for %s", first, turn.EntryLifetime)
 		}
 	})
 }
@@ -132,8 +133,8 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		holder, waiter := m.newLease(), m.newLease()
-		mustAsk(t, m, holder, entryLifetime)
-		mustAsk(t, m, waiter, entryLifetime)
+		mustAsk(t, m, holder, turn.EntryLifetime)
+		mustAsk(t, m, waiter, turn.EntryLifetime)
 		if free, held, err := holder.release(t.Context()); !held || free != 0 || err != nil {
 			t.Fatalf("release: held %v, %d free, %v", held, free, err)
 		}
@@ -149,7 +150,7 @@ func TestRule04_ReleaseAndGrantAreOneScript(t *testing.T) {
 func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) wire.Answer {
 	t.Helper()
 	if lifetime == 0 {
-		a, err := m.ask(t.Context(), le, modeTry)
+		a, err := m.ask(t.Context(), le, turn.Try)
 		redistest.Must(t, err)
 		audit(t, m)
 		return a
@@ -162,7 +163,7 @@ func mustAsk(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) wire.Answ
 // mustJoin joins the line of m with an entry that lives for lifetime.
 func mustJoin(t testing.TB, m *Lock, le *Lease, lifetime time.Duration) wire.Answer {
 	t.Helper()
-	s, args := m.kind.ask(le, modeJoin)
+	s, args := m.kind.ask(le, turn.Join)
 	args[2] = lifetime.Milliseconds()
 	reply, err := m.locker.conn.Run(t.Context(), s, m.keys, args)
 	redistest.Must(t, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 func TestDelete(t *testing.T) {
@@ -62,7 +63,7 @@ func TestDeleteCostsWaitersAboutASecond(t *testing.T) {
 		deleted := time.Now()
 		redistest.Must(t, m.Delete(t.Context()))
 		mustUnlock(t, w.got(t))
-		if late := time.Since(deleted); late > refreshEvery+3*time.Second {
+		if late := time.Since(deleted); late > turn.RefreshEvery+3*time.Second {
 			t.Errorf("the waiter had the lock %s after the Delete", late)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // steppedBack is a mutex on a miniredis whose clock the returned function sets: an
@@ -30,7 +31,7 @@ func TestDeadWaitersCountAsDeadSoonAfterAStepBack(t *testing.T) {
 	held := mustTry(t, m)
 	const dead = 100
 	for range dead {
-		mustAsk(t, m, m.newLease(), entryLifetime)
+		mustAsk(t, m, m.newLease(), turn.EntryLifetime)
 	}
 	step(0)
 	if err := held.Unlock(t.Context()); err != nil { // the first of the dead is granted it
@@ -74,17 +75,17 @@ func TestLiveWaiterKeepsItsPlaceThroughAStepBack(t *testing.T) {
 	m, step := steppedBack(t)
 	held := mustTry(t, m)
 	first, second := m.newLease(), m.newLease()
-	mustAsk(t, m, first, entryLifetime)
-	mustAsk(t, m, second, entryLifetime)
+	mustAsk(t, m, first, turn.EntryLifetime)
+	mustAsk(t, m, second, turn.EntryLifetime)
 	step(0)
 	mustUnlock(t, held)
 	if _, ok := holds(t, first); !ok {
 		t.Fatalf("the first one was not granted the lock; %s", dump(m))
 	}
 	step(time.Second)
-	mustAsk(t, m, second, entryLifetime) // as each does once a second
+	mustAsk(t, m, second, turn.EntryLifetime) // as each does once a second
 	mark := -stored(t, m)["d:"+second.body]
-	if want := float64(serverNow(t, m).Add(entryLifetime).UnixMilli()); mark != want {
+	if want := float64(serverNow(t, m).Add(turn.EntryLifetime).UnixMilli()); mark != want {
 		t.Errorf("its mark is %.0f, want %.0f", mark, want)
 	}
 	if _, _, err := first.release(t.Context()); err != nil {

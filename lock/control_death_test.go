@@ -34,7 +34,7 @@ func TestControls_holderKilledWhilePaused(t *testing.T) {
 		l.line.mu.Lock()
 		defer l.line.mu.Unlock()
 		for _, waiter := range l.line.waiters {
-			return waiter.askedAt.After(asked)
+			return askedAt(waiter).After(asked)
 		}
 		return false
 	}, "another ask of the waiter")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // A Locker that has never read the controls waits for them for a second while the server
@@ -219,7 +220,7 @@ func TestControls_newLockerWithoutTheirNode(t *testing.T) {
 			t.Errorf("call %d of a Locker that has not read the controls took %s, want %s at most", i+1, took, most)
 		}
 	}
-	redistest.Eventually(t, patience, func() bool { // the calls did not wait for the read to end
+	redistest.Eventually(t, turn.Patience, func() bool { // the calls did not wait for the read to end
 		return strings.Contains(log.String(), "the controls cannot be read; this process obeys no pause")
 	}, "it is logged")
 	if n := strings.Count(log.String(), "the controls cannot be read; this process obeys no pause"); n != 1 {

@@ -77,8 +77,7 @@ func TestFates(t *testing.T) {
 		if d := first[2].Sub(first[0]); d < parking.CheckEvery/2 {
 			t.Errorf("three calls within %v", d)
 		}
-		// On a slow server a look may name it once more before it is taken out.
-		if n := len(c.of("gone")); n != 1 && (s.Kind() != redistest.KindMini || n > 2) {
+		if n := len(c.of("gone")); n != 1 {
 			t.Errorf("gone was called %d times", n)
 		}
 		if _, _, ok := away(t, noted(m, "gone")); ok {

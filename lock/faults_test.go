@@ -10,9 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/internal/wire"
 )
 
 // traffic has n goroutines of two Lockers take the lock in turn until stop is
@@ -170,35 +168,6 @@ func TestOutageOfSomeSeconds(t *testing.T) {
 	mustUnlock(t, held)
 	mustUnlock(t, w.got(t))
 	free(t, m, soon)
-}
-
-// Redis goes and does not come back: waiters bear it for a while only.
-func TestWaitersGiveUpOnADeadRedis(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
-	m := l.Mutex(redistest.Name(t))
-	w := hearing(m, 1000)
-	down := exchange.Failed("ask", m.Key(), errors.New("the network is down"))
-	w.repliedAt = time.Now().Add(-patience / 2)
-	w.pending = &pendingAsk{mode: modeJoin}
-	l.line.handleReply(w, wire.Answer{}, down, time.Now())
-	if w.finished() {
-		t.Fatalf("gave up after %s", patience/2)
-	}
-	l.line.mu.Lock()
-	w.repliedAt, w.pending = time.Now().Add(-patience-time.Second), &pendingAsk{mode: modeJoin}
-	l.line.mu.Unlock()
-	l.line.handleReply(w, wire.Answer{}, down, time.Now())
-	if !w.finished() || !errors.Is(w.err, ErrBackend) {
-		t.Errorf("after %s: finished %v, %v", patience, w.finished(), w.err)
-	}
-	// What will not change is not borne at all.
-	w = hearing(m, 1000)
-	w.repliedAt, w.pending = time.Now(), &pendingAsk{mode: modeJoin}
-	l.line.handleReply(w, wire.Answer{}, exchange.Failed("ask", m.Key(), redistest.ReplyError("NOPERM no")), time.Now())
-	if !w.finished() || !errors.Is(w.err, ErrBackend) {
-		t.Errorf("NOPERM: finished %v, %v", w.finished(), w.err)
-	}
 }
 
 // Everything at once, over and over: connections cut, replies lost, messages

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -53,8 +54,8 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 		}
 		// Of another Locker: one's own waiters are told by the reply.
 		holder, waiter := handle(newLocker(t, s.Client(t)), m).newLease(), m.newLease()
-		mustAsk(t, m, holder, entryLifetime)
-		mustAsk(t, m, waiter, entryLifetime)
+		mustAsk(t, m, holder, turn.EntryLifetime)
+		mustAsk(t, m, waiter, turn.EntryLifetime)
 		before := serverNow(t, m)
 		if _, held, err := holder.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
@@ -66,7 +67,7 @@ func TestRule11_FenceIsPrintedExactly(t *testing.T) {
 		if !ok || msg.Token != waiter.token || msg.Fence != fence || msg.ServerUS < before.UnixMicro() || msg.ServerUS > serverNow(t, m).UnixMicro() {
 			t.Errorf("message %q, want token %s and fence %d", got.Payload, waiter.token, fence)
 		}
-		if a := mustAsk(t, m, waiter, entryLifetime); !a.Yours || a.Fence <= 0 {
+		if a := mustAsk(t, m, waiter, turn.EntryLifetime); !a.Yours || a.Fence <= 0 {
 			t.Errorf("re-ask is answered %+v", a)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -25,8 +26,8 @@ func TestRule06_GrantLastsG(t *testing.T) {
 		} {
 			m := l.Mutex(redistest.Name(t), TTL(c.releaser))
 			holder, waiter := m.newLease(), handle(l, m, TTL(c.waiter)).newLease()
-			mustAsk(t, m, holder, entryLifetime)
-			mustAsk(t, waiter.lock, waiter, entryLifetime)
+			mustAsk(t, m, holder, turn.EntryLifetime)
+			mustAsk(t, waiter.lock, waiter, turn.EntryLifetime)
 			before := serverNow(t, m)
 			if _, held, err := holder.release(t.Context()); !held && err == nil {
 				continue // a busy machine: the 100 ms have passed
@@ -96,7 +97,7 @@ func TestRule06_StaleEntriesAreDropped(t *testing.T) {
 		l := newLocker(t, s.Client(t))
 		m := l.Mutex(redistest.Name(t))
 		holder, waiter := m.newLease(), m.newLease()
-		mustAsk(t, m, holder, entryLifetime)
+		mustAsk(t, m, holder, turn.EntryLifetime)
 		const n = 150
 		var dead []redis.Z
 		ms := float64(serverNow(t, m).UnixMilli())
@@ -140,23 +141,23 @@ func TestRule06_WaiterBehindStaleEntries(t *testing.T) {
 
 func TestRule06_EntriesLiveThroughThreeRefreshes(t *testing.T) {
 	t.Parallel()
-	if entryLifetime < 3*refreshEvery {
-		t.Errorf("entries are stale after %s, refreshed every %s: with less than three a live waiter starves", entryLifetime, refreshEvery)
+	if turn.EntryLifetime < 3*turn.RefreshEvery {
+		t.Errorf("entries are stale after %s, refreshed every %s: with less than three a live waiter starves", turn.EntryLifetime, turn.RefreshEvery)
 	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		mustTry(t, m)
 		w := m.newLease()
-		mustAsk(t, m, w, entryLifetime)
+		mustAsk(t, m, w, turn.EntryLifetime)
 		first := -stored(t, m)["d:"+w.body]
 		ticket := stored(t, m)["e:"+w.body]
 		now := serverNow(t, m)
-		if left := time.UnixMilli(int64(first)).Sub(now); left > entryLifetime || left < entryLifetime-2*time.Second {
-			t.Errorf("the entry is stale in %s, want %s", left, entryLifetime)
+		if left := time.UnixMilli(int64(first)).Sub(now); left > turn.EntryLifetime || left < turn.EntryLifetime-2*time.Second {
+			t.Errorf("the entry is stale in %s, want %s", left, turn.EntryLifetime)
 		}
 		// A refresh keeps the ticket and moves the time.
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).Sub(now) > 5*time.Millisecond }, "some time")
-		mustAsk(t, m, w, entryLifetime)
+		mustAsk(t, m, w, turn.EntryLifetime)
 		if again := -stored(t, m)["d:"+w.body]; again <= first || stored(t, m)["e:"+w.body] != ticket {
 			t.Errorf("a refresh moved the time from %f to %f, the ticket from %f to %f", first, again, ticket, stored(t, m)["e:"+w.body])
 		}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -68,7 +69,7 @@ func TestGrantToldByALostReply(t *testing.T) {
 			le = w.got(t)
 			took := time.Since(began)
 			mustUnlock(t, le)
-			if took < refreshEvery/2 {
+			if took < turn.RefreshEvery/2 {
 				return
 			}
 		}

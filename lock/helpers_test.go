@@ -17,6 +17,7 @@ import (
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -164,7 +165,7 @@ func heard(t testing.TB, m *Lock) {
 // for another reason.
 func calm(t testing.TB, l *Locker, n int) {
 	t.Helper()
-	whenAnswered(t, l, n, refreshEvery/4, func(w *waiter) { w.refreshAt = time.Now().Add(time.Hour) })
+	whenAnswered(t, l, n, turn.RefreshEvery/4, func(w *waiter) { w.turn.RefreshAt = time.Now().Add(time.Hour) })
 }
 
 // whenAnswered calls then for each of n waiters of l at a moment when their Locker is
@@ -189,7 +190,7 @@ func whenAnswered(t testing.TB, l *Locker, n int, least time.Duration, then func
 		line.mu.Lock()
 		defer line.mu.Unlock()
 		for _, w := range line.waiters {
-			if w.hint.ServerUS == 0 || w.pending != nil || w.askedAt.IsZero() || time.Until(w.refreshAt) < least {
+			if hint, at := w.turn.Grant(); hint.ServerUS == 0 || w.turn.Next().IsZero() || at.IsZero() || time.Until(w.turn.RefreshAt) < least {
 				return false
 			}
 		}

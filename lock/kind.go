@@ -5,6 +5,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -12,7 +13,7 @@ import (
 // and reply. All are zero-size types without state.
 type kind interface {
 	// ask is the script of an ask, and its arguments.
-	ask(le *Lease, mode askMode) (*exchange.Script, []any)
+	ask(le *Lease, mode turn.Ask) (*exchange.Script, []any)
 	// parse reads the reply to that script; ok is false for one that its header does not
 	// list.
 	parse(reply any) (a wire.Answer, ok bool)
@@ -25,15 +26,15 @@ type kind interface {
 // lockKind is the kind of mutexes and semaphores.
 type lockKind struct{}
 
-func (lockKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
+func (lockKind) ask(le *Lease, mode turn.Ask) (*exchange.Script, []any) {
 	m, park := le.lock, int64(wire.ParkNever)
-	if mode == modePark {
+	if mode == turn.Park {
 		park = wire.ParkLast
 		if m.parkFirst {
 			park = wire.ParkAhead
 		}
 	}
-	return wire.AskScript, wire.AskArgs{Body: &le.asks, Keep: m.keepArg, Stay: mode.lifetime(), Limit: m.slots(), Park: park, Every: m.rate.every, Spare: m.rate.spare}.Args()
+	return wire.AskScript, wire.AskArgs{Body: &le.asks, Keep: m.keepArg, Stay: mode.Lifetime(), Limit: m.slots(), Park: park, Every: m.rate.every, Spare: m.rate.spare}.Args()
 }
 
 func (lockKind) parse(reply any) (wire.Answer, bool) { return wire.ParseAsk(reply) }
@@ -59,8 +60,8 @@ func (l *Locker) pool(name string, options ...Option) *Lock {
 	return m
 }
 
-func (poolKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
-	return wire.PoolTakeScript, []any{&le.asks, le.lock.ttlArg, mode.lifetime()}
+func (poolKind) ask(le *Lease, mode turn.Ask) (*exchange.Script, []any) {
+	return wire.PoolTakeScript, []any{&le.asks, le.lock.ttlArg, mode.Lifetime()}
 }
 
 func (poolKind) parse(reply any) (wire.Answer, bool) { return wire.ParseTake(reply) }

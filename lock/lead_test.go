@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // candidate is a call of Lead that runs beside the test.
@@ -208,9 +209,9 @@ func TestLead_oneAfterABreakWithALimit(t *testing.T) {
 		if n, err := operator.byKey(operator.Mutex(name).Key()).BreakAll(t.Context()); n != 1 || err != nil {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}
-		// The line is served at once: within refreshEvery a second leader would have begun.
+		// The line is served at once: within turn.RefreshEvery a second leader would have begun.
 		var leaders []context.Context
-		for end := time.Now().Add(refreshEvery); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(turn.RefreshEvery); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			for _, c := range candidates {
 				select {
 				case term := <-c.terms:

@@ -49,8 +49,7 @@ func TestMaxHold(t *testing.T) {
 func TestMaxHoldOfAGrantedLease(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
-	w := hearing(l.Mutex(redistest.Name(t), MaxHold(2*time.Second)), 1000)
-	w.askedAt = time.Now().Add(-500 * time.Millisecond)
+	w := hearing(l.Mutex(redistest.Name(t), MaxHold(2*time.Second)), 1000, 500*time.Millisecond)
 	granted := time.Now()
 	l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000})
 	if !w.finished() {

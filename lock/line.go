@@ -6,112 +6,56 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
-// How waiters keep their places.
-const (
-	// refreshEvery is how often a waiter asks again. A lost message delays a waiter by
-	// about that long at most.
-	refreshEvery = time.Second
-	// entryLifetime is how long a line entry lives in Redis without another ask: three
-	// refreshes. With less, one slow exchange would cost a live waiter its place. With more,
-	// releases would grant the lock to more waiters of a dead process, and each such grant
-	// blocks the lock until its lease ends.
-	entryLifetime = 3 * refreshEvery
-	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in
-	// Redis lives for entryLifetime only. After that a grant may drop the entry, and the next
-	// ask makes a new one, at the end of the line.
-	patience = 15 * time.Second
-	// leaveGrace is how long a caller that gave up waits for the reply to its leave. The
-	// leave itself goes on in the background.
-	leaveGrace = 250 * time.Millisecond
-)
+// leaveGrace is how long a caller that gave up waits for the reply to its leave. The
+// leave itself goes on in the background.
+const leaveGrace = 250 * time.Millisecond
 
 // line is the waiting side of a Locker: the waiters of this process, each a goroutine blocked
 // in wait. Elsewhere "the line" of a lock is the list in Redis of all processes' waiters: an ask
-// adds an entry to it, and only that list decides who is next. This type decides what
-// happens to a waiter here, on three events: a grant message (messages.go), the reply to an ask,
-// and the alarm (both refresh.go).
+// adds an entry to it, and only that list decides who is next. What becomes of a waiter here its
+// turn.Wait decides; this type sends the asks and carries out the steps, on three events: a grant
+// message (messages.go), the reply to an ask, and the alarm (both refresh.go).
 //
 // An ask is one run of the script ask for the token of a waiter. The waiter's goroutine
 // sends the first one, the line sends all others, in pipelines. A leave is a release of that
 // token: it removes the waiter's entry, and frees a slot that was granted meanwhile.
 //
-// For one token, asks and the leave never overlap: while waiter.pending is set, nothing
-// else is sent for its token. A waiter that gives up meanwhile only changes its state,
-// and the reply to the ask then sends the leave. (If the leave reached Redis before an ask
-// that is still on its way, that ask would take the lock for a waiter that is gone.)
-//
 // go-redis may send an ask twice. The second one, a late copy, may even run after the leave, and
 // take the lock for that waiter. So a token of which a copy may yet run is released again later,
 // see type abandoned.
 //
-// To add a way to wait: an askMode in take.go, with its arguments and replies in kind.go and
-// lua/ask.lua, and its cases in newWaiter and handleReply; a case of the select in wait for what
-// else can end it; and a waitState with its case in result if it ends in a new way.
+// To add a way to wait: a turn.Ask, with its arguments and replies in kind.go and lua/ask.lua; a
+// turn.Step for how it ends, in act and result, with its stories; a case of the select in await
+// for what else can end it.
 type line struct {
 	locker *Locker
 	alarm  life.Alarm
 
 	mu      sync.Mutex         // guards the fields below and those of every waiter; never held across I/O
-	waiters map[string]*waiter // by token: those in stateInLine or stateParkNext
-}
-
-// waitState is how far a wait has come. Transitions:
-//
-//	stateInLine -> stateParkNext   parkNow was closed, the lock was paused, or its gate is closed for longer than longGate
-//	stateInLine, stateParkNext -> stateGranted, stateParkedOrRefused, stateFailed   by a reply or a grant message
-//	any state -> stateLeaving      the goroutine gave up, or is about to return the error of a failed wait
-//
-// No state goes back to an earlier one. end closes done as it sets stateGranted,
-// stateParkedOrRefused or stateFailed.
-type waitState uint8
-
-const (
-	stateInLine          waitState = iota // the first state, also if the first ask parks. The line asks once a second
-	stateParkNext                         // like stateInLine, but the next ask parks it
-	stateGranted                          // the lease is with the renewer
-	stateParkedOrRefused                  // parked, or refused because a holder has the waiter's note: see waiter.last
-	stateFailed                           // see waiter.err; leave removes the entry that may be left in Redis
-	stateLeaving                          // the leave is sent once no ask is pending
-)
-
-// pendingAsk is an ask that is on its way.
-type pendingAsk struct {
-	mode   askMode
-	repeat bool // ask once more after it: a message may have been missed since it ran
+	waiters map[string]*waiter // by token: those whose wait goes on
 }
 
 // waiter is one goroutine in line. line.mu guards its fields, with these exceptions:
 //
-//   - lease, until, mayPark, done and leaveDone are set before the line knows the waiter, and
+//   - lease, done and leaveDone are set before the line knows the waiter, and
 //     never change. So the goroutine of sendLeave uses lease and leaveDone without mu.
-//   - Its goroutine sets wasCalled while the first ask is pending. Only handleReply reads it,
+//   - Its goroutine sets wasCalled while the first ask is under way. Only act reads it,
 //     under mu, for that ask (on the same goroutine) or a later one.
 //   - After done is closed only its own goroutine, and that of its leave, use the waiter. A
-//     wait ends while no ask is pending, and end removes the waiter from the map, so nobody
+//     wait ends while no ask is under way, and act removes the waiter from the map, so nobody
 //     else finds it any more.
 type waiter struct {
 	lease     *Lease
-	until     time.Time // when its wait ends; zero: it has no deadline
-	mayPark   bool      // it may park, see lockOrPark
-	wasCalled bool      // the waiter's note was parked, and some process had called it (see inside.Caller)
-
-	state   waitState
-	pending *pendingAsk // nil: no ask is on its way
-
-	askedAt    time.Time    // when the last ask with a busy reply was sent
-	repliedAt  time.Time    // when Redis last replied, for patience
-	refreshAt  time.Time    // when to ask again at the latest
-	slotFreeAt time.Time    // when a slot may come free without a release: the first deadline, or the gate opens; zero: w does not ask then, since it is not known, or waiters with a better place do, see stayInLine
-	last       wire.Answer  // the last busy reply
-	hint       wire.Message // the newest message that says w was granted the lock; zero once a later ask was busy, which proves it stale
-	hintAt     time.Time    // when it was received
-
+	turn      turn.Wait
+	wasCalled bool          // the waiter's note was parked, and some process had called it (see inside.Caller)
 	leaveDone chan struct{} // closed when the leave has a reply or an error
-	done      chan struct{} // closed when the state is stateGranted, stateParkedOrRefused or stateFailed
-	err       error         // with stateFailed: what Lock returns
+	done      chan struct{} // closed when the wait has ended by itself
+	ended     turn.Step     // with done: how
+	err       error         // with turn.Failed and turn.TooLate: what Lock returns
 }
 
 func newLine(l *Locker) *line {
@@ -120,23 +64,24 @@ func newLine(l *Locker) *line {
 	return n
 }
 
-// newWaiter returns a waiter whose first ask is pending: the caller sends it. A nil parkNow
+// newWaiter returns a waiter whose first ask is under way: the caller sends it. A nil parkNow
 // means that the waiter may not park.
 func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
-	w := &waiter{
-		lease: m.newLease(), until: until, mayPark: parkNow != nil,
-		done: make(chan struct{}), leaveDone: make(chan struct{}),
-	}
-	w.pending = &pendingAsk{mode: w.nextMode()}
+	atOnce := false
 	select {
 	case <-parkNow:
-		w.pending.mode = modePark
+		atOnce = true
 	default:
-		if parkNow != nil && m.slots() == 0 {
-			w.pending.mode = modePark // the lock is paused: park instead of waiting for the end of the pause
-		}
 	}
-	return w
+	grant := min(m.ttl, maxGrant)
+	terms := turn.Terms{
+		Until: until, InTime: m.inTimeOnly, MayPark: parkNow != nil,
+		Grant: grant, Counted: believe(grant), Short: grant < m.ttl && !m.renew,
+	}
+	return &waiter{
+		lease: m.newLease(), turn: turn.New(terms, m.slots(), atOnce),
+		done: make(chan struct{}), leaveDone: make(chan struct{}),
+	}
 }
 
 // wait takes m's lock. If the lock is busy it waits in line until waitCtx ends, or parks when
@@ -147,13 +92,13 @@ func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
 	until, _ := waitCtx.Deadline()
 	w, began := m.newWaiter(until, parkNow), time.Now()
-	mode := w.pending.mode
+	asked := w.turn.Asks()
 	// Add w to the line before the ask: its grant may be published before the reply is read.
 	n.mu.Lock()
 	n.waiters[w.lease.token] = w
 	n.mu.Unlock()
 
-	a, sent, err := m.take(ctx, w.lease, mode)
+	a, sent, err := m.take(ctx, w.lease, asked)
 	if err != nil {
 		// If the ask may have run, take has abandoned the token: a slot that it took or was
 		// granted is released. A message that arrives from now on finds no waiter.
@@ -165,9 +110,9 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 	if !a.Yours {
 		w.wasCalled = m.noteReturn(w.lease, a)
 	}
-	n.handleReply(w, a, nil, sent)
-	if a.Yours || a.Parked || mode == modePark {
-		return n.result(ctx, w, 0) // handleReply has closed done: granted, parked or refused
+	n.handleReply(w, turn.Reply{Answer: a, Sent: sent, Slots: m.slots()})
+	if a.Yours || a.Parked || asked == turn.Park {
+		return n.result(ctx, w, 0) // handleReply has closed done
 	}
 	// A grant that is published before the subscription stands is lost. So each new
 	// subscription has all waiters ask again (askAll, called in messages.go), also those whose ask
@@ -176,7 +121,7 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 	if m.isOrdered() {
 		n.locker.parking.CheckOrder(m.parked())
 	}
-	if w.mayPark {
+	if parkNow != nil {
 		n.locker.parking.MeasureHeld(m.parked()) // from now on, for averageHeld
 		// A holder has this waiter's own note: lockOrPark refuses it at once. Lock waits for
 		// that holder as for any other.
@@ -218,25 +163,22 @@ func (n *line) await(ctx, waitCtx context.Context, w *waiter, parkNow <-chan str
 // the error of the wait. w's goroutine calls it, once.
 func (n *line) result(ctx context.Context, w *waiter, waited time.Duration) (*Lease, error) {
 	m := w.lease.lock
-	switch w.state { // stateFailed is below; done is open in the other states
-	case stateGranted:
+	switch w.ended {
+	case turn.Won, turn.Granted:
 		return m.handOut(ctx, w.lease)
-	case stateParkedOrRefused:
+	case turn.Parked:
 		m.locker.releaseLater(w.lease) // against a late copy of an ask, if there may be one
-		return nil, m.busy(w.last, waited, nil)
+		return nil, m.busy(w.turn.Last(), waited, nil)
 	}
 	n.leave(w)
 	return nil, w.err
 }
 
-// parkSoon makes the next ask of w a parking one. It is sent at once, or after the reply to
-// the pending ask. If w is granted the lock meanwhile, it does not park.
+// parkSoon makes the next ask of w a parking one.
 func (n *line) parkSoon(w *waiter) {
 	n.mu.Lock()
-	if w.state == stateInLine {
-		w.state, w.refreshAt = stateParkNext, time.Now()
-	}
-	next := w.nextAsk()
+	w.turn.ParkSoon(time.Now())
+	next := w.turn.Next()
 	n.mu.Unlock()
 	n.alarm.Set(next)
 }
@@ -257,33 +199,14 @@ func (n *line) callOnWait(w *waiter) {
 	returned = true
 }
 
-// nextAsk is when to ask for w again; zero: not for now. Callers hold mu.
-func (w *waiter) nextAsk() time.Time {
-	if w.pending != nil || w.state != stateInLine && w.state != stateParkNext {
-		return time.Time{}
-	}
-	return life.Earliest(w.refreshAt, w.slotFreeAt)
-}
-
-// end ends the wait of w in one of the states that close done, and lets its goroutine go on.
-// No ask of w is pending. Callers hold mu.
-func (n *line) end(w *waiter, state waitState) {
-	w.state = state
-	delete(n.waiters, w.lease.token)
-	close(w.done)
-}
-
 // leave removes w from the line and releases a slot that w may have been granted meanwhile.
 // It returns the last busy reply, in which parked is true if w was parked at the last moment.
 // It waits for at most leaveGrace. If an ask is still pending then, leave returns the reply to
 // the ask before it, though the pending one may yet park w. w's goroutine calls it, at most once.
 func (n *line) leave(w *waiter) wire.Answer {
 	n.mu.Lock()
-	w.state = stateLeaving
 	delete(n.waiters, w.lease.token)
-	if w.pending == nil {
-		n.sendLeave(w)
-	}
+	n.act(w, w.turn.GiveUp(), turn.Reply{})
 	n.mu.Unlock()
 	timer := time.NewTimer(leaveGrace)
 	defer timer.Stop()
@@ -293,7 +216,7 @@ func (n *line) leave(w *waiter) wire.Answer {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return w.last
+	return w.turn.Last()
 }
 
 // sendLeave sends the leave of w, on a goroutine of its own. It is called at most once for

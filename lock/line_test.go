@@ -13,6 +13,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -20,14 +21,14 @@ import (
 func TestRule05_OneWakeUpPerFreedSlot(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		// Entries without goroutines are stale after entryLifetime, so a busy machine may need
+		// Entries without goroutines are stale after turn.EntryLifetime, so a busy machine may need
 		// several tries until both releases come before that.
 		for range 20 {
 			if releasesWakeOneEach(t, s) {
 				return
 			}
 		}
-		t.Errorf("two releases never came within %s of the asks", entryLifetime)
+		t.Errorf("two releases never came within %s of the asks", turn.EntryLifetime)
 	})
 }
 
@@ -46,12 +47,12 @@ func releasesWakeOneEach(t *testing.T, s *redistest.Server) (inTime bool) {
 	holders := []*Lease{far.newLease(), far.newLease()}
 	var waiters []*Lease
 	for _, le := range holders {
-		mustAsk(t, m, le, entryLifetime)
+		mustAsk(t, m, le, turn.EntryLifetime)
 	}
 	began := time.Now()
 	for range 5 {
 		waiters = append(waiters, m.newLease())
-		mustAsk(t, m, waiters[len(waiters)-1], entryLifetime)
+		mustAsk(t, m, waiters[len(waiters)-1], turn.EntryLifetime)
 	}
 	for i, le := range holders {
 		if _, held, err := le.release(t.Context()); !held || err != nil {
@@ -60,7 +61,7 @@ func releasesWakeOneEach(t *testing.T, s *redistest.Server) (inTime bool) {
 		_, ok := holds(t, waiters[i])
 		holding, inLine := band(t, m, "h:"), band(t, m, "e:")
 		switch {
-		case time.Since(began) >= entryLifetime:
+		case time.Since(began) >= turn.EntryLifetime:
 			return false
 		case !ok || holding != 2 || inLine != 4-i:
 			t.Fatalf("after release %d waiter %d should hold, and nobody else; %s", i, i, dump(m))
@@ -122,7 +123,7 @@ func TestRule05_TwoCallsPerContendedAcquisition(t *testing.T) {
 		mustUnlock(t, first.got(t))
 		wg.Wait()
 		// Each second that this took, every waiter may have asked once more.
-		seconds := int(time.Since(began) / (refreshEvery - refreshTogether))
+		seconds := int(time.Since(began) / (turn.RefreshEvery * 3 / 4))
 		if asks := k.count(wire.AskScript); asks > n*(1+seconds)+2+seconds {
 			t.Errorf("%d acquisitions in %s took %d asks", n, time.Since(began), asks)
 		}
@@ -156,12 +157,12 @@ func TestRule05_RefreshesTravelTogether(t *testing.T) {
 		pipelines := k.sizes(wire.AskScript)
 		took := time.Since(began)
 		// 3 to 4 s; each waiter more often than once a second costs more.
-		if took < 2*refreshEvery {
+		if took < 2*turn.RefreshEvery {
 			t.Errorf("%d asks of %d waiters within %s", k.count(wire.AskScript), n, took)
 		}
 		// Waiters that came at different times are due at different times. A pipeline
 		// goes to one server.
-		most := 1 + int(took/refreshTogether)
+		most := 1 + int(took/(turn.RefreshEvery/4))
 		if s.Kind() == redistest.KindCluster {
 			most *= 3
 		}
@@ -197,7 +198,7 @@ func timers(l *Locker) (n int) {
 	l.line.mu.Lock()
 	defer l.line.mu.Unlock()
 	for _, w := range l.line.waiters {
-		if !w.slotFreeAt.IsZero() {
+		if !w.turn.SlotFreeAt.IsZero() {
 			n++
 		}
 	}
@@ -259,8 +260,8 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		expiring, waiter := handle(m.locker, m, TTL(inside.MinTTL)).newLease(), m.newLease()
-		mustAsk(t, expiring.lock, expiring, entryLifetime)
-		mustAsk(t, m, waiter, entryLifetime)
+		mustAsk(t, expiring.lock, expiring, turn.EntryLifetime)
+		mustAsk(t, m, waiter, turn.EntryLifetime)
 		deadline, _ := holds(t, expiring)
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(deadline) }, "the holder's deadline")
 		mustBeBusy(t, m)

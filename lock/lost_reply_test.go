@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -64,7 +65,7 @@ func TestRule03_ResentAskIsOursBesideOtherHolders(t *testing.T) {
 					t.Fatalf("a slot of four is refused; %s", dump(others))
 				}
 			}
-			again := mustAsk(t, ours.lock, ours, entryLifetime)
+			again := mustAsk(t, ours.lock, ours, turn.EntryLifetime)
 			if !first.Yours || !again.Yours || again.Fence <= first.Fence {
 				t.Errorf("N = %d: two asks of one token are answered %+v and %+v, want yours both times; %s", n, first, again, dump(others))
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -52,18 +53,18 @@ func (le *Lease) endOrder(o inside.Outcome) {
 // orderKind is the kind of locks that are given in order. It is always that of a mutex.
 type orderKind struct{}
 
-func (orderKind) ask(le *Lease, mode askMode) (*exchange.Script, []any) {
+func (orderKind) ask(le *Lease, mode turn.Ask) (*exchange.Script, []any) {
 	m, park := le.lock, int64(0)
 	switch mode {
-	case modeTry, modeJoin:
-	case modeJoinOrPark:
+	case turn.Try, turn.Join:
+	case turn.JoinOrPark:
 		park = 2
-	case modePark:
+	case turn.Park:
 		park = 1
 	}
 	p := m.order.Place
 	return wire.OrderAskScript, []any{
-		&le.asks, m.keepArg, mode.lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare,
+		&le.asks, m.keepArg, mode.Lifetime(), int64(m.slots()), park, m.rate.every, m.rate.spare,
 		p.Nonce, p.Ticket, p.Retried, p.Most, wire.Flag(p.Continue), wire.Flag(p.Again),
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // Callers may give different limits for one lock. A waiter is granted by its own limit, not by that of
@@ -75,7 +76,7 @@ func TestClockStep_marksKeepTheirLimit(t *testing.T) {
 		held = append(held, mustTry(t, m))
 	}
 	for range 3 {
-		mustAsk(t, m, m.newLease(), entryLifetime)
+		mustAsk(t, m, m.newLease(), turn.EntryLifetime)
 	}
 	step(0)
 	mustUnlock(t, held[0])

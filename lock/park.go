@@ -8,9 +8,6 @@ import (
 	"github.com/automutex/automutex/internal/wire"
 )
 
-// longGate is how long the gate must yet be closed for a waiter to park at once.
-const longGate = time.Second
-
 // lockOrPark waits for the lock as Lock does. When parkNow is closed it parks: Redis keeps
 // the place in line under the lock's [Note], and the error is a *BusyError with Parked set.
 // With a parkNow that is closed already, a busy lock parks at once. A nil parkNow makes

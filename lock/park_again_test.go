@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -30,7 +31,7 @@ func TestParkFirst_sentAgainKeepsTheOrder(t *testing.T) {
 		first := func(note string) *Lease { return handle(m.locker, m, Note(note), parkFirst()).newLease() }
 		park := func(le *Lease) wire.Answer {
 			t.Helper()
-			a, err := le.lock.ask(t.Context(), le, modePark)
+			a, err := le.lock.ask(t.Context(), le, turn.Park)
 			if err != nil || !a.Parked {
 				t.Fatalf("%q: parked: %v, %v", le.lock.note, a.Parked, err)
 			}
@@ -113,7 +114,7 @@ func slotFreeSince(t *testing.T, s *redistest.Server, take func(*testing.T, *Loc
 	}
 	runs(t, m, wire.CallScript, []any{m.limit, 1, 1000, "", 0})
 	le := job.newLease()
-	a, err := job.ask(t.Context(), le, modeTry)
+	a, err := job.ask(t.Context(), le, turn.Try)
 	if err != nil || !a.Yours || !a.Returned {
 		t.Fatalf("the called note: %+v, %v; %s", a, err, dump(m))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -154,7 +155,7 @@ func waitingPair(b *testing.B, m *Lock, n int) func(i int) {
 			b.Fatalf("place %v, want %d", r[2], n)
 		}
 		// The one that is granted has asked of late; the others need not, for none is looked at.
-		redistest.Must(b, raw(m).ZAdd(b.Context(), m.Key(), redis.Z{Score: -float64(time.Now().Add(entryLifetime).UnixMilli()), Member: "d:" + body(i+1)}).Err())
+		redistest.Must(b, raw(m).ZAdd(b.Context(), m.Key(), redis.Z{Score: -float64(time.Now().Add(turn.EntryLifetime).UnixMilli()), Member: "d:" + body(i+1)}).Err())
 		if r := runPart[[]any](b, m, wire.ReleaseScript, body(i), 1); r[0] != int64(0) {
 			b.Fatalf("%d free, want the next one granted", r[0])
 		}

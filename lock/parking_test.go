@@ -13,6 +13,7 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -144,7 +145,7 @@ func TestACallThatIsOverdue(t *testing.T) {
 		m = noted(m, "a")
 		le := m.newLease()
 		asked := serverNow(t, m)
-		a, err := m.ask(t.Context(), le, modeTry)
+		a, err := m.ask(t.Context(), le, turn.Try)
 		if err != nil || !a.Yours || !a.Returned {
 			t.Fatalf("%+v, %v", a, err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // A taker that dies: without renewal at its deadline, or when its Locker closes.
@@ -242,7 +243,7 @@ func TestPoolManyLapseAtOnce(t *testing.T) {
 			t.Helper()
 			for taken := 0; taken < n; {
 				le := p.m.newLease()
-				a, err := p.m.ask(t.Context(), le, modeTry)
+				a, err := p.m.ask(t.Context(), le, turn.Try)
 				redistest.Must(t, err)
 				if taken++; !a.Yours {
 					break // a busy machine: some have lapsed and were taken again

@@ -10,6 +10,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -49,7 +50,7 @@ func TestPoolTakeIsIdempotent(t *testing.T) {
 
 func asksPool(t *testing.T, p *Pool, le *Lease) wire.Answer {
 	t.Helper()
-	a, err := p.m.ask(t.Context(), le, modeJoin)
+	a, err := p.m.ask(t.Context(), le, turn.Join)
 	redistest.Must(t, err)
 	poolAudit(t, p)
 	return a

@@ -12,6 +12,7 @@ import (
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -164,7 +165,7 @@ func poolAudit(t *testing.T, p *Pool) {
 	switch {
 	case len(values) > 0 && ttl != -1:
 		t.Errorf("a pool with values lasts for %d ms", ttl)
-	case len(values) == 0 && waiters > 0 && (ttl < entryLifetime.Milliseconds() || ttl > 60_000):
+	case len(values) == 0 && waiters > 0 && (ttl < turn.EntryLifetime.Milliseconds() || ttl > 60_000):
 		t.Errorf("a pool that is only waited for lasts for %d ms", ttl)
 	case len(values)+waiters == 0 && ttl != -2:
 		t.Errorf("an empty pool is stored; %s", dump(p.m))

@@ -16,17 +16,17 @@ func TestRefreshIsCountedAsAnswered(t *testing.T) {
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		a := inLine(t, m, 1)
-		askedAt := func() (at time.Time) {
+		last := func() (at time.Time) {
 			l.line.mu.Lock()
 			defer l.line.mu.Unlock()
 			for _, w := range l.line.waiters {
-				at = w.askedAt
+				at = askedAt(w)
 			}
 			return at
 		}
 		for range 3 {
-			before := askedAt()
-			redistest.Eventually(t, soon, func() bool { return askedAt().After(before) }, "a refresh")
+			before := last()
+			redistest.Eventually(t, soon, func() bool { return last().After(before) }, "a refresh")
 		}
 		mustUnlock(t, held)
 		le := a.got(t)

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // go-redis sends a release again that a demoted master refused with READONLY. The refused copy did not
@@ -33,7 +34,7 @@ func TestUnlock_refusedByADemotedMaster(t *testing.T) {
 			redistest.Must(t, direct.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
 			done := make(chan error, 1)
 			go func() { done <- le.Unlock(context.Background()) }()
-			redistest.Eventually(t, patience, func() bool { return refused(t, direct) }, "the release was refused")
+			redistest.Eventually(t, turn.Patience, func() bool { return refused(t, direct) }, "the release was refused")
 			redistest.Must(t, direct.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
 			if lost { // the next master has never seen it
 				redistest.Must(t, direct.Del(t.Context(), m.Key()).Err())

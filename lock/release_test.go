@@ -11,6 +11,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -296,7 +297,7 @@ func TestReleaseGrantsWhatHasRunOut(t *testing.T) {
 	var line []*Lease
 	for range 4 {
 		le := m.newLease()
-		mustAsk(t, m, le, entryLifetime)
+		mustAsk(t, m, le, turn.EntryLifetime)
 		line = append(line, le)
 	}
 	s.SetTime(t, now.Add(2*time.Second))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -15,7 +16,7 @@ import (
 var askPaths = map[string]func(context.Context, *Lock) *Lease{
 	"script": func(ctx context.Context, m *Lock) *Lease {
 		le := m.newLease()
-		_, _ = m.ask(ctx, le, modeTry)
+		_, _ = m.ask(ctx, le, turn.Try)
 		return le
 	},
 	"SET": func(ctx context.Context, m *Lock) *Lease {
@@ -24,8 +25,8 @@ var askPaths = map[string]func(context.Context, *Lock) *Lease{
 		return le
 	},
 	"pipeline": func(_ context.Context, m *Lock) *Lease {
-		w := hearing(m, 1000)
-		w.pending = &pendingAsk{mode: modeJoin}
+		w := hearing(m, 1000, 10*time.Millisecond)
+		w.turn.Due(time.Now().Add(turn.RefreshEvery))
 		m.locker.line.refresh([]*waiter{w})
 		return w.lease
 	},

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -77,7 +78,7 @@ func TestRule13_LongLinesCostNoMore(t *testing.T) {
 
 func mustAskQuietly(t *testing.T, m *Lock, le *Lease) {
 	t.Helper()
-	if _, err := m.ask(t.Context(), le, modeJoin); err != nil {
+	if _, err := m.ask(t.Context(), le, turn.Join); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -24,7 +25,7 @@ func TestScriptReplies(t *testing.T) {
 			return reply
 		}
 		a, b, c, d := m.newLease(), m.newLease(), m.newLease(), m.newLease()
-		ask := func(le *Lease, mode askMode) any {
+		ask := func(le *Lease, mode turn.Ask) any {
 			s, args := m.kind.ask(le, mode)
 			return run(s, args...)
 		}
@@ -44,12 +45,12 @@ func TestScriptReplies(t *testing.T) {
 		year := time.Now().UnixMicro()
 		equal("release of nothing", release(a), int64(-1-2))
 		equal("renew of nothing", run(wire.RenewScript, a.body, 1000), int64(wire.RenewLost))
-		number("ask of a free lock", ask(a, modeTry), year-1e12, year+1e12)
+		number("ask of a free lock", ask(a, turn.Try), year-1e12, year+1e12)
 		equal("renew", run(wire.RenewScript, a.body, 1000), int64(wire.RenewRenewed))
-		number("ask again", ask(a, modeTry), year-1e12, year+1e12)
-		number("ask of the second slot", ask(b, modeTry), year-1e12, year+1e12)
+		number("ask again", ask(a, turn.Try), year-1e12, year+1e12)
+		number("ask of the second slot", ask(b, turn.Try), year-1e12, year+1e12)
 		for i, le := range []*Lease{c, d, c, d} { // who asks again keeps the place
-			r, ok := ask(le, modeJoin).([]any)
+			r, ok := ask(le, turn.Join).([]any)
 			if !ok || len(r) != 4 {
 				t.Fatalf("ask of a busy lock is answered %v", r)
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -59,7 +60,7 @@ func TestShort(t *testing.T) {
 		}
 	}
 	// The callers' own arguments are of the kind that is compared.
-	if _, args := m.kind.ask(le, modeTry); len(args) != 2 {
+	if _, args := m.kind.ask(le, turn.Try); len(args) != 2 {
 		t.Errorf("a try sends %v, want body and keep", args[1:])
 	}
 }

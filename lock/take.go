@@ -7,6 +7,7 @@ import (
 
 	"github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -32,7 +33,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 		return nil, busy
 	}
 	le := m.newLease()
-	answer, sent, err := m.take(ctx, le, modeTry)
+	answer, sent, err := m.take(ctx, le, turn.Try)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +138,7 @@ func (m *Lock) giveBack(le *Lease) {
 
 // take takes m for le: as a string if that is possible, else by an ask with mode.
 // sent is when the command was sent that took it.
-func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a wire.Answer, sent time.Time, err error) {
+func (m *Lock) take(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answer, sent time.Time, err error) {
 	sent = le.takenAt // the lease was made just now
 	if m.mayTakeString() {
 		ok, err := m.takeString(ctx, le)
@@ -151,28 +152,9 @@ func (m *Lock) take(ctx context.Context, le *Lease, mode askMode) (a wire.Answer
 	return a, sent, err
 }
 
-// askMode is what an ask does when no slot is free.
-type askMode uint8
-
-const (
-	modeTry        askMode = iota // nothing
-	modeJoin                      // join the line, or stay in it, for entryLifetime
-	modeJoinOrPark                // so; but park if it is an ordered key, whose head is away
-	modePark                      // keep a place in line without a goroutine
-)
-
-// lifetime is how long the line entry of an ask lives, in ms, as the scripts take it;
-// 0: the ask does not join the line.
-func (mode askMode) lifetime() int64 {
-	if mode == modeJoin || mode == modeJoinOrPark {
-		return entryLifetime.Milliseconds()
-	}
-	return 0
-}
-
 // ask runs the script ask for le. If the outcome is unknown it abandons le, so that nothing
 // stays held.
-func (m *Lock) ask(ctx context.Context, le *Lease, mode askMode) (wire.Answer, error) {
+func (m *Lock) ask(ctx context.Context, le *Lease, mode turn.Ask) (wire.Answer, error) {
 	s, args := m.kind.ask(le, mode)
 	before := le.asks.Copies()
 	reply, err := m.locker.conn.RunBounded(m.boundsOf(ctx, time.Now()), s, m.keys, args)
@@ -240,7 +222,7 @@ func (m *Lock) busy(a wire.Answer, waited time.Duration, cause error) *BusyError
 	return e
 }
 
-// Every acquisition ends here, in two steps. First won, or takeGrant of the line, gives the
+// Every acquisition ends here, in two steps. First won, or act of the line, gives the
 // lease to the renewer; the line does so under its mutex. Then handOut, on the goroutine of the
 // caller, does what takes an exchange with Redis.
 

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -72,8 +73,8 @@ func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
 		released := time.Now()
 		mustUnlock(t, held)
 		le := w.got(t)
-		if late := time.Since(released); late > refreshEvery+2*time.Second {
-			t.Errorf("without messages the waiter had the lock after %s, want about %s", late, refreshEvery)
+		if late := time.Since(released); late > turn.RefreshEvery+2*time.Second {
+			t.Errorf("without messages the waiter had the lock after %s, want about %s", late, turn.RefreshEvery)
 		}
 		redistest.Eventually(t, soon, func() bool { return p.DroppedMessages() > dropped }, "the message")
 		mustUnlock(t, le)
@@ -90,7 +91,7 @@ func refreshing(t testing.TB, l *Locker) {
 		l.line.mu.Lock()
 		defer l.line.mu.Unlock()
 		for _, w := range l.line.waiters {
-			if w.pending != nil || w.askedAt.Before(now) {
+			if w.turn.Next().IsZero() || askedAt(w).Before(now) {
 				return false
 			}
 		}
@@ -99,16 +100,21 @@ func refreshing(t testing.TB, l *Locker) {
 }
 
 // hearing makes a waiter by hand: in line on a lock that another holds, with
-// its last answer read at server time us, 10 ms ago.
-func hearing(m *Lock, us int64) *waiter {
-	w := &waiter{lease: m.newLease(), done: make(chan struct{}), leaveDone: make(chan struct{})}
-	w.last, w.askedAt = wire.Answer{ServerUS: us}, time.Now().Add(-10*time.Millisecond)
-	w.refreshAt = time.Now().Add(time.Hour)
+// its last answer read at server time us, and asked for ago before now.
+func hearing(m *Lock, us int64, ago time.Duration) *waiter {
+	w, now := m.newWaiter(time.Time{}, nil), time.Now()
+	w.turn.Replied(turn.Reply{Answer: wire.Answer{ServerUS: us, Deadline: -1}, Sent: now.Add(-ago), Slots: 1}, now)
 	n := m.locker.line
 	n.mu.Lock()
 	n.waiters[w.lease.token] = w
 	n.mu.Unlock()
 	return w
+}
+
+// askedAt is when the last ask of w was sent that has a reply.
+func askedAt(w *waiter) time.Time {
+	_, at := w.turn.Grant()
+	return at
 }
 
 func (w *waiter) finished() bool {
@@ -120,67 +126,19 @@ func (w *waiter) finished() bool {
 	}
 }
 
-// A message proves a grant only if it is newer than the last busy answer: an
-// older one speaks of a lease that has ended.
-func TestRule07_OldMessageProvesNothing(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
-	w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
-	for _, us := range []int64{1, 999, 1000} {
-		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: us})
-		if w.finished() {
-			t.Fatalf("a message of %d was believed after an answer of 1000", us)
-		}
-	}
-	l.line.onMessage(wire.Message{Token: "another", Fence: 7, ServerUS: 2000})
-	if w.finished() {
-		t.Fatal("a message for another token was believed")
-	}
-	l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 1001})
-	if !w.finished() || fenceOf(t, w.lease) != 7 {
-		t.Fatalf("a new message was not believed (fence %d)", fenceOf(t, w.lease))
-	}
-}
-
-// A message that comes while an ask is under way is judged by its answer.
-func TestRule07_MessageDuringAnAsk(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
-	for _, c := range []struct {
-		answerUS int64
-		believed bool
-	}{{1500, true}, {2500, false}} {
-		w := hearing(l.Mutex("x", TTL(time.Minute)), 1000)
-		w.pending = &pendingAsk{mode: modeJoin}
-		sent := time.Now()
-		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000})
-		if w.finished() {
-			t.Fatal("a message was believed while an ask was under way")
-		}
-		l.line.handleReply(w, wire.Answer{ServerUS: c.answerUS, Deadline: -1}, nil, sent)
-		if w.finished() != c.believed {
-			t.Errorf("answer at %d, message of 2000: believed %v, want %v", c.answerUS, w.finished(), c.believed)
-		}
-		l.line.mu.Lock()
-		delete(l.line.waiters, w.lease.token)
-		l.line.mu.Unlock()
-	}
-}
-
 // The local deadline of a granted lease counts from when the last answered ask
 // was sent, not from when the message came.
 func TestRule07_GrantedLeaseCountsFromTheLastAsk(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	for ttl, g := range map[time.Duration]time.Duration{time.Minute: maxGrant, 2 * time.Second: 2 * time.Second} {
-		w := hearing(l.Mutex("x", TTL(ttl)), 1000)
-		w.askedAt = time.Now().Add(-g / 4)
+		w := hearing(l.Mutex("x", TTL(ttl)), 1000, g/4)
 		l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000})
 		if !w.finished() {
 			t.Fatal("not believed")
 		}
-		if d := w.lease.Deadline(); d.After(w.askedAt.Add(g)) || d.Before(w.askedAt.Add(g-g/8)) {
-			t.Errorf("TTL %s: the lease ends %s after the ask, want %s", ttl, d.Sub(w.askedAt), g)
+		if d, at := w.lease.Deadline(), askedAt(w); d.After(at.Add(g)) || d.Before(at.Add(g-g/8)) {
+			t.Errorf("TTL %s: the lease ends %s after the ask, want %s", ttl, d.Sub(at), g)
 		}
 	}
 }
@@ -190,24 +148,15 @@ func TestRule07_LessThanHalfLeftAsksFirst(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	m := l.Mutex(redistest.Name(t), TTL(time.Minute))
-	w := hearing(m, 1000)
-	w.askedAt = time.Now().Add(-maxGrant * 6 / 10)
-	l.line.mu.Lock()
-	w.hint = wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000}
-	l.line.takeGrant(w)
-	asksNow := !w.refreshAt.After(time.Now())
-	l.line.mu.Unlock()
-	if w.finished() || !asksNow {
-		t.Fatalf("with 40%% of G left: believed %v, asks at once %v", w.finished(), asksNow)
-	}
-	l.line.alarm.Set(time.Now())
+	w := hearing(m, 1000, maxGrant*6/10)
+	l.line.onMessage(wire.Message{Token: w.lease.token, Fence: 7, ServerUS: 2000})
 	// The lock is free here, so the answer is "yours".
 	select {
 	case <-w.done:
 	case <-time.After(soon):
 		t.Fatal("no re-ask")
 	}
-	if left := time.Until(w.lease.Deadline()); left < 30*time.Second {
+	if left := time.Until(w.lease.Deadline()); w.ended != turn.Won || left < 30*time.Second {
 		t.Errorf("re-armed for %s, want about a minute", left)
 	}
 	mustUnlock(t, w.lease)
@@ -219,14 +168,14 @@ func TestRule07_YoursRearmsTheLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(20*time.Second))
 		holder, waiter := m.newLease(), m.newLease()
-		mustAsk(t, m, holder, entryLifetime)
-		mustAsk(t, m, waiter, entryLifetime)
+		mustAsk(t, m, holder, turn.EntryLifetime)
+		mustAsk(t, m, waiter, turn.EntryLifetime)
 		if _, held, err := holder.release(t.Context()); !held || err != nil {
 			t.Fatal(held, err)
 		}
 		granted, _ := holds(t, waiter)
 		before := serverNow(t, m)
-		if a := mustAsk(t, m, waiter, entryLifetime); !a.Yours {
+		if a := mustAsk(t, m, waiter, turn.EntryLifetime); !a.Yours {
 			t.Fatalf("a granted token's ask is answered %+v", a)
 		}
 		if now, ok := holds(t, waiter); !ok || !now.After(granted) || now.Before(before.Add(20*time.Second-time.Millisecond)) {
@@ -264,30 +213,6 @@ func TestRule07_AllAskAgainAfterResubscribe(t *testing.T) {
 			t.Error("no resubscription")
 		}
 	})
-}
-
-// An ask that is under way when the subscription comes back may have been
-// answered before: it does not count as asking again.
-func TestRule07_AskUnderWayDuringResubscribeIsRepeated(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
-	w := hearing(l.Mutex(redistest.Name(t)), 1000)
-	w.pending = &pendingAsk{mode: modeJoin}
-	l.line.askAll()
-	l.line.handleReply(w, wire.Answer{ServerUS: 2000, Deadline: time.Hour, Place: 5}, nil, time.Now())
-	l.line.mu.Lock()
-	again := w.refreshAt
-	done := w.pending != nil || w.finished() // the alarm was faster
-	l.line.mu.Unlock()
-	if !done && time.Until(again) > refreshEvery/2 {
-		t.Errorf("asks again in %s, want at once", time.Until(again))
-	}
-	select {
-	case <-w.done: // the lock is free
-		mustUnlock(t, w.lease)
-	case <-time.After(soon):
-		t.Fatal("no re-ask")
-	}
 }
 
 // The subscription's connection swallows everything, pongs too: it is replaced,

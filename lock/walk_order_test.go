@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -50,7 +51,7 @@ func (w words) walkOrder(t testing.TB, l *Locker, check checker) (key string) {
 	_, err = b.TryLock(ctx)
 	busy, ok := asBusy(err)
 	check("TryLock behind the head", ok && busy.Reason == inside.ReasonBehind && busy.Note == first && busy.Holder == "", err)
-	parked, err := b.ask(ctx, b.newLease(), modePark)
+	parked, err := b.ask(ctx, b.newLease(), turn.Park)
 	check("park", err == nil && parked.Parked && parked.Place == 1, parked, err)
 	run(a, inside.OutcomeStays)
 	check("confirm", m.actOrder(ctx, inside.ActConfirm, inside.OrderItem{Nonce: "first", Ticket: again, Note: first}, 0) == nil)
@@ -73,7 +74,7 @@ func (w words) walkOrder(t testing.TB, l *Locker, check checker) (key string) {
 	held, err := l.byKey(key).TryLock(ctx)
 	check("TryLock out of order", err == nil, err)
 	waiter := b.newLease()
-	waits, err := b.ask(ctx, waiter, modeJoin)
+	waits, err := b.ask(ctx, waiter, turn.Join)
 	check("join", err == nil && !waits.Yours, waits, err)
 	head("w", second, false)
 	_, _, err = held.release(ctx)

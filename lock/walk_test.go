@@ -14,6 +14,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -127,11 +128,11 @@ func (w words) walkString(t testing.TB, m *Lock, check checker) (key string) {
 	fence, err := le.Fence()
 	check("Fence", fence == 0 && err != nil, fence, err)
 	check("Extend", le.Extend(ctx, 55*time.Second) == nil)
-	a, err := m.ask(ctx, m.newLease(), modeTry)
+	a, err := m.ask(ctx, m.newLease(), turn.Try)
 	check("an ask in vain", err == nil && !a.Yours && a.Holder == "h:"+le.body && a.Deadline > 50*time.Second, a, err)
 	held(true)
 	waiter := m.newLease()
-	a, err = m.ask(ctx, waiter, modeJoin)
+	a, err = m.ask(ctx, waiter, turn.Join)
 	check("join", err == nil && !a.Yours && a.Holder == "h:"+le.body && a.Deadline > 50*time.Second, a, err)
 	held(false)
 	_, _, err = waiter.release(ctx)
@@ -159,10 +160,10 @@ func (w words) walkLock(t testing.TB, m *Lock, at func(int, string, ...Option) *
 
 	// One in line, one parked, as far as a note may.
 	waiter := one.newLease()
-	a, err := one.ask(ctx, waiter, modeJoin)
+	a, err := one.ask(ctx, waiter, turn.Join)
 	check("join", err == nil && !a.Yours, a, err)
 	parked := at(1, w.note+"'")
-	a, err = parked.ask(ctx, parked.newLease(), modePark)
+	a, err = parked.ask(ctx, parked.newLease(), turn.Park)
 	check("park", err == nil && a.Parked, a, err)
 	line, err := one.listLine(ctx, inside.Info{}, 10)
 	check("Line", err == nil && len(line) == 2 && line[0].Owner == w.owner && line[0].Note == w.note && line[1].Note == parked.note && line[1].Parked, line, err)

@@ -445,7 +445,7 @@ inline add(c, length, with_fence) {
 #endif
 }
 
-/* lock/messages.go: takeGrant */
+/* internal/turn/turn.go: takeGrant */
 inline take(c) {
 	if
 #ifdef MUTANT_OLD_MESSAGE

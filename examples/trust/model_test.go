@@ -192,7 +192,7 @@ func TestModel_names(t *testing.T) {
 	}
 	source := read(filepath.Join(modelDir, "lock.pml"))
 	steps := regexp.MustCompile(`(?m)^inline (\w+)\(`).FindAllStringSubmatch(source, -1)
-	marks := regexp.MustCompile(`/\* (environment|(?:lock|internal/wire)/[\w/.]+): ([^*]+(?:\*[^/][^*]*)*)\*/\s*inline (\w+)\(`).FindAllStringSubmatch(source, -1)
+	marks := regexp.MustCompile(`/\* (environment|(?:lock|internal/wire|internal/turn)/[\w/.]+): ([^*]+(?:\*[^/][^*]*)*)\*/\s*inline (\w+)\(`).FindAllStringSubmatch(source, -1)
 	if len(steps) == 0 || len(marks) != len(steps) {
 		t.Fatalf("%d steps, and %d that say what they model", len(steps), len(marks))
 	}

@@ -134,33 +134,40 @@ func (p *Parking) makeCall(m Lock, s *pendingCall) {
 	fate := inside.FateUnsure // stays so if the Caller panics: the call is repeated
 	p.withClaim(m, s.note, func(ctx context.Context) {
 		life.CallUser(p.log, "Options.Call", func() { fate = p.caller(ctx, m.Key(), s.note) })
+		if p.leaves(s, fate) {
+			// Within the claim, and while this call is known: so neither another process nor this
+			// one calls the note once more before it has left.
+			p.runCall(m, s.note, fate)
+		}
 	})
-	n, gone := s.line, false // gone: the note leaves its place among the called
+	n := s.line
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if !s.arrived && fate == inside.FateComing {
 		s.comingSince = time.Now()
-	} else {
-		n.dropCall(s.note)
+		return
 	}
-	switch {
-	case s.arrived:
-		if s.calledAgain {
-			p.queueCall(n, s.note)
-		}
-	case fate == inside.FateLater:
-		// Beyond MaxNotNow the note stays called until its call lapses, and is passed over too.
-		gone = len(n.notNow) < MaxNotNow
-		if n.notNow == nil {
-			n.notNow = make(map[string]bool)
-		}
-		n.notNow[s.note] = true
-	case fate == inside.FateGone:
-		gone = true
+	n.dropCall(s.note)
+	if s.calledAgain {
+		p.queueCall(n, s.note)
 	}
-	p.mu.Unlock()
-	if gone {
-		p.runCall(m, s.note, fate)
+}
+
+// leaves reports whether the note of s leaves its place among the called, after that answer of its Caller.
+func (p *Parking) leaves(s *pendingCall, fate inside.Fate) bool {
+	n := s.line
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.arrived || fate != inside.FateLater {
+		return !s.arrived && fate == inside.FateGone
 	}
+	// Beyond MaxNotNow the note stays called until its call lapses, and is passed over too.
+	room := len(n.notNow) < MaxNotNow
+	if n.notNow == nil {
+		n.notNow = make(map[string]bool)
+	}
+	n.notNow[s.note] = true
+	return room
 }
 
 // CallTime is how long the claim of a process to call a note lasts. The Caller must end

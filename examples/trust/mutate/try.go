@@ -38,6 +38,8 @@ func (m mutant) suites() []suite {
 		return []suite{{"./internal/decide"}, root, unique, scenarios}
 	case strings.HasPrefix(m.file, "internal/wire/lua/claim"), m.file == "internal/claims/claims.go":
 		return []suite{lock, unique, root, scenarios}
+	case strings.HasPrefix(m.file, "internal/turn/"):
+		return []suite{{"./internal/turn"}, lock, scenarios}
 	case strings.HasPrefix(m.file, "lock/"), strings.HasPrefix(m.file, "internal/wire/"), strings.HasPrefix(m.file, "internal/operate/"), strings.HasPrefix(m.file, "internal/parking/"), strings.HasPrefix(m.file, "internal/controls/"):
 		return []suite{lock, root, scenarios}
 	}
