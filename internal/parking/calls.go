@@ -21,52 +21,8 @@ const (
 	MaxNotNow = 64
 )
 
-// pendingCall is one call of a note, from when it is queued until the note arrives. Its
-// fields belong to parking.mu.
-type pendingCall struct {
-	line *Line
-	note string
-	// comingSince is when the Caller answered FateComing; zero: the call is queued or under way.
-	comingSince time.Time
-	arrived     bool // the note arrived meanwhile: the Caller's result is stale
-	calledAgain bool // Redis named the note again after it arrived
-}
-
-// noteArrival ends the call of note, which has arrived or is not called any more. A call
-// under way goes on, so that no second one runs beside it; its result is ignored. Callers
-// hold mu.
-func (n *Line) noteArrival(note string) {
-	delete(n.notNow, note)
-	switch s := n.Calls[note]; {
-	case s == nil:
-	case s.comingSince.IsZero():
-		s.arrived, s.calledAgain = true, false
-	default:
-		n.dropCall(note)
-	}
-}
-
-// dropCall forgets the call of note. Callers hold mu.
-func (n *Line) dropCall(note string) {
-	delete(n.Calls, note)
-	if len(n.Calls) == 0 {
-		n.Calls = nil // there may be many lines, and an empty map takes memory
-	}
-}
-
-// queueCall queues a call, unless one is queued, under way or known to be coming.
-// Callers hold mu.
+// queueCall queues a call. Callers hold mu.
 func (p *Parking) queueCall(n *Line, note string) {
-	s := n.Calls[note]
-	switch {
-	case p.caller == nil || n.notNow[note]:
-		return
-	case s != nil && s.comingSince.IsZero():
-		s.calledAgain = s.arrived
-		return
-	case s != nil && time.Since(s.comingSince) < p.CallLife(n):
-		return
-	}
 	if p.callers < MaxCallers && len(n.queue) == 0 && !n.calling {
 		// It ends when the queue is empty; Close waits for it.
 		if p.life.Spawn(p.makeCalls) {
@@ -75,12 +31,8 @@ func (p *Parking) queueCall(n *Line, note string) {
 			return // this Locker is closed: another one that checks the line calls
 		}
 	}
-	s = &pendingCall{line: n, note: note}
-	if n.Calls == nil {
-		n.Calls = make(map[string]*pendingCall)
-	}
-	n.Calls[note] = s
-	if n.queue = append(n.queue, s); len(n.queue) == 1 && !n.calling {
+	n.set(note, call{})
+	if n.queue = append(n.queue, note); len(n.queue) == 1 && !n.calling {
 		p.queue = append(p.queue, n)
 	}
 }
@@ -107,16 +59,13 @@ func (p *Parking) makeCalls() {
 		}
 		n := p.queue[0]
 		p.queue = p.queue[1:]
-		s := n.queue[0]
+		note := n.queue[0]
 		n.queue, n.calling = n.queue[1:], true
-		m, moot := n.lock, s.arrived && !s.calledAgain
-		if s.arrived, s.calledAgain = false, false; moot {
-			s.line.dropCall(s.note)
-		}
+		m, begins := n.lock, n.begin(note)
 		p.mu.Unlock()
-		if !moot {
+		if begins {
 			began := time.Now()
-			p.makeCall(m, s)
+			p.makeCall(n, m, note)
 			slow = time.Since(began) > slowCall
 		}
 		p.mu.Lock()
@@ -130,44 +79,24 @@ func (p *Parking) makeCalls() {
 }
 
 // makeCall calls the Caller for one note, and handles its answer.
-func (p *Parking) makeCall(m Lock, s *pendingCall) {
+func (p *Parking) makeCall(n *Line, m Lock, note string) {
 	fate := inside.FateUnsure // stays so if the Caller panics: the call is repeated
-	p.withClaim(m, s.note, func(ctx context.Context) {
-		life.CallUser(p.log, "Options.Call", func() { fate = p.caller(ctx, m.Key(), s.note) })
-		if p.leaves(s, fate) {
-			// Within the claim, and while this call is known: so neither another process nor this
+	p.withClaim(m, note, func(ctx context.Context) {
+		life.CallUser(p.log, "Options.Call", func() { fate = p.caller(ctx, m.Key(), note) })
+		p.mu.Lock()
+		leaves := n.leaves(note, fate)
+		p.mu.Unlock()
+		if leaves {
+			// Within the claim, and while this call is under way: so neither another process nor this
 			// one calls the note once more before it has left.
-			p.runCall(m, s.note, fate)
+			p.runCall(m, note, fate)
 		}
 	})
-	n := s.line
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !s.arrived && fate == inside.FateComing {
-		s.comingSince = time.Now()
-		return
+	if n.answered(note, fate, time.Now()) {
+		p.queueCall(n, note)
 	}
-	n.dropCall(s.note)
-	if s.calledAgain {
-		p.queueCall(n, s.note)
-	}
-}
-
-// leaves reports whether the note of s leaves its place among the called, after that answer of its Caller.
-func (p *Parking) leaves(s *pendingCall, fate inside.Fate) bool {
-	n := s.line
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if s.arrived || fate != inside.FateLater {
-		return !s.arrived && fate == inside.FateGone
-	}
-	// Beyond MaxNotNow the note stays called until its call lapses, and is passed over too.
-	room := len(n.notNow) < MaxNotNow
-	if n.notNow == nil {
-		n.notNow = make(map[string]bool)
-	}
-	n.notNow[s.note] = true
-	return room
 }
 
 // CallTime is how long the claim of a process to call a note lasts. The Caller must end

@@ -81,15 +81,11 @@ func (p *Parking) forgetLine(n *Line) {
 // checkSoon notes that something is parked on n. It returns when the next check of n is
 // due, or zero while a check of n is under way. Callers hold mu, and set the alarm.
 func (p *Parking) checkSoon(n *Line) time.Time {
-	n.parkedSeenAt = time.Now()
 	if !n.Parked {
-		n.Parked = true
 		p.parkedN++
 	}
-	if n.CheckAt.IsZero() {
-		every := CheckEvery * time.Duration(1+p.parkedN/MaxChecks) << min(n.still, maxStill)
-		n.CheckAt = n.parkedSeenAt.Add(every + rand.N(every)) //nolint:gosec // jitter, no secret
-	}
+	every := n.interval(p.parkedN)
+	n.seen(every+rand.N(every), time.Now()) //nolint:gosec // jitter, no secret
 	p.reschedule(n)
 	if n.Checking {
 		return time.Time{}
@@ -98,18 +94,12 @@ func (p *Parking) checkSoon(n *Line) time.Time {
 }
 
 // nothingParked notes that Redis replied, to a command sent at sent, that nothing is parked
-// or called on n. Checks of n end. It does nothing if a reply that came after sent named
-// parked work: that command may have run later. Callers hold mu.
+// or called on n. Callers hold mu.
 func (p *Parking) nothingParked(n *Line, sent time.Time) {
-	if !n.Parked || !n.parkedSeenAt.Before(sent) {
-		return
+	if n.nothing(sent) {
+		p.parkedN--
+		p.reschedule(n)
 	}
-	n.Parked, n.CheckAt, n.atDeadline = false, time.Time{}, false
-	p.parkedN--
-	for note := range n.Calls {
-		n.noteArrival(note)
-	}
-	p.reschedule(n)
 }
 
 // NoteNothingParked is nothingParked for the reply to a release or call that was sent at
@@ -165,7 +155,7 @@ func (p *Parking) takeDue(now time.Time) (due []*Line) {
 			early = append(early, n)
 			continue
 		}
-		n.Checking, n.CheckAt, n.atDeadline, n.notNow = true, time.Time{}, false, nil
+		n.check()
 		due = append(due, n)
 	}
 	for _, n := range early {
@@ -253,12 +243,8 @@ func (p *Parking) noteCheck(n *Line, c *exchange.Call, sent time.Time) {
 	_, nothing := c.Reply.(int64)
 	p.mu.Lock()
 	m := n.lock
-	n.Checking = false
-	if f, _ := c.Reply.([]any); m.Ordered && len(f) == 3 && f[0] != int64(0) {
-		n.still++ // the lock is free, and there is nobody to call: the next task is away
-	} else {
-		n.still = 0
-	}
+	f, _ := c.Reply.([]any)
+	n.checked(m.Ordered && len(f) == 3 && f[0] != int64(0)) // the lock is free, and there is nobody to call: the next task is away
 	if c.Err == nil && nothing {
 		p.nothingParked(n, sent)
 	}

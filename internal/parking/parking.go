@@ -74,41 +74,6 @@ type Parking struct {
 	leastLife time.Duration    // the least callLife; MinCallLife, unless arriveWithin has set more
 }
 
-// Line is what a Locker knows of the parked work of one lock. parking.mu guards it.
-type Line struct {
-	key          string // never changed
-	lock         Lock
-	Inbound      float64 // called and waiting work that the line is to have; a script gets its whole part
-	avgHeld      average // how long the lock is held
-	AvgReturn    average // from a call until the called work arrives
-	Parked       bool    // by the last reply, something is parked or called
-	atDeadline   bool    // checkAt is the first holder's deadline: an earlier check finds nothing
-	Checking     bool    // a check is under way
-	CheckAt      time.Time
-	parkedSeenAt time.Time // when a reply last named parked work
-	UsedAt       time.Time
-	heap         *lineHeap               // the heap that it is in; nil while checking
-	place        int                     // index in that heap
-	notNow       map[string]bool         // notes whose Caller answered FateLater since the last check; nil while empty
-	Calls        map[string]*pendingCall // by note; nil while empty
-	queue        []*pendingCall          // calls to make, in the order of the line; nil while empty
-	calling      bool                    // a goroutine of makeCalls makes a call of this line
-	still        int                     // checks of an ordered key, one after the other, that found nothing to do
-	vain         int                     // called work that found the lock busy since other called work found it idle
-	InboundMost  float64                 // inbound when other called work last found the lock idle
-}
-
-// average is a moving average; zero: nothing was measured.
-type average time.Duration
-
-func (a *average) add(d time.Duration) {
-	if *a == 0 {
-		*a = average(max(d, 1))
-		return
-	}
-	*a += (average(d) - *a) / 8
-}
-
 // Options are what a parking is made of.
 type Options struct {
 	Life   *life.Life
@@ -140,7 +105,7 @@ func (p *Parking) line(m Lock) *Line {
 		// startChecks has to run and forget it, even if nothing is ever parked.
 		p.Alarm.Set(now.Add(ForgetAfter + time.Second))
 	}
-	if n.lock.Keys == nil || n.lock.Limit != m.Limit || n.lock.KeepsLimit != m.KeepsLimit {
+	if n.lock.Keys == nil || n.lock.Limit != m.Limit || n.lock.KeepsLimit != m.KeepsLimit || n.lock.Ordered != m.Ordered {
 		n.lock = m
 	}
 	n.UsedAt = now
@@ -151,55 +116,26 @@ func (p *Parking) line(m Lock) *Line {
 // NoteReturn notes the reply to an ask whose note was parked before. It returns for how long, 0 if it
 // was not, and whether a Caller had called that note.
 func (p *Parking) NoteReturn(m Lock, note string, a wire.Answer) (parked time.Duration, called bool) {
-	if !a.Returned || a.Parked { // noteParked handles one that is parked now
+	if !a.Returned || a.Parked { // NoteParked handles one that is parked now
 		return 0, false
 	}
-	parked = max(a.InLine, 1) // Redis counts whole milliseconds; 0 means never
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.line(m)
-	n.noteArrival(note)
 	if a.OthersParked > 0 && p.caller != nil {
 		p.Alarm.Set(p.checkSoon(n)) // the process that parked them may be gone, and a slot free
 	}
-	if a.SinceCall < 0 {
-		return parked, false
-	}
-	n.AvgReturn.add(a.SinceCall)
-	if a.Yours && a.SlotFreeFor > SlotFreeLimit && a.OthersParked > 0 {
-		n.noteIdle()
-	}
-	return parked, true
+	return n.came(note, a)
 }
 
-// noteIdle notes that called work found the lock idle while other work was parked: more is to be
-// called at once. If work was called in vain since the last time, more of it would not help: it
-// takes a while to arrive, and then it arrives together. Callers hold mu.
-func (n *Line) noteIdle() {
-	if n.vain == 0 {
-		n.Inbound = min(2*n.Inbound, MaxInbound)
-	}
-	n.vain, n.InboundMost = 0, n.Inbound
-}
-
-// noteVain notes that called work found the lock busy and parked again. Callers hold mu.
-func (n *Line) noteVain() {
-	n.vain++
-	n.Inbound = max(1, n.InboundMost*VainCallFloor, n.Inbound-1)
-}
-
-// NoteParked notes that an ask parked its note. called means that a Caller had called the
-// note, so the call was in vain. So it was if a task in order came, waited in its worker, and parks for another one.
+// NoteParked notes that an ask parked its note. called means that a Caller had called it.
 func (p *Parking) NoteParked(m Lock, note string, a wire.Answer, called bool) {
 	if !a.Parked {
 		return
 	}
 	p.mu.Lock()
 	n := p.line(m)
-	if called || a.SinceCall >= 0 || m.Ordered {
-		n.noteArrival(note)
-		n.noteVain()
-	}
+	n.parks(note, a, called)
 	var at time.Time
 	if p.caller != nil { // nil: this Locker cannot call, so others check the line
 		at = p.checkSoon(n)
@@ -273,11 +209,8 @@ func (p *Parking) WantedCalls(m Lock) (inbound, life any) {
 // MinCallLifeArg is MinCallLife in ms, as scripts take it; boxed once.
 var MinCallLifeArg any = MinCallLife.Milliseconds()
 
-// CallLife returns how long called work has to arrive: twice the average, within bounds.
-// Callers hold mu.
-func (p *Parking) CallLife(n *Line) time.Duration {
-	return min(max(p.leastLife, 2*time.Duration(n.AvgReturn)), maxCallLife)
-}
+// CallLife returns how long called work of n has to arrive. Callers hold mu.
+func (p *Parking) CallLife(n *Line) time.Duration { return n.callLife(p.leastLife) }
 
 // ArriveWithin has called work count as overdue after d at the earliest: the time that its
 // server may take to fetch it. Less than MinCallLife, and than an earlier d, changes nothing.
@@ -296,24 +229,12 @@ func (p *Parking) HandleCalls(m Lock, reply any) (code int64, ok bool) {
 		return named.Code, ok // without a Caller, other Lockers call
 	}
 	p.mu.Lock()
-	n := p.line(m)
-	outstanding := make(map[string]bool, len(named.Notes))
-	paused := p.slots(m) == 0 // a later check calls them when the lock is resumed
-	for _, note := range named.Notes {
-		outstanding[note] = true
-		if !paused {
-			p.queueCall(n, note)
-		}
-	}
-	for note, s := range n.Calls {
-		if !s.comingSince.IsZero() && !outstanding[note] {
-			n.noteArrival(note) // it arrived, at this process or another
-		}
+	n, now := p.line(m), time.Now()
+	for _, note := range n.named(named.Notes, p.slots(m) == 0, p.CallLife(n), now) {
+		p.queueCall(n, note)
 	}
 	at := p.checkSoon(n)
-	if end := time.Now().Add(named.FirstEnd + time.Millisecond); named.FirstEnd >= 0 && n.CheckAt.After(end) {
-		// So a holder that died, or a cooldown that ended, is noticed at once.
-		n.CheckAt, n.atDeadline = end, true
+	if n.ends(named.FirstEnd, now); !at.IsZero() {
 		p.reschedule(n)
 		at = n.CheckAt
 	}

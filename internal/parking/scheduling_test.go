@@ -277,26 +277,3 @@ func TestInboundInOrder(t *testing.T) {
 		}
 	}
 }
-
-// An idle slot after work that came in vain: no more are called than before. Half of what was called when
-// the slot was idle last is the least.
-func TestVain(t *testing.T) {
-	t.Parallel()
-	n := &Line{Inbound: MaxInbound, InboundMost: MaxInbound}
-	for range 4 {
-		n.noteVain()
-	}
-	if n.vain != 4 || n.Inbound != MaxInbound-4 {
-		t.Errorf("after 4 in vain %v are called, with %d", n.Inbound, n.vain)
-	}
-	n.noteIdle()
-	if n.vain != 0 || n.Inbound != MaxInbound-4 {
-		t.Errorf("after an idle slot %v are called, with %d in vain", n.Inbound, n.vain)
-	}
-	for range MaxInbound {
-		n.noteVain()
-	}
-	if n.Inbound != (MaxInbound-4)*VainCallFloor {
-		t.Errorf("after many trips in vain %v are called, want half", n.Inbound)
-	}
-}

@@ -1,107 +1,54 @@
 package turn
 
 import (
-	"bufio"
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/story"
 	"github.com/automutex/automutex/internal/wire"
 )
 
 var update = flag.Bool("update", false, "write what the stories of testdata/waits.txt lead to anew")
 
-const stories = "testdata/waits.txt"
-
 // TestWaits plays the stories of testdata/waits.txt, whose head says how to read them.
 func TestWaits(t *testing.T) {
 	t.Parallel()
-	file, err := os.ReadFile(stories)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var played []string
-	var s *story
-	lines := bufio.NewScanner(strings.NewReader(string(file)))
-	for number := 1; lines.Scan(); number++ {
-		line := lines.Text()
-		if title, isTitle := strings.CutPrefix(line, "## "); isTitle {
-			s = &story{title: title}
-		}
-		event, want, isEvent := strings.Cut(line, "->")
-		if !isEvent || strings.HasPrefix(line, "#") {
-			played = append(played, line)
-			continue
-		}
-		got, err := s.play(strings.Fields(event))
-		if err != nil {
-			t.Fatalf("%s:%d: %v", stories, number, err)
-		}
-		if want = strings.TrimSpace(want); got != want && !*update {
-			t.Errorf("%s:%d: %s\n%s\nleads to %q, want %q", stories, number, s.title, strings.TrimSpace(event), got, want)
-		}
-		played = append(played, fmt.Sprintf("%-64s -> %s", strings.TrimSpace(event), got))
-	}
-	if *update {
-		if err := os.WriteFile(stories, []byte(strings.Join(played, "\n")+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	story.Play(t, "testdata/waits.txt", *update, func() func(*story.Event) (string, error) { return (&told{}).play })
 }
 
 // began is when each story begins, and what Redis' clock says then.
 var began = time.UnixMicro(1_000_000_000)
 
-// story is one wait, and what has become of it.
-type story struct {
-	title string
-	wait  *Wait
-	sent  time.Time // when the ask under way was sent
+// told is one wait, and what has become of it.
+type told struct {
+	wait *Wait
+	sent time.Time // when the ask under way was sent
 }
 
-// play plays one event: when, what, and its details as key=value. It returns what the event leads to.
-func (s *story) play(words []string) (string, error) {
-	if len(words) < 2 {
-		return "", errors.New("want: <when> <event> [<key>=<value> ...]")
-	}
-	when, err := time.ParseDuration(words[0])
-	if err != nil {
-		return "", err
-	}
-	now := began.Add(when)
-	d := details{}
-	for _, word := range words[2:] {
-		key, value, _ := strings.Cut(word, "=")
-		d[key] = value
-	}
-	if s.wait == nil != (words[1] == "waits") {
+func (s *told) play(e *story.Event) (string, error) {
+	if s.wait == nil != (e.Name == "waits") {
 		return "", errors.New(`a story begins with "waits", once`)
 	}
-	step, err := s.event(words[1], d, now)
+	step, err := s.event(e, began.Add(e.At))
 	if err != nil {
 		return "", err
-	}
-	for key := range d {
-		return "", fmt.Errorf("what is %s?", key)
 	}
 	return s.tell(step), nil
 }
 
-func (s *story) event(name string, d details, now time.Time) (step Step, err error) {
-	redis := func() int64 { return now.Add(-d.duration("redis-is-behind", 0)).UnixMicro() }
-	switch name {
+func (s *told) event(e *story.Event, now time.Time) (Step, error) {
+	redis := func() int64 { return now.Add(-e.Duration("redis-is-behind", 0)).UnixMicro() }
+	switch e.Name {
 	case "waits":
-		t := Terms{InTime: d.has("in-time"), MayPark: d.has("may-park"), Short: d.has("short"), Grant: d.duration("grant", 3*time.Second)}
+		t := Terms{InTime: e.Has("in-time"), MayPark: e.Has("may-park"), Short: e.Has("short"), Grant: e.Duration("grant", 3*time.Second)}
 		t.Counted = t.Grant
-		if end := d.duration("until", 0); end > 0 {
+		if end := e.Duration("until", 0); end > 0 {
 			t.Until = began.Add(end)
 		}
-		w := New(t, d.number("slots", 1), d.has("park-now"))
+		w := New(t, e.Number("slots", 1), e.Has("park-now"))
 		s.wait, s.sent = &w, now
 	case "asks":
 		if !s.wait.Due(now) {
@@ -116,32 +63,31 @@ func (s *story) event(name string, d details, now time.Time) (step Step, err err
 		if !s.wait.asking {
 			return 0, errors.New("no ask is under way")
 		}
-		r := Reply{Sent: s.sent, Slots: d.number("slots", 1)}
-		r.ServerUS, r.Deadline, r.Place = redis(), d.duration("deadline", -1), d.number("place", 0)
-		r.Gate = d.duration("gate", 0)
-		r.Yours, r.Parked = name == "yours", name == "parked"
-		if name == "error" {
-			r = Reply{Err: errors.New("an error"), Final: d.has("final"), Sent: s.sent}
+		r := Reply{Sent: s.sent, Slots: e.Number("slots", 1)}
+		r.ServerUS, r.Deadline, r.Place, r.Gate = redis(), e.Duration("deadline", -1), e.Number("place", 0), e.Duration("gate", 0)
+		r.Yours, r.Parked = e.Name == "yours", e.Name == "parked"
+		if e.Name == "error" {
+			r = Reply{Err: errors.New("an error"), Final: e.Has("final"), Sent: s.sent}
 		}
-		step = s.wait.Replied(r, now)
+		return s.wait.Replied(r, now), nil
 	case "granted":
-		step = s.wait.Told(wire.Message{Fence: 7, ServerUS: redis()}, now)
+		return s.wait.Told(wire.Message{Fence: 7, ServerUS: redis()}, now), nil
 	case "gate":
-		s.wait.GateOpens(redis(), d.duration("opens", 0), now)
+		s.wait.GateOpens(redis(), e.Duration("opens", 0), now)
 	case "missed": // messages may have been missed
 		s.wait.AskAgain(now)
 	case "park-soon":
 		s.wait.ParkSoon(now)
 	case "gives-up":
-		step = s.wait.GiveUp()
+		return s.wait.GiveUp(), nil
 	default:
-		return 0, fmt.Errorf("no event %q", name)
+		return 0, fmt.Errorf("no event %q", e.Name)
 	}
-	return step, d.err()
+	return Stay, nil
 }
 
 // tell says what an event has led to.
-func (s *story) tell(step Step) string {
+func (s *told) tell(step Step) string {
 	at := func(t time.Time) string { return t.Sub(began).String() }
 	w := s.wait
 	switch {
@@ -160,44 +106,4 @@ func (s *story) tell(step Step) string {
 		return "it has ended"
 	}
 	return "asks again at " + at(w.Next())
-}
-
-// details are the details of an event; each is taken out as it is read.
-type details map[string]string
-
-func (d details) has(key string) bool {
-	_, has := d[key]
-	delete(d, key)
-	return has
-}
-
-func (d details) duration(key string, otherwise time.Duration) time.Duration {
-	text, has := d[key]
-	if !has {
-		return otherwise
-	}
-	v, err := time.ParseDuration(text)
-	if err == nil {
-		delete(d, key)
-	}
-	return v
-}
-
-func (d details) number(key string, otherwise int) int {
-	text, has := d[key]
-	if !has {
-		return otherwise
-	}
-	v, err := strconv.Atoi(text)
-	if err == nil {
-		delete(d, key)
-	}
-	return v
-}
-
-func (d details) err() error {
-	for key, value := range d {
-		return fmt.Errorf("%s=%s means nothing here", key, value)
-	}
-	return nil
 }

@@ -47,7 +47,7 @@ func oneLine(text string) string {
 // decide lists the Go files that decide something, as patterns. All scripts are changed, too.
 var decide = []string{
 	"internal/decide/*.go",
-	"lock/abandon.go", "lock/form.go", "lock/gate.go", "internal/claims/claims.go", "lock/line.go", "lock/renew.go", "lock/lease.go", "lock/release.go", "lock/take.go", "internal/turn/turn.go",
+	"lock/abandon.go", "lock/form.go", "lock/gate.go", "internal/claims/claims.go", "lock/line.go", "lock/renew.go", "lock/lease.go", "lock/release.go", "lock/take.go", "internal/turn/turn.go", "internal/parking/line.go",
 	"lock/order*.go", "policy.go", "outcome.go", "order*.go", "client.go",
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -38,9 +39,9 @@ func (m mutant) suites() []suite {
 		return []suite{{"./internal/decide"}, root, unique, scenarios}
 	case strings.HasPrefix(m.file, "internal/wire/lua/claim"), m.file == "internal/claims/claims.go":
 		return []suite{lock, unique, root, scenarios}
-	case strings.HasPrefix(m.file, "internal/turn/"):
-		return []suite{{"./internal/turn"}, lock, scenarios}
-	case strings.HasPrefix(m.file, "lock/"), strings.HasPrefix(m.file, "internal/wire/"), strings.HasPrefix(m.file, "internal/operate/"), strings.HasPrefix(m.file, "internal/parking/"), strings.HasPrefix(m.file, "internal/controls/"):
+	case strings.HasPrefix(m.file, "internal/turn/"), strings.HasPrefix(m.file, "internal/parking/"):
+		return []suite{{"./" + path.Dir(m.file)}, lock, root, scenarios}
+	case strings.HasPrefix(m.file, "lock/"), strings.HasPrefix(m.file, "internal/wire/"), strings.HasPrefix(m.file, "internal/operate/"), strings.HasPrefix(m.file, "internal/controls/"):
 		return []suite{lock, root, scenarios}
 	}
 	return []suite{root, unique, scenarios}
