@@ -101,7 +101,11 @@ func (s *told) tell(step Step) string {
 	case w.asking && w.left:
 		return "the reply is awaited first"
 	case w.asking:
-		return "an ask is under way that may " + [...]string{"do nothing", "join", "join, or park behind an absent head", "park"}[w.ask]
+		told := "an ask is under way: " + [...]string{"try", "join", "join, or park behind an absent head", "park"}[w.ask]
+		if stay := w.Asks().Lifetime(); stay > 0 {
+			told += fmt.Sprintf("; it stays for %d ms", stay)
+		}
+		return told
 	case w.over:
 		return "it has ended"
 	}
