@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -9,8 +10,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/creack/pty"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -53,9 +52,10 @@ func inTerminal(t *testing.T, cmd *exec.Cmd, columns, rows uint16) *terminal {
 	tm := &terminal{cmd: cmd, read: make(chan struct{})}
 	cmd.Stderr = &tm.stderr
 	var err error
-	if tm.pty, err = pty.StartWithSize(cmd, &pty.Winsize{Cols: columns, Rows: rows}); err != nil {
-		t.Fatal(err)
+	if tm.pty, err = startInTerminal(cmd, columns, rows); errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("makes a terminal as Linux does")
 	}
+	redistest.Must(t, err)
 	go func() { // ends when the program has ended, and with it its side of the pty
 		defer close(tm.read)
 		buffer := make([]byte, 4096)
@@ -125,7 +125,7 @@ func testWatchTerminal(t *testing.T, b binary) {
 			t.Errorf("a row of %d columns on a screen of 60, or one that is not cleared: %q", len([]rune(text)), row)
 		}
 	}
-	redistest.Must(t, pty.Setsize(tm.pty, &pty.Winsize{Cols: 400, Rows: 30}))
+	redistest.Must(t, resize(tm.pty, 400, 30))
 	tm.shows(t, len(tm.text()), tr.queue+"/4")
 
 	if _, err := io.WriteString(tm.pty, "\x03"); err != nil { // Ctrl-C
