@@ -43,6 +43,7 @@ type line struct {
 //
 //   - lease, done and leaveDone are set before the line knows the waiter, and
 //     never change. So the goroutine of sendLeave uses lease and leaveDone without mu.
+//   - turn.Asks does not change while an ask is under way, so who sends it reads it without mu.
 //   - Its goroutine sets wasCalled while the first ask is under way. Only act reads it,
 //     under mu, for that ask (on the same goroutine) or a later one.
 //   - After done is closed only its own goroutine, and that of its leave, use the waiter. A
@@ -116,7 +117,7 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 	}
 	// A grant that is published before the subscription stands is lost. So each new
 	// subscription has all waiters ask again (askAll, called in messages.go), also those whose ask
-	// is pending.
+	// is under way.
 	n.locker.wake.listen()
 	if m.isOrdered() {
 		n.locker.parking.CheckOrder(m.parked())

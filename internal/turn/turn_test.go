@@ -91,6 +91,8 @@ func (s *told) tell(step Step) string {
 	at := func(t time.Time) string { return t.Sub(began).String() }
 	w := s.wait
 	switch {
+	case (w.asking || w.over) && !w.Next().IsZero():
+		return "an alarm is set for nothing"
 	case step == Granted:
 		grant, since := w.Grant()
 		return fmt.Sprintf("holds the lock by the message, fence %d; its lease counts from %s", grant.Fence, at(since))
