@@ -33,7 +33,7 @@ type bars struct {
 	Ticks                   []tick
 	From, To                time.Time // of the axis, which fits the bars
 	Hidden                  int       // bars that no lane was left for
-	Rows                    []runRow  // the same as a table, the newest first
+	Rows                    []runRow  // the runs, and the waits that are over, as a table, the newest first; the line has the others
 	More                    int       // rows that are not shown
 }
 
@@ -66,16 +66,20 @@ func (p *page) newBars(runs []run) *bars {
 	if len(runs) == 0 {
 		return nil
 	}
-	b := &bars{From: runs[0].begin(), To: runs[0].End, More: max(0, len(runs)-mostShown)}
-	for i, r := range runs {
+	b := &bars{From: runs[0].begin(), To: runs[0].End}
+	for _, r := range runs {
 		if r.begin().Before(b.From) {
 			b.From = r.begin()
 		}
 		if r.End.After(b.To) {
 			b.To = r.End
 		}
-		if i < mostShown {
+		switch {
+		case r.waits():
+		case len(b.Rows) < mostShown:
 			b.Rows = append(b.Rows, p.runRow(r))
+		default:
+			b.More++
 		}
 	}
 	if b.To.Sub(b.From) < time.Second {
@@ -162,10 +166,13 @@ func (r run) text() string {
 	return text + r.outcome()
 }
 
+// waits tells whether it is a wait that goes on: the line of the key has it.
+func (r run) waits() bool { return r.Open && r.Start.IsZero() }
+
 // outcome says how it ended.
 func (r run) outcome() string {
 	switch {
-	case r.Open && r.Start.IsZero():
+	case r.waits():
 		return "waits"
 	case r.Open:
 		return "runs"
@@ -178,7 +185,7 @@ func (r run) waited() string {
 	case r.Came.IsZero():
 		return ""
 	case r.Start.IsZero():
-		return printable.Duration(r.End.Sub(r.Came))
+		return r.untilEnd(r.Came)
 	}
 	return printable.Duration(r.Start.Sub(r.Came))
 }
@@ -187,7 +194,16 @@ func (r run) ran() string {
 	if r.Start.IsZero() {
 		return ""
 	}
-	return printable.Duration(r.End.Sub(r.Start))
+	return r.untilEnd(r.Start)
+}
+
+// untilEnd is the time from begin to the end. The end of what looks alone saw is the last look that saw it.
+func (r run) untilEnd(begin time.Time) string {
+	text := printable.Duration(r.End.Sub(begin))
+	if !r.Open && r.Outcome == "" {
+		return "at least " + text
+	}
+	return text
 }
 
 func (p *page) runRow(r run) runRow {

@@ -81,6 +81,20 @@ func TestRuns_many(t *testing.T) {
 	}
 }
 
+// A long line takes no place from the runs in the table of runs.
+func TestRuns_behindALongLine(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	runs := []run{{Run: history.Run{Task: "q/ran", Outcome: "done", Start: now.Add(-time.Minute), End: now}}}
+	for range mostShown {
+		runs = append(runs, run{Run: history.Run{Task: "q/waits", Came: now.Add(-time.Minute), End: now}, Open: true})
+	}
+	p := &page{}
+	if b := p.newBars(joined(nil, 0, runs)); len(b.Rows) != 1 || b.Rows[0].Ran != "1m" || b.More != 0 {
+		t.Errorf("%+v and %d more, want the run alone", b.Rows, b.More)
+	}
+}
+
 // Without a history the page draws what goes on, and what it saw.
 func TestRuns_seen(t *testing.T) {
 	t.Parallel()
@@ -89,10 +103,11 @@ func TestRuns_seen(t *testing.T) {
 		m := v.locker.Mutex("report", lock.Note("q/holds"))
 		lease := v.hold(m)
 		v.wait(v.locker.Mutex("report", lock.Note("q/waits")))
-		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, `class="wait open" x=`, "Seen by this page since", "Config.History", `data-name="Outcome">runs</td>`, `data-name="Outcome">waits</td>`)
+		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, `class="wait open" x=`, "Seen by this page since", "Config.History", `data-name="Outcome">runs</td>`).
+			without(`data-name="Outcome">waits</td>`) // the line has it
 		redistest.Must(t, lease.Unlock(context.Background()))
 		// The one who waited gets the lock and gives it back: the first one has ended in any case.
-		v.find(keyPath(m.Key()), `data-name="Outcome">ended</td>`).want(200, "q/holds on worker-1:4242")
+		v.find(keyPath(m.Key()), `data-name="Outcome">ended</td>`).want(200, "q/holds on worker-1:4242", `data-name="Ran">at least `)
 	})
 }
 
