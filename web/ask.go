@@ -55,8 +55,8 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	}
 	if v.Action == doBreak || v.Action == doDelete {
 		v.Key = p.keyOf(v.Key)
-		if err := inner.LockErr(inner.ByKey(p.locker, v.Key)); err != nil {
-			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
+		if wrong := p.noLock(v.Key); wrong != "" {
+			p.fail(w, r, http.StatusBadRequest, wrong)
 			return
 		}
 		v.Back = p.keyURL(v.Key)

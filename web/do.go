@@ -115,9 +115,8 @@ func (p *page) act(ctx context.Context, a *Action, form url.Values, order orderF
 	switch a.Do {
 	case doBreak, doDelete:
 		a.Target = p.keyOf(a.Target)
-		m := inner.ByKey(p.locker, a.Target)
-		if err := inner.LockErr(m); err != nil {
-			return "This is no key of a lock: " + printable.Short(err.Error()) + "."
+		if wrong := p.noLock(a.Target); wrong != "" {
+			return wrong
 		}
 		if a.Do == doBreak {
 			a.Result, a.Err = p.breakLock(ctx, a.Target, a.Tokens, form.Get("gate") != "")

@@ -122,7 +122,7 @@ func TestFleet(t *testing.T) {
 		// Several locks have one confirmation.
 		other := v.locker.Mutex("report", lock.Parts("beta"))
 		v.hold(other)
-		asked := v.get("/do?action=break&from=keys&key="+url.QueryEscape(m.Key())+"&key="+url.QueryEscape(other.Key())).want(200, "Take 2 locks from 2 holders?", `name="picked"`)
+		asked := v.get("/do?action=break&from=keys&key="+url.QueryEscape(m.Key())+"&key="+url.QueryEscape(other.Key())).want(200, "Take 2 locks from 2 holders?", `name="picked"`, `data-name="State">not in asynq</td>`)
 		_, its, _ := strings.Cut(asked.body, `action="./do"`)
 		picked := url.Values{}
 		for _, in := range hidden.FindAllStringSubmatch(its, -1) {
@@ -146,7 +146,7 @@ func TestFleet(t *testing.T) {
 		}
 		v.get("/do?action=break&from=keys&key="+url.QueryEscape(m.Key())).want(200, "Take 1 lock from 0 holders?", "Nobody holds it.")
 		pause := url.Values{"action": {"pause"}, "picked": {m.Key(), other.Key()}, "for": {"soon"}}
-		v.get("/do?action=pause&from=keys&key="+url.QueryEscape(m.Key())+"&key="+url.QueryEscape(other.Key())).want(200, "Pause 2 locks?", `name="for"`).without("Nobody holds it.")
+		v.get("/do?action=pause&from=keys&key="+url.QueryEscape(m.Key())+"&key="+url.QueryEscape(other.Key())).want(200, "Pause 2 locks?", "one of these locks", `name="for"`).without("Nobody holds it.", "this target")
 		v.post("/do", pause).want(400, "is not a duration")
 		pause.Set("for", "1h")
 		if body := send(pause); !strings.Contains(body, "pause: done for 2 of 2 locks.") {
@@ -156,7 +156,12 @@ func TestFleet(t *testing.T) {
 			t.Errorf("controls: %+v, %v", all, err)
 		}
 		v.post("/do", url.Values{"action": {"delete"}, "picked": {m.Key()}}).want(400, "There is no such action.")
-		v.post("/do", url.Values{"action": {"break"}, "picked": {"a b"}}).want(400, "This is no key of a lock")
+		third := v.locker.Mutex("report", lock.Parts("gamma"))
+		token := v.hold(third).Token()
+		v.post("/do", url.Values{"action": {"break"}, "picked": {third.Key(), "a b"}, "token:" + third.Key(): {token}}).want(400, "This is no key of a lock", "Search under Keys").without("List tells")
+		if held, err := third.Locked(t.Context()); err != nil || !held {
+			t.Errorf("the first key of a wrong form: held: %v, %v", held, err)
+		}
 		v.get("/do?action=break&from=keys&key=a&key=a%20b").want(400, "This is no key of a lock")
 	})
 }

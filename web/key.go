@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/history"
@@ -77,11 +78,21 @@ type waiterView struct {
 // keyOf is the Redis key that a request names: whole, or what stands between its braces.
 func (p *page) keyOf(text string) string { return inspect.Key(p.o.Prefix, text) }
 
+// noLock says why a Redis key is none of a lock; empty for one that can be.
+func (p *page) noLock(key string) string {
+	err := inner.LockErr(inner.ByKey(p.locker, key))
+	if err == nil {
+		return ""
+	}
+	why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "lock: "), "; List tells") // a method of package lock: here it is Keys
+	return "This is no key of a lock: " + printable.Short(why) + ". Search under Keys for a part of it: there it stands as Redis has it."
+}
+
 // key answers with one lock.
 func (p *page) key(w http.ResponseWriter, r *http.Request) {
 	key := p.keyOf(r.URL.Query().Get("key"))
-	if err := inner.LockErr(inner.ByKey(p.locker, key)); err != nil {
-		p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
+	if wrong := p.noLock(key); wrong != "" {
+		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
 	p.render(w, http.StatusOK, "key", p.keyView(r, key))

@@ -38,11 +38,11 @@ func (p *page) askAboutPicked(w http.ResponseWriter, r *http.Request, v *askView
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
 	defer cancel()
-	holders := 0
+	holders, tasks := 0, []task(nil)
 	for _, text := range keys {
 		picked := pickedKey{Key: p.keyOf(text)}
-		if err := inner.LockErr(inner.ByKey(p.locker, picked.Key)); err != nil {
-			p.fail(w, r, http.StatusBadRequest, "This is no key of a lock: "+printable.Short(err.Error())+".")
+		if wrong := p.noLock(picked.Key); wrong != "" {
+			p.fail(w, r, http.StatusBadRequest, wrong)
 			return
 		}
 		if v.Action == doBreak {
@@ -53,8 +53,17 @@ func (p *page) askAboutPicked(w http.ResponseWriter, r *http.Request, v *askView
 			}
 			picked.Holders, picked.Now, picked.Text = look.Holders, look.Now, "Nobody holds it."
 			holders += len(look.Holders)
+			for _, h := range look.Holders {
+				tasks = append(tasks, h.Task)
+			}
 		}
 		v.Picked = append(v.Picked, picked)
+	}
+	states := p.states.ask(ctx, tasks)
+	for _, picked := range v.Picked {
+		for i := range picked.Holders {
+			picked.Holders[i].State = stateOf(picked.Holders[i].Task, states)
+		}
 	}
 	v.Key = ""
 	locks := printable.Count(len(keys), "lock")
@@ -69,6 +78,7 @@ func (p *page) askAboutPicked(w http.ResponseWriter, r *http.Request, v *askView
 	default:
 		v.describeOrder()
 		v.Question = "Pause " + locks + "?"
+		v.Effects[0] = "Nobody new gets one of these locks; who holds one keeps it."
 	}
 	v.Title = v.Question
 	p.render(w, http.StatusOK, "ask", v)
@@ -80,6 +90,11 @@ func (p *page) doPicked(ctx context.Context, a Action, form url.Values, order or
 	keys := form["picked"]
 	if len(keys) > perPage || a.Do != doBreak && a.Do != doPause {
 		return a, "There is no such action."
+	}
+	for _, key := range keys { // before the first of them loses its holders
+		if wrong := p.noLock(p.keyOf(key)); wrong != "" {
+			return a, wrong
+		}
 	}
 	done := 0
 	var failed []string

@@ -103,7 +103,7 @@ func TestRuns_seen(t *testing.T) {
 		m := v.locker.Mutex("report", lock.Note("q/holds"))
 		lease := v.hold(m)
 		v.wait(v.locker.Mutex("report", lock.Note("q/waits")))
-		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, `class="wait open" x=`, "Seen by this page since", "Config.History", `data-name="Outcome">runs</td>`).
+		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, `class="wait open" x=`, "Seen by this page since", "Config.History", `data-name="Outcome">runs</td>`, "called: its turn has come").
 			without(`data-name="Outcome">waits</td>`) // the line has it
 		redistest.Must(t, lease.Unlock(context.Background()))
 		// The one who waited gets the lock and gives it back: the first one has ended in any case.
