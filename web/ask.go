@@ -156,7 +156,7 @@ func (p *page) askAboutLock(w http.ResponseWriter, r *http.Request, v *askView) 
 	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
 	defer cancel()
 	if err := p.inspect(ctx, look); err != nil {
-		p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
+		p.fail(w, r, http.StatusBadGateway, trouble(err, reload)+". Nothing was done.")
 		return false
 	}
 	if controls, err := p.controls(ctx); err == nil { // without them it counts as not paused

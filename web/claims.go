@@ -40,12 +40,16 @@ type claimRow struct {
 // claims are all claims, as one look at them found. Somebody who opens the Unique view
 // makes a look, and it serves all viewers for a while; nothing runs in between.
 type claims struct {
-	mu   sync.Mutex // held while Redis is asked, within claimsWithin, so that one viewer asks for all
+	mu   sync.Mutex // held while Redis is asked, within twice claimsWithin, so that one viewer asks for all
 	at   time.Time
 	next time.Time // when somebody may look again
+	foundClaims
+	err error
+}
+
+type foundClaims struct {
 	rows []claimRow
 	more bool // there are more than these
-	err  error
 }
 
 // get gives the claims as of at.
@@ -54,9 +58,9 @@ func (c *claims) get(ctx context.Context, p *page) (rows []claimRow, more bool, 
 	defer c.mu.Unlock()
 	if began := time.Now(); !began.Before(c.next) {
 		// Not the viewer's context: what is found is for others, too.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimsWithin)
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*claimsWithin)
 		defer cancel()
-		c.rows, c.more, c.err = p.findClaims(ctx)
+		c.foundClaims, c.err = within(bound, p.findClaims)
 		c.at = time.Now()
 		c.next = c.at.Add(claimsFresh)
 		if c.err == nil {
@@ -73,23 +77,23 @@ func (c *claims) forget() {
 	c.next = time.Time{}
 }
 
-// findClaims walks the keys of each node until there are enough claims, or ctx ends. What
+// findClaims walks the keys of each node until there are enough claims, or claimsWithin has passed. What
 // it has then is given, with more. A node that has not answered at all is an error.
-func (p *page) findClaims(ctx context.Context) (rows []claimRow, more bool, err error) {
-	keys, more, err := p.claimKeys(ctx)
-	if err != nil {
-		return nil, false, fmt.Errorf("the claims: %w", inspect.Backend(err))
-	}
-	// The walk may have used up the time.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimsWithin)
+func (p *page) findClaims(ctx context.Context) (found foundClaims, err error) {
+	walk, cancel := context.WithTimeout(ctx, claimsWithin)
 	defer cancel()
-	if rows, err = p.readClaims(ctx, keys); err != nil {
-		return nil, false, err
+	keys, more, err := p.claimKeys(walk)
+	if err != nil {
+		return found, fmt.Errorf("the claims: %w", inspect.Backend(err))
+	}
+	rows, err := p.readClaims(ctx, keys) // the walk may have used up its time
+	if err != nil {
+		return found, err
 	}
 	slices.SortFunc(rows, func(a, b claimRow) int {
 		return cmp.Or(cmp.Compare(b.Age, a.Age), strings.Compare(a.Key, b.Key))
 	})
-	return rows, more, nil
+	return foundClaims{rows, more}, nil
 }
 
 // claimKeys are keys of claims, at most mostClaims. more: the walk ended early.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/doctor"
-	"github.com/automutex/automutex/internal/printable"
 )
 
 const (
@@ -44,7 +43,7 @@ func (p *page) doctorPage(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	v.At, v.Findings = c.at, c.found
 	if c.err != nil {
-		v.Err = printable.Short(c.err.Error())
+		v.Err = trouble(c.err, "examine again")
 	}
 	c.mu.Unlock()
 	v.Bad = doctor.CountBad(v.Findings)

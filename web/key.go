@@ -106,7 +106,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
 	defer cancel()
 	if err := p.inspect(ctx, v); err != nil {
-		v.Err = printable.Short(err.Error())
+		v.Err = trouble(err, triesAgain)
 	} else {
 		v.Looked = true
 	}
@@ -114,7 +114,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Target = name
 	controls, err := p.controls(ctx)
 	if err != nil && v.Err == "" {
-		v.Err = printable.Short(err.Error())
+		v.Err = trouble(err, triesAgain)
 	}
 	if v.Looked {
 		_, _ = p.fleetNow(ctx) // without its answer the lock has no rule
@@ -136,7 +136,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Actions, v.Done = p.actions.about(key, name, inspect.ScopeOf(key)), p.done(r)
 	if v.Recorded = p.past.recorder != nil; v.Recorded {
 		if v.Timeline, err = p.past.about(ctx, key, name, inspect.ScopeOf(key)); err != nil && v.Err == "" {
-			v.Err = printable.Short(err.Error())
+			v.Err = trouble(err, triesAgain)
 		}
 	}
 	v.Chart = newChart("This lock", p.sampler.lastHour(key, slot), slot, 600, 100)
@@ -174,7 +174,9 @@ func (p *page) inspect(ctx context.Context, v *keyView) error {
 // look asks Redis for the lock.
 func (p *page) look(ctx context.Context, v *keyView) error {
 	m := inner.ByKey(p.locker, v.Key)
-	kept, unread := history.Read(ctx, p.rdb, v.Key, mostBars) // before the look: what goes on then is not in it
+	kept, unread := within(ctx, func(ctx context.Context) ([]history.Run, error) { // before the look: what goes on then is not in it
+		return history.Read(ctx, p.rdb, v.Key, mostBars)
+	})
 	info, err := inner.Inspect(ctx, m)
 	if err != nil {
 		return err
@@ -191,7 +193,7 @@ func (p *page) look(ctx context.Context, v *keyView) error {
 	}
 	var ahead time.Duration
 	if len(line)+len(kept) > 0 { // their times are by Redis' clock
-		redisNow, err := p.rdb.Time(ctx).Result()
+		redisNow, err := within(ctx, func(ctx context.Context) (time.Time, error) { return p.rdb.Time(ctx).Result() })
 		if err != nil {
 			return err
 		}
@@ -204,7 +206,7 @@ func (p *page) look(ctx context.Context, v *keyView) error {
 	seen, since := p.seen.look(v.Key, v.Now, v.Info.Since, ahead, info.Holders, line)
 	v.Bars, v.Kept, v.Seen = p.newBars(joined(kept, ahead, seen)), len(kept) > 0, since
 	if unread != nil {
-		v.Unread = printable.Short(unread.Error())
+		v.Unread = trouble(unread, triesAgain)
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 const (
 	// perPage is how many locks a page of the list has.
 	perPage = 50
-	// firstLook is how long a page waits for the first part of the first look.
+	// firstLook is how long a page waits for Redis: for the first part of the first look, and for what else it shows.
 	firstLook = 3 * time.Second
 )
 
@@ -157,9 +157,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 	if len(snap.rows) < snap.totals.Locks && snap.complete {
 		v.Kept = len(snap.rows)
 	}
-	looking, done := context.WithTimeout(r.Context(), lookWithin)
-	defer done()
-	p.fill(looking, v, snap)
+	p.fill(ctx, v, snap)
 	return v
 }
 
@@ -178,7 +176,7 @@ func (p *page) fill(ctx context.Context, v *keysView, snap *snapshot) {
 	shown = p.sampler.refresh(ctx, shown, snap.at)
 	controls, err := p.controls(ctx)
 	if err != nil && v.Err == "" {
-		v.Err = printable.Short(err.Error())
+		v.Err = trouble(err, triesAgain)
 	}
 	slot := slotOf(v.Now)
 	for _, r := range shown {

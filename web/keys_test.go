@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/url"
 	"regexp"
 	"strings"
@@ -160,8 +161,8 @@ func TestKeys_outage(t *testing.T) {
 	v := serve(t, s, Options{})
 	v.find("/keys", "No lock is held or waited for.")
 	s.Stop(t)
-	v.find("/keys", `class="error"`).want(200).without("the rows below are newer")
-	v.get(keyPath(v.prefix+":{a}")).want(200, `class="error"`)
+	v.find("/keys", `class="error"`).want(200, "; the page tries again").without("the rows below are newer", "EOF")
+	v.get(keyPath(v.prefix+":{a}")).want(200, `class="error"`, "; the page tries again")
 	s.Start(t)
 	redistest.Eventually(t, patience, func() bool {
 		return !strings.Contains(v.get("/keys").body, `class="error"`)
@@ -181,6 +182,29 @@ func TestKeys_hangsFromTheBeginning(t *testing.T) {
 	s.Resume(t)
 	v.find("/keys", "No lock is held")
 	v.find("/rules", "Nothing is paused")
+}
+
+// While Redis hangs every view answers within seconds, whatever it would ask Redis, and says why it knows no more.
+func TestViews_redisHangs(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	v := serve(t, s, Options{Access: func(*http.Request) Access { return AccessOperate }})
+	v.page.states.within = statesWithin
+	v.find("/keys", "No lock is held or waited for.")
+	s.Pause(t)
+	time.Sleep(fleetFresh + time.Second) // until no answer of before is new enough
+	for _, path := range []string{"/keys?q=task-1", "/", "/rules", "/processes", keyPath(v.prefix + ":{a}"), "/unique", "/do?action=pause&target=a"} {
+		began := time.Now()
+		a := v.get(path)
+		if took := time.Since(began); took > firstLook+3*statesWithin {
+			t.Errorf("%s took %s", path, took)
+		}
+		if !strings.HasPrefix(path, "/do") {
+			a.want(200, "Redis does not answer; ", " again</p>").without("deadline exceeded")
+		}
+	}
+	v.get("/do?action=break&key=a").want(http.StatusBadGateway, "Redis does not answer; reload to try again. Nothing was done.")
+	s.Resume(t)
 }
 
 // The page takes nothing: a lock that it shows is as free as before.

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -39,7 +38,7 @@ func (p *page) overview(r *http.Request) *overview {
 	v.Totals, v.Hot = snap.totals, snap.hot
 	controls, err := p.controls(ctx)
 	if err != nil && v.Err == "" {
-		v.Err = printable.Short(err.Error())
+		v.Err = trouble(err, triesAgain)
 	}
 	v.Orders = inner.Orders(controls)
 	for _, c := range v.Orders {

@@ -48,7 +48,7 @@ func (p *page) askAboutPicked(w http.ResponseWriter, r *http.Request, v *askView
 		if v.Action == doBreak {
 			look := &keyView{Key: picked.Key}
 			if err := p.look(ctx, look); err != nil {
-				p.fail(w, r, http.StatusBadGateway, "Redis: "+printable.Short(err.Error())+".")
+				p.fail(w, r, http.StatusBadGateway, trouble(err, reload)+". Nothing was done.")
 				return
 			}
 			picked.Holders, picked.Now, picked.Text = look.Holders, look.Now, "Nobody holds it."

@@ -2,13 +2,13 @@ package web
 
 import (
 	"cmp"
+	"context"
 	"net/http"
 	"slices"
 	"time"
 
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/printable"
 )
 
 // processesView is who runs what.
@@ -59,9 +59,11 @@ func (p *page) processesView(r *http.Request) *processesView {
 	q, _ := parseKeysQuery(r.URL.Query()) // its page alone
 	v := &processesView{frame: p.frame(r, "processes", "Processes"), From: 1}
 	v.Here, v.Live = "processes?"+keysQuery{}.values(q.Page), p.liveURL("processes", keysQuery{}.values(q.Page))
-	all, err := p.fleetNow(r.Context())
+	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	defer cancel()
+	all, err := p.fleetNow(ctx)
 	if err != nil {
-		v.Err = "Redis: " + printable.Short(err.Error())
+		v.Err = trouble(err, triesAgain)
 	}
 	if all == nil {
 		return v

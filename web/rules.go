@@ -125,6 +125,8 @@ func (p *page) namesFor(scope string) string { return p.known.Load().namesFor(sc
 // unknownTarget says why no task has the target of an order, as far as rules and live locks
 // tell; see inspect.Unknown.
 func (p *page) unknownTarget(ctx context.Context, target string) (why, meant string) {
+	ctx, cancel := context.WithTimeout(ctx, firstLook)
+	defer cancel()
 	snap := p.sampler.get(ctx)
 	if snap == nil {
 		return "", ""

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -45,12 +44,12 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	defer cancel()
 	var err error
 	if v.Orders, err = p.controls(ctx); err != nil {
-		v.Err = printable.Short(err.Error())
+		v.Err = trouble(err, triesAgain)
 	}
 	v.Recorded = p.past.recorder != nil
 	counts, err := p.past.lately(ctx)
 	if err != nil && v.Err == "" {
-		v.Err = printable.Short(err.Error())
+		v.Err = trouble(err, triesAgain)
 	}
 	snap := p.sampler.get(ctx)
 	if why := snap.failure(); why != "" {

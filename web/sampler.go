@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -257,7 +256,7 @@ func (s *snapshot) failure() string {
 	case s == nil:
 		return errNoAnswer.Error()
 	case s.err != nil:
-		return printable.Short(s.err.Error())
+		return trouble(s.err, triesAgain)
 	}
 	return ""
 }
@@ -292,4 +291,4 @@ func (s *snapshot) copy(at time.Time) *snapshot {
 }
 
 // errNoAnswer is shown when the first look at the locks does not end in time.
-var errNoAnswer = errors.New("Redis does not answer; the page tries again")
+var errNoAnswer = errors.New("Redis does not answer; " + triesAgain)

@@ -78,13 +78,15 @@ func newUniqueRow(r fleet.Rule) uniqueRow {
 func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 	v := &uniqueView{frame: p.frame(r, "unique", "Unique"), Done: p.done(r)}
 	v.Here = "unique"
-	_, _ = p.fleetNow(r.Context()) // Processes says what is wrong with it
+	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
+	defer cancel()
+	_, _ = p.fleetNow(ctx) // Processes says what is wrong with it
 	for _, rule := range p.known.Load().unique {
 		v.Rules = append(v.Rules, newUniqueRow(rule))
 	}
 	var err error
 	if v.Claims, v.MoreClaims, v.ClaimsAt, err = p.claims.get(r.Context(), p); err != nil {
-		v.ClaimsErr = printable.Short(err.Error())
+		v.ClaimsErr = trouble(err, reload)
 	}
 	if r.Method == http.MethodPost {
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
@@ -93,10 +95,8 @@ func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		v.Type, v.Payload = r.PostForm.Get("type"), r.PostForm.Get("payload")
-		ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
-		defer cancel()
 		if err = p.meet(ctx, v); err != nil {
-			v.Err = printable.Short(err.Error())
+			v.Err = trouble(err, reload)
 		}
 	}
 	p.render(w, http.StatusOK, "unique", v)
