@@ -34,7 +34,7 @@ func (p *page) findTask(ctx context.Context, text string) []foundTask {
 	infos := p.states.find(ctx, text)
 	found := make([]foundTask, 0, len(infos))
 	for _, info := range infos {
-		one := foundTask{Task: p.taskOf(info.Queue + "/" + info.ID), State: info.State.String() + " in asynq, " + printable.Short(info.Type)}
+		one := foundTask{Task: p.taskOf(info.Queue + "/" + info.ID), State: printable.Short(info.Type) + ", " + info.State.String() + " in asynq"}
 		k := p.known.Load()
 		keys, err := k.keyMaker.Keys(ctx, asynq.NewTaskWithHeaders(info.Type, info.Payload, info.Headers))
 		switch {

@@ -3,9 +3,11 @@ package web
 import (
 	"context"
 	"fmt"
+	"html"
 	"net/http"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -152,6 +154,15 @@ func TestKeys_hashed(t *testing.T) {
 	v.hold(m)
 	v.find("/keys", "pay|~").want(200, `data-name="Rule"><bdi>pay</bdi></td>`).without("DE0012345", secret)
 	v.get(keyPath(key)).want(200, "pay|~", "rule <bdi>pay</bdi>").without("DE0012345", secret)
+}
+
+// A key that another program has written to is told from a lock, with what to do.
+func TestKey_ofAnotherProgram(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	key := v.locker.Mutex("report").Key()
+	redistest.Must(t, v.rdb.RPush(t.Context(), key, "x").Err())
+	v.get(keyPath(key)).want(200, "Another program has written to the key", "until you DEL it in Redis", html.EscapeString(strconv.Quote(key)))
 }
 
 // A page whose Redis does not answer says so and comes back with it.

@@ -118,7 +118,7 @@ func TestKeys_findsTask(t *testing.T) {
 	v := serve(t, s, Options{Rules: rules})
 	last := fmt.Sprintf("q%02[1]d/mail-%[1]d", mostQueues+1)
 	for search, want := range map[string]string{
-		"mail-1": "is pending in asynq, mail; its key is", "q01/mail-1": "mail|a", last: "mail|a",
+		"mail-1": ": mail, pending in asynq; its key is", "q01/mail-1": "mail|a", last: "mail|a",
 		"other-0": "no rule that the page knows gives it a key", "wrong-0": "field &#34;to&#34; is missing",
 	} {
 		v.get("/keys?q="+url.QueryEscape(search)).want(200, want)

@@ -6,6 +6,8 @@ import (
 	"io"
 	"net"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -25,6 +27,8 @@ func trouble(err error, next string) string {
 		return "Redis cannot be reached (" + printable.Short(network.Error()) + "); " + next
 	case errors.Is(err, io.EOF):
 		return "Redis has closed the connection; " + next
+	case redis.HasErrorPrefix(err, "WRONGTYPE"):
+		return "Another program has written to the key that this error names, and all its tasks fail until you DEL it in Redis: " + printable.Short(err.Error())
 	}
 	return printable.Short(err.Error())
 }
