@@ -56,7 +56,11 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
-		p.fail(w, r, http.StatusBadRequest, "The form could not be read.")
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			p.fail(w, r, http.StatusRequestEntityTooLarge, "The form has more than 256 kB: it is for too many holders. Nothing was done; break them one by one, or with automutex break.")
+			return
+		}
+		p.fail(w, r, http.StatusBadRequest, "The form could not be read. Nothing was done.")
 		return
 	}
 	a := Action{Do: r.PostForm.Get("action"), Target: r.PostForm.Get("key"), Tokens: r.PostForm["token"], Why: r.PostForm.Get("why"), Request: r}

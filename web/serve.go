@@ -34,7 +34,7 @@ func (p *page) routes() {
 	})
 	inner := http.NewCrossOriginProtection()
 	inner.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.fail(w, r, http.StatusForbidden, "Another site made your browser send this request. Nothing was done.")
+		p.fail(w, r, http.StatusForbidden, "Another site made your browser send this request, or a proxy before this page does not pass the Host header on. Nothing was done.")
 	}))
 	views := inner.Handler(p.mux)
 	p.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -13,6 +13,10 @@ func Is(host string) bool {
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
+// refusal names the variables of automutex web: whoever has come through a proxy needs them.
+const refusal = "Without a login this page answers requests for localhost alone, and this one is for another name. " +
+	"Behind a proxy automutex web takes a login from AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD."
+
 // Only answers requests that were sent to this machine by name. Another site could have a
 // name that leads here, and read the page in a visitor's browser.
 func Only(page http.Handler) http.Handler {
@@ -22,7 +26,7 @@ func Only(page http.Handler) http.Handler {
 			host = r.Host
 		}
 		if !Is(host) {
-			http.Error(w, "this page is for localhost", http.StatusMisdirectedRequest)
+			http.Error(w, refusal, http.StatusMisdirectedRequest)
 			return
 		}
 		page.ServeHTTP(w, r)

@@ -3,6 +3,7 @@ package loopback
 import (
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 )
 
@@ -19,6 +20,9 @@ func TestOnly(t *testing.T) {
 		answer := httptest.NewRecorder()
 		if page.ServeHTTP(answer, r); answer.Code != want {
 			t.Errorf("a request to %q is answered %d, want %d", host, answer.Code, want)
+		}
+		if refused := strings.Contains(answer.Body.String(), "AUTOMUTEX_WEB_USER"); refused != (want != http.StatusNoContent) {
+			t.Errorf("a request to %q is answered %q", host, answer.Body)
 		}
 	}
 }
