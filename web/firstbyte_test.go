@@ -187,6 +187,9 @@ func TestProcesses(t *testing.T) {
 			t.Error("the one that stopped does not come first")
 		}
 		v.find("/", "rules differ")
+		other := serve(t, s, Options{Prefix: v.prefix + "2"})
+		fleetOf(t, other.rdb, other.prefix, 1, func(p *fleet.Process, _ *fleet.Rule) { p.Seen = p.Seen.Add(-2 * fleet.StoppedAfter) })
+		other.get("/processes").want(200, "<b>0</b> running, <b>1</b> stopped").without("0 rules")
 	})
 }
 

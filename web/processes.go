@@ -26,8 +26,8 @@ type processesView struct {
 type processRow struct {
 	fleet.Process
 	Short   string // of the hash of its rules
-	Rules   int
-	Differs bool // others of its kind run other rules
+	Rules   int    // -1: not known, since no live process runs them
+	Differs bool   // others of its kind run other rules
 	Stopped bool
 }
 
@@ -93,8 +93,12 @@ func (p *page) processesView(r *http.Request) *processesView {
 		if i < skip || len(v.Rows) == processesPerPage {
 			continue
 		}
+		rules, known := sizes[process.Kind+process.Hash]
+		if !known {
+			rules = -1
+		}
 		v.Rows = append(v.Rows, processRow{
-			Process: process, Short: process.Hash[:min(6, len(process.Hash))], Rules: sizes[process.Kind+process.Hash],
+			Process: process, Short: process.Hash[:min(6, len(process.Hash))], Rules: rules,
 			Differs: differ[process.Hash], Stopped: stopped,
 		})
 	}
