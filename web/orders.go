@@ -120,6 +120,6 @@ func (v *askView) describeOrder() {
 		v.Effects = []string{"Tasks get the locks of this target again. A pause of the whole scope stays in force for one key of it.", within}
 	default:
 		v.Question, v.Button = "Set another limit for "+target+"?", "Set"
-		v.Effects = []string{"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes effect as holders leave.", within}
+		v.Effects = []string{"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes effect as holders leave.", "Ordered keys go on with one at a time, whatever the number.", within}
 	}
 }

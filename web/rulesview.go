@@ -87,7 +87,7 @@ func newRuleRow(rule ruleInfo, orders []lock.Control) ruleRow {
 	for _, c := range orders {
 		if c.Target == rule.scope {
 			r.IsPause = c.Paused
-			if c.Limit > 0 {
+			if c.Limit > 0 && !rule.InOrder { // ordered keys have one at a time in any case
 				r.Limit, r.Limited = strconv.Itoa(c.Limit), true
 			}
 		}

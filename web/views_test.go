@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -181,4 +182,16 @@ func TestDoctor_viewerGone(t *testing.T) {
 	cancel()
 	v.page.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(gone, http.MethodPost, "/doctor", nil))
 	v.get("/doctor").want(200, "<b>Redis</b>", "level-ok", "<b>rights</b>").without(`role="alert"`)
+}
+
+// An operator's limit is not in force for ordered keys, so their rule does not show it.
+func TestRules_limitOfOrderedKeys(t *testing.T) {
+	t.Parallel()
+	orders := []lock.Control{{Target: "report", Limit: 7}}
+	for ordered, limited := range map[bool]bool{false: true, true: false} {
+		rule := ruleInfo{Rule: fleet.Rule{Name: "report", Task: "report", Limit: 1, InOrder: ordered}, scope: "report"}
+		if r := newRuleRow(rule, orders); r.Limited != limited || (r.Limit == "7") != limited {
+			t.Errorf("in order: %v: limit %s, by an operator: %v", ordered, r.Limit, r.Limited)
+		}
+	}
 }
