@@ -16,8 +16,10 @@ import (
 )
 
 const (
-	// mostShown is how many of a line are shown.
-	mostShown = 100
+	// mostShown is how many of a line, and of the runs, are shown: asynq is asked for the states of as many.
+	mostShown = mostStates
+	// mostLooked is how many of a line a look sees: whom it does not see any more counts as gone.
+	mostLooked = 100
 	// lookWithin bounds the look at one lock.
 	lookWithin = 3 * time.Second
 )
@@ -184,7 +186,7 @@ func (p *page) look(ctx context.Context, v *keyView) error {
 	v.Now = time.Now()
 	v.Info, v.Called = newRow(info, v.Now), info.Called
 	p.sampler.follow(v.Info)
-	line, err := inner.Line(ctx, m, info, mostShown)
+	line, err := inner.Line(ctx, m, info, mostLooked)
 	if err != nil {
 		return err
 	}
@@ -199,7 +201,7 @@ func (p *page) look(ctx context.Context, v *keyView) error {
 		}
 		ahead = time.Until(redisNow).Round(100 * time.Millisecond) // so that the times of what has ended stay the same from look to look
 	}
-	for i, waiter := range line {
+	for i, waiter := range line[:min(len(line), mostShown)] {
 		v.Line = append(v.Line, waiterView{i + 1, printable.Short(waiter.Owner), p.taskOf(waiter.Note), "", inspect.WaiterState(waiter), waiter.Since.Add(-ahead), false})
 	}
 	v.More = max(0, v.Info.line()-len(v.Line))

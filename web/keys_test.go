@@ -196,6 +196,21 @@ func TestKeys_hangsFromTheBeginning(t *testing.T) {
 	v.find("/rules", "Nothing is paused")
 }
 
+// A long line is shown as far as asynq tells the states of its tasks, and counted.
+func TestKey_longLine(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	m := v.locker.Mutex("report")
+	v.hold(m)
+	for range mostShown + 5 {
+		v.wait(m)
+	}
+	a := v.get(keyPath(m.Key())).want(200, fmt.Sprintf("<dt>In line</dt><dd>%d</dd>", mostShown+5), "and 5 more</p>")
+	if n := strings.Count(a.body, `data-name="Waits as"`); n != mostStates {
+		t.Errorf("%d rows, want %d", n, mostStates)
+	}
+}
+
 // While Redis hangs every view answers within seconds, whatever it would ask Redis, and says why it knows no more.
 func TestViews_redisHangs(t *testing.T) {
 	t.Parallel()

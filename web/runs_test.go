@@ -72,7 +72,7 @@ func TestRuns_many(t *testing.T) {
 		runs = append(runs, history.Run{Task: fmt.Sprintf("q/%d", i), Outcome: "done", Came: end.Add(-time.Minute), Start: at, End: at.Add(9 * time.Millisecond)})
 	}
 	v.keep(m.Key(), runs...)
-	a := v.get(keyPath(m.Key())).want(200, "and 100 more</p>", fmt.Sprintf("for %d more there is no room", mostBars-mostLanes))
+	a := v.get(keyPath(m.Key())).want(200, fmt.Sprintf("and %d more</p>", mostBars-mostShown), fmt.Sprintf("for %d more there is no room", mostBars-mostLanes))
 	if bars, rows := strings.Count(a.body, `<rect class="run"`), strings.Count(a.body, `data-name="Outcome"`); bars != mostBars || rows != mostShown {
 		t.Errorf("%d bars, %d rows", bars, rows)
 	}
@@ -86,7 +86,7 @@ func TestRuns_behindALongLine(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	runs := []run{{Run: history.Run{Task: "q/ran", Outcome: "done", Start: now.Add(-time.Minute), End: now}}}
-	for range mostShown {
+	for range mostLooked {
 		runs = append(runs, run{Run: history.Run{Task: "q/waits", Came: now.Add(-time.Minute), End: now}, Open: true})
 	}
 	p := &page{}
