@@ -112,8 +112,3 @@ type asyncTransport struct {
 	// ctx ended, the transport may still write to cmd.
 	process func(ctx context.Context, cmd redis.Cmder) error
 }
-
-// Process is process, under the name that internal/exchange looks for.
-func (t asyncTransport) Process(ctx context.Context, cmd redis.Cmder) error {
-	return t.process(ctx, cmd)
-}

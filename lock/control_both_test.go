@@ -112,3 +112,14 @@ func TestControls_replacedBySomethingElse(t *testing.T) {
 		mustUnlock(t, mustTry(t, m))
 	})
 }
+
+// A Control that a program has made has one reason for its pause and its limit.
+func TestControl_madeByAProgram(t *testing.T) {
+	t.Parallel()
+	c := Control{Target: "report", Paused: true, Limit: 3, Why: "repair", By: "alice", Since: time.UnixMilli(0)}
+	const want = "paused until somebody resumes it, ordered by alice at 1970-01-01T00:00:00Z (repair); " +
+		"limited to 3, ordered by alice at 1970-01-01T00:00:00Z (repair)"
+	if got := c.text(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

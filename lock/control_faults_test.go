@@ -2,6 +2,7 @@ package lock
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -186,8 +187,18 @@ func TestControls_stored(t *testing.T) {
 				t.Errorf("controls and lock are both in slot %d", a)
 			}
 		}
+		if list := l.Controls().inForce(); len(list) > 0 {
+			t.Errorf("in force before anything was read: %v", list)
+		}
 		pause(t, l, "short", time.Now().Add(50*time.Millisecond), "")
 		redistest.Eventually(t, soon, func() bool { return len(l.Controls().inForce()) == 0 }, "the end of the pause")
+		setLimit(t, l, "short", 3)
+		if entry := rdb.HGet(t.Context(), l.controls.Keys[0], "short").Val(); strings.Contains(entry, "pause") {
+			t.Errorf("a limit keeps the pause that has ended: %s", entry)
+		}
+		pause(t, l, "shorter", time.Now().Add(50*time.Millisecond), "")
+		redistest.Eventually(t, soon, func() bool { return len(l.Controls().inForce()) == 1 }, "the end of the pause")
+		redistest.Must(t, l.Controls().ClearLimit(t.Context(), "short"))
 		pause(t, l, "long", time.Time{}, "")
 		if fields := rdb.HKeys(t.Context(), l.controls.Keys[0]).Val(); !slices.Equal(fields, []string{"long"}) {
 			t.Errorf("the controls are %q", fields)
@@ -207,4 +218,22 @@ func TestControls_closed(t *testing.T) {
 	if _, err := l.Controls().List(t.Context()); !errors.Is(err, ErrClosed) {
 		t.Errorf("List: %v, want ErrClosed", err)
 	}
+}
+
+// There is a most of what has controls; what has some can still be changed.
+func TestControls_tooMany(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	l := newLocker(t, rdb, ownPrefix(t))
+	entries := map[string]any{}
+	for i := range 1000 {
+		entries[fmt.Sprintf("report|%d", i)] = `{"v":1,"limit":{"holders":2}}`
+	}
+	redistest.Must(t, rdb.HSet(t.Context(), l.controls.Keys[0], entries).Err())
+	if err := l.Controls().Pause(t.Context(), "mail", time.Time{}, ""); err == nil || !strings.Contains(err.Error(), "1000 targets have controls already") {
+		t.Errorf("Pause of one more: %v", err)
+	}
+	pause(t, l, "report|7", time.Time{}, "")
+	redistest.Must(t, l.Controls().ClearLimit(t.Context(), "report|8"))
+	pause(t, l, "mail", time.Time{}, "")
 }

@@ -254,3 +254,60 @@ func TestControls_readEvery(t *testing.T) {
 		t.Errorf("at most %.1f s between two reads, want %.1f", longest, least)
 	}
 }
+
+// A pause is ordered while the command that takes the lock is on its way for longer than ControlDelay. Then TryLock and
+// Lock give the lock back: nothing starts after the operator was told that the pause is in force.
+func TestControls_pausedWhileTheAskTravels(t *testing.T) {
+	t.Parallel()
+	for _, hangs := range []bool{false, true} {
+		t.Run(fmt.Sprintf("its release hangs %v", hangs), func(t *testing.T) {
+			t.Parallel()
+			eachSingle(t, func(t *testing.T, s *redistest.Server) {
+				prefix, p := ownPrefix(t), redistest.NewProxy(t, s.Addr())
+				operator, far := newLocker(t, s.Client(t), prefix), newLocker(t, p.Client(t), prefix)
+				tried, locked := far.Mutex("report"), far.Mutex("mail")
+				for _, m := range []*Lock{tried, locked} {
+					mustUnlock(t, mustTry(t, m)) // connected, and the controls are known
+				}
+				began := time.Now()
+				asks := []*redistest.Held{p.Hold(isTake(tried), 1), p.Hold(isTake(locked), 1)}
+				releases := &redistest.Held{}
+				if hangs {
+					releases = p.Hold(isRelease(tried), 1)
+				}
+				failed := make(chan error, 1)
+				go func() { _, err := tried.TryLock(context.Background()); failed <- err }()
+				waiter := lockBeside(t, locked)
+				for _, ask := range asks {
+					redistest.Eventually(t, soon, func() bool { return ask.Count() == 1 }, "an ask that is on its way")
+				}
+				pause(t, operator, "report", time.Time{}, "")
+				pause(t, operator, "mail", time.Time{}, "")
+				redistest.Eventually(t, soon, func() bool { return time.Since(began) > ControlDelay+100*time.Millisecond }, "time")
+				arrived := time.Now()
+				for _, ask := range asks {
+					ask.Release()
+				}
+				if busy := wantBusy(t, come(t, failed, "the end of TryLock")); busy.Reason != ReasonPaused {
+					t.Errorf("TryLock: %v, want that the lock is paused", busy)
+				}
+				if took := time.Since(arrived); took > 2*time.Second { // a client gives a command up after 3 s
+					t.Errorf("TryLock waits %s for its release", took)
+				}
+				if hangs {
+					releases.Release()
+				}
+				free(t, operator.Mutex("report"), soon)
+				redistest.Eventually(t, soon, func() bool {
+					holders, err := operator.Mutex("mail").Holders(t.Context())
+					return err == nil && len(holders) == 0
+				}, "Lock has given the lock back")
+				if !waiter.pending() {
+					t.Fatalf("Lock returned %v, %v; want that it waits", waiter.lease, waiter.err)
+				}
+				resume(t, operator, "mail")
+				mustUnlock(t, waiter.got(t))
+			})
+		})
+	}
+}

@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,18 +14,28 @@ import (
 	"github.com/automutex/automutex/internal/wire"
 )
 
-// One release is answered with an error: the cooldown comes with the next one.
-func TestCooldownOutlivesAReleaseThatFails(t *testing.T) {
+// Some releases are answered with an error: the cooldown comes with the next one.
+func TestCooldownOutlivesReleasesThatFail(t *testing.T) {
 	t.Parallel()
+	for _, failures := range []int32{1, 4} {
+		t.Run(fmt.Sprint(failures), func(t *testing.T) {
+			t.Parallel()
+			coolsAfter(t, failures)
+		})
+	}
+}
+
+func coolsAfter(t *testing.T, failures int32) {
+	t.Helper()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		hook := &redistest.FailHook{}
 		rdb.AddHook(hook)
 		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
-		var once atomic.Bool
+		var failed atomic.Int32
 		hook.Before(func(cmd redis.Cmder) error {
-			if scriptName(cmd) == wire.ReleaseScript.Name && once.CompareAndSwap(false, true) {
+			if scriptName(cmd) == wire.ReleaseScript.Name && failed.Add(1) <= failures {
 				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
 			}
 			return nil

@@ -107,3 +107,20 @@ func TestErrorTextsNameTheLock(t *testing.T) {
 		t.Errorf("%v Is not both", err)
 	}
 }
+
+// Options that are wrong are the error of all calls, of those that are no lock's too.
+func TestBadOptions_everyCall(t *testing.T) {
+	t.Parallel()
+	l := New(redistest.Mini(t).Client(t), Options{TTL: time.Millisecond})
+	_, listed := l.Controls().List(t.Context())
+	_, swept := l.sweep(t.Context())
+	for what, err := range map[string]error{
+		"Pause": l.Controls().Pause(t.Context(), "x", time.Time{}, ""), "Resume": l.Controls().Resume(t.Context(), "x"),
+		"SetLimit": l.Controls().SetLimit(t.Context(), "x", 1, ""), "List": listed, "Sweep": swept,
+		"Lead": l.Lead(t.Context(), "x", func(context.Context) error { return nil }),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "Options.TTL is 1ms") {
+			t.Errorf("%s: %v, want one that names the option", what, err)
+		}
+	}
+}

@@ -164,6 +164,30 @@ func TestDeniedEVALSHA_goesByEVAL(t *testing.T) {
 	}
 }
 
+// A user loses the right to SET: from then on each lock is asked for by the script, and that is said once.
+func TestDeniedSET_goesByTheScript(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	admin, log := s.Client(t), &redistest.Log{}
+	l := newLocker(t, withUser(t, s, admin, "user"), logTo(log))
+	mustUnlock(t, mustTry(t, l.Mutex(redistest.Name(t))))
+	deny(t, admin, "user", "-set")
+	for range 3 {
+		m := l.Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		waiter := inLine(t, m, 1)
+		mustUnlock(t, le)
+		mustUnlock(t, waiter.got(t))
+		free(t, m, soon)
+	}
+	if !l.conn.SetIsRefused() {
+		t.Error("SET is sent again for each lock")
+	}
+	if n := strings.Count(log.String(), "Redis refuses SET: locks that nobody waits for cost more"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, log.String())
+	}
+}
+
 // Where EVAL is refused too, errors and one line of the log say so, and what to do.
 func TestDeniedEVAL_isNamed(t *testing.T) {
 	t.Parallel()

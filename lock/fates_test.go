@@ -136,3 +136,33 @@ func TestALineOfLaters(t *testing.T) {
 		}
 	})
 }
+
+// A call that took longer than it may keeps its claim until that lapses: its last command may not have reached Redis yet,
+// and another process must not call meanwhile.
+func TestFates_lateCallKeepsItsClaim(t *testing.T) {
+	t.Parallel()
+	for late, want := range map[bool]int64{false: 0, true: 1} {
+		t.Run(fmt.Sprintf("late %v", late), func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				next := make(chan struct{}, 1)
+				m := newLocker(t, s.Client(t), calls(func(ctx context.Context, _, note string) inside.Fate {
+					switch {
+					case note == "next": // the call before it has ended
+						next <- struct{}{}
+					case late:
+						<-ctx.Done()
+					}
+					return inside.FateGone
+				})).Mutex(redistest.Name(t))
+				held := mustTry(t, m)
+				parkAll(t, m, "job", "next")
+				mustUnlock(t, held)
+				come(t, next, "the next call")
+				if n := raw(m).Exists(t.Context(), m.Key()+":call:job:claim").Val(); n != want {
+					t.Errorf("%d claims, want %d", n, want)
+				}
+			})
+		})
+	}
+}

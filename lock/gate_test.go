@@ -3,12 +3,14 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // CloseGate closes the gate for everybody but who holds, whatever the number of slots; it is
@@ -156,4 +158,39 @@ func TestHold_refused(t *testing.T) {
 		}
 		mustUnlock(t, mustTry(t, m)) // its gate is open
 	})
+}
+
+// A message of a gate that no script publishes moves no waiter's next ask.
+func TestGate_badMessage(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.StartMini(t).Client(t), ownServer)
+	m := l.Mutex(redistest.Name(t))
+	held := mustTry(t, m)
+	waiter := inLine(t, m, 1)
+	calm(t, l, 1)
+	says := func(value string) (moved bool) {
+		var before, after time.Time
+		var token string
+		next := func(at *time.Time) {
+			l.line.mu.Lock()
+			defer l.line.mu.Unlock()
+			for own, w := range l.line.waiters {
+				token, *at = own, w.turn.Next()
+			}
+		}
+		next(&before)
+		l.line.onMessage(wire.Message{Token: token, Fence: wire.GateFence, ServerUS: time.Now().UnixMicro(), Value: value})
+		next(&after)
+		return !after.Equal(before)
+	}
+	for _, value := range []string{"", "soon", "-1", "1e3", fmt.Sprint(inside.MaxTTL.Microseconds() + 1)} {
+		if says(value) {
+			t.Errorf("a gate that opens in %q us moves the next ask", value)
+		}
+	}
+	if !says("60000") {
+		t.Error("a gate that opens soon does not move the next ask")
+	}
+	mustUnlock(t, held)
+	mustUnlock(t, waiter.got(t))
 }

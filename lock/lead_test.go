@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -120,25 +119,50 @@ func TestLead_contextEndsDuringTheCampaign(t *testing.T) {
 	})
 }
 
-// A candidate outlives an outage, and says so in the log.
+// A candidate outlives an outage, and says so in the log. In the pause before it asks again it obeys its context, and
+// Close.
 func TestLead_redisAway(t *testing.T) {
 	t.Parallel()
-	s := redistest.Mini(t)
-	rdb := s.Client(t)
-	var failures atomic.Int64
-	hook := &redistest.FailHook{}
-	hook.Before(func(cmd redis.Cmder) error {
-		if (strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set") && failures.Add(1) <= 2 {
-			return redistest.ReplyError("NOPERM this user has no permissions to run the command")
-		}
-		return nil
-	})
-	rdb.AddHook(hook)
-	l := newLocker(t, rdb)
-	leader := runFor(t, l, redistest.Name(t))
-	come(t, leader.terms, "the term after the outage")
-	if n := failures.Load(); n < 3 {
-		t.Errorf("the outage had %d commands, want 3 or more", n)
+	for name, end := range map[string]func(t *testing.T, l *Locker, leader *candidate, back func()){
+		"comes back": func(t *testing.T, _ *Locker, leader *candidate, back func()) {
+			back()
+			come(t, leader.terms, "the term after the outage")
+		},
+		"context ends": func(t *testing.T, _ *Locker, leader *candidate, _ func()) {
+			leader.cancel()
+			if err := come(t, leader.done, "the end of Lead"); !errors.Is(err, context.Canceled) || errors.Is(err, ErrBackend) {
+				t.Errorf("Lead returned %v, want the cause of its context", err)
+			}
+		},
+		"Locker is closed": func(t *testing.T, l *Locker, leader *candidate, _ func()) {
+			redistest.Must(t, l.Close())
+			if err := come(t, leader.done, "the end of Lead"); !errors.Is(err, ErrClosed) {
+				t.Errorf("Lead returned %v, want ErrClosed", err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := redistest.Mini(t).Client(t)
+			hook, log := &redistest.FailHook{}, &redistest.Log{}
+			hook.Before(func(cmd redis.Cmder) error {
+				if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set" {
+					return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
+				}
+				return nil
+			})
+			rdb.AddHook(hook)
+			l := newLocker(t, rdb, logTo(log))
+			leader := runFor(t, l, redistest.Name(t))
+			redistest.Eventually(t, soon, func() bool {
+				return strings.Count(log.String(), "a candidate for leadership cannot ask Redis; it tries again") == 3
+			}, "three log lines of the outage")
+			began := time.Now() // a pause of 2 s or more
+			end(t, l, leader, func() { hook.Before(nil) })
+			if took := time.Since(began); name != "comes back" && took > 1500*time.Millisecond {
+				t.Errorf("Lead returned after %s: it waited for the end of the pause", took)
+			}
+		})
 	}
 }
 

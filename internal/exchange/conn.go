@@ -59,7 +59,7 @@ type Conn struct {
 	// for a client of unknown type, which may do something of its own in these methods.
 	scripts Scripts
 	queue   Process // Options.Queue
-	process Process // sends a single command, such as SET; nil: the transport sends scripts alone
+	process Process // sends a single command, such as SET; nil: queue does, or the transport sends scripts alone
 	// bounded: the client gives up a command within Timeout of the end of its context.
 	// Otherwise (no read timeout, or an unknown client type) each call runs on a worker,
 	// so that its caller can return before it ends.

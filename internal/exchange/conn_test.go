@@ -2,7 +2,9 @@ package exchange
 
 import (
 	"context"
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -26,6 +28,61 @@ func (m *movingSlot) EvalSha(ctx context.Context, _ string, _ []string, _ ...any
 
 func (m *movingSlot) Eval(ctx context.Context, source string, keys []string, args ...any) *redis.Cmd {
 	return m.EvalSha(ctx, source, keys, args...)
+}
+
+// The pause before a script is sent again ends with the caller's context.
+func TestRun_slotMovesAndTheCallerLeaves(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // not asked
+	t.Cleanup(func() { _ = rdb.Close() })
+	ctx, cancel := context.WithCancel(t.Context())
+	m := &movingSlot{left: 1000}
+	c := New(rdb, Options{Transport: m, Queue: func(_ context.Context, _ redis.Cmder) error {
+		answer := m.EvalSha(ctx, "", nil)
+		if m.sent == 6 { // a pause of 320 ms begins
+			time.AfterFunc(10*time.Millisecond, cancel)
+		}
+		return answer.Err()
+	}})
+	_, err := c.Run(ctx, NewScript("some", "return 1"), []string{"key"}, nil)
+	if !errors.Is(err, context.Canceled) || m.sent != 6 {
+		t.Errorf("%v, sent %d times; want that the context has ended after 6", err, m.sent)
+	}
+}
+
+// answering is a hook that answers each command in place of a server.
+type answering func(ctx context.Context, cmd redis.Cmder)
+
+func (answering) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a answering) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		a(ctx, cmd)
+		return nil
+	}
+}
+
+func (answering) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// Hooks of the client see the values of the caller's context, as tracing needs, under the Conn's own deadline.
+func TestRun_valuesOfTheContext(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // not asked
+	t.Cleanup(func() { _ = rdb.Close() })
+	seen := make(chan context.Context, 1)
+	rdb.AddHook(answering(func(ctx context.Context, cmd redis.Cmder) {
+		seen <- ctx
+		cmd.(*redis.Cmd).SetVal(int64(1))
+	}))
+	c := New(rdb, Options{})
+	_, err := c.Run(context.WithValue(t.Context(), key{}, "trace"), NewScript("some", "return 1"), []string{"key"}, nil)
+	ctx := <-seen
+	if _, bounded := ctx.Deadline(); err != nil || ctx.Value(key{}) != "trace" || !bounded {
+		t.Errorf("the value %v, with a deadline: %v, %v", ctx.Value(key{}), bounded, err)
+	}
 }
 
 // A script whose slot moves while it runs is sent again, a few times, over a transport that

@@ -7,7 +7,7 @@ import (
 )
 
 // SetsKeys reports whether the transport sends SET, and not scripts alone.
-func (c *Conn) SetsKeys() bool { return c.process != nil }
+func (c *Conn) SetsKeys() bool { return c.process != nil || c.queue != nil }
 
 // SetFirst sets key to body for ttl (ms) if the key does not exist. It ends as RunBounded does.
 // ok is false without an error if the key exists. The error is the server's own: see

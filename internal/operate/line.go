@@ -54,9 +54,6 @@ func (r Runner) look(ctx context.Context, rdb Piper, key string, queue func(redi
 	defer r.Life.Done()
 	p := rdb.Pipeline()
 	queue(p)
-	if p.Len() == 0 {
-		return nil
-	}
 	_, err := r.Conn.Within(ctx, func(bound context.Context) (any, error) {
 		cmds, failed := p.Exec(bound)
 		// failed is the first command's error, or that of the whole pipeline, of

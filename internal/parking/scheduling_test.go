@@ -277,3 +277,27 @@ func TestInboundInOrder(t *testing.T) {
 		}
 	}
 }
+
+// A line of which a call is under way is not forgotten, however long nothing else was heard of it: the call would
+// be made twice.
+func TestALineIsRememberedWhileItIsCalled(t *testing.T) {
+	t.Parallel()
+	p, m := newClosed(t), mutex("m")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.line(m)
+	n.set("note", call{})
+	p.reschedule(n)
+	p.reschedule(p.line(mutex("other")))
+	for range 2 {
+		p.forgetIdle(time.Now().Add(ForgetAfter + time.Second))
+		if len(p.lines) != 1 || p.lines["m"] != n {
+			t.Fatalf("%d lines are remembered, want the called one", len(p.lines))
+		}
+	}
+	n.drop("note")
+	p.forgetIdle(time.Now().Add(ForgetAfter + time.Second))
+	if len(p.lines) != 0 {
+		t.Error("a line is remembered whose call has ended")
+	}
+}

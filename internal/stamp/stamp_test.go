@@ -1,0 +1,34 @@
+package stamp
+
+import (
+	"maps"
+	"testing"
+)
+
+// A header that this package never writes is no stamp, and gives a task no place.
+func TestOf(t *testing.T) {
+	t.Parallel()
+	const note = "default/id"
+	plain := New(note, 3)
+	ordered := plain
+	ordered.Nonce, ordered.Ticket, ordered.Key = NewNonce(), 17, "automutex:{report|a b}"
+	for _, s := range []Stamp{plain, ordered} {
+		headers := map[string]string{Header: s.String()}
+		if got, ok := Of(headers, note); !ok || got != s {
+			t.Errorf("%q is %+v, %v; want %+v", s, got, ok, s)
+		}
+		if got, ok := Of(maps.Clone(headers), "default/copy"); ok || got != (Stamp{}) {
+			t.Errorf("a copy in another task is %+v", got)
+		}
+	}
+	start := version + " " + short(note) + " "
+	for _, text := range []string{
+		"", "3", version, start, start + "three", start + "-1", start + "3 more", "v0 " + short(note) + " 3",
+		start + "3 nonce 17 key", start + "3 " + ordered.Nonce + " 0 key", start + "3 " + ordered.Nonce + " -17 key",
+		start + "3 " + ordered.Nonce + " soon key", start + "3 " + ordered.Nonce + "| 17 key", start + "x " + ordered.Nonce + " 17 key",
+	} {
+		if got, ok := Of(map[string]string{Header: text}, note); ok || got != (Stamp{}) {
+			t.Errorf("%q is %+v, %v; want none", text, got, ok)
+		}
+	}
+}
