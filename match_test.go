@@ -133,8 +133,34 @@ func TestRuleSet_notices(t *testing.T) {
 	if len(got) != 1 || !strings.HasPrefix(got[0], want[0]) {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
+	got = notices(Rule{Task: "mail:*"})
+	want = []string{`automutex: rule "mail:*" (Rules[0]): Task: "mail:*" matches only types that have that * in them`}
+	if len(got) != 1 || !strings.HasPrefix(got[0], want[0]) {
+		t.Errorf("got %q\nwant %q", got, want)
+	}
 	if got := notices(Rule{Task: "rep"}, Rule{Task: "x", Scope: "report"}, Rule{Task: "b"}, Rule{Task: "y", Scope: "b"}); len(got) > 0 {
 		t.Errorf("nothing to tell, got %q", got)
+	}
+}
+
+// The rule of an ordered key is that which made it: that of its scope, or else of the longest type.
+func TestRuleSet_orderedRule(t *testing.T) {
+	t.Parallel()
+	rs := compileRules(t,
+		Rule{Task: "mail:", On: []string{"id"}, InOrder: true}, Rule{Task: "mail:eu:", On: []string{"id"}, InOrder: true},
+		Rule{Task: "bill", Scope: "account", On: []string{"id"}, InOrder: true}, Rule{Task: "report", On: []string{"id"}},
+	)
+	for key, want := range map[string]string{
+		"p:{mail:us:send|7}": "mail:", "p:{mail:eu:send|7}": "mail:eu:", "p:{account|7}": "bill", "p:{account}": "bill",
+		"p:{bill|7}": "", "p:{report|7}": "", "p:{other|7}": "", "q:{account|7}": "",
+	} {
+		got := ""
+		if rule := rs.orderedRule("p", key); rule != nil {
+			got = rule.Task
+		}
+		if got != want {
+			t.Errorf("the rule of %s is %q, want %q", key, got, want)
+		}
 	}
 }
 

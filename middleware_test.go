@@ -230,3 +230,13 @@ func TestReplace_answer(t *testing.T) {
 		}
 	})
 }
+
+// A parked note that is no task's, as another program may write it, is given up: nothing can be woken for it.
+func TestPark_noteOfNoTask(t *testing.T) {
+	t.Parallel()
+	for _, note := range []string{"", "no task", "h:token"} {
+		if fate := (&Guard{}).wakeParked(t.Context(), "automutex:{work}", note); fate != inside.FateGone {
+			t.Errorf("%q: %v, want that it is gone", note, fate)
+		}
+	}
+}

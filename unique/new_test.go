@@ -41,6 +41,7 @@ func TestNew_refuses(t *testing.T) {
 		{Task: "twice", On: []string{"a"}},
 		{Task: "report:a", Scope: "report", Queue: "low"},
 		{Task: "report:b", Scope: "report", Until: UntilStart, Duplicate: Postpone(time.Second), KeepArchived: true},
+		{Task: "far bound", Duplicate: Postpone(time.Minute), MaxPostpone: 50 * 365 * 24 * time.Hour},
 	}})
 	if err == nil {
 		t.Fatal("no error")
@@ -53,6 +54,7 @@ func TestNew_refuses(t *testing.T) {
 		`rule "header" (Rules[9]): OnHeaders[0]:`, `rule "twice" (Rules[11]): Task: is that of Rules[10]`,
 		`rule "report:b" (Rules[13]): Queue: is default, but rule "report:a" (Rules[12]) has low`,
 		`(Rules[13]): Until: is until start`, `(Rules[13]): Duplicate:`, `(Rules[13]): MaxPostpone:`, `(Rules[13]): KeepArchived:`,
+		`rule "far bound" (Rules[14]): MaxPostpone: 438000h0m0s is too long: at most`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q", want)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -74,6 +75,11 @@ func TestExplain(t *testing.T) {
 			if all[0].NextWake.After(info.NextProcessAt) {
 				t.Errorf("next wake %s, after asynq's own retry at %s", all[0].NextWake, info.NextProcessAt)
 			}
+			early := *info
+			early.NextProcessAt = before.Add(10 * time.Second)
+			if all, err := r.guard.ExplainTask(context.Background(), &early); err != nil || !all[0].NextWake.Equal(early.NextProcessAt) {
+				t.Errorf("next wake %+v, %v; want asynq's own retry, which comes before the holder's deadline", all, err)
+			}
 		}
 
 		pair, err := r.guard.Explain(running.ctx, asynq.NewTask("pair", []byte(`{"id": 1}`)))
@@ -123,6 +129,21 @@ func TestExplain_sinceIsNotGuessed(t *testing.T) {
 		}
 		if left := time.Until(all[0].Opens); all[0].Closed != automutex.ReasonCooldown || left < 30*time.Second || left > time.Minute || !strings.Contains(all[0].String(), "cooling down") {
 			t.Errorf("got %+v", all[0])
+		}
+		if !all[0].NextWake.IsZero() {
+			t.Errorf("nobody waits, and the next wake is %s", all[0].NextWake)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var waits sync.WaitGroup
+		defer waits.Wait()
+		defer cancel()
+		redistest.Go(&waits, func() { _, _ = locker.Mutex("cool").Lock(ctx) })
+		redistest.Eventually(t, patience, func() bool {
+			all, err = guard.Explain(t.Context(), asynq.NewTask("cool", nil))
+			return err == nil && all[0].Waiting == 1
+		}, "one waits")
+		if !all[0].NextWake.Equal(all[0].Opens) {
+			t.Errorf("the next wake is %s, want %s, when the key opens", all[0].NextWake, all[0].Opens)
 		}
 	})
 }

@@ -191,3 +191,21 @@ func TestHistory_bounds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A run whose lock was lost says so: another task may have run beside it.
+func TestHistory_lockLost(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}}, guarded: keepRuns(10)})
+		id := r.enqueue("work", nil)
+		run := r.stage.next(t)
+		redistest.Must(t, r.lockOf("work").Delete(t.Context()))
+		<-run.ctx.Done()
+		run.returns(nil)
+		runs := r.awaitHistory(r.lockOf("work").Key(), 1)
+		if runs[0].Task != r.queue+"/"+id || !strings.HasSuffix(runs[0].Outcome, ", lock lost") {
+			t.Errorf("%+v, want a run whose lock was lost", runs[0])
+		}
+		r.stage.end()
+	})
+}

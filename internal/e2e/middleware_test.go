@@ -246,6 +246,36 @@ func TestMiddleware_twice(t *testing.T) {
 	})
 }
 
+// A handler that runs another task of its key in the same call does not wait for itself, and the key stays taken until it
+// returns.
+func TestMiddleware_taskWithinATask(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Fail})
+		var ran []string
+		var handler asynq.Handler
+		handler = guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			ran = append(ran, string(task.Payload()))
+			if len(ran) > 2 {
+				return nil
+			}
+			for _, payload := range []string{`{"id":1}`, `{"id":2}`} {
+				if err := handler.ProcessTask(ctx, asynq.NewTask("work", []byte(payload))); err != nil {
+					return err
+				}
+			}
+			err := handler.ProcessTask(context.Background(), asynq.NewTask("work", []byte(`{"id":1}`)))
+			if !errors.Is(err, lock.ErrBusy) {
+				t.Errorf("another call meanwhile: %v, want that the key is busy", err)
+			}
+			return nil
+		}))
+		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", []byte(`{"id":1}`))); err != nil || len(ran) < 3 {
+			t.Errorf("%v; ran %q", err, ran)
+		}
+	})
+}
+
 func TestMiddleware_lease(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -99,3 +99,17 @@ func TestParsePath(t *testing.T) {
 		}
 	}
 }
+
+// A long text is hashed piece by piece, and no piece ends within a character.
+func TestWholeChars(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int{
+		"": 0, "ü": 2, strings.Repeat("a", pieceLength): pieceLength, strings.Repeat("a", pieceLength+1): pieceLength,
+		strings.Repeat("a", pieceLength-1) + "ü": pieceLength - 1, strings.Repeat("a", pieceLength-3) + "😀" + "b": pieceLength - 3,
+		strings.Repeat("ü", pieceLength): pieceLength,
+	} {
+		if got := wholeChars([]byte(text)); got != want {
+			t.Errorf("%d bytes that begin with %.3q: %d, want %d", len(text), text, got, want)
+		}
+	}
+}
