@@ -192,8 +192,10 @@ func TestObserve_nothingToCount(t *testing.T) {
 	t.Parallel()
 	var none *Metrics
 	none.Observe(t.Context(), acquired("r", "t"))
+	none.WatchControls(nil)
 	reg := prometheus.NewRegistry()
 	m := mustNew(t, reg, Options{})
+	m.WatchControls(nil)
 	m.Observe(t.Context(), automutex.Event{})
 	m.Observe(t.Context(), automutex.Event{Kind: automutex.EventRetried, Task: "t"}) // the Guard was closed
 	if samples := serve(t, reg).scrape(); len(samples) > 0 {
@@ -201,4 +203,19 @@ func TestObserve_nothingToCount(t *testing.T) {
 	}
 	m.Observe(t.Context(), automutex.Event{Kind: "of a later version", Rule: "r", Task: "t"})
 	serve(t, reg).await(map[string]float64{`automutex_held{rule="r",task="t"}`: 0})
+}
+
+// Tasks that leave an ordered key, or keep it, by an operator or by asynq: the one who skips a head does not know its type.
+func TestObserve_order(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	m := mustNew(t, reg, Options{})
+	for range 2 {
+		m.Observe(t.Context(), automutex.Event{Kind: automutex.EventBlocked, Rule: "r", Task: "t"})
+	}
+	m.Observe(t.Context(), automutex.Event{Kind: automutex.EventHeadSkipped, Rule: "r"})
+	serve(t, reg).await(map[string]float64{
+		`automutex_order_blocked_total{rule="r",task="t"}`: 2,
+		`automutex_order_skipped_total{rule="r"}`:          1,
+	})
 }

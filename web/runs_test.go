@@ -179,3 +179,24 @@ func TestBars_ticks(t *testing.T) {
 		}
 	}
 }
+
+// A time of another day says which.
+func TestBars_clock(t *testing.T) {
+	t.Parallel()
+	now := time.Now().UTC()
+	today := time.Date(now.Year(), now.Month(), now.Day(), 12, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		from, to time.Time
+		want     string
+	}{
+		{today, today.Add(time.Hour), today.Format("15:04:05")},
+		{today.Add(-48 * time.Hour), today, today.Format("Jan 2 15:04:05")},
+		{today.Add(-14 * time.Hour), today, today.Format("Jan 2 15:04:05")},
+		{today.AddDate(0, 0, -3), today.AddDate(0, 0, -3).Add(time.Hour), today.Format("Jan 2 15:04:05")},
+	} {
+		b := &bars{From: c.from, To: c.to}
+		if got := b.Clock(today); got != c.want {
+			t.Errorf("from %s to %s: %q, want %q", c.from, c.to, got, c.want)
+		}
+	}
+}

@@ -120,6 +120,7 @@ func testUsage(t *testing.T, b binary) {
 		"list --uri redis://x/y":            "a number",
 		"list --uri redis-sentinel://x:1":   "names no master",
 		"list --uri redis-socket://":        "names no socket",
+		"list --uri redis-socket:///s?db=x": "db is a number",
 		"list --cluster --cluster_addrs x":  "--cluster_addrs",
 		"list --uri redis://u:secret@x:1x/": "not a valid URL",
 		"list --uri secret@x":               "--uri",

@@ -63,6 +63,9 @@ func TestRecorder(t *testing.T) {
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventBusy, Rule: "my rule", Key: key, Queue: "q", TaskID: "1", Policy: automutex.Park, Busy: &automutex.BusyError{Holder: "w1"}})
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventReleased, Rule: "my rule"})
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventLost, Rule: "other", Key: key, Queue: "q", TaskID: "2", Err: lock.ErrLost})
+			for _, kind := range []automutex.EventKind{automutex.EventOverdue, automutex.EventReplaced, automutex.EventHeadSkipped} {
+				r.Observe(ctx, automutex.Event{Kind: kind, Rule: "third", Key: key, Queue: "q", TaskID: "3"})
+			}
 			redistest.Must(t, r.Close())
 			r.Observe(ctx, automutex.Event{Kind: automutex.EventLost, Rule: "other"})
 		}
@@ -75,9 +78,9 @@ func TestRecorder(t *testing.T) {
 		}
 		counts, err := r.Counts(ctx, 15)
 		redistest.Must(t, err)
-		mine, other := counts["my rule"], counts["other"]
-		if len(counts) != 2 || mine.Acquired != 200 || mine.Busy != 2 || other.Lost != 2 {
-			t.Fatalf("counts: %+v, %+v", mine, other)
+		mine, other, third := counts["my rule"], counts["other"], counts["third"]
+		if len(counts) != 3 || mine.Acquired != 200 || mine.Busy != 2 || other.Lost != 2 || third.Overdue != 2 || third.Replaced != 2 || third.Lost != 0 {
+			t.Fatalf("counts: %+v, %+v, %+v", mine, other, third)
 		}
 		for share, want := range map[float64]time.Duration{0.5: 50 * time.Second, 0.95: 95 * time.Second} {
 			if got, ok := mine.Wait(share); !ok || got < want || got > want*3/2 {
@@ -87,8 +90,8 @@ func TestRecorder(t *testing.T) {
 		if _, ok := other.Wait(0.5); ok {
 			t.Error("a rule without a task has a wait")
 		}
-		timeline, err := r.Timeline(ctx, time.Hour, 10)
-		if err != nil || len(timeline.Entries) != 5 || timeline.Cut || timeline.BusyCut {
+		timeline, err := r.Timeline(ctx, time.Hour, 20)
+		if err != nil || len(timeline.Entries) != 11 || timeline.Cut || timeline.BusyCut {
 			t.Fatalf("%v, %+v", err, timeline)
 		}
 		all := timeline.Entries
