@@ -240,3 +240,15 @@ func TestPark_noteOfNoTask(t *testing.T) {
 		}
 	}
 }
+
+// A note of an ordered key that no rule has, or that is no task's, wakes nobody; the key is looked at again.
+func TestInOrder_noteOfNoTask(t *testing.T) {
+	t.Parallel()
+	g := newGuard(t, redistest.Mini(t), Rule{Task: "work", InOrder: true})
+	for _, c := range []struct{ scope, note string }{{"other", "default/id"}, {"work", "no task"}, {"work", ""}} {
+		key := g.cfg.Prefix + ":{" + c.scope + "}"
+		if fate := g.wakeParked(t.Context(), key, "|l|a|nonce|17|5|"+c.note); fate != inside.FateUnsure {
+			t.Errorf("%q of %s: %v, want unsure", c.note, key, fate)
+		}
+	}
+}

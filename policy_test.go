@@ -13,6 +13,7 @@ import (
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
+	"github.com/automutex/automutex/lock"
 )
 
 // A backend error comes back after 1 to 30 s, the later the longer Redis has
@@ -158,6 +159,30 @@ func TestPauseDelay(t *testing.T) {
 		}
 		if last-first < 4*time.Second {
 			t.Errorf("%s left: all come back within %s", test.left, last-first)
+		}
+	}
+}
+
+// A wait that a pause ended is one for a paused key, though the key was held when it ended: no policy may end the task.
+func TestEndedByPause(t *testing.T) {
+	t.Parallel()
+	pause, failure := &lock.Control{Target: "work", Paused: true}, errors.New("failure")
+	held, paused := &BusyError{Key: "work", Reason: ReasonHeld, Holder: "worker", ExpiresIn: time.Minute}, &BusyError{Reason: lock.ReasonPaused}
+	for _, c := range []struct {
+		err   error
+		pause *lock.Control
+		same  bool
+	}{{held, nil, true}, {failure, pause, true}, {paused, pause, true}, {nil, pause, true}, {held, pause, false}, {fmt.Errorf("wrapped: %w", held), pause, false}} {
+		got := endedByPause(c.err, c.pause)
+		if c.same {
+			if got != c.err { //nolint:errorlint // the very same
+				t.Errorf("%v with %v is %v", c.err, c.pause, got)
+			}
+			continue
+		}
+		var busy *BusyError
+		if !errors.As(got, &busy) || busy.Reason != lock.ReasonPaused || busy.Pause != pause || busy.Key != "work" || held.Reason != ReasonHeld {
+			t.Errorf("%v is %+v, want that the key is paused", c.err, busy)
 		}
 	}
 }

@@ -146,6 +146,13 @@ func TestParse_contradiction(t *testing.T) {
 	}
 }
 
+// A text of the user's that looks as if it named a rule is left as it is.
+func TestParse_textThatNamesARule(t *testing.T) {
+	t.Parallel()
+	_, _, err := Parse([]byte("rules:\n- {task: a, limit: 2, scope: 'Rules[9]'}\n- {task: b, scope: 'Rules[9]'}\n"))
+	wantMistakes(t, "config", err, `3:3 rule "b": limit: is 1, but rule "a" (line 2) has 2 for the same scope "Rules[9]"`)
+}
+
 // What New refuses of paths and durations is told at its place in the file, with what
 // is to be written instead.
 func TestParse_saysHowToWritePathsAndDurations(t *testing.T) {

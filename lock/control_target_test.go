@@ -113,6 +113,12 @@ func TestControls_keyOfTheirOwn(t *testing.T) {
 			t.Errorf("ByKey: %v", err)
 		}
 		mustUnlock(t, held)
+		pause(t, l, m.Key(), time.Time{}, "") // the lock's, and not that of the controls
+		if busy := wantBusy(t, mustNotTry(t, m)); busy.Reason != ReasonPaused || busy.Pause.Target != m.name {
+			t.Errorf("%+v, want that it is paused", busy)
+		}
+		resume(t, l, m.name)
+		mustUnlock(t, mustTry(t, m))
 	})
 }
 

@@ -205,3 +205,13 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+// asynq keeps whole seconds: a task never runs before its time.
+func TestWholeSecond(t *testing.T) {
+	t.Parallel()
+	for ns, want := range map[int64]int64{0: 0, 1: 1, 999_999_999: 1, 1_000_000_000: 1, 1_000_000_001: 2} {
+		if got := wholeSecond(time.Unix(0, ns)); got.UnixNano() != want*1e9 {
+			t.Errorf("%d ns: %s, want %d s", ns, got, want)
+		}
+	}
+}
