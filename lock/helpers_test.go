@@ -64,7 +64,7 @@ func newLocker(t testing.TB, rdb Client, options ...func(*Options)) *Locker {
 // needsStrings tells whether the test of that name holds what strings do.
 func needsStrings(test string) bool {
 	return strings.HasPrefix(test, "TestForm_") || strings.HasPrefix(test, "TestRule13_HeadersMatchTheCallSites") ||
-		strings.HasPrefix(test, "TestHostileTexts") || strings.HasPrefix(test, "TestNative_") || strings.HasPrefix(test, "FuzzScripts") || strings.HasPrefix(test, "TestTheFastPathIsAsFast")
+		strings.HasPrefix(test, "TestHostileTexts") || strings.HasPrefix(test, "TestNative_") || strings.HasPrefix(test, "TestDeniedSET_") || strings.HasPrefix(test, "FuzzScripts") || strings.HasPrefix(test, "TestTheFastPathIsAsFast")
 }
 
 // formEnv set to "set" has each Locker of this package's tests take no mutex as a string.

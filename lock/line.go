@@ -16,8 +16,8 @@ const leaveGrace = 250 * time.Millisecond
 
 // line is the waiting side of a Locker: the waiters of this process, each a goroutine blocked
 // in wait. Elsewhere "the line" of a lock is the list in Redis of all processes' waiters: an ask
-// adds an entry to it, and only that list decides who is next. What becomes of a waiter here its
-// turn.Wait decides; this type sends the asks and carries out the steps, on three events: a grant
+// adds an entry to it, and only that list decides who is next. A turn.Wait decides what becomes of a waiter
+// here; this type sends the asks and carries out the steps, on three events: a grant
 // message (messages.go), the reply to an ask, and the alarm (both refresh.go).
 //
 // An ask is one run of the script ask for the token of a waiter. The waiter's goroutine
@@ -28,9 +28,9 @@ const leaveGrace = 250 * time.Millisecond
 // take the lock for that waiter. So a token of which a copy may yet run is released again later,
 // see type abandoned.
 //
-// To add a way to wait: a turn.Ask, with its arguments and replies in kind.go and lua/ask.lua; a
-// turn.Step for how it ends, in act and result, with its stories; a case of the select in await
-// for what else can end it.
+// A new way to wait needs a turn.Ask, in begin and Replied of package turn, with its arguments and replies in kind.go and
+// lua/ask.lua; a turn.Step for how it ends, in act and result; its stories; and a case of the select in
+// await for what else can end it.
 type line struct {
 	locker *Locker
 	alarm  life.Alarm
@@ -73,6 +73,7 @@ func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 	case <-parkNow:
 		atOnce = true
 	default:
+		atOnce = parkNow != nil && m.slots() == 0 // the lock is paused: park instead of waiting for the end of the pause
 	}
 	grant := min(m.ttl, maxGrant)
 	terms := turn.Terms{
@@ -80,7 +81,7 @@ func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 		Grant: grant, Counted: believe(grant), Short: grant < m.ttl && !m.renew,
 	}
 	return &waiter{
-		lease: m.newLease(), turn: turn.New(terms, m.slots(), atOnce),
+		lease: m.newLease(), turn: turn.New(terms, atOnce),
 		done: make(chan struct{}), leaveDone: make(chan struct{}),
 	}
 }
@@ -111,7 +112,11 @@ func (n *line) wait(ctx, waitCtx context.Context, m *Lock, parkNow <-chan struct
 	if !a.Yours {
 		w.wasCalled = m.noteReturn(w.lease, a)
 	}
-	n.handleReply(w, turn.Reply{Answer: a, Sent: sent, Slots: m.slots()})
+	r := turn.Reply{Answer: a, Sent: sent}
+	if !a.Yours {
+		r.Slots = m.slots()
+	}
+	n.handleReply(w, r)
 	if a.Yours || a.Parked || asked == turn.Park {
 		return n.result(ctx, w, 0) // handleReply has closed done
 	}
@@ -167,7 +172,7 @@ func (n *line) result(ctx context.Context, w *waiter, waited time.Duration) (*Le
 	switch w.ended {
 	case turn.Won, turn.Granted:
 		return m.handOut(ctx, w.lease)
-	case turn.Parked:
+	case turn.ParkedOrRefused:
 		m.locker.releaseLater(w.lease) // against a late copy of an ask, if there may be one
 		return nil, m.busy(w.turn.Last(), waited, nil)
 	}

@@ -160,7 +160,7 @@ func (n *line) onMessage(msg wire.Message) {
 	n.mu.Lock()
 	var next time.Time
 	if w := n.waiters[msg.Token]; w != nil {
-		n.act(w, w.turn.Told(msg, time.Now()), turn.Reply{})
+		n.act(w, w.turn.NoteGrant(msg, time.Now()), turn.Reply{})
 		next = w.turn.Next()
 	}
 	n.mu.Unlock()

@@ -93,7 +93,7 @@ func (n *line) act(w *waiter, step turn.Step, r turn.Reply) {
 	case turn.Granted:
 		grant, since := w.turn.Grant()
 		n.locker.renewer.add(w.lease, grant.Fence, grant.Value, since, min(m.ttl, maxGrant), true)
-	case turn.Parked:
+	case turn.ParkedOrRefused:
 		n.locker.parking.NoteParked(m.parked(), m.note, r.Answer, w.wasCalled)
 	case turn.Failed:
 		w.err = r.Err

@@ -61,7 +61,7 @@ func (p *Parking) makeCalls() {
 		p.queue = p.queue[1:]
 		note := n.queue[0]
 		n.queue, n.calling = n.queue[1:], true
-		m, begins := n.lock, n.begin(note)
+		m, begins := n.lock, n.beginCall(note)
 		p.mu.Unlock()
 		if begins {
 			began := time.Now()
@@ -84,7 +84,7 @@ func (p *Parking) makeCall(n *Line, m Lock, note string) {
 	p.withClaim(m, note, func(ctx context.Context) {
 		life.CallUser(p.log, "Options.Call", func() { fate = p.caller(ctx, m.Key(), note) })
 		p.mu.Lock()
-		leaves := n.leaves(note, fate)
+		leaves := n.noteFate(note, fate)
 		p.mu.Unlock()
 		if leaves {
 			// Within the claim, and while this call is under way: so neither another process nor this
@@ -94,7 +94,7 @@ func (p *Parking) makeCall(n *Line, m Lock, note string) {
 	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n.answered(note, fate, time.Now()) {
+	if n.endCall(note, fate, time.Now()) {
 		p.queueCall(n, note)
 	}
 }

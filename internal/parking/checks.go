@@ -85,7 +85,7 @@ func (p *Parking) checkSoon(n *Line) time.Time {
 		p.parkedN++
 	}
 	every := n.interval(p.parkedN)
-	n.seen(every+rand.N(every), time.Now()) //nolint:gosec // jitter, no secret
+	n.planCheck(every+rand.N(every), time.Now()) //nolint:gosec // jitter, no secret
 	p.reschedule(n)
 	if n.Checking {
 		return time.Time{}
@@ -96,7 +96,7 @@ func (p *Parking) checkSoon(n *Line) time.Time {
 // nothingParked notes that Redis replied, to a command sent at sent, that nothing is parked
 // or called on n. Callers hold mu.
 func (p *Parking) nothingParked(n *Line, sent time.Time) {
-	if n.nothing(sent) {
+	if n.noteNothing(sent) {
 		p.parkedN--
 		p.reschedule(n)
 	}
@@ -155,7 +155,7 @@ func (p *Parking) takeDue(now time.Time) (due []*Line) {
 			early = append(early, n)
 			continue
 		}
-		n.check()
+		n.beginCheck()
 		due = append(due, n)
 	}
 	for _, n := range early {
@@ -244,7 +244,7 @@ func (p *Parking) noteCheck(n *Line, c *exchange.Call, sent time.Time) {
 	p.mu.Lock()
 	m := n.lock
 	f, _ := c.Reply.([]any)
-	n.checked(m.Ordered && len(f) == 3 && f[0] != int64(0)) // the lock is free, and there is nobody to call: the next task is away
+	n.endCheck(m.Ordered && len(f) == 3 && f[0] != int64(0)) // the lock is free, and there is nobody to call: the next task is away
 	if c.Err == nil && nothing {
 		p.nothingParked(n, sent)
 	}

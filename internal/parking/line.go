@@ -7,8 +7,9 @@ import (
 	"github.com/automutex/automutex/internal/wire"
 )
 
-// Line is what a Locker knows of the parked work of one lock. Its methods are functions of what
-// comes and of the time, see testdata/lines.txt; they know nothing of other lines, of goroutines or of Redis.
+// Line is what a Locker knows of the parked work of one lock. The methods in this file are functions of what
+// comes and of the time, see testdata/lines.txt; they know nothing of other lines, of goroutines or of Redis. After those that
+// change Parked, Checking, CheckAt or UsedAt, Parking calls reschedule.
 // Parking.mu guards it.
 type Line struct {
 	key    string // never changed
@@ -52,7 +53,7 @@ type call struct {
 type callState uint8
 
 const (
-	underWay callState = iota // queued, or the Caller is called
+	underWay callState = iota // queued; or the Caller is called, or Redis is told what it said
 	arrived                   // so, and the note has arrived meanwhile
 	again                     // so, and Redis has named it again since
 	coming                    // the Caller answered FateComing
@@ -104,8 +105,8 @@ func (n *Line) mayCall(note string, life time.Duration, now time.Time) bool {
 	return c.state == coming && now.Sub(c.since) >= life
 }
 
-// arrival ends the call of a note that has arrived, or is not called any more.
-func (n *Line) arrival(note string) {
+// noteArrival ends the call of a note that has arrived, or is not called any more; one that is under way goes on.
+func (n *Line) noteArrival(note string) {
 	delete(n.notNow, note)
 	switch c, known := n.Calls[note]; {
 	case !known:
@@ -116,9 +117,9 @@ func (n *Line) arrival(note string) {
 	}
 }
 
-// begin reports whether the queued call of a note is to be made: the note may have arrived while it stood
+// beginCall reports whether the queued call of a note is to be made: the note may have arrived while it stood
 // in the queue.
-func (n *Line) begin(note string) bool {
+func (n *Line) beginCall(note string) bool {
 	if n.Calls[note].state == arrived {
 		n.drop(note)
 		return false
@@ -127,8 +128,8 @@ func (n *Line) begin(note string) bool {
 	return true
 }
 
-// leaves reports whether a note leaves its place among the called, after that answer of its Caller.
-func (n *Line) leaves(note string, fate inside.Fate) bool {
+// noteFate reports whether a note leaves its place among the called, after that answer of its Caller.
+func (n *Line) noteFate(note string, fate inside.Fate) bool {
 	if n.Calls[note].state != underWay {
 		return false
 	}
@@ -144,8 +145,8 @@ func (n *Line) leaves(note string, fate inside.Fate) bool {
 	return room
 }
 
-// answered ends a call with the Caller's answer. It reports whether the note is to be called again.
-func (n *Line) answered(note string, fate inside.Fate, now time.Time) (callAgain bool) {
+// endCall ends a call with the Caller's answer. It reports whether the note is to be called again.
+func (n *Line) endCall(note string, fate inside.Fate, now time.Time) (callAgain bool) {
 	state := n.Calls[note].state
 	if state == underWay && fate == inside.FateComing {
 		n.set(note, call{state: coming, since: now})
@@ -155,10 +156,10 @@ func (n *Line) answered(note string, fate inside.Fate, now time.Time) (callAgain
 	return state == again
 }
 
-// came takes the reply to an ask whose note was parked before, and is not now. It returns for how long it was,
+// noteReturned takes the reply to an ask whose note was parked before, and is not now. It returns for how long it was,
 // and whether a Caller had called the note.
-func (n *Line) came(note string, a wire.Answer) (parked time.Duration, called bool) {
-	n.arrival(note)
+func (n *Line) noteReturned(note string, a wire.Answer) (parked time.Duration, called bool) {
+	n.noteArrival(note)
 	parked = max(a.InLine, 1) // Redis counts whole milliseconds; 0 means never
 	if a.SinceCall < 0 {
 		return parked, false
@@ -180,20 +181,20 @@ func (n *Line) noteIdle() {
 	n.vain, n.InboundMost = 0, n.Inbound
 }
 
-// parks takes the reply that a note is parked. If it had been called, the call was in vain. So it was if
+// noteParked takes the reply that a note is parked. If it had been called, the call was in vain. So it was if
 // a task in order came, waited in its worker, and parks for another one.
-func (n *Line) parks(note string, a wire.Answer, called bool) {
+func (n *Line) noteParked(note string, a wire.Answer, called bool) {
 	if called || a.SinceCall >= 0 || n.lock.Ordered {
-		n.arrival(note)
+		n.noteArrival(note)
 		n.vain++
 		n.Inbound = max(1, n.InboundMost*VainCallFloor, n.Inbound-1)
 	}
 }
 
-// named takes the notes whose turn has come, of the reply of a release or a check, and returns those that
+// noteNamed takes the notes whose turn has come, of the reply of a release or a check, and returns those that
 // this process is to call. While the lock is paused it calls none: a later check does, when the lock
 // is resumed.
-func (n *Line) named(notes []string, paused bool, life time.Duration, now time.Time) (toCall []string) {
+func (n *Line) noteNamed(notes []string, paused bool, life time.Duration, now time.Time) (toCall []string) {
 	outstanding := make(map[string]bool, len(notes))
 	for _, note := range notes {
 		outstanding[note] = true
@@ -203,7 +204,7 @@ func (n *Line) named(notes []string, paused bool, life time.Duration, now time.T
 	}
 	for note, c := range n.Calls {
 		if c.state == coming && !outstanding[note] {
-			n.arrival(note) // it arrived, at this process or another
+			n.noteArrival(note) // it arrived, at this process or another
 		}
 	}
 	return toCall
@@ -215,45 +216,45 @@ func (n *Line) interval(lines int) time.Duration {
 	return CheckEvery * time.Duration(1+lines/MaxChecks) << min(n.still, maxStill)
 }
 
-// seen notes that something is parked, and that the next check is due after that time, unless one is planned
+// planCheck notes that something is parked, and that the next check is due after that time, unless one is planned
 // or under way.
-func (n *Line) seen(after time.Duration, now time.Time) {
+func (n *Line) planCheck(after time.Duration, now time.Time) {
 	n.Parked, n.parkedSeenAt = true, now
 	if n.CheckAt.IsZero() {
 		n.CheckAt = now.Add(after)
 	}
 }
 
-// ends has the line checked when the first holder's lease or the cooldown ends, in that time, if that is before the next check:
+// checkAtEnd has the line checked when the first holder's lease or the cooldown ends, in that time, if that is before the next check:
 // so that a holder that died is noticed at once. Below 0: it is not known.
-func (n *Line) ends(in time.Duration, now time.Time) {
+func (n *Line) checkAtEnd(in time.Duration, now time.Time) {
 	if end := now.Add(in + time.Millisecond); in >= 0 && n.CheckAt.After(end) {
 		n.CheckAt, n.atDeadline = end, true
 	}
 }
 
-// check begins a check.
-func (n *Line) check() {
+// beginCheck begins a check.
+func (n *Line) beginCheck() {
 	n.Checking, n.CheckAt, n.atDeadline, n.notNow = true, time.Time{}, false, nil
 }
 
-// checked ends a check. idle: it is an ordered key that is free, and whose next task is away.
-func (n *Line) checked(idle bool) {
+// endCheck ends a check. idle: it is an ordered key that is free, and whose next task is away.
+func (n *Line) endCheck(idle bool) {
 	n.Checking = false
 	if n.still++; !idle {
 		n.still = 0
 	}
 }
 
-// nothing takes a reply, to a command sent at sent, that nothing is parked or called: checks end. It
+// noteNothing takes a reply, to a command sent at sent, that nothing is parked or called: checks end. It
 // reports false if a reply that came after sent named parked work: that command may have run later.
-func (n *Line) nothing(sent time.Time) bool {
+func (n *Line) noteNothing(sent time.Time) bool {
 	if !n.Parked || !n.parkedSeenAt.Before(sent) {
 		return false
 	}
 	n.Parked, n.CheckAt, n.atDeadline = false, time.Time{}, false
 	for note := range n.Calls {
-		n.arrival(note)
+		n.noteArrival(note)
 	}
 	return true
 }

@@ -44,44 +44,44 @@ func (s *told) play(e *story.Event) (string, error) {
 	switch e.Name {
 	case "named":
 		paused, ends := e.Has("paused"), e.Duration("ends", -1)
-		named := n.named(e.Words(), paused, n.callLife(MinCallLife), now)
-		n.seen(n.interval(1), now)
-		n.ends(ends, now)
+		named := n.noteNamed(e.Words(), paused, n.callLife(MinCallLife), now)
+		n.planCheck(n.interval(1), now)
+		n.checkAtEnd(ends, now)
 		for _, note := range named {
 			n.set(note, call{})
 		}
 		return s.tell("calls " + cmp.Or(strings.Join(named, " "), "nobody")), nil
 	case "makes":
-		return s.tell(map[bool]string{true: "the Caller is called", false: "nobody is called"}[n.begin(e.Words()[0])]), nil
+		return s.tell(map[bool]string{true: "the Caller is called", false: "nobody is called"}[n.beginCall(e.Words()[0])]), nil
 	case "answers":
 		words := e.Words()
 		note, fate := words[0], fates[words[1]]
-		leaves := n.leaves(note, fate)
+		leaves := n.noteFate(note, fate)
 		told := map[bool]string{true: "leaves the called", false: "stays called"}[leaves]
-		if n.answered(note, fate, now) {
+		if n.endCall(note, fate, now) {
 			n.set(note, call{})
 			told += ", called once more"
 		}
 		return s.tell(told), nil
 	case "comes":
 		a := answer()
-		_, called := n.came(e.Words()[0], a)
+		_, called := n.noteReturned(e.Words()[0], a)
 		return s.tell(map[bool]string{true: "by a call", false: "by itself"}[called]), nil
 	case "parks":
 		a, called := answer(), e.Has("called")
 		n.lock.Ordered = n.lock.Ordered || e.Has("ordered")
-		n.parks(e.Words()[0], a, called)
-		n.seen(n.interval(1), now)
+		n.noteParked(e.Words()[0], a, called)
+		n.planCheck(n.interval(1), now)
 		return s.tell(""), nil
 	case "checks":
-		n.check()
+		n.beginCheck()
 		return s.tell(""), nil
 	case "checked":
-		n.checked(e.Has("idle"))
-		n.seen(n.interval(e.Number("lines", 1)), now)
+		n.endCheck(e.Has("idle"))
+		n.planCheck(n.interval(e.Number("lines", 1)), now)
 		return s.tell(""), nil
 	case "nothing":
-		ended := n.nothing(began.Add(e.Duration("sent", e.At)))
+		ended := n.noteNothing(began.Add(e.Duration("sent", e.At)))
 		return s.tell(map[bool]string{true: "nothing is parked", false: "the reply is old, or it was known"}[ended]), nil
 	}
 	return "", fmt.Errorf("no event %q", e.Name)

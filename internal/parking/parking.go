@@ -125,7 +125,7 @@ func (p *Parking) NoteReturn(m Lock, note string, a wire.Answer) (parked time.Du
 	if a.OthersParked > 0 && p.caller != nil {
 		p.Alarm.Set(p.checkSoon(n)) // the process that parked them may be gone, and a slot free
 	}
-	return n.came(note, a)
+	return n.noteReturned(note, a)
 }
 
 // NoteParked notes that an ask parked its note. called means that a Caller had called it.
@@ -135,7 +135,7 @@ func (p *Parking) NoteParked(m Lock, note string, a wire.Answer, called bool) {
 	}
 	p.mu.Lock()
 	n := p.line(m)
-	n.parks(note, a, called)
+	n.noteParked(note, a, called)
 	var at time.Time
 	if p.caller != nil { // nil: this Locker cannot call, so others check the line
 		at = p.checkSoon(n)
@@ -230,11 +230,11 @@ func (p *Parking) HandleCalls(m Lock, reply any) (code int64, ok bool) {
 	}
 	p.mu.Lock()
 	n, now := p.line(m), time.Now()
-	for _, note := range n.named(named.Notes, p.slots(m) == 0, p.CallLife(n), now) {
+	for _, note := range n.noteNamed(named.Notes, p.slots(m) == 0, p.CallLife(n), now) {
 		p.queueCall(n, note)
 	}
 	at := p.checkSoon(n)
-	if n.ends(named.FirstEnd, now); !at.IsZero() {
+	if n.checkAtEnd(named.FirstEnd, now); !at.IsZero() {
 		p.reschedule(n)
 		at = n.CheckAt
 	}

@@ -52,24 +52,24 @@ func (a Ask) Lifetime() int64 {
 // Terms are how a caller wants to wait. They do not change.
 type Terms struct {
 	Until   time.Time     // when its wait ends; zero: never
-	InTime  bool          // it leaves if the gate opens after Until
+	InTime  bool          // it ends at once, TooLate, if the gate opens after Until
 	MayPark bool          // it may park
 	Grant   time.Duration // how long a lease lasts that a message grants
 	Counted time.Duration // the part of Grant that the holder counts on
 	Short   bool          // Grant is less than the caller wants, and is not renewed: it asks for the rest before it has the lock
 }
 
-// Step is what package lock does next for a wait. All but Stay and Leave end it.
+// Step is what package lock does next for a wait. All but Stay end it.
 type Step uint8
 
 const (
-	Stay    Step = iota // nothing: Next says when to ask again
-	Won                 // hand out the lock that the reply gave
-	Granted             // hand out the lock that a message gave: see Grant
-	Parked              // it is parked, or refused because a holder has its note: see Last
-	Failed              // return the error of the ask
-	TooLate             // return that it is busy: the gate opens after the wait ends
-	Leave               // send the leave: the caller has given up, and no ask is under way any more
+	Stay            Step = iota // nothing: Next says when to ask again
+	Won                         // hand out the lock that the reply gave
+	Granted                     // hand out the lock that a message gave: see Grant
+	ParkedOrRefused             // it is parked, or refused because a holder has its note: see Last
+	Failed                      // return the error of the ask
+	TooLate                     // return that it is busy: the gate opens after the wait ends
+	Leave                       // send the leave: the caller has given up, and no ask is under way any more
 )
 
 // Wait is one caller's wait, from before its first ask. For one wait, asks and the leave never
@@ -89,16 +89,15 @@ type Wait struct {
 	askedAt    time.Time    // when the last ask with a busy reply was sent
 	repliedAt  time.Time    // when Redis last replied, for Patience
 	RefreshAt  time.Time    // when to ask again at the latest; tests may put it off
-	SlotFreeAt time.Time    // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see stay
+	SlotFreeAt time.Time    // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
 	last       wire.Answer  // the last busy reply
 	hint       wire.Message // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
 	hintAt     time.Time    // when it was received
 }
 
-// New returns a Wait whose first ask is under way: the caller sends it. The first ask parks if
-// parkNow says so, or if the lock has no slots because it is paused.
-func New(t Terms, slots int, parkNow bool) Wait {
-	w := Wait{terms: t, parkNext: t.MayPark && (parkNow || slots == 0)}
+// New returns a Wait whose first ask is under way: the caller sends it. With parkNow that ask parks.
+func New(t Terms, parkNow bool) Wait {
+	w := Wait{terms: t, parkNext: parkNow}
 	w.begin()
 	return w
 }
@@ -171,9 +170,9 @@ func (w *Wait) Replied(r Reply, now time.Time) Step {
 		return w.end(Won)
 	case r.Parked || w.ask == Park:
 		w.last = r.Answer
-		return w.end(Parked)
+		return w.end(ParkedOrRefused)
 	}
-	return w.stay(r, now)
+	return w.noteBusy(r, now)
 }
 
 func (w *Wait) end(s Step) Step {
@@ -181,8 +180,8 @@ func (w *Wait) end(s Step) Step {
 	return s
 }
 
-// stay takes a busy reply, and sets when to ask again.
-func (w *Wait) stay(r Reply, now time.Time) Step {
+// noteBusy takes a busy reply, and sets when to ask again.
+func (w *Wait) noteBusy(r Reply, now time.Time) Step {
 	w.last, w.askedAt, w.repliedAt = r.Answer, r.Sent, now
 	if w.hintAt.Before(r.Sent) {
 		w.hint = wire.Message{} // this reply came later, and the caller did not hold the lock then
@@ -208,8 +207,8 @@ func (w *Wait) stay(r Reply, now time.Time) Step {
 	return w.takeGrant(now)
 }
 
-// Told takes a message that grants the caller the lock. While an ask is under way, its reply decides.
-func (w *Wait) Told(m wire.Message, now time.Time) Step {
+// NoteGrant takes a message that grants the caller the lock. While an ask is under way, its reply decides.
+func (w *Wait) NoteGrant(m wire.Message, now time.Time) Step {
 	if w.over || m.ServerUS <= w.hint.ServerUS {
 		return Stay
 	}
@@ -244,7 +243,7 @@ func (w *Wait) takeGrant(now time.Time) Step {
 
 // hintIsFromAnotherClock reports whether the hint's server time is later than the
 // server's clock can be by now: that clock was stepped back since the message was
-// sent, and the granted lease may have ended before the last busy reply. (stay
+// sent, and the granted lease may have ended before the last busy reply. (noteBusy
 // drops a hint that a busy reply refutes, because the hint came before the ask was
 // sent.)
 func (w *Wait) hintIsFromAnotherClock(now time.Time) bool {

@@ -48,7 +48,7 @@ func (s *told) event(e *story.Event, now time.Time) (Step, error) {
 		if end := e.Duration("until", 0); end > 0 {
 			t.Until = began.Add(end)
 		}
-		w := New(t, e.Number("slots", 1), e.Has("park-now"))
+		w := New(t, e.Has("park-now"))
 		s.wait, s.sent = &w, now
 	case "asks":
 		if !s.wait.Due(now) {
@@ -71,7 +71,7 @@ func (s *told) event(e *story.Event, now time.Time) (Step, error) {
 		}
 		return s.wait.Replied(r, now), nil
 	case "granted":
-		return s.wait.Told(wire.Message{Fence: 7, ServerUS: redis()}, now), nil
+		return s.wait.NoteGrant(wire.Message{Fence: 7, ServerUS: redis()}, now), nil
 	case "gate":
 		s.wait.GateOpens(redis(), e.Duration("opens", 0), now)
 	case "missed": // messages may have been missed
@@ -99,7 +99,7 @@ func (s *told) tell(step Step) string {
 	case step == Leave && w.Last().Parked:
 		return "the leave is sent, and the caller hears that it is parked"
 	case step != Stay:
-		return map[Step]string{Won: "holds the lock by the reply", Parked: "parked, or refused", Failed: "fails", TooLate: "fails: the gate opens too late", Leave: "the leave is sent"}[step]
+		return map[Step]string{Won: "holds the lock by the reply", ParkedOrRefused: "parked, or refused", Failed: "fails", TooLate: "fails: the gate opens too late", Leave: "the leave is sent"}[step]
 	case w.asking && w.left:
 		return "the reply is awaited first"
 	case w.asking:
