@@ -10,7 +10,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // traffic has n goroutines of two Lockers take the lock in turn until stop is
@@ -168,6 +170,27 @@ func TestOutageOfSomeSeconds(t *testing.T) {
 	mustUnlock(t, held)
 	mustUnlock(t, w.got(t))
 	free(t, m, soon)
+}
+
+// A refusal that does not change ends the wait of one in line at once, and its place is given up.
+func TestWaiterInLineIsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	m := l.Mutex(redistest.Name(t))
+	w := hearing(m, 1000, 0)
+	for _, c := range []struct {
+		reply string
+		ends  bool
+	}{{"LOADING Redis is loading the dataset in memory", false}, {"NOPERM this user has no permissions", true}} {
+		w.turn.Due(time.Now().Add(turn.RefreshEvery))
+		l.line.handleReply(w, turn.Reply{Err: exchange.Failed("ask", m.Key(), redistest.ReplyError(c.reply))})
+		if w.finished() != c.ends {
+			t.Fatalf("%s: the wait has ended: %v, want %v", c.reply, w.finished(), c.ends)
+		}
+	}
+	if _, err := l.line.result(t.Context(), w, 0); !errors.Is(err, ErrBackend) {
+		t.Errorf("the caller gets %v", err)
+	}
 }
 
 // Everything at once, over and over: connections cut, replies lost, messages

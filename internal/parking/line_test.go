@@ -52,25 +52,33 @@ func (s *told) play(e *story.Event) (string, error) {
 		}
 		return s.tell("calls " + cmp.Or(strings.Join(named, " "), "nobody")), nil
 	case "makes":
-		return s.tell(map[bool]string{true: "the Caller is called", false: "nobody is called"}[n.beginCall(e.Words()[0])]), nil
+		return s.tell(map[bool]string{true: "the Caller is called", false: "nobody is called"}[n.beginCall(noteOf(e))]), nil
 	case "answers":
-		words := e.Words()
-		note, fate := words[0], fates[words[1]]
+		note, fate, err := answerOf(e)
+		if err != nil {
+			return "", err
+		}
 		leaves := n.noteFate(note, fate)
-		told := map[bool]string{true: "leaves the called", false: "stays called"}[leaves]
+		return s.tell(map[bool]string{true: "leaves the called", false: "stays called"}[leaves]), nil
+	case "ends":
+		note, fate, err := answerOf(e)
+		if err != nil {
+			return "", err
+		}
+		told := ""
 		if n.endCall(note, fate, now) {
 			n.set(note, call{})
-			told += ", called once more"
+			told = "called once more"
 		}
 		return s.tell(told), nil
 	case "comes":
 		a := answer()
-		_, called := n.noteReturned(e.Words()[0], a)
+		_, called := n.noteReturned(noteOf(e), a)
 		return s.tell(map[bool]string{true: "by a call", false: "by itself"}[called]), nil
 	case "parks":
 		a, called := answer(), e.Has("called")
 		n.lock.Ordered = n.lock.Ordered || e.Has("ordered")
-		n.noteParked(e.Words()[0], a, called)
+		n.noteParked(noteOf(e), a, called)
 		n.planCheck(n.interval(1), now)
 		return s.tell(""), nil
 	case "checks":
@@ -85,6 +93,28 @@ func (s *told) play(e *story.Event) (string, error) {
 		return s.tell(map[bool]string{true: "nothing is parked", false: "the reply is old, or it was known"}[ended]), nil
 	}
 	return "", fmt.Errorf("no event %q", e.Name)
+}
+
+// answerOf reads the note and what its Caller said.
+func answerOf(e *story.Event) (note string, fate inside.Fate, err error) {
+	words := e.Words()
+	if len(words) != 2 {
+		return "", 0, fmt.Errorf("%v: want a note and an answer", words)
+	}
+	fate, known := fates[words[1]]
+	if !known {
+		return "", 0, fmt.Errorf("%q is no answer of a Caller", words[1])
+	}
+	return words[0], fate, nil
+}
+
+// noteOf reads the one note of an event.
+func noteOf(e *story.Event) string {
+	words := e.Words()
+	if len(words) != 1 {
+		return fmt.Sprintf("%v, which is not one note", words)
+	}
+	return words[0]
 }
 
 // tell says what an event has led to, and what is known of the line then.

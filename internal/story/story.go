@@ -9,6 +9,7 @@
 package story
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -99,10 +100,10 @@ func Play(t *testing.T, file string, update bool, begin func() func(*Event) (str
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSuffix(string(b), "\n"), "\n")
-	title, play, events := "", begin(), 0
+	title, play, events, last := "", begin(), 0, time.Duration(0)
 	for i, line := range lines {
 		if found, isTitle := strings.CutPrefix(line, "## "); isTitle {
-			title, play = found, begin()
+			title, play, last = found, begin(), 0
 		}
 		text, want, isEvent := strings.Cut(line, "->")
 		if !isEvent || strings.HasPrefix(line, "#") {
@@ -110,6 +111,13 @@ func Play(t *testing.T, file string, update bool, begin func() func(*Event) (str
 		}
 		text, want = strings.TrimSpace(text), strings.TrimSpace(want)
 		e, got := parse(text), ""
+		switch {
+		case e.err == nil && title == "":
+			e.err = errors.New("it stands before the first story")
+		case e.err == nil && e.At < last:
+			e.err = fmt.Errorf("it is before the event above it, at %s", last)
+		}
+		last = e.At
 		if e.err == nil {
 			got, err = play(e)
 			if unread := e.unread(); err == nil {
