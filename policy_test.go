@@ -175,7 +175,7 @@ func TestEndedByPause(t *testing.T) {
 	}{{held, nil, true}, {failure, pause, true}, {paused, pause, true}, {nil, pause, true}, {held, pause, false}, {fmt.Errorf("wrapped: %w", held), pause, false}} {
 		got := endedByPause(c.err, c.pause)
 		if c.same {
-			if got != c.err { //nolint:errorlint // the very same
+			if got != c.err { // the very same
 				t.Errorf("%v with %v is %v", c.err, c.pause, got)
 			}
 			continue

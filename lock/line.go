@@ -68,7 +68,7 @@ func newLine(l *Locker) *line {
 // newWaiter returns a waiter whose first ask is under way: the caller sends it. A nil parkNow
 // means that the waiter may not park.
 func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
-	atOnce := false
+	var atOnce bool
 	select {
 	case <-parkNow:
 		atOnce = true

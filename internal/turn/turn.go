@@ -33,6 +33,7 @@ const (
 // Ask is what an ask does when no slot is free.
 type Ask uint8
 
+// What an ask may do.
 const (
 	Try        Ask = iota // nothing
 	Join                  // join the line, or stay in it, for EntryLifetime
@@ -62,6 +63,7 @@ type Terms struct {
 // Step is what package lock does next for a wait. All but Stay end it.
 type Step uint8
 
+// The steps.
 const (
 	Stay            Step = iota // nothing: Next says when to ask again
 	Won                         // hand out the lock that the reply gave
