@@ -75,7 +75,7 @@ func (m *Lock) newWaiter(until time.Time, parkNow <-chan struct{}) *waiter {
 	default:
 		atOnce = parkNow != nil && m.slots() == 0 // the lock is paused: park instead of waiting for the end of the pause
 	}
-	grant := min(m.ttl, maxGrant)
+	grant := m.grantLength()
 	terms := turn.Terms{
 		Until: until, InTime: m.inTimeOnly, MayPark: parkNow != nil,
 		Grant: grant, Counted: believe(grant), Short: grant < m.ttl && !m.renew,

@@ -154,6 +154,9 @@ func (m *Lock) Key() string { return m.keys[0] }
 // unnoticed: then the line waits for that long and no longer.
 const maxGrant = 3 * time.Second
 
+// grantLength is how long a lease lasts that a release grants to a waiter of m.
+func (m *Lock) grantLength() time.Duration { return min(m.ttl, maxGrant) }
+
 // keepSlack is how much longer than its entries a key lasts.
 const keepSlack = time.Second
 
@@ -161,7 +164,7 @@ const keepSlack = time.Second
 func (m *Lock) newLease() *Lease {
 	le := &Lease{lock: m, takenAt: time.Now()}
 	body, size := wire.Token{
-		Channel: m.locker.channel, Grant: min(m.ttl, maxGrant), Apart: m.onePerNote && m.note != "", TTL: m.ttl,
+		Channel: m.locker.channel, Grant: m.grantLength(), Apart: m.onePerNote && m.note != "", TTL: m.ttl,
 		Nonce: m.locker.nextNonce(le.takenAt), Arrival: m.arrival,
 	}.Body(m.locker.owner, m.note)
 	le.sent, le.body = m.locker.conn.NewBody(body), string(body)

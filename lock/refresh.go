@@ -92,7 +92,7 @@ func (n *line) act(w *waiter, step turn.Step, r turn.Reply) {
 		m.won(w.lease, r.Answer, r.Sent)
 	case turn.Granted:
 		grant, since := w.turn.Grant()
-		n.locker.renewer.add(w.lease, grant.Fence, grant.Value, since, min(m.ttl, maxGrant), true)
+		n.locker.renewer.add(w.lease, grant.Fence, grant.Value, since, m.grantLength(), true)
 	case turn.ParkedOrRefused:
 		n.locker.parking.NoteParked(m.parked(), m.note, r.Answer, w.wasCalled)
 	case turn.Failed:

@@ -166,7 +166,7 @@ func (r run) text() string {
 	return text + r.outcome()
 }
 
-// waits tells whether it is a wait that goes on: the line of the key has it.
+// waits reports whether the run has not begun: the line of the key shows it.
 func (r run) waits() bool { return r.Open && r.Start.IsZero() }
 
 // outcome says how it ended.

@@ -162,8 +162,8 @@ func linReason(verdict string) string {
 var linOverlay = struct{ name, file, before, after string }{
 	name:   "a local deadline counted from a lease's length after receipt of the message",
 	file:   "lock/refresh.go",
-	before: `grant.Value, since, min(m.ttl, maxGrant), true)`,
-	after:  `grant.Value, since.Add(time.Since(since)+min(m.ttl, maxGrant)), min(m.ttl, maxGrant), true)`,
+	before: `grant.Value, since, m.grantLength(), true)`,
+	after:  `grant.Value, since.Add(time.Since(since)+m.grantLength()), m.grantLength(), true)`,
 }
 
 // The same histories, by this very test built with a bug in the library.

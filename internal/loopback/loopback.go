@@ -13,7 +13,7 @@ func Is(host string) bool {
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// refusal names the variables of automutex web: whoever has come through a proxy needs them.
+// refusal names the variables of automutex web, for requests that come through a proxy.
 const refusal = "Without a login this page answers requests for localhost alone, and this one is for another name. " +
 	"Behind a proxy automutex web takes a login from AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD."
 

@@ -44,7 +44,7 @@ func (p *Parking) refillBudget(now time.Time) {
 }
 
 // reschedule moves n to its place in the heap that it belongs to. Code that changes
-// n.parked, n.checking, n.checkAt or n.usedAt calls reschedule after it. Callers hold mu.
+// n.Parked, n.Checking, n.CheckAt or n.UsedAt calls reschedule after it. Callers hold mu.
 func (p *Parking) reschedule(n *Line) {
 	switch {
 	case n.Checking:
@@ -59,7 +59,7 @@ func (p *Parking) reschedule(n *Line) {
 	}
 }
 
-// forgetLine drops n. Nothing is parked on n and no pendingCall refers to it. Callers hold mu.
+// forgetLine drops n. Nothing is parked on n, and n has no calls. Callers hold mu.
 func (p *Parking) forgetLine(n *Line) {
 	n.moveTo(nil)
 	delete(p.lines, n.key)
