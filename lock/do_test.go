@@ -197,6 +197,23 @@ func TestDoJoinsErrLost(t *testing.T) {
 	})
 }
 
+// The lease is lost while Redis is away, which it still is when the work ends: Do says that the lease was lost.
+func TestDo_lostWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	proxy := redistest.NewProxy(t, s.Addr())
+	m := newLocker(t, proxy.Client(t)).Mutex(redistest.Name(t), TTL(300*time.Millisecond))
+	err := m.Do(t.Context(), func(ctx context.Context) error {
+		proxy.Refuse(true)
+		proxy.Cut()
+		come(t, ctx.Done(), "the end of the lease")
+		return nil
+	})
+	if !errors.Is(err, ErrLost) {
+		t.Errorf("Do: %v, want ErrLost", err)
+	}
+}
+
 // Without a function there is nothing to guard, and nothing is taken.
 func TestDo_withoutAFunction(t *testing.T) {
 	t.Parallel()

@@ -124,7 +124,7 @@ func (le *Lease) unusedArgument() int64 {
 // Cooldown is [Lease.Unlock], and closes the lock's gate for d from now: nobody gets the lock
 // in that time, even if slots are free. Other holders go on. Cooldown never makes a gate open
 // earlier. d is rounded up to whole milliseconds; more than ten years count as ten. If d is 0
-// or less, Cooldown is Unlock. The errors are those of Unlock.
+// or less, Cooldown is Unlock. The errors are those of Unlock. After ErrNotHeld the gate is unchanged.
 //
 // After ErrBackend the release and its cooldown are tried again in the background: several
 // times a second until the lease's deadline, and a few times later. The cooldown always ends d

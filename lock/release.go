@@ -16,7 +16,7 @@ import (
 //     lock is not affected.
 //   - ErrBackend: Redis did not answer, or refused. Unlock is tried again in the background: at
 //     once, after 0.25 s, 1 s, 5 s, and then less often for two minutes. The slot is free at
-//     the lease's deadline at the latest.
+//     the lease's deadline at the latest. If the lease was lost before, the error Is ErrNotHeld, too.
 //
 // Unlock uses only the values of ctx, so it works after ctx has ended.
 func (le *Lease) Unlock(ctx context.Context) error {
@@ -65,6 +65,9 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	switch {
 	case err != nil:
 		le.lock.locker.abandon(le)
+		if was == leaseLost {
+			err = fmt.Errorf("%w: %q: the lease was lost before; and: %w", ErrNotHeld, le.lock.name, err)
+		}
 		return 0, err
 	case was == leaseLost:
 		return free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.lock.name)
