@@ -17,7 +17,7 @@ import (
 // beginMarkLife is how long that mark lasts. asynq waits for some days at most before it runs a task again.
 const beginMarkLife = 30 * 24 * time.Hour
 
-// reservesAttempt reads the task's stamp. A stamp that does not fit what asynq was told is that of another task.
+// readStamp reads the task's stamp. A stamp that does not fit what asynq was told is that of another task.
 func (d *delivery) readStamp() {
 	var ok bool
 	maxRetry, _ := asynq.GetMaxRetry(d.ctx)
@@ -61,7 +61,7 @@ func (d *delivery) guardAttempts(next asynq.Handler) asynq.Handler {
 	}
 	targets := d.targets
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		last := d.reserved && d.retried >= d.stamp.Most
+		last := d.retried >= d.stamp.Most
 		marks := last && len(targets) > 0 && !d.keepsBegun(targets)
 		if marks {
 			d.markBegun(targets)

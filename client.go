@@ -31,7 +31,8 @@ import (
 //   - It reserves an attempt. asynq archives a task that returns on its last attempt, so without this a
 //     task on its last attempt has to wait for its key in its worker. The Client tells asynq one
 //     retry more than the task was enqueued with, and the Guard has asynq archive the task when its
-//     handler has failed as often as the caller asked for. asynq's tools, and asynq.GetMaxRetry in a
+//     handler has failed as often as the caller asked for. If the last run did not return, the task is
+//     archived unrun when asynq delivers it again, without an event but EventBlocked. asynq's tools, and asynq.GetMaxRetry in a
 //     handler, show one retry more. An attempt that [Fail] or [AfterFailure] spends counts against
 //     asynq's number, so such a task gets one attempt more. The task must be run by a Guard that
 //     has a rule for it.

@@ -26,7 +26,7 @@ const (
 	// says why: others hold it, its gate is closed by a rate, a CloseGate or a cooldown, or an operator
 	// has paused it. There is one EventBusy each time that a task does not get the lock; on its
 	// last attempt a task can ask again in its worker, and has another EventBusy if the reason
-	// is another. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is
+	// is another, and after each RetryAfter. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is
 	// what happens to the task.
 	EventBusy EventKind = "busy"
 	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the
@@ -38,7 +38,8 @@ const (
 	// EventParked: the task returns to asynq and keeps its place in line. It
 	// runs again when its turn comes, after Delay at the latest.
 	EventParked EventKind = "parked"
-	// EventReplaced: the policy Replace ended the task, since a newer one came. Held is how
+	// EventReplaced: the policy Replace ended the task, since a newer one came; or package unique has put
+	// another in its place, then Rule is empty and Policy means nothing. Held is how
 	// long its handler ran before it returned an error. If the handler did not run, Held is 0
 	// and Waited is the time since the task came to the lock.
 	EventReplaced EventKind = "replaced"
@@ -61,7 +62,7 @@ const (
 	// asynq.RevokeTask. If Policy is Allow, the task runs without the lock of Rule instead.
 	EventKeyError EventKind = "key_error"
 	// EventBackendError: Redis could not be reached, or refused a command. If Key is empty:
-	// the rule's Key or LimitOf, or Config.Decode, cannot make the key now; see [KeyFunc].
+	// the rule's Key or LimitOf, or Config.Decode, cannot make the key now; see [KeyFunc]. (Under Allow that is EventKeyError.)
 	EventBackendError EventKind = "backend_error"
 )
 
@@ -69,14 +70,14 @@ const (
 // Rule and Task as metric labels, but never Key, which contains payload values.
 type Event struct {
 	Kind   EventKind
-	Rule   string // the rule's name; empty for an error that concerns no single rule
+	Rule   string // the rule's name; empty for an error that concerns no single rule, and for a task without a key
 	Key    string // the lock's key; empty if it could not be made
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
 
 	// Policy is the policy that applied (Busy, Skipped, Parked, Retried, Replaced): the rule's, or
-	// Retry if the rule's may end a task and must not for this reason; see [Policy].
+	// Retry if the rule's may end or run a task, but not for this reason; see [Policy].
 	Policy Policy
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)

@@ -204,8 +204,8 @@ func (d *delivery) reportOverdue(h *heldLease) {
 	d.observeSafely(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 }
 
-// reportLost logs and observes the loss of a lease, once. observe is a.observe on the
-// worker's goroutine, a.observeSafely on others.
+// reportLost logs and observes the loss of a lease, once. observe is d.observe on the
+// worker's goroutine, d.observeSafely on others.
 func (d *delivery) reportLost(observe func(Event), h *heldLease, cause error) {
 	h.lossReported.Do(func() {
 		d.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",

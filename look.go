@@ -22,6 +22,7 @@ type obstacle struct {
 	asked  bool          // the function of AfterFailure was asked; err is its answer
 	delay  time.Duration // of the RetryAfter in err
 	ran    bool          // the handler has returned err
+	held   time.Duration // and ran for so long
 }
 
 // over returns what has ended the delivery whatever else is true.
@@ -142,8 +143,9 @@ func (d *delivery) refused(t target, err error) obstacle {
 	case !errors.As(err, &met.busy):
 		return met // while the delivery is over, the reason does not count
 	}
-	d.guard.outage.recordSuccess(d.guard.log, t.key)
-	met.why = d.whyBusy(t, met.busy)
+	if met.why = d.whyBusy(t, met.busy); met.why != decide.Paused { // a pause may be known from before an outage
+		d.guard.outage.recordSuccess(d.guard.log, t.key)
+	}
 	if !t.rule.Busy.mayEnd() || !met.why.MayEnd() || d.over() != decide.Goes {
 		return met
 	}
@@ -306,14 +308,10 @@ func (d *delivery) report(met obstacle) obstacle {
 	return met
 }
 
-// policy returns the policy that applies: the rule's, or Retry if the rule's may not end the task
-// for this reason.
+// policy returns the policy that applies: the rule's, or Retry if that does not apply to the reason.
 func (o obstacle) policy() Policy {
-	switch {
-	case o.target.rule == nil:
-		return Retry
-	case o.target.rule.Busy.mayEnd() && !o.why.MayEnd():
-		return Retry
+	if rule := o.target.rule; rule != nil && rule.Busy.appliesTo(o.why) {
+		return rule.Busy
 	}
-	return o.target.rule.Busy
+	return Retry
 }

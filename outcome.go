@@ -35,6 +35,11 @@ func (p Policy) mayEnd() bool {
 	return p.kind == policySkip || p.kind == policyArchive || p.kind == policyFail || p.kind == policyAfterFailure
 }
 
+// appliesTo reports whether the policy decides about a task that meets the reason. If not, the task comes back as under Retry.
+func (p Policy) appliesTo(why decide.Why) bool {
+	return why.MayEnd() || !p.mayEnd() && (why.MayRun() || p.kind != policyAllow)
+}
+
 // decideStart decides about a task whose handler has not started. It asks the function of
 // AfterFailure, once for each obstacle.
 func (d *delivery) decideStart(met *obstacle) decide.Decision {
@@ -84,7 +89,7 @@ func wishOf(answer error) (wish decide.Wish, delay time.Duration) {
 
 // decideEnd decides about a task whose handler has returned err.
 func (d *delivery) decideEnd(err error) (decide.Decision, obstacle) {
-	met := obstacle{why: decide.Nothing, err: err, ran: true}
+	met := obstacle{why: decide.Nothing, err: err, ran: true, held: time.Since(d.handlerStart)}
 	result := decide.Result{Over: d.over(), Last: d.lastAttempt && !d.isNested()}
 	later := wantsRetryAfter(err)
 	switch {

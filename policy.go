@@ -29,14 +29,16 @@ type Policy struct {
 // you add a policy:
 //
 //	policy.go      String, check
-//	outcome.go     wish, mayEnd: what package decide is to know of it
+//	outcome.go     wish, mayEnd, appliesTo: what package decide is to know of it
+//	outcome.go     delay: RetryIn; warnOneAttempt: Park
 //	wait.go        acquire, acquireStaying, longestWait: how the task waits
 //	pause.go       checkPaused: Park keeps its place, Replace registers its arrival
 //	gate.go        closedItsGate: Park
 //	look.go        makeKeys: Allow
 //	match.go       newRuleSet: Park counts busy workers
 //	park.go        parkClients: Park needs an Inspector
-//	config.go      noticeReplaceThenEnd: policies that end a task unrun
+//	config.go      senseless; noticeReplaceThenEnd: policies that end a task unrun
+//	order.go       checkOrder: Park
 //	config/values.go  policies: the name in files
 type policyKind uint8
 
@@ -145,7 +147,8 @@ func RetryIn(d time.Duration) Policy {
 // [CloseGate], [Config].MaxWaiting, an earlier attempt of the task, or a task whose handler
 // returned RetryAfter (a cooldown excepted); nor for the rate, if an attempt of the task was
 // spent. fn runs in the worker, with the context of the task. Many goroutines call it at once.
-// [New] refuses a nil fn.
+// On the task's last attempt fn is asked again when its wait is over: after its RetryAfter, or, if it returned
+// busy, a second before the deadline. [New] refuses a nil fn.
 func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error) Policy {
 	return Policy{kind: policyAfterFailure, after: &afterFailure{fn: fn}}
 }

@@ -226,7 +226,7 @@ func (d *delivery) revoke(met obstacle) error {
 	e := Event{Kind: EventReplaced, Rule: s.replacedAt.rule.Name, Key: s.replacedAt.key, Policy: s.replacedAt.rule.Busy}
 	var err error
 	if met.ran {
-		err, e.Held = met.err, time.Since(d.handlerStart)
+		err, e.Held = met.err, met.held
 	} else {
 		e.Waited = time.Since(s.firstArrival)
 	}

@@ -18,6 +18,7 @@ const margin = time.Second
 //
 //   - a *BusyError: others hold the lock, its gate is closed, or an operator paused it;
 //   - ErrReplaced, or any error while isReplaced is true: a newer task has come;
+//   - errSpent, or one that inner.IsOrderDone knows: the task of an ordered key has no attempt left, or was done already;
 //   - ErrClosed: the Guard was closed;
 //   - the error of the task's context;
 //   - lock.ErrBackend: Redis failed.

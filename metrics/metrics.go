@@ -136,7 +136,7 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		return
 	}
 	if e.Kind == automutex.EventKeyError {
-		// No rule was reached; the types have a bound of their own.
+		// Its rule is not always known; the types have a bound of their own.
 		task, _ := m.types.label("", e.Task)
 		m.keyErrors.WithLabelValues(task).Inc()
 		return

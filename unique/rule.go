@@ -40,7 +40,8 @@ type Config struct {
 
 	// Wait is how long a call waits for another producer that is enqueuing the task which blocks
 	// the key. When it is over, the call fails with [ErrEnqueueUnderWay]. 0 means [DefaultWait], 5
-	// seconds. [NoWait], for callers that must not wait, such as HTTP handlers, means no time at
+	// seconds. Replace and Postpone wait a second of it at most for a worker that has just got the task, and then
+	// return a [DuplicateError]. [NoWait], for callers that must not wait, such as HTTP handlers, means no time at
 	// all. The context of a call bounds its wait, too.
 	Wait time.Duration
 

@@ -60,9 +60,9 @@ func outfit(entry string, c conf, config asynq.Config, work asynq.Handler) *shop
 
 // rules are this library's ways to deal with a busy key.
 var rules = map[string]automutex.Rule{
-	"Retry": {},
-	"Park":  {Busy: automutex.Park},
-	"Wait":  {Wait: time.Hour},
+	"Retry": {Busy: automutex.Retry},
+	"Park":  {},
+	"Wait":  {Busy: automutex.Retry, Wait: time.Hour},
 	inOrder: {InOrder: true},
 }
 

@@ -77,7 +77,11 @@ func (s Situation) values() values {
 // its tasks, and not only "not now". AfterFailure is asked for these reasons alone.
 func (w Why) MayEnd() bool { return contention.oneOf&(1<<w) != 0 }
 
+// MayRun reports whether Allow runs a task that meets the reason.
+func (w Why) MayRun() bool { return runnable.oneOf&(1<<w) != 0 }
+
 var contention = why.is(Cooldown, Rate, Held)
+var runnable = why.isNot(NoAnswer, LeaseLost, Paused)
 
 var startRows = []row[Decision]{
 	// 1. What has ended the delivery.
@@ -88,7 +92,7 @@ var startRows = []row[Decision]{
 	// 2. It starts, or ends without a start.
 	{when(why.is(Nothing)), Decision{What: Run}},
 	{when(why.is(Finished)), Decision{What: Done}},
-	{when(why.isNot(NoAnswer, LeaseLost, Paused), wish.is(WishRun)), Decision{What: Run}},
+	{when(runnable, wish.is(WishRun)), Decision{What: Run}},
 	{when(why.is(KeyNever)), Decision{What: Archive}},
 	{when(why.is(KeyDrop)), Decision{What: Drop}},
 	{when(contention, wish.is(WishDone)), Decision{What: Done}},

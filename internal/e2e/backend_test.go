@@ -105,6 +105,27 @@ func TestBackend_away(t *testing.T) {
 	})
 }
 
+// A pause that was known before an outage is obeyed in it, and says nothing about Redis.
+func TestBackend_awayBesideAPause(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		p, locks := behindProxy(t, s)
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}, {Task: "paused", Busy: automutex.Retry}}, locks: locks})
+		r.pauseTarget("paused", time.Time{})
+		r.awaitRetried(r.enqueue("paused", nil), 0)
+		away(p)
+		r.awaitEvent(automutex.EventBackendError, r.enqueue("work", nil))
+		id := r.enqueue("paused", nil)
+		r.awaitRetried(id, 0)
+		if busy := r.awaitEvent(automutex.EventBusy, id).Busy; busy.Reason != automutex.ReasonPaused {
+			t.Errorf("it met %q", busy.Reason)
+		}
+		if log := r.log.Text(0); !strings.Contains(log, "cannot be asked") || strings.Contains(log, "answers again") {
+			t.Errorf("logged: %s", log)
+		}
+	})
+}
+
 func TestBackend_awayOnTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {

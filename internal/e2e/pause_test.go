@@ -59,6 +59,12 @@ func TestPaused_everyPolicy(t *testing.T) {
 				if event.Busy == nil || event.Busy.Reason != "paused" || event.Busy.Pause == nil || event.Busy.Pause.Why != "repair" {
 					t.Errorf("event %+v, busy %+v: want who paused it, and why", event, event.Busy)
 				}
+				policy := automutex.Retry // what may end or run a task does not for a pause
+				switch name {
+				case "retry in", "park", "replace":
+					policy = rule.Busy
+				}
+				r.wantPolicy(id, policy)
 				want := []automutex.EventKind{automutex.EventBusy, automutex.EventRetried}
 				if rule.Busy == automutex.Park {
 					want[1] = automutex.EventParked
