@@ -89,7 +89,7 @@ func (w Walker) step(ctx context.Context, node scanner, cursor uint64, seen map[
 const ScanCount = 1000
 
 // pipelineMost is how many scripts go to Redis in one pipeline. Each may list a thousand
-// holders, so a longer pipeline would delay other clients, and could exceed opTimeout.
+// holders, so a longer pipeline would delay other clients, and could exceed exchange.Timeout.
 const pipelineMost = 100
 
 // scanner is a node whose keys can be walked.

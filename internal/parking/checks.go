@@ -186,7 +186,7 @@ func (p *Parking) forgetIdle(now time.Time) {
 	}
 }
 
-// nextCheck returns when startChecks has work again. Zero means: not before a round ends or
+// nextCheck returns when StartChecks has work again. Zero means: not before a round ends or
 // something parks. Callers hold mu.
 func (p *Parking) nextCheck(now time.Time) (next time.Time) {
 	if len(p.toCheck) > 0 && p.roundsFree() > 0 {
@@ -272,7 +272,7 @@ func (p *Parking) CheckOrder(m Lock) {
 	p.Alarm.Set(at)
 }
 
-// lineHeap orders lines with parked work by checkAt, or idle lines by usedAt. No heap has
+// lineHeap orders lines with parked work by CheckAt, or idle lines by UsedAt. No heap has
 // lines of both kinds. parking.mu guards it.
 type lineHeap []*Line //nolint:recvcheck // heap.Interface wants both
 

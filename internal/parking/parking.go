@@ -71,7 +71,7 @@ type Parking struct {
 	budgetAt  time.Time        // when budget was last refilled
 	queue     []*Line          // lines with queued calls, except those a call of which is made now
 	callers   int              // goroutines in makeCalls; each ends when queue is empty
-	leastLife time.Duration    // the least callLife; MinCallLife, unless arriveWithin has set more
+	leastLife time.Duration    // the least callLife; MinCallLife, unless ArriveWithin has set more
 }
 
 // Options are what a parking is made of.
@@ -90,7 +90,7 @@ func New(o Options) *Parking {
 	return p
 }
 
-// line returns the Line of m, and makes it if there is none. startChecks forgets it
+// line returns the Line of m, and makes it if there is none. StartChecks forgets it
 // when it is not used. Callers hold mu.
 func (p *Parking) line(m Lock) *Line {
 	n, now := p.lines[m.Key()], time.Now()
@@ -102,7 +102,7 @@ func (p *Parking) line(m Lock) *Line {
 		p.lines[m.Key()] = n
 		p.peakLines = max(p.peakLines, len(p.lines))
 		p.LineCount.Store(int32(len(p.lines))) //nolint:gosec // far from 2^31
-		// startChecks has to run and forget it, even if nothing is ever parked.
+		// StartChecks has to run and forget it, even if nothing is ever parked.
 		p.Alarm.Set(now.Add(ForgetAfter + time.Second))
 	}
 	if n.lock.Keys == nil || n.lock.Limit != m.Limit || n.lock.KeepsLimit != m.KeepsLimit || n.lock.Ordered != m.Ordered {
@@ -144,7 +144,7 @@ func (p *Parking) NoteParked(m Lock, note string, a wire.Answer, called bool) {
 	p.Alarm.Set(at)
 }
 
-// MeasureHeld has noteHeld measure m from now on.
+// MeasureHeld has NoteHeld measure m from now on.
 func (p *Parking) MeasureHeld(m Lock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -152,7 +152,7 @@ func (p *Parking) MeasureHeld(m Lock) {
 }
 
 // NoteHeld adds to the average of how long m is held. It does nothing for a lock that
-// measureHeld was not called for.
+// MeasureHeld was not called for.
 func (p *Parking) NoteHeld(m Lock, d time.Duration) {
 	if p.LineCount.Load() == 0 {
 		return
