@@ -128,6 +128,15 @@ func TestKeys_findsTask(t *testing.T) {
 	}
 }
 
+// A task that lacks a field of an Optional rule is enqueued each time: that is no mistake in it.
+func TestUnique_optional(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{Unique: []unique.Rule{{Task: "bill", On: []string{"id"}, Optional: true}, {Task: "mail", On: []string{"to"}}}})
+	v.post("/unique", url.Values{"type": {"bill"}, "payload": {`{"id": 7}`}}).want(200, "bill|7", "in queue <bdi>default</bdi>, until done")
+	v.post("/unique", url.Values{"type": {"bill"}, "payload": {`{}`}}).want(200, "it is enqueued each time").without("is missing")
+	v.post("/unique", url.Values{"type": {"mail"}, "payload": {`{}`}}).want(200, "field &#34;to&#34; is missing")
+}
+
 // Under "until done" asynq has the claim: while it does not answer, the Unique view does not
 // say that there is one.
 func TestUnique_asynqHangs(t *testing.T) {

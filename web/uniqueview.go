@@ -13,11 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/unique"
 )
 
 // uniqueView answers: which keys does a task make, and what stands in its way?
@@ -53,11 +51,7 @@ func (p *page) makeKeys() (err error) {
 	var ours, theirs error
 	k := &known{rules: ruleInfos(inspect.Describe(p.o.Rules))}
 	k.keyMaker, ours = automutex.NewKeyMaker(cfg)
-	cfg.Rules = nil
-	for _, r := range p.o.Unique {
-		cfg.Rules = append(cfg.Rules, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Payload: r.Payload, Scope: r.Scope})
-		k.unique = append(k.unique, fleet.Rule{Name: r.Task, Task: r.Task, Queue: r.Queue, Until: r.Until.String(), Duplicate: r.Duplicate.String()})
-	}
+	k.unique, cfg.Rules = inspect.UniqueRules(p.o.Unique)
 	if k.producers, theirs = automutex.NewKeyMaker(cfg); theirs != nil {
 		theirs = fmt.Errorf("Unique: %w", theirs)
 	}
@@ -66,11 +60,7 @@ func (p *page) makeKeys() (err error) {
 }
 
 func newUniqueRow(r fleet.Rule) uniqueRow {
-	queue := r.Queue
-	if queue == "" {
-		queue = "default"
-	}
-	return uniqueRow{Task: r.Task, Queue: queue, Until: printable.Timed(strings.TrimPrefix(r.Until, "until ")), Duplicate: printable.Timed(r.Duplicate)}
+	return uniqueRow{Task: r.Task, Queue: r.Queue, Until: r.UntilShown(), Duplicate: printable.Timed(r.Duplicate)}
 }
 
 // uniquePage answers with the unique rules, and with what a typed task meets. The payload
@@ -111,31 +101,20 @@ func (p *page) meet(ctx context.Context, v *uniqueView) (err error) {
 	if v.Locks, err = k.keyMaker.Keys(ctx, t); err != nil {
 		return err
 	}
-	keys, err := k.producers.Keys(ctx, t)
+	found, err := inspect.UniqueOf(ctx, k.producers, k.unique, t)
 	if err != nil {
 		return err
 	}
-	if v.Asked = true; len(keys) == 0 {
+	if v.Asked = true; found == nil {
 		return nil
 	}
-	guarded := make([]automutex.Rule, 0, len(k.unique))
-	for _, r := range k.unique {
-		guarded = append(guarded, automutex.Rule{Task: r.Task})
-	}
-	places := inspect.RulesFor(guarded, v.Type)
-	if len(places) == 0 {
-		return nil
-	}
-	rule := k.unique[places[0]]
-	row := newUniqueRow(rule)
-	row.Key = keys[0]
+	row := newUniqueRow(found.Rule)
+	row.Key, row.Claim = found.Key, found.Claim
 	v.Rule = &row
-	if rule.Until == unique.UntilDone.String() && (rule.Duplicate == unique.Reject.String() || rule.Duplicate == unique.Join.String()) { // the ID of the task is made from the key
-		id := claim.TaskID(row.Key)
-		row.TaskOf = p.taskOf(inspect.TaskName(row.Queue, id, ""))
-		row.TaskOf.Queue, row.TaskOf.ID = row.Queue, id
+	if row.Claim == "" {
+		row.TaskOf = p.taskOf(inspect.TaskName(row.Queue, found.TaskID, ""))
+		row.TaskOf.Queue, row.TaskOf.ID = row.Queue, found.TaskID
 	} else {
-		row.Claim = row.Key + ":claim"
 		if row.Holder, row.Age, err = p.claim(ctx, row.Claim); err != nil || row.Holder == "" {
 			return err
 		}

@@ -142,7 +142,7 @@ func TestUnique(t *testing.T) {
 		a := ask("index", `{"id": 7}`).want(200, "has it: index, pending", "claimed", "Drop the claim…")
 		ask("index", `{"id": 8}`).want(200, "No task has it.")
 		ask("index", `not JSON`).want(200, `class="error"`).without("No rule gives it a lock", "No task has it")
-		ask("other", ``).want(200, "No rule gives it a lock.", "No unique rule is for it.")
+		ask("other", ``).want(200, "No rule gives it a lock.", "No unique rule makes a key of it: it is enqueued each time.")
 		_, link, _ := strings.Cut(a.body, `href="/locks/do?action=drop`)
 		link, _, _ = strings.Cut(link, `"`)
 		asked := v.get("/locks/do?action=drop"+strings.ReplaceAll(link, "&amp;", "&")).want(200, "Drop the claim of "+queue)

@@ -95,9 +95,9 @@ func (a *app) printUnique(once unique.Config, more bool) error {
 		fmt.Fprintln(a.out)
 	}
 	t := newTable(a.out, "UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE")
-	for _, rule := range once.Rules {
-		key := fleet.Rule{Scope: rule.Scope, On: rule.On, OnHeaders: rule.OnHeaders}.KeyText()
-		t.row(rule.Task, orDefault(rule.Queue, "", "default"), key, printable.Timed(strings.TrimPrefix(rule.Until.String(), "until ")), printable.Timed(rule.Duplicate.String()))
+	rules, _ := inspect.UniqueRules(once.Rules)
+	for _, r := range rules {
+		t.row(r.Task, r.Queue, r.KeyText(), r.UntilShown(), printable.Timed(r.Duplicate))
 	}
 	return t.flush()
 }

@@ -140,6 +140,9 @@ func (r Rule) LimitShown() string {
 	return strconv.Itoa(max(r.Limit, 1))
 }
 
+// UntilShown is how long a task of a producer's rule blocks its key.
+func (r Rule) UntilShown() string { return printable.Timed(strings.TrimPrefix(r.Until, "until ")) }
+
 // Also lists what the rule says beside its key, limit, TTL, Wait and policy.
 func (r Rule) Also() (also []string) {
 	for _, also1 := range []struct {
