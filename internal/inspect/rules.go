@@ -47,26 +47,15 @@ func IsKeyOf(rule automutex.Rule, prefix, key string) bool {
 	return strings.HasPrefix(key, prefix+":{") && Describe([]automutex.Rule{rule})[0].Has(ScopeOf(key))
 }
 
-// FromFleet makes rules of what processes say they run, as far as that goes: the key of a
-// rule that a function of the program makes is not known, so such a rule gives no lock.
+// FromFleet makes rules of what processes say they run. What a function of the program decides is not known: a
+// rule with a Key gives no lock, and a policy that FromFleet does not know is AfterFailure.
 func FromFleet(described []fleet.Rule) []automutex.Rule {
-	policies := map[string]automutex.Policy{}
-	for _, p := range []automutex.Policy{
-		automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Park, automutex.Replace, automutex.Allow,
-	} {
-		policies[p.String()] = p
-	}
 	rules := make([]automutex.Rule, len(described))
 	for i, d := range described {
-		busy, ok := policies[d.Busy]
-		if text, timed := strings.CutPrefix(d.Busy, "retry in "); !ok && timed {
-			if delay, err := time.ParseDuration(text); err == nil {
-				busy = automutex.RetryIn(delay)
-			}
-		}
 		rules[i] = automutex.Rule{
 			Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders,
-			Limit: d.Limit, TTL: d.TTL, Wait: d.Wait, MaxHold: d.MaxHold, Cooldown: d.Cooldown, Busy: busy, Fence: d.Fence, Optional: d.Optional,
+			Limit: d.Limit, TTL: d.TTL, Wait: d.Wait, MaxHold: d.MaxHold, Cooldown: d.Cooldown,
+			Rate: rateOf(d.Rate), Busy: policyOf(d.Busy), InOrder: d.InOrder, Fence: d.Fence, Optional: d.Optional,
 		}
 		if d.Computed {
 			rules[i].On, rules[i].OnHeaders = nil, nil
@@ -76,6 +65,36 @@ func FromFleet(described []fleet.Rule) []automutex.Rule {
 		}
 	}
 	return rules
+}
+
+// policyOf returns the policy that Describe has written.
+func policyOf(text string) automutex.Policy {
+	for _, p := range []automutex.Policy{
+		automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Park, automutex.Replace, automutex.Allow,
+	} {
+		if p.String() == text {
+			return p
+		}
+	}
+	if after, timed := strings.CutPrefix(text, "retry in "); timed {
+		if delay, err := time.ParseDuration(after); err == nil {
+			return automutex.RetryIn(delay)
+		}
+	}
+	return automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error { return busy })
+}
+
+// rateOf returns the rate that Describe has written, and none for another text.
+func rateOf(text string) (r automutex.Rate) {
+	var per string
+	if _, err := fmt.Sscanf(strings.ReplaceAll(text, ",", ""), "%d per %s burst %d", &r.Starts, &per, &r.Burst); err != nil {
+		return automutex.Rate{}
+	}
+	var err error
+	if r.Per, err = time.ParseDuration(per); err != nil {
+		return automutex.Rate{}
+	}
+	return r
 }
 
 // Unknown says why no task has a target, as far as rules tell; empty if a task may have it.

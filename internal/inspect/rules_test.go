@@ -50,6 +50,22 @@ func TestFromFleet(t *testing.T) {
 	if _, err := got[2].Key(t.Context(), asynq.NewTask("c", nil)); !errors.Is(err, automutex.NoLock) {
 		t.Errorf("the computed key: %v", err)
 	}
+	for _, rule := range []automutex.Rule{
+		{Task: "d", Busy: automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil })},
+		{Task: "e", InOrder: true}, {Task: "f", Limit: 1, Rate: automutex.Rate{Starts: 100, Per: 90 * time.Minute, Burst: 5}},
+	} {
+		was := Describe([]automutex.Rule{rule})
+		again := FromFleet(was)
+		if got, want := Describe(again)[0].String(), was[0].String(); got != want {
+			t.Errorf("%s became %s", want, got)
+		}
+		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: again}); err != nil {
+			t.Errorf("%s: %v", was[0], err)
+		}
+	}
+	if odd := FromFleet([]fleet.Rule{{Task: "g", Busy: "of a later version", Rate: "sometimes"}})[0]; odd.Busy == automutex.Park || odd.Rate != (automutex.Rate{}) {
+		t.Errorf("an unknown policy became %s, an unknown rate %s", odd.Busy, odd.Rate)
+	}
 	described := Describe(rules)
 	if text := described[2].KeyText(); text != "<type>|<computed>" {
 		t.Errorf("it is shown as %q", text)
