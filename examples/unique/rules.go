@@ -73,11 +73,11 @@ func guardRules() []automutex.Rule {
 		if w.rule == nil {
 			continue
 		}
-		rule := automutex.Rule{Task: w.task, On: []string{"document"}, Wait: time.Minute}
+		rule := automutex.Rule{Task: w.task, On: []string{"document"}}
 		if w.rule.Duplicate == unique.Replace {
 			// A task that stands in line in a worker is out of the producer's reach;
 			// one that was handed back is not.
-			rule.Wait, rule.Busy = 0, automutex.RetryIn(time.Second)
+			rule.Busy = automutex.RetryIn(time.Second)
 		}
 		rules = append(rules, rule)
 	}
