@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,44 +38,12 @@ type claimRow struct {
 	Age    time.Duration // when it was looked at
 }
 
-// claims are all claims, as one look at them found. Somebody who opens the Unique view
+// foundClaims are all claims, as one look at them found. Somebody who opens the Unique view
 // makes a look, and it serves all viewers for a while; nothing runs in between.
-type claims struct {
-	mu   sync.Mutex // held while Redis is asked, within twice claimsWithin, so that one viewer asks for all
-	at   time.Time
-	next time.Time // when somebody may look again
-	foundClaims
-	err error
-}
-
 type foundClaims struct {
-	rows []claimRow
-	more bool // there are more than these
-}
-
-// get gives the claims as of at.
-func (c *claims) get(ctx context.Context, p *page) (rows []claimRow, more bool, at time.Time, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if began := time.Now(); !began.Before(c.next) {
-		// Not the viewer's context: what is found is for others, too.
-		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*claimsWithin)
-		defer cancel()
-		c.foundClaims, c.err = within(bound, p.findClaims)
-		c.at = time.Now()
-		c.next = c.at.Add(claimsFresh)
-		if c.err == nil {
-			c.next = c.at.Add(max(claimsFresh, claimsPause*c.at.Sub(began)))
-		}
-	}
-	return c.rows, c.more, c.at, c.err
-}
-
-// forget has the next get look again: something has changed.
-func (c *claims) forget() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.next = time.Time{}
+	Claims     []claimRow // the oldest first
+	MoreClaims bool       // there are more than these
+	ClaimsAt   time.Time
 }
 
 // findClaims walks the keys of each node until there are enough claims, or claimsWithin has passed. What
@@ -93,7 +62,7 @@ func (p *page) findClaims(ctx context.Context) (found foundClaims, err error) {
 	slices.SortFunc(rows, func(a, b claimRow) int {
 		return cmp.Or(cmp.Compare(b.Age, a.Age), strings.Compare(a.Key, b.Key))
 	})
-	return foundClaims{rows, more}, nil
+	return foundClaims{rows, more, time.Now()}, nil
 }
 
 // claimKeys are keys of claims, at most mostClaims. more: the walk ended early.
@@ -137,7 +106,7 @@ func (p *page) claimKeys(ctx context.Context) (keys []string, more bool, err err
 	return keys, more, err
 }
 
-// readClaims gives those claims that are still there.
+// readClaims reads those claims that are still there.
 func (p *page) readClaims(ctx context.Context, keys []string) (rows []claimRow, err error) {
 	if len(keys) == 0 {
 		return nil, nil
@@ -155,13 +124,15 @@ func (p *page) readClaims(ctx context.Context, keys []string) (rows []claimRow, 
 		return nil, fmt.Errorf("the claims: %w", inspect.Backend(err))
 	}
 	for i, key := range keys {
-		holder, age, err := parseClaim(gets[i].Val(), now)
+		f := strings.SplitN(gets[i].Val(), " ", 5) // since, deadline, phase, stale, holder; the times in milliseconds by Redis' clock
+		if len(f) != 5 {
+			continue
+		}
+		since, err := strconv.ParseInt(f[0], 10, 64)
 		if err != nil {
 			return nil, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
 		}
-		if holder != "" {
-			rows = append(rows, claimRow{Key: key, Name: inspect.InBraces(strings.TrimSuffix(key, ":claim")), TaskOf: p.taskOf(holder), Holder: holder, Age: age})
-		}
+		rows = append(rows, claimRow{Key: key, Name: inspect.InBraces(strings.TrimSuffix(key, ":claim")), TaskOf: p.taskOf(f[4]), Holder: f[4], Age: now.Sub(time.UnixMilli(since))})
 	}
 	return rows, nil
 }

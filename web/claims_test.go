@@ -30,10 +30,10 @@ func TestClaims(t *testing.T) {
 		v.get("/unique").want(200, "Nothing is claimed.") // the look of a moment ago
 		v.page.claims.forget()
 		v.get("/unique").want(200, "<bdi>index|&lt;7&gt;</bdi>", queue+"/", "Drop…").without("more claims")
-		if len(v.page.claims.rows) != 1 || v.page.claims.rows[0].Age < 0 || v.page.claims.rows[0].Age > patience {
-			t.Errorf("claims: %+v", v.page.claims.rows)
+		if len(v.page.claims.value.Claims) != 1 || v.page.claims.value.Claims[0].Age < 0 || v.page.claims.value.Claims[0].Age > patience {
+			t.Errorf("claims: %+v", v.page.claims.value.Claims)
 		}
-		claim := v.page.claims.rows[0]
+		claim := v.page.claims.value.Claims[0]
 		if claim.Key != keytext.Key(v.prefix, "index", "<7>")+":claim" {
 			t.Errorf("the claim is %q", claim.Key)
 		}
@@ -54,7 +54,7 @@ func TestClaims_redisHangs(t *testing.T) {
 	s.Pause(t)
 	began := time.Now()
 	v.get("/unique").without("Nothing is claimed.")
-	if v.page.claims.err == nil || v.page.claims.next.After(v.page.claims.at.Add(claimsFresh)) {
+	if v.page.claims.err == nil || v.page.claims.next.After(time.Now().Add(failedFor)) {
 		t.Errorf("the look gave %v, and the next is at %s", v.page.claims.err, v.page.claims.next)
 	}
 	if took := time.Since(began); took > patience {
@@ -79,7 +79,7 @@ func TestClaims_bounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.get("/unique").want(200, "there are more claims than were read")
-	if n := len(v.page.claims.rows); n != mostClaims {
+	if n := len(v.page.claims.value.Claims); n != mostClaims {
 		t.Errorf("%d claims were read, want %d", n, mostClaims)
 	}
 }

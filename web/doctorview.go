@@ -1,9 +1,9 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/automutex/automutex"
@@ -19,33 +19,27 @@ const (
 	tasksExamined = 200
 )
 
-// checkup is the last examination, for all viewers.
+// checkup is an examination.
 type checkup struct {
-	running sync.Mutex // held during an examination: there is one at a time
-	mu      sync.Mutex // guards the rest; nobody does I/O under it
-	at      time.Time
-	found   []doctor.Finding
-	err     error
+	At       time.Time
+	Findings []doctor.Finding // up to err
+	err      error
 }
 
 // doctorView is what doctor said last.
 type doctorView struct {
 	frame
-	At       time.Time
-	Findings []doctor.Finding
-	Bad      int
-	Err      string
+	checkup
+	Bad int
+	Err string
 }
 
 func (p *page) doctorPage(w http.ResponseWriter, r *http.Request) {
 	v := &doctorView{frame: p.frame(r, "doctor", "Doctor")}
-	c := &p.checkup
-	c.mu.Lock()
-	v.At, v.Findings = c.at, c.found
-	if c.err != nil {
-		v.Err = trouble(c.err, "examine again")
+	var err error
+	if v.checkup, err = p.checkup.last(); cmp.Or(err, v.err) != nil {
+		v.Err = trouble(cmp.Or(err, v.err), "examine again")
 	}
-	c.mu.Unlock()
 	v.Bad = doctor.CountBad(v.Findings)
 	p.render(w, http.StatusOK, "doctor", v)
 }
@@ -53,15 +47,8 @@ func (p *page) doctorPage(w http.ResponseWriter, r *http.Request) {
 // examine looks anew, and shows it. It takes nothing from anybody: what it writes are keys
 // of its own, to try the rights.
 func (p *page) examine(w http.ResponseWriter, r *http.Request) {
-	c := &p.checkup
-	c.running.Lock()
-	defer c.running.Unlock()
-	c.mu.Lock()
-	fresh := time.Since(c.at) < examineEvery
-	c.mu.Unlock()
-	if !fresh {
-		// What it finds is for all viewers: it goes on when this one goes away.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), examineWithin)
+	_, _ = p.checkup.get(context.WithoutCancel(r.Context()), examineEvery, func(ctx context.Context) (checkup, error) {
+		ctx, cancel := context.WithTimeout(ctx, examineWithin)
 		defer cancel()
 		options := doctor.Options{
 			Prefix: p.o.Prefix, Timeout: lookWithin, Tasks: tasksExamined, TaskCheckInterval: time.Second, Assumed: true,
@@ -72,10 +59,8 @@ func (p *page) examine(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		found, err := doctor.Examine(ctx, p.rdb, options)
-		c.mu.Lock()
-		c.at, c.found, c.err = time.Now(), found, err
-		c.mu.Unlock()
-	}
+		return checkup{time.Now(), found, err}, nil // with an error there are findings, too
+	})
 	w.Header().Set("Location", p.base+"doctor")
 	w.WriteHeader(http.StatusSeeOther)
 }

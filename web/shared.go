@@ -1,13 +1,14 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
 )
 
 const (
-	// sharedWithin bounds one question to Redis whose answer is for all viewers.
+	// sharedWithin bounds one question to Redis whose answer is for all viewers, if shared.within does not.
 	sharedWithin = 3 * time.Second
 	// failedFor is how long a failure stands for all viewers, before one of them asks again.
 	failedFor = 2 * time.Second
@@ -17,6 +18,9 @@ const (
 // finds it too old has a goroutine ask for all; who comes meanwhile waits for the answer. A failure
 // is an answer, too: viewers of a Redis that does not answer do not ask one after another.
 type shared[T any] struct {
+	within time.Duration // bounds a question; 0: sharedWithin
+	pause  int           // an answer is good enough for at least so many times as long as it took
+
 	mu     sync.Mutex    // guards the rest; nobody does I/O under it
 	asking chan struct{} // closed at the answer to the question that is on its way; nil: there is none
 	next   time.Time     // when the answer is too old
@@ -34,7 +38,7 @@ func (s *shared[T]) get(ctx context.Context, fresh time.Duration, ask func(conte
 		if asking == nil {
 			asking = make(chan struct{})
 			s.asking = asking
-			go s.ask(context.WithoutCancel(ctx), asking, fresh, ask) // ends within sharedWithin
+			go s.ask(context.WithoutCancel(ctx), asking, fresh, ask) // ends when the question's time is over
 		}
 		s.mu.Unlock()
 		select {
@@ -53,8 +57,9 @@ func (s *shared[T]) get(ctx context.Context, fresh time.Duration, ask func(conte
 // viewer's: the answer is for others, too, also when this one goes away.
 func (s *shared[T]) ask(ctx context.Context, asking chan struct{}, fresh time.Duration, ask func(context.Context) (T, error)) {
 	defer close(asking)
-	ctx, cancel := context.WithTimeout(ctx, sharedWithin)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.within, sharedWithin))
 	defer cancel()
+	began := time.Now()
 	value, err := within(ctx, ask)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,7 +71,15 @@ func (s *shared[T]) ask(ctx context.Context, asking chan struct{}, fresh time.Du
 		s.next = time.Now().Add(failedFor)
 		return
 	}
-	s.value, s.next = value, time.Now().Add(fresh)
+	now := time.Now()
+	s.value, s.next = value, now.Add(max(fresh, time.Duration(s.pause)*now.Sub(began)))
+}
+
+// last gives the last answer, and the error of the last question. It asks nobody.
+func (s *shared[T]) last() (T, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.value, s.err
 }
 
 // forget has the next get ask Redis: something has changed. The answer to a question that is on

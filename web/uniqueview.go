@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/fleet"
@@ -29,10 +27,8 @@ type uniqueView struct {
 	Rules         []uniqueRow
 	Done          *Action
 
-	Claims     []claimRow // of all tasks, the oldest first
-	MoreClaims bool
-	ClaimsAt   time.Time
-	ClaimsErr  string
+	foundClaims // of all tasks
+	ClaimsErr   string
 }
 
 type uniqueRow struct {
@@ -75,7 +71,7 @@ func (p *page) uniquePage(w http.ResponseWriter, r *http.Request) {
 		v.Rules = append(v.Rules, newUniqueRow(rule))
 	}
 	var err error
-	if v.Claims, v.MoreClaims, v.ClaimsAt, err = p.claims.get(r.Context(), p); err != nil {
+	if v.foundClaims, err = p.claims.get(r.Context(), claimsFresh, p.findClaims); err != nil {
 		v.ClaimsErr = trouble(err, reload)
 	}
 	if r.Method == http.MethodPost {
@@ -115,10 +111,11 @@ func (p *page) meet(ctx context.Context, v *uniqueView) (err error) {
 		row.TaskOf = p.taskOf(inspect.TaskName(row.Queue, found.TaskID, ""))
 		row.TaskOf.Queue, row.TaskOf.ID = row.Queue, found.TaskID
 	} else {
-		if row.Holder, row.Age, err = p.claim(ctx, row.Claim); err != nil || row.Holder == "" {
+		claims, err := p.readClaims(ctx, []string{row.Claim})
+		if err != nil || len(claims) == 0 {
 			return err
 		}
-		row.TaskOf = p.taskOf(row.Holder)
+		row.Holder, row.Age, row.TaskOf = claims[0].Holder, claims[0].Age, claims[0].TaskOf
 	}
 	state := stateOf(row.TaskOf, p.states.ask(ctx, []task{row.TaskOf}))
 	switch {
@@ -128,35 +125,6 @@ func (p *page) meet(ctx context.Context, v *uniqueView) (err error) {
 		row.State = state
 	}
 	return nil
-}
-
-// claim reads a claim: "since deadline phase stale holder", the times in milliseconds by Redis' clock.
-func (p *page) claim(ctx context.Context, key string) (holder string, age time.Duration, err error) {
-	value, err := p.rdb.Get(ctx, key).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return "", 0, fmt.Errorf("the claim %s: %w", printable.Short(key), err)
-	}
-	now, err := p.rdb.Time(ctx).Result()
-	if err != nil {
-		return "", 0, fmt.Errorf("the claim %s: %w", printable.Short(key), err)
-	}
-	if holder, age, err = parseClaim(value, now); err != nil {
-		return "", 0, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
-	}
-	return holder, age, nil
-}
-
-// parseClaim reads the value of a claim. No claim has no holder.
-func parseClaim(value string, now time.Time) (holder string, age time.Duration, err error) {
-	f := strings.SplitN(value, " ", 5)
-	if len(f) != 5 {
-		return "", 0, nil
-	}
-	since, err := strconv.ParseInt(f[0], 10, 64)
-	if err != nil {
-		return "", 0, err
-	}
-	return f[4], now.Sub(time.UnixMilli(since)), nil
 }
 
 // dropClaim drops one task's claim.

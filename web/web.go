@@ -99,10 +99,10 @@ type page struct {
 	fragments *fragments
 	actions   actionLog
 	orders    shared[[]lock.Control]
-	checkup   checkup
+	checkup   shared[checkup]
 	past      past
 	seen      seenRuns
-	claims    claims
+	claims    shared[foundClaims]
 	streams   chan struct{} // a slot for each live stream
 	mux       *http.ServeMux
 	handler   http.Handler
@@ -130,6 +130,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
 		o: options, rdb: rdb,
 		streams: make(chan struct{}, maxStreams), closed: make(chan struct{}), quiet: slog.New(slog.DiscardHandler),
+		checkup: shared[checkup]{within: 2 * examineWithin}, claims: shared[foundClaims]{within: 2 * claimsWithin, pause: claimsPause},
 	}
 	if p.o.Prefix == "" {
 		p.o.Prefix = inside.DefaultPrefix
