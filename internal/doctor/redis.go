@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
@@ -38,13 +38,10 @@ func (d *doctor) nodes(ctx context.Context) (nodes []*node, err error) {
 	case *redis.Client:
 		return []*node{{rdb: rdb}}, nil
 	case *redis.ClusterClient:
-		var mu sync.Mutex // ForEachMaster calls from several goroutines, and waits for them
-		err := rdb.ForEachMaster(ctx, func(_ context.Context, rdb *redis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			nodes = append(nodes, &node{rdb: rdb, name: " of " + rdb.Options().Addr})
-			return nil
-		})
+		masters, err := exchange.Masters(ctx, rdb)
+		for _, m := range masters {
+			nodes = append(nodes, &node{rdb: m, name: " of " + m.Options().Addr})
+		}
 		return nodes, err
 	}
 	return nil, fmt.Errorf("a %T is not known", d.rdb)

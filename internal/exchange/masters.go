@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -13,6 +14,18 @@ import (
 type clusterClient interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, master *redis.Client) error) error
+}
+
+// Masters returns the masters of a Cluster, in no order.
+func Masters(ctx context.Context, cluster clusterClient) (masters []*redis.Client, err error) {
+	var mu sync.Mutex // guards masters: ForEachMaster calls from several goroutines, and waits for them
+	err = cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		masters = append(masters, master)
+		return nil
+	})
+	return masters, err
 }
 
 // OnCluster reports whether the client is for a Cluster.

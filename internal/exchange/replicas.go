@@ -170,19 +170,19 @@ func redirected(err error) (addr string, asking, ok bool) {
 
 // masterByAddr returns the master with that address. go-redis does not know a master without
 // slots, to which the first slot is moving: then the caller tries again later, as in an outage.
-func (c *Conn) masterByAddr(ctx context.Context, addr string) (found master, ok bool) {
+func (c *Conn) masterByAddr(ctx context.Context, addr string) (at master, ok bool) {
 	cluster, isCluster := c.rdb.(clusterClient)
 	if !isCluster {
 		return nil, false
 	}
-	var mu sync.Mutex // guards found: ForEachMaster calls from several goroutines
-	err := cluster.ForEachMaster(ctx, func(_ context.Context, at *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
+	masters, err := Masters(ctx, cluster)
+	if err != nil {
+		return nil, false
+	}
+	for _, at := range masters {
 		if at.Options().Addr == addr {
-			found = at
+			return at, true
 		}
-		return nil
-	})
-	return found, err == nil && found != nil
+	}
+	return nil, false
 }

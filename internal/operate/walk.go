@@ -6,7 +6,6 @@ import (
 	"iter"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -52,7 +51,7 @@ func (w Walker) Walk(ctx context.Context, s *exchange.Script, args ...any) iter.
 }
 
 // step is one SCAN and a run of s on each key that it finds. Life can end between two steps, not in one.
-func (w Walker) step(ctx context.Context, node scanner, cursor uint64, seen map[string]bool, s *exchange.Script, args []any) ([]*exchange.Call, uint64, error) {
+func (w Walker) step(ctx context.Context, node *redis.Client, cursor uint64, seen map[string]bool, s *exchange.Script, args []any) ([]*exchange.Call, uint64, error) {
 	if err := w.Life.Enter(); err != nil {
 		return nil, 0, err
 	}
@@ -92,13 +91,8 @@ const ScanCount = 1000
 // holders, so a longer pipeline would delay other clients, and could exceed exchange.Timeout.
 const pipelineMost = 100
 
-// scanner is a node whose keys can be walked.
-type scanner interface {
-	Scan(ctx context.Context, cursor uint64, match string, count int64) *redis.ScanCmd
-}
-
 // masters returns the nodes that hold keys: the masters of a Cluster, or the one server.
-func (w Walker) masters(ctx context.Context) ([]scanner, error) {
+func (w Walker) masters(ctx context.Context) ([]*redis.Client, error) {
 	if err := w.Life.Enter(); err != nil {
 		return nil, err
 	}
@@ -110,22 +104,14 @@ func (w Walker) masters(ctx context.Context) ([]scanner, error) {
 	switch rdb := w.Client.(type) {
 	case *redis.ClusterClient:
 		nodes, err := w.Conn.Within(ctx, func(bound context.Context) (any, error) {
-			var mu sync.Mutex // ForEachMaster calls from several goroutines, and waits for them
-			var nodes []scanner
-			err := rdb.ForEachMaster(bound, func(_ context.Context, node *redis.Client) error {
-				mu.Lock()
-				defer mu.Unlock()
-				nodes = append(nodes, node)
-				return nil
-			})
-			return nodes, err
+			return exchange.Masters(bound, rdb)
 		})
 		if err != nil {
 			return nil, exchange.Failed("scan", w.Prefix, err)
 		}
-		return nodes.([]scanner), nil //nolint:forcetypeassert // made above
+		return nodes.([]*redis.Client), nil //nolint:forcetypeassert // made above
 	case *redis.Client:
-		return []scanner{rdb}, nil
+		return []*redis.Client{rdb}, nil
 	}
 	return nil, fmt.Errorf("lock: a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", w.Client)
 }
