@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 
@@ -126,11 +125,7 @@ func (c Config) withDefaults() Config {
 		c.Prefix = defaultPrefix
 	}
 	if c.Owner == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "unknown-host"
-		}
-		c.Owner = fmt.Sprintf("%s:%d", host, os.Getpid())
+		c.Owner = inside.Process()
 	}
 	c.Logger = safelog.New(c.Logger)
 	return c

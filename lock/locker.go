@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -117,11 +115,7 @@ func New(rdb Client, o Options) *Locker {
 	}
 	owner := o.Owner
 	if owner == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "unknown-host"
-		}
-		owner = host + ":" + strconv.Itoa(os.Getpid())
+		owner = inside.Process()
 	}
 	l.owner = keytext.Escape(owner)
 	l.renewer = newRenewer(l)

@@ -2,8 +2,6 @@ package unique
 
 import (
 	"cmp"
-	"fmt"
-	"os"
 
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
@@ -12,10 +10,6 @@ import (
 // announcer makes what writes the Client's rules to Redis; see internal/fleet. It has no
 // goroutine, since a Client has nothing to close.
 func announcer(rdb fleet.Writer, cfg Config, rules []*rule) *fleet.Announcer {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown-host"
-	}
 	described := make([]fleet.Rule, len(rules))
 	for i, r := range rules {
 		described[i] = fleet.Rule{
@@ -23,6 +17,6 @@ func announcer(rdb fleet.Writer, cfg Config, rules []*rule) *fleet.Announcer {
 			Queue: r.Queue, Until: r.Until.String(), Duplicate: r.Duplicate.String(),
 		}
 	}
-	process := fleet.Process{Kind: fleet.Producer, Owner: fmt.Sprintf("%s:%d", host, os.Getpid()), Hashed: cfg.HashKeys != ""}
+	process := fleet.Process{Kind: fleet.Producer, Owner: inside.Process(), Hashed: cfg.HashKeys != ""}
 	return fleet.New(rdb, cmp.Or(cfg.Prefix, inside.DefaultPrefix), process, described)
 }

@@ -277,11 +277,7 @@ func (l locks) inspector() *asynq.Inspector { return asynq.NewInspectorFromRedis
 // operator is who runs the command, as others are shown it: user@host.
 func operator() string {
 	name := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody")
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown-host"
-	}
-	return name + "@" + host
+	return name + "@" + inside.Host()
 }
 
 // underscored is a flag's name as it is known here.
