@@ -13,9 +13,6 @@ import (
 // busiest is the first of the repositories that the demo makes tasks for.
 const busiest = "octo/hello"
 
-// foreign finds what a browser would fetch, and every URL in general.
-var foreign = regexp.MustCompile(`(?i)https?:|//[a-z]|\b(src|href|srcset)\s*=|url\(|@import|<(script|link|iframe|img|object|embed)\b`)
-
 // tally is what the last line of a run counts.
 type tally struct{ tasks, done, skipped, replaced, archived, lost, overlaps int }
 

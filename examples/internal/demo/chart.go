@@ -2,7 +2,6 @@ package demo
 
 import (
 	"fmt"
-	"html"
 	"math"
 	"strconv"
 	"strings"
@@ -15,16 +14,12 @@ import (
 
 const (
 	plainWidth = 100 // columns where stdout is no terminal
-	pageWidth  = 140 // columns of -html
 	labelWidth = 28  // columns for a key at most
 	mostRows   = 20  // the chart shows that many keys, and counts the others
 )
 
-// style gives a text the looks of its class: run, over (beyond the limit), parked, idle, head, or none.
-type style func(class, text string) string
-
-// terminal is the style of a terminal.
-func terminal(class, text string) string {
+// look gives a text the colour of its class: run, over (beyond the limit), parked, idle, head, or none.
+func look(class, text string) string {
 	codes := map[string]string{"head": "1", "idle": "2", "run": "32", "parked": "33", "over": "1;91"}
 	if codes[class] == "" {
 		return text
@@ -32,19 +27,10 @@ func terminal(class, text string) string {
 	return "\x1b[" + codes[class] + "m" + text + "\x1b[m"
 }
 
-// markup is the style of a page.
-func markup(class, text string) string {
-	text = html.EscapeString(text)
-	if class == "" {
-		return text
-	}
-	return `<span class="` + class + `">` + text + "</span>"
-}
-
 // chart draws one line per key: time runs to the right, a block is a run, a
 // digit is that many at once. Below it is one for what was parked, if anything
 // was.
-func chart(rows []row, what string, width int, look style) string {
+func chart(rows []row, what string, width int) string {
 	shown := rows[:min(mostRows, len(rows))]
 	what = shorten(what)
 	widest, span := max(len("  parked"), ansi.StringWidth(what)), time.Duration(0)
@@ -81,7 +67,7 @@ func chart(rows []row, what string, width int, look style) string {
 	}
 	line("head", what, look("head", axis(n, span)), "runs", "overlaps", "p50 wait", "p95 wait")
 	for i, r := range shown {
-		line("", shorten(r.label), paint(cells(r.runs, n, span), r.limit, look),
+		line("", shorten(r.label), paint(cells(r.runs, n, span), r.limit),
 			strconv.Itoa(len(r.runs)), strconv.Itoa(r.overlaps), brief(r.p50), brief(r.p95))
 		if times := len(r.parked); times > 0 {
 			line("parked", "  parked", look("parked", hill(hills[i], most)), strconv.Itoa(times), "", brief(r.away50), brief(r.away95))
@@ -120,7 +106,7 @@ func axis(cells int, span time.Duration) string {
 }
 
 // paint gives each cell its sign, and depths beyond limit their own colour.
-func paint(cells []cell, limit int, look style) string {
+func paint(cells []cell, limit int) string {
 	var b, piece strings.Builder
 	class := ""
 	flush := func(next string) {

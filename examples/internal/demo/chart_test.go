@@ -1,11 +1,7 @@
 package demo
 
 import (
-	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,7 +20,7 @@ func contended() []row {
 }
 
 func plainChart(rows []row, width int) string {
-	return ansi.Strip(chart(rows, "repository", width, terminal))
+	return ansi.Strip(chart(rows, "repository", width))
 }
 
 // lineOf gives the fields of the chart's line that begins with label.
@@ -102,7 +98,7 @@ func TestChart_hostileKeys(t *testing.T) {
 	rec := newRecorder()
 	rec.with("evil\x1b[2Jrepo\nname\u202e", []stay{at(0, 10)}, nil)
 	rec.with(strings.Repeat("\u9577", 50), []stay{at(0, 10)}, nil)
-	c := chart(newRows(rec, nil), "on", 100, terminal)
+	c := chart(newRows(rec, nil), "on", 100)
 	if strings.Contains(c, "\x1b[2J") || strings.Contains(c, "\u202e") || strings.Contains(c, "repo\n") {
 		t.Errorf("a key's control characters reach the terminal: %q", c)
 	}
@@ -113,7 +109,7 @@ func TestChart_hostileKeys(t *testing.T) {
 
 func TestPaint(t *testing.T) {
 	two := []cell{{depth: 2, busy: 1}}
-	if paint(two, 2, terminal) == paint(two, 1, terminal) {
+	if paint(two, 2) == paint(two, 1) {
 		t.Error("depth 2 looks alike within a limit of 2 and beyond a limit of 1")
 	}
 	var cells []cell
@@ -123,7 +119,7 @@ func TestPaint(t *testing.T) {
 	}{{0, 0}, {1, 0.1}, {1, 0.4}, {1, 0.6}, {1, 1}, {1, 1}, {2, 1}, {9, 1}, {10, 1}, {99, 1}} {
 		cells = append(cells, cell{depth: c.depth, busy: c.busy})
 	}
-	if got, want := ansi.Strip(paint(cells, 1, terminal)), "·░▒▓██29++"; got != want {
+	if got, want := ansi.Strip(paint(cells, 1)), "·░▒▓██29++"; got != want {
 		t.Errorf("paint = %q, want %q", got, want)
 	}
 }
@@ -164,32 +160,5 @@ func TestArchived(t *testing.T) {
 		if got := busyText.ReplaceAllString(text, "${1}its key was busy"); got != `automutex: rule "a": its key was busy` {
 			t.Errorf("%q is told as %q", text, got)
 		}
-	}
-}
-
-// foreign finds what a browser would fetch, and every URL in general.
-var foreign = regexp.MustCompile(`(?i)https?:|//[a-z]|\b(src|href|srcset)\s*=|url\(|@import|<(script|link|iframe|img|object|embed)\b`)
-
-func TestWritePage(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "page.html")
-	rows := contended()
-	rows[1].label = `</pre><script>alert(1)</script>`
-	if err := writePage(file, rows, "repository", "a summary", "result: tasks=5"); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := foreign.Find(text); got != nil || bytes.ContainsAny(text, "\x00\x1b") {
-		t.Errorf("the page refers to something outside (%q), or has what a terminal obeys:\n%s", got, text)
-	}
-	for _, want := range []string{"<!DOCTYPE html>", "octo/hello", "&lt;script&gt;", "a summary", "result: tasks=5", `class="run"`, `class="over"`, `class="parked"`} {
-		if !bytes.Contains(text, []byte(want)) {
-			t.Errorf("the page lacks %q", want)
-		}
-	}
-	if err := writePage(filepath.Join(file, "missing"), rows, "", "", ""); err == nil || !strings.Contains(err.Error(), "-html") {
-		t.Errorf("writing to where it cannot be: %v", err)
 	}
 }

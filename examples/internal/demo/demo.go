@@ -68,11 +68,6 @@ func Open(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 	if d.Flags, err = parseFlags(args, stderr); err != nil {
 		return nil, err
 	}
-	if d.html != "" { // before a whole run is spent
-		if err := os.WriteFile(d.html, nil, 0o644); err != nil {
-			return nil, fmt.Errorf("-html: %w", err)
-		}
-	}
 	if d.events, err = loadEvents(d.Flags, stdin, stderr); err != nil {
 		return nil, err
 	}

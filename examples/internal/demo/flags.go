@@ -17,7 +17,6 @@ import (
 type Flags struct {
 	redis string // URL or host:port list; "" means the embedded one
 	input string // JSON lines; "" means generated events
-	html  string // where the page goes; "" means nowhere
 	web   string // where the page for operators listens; "" means nowhere
 
 	config string // the file of the rules; "" means one rule, from the flags below
@@ -49,7 +48,6 @@ func parseFlags(args []string, stderr io.Writer) (Flags, error) {
 	fs.SetOutput(io.Discard) // the caller prints the error, once
 	fs.StringVar(&o.redis, "redis", "", "a real Redis: host:port, a `URL` (redis://, rediss://, redis-sentinel://host:port?master=name), or a Cluster as host:port,host:port (default: one inside this program)")
 	fs.StringVar(&o.input, "input", "", "take the tasks from `FILE` of JSON lines {\"type\": \"...\", \"payload\": {...}}; - is stdin (default: generated ones)")
-	fs.StringVar(&o.html, "html", "", "also write the timeline to `FILE`, one self-contained page")
 	fs.StringVar(&o.web, "web", "", fmt.Sprintf("serve the page for operators at `ADDR` of this machine while the demo runs, such as 127.0.0.1:8081 (then -tasks is %d and -work %s, unless they are given)", webTasks, webWork))
 	fs.StringVar(&o.config, "config", "", "take the rules from `FILE` (YAML), in place of -on, -busy, -limit, -rate, -wait, -ttl and -retry-in")
 	fs.BoolVar(&o.Unguarded, "unguarded", false, "run without the guard, to see what it prevents")

@@ -23,12 +23,12 @@ func TestParseFlags_defaults(t *testing.T) {
 }
 
 func TestParseFlags_values(t *testing.T) {
-	o, err := parseFlags(strings.Fields("-on a.b,c -busy park -limit 3 -rate 20/s -wait 0s -ttl 2s -workers 4 -work 1ms -tasks 9 -seed 7 -redis redis://h -html f -unguarded"), nil)
+	o, err := parseFlags(strings.Fields("-on a.b,c -busy park -limit 3 -rate 20/s -wait 0s -ttl 2s -workers 4 -work 1ms -tasks 9 -seed 7 -redis redis://h -unguarded"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(o.On, []string{"a.b", "c"}) || o.busy != "park" || o.Limit != 3 || o.Rate != (automutex.Rate{Starts: 20, Per: time.Second, Burst: 1}) || o.Wait != 0 || o.TTL != 2*time.Second ||
-		o.Workers != 4 || o.work != time.Millisecond || o.tasks != 9 || o.seed != 7 || o.redis != "redis://h" || o.html != "f" || !o.Unguarded {
+		o.Workers != 4 || o.work != time.Millisecond || o.tasks != 9 || o.seed != 7 || o.redis != "redis://h" || !o.Unguarded {
 		t.Errorf("options are %+v", o)
 	}
 	if o, err = parseFlags([]string{"-on", ""}, nil); err != nil || len(o.On) != 0 {
@@ -79,7 +79,7 @@ func TestParseFlags_help(t *testing.T) {
 	if !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("error is %v, want flag.ErrHelp", err)
 	}
-	for _, name := range []string{"redis", "input", "html", "unguarded", "on", "busy", "limit", "wait", "ttl", "retry-in", "workers", "work", "tasks", "seed", "web"} {
+	for _, name := range []string{"redis", "input", "unguarded", "on", "busy", "limit", "wait", "ttl", "retry-in", "workers", "work", "tasks", "seed", "web"} {
 		if !strings.Contains(stderr.String(), "-"+name) {
 			t.Errorf("-%s is not described", name)
 		}

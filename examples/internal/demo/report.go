@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -103,12 +102,9 @@ func (d *Demo) Report(ctx context.Context, err error) int {
 		result.overlaps += r.overlaps
 	}
 	if len(rows) > 0 {
-		fmt.Fprintln(d.out, chart(rows, d.what(), d.width, terminal))
+		fmt.Fprintln(d.out, chart(rows, d.what(), d.width))
 	}
 	fmt.Fprint(d.out, archived(reasons))
-	if d.html != "" {
-		err = errors.Join(err, writePage(d.html, rows, d.what(), d.summary(), result.String()))
-	}
 	switch {
 	case result.queued > 0 && d.store.Embedded:
 		fmt.Fprintf(d.out, "queued=%d (gone with %s)\n", result.queued, d.store.Name)
@@ -178,29 +174,4 @@ func (d *Demo) what() string {
 		return "rule and key"
 	}
 	return strings.Join(d.On, ", ")
-}
-
-// writePage writes the chart as one page that needs nothing else: no script, no font, no
-// style sheet from elsewhere.
-func writePage(file string, rows []row, what, summary, result string) error {
-	text := fmt.Sprintf(`<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>automutex: who ran when</title>
-<style>
-	body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; background: #fff }
-	pre { font: 13px/1.2 monospace; overflow-x: auto }
-	.run { color: #2e7d4f } .over { color: #c0392b; font-weight: bold } .parked { color: #8a6d00 } .idle { color: #767676 } .head { font-weight: bold }
-</style>
-<h1>Who ran when</h1>
-<p>%s</p>
-<pre>%s</pre>
-<p><code>%s</code></p>
-</html>
-`, markup("", summary), chart(rows, what, pageWidth, markup), markup("", result))
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		return fmt.Errorf("-html: %w", err)
-	}
-	return nil
 }
