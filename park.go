@@ -134,13 +134,11 @@ func (d *delivery) takeTurn(key string) (leave func()) {
 		d.server.workers.cameToKey(d.number)
 	}
 	if before != nil {
-		timer := time.NewTimer(turnPatience) // its own; stopped below
 		select {
 		case <-before:
-		case <-timer.C:
+		case <-time.After(turnPatience):
 		case <-d.ctx.Done():
 		}
-		timer.Stop()
 	}
 	d.asked = sync.OnceFunc(func() {
 		close(mine)
@@ -265,12 +263,10 @@ func (d *delivery) lookForItself() error {
 		_, err := g.inspector.GetTaskInfo(d.queue, d.id)
 		answer <- err
 	}()
-	timer := time.NewTimer(inspectorPatience)
-	defer timer.Stop()
 	select {
 	case err := <-answer:
 		return err
-	case <-timer.C:
+	case <-time.After(inspectorPatience):
 		return fmt.Errorf("no answer within %s", inspectorPatience)
 	}
 }

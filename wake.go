@@ -64,12 +64,10 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 			return inside.FateGone // an operator ran, archived or deleted the task
 		}
 		// Active: asynq has not moved the task to retry yet, or the task runs again already.
-		timer := time.NewTimer(backoff)
 		select {
-		case <-timer.C:
+		case <-time.After(backoff):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 	}
 	if failed != nil {
 		g.log.Debug("automutex: a parked task could not be run; it is tried again", "key", key, "task", note, "error", failed)

@@ -23,11 +23,10 @@ func (p *polling) isOver() bool { return time.Since(p.began) >= p.patience }
 // sleep sleeps, each time about twice as long as before and at most about 50 ms. It returns
 // ctx's error if ctx ends first.
 func (p *polling) sleep(ctx context.Context) error {
-	timer := time.NewTimer(p.next/2 + rand.N(p.next)) //nolint:gosec // jitter, no secret
+	pause := p.next/2 + rand.N(p.next) //nolint:gosec // jitter, no secret
 	p.next = min(2*p.next, 50*time.Millisecond)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(pause):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

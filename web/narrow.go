@@ -57,12 +57,10 @@ type narrowedList struct {
 
 // soFar waits for the list for as long as a viewer does, and gives it or a part of it.
 func (l *narrowedList) soFar(rows []row, order func(a, b *row) int) (list *narrowedList, partial bool) {
-	timer := time.NewTimer(narrowWithin)
-	defer timer.Stop()
 	select {
 	case <-l.done:
 		return l, false
-	case <-timer.C:
+	case <-time.After(narrowWithin):
 	}
 	l.mu.Lock()
 	part := &narrowedList{rows: slices.Clip(l.part)}

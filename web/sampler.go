@@ -172,11 +172,9 @@ func (s *sampler) run(ended chan<- struct{}) {
 		if snap.err != nil {
 			pause = max(pauseAfterError, min(pause, 5*pauseAfterError))
 		}
-		timer := time.NewTimer(pause) // fires, or is stopped at closed
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 		}
 		if s.idle() {
 			return

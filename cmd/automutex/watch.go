@@ -151,11 +151,9 @@ func (w *watcher) run(ctx context.Context, interval time.Duration, count int) (e
 		if looks == count {
 			return nil
 		}
-		timer := time.NewTimer(max(interval, rest*took)) // fires, or is stopped when ctx ends
 		select {
-		case <-timer.C:
+		case <-time.After(max(interval, rest*took)):
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		}
 	}

@@ -142,12 +142,10 @@ func (a *Announcer) Close(ctx context.Context) {
 	if !begun {
 		return
 	}
-	timer := time.NewTimer(farewellWithin)
-	defer timer.Stop()
 	select {
 	case <-a.done:
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(farewellWithin):
 	}
 }
 

@@ -177,12 +177,10 @@ func (w *Writer) Close(ctx context.Context) {
 	if sending == nil {
 		return
 	}
-	timer := time.NewTimer(closeWithin)
-	defer timer.Stop()
 	select {
 	case <-sending:
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(closeWithin):
 	}
 }
 

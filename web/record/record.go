@@ -213,12 +213,10 @@ func (r *Recorder) Close() error {
 	}
 	// The goroutine does the last flush, and Close only waits: a go-redis client need not
 	// heed the deadline of a context, and its own timeouts may be longer or none.
-	timeout := time.NewTimer(flushWithin)
-	defer timeout.Stop()
 	select {
 	case <-r.done:
 		return nil
-	case <-timeout.C:
+	case <-time.After(flushWithin):
 		r.logger.Warn("automutex: record: Redis does not take what was counted; Close waits no longer", "waited", flushWithin)
 		return fmt.Errorf("record: Close: Redis did not take what was counted within %s; the last counts may be missing", flushWithin)
 	}
