@@ -17,8 +17,8 @@ type Counts struct {
 	// Minutes is how many minutes the numbers are of, at least 1.
 	Minutes int
 
-	Acquired, Busy, Lost, Overdue, Replaced int64
-	waits                                   [maxBuckets]int64
+	Acquired, Busy int64
+	waits          [maxBuckets]int64
 }
 
 // Wait is the time in line within which that share of the acquired attempts, such as 0.95,
@@ -98,12 +98,6 @@ func (c *Counts) add(what string, n int64) {
 	switch what {
 	case "busy":
 		c.Busy += n
-	case "lost":
-		c.Lost += n
-	case "overdue":
-		c.Overdue += n
-	case "replaced":
-		c.Replaced += n
 	default: // of another version, maybe
 		bucket, err := strconv.Atoi(strings.TrimPrefix(what, "wait"))
 		if err == nil && bucket >= 0 && bucket < maxBuckets {

@@ -146,13 +146,13 @@ func (r *Recorder) Observe(_ context.Context, e automutex.Event) {
 		if e.Err != nil {
 			entry.Text = e.Err.Error()
 		}
-		r.add(now, e.Rule, string(e.Kind), &entry)
+		r.add(now, e.Rule, "", &entry)
 	case automutex.EventReplaced, automutex.EventHeadSkipped:
-		r.add(now, e.Rule, string(e.Kind), &entry)
+		r.add(now, e.Rule, "", &entry)
 	}
 }
 
-// add counts, and keeps an entry while there is room: busy tasks take half of it at most,
+// add counts, unless what is empty, and keeps an entry while there is room: busy tasks take half of it at most,
 // so that they do not push out what is rare.
 func (r *Recorder) add(now time.Time, rule, what string, entry *Entry) {
 	r.mu.Lock()
@@ -165,7 +165,7 @@ func (r *Recorder) add(now time.Time, rule, what string, entry *Entry) {
 		go r.run()
 	}
 	f := field{now.Unix() / 60, rule, what}
-	if _, known := r.counts[f]; known || len(r.counts) < maxCounts {
+	if _, known := r.counts[f]; what != "" && (known || len(r.counts) < maxCounts) {
 		r.counts[f]++
 	}
 	switch {
@@ -228,7 +228,7 @@ func (r *Recorder) flush() {
 	counts, entries, dropped := r.counts, r.entries, r.dropped
 	r.counts, r.entries, r.busy, r.dropped = map[field]int64{}, nil, 0, 0
 	r.mu.Unlock()
-	if len(counts) == 0 {
+	if len(counts)+len(entries) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
