@@ -261,7 +261,7 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 // The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error
 // that Is [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
-	if err := blocked.Skip(ctx, g.locker, g.inspector, key, task); err != nil {
+	if err := blocked.Skip(ctx, g.locker, g.inspector, key, task, 0); err != nil {
 		return fmt.Errorf("automutex: SkipHead: %w", err)
 	}
 	e := Event{Kind: EventHeadSkipped, Key: key}

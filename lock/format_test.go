@@ -63,9 +63,12 @@ func TestFormat_anotherIsRefused(t *testing.T) {
 				"Inspect":   func() error { _, err := l.Pool("jobs").Inspect(t.Context()); return err },
 				"Delete":    func() error { _, err := l.Pool("jobs").Delete(t.Context()); return err },
 				"arrive":    func() error { _, _, err := l.Mutex("report", Note("note")).arrive(t.Context()); return err },
-				"skip":      func() error { _, err := l.byOrder(l.Mutex("ordered").Key()).skipHead(t.Context(), "note"); return err },
-				"Sweep":     func() error { _, err := Inside(inside.Pass{}).Sweep(t.Context(), l); return err },
-				"stamp":     func() error { _, _, _, err := placeFor(t, newLocker(t, rdb, prefix)); return err },
+				"skip": func() error {
+					_, err := l.byOrder(l.Mutex("ordered").Key()).skipHead(t.Context(), "note", 1)
+					return err
+				},
+				"Sweep": func() error { _, err := Inside(inside.Pass{}).Sweep(t.Context(), l); return err },
+				"stamp": func() error { _, _, _, err := placeFor(t, newLocker(t, rdb, prefix)); return err },
 			} {
 				err := call()
 				if !errors.Is(err, ErrBackend) || !strings.Contains(err.Error(), "format") || !strings.Contains(err.Error(), older.prefix) {

@@ -150,14 +150,26 @@ func (m *Lock) actOrder(ctx context.Context, act inside.OrderAct, item inside.Or
 	return err
 }
 
-// skipHead takes the head with that note out of the order, and calls the next. The error Is errHeadRuns if the head
-// holds the lock, and errNotHead if the task is not the head; head is the head's note then, empty without one.
-func (m *Lock) skipHead(ctx context.Context, note string) (head string, err error) {
+// skipHead takes the head with that note and ticket out of the order, and calls the next. It does so once, however often
+// the script is executed: after that another task with the same note may be the head. A ticket of 0 is that of the head
+// now. The error Is errHeadRuns if the head holds the lock, and errNotHead if the task is not the head; head is the
+// head's note then, empty without one.
+func (m *Lock) skipHead(ctx context.Context, note string, ticket int64) (head string, err error) {
 	if err := m.checkFormat(ctx); err != nil {
 		return "", err
 	}
+	if ticket == 0 {
+		now, err := m.head(ctx)
+		if err != nil {
+			return "", err
+		}
+		if now.Note != note {
+			return now.Note, errNotHead
+		}
+		ticket = now.Ticket
+	}
 	inbound, _ := m.locker.parking.WantedCalls(m.parked())
-	args := m.orderArgs(inbound, "skip", inside.OrderItem{Note: note}, 0)
+	args := m.orderArgs(inbound, "skip", inside.OrderItem{Note: note, Ticket: ticket}, 0)
 	sent := time.Now()
 	reply, err := m.operate(ctx, wire.OrderActScript, args)
 	if err != nil {
@@ -205,8 +217,8 @@ func (insider) ActOrder(ctx context.Context, m *Lock, act inside.OrderAct, item 
 	return m.actOrder(ctx, act, item, after)
 }
 
-func (insider) SkipHead(ctx context.Context, m *Lock, note string) (head string, err error) {
-	return m.skipHead(ctx, note)
+func (insider) SkipHead(ctx context.Context, m *Lock, note string, ticket int64) (head string, err error) {
+	return m.skipHead(ctx, note, ticket)
 }
 func (insider) Head(ctx context.Context, m *Lock) (inside.Head, error) { return m.head(ctx) }
 

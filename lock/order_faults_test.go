@@ -160,13 +160,60 @@ func TestOrder_eachScriptTwice(t *testing.T) {
 		if h := headOf(t, l, key); h.Note != c.note || h.Queued != 1 {
 			t.Fatalf("%+v, want c: a late confirm brings nothing back", h)
 		}
-		if _, err := l.byOrder(key).skipHead(t.Context(), c.note); err != nil && !errors.Is(err, errNotHead) {
+		if _, err := l.byOrder(key).skipHead(t.Context(), c.note, 0); err != nil {
 			t.Fatal(err)
 		}
 		item = inside.OrderItem{State: "i", Nonce: c.place.Nonce, Ticket: c.place.Ticket, Note: c.note}
 		redistest.Must(t, l.byOrder(key).actOrder(t.Context(), inside.ActConfirm, item, 0))
 		if h := headOf(t, l, key); h.State != "" {
 			t.Fatalf("%+v, want nothing: c was skipped", h)
+		}
+	})
+}
+
+// A skip that is sent again, by go-redis or by a second click, takes out no other task: not the next one, and not a
+// later task that has got the same ID. It is answered as the first. With an ID only, it means the head of now.
+func TestOrder_skipTwiceOfOneID(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		const note = "default/same"
+		for name, nonces := range map[string][2]string{"stamped": {"first", "second"}, "plain": {"~same", "~same"}} {
+			key := l.Mutex(t.Name() + name).Key()
+			m := l.byOrder(key)
+			arrive := func(nonce string) int64 { // it joins the key's end, and parks unless it is the head
+				o := orderedTask{note: note, place: inside.Place{Nonce: nonce, Most: -1}, locker: l, key: key}
+				if nonce[0] != '~' {
+					ticket, _, _, err := m.stamp(t.Context(), note, nonce, stampDeadline, 0)
+					redistest.Must(t, err)
+					o.place.Ticket = ticket
+				}
+				o.end(t, o.mustRun(t), inside.OutcomeStays)
+				return headOf(t, l, key).Ticket
+			}
+			skip := func(ticket int64) (string, error) { return m.skipHead(t.Context(), note, ticket) }
+			first := arrive(nonces[0])
+			for range 2 {
+				if _, err := skip(first); err != nil {
+					t.Fatalf("%s: %v; %s", name, err, dump(m))
+				}
+			}
+			second := arrive(nonces[1])
+			if _, err := skip(first); err != nil {
+				t.Errorf("%s: the skip of the first one, again: %v", name, err)
+			}
+			if h := headOf(t, l, key); h.Ticket != second || first == second {
+				t.Fatalf("%s: %+v, want the second one; %s", name, h, dump(m))
+			}
+			if head, err := skip(first - 1); !errors.Is(err, errNotHead) || head != note {
+				t.Errorf("%s: a skip of a task that nobody has seen: %q, %v", name, head, err)
+			}
+			if _, err := skip(0); err != nil {
+				t.Errorf("%s: a skip by the ID: %v", name, err)
+			}
+			if h := headOf(t, l, key); h.State != "" {
+				t.Errorf("%s: %+v is left", name, h)
+			}
 		}
 	})
 }

@@ -48,7 +48,7 @@ func everyCall(t *testing.T, l *Locker, name string) {
 		"Forget":           func() error { return m.forget(ctx) },
 		"Stop":             func() error { _, err := m.askOlderToStop(ctx); return err },
 		"Order.act":        func() error { return l.byOrder(m.Key()).actOrder(ctx, inside.ActPresent, inside.OrderItem{}, 0) },
-		"Order.skip":       func() error { _, err := l.byOrder(m.Key()).skipHead(ctx, "note"); return err },
+		"Order.skip":       func() error { _, err := l.byOrder(m.Key()).skipHead(ctx, "note", 1); return err },
 		"Pool.Put":         func() error { _, err := p.Put(ctx, "value"); return err },
 		"Pool.Take":        func() error { _, err := p.Take(ctx); return err },
 		"Pool.TryTake":     func() error { _, err := p.m.TryLock(ctx); return err },

@@ -55,11 +55,11 @@ func (w words) walkOrder(t testing.TB, l *Locker, check checker) (key string) {
 	check("park", err == nil && parked.Parked && parked.Place == 1, parked, err)
 	run(a, inside.OutcomeStays)
 	check("confirm", m.actOrder(ctx, inside.ActConfirm, inside.OrderItem{Nonce: "first", Ticket: again, Note: first}, 0) == nil)
-	before, err := m.skipHead(ctx, second)
+	before, err := m.skipHead(ctx, second, ticket)
 	check("a skip of another than the head", errors.Is(err, errNotHead) && before == first, before, err)
 	run(a, inside.OutcomeHeld)
 	head("h", first, false)
-	_, err = m.skipHead(ctx, first)
+	_, err = m.skipHead(ctx, first, 0)
 	check("skip", err == nil, err)
 
 	reply, err := l.conn.Run(ctx, wire.OrderActScript, m.keys, m.orderArgs(1, inside.ActNone, inside.OrderItem{}, 0))

@@ -20,6 +20,7 @@ type askView struct {
 	Target   string // of the order; else empty
 	Holder   string // of the claim; else empty
 	Task     string // that is to be skipped; else empty
+	Ticket   string // of Task, as the list had it; else empty
 	Question string
 	Effects  []string
 	Button   string
@@ -83,7 +84,7 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 		}
 		v.describeOrder()
 	case doSkip:
-		v.Key, v.Task = p.keyOf(v.Key), q.Get("task")
+		v.Key, v.Task, v.Ticket = p.keyOf(v.Key), q.Get("task"), q.Get("ticket")
 		if err := inner.LockErr(inner.ByKey(p.locker, v.Key)); err != nil || v.Task == "" {
 			p.fail(w, r, http.StatusBadRequest, "This link names no task of a key.")
 			return

@@ -2,6 +2,7 @@ package web
 
 import (
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -42,12 +43,20 @@ func TestBlocked(t *testing.T) {
 		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
 			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
 		v.get("/locks/metrics").want(200, `automutex_queued{rule=""} 3`, `automutex_order_blocked{rule=""} 1`, "automutex_order_blocked_seconds{")
-		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked").want(200, "Skip task default/first of orders|7?", "out of order")
+		head, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key))
+		redistest.Must(t, err)
+		ticket := strconv.FormatInt(head.Ticket, 10)
+		v.get("/locks/blocked").want(200, "&amp;ticket="+ticket+"&amp;")
+		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&ticket="+ticket+"&from=blocked").want(200, "Skip task default/first of orders|7?", "out of order")
 		v.confirm(asked, "refunded by hand").want(200, "Task default/first was skipped")
 		if a := audit.last(t); a.Do != doSkip || a.Target != key || a.By != "ann" || a.Why != "refunded by hand" || a.Err != nil {
 			t.Errorf("%+v", a)
 		}
-		v.confirm(asked, "").want(200, "skip failed", "is not the next one of key")
+		v.confirm(asked, "").want(200, "Task default/first was skipped") // a second click
+		if head, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key)); err != nil || head.Note != "default/second" {
+			t.Errorf("%+v, %v", head, err)
+		}
+		v.confirm(v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked"), "").want(200, "skip failed", "is not the next one of key")
 		if a := audit.last(t); a.Err == nil {
 			t.Errorf("%+v", a)
 		}

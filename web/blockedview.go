@@ -24,6 +24,7 @@ type blockedRow struct {
 	Key, Name, Rule string
 	Task            task
 	Note            string // the task, for a skip
+	Ticket          int64  // of Note: another task may get its ID
 	Why             string
 	Since           time.Time
 	Behind          int
@@ -70,7 +71,7 @@ func (p *page) blockedRows(ctx context.Context, rows []row) (all []blockedRow) {
 			continue
 		}
 		all = append(all, blockedRow{
-			Key: r.Key, Name: inspect.InBraces(r.Key), Rule: p.namesFor(inspect.ScopeOf(r.Key)), Task: p.taskOf(r.Head.Note), Note: r.Head.Note,
+			Key: r.Key, Name: inspect.InBraces(r.Key), Rule: p.namesFor(inspect.ScopeOf(r.Key)), Task: p.taskOf(r.Head.Note), Note: r.Head.Note, Ticket: r.Head.Ticket,
 			Why: printable.Short(why), Since: r.Head.Since, Behind: r.Head.Queued - 1, Held: r.Head.Held(),
 		})
 	}

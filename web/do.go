@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -144,10 +145,11 @@ func (p *page) act(ctx context.Context, a *Action, form url.Values, order orderF
 	case doSkip:
 		a.Target, a.Tokens = p.keyOf(a.Target), nil
 		task := form.Get("task")
+		ticket, _ := strconv.ParseInt(form.Get("ticket"), 10, 64) // without one it is the head of now
 		if err := inner.LockErr(inner.ByKey(p.locker, a.Target)); err != nil || task == "" {
 			return "The form names no task of a key."
 		}
-		a.Result, a.Err = "Task "+printable.Short(task)+" was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.locker, p.states.inspector, a.Target, task)
+		a.Result, a.Err = "Task "+printable.Short(task)+" was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.locker, p.states.inspector, a.Target, task, ticket)
 	default:
 		return "There is no such action."
 	}

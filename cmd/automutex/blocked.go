@@ -81,7 +81,7 @@ key, is not skipped; the exit code is then 1.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.conn.onLocks(cmd.Context(), func(l locks) error {
 				key := inspect.Key(a.conn.prefix, args[0])
-				switch err := blocked.Skip(cmd.Context(), l.Locker, l.inspector(), key, args[1]); {
+				switch err := blocked.Skip(cmd.Context(), l.Locker, l.inspector(), key, args[1], 0); {
 				case errors.Is(err, lock.ErrBackend):
 					return err
 				case err != nil:

@@ -139,14 +139,17 @@ func WakeNext(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, k
 	}
 }
 
-// Skip gives up the place of the head of key, and wakes the next one; see automutex.Guard.SkipHead.
-func Skip(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, key, task string) error {
-	head, err := inner.SkipHead(ctx, inner.ByOrder(l, key), task)
+// Skip gives up the place of the head of key, and wakes the next one; see automutex.Guard.SkipHead. ticket
+// is that of the head that the operator saw. 0: of the head now.
+func Skip(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, key, task string, ticket int64) error {
+	head, err := inner.SkipHead(ctx, inner.ByOrder(l, key), task, ticket)
 	switch {
 	case inner.IsHeadRunning(err):
 		return fmt.Errorf("task %s of key %q runs now: wait until it has ended", task, key)
 	case inner.IsNotHead(err) && head == "":
 		return fmt.Errorf("no task of key %q is in order", key)
+	case inner.IsNotHead(err) && head == task:
+		return fmt.Errorf("the next task of key %q is another one with the ID of %s: look at it first", key, task)
 	case inner.IsNotHead(err):
 		return fmt.Errorf("task %s is not the next one of key %q: that is %s", task, key, head)
 	case err == nil:

@@ -61,7 +61,7 @@ func TestInOrder_blockedKeyIsCheap(t *testing.T) {
 	if n := count.n.Load() - before; n > 5 {
 		t.Errorf("%d scripts in %s", n, during)
 	}
-	if _, err := inner.SkipHead(t.Context(), inner.ByOrder(r.others, r.lockOf("work", "1").Key()), r.queue+"/"+first); err != nil { // others call nobody
+	if _, err := inner.SkipHead(t.Context(), inner.ByOrder(r.others, r.lockOf("work", "1").Key()), r.queue+"/"+first, 0); err != nil { // others call nobody
 		t.Fatal(err)
 	}
 	r.finish(behind[0])

@@ -277,7 +277,7 @@ func TestInOrder_skipAfterARestart(t *testing.T) {
 		r.stop()
 		locker := lock.New(s.Client(t), lock.Options{Prefix: r.cfg.Prefix})
 		defer func() { _ = locker.Close() }()
-		redistest.Must(t, blocked.Skip(t.Context(), locker, r.inspector, key, r.queue+"/"+first))
+		redistest.Must(t, blocked.Skip(t.Context(), locker, r.inspector, key, r.queue+"/"+first, 0))
 		r.await(second, asynq.TaskStatePending)
 	})
 }

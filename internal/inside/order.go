@@ -78,6 +78,8 @@ type Head struct {
 	State  string // as internal/wire/lua/order.lua has it; empty: no task is in order
 	Note   string
 	Nonce  string
+	// Ticket tells the head from another task with the same ID, also without a stamp.
+	Ticket int64
 	// Since is since when the head is held; otherwise when it last came or was stamped.
 	Since time.Time
 	// Runs is true if the head holds the lock.

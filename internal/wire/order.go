@@ -64,7 +64,7 @@ func parseHead(key string, ordered int, holders []inside.Holder, first []any) (h
 	if err != nil || !ok {
 		return h, fmt.Errorf("unexpected member %q with score %q", member, text)
 	}
-	h = inside.Head{Key: key, Queued: ordered, State: o.state, Note: o.note, Nonce: o.nonce, Since: o.at(score)}
+	h = inside.Head{Key: key, Queued: ordered, State: o.state, Note: o.note, Nonce: o.nonce, Ticket: int64(score - 8e15), Since: o.at(score)}
 	h.Runs = len(holders) > 0 && holders[0].Note == o.note
 	h.Failed = o.state == "a" && o.begun != "" && !h.Runs
 	return h, nil

@@ -287,7 +287,7 @@ func (w *world) skip(key, note string) {
 	var n int
 	_, numbered := fmt.Sscanf(note, queue+"/n%d", &n)
 	before := numbered == nil && w.book.givesUp(n)
-	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.operatorLocker, key), note)
+	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.operatorLocker, key), note, 0)
 	w.book.notef("operator: skip of %s: %v", note, err)
 	if err == nil {
 		blocked.WakeNext(context.Background(), w.operatorLocker, w.inspector, key)

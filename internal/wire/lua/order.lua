@@ -25,6 +25,7 @@
 --   k:<nonce>  the same score: that task left the order then, and was not done. A late confirm does not bring it back
 --   s:<token>  the same score: that arrival was refused then. If its ask is sent again, it is refused again
 --   s:<nonce>|<begun>  the same score: that task left the order then under Continue, begun as in its member
+--   s:skip|<ticket>  the same score: an operator skipped that task then. A skip that is sent again takes no other task out
 --   u:<nonce>  -(7e15 + ticket), for a nonce with ~, whose ticket no header knows
 --   t          -(5e15 + the highest ticket so far)
 local now_at = now_us - 1.6e15

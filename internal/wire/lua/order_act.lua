@@ -9,7 +9,8 @@
 --                  gone: asynq has no such task; archived: key is held; left: archived, or completed, and the
 --                  next one runs; present: asynq has it, and it comes by itself
 --                  of the producer: confirm: it is enqueued; withdraw: it is not, and never will be
---                  of an operator: skip: the head leaves the order
+--                  of an operator: skip: the head leaves the order, if it is the task that the operator saw: that of
+--                  <note> and ticket. A skip that was sent before is answered as if nobody had
 -- ARGV[4] nonce    of the member of <note>; for skip: empty
 -- ARGV[5] ticket   of the member (us); 0: not known
 -- ARGV[6] state    of <note> that the look was at
@@ -45,13 +46,16 @@ holders()
 local task
 if act == 'skip' then
   task = heads('1')[1]
-  if not task or task.note ~= ARGV[9] then
+  if task and task.note == ARGV[9] and task.ticket == ticket then
+    if runs(task) then
+      return {'runs'}
+    end
+    remove_order(task)
+    mark_left(task.nonce)
+    mark_skipped(ticket)
+  elseif not was_skipped(ticket) then
     return {'other', task and task.note or ''}
-  elseif runs(task) then
-    return {'runs'}
   end
-  remove_order(task)
-  mark_left(task.nonce)
 elseif act ~= 'none' then
   task = find_order(nonce, ticket)
 end

@@ -57,6 +57,15 @@ local function mark_begun(nonce, begun)
   put_mark('s:', nonce .. '|' .. begun)
 end
 
+-- mark_skipped: an operator has skipped the task of that ticket. No ID, and no nonce of a task without a stamp, would do: both may be used again.
+local function mark_skipped(ticket)
+  put_mark('s:', string.format('skip|%d', ticket))
+end
+
+local function was_skipped(ticket)
+  return redis.call('ZSCORE', lock, string.format('s:skip|%d', ticket))
+end
+
 -- hold_order: the task is archived, and its key stands.
 local function hold_order(task)
   task.state, task.since, task.token, task.owner = 'h', string.format('%d', now_ms), '', ''
