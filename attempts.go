@@ -8,6 +8,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/stamp"
 )
 
@@ -46,11 +47,22 @@ func (d *delivery) refuseSpent() (refused bool) {
 	if !d.reserved || d.retried <= d.stamp.Most || len(targets) == 0 || d.keepsBegun(targets) {
 		return false
 	}
-	dropped, err := inner.Claim(d.guard.locker, d.begunMark(targets)).Drop(d.roundTripContext(), strconv.Itoa(d.retried))
+	// The mark passes to this refusal before it is removed. If the script is sent twice, the second copy finds it passed, and not gone, which would
+	// mean that no attempt has begun. Another delivery has another name, so the mark does not refuse an operator's run.
+	mark, began, refusal := inner.Claim(d.guard.locker, d.begunMark(targets)), strconv.Itoa(d.retried), "refused "+stamp.NewNonce()
+	var err error
+	for range confirmTries {
+		if refused, err = mark.PassOn(d.roundTripContext(), began, refusal, false); err == nil {
+			break
+		}
+	}
 	if err != nil {
 		d.guard.log.Debug("automutex: Redis could not be asked whether a task's last attempt has begun; it runs", "task", d.note, "error", err)
 	}
-	return dropped
+	if refused {
+		d.dropMark(mark, refusal)
+	}
+	return refused
 }
 
 // guardAttempts wraps the handler of a task with a reserved attempt: it ends the task when its attempts are spent.
@@ -100,7 +112,11 @@ func (d *delivery) markBegun(targets []target) {
 }
 
 func (d *delivery) unmarkBegun(targets []target) {
-	if _, err := inner.Claim(d.guard.locker, d.begunMark(targets)).Drop(context.WithoutCancel(d.ctx), strconv.Itoa(d.retried+1)); err != nil {
+	d.dropMark(inner.Claim(d.guard.locker, d.begunMark(targets)), strconv.Itoa(d.retried+1))
+}
+
+func (d *delivery) dropMark(mark claims.Claim, holder string) {
+	if _, err := mark.Drop(context.WithoutCancel(d.ctx), holder); err != nil {
 		d.guard.log.Debug("automutex: the mark of a task's last attempt could not be removed; it expires", "task", d.note, "error", err)
 	}
 }
