@@ -28,6 +28,7 @@ type endpoint struct {
 	// controlReads is how often the controls were read.
 	controlReads int
 	formats      int
+	sent         []string // by number, from 1 on: which script each command runs, see stepOf
 	armed        []faultPlan
 	active       []activeFault
 	conns        map[*conn]struct{}
@@ -163,13 +164,14 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		case f.Saying == "" && f.Nth != e.count:
 			continue
 		case f.Saying == "":
-		case time.Since(e.began) < f.At || !slices.ContainsFunc(command, func(word string) bool { return strings.HasSuffix(word, f.Saying) }):
+		case time.Since(e.began) < f.At || f.Saying != stepOf(command) && !slices.ContainsFunc(command, func(word string) bool { return strings.HasSuffix(word, f.Saying) }):
 			continue
 		default:
 			e.armed = slices.Delete(e.armed, i, i+1)
 		}
 		if f.Kind.spansTime() {
 			broken = append(broken, e.begin(f)...)
+			e.redis.hit(command, f.Kind)
 			continue
 		}
 		now := time.Now()
@@ -178,6 +180,7 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 			e.active = append(e.active, activeFault{arrival, now.Add(f.For), now.Add(f.For)})
 		}
 		e.redis.faulted(f.Kind)
+		e.redis.hit(command, f.Kind)
 		return f.Kind, f.For, nil
 	}
 	for _, a := range e.active {
@@ -208,6 +211,7 @@ func (e *endpoint) note(command []string) (counted bool) {
 	}
 	if counted {
 		e.count++
+		e.sent = append(e.sent, stepOf(command))
 	}
 	return counted
 }

@@ -34,14 +34,7 @@ func jobsOf(t *testing.T, p *plan) (jobs []job) {
 	if t.Failed() && *verbose {
 		t.Log(strings.Join(v.trace, "\n"))
 	}
-	clients := []faultPlan{{Proc: 0, Client: "lock"}}
-	if p.isOrdered() {
-		clients = append(clients, faultPlan{Proc: 0, Client: "asynq"})
-	}
-	if len(p.Unique) > 0 || p.isOrdered() {
-		clients = append(clients, faultPlan{Proc: -1, Client: "lock"}, faultPlan{Proc: -1, Client: "asynq"})
-	}
-	for _, client := range clients {
+	for _, client := range p.faultable() {
 		count := v.counts[fmt.Sprintf("%s %d", client.Client, client.Proc)]
 		if client.Client == "asynq" && client.Proc >= 0 {
 			count = min(count, firstOfAsynq)
@@ -54,6 +47,21 @@ func jobsOf(t *testing.T, p *plan) (jobs []job) {
 		}
 	}
 	return jobs
+}
+
+// faultable are the clients at whose commands faults are put.
+func (p *plan) faultable() []faultPlan {
+	clients := []faultPlan{{Proc: 0, Client: "lock"}}
+	if p.isOrdered() {
+		clients = append(clients, faultPlan{Proc: 0, Client: "asynq"})
+	}
+	if len(p.Unique) > 0 || p.isOrdered() {
+		clients = append(clients, faultPlan{Proc: -1, Client: "lock"}, faultPlan{Proc: -1, Client: "asynq"})
+	}
+	if slices.ContainsFunc(p.Ops, func(op opPlan) bool { return op.Kind == "skip" }) {
+		clients = append(clients, faultPlan{Proc: -2, Client: skips})
+	}
+	return clients
 }
 
 // sampled is one in how many jobs is done, where nothing else is said.
@@ -97,7 +105,7 @@ func playJobs(t *testing.T, jobs []job, sum *totals) {
 	t.Helper()
 	var mu sync.Mutex
 	failures := map[string]int{} // by kind of violation
-	everyCore(len(jobs), func(i int) {
+	everyCore(t, len(jobs), func(i int) {
 		p := jobs[i].plan.clone()
 		p.Faults = slices.Concat(p.Faults, jobs[i].faults)
 		v := playWatched(t, p)

@@ -287,10 +287,10 @@ func (w *world) skip(key, note string) {
 	var n int
 	_, numbered := fmt.Sscanf(note, queue+"/n%d", &n)
 	before := numbered == nil && w.book.givesUp(n)
-	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.operatorLocker, key), note, 0)
+	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.skipper.locker, key), note, 0)
 	w.book.notef("operator: skip of %s: %v", note, err)
 	if err == nil {
-		blocked.WakeNext(context.Background(), w.operatorLocker, w.inspector, key)
+		blocked.WakeNext(context.Background(), w.skipper.locker, w.skipper.inspector, key)
 	}
 	if numbered == nil && !before && (inner.IsNotHead(err) || inner.IsHeadRunning(err)) {
 		w.book.mu.Lock()

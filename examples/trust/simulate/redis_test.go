@@ -41,6 +41,7 @@ type redisServer struct {
 	freezes      []activeFault
 	replicasAway time.Time // until when no replica acknowledges anything
 	faults       map[faultKind]int
+	hits         map[hit]int
 	ends         []*endpoint
 
 	// instant and here count what is sent within one virtual instant.
@@ -57,7 +58,7 @@ func newRedis(p *plan, report func(string, ...any)) *redisServer {
 		panic(err)
 	}
 	_ = first.Close()
-	s := &redisServer{mini: mini, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}}
+	s := &redisServer{mini: mini, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}, hits: map[hit]int{}}
 	s.clock, s.ticked = time.Now(), time.Now()
 	s.scripts = newScripts(mini.Server())
 	mini.Server().SetPreHook(s.nested)

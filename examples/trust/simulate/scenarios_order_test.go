@@ -1,6 +1,9 @@
 package simulate
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // orderedScenarios are those about tasks in order.
 func orderedScenarios() (all []*plan) {
@@ -57,6 +60,36 @@ func orderedScenarios() (all []*plan) {
 		p.Tasks = []taskPlan{work(0, time.Second), work(50*ms, 200*ms), work(100*ms, 200*ms), work(150*ms, 200*ms)}
 		p.Tasks[1].Plain = true
 	})
+	for _, onArchive := range []string{"hold", "continue"} {
+		add("in order, archived by hand, "+onArchive, 1, func(p *plan) {
+			p.Rules = ordered(onArchive)
+			p.Tasks = []taskPlan{comesBack(0), work(50*ms, 200*ms), work(100*ms, 200*ms)}
+			p.Ops = []opPlan{{At: 2 * time.Second, Kind: "archive", Task: 0}}
+			goesOn(p)
+		})
+	}
+	add("in order, run again while retained", 2, func(p *plan) {
+		p.Rules = ordered("hold")
+		p.Tasks = []taskPlan{work(0, 200*ms), work(50*ms, 200*ms), work(4*time.Second, 200*ms), work(5*time.Second, 200*ms)}
+		p.Tasks[0].Keep = true
+		p.Ops = []opPlan{{At: 3500 * ms, Kind: "run", Task: 0}}
+	})
+	add("in order, a head that comes back is skipped", 2, func(p *plan) {
+		p.Rules = ordered("hold")
+		p.Tasks = []taskPlan{comesBack(0), work(50*ms, 200*ms), work(100*ms, 200*ms)}
+		p.Ops = []opPlan{{At: 2 * time.Second, Kind: "skip", Task: 0}}
+	})
+	add("in order, a slow producer", 1, func(p *plan) {
+		p.Rules = ordered("hold")
+		p.Tasks = []taskPlan{work(0, 200*ms), work(12*time.Second, 200*ms), work(13*time.Second, 200*ms)}
+		p.Faults = []faultPlan{{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 1}} // costs five seconds, so the place is confirmed
+	})
+	// These have mistakes of their own planted, and faults at each command too.
+	for _, p := range slices.Concat(heldScenarios(), sameIDScenarios()) {
+		if p.Name == "in order, its ID is taken" || p.Name == "in order, a producer has died in the middle" {
+			all = append(all, p)
+		}
+	}
 	return all
 }
 

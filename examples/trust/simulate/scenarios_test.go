@@ -47,8 +47,9 @@ func work(at, length time.Duration, ends ...string) taskPlan {
 	return t
 }
 
-// scenarios are what the faults are put upon, one at each command.
+// scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave out the last.
 func scenarios() (all []*plan) {
+	all = orderedScenarios()
 	add := func(name string, servers int, change func(p *plan)) {
 		all = append(all, scenario(name, servers, change))
 	}
@@ -96,8 +97,7 @@ func scenarios() (all []*plan) {
 	}
 	all = append(all, longScenarios()...)
 	all = append(all, gateScenarios()...)
-	all = append(all, uniqueScenarios()...)
-	return append(all, orderedScenarios()...)
+	return append(all, uniqueScenarios()...)
 }
 
 // longScenarios are those about leases: their length, their limits, their renewal.

@@ -81,6 +81,7 @@ func (w *world) end() verdict {
 	}
 	w.book.judgeEnds()
 	w.book.judgeBalance()
+	w.skipper.close()
 	_ = w.operatorLocker.Close() // it would read the controls for the hours that judgeKeys waits
 	w.judgeKeys()
 	for _, c := range append(w.producerRedis[:], w.operatorRedis) {
@@ -94,10 +95,13 @@ func (w *world) end() verdict {
 	}
 	v := verdict{
 		violations: w.book.violations, trace: w.book.trace, virtual: virtual, commands: w.redis.executed,
-		runs: len(w.book.runs), tasks: len(w.plan.Tasks), faults: w.redis.faults, counts: map[string]int{},
+		runs: len(w.book.runs), tasks: len(w.plan.Tasks), faults: w.redis.faults, counts: map[string]int{}, sent: map[string][]string{}, hits: w.redis.hits,
 	}
 	for _, e := range w.redis.ends {
-		v.counts[fmt.Sprintf("%s %d", e.kind, e.proc)] = max(v.counts[fmt.Sprintf("%s %d", e.kind, e.proc)], e.count)
+		client := fmt.Sprintf("%s %d", e.kind, e.proc)
+		if v.counts[client] = max(v.counts[client], e.count); v.sent[client] == nil { // a process that is started again begins anew
+			v.sent[client] = e.sent
+		}
 	}
 	return v
 }

@@ -29,13 +29,14 @@ type world struct {
 	book  *ledger
 
 	producer       *asynq.Client
-	inspector      *asynq.Inspector // the operator's, whom no fault hits
+	inspector      *asynq.Inspector // that of who judges, whom no fault hits
 	once           *unique.Client
 	ordered        *automutex.Client // nil: no task is in order
 	producerEnds   [2]*endpoint
 	producerRedis  [2]*redis.Client
 	operatorRedis  *redis.Client
 	operatorLocker *lock.Locker
+	skipper        operator // who skips heads; faults may hit that
 
 	work sync.WaitGroup // what the schedule has begun
 
@@ -56,7 +57,9 @@ type verdict struct {
 	runs       int
 	tasks      int
 	faults     map[faultKind]int
-	counts     map[string]int // commands by client: "lock of 0"
+	counts     map[string]int      // commands by client: "lock 0"
+	sent       map[string][]string // which scripts these are, see stepOf
+	hits       map[hit]int
 }
 
 // kinds are the first words of the violations.
@@ -101,6 +104,7 @@ func newWorld(p *plan) *world {
 	w.operatorRedis = operator.client()
 	w.inspector = asynq.NewInspectorFromRedisClient(w.operatorRedis)
 	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator", HashKeys: p.secret(), Logger: slog.New(slog.DiscardHandler)})
+	w.skipper = newOperator(w.redis.endpoint(-2, skips, p.Seed, p.Faults))
 	w.book.names = w.keyNames()
 	w.ordered = w.newOrdered()
 	if len(p.Unique) > 0 {
