@@ -297,3 +297,16 @@ func TestInOrder_plainLastAttempt(t *testing.T) {
 		r.finish(plain)
 	})
 }
+
+// Tasks that were not enqueued through a Client are warned of once for each type.
+func TestInOrder_plainClientsOfTwoTypes(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	r, _ := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}, {Task: "play", On: []string{"id"}, InOrder: true}}})
+	for _, kind := range []string{"work", "work", "play"} {
+		r.finish(r.enqueue(kind, `{"id":1}`))
+	}
+	if n := strings.Count(r.log.Text(-8), "was not enqueued through automutex.NewClient"); n != 2 {
+		t.Errorf("%d warnings, want one for each type:\n%s", n, r.log.Text(-8))
+	}
+}
