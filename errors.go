@@ -83,6 +83,7 @@ type BusyError struct {
 	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
 	Pause *lock.Control
 
+	failed   bool          // ReasonBehind: the other task failed, and asynq retries it
 	parked   bool          // its place in line is kept
 	takenFor time.Duration // parked: how long ago the key was last taken
 	inLine   time.Duration // parked: how long it has kept its place
@@ -103,6 +104,8 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
 	case e.Reason == ReasonArchived:
 		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on", printable.Short(e.HolderTask))
+	case e.failed:
+		fmt.Fprintf(&b, ": behind task %s, which failed and is retried", printable.Short(e.HolderTask))
 	case e.Reason == ReasonBehind:
 		fmt.Fprintf(&b, ": behind task %s, which comes first", printable.Short(e.HolderTask))
 	case e.HolderTask != "":
@@ -115,6 +118,9 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ": %s", inner.ControlText(*e.Pause))
 	case e.gateClosed():
 		fmt.Fprintf(&b, ": %s for %s", inner.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
+	case e.failed && e.ExpiresIn <= inside.OrderLook: // it may be that nobody knows yet when
+	case e.failed:
+		fmt.Fprintf(&b, " in %s", e.ExpiresIn.Round(time.Second))
 	case e.Reason == ReasonBehind && e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " and is to come back in %s", e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
@@ -156,7 +162,7 @@ func (d *delivery) toBusyError(t target, err error) error {
 		Holder:     busy.Holder,
 		HolderTask: busy.Note,
 		// In order, a task may be behind an earlier one that had its ID.
-		SameTask:  d.note != "" && busy.Note == d.note && busy.Reason != ReasonBehind && busy.Reason != ReasonArchived,
+		SameTask:  d.note != "" && busy.Note == d.note && busy.Reason != ReasonBehind && busy.Reason != inside.ReasonFailed && busy.Reason != ReasonArchived,
 		ExpiresIn: busy.ExpiresIn,
 		Waited:    busy.Waited,
 		Place:     busy.Place,
@@ -164,6 +170,9 @@ func (d *delivery) toBusyError(t target, err error) error {
 		takenFor:  busy.TakenFor,
 		inLine:    busy.InLine,
 		Pause:     busy.Pause,
+	}
+	if e.Reason == inside.ReasonFailed {
+		e.Reason, e.failed = ReasonBehind, true
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, ended) {

@@ -60,7 +60,7 @@ type BusyError struct {
 	Name string
 	// Reason is [ReasonHeld], [ReasonPaused] or, if the gate is closed, [ReasonRate],
 	// [ReasonClosed] or [ReasonCooldown]. It is empty if ctx ended before Redis replied. Package
-	// automutex has two more, for its ordered keys.
+	// automutex has more, for its ordered keys.
 	Reason string
 	// Holder is the owner label of one holder ([Options].Owner). It is empty if nobody holds
 	// the lock: waiters are before the caller, or the gate is closed.

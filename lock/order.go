@@ -87,13 +87,8 @@ func (orderKind) parseHolder(member string) (inside.Holder, bool) {
 
 // setBehind sets the reason of an asker that is behind a head which does not hold the lock.
 func setBehind(e *BusyError, a wire.Answer) {
-	state, comes := a.Behind()
-	switch {
-	case state == "" || e.Reason != ReasonHeld:
-	case state == "h":
-		e.Reason = inside.ReasonArchived
-	default:
-		e.Reason, e.ExpiresIn = inside.ReasonBehind, comes
+	if reason, comes := a.Behind(); reason != "" && e.Reason == ReasonHeld {
+		e.Reason, e.ExpiresIn = reason, comes
 	}
 }
 

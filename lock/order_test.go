@@ -146,7 +146,7 @@ func TestOrder_parksBehindAHeadThatIsAway(t *testing.T) {
 		<-got
 		a.end(t, a.mustRun(t), inside.OutcomeStays)
 		_, err := c.lock(onWait(func() { t.Error("waits for a head that has failed") })).lockOrPark(t.Context(), make(chan struct{}))
-		if busy := wantBusy(t, err); !busy.Parked || busy.Reason != inside.ReasonBehind || busy.Note != a.note {
+		if busy := wantBusy(t, err); !busy.Parked || busy.Reason != inside.ReasonFailed || busy.Note != a.note {
 			t.Fatalf("%v, want parked behind %s", busy, a.note)
 		}
 		if busy := wantBusy(t, <-waits); !busy.Parked || busy.Note != a.note {

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Answer is the reply to an ask: "yours", the asker holds the lock, or "busy".
@@ -97,16 +99,22 @@ var gateTexts = map[string]string{
 	"cooldown": "cooling down",
 }
 
-// Behind returns the state of the head that the asker is behind, if the reply names it, and in how long it comes or is
-// looked for.
-func (a *Answer) Behind() (state string, comes time.Duration) {
-	f := strings.SplitN(a.Holder, "|", 9)
-	if len(f) != 9 || !strings.HasPrefix(a.Holder, "o:") {
+// Behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head comes
+// or is looked for. The reason is empty if the reply names no head.
+func (a *Answer) Behind() (reason string, comes time.Duration) {
+	head, ok := parseOrderMember(a.Holder)
+	back, err := strconv.ParseInt(head.since, 10, 64)
+	switch {
+	case !ok:
 		return "", 0
+	case head.state == "h":
+		return inside.ReasonArchived, 0
+	case head.state != "a" || err != nil:
+		return inside.ReasonBehind, 0
+	case head.begun != "":
+		reason = inside.ReasonFailed
+	default:
+		reason = inside.ReasonBehind
 	}
-	back, err := strconv.ParseInt(f[5], 10, 64)
-	if err == nil && f[1] == "a" {
-		comes = max(0, time.Duration(back-a.ServerUS/1000)*time.Millisecond)
-	}
-	return f[1], comes
+	return reason, max(0, time.Duration(back-a.ServerUS/1000)*time.Millisecond)
 }
