@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -45,6 +46,8 @@ type Client struct {
 	inspector *asynq.Inspector // the same
 	fleet     *fleet.Announcer // the same, and with Config.Private
 	log       *slog.Logger
+	sight     sight     // of the inspector
+	blind     sync.Once // the log says that it sees no task
 
 	stampDeadline time.Duration
 }
@@ -330,8 +333,14 @@ func (e *enqueueing) takePlace(ctx context.Context, m *lock.Lock, t target, nonc
 			return 0, &FullError{Key: t.key, Queued: queued, Max: t.rule.MaxQueued}
 		}
 		for _, item := range look {
-			if err := lookInOrder(ctx, c.inspector, m, item, t.rule); err != nil {
+			if err := c.lookInOrder(ctx, m, item, t.rule); err != nil {
 				c.log.Debug("automutex: a stamp could not be looked for", "key", t.key, "task", item.Note, "error", err)
+				if errors.Is(err, asynq.ErrQueueNotFound) {
+					c.blind.Do(func() {
+						c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
+							"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "key", t.key, "task", item.Note)
+					})
+				}
 			}
 		}
 	}

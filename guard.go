@@ -33,6 +33,7 @@ type Guard struct {
 	client io.Closer // the client that NewFromConnOpt made, else nil
 
 	inspector        *asynq.Inspector      // for Park; nil if no rule has that policy
+	sight            sight                 // of the Inspector
 	inspectorChecked atomic.Bool           // checkInspector got an answer
 	inspectorAsked   atomic.Bool           // a request of checkInspector is under way
 	frontClient      redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil

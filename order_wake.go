@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -47,8 +48,8 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 	}
 	m := inner.ByOrder(g.locker, key)
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		info, err := g.inspector.GetTaskInfo(queue, id)
-		act, after := seenInOrder(info, err, item, rule, key)
+		info, missing, err := g.sight.look(g.inspector, queue, id)
+		act, after := seenInOrder(info, missing, err, item, rule, key)
 		switch {
 		case act == lookFailed:
 			g.log.Debug("automutex: an ordered task could not be looked at; it is tried again", "key", key, "task", item.Note, "error", err)
@@ -89,10 +90,28 @@ const (
 	lookWake   inside.OrderAct = "wake" // the task is parked: have asynq run it
 )
 
-// seenInOrder is what follows from a look at the task in asynq. after is how long the task stays away by itself.
-func seenInOrder(info *asynq.TaskInfo, err error, item inside.OrderItem, rule *compiledRule, key string) (act inside.OrderAct, after time.Duration) {
+// sight tells a task that is gone from an Inspector that looks at another Redis or database than that of asynq: it has
+// seen no task yet, or not the task that asked. The zero value has seen nothing.
+type sight struct{ sees, blind atomic.Bool }
+
+// look asks for a task. missing reports whether asynq has no such task.
+func (s *sight) look(inspector *asynq.Inspector, queue, id string) (info *asynq.TaskInfo, missing bool, err error) {
+	info, err = inspector.GetTaskInfo(queue, id)
 	switch {
-	case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
+	case err == nil:
+		s.sees.Store(true)
+	case errors.Is(err, asynq.ErrTaskNotFound): // its Redis has such a queue
+		missing = !s.blind.Load()
+	case errors.Is(err, asynq.ErrQueueNotFound):
+		missing = s.sees.Load() && !s.blind.Load()
+	}
+	return info, missing, err
+}
+
+// seenInOrder is what follows from a look at the task in asynq. after is how long the task stays away by itself.
+func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.OrderItem, rule *compiledRule, key string) (act inside.OrderAct, after time.Duration) {
+	switch {
+	case missing:
 		return inside.ActGone, 0
 	case err != nil:
 		return lookFailed, 0
@@ -125,10 +144,10 @@ func nonceOf(info *asynq.TaskInfo, note string) string {
 }
 
 // lookInOrder is one look at a task, for a producer. It wakes nobody.
-func lookInOrder(ctx context.Context, inspector *asynq.Inspector, m *lock.Lock, item inside.OrderItem, rule *compiledRule) error {
+func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) error {
 	queue, id, _ := tasknote.Parse(item.Note)
-	info, err := inspector.GetTaskInfo(queue, id)
-	act, after := seenInOrder(info, err, item, rule, m.Key())
+	info, missing, err := c.sight.look(c.inspector, queue, id)
+	act, after := seenInOrder(info, missing, err, item, rule, m.Key())
 	switch act { //nolint:exhaustive // the others are acts
 	case lookFailed:
 		return err
