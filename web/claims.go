@@ -14,7 +14,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/printable"
 )
 
 const (
@@ -106,7 +105,7 @@ func (p *page) claimKeys(ctx context.Context) (keys []string, more bool, err err
 	return keys, more, err
 }
 
-// readClaims reads those claims that are still there.
+// readClaims reads those claims that are still there. It leaves out keys that have something else.
 func (p *page) readClaims(ctx context.Context, keys []string) (rows []claimRow, err error) {
 	if len(keys) == 0 {
 		return nil, nil
@@ -125,12 +124,9 @@ func (p *page) readClaims(ctx context.Context, keys []string) (rows []claimRow, 
 	}
 	for i, key := range keys {
 		f := strings.SplitN(gets[i].Val(), " ", 5) // since, deadline, phase, stale, holder; the times in milliseconds by Redis' clock
-		if len(f) != 5 {
-			continue
-		}
 		since, err := strconv.ParseInt(f[0], 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("the claim %s is not one of unique: %w", printable.Short(key), err)
+		if err != nil || len(f) != 5 {
+			continue
 		}
 		rows = append(rows, claimRow{Key: key, Name: inspect.InBraces(strings.TrimSuffix(key, ":claim")), TaskOf: p.taskOf(f[4]), Holder: f[4], Age: now.Sub(time.UnixMilli(since))})
 	}

@@ -56,6 +56,7 @@ type keyView struct {
 	Done    *Action  // what the viewer has just done
 
 	Timeline []record.Entry // about this lock, newest first; nil without a Recorder
+	Reach    string         // how far back that goes
 	Recorded bool           // there is a Recorder; the timeline then has the actions as well
 }
 
@@ -137,7 +138,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Breakable, v.InUse = inspect.Breakable(v.Info.Closed), v.Info.Held+v.Info.line() > 0 || v.Info.Closed != ""
 	v.Actions, v.Done = p.actions.about(key, name, inspect.ScopeOf(key)), p.done(r)
 	if v.Recorded = p.past.recorder != nil; v.Recorded {
-		if v.Timeline, err = p.past.about(ctx, key, name, inspect.ScopeOf(key)); err != nil && v.Err == "" {
+		if v.Timeline, v.Reach, err = p.past.about(ctx, key, name, inspect.ScopeOf(key)); err != nil && v.Err == "" {
 			v.Err = trouble(err, triesAgain)
 		}
 	}

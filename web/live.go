@@ -123,12 +123,7 @@ func (p *page) fragment(r *http.Request, view string) []byte {
 	// It goes to all who look at the same, so it outlives the one who asked first. The
 	// views bound how long they take.
 	r = r.WithContext(context.WithoutCancel(r.Context()))
-	var b bytes.Buffer
-	if err := views[view].ExecuteTemplate(&b, "live", liveViews[view](p, r)); err != nil {
-		p.o.Logger.Error("automutex: web: cannot render a live view", "view", view, "error", err)
-		return nil
-	}
-	return b.Bytes()
+	return p.execute(view, "live", liveViews[view](p, r))
 }
 
 // fragmentKey is the same for requests whose fragments are the same.

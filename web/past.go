@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/automutex/automutex"
@@ -31,7 +30,6 @@ const (
 type past struct {
 	recorder *record.Recorder // nil: there is none
 	actions  *actionLog       // of this page; the write of one to Redis may have failed
-	reach    atomic.Pointer[string]
 
 	counts   shared[map[string]*record.Counts]
 	timeline shared[*record.Timeline]
@@ -48,20 +46,15 @@ func (p *past) lately(ctx context.Context) (map[string]*record.Counts, error) {
 }
 
 // about gives the newest entries about one of those keys and targets: those of the last hour
-// and all actions that this page remembers. With an error it gives the latter.
-func (p *past) about(ctx context.Context, targets ...string) ([]record.Entry, error) {
-	if p.recorder == nil {
-		return nil, nil
-	}
+// and all actions that this page remembers. With an error it gives the latter. reach says in a
+// sentence how far back they go. There is a recorder.
+func (p *past) about(ctx context.Context, targets ...string) (its []record.Entry, reach string, err error) {
 	timeline, err := p.read(ctx)
-	reach := reachOf(timeline)
-	p.reach.Store(&reach)
 	// An action is in the timeline too, unless its write failed or has not ended yet.
 	type id struct {
 		ms        int64
 		kind, key string
 	}
-	var its []record.Entry
 	known := map[id]bool{}
 	for _, a := range p.actions.about(targets...) {
 		its = append(its, entryOf(a))
@@ -77,14 +70,15 @@ func (p *past) about(ctx context.Context, targets ...string) ([]record.Entry, er
 	slices.SortStableFunc(its, func(a, b record.Entry) int { return b.At.Compare(a.At) })
 	// Busy tasks are counted apart, so that they do not push out what is rare.
 	busy, rare := 0, 0
-	return slices.DeleteFunc(its, func(e record.Entry) bool {
+	its = slices.DeleteFunc(its, func(e record.Entry) bool {
 		n := &rare
 		if e.Kind == string(automutex.EventBusy) {
 			n = &busy
 		}
 		*n++
 		return *n > mostTimeline
-	}), err
+	})
+	return its, reachOf(timeline), err
 }
 
 // read gives the timeline of the last hour, which is read once for all viewers; nil with an
@@ -112,14 +106,6 @@ func reachOf(t *record.Timeline) string {
 	}
 	return "Busy tasks are " + span(t.BusyCut, t.BusySince) + ". Lost, overdue and replaced tasks and actions are " + span(t.Cut, t.Since) +
 		". Of each of the two at most " + strconv.Itoa(mostTimeline) + " are shown. Actions on this page are of all the time since its process started. Recorders leave out busy tasks when there are many."
-}
-
-// Reach says how far back the timeline of the Key view reaches.
-func (f frame) Reach() string {
-	if s := f.past.reach.Load(); s != nil {
-		return *s
-	}
-	return ""
 }
 
 // write adds an operator's action to the timeline.

@@ -128,14 +128,14 @@ func TestTimeline_readDuringTheWrite(t *testing.T) {
 	p, ctx := &v.page.past, context.Background()
 	hook.Before(func(cmd redis.Cmder) error {
 		if cmd.Name() == "xadd" {
-			if _, err := p.about(ctx, "report"); err != nil {
+			if _, _, err := p.about(ctx, "report"); err != nil {
 				t.Error(err)
 			}
 		}
 		return nil
 	})
 	redistest.Must(t, p.write(ctx, Action{At: time.Now(), Do: doLimit, Target: "report"}))
-	if its, err := p.about(ctx, "report"); err != nil || len(its) != 1 {
+	if its, _, err := p.about(ctx, "report"); err != nil || len(its) != 1 {
 		t.Errorf("%v, %+v", err, its)
 	}
 }

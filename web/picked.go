@@ -102,9 +102,7 @@ func (p *page) doPicked(ctx context.Context, a Action, form url.Values, order or
 		one := a
 		one.Target, one.Tokens = key, form["token:"+key]
 		its := url.Values{"target": {inspect.InBraces(p.keyOf(key))}}
-		if wrong := p.act(ctx, &one, its, order); wrong != "" {
-			return a, wrong
-		}
+		p.act(ctx, &one, its, order) // nothing is wrong with the form: the keys were looked at above
 		p.record(ctx, one)
 		if one.Err != nil {
 			failed = append(failed, inspect.InBraces(key)+": "+one.Err.Error())

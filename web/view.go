@@ -53,25 +53,33 @@ type frame struct {
 	Live    string // the URL of the view's stream; empty without one
 	Operate bool   // the viewer may act
 	Now     time.Time
-	past    *past // nil on a page of a failure
 }
 
 func (p *page) frame(r *http.Request, view, title string) frame {
-	return frame{Base: p.base, View: view, Here: view, Theme: themeOf(r), Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now(), past: &p.past}
+	return frame{Base: p.base, View: view, Here: view, Theme: themeOf(r), Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
 }
 
 // render sends a whole page. It is made before the first byte is sent, so that a failure
 // is a 500 and not half a page.
 func (p *page) render(w http.ResponseWriter, status int, view string, data any) {
-	var b bytes.Buffer
-	if err := views[view].ExecuteTemplate(&b, "layout.html", data); err != nil {
-		p.o.Logger.Error("automutex: web: cannot render a page", "view", view, "error", err)
+	body := p.execute(view, "layout.html", data)
+	if body == nil {
 		http.Error(w, "the page cannot be rendered; the log says why", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = b.WriteTo(w) // the browser went away
+	_, _ = w.Write(body) // the browser went away
+}
+
+// execute makes a view with one of its templates; nil when it cannot be made, which is logged.
+func (p *page) execute(view, name string, data any) []byte {
+	var b bytes.Buffer
+	if err := views[view].ExecuteTemplate(&b, name, data); err != nil {
+		p.o.Logger.Error("automutex: web: cannot render a view", "view", view, "error", err)
+		return nil
+	}
+	return b.Bytes()
 }
 
 // fail answers with an error.

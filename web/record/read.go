@@ -29,12 +29,12 @@ func (c *Counts) Wait(share float64) (time.Duration, bool) {
 		return 0, false
 	}
 	rank := int64(share * float64(c.Acquired))
-	for bucket, n := range c.waits {
-		if rank -= n; rank < 0 || bucket == maxBuckets-1 {
-			return bucketEnd(bucket), true
-		}
+	bucket := 0
+	for bucket < maxBuckets-1 && rank >= c.waits[bucket] {
+		rank -= c.waits[bucket]
+		bucket++
 	}
-	return 0, false
+	return bucketEnd(bucket), true
 }
 
 // Counts gives what was counted in the last complete minutes, by the name of the rule. A

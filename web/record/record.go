@@ -185,13 +185,11 @@ func (r *Recorder) run() {
 	defer close(r.done)
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
-	for {
+	for over := false; !over; r.flush() {
 		select {
 		case <-tick.C:
-			r.flush()
 		case <-r.closed:
-			r.flush()
-			return
+			over = true
 		}
 	}
 }
