@@ -187,8 +187,16 @@ func TestKeys_hangsFromTheBeginning(t *testing.T) {
 	redistest.Long(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
-	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}})
+	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: func(*http.Request) Access { return AccessOperate }})
 	s.Pause(t)
+	var viewers sync.WaitGroup
+	for _, path := range []string{"/", "/keys", "/blocked", "/rules", "/processes"} {
+		viewers.Go(func() { v.get(path).want(200, "Redis does not answer; the page tries again") })
+	}
+	viewers.Go(func() {
+		v.get("/do?action=pause&target=nobody").want(200, "Pause nobody?").without("Nor is there such a lock")
+	})
+	viewers.Wait()
 	v.find("/keys", `class="error"`).want(200).without("No lock is held", "<b>0</b> locks")
 	v.find("/rules", `class="error"`).want(200).without("Nothing is paused")
 	s.Resume(t)

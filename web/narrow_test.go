@@ -169,6 +169,11 @@ func TestNarrowed_partial(t *testing.T) {
 	if shown, found, partial := snap.find(q, time.Now(), nil); partial || found != len(snap.rows) || len(shown) != perPage {
 		t.Errorf("%d found, partial %v", found, partial)
 	}
+	snap.narrowed = &narrowed{} // and by a walk of its own
+	redistest.Eventually(t, patience, func() bool {
+		_, found, partial := snap.find(q, time.Now(), nil)
+		return !partial && found == len(snap.rows)
+	}, "all rows are found")
 }
 
 // BenchmarkNarrowed measures one second's update of one viewer of a narrowed list of 100,000

@@ -200,3 +200,15 @@ func TestBars_clock(t *testing.T) {
 		}
 	}
 }
+
+// The axis has the end of each run, also of one that ended later by Redis' clock than the page looked.
+func TestBars_to(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	now := time.Now()
+	later := now.Add(time.Minute)
+	b := v.page.newBars([]run{{history.Run{Task: "a", Start: now.Add(-time.Hour), End: now}, true}, {history.Run{Task: "b", Start: now, End: later}, false}})
+	if !b.To.Equal(later) {
+		t.Errorf("to %s, want %s", b.To, later)
+	}
+}

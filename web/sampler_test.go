@@ -5,12 +5,17 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
 )
 
 // Nobody looks, nothing is asked: the goroutine ends, and the next viewer starts another.
@@ -126,6 +131,12 @@ func TestRefresh(t *testing.T) {
 	if got[0].Held != 1 || got[0].Owner != "worker-1:4242" || got[1].Held != 0 || got[1].Key != old[1].Key {
 		t.Errorf("renewed: %+v", got)
 	}
+	s.single.mu.Lock()
+	s.single.seen[a.Key()] = refreshed{row{Key: a.Key(), Held: 5}, time.Now().Add(time.Hour)}
+	s.single.mu.Unlock()
+	if got := s.refresh(context.Background(), old, time.Now().Add(-time.Minute)); got[0].Held != 5 {
+		t.Errorf("a row that was renewed just now is %+v", got[0])
+	}
 	redistest.Must(t, lease.Unlock(context.Background()))
 	s.single.mu.Lock()
 	s.single.seen = nil
@@ -183,8 +194,16 @@ func TestHistory(t *testing.T) {
 // New says what is wrong with its options, all at once.
 func TestNew_refuses(t *testing.T) {
 	t.Parallel()
-	if _, err := New(nil, Options{}); err == nil {
-		t.Error("a nil client is taken")
+	wrapped := struct{ redis.UniversalClient }{redistest.Mini(t).Client(t)}
+	for text, rdb := range map[string]redis.UniversalClient{"nil": nil, "cannot list locks": wrapped} {
+		if _, err := New(rdb, Options{}); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v does not say %s", err, text)
+		}
+	}
+	for _, wrong := range []Options{{Rules: []automutex.Rule{{}}}, {Unique: []unique.Rule{{}}}} {
+		if _, err := New(redistest.Mini(t).Client(t), wrong); err == nil || !strings.HasPrefix(err.Error(), "web: Options: ") {
+			t.Errorf("%+v: %v", wrong, err)
+		}
 	}
 	_, err := New(redistest.Mini(t).Client(t), Options{RootPath: "locks", AsynqmonPath: "https://x", Prefix: "{", Logger: slog.New(slog.DiscardHandler)})
 	for _, text := range []string{"RootPath", "AsynqmonPath", "Prefix"} {
@@ -192,4 +211,51 @@ func TestNew_refuses(t *testing.T) {
 			t.Errorf("%v does not name %s", err, text)
 		}
 	}
+}
+
+// The first look at many locks shows those that it has found so far.
+func TestSampler_firstPart(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{})
+	var takers sync.WaitGroup
+	for from := range 50 {
+		takers.Go(func() {
+			for i := from; i < partEvery+50; i += 50 {
+				if _, err := v.locker.Mutex("many", lock.Parts(fmt.Sprint(i)), lock.NoRenew()).TryLock(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	takers.Wait()
+	s := v.page.sampler
+	whole := s.look(t.Context())
+	if part := s.current; part == nil || part.complete || len(part.rows) != partEvery || !whole.complete || len(whole.rows) != partEvery+50 {
+		t.Errorf("shown before: %+v; %d rows in the end", part, len(whole.rows))
+	}
+}
+
+// After Close nobody waits for a look, and none begins.
+func TestSampler_closed(t *testing.T) {
+	t.Parallel()
+	closed := make(chan struct{})
+	close(closed)
+	s := newSampler(nil, nil, closed)
+	if snap := s.get(t.Context()); snap != nil || s.ended != nil {
+		t.Errorf("%+v, began: %v", snap, s.ended != nil)
+	}
+}
+
+// The list says when it does not have all locks.
+func TestKeys_kept(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	snap := &snapshot{at: time.Now().Add(time.Hour), complete: true, totals: totals{Locks: 1234}, rows: []row{{Key: v.prefix + ":{a}", Held: 1}}}
+	snap.sort()
+	s := v.page.sampler
+	s.mu.Lock()
+	s.running, s.current = true, snap // no look takes its place
+	s.mu.Unlock()
+	v.get("/keys").want(200, "the list has the 1 most contended")
 }

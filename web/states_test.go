@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
@@ -150,4 +152,57 @@ func TestUnique_asynqHangs(t *testing.T) {
 	proxy.Blackhole(true)
 	defer revive(proxy)
 	v.post("/unique", typed).want(200, "asynq does not say").without("The task <bdi>", "No task has it.")
+}
+
+// While asynq does not answer, a search finds no task, and the Blocked view has the keys that are blocked whatever
+// asynq says.
+func TestStates_withoutAsynq(t *testing.T) {
+	t.Parallel()
+	inspector, proxy := hungInspector(t)
+	v := serve(t, redistest.Real(t), Options{Inspector: inspector})
+	v.page.states.within = statesWithin
+	proxy.Blackhole(true)
+	defer revive(proxy)
+	head := func(task string, held bool) row {
+		h := &inside.Head{Note: "default/" + task, Queued: 2}
+		if held {
+			h.State = "h"
+		}
+		return row{Key: v.prefix + ":{" + task + "}", Head: h}
+	}
+	rows := v.page.blockedRows(t.Context(), []row{head("archived", true), head("pending", false)})
+	if len(rows) != 1 || rows[0].Note != "default/archived" || rows[0].Why != "is archived" {
+		t.Errorf("%+v", rows)
+	}
+	for range statesAtOnce { // each keeps a place until asynq answers
+		if found := v.page.states.find(t.Context(), "task-1"); found != nil {
+			t.Errorf("found %+v", found)
+		}
+	}
+	if n := len(v.page.states.slots); n != statesAtOnce {
+		t.Errorf("%d questions are on their way, want %d", n, statesAtOnce)
+	}
+	if found := v.page.states.find(t.Context(), "task-1"); found != nil {
+		t.Errorf("found %+v", found)
+	}
+}
+
+// A search asks no queue when asynq does not list its queues, or when the time is over.
+func TestLookUp_ends(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	_, err := asynq.NewClientFromRedisClient(s.Client(t)).Enqueue(asynq.NewTask("a", nil), asynq.TaskID("task-1"))
+	redistest.Must(t, err)
+	inspector := asynq.NewInspectorFromRedisClient(s.Client(t))
+	if found := lookUp(inspector, "task-1", time.Now().Add(patience)); len(found) != 1 {
+		t.Errorf("found %+v", found)
+	}
+	if found := lookUp(inspector, "task-1", time.Now().Add(-time.Second)); len(found) != 0 {
+		t.Errorf("after its time: %+v", found)
+	}
+	rdb := s.Client(t)
+	redistest.Must(t, rdb.Close())
+	if found := lookUp(asynq.NewInspectorFromRedisClient(rdb), "task-1", time.Now().Add(patience)); found != nil {
+		t.Errorf("by a closed client: %+v", found)
+	}
 }
