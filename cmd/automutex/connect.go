@@ -265,9 +265,6 @@ func (c *connection) onLocks(ctx context.Context, do func(locks) error) error {
 	defer rdb.Close() // of a program that ends
 	locker := lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: operator(), Logger: slog.New(slog.DiscardHandler)})
 	defer locker.Close() // never fails
-	if err := inner.LockerErr(locker); err != nil {
-		return err
-	}
 	return do(locks{locker, rdb})
 }
 

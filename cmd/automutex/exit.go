@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 
 	"github.com/automutex/automutex/internal/printable"
@@ -69,12 +70,13 @@ func explain(stderr io.Writer, err error) int {
 // line.
 func exitOf(err error) int {
 	var f *failure
+	var file *fs.PathError
 	switch {
 	case errors.As(err, &f):
 		return f.exit
 	case errors.Is(err, lock.ErrBackend):
 		return exitRedis
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), errors.As(err, &file): // file: stdout is full or closed
 		return exitNo
 	}
 	return exitUsage

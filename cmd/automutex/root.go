@@ -53,9 +53,7 @@ func newRoot(a *app) *cobra.Command {
 			return usage("there is no command %q%s; see automutex --help", printable.OneLine(args[0]), didYouMean(args[0], "", names))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cmd.Help(); err != nil {
-				return err
-			}
+			_ = cmd.Help() // cobra's own never fails
 			return usage("no command; see above")
 		},
 	}

@@ -104,17 +104,15 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) error {
 	}
 	var recorder *record.Recorder
 	if w.recorded {
-		if recorder, err = record.New(rdb, record.Options{Prefix: w.app.conn.prefix}); err != nil {
-			return errors.Join(usage("%w", err), rdb.Close())
-		}
+		recorder, err = record.New(rdb, record.Options{Prefix: w.app.conn.prefix})
 	}
 	w.log = slog.New(slog.NewTextHandler(w.app.errs, nil))
-	page, err := web.New(rdb, web.Options{
+	page, wrong := web.New(rdb, web.Options{
 		RootPath: w.root, Prefix: w.app.conn.prefix, HashKeys: cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv)),
 		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, MetricsKeys: w.keys, Recorder: recorder,
 		Access: w.access, User: w.loggedIn, Audit: w.audit, Logger: w.log,
 	})
-	if err != nil {
+	if err := errors.Join(err, wrong); err != nil {
 		return errors.Join(usage("%w", err), rdb.Close())
 	}
 	return errors.Join(w.serve(ctx, page), rdb.Close())
