@@ -61,6 +61,9 @@ func testBreakGate(t *testing.T, b binary) {
 		b.run(t, tr.flags("break", "one", "--yes", "--holder", one.Token())...).want(t, exitOK, "broken: 1 of 1", "the closed gate goes on; break without --holder ends it")
 		closed("one", true)
 
+		take("spent", lock.Rate(1, time.Hour, 1))
+		b.run(t, tr.flags("break", "spent", "--yes")...).want(t, exitOK, "broken: 1 of 1\nits rate stays used up\n")
+
 		for _, hold := range []bool{true, false} {
 			rated := take("rated", lock.Rate(2, 2*time.Hour, 2))
 			if !hold {

@@ -182,3 +182,40 @@ func (w *prompt) Write(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// testBreakLate: what has ended by itself before the yes is said to be over.
+func testBreakLate(t *testing.T, b binary) {
+	tr := start(t, redistest.Real(t), wait)
+	held, err := tr.others.Mutex("held").TryLock(t.Context())
+	redistest.Must(t, err)
+	closes, err := tr.others.Mutex("closed").TryLock(t.Context())
+	redistest.Must(t, errors.Join(err, inner.CloseGate(t.Context(), closes, time.Hour), closes.Unlock(t.Context())))
+	for name, c := range map[string]struct {
+		end  func() error
+		want string
+	}{
+		"held":   {func() error { return held.Unlock(t.Context()) }, "none of them holds"},
+		"closed": {func() error { _, err := inner.OpenGate(t.Context(), tr.others.Mutex("closed")); return err }, "the closed of"},
+	} {
+		cmd := b.command(t, nil, tr.flags("break", name)...)
+		stdin, err := cmd.StdinPipe()
+		redistest.Must(t, err)
+		var stderr strings.Builder
+		question := &prompt{w: &stderr, seen: make(chan struct{}), text: "[y/N]"}
+		cmd.Stderr = question
+		redistest.Must(t, cmd.Start())
+		select {
+		case <-question.seen:
+		case <-time.After(patience):
+			t.Fatal("no question")
+		}
+		redistest.Must(t, c.end())
+		if _, err := stdin.Write([]byte("y\n")); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // the exit code says it
+		if exit := cmd.ProcessState.ExitCode(); exit != exitNo || !strings.Contains(stderr.String(), c.want) || !strings.Contains(stderr.String(), "nothing was done") {
+			t.Errorf("%s: exit code %d, %s", name, exit, stderr.String())
+		}
+	}
+}

@@ -92,7 +92,7 @@ func testControlsUnreadable(t *testing.T, b binary) {
 	tr := start(t, s, wait)
 	key := tr.prefix + ":{control}"
 	redistest.Must(t, s.Client(t).Set(t.Context(), key, "x", time.Hour).Err())
-	for _, args := range [][]string{{"controls"}, {"pause", "work"}, {"resume", "work"}, {"limit", "work", "2"}} {
+	for _, args := range [][]string{{"controls"}, {"pause", "work"}, {"resume", "work"}, {"limit", "work", "2"}, {"limit", "work", "--clear"}} {
 		r := b.run(t, tr.flags(args...)...)
 		r.wantError(t, exitRedis, "something else than controls is stored under \""+key+"\"")
 		r.wantError(t, exitRedis, "remove it with DEL")
@@ -143,6 +143,9 @@ func testControlMistakes(t *testing.T, b binary) {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
 	b.run(t, tr.flags("doctor", file)...).want(t, exitOK, "no rule has the scope of elsewhere")
+	for _, args := range [][]string{{"pause", "work"}, {"controls"}} {
+		b.run(t, tr.flags(append(args, "--rules", file+".old")...)...).wantError(t, exitNo, "no such file")
+	}
 
 	// What a newer version wrote is told, and removed by resume.
 	redistest.Must(t, s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "odd", `{"v":9}`).Err())

@@ -28,7 +28,7 @@ func TestCommands(t *testing.T) {
 		"key unique": testKeyUnique, "check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
 		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow,
 		"watch": testWatch, "watch terminal": testWatchTerminal, "watch q": testWatchQ, "watch outage": testWatchOutage,
-		"break": testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs,
+		"break": testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs, "break late": testBreakLate,
 		"pause": testPause, "limit": testLimit, "pause and limit": testPauseAndLimit, "controls unreadable": testControlsUnreadable,
 		"control mistakes": testControlMistakes, "control rules": testControlRules,
 		"sweep": testSweep, "blocked": testBlocked,
@@ -36,7 +36,7 @@ func TestCommands(t *testing.T) {
 		"doctor rules": testDoctorRules, "doctor keys": testDoctorKeys, "doctor Wait": testDoctorWait, "doctor Park": testDoctorPark, "doctor cluster": testDoctorCluster,
 		"completion": testCompletion, "help": testHelp, "readme": testReadme, "usage": testUsage, "arguments": testArguments,
 		"connection": testConnection, "environment": testEnvironment, "no Redis": testNoRedis, "hanging Redis": testHangingRedis,
-		"wrong password": testWrongPassword, "web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses, "fleet": testFleet,
+		"wrong password": testWrongPassword, "refused commands": testRefusedCommands, "full disk": testFullDisk, "web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses, "fleet": testFleet,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -49,6 +49,7 @@ func testCompletion(t *testing.T, b binary) {
 func testHelp(t *testing.T, b binary) {
 	b.run(t, "--help").want(t, exitOK, "Exit codes", "AUTOMUTEX_URI", "doctor")
 	b.run(t, "--version").want(t, exitOK, "automutex ")
+	b.run(t, "schema").want(t, exitOK, `"$schema"`)
 	for _, command := range []string{"check", "schema", "key", "list", "show", "watch", "break", "blocked", "skip", "sweep", "doctor"} {
 		b.run(t, command, "--help").want(t, exitOK, "Usage:\n  automutex "+command)
 		b.run(t, "help", command).want(t, exitOK, "Usage:\n  automutex "+command)
@@ -109,6 +110,8 @@ func testUsage(t *testing.T, b binary) {
 		"list --db x":                       "--db",
 		"list --db -1":                      "--db",
 		"list --timeout 0s":                 "--timeout",
+		"watch --match [":                   "--match",
+		"limit a --clear=maybe":             "--clear",
 		"list --jsn":                        "list: there is no flag --jsn; did you mean --json?",
 		"list --timeout forever":            "--timeout",
 		"list --prefix a{b":                 "--prefix",

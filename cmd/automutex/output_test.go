@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -74,6 +75,20 @@ func TestExplain(t *testing.T) {
 	} {
 		var out strings.Builder
 		if exit := explain(&out, c.err); exit != c.exit || out.String() != c.text {
+			t.Errorf("%v: %d, %q; want %d, %q", c.err, exit, out.String(), c.exit, c.text)
+		}
+	}
+	conn := &connection{}
+	for _, c := range []struct {
+		err  error
+		exit int
+		text string
+	}{
+		{context.Canceled, exitNo, "automutex: interrupted\n"},
+		{redistest.ReplyError("LOADING the dataset"), exitRedis, "automutex: Redis at x refuses the connection: LOADING the dataset\n"},
+	} {
+		var out strings.Builder
+		if exit := explain(&out, conn.unreachable("x", c.err)); exit != c.exit || out.String() != c.text {
 			t.Errorf("%v: %d, %q; want %d, %q", c.err, exit, out.String(), c.exit, c.text)
 		}
 	}

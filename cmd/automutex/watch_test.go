@@ -184,4 +184,20 @@ func testWatchOutage(t *testing.T, b binary) {
 	tm.shows(t, 0, "trying again")
 	s.Start(t)
 	tm.shows(t, len(tm.text()), "0 locks")
+	if _, err := io.WriteString(tm.pty, "q"); err != nil {
+		t.Fatal(err)
+	}
+	if err := tm.cmd.Wait(); err != nil {
+		t.Errorf("after q: %v, %s", err, tm.stderr.String())
+	}
+}
+
+// Where the input is no terminal, its q means nothing.
+func TestUntilQ_noTerminal(t *testing.T) {
+	t.Parallel()
+	ctx, listening, restore := untilQ(t.Context(), strings.NewReader("q"))
+	restore()
+	if listening || ctx.Err() != nil {
+		t.Errorf("listens: %v, the context: %v", listening, ctx.Err())
+	}
 }

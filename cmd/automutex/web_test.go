@@ -75,7 +75,7 @@ func testWeb(t *testing.T, b binary) {
 	tr := start(t, s, wait)
 	tr.enqueue("the-task", "work", `{"id": 7}`)
 	tr.holds("the-task")
-	w := startWeb(t, b, nil, file(t, "rules:\n  - {name: the-rule, task: work, on: [id]}\n"), "--uri", s.Addr(), "--prefix", tr.prefix, "--recorded", "--asynqmon-path", "/asynq")
+	w := startWeb(t, b, nil, file(t, "prefix: "+tr.prefix+"\nrules:\n  - {name: the-rule, task: work, on: [id]}\n"), "--uri", s.Addr(), "--recorded", "--asynqmon-path", "/asynq")
 	redistest.Eventually(t, patience, func() bool {
 		status, body := w.get("/keys", nil)
 		return status == http.StatusOK && strings.Contains(body, "<bdi>work|7</bdi>") && strings.Contains(body, "the-rule") && strings.Contains(body, "/the-task</a>") && strings.Contains(body, "worker-1:4242")
@@ -189,5 +189,6 @@ func testWebRefuses(t *testing.T, b binary) {
 	b.run(t, "web", "--uri", s.Addr(), "--metrics-keys", "-1").wantError(t, exitUsage, "MetricsKeys")
 	b.run(t, "web", "--uri", s.Addr(), "--root-path", "locks").wantError(t, exitUsage, "RootPath")
 	b.run(t, "web", "--uri", s.Addr(), "--listen", s.Addr()).wantError(t, exitNo, "cannot listen")
+	b.run(t, "web", "no such file").wantError(t, exitNo, "no such file")
 	b.run(t, "web", "--uri", "127.0.0.1:1").wantError(t, exitRedis, "does not answer")
 }
