@@ -19,11 +19,8 @@ import (
 func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
 	tb.Helper()
 	g.explain(tb, "CloseGate", task)
-	holder, err := automutex.New(g.rdb, g.withoutWaiting("a CloseGate"))
-	if err != nil {
-		tb.Fatalf("automutextest: CloseGate: %v", err)
-	}
-	err = holder.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+	holder := g.holder(tb, "CloseGate", "a CloseGate")
+	err := holder.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		return automutex.CloseGate(ctx, d)
 	})).ProcessTask(context.Background(), task)
 	_ = holder.Close(context.Background()) // nothing is under way

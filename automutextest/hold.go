@@ -34,10 +34,7 @@ func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	if _, file, line, ok := runtime.Caller(1); ok {
 		where = fmt.Sprintf("the Hold at %s:%d", filepath.Base(file), line)
 	}
-	holder, err := automutex.New(g.rdb, g.withoutWaiting(where))
-	if err != nil {
-		tb.Fatalf("automutextest: Hold: %v", err)
-	}
+	holder := g.holder(tb, "Hold", where)
 	held, let, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	handler := holder.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 		close(held)
@@ -63,9 +60,9 @@ func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	return release
 }
 
-// withoutWaiting is the configuration of a Guard of the same locks, that never waits and
-// has nothing to tell.
-func (g *Guard) withoutWaiting(owner string) automutex.Config {
+// holder makes a Guard of the same locks, that never waits and has nothing to tell.
+func (g *Guard) holder(tb testing.TB, what, owner string) *automutex.Guard {
+	tb.Helper()
 	cfg := g.cfg
 	cfg.Owner, cfg.Observe, cfg.Logger, cfg.MaxWaiting = owner, nil, slog.New(slog.DiscardHandler), 0
 	cfg.Rules = slices.Clone(cfg.Rules)
@@ -73,5 +70,9 @@ func (g *Guard) withoutWaiting(owner string) automutex.Config {
 		rule := &cfg.Rules[i]
 		rule.Busy, rule.Wait, rule.MaxHold, rule.Cooldown = automutex.Fail, 0, 0, 0
 	}
-	return cfg
+	holder, err := automutex.New(g.rdb, cfg)
+	if err != nil {
+		tb.Fatalf("automutextest: %s: %v", what, err)
+	}
+	return holder
 }

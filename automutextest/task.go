@@ -2,7 +2,6 @@ package automutextest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -165,7 +164,6 @@ func (k *Task) describe(now state) string {
 	}
 	locks, err := k.server.guard.Explain(context.Background(), k.task)
 	if err != nil && !strings.Contains(now.reason, err.Error()) {
-		err = errors.Join(err)
 		fmt.Fprintf(&b, "\n  %v", err)
 	}
 	for _, lock := range locks {

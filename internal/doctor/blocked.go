@@ -5,7 +5,6 @@ import (
 	"log/slog"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/printable"
@@ -17,11 +16,6 @@ const mostBlocked = 5
 
 // blocked reports the ordered keys whose next task does not run. It walks all locks with SCAN.
 func (d *doctor) blocked(ctx context.Context) error {
-	switch d.rdb.(type) {
-	case *redis.Client, *redis.ClusterClient:
-	default:
-		return nil // it cannot walk the keys of all nodes
-	}
 	locker := lock.New(d.rdb, lock.Options{Prefix: d.Prefix, Logger: slog.New(slog.DiscardHandler)})
 	defer func() { _ = locker.Close() }() // never fails
 	heads, err := blocked.Heads(ctx, locker)

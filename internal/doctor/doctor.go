@@ -80,23 +80,10 @@ func (d *doctor) foundf(level, what, format string, args ...any) {
 }
 
 func (d *doctor) examine(ctx context.Context) error {
-	if err := d.servers(ctx); err != nil {
-		return err
-	}
-	if err := d.rights(ctx); err != nil {
-		return err
-	}
-	if err := d.pubsub(ctx); err != nil {
-		return err
-	}
-	if err := d.fleet(ctx); err != nil {
-		return err
-	}
-	if err := d.controls(ctx); err != nil {
-		return err
-	}
-	if err := d.blocked(ctx); err != nil {
-		return err
+	for _, check := range []func(context.Context) error{d.servers, d.rights, d.pubsub, d.fleet, d.controls, d.blocked} {
+		if err := check(ctx); err != nil {
+			return err
+		}
 	}
 	if d.Config == nil {
 		d.foundf(Note, "rules", "not looked at: no worker says which it runs; give the FILE of the rules")

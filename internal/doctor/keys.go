@@ -96,28 +96,22 @@ func keyProblem(err error, taskType string) string {
 
 // hint is what the field may be called instead; "" when nothing looks like it.
 func (k *keyTrials) hint(rule int, field string, t *asynq.TaskInfo) string {
-	switch {
-	case slices.Contains(k.cfg.Rules[rule].OnHeaders, field):
+	if slices.Contains(k.cfg.Rules[rule].OnHeaders, field) {
 		names := make([]string, 0, len(t.Headers))
 		for name := range t.Headers {
 			names = append(names, name)
 		}
 		return similar(field, names)
-	case slices.Contains(k.cfg.Rules[rule].On, field):
-		return fieldHint(t.Payload, field)
 	}
-	return ""
+	return fieldHint(t.Payload, field)
 }
 
 // fieldHint looks for what a path that a payload does not have may be called instead.
 func fieldHint(payload []byte, path string) string {
 	var at any
-	if json.Unmarshal(payload, &at) != nil {
-		return "" // which the finding says
-	}
 	segments, err := jsonkey.ParsePath(path)
-	if err != nil {
-		return "" // NewKeyMaker has refused it
+	if err != nil || json.Unmarshal(payload, &at) != nil {
+		return "" // the finding says that the payload is not JSON
 	}
 	for i, segment := range segments {
 		object, ok := at.(map[string]any)
