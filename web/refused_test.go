@@ -18,6 +18,7 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // fail makes the named commands fail with an error.
@@ -87,11 +88,11 @@ func TestDo_refusedByRedis(t *testing.T) {
 			t.Cleanup(func() { hook.Before(nil) })
 			form.Set("key", m.Key())
 			sent := v.post("/locks/do", form).want(303)
+			hook.Before(nil)
 			v.get(sent.header.Get("Location")).want(200, form.Get("action")+" failed: ", "NOPERM no rights")
 			if seen.last(t).Err == nil {
 				t.Error("Audit was told of a success")
 			}
-			hook.Before(nil)
 			if held, err := m.Locked(t.Context()); err != nil || !held {
 				t.Errorf("held: %v, %v", held, err)
 			}
@@ -193,5 +194,12 @@ func TestViews_states(t *testing.T) {
 	v.get("/").want(200, "1 pause")
 	v.get("/metrics").want(200, `automutex_locks_held{rule="one, two"} 1`)
 	v.get("/do?action=pause&target=many").want(200).without("Nor is there such a lock now.")
+	v.hold(v.locker.Mutex("tenant", lock.Parts("x")))
+	v.page.sampler.mu.Lock()
+	v.page.sampler.current = nil // so that the next look is waited for
+	v.page.sampler.mu.Unlock()
+	redistest.Eventually(t, patience, func() bool {
+		return !strings.Contains(v.get("/do?action=pause&target=tenant").body, "Nor is there such a lock now.")
+	}, "the scope of a lock is known")
 	v.get("/do?action=pause&target=nobody").want(200, "Nor is there such a lock now.")
 }

@@ -117,7 +117,7 @@ func TestKeys_manyReasons(t *testing.T) {
 			t.Errorf("finding %d: %+v, want %q", i, d.findings[i], want)
 		}
 	}
-	for path, want := range map[string]string{"to.Name": `there is a "to.name": letter case counts`, "list.0.nmae": `did you mean "list.0.name"?`, "list.7.name": "", "to.name.x": "", "list.x": ""} {
+	for path, want := range map[string]string{"to.Name": `there is a "to.name": letter case counts`, "list.0.nmae": `did you mean "list.0.name"?`, "list.7.name": "", "to.name.x": "", "list.x": "", "zzzzzz": ""} {
 		if got := fieldHint([]byte(`{"to":{"name":1},"list":[{"name":1}]}`), path); got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
 		}

@@ -72,3 +72,15 @@ func TestRecorder_somethingElse(t *testing.T) {
 		t.Errorf("Timeline: %v", err)
 	}
 }
+
+// A share of the waits that ends with a bucket begins the next one, and all of them end with the last.
+func TestCounts_waitAtTheEdge(t *testing.T) {
+	t.Parallel()
+	c := &Counts{Acquired: 2}
+	c.waits[0], c.waits[1] = 1, 1
+	for share, bucket := range map[float64]int{0: 0, 0.4: 0, 0.5: 1, 1: maxBuckets - 1} {
+		if got, ok := c.Wait(share); !ok || got != bucketEnd(bucket) {
+			t.Errorf("%v: %s, want %s", share, got, bucketEnd(bucket))
+		}
+	}
+}
