@@ -333,15 +333,7 @@ func (e *enqueueing) takePlace(ctx context.Context, m *lock.Lock, t target, nonc
 			return 0, &FullError{Key: t.key, Queued: queued, Max: t.rule.MaxQueued}
 		}
 		for _, item := range look {
-			if err := c.lookInOrder(ctx, m, item, t.rule); err != nil {
-				c.log.Debug("automutex: a stamp could not be looked for", "key", t.key, "task", item.Note, "error", err)
-				if errors.Is(err, asynq.ErrQueueNotFound) {
-					c.blind.Do(func() {
-						c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
-							"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "key", t.key, "task", item.Note)
-					})
-				}
-			}
+			c.lookInOrder(ctx, m, item, t.rule)
 		}
 	}
 }

@@ -144,15 +144,23 @@ func nonceOf(info *asynq.TaskInfo, note string) string {
 }
 
 // lookInOrder is one look at a task, for a producer. It wakes nobody.
-func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) error {
+func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
 	info, missing, err := c.sight.look(c.inspector, queue, id)
 	act, after := seenInOrder(info, missing, err, item, rule, m.Key())
-	switch act { //nolint:exhaustive // the others are acts
-	case lookFailed:
-		return err
-	case lookWake:
+	if act == lookWake {
 		act = inside.ActPresent
 	}
-	return inner.ActOrder(ctx, m, act, item, after)
+	if act != lookFailed {
+		err = inner.ActOrder(ctx, m, act, item, after)
+	}
+	if errors.Is(err, asynq.ErrQueueNotFound) {
+		c.blind.Do(func() {
+			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
+				"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "key", m.Key(), "task", item.Note)
+		})
+	}
+	if err != nil {
+		c.log.Debug("automutex: a stamp could not be looked for", "key", m.Key(), "task", item.Note, "error", err)
+	}
 }

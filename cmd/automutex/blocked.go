@@ -74,7 +74,7 @@ func newSkip(a *app) *cobra.Command {
 		Short: "Give up the next task of an ordered key, and go on with the one behind it",
 		Long: `Give up the next task of an ordered key, and go on with the one behind it. KEY and
 TASK are those that blocked lists. The task itself is not changed: if asynq runs it
-later, it runs out of order. A task that runs now, or that is not the next one of the
+later, it takes its old place again. A task that runs now, or that is not the next one of the
 key, is not skipped; the exit code is then 1.`,
 		Example: `  automutex skip 'automutex:{orders|7}' default/8a1c6f2e`,
 		Args:    exactly(2, "KEY and TASK"),
