@@ -74,12 +74,15 @@ func parseHead(key string, ordered int, holders []inside.Holder, first []any) (h
 type orderMember struct{ nonce, state, seen, begun, since, owner, note string }
 
 func parseOrderMember(member string) (o orderMember, ok bool) {
-	f := strings.SplitN(member, "|", 9)
-	nonce, ordered := strings.CutPrefix(f[0], "o:")
-	if len(f) != 9 || !ordered {
+	member, ordered := strings.CutPrefix(member, "o:")
+	if !ordered {
 		return o, false
 	}
-	return orderMember{nonce: nonce, state: f[1], seen: f[2], begun: f[3], since: f[5], owner: f[7], note: f[8]}, true
+	f := strings.SplitN(member, "|", 9)
+	if len(f) != 9 {
+		return o, false
+	}
+	return orderMember{nonce: f[0], state: f[1], seen: f[2], begun: f[3], since: f[5], owner: f[7], note: f[8]}, true
 }
 
 // at is since when the task is held; of any other when it last came, or was stamped.
