@@ -46,8 +46,7 @@ type Client struct {
 	inspector *asynq.Inspector // the same
 	fleet     *fleet.Announcer // the same, and with Config.Private
 	log       *slog.Logger
-	sight     sight     // of the inspector
-	blind     sync.Once // the log says that it sees no task
+	blind     sync.Once // the log says that the inspector sees no task
 
 	stampDeadline time.Duration
 }

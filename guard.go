@@ -33,7 +33,7 @@ type Guard struct {
 	client io.Closer // the client that NewFromConnOpt made, else nil
 
 	inspector        *asynq.Inspector      // for Park; nil if no rule has that policy
-	sight            sight                 // of the Inspector
+	blind            atomic.Bool           // it found that the Inspector does not see this server's tasks
 	inspectorChecked atomic.Bool           // checkInspector got an answer
 	inspectorAsked   atomic.Bool           // a request of checkInspector is under way
 	frontClient      redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -48,8 +47,8 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 	}
 	m := inner.ByOrder(g.locker, key)
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		info, missing, err := g.sight.look(g.inspector, queue, id)
-		act, after := seenInOrder(info, missing, err, item, rule, key)
+		info, missing, err := lookFor(g.inspector, queue, id)
+		act, after := seenInOrder(info, missing && !g.blind.Load(), err, item, rule, key)
 		switch {
 		case act == lookFailed:
 			g.log.Debug("automutex: an ordered task could not be looked at; it is tried again", "key", key, "task", item.Note, "error", err)
@@ -90,20 +89,15 @@ const (
 	lookWake   inside.OrderAct = "wake" // the task is parked: have asynq run it
 )
 
-// sight tells a task that is gone from an Inspector that looks at another Redis or database than that of asynq: it has
-// seen no task yet, or not the task that asked. The zero value has seen nothing.
-type sight struct{ sees, blind atomic.Bool }
-
-// look asks for a task. missing reports whether asynq has no such task.
-func (s *sight) look(inspector *asynq.Inspector, queue, id string) (info *asynq.TaskInfo, missing bool, err error) {
+// lookFor asks the Inspector for a task. missing reports whether asynq has no such task: an Inspector may look at another Redis
+// or database than that of asynq, in which there is neither the task's queue nor any server or other queue.
+func lookFor(inspector *asynq.Inspector, queue, id string) (info *asynq.TaskInfo, missing bool, err error) {
 	info, err = inspector.GetTaskInfo(queue, id)
-	switch {
-	case err == nil:
-		s.sees.Store(true)
-	case errors.Is(err, asynq.ErrTaskNotFound): // its Redis has such a queue
-		missing = !s.blind.Load()
-	case errors.Is(err, asynq.ErrQueueNotFound):
-		missing = s.sees.Load() && !s.blind.Load()
+	missing = errors.Is(err, asynq.ErrTaskNotFound)
+	if errors.Is(err, asynq.ErrQueueNotFound) { // an operator may have deleted it, or no task was ever in it
+		servers, _ := inspector.Servers() // an error: there is none to rely on
+		queues, _ := inspector.Queues()
+		missing = len(servers)+len(queues) > 0
 	}
 	return info, missing, err
 }
@@ -146,7 +140,7 @@ func nonceOf(info *asynq.TaskInfo, note string) string {
 // lookInOrder is one look at a task, for a producer. It wakes nobody.
 func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
-	info, missing, err := c.sight.look(c.inspector, queue, id)
+	info, missing, err := lookFor(c.inspector, queue, id)
 	act, after := seenInOrder(info, missing, err, item, rule, m.Key())
 	if act == lookWake {
 		act = inside.ActPresent
@@ -154,7 +148,7 @@ func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.Orde
 	if act != lookFailed {
 		err = inner.ActOrder(ctx, m, act, item, after)
 	}
-	if errors.Is(err, asynq.ErrQueueNotFound) {
+	if act == lookFailed && errors.Is(err, asynq.ErrQueueNotFound) {
 		c.blind.Do(func() {
 			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
 				"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "key", m.Key(), "task", item.Note)

@@ -237,12 +237,11 @@ func (d *delivery) checkInspector() {
 	switch {
 	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 		g.inspectorChecked.Store(true)
-		g.sight.blind.Store(true)
+		g.blind.Store(true)
 		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not woken and return late, and a key in order stands when its next task is deleted; "+
 			"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "queue", d.queue, "task", d.note)
 	case err == nil:
 		g.inspectorChecked.Store(true)
-		g.sight.sees.Store(true)
 	default:
 		g.log.Debug("automutex: the Inspector could not look for a task; a later one that parks tries again", "task", d.note, "error", err)
 	}
