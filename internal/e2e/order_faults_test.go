@@ -28,7 +28,7 @@ func sends(command []string, script *exchange.Script, argument string) bool {
 // woken, and there is one event.
 func TestInOrder_skipLosesItsReply(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 2})
 		first, second, third := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		r.stage.next(t).returns(asynq.SkipRetry)
