@@ -60,7 +60,7 @@ func TestRecorder_somethingElse(t *testing.T) {
 	t.Parallel()
 	rdb, ctx := redistest.Mini(t).Client(t), context.Background()
 	r := recorder(t, rdb, redistest.Name(t))
-	r.Observe(ctx, automutex.Event{Kind: automutex.EventLost, Rule: "r"})
+	r.Observe(ctx, automutex.Event{Kind: automutex.EventBusy, Rule: "r"})
 	r.flush()
 	redistest.Must(t, rdb.HSet(ctx, age(t, r), "busy r", "many").Err())
 	if _, err := r.Counts(ctx, 15); err == nil || !strings.Contains(err.Error(), `busy is "many", and no number`) {
