@@ -155,24 +155,26 @@ func (d *delivery) toBusyError(t target, err error) error {
 	if !errors.As(err, &busy) {
 		return withClientHint(err)
 	}
+	reason, failed := busy.Reason, busy.Reason == inside.ReasonFailed
+	if failed {
+		reason = ReasonBehind
+	}
 	e := &BusyError{
 		Rule:       t.rule.Name,
 		Key:        t.key,
-		Reason:     busy.Reason,
+		Reason:     reason,
 		Holder:     busy.Holder,
 		HolderTask: busy.Note,
 		// In order, a task may be behind an earlier one that had its ID.
-		SameTask:  d.note != "" && busy.Note == d.note && busy.Reason != ReasonBehind && busy.Reason != inside.ReasonFailed && busy.Reason != ReasonArchived,
+		SameTask:  d.note != "" && busy.Note == d.note && reason != ReasonBehind && reason != ReasonArchived,
 		ExpiresIn: busy.ExpiresIn,
 		Waited:    busy.Waited,
 		Place:     busy.Place,
+		failed:    failed,
 		parked:    busy.Parked,
 		takenFor:  busy.TakenFor,
 		inLine:    busy.InLine,
 		Pause:     busy.Pause,
-	}
-	if e.Reason == inside.ReasonFailed {
-		e.Reason, e.failed = ReasonBehind, true
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, ended) {

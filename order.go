@@ -256,7 +256,8 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 }
 
 // SkipHead gives up the place of task ("queue/id"), the next task of key, and goes on with the one behind it. The task itself
-// is not changed: if asynq runs it later, it takes its old place again, before those that still wait, and may hold the key again. key and task are those of [Guard.Blocked].
+// is not changed: if asynq runs it later, it takes its old place again, before those that still wait, and may hold the
+// key again. key and task are those of [Guard.Blocked].
 //
 // The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error
 // that Is [lock.ErrBackend] the task may be skipped or not.

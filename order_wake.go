@@ -73,12 +73,10 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 			}
 			return inside.FateUnsure
 		}
-		timer := time.NewTimer(backoff)
 		select {
-		case <-timer.C:
+		case <-time.After(backoff):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 	}
 	return inside.FateUnsure
 }
@@ -151,7 +149,7 @@ func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.Orde
 	if act == lookFailed && errors.Is(err, asynq.ErrQueueNotFound) {
 		c.blind.Do(func() {
 			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
-				"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "key", m.Key(), "task", item.Note)
+				inspectorHint, "key", m.Key(), "task", item.Note)
 		})
 	}
 	if err != nil {

@@ -221,6 +221,9 @@ func (e *BusyError) parkDelay(heldTime time.Duration, ordered bool) time.Duratio
 	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
 }
 
+// inspectorHint says what to do about an Inspector that sees no task.
+const inspectorHint = "set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)"
+
 // inspectorPatience bounds how long checkInspector delays a task that parks.
 const inspectorPatience = time.Second
 
@@ -239,7 +242,7 @@ func (d *delivery) checkInspector() {
 		g.inspectorChecked.Store(true)
 		g.blind.Store(true)
 		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not woken and return late, and a key in order stands when its next task is deleted; "+
-			"set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)", "queue", d.queue, "task", d.note)
+			inspectorHint, "queue", d.queue, "task", d.note)
 	case err == nil:
 		g.inspectorChecked.Store(true)
 	default:

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,69 +13,6 @@ import (
 
 	"github.com/automutex/automutex/internal/redistest"
 )
-
-// oneFault is a redis.Hook that fails the n-th command of a producer, counted from
-// one: it is not sent, or it is and its reply is lost. A command that sets up a
-// connection does not count.
-type oneFault struct {
-	redistest.FailHook
-	mu      sync.Mutex // guards what follows
-	left    int        // commands until the one that fails
-	failed  string     // its name; empty: none has failed
-	current redis.Cmder
-}
-
-// fault is what becomes of the command.
-type fault struct {
-	name string
-	err  error
-	sent bool
-}
-
-var faultKinds = []fault{
-	{"refused", redistest.ReplyError("READONLY You can't write against a read only replica."), false},
-	{"loading", redistest.ReplyError("LOADING Redis is loading the dataset in memory"), false},
-	{"cut off before", errors.New("EOF"), false},
-	{"cut off after", errors.New("EOF"), true},
-}
-
-func newOneFault(n int, kind fault) *oneFault {
-	h := &oneFault{left: n}
-	fails := func(cmd redis.Cmder) bool {
-		if slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name()) {
-			return false
-		}
-		h.left--
-		return h.left == 0
-	}
-	h.Before(func(cmd redis.Cmder) error {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if !fails(cmd) {
-			return nil
-		}
-		h.failed, h.current = cmd.Name(), cmd
-		if kind.sent {
-			return nil
-		}
-		return kind.err
-	})
-	h.After(func(cmd redis.Cmder) error {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if kind.sent && cmd == h.current {
-			return kind.err
-		}
-		return nil
-	})
-	return h
-}
-
-func (h *oneFault) which() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.failed
-}
 
 // Whatever single command of an Enqueue fails, and however: what Enqueue reported as
 // accepted is there, no task for the key is lost, and after the next call for the key,
@@ -91,8 +27,8 @@ func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 					continue // New refuses it
 				}
 				for _, before := range []int{0, 1} { // tasks in the way
-					for _, kind := range faultKinds {
-						name := fmt.Sprintf("%s, %s, ordered %t, %d before, %s", until, duplicate, ordered, before, kind.name)
+					for _, kind := range redistest.CommandFaults {
+						name := fmt.Sprintf("%s, %s, ordered %t, %d before, %s", until, duplicate, ordered, before, kind.Name)
 						t.Run(name, func(t *testing.T) {
 							rule := Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: duplicate}
 							for n := 1; oneFailure(t, s, rule, ordered, before, n, kind); n++ {
@@ -110,7 +46,7 @@ func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 
 // oneFailure has the n-th command fail; false: there is no such command. ordered: the tasks go through a Client of
 // the root package, and have their place.
-func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, before, n int, kind fault) bool {
+func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, before, n int, kind redistest.CommandFault) bool {
 	t.Helper()
 	r := start(t, s)
 	produce := func(rdb redis.UniversalClient) *Client {
@@ -122,13 +58,13 @@ func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, befo
 	if before > 0 {
 		r.must(produce(r.rdb).Enqueue(task("work", "7", "old")))
 	}
-	hook := newOneFault(n, kind)
+	hook := redistest.NewNthFault(n, kind, func(cmd redis.Cmder) bool { return !redistest.SetsUp(cmd) })
 	rdb := s.Client(t)
 	rdb.AddHook(hook)
 	ctx, cancel := context.WithTimeout(t.Context(), longest)
 	defer cancel()
 	info, err := produce(rdb).EnqueueContext(ctx, task("work", "7", "new"))
-	failed := hook.which()
+	failed := hook.Failed()
 	say := func(format string, args ...any) {
 		t.Helper()
 		t.Errorf("command %d (%s): Enqueue gave %v, %v: %s", n, failed, info, err, fmt.Sprintf(format, args...))

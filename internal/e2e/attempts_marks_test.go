@@ -16,25 +16,6 @@ import (
 	"github.com/automutex/automutex/internal/wire"
 )
 
-// resent is a hook that sends a script twice and gives the second reply, as go-redis does when the first is lost.
-type resent struct{ script *exchange.Script }
-
-func (resent) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (resent) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h resent) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if err == nil && runs(cmd, h.script, "") {
-			return next(ctx, cmd)
-		}
-		return err
-	}
-}
-
 // The mark that a last attempt has begun, with a fault at each script that writes, takes or removes it. The attempt is cut, so asynq delivers
 // the task once more: the handler starts once too often at most, and not at all where only a reply was lost. An
 // operator's run runs. No mark stays for good.
@@ -42,9 +23,10 @@ func TestReserved_marksUnderFaults(t *testing.T) {
 	t.Parallel()
 	scripts := map[string]*exchange.Script{"take": wire.ClaimTakeScript, "pass on": wire.ClaimKeepScript, "drop": wire.ClaimDropScript}
 	for name, script := range scripts {
-		hooks := map[string]redis.Hook{"resent": resent{script}}
-		for _, fault := range commandFaults {
-			hooks[fault.name] = newNthFault(1, fault, func(cmd redis.Cmder) bool { return runs(cmd, script, "") })
+		isIt := func(cmd redis.Cmder) bool { return runs(cmd, script, "") }
+		hooks := map[string]redis.Hook{"resent": redistest.Resend(isIt)}
+		for _, fault := range redistest.CommandFaults {
+			hooks[fault.Name] = redistest.NewNthFault(1, fault, isIt)
 		}
 		for fault, hook := range hooks {
 			t.Run(name+", "+fault, func(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,86 +21,10 @@ import (
 
 // A producer of tasks in order, with a fault at each command of one Enqueue.
 
-// commandFault is what happens to a command: it fails with err, before it is sent or after.
-type commandFault struct {
-	name string
-	err  error
-	sent bool
-}
-
-var commandFaults = []commandFault{
-	{"refused", redistest.ReplyError("READONLY You can't write against a read only replica."), false},
-	{"cut off before", errors.New("EOF"), false},
-	{"reply lost", errors.New("EOF"), true},
-}
-
-// nthFault is a hook that fails the n-th command that matches, counted from one.
-type nthFault struct {
-	redistest.FailHook
-	mu     sync.Mutex // guards what follows
-	left   int        // commands until the one that fails
-	failed redis.Cmder
-}
-
-func newNthFault(n int, kind commandFault, matches func(redis.Cmder) bool) *nthFault {
-	h := &nthFault{left: n}
-	h.Before(func(cmd redis.Cmder) error {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if !matches(cmd) {
-			return nil
-		}
-		if h.left--; h.left != 0 {
-			return nil
-		}
-		h.failed = cmd
-		if kind.sent {
-			return nil
-		}
-		return kind.err
-	})
-	h.After(func(cmd redis.Cmder) error {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if kind.sent && cmd == h.failed {
-			return kind.err
-		}
-		return nil
-	})
-	return h
-}
-
-// name is that of the command that failed; empty: none did.
-func (h *nthFault) name() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.failed == nil {
-		return ""
-	}
-	return h.failed.Name()
-}
-
-func ofAnEnqueue(cmd redis.Cmder) bool {
-	return !slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name())
-}
-
-// enqueueTwice is a hook that sends asynq's script for a new task twice, as go-redis does when the first reply is lost.
-type enqueueTwice struct{}
-
-func (enqueueTwice) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (enqueueTwice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (enqueueTwice) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if args := cmd.Args(); err == nil && len(args) > 4 && strings.HasPrefix(cmd.Name(), "eval") && strings.HasSuffix(fmt.Sprint(args[4]), ":pending") {
-			return next(ctx, cmd)
-		}
-		return err
-	}
+// enqueues tells whether a command is asynq's script for a new task.
+func enqueues(cmd redis.Cmder) bool {
+	args := cmd.Args()
+	return len(args) > 4 && strings.HasPrefix(cmd.Name(), "eval") && strings.HasSuffix(fmt.Sprint(args[4]), ":pending")
 }
 
 // enqueueTable is one kind of Enqueue: a task of each key runs until release is closed, then comes the Enqueue with a
@@ -188,10 +111,10 @@ func TestInOrder_eachCommandOfAnEnqueue(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 				e := newEnqueueTable(t, s, kind.ghost)
 				var cases []enqueueCase
-				for _, fault := range commandFaults {
+				for _, fault := range redistest.CommandFaults {
 					for n := 1; ; n++ {
-						c := e.enqueueWithFault(s, len(cases), kind.id, kind.twice, newNthFault(n, fault, ofAnEnqueue))
-						c.what = fmt.Sprintf("%s, %s, command %d", name, fault.name, n)
+						c := e.enqueueWithFault(s, len(cases), kind.id, kind.twice, redistest.NewNthFault(n, fault, func(cmd redis.Cmder) bool { return !redistest.SetsUp(cmd) }))
+						c.what = fmt.Sprintf("%s, %s, command %d", name, fault.Name, n)
 						cases = append(cases, c)
 						if c.failed == "" {
 							if !errors.Is(c.err, kind.want) || n < 4 {
@@ -224,7 +147,7 @@ func TestInOrder_eachCommandOfAnEnqueue(t *testing.T) {
 }
 
 // enqueueWithFault enqueues a task that runs, then id of the key through the hook, and then the task behind it.
-func (e *enqueueTable) enqueueWithFault(s *redistest.Server, key int, id string, twice bool, hook *nthFault) (c enqueueCase) {
+func (e *enqueueTable) enqueueWithFault(s *redistest.Server, key int, id string, twice bool, hook *redistest.NthFault) (c enqueueCase) {
 	e.t.Helper()
 	e.enqueueInOrder(e.c, key, asynq.TaskID(fmt.Sprintf("first-%d", key)))
 	if e.ghost {
@@ -235,13 +158,13 @@ func (e *enqueueTable) enqueueWithFault(s *redistest.Server, key int, id string,
 	rdb := s.Client(e.t)
 	rdb.AddHook(hook)
 	if twice {
-		rdb.AddHook(enqueueTwice{})
+		rdb.AddHook(redistest.Resend(enqueues))
 	}
 	producer, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Rules: e.cfg.Rules, Prefix: e.cfg.Prefix, Private: true})
 	redistest.Must(e.t, err)
 	_, c.err = producer.Enqueue(asynq.NewTask("work", fmt.Appendf(nil, `{"id":%d}`, key)), asynq.Queue(e.queue), asynq.TaskID(fmt.Sprintf("%s-%d", id, key)), asynq.Retention(time.Hour))
 	var enqueue *automutex.EnqueueError
-	c.failed, c.unknown = hook.name(), errors.As(c.err, &enqueue) && enqueue.Unknown
+	c.failed, c.unknown = hook.Failed(), errors.As(c.err, &enqueue) && enqueue.Unknown
 	if !e.ghost {
 		_, err := e.enqueueNext(key)
 		redistest.Must(e.t, err)

@@ -74,11 +74,11 @@ func runs(cmd redis.Cmder, script *exchange.Script, argument string) bool {
 // reply is lost, the old key goes on nevertheless, the new key stays in order, and there is one warning.
 func TestInOrder_otherKeyUnderFaults(t *testing.T) {
 	t.Parallel()
-	for _, fault := range commandFaults {
-		t.Run(fault.name, func(t *testing.T) {
+	for _, fault := range redistest.CommandFaults {
+		t.Run(fault.Name, func(t *testing.T) {
 			t.Parallel()
 			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				hook := newNthFault(1, fault, func(cmd redis.Cmder) bool { return runs(cmd, wire.OrderActScript, "withdraw") })
+				hook := redistest.NewNthFault(1, fault, func(cmd redis.Cmder) bool { return runs(cmd, wire.OrderActScript, "withdraw") })
 				r, c := orderRig(t, s, setup{workers: 4, hook: hook})
 				older, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"was"}, InOrder: true}}, Prefix: r.cfg.Prefix})
 				redistest.Must(t, err)
@@ -91,7 +91,7 @@ func TestInOrder_otherKeyUnderFaults(t *testing.T) {
 					return slices.ContainsFunc(r.seen.list(automutex.EventWaiting), func(e automutex.Event) bool { return e.TaskID == moved.ID })
 				}, "the task has come to its new key")
 				second := r.enqueueInOrder(c, 1)
-				if hook.name() == "" {
+				if hook.Failed() == "" {
 					t.Error("no withdraw was sent")
 				}
 				running.returns(nil)
@@ -149,7 +149,7 @@ func TestInOrder_redeliveredWhileAsynqIsAway(t *testing.T) {
 func awayHook() *redistest.FailHook {
 	h := &redistest.FailHook{}
 	h.Before(func(cmd redis.Cmder) error {
-		if !ofAnEnqueue(cmd) {
+		if redistest.SetsUp(cmd) {
 			return nil
 		}
 		return errors.New("dial tcp: connection refused")

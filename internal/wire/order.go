@@ -12,8 +12,8 @@ import (
 
 // ParseHolderOrHead reads a holder's member, or that of the head, before whom nobody holds the lock.
 func ParseHolderOrHead(member string) (inside.Holder, bool) {
-	if f := strings.SplitN(member, "|", 9); len(f) == 9 && strings.HasPrefix(member, "o:") {
-		return inside.Holder{Note: f[8]}, true
+	if head, ok := parseOrderMember(member); ok {
+		return inside.Holder{Note: head.note}, true
 	}
 	return ParseHolder(member)
 }
