@@ -153,19 +153,18 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t)
 }
 
-// Orders reports whether a rule for tasks of that type has [Rule].InOrder, so that the Client gives such a task its place.
-func (c *Client) Orders(taskType string) bool {
-	p := c.rules.find(taskType)
-	return p != nil && p.isOrdered()
-}
-
-func (p *pattern) isOrdered() bool {
-	return slices.ContainsFunc(p.rules, func(rule *compiledRule) bool { return rule.InOrder })
+// Orders reports whether a rule for tasks of that type has [Rule].InOrder, so that the Client gives such a task its place,
+// and that rule's OnArchive.
+func (c *Client) Orders(taskType string) (onArchive OnArchive, ordered bool) {
+	if p := c.rules.find(taskType); p != nil && p.ordered() != nil {
+		return p.ordered().OnArchive, true
+	}
+	return HoldKey, false
 }
 
 // orderedTarget returns the ordered lock that the task needs, if it needs one.
 func (c *Client) orderedTarget(ctx context.Context, p *pattern, task *asynq.Task) (t target, ordered bool, err error) {
-	if !p.isOrdered() {
+	if p.ordered() == nil {
 		return target{}, false, nil
 	}
 	targets, err := c.rules.targets(ctx, task, c.prefix)

@@ -165,7 +165,7 @@ func (g *Guard) explain(ctx context.Context, t *asynq.Task, note string) ([]Expl
 			Waiting: info.Waiting, Parked: info.Parked, Called: info.Called, Queued: info.Queued, Place: info.Place,
 		}
 		if info.Head.MayBlock() && info.Head.Note != note {
-			if e.BehindWhy = blocked.Why(blocked.Look(g.inspector, info.Head)); e.BehindWhy != "" {
+			if e.BehindWhy = blocked.Why(blocked.In(g.sighted()).Look(info.Head)); e.BehindWhy != "" {
 				e.Behind = info.Head.Note
 			}
 		}

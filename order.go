@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -224,6 +225,14 @@ func capRedelivery(delay time.Duration, err error, t *asynq.Task) time.Duration 
 	return delay
 }
 
+// ordered returns the rule of the pattern that has InOrder, of which there is one at most, or nil.
+func (p *pattern) ordered() *compiledRule {
+	if i := slices.IndexFunc(p.rules, func(rule *compiledRule) bool { return rule.InOrder }); i >= 0 {
+		return p.rules[i]
+	}
+	return nil
+}
+
 // Blocked is an ordered key whose next task keeps the tasks behind it waiting, and does not run.
 type Blocked struct {
 	// Key is the lock's Redis key.
@@ -240,11 +249,11 @@ type Blocked struct {
 }
 
 // Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds its
-// key ([HoldKey]), has failed and is retried later, or is gone. Keys that are held come first, then those that are blocked for
-// longest. A key of which no task is behind another is only listed while it is held. Blocked walks
+// key ([HoldKey]), has failed and is retried later, is gone, or waits in a queue that is paused or that no server serves. Keys that
+// are held come first, then those whose task has failed, the longest blocked first. A key of which no task is behind another is only listed while it is held. Blocked walks
 // all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
-	found, err := blocked.List(ctx, g.locker, g.inspector)
+	found, err := blocked.List(ctx, g.locker, g.sighted())
 	if err != nil {
 		return nil, fmt.Errorf("automutex: Blocked: %w", err)
 	}

@@ -47,7 +47,7 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 	}
 	m := inner.ByOrder(g.locker, key)
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		info, missing, err := lookFor(g.inspector, queue, id)
+		info, missing, err := blocked.Find(g.inspector, queue, id)
 		act, after := seenInOrder(info, missing && !g.blind.Load(), err, item, rule, key)
 		switch {
 		case act == lookFailed:
@@ -87,19 +87,6 @@ const (
 	lookWake   inside.OrderAct = "wake" // the task is parked: have asynq run it
 )
 
-// lookFor asks the Inspector for a task. missing reports whether asynq has no such task: an Inspector may look at another Redis
-// or database than that of asynq, in which there is neither the task's queue nor any server or other queue.
-func lookFor(inspector *asynq.Inspector, queue, id string) (info *asynq.TaskInfo, missing bool, err error) {
-	info, err = inspector.GetTaskInfo(queue, id)
-	missing = errors.Is(err, asynq.ErrTaskNotFound)
-	if errors.Is(err, asynq.ErrQueueNotFound) { // an operator may have deleted it, or no task was ever in it
-		servers, _ := inspector.Servers() // an error: there is none to rely on
-		queues, _ := inspector.Queues()
-		missing = len(servers)+len(queues) > 0
-	}
-	return info, missing, err
-}
-
 // seenInOrder is what follows from a look at the task in asynq. after is how long the task stays away by itself.
 func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.OrderItem, rule *compiledRule, key string) (act inside.OrderAct, after time.Duration) {
 	switch {
@@ -130,6 +117,14 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.Orde
 	return inside.ActPresent, 0
 }
 
+// sighted returns the Guard's Inspector, or nil if that does not see this server's tasks.
+func (g *Guard) sighted() *asynq.Inspector {
+	if g.blind.Load() {
+		return nil
+	}
+	return g.inspector
+}
+
 func nonceOf(info *asynq.TaskInfo, note string) string {
 	s, _ := stamp.Of(info.Headers, note)
 	return s.Nonce
@@ -138,7 +133,7 @@ func nonceOf(info *asynq.TaskInfo, note string) string {
 // lookInOrder is one look at a task, for a producer. It wakes nobody.
 func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
-	info, missing, err := lookFor(c.inspector, queue, id)
+	info, missing, err := blocked.Find(c.inspector, queue, id)
 	act, after := seenInOrder(info, missing, err, item, rule, m.Key())
 	if act == lookWake {
 		act = inside.ActPresent

@@ -77,8 +77,8 @@ const (
 // New makes a Client. client enqueues the tasks: an *asynq.Client, or what takes the same options.
 // inspector is asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers'
 // Guard, which may be another one. New does no I/O. The error joins all mistakes. Each mistake in
-// cfg is an *automutex.FieldError, which names the rule and the field. New refuses Replace and Postpone for tasks that
-// an *automutex.Client runs in order.
+// cfg is an *automutex.FieldError, which names the rule and the field. For tasks that
+// an *automutex.Client runs in order, New refuses Replace and Postpone, and HoldKey without KeepArchived.
 func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
 	if client == nil || client == automutex.Enqueuer((*asynq.Client)(nil)) || client == automutex.Enqueuer((*automutex.Client)(nil)) {
@@ -94,10 +94,16 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	for _, mistake := range mistakes {
 		problems = append(problems, fmt.Errorf("unique: %w", mistake))
 	}
-	if ordering, ok := client.(interface{ Orders(taskType string) bool }); ok && len(problems) == 0 {
+	if ordering, ok := client.(interface {
+		Orders(taskType string) (onArchive automutex.OnArchive, ordered bool)
+	}); ok && len(problems) == 0 {
 		for _, r := range rules {
-			if r.Duplicate.supersedes() && ordering.Orders(r.Task) {
+			onArchive, ordered := ordering.Orders(r.Task)
+			if ordered && r.Duplicate.supersedes() {
 				problems = append(problems, fmt.Errorf("unique: %w", r.mistakef("Duplicate", "is %s, which enqueues tasks that start later, and the client's rule for them has InOrder, where no task can; use Reject or Join, or drop InOrder", r.Duplicate)))
+			}
+			if ordered && onArchive == automutex.HoldKey && !r.hasClaim() && !r.KeepArchived {
+				problems = append(problems, fmt.Errorf("unique: %w", r.mistakef("KeepArchived", "is false, so the next Enqueue would delete the archived task that the client's rule holds the key for; set KeepArchived, or OnArchive to Continue in that rule")))
 			}
 		}
 	}

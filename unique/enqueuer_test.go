@@ -51,7 +51,7 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		once := Rule{Task: "once", On: []string{"id", "text"}}
 		r := start(t, s, once)
-		ordered := automutex.Rule{Task: "once", On: []string{"id"}, InOrder: true}
+		ordered := automutex.Rule{Task: "once", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}
 		c := r.orderedProducer(r.rdb, once)
 		enqueued := []string{"a", "b", "c", "d"}
 		for _, text := range enqueued {
@@ -96,10 +96,29 @@ func TestNew_overAnOrderedClientRefusesToSupersede(t *testing.T) {
 	redistest.Must(t, err)
 	for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Minute)} {
 		for _, name := range []string{"once", "other", "neither"} {
-			_, err := New(through, r.inspector, r.rdb, Config{Rules: []Rule{{Task: name, On: []string{"id"}, Duplicate: duplicate}}})
+			_, err := New(through, r.inspector, r.rdb, Config{Rules: []Rule{{Task: name, On: []string{"id"}, Duplicate: duplicate, KeepArchived: true}}})
 			var mistake *automutex.FieldError
 			if refused := errors.As(err, &mistake) && mistake.Field == "Duplicate" && strings.Contains(err.Error(), "InOrder"); refused != (duplicate.supersedes() && name == "once") {
 				t.Errorf("%s, %s: %v", name, duplicate, err)
+			}
+		}
+	}
+}
+
+// An archived task that holds its key is not deleted by the next Enqueue: New wants it kept, or the key not held.
+func TestNew_overAClientThatHoldsKeys(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t))
+	for _, does := range []automutex.OnArchive{automutex.HoldKey, automutex.Continue} {
+		through, err := automutex.NewClient(r.rdb, r.plain, automutex.Config{Prefix: r.prefix, Rules: []automutex.Rule{{Task: "once", On: []string{"id"}, InOrder: true, OnArchive: does}, {Task: "other", On: []string{"id"}}}})
+		redistest.Must(t, err)
+		for _, rule := range []Rule{{Task: "once"}, {Task: "other"}, {Task: "once", KeepArchived: true}, {Task: "once", Until: UntilStart}, {Task: "once", Until: For(time.Minute)}} {
+			rule.On = []string{"id"}
+			_, err := New(through, r.inspector, r.rdb, Config{Rules: []Rule{rule}})
+			deletes := does == automutex.HoldKey && rule.Task == "once" && !rule.KeepArchived && rule.Until == UntilDone
+			var mistake *automutex.FieldError
+			if refused := errors.As(err, &mistake) && mistake.Field == "KeepArchived" && strings.Contains(err.Error(), "set KeepArchived, or OnArchive to Continue"); refused != deletes || !deletes && err != nil {
+				t.Errorf("%s, %+v: %v", does, rule, err)
 			}
 		}
 	}

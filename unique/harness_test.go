@@ -76,7 +76,7 @@ func (r *rig) orderedProducer(rdb redis.UniversalClient, rules ...Rule) *Client 
 	r.t.Helper()
 	ordered, rules := make([]automutex.Rule, len(rules)), slices.Clone(rules)
 	for i := range rules {
-		ordered[i], rules[i].Queue = automutex.Rule{Task: rules[i].Task, On: []string{"id"}, InOrder: true}, r.queue
+		ordered[i], rules[i].Queue = automutex.Rule{Task: rules[i].Task, On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}, r.queue
 	}
 	through, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Prefix: r.prefix, Rules: ordered, Private: true})
 	redistest.Must(r.t, err)

@@ -120,7 +120,7 @@ type Rule struct {
 	// KeepArchived means that archived and completed tasks block their key until they are
 	// deleted or expire. Duplicates of them are rejected, whatever Duplicate is. false means
 	// that they do not block the key: under [UntilDone] such a task is deleted when the next
-	// one comes and needs its ID, also if it holds the key of a rule with InOrder. Under [For] they always block the key until the time is over. Under
+	// one comes and needs its ID, so New refuses that beside a rule with InOrder and HoldKey. Under [For] they always block the key until the time is over. Under
 	// [UntilStart] only a task whose handler never began can block the key, archived or not; one
 	// that a Guard archived, for five minutes.
 	KeepArchived bool

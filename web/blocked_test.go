@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -14,6 +16,8 @@ import (
 // blockedKey makes an ordered key with three tasks, whose first one is archived and holds it.
 func blockedKey(t *testing.T, v *site) (key string) {
 	t.Helper()
+	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("other", nil)) // so asynq has the queue
+	redistest.Must(t, err)
 	key = v.locker.Mutex("orders", lock.Parts("7")).Key()
 	for _, id := range []string{"first", "second", "third"} {
 		note := "default/" + id

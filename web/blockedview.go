@@ -58,8 +58,9 @@ func (p *page) blockedRows(ctx context.Context, rows []row) (all []blockedRow) {
 			heads[of], tasks = r, append(tasks, of)
 		}
 	}
+	asynq := blocked.In(p.states.inspector)
 	seen := askEach(ctx, p.states, tasks, "", func(of taskID) string {
-		return blocked.Why(blocked.Look(p.states.inspector, *heads[of].Head))
+		return blocked.Why(asynq.Look(*heads[of].Head))
 	})
 	for _, of := range tasks {
 		r := heads[of]

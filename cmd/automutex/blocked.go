@@ -19,7 +19,8 @@ func newBlocked(a *app) *cobra.Command {
 		Use:   "blocked",
 		Short: "List the ordered keys whose next task does not run",
 		Long: `List the ordered keys whose next task does not run: it is archived and holds its
-key, has failed and is retried later, or is gone. Keys that are held come first.
+key, has failed and is retried later, is gone, or waits in a queue that is paused or
+that no server serves. Keys that are held come first.
 BEHIND is how many tasks of the key wait behind that task.
 
 To go on, run the task again with asynq's tools, or skip it: automutex skip KEY TASK.

@@ -71,7 +71,7 @@ func (a *app) printLock(s inspect.Lock, now time.Time, inspector *asynq.Inspecto
 		fmt.Fprintf(a.out, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
 	}
 	if s.Next != nil {
-		if why := blocked.Why(blocked.Look(inspector, s.Next.Head())); why != "" {
+		if why := blocked.Why(blocked.In(inspector).Look(s.Next.Head())); why != "" {
 			fmt.Fprintf(a.out, "\nbehind %s, which %s", s.Next.Task, why)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -31,8 +32,7 @@ type Key struct {
 	Behind int
 }
 
-// Heads returns the heads that may block their keys; asynq knows. They come in the order of First: those that are held first, then those
-// that are blocked for longest. It walks all keys with SCAN.
+// Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys with SCAN.
 func Heads(ctx context.Context, l *lock.Locker) ([]inside.Head, error) {
 	var heads []inside.Head
 	for info, err := range inner.List(ctx, l) {
@@ -47,10 +47,19 @@ func Heads(ctx context.Context, l *lock.Locker) ([]inside.Head, error) {
 	return heads, nil
 }
 
-// First orders heads: those that are held, then those that are blocked for longest.
+// First orders heads: those that are held, those that have failed, then the others; of each those that came first.
 func First(a, b inside.Head) int {
-	rank := map[bool]int{true: 0, false: 1}
-	return cmp.Or(rank[a.Held()]-rank[b.Held()], a.Since.Compare(b.Since), strings.Compare(a.Key, b.Key))
+	return cmp.Or(rank(a)-rank(b), a.Since.Compare(b.Since), strings.Compare(a.Key, b.Key))
+}
+
+func rank(h inside.Head) int {
+	switch {
+	case h.Held():
+		return 0
+	case h.Blocks():
+		return 1
+	}
+	return 2
 }
 
 // List returns the blocked keys under the Locker's prefix, in the order of First. It asks asynq for the first task of
@@ -61,39 +70,101 @@ func List(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector) ([]Ke
 		return nil, err
 	}
 	var found []Key
+	seen := In(inspector)
 	for _, head := range heads {
-		if why := Why(Look(inspector, head)); why != "" {
+		if why := Why(seen.Look(head)); why != "" {
 			found = append(found, Key{Key: head.Key, Task: head.Note, Since: head.Since, Why: why, Behind: head.Queued - 1})
 		}
 	}
 	return found, nil
 }
 
+// Asynq is what asynq says of heads, for one list of them: it asks for a queue once. Safe for concurrent use.
+type Asynq struct {
+	inspector *asynq.Inspector
+
+	mu     sync.Mutex // guards queues; never held across I/O
+	queues map[string]string
+}
+
+// In returns what the Inspector says. With a nil one nothing is known.
+func In(inspector *asynq.Inspector) *Asynq {
+	return &Asynq{inspector: inspector, queues: map[string]string{}}
+}
+
 // Seen is a head, and what asynq says of its task.
 type Seen struct {
 	Head inside.Head
 	Info *asynq.TaskInfo
+	Gone bool // asynq does not have the task
 	Err  error
+
+	// Queue is why asynq delivers no task of the task's queue, and what ends that. It is empty if asynq does, or if that is
+	// not known, and for a task that does not wait for a worker.
+	Queue string
 }
 
-// Look asks asynq for the task of a head. With a nil inspector nothing is known of it.
-func Look(inspector *asynq.Inspector, head inside.Head) Seen {
+// Look asks asynq for the task of a head.
+func (a *Asynq) Look(head inside.Head) Seen {
 	s := Seen{Head: head, Err: errors.New("there is no Inspector")}
-	if queue, id, ok := tasknote.Parse(head.Note); ok && inspector != nil {
-		s.Info, s.Err = inspector.GetTaskInfo(queue, id)
+	queue, id, ok := tasknote.Parse(head.Note)
+	if !ok || a.inspector == nil {
+		return s
+	}
+	s.Info, s.Gone, s.Err = Find(a.inspector, queue, id)
+	switch {
+	case s.Err != nil:
+	case isOther(s.Info, head):
+		s.Gone = true
+	case s.Info.State == asynq.TaskStatePending, isParked(s.Info, head.Key):
+		s.Queue = a.queue(queue)
 	}
 	return s
+}
+
+// queue returns what keeps asynq from delivering the tasks of a queue.
+func (a *Asynq) queue(name string) string {
+	a.mu.Lock()
+	why, found := a.queues[name]
+	a.mu.Unlock()
+	if found {
+		return why
+	}
+	info, err := a.inspector.GetQueueInfo(name)
+	servers, unknown := a.inspector.Servers()
+	switch {
+	case err == nil && info.Paused:
+		why = "is paused; unpause it or skip the task"
+	case unknown == nil && !slices.ContainsFunc(servers, func(s *asynq.ServerInfo) bool { return s.Queues[name] > 0 }):
+		why = "no server serves; start one or skip the task"
+	}
+	a.mu.Lock()
+	a.queues[name] = why
+	a.mu.Unlock()
+	return why
+}
+
+// Find asks the Inspector for a task. gone reports whether asynq has no such task: an Inspector may look at another Redis
+// or database than that of asynq, in which there is neither the task's queue nor any server or other queue.
+func Find(inspector *asynq.Inspector, queue, id string) (info *asynq.TaskInfo, gone bool, err error) {
+	info, err = inspector.GetTaskInfo(queue, id)
+	gone = errors.Is(err, asynq.ErrTaskNotFound)
+	if errors.Is(err, asynq.ErrQueueNotFound) { // an operator may have deleted it, or no task was ever in it
+		servers, _ := inspector.Servers() // an error: there is none to rely on
+		queues, _ := inspector.Queues()
+		gone = len(servers)+len(queues) > 0
+	}
+	return info, gone, err
 }
 
 // Why says what keeps a head from running, and what ends that, as in "behind default/8a1c, which failed and is
 // retried in 40s". It is empty if nothing is known to.
 func Why(s Seen) string {
-	gone := errors.Is(s.Err, asynq.ErrTaskNotFound) || errors.Is(s.Err, asynq.ErrQueueNotFound) || s.Err == nil && isOther(s.Info, s.Head)
 	held := s.Head.Held()
 	switch {
 	case s.Head.State == "" || s.Head.Runs:
 		return ""
-	case held && gone:
+	case held && s.Gone:
 		return "is archived, and since then gone from asynq; skip it to go on"
 	case held && s.Err == nil && s.Info.State != asynq.TaskStateArchived:
 		return fmt.Sprintf("was archived, and is now %s", s.Info.State)
@@ -101,13 +172,20 @@ func Why(s Seen) string {
 		return withLastErr("is archived; run it again or skip it to go on", s.Info.LastErr)
 	case held:
 		return "is archived; run it again or skip it to go on"
-	case gone:
+	case s.Gone && s.Head.State != "i": // its producer may be about to enqueue it
 		return "is gone from asynq; the next task goes on in a moment"
+	case s.Queue != "":
+		return fmt.Sprintf("waits in queue %s, which %s", s.Info.Queue, s.Queue)
 	case s.Err != nil || s.Info.State != asynq.TaskStateRetry || s.Head.State != "a":
 		return ""
 	}
 	in := max(0, time.Until(s.Info.NextProcessAt)).Round(time.Second)
 	return withLastErr(fmt.Sprintf("failed and is retried in %s", in), s.Info.LastErr)
+}
+
+// isParked reports whether the task is parked on the key.
+func isParked(info *asynq.TaskInfo, key string) bool {
+	return info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, ParkedOn(key))
 }
 
 // isOther reports whether asynq has another task with the head's ID.
@@ -134,7 +212,7 @@ func WakeNext(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, k
 	if err != nil || head.State != "p" && head.State != "c" {
 		return
 	}
-	if s := Look(inspector, head); s.Err == nil && s.Info.State == asynq.TaskStateRetry && !isOther(s.Info, head) && strings.Contains(s.Info.LastErr, ParkedOn(key)) {
+	if s := In(inspector).Look(head); s.Err == nil && !s.Gone && isParked(s.Info, key) {
 		_ = inspector.RunTask(s.Info.Queue, s.Info.ID)
 	}
 }

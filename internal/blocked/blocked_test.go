@@ -16,35 +16,41 @@ import (
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	gone, away := asynq.ErrTaskNotFound, errors.New("no answer")
+	const paused = "is paused; unpause it or skip the task"
 	info := func(state asynq.TaskState) *asynq.TaskInfo {
-		return &asynq.TaskInfo{State: state, LastErr: "boom", NextProcessAt: time.Now().Add(time.Hour)}
+		return &asynq.TaskInfo{Queue: "q", State: state, LastErr: "boom", NextProcessAt: time.Now().Add(time.Hour)}
 	}
 	for _, c := range []struct {
 		state string
 		runs  bool
 		info  *asynq.TaskInfo
 		err   error
+		queue string
 		want  string // the beginning; empty: nothing
 	}{
-		{"", false, nil, gone, ""},
-		{"a", true, info(asynq.TaskStateActive), nil, ""},
-		{"h", false, nil, gone, "is archived, and since then gone from asynq; skip it to go on"},
-		{"h", false, nil, asynq.ErrQueueNotFound, "is archived, and since then gone from asynq"},
-		{"h", false, info(asynq.TaskStatePending), nil, "was archived, and is now pending"},
-		{"h", false, info(asynq.TaskStateArchived), nil, "is archived; run it again or skip it to go on: boom"},
-		{"h", false, nil, away, "is archived; run it again or skip it to go on"},
-		{"a", false, nil, gone, "is gone from asynq; the next task goes on in a moment"},
-		{"a", false, nil, away, ""},
-		{"a", false, info(asynq.TaskStatePending), nil, ""},
-		{"a", false, info(asynq.TaskStateRetry), nil, "failed and is retried in "},
-		{"s", false, info(asynq.TaskStateRetry), nil, ""},
+		{"", false, nil, gone, "", ""},
+		{"a", true, info(asynq.TaskStateActive), nil, "", ""},
+		{"h", false, nil, gone, "", "is archived, and since then gone from asynq; skip it to go on"},
+		{"h", false, nil, gone, "", "is archived, and since then gone from asynq"},
+		{"h", false, info(asynq.TaskStatePending), nil, "", "was archived, and is now pending"},
+		{"h", false, info(asynq.TaskStateArchived), nil, "", "is archived; run it again or skip it to go on: boom"},
+		{"h", false, nil, away, "", "is archived; run it again or skip it to go on"},
+		{"a", false, nil, gone, "", "is gone from asynq; the next task goes on in a moment"},
+		{"a", false, nil, away, "", ""},
+		{"a", false, info(asynq.TaskStatePending), nil, "", ""},
+		{"a", false, info(asynq.TaskStateRetry), nil, "", "failed and is retried in "},
+		{"i", false, info(asynq.TaskStateRetry), nil, "", ""},
+		{"i", false, nil, gone, "", ""},
+		{"i", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, which is paused; unpause it or skip the task"},
+		{"a", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, "},
+		{"h", false, info(asynq.TaskStatePending), nil, paused, "was archived, and is now pending"},
 	} {
-		got := Why(Seen{Head: inside.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Err: c.err})
+		got := Why(Seen{Head: inside.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Gone: c.err == gone, Err: c.err, Queue: c.queue})
 		if !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%+v: %q", c, got)
 		}
 	}
-	if s := Look(nil, inside.Head{Note: "default/1"}); s.Err == nil {
+	if s := In(nil).Look(inside.Head{Note: "default/1"}); s.Err == nil {
 		t.Errorf("without an Inspector: %+v", s)
 	}
 }

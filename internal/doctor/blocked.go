@@ -11,8 +11,11 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// mostBlocked is how many blocked keys are named. asynq is asked for the task of each.
-const mostBlocked = 5
+// mostBlocked is how many blocked keys are named, and mostHeads of how many keys asynq is asked for the next task.
+const (
+	mostBlocked = 5
+	mostHeads   = 200
+)
 
 // blocked reports the ordered keys whose next task does not run. It walks all locks with SCAN.
 func (d *doctor) blocked(ctx context.Context) error {
@@ -26,22 +29,27 @@ func (d *doctor) blocked(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	inspector, found := asynq.NewInspectorFromRedisClient(d.rdb), 0
-	for _, head := range heads[:min(len(heads), mostBlocked)] {
-		why := blocked.Why(blocked.Look(inspector, head))
+	asked, found := blocked.In(asynq.NewInspectorFromRedisClient(d.rdb)), 0
+	for _, head := range heads[:min(len(heads), mostHeads)] {
+		why := blocked.Why(asked.Look(head))
 		if why == "" {
+			continue
+		}
+		if found++; found > mostBlocked {
 			continue
 		}
 		level := Note
 		if head.Held() {
 			level = Bad
 		}
-		found++
 		d.foundf(level, "order", "%s of key %s behind %s, which %s", printable.Count(head.Queued-1, "task"), head.Key, head.Note, printable.OneLine(why))
 	}
-	if more := len(heads) - mostBlocked; more > 0 {
-		d.foundf(Note, "order", "%s may be blocked; automutex blocked lists all", printable.Count(more, "more key"))
-	} else if found == 0 {
+	switch more := found - mostBlocked; {
+	case more > 0 && len(heads) > mostHeads:
+		d.foundf(Note, "order", "and at least %s; automutex blocked lists all", printable.Count(more, "more key"))
+	case more > 0:
+		d.foundf(Note, "order", "and %s; automutex blocked lists all", printable.Count(more, "more key"))
+	case found == 0:
 		d.foundf(Fine, "order", "no ordered key is blocked")
 	}
 	return nil

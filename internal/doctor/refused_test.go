@@ -152,7 +152,7 @@ func TestBlocked_many(t *testing.T) {
 			named++
 		}
 	}
-	if named != mostBlocked || !has(all, Note, "order", "2 more keys may be blocked") {
+	if named != mostBlocked || !has(all, Note, "order", "and 2 more keys; automutex blocked lists all") {
 		t.Errorf("%d are named: %+v", named, all)
 	}
 }

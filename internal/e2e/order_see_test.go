@@ -67,3 +67,30 @@ func TestInOrder_isSeen(t *testing.T) {
 		}
 	})
 }
+
+// A task whose queue is paused, or served by nobody, keeps the tasks behind it waiting: operators are told so.
+func TestInOrder_behindAQuietQueue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		quiet := redistest.Name(t)
+		r, c := orderRig(t, s, setup{workers: 2})
+		first := r.enqueueInOrder(c, 1, asynq.Queue(quiet))
+		second := r.awaitParked(r.enqueueInOrder(c, 1))
+		blocked := func(why string) string {
+			t.Helper()
+			keys, err := r.guard.Blocked(t.Context())
+			redistest.Must(t, err)
+			e, err := r.guard.ExplainTask(t.Context(), second)
+			redistest.Must(t, err)
+			if len(keys) != 1 || keys[0].Task != quiet+"/"+first || keys[0].Behind != 1 || keys[0].Why != why || e[0].BehindWhy != why {
+				t.Fatalf("want %q, is %+v\n%+v", why, keys, e)
+			}
+			return keys[0].Key
+		}
+		key := blocked("waits in queue " + quiet + ", which no server serves; start one or skip the task")
+		redistest.Must(t, r.inspector.PauseQueue(quiet))
+		blocked("waits in queue " + quiet + ", which is paused; unpause it or skip the task")
+		redistest.Must(t, r.guard.SkipHead(t.Context(), key, quiet+"/"+first))
+		r.finish(second.ID)
+	})
+}

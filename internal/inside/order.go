@@ -101,5 +101,5 @@ func (h Head) Held() bool { return h.State == "h" }
 // asynq delivers it in this moment is not known here.
 func (h Head) Blocks() bool { return h.Held() || h.Failed && h.Queued > 1 }
 
-// MayBlock reports whether the head keeps others waiting if asynq does not deliver it soon.
-func (h Head) MayBlock() bool { return h.Held() || h.State == "a" && !h.Runs && h.Queued > 1 }
+// MayBlock reports whether the head keeps others waiting if asynq does not deliver it soon, as it does not from a queue that is paused.
+func (h Head) MayBlock() bool { return h.Held() || h.State != "" && !h.Runs && h.Queued > 1 }
