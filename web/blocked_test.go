@@ -66,6 +66,7 @@ func TestBlocked(t *testing.T) {
 		}
 		v.get("/locks/do?action=skip&key=" + url.QueryEscape(key)).want(400)
 		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {"nothing"}, "task": {""}}).want(400)
+		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {key}, "task": {"default/second"}, "ticket": {"1x"}}).want(400)
 		v.page.sampler.mu.Lock()
 		v.page.sampler.current = nil
 		v.page.sampler.mu.Unlock()

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -145,8 +146,8 @@ func (p *page) act(ctx context.Context, a *Action, form url.Values, order orderF
 	case doSkip:
 		a.Target, a.Tokens = p.keyOf(a.Target), nil
 		task := form.Get("task")
-		ticket, _ := strconv.ParseInt(form.Get("ticket"), 10, 64) // without one it is the head of now
-		if err := inner.LockErr(inner.ByKey(p.locker, a.Target)); err != nil || task == "" {
+		ticket, malformed := strconv.ParseInt(cmp.Or(form.Get("ticket"), "0"), 10, 64) // 0 is the head of now
+		if err := inner.LockErr(inner.ByKey(p.locker, a.Target)); err != nil || malformed != nil || task == "" {
 			return "The form names no task of a key."
 		}
 		a.Result, a.Err = "Task "+printable.Short(task)+" was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.locker, p.states.inspector, a.Target, task, ticket)
