@@ -341,22 +341,34 @@ func TestOrder_reservedAttempt(t *testing.T) {
 	})
 }
 
-// A last attempt that has left the order, and whose end asynq could not note, is delivered again: it does not begin
+// A last attempt whose task has left the order, and whose end asynq could not note, is delivered again: it does not begin
 // once more. An operator's run does.
-func TestOrder_spentUnderContinue(t *testing.T) {
+func TestOrder_spentAfterItLeft(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		key := l.Mutex(t.Name()).Key()
-		a := stampTask(t, l, key, "default/a")
-		a.place.Most, a.place.Continue = 0, true
-		a.end(t, a.mustRun(t), inside.OutcomeLeft)
-		again := a
-		again.place.Retried = 1 // asynq's recoverer counts one; an operator's run none
-		if _, err := again.lock().TryLock(t.Context()); !theInsider.IsOrderSpent(err) {
-			t.Fatalf("%v, want that its attempts are spent", err)
+		for name, leaves := range map[string]func(m *Lock, a orderedTask, le *Lease){
+			"under Continue": func(_ *Lock, a orderedTask, le *Lease) { a.end(t, le, inside.OutcomeLeft) },
+			"skipped by an operator": func(m *Lock, a orderedTask, le *Lease) {
+				a.end(t, le, inside.OutcomeStays) // its worker could not say that it is held
+				_, err := m.skipHead(t.Context(), a.note, a.place.Ticket)
+				redistest.Must(t, err)
+			},
+		} {
+			key := l.Mutex(t.Name() + name).Key()
+			a := stampTask(t, l, key, "default/a")
+			a.place.Most, a.place.Continue = 0, true
+			leaves(l.byOrder(key), a, a.mustRun(t))
+			for again := a; again.place.Retried < 2; { // asynq's recoverer counts one; an operator's run none
+				again.place.Retried++
+				if _, err := again.lock().TryLock(t.Context()); !theInsider.IsOrderSpent(err) {
+					t.Fatalf("%s: %v, want that its attempts are spent", name, err)
+				}
+			}
+			a.place.Retried = 2
+			a.end(t, a.mustRun(t), inside.OutcomeLeft) // an operator's run of what is archived now
+			a.place.Retried = 0
+			a.end(t, a.mustRun(t), inside.OutcomeDone)
 		}
-		again.end(t, again.mustRun(t), inside.OutcomeLeft) // an operator's run of what is archived now
-		a.end(t, a.mustRun(t), inside.OutcomeDone)
 	})
 }

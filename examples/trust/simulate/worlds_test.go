@@ -175,6 +175,7 @@ func report(t *testing.T, p *plan, v verdict) {
 	if *verbose {
 		trace = "\n" + strings.Join(v.trace, "\n")
 	}
-	t.Errorf("seed %d, %q fails; again with: go test ./examples/trust/simulate -run Worlds -seed %d -repeat 20 -trace\n%s\n%s%s",
-		p.Seed, p.Name, p.Seed, strings.Join(v.violations, "\n"), small, trace)
+	inOrder := map[bool]string{true: " -in-order"}[*onlyOrder]
+	t.Errorf("seed %d, %q fails; again with: go test ./examples/trust/simulate -run Worlds%s -seed %d -repeat 20 -trace\n%s\n%s%s",
+		p.Seed, p.Name, inOrder, p.Seed, strings.Join(v.violations, "\n"), small, trace)
 }

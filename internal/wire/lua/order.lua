@@ -24,7 +24,7 @@
 --   n:<nonce>  -(5e14 + ms): that task was done then; kept for done_life
 --   k:<nonce>  the same score: that task left the order then, and was not done. A late confirm does not bring it back
 --   s:<token>  the same score: that arrival was refused then. If its ask is sent again, it is refused again
---   s:<nonce>|<begun>  the same score: that task left the order then under Continue, begun as in its member
+--   s:<nonce>|<begun>  the same score: that task left the order then, and was not done; begun as in its member
 --   s:skip|<ticket>  the same score: an operator skipped that task then. A skip that is sent again takes no other task out
 --   u:<nonce>  -(7e15 + ticket), for a nonce with ~, whose ticket no header knows
 --   t          -(5e15 + the highest ticket so far)

@@ -50,8 +50,7 @@ if act == 'skip' then
     if runs(task) then
       return {'runs'}
     end
-    remove_order(task)
-    mark_left(task.nonce)
+    leave_order(task)
     mark_skipped(ticket)
   elseif not was_skipped(ticket) then
     return {'other', task and task.note or ''}
@@ -74,8 +73,7 @@ elseif task and task.seen == ARGV[7] and (task.state == ARGV[6] or task.state ==
   elseif act == 'archived' then
     hold_order(task)
   elseif act == 'left' then
-    remove_order(task)
-    mark_left(nonce)
+    leave_order(task)
   elseif act == 'present' and task.state ~= 'h' then
     local age = task.seen == '' and 0 or math.floor((now_at - task.seen) / 1000)
     if task.state == 'i' then

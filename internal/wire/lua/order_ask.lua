@@ -97,10 +97,7 @@ local same_note = noted(body, note)
 if not waited and not same_note and may_be_spent and task.begun == task.retried then
   task.begun = string.format('%d', retried + 1)
   if ARGV[12] == '1' then
-    if task.name then
-      remove_order(task)
-    end
-    mark_left(nonce)
+    leave_order(task)
   else
     hold_order(task)
   end

@@ -50,14 +50,13 @@ if mine and (task.state == 'w' or outcome == 'stays') then
   put_order(task)
 elseif mine and outcome == 'held' then
   hold_order(task)
+elseif mine and outcome == 'left' then
+  leave_order(task)
 elseif mine then
   remove_order(task)
 end
 if outcome == 'done' and (mine or held or not task) then
   mark_done(nonce)
-elseif outcome == 'left' and mine then
-  mark_left(nonce)
-  mark_begun(nonce, task.begun)
 end
 local free, reply = advance(inbound, held)
 keep_order()

@@ -41,20 +41,21 @@ local function mark_done(nonce)
   put_mark('n:', nonce)
 end
 
--- mark_left: the stamped task of that nonce has left the order otherwise. If an operator runs it, it runs.
-local function mark_left(nonce)
-  put_mark('k:', nonce)
-end
-
 -- mark_spent: the arrival with that token was refused, since its task's attempts are spent.
 local function mark_spent(token)
   put_mark('s:', token)
 end
 
--- mark_begun: the task of that nonce has left the order, and its last run was that after <retried> attempts. If asynq could not
--- note its end, it counts one more, and the task comes back with as many: then it does not run. An operator's run counts none.
-local function mark_begun(nonce, begun)
-  put_mark('s:', nonce .. '|' .. begun)
+-- leave_order: the task leaves the order, and is not done. If an operator runs it, it runs. If asynq could not note the end of
+-- its last run, it counts one attempt more, and the task comes back with as many as begun says: then it is refused.
+local function leave_order(task)
+  if task.name then
+    remove_order(task)
+  end
+  put_mark('k:', task.nonce)
+  if task.begun ~= '' then
+    put_mark('s:', task.nonce .. '|' .. task.begun)
+  end
 end
 
 -- mark_skipped: an operator has skipped the task of that ticket. No ID, and no nonce of a task without a stamp, would do: both may be used again.
