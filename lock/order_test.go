@@ -372,3 +372,37 @@ func TestOrder_spentAfterItLeft(t *testing.T) {
 		}
 	})
 }
+
+// A task that waits in its worker for an earlier run of its own ends its wait once that run's end settles it: it is done, or its
+// attempts are spent.
+func TestOrder_settledWhileItWaits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for name, settled := range map[string]struct {
+			outcome inside.Outcome
+			is      func(error) bool
+		}{
+			"spent": {inside.OutcomeStays, theInsider.IsOrderSpent},
+			"done":  {inside.OutcomeDone, theInsider.IsOrderDone},
+		} {
+			a := stampTask(t, l, l.Mutex(t.Name()+name).Key(), "default/a")
+			a.place.Most = 0
+			le := a.mustRun(t)
+			again := a
+			again.place.Retried = 1 // its time was up, so asynq counts one and delivers it while the first run goes on
+			ended := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				_, err := again.lock().Lock(ctx)
+				ended <- err
+			}()
+			whenAnswered(t, l, 1, 0, func(*waiter) {})
+			a.end(t, le, settled.outcome)
+			if err := <-ended; !settled.is(err) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}

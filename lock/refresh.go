@@ -60,6 +60,7 @@ func (n *line) refreshWith(s *exchange.Script, batch []*waiter, calls []*exchang
 		w.lease.asks.NoteReply(before[i], r.Err) // before handleReply, which asks whether a copy may run yet
 		if r.Err == nil {
 			r.Answer, r.Err = m.parseAnswer(calls[i].Reply)
+			r.Final = r.Err != nil // Redis has answered
 		} else {
 			r.Err = exchange.Failed(s.Name, m.Key(), r.Err)
 		}
@@ -69,7 +70,7 @@ func (n *line) refreshWith(s *exchange.Script, batch []*waiter, calls []*exchang
 
 // handleReply handles the reply to the ask of w that is under way.
 func (n *line) handleReply(w *waiter, r turn.Reply) {
-	r.Final = r.Err != nil && !exchange.Transient(r.Err)
+	r.Final = r.Final || r.Err != nil && !exchange.Transient(r.Err)
 	n.mu.Lock()
 	n.act(w, w.turn.Replied(r, time.Now()), r)
 	next := w.turn.Next()

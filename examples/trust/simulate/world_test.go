@@ -177,7 +177,8 @@ func (w *world) rest() {
 // gate opens.
 func (w *world) linesEmptyIn() (longest time.Duration) {
 	if w.plan.isOrdered() {
-		longest = 4 * time.Second // so rarely is a key looked at whose next task does not come
+		// A task whose time was up is looked for five seconds later, and so quiet a key every four.
+		longest = 10 * time.Second
 	}
 	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operatorLocker) {
 		if err != nil {
