@@ -26,7 +26,7 @@ func TestCommands(t *testing.T) {
 	b := build(t)
 	for name, test := range map[string]func(*testing.T, binary){
 		"key unique": testKeyUnique, "check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
-		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow,
+		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow, "show many": testShowMany,
 		"watch": testWatch, "watch terminal": testWatchTerminal, "watch q": testWatchQ, "watch outage": testWatchOutage,
 		"break": testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs, "break late": testBreakLate,
 		"pause": testPause, "limit": testLimit, "pause and limit": testPauseAndLimit, "controls unreadable": testControlsUnreadable,
