@@ -48,8 +48,15 @@ func TestCommands(t *testing.T) {
 // binary is the built program.
 type binary string
 
+// program keeps main in the test binary: go test caches a result by that binary, and the result of a changed
+// command would be the one of the command before the change.
+var program = main
+
 func build(t *testing.T) binary {
 	t.Helper()
+	if program == nil {
+		t.Fatal("main is not in the test binary")
+	}
 	file := filepath.Join(t.TempDir(), "automutex")
 	args := []string{"build", "-o", file, "."}
 	if os.Getenv(coverEnv) != "" {
