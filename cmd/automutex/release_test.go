@@ -1,10 +1,12 @@
 package main
 
 import (
+	"debug/buildinfo"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +18,10 @@ import (
 type goreleaser struct {
 	Version     int    `yaml:"version"`
 	ProjectName string `yaml:"project_name"`
-	Builds      []struct {
+	Before      struct {
+		Hooks []string `yaml:"hooks"`
+	} `yaml:"before"`
+	Builds []struct {
 		ID           string   `yaml:"id"`
 		Dir          string   `yaml:"dir"`
 		Main         string   `yaml:"main"`
@@ -35,7 +40,7 @@ type goreleaser struct {
 			Goos    string   `yaml:"goos"`
 			Formats []string `yaml:"formats"`
 		} `yaml:"format_overrides"`
-		Files []string `yaml:"files"`
+		Files []any `yaml:"files"` // a path, or a map with src
 	} `yaml:"archives"`
 	Checksum struct {
 		NameTemplate string `yaml:"name_template"`
@@ -77,10 +82,29 @@ func TestRelease_files(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, build.Dir, "main.go")); err != nil || build.Main != "." {
 		t.Errorf("builds: %v", err)
 	}
-	for _, name := range cfg.Archives[0].Files {
+	made := map[string]bool{} // by a hook that goes before
+	for _, hook := range cfg.Before.Hooks {
+		program, file, _ := strings.Cut(hook, " ")
+		if _, err := os.Stat(filepath.Join(root, program)); err != nil {
+			t.Errorf("before: %v", err)
+		}
+		made[file] = true
+	}
+	for _, file := range cfg.Archives[0].Files {
+		if from, ok := file.(map[string]any); ok {
+			file = from["src"]
+		}
+		name, _ := file.(string)
+		if made[name] {
+			delete(made, name)
+			continue
+		}
 		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
 			t.Errorf("archives: %v", err)
 		}
+	}
+	if len(made) > 0 {
+		t.Errorf("archives leave out what is made before: %v", made)
 	}
 	if len(cfg.SBOMs) != 1 || len(cfg.Signs) != 1 || cfg.Signs[0].Artifacts != "checksum" {
 		t.Errorf("a release has no bill of materials, or no signature of its checksums: %+v, %+v", cfg.SBOMs, cfg.Signs)
@@ -142,6 +166,45 @@ func TestRelease_dockerfile(t *testing.T) {
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil || !strings.Contains(string(out), "link") {
 		t.Fatalf("%s: %v\n%.2000s", command, err, out)
+	}
+}
+
+// The licences of what is linked go with the command: of each module in the binary on any system, and of Go.
+func TestRelease_notices(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("releases are made on Linux")
+	}
+	file := filepath.Join(t.TempDir(), "new", "notices")
+	if out, err := exec.Command(filepath.Join("..", "..", ".ci", "release", "notices"), file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := buildinfo.ReadFile(string(build(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := []string{"Go " + info.GoVersion, "github.com/inconshreveable/mousetrap v1."} // mousetrap: on Windows alone
+	for _, module := range info.Deps {
+		if !strings.HasPrefix(module.Path, "github.com/automutex/automutex") {
+			wants = append(wants, module.Path+" "+module.Version+"\n")
+		}
+	}
+	if len(wants) < 10 {
+		t.Errorf("the command contains %q", wants)
+	}
+	for _, want := range wants {
+		_, section, _ := strings.Cut(string(text), "\n== "+want)
+		section, _, _ = strings.Cut(section, "\n== ")
+		if len(section) < 500 {
+			t.Errorf("the licence of %q is %q", want, section)
+		}
+	}
+	if strings.Contains(string(text), "== github.com/automutex/") {
+		t.Error("the notices call this project somebody else's")
 	}
 }
 
