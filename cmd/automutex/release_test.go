@@ -109,6 +109,16 @@ func TestRelease_files(t *testing.T) {
 	if len(cfg.SBOMs) != 1 || len(cfg.Signs) != 1 || cfg.Signs[0].Artifacts != "checksum" {
 		t.Errorf("a release has no bill of materials, or no signature of its checksums: %+v, %+v", cfg.SBOMs, cfg.Signs)
 	}
+	// Without it goreleaser takes a module's tag, web/v1.2.3, for the version, and makes a folder of it.
+	steps, err := os.ReadFile(filepath.Join(root, "RELEASING.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(steps)) {
+		if strings.Contains(line, "goreleaser release ") && !strings.Contains(line, " GORELEASER_CURRENT_TAG=v") {
+			t.Errorf("RELEASING.md names no version: %s", line)
+		}
+	}
 	targets, err := exec.Command("go", "tool", "dist", "list").Output()
 	if err != nil {
 		t.Fatal(err)
