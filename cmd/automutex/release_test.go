@@ -58,8 +58,9 @@ type goreleaser struct {
 		Args      []string `yaml:"args"`
 	} `yaml:"signs"`
 	Release struct {
-		Draft      bool   `yaml:"draft"`
-		Prerelease string `yaml:"prerelease"`
+		Draft        bool   `yaml:"draft"`
+		ReplaceDraft bool   `yaml:"replace_existing_draft"`
+		Prerelease   string `yaml:"prerelease"`
 	} `yaml:"release"`
 }
 
@@ -108,6 +109,9 @@ func TestRelease_files(t *testing.T) {
 	}
 	if len(cfg.SBOMs) != 1 || len(cfg.Signs) != 1 || cfg.Signs[0].Artifacts != "checksum" {
 		t.Errorf("a release has no bill of materials, or no signature of its checksums: %+v, %+v", cfg.SBOMs, cfg.Signs)
+	}
+	if !cfg.Release.Draft || !cfg.Release.ReplaceDraft {
+		t.Errorf("a release is published before its files are attested, or leaves a second draft: %+v", cfg.Release)
 	}
 	// Without it goreleaser takes a module's tag, web/v1.2.3, for the version, and makes a folder of it.
 	steps, err := os.ReadFile(filepath.Join(root, "RELEASING.md"))
@@ -197,7 +201,7 @@ func TestRelease_notices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wants := []string{"Go " + info.GoVersion, "github.com/inconshreveable/mousetrap v1."} // mousetrap: on Windows alone
+	wants := []string{"Go " + info.GoVersion, "github.com/inconshreveable/mousetrap v1.", "htmx, in the page", "uPlot, in the page"} // mousetrap: on Windows alone
 	for _, module := range info.Deps {
 		if !strings.HasPrefix(module.Path, "github.com/automutex/automutex") {
 			wants = append(wants, module.Path+" "+module.Version+"\n")
