@@ -123,6 +123,14 @@ func TestRelease_files(t *testing.T) {
 			t.Errorf("RELEASING.md names no version: %s", line)
 		}
 	}
+	workflow, err := os.ReadFile(filepath.Join(root, ".github", "workflows", "release.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	install := regexp.MustCompile(`go install github\.com/goreleaser/\S+`)
+	if tried, used := install.FindString(string(steps)), install.FindString(string(workflow)); tried == "" || tried != used {
+		t.Errorf("RELEASING.md tries %q, the workflow has %q", tried, used)
+	}
 	targets, err := exec.Command("go", "tool", "dist", "list").Output()
 	if err != nil {
 		t.Fatal(err)
