@@ -122,6 +122,10 @@ func TestRelease_files(t *testing.T) {
 		if strings.Contains(line, "goreleaser release ") && !strings.Contains(line, " GORELEASER_CURRENT_TAG=v") {
 			t.Errorf("RELEASING.md names no version: %s", line)
 		}
+		// GitHub starts no workflow for a push of more than three tags.
+		if tags := strings.Count(line, "vX.Y.Z"); strings.Contains(line, "git push ") && tags > 3 {
+			t.Errorf("RELEASING.md pushes %d tags at once, and no workflow starts: %s", tags, line)
+		}
 	}
 	workflow, err := os.ReadFile(filepath.Join(root, ".github", "workflows", "release.yml"))
 	if err != nil {
