@@ -156,7 +156,7 @@ func TestRelease_dockerfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	instruction := regexp.MustCompile(`^(FROM \S+( AS \S+)?|WORKDIR /\S*|COPY (--from=build )?\S+ \S+|RUN .+|USER \d+:\d+|ENTRYPOINT \[".+"\])$`)
+	instruction := regexp.MustCompile(`^(FROM (--platform=\$BUILDPLATFORM )?\S+( AS \S+)?|ARG [A-Z]+( [A-Z]+)*|WORKDIR /\S*|COPY (--from=build )?\S+ \S+|RUN .+|USER \d+:\d+|ENTRYPOINT \[".+"\])$`)
 	command := ""
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSuffix(line, "\n")
@@ -187,6 +187,10 @@ func TestRelease_dockerfile(t *testing.T) {
 	// nothing takes minutes.
 	if !strings.Contains(command, "go build ") {
 		t.Fatalf("Dockerfile: %q builds nothing", command)
+	}
+	// release.yml makes the image for two processors on one: what runs has to be of that one, and to cross-compile.
+	if !strings.Contains(string(text), "\nFROM --platform=$BUILDPLATFORM ") || !strings.Contains(command, "GOOS=$TARGETOS GOARCH=$TARGETARCH ") {
+		t.Errorf("Dockerfile: the image for another processor runs its programs: %q", command)
 	}
 	build := exec.Command("sh", "-c", strings.Replace(command, " -trimpath ", " -n -trimpath ", 1))
 	build.Dir = root
