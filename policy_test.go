@@ -323,3 +323,22 @@ func TestOutcome(t *testing.T) {
 		t.Errorf("RevokeTask beside SkipRetry: %v", wish)
 	}
 }
+
+// An operator reads in asynq why a task has not run, and what it waits for.
+func TestBusyError_text(t *testing.T) {
+	t.Parallel()
+	for want, busy := range map[string]*BusyError{
+		": behind task q/1, which comes first":                                            {Reason: ReasonBehind, HolderTask: "q/1"},
+		": behind task q/1, which comes first and is to come back in 1.5s":                {Reason: ReasonBehind, HolderTask: "q/1", ExpiresIn: 1500 * time.Millisecond},
+		": behind task q/1, which failed and is retried":                                  {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Millisecond},
+		": behind task q/1, which failed and is retried in 1m0s":                          {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
+		": behind task q/1, which is archived: run it again or skip it to go on":          {Reason: ReasonArchived, HolderTask: "q/1"},
+		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms": {Reason: ReasonHeld, Holder: "vm:1", HolderTask: "q/1", ExpiresIn: 3 * time.Second, Waited: 10 * time.Millisecond},
+		": held by vm:1": {Reason: ReasonHeld, Holder: "vm:1"},
+	} {
+		busy.Rule, busy.Key = "r", "p:{r|7}"
+		if got := busy.Error(); got != `automutex: rule "r": key "p:{r|7}" is busy`+want {
+			t.Errorf("got  %s\nwant ... %s", got, want)
+		}
+	}
+}

@@ -109,12 +109,12 @@ func (a *app) breakLock(ctx context.Context, locker *lock.Locker, s inspect.Lock
 	if opens {
 		var err error
 		if opened, err = inner.OpenGate(ctx, m); err != nil {
-			return fmt.Errorf("%d of %d broken, and the %s not ended: %w", broken, len(s.Holders), s.Gate.Closed, err)
+			return fmt.Errorf("%d of %d broken, and the %s not ended: %w", broken, len(s.Holders), s.Gate.Noun(), err)
 		}
 	}
 	switch {
 	case broken == 0 && !opened && len(s.Holders) == 0:
-		return no("the %s of %s is over; nothing was done", s.Gate.Closed, s.Key)
+		return no("the %s of %s is over; nothing was done", s.Gate.Noun(), s.Key)
 	case broken == 0 && !opened:
 		return no("none of them holds %s any more; nothing was done", s.Key)
 	}

@@ -195,7 +195,7 @@ func testBreakLate(t *testing.T, b binary) {
 		want string
 	}{
 		"held":   {func() error { return held.Unlock(t.Context()) }, "none of them holds"},
-		"closed": {func() error { _, err := inner.OpenGate(t.Context(), tr.others.Mutex("closed")); return err }, "the closed of"},
+		"closed": {func() error { _, err := inner.OpenGate(t.Context(), tr.others.Mutex("closed")); return err }, "the closed gate of"},
 	} {
 		cmd := b.command(t, nil, tr.flags("break", name)...)
 		stdin, err := cmd.StdinPipe()

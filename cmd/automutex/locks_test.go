@@ -211,6 +211,39 @@ func testShow(t *testing.T, b binary) {
 	})
 }
 
+// testShowMany: of a long line show has the first hundred places, and says how many follow.
+func testShowMany(t *testing.T, b binary) {
+	tr := start(t, redistest.Real(t))
+	lease, err := tr.others.Mutex("hot").TryLock(t.Context())
+	redistest.Must(t, err)
+	t.Cleanup(func() { _ = lease.Unlock(t.Context()) })
+	now := make(chan struct{})
+	close(now)
+	park := func(from, to int) {
+		t.Helper()
+		for i := from; i <= to; i++ {
+			parked := tr.others.Mutex("hot", lock.Note(fmt.Sprint("task ", i)))
+			if _, err := inner.LockOrPark(t.Context(), parked, now); !errors.Is(err, lock.ErrBusy) {
+				t.Fatal(err)
+			}
+		}
+	}
+	park(1, 100)
+	r := b.run(t, tr.flags("show", "hot")...).want(t, exitOK, "100 parked")
+	if strings.Contains(r.stdout, " more\n") || !strings.Contains(squeeze(r.stdout), "\n100 (parked) task 100 ") {
+		t.Errorf("of 100 places:\n%s", r.stdout)
+	}
+	park(101, 103)
+	r = b.run(t, tr.flags("show", "hot")...).want(t, exitOK, "103 parked")
+	if !strings.HasSuffix(r.stdout, "\nand 3 more\n") || strings.Contains(r.stdout, "task 101") {
+		t.Errorf("of 103 places:\n%s", r.stdout)
+	}
+	got := lines[inspect.Lock](t, b.run(t, tr.flags("show", "hot", "--json")...).want(t, exitOK).stdout)[0]
+	if got.Line != 103 || len(got.Waiters) != 100 {
+		t.Errorf("a line of %d, %d of them shown", got.Line, len(got.Waiters))
+	}
+}
+
 func testSweep(t *testing.T, b binary) {
 	eachReal(t, func(t *testing.T, s *redistest.Server) {
 		tr := start(t, s, wait)

@@ -26,7 +26,7 @@ func TestCommands(t *testing.T) {
 	b := build(t)
 	for name, test := range map[string]func(*testing.T, binary){
 		"key unique": testKeyUnique, "check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
-		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow,
+		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow, "show many": testShowMany,
 		"watch": testWatch, "watch terminal": testWatchTerminal, "watch q": testWatchQ, "watch outage": testWatchOutage,
 		"break": testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs, "break late": testBreakLate,
 		"pause": testPause, "limit": testLimit, "pause and limit": testPauseAndLimit, "controls unreadable": testControlsUnreadable,
@@ -48,8 +48,15 @@ func TestCommands(t *testing.T) {
 // binary is the built program.
 type binary string
 
+// program keeps main in the test binary: go test caches a result by that binary, and the result of a changed
+// command would be the one of the command before the change.
+var program = main
+
 func build(t *testing.T) binary {
 	t.Helper()
+	if program == nil {
+		t.Fatal("main is not in the test binary")
+	}
 	file := filepath.Join(t.TempDir(), "automutex")
 	args := []string{"build", "-o", file, "."}
 	if os.Getenv(coverEnv) != "" {

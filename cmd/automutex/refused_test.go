@@ -25,16 +25,18 @@ func testRefusedCommands(t *testing.T, b binary) {
 		rights string
 		args   []string
 		exit   int
+		says   string
 	}{
-		{"-time", []string{"blocked"}, exitRedis},
-		{"-time", []string{"controls"}, exitRedis},
-		{"-time", []string{"list"}, exitRedis},
-		{"-scan", []string{"blocked"}, exitRedis},
-		{"-scan", []string{"list"}, exitRedis},
-		{"-scan", []string{"watch", "--count", "1"}, exitRedis},
-		{"-scan", []string{"pause", "nobody", "--rules", rules}, exitRedis},
-		{"-zrevrangebyscore", []string{"pause", "somebody"}, exitOK},
-		{"-@scripting", []string{"skip", "work|7", "default/first"}, exitRedis},
+		{"-time", []string{"blocked"}, exitRedis, ""},
+		{"-time", []string{"controls"}, exitRedis, ""},
+		{"-time", []string{"list"}, exitRedis, ""},
+		{"-scan", []string{"blocked"}, exitRedis, ""},
+		{"-scan", []string{"list"}, exitRedis, ""},
+		{"-scan", []string{"watch", "--count", "1"}, exitRedis, ""},
+		{"-scan", []string{"pause", "nobody", "--rules", rules}, exitRedis, ""},
+		{"-zrevrangebyscore", []string{"pause", "somebody"}, exitOK, ""},
+		{"-@scripting", []string{"skip", "work|7", "default/first"}, exitRedis, ""},
+		{"-zrem", []string{"break", "closed", "--yes"}, exitRedis, "0 of 0 broken, and the closed gate not ended: "},
 	} {
 		redistest.Must(t, s.Client(t).Do(t.Context(), "ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", c.rights).Err())
 		r := b.run(t, tr.flags(append(c.args, "--username", "limited", "--password", "secret")...)...)
@@ -42,11 +44,12 @@ func testRefusedCommands(t *testing.T, b binary) {
 			r.want(t, exitOK, "somebody is paused")
 			continue
 		}
-		r.wantErrorLine(t, c.exit, "")
+		r.wantErrorLine(t, c.exit, c.says)
 		if !strings.Contains(r.stderr, "NOPERM") && !strings.Contains(r.stderr, "the user has no right to it") {
 			t.Errorf("%q without %s: %s", c.args, c.rights, r.stderr)
 		}
 	}
+	b.run(t, tr.flags("show", "closed")...).want(t, exitOK, "nobody starts for")
 }
 
 // testFullDisk: what cannot be written is one line, and neither a success nor wrong use.

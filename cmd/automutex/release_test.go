@@ -1,10 +1,12 @@
 package main
 
 import (
+	"debug/buildinfo"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +18,10 @@ import (
 type goreleaser struct {
 	Version     int    `yaml:"version"`
 	ProjectName string `yaml:"project_name"`
-	Builds      []struct {
+	Before      struct {
+		Hooks []string `yaml:"hooks"`
+	} `yaml:"before"`
+	Builds []struct {
 		ID           string   `yaml:"id"`
 		Dir          string   `yaml:"dir"`
 		Main         string   `yaml:"main"`
@@ -35,7 +40,7 @@ type goreleaser struct {
 			Goos    string   `yaml:"goos"`
 			Formats []string `yaml:"formats"`
 		} `yaml:"format_overrides"`
-		Files []string `yaml:"files"`
+		Files []any `yaml:"files"` // a path, or a map with src
 	} `yaml:"archives"`
 	Checksum struct {
 		NameTemplate string `yaml:"name_template"`
@@ -53,8 +58,9 @@ type goreleaser struct {
 		Args      []string `yaml:"args"`
 	} `yaml:"signs"`
 	Release struct {
-		Draft      bool   `yaml:"draft"`
-		Prerelease string `yaml:"prerelease"`
+		Draft        bool   `yaml:"draft"`
+		ReplaceDraft bool   `yaml:"replace_existing_draft"`
+		Prerelease   string `yaml:"prerelease"`
 	} `yaml:"release"`
 }
 
@@ -77,13 +83,57 @@ func TestRelease_files(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, build.Dir, "main.go")); err != nil || build.Main != "." {
 		t.Errorf("builds: %v", err)
 	}
-	for _, name := range cfg.Archives[0].Files {
+	made := map[string]bool{} // by a hook that goes before
+	for _, hook := range cfg.Before.Hooks {
+		program, file, _ := strings.Cut(hook, " ")
+		if _, err := os.Stat(filepath.Join(root, program)); err != nil {
+			t.Errorf("before: %v", err)
+		}
+		made[file] = true
+	}
+	for _, file := range cfg.Archives[0].Files {
+		if from, ok := file.(map[string]any); ok {
+			file = from["src"]
+		}
+		name, _ := file.(string)
+		if made[name] {
+			delete(made, name)
+			continue
+		}
 		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
 			t.Errorf("archives: %v", err)
 		}
 	}
+	if len(made) > 0 {
+		t.Errorf("archives leave out what is made before: %v", made)
+	}
 	if len(cfg.SBOMs) != 1 || len(cfg.Signs) != 1 || cfg.Signs[0].Artifacts != "checksum" {
 		t.Errorf("a release has no bill of materials, or no signature of its checksums: %+v, %+v", cfg.SBOMs, cfg.Signs)
+	}
+	if !cfg.Release.Draft || !cfg.Release.ReplaceDraft {
+		t.Errorf("a release is published before its files are attested, or leaves a second draft: %+v", cfg.Release)
+	}
+	// Without it goreleaser takes a module's tag, web/v1.2.3, for the version, and makes a folder of it.
+	steps, err := os.ReadFile(filepath.Join(root, "RELEASING.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(steps)) {
+		if strings.Contains(line, "goreleaser release ") && !strings.Contains(line, " GORELEASER_CURRENT_TAG=v") {
+			t.Errorf("RELEASING.md names no version: %s", line)
+		}
+		// GitHub starts no workflow for a push of more than three tags.
+		if tags := strings.Count(line, "vX.Y.Z"); strings.Contains(line, "git push ") && tags > 3 {
+			t.Errorf("RELEASING.md pushes %d tags at once, and no workflow starts: %s", tags, line)
+		}
+	}
+	workflow, err := os.ReadFile(filepath.Join(root, ".github", "workflows", "release.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	install := regexp.MustCompile(`go install github\.com/goreleaser/\S+`)
+	if tried, used := install.FindString(string(steps)), install.FindString(string(workflow)); tried == "" || tried != used {
+		t.Errorf("RELEASING.md tries %q, the workflow has %q", tried, used)
 	}
 	targets, err := exec.Command("go", "tool", "dist", "list").Output()
 	if err != nil {
@@ -106,7 +156,7 @@ func TestRelease_dockerfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	instruction := regexp.MustCompile(`^(FROM \S+( AS \S+)?|WORKDIR /\S*|COPY (--from=build )?\S+ \S+|RUN .+|USER \d+:\d+|ENTRYPOINT \[".+"\])$`)
+	instruction := regexp.MustCompile(`^(FROM (--platform=\$BUILDPLATFORM )?\S+( AS \S+)?|ARG [A-Z]+( [A-Z]+)*|WORKDIR /\S*|COPY (--from=build )?\S+ \S+|RUN .+|USER \d+:\d+|ENTRYPOINT \[".+"\])$`)
 	command := ""
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSuffix(line, "\n")
@@ -138,10 +188,53 @@ func TestRelease_dockerfile(t *testing.T) {
 	if !strings.Contains(command, "go build ") {
 		t.Fatalf("Dockerfile: %q builds nothing", command)
 	}
+	// release.yml makes the image for two processors on one: what runs has to be of that one, and to cross-compile.
+	if !strings.Contains(string(text), "\nFROM --platform=$BUILDPLATFORM ") || !strings.Contains(command, "GOOS=$TARGETOS GOARCH=$TARGETARCH ") {
+		t.Errorf("Dockerfile: the image for another processor runs its programs: %q", command)
+	}
 	build := exec.Command("sh", "-c", strings.Replace(command, " -trimpath ", " -n -trimpath ", 1))
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil || !strings.Contains(string(out), "link") {
 		t.Fatalf("%s: %v\n%.2000s", command, err, out)
+	}
+}
+
+// The licences of what is linked go with the command: of each module in the binary on any system, and of Go.
+func TestRelease_notices(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("releases are made on Linux")
+	}
+	file := filepath.Join(t.TempDir(), "new", "notices")
+	if out, err := exec.Command(filepath.Join("..", "..", ".ci", "release", "notices"), file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := buildinfo.ReadFile(string(build(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := []string{"Go " + info.GoVersion, "github.com/inconshreveable/mousetrap v1.", "htmx, in the page", "uPlot, in the page"} // mousetrap: on Windows alone
+	for _, module := range info.Deps {
+		if !strings.HasPrefix(module.Path, "github.com/automutex/automutex") {
+			wants = append(wants, module.Path+" "+module.Version+"\n")
+		}
+	}
+	if len(wants) < 10 {
+		t.Errorf("the command contains %q", wants)
+	}
+	for _, want := range wants {
+		_, section, _ := strings.Cut(string(text), "\n== "+want)
+		section, _, _ = strings.Cut(section, "\n== ")
+		if len(section) < 500 {
+			t.Errorf("the licence of %q is %q", want, section)
+		}
+	}
+	if strings.Contains(string(text), "== github.com/automutex/") {
+		t.Error("the notices call this project somebody else's")
 	}
 }
 

@@ -197,11 +197,17 @@ func TestDocumented_questions(t *testing.T) {
 	}
 }
 
-// Each fuzz target has a corpus, so that every test run goes through what was found.
+// Each fuzz target has a corpus, so that every test run goes through what was found, and its command stands in
+// CONTRIBUTING.md.
 func TestDocumented_corpora(t *testing.T) {
 	t.Parallel()
 	targets := 0
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+	page, err := os.ReadFile(filepath.Join(".github", "CONTRIBUTING.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := string(page)
+	err = filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
@@ -210,6 +216,10 @@ func TestDocumented_corpora(t *testing.T) {
 			targets++
 			if files, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "testdata", "fuzz", string(m[1]), "*")); len(files) == 0 {
 				t.Errorf("%s has no corpus for %s", filepath.Dir(path), m[1])
+			}
+			command := regexp.MustCompile(`-fuzz '?` + string(m[1]) + `\b.* \./` + filepath.ToSlash(filepath.Dir(path)) + `\n`)
+			if !command.MatchString(commands) {
+				t.Errorf("CONTRIBUTING.md has no command that fuzzes %s of %s", m[1], filepath.Dir(path))
 			}
 		}
 		return err

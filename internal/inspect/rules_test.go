@@ -63,8 +63,10 @@ func TestFromFleet(t *testing.T) {
 			t.Errorf("%s: %v", was[0], err)
 		}
 	}
-	if odd := FromFleet([]fleet.Rule{{Task: "g", Busy: "of a later version", Rate: "sometimes"}})[0]; odd.Busy == automutex.Park || odd.Rate != (automutex.Rate{}) {
-		t.Errorf("an unknown policy became %s, an unknown rate %s", odd.Busy, odd.Rate)
+	for _, rate := range []string{"sometimes", "3 per fortnight, burst 2"} {
+		if odd := FromFleet([]fleet.Rule{{Task: "g", Busy: "of a later version", Rate: rate}})[0]; odd.Busy == automutex.Park || odd.Rate != (automutex.Rate{}) {
+			t.Errorf("an unknown policy became %s, the rate %q %s", odd.Busy, rate, odd.Rate)
+		}
 	}
 	described := Describe(rules)
 	if text := described[2].KeyText(); text != "<type>|<computed>" {
