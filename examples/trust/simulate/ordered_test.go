@@ -127,7 +127,9 @@ func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
 	switch {
 	case errors.As(err, &full):
 		w.book.isFull(n, full)
-	case errors.As(err, &failed) && !failed.Unknown, errors.Is(err, asynq.ErrTaskIDConflict):
+	case errors.As(err, &failed) && failed.Unknown: // also of a conflict with itself
+		w.book.enqueued(n, info, err)
+	case failed != nil, errors.Is(err, asynq.ErrTaskIDConflict):
 		w.book.notEnqueued(n, err)
 	default:
 		w.book.enqueued(n, info, err)
