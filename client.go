@@ -44,9 +44,11 @@ type Client struct {
 	dry       *asynq.Client    // enqueues nothing, see compose
 	locker    *lock.Locker     // nil if no rule is InOrder
 	inspector *asynq.Inspector // the same
-	fleet     *fleet.Announcer // the same, and with Config.Private
-	log       *slog.Logger
-	blind     sync.Once // the log says that the inspector sees no task
+
+	asynqRedis redis.UniversalClient // that of inspector; nil: not known
+	fleet      *fleet.Announcer      // the same, and with Config.Private
+	log        *slog.Logger
+	blind      sync.Once // the log says that the inspector sees no task
 
 	stampDeadline time.Duration
 }
@@ -83,7 +85,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	}
 	cfg = cfg.withDefaults()
 	c := &Client{
-		rules: rules, prefix: cfg.Prefix, asynq: client, dry: newDryClient(), inspector: inspector,
+		rules: rules, prefix: cfg.Prefix, asynq: client, dry: newDryClient(), inspector: inspector, asynqRedis: inspectedRedis(rdb, cfg),
 		log: safelog.New(cfg.Logger), stampDeadline: stampDeadline,
 	}
 	if inspector != nil {

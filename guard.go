@@ -33,6 +33,7 @@ type Guard struct {
 	client io.Closer // the client that NewFromConnOpt made, else nil
 
 	inspector        *asynq.Inspector      // for Park; nil if no rule has that policy
+	asynqRedis       redis.UniversalClient // that of inspector; nil: not known
 	blind            atomic.Bool           // it found that the Inspector does not see this server's tasks
 	inspectorChecked atomic.Bool           // checkInspector got an answer
 	inspectorAsked   atomic.Bool           // a request of checkInspector is under way
@@ -89,6 +90,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		log:         cfg.Logger,
 		idle:        make(chan struct{}),
 		inspector:   inspector,
+		asynqRedis:  inspectedRedis(rdb, cfg),
 		frontClient: front,
 		outage:      redisOutage(),
 	}

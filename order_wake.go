@@ -47,7 +47,10 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 	}
 	m := inner.ByOrder(g.locker, key)
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		info, missing, err := blocked.Find(g.inspector, queue, id)
+		info, missing, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
+		if err == nil {
+			g.blind.Store(false)
+		}
 		act, after := seenInOrder(info, missing && !g.blind.Load(), err, item, rule, key)
 		switch {
 		case act == lookFailed:
@@ -133,7 +136,7 @@ func nonceOf(info *asynq.TaskInfo, note string) string {
 // lookInOrder is one look at a task, for a producer. It wakes nobody.
 func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
-	info, missing, err := blocked.Find(c.inspector, queue, id)
+	info, missing, err := blocked.Find(c.inspector, c.asynqRedis, queue, id)
 	act, after := seenInOrder(info, missing, err, item, rule, m.Key())
 	if act == lookWake {
 		act = inside.ActPresent

@@ -60,6 +60,15 @@ func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front
 	return inspector, front, nil
 }
 
+// inspectedRedis returns the Redis of an Inspector that is made from rdb, and nil if Config has one: its Redis is not known.
+func inspectedRedis(rdb lock.Client, cfg Config) redis.UniversalClient {
+	client, _ := rdb.(redis.UniversalClient)
+	if cfg.Inspector != nil {
+		return nil
+	}
+	return client
+}
+
 // lockOrPark takes a lock, or parks the task. The task waits in line in its worker. It parks
 //
 //   - at once if the server was made without ServerConfig, or if MaxWaiting workers wait;

@@ -77,7 +77,7 @@ func (orderKind) release(le *Lease) (*exchange.Script, []any) {
 	m := le.lock
 	inbound, _ := m.locker.parking.WantedCalls(m.parked())
 	outcome := [...]string{inside.OutcomeStays: "stays", inside.OutcomeDone: "done", inside.OutcomeHeld: "held", inside.OutcomeLeft: "left"}[m.order.outcome.Load()]
-	return wire.OrderReleaseScript, []any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), le.unusedArgument(), m.order.Nonce, m.order.Ticket, outcome}
+	return wire.OrderReleaseScript, []any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), wire.Flag(!le.startCounts.Load()), m.order.Nonce, m.order.Ticket, outcome}
 }
 
 // wire.ParseHolder reads a holder's member, or that of the head, which nobody holds the lock before.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
@@ -111,7 +112,7 @@ func (a *Asynq) Look(head inside.Head) Seen {
 	if !ok || a.inspector == nil {
 		return s
 	}
-	s.Info, s.Gone, s.Err = Find(a.inspector, queue, id)
+	s.Info, s.Gone, s.Err = Find(a.inspector, nil, queue, id)
 	switch {
 	case s.Err != nil:
 	case isOther(s.Info, head):
@@ -135,7 +136,7 @@ func (a *Asynq) queue(name string) string {
 	switch {
 	case err == nil && info.Paused:
 		why = "is paused; unpause it or skip the task"
-	case unknown == nil && !slices.ContainsFunc(servers, func(s *asynq.ServerInfo) bool { return s.Queues[name] > 0 }):
+	case unknown == nil && !serves(servers, name):
 		why = "no server serves; start one or skip the task"
 	}
 	a.mu.Lock()
@@ -144,17 +145,30 @@ func (a *Asynq) queue(name string) string {
 	return why
 }
 
-// Find asks the Inspector for a task. gone reports whether asynq has no such task: an Inspector may look at another Redis
-// or database than that of asynq, in which there is neither the task's queue nor any server or other queue.
-func Find(inspector *asynq.Inspector, queue, id string) (info *asynq.TaskInfo, gone bool, err error) {
+// Find asks the Inspector for a task. rdb is a client on its Redis; nil: none is known. gone reports whether asynq has no such
+// task. If the Inspector does not list the queue, an operator may have deleted it; or Redis has lost its keys, and a producer that runs
+// on does not list it again; or the Inspector looks at another Redis than that of asynq. So gone is true only
+// if asynq works in that Redis, and rdb finds no task; without rdb, if no server serves the queue.
+func Find(inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id string) (info *asynq.TaskInfo, gone bool, err error) {
 	info, err = inspector.GetTaskInfo(queue, id)
-	gone = errors.Is(err, asynq.ErrTaskNotFound)
-	if errors.Is(err, asynq.ErrQueueNotFound) { // an operator may have deleted it, or no task was ever in it
-		servers, _ := inspector.Servers() // an error: there is none to rely on
-		queues, _ := inspector.Queues()
-		gone = len(servers)+len(queues) > 0
+	if !errors.Is(err, asynq.ErrQueueNotFound) {
+		return info, errors.Is(err, asynq.ErrTaskNotFound), err
+	}
+	servers, unknown := inspector.Servers()
+	queues, _ := inspector.Queues() // an error: there is none to rely on
+	switch {
+	case unknown != nil || len(servers)+len(queues) == 0:
+	case rdb != nil:
+		kept, missed := rdb.Exists(context.Background(), fmt.Sprintf("asynq:{%s}:t:%s", queue, id)).Result()
+		gone = missed == nil && kept == 0
+	default:
+		gone = !serves(servers, queue)
 	}
 	return info, gone, err
+}
+
+func serves(servers []*asynq.ServerInfo, queue string) bool {
+	return slices.ContainsFunc(servers, func(s *asynq.ServerInfo) bool { return s.Queues[queue] > 0 })
 }
 
 // Why says what keeps a head from running, and what ends that, as in "behind default/8a1c, which failed and is

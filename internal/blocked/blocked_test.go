@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // Each state of the first task of a key, and of that task in asynq, is told with what ends it; nothing is told of one
@@ -52,5 +54,46 @@ func TestWhy(t *testing.T) {
 	}
 	if s := In(nil).Look(inside.Head{Note: "default/1"}); s.Err == nil {
 		t.Errorf("without an Inspector: %+v", s)
+	}
+}
+
+// A task is gone only if asynq works in that Redis and does not have it: a queue that asynq does not list may be read by
+// servers, and its tasks be there.
+func TestFind(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	rdb := s.Client(t)
+	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
+	gone := func(of redis.UniversalClient, queue, id string) bool {
+		t.Helper()
+		_, gone, err := Find(inspector, of, queue, id)
+		if err == nil {
+			t.Errorf("%s/%s is there", queue, id)
+		}
+		return gone
+	}
+	if gone(rdb, "orders", "1") || gone(nil, "orders", "1") {
+		t.Error("gone from a Redis that asynq does not use")
+	}
+	for _, queue := range []string{"orders", "other"} {
+		_, err := client.Enqueue(asynq.NewTask("pay", nil), asynq.Queue(queue), asynq.TaskID("1"))
+		redistest.Must(t, err)
+	}
+	if !gone(rdb, "orders", "2") || !gone(nil, "orders", "2") {
+		t.Error("a task that asynq does not have is not gone")
+	}
+	redistest.Must(t, rdb.SRem(t.Context(), "asynq:queues", "orders").Err())
+	if gone(rdb, "orders", "1") || !gone(rdb, "orders", "2") || !gone(nil, "orders", "1") {
+		t.Error("in a queue that is not listed, and that no server serves")
+	}
+	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Queues: map[string]int{"orders": 1}, Logger: redistest.Silent{}, TaskCheckInterval: 10 * time.Millisecond})
+	redistest.Must(t, server.Start(asynq.NotFoundHandler()))
+	t.Cleanup(server.Shutdown)
+	redistest.Eventually(t, 10*time.Second, func() bool { return !gone(nil, "orders", "2") }, "a server serves the queue")
+	broken, hook := s.Client(t), &redistest.FailHook{}
+	broken.AddHook(hook)
+	hook.Before(func(redis.Cmder) error { return errors.New("no answer") })
+	if gone(broken, "orders", "2") {
+		t.Error("gone without an answer")
 	}
 }

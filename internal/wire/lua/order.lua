@@ -17,14 +17,15 @@
 --            c  called. since: when (ms)
 --            h  held: asynq has archived it, and the key stands. since: since when (ms)
 --   seen     when it last arrived or was confirmed (us from 1.6e15 us on). A look acts only if it is unchanged
---   begun    retried + 1 of the last grant
+--   begun    retried + 1 of the last grant after which the handler began, or may have; empty: none
 --   retried  asynq's count of attempts when it last asked
 --
 -- Beside the members there are
 --   n:<nonce>  -(5e14 + ms): that task was done then; kept for done_life
 --   k:<nonce>  the same score: that task left the order then, and was not done. A late confirm does not bring it back
 --   s:<token>  the same score: that arrival was refused then. If its ask is sent again, it is refused again
---   s:<nonce>|<begun>  the same score: that task left the order then, and was not done; begun as in its member
+--   s:<nonce>|<begun>|<how>  the same score: that task left the order then, and was not done; begun as in its member. how: ended or
+--              unknown, see leave_order
 --   s:skip|<ticket>  the same score: an operator skipped that task then. A skip that is sent again takes no other task out
 --   u:<nonce>  -(7e15 + ticket), for a nonce with ~, whose ticket no header knows
 --   t          -(5e15 + the highest ticket so far)

@@ -50,7 +50,7 @@ if act == 'skip' then
     if runs(task) then
       return {'runs'}
     end
-    leave_order(task)
+    leave_order(task, 'unknown')
     mark_skipped(ticket)
   elseif not was_skipped(ticket) then
     return {'other', task and task.note or ''}
@@ -71,6 +71,7 @@ elseif task and task.seen == ARGV[7] and (task.state == ARGV[6] or task.state ==
   if act == 'gone' and task.state ~= 'h' and (task.state ~= 'i' or due(task)) then
     remove_order(task)
   elseif act == 'archived' then
+    task.begun = '' -- what comes now is an operator's run
     hold_order(task)
   elseif act == 'left' then
     leave_order(task)

@@ -74,7 +74,7 @@ end
 -- 4. The member arrives.
 local waited = task and task.state == 'w' and task.token == token
 local was, since = task and task.state, task and task.since
-local ticket_was_kept = task ~= nil
+local ticket_was_kept, ended = task ~= nil, false
 if not task then
   if ticket == 0 then
     ticket = next_ticket()
@@ -84,9 +84,7 @@ if not task then
     begin_order(ticket)
   end
   task = new_order(nonce, ticket, note)
-  if may_be_spent and redis.call('ZREM', lock, string.format('s:%s|%d', nonce, retried)) == 1 then
-    task.begun = string.format('%d', retried)
-  end
+  ended = has_ended(nonce, retried, may_be_spent)
 end
 if not waited then
   redis.call('ZREM', lock, 'p:' .. note, 'l:' .. note) -- of a time when the key was not ordered
@@ -94,10 +92,10 @@ end
 -- An ask that arrives late, or was sent again, does not take back what a later one has said.
 task.seen, task.retried = string.format('%d', now_at), string.format('%d', math.max(retried, tonumber(task.retried) or 0))
 local same_note = noted(body, note)
-if not waited and not same_note and may_be_spent and task.begun == task.retried then
+if ended or not waited and not same_note and may_be_spent and task.begun == task.retried then
   task.begun = string.format('%d', retried + 1)
   if ARGV[12] == '1' then
-    leave_order(task)
+    leave_order(task, 'ended')
   else
     hold_order(task)
   end

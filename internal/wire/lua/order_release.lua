@@ -46,12 +46,15 @@ local nonce = ARGV[6]
 local task = find_order(nonce, tonumber(ARGV[7]))
 local mine = task and task.token == token and (task.state == 'a' or task.state == 'w')
 if mine and (task.state == 'w' or outcome == 'stays') then
+  if task.state == 'a' and ARGV[5] == '1' then
+    task.begun = '' -- the task had its turn, and its handler did not begin
+  end
   task.state, task.token, task.owner, task.since = 'a', '', '', string.format('%d', now_ms + 5000)
   put_order(task)
 elseif mine and outcome == 'held' then
   hold_order(task)
 elseif mine and outcome == 'left' then
-  leave_order(task)
+  leave_order(task, 'ended')
 elseif mine then
   remove_order(task)
 end

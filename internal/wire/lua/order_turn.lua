@@ -46,16 +46,24 @@ local function mark_spent(token)
   put_mark('s:', token)
 end
 
--- leave_order: the task leaves the order, and is not done. If an operator runs it, it runs. If asynq could not note the end of
--- its last run, it counts one attempt more, and the task comes back with as many as begun says: then it is refused.
-local function leave_order(task)
+-- leave_order: the task leaves the order, and is not done. If an operator runs it, it runs. how says how its last run ended, if there
+-- was one: 'ended': asynq is to archive it, 'unknown': nobody has seen, nil: asynq has noted it. If asynq could not note
+-- it, it counts one attempt more, and the task comes back with as many as begun says.
+local function leave_order(task, how)
   if task.name then
     remove_order(task)
   end
   put_mark('k:', task.nonce)
-  if task.begun ~= '' then
-    put_mark('s:', task.nonce .. '|' .. task.begun)
+  if how and task.begun ~= '' then
+    put_mark('s:', table.concat({task.nonce, task.begun, how}, '|'))
   end
+end
+
+-- has_ended: whether the run after so many attempts was the last one of a task that has left the order since. may_be_spent: also if
+-- nobody has seen how that ended.
+local function has_ended(nonce, retried, may_be_spent)
+  local trace = string.format('s:%s|%d|', nonce, retried)
+  return redis.call('ZREM', lock, trace .. 'ended') == 1 or may_be_spent and redis.call('ZREM', lock, trace .. 'unknown') == 1
 end
 
 -- mark_skipped: an operator has skipped the task of that ticket. No ID, and no nonce of a task without a stamp, would do: both may be used again.
