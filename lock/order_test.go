@@ -140,7 +140,7 @@ func TestOrder_aCheckNotesSinceWhenTheSlotIsFree(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		key := l.Mutex(t.Name()).Key()
+		key := l.Mutex(redistest.Name(t)).Key()
 		a, b, c := stampTask(t, l, key, "default/a"), stampTask(t, l, key, "default/b"), stampTask(t, l, key, "default/c")
 		le := a.mustRun(t)
 		b.mustPark(t)
