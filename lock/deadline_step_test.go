@@ -65,6 +65,25 @@ func TestClockStep_backBeforeACrash(t *testing.T) {
 	mustUnlock(t, mustTry(t, m))
 }
 
+// The same for a holder that was a string until somebody waited.
+func TestForm_clockStepsBackAfterAWait(t *testing.T) {
+	t.Parallel()
+	l, step := stepped(t)
+	l.strings = true
+	m := l.Mutex(redistest.Name(t), TTL(30*time.Second), NoRenew())
+	le := mustTry(t, m)
+	wantForm(t, m, "string")
+	w := inLine(t, handle(l, m), 1)
+	w.cancel()
+	wantBusy(t, w.failed(t))
+	wantForm(t, m, "zset")
+	step(-time.Hour)
+	if left := busyFor(t, m); left < 30*time.Second || left > 31*time.Second {
+		t.Errorf("after the step the lock is taken for %s, want 30 s", left)
+	}
+	mustUnlock(t, le)
+}
+
 // The clock is an hour ahead when a cooldown of 2 s begins, and is then set right.
 func TestClockStep_cooldownFromTheFuture(t *testing.T) {
 	t.Parallel()

@@ -57,6 +57,36 @@ func TestInspect(t *testing.T) {
 	})
 }
 
+// A mutex with one holder looks the same whether it is stored as a string or as a sorted set.
+func TestForm_inspectedAlike(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), Note("first"), TTL(time.Minute))
+		check := func(form string) {
+			t.Helper()
+			wantForm(t, m, form)
+			info, err := m.inspect(t.Context(), 1, "nobody's")
+			redistest.Must(t, err)
+			if len(info.Holders) != 1 || info.Holders[0].Note != "first" {
+				t.Errorf("the %s: holders %+v, want one", form, info.Holders)
+			}
+			if info.Granted > soon {
+				t.Errorf("the %s: granted %s ago, want just now", form, info.Granted)
+			}
+			got := [...]int{info.Held, info.Waiting, info.Parked, info.Called, info.Queued, info.Place}
+			if want := [...]int{1, 0, 0, 0, 0, -1}; got != want || info.Gate.Reason != "" || info.Gate.OpensIn != 0 || info.Head.State != "" {
+				t.Errorf("the %s: held, waiting, parked, called, queued and place are %v, want %v; gate %+v, head %+v",
+					form, got, want, info.Gate, info.Head)
+			}
+		}
+		le := mustTry(t, m)
+		check("string")
+		redistest.Must(t, le.Extend(t.Context(), 10*time.Minute)) // longer than its token says
+		check("zset")
+		mustUnlock(t, le)
+	})
+}
+
 // A holder whose deadline has passed does not count, though it is still stored.
 func TestInspectDoesNotCountTheExpired(t *testing.T) {
 	t.Parallel()

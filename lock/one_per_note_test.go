@@ -56,6 +56,9 @@ func TestOnePerNote_aWaiterIsPassedOver(t *testing.T) {
 		twin := inLine(t, two, 1)
 		behind := inLine(t, other, 2)
 		mustUnlock(t, second)
+		if n := band(t, two, "h:"); n != 2 {
+			t.Errorf("the release passed over both in line, not the first one only; %s", dump(two))
+		}
 		second = behind.got(t)
 		mustUnlock(t, second)
 		second = mustTry(t, other) // a newcomer

@@ -6,8 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
 )
 
@@ -128,6 +131,46 @@ func TestOrder_retryKeepsThePlace(t *testing.T) {
 		a.place.Retried = 1
 		a.end(t, a.mustRun(t), inside.OutcomeDone)
 		b.end(t, b.mustRun(t), inside.OutcomeDone)
+	})
+}
+
+// A check that calls a task notes since when the slot is free, and a later check keeps that time. So the task learns
+// how long the slot was free for want of it.
+func TestOrder_aCheckNotesSinceWhenTheSlotIsFree(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		key := l.Mutex(redistest.Name(t)).Key()
+		a, b, c := stampTask(t, l, key, "default/a"), stampTask(t, l, key, "default/b"), stampTask(t, l, key, "default/c")
+		le := a.mustRun(t)
+		b.mustPark(t)
+		c.mustPark(t)
+		a.end(t, le, inside.OutcomeDone) // by a Locker without a Caller: it calls nobody
+		m := b.lock()
+		if at := stored(t, m)["i"]; at != 0 {
+			t.Fatalf("nobody is called, and the slot counts as free since %.0f; %s", at, dump(m))
+		}
+		runs(t, m, wire.OrderActScript, m.orderArgs(1, inside.ActNone, inside.OrderItem{}, 0))
+		since := stored(t, m)["i"]
+		if since == 0 {
+			t.Fatalf("the check called %s and did not note since when the slot is free; %s", b.note, dump(m))
+		}
+		since += float64(time.Hour.Milliseconds()) // as if that check had been an hour ago
+		redistest.Must(t, raw(m).ZAdd(t.Context(), key, redis.Z{Score: since, Member: "i"}).Err())
+		runs(t, m, wire.OrderActScript, m.orderArgs(1, inside.ActNone, inside.OrderItem{}, 0))
+		if at := stored(t, m)["i"]; at != since {
+			t.Errorf("after a second check the slot counts as free since %.0f, want %.0f", at, since)
+		}
+		got, err := m.ask(t.Context(), m.newLease(), turn.Try)
+		if err != nil || !got.Yours || got.SlotFreeFor < time.Hour || got.SlotFreeFor > time.Hour+soon {
+			t.Errorf("the called task: %+v, %v; want the slot, free for an hour; %s", got, err, dump(m))
+		}
+		if called := runs(t, m, wire.OrderActScript, m.orderArgs(1, inside.ActNone, inside.OrderItem{}, 0)); len(called) != 1 {
+			t.Errorf("while %s runs, a check calls %q, want %s", b.note, called, c.note)
+		}
+		if at := stored(t, m)["i"]; at != 0 {
+			t.Errorf("%s has the slot, and it counts as free since %.0f; %s", b.note, at, dump(m))
+		}
 	})
 }
 

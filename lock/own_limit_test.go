@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -141,4 +142,51 @@ func TestGate_nextInLineIsTold(t *testing.T) {
 		t.Errorf("started at %s, before the gate opened at %s", at, opens)
 	}
 	mustUnlock(t, next)
+}
+
+// An ask that grants a slot to somebody before it, and finds the gate closed then, learns so from its reply. It gets
+// no message as well.
+func TestGate_askerIsNotTold(t *testing.T) {
+	t.Parallel()
+	// In a Cluster the message that ends the test may overtake others.
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Semaphore(redistest.Name(t), 3, Rate(1, 300*time.Millisecond, 1))
+		held := mustTry(t, m)
+		first, asker := m.newLease(), m.newLease()
+		for _, le := range []*Lease{first, asker} {
+			if a, err := m.ask(t.Context(), le, turn.Join); err != nil || a.Yours {
+				t.Fatalf("under a closed gate: %+v, %v", a, err)
+			}
+		}
+		_, opens, _ := gateOf(t, m)
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(opens) }, "the gate to open")
+		rdb, channel := s.Client(t), l.prefix+":"+l.channel
+		subscription := rdb.Subscribe(t.Context(), channel)
+		t.Cleanup(func() { _ = subscription.Close() })
+		if _, err := subscription.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if a, err := m.ask(t.Context(), asker, turn.Join); err != nil || a.Yours {
+			t.Fatalf("behind the first one: %+v, %v", a, err)
+		}
+		redistest.Must(t, rdb.Publish(t.Context(), channel, "the end").Err())
+		var told []string
+		for {
+			message, err := subscription.ReceiveMessage(t.Context())
+			redistest.Must(t, err)
+			if message.Payload == "the end" {
+				break
+			}
+			told = append(told, message.Payload)
+		}
+		if len(told) != 1 || !strings.HasPrefix(told[0], first.token+" ") {
+			t.Errorf("messages %q, want one, to the first in line, %s; the asker is %s", told, first.token, asker.token)
+		}
+		for _, le := range []*Lease{first, asker} {
+			_, _, err := le.release(t.Context())
+			redistest.Must(t, err)
+		}
+		mustUnlock(t, held)
+	})
 }

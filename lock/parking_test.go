@@ -115,6 +115,20 @@ func TestNoSlotIsReserved(t *testing.T) {
 	})
 }
 
+// A release gives each call the time to arrive that its caller says.
+func TestReleaseHeedsTheLifeOfACall(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		parkAll(t, m, "a", "b", "c")
+		want(t, "called", releases(t, held, 1, time.Hour), []string{"a"})
+		redistest.Must(t, raw(m).ZIncrBy(t.Context(), m.Key(), float64(time.Minute.Milliseconds()), "l:a").Err()) // called a minute ago
+		want(t, "by a release within its life", releases(t, mustTry(t, m), 1, time.Hour), []string{"a"})
+		want(t, "by a release after its life", releases(t, mustTry(t, m), 1, time.Second), []string{"a", "b"})
+	})
+}
+
 // Nobody came within life: it keeps its place, and the next one is called beside it. It is
 // named again, and what was called in vain is known when it comes late after all.
 func TestACallThatIsOverdue(t *testing.T) {

@@ -108,6 +108,26 @@ func TestStop_holderWhileNobodyMayStart(t *testing.T) {
 	})
 }
 
+// A gate that has opened keeps nobody from asking the holder to stop, though it is still stored.
+func TestStop_holderAfterAGateHasOpened(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		old, oldAsked := arrived(t, m, "old")
+		le := mustTry(t, old)
+		heard(t, old)
+		redistest.Must(t, le.closeGate(t.Context(), time.Millisecond))
+		_, opens, _ := gateOf(t, m)
+		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(opens) }, "the gate to open")
+		young, _ := arrived(t, m, "young")
+		awaitAsked(t, young, oldAsked)
+		if _, _, ok := gateOf(t, m); !ok {
+			t.Errorf("the gate that has opened is not stored any more, so that this test shows nothing; %s", dump(m))
+		}
+		mustUnlock(t, le)
+	})
+}
+
 // An older one asks nobody, and hears that it is behind.
 func TestStop_older(t *testing.T) {
 	t.Parallel()
