@@ -50,7 +50,7 @@ func (d *delivery) look(last obstacle) obstacle {
 		return met
 	}
 	if d.refuseSpent() {
-		return obstacle{why: decide.KeyNever, err: errSpent}
+		return obstacle{why: decide.KeyNever, err: errUnnoted}
 	}
 	if met := d.checkPaused(); met.why != decide.Nothing {
 		return met

@@ -146,6 +146,9 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		}
 		return archive{met.err}, false
 	case decide.Spend:
+		if !met.ran {
+			d.spendUnrun()
+		}
 		return met.err, false
 	case decide.Drop:
 		if d.claim.superseded {

@@ -1,0 +1,128 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// losesEnds returns a hook that loses the commands by which asynq stores how a delivery ended, and a channel that gets each loss.
+func losesEnds() (hook *redistest.FailHook, lost chan struct{}) {
+	hook, lost = &redistest.FailHook{}, make(chan struct{}, 100)
+	hook.Before(func(cmd redis.Cmder) error {
+		for _, arg := range cmd.Args() {
+			if key, ok := arg.(string); ok && strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(key, "}:processed:") {
+				lost <- struct{}{}
+				return errors.New("the network is gone")
+			}
+		}
+		return nil
+	})
+	return hook, lost
+}
+
+// recoverBy stops the server, as if it had died with the task, and starts another one, whose recoverer finds the task.
+func (r *rig) recoverBy(s *redistest.Server, id string) {
+	r.t.Helper()
+	r.shutdown()
+	r.rdb.ZAdd(r.t.Context(), "asynq:{"+r.queue+"}:lease", redis.Z{Score: float64(time.Now().Add(-time.Hour).Unix()), Member: id})
+	srv := asynq.NewServerFromRedisClient(s.Client(r.t), r.served)
+	redistest.Must(r.t, srv.Start(r.guard.Middleware(r.stage)))
+	r.t.Cleanup(func() { r.stage.end(); srv.Shutdown() })
+}
+
+// A last attempt has ended, and asynq cannot store that: the handler does not run once more when the recoverer delivers the
+// task again, soon, whatever the retry delay. An operator's run runs.
+func TestReserved_endIsNotStored(t *testing.T) {
+	t.Parallel()
+	ends := map[string]error{"failed": errors.New("broken"), "done": nil, "SkipRetry": asynq.SkipRetry, "RevokeTask": asynq.RevokeTask}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				hook, lost := losesEnds()
+				r, c := reserveRig(t, s, automutex.Park, setup{hook: hook, served: func(*asynq.Config) {}})
+				id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+				r.stage.next(t).returns(end)
+				<-lost
+				mark := fmt.Sprintf("%s:begun:%s/%s:claim", r.lockOf("work", "1").Key(), r.queue, id)
+				if left := r.rdb.PTTL(t.Context(), mark).Val(); left <= 4*time.Minute || left > 6*time.Minute {
+					t.Errorf("the mark lasts %s, want five minutes", left)
+				}
+				r.recoverBy(s, id)
+				if again := r.awaitRetried(id, 1); time.Until(again.NextProcessAt) > 31*time.Second {
+					t.Errorf("it is delivered again in %s", time.Until(again.NextProcessAt))
+				}
+				r.rerun(id)
+				if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "could not store that") {
+					t.Errorf("the last error is %q", info.LastErr)
+				}
+				r.stage.none(t)
+				r.rerun(id) // by an operator
+				r.finishAfter(id, 1)
+			})
+		})
+	}
+}
+
+// The mark of a last attempt that has ended is not that of the next run of the task, by an operator: if a policy spends that run's
+// attempt for a busy key, the next delivery runs. Its own mark lasts while it runs.
+func TestReserved_runAgainAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := reserveRig(t, s, automutex.Fail, setup{served: func(*asynq.Config) {}})
+		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+		r.stage.next(t).returns(errors.New("broken"))
+		r.await(id, asynq.TaskStateArchived)
+		r.rerun(id)
+		run := r.stage.next(t)
+		mark := fmt.Sprintf("%s:begun:%s/%s:claim", r.lockOf("work", "1").Key(), r.queue, id)
+		if left := r.rdb.PTTL(t.Context(), mark).Val(); left < 24*time.Hour {
+			t.Errorf("the mark lasts %s while the handler runs", left)
+		}
+		run.returns(errors.New("broken again"))
+		r.await(id, asynq.TaskStateArchived)
+		lease := r.take("work", "1")
+		r.rerun(id)
+		r.awaitRetried(id, 1)
+		r.free(lease)
+		r.rerun(id)
+		r.finishAfter(id, 1)
+	})
+}
+
+// A cut of the last attempt comes back soon, to be refused; of an earlier one, or if IsFailure does not count it, after asynq's delay.
+func TestReserved_cutComesBackToBeRefused(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, counts := range []bool{true, false} {
+			r, c := reserveRig(t, s, automutex.Retry, setup{served: func(c *asynq.Config) {
+				c.IsFailure = func(error) bool { return counts }
+			}})
+			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
+			for last := range 2 {
+				run := r.stage.next(t)
+				run.cut()
+				run.returns(run.ctx.Err())
+				info := r.await(id, asynq.TaskStateRetry)
+				if soon := time.Until(info.NextProcessAt) < time.Minute; soon != (counts && last == 1) {
+					t.Errorf("IsFailure counts it: %t; attempt %d comes back in %s", counts, last+1, time.Until(info.NextProcessAt))
+				}
+				redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") }, "the handler has returned")
+				r.rerun(id)
+			}
+			if counts {
+				r.await(id, asynq.TaskStateArchived)
+			}
+			r.stop()
+		}
+	})
+}
