@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/claims"
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/stamp"
 )
 
@@ -23,6 +24,27 @@ const beginMarkLife = 30 * 24 * time.Hour
 // endMarkLife is how long the mark lasts after the task has ended. If asynq cannot store the end, its recoverer finds
 // the task after a minute or two, and capRefusal has it delivered within redeliveryDelay then.
 const endMarkLife = 5 * time.Minute
+
+// needsNoLock reports whether the task runs without any lock: its Optional fields are missing, its Key returns NoLock, or no
+// key can be made for a rule with Allow. Then nothing in Redis would tell that its last attempt has begun. A rule that never
+// leaves a task without its lock is not asked.
+func (c *Client) needsNoLock(ctx context.Context, p *pattern, task *asynq.Task) (none bool) {
+	for _, rule := range p.rules {
+		if !rule.Optional && rule.Key == nil && rule.Busy.kind != policyAllow {
+			return false
+		}
+	}
+	defer func() {
+		if recover() != nil { // of a Key, LimitOf or Decode; the worker meets and reports it
+			none = false
+		}
+	}()
+	none = true
+	targets := c.rules.targetsNeeded(ctx, task, c.prefix, func(rule *compiledRule, err error) {
+		none = none && rule.Busy.kind == policyAllow && whyNoKey(err) != decide.KeyLater
+	})
+	return none && len(targets) == 0
+}
 
 // readStamp reads the task's stamp. A stamp that does not fit what asynq was told is that of another task.
 func (d *delivery) readStamp() {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -96,6 +97,63 @@ func TestReserved_runAgainAfterTheEnd(t *testing.T) {
 		r.free(lease)
 		r.rerun(id)
 		r.finishAfter(id, 1)
+	})
+}
+
+// A task that needs no lock has no attempt reserved: nothing would tell that its last one has begun. Cut off, it is archived at once.
+func TestReserved_notForATaskWithoutALock(t *testing.T) {
+	t.Parallel()
+	const lacks, has = `{"other":1}`, `{"id":1}`
+	keyed := func(answer error) automutex.KeyFunc {
+		return func(_ context.Context, task *asynq.Task) ([]string, error) {
+			if string(task.Payload()) == has {
+				return []string{"1"}, nil
+			}
+			if answer == nil {
+				panic("no id")
+			}
+			return nil, answer
+		}
+	}
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, c := range map[string]struct {
+			rules    []automutex.Rule
+			reserved bool // for a task that lacks the field
+		}{
+			"Optional":             {rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true}}},
+			"Optional, in order":   {rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true, InOrder: true}}},
+			"NoLock":               {rules: []automutex.Rule{{Task: "work", Key: keyed(automutex.NoLock)}}},
+			"Allow":                {rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Allow}}},
+			"one of two":           {rules: []automutex.Rule{{Task: "work", Scope: "a", On: []string{"id"}, Optional: true}, {Task: "work", Scope: "b"}}, reserved: true},
+			"one of two with keys": {rules: []automutex.Rule{{Task: "work", Scope: "a", Key: keyed(automutex.NoLock)}, {Task: "work", Scope: "b", On: []string{"other"}, Optional: true}}, reserved: true},
+			"archived":             {rules: []automutex.Rule{{Task: "work", Key: keyed(&automutex.KeyError{Task: "work"})}}, reserved: true},
+			"later under Allow":    {rules: []automutex.Rule{{Task: "work", Key: keyed(errors.New("not now")), Busy: automutex.Allow}}, reserved: true},
+			"a panic":              {rules: []automutex.Rule{{Task: "work", Key: keyed(nil)}}, reserved: true},
+		} {
+			r, client := orderRig(t, s, setup{rules: c.rules})
+			enqueue := func(payload string, options ...asynq.Option) *asynq.TaskInfo {
+				t.Helper()
+				info, err := client.Enqueue(asynq.NewTask("work", []byte(payload)), append(options, asynq.Queue(r.queue), asynq.MaxRetry(0))...)
+				redistest.Must(t, err)
+				return info
+			}
+			for payload, reserved := range map[string]bool{lacks: c.reserved, has: true} {
+				if later, err := client.Enqueue(asynq.NewTask("work", []byte(payload)), asynq.Queue(r.queue+"-later"), asynq.MaxRetry(0)); err != nil || (later.MaxRetry == 1) != reserved {
+					t.Errorf("%s: %s: %+v, %v", name, payload, later, err)
+				}
+			}
+			if !c.reserved {
+				id := enqueue(lacks).ID
+				run := r.stage.next(t)
+				run.cut()
+				run.returns(run.ctx.Err())
+				if info := r.await(id, asynq.TaskStateArchived); info.Retried != 0 {
+					t.Errorf("%s: %+v", name, info)
+				}
+				r.stage.none(t)
+			}
+			r.stop()
+		}
 	})
 }
 
