@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,7 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/wire"
 )
 
 // losesEnds returns a hook that loses the commands by which asynq stores how a delivery ended, and a channel that gets each loss.
@@ -183,4 +186,45 @@ func TestReserved_cutComesBackToBeRefused(t *testing.T) {
 			r.stop()
 		}
 	})
+}
+
+// The Guard closes in the moment in which a task is refused, since its last attempt did not return: the task is archived nevertheless.
+// If asynq requeued it, the next server would take it for an operator's run.
+func TestReserved_refusedWhileTheGuardCloses(t *testing.T) {
+	t.Parallel()
+	for _, inOrder := range []bool{false, true} {
+		t.Run(fmt.Sprint("in order ", inOrder), func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				hook := &redistest.FailHook{}
+				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: inOrder}
+				r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}, hook: hook, served: quickly(time.Second)})
+				id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+				run := r.stage.next(t)
+				run.cut()
+				run.returns(run.ctx.Err())
+				r.awaitRetried(id, 1)
+				redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") }, "the handler has returned")
+				refuses := map[bool]*exchange.Script{false: wire.ClaimKeepScript, true: wire.OrderAskScript}[inOrder]
+				closed := make(chan (<-chan error), 1)
+				var once sync.Once
+				hook.After(func(cmd redis.Cmder) error {
+					if runs(cmd, refuses, "") {
+						once.Do(func() { closed <- r.closing(t.Context()) })
+					}
+					return nil
+				})
+				r.rerun(id)
+				ends := <-closed
+				r.shutdown()
+				if err := awaitClosed(t, ends); err != nil {
+					t.Error(err)
+				}
+				if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "its last run did not return") {
+					t.Errorf("the last error is %q", info.LastErr)
+				}
+				r.stage.none(t)
+			})
+		})
+	}
 }
