@@ -164,8 +164,10 @@ func TestReserved_notForATaskWithoutALock(t *testing.T) {
 func TestReserved_cutComesBackToBeRefused(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, counts := range []bool{true, false} {
-			r, c := reserveRig(t, s, automutex.Retry, setup{served: func(c *asynq.Config) {
+		for i := range 4 {
+			counts, inOrder := i < 2, i%2 == 0
+			rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: inOrder}
+			r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}, served: func(c *asynq.Config) {
 				c.IsFailure = func(error) bool { return counts }
 			}})
 			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
@@ -175,7 +177,10 @@ func TestReserved_cutComesBackToBeRefused(t *testing.T) {
 				run.returns(run.ctx.Err())
 				info := r.await(id, asynq.TaskStateRetry)
 				if soon := time.Until(info.NextProcessAt) < time.Minute; soon != (counts && last == 1) {
-					t.Errorf("IsFailure counts it: %t; attempt %d comes back in %s", counts, last+1, time.Until(info.NextProcessAt))
+					t.Errorf("in order: %t, IsFailure counts it: %t; attempt %d comes back in %s", inOrder, counts, last+1, time.Until(info.NextProcessAt))
+				}
+				if want := map[bool]int{true: last + 1}[counts]; info.Retried != want {
+					t.Errorf("in order: %t, IsFailure counts it: %t; %d attempts are spent, want %d", inOrder, counts, info.Retried, want)
 				}
 				redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") }, "the handler has returned")
 				r.rerun(id)
