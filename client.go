@@ -26,7 +26,9 @@ import (
 // Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
 // concurrent use. There is nothing to close.
 //
-// A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
+// A task that no rule matches goes to asynq unchanged. So does a task that needs no lock: its [Rule].Optional fields are
+// missing, its Key returns [NoLock], or [Allow] runs it although no key can be made. To find that out, the Client calls the
+// Key, LimitOf and Decode of such rules. For every other task the Client does two things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
 //   - It reserves an attempt. asynq archives a task that returns on its last attempt, so without this a
@@ -144,8 +146,8 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	switch {
 	case err != nil:
 		return nil, err
-	case !ordered && e.bakedUnique:
-		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
+	case !ordered && (e.bakedUnique || c.needsNoLock(ctx, p, task)):
+		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, or it waits for nothing: no attempt is reserved
 	case !ordered:
 		return e.enqueue(ctx, stamp.New(e.note, e.info.MaxRetry))
 	}
@@ -153,15 +155,6 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		return nil, err
 	}
 	return e.enqueueInOrder(ctx, t)
-}
-
-// Orders reports whether a rule for tasks of that type has [Rule].InOrder, so that the Client gives such a task its place,
-// and that rule's OnArchive.
-func (c *Client) Orders(taskType string) (onArchive OnArchive, ordered bool) {
-	if p := c.rules.find(taskType); p != nil && p.ordered() != nil {
-		return p.ordered().OnArchive, true
-	}
-	return HoldKey, false
 }
 
 // orderedTarget returns the ordered lock that the task needs, if it needs one.

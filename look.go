@@ -50,7 +50,7 @@ func (d *delivery) look(last obstacle) obstacle {
 		return met
 	}
 	if d.refuseSpent() {
-		return obstacle{why: decide.KeyNever, err: errSpent}
+		return obstacle{why: decide.KeyNever, err: errUnnoted}
 	}
 	if met := d.checkPaused(); met.why != decide.Nothing {
 		return met
@@ -277,7 +277,7 @@ func (d *delivery) report(met obstacle) obstacle {
 	t := met.target
 	again := d.reported.why == met.why && d.reported.target.key == t.key && d.stayAt != ""
 	d.reported = met
-	if over := d.over(); over == decide.ContextEnded || over == decide.GuardClosed || again && met.busy != nil {
+	if over := d.over(); over == decide.ContextEnded || over == decide.GuardClosed && met.why != decide.KeyNever || again && met.busy != nil {
 		return met
 	}
 	switch {

@@ -225,6 +225,15 @@ func capRedelivery(delay time.Duration, err error, t *asynq.Task) time.Duration 
 	return delay
 }
 
+// Orders reports whether a rule for tasks of that type has [Rule].InOrder, so that the Client gives such a task its place,
+// and that rule's OnArchive.
+func (c *Client) Orders(taskType string) (onArchive OnArchive, ordered bool) {
+	if p := c.rules.find(taskType); p != nil && p.ordered() != nil {
+		return p.ordered().OnArchive, true
+	}
+	return HoldKey, false
+}
+
 // ordered returns the rule of the pattern that has InOrder, of which there is one at most, or nil.
 func (p *pattern) ordered() *compiledRule {
 	if i := slices.IndexFunc(p.rules, func(rule *compiledRule) bool { return rule.InOrder }); i >= 0 {

@@ -44,7 +44,7 @@ func (p Policy) appliesTo(why decide.Why) bool {
 // AfterFailure, once for each obstacle.
 func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.lastAttempt, Parked: met.busy != nil && met.busy.parked}
-	if s.Over == decide.GuardClosed {
+	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
 		*met = obstacle{why: met.why, err: errTaskAfterClose}
 	}
 	if rule := met.target.rule; rule != nil {
@@ -146,6 +146,9 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		}
 		return archive{met.err}, false
 	case decide.Spend:
+		if !met.ran {
+			d.spendUnrun()
+		}
 		return met.err, false
 	case decide.Drop:
 		if d.claim.superseded {

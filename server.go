@@ -73,7 +73,11 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		if r := wantsRetryAfter(err); r != nil {
 			return notBefore(r.delay)
 		}
-		return capRedelivery(retryDelay(n, err, t), err, t)
+		delay := capRedelivery(retryDelay(n, err, t), err, t)
+		if isFailure != nil && !isFailure(err) {
+			return delay // asynq spends no attempt, so the next delivery is not refused
+		}
+		return capRefusal(delay, n, err, t)
 	}
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {

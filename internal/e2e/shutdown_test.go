@@ -340,3 +340,27 @@ func TestShutdown_baseContextEnds(t *testing.T) {
 		}
 	})
 }
+
+// A task for which no key can ever be made is archived also while the Guard closes, with its own error and event.
+func TestShutdown_keyErrorWhileTheGuardCloses(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		keying, closing := make(chan struct{}), make(chan struct{})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Key: func(context.Context, *asynq.Task) ([]string, error) {
+			close(keying)
+			<-closing
+			return nil, &automutex.KeyError{Task: "work", Err: errors.New("no tenant")}
+		}}}})
+		id := r.enqueue("work", nil)
+		<-keying
+		closed := r.closing(t.Context())
+		close(closing)
+		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "no tenant") {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		r.awaitEvent(automutex.EventKeyError, id)
+		if err := awaitClosed(t, closed); err != nil {
+			t.Error(err)
+		}
+	})
+}

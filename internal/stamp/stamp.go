@@ -71,6 +71,17 @@ func Ordered(headers map[string]string) bool {
 	return strings.Count(headers[Header], " ") == 5
 }
 
+// IsLast reports whether the headers hold a stamp, of whatever task, and whether its caller allows no attempt more after
+// that with retried attempts spent before it.
+func IsLast(headers map[string]string, retried int) bool {
+	f := strings.SplitN(headers[Header], " ", 4)
+	if len(f) < 3 || f[0] != version {
+		return false
+	}
+	most, err := strconv.Atoi(f[2])
+	return err == nil && retried >= most
+}
+
 // nonceBytes make a nonce of 12 characters.
 const nonceBytes = 9
 

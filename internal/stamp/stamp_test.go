@@ -5,6 +5,22 @@ import (
 	"testing"
 )
 
+// IsLast tells the last attempt by any stamp, and by nothing else.
+func TestIsLast(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		New("default/id", 2).String(): true, New("default/id", 2).String() + " nonce 17 key": true, New("default/id", 3).String(): false,
+		"": false, "2 of 2": false, version + " of": false, version + " of two": false,
+	} {
+		if got := IsLast(map[string]string{Header: text}, 2); got != want {
+			t.Errorf("%q: %t", text, got)
+		}
+	}
+	if IsLast(nil, 2) {
+		t.Error("no header is a stamp")
+	}
+}
+
 // A header that this package never writes is no stamp, and gives a task no place.
 func TestOf(t *testing.T) {
 	t.Parallel()

@@ -122,14 +122,11 @@ func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
 	id := w.plan.id(n)
 	w.book.named(n, id)
 	info, err := w.ordered.Enqueue(task, append(opts, asynq.TaskID(id))...)
-	var full *automutex.FullError
-	var failed *automutex.EnqueueError
+	full, failed := (*automutex.FullError)(nil), (*automutex.EnqueueError)(nil)
 	switch {
 	case errors.As(err, &full):
 		w.book.isFull(n, full)
-	case errors.As(err, &failed) && failed.Unknown: // also of a conflict with itself
-		w.book.enqueued(n, info, err)
-	case failed != nil, errors.Is(err, asynq.ErrTaskIDConflict):
+	case errors.As(err, &failed) && !failed.Unknown, failed == nil && errors.Is(err, asynq.ErrTaskIDConflict): // it may conflict with itself
 		w.book.notEnqueued(n, err)
 	default:
 		w.book.enqueued(n, info, err)
