@@ -22,7 +22,7 @@ import (
 const beginMarkLife = 30 * 24 * time.Hour
 
 // endMarkLife is how long the mark lasts after the task has ended. If asynq cannot store the end, its recoverer finds
-// the task after a minute or two, and capRefusal has it delivered within redeliveryDelay then.
+// the task after a minute or two, and ServerConfig has it delivered within redeliveryDelay then.
 const endMarkLife = 5 * time.Minute
 
 // needsNoLock reports whether the task runs without any lock: its Optional fields are missing, its Key returns NoLock, or no
@@ -174,15 +174,10 @@ func (d *delivery) dropMark(mark claims.Claim, holder string) {
 	}
 }
 
-// capRefusal shortens the delay after which asynq delivers a task again whose last attempt was cut off, n attempts
-// having been spent before: that delivery is refused, while the mark of the attempt stands. asynq gives the errors of a cut as
-// they are, and a BusyError wraps one.
-func capRefusal(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
-	if err != asynq.ErrLeaseExpired && err != context.DeadlineExceeded && err != context.Canceled { //nolint:errorlint // as above
-		return delay
-	}
-	if t == nil || !stamp.IsLast(t.Headers(), n) {
-		return delay
-	}
-	return min(delay, redeliveryDelay)
+// isCutLast reports whether err is that of a cut of the task's last attempt, n attempts having been spent before: the next
+// delivery is refused, while the mark of the attempt stands. asynq gives the errors of a cut as they are, and a BusyError
+// wraps one.
+func isCutLast(n int, err error, t *asynq.Task) bool {
+	cut := err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
+	return cut && t != nil && stamp.IsLast(t.Headers(), n)
 }

@@ -74,10 +74,10 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return notBefore(r.delay)
 		}
 		delay := capRedelivery(retryDelay(n, err, t), err, t)
-		if isFailure != nil && !isFailure(err) {
-			return delay // asynq spends no attempt, so the next delivery is not refused
+		if isCutLast(n, err, t) && (isFailure == nil || isFailure(err)) { // else asynq spends no attempt, and the next delivery is not refused
+			return min(delay, redeliveryDelay)
 		}
-		return capRefusal(delay, n, err, t)
+		return delay
 	}
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {

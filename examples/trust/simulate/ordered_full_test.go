@@ -19,7 +19,7 @@ func (b *ledger) isFull(n int, full *automutex.FullError) {
 		other := b.w.plan.Tasks[i]
 		// What has ended a moment ago may count yet: its release is on its way, or was lost.
 		if i != n && t.asked > 0 && (t.refused == 0 || b.mayCount(t)) && rule.key(other) == rule.key(task) && other.Task == task.Task {
-			if t.success > 0 && b.calm && b.clean && time.Since(t.left) > 5*time.Second {
+			if t.success > 0 && b.calm && b.clean && !t.left.IsZero() && time.Since(t.left) > 5*time.Second {
 				continue
 			}
 			queued++
