@@ -132,7 +132,8 @@ func (m *Lock) openGate(ctx context.Context) (bool, error) {
 
 // Delete is [Lock.BreakAll], and also deletes the line and the rate's count. Live waiters ask
 // again within a second, and form a new line. A parked task loses its place: it runs when
-// asynq retries it.
+// asynq retries it. An ordered key forgets its tasks' places, and that one of them is held or has ended: its tasks run in the
+// order in which they come.
 func (m *Lock) Delete(ctx context.Context) error {
 	_, err := m.breakUp(ctx, "", wire.BreakKey, wire.AnyHolder)
 	return err

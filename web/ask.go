@@ -229,4 +229,7 @@ func (v *askView) describeDelete(look *keyView, name, stop string) {
 		printable.Count(look.Info.Waiting, "place")+" of tasks that wait in workers: they stand in a new line within a second.",
 		printable.Count(look.Info.Parked, "place")+" of parked tasks: nobody calls them any more; each comes back when its own retry is due.",
 	)
+	if look.Info.Queued > 0 {
+		v.Effects = append(v.Effects, printable.Count(look.Info.Queued, "place")+" of tasks in order: they run in the order in which they come, and none keeps the others waiting any more.")
+	}
 }

@@ -47,6 +47,7 @@ func TestBlocked(t *testing.T) {
 		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
 			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
 		v.get("/locks/metrics").want(200, `automutex_queued{rule=""} 3`, `automutex_order_blocked{rule=""} 1`, "automutex_order_blocked_seconds{")
+		v.get("/locks/do?action=delete&key="+url.QueryEscape(key)).want(200, "3 places of tasks in order: they run in the order in which they come")
 		head, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key))
 		redistest.Must(t, err)
 		ticket := strconv.FormatInt(head.Ticket, 10)
