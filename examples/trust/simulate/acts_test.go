@@ -82,12 +82,9 @@ func TestFaults_eachOrderedStep(t *testing.T) {
 	for _, p := range orderedScenarios() {
 		v := playWatched(t, p)
 		for _, client := range p.faultable() {
-			for i, step := range v.sent[fmt.Sprintf("%s %d", client.Client, client.Proc)] {
+			for _, step := range v.sent[fmt.Sprintf("%s %d", client.Client, client.Proc)] {
 				if slices.Contains(orderedSteps, step) {
-					client.Nth, client.Saying = i+1, ""
-					if strings.HasPrefix(step, wire.OrderActScript.Name) { // its number depends on the order within one instant
-						client.Nth, client.Saying = 0, step
-					}
+					client.Nth, client.Saying = 0, step // its number depends on the order within one instant
 					found[step] = append(found[step], job{p, []faultPlan{client}})
 				}
 			}
