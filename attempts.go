@@ -65,8 +65,15 @@ func (d *delivery) keepsBegun(targets []target) bool {
 	return false
 }
 
-// begunMark is the mark that an attempt of this task has begun, beside the lock of its first target.
-func (d *delivery) begunMark(targets []target) string { return targets[0].key + ":begun:" + d.note }
+// marksBegun reports whether a mark says that this task's last attempt, or the one after it, has begun. It is only needed from there on.
+func (d *delivery) marksBegun() bool {
+	return d.reserved && d.retried >= d.stamp.Most && len(d.targets) > 0 && !d.keepsBegun(d.targets)
+}
+
+// begunMark is that mark, beside the lock of the task's first target, and holder what stands in it once this attempt has begun.
+func (d *delivery) begunMark() (mark claims.Claim, holder string) {
+	return inner.Claim(d.guard.locker, d.targets[0].key+":begun:"+d.note), strconv.Itoa(d.retried + 1)
+}
 
 // errUnnoted is errSpent for a task whose mark also stays after its handler has returned.
 var errUnnoted = fmt.Errorf("%w; or it did return, and asynq could not store that", errSpent)
@@ -74,13 +81,13 @@ var errUnnoted = fmt.Errorf("%w; or it did return, and asynq could not store tha
 // refuseSpent ends a task whose attempts are spent: asynq delivers it again after its last one has begun, and
 // has not returned or asynq could not store its end. An operator's later run does run.
 func (d *delivery) refuseSpent() (refused bool) {
-	targets := d.targets
-	if !d.reserved || d.retried <= d.stamp.Most || len(targets) == 0 || d.keepsBegun(targets) {
+	if !d.marksBegun() || d.retried == d.stamp.Most {
 		return false
 	}
 	// The mark passes to this refusal before it is removed. If the script is sent twice, the second copy finds it passed, and not gone, which would
 	// mean that no attempt has begun. Another delivery has another name, so the mark does not refuse an operator's run.
-	mark, began, refusal := inner.Claim(d.guard.locker, d.begunMark(targets)), strconv.Itoa(d.retried), "refused "+stamp.NewNonce()
+	mark, _ := d.begunMark()
+	began, refusal := strconv.Itoa(d.retried), "refused "+stamp.NewNonce()
 	var err error
 	for range confirmTries {
 		if refused, err = mark.PassOn(d.roundTripContext(), began, refusal, false); err == nil {
@@ -102,27 +109,25 @@ func (d *delivery) guardAttempts(next asynq.Handler) asynq.Handler {
 	if !d.reserved {
 		return next
 	}
-	targets := d.targets
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		last := d.retried >= d.stamp.Most
-		marks := last && len(targets) > 0 && !d.keepsBegun(targets)
+		marks := d.marksBegun()
 		if marks {
-			d.markBegun(targets)
+			d.markBegun()
 		}
 		err := next.ProcessTask(ctx, task)
 		if d.ctx.Err() != nil {
 			return err // asynq has stored its own decision already
 		}
 		comesBack := wantsRetryAfter(err) != nil || errors.As(err, new(*returnedTask))
-		if last && !comesBack && endsTask(err) {
+		if d.retried >= d.stamp.Most && !comesBack && endsTask(err) {
 			err = archive{err}
 		}
 		switch {
 		case marks && comesBack:
-			d.unmarkBegun(targets)
+			d.dropMark(d.begunMark())
 		case marks:
 			// asynq has not stored the end yet. If it cannot, it delivers the task again, which the mark refuses.
-			d.keepBegun(targets)
+			d.keepBegun()
 		}
 		return err
 	})
@@ -136,8 +141,8 @@ func endsTask(err error) bool {
 
 // markBegun notes that this attempt begins. If Redis does not answer, the handler may start once more than the
 // caller asked for, should its worker die.
-func (d *delivery) markBegun(targets []target) {
-	mark, now := inner.Claim(d.guard.locker, d.begunMark(targets)), strconv.Itoa(d.retried+1)
+func (d *delivery) markBegun() {
+	mark, now := d.begunMark()
 	// The mark of this attempt's earlier run, which an operator's run finds, begins anew.
 	standing, err := mark.Take(d.roundTripContext(), now, now, beginMarkLife)
 	if err == nil && standing.Holder != now {
@@ -149,8 +154,8 @@ func (d *delivery) markBegun(targets []target) {
 }
 
 // keepBegun has the mark of this attempt, which has ended the task, last for endMarkLife from now.
-func (d *delivery) keepBegun(targets []target) {
-	mark, now := inner.Claim(d.guard.locker, d.begunMark(targets)), strconv.Itoa(d.retried+1)
+func (d *delivery) keepBegun() {
+	mark, now := d.begunMark()
 	if _, err := mark.Take(context.WithoutCancel(d.ctx), now, now, endMarkLife); err != nil {
 		d.guard.log.Debug("automutex: it could not be stored that a task's last attempt has ended; its mark stays longer", "task", d.note, "error", err)
 	}
@@ -159,13 +164,9 @@ func (d *delivery) keepBegun(targets []target) {
 // spendUnrun removes the mark of this attempt, which a policy spends before its handler has begun: the mark is that of
 // an earlier run of the task, or of a task with the same ID, and must not refuse the next delivery.
 func (d *delivery) spendUnrun() {
-	if targets := d.targets; d.reserved && d.retried >= d.stamp.Most && len(targets) > 0 && !d.keepsBegun(targets) {
-		d.unmarkBegun(targets)
+	if d.marksBegun() {
+		d.dropMark(d.begunMark())
 	}
-}
-
-func (d *delivery) unmarkBegun(targets []target) {
-	d.dropMark(inner.Claim(d.guard.locker, d.begunMark(targets)), strconv.Itoa(d.retried+1))
 }
 
 func (d *delivery) dropMark(mark claims.Claim, holder string) {

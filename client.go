@@ -46,11 +46,11 @@ type Client struct {
 	dry       *asynq.Client    // enqueues nothing, see compose
 	locker    *lock.Locker     // nil if no rule is InOrder
 	inspector *asynq.Inspector // the same
+	fleet     *fleet.Announcer // the same, and with Config.Private
+	log       *slog.Logger
 
 	asynqRedis redis.UniversalClient // that of inspector; nil: not known
-	fleet      *fleet.Announcer      // the same, and with Config.Private
-	log        *slog.Logger
-	blind      sync.Once // the log says that the inspector sees no task
+	blind      sync.Once             // the log says that the inspector sees no task
 
 	stampDeadline time.Duration
 }
