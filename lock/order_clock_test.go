@@ -153,3 +153,32 @@ func TestOrder_rolledBack(t *testing.T) {
 		o.end(t, o.mustRun(t), inside.OutcomeDone)
 	}
 }
+
+// Who takes the lock of an ordered key by its name, and leaves it with a cooldown, does not shorten the life of the places in it.
+func TestOrder_keyLifeBesideACooldown(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		l := newLocker(t, rdb)
+		m := l.Mutex(t.Name())
+		rest := func(when string, least time.Duration) {
+			t.Helper()
+			le, err := m.TryLock(t.Context())
+			redistest.Must(t, err)
+			redistest.Must(t, le.Cooldown(t.Context(), time.Millisecond))
+			if left := rdb.PTTL(t.Context(), m.Key()).Val(); left < least {
+				t.Errorf("%s: the key lasts %s, want at least %s; %s", when, left, least, dump(m))
+			}
+		}
+		a := stampTask(t, l, m.Key(), "default/a")
+		rest("a place", 29*24*time.Hour)
+		redistest.Eventually(t, 10*time.Second, func() bool {
+			le, err := a.lock().TryLock(t.Context())
+			if err == nil {
+				a.end(t, le, inside.OutcomeDone)
+			}
+			return err == nil
+		}, "the gate opens")
+		rest("a done mark", 4*time.Minute)
+	})
+}

@@ -363,3 +363,33 @@ func TestOrder_lateRelease(t *testing.T) {
 		}
 	})
 }
+
+// A look at a task whose run has lost the lock takes nothing from that run: if it is done, it is not run again.
+func TestOrder_lookAtARunWithoutItsLock(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		key := l.Mutex(t.Name()).Key()
+		a, b := stampTask(t, l, key, "default/a"), stampTask(t, l, key, "default/b")
+		le := a.mustRun(t)
+		for name := range stored(t, a.lock()) {
+			if strings.HasPrefix(name, "h:") {
+				redistest.Must(t, s.Client(t).ZRem(t.Context(), key, name).Err()) // its deadline has passed
+			}
+		}
+		for name := range stored(t, a.lock()) {
+			if strings.HasPrefix(name, "o:") && strings.HasSuffix(name, a.note) {
+				seen := inside.OrderItem{Nonce: a.place.Nonce, Ticket: a.place.Ticket, Note: a.note, State: "a", Seen: strings.Split(name, "|")[2]}
+				redistest.Must(t, l.byOrder(key).actOrder(t.Context(), inside.ActPresent, seen, 0))
+			}
+		}
+		le.endOrder(inside.OutcomeDone)
+		if _, held, err := le.release(t.Context()); err != nil || held {
+			t.Fatalf("held %v, %v", held, err)
+		}
+		if _, err := a.lock().TryLock(t.Context()); !theInsider.IsOrderDone(err) {
+			t.Fatalf("a redelivery: %v, want that it is done", err)
+		}
+		b.end(t, b.mustRun(t), inside.OutcomeDone)
+	})
+}

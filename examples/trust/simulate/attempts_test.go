@@ -128,7 +128,7 @@ func (b *ledger) slack() int {
 	}
 	n := 2 * len(b.deaths)
 	for _, f := range b.w.plan.Faults {
-		if f.Kind != starts && (f.Client != "lock" || f.Kind == stops || f.Kind == frozen) {
+		if f.Kind != starts && f.Client != leadClient && (f.Client != "lock" || f.Kind == stops || f.Kind == frozen) {
 			n += 2
 		}
 	}

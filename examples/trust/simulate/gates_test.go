@@ -324,11 +324,19 @@ func (p *process) hold(ctx context.Context, r *run, step stepPlan) {
 // later notes that a handler gives its task back. Callers hold mu.
 func (b *ledger) later(r *run, after time.Duration) {
 	b.books[r.n].unready = true
-	retried, _ := asynq.GetRetryCount(r.ctx)
-	if retried < b.w.plan.Tasks[r.n].MaxRetry {
+	b.asksBack(r.ctx, r.n, after)
+	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.w.plan.Tasks[r.n].MaxRetry && !r.p.wraps(b.w.plan.Tasks[r.n].Task) {
+		b.books[r.n].ends[endArchived] = true // nobody keeps it in its worker
+	}
+}
+
+// asksBack notes that a handler, or a function of a rule, asks for a task to come back later. Callers hold mu.
+func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
+	retried, _ := asynq.GetRetryCount(ctx)
+	if retried < b.w.plan.Tasks[n].MaxRetry {
 		return
 	}
-	if deadline, ok := r.ctx.Deadline(); ok && time.Until(deadline)-1100*ms < after {
-		b.books[r.n].ends[endLate] = true // there is no time left to wait in its worker
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < after {
+		b.books[n].ends[endLate] = true // there is no time left to wait in its worker
 	}
 }

@@ -48,6 +48,8 @@ func draw(seed uint64) *plan {
 	d.storage(length)
 	d.gates(length)
 	d.history()
+	d.choices()
+	d.leads(length)
 	if *onlyOrder { // the others stay the worlds that they were
 		d.ordered(length)
 	}

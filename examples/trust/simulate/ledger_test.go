@@ -34,6 +34,7 @@ type ledger struct {
 	seq        int       // grows with everything that happens
 	runs       []*run
 	attempts   []*attempt
+	terms      []*term     // of leaders
 	books      []*taskBook // by number
 	keys       map[string]*keyBook
 	names      map[string]string                      // of keys, by what Redis calls them; never changes
@@ -98,9 +99,9 @@ func newLedger(w *world) *ledger {
 		b.books = append(b.books, &taskBook{ends: map[string]bool{}, most: -1})
 	}
 	for _, f := range w.plan.Faults {
-		switch f.Kind {
-		case starts:
-		case stops:
+		switch {
+		case f.Kind == starts, f.Client == leadClient:
+		case f.Kind == stops:
 			b.clean = false
 		default:
 			b.calm = false

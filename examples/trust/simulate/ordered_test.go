@@ -39,7 +39,7 @@ func (d *drawer) ordered(length time.Duration) {
 		wide := rulePlan{Task: "ordered", Scope: shared.Scope, Limit: shared.Limit, TTL: shared.TTL, On: []string{"b"}, Policy: "park"}
 		for _, r := range s.p.Rules {
 			if r.scope() == wide.Scope {
-				wide.Starts, wide.Per, wide.Burst = r.Starts, r.Per, r.Burst // all rules of a scope have the same
+				wide.Limit, wide.LimitOf, wide.Starts, wide.Per, wide.Burst = r.Limit, r.LimitOf, r.Starts, r.Per, r.Burst // all rules of a scope have the same
 			}
 		}
 		s.p.Rules = append(s.p.Rules, wide)

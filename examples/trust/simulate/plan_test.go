@@ -27,6 +27,8 @@ type plan struct {
 	HashKeys bool `json:",omitempty"`
 	// History is how many runs of a key are kept.
 	History int `json:",omitempty"`
+	// Lead has each process campaign for leadership, and is how long a leader's function lasts; 0: nobody leads.
+	Lead time.Duration `json:",omitempty"`
 	// MinReplicas is how many replicas have to know of a lease.
 	MinReplicas int `json:",omitempty"`
 	// Quiet is how long the servers go on when all tasks have ended.
@@ -41,6 +43,10 @@ type procPlan struct {
 	Poll     time.Duration // TaskCheckInterval
 	Forward  time.Duration // DelayedTaskCheckInterval
 	Shutdown time.Duration // ShutdownTimeout
+	// MaxWaiting is how many workers may wait for locks; 0: all.
+	MaxWaiting int `json:",omitempty"`
+	// Apart has the Guard wrap the handlers of the types with rules one by one.
+	Apart bool `json:",omitempty"`
 }
 
 // rulePlan is one rule of the Guards.
@@ -57,10 +63,18 @@ type rulePlan struct {
 	Per      time.Duration `json:",omitempty"`
 	Burst    int           `json:",omitempty"`
 	Policy   string
-	// After is what the function of AfterFailure answers: "busy", "done", "fail" or "skip".
+	// After is what the function of AfterFailure answers: "busy", "done", "fail", "skip" or "later".
 	After string `json:",omitempty"`
-	// KeyFails is how often each task's key function fails before it gives the key.
+	// KeyFails is how often each task's key function fails before it gives the key, and KeyLater
+	// how often it asks for the task to come back.
 	KeyFails int `json:",omitempty"`
+	KeyLater int `json:",omitempty"`
+	// LimitOf gives each task of the rule a limit of its own, at most Limit; see ownLimit. LimitLater is how often it
+	// asks for the task to come back.
+	LimitOf    bool `json:",omitempty"`
+	LimitLater int  `json:",omitempty"`
+	// Optional has a task without the field b take no lock of the rule.
+	Optional bool `json:",omitempty"`
 	// InOrder, OnArchive ("hold" or "continue") and MaxQueued are about the order of tasks.
 	InOrder   bool   `json:",omitempty"`
 	OnArchive string `json:",omitempty"`
@@ -126,7 +140,8 @@ func (u uniquePlan) rule() unique.Rule {
 type taskPlan struct {
 	At       time.Duration // when it is enqueued; negative: by the handler of another
 	Task     string
-	A, B     int // payload fields that keys are made from
+	A, B     int  // payload fields that keys are made from
+	NoB      bool `json:",omitempty"` // the payload lacks b
 	MaxRetry int
 	Timeout  time.Duration `json:",omitempty"`
 	Keep     bool          `json:",omitempty"` // Retention of a day
@@ -224,7 +239,7 @@ func (p *plan) clone() *plan {
 func (p *plan) rulesOf(t taskPlan) (rules []rulePlan) {
 	seen := map[string]bool{}
 	for _, r := range p.Rules {
-		if r.Task == t.Task && !seen[r.key(t)] {
+		if r.Task == t.Task && !seen[r.key(t)] && r.needs(t) {
 			seen[r.key(t)] = true
 			rules = append(rules, r)
 		}

@@ -27,9 +27,9 @@ var (
 
 // payload is what a task carries.
 type payload struct {
-	N int `json:"n"` // the task's number in the plan
-	A int `json:"a"`
-	B int `json:"b"`
+	N int  `json:"n"` // the task's number in the plan
+	A int  `json:"a"`
+	B *int `json:"b,omitempty"`
 }
 
 // process is an asynq server with a Guard, which stops or dies.
@@ -43,6 +43,7 @@ type process struct {
 	taskClient   *redis.Client
 	guard        *automutex.Guard
 	server       *asynq.Server
+	candidate    *candidate // nil: nobody leads in this world
 
 	dead chan struct{} // closed when nothing of it counts any more
 	shut chan struct{} // closed when stop has shut everything down
@@ -52,18 +53,17 @@ type process struct {
 	mu       sync.Mutex // guards what follows
 	ended    bool
 	stopping time.Time // since when; zero: it is not
-	keyFails map[string]int
 	panicked bool
 }
 
 func (w *world) startProcess(n int, pp procPlan) *process {
-	p := &process{w: w, n: n, plan: pp, dead: make(chan struct{}), gone: make(chan struct{}), shut: make(chan struct{}), keyFails: map[string]int{}}
+	p := &process{w: w, n: n, plan: pp, dead: make(chan struct{}), gone: make(chan struct{}), shut: make(chan struct{})}
 	p.locks = w.redis.endpoint(n, "lock", w.plan.Seed, w.plan.Faults)
 	p.tasks = w.redis.endpoint(n, "asynq", w.plan.Seed+1, w.plan.Faults)
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
 	guard, err := automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
-		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History,
+		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History, MaxWaiting: pp.MaxWaiting,
 		Private: true, // the fleet is no part of the world: its commands would take faults meant for locks
 	})
 	if err != nil {
@@ -84,6 +84,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	if err := p.server.Start(asynq.HandlerFunc(p.attempt)); err != nil {
 		panic(err)
 	}
+	p.candidate = p.campaigns()
 	w.book.notef("process %d starts", n)
 	return p
 }
@@ -92,11 +93,14 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 func (p *process) rules() (rules []automutex.Rule) {
 	for _, r := range p.w.plan.Rules {
 		rule := automutex.Rule{
-			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), TTL: r.TTL,
+			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), LimitOf: p.limitOf(r), Optional: r.Optional, TTL: r.TTL,
 			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Fence: r.fenced(), Busy: p.policy(r),
 			InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued,
 		}
-		if r.KeyFails > 0 {
+		if r.LimitOf {
+			rule.Limit = 0
+		}
+		if r.KeyFails > 0 || r.KeyLater > 0 {
 			rule.On, rule.Key = nil, p.failingKey(r)
 		}
 		rules = append(rules, rule)
@@ -123,7 +127,7 @@ func (p *process) policy(r rulePlan) automutex.Policy {
 	case "allow":
 		return automutex.Allow
 	case "after":
-		return automutex.AfterFailure(func(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error {
+		return automutex.AfterFailure(func(ctx context.Context, t *asynq.Task, busy *automutex.BusyError) error {
 			n := number(t)
 			if busy.Reason == automutex.ReasonClosed || busy.Reason == automutex.ReasonPaused {
 				p.w.book.violationf("held: AfterFailure is asked about task %d, whose key is only on hold or paused", n)
@@ -141,6 +145,8 @@ func (p *process) policy(r rulePlan) automutex.Policy {
 			case "fail":
 				p.w.book.spend(n, 1, 1, "AfterFailure fails")
 				return errAfter
+			case "later":
+				return p.asksBack(ctx, n, busy)
 			}
 			return busy
 		})
@@ -150,14 +156,13 @@ func (p *process) policy(r rulePlan) automutex.Policy {
 
 // failingKey is a key function that does I/O, and fails a few times for each task.
 func (p *process) failingKey(r rulePlan) automutex.KeyFunc {
-	return func(_ context.Context, t *asynq.Task) ([]string, error) {
+	return func(ctx context.Context, t *asynq.Task) ([]string, error) {
 		n := number(t)
-		p.w.mu.Lock()
-		p.w.keyFails[n]++
-		fails := p.w.keyFails[n] <= r.KeyFails
-		p.w.mu.Unlock()
-		if fails {
+		switch asked := p.w.countAsked("key of "+r.name(), n); {
+		case asked <= r.KeyFails:
 			return nil, errKey
+		case asked <= r.KeyFails+r.KeyLater:
+			return nil, p.asksBack(ctx, n, errKey)
 		}
 		tp := p.w.plan.Tasks[n]
 		var parts []string
@@ -210,7 +215,7 @@ func (p *process) isStopping() time.Time {
 func (p *process) attempt(ctx context.Context, t *asynq.Task) error {
 	a := p.w.book.arrive(p, ctx, number(t))
 	defer func() { p.w.book.depart(a, recover()) }()
-	return p.guard.Middleware(asynq.HandlerFunc(p.handle)).ProcessTask(ctx, t)
+	return p.middleware(t.Type()).ProcessTask(ctx, t)
 }
 
 // handle is the handler: it does what the plan says.
@@ -277,6 +282,7 @@ func (p *process) stop() {
 		defer close(closed)
 		_ = p.guard.Close(ctx) // an error is that handlers still ran: the plan's
 	}()
+	p.candidate.resigns()
 	p.server.Shutdown()
 	<-closed
 	close(p.shut)
@@ -295,6 +301,7 @@ func (p *process) die() {
 		close(p.dead)
 		p.locks.die()
 		p.tasks.die()
+		p.candidate.die()
 		go func() { // its goroutines would be gone; here they have to be told
 			defer close(p.gone)
 			if !stopped {
@@ -305,6 +312,7 @@ func (p *process) die() {
 					defer close(closed)
 					_ = p.guard.Close(ctx) // nothing of it reaches Redis
 				}()
+				p.candidate.resigns()
 				p.server.Shutdown()
 				<-closed
 			}

@@ -91,6 +91,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 		if h := b.key(key).latest(fmt.Sprintf("%d %s %s", p.n, id, rule)); h != nil {
 			r.taken[key] = h.since
 			h.started = true
+			b.judgeOwnLimit(r, key)
 			b.judgeRate(r, key, h.since)
 			b.judgeCooldownBeside(r, key, h.since)
 		}

@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -40,12 +39,12 @@ type world struct {
 
 	work sync.WaitGroup // what the schedule has begun
 
-	mu       sync.Mutex // guards what follows
-	procs    []*process // by number; the latest of each
-	all      []*process
-	keyFails map[int]int
-	held     map[string]int // by task ID: how often its hold was ended
-	steps    bool           // Redis' clock was stepped
+	mu    sync.Mutex // guards what follows
+	procs []*process // by number; the latest of each
+	all   []*process
+	asked map[asked]int
+	held  map[string]int // by task ID: how often its hold was ended
+	steps bool           // Redis' clock was stepped
 }
 
 // verdict is what came of a world.
@@ -92,7 +91,7 @@ func play(t *testing.T, p *plan) (v verdict) {
 }
 
 func newWorld(p *plan) *world {
-	w := &world{plan: p, keyFails: map[int]int{}, held: map[string]int{}}
+	w := &world{plan: p, asked: map[asked]int{}, held: map[string]int{}}
 	w.book = newLedger(w)
 	w.redis = newRedis(p, w.book.violationf)
 	for i, kind := range []string{"asynq", "lock"} {
@@ -154,6 +153,7 @@ func (w *world) live() {
 	w.work.Wait()
 	w.drain()
 	w.rest()
+	w.endLeads()
 	time.Sleep(w.plan.Quiet)
 }
 
@@ -260,6 +260,9 @@ func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 	if proc >= 0 {
 		p := w.process(proc)
 		all = []*endpoint{p.tasks, p.locks}
+		if p.candidate != nil {
+			all = append(all, p.candidate.end)
+		}
 	}
 	for _, e := range all {
 		if client == "" || client == e.kind {
@@ -272,11 +275,7 @@ func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 // enqueue puts a task of the plan into asynq, by package unique where a rule says so.
 func (w *world) enqueue(n int) {
 	t := w.plan.Tasks[n]
-	body, err := json.Marshal(payload{N: n, A: t.A, B: t.B})
-	if err != nil {
-		panic(err)
-	}
-	task := asynq.NewTask(t.Task, body)
+	task := asynq.NewTask(t.Task, t.body(n))
 	opts := []asynq.Option{asynq.MaxRetry(t.MaxRetry)}
 	if t.Timeout > 0 {
 		opts = append(opts, asynq.Timeout(t.Timeout))

@@ -80,8 +80,11 @@ local function keep_parked()
 end
 
 -- shorten: lower the TTL of a key in which nothing is parked to that of its last entry: the
--- last deadline of a holder, the last mark of a waiter, or the gate.
+-- last deadline of a holder, the last mark of a waiter, or the gate. That of an ordered key is left to keep_order.
 local function shorten()
+  if redis.call('ZCOUNT', lock, '(8e15', '+inf') + redis.call('ZCOUNT', lock, '-6e14', '-5e14') > 0 then
+    return
+  end
   local last = redis.call('ZREVRANGEBYSCORE', lock, '1e14', '1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
   local mark = redis.call('ZRANGEBYSCORE', lock, '-1e14', '-1e11', 'WITHSCORES', 'LIMIT', '0', '1')[2]
   local life = math.ceil(math.max(tonumber(last or 0) - now_ms, -(mark or 0) - now_ms)) + 1000

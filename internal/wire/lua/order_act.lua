@@ -80,7 +80,9 @@ elseif task and task.seen == ARGV[7] and (task.state == ARGV[6] or task.state ==
     if task.state == 'i' then
       task.seen = string.format('%d', now_at)
     end
-    task.state, task.token, task.owner = 'a', '', ''
+    if task.state ~= 'a' then
+      task.state, task.token, task.owner = 'a', '', ''
+    end -- else its run may have lost the lock, and be done: that release has this token
     task.since = string.format('%d', now_ms + math.max(tonumber(ARGV[8]), math.min(60000, math.max(5000, age))))
     put_order(task)
   end
