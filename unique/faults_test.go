@@ -30,6 +30,7 @@ func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 					for _, kind := range redistest.CommandFaults {
 						name := fmt.Sprintf("%s, %s, ordered %t, %d before, %s", until, duplicate, ordered, before, kind.Name)
 						t.Run(name, func(t *testing.T) {
+							t.Parallel()
 							rule := Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: duplicate}
 							for n := 1; oneFailure(t, s, rule, ordered, before, n, kind); n++ {
 								if n > 40 {

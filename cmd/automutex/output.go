@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/charmbracelet/x/ansi"
+	"github.com/clipperhouse/displaywidth"
 
 	"github.com/automutex/automutex/internal/printable"
 )
@@ -33,7 +33,7 @@ func (t *table) row(cells ...string) {
 		if i == len(t.widths) {
 			t.widths = append(t.widths, 0)
 		}
-		t.widths[i] = max(t.widths[i], ansi.StringWidth(row[i]))
+		t.widths[i] = max(t.widths[i], displaywidth.String(row[i]))
 	}
 	t.rows = append(t.rows, row)
 }
@@ -46,7 +46,7 @@ func (t *table) flush() error {
 		for i, cell := range row {
 			b.WriteString(cell)
 			if i < len(row)-1 {
-				b.WriteString(strings.Repeat(" ", t.widths[i]-ansi.StringWidth(cell)+gap))
+				b.WriteString(strings.Repeat(" ", t.widths[i]-displaywidth.String(cell)+gap))
 			}
 		}
 		b.WriteByte('\n')

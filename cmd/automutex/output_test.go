@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/charmbracelet/x/ansi"
+	"github.com/clipperhouse/displaywidth"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
@@ -33,7 +33,7 @@ func TestTable_alignsWideCharacters(t *testing.T) {
 	}
 	for _, line := range lines[1:] {
 		before, _, _ := strings.Cut(line, "vm:")
-		if got, want := ansi.StringWidth(before), strings.Index(lines[0], "HOLDER"); got != want {
+		if got, want := displaywidth.String(before), strings.Index(lines[0], "HOLDER"); got != want {
 			t.Errorf("the second column of %q begins at %d, want %d", line, got, want)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/charmbracelet/x/ansi"
+	"github.com/clipperhouse/displaywidth"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -113,7 +113,7 @@ func (s screen) draw(text string) error {
 		if i > 0 {
 			b.WriteString("\r\n")
 		}
-		b.WriteString(ansi.Truncate(line, width, "…") + clearLine)
+		b.WriteString(displaywidth.TruncateString(line, width, "…") + clearLine)
 	}
 	b.WriteString(clearBelow)
 	_, err := io.WriteString(s.out, b.String())

@@ -70,6 +70,7 @@ type demo struct {
 
 	mu    sync.Mutex // guards what follows
 	began time.Time
+	now   int // the document's version
 	asked map[string][]ask
 	ran   map[string][]stay
 }
@@ -114,6 +115,7 @@ func (d *demo) run() error {
 	ticker := time.NewTicker(d.every)
 	defer ticker.Stop()
 	for version := 1; version <= d.changes; version++ {
+		d.change(version)
 		for _, w := range wishes {
 			task := asynq.NewTask(w.task, fmt.Appendf(nil, `{"document":7,"version":%d}`, version), asynq.Queue(d.name))
 			_, err := tasks.Enqueue(task)
@@ -143,6 +145,13 @@ func (d *demo) drain(inspector *asynq.Inspector) error {
 		}
 		<-time.After(5 * time.Millisecond)
 	}
+}
+
+// change changes the document, before any rule is asked for a task: whoever begins after that sees it.
+func (d *demo) change(version int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.now = version
 }
 
 func (d *demo) note(task string, accepted bool) {

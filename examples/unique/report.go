@@ -25,7 +25,7 @@ func (d *demo) handle(ctx context.Context, t *asynq.Task) error {
 	}
 	d.mu.Lock()
 	from := time.Since(d.began)
-	version := len(d.asked[t.Type()]) // what the document is at now
+	version := d.now
 	if t.Type() != "until start" {
 		version = payload.Version
 	}

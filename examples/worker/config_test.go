@@ -22,6 +22,7 @@ func writeRules(t *testing.T, rules string) string {
 
 // The file that docs/operations.md shows: rows and limits are those of its rules.
 func TestRun_config(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-tasks", "60", "-config", "rules.yaml")
 	o.expect(t, demo.ExitOK, tally{tasks: 60, done: 60})
 	for _, text := range []string{"3 rules of rules.yaml", "repository octo/hello", "push octo/hello", "rule and key"} {
@@ -36,7 +37,7 @@ func TestRun_config(t *testing.T) {
 
 // The verdict does not come from the guard: a rule that lets tasks overlap is
 // found out, by its own limit, and tasks of no rule overlap nobody.
-func TestRun_configOverlaps(t *testing.T) {
+func TestRun_configOverlaps(t *testing.T) { // by itself: beside others tasks may not overlap
 	o := try(t, t.Context(), "", "-tasks", "60", "-config",
 		writeRules(t, `rules: [{task: "github:push", scope: all, limit: 2, busy: allow}]`))
 	if o.overlaps == 0 || !strings.Contains(o.stdout, "(no rule)") {
@@ -48,6 +49,7 @@ func TestRun_configOverlaps(t *testing.T) {
 }
 
 func TestRun_configRefused(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		args  []string
 		lines []string

@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 const patience = 15 * time.Second
 
 func TestRun_guarded(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-tasks", "60")
 	o.expect(t, demo.ExitOK, tally{tasks: 60, done: 60})
 	if !strings.Contains(o.stdout, busiest) {
@@ -39,7 +40,7 @@ func TestRun_guarded(t *testing.T) {
 	}
 }
 
-func TestRun_unguarded(t *testing.T) {
+func TestRun_unguarded(t *testing.T) { // by itself: beside others tasks may not overlap
 	o := try(t, t.Context(), "", "-tasks", "60", "-unguarded")
 	if o.overlaps == 0 {
 		t.Errorf("no overlaps without the guard:\n%s", o.stdout)
@@ -48,13 +49,14 @@ func TestRun_unguarded(t *testing.T) {
 }
 
 func TestRun_limit(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-tasks", "60", "-limit", "2")
 	o.expect(t, demo.ExitOK, tally{tasks: 60, done: 60})
 }
 
 // A policy that lets tasks overlap is found out although there is a guard: the
 // verdict comes from what the handlers did.
-func TestRun_overlapsInSpiteOfGuard(t *testing.T) {
+func TestRun_overlapsInSpiteOfGuard(t *testing.T) { // by itself: beside others tasks may not overlap
 	o := try(t, t.Context(), "", "-tasks", "60", "-busy", "allow", "-wait", "0s")
 	if o.overlaps == 0 {
 		t.Errorf("no overlaps with -busy allow:\n%s", o.stdout)
@@ -63,6 +65,7 @@ func TestRun_overlapsInSpiteOfGuard(t *testing.T) {
 }
 
 func TestRun_park(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-busy", "park", "-tasks", "120", "-work", "60ms")
 	o.expect(t, demo.ExitOK, tally{tasks: 120, done: 120})
 	if !strings.Contains(o.stdout, "limit 1, then park\n") {
@@ -88,6 +91,7 @@ func TestRun_park(t *testing.T) {
 // With one worker, with more than one turn at once, in a Cluster: nobody is
 // lost, and nobody overlaps.
 func TestRun_parkEverywhere(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		address := "redis://" + s.Addr()
 		if s.Kind() == redistest.KindCluster {
@@ -105,12 +109,14 @@ func TestRun_parkEverywhere(t *testing.T) {
 }
 
 func TestRun_parkInput(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-busy", "park", "-input", "testdata/events.jsonl", "-workers", "2")
 	o.expect(t, demo.ExitOK, tally{tasks: 11, done: 9, archived: 2})
 }
 
 // What is parked when the program is stopped is still to be run.
 func TestRun_parkInterrupted(t *testing.T) {
+	t.Parallel()
 	mini := miniredis.RunT(t)
 	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
 	defer inspector.Close()
@@ -133,6 +139,7 @@ func TestRun_parkInterrupted(t *testing.T) {
 }
 
 func TestRun_skipAndArchive(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-tasks", "60", "-busy", "skip", "-wait", "0s")
 	if o.skipped == 0 {
 		t.Errorf("nothing skipped:\n%s", o.stdout)
@@ -148,6 +155,7 @@ func TestRun_skipAndArchive(t *testing.T) {
 
 // Older runs are stopped: each task is done or was replaced.
 func TestRun_replace(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-tasks", "60", "-busy", "replace")
 	if o.replaced == 0 {
 		t.Errorf("nothing replaced:\n%s", o.stdout)
@@ -159,6 +167,7 @@ func TestRun_replace(t *testing.T) {
 }
 
 func TestRun_input(t *testing.T) {
+	t.Parallel()
 	const file = "testdata/events.jsonl"
 	text, err := os.ReadFile(file)
 	redistest.Must(t, err)
@@ -178,6 +187,7 @@ func TestRun_input(t *testing.T) {
 }
 
 func TestRun_inputWithoutTasks(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "oops\n", "-input", "-")
 	o.expect(t, demo.ExitOK, tally{})
 	if !strings.Contains(o.stderr, "line 1: ") {
@@ -186,6 +196,7 @@ func TestRun_inputWithoutTasks(t *testing.T) {
 }
 
 func TestRun_oneLockForAll(t *testing.T) {
+	t.Parallel()
 	var lines strings.Builder
 	for i := range 12 {
 		fmt.Fprintf(&lines, `{"type":"kind-%d","payload":"not an object"}`+"\n", i%3)
@@ -196,6 +207,7 @@ func TestRun_oneLockForAll(t *testing.T) {
 
 // On a real Redis nothing is left when the work is done.
 func TestRun_leavesNothing(t *testing.T) {
+	t.Parallel()
 	mini := miniredis.RunT(t)
 	redistest.Must(t, mini.Set("another", "program's"))
 	for _, busy := range []string{"archive", "park"} {
@@ -228,6 +240,7 @@ func demoQueue(t *testing.T, inspector *asynq.Inspector, ready func(*asynq.Queue
 }
 
 func TestRun_interrupted(t *testing.T) {
+	t.Parallel()
 	mini := miniredis.RunT(t)
 	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
 	defer inspector.Close()
@@ -257,6 +270,7 @@ func TestRun_interrupted(t *testing.T) {
 }
 
 func TestRun_interruptedBeforeTheStart(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	o := try(t, ctx, "", "-tasks", "20")
@@ -265,6 +279,7 @@ func TestRun_interruptedBeforeTheStart(t *testing.T) {
 
 // A task that vanishes from Redis is noticed.
 func TestRun_lost(t *testing.T) {
+	t.Parallel()
 	mini := miniredis.RunT(t)
 	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
 	defer inspector.Close()
@@ -284,6 +299,7 @@ func TestRun_lost(t *testing.T) {
 
 // A Redis that forgets everything is noticed, too.
 func TestRun_everythingLost(t *testing.T) {
+	t.Parallel()
 	mini := miniredis.RunT(t)
 	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: mini.Addr()})
 	defer inspector.Close()
@@ -299,6 +315,7 @@ func TestRun_everythingLost(t *testing.T) {
 }
 
 func TestRun_refuses(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, args := range [][]string{
 		{"-limit", "0"},
@@ -318,6 +335,7 @@ func TestRun_refuses(t *testing.T) {
 }
 
 func TestRun_help(t *testing.T) {
+	t.Parallel()
 	var stdout, stderr bytes.Buffer
 	if exit := run(t.Context(), []string{"-h"}, nil, &stdout, &stderr); exit != demo.ExitOK || !strings.Contains(stderr.String(), "-unguarded") {
 		t.Errorf("exit %d, stderr %q", exit, stderr.String())
@@ -326,6 +344,7 @@ func TestRun_help(t *testing.T) {
 
 // With -in-order the tasks of a key run in the order of their Enqueue, also those that fail once.
 func TestRun_inOrder(t *testing.T) {
+	t.Parallel()
 	o := try(t, t.Context(), "", "-tasks", "60", "-in-order")
 	o.expect(t, demo.ExitOK, tally{tasks: 60, done: 60})
 	if !strings.Contains(o.stdout, "in order: 6 attempts failed and kept their places; 0 tasks began after one of their key that was enqueued later") {

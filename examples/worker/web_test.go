@@ -33,6 +33,7 @@ func (o *output) String() string {
 
 // With -web the page shows the locks of the tasks while they run, and ends with the demo.
 func TestRun_web(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out output

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -147,8 +148,8 @@ func needBinary(t testing.TB) {
 	}
 }
 
-// atOnce is how many tests of a package run at once, where nothing else is said.
-const atOnce = 12
+// atOnce is how many tests of a package run at once, where nothing else is said; fewer under the race detector.
+const atOnce, atOnceRaced = 24, 12
 
 // waitTogether lets more tests run at once than there are cores: they mostly
 // wait for deadlines. A -parallel that was given stays.
@@ -156,10 +157,16 @@ func waitTogether() {
 	if !flag.Parsed() {
 		flag.Parse()
 	}
-	given := false
+	given, most := false, atOnce
+	if raced {
+		most = atOnceRaced
+	}
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if parallel := flag.Lookup("test.parallel"); !given && parallel != nil && runtime.GOMAXPROCS(0) < atOnce {
-		_ = parallel.Value.Set(strconv.Itoa(atOnce)) // a number is what it takes
+	if parallel := flag.Lookup("test.parallel"); !given && parallel != nil && runtime.GOMAXPROCS(0) < most {
+		_ = parallel.Value.Set(strconv.Itoa(most)) // a number is what it takes
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400) // the heaps of tests are small
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/wire"
 	"github.com/automutex/automutex/lock"
 )
@@ -75,7 +76,8 @@ var orderedSteps = []string{
 	"order_act none", "order_act gone", "order_act archived", "order_act left", "order_act present", "order_act confirm", "order_act withdraw", "order_act skip",
 }
 
-// Each kind of fault is put at each step of the protocol of ordered keys, by some scenario, and leaves all promises kept.
+// Each kind of fault is put at each step of the protocol of ordered keys, by some scenario, and leaves all promises kept. A third
+// of them without AUTOMUTEX_TEST_ALL.
 func TestFaults_eachOrderedStep(t *testing.T) {
 	t.Parallel()
 	found := map[string][]job{} // by step
@@ -103,8 +105,10 @@ func TestFaults_eachOrderedStep(t *testing.T) {
 			t.Errorf("no scenario sends %q where a fault can hit it", step)
 			continue
 		}
-		for _, kind := range kinds {
-			tasks = append(tasks, task{step, kind})
+		for i, kind := range kinds {
+			if redistest.All() || i%3 == len(tasks)%3 { // each kind at some steps
+				tasks = append(tasks, task{step, kind})
+			}
 		}
 	}
 	everyCore(t, len(tasks), func(i int) {

@@ -65,7 +65,7 @@ func (p *plan) faultable() []faultPlan {
 }
 
 // sampled is one in how many jobs is done, where nothing else is said.
-const sampled = 97
+const sampled = 151
 
 // Each kind of fault, at each command of each scenario, leaves all promises kept.
 func TestFaults(t *testing.T) {
