@@ -22,7 +22,7 @@ import (
 const RequireEnv = "AUTOMUTEX_TEST_REDIS"
 
 // AllEnv is the environment variable that has every test run, as CI does. Without it tests
-// that take long are skipped, and those of [Each] run on two kinds of server of three.
+// that take long are skipped, and those of [Each] run on one kind of server of three.
 const AllEnv = "AUTOMUTEX_TEST_ALL"
 
 // All tells whether AllEnv is set.
@@ -67,7 +67,7 @@ func (s *shared) get(t testing.TB) *Server {
 }
 
 // Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on
-// the shared server of that kind; the last only with AllEnv. As with all parallel subtests, f runs when
+// the shared server of that kind. Without AllEnv that is a redis-server, or miniredis where there is none. As with all parallel subtests, f runs when
 // the calling test has returned: what f needs is released by t.Cleanup, not by
 // defer.
 func Each(t *testing.T, f func(t *testing.T, s *Server)) {
@@ -77,7 +77,7 @@ func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 		get  func(testing.TB) *Server
 	}{{KindMini, Mini}, {KindReal, Real}, {KindCluster, Cluster}} {
 		t.Run(kind.name, func(t *testing.T) {
-			if kind.name == KindCluster {
+			if kind.name == KindCluster || kind.name == KindMini && hasReal() {
 				Long(t)
 			}
 			t.Parallel()
@@ -132,6 +132,12 @@ func private(t testing.TB, s *Server, err error) *Server {
 	t.Cleanup(s.close)
 	s.private = true
 	return s
+}
+
+// hasReal tells whether tests on real servers run.
+func hasReal() bool {
+	_, err := exec.LookPath(binary())
+	return err == nil && os.Getenv(RequireEnv) != "none"
 }
 
 func needBinary(t testing.TB) {
