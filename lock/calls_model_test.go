@@ -82,8 +82,8 @@ func (w *callWorld) reason() (reason string, until time.Time) {
 
 // onTime tells whether a gate opens when it should, by the difference. A cooldown ends so long after the call by the clock of
 // the caller, which goes on until the command is written, while that of Redis stands still here.
-func (w *callWorld) onTime(difference time.Duration) bool {
-	return difference.Abs() <= 2*time.Millisecond || difference < 0 && -difference <= w.early+2*time.Millisecond
+func (w *callWorld) onTime(reason string, difference time.Duration) bool {
+	return difference.Abs() <= 2*time.Millisecond || reason == ReasonCooldown && difference < 0 && -difference <= w.early+2*time.Millisecond
 }
 
 func (w *callWorld) tryLock() {
@@ -91,7 +91,7 @@ func (w *callWorld) tryLock() {
 	want, until := w.reason()
 	le, err := w.m.TryLock(w.t.Context())
 	if want != "" {
-		if busy := wantBusy(w.t, err); busy.Reason != want || !until.IsZero() && !w.onTime(busy.ExpiresIn-until.Sub(w.now)) {
+		if busy := wantBusy(w.t, err); busy.Reason != want || !until.IsZero() && !w.onTime(want, busy.ExpiresIn-until.Sub(w.now)) {
 			w.t.Fatalf("TryLock is refused by %q for %s, want %q until %s; %s", busy.Reason, busy.ExpiresIn, want, until.Sub(w.now), dump(w.m))
 		}
 		w.done["refused: "+want]++

@@ -182,3 +182,22 @@ func TestOrder_keyLifeBesideACooldown(t *testing.T) {
 		rest("a done mark", 4*time.Minute)
 	})
 }
+
+// The last task in order leaves a key on which others are parked, since a time when it was not ordered: it lasts as long as they may stay away.
+func TestOrder_keyLifeBesideParkedTasks(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(t.Name())
+		first := mustTry(t, m)
+		if _, err := m.at(m.name, m.Key(), 1, "default/parked", nil).lockOrPark(t.Context(), closedYield); !wantBusy(t, err).Parked {
+			t.Fatalf("%v, want parked", err)
+		}
+		mustUnlock(t, first)
+		a := stampTask(t, l, m.Key(), "default/a")
+		redistest.Must(t, l.byOrder(m.Key()).actOrder(t.Context(), inside.ActWithdraw, inside.OrderItem{Nonce: a.place.Nonce, Ticket: a.place.Ticket, Note: a.note}, 0))
+		if left := s.Client(t).PTTL(t.Context(), m.Key()).Val(); left < 29*time.Minute || left > 31*time.Minute {
+			t.Errorf("the key lasts %s, want 30 minutes; %s", left, dump(m))
+		}
+	})
+}

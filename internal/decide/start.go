@@ -87,14 +87,14 @@ var startRows = []row[Decision]{
 	// 1. What has ended the delivery.
 	{when(over.is(ContextEnded)), Decision{What: Leave}},
 	{when(over.is(Replaced)), Decision{What: Drop}},
-	// Also while the Guard is closed: a refusal of a task whose attempts are spent, and the answer that it was done, stand for this
-	// delivery alone, and asynq would requeue the task.
+	// Also while the Guard is closed: a refusal of a task whose attempts are spent stands for this delivery alone, and asynq would
+	// requeue the task at the same count.
 	{when(why.is(KeyNever), wish.isNot(WishRun)), Decision{What: Archive}},
-	{when(why.is(Finished)), Decision{What: Done}},
 	{when(over.is(GuardClosed), last.is(yes)), Decision{What: Block}},
 	{when(over.is(GuardClosed)), Decision{Back, Soon}},
 	// 2. It starts, or ends without a start.
 	{when(why.is(Nothing)), Decision{What: Run}},
+	{when(why.is(Finished)), Decision{What: Done}},
 	{when(runnable, wish.is(WishRun)), Decision{What: Run}},
 	{when(why.is(KeyDrop)), Decision{What: Drop}},
 	{when(contention, wish.is(WishDone)), Decision{What: Done}},

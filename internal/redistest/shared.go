@@ -158,7 +158,7 @@ func needBinary(t testing.TB) {
 const atOnce, atOnceRaced = 24, 12
 
 // waitTogether lets more tests run at once than there are cores: they mostly
-// wait for deadlines. A -parallel that was given stays.
+// wait for deadlines. A -parallel that was given stays. It also has garbage collected less often, but in benchmarks.
 func waitTogether() {
 	if !flag.Parsed() {
 		flag.Parse()
@@ -171,7 +171,7 @@ func waitTogether() {
 	if parallel := flag.Lookup("test.parallel"); !given && parallel != nil && runtime.GOMAXPROCS(0) < most {
 		_ = parallel.Value.Set(strconv.Itoa(most)) // a number is what it takes
 	}
-	if os.Getenv("GOGC") == "" {
+	if bench := flag.Lookup("test.bench"); os.Getenv("GOGC") == "" && bench != nil && bench.Value.String() == "" {
 		debug.SetGCPercent(400) // the heaps of tests are small
 	}
 }

@@ -18,7 +18,7 @@ type endpoint struct {
 	redis *redisServer
 	name  string
 	proc  int    // -1: the producer
-	kind  string // "lock" or "asynq"
+	kind  string // as a faultPlan's Client
 
 	began time.Time  // never changes
 	mu    sync.Mutex // guards what follows; not held while a command runs

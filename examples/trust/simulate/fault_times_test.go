@@ -75,6 +75,9 @@ func (w *world) faultWithin(within time.Duration) bool {
 		return true
 	}
 	for _, e := range ends {
+		if e.kind == leadClient {
+			continue
+		}
 		e.mu.Lock()
 		for _, a := range e.active {
 			if a.until.After(from) {

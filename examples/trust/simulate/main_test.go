@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"flag"
-	"runtime/debug"
 	"testing"
 	"time"
 
@@ -25,7 +24,6 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400) // each script makes a Lua machine, and throws it away
-	logging.Disable()       // what go-redis has to say, its callers are told too
+	logging.Disable() // what go-redis has to say, its callers are told too
 	redistest.Main(m)
 }

@@ -249,7 +249,7 @@ func (b *ledger) judgeStarts(r *run) {
 // locksCalm tells whether nothing went wrong but commands of asynq.
 func (b *ledger) locksCalm() bool {
 	return len(b.deaths) == 0 && !slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
-		return f.Kind != starts && f.Proc >= 0 && (f.Client != "asynq" || f.Kind == frozen) || f.Kind == frozen
+		return f.Kind != starts && f.Client != leadClient && f.Proc >= 0 && (f.Client != "asynq" || f.Kind == frozen) || f.Kind == frozen
 	})
 }
 

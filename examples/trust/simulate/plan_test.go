@@ -191,7 +191,7 @@ type stepPlan struct {
 type faultPlan struct {
 	Kind   faultKind
 	Proc   int    // whose; -1: the producer's
-	Client string `json:",omitempty"` // "lock" or "asynq"; "": both
+	Client string `json:",omitempty"` // "lock", "asynq", "lead" or "skip"; "": all of the process
 	// Nth is the command of that client with which it begins; 0: it begins at At.
 	Nth int `json:",omitempty"`
 	// Saying has the fault hit the first command, from At after its client was made, of which a word ends with this text,

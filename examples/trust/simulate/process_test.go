@@ -282,9 +282,10 @@ func (p *process) stop() {
 		defer close(closed)
 		_ = p.guard.Close(ctx) // an error is that handlers still ran: the plan's
 	}()
-	p.candidate.resigns()
+	resigned := p.candidate.resigns()
 	p.server.Shutdown()
 	<-closed
+	<-resigned
 	close(p.shut)
 	p.die()
 }
@@ -312,9 +313,10 @@ func (p *process) die() {
 					defer close(closed)
 					_ = p.guard.Close(ctx) // nothing of it reaches Redis
 				}()
-				p.candidate.resigns()
+				resigned := p.candidate.resigns()
 				p.server.Shutdown()
 				<-closed
+				<-resigned
 			}
 			if stopped {
 				<-p.shut // it dies while it stops

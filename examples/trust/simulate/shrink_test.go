@@ -35,6 +35,9 @@ func shrink(p *plan, within time.Duration, fails func(*plan) bool) *plan {
 		if p.Latency > 0 {
 			try(func(q *plan) { q.Latency = 0 })
 		}
+		if p.Lead > 0 {
+			try(func(q *plan) { q.Lead = 0 })
+		}
 		if p.History > 0 {
 			try(func(q *plan) { q.History = 0 })
 		}

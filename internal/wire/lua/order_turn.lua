@@ -99,7 +99,9 @@ local function keep_order()
     if done then
       life = math.max(life, math.min(done_life, -done - 5e14 + done_life - now_ms))
     end
-    if life <= 0 and redis.call('ZCOUNT', lock, '2e15', '8e15') == 0 then
+    if redis.call('ZCOUNT', lock, '2e15', '8e15') > 0 then
+      life = math.max(life, 1800000) -- who waits, or is parked, since a time when the key was not ordered
+    elseif life <= 0 then
       redis.call('DEL', lock)
       return
     end
