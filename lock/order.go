@@ -50,6 +50,13 @@ func (le *Lease) endOrder(o inside.Outcome) {
 	}
 }
 
+// endUnbegun says that the handler of a task, which had its turn, has not begun, if nothing else is known of its end.
+func (m *Lock) endUnbegun() {
+	if m.order != nil {
+		m.order.outcome.CompareAndSwap(int32(inside.OutcomeStays), int32(inside.OutcomeUnbegun))
+	}
+}
+
 // orderKind is the kind of locks that are given in order. It is always that of a mutex.
 type orderKind struct{}
 
@@ -76,7 +83,7 @@ func (orderKind) parse(reply any) (a wire.Answer, ok bool) {
 func (orderKind) release(le *Lease) (*exchange.Script, []any) {
 	m := le.lock
 	inbound, _ := m.locker.parking.WantedCalls(m.parked())
-	outcome := [...]string{inside.OutcomeStays: "stays", inside.OutcomeDone: "done", inside.OutcomeHeld: "held", inside.OutcomeLeft: "left"}[m.order.outcome.Load()]
+	outcome := [...]string{inside.OutcomeStays: "stays", inside.OutcomeUnbegun: "unbegun", inside.OutcomeDone: "done", inside.OutcomeHeld: "held", inside.OutcomeLeft: "left"}[m.order.outcome.Load()]
 	return wire.OrderReleaseScript, []any{&le.releases, inbound, int64(m.slots()), le.cooldownArgument(), wire.Flag(!le.startCounts.Load()), m.order.Nonce, m.order.Ticket, outcome}
 }
 

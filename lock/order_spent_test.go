@@ -135,3 +135,22 @@ func TestOrder_settledWhileItWaits(t *testing.T) {
 		}
 	})
 }
+
+// An ask that Redis executes late, when a run of its task has begun and ended, is released unused: that run counts nevertheless.
+func TestOrder_lateAskBesideARunThatBegan(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		a := stampTask(t, l, l.Mutex(t.Name()).Key(), "default/a")
+		a.place.Most = 0
+		a.end(t, a.mustRun(t), inside.OutcomeStays)
+		late := a.mustRun(t) // its caller gave up before that run, and releases it
+		if _, held, err := late.release(t.Context()); err != nil || !held {
+			t.Fatalf("held %v, %v", held, err)
+		}
+		a.place.Retried = 1
+		if _, err := a.lock().TryLock(t.Context()); !theInsider.IsOrderSpent(err) {
+			t.Fatalf("%v, want that its attempts are spent", err)
+		}
+	})
+}

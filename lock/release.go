@@ -58,6 +58,9 @@ func (le *Lease) end(ctx context.Context, e ending) (int, error) {
 	}
 	le.consuming.Store(e.consume)
 	le.startCounts.Store(!e.unused)
+	if e.unused {
+		le.lock.endUnbegun()
+	}
 	free, held, err := le.releaseFirst(ctx, was, now)
 	if err == nil {
 		le.lock.locker.spawnReleaseLater(le)

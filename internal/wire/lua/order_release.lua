@@ -9,7 +9,8 @@
 -- ARGV[5] unused    1: the holder did not start, as in release; 0: it started
 -- ARGV[6] nonce     of the stamp of <note>, see order.lua
 -- ARGV[7] ticket    of its stamp (us), or 0
--- ARGV[8] outcome   of the attempt, for <note>. stays: it keeps its place, whatever happens next; done: it leaves, and is marked as done;
+-- ARGV[8] outcome   of the attempt, for <note>. stays: it keeps its place, whatever happens next; unbegun: so, and it had its turn, and its
+--                   handler did not begin. Who never heard of its turn says stays: that grant may be a late one, beside a run that did begin. done: it leaves, and is marked as done;
 --                   held: asynq archives it, and the key stands; left: asynq archives it, and the next one runs
 --
 -- reply held, absent, calls, grants: as release
@@ -45,9 +46,9 @@ end
 local nonce = ARGV[6]
 local task = find_order(nonce, tonumber(ARGV[7]))
 local mine = task and task.token == token and (task.state == 'a' or task.state == 'w')
-if mine and (task.state == 'w' or outcome == 'stays') then
-  if task.state == 'a' and ARGV[5] == '1' then
-    task.begun = '' -- the task had its turn, and its handler did not begin
+if mine and (task.state == 'w' or outcome == 'stays' or outcome == 'unbegun') then
+  if task.state == 'a' and outcome == 'unbegun' then
+    task.begun = ''
   end
   task.state, task.token, task.owner, task.since = 'a', '', '', string.format('%d', now_ms + 5000)
   put_order(task)
