@@ -147,7 +147,7 @@ func (d *delivery) lockUnlessPaused(ctx context.Context, cancel context.CancelFu
 // meanwhile.
 func (d *delivery) lockInLine(ctx context.Context, t target, handle *lock.Lock, maxWait time.Duration) error {
 	lease, err := inner.LockWithin(ctx, handle, maxWait)
-	if err != nil && d.guard.closing.Err() != nil && !inner.IsOrderSpent(err) { // a refusal stands for this delivery alone
+	if err != nil && d.guard.closing.Err() != nil {
 		return ErrClosed
 	}
 	return d.keepLease(t, lease, err)

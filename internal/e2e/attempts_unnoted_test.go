@@ -233,37 +233,3 @@ func TestReserved_refusedWhileTheGuardCloses(t *testing.T) {
 		})
 	}
 }
-
-// The same, if the refused task stands in line behind its own run, which goes on after its time is up.
-func TestReserved_refusedInLineWhileTheGuardCloses(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		hook := &redistest.FailHook{}
-		rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true}
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}, hook: hook, served: quickly(time.Second)})
-		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-		run := r.stage.next(t)
-		run.cut()
-		r.awaitRetried(id, 1)
-		closed := make(chan (<-chan error), 1)
-		var once sync.Once
-		hook.After(func(cmd redis.Cmder) error {
-			if reply, ok := cmd.(*redis.Cmd); ok && runs(cmd, wire.OrderAskScript, "") && strings.Contains(fmt.Sprint(reply.Val()), "spent") {
-				once.Do(func() { closed <- r.closing(t.Context()) })
-			}
-			return nil
-		})
-		r.rerun(id)
-		r.awaitEvent(automutex.EventWaiting, id)
-		run.returns(run.ctx.Err())
-		ends := <-closed
-		r.shutdown()
-		if err := awaitClosed(t, ends); err != nil {
-			t.Error(err)
-		}
-		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "its last run did not return") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		r.stage.none(t)
-	})
-}
