@@ -75,6 +75,17 @@ func TestOrder_spentAfterItLeft(t *testing.T) {
 	})
 }
 
+// isLookedFor stores what a look at a task that has come before found in asynq.
+func (o orderedTask) isLookedFor(t testing.TB, found inside.OrderAct) {
+	t.Helper()
+	for name := range stored(t, o.lock()) {
+		if strings.HasPrefix(name, "o:") && strings.HasSuffix(name, "|"+o.note) {
+			item := inside.OrderItem{Nonce: o.place.Nonce, Ticket: o.place.Ticket, Note: o.note, State: "a", Seen: strings.Split(name, "|")[2]}
+			redistest.Must(t, o.locker.byOrder(o.key).actOrder(t.Context(), found, item, 0))
+		}
+	}
+}
+
 // An attempt whose handler did not begin does not count as begun, and what asynq has archived runs when an operator runs it.
 func TestOrder_notBegun(t *testing.T) {
 	t.Parallel()
@@ -88,12 +99,7 @@ func TestOrder_notBegun(t *testing.T) {
 		redistest.Must(t, le.giveBack(t.Context())) // another of its locks was taken, which spent the attempt
 		a.place.Retried = 1
 		a.end(t, a.mustRun(t), inside.OutcomeStays) // its time was up; asynq archives it
-		for name := range stored(t, a.lock()) {
-			if strings.HasPrefix(name, "o:") {
-				seen := inside.OrderItem{Nonce: a.place.Nonce, Ticket: a.place.Ticket, Note: a.note, State: "a", Seen: strings.Split(name, "|")[2]}
-				redistest.Must(t, l.byOrder(key).actOrder(t.Context(), inside.ActArchived, seen, 0))
-			}
-		}
+		a.isLookedFor(t, inside.ActArchived)
 		if h := headOf(t, l, key); h.State != "h" {
 			t.Fatalf("%+v, want held", h)
 		}

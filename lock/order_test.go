@@ -377,12 +377,7 @@ func TestOrder_lookAtARunWithoutItsLock(t *testing.T) {
 				redistest.Must(t, s.Client(t).ZRem(t.Context(), key, name).Err()) // its deadline has passed
 			}
 		}
-		for name := range stored(t, a.lock()) {
-			if strings.HasPrefix(name, "o:") && strings.HasSuffix(name, a.note) {
-				seen := inside.OrderItem{Nonce: a.place.Nonce, Ticket: a.place.Ticket, Note: a.note, State: "a", Seen: strings.Split(name, "|")[2]}
-				redistest.Must(t, l.byOrder(key).actOrder(t.Context(), inside.ActPresent, seen, 0))
-			}
-		}
+		a.isLookedFor(t, inside.ActPresent)
 		le.endOrder(inside.OutcomeDone)
 		if _, held, err := le.release(t.Context()); err != nil || held {
 			t.Fatalf("held %v, %v", held, err)

@@ -147,7 +147,7 @@ func (d *demo) drain(inspector *asynq.Inspector) error {
 	}
 }
 
-// change changes the document, before any rule is asked for a task: whoever begins after that sees it.
+// change sets the document's version. Callers then ask for tasks: a handler that begins after that sees the version.
 func (d *demo) change(version int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
