@@ -71,7 +71,7 @@ func serve(t *testing.T, s *redistest.Server, locks lock.Client, cfg Config, wra
 	}
 	r.client, r.inspector = asynq.NewClientFromRedisClient(r.rdb), asynq.NewInspectorFromRedisClient(r.rdb)
 	server := asynq.NewServerFromRedisClient(r.rdb, r.guard.ServerConfig(asynq.Config{
-		Concurrency: 1, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
+		Concurrency: 1, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: redistest.CheckEvery,
 		DelayedTaskCheckInterval: 100 * time.Millisecond, ShutdownTimeout: patience, Logger: redistest.Silent{},
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
 	}))

@@ -88,7 +88,7 @@ func TestNoRenew(t *testing.T) {
 func TestExtend(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for name, options := range map[string][]Option{"renewed": {TTL(time.Second)}, "not renewed": {TTL(time.Second), NoRenew()}} {
+		for name, options := range map[string][]Option{"renewed": {TTL(10 * time.Second)}, "not renewed": {TTL(10 * time.Second), NoRenew()}} {
 			m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), options...)
 			le := mustTry(t, m)
 			before := serverNow(t, m)

@@ -95,13 +95,13 @@ func TestPoolLateUnlock(t *testing.T) {
 func TestPoolRenewal(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		p := somePool(t, newLocker(t, s.Client(t)), TTL(time.Second))
+		p := somePool(t, newLocker(t, s.Client(t)), TTL(2*time.Second))
 		putAll(t, p, "a|b c")
 		le := takes(t, p, "a|b c")
 		taken := serverNow(t, p.m)
 		redistest.Eventually(t, soon, func() bool {
 			poolAudit(t, p)
-			return serverNow(t, p.m).Sub(taken) > 2500*time.Millisecond
+			return serverNow(t, p.m).Sub(taken) > 5*time.Second
 		}, "more than two TTLs")
 		nothingFree(t, p)
 		if !le.Held() {

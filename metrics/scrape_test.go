@@ -110,7 +110,7 @@ func start(t *testing.T, s *redistest.Server, workers int, locks redis.Universal
 	guard, err := automutex.New(locks, cfg)
 	redistest.Must(t, err)
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: workers, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
+		Concurrency: workers, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: redistest.CheckEvery,
 		DelayedTaskCheckInterval: time.Hour, LogLevel: asynq.FatalLevel,
 	}))
 	redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(r.handle))))

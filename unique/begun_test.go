@@ -259,7 +259,7 @@ func TestClaim_endsWithItsGroup(t *testing.T) {
 		rule := Rule{Task: "digest", On: []string{"id"}, Until: UntilStart}
 		r := start(t, s, rule)
 		server := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
-			Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, Logger: redistest.Silent{}, GroupGracePeriod: time.Second,
+			Queues: map[string]int{r.queue: 1}, TaskCheckInterval: redistest.CheckEvery, Logger: redistest.Silent{}, GroupGracePeriod: time.Second,
 			GroupAggregator: asynq.GroupAggregatorFunc(func(string, []*asynq.Task) *asynq.Task { return asynq.NewTask("all", nil) }),
 		})
 		redistest.Must(t, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))

@@ -52,7 +52,7 @@ func crowd(t *testing.T, s *redistest.Server, rule Rule, workers bool) {
 			Rules: []automutex.Rule{{Task: "crowd", On: []string{"id"}, Busy: automutex.Park}}})
 		redistest.Must(t, err)
 		server := asynq.NewServerFromRedisClient(r.rdb, guard.ServerConfig(asynq.Config{
-			Concurrency: 4, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 20 * time.Millisecond,
+			Concurrency: 4, Queues: map[string]int{r.queue: 1}, TaskCheckInterval: redistest.CheckEvery, DelayedTaskCheckInterval: 20 * time.Millisecond,
 			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 }, Logger: redistest.Silent{},
 		}))
 		err = server.Start(guard.Middleware(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {

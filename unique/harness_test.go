@@ -92,7 +92,7 @@ func (r *rig) serve(h asynq.HandlerFunc, guard *automutex.Guard, queues ...strin
 		queues = []string{r.queue}
 	}
 	cfg := asynq.Config{
-		Concurrency: cmp.Or(r.workers, 300), Queues: map[string]int{}, TaskCheckInterval: 5 * time.Millisecond,
+		Concurrency: cmp.Or(r.workers, 300), Queues: map[string]int{}, TaskCheckInterval: redistest.CheckEvery,
 		DelayedTaskCheckInterval: 50 * time.Millisecond,
 		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Hour },
 		ShutdownTimeout:          longest, Logger: redistest.Silent{},

@@ -27,7 +27,7 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 			limited := errors.New("rate limited")
 			guard := r.guard(automutex.Rule{Task: "price", On: []string{"id"}})
 			server := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{ // without ServerConfig
-				Queues: map[string]int{r.queue: 1}, TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond,
+				Queues: map[string]int{r.queue: 1}, TaskCheckInterval: redistest.CheckEvery, DelayedTaskCheckInterval: 50 * time.Millisecond,
 				IsFailure:      func(err error) bool { return !errors.Is(err, limited) },
 				RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour }, Logger: redistest.Silent{},
 			})

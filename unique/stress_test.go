@@ -73,7 +73,7 @@ func (w stressWorker) start(rdb redis.UniversalClient) (*asynq.Server, *automute
 	}
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 		Concurrency: 20, Queues: map[string]int{w.Queue: 1},
-		TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond,
+		TaskCheckInterval: redistest.CheckEvery, DelayedTaskCheckInterval: 50 * time.Millisecond,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
 		Logger:         redistest.Silent{},
 	}))

@@ -24,7 +24,7 @@ func testBlocked(t *testing.T, b binary) {
 	redistest.Must(t, err)
 	done := make(chan string, 1)
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 2, TaskCheckInterval: 10 * time.Millisecond, DelayedTaskCheckInterval: 100 * time.Millisecond, LogLevel: asynq.FatalLevel,
+		Concurrency: 2, TaskCheckInterval: redistest.CheckEvery, DelayedTaskCheckInterval: 100 * time.Millisecond, LogLevel: asynq.FatalLevel,
 	}))
 	err = server.Start(guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		if id, _ := asynq.GetTaskID(ctx); id == "first" {

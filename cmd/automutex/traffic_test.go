@@ -43,7 +43,7 @@ func start(t *testing.T, s *redistest.Server, rules ...automutex.Rule) *traffic 
 	tr.client = asynq.NewClientFromRedisClient(rdb)
 	tr.others = lock.New(rdb, lock.Options{Prefix: tr.prefix, Owner: "somebody", Logger: quiet})
 	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 10, Queues: map[string]int{tr.queue: 1}, TaskCheckInterval: 10 * time.Millisecond,
+		Concurrency: 10, Queues: map[string]int{tr.queue: 1}, TaskCheckInterval: redistest.CheckEvery,
 		ShutdownTimeout: patience, Logger: redistest.Silent{},
 	}))
 	redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(tr.handle))))

@@ -86,7 +86,7 @@ func TestFind(t *testing.T) {
 	if gone(rdb, "orders", "1") || !gone(rdb, "orders", "2") || !gone(nil, "orders", "1") {
 		t.Error("in a queue that is not listed, and that no server serves")
 	}
-	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Queues: map[string]int{"orders": 1}, Logger: redistest.Silent{}, TaskCheckInterval: 10 * time.Millisecond})
+	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Queues: map[string]int{"orders": 1}, Logger: redistest.Silent{}, TaskCheckInterval: redistest.CheckEvery})
 	redistest.Must(t, server.Start(asynq.NotFoundHandler()))
 	t.Cleanup(server.Shutdown)
 	redistest.Eventually(t, 10*time.Second, func() bool { return !gone(nil, "orders", "2") }, "a server serves the queue")

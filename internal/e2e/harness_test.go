@@ -111,7 +111,7 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	served := asynq.Config{
 		Concurrency:       o.workers,
 		Queues:            map[string]int{r.queue: 1},
-		TaskCheckInterval: 10 * time.Millisecond,
+		TaskCheckInterval: redistest.CheckEvery,
 		ShutdownTimeout:   patience,
 		Logger:            redistest.Silent{},
 		// A task that waits for its retry comes back when the test says so, see

@@ -115,7 +115,7 @@ func TestInOrder_stress(t *testing.T) {
 		guard, err := automutex.New(proxy.Client(t), automutex.Config{Inspector: asynq.NewInspectorFromRedisClient(rdb), Rules: rules, Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
 		redistest.Must(t, err)
 		server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-			Concurrency: 5, Queues: map[string]int{queue: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: redistest.Silent{},
+			Concurrency: 5, Queues: map[string]int{queue: 1}, TaskCheckInterval: redistest.CheckEvery, Logger: redistest.Silent{},
 			DelayedTaskCheckInterval: 50 * time.Millisecond, RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
 		}))
 		redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(handler))))

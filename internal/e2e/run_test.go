@@ -47,7 +47,7 @@ func runMain() {
 	})
 	mux.HandleFunc("other", func(context.Context, *asynq.Task) error { return nil })
 	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 4, Queues: map[string]int{words[1]: 1}, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: runShutdown, Logger: redistest.Silent{},
+		Concurrency: 4, Queues: map[string]int{words[1]: 1}, TaskCheckInterval: redistest.CheckEvery, ShutdownTimeout: runShutdown, Logger: redistest.Silent{},
 	}))
 	if err := guard.Run(srv, mux); err != nil {
 		fmt.Fprintln(os.Stderr, err)

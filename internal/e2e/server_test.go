@@ -159,7 +159,7 @@ func TestServer_withoutServerConfig(t *testing.T) {
 		const warning = "without Guard.ServerConfig"
 		other := redistest.Name(t)
 		bare := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
-			Queues: map[string]int{other: 1}, TaskCheckInterval: 10 * time.Millisecond, Logger: redistest.Silent{},
+			Queues: map[string]int{other: 1}, TaskCheckInterval: redistest.CheckEvery, Logger: redistest.Silent{},
 		})
 		redistest.Must(t, bare.Start(r.guard.Middleware(r.stage)))
 		t.Cleanup(bare.Shutdown)

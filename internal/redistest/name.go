@@ -25,8 +25,9 @@ func Name(t testing.TB) string {
 	return name[:min(len(name), maxName-len(suffix))] + suffix
 }
 
-// pollEvery is the interval at which conditions are looked at.
-const pollEvery = 2 * time.Millisecond
+// CheckEvery is the TaskCheckInterval for the servers of asynq in tests. Under the race detector
+// a miniredis takes milliseconds for each look at an empty queue, so they look less often.
+const CheckEvery = checkEvery
 
 // Eventually waits until cond is true and fails the test when it is not within
 // the given time. msg and args, as for Printf, say what was waited for. It is

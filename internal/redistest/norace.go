@@ -2,4 +2,10 @@
 
 package redistest
 
-const raced = false
+import "time"
+
+const (
+	raced      = false
+	checkEvery = 10 * time.Millisecond
+	pollEvery  = 2 * time.Millisecond // the interval at which conditions are looked at
+)

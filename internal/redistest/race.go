@@ -2,4 +2,10 @@
 
 package redistest
 
-const raced = true
+import "time"
+
+const (
+	raced      = true
+	checkEvery = 40 * time.Millisecond
+	pollEvery  = 10 * time.Millisecond
+)

@@ -53,7 +53,7 @@ func start(t *testing.T) *world {
 	w.client = asynq.NewClientFromRedisClient(w.rdb)
 	w.locker = lock.New(w.rdb, lock.Options{Prefix: w.prefix, Owner: "somebody", Logger: quiet})
 	asynqServer := asynq.NewServerFromRedisClient(w.rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 3, Queues: map[string]int{w.queue: 1}, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: patience, LogLevel: asynq.FatalLevel,
+		Concurrency: 3, Queues: map[string]int{w.queue: 1}, TaskCheckInterval: redistest.CheckEvery, ShutdownTimeout: patience, LogLevel: asynq.FatalLevel,
 	}))
 	redistest.Must(t, asynqServer.Start(guard.Middleware(asynq.HandlerFunc(w.handle))))
 	handler, err := web.New(w.rdb, web.Options{
