@@ -77,8 +77,10 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		problems = append(problems, err)
 	}
 	var inspector *asynq.Inspector
+	var inspected redis.UniversalClient
 	if i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.InOrder }); i >= 0 {
-		if inspector, err = orderInspector(rdb, cfg, i); err != nil && unfit == nil {
+		inspector, inspected, err = inspectorFor(rdb, cfg, fmt.Sprintf("InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", i))
+		if err != nil && unfit == nil {
 			problems = append(problems, err)
 		}
 	}
@@ -87,7 +89,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	}
 	cfg = cfg.withDefaults()
 	c := &Client{
-		rules: rules, prefix: cfg.Prefix, asynq: client, dry: newDryClient(), inspector: inspector, asynqRedis: inspectedRedis(rdb, cfg),
+		rules: rules, prefix: cfg.Prefix, asynq: client, dry: newDryClient(), inspector: inspector, asynqRedis: inspected,
 		log: safelog.New(cfg.Logger), stampDeadline: stampDeadline,
 	}
 	if inspector != nil {
@@ -95,21 +97,6 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		c.fleet = announcer(rdb, fleet.Ordered, cfg, rules.secret != "")
 	}
 	return c, nil
-}
-
-// orderInspector returns the Inspector that looks for ordered tasks: that of cfg, or one made from rdb. first is
-// the index of the first rule with InOrder.
-func orderInspector(rdb lock.Client, cfg Config, first int) (*asynq.Inspector, error) {
-	if cfg.Inspector != nil {
-		return cfg.Inspector, nil
-	}
-	client, universal := rdb.(redis.UniversalClient)
-	if !universal {
-		var mistakes fieldErrors
-		mistakes.addf("Inspector", "is nil, and none can be made from a %T for InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", rdb, first)
-		return nil, joinFieldErrors(mistakes.all)
-	}
-	return asynq.NewInspectorFromRedisClient(client), nil
 }
 
 // Enqueue is [Client.EnqueueContext] with context.Background().

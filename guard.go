@@ -76,7 +76,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	if err != nil {
 		problems = append(problems, err)
 	}
-	inspector, front, err := parkClients(rdb, cfg)
+	inspector, inspected, front, err := parkClients(rdb, cfg)
 	if err != nil && unfit == nil {
 		problems = append(problems, err)
 	}
@@ -90,7 +90,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		log:         cfg.Logger,
 		idle:        make(chan struct{}),
 		inspector:   inspector,
-		asynqRedis:  inspectedRedis(rdb, cfg),
+		asynqRedis:  inspected,
 		frontClient: front,
 		outage:      redisOutage(),
 	}

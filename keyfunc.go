@@ -355,3 +355,10 @@ func joinFieldErrors(all []*FieldError) error {
 	}
 	return errors.Join(problems...)
 }
+
+// configError is the error of one mistake in a field of Config.
+func configError(field, format string, args ...any) error {
+	var mistakes fieldErrors
+	mistakes.addf(field, format, args...)
+	return joinFieldErrors(mistakes.all)
+}

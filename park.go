@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,43 +31,36 @@ const (
 // assumedHeldTime stands for a key's average held time until one was measured.
 const assumedHeldTime = time.Second
 
-// parkClients returns what Park needs: the Inspector that wakes tasks, and the client
-// that moves them to the front of their queue. Both are nil where they are not needed.
-func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, front redis.UniversalClient, err error) {
-	i := 0
-	for i < len(cfg.Rules) && cfg.Rules[i].Busy != Park {
-		i++
+// parkClients returns what Park needs: the Inspector that wakes tasks, its Redis as far as that is known, and the
+// client that moves tasks to the front of their queue. All are nil where they are not needed.
+func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, inspected, front redis.UniversalClient, err error) {
+	i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.Busy == Park })
+	if i < 0 {
+		return nil, nil, nil, nil
 	}
-	client, universal := rdb.(redis.UniversalClient)
-	var mistakes fieldErrors
-	switch {
-	case i == len(cfg.Rules):
-		return nil, nil, nil
-	case cfg.Inspector == nil && !universal:
-		mistakes.addf("Inspector", "is nil, and none can be made from a %T for the policy park of Rules[%d], which is that of a rule without Busy; "+
-			"give one, or a redis.UniversalClient as the client, or set Busy to automutex.Retry", rdb, i)
-		return nil, nil, joinFieldErrors(mistakes.all)
-	case cfg.WakeAtFront && !universal:
-		mistakes.addf("WakeAtFront", "needs a redis.UniversalClient, not a %T", rdb)
-		return nil, nil, joinFieldErrors(mistakes.all)
+	inspector, inspected, err = inspectorFor(rdb, cfg, fmt.Sprintf("the policy park of Rules[%d], which is that of a rule without Busy; "+
+		"give one, or a redis.UniversalClient as the client, or set Busy to automutex.Retry", i))
+	if err != nil || !cfg.WakeAtFront {
+		return inspector, inspected, nil, err
 	}
-	inspector = cfg.Inspector
-	if inspector == nil {
-		inspector = asynq.NewInspectorFromRedisClient(client)
+	front, universal := rdb.(redis.UniversalClient)
+	if !universal {
+		return nil, nil, nil, configError("WakeAtFront", "needs a redis.UniversalClient, not a %T", rdb)
 	}
-	if cfg.WakeAtFront {
-		front = client
-	}
-	return inspector, front, nil
+	return inspector, inspected, front, nil
 }
 
-// inspectedRedis returns the Redis of an Inspector that is made from rdb, and nil if Config has one: its Redis is not known.
-func inspectedRedis(rdb lock.Client, cfg Config) redis.UniversalClient {
-	client, _ := rdb.(redis.UniversalClient)
+// inspectorFor returns cfg.Inspector, whose Redis is not known, or an Inspector made from rdb. what says in an error
+// what needs one.
+func inspectorFor(rdb lock.Client, cfg Config, what string) (*asynq.Inspector, redis.UniversalClient, error) {
 	if cfg.Inspector != nil {
-		return nil
+		return cfg.Inspector, nil, nil
 	}
-	return client
+	client, universal := rdb.(redis.UniversalClient)
+	if !universal {
+		return nil, nil, configError("Inspector", "is nil, and none can be made from a %T for %s", rdb, what)
+	}
+	return asynq.NewInspectorFromRedisClient(client), client, nil
 }
 
 // lockOrPark takes a lock, or parks the task. The task waits in line in its worker. It parks
