@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -58,5 +59,30 @@ func TestCooldownOfTheLastParkedTaskLeavesNoLongKey(t *testing.T) {
 		lastsFor(t, "in its cooldown", m, cooldown/2, cooldown+time.Second)
 		w.cancel()
 		_ = w.failed(t)
+	})
+}
+
+// Who parked a task looks again when a slot may come free: when the gate opens, if one is free or may be by then, else
+// when the lease of the only slot ends.
+func TestCalls_firstEnd(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for slots, beside := range map[int]time.Duration{1: time.Minute, 2: time.Hour} {
+			m := newLocker(t, s.Client(t)).Semaphore(fmt.Sprint(redistest.Name(t), slots), slots, TTL(time.Minute), NoRenew())
+			held := mustTry(t, m)
+			redistest.Must(t, held.closeGate(t.Context(), time.Hour))
+			mustPark(t, noted(m, "job"))
+			ends := func(when string, want time.Duration) {
+				t.Helper()
+				reply, err := m.locker.conn.Run(t.Context(), wire.CallScript, m.keys, []any{slots, 0, 1000, "", 0})
+				redistest.Must(t, err)
+				if c, ok := wire.ParseCalls(reply); !ok || c.FirstEnd > want || c.FirstEnd < want-30*time.Second {
+					t.Errorf("%d slots, %s: the first end is in %s, want %s; %s", slots, when, c.FirstEnd, want, dump(m))
+				}
+			}
+			ends("one held", beside)
+			mustUnlock(t, held)
+			ends("none held", time.Hour)
+		}
 	})
 }

@@ -5,7 +5,7 @@ import "time"
 // Calls is a reply that names parked work whose turn has come.
 type Calls struct {
 	Code     int64         // of release: how many slots are free, as without calls
-	FirstEnd time.Duration // until the first deadline, or until a cooldown ends; below 0: neither
+	FirstEnd time.Duration // until the first deadline, or until the gate opens; below 0: neither
 	Notes    []string      // of the called, in the order of the line
 }
 

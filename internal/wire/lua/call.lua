@@ -8,7 +8,7 @@
 -- ARGV[4] note     of a called entry, or empty: <note>
 -- ARGV[5] fate     of that entry: 0: none is given; 1: it will not arrive, drop it; 2: not now, to the end of the line
 --
--- reply calls:   {slots free now, parked, until the first deadline (ms, -1: no holder), called note, ...}
+-- reply calls:   {slots free now, parked, until the first deadline or the gate opens (ms, -1: neither), called note, ...}
 -- reply nothing: slots free now; nothing is parked or called
 local lock, limit, note, fate = KEYS[1], tonumber(ARGV[1]), ARGV[4], ARGV[5]
 --@include clock

@@ -14,7 +14,7 @@
 --
 -- reply held:   slots free now (0 and up)
 -- reply absent: -1 - slots free now
--- reply calls:  {one of these, parked, until the first deadline (ms, -1: no holder), called note, ...}
+-- reply calls:  {one of these, parked, until the first deadline or the gate opens (ms, -1: neither), called note, ...}
 -- reply grants: {one of these three, message, ...}
 --
 -- The messages of grants to waiters with the body's own channel are in the reply, and are not
