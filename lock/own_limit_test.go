@@ -34,28 +34,45 @@ func TestLine_ownLimit(t *testing.T) {
 			mustUnlock(t, le)
 		})
 
-		t.Run("a higher limit is not held back by the releaser's", func(t *testing.T) {
-			name := redistest.Name(t)
-			m := l.Semaphore(name, 4)
-			var held []*Lease
-			for range 3 {
-				held = append(held, mustTry(t, m))
-			}
-			last := mustTry(t, m)
-			first, second := inLine(t, with(name, 4), 1), inLine(t, with(name, 5), 2)
-			calm(t, other, 2) // their refreshes are an hour away
-			last.lock = l.Mutex(name)
-			mustUnlock(t, last)
-			for _, w := range []*attempt{first, second} {
-				held = append(held, w.got(t))
-			}
-			if n := len(holdersOf(t, m)); n != 5 {
-				t.Errorf("%d hold it, want 5; %s", n, dump(m))
-			}
-			for _, le := range held {
-				mustUnlock(t, le)
-			}
-		})
+		// Of four holders one leaves by a lower limit, with which the script counts no further than two.
+		for what, in := range map[string]struct {
+			by      int
+			limits  []int
+			granted int
+		}{
+			"a higher limit is not held back by the releaser's": {1, []int{4, 5, 5}, 2},
+			"a lower one is kept":                               {2, []int{3}, 0},
+		} {
+			t.Run(what, func(t *testing.T) {
+				name := redistest.Name(t)
+				m := l.Semaphore(name, 4)
+				var held []*Lease
+				for range 3 {
+					held = append(held, mustTry(t, m))
+				}
+				last := mustTry(t, m)
+				var line []*attempt
+				for i, limit := range in.limits {
+					line = append(line, inLine(t, with(name, limit), i+1))
+				}
+				calm(t, other, len(line)) // their refreshes are an hour away
+				last.lock = l.Semaphore(name, in.by)
+				mustUnlock(t, last)
+				for i := range in.granted {
+					held = append(held, line[i].got(t))
+				}
+				waiting(t, m, len(line)-in.granted)
+				if n := len(holdersOf(t, m)); n != len(held) {
+					t.Errorf("%d hold it, want %d; %s", n, len(held), dump(m))
+				}
+				for _, le := range held {
+					mustUnlock(t, le)
+				}
+				for _, w := range line[in.granted:] {
+					mustUnlock(t, w.got(t))
+				}
+			})
+		}
 	})
 }
 
