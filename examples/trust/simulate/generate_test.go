@@ -53,6 +53,7 @@ func draw(seed uint64) *plan {
 	if *onlyOrder { // the others stay the worlds that they were
 		d.ordered(length)
 	}
+	d.groups()
 	return d.p
 }
 

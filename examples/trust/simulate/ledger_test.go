@@ -19,6 +19,8 @@ const (
 	endLate     = "its own time was up on the last attempt"
 	endNewer    = "a newer one took its place"
 	endUnsure   = "its enqueue was not answered"
+
+	endAggregated = "aggregated"
 )
 
 // ledger is what an observer outside of the library knows: which handler ran when, what
@@ -53,6 +55,7 @@ type ledger struct {
 
 // taskBook is what is known of one task.
 type taskBook struct {
+	n        int
 	id       string
 	came     map[string]time.Time // by key: when it first came to the lock
 	spent    [2]int               // attempts, at least and at most
@@ -75,6 +78,12 @@ type taskBook struct {
 	again    bool      // it came when it had succeeded, as a parked task may; see comesAgain
 	reason   string    // why it last did not get a lock
 
+	members    []int     // of which it was made
+	into       []int     // what was made of it
+	aggregated time.Time // when it last was
+	readBeside bool      // see isReadBeside
+	state      string    // in asynq, at the end
+
 	deletedInHold bool // an operator deleted it while it held its key, archived
 }
 
@@ -95,8 +104,8 @@ func newLedger(w *world) *ledger {
 		touches:    map[string]int{},
 		unanswered: map[string]time.Time{}, balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
 	}
-	for range w.plan.Tasks {
-		b.books = append(b.books, &taskBook{ends: map[string]bool{}, most: -1})
+	for n := range w.plan.Tasks {
+		b.books = append(b.books, &taskBook{n: n, ends: map[string]bool{}, most: -1})
 	}
 	for _, f := range w.plan.Faults {
 		switch {

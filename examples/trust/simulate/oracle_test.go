@@ -44,7 +44,9 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	case errors.As(err, &duplicate):
 		t.refused = b.seq
 		t.ends[endNewer] = true
+		t.readBeside = b.isReadBeside(n)
 		b.judgeRefusal(n)
+		b.judgeClaim(n)
 	case err != nil:
 		t.ends[endUnsure] = true
 		if b.calm {
@@ -56,6 +58,7 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 		t.acceptAt = b.seq
 		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && !strings.Contains(string(info.Payload), fmt.Sprintf(`"n":%d,`, n)) {
 			t.joined = b.seq
+			t.readBeside = b.isReadBeside(n)
 			t.ends[endNewer] = true
 			return
 		}
@@ -125,8 +128,7 @@ func (b *ledger) judgeIdle() {
 
 // judgeEnds looks at each task's end.
 func (b *ledger) judgeEnds() {
-	for n, t := range b.books {
-		task := b.w.plan.Tasks[n]
+	for _, t := range b.books {
 		state := "gone"
 		if t.id != "" {
 			info, err := b.w.inspector.GetTaskInfo(queue, t.id)
@@ -139,24 +141,32 @@ func (b *ledger) judgeEnds() {
 			}
 		}
 		b.mu.Lock()
-		b.judgeEnd(n, t, task, state)
+		t.state = state
 		b.mu.Unlock()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for n, t := range b.books {
+		b.judgeEnd(n, t, b.w.plan.Tasks[n], t.state)
 	}
 }
 
 // judgeEnd looks whether the handlers and the policy explain how a task ended.
 func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
+	if len(t.into) > 0 {
+		b.judgeGroup(n, t)
+	}
 	if b.w.plan.uniqueOf(task) != nil {
 		b.judgeUnique(n, t, task)
 		return
 	}
-	if t.id == "" || b.w.plan.orderOf(task) != nil && !t.accepted && state == "gone" { // never enqueued, or not for certain
+	if t.id == "" || b.w.plan.orderOf(task) != nil && !t.accepted && state == "gone" || task.Aggregated && !b.clean && b.neverCame(t) { // never enqueued, or not for certain
 		return
 	}
 	exhausted := t.spent[1]+b.slack() > task.MaxRetry
 	switch state {
 	case "gone", "completed":
-		if t.success == 0 && !t.late && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] {
+		if t.success == 0 && !t.late && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] && !t.ends[endAggregated] {
 			b.violatef("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
 		}
 	case "archived":
@@ -164,6 +174,9 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
 		}
 	default:
+		if state == "aggregating" && b.mayStayInGroup(t) {
+			break
+		}
 		b.violatef("stuck: task %d is %s at the end", n, state)
 	}
 	if b.clean && t.success > 1 && !t.op && !t.again && b.w.plan.ObserverPanics == "" {
@@ -184,20 +197,21 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 	}
 	u := b.w.plan.uniqueOf(task)
 	since := max(t.refused, t.joined)
-	if u.Until != "start" || since == 0 {
+	if u.Until != "start" || since == 0 || t.readBeside {
 		return
 	}
 	for i, o := range b.books {
 		other := b.w.plan.Tasks[i]
 		// asynq may have lost it to a server that did not get it, and archived it for that.
 		lost := o.accepted && o.starts == 0 && b.exhausted(o, other)
-		if other.Task == task.Task && other.A == task.A && (o.op || lost || o.endsUnrun()) {
+		if other.Task == task.Task && other.A == task.A && (o.op || lost || o.endsUnrun() || b.madeEndsUnrun(o)) {
 			return // what was in the way did not run, for a reason
 		}
 	}
 	for _, r := range b.runs {
-		other := b.w.plan.Tasks[r.n]
-		if r.seq > t.asked && other.Task == task.Task && other.A == task.A {
+		if r.seq > t.asked && slices.ContainsFunc(append(b.books[r.n].members, r.n), func(m int) bool {
+			return b.w.plan.Tasks[m].Task == task.Task && b.w.plan.Tasks[m].A == task.A
+		}) {
 			return
 		}
 	}

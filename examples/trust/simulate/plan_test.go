@@ -29,6 +29,8 @@ type plan struct {
 	History int `json:",omitempty"`
 	// Lead has each process campaign for leadership, and is how long a leader's function lasts; 0: nobody leads.
 	Lead time.Duration `json:",omitempty"`
+	// Groups is how groups are aggregated; nil: there are none.
+	Groups *groupPlan `json:",omitempty"`
 	// MinReplicas is how many replicas have to know of a lease.
 	MinReplicas int `json:",omitempty"`
 	// Quiet is how long the servers go on when all tasks have ended.
@@ -146,6 +148,9 @@ type taskPlan struct {
 	Timeout  time.Duration `json:",omitempty"`
 	Keep     bool          `json:",omitempty"` // Retention of a day
 	Plain    bool          `json:",omitempty"` // enqueued without a place in order
+	Group    string        `json:",omitempty"` // asynq's; empty: none
+	// Aggregated has a GroupAggregator make the task, and nobody else.
+	Aggregated bool `json:",omitempty"`
 	// As is the task, plus one, whose ID it takes; 0: it has its own.
 	As    int        `json:",omitempty"`
 	Steps []stepPlan // what its runs do; the last one goes for all further ones

@@ -70,7 +70,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		panic(err) // the plan is wrong
 	}
 	p.guard = guard
-	p.server = asynq.NewServerFromRedisClient(p.taskClient, guard.ServerConfig(asynq.Config{
+	cfg := asynq.Config{
 		Concurrency:              pp.Workers,
 		TaskCheckInterval:        pp.Poll,
 		DelayedTaskCheckInterval: pp.Forward,
@@ -80,7 +80,11 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		LogLevel:                 asynq.FatalLevel,
 		IsFailure:                func(err error) bool { return err != nil && !errors.Is(err, errSoft) },
 		RetryDelayFunc:           func(n int, _ error, _ *asynq.Task) time.Duration { return time.Duration(1+n%5) * time.Second },
-	}))
+	}
+	if g := w.plan.Groups; g != nil {
+		cfg.GroupAggregator, cfg.GroupGracePeriod, cfg.GroupMaxDelay, cfg.GroupMaxSize = asynq.GroupAggregatorFunc(p.aggregate), g.Grace, g.MaxDelay, g.MaxSize
+	}
+	p.server = asynq.NewServerFromRedisClient(p.taskClient, guard.ServerConfig(cfg))
 	if err := p.server.Start(asynq.HandlerFunc(p.attempt)); err != nil {
 		panic(err)
 	}

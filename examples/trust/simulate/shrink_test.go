@@ -38,6 +38,14 @@ func shrink(p *plan, within time.Duration, fails func(*plan) bool) *plan {
 		if p.Lead > 0 {
 			try(func(q *plan) { q.Lead = 0 })
 		}
+		if p.Groups != nil {
+			try(func(q *plan) {
+				q.Groups = nil
+				for i := range q.Tasks {
+					q.Tasks[i].Group = ""
+				}
+			})
+		}
 		if p.History > 0 {
 			try(func(q *plan) { q.History = 0 })
 		}

@@ -3,6 +3,7 @@ package simulate
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing/synctest"
@@ -69,7 +70,7 @@ func (w *world) left() (left []string) {
 			left = append(left, set+" "+id)
 		}
 	}
-	return append(left, w.book.working()...)
+	return slices.Concat(left, w.inGroups(), w.book.working())
 }
 
 // end stops everything, and judges what is left.

@@ -276,13 +276,7 @@ func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 func (w *world) enqueue(n int) {
 	t := w.plan.Tasks[n]
 	task := asynq.NewTask(t.Task, t.body(n))
-	opts := []asynq.Option{asynq.MaxRetry(t.MaxRetry)}
-	if t.Timeout > 0 {
-		opts = append(opts, asynq.Timeout(t.Timeout))
-	}
-	if t.Keep {
-		opts = append(opts, asynq.Retention(24*time.Hour))
-	}
+	opts := t.options()
 	w.book.asks(n)
 	if w.plan.uniqueOf(t) != nil {
 		info, err := w.once.Enqueue(task, opts...)
@@ -299,6 +293,21 @@ func (w *world) enqueue(n int) {
 		info = &asynq.TaskInfo{ID: fmt.Sprintf("n%d", n)}
 	}
 	w.book.enqueued(n, info, err)
+}
+
+// options are the task's, but for its ID.
+func (t taskPlan) options() []asynq.Option {
+	opts := []asynq.Option{asynq.MaxRetry(t.MaxRetry)}
+	if t.Timeout > 0 {
+		opts = append(opts, asynq.Timeout(t.Timeout))
+	}
+	if t.Keep {
+		opts = append(opts, asynq.Retention(24*time.Hour))
+	}
+	if t.Group != "" {
+		opts = append(opts, asynq.Group(t.Group))
+	}
+	return opts
 }
 
 // queue is the queue that everything goes through.
