@@ -97,7 +97,7 @@ func (e *endpoint) begin(f faultPlan) (broken []*conn) {
 	now := time.Now()
 	e.active = append(e.active, activeFault{f.Kind, now, now.Add(f.For)})
 	switch f.Kind {
-	case setup, apart:
+	case setup, apart, split:
 		for c := range e.conns {
 			broken = append(broken, c)
 		}

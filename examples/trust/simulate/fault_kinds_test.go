@@ -24,6 +24,9 @@ const (
 	apart       faultKind = "partition"          // connections break, and there are no new ones
 	frozen      faultKind = "Redis stands still" // everything waits for its end: for all clients
 
+	// split has the locks' master replaced for all but this process. See split_test.go.
+	split faultKind = "split brain"
+
 	// Not of a client.
 	backward faultKind = "clock back" // Redis' clock steps back by For
 	forward  faultKind = "clock forward"

@@ -54,6 +54,7 @@ func draw(seed uint64) *plan {
 		d.ordered(length)
 	}
 	d.groups()
+	d.splits(length)
 	return d.p
 }
 

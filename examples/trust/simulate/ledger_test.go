@@ -96,6 +96,7 @@ type keyBook struct {
 	successes []*run // with the rule's Cooldown
 	broken    time.Time
 	gate      gateBook
+	store     store
 }
 
 func newLedger(w *world) *ledger {

@@ -17,9 +17,9 @@ type peer struct {
 	peer  *server.Peer
 
 	mu         sync.Mutex
-	subscribes bool
-	discards   bool // what is written is lost
-	over       bool // the connection is closed: a subscription that arrives yet would be nobody's
+	subscribes *master // nil: it does not
+	discards   bool    // what is written is lost
+	over       bool    // the connection is closed: a subscription that arrives yet would be nobody's
 }
 
 func (s *redisServer) peer(c *conn) *peer {
@@ -35,7 +35,7 @@ func (p *peer) Write(data []byte) (int, error) {
 	p.mu.Unlock()
 	switch {
 	case discards:
-	case subscribes && isMessage(data) && p.conn.end.loses():
+	case subscribes != nil && isMessage(data) && p.conn.end.loses():
 	default:
 		p.conn.deliver(data)
 	}
@@ -51,6 +51,7 @@ func (p *peer) execute(command []string, lost bool) {
 	s := p.redis
 	s.commands.Lock()
 	defer s.commands.Unlock()
+	at := s.masterOf(p.conn.end, command)
 	p.mu.Lock()
 	p.discards = p.discards || lost
 	if command[0] == "SUBSCRIBE" {
@@ -58,12 +59,12 @@ func (p *peer) execute(command []string, lost bool) {
 			p.mu.Unlock()
 			return
 		}
-		p.subscribes = true
+		p.subscribes = at
 	}
 	p.mu.Unlock()
 	s.executed++
 	s.full = p.conn.end.isFull()
-	if answer, idle := s.idle(command); idle && !s.full { // none of its keys expires: the clock need not be set
+	if answer, idle := s.idle(command); idle && !s.full && at != s.old { // none of its keys expires: the clock need not be set
 		if !lost {
 			p.conn.deliver(encode(nil, answer))
 		}
@@ -80,19 +81,19 @@ func (p *peer) execute(command []string, lost bool) {
 	if !s.inScript && s.full && needsMemory(command[0]) {
 		p.conn.deliver([]byte("-OOM command not allowed when used memory > 'maxmemory'.\r\n"))
 	} else {
-		s.dispatch(p.peer, command)
+		at.dispatch(p.peer, command)
 		p.peer.Flush()
 	}
 	s.inScript, s.full = false, false
 }
 
 // dispatch runs one command. Callers hold commands.
-func (s *redisServer) dispatch(p *server.Peer, command []string) {
-	if s.scripts.handles(command) {
-		s.scripts.run(p, command)
+func (m *master) dispatch(p *server.Peer, command []string) {
+	if m.scripts.handles(command) {
+		m.scripts.run(p, command)
 		return
 	}
-	s.mini.Server().Dispatch(p, command)
+	m.mini.Server().Dispatch(p, command)
 }
 
 // idle answers what servers ask again and again while there is nothing to do, as the
@@ -176,12 +177,12 @@ func (p *peer) hangUp() {
 	p.discards, p.over = true, true
 	subscribes := p.subscribes
 	p.mu.Unlock()
-	if subscribes {
+	if subscribes != nil {
 		// Not within the caller's command: it may be the one that runs.
 		go func() {
 			p.redis.commands.Lock()
 			defer p.redis.commands.Unlock()
-			p.redis.mini.Server().Dispatch(p.peer, []string{"UNSUBSCRIBE"})
+			subscribes.mini.Server().Dispatch(p.peer, []string{"UNSUBSCRIBE"})
 		}()
 	}
 }

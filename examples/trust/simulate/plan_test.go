@@ -204,6 +204,7 @@ type faultPlan struct {
 	Saying string        `json:",omitempty"`
 	At     time.Duration `json:",omitempty"`
 	For    time.Duration `json:",omitempty"`
+	Lag    time.Duration `json:",omitempty"` // of a split brain: what the new master lacks was written for so long
 }
 
 // opPlan is what an operator does.

@@ -18,7 +18,7 @@ const password = "simulated"
 // redisServer is the Redis of a world: a miniredis whose clock and key expiries are
 // in virtual time.
 type redisServer struct {
-	mini    *miniredis.Miniredis
+	master
 	latency time.Duration
 	losing  float64
 	reportf func(format string, args ...any) // told of what must not happen
@@ -26,13 +26,13 @@ type redisServer struct {
 	// commands runs one command at a time, as Redis does: a nested call of a script
 	// is known by that.
 	commands sync.Mutex
+	old      *master       // of locks, in a split brain; nil: there is none
 	inScript bool          // a script runs
 	wrote    bool          // and has written
 	full     bool          // and it is out of memory
 	step     time.Duration // what operators have moved its clock by
 	clock    time.Time
 	ticked   time.Time // up to when keys have expired
-	scripts  *scripts
 	executed int
 
 	mu     sync.Mutex // guards what follows; held for moments
@@ -58,9 +58,8 @@ func newRedis(p *plan, report func(string, ...any)) *redisServer {
 		panic(err)
 	}
 	_ = first.Close()
-	s := &redisServer{mini: mini, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}, hits: map[hit]int{}}
+	s := &redisServer{master: master{mini, newScripts(mini.Server())}, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}, hits: map[hit]int{}}
 	s.clock, s.ticked = time.Now(), time.Now()
-	s.scripts = newScripts(mini.Server())
 	mini.Server().SetPreHook(s.nested)
 	return s
 }
@@ -119,10 +118,18 @@ func (s *redisServer) advance() {
 	if now := time.Now().Add(s.step); now.After(s.clock) {
 		s.clock = now
 	}
-	s.mini.SetTime(s.clock)
+	minis := []*miniredis.Miniredis{s.mini}
+	if s.old != nil {
+		minis = append(minis, s.old.mini)
+	}
+	for _, mini := range minis {
+		mini.SetTime(s.clock)
+	}
 	// Keys expire to the millisecond, as in Redis.
 	if passed := s.clock.Sub(s.ticked); passed >= time.Millisecond {
-		s.mini.FastForward(passed)
+		for _, mini := range minis {
+			mini.FastForward(passed)
+		}
 		s.ticked = s.clock
 	}
 }

@@ -24,9 +24,10 @@ type run struct {
 	began     time.Time
 	ended     time.Time
 	end       string
-	counted   bool            // asynq has counted its failure already
-	succeeded bool            // and that counts as the task's success
-	fenced    map[string]bool // keys whose fence was told; two rules may share one
+	counted   bool // asynq has counted its failure already
+	succeeded bool // and that counts as the task's success
+	// fences are by key: two rules may share one.
+	fences map[string]int64
 
 	// lapsed are the keys whose lease was lost after the handler had ended, and before the
 	// Guard told of the release: whether a cooldown of the success began is not known.
@@ -114,15 +115,16 @@ func (b *ledger) judgeFences(r *run) {
 		key := rule.key(task)
 		fence, err := lease.Fence()
 		b.mu.Lock()
-		if k := b.key(key); err == nil && !r.fenced[key] && !r.p.isEnded() {
+		if k := b.key(key); err == nil && r.fences[key] == 0 && !r.p.isEnded() {
 			if fence <= k.fence && !b.w.stepped() && b.limitOf(key) == 1 {
 				b.violatef("fence: task %d has %d on %q, after %d", r.n, fence, key, k.fence)
 			}
 			k.fence = max(k.fence, fence)
-			if r.fenced == nil {
-				r.fenced = map[string]bool{}
+			if r.fences == nil {
+				r.fences = map[string]int64{}
 			}
-			r.fenced[key] = true
+			r.fences[key] = fence
+			b.judgeFenceOf(r, key)
 		}
 		b.mu.Unlock()
 	}
@@ -134,9 +136,10 @@ func (r *run) lives() bool {
 }
 
 // mayNotKnow tells whether a holder of the key may have lost it and not know yet: it learns of a
-// step of Redis' clock, or of an operator's Break, at its next renewal.
+// step of Redis' clock, of another master, or of an operator's Break, at its next renewal.
 func (b *ledger) mayNotKnow(key string) bool {
-	return b.w.stepped() || time.Since(b.key(key).broken) < b.w.plan.ruleOfKey(key).TTL
+	ttl := b.w.plan.ruleOfKey(key).TTL
+	return b.w.clockStepped() || b.w.mayHaveTwo(ttl) || time.Since(b.key(key).broken) < ttl
 }
 
 // judgeBeside looks at who is at work beside a run that begins.
@@ -215,6 +218,9 @@ func (b *ledger) end(r *run, step stepPlan) {
 	}
 	b.seq++
 	r.ended, r.end = time.Now(), how
+	if how != "cut short" {
+		b.writes(r)
+	}
 	cause := context.Cause(r.ctx)
 	b.addf("task %d ends on process %d: %s, context: %v", r.n, r.p.n, how, cause)
 	t := b.books[r.n]

@@ -45,6 +45,8 @@ type world struct {
 	asked map[asked]int
 	held  map[string]int // by task ID: how often its hold was ended
 	steps bool           // Redis' clock was stepped
+	// splitUntil is when the last split brain ends.
+	splitUntil time.Time
 }
 
 // verdict is what came of a world.
@@ -217,6 +219,9 @@ func (w *world) fault(f faultPlan) {
 		w.redis.faulted(f.Kind)
 		w.redis.stepClock(by)
 		return
+	case split:
+		w.split(f)
+		return
 	case noReplicas:
 		w.redis.loseReplicas(f.For)
 		return
@@ -356,8 +361,14 @@ func (w *world) operate(op opPlan) {
 	w.book.touched(id)
 }
 
-// stepped tells whether Redis' clock was stepped: then times prove nothing.
+// stepped tells whether Redis' clock was stepped, or Redis has lost what was written: then times prove nothing.
 func (w *world) stepped() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.steps || !w.splitUntil.IsZero()
+}
+
+func (w *world) clockStepped() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.steps

@@ -1,0 +1,227 @@
+package simulate
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+)
+
+// What follows is about a split brain: a replica becomes the master of the locks, without the last writes, while one
+// process goes on to use the old one. Then that process finds the new master, and what it wrote is lost.
+// Only the locks' Redis is split, not asynq's, and the connections of the other processes hold.
+
+// splits draws one.
+func (d *drawer) splits(length time.Duration) {
+	s := d.aside("split brain")
+	if s.p.isOrdered() || !s.chance(0.15) {
+		return // what tasks in order do when keys are lost is judged elsewhere
+	}
+	f := faultPlan{Kind: split, Proc: s.IntN(len(s.p.Procs)), Client: "lock", At: s.span(0, int(length/time.Millisecond)), For: s.span(500, 40_000)}
+	if s.p.MinReplicas == 0 { // otherwise the new master has all that counts
+		f.Lag = s.span(0, 2000)
+	}
+	s.p.Faults = append(s.p.Faults, f)
+}
+
+func (p *plan) isSplit() bool {
+	return slices.ContainsFunc(p.Faults, func(f faultPlan) bool { return f.Kind == split })
+}
+
+// master is a Redis with locks.
+type master struct {
+	mini    *miniredis.Miniredis
+	scripts *scripts
+}
+
+// split has a split brain begin and end.
+func (w *world) split(f faultPlan) {
+	s, e := w.redis, w.process(f.Proc).locks
+	s.tick()
+	replica := copyLocks(s.mini)
+	time.Sleep(f.Lag)
+	w.splitFor(f.For)
+	s.commands.Lock()
+	s.advance()
+	old := miniredis.NewMiniRedis()
+	old.RequireAuth(password)
+	if first, err := old.Dial(); err == nil { // makes a server that has no listener
+		_ = first.Close()
+	}
+	old.SetTime(s.clock)
+	old.Server().SetPreHook(s.nested)
+	copyLocks(s.mini)(old)
+	replica(s.mini)
+	s.old = &master{old, newScripts(old.Server())}
+	e.start(f)
+	s.commands.Unlock()
+	time.Sleep(f.For)
+	e.breakAll()
+	s.commands.Lock()
+	s.old = nil
+	s.commands.Unlock()
+	time.Sleep(ms) // its subscriptions end meanwhile
+	old.Close()
+}
+
+// splitFor notes that a split brain begins.
+func (w *world) splitFor(length time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.splitUntil = time.Now().Add(length)
+}
+
+// mayHaveTwo tells whether a key with that TTL may have two holders: a split brain lasts, or a holder has not renewed since.
+// With MinReplicas none has.
+func (w *world) mayHaveTwo(ttl time.Duration) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.plan.MinReplicas == 0 && time.Now().Before(w.splitUntil.Add(ttl+time.Second))
+}
+
+// masterOf is the master that executes a command of the endpoint. Callers hold commands.
+func (s *redisServer) masterOf(e *endpoint, command []string) *master {
+	if s.old != nil && e.isSplit() && slices.ContainsFunc(command, isLockKey) {
+		return s.old
+	}
+	return &s.master
+}
+
+// isLockKey tells whether a word is a key or a channel of the library's.
+func isLockKey(word string) bool { return strings.HasPrefix(word, "automutex:") }
+
+func (e *endpoint) isSplit() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.inWindow(split)
+}
+
+// breakAll breaks the connections that there are.
+func (e *endpoint) breakAll() {
+	e.mu.Lock()
+	conns := slices.Collect(maps.Keys(e.conns))
+	e.mu.Unlock()
+	for _, c := range conns {
+		c.sever()
+	}
+}
+
+// copyLocks reads all keys of locks. What it returns has another master have these, and no others.
+func copyLocks(from *miniredis.Miniredis) func(to *miniredis.Miniredis) {
+	var writes []func(to *miniredis.Miniredis)
+	for _, key := range from.Keys() {
+		if !isLockKey(key) {
+			continue
+		}
+		text, _ := from.Get(key) // of another type: none, as below
+		scores, _ := from.SortedSet(key)
+		entries, _ := from.Stream(key)
+		var fields []string
+		if from.Type(key) == "hash" {
+			names, _ := from.HKeys(key)
+			for _, name := range names {
+				fields = append(fields, name, from.HGet(key, name))
+			}
+		}
+		scores, entries = maps.Clone(scores), slices.Clone(entries)
+		kind, left, now := from.Type(key), from.TTL(key), time.Now()
+		writes = append(writes, func(to *miniredis.Miniredis) {
+			ttl := left - time.Since(now)
+			if left > 0 && ttl <= 0 {
+				return
+			}
+			switch kind {
+			case "string":
+				_ = to.Set(key, text) // the key is new, as below
+			case "zset":
+				for member, score := range scores {
+					_, _ = to.ZAdd(key, score, member)
+				}
+			case "hash":
+				to.HSet(key, fields...)
+			case "stream":
+				for _, entry := range entries {
+					_, _ = to.XAdd(key, entry.ID, entry.Values)
+				}
+			default:
+				panic("simulate: " + key + " is a " + kind)
+			}
+			if left > 0 {
+				to.SetTTL(key, ttl)
+			}
+		})
+	}
+	return func(to *miniredis.Miniredis) {
+		for _, key := range to.Keys() {
+			if isLockKey(key) {
+				to.Del(key)
+			}
+		}
+		for _, write := range writes {
+			write(to)
+		}
+	}
+}
+
+// store is what keeps the highest fence of a key, and refuses a write with a lower one.
+type store struct {
+	fence   int64
+	writers []*run // whose writes it took
+}
+
+// judgeFenceOf looks whether the fence of a run is above that of each who took the lock before, of whatever master: all masters
+// have one clock here. Callers hold mu.
+func (b *ledger) judgeFenceOf(r *run, key string) {
+	if b.limitOf(key) > 1 || b.w.clockStepped() {
+		return
+	}
+	for _, o := range b.runs {
+		if o.fences[key] >= r.fences[key] && r.taken[key].After(o.taken[key].Add(b.toldWithin(key))) {
+			b.violatef("fence: task %d has %d on %q, and task %d, which took it before, has %d", r.n, r.fences[key], key, o.n, o.fences[key])
+		}
+	}
+}
+
+// writes has the handler of a run write to the store of each of its keys, and judges whether a write is taken after that of
+// somebody who took the lock later. Callers hold mu.
+func (b *ledger) writes(r *run) {
+	for key, fence := range r.fences {
+		k := b.key(key)
+		if fence < k.store.fence || b.limitOf(key) > 1 || b.w.clockStepped() {
+			continue
+		}
+		for _, o := range k.store.writers {
+			if o.taken[key].After(r.taken[key].Add(b.toldWithin(key))) {
+				b.violatef("stale write: task %d writes with %d for %q after task %d, which took it later, with %d", r.n, fence, key, o.n, o.fences[key])
+			}
+		}
+		k.store.fence = fence
+		k.store.writers = append(k.store.writers, r)
+	}
+}
+
+// toldWithin is how long after Redis gave a lock its task is told. Callers hold mu.
+func (b *ledger) toldWithin(key string) time.Duration {
+	if slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool { return f.Kind != split && f.Kind != stops && f.Kind != starts }) || b.w.plan.Losing > 0 {
+		return b.w.plan.ruleOfKey(key).TTL + 8*time.Second // an exchange was repeated, or a message got lost
+	}
+	return b.w.plan.grantSlack() + 8*b.w.plan.Latency
+}
+
+// twoMasters is a scenario in which each process in turn goes on with the old master, and many want one key.
+func twoMasters() *plan {
+	return scenario("a split brain", 2, func(p *plan) {
+		r := rule("wait")
+		r.Wait = 20 * time.Second
+		p.Rules = []rulePlan{r}
+		for i := range 50 {
+			p.Tasks = append(p.Tasks, work(time.Duration(i)*800*ms, []time.Duration{300 * ms, 2500 * ms}[i%2]))
+		}
+		p.Faults = []faultPlan{
+			{Kind: split, Proc: 0, Client: "lock", At: 4 * time.Second, For: 25 * time.Second, Lag: 500 * ms},
+			{Kind: split, Proc: 1, Client: "lock", At: 50 * time.Second, For: 25 * time.Second, Lag: 500 * ms},
+		}
+	})
+}
