@@ -70,7 +70,7 @@ func (e *endpoint) loses() bool {
 // fails at once.
 func (e *endpoint) dial() (net.Conn, error) {
 	e.mu.Lock()
-	away := e.gone || e.inWindow(apart) || e.inWindow(hung) || time.Now().Before(e.redis.frozenUntil())
+	away := e.gone || e.inWindow(apart) || e.inWindow(hung) || e.inWindow(suspended) || time.Now().Before(e.redis.frozenUntil())
 	if !away {
 		c := &conn{end: e, wake: make(chan struct{}, 1)}
 		c.peer = e.redis.peer(c)

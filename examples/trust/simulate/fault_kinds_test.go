@@ -34,9 +34,11 @@ const (
 	noReplicas faultKind = "replicas away"
 	// arrival is when what was late is executed. No plan has it.
 	arrival faultKind = "late arrival"
-	stops   faultKind = "stops" // the process: Close beside Shutdown, then it exits
-	dies    faultKind = "dies"  // the process
-	starts  faultKind = "starts"
+	// suspended has the process stand still for For. See suspended_test.go.
+	suspended faultKind = "suspended"
+	stops     faultKind = "stops" // the process: Close beside Shutdown, then it exits
+	dies      faultKind = "dies"  // the process
+	starts    faultKind = "starts"
 )
 
 // spansTime tells whether a fault of the kind lasts, and is no single command's.

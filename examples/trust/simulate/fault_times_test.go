@@ -27,7 +27,7 @@ func (w *world) windows(p *process) (windows []activeFault) {
 		switch a.kind {
 		case outOfMemory, arrival:
 			continue // leases outlive the first, and the second keeps nobody away
-		case hung, swallowed, late, frozen:
+		case hung, swallowed, late, frozen, suspended:
 			a.until = a.until.Add(3 * time.Second) // the client's own timeout
 		}
 		windows = append(windows, a)

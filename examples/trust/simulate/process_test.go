@@ -54,6 +54,8 @@ type process struct {
 	ended    bool
 	stopping time.Time // since when; zero: it is not
 	panicked bool
+	// suspendedUntil is when it goes on.
+	suspendedUntil time.Time
 }
 
 func (w *world) startProcess(n int, pp procPlan) *process {
@@ -242,7 +244,9 @@ func (p *process) handle(ctx context.Context, t *asynq.Task) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		p.goesOn()
 	case <-ended:
+		p.goesOn()
 		p.w.book.end(r, stepPlan{End: "cut short"})
 		return context.Cause(ctx)
 	case <-p.dead:

@@ -207,7 +207,7 @@ func uniqueScenarios() (all []*plan) {
 // extraScenarios are played as they are: what they are about is a fault already.
 func extraScenarios() (all []*plan) {
 	all = append(all, orderMistakeScenarios()...)
-	all = append(all, hungLeader(), groupedOnce(), twoMasters())
+	all = append(all, hungLeader(), groupedOnce(), suspendedHolder(), twoMasters())
 	for _, kind := range []automutex.EventKind{
 		automutex.EventAcquired, automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventRetried,
 		automutex.EventParked, automutex.EventReplaced, automutex.EventReleased, automutex.EventSkipped, automutex.EventLost,

@@ -174,11 +174,11 @@ type store struct {
 // judgeFenceOf looks whether the fence of a run is above that of each who took the lock before, of whatever master: all masters
 // have one clock here. Callers hold mu.
 func (b *ledger) judgeFenceOf(r *run, key string) {
-	if b.limitOf(key) > 1 || b.w.clockStepped() {
-		return
+	if !b.w.plan.isSplit() || b.limitOf(key) > 1 || b.w.clockStepped() {
+		return // with one master judgeFences is stricter
 	}
 	for _, o := range b.runs {
-		if o.fences[key] >= r.fences[key] && r.taken[key].After(o.taken[key].Add(b.toldWithin(key))) {
+		if o.fences[key] >= r.fences[key] && r.taken[key].After(o.taken[key].Add(b.toldWithin(r, key))) {
 			b.violatef("fence: task %d has %d on %q, and task %d, which took it before, has %d", r.n, r.fences[key], key, o.n, o.fences[key])
 		}
 	}
@@ -193,7 +193,7 @@ func (b *ledger) writes(r *run) {
 			continue
 		}
 		for _, o := range k.store.writers {
-			if o.taken[key].After(r.taken[key].Add(b.toldWithin(key))) {
+			if o.taken[key].After(r.taken[key].Add(b.toldWithin(o, key))) {
 				b.violatef("stale write: task %d writes with %d for %q after task %d, which took it later, with %d", r.n, fence, key, o.n, o.fences[key])
 			}
 		}
@@ -202,10 +202,14 @@ func (b *ledger) writes(r *run) {
 	}
 }
 
-// toldWithin is how long after Redis gave a lock its task is told. Callers hold mu.
-func (b *ledger) toldWithin(key string) time.Duration {
-	if slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool { return f.Kind != split && f.Kind != stops && f.Kind != starts }) || b.w.plan.Losing > 0 {
-		return b.w.plan.ruleOfKey(key).TTL + 8*time.Second // an exchange was repeated, or a message got lost
+// toldWithin is how long after Redis gave a run a lock the run was told. Callers hold mu.
+func (b *ledger) toldWithin(r *run, key string) time.Duration {
+	repeated := b.w.plan.ruleOfKey(key).TTL + 8*time.Second // an exchange, or a message got lost
+	disturbed := slices.ContainsFunc(b.w.windows(r.p), func(a activeFault) bool {
+		return a.kind != split && a.since.Before(r.taken[key]) && a.until.After(r.taken[key].Add(-repeated))
+	})
+	if disturbed || b.w.plan.Losing > 0 {
+		return repeated
 	}
 	return b.w.plan.grantSlack() + 8*b.w.plan.Latency
 }

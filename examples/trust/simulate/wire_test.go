@@ -122,8 +122,10 @@ func (c *conn) send(command []string) {
 	if !isSetup(command[0]) {
 		arrives = now.Add(c.end.latency())
 	}
-	if until := c.end.redis.frozenUntil(); arrives.Before(until) {
-		arrives = until
+	for _, until := range []time.Time{c.end.redis.frozenUntil(), c.end.suspendedUntil()} {
+		if arrives.Before(until) {
+			arrives = until
+		}
 	}
 	if !arrives.After(c.arrives) && arrives.After(now) {
 		arrives = c.arrives.Add(1)
@@ -183,6 +185,7 @@ func isError(data []byte) bool { return bytes.HasPrefix(data, []byte("-")) }
 
 // deliver brings what Redis says to the client.
 func (c *conn) deliver(data []byte) {
+	suspended := c.end.suspendedUntil()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.black || c.severed || c.closed {
@@ -191,7 +194,7 @@ func (c *conn) deliver(data []byte) {
 	delay := time.Duration(0)
 	if c.setUp {
 		c.mu.Unlock()
-		delay = c.end.latency() // takes the endpoint's mutex
+		delay = max(c.end.latency(), time.Until(suspended)) // takes the endpoint's mutex
 		c.mu.Lock()
 	} else {
 		c.setUp = !isError(data)

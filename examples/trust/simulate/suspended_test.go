@@ -1,0 +1,75 @@
+package simulate
+
+import "time"
+
+// What follows is about a process that is suspended, as by SIGSTOP or with its virtual machine, and goes on later. Until then
+// nothing that it sends arrives, nothing reaches it, and none of its handlers ends. All of that happens when it goes on.
+//
+// Not covered: the timers of the library, of asynq and of go-redis fire meanwhile, since all processes of a bubble have one
+// clock. So contexts end in time that would end when the process goes on, calls give up that would get their replies, and
+// what was tried again arrives as often as it was sent. TestProcess_stopped in examples/trust suspends real processes.
+
+// suspensions draws processes that are suspended.
+func (d *drawer) suspensions(length time.Duration) {
+	s := d.aside("suspended")
+	if !s.chance(0.2) {
+		return
+	}
+	for range 1 + s.IntN(2) {
+		s.p.Faults = append(s.p.Faults, faultPlan{
+			Kind: suspended, Proc: s.IntN(len(s.p.Procs)), At: s.span(0, int(length/time.Millisecond)), For: pick(s, s.span(200, 4000), s.span(2000, 40_000)),
+		})
+	}
+}
+
+// suspend suspends the process. Its endpoints have a fault for that.
+func (p *process) suspend(length time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if until := time.Now().Add(length); until.After(p.suspendedUntil) {
+		p.suspendedUntil = until
+	}
+}
+
+// goesOn returns when the process is not suspended, or dead.
+func (p *process) goesOn() {
+	for {
+		p.mu.Lock()
+		left := time.Until(p.suspendedUntil)
+		p.mu.Unlock()
+		if left <= 0 {
+			return
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-timer.C:
+		case <-p.dead:
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// suspendedUntil is when a process goes on; in the past: it is not suspended. It is asked by connections.
+func (e *endpoint) suspendedUntil() (until time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, a := range e.active {
+		if a.kind == suspended && a.until.After(until) {
+			until = a.until
+		}
+	}
+	return until
+}
+
+// suspendedHolder is a scenario in which some handlers are suspended for longer than their lease, and others write meanwhile.
+func suspendedHolder() *plan {
+	return scenario("a holder is suspended", 2, func(p *plan) {
+		p.Rules = []rulePlan{rule("wait")}
+		for i := range 8 { // which process gets a task is not known
+			at := time.Duration(i) * 40 * time.Second
+			p.Tasks = append(p.Tasks, work(at, 3*time.Second), work(at+2*time.Second, 200*ms))
+			p.Faults = append(p.Faults, faultPlan{Kind: suspended, Proc: i % 2, At: at + time.Second, For: 15 * time.Second})
+		}
+	})
+}
