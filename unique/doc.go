@@ -73,6 +73,8 @@ the new one, or both; the next call for the key leaves one.
     one as active.
   - A claim lasts 30 days from the last enqueue or start of its task (100 with KeepArchived), and longer for
     a task that is scheduled further ahead.
+  - asynq enqueues the task that it makes of a Group before it deletes the group's tasks. A call at that moment
+    is still rejected for one of these, joins it or supersedes it, although the task made of it may have run.
   - A command of Reject or Join under UntilDone may arrive seconds late, after go-redis has sent it again
     and the call has gone on: the IDs of such tasks are used again.
 
