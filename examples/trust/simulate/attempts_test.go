@@ -127,8 +127,8 @@ func (b *ledger) slack() int {
 		return 0
 	}
 	n := 2 * len(b.deaths)
-	for _, f := range b.w.plan.Faults {
-		if f.Kind != starts && f.Client != leadClient && (f.Client != "lock" || f.Kind == stops || f.Kind == frozen) {
+	for _, f := range b.w.plan.harms() {
+		if f.Client != "lock" || f.Kind == stops || f.Kind == frozen {
 			n += 2
 		}
 	}

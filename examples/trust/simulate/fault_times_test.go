@@ -64,6 +64,11 @@ func (w *world) calmAt(p *process, at time.Time, after time.Duration) bool {
 	return true
 }
 
+// harms are the faults that tasks may notice: not those of leaders, nor the start of a server.
+func (p *plan) harms() []faultPlan {
+	return slices.DeleteFunc(slices.Clone(p.Faults), func(f faultPlan) bool { return f.Kind == starts || f.Client == leadClient })
+}
+
 // faultWithin tells whether anything was wrong with anybody lately.
 func (w *world) faultWithin(within time.Duration) bool {
 	from := time.Now().Add(-within)

@@ -108,15 +108,9 @@ func newLedger(w *world) *ledger {
 	for n := range w.plan.Tasks {
 		b.books = append(b.books, &taskBook{n: n, ends: map[string]bool{}, most: -1})
 	}
-	for _, f := range w.plan.Faults {
-		switch {
-		case f.Kind == starts, f.Client == leadClient:
-		case f.Kind == stops:
-			b.clean = false
-		default:
-			b.calm = false
-			b.clean = b.clean && f.Client == "lock" && f.Proc >= 0 && f.Kind != frozen
-		}
+	for _, f := range w.plan.harms() {
+		b.calm = b.calm && f.Kind == stops
+		b.clean = b.clean && f.Client == "lock" && f.Proc >= 0 && f.Kind != frozen && f.Kind != stops
 	}
 	return b
 }

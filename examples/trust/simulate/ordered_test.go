@@ -248,8 +248,8 @@ func (b *ledger) judgeStarts(r *run) {
 
 // locksCalm tells whether nothing went wrong but commands of asynq.
 func (b *ledger) locksCalm() bool {
-	return len(b.deaths) == 0 && !slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {
-		return f.Kind != starts && f.Client != leadClient && f.Proc >= 0 && (f.Client != "asynq" || f.Kind == frozen) || f.Kind == frozen
+	return len(b.deaths) == 0 && !slices.ContainsFunc(b.w.plan.harms(), func(f faultPlan) bool {
+		return f.Proc >= 0 && f.Client != "asynq" || f.Kind == frozen
 	})
 }
 
