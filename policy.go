@@ -69,7 +69,8 @@ var (
 	Retry = Policy{kind: policyRetry}
 
 	// Skip ends the task as done without running its handler. Config.Observe gets
-	// EventSkipped, and the log gets a line at level Debug.
+	// EventSkipped, and the log gets a line at level Debug. A task whose handler has failed is done,
+	// too, if another has the key when it is retried.
 	Skip = Policy{kind: policySkip}
 
 	// Archive moves the task to asynq's archive without running its handler,

@@ -25,9 +25,10 @@ from the program:
 	    duplicate: join
 
 The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task, on,
-on_headers, scope, limit, ttl, wait, max_hold, cooldown, rate, busy. All but name and task may
-be in defaults. Durations are written as in Go ("30s", "1h30m"). busy is retry, skip, archive,
-fail, park, replace, allow or {retry_in: <duration>}.
+on_headers, optional, scope, limit, ttl, wait, max_hold, cooldown, rate, fence, busy, in_order,
+on_archive, max_queued. All but name and task may be in defaults. Durations are written as in
+Go ("30s", "1h30m"). busy is retry, skip, archive, fail, park, replace, allow or
+{retry_in: <duration>}.
 
 A limit is a number, or names the payload field that contains it, as [automutex.LimitField]
 does:
@@ -42,7 +43,7 @@ A rate bounds how often handlers start for a key; see [automutex.Rate]:
 	rate: {starts: 100, per: 1m, burst: 10}
 
 starts and per are required. burst is how many handlers may start at once; left out, one: starts
-are evenly spread.
+are evenly spread. A rule with "rate: none" does not take that of defaults.
 
 The keys of a unique rule are the fields of [unique.Rule]: task, queue, on, on_headers, optional, scope,
 until, duplicate, max_postpone, keep_archived. until is done, start or {for: <duration>};

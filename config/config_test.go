@@ -133,13 +133,14 @@ func TestPolicies(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	cfg := mustParse(t, `
-defaults: {on: [tenant], scope: all, limit: 2, ttl: 1m, wait: 5s, max_hold: 1h, busy: skip}
+defaults: {on: [tenant], scope: all, limit: 2, ttl: 1m, wait: 5s, max_hold: 1h, rate: {starts: 5, per: 1m}, busy: skip}
 rules:
   - task: a
-  - {task: b, on: [], scope: "", limit: 0, ttl: 0s, wait: 0, max_hold: 0s, busy: retry}
+  - {task: b, on: [], scope: "", limit: 0, ttl: 0s, wait: 0, max_hold: 0s, rate: none, busy: retry}
 `)
 	same(t, cfg, automutex.Config{Rules: []automutex.Rule{
-		{Task: "a", On: []string{"tenant"}, Scope: "all", Limit: 2, TTL: time.Minute, Wait: 5 * time.Second, MaxHold: time.Hour, Busy: automutex.Skip},
+		{Task: "a", On: []string{"tenant"}, Scope: "all", Limit: 2, TTL: time.Minute, Wait: 5 * time.Second, MaxHold: time.Hour,
+			Rate: automutex.Rate{Starts: 5, Per: time.Minute}, Busy: automutex.Skip},
 		{Task: "b", Busy: automutex.Retry},
 	}})
 	// Rules do not share what they have of the defaults.

@@ -57,7 +57,7 @@ var ruleKeys = []key[automutex.Rule]{
 	{"wait", "The longest time in line, in the worker, before the policy applies.", period(func(r *automutex.Rule) *time.Duration { return &r.Wait })},
 	{"max_hold", "The longest time a handler may hold the key; no bound where it is left out.", period(func(r *automutex.Rule) *time.Duration { return &r.MaxHold })},
 	{"cooldown", "After a success nobody starts until this long after the run began.", period(func(r *automutex.Rule) *time.Duration { return &r.Cooldown })},
-	{"rate", "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out.", mapping(func(r *automutex.Rule) *automutex.Rate { return &r.Rate }, rateKeys, "a rate, such as {starts: 100, per: 1m, burst: 10}", "starts", "per")},
+	{"rate", "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. none: no rate, whatever defaults say.", rate},
 	{"in_order", "Whether the tasks of a key run in the order in which they were enqueued, through failures.", flag(func(r *automutex.Rule) *bool { return &r.InOrder })},
 	{"on_archive", "What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next).", onArchive},
 	{"max_queued", "How many tasks of a key may be enqueued and not done, in order; no bound where it is left out.", number(func(r *automutex.Rule) *int { return &r.MaxQueued })},
@@ -113,6 +113,20 @@ var limit = func() value[automutex.Rule] {
 			r.Limit, r.LimitOf = 0, automutex.LimitField(of.path, of.fallback, of.most)
 		},
 	}
+}()
+
+// noRate is the rate of a rule that has none, although defaults has one.
+const noRate = "none"
+
+var rate = func() value[automutex.Rule] {
+	given := mapping(func(r *automutex.Rule) *automutex.Rate { return &r.Rate }, rateKeys, "a rate, such as {starts: 100, per: 1m, burst: 10}", "starts", "per")
+	return value[automutex.Rule]{schema{"anyOf": []schema{given.schema, {"const": noRate}}}, func(d *decoder, r *automutex.Rule, n *yaml.Node) {
+		if isText(n) && n.Value == noRate {
+			r.Rate = automutex.Rate{}
+			return
+		}
+		given.set(d, r, n)
+	}}
 }()
 
 // onArchive is what happens to the key of an ordered task that is archived.
