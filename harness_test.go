@@ -254,18 +254,20 @@ func TestInOrder_slowEnqueue(t *testing.T) {
 // Close beside Shutdown has as much time as Shutdown takes.
 func TestRun_handlerOutlivesShutdown(t *testing.T) {
 	t.Parallel()
-	running, let := make(chan struct{}), make(chan struct{})
-	r := serve(t, redistest.Mini(t), nil, Config{Rules: []Rule{{Task: "work"}}}, nil, func(context.Context, *asynq.Task) error {
-		close(running)
-		<-let
-		return nil
-	})
-	r.enqueue(r.client)
-	<-running
-	if err := r.guard.closeBeside(func() {}); !errors.Is(err, errShutdownTimeout) {
-		t.Errorf("got %v", err)
+	for _, ruled := range []string{"work", "another"} { // that of a handler without a rule counts, too
+		running, let := make(chan struct{}), make(chan struct{})
+		r := serve(t, redistest.Mini(t), nil, Config{Rules: []Rule{{Task: ruled}}}, nil, func(context.Context, *asynq.Task) error {
+			close(running)
+			<-let
+			return nil
+		})
+		r.enqueue(r.client)
+		<-running
+		if err := r.guard.closeBeside(func() {}); !errors.Is(err, errShutdownTimeout) {
+			t.Errorf("a rule for %s: got %v", ruled, err)
+		}
+		close(let)
 	}
-	close(let)
 }
 
 // With the Middleware, on all handlers, on some, or twice, there is no warning of an unguarded server,

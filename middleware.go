@@ -95,9 +95,12 @@ func (d *delivery) runCounted(next asynq.Handler) error {
 	return d.run(next)
 }
 
-// runWithoutRule runs a task that no rule matches. On its last attempt, a handler that returned
+// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, a handler that returned
 // RetryAfter runs again here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
+	if g.enter() {
+		defer g.leave()
+	}
 	if s, number := g.serverOf(ctx); s != nil && g.rules.parks {
 		s.workers.cameToKey(number)
 	}

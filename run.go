@@ -25,8 +25,8 @@ var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
 // an asynq.ServeMux; it needs no mux.Use(guard.Middleware), which does no harm either.
 //
 // If srv does not start, Run returns the error of srv.Start and leaves the Guard open.
-// Otherwise it returns the error of [Guard.Close]: not nil if handlers of tasks with a rule still ran at
-// the end of the ShutdownTimeout.
+// Otherwise it returns the error of [Guard.Close]: not nil if handlers still ran at the end of the
+// ShutdownTimeout.
 func (g *Guard) Run(srv *asynq.Server, handler asynq.Handler) error {
 	return g.RunContext(context.Background(), srv, handler)
 }
