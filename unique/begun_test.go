@@ -207,6 +207,7 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rule := automutex.Rule{Task: "reindex", On: []string{"id"}}
+		var held *lock.Lock
 		for name, end := range map[string]func(r *rig, id string){
 			"skipped": func(r *rig, _ string) {
 				rule.Busy = automutex.Skip
@@ -215,6 +216,12 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 			"archived unrun": func(r *rig, _ string) {
 				rule.Busy = automutex.Archive
 				r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(rule))
+			},
+			"revoked by the Guard's Replace": func(r *rig, _ string) {
+				rule.Busy = automutex.Replace
+				r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(rule))
+				redistest.Eventually(t, longest, func() bool { n, err := held.Waiting(t.Context()); return n == 1 && err == nil }, "the first task in line")
+				r.must(r.plain.Enqueue(task("reindex", "7", "newer"), asynq.Queue(r.queue)))
 			},
 			"run without a rule of the Guard": func(r *rig, _ string) {
 				r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(automutex.Rule{Task: "other"}))
@@ -228,10 +235,11 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 				for _, until := range []Until{UntilStart, UntilDone} {
 					rule := Rule{Task: "reindex", On: []string{"id"}, Until: until, Duplicate: duplicate}
 					r := start(t, s, rule)
-					if name == "skipped" || name == "archived unrun" {
+					if name == "skipped" || name == "archived unrun" || name == "revoked by the Guard's Replace" {
 						locker := lock.New(r.rdb, lock.Options{Prefix: r.prefix})
 						t.Cleanup(func() { _ = locker.Close() })
-						if _, err := inner.ByKey(locker, keyOf(r, "reindex")).TryLock(t.Context()); err != nil {
+						held = inner.ByKey(locker, keyOf(r, "reindex"))
+						if _, err := held.TryLock(t.Context()); err != nil {
 							t.Fatal(err)
 						}
 					}

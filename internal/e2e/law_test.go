@@ -128,6 +128,26 @@ func TestLaw_archivedByARetryAfter(t *testing.T) {
 	})
 }
 
+// While the Guard closes it is not archived, but waits until asynq has it back, which costs no attempt.
+func TestLaw_requeuedWithARetryAfter(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{served: quickly(2 * time.Second), rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		id := r.enqueue("work", nil, asynq.MaxRetry(0), asynq.Timeout(time.Minute))
+		run := r.stage.next(t)
+		closed := r.closing(t.Context())
+		run.returns(automutex.RetryAfter(time.Hour, errUpstream))
+		if err := awaitClosed(t, closed); err != nil {
+			t.Error(err)
+		}
+		r.shutdown()
+		if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
+			t.Errorf("%d attempts are spent", info.Retried)
+		}
+		r.stage.none(t)
+	})
+}
+
 // A RetryAfter of AfterFailure's function, of Key and of LimitOf counts as one of a handler.
 func TestLaw_retryAfterOfAFunction(t *testing.T) {
 	t.Parallel()
