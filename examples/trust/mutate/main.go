@@ -6,7 +6,8 @@
 //	go run ./examples/trust/mutate -match 'ask\.lua'   all mutants of the files that match
 //	go run ./examples/trust/mutate -list               what there is to change
 //
-// The library itself is not touched: each mutant is an overlay for go test. testdata/accepted.txt
+// The library itself is not touched: a mutant of a Go file is an overlay for go test, and tests for mutants of scripts read
+// these from a folder. testdata/accepted.txt
 // lists survivors that change nothing, each with the reason.
 package main
 
@@ -19,6 +20,7 @@ import (
 	"os/signal"
 	"regexp"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -29,13 +31,14 @@ func main() {
 	match := flag.String("match", "", "a regular expression: only mutants whose file and line match")
 	list := flag.Bool("list", false, "print the mutants and run nothing")
 	within := flag.Duration("within", 0, "begin no mutant after this time; 0: no bound")
+	atOnce := flag.Int("at-once", 1, "how many mutants are tried at a time; tests look at the clock, so a busy machine finds mutants that nothing finds")
 	least := flag.Float64("least", 0, "fail when fewer of the mutants are found, in percent")
 	accepted := flag.String("accepted", "examples/trust/mutate/testdata/accepted.txt", "the survivors that change nothing")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, plan{n: *n, seed: *seed, match: *match, list: *list, within: *within, least: *least, accepted: *accepted}); err != nil {
+	if err := run(ctx, plan{n: *n, seed: *seed, match: *match, list: *list, within: *within, atOnce: *atOnce, least: *least, accepted: *accepted}); err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 		os.Exit(1) //nolint:gocritic // the process ends: stop has nothing left to release
 	}
@@ -48,6 +51,7 @@ type plan struct {
 	match    string
 	list     bool
 	within   time.Duration
+	atOnce   int
 	least    float64
 	accepted string
 }
@@ -80,29 +84,53 @@ func run(ctx context.Context, p plan) error {
 	return judge(ctx, p, all)
 }
 
-// judge runs the mutants one after the other, and prints a line for each survivor.
+// judge runs the mutants, atOnce of them at a time, and prints a line for each survivor.
 func judge(ctx context.Context, p plan, all []mutant) error {
+	dir, err := os.MkdirTemp("", "mutate")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	built := &binaries{dir: dir, done: map[string]bool{}}
 	began := time.Now()
+	var mu sync.Mutex // guards the three below
 	var found, invalid int
 	var survivors []mutant
+	ctx, fail := context.WithCancelCause(ctx) // an error ends the others
+	defer fail(nil)
+	running, free := sync.WaitGroup{}, make(chan struct{}, max(1, p.atOnce))
 	for i, m := range all {
 		if p.within > 0 && time.Since(began) > p.within {
 			fmt.Printf("%d of %d mutants were begun within %s\n", i, len(all), p.within)
 			break
 		}
-		result, err := m.try(ctx)
-		if err != nil {
-			return err
+		if free <- struct{}{}; ctx.Err() != nil {
+			break
 		}
-		switch result {
-		case killed:
-			found++
-		case noProgram:
-			invalid++
-		case survived:
-			survivors = append(survivors, m)
-			fmt.Printf("survived: %s\n", m)
-		}
+		running.Add(1)
+		go func() { // ends with its mutant, or with ctx
+			defer func() { <-free; running.Done() }()
+			result, err := m.try(ctx, built)
+			if err != nil {
+				fail(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			switch result {
+			case killed:
+				found++
+			case noProgram:
+				invalid++
+			case survived:
+				survivors = append(survivors, m)
+				fmt.Printf("survived: %s\n", m)
+			}
+		}()
+	}
+	running.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	judged := found + len(survivors)
 	score := 100.0

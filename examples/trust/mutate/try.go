@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -23,53 +23,56 @@ const (
 	noProgram               // it does not compile
 )
 
-// A suite is the arguments of one go test. hang bounds a mutant that never ends: it counts as
+// A suite is a package's tests, and flags for them. hang bounds a mutant that never ends: it counts as
 // found.
-type suite []string
+type suite struct {
+	pkg   string
+	flags []string
+}
 
 const hang = 4 * time.Minute
 
 // suites returns what is run against the mutant, what finds most first.
 func (m mutant) suites() []suite {
-	lock, root := suite{"-short", "./lock"}, suite{"-short", "."}
-	unique := suite{"-short", "./unique"}
-	scenarios := suite{"-run", "^TestScenarios$", "./examples/trust/simulate"}
+	short := func(pkg string) suite { return suite{pkg, []string{"-test.short"}} }
+	lock, unique, e2e := short("lock"), short("unique"), short("internal/e2e")
+	scenarios := suite{"examples/trust/simulate", []string{"-test.run=^TestScenarios$"}}
 	switch {
 	case strings.HasPrefix(m.file, "internal/decide/"):
-		return []suite{{"./internal/decide"}, root, unique, scenarios}
+		return []suite{short("internal/decide"), e2e, unique, scenarios}
 	case strings.HasPrefix(m.file, "internal/wire/lua/claim"), m.file == "internal/claims/claims.go":
-		return []suite{lock, unique, root, scenarios}
+		return []suite{lock, unique, e2e, scenarios}
 	case strings.HasPrefix(m.file, "internal/turn/"), strings.HasPrefix(m.file, "internal/parking/"):
-		return []suite{{"./" + path.Dir(m.file)}, lock, root, scenarios}
-	case strings.HasPrefix(m.file, "lock/"), strings.HasPrefix(m.file, "internal/wire/"), strings.HasPrefix(m.file, "internal/operate/"), strings.HasPrefix(m.file, "internal/controls/"):
-		return []suite{lock, root, scenarios}
+		return []suite{short(path.Dir(m.file)), lock, e2e, scenarios}
+	case strings.HasPrefix(m.file, "lock/"), strings.HasPrefix(m.file, "internal/"):
+		return []suite{lock, e2e, scenarios}
 	}
-	return []suite{root, unique, scenarios}
+	return []suite{e2e, unique, scenarios}
 }
 
 // try runs the suites against the mutant until one fails.
-func (m mutant) try(ctx context.Context) (result, error) {
+func (m mutant) try(ctx context.Context, built *binaries) (result, error) {
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	overlay, err := m.overlay(dir)
-	if err != nil {
-		return 0, err
-	}
 	for _, s := range m.suites() {
-		output, err := runSuite(ctx, overlay, s)
-		if ctx.Err() != nil {
-			return 0, ctx.Err()
-		}
+		program, env, err := m.build(ctx, built, s, dir)
 		var failed *exec.ExitError
+		if errors.As(err, &failed) && ctx.Err() == nil {
+			return noProgram, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		output, err := s.run(ctx, program, append(env, "TMPDIR="+dir)) // tests wait for others with the same one
 		switch {
+		case ctx.Err() != nil:
+			return 0, ctx.Err()
 		case err == nil:
 		case !errors.As(err, &failed) && !errors.Is(err, context.DeadlineExceeded):
-			return 0, fmt.Errorf("go test: %w\n%s", err, output)
-		case bytes.Contains(output, []byte("[build failed]")):
-			return noProgram, nil
+			return 0, fmt.Errorf("%s: %w\n%s", program, err, output)
 		default:
 			return killed, nil
 		}
@@ -77,13 +80,67 @@ func (m mutant) try(ctx context.Context) (result, error) {
 	return survived, nil
 }
 
-// runSuite runs go test with miniredis alone: a real server for each mutant takes too long.
-func runSuite(ctx context.Context, overlay string, s suite) ([]byte, error) {
+// build returns the tests of a suite as a program, and what it needs in its environment. A mutant of a script has
+// no program of its own. dir is for what the mutant needs. The error of a mutant that does not compile is an *exec.ExitError.
+func (m mutant) build(ctx context.Context, built *binaries, s suite, dir string) (program string, env []string, err error) {
+	edited, err := m.edited()
+	if err != nil {
+		return "", nil, err
+	}
+	if path.Ext(m.file) != ".lua" {
+		program = filepath.Join(dir, path.Base(s.pkg)+".test")
+		return program, nil, compile(ctx, s.pkg, program, dir, m.file, edited)
+	}
+	scripts := filepath.Join(dir, "lua")
+	if err := os.CopyFS(scripts, os.DirFS(path.Dir(m.file))); err != nil && !errors.Is(err, os.ErrExist) { // the suite before needed them, too
+		return "", nil, err
+	}
+	if err := os.WriteFile(filepath.Join(scripts, path.Base(m.file)), edited, 0o600); err != nil {
+		return "", nil, err
+	}
+	program, err = built.of(ctx, s.pkg)
+	return program, []string{scriptsEnv + "=" + dir}, err
+}
+
+// binaries are tests that read the scripts from the folder that scriptsEnv names. Each is built once: a mutant
+// of a script costs no compiling and no linking.
+type binaries struct {
+	dir string
+
+	mu   sync.Mutex // guards done, and builds one at a time
+	done map[string]bool
+}
+
+const scriptsEnv = "AUTOMUTEX_MUTATE_SCRIPTS"
+
+func (b *binaries) of(ctx context.Context, pkg string) (string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	program := filepath.Join(b.dir, path.Base(pkg)+".test")
+	if b.done[pkg] {
+		return program, nil
+	}
+	const file = "internal/wire/scripts.go"
+	src, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	reads := strings.NewReplacer("\t\"embed\"\n", "\t\"os\"\n", "//go:embed lua/*.lua\nvar luaFiles embed.FS\n",
+		"var luaFiles = os.DirFS(os.Getenv(\""+scriptsEnv+"\")).(interface{ ReadFile(string) ([]byte, error) })\n").Replace(string(src))
+	if err := compile(ctx, pkg, program, b.dir, file, []byte(reads)); err != nil {
+		return "", fmt.Errorf("the tests of %s, with scripts from a folder: %w", pkg, err)
+	}
+	b.done[pkg] = true
+	return program, nil
+}
+
+// run runs the tests with miniredis alone: a real server for each mutant takes too long.
+func (s suite) run(ctx context.Context, program string, env []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, hang)
 	defer cancel()
-	args := append([]string{"test", "-overlay", overlay, "-failfast", "-vet=off", "-count=1"}, s...)
-	command := exec.CommandContext(ctx, "go", args...)
-	command.Env = append(os.Environ(), "AUTOMUTEX_TEST_REDIS=none")
+	command := exec.CommandContext(ctx, program, append([]string{"-test.failfast"}, s.flags...)...)
+	command.Dir = filepath.FromSlash(s.pkg)
+	command.Env = append(append(os.Environ(), "AUTOMUTEX_TEST_REDIS=none"), env...)
 	command.WaitDelay = 10 * time.Second
 	output, err := command.CombinedOutput()
 	if ctx.Err() != nil {
@@ -92,24 +149,36 @@ func runSuite(ctx context.Context, overlay string, s suite) ([]byte, error) {
 	return output, err
 }
 
-// overlay writes the changed file to dir, and returns the file for go's -overlay.
-func (m mutant) overlay(dir string) (string, error) {
-	source, err := filepath.Abs(filepath.FromSlash(m.file))
+// edited returns the changed file.
+func (m mutant) edited() ([]byte, error) {
+	src, err := os.ReadFile(filepath.FromSlash(m.file))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	src, err := os.ReadFile(source)
+	return []byte(string(src[:m.start]) + m.after + string(src[m.end:])), nil
+}
+
+// compile builds the tests of a package with the text of one file changed, in an overlay that it leaves in dir.
+func compile(ctx context.Context, pkg, program, dir, file string, text []byte) error {
+	source, err := filepath.Abs(filepath.FromSlash(file))
 	if err != nil {
-		return "", err
+		return err
 	}
-	edited := filepath.Join(dir, "edited"+filepath.Ext(m.file))
-	if err := os.WriteFile(edited, []byte(string(src[:m.start])+m.after+string(src[m.end:])), 0o600); err != nil {
-		return "", err
+	edited := filepath.Join(dir, "edited.go")
+	if err := os.WriteFile(edited, text, 0o600); err != nil {
+		return err
 	}
-	b, err := json.Marshal(map[string]any{"Replace": map[string]string{source: edited}})
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{source: edited}})
 	if err != nil {
-		return "", err
+		return err
 	}
-	file := filepath.Join(dir, "overlay.json")
-	return file, os.WriteFile(file, b, 0o600)
+	overlay := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, replace, 0o600); err != nil {
+		return err
+	}
+	output, err := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", program, "./"+pkg).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("go test -c: %w\n%s", err, output)
+	}
+	return nil
 }
