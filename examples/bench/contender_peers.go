@@ -162,8 +162,15 @@ var rueidislocks = []*contender{
 
 var rueidisCommands = []string{"evalsha", "eval", "ping", "client|tracking"}
 
-// rueidisDeadline is that of the first of its keys; all are set at once.
-var rueidisDeadline = keyDeadline("rueidislock:0:")
+// rueidisDeadline is that of one of its keys: they are set at once, and one of three may be missing.
+func rueidisDeadline(ctx context.Context, key string, s *server) (deadline time.Time, err error) {
+	for _, prefix := range []string{"rueidislock:0:", "rueidislock:1:"} {
+		if deadline, err = keyDeadline(prefix)(ctx, key, s); err == nil {
+			break
+		}
+	}
+	return deadline, err
+}
 
 type rueidislockLocker struct{ rueidislock.Locker }
 

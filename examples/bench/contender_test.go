@@ -45,7 +45,7 @@ func TestContenders(t *testing.T) {
 			}
 			rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
 			t.Cleanup(func() { _ = rdb.Close() })
-			redistest.Eventually(t, 20*time.Second, func() bool { // rueidislock holds with most of its keys set, and sets the rest later
+			redistest.Eventually(t, 20*time.Second, func() bool {
 				deadline, err := c.deadline(ctx, key, &server{rdb: rdb})
 				left := time.Until(deadline)
 				return err == nil && left > 3*time.Second && left < 6*time.Second

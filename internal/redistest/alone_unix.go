@@ -12,12 +12,12 @@ import (
 // aloneEnv is set while this process, or one that started it, has the machine.
 const aloneEnv = "AUTOMUTEX_TEST_ALONE"
 
-// alone waits until no other package's tests run: they look at the clock, and a
-// machine with few cores has no time for two of them. go test begins several
-// packages at once. The lock on the file ends with the process, however that ends.
+// alone waits until no other package's tests run under the race detector: they look at the clock, and have no time
+// for two of them. go test begins as many packages at once as there are cores. The lock on the file ends with the
+// process, however that ends.
 func alone() {
-	if os.Getenv(aloneEnv) != "" {
-		return // a test began this process, and waits for it
+	if !raced || os.Getenv(aloneEnv) != "" {
+		return // the latter: a test began this process, and waits for it
 	}
 	name := filepath.Join(os.TempDir(), "automutex-tests.lock")
 	// The descriptor is closed by nobody but the end of the process.

@@ -155,7 +155,7 @@ func needBinary(t testing.TB) {
 }
 
 // atOnce is how many tests of a package run at once, where nothing else is said; fewer under the race detector.
-const atOnce, atOnceRaced = 24, 12
+const atOnce, atOnceRaced = 16, 12
 
 // waitTogether lets more tests run at once than there are cores: they mostly
 // wait for deadlines. A -parallel that was given stays. It also has garbage collected less often, but in benchmarks.
