@@ -27,7 +27,12 @@ func Name(t testing.TB) string {
 
 // CheckEvery is the TaskCheckInterval for the servers of asynq in tests. Under the race detector
 // a miniredis takes milliseconds for each look at an empty queue, so they look less often.
-const CheckEvery = checkEvery
+const CheckEvery = slower * 10 * time.Millisecond
+
+// pollEvery is the interval at which conditions are looked at.
+const pollEvery = slower * 2 * time.Millisecond
+
+const raced = slower > 1
 
 // Eventually waits until cond is true and fails the test when it is not within
 // the given time. msg and args, as for Printf, say what was waited for. It is

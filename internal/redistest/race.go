@@ -2,10 +2,5 @@
 
 package redistest
 
-import "time"
-
-const (
-	raced      = true
-	checkEvery = 40 * time.Millisecond
-	pollEvery  = 10 * time.Millisecond
-)
+// slower is how much less often tests look at things under the race detector.
+const slower = 4

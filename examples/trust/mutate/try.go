@@ -57,16 +57,32 @@ func (m mutant) try(ctx context.Context, built *binaries) (result, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
+	edited, err := m.edited()
+	if err != nil {
+		return 0, err
+	}
+	env := []string{"TMPDIR=" + dir, scriptsEnv + "=" + dir} // tests wait for others with the same TMPDIR
+	script := path.Ext(m.file) == ".lua"
+	if script {
+		if err := writeScripts(dir, m.file, edited); err != nil {
+			return 0, err
+		}
+	}
 	for _, s := range m.suites() {
-		program, env, err := m.build(ctx, built, s, dir)
 		var failed *exec.ExitError
-		if errors.As(err, &failed) && ctx.Err() == nil {
-			return noProgram, nil
+		var program string
+		if script {
+			program, err = built.of(ctx, s.pkg)
+		} else {
+			program = filepath.Join(dir, path.Base(s.pkg)+".test")
+			if err = compile(ctx, s.pkg, program, dir, m.file, edited); errors.As(err, &failed) && ctx.Err() == nil {
+				return noProgram, nil
+			}
 		}
 		if err != nil {
 			return 0, err
 		}
-		output, err := s.run(ctx, program, append(env, "TMPDIR="+dir)) // tests wait for others with the same one
+		output, err := s.run(ctx, program, env)
 		switch {
 		case ctx.Err() != nil:
 			return 0, ctx.Err()
@@ -80,26 +96,13 @@ func (m mutant) try(ctx context.Context, built *binaries) (result, error) {
 	return survived, nil
 }
 
-// build returns the tests of a suite as a program, and what it needs in its environment. A mutant of a script has
-// no program of its own. dir is for what the mutant needs. The error of a mutant that does not compile is an *exec.ExitError.
-func (m mutant) build(ctx context.Context, built *binaries, s suite, dir string) (program string, env []string, err error) {
-	edited, err := m.edited()
-	if err != nil {
-		return "", nil, err
-	}
-	if path.Ext(m.file) != ".lua" {
-		program = filepath.Join(dir, path.Base(s.pkg)+".test")
-		return program, nil, compile(ctx, s.pkg, program, dir, m.file, edited)
-	}
+// writeScripts writes all scripts to dir, that in file with another text.
+func writeScripts(dir, file string, text []byte) error {
 	scripts := filepath.Join(dir, "lua")
-	if err := os.CopyFS(scripts, os.DirFS(path.Dir(m.file))); err != nil && !errors.Is(err, os.ErrExist) { // the suite before needed them, too
-		return "", nil, err
+	if err := os.CopyFS(scripts, os.DirFS(path.Dir(file))); err != nil {
+		return err
 	}
-	if err := os.WriteFile(filepath.Join(scripts, path.Base(m.file)), edited, 0o600); err != nil {
-		return "", nil, err
-	}
-	program, err = built.of(ctx, s.pkg)
-	return program, []string{scriptsEnv + "=" + dir}, err
+	return os.WriteFile(filepath.Join(scripts, path.Base(file)), text, 0o600)
 }
 
 // binaries are tests that read the scripts from the folder that scriptsEnv names. Each is built once: a mutant

@@ -54,8 +54,6 @@ type process struct {
 	ended    bool
 	stopping time.Time // since when; zero: it is not
 	panicked bool
-	// suspendedUntil is when it goes on.
-	suspendedUntil time.Time
 }
 
 func (w *world) startProcess(n int, pp procPlan) *process {

@@ -22,21 +22,10 @@ func (d *drawer) suspensions(length time.Duration) {
 	}
 }
 
-// suspend suspends the process. Its endpoints have a fault for that.
-func (p *process) suspend(length time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if until := time.Now().Add(length); until.After(p.suspendedUntil) {
-		p.suspendedUntil = until
-	}
-}
-
 // goesOn returns when the process is not suspended, or dead.
 func (p *process) goesOn() {
 	for {
-		p.mu.Lock()
-		left := time.Until(p.suspendedUntil)
-		p.mu.Unlock()
+		left := time.Until(p.locks.suspendedUntil())
 		if left <= 0 {
 			return
 		}
@@ -50,7 +39,7 @@ func (p *process) goesOn() {
 	}
 }
 
-// suspendedUntil is when a process goes on; in the past: it is not suspended. It is asked by connections.
+// suspendedUntil is when the endpoint's process goes on; in the past: it is not suspended.
 func (e *endpoint) suspendedUntil() (until time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

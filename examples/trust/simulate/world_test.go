@@ -237,9 +237,6 @@ func (w *world) fault(f faultPlan) {
 		w.process(f.Proc).die()
 		return
 	}
-	if f.Kind == suspended {
-		w.process(f.Proc).suspend(f.For)
-	}
 	for _, e := range w.endpointsOf(f.Proc, f.Client) {
 		e.start(f)
 	}
