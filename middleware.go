@@ -198,7 +198,7 @@ func (d *delivery) run(next asynq.Handler) error {
 		met = d.look(met)
 		decision := d.decideStart(&met)
 		if decision.What == decide.Run && met.why == decide.Nothing {
-			d.handlerStart = time.Now()
+			d.handlerStart, d.taking = time.Now(), "" // under Allow it may have waited for a lock in vain
 			decision, met = d.decideEnd(d.guardAttempts(next).ProcessTask(d.handlerContext(), d.task))
 			d.endInOrder(decision, met.err)
 			if wantsRetryAfter(met.err) != nil && !decision.Final(false) && !d.isNested() {

@@ -131,19 +131,33 @@ func TestHistory_lastRuns(t *testing.T) {
 	})
 }
 
-// Under Allow a run without the lock is in the history of the key, beside the run that holds it.
+// Under Allow a run without the lock is in the history of the key, beside the run that holds it, and its wait is over
+// then: if it runs again, the next wait begins anew.
 func TestHistory_withoutTheLock(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "allow", Busy: automutex.Allow}}, guarded: keepRuns(9)})
+	r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "allow", Busy: automutex.Allow, Wait: 50 * time.Millisecond}}, guarded: keepRuns(9)})
 	r.enqueue("allow", nil)
 	first := r.stage.next(t)
 	second := r.enqueue("allow", nil)
 	r.stage.next(t).returns(asynq.SkipRetry)
 	r.await(second, asynq.TaskStateArchived)
+	again := r.enqueue("allow", nil, asynq.MaxRetry(0))
+	run := r.stage.next(t)
+	began := time.Now()
 	first.returns(nil)
-	runs := r.awaitHistory(r.lockOf("allow").Key(), 2)
-	if runs[0].Outcome != "archived, without the lock" || runs[1].Outcome != "done" || runs[0].Start.Before(runs[1].Start) {
-		t.Errorf("%+v", runs)
+	r.awaitHistory(r.lockOf("allow").Key(), 2)
+	run.returns(automutex.RetryAfter(0, errUpstream)) // on its last attempt it waits a second in its worker
+	r.stage.next(t).returns(nil)
+	if waited := r.awaitEvent(automutex.EventAcquired, again).Waited; waited > time.Since(began)-time.Second {
+		t.Errorf("it waited %s for the lock, want no more than since it came back", waited)
+	}
+	var outcomes []string
+	for _, run := range r.awaitHistory(r.lockOf("allow").Key(), 4) {
+		outcomes = append(outcomes, run.Outcome)
+	}
+	slices.Sort(outcomes)
+	if want := []string{"archived, without the lock", "comes back, without the lock", "done", "done"}; !slices.Equal(outcomes, want) {
+		t.Errorf("%q, want %q", outcomes, want)
 	}
 }
 
