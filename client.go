@@ -330,7 +330,7 @@ func (e *enqueueing) resolveConflict(ctx context.Context, m *lock.Lock, item ins
 	case !errors.Is(err, asynq.ErrTaskNotFound):
 		return nil, e.unknown(t, errors.Join(conflict, err))
 	}
-	if err := inner.ActOrder(context.WithoutCancel(ctx), m, inside.ActWithdraw, item, 0); err != nil {
+	if err := inner.ActOrder(context.WithoutCancel(ctx), m, inside.ActRefused, item, 0); err != nil {
 		e.client.log.Debug("automutex: a place could not be given up; it is found to be empty", "key", t.key, "task", e.note, "error", err)
 	}
 	return nil, fmt.Errorf("automutex: rule %q: task %s: %w", t.rule.Name, e.note, conflict)

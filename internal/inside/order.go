@@ -74,7 +74,8 @@ const (
 	ActLeft     OrderAct = "left"     // look: archived or completed, and the next one runs
 	ActPresent  OrderAct = "present"  // look: the task comes by itself
 	ActConfirm  OrderAct = "confirm"  // the producer has enqueued the task
-	ActWithdraw OrderAct = "withdraw" // the producer has not, and never will
+	ActWithdraw OrderAct = "withdraw" // the task is one of another key now
+	ActRefused  OrderAct = "refused"  // the producer has not, since asynq has another task with that ID
 )
 
 // Head is the first task in order of a key.

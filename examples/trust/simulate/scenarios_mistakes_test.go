@@ -86,6 +86,11 @@ func sameIDScenarios() []*plan {
 			p.Tasks = []taskPlan{work(0, 200*ms), work(3*time.Second, 200*ms), work(3500*ms, 200*ms)}
 			p.Tasks[1].As = 1
 		}),
+		inHoldOrder("its ID is taken, and it lands late", 1, func(p *plan) {
+			p.Tasks = []taskPlan{comesBack(0), work(time.Second, 200*ms), work(2*time.Second, 200*ms)}
+			p.Tasks[1].As = 1
+			p.Faults = []faultPlan{{Kind: late, Proc: -1, Client: "asynq", Nth: 3, For: 8 * time.Second}}
+		}),
 		inHoldOrder("its ID is taken", 1, func(p *plan) {
 			p.Tasks = []taskPlan{comesBack(0), work(time.Second, 200*ms), work(2*time.Second, 200*ms)}
 			p.Tasks[1].As = 1

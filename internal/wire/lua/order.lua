@@ -21,7 +21,7 @@
 --   retried  asynq's count of attempts when it last asked
 --
 -- Beside the members there are
---   n:<nonce>  -(5e14 + ms): that task was done then; kept for done_life
+--   n:<nonce>  -(5e14 + ms): that task was done then, or refused for its ID; kept for done_life
 --   k:<nonce>  the same score: that task left the order then, and was not done. A late confirm does not bring it back
 --   s:<token>  the same score: that arrival was refused then. If its ask is sent again, it is refused again
 --   s:<nonce>|<begun>|<how>  the same score: that task left the order then, and was not done; begun as in its member. how: ended or

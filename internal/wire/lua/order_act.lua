@@ -8,7 +8,9 @@
 --                  longer what it was:
 --                  gone: asynq has no such task; archived: key is held; left: archived, or completed, and the
 --                  next one runs; present: asynq has it, and it comes by itself
---                  of the producer: confirm: it is enqueued; withdraw: it is not, and never will be
+--                  of the producer: confirm: it is enqueued; refused: it is not. If a copy of that command lands
+--                  later, the task does not run
+--                  of a worker: withdraw: the task is one of another key now
 --                  of an operator: skip: the head leaves the order, if it is the task that the operator saw: that of
 --                  <note> and ticket. A skip that was sent before is answered as if nobody had
 -- ARGV[4] nonce    of the member of <note>; for skip: empty
@@ -58,8 +60,13 @@ if act == 'skip' then
 elseif act ~= 'none' then
   task = find_order(nonce, ticket)
 end
-if act == 'withdraw' and task then
-  remove_order(task)
+if act == 'withdraw' or act == 'refused' then
+  if task then
+    remove_order(task)
+  end
+  if act == 'refused' then
+    mark_done(nonce)
+  end
 elseif act == 'confirm' and (task and task.state == 'i' or not task and not redis.call('ZSCORE', lock, 'n:' .. nonce) and not redis.call('ZSCORE', lock, 'k:' .. nonce)) then
   if not task then
     task = new_order(nonce, ticket, ARGV[9])
