@@ -302,24 +302,6 @@ func TestOrder_confirmedAfterItWasDropped(t *testing.T) {
 	})
 }
 
-// A task that was refused for its ID does not run if a copy of its command lands later.
-func TestOrder_refusedAndLandsLate(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		key := l.Mutex(t.Name()).Key()
-		refused, next := stampTask(t, l, key, "default/a"), stampTask(t, l, key, "default/b")
-		item := inside.OrderItem{Nonce: refused.place.Nonce, Ticket: refused.place.Ticket, Note: refused.note}
-		for range 2 { // it may be sent twice
-			redistest.Must(t, l.byOrder(key).actOrder(t.Context(), inside.ActRefused, item, 0))
-		}
-		if _, err := refused.lock().TryLock(t.Context()); !theInsider.IsOrderDone(err) {
-			t.Errorf("%v, want that it does not run", err)
-		}
-		next.end(t, next.mustRun(t), inside.OutcomeDone)
-	})
-}
-
 // What a look has seen changes nothing if the member has changed since.
 func TestOrder_aLookThatIsOld(t *testing.T) {
 	t.Parallel()
