@@ -37,7 +37,8 @@ type NthFault struct {
 	failed redis.Cmder
 }
 
-// NewNthFault makes the hook. n counts from one.
+// NewNthFault makes the hook. n counts from one. A script that Redis does not know yet does not count where the reply is
+// to be lost, since nothing was done: the command that sends its source follows.
 func NewNthFault(n int, kind CommandFault, matches func(redis.Cmder) bool) *NthFault {
 	h := &NthFault{left: n}
 	h.Before(func(cmd redis.Cmder) error {
@@ -58,10 +59,14 @@ func NewNthFault(n int, kind CommandFault, matches func(redis.Cmder) bool) *NthF
 	h.After(func(cmd redis.Cmder) error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if kind.Sent && cmd == h.failed {
-			return kind.Err
+		switch {
+		case !kind.Sent || cmd != h.failed:
+			return nil
+		case redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT"):
+			h.left, h.failed = 1, nil
+			return nil
 		}
-		return nil
+		return kind.Err
 	})
 	return h
 }

@@ -73,7 +73,7 @@ func stepOf(command []string) string {
 // orderedSteps are all steps of the protocol of ordered keys.
 var orderedSteps = []string{
 	"order_stamp", "order_ask", "order_release", "inspect",
-	"order_act none", "order_act gone", "order_act archived", "order_act left", "order_act present", "order_act confirm", "order_act withdraw", "order_act skip",
+	"order_act none", "order_act gone", "order_act archived", "order_act left", "order_act present", "order_act confirm", "order_act refused", "order_act skip",
 }
 
 // Each kind of fault is put at each step of the protocol of ordered keys, by some scenario, and leaves all promises kept. A third
