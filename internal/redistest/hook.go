@@ -77,6 +77,7 @@ func (h *FailHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return err
 		}
 		err := next(ctx, cmd)
+		cmd.SetErr(err) // as go-redis does when its hooks have run
 		if injected := after(cmd); injected != nil {
 			cmd.SetErr(injected)
 			return injected
