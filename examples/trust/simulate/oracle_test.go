@@ -190,7 +190,7 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 		return // Redis has lost claims
 	}
 	exhausted := b.exhausted(t, task) // policies spend attempts too
-	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(task) {
+	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(task) && !b.supersededUnsure(t, task) {
 		b.violatef("lost: task %d was accepted by package unique, and never ran", n)
 	}
 	// Only in scenarios: a task that runs and fails between the look at it and its deletion is
@@ -219,6 +219,22 @@ func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
 		}
 	}
 	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
+}
+
+// supersededUnsure tells whether a task may have made room for one that ran although its Enqueue had returned an error:
+// "enqueued once or not at all".
+func (b *ledger) supersededUnsure(t *taskBook, task taskPlan) bool {
+	u := b.w.plan.uniqueOf(task)
+	if u.Duplicate != "replace" && u.Duplicate != "postpone" {
+		return false
+	}
+	for i, o := range b.books {
+		other := b.w.plan.Tasks[i]
+		if other.Task == task.Task && other.A == task.A && o.ends[endUnsure] && o.starts > 0 && o.asked > t.asked {
+			return true
+		}
+	}
+	return false
 }
 
 // exhausted tells whether a task of package unique may have spent all of its attempts. One that
