@@ -10,11 +10,11 @@
 // Redis.
 //
 //	go test ./examples/trust/simulate                             # a small part, as in go test work
-//	go test ./examples/trust/simulate -worlds 1200 -exhaustive    # what CI plays
+//	go test ./examples/trust/simulate -worlds 1200 -one-in 11     # what CI plays
 //	go test ./examples/trust/simulate -run Worlds -in-order -first 20001 -worlds 440 # about 150 worlds in order, as the workflow for GitHub does
 //	go test ./examples/trust/simulate -run Worlds -seed 42        # one world again
 //	go test ./examples/trust/simulate -run Worlds -first 2001 -worlds 98000 -within 20h -timeout 24h
-//	go test ./examples/trust/simulate -run Faults -exhaustive -pairs
+//	go test ./examples/trust/simulate -run Faults -one-in 1 -pairs
 //
 // Nearly all commands of a world find nothing to do: servers poll for tasks and controls.
 // Where no fault can hit such a command it is answered in the client, in the virtual time

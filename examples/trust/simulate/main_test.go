@@ -11,16 +11,16 @@ import (
 )
 
 var (
-	worlds     = flag.Int("worlds", 25, "how many worlds are drawn")
-	first      = flag.Uint64("first", defaultSeed, "the seed of the first world; the others follow it")
-	within     = flag.Duration("within", 0, "how long worlds and faults are begun; 0: without end")
-	seedFlag   = flag.Uint64("seed", 0, "play the world of this seed, and no other")
-	repeat     = flag.Int("repeat", 1, "how often a world of -seed is played")
-	onlyOrder  = flag.Bool("in-order", false, "draw worlds with tasks in order, and play only those")
-	exhaustive = flag.Bool("exhaustive", false, "each fault at each command of each scenario, not a part")
-	pairs      = flag.Bool("pairs", false, "two faults at once")
-	shrinking  = flag.Duration("shrink", 20*time.Second, "how long a failing world is made smaller")
-	verbose    = flag.Bool("trace", false, "print what happened in worlds that fail, step by step")
+	worlds    = flag.Int("worlds", 25, "how many worlds are drawn")
+	first     = flag.Uint64("first", defaultSeed, "the seed of the first world; the others follow it")
+	within    = flag.Duration("within", 0, "how long worlds and faults are begun; 0: without end")
+	seedFlag  = flag.Uint64("seed", 0, "play the world of this seed, and no other")
+	repeat    = flag.Int("repeat", 1, "how often a world of -seed is played")
+	onlyOrder = flag.Bool("in-order", false, "draw worlds with tasks in order, and play only those")
+	oneIn     = flag.Int("one-in", 151, "of each fault at each command of each scenario, one in so many is put; 1: all. An odd number, or some faults never are")
+	pairs     = flag.Bool("pairs", false, "two faults at once")
+	shrinking = flag.Duration("shrink", 20*time.Second, "how long a failing world is made smaller")
+	verbose   = flag.Bool("trace", false, "print what happened in worlds that fail, step by step")
 )
 
 func TestMain(m *testing.M) {

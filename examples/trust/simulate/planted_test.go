@@ -29,7 +29,7 @@ type edit struct{ file, before, after string }
 // readPlanted reads a file of testdata/planted:
 //
 //	about: what is wrong
-//	run: ^TestFaults$/^renewals$ -exhaustive
+//	run: ^TestFaults$/^renewals$ -one-in 1
 //	finds: overlap
 //	-- file lock/reply.go --
 //	-- before --
