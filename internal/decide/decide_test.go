@@ -160,7 +160,7 @@ func TestTables_haveNoDeadRow(t *testing.T) {
 // The rows, and what follows from them for every combination, are the golden file: read its changes.
 func TestTables_golden(t *testing.T) {
 	var b strings.Builder
-	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this file.\n\"-\": it makes no difference.\n")
+	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this file.\n\"-\": it makes no difference. \"in 1-5 s\": under RetryIn, after its delay.\n")
 	for _, table := range tables() {
 		possible, used := 0, make([]int, len(table.rows))
 		table.each(func(v values) {
