@@ -93,11 +93,8 @@ func guardConfig(d *demo.Demo) automutex.Config {
 				Task:  task, // "github:" is every task type that begins so
 				Scope: "repository",
 				On:    d.On,
-				Limit: d.Limit,
-				Rate:  d.Rate,
-				TTL:   d.TTL,
-				Wait:  d.Wait,
-				Busy:  d.Busy, InOrder: d.InOrder,
+				Limit: d.Limit, Rate: d.Rate, TTL: d.TTL,
+				Busy: d.Busy, Wait: d.Wait, InOrder: d.InOrder,
 			})
 		}
 	}
@@ -105,8 +102,7 @@ func guardConfig(d *demo.Demo) automutex.Config {
 	if d.HasPage() {
 		cfg.History = cmp.Or(cfg.History, 100) // the page of a key draws them
 	}
-	cfg.Logger = d.Log
-	cfg.Observe = d.Observe
+	cfg.Logger, cfg.Observe = d.Log, d.Observe
 	return cfg
 }
 
