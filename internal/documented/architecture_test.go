@@ -1,8 +1,6 @@
 package documented
 
 import (
-	"bytes"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,41 +30,6 @@ func TestArchitecture_namesWhatThereIs(t *testing.T) {
 	}
 	if named < 60 {
 		t.Errorf("found only %d", named)
-	}
-}
-
-// No Go file of the repository has more than 400 lines: a reader can keep one in mind.
-func TestArchitecture_filesAreShort(t *testing.T) {
-	t.Parallel()
-	const most = 400
-	files := 0
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		switch name := d.Name(); {
-		case d.IsDir() && path != "." && path != ".ci" && strings.HasPrefix(name, "."):
-			return filepath.SkipDir // of other tools
-		case d.IsDir() && (name == "testdata" || name == "node_modules" || name == "vendor"):
-			return filepath.SkipDir
-		case d.IsDir() || filepath.Ext(path) != ".go":
-			return nil
-		}
-		source, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		files++
-		if lines := bytes.Count(source, []byte("\n")); lines > most {
-			t.Errorf("%s has %d lines, and %d are allowed: move one of its concepts to another file", path, lines, most)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if files < 100 {
-		t.Errorf("found only %d", files)
 	}
 }
 
