@@ -21,9 +21,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// patience is how long a test waits for what should come at once: long, since
-// it is only used up by tests that fail.
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 // newGuard is a guard without a server.
 func newGuard(t *testing.T, s *redistest.Server, rules ...Rule) *Guard {

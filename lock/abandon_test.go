@@ -48,6 +48,7 @@ func TestAskDeliveredLate_isReleasedAgain(t *testing.T) {
 // Redis refuses an Unlock for a moment. The waiter does not stand still until a token is released
 // again for the sake of late asks.
 func TestAbandoned_refusedReleaseIsRepeatedSoon(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t) // miniredis knows no rights
 	admin, user := s.Client(t), redistest.Name(t)
@@ -119,7 +120,7 @@ func TestAbandoned_isBoundedAndEndsWithClose(t *testing.T) {
 	a.queue(abandonedLease{lease: le, since: time.Now()})
 	a.mu.Unlock()
 	redistest.Must(t, l.Close())
-	free(t, handle(newLocker(t, redistest.Mini(t).Client(t)), m), time.Second)
+	free(t, handle(newLocker(t, redistest.Mini(t).Client(t)), m), soon)
 	if a.count != 0 {
 		t.Errorf("%d wait after Close", a.count)
 	}

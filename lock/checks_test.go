@@ -70,6 +70,7 @@ func parkedKeys(t testing.TB, n int, firstEnd time.Duration) (*Locker, *fakeRedi
 
 // A few keys do not feel the budget: those due at one time are looked after at once.
 func TestFewKeysAreLookedAfterAtOnce(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	l, f := parkedKeys(t, parking.MaxChecks, 300*time.Millisecond)
 	f.says([]any{int64(0), int64(1), time.Hour.Milliseconds()})

@@ -111,6 +111,7 @@ func TestClaim_life(t *testing.T) {
 
 // The stored deadline ends a claim, whether or not Redis has removed the key.
 func TestClaim_deadline(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))

@@ -48,10 +48,10 @@ func TestClosedClient(t *testing.T) {
 		m := newLocker(t, rdb).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		redistest.Must(t, rdb.Close())
-		bounded(t, 5*time.Second, m, func() error { _, err := m.TryLock(t.Context()); return err }, redis.ErrClosed)
-		bounded(t, 5*time.Second, m, func() error { _, err := m.Lock(t.Context()); return err }, redis.ErrClosed)
-		bounded(t, 5*time.Second, m, func() error { return le.Unlock(t.Context()) }, redis.ErrClosed)
-		bounded(t, 5*time.Second, m, m.locker.Close, nil)
+		bounded(t, soon, m, func() error { _, err := m.TryLock(t.Context()); return err }, redis.ErrClosed)
+		bounded(t, soon, m, func() error { _, err := m.Lock(t.Context()); return err }, redis.ErrClosed)
+		bounded(t, soon, m, func() error { return le.Unlock(t.Context()) }, redis.ErrClosed)
+		bounded(t, soon, m, m.locker.Close, nil)
 	})
 }
 
@@ -134,7 +134,7 @@ func blackhole(t *testing.T) string {
 
 // unreachableWithin bounds each call on a Redis that is not there: exchange.Timeout,
 // and what the client takes to notice.
-const unreachableWithin = 10 * time.Second
+const unreachableWithin = soon
 
 // unreachable runs every operation with every client, all at once, and then
 // closes the Lockers: each ends within the bound, whatever the client's options.

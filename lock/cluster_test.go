@@ -76,7 +76,7 @@ func TestClusterMasterDies(t *testing.T) {
 	le := mustTryOn(t, m)
 	before := s.MasterOf(t, m.Key())
 	s.KillMaster(t, m.Key())
-	redistest.Eventually(t, 3*soon, func() bool { return s.MasterOf(t, m.Key()) != before }, "a successor")
+	redistest.Eventually(t, soon, func() bool { return s.MasterOf(t, m.Key()) != before }, "a successor")
 	careless := newLocker(t, raw(m))
 	redistest.Eventually(t, soon, func() bool {
 		_, err := handle(careless, m).TryLock(t.Context())

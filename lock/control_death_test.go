@@ -11,6 +11,7 @@ import (
 // and the lock goes to the next in line when it is resumed, not before. The operator's
 // process may have died meanwhile.
 func TestControls_holderKilledWhilePaused(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t) // of its own: the child has the default prefix
 	name := redistest.Name(t)

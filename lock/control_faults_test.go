@@ -190,13 +190,13 @@ func TestControls_stored(t *testing.T) {
 		if list := l.Controls().inForce(); len(list) > 0 {
 			t.Errorf("in force before anything was read: %v", list)
 		}
-		pause(t, l, "short", time.Now().Add(50*time.Millisecond), "")
+		pauseFor(t, l, "short", 50*time.Millisecond)
 		redistest.Eventually(t, soon, func() bool { return len(l.Controls().inForce()) == 0 }, "the end of the pause")
 		setLimit(t, l, "short", 3)
 		if entry := rdb.HGet(t.Context(), l.controls.Keys[0], "short").Val(); strings.Contains(entry, "pause") {
 			t.Errorf("a limit keeps the pause that has ended: %s", entry)
 		}
-		pause(t, l, "shorter", time.Now().Add(50*time.Millisecond), "")
+		pauseFor(t, l, "shorter", 50*time.Millisecond)
 		redistest.Eventually(t, soon, func() bool { return len(l.Controls().inForce()) == 1 }, "the end of the pause")
 		redistest.Must(t, l.Controls().ClearLimit(t.Context(), "short"))
 		pause(t, l, "long", time.Time{}, "")

@@ -39,6 +39,7 @@ func TestControls_stoppedChild(t *testing.T) {
 // A process that was stopped for longer than ControlDelay reads the controls before a caller gets a
 // lock, also if it was stopped while it took one: it obeys a pause that was ordered meanwhile.
 func TestControls_stoppedProcess(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	operator := newLocker(t, s.Client(t), func(o *Options) { o.Prefix = "stopped" })

@@ -16,6 +16,7 @@ import (
 
 // Some releases are answered with an error: the cooldown comes with the next one.
 func TestCooldownOutlivesReleasesThatFail(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, failures := range []int32{1, 4} {
 		t.Run(fmt.Sprint(failures), func(t *testing.T) {
@@ -51,6 +52,7 @@ func coolsAfter(t *testing.T, failures int32) {
 // Redis cannot be reached for some seconds: the cooldown begins when it can, well
 // before the lease would have ended, and ends when it was to end.
 func TestCooldownOutlivesACut(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		_, far, p := through(t, s)

@@ -87,6 +87,7 @@ func (c *child) kill() {
 // A holder's process is killed: the waiter of another one has the lock within
 // 100 ms of the deadline, by the server's clock.
 func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
@@ -187,6 +188,7 @@ func watchLateness(t *testing.T, s *redistest.Server) (worst func() time.Duratio
 // A waiter's process is killed; its entry is fresh, so the next release grants
 // to it. That costs the one behind it G at most, whatever the TTL.
 func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.Real(t)
 	l := newLocker(t, s.Client(t))

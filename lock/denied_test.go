@@ -149,10 +149,11 @@ func TestDeniedEVALSHA_goesByEVAL(t *testing.T) {
 			t.Parallel()
 			rdb, transport := open(t)
 			log := &redistest.Log{}
-			m := newLocker(t, rdb, logTo(log), func(o *Options) { o.Transport = transport }).Mutex(redistest.Name(t), TTL(2*time.Second))
+			m := newLocker(t, rdb, logTo(log), func(o *Options) { o.Transport = transport }).Mutex(redistest.Name(t))
 			le := mustTry(t, m)
 			waiter := inLine(t, m, 1)
 			first := le.Deadline()
+			renewNow(m.locker)
 			redistest.Eventually(t, soon, func() bool { return le.Deadline().After(first) }, "a renewal") // by a pipeline
 			mustUnlock(t, le)
 			mustUnlock(t, waiter.got(t))

@@ -59,6 +59,7 @@ func (c *callee) called(t testing.TB, note string, times int) {
 }
 
 func TestFates(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)
@@ -141,6 +142,7 @@ func TestALineOfLaters(t *testing.T) {
 // A call that took longer than it may keeps its claim until that lapses: its last command may not have reached Redis yet,
 // and another process must not call meanwhile.
 func TestFates_lateCallKeepsItsClaim(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	for late, want := range map[bool]int64{false: 0, true: 1} {
 		t.Run(fmt.Sprintf("late %v", late), func(t *testing.T) {

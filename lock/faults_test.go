@@ -108,6 +108,7 @@ func TestScriptFlushInMidTraffic(t *testing.T) {
 // get the lock in turn, and at any time at most one of those that came after
 // the restart holds it; a holder from before it finds its lease lost.
 func TestRestartInMidTraffic(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	name := redistest.Name(t)
@@ -150,6 +151,7 @@ func TestRestartInMidTraffic(t *testing.T) {
 // A Redis that is away for some seconds: who is in line stays in line, who holds
 // and does not reach its deadline goes on holding.
 func TestOutageOfSomeSeconds(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	l := newLocker(t, s.Client(t))

@@ -15,6 +15,7 @@ import (
 // A Redis whose memory is full refuses what adds to it. Leases go on: they are
 // renewed, extended and released, with replicas to wait for too.
 func TestFullRedis(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, replicas := range []int{0, 1} {
 		t.Run(fmt.Sprintf("MinReplicas %d", replicas), func(t *testing.T) {

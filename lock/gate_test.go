@@ -88,6 +88,7 @@ func TestGate_whileHeld(t *testing.T) {
 
 // What is parked is called when the gate opens, and not before.
 func TestGate_callsWhatIsParked(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		got := make(chan *Lease, 3)

@@ -55,6 +55,7 @@ func TestGrantIsToldByTheReply(t *testing.T) {
 // The reply that told of a grant is lost; the release that is sent again tells of
 // none. The waiter asks at once, and not when its refresh is due.
 func TestGrantToldByALostReply(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		_, far, p := through(t, s)

@@ -21,9 +21,7 @@ import (
 	"github.com/automutex/automutex/internal/wire"
 )
 
-// soon is the bound for what must happen but not by when: long enough for a
-// machine whose cores are busy with other things.
-const soon = 20 * time.Second
+const soon = redistest.Patience
 
 // expiryError is by how much a key of a miniredis may expire too early, or tells that it
 // lasts too long, while a long script runs; see redistest. Of Redis it is the millisecond to
@@ -213,6 +211,30 @@ func come[T any](t testing.TB, ch <-chan T, what string) T {
 	case <-time.After(soon):
 		t.Fatalf("not within %s: %s", soon, what)
 		panic("not reached")
+	}
+}
+
+// outOfTime calls f beside, whose time is up once it is in m's line, where it has company by nobody.
+func outOfTime(t testing.TB, m *Lock, f func(ctx context.Context) error) error {
+	t.Helper()
+	ctx, end := redistest.TimeUp(t.Context())
+	defer end()
+	failed := make(chan error, 1)
+	go func() { failed <- f(ctx) }()
+	waiting(t, m, 1)
+	end()
+	return come(t, failed, "the end of a wait")
+}
+
+// inVain calls Acquire of a busy lock, again with more time if that was over before Redis had replied.
+func inVain(t testing.TB, m *Lock, within time.Duration) {
+	t.Helper()
+	lease, ok, err := m.Acquire(t.Context(), within)
+	for ; errors.Is(err, ErrBackend) && within < soon; lease, ok, err = m.Acquire(t.Context(), within) {
+		within = 2*within + time.Millisecond
+	}
+	if lease != nil || ok || err != nil {
+		t.Errorf("Acquire of a busy lock within %s: %v, %v, %v; want no lease, false and no error", within, lease, ok, err)
 	}
 }
 

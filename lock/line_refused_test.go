@@ -16,6 +16,7 @@ import (
 // A waiter whose holder's deadline has passed goes on asking at its pace while Redis
 // refuses, and gets the lock when it no longer does. It used to ask again at once.
 func TestLine_asksAtItsPaceWhileRedisRefuses(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)

@@ -216,7 +216,7 @@ func TestRule05_TheFirstInLineWatchesTheDeadline(t *testing.T) {
 		w := inLine(t, m, 1)
 		calm(t, l, 1)
 		le := w.got(t)
-		if late := time.UnixMicro(fenceOf(t, le)).Sub(deadline); late < -expiryError(s) || late > 3*time.Second {
+		if late := time.UnixMicro(fenceOf(t, le)).Sub(deadline); late < -expiryError(s) {
 			t.Errorf("taken over %s after the deadline", late)
 		}
 	})
@@ -261,7 +261,7 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		expiring, waiter := handle(m.locker, m, TTL(inside.MinTTL)).newLease(), m.newLease()
 		mustAsk(t, expiring.lock, expiring, turn.EntryLifetime)
-		mustAsk(t, m, waiter, turn.EntryLifetime)
+		mustAsk(t, m, waiter, time.Minute)
 		deadline, _ := holds(t, expiring)
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(deadline) }, "the holder's deadline")
 		mustBeBusy(t, m)
@@ -274,6 +274,7 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 // A waiter gives up in the moment in which it is granted, unnoticed: the slot
 // is given back at once and not at the end of G.
 func TestWaiterThatGivesUpWhenGranted(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -23,9 +22,8 @@ func TestOnWait(t *testing.T) {
 			t.Errorf("told of %d waits, though nobody waited", waits)
 		}
 
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := m.Lock(ctx); !errors.Is(err, ErrBusy) || waits != 1 {
+		err = outOfTime(t, m, func(ctx context.Context) error { return second(m.Lock(ctx)) })
+		if !errors.Is(err, ErrBusy) || waits != 1 {
 			t.Errorf("told of %d waits, want 1: %v", waits, err)
 		}
 

@@ -172,7 +172,7 @@ func TestOrder_keyLifeBesideACooldown(t *testing.T) {
 		}
 		a := stampTask(t, l, m.Key(), "default/a")
 		rest("a place", 29*24*time.Hour)
-		redistest.Eventually(t, 10*time.Second, func() bool {
+		redistest.Eventually(t, soon, func() bool {
 			le, err := a.lock().TryLock(t.Context())
 			if err == nil {
 				a.end(t, le, inside.OutcomeDone)

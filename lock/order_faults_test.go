@@ -88,7 +88,7 @@ func TestOrder_deniedCommand(t *testing.T) {
 				}, "%s is the next one; %s", o.note, dump(o.lock()))
 				le.endOrder(inside.OutcomeDone)
 				_ = denied(func() error { return le.Unlock(t.Context()) })
-				redistest.Eventually(t, 10*time.Second, func() bool { // the release is sent again in the background
+				redistest.Eventually(t, soon, func() bool { // the release is sent again in the background
 					h := headOf(t, l, key)
 					return i == len(tasks)-1 && h.State == "" || h.State != "" && h.Note != o.note
 				}, "%s has left; %s", o.note, dump(o.lock()))
@@ -246,7 +246,7 @@ func TestOrder_fullOfDeletedTasks(t *testing.T) {
 		key := l.Mutex(t.Name()).Key()
 		a := stampTaskFor(t, l, key, "default/a", time.Millisecond)
 		a.end(t, a.mustRun(t), inside.OutcomeStays)
-		redistest.Eventually(t, 10*time.Second, func() bool { // a look at it is due after 5 s
+		redistest.Eventually(t, soon, func() bool { // a look at it is due after 5 s
 			_, _, look, err := l.byOrder(key).stamp(t.Context(), "default/b", "nb", stampDeadline, 1)
 			redistest.Must(t, err)
 			return len(look) == 1 && look[0].Nonce == a.place.Nonce

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -128,7 +127,7 @@ func TestOrder_settledWhileItWaits(t *testing.T) {
 			again.place.Retried = 1 // its time was up, so asynq counts one and delivers it while the first run goes on
 			ended := make(chan error, 1)
 			go func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), soon)
 				defer cancel()
 				_, err := again.lock().Lock(ctx)
 				ended <- err

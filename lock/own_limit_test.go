@@ -143,6 +143,7 @@ func TestGate_ownEarlierAttemptFirst(t *testing.T) {
 
 // The first waiter leaves while the gate is closed: the next one starts when the gate opens.
 func TestGate_nextInLineIsTold(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	l := newLocker(t, s.Client(t))
@@ -164,6 +165,7 @@ func TestGate_nextInLineIsTold(t *testing.T) {
 // An ask that grants a slot to somebody before it, and finds the gate closed then, learns so from its reply. It gets
 // no message as well.
 func TestGate_askerIsNotTold(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	// In a Cluster the message that ends the test may overtake others.
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {

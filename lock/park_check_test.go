@@ -24,6 +24,7 @@ const nearly = 2*parking.CheckEvery + 500*time.Millisecond
 
 // A call that is lost with its Locker is made by the one that parked.
 func TestALostCallIsMadeByWhoParked(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		c := answers(map[string]inside.Fate{"job": inside.FateComing})
@@ -59,6 +60,7 @@ func TestALostCallIsMadeByWhoParked(t *testing.T) {
 
 // Nobody releases: a holder that died, and a cooldown.
 func TestTheEndOfAHolderIsNoticed(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = quiet(t, s)

@@ -20,10 +20,11 @@ func TestParkingForgetsLinesThatOnlyWaited(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 		held, err := l.Mutex("m").TryLock(t.Context())
 		redistest.Must(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
 		var busy *BusyError
-		if _, err := l.Mutex("m", Note("n")).lockOrPark(ctx, make(chan struct{})); !errors.As(err, &busy) || busy.Parked {
+		err = outOfTime(t, l.Mutex("m"), func(ctx context.Context) error {
+			return second(l.Mutex("m", Note("n")).lockOrPark(ctx, make(chan struct{})))
+		})
+		if !errors.As(err, &busy) || busy.Parked {
 			t.Fatalf("got %v", err)
 		}
 		if l.parking.LineCount.Load() != 1 {

@@ -32,7 +32,7 @@ func deadWaiters(s *redistest.Server) (n int, bound time.Duration) {
 	if s.Kind() == redistest.KindMini {
 		return 200, soon
 	}
-	return 2000, time.Second
+	return 2000, soon / 3
 }
 
 // Whoever comes to a free lock behind many dead waiters gets it at once: by TryLock,

@@ -16,6 +16,7 @@ import (
 // go-redis sends a release again that a demoted master refused with READONLY. The refused copy did not
 // release the lock, so Unlock of a lock that was lost meanwhile says so.
 func TestUnlock_refusedByADemotedMaster(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	if _, asks := any(redis.NewCmd(t.Context())).(interface{ NoRetry() bool }); !asks {

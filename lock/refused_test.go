@@ -57,7 +57,7 @@ func TestRefusedSetUp_leaseIsLost(t *testing.T) {
 				}
 				admin := s.Client(t)
 				first := newLocker(t, withUser(t, s, admin, "first"), minReplicas(replicas)).Mutex(redistest.Name(t), TTL(2*time.Second))
-				second := handle(newLocker(t, withUser(t, s, admin, "second"), minReplicas(replicas)), first)
+				second := handle(newLocker(t, withUser(t, s, admin, "second"), minReplicas(replicas)), first, TTL(time.Minute))
 				le := mustTry(t, first)
 				bound := le.Bind(t.Context())
 				refuse(t, admin, "first")
@@ -88,7 +88,7 @@ func TestRefusedSetUp_requirepass(t *testing.T) {
 	tell(t, admin, "AUTH", "secret")
 	tell(t, admin, "CONFIG", "SET", "requirepass", "other")
 	tell(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-	next := lockBeside(t, handle(newLocker(t, s.Client(t, password("other"))), m)).got(t)
+	next := lockBeside(t, handle(newLocker(t, s.Client(t, password("other"))), m, TTL(time.Minute))).got(t)
 	if le.Held() || !next.Held() {
 		t.Errorf("held by the first: %v, by the second: %v", le.Held(), next.Held())
 	}
@@ -96,6 +96,7 @@ func TestRefusedSetUp_requirepass(t *testing.T) {
 
 // The lease is renewed as soon as the server lets its owner in again.
 func TestRefusedSetUp_rightsComeBack(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	admin := s.Client(t)

@@ -29,6 +29,7 @@ func TestRule08_FirstRenewalIsSoonAfterAGrant(t *testing.T) {
 // Redis hangs for 4 s shortly after the grant, which is longer than a granted
 // lease lasts before its first renewal.
 func TestRule08_GrantedLeaseSurvivesAStall(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	const stall = 4 * time.Second
 	s := redistest.StartReal(t)
@@ -57,6 +58,7 @@ func TestRule08_GrantedLeaseSurvivesAStall(t *testing.T) {
 // The connection that takes the first renewal of a granted lease hangs. A second
 // renewal goes over another one in time.
 func TestRule08_GrantedLeaseSurvivesAHangingConnection(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
@@ -104,6 +106,7 @@ func TestRule08_AtMostTwoRenewalsAreUnderWay(t *testing.T) {
 
 // Short turns of several waiters cost two commands each: nobody renews.
 func TestRule08_ShortTurnsInLineAreNotRenewed(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)

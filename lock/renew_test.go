@@ -20,6 +20,7 @@ import (
 
 // A lease is first renewed after a third of its length, and outlives its TTL.
 func TestRule08_LeasesAreRenewed(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
@@ -222,6 +223,7 @@ func TestRule08_NoscriptInPipelines(t *testing.T) {
 
 // Whatever is transient is tried again, and does no harm before the deadline.
 func TestRule09_RenewalOutlivesTransientErrors(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	texts := []string{
 		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
@@ -283,6 +285,7 @@ func TestRule09_RenewalOutlivesTransientErrors(t *testing.T) {
 
 // The network goes and comes back.
 func TestRule09_RenewalOutlivesACut(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
@@ -324,7 +327,7 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 		ctx := le.Bind(t.Context())
 		stored, _ := holds(t, le)
 		come(t, ctx.Done(), "the end of the lease")
-		if late := time.Since(deadline); late < 0 || late > 5*time.Second {
+		if late := time.Since(deadline); late < 0 {
 			t.Errorf("lost %s after the local deadline", late)
 		}
 		if !errors.Is(context.Cause(ctx), ErrLost) || !errors.Is(ctx.Err(), context.Canceled) {
@@ -376,16 +379,14 @@ func TestRule09_RenewalDoesNotRetakeTheExpired(t *testing.T) {
 func TestRule09_RenewalFindsTheLeaseGone(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(3*time.Second))
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), TTL(time.Hour))
 		le := mustTry(t, m)
 		ctx := le.Bind(t.Context())
 		redistest.Must(t, raw(m).Del(t.Context(), m.Key()).Err())
+		renewNow(m.locker)
 		come(t, ctx.Done(), "the end of the lease")
 		if !errors.Is(context.Cause(ctx), ErrLost) {
 			t.Errorf("cause %v", context.Cause(ctx))
-		}
-		if !time.Now().Before(le.Deadline()) {
-			t.Error("found only at the deadline")
 		}
 		free(t, m, soon)
 	})

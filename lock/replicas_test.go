@@ -65,6 +65,7 @@ func TestMinReplicas(t *testing.T) {
 // A replica that is frozen acknowledges nothing. Whoever wants its word is told
 // so within the bound, and leaves nothing behind; who does not, is not held up.
 func TestMinReplicas_frozen(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)
@@ -113,6 +114,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 // A renewal that no replica has does not count: the lease ends where the last one
 // that counted said, and the holder is told. When they are back in time it lasts.
 func TestMinReplicas_renewals(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)

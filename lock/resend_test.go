@@ -36,6 +36,7 @@ var askPaths = map[string]func(context.Context, *Lock) *Lease{
 // was replied to is done, what was sent again or left behind may run yet, and a script
 // that the server did not know has not run.
 func TestResend_countsEveryCopy(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	for name, ask := range askPaths {

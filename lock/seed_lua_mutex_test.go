@@ -126,7 +126,7 @@ func TestSeedLuaMutex_MaxLockTime(t *testing.T) {
 	})
 	seed(t, "a holder that lives and is not done keeps the lock beyond its TTL", func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
-		m := hers.Mutex(redistest.Name(t), TTL(3*time.Second))
+		m := hers.Mutex(redistest.Name(t), TTL(15*time.Second))
 		held := mustTry(t, m)
 		first, _ := holds(t, held)
 		redistest.Eventually(t, soon, func() bool { return serverNow(t, m).After(first) }, "the end of the first TTL")

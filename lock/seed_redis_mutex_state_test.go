@@ -81,15 +81,16 @@ func TestSeedRedisMutex_ReturnsTheValueOfTheWork(t *testing.T) {
 		m := hers.Mutex(redistest.Name(t))
 		mustTry(t, m)
 		mustNotTry(t, handle(his, m)) // connected, and the controls are read
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		value, err := With(ctx, handle(his, m), func(context.Context) (string, error) {
-			t.Error("the work ran without the lock")
-			return "result", nil
-		})
-		if wantBusy(t, err); value != "" {
-			t.Errorf("With: %q", value)
-		}
+		wantBusy(t, outOfTime(t, m, func(ctx context.Context) error {
+			value, err := With(ctx, handle(his, m), func(context.Context) (string, error) {
+				t.Error("the work ran without the lock")
+				return "result", nil
+			})
+			if value != "" {
+				t.Errorf("With: %q", value)
+			}
+			return err
+		}))
 	})
 }
 
@@ -102,9 +103,7 @@ func TestSeedRedisMutex_ErrorsInsteadOfBooleans(t *testing.T) {
 		if busy := mustBeBusy(t, handle(his, m)); busy.Name != m.name || busy.Holder != "alice" || busy.ExpiresIn <= 0 {
 			t.Errorf("busy: %+v", busy)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := handle(his, m).Lock(ctx)
+		err := outOfTime(t, m, func(ctx context.Context) error { return second(handle(his, m).Lock(ctx)) })
 		if busy := wantBusy(t, err); !errors.Is(err, context.DeadlineExceeded) || busy.Holder != "alice" || !strings.Contains(err.Error(), m.name) {
 			t.Errorf("Lock: %v", err)
 		}

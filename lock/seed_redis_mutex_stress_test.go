@@ -74,6 +74,7 @@ func stressMain() {
 }
 
 func TestSeedRedisMutex_Stress(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	t.Run("four processes run 1,000 sections each with no overlap and none failed", func(t *testing.T) {
 		t.Parallel()

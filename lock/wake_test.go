@@ -60,6 +60,7 @@ func TestRule07_MessagesWake(t *testing.T) {
 // Messages are lost while the subscription looks healthy: the next refresh
 // finds the grant.
 func TestRule07_LostMessageCostsAboutASecond(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)

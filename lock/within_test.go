@@ -19,7 +19,7 @@ import (
 // On a Redis that hangs every call returns when its context ends, by its deadline
 // or because it was cancelled, and what it left behind is released later.
 func TestHungRedis_callsEndWithTheirContext(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	l := newLocker(t, s.Client(t))
@@ -84,7 +84,7 @@ func otherMaster(t *testing.T, s *redistest.Server, l *Locker, key string) strin
 // their locks and claims are taken, though they fall due together with those of
 // the hung one.
 func TestClusterHang_othersGoOn(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, replicas := range []int{0, 1} {
 		t.Run(fmt.Sprintf("MinReplicas %d", replicas), func(t *testing.T) {
@@ -194,6 +194,7 @@ func takesAndReleases(ctx context.Context, t *testing.T, m *Lock) {
 // bounds, and what it asked for is released later. A lease that comes after the
 // context has ended is given back.
 func TestUninterrupted_onAHungRedis(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	l := newLocker(t, s.Client(t))

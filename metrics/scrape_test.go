@@ -24,8 +24,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// patience is how long a test waits for what should come at once.
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 // site is a registry that is scraped over HTTP.
 type site struct {

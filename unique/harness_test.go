@@ -19,8 +19,8 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// patience of the tests: long, since only those that fail use it up.
-const longest = 30 * time.Second
+// longest is the patience of rules in tests, too.
+const longest = redistest.Patience
 
 // rig is a Client for one test, with a queue and a prefix of its own. Its queue
 // has no workers unless serve is called.

@@ -16,9 +16,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// patience is how long a test waits for what should come at once: long, since only tests
-// that fail use it up.
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 // site is the page, served to a test, on locks of its own.
 type site struct {

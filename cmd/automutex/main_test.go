@@ -17,9 +17,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// patience is how long a test waits for what should come at once: long, since
-// it is only used up by tests that fail.
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 // TestCommands builds the program and runs it as operators do.
 func TestCommands(t *testing.T) {

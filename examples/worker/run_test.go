@@ -25,8 +25,7 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// patience is how long a test waits for what must happen.
-const patience = 15 * time.Second
+const patience = redistest.Patience
 
 func TestRun_guarded(t *testing.T) {
 	t.Parallel()

@@ -19,9 +19,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// patience is how long a test waits for what should come at once: long, since
-// it is only used up by tests that fail.
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 // soon is the TTL or MaxHold of a lease that has to end during a test, but not
 // before a busy machine has come to the handler.

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 // counter is a logger's handler that counts, and keeps the last attributes by their names.
 type counter struct {

@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"context"
 	"crypto/rand"
 	"strings"
 	"sync"
@@ -34,8 +35,12 @@ const pollEvery = slower * 2 * time.Millisecond
 
 const raced = slower > 1
 
+// Patience is how long tests wait for what must happen: only a test that hangs uses it up.
+// What happens later than that is no failure of the code but a hang of the test.
+const Patience = 30 * time.Second
+
 // Eventually waits until cond is true and fails the test when it is not within
-// the given time. msg and args, as for Printf, say what was waited for. It is
+// the given time, [Patience] or more. msg and args, as for Printf, say what was waited for. It is
 // called from the test's own goroutine.
 func Eventually(t testing.TB, within time.Duration, cond func() bool, msg string, args ...any) {
 	t.Helper()
@@ -75,3 +80,21 @@ func Go(wg *sync.WaitGroup, f func()) {
 		f()
 	}()
 }
+
+// TimeUp gives a context whose time is up when the test says so, and not by a clock: then it ends as at a deadline.
+func TimeUp(parent context.Context) (ctx context.Context, end func()) {
+	cancelled, cancel := context.WithCancel(parent)
+	return timeUp{cancelled}, cancel
+}
+
+type timeUp struct{ context.Context }
+
+func (t timeUp) Err() error {
+	if t.Context.Err() != nil {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// Value hides what context.Cause would find.
+func (t timeUp) Value(any) any { return nil }

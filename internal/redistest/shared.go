@@ -36,6 +36,26 @@ func Long(t testing.TB) {
 	}
 }
 
+// RealTimeEnv is the environment variable that has the tests of RealTime run.
+const RealTimeEnv = "AUTOMUTEX_TEST_REALTIME"
+
+// RealTime skips a test that tells right from wrong by a real clock, unless RealTimeEnv is set. Such tests fail
+// on a machine that has other work, so .ci/realtime runs them alone. All others wait for a condition, up
+// to [Patience]. Behind RealTime is what holds for
+//
+//   - how long a renewal, a message, an outage or a shutdown takes at most;
+//   - leases of milliseconds, which a busy machine does not renew in time;
+//   - processes and servers that a test kills or stops (SIGSTOP), and buffers of the kernel;
+//   - throughput, and counts of what was sent within a while.
+//
+// .ci/realtime finds them by their source: a test calls RealTime(t) itself, not in a function that it calls.
+func RealTime(t testing.TB) {
+	t.Helper()
+	if os.Getenv(RealTimeEnv) == "" {
+		t.Skip("redistest: looks at a real clock; " + RealTimeEnv + "=1 runs it on a machine without other work")
+	}
+}
+
 // shared is a server that all tests of the binary use. The first test that asks
 // starts it, Main stops it.
 type shared struct {

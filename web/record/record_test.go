@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 func recorder(t *testing.T, rdb redis.UniversalClient, prefix string) *Recorder {
 	t.Helper()

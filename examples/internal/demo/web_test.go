@@ -14,8 +14,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// patience is how long a test waits for what must happen.
-const patience = 15 * time.Second
+const patience = redistest.Patience
 
 // A page whose listener fails ends the demo with that error, and is closed.
 func TestOperators_listenerFails(t *testing.T) {

@@ -19,8 +19,7 @@ import (
 	"github.com/automutex/automutex/web"
 )
 
-// patience is how long a test waits for what should come at once.
-const patience = 30 * time.Second
+const patience = redistest.Patience
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
