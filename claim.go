@@ -128,6 +128,6 @@ func (d *delivery) warnSkippedClaim(t target) {
 // it.
 func (d *delivery) supersededError() error {
 	d.guard.log.Debug("automutex: superseded by a newer task of package unique", "key", d.claim.key, "task", d.note)
-	d.observe(Event{Kind: EventReplaced, Key: d.claim.key, Waited: time.Since(d.arrivedAt)})
+	d.observe(Event{Kind: EventReplaced, Key: d.claim.key, Waited: time.Since(d.arrived)})
 	return &revoked{guard: d.guard, rule: d.task.Type(), key: d.claim.key}
 }

@@ -26,17 +26,15 @@ import (
 // Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
 // concurrent use. There is nothing to close.
 //
-// A task that no rule matches goes to asynq unchanged. So does a task that needs no lock: its [Rule].Optional fields are
-// missing, its Key returns [NoLock], or [Allow] runs it although no key can be made. To find that out, the Client calls the
-// Key, LimitOf and Decode of such rules. For every other task the Client does two things:
+// A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
 //   - It reserves an attempt. asynq archives a task that returns on its last attempt, so without this a
 //     task on its last attempt has to wait for its key in its worker. The Client tells asynq one
 //     retry more than the task was enqueued with, and the Guard has asynq archive the task when its
-//     handler has failed as often as the caller asked for. If the last run did not return, the task is
-//     archived unrun when asynq delivers it again, without an event but EventBlocked. asynq's tools, and asynq.GetMaxRetry in a
-//     handler, show one retry more. An attempt that [Fail] or [AfterFailure] spends counts against
+//     handler has failed, or panicked, as often as the caller asked for. If the last run did not return, since its worker died or its time was up, the
+//     task may run once more; a task of an ordered rule is then archived unrun, without an event but EventBlocked. asynq's tools, and asynq.GetMaxRetry in a
+//     handler, show one retry more; [LastAttempt] goes by what was asked for. An attempt that [Fail] or [AfterFailure] spends counts against
 //     asynq's number, so such a task gets one attempt more. The task must be run by a Guard that
 //     has a rule for it.
 type Client struct {
@@ -133,8 +131,8 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	switch {
 	case err != nil:
 		return nil, err
-	case !ordered && (e.bakedUnique || c.needsNoLock(ctx, p, task)):
-		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, or it waits for nothing: no attempt is reserved
+	case !ordered && e.bakedUnique:
+		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
 	case !ordered:
 		return e.enqueue(ctx, stamp.New(e.note, e.info.MaxRetry))
 	}

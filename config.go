@@ -53,7 +53,7 @@ type Config struct {
 	// enqueued. For a task without an envelope return t.Payload(). nil means that rules read
 	// the payload as it is.
 	//
-	// Middleware, Keys and Explain call Decode once for a task if one of its rules has On, Key
+	// Middleware and Keys call Decode once for a task if one of its rules has On, Key
 	// or LimitOf. Middleware calls it again when it has to make the key again. An error of
 	// Decode has the same effect as that of a [KeyFunc], for each of these rules. A panic fails
 	// the attempt, as a panic of the handler does.
@@ -66,12 +66,6 @@ type Config struct {
 	// Owner is the label of this process as the holder of a lock, for operators. It
 	// need not be unique. Empty means "host:pid".
 	Owner string
-
-	// MaxWaiting is how many workers of this process may wait in line at once. Further tasks
-	// do not wait: under [Park] they park, under [Allow] they run, and under every other policy
-	// they return to asynq, their attempts not spent. A task on its last attempt waits all the
-	// same. 0 means no bound; negative numbers are refused.
-	MaxWaiting int
 
 	// MinReplicas is how many replicas of a key's master must acknowledge a lease, so
 	// that a failover to one of them does not forget it; see [lock.Options]. If too few
@@ -141,9 +135,6 @@ func checkConfig(cfg Config) []*FieldError {
 	}
 	if err := inner.CheckSecret(cfg.HashKeys); err != nil {
 		mistakes.addf("HashKeys", "%w", err)
-	}
-	if cfg.MaxWaiting < 0 {
-		mistakes.addf("MaxWaiting", "%d is negative; use 0 for no cap", cfg.MaxWaiting)
 	}
 	if cfg.MinReplicas < 0 {
 		mistakes.addf("MinReplicas", "%d is negative; use 0 to wait for no replica", cfg.MinReplicas)
@@ -261,7 +252,7 @@ func (p *pattern) noticeReplaceThenEnd() (notices []string) {
 			continue
 		}
 		for _, ends := range p.rules {
-			if ends.Busy.mayEnd() && ends.rank >= replaces.rank {
+			if ends.Busy.row().mayEnd() && ends.rank >= replaces.rank {
 				notices = append(notices, fmt.Sprintf("automutex: %s has the policy replace, and takes its lock before %s, which has %s: "+
 					"a task may stop the older one and then not run itself; declare the latter first, or give it another policy", replaces.where(), ends.where(), ends.Busy))
 			}

@@ -2,9 +2,14 @@ package automutex
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
+
+	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/history"
+	"github.com/automutex/automutex/lock"
 )
 
 // EventKind says what happened; see the constants.
@@ -82,7 +87,7 @@ type Event struct {
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
-	Parked time.Duration // time in line of a task that was parked (Acquired); after its own CloseGate, that of the parked task that it overtook
+	Parked time.Duration // time in line of a task that was parked (Acquired)
 	Delay  time.Duration // until asynq may run the task again (Retried, Parked)
 
 	Busy *BusyError // EventBusy: why the task did not get the lock, and who holds or paused it
@@ -134,4 +139,59 @@ func (g *Guard) observeSafely(ctx context.Context, e Event) {
 		}
 	}()
 	g.cfg.Observe(ctx, e)
+}
+
+// The history of the keys (Config.History): runs, and waits that ended without one.
+
+// recordRuns adds the run that has ended to the history of each key that the task held, or ran without under Allow.
+func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, decision decide.Decision) {
+	h := d.guard.history
+	if h == nil || d.started.IsZero() {
+		return
+	}
+	outcome := d.outcome(decision, true)
+	for key := range without {
+		h.Add(key, history.Run{Task: d.note, Came: d.started, Start: d.started, End: time.Now(), Outcome: outcome + ", without the lock"})
+	}
+	for _, held := range leases {
+		run := history.Run{
+			Task: d.note, Came: held.takenAt.Add(-held.waited), Start: d.started, End: held.takenAt.Add(held.heldFor), Outcome: outcome,
+		}
+		if errors.Is(held.endedBefore, lock.ErrLost) || held.endedBefore == nil && errors.Is(held.releaseErr, lock.ErrNotHeld) {
+			run.Outcome += ", lock lost"
+		}
+		h.Add(held.target.key, run)
+	}
+}
+
+// recordWait adds a wait that has ended without a run to the history of its key. A task that parks still waits. One that
+// was refused at once has not waited: on a hot key such tasks would push out the runs.
+func (d *delivery) recordWait(decision decide.Decision) {
+	if h := d.guard.history; h != nil && d.line.stood && decision.What != decide.ToLine {
+		h.Add(d.line.key, history.Run{Task: d.note, Came: d.line.came, End: time.Now(), Outcome: d.outcome(decision, false)})
+	}
+}
+
+// outcome says what a decision makes of the task, for the page.
+func (d *delivery) outcome(decision decide.Decision, ran bool) string {
+	switch decision.What {
+	case decide.Done:
+		if ran {
+			return "done"
+		}
+		return "skipped"
+	case decide.Spend:
+		return "failed"
+	case decide.Archive:
+		return "archived"
+	case decide.Drop:
+		if d.isReplaced() {
+			return "replaced"
+		}
+		return "dropped"
+	case decide.Leave:
+		return "cut short"
+	case decide.Run, decide.Back, decide.ToLine, decide.Stay, decide.Block:
+	}
+	return "comes back"
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/jsonkey"
 	"github.com/automutex/automutex/internal/limitfield"
@@ -25,9 +24,8 @@ import (
 // Burst + Starts*d/Per handlers start. The zero value is no rate.
 //
 // For a task that comes too early the key is busy with [ReasonRate]: its policy applies, and
-// [BusyError].ExpiresIn is the time until the next start. If a task gets this lock but not
-// another that it needs, it does not start. It does not count then, unless others took this lock
-// after it, or [Rule].MaxHold has ended this one: the rate is then stricter, never looser.
+// [BusyError].ExpiresIn is the time until the next start. A start counts when the task gets this lock, also if
+// the task then does not get another lock that it needs, and does not start.
 type Rate struct {
 	// Starts is how many handlers start in each Per: at least 1, at most one a
 	// microsecond.
@@ -75,12 +73,9 @@ func (r Rate) option() lock.Option {
 // gateDelay returns after how long a task that met a closed gate returns: when the gate
 // opens, plus a random time, so that tasks do not return together. The random time is less
 // than a quarter of the time until the gate opens; that bound is itself at least 2 s and at
-// most 30 s. While a gate is closed the delay is a second more: the task that closed it is first.
+// most 30 s.
 func (e *BusyError) gateDelay() time.Duration {
 	d := notBefore(e.ExpiresIn)
-	if e.Reason == ReasonClosed {
-		d += time.Second
-	}
 	spread := min(max(e.ExpiresIn/4, 2*time.Second), 30*time.Second)
 	return d + rand.N(spread) //nolint:gosec // jitter, no secret
 }
@@ -121,11 +116,9 @@ func CloseGate(ctx context.Context, d time.Duration) error {
 	if meant := printable.MeantUnit(d); meant != "" {
 		return fmt.Errorf("automutex: CloseGate for %s: too short; give at least a millisecond%s", d, meant)
 	}
-	ends := time.Now().Add(d)
 	if err := inner.CloseGate(ctx, h.lease, d); err != nil {
 		return fmt.Errorf("automutex: CloseGate: %w", err)
 	}
-	h.gateOpensAt.Store(&ends)
 	return nil
 }
 
@@ -137,8 +130,7 @@ func CloseGate(ctx context.Context, d time.Duration) error {
 //
 // RetryAfter works for every task of a server with [Guard.ServerConfig], whether a rule
 // matches the task or not. The handler may wrap the error. If err wraps asynq.SkipRetry, asynq
-// archives the task. No policy ends the task when it comes back to a busy key, with one
-// exception: a [Rule].Cooldown that began meanwhile.
+// archives the task. When the task comes back to a busy key, the policy of its rule applies: under [Skip] it is done.
 //
 // A task on its last attempt cannot return to asynq, which would archive it. If its handler is
 // wrapped in [Guard.Middleware], the task waits in its worker without its locks, for at least a
@@ -176,42 +168,6 @@ func wantsRetryAfter(err error) *retryAfter {
 		return nil
 	}
 	return r
-}
-
-// closedItsGate returns the lock under the policy Park whose gate the handler has closed for at least
-// as long as its RetryAfter, or for so little less that the two were meant to be equal.
-func (d *delivery) closedItsGate(delay time.Duration) (target, bool) {
-	const asMeant = 500 * time.Millisecond
-	for _, h := range d.leases {
-		if ends := h.gateOpensAt.Load(); ends != nil && h.target.rule.Busy.kind == policyPark && d.note != "" && time.Until(*ends)+asMeant >= delay {
-			return h.target, true
-		}
-	}
-	return target{}, false
-}
-
-// parkFirst parks a task that has closed its key's gate ahead of all parked tasks, so that it is woken
-// first when the gate opens: not before its RetryAfter, for which the gate stays closed. If Redis
-// does not park the task, only the RetryAfter brings it back.
-func (d *delivery) parkFirst(decision decide.Decision, met obstacle) error {
-	t := met.target
-	for _, h := range d.leases {
-		if ends := h.gateOpensAt.Load(); h.target.key == t.key && time.Until(*ends) < met.delay {
-			if err := inner.CloseGate(d.roundTripContext(), h.lease, max(met.delay, time.Millisecond)); err != nil {
-				return d.comeBack(decide.AsAsked, met)
-			}
-		}
-	}
-	d.release(decision) // nothing parks behind its own lease
-	lease, lockErr := inner.LockOrPark(d.ctx, d.lockOf(t, inner.ParkFirst()), parkNow)
-	var busy *BusyError
-	if lockErr = d.keepLease(t, lease, lockErr); !errors.As(lockErr, &busy) || !busy.parked {
-		return d.comeBack(decide.AsAsked, met) // an operator has opened the gate, or Redis does not answer
-	}
-	delay := notBefore(met.delay)
-	d.checkInspector()
-	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return &returnedTask{guard: d.guard, err: fmt.Errorf("%w: %w", busy, met.err), delay: delay}
 }
 
 // LimitField returns a [Rule].LimitOf that reads the limit from a payload field, such as that

@@ -41,12 +41,10 @@ type Guard struct {
 	paused           pausedQueues
 	pauses           pauseWatch // waits that end when their key is paused
 
-	waiting  atomic.Int64     // workers that wait in line, for MaxWaiting
-	arrivals arrivals         // of tasks under Park
-	outage   outage           // of Redis
-	warned   sync.Map         // by the topic that warnOnce has logged
-	fleet    *fleet.Announcer // tells which rules this Guard runs; nil: nothing is told
-	history  *history.Writer  // of the keys; nil: none is kept
+	outage  outage           // of Redis
+	warned  sync.Map         // by the topic that warnOnce has logged
+	fleet   *fleet.Announcer // tells which rules this Guard runs; nil: nothing is told
+	history *history.Writer  // of the keys; nil: none is kept
 
 	// closing ends all waits when Close begins. running counts the tasks between enter
 	// and leave. mu guards running, closed and the closing of idle; idle is closed when

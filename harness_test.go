@@ -298,7 +298,7 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 			})
 			id := r.enqueue(r.client)
 			m := (<-given).Value(serverKey{r.guard}).(*taskMark)
-			if busy := (&office{workers: m.server.workers}).isBusy(); busy > 1 {
+			if busy := m.server.workers.isBusy(); busy > 1 {
 				t.Errorf("%s: one task counts as %d", name, busy)
 			}
 			m.server.checkGuarded()

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -19,6 +19,16 @@ import (
 // learn of it: every lease that package lock returns goes to keepLease at once. release,
 // which run defers, releases all of them. So an Observe that
 // panics costs its task an attempt, but leaves no lease behind.
+
+// holding is what a delivery has taken.
+type holding struct {
+	leases  []*heldLease    // in the order taken
+	room    [1]*heldLease   // for the lease of a task with one key
+	without map[string]bool // Allow: the keys without whose locks the task runs
+	// The next two are those of one run of the handler, which release ends.
+	started time.Time     // zero: the handler has not started
+	ended   chan struct{} // made when the handler starts; release closes it
+}
 
 // heldLease is one lease of a delivery.
 type heldLease struct {
@@ -29,9 +39,8 @@ type heldLease struct {
 	takenAt          time.Time
 	waited           time.Duration // in line before, also parked
 	lossReported     sync.Once
-	gateOpensAt      atomic.Pointer[time.Time] // of the handler's CloseGate; nil: it made none
-	stopWatching     func() bool               // nil: the handler has not started
-	acquiredObserved bool                      // EventAcquired was observed, or Observe panicked on it
+	stopWatching     func() bool // nil: the handler has not started
+	acquiredObserved bool        // EventAcquired was observed, or Observe panicked on it
 
 	// Set by release.
 	endedBefore error         // inner.LeaseErr of the lease before release; nil: it was held
@@ -65,7 +74,7 @@ func (d *delivery) takeBackLast() *lock.Lease {
 func (d *delivery) observeAcquired(t target) {
 	h := d.leases[len(d.leases)-1]
 	h.acquiredObserved = true
-	waited, parked := h.takenAt.Sub(d.takingSince), inner.Parked(h.lease)
+	waited, parked := h.takenAt.Sub(d.line.came), inner.Parked(h.lease)
 	h.waited = max(waited, parked)
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
@@ -86,12 +95,12 @@ func (d *delivery) lostBeforeStart() obstacle {
 // happens to the task. It also runs while a panic unwinds, and after d.ctx has ended: releases use
 // only its values. A second call does nothing, unless the task has taken locks again.
 func (d *delivery) release(decision decide.Decision) {
-	if d.handlerDone != nil {
-		close(d.handlerDone)
-		d.handlerDone = nil
+	if d.ended != nil {
+		close(d.ended)
+		d.ended = nil
 	}
-	leases, without, started := d.leases, d.without, !d.handlerStart.IsZero()
-	d.leases, d.without, d.stayAt = nil, nil, ""
+	leases, without, started := d.leases, d.without, !d.started.IsZero()
+	d.leases, d.without, d.staying = nil, nil, false
 	for _, h := range slices.Backward(leases) {
 		if h.stopWatching != nil {
 			h.stopWatching()
@@ -100,17 +109,18 @@ func (d *delivery) release(decision decide.Decision) {
 		h.heldFor = time.Since(h.takenAt)
 		if cooldown := h.target.rule.Cooldown; started && decision.What == decide.Done && cooldown > 0 {
 			// It counts from the start of the handler. If it is over already, Cooldown only releases.
-			h.releaseErr = h.lease.Cooldown(d.ctx, cooldown-time.Since(d.handlerStart))
-		} else if !started {
-			h.releaseErr = inner.GiveBack(d.ctx, h.lease) // refunds the start to the rate: no handler started
+			h.releaseErr = h.lease.Cooldown(d.ctx, cooldown-time.Since(d.started))
 		} else {
+			if !started && d.isOrdered(h.target) {
+				inner.EndOrder(h.lease, inside.OutcomeUnbegun)
+			}
 			h.releaseErr = h.lease.Unlock(d.ctx)
 		}
 	}
 	d.recordRuns(leases, without, decision)
 	d.forgetArrivals(decision) // under Replace
 	d.reportReleased(leases, started)
-	d.handlerStart = time.Time{}
+	d.started = time.Time{}
 }
 
 // handlerContext makes the context of the handler. It ends as replaceableContext does,
@@ -120,9 +130,9 @@ func (d *delivery) release(decision decide.Decision) {
 // the handler's context ends, and not before. release stops those that have not started;
 // the others end when the handler returns.
 func (d *delivery) handlerContext() context.Context {
-	c := &handlerContext{Context: d.replaceableContext(), guard: d.guard, task: d.task, innermost: innermostLease(d.ctx)}
+	c := &handlerContext{Context: d.replaceableContext(), delivery: &d.facts, innermost: innermostLease(d.ctx)}
 	done := make(chan struct{}) // a late watcher of this run must not read the channel of the next
-	d.handlerDone = done
+	d.ended = done
 	for _, h := range d.leases {
 		bound := h.lease.Bind(c.Context)
 		h.stopWatching = context.AfterFunc(bound, func() { d.watch(bound, h, done) })
@@ -136,22 +146,34 @@ func (d *delivery) handlerContext() context.Context {
 type handlerContext struct {
 	context.Context // it is one
 
-	guard     *Guard
-	task      *asynq.Task
+	delivery  *facts
 	innermost *heldLease
 }
 
 // Value implements context.Context.
 func (c *handlerContext) Value(key any) any {
-	switch key := key.(type) {
+	switch key.(type) {
 	case leaseKey:
 		return c.innermost
-	case guardedTaskKey:
-		if key.guard == c.guard {
-			return c.task
-		}
+	case guardedKey:
+		return guarded{c.delivery.guard, c.delivery.task}
+	case lastAttemptKey:
+		return c.delivery.place.isLast(c.delivery)
 	}
 	return c.Context.Value(key)
+}
+
+type lastAttemptKey struct{}
+
+// LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails. A task
+// of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
+func LastAttempt(ctx context.Context) bool {
+	if last, ok := ctx.Value(lastAttemptKey{}).(bool); ok {
+		return last
+	}
+	retried, ok := asynq.GetRetryCount(ctx)
+	most, _ := asynq.GetMaxRetry(ctx)
+	return ok && retried >= most
 }
 
 // overdueGrace is how long after the end of its context a handler may return without
@@ -283,7 +305,7 @@ func Fence(ctx context.Context) (int64, error) {
 }
 
 // holds reports whether the task holds the key: this delivery, or an outer Middleware of the same
-// Guard. A Middleware that is installed twice must not wait for itself.
+// Guard, whose handler must not wait for itself.
 func (d *delivery) holds(key string) bool {
 	for _, h := range d.leases {
 		if h.target.key == key {

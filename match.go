@@ -52,7 +52,7 @@ func newRuleSet(rules []*compiledRule) (*ruleSet, []*FieldError) {
 			rs.declared = append(rs.declared, p)
 		}
 		p.rules = append(p.rules, rule)
-		rs.parks = rs.parks || rule.Busy.kind == policyPark
+		rs.parks = rs.parks || rule.Busy.row().parks
 	}
 
 	ranks, problems := orderScopes(rules, rs.declared)

@@ -1,45 +1,36 @@
 package automutex
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
-	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
 )
 
-// This file is the path of one task. Indented: called by the row above that is less indented.
-// Last column: files to read next for that step.
+// This file is the path of one task, from top to bottom. Indented: called by the row above that is less indented.
 //
-//	Middleware              is there a rule for the task's type?             match.go
-//	  enterTask             count the busy worker, for Park                  server.go, workers.go
-//	  runWithoutRule        run a task that has no rule
-//	  process               run a task that has rules
-//	    newDelivery         what asynq says of the task
-//	    runCounted, run     the loop: look, decide, act
-//	      look              what keeps the handler from starting?            look.go
-//	        makeKeys        which locks does the task need?                  match.go, internal/jsonkey
-//	        checkPaused     has an operator paused one of the keys?          pause.go
-//	        take            get one lock
-//	          acquire       wait as the rule says: Wait, Park, Replace; a
-//	                        new way to wait begins there                     wait.go, park.go, replace.go
-//	        lostBeforeStart has a lease ended meanwhile?                     lease.go
-//	        beginInClaim    note the start in the claim of package unique   claim.go
-//	      decideStart       what happens to the task?                        outcome.go, internal/decide
-//	      decideEnd         the same, after its handler has returned         outcome.go, internal/decide
-//	      carryOut          act: return an error to asynq, or stay           outcome.go
-//	      release           end all leases and report it                     lease.go
+//	Middleware            is there a rule for the task's type?
+//	  run                 the loop: look, decide, act
+//	    look              what keeps the handler from starting?
+//	      makeKeys        which locks does the task need?               match.go
+//	      take            get one lock
+//	        acquire       wait as the rule says                         wait.go, order.go, replace.go
+//	      beginInClaim    note the start in the claim of package unique claim.go
+//	    decideStart       what happens to the task?                     internal/decide
+//	    decideEnd         the same, after its handler has returned      internal/decide
+//	    carryOut          act: return an error to asynq, or stay
+//	    release           end all leases and report it                  lease.go
 //
 // What happens to a task is decided in internal/decide alone, and all of it stands in
 // internal/decide/testdata/decisions.txt. The rest finds out the facts, or carries decisions out.
-// inner has what package lock offers to this module alone (guard.go).
-// docs/architecture.md says what line, park, gate, claim and note mean.
-//
-// To add a field to Rule: rule.go (field, check, default), config/rules.go, then the step that
-// uses it. To add a policy: the list at policyKind in policy.go.
 
 // Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it
 // also runs without a lock that is busy. A task that no rule matches runs without locks.
@@ -48,25 +39,47 @@ import (
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.middlewareUsed.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		// Park counts busy workers, so count this task even if it has no rule. A task that
-		// passes a second Middleware of this Guard is counted once.
-		defer g.enterTask(ctx)()
+		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
+		outer, _ := ctx.Value(guardedKey{}).(guarded)
 		switch {
-		case g.alreadyGuarded(ctx, t):
-			return next.ProcessTask(ctx, t) // the outer Middleware handles the result
+		case outer.guard == g && g.isSame(outer.task, t):
+			return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
 		case g.rules.match(t.Type()) == nil && !g.hasClaim(ctx):
 			return g.runWithoutRule(ctx, t, next)
+		case outer.guard != nil && outer.guard != g:
+			return archive{fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
+				outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type())}
 		}
-		return g.process(ctx, t, next)
+		d := g.newDelivery(ctx, t)
+		d.warnNoServerConfig()
+		return d.blocked(d.runCounted(next))
 	})
 }
 
-// process runs a task that has rules, or a claim. It returns the handler's result, or the reason why
-// the handler did not run.
-func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
-	d := g.newDelivery(ctx, t)
-	d.warnNoServerConfig()
-	return d.blocked(d.runCounted(next))
+// runCounted is run, counted so that Close waits for it. After Close the task returns to asynq; see over.
+func (d *delivery) runCounted(next asynq.Handler) error {
+	if d.closed = !d.guard.enter(); !d.closed {
+		defer d.guard.leave()
+	}
+	return d.run(next)
+}
+
+// guardedKey finds what a Guard has put into its handler's context.
+type guardedKey struct{}
+
+// guarded is the Guard whose handler has the context, and the task that it runs.
+type guarded struct {
+	guard *Guard
+	task  *asynq.Task
+}
+
+// isSame reports whether t is the task that an outer Middleware runs, maybe unwrapped as Config.Decode unwraps it.
+func (g *Guard) isSame(outer, t *asynq.Task) bool {
+	if outer == t || g.cfg.Decode == nil || outer.Type() != t.Type() {
+		return outer == t
+	}
+	payload, err := g.cfg.Decode(outer)
+	return err == nil && bytes.Equal(payload, t.Payload())
 }
 
 // noServerConfig reports whether asynq takes a task that returns for one that has failed.
@@ -87,22 +100,11 @@ func (d *delivery) warnNoServerConfig() {
 	}
 }
 
-// runCounted is run, counted so that Close waits for it. After Close the task returns to asynq; see over.
-func (d *delivery) runCounted(next asynq.Handler) error {
-	if d.afterClose = !d.guard.enter(); !d.afterClose {
-		defer d.guard.leave()
-	}
-	return d.run(next)
-}
-
 // runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, a handler that returned
 // RetryAfter runs again here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	if g.enter() {
 		defer g.leave()
-	}
-	if s, number := g.serverOf(ctx); s != nil && g.rules.parks {
-		s.workers.cameToKey(number)
 	}
 	for {
 		err := next.ProcessTask(ctx, t)
@@ -120,54 +122,37 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 // delivery is one task that asynq has delivered to this worker, from the call of Middleware to
 // its return. A delivery is not an attempt: a task that returns without spending an attempt is
 // delivered again in the same attempt. Only the worker's goroutine writes the fields. Other
-// goroutines (watchers, requests to stop) read those that newDelivery sets, and replacing, which is
-// set before those goroutines start.
+// goroutines (watchers, requests to stop) read the facts, and replacing, which is set before they start.
 type delivery struct {
-	guard *Guard
-	ctx   context.Context // the delivery's own: it lives as long as the call
-	task  *asynq.Task
+	facts
+	holding
 
-	queue, id   string
-	note        string // names the task in its locks, see internal/tasknote; empty outside a server
-	lastAttempt bool   // asynq would archive the task for any error but asynq.RevokeTask
-	retried     int    // asynq's count of attempts
+	targets   []target // nil until the keys are made
+	staying   bool     // on its last attempt: it waits in line where others return
+	line      standing // the lock that it comes to now
+	replacing *replaceState
+	claim     taskClaim
+	inOrder   orderState
+}
 
-	stamp      stamp.Stamp // the header of a Client; zero: none
-	reserved   bool        // asynq was told one attempt more than the caller asked for
-	runAgain   bool        // an operator runs the ordered task again although it was done
-	leftOldKey bool        // the place in the order of another key is given up
-
-	arrivedAt  time.Time
-	server     *server // nil: the server was made without ServerConfig
-	number     int64   // of the task on that server, in the order of starts
-	claim      taskClaim
-	afterClose bool // the Guard was closed before the task came
-
-	targets   []target        // nil until the keys are made
-	without   map[string]bool // Allow: the keys without whose locks the task runs
-	reported  obstacle        // the last one that report was called with
-	stayAt    string          // last attempt: the key in whose line the next look waits, see acquire
-	stayAsked bool            // and AfterFailure has said for it that the task is to wait
-	crowded   bool            // MaxWaiting kept the task from waiting in the last acquire
-	cameBack  bool            // the handler has asked to come back, see comesBack
-	looked    bool            // and comesBack has looked for it in Redis
-
-	replacing    *replaceState // nil until the task reaches a lock whose rule has the policy Replace
-	leases       []*heldLease  // in the order taken
-	room         [1]*heldLease // for the lease of a task with one key
-	taking       string        // the key of the lock that the task takes now
-	takingSince  time.Time     // when the task came to that lock
-	stoodInLine  bool          // and whether it stood in its line
-	asked        func()        // lets the next task of the key ask; nil: this one asks in no order, see takeTurn
-	waitingSince time.Time     // when it joined the line of that lock; zero: it is in no line
-	// The next two are those of one run of the handler, which release ends.
-	handlerStart time.Time     // zero: the handler has not started
-	handlerDone  chan struct{} // made when the handler starts; release closes it
+// facts are what is known of a delivery before anything is asked of Redis. They never change.
+type facts struct {
+	guard     *Guard
+	ctx       context.Context // the delivery's own: it lives as long as the call
+	task      *asynq.Task
+	queue, id string
+	note      string  // names the task in its locks, see internal/tasknote; empty outside a server
+	last      bool    // asynq would archive the task for any error but asynq.RevokeTask
+	retried   int     // asynq's count of attempts
+	place     place   // the header of a Client
+	server    *server // nil: the server was made without ServerConfig
+	arrived   time.Time
+	closed    bool // the Guard was closed before the task came
 }
 
 func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
-	d := &delivery{guard: g, ctx: ctx, task: t, arrivedAt: time.Now()}
-	d.server, d.number = g.serverOf(ctx)
+	d := &delivery{facts: facts{guard: g, ctx: ctx, task: t, arrived: time.Now()}}
+	d.server = g.serverOf(ctx)
 	d.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool
 	if d.id, ok = asynq.GetTaskID(ctx); ok {
@@ -175,35 +160,42 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 		d.claim = g.claimOf(d.id)
 		d.retried, _ = asynq.GetRetryCount(ctx)
 		maxRetry, _ := asynq.GetMaxRetry(ctx)
-		d.lastAttempt = d.retried >= maxRetry
-		d.readStamp()
+		d.last = d.retried >= maxRetry
+		d.place = placeOf(t, d.note, maxRetry)
 	}
 	return d
 }
 
-// run is the loop of a task: look, decide, act, until the task ends. Package decide decides. A task
+// obstacle is what keeps a handler from starting, or what a handler has returned.
+type obstacle struct {
+	why    decide.Why
+	target target        // whose key or lock it is; without a rule if it concerns no single rule
+	err    error         // what happened: the task's last error
+	busy   *BusyError    // err, if the lock could be asked for
+	asked  bool          // the function of AfterFailure was asked; err is its answer
+	delay  time.Duration // of the RetryAfter in err
+	ran    bool          // the handler has returned err
+	held   time.Duration // and ran for so long
+}
+
+// run is the loop of a task: look, decide, act, until the task ends. A task
 // that stays in its worker goes round again, and so does one that runs without a lock under Allow.
 func (d *delivery) run(next asynq.Handler) error {
 	// Plain defers, no recover: a panic of the handler or of an Observe reaches asynq with the
 	// stack that it had, and asynq counts the attempt.
-	ends, met := decide.End(decide.Result{Said: decide.Panicked}), obstacle{why: decide.Nothing}
+	ends := decide.End(decide.Result{Said: decide.Panicked})
 	defer func() {
 		d.release(ends)
-		if met.ran && ends.Final(false) {
-			d.forgetComesBack()
-		}
 		d.endClaim(ends)
 	}()
+	met := obstacle{why: decide.Nothing}
 	for {
 		met = d.look(met)
 		decision := d.decideStart(&met)
 		if decision.What == decide.Run && met.why == decide.Nothing {
-			d.handlerStart, d.taking = time.Now(), "" // under Allow it may have waited for a lock in vain
-			decision, met = d.decideEnd(d.guardAttempts(next).ProcessTask(d.handlerContext(), d.task))
+			d.started, d.line = time.Now(), standing{} // under Allow it may have waited for a lock in vain
+			decision, met = d.decideEnd(d.attempt(next))
 			d.endInOrder(decision, met.err)
-			if wantsRetryAfter(met.err) != nil && !decision.Final(false) && !d.isNested() {
-				d.keepComesBack(met.delay, true)
-			}
 		}
 		result, again := d.carryOut(decision, met)
 		if !again {
@@ -215,4 +207,470 @@ func (d *delivery) run(next asynq.Handler) error {
 			met = obstacle{why: decide.Nothing}
 		}
 	}
+}
+
+// over returns what has ended the delivery whatever else is true.
+func (d *delivery) over() decide.Over {
+	switch {
+	case d.ctx.Err() != nil:
+		return decide.ContextEnded
+	case d.isReplaced(), d.claim.superseded:
+		return decide.Replaced
+	case d.closed, d.guard.closing.Err() != nil:
+		return decide.GuardClosed
+	}
+	return decide.Goes
+}
+
+// look makes the task's keys and takes its locks, in the order of targets, which is the same for
+// all tasks, so that no two tasks wait for each other. It returns the first obstacle, or decide.Nothing
+// if the handler may start: then the task holds each lock, but for those that Allow runs without.
+// If nothing new can be found, it returns what the last look has met.
+func (d *delivery) look(last obstacle) obstacle {
+	if d.over() != decide.Goes || last.why != decide.Nothing && !d.hasTimeFor(0) {
+		return last
+	}
+	if met := d.makeKeys(); met.why != decide.Nothing {
+		return met
+	}
+	if met := d.checkPaused(); met.why != decide.Nothing {
+		return met
+	}
+	for _, t := range d.targets {
+		if met := d.take(t); met.why != decide.Nothing {
+			return met
+		}
+	}
+	// Note the start in the producer's claim (package unique) only when the handler would start now.
+	// Look for lost leases again after that round trip. If one is lost then, the note stays: the next task for the key may be enqueued before this one runs, and both run.
+	met := d.lostBeforeStart()
+	if met.why == decide.Nothing && d.claim.key != "" && d.over() == decide.Goes {
+		if met = d.beginInClaim(); met.why == decide.Nothing {
+			met = d.lostBeforeStart()
+		}
+	}
+	return met
+}
+
+// makeKeys finds the locks that the task needs. An error of Key, LimitOf or Config.Decode is
+// temporary unless it is a *KeyError, or wraps asynq.SkipRetry or asynq.RevokeTask. Under Allow, which
+// only measures contention, the task runs without the lock of a rule for which no key can be made.
+func (d *delivery) makeKeys() obstacle {
+	if d.targets != nil {
+		return obstacle{why: decide.Nothing}
+	}
+	met := obstacle{why: decide.Nothing}
+	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, func(rule *compiledRule, err error) {
+		o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
+		if r := wantsRetryAfter(err); r != nil {
+			o.delay = r.delay
+		}
+		switch {
+		case rule.Busy.row().busy == decide.WishRun && d.ctx.Err() == nil:
+			d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without the lock",
+				"rule", rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
+			d.observe(Event{Kind: EventKeyError, Rule: rule.Name, Policy: rule.Busy, Err: err})
+		case o.why < met.why: // of several rules, the strongest reason counts
+			met = o
+		}
+	})
+	if met.why != decide.Nothing {
+		return d.report(met)
+	}
+	d.targets = targets
+	d.recordKeysMade()
+	return met
+}
+
+// whyNoKey returns what the error of a function that makes the key or the limit means.
+func whyNoKey(err error) decide.Why {
+	var later *temporaryKeyError
+	switch {
+	case errors.Is(err, asynq.RevokeTask): // as asynq has it, also if SkipRetry is in it
+		return decide.KeyDrop
+	case errors.As(err, &later) && !errors.Is(err, asynq.SkipRetry):
+		return decide.KeyLater
+	}
+	return decide.KeyNever
+}
+
+// take gets one lock.
+func (d *delivery) take(t target) obstacle {
+	if d.without[t.key] || d.holds(t.key) {
+		return obstacle{why: decide.Nothing}
+	}
+	if d.line.key != t.key {
+		d.line = standing{key: t.key, came: time.Now()}
+	}
+	if err := d.acquire(t); err != nil {
+		return d.report(d.refused(t, err))
+	}
+	d.guard.outage.recordSuccess(d.guard.log, t.key)
+	d.observeAcquired(t)
+	d.line = standing{}
+	return obstacle{why: decide.Nothing}
+}
+
+// refused returns what err, with which the task did not get the lock of t, means.
+func (d *delivery) refused(t target, err error) obstacle {
+	met := obstacle{why: decide.NoAnswer, target: t, err: err}
+	switch {
+	case inner.IsOrderDone(err):
+		return obstacle{why: decide.Finished, target: t}
+	case errors.Is(err, errSpent):
+		return obstacle{why: decide.KeyNever, target: t, err: err}
+	case !errors.As(err, &met.busy):
+		return met // while the delivery is over, the reason does not count
+	}
+	switch busy := met.busy; {
+	case busy.Reason == lock.ReasonPaused: // it may be known from before an outage
+		met.why = decide.Paused
+		return met
+	case busy.SameTask:
+		met.why = decide.Own
+	case busy.Reason == lock.ReasonClosed:
+		met.why = decide.Closed
+	case busy.Reason == lock.ReasonCooldown:
+		met.why = decide.Cooldown
+	case busy.Reason == lock.ReasonRate:
+		met.why = decide.Rate
+	default:
+		met.why = decide.Held
+	}
+	d.guard.outage.recordSuccess(d.guard.log, t.key)
+	return met
+}
+
+// report observes and logs what the task has met. It does nothing for what ended with the delivery.
+func (d *delivery) report(met obstacle) obstacle {
+	t := met.target
+	if over := d.over(); over == decide.ContextEnded || over == decide.GuardClosed && met.why != decide.KeyNever {
+		return met
+	}
+	switch {
+	case met.busy != nil:
+		policy := met.policy()
+		if d.isReplaced() {
+			policy = Replace
+		}
+		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: met.busy.Waited, Busy: met.busy})
+	case d.isReplaced(), errors.Is(met.err, errSpent):
+	case met.why == decide.NoAnswer:
+		d.backendError(t, met.err)
+	case met.why == decide.KeyLater:
+		var failed *temporaryKeyError
+		if errors.As(met.err, &failed) {
+			failed.rule.keyOutage.recordFailure(d.guard.log, failed.function, d.note, met.err)
+		}
+		d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Err: met.err})
+	case met.why == decide.KeyNever, met.why == decide.KeyDrop:
+		end := "it is archived"
+		if met.why == decide.KeyDrop {
+			end = "it is dropped, as the error wraps asynq.RevokeTask"
+		}
+		d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", d.task.Type(), "task", d.note, "error", met.err)
+		d.observe(Event{Kind: EventKeyError, Err: met.err})
+	}
+	return met
+}
+
+// policy returns the policy that applies: the rule's, or Retry if that would end or run the task, but not for this reason.
+func (o obstacle) policy() Policy {
+	rule := o.target.rule
+	switch {
+	case rule == nil:
+		return Retry
+	case o.why.ForPolicy(), rule.Busy.row().returns(), rule.Busy == Allow && o.why == decide.Closed:
+		return rule.Busy
+	}
+	return Retry
+}
+
+// decideStart decides about a task whose handler has not started. It asks the function of
+// AfterFailure, once for each obstacle.
+func (d *delivery) decideStart(met *obstacle) decide.Decision {
+	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked}
+	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
+		*met = obstacle{why: met.why, err: errTaskAfterClose}
+	}
+	if rule := met.target.rule; rule != nil {
+		s.Wish = rule.Busy.row().busy
+		if fn := rule.Busy.failureFunc(); fn != nil && met.why.ForPolicy() && s.Over == decide.Goes && !met.asked {
+			met.asked = true
+			met.err = fn(d.ctx, d.task, met.busy) // a panic fails the attempt, as a handler's does
+		}
+		switch {
+		case met.asked:
+			s.Wish, met.delay = wishOf(met.err)
+		case met.why == decide.KeyLater && wantsRetryAfter(met.err) != nil && s.Wish != decide.WishRun:
+			s.Wish = decide.WishLater
+		}
+	}
+	stay := time.Duration(0)
+	if s.Wish == decide.WishLater {
+		stay = max(met.delay, minStay)
+	}
+	s.TimeUp = d.last && !d.hasTimeFor(stay)
+	return decide.Start(s)
+}
+
+// wishOf returns what the answer of AfterFailure's function asks for.
+func wishOf(answer error) (wish decide.Wish, delay time.Duration) {
+	r := wantsRetryAfter(answer)
+	switch {
+	case answer == nil:
+		return decide.WishDone, 0
+	case errors.Is(answer, asynq.RevokeTask): // as asynq has it, also if SkipRetry is in it
+		return decide.WishDrop, 0
+	case errors.Is(answer, asynq.SkipRetry):
+		return decide.WishArchive, 0
+	case r != nil:
+		return decide.WishLater, r.delay
+	case errors.Is(answer, ErrBusy):
+		return decide.WishBack, 0
+	}
+	return decide.WishSpend, 0
+}
+
+// decideEnd decides about a task whose handler has returned err.
+func (d *delivery) decideEnd(err error) (decide.Decision, obstacle) {
+	met := obstacle{why: decide.Nothing, err: err, ran: true, held: time.Since(d.started)}
+	result := decide.Result{Over: d.over(), Last: d.last}
+	later := wantsRetryAfter(err)
+	switch {
+	case err == nil:
+		result.Said = decide.SaidDone
+	case errors.Is(err, asynq.RevokeTask):
+		result.Said = decide.SaidDrop
+	case errors.Is(err, asynq.SkipRetry):
+		result.Said = decide.SaidNever
+	case later != nil:
+		result.Said, met.delay = decide.SaidLater, later.delay
+		result.TimeUp = d.last && !d.hasTimeFor(max(met.delay, minStay))
+	default:
+		result.Said = decide.SaidError
+	}
+	return decide.End(result), met
+}
+
+// carryOut does what was decided: it returns the result of Middleware, or true if the task stays in
+// its worker and the next look is due.
+func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result error, again bool) {
+	t := met.target
+	switch decision.What {
+	case decide.Run: // without the lock that is busy
+		if d.without == nil {
+			d.without = map[string]bool{}
+		}
+		d.without[t.key] = true
+		return nil, true
+	case decide.Leave:
+		if met.ran {
+			return met.err, false
+		}
+		return context.Cause(d.ctx), false
+	case decide.Done:
+		if met.busy != nil {
+			d.guard.log.Debug("automutex: skipped: the key is busy", "rule", t.rule.Name, "key", t.key, "task", d.note, "holder", met.busy.HolderTask)
+			d.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy})
+			d.warnSkippedClaim(t)
+		}
+		return nil, false
+	case decide.Archive:
+		if errors.Is(met.err, asynq.SkipRetry) && met.ran {
+			return met.err, false
+		}
+		return archive{met.err}, false
+	case decide.Spend:
+		return met.err, false
+	case decide.Drop:
+		switch {
+		case d.claim.superseded:
+			return d.supersededError(), false
+		case d.isReplaced():
+			return d.revoke(met), false
+		}
+		return met.err, false
+	case decide.ToLine:
+		return d.park(t, met.busy), false
+	case decide.Stay:
+		d.stay(decision, met)
+		return nil, true
+	case decide.Block:
+		return errBlocks, false
+	case decide.Back:
+	}
+	return d.comeBack(decision.When, met), false
+}
+
+// errBlocks is the result of a task that must block its worker: asynq would archive it for any result.
+var errBlocks = errors.New("automutex: the task blocks until asynq requeues it")
+
+// blocked returns result. For errBlocks it blocks first, until asynq requeues the task at the end
+// of its ShutdownTimeout and ends the task's context. The task holds nothing meanwhile, and Close
+// does not wait for it.
+func (d *delivery) blocked(result error) error {
+	if result != errBlocks { //nolint:errorlint // it is never wrapped
+		return result
+	}
+	<-d.ctx.Done()
+	return context.Cause(d.ctx)
+}
+
+// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without
+// ServerConfig asynq counts the attempt, and there is no event.
+func (d *delivery) comeBack(when decide.When, met obstacle) error {
+	if errors.Is(met.err, errTaskAfterClose) && d.guard.closeDone.Load() {
+		d.guard.warnOnce("closed", "the Guard is closed, but tasks still arrive; tasks with a rule return to asynq and do not run; "+
+			"if the server is not shutting down, Close was called too early, for example by a defer in a function that returns before the server stops", "type", d.task.Type(), "task", d.note)
+	}
+	e := Event{Kind: EventRetried, Key: met.target.key, Policy: met.policy(), Delay: d.delay(when, met)}
+	if rule := met.target.rule; rule != nil {
+		e.Rule = rule.Name
+	}
+	if when == decide.AsAsked || met.busy == nil {
+		e.Err = met.err
+	}
+	if !d.noServerConfig() {
+		d.observe(e)
+	}
+	if met.ran {
+		return met.err // ServerConfig finds the RetryAfter in it
+	}
+	return &returnedTask{guard: d.guard, err: met.err, delay: e.Delay}
+}
+
+// delay returns how long a task stays away.
+func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
+	switch when {
+	case decide.AtGate:
+		return met.busy.gateDelay()
+	case decide.AtResume:
+		return pauseDelay(met.busy.ExpiresIn)
+	case decide.AtOutage:
+		if met.why == decide.KeyLater {
+			return met.target.rule.keyOutage.delay(d.note)
+		}
+		return d.guard.outage.delay(met.target.key)
+	case decide.AsAsked:
+		if met.ran {
+			return met.delay
+		}
+		return notBefore(met.delay)
+	case decide.Soon, decide.Unsaid, decide.AtTurn:
+	}
+	if rule := met.target.rule; rule != nil && rule.Busy.delay > 0 {
+		return rule.Busy.delay
+	}
+	return retryDelay()
+}
+
+const (
+	// minStay is the least time after which a handler runs again that returned RetryAfter on its
+	// last attempt. asynq's own retries come no sooner.
+	minStay = time.Second
+	// retakeDelay is how long a task on its last attempt sleeps before it takes its locks again.
+	// Without this delay, a lease that is lost each time (a MaxHold shorter than the wait for
+	// the next lock) would keep a worker spinning.
+	retakeDelay = 100 * time.Millisecond
+)
+
+// stay has a task on its last attempt wait in its worker until the next look is due. Where
+// it waits for a lock, it is that look which waits, in line.
+func (d *delivery) stay(decision decide.Decision, met obstacle) {
+	switch {
+	case decision.When == decide.AsAsked:
+		d.release(decision)
+		d.sleep(max(met.delay, minStay))
+	case met.why == decide.LeaseLost:
+		d.release(decision)
+		d.sleep(retakeDelay)
+	case met.why == decide.NoAnswer, met.why == decide.KeyLater:
+		d.sleep(d.delay(decide.AtOutage, met))
+	default:
+		d.staying = true
+	}
+}
+
+// hasTimeFor reports whether a task that waits for delay in its worker is back at the margin before
+// its deadline.
+func (d *delivery) hasTimeFor(delay time.Duration) bool {
+	deadline, ok := d.ctx.Deadline()
+	return !ok || time.Until(deadline)-margin > delay
+}
+
+// The errors that Middleware returns to asynq for a task that does not run, besides a plain
+// error: returnedTask, archive and revoked.
+
+// returnedTask is the error of Middleware for a task that returns to asynq, its attempt not
+// spent. comeBack makes it and observes EventRetried; park makes its own,
+// and observes EventParked. ServerConfig's functions recognize it by its guard. They leave
+// any other error to asynq: it is the handler's, even if it is a BusyError of a lock that
+// the handler took itself.
+type returnedTask struct {
+	guard *Guard
+	err   error
+	delay time.Duration
+}
+
+// Error is valid UTF-8, since asynq stores no other text.
+func (r *returnedTask) Error() string { return strings.ToValidUTF8(r.err.Error(), "\uFFFD") }
+
+func (r *returnedTask) Unwrap() error { return r.err }
+
+// archive is the error of Middleware for a task that asynq must archive. Its text is the
+// reason, as valid UTF-8 whatever a KeyFunc's error quotes. asynq cannot store other text:
+// the task would stay active until asynq's own lease on it ends.
+type archive struct{ err error }
+
+func (e archive) Error() string { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
+
+func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
+
+// revoked is the error of Middleware for a task that was replaced: asynq drops the task,
+// and counts it neither as done nor as failed. ServerConfig's functions recognize it by its
+// guard.
+type revoked struct {
+	guard     *Guard
+	rule, key string
+	err       error // the handler's; nil when the handler has not run
+}
+
+func (r *revoked) Error() string {
+	text := fmt.Sprintf("automutex: rule %q: key %q: replaced by a newer task", r.rule, r.key)
+	if r.err != nil && !errors.Is(r.err, ErrReplaced) {
+		text += ": " + r.err.Error()
+	}
+	return text
+}
+
+func (r *revoked) Unwrap() []error {
+	if r.err == nil {
+		return []error{ErrReplaced, asynq.RevokeTask}
+	}
+	return []error{ErrReplaced, asynq.RevokeTask, r.err}
+}
+
+// findReturned returns the returnedTask of this Guard in err, or nil.
+func (g *Guard) findReturned(err error) *returnedTask {
+	var r *returnedTask
+	for errors.As(err, &r) {
+		if r.guard == g {
+			return r
+		}
+		err = r.err
+	}
+	return nil
+}
+
+// isRevoked reports whether err wraps a revoked of this Guard.
+func (g *Guard) isRevoked(err error) bool {
+	var r *revoked
+	for errors.As(err, &r) {
+		if r.guard == g {
+			return true
+		}
+		err = r.err
+	}
+	return false
 }

@@ -28,16 +28,16 @@ func TestAttempt_sleep(t *testing.T) {
 	replaced := newReplaceState()
 	replaced.requestStop(target{})
 	for name, d := range map[string]*delivery{
-		"the task's context ended":   {guard: guard, ctx: ended},
-		"the margin before deadline": {guard: guard, ctx: soon},
-		"replaced":                   {guard: guard, ctx: context.Background(), replacing: replaced},
+		"the task's context ended":   {facts: facts{guard: guard, ctx: ended}},
+		"the margin before deadline": {facts: facts{guard: guard, ctx: soon}},
+		"replaced":                   {facts: facts{guard: guard, ctx: context.Background()}, replacing: replaced},
 	} {
 		d.sleep(time.Hour) // or the test would not end
 		if d.over() == decide.Goes && d.hasTimeFor(0) {
 			t.Errorf("%s: tries again", name)
 		}
 	}
-	d := &delivery{guard: guard, ctx: context.Background()}
+	d := &delivery{facts: facts{guard: guard, ctx: context.Background()}}
 	if d.sleep(time.Millisecond); d.over() != decide.Goes || !d.hasTimeFor(time.Hour) {
 		t.Error("a task with time does not try again")
 	}
@@ -156,15 +156,9 @@ func TestPark_parkBy(t *testing.T) {
 		{0, time.Second, 0},
 		{0, 1500 * time.Millisecond, 500 * time.Millisecond},
 	} {
-		ctx, cancel := context.WithDeadline(context.Background(), now.Add(c.deadline))
-		d := &delivery{ctx: ctx, arrivedAt: now.Add(c.came)}
-		if by, ok := d.parkDeadline(); !ok || !by.Equal(now.Add(c.want)) {
-			t.Errorf("came %s, deadline %s: parks at %s, %t; want %s", c.came, c.deadline, by.Sub(now), ok, c.want)
+		if by := parkBy(now.Add(c.came), now.Add(c.deadline-margin)); !by.Equal(now.Add(c.want)) {
+			t.Errorf("came %s, deadline %s: parks at %s, want %s", c.came, c.deadline, by.Sub(now), c.want)
 		}
-		cancel()
-	}
-	if _, ok := (&delivery{ctx: context.Background(), arrivedAt: now}).parkDeadline(); ok {
-		t.Error("a task without a deadline parks for it")
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -13,8 +15,10 @@ import (
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
 )
 
 // This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order
@@ -84,20 +88,69 @@ func checkOrderTogether(mistakes *fieldErrors, first, rule *compiledRule, scope 
 // while it waits for its turn. A task has at most one ordered rule, so no two tasks wait for each other.
 const orderRank = -1
 
-// inOrder reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place.
-func (d *delivery) inOrder(t target) bool { return t.rule.InOrder && d.note != "" }
+// place is what the header of a Client says of a task: its place in the order of a key, and how often the caller lets it be retried.
+type place struct {
+	stamp.Stamp
 
-// isStamped reports whether the task has a place in the order of t's key.
-func (d *delivery) isStamped(t target) bool { return d.stamp.Nonce != "" && d.stamp.Key == t.key }
+	reserved bool // asynq was told one attempt more than the caller asked for
+}
 
-// place is the task's place in the order of t's key. A task without a stamp for that key joins at its arrival.
-func (d *delivery) place(t target) inside.Place {
-	p := inside.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue, Again: d.runAgain}
-	if d.reserved {
-		p.Most = d.stamp.Most
+// placeOf reads the header of the task with that note. A header that does not fit what asynq was told is that of
+// another task.
+func placeOf(t *asynq.Task, note string, maxRetry int) (p place) {
+	var ok bool
+	if p.Stamp, ok = stamp.Of(t.Headers(), note); ok {
+		p.reserved = maxRetry == p.Most+1
 	}
-	if d.isStamped(t) {
-		p.Nonce, p.Ticket = d.stamp.Nonce, d.stamp.Ticket
+	return p
+}
+
+// isLast reports whether the caller's attempts of the task end with this one.
+func (p place) isLast(f *facts) bool { return f.last || p.reserved && f.retried >= p.Most }
+
+// in reports whether the task has a place in the order of t's key.
+func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
+
+// attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end: asynq
+// would retry it. So it ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns the task ends nothing.
+//
+// What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which delivers the task
+// once more, see redeliveryDelay. An ordered task is refused then; any other one may run once more.
+func (d *delivery) attempt(next asynq.Handler) (err error) {
+	ctx := d.handlerContext()
+	if !d.place.reserved || !d.place.isLast(&d.facts) {
+		return next.ProcessTask(ctx, d.task)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			d.guard.log.Error("automutex: the handler panicked on the task's last attempt", "type", d.task.Type(), "task", d.note, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", p)
+		}
+		final := err != nil && wantsRetryAfter(err) == nil && !errors.As(err, new(*returnedTask)) && !errors.Is(err, asynq.SkipRetry) && !errors.Is(err, asynq.RevokeTask)
+		if final && d.ctx.Err() == nil { // else asynq has stored its own decision already
+			err = archive{err}
+		}
+	}()
+	return next.ProcessTask(ctx, d.task)
+}
+
+// orderState is what a delivery knows of its ordered key besides its place.
+type orderState struct {
+	runAgain bool // an operator runs the task again although it was done
+	leftOld  bool // the place in the order of another key is given up
+}
+
+// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place.
+func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" }
+
+// placeIn is the task's place in the order of t's key, for package lock. A task without a stamp for that key joins at its arrival.
+func (d *delivery) placeIn(t target) inside.Place {
+	p := inside.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue, Again: d.inOrder.runAgain}
+	if d.place.reserved {
+		p.Most = d.place.Most
+	}
+	if d.place.in(t) {
+		p.Nonce, p.Ticket = d.place.Nonce, d.place.Ticket
 	}
 	return p
 }
@@ -105,22 +158,22 @@ func (d *delivery) place(t target) inside.Place {
 // turn is the task's place among those of t's key: 0 if the key is not ordered, and the last for a task without a stamp.
 func (d *delivery) turn(t target) int64 {
 	switch {
-	case !d.inOrder(t):
+	case !d.isOrdered(t):
 		return 0
-	case !d.isStamped(t):
+	case !d.place.in(t):
 		return math.MaxInt64
 	}
-	return d.stamp.Ticket
+	return d.place.Ticket
 }
 
 // acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and
 // inner.IsOrderDone knows it if the task was done already.
 func (d *delivery) acquireInOrder(t target) error {
-	if !d.isStamped(t) {
+	if !d.place.in(t) {
 		d.joinAtArrival(t)
 	}
 	for {
-		err := d.acquireTurn(t)
+		err := d.wait(t, d.waitOf(t))
 		switch {
 		case inner.IsOrderSpent(err):
 			d.wakeNext(t)
@@ -128,7 +181,7 @@ func (d *delivery) acquireInOrder(t target) error {
 				d.observe(Event{Kind: EventBlocked, Rule: t.rule.Name, Key: t.key, Err: errSpent})
 			}
 			return errSpent
-		case !inner.IsOrderDone(err) || d.runAgain:
+		case !inner.IsOrderDone(err) || d.inOrder.runAgain:
 			return err
 		}
 		// asynq delivers a task that was done: its worker died before asynq had noted the end. Or an operator runs a
@@ -138,36 +191,24 @@ func (d *delivery) acquireInOrder(t target) error {
 			d.guard.log.Debug("automutex: a task was delivered again after it was done; it does not run", "rule", t.rule.Name, "key", t.key, "task", d.note)
 			return err
 		}
-		d.runAgain = true
+		d.inOrder.runAgain = true
 	}
-}
-
-// acquireTurn waits for the task's turn in its worker, or parks.
-func (d *delivery) acquireTurn(t target) error {
-	switch {
-	case d.stayAt == t.key:
-		return d.acquireStaying(t)
-	case !d.lastAttempt:
-		return d.lockOrPark(t, d.lockOf(t))
-	}
-	lease, err := d.lockOf(t).TryLock(d.ctx)
-	return d.keepLease(t, lease, err)
 }
 
 // joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its
 // payload or the rule has changed, it gives that place up.
 func (d *delivery) joinAtArrival(t target) {
-	if d.stamp.Nonce == "" {
+	if d.place.Nonce == "" {
 		d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule was not enqueued through automutex.NewClient, so it has no place in order before it comes to a worker: "+
 			"it runs after the tasks that have one; enqueue tasks of this type through a Client", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
 		return
 	}
-	if d.leftOldKey {
+	if d.inOrder.leftOld {
 		return
 	}
-	item := inside.OrderItem{Nonce: d.stamp.Nonce, Ticket: d.stamp.Ticket, Note: d.note}
-	err := inner.ActOrder(d.roundTripContext(), inner.ByOrder(d.guard.locker, d.stamp.Key), inside.ActWithdraw, item, 0)
-	d.leftOldKey = err == nil
+	item := inside.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
+	err := inner.ActOrder(d.roundTripContext(), inner.ByOrder(d.guard.locker, d.place.Key), inside.ActWithdraw, item, 0)
+	d.inOrder.leftOld = err == nil
 	d.guard.warnOnce("other key "+d.task.Type(), "the key of an ordered task is not the one that it was enqueued for, so it runs after the tasks of its new key: "+
 		"its payload was changed, or the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
 }
@@ -190,7 +231,7 @@ var errSpent = errors.New("automutex: the handler has begun as often as the task
 // has ended, or whose handler panicked, keeps its place. err is why the task failed.
 func (d *delivery) endInOrder(decision decide.Decision, err error) {
 	for _, h := range d.leases {
-		if d.inOrder(h.target) && decision.What != decide.Leave {
+		if d.isOrdered(h.target) && decision.What != decide.Leave {
 			outcome := d.orderOutcome(h.target, decision)
 			inner.EndOrder(h.lease, outcome)
 			if outcome == inside.OutcomeHeld {
@@ -205,7 +246,7 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) inside.Outco
 	switch {
 	case decision.What == decide.Done, decision.What == decide.Drop:
 		return inside.OutcomeDone
-	case !decision.Final(d.lastAttempt):
+	case !decision.Final(d.last):
 		return inside.OutcomeStays
 	case t.rule.OnArchive == Continue:
 		return inside.OutcomeLeft
@@ -213,13 +254,15 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) inside.Outco
 	return inside.OutcomeHeld
 }
 
-// redeliveryDelay bounds how long asynq waits before it delivers a stamped task again whose worker died: the marks of
-// tasks that are done last for five minutes.
+// redeliveryDelay bounds how long asynq waits before it delivers a task of a Client again whose last attempt was cut, and an ordered task whose
+// worker died: the marks of tasks that are done last for five minutes.
 const redeliveryDelay = 30 * time.Second
 
-// capRedelivery shortens the delay of a task whose worker died.
-func capRedelivery(delay time.Duration, err error, t *asynq.Task) time.Duration {
-	if errors.Is(err, asynq.ErrLeaseExpired) && t != nil && stamp.Ordered(t.Headers()) {
+// capRedelivery shortens the delay of such a task, n attempts having been spent before. asynq gives the errors of a cut as they are, and a BusyError wraps one.
+func capRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
+	died := errors.Is(err, asynq.ErrLeaseExpired)
+	cut := err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
+	if t != nil && (died && stamp.Ordered(t.Headers()) || cut && stamp.IsLast(t.Headers(), n)) {
 		return min(delay, redeliveryDelay)
 	}
 	return delay
@@ -291,4 +334,143 @@ func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	g.observeSafely(ctx, e)
 	g.log.Info("automutex: an operator has skipped the next task of an ordered key", "key", key, "task", task)
 	return nil
+}
+
+// Looks for ordered tasks in asynq, by which the parked ones are woken.
+
+// orderedRule returns the ordered rule whose scope is that of a lock's key, or nil.
+func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
+	text, _ := strings.CutPrefix(key, prefix+":{")
+	scope, _, _ := strings.Cut(strings.TrimSuffix(text, "}"), "|")
+	var found *compiledRule
+	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			switch {
+			case !rule.InOrder || !keytext.RuleHas(rule.Scope, rule.Task, scope):
+			case rule.Scope != "":
+				return rule
+			case found == nil || len(rule.Task) > len(found.Task):
+				found = rule
+			}
+		}
+	}
+	return found
+}
+
+// wakeInOrder handles a task that package lock names: a parked task of an ordered key whose turn is near, or a head
+// that keeps others waiting and should have come.
+func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderItem) inside.Fate {
+	queue, id, ok := tasknote.Parse(item.Note)
+	rule := g.rules.orderedRule(g.cfg.Prefix, key)
+	if !ok || rule == nil || g.paused.isPaused(queue, g.inspector) {
+		return inside.FateUnsure
+	}
+	m := inner.ByOrder(g.locker, key)
+	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
+		info, missing, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
+		if err == nil {
+			g.blind.Store(false)
+		}
+		act, after := seenInOrder(info, missing && !g.blind.Load(), err, item, rule, key)
+		switch {
+		case act == lookFailed:
+			g.log.Debug("automutex: an ordered task could not be looked at; it is tried again", "key", key, "task", item.Note, "error", err)
+			return inside.FateUnsure
+		case act == lookWake:
+			if by, bounded := ctx.Deadline(); bounded && time.Now().After(by) {
+				return inside.FateUnsure
+			}
+			if g.inspector.RunTask(queue, id) == nil { // it has no typed errors, so the state is read again
+				g.moveToFront(ctx, queue, id)
+				return inside.FateComing
+			}
+		case item.Call && info != nil && info.State == asynq.TaskStatePending:
+			return inside.FateComing
+		case item.Call && info != nil && info.State == asynq.TaskStateActive:
+			// asynq has not moved the task to retry yet, or the task runs again already.
+		default:
+			if err := inner.ActOrder(ctx, m, act, item, after); err != nil {
+				g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
+			} else if act == inside.ActArchived {
+				g.observeSafely(ctx, Event{Kind: EventBlocked, Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
+			}
+			return inside.FateUnsure
+		}
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+		}
+	}
+	return inside.FateUnsure
+}
+
+// What a look may find besides an act.
+const (
+	lookFailed inside.OrderAct = ""     // asynq's Redis does not answer
+	lookWake   inside.OrderAct = "wake" // the task is parked: have asynq run it
+)
+
+// seenInOrder is what follows from a look at the task in asynq. after is how long the task stays away by itself.
+func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.OrderItem, rule *compiledRule, key string) (act inside.OrderAct, after time.Duration) {
+	switch {
+	case missing:
+		return inside.ActGone, 0
+	case err != nil:
+		return lookFailed, 0
+	case nonceOf(info, item.Note) != item.Nonce && !strings.HasPrefix(item.Nonce, "~"):
+		return inside.ActGone, 0 // another task with the same ID
+	}
+	switch info.State {
+	case asynq.TaskStateArchived:
+		if rule.OnArchive == HoldKey {
+			return inside.ActArchived, 0
+		}
+		return inside.ActLeft, 0
+	case asynq.TaskStateCompleted:
+		return inside.ActLeft, 0
+	case asynq.TaskStateRetry:
+		if strings.Contains(info.LastErr, blocked.ParkedOn(key)) {
+			return lookWake, 0
+		}
+		return inside.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
+	case asynq.TaskStateScheduled:
+		return inside.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
+	case asynq.TaskStateActive, asynq.TaskStatePending, asynq.TaskStateAggregating:
+	}
+	return inside.ActPresent, 0
+}
+
+// sighted returns the Guard's Inspector, or nil if that does not see this server's tasks.
+func (g *Guard) sighted() *asynq.Inspector {
+	if g.blind.Load() {
+		return nil
+	}
+	return g.inspector
+}
+
+func nonceOf(info *asynq.TaskInfo, note string) string {
+	s, _ := stamp.Of(info.Headers, note)
+	return s.Nonce
+}
+
+// lookInOrder is one look at a task, for a producer. It wakes nobody.
+func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) {
+	queue, id, _ := tasknote.Parse(item.Note)
+	info, missing, err := blocked.Find(c.inspector, c.asynqRedis, queue, id)
+	act, after := seenInOrder(info, missing, err, item, rule, m.Key())
+	if act == lookWake {
+		act = inside.ActPresent
+	}
+	if act != lookFailed {
+		err = inner.ActOrder(ctx, m, act, item, after)
+	}
+	if act == lookFailed && errors.Is(err, asynq.ErrQueueNotFound) {
+		c.blind.Do(func() {
+			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
+				inspectorHint, "key", m.Key(), "task", item.Note)
+		})
+	}
+	if err != nil {
+		c.log.Debug("automutex: a stamp could not be looked for", "key", m.Key(), "task", item.Note, "error", err)
+	}
 }

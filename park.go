@@ -6,17 +6,21 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is the policy Park in the worker. workers.go chooses the task that parks when
-// all workers are busy, wake.go wakes parked tasks, and lock/park.go has the lock's side.
+// This file is the policy Park: when a parked task comes back by itself, and how it is woken. wait.go has the wait in
+// the worker, and who gives way.
 
 // Bounds of parkDelay, the time after which a parked task returns if no process wakes it.
 const (
@@ -28,7 +32,7 @@ const (
 	orderedDelay = 10 * time.Second
 )
 
-// assumedHeldTime stands for a key's average held time until one was measured.
+// assumedHeldTime stands for the time for which each holder before a parked task has the key.
 const assumedHeldTime = time.Second
 
 // parkClients returns what Park needs: the Inspector that wakes tasks, its Redis as far as that is known, and the
@@ -63,125 +67,10 @@ func inspectorFor(rdb lock.Client, cfg Config, what string) (*asynq.Inspector, r
 	return asynq.NewInspectorFromRedisClient(client), client, nil
 }
 
-// lockOrPark takes a lock, or parks the task. The task waits in line in its worker. It parks
-//
-//   - at once if the server was made without ServerConfig, or if MaxWaiting workers wait;
-//   - when all workers of the server are busy and workers.askOneToPark chooses this task;
-//   - at parkDeadline;
-//   - at once if the key is paused, or if its gate is closed for more than a second.
-//
-// If the task parked, the error is a *BusyError with parked set: Redis keeps the task's
-// place in line. Other errors are those of acquire.
-func (d *delivery) lockOrPark(t target, handle *lock.Lock) error {
-	if d.server == nil || !d.reserveWait() {
-		defer d.takeTurn(t.key)()
-		lease, err := inner.LockOrPark(d.ctx, handle, parkNow)
-		return d.keepLease(t, lease, err)
-	}
-	defer d.guard.waiting.Add(-1)
-	ctx, cancel := context.WithCancel(d.ctx)
-	defer cancel()
-	defer context.AfterFunc(d.guard.closing, cancel)()
-	waiter := d.server.workers.enterLine(measuredLock{handle, d.turn(t)}, d.number)
-	defer d.takeTurn(t.key)()
-	granted := false // stays false if an observer panics: then the worker comes free
-	defer func() { d.server.workers.leaveLine(waiter, !granted) }()
-	defer d.observeWaited(t)
-	// While this task waits, a newer task may replace it on a lock that it holds already.
-	// Then cancel ends the wait.
-	defer d.watchWhileWaiting(t, handle, cancel)()
-	if by, ok := d.parkDeadline(); ok {
-		// Stop does not wait for a timer that fires now. Its askToPark closes parkNow when
-		// the wait is over, and nobody reads parkNow then.
-		defer time.AfterFunc(time.Until(by), waiter.askToPark).Stop()
-	}
-	lease, err := inner.LockOrPark(ctx, handle, waiter.parkNow)
-	err = d.keepLease(t, lease, err)
-	granted = err == nil
-	var busy *BusyError
-	if d.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
-		return ErrClosed // Close ended the wait, and not the policy
-	}
-	return err
-}
-
-// arrivals keeps the tasks of a key in the order in which they arrived at this process until
-// each has asked for the lock: asynq hands them over in its order, and their first commands
-// travel on different connections.
-type arrivals struct {
-	mu   sync.Mutex // guards last; held for moments
-	last map[string]chan struct{}
-}
-
-// turnPatience bounds how long a task waits for the one before it to ask. An ask that takes
-// longer has met a Redis that hangs, and then the order of arrival is lost.
-const turnPatience = time.Second
-
-// takeTurn waits until the tasks of the key that arrived before have asked for the lock. When
-// this one has asked, or the returned function is called, the next one is let through.
-func (d *delivery) takeTurn(key string) (leave func()) {
-	if d.server != nil {
-		for !d.server.workers.isFirst(d.number) {
-			time.Sleep(comingFor / 50) // comingFor in all
-		}
-	}
-	a, mine := &d.guard.arrivals, make(chan struct{})
-	a.mu.Lock()
-	before := a.last[key]
-	if a.last == nil {
-		a.last = make(map[string]chan struct{})
-	}
-	a.last[key] = mine
-	a.mu.Unlock()
-	if d.server != nil {
-		d.server.workers.cameToKey(d.number)
-	}
-	if before != nil {
-		select {
-		case <-before:
-		case <-time.After(turnPatience):
-		case <-d.ctx.Done():
-		}
-	}
-	d.asked = sync.OnceFunc(func() {
-		close(mine)
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.last[key] == mine {
-			delete(a.last, key)
-		}
-	})
-	return d.asked
-}
-
-// parkDeadline returns when a task that waits in its worker parks: after half of its time
-// from arrival to deadline, and at the latest `margin` before the deadline. Its handler has
-// at least the other half. A parked task has its whole Timeout again when it returns.
-// parkDeadline returns false for a task without a deadline.
-func (d *delivery) parkDeadline() (by time.Time, ok bool) {
-	deadline, ok := d.ctx.Deadline()
-	if !ok {
-		return time.Time{}, false
-	}
-	half := d.arrivedAt.Add(deadline.Sub(d.arrivedAt) / 2)
-	if latest := deadline.Add(-margin); latest.Before(half) {
-		return latest, true
-	}
-	return half, true
-}
-
-// parkNow is a closed channel. LockOrPark parks the task at once if the lock is busy.
-var parkNow = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
-
 // park returns the task to asynq. Redis keeps the task's place in line. asynq runs the task
 // after parkDelay, unless a process wakes it before.
 func (d *delivery) park(t target, busy *BusyError) error {
-	delay := busy.parkDelay(inner.AverageHeld(d.lockOf(t)), d.inOrder(t))
-	d.keepComesBack(delay, false)
+	delay := busy.parkDelay(d.isOrdered(t))
 	d.checkInspector()
 	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
 	return &returnedTask{guard: d.guard, err: busy, delay: delay}
@@ -195,32 +84,26 @@ func (d *delivery) park(t target, busy *BusyError) error {
 // and at most 5 to 10 minutes, at random, so that tasks do not return together.
 //
 //   - opens is ExpiresIn: the time until the first holder's deadline, until the gate opens,
-//     or until the pause ends. CloseGate adds 5 s, in which the parked tasks are woken in order.
+//     or until the pause ends.
 //   - The time in line doubles the delay of a task that returned and did not get the lock.
 //   - Place counts the tasks ahead in line. The holder counts with ExpiresIn.
-//   - heldTime is how long the key was held on average, 1 s for 0 (not measured), and no less
-//     than the time for which the present holder has had the key.
+//   - heldTime is 1 s, and no less than the time for which the present holder has had the key.
 //
 // Behind an archived task of an ordered key it is 5 to 10 minutes at once: to run or skip that task wakes the
 // next one. A task of an ordered key stays away for at least orderedDelay/2 for each place beyond that.
-func (e *BusyError) parkDelay(heldTime time.Duration, ordered bool) time.Duration {
-	if far := time.Duration(min(e.Place, 1e6)) * orderedDelay; ordered && far > maxParkDelay {
+func (e *BusyError) parkDelay(ordered bool) time.Duration {
+	place := time.Duration(min(e.Place, 1e6))
+	if far := place * orderedDelay; ordered && far > maxParkDelay {
 		return far - rand.N(far/2) //nolint:gosec // jitter, no secret
 	}
 	if e.Reason == ReasonArchived {
 		return maxParkDelay - rand.N(maxParkDelay/2) //nolint:gosec // jitter, no secret
 	}
-	if heldTime == 0 {
-		heldTime = assumedHeldTime
-	}
+	heldTime := assumedHeldTime
 	if !e.gateClosed() {
 		heldTime = max(heldTime, e.takenFor)
 	}
-	opens := e.ExpiresIn
-	if e.Reason == ReasonClosed {
-		opens += minParkDelay // time to wake the parked tasks, in order
-	}
-	wait := max(opens, minParkDelay, e.inLine) + time.Duration(min(e.Place, 1e6))*min(heldTime, maxParkDelay)
+	wait := max(e.ExpiresIn, minParkDelay, e.inLine) + place*min(heldTime, maxParkDelay)
 	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
 }
 
@@ -276,4 +159,118 @@ func (d *delivery) lookForItself() error {
 	case <-time.After(inspectorPatience):
 		return fmt.Errorf("no answer within %s", inspectorPatience)
 	}
+}
+
+// retryWrittenIn is how long wakeParked waits until asynq has moved a task that parked a
+// moment ago to retry.
+const retryWrittenIn = 4 * time.Millisecond
+
+// wakeParked wakes a parked task: it has asynq run the task. It is the [inside.Caller] that
+// package lock calls when the task's turn comes.
+//
+// RunTask also runs completed, scheduled and archived tasks, so wakeParked first checks that
+// the task is still parked. No other Guard wakes the task before the deadline of ctx, and
+// wakeParked begins no RunTask after it. Between the check and RunTask an operator or
+// asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
+// may run again, which asynq's "at least once" allows.
+func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
+	if item, ordered := inner.OrderItem(note); ordered {
+		return g.wakeInOrder(ctx, key, item)
+	}
+	queue, id, ok := tasknote.Parse(note)
+	if !ok {
+		return inside.FateGone
+	}
+	if g.paused.isPaused(queue, g.inspector) {
+		return inside.FateLater
+	}
+	var failed error
+	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
+		info, err := g.inspector.GetTaskInfo(queue, id)
+		switch {
+		case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
+			return inside.FateGone
+		case err != nil:
+			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)
+			return inside.FateUnsure
+		case info.State == asynq.TaskStatePending:
+			return inside.FateComing
+		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) && strings.Contains(info.LastErr, blocked.ParkedOn(key)):
+			// Aggregating: a task of a group that was run by hand. asynq puts it back into its group when its
+			// retry is due, and nobody may look into that group again.
+			if by, bounded := ctx.Deadline(); bounded && time.Now().After(by) {
+				return inside.FateUnsure
+			}
+			// RunTask has no typed errors, so the state is read again.
+			if failed = g.inspector.RunTask(queue, id); failed == nil {
+				g.moveToFront(ctx, queue, id)
+				return inside.FateComing
+			}
+		case info.State != asynq.TaskStateActive:
+			return inside.FateGone // an operator ran, archived or deleted the task
+		}
+		// Active: asynq has not moved the task to retry yet, or the task runs again already.
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+		}
+	}
+	if failed != nil {
+		g.log.Debug("automutex: a parked task could not be run; it is tried again", "key", key, "task", note, "error", failed)
+	}
+	return inside.FateUnsure
+}
+
+// frontLua moves a task to the end of asynq's pending list from which servers take.
+// RunTask has just put the task at the other end, so LREM finds it at once.
+var frontLua = redis.NewScript(`
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
+  redis.call('RPUSH', KEYS[1], ARGV[1])
+end
+return 0`)
+
+func (g *Guard) moveToFront(ctx context.Context, queue, id string) {
+	if g.frontClient == nil {
+		return
+	}
+	if err := frontLua.Run(ctx, g.frontClient, []string{"asynq:{" + queue + "}:pending"}, id).Err(); err != nil {
+		g.log.Debug("automutex: a parked task could not be moved to the front; it runs after what is pending", "queue", queue, "task", id, "error", err)
+	}
+}
+
+// pausedQueues remembers for a second which queues are paused.
+type pausedQueues struct {
+	mu    sync.Mutex // guards known; not held across I/O
+	known map[string]pausedQueue
+}
+
+type pausedQueue struct {
+	paused bool
+	asked  time.Time
+}
+
+// pausedFor is how long the answer for a queue is used.
+const pausedFor = time.Second
+
+func (p *pausedQueues) isPaused(queue string, inspector *asynq.Inspector) bool {
+	p.mu.Lock()
+	q, found := p.known[queue]
+	if found && time.Since(q.asked) < pausedFor {
+		p.mu.Unlock()
+		return q.paused
+	}
+	if p.known == nil {
+		p.known = make(map[string]pausedQueue)
+	}
+	if found { // this caller asks, the others meanwhile use the old answer
+		p.known[queue] = pausedQueue{q.paused, time.Now()}
+	}
+	p.mu.Unlock()
+
+	info, err := inspector.GetQueueInfo(queue)
+	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error wakeParked goes on, and looks at the task
+	p.mu.Lock()
+	p.known[queue] = q
+	p.mu.Unlock()
+	return q.paused
 }

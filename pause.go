@@ -47,7 +47,7 @@ func pauseDelay(left time.Duration) time.Duration {
 // that lock; a task on its last attempt waits there.
 func (d *delivery) checkPaused() obstacle {
 	for _, t := range d.targets {
-		if d.lastAttempt || t.rule.Busy.kind == policyPark && d.note != "" || d.without[t.key] || d.holds(t.key) {
+		if d.last || t.rule.Busy.row().parks && d.note != "" || d.without[t.key] || d.holds(t.key) {
 			continue
 		}
 		err := d.pausedError(t)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -18,28 +19,15 @@ import (
 //
 // An attempt is "spent" when asynq counts it against the task's MaxRetry. A
 // task whose own earlier attempt still holds the lock ([BusyError].SameTask)
-// is retried whatever the policy, except under [Allow].
+// returns whatever the policy. Otherwise the policy applies each time that a task meets a busy key,
+// whatever the task has met before.
 type Policy struct {
 	kind  policyKind
 	delay time.Duration
 	after *afterFailure
 }
 
-// policyKind is the kind of a Policy. These places decide by it; look at each of them when
-// you add a policy:
-//
-//	policy.go      String, check
-//	outcome.go     wish, mayEnd, appliesTo: what package decide is to know of it
-//	outcome.go     delay: RetryIn; warnOneAttempt: Park
-//	wait.go        acquire, acquireStaying, longestWait: how the task waits
-//	pause.go       checkPaused: Park keeps its place, Replace registers its arrival
-//	gate.go        closedItsGate: Park
-//	look.go        makeKeys: Allow
-//	match.go       newRuleSet: Park counts busy workers
-//	park.go        parkClients: Park needs an Inspector
-//	config.go      senseless; noticeReplaceThenEnd: policies that end a task unrun
-//	order.go       checkOrder: Park
-//	config/values.go  policies: the name in files
+// policyKind is the kind of a Policy.
 type policyKind uint8
 
 const (
@@ -54,6 +42,35 @@ const (
 	policyAfterFailure
 )
 
+// policyRow is all that the rest of the package knows of a policy, but for Replace, which has a file of its own. A new policy is a new row.
+type policyRow struct {
+	name   string
+	busy   decide.Wish // what it asks for when the key is busy
+	parks  bool        // it waits in line without a worker
+	asks   bool        // a function decides; busy is what counts where it is not asked
+	yields bool        // its Wait may not keep the server's last worker
+}
+
+var policyRows = [...]policyRow{
+	policyPark:         {name: "park", busy: decide.WishBack, parks: true, yields: true},
+	policyRetry:        {name: "retry", busy: decide.WishBack, yields: true},
+	policyRetryIn:      {name: "retry in", busy: decide.WishBack, yields: true},
+	policySkip:         {name: "skip", busy: decide.WishDone},
+	policyArchive:      {name: "archive", busy: decide.WishArchive},
+	policyFail:         {name: "fail", busy: decide.WishSpend},
+	policyReplace:      {name: "replace", busy: decide.WishBack},
+	policyAllow:        {name: "allow", busy: decide.WishRun},
+	policyAfterFailure: {name: "after failure", busy: decide.WishBack, asks: true},
+}
+
+func (p Policy) row() policyRow { return policyRows[p.kind] }
+
+// returns reports whether a busy key only has the task come back.
+func (r policyRow) returns() bool { return r.busy == decide.WishBack && !r.asks }
+
+// mayEnd reports whether the policy may end a task unrun.
+func (r policyRow) mayEnd() bool { return !r.returns() && r.busy != decide.WishRun }
+
 // afterFailure holds the function behind a pointer, since a Policy with a
 // function in it could not be compared.
 type afterFailure struct {
@@ -64,13 +81,14 @@ type afterFailure struct {
 var (
 	// Retry returns the task to asynq, to run again after 1 to 5 seconds. asynq looks for such
 	// tasks every DelayedTaskCheckInterval (5 seconds by default), so without [Rule].Wait a
-	// hot key runs about one task in that time. The attempt is not spent. A task on its last
+	// hot key runs about one task in that time. The attempt is not spent. A Wait never keeps the server's last worker: when all have been
+	// busy for 20 milliseconds, the newest task that waits returns. A task on its last
 	// attempt waits in its worker instead.
 	Retry = Policy{kind: policyRetry}
 
 	// Skip ends the task as done without running its handler. Config.Observe gets
-	// EventSkipped, and the log gets a line at level Debug. A task whose handler has failed is done,
-	// too, if another has the key when it is retried.
+	// EventSkipped, and the log gets a line at level Debug. A task whose handler has failed, or returned a [RetryAfter], is done,
+	// too, if another has the key when it comes back.
 	Skip = Policy{kind: policySkip}
 
 	// Archive moves the task to asynq's archive without running its handler,
@@ -78,13 +96,12 @@ var (
 	Archive = Policy{kind: policyArchive}
 
 	// Fail fails the attempt with the [*BusyError]. The attempt is spent, so asynq retries the
-	// task with its own delays and archives it in the end. Only the first attempt is spent for a
-	// [Rate]: later ones go back unspent until the rate allows a start.
+	// task with its own delays and archives it in the end.
 	Fail = Policy{kind: policyFail}
 
 	// Park keeps the task's place in line, and takes no worker from other tasks. The task
-	// waits in line in its worker while the server has another worker free. When the last free
-	// worker is taken, the task parks: it returns to asynq, keeps its place in line, and runs
+	// waits in line in its worker while the server has another worker free. When all workers have been
+	// busy for 20 milliseconds, the newest task that waits parks: it returns to asynq, keeps its place in line, and runs
 	// when its turn comes. The attempt is not spent, and [Rule].Wait has no effect. While the
 	// task is parked, its last error in asynq names the key, the holder and the task's place
 	// in line.
@@ -145,9 +162,7 @@ func RetryIn(d time.Duration) Policy {
 // format busy with %v and not %w.
 //
 // fn runs if others hold the key, a cooldown lasts or the rate is used up; not for a pause,
-// [CloseGate], [Config].MaxWaiting, an earlier attempt of the task, or a task whose handler
-// returned RetryAfter (a cooldown excepted); nor for the rate, if an attempt of the task was
-// spent. fn runs in the worker, with the context of the task. Many goroutines call it at once.
+// [CloseGate] or an earlier attempt of the task. fn runs in the worker, with the context of the task. Many goroutines call it at once.
 // On the task's last attempt fn is asked again when its wait is over: after its RetryAfter, or, if it returned
 // busy, a second before the deadline. [New] refuses a nil fn.
 func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error) Policy {
@@ -157,27 +172,10 @@ func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) e
 // String names the policy: "retry", "retry in 5s", "skip", "archive", "fail",
 // "park", "replace", "allow" or "after failure".
 func (p Policy) String() string {
-	switch p.kind {
-	case policyRetry:
-		return "retry"
-	case policyRetryIn:
-		return "retry in " + p.delay.String()
-	case policySkip:
-		return "skip"
-	case policyArchive:
-		return "archive"
-	case policyFail:
-		return "fail"
-	case policyPark:
-		return "park"
-	case policyReplace:
-		return "replace"
-	case policyAllow:
-		return "allow"
-	case policyAfterFailure:
-		return "after failure"
+	if p.kind == policyRetryIn {
+		return p.row().name + " " + p.delay.String()
 	}
-	return fmt.Sprintf("policy %d", p.kind)
+	return p.row().name
 }
 
 // failureFunc is the function given to AfterFailure, nil for other policies.

@@ -41,7 +41,7 @@ func TestBackend_delay(t *testing.T) {
 }
 
 // Tasks that met a closed gate together return after it opens, spread over a quarter of that
-// time, 2 to 30 s; after a hold a second later than the task that made it.
+// time, 2 to 30 s.
 func TestGate_delaySpreads(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -51,7 +51,7 @@ func TestGate_delaySpreads(t *testing.T) {
 		{ReasonRate, time.Millisecond, time.Millisecond, 2 * time.Second},
 		{ReasonCooldown, 40 * time.Second, 40 * time.Second, 10 * time.Second},
 		{ReasonRate, time.Hour, time.Hour, 30 * time.Second},
-		{ReasonClosed, 40 * time.Second, 41 * time.Second, 10 * time.Second},
+		{ReasonClosed, 40 * time.Second, 40 * time.Second, 10 * time.Second},
 	} {
 		busy := &BusyError{Reason: c.reason, ExpiresIn: c.opens}
 		seen, last := map[time.Duration]bool{}, time.Duration(0)
@@ -104,11 +104,11 @@ func TestOutage_ofOneSubject(t *testing.T) {
 
 // tripsInVain counts how often parked tasks that nobody calls come back to a key that
 // one holder keeps for job: places are kept, and the lease is renewed all the time.
-func tripsInVain(parked int, job, ttl, hold time.Duration) (trips int) {
+func tripsInVain(parked int, job, ttl time.Duration) (trips int) {
 	for place := range parked {
 		for at := time.Duration(0); ; trips++ {
 			busy := &BusyError{ExpiresIn: ttl, Place: place, takenFor: at, inLine: at, parked: true}
-			if at += busy.parkDelay(hold, false); at >= job {
+			if at += busy.parkDelay(false); at >= job {
 				break
 			}
 		}
@@ -116,26 +116,16 @@ func tripsInVain(parked int, job, ttl, hold time.Duration) (trips int) {
 	return trips
 }
 
-// Behind a holder that works for long, parked tasks come back in vain rarely: also when
-// no hold was measured, and when earlier ones were short.
+// Behind a holder that works for long, parked tasks come back in vain rarely.
 func TestPark_staysAwayBehindALongHolder(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		what      string
-		ttl, hold time.Duration
-		most      int
-	}{
-		{"no hold was measured, TTL 30 s", 30 * time.Second, 0, 50},
-		{"no hold was measured, TTL 5 s", 5 * time.Second, 0, 100},
-		{"holds were short so far, TTL 30 s", 30 * time.Second, 20 * time.Millisecond, 330},
-		{"holds were short so far, TTL 5 s", 5 * time.Second, 20 * time.Millisecond, 400},
-	} {
-		if n := tripsInVain(300, time.Minute, c.ttl, c.hold); n > c.most {
-			t.Errorf("%s: 300 tasks parked behind a job of a minute came back %d times, want %d at most", c.what, n, c.most)
+	for ttl, most := range map[time.Duration]int{30 * time.Second: 50, 5 * time.Second: 100} {
+		if n := tripsInVain(300, time.Minute, ttl); n > most {
+			t.Errorf("TTL %s: 300 tasks parked behind a job of a minute came back %d times, want %d at most", ttl, n, most)
 		}
 	}
 	// A job that takes an hour: each comes back once in five to ten minutes.
-	if n := tripsInVain(300, time.Hour, 30*time.Second, 0); n > 300*15 {
+	if n := tripsInVain(300, time.Hour, 30*time.Second); n > 300*15 {
 		t.Errorf("300 tasks parked behind a job of an hour came back %d times", n)
 	}
 }
@@ -226,7 +216,7 @@ func TestParkDelay_ordered(t *testing.T) {
 	perSecond := 0.0
 	for place := 1; place <= 10_000; place++ {
 		busy := &BusyError{Place: place, Reason: ReasonArchived}
-		delay := busy.parkDelay(time.Millisecond, true)
+		delay := busy.parkDelay(true)
 		if delay < minParkDelay || place > 60 && delay < time.Duration(place)*orderedDelay/2 {
 			t.Fatalf("place %d: %s", place, delay)
 		}
@@ -276,20 +266,24 @@ func TestCapRedelivery(t *testing.T) {
 	s.Nonce, s.Ticket, s.Key = stamp.NewNonce(), 1, "k"
 	ordered := asynq.NewTaskWithHeaders("work", nil, map[string]string{stamp.Header: s.String()})
 	for what, c := range map[string]struct {
-		err  error
-		task *asynq.Task
-		want time.Duration
+		spent int
+		err   error
+		task  *asynq.Task
+		want  time.Duration
 	}{
-		"ordered, its worker died": {asynq.ErrLeaseExpired, ordered, redeliveryDelay},
-		"ordered, it failed":       {errors.New("failed"), ordered, time.Hour},
-		"not ordered":              {asynq.ErrLeaseExpired, plain, time.Hour},
-		"no task":                  {asynq.ErrLeaseExpired, nil, time.Hour},
+		"ordered, its worker died":          {0, asynq.ErrLeaseExpired, ordered, redeliveryDelay},
+		"ordered, it failed":                {0, errors.New("failed"), ordered, time.Hour},
+		"not ordered":                       {4, asynq.ErrLeaseExpired, plain, time.Hour},
+		"its last attempt, its worker died": {5, asynq.ErrLeaseExpired, plain, redeliveryDelay},
+		"its last attempt, its time was up": {5, context.DeadlineExceeded, plain, redeliveryDelay},
+		"its last attempt, it failed":       {5, errors.New("failed"), plain, time.Hour},
+		"no task":                           {9, asynq.ErrLeaseExpired, nil, time.Hour},
 	} {
-		if got := capRedelivery(time.Hour, c.err, c.task); got != c.want {
+		if got := capRedelivery(time.Hour, c.spent, c.err, c.task); got != c.want {
 			t.Errorf("%s: %s, want %s", what, got, c.want)
 		}
 	}
-	if got := capRedelivery(time.Second, asynq.ErrLeaseExpired, ordered); got != time.Second {
+	if got := capRedelivery(time.Second, 0, asynq.ErrLeaseExpired, ordered); got != time.Second {
 		t.Errorf("a short delay becomes %s", got)
 	}
 }

@@ -91,7 +91,7 @@ func (d *delivery) isReplaced() bool {
 
 // replace takes a lock whose rule has the policy Replace: it asks older tasks to stop
 // and waits in line for them. After an error, isReplaced reports whether a newer task
-// has come.
+// has come. ErrReplaced means that it has, and that this task has released the lock.
 func (d *delivery) replace(t target) error {
 	if err := d.registerArrival(t); err != nil {
 		return err
@@ -100,28 +100,19 @@ func (d *delivery) replace(t target) error {
 	lease, err := handle.TryLock(d.ctx)
 	err = d.keepLease(t, lease, err)
 	var busy *BusyError
-	if !errors.As(err, &busy) || busy.SameTask || busy.Reason == lock.ReasonPaused {
+	if !errors.As(err, &busy) {
 		return err
 	}
-	// Older tasks stop even if this one may not wait for them.
-	d.askOlderToStop(t, handle, d.replacing.arrivals[t.key].isNew)
-	if d.isReplaced() || !d.reserveWait() {
-		return busy
-	}
-	defer d.guard.waiting.Add(-1)
-	d.warnLongWait(t)
-	return d.replaceInLine(t, t.rule.longestWait(), inner.InTimeOnly())
-}
-
-// replaceInLine waits in line, for at most maxWait, until older tasks have released the
-// lock. Its errors are those of acquire. ErrReplaced means that a newer task has come, and
-// that this task has released the lock.
-func (d *delivery) replaceInLine(t target, maxWait time.Duration, more ...lock.Option) error {
-	if err := d.registerArrival(t); err != nil {
+	w, notNow := d.waitOf(t), busy.SameTask || busy.Reason == lock.ReasonPaused
+	switch {
+	case notNow && !w.stays:
 		return err
+	case !notNow:
+		if d.askOlderToStop(t, handle, d.replacing.arrivals[t.key].isNew); d.isReplaced() {
+			return busy
+		}
 	}
-	handle := d.lockOf(t, more...)
-	if err := d.lockWithin(t, handle, maxWait); err != nil {
+	if err := d.wait(t, w); err != nil {
 		return err
 	}
 	// The lock is granted in the order of the line, so first to this task, even if a newer
@@ -129,8 +120,7 @@ func (d *delivery) replaceInLine(t target, maxWait time.Duration, more ...lock.O
 	if d.askOlderToStop(t, handle, d.replacing.arrivals[t.key].isNew); !d.isReplaced() {
 		return nil
 	}
-	// GiveBack releases the lock and refunds the start to the rate: no handler started.
-	if err := inner.GiveBack(d.ctx, d.takeBackLast()); errors.Is(err, lock.ErrBackend) {
+	if err := d.takeBackLast().Unlock(d.ctx); errors.Is(err, lock.ErrBackend) {
 		d.backendError(t, err) // the lease ends at its deadline
 	}
 	return ErrReplaced
@@ -250,7 +240,7 @@ func (d *delivery) forgetArrivals(decision decide.Decision) {
 	// At a shutdown asynq ends the context of a task too, and requeues it.
 	requeued := decision.What == decide.Leave && d.guard.closing.Err() != nil
 	for key, arrived := range s.arrivals {
-		if !decision.Final(d.lastAttempt) || requeued {
+		if !decision.Final(d.last) || requeued {
 			arrived.isNew = false // its handler may run again in this delivery
 			s.arrivals[key] = arrived
 		} else if err := inner.Forget(context.WithoutCancel(d.ctx), arrived.lock); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -141,7 +140,6 @@ type compiledRule struct {
 	fields       *jsonkey.Fields // the paths of On alone; nil without any
 	lock         *lock.Lock      // what all locks of the rule have in common; nil without a Guard
 	keyOutage    *outage         // of the functions that make its key and its limit
-	asksBack     atomic.Bool     // a handler has asked for its task to come back, see keepComesBack
 }
 
 // where names the rule in an error or a log line.

@@ -168,7 +168,6 @@ func TestCompile_refuses(t *testing.T) {
 		{"prefix with control", Config{Prefix: "a\x00"}, []string{`Config.Prefix: lock: prefix "a\x00" has `}},
 		{"prefix with junk", Config{Prefix: "a\xff"}, []string{`Config.Prefix: lock: prefix "a\xff" has `}},
 		{"asynq's prefix", Config{Prefix: "asynq"}, []string{`Config.Prefix: "asynq" is what asynq's own keys start with; `}},
-		{"max waiting", Config{MaxWaiting: -1}, []string{`automutex: Config.MaxWaiting: -1 is negative; `}},
 		{
 			"names",
 			Config{Rules: []Rule{{Task: "a"}, {Task: "b", Name: "a"}, {Task: "c", Name: "a"}}},

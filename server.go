@@ -2,25 +2,28 @@ package automutex
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
 	"runtime"
-	"sync"
+	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/lock"
 )
 
-// server marks the contexts of one asynq server that was configured through
-// ServerConfig.
+// server is one asynq server that was configured through ServerConfig.
 type server struct {
 	guard   *Guard
-	workers *workers
+	workers workers
 
 	guarded  atomic.Bool // a task of the server has come to the Middleware
 	checking atomic.Bool // checkGuarded is due, or was called
-
-	mu     sync.Mutex                    // guards inside; held for moments
-	inside map[*taskMark]context.Context // the tasks in the Middleware, under Park; see noteInside
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -42,7 +45,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		concurrency = runtime.NumCPU() // as asynq has it
 	}
 	g.configured.Store(true)
-	mark := &server{guard: g, workers: newWorkers(concurrency), inside: make(map[*taskMark]context.Context)}
+	mark := &server{guard: g, workers: workers{limit: concurrency}}
 	if g.rules.parks {
 		interval := cfg.TaskCheckInterval
 		if interval <= 0 {
@@ -73,11 +76,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		if r := wantsRetryAfter(err); r != nil {
 			return notBefore(r.delay)
 		}
-		delay := capRedelivery(retryDelay(n, err, t), err, t)
-		if isCutLast(n, err, t) && (isFailure == nil || isFailure(err)) { // else asynq spends no attempt, and the next delivery is not refused
-			return min(delay, redeliveryDelay)
-		}
-		return delay
+		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
 
 	if errorHandler := cfg.ErrorHandler; errorHandler != nil {
@@ -98,22 +97,19 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	return cfg
 }
 
-// serverOf returns the server of ctx and the number of its task; nil and 0 when the server was
-// made without ServerConfig.
-func (g *Guard) serverOf(ctx context.Context) (s *server, number int64) {
+// serverOf returns the server of ctx; nil when it was made without ServerConfig.
+func (g *Guard) serverOf(ctx context.Context) *server {
 	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
-		return m.server, m.number
+		return m.server
 	}
-	return nil, 0
+	return nil
 }
 
 // taskMark marks the context of one task. asynq calls BaseContext once for each task,
 // before it calls the handler.
 type taskMark struct {
 	server *server
-	number int64        // of the task, in the order in which the server started them; 0: not counted
-	began  atomic.Bool  // the task has come to the Middleware
-	nested atomic.Int32 // calls of this Guard's Middleware that the task is in
+	inside atomic.Bool // the task is in the Middleware
 }
 
 // newTask makes the mark of the next task. The first one starts a timer that checks
@@ -124,11 +120,7 @@ func (s *server) newTask() *taskMark {
 	if !s.guarded.Load() && s.checking.CompareAndSwap(false, true) {
 		time.AfterFunc(guardedWithin, s.checkGuarded)
 	}
-	mark := &taskMark{server: s}
-	if s.guard.rules.parks {
-		mark.number = s.workers.taskStarted()
-	}
-	return mark
+	return &taskMark{server: s}
 }
 
 // guardedWithin is how long a server's first task has to reach the Middleware. asynq
@@ -152,57 +144,126 @@ func (s *server) checkGuarded() {
 // counts the task once, however often its handler is wrapped.
 func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	m, _ := ctx.Value(serverKey{g}).(*taskMark)
-	if m == nil {
+	if m == nil || !m.inside.CompareAndSwap(false, true) {
 		return func() {}
 	}
 	m.server.guarded.Store(true)
-	if !g.rules.parks {
-		return func() {}
-	}
-	if m.nested.Add(1) == 1 {
-		if m.began.Swap(true) {
-			m.server.workers.taskStarted() // once more: newTask has counted the first time
-		}
-		m.server.noteInside(ctx, m)
-	}
+	m.server.workers.taskStarted()
 	return func() {
-		if m.nested.Add(-1) == 0 {
-			m.server.workers.taskEnded()
-			m.server.mu.Lock()
-			defer m.server.mu.Unlock()
-			delete(m.server.inside, m)
-		}
+		m.server.workers.taskEnded()
+		m.inside.Store(false)
 	}
 }
 
-// noteInside notes that a task is in the Middleware, and warns if more tasks are than the server has
-// workers: then several servers were made from one Config. A task whose context has ended does not
-// count, since asynq gives its worker another one while the handler still runs.
-func (s *server) noteInside(ctx context.Context, m *taskMark) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.inside[m] = ctx
-	if int64(len(s.inside)) <= s.workers.limit {
-		return
+var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
+
+// Run starts srv with handler, wrapped in [Guard.Middleware], and blocks until the
+// process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and [Guard.Close] at the same
+// time: tasks in line return to asynq at once, and running handlers keep their locks
+// until they return. On Unix, SIGTSTP stops the server from taking new tasks, as with
+// srv.Run.
+//
+// srv is a server made with [Guard.ServerConfig] that was not started. handler is usually
+// an asynq.ServeMux, without guard.Middleware.
+//
+// If srv does not start, Run returns the error of srv.Start and leaves the Guard open.
+// Otherwise it returns the error of [Guard.Close]: not nil if handlers still ran at the end of the
+// ShutdownTimeout.
+func (g *Guard) Run(srv *asynq.Server, handler asynq.Handler) error {
+	return g.RunContext(context.Background(), srv, handler)
+}
+
+// RunContext is [Guard.Run] that also ends when ctx ends, and does not start srv if ctx has ended before: then it
+// returns the cause of ctx. A ctx that ends later is no error.
+func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq.Handler) error {
+	switch {
+	case srv == nil:
+		return errors.New("automutex: Run: the asynq.Server is nil: make it with asynq.NewServer and Guard.ServerConfig")
+	case handler == nil:
+		return errors.New("automutex: Run: the handler is nil: pass the mux")
+	case ctx.Err() != nil:
+		return fmt.Errorf("automutex: Run: the server was not started: %w", context.Cause(ctx))
 	}
-	n := int64(0)
-	for _, ctx := range s.inside {
-		if ctx.Err() == nil {
-			n++
+	// Notify before Start: a signal in between would end the process. The channel keeps one
+	// signal until the loop below receives it.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, append([]os.Signal{syscall.SIGTERM, syscall.SIGINT}, stopSignals...)...)
+	defer signal.Stop(signals)
+	if err := srv.Start(g.Middleware(handler)); err != nil {
+		return fmt.Errorf("automutex: Run: the server did not start: %w", err)
+	}
+	for {
+		select {
+		case s := <-signals:
+			if slices.Contains(stopSignals, s) {
+				srv.Stop()
+				continue
+			}
+		case <-ctx.Done():
 		}
-	}
-	if n > s.workers.limit {
-		s.guard.warnOnce("one ServerConfig", "more tasks run than one server has workers, so several servers were made from what one call of Guard.ServerConfig returned: "+
-			"under Park, tasks may wait in workers that others need; call ServerConfig once for each server", "workers", s.workers.limit)
+		return g.closeBeside(srv.Shutdown)
 	}
 }
 
-// guardedTaskKey finds the task that an outer Middleware of the same Guard runs.
-type guardedTaskKey struct{ guard *Guard }
+// closeBeside closes the Guard beside shutdown, with as much time as that takes.
+func (g *Guard) closeBeside(shutdown func()) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	closed := make(chan error, 1) // Close returns when ctx ends, at the latest
+	go func() { closed <- g.Close(ctx) }()
+	shutdown()
+	cancel(errShutdownTimeout)
+	return <-closed
+}
 
-// alreadyGuarded reports whether an outer Middleware of the same Guard runs this task.
-// A Middleware that is installed twice has nothing left to do.
-func (g *Guard) alreadyGuarded(ctx context.Context, t *asynq.Task) bool {
-	outer, _ := ctx.Value(guardedTaskKey{g}).(*asynq.Task)
-	return outer == t && t != nil
+// LeadScheduler runs an asynq Scheduler in one process at a time, of all processes that call
+// it with the same name. So several replicas of a program enqueue each tick once.
+// LeadScheduler blocks until ctx ends, and then returns nil.
+//
+// newScheduler returns an *asynq.Scheduler with its tasks registered, or an
+// *asynq.PeriodicTaskManager. LeadScheduler calls it once for
+// each term: return a new Scheduler each time, since asynq starts a Scheduler only once.
+// LeadScheduler starts the Scheduler, and shuts it down when the term ends. It returns an
+// error of newScheduler, or of the start, at once.
+//
+// When a process shuts down, the next one starts its scheduler at once. A process that
+// dies is replaced after the locker's TTL (30 s by default), and ticks due in between are
+// not enqueued. A process that was stopped for longer than the TTL may enqueue one more
+// tick when it goes on, before it learns that another one leads. If that matters, add a
+// Rule with Cooldown and Skip for the task.
+//
+// Register tasks with times of the clock ("*/10 * * * *"), not with periods ("@every 10m"): a
+// period begins anew with each term, so one that is longer than the terms never ends.
+//
+// Close locker after LeadScheduler has returned. See [lock.Locker.Lead] for outages of
+// Redis.
+func LeadScheduler[S interface {
+	comparable
+	Start() error
+	Shutdown()
+}](ctx context.Context, locker *lock.Locker, name string, newScheduler func() (S, error)) error {
+	if locker == nil || newScheduler == nil {
+		return errors.New("automutex: LeadScheduler needs a locker and a function that makes the Scheduler")
+	}
+	err := locker.Lead(ctx, name, func(term context.Context) error {
+		var none S
+		scheduler, err := newScheduler()
+		switch {
+		case err != nil:
+			return fmt.Errorf("automutex: LeadScheduler %q: the Scheduler cannot be made: %w", name, err)
+		case scheduler == none:
+			return fmt.Errorf("automutex: LeadScheduler %q: the function returned no Scheduler and no error", name)
+		}
+		if err := scheduler.Start(); err != nil {
+			return fmt.Errorf("automutex: LeadScheduler %q: the Scheduler does not start; return a new one for each call: %w", name, err)
+		}
+		// The scheduler's goroutines end with Shutdown, which waits for them, and so
+		// before the lease is released.
+		defer scheduler.Shutdown()
+		<-term.Done()
+		return nil
+	})
+	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Cause(ctx))) {
+		return nil
+	}
+	return err
 }

@@ -2,19 +2,33 @@ package automutex
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"sync"
 	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is how a task waits for a lock.
+// This file is how a task waits for a lock, and which wait gives way to other tasks.
 
 // margin is how long before its task's deadline a wait ends. When the task's context ends,
 // asynq fails the attempt, whatever the handler returns later. So the middleware returns
 // before.
 const margin = time.Second
 
-// acquire takes a lock. It waits in line for at most the rule's Wait. The error is one of
+// standing is what is known of the lock that a task comes to.
+type standing struct {
+	key     string
+	came    time.Time
+	stood   bool      // in the lock's line, at some time
+	waiting time.Time // since when it is in line; zero: it is not
+	waiter  *waiter   // as the server's workers know it; nil: it gives way to nobody
+}
+
+// acquire takes a lock. The error is one of
 //
 //   - a *BusyError: others hold the lock, its gate is closed, or an operator paused it;
 //   - ErrReplaced, or any error while isReplaced is true: a newer task has come;
@@ -23,50 +37,156 @@ const margin = time.Second
 //   - the error of the task's context;
 //   - lock.ErrBackend: Redis failed.
 func (d *delivery) acquire(t target) error {
-	kind := t.rule.Busy.kind
-	d.crowded = false
 	switch {
-	case d.inOrder(t):
+	case d.isOrdered(t):
 		return d.acquireInOrder(t)
-	case d.stayAt == t.key:
-		return d.acquireStaying(t)
-	case kind == policyReplace:
+	case t.rule.Busy.kind == policyReplace:
 		return d.replace(t)
-	case kind == policyPark && !d.lastAttempt && d.note != "":
-		return d.lockOrPark(t, d.lockOf(t))
 	}
-	maxWait := t.rule.Wait
-	// Wait has no meaning for Park. A task on its last attempt waits in acquireStaying instead.
-	if kind == policyPark || maxWait > 0 && !d.reserveWait() {
-		maxWait = 0
+	return d.wait(t, d.waitOf(t))
+}
+
+// waiting is how a task waits for one lock. The zero value tries once.
+type waiting struct {
+	most   time.Duration // in line; 0: none
+	inTime bool          // it ends at once if the gate opens only after the wait
+	parks  bool          // it parks where it ends, or where it cannot begin; most does not count
+	yields bool          // it may not keep the server's last worker
+	stays  bool          // a pause does not end it
+}
+
+// waitOf returns how the rule has the task wait. On its last attempt a task waits where others return.
+func (d *delivery) waitOf(t target) waiting {
+	policy := t.rule.Busy.row()
+	switch {
+	case d.last && (d.staying || policy.returns()):
+		d.warnOneAttempt(t.rule)
+		return waiting{most: 1 << 62, stays: true} // wait shortens it to the task's deadline
+	case policy.parks:
+		return waiting{parks: d.note != "", yields: true}
 	}
-	if maxWait == 0 {
-		lease, err := d.lockOf(t).TryLock(d.ctx)
+	return waiting{most: t.rule.longestWait(), inTime: true, yields: policy.yields}
+}
+
+// wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before
+// the task's deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or
+// the wait would keep the server's last worker.
+//
+// If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
+func (d *delivery) wait(t target, w waiting) error {
+	var options []lock.Option
+	if w.inTime {
+		options = append(options, inner.InTimeOnly())
+	}
+	handle := d.lockOf(t, options...)
+	latest, bounded := d.ctx.Deadline()
+	if latest = latest.Add(-margin); bounded {
+		w.most = min(w.most, time.Until(latest))
+	}
+	switch {
+	case w.parks && d.server == nil:
+		lease, err := inner.LockOrPark(d.ctx, handle, parkNow)
+		return d.keepLease(t, lease, err)
+	case !w.parks && w.most <= 0 && d.guard.closing.Err() == nil:
+		lease, err := handle.TryLock(d.ctx)
 		return d.keepLease(t, lease, err)
 	}
-	defer d.guard.waiting.Add(-1)
+	// ctx ends everything. most only bounds the time in line: if the answer to an earlier
+	// ask arrives after it and grants the lock, the task keeps the lock.
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
+	defer context.AfterFunc(d.guard.closing, cancel)()
+	leave, parkNow := cancel, (chan struct{})(nil)
+	if w.parks {
+		parkNow = make(chan struct{})
+		leave = sync.OnceFunc(func() { close(parkNow) })
+		if bounded {
+			// Stop does not wait for a timer that fires now. Its leave closes parkNow when
+			// the wait is over, and nobody reads parkNow then.
+			defer time.AfterFunc(time.Until(parkBy(d.arrived, latest)), leave).Stop()
+		}
+	}
+	if w.yields && d.server != nil {
+		me := &waiter{key: t.key, turn: d.turn(t), leave: leave}
+		d.line.waiter = me // observeWaiting adds it to the server's
+		defer func() { d.server.workers.end(me); d.line.waiter = nil }()
+	}
+	defer d.observeWaited(t)
+	// While this task waits, a newer task may replace it on a lock that it holds already.
+	// Then cancel ends the wait.
+	defer d.watchWhileWaiting(t, handle, cancel)()
+	if w.parks {
+		lease, err := inner.LockOrPark(ctx, handle, parkNow)
+		err = d.keepLease(t, lease, err)
+		var busy *BusyError
+		if d.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
+			return ErrClosed // Close ended the wait, and not the policy
+		}
+		return err
+	}
 	d.warnLongWait(t)
-	// InTimeOnly: return at once if the gate opens only after the wait.
-	return d.lockWithin(t, d.lockOf(t, inner.InTimeOnly()), maxWait)
+	if w.stays {
+		return d.lockInLine(ctx, t, handle, w.most)
+	}
+	return d.lockUnlessPaused(ctx, cancel, t, handle, w.most)
+}
+
+// parkBy returns when a task that waits in its worker parks: after half of its time, so that its
+// handler has the other half, and no later than latest, the margin before its deadline. A parked task has its whole
+// Timeout again when it returns.
+func parkBy(arrived, latest time.Time) time.Time {
+	if half := arrived.Add(latest.Add(margin).Sub(arrived) / 2); half.Before(latest) {
+		return half
+	}
+	return latest
+}
+
+// parkNow is a closed channel. LockOrPark parks the task at once if the lock is busy.
+var parkNow = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// lockUnlessPaused waits as lockInLine does, and ends the wait when an operator pauses the
+// key: then Guard.pauses calls cancel, and the error is a *BusyError with ReasonPaused.
+func (d *delivery) lockUnlessPaused(ctx context.Context, cancel context.CancelFunc, t target, handle *lock.Lock, most time.Duration) (err error) {
+	watched := d.guard.pauses.add(t.key, cancel)
+	// Deferred, so that an Observe that panics leaves no watch behind.
+	defer func() { err = endedByPause(err, d.guard.pauses.remove(watched)) }()
+	if err = d.pausedError(t); err != nil { // after add: a pause is seen here, or ends the wait
+		return err
+	}
+	return d.lockInLine(ctx, t, handle, most)
+}
+
+// lockInLine waits in line for at most that time. It returns ErrClosed if the Guard closed
+// meanwhile.
+func (d *delivery) lockInLine(ctx context.Context, t target, handle *lock.Lock, most time.Duration) error {
+	lease, err := inner.LockWithin(ctx, handle, most)
+	if err != nil && d.guard.closing.Err() != nil {
+		return ErrClosed
+	}
+	return d.keepLease(t, lease, err)
 }
 
 // lockOf returns a handle of the target's lock, with the options of this delivery.
 func (d *delivery) lockOf(t target, more ...lock.Option) *lock.Lock {
 	const most = 8 // they stay on the stack
 	options := append(append(make([]lock.Option, 0, most), more...), d.onStop(t)...)
-	options = append(options, inner.OnWait(func() {
-		if d.asked != nil {
-			d.asked()
-		}
-		d.observeWaiting(t)
-	}))
-	if d.inOrder(t) {
-		options = append(options, inner.InOrder(d.place(t)))
+	options = append(options, inner.OnWait(func() { d.observeWaiting(t) }))
+	if d.isOrdered(t) {
+		options = append(options, inner.InOrder(d.placeIn(t)))
 	}
 	if d.deadlineIsFar() {
 		options = append(options, inner.Uninterrupted())
 	}
 	return d.guard.lockAt(t, d.note, options...)
+}
+
+// lockAt returns a handle of the target's lock for the task that note names.
+func (g *Guard) lockAt(t target, note string, options ...lock.Option) *lock.Lock {
+	return inner.At(t.rule.lock, t.scope, t.key, t.limit, note, options...)
 }
 
 // farDeadline is how far away a task's deadline must be so that the task's context need not
@@ -89,110 +209,27 @@ func (d *delivery) roundTripContext() context.Context {
 	return d.ctx
 }
 
-// lockAt returns a handle of the target's lock for the task that note names.
-func (g *Guard) lockAt(t target, note string, options ...lock.Option) *lock.Lock {
-	return inner.At(t.rule.lock, t.scope, t.key, t.limit, note, options...)
-}
-
-// reserveWait counts a worker as waiting. It returns false, and sets crowded, when MaxWaiting workers
-// wait already. After true, the caller subtracts 1 from Guard.waiting when the wait is over.
-func (d *delivery) reserveWait() bool {
-	waiting := d.guard.waiting.Add(1)
-	if maxWaiting := d.guard.cfg.MaxWaiting; maxWaiting > 0 && waiting > int64(maxWaiting) {
-		d.guard.waiting.Add(-1)
-		d.crowded = true
-		return false
-	}
-	return true
-}
-
-// lockWithin waits in line until the lock is granted, maxWait is over, the margin before
-// the task's deadline is reached, the Guard closes, an operator pauses the key, or a newer
-// task replaces this one. A pause does not end the wait of a task on its last attempt.
-func (d *delivery) lockWithin(t target, handle *lock.Lock, maxWait time.Duration) error {
-	if deadline, ok := d.ctx.Deadline(); ok {
-		maxWait = min(maxWait, time.Until(deadline)-margin)
-	}
-	// ctx ends everything. maxWait only bounds the time in line: if the answer to an earlier
-	// ask arrives after maxWait and grants the lock, the task keeps the lock.
-	ctx, cancel := context.WithCancel(d.ctx)
-	defer cancel()
-	defer context.AfterFunc(d.guard.closing, cancel)()
-	if maxWait <= 0 && d.guard.closing.Err() == nil {
-		// No time is left to wait, so try once.
-		lease, err := handle.TryLock(d.ctx)
-		return d.keepLease(t, lease, err)
-	}
-	defer d.observeWaited(t)
-	defer d.watchWhileWaiting(t, handle, cancel)()
-	if d.lastAttempt { // asynq would archive it, so it waits for the end of a pause too
-		return d.lockInLine(ctx, t, handle, maxWait)
-	}
-	return d.lockUnlessPaused(ctx, cancel, t, handle, maxWait)
-}
-
-// lockUnlessPaused waits as lockInLine does, and ends the wait when an operator pauses the
-// key: then Guard.pauses calls cancel, and the error is a *BusyError with ReasonPaused.
-func (d *delivery) lockUnlessPaused(ctx context.Context, cancel context.CancelFunc, t target, handle *lock.Lock, maxWait time.Duration) (err error) {
-	watched := d.guard.pauses.add(t.key, cancel)
-	// Deferred, so that an Observe that panics leaves no watch behind.
-	defer func() { err = endedByPause(err, d.guard.pauses.remove(watched)) }()
-	if err = d.pausedError(t); err != nil { // after add: a pause is seen here, or ends the wait
-		return err
-	}
-	return d.lockInLine(ctx, t, handle, maxWait)
-}
-
-// lockInLine waits in line for at most maxWait. It returns ErrClosed if the Guard closed
-// meanwhile.
-func (d *delivery) lockInLine(ctx context.Context, t target, handle *lock.Lock, maxWait time.Duration) error {
-	lease, err := inner.LockWithin(ctx, handle, maxWait)
-	if err != nil && d.guard.closing.Err() != nil {
-		return ErrClosed
-	}
-	return d.keepLease(t, lease, err)
-}
-
 // observeWaiting observes that the task begins to wait in line.
 func (d *delivery) observeWaiting(t target) {
-	d.waitingSince, d.stoodInLine = time.Now(), true
+	d.line.waiting, d.line.stood = time.Now(), true
+	if d.line.waiter != nil {
+		d.server.workers.begin(d.line.waiter)
+	}
 	d.observe(Event{Kind: EventWaiting, Rule: t.rule.Name, Key: t.key})
 	d.waitInClaim()
 }
 
 // observeWaited observes the end of a wait, if it began.
 func (d *delivery) observeWaited(t target) {
-	if d.waitingSince.IsZero() {
+	if d.line.waiting.IsZero() {
 		return
 	}
-	waited := time.Since(d.waitingSince)
-	d.waitingSince = time.Time{}
+	waited := time.Since(d.line.waiting)
+	d.line.waiting = time.Time{}
 	if d.ctx.Err() == context.Canceled {
 		d.guard.cutShort.Store(true)
 	}
 	d.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
-}
-
-// stayLook is how long a task on its last attempt waits in line before it looks again, if its policy
-// may do something else by then than wait.
-const stayLook = time.Second
-
-// acquireStaying is acquire for a task on its last attempt that has met an obstacle at this lock, and
-// that stays in its worker: asynq would archive it, although its handler has not run. It ignores
-// MaxWaiting. If the policy can only bring the task back, it waits until the margin before the task's
-// deadline, for the end of a pause too. Otherwise what the task met first decides nothing: after
-// a time it looks again.
-func (d *delivery) acquireStaying(t target) error {
-	d.guard.waiting.Add(1)
-	defer d.guard.waiting.Add(-1)
-	maxWait := time.Duration(1 << 62) // lockWithin shortens it to the task's deadline
-	if policy := t.rule.Busy; policy.kind == policyAllow || policy.mayEnd() && !d.stayAsked {
-		maxWait = max(t.rule.Wait, stayLook)
-	}
-	if t.rule.Busy.kind == policyReplace {
-		return d.replaceInLine(t, maxWait)
-	}
-	return d.lockWithin(t, d.lockOf(t), maxWait)
 }
 
 // sleep blocks the worker of a task on its last attempt for delay, at most until the margin before
@@ -220,10 +257,10 @@ func (d *delivery) sleep(delay time.Duration) {
 const asynqTimeout = 30 * time.Minute
 
 // longestWait returns the longest time that a task of the rule waits in its worker before
-// the policy applies. It is 0 for Park, whose wait has no fixed bound: see lockOrPark.
+// the policy applies. It is 0 for Park, whose wait has no fixed bound.
 func (c *compiledRule) longestWait() time.Duration {
 	switch {
-	case c.Busy.kind == policyPark:
+	case c.Busy.row().parks:
 		return 0
 	case c.Busy.kind == policyReplace && c.Wait == 0:
 		return c.TTL
@@ -234,11 +271,93 @@ func (c *compiledRule) longestWait() time.Duration {
 // warnLongWait warns once of a rule whose Wait is longer than the Timeout of a task.
 func (d *delivery) warnLongWait(t target) {
 	deadline, ok := d.ctx.Deadline()
-	maxWait := t.rule.longestWait()
-	if !ok || maxWait <= deadline.Sub(d.arrivedAt)-margin {
+	longest := t.rule.longestWait()
+	if !ok || longest <= deadline.Sub(d.arrived)-margin {
 		return
 	}
 	d.guard.warnOnce("long wait of "+t.rule.Name, "a rule's Wait is longer than the Timeout of its task, and time in line counts against that: "+
 		"the handler may begin with a second left; shorten the Wait, or enqueue the task with a Timeout of at least the Wait and the work together",
-		"rule", t.rule.Name, "wait", maxWait, "timeout", deadline.Sub(d.arrivedAt).Round(time.Millisecond), "task", d.note)
+		"rule", t.rule.Name, "wait", longest, "timeout", deadline.Sub(d.arrived).Round(time.Millisecond), "task", d.note)
+}
+
+// warnOneAttempt warns once of a rule with the policy Park whose tasks have one attempt and so cannot park.
+func (d *delivery) warnOneAttempt(rule *compiledRule) {
+	if most, ok := asynq.GetMaxRetry(d.ctx); !ok || most > 0 || !rule.Busy.row().parks {
+		return
+	}
+	d.guard.warnOnce("one attempt of "+rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry 0 or less, and asynq archives a task that returns on its last attempt: "+
+		"it waits in its worker instead; enqueue such tasks with automutex.NewClient, or with a MaxRetry of at least 1", "rule", rule.Name, "type", d.task.Type(), "task", d.note)
+}
+
+// yieldAfter is how long a wait may keep the server's last worker.
+const yieldAfter = 20 * time.Millisecond
+
+// workers counts the tasks of one server that are in the Middleware, and knows which of them only wait and may give way. When
+// all workers have been busy for yieldAfter, the newest wait ends: its task parks, or returns. Of an ordered key that is the task whose turn
+// comes last: if another one parked, those behind it would wait in their workers until it is back.
+type workers struct {
+	limit int
+
+	mu       sync.Mutex // guards what follows; never held across I/O
+	busy     int
+	waiting  []*waiter   // in the order in which they began to wait
+	yielding *waiter     // was told to leave, and has not: one at a time, since it frees one worker
+	full     *time.Timer // runs while all workers are busy and one of them may give way; nil: that is not so
+}
+
+// waiter is a worker that waits in line.
+type waiter struct {
+	key   string
+	turn  int64  // its place in the order of the key; 0: the key is not ordered
+	leave func() // ends the wait; may be called again, and when the wait is over
+}
+
+// taskStarted counts a worker as busy, and taskEnded as free.
+func (w *workers) taskStarted() { w.change(func() { w.busy++ }) }
+func (w *workers) taskEnded()   { w.change(func() { w.busy-- }) }
+
+// begin adds a wait, and end removes it. end does nothing for a wait that did not begin.
+func (w *workers) begin(me *waiter) { w.change(func() { w.waiting = append(w.waiting, me) }) }
+func (w *workers) end(me *waiter) {
+	w.change(func() {
+		w.waiting = slices.DeleteFunc(w.waiting, func(other *waiter) bool { return other == me })
+		if w.yielding == me {
+			w.yielding = nil
+		}
+	})
+}
+
+// change changes the counts, and begins or ends the time of yieldAfter. The timer fires once, and does nothing if it was
+// replaced or the counts have changed; nobody has to wait for it.
+func (w *workers) change(counts func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	counts()
+	isFull := w.busy >= w.limit && len(w.waiting) > 0 && w.yielding == nil
+	switch {
+	case isFull && w.full == nil:
+		var mine *time.Timer
+		mine = time.AfterFunc(yieldAfter, func() { w.yieldOne(&mine) }) // mu is held, so yieldOne sees mine
+		w.full = mine
+	case !isFull && w.full != nil:
+		w.full.Stop()
+		w.full = nil
+	}
+}
+
+// yieldOne tells the newest wait to end, if the timer is still the one that runs.
+func (w *workers) yieldOne(timer **time.Timer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.full != *timer {
+		return
+	}
+	w.full = nil
+	w.yielding = w.waiting[len(w.waiting)-1]
+	for _, other := range w.waiting {
+		if other.key == w.yielding.key && other.turn > w.yielding.turn {
+			w.yielding = other
+		}
+	}
+	w.yielding.leave()
 }

@@ -25,13 +25,12 @@ import (
 // soakWorker is one life of an asynq server with its guard: in this process, or
 // in one of its own that gets this as JSON.
 type soakWorker struct {
-	Proc       string // names this life
-	Guard      string // host:port of Redis, as the guard sees it
-	Asynq      string // as asynq does
-	Ledger     string
-	Prefix     string
-	MaxWaiting int
-	AtFront    bool
+	Proc    string // names this life
+	Guard   string // host:port of Redis, as the guard sees it
+	Asynq   string // as asynq does
+	Ledger  string
+	Prefix  string
+	AtFront bool
 
 	ledger *soakLedger
 	runs   atomic.Int64
@@ -59,7 +58,7 @@ func (w *soakWorker) start(fail func(error)) error {
 	rules, _ := soakRules()
 	var err error
 	w.guard, err = automutex.New(client(w.Guard, "guard"), automutex.Config{
-		Rules: rules, Prefix: w.Prefix, Owner: w.Proc, MaxWaiting: w.MaxWaiting, WakeAtFront: w.AtFront,
+		Rules: rules, Prefix: w.Prefix, Owner: w.Proc, WakeAtFront: w.AtFront,
 		Logger: slog.New(slog.DiscardHandler), Observe: w.observe,
 	})
 	if err != nil {

@@ -113,12 +113,7 @@ func (s *soakServer) start() {
 		Proc: fmt.Sprintf("worker-%d.%d", s.index, s.lives), Prefix: s.world.prefix,
 		Guard: s.guard.Addr(), Asynq: s.asynq.Addr(), Ledger: s.ledgerAddr,
 	}
-	switch s.index { // they need not all be alike
-	case 1:
-		life.MaxWaiting = 4
-	case 2:
-		life.AtFront = true
-	}
+	life.AtFront = s.index == 2 // they need not all be alike
 	if s.index < soakInside {
 		s.inside = life
 		if err := life.start(s.world.fail); err != nil {

@@ -65,51 +65,34 @@ const (
 	LookAgain               // waits a moment for another producer, or for the worker, and looks again
 )
 
-func (a Action) String() string {
-	return [...]string{"enqueue", "refuse", "join", "supersede", "look again"}[a]
-}
-
-var (
-	until     = fact[Until]{0, "until", []string{"done", "start", "for"}}
-	duplicate = fact[Duplicate]{1, "duplicate", []string{"reject", "join", "replace", "postpone"}}
-	keep      = newFlag(2, "keep")
-	claimed   = fact[Claim]{3, "claim", []string{"none", "fresh", "settled", "confirmed"}}
-	task      = fact[Task]{4, "task", []string{"absent", "waits", "active", "ended"}}
-	begun     = newFlag(5, "begun")
-)
-
-func (e Existing) values() values {
-	return values{uint8(e.Until), uint8(e.Duplicate), uint8(yesNoOf(e.Keep)), uint8(e.Claim), uint8(e.Task), uint8(yesNoOf(e.Begun))}
-}
-
-var admitRows = []row[Action]{
-	// 1. No task blocks the key.
-	{when(claimed.is(NoClaim)), Enqueue},
-	{when(claimed.is(Fresh), task.is(Absent)), LookAgain},
-	{when(until.is(ForTime), claimed.is(Confirmed), task.is(Absent)), Refuse},
-	{when(task.is(Absent)), Enqueue},
-	{when(until.is(ForTime), task.is(Ended)), Refuse},
-	{when(until.is(UntilStart), begun.is(yes)), Enqueue},
-	{when(task.is(Ended), keep.is(yes)), Refuse},
-	{when(task.is(Ended)), Enqueue},
-	// 2. A task that lives blocks it.
-	{when(duplicate.is(Join)), JoinIt},
-	{when(duplicate.is(Replace, Postpone), task.is(Waits), begun.is(no)), Supersede},
-	{when(duplicate.is(Replace, Postpone), begun.is(no)), LookAgain},
-	{nil, Refuse},
-}
-
 // Admit decides about a task that a producer wants to enqueue for a key.
 func Admit(e Existing) Action {
-	a, _ := firstFit(admitRows, e.values())
-	return a
-}
-
-// possible returns what is meant by a situation that cannot be.
-func (e Existing) possible() Existing {
-	if e.Claim == NoClaim {
-		e.Task = Absent
+	newer := e.Duplicate == Replace || e.Duplicate == Postpone
+	switch {
+	// No task blocks the key.
+	case e.Claim == NoClaim:
+		return Enqueue
+	case e.Task == Absent && e.Claim == Fresh:
+		return LookAgain
+	case e.Task == Absent && e.Claim == Confirmed && e.Until == ForTime:
+		return Refuse
+	case e.Task == Absent:
+		return Enqueue
+	case e.Task == Ended && e.Until == ForTime:
+		return Refuse
+	case e.Begun && e.Until == UntilStart:
+		return Enqueue
+	case e.Task == Ended && e.Keep:
+		return Refuse
+	case e.Task == Ended:
+		return Enqueue
+	// A task that lives blocks it.
+	case e.Duplicate == Join:
+		return JoinIt
+	case newer && !e.Begun && e.Task == Waits:
+		return Supersede
+	case newer && !e.Begun:
+		return LookAgain
 	}
-	e.Begun = e.Begun && e.Task != Absent && e.Claim == Confirmed
-	return e
+	return Refuse
 }

@@ -5,229 +5,154 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+	"text/tabwriter"
 )
 
 var update = flag.Bool("update", false, "write testdata/decisions.txt and the table of docs/guide.md anew")
 
-// table is a function as its tests see it.
-type table struct {
-	title  string
-	facts  []heading
-	rows   []string                            // the decision of each row
-	ask    func(v values) (then string, i int) // the first row that fits
-	wanted func(i, column int) uint32          // the values that row i asks for; 0: any
-	// possible returns the values that are meant by some that cannot be.
-	possible func(v values) values
-}
+// The words of the tables, by value.
+var (
+	whats   = [...]string{"leave it", "run", "done", "archived", "attempt spent", "dropped", "back", "parks", "stays in its worker", "blocks until requeued"}
+	whens   = [...]string{"", "in 1-5 s", "when the gate opens", "when the pause ends", "after the outage's delay", "after its RetryAfter", ""}
+	whys    = [...]string{"done already", "key never", "key drop", "key later", "no answer", "lease lost", "own earlier attempt", "paused", "closed", "cooldown", "rate", "held", "nothing"}
+	overs   = [...]string{"goes on", "context ended", "replaced", "Guard closed"}
+	saids   = [...]string{"nil", "error", "RetryAfter", "SkipRetry", "RevokeTask", "panic"}
+	claims  = [...]string{"none", "fresh", "settled", "confirmed"}
+	tasks   = [...]string{"absent", "waits", "active", "ended"}
+	untils  = [...]string{"until done", "until start", "for a time"}
+	doubles = [...]string{"reject", "join", "replace, postpone"}
+	actions = [...]string{"enqueue", "refuse", "join", "supersede", "look again"}
+)
 
-func tableOf[D fmt.Stringer](title string, rows []row[D], possible func(values) values, facts ...heading) *table {
-	t := &table{title: title, facts: facts, possible: possible}
-	for _, r := range rows {
-		t.rows = append(t.rows, r.then.String())
-	}
-	t.ask = func(v values) (string, int) {
-		d, i := firstFit(rows, v)
-		return d.String(), i
-	}
-	t.wanted = func(i, column int) (bits uint32) {
-		for _, c := range rows[i].when {
-			if c.column == column {
-				bits |= c.oneOf
-			}
-		}
-		return bits
-	}
-	return t
-}
+func (d Decision) String() string { return strings.TrimSpace(whats[d.What] + " " + whens[d.When]) }
 
-func tables() []*table {
-	return []*table{
-		tableOf("Start: a task is in a worker, and its handler has not started", startRows, func(v values) values { return situationOf(v).possible().values() },
-			over.heading(), why.heading(), wish.heading(), parked.heading(), last.heading(), timeUp.heading()),
-		tableOf("End: its handler has returned", endRows, func(v values) values { return resultOf(v).possible().values() },
-			over.heading(), said.heading(), eLast.heading(), late.heading(), first.heading()),
-		tableOf("Admit: a producer wants to enqueue a task for a key", admitRows, func(v values) values { return existingOf(v).possible().values() },
-			until.heading(), duplicate.heading(), keep.heading(), claimed.heading(), task.heading(), begun.heading()),
-	}
-}
+func (a Action) String() string { return actions[a] }
 
-func situationOf(v values) Situation {
-	return Situation{Over(v[0]), Why(v[1]), Wish(v[2]), v[3] == 1, v[4] == 1, v[5] == 1}
-}
-
-func resultOf(v values) Result {
-	return Result{Over(v[0]), Said(v[1]), v[2] == 1, v[3] == 1, v[4] == 1}
-}
-
-func existingOf(v values) Existing {
-	return Existing{Until(v[0]), Duplicate(v[1]), v[2] == 1, Claim(v[3]), Task(v[4]), v[5] == 1}
-}
-
-// each calls f with every combination that can be.
-func (t *table) each(f func(values)) {
-	var walk func(i int, v values)
-	walk = func(i int, v values) {
-		if i == len(t.facts) {
-			if t.possible(v) == v {
-				f(v)
-			}
-			return
-		}
-		for x := range t.facts[i].words {
-			v[i] = uint8(x)
-			walk(i+1, v)
-		}
-	}
-	walk(0, values{})
-}
-
-// words names the values of a set, the shorter way.
-func (h heading) some(bits uint32) string {
-	var in, out []string
-	for i, word := range h.words {
-		if bits&(1<<i) != 0 {
-			in = append(in, word)
-		} else {
-			out = append(out, word)
-		}
-	}
-	switch {
-	case len(in) == 0 || len(out) == 0:
-		return "-"
-	case len(in) > 2 && len(out) < len(in):
-		return "not " + strings.Join(out, ", ")
-	}
-	return strings.Join(in, ", ")
-}
-
-// expand shows all combinations, fact by fact. Values of a fact that lead to the same decisions are one line.
-func (t *table) expand() (lines [][]string) {
-	var walk func(i int, v values) [][]string
-	walk = func(i int, v values) [][]string {
-		if i == len(t.facts) {
-			then, row := t.ask(t.possible(v))
-			return [][]string{{then, fmt.Sprint(row + 1)}}
-		}
-		type group struct {
-			bits  uint32
-			lines [][]string
-		}
-		var groups []group
-		for x := range t.facts[i].words {
-			v[i] = uint8(x)
-			below := walk(i+1, v)
-			same := slices.IndexFunc(groups, func(g group) bool { return fmt.Sprint(g.lines) == fmt.Sprint(below) })
-			if same < 0 {
-				same, groups = len(groups), append(groups, group{lines: below})
-			}
-			groups[same].bits |= 1 << x
-		}
-		var all [][]string
-		for _, g := range groups {
-			for _, line := range g.lines {
-				all = append(all, append([]string{t.facts[i].some(g.bits)}, line...))
-			}
-		}
-		return all
-	}
-	return walk(0, values{})
-}
-
-// Each row decides something, and each combination is decided: the last row asks for nothing.
-func TestTables_haveNoDeadRow(t *testing.T) {
-	for _, table := range tables() {
-		used := make([]int, len(table.rows))
-		table.each(func(v values) {
-			_, i := table.ask(v)
-			used[i]++
-		})
-		for i, n := range used {
-			if n == 0 {
-				t.Errorf("%s: row %d decides nothing: delete it", table.title, i+1)
-			}
-		}
-		for column := range table.facts {
-			if table.wanted(len(used)-1, column) != 0 {
-				t.Errorf("%s: the last row asks for something, so some combination is not decided", table.title)
-			}
-		}
-	}
-}
-
-// The rows, and what follows from them for every combination, are the golden file: read its changes.
-func TestTables_golden(t *testing.T) {
-	var b strings.Builder
-	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this file.\n\"-\": it makes no difference. \"in 1-5 s\": under RetryIn, after its delay.\n")
-	for _, table := range tables() {
-		possible, used := 0, make([]int, len(table.rows))
-		table.each(func(v values) {
-			_, i := table.ask(v)
-			used[i]++
-			possible++
-		})
-		head := []string{"row"}
-		for _, f := range table.facts {
-			head = append(head, f.name)
-		}
-		lines := [][]string{append(slices.Clone(head), "decision", "situations")}
-		for i, then := range table.rows {
-			line := []string{fmt.Sprint(i + 1)}
-			for column, f := range table.facts {
-				line = append(line, f.some(table.wanted(i, column)))
-			}
-			lines = append(lines, append(line, then, fmt.Sprint(used[i])))
-		}
-		fmt.Fprintf(&b, "\n== %s\n\n%d situations can be. The first row that fits decides.\n\n%s", table.title, possible, aligned(lines))
-		all := append([][]string{append(slices.Clone(head[1:]), "decision", "row")}, table.expand()...)
-		fmt.Fprintf(&b, "\nAll of them, %d lines:\n\n%s", len(all)-1, aligned(all))
-	}
-	b.WriteString("\n== Start as a matrix: reasons and policies, not on the last attempt\n\n" + aligned(matrix()))
-	golden(t, filepath.Join("testdata", "decisions.txt"), b.String())
-}
-
-// policies are those of package automutex, as Start sees them.
+// policies are those of package automutex, as Start sees them. Two answers of AfterFailure are like no policy.
 var policies = []struct {
 	name string
 	wish Wish
 	park bool
 }{
-	{name: "Park", wish: WishBack, park: true}, {name: "Retry, RetryIn, Replace", wish: WishBack}, {name: "Skip", wish: WishDone},
-	{name: "Archive", wish: WishArchive}, {name: "Fail", wish: WishSpend}, {name: "Allow", wish: WishRun},
+	{"Park", WishBack, true}, {"Retry, RetryIn, Replace", WishBack, false}, {"Skip", WishDone, false}, {"Archive", WishArchive, false},
+	{"Fail", WishSpend, false}, {"says RevokeTask", WishDrop, false}, {"says RetryAfter", WishLater, false}, {"Allow", WishRun, false},
 }
 
-func matrix() [][]string {
-	lines := [][]string{{"why"}}
+// situation is that of a task with the policy of that index. The lock parks for some reasons, and not on the last attempt.
+func situation(policy int, why Why, last bool) Situation {
+	parks := why == Paused || why == Closed || why.ForPolicy()
+	return Situation{Why: why, Wish: policies[policy].wish, Parked: policies[policy].park && parks && !last, Last: last}
+}
+
+// What can be decided is the golden file: read its changes.
+func TestDecisions(t *testing.T) {
+	b := strings.Builder{}
+	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this file.\n\"in 1-5 s\": under RetryIn, after its delay.\n")
+	table := func(title string, rows ...[]string) {
+		fmt.Fprintf(&b, "\n== %s\n\n%s", title, aligned(rows))
+	}
+	head := []string{"why"}
 	for _, p := range policies {
-		lines[0] = append(lines[0], p.name)
+		head = append(head, p.name)
 	}
-	for w, word := range why.words {
-		line := []string{word}
-		for _, p := range policies {
-			s := Situation{Why: Why(w), Wish: p.wish, Parked: p.park && Why(w) != Own}
-			line = append(line, Start(s.possible()).String())
+	for _, last := range []bool{false, true} {
+		title := "Start: the handler has not started"
+		if last {
+			title = "Start on the last attempt, with time left. Without time, what stays in its worker is archived"
 		}
-		lines = append(lines, line)
+		rows := [][]string{head}
+		for why, word := range whys {
+			row := []string{word}
+			for policy := range policies {
+				s := situation(policy, Why(why), last)
+				row = append(row, Start(s).String())
+				late := s
+				if late.TimeUp = last; last && Start(s).What == Stay && Start(late).What != Archive || Start(s).What != Stay && Start(late) != Start(s) {
+					t.Errorf("%+v: without time left: %s", s, Start(late))
+				}
+			}
+			rows = append(rows, row)
+		}
+		table(title, rows...)
 	}
-	return lines
+	ended := [][]string{{"over", "key never, not Allow", "any other reason", "on the last attempt"}}
+	for over := ContextEnded; over <= GuardClosed; over++ {
+		ended = append(ended, []string{overs[over], Start(Situation{Over: over, Why: KeyNever}).String(), Start(Situation{Over: over, Why: Held}).String(), Start(Situation{Over: over, Why: Held, Last: true}).String()})
+		for why := Finished; why <= Nothing; why++ {
+			for policy := range policies {
+				for _, last := range []bool{false, true} {
+					s := situation(policy, why, last)
+					s.Over = over
+					if want := Start(Situation{Over: over, Why: Held, Last: last}); Start(s) != want && (why != KeyNever || s.Wish == WishRun) {
+						t.Errorf("%+v: %s, want %s", s, Start(s), want)
+					}
+				}
+			}
+		}
+	}
+	table("Start: the delivery is over", ended...)
+
+	results := [][]string{{"handler said", "over", "", "on the last attempt", "and no time"}}
+	for said, word := range saids {
+		for over, ends := range overs {
+			r := Result{Over: Over(over), Said: Said(said)}
+			last, late := r, r
+			last.Last, late.Last, late.TimeUp = true, true, Said(said) == SaidLater
+			results = append(results, []string{word, ends, End(r).String(), End(last).String(), End(late).String()})
+		}
+	}
+	table("End: the handler has returned", results...)
+
+	for until, word := range untils {
+		rows := [][]string{{"claim", "task", "begun"}}
+		for _, keep := range []string{"", ", keep archived"} {
+			for _, double := range doubles {
+				rows[0] = append(rows[0], double+keep)
+			}
+		}
+		for claim := range claims {
+			for task := range tasks {
+				for _, begun := range []bool{false, true} {
+					if Claim(claim) == NoClaim && Task(task) != Absent || begun && (Task(task) == Absent || Claim(claim) != Confirmed) {
+						continue // cannot be
+					}
+					row := []string{claims[claim], tasks[task], yesNo(begun)}
+					for _, keep := range []bool{false, true} {
+						for _, double := range []Duplicate{Reject, Join, Replace} {
+							e := Existing{Until(until), double, keep, Claim(claim), Task(task), begun}
+							row = append(row, Admit(e).String())
+							if e.Duplicate = Postpone; double == Replace && Admit(e).String() != row[len(row)-1] {
+								t.Errorf("%+v: %s", e, Admit(e))
+							}
+						}
+					}
+					rows = append(rows, row)
+				}
+			}
+		}
+		table("Admit, "+word+": a producer wants to enqueue a task for a key", rows...)
+	}
+	golden(t, filepath.Join("testdata", "decisions.txt"), b.String())
 }
 
-func aligned(lines [][]string) string {
-	widths := make([]int, len(lines[0]))
-	for _, line := range lines {
-		for i, cell := range line {
-			widths[i] = max(widths[i], len(cell))
-		}
+func yesNo(b bool) string {
+	if b {
+		return "yes"
 	}
-	var b strings.Builder
-	for _, line := range lines {
-		var text strings.Builder
-		for i, cell := range line {
-			fmt.Fprintf(&text, "%-*s  ", widths[i], cell)
-		}
-		b.WriteString(strings.TrimRight(text.String(), " ") + "\n")
+	return "no"
+}
+
+func aligned(rows [][]string) string {
+	var text, b strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		_, _ = fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	_ = w.Flush()
+	for line := range strings.Lines(text.String()) {
+		b.WriteString(strings.TrimRight(line, " \n") + "\n")
 	}
 	return b.String()
 }
@@ -249,21 +174,64 @@ func golden(t *testing.T, path, got string) {
 	}
 }
 
-// One list says which of several reasons counts.
-func TestStrongest(t *testing.T) {
-	for _, c := range []struct {
-		reasons []Why
-		want    Why
-	}{
-		{nil, Nothing},
-		{[]Why{Held, Rate}, Rate},
-		{[]Why{Rate, Own}, Own},
-		{[]Why{Cooldown, OwnRate}, OwnRate},
-		{[]Why{Held, Paused, Closed}, Paused},
-		{[]Why{NoAnswer, KeyNever, KeyLater}, KeyNever},
-	} {
-		if got := Strongest(c.reasons...); got != c.want {
-			t.Errorf("%v: %d, want %d", c.reasons, got, c.want)
+// reasons are the words of docs/guide.md for each reason.
+var reasons = [...]string{
+	Finished:  "the task was done already (ordered keys)",
+	KeyNever:  "no key can be made, ever",
+	KeyDrop:   "its `Key`, `LimitOf` or `Config.Decode` returned `asynq.RevokeTask`",
+	KeyLater:  "its key cannot be made now",
+	NoAnswer:  "Redis does not answer, or too few replicas do",
+	LeaseLost: "a lease was lost before the handler began",
+	Own:       "the task's own earlier attempt still holds the key",
+	Paused:    "an operator has paused the key",
+	Closed:    "`CloseGate` has closed the key",
+	Cooldown:  "cooldown",
+	Rate:      "the rate is used up",
+	Held:      "the key is busy",
+}
+
+// TestGuide holds "What happens when" in docs/guide.md against Start. Read its changes: they are changes of
+// what users read.
+func TestGuide(t *testing.T) {
+	when := [...]string{Unsaid: "", Soon: "in 1 to 5 s, or `RetryIn`'s d", AtGate: "when the gate opens", AtResume: "when the pause ends, or to look after 30 to 90 s", AtOutage: "in 1 to 30 s", AsAsked: "", AtTurn: ""}
+	what := [...]string{Run: "runs", Done: "done", Archive: "archived", Spend: "attempt spent", Drop: "dropped", Back: "back", ToLine: "parks"}
+	var b strings.Builder
+	b.WriteString("| why the task cannot start | comes back | Park | Retry, RetryIn, Replace | Skip | Archive | Fail | AfterFailure | Allow |\n|---|---|---|---|---|---|---|---|---|\n")
+	for why, words := range reasons {
+		cells, comes := "", Unsaid
+		for policy, p := range policies {
+			d := Start(situation(policy, Why(why), false))
+			cell := what[d.What]
+			switch {
+			case p.wish == WishDrop:
+				continue
+			case p.wish == WishLater && Why(why).ForPolicy():
+				cell = "your function decides"
+			case d.What == Back && p.wish != WishLater:
+				comes = d.When
+			}
+			cells += " " + cell + " |"
 		}
+		fmt.Fprintf(&b, "| %s | %s |%s\n", words, when[comes], cells)
+	}
+	b.WriteString("\nOn its last attempt a task that would go back or park waits in its worker, until a second before its deadline; then it is archived. All else is the same.\n")
+	goldenPart(t, filepath.Join("..", "..", "docs", "guide.md"), b.String())
+}
+
+// goldenPart holds what stands between the two marks of a page.
+func goldenPart(t *testing.T, path, want string) {
+	t.Helper()
+	const from, to = "<!-- written by go test ./internal/decide -update -->\n", "<!-- end -->\n"
+	page, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, opened := strings.Cut(string(page), from)
+	is, after, closed := strings.Cut(rest, to)
+	if !opened || !closed {
+		t.Fatalf("%s has no part between %q and %q", path, from, to)
+	}
+	if is != want {
+		golden(t, path, before+from+want+to+after)
 	}
 }

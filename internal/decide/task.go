@@ -1,3 +1,12 @@
+// Package decide is the law: what happens to a task, as pure and total functions from a few facts
+// to a decision. Nothing in here sleeps, asks Redis, logs or observes; callers carry a decision out.
+//
+//	Start  a task is in a worker, and its handler has not started
+//	End    its handler has returned
+//	Admit  a producer of package unique wants to enqueue a task whose key may be taken
+//
+// testdata/decisions.txt shows what each function answers for all that can be. A change of behaviour is a
+// change of that file.
 package decide
 
 // Over is what ends a delivery whatever else is true.
@@ -10,8 +19,6 @@ const (
 	Replaced                 // a newer task has come (policy Replace)
 	GuardClosed              // Guard.Close has begun
 )
-
-var overWords = []string{"no", "context ended", "replaced", "Guard closed"}
 
 // Decision is what happens to a task, and when it comes back.
 type Decision struct {
@@ -36,8 +43,6 @@ const (
 	Block               // it blocks its worker until asynq requeues it, at the end of the shutdown
 )
 
-var whatWords = []string{"leave it", "run", "done", "archived", "attempt spent", "dropped", "back", "back, place kept", "stays in its worker", "blocks until requeued"}
-
 // When is the time after which a task comes back, or its wait in the worker is over.
 type When uint8
 
@@ -51,16 +56,6 @@ const (
 	AsAsked       // as the RetryAfter says
 	AtTurn        // when it is called, or about when its turn would come
 )
-
-var whenWords = []string{"", "in 1-5 s", "when the gate opens", "when the pause ends", "after the outage's delay", "after its RetryAfter", "when called"}
-
-// String says the decision in the words of the tables.
-func (d Decision) String() string {
-	if d.When == Unsaid || d.What == ToLine {
-		return whatWords[d.What]
-	}
-	return whatWords[d.What] + " " + whenWords[d.When]
-}
 
 // Final reports whether asynq will not run the task again after the decision. last: on its last
 // attempt, asynq archives a task for any error.

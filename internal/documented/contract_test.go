@@ -51,7 +51,7 @@ var (
 	_ = map[automutex.Policy]bool{automutex.Retry: true} // comparable
 
 	_ = automutex.Config{
-		Rules: []automutex.Rule(nil), Prefix: "", Owner: "", MaxWaiting: int(0), MinReplicas: int(0), Inspector: (*asynq.Inspector)(nil),
+		Rules: []automutex.Rule(nil), Prefix: "", Owner: "", MinReplicas: int(0), Inspector: (*asynq.Inspector)(nil),
 		Logger: (*slog.Logger)(nil), Observe: (func(context.Context, automutex.Event))(nil),
 		Decode: (func(*asynq.Task) ([]byte, error))(nil),
 	}

@@ -37,7 +37,7 @@ func oneScheduler(ctx context.Context) error {
 // compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{push, enqueue, headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, explain, pools, fromFile, enqueueOnce, oneScheduler, deliver}
+	_ = []any{push, enqueue, headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, pools, fromFile, enqueueOnce, oneScheduler, deliver}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {

@@ -195,17 +195,6 @@ func parked() []automutex.Rule {
 	return rules
 }
 
-func explain(ctx context.Context, guard *automutex.Guard, info *asynq.TaskInfo) error {
-	explanations, err := guard.ExplainTask(ctx, info) // of asynq's Inspector; guard.Explain for a task
-	if err != nil {
-		return err
-	}
-	for _, e := range explanations {
-		fmt.Println(e) // rule, key, holders since and until when, who is in line, its own place
-	}
-	return nil
-}
-
 func pools(ctx context.Context, locker *lock.Locker) error {
 	ports := pool.New(locker, "ports")
 	_, err := ports.Put(ctx, "8001", "8002")

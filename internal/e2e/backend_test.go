@@ -279,7 +279,7 @@ func (h *whoSends) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		switch name := cmd.Name(); {
 		case name != "set" && name != "eval" && name != "evalsha": // a new connection's
 		case len(cmd.Args()) > 3 && strings.Contains(fmt.Sprint(cmd.Args()[3]), ":{control}"): // the Guard's own
-		case strings.Contains(string(debug.Stack()), "(*Guard).process"):
+		case strings.Contains(string(debug.Stack()), "(*delivery).run("):
 			h.worker.Add(1)
 		default:
 			h.other.Add(1)

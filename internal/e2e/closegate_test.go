@@ -54,9 +54,6 @@ func TestHold_andRetryAfter(t *testing.T) {
 				}
 			}
 			back := automutex.EventRetried
-			if policy == automutex.Park {
-				back = automutex.EventParked // one return is one event
-			}
 			if e := r.awaitEvent(back, id); e.Delay < left || e.Delay > left+time.Second {
 				t.Errorf("%s: got %+v", policy, e)
 			}

@@ -82,15 +82,6 @@ func TestDecode_everyKeyReadsIt(t *testing.T) {
 	if n := calls.Load(); n != 1 {
 		t.Errorf("Decode was called %d times for one task", n)
 	}
-	all, err := guard.Explain(t.Context(), task)
-	if err != nil || len(all) != len(keys) || calls.Load() != 2 {
-		t.Fatalf("Explain: %d locks, %v, %d calls", len(all), err, calls.Load())
-	}
-	for i, e := range all {
-		if e.Key != keys[i] {
-			t.Errorf("Explain has the key %s, Keys %s", e.Key, keys[i])
-		}
-	}
 	if string(task.Payload()) != string(envelope) {
 		t.Errorf("the task has the payload %s now", task.Payload())
 	}
@@ -122,9 +113,6 @@ func TestDecode_returnsNoJSON(t *testing.T) {
 		var never *automutex.KeyError
 		if !errors.As(err, &never) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", payload, err, want)
-		}
-		if _, explained := guard.Explain(t.Context(), asynq.NewTask("on", []byte(payload))); explained == nil || explained.Error() != err.Error() {
-			t.Errorf("%q: Explain: %v", payload, explained)
 		}
 	}
 	if _, err := guard.Keys(t.Context(), asynq.NewTask("typed", []byte("v1 id=7"))); err == nil || !strings.Contains(err.Error(), "or Config.Decode for JSON") {

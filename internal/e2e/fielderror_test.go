@@ -16,7 +16,7 @@ import (
 // element: what shows mistakes elsewhere than in a log needs no texts taken apart.
 func TestFieldError_oneForEachMistake(t *testing.T) {
 	t.Parallel()
-	_, err := automutex.NewKeyMaker(automutex.Config{Prefix: "{", MaxWaiting: -1, Rules: []automutex.Rule{
+	_, err := automutex.NewKeyMaker(automutex.Config{Prefix: "{", Rules: []automutex.Rule{
 		{Task: "a", On: []string{"id", "x..y"}, OnHeaders: []string{"h", ""}},
 		{Task: "a", Scope: "s", TTL: 1, Busy: automutex.RetryIn(0)},
 		{Name: "last", Task: "b", Scope: "s", Limit: 2},
@@ -46,7 +46,6 @@ func TestFieldError_oneForEachMistake(t *testing.T) {
 	}
 	want := []place{
 		{-1, "", "Prefix", -1},
-		{-1, "", "MaxWaiting", -1},
 		{0, "a", "On", 1},
 		{0, "a", "OnHeaders", 1},
 		{1, "a#2", "TTL", -1},

@@ -28,7 +28,7 @@ func newHolder(tb testing.TB, locks lock.Client, cfg automutex.Config, scope str
 		err = json.Unmarshal(task.Payload(), &parts)
 		return parts, err
 	}}}
-	cfg.Observe, cfg.Logger, cfg.MaxWaiting = nil, slog.New(slog.DiscardHandler), 0
+	cfg.Observe, cfg.Logger = nil, slog.New(slog.DiscardHandler)
 	guard, err := automutex.New(locks, cfg)
 	if err != nil {
 		tb.Fatal(err)

@@ -167,42 +167,6 @@ func TestLifetime_maxHold(t *testing.T) {
 	})
 }
 
-// Past MaxWaiting the policy applies at once, except on the last attempt.
-func TestLifetime_maxWaiting(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, setup{guarded: func(c *automutex.Config) { c.MaxWaiting = 2 }})
-		var waits []string
-		for i := range 2 {
-			waits = append(waits, r.enqueue("work", one))
-			r.awaitLine(i+1, "work", "1")
-		}
-		for range 2 {
-			id := r.enqueue("work", one)
-			info := r.awaitRetried(id, 0)
-			if event := r.awaitEvent(automutex.EventBusy, id); event.Waited != 0 || strings.Contains(info.LastErr, "waited") {
-				t.Errorf("it waited: %+v", event)
-			}
-		}
-		waits = append(waits, r.enqueue("work", one, asynq.MaxRetry(0)))
-		r.awaitLine(3, "work", "1")
-		r.stage.none(t)
-		free()
-		for _, id := range waits {
-			run := r.stage.nextIs(t, id)
-			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
-		}
-		// All have left: there is room again.
-		lease := r.take("work", "1")
-		id := r.enqueue("work", one)
-		r.awaitLine(1, "work", "1")
-		r.free(lease)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
 // Wait stands in line in the worker, first come, first served.
 func TestLifetime_waitInOrder(t *testing.T) {
 	t.Parallel()

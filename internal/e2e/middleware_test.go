@@ -322,7 +322,7 @@ func TestMiddleware_lease(t *testing.T) {
 func TestMiddleware_limit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const limit, workers, tasks = 3, 10, 30
+		const limit, workers, tasks = 3, 16, 15
 		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Limit: limit, Wait: time.Minute, Busy: automutex.Retry}}})
 		var ids []string
 		for range tasks {
@@ -332,7 +332,7 @@ func TestMiddleware_limit(t *testing.T) {
 		for range limit {
 			runs = append(runs, r.stage.next(t))
 		}
-		r.awaitLine(workers-limit, "work")
+		r.awaitLine(tasks-limit, "work")
 		for len(runs) > 0 {
 			r.stage.none(t)
 			runs[0].returns(nil)

@@ -21,7 +21,7 @@ import (
 func TestNew_everyMistake(t *testing.T) {
 	t.Parallel()
 	_, err := automutex.New(nil, automutex.Config{
-		Prefix: "a{b}", MaxWaiting: -1, MinReplicas: -1, History: -1,
+		Prefix: "a{b}", MinReplicas: -1, History: -1,
 		Rules: []automutex.Rule{
 			{Name: "blank"},
 			{Task: "a", Limit: -1, Wait: -1, On: []string{"x..y"}},
@@ -40,7 +40,7 @@ func TestNew_everyMistake(t *testing.T) {
 	for _, want := range [][]string{
 		{"client", "nil"},
 		{"Config.Prefix"},
-		{"Config.MaxWaiting"}, {"Config.MinReplicas"}, {"Config.History"},
+		{"Config.MinReplicas"}, {"Config.History"},
 		{`"blank"`, "Task"},
 		{`"a"`, "Limit"}, {`"a"`, "Wait"}, {`"a"`, "On[0]"},
 		{`"b"`, "TTL"}, {`"b"`, "Busy", "RetryIn"},

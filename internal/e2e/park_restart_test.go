@@ -90,35 +90,6 @@ func TestPark_shutdownAndAnother(t *testing.T) {
 	})
 }
 
-// A server that ends while tasks wait in its workers, and others are parked.
-func TestPark_shutdownWithWaiters(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		old, free := busyRig(t, s, automutex.Rule{Busy: automutex.Park}, setup{guarded: func(c *automutex.Config) { c.MaxWaiting = 1 }})
-		waits := old.enqueue("work", one)
-		old.awaitStored(1, 0, "work", "1")
-		parks := old.enqueue("work", one)
-		old.awaitParked(parks)
-		began := time.Now()
-		old.stop()
-		if took := time.Since(began); took > patience/2 {
-			t.Errorf("Close and Shutdown took %s with a waiter", took)
-		}
-		old.awaitRetried(waits, 0)
-		r := old.successor(s)
-		r.awaitStored(0, 1, "work", "1") // nothing is left of the one that waited
-		// Whoever leaves the line calls the next. Where that came before its server
-		// had stopped, the closed Guard handed it back, and asynq brings it.
-		handedBack := !strings.Contains(r.awaitRetried(parks, 0).LastErr, "parked on ")
-		free()
-		r.comesBack(waits)
-		if handedBack {
-			r.comesBack(parks)
-		}
-		r.finishAll(waits, parks)
-	})
-}
-
 // Redis restarts with its data: the lines are there, and looked after as before.
 func TestPark_redisRestarted(t *testing.T) {
 	redistest.Long(t)

@@ -163,7 +163,7 @@ func TestPark_explainsItself(t *testing.T) {
 			}
 			event := r.awaitEvent(automutex.EventParked, id)
 			busy := event.Busy
-			if event.Rule != "work" || event.Key != m.Key() || event.Policy != automutex.Park || busy.Place != i || busy.HolderTask != "far/away" || busy.Waited != 0 {
+			if event.Rule != "work" || event.Key != m.Key() || event.Policy != automutex.Park || busy.Place != i || busy.HolderTask != "far/away" || busy.Waited <= 0 {
 				t.Errorf("got %+v of %+v", event, busy)
 			}
 			// Not before the holder's deadline, which is a minute away.
@@ -182,7 +182,7 @@ func TestPark_explainsItself(t *testing.T) {
 				t.Errorf("it was parked, and got %+v", event)
 			}
 			kinds := r.seen.kindsOf(id)
-			if kinds[0] != automutex.EventBusy || kinds[1] != automutex.EventParked {
+			if !slices.Equal(kinds[:4], []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventParked}) {
 				t.Errorf("events %v", kinds)
 			}
 		}
@@ -253,9 +253,6 @@ func TestPark_concurrencyOne(t *testing.T) {
 		r, free := heldRig(t, s, setup{workers: 1})
 		parked := r.enqueue("work", one)
 		r.awaitParked(parked)
-		if busy := r.awaitEvent(automutex.EventBusy, parked).Busy; busy.Waited != 0 {
-			t.Errorf("it held its worker for %s", busy.Waited)
-		}
 		r.finish(r.enqueue("other", nil)) // the worker is free
 		r.finish(r.enqueue("work", map[string]int{"id": 2}))
 		free()
@@ -283,7 +280,7 @@ func TestPark_lastAttempt(t *testing.T) {
 		r.finish(none)
 		blocks.returns(nil)
 		r.await(other, asynq.TaskStateCompleted)
-		if kinds := r.seen.kindsOf(none); !slices.Equal(kinds, []automutex.EventKind{automutex.EventBusy, automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
+		if kinds := r.seen.kindsOf(none); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
 			t.Errorf("events %v", kinds)
 		}
 

@@ -100,7 +100,6 @@ func TestPaused_lastAttempt(t *testing.T) {
 				r.pauseTarget("work|1", time.Time{})
 				id := r.enqueue("work", one, asynq.MaxRetry(0))
 				r.awaitLine(1, "work", "1")
-				r.awaitEvent(automutex.EventBusy, id)
 				r.stage.none(t)
 				r.resumeTarget("work|1")
 				r.stage.next(t).returns(nil)
@@ -250,28 +249,6 @@ func TestControls_limitOfTasks(t *testing.T) {
 		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", one))
 		first.returns(nil)
 		second.returns(nil)
-	})
-}
-
-// Explain shows what is in force, with who, why and the number that counts.
-func TestControls_explain(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry})
-		end := time.Now().Add(time.Hour)
-		controls := guard.Controls()
-		redistest.Must(t, controls.SetLimit(t.Context(), "work|1", 7, "plan"))
-		redistest.Must(t, controls.Pause(t.Context(), "work", end, "repair"))
-		task := asynq.NewTask("work", []byte(`{"id":1}`))
-		all, err := guard.Explain(t.Context(), task)
-		if err != nil || len(all) != 1 || all[0].Limit != 7 || len(all[0].Controls) != 2 || !all[0].NextWake.Equal(end) {
-			t.Fatalf("%+v, %v", all, err)
-		}
-		for _, text := range []string{"of 7 held", "work: paused until", "repair", "work|1: limited to 7", "plan"} {
-			if !strings.Contains(all[0].String(), text) {
-				t.Errorf("%q does not say %q", all[0].String(), text)
-			}
-		}
 	})
 }
 

@@ -147,11 +147,6 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	fmt.Fprintln(&told, r.await(r.enqueue("retry", private), asynq.TaskStateRetry).LastErr)
 	fail.Before(nil)
 
-	explained, err := r.guard.Explain(t.Context(), asynq.NewTask("lost", []byte(private)))
-	redistest.Must(t, err)
-	for _, e := range explained {
-		fmt.Fprintln(&told, e)
-	}
 	for _, e := range r.seen.list() {
 		fmt.Fprintf(&told, "%+v %v %v\n", e, e.Err, cmp.Or(e.Busy, &automutex.BusyError{}))
 	}

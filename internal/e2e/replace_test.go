@@ -264,34 +264,6 @@ func TestReplace_close(t *testing.T) {
 	})
 }
 
-// Where no more workers may wait the newcomer goes back at once, but the older
-// one has been asked.
-func TestReplace_maxWaiting(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules:   []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour}), {Task: "other", Wait: time.Hour, Busy: automutex.Retry}},
-			guarded: func(c *automutex.Config) { c.MaxWaiting = 1 },
-		})
-		taken := r.take("other")
-		other := r.enqueue("other", nil)
-		r.awaitLine(1, "other")
-		r.enqueue("work", one)
-		running := r.stage.next(t)
-		r.awaitSubscribed()
-		young := r.enqueue("work", one)
-		r.awaitRetried(young, 0)
-		if event := r.awaitEvent(automutex.EventBusy, young); event.Waited != 0 {
-			t.Errorf("it waited: %+v", event)
-		}
-		running.awaitEnd(t)
-		running.returns(nil)
-		r.free(taken)
-		r.stage.next(t).returns(nil)
-		r.await(other, asynq.TaskStateCompleted)
-	})
-}
-
 // awaitSubscribed waits until the guard hears messages.
 func (r *rig) awaitSubscribed() {
 	r.t.Helper()

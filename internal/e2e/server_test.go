@@ -12,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 // theirs are a user's own four functions, and what they were called with.
@@ -190,89 +189,30 @@ func TestServer_withoutServerConfig(t *testing.T) {
 	})
 }
 
-// Two servers made from one Config: the tasks of both count as those of one, which is said once.
-func TestServer_oneConfigForTwo(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}})
-		const warning = "several servers were made"
-		var runs []*run
-		work := func(ids ...int) {
-			for _, id := range ids {
-				r.enqueue("work", map[string]int{"id": id})
-				runs = append(runs, r.stage.next(t))
-			}
-		}
-		work(1, 2)
-		if strings.Contains(r.log.Text(-100), warning) {
-			t.Error("warned of one server")
-		}
-		r.queue = redistest.Name(t)
-		served := r.served
-		served.Queues = map[string]int{r.queue: 1}
-		second := asynq.NewServerFromRedisClient(r.rdb, served)
-		redistest.Must(t, second.Start(r.guard.Middleware(r.stage)))
-		t.Cleanup(second.Shutdown)
-		work(3, 4)
-		for _, run := range runs {
-			run.returns(nil)
-		}
-		if n := strings.Count(r.log.Text(0), warning); n != 1 {
-			t.Errorf("warned %d times: %s", n, r.log.Text(0))
-		}
-	})
-}
-
-// Two guards around one handler, each with its own rules and its own say.
+// Two guards around one handler serve their own tasks. A task for which both have a rule is archived: it would have two sets of
+// locks and two policies.
 func TestServer_stacked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		u := &theirs{}
 		seen, log := &events{}, &redistest.Log{}
-		prefix := redistest.Name(t)
-		inner := newGuardAt(t, s, prefix, log, seen, automutex.Rule{Task: "work", Name: "inner", Busy: automutex.RetryIn(time.Minute)})
+		inner := newGuardAt(t, s, redistest.Name(t), log, seen, automutex.Rule{Task: "work", Name: "inner"}, automutex.Rule{Task: "other", Name: "other"})
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Name: "outer", Busy: automutex.RetryIn(10 * time.Minute)}},
-			served: func(c *asynq.Config) {
-				u.install(c)
-				*c = inner.ServerConfig(*c)
-			},
-			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler { return g.Middleware(inner.Middleware(h)) },
+			rules:  []automutex.Rule{{Task: "work", Name: "outer"}, {Task: "mine", Name: "mine"}},
+			served: func(c *asynq.Config) { *c = inner.ServerConfig(*c) },
+			wrap:   func(g *automutex.Guard, h asynq.Handler) asynq.Handler { return g.Middleware(inner.Middleware(h)) },
 		})
-		check := func(wait time.Duration) string {
-			t.Helper()
-			id := r.enqueue("work", nil)
-			until := time.Until(r.awaitRetried(id, 0).NextProcessAt)
-			if until > wait || until < wait-time.Minute/2 {
-				t.Errorf("it comes back in %s, want %s", until, wait)
-			}
-			u.told(t, "hand-back", 0, 0, 0, nil)
-			return id
-		}
-		outside := r.take("work")
-		check(10 * time.Minute)
-		r.free(outside)
-		locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
-		defer locker.Close()
-		inside, err := locker.Mutex("work").TryLock(t.Context())
-		redistest.Must(t, err)
-		id := check(time.Minute)
-		if r.locked("work") {
-			t.Error("the outer key stayed taken")
-		}
-		redistest.Must(t, inside.Unlock(t.Context()))
-		r.rerun(id)
-		run := r.stage.next(t)
-		for _, name := range []string{"inner", "outer"} {
+		for _, name := range []string{"other", "mine"} {
+			id := r.enqueue(name, nil)
+			run := r.stage.next(t)
 			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
 				t.Errorf("no lease of %s", name)
 			}
+			run.returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
 		}
-		run.returns(errPlain)
-		r.awaitRetried(id, 1)
-		u.told(t, "failed", 1, 1, 1, errPlain)
-		if text := log.Text(0) + r.log.Text(0); text != "" {
-			t.Errorf("logged: %s", text)
+		if info := r.await(r.enqueue("work", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr, "give one Guard all rules of a type") {
+			t.Errorf("archived with %q", info.LastErr)
 		}
+		r.stage.none(t)
 	})
 }

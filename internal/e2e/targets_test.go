@@ -122,9 +122,6 @@ func TestKeyFunc_noLock(t *testing.T) {
 		if keys, err := r.guard.Keys(t.Context(), task); err != nil || len(keys) != 0 {
 			t.Errorf("Keys: %v, %v", keys, err)
 		}
-		if all, err := r.guard.Explain(t.Context(), task); err != nil || len(all) != 0 {
-			t.Errorf("Explain: %v, %v", all, err)
-		}
 	})
 }
 

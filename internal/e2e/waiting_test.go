@@ -109,18 +109,3 @@ func TestWaiting_observePanics(t *testing.T) {
 		}
 	})
 }
-
-// On its last attempt a task waits on after its rule's Wait. EventAcquired counts both waits.
-func TestWaited_onTheLastAttemptCountsTheRulesWaitToo(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: 300 * time.Millisecond, Busy: automutex.Retry}, setup{})
-		id := r.enqueue("work", one, asynq.MaxRetry(0))
-		busy := r.awaitEvent(automutex.EventBusy, id)
-		free()
-		r.stage.next(t).returns(nil)
-		if acquired := r.awaitEvent(automutex.EventAcquired, id); acquired.Waited < busy.Waited || busy.Waited <= 0 {
-			t.Errorf("acquired after %s, of which the first wait alone took %s", acquired.Waited, busy.Waited)
-		}
-	})
-}

@@ -12,8 +12,7 @@ import (
 )
 
 // What follows is about what a rule decides for each task: whether the task needs the lock, how many
-// may hold it beside the task, and when its key can be made; and about processes that let few
-// workers wait, or whose Guard wraps handlers one by one.
+// may hold it beside the task, and when its key can be made; and about processes whose Guard wraps handlers one by one.
 
 // choices draws that.
 func (d *drawer) choices() {
@@ -22,9 +21,6 @@ func (d *drawer) choices() {
 		return
 	}
 	for i := range s.p.Procs {
-		if s.chance(0.3) {
-			s.p.Procs[i].MaxWaiting = 1 + s.IntN(2)
-		}
 		s.p.Procs[i].Apart = s.chance(0.3)
 	}
 	own := map[string]bool{} // scopes whose tasks have limits of their own

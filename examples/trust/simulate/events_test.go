@@ -65,7 +65,6 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	case automutex.EventReleased:
 		k := b.key(key)
 		h := k.gives(id, e.Held)
-		b.gaveBack(key, id, h)
 		k.freeSince = time.Now()
 		for _, r := range b.runs {
 			if r.p == p && r.n == n && r.taken[key].Equal(h.since) && r.released[key].IsZero() {
@@ -134,20 +133,11 @@ func (b *ledger) busy(n int, e automutex.Event, key string) {
 		b.judgeDrop(n, e, key, "archived")
 	case automutex.Fail:
 		b.spendLocked(n, 1, 1, "policy Fail")
-		b.judgeUnready(n, "failed")
-	}
-}
-
-// judgeUnready looks whether a policy ends a task whose handler has asked to come back. Callers hold mu.
-func (b *ledger) judgeUnready(n int, how string) {
-	if reason := b.books[n].reason; b.books[n].unready && reason != automutex.ReasonCooldown && b.calm && b.clean {
-		b.violatef("unready: task %d has asked to come back, and is %s since its key is busy: %s", n, how, reason)
 	}
 }
 
 // judgeDrop looks whether a policy may end a task. Callers hold mu.
 func (b *ledger) judgeDrop(n int, e automutex.Event, key, how string) {
-	b.judgeUnready(n, how)
 	if reason := b.books[n].reason; reason == automutex.ReasonHeld || reason == automutex.ReasonCooldown {
 		b.judgeBusy(n, e, key)
 	} else {
@@ -232,7 +222,7 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	if end := b.pausedUntil(key).Add(obeyed); end.After(since) {
 		since = end
 	}
-	if end := b.opensBy(key, time.Now()); end.After(since) {
+	if end := b.opensBy(key); end.After(since) {
 		since = end
 	}
 	if at := b.unanswered[idOf(p, e)]; !at.Before(time.Now().Add(-e.Waited)) {

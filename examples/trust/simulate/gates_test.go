@@ -3,7 +3,6 @@ package simulate
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -102,9 +101,8 @@ type gateBook struct {
 type take struct {
 	closed time.Time
 
-	id        string // see ledger.balance
-	at        time.Time
-	givenBack time.Time // without that its handler had begun; zero: not so
+	id string // see ledger.balance
+	at time.Time
 }
 
 // holdBook is a time in which nobody may take the lock.
@@ -137,30 +135,13 @@ func (b *ledger) judgeGate(n int, key, id string) {
 	k.gate.takes = append(k.gate.takes, take{id: id, at: now})
 }
 
-// gaveBack notes that a lock is released, and when: a start that did not happen does
-// not count. Of a lock that ran out before, while the task waited for its next one, the
-// start stays counted, and so does one after which another task has started. Callers hold mu.
-func (b *ledger) gaveBack(key, id string, h holding) {
-	k, most := b.key(key), b.w.plan.ruleOfKey(key).MaxHold
-	if most > 0 && time.Since(h.since) >= most-b.w.plan.grantSlack() {
-		return
-	}
-	since := h.since.Add(-b.grantLag(b.w.plan.ruleOfKey(key))) // Redis may have seen two takes in another order
-	later := slices.ContainsFunc(k.gate.takes, func(t take) bool { return t.id != id && t.at.After(since) })
-	for i := range k.gate.takes {
-		if t := &k.gate.takes[i]; t.id == id && t.at.Equal(h.since) && !h.started && !later {
-			t.givenBack = time.Now()
-		}
-	}
-}
-
 // rateOpensBy is when the rate of a key certainly allows a start, if every ask was
-// answered. asked is when somebody was told that it does not. Callers hold mu.
-func (b *ledger) rateOpensBy(key string, asked time.Time) (at time.Time) {
+// answered. Callers hold mu.
+func (b *ledger) rateOpensBy(key string) (at time.Time) {
 	rule := b.w.plan.ruleOfKey(key)
-	every, given := rule.every(), asked.Add(-b.grantLag(rule))
+	every := rule.every()
 	for _, t := range b.key(key).gate.takes {
-		if every == 0 || !t.givenBack.IsZero() && t.givenBack.Before(given) {
+		if every == 0 {
 			continue
 		}
 		if t.closed.After(at) {
@@ -186,7 +167,7 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 		return
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
-	if at := b.rateOpensBy(key, time.Now()); at.After(most) {
+	if at := b.rateOpensBy(key); at.After(most) {
 		most = at
 	}
 	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
@@ -195,10 +176,10 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 }
 
 // opensBy is when the gate of a key is certainly open: of a rate only where every ask
-// is answered. asked: see rateOpensBy. Callers hold mu.
-func (b *ledger) opensBy(key string, asked time.Time) time.Time {
+// is answered. Callers hold mu.
+func (b *ledger) opensBy(key string) time.Time {
 	opens := b.key(key).gate.closed
-	if rate := b.rateOpensBy(key, asked); rate.After(opens) {
+	if rate := b.rateOpensBy(key); rate.After(opens) {
 		return rate
 	}
 	return opens
@@ -299,14 +280,14 @@ func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.opensBefore(key, dropped) {
-		b.violatef("dropped: task %d is %s for the rate of %q, which allows a start since %s", n, how, key, dropped.Sub(b.opensBy(key, dropped)))
+		b.violatef("dropped: task %d is %s for the rate of %q, which allows a start since %s", n, how, key, dropped.Sub(b.opensBy(key)))
 	}
 }
 
 // opensBefore tells whether the gate of a key was certainly open when a task was told at
 // asked that it is closed. Callers hold mu.
 func (b *ledger) opensBefore(key string, asked time.Time) bool {
-	return asked.Add(-b.grantLag(b.w.plan.ruleOfKey(key)) - 3*time.Second).After(b.opensBy(key, asked))
+	return asked.Add(-b.grantLag(b.w.plan.ruleOfKey(key)) - 3*time.Second).After(b.opensBy(key))
 }
 
 // hold does what the plan says about holds, at the end of a handler.
@@ -323,7 +304,6 @@ func (p *process) hold(ctx context.Context, r *run, step stepPlan) {
 
 // later notes that a handler gives its task back. Callers hold mu.
 func (b *ledger) later(r *run, after time.Duration) {
-	b.books[r.n].unready = true
 	b.asksBack(r.ctx, r.n, after)
 	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.w.plan.Tasks[r.n].MaxRetry && !r.p.wraps(b.w.plan.Tasks[r.n].Task) {
 		b.books[r.n].ends[endArchived] = true // nobody keeps it in its worker

@@ -72,7 +72,6 @@ type taskBook struct {
 	acceptAt int       // seq of its acceptance
 	op       bool      // an operator touched it
 	parked   bool      // it has parked
-	unready  bool      // its handler has asked to come back
 	left     time.Time // when an attempt of it last ended
 	blocked  time.Time // when a Guard told that it holds its key, archived; zero: it did not, or the task came again
 	again    bool      // it came when it had succeeded, as a parked task may; see comesAgain

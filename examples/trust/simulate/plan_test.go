@@ -45,8 +45,6 @@ type procPlan struct {
 	Poll     time.Duration // TaskCheckInterval
 	Forward  time.Duration // DelayedTaskCheckInterval
 	Shutdown time.Duration // ShutdownTimeout
-	// MaxWaiting is how many workers may wait for locks; 0: all.
-	MaxWaiting int `json:",omitempty"`
 	// Apart has the Guard wrap the handlers of the types with rules one by one.
 	Apart bool `json:",omitempty"`
 }

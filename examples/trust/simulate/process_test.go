@@ -63,7 +63,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
 	guard, err := automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
-		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History, MaxWaiting: pp.MaxWaiting,
+		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History,
 		Private: true, // the fleet is no part of the world: its commands would take faults meant for locks
 	})
 	if err != nil {
