@@ -189,6 +189,7 @@ func TestLinesAreForgotten(t *testing.T) {
 // Close waits for calls under way, whose ctx ends, makes those that are queued, and nothing runs
 // after it. At most parking.MaxCallers calls are made at once, and of one line one after the other.
 func TestCloseAndCalls(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const lines, notes = parking.MaxCallers + 4, 2

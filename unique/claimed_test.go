@@ -173,6 +173,7 @@ func warm(t *testing.T, r *rig, id string) {
 
 // For is a window from the enqueue, whatever becomes of the task in it.
 func TestFor_window(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const window = 4 * time.Second

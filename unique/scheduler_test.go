@@ -16,6 +16,7 @@ import (
 // Two schedulers, so that one may fail: each tick runs once, and a run that ends
 // in the archive does not block the next.
 func TestDoubledSchedulers(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const tick, cooldown, ticks, failing = "@every 2s", 1500 * time.Millisecond, 3, 2

@@ -135,6 +135,7 @@ func (w stressWorker) process(t *testing.T) (kill func()) {
 // killed. 1,000 enqueues for each producer on a real Redis and without the race
 // detector, fewer elsewhere.
 func TestStress(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = own(t, s)

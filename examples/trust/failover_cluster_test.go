@@ -16,7 +16,7 @@ import (
 
 // TestCluster moves slots under load, and then kills masters.
 func TestCluster(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for least := range 2 {
 		t.Run(fmt.Sprintf("MinReplicas=%d", least), func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 // A hold that was answered with MinReplicas 1 survives the death of the master at once
 // after it: nobody starts after the failover until it is over, or an operator ends it.
 func TestSentinel_hold(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	master := redistest.StartReal(t)
 	redistest.StartReplica(t, master)
@@ -52,7 +52,7 @@ func TestSentinel_hold(t *testing.T) {
 // after the failover, neither who knew of the pause nor who comes new, until it is
 // resumed.
 func TestSentinel_pause(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	master := redistest.StartReal(t)
 	redistest.StartReplica(t, master)

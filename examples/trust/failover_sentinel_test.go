@@ -13,7 +13,7 @@ import (
 
 // TestSentinel kills the master under load; three sentinels see to the rest.
 func TestSentinel(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for least := range 2 {
 		t.Run(fmt.Sprintf("MinReplicas=%d", least), func(t *testing.T) {

@@ -68,7 +68,7 @@ func (p *pair) swap(t *testing.T) {
 // last moment is forgotten, and granted again beside its holder, until that one's
 // next renewal. With it nothing that was handed out is forgotten.
 func TestFailover(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for least := range 2 {
 		t.Run(fmt.Sprintf("MinReplicas=%d", least), func(t *testing.T) {

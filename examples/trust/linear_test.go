@@ -12,6 +12,7 @@ import (
 // hold it, whoever is told that he holds it does, fences grow, nobody overtakes
 // the line, and busy is who finds no slot.
 func TestLinear(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		// More at once takes longer: who waits for his goroutine to run has a lease

@@ -64,7 +64,7 @@ func (f networkFault) lasts(r *networkRig, d time.Duration) {
 // two of them behind it. Whatever it is: at most one believes to hold a lock, no
 // call hangs, those beside it go on, and all go on when it is over.
 func TestNetwork(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, f := range networkFaults {
 		t.Run(f.name, func(t *testing.T) {
@@ -112,6 +112,7 @@ func networkMeets(t *testing.T, row *row, f networkFault, lasts time.Duration) {
 
 // Faults at random, some at once, one lot after the other, from a seed.
 func TestNetwork_random(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	rounds := size(3, 30)
 	row := found(t, "network", "lots of faults at random")

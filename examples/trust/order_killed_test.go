@@ -24,7 +24,7 @@ var orderFor = flag.Duration("order", 0, "how long TestOrder_killed goes on; 0: 
 // lose replies. The oracle knows only which Enqueue calls returned: no task begins before all of its key have
 // ended whose Enqueue had returned before its own began; none is lost, and no key stands still.
 func TestOrder_killed(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	length := cmp.Or(*orderFor, 15*time.Second)
 	dice := rand.New(rand.NewPCG(seed(t), 26))

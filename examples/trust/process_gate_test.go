@@ -17,7 +17,7 @@ import (
 // the hold is over, which is long after the lease; then every task runs, that of the dead
 // too.
 func TestProcess_killedInHold(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, taskType := range processTypes {
 		t.Run(taskType, func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestProcess_killedInHold(t *testing.T) {
 // The process that holds a paused key is killed, and so is what it knows of the pause. A
 // new process obeys it too: its tasks go back until the key is resumed, and none is lost.
 func TestProcess_killedInPause(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, taskType := range processTypes {
 		t.Run(taskType, func(t *testing.T) {

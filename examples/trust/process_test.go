@@ -15,6 +15,7 @@ import (
 // A process that holds a key is killed. Whoever wants the key has it at the end
 // of the lease and not before, and the task of the dead runs again.
 func TestProcess_killed(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, taskType := range processTypes {
 		t.Run(taskType, func(t *testing.T) {
@@ -47,7 +48,7 @@ func TestProcess_killed(t *testing.T) {
 // has the key meanwhile, not before the lease's end. The stopped one goes on
 // while that one is at work: its context ends, and its fence is refused.
 func TestProcess_stopped(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, taskType := range processTypes {
 		t.Run(taskType, func(t *testing.T) {
@@ -78,7 +79,7 @@ func TestProcess_stopped(t *testing.T) {
 // come for it: that costs the next one the length of a grant. When it goes on it
 // does not believe what it was told so long ago.
 func TestProcess_stoppedInLine(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	row := found(t, "process", "one that waits in line is stopped and granted the key meanwhile")
 	r := newProcessRig(t, 2*time.Second, 1)
@@ -126,7 +127,7 @@ func (r *processRig) let(numbers ...int) {
 // instead, while tasks keep coming. In the end each has run to success, never
 // two at once for one key.
 func TestProcess_storm(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	var (
 		workers = size(6, 20)

@@ -158,7 +158,7 @@ var redisFaults = []redisFault{
 // where Redis forgets, until the holders' next renewal; those who hold what is not
 // forgotten keep it; it all goes on afterwards; nothing is left behind.
 func TestRedisFaults(t *testing.T) {
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	for _, fault := range redisFaults {
 		t.Run(strings.NewReplacer(" ", "_", ",", "").Replace(fault.name), func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 // What is swallowed in one direction on one kind of connections, and nothing
 // else is.
 func TestProxy_swallow(t *testing.T) {
+	RealTime(t)
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, p *Proxy, direct redis.UniversalClient, opt func(*redis.UniversalOptions)) {
 		ctx := t.Context()
@@ -79,6 +80,7 @@ func TestProxy_swallow(t *testing.T) {
 // A throttled wire takes its time for what passes, and is free when it is not
 // throttled any more.
 func TestProxy_throttle(t *testing.T) {
+	RealTime(t)
 	t.Parallel()
 	ctx := t.Context()
 	s := Real(t)

@@ -29,6 +29,7 @@ func eachProtocol(t *testing.T, f func(t *testing.T, p *Proxy, direct redis.Univ
 }
 
 func TestProxy_dropReplyTo(t *testing.T) {
+	RealTime(t)
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, p *Proxy, direct redis.UniversalClient, opt func(*redis.UniversalOptions)) {
 		ctx := t.Context()
@@ -66,6 +67,7 @@ func TestProxy_dropReplyTo(t *testing.T) {
 }
 
 func TestProxy_hold(t *testing.T) {
+	RealTime(t)
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, p *Proxy, direct redis.UniversalClient, opt func(*redis.UniversalOptions)) {
 		ctx := t.Context()
@@ -151,6 +153,7 @@ func TestProxy_dropMessages(t *testing.T) {
 }
 
 func TestProxy_blackholePubSub(t *testing.T) {
+	RealTime(t)
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, p *Proxy, direct redis.UniversalClient, opt func(*redis.UniversalOptions)) {
 		ctx := t.Context()
@@ -178,6 +181,7 @@ func TestProxy_blackholePubSub(t *testing.T) {
 }
 
 func TestProxy_connections(t *testing.T) {
+	RealTime(t)
 	t.Parallel()
 	s := Real(t)
 	ctx := t.Context()
@@ -223,6 +227,7 @@ func TestProxy_connections(t *testing.T) {
 }
 
 func TestProxy_noTarget(t *testing.T) {
+	RealTime(t)
 	t.Parallel()
 	s := StartReal(t)
 	p := NewProxy(t, s.Addr())

@@ -29,7 +29,7 @@ func TestServers_dieWithTheBinary(t *testing.T) {
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, 1, 0); errno != 0 {
 		t.Fatalf("prctl: %v", errno)
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=20s")
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=1m")
 	// Whoever is killed removes no files: this test does, by its TempDir.
 	cmd.Env = append(os.Environ(), asked+"=1", "TMPDIR="+t.TempDir())
 	cmd.Stderr = os.Stderr
