@@ -147,7 +147,7 @@ func TestBackend_awayAtRelease(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		p, locks := behindProxy(t, s)
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, TTL: 2 * time.Second, Busy: automutex.Retry}}, locks: locks, served: comingBack})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, TTL: 9 * time.Second, Busy: automutex.Retry}}, locks: locks, served: comingBack})
 		done := r.enqueue("work", map[string]int{"id": 1})
 		first := r.stage.next(t)
 		failed := r.enqueue("work", map[string]int{"id": 2})

@@ -145,6 +145,39 @@ func TestLaw_afterClose(t *testing.T) {
 	})
 }
 
+// Of several keys that cannot be made the strongest reason counts, and not the order of the rules.
+func TestLaw_strongestReason(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		t.Run("keys", func(t *testing.T) {
+			t.Parallel()
+			later := func(context.Context, *asynq.Task) ([]string, error) { return nil, errUpstream }
+			r := start(t, s, setup{rules: []automutex.Rule{
+				{Task: "work", Name: "a", Scope: "a", Key: later, Busy: automutex.Retry}, {Task: "work", Name: "b", Scope: "b", On: []string{"id"}, Busy: automutex.Retry},
+				{Task: "krow", Name: "c", Scope: "a2", On: []string{"id"}, Busy: automutex.Retry}, {Task: "krow", Name: "d", Scope: "b2", Key: later, Busy: automutex.Retry},
+			}})
+			for _, task := range []string{"work", "krow"} {
+				r.await(r.enqueue(task, map[string]int{"other": 1}), asynq.TaskStateArchived)
+			}
+		})
+		t.Run("NoLock beside an error", func(t *testing.T) {
+			t.Parallel()
+			for _, c := range []struct {
+				err   error
+				state asynq.TaskState
+			}{
+				{&automutex.KeyError{Task: "work", Err: automutex.NoLock}, asynq.TaskStateArchived},
+				{errors.Join(automutex.NoLock, errUpstream), asynq.TaskStateRetry},
+				{fmt.Errorf("%w: %w", automutex.NoLock, asynq.SkipRetry), asynq.TaskStateArchived},
+			} {
+				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, c.err }, Busy: automutex.Retry}}})
+				r.await(r.enqueue("work", nil), c.state)
+				r.stage.none(t)
+			}
+		})
+	})
+}
+
 // A task's arrival under Replace is forgotten however the task ends.
 func TestLaw_arrivalsAreForgotten(t *testing.T) {
 	t.Parallel()

@@ -38,6 +38,7 @@ func (c *scriptCount) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 // A key whose next task does not come, with others behind it, costs a process about one script in two seconds; when that task is
 // skipped by somebody else, the next one is called all the same.
 func TestInOrder_blockedKeyIsCheap(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.Mini(t)
 	locks := s.Client(t)

@@ -101,7 +101,7 @@ func TestReplace_redisRestarted(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	away := redistest.Mini(t) // asynq's
-	r := start(t, away, setup{rules: []automutex.Rule{replacing(automutex.Rule{TTL: 2 * time.Second, Wait: time.Hour})}, locks: s.Client(t)})
+	r := start(t, away, setup{rules: []automutex.Rule{replacing(automutex.Rule{TTL: 9 * time.Second, Wait: time.Hour})}, locks: s.Client(t)})
 	r.enqueue("work", one)
 	running := r.stage.next(t)
 	young := r.enqueue("work", one)

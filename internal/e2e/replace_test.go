@@ -120,7 +120,7 @@ func TestReplace_holderReturnsNil(t *testing.T) {
 func TestReplace_holderDoesNotListen(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const ttl = 2 * time.Second // a renewal may be late on a busy machine
+		const ttl = 9 * time.Second // a renewal may be late on a busy machine
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{TTL: ttl, Wait: time.Hour})}})
 		old := r.enqueue("work", one)
 		running := r.stage.next(t)
@@ -148,7 +148,7 @@ func TestReplace_waitPasses(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for long, rule := range map[time.Duration]automutex.Rule{
 			300 * time.Millisecond: {Wait: 300 * time.Millisecond, Busy: automutex.Retry},
-			2 * time.Second:        {TTL: 2 * time.Second, Busy: automutex.Retry},
+			5 * time.Second:        {TTL: 5 * time.Second, Busy: automutex.Retry},
 		} {
 			r := start(t, s, setup{rules: []automutex.Rule{replacing(rule)}, served: untouched(t)})
 			old := r.enqueue("work", one)
