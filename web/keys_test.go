@@ -221,6 +221,7 @@ func TestKey_longLine(t *testing.T) {
 
 // While Redis hangs every view answers within seconds, whatever it would ask Redis, and says why it knows no more.
 func TestViews_redisHangs(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Access: func(*http.Request) Access { return AccessOperate }})

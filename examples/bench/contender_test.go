@@ -19,6 +19,7 @@ import (
 // Each contender excludes, waits, releases and says when its holder counts no
 // longer: else its figures would be those of something else.
 func TestContenders(t *testing.T) {
+	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.Real(t)
 	for _, c := range contenders {
@@ -45,7 +46,7 @@ func TestContenders(t *testing.T) {
 			}
 			rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
 			t.Cleanup(func() { _ = rdb.Close() })
-			redistest.Eventually(t, 20*time.Second, func() bool {
+			redistest.Eventually(t, redistest.Patience, func() bool {
 				deadline, err := c.deadline(ctx, key, &server{rdb: rdb})
 				left := time.Until(deadline)
 				return err == nil && left > 3*time.Second && left < 6*time.Second

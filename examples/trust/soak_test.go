@@ -29,7 +29,7 @@ func TestSoak(t *testing.T) {
 		soakOnAndOn(t, *soakFor)
 		return
 	}
-	redistest.Long(t)
+	redistest.RealTime(t)
 	t.Parallel()
 	soakOnce(t, seed(t), size(2000, 115_000), size(50, 150), nil)
 }

@@ -89,7 +89,7 @@ func TestFind(t *testing.T) {
 	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Queues: map[string]int{"orders": 1}, Logger: redistest.Silent{}, TaskCheckInterval: redistest.CheckEvery})
 	redistest.Must(t, server.Start(asynq.NotFoundHandler()))
 	t.Cleanup(server.Shutdown)
-	redistest.Eventually(t, 10*time.Second, func() bool { return !gone(nil, "orders", "2") }, "a server serves the queue")
+	redistest.Eventually(t, redistest.Patience, func() bool { return !gone(nil, "orders", "2") }, "a server serves the queue")
 	broken, hook := s.Client(t), &redistest.FailHook{}
 	broken.AddHook(hook)
 	hook.Before(func(redis.Cmder) error { return errors.New("no answer") })

@@ -3,7 +3,6 @@ package doctor
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -56,12 +55,12 @@ func TestFleet_orderedClient(t *testing.T) {
 	private := enqueue()
 	cfg.Private = false
 	public := enqueue()
-	redistest.Eventually(t, time.Minute, func() bool { private(); return len(read().Sets) == 1 }, "the worker says what it runs")
+	redistest.Eventually(t, redistest.Patience, func() bool { private(); return len(read().Sets) == 1 }, "the worker says what it runs")
 	const missed = "enqueues with automutex.NewClient"
 	if texts := noted(t, s, prefix, missed); len(texts) != 1 {
 		t.Errorf("without a client that says so: %q", texts)
 	}
-	redistest.Eventually(t, time.Minute, func() bool { public(); return len(read().Processes) == 2 }, "the client says so")
+	redistest.Eventually(t, redistest.Patience, func() bool { public(); return len(read().Processes) == 2 }, "the client says so")
 	if p := read().Processes[0]; p.Kind != fleet.Ordered && read().Processes[1].Kind != fleet.Ordered {
 		t.Errorf("%+v", p)
 	}

@@ -171,7 +171,7 @@ func TestFleet_noOneSet(t *testing.T) {
 		worker.Begin()
 		t.Cleanup(func() { worker.Close(t.Context()) })
 	}
-	redistest.Eventually(t, time.Minute, func() bool {
+	redistest.Eventually(t, redistest.Patience, func() bool {
 		f, err := fleet.Read(t.Context(), rdb, prefix)
 		return err == nil && len(f.Sets) == 2
 	}, "both say what they run")

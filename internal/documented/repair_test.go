@@ -50,7 +50,7 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 			return failed
 		})
 	}()
-	redistest.Eventually(t, time.Minute, func() bool {
+	redistest.Eventually(t, redistest.Patience, func() bool {
 		lease, err := report.TryLock(t.Context())
 		if err == nil {
 			err = lease.Unlock(t.Context())
@@ -58,7 +58,7 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 		var busy *lock.BusyError
 		return errors.As(err, &busy) && busy.Reason == lock.ReasonPaused
 	}, "the pause, in another process")
-	redistest.Eventually(t, time.Minute, func() bool { return called.Load() || time.Since(begun) > lock.ControlDelay+time.Second }, "the time that a change takes")
+	redistest.Eventually(t, redistest.Patience, func() bool { return called.Load() || time.Since(begun) > lock.ControlDelay+time.Second }, "the time that a change takes")
 	ended.Store(true)
 	if err := running.Unlock(t.Context()); err != nil {
 		t.Error(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -40,7 +39,7 @@ func TestRun_slotMovesAndTheCallerLeaves(t *testing.T) {
 	c := New(rdb, Options{Transport: m, Queue: func(_ context.Context, _ redis.Cmder) error {
 		answer := m.EvalSha(ctx, "", nil)
 		if m.sent == 6 { // a pause of 320 ms begins
-			time.AfterFunc(10*time.Millisecond, cancel)
+			cancel()
 		}
 		return answer.Err()
 	}})

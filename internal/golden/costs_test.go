@@ -80,6 +80,7 @@ func (m *meter) note(cmd redis.Cmder) {
 // What each operation sends to Redis: commands, and bytes of arguments. A few bytes more or less are the
 // length of a number.
 func TestGolden_costs(t *testing.T) {
+	redistest.RealTime(t)
 	s := redistest.StartReal(t)
 	rdb := s.Client(t)
 	m := &meter{names: map[string]string{}}

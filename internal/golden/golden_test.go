@@ -164,7 +164,7 @@ func TestGolden_stored(t *testing.T) {
 			done := make(chan struct{})
 			go func() { defer close(done); _, _ = m.Lock(waits) }()
 			t.Cleanup(func() { cancel(); <-done })
-			redistest.Eventually(t, 10*time.Second, func() bool { n, err := m.Waiting(ctx); return n == 1 && err == nil }, "one in line")
+			redistest.Eventually(t, redistest.Patience, func() bool { n, err := m.Waiting(ctx); return n == 1 && err == nil }, "one in line")
 		}},
 		{"a cooldown", func(t *testing.T, l *lock.Locker) {
 			le := lease(l.Mutex("report").TryLock(ctx))
@@ -187,7 +187,7 @@ func TestGolden_stored(t *testing.T) {
 			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second), End: end})
 			w.Add(key, history.Run{Task: "q/two", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
 			w.Close(ctx)
-			redistest.Eventually(t, 10*time.Second, func() bool { return rdb.ZCard(ctx, "automutex:{stats}:histories").Val() == 1 }, "the history is written")
+			redistest.Eventually(t, redistest.Patience, func() bool { return rdb.ZCard(ctx, "automutex:{stats}:histories").Val() == 1 }, "the history is written")
 		}},
 		{"claims", func(t *testing.T, l *lock.Locker) {
 			client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
@@ -234,7 +234,7 @@ func park(t *testing.T, s *redistest.Server, rdb redis.UniversalClient) {
 	for _, id := range []string{"one", "two"} {
 		must[*asynq.TaskInfo](t)(client.Enqueue(asynq.NewTask("work", []byte(`{"k":1}`)), asynq.TaskID(id)))
 	}
-	redistest.Eventually(t, 20*time.Second, func() bool {
+	redistest.Eventually(t, redistest.Patience, func() bool {
 		members := rdb.ZRange(context.Background(), "automutex:{work|1}", 0, -1).Val()
 		return slices.ContainsFunc(members, func(m string) bool { return strings.HasPrefix(m, "p:") })
 	}, "a parked task")

@@ -27,7 +27,7 @@
 // AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
 //
 // AUTOMUTEX_TEST_ALL=1 has every test run, as CI does. Without it tests that take [Long] are
-// skipped, and Each leaves out the Cluster.
+// skipped, and Each leaves out the Cluster. In any case tests that look at a real clock are skipped: see [RealTime].
 //
 // # Faults
 //

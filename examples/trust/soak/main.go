@@ -48,7 +48,7 @@ func main() {
 func play(ctx context.Context, verbose bool, which string, timeout time.Duration, flags ...string) error {
 	args := append([]string{"test", "-count", "1", "-v", "-timeout", timeout.String(), "-run", which, "github.com/automutex/automutex/examples/trust"}, flags...)
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "AUTOMUTEX_TEST_REDIS=require", "AUTOMUTEX_TEST_ALL=1")
+	cmd.Env = append(os.Environ(), "AUTOMUTEX_TEST_REDIS=require", "AUTOMUTEX_TEST_ALL=1", "AUTOMUTEX_TEST_REALTIME=1")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	out, err := cmd.StdoutPipe()
