@@ -23,8 +23,8 @@ lint: ## the pinned linter on every module
 		(cd $$module && $(LINTER) run --config $(CURDIR)/tools/golangci.yml ./...) || exit 1; \
 	done
 
-bench: ## this library beside its peers, a short pass (two minutes); go run ./bench -h has more
-	go run ./bench -quick
+bench: ## this library beside its peers, a short pass (two minutes); go doc ./examples/bench has more
+	go run ./bench -benchtime 200x
 
 demo: ## tasks taking turns, with and without the guard
 	go run ./examples/worker

@@ -1,5 +1,5 @@
-// Command bench runs the benchmarks of examples/bench from the top folder: go run ./bench -h lists
-// its flags. They are in another module, so that this one does not require what they compare with.
+// Command bench runs the benchmarks of examples/bench, which are in another module so that this one does not require
+// what they compare with: go run ./bench is go test -run '^$' -bench . for them, and further flags of go test follow.
 package main
 
 import (
@@ -11,9 +11,10 @@ import (
 )
 
 func main() {
-	run := exec.CommandContext(context.Background(), "go", append([]string{"run", "github.com/automutex/automutex/examples/bench"}, os.Args[1:]...)...) //nolint:gosec // the arguments are those of who runs this
-	run.Stdin, run.Stdout, run.Stderr = os.Stdin, os.Stdout, os.Stderr
-	err := run.Run()
+	args := append([]string{"test", "-run", "^$", "-bench", ".", "-timeout", "2h", "github.com/automutex/automutex/examples/bench"}, os.Args[1:]...)
+	test := exec.CommandContext(context.Background(), "go", args...) //nolint:gosec // the arguments are those of who runs this
+	test.Stdout, test.Stderr = os.Stdout, os.Stderr
+	err := test.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		os.Exit(exit.ExitCode())
 	}

@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"errors"
 	"os"
 	"slices"
 	"sync"
@@ -201,22 +200,3 @@ func (s *Server) Resume(t testing.TB) {
 		t.Fatal(err)
 	}
 }
-
-// Process is a redis-server of a program that is no test.
-type Process struct{ p *process }
-
-// StartProcess starts one, by its path or name, without persistence on a free port of the
-// loopback interface, and returns when it answers.
-func StartProcess(binary string, args ...string) (*Process, error) {
-	p, err := startProcess(binary, args)
-	if err != nil {
-		return nil, err
-	}
-	return &Process{p}, nil
-}
-
-// Addr is where it answers.
-func (p *Process) Addr() string { return p.p.addr() }
-
-// Stop ends it and removes its files.
-func (p *Process) Stop() error { return errors.Join(p.p.terminate(), os.RemoveAll(p.p.dir)) }

@@ -1,0 +1,267 @@
+//go:build unix
+
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// job is the payload of a task: what it is keyed on, and its work.
+type job struct {
+	Key  string
+	Work time.Duration
+}
+
+// load is what an asynq server has to do: job i of n.
+type load struct {
+	name       string
+	workers    int
+	contenders string
+	job        func(i int) job
+}
+
+var loads = []load{
+	{"distinct:10", 10, "none raw automutex redislock redsync rueidislock asynq-semaphore", distinct},
+	{"distinct:64", 64, "none raw automutex redislock redsync rueidislock asynq-semaphore", distinct},
+	{"hot-among-cold", 10, "none raw automutex automutex-wait rueidislock", func(i int) job {
+		if i%11 == 0 {
+			return job{"hot", 20 * time.Millisecond}
+		}
+		return job{fmt.Sprintf("cold%d", i%200), 2 * time.Millisecond}
+	}},
+	{"hot-keys:20", 16, "none raw automutex automutex-wait rueidislock", func(i int) job {
+		return job{fmt.Sprintf("k%d", i%20), time.Millisecond}
+	}},
+}
+
+func distinct(i int) job { return job{fmt.Sprintf("k%d", i), 0} }
+
+// rules are this library's, by the name of a contender.
+var rules = map[string]automutex.Rule{
+	"automutex":         {}, // Park
+	"automutex-wait":    {Busy: automutex.Retry, Wait: time.Hour},
+	"automutex-inorder": {InOrder: true},
+}
+
+func config(name string) (automutex.Config, bool) {
+	rule, ok := rules[name]
+	rule.Task, rule.On = "job", []string{"Key"}
+	return automutex.Config{Rules: []automutex.Rule{rule}, Logger: slog.New(slog.DiscardHandler)}, ok
+}
+
+// taskCommands are those that locks send. The scripts of asynq are among them, which are the same for everybody.
+var taskCommands = []string{"set", "delex", "delifeq", "evalsha", "eval"}
+
+// BenchmarkTask has an asynq server work, with a lock around each task, from its start to the last task. A contender
+// that is no Guard is in a middleware by hand, and waits in its worker. Handler: the middleware alone, without a server. Distinct: tasks that do
+// nothing, a key of its own for each. Hot-among-cold: each eleventh task is of one key and takes 20 ms, the others 2.
+// Parked: all tasks of one key, but those that wait in a worker, are parked before its holder is done, and then run;
+// its time is that of both. Enqueue: no server, one goroutine.
+func BenchmarkTask(b *testing.B) {
+	s := redistest.StartReal(b, "--maxclients", "5000")
+	row := func(scenario, names string, run func(b *testing.B, name string)) {
+		for _, name := range strings.Fields(names) {
+			b.Run("scenario="+scenario+"/contender="+name, func(b *testing.B) {
+				redistest.Must(b, s.Client(b).FlushAll(b.Context()).Err())
+				run(b, name)
+			})
+		}
+	}
+	row("handler", loads[0].contenders, func(b *testing.B, name string) { handler(b, s, name) })
+	for _, l := range loads {
+		row(l.name, l.contenders, func(b *testing.B, name string) { work(b, s, name, l) })
+	}
+	row("parked", "automutex automutex-inorder", func(b *testing.B, name string) { parked(b, s, name) })
+	row("enqueue", "none automutex-inorder", func(b *testing.B, name string) { enqueue(b, s, name) })
+}
+
+// guarded has a contender's locks around a handler.
+func guarded(b *testing.B, s *redistest.Server, name string, of asynq.Config, next asynq.Handler) (asynq.Config, asynq.Handler) {
+	if cfg, ok := config(name); ok {
+		guard, err := automutex.New(connect(b, s.Addr()), cfg)
+		redistest.Must(b, err)
+		b.Cleanup(func() { _ = guard.Close(context.Background()) })
+		return guard.ServerConfig(of), guard.Middleware(next)
+	}
+	if name == "none" {
+		return of, next
+	}
+	open := named(name).open(b, s.Addr(), 1)
+	return of, asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) (err error) {
+		var j job
+		if err := json.Unmarshal(t.Payload(), &j); err != nil {
+			return errors.Join(err, asynq.SkipRetry)
+		}
+		return errors.Join(open(t.Type()+":"+j.Key)(ctx, true, func() { err = next.ProcessTask(ctx, t) }), err)
+	})
+}
+
+func handler(b *testing.B, s *redistest.Server, name string) {
+	_, h := guarded(b, s, name, asynq.Config{}, asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	// As asynq calls handlers: with a deadline, and a context that can be cancelled.
+	ctx, cancel := context.WithTimeout(b.Context(), time.Hour)
+	defer cancel()
+	tasks := make([]*asynq.Task, 64)
+	for i := range tasks {
+		tasks[i] = task(b, distinct(i))
+	}
+	once := func(n int) {
+		for i := range n {
+			redistest.Must(b, h.ProcessTask(ctx, tasks[i%len(tasks)]))
+		}
+	}
+	once(len(tasks))
+	measure(b, s, taskCommands, func() { once(b.N) })
+}
+
+func task(b *testing.B, j job) *asynq.Task {
+	payload, err := json.Marshal(j)
+	redistest.Must(b, err)
+	return asynq.NewTask("job", payload)
+}
+
+// client is what enqueues a contender's tasks.
+func client(b *testing.B, s *redistest.Server, name string) automutex.Enqueuer {
+	rdb := connect(b, s.Addr())
+	plain := asynq.NewClientFromRedisClient(rdb)
+	if name != "automutex-inorder" {
+		return plain
+	}
+	cfg, _ := config(name)
+	ours, err := automutex.NewClient(rdb, plain, cfg)
+	redistest.Must(b, err)
+	return ours
+}
+
+func enqueueAll(b *testing.B, client automutex.Enqueuer, jobs []job) {
+	for _, j := range jobs {
+		_, err := client.EnqueueContext(b.Context(), task(b, j))
+		redistest.Must(b, err)
+	}
+}
+
+func enqueue(b *testing.B, s *redistest.Server, name string) {
+	c := client(b, s, name)
+	jobs := make([]job, b.N)
+	for i := range jobs {
+		jobs[i] = distinct(i % 100)
+	}
+	enqueueAll(b, c, jobs[:1])
+	measure(b, s, taskCommands, func() { enqueueAll(b, c, jobs) })
+}
+
+// yard is a running asynq server. It knows who is at work.
+type yard struct {
+	b      *testing.B
+	locked bool // whether two of a key may not be at work at once
+	runs   atomic.Int64
+	left   atomic.Int64
+	done   chan struct{} // closed when nothing is left
+	inside sync.Map      // keys that are worked on
+	hold   chan struct{} // what the job of a held key waits for
+	held   chan struct{} // closed when it waits
+}
+
+const heldKey = "held"
+
+func (y *yard) ProcessTask(_ context.Context, t *asynq.Task) error {
+	var j job
+	if err := json.Unmarshal(t.Payload(), &j); err != nil {
+		return errors.Join(err, asynq.SkipRetry)
+	}
+	if _, taken := y.inside.LoadOrStore(j.Key, true); taken && y.locked {
+		y.b.Errorf("two of %q are at work", j.Key)
+	}
+	switch {
+	case j.Work > 0:
+		time.Sleep(j.Work)
+	case j.Key == heldKey:
+		close(y.held)
+		<-y.hold
+	}
+	y.inside.Delete(j.Key)
+	if y.left.Add(-1) == 0 {
+		close(y.done)
+	}
+	return nil
+}
+
+// start has a server work on so many tasks, with a contender's locks.
+func start(b *testing.B, s *redistest.Server, name string, workers, tasks int) *yard {
+	y := &yard{b: b, locked: name != "none", done: make(chan struct{}), hold: make(chan struct{}), held: make(chan struct{})}
+	y.left.Store(int64(tasks))
+	of, h := guarded(b, s, name, asynq.Config{
+		Concurrency: workers, TaskCheckInterval: check, DelayedTaskCheckInterval: time.Second, ShutdownTimeout: time.Second, Logger: redistest.Silent{},
+	}, y)
+	server := asynq.NewServerFromRedisClient(connect(b, s.Addr()), of)
+	b.Cleanup(server.Shutdown)
+	redistest.Must(b, server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+		y.runs.Add(1)
+		return h.ProcessTask(ctx, t)
+	})))
+	return y
+}
+
+func work(b *testing.B, s *redistest.Server, name string, l load) {
+	jobs := make([]job, b.N)
+	byKey, all := map[string]time.Duration{}, time.Duration(0)
+	for i := range jobs {
+		jobs[i] = l.job(i)
+		byKey[jobs[i].Key] += jobs[i].Work
+		all += jobs[i].Work
+	}
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(jobs), func(i, k int) { jobs[i], jobs[k] = jobs[k], jobs[i] }) // the same for everybody
+	ideal := all / time.Duration(l.workers)
+	for _, d := range byKey {
+		ideal = max(ideal, d)
+	}
+	enqueueAll(b, client(b, s, name), jobs)
+	var y *yard
+	measure(b, s, taskCommands, func() {
+		y = start(b, s, name, l.workers, b.N)
+		<-y.done
+	})
+	b.ReportMetric(float64(y.runs.Load())/float64(b.N), "runs/op")
+	if ideal > 0 {
+		b.ReportMetric(b.Elapsed().Seconds()/ideal.Seconds(), "x-ideal")
+	}
+}
+
+func parked(b *testing.B, s *redistest.Server, name string) {
+	c := client(b, s, name)
+	y := start(b, s, name, 10, b.N+1)
+	enqueueAll(b, c, []job{{heldKey, 0}})
+	<-y.held
+	jobs := make([]job, b.N)
+	for i := range jobs {
+		jobs[i] = job{heldKey, time.Millisecond}
+	}
+	rdb := connect(b, s.Addr())
+	inspector := asynq.NewInspectorFromRedisClient(rdb)
+	redistest.Must(b, inspector.PauseQueue("default"))
+	enqueueAll(b, c, jobs)
+	measure(b, s, taskCommands, func() {
+		redistest.Must(b, inspector.UnpauseQueue("default"))
+		for rdb.LLen(b.Context(), "asynq:{default}:pending").Val() > 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		close(y.hold)
+		<-y.done
+	})
+	b.ReportMetric(float64(y.runs.Load())/float64(b.N), "runs/op")
+}
