@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -54,7 +55,7 @@ func testBlocked(t *testing.T, b binary) {
 	b.run(t, append(uri, "list")...).want(t, exitOK, "automutex:{pay|7}", "2 (in order), blocked by default/first")
 	b.run(t, append(uri, "show", "pay|7")...).want(t, exitOK, "2 in order", "behind default/first, which is archived; run it again or skip it to go on: card refused", "default/second")
 	b.run(t, append(uri, "doctor")...).want(t, exitNo, "order", "1 task of key automutex:{pay|7} behind default/first, which is archived")
-	var key blockedKey
+	var key blocked.Key
 	r := b.run(t, append(uri, "blocked", "--json")...).want(t, exitOK)
 	if err := json.Unmarshal([]byte(r.stdout), &key); err != nil || key.Task != "default/first" || key.Behind != 1 || time.Since(key.Since) > time.Minute {
 		t.Errorf("%+v, %v", key, err)

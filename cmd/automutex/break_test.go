@@ -194,8 +194,8 @@ func testBreakLate(t *testing.T, b binary) {
 		end  func() error
 		want string
 	}{
-		"held":   {func() error { return held.Unlock(t.Context()) }, "none of them holds"},
-		"closed": {func() error { _, err := inner.OpenGate(t.Context(), tr.others.Mutex("closed")); return err }, "the closed gate of"},
+		"held":   {func() error { return held.Unlock(t.Context()) }, "what was shown of"},
+		"closed": {func() error { _, err := inner.OpenGate(t.Context(), tr.others.Mutex("closed")); return err }, "what was shown of"},
 	} {
 		cmd := b.command(t, nil, tr.flags("break", name)...)
 		stdin, err := cmd.StdinPipe()

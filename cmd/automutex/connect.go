@@ -5,43 +5,35 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
 	"os"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/internal/redisping"
 	"github.com/automutex/automutex/lock"
 )
 
 // connection is how to find Redis, as the flags say.
 type connection struct {
-	uri          string
-	username     string
-	password     string
-	db           int
-	cluster      bool
-	clusterAddrs string
-	tls          bool
-	tlsServer    string
-	insecure     bool
-	prefix       string
-	timeout      time.Duration
+	uri, username, password string
+	db                      int
+	cluster                 bool
+	clusterAddrs            string
+	tls, insecure           bool
+	tlsServer               string
+	prefix                  string
+	timeout                 time.Duration
 }
-
-// asynqEnv are the flags that asynq's command reads from the environment, under
-// their own names.
-var asynqEnv = []string{"uri", "db", "password", "cluster", "cluster_addrs", "tls_server", "insecure"}
 
 // flags adds the connection flags to the root command.
 func (c *connection) flags(root *cobra.Command) {
@@ -59,39 +51,28 @@ func (c *connection) flags(root *cobra.Command) {
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "how long Redis may take to answer")
 }
 
-// needed marks a command that needs Redis: before it runs, what the command line
-// does not set of the connection is taken from the environment.
-func (c *connection) needed(cmd *cobra.Command) {
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return c.environment(cmd) }
-}
+// asynqEnv are the flags that asynq's command reads from the environment, under their own names.
+var asynqEnv = []string{"uri", "db", "password", "cluster", "cluster_addrs", "tls_server", "insecure"}
 
-// environment sets the flags that the command line does not.
-func (c *connection) environment(cmd *cobra.Command) error {
-	lookup := func(flag string) (name, value string) {
-		name = "AUTOMUTEX_" + strings.ToUpper(flag)
-		if value = os.Getenv(name); value != "" {
-			return name, value
+// environment sets the connection flags that the command line does not.
+func (c *connection) environment(cmd *cobra.Command) (err error) {
+	cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) {
+		name := "AUTOMUTEX_" + strings.ToUpper(f.Name)
+		value := os.Getenv(name)
+		if value == "" && slices.Contains(asynqEnv, f.Name) {
+			name = strings.ToUpper(f.Name)
+			value = os.Getenv(name)
 		}
-		for _, known := range asynqEnv {
-			if known == flag {
-				name = strings.ToUpper(flag)
-				return name, os.Getenv(name)
-			}
+		if value == "" || f.Changed || err != nil {
+			return
 		}
-		return name, ""
-	}
-	for _, flag := range []string{
-		"uri", "db", "password", "username", "cluster", "cluster_addrs", "tls", "tls_server", "insecure", "prefix", "timeout",
-	} {
-		name, value := lookup(flag)
-		if value == "" || cmd.Flags().Changed(flag) {
-			continue
+		if cmd.Flags().Set(f.Name, value) != nil {
+			err = usage("the environment variable %s does not fit --%s; set it right, or give the flag", name, f.Name)
 		}
-		if err := cmd.Flags().Set(flag, value); err != nil {
-			return usage("the environment variable %s does not fit --%s; set it right, or give the flag", name, flag)
-		}
-	}
+	})
 	switch {
+	case err != nil:
+		return err
 	case c.timeout <= 0:
 		return usage("--timeout %s: must be positive", c.timeout)
 	case c.db < 0:
@@ -105,117 +86,86 @@ func (c *connection) environment(cmd *cobra.Command) error {
 	return nil
 }
 
-// target is where a Redis is; where names it without its password.
-type target struct {
-	addrs    []string
-	network  string
-	username string
-	password string
-	db       int
-	tls      bool
-	master   string // of sentinels
-	where    string
-}
-
-// parse reads --uri. Its errors never repeat the URI: there may be a password
-// in it.
-func parseURI(uri string) (target, error) {
+// parseURI reads --uri; where names it without its password. The errors never repeat the URI: there may be a password in it.
+func parseURI(uri string) (o *redis.Options, addrs []string, master, where string, err error) {
+	refuse := func(text string) (*redis.Options, []string, string, string, error) {
+		return nil, nil, "", "", usage("--uri: %s", text)
+	}
 	if !strings.Contains(uri, "://") {
-		host, port, err := net.SplitHostPort(uri)
-		if err != nil || port == "" || strings.Contains(host, "@") {
-			return target{}, usage("--uri: want host:port or a URL such as redis://user:password@localhost:6379/0")
+		if _, port, err := net.SplitHostPort(uri); err != nil || port == "" || strings.Contains(uri, "@") {
+			return refuse("want host:port or a URL such as redis://user:password@localhost:6379/0")
 		}
-		return target{addrs: []string{uri}, where: uri}, nil
+		return &redis.Options{}, []string{uri}, "", uri, nil
 	}
 	u, err := url.Parse(uri)
 	if err != nil {
-		return target{}, usage("--uri: not a valid URL; want for example redis://user:password@localhost:6379/0 (special characters in a password as %%XX)")
+		return refuse("not a valid URL; want for example redis://user:password@localhost:6379/0 (special characters in a password as %XX)")
 	}
-	t := target{username: u.User.Username(), where: u.Scheme + "://" + u.Host + u.Path}
-	t.password, _ = u.User.Password()
-	if path := strings.Trim(u.Path, "/"); path != "" && u.Scheme != "redis-socket" && u.Scheme != "unix" {
-		if t.db, err = strconv.Atoi(path); err != nil || t.db < 0 {
-			return target{}, usage("--uri: the path of the URL is the database, a number")
-		}
-	}
+	where, query := u.Scheme+"://"+u.Host+u.Path, u.Query()
+	u.RawQuery = ""
 	switch u.Scheme {
 	case "redis", "rediss":
-		t.tls = u.Scheme == "rediss"
-		port := u.Port()
-		if port == "" {
-			port = "6379"
-		}
-		t.addrs = []string{net.JoinHostPort(u.Hostname(), port)}
 	case "redis-socket", "unix":
-		t.network, t.addrs = "unix", []string{u.Path}
-		if db := u.Query().Get("db"); db != "" {
-			if t.db, err = strconv.Atoi(db); err != nil {
-				return target{}, usage("--uri: db is a number")
-			}
-		}
 		if u.Path == "" {
-			return target{}, usage("--uri: the URL names no socket; want redis-socket:///var/run/redis.sock")
+			return refuse("the URL names no socket; want redis-socket:///var/run/redis.sock")
 		}
-		return t, nil
+		u.Scheme, u.RawQuery = "unix", url.Values{"db": {cmp.Or(query.Get("db"), "0")}}.Encode()
 	case "redis-sentinel":
-		t.addrs, t.master = strings.Split(u.Host, ","), u.Query().Get("master")
-		if t.master == "" {
-			return target{}, usage("--uri: the URL names no master; want redis-sentinel://host:26379?master=name")
+		if master = query.Get("master"); master == "" {
+			return refuse("the URL names no master; want redis-sentinel://host:26379?master=name")
 		}
+		addrs = strings.Split(u.Host, ",")
+		u.Scheme, u.Host = "redis", addrs[0]
 	default:
-		return target{}, usage("--uri: %s:// is not known; want redis://, rediss://, redis-socket:// or redis-sentinel://", printable.Text(u.Scheme))
+		return refuse(printable.Text(u.Scheme) + ":// is not known; want redis://, rediss://, redis-socket:// or redis-sentinel://")
 	}
-	if u.Hostname() == "" {
-		return target{}, usage("--uri: the URL names no host")
+	if u.Scheme != "unix" && u.Hostname() == "" {
+		return refuse("the URL names no host")
 	}
-	return t, nil
+	if o, err = redis.ParseURL(u.String()); err != nil || o.DB < 0 {
+		return refuse("the database is a number: redis://localhost:6379/0, redis-socket:///var/run/redis.sock?db=0")
+	}
+	if addrs == nil {
+		addrs = []string{o.Addr}
+	}
+	return o, addrs, master, where, nil
 }
 
 // client makes a client. It dials nothing yet.
 func (c *connection) client() (rdb redis.UniversalClient, where string, err error) {
-	t, err := parseURI(c.uri)
+	o, addrs, master, where, err := parseURI(c.uri)
 	if err != nil {
 		return nil, "", err
 	}
-	if c.password != "" {
-		t.password = c.password
-	}
-	if c.username != "" {
-		t.username = c.username
-	}
-	if c.db != 0 {
-		t.db = c.db
-	}
 	if c.cluster {
 		if c.clusterAddrs != "" {
-			t.addrs = strings.Split(c.clusterAddrs, ",")
-			t.where = c.clusterAddrs
+			addrs, where = strings.Split(c.clusterAddrs, ","), c.clusterAddrs
 		}
-		for _, addr := range t.addrs {
+		for _, addr := range addrs {
 			if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
 				return nil, "", usage("--cluster_addrs: want host:port,host:port,...")
 			}
 		}
-		t.where = "the Cluster " + t.where
+		where = "the Cluster " + where
 	}
 	options := &redis.UniversalOptions{
-		Addrs: t.addrs, MasterName: t.master, IsClusterMode: c.cluster,
-		Username: t.username, Password: t.password, DB: t.db,
+		Addrs: addrs, MasterName: master, IsClusterMode: c.cluster,
+		Username: cmp.Or(c.username, o.Username), Password: cmp.Or(c.password, o.Password), DB: cmp.Or(c.db, o.DB),
 		// One try within the timeout: an operator who waits wants to be told.
 		DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, PoolTimeout: c.timeout,
 		ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
 	}
-	if t.tls || c.tls || c.tlsServer != "" {
+	if o.TLSConfig != nil || c.tls || c.tlsServer != "" {
 		options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.tlsServer, InsecureSkipVerify: c.insecure} //nolint:gosec // when asked to
 	} else if c.insecure {
 		return nil, "", usage("--insecure: goes with --tls")
 	}
-	if t.network == "unix" {
+	if o.Network == "unix" {
 		simple := options.Simple()
-		simple.Network = t.network
-		return redis.NewClient(simple), t.where, nil
+		simple.Network = o.Network
+		return redis.NewClient(simple), where, nil
 	}
-	return redis.NewUniversalClient(options), t.where, nil
+	return redis.NewUniversalClient(options), where, nil
 }
 
 // open connects, and makes sure that Redis answers.
@@ -224,36 +174,35 @@ func (c *connection) open(ctx context.Context) (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := redisping.Ping(ctx, rdb, c.timeout); err != nil {
-		return nil, errors.Join(c.unreachable(where, err), rdb.Close())
+	bound, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	if err := rdb.Ping(bound).Err(); err != nil {
+		return nil, errors.Join(unreachable(printable.Text(where), cmp.Or(ctx.Err(), err)), rdb.Close())
 	}
 	return rdb, nil
 }
 
 // unreachable says what is wrong with a Redis that did not answer a ping.
-func (c *connection) unreachable(where string, err error) error {
-	if errors.Is(err, context.Canceled) {
-		return err
-	}
-	where = printable.Text(where)
+func unreachable(where string, err error) error {
 	var reply redis.Error
 	switch text := err.Error(); {
+	case errors.Is(err, context.Canceled):
+		return err
 	case strings.Contains(text, "DB index is out of range"):
-		return backend(fmt.Errorf("Redis at %s does not have that database (%w); set --db, or the number in --uri, to one that it has", where, err))
-	case strings.HasPrefix(text, "WRONGPASS"), strings.HasPrefix(text, "NOAUTH"), strings.Contains(text, "invalid password"),
-		strings.Contains(text, "without any password configured"), strings.Contains(text, "invalid username-password pair"):
-		return backend(fmt.Errorf("Redis at %s refuses user or password (%w); set --username and --password, or AUTOMUTEX_PASSWORD", where, err))
+		return backend("Redis at %s does not have that database (%w); set --db, or the number in --uri, to one that it has", where, err)
+	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"), strings.Contains(text, "password"):
+		return backend("Redis at %s refuses user or password (%w); set --username and --password, or AUTOMUTEX_PASSWORD", where, err)
 	case errors.As(err, &reply):
-		return backend(fmt.Errorf("Redis at %s refuses the connection: %w", where, err))
-	default:
-		return backend(fmt.Errorf("Redis at %s does not answer: %w; is it running, and are address and TLS right?", where, err))
+		return backend("Redis at %s refuses the connection: %w", where, err)
 	}
+	return backend("Redis at %s does not answer: %w; is it running, and are address and TLS right?", where, err)
 }
 
-// locks is Redis with a Locker on it.
+// locks is Redis with a Locker on it, and with asynq.
 type locks struct {
 	*lock.Locker
-	rdb redis.UniversalClient
+	rdb       redis.UniversalClient
+	inspector *asynq.Inspector
 }
 
 // onLocks runs do on the locks of Redis.
@@ -263,19 +212,9 @@ func (c *connection) onLocks(ctx context.Context, do func(locks) error) error {
 		return err
 	}
 	defer rdb.Close() // of a program that ends
-	locker := lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: operator(), Logger: slog.New(slog.DiscardHandler)})
+	// Others are shown who runs the command, as user@host.
+	owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + inside.Host()
+	locker := lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: owner, Logger: slog.New(slog.DiscardHandler)})
 	defer locker.Close() // never fails
-	return do(locks{locker, rdb})
+	return do(locks{locker, rdb, asynq.NewInspectorFromRedisClient(rdb)})
 }
-
-// inspector asks asynq on the same Redis.
-func (l locks) inspector() *asynq.Inspector { return asynq.NewInspectorFromRedisClient(l.rdb) }
-
-// operator is who runs the command, as others are shown it: user@host.
-func operator() string {
-	name := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody")
-	return name + "@" + inside.Host()
-}
-
-// underscored is a flag's name as it is known here.
-func underscored(name string) string { return strings.ReplaceAll(name, "-", "_") }

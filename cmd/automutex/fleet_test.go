@@ -30,7 +30,7 @@ func testFleet(t *testing.T, b binary) {
 			f, err := fleet.Read(ctx, s.Client(t), tr.prefix)
 			return err == nil && len(f.Sets) == 1
 		}, "the worker tells its rules")
-		b.run(t, tr.flags("pause", "verfy")...).wantError(t, exitNo, "No rule has the scope of verfy, nor is there such a lock now; did you mean itunes:verify?")
+		b.run(t, tr.flags("pause", "verfy")...).wantError(t, exitNo, "No rule has the scope of verfy; nor is there such a lock now; did you mean itunes:verify? --force")
 		b.run(t, tr.flags("limit", "itunes:verfy|7", "2")...).wantError(t, exitNo, "did you mean itunes:verify|7?")
 		b.run(t, tr.flags("limit", "itunes:verify|7|8", "2")...).wantError(t, exitNo, "it has 2 values")
 		b.run(t, tr.flags("pause", "itunes:verify|7")...).want(t, exitOK, "is paused")

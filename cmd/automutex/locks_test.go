@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -79,6 +82,31 @@ func testList(t *testing.T, b binary) {
 			t.Errorf("got %+v", got)
 		}
 	})
+}
+
+// With -w the list comes again and again, until an interrupt, which is how one leaves.
+func testListAgain(t *testing.T, b binary) {
+	tr := start(t, redistest.Real(t), wait)
+	tr.enqueue("first", "work", `{"id": 7}`)
+	tr.holds("first")
+	cmd := b.command(t, nil, tr.flags("list", "-w=100ms")...)
+	out, err := cmd.StdoutPipe()
+	redistest.Must(t, err)
+	redistest.Must(t, cmd.Start())
+	shown := bufio.NewScanner(out)
+	for tables := 0; tables < 3 && shown.Scan(); {
+		if strings.HasPrefix(shown.Text(), "KEY") {
+			tables++
+		}
+		if strings.Contains(shown.Text(), "\x1b") {
+			t.Errorf("not plain: %q", shown.Text())
+		}
+	}
+	redistest.Must(t, cmd.Process.Signal(os.Interrupt))
+	_, err = io.Copy(io.Discard, out)
+	if err := errors.Join(err, cmd.Wait()); err != nil {
+		t.Errorf("after an interrupt: %v", err)
+	}
 }
 
 func testListFilters(t *testing.T, b binary) {

@@ -25,7 +25,7 @@ func TestCommands(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, binary){
 		"key unique": testKeyUnique, "check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
 		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow, "show many": testShowMany,
-		"watch": testWatch, "watch terminal": testWatchTerminal, "watch q": testWatchQ, "watch outage": testWatchOutage,
+		"list again": testListAgain,
 		"break": testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs, "break late": testBreakLate,
 		"pause": testPause, "limit": testLimit, "pause and limit": testPauseAndLimit, "controls unreadable": testControlsUnreadable,
 		"control mistakes": testControlMistakes, "control rules": testControlRules,

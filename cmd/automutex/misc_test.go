@@ -50,7 +50,7 @@ func testHelp(t *testing.T, b binary) {
 	b.run(t, "--help").want(t, exitOK, "Exit codes", "AUTOMUTEX_URI", "doctor")
 	b.run(t, "--version").want(t, exitOK, "automutex ")
 	b.run(t, "schema").want(t, exitOK, `"$schema"`)
-	for _, command := range []string{"check", "schema", "key", "list", "show", "watch", "break", "blocked", "skip", "sweep", "doctor"} {
+	for _, command := range []string{"check", "schema", "key", "list", "show", "break", "blocked", "skip", "sweep", "doctor"} {
 		b.run(t, command, "--help").want(t, exitOK, "Usage:\n  automutex "+command)
 		b.run(t, "help", command).want(t, exitOK, "Usage:\n  automutex "+command)
 	}
@@ -105,12 +105,12 @@ func testUsage(t *testing.T, b binary) {
 		"show":                              "KEY is missing",
 		"break":                             "KEY is missing",
 		"sweep now":                         "unexpected argument",
-		"watch now":                         "unexpected argument",
 		"doctor a b":                        "unexpected argument",
 		"list --db x":                       "--db",
 		"list --db -1":                      "--db",
+		"list -w=1ms":                        "at least 100ms",
 		"list --timeout 0s":                 "--timeout",
-		"watch --match [":                   "--match",
+		"list --match [":                   "--match",
 		"limit a --clear=maybe":             "--clear",
 		"list --jsn":                        "list: there is no flag --jsn; did you mean --json?",
 		"list --timeout forever":            "--timeout",
@@ -123,7 +123,7 @@ func testUsage(t *testing.T, b binary) {
 		"list --uri redis://x/y":            "a number",
 		"list --uri redis-sentinel://x:1":   "names no master",
 		"list --uri redis-socket://":        "names no socket",
-		"list --uri redis-socket:///s?db=x": "db is a number",
+		"list --uri redis-socket:///s?db=x": "is a number",
 		"list --cluster --cluster_addrs x":  "--cluster_addrs",
 		"list --uri redis://u:secret@x:1x/": "not a valid URL",
 		"list --uri secret@x":               "--uri",
@@ -176,7 +176,7 @@ func testArguments(t *testing.T, b binary) {
 func online(t *testing.T) [][]string {
 	t.Helper()
 	return [][]string{
-		{"list"}, {"list", "--json"}, {"show", "x"}, {"watch", "--count", "1"}, {"break", "x", "--yes"}, {"sweep"},
+		{"list"}, {"list", "--json"}, {"show", "x"}, {"break", "x", "--yes"}, {"sweep"},
 		{"doctor"}, {"doctor", file(t, rules)},
 	}
 }

@@ -4,72 +4,48 @@ import (
 	"encoding/json"
 	"io"
 	"strings"
-
-	"github.com/clipperhouse/displaywidth"
+	"text/tabwriter"
 
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// table prints columns as wide as their cells are on a terminal, where a Chinese
-// character takes two columns and a combining one none. Rows are kept until flush.
-type table struct {
-	out    io.Writer
-	rows   [][]string
-	widths []int // by column
-}
+// table prints columns. The last cell of a row is followed by no spaces.
+type table struct{ *tabwriter.Writer }
 
-func newTable(out io.Writer, header ...string) *table {
-	t := &table{out: out}
+func newTable(out io.Writer, header ...string) table {
+	t := table{tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
 	if len(header) > 0 {
 		t.row(header...)
 	}
 	return t
 }
 
-func (t *table) row(cells ...string) {
-	row := make([]string, len(cells))
+func (t table) row(cells ...string) {
+	line := make([]string, len(cells))
 	for i, cell := range cells {
-		row[i] = printable.Text(cell)
-		if i == len(t.widths) {
-			t.widths = append(t.widths, 0)
-		}
-		t.widths[i] = max(t.widths[i], displaywidth.String(row[i]))
+		line[i] = printable.Text(cell) // has no tab and no end of a line
 	}
-	t.rows = append(t.rows, row)
+	_, _ = io.WriteString(t, strings.Join(line, "\t")+"\n") // Flush gives the error
 }
 
-// flush prints the rows. The last cell of a row is followed by no spaces.
-func (t *table) flush() error {
-	const gap = 2
-	var b strings.Builder
-	for _, row := range t.rows {
-		for i, cell := range row {
-			b.WriteString(cell)
-			if i < len(row)-1 {
-				b.WriteString(strings.Repeat(" ", t.widths[i]-displaywidth.String(cell)+gap))
-			}
-		}
-		b.WriteByte('\n')
-	}
-	t.rows, t.widths = nil, nil
-	_, err := io.WriteString(t.out, b.String())
-	return err
-}
-
-// printAll prints a list: as JSON, an object a line, or as a table with a row for each.
-func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, row func(T) []string) error {
+// printAll prints a list: as JSON, an object a line, or as a table with rows for each.
+func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows func(T) [][]string) error {
 	t := newTable(out, header...)
 	for _, v := range list {
-		if !asJSON {
-			t.row(row(v)...)
-		} else if err := printJSON(out, v); err != nil {
-			return err
+		if asJSON {
+			if err := printJSON(out, v); err != nil {
+				return err
+			}
+			continue
+		}
+		for _, row := range rows(v) {
+			t.row(row...)
 		}
 	}
 	if asJSON {
 		return nil
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 // printJSON writes v on one line.

@@ -32,7 +32,6 @@ func testRefusedCommands(t *testing.T, b binary) {
 		{"-time", []string{"list"}, exitRedis, ""},
 		{"-scan", []string{"blocked"}, exitRedis, ""},
 		{"-scan", []string{"list"}, exitRedis, ""},
-		{"-scan", []string{"watch", "--count", "1"}, exitRedis, ""},
 		{"-scan", []string{"pause", "nobody", "--rules", rules}, exitRedis, ""},
 		{"-zrevrangebyscore", []string{"pause", "somebody"}, exitOK, ""},
 		{"-@scripting", []string{"skip", "work|7", "default/first"}, exitRedis, ""},
@@ -70,7 +69,7 @@ func testFullDisk(t *testing.T, b binary) {
 	key := []string{"key", rules, "--type", "work", "--payload", `{"id": 7}`}
 	for _, args := range [][]string{
 		{"schema"}, {"check", rules}, {"check", file(t, "unique: [{task: work, on: [id]}]")}, key, append(key, "--json"),
-		tr.flags("list"), tr.flags("list", "--json"), tr.flags("show", "work|7"), tr.flags("break", "work|7", "--yes"), tr.flags("watch", "--count", "1"),
+		tr.flags("list"), tr.flags("list", "--json"), tr.flags("show", "work|7"), tr.flags("break", "work|7", "--yes"),
 		tr.flags("controls"), tr.flags("controls", "--json"),
 	} {
 		cmd := b.command(t, nil, args...)

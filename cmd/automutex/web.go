@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -23,138 +22,107 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 	"github.com/automutex/automutex/web"
-	"github.com/automutex/automutex/web/record"
 )
 
-// What the environment has of the page: never on the command line, which others see.
+// What the environment has: never on the command line, which others see.
 const (
 	webUserEnv     = "AUTOMUTEX_WEB_USER"
 	webPasswordEnv = "AUTOMUTEX_WEB_PASSWORD" //nolint:gosec // the name of a variable
 	hashKeysEnv    = "AUTOMUTEX_HASH_KEYS"
 )
 
-// webCommand is what the flags of web say.
+// webCommand is what the flags and the environment say of the page.
 type webCommand struct {
-	app      *app
-	listen   string
-	root     string
-	asynqmon string
-	operate  bool
-	keys     int
-	recorded bool
-	user     string
-	password string
-	log      *slog.Logger
+	app            *app
+	listen         string
+	options        web.Options
+	operate        bool
+	user, password string
+	log            *slog.Logger
 }
 
 func newWeb(a *app) *cobra.Command {
 	w := &webCommand{app: a}
-	cmd := &cobra.Command{
-		Use:   "web [FILE]",
-		Short: "Serve the page for operators",
-		Long: `Serve a page that shows which keys are contended, who holds them and who waits, live,
-until Ctrl-C. With the FILE of the rules the page names the rule of each key. Prometheus finds
-the lines of all processes, by rule, at /metrics.
+	cmd := a.online("web [FILE]", `Serve the page for operators
+
+It shows which keys are contended, who holds them and who waits, live, until Ctrl-C. With the
+FILE of the rules the page names the rule of each key. Prometheus finds the lines of all
+processes, by rule, at /metrics.
 
 Readers cannot change anything; --operate lets everybody who gets in break locks and so on.
 Each action is logged, with the name of the login and the reason that was given.
 AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD in the environment are asked for by the
-browser. Without them the page listens on a loopback address only. It speaks plain HTTP:
-put a proxy with TLS before it where others can listen in.`,
-		Example: `  automutex web automutex.yaml
-  AUTOMUTEX_WEB_USER=ops AUTOMUTEX_WEB_PASSWORD=... automutex web --listen :8081 --operate`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return exactly(1, "FILE")(cmd, args)
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error { return w.run(cmd, args) },
-	}
+browser. Without them the page listens on a loopback address only. It speaks plain HTTP: put
+a proxy with TLS before it where others can listen in.`, needs(0, 1, "FILE"), w.run)
+	cmd.Example = `  automutex web automutex.yaml
+  AUTOMUTEX_WEB_USER=ops AUTOMUTEX_WEB_PASSWORD=... automutex web --listen :8081 --operate`
 	cmd.Flags().StringVar(&w.listen, "listen", "127.0.0.1:8081", "address to serve on, host:port; port 0 takes any")
-	cmd.Flags().StringVar(&w.root, "root_path", "", "path at which browsers find the page (/locks), behind a proxy that passes the browser's Host header on")
-	cmd.Flags().StringVar(&w.asynqmon, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
+	cmd.Flags().StringVar(&w.options.RootPath, "root_path", "", "path at which browsers find the page (/locks), behind a proxy that passes the browser's Host header on")
+	cmd.Flags().StringVar(&w.options.AsynqmonPath, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
 	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, delete and so on")
-	cmd.Flags().BoolVar(&w.recorded, "recorded", false, "show what the recorders of the workers (package web/record) keep in Redis, and add actions to it")
-	cmd.Flags().IntVar(&w.keys, "metrics_keys", 0, "how many of the most contended keys /metrics names; they become labels")
-	a.conn.needed(cmd)
+	cmd.Flags().IntVar(&w.options.MetricsKeys, "metrics_keys", 0, "how many of the most contended keys /metrics names; they become labels")
 	return cmd
 }
 
-func (w *webCommand) run(cmd *cobra.Command, args []string) error {
+func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	w.user, w.password = os.Getenv(webUserEnv), os.Getenv(webPasswordEnv)
 	if err := w.check(); err != nil {
 		return err
 	}
-	ctx := cmd.Context()
-	var cfg automutex.Config
-	var producers unique.Config
+	cfg, once := automutex.Config{HashKeys: os.Getenv(hashKeysEnv)}, unique.Config{}
 	if len(args) > 0 {
-		var err error
-		if cfg, producers, err = load(args[0]); err != nil {
+		if cfg, once, err = w.app.loadFor(cmd, args[0]); err != nil {
 			return err
 		}
-		if !cmd.Flags().Changed("prefix") {
-			w.app.conn.prefix = cmp.Or(cfg.Prefix, w.app.conn.prefix)
-		}
 	}
-	rdb, err := w.app.conn.open(ctx)
+	rdb, err := w.app.conn.open(cmd.Context())
 	if err != nil {
 		return err
 	}
-	var recorder *record.Recorder
-	if w.recorded {
-		recorder, err = record.New(rdb, record.Options{Prefix: w.app.conn.prefix})
-	}
 	w.log = slog.New(slog.NewTextHandler(w.app.errs, nil))
-	page, wrong := web.New(rdb, web.Options{
-		RootPath: w.root, Prefix: w.app.conn.prefix, HashKeys: cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv)),
-		Rules: cfg.Rules, Unique: producers.Rules, AsynqmonPath: w.asynqmon, MetricsKeys: w.keys, Recorder: recorder,
-		Access: w.access, User: w.loggedIn, Audit: w.audit, Logger: w.log,
-	})
-	if err := errors.Join(err, wrong); err != nil {
+	o := w.options
+	o.Prefix, o.HashKeys, o.Rules, o.Unique, o.Logger = w.app.conn.prefix, cfg.HashKeys, cfg.Rules, once.Rules, w.log
+	o.Audit, o.Access, o.User = w.audit, func(*http.Request) web.Access {
+		if w.operate {
+			return web.AccessOperate
+		}
+		return web.AccessRead
+	}, func(r *http.Request) string {
+		if w.user == "" {
+			return "" // a name that nobody has checked
+		}
+		user, _, _ := r.BasicAuth()
+		return user
+	}
+	page, err := web.New(rdb, o)
+	if err != nil {
 		return errors.Join(usage("%w", err), rdb.Close())
 	}
-	return errors.Join(w.serve(ctx, page), rdb.Close())
+	return errors.Join(w.serve(cmd.Context(), page), rdb.Close())
 }
 
-// check refuses to show the page to a network without a login, and a login that no browser
-// can send: basic auth ends the name at the first colon, and has no control characters.
+// check refuses to show the page to a network without a login, and a login that no browser can send: basic auth ends the
+// name at the first colon, and has no control characters.
 func (w *webCommand) check() error {
+	host, port, err := net.SplitHostPort(w.listen)
+	control := func(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 	switch {
 	case (w.user == "") != (w.password == ""):
 		return usage("%s and %s go together: set both, or neither", webUserEnv, webPasswordEnv)
 	case strings.Contains(w.user, ":"):
 		return usage("%s has a colon, at which browsers end the name: nobody could log in; choose a name without one", webUserEnv)
-	case strings.ContainsFunc(w.user, unicode.IsControl):
-		return usage("%s has a control character, such as the end of a line: nobody could log in; remove it", webUserEnv)
-	case strings.ContainsFunc(w.password, unicode.IsControl):
-		return usage("%s has a control character, such as the end of a line: nobody could log in; remove it", webPasswordEnv)
-	}
-	host, port, err := net.SplitHostPort(w.listen)
-	if err != nil || port == "" {
+	case control(w.user), control(w.password):
+		name := webPasswordEnv
+		if control(w.user) {
+			name = webUserEnv
+		}
+		return usage("%s has a control character, such as the end of a line: nobody could log in; remove it", name)
+	case err != nil || port == "":
 		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", printable.OneLine(w.listen))
-	}
-	if w.user == "" && !loopback.Is(host) {
+	case w.user == "" && !loopback.Is(host):
 		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", printable.OneLine(w.listen), webUserEnv, webPasswordEnv)
 	}
 	return nil
-}
-
-func (w *webCommand) access(*http.Request) web.Access {
-	if w.operate {
-		return web.AccessOperate
-	}
-	return web.AccessRead
-}
-
-// loggedIn is the name that a request was let in with; empty without a login.
-func (w *webCommand) loggedIn(r *http.Request) string {
-	if w.user == "" {
-		return "" // a name that nobody has checked
-	}
-	user, _, _ := r.BasicAuth()
-	return user
 }
 
 // audit logs what an operator did.
@@ -187,7 +155,7 @@ func (w *webCommand) serveOn(ctx context.Context, page http.Handler, listener ne
 		Handler: w.guarded(page), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, WriteTimeout: 30 * time.Second,
 		ErrorLog: slog.NewLogLogger(slog.NewTextHandler(w.app.errs, nil), slog.LevelWarn),
 	}
-	fmt.Fprintf(w.app.out, "the page is at http://%s%s/\n", listener.Addr(), strings.TrimRight(w.root, "/"))
+	fmt.Fprintf(w.app.out, "the page is at http://%s%s/\n", listener.Addr(), strings.TrimRight(w.options.RootPath, "/"))
 	served := make(chan error, 1) // Serve returns once Shutdown was called, or fails
 	go func() { served <- srv.Serve(listener) }()
 	select {
@@ -195,8 +163,7 @@ func (w *webCommand) serveOn(ctx context.Context, page http.Handler, listener ne
 		return errors.Join(no("the server ended: %w", err), closePage(page), srv.Close())
 	case <-ctx.Done():
 	}
-	// The streams end with the page, so Shutdown waits for short answers only.
-	err := closePage(page)
+	err := closePage(page) // and the streams with it, so Shutdown waits for short answers only
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if shut := srv.Shutdown(bound); shut != nil {
@@ -211,12 +178,11 @@ func (w *webCommand) guarded(page http.Handler) http.Handler {
 	if w.user == "" {
 		return loopback.Only(page)
 	}
-	wantUser, wantPassword := sha256.Sum256([]byte(w.user)), sha256.Sum256([]byte(w.password))
+	want := sha256.Sum256([]byte(w.user + ":" + w.password)) // the user has no colon
 	return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		user, password, _ := r.BasicAuth()
-		isUser, isPassword := sha256.Sum256([]byte(user)), sha256.Sum256([]byte(password))
-		// Both are compared, in constant time, so that the time says nothing of either.
-		if subtle.ConstantTimeCompare(isUser[:], wantUser[:])&subtle.ConstantTimeCompare(isPassword[:], wantPassword[:]) != 1 {
+		got := sha256.Sum256([]byte(user + ":" + password))
+		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 { // in constant time, which says nothing of either
 			out.Header().Set("WWW-Authenticate", `Basic realm="automutex", charset="UTF-8"`)
 			http.Error(out, "user or password are wrong", http.StatusUnauthorized)
 			return

@@ -24,13 +24,13 @@ import (
 // inner has the calls of package lock that only the packages of this module make.
 var inner = lock.Inside(inside.Pass{})
 
-// Key is automutex.Blocked.
+// Key is automutex.Blocked. Its JSON is what the command prints with --json.
 type Key struct {
-	Key    string
-	Task   string
-	Since  time.Time
-	Why    string
-	Behind int
+	Key    string    `json:"key"`
+	Task   string    `json:"task"`
+	Since  time.Time `json:"since"`
+	Why    string    `json:"why"`
+	Behind int       `json:"behind"`
 }
 
 // Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys with SCAN.

@@ -1,41 +1,9 @@
 package inspect
 
 import (
-	"math/rand/v2"
-	"path"
 	"strings"
 	"testing"
 )
-
-// A Pattern matches what path.Match does, but for slashes.
-func TestPattern_likePath(t *testing.T) {
-	t.Parallel()
-	const runs = 200_000
-	pieces := []string{"a", "b", "ab", "é", "*", "?", "[ab]", "[^a]", "[a-c]", `\*`, `[\]]`, "x"}
-	texts := []string{"a", "b", "ab", "é", "x", "*", "]", "c"}
-	source := rand.New(rand.NewPCG(1, 2))
-	matched := 0
-	for range runs {
-		var pattern, text strings.Builder
-		for range source.IntN(6) {
-			pattern.WriteString(pieces[source.IntN(len(pieces))])
-		}
-		for range source.IntN(7) {
-			text.WriteString(texts[source.IntN(len(texts))])
-		}
-		want, err := path.Match(pattern.String(), text.String())
-		want = want && err == nil && strings.ContainsAny(pattern.String(), `*?[\`) || strings.Contains(text.String(), pattern.String())
-		if got := Compile(pattern.String()).Matches(text.String()); got != want {
-			t.Fatalf("%q, %q: %v, want %v", pattern.String(), text.String(), got, want)
-		}
-		if want {
-			matched++
-		}
-	}
-	if matched < runs/20 {
-		t.Errorf("only %d of %d match", matched, runs)
-	}
-}
 
 // A slash is a character like any other, a part is enough, and what is no pattern is a part.
 func TestPattern(t *testing.T) {

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,12 +11,12 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claim"
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
-	"github.com/automutex/automutex/internal/nearest"
-	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasktype"
+	"github.com/automutex/automutex/unique"
 )
 
 // Describe returns rules as data, named as automutex.New names them.
@@ -47,8 +48,8 @@ func IsKeyOf(rule automutex.Rule, prefix, key string) bool {
 	return strings.HasPrefix(key, prefix+":{") && Describe([]automutex.Rule{rule})[0].Has(ScopeOf(key))
 }
 
-// FromFleet makes rules of what processes say they run. What a function of the program decides is not known: a
-// rule with a Key gives no lock, and a policy that FromFleet does not know is AfterFailure.
+// FromFleet makes rules of what processes say they run. What a function of the program decides is not known: a rule with
+// a Key gives no lock, and a policy that FromFleet does not know is AfterFailure.
 func FromFleet(described []fleet.Rule) []automutex.Rule {
 	rules := make([]automutex.Rule, len(described))
 	for i, d := range described {
@@ -59,9 +60,7 @@ func FromFleet(described []fleet.Rule) []automutex.Rule {
 		}
 		if d.Computed {
 			rules[i].On, rules[i].OnHeaders = nil, nil
-			rules[i].Key = func(context.Context, *asynq.Task) ([]string, error) {
-				return nil, automutex.NoLock
-			}
+			rules[i].Key = func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }
 		}
 	}
 	return rules
@@ -87,81 +86,54 @@ func policyOf(text string) automutex.Policy {
 // rateOf returns the rate that Describe has written, and none for another text.
 func rateOf(text string) (r automutex.Rate) {
 	var per string
-	if _, err := fmt.Sscanf(strings.ReplaceAll(text, ",", ""), "%d per %s burst %d", &r.Starts, &per, &r.Burst); err != nil {
-		return automutex.Rate{}
+	_, err := fmt.Sscanf(strings.ReplaceAll(text, ",", ""), "%d per %s burst %d", &r.Starts, &per, &r.Burst)
+	if err == nil {
+		r.Per, err = time.ParseDuration(per)
 	}
-	var err error
-	if r.Per, err = time.ParseDuration(per); err != nil {
+	if err != nil {
 		return automutex.Rate{}
 	}
 	return r
 }
 
-// Unknown says why no task has a target, as far as rules tell; empty if a task may have it.
-// meant is the target that was probably meant; empty without one. hashed: the values of keys
-// are hashed.
-func Unknown(rules []fleet.Rule, hashed bool, prefix, target string) (why, meant string) {
-	if len(rules) == 0 {
-		return "", ""
-	}
-	name := InBraces(Key(prefix, target))
-	scope, values, valued := strings.Cut(name, "|")
-	var its []fleet.Rule
+// UniqueRules returns rules of package unique as data, and as automutex.NewKeyMaker takes them.
+func UniqueRules(rules []unique.Rule) (described []fleet.Rule, guarded []automutex.Rule) {
 	for _, r := range rules {
-		// A scope alone may also be as the program has it: neither escaped nor hashed.
-		if r.Has(scope) || !valued && (r.IsFor(scope) || r.Has(keytext.Scope(scope))) {
-			its = append(its, r)
-		}
+		described = append(described, fleet.Rule{
+			Name: r.Task, Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional,
+			Queue: cmp.Or(r.Queue, "default"), Until: r.Until.String(), Duplicate: r.Duplicate.String(),
+		})
+		guarded = append(guarded, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope})
 	}
-	if len(its) == 0 {
-		return fmt.Sprintf("No rule has the scope of %s.", printable.Short(name)), meantBy(rules, scope, values)
-	}
-	beginning := func(r fleet.Rule) bool {
-		its, byType := r.ScopeText()
-		return byType && its == scope && strings.HasSuffix(scope, ":")
-	}
-	parts := strings.Split(values, "|")
-	isHash := len(parts) == 1 && strings.HasPrefix(values, "~")
-	fits := func(r fleet.Rule) bool { return r.Computed || len(r.On)+len(r.OnHeaders) == len(parts) }
-	switch {
-	case valued && slices.ContainsFunc(its, beginning):
-		return fmt.Sprintf("The rule for %s has no scope, so each task type has one of its own: %[1]s alone is none of them. Name a whole type in the key.", printable.Short(scope)), ""
-	case valued && hashed && !isHash:
-		return fmt.Sprintf("The keys of these rules are hashed, so no task has the key %s. Take the key that automutex key prints.", printable.Short(name)), ""
-	case valued && !isHash && !slices.ContainsFunc(its, fits):
-		return fmt.Sprintf("No task has the key %s: it has %s, and the keys of rule %s have %d.",
-			printable.Short(name), printable.Count(len(parts), "value"), printable.Short(its[0].Name), len(its[0].On)+len(its[0].OnHeaders)), ""
-	}
-	return "", ""
+	return described, guarded
 }
 
-// meantBy finds the target that a scope was probably meant to be: that of a rule with such a
-// scope, task or name.
-func meantBy(rules []fleet.Rule, scope, values string) string {
-	scopes := map[string]string{} // what may have been typed to the scope
-	var names []string
-	add := func(name, scope string) {
-		if _, known := scopes[name]; !known && name != "" {
-			scopes[name], names = scope, append(names, name)
-		}
+// Unique is what a producer makes of a task that it enqueues once.
+type Unique struct {
+	Rule fleet.Rule
+	Key  string // Redis key of the lock
+	// TaskID or Claim keeps duplicates out: the ID of the task, or the Redis key of its claim. The other one is empty.
+	TaskID, Claim string
+}
+
+// UniqueOf returns what a producer with these rules makes of a task; nil if no rule matches, the rule's Key answers
+// automutex.NoLock, or the task lacks a field of an Optional rule. keys is of the same rules. The error says why no key
+// can be made: a producer then enqueues nothing.
+func UniqueOf(ctx context.Context, keys *automutex.KeyMaker, rules []fleet.Rule, t *asynq.Task) (*Unique, error) {
+	var byTask tasktype.Map[fleet.Rule]
+	for _, r := range slices.Backward(rules) { // a producer has one rule for each Task: the first
+		byTask.Add(r.Task, r)
 	}
-	for _, r := range rules {
-		its, byType := r.ScopeText()
-		if byType && strings.HasSuffix(its, ":") && values != "" {
-			continue // the beginning of scopes, and no key has it
-		}
-		add(its, its)
-		add(r.Name, its)
-		add(r.Task, its)
-		add(r.Task[strings.LastIndexByte(r.Task, ':')+1:], its)
+	names, err := keys.Keys(ctx, t)
+	rule, ok := byTask.Find(t.Type())
+	if err != nil || !ok || len(names) == 0 {
+		return nil, err
 	}
-	name, ok := nearest.Name(scope, names)
-	if !ok {
-		return ""
+	u := &Unique{Rule: rule, Key: names[0]}
+	if rule.Until == unique.UntilDone.String() && (rule.Duplicate == unique.Reject.String() || rule.Duplicate == unique.Join.String()) {
+		u.TaskID = claim.TaskID(u.Key)
+	} else {
+		u.Claim = claims.Key(u.Key)
 	}
-	meant := scopes[name]
-	if values != "" {
-		meant += "|" + values
-	}
-	return meant
+	return u, nil
 }

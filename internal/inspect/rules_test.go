@@ -72,11 +72,4 @@ func TestFromFleet(t *testing.T) {
 	if text := described[2].KeyText(); text != "<type>|<computed>" {
 		t.Errorf("it is shown as %q", text)
 	}
-	// A prefix is the beginning of scopes, and no key has it: it is not what was meant.
-	if why, meant := Unknown([]fleet.Rule{{Name: "r", Task: "report:"}, {Task: "mail"}}, false, "p", "repor:|7"); why == "" || meant != "" {
-		t.Errorf("%q, meant %q", why, meant)
-	}
-	if _, meant := Unknown([]fleet.Rule{{Task: "report:"}, {Task: "mail"}}, false, "p", "mali|7"); meant != "mail|7" {
-		t.Errorf("meant %q", meant)
-	}
 }

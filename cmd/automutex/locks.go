@@ -1,0 +1,450 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
+)
+
+// filter says which locks an operator wants to see. The zero value is all of them.
+type filter struct {
+	match   string        // a pattern (*, ?, [a-z]) of the key, or a part of it when it has none of these
+	holder  string        // a part of a holder's owner
+	task    string        // a part of a holder's "queue/id"
+	waiting bool          // only locks with a line
+	longer  time.Duration // only locks taken longer ago than this
+}
+
+// passes reports whether a lock is shown. now is Redis' time.
+func (f filter) passes(l inspect.Lock, now time.Time) bool {
+	held := func(passes func(inspect.Holder) bool) bool { return slices.ContainsFunc(l.Holders, passes) }
+	switch {
+	case !inspect.Compile(f.match).Matches(l.Key), f.waiting && l.Line == 0:
+		return false
+	case f.holder != "" && !held(func(h inspect.Holder) bool { return strings.Contains(h.Owner, f.holder) }):
+		return false
+	case f.task != "" && !held(func(h inspect.Holder) bool {
+		return strings.Contains(inspect.TaskName(h.Queue, h.Task, h.Note), f.task)
+	}):
+		return false
+	}
+	// Of several holders only the newest one's age is known: any other may be older.
+	return f.longer == 0 || l.Held > 1 || l.Since != nil && now.Sub(*l.Since) > f.longer
+}
+
+var lockHeader = []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}
+
+func newList(a *app) *cobra.Command {
+	var f filter
+	var asJSON bool
+	var every time.Duration
+	cmd := a.onLocks("list", `List the locks that are held or waited for
+
+A row for each holder, and one for a key that a rate, a hold or a cooldown closes, in no
+order. SINCE is how long ago a lock with one holder was taken, UNTIL when its lease ends
+unless it is renewed, LINE how many wait for it, how many of them are parked or are
+enqueued in order, which failed or archived task blocks an ordered key, and what an
+operator has ordered: a pause or a limit, by whom and why.
+
+The keys are walked with SCAN, a thousand at a time, and shown as they are found: any
+number of locks neither blocks Redis nor fills memory. What comes and goes meanwhile may or
+may not be shown. With --json there is an object a line for each lock, with the token of
+each holder, which break takes.`, func(cmd *cobra.Command, args []string) error {
+		switch _, err := path.Match(f.match, ""); {
+		case err != nil:
+			return usage("--match %q: not a pattern: a [ is not closed, or a \\ ends it", printable.OneLine(f.match))
+		case f.longer < 0:
+			return usage("--longer %s: must not be negative", f.longer)
+		case cmd.Flags().Changed("watch") && every < 100*time.Millisecond:
+			return usage("--watch %s: at least 100ms", every)
+		}
+		return needs(0, 0, "")(cmd, args)
+	}, func(ctx context.Context, l locks, _ []string) error {
+		erase := "" // of a terminal: to the upper left corner, and nothing on the screen
+		if out, ok := a.out.(*os.File); ok && every > 0 {
+			if info, err := out.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+				erase = "\x1b[H\x1b[2J"
+			}
+		}
+		for {
+			began := time.Now()
+			fmt.Fprint(a.out, erase)
+			err := a.list(ctx, l, f, asJSON)
+			switch {
+			case every > 0 && ctx.Err() != nil:
+				return nil // Ctrl-C is how one leaves
+			case every == 0 || err != nil:
+				return err
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(max(every, rest*time.Since(began))):
+			}
+		}
+	})
+	cmd.Flags().StringVar(&f.match, "match", "", "only keys that match this pattern (*, ?, [a-z]), or have it in them when it has none of these")
+	cmd.Flags().StringVar(&f.holder, "holder", "", "only locks held by an owner whose label has this in it")
+	cmd.Flags().StringVar(&f.task, "task", "", "only locks held by a task, queue/id, that has this in it")
+	cmd.Flags().BoolVar(&f.waiting, "waiting", false, "only locks that somebody waits for")
+	cmd.Flags().DurationVar(&f.longer, "longer", 0, "only locks taken longer ago than this, and those with several holders, whose ages are not known")
+	cmd.Flags().DurationVarP(&every, "watch", "w", 0, "list again and again until Ctrl-C, each second or as often as in -w=5s")
+	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each lock")
+	return cmd
+}
+
+// rest is how many times as long as a look at all locks takes Redis is left alone before the next one: it spends no more
+// than a fifth of its time on list -w.
+const rest = 4
+
+// list prints the locks as they are found.
+func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
+	began, err := inspect.ServerTime(ctx, l.rdb)
+	if err != nil {
+		return err
+	}
+	local, header := time.Now(), lockHeader
+	for some, err := range inspect.Walk(ctx, l.Locker, l.rdb) {
+		if err != nil {
+			return err
+		}
+		now := began.Add(time.Since(local))
+		if some = slices.DeleteFunc(some, func(s inspect.Lock) bool { return !f.passes(s, now) }); len(some) == 0 {
+			continue
+		}
+		if err := printAll(a.out, some, asJSON, header, func(s inspect.Lock) [][]string { return rows(s, now) }); err != nil {
+			return err
+		}
+		header = nil
+	}
+	if header != nil && !asJSON {
+		passing := ""
+		if f != (filter{}) {
+			passing = " and pass the filters"
+		}
+		fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for%s\n", a.conn.prefix, passing)
+	}
+	return nil
+}
+
+// rows returns a lock in columns, a row for each holder.
+func rows(s inspect.Lock, now time.Time) [][]string {
+	line := strconv.Itoa(s.Line)
+	if s.Parked > 0 {
+		line += fmt.Sprintf(" (%d parked)", s.Parked)
+	}
+	if s.Queued > 0 {
+		line += " (in order)"
+	}
+	if s.Next != nil && s.Next.Blocked {
+		line += ", blocked by " + s.Next.Task
+	}
+	for _, c := range s.Controls {
+		if c.Paused {
+			line += ", paused by " + c.By
+		} else {
+			line += fmt.Sprintf(", limit %d by %s", c.Limit, c.By)
+		}
+		if c.Why != "" {
+			line += " (" + strings.Join(strings.Fields(c.Why), " ") + ")"
+		}
+	}
+	var all [][]string
+	for _, h := range s.Holders {
+		taken := "-"
+		if s.Since != nil && s.Held == 1 {
+			taken = printable.Duration(now.Sub(*s.Since)) + " ago"
+		}
+		all = append(all, []string{s.Key, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " + printable.Duration(h.Until.Sub(now)), line})
+	}
+	if s.Gate != nil {
+		all = append(all, []string{s.Key, "(" + s.Gate.String() + ")", "-", "-", "in " + printable.Duration(s.Gate.Opens.Sub(now)), line})
+	}
+	if len(all) == 0 {
+		all = [][]string{{s.Key, "-", "-", "-", "-", line}}
+	}
+	return all
+}
+
+func newShow(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := a.onLocks("show KEY", `Show one lock: its holders, its line, and their tasks
+
+With the tokens of the holders, the first hundred in line, what asynq says of their tasks,
+which task an ordered key is behind, and for how long a rate, a hold or a cooldown keeps
+tasks from starting. KEY is as list prints it, or what stands between its braces. When
+nobody holds or waits for the lock, nothing keeps tasks from starting, and no control is for
+it, the exit code is 1.`, needs(1, 1, "KEY"), func(ctx context.Context, l locks, args []string) error {
+		s, now, err := a.one(ctx, l, args[0])
+		switch {
+		case err != nil:
+			return err
+		case s.Held+s.Line+len(s.Controls) == 0 && s.Gate == nil:
+			return no("nobody holds or waits for %s", s.Key)
+		case asJSON:
+			return printJSON(a.out, s)
+		}
+		return a.printLock(s, now, l)
+	})
+	cmd.Example = `  automutex show 'automutex:{itunes:verify|7}'
+  automutex show 'itunes:verify|7'`
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	return cmd
+}
+
+// one reads the lock that an operator names. now is Redis' time.
+func (a *app) one(ctx context.Context, l locks, name string) (s inspect.Lock, now time.Time, err error) {
+	key := inspect.Key(a.conn.prefix, name)
+	if err := inner.LockErr(inner.ByKey(l.Locker, key)); err != nil {
+		return s, now, usage("KEY: %w", err)
+	}
+	return inspect.One(ctx, l.Locker, l.rdb, key)
+}
+
+func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
+	fmt.Fprintf(a.out, "%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked-s.Queued)
+	if s.Parked > 0 {
+		fmt.Fprintf(a.out, ", %d parked", s.Parked)
+	}
+	if s.Queued > 0 {
+		fmt.Fprintf(a.out, ", %d in order", s.Queued)
+	}
+	if s.Since != nil {
+		fmt.Fprintf(a.out, ", last taken %s ago", printable.Duration(now.Sub(*s.Since)))
+	}
+	if s.Gate != nil {
+		fmt.Fprintf(a.out, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
+	}
+	if s.Next != nil {
+		if why := blocked.Why(blocked.In(l.inspector).Look(s.Next.Head)); why != "" {
+			fmt.Fprintf(a.out, "\nbehind %s, which %s", s.Next.Task, why)
+		}
+	}
+	fmt.Fprintln(a.out)
+	for _, c := range s.Controls {
+		fmt.Fprintf(a.out, "%s: %s; ordered by %s %s ago", printable.OneLine(c.Target), what(c, now), printable.OneLine(c.By), printable.Duration(now.Sub(c.Since)))
+		if c.Why != "" {
+			fmt.Fprintf(a.out, ": %s", printable.OneLine(c.Why))
+		}
+		fmt.Fprintln(a.out)
+	}
+	fmt.Fprintln(a.out)
+	if len(s.Holders) > 0 {
+		t := newTable(a.out, "TOKEN", "HOLDER", "TASK", "STATE", "UNTIL")
+		for _, h := range s.Holders {
+			t.row(h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), inspect.TaskState(l.inspector, h.Queue, h.Task), "in "+printable.Duration(h.Until.Sub(now)))
+		}
+		if err := t.Flush(); err != nil || len(s.Waiters) == 0 {
+			return err
+		}
+		fmt.Fprintln(a.out)
+	}
+	if len(s.Waiters) == 0 {
+		return nil
+	}
+	t := newTable(a.out, "PLACE", "WAITER", "TASK", "STATE", "WAITS")
+	for i, w := range s.Waiters {
+		// What is in no worker has no owner.
+		t.row(strconv.Itoa(i+1), cmp.Or(w.Owner, "("+w.State+")"), inspect.TaskName(w.Queue, w.Task, w.Note), inspect.TaskState(l.inspector, w.Queue, w.Task), printable.Duration(now.Sub(w.Since)))
+	}
+	err := t.Flush()
+	if more := s.Line - len(s.Waiters); more > 0 && err == nil {
+		_, err = fmt.Fprintf(a.out, "and %d more\n", more)
+	}
+	return err
+}
+
+func newBreak(a *app) *cobra.Command {
+	var token string
+	var yes bool
+	cmd := a.onLocks("break KEY [--holder TOKEN]", `Take a lock from its holders, or open its gate, after asking
+
+From all holders that are shown, or from the one with the token given (list --json and show
+tell tokens). Without --holder it also opens a closed gate of the key and ends its cooldown,
+whether or not somebody holds the lock. A rate that is used up stays so. The first in line
+gets the lock at once.
+
+Each holder is told: the context of its handler ends with cause lock.ErrLost, at its next
+renewal at the latest. Until then it may still be at work: break a lock whose holder is
+known to hang.
+
+It asks first; without an answer nothing is done. Only the holders that it has shown are
+broken, not who came meanwhile. When none of them was left, and no hold or cooldown, the
+exit code is 1.`, func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("holder") && token == "" {
+			return usage("break: --holder is empty: list --json and show tell tokens")
+		}
+		return needs(1, 1, "KEY")(cmd, args)
+	}, func(ctx context.Context, l locks, args []string) error {
+		return a.breakLock(ctx, l, args[0], token, yes)
+	})
+	cmd.Example = `  automutex break 'automutex:{itunes:verify|7}'
+  automutex break 'itunes:verify|7' --holder iBq-amHluSdcW1Xu.3000.cbrfweqg --yes`
+	cmd.Flags().StringVar(&token, "holder", "", "only the holder with this token")
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	return cmd
+}
+
+// breakLock shows what a break is for, asks unless yes, and breaks.
+func (a *app) breakLock(ctx context.Context, l locks, key, token string, yes bool) error {
+	s, now, err := a.one(ctx, l, key)
+	if err != nil {
+		return err
+	}
+	s.Waiters = nil // not asked about
+	if token != "" {
+		s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return h.Token != token })
+	}
+	gate := "" // what a break of all ends
+	if token == "" && s.Gate != nil && inspect.Breakable(s.Gate.Closed) {
+		gate = strings.Replace(s.Gate.Closed, lock.ReasonClosed, "closed gate", 1)
+	}
+	question := "Take the lock from " + printable.Count(len(s.Holders), "holder")
+	switch held := len(s.Holders) > 0; {
+	case !held && token != "":
+		return no("nobody with the token %q holds %s", token, s.Key)
+	case !held && gate == "" && s.Gate != nil:
+		return no("nobody holds %s; its rate is used up, which break leaves as it is: the next starts in %s", s.Key, printable.Duration(s.Gate.Opens.Sub(now)))
+	case !held && gate == "":
+		return no("nobody holds %s", s.Key)
+	case !held:
+		question = "End the " + gate
+	case gate != "":
+		question += ", and end the " + gate
+	}
+	if err := a.printLock(s, now, l); err != nil {
+		return err
+	}
+	if !yes {
+		if err := a.ask(ctx, "\n"+question+"? [y/N] "); err != nil {
+			return err
+		}
+	}
+	m, broken, opened := inner.ByKey(l.Locker, s.Key), 0, false
+	for _, h := range s.Holders {
+		ok, err := m.Break(ctx, h.Token)
+		if err != nil {
+			return fmt.Errorf("%d of %d broken: %w", broken, len(s.Holders), err)
+		}
+		if ok {
+			broken++
+		}
+	}
+	if gate != "" {
+		if opened, err = inner.OpenGate(ctx, m); err != nil {
+			return fmt.Errorf("%d of %d broken, and the %s not ended: %w", broken, len(s.Holders), gate, err)
+		}
+	}
+	if broken == 0 && !opened {
+		return no("what was shown of %s is over; nothing was done", s.Key)
+	}
+	fmt.Fprintln(a.out)
+	if len(s.Holders) > 0 {
+		fmt.Fprintf(a.out, "broken: %d of %d\n", broken, len(s.Holders))
+	}
+	if opened {
+		fmt.Fprintf(a.out, "ended: the %s\n", gate)
+	}
+	return nil
+}
+
+// ask waits for a yes. Anything else, the end of the input too, is a no.
+func (a *app) ask(ctx context.Context, question string) error {
+	fmt.Fprint(a.errs, question)
+	// A read of a terminal cannot be cancelled: at an interrupt it is left behind, and ends with the program. The buffer
+	// lets it.
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(a.in).ReadString('\n') // cut short: no answer
+		answer <- line
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(a.errs)
+		return no("interrupted; nothing was done")
+	case line := <-answer:
+		if yes := strings.ToLower(strings.TrimSpace(line)); yes == "y" || yes == "yes" {
+			return nil
+		}
+		if !strings.HasSuffix(line, "\n") {
+			fmt.Fprintln(a.errs)
+		}
+		return no("not confirmed; nothing was done (--yes does not ask)")
+	}
+}
+
+func newSweep(a *app) *cobra.Command {
+	return a.onLocks("sweep", `Remove what dead processes left behind
+
+These are holders past their deadlines, and waiters that ceased to ask. Nothing depends on
+it: each lock does the same when it is asked for, and keys that nobody asks for expire.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+		removed, err := inner.Sweep(ctx, l.Locker)
+		if err != nil {
+			return fmt.Errorf("after %d removed: %w", removed, err)
+		}
+		_, err = fmt.Fprintf(a.out, "removed: %d\n", removed)
+		return err
+	})
+}
+
+func newBlocked(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := a.onLocks("blocked", `List the ordered keys whose next task does not run
+
+It is archived and holds its key, has failed and is retried later, is gone, or waits in a
+queue that is paused or that no server serves. Keys that are held come first. BEHIND is how
+many tasks of the key wait behind that task.
+
+To go on, run the task again with asynq's tools, or skip it: automutex skip KEY TASK.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+		now, err := inspect.ServerTime(ctx, l.rdb)
+		if err != nil {
+			return err
+		}
+		keys, err := blocked.List(ctx, l.Locker, l.inspector)
+		if err != nil {
+			return err
+		}
+		if len(keys) == 0 && !asJSON {
+			fmt.Fprintf(a.errs, "no ordered key under the prefix %q is blocked\n", a.conn.prefix)
+			return nil
+		}
+		return printAll(a.out, keys, asJSON, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blocked.Key) [][]string {
+			return [][]string{{key.Key, key.Task, now.Sub(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why}}
+		})
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each key")
+	return cmd
+}
+
+func newSkip(a *app) *cobra.Command {
+	return a.onLocks("skip KEY TASK", `Give up the next task of an ordered key, and go on with the one behind it
+
+KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
+later, it takes its old place again. A task that runs now, or that is not the next one of the
+key, is not skipped; the exit code is then 1.`, needs(2, 2, "KEY and TASK"), func(ctx context.Context, l locks, args []string) error {
+		key := inspect.Key(a.conn.prefix, args[0])
+		switch err := blocked.Skip(ctx, l.Locker, l.inspector, key, args[1], 0); {
+		case errors.Is(err, lock.ErrBackend):
+			return err
+		case err != nil:
+			return no("%w", err)
+		}
+		_, err := fmt.Fprintf(a.out, "skipped: %s of %s\n", args[1], key)
+		return err
+	})
+}

@@ -1,0 +1,288 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hibiken/asynq"
+	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/unique"
+)
+
+// load reads a file of rules; its mistakes are a line each. The secret of the keys is the file's, or else that of the
+// environment: never on the command line, which others see.
+func load(file string) (automutex.Config, unique.Config, error) {
+	cfg, once, err := config.Load(file)
+	if err != nil {
+		var mistake *config.Error
+		return cfg, once, &failure{exit: exitNo, error: err, lines: errors.As(err, &mistake)}
+	}
+	cfg.HashKeys = cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv))
+	once.HashKeys = cfg.HashKeys
+	return cfg, once, nil
+}
+
+// loadFor is load for a command that then asks Redis: it takes over the file's prefix.
+func (a *app) loadFor(cmd *cobra.Command, file string) (automutex.Config, unique.Config, error) {
+	cfg, once, err := load(file)
+	if err == nil && !cmd.Flags().Changed("prefix") {
+		a.conn.prefix = cmp.Or(cfg.Prefix, a.conn.prefix)
+	}
+	return cfg, once, err
+}
+
+func newSchema(a *app) *cobra.Command {
+	return command("schema", `Print the JSON Schema of configuration files
+
+For editors that complete and check YAML. Save it, and name it in the first line of a file:
+
+  automutex schema > automutex.schema.json
+  # yaml-language-server: $schema=automutex.schema.json
+
+The schema is looser than "automutex check", which finds every mistake. Redis is not needed.`, needs(0, 0, ""), func(*cobra.Command, []string) error {
+		_, err := a.out.Write(config.Schema())
+		return err
+	})
+}
+
+func newCheck(a *app) *cobra.Command {
+	return command("check FILE", `Check a configuration file
+
+Each mistake is a line on stderr, as file:line:column: text, and the exit code is then 1. What
+is allowed but may surprise is a note. Redis is not needed.`, needs(1, 1, "FILE"), func(_ *cobra.Command, args []string) error {
+		cfg, once, err := load(args[0])
+		if err != nil {
+			return err
+		}
+		_, notes, err := offline(cfg)
+		if err != nil {
+			return err
+		}
+		if err := a.printRules(cfg.Rules, once.Rules); err != nil {
+			return err
+		}
+		for _, note := range append(notes, unclaimed(cfg, once)...) {
+			fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
+		}
+		_, err = fmt.Fprintf(a.out, "%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"), printable.Count(len(once.Rules), "unique rule"))
+		return err
+	})
+}
+
+// printRules prints a table of rules, whose last column is there if a rule has something in it, and one of unique rules.
+func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
+	described := inspect.Describe(rules)
+	header, more := []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}, 0
+	if slices.ContainsFunc(described, func(r fleet.Rule) bool { return len(r.Also()) > 0 }) {
+		header, more = append(header, "ALSO"), 1
+	}
+	t := newTable(a.out)
+	if len(rules) > 0 {
+		t.row(header...)
+	}
+	for i, r := range described {
+		wait := "-"
+		if r.Wait > 0 && rules[i].Busy != automutex.Park { // where it has no effect
+			wait = printable.Exact(r.Wait)
+		}
+		row := []string{r.Name, r.Task, r.KeyText(), r.LimitShown(), printable.Exact(r.TTL), wait, r.Busy, cmp.Or(strings.Join(r.Also(), "; "), "-")}
+		t.row(row[:7+more]...)
+	}
+	if err := t.Flush(); err != nil || len(once) == 0 {
+		return err
+	}
+	if len(rules) > 0 {
+		fmt.Fprintln(a.out)
+	}
+	t = newTable(a.out, "UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE")
+	all, _ := inspect.UniqueRules(once)
+	for _, r := range all {
+		t.row(r.Task, r.Queue, r.KeyText(), r.UntilShown(), printable.Timed(r.Duplicate))
+	}
+	return t.Flush()
+}
+
+// unclaimed tells of unique rules whose tasks meet no lock of their key in a worker, and of those whose tasks a worker
+// skips. The rules of the workers may be in another file.
+func unclaimed(cfg automutex.Config, once unique.Config) (notes []string) {
+	for _, u := range once.Rules {
+		at := slices.IndexFunc(cfg.Rules, func(r automutex.Rule) bool {
+			return r.Task == u.Task && r.Scope == u.Scope && slices.Equal(r.On, u.On) && slices.Equal(r.OnHeaders, u.OnHeaders)
+		})
+		switch {
+		case at < 0 && (u.Until == unique.UntilStart || u.Duplicate != unique.Reject && u.Duplicate != unique.Join):
+			notes = append(notes, fmt.Sprintf("unique rule %q: until start, replace and postpone need a rule of the workers with an equal task, scope and on; there is none in this file", u.Task))
+		case at >= 0 && u.Until == unique.UntilStart && cfg.Rules[at].Busy == automutex.Skip:
+			notes = append(notes, fmt.Sprintf("unique rule %q: a worker skips the task that other producers rely on while an older one runs, so that their change may never be seen; "+
+				"use park, wait or retry instead of skip", u.Task))
+		}
+	}
+	return notes
+}
+
+// offline makes keys without Redis. The notes are what it logs about the rules.
+func offline(cfg automutex.Config) (*automutex.KeyMaker, []string, error) {
+	var notes notebook
+	cfg.Logger = slog.New(&notes)
+	keys, err := automutex.NewKeyMaker(cfg)
+	if err != nil {
+		err = no("%w", err)
+	}
+	return keys, notes, err
+}
+
+// notebook is a slog.Handler that keeps messages.
+type notebook []string
+
+func (n *notebook) Enabled(context.Context, slog.Level) bool { return true }
+func (n *notebook) WithAttrs([]slog.Attr) slog.Handler       { return n }
+func (n *notebook) WithGroup(string) slog.Handler            { return n }
+
+func (n *notebook) Handle(_ context.Context, r slog.Record) error {
+	*n = append(*n, r.Message)
+	return nil
+}
+
+func newKey(a *app) *cobra.Command {
+	var taskType, payload string
+	var headers map[string]string
+	var asJSON bool
+	cmd := command("key FILE --type TYPE [--payload JSON]", `Show the keys of a task: which rules match, and the names in Redis
+
+In the order in which they are taken: which rules of the file match, the key of each, and its
+name in Redis. A unique rule that matches follows with its queue, and with what keeps
+duplicates out: the ID of the task, or the Redis key of its claim. When no rule matches, or no
+key can be made (the guard archives such a task), the exit code is 1. Redis is not needed.
+
+Where the workers hash their keys, the secret is the file's hash_keys, or the environment
+variable AUTOMUTEX_HASH_KEYS where it has none.`, needs(1, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
+		if strings.TrimSpace(taskType) == "" {
+			return usage("key: --type is missing or blank: name the type of the task")
+		}
+		cfg, producers, err := load(args[0])
+		if err != nil {
+			return err
+		}
+		task := asynq.NewTaskWithHeaders(taskType, []byte(payload), headers)
+		matches, err := matching(cmd.Context(), cfg, task)
+		if err != nil {
+			return err
+		}
+		enqueued, err := uniqueMatch(cmd.Context(), producers, task)
+		switch {
+		case err != nil:
+			return err
+		case len(matches)+len(enqueued) > 0:
+			return a.printKeys(matches, enqueued, asJSON)
+		case len(inspect.RulesFor(cfg.Rules, taskType)) > 0:
+			return no("the task lacks a field of each rule for %q, which are Optional: it runs unguarded", taskType)
+		}
+		return no("no rule matches a task of type %q: it runs unguarded", taskType)
+	})
+	cmd.Example = `  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'`
+	cmd.Flags().StringVarP(&taskType, "type", "t", "", "the type of the task")
+	cmd.Flags().StringVar(&payload, "payload", "", "its payload")
+	cmd.Flags().StringToStringVar(&headers, "header", nil, "its headers, name=value")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object for each rule")
+	return cmd
+}
+
+// match is a rule that applies to a task, and the key that it gives.
+type match struct {
+	Rule string `json:"rule"`
+	Key  string `json:"key"`
+	Name string `json:"redis"`
+}
+
+// once is the unique rule that applies to a task, and the key that it gives.
+type once struct {
+	Rule  string `json:"unique"`
+	Key   string `json:"key"`
+	Queue string `json:"queue"`
+	Until string `json:"until"`
+	// Name is what keeps duplicates out: with UntilDone and Reject or Join the ID of the task, else the Redis key of its
+	// claim.
+	Name string `json:"redis"`
+}
+
+// printKeys prints what applies to a task.
+func (a *app) printKeys(matches []match, enqueued []once, asJSON bool) error {
+	if len(matches) == 0 && !asJSON {
+		fmt.Fprintln(a.out, "no rule guards it: its handlers may run at once")
+	} else if err := printAll(a.out, matches, asJSON, []string{"RULE", "KEY", "REDIS"}, func(m match) [][]string { return [][]string{{m.Rule, m.Key, m.Name}} }); err != nil {
+		return err
+	}
+	if len(enqueued) == 0 {
+		return nil
+	}
+	if !asJSON {
+		fmt.Fprintln(a.out)
+	}
+	return printAll(a.out, enqueued, asJSON, []string{"UNIQUE", "KEY", "QUEUE", "UNTIL", "REDIS"}, func(u once) [][]string {
+		return [][]string{{u.Rule, u.Key, u.Queue, u.Until, u.Name}}
+	})
+}
+
+// matching gives the rules that lock a task, in the order in which their locks are taken.
+func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches []match, err error) {
+	all, err := keysOf(ctx, cfg, t)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range inspect.RulesFor(cfg.Rules, t.Type()) {
+		one := cfg
+		one.Rules = cfg.Rules[i : i+1]
+		its, err := keysOf(ctx, one, t)
+		if err != nil {
+			return nil, err
+		}
+		if len(its) > 0 { // none: the rule is Optional, and the task lacks a field
+			matches = append(matches, match{Rule: inspect.RuleName(cfg.Rules, i), Key: inspect.InBraces(its[0]), Name: its[0]})
+		}
+	}
+	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
+	return matches, nil
+}
+
+// keysOf makes the keys of a task.
+func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string, error) {
+	maker, _, err := offline(cfg)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := maker.Keys(ctx, t)
+	if err != nil {
+		return nil, no("%w", err)
+	}
+	return keys, nil
+}
+
+// uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of
+// an Optional one. The error is that no key can be made: a producer then enqueues nothing.
+func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) ([]once, error) {
+	rules, guarded := inspect.UniqueRules(cfg.Rules)
+	maker, _, err := offline(automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: guarded})
+	if err != nil {
+		return nil, err
+	}
+	switch u, err := inspect.UniqueOf(ctx, maker, rules, t); {
+	case err != nil:
+		return nil, no("%w", err)
+	case u == nil:
+		return nil, nil
+	default:
+		return []once{{Rule: u.Rule.Task, Key: inspect.InBraces(u.Key), Queue: u.Rule.Queue, Until: u.Rule.UntilShown(), Name: u.TaskID + u.Claim}}, nil
+	}
+}

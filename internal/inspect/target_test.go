@@ -1,0 +1,104 @@
+package inspect
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// A key is named as Redis has it, by what stands between its braces, or as a person reads it.
+func TestKey(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"p:{a|b}": "p:{a|b}", "other:{a}": "other:{a}", "a|b": "p:{a|b}", "a|b%20c": "p:{a|b%20c}", "a|b c": "p:{a|b%20c}", "a b": "p:{a%20b}", "a|50%": "p:{a|50%25}",
+	} {
+		if got := Key("p", text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+// An order reaches what a person has typed, and no other: text that reads as an escaped scope, or has a |, is what a rule
+// or a lock says it is. Of two keys neither is guessed.
+func TestTarget(t *testing.T) {
+	t.Parallel()
+	rule := func(task string, on ...string) fleet.Rule { return fleet.Rule{Name: task, Task: task, On: on} }
+	raw, spaced := rule("a%20b", "id"), rule("a b", "id")
+	rdb := redistest.StartMini(t).Client(t)
+	locker := lock.New(rdb, lock.Options{Prefix: "p"})
+	t.Cleanup(func() { _ = locker.Close() })
+	for _, name := range []string{"live lock", "tenant|x"} {
+		_, err := locker.Mutex("live", lock.Parts(name)).TryLock(t.Context())
+		redistest.Must(t, err)
+	}
+	_, err := locker.Mutex("un ruled").TryLock(t.Context())
+	redistest.Must(t, err)
+	for _, c := range []struct {
+		rules []fleet.Rule
+		typed string
+		want  string // or a part of the error
+	}{
+		{nil, "report", "report"},
+		{nil, "report:", "report:"},
+		{nil, "report|acme", "report|acme"},
+		{nil, "a b", "p:{a%20b}"},
+		{nil, "a%20b", "p:{a%2520b}"}, // what a person types
+		{nil, "p:{a%20b}", "p:{a%20b}"},
+		{nil, "report|b c", "p:{report|b%20c}"},
+		{nil, "report|50%", "p:{report|50%25}"},
+		{nil, "report|b%20c", "report|b%20c may be p:{report|b%20c} or p:{report|b%2520c}: give one of these"},
+		{nil, "live|live%20lock", "p:{live|live%20lock}"}, // there is such a lock
+		{nil, strings.Repeat("x", 300), "p:{" + keytext.Scope(strings.Repeat("x", 300)) + "}"},
+		{[]fleet.Rule{spaced, raw}, "a%20b", "p:{a%2520b}"},
+		{[]fleet.Rule{spaced}, "a%20b", "p:{a%20b}"},
+		{[]fleet.Rule{raw}, "a%20b", "p:{a%2520b}"},
+		{[]fleet.Rule{raw}, "a%20b|1", "p:{a%2520b|1}"},
+		{[]fleet.Rule{spaced}, "a%20b|1", "p:{a%20b|1}"},
+		{[]fleet.Rule{spaced, raw}, "a%20b|1", "may be p:{a%20b|1} or p:{a%2520b|1}"},
+		{[]fleet.Rule{rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
+		{[]fleet.Rule{rule("a", "id")}, "a|b", "a|b"},
+		{[]fleet.Rule{rule("a", "id"), rule("a|b", "id")}, "a|b", "may be p:{a|b} or p:{a%7Cb}"},
+		{[]fleet.Rule{rule("a|b", "id")}, "a|b|7", "p:{a%7Cb|7}"},
+		{[]fleet.Rule{rule("a", "id")}, "a|b|7", "No task has the key a|b|7: it has 2 values, and the keys of rule a have 1; nor is there such a lock now"},
+		{[]fleet.Rule{rule("live", "id")}, "live|tenant|x", "p:{live|tenant%7Cx}"}, // one value that has a |
+		{[]fleet.Rule{rule("a", "id")}, "a|~" + strings.Repeat("0", 64), "a|~" + strings.Repeat("0", 64)},
+		{nil, "tenant|x", "tenant|x"},
+		{nil, strings.Repeat("|x", 500_000), strings.Repeat("|x", 500_000)}, // package lock refuses it
+		{[]fleet.Rule{rule("100%", "id")}, "100%", "p:{100%25}"},
+		{[]fleet.Rule{rule("x%2Fy", "id")}, "x%2Fy", "p:{x%252Fy}"},
+		{[]fleet.Rule{rule("svc:/items:q=a%20b")}, "svc:/items:q=a%20b", "p:{svc:/items:q=a%2520b}"},
+		{[]fleet.Rule{rule("a%20b:c")}, "a%20b:", "p:{a%2520b:}"},
+		{[]fleet.Rule{raw}, "un ruled", "p:{un%20ruled}"},
+		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled; nor is there such a lock now; --force does it all the same"},
+		{[]fleet.Rule{rule("report:"), rule("mail")}, "mali|7", "did you mean mail|7?"},
+		{[]fleet.Rule{rule("report:"), rule("mail")}, "repor:|7", "now; --force"}, // a prefix is the beginning of scopes, and no key has it
+	} {
+		target, err := Target(t.Context(), locker, rdb, c.rules, false, "p", c.typed, false)
+		if err != nil && c.want != "" && strings.Contains(err.Error(), c.want) {
+			continue
+		}
+		if err != nil || target != c.want {
+			t.Errorf("%.50q is %q, %v; want %q", c.typed, target, err, c.want)
+		}
+	}
+	if target, err := Target(t.Context(), locker, rdb, []fleet.Rule{raw}, false, "p", "ruled", true); err != nil || target != "ruled" {
+		t.Errorf("with force: %q, %v", target, err)
+	}
+
+	// The target of an order that ends is the one that has an order.
+	redistest.Must(t, locker.Controls().Pause(t.Context(), "p:{a%2520b}", time.Time{}, ""))
+	redistest.Must(t, locker.Controls().Pause(t.Context(), "p:{report|b%20c}", time.Time{}, ""))
+	redistest.Must(t, rdb.HSet(t.Context(), "p:{control}", "o{dd", "junk").Err())
+	for typed, want := range map[string]string{
+		"a%20b": "p:{a%2520b}", "a%2520b": "p:{a%2520b}", "report|b%20c": "p:{report|b%20c}", "report|b c": "p:{report|b%20c}", "o{dd": "o{dd", "other": "other",
+	} {
+		if target, err := Ordered(t.Context(), locker, "p", typed); err != nil || target != want {
+			t.Errorf("the order of %q is for %q, %v; want %q", typed, target, err, want)
+		}
+	}
+}
