@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -59,49 +61,73 @@ func testBreakAsks(t *testing.T, b binary) {
 	tr := start(t, redistest.Real(t), wait, automutex.Rule{Task: "report", Limit: 3})
 	tr.enqueue("first", "work", `{"id": 7}`)
 	tr.holds("first")
-	flags := tr.flags("break", "work|7")
-	for _, answer := range []string{"", "\n", "n\n", "no\n", "yess\n", "\x00\xff\n", strings.Repeat("y", 1<<16)} {
-		r := b.runWith(t, answer, nil, flags...)
-		r.wantErrorLine(t, exitNo, "nothing was done")
-		if !strings.Contains(r.stderr, "Take the lock from 1 holder? [y/N] ") {
-			t.Errorf("%.20q: the question is %q", answer, r.stderr)
-		}
-	}
-	// The question counts: the holders of a lock with a limit.
-	for _, id := range []string{"a", "b"} {
+	for _, id := range []string{"a", "b"} { // the question counts
 		tr.enqueue(id, "report", `{}`)
 		tr.holds(id)
 	}
-	several := b.runWith(t, "n\n", nil, tr.flags("break", "report")...)
-	several.wantErrorLine(t, exitNo, "nothing was done")
-	if !strings.Contains(several.stderr, "Take the lock from 2 holders? [y/N] ") {
-		t.Errorf("the question is %q", several.stderr)
-	}
-	// Interrupted at the question.
-	cmd := b.command(t, nil, flags...)
-	stdin, err := cmd.StdinPipe() // stays open and says nothing
-	redistest.Must(t, err)
-	stderr, err := cmd.StderrPipe()
-	redistest.Must(t, err)
-	redistest.Must(t, cmd.Start())
-	var said strings.Builder
-	buffer := make([]byte, 100)
-	for !strings.Contains(said.String(), "[y/N]") {
-		n, err := stderr.Read(buffer)
-		if err != nil {
-			t.Fatalf("%v after %q", err, said.String())
+	for _, c := range []struct{ key, answer, question string }{
+		{"work|7", "", "1 holder"}, {"work|7", "\n", "1 holder"}, {"work|7", "yess\n", "1 holder"}, {"work|7", "\x00\xff\n", "1 holder"}, {"report", "n\n", "2 holders"},
+	} {
+		r := b.runWith(t, c.answer, nil, tr.flags("break", c.key)...)
+		r.wantErrorLine(t, exitNo, "nothing was done")
+		if !strings.Contains(r.stderr, "Take the lock from "+c.question+"? [y/N] ") {
+			t.Errorf("%.20q: the question is %q", c.answer, r.stderr)
 		}
-		said.Write(buffer[:n])
 	}
-	redistest.Must(t, cmd.Process.Signal(os.Interrupt))
-	_ = cmd.Wait()
-	_ = stdin.Close()
-	if cmd.ProcessState.ExitCode() != exitNo {
-		t.Errorf("interrupted: %s", cmd.ProcessState)
-	}
+	q := asked(t, b, tr.flags("break", "work|7")...)
+	redistest.Must(t, q.cmd.Process.Signal(os.Interrupt))
+	q.ends().wantErrorLine(t, exitNo, "interrupted; nothing was done")
 	if r := b.run(t, tr.flags("show", "work|7")...); r.exit != exitOK || tr.context("first").Err() != nil {
 		t.Errorf("the lock was broken without a yes: %s%s", r.stdout, r.stderr)
 	}
+}
+
+// question is a break that waits for its answer.
+type question struct {
+	cmd            *exec.Cmd
+	stdin          io.WriteCloser
+	stdout, stderr *strings.Builder
+	seen           chan struct{} // closed when the question was asked
+}
+
+// asked runs the program until it asks.
+func asked(t *testing.T, b binary, args ...string) *question {
+	t.Helper()
+	q := &question{cmd: b.command(t, nil, args...), stdout: &strings.Builder{}, stderr: &strings.Builder{}, seen: make(chan struct{})}
+	var err error
+	q.stdin, err = q.cmd.StdinPipe()
+	redistest.Must(t, err)
+	q.cmd.Stdout, q.cmd.Stderr = q.stdout, q
+	redistest.Must(t, q.cmd.Start())
+	select {
+	case <-q.seen:
+	case <-time.After(patience):
+		t.Fatal("no question")
+	}
+	return q
+}
+
+// Write is called by one goroutine of exec's, one call after the other.
+func (q *question) Write(p []byte) (int, error) {
+	before := strings.Contains(q.stderr.String(), "[y/N]")
+	n, err := q.stderr.Write(p)
+	if !before && strings.Contains(q.stderr.String(), "[y/N]") {
+		close(q.seen)
+	}
+	return n, err
+}
+
+func (q *question) answer(t *testing.T, text string) *question {
+	t.Helper()
+	_, err := io.WriteString(q.stdin, text)
+	redistest.Must(t, err)
+	return q
+}
+
+func (q *question) ends() result {
+	_ = q.cmd.Wait() // the exit code says it
+	_ = q.stdin.Close()
+	return result{args: q.cmd.Args, exit: q.cmd.ProcessState.ExitCode(), stdout: q.stdout.String(), stderr: q.stderr.String()}
 }
 
 func testBreakHolder(t *testing.T, b binary) {
@@ -130,57 +156,18 @@ func testBreakHolder(t *testing.T, b binary) {
 	b.run(t, tr.flags("break", "work|none", "--yes")...).wantError(t, exitNo, "nobody holds")
 }
 
-// testBreakHangs: a Redis that falls silent after the question is an error
-// within the timeout.
+// testBreakHangs: a Redis that falls silent after the question is an error, and no success.
 func testBreakHangs(t *testing.T, b binary) {
 	tr := start(t, redistest.Real(t), wait)
 	tr.enqueue("first", "work", `{"id": 7}`)
 	tr.holds("first")
 	proxy := redistest.NewProxy(t, tr.server.Addr())
-	cmd := b.command(t, nil, "break", "work|7", "--prefix", tr.prefix, "--uri", proxy.Addr(), "--timeout", "1s")
-	stdin, err := cmd.StdinPipe()
-	redistest.Must(t, err)
-	var stdout, stderr strings.Builder
-	question := &prompt{w: &stderr, seen: make(chan struct{}), text: "[y/N]"}
-	cmd.Stdout, cmd.Stderr = &stdout, question
-	redistest.Must(t, cmd.Start())
-	select {
-	case <-question.seen:
-	case <-time.After(patience):
-		t.Fatal("no question")
-	}
+	q := asked(t, b, "break", "work|7", "--prefix", tr.prefix, "--uri", proxy.Addr(), "--timeout", "1s")
 	proxy.Blackhole(true)
-	began := time.Now()
-	if _, err := stdin.Write([]byte("y\n")); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait()
-	r := result{args: cmd.Args, exit: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String(), took: time.Since(began)}
-	r.wantErrorLine(t, exitRedis, "0 of 1 broken")
-	if r.took > 10*time.Second {
-		t.Errorf("took %s with a timeout of 1s", r.took)
-	}
+	q.answer(t, "y\n").ends().wantErrorLine(t, exitRedis, "0 of 1 broken")
 	if tr.context("first").Err() != nil {
 		t.Error("broken all the same")
 	}
-}
-
-// prompt closes seen when text was written.
-type prompt struct {
-	w    *strings.Builder
-	seen chan struct{}
-	text string
-	done bool
-}
-
-// Write is called by one goroutine of exec's, one call after the other.
-func (w *prompt) Write(p []byte) (int, error) {
-	n, err := w.w.Write(p)
-	if !w.done && strings.Contains(w.w.String(), w.text) {
-		w.done = true
-		close(w.seen)
-	}
-	return n, err
 }
 
 // testBreakLate: what has ended by itself before the yes is said to be over.
@@ -190,32 +177,63 @@ func testBreakLate(t *testing.T, b binary) {
 	redistest.Must(t, err)
 	closes, err := tr.others.Mutex("closed").TryLock(t.Context())
 	redistest.Must(t, errors.Join(err, inner.CloseGate(t.Context(), closes, time.Hour), closes.Unlock(t.Context())))
-	for name, c := range map[string]struct {
-		end  func() error
-		want string
-	}{
-		"held":   {func() error { return held.Unlock(t.Context()) }, "what was shown of"},
-		"closed": {func() error { _, err := inner.OpenGate(t.Context(), tr.others.Mutex("closed")); return err }, "what was shown of"},
+	for name, end := range map[string]func() error{
+		"held":   func() error { return held.Unlock(t.Context()) },
+		"closed": func() error { _, err := inner.OpenGate(t.Context(), tr.others.Mutex("closed")); return err },
 	} {
-		cmd := b.command(t, nil, tr.flags("break", name)...)
-		stdin, err := cmd.StdinPipe()
+		q := asked(t, b, tr.flags("break", name)...)
+		redistest.Must(t, end())
+		q.answer(t, "y\n").ends().wantErrorLine(t, exitNo, "is over; nothing was done")
+	}
+}
+
+// testBreakGate: break ends a hold or a cooldown, whether or not somebody holds the lock, and show tells of one that
+// nobody holds. A rate is left alone, and so is a hold where one holder is named.
+func testBreakGate(t *testing.T, b binary) {
+	tr := start(t, redistest.Real(t), wait)
+	take := func(name string, options ...lock.Option) *lock.Lease {
+		t.Helper()
+		lease, err := tr.others.Semaphore(name, 2, options...).TryLock(t.Context())
 		redistest.Must(t, err)
-		var stderr strings.Builder
-		question := &prompt{w: &stderr, seen: make(chan struct{}), text: "[y/N]"}
-		cmd.Stderr = question
-		redistest.Must(t, cmd.Start())
-		select {
-		case <-question.seen:
-		case <-time.After(patience):
-			t.Fatal("no question")
-		}
-		redistest.Must(t, c.end())
-		if _, err := stdin.Write([]byte("y\n")); err != nil {
-			t.Fatal(err)
-		}
-		_ = cmd.Wait() // the exit code says it
-		if exit := cmd.ProcessState.ExitCode(); exit != exitNo || !strings.Contains(stderr.String(), c.want) || !strings.Contains(stderr.String(), "nothing was done") {
-			t.Errorf("%s: exit code %d, %s", name, exit, stderr.String())
+		return lease
+	}
+	closed := func(name string, want bool) {
+		t.Helper()
+		info, err := inner.Inspect(t.Context(), tr.others.Mutex(name))
+		if err != nil || info.Gate.OpensIn > 0 != want {
+			t.Errorf("the gate of %s: %+v, %v; want closed: %v", name, info.Gate, err, want)
 		}
 	}
+	held := take("free")
+	redistest.Must(t, errors.Join(inner.CloseGate(t.Context(), held, time.Hour), held.Unlock(t.Context())))
+	b.run(t, tr.flags("list")...).want(t, exitOK, keytext.Key(tr.prefix, "free"), "(closed)")
+	b.run(t, tr.flags("show", "free")...).want(t, exitOK, "held by 0", "nobody starts for", "closed")
+	b.run(t, tr.flags("show", "free", "--json")...).want(t, exitOK, `"closed":"closed"`)
+	r := b.runWith(t, "y\n", nil, tr.flags("break", "free")...)
+	if r.exit != exitOK || !strings.Contains(r.stderr, "End the closed gate? [y/N]") || !strings.HasSuffix(r.stdout, "\nended: the closed gate\n") {
+		t.Errorf("%d\n%s\n%s", r.exit, r.stdout, r.stderr)
+	}
+	closed("free", false)
+	b.run(t, tr.flags("break", "free", "--yes")...).wantError(t, exitNo, "nobody holds")
+	b.run(t, tr.flags("show", "free")...).wantError(t, exitNo, "nobody holds or waits for")
+
+	stays, cools := take("both"), take("both")
+	redistest.Must(t, cools.Cooldown(t.Context(), time.Hour))
+	r = b.runWith(t, "y\n", nil, tr.flags("break", "both")...)
+	if r.exit != exitOK || !strings.HasSuffix(r.stdout, "\nbroken: 1 of 1\nended: the cooldown\n") || !strings.Contains(r.stderr, "Take the lock from 1 holder, and end the cooldown? [y/N]") {
+		t.Errorf("%d\n%s\n%s", r.exit, r.stdout, r.stderr)
+	}
+	closed("both", false)
+	if err := stays.Extend(t.Context(), time.Minute); !errors.Is(err, lock.ErrNotHeld) {
+		t.Errorf("Extend of the broken lease: %v", err)
+	}
+
+	one := take("one")
+	redistest.Must(t, inner.CloseGate(t.Context(), one, time.Hour))
+	b.run(t, tr.flags("break", "one", "--yes", "--holder", one.Token())...).want(t, exitOK, "broken: 1 of 1")
+	closed("one", true)
+
+	redistest.Must(t, take("rated", lock.Rate(1, 2*time.Hour, 1)).Unlock(t.Context()))
+	b.run(t, tr.flags("break", "rated", "--yes")...).wantError(t, exitNo, "its rate is used up, which break leaves as it is")
+	closed("rated", true)
 }

@@ -119,7 +119,7 @@ func testKey(t *testing.T, b binary) {
 	}
 	// The longest Task alone, by its name; a header that its rule does not name; JSON.
 	r = b.run(t, "key", name, "--type", "report:daily:x", "--payload", `{"tenant": {"id": "é"}}`, "--header", "region=eu", "--json").want(t, exitOK)
-	if got := lines[match](t, r.stdout); len(got) != 1 || got[0] != (match{"report:daily", "report|é", "automutex:{report|é}"}) {
+	if got := lines[match](t, r.stdout); len(got) != 1 || got[0] != (match{Rule: "report:daily", Key: "report|é", Name: "automutex:{report|é}"}) {
 		t.Errorf("got %+v", got)
 	}
 	// With a secret: of the file, else of the environment.
@@ -169,7 +169,7 @@ unique:
 	}
 	b.run(t, "key", name, "--type", "mail", "--payload", `{"to": "a"}`).want(t, exitOK, "no rule guards it", "start", "shop:{mail|a}:claim")
 	r = b.run(t, "key", name, "--type", "mail", "--payload", `{"to": "a"}`, "--json").want(t, exitOK)
-	if got := lines[once](t, r.stdout); len(got) != 1 || got[0] != (once{"mail", "mail|a", "default", "start", "shop:{mail|a}:claim"}) {
+	if got := lines[match](t, r.stdout); len(got) != 1 || got[0] != (match{"", "mail", "mail|a", "default", "start", "shop:{mail|a}:claim"}) {
 		t.Errorf("got %+v", got)
 	}
 	b.run(t, "key", name, "--type", "mail", "--payload", `{}`).wantError(t, exitNo, `field "to" is missing`)

@@ -75,8 +75,6 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 		return err
 	case c.timeout <= 0:
 		return usage("--timeout %s: must be positive", c.timeout)
-	case c.db < 0:
-		return usage("--db %d: must not be negative", c.db)
 	case c.cluster && c.db != 0:
 		return usage("--db %d: a Cluster has no database but 0", c.db)
 	}
@@ -122,7 +120,7 @@ func parseURI(uri string) (o *redis.Options, addrs []string, master, where strin
 	if u.Scheme != "unix" && u.Hostname() == "" {
 		return refuse("the URL names no host")
 	}
-	if o, err = redis.ParseURL(u.String()); err != nil || o.DB < 0 {
+	if o, err = redis.ParseURL(u.String()); err != nil {
 		return refuse("the database is a number: redis://localhost:6379/0, redis-socket:///var/run/redis.sock?db=0")
 	}
 	if addrs == nil {
@@ -140,11 +138,6 @@ func (c *connection) client() (rdb redis.UniversalClient, where string, err erro
 	if c.cluster {
 		if c.clusterAddrs != "" {
 			addrs, where = strings.Split(c.clusterAddrs, ","), c.clusterAddrs
-		}
-		for _, addr := range addrs {
-			if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
-				return nil, "", usage("--cluster_addrs: want host:port,host:port,...")
-			}
 		}
 		where = "the Cluster " + where
 	}

@@ -43,28 +43,22 @@ func (o *order) flags(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// wanted is the target that was typed for an order, as package lock takes it and as a person reads it. Workers whose
-// Config is Private do not say what they run.
-func (a *app) wanted(ctx context.Context, l locks, o *order, typed string) (target, shown string, err error) {
+// target is the target that was typed, as package lock takes it and as a person reads it. o is nil for the end of an
+// order. Workers whose Config is Private do not say what they run.
+func (a *app) target(ctx context.Context, l locks, o *order, typed string) (target, shown string, err error) {
 	rules, hashed := inspect.Describe(a.rules.Rules), a.rules.HashKeys != ""
-	if len(rules) == 0 {
+	if len(rules) == 0 && o != nil {
 		if f, err := fleet.Read(ctx, l.rdb, a.conn.prefix); err == nil { // who may not read them gives orders all the same
 			rules = f.Rules(fleet.Worker)
 			hashed = slices.ContainsFunc(f.Processes, func(p fleet.Process) bool { return p.Hashed })
 		}
 	}
-	target, err = inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force)
-	return shownTarget(typed, target, err)
-}
-
-// stored is wanted for the end of an order.
-func (a *app) stored(ctx context.Context, l locks, typed string) (target, shown string, err error) {
-	target, err = inspect.Ordered(ctx, l.Locker, a.conn.prefix, typed)
-	return shownTarget(typed, target, err)
-}
-
-func shownTarget(typed, target string, err error) (string, string, error) {
-	shown := printable.OneLine(typed)
+	if o != nil {
+		target, err = inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force)
+	} else {
+		target, err = inspect.Ordered(ctx, l.Locker, a.conn.prefix, typed)
+	}
+	shown = printable.OneLine(typed)
 	switch {
 	case err != nil && !errors.Is(err, lock.ErrBackend):
 		err = no("%w", err)
@@ -74,7 +68,9 @@ func shownTarget(typed, target string, err error) (string, string, error) {
 	return target, shown, err
 }
 
-// prefixed names the prefix if it is not the default.
+// withPrefix and ofPrefix name the prefix if it is not the default.
+func (a *app) withPrefix() string { return a.prefixed(" with the prefix %s") }
+func (a *app) ofPrefix() string   { return a.prefixed(" (prefix %s)") }
 func (a *app) prefixed(format string) string {
 	if a.conn.prefix == inside.DefaultPrefix {
 		return ""
@@ -95,7 +91,7 @@ their last attempt wait in their workers. A new pause replaces the present one.`
 		}
 		return needs(1, 1, "TARGET")(cmd, args)
 	}, func(ctx context.Context, l locks, args []string) error {
-		target, shown, err := a.wanted(ctx, l, &o, args[0])
+		target, shown, err := a.target(ctx, l, &o, args[0])
 		if err != nil {
 			return err
 		}
@@ -107,8 +103,7 @@ their last attempt wait in their workers. A new pause replaces the present one.`
 		if err := l.Controls().Pause(ctx, target, until, o.why); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(a.out, "%s is paused %s; every process%s obeys within 2 seconds\n", shown, end, a.prefixed(" with the prefix %s"))
-		return err
+		return a.say("%s is paused %s; every process%s obeys within 2 seconds\n", shown, end, a.withPrefix())
 	}))
 	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after this time (default: when it is resumed)")
 	return cmd
@@ -117,10 +112,9 @@ their last attempt wait in their workers. A new pause replaces the present one.`
 func newResume(a *app) *cobra.Command {
 	cmd := a.onLocks("resume TARGET", `End a pause
 
-Parked tasks are woken in their order. Other tasks run by themselves within 90 seconds,
-not all at once. An entry of the target that this version cannot read is removed. If the
-target has neither, the exit code is 1.`+orderHelp, needs(1, 1, "TARGET"), func(ctx context.Context, l locks, args []string) error {
-		target, shown, err := a.stored(ctx, l, args[0])
+Parked tasks are woken in their order, others run within 90 seconds. An entry that cannot be
+read is removed. If the target has neither, the exit code is 1.`+orderHelp, needs(1, 1, "TARGET"), func(ctx context.Context, l locks, args []string) error {
+		target, shown, err := a.target(ctx, l, nil, args[0])
 		if err != nil {
 			return err
 		}
@@ -132,7 +126,7 @@ target has neither, the exit code is 1.`+orderHelp, needs(1, 1, "TARGET"), func(
 		if err != nil {
 			return err
 		}
-		after := a.prefixed(" (prefix %s)")
+		after := a.ofPrefix()
 		if _, _, pause := inner.ControlsFor(list, inspect.Key(a.conn.prefix, target)); pause != nil {
 			after = "; its scope " + printable.OneLine(pause.Target) + " is" + after
 		}
@@ -140,11 +134,9 @@ target has neither, the exit code is 1.`+orderHelp, needs(1, 1, "TARGET"), func(
 		case inside.EndedNothing:
 			return no("%s is not paused%s", shown, after)
 		case inside.EndedUnreadable:
-			_, err = fmt.Fprintf(a.out, "removed: the entry of %s, which was not in force%s\n", shown, after)
-		case inside.EndedOrder:
-			_, err = fmt.Fprintf(a.out, "%s is resumed%s\n", shown, after)
+			return a.say("removed: the entry of %s, which was not in force%s\n", shown, after)
 		}
-		return err
+		return a.say("%s is resumed%s\n", shown, after)
 	})
 	cmd.Flags().String("rules", "", rulesHelp)
 	return cmd
@@ -168,17 +160,16 @@ scope. With --clear, if the target has no such limit, the exit code is 1.`+order
 		return nil
 	}, func(ctx context.Context, l locks, args []string) error {
 		if !ends {
-			target, shown, err := a.wanted(ctx, l, &o, args[0])
+			target, shown, err := a.target(ctx, l, &o, args[0])
 			if err != nil {
 				return err
 			}
 			if err := l.Controls().SetLimit(ctx, target, n, o.why); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(a.out, "%s is limited to %d; every process%s obeys within 2 seconds\n", shown, n, a.prefixed(" with the prefix %s"))
-			return err
+			return a.say("%s is limited to %d; every process%s obeys within 2 seconds\n", shown, n, a.withPrefix())
 		}
-		target, shown, err := a.stored(ctx, l, args[0])
+		target, shown, err := a.target(ctx, l, nil, args[0])
 		if err != nil {
 			return err
 		}
@@ -186,10 +177,9 @@ scope. With --clear, if the target has no such limit, the exit code is 1.`+order
 		case err != nil:
 			return err
 		case ended == inside.EndedNothing:
-			return no("%s has no limit of an operator%s", shown, a.prefixed(" (prefix %s)"))
+			return no("%s has no limit of an operator%s", shown, a.ofPrefix())
 		}
-		_, err = fmt.Fprintf(a.out, "%s has the limit of its program%s\n", shown, a.prefixed(" (prefix %s)"))
-		return err
+		return a.say("%s has the limit of its program%s\n", shown, a.ofPrefix())
 	}))
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if _, flag, ok := strings.Cut(err.Error(), " in -"); ok && flag != "" && flag[0] >= '0' && flag[0] <= '9' {
@@ -205,8 +195,7 @@ func newControls(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := a.onLocks("controls", `List the pauses and limits that are in force
 
-Each is shown with who ordered it, when and why. An entry that this version cannot read
-is noted, and is not in force.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+An entry that this version cannot read is noted, and is not in force.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
 		now, err := inspect.ServerTime(ctx, l.rdb)
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -41,20 +43,40 @@ func testPause(t *testing.T, b binary) {
 }
 
 func testLimit(t *testing.T, b binary) {
-	eachReal(t, func(t *testing.T, s *redistest.Server) {
-		tr := start(t, s, wait)
-		b.run(t, tr.flags("limit", "work|7", "2", "--why", "a larger plan")...).want(t, exitOK, "work|7 is limited to 2")
-		b.run(t, tr.flags("controls")...).want(t, exitOK, "limit 2", "a larger plan")
-		tr.enqueue("first", "work", `{"id": 7}`)
-		tr.enqueue("second", "work", `{"id": 7}`)
-		tr.holds("first")
-		tr.holds("second")
-		b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work|7: limit 2; ordered by ", "first", "second")
-		b.run(t, tr.flags("limit", "work|7", "--clear")...).want(t, exitOK, "work|7 has the limit of its program (prefix "+tr.prefix+")")
-		if r := b.run(t, tr.flags("limit", "work|7", "--clear")...); r.exit != exitNo || !strings.Contains(r.stderr, "work|7 has no limit") {
-			t.Errorf("clear of no limit: %d, %q", r.exit, r.stderr)
+	tr := start(t, redistest.Real(t), wait)
+	b.run(t, tr.flags("limit", "work|7", "2", "--why", "a larger plan")...).want(t, exitOK, "work|7 is limited to 2")
+	b.run(t, tr.flags("controls")...).want(t, exitOK, "limit 2", "a larger plan")
+	tr.enqueue("first", "work", `{"id": 7}`)
+	tr.enqueue("second", "work", `{"id": 7}`)
+	tr.holds("first")
+	tr.holds("second")
+	b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work|7: limit 2; ordered by ", "first", "second")
+	b.run(t, tr.flags("limit", "work|7", "--clear")...).want(t, exitOK, "work|7 has the limit of its program (prefix "+tr.prefix+")")
+	b.run(t, tr.flags("limit", "work|7", "--clear")...).wantError(t, exitNo, "work|7 has no limit")
+}
+
+// testTargets: an order by the command reaches the type that was typed, and no other, though the one looks as a key writes
+// the other.
+func testTargets(t *testing.T, b binary) {
+	types := []string{"a%20b", "a b", "a%7Cb", "a|b", "100%"}
+	rules := make([]automutex.Rule, len(types))
+	for i, taskType := range types {
+		rules[i] = automutex.Rule{Name: fmt.Sprint(i), Task: taskType, On: []string{"id"}}
+	}
+	s := redistest.Real(t)
+	tr := start(t, s, rules...)
+	say(t, s, tr.prefix, "a:1", false, rules...)
+	for _, typed := range types {
+		b.run(t, tr.flags("pause", typed)...).want(t, exitOK, typed+" (", ") is paused")
+		list, err := tr.others.Controls().List(t.Context())
+		redistest.Must(t, err)
+		for _, taskType := range types {
+			if _, _, pause := inner.ControlsFor(list, keytext.Key(tr.prefix, taskType, "1")); (pause != nil) != (taskType == typed) {
+				t.Errorf("pause %s: %s is paused: %+v", typed, taskType, pause)
+			}
 		}
-	})
+		b.run(t, tr.flags("resume", typed)...).want(t, exitOK, typed+" (", ") is resumed")
+	}
 }
 
 // testPauseAndLimit: a pause and a limit of one target are shown with who ordered each, and why.

@@ -15,14 +15,9 @@ func newDoctor(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := a.online("doctor [FILE]", `Check Redis' settings and rights, and whether rules fit the tasks
 
-Of Redis: its version, eviction, persistence, replicas, the rights of this user (each command,
-key and channel is tried, on names of its own) and Pub/Sub. With the FILE of the rules also:
-rules that match no task in any queue, tasks that no key can be made from, tasks without
-attempts under a rule that retries, waits longer than the Timeout of tasks, leases longer than
-asynq's, and parked tasks that an idle server would fetch too slowly.
-
 Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
-(causes trouble now). Something bad makes the exit code 1.`, needs(0, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
+(causes trouble now). Something bad makes the exit code 1. Without the FILE the rules are those
+that the workers say they run.`, needs(0, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
 		if options.Tasks < 1 {
 			return usage("--tasks %d: at least 1", options.Tasks)
 		}

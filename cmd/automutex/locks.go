@@ -55,16 +55,10 @@ func newList(a *app) *cobra.Command {
 	var every time.Duration
 	cmd := a.onLocks("list", `List the locks that are held or waited for
 
-A row for each holder, and one for a key that a rate, a hold or a cooldown closes, in no
-order. SINCE is how long ago a lock with one holder was taken, UNTIL when its lease ends
-unless it is renewed, LINE how many wait for it, how many of them are parked or are
-enqueued in order, which failed or archived task blocks an ordered key, and what an
-operator has ordered: a pause or a limit, by whom and why.
-
-The keys are walked with SCAN, a thousand at a time, and shown as they are found: any
-number of locks neither blocks Redis nor fills memory. What comes and goes meanwhile may or
-may not be shown. With --json there is an object a line for each lock, with the token of
-each holder, which break takes.`, func(cmd *cobra.Command, args []string) error {
+A row for each holder, and one for a key that a rate, a hold or a cooldown closes, as they
+are found by SCAN. SINCE is how long ago a lock with one holder was taken, UNTIL when its
+lease ends unless it is renewed, LINE how many wait for it, what blocks an ordered key, and
+what an operator has ordered. --json has the tokens of the holders, which break takes.`, func(cmd *cobra.Command, args []string) error {
 		switch _, err := path.Match(f.match, ""); {
 		case err != nil:
 			return usage("--match %q: not a pattern: a [ is not closed, or a \\ ends it", printable.OneLine(f.match))
@@ -185,11 +179,9 @@ func newShow(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := a.onLocks("show KEY", `Show one lock: its holders, its line, and their tasks
 
-With the tokens of the holders, the first hundred in line, what asynq says of their tasks,
-which task an ordered key is behind, and for how long a rate, a hold or a cooldown keeps
-tasks from starting. KEY is as list prints it, or what stands between its braces. When
-nobody holds or waits for the lock, nothing keeps tasks from starting, and no control is for
-it, the exit code is 1.`, needs(1, 1, "KEY"), func(ctx context.Context, l locks, args []string) error {
+KEY is as list prints it, or what stands between its braces. Of a line the first hundred are
+shown. When nobody holds or waits for the lock, nothing keeps tasks from starting, and no
+control is for it, the exit code is 1.`, needs(1, 1, "KEY"), func(ctx context.Context, l locks, args []string) error {
 		s, now, err := a.one(ctx, l, args[0])
 		switch {
 		case err != nil:
@@ -217,39 +209,37 @@ func (a *app) one(ctx context.Context, l locks, name string) (s inspect.Lock, no
 }
 
 func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
-	fmt.Fprintf(a.out, "%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked-s.Queued)
+	head := fmt.Sprintf("%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked-s.Queued)
 	if s.Parked > 0 {
-		fmt.Fprintf(a.out, ", %d parked", s.Parked)
+		head += fmt.Sprintf(", %d parked", s.Parked)
 	}
 	if s.Queued > 0 {
-		fmt.Fprintf(a.out, ", %d in order", s.Queued)
+		head += fmt.Sprintf(", %d in order", s.Queued)
 	}
 	if s.Since != nil {
-		fmt.Fprintf(a.out, ", last taken %s ago", printable.Duration(now.Sub(*s.Since)))
+		head += fmt.Sprintf(", last taken %s ago", printable.Duration(now.Sub(*s.Since)))
 	}
 	if s.Gate != nil {
-		fmt.Fprintf(a.out, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
+		head += fmt.Sprintf("\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
 	}
 	if s.Next != nil {
 		if why := blocked.Why(blocked.In(l.inspector).Look(s.Next.Head)); why != "" {
-			fmt.Fprintf(a.out, "\nbehind %s, which %s", s.Next.Task, why)
+			head += fmt.Sprintf("\nbehind %s, which %s", s.Next.Task, why)
 		}
 	}
-	fmt.Fprintln(a.out)
 	for _, c := range s.Controls {
-		fmt.Fprintf(a.out, "%s: %s; ordered by %s %s ago", printable.OneLine(c.Target), what(c, now), printable.OneLine(c.By), printable.Duration(now.Sub(c.Since)))
+		text := fmt.Sprintf("%s: %s; ordered by %s %s ago", c.Target, what(c, now), c.By, printable.Duration(now.Sub(c.Since)))
 		if c.Why != "" {
-			fmt.Fprintf(a.out, ": %s", printable.OneLine(c.Why))
+			text += ": " + c.Why
 		}
-		fmt.Fprintln(a.out)
+		head += "\n" + printable.OneLine(text)
 	}
-	fmt.Fprintln(a.out)
+	fmt.Fprintf(a.out, "%s\n\n", head)
 	if len(s.Holders) > 0 {
-		t := newTable(a.out, "TOKEN", "HOLDER", "TASK", "STATE", "UNTIL")
-		for _, h := range s.Holders {
-			t.row(h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), inspect.TaskState(l.inspector, h.Queue, h.Task), "in "+printable.Duration(h.Until.Sub(now)))
-		}
-		if err := t.Flush(); err != nil || len(s.Waiters) == 0 {
+		err := printAll(a.out, s.Holders, false, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"}, func(h inspect.Holder) [][]string {
+			return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), inspect.TaskState(l.inspector, h.Queue, h.Task), "in " + printable.Duration(h.Until.Sub(now))}}
+		})
+		if err != nil || len(s.Waiters) == 0 {
 			return err
 		}
 		fmt.Fprintln(a.out)
@@ -257,14 +247,14 @@ func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
 	if len(s.Waiters) == 0 {
 		return nil
 	}
-	t := newTable(a.out, "PLACE", "WAITER", "TASK", "STATE", "WAITS")
-	for i, w := range s.Waiters {
-		// What is in no worker has no owner.
-		t.row(strconv.Itoa(i+1), cmp.Or(w.Owner, "("+w.State+")"), inspect.TaskName(w.Queue, w.Task, w.Note), inspect.TaskState(l.inspector, w.Queue, w.Task), printable.Duration(now.Sub(w.Since)))
-	}
-	err := t.Flush()
+	place := 0
+	err := printAll(a.out, s.Waiters, false, []string{"PLACE", "WAITER", "TASK", "STATE", "WAITS"}, func(w inspect.Waiter) [][]string {
+		place++
+		owner := cmp.Or(w.Owner, "("+w.State+")") // what is in no worker has no owner
+		return [][]string{{strconv.Itoa(place), owner, inspect.TaskName(w.Queue, w.Task, w.Note), inspect.TaskState(l.inspector, w.Queue, w.Task), printable.Duration(now.Sub(w.Since))}}
+	})
 	if more := s.Line - len(s.Waiters); more > 0 && err == nil {
-		_, err = fmt.Fprintf(a.out, "and %d more\n", more)
+		return a.say("and %d more\n", more)
 	}
 	return err
 }
@@ -274,18 +264,11 @@ func newBreak(a *app) *cobra.Command {
 	var yes bool
 	cmd := a.onLocks("break KEY [--holder TOKEN]", `Take a lock from its holders, or open its gate, after asking
 
-From all holders that are shown, or from the one with the token given (list --json and show
-tell tokens). Without --holder it also opens a closed gate of the key and ends its cooldown,
-whether or not somebody holds the lock. A rate that is used up stays so. The first in line
-gets the lock at once.
-
-Each holder is told: the context of its handler ends with cause lock.ErrLost, at its next
-renewal at the latest. Until then it may still be at work: break a lock whose holder is
-known to hang.
-
-It asks first; without an answer nothing is done. Only the holders that it has shown are
-broken, not who came meanwhile. When none of them was left, and no hold or cooldown, the
-exit code is 1.`, func(cmd *cobra.Command, args []string) error {
+From the holders that it shows, or from the one with the token (list --json and show tell
+tokens). Without --holder it also opens a closed gate and ends a cooldown; a rate that is used
+up stays so. The first in line gets the lock at once. The context of a holder's handler ends
+with cause lock.ErrLost, at its next renewal at the latest. Until then it may still be at work:
+break a lock whose holder is known to hang. When nothing was broken, the exit code is 1.`, func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("holder") && token == "" {
 			return usage("break: --holder is empty: list --json and show tell tokens")
 		}
@@ -391,14 +374,13 @@ func (a *app) ask(ctx context.Context, question string) error {
 func newSweep(a *app) *cobra.Command {
 	return a.onLocks("sweep", `Remove what dead processes left behind
 
-These are holders past their deadlines, and waiters that ceased to ask. Nothing depends on
-it: each lock does the same when it is asked for, and keys that nobody asks for expire.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+Nothing depends on it: each lock does the same when it is asked for, and keys that nobody asks
+for expire.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
 		removed, err := inner.Sweep(ctx, l.Locker)
 		if err != nil {
 			return fmt.Errorf("after %d removed: %w", removed, err)
 		}
-		_, err = fmt.Fprintf(a.out, "removed: %d\n", removed)
-		return err
+		return a.say("removed: %d\n", removed)
 	})
 }
 
@@ -406,11 +388,8 @@ func newBlocked(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := a.onLocks("blocked", `List the ordered keys whose next task does not run
 
-It is archived and holds its key, has failed and is retried later, is gone, or waits in a
-queue that is paused or that no server serves. Keys that are held come first. BEHIND is how
-many tasks of the key wait behind that task.
-
-To go on, run the task again with asynq's tools, or skip it: automutex skip KEY TASK.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+BEHIND is how many tasks of the key wait behind that task. To go on, run the task again with
+asynq's tools, or skip it: automutex skip KEY TASK.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
 		now, err := inspect.ServerTime(ctx, l.rdb)
 		if err != nil {
 			return err
@@ -435,8 +414,7 @@ func newSkip(a *app) *cobra.Command {
 	return a.onLocks("skip KEY TASK", `Give up the next task of an ordered key, and go on with the one behind it
 
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
-later, it takes its old place again. A task that runs now, or that is not the next one of the
-key, is not skipped; the exit code is then 1.`, needs(2, 2, "KEY and TASK"), func(ctx context.Context, l locks, args []string) error {
+later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, needs(2, 2, "KEY and TASK"), func(ctx context.Context, l locks, args []string) error {
 		key := inspect.Key(a.conn.prefix, args[0])
 		switch err := blocked.Skip(ctx, l.Locker, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
@@ -444,7 +422,6 @@ key, is not skipped; the exit code is then 1.`, needs(2, 2, "KEY and TASK"), fun
 		case err != nil:
 			return no("%w", err)
 		}
-		_, err := fmt.Fprintf(a.out, "skipped: %s of %s\n", args[1], key)
-		return err
+		return a.say("skipped: %s of %s\n", args[1], key)
 	})
 }

@@ -34,17 +34,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 	logging.Disable()            // go-redis' own; the errors reach us anyway
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-}
-
-// run is main with everything it touches handed in.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	root := newRoot(&app{in: stdin, out: stdout, errs: stderr})
-	root.SetArgs(args)
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	return explain(stderr, root.ExecuteContext(ctx))
+	os.Exit(explain(os.Stderr, newRoot(&app{in: os.Stdin, out: os.Stdout, errs: os.Stderr}).ExecuteContext(ctx)))
 }
 
 // app is what all commands share.
@@ -55,7 +45,9 @@ type app struct {
 	rules     automutex.Config // of the file that --rules names
 }
 
-const rootHelp = `See what the locks of automutex are doing, and step in.
+const rootHelp = `Locks of asynq tasks, for operators
+
+See what the locks of automutex are doing, and step in.
 
 Exit codes: 0 done; 1 no (mistakes in a file, no such holder, findings of
 doctor, interrupted); 2 wrong use; 3 Redis is out of reach, or refuses.
@@ -66,32 +58,22 @@ AUTOMUTEX_PASSWORD, AUTOMUTEX_PREFIX and so on. What asynq's own command reads
 there is none of these.`
 
 func newRoot(a *app) *cobra.Command {
-	root := &cobra.Command{
-		Use:   "automutex",
-		Short: "Locks of asynq tasks, for operators",
-		Long:  rootHelp,
-		Example: `  automutex check automutex.yaml
-  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'
-  automutex list --uri redis://localhost:6379
-  automutex break 'automutex:{itunes:verify|7}'`,
-		Version:       "(unknown)",
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			var names []string
-			for _, known := range cmd.Commands() {
-				names = append(names, known.Name())
-			}
-			return usage("there is no command %q%s; see automutex --help", printable.OneLine(args[0]), didYouMean(args[0], "", names))
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
+	root := command("automutex", rootHelp, cobra.ArbitraryArgs, func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
 			_ = cmd.Help() // cobra's own never fails
 			return usage("no command; see above")
-		},
-	}
+		}
+		var names []string
+		for _, known := range cmd.Commands() {
+			names = append(names, known.Name())
+		}
+		return usage("there is no command %q%s; see automutex --help", printable.OneLine(args[0]), didYouMean(args[0], "", names))
+	})
+	root.Example = `  automutex check automutex.yaml
+  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'
+  automutex list --uri redis://localhost:6379
+  automutex break 'automutex:{itunes:verify|7}'`
+	root.Version, root.SilenceUsage, root.SilenceErrors = "(unknown)", true, true
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		root.Version = info.Main.Version
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
@@ -53,4 +54,10 @@ func printJSON(out io.Writer, v any) error {
 	encoder := json.NewEncoder(out)
 	encoder.SetEscapeHTML(false)
 	return encoder.Encode(v)
+}
+
+// say prints to stdout.
+func (a *app) say(format string, args ...any) error {
+	_, err := fmt.Fprintf(a.out, format, args...)
+	return err
 }

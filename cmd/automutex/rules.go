@@ -76,8 +76,7 @@ is allowed but may surprise is a note. Redis is not needed.`, needs(1, 1, "FILE"
 		for _, note := range append(notes, unclaimed(cfg, once)...) {
 			fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 		}
-		_, err = fmt.Fprintf(a.out, "%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"), printable.Count(len(once.Rules), "unique rule"))
-		return err
+		return a.say("%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"), printable.Count(len(once.Rules), "unique rule"))
 	})
 }
 
@@ -161,13 +160,10 @@ func newKey(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := command("key FILE --type TYPE [--payload JSON]", `Show the keys of a task: which rules match, and the names in Redis
 
-In the order in which they are taken: which rules of the file match, the key of each, and its
-name in Redis. A unique rule that matches follows with its queue, and with what keeps
-duplicates out: the ID of the task, or the Redis key of its claim. When no rule matches, or no
-key can be made (the guard archives such a task), the exit code is 1. Redis is not needed.
-
-Where the workers hash their keys, the secret is the file's hash_keys, or the environment
-variable AUTOMUTEX_HASH_KEYS where it has none.`, needs(1, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
+The locks are taken in this order. Of a unique rule the last column is what keeps duplicates out:
+the ID of the task, or the Redis key of its claim. When no rule matches, or no key can be made
+(the guard archives such a task), the exit code is 1. Redis is not needed. If the file has no
+hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, needs(1, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
 		if strings.TrimSpace(taskType) == "" {
 			return usage("key: --type is missing or blank: name the type of the task")
 		}
@@ -181,15 +177,28 @@ variable AUTOMUTEX_HASH_KEYS where it has none.`, needs(1, 1, "FILE"), func(cmd 
 			return err
 		}
 		enqueued, err := uniqueMatch(cmd.Context(), producers, task)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case len(matches)+len(enqueued) > 0:
-			return a.printKeys(matches, enqueued, asJSON)
-		case len(inspect.RulesFor(cfg.Rules, taskType)) > 0:
-			return no("the task lacks a field of each rule for %q, which are Optional: it runs unguarded", taskType)
 		}
-		return no("no rule matches a task of type %q: it runs unguarded", taskType)
+		switch {
+		case len(matches)+len(enqueued) == 0 && len(inspect.RulesFor(cfg.Rules, taskType)) > 0:
+			return no("the task lacks a field of each rule for %q, which are Optional: it runs unguarded", taskType)
+		case len(matches)+len(enqueued) == 0:
+			return no("no rule matches a task of type %q: it runs unguarded", taskType)
+		case asJSON:
+			return printAll(a.out, append(matches, enqueued...), true, nil, nil)
+		case len(matches) == 0:
+			fmt.Fprintln(a.out, "no rule guards it: its handlers may run at once")
+		default:
+			err = printAll(a.out, matches, false, []string{"RULE", "KEY", "REDIS"}, func(m match) [][]string { return [][]string{{m.Rule, m.Key, m.Name}} })
+		}
+		if err != nil || len(enqueued) == 0 {
+			return err
+		}
+		fmt.Fprintln(a.out)
+		return printAll(a.out, enqueued, false, []string{"UNIQUE", "KEY", "QUEUE", "UNTIL", "REDIS"}, func(m match) [][]string {
+			return [][]string{{m.Unique, m.Key, m.Queue, m.Until, m.Name}}
+		})
 	})
 	cmd.Example = `  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'`
 	cmd.Flags().StringVarP(&taskType, "type", "t", "", "the type of the task")
@@ -199,40 +208,16 @@ variable AUTOMUTEX_HASH_KEYS where it has none.`, needs(1, 1, "FILE"), func(cmd 
 	return cmd
 }
 
-// match is a rule that applies to a task, and the key that it gives.
+// match is a rule that applies to a task, and the key that it gives: one of the workers, or a unique one.
 type match struct {
-	Rule string `json:"rule"`
-	Key  string `json:"key"`
+	Rule   string `json:"rule,omitempty"`
+	Unique string `json:"unique,omitempty"`
+	Key    string `json:"key"`
+	Queue  string `json:"queue,omitempty"`
+	Until  string `json:"until,omitempty"`
+	// Name is the name in Redis. Of a unique rule it is what keeps duplicates out: with UntilDone and Reject or Join the ID
+	// of the task, else the Redis key of its claim.
 	Name string `json:"redis"`
-}
-
-// once is the unique rule that applies to a task, and the key that it gives.
-type once struct {
-	Rule  string `json:"unique"`
-	Key   string `json:"key"`
-	Queue string `json:"queue"`
-	Until string `json:"until"`
-	// Name is what keeps duplicates out: with UntilDone and Reject or Join the ID of the task, else the Redis key of its
-	// claim.
-	Name string `json:"redis"`
-}
-
-// printKeys prints what applies to a task.
-func (a *app) printKeys(matches []match, enqueued []once, asJSON bool) error {
-	if len(matches) == 0 && !asJSON {
-		fmt.Fprintln(a.out, "no rule guards it: its handlers may run at once")
-	} else if err := printAll(a.out, matches, asJSON, []string{"RULE", "KEY", "REDIS"}, func(m match) [][]string { return [][]string{{m.Rule, m.Key, m.Name}} }); err != nil {
-		return err
-	}
-	if len(enqueued) == 0 {
-		return nil
-	}
-	if !asJSON {
-		fmt.Fprintln(a.out)
-	}
-	return printAll(a.out, enqueued, asJSON, []string{"UNIQUE", "KEY", "QUEUE", "UNTIL", "REDIS"}, func(u once) [][]string {
-		return [][]string{{u.Rule, u.Key, u.Queue, u.Until, u.Name}}
-	})
 }
 
 // matching gives the rules that lock a task, in the order in which their locks are taken.
@@ -271,7 +256,7 @@ func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string,
 
 // uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of
 // an Optional one. The error is that no key can be made: a producer then enqueues nothing.
-func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) ([]once, error) {
+func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (matches []match, err error) {
 	rules, guarded := inspect.UniqueRules(cfg.Rules)
 	maker, _, err := offline(automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: guarded})
 	if err != nil {
@@ -283,6 +268,6 @@ func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) ([]once,
 	case u == nil:
 		return nil, nil
 	default:
-		return []once{{Rule: u.Rule.Task, Key: inspect.InBraces(u.Key), Queue: u.Rule.Queue, Until: u.Rule.UntilShown(), Name: u.TaskID + u.Claim}}, nil
+		return []match{{Unique: u.Rule.Task, Key: inspect.InBraces(u.Key), Queue: u.Rule.Queue, Until: u.Rule.UntilShown(), Name: u.TaskID + u.Claim}}, nil
 	}
 }

@@ -45,15 +45,11 @@ func newWeb(a *app) *cobra.Command {
 	w := &webCommand{app: a}
 	cmd := a.online("web [FILE]", `Serve the page for operators
 
-It shows which keys are contended, who holds them and who waits, live, until Ctrl-C. With the
-FILE of the rules the page names the rule of each key. Prometheus finds the lines of all
-processes, by rule, at /metrics.
-
-Readers cannot change anything; --operate lets everybody who gets in break locks and so on.
-Each action is logged, with the name of the login and the reason that was given.
-AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD in the environment are asked for by the
-browser. Without them the page listens on a loopback address only. It speaks plain HTTP: put
-a proxy with TLS before it where others can listen in.`, needs(0, 1, "FILE"), w.run)
+Prometheus finds the lines of all processes, by rule, at /metrics. --operate lets everybody who
+gets in break locks and so on; each action is logged, with the name of the login. The browser
+asks for AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD of the environment. Without them the page
+listens on a loopback address only. It speaks plain HTTP: put a proxy with TLS before it where
+others can listen in.`, needs(0, 1, "FILE"), w.run)
 	cmd.Example = `  automutex web automutex.yaml
   AUTOMUTEX_WEB_USER=ops AUTOMUTEX_WEB_PASSWORD=... automutex web --listen :8081 --operate`
 	cmd.Flags().StringVar(&w.listen, "listen", "127.0.0.1:8081", "address to serve on, host:port; port 0 takes any")
@@ -105,18 +101,13 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 // name at the first colon, and has no control characters.
 func (w *webCommand) check() error {
 	host, port, err := net.SplitHostPort(w.listen)
-	control := func(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 	switch {
 	case (w.user == "") != (w.password == ""):
 		return usage("%s and %s go together: set both, or neither", webUserEnv, webPasswordEnv)
 	case strings.Contains(w.user, ":"):
 		return usage("%s has a colon, at which browsers end the name: nobody could log in; choose a name without one", webUserEnv)
-	case control(w.user), control(w.password):
-		name := webPasswordEnv
-		if control(w.user) {
-			name = webUserEnv
-		}
-		return usage("%s has a control character, such as the end of a line: nobody could log in; remove it", name)
+	case strings.ContainsFunc(w.user+w.password, unicode.IsControl):
+		return usage("%s or %s has a control character, such as the end of a line: nobody could log in; remove it", webUserEnv, webPasswordEnv)
 	case err != nil || port == "":
 		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", printable.OneLine(w.listen))
 	case w.user == "" && !loopback.Is(host):

@@ -174,8 +174,8 @@ func testWebRefuses(t *testing.T, b binary) {
 		b.runWith(t, "", []string{"AUTOMUTEX_WEB_USER=ops"}, "web", "--listen", listen).wantError(t, exitUsage, "go together")
 	}
 	for env, want := range map[string]string{
-		"AUTOMUTEX_WEB_USER=a:b": "AUTOMUTEX_WEB_USER has a colon", "AUTOMUTEX_WEB_USER=ops\n": "AUTOMUTEX_WEB_USER has a control character",
-		"AUTOMUTEX_WEB_PASSWORD=secret\r": "AUTOMUTEX_WEB_PASSWORD has a control character",
+		"AUTOMUTEX_WEB_USER=a:b": "AUTOMUTEX_WEB_USER has a colon", "AUTOMUTEX_WEB_USER=ops\n": "has a control character",
+		"AUTOMUTEX_WEB_PASSWORD=secret\r": "has a control character",
 	} {
 		b.runWith(t, "", []string{"AUTOMUTEX_WEB_USER=ops", "AUTOMUTEX_WEB_PASSWORD=a:b", env}, "web").wantError(t, exitUsage, want)
 	}

@@ -173,9 +173,9 @@ func Ordered(ctx context.Context, locker *lock.Locker, prefix, text string) (str
 		_, odd := unreadable[target]
 		return odd || slices.ContainsFunc(list, func(c lock.Control) bool { return c.Target == target })
 	}
-	targets, _, _ := fitting(nil, false, prefix, text)
+	targets, rarely := readings(prefix, text)
 	var its []string
-	for _, target := range targets {
+	for _, target := range append(targets, rarely...) {
 		if stands(target) {
 			its = append(its, target)
 		}
