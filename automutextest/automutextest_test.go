@@ -348,7 +348,7 @@ func TestOrdered(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
 			cfg := turns()
-			cfg.Rules = append(cfg.Rules, automutex.Rule{Task: "order", On: []string{"id"}, InOrder: true, MaxQueued: 100, OnArchive: automutex.Continue})
+			cfg.Rules = append(cfg.Rules, automutex.Rule{Task: "order", On: []string{"id"}, InOrder: true, MaxQueued: 3, OnArchive: automutex.Continue})
 			g := New(t, cfg)
 			order := func(n int) *asynq.Task { return asynq.NewTask("order", fmt.Appendf(nil, `{"id": 1, "n": %d}`, n)) }
 			var mu sync.Mutex
@@ -363,6 +363,7 @@ func TestOrdered(t *testing.T) {
 			})), workers(n))
 			release := Hold(t, g, order(0))
 			tasks := []*Task{server.Enqueue(t, order(1)), server.Enqueue(t, order(2)), server.Enqueue(t, order(3))}
+			fails(t, func(t testing.TB) { server.Enqueue(t, order(4)) }, "Enqueue", "order")
 			tasks[0].Becomes(t, first)
 			release()
 			tasks[0].Becomes(t, Failed)

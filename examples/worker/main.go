@@ -3,16 +3,15 @@
 // draws who ran when. With -unguarded the same happens without the guard, with -in-order also in the
 // order of enqueueing, through failures.
 //
-// All that asynq and automutex need is in this file, from top to bottom. Package
-// examples/internal/demo reads the flags, makes the tasks, notes what the handlers did, and draws.
+// All that asynq and automutex need is in this file. Package examples/internal/demo has the rest.
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/signal"
 	"sync"
@@ -24,24 +23,23 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/examples/internal/demo"
+	"github.com/automutex/automutex/web"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 	logging.Disable()            // go-redis' own; the errors reach us anyway
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main with everything it touches handed in. It returns the exit status.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	d, err := demo.Open(ctx, args, stdin, stdout, stderr)
+// run returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	d, err := demo.Open(ctx, args, stdout, stderr)
 	if err != nil {
 		return demo.Refuse(stderr, err)
 	}
 	defer d.Close()
-	ctx, end := context.WithCancel(ctx) // a page that fails ends the run, too
-	defer end()
 
 	// Without the guard these two are all that the server gets.
 	work, config := asynq.Handler(handler(d)), serverConfig(d)
@@ -62,52 +60,59 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 				return demo.Refuse(stderr, err)
 			}
 		}
-		if err := d.ServePage(ctx, end, rules); err != nil {
-			return demo.Refuse(stderr, err)
-		}
 	}
-	if err := d.Begin(rules); err != nil {
+	closePage, err := servePage(d, rules)
+	if err != nil {
 		return demo.Refuse(stderr, err)
 	}
-	err = workOff(ctx, d, asynq.NewServerFromRedisClient(d.Redis, config), work, guard, client)
-	return d.Report(ctx, err)
+	defer closePage()
+	return d.Report(workOff(ctx, d, asynq.NewServerFromRedisClient(d.Redis, config), work, guard, client))
 }
 
 // handler works on one task. It knows nothing of locks.
 func handler(d *demo.Demo) asynq.HandlerFunc {
-	return func(ctx context.Context, t *asynq.Task) error {
-		end := d.Note(ctx, t)
-		err := d.Work(ctx)
-		end(err)
-		return err
-	}
+	return func(ctx context.Context, _ *asynq.Task) error { return d.Work(ctx) }
 }
 
-// guardConfig says who takes turns: what -config says, else tasks with equal -on fields, of
-// whatever type, since all rules have one Scope.
+// guardConfig says who takes turns: tasks with equal -on fields, of whatever github: type.
 func guardConfig(d *demo.Demo) automutex.Config {
-	cfg, fromFile := d.ConfigFile()
-	if !fromFile {
-		for _, task := range d.TaskPatterns() {
-			cfg.Rules = append(cfg.Rules, automutex.Rule{
-				Task:  task, // "github:" is every task type that begins so
-				Scope: "repository",
-				On:    d.On,
-				Limit: d.Limit, Rate: d.Rate, TTL: d.TTL,
-				Busy: d.Busy, Wait: d.Wait, InOrder: d.InOrder,
-			})
-		}
+	cfg := automutex.Config{
+		Rules: []automutex.Rule{{
+			Task: "github:", Scope: "repository", On: d.On, // every task type that begins so
+			Limit: d.Limit, Busy: d.Busy, Wait: d.Wait, InOrder: d.InOrder,
+		}},
+		Prefix: d.Name, Logger: d.Log, Observe: d.Observe,
 	}
-	cfg.Prefix = cmp.Or(cfg.Prefix, d.Name)
-	if d.HasPage() {
-		cfg.History = cmp.Or(cfg.History, 100) // the page of a key draws them
+	if d.Page != nil {
+		cfg.History = 100 // runs of each key, which its page draws
 	}
-	cfg.Logger, cfg.Observe = d.Log, d.Observe
 	return cfg
 }
 
-// serverConfig is an ordinary asynq configuration, with shorter intervals than asynq's own so
-// that the demo doesn't take long.
+// servePage serves the page for operators, with -web. A program with a login gives each of its users their Access.
+func servePage(d *demo.Demo, rules automutex.Config) (closePage func(), err error) {
+	if d.Page == nil {
+		return func() {}, nil
+	}
+	access := func(r *http.Request) web.Access {
+		if demo.IsLocal(r.Host) {
+			return web.AccessOperate
+		}
+		return web.AccessNone
+	}
+	page, err := web.New(d.Redis, web.Options{Prefix: rules.Prefix, Rules: rules.Rules, Logger: d.Log, Access: access})
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = server.Serve(d.Page) }() // ends with closePage
+	return func() {
+		_ = page.(io.Closer).Close() // web.New says that it is one
+		_ = server.Close()
+	}, nil
+}
+
+// serverConfig is an ordinary asynq configuration, with shorter intervals than asynq's own.
 func serverConfig(d *demo.Demo) asynq.Config {
 	return asynq.Config{
 		Concurrency:              d.Workers,
@@ -115,10 +120,8 @@ func serverConfig(d *demo.Demo) asynq.Config {
 		TaskCheckInterval:        20 * time.Millisecond,
 		DelayedTaskCheckInterval: 200 * time.Millisecond,
 		ShutdownTimeout:          3 * time.Second,
-		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration {
-			return time.Second // for attempts that failed: -busy fail
-		},
-		LogLevel: asynq.ErrorLevel, // at WarnLevel there is a line per archived task
+		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Second }, // of attempts that failed
+		LogLevel:                 asynq.ErrorLevel,                                                   // at WarnLevel there is a line per archived task
 	}
 }
 
@@ -128,7 +131,7 @@ func workOff(ctx context.Context, d *demo.Demo, srv *asynq.Server, work asynq.Ha
 	if err := srv.Start(work); err != nil {
 		return fmt.Errorf("starting the asynq server: %w", err)
 	}
-	defer stop(ctx, srv, guard)
+	defer stop(srv, guard)
 	err := d.EachTask(ctx, func(task *asynq.Task, id string) error {
 		_, err := client.EnqueueContext(context.Background(), task, asynq.Queue(d.Name), asynq.TaskID(id), asynq.MaxRetry(3))
 		return err
@@ -136,14 +139,11 @@ func workOff(ctx context.Context, d *demo.Demo, srv *asynq.Server, work asynq.Ha
 	return errors.Join(err, d.Drain(ctx))
 }
 
-// stop ends the server and the guard side by side: the guard sends away the tasks that wait in
-// line, which the server would wait for.
-func stop(ctx context.Context, srv *asynq.Server, guard *automutex.Guard) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
+// stop ends both side by side: the guard sends away the tasks in line, which the server would wait for.
+func stop(srv *asynq.Server, guard *automutex.Guard) {
 	var closing sync.WaitGroup // one goroutine, which ends with the guard's Close
 	if guard != nil {
-		closing.Go(func() { guard.Close(ctx) })
+		closing.Go(func() { _ = guard.Close(context.Background()) })
 	}
 	srv.Shutdown()
 	closing.Wait()

@@ -1,8 +1,9 @@
-// Package demo is the part of examples/worker that has nothing to do with locks: it reads the
-// flags, connects to Redis, makes the tasks, notes what the handlers did, and draws it.
+// Package demo is the part of examples/worker that has nothing to do with locks: it reads the flags, makes the tasks,
+// notes what the handlers did, and draws it. Overlaps and disorder are those of the handlers, whatever the guard says.
 package demo
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -10,235 +11,340 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	mathrand "math/rand/v2"
-	"os"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/charmbracelet/colorprofile"
-	"github.com/charmbracelet/x/ansi"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/term"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/examples/internal/anyredis"
 )
 
-// What the program answers to the shell.
-const (
-	ExitOK       = 0
-	ExitFindings = 1 // tasks lost, runs overlapping in spite of the guard, or the run broke off
-	ExitUsage    = 2 // a flag, the input or Redis is not fit for a run
-)
-
-// redisGone is how long Redis may be out of reach before the demo gives up.
-const redisGone = 30 * time.Second
-
 // Demo is one run, from the flags to the result.
 type Demo struct {
-	Flags
-	Redis redis.UniversalClient
-	// Name is that of the queue, and begins the names of the locks. It is random, so that a
-	// Redis in use for something else, or for a second demo, is not disturbed.
-	Name string
-	Log  *slog.Logger
+	Unguarded, InOrder bool
+	On                 []string
+	Busy               automutex.Policy
+	Limit, Workers     int
+	Wait               time.Duration
 
-	store     *anyredis.Store
-	events    []event
-	rec       *recorder
-	inspector *asynq.Inspector
-	keys      []ruleKeys
-	out       io.Writer // stdout; colours it can't show are left out
-	stderr    io.Writer
-	width     int        // of stdout
-	animated  bool       // stderr is a terminal
-	page      *operators // nil without -web
+	Redis redis.UniversalClient
+	Name  string // of the queue and the locks: random, so that a Redis in use is not disturbed
+	Log   *slog.Logger
+	Page  net.Listener // of -web, else nil
+
+	count       int
+	work        time.Duration
+	keys        *automutex.KeyMaker // a row of the picture is a key
+	store       *anyredis.Store
+	inspector   *asynq.Inspector
+	out, errOut io.Writer
+	start       time.Time
+
+	mu    sync.Mutex // guards tasks, byID and what is in them
+	tasks []*task    // as enqueued
+	byID  map[string]*task
 }
 
-// Open reads the flags, connects to Redis, and makes or reads the tasks. Close the Demo after use.
-// What is wrong goes to Refuse.
-func Open(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) (*Demo, error) {
-	d := &Demo{out: colorprofile.NewWriter(stdout, os.Environ()), stderr: stderr, width: plainWidth, animated: columns(stderr) > 0, rec: newRecorder()}
-	if width := columns(stdout); width > 0 {
-		d.width = min(max(width, 60), 200)
-	}
-	var err error
-	if d.Flags, err = parseFlags(args, stderr); err != nil {
+// task is what is known of one task; times count from the start of the demo.
+type task struct {
+	id, row string
+	queued  time.Duration
+	ended   string // done, skipped or replaced; empty: not yet, or asynq knows
+	runs    []span
+	parked  int // times
+}
+
+// span is the time of a run; to is 0 while it lasts.
+type span struct{ from, to time.Duration }
+
+var policies = []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Allow, automutex.Park, automutex.Replace}
+
+// Open reads the flags, connects to Redis, and says what is about to run. Close the Demo after use.
+func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, error) {
+	d := &Demo{out: stdout, errOut: stderr, start: time.Now(), byID: map[string]*task{}}
+	flags := flag.NewFlagSet("worker", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	address := flags.String("redis", "", anyredis.Usage)
+	page := flags.String("web", "", "serve the page for operators at this `address`, such as 127.0.0.1:8081; without -tasks there are then 2000 tasks of 150ms, for some minutes of it")
+	flags.BoolVar(&d.Unguarded, "unguarded", false, "run without the guard, to see what it prevents")
+	flags.BoolVar(&d.InOrder, "in-order", false, "run the tasks of one key in the order of enqueueing; one task in ten fails once, and keeps its place")
+	on := flags.String("on", "repository.full_name", "payload `fields` (comma-separated) that make the key, such as sender.login; empty: one lock for everything")
+	busy := flags.String("busy", "retry", fmt.Sprintf("the `policy` for a task that did not get its lock: %v", policies))
+	flags.IntVar(&d.Limit, "limit", 1, "how many tasks of one key may run at once")
+	flags.DurationVar(&d.Wait, "wait", 2*time.Second, "the longest time in line before the policy applies; park knows none")
+	flags.IntVar(&d.Workers, "workers", 10, "tasks that the server runs at once")
+	flags.IntVar(&d.count, "tasks", 300, "how many tasks")
+	flags.DurationVar(&d.work, "work", 20*time.Millisecond, "how long a handler works, give or take half")
+	err := flags.Parse(args)
+	if err != nil {
 		return nil, err
 	}
-	if d.events, err = loadEvents(d.Flags, stdin, stderr); err != nil {
+	at := slices.IndexFunc(policies, func(p automutex.Policy) bool { return p.String() == *busy })
+	switch {
+	case *page != "" && !IsLocal(*page):
+		return nil, errors.New("-web: the page has no login: serve it at 127.0.0.1:PORT")
+	case flags.NArg() > 0 || at < 0 || d.Workers < 1 || d.count < 1 || d.work < 0 || d.InOrder && d.Unguarded:
+		return nil, errors.New("these flags do not fit together; see -h")
+	}
+	if d.Busy = policies[at]; d.InOrder || d.Busy == automutex.Park {
+		d.Busy, d.Wait = automutex.Park, 0 // a parked task waits for as long as it takes
+	}
+	if *page != "" && d.count == 300 {
+		d.count, d.work = 2000, 150*time.Millisecond
+	}
+	if *on != "" {
+		d.On = strings.Split(*on, ",")
+	}
+	if d.keys, err = automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "github:", Scope: "repository", On: d.On}}}); err != nil {
 		return nil, err
 	}
-	if d.store, err = anyredis.Open(ctx, d.redis); err != nil {
+	if d.store, err = anyredis.Open(ctx, *address); err != nil {
 		return nil, err
 	}
 	d.Redis, d.inspector = d.store.Client, asynq.NewInspectorFromRedisClient(d.store.Client)
 	d.Name = "automutex-demo-" + strings.ToLower(rand.Text()[:8])
-	d.Log = slog.New(quiet{slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})})
+	d.Log = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	fmt.Fprintf(stdout, "%d tasks, %d workers, %s of work each, on %s; a key is %s: limit %d, wait %s, then %s; unguarded: %t\n\n",
+		d.count, d.Workers, d.work, d.store.Name, *on, d.Limit, d.Wait, d.Busy, d.Unguarded)
+	if *page != "" {
+		if d.Page, err = (&net.ListenConfig{}).Listen(ctx, "tcp", *page); err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(stdout, "the page for operators is at http://%s/ until the demo ends (Ctrl-C)\n\n", d.Page.Addr())
+	}
 	return d, nil
 }
 
-// columns is how wide a terminal is; 0 for what is none.
-func columns(w io.Writer) int {
-	f, ok := w.(*os.File)
-	if !ok {
-		return 0
-	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil {
-		return 0
-	}
-	return width
-}
-
-// quiet leaves out the line that the guard logs for each task without a key:
-// the demo tells at the end which tasks were archived, and why.
-type quiet struct{ slog.Handler }
-
-// Handle implements slog.Handler.
-func (q quiet) Handle(ctx context.Context, r slog.Record) error {
-	unkeyed := false
-	r.Attrs(func(a slog.Attr) bool {
-		if err, ok := a.Value.Any().(error); ok {
-			_, unkeyed = errors.AsType[*automutex.KeyError](err)
-		}
-		return !unkeyed
-	})
-	if unkeyed {
-		return nil
-	}
-	return q.Handler.Handle(ctx, r)
-}
-
-// Refuse says why there is no run, and returns the exit status. Each mistake of a -config is a line.
+// Refuse says why there is no run, and returns the exit status.
 func Refuse(stderr io.Writer, err error) int {
-	if errors.Is(err, flag.ErrHelp) {
-		return ExitOK
+	if fmt.Fprintf(stderr, "worker: %v\n", err); errors.Is(err, flag.ErrHelp) {
+		return 0
 	}
-	fmt.Fprintf(stderr, "worker: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nworker: "))
-	return ExitUsage
+	return 2
 }
 
-// Close ends the page, and the client of Redis.
-func (d *Demo) Close() {
-	d.page.close()
-	d.store.Close()
+// Close closes the client of Redis.
+func (d *Demo) Close() { d.store.Close() }
+
+// IsLocal reports whether an address is one that only this machine reaches. A name of another site may lead here, too.
+func IsLocal(address string) bool {
+	host, _, _ := net.SplitHostPort(address)
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// ConfigFile is what -config says; false: there is none, and the rule comes from the other flags.
-func (d *Demo) ConfigFile() (automutex.Config, bool) { return d.rules, d.config != "" }
-
-// TaskPatterns are patterns for Rule.Task that cover every task.
-func (d *Demo) TaskPatterns() []string { return patterns(d.events) }
-
-// HasPage reports whether there is a page of -web.
-func (d *Demo) HasPage() bool { return d.web != "" }
-
-// Begin prints what is about to run. A row of the chart is a key of the rules.
-func (d *Demo) Begin(rules automutex.Config) (err error) {
-	if d.keys, err = keysOf(rules); err != nil {
-		return err
-	}
-	fmt.Fprintf(d.out, "%s\n\n", d.summary())
-	if d.page != nil {
-		fmt.Fprintf(d.out, "the page for operators is at %s until the demo ends (Ctrl-C)\n\n", d.page.url)
-	}
-	return nil
-}
-
-// EachTask has enqueue hand the tasks to asynq until ctx ends, which is no error.
-func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) error {
-	for i, e := range d.events {
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // interrupted: accounted for
+// EachTask has enqueue hand the tasks, made-up webhooks, to asynq until ctx ends. The first repository is the busiest:
+// the second has half as many as it, the third a third, and so on.
+func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) (err error) {
+	random := mathrand.New(mathrand.NewPCG(1, 0)) // the same tasks each time
+	kinds := []string{"push", "push", "pull_request", "issues"}
+	repositories := []string{"octo/hello", "octo/website", "gopher/burrow", "gopher/docs", "acme/anvil", "acme/rocket-skates", "solo/dotfiles", "solo/notes"}
+	for i := 0; i < d.count && err == nil && ctx.Err() == nil; i++ {
+		n, left := 0, random.Float64()*2.7178 // 1 + 1/2 + ... + 1/8
+		for ; left > 1/float64(n+1) && n < len(repositories)-1; n++ {
+			left -= 1 / float64(n+1)
 		}
-		id, t := fmt.Sprintf("event-%06d", i+1), asynq.NewTask(e.Type, e.Payload)
-		row, _ := d.rowOf(ctx, t)
-		d.rec.enqueue(row, id)
-		// Not under ctx: an enqueue cut off half-way may have happened or not.
-		if err := enqueue(t, id); err != nil {
-			d.rec.forget()
-			return fmt.Errorf("enqueueing event %d of %d: %w", i+1, len(d.events), err)
+		webhook := asynq.NewTask("github:"+kinds[random.IntN(len(kinds))], fmt.Appendf(nil, `{"repository": {"full_name": %q}, "sender": {"login": "octocat"}}`, repositories[n]))
+		t := &task{id: fmt.Sprintf("event-%06d", i+1), row: "(no key)", queued: time.Since(d.start)}
+		if keys, err := d.keys.Keys(ctx, webhook); err == nil {
+			_, t.row, _ = strings.Cut(strings.Trim(keys[0], "{}"), "|")
 		}
+		d.mu.Lock()
+		d.tasks, d.byID[t.id] = append(d.tasks, t), t
+		d.mu.Unlock()
+		err = enqueue(webhook, t.id)
 	}
-	return nil
+	return err
 }
 
-// Note is the first thing that a handler does: it notes that the task runs. end is the last
-// thing, and takes what the handler returns.
-func (d *Demo) Note(ctx context.Context, _ *asynq.Task) (end func(error)) {
-	id, _ := asynq.GetTaskID(ctx)
-	return d.rec.begin(id)
+// note changes what is known of a task now.
+func (d *Demo) note(id string, change func(t *task, now time.Duration)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if t := d.byID[id]; t != nil {
+		change(t, time.Since(d.start))
+	}
 }
-
-// errOnce is why a task of -in-order fails once: one in ten does, in its first attempt.
-var errOnce = errors.New("the receiver answers 503")
 
 // Work takes as long as -work says, give or take half, unless ctx ends before. With -in-order it may fail.
-func (d *Demo) Work(ctx context.Context) error {
+func (d *Demo) Work(ctx context.Context) (err error) {
 	id, _ := asynq.GetTaskID(ctx)
-	if retried, _ := asynq.GetRetryCount(ctx); d.InOrder && retried == 0 && strings.HasSuffix(id, "5") {
-		return errOnce
-	}
+	run := 0
+	d.note(id, func(t *task, now time.Duration) { run, t.runs = len(t.runs), append(t.runs, span{from: now}) })
 	select {
 	case <-time.After(d.work/2 + mathrand.N(d.work+1)):
-		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		err = context.Cause(ctx)
 	}
+	d.note(id, func(t *task, now time.Duration) {
+		if d.InOrder && run == 0 && strings.HasSuffix(id, "5") {
+			err = errors.New("the receiver answers 503")
+		}
+		if t.runs[run].to = now; err == nil {
+			t.ended = "done"
+		}
+	})
+	return err
 }
 
 // Observe notes what no handler sees: tasks that were skipped, replaced or parked.
 func (d *Demo) Observe(_ context.Context, e automutex.Event) {
-	switch e.Kind {
-	case automutex.EventSkipped:
-		d.rec.end(e.TaskID, skipped)
-	case automutex.EventReplaced:
-		d.rec.end(e.TaskID, replaced)
-	case automutex.EventParked:
-		d.rec.park(e.TaskID)
-	case automutex.EventAcquired, automutex.EventBusy, automutex.EventRetried:
-		d.rec.back(e.TaskID, e.Waited)
-	}
+	d.note(e.TaskID, func(t *task, _ time.Duration) {
+		switch e.Kind {
+		case automutex.EventSkipped, automutex.EventReplaced:
+			t.ended = cmp.Or(t.ended, string(e.Kind))
+		case automutex.EventParked:
+			t.parked++
+		}
+	})
 }
 
 // Drain waits until nothing in the queue is left to run, or ctx ends.
 func (d *Demo) Drain(ctx context.Context) error {
-	total := len(d.rec.tasks)
-	if total == 0 {
-		return nil
-	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for answered := time.Now(); ; {
-		info, err := d.inspector.GetQueueInfo(d.Name)
+	for ctx.Err() == nil {
+		q, err := d.inspector.GetQueueInfo(d.Name)
 		switch {
-		case err == nil:
-			answered = time.Now()
-			left := info.Pending + info.Active + info.Scheduled + info.Retry + info.Aggregating
-			if d.animated {
-				fmt.Fprintf(d.stderr, "\r%s%d of %d tasks", ansi.EraseLineRight, total-left, total)
-			}
-			if left == 0 {
-				return nil
-			}
-		case d.missing():
-			return nil // Redis has lost the queue; what was in it will count as lost
-		case time.Since(answered) > redisGone:
-			return fmt.Errorf("asking for the state of queue %s: %w; gave up after %s", d.Name, err, redisGone)
-		}
-		select {
-		case <-ctx.Done():
+		case errors.Is(err, asynq.ErrQueueNotFound), err == nil && q.Pending+q.Active+q.Scheduled+q.Retry == 0:
 			return nil
-		case <-tick.C:
+		case err != nil:
+			return err
 		}
+		<-time.After(20 * time.Millisecond)
 	}
+	return nil
 }
 
-// missing is true when Redis answers and does not know the queue.
-func (d *Demo) missing() bool {
-	queues, err := d.inspector.Queues()
-	return err == nil && !slices.Contains(queues, d.Name)
+// Report draws who ran when, counts what became of each task, and removes the queue. It takes the error that the run
+// ended with, and returns the exit status. The server has stopped.
+func (d *Demo) Report(err error) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	counts := map[string]int{} // by what became of the tasks: each is counted once
+	for _, t := range d.tasks {
+		became := t.ended
+		if became == "" {
+			info, lookErr := d.inspector.GetTaskInfo(d.Name, t.id)
+			switch {
+			case errors.Is(lookErr, asynq.ErrTaskNotFound), errors.Is(lookErr, asynq.ErrQueueNotFound):
+				became = "lost"
+			case lookErr == nil && info.State == asynq.TaskStateArchived:
+				became = "archived"
+			default:
+				became, err = "queued", errors.Join(err, lookErr)
+			}
+		}
+		counts[became]++
+	}
+	overlaps, disorder := d.draw()
+	if counts["queued"] > 0 {
+		fmt.Fprintf(d.out, "queued=%d in asynq queue %s of %s; to remove it: asynq queue rm --force %[2]s\n", counts["queued"], d.Name, d.store.Name)
+	} else { // asynq keeps its statistics
+		base, day := "asynq:{"+d.Name+"}:", ":"+d.start.UTC().Format(time.DateOnly)
+		_ = d.inspector.DeleteQueue(d.Name, true) // it may be lost
+		_ = d.Redis.Del(context.Background(), base+"processed", base+"processed"+day, base+"failed", base+"failed"+day)
+	}
+	if err != nil {
+		fmt.Fprintf(d.errOut, "worker: %v\n", err)
+	}
+	bad := err != nil || counts["lost"] > 0 || overlaps > 0 && !d.Unguarded
+	if d.InOrder {
+		bad = bad || disorder > 0
+		fmt.Fprintf(d.out, "in order: %d tasks began after one of their key that was enqueued later\n", disorder)
+	}
+	skipped := fmt.Sprint(counts["skipped"])
+	if n := counts["replaced"]; n > 0 {
+		skipped += fmt.Sprintf(" replaced=%d", n)
+	}
+	fmt.Fprintf(d.out, "result: tasks=%d done=%d skipped=%s archived=%d lost=%d overlaps=%d\n",
+		len(d.tasks), counts["done"], skipped, counts["archived"], counts["lost"], overlaps)
+	if bad {
+		return 1
+	}
+	return 0
+}
+
+const columns = 36 // of time
+
+// draw prints a line for each key, the busiest first. It returns how many runs began while -limit others of the key
+// were under way, and how many after one of the key that was enqueued later.
+func (d *Demo) draw() (overlaps, disorder int) {
+	end, rows := time.Since(d.start), map[string][]*task{}
+	for _, t := range d.tasks {
+		rows[t.row] = append(rows[t.row], t)
+	}
+	axis := strings.Repeat("─", columns-3-len(round(end).String()))
+	fmt.Fprintf(d.out, "%-20.20s  0 %s %s  runs  overlaps  parked  p50 wait  p95 wait\n", strings.Join(d.On, ", "), axis, round(end))
+	for _, label := range slices.SortedFunc(maps.Keys(rows), func(a, b string) int { return cmp.Or(len(rows[b])-len(rows[a]), cmp.Compare(a, b)) }) {
+		runs, waits := []span{}, []time.Duration{}
+		parked, over, later := 0, 0, end // later: the first begin of those that were enqueued later
+		for _, t := range slices.Backward(rows[label]) {
+			first := later
+			for _, run := range t.runs {
+				if run.from > later {
+					disorder++
+				}
+				first = min(first, run.from)
+				runs, waits = append(runs, span{run.from, cmp.Or(run.to, end)}), append(waits, run.from-t.queued)
+			}
+			parked, later = parked+t.parked, first
+		}
+		if len(runs) == 0 {
+			continue
+		}
+		for _, run := range runs {
+			if most(runs, span{run.from, run.from + 1}) > d.Limit {
+				over++
+			}
+		}
+		overlaps += over
+		slices.Sort(waits)
+		p := func(percent int) time.Duration { return round(waits[(len(waits)*percent-1)/100]) }
+		fmt.Fprintf(d.out, "%-20.20s  %s  %4d  %8d  %6d  %8s  %8s\n", label, picture(runs, end), len(runs), over, parked, p(50), p(95))
+	}
+	fmt.Fprint(d.out, "\n█ one at a time (░▒▓ part of the time)   2 two at once, ...\nwait: from enqueue to start\n\n")
+	return overlaps, disorder
+}
+
+// most is how many of the runs were under way at once within a time, at most.
+func most(runs []span, in span) (n int) {
+	for _, run := range runs {
+		at, now := max(run.from, in.from), 0
+		for _, other := range runs {
+			if other.from <= at && at < other.to && at < in.to && run.to > in.from {
+				now++
+			}
+		}
+		n = max(n, now)
+	}
+	return n
+}
+
+// picture has a sign for each piece of the time until end.
+func picture(runs []span, end time.Duration) string {
+	signs := make([]rune, columns)
+	for i := range signs {
+		in, busy := span{end * time.Duration(i) / columns, end * time.Duration(i+1) / columns}, time.Duration(0)
+		for _, run := range runs {
+			busy += max(0, min(run.to, in.to)-max(run.from, in.from))
+		}
+		switch n := most(runs, in); n {
+		case 0:
+			signs[i] = '·'
+		case 1:
+			signs[i] = []rune("░▒▓█")[min(3, 4*busy/(in.to-in.from))]
+		default:
+			signs[i] = []rune("23456789+")[min(n, 10)-2]
+		}
+	}
+	return string(signs)
+}
+
+func round(d time.Duration) time.Duration {
+	return d.Round(max(time.Millisecond, d.Truncate(time.Second)/100))
 }

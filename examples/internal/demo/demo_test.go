@@ -1,0 +1,61 @@
+package demo
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+func at(from, to time.Duration) span { return span{from * time.Millisecond, to * time.Millisecond} }
+
+// A run in a piece of time makes a block as dark as it is long, several at once make a digit.
+func TestPicture(t *testing.T) {
+	t.Parallel()
+	for want, runs := range map[string][]span{
+		"····": nil,
+		"█···": {at(0, 100)},
+		"░▒▓█": {at(0, 20), at(120, 160), at(220, 290), at(300, 350), at(350, 400)},
+		"█2·█": {at(0, 200), at(150, 160), at(300, 400)},
+		"++++": {at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400)},
+	} {
+		// A column is 100 ms.
+		all := []rune(picture(runs, 100*time.Millisecond*columns))
+		if got := string(all[:4]); got != want {
+			t.Errorf("%v is %q, want %q", runs, got, want)
+		}
+	}
+}
+
+// Overlaps and disorder are told from what the handlers did.
+func TestDraw(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	d := &Demo{out: &out, Limit: 1, start: time.Now().Add(-time.Second), On: []string{"repository.full_name"}}
+	add := func(row string, runs ...span) {
+		d.tasks = append(d.tasks, &task{row: row, runs: runs})
+	}
+	add("turns", at(0, 100), at(500, 600)) // it failed, and kept its place
+	add("turns", at(600, 700))
+	add("overtaken", at(300, 400))
+	add("overtaken", at(100, 200))
+	add("overlaps", at(0, 500))
+	add("overlaps", at(100, 600))
+	add("overlaps", at(200, 300))
+	add("overlaps", at(600, 0)) // it still runs
+	if overlaps, disorder := d.draw(); overlaps != 2 || disorder != 1 {
+		t.Errorf("%d overlaps, %d in disorder; want 2 and 1", overlaps, disorder)
+	}
+	lines := strings.Split(out.String(), "\n")
+	for i, want := range []string{"repository.full_name ", "overlaps ", "overtaken ", "turns "} {
+		if !strings.HasPrefix(lines[i], want) {
+			t.Errorf("line %d is %q, want %q", i, lines[i], want)
+		}
+	}
+	if !strings.Contains(lines[1], "3") || !strings.Contains(lines[1], "4         2       0     100ms     600ms") {
+		t.Errorf("%q", lines[1])
+	}
+}
