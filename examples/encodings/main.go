@@ -10,7 +10,6 @@ import (
 	"os"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 	"github.com/vmihailenco/msgpack/v5"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -60,55 +59,42 @@ func unwrap(t *asynq.Task) ([]byte, error) {
 	return envelope.Data, nil
 }
 
-func newGuard(rdb *redis.Client) (*automutex.Guard, error) {
-	cfg := automutex.Config{
+// keyMaker makes keys as a Guard with that Config does, and needs no Redis.
+func keyMaker() (*automutex.KeyMaker, error) {
+	return automutex.NewKeyMaker(automutex.Config{
 		Rules:  append(encodingRules(), automutex.Rule{Task: "mail:send", On: []string{"to"}}),
 		Decode: unwrap,
-	}
-	return automutex.New(rdb, cfg)
+	})
 }
 
-// tasks gives a task of each type.
-func tasks() ([]*asynq.Task, error) {
+func run(out io.Writer) error {
+	keys, err := keyMaker()
+	if err != nil {
+		return err
+	}
 	message, err := structpb.NewStruct(map[string]any{"customer": "acme"})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	invoice, err := proto.Marshal(message)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	shipped, err := msgpack.Marshal(order{Customer: "acme"})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return []*asynq.Task{
+	for _, task := range []*asynq.Task{
 		asynq.NewTask("invoice:send", invoice),
 		asynq.NewTask("order:ship", shipped),
 		asynq.NewTask("mail:send", []byte(`{"trace": "4bf92f", "data": {"to": "mona@example.com"}}`)),
 		asynq.NewTask("order:ship", []byte("{}")), // not what the rule decodes
-	}, nil
-}
-
-func run(out io.Writer) error {
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // is not asked here
-	defer rdb.Close()
-	guard, err := newGuard(rdb)
-	if err != nil {
-		return err
-	}
-	defer guard.Close(context.Background())
-	all, err := tasks()
-	if err != nil {
-		return err
-	}
-	for _, task := range all {
-		keys, err := guard.Keys(context.Background(), task)
-		if err != nil {
+	} {
+		if its, err := keys.Keys(context.Background(), task); err != nil {
 			fmt.Fprintln(out, err)
-			continue
+		} else {
+			fmt.Fprintln(out, its[0])
 		}
-		fmt.Fprintln(out, keys[0])
 	}
 	return nil
 }

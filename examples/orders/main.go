@@ -12,14 +12,14 @@ import (
 	"io"
 	"log"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/examples/internal/anyredis"
 )
 
 func main() {
@@ -42,31 +42,26 @@ var steps = []struct {
 }
 
 func run(args []string, out io.Writer) error {
-	var addr string
-	if len(args) > 0 {
-		addr = args[0]
-	} else {
-		mini, err := miniredis.Run()
-		if err != nil {
-			return err
-		}
-		defer mini.Close()
-		addr = mini.Addr()
-	}
-	rdb := redis.NewClient(&redis.Options{Addr: addr})
-	defer func() { _ = rdb.Close() }()
-
-	guard, err := automutex.New(rdb, cfg)
+	store, err := anyredis.Open(context.Background(), strings.Join(args, ""))
 	if err != nil {
 		return err
 	}
-	var failures atomic.Int32
-	done := make(chan struct{}, len(steps))
-	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
+	defer store.Close()
+	guard, err := automutex.New(store.Client, cfg)
+	if err != nil {
+		return err
+	}
+	client, err := automutex.NewClient(store.Client, asynq.NewClientFromRedisClient(store.Client), cfg)
+	if err != nil {
+		return err
+	}
+	server := asynq.NewServerFromRedisClient(store.Client, guard.ServerConfig(asynq.Config{
 		Concurrency: 10, LogLevel: asynq.FatalLevel,
 		TaskCheckInterval: 50 * time.Millisecond, DelayedTaskCheckInterval: 200 * time.Millisecond,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
 	}))
+	var failures atomic.Int32
+	done := make(chan struct{}, len(steps))
 	err = server.Start(guard.Middleware(asynq.HandlerFunc(func(_ context.Context, t *asynq.Task) error {
 		if t.Type() == "order:webhook" && string(t.Payload()) == `{"order_id":1}` && failures.Add(1) <= 2 {
 			fmt.Fprintf(out, "%-14s %s  fails, and keeps its place\n", t.Type(), t.Payload())
@@ -81,11 +76,6 @@ func run(args []string, out io.Writer) error {
 	}
 	defer server.Shutdown()
 	defer func() { _ = guard.Close(context.Background()) }()
-
-	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
-	if err != nil {
-		return err
-	}
 	for _, step := range steps {
 		if _, err := client.Enqueue(asynq.NewTask(step.kind, fmt.Appendf(nil, `{"order_id":%d}`, step.order))); err != nil {
 			return err

@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,10 +17,10 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"text/tabwriter"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/examples/internal/anyredis"
@@ -28,32 +29,26 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run is main with everything it touches handed in. It answers 0, 1 when what
-// was shown is not what the rules promise, and 2 when it could not be shown.
+// run returns 0, 1 if what was shown is not what the rules promise, and 2 if it could not be shown.
 func run(args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("unique", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	address := flags.String("redis", "", "`URL` of a Redis, such as redis://localhost:6379; without it one is started in this process")
-	changes := flags.Int("changes", 30, "how often the document changes")
-	every := flags.Duration("every", 100*time.Millisecond, "how long after the one before")
-	work := flags.Duration("work", 350*time.Millisecond, "what a handler takes")
-	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+	address := flags.String("redis", "", anyredis.Usage)
+	d := &demo{asked: map[string][]ask{}, ran: map[string][]stay{}}
+	flags.IntVar(&d.changes, "changes", 30, "how often the document changes")
+	flags.DurationVar(&d.every, "every", 100*time.Millisecond, "how long after the one before")
+	flags.DurationVar(&d.work, "work", 350*time.Millisecond, "what a handler takes")
+	err := flags.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
 		return 0
-	} else if err != nil {
-		return 2
 	}
-	if flags.NArg() > 0 || *changes < 1 || *every < time.Millisecond || *work < 0 {
-		fmt.Fprintln(stderr, "unique: -changes takes at least 1, -every at least 1ms, -work at least 0s, and there are no arguments beside the flags; see -h")
-		return 2
+	if err == nil && (flags.NArg() > 0 || d.changes < 1 || d.every < time.Millisecond || d.work < 0) {
+		err = errors.New("-changes takes at least 1, -every at least 1ms, -work at least 0s, and there are no arguments beside the flags; see -h")
 	}
-	store, err := anyredis.Open(context.Background(), *address)
+	if err == nil {
+		err = d.run(*address)
+	}
 	if err != nil {
-		fmt.Fprintf(stderr, "unique: %v\n", err)
-		return 2
-	}
-	defer store.Close()
-	d := &demo{rdb: store.Client, name: "automutex-unique-" + strings.ToLower(rand.Text()[:8]), changes: *changes, every: *every, work: *work}
-	if err := d.run(); err != nil {
 		fmt.Fprintf(stderr, "unique: %v\n", err)
 		return 2
 	}
@@ -62,20 +57,17 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 // demo is one run.
 type demo struct {
-	rdb     redis.UniversalClient
-	name    string // of queue and keys: its own, so that a Redis in use is not disturbed
-	changes int
-	every   time.Duration
-	work    time.Duration
+	changes     int
+	every, work time.Duration
 
 	mu    sync.Mutex // guards what follows
 	began time.Time
 	now   int // the document's version
 	asked map[string][]ask
-	ran   map[string][]stay
+	ran   map[string][]stay // in the order in which they began
 }
 
-// ask is one call of Enqueue, stay one run of a handler.
+// ask is one call of Enqueue, stay one run of a handler; to is 0 while it lasts.
 type (
 	ask struct {
 		at       time.Duration
@@ -88,19 +80,25 @@ type (
 )
 
 // run enqueues and works off.
-func (d *demo) run() error {
-	d.asked, d.ran = map[string][]ask{}, map[string][]stay{}
-	client, inspector := asynq.NewClientFromRedisClient(d.rdb), asynq.NewInspectorFromRedisClient(d.rdb)
-	tasks, err := unique.New(client, inspector, d.rdb, unique.Config{Prefix: d.name, Rules: uniqueRules(d.name)})
+func (d *demo) run(address string) error {
+	store, err := anyredis.Open(context.Background(), address)
 	if err != nil {
 		return err
 	}
-	guard, err := automutex.New(d.rdb, automutex.Config{Prefix: d.name, Rules: guardRules()})
+	defer store.Close()
+	name := "automutex-unique-" + strings.ToLower(rand.Text()[:8]) // so that a Redis in use is not disturbed
+	inspector := asynq.NewInspectorFromRedisClient(store.Client)
+	producer, worker := rules(name)
+	tasks, err := unique.New(asynq.NewClientFromRedisClient(store.Client), inspector, store.Client, unique.Config{Prefix: name, Rules: producer})
 	if err != nil {
 		return err
 	}
-	server := asynq.NewServerFromRedisClient(d.rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 20, Queues: map[string]int{d.name: 1}, LogLevel: asynq.FatalLevel,
+	guard, err := automutex.New(store.Client, automutex.Config{Prefix: name, Rules: worker})
+	if err != nil {
+		return err
+	}
+	server := asynq.NewServerFromRedisClient(store.Client, guard.ServerConfig(asynq.Config{
+		Concurrency: 20, Queues: map[string]int{name: 1}, LogLevel: asynq.FatalLevel,
 		TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 50 * time.Millisecond,
 	}))
 	d.began = time.Now()
@@ -111,51 +109,95 @@ func (d *demo) run() error {
 		go guard.Close(context.Background())
 		server.Shutdown()
 	}()
-
 	ticker := time.NewTicker(d.every)
 	defer ticker.Stop()
 	for version := 1; version <= d.changes; version++ {
-		d.change(version)
-		for _, w := range wishes {
-			task := asynq.NewTask(w.task, fmt.Appendf(nil, `{"document":7,"version":%d}`, version), asynq.Queue(d.name))
-			_, err := tasks.Enqueue(task)
+		d.mu.Lock()
+		d.now = version // a handler that begins after the calls below sees it
+		d.mu.Unlock()
+		for _, w := range wishes(0) {
+			_, err := tasks.Enqueue(asynq.NewTask(w.task, fmt.Appendf(nil, `{"document":7,"version":%d}`, version), asynq.Queue(name)))
 			if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
 				return err
 			}
-			d.note(w.task, err == nil)
+			d.mu.Lock()
+			d.asked[w.task] = append(d.asked[w.task], ask{time.Since(d.began), err == nil})
+			d.mu.Unlock()
 		}
 		<-ticker.C
 	}
-	return d.drain(inspector)
-}
-
-// drain waits until nothing is left to run, and removes the queue.
-func (d *demo) drain(inspector *asynq.Inspector) error {
-	deadline := time.Now().Add(time.Minute + time.Duration(d.changes)*d.work)
-	for {
-		q, err := inspector.GetQueueInfo(d.name)
-		if err != nil {
-			return err
+	for deadline := time.Now().Add(time.Minute + time.Duration(d.changes)*d.work); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+		if q, err := inspector.GetQueueInfo(name); err != nil || q.Pending+q.Active+q.Scheduled+q.Retry == 0 {
+			return errors.Join(err, inspector.DeleteQueue(name, true))
 		}
-		if q.Pending+q.Active+q.Scheduled+q.Retry == 0 {
-			return inspector.DeleteQueue(d.name, true)
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d tasks are left in queue %s", q.Size, d.name)
-		}
-		<-time.After(5 * time.Millisecond)
 	}
+	return fmt.Errorf("tasks are left in queue %s", name)
 }
 
-// change sets the document's version. Callers then ask for tasks: a handler that begins after that sees the version.
-func (d *demo) change(version int) {
+// handle is the work: it looks at the document, and takes its time. "until start" reads the document when it begins, as
+// such handlers do; for the others the payload is what counts.
+func (d *demo) handle(_ context.Context, t *asynq.Task) error {
+	var payload struct{ Version int }
+	if err := json.Unmarshal(t.Payload(), &payload); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	if t.Type() == "until start" {
+		payload.Version = d.now
+	}
+	i := len(d.ran[t.Type()])
+	d.ran[t.Type()] = append(d.ran[t.Type()], stay{from: time.Since(d.began), version: payload.Version})
+	d.mu.Unlock()
+	<-time.After(d.work)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.now = version
+	d.ran[t.Type()][i].to = time.Since(d.began)
+	return nil
 }
 
-func (d *demo) note(task string, accepted bool) {
+// report draws the chart and checks what the rules promise.
+func (d *demo) report(out io.Writer) (exit int) {
+	const columns = 60
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.asked[task] = append(d.asked[task], ask{time.Since(d.began), accepted})
+	var end, changing time.Duration
+	for task, runs := range d.ran {
+		end, changing = max(end, runs[len(runs)-1].to), max(changing, d.asked[task][d.changes-1].at)
+	}
+	column := func(at time.Duration) int { return min(int(columns*at/(end+1)), columns-1) }
+	fmt.Fprintf(out, "a document changes %d times, every %s; each change asks for a task of %s\n\n", d.changes, d.every, d.work)
+	fmt.Fprintf(out, "%-12s        0 %s %5s\n", "", strings.Repeat("─", columns-8), end.Round(10*time.Millisecond))
+	table := &strings.Builder{}
+	tab := tabwriter.NewWriter(table, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tab, "rule\tasked\taccepted\truns\tlast run saw\tmeans")
+	for _, w := range wishes(changing) {
+		asked, runs := []rune(strings.Repeat(" ", columns)), []rune(strings.Repeat(" ", columns))
+		accepted, last, overlap := 0, 0, false
+		for _, a := range d.asked[w.task] {
+			if a.accepted {
+				accepted++
+				asked[column(a.at)] = '+'
+			} else if asked[column(a.at)] == ' ' {
+				asked[column(a.at)] = '·'
+			}
+		}
+		for i, run := range d.ran[w.task] {
+			for at := column(run.from); at <= column(run.to-1); at++ {
+				runs[at] = '█'
+			}
+			runs[column(run.from)] = '▌'
+			last = run.version
+			overlap = overlap || i > 0 && run.from < d.ran[w.task][i-1].to
+		}
+		n := len(d.ran[w.task])
+		fmt.Fprintf(out, "%-12s asked  %s\n%-12s runs   %s\n", w.task, string(asked), "", string(runs))
+		fmt.Fprintf(tab, "%s\t%d\t%d\t%d\tversion %d of %d\t%s\n", w.task, d.changes, accepted, n, last, d.changes, w.text)
+		if w.newest && last != d.changes || w.most > 0 && n > w.most || w.rule != nil && overlap {
+			exit = 1
+			fmt.Fprintf(out, "             this is not what the rule promises\n")
+		}
+	}
+	_ = tab.Flush()
+	fmt.Fprintf(out, "\n+ accepted   · a duplicate   ▌ a run begins\n\n%s", table)
+	return exit
 }
