@@ -241,23 +241,6 @@ func (m *Lock) enterControlled(ctx context.Context) error {
 	return m.knowControls(ctx)
 }
 
-// checkFormat is for operations that do without controls: see CheckFormat of the reader.
-func (l *Locker) checkFormat(ctx context.Context, key string) error {
-	if err := l.life.Enter(); err != nil {
-		return err
-	}
-	defer l.life.Done()
-	return l.controls.CheckFormat(ctx, key)
-}
-
-// checkFormat is that of the Locker, for operations of a lock.
-func (m *Lock) checkFormat(ctx context.Context) error {
-	if m.err != nil {
-		return m.err
-	}
-	return m.locker.checkFormat(ctx, m.Key())
-}
-
 // paused returns a *BusyError if the lock with that Redis key is paused, else nil. It does not
 // ask for the lock. It waits for the controls as TryLock does.
 func (c *Controls) paused(ctx context.Context, key string) error {

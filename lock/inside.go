@@ -98,16 +98,10 @@ func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, er
 
 func (insider) Pool(l *Locker, name string, options ...Option) *Lock { return l.pool(name, options...) }
 func (insider) Operate(ctx context.Context, m *Lock, s *exchange.Script, args []any) (any, error) {
-	if err := m.checkFormat(ctx); err != nil {
-		return nil, err
-	}
 	return m.operate(ctx, s, args)
 }
 
 func (insider) OperateBreak(ctx context.Context, m *Lock, s *exchange.Script) (int, error) {
-	if err := m.checkFormat(ctx); err != nil {
-		return 0, err
-	}
 	return m.operateBreak(ctx, s, nil)
 }
 func (insider) Value(le *Lease) string { return wire.Unescape(le.value) }
@@ -136,9 +130,6 @@ func (insider) List(ctx context.Context, l *Locker) iter.Seq2[inside.Info, error
 	return l.walker().List(ctx)
 }
 func (insider) Sweep(ctx context.Context, l *Locker) (int, error) {
-	if err := l.checkFormat(ctx, l.controls.Keys[0]); err != nil {
-		return 0, err
-	}
 	return l.walker().Sweep(ctx)
 }
 func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error) { return m.inspectAll(ctx) }
@@ -182,12 +173,6 @@ func (insider) ControlsFor(list []Control, key string) (its []Control, limit int
 func (insider) ControlText(c Control) string         { return c.text() }
 func (insider) Orders(list []Control) []Control      { return ordersOf(list) }
 func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
-
-// CheckFormat is for producers, before they write: the error Is ErrBackend while processes with another stored
-// format are there.
-func (insider) CheckFormat(ctx context.Context, l *Locker, key string) error {
-	return l.checkFormat(ctx, key)
-}
 
 // Claim is the mark of package unique beside the lock with that key.
 func (insider) Claim(l *Locker, key string) claims.Claim { return claims.Of(l.runner(), key) }

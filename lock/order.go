@@ -127,9 +127,6 @@ func (l *Locker) byOrder(key string) *Lock {
 // not done, it gives none, and returns how many there are, and the stamps among the first ones to look for. The ticket is 0
 // then. deadline is when others may look whether the task was enqueued. After an error the task may have a place.
 func (m *Lock) stamp(ctx context.Context, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
-	if err := m.checkFormat(ctx); err != nil {
-		return 0, 0, nil, err
-	}
 	reply, err := m.operate(ctx, wire.OrderStampScript, []any{note, nonce, deadline.Milliseconds(), most})
 	if err != nil {
 		return 0, 0, nil, err
@@ -157,9 +154,6 @@ func (m *Lock) actOrder(ctx context.Context, act inside.OrderAct, item inside.Or
 // now. The error Is errHeadRuns if the head holds the lock, and errNotHead if the task is not the head; head is the
 // head's note then, empty without one.
 func (m *Lock) skipHead(ctx context.Context, note string, ticket int64) (head string, err error) {
-	if err := m.checkFormat(ctx); err != nil {
-		return "", err
-	}
 	if ticket == 0 {
 		now, err := m.head(ctx)
 		if err != nil {

@@ -47,9 +47,6 @@ func onStop(arrival int64, f func()) Option {
 // The handle needs a Note of its own. After an error (ErrBackend) the arrival may be stored
 // or not.
 func (m *Lock) arrive(ctx context.Context) (arrival int64, first bool, err error) {
-	if err := m.checkFormat(ctx); err != nil {
-		return 0, false, err
-	}
 	reply, err := m.atArrivals(ctx, wire.ArriveScript, m.note, arrivalKept.Milliseconds())
 	if err != nil {
 		return 0, false, err

@@ -191,9 +191,6 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 
 func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asynq.Task, opts []asynq.Option) (*asynq.TaskInfo, error) {
 	defer c.fleet.Touch()
-	if err := inner.CheckFormat(ctx, c.locker, key); err != nil {
-		return nil, fmt.Errorf("unique: %s: key %q: %w", r.where(), key, err)
-	}
 	req := &request{client: c, rule: r, key: key, id: c.newID(r, key), task: task, opts: opts}
 	info, err := req.run(ctx)
 	if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {

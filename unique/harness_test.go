@@ -229,7 +229,7 @@ type killed struct {
 func newKilled(after int) *killed {
 	k := &killed{left: after}
 	k.Before(func(cmd redis.Cmder) error {
-		if slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name()) || looksAtFormat(cmd) {
+		if slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name()) {
 			return nil
 		}
 		k.mu.Lock()
@@ -242,14 +242,6 @@ func newKilled(after int) *killed {
 	})
 	return k
 }
-
-// looksAtFormat tells the script by which a producer looks at the stored format of others: once, before it begins.
-func looksAtFormat(cmd redis.Cmder) bool {
-	args := cmd.Args()
-	return len(args) > 3 && isFormat(fmt.Sprint(args[3]))
-}
-
-func isFormat(key string) bool { return strings.HasSuffix(key, ":{control}:format") }
 
 // commands are those that it sent; what it does in the background goes on.
 func (k *killed) commands() []string {

@@ -235,7 +235,7 @@ func (r *processRig) balanced(row *row) *processBooks {
 		var err error
 		left, err = r.rdb.Keys(context.Background(), r.w.Prefix+":*").Result()
 		left = slices.DeleteFunc(left, func(key string) bool { // what says who runs here lasts for minutes
-			return strings.Contains(key, ":{fleet}:") || strings.HasSuffix(key, ":{control}:format")
+			return strings.Contains(key, ":{fleet}:")
 		})
 		return err == nil && len(left) == 0
 	}, "no key left; what is there: %v", &left)

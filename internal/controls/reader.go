@@ -51,12 +51,11 @@ type Reader struct {
 	conn     *exchange.Conn
 	log      *slog.Logger
 	prefix   string
-	secret   *string  // behind a pointer it is not printed
-	owner    string   // who gives the orders of this process; escaped
-	Keys     []string // exactly one
-	keyStart string   // the beginning of every lock's key
-	Channel  string   // of the messages that announce a change
-	Format   *formatReader
+	secret   *string          // behind a pointer it is not printed
+	owner    string           // who gives the orders of this process; escaped
+	Keys     []string         // exactly one
+	keyStart string           // the beginning of every lock's key
+	Channel  string           // of the messages that announce a change
 	changed  func(now *State) // called by run after each change of what is in force
 
 	state   atomic.Pointer[State]     // nil: not read yet
@@ -100,7 +99,6 @@ func New(o Options) *Reader {
 		Keys:     []string{o.Prefix + ":{" + keytext.Controls + "}"},
 		keyStart: o.Prefix + ":{",
 		Channel:  o.Prefix + ":control",
-		Format:   newFormatReader(o.Prefix),
 		ended:    make(chan struct{}),
 		soon:     make(chan struct{}, 1),
 		logged:   map[string]string{},
@@ -137,22 +135,12 @@ func (c *Reader) isBehind() bool {
 
 // Know returns when the controls are known that were in force Delay ago, or cannot be read: after
 // a second at most. Only the first calls of a Locker wait for that, and those of a process that was stopped.
-// An error means that ctx has ended, that the Locker is closed, or that processes with another format are
-// there. key is the lock's, for the error. The caller has called Life.Enter.
+// An error means that ctx has ended, or that the Locker is closed. key is the lock's, for the error. The caller has
+// called Life.Enter.
 func (c *Reader) Know(ctx context.Context, key string) error {
-	if strings.Contains(key, "}:claim") { // the lock of producers, which have no controls and are never closed
-		return c.CheckFormat(ctx, key)
-	}
-	if err := c.knowState(ctx, key); err != nil {
-		return err
-	}
-	return c.Format.mismatch(key)
-}
-
-// knowState is know without a look at the format.
-func (c *Reader) knowState(ctx context.Context, key string) error {
 	now := time.Now()
-	if c.isKnown(now) || c.hasFailed(now) {
+	producers := strings.Contains(key, "}:claim") // their lock: they have no controls and are never closed
+	if producers || c.isKnown(now) || c.hasFailed(now) {
 		return nil
 	}
 	bound, cancel := context.WithTimeout(ctx, controlsBound+exchange.AnswerGrace)
@@ -329,9 +317,6 @@ func (c *Reader) run() {
 func (c *Reader) read(sent time.Time) controlsRead {
 	bound, cancel := context.WithTimeout(c.life.Closing, controlsBound)
 	defer cancel()
-	if err := c.Format.say(bound, c.conn, c.log); err != nil {
-		return controlsRead{sent: sent, err: err}
-	}
 	state, err := c.readControls(bound, c.state.Load())
 	if err == nil {
 		state.sent = sent

@@ -96,7 +96,7 @@ func FuzzPayload(f *testing.F) {
 			if !bytes.Equal(got.Payload(), payload) {
 				t.Errorf("the handler is given %q", got.Payload())
 			}
-			held := keysOf(s) // sorted
+			held := s.Mini().Keys() // sorted
 			if want := slices.Sorted(slices.Values(keys)); !slices.Equal(held, slices.Compact(want)) {
 				t.Errorf("it runs, and Redis has %q, not its keys %q", held, want)
 			}
@@ -129,7 +129,7 @@ func FuzzPayload(f *testing.F) {
 				t.Errorf("the hashed key %q tells the payload", key)
 			}
 		}
-		if left := keysOf(s); len(left) > 0 {
+		if left := s.Mini().Keys(); len(left) > 0 {
 			t.Errorf("%q is left", left)
 		}
 	})
@@ -172,9 +172,4 @@ func TestBadPayloads(t *testing.T) {
 			t.Errorf("%d locks were taken, %d given back", n, len(r.seen.list(automutex.EventReleased)))
 		}
 	})
-}
-
-// keysOf are the keys of a miniredis but for that which tells the format for a minute.
-func keysOf(s *redistest.Server) []string {
-	return slices.DeleteFunc(s.Mini().Keys(), func(key string) bool { return strings.HasSuffix(key, ":{control}:format") })
 }

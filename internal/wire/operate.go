@@ -52,11 +52,3 @@ func ParseAway(reply any) (known bool, err error) {
 	f.wrong = f.wrong || arrival < 0 || first < 0 || first > 1
 	return arrival > 0, f.err(reply)
 }
-
-// ParseFormat reads a reply of the script format: the format of other processes, 0 if they have none but
-// this one's, below 0 if something else is stored.
-func ParseFormat(reply any) (theirs int64, err error) {
-	f := listOf([]any{reply})
-	theirs = f.num(0)
-	return theirs, f.err(reply)
-}

@@ -43,8 +43,6 @@ var (
 
 	ControlReadScript  = load("control_read", "most")
 	ControlWriteScript = load("control_write", "target", "before", "after")
-
-	FormatScript = load("format", "mine", "length")
 )
 
 // ReleaseStringScript is ReleaseScript for a lock that was taken as a string. It reads the string with GET, which costs

@@ -97,7 +97,7 @@ func TestRule13_HeadersMatchTheArguments(t *testing.T) {
 			t.Errorf("%s: the header has ARGV %q, Go has %q", s.Name, args, s.Args)
 		}
 		keys := headerKey.FindAllStringSubmatch(src, -1)
-		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals", "claim", "controls", "format"}, keys[0][2]) {
+		if len(keys) != 1 || keys[0][1] != "1" || !slices.Contains([]string{"lock", "pool", "arrivals", "claim", "controls"}, keys[0][2]) {
 			t.Errorf("%s: the header has keys %q, want the lock", s.Name, keys)
 		}
 		used := map[string]bool{}
@@ -166,7 +166,7 @@ func TestRule13_ScriptsUseTheDeclaredKeyOnly(t *testing.T) {
 		balanced := strings.ReplaceAll(src, "'(", "'") // no parentheses in strings
 		for _, call := range regexp.MustCompile(`redis\.(call|pcall)\(([^()]|\([^()]*\))*\)`).FindAllString(balanced, -1) {
 			keyless := strings.HasPrefix(call, "redis.call('TIME')") || strings.HasPrefix(call, "redis.pcall('PUBLISH'")
-			if !keyless && !regexp.MustCompile(`^redis\.p?call\('\w+', (lock|pool|arrivals|claim|controls|format|KEYS\[1\])\b`).MatchString(call) {
+			if !keyless && !regexp.MustCompile(`^redis\.p?call\('\w+', (lock|pool|arrivals|claim|controls|KEYS\[1\])\b`).MatchString(call) {
 				t.Errorf("%s: %s: not on the lock's key", s.Name, call)
 			}
 			// Breaking and deleting are an operator's, and see every holder.

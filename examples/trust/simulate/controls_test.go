@@ -12,11 +12,6 @@ func readsControls(command []string) bool {
 	return strings.HasPrefix(command[0], "EVAL") && len(command) == 5 && strings.HasSuffix(command[3], ":{control}")
 }
 
-// saysFormat tells whether a command is that by which a process says its stored format.
-func saysFormat(command []string) bool {
-	return strings.HasPrefix(command[0], "EVAL") && len(command) > 3 && strings.HasSuffix(command[3], ":{control}:format")
-}
-
 // noControls answers a read while there are no controls, as the script does. Callers hold
 // commands.
 func (s *redisServer) noControls(key string) (answer any, idle bool) {

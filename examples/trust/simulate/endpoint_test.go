@@ -27,7 +27,6 @@ type endpoint struct {
 	evals int        // scripts among them, but for those that read the controls
 	// controlReads is how often the controls were read.
 	controlReads int
-	formats      int
 	sent         []string // by number, from 1 on: which script each command runs, see stepOf
 	armed        []faultPlan
 	active       []activeFault
@@ -203,9 +202,6 @@ func (e *endpoint) note(command []string) (counted bool) {
 		// Each Guard reads them all the time: a fault hits some of the first reads.
 		e.controlReads++
 		counted = e.controlReads <= 3
-	} else if saysFormat(command) {
-		e.formats++ // the same
-		counted = e.formats <= 1
 	} else if strings.HasPrefix(command[0], "EVAL") {
 		e.evals++
 	}

@@ -301,7 +301,7 @@ func (w *world) judgeKeys() {
 	crashes := !w.book.calm || !w.book.clean || w.plan.ObserverPanics != ""
 	look := func(when string, allowed func(key string, left time.Duration) bool) {
 		for _, key := range w.redis.mini.Keys() {
-			if !strings.HasPrefix(key, "automutex:") || strings.HasSuffix(key, ":{control}:format") && w.redis.mini.TTL(key) > 0 {
+			if !strings.HasPrefix(key, "automutex:") {
 				continue
 			}
 			left := w.redis.mini.TTL(key)
