@@ -13,8 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/jsonkey"
-	"github.com/automutex/automutex/internal/limitfield"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -170,61 +169,62 @@ func wantsRetryAfter(err error) *retryAfter {
 	return r
 }
 
-// LimitField returns a [Rule].LimitOf that reads the limit from a payload field, such as that
-// of the tenant's plan. path is as in [Rule].On. If the field is missing, null or empty the
-// limit is fallback; if fallback is 0, such a field is a [*KeyError]. A value above most
-// counts as most; if most is 0, there is no bound. A value that is not a whole number, or is
-// below 1, is a KeyError. [New] reports wrong arguments.
-func LimitField(path string, fallback, most int) func(context.Context, *asynq.Task) (int, error) {
-	fields, err := parseLimitField(path, fallback, most)
-	if err != nil {
-		fails := mistaken("LimitField", err)
-		read := func(ctx context.Context, t *asynq.Task) (int, error) {
-			_, err := fails(ctx, t)
-			return 0, err
-		}
-		return (&limitfield.Field{Path: path, Fallback: fallback, Most: most, Read: read}).Limit // New reports the mistake
-	}
-	read := func(_ context.Context, t *asynq.Task) (int, error) {
-		parts, failed := fields.Parts(t.Payload())
-		switch {
-		case failed != nil && !failed.NotRead && fallback > 0:
-			return fallback, nil
-		case failed != nil:
-			return 0, fieldError(t, failed, "its LimitField", false)
-		}
-		n, err := strconv.Atoi(parts[0])
-		if errors.Is(err, strconv.ErrRange) && parts[0][0] != '-' {
-			n, err = math.MaxInt, nil
-		}
-		if err != nil || n < 1 {
-			return 0, &KeyError{Task: t.Type(), Field: path, reason: "is no limit: want a whole number, at least 1",
-				advice: "enqueue the task with such a number, or change the rule's LimitOf"}
-		}
-		if most > 0 {
-			n = min(n, most)
-		}
-		return n, nil
-	}
-	return (&limitfield.Field{Path: path, Fallback: fallback, Most: most, Read: read}).Limit
+// LimitField is the payload field that has the limit of a task's key, such as that of the
+// tenant's plan. A task whose field has a value that is not a whole number, or is below 1, is
+// archived with a [*KeyError]. Set it as [Rule].LimitField.
+type LimitField struct {
+	// Path is the path of the field, as in [Rule].On.
+	Path string
+	// Default is the limit of a task whose field is missing, null or empty. With 0 such a task is
+	// archived with a [*KeyError].
+	Default int
+	// Most is the highest limit: a value above it counts as Most. 0 means no bound.
+	Most int
 }
 
-// parseLimitField returns the path of a [LimitField], or what is wrong with its arguments.
-func parseLimitField(path string, fallback, most int) (*jsonkey.Fields, error) {
-	fields, err := jsonkey.Parse([]string{path})
-	switch {
+func (l *LimitField) check() error {
+	switch _, err := keys.ParsePath(l.Path); {
 	case err != nil:
-	case fallback < 0 || most < 0:
-		err = fmt.Errorf("field %q: the default is %d and most is %d: none may be below 0", path, fallback, most)
-	case most > 0 && fallback > most:
-		err = fmt.Errorf("field %q: the default is %d, which is more than most, %d", path, fallback, most)
+		return fmt.Errorf("%q %w", l.Path, err)
+	case l.Path == keys.Whole:
+		return errors.New(`"." is the whole payload, and no number; name a field`)
+	case l.Default < 0 || l.Most < 0:
+		return fmt.Errorf("field %q: Default is %d and Most is %d: none may be below 0", l.Path, l.Default, l.Most)
+	case l.Most > 0 && l.Default > l.Most:
+		return fmt.Errorf("field %q: Default is %d, which is more than Most, %d", l.Path, l.Default, l.Most)
 	}
-	return fields, err
+	return nil
+}
+
+// read returns the limit for t. path is l.Path.
+func (l *LimitField) read(path *keys.Fields, t *asynq.Task) (int, error) {
+	parts, failed := path.Parts(t.Payload())
+	switch {
+	case failed != nil && failed.Absent && l.Default > 0:
+		return l.Default, nil
+	case failed != nil:
+		return 0, fieldError(t, failed, "the rule's LimitField", false)
+	}
+	n, err := strconv.Atoi(parts[0])
+	if errors.Is(err, strconv.ErrRange) && parts[0][0] != '-' {
+		n, err = math.MaxInt, nil
+	}
+	if err != nil || n < 1 {
+		return 0, &KeyError{Task: t.Type(), Field: l.Path, reason: "is no limit: want a whole number, at least 1",
+			advice: "enqueue the task with such a number, or change the rule's LimitField"}
+	}
+	if l.Most > 0 {
+		n = min(n, l.Most)
+	}
+	return n, nil
 }
 
 // limitOf returns how many tasks may hold the key of t at once.
 func (c *compiledRule) limitOf(ctx context.Context, t *asynq.Task) (int, error) {
-	if c.LimitOf == nil {
+	switch {
+	case c.LimitField != nil:
+		return c.LimitField.read(c.limitPath, t)
+	case c.LimitOf == nil:
 		return c.Limit, nil
 	}
 	n, err := c.LimitOf(ctx, t)

@@ -16,7 +16,6 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/limitfield"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -262,22 +261,21 @@ func DescribeRules(_ inside.Pass, declared []Rule) []fleet.Rule {
 
 // limitText says where the limit of a rule comes from, when it is not the number of the rule.
 func limitText(r Rule) string {
+	field := r.LimitField
 	switch {
-	case r.LimitOf == nil && r.Limit == Unlimited:
-		return "unlimited"
-	case r.LimitOf == nil:
-		return ""
-	}
-	field := limitfield.Of(r.LimitOf)
-	if field == nil {
+	case r.LimitOf != nil:
 		return "of the task"
+	case field == nil && r.Limit == Unlimited:
+		return "unlimited"
+	case field == nil:
+		return ""
 	}
 	text := "<" + field.Path + ">"
 	switch {
-	case field.Fallback > 0 && field.Most > 0:
-		text += fmt.Sprintf(" (default %d, most %d)", field.Fallback, field.Most)
-	case field.Fallback > 0:
-		text += fmt.Sprintf(" (default %d)", field.Fallback)
+	case field.Default > 0 && field.Most > 0:
+		text += fmt.Sprintf(" (default %d, most %d)", field.Default, field.Most)
+	case field.Default > 0:
+		text += fmt.Sprintf(" (default %d)", field.Default)
 	case field.Most > 0:
 		text += fmt.Sprintf(" (most %d)", field.Most)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/safelog"
 )
 
@@ -80,21 +80,23 @@ func isNoLock(err error) bool {
 // of another notation, such as "$.id", "items[0]", "items.*.id", "/id" or "a,b", is refused.
 // In a name these characters need a backslash too: `\$`, `\[`, `\*`, `\/`, `\,`.
 //
+// The path "." is the whole payload. Equal JSON gives equal parts, in the form of objects and lists
+// below. The part of a payload that is not JSON, or not valid UTF-8, is 0x and its bytes in hexadecimal.
+//
 // The part of the key for a value:
 //
 //   - A string is taken as it is. If it begins with `{`, `[` or `"` it is written as a
 //     JSON string, quotes included, to tell it from objects and lists.
 //   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", the same part as for
 //     the string "1"; 1.50 is "1.5", and -0 is "0". More than 400 digits are an error. It is
-//     also an error if written out numbers make a part more than 1 MiB longer than its JSON;
-//     [Rule].On has no such bound.
+//     also an error if the numbers of a list or object take more than 1 MiB when written out.
 //   - true and false are those words, the same as for the strings "true" and "false".
 //   - Objects and lists become compact JSON with members sorted by name (in
 //     byte order) and numbers as above. Inside them 1 and "1" differ.
 //
 // All other different values give different parts. The KeyFunc returns a [*KeyError]
 //
-//   - if a field is missing, null or an empty string;
+//   - if a field is missing, null or an empty string, or the payload is empty;
 //   - if the payload is not JSON or not valid UTF-8;
 //   - if a value has half a surrogate pair, which Go would silently replace;
 //   - if a value is nested more than 100 levels deep;
@@ -103,7 +105,7 @@ func isNoLock(err error) bool {
 //   - if an object on the path has two names that differ in letter case alone:
 //     encoding/json would give the handler the value of either.
 func Fields(paths ...string) KeyFunc {
-	fields, err := jsonkey.Parse(paths)
+	fields, err := keys.Parse(paths)
 	if err == nil && len(paths) == 0 {
 		err = errors.New("no path; name the payload fields that the key is made from")
 	}
@@ -121,11 +123,13 @@ func Fields(paths ...string) KeyFunc {
 
 // fieldError is the KeyError for a field that setting names. decoded: the payload is what
 // Config.Decode returned.
-func fieldError(t *asynq.Task, failed *jsonkey.Error, setting string, decoded bool) error {
+func fieldError(t *asynq.Task, failed *keys.Error, setting string, decoded bool) error {
 	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent}
+	if text, found := strings.CutPrefix(failed.Reason, "the payload"); found && decoded {
+		e.reason = "the payload that Config.Decode returned" + text
+	}
 	switch {
 	case failed.NotRead && decoded:
-		e.reason = strings.Replace(failed.Reason, "the payload", "the payload that Config.Decode returned", 1)
 		e.advice = adviceDecoded
 	case failed.NotRead:
 		e.advice = adviceEncoding
@@ -182,7 +186,7 @@ func headerPart(t *asynq.Task, name string) (string, error) {
 			advice: "enqueue the task with that header, or change the rule's OnHeaders", absent: value == "",
 		}
 	}
-	return jsonkey.StringPart(value), nil
+	return keys.StringPart(value), nil
 }
 
 // KeyOf returns a KeyFunc that decodes the payload into a T with encoding/json; fn returns the
@@ -202,7 +206,7 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 			return nil, &KeyError{Task: t.Type(), reason: reason, Err: cause, advice: advicePayload}
 		}
 		payload := t.Payload()
-		if reason := jsonkey.CheckPayload(payload); reason != "" {
+		if reason := keys.CheckPayload(payload); reason != "" {
 			return nil, &KeyError{Task: t.Type(), reason: reason, advice: adviceKeyOf}
 		}
 		if string(bytes.TrimSpace(payload)) == "null" {
@@ -217,7 +221,7 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 		}
 		parts := fn(v)
 		for _, part := range parts {
-			if strings.ContainsRune(part, utf8.RuneError) && jsonkey.HasLoneSurrogate(payload) {
+			if strings.ContainsRune(part, utf8.RuneError) && keys.HasLoneSurrogate(payload) {
 				return fail("the payload has half a surrogate pair where the key is made from it", nil)
 			}
 		}

@@ -9,8 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/jsonkey"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/tasktype"
 )
 
@@ -28,7 +27,7 @@ type ruleSet struct {
 type pattern struct {
 	task   string
 	rules  []*compiledRule // in order of declaration
-	fields *jsonkey.Fields // the On of all rules, in that order; nil when none has any
+	fields *keys.Fields    // the On of all rules, in that order; nil when none has any
 
 	readsPayload bool // some rule makes its key from the payload
 }
@@ -77,11 +76,11 @@ func (p *pattern) gatherFields() {
 		p.readsPayload = p.readsPayload || rule.readsPayload()
 		rule.onTo = len(paths)
 		if len(rule.On) > 0 {
-			rule.fields, _ = jsonkey.Parse(rule.On)
+			rule.fields, _ = keys.Parse(rule.On)
 		}
 	}
 	if len(paths) > 0 {
-		p.fields, _ = jsonkey.Parse(paths) // a malformed path was reported by check
+		p.fields, _ = keys.Parse(paths) // a malformed path was reported by check
 	}
 }
 
@@ -137,7 +136,7 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 	targets := make([]target, 0, len(p.rules))
 	for _, rule := range p.rules {
 		scope := rule.scope(t.Type())
-		key := keytext.NewWriter(rs.secret, prefix, scope)
+		var parts []string
 		var err error
 		switch {
 		case undecoded != nil && rule.readsPayload():
@@ -146,7 +145,7 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 			values, err = rs.findFieldsOf(rule, t)
 		}
 		if err == nil {
-			err = rule.writeParts(ctx, key, t, p.fields, values)
+			parts, err = rule.parts(ctx, t, p.fields, values)
 		}
 		limit, lacks := rule.Limit, absentIn(err)
 		if err == nil {
@@ -154,7 +153,7 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 		}
 		switch {
 		case err == nil:
-			targets = append(targets, target{rule: rule, key: key.Key(), scope: scope, limit: limit})
+			targets = append(targets, target{rule: rule, key: keys.HashedKey(rs.secret, prefix, scope, parts...), scope: scope, limit: limit})
 		case isNoLock(err), lacks != nil && rule.Optional:
 		case lacks != nil && rule.Key == nil && undecoded == nil:
 			lacks.advice += ", or set its Optional"
@@ -188,7 +187,7 @@ func (rs *ruleSet) decoded(p *pattern, t *asynq.Task) (*asynq.Task, error) {
 }
 
 // findFields finds the JSON values at the paths of fields. The error is a *KeyError.
-func (rs *ruleSet) findFields(fields *jsonkey.Fields, t *asynq.Task) ([][]byte, error) {
+func (rs *ruleSet) findFields(fields *keys.Fields, t *asynq.Task) ([][]byte, error) {
 	values, failed := fields.Find(t.Payload())
 	if failed != nil {
 		return nil, fieldError(t, failed, "the rule's On", rs.decode != nil)
@@ -206,32 +205,29 @@ func (rs *ruleSet) findFieldsOf(rule *compiledRule, t *asynq.Task) ([][]byte, er
 	return append(make([][]byte, rule.onFrom, rule.onTo), own...), nil
 }
 
-// writeParts writes the parts of the rule's key. values are those at the paths of
-// fields: the On of all rules of the pattern.
-func (c *compiledRule) writeParts(ctx context.Context, key *keytext.Writer, t *asynq.Task, fields *jsonkey.Fields, values [][]byte) error {
+// parts returns the parts of the rule's key. values are those at the paths of fields: the On of
+// all rules of the pattern.
+func (c *compiledRule) parts(ctx context.Context, t *asynq.Task, fields *keys.Fields, values [][]byte) ([]string, error) {
 	if c.Key != nil {
 		parts, err := callKey(ctx, c.Key, t)
-		for _, part := range parts {
-			key.Part()
-			key.WriteString(part)
-		}
-		return c.failed("the rule's Key", err)
+		return parts, c.failed("the rule's Key", err)
 	}
+	parts := make([]string, 0, len(c.On)+len(c.OnHeaders))
 	for i := c.onFrom; i < c.onTo; i++ {
-		key.Part()
-		if err := jsonkey.WritePart(key, values[i]); err != nil {
-			return fieldError(t, &jsonkey.Error{Path: fields.Path(i), Reason: err.Error(), Absent: jsonkey.IsAbsent(err)}, "the rule's On", false)
+		part, failed := fields.Part(i, values[i])
+		if failed != nil {
+			return nil, fieldError(t, failed, "the rule's On", false)
 		}
+		parts = append(parts, part)
 	}
 	for _, name := range c.OnHeaders {
 		part, err := headerPart(t, name)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		key.Part()
-		key.WriteString(part)
+		parts = append(parts, part)
 	}
-	return nil
+	return parts, nil
 }
 
 // mergeEqual makes one target of neighbours with equal keys.

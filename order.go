@@ -15,7 +15,7 @@ import (
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
@@ -64,8 +64,8 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 		}
 		return
 	}
-	if c.Limit > 1 || c.LimitOf != nil {
-		mistakes.addf("InOrder", "needs a Limit of 1, since tasks that run beside each other are in no order; leave Limit and LimitOf out")
+	if c.Limit > 1 || c.isLimitOfTask() {
+		mistakes.addf("InOrder", "needs a Limit of 1, since tasks that run beside each other are in no order; leave Limit, LimitOf and LimitField out")
 	}
 	if c.Busy != Park {
 		mistakes.addf("InOrder", "needs the policy park, not %s: a task that comes before its turn keeps its place; leave Busy out", c.Busy)
@@ -346,7 +346,7 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 	for _, p := range rs.declared {
 		for _, rule := range p.rules {
 			switch {
-			case !rule.InOrder || !keytext.RuleHas(rule.Scope, rule.Task, scope):
+			case !rule.InOrder || !keys.RuleHas(rule.Scope, rule.Task, scope):
 			case rule.Scope != "":
 				return rule
 			case found == nil || len(rule.Task) > len(found.Task):

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/decide"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -153,7 +153,7 @@ func (g *Guard) onControls(inForce []lock.Control) {
 func (rs *ruleSet) hasScope(scope string) bool {
 	for _, p := range rs.declared {
 		for _, rule := range p.rules {
-			if keytext.ControlsRule(rule.Scope, rule.Task, scope) {
+			if keys.ControlsRule(rule.Scope, rule.Task, scope) {
 				return true
 			}
 		}

@@ -244,10 +244,10 @@ func TestTexts(t *testing.T) {
 		limitText(Rule{Limit: 3}):                                                                   "",
 		limitText(Rule{Limit: Unlimited}):                                                           "unlimited",
 		limitText(Rule{LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil }}): "of the task",
-		limitText(Rule{LimitOf: LimitField("plan.max", 0, 0)}):                                      "<plan.max>",
-		limitText(Rule{LimitOf: LimitField("plan.max", 2, 0)}):                                      "<plan.max> (default 2)",
-		limitText(Rule{LimitOf: LimitField("plan.max", 0, 9)}):                                      "<plan.max> (most 9)",
-		limitText(Rule{LimitOf: LimitField("plan.max", 2, 9)}):                                      "<plan.max> (default 2, most 9)",
+		limitText(Rule{LimitField: &LimitField{Path: "plan.max"}}):                                  "<plan.max>",
+		limitText(Rule{LimitField: &LimitField{Path: "plan.max", Default: 2}}):                      "<plan.max> (default 2)",
+		limitText(Rule{LimitField: &LimitField{Path: "plan.max", Most: 9}}):                         "<plan.max> (most 9)",
+		limitText(Rule{LimitField: &LimitField{Path: "plan.max", Default: 2, Most: 9}}):             "<plan.max> (default 2, most 9)",
 	} {
 		if got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
@@ -333,6 +333,46 @@ func TestBusyError_text(t *testing.T) {
 		busy.Rule, busy.Key = "r", "p:{r|7}"
 		if got := busy.Error(); got != `automutex: rule "r": key "p:{r|7}" is busy`+want {
 			t.Errorf("got  %s\nwant ... %s", got, want)
+		}
+	}
+}
+
+func TestRuleSet_limitField(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		payload     string
+		deflt, most int
+		want        int // 0: an error
+	}{
+		{`{"n": 4}`, 0, 0, 4},
+		{`{"n": "4"}`, 3, 50, 4},
+		{`{"n": 51}`, 3, 50, 50},
+		{`{"n": 99999999999999999999}`, 3, 50, 50},
+		{`{}`, 3, 50, 3},
+		{`{"n": null}`, 3, 50, 3},
+		{`{"n": ""}`, 3, 50, 3},
+		{``, 3, 50, 3},
+		{`{}`, 0, 50, 0},
+		{``, 0, 50, 0},
+		{`{"n": 0}`, 3, 50, 0},
+		{`{"n": -1}`, 3, 50, 0},
+		{`{"n": -99999999999999999999}`, 3, 50, 0},
+		{`{"n": 1.5}`, 3, 50, 0},
+		{`{"n": true}`, 3, 50, 0},
+		{`{"n": [1]}`, 3, 50, 0},
+		{`{"n": 1, "n": 2}`, 3, 50, 0},
+		{`no JSON`, 3, 50, 0},
+	} {
+		field := &LimitField{Path: "n", Default: test.deflt, Most: test.most}
+		rs := compileRules(t, Rule{Task: "work", LimitField: field})
+		field.Path = "changed" // after New it has no effect
+		targets, err := rs.targets(t.Context(), asynq.NewTask("work", []byte(test.payload)), "p")
+		var unfit *KeyError
+		switch {
+		case test.want == 0 && (!errors.As(err, &unfit) || unfit.Field != "n"):
+			t.Errorf("%s, default %d, most %d: %v; want a KeyError", test.payload, test.deflt, test.most, err)
+		case test.want > 0 && (err != nil || targets[0].limit != test.want):
+			t.Errorf("%s, default %d, most %d: %v, %v; want %d", test.payload, test.deflt, test.most, targets, err, test.want)
 		}
 	}
 }

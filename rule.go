@@ -11,8 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/jsonkey"
-	"github.com/automutex/automutex/internal/limitfield"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -48,7 +47,7 @@ type Rule struct {
 	Key KeyFunc
 
 	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null
-	// or empty. Without it such a task is archived with a [*KeyError]. It needs On or OnHeaders.
+	// or empty, or if the payload is empty and On is set. Without it such a task is archived with a [*KeyError]. It needs On or OnHeaders.
 	Optional bool
 
 	// Payload is a value of the Go type that the payload, or the result of
@@ -73,12 +72,16 @@ type Rule struct {
 	Limit int
 
 	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set
-	// Limit or LimitOf, not both. Many goroutines call LimitOf at once, once for each attempt,
+	// one of Limit, LimitOf and LimitField. Many goroutines call LimitOf at once, once for each attempt,
 	// with the task as a Key gets it. Two tasks of one key should have the same limit. If they
 	// differ, as while a plan changes, each task goes by its own. A result below 1 archives
 	// the task. An error has the same effect as that of a [KeyFunc]. A limit that an operator
-	// sets wins; see [Guard.Controls]. [LimitField] reads the limit from the payload.
+	// sets wins; see [Guard.Controls].
 	LimitOf func(context.Context, *asynq.Task) (int, error)
+
+	// LimitField names the payload field that has the limit, in place of a LimitOf. nil means
+	// none.
+	LimitField *LimitField
 
 	// TTL is the length of a lease, which is renewed while the handler runs.
 	// It bounds how long a key stays taken after its process has died. It does not
@@ -136,10 +139,11 @@ type compiledRule struct {
 	index int // place in Config.Rules
 	rank  int // place of the rule's scope in the order in which locks are taken
 
-	onFrom, onTo int             // the values of On are [onFrom:onTo] of those of all rules of this Task
-	fields       *jsonkey.Fields // the paths of On alone; nil without any
-	lock         *lock.Lock      // what all locks of the rule have in common; nil without a Guard
-	keyOutage    *outage         // of the functions that make its key and its limit
+	onFrom, onTo int          // the values of On are [onFrom:onTo] of those of all rules of this Task
+	fields       *keys.Fields // the paths of On alone; nil without any
+	limitPath    *keys.Fields // of LimitField
+	lock         *lock.Lock   // what all locks of the rule have in common; nil without a Guard
+	keyOutage    *outage      // of the functions that make its key and its limit
 }
 
 // where names the rule in an error or a log line.
@@ -157,7 +161,10 @@ func (c *compiledRule) scope(taskType string) string {
 
 // readsPayload reports whether the rule makes its key or its limit from the payload. A rule
 // with a Key may do so; one with OnHeaders alone, or for a whole scope, does not.
-func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.LimitOf != nil || len(c.On) > 0 }
+func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.isLimitOfTask() || len(c.On) > 0 }
+
+// isLimitOfTask reports whether each task has a limit of its own.
+func (c *compiledRule) isLimitOfTask() bool { return c.LimitOf != nil || c.LimitField != nil }
 
 // compile checks the whole configuration and makes the rules ready. The error joins a
 // *FieldError for each mistake; the notices are for the log.
@@ -207,6 +214,11 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
+	if c.LimitField != nil {
+		field := *c.LimitField
+		c.LimitField = &field
+		c.limitPath, _ = keys.Parse([]string{field.Path}) // check has reported a malformed one
+	}
 	c.On = slices.Clone(c.On)
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }
@@ -235,14 +247,22 @@ func (c *compiledRule) check() []*FieldError {
 	c.checkOn(&mistakes)
 	c.checkHeaders(&mistakes)
 
-	if c.Rate != (Rate{}) && c.Limit == 0 && c.LimitOf == nil && !c.InOrder {
+	if c.Rate != (Rate{}) && c.Limit == 0 && !c.isLimitOfTask() && !c.InOrder {
 		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or automutex.Unlimited if only the Rate bounds them")
 	}
 	if c.LimitOf != nil && c.Limit != 0 {
 		mistakes.addf("LimitOf", "excludes Limit, which is %d; keep the one or the other", c.Limit)
 	}
-	if err := c.checkLimitOf(); err != nil {
-		mistakes.addf("LimitOf", "LimitField: %w", err)
+	if c.LimitField != nil {
+		if c.Limit != 0 {
+			mistakes.addf("LimitField", "excludes Limit, which is %d; keep the one or the other", c.Limit)
+		}
+		if c.LimitOf != nil {
+			mistakes.addf("LimitField", "excludes LimitOf; keep the one or the other")
+		}
+		if err := c.LimitField.check(); err != nil {
+			mistakes.addf("LimitField", "%w", err)
+		}
 	}
 	if c.Limit < 0 {
 		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
@@ -275,7 +295,7 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("Optional", "needs On or OnHeaders, whose fields may be missing; a Key returns NoLock instead")
 	}
 	c.checkOrder(&mistakes)
-	if c.Fence && (c.Limit > 1 || c.LimitOf != nil) {
+	if c.Fence && (c.Limit > 1 || c.isLimitOfTask()) {
 		mistakes.addf("Fence", "needs a Limit of 1: fences of holders at the same time protect nothing; leave Fence or the limit out")
 	}
 	if err := c.Busy.check(); err != nil {
@@ -284,27 +304,14 @@ func (c *compiledRule) check() []*FieldError {
 	return mistakes.all
 }
 
-// checkLimitOf returns what is wrong with the arguments of a LimitField, or nil. It cannot
-// check other functions.
-func (c *compiledRule) checkLimitOf() error {
-	if c.LimitOf == nil {
-		return nil
-	}
-	if of := limitfield.Of(c.LimitOf); of != nil {
-		_, err := parseLimitField(of.Path, of.Fallback, of.Most)
-		return err
-	}
-	return nil
-}
-
 func (c *compiledRule) checkOn(mistakes *fieldErrors) {
 	for i, path := range c.On {
-		segments, err := jsonkey.ParsePath(path)
+		segments, err := keys.ParsePath(path)
 		if err == nil && slices.Index(c.On, path) < i {
 			err = errors.New("is there twice; leave one out")
 		}
 		if err == nil && c.Payload != nil {
-			err = jsonkey.CheckType(c.Payload, segments)
+			err = keys.CheckType(c.Payload, segments)
 		}
 		if err != nil {
 			mistakes.add("On", i, fmt.Errorf("%q %w", path, err))
@@ -356,8 +363,12 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 			continue
 		}
 		checkOrderTogether(&mistakes, first, rule, scope)
-		if (first.LimitOf == nil) != (rule.LimitOf == nil) {
-			mistakes.addf("LimitOf", "is set here or in %s, and not in the other, for the same scope %q; one scope has one Limit", first.where(), scope)
+		if first.isLimitOfTask() != rule.isLimitOfTask() {
+			field := "LimitOf"
+			if first.LimitField != nil || rule.LimitField != nil {
+				field = "LimitField"
+			}
+			mistakes.addf(field, "is set here or in %s, and not in the other, for the same scope %q; one scope has one Limit", first.where(), scope)
 		}
 		if first.Limit != rule.Limit {
 			mistakes.addf("Limit", "is %d, but %s has %d for the same scope %q; one scope has one Limit", rule.Limit, first.where(), first.Limit, scope)

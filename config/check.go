@@ -80,7 +80,7 @@ func (d *decoder) place(doc *document, what string, rules []*spot, err error, kn
 }
 
 func (d *decoder) placeInRule(doc *document, what string, rules []*spot, field *automutex.FieldError, known map[position]bool) {
-	rule, key := rules[field.Rule], strings.TrimSuffix(snake(field.Field), "_of") // limit stands for LimitOf, too
+	rule, key := rules[field.Rule], strings.TrimSuffix(snake(field.Field), "_field") // limit stands for LimitField, too
 	if rule.doubtful[key] || rule.doubtful["task"] && (key == "scope" || key == "name") {
 		return
 	}

@@ -73,22 +73,16 @@ var rateKeys = []key[automutex.Rate]{
 	{"burst", "How many may start at once.", number(func(r *automutex.Rate) *int { return &r.Burst })},
 }
 
-// limitField is a limit that stands in the payload.
-type limitField struct {
-	path           string
-	fallback, most int
-}
-
-var limitKeys = []key[limitField]{
-	{"field", "The payload field with the limit, as a dotted path.", text(func(l *limitField) *string { return &l.path })},
-	{"default", "The limit where the field is missing; without it such a task is archived.", number(func(l *limitField) *int { return &l.fallback })},
-	{"most", "The highest limit that a payload can set; no bound where it is left out.", number(func(l *limitField) *int { return &l.most })},
+var limitKeys = []key[automutex.LimitField]{
+	{"field", "The payload field with the limit, as a dotted path.", text(func(l *automutex.LimitField) *string { return &l.Path })},
+	{"default", "The limit where the field is missing; without it such a task is archived.", number(func(l *automutex.LimitField) *int { return &l.Default })},
+	{"most", "The highest limit that a payload can set; no bound where it is left out.", number(func(l *automutex.LimitField) *int { return &l.Most })},
 }
 
 // unlimited is the limit of a rule whose tasks only a rate or a cooldown bounds.
 const unlimited = "unlimited"
 
-// limit is a number, unlimited, or what limitField says. One takes the place of the other, which
+// limit is a number, unlimited, or what LimitField says. One takes the place of the other, which
 // may come from defaults.
 var limit = func() value[automutex.Rule] {
 	const what = "a limit, such as {field: tenant.max, default: 3, most: 50}"
@@ -97,20 +91,20 @@ var limit = func() value[automutex.Rule] {
 		schema{"anyOf": []schema{fixed.schema, {"const": unlimited}, objectSchema(limitKeys, "field")}},
 		func(d *decoder, r *automutex.Rule, n *yaml.Node) {
 			if isText(n) && n.Value == unlimited {
-				r.Limit, r.LimitOf = automutex.Unlimited, nil
+				r.Limit, r.LimitField = automutex.Unlimited, nil
 				return
 			}
 			if n.Kind != yaml.MappingNode {
-				r.LimitOf = nil
+				r.LimitField = nil
 				fixed.set(d, r, n)
 				return
 			}
-			before, of := len(d.mistakes), limitField{}
-			mapping(func(of *limitField) *limitField { return of }, limitKeys, what, "field").set(d, &of, n)
+			before, of := len(d.mistakes), automutex.LimitField{}
+			mapping(func(of *automutex.LimitField) *automutex.LimitField { return of }, limitKeys, what, "field").set(d, &of, n)
 			if len(d.mistakes) > before {
 				return
 			}
-			r.Limit, r.LimitOf = 0, automutex.LimitField(of.path, of.fallback, of.most)
+			r.Limit, r.LimitField = 0, &of
 		},
 	}
 }()
@@ -148,6 +142,7 @@ var onArchive = func() value[automutex.Rule] {
 // What somebody may look for who knows the Go type, and does not find here.
 var (
 	notInRule = map[string]string{
+		"limit_field":   "is written as limit: {field: tenant.max, default: 3}",
 		"limit_of":      "is a Go function: set Rule.LimitOf in the program, or name a payload field in limit: {field: tenant.max, default: 3}",
 		"key":           "is a Go function: set Rule.Key in the program, or name the payload fields in on",
 		"payload":       "is a value of a Go type: set Rule.Payload in the program",

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -25,10 +25,10 @@ func TestControls_targets(t *testing.T) {
 		"50%":                    {l.Mutex("50%"), l.Mutex("50%", Parts("x"))},
 		"50%41":                  {l.Mutex("50%41")},
 		"a~b":                    {l.Mutex("a~b")},
-		l.Mutex("50%", Parts("~x", "a|b", "")).Key():                             {l.Mutex("50%", Parts("~x", "a|b", ""))},
-		l.Mutex("report", Parts(long)).Key():                                     {l.Mutex("report", Parts(long))},
-		l.Mutex("report", Parts(strings.Repeat("y", 200))).Key():                 {l.Mutex("report", Parts(strings.Repeat("y", 200)))},
-		inBraces(keytext.HashedKey("a secret of 16 b", l.prefix, "s", "a", "b")): {},
+		l.Mutex("50%", Parts("~x", "a|b", "")).Key():                          {l.Mutex("50%", Parts("~x", "a|b", ""))},
+		l.Mutex("report", Parts(long)).Key():                                  {l.Mutex("report", Parts(long))},
+		l.Mutex("report", Parts(strings.Repeat("y", 200))).Key():              {l.Mutex("report", Parts(strings.Repeat("y", 200)))},
+		inBraces(keys.HashedKey("a secret of 16 b", l.prefix, "s", "a", "b")): {},
 		"control":                     {l.Mutex("control"), l.Mutex("control", Parts("x"))},
 		long[:len(long)-1]:            {l.Mutex(long[:len(long)-1]), l.Mutex(long[:len(long)-1], Parts("x"))},
 		inBraces(l.Mutex(long).Key()): {l.Mutex(long)},

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -53,7 +53,7 @@ func TestKey(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			if got := keytext.Key("p", test.scope, test.parts...); got != test.want {
+			if got := keys.Key("p", test.scope, test.parts...); got != test.want {
 				t.Errorf("Key(%q, %q)\n got %s\nwant %s", test.scope, test.parts, got, test.want)
 			}
 		})
@@ -62,7 +62,7 @@ func TestKey(t *testing.T) {
 
 func TestKey_allocatesItsResultOnly(t *testing.T) {
 	parts := []string{"octo/hello-world", "17"}
-	n := testing.AllocsPerRun(100, func() { keytext.Key("automutex", "github:push", parts...) })
+	n := testing.AllocsPerRun(100, func() { keys.Key("automutex", "github:push", parts...) })
 	if n != 1 {
 		t.Errorf("%v allocations, want 1", n)
 	}
@@ -91,14 +91,14 @@ func TestHashedKey(t *testing.T) {
 		{"account", []string{long}, "p:{account|~" + hidden("account|"+long) + "}"},
 		{long, []string{"17"}, "p:{~" + hashText(long) + "|~" + hidden("~"+hashText(long)+"|17") + "}"},
 	} {
-		if got := keytext.HashedKey(secret, "p", test.scope, test.parts...); got != test.want {
+		if got := keys.HashedKey(secret, "p", test.scope, test.parts...); got != test.want {
 			t.Errorf("HashedKey(%.20q, %.20q)\n got %s\nwant %s", test.scope, test.parts, got, test.want)
 		}
-		if got, want := keytext.HashedKey("", "p", test.scope, test.parts...), keytext.Key("p", test.scope, test.parts...); got != want {
+		if got, want := keys.HashedKey("", "p", test.scope, test.parts...), keys.Key("p", test.scope, test.parts...); got != want {
 			t.Errorf("without a secret %.40q has the key %s, not %s", test.scope, got, want)
 		}
 	}
-	if a, b := keytext.HashedKey(secret, "p", "s", "17"), keytext.HashedKey(secret+"!", "p", "s", "17"); a == b {
+	if a, b := keys.HashedKey(secret, "p", "s", "17"), keys.HashedKey(secret+"!", "p", "s", "17"); a == b {
 		t.Error("the secret has no effect")
 	}
 }
@@ -161,8 +161,8 @@ func FuzzKey(f *testing.F) {
 	f.Add("\xff", "\xff", "\xc3\x28", "{}", 2, "\uFFFD", "\u2028", "}", 2)
 	f.Fuzz(func(t *testing.T, secret, scope1, a1, b1 string, n1 int, scope2, a2, b2 string, n2 int) {
 		parts1, parts2 := fuzzParts(a1, b1, n1), fuzzParts(a2, b2, n2)
-		key1, key2 := keytext.Key("p", scope1, parts1...), keytext.Key("p", scope2, parts2...)
-		hidden1, hidden2 := keytext.HashedKey(secret, "p", scope1, parts1...), keytext.HashedKey(secret, "p", scope2, parts2...)
+		key1, key2 := keys.Key("p", scope1, parts1...), keys.Key("p", scope2, parts2...)
+		hidden1, hidden2 := keys.HashedKey(secret, "p", scope1, parts1...), keys.HashedKey(secret, "p", scope2, parts2...)
 
 		same := scope1 == scope2 && slices.Equal(parts1, parts2)
 		if same != (key1 == key2) || same != (hidden1 == hidden2) {
@@ -174,7 +174,7 @@ func FuzzKey(f *testing.F) {
 			t.Errorf("with the secret %q the key of %q is %q, without %q; that of %q is %q", secret, parts1, hidden1, key1, parts2, key2)
 		}
 		if hides {
-			if other := keytext.HashedKey(secret, "p", scope1, append(parts1, "x")...); len(other) != len(hidden1) {
+			if other := keys.HashedKey(secret, "p", scope1, append(parts1, "x")...); len(other) != len(hidden1) {
 				t.Errorf("the length of %q tells something", hidden1)
 			}
 		}
@@ -213,7 +213,7 @@ func checkKey(key string) error {
 		return fmt.Errorf("not valid UTF-8")
 	}
 	for i, r := range key {
-		if _, plain := keytext.NextChar(key, i); !plain && !strings.ContainsRune("{|}%~", r) {
+		if _, plain := keys.NextChar(key, i); !plain && !strings.ContainsRune("{|}%~", r) {
 			return fmt.Errorf("the character %q at %d is not escaped", r, i)
 		}
 	}
@@ -248,7 +248,7 @@ func BenchmarkKey(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				keytext.Key("automutex", "github:push", parts...)
+				keys.Key("automutex", "github:push", parts...)
 			}
 		})
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/wire"
 )
@@ -132,7 +132,7 @@ func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	case checkTTL("", m.ttl) != nil: // format the text only for an error: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}
-	m.keys = []string{keytext.HashedKey(*l.secret, l.prefix, name, m.parts...)}
+	m.keys = []string{keys.HashedKey(*l.secret, l.prefix, name, m.parts...)}
 	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
 	return m
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/automutex/automutex/internal/controls"
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/printable"
@@ -117,7 +117,7 @@ func New(rdb Client, o Options) *Locker {
 	if owner == "" {
 		owner = inside.Process()
 	}
-	l.owner = keytext.Escape(owner)
+	l.owner = keys.Escape(owner)
 	l.renewer = newRenewer(l)
 	l.line = newLine(l)
 	l.abandoned = newAbandoned(l)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/exchange"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/internal/wire"
@@ -24,7 +24,7 @@ func (l *Locker) Pool(name string, options ...Option) *Pool { return &Pool{l.poo
 func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
 	args := make([]any, len(values))
 	for i, value := range values {
-		args[i] = keytext.Escape(value)
+		args[i] = keys.Escape(value)
 	}
 	reply, err := insider{}.Operate(ctx, p.m, wire.PoolPutScript, args)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -211,28 +211,28 @@ func TestFor(t *testing.T) {
 		value any
 		key   string
 	}{
-		{"some name", keytext.Key(inside.DefaultPrefix, "some name")},
-		{room{123}, keytext.Key(inside.DefaultPrefix, "room", "123")},
-		{room{-1}, keytext.Key(inside.DefaultPrefix, "room", "-1")},
-		{r, keytext.Key(inside.DefaultPrefix, "room", "5")},
-		{pr, keytext.Key(inside.DefaultPrefix, "room", "5")},
-		{intern{-128}, keytext.Key(inside.DefaultPrefix, "intern", "-128")},
-		{wide{1<<64 - 1}, keytext.Key(inside.DefaultPrefix, "wide", "18446744073709551615")},
-		{named{"a|b c"}, keytext.Key(inside.DefaultPrefix, "named", "a|b c")},
-		{numeric{7}, keytext.Key(inside.DefaultPrefix, "numeric", "7")},
-		{item{uuid{1, 2, 3, 255}}, keytext.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
-		{&item{uuid{1, 2, 3, 255}}, keytext.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
-		{hidden{shy{1, 2}}, keytext.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
-		{&hidden{shy{1, 2}}, keytext.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
-		{pointed{&n}, keytext.Key(inside.DefaultPrefix, "pointed", "123")},
-		{user{gorm{9}, "x"}, keytext.Key(inside.DefaultPrefix, "user", "9")},
-		{lazy{&gorm{9}, "x"}, keytext.Key(inside.DefaultPrefix, "lazy", "9")},
-		{box[int]{3}, keytext.Key(inside.DefaultPrefix, "box[int]", "3")},
-		{chosen{"no", "code"}, keytext.Key(inside.DefaultPrefix, "chosen", "code")},
-		{&chosen{"no", "code"}, keytext.Key(inside.DefaultPrefix, "chosen", "code")},
-		{&byPointer{"no", "code"}, keytext.Key(inside.DefaultPrefix, "byPointer", "code")},
-		{byPointer{"no", "code"}, keytext.Key(inside.DefaultPrefix, "byPointer", "code")}, // a value and a pointer are one
-		{textual("x"), keytext.Key(inside.DefaultPrefix, "textual", "text x")},
+		{"some name", keys.Key(inside.DefaultPrefix, "some name")},
+		{room{123}, keys.Key(inside.DefaultPrefix, "room", "123")},
+		{room{-1}, keys.Key(inside.DefaultPrefix, "room", "-1")},
+		{r, keys.Key(inside.DefaultPrefix, "room", "5")},
+		{pr, keys.Key(inside.DefaultPrefix, "room", "5")},
+		{intern{-128}, keys.Key(inside.DefaultPrefix, "intern", "-128")},
+		{wide{1<<64 - 1}, keys.Key(inside.DefaultPrefix, "wide", "18446744073709551615")},
+		{named{"a|b c"}, keys.Key(inside.DefaultPrefix, "named", "a|b c")},
+		{numeric{7}, keys.Key(inside.DefaultPrefix, "numeric", "7")},
+		{item{uuid{1, 2, 3, 255}}, keys.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
+		{&item{uuid{1, 2, 3, 255}}, keys.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
+		{hidden{shy{1, 2}}, keys.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
+		{&hidden{shy{1, 2}}, keys.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
+		{pointed{&n}, keys.Key(inside.DefaultPrefix, "pointed", "123")},
+		{user{gorm{9}, "x"}, keys.Key(inside.DefaultPrefix, "user", "9")},
+		{lazy{&gorm{9}, "x"}, keys.Key(inside.DefaultPrefix, "lazy", "9")},
+		{box[int]{3}, keys.Key(inside.DefaultPrefix, "box[int]", "3")},
+		{chosen{"no", "code"}, keys.Key(inside.DefaultPrefix, "chosen", "code")},
+		{&chosen{"no", "code"}, keys.Key(inside.DefaultPrefix, "chosen", "code")},
+		{&byPointer{"no", "code"}, keys.Key(inside.DefaultPrefix, "byPointer", "code")},
+		{byPointer{"no", "code"}, keys.Key(inside.DefaultPrefix, "byPointer", "code")}, // a value and a pointer are one
+		{textual("x"), keys.Key(inside.DefaultPrefix, "textual", "text x")},
 	} {
 		m := l.For(c.value)
 		if m.err != nil || m.Key() != c.key {
@@ -295,7 +295,7 @@ func TestForTakesOptions(t *testing.T) {
 		l := newLocker(t, s.Client(t), prefixed(redistest.Name(t)))
 		// Parts are the local scope.
 		m := l.For(&room{1}, Parts("kitchen", "2"), TTL(time.Second), Note("a note"))
-		if want := keytext.Key(l.prefix, "room", "1", "kitchen", "2"); m.Key() != want || m.err != nil {
+		if want := keys.Key(l.prefix, "room", "1", "kitchen", "2"); m.Key() != want || m.err != nil {
 			t.Fatalf("key %q, want %q (%v)", m.Key(), want, m.err)
 		}
 		mustTry(t, m)
@@ -309,7 +309,7 @@ func TestForTakesOptions(t *testing.T) {
 		if one := l.Mutex("room", Parts("1", "kitchen", "2")); one.Key() != m.Key() {
 			t.Errorf("%q and %q", one.Key(), m.Key())
 		}
-		if named := l.For("x", Parts("a")); named.Key() != keytext.Key(l.prefix, "x", "a") {
+		if named := l.For("x", Parts("a")); named.Key() != keys.Key(l.prefix, "x", "a") {
 			t.Errorf("For of a name with Parts: %q", named.Key())
 		}
 	})
@@ -321,7 +321,7 @@ func TestForLeavesOptionsAlone(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	shared := make([]Option, 10)
 	options := append(shared[:0], TTL(time.Second), Parts("p"))
-	if m := l.For(room{1}, options...); m.Key() != keytext.Key(inside.DefaultPrefix, "room", "1", "p") {
+	if m := l.For(room{1}, options...); m.Key() != keys.Key(inside.DefaultPrefix, "room", "1", "p") {
 		t.Errorf("key %q", m.Key())
 	}
 	if shared[2] != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -68,13 +68,13 @@ func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 		for _, id := range []string{first.ID, second.ID, third.ID} {
 			r.awaitGone(r.queue, id)
 		}
-		if keys := r.rdb.Exists(t.Context(), r.claimKey("7"), keytext.Key(r.prefix, "reindex", "7")).Val(); keys != 0 {
+		if keys := r.rdb.Exists(t.Context(), r.claimKey("7"), keys.Key(r.prefix, "reindex", "7")).Val(); keys != 0 {
 			t.Error("something is left of the key")
 		}
 	})
 }
 
-func (r *rig) claimKey(id string) string { return keytext.Key(r.prefix, "reindex", id) + ":claim" }
+func (r *rig) claimKey(id string) string { return keys.Key(r.prefix, "reindex", id) + ":claim" }
 
 // A worker that runs the task without the middleware, an operator who deletes
 // it, and a queue that is flushed: a claim whose task is gone blocks nothing.
@@ -315,7 +315,7 @@ func TestClaim_ofNoTask(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart})
-		if _, err := inner.Claim(r.locker, keytext.Key(r.prefix, "reindex", "7")).Take(t.Context(), "no task", "", time.Hour); err != nil {
+		if _, err := inner.Claim(r.locker, keys.Key(r.prefix, "reindex", "7")).Take(t.Context(), "no task", "", time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		first := r.must(r.Enqueue(task("reindex", "7", "")))
@@ -332,7 +332,7 @@ func TestReplaceEnded_another(t *testing.T) {
 		r.patience = 100 * time.Millisecond
 		first := r.must(r.Enqueue(task("reindex", "7", "")))
 		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))
-		other, err := inner.ClaimLock(r.locker, keytext.Key(r.prefix, "reindex", "7"), lock.TTL(time.Hour)).TryLock(t.Context())
+		other, err := inner.ClaimLock(r.locker, keys.Key(r.prefix, "reindex", "7"), lock.TTL(time.Hour)).TryLock(t.Context())
 		redistest.Must(t, err)
 		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "has held this key's lock") {
 			t.Errorf("%v, %v", info, err)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/claim"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -164,7 +164,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])
 		}
 	}
-	if want := keytext.Key(r.prefix, "report", "1"); len(r.tasks(r.queue, "report:daily")) != 1 || r.tasks(r.queue, "report:daily")[0].ID != want {
+	if want := keys.Key(r.prefix, "report", "1"); len(r.tasks(r.queue, "report:daily")) != 1 || r.tasks(r.queue, "report:daily")[0].ID != want {
 		t.Errorf("want the ID %s", want)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -181,7 +181,7 @@ func TestPostpone(t *testing.T) {
 // age makes the claim of a key that old.
 func (r *rig) age(taskType, id string, age time.Duration) {
 	r.t.Helper()
-	key := keytext.Key(r.prefix, taskType, id) + ":claim"
+	key := keys.Key(r.prefix, taskType, id) + ":claim"
 	stored := r.rdb.Get(r.t.Context(), key).Val()
 	since, rest, ok := strings.Cut(stored, " ")
 	if _, err := strconv.ParseInt(since, 10, 64); err != nil || !ok {

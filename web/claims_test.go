@@ -9,7 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/unique"
 )
@@ -34,7 +34,7 @@ func TestClaims(t *testing.T) {
 			t.Errorf("claims: %+v", v.page.claims.value.Claims)
 		}
 		claim := v.page.claims.value.Claims[0]
-		if claim.Key != keytext.Key(v.prefix, "index", "<7>")+":claim" {
+		if claim.Key != keys.Key(v.prefix, "index", "<7>")+":claim" {
 			t.Errorf("the claim is %q", claim.Key)
 		}
 		if _, err := v.page.dropClaim(context.Background(), claim.Key, claim.Holder); err != nil {
@@ -72,7 +72,7 @@ func TestClaims_bounded(t *testing.T) {
 	ctx := context.Background()
 	pipe := v.rdb.Pipeline()
 	for i := range 3 * mostClaims {
-		pipe.Set(ctx, keytext.Key(v.prefix, "index", fmt.Sprint(i))+":claim", fmt.Sprintf("%d 99999999999999 enqueued - q/%d", time.Now().UnixMilli(), i), time.Minute)
+		pipe.Set(ctx, keys.Key(v.prefix, "index", fmt.Sprint(i))+":claim", fmt.Sprintf("%d 99999999999999 enqueued - q/%d", time.Now().UnixMilli(), i), time.Minute)
 	}
 	pipe.Set(ctx, v.prefix+":{x}:other", "x", time.Minute)
 	if _, err := pipe.Exec(ctx); err != nil {

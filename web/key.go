@@ -9,7 +9,7 @@ import (
 
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/web/record"
@@ -129,7 +129,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	for _, c := range v.Orders {
 		switch {
 		case !c.Paused:
-		case c.Target == name || name == keytext.ControlScope && c.Target == keytext.Controls:
+		case c.Target == name || name == keys.ControlScope && c.Target == keys.Controls:
 			v.PausedHere = true
 		default:
 			v.PausedScope = c.Target

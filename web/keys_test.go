@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -150,7 +150,7 @@ func TestKeys_hashed(t *testing.T) {
 	const secret = "sixteen bytes and more"
 	rules := []automutex.Rule{{Task: "pay", On: []string{"account"}}}
 	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: rules})
-	key := keytext.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
+	key := keys.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
 	m := inner.ByKey(v.locker, key)
 	v.hold(m)
 	v.find("/keys", "pay|~").want(200, `data-name="Rule"><bdi>pay</bdi></td>`).without("DE0012345", secret)

@@ -17,7 +17,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/keytext"
+	lockkeys "github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -53,7 +53,7 @@ func BenchmarkViewers(b *testing.B) {
 		for _, id := range enqueued(b, s, 40) {
 			take(locker.Semaphore(name, 40, lock.Note("default/"+id), lock.TTL(time.Hour), lock.NoRenew()))
 		}
-		keys = append(keys, "view=key&key="+url.QueryEscape(keytext.Key(prefix, name)))
+		keys = append(keys, "view=key&key="+url.QueryEscape(lockkeys.Key(prefix, name)))
 	}
 	for name, views := range map[string][]string{"list": list, "narrowed": narrowed, "key": keys} {
 		b.Run(name, func(b *testing.B) { watch(b, s, serve(b, s, Options{Prefix: prefix}), locks+viewers, views) })

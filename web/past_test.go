@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/web/record"
 )
@@ -28,7 +28,7 @@ func TestRecorder(t *testing.T) {
 		quiet := slog.New(slog.DiscardHandler)
 		worker, err := record.New(rdb, record.Options{Prefix: prefix, Logger: quiet})
 		redistest.Must(t, err)
-		key := keytext.Key(prefix, "report", "acme")
+		key := keys.Key(prefix, "report", "acme")
 		for range 3000 {
 			worker.Observe(ctx, automutex.Event{Kind: automutex.EventAcquired, Rule: "reports", Waited: 3 * time.Second})
 		}
@@ -87,7 +87,7 @@ func TestTimeline_actionNotWritten(t *testing.T) {
 		})
 	}
 	refuse("xadd")
-	key := keytext.Key(v.prefix, "report", "acme")
+	key := keys.Key(v.prefix, "report", "acme")
 	v.get(keyPath(key)).want(200, "There is no entry about this lock.", "Busy tasks are of the last hour.").without("Nothing happened")
 	v.post("/do", url.Values{"action": {"limit"}, "target": {"report"}, "limit": {"7"}, "why": {"a larger plan"}}).want(303)
 	const entry = "<b>limit</b>: <bdi>report is limited to 7 at once.</bdi> (<bdi>a larger plan</bdi>)"
@@ -103,7 +103,7 @@ func TestTimeline_actionAmongBusy(t *testing.T) {
 	t.Parallel()
 	v, r := recorded(t, redistest.Mini(t), &redistest.FailHook{})
 	ctx, target := context.Background(), strings.Repeat("x", 190)
-	key := keytext.Key(v.prefix, target, "acme")
+	key := keys.Key(v.prefix, target, "acme")
 	v.post("/do", url.Values{"action": {"limit"}, "target": {target}, "limit": {"7"}, "why": {"a larger plan"}}).want(303)
 	for range mostRead {
 		redistest.Must(t, r.Write(ctx, record.Entry{At: time.Now(), Kind: "busy", Key: key}))

@@ -16,7 +16,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -37,7 +37,7 @@ func TestViews_refusedCommand(t *testing.T) {
 	const refused = "NOPERM this user has no permissions"
 	claim := func(t *testing.T, v *site) {
 		t.Helper()
-		redistest.Must(t, v.rdb.Set(t.Context(), keytext.Key(v.prefix, "index", "7")+":claim", "1 2 enqueued - q/1", time.Minute).Err())
+		redistest.Must(t, v.rdb.Set(t.Context(), keys.Key(v.prefix, "index", "7")+":claim", "1 2 enqueued - q/1", time.Minute).Err())
 	}
 	for name, c := range map[string]struct {
 		path, command string
@@ -133,7 +133,7 @@ func TestClaims_somethingElse(t *testing.T) {
 	t.Parallel()
 	v := serve(t, redistest.Real(t), Options{})
 	for id, value := range map[string]string{"odd": "soon 2 enqueued - q/odd", "short": "1 2", "good": "1 2 enqueued - q/good"} {
-		redistest.Must(t, v.rdb.Set(t.Context(), keytext.Key(v.prefix, "index", id)+":claim", value, time.Minute).Err())
+		redistest.Must(t, v.rdb.Set(t.Context(), keys.Key(v.prefix, "index", id)+":claim", value, time.Minute).Err())
 	}
 	v.get("/unique").want(200, "index|good").without("index|odd", "index|short", `role="alert"`)
 }

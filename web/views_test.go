@@ -14,7 +14,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/unique"
@@ -67,7 +67,7 @@ func TestDo_controls(t *testing.T) {
 		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" || all[0].By != "ann" {
 			t.Errorf("controls: %+v", all)
 		}
-		key := keytext.Key(v.prefix, "report", "acme")
+		key := keys.Key(v.prefix, "report", "acme")
 		v.get("/locks"+keyPath(key)).want(200, "paused until ", "; ordered by ann at ", "report is paused for 1h.", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
 		v.post("/locks/do", form("action", "limit", "target", "report|acme", "limit", "5")).want(303)
 		v.get("/locks"+keyPath(key)).want(200, "limited to 5", "report|acme is limited to 5 at once.")
@@ -99,7 +99,7 @@ func TestRules_pauseAndLimit(t *testing.T) {
 		}
 		redistest.Must(t, controlsOf("ann").Pause(t.Context(), "report", time.Time{}, "repair"))
 		redistest.Must(t, controlsOf("bob").SetLimit(t.Context(), "report", 7, "a larger plan"))
-		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keytext.Key(v.prefix, "report", "acme"))} {
+		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keys.Key(v.prefix, "report", "acme"))} {
 			a := v.find(path, "bob").want(200)
 			for _, pattern := range []string{
 				`<bdi>report</bdi>(</b>)?:? paused until somebody resumes it; ordered by ann at \d\d:\d\d: repair`,
@@ -132,7 +132,7 @@ func TestUnique(t *testing.T) {
 			return v.post("/locks/unique", url.Values{"type": {task}, "payload": {payload}})
 		}
 		v.get("/locks/unique").want(200, "start", "done", "Which keys")
-		ask("index", `{"id": 7}`).want(200, keytext.Key(v.prefix, "index", "7"), "No task has it.")
+		ask("index", `{"id": 7}`).want(200, keys.Key(v.prefix, "index", "7"), "No task has it.")
 		for _, task := range []string{"index", "bill"} {
 			if _, err := producer.Enqueue(asynq.NewTask(task, []byte(`{"id": 7}`))); err != nil {
 				t.Fatal(err)
@@ -149,7 +149,7 @@ func TestUnique(t *testing.T) {
 		v.confirm(asked, "").want(200, "was dropped.")
 		ask("index", `{"id": 7}`).want(200, "No task has it.")
 		v.confirm(asked, "").want(200, "drop failed: nothing was done")
-		v.post("/locks/do", url.Values{"action": {"drop"}, "key": {keytext.Key(v.prefix, "index", "7")}, "holder": {"x/y"}}).want(303)
+		v.post("/locks/do", url.Values{"action": {"drop"}, "key": {keys.Key(v.prefix, "index", "7")}, "holder": {"x/y"}}).want(303)
 		if seen.last(t).Err == nil {
 			t.Error("what is no claim was dropped")
 		}
@@ -161,7 +161,7 @@ func TestUnique_hashed(t *testing.T) {
 	t.Parallel()
 	const secret = "sixteen bytes and more"
 	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: []automutex.Rule{{Task: "pay", On: []string{"account"}}}})
-	v.post("/unique", url.Values{"type": {"pay"}, "payload": {`{"account": "DE1"}`}}).want(200, keytext.HashedKey(secret, v.prefix, "pay", "DE1")).without(secret)
+	v.post("/unique", url.Values{"type": {"pay"}, "payload": {`{"account": "DE1"}`}}).want(200, keys.HashedKey(secret, v.prefix, "pay", "DE1")).without(secret)
 }
 
 // Doctor's findings are made when somebody asks for them, and shown to everybody.

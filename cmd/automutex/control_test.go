@@ -11,7 +11,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -71,7 +71,7 @@ func testTargets(t *testing.T, b binary) {
 		list, err := tr.others.Controls().List(t.Context())
 		redistest.Must(t, err)
 		for _, taskType := range types {
-			if _, _, pause := inner.ControlsFor(list, keytext.Key(tr.prefix, taskType, "1")); (pause != nil) != (taskType == typed) {
+			if _, _, pause := inner.ControlsFor(list, keys.Key(tr.prefix, taskType, "1")); (pause != nil) != (taskType == typed) {
 				t.Errorf("pause %s: %s is paused: %+v", typed, taskType, pause)
 			}
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -31,14 +31,14 @@ func testCluster(t *testing.T, least int) {
 	moves := found(t, "cluster", fmt.Sprintf("slots moved under load, MinReplicas %d", least))
 	c := newCrowd(t, func() redis.UniversalClient { return s.Client(t) }, lock.Options{MinReplicas: least})
 	c.start(4, seed(t))
-	key := func(i int) string { return keytext.Key(inside.DefaultPrefix, c.keys[i%len(c.keys)]) }
+	key := func(i int) string { return keys.Key(inside.DefaultPrefix, c.keys[i%len(c.keys)]) }
 	c.more(20)
 	k := c.keepIn(s.Client(t), 2, 3*crowdTTL, least) // renewed many times in the long form
 	n := size(4, 100)
 	for i := range n {
 		// Turns while the slot is open, its key here, there or nowhere.
 		s.MoveSlot(t, key(i), func() { c.more(3) })
-		s.MoveSlot(t, keytext.Key(inside.DefaultPrefix, k.keys[i%2]), func() { c.more(3) })
+		s.MoveSlot(t, keys.Key(inside.DefaultPrefix, k.keys[i%2]), func() { c.more(3) })
 	}
 	c.more(20)
 	k.live()

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -94,7 +94,7 @@ func testFailover(t *testing.T, least int) {
 		// time: with MinReplicas nothing is renewed until there is a replica again.
 		k := c.keep(2, 10*crowdTTL)
 		redistest.Eventually(t, crowdSoon, func() bool {
-			n, err := p.replica.Client(t).Exists(t.Context(), keytext.Key(inside.DefaultPrefix, k.keys[0]), keytext.Key(inside.DefaultPrefix, k.keys[1])).Result()
+			n, err := p.replica.Client(t).Exists(t.Context(), keys.Key(inside.DefaultPrefix, k.keys[0]), keys.Key(inside.DefaultPrefix, k.keys[1])).Result()
 			return err == nil && n == 2
 		}, "a replica that knows the keepers")
 		all = append(all, k.keys...)

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -315,7 +315,7 @@ func (r *networkRig) end(row *row) {
 		}
 	}
 	for _, key := range r.keys {
-		name := keytext.Key(inside.DefaultPrefix, key.name)
+		name := keys.Key(inside.DefaultPrefix, key.name)
 		redistest.Eventually(r.t, 2*networkTTL+10*time.Second, func() bool {
 			n, err := r.rdb.Exists(context.Background(), name).Result()
 			return err == nil && n == 0

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	lockkeys "github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -299,7 +299,7 @@ func (c *crowd) bounded() {
 func (c *crowd) gone(rdb redis.UniversalClient, keys ...string) {
 	c.t.Helper()
 	for _, key := range append(keys, c.keys...) {
-		key = keytext.Key(inside.DefaultPrefix, key)
+		key = lockkeys.Key(inside.DefaultPrefix, key)
 		redistest.Eventually(c.t, crowdSoon, func() bool {
 			n, err := rdb.Exists(context.Background(), key).Result()
 			return err == nil && n == 0

@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	lockkeys "github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -43,7 +43,7 @@ func (c *crowd) keep(n int, ttl time.Duration) *keepers {
 // stored are the keys as Redis has them.
 func (k *keepers) stored() (keys []string) {
 	for _, key := range k.keys {
-		keys = append(keys, keytext.Key(inside.DefaultPrefix, key))
+		keys = append(keys, lockkeys.Key(inside.DefaultPrefix, key))
 	}
 	return keys
 }

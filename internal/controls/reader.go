@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/exchange"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/wire"
 )
@@ -96,7 +96,7 @@ type Options struct {
 func New(o Options) *Reader {
 	return &Reader{
 		life: o.Life, conn: o.Conn, log: o.Log, prefix: o.Prefix, secret: o.Secret, owner: o.Owner, changed: o.Changed,
-		Keys:     []string{o.Prefix + ":{" + keytext.Controls + "}"},
+		Keys:     []string{o.Prefix + ":{" + keys.Controls + "}"},
 		keyStart: o.Prefix + ":{",
 		Channel:  o.Prefix + ":control",
 		ended:    make(chan struct{}),

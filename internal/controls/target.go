@@ -6,7 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/wire"
 )
@@ -37,8 +37,8 @@ func (c *Reader) parseTarget(target string) (string, error) {
 		return refuse("it begins or ends with a space")
 	case isKey && scope == "":
 		return refuse("there is no scope before the first |")
-	case text == keytext.ControlScope:
-		return keytext.Controls, nil
+	case text == keys.ControlScope:
+		return keys.Controls, nil
 	}
 	if isKey {
 		if reason := wrongInKey(scope, strings.Split(values, "|")); reason != "" {
@@ -53,7 +53,7 @@ func (c *Reader) parseTarget(target string) (string, error) {
 		return text, nil
 	}
 	// It is not in the form of keys, so it is a scope as a program has it: escape it.
-	text, _ = strings.CutPrefix(keytext.Key(c.prefix, text), c.prefix+":{")
+	text, _ = strings.CutPrefix(keys.Key(c.prefix, text), c.prefix+":{")
 	_, scope, _ = TargetsOf(text)
 	return scope, nil
 }
@@ -64,7 +64,7 @@ func (c *Reader) hashedTarget(scope string, values []string) string {
 	for i, value := range values {
 		values[i] = wire.Unescape(value)
 	}
-	text, _ := strings.CutPrefix(keytext.HashedKey(*c.secret, c.prefix, scope, values...), c.prefix+":{")
+	text, _ := strings.CutPrefix(keys.HashedKey(*c.secret, c.prefix, scope, values...), c.prefix+":{")
 	key, _, _ := TargetsOf(text)
 	return key
 }
@@ -84,7 +84,7 @@ func wrongInKey(scope string, values []string) string {
 			return fmt.Sprintf("the value %s is not escaped as in a key", printable.Short(fmt.Sprintf("%q", value)))
 		}
 	}
-	if most := keytext.MaxText; size > most || len(values) > most {
+	if most := keys.MaxText; size > most || len(values) > most {
 		return fmt.Sprintf("its values have more than %d bytes, and a key has their hash instead", most)
 	}
 	return ""
@@ -92,7 +92,7 @@ func wrongInKey(scope string, values []string) string {
 
 // isScope reports whether text is a scope as it stands in a key.
 func isScope(text string) bool {
-	return text == "~" || isHash(text) || isEscaped(text) && len(text) <= keytext.MaxText
+	return text == "~" || isHash(text) || isEscaped(text) && len(text) <= keys.MaxText
 }
 
 // isHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text
@@ -103,8 +103,8 @@ func isHash(text string) bool {
 	return ok && err == nil && len(raw) == 32 && strings.ToLower(sum) == sum
 }
 
-// isEscaped reports whether text is what keytext.Escape returns for some text.
-func isEscaped(text string) bool { return keytext.Escape(wire.Unescape(text)) == text }
+// isEscaped reports whether text is what keys.Escape returns for some text.
+func isEscaped(text string) bool { return keys.Escape(wire.Unescape(text)) == text }
 
 // wider returns the next wider target of a lock after one of its targets: its scope after its key,
 // then each beginning of the scope that ends with ':', the longest first. It is empty after the last.
@@ -120,8 +120,8 @@ func wider(target string) string {
 // a mutex or semaphore (a pool's, a claim's), which no control is for.
 func TargetsOf(text string) (key, scope string, ok bool) {
 	key, ok = strings.CutSuffix(text, "}")
-	if key == keytext.ControlScope {
-		key = keytext.Controls
+	if key == keys.ControlScope {
+		key = keys.Controls
 	}
 	scope, _, _ = strings.Cut(key, "|")
 	return key, scope, ok

@@ -14,7 +14,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/jsonkey"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 )
@@ -109,7 +109,7 @@ func (k *keyTrials) hint(rule int, field string, t *asynq.TaskInfo) string {
 // fieldHint looks for what a path that a payload does not have may be called instead.
 func fieldHint(payload []byte, path string) string {
 	var at any
-	segments, err := jsonkey.ParsePath(path)
+	segments, err := keys.ParsePath(path)
 	if err != nil || json.Unmarshal(payload, &at) != nil {
 		return "" // the finding says that the payload is not JSON
 	}

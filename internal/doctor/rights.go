@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -82,7 +82,7 @@ func channelOf(key string) string {
 
 // rights tries each command on a key and channel of its own.
 func (d *doctor) rights(ctx context.Context) error {
-	key := keytext.Key(d.Prefix, "doctor-"+strings.ToLower(rand.Text()))
+	key := keys.Key(d.Prefix, "doctor-"+strings.ToLower(rand.Text()))
 	var missing []string
 	for _, t := range trials {
 		err := d.rdb.Do(ctx, append([]any{t.command}, t.args(key)...)...).Err()

@@ -71,9 +71,9 @@ func repair(ctx context.Context, guard *automutex.Guard, locker *lock.Locker, te
 
 func plans() automutex.Rule {
 	perPlan := automutex.Rule{
-		Task:    "report:monthly",
-		On:      []string{"tenant.id"},
-		LimitOf: automutex.LimitField("tenant.max", 3, 50), // 3 where the field is missing, 50 at most
+		Task:       "report:monthly",
+		On:         []string{"tenant.id"},
+		LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, // 3 where the field is missing, 50 at most
 	}
 	return perPlan
 }

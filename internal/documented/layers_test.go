@@ -15,7 +15,7 @@ import (
 func TestArchitecture_layersOfLock(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/automutex/automutex/"
-	text := []string{"internal/printable", "internal/keytext", "internal/inside"}
+	text := []string{"internal/printable", "internal/keys", "internal/inside"}
 	may := map[string][]string{
 		"internal/life":     {},
 		"internal/wire":     append([]string{"internal/exchange"}, text...),

@@ -23,7 +23,7 @@ func TestFleet(t *testing.T) {
 		const secret, value = "a secret of many bytes", "a-value-of-a-payload"
 		rule := automutex.Rule{Task: "fleet", On: []string{"id"}, Limit: 3, Cooldown: time.Millisecond, Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 2}, Busy: automutex.Park,
 			Name: "named"}
-		r := start(t, s, setup{rules: []automutex.Rule{rule, {Task: "other", LimitOf: automutex.LimitField("max", 2, 0), Busy: automutex.Retry}}, guarded: func(c *automutex.Config) {
+		r := start(t, s, setup{rules: []automutex.Rule{rule, {Task: "other", LimitField: &automutex.LimitField{Path: "max", Default: 2}, Busy: automutex.Retry}}, guarded: func(c *automutex.Config) {
 			c.Private, c.HashKeys = false, secret
 		}})
 		ctx := context.Background()

@@ -15,7 +15,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -65,7 +65,7 @@ func TestHistory(t *testing.T) {
 		r.stage.next(t).returns(nil)
 		r.await(waiting, asynq.TaskStateCompleted)
 
-		key := keytext.HashedKey(testSecret, r.cfg.Prefix, "history", value)
+		key := keys.HashedKey(testSecret, r.cfg.Prefix, "history", value)
 		runs := r.awaitHistory(key, 3)
 		if len(runs) != 3 {
 			t.Fatalf("%+v", runs)

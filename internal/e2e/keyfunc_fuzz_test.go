@@ -14,8 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/jsonkey"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 // FuzzFields holds two payloads against each other: their fields give one part
@@ -45,7 +44,7 @@ func FuzzFields(f *testing.F) {
 				t.Errorf("the part %q is unfit", part)
 			}
 		}
-		if same != (keytext.Key("p", "s", partA) == keytext.Key("p", "s", partB)) {
+		if same != (keys.Key("p", "s", partA) == keys.Key("p", "s", partB)) {
 			t.Errorf("%q and %q: the keys disagree with the parts", a, b)
 		}
 	})
@@ -59,7 +58,7 @@ func FuzzFields_oneSlot(f *testing.F) {
 	f.Add("a", "{\"a\":\"\u2028\"}", "\xff")
 	f.Add("a.b.c", `[[[[`, "s")
 	f.Fuzz(func(t *testing.T, path, payload, scope string) {
-		if _, err := jsonkey.ParsePath(path); err != nil {
+		if _, err := keys.ParsePath(path); err != nil {
 			return
 		}
 		parts, err := automutex.Fields(path, "id")(t.Context(), keyTask(payload))
@@ -72,7 +71,7 @@ func FuzzFields_oneSlot(f *testing.F) {
 			}
 			return
 		}
-		key := keytext.Key("p", scope, parts...)
+		key := keys.Key("p", scope, parts...)
 		open, end := strings.IndexByte(key, '{'), strings.IndexByte(key, '}')
 		if open != 2 || end != len(key)-1 || end == open+1 || strings.Count(key, "{") > 1 {
 			t.Errorf("%q is not one slot", key)

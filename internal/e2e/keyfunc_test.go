@@ -150,7 +150,7 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"v", `{"v":null}`, `field "v" is null`},
 		{"v", `{"v":""}`, `field "v" is an empty string`},
 		{"v", ``, `the payload is empty`},
-		{"v", ` `, `the payload is not JSON: it ends too early`},
+		{"v", " \n", `the payload is empty`},
 		{"v", `{"v":1`, `the payload is not JSON: it ends too early`},
 		{"v", `{"v":1}x`, `the payload is not JSON (byte 8); set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope`},
 		{"v", `{"v":1}{"v":1}`, `the payload is not JSON (byte 8)`},
@@ -187,8 +187,8 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"v", `{"v":[{"a":1e9999999999}]}`, `more than 400 digits`},
 		{"v", `{"v":` + deep(101) + `}`, `more than 100 levels`},
 		{"v", `{"v":` + deep(9000) + `}`, `more than 100 levels`},
-		{"v", `{"v":` + deep(50_000) + `}`, `nested too deeply`},
-		{"v", strings.Repeat("[", 100_000), `the payload is not JSON: it is nested too deeply`},
+		{"v", `{"v":` + deep(50_000) + `}`, `the payload is not JSON (byte 10005)`},
+		{"v", strings.Repeat("[", 100_000), `the payload is not JSON (byte 10001)`},
 		{"v", `{"v":"` + strings.Repeat(`\\`, 100_000), `the payload is not JSON`},
 	}
 	for _, test := range tests {

@@ -19,7 +19,7 @@ import (
 func TestLimitOf(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, LimitOf: automutex.LimitField("plan.max", 1, 2), Busy: automutex.Skip}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2}, Busy: automutex.Skip}}})
 		larger := `{"id": 1, "plan": {"max": 7}}`
 		r.enqueue("work", larger)
 		r.enqueue("work", larger)
@@ -155,59 +155,25 @@ func TestKeyFailure_logNamesTheFunction(t *testing.T) {
 	}
 }
 
-func TestLimitField(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		payload        string
-		fallback, most int
-		want           int // 0: an error
-	}{
-		{`{"n": 4}`, 0, 0, 4},
-		{`{"n": "4"}`, 3, 50, 4},
-		{`{"n": 51}`, 3, 50, 50},
-		{`{"n": 99999999999999999999}`, 3, 50, 50},
-		{`{}`, 3, 50, 3},
-		{`{"n": null}`, 3, 50, 3},
-		{`{"n": ""}`, 3, 50, 3},
-		{`{}`, 0, 50, 0},
-		{`{"n": 0}`, 3, 50, 0},
-		{`{"n": -1}`, 3, 50, 0},
-		{`{"n": 1.5}`, 3, 50, 0},
-		{`{"n": true}`, 3, 50, 0},
-		{`{"n": [1]}`, 3, 50, 0},
-		{`{"n": "many"}`, 3, 50, 0},
-		{`no JSON`, 3, 50, 0},
-		{``, 3, 50, 0},
-	} {
-		n, err := automutex.LimitField("n", test.fallback, test.most)(t.Context(), asynq.NewTask("work", []byte(test.payload)))
-		var unfit *automutex.KeyError
-		if test.want == 0 && !errors.As(err, &unfit) || test.want > 0 && err != nil || n != test.want {
-			t.Errorf("%s, default %d, most %d: %d, %v; want %d", test.payload, test.fallback, test.most, n, err, test.want)
-		}
-	}
-	for path, numbers := range map[string][2]int{"": {1, 2}, "a..b": {1, 2}, "n": {5, 2}, "m": {-1, 2}, "k": {1, -2}} {
-		rules := []automutex.Rule{{Task: "work", LimitOf: automutex.LimitField(path, numbers[0], numbers[1]), Busy: automutex.Retry}}
-		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: rules}); err == nil {
-			t.Errorf("%q, %v: no error", path, numbers)
-		}
-		if _, err := automutex.LimitField(path, numbers[0], numbers[1])(t.Context(), asynq.NewTask("work", []byte(`{"n":1,"m":1,"k":1}`))); err == nil {
-			t.Errorf("%q, %v: the function gives no error", path, numbers)
-		}
-	}
-}
-
 func TestLimitOf_mistakes(t *testing.T) {
 	t.Parallel()
-	of := automutex.LimitField("n", 1, 0)
+	of, field := func(context.Context, *asynq.Task) (int, error) { return 1, nil }, &automutex.LimitField{Path: "n", Default: 1}
 	for want, rules := range map[string][]automutex.Rule{
-		"LimitOf: excludes Limit":    {{Task: "work", Limit: 2, LimitOf: of, Busy: automutex.Retry}},
-		`LimitOf: LimitField: "$.a"`: {{Task: "work", LimitOf: automutex.LimitField("$.a", 1, 2), Busy: automutex.Retry}},
-		"none may be below 0":        {{Task: "work", LimitOf: automutex.LimitField("max", -1, 2), Busy: automutex.Retry}},
-		"which is more than most, 2": {{Task: "work", LimitOf: automutex.LimitField("max", 9, 2), Busy: automutex.Retry}},
-		"one scope has one Limit":    {{Task: "a", Scope: "s", LimitOf: of, Busy: automutex.Retry}, {Task: "b", Scope: "s", Busy: automutex.Retry}},
-		"Fence: needs a Limit of 1":  {{Task: "work", LimitOf: of, Fence: true, Busy: automutex.Retry}},
-		"Fence: needs a Limit":       {{Task: "work", Limit: 2, Fence: true, Busy: automutex.Retry}},
-		"one scope has one Fence":    {{Task: "a", Scope: "s", Fence: true, Busy: automutex.Retry}, {Task: "b", Scope: "s", Busy: automutex.Retry}},
+		"LimitOf: excludes Limit":                         {{Task: "work", Limit: 2, LimitOf: of, Busy: automutex.Retry}},
+		"LimitField: excludes Limit, which is 2":          {{Task: "work", Limit: 2, LimitField: field}},
+		"LimitField: excludes LimitOf":                    {{Task: "work", LimitOf: of, LimitField: field}},
+		`rule "work" (Rules[0]): LimitField: "" is empty`: {{Task: "work", LimitField: &automutex.LimitField{Default: 1}}},
+		`LimitField: "." is the whole payload`:            {{Task: "work", LimitField: &automutex.LimitField{Path: "."}}},
+		"Most is -2":                                      {{Task: "work", LimitField: &automutex.LimitField{Path: "max", Most: -2}}},
+		"LimitField: is set here or in":                   {{Task: "a", Scope: "s", LimitField: field}, {Task: "b", Scope: "s", Limit: 3}},
+		"InOrder: needs a Limit of 1":                     {{Task: "work", InOrder: true, LimitField: field}},
+		`LimitField: "$.a"`:                               {{Task: "work", LimitField: &automutex.LimitField{Path: "$.a", Default: 1, Most: 2}, Busy: automutex.Retry}},
+		"none may be below 0":                             {{Task: "work", LimitField: &automutex.LimitField{Path: "max", Default: -1, Most: 2}, Busy: automutex.Retry}},
+		"which is more than Most, 2":                      {{Task: "work", LimitField: &automutex.LimitField{Path: "max", Default: 9, Most: 2}, Busy: automutex.Retry}},
+		"one scope has one Limit":                         {{Task: "a", Scope: "s", LimitOf: of, Busy: automutex.Retry}, {Task: "b", Scope: "s", Busy: automutex.Retry}},
+		"Fence: needs a Limit of 1":                       {{Task: "work", LimitOf: of, Fence: true, Busy: automutex.Retry}},
+		"Fence: needs a Limit":                            {{Task: "work", Limit: 2, Fence: true, Busy: automutex.Retry}},
+		"one scope has one Fence":                         {{Task: "a", Scope: "s", Fence: true, Busy: automutex.Retry}, {Task: "b", Scope: "s", Busy: automutex.Retry}},
 	} {
 		if _, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -121,7 +121,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 
 	id := r.enqueue("lost", private)
 	run = r.stage.next(t)
-	redistest.Must(t, r.rdb.Del(t.Context(), keytext.HashedKey(secret, r.cfg.Prefix, "lost", keyValue)).Err())
+	redistest.Must(t, r.rdb.Del(t.Context(), keys.HashedKey(secret, r.cfg.Prefix, "lost", keyValue)).Err())
 	run.returns(nil)
 	r.awaitEvent(automutex.EventLost, id)
 

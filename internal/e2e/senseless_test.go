@@ -29,7 +29,7 @@ func TestPolicies_withEachField(t *testing.T) {
 		set  func(*automutex.Rule)
 	}{
 		{"Limit", func(r *automutex.Rule) { r.Limit = 2 }},
-		{"LimitOf", func(r *automutex.Rule) { r.LimitOf = automutex.LimitField("max", 3, 0) }},
+		{"LimitField", func(r *automutex.Rule) { r.LimitField = &automutex.LimitField{Path: "max", Default: 3} }},
 		{"Wait", func(r *automutex.Rule) { r.Wait = time.Second }},
 		{"MaxHold", func(r *automutex.Rule) { r.MaxHold = time.Second }},
 		{"Cooldown", func(r *automutex.Rule) { r.Cooldown = time.Second }},

@@ -290,7 +290,7 @@ func TestPark_inspectorHangs(t *testing.T) {
 func TestRule_optionalLimit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true, LimitOf: automutex.LimitField("tenant.max", 0, 0), Busy: automutex.Retry}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true, LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}})
 		r.await(r.enqueue("work", one), asynq.TaskStateArchived)
 		r.finish(r.enqueue("work", map[string]any{"tenant": map[string]int{"max": 2}}))
 	})
@@ -313,11 +313,21 @@ func TestRule_optional(t *testing.T) {
 		if keys, err := g.Keys(t.Context(), asynq.NewTask("work", []byte(`{"id":1,"tenant":"a"}`))); err != nil || len(keys) != 1 {
 			t.Errorf("without the header: %d keys, %v", len(keys), err)
 		}
-		for _, payload := range []string{`{"tenant":"a"}`, `{"id":1,"tenant":1e999999}`, `no JSON`} {
+		for _, payload := range []string{"", " ", "null", "{}", "7", `""`, "no JSON"} { // the last one is archived
+			for _, on := range []string{"tenant", "."} {
+				maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{on}, Optional: true}}})
+				redistest.Must(t, err)
+				missing := strings.Contains(" null \"\"", payload) || on != "." && payload != "no JSON"
+				if keys, err := maker.Keys(t.Context(), asynq.NewTask("work", []byte(payload))); missing != (err == nil && len(keys) == 0) {
+					t.Errorf("%q of %q: %q, %v", on, payload, keys, err)
+				}
+			}
+		}
+		for _, payload := range []string{"", `{"tenant":"a"}`, `{"id":1,"tenant":1e999999}`, `no JSON`} {
 			var never *automutex.KeyError
 			if _, err := g.Keys(t.Context(), asynq.NewTaskWithHeaders("work", []byte(payload), headers)); !errors.As(err, &never) {
 				t.Errorf("%s: %v", payload, err)
-			} else if named := strings.HasSuffix(err.Error(), "; enqueue the task with a value there, or change the rule's On, or set its Optional"); named != (payload == `{"tenant":"a"}`) {
+			} else if named := strings.HasSuffix(err.Error(), "; enqueue the task with a value there, or change the rule's On, or set its Optional"); named != (payload == "" || payload == `{"tenant":"a"}`) {
 				t.Errorf("%s names Optional: %t: %v", payload, named, err)
 			}
 		}

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/keytext"
+	lockkeys "github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -105,14 +105,14 @@ func Hash(rules []Rule) string {
 
 // ScopeText is the scope of the rule as it stands in keys. Where each type has its own, it is
 // what they begin with, and byType is true.
-func (r Rule) ScopeText() (scope string, byType bool) { return keytext.RuleScope(r.Scope, r.Task) }
+func (r Rule) ScopeText() (scope string, byType bool) { return lockkeys.RuleScope(r.Scope, r.Task) }
 
 // Has reports whether the rule makes keys with that scope, as it stands in keys.
-func (r Rule) Has(scope string) bool { return keytext.RuleHas(r.Scope, r.Task, scope) }
+func (r Rule) Has(scope string) bool { return lockkeys.RuleHas(r.Scope, r.Task, scope) }
 
 // IsFor reports whether a control's scope is for keys of the rule: it is a scope of the rule, or the
 // beginning of one.
-func (r Rule) IsFor(scope string) bool { return keytext.ControlsRule(r.Scope, r.Task, scope) }
+func (r Rule) IsFor(scope string) bool { return lockkeys.ControlsRule(r.Scope, r.Task, scope) }
 
 // KeyText shows how the keys of the rule are made, as in report|<tenant>.
 func (r Rule) KeyText() string {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 func TestIsKeyOf(t *testing.T) {
@@ -20,15 +20,15 @@ func TestIsKeyOf(t *testing.T) {
 		key  string
 		want bool
 	}{
-		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "s"), true},
-		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "s", "1"), true},
-		{automutex.Rule{Task: "a", Scope: "control"}, keytext.Key("p", "control"), true}, // escaped, unlike with values
-		{automutex.Rule{Task: "a", Scope: "control"}, keytext.Key("p", "control", "1"), true},
-		{automutex.Rule{Task: "a", Scope: "s"}, keytext.Key("p", "st"), false},
-		{automutex.Rule{Task: "a", Scope: "s t"}, keytext.Key("p", "s t", "1"), true},
-		{automutex.Rule{Task: "a:"}, keytext.Key("p", "a:b", "1"), true},
-		{automutex.Rule{Task: "a:"}, keytext.Key("p", "b", "1"), false},
-		{automutex.Rule{Task: "a:"}, keytext.Key("q", "a:b", "1"), false},
+		{automutex.Rule{Task: "a", Scope: "s"}, keys.Key("p", "s"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, keys.Key("p", "s", "1"), true},
+		{automutex.Rule{Task: "a", Scope: "control"}, keys.Key("p", "control"), true}, // escaped, unlike with values
+		{automutex.Rule{Task: "a", Scope: "control"}, keys.Key("p", "control", "1"), true},
+		{automutex.Rule{Task: "a", Scope: "s"}, keys.Key("p", "st"), false},
+		{automutex.Rule{Task: "a", Scope: "s t"}, keys.Key("p", "s t", "1"), true},
+		{automutex.Rule{Task: "a:"}, keys.Key("p", "a:b", "1"), true},
+		{automutex.Rule{Task: "a:"}, keys.Key("p", "b", "1"), false},
+		{automutex.Rule{Task: "a:"}, keys.Key("q", "a:b", "1"), false},
 	} {
 		if got := IsKeyOf(c.rule, "p", c.key); got != c.want {
 			t.Errorf("%+v, %s: %v", c.rule, c.key, got)

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -27,9 +27,9 @@ func Key(prefix, text string) string {
 	case isEscaped(text) || !isShown(text):
 		return prefix + ":{" + text + "}"
 	case valued:
-		return keytext.Key(prefix, scope, strings.Split(values, "|")...)
+		return keys.Key(prefix, scope, strings.Split(values, "|")...)
 	}
-	return keytext.Key(prefix, text)
+	return keys.Key(prefix, text)
 }
 
 // isShown reports whether a text is one that a person types.
@@ -41,7 +41,7 @@ func isShown(text string) bool {
 func isEscaped(text string) bool {
 	return !slices.ContainsFunc(strings.Split(text, "|"), func(part string) bool {
 		raw, err := url.PathUnescape(part)
-		return (err != nil || keytext.Escape(raw) != part) && !isHash(part)
+		return (err != nil || keys.Escape(raw) != part) && !isHash(part)
 	})
 }
 
@@ -68,10 +68,10 @@ func readings(prefix, text string) (likely, rarely []string) {
 		return []string{text}, nil
 	}
 	key := func(scope, values []string) string {
-		return InBraces(keytext.Key(prefix, strings.Join(scope, "|"), values...))
+		return InBraces(keys.Key(prefix, strings.Join(scope, "|"), values...))
 	}
 	if len(parts) == 1 {
-		likely = append(likely, keytext.Scope(text))
+		likely = append(likely, keys.Scope(text))
 	}
 	if isEscaped(text) {
 		likely = append(likely, text)
@@ -88,7 +88,7 @@ func readings(prefix, text string) (likely, rarely []string) {
 		}
 	}
 	if len(parts) > 1 {
-		rarely = append(rarely, keytext.Scope(text))
+		rarely = append(rarely, keys.Scope(text))
 	}
 	return slices.Compact(likely), rarely // equal ones stand side by side
 }

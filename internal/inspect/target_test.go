@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -53,7 +53,7 @@ func TestTarget(t *testing.T) {
 		{nil, "report|50%", "p:{report|50%25}"},
 		{nil, "report|b%20c", "report|b%20c may be p:{report|b%20c} or p:{report|b%2520c}: give one of these"},
 		{nil, "live|live%20lock", "p:{live|live%20lock}"}, // there is such a lock
-		{nil, strings.Repeat("x", 300), "p:{" + keytext.Scope(strings.Repeat("x", 300)) + "}"},
+		{nil, strings.Repeat("x", 300), "p:{" + keys.Scope(strings.Repeat("x", 300)) + "}"},
 		{[]fleet.Rule{spaced, raw}, "a%20b", "p:{a%2520b}"},
 		{[]fleet.Rule{spaced}, "a%20b", "p:{a%20b}"},
 		{[]fleet.Rule{raw}, "a%20b", "p:{a%2520b}"},

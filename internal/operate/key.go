@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 // ParseKey returns the text between the braces of key, or why key is no lock's under prefix.
@@ -31,11 +31,11 @@ func ParseKey(prefix, key string) (string, error) {
 		return refuse(fmt.Sprintf("%q follows the brace", after))
 	case text == "":
 		return refuse("there is nothing between the braces")
-	case text == keytext.Controls:
+	case text == keys.Controls:
 		return refuse("it is that of the controls")
 	}
 	for i := 0; i < len(text); {
-		size, plain := keytext.NextChar(text, i)
+		size, plain := keys.NextChar(text, i)
 		if !plain && !strings.ContainsRune("%|~", rune(text[i])) {
 			return refuse("what is between the braces is not escaped")
 		}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/wire"
 	"github.com/automutex/automutex/lock"
 )
@@ -54,7 +54,7 @@ func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error)
 		if value == "" {
 			return 0, fmt.Errorf("lock: pool %q: value %d of %d is empty: nothing was put", p.name, i+1, len(values))
 		}
-		args[i] = keytext.Escape(value)
+		args[i] = keys.Escape(value)
 	}
 	for args := range slices.Chunk(args, putMost) {
 		reply, err := locks.Operate(ctx, p.m, wire.PoolPutScript, args)

@@ -11,7 +11,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 // axeEnv names the file axe.min.js of the npm package axe-core, which is not in this
@@ -42,7 +42,7 @@ func TestPage_accessible(t *testing.T) {
 	for _, id := range []string{"first", "second", "third", "fourth", "fifth"} {
 		w.enqueue(id, "acme")
 	}
-	key := keytext.Key(w.prefix, "report", "acme")
+	key := keys.Key(w.prefix, "report", "acme")
 	runs, now := history.New(w.rdb, w.prefix, "worker-1:4242", 10, slog.New(slog.DiscardHandler)), time.Now()
 	runs.Add(key, history.Run{Task: "default/before", Outcome: "failed", Came: now.Add(-time.Minute), Start: now.Add(-40 * time.Second), End: now})
 	runs.Close(context.Background())

@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/web"
@@ -111,7 +111,7 @@ func (w *world) keyURL(key string) string { return w.url("key?key=" + url.QueryE
 // is asked about, done, and seen by the handler.
 func TestPage(t *testing.T) {
 	w, b := start(t), open(t)
-	key := keytext.Key(w.prefix, "report", "acme")
+	key := keys.Key(w.prefix, "report", "acme")
 	w.enqueue("first", "acme")
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("report|acme")
@@ -190,7 +190,7 @@ func TestPage_hostileKeys(t *testing.T) {
 		t.Errorf("%d elements came out of keys", n)
 	}
 	for _, tenant := range hostile {
-		b.do(chromedp.Navigate(w.keyURL(keytext.Key(w.prefix, "hostile", tenant))))
+		b.do(chromedp.Navigate(w.keyURL(keys.Key(w.prefix, "hostile", tenant))))
 		b.text("somebody")
 		b.nothingWrong()
 	}
@@ -246,7 +246,7 @@ func TestPage_withoutScripts(t *testing.T) {
 	b.withoutScripts()
 	b.do(chromedp.Navigate(w.url("keys?q=acme")))
 	b.text("report|acme")
-	b.do(chromedp.Navigate(w.keyURL(keytext.Key(w.prefix, "report", "acme"))))
+	b.do(chromedp.Navigate(w.keyURL(keys.Key(w.prefix, "report", "acme"))))
 	b.text("report, active")
 	b.do(chromedp.Click(chromedp.CSS(`a.button.danger[href*="action=delete"]`)))
 	b.text("with its line?")

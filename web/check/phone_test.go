@@ -12,7 +12,7 @@ import (
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 // tooWideScript gives what makes the page wider than the screen or cannot be reached on it:
@@ -47,7 +47,7 @@ func TestPage_narrowPhone(t *testing.T) {
 	if err := w.locker.Controls().Pause(context.Background(), "report", time.Time{}, strings.Repeat("because", 20)); err != nil {
 		t.Fatal(err)
 	}
-	key := keytext.Key(w.prefix, "report", long)
+	key := keys.Key(w.prefix, "report", long)
 	ask := func(rest string) string { return w.url("do?" + rest) }
 	views := map[string]string{
 		"keys": w.url("keys"), "narrowed keys": w.url("?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),

@@ -10,7 +10,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 // outsideScript gives the bars that are not in the picture or not to be seen, and the times on its axis that run into
@@ -34,7 +34,7 @@ const outsideScript = `(() => {
 // any screen and any span, in light and dark; without scripts, too.
 func TestPage_runs(t *testing.T) {
 	w, b := start(t), open(t)
-	key := keytext.Key(w.prefix, "report", `<b>"acme`)
+	key := keys.Key(w.prefix, "report", `<b>"acme`)
 	b.do(chromedp.Navigate(w.keyURL(key)))
 	b.text("Nothing is known of who ran on this key")
 	b.text("Config.History")

@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -54,7 +54,7 @@ func age(t *testing.T, r *Recorder) (key string) {
 func TestRecorder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb, prefix, ctx := s.Client(t), redistest.Name(t), context.Background()
-		key := keytext.Key(prefix, "report", "acme")
+		key := keys.Key(prefix, "report", "acme")
 		for range 2 {
 			r := recorder(t, rdb, prefix)
 			for i := range 100 {

@@ -1,4 +1,4 @@
-package jsonkey
+package keys
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 func TestParsePath_refusesOtherNotationsAndSaysHowToWriteIt(t *testing.T) {
 	t.Parallel()
 	for path, want := range map[string]string{
-		"$":               `leave On out for one lock for the whole Scope`,
+		"$":               `is JSONPath for the whole payload; write "."`,
 		"$.user.id":       `write "user.id" `,
 		"$[0].id":         `write "0.id" `,
 		"$['a.b'].c":      `write "a\\.b.c" `,
@@ -73,6 +73,7 @@ func TestParsePath(t *testing.T) {
 		`a\\.b`:         {`a\`, "b"},
 		`a\\\.b`:        {`a\.b`},
 		" .é":           {" ", "é"},
+		".":             nil,
 		"items.0.sku":   {"items", "0", "sku"},
 		`\.`:            {"."},
 		"a b|c~{d}.%7C": {"a b|c~{d}", "%7C"},
@@ -83,7 +84,6 @@ func TestParsePath(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"":        "is empty",
-		".":       "empty segment",
 		"a.":      "empty segment",
 		".a":      "empty segment",
 		"a..b":    "empty segment",
@@ -96,20 +96,6 @@ func TestParsePath(t *testing.T) {
 		_, err := ParsePath(path)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: got %v, want %q", path, err, want)
-		}
-	}
-}
-
-// A long text is hashed piece by piece, and no piece ends within a character.
-func TestWholeChars(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]int{
-		"": 0, "ü": 2, strings.Repeat("a", pieceLength): pieceLength, strings.Repeat("a", pieceLength+1): pieceLength,
-		strings.Repeat("a", pieceLength-1) + "ü": pieceLength - 1, strings.Repeat("a", pieceLength-3) + "😀" + "b": pieceLength - 3,
-		strings.Repeat("ü", pieceLength): pieceLength,
-	} {
-		if got := wholeChars([]byte(text)); got != want {
-			t.Errorf("%d bytes that begin with %.3q: %d, want %d", len(text), text, got, want)
 		}
 	}
 }

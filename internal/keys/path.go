@@ -1,4 +1,4 @@
-package jsonkey
+package keys
 
 import (
 	"errors"
@@ -8,70 +8,59 @@ import (
 	"unicode/utf8"
 )
 
-// ParsePath splits a path at its dots. The error's text continues a sentence that
-// begins with the path.
+// Whole is the path of the whole payload. It has no segments.
+const Whole = "."
+
+// ParsePath splits a path at its dots. The error's text continues a sentence that begins with
+// the path.
 func ParsePath(path string) (segments []string, err error) {
-	if path == "" {
+	switch {
+	case path == Whole:
+		return nil, nil
+	case path == "":
 		return nil, errors.New("is empty; name a payload field, or leave it out")
-	}
-	if !utf8.ValidString(path) {
+	case !utf8.ValidString(path):
 		return nil, errors.New("is not valid UTF-8, and so no field of a JSON payload")
 	}
 	if err := checkNotation(path); err != nil {
 		return nil, err
 	}
-	var segment strings.Builder
-	end := func() error {
-		if segment.Len() == 0 {
-			return errors.New(`has an empty segment; write one name between two dots, and \. for a dot in a name`)
-		}
-		segments = append(segments, segment.String())
-		segment.Reset()
-		return nil
-	}
-	for i := 0; i < len(path); i++ {
-		switch c := path[i]; c {
-		case '.':
-			if err := end(); err != nil {
-				return nil, err
+	var segment []byte
+	for i := 0; i <= len(path); i++ {
+		switch {
+		case i == len(path) || path[i] == '.':
+			if len(segment) == 0 {
+				return nil, errors.New(`has an empty segment; write one name between two dots, and \. for a dot in a name`)
 			}
-		case '\\':
-			i++
-			if i == len(path) || strings.IndexByte(escapable, path[i]) < 0 {
+			segments, segment = append(segments, string(segment)), nil
+			continue
+		case path[i] == '\\':
+			// These may have a backslash, in a name that has them.
+			if i++; i == len(path) || strings.IndexByte(`.\$[],*/`, path[i]) < 0 {
 				return nil, errors.New(`has a lone backslash; write \\ for a backslash, and \. for a dot in a name`)
 			}
-			segment.WriteByte(path[i])
-		default:
-			segment.WriteByte(c)
 		}
-	}
-	if err := end(); err != nil {
-		return nil, err
+		segment = append(segment, path[i])
 	}
 	return segments, nil
 }
 
-// escapable are the characters that a backslash may stand before, in a name that has
-// them.
-const escapable = `.\$[],*/`
-
-// escaped matches a character with a backslash before it.
-var escaped = regexp.MustCompile(`(?s)\\.`)
-
-// Other notations: an index or a name in brackets.
 var (
+	escaped = regexp.MustCompile(`(?s)\\.`) // a character with a backslash before it
+
+	// Other notations: an index or a name in brackets.
 	bracketIndex = regexp.MustCompile(`\[(\d+|\*)\]`)
 	bracketName  = regexp.MustCompile(`\[(?:'([^']*)'|"([^"]*)")\]`)
 )
 
-// checkNotation refuses what other notations mean by a path and this one does not, and
-// says how it is written here: JSONPath's "$.x", "x[0]" and "items.*.id", and "x,y".
-// With a backslash before it, each such character is part of a name.
+// checkNotation refuses what other notations mean by a path and this one does not, and says how
+// it is written here: JSONPath's "$.x", "x[0]" and "items.*.id", and "x,y". With a backslash
+// before it, each such character is part of a name.
 func checkNotation(path string) error {
 	bare := escaped.ReplaceAllString(path, "__") // as long as path
 	switch {
 	case bare == "$" || bare == "$.":
-		return errors.New(`is JSONPath for the whole payload; leave On out for one lock for the whole Scope, name a field, or write "\$" for a field of that name`)
+		return errors.New(`is JSONPath for the whole payload; write ".", or "\$" for a field of that name`)
 	case strings.HasPrefix(bare, "$.") || strings.HasPrefix(bare, "$["):
 		return fmt.Errorf(`begins as JSONPath does; write %q (a path begins at the payload), and \$ for a dollar sign as a name`, plainPath(path))
 	case strings.Contains(bare, ","):
@@ -82,12 +71,8 @@ func checkNotation(path string) error {
 		return fmt.Errorf(`has a bracket; write %q, and \[ for a bracket in a name`, plainPath(path))
 	case strings.Contains(bare, "["), strings.Contains(bare, "]") && !strings.Contains(path, `\[`):
 		return errors.New(`has a bracket; write "items.0.id" for an element of a list, and \[ for a bracket in a name`)
-	}
-	for _, segment := range strings.Split(bare, ".") {
-		if segment == "*" {
-			return fmt.Errorf(`has a *, and lists are not searched; name one element, as in %q, set Rule.Key, or write \* for a field of that name`,
-				plainPath(path))
-		}
+	case strings.Contains("."+bare+".", ".*."):
+		return fmt.Errorf(`has a *, and lists are not searched; name one element, as in %q, set Rule.Key, or write \* for a field of that name`, plainPath(path))
 	}
 	return nil
 }
@@ -95,12 +80,10 @@ func checkNotation(path string) error {
 // plainPath writes a path of another notation as a path here, as far as can be told.
 func plainPath(path string) string {
 	path = bracketName.ReplaceAllStringFunc(path, func(s string) string {
-		name := s[2 : len(s)-2]
-		return "." + strings.NewReplacer(`\`, `\\`, ".", `\.`, "[", `\[`, ",", `\,`).Replace(name)
+		return "." + strings.NewReplacer(`\`, `\\`, ".", `\.`, "[", `\[`, ",", `\,`).Replace(s[2:len(s)-2])
 	})
 	path = bracketIndex.ReplaceAllString(path, ".$1")
-	path = strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".")
-	segments := strings.Split(path, ".")
+	segments := strings.Split(strings.TrimPrefix(strings.TrimPrefix(path, "$"), "."), ".")
 	for i, segment := range segments {
 		if segment == "*" {
 			segments[i] = "0"
@@ -112,15 +95,11 @@ func plainPath(path string) string {
 // quotedList takes a path apart at the commas of bare, which has no escaped ones.
 func quotedList(path, bare string) string {
 	var quoted []string
-	for from := 0; from <= len(path); {
-		to := len(path)
-		if i := strings.IndexByte(bare[from:], ','); i >= 0 {
-			to = from + i
-		}
-		if one := strings.TrimSpace(path[from:to]); one != "" {
+	for _, part := range strings.Split(bare, ",") {
+		if one := strings.TrimSpace(path[:len(part)]); one != "" {
 			quoted = append(quoted, fmt.Sprintf("%q", plainPath(one)))
 		}
-		from = to + 1
+		path = path[min(len(part)+1, len(path)):]
 	}
 	return strings.Join(quoted, ", ")
 }

@@ -1,4 +1,4 @@
-package jsonkey
+package keys
 
 import (
 	"encoding/json"
@@ -85,15 +85,15 @@ func TestCheckType(t *testing.T) {
 		"unexported":     `has no JSON field "unexported"`,
 		"embedded.inner": `has no JSON field "embedded"`,
 		"users.inner":    `is a list, and "inner" is no index`,
-		"users.0.outer":  `jsonkey.embedded has no JSON field "outer"`,
+		"users.0.outer":  `keys.embedded has no JSON field "outer"`,
 		"pair.2":         `has no element 2`,
 		"shadow.x":       `int has no fields, and so no "x"`,
 		"bytes.0":        `is a string in JSON`,
 		"number.x":       `has no fields`,
-		"by_name.x.y":    `jsonkey.Loop has no JSON field "y"`,
+		"by_name.x.y":    `keys.Loop has no JSON field "y"`,
 	} {
 		err := checkPath(examplePayload{}, path)
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "jsonkey.examplePayload") {
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "keys.examplePayload") {
 			t.Errorf("%s: got %v, want %s", path, err, want)
 		}
 	}
@@ -116,25 +116,22 @@ func checkPath(payload any, path string) error {
 	return errors.Join(err, CheckType(payload, segments))
 }
 
-// Versions of Go name a field with an unfit tag differently; New goes by the version
-// that reads the payloads.
-func TestCheckType_unfitTagIsNamedAsEncodingJSONDoes(t *testing.T) {
+// A payload with both names has no key, and json.Marshal writes both.
+func TestCheckType_refusesNamesThatDifferInLetterCase(t *testing.T) {
 	t.Parallel()
-	type unfit struct {
-		Quote  int `json:"bad\"tag"`
-		Single int `json:"'a,b',omitempty"`
+	type inner struct {
+		ID int `json:"id"`
 	}
-	text, err := json.Marshal(unfit{Quote: 1, Single: 1})
-	if err != nil {
-		t.Fatal(err)
+	type payload struct {
+		inner
+		Id   int //nolint:revive,staticcheck // as in the field
+		Kind int `json:"kind"`
+		KIND int `json:"Kind"` // the Kelvin sign, which encoding/json takes for a k
+		Sub  []inner
 	}
-	var written map[string]int
-	if err := json.Unmarshal(text, &written); err != nil || len(written) != 2 {
-		t.Fatalf("%s: %v", text, err)
-	}
-	for name := range written {
-		if err := CheckType(unfit{}, []string{name}); err != nil {
-			t.Errorf("%s: %q %v", text, name, err)
+	for path, refused := range map[string]bool{"id": true, "Id": true, "kind": true, "ID": true, "Sub.0.id": false, "Sub": false} {
+		if err := checkPath(payload{}, path); (err != nil) != refused {
+			t.Errorf("%s: %v", path, err)
 		}
 	}
 }

@@ -1,0 +1,242 @@
+// Package keys makes the Redis key of a lock: from a payload and paths into it to parts, and
+// from parts to text. It knows neither locks nor asynq.
+//
+// Read it in this order: path.go takes a path apart, find.go finds the values at all paths in
+// one pass over the payload (json.go), part.go writes a value as a part, text.go
+// writes parts as a key. type.go checks a path against the Go type of the payload.
+package keys
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Fields finds the values at any number of paths in one pass over a payload. Make it with
+// [Parse]. It is immutable and safe for concurrent use.
+//
+// The paths are a tree of nodes: nodes[0] is the payload itself, every other node is one field
+// on the way to, or at the end of, a path.
+type Fields struct {
+	paths []fieldPath
+	nodes [][]fieldEdge
+}
+
+type fieldPath struct {
+	text     string
+	segments []string // none: the whole payload
+	nodes    []int    // the node of each segment
+}
+
+func (p fieldPath) isWhole() bool { return len(p.segments) == 0 }
+
+type fieldEdge struct {
+	name  []byte // in an object
+	index int    // in a list; -1 when name is no index
+	node  int
+}
+
+// Error says why a payload gives no parts. It quotes no value of the payload.
+type Error struct {
+	Path    string // the path at fault; the first one when the payload cannot be read
+	Reason  string // continues a sentence that begins with the path, such as "is null", or begins with "the payload"
+	NotRead bool   // the payload is not JSON, or not UTF-8
+	Absent  bool   // the field is missing, null or empty, or the payload is empty
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("field %q: %s", e.Path, e.Reason) }
+
+// Parse makes the Fields of some paths. The error quotes the path at fault.
+func Parse(paths []string) (*Fields, error) {
+	f := &Fields{nodes: make([][]fieldEdge, 1)}
+	for _, text := range paths {
+		segments, err := ParsePath(text)
+		if err != nil {
+			return nil, fmt.Errorf("%q %w", text, err)
+		}
+		path := fieldPath{text: text, segments: segments}
+		node := 0
+		for _, segment := range segments {
+			node = f.step(node, segment)
+			path.nodes = append(path.nodes, node)
+		}
+		f.paths = append(f.paths, path)
+	}
+	return f, nil
+}
+
+// step returns the node that a segment leads to. It adds the node where there is none.
+func (f *Fields) step(from int, segment string) int {
+	for _, edge := range f.nodes[from] {
+		if string(edge.name) == segment {
+			return edge.node
+		}
+	}
+	f.nodes = append(f.nodes, nil)
+	to := len(f.nodes) - 1
+	f.nodes[from] = append(f.nodes[from], fieldEdge{[]byte(segment), listIndex(segment), to})
+	return to
+}
+
+// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It
+// returns -1 for anything else.
+func listIndex(segment string) int {
+	index, err := strconv.Atoi(segment)
+	if err != nil || strconv.Itoa(index) != segment || index < 0 {
+		return -1
+	}
+	return index
+}
+
+// Find returns the value at every path, in the order of the paths: JSON, and for the path of
+// the whole payload whatever the payload is. [Fields.Part] makes the part of each.
+func (f *Fields) Find(payload []byte) ([][]byte, *Error) {
+	if isBlank(payload) {
+		return nil, &Error{Path: f.paths[0].text, Reason: CheckPayload(payload), Absent: true}
+	}
+	values := make([][]byte, len(f.paths))
+	var walk *fieldWalk
+	for i, path := range f.paths {
+		if path.isWhole() {
+			values[i] = payload
+			continue
+		}
+		if walk == nil {
+			if reason := CheckPayload(payload); reason != "" {
+				return nil, &Error{Path: path.text, Reason: reason, NotRead: true}
+			}
+			walk = &fieldWalk{fields: f, found: make([]foundField, len(f.nodes))}
+			walk.value(0, bytes.Trim(payload, spaces))
+		}
+		if walk.twice > 0 {
+			if at := slices.Index(path.nodes, walk.twice); at >= 0 {
+				return nil, f.fail(i, walk.whyTwice(path.segments[at]))
+			}
+		}
+		if values[i] = walk.found[path.nodes[len(path.nodes)-1]].value; values[i] == nil {
+			failed := f.fail(i, "is missing: "+walk.whyMissing(path))
+			failed.Absent = true
+			return nil, failed
+		}
+	}
+	return values, nil
+}
+
+func (f *Fields) fail(i int, reason string) *Error {
+	return &Error{Path: f.paths[i].text, Reason: reason}
+}
+
+// Parts returns the part of every path, in the order of the paths.
+func (f *Fields) Parts(payload []byte) ([]string, *Error) {
+	values, failed := f.Find(payload)
+	parts := make([]string, len(values))
+	for i := 0; i < len(values) && failed == nil; i++ {
+		parts[i], failed = f.Part(i, values[i])
+	}
+	return parts, failed
+}
+
+// fieldWalk is one pass over a payload. Its recursion is no deeper than the longest path.
+type fieldWalk struct {
+	fields *Fields
+	found  []foundField // by node
+	twice  int          // the first node that was met twice; 0 when none was
+}
+
+// foundField is the value that the walk found for a node.
+type foundField struct {
+	value []byte // nil when no member has the name
+	alike string // a member's name that differs from the node's in letter case; empty: none
+}
+
+// value takes a value for that of a node.
+func (w *fieldWalk) value(node int, value []byte) {
+	found := &w.found[node]
+	if (found.value != nil || found.alike != "") && w.twice == 0 {
+		w.twice = node
+	}
+	found.value = value
+	edges := w.fields.nodes[node]
+	if len(edges) == 0 || value[0] != '{' && value[0] != '[' {
+		return
+	}
+	index := 0
+	for name, item := range items(value) {
+		if name != nil {
+			w.member(edges, name, item)
+			continue
+		}
+		if i := slices.IndexFunc(edges, func(e fieldEdge) bool { return e.index == index }); i >= 0 {
+			w.value(edges[i].node, item)
+		}
+		index++
+	}
+}
+
+// member takes a member of an object for the node that has its name.
+//
+// A name that differs from a node's name in letter case alone is not the node's, but
+// encoding/json takes it for that: the handler gets whichever comes last in the payload. member
+// notes such a name, unless it is itself the name of a path. A name in which half a surrogate
+// pair was replaced is no node's.
+func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
+	name, half := unquote(quoted)
+	for _, edge := range edges {
+		if !half && bytes.Equal(edge.name, name) {
+			w.value(edge.node, value)
+			return
+		}
+	}
+	for _, edge := range edges {
+		if !bytes.EqualFold(edge.name, name) {
+			continue
+		}
+		found := &w.found[edge.node]
+		if found.value != nil && w.twice == 0 {
+			w.twice = edge.node
+		}
+		if found.alike == "" {
+			found.alike = string(name)
+		}
+	}
+}
+
+// whyTwice says what is there twice for the segment of the node w.twice.
+func (w *fieldWalk) whyTwice(segment string) string {
+	if alike := w.found[w.twice].alike; alike != "" {
+		return fmt.Sprintf("has two values: one object has the names %q and %q, and encoding/json, which ignores letter case, "+
+			"gives the handler the later one; send one of them", segment, alike)
+	}
+	return fmt.Sprintf("has two values: the name %q is there twice in one object", segment)
+}
+
+// whyMissing says where a path leaves the payload.
+func (w *fieldWalk) whyMissing(path fieldPath) string {
+	at, value := "the payload", w.found[0].value
+	for i, segment := range path.segments {
+		next := w.found[path.nodes[i]]
+		if next.value != nil {
+			at, value = strconv.Quote(strings.Join(path.segments[:i+1], ".")), next.value
+			continue
+		}
+		switch value[0] {
+		case '{':
+			if next.alike != "" {
+				return fmt.Sprintf("%s has no %q, but %q: letter case counts", at, segment, next.alike)
+			}
+			return fmt.Sprintf("%s has no %q", at, segment)
+		case '[':
+			return fmt.Sprintf("%s is a list without an element %q", at, segment)
+		case '"':
+			return at + " is a string"
+		case 't', 'f':
+			return at + " is a boolean"
+		case 'n':
+			return at + " is null"
+		}
+		return at + " is a number"
+	}
+	return "" // not reached: the last node of a missing path was not met
+}
