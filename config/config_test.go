@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -79,36 +78,33 @@ func same(t *testing.T, got, want automutex.Config) {
 	}
 }
 
-// Every field of the Go types is a key, or has a reason why it is none.
+// Every field of the Go types is a key, or has a reason why it is none; and every key is a field.
 func TestKeys_areTheFields(t *testing.T) {
 	t.Parallel()
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[automutex.Rule]()) {
-		key := snake(field.Name)
-		if slices.Contains(names(ruleKeys), key) == (notInRule[key] != "") {
-			t.Errorf("Rule.%s: %q is to be a key of a rule, or to have a reason why not", field.Name, key)
+	for _, test := range []struct {
+		object object
+		of     []reflect.Type
+	}{
+		{ofRule, []reflect.Type{reflect.TypeFor[automutex.Rule]()}},
+		{ofFile, []reflect.Type{reflect.TypeFor[automutex.Config](), reflect.TypeFor[unique.Config](), reflect.TypeFor[file]()}},
+		{ofUnique, []reflect.Type{reflect.TypeFor[unique.Rule]()}},
+		{ofRate, []reflect.Type{reflect.TypeFor[automutex.Rate]()}},
+		{ofLimit, []reflect.Type{reflect.TypeFor[automutex.LimitField]()}},
+	} {
+		fields := map[string]bool{}
+		for _, of := range test.of {
+			for _, field := range reflect.VisibleFields(of) {
+				key := keyOf(field.Name)
+				fields[key] = true
+				if (test.object.help[key] != "") == (test.object.not[key] != "") {
+					t.Errorf("%s.%s: %q is to be a key, or to have a reason why not", of, field.Name, key)
+				}
+			}
 		}
-	}
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[automutex.Config]()) {
-		key := snake(field.Name)
-		if slices.Contains([]string{"prefix", "hash_keys", "history", "rules"}, key) == (notInFile[key] != "") {
-			t.Errorf("Config.%s: %q is to be a key of the file, or to have a reason why not", field.Name, key)
-		}
-	}
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[unique.Rule]()) {
-		key := snake(field.Name)
-		if slices.Contains(names(uniqueKeys), key) == (notInUnique[key] != "") {
-			t.Errorf("unique.Rule.%s: %q is to be a key of a unique rule, or to have a reason why not", field.Name, key)
-		}
-	}
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[unique.Config]()) {
-		key := snake(field.Name)
-		if slices.Contains([]string{"prefix", "hash_keys", "rules"}, key) == (notInFile[key] != "") {
-			t.Errorf("unique.Config.%s: %q is to be a key of the file, or to have a reason why not", field.Name, key)
-		}
-	}
-	for _, name := range keysOf(notInDefaults) {
-		if !slices.Contains(names(ruleKeys), name) {
-			t.Errorf("%q is no key of a rule", name)
+		for key := range test.object.help {
+			if !fields[key] {
+				t.Errorf("%s: %q is no field", test.object.what, key)
+			}
 		}
 	}
 }
@@ -122,9 +118,9 @@ func TestPolicies(t *testing.T) {
 		"{retry_in: 5s}": automutex.RetryIn(5 * time.Second),
 	} {
 		d := &decoder{file: "config"}
-		doc := d.document(d.root(fmt.Appendf(nil, "rules: [{task: a, busy: %s}]", word)))
-		if len(d.mistakes) > 0 || doc.rules[0].value.Busy != want {
-			t.Errorf("%s: got %s, %v", word, doc.rules[0].value.Busy, d.err())
+		f, _, _, _ := d.document(d.root(fmt.Appendf(nil, "rules: [{task: a, busy: %s}]", word)))
+		if len(d.mistakes) > 0 || f.Rules[0].Busy != want {
+			t.Errorf("%s: got %s, %v", word, f.Rules[0].Busy, d.err())
 		}
 	}
 }

@@ -3,11 +3,16 @@ package config
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
@@ -23,20 +28,26 @@ type decoder struct {
 	mistakes []*Error
 }
 
-func parse(file string, data []byte) (automutex.Config, unique.Config, error) {
-	d := &decoder{file: file}
-	root := d.root(data)
-	if root == nil {
-		return automutex.Config{}, unique.Config{}, d.err()
+// spot is where a rule stands.
+type spot struct {
+	node     *yaml.Node
+	at       map[string]*yaml.Node // the value of each key; one that comes from defaults stands there
+	doubtful bool                  // a mistake that was reported may be why a key is missing
+}
+
+func parse(name string, data []byte) (automutex.Config, unique.Config, error) {
+	d := &decoder{file: name}
+	if root := d.root(data); root != nil {
+		d.checkForm(root)
+		f, rules, once, top := d.document(root)
+		cfg := automutex.Config{Prefix: f.Prefix, HashKeys: f.HashKeys, History: f.History, Rules: f.Rules}
+		uniq := unique.Config{Prefix: f.Prefix, HashKeys: f.HashKeys, Rules: f.Unique}
+		d.check(top, rules, once, cfg, uniq)
+		if len(d.mistakes) == 0 {
+			return cfg, uniq, nil
+		}
 	}
-	d.checkForm(root)
-	doc := d.document(root)
-	cfg, once := doc.configs()
-	d.check(doc, cfg, once)
-	if len(d.mistakes) > 0 {
-		return automutex.Config{}, unique.Config{}, d.err()
-	}
-	return cfg, once, nil
+	return automutex.Config{}, unique.Config{}, d.err()
 }
 
 func (d *decoder) reportf(n *yaml.Node, format string, args ...any) {
@@ -44,13 +55,11 @@ func (d *decoder) reportf(n *yaml.Node, format string, args ...any) {
 }
 
 func (d *decoder) reportAtf(line, column int, format string, args ...any) {
-	d.mistakes = append(d.mistakes, &Error{
-		File: d.file, Line: max(line, 1), Column: max(column, 1), Text: fmt.Sprintf(format, args...),
-	})
+	d.mistakes = append(d.mistakes, &Error{File: d.file, Line: max(line, 1), Column: max(column, 1), Text: fmt.Sprintf(format, args...)})
 }
 
-// err joins the mistakes in the order of the file, each once: what is wrong in
-// defaults is wrong in every rule.
+// err joins the mistakes in the order of the file, each once: what is wrong in defaults is wrong
+// in every rule.
 func (d *decoder) err() error {
 	slices.SortStableFunc(d.mistakes, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -63,61 +72,70 @@ func (d *decoder) err() error {
 	return errors.Join(errs...)
 }
 
-// root gives the one document of the file, nil after a mistake that leaves
-// nothing to look at.
+// pair is a character that JSON writes as two escapes, which YAML does not have.
+var pair = regexp.MustCompile(`\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}`)
+
+// root gives the one document of the file, nil after a mistake that leaves nothing to look at.
 func (d *decoder) root(data []byte) *yaml.Node {
-	if !d.readable(data) {
+	if !d.isReadable(string(data)) {
 		return nil
 	}
-	loader, err := yaml.NewLoader(bytes.NewReader(fromJSON(data)))
+	if json.Valid(data) {
+		data = pair.ReplaceAllFunc(data, func(escaped []byte) []byte {
+			var s string
+			if len(escaped) == 2 || json.Unmarshal([]byte(`"`+string(escaped)+`"`), &s) != nil {
+				return escaped
+			}
+			return []byte(s)
+		})
+	}
+	loader, err := yaml.NewLoader(bytes.NewReader(data))
 	var doc, second yaml.Node
 	if err == nil {
 		err = loader.Load(&doc)
 	}
-	switch {
-	case errors.Is(err, io.EOF), err == nil && len(doc.Content) == 0:
+	if errors.Is(err, io.EOF) || err == nil && len(doc.Content) == 0 {
 		d.reportAtf(1, 1, "the file is empty; list the rules under rules:")
 		return nil
-	case err != nil:
-		d.syntax(err)
-		return nil
 	}
-	switch err := loader.Load(&second); {
-	case err == nil:
-		d.reportf(&second, "a second document begins here; put all rules into one")
-		return nil
-	case !errors.Is(err, io.EOF):
-		d.syntax(err)
+	if err == nil {
+		if err = loader.Load(&second); err == nil {
+			d.reportf(&second, "a second document begins here; put all rules into one")
+			return nil
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		d.syntax(err, strings.Split(string(data), "\n"))
 		return nil
 	}
 	return doc.Content[0]
 }
 
-// readable tells whether data is UTF-8 without control characters. The YAML
-// library checks that too, but does not say where.
-func (d *decoder) readable(data []byte) bool {
-	line, column := 1, 1
-	for i := 0; i < len(data); {
-		r, size := utf8.DecodeRune(data[i:])
+// isReadable tells whether the text is UTF-8 without control characters. The YAML library checks
+// that too, but does not say where.
+func (d *decoder) isReadable(text string) bool {
+	for i, r := range text {
+		what := ""
 		switch {
-		case r == utf8.RuneError && size <= 1:
-			d.reportAtf(line, column, "the byte %#02x is no UTF-8; save the file as UTF-8 text", data[i])
-			return false
-		case r == '\n':
-			line, column = line+1, 0
-		case r < ' ' && r != '\t' && r != '\r', r == 0x7F:
-			d.reportAtf(line, column, "a control character (%#02x) cannot be in the file; leave it out", r)
-			return false
-		case r == 0xFEFF && i == 0:
-			column = 0 // a byte order mark is no character of the text
+		case r == utf8.RuneError && !strings.HasPrefix(text[i:], "\uFFFD"):
+			what = fmt.Sprintf("the byte %#02x is no UTF-8; save the file as UTF-8 text", text[i])
+		case r < ' ' && !strings.ContainsRune("\t\r\n", r), r == 0x7F:
+			what = fmt.Sprintf("a control character (%#02x) cannot be in the file; leave it out", r)
+		default:
+			continue
 		}
-		i, column = i+size, column+1
+		before := strings.TrimPrefix(text[:i], "\uFEFF")
+		d.reportAtf(1+strings.Count(before, "\n"), 1+utf8.RuneCountInString(before[strings.LastIndex(before, "\n")+1:]), "%s", what)
+		return false
 	}
 	return true
 }
 
+// endsInColon finds a text that is not quoted and ends in a colon, which YAML takes for a key.
+var endsInColon = regexp.MustCompile(`(?:[:,\[{]|^\s*-)\s+([^\s'",\[\]{}#]+:)\s*(?:[,}\]#].*)?$`)
+
 // syntax reports what the YAML library says.
-func (d *decoder) syntax(err error) {
+func (d *decoder) syntax(err error, lines []string) {
 	var wrong *yaml.LoadError
 	if !errors.As(err, &wrong) {
 		d.reportAtf(1, 1, "not YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
@@ -126,6 +144,12 @@ func (d *decoder) syntax(err error) {
 	message := wrong.Message
 	if wrong.ContextMsg != "" {
 		message = wrong.ContextMsg + ": " + message
+	}
+	for i := max(wrong.Mark.Line-2, 0); i < min(wrong.Mark.Line, len(lines)); i++ {
+		if m := endsInColon.FindStringSubmatch(strings.TrimRight(lines[i], "\r")); m != nil {
+			message += "; put a text that ends in a colon in quotes: " + quote(m[1])
+			break
+		}
 	}
 	d.reportAtf(wrong.Mark.Line, wrong.Mark.Column, "not YAML: %s", message)
 }
@@ -149,72 +173,35 @@ func (d *decoder) checkForm(n *yaml.Node) {
 	}
 }
 
-// key is one key of a mapping that becomes a T. help describes it to who edits a
-// file with the schema.
-type key[T any] struct {
-	name string
-	help string
-	value[T]
-}
-
-// fields reads the mapping n into a T. It gives the nodes of the values, and the
-// keys that are missing only because of a mistake. hints has keys that are none,
-// and why.
-func fields[T any](d *decoder, n *yaml.Node, what string, keys []key[T], hints map[string]string, into *T) (places, map[string]bool) {
-	at, doubtful, seen := places{}, map[string]bool{}, map[string]*yaml.Node{}
-	if n.Kind != yaml.MappingNode {
-		if n.Kind != yaml.AliasNode { // which was reported
-			d.reportf(n, "%s is %s; want keys with values: %s", what, describe(n), strings.Join(names(keys), ", "))
-		}
-		for _, k := range keys {
-			doubtful[k.name] = true
-		}
-		return at, doubtful
+// document reads the root of the file.
+func (d *decoder) document(root *yaml.Node) (f file, rules, once []spot, top spot) {
+	top = d.object(root, ofFile, reflect.ValueOf(&f).Elem())
+	if !top.doubtful && top.at["rules"] == nil && top.at["unique"] == nil && len(d.mistakes) == 0 {
+		d.reportf(root, "there are no rules; list them under rules: or unique:")
 	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		name, value := n.Content[i], n.Content[i+1]
-		if name.Kind == yaml.AliasNode || name.Tag == "!!merge" {
-			continue // was reported
-		}
-		if first := seen[name.Value]; first != nil && name.Kind == yaml.ScalarNode {
-			d.reportf(name, "%s: is there twice, first in line %d; leave one out", name.Value, first.Line)
-			continue
-		}
-		seen[name.Value] = name
-		known := slices.IndexFunc(keys, func(k key[T]) bool { return k.name == name.Value && name.Kind == yaml.ScalarNode })
-		if known < 0 {
-			d.unknownKey(name, what, names(keys), hints, doubtful)
-			continue
-		}
-		at[name.Value] = value
-		before := len(d.mistakes)
-		if value.Kind != yaml.AliasNode {
-			keys[known].set(d, into, value)
-		}
-		for _, mistake := range d.mistakes[before:] {
-			mistake.Text = name.Value + ": " + mistake.Text
-		}
+	defaults := spot{}
+	if n := top.at["defaults"]; n != nil {
+		defaults = d.object(n, ofDefaults, reflect.ValueOf(&f.Defaults).Elem())
 	}
-	return at, doubtful
-}
-
-func (d *decoder) unknownKey(name *yaml.Node, what string, names []string, hints map[string]string, doubtful map[string]bool) {
-	if name.Kind != yaml.ScalarNode {
-		d.reportf(name, "a key of %s is %s; it is one of %s", what, describe(name), strings.Join(names, ", "))
-		return
+	for _, n := range d.list(top.at["rules"], "rules") {
+		rule := f.Defaults
+		rule.On, rule.OnHeaders = slices.Clone(rule.On), slices.Clone(rule.OnHeaders) // no rules share them
+		s := d.object(n, ofRule, reflect.ValueOf(&rule).Elem())
+		for key, value := range defaults.at {
+			s.at[key] = cmp.Or(s.at[key], value)
+		}
+		s.doubtful = s.doubtful || defaults.doubtful
+		f.Rules, rules = append(f.Rules, rule), append(rules, s)
 	}
-	// The Go names of what cannot be here are looked for as well.
-	all := slices.Concat(names, keysOf(hints))
-	found, alike := nearest.Name(name.Value, all)
-	switch {
-	case alike && hints[found] != "":
-		d.reportf(name, "%s: cannot be in %s: it %s", name.Value, what, hints[found])
-	case alike:
-		doubtful[found] = true
-		d.reportf(name, "unknown key %s in %s; did you mean %s?", quote(name.Value), what, found)
-	default:
-		d.reportf(name, "unknown key %s in %s, which has %s", quote(name.Value), what, strings.Join(names, ", "))
+	for _, n := range d.list(top.at["unique"], "unique") {
+		var rule unique.Rule
+		s := d.object(n, ofUnique, reflect.ValueOf(&rule).Elem())
+		f.Unique, once = append(f.Unique, rule), append(once, s)
 	}
+	if n := top.at["hash_keys"]; n != nil && isText(n) && n.Value == "" { // as of a template that was filled with nothing
+		d.reportf(n, "hash_keys: the secret is empty; give one, such as openssl rand -hex 32 makes, or leave hash_keys out")
+	}
+	return f, rules, once, top
 }
 
 // list gives the elements of a list; none when n is nil or no list.
@@ -229,10 +216,239 @@ func (d *decoder) list(n *yaml.Node, name string) []*yaml.Node {
 	return n.Content
 }
 
-func names[T any](keys []key[T]) []string {
-	all := make([]string, len(keys))
-	for i, k := range keys {
-		all[i] = k.name
+// object reads a mapping into a struct.
+func (d *decoder) object(n *yaml.Node, o object, into reflect.Value) spot {
+	return d.pairs(n, o.what, o.keys(into.Type()), o.not, func(key string, value *yaml.Node) {
+		if rule, ok := into.Addr().Interface().(*automutex.Rule); ok && key == "limit" {
+			d.limit(rule, value)
+			return
+		}
+		d.set(into.FieldByNameFunc(func(name string) bool { return keyOf(name) == key }), value)
+	})
+}
+
+// pairs calls set for each known key of a mapping. not has keys that are none, and why.
+func (d *decoder) pairs(n *yaml.Node, what string, keys []string, not map[string]string, set func(key string, value *yaml.Node)) spot {
+	s := spot{node: n, at: map[string]*yaml.Node{}}
+	if n.Kind != yaml.MappingNode {
+		if s.doubtful = true; n.Kind != yaml.AliasNode { // which was reported
+			d.reportf(n, "%s is %s; want keys with values: %s", what, describe(n), strings.Join(keys, ", "))
+		}
+		return s
 	}
-	return all
+	seen := map[string]*yaml.Node{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		switch first := seen[name.Value]; {
+		case name.Kind == yaml.AliasNode || name.Tag == "!!merge": // was reported
+			continue
+		case name.Kind != yaml.ScalarNode:
+			d.reportf(name, "a key of %s is %s; it is one of %s", what, describe(name), strings.Join(keys, ", "))
+			continue
+		case first != nil:
+			d.reportf(name, "%s: is there twice, first in line %d; leave one out", name.Value, first.Line)
+			continue
+		}
+		seen[name.Value] = name
+		if !slices.Contains(keys, name.Value) {
+			switch word, reported := d.meant(name, what, keys, not); {
+			case word != "":
+				s.doubtful = true
+				d.reportf(name, "unknown key %s in %s; did you mean %s?", quote(name.Value), what, word)
+			case !reported:
+				d.reportf(name, "unknown key %s in %s, which has %s", quote(name.Value), what, strings.Join(keys, ", "))
+			}
+			continue
+		}
+		s.at[name.Value] = value
+		before := len(d.mistakes)
+		if value.Kind != yaml.AliasNode {
+			set(name.Value, value)
+		}
+		for _, mistake := range d.mistakes[before:] {
+			mistake.Text = name.Value + ": " + mistake.Text
+		}
+	}
+	return s
+}
+
+// meant returns which of words somebody may mean who wrote another one, "" if none. The Go names of
+// what cannot be here are looked for as well: such a word is reported.
+func (d *decoder) meant(n *yaml.Node, what string, words []string, not map[string]string) (word string, reported bool) {
+	found, alike := nearest.Name(n.Value, slices.Concat(words, sorted(not)))
+	if alike && not[found] != "" {
+		d.reportf(n, "%s: cannot be in %s: it %s", n.Value, what, not[found])
+		return "", true
+	}
+	if !alike {
+		return "", false
+	}
+	return found, false
+}
+
+// limit is a number, unlimited, or a payload field. One takes the place of the other, which may
+// come from defaults.
+func (d *decoder) limit(r *automutex.Rule, n *yaml.Node) {
+	r.LimitField = nil
+	switch {
+	case isText(n) && n.Value == unlimited:
+		r.Limit = automutex.Unlimited
+	case n.Kind == yaml.MappingNode:
+		var of automutex.LimitField
+		if d.required(n, ofLimit, reflect.ValueOf(&of).Elem()) {
+			r.Limit, r.LimitField = 0, &of
+		}
+	default:
+		d.set(reflect.ValueOf(&r.Limit).Elem(), n)
+	}
+}
+
+// required reads an object some of whose keys must be there, and reports whether there is no mistake.
+func (d *decoder) required(n *yaml.Node, o object, into reflect.Value) bool {
+	before := len(d.mistakes)
+	switch {
+	case n.Kind != yaml.MappingNode:
+		d.want(n, o.what)
+	case len(n.Content) == 0:
+		d.reportf(n, "has no %s; want %s, or leave the key out", strings.Join(o.required, " and no "), o.what)
+	default:
+		what := o.what
+		o.what = "it"
+		s := d.object(n, o, into)
+		for _, key := range o.required {
+			if s.at[key] == nil && !s.doubtful {
+				d.reportf(n, "%s is missing; want %s", key, what)
+			}
+		}
+		if len(d.mistakes) == before && into.IsZero() {
+			d.reportf(n, "is all zero; want %s, or leave the key out", what)
+		}
+	}
+	return len(d.mistakes) == before
+}
+
+// set reads the value of a field. A scalar of any kind will do for text, and is taken as it is
+// written: a task may well be called 404, or on.
+func (d *decoder) set(field reflect.Value, n *yaml.Node) {
+	if c, ok := choices[field.Type()]; ok {
+		d.choose(field, n, c)
+		return
+	}
+	switch into := field.Addr().Interface().(type) {
+	case *string:
+		if *into = n.Value; !isText(n) {
+			d.want(n, "text")
+		}
+	case *[]string:
+		if n.Kind != yaml.SequenceNode {
+			d.want(n, "a list, such as ["+cmp.Or(n.Value, "a, b")+"]")
+			return
+		}
+		*into = []string{} // an empty list takes the place of a default, too
+		for _, element := range n.Content {
+			if *into = append(*into, element.Value); !isText(element) && element.Kind != yaml.AliasNode {
+				d.want(element, "text")
+			}
+		}
+	case *int:
+		var err error
+		if n.Kind != yaml.ScalarNode || n.Tag != "!!int" {
+			d.want(n, "a whole number, such as 3")
+		} else if *into, err = strconv.Atoi(n.Value); err != nil {
+			d.want(n, "a whole number in plain digits, such as 3")
+		}
+	case *bool:
+		if *into = strings.EqualFold(n.Value, "true"); n.Tag != "!!bool" {
+			d.want(n, "true or false")
+		}
+	case *time.Duration:
+		*into, _ = d.duration(n)
+	case *automutex.Rate:
+		var rate automutex.Rate
+		if isText(n) && n.Value == noRate || d.required(n, ofRate, reflect.ValueOf(&rate).Elem()) {
+			*into = rate
+		}
+	}
+}
+
+func (d *decoder) duration(n *yaml.Node) (v time.Duration, ok bool) {
+	v, err := time.ParseDuration(n.Value)
+	_, notNumber := strconv.ParseFloat(n.Value, 64)
+	switch {
+	case !isText(n):
+		d.want(n, "a duration, such as 30s")
+	case err == nil:
+		return v, true
+	case notNumber == nil:
+		d.want(n, fmt.Sprintf("a duration with its unit: %[1]ss, %[1]sms", n.Value))
+	case strings.HasSuffix(n.Value, "d"):
+		d.want(n, "a duration in hours (a day is no unit here), such as 24h")
+	default:
+		d.want(n, "a duration such as 500ms, 30s or 1h30m")
+	}
+	return 0, false
+}
+
+func (d *decoder) choose(field reflect.Value, n *yaml.Node, c choice) {
+	switch v, ok := c.words[n.Value]; {
+	case n.Kind == yaml.MappingNode && len(n.Content) > 0 && c.timed != "":
+		d.pairs(n, "it", []string{c.timed}, ofRule.not, func(_ string, value *yaml.Node) {
+			if after, ok := d.duration(value); ok {
+				field.Set(reflect.ValueOf(c.with(after)))
+			}
+		})
+	case !isText(n):
+		d.want(n, c.all)
+	case ok:
+		field.Set(reflect.ValueOf(v))
+	default:
+		switch word, reported := d.meant(n, "a file", append(sorted(c.words), c.timed), map[string]string{"after_failure": ofRule.not["after_failure"]}); {
+		case word == c.timed && word != "":
+			d.reportf(n, "%s goes with its time: {%[1]s: 5s}", word)
+		case word != "":
+			d.reportf(n, "%s is unknown; did you mean %s? There are %s", quote(n.Value), word, c.all)
+		case !reported:
+			d.reportf(n, "%s is unknown; there are %s", quote(n.Value), c.all)
+		}
+	}
+}
+
+func isText(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag != "!!null" }
+
+// want reports a value of the wrong kind.
+func (d *decoder) want(n *yaml.Node, what string) {
+	switch {
+	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
+		d.reportf(n, "there is no value; want %s, or leave the key out", what)
+	case n.Kind == yaml.MappingNode && len(n.Content) == 2 && n.Content[1].Tag == "!!null":
+		d.reportf(n, "want %s, not a mapping; put a text that ends in a colon in quotes: %s", what, quote(n.Content[0].Value+":"))
+	default:
+		d.reportf(n, "want %s, not %s", what, describe(n))
+	}
+}
+
+// describe says what a node is that should be something else.
+func describe(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.MappingNode:
+		return "a mapping"
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case n.Kind == yaml.AliasNode:
+		return "the alias *" + n.Value
+	case n.Tag == "!!null":
+		return "nothing"
+	case n.Tag == "!!str" && n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0:
+		return "the text " + quote(n.Value)
+	}
+	return quote(n.Value)
+}
+
+// quote shows a value, of a long one the beginning.
+func quote(s string) string {
+	const most = 60
+	if r := []rune(s); len(r) > most {
+		return strconv.Quote(string(r[:most])) + "..."
+	}
+	return strconv.Quote(s)
 }

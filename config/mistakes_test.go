@@ -86,7 +86,7 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, on: {b: c}}]":   "1:23 on: want a list, such as [a, b], not a mapping",
 		"rules: [{task: a, on: [b, b]}]":   `1:27 on: "b" is there twice`,
 		"rules: [{task: a, on_headers: [x, '']}]":                        `1:35 on_headers: is empty`,
-		"rules: [{task: a, on_archive: stop}]":                           `1:31 on_archive: want hold or continue, not "stop"`,
+		"rules: [{task: a, on_archive: stop}]":                           `1:31 on_archive: "stop" is unknown; there are hold or continue`,
 		"rules: [{task: a, on_archive: [hold]}]":                         `1:31 on_archive: want hold or continue, not a list`,
 		"hash_keys: ''\nrules: [{task: a}]":                              `1:12 the secret is empty`,
 		"rules: [{task: a, limit: 1.5}]":                                 `1:26 limit: want a whole number, such as 3, not "1.5"`,
@@ -130,6 +130,29 @@ func TestParse_mistakes(t *testing.T) {
 				t.Logf("in %.80q", text)
 			}
 		})
+	}
+}
+
+// A text that ends in a colon is to be quoted, and the mistake says so.
+func TestParse_textThatEndsInAColon(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"rules:\n- task: report:\n":                     `2:`,
+		"rules:\n- task: report: # all\n  on: [id]":     `2:`,
+		"rules:\r\n- task: report:\r\n  on: [id]\r\n":   `2:`,
+		"rules: [{task: report:, on: [id]}]":            `1:`,
+		"rules: [{task: report: }]":                     `1:`,
+		"rules:\n- task:\n    report:\n":                `3:`,
+		"rules:\n- task: a\n  on_headers:\n  - report:": `4:`,
+	} {
+		_, _, err := Parse([]byte(text))
+		if err == nil || !strings.HasPrefix(err.Error(), "config:"+want) || !strings.Contains(err.Error(), `put a text that ends in a colon in quotes: "report:"`) {
+			t.Errorf("%q: %v, want the hint in %s", text, err, want)
+		}
+	}
+	_, _, err := Parse([]byte("rules:\n- task: a\n   on: [id]\n"))
+	if err == nil || strings.Contains(err.Error(), "ends in a colon") {
+		t.Errorf("another mistake: %v", err)
 	}
 }
 
