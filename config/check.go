@@ -5,12 +5,12 @@ import (
 	"errors"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
-	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/unique"
@@ -65,7 +65,7 @@ func (d *decoder) place(top spot, what string, rules []spot, err error, known ma
 		if node == nil && rule.doubtful {
 			continue
 		}
-		if defaults := top.at["defaults"]; node != nil && defaults != nil && isIn(node, defaults) {
+		if defaults := top.at["defaults"]; node != nil && defaults != nil && slices.Contains(defaults.Content, node) {
 			where = "defaults"
 		}
 		if field.Element >= 0 {
@@ -75,15 +75,6 @@ func (d *decoder) place(top spot, what string, rules []spot, err error, known ma
 			d.reportf(cmp.Or(node, rule.node), "%s: %s: %s", where, key, linesFor(rules, field.Err.Error()))
 		}
 	}
-}
-
-func isIn(node, mapping *yaml.Node) bool {
-	for _, n := range mapping.Content {
-		if n == node {
-			return true
-		}
-	}
-	return false
 }
 
 // otherRule finds the rules that an error names beside its own.

@@ -24,39 +24,22 @@ from the program:
 	    until: start
 	    duplicate: join
 
-The keys of a rule are the fields of [automutex.Rule] in snake_case: name, task, on,
-on_headers, optional, scope, limit, ttl, wait, max_hold, cooldown, rate, fence, busy, in_order,
-on_archive, max_queued. All but name and task may be in defaults. Durations are written as in
-Go ("30s", "1h30m"). busy is retry, skip, archive, fail, park, replace, allow or
-{retry_in: <duration>}.
+The keys are the fields of [automutex.Rule] and [unique.Rule] in snake_case; "automutex schema" prints
+them with what they mean. All of a rule but name and task may be in defaults, which do not apply to
+unique rules. Durations are written as in Go ("30s", "1h30m"). Other forms:
 
-A limit is a number, or names the payload field that contains it, as [automutex.LimitField]
-does:
-
+	busy: skip           # retry, skip, archive, fail, park, replace, allow, or:
+	busy: {retry_in: 30s}
+	on: ["."]            # the whole payload
+	limit: 3             # or unlimited, or a payload field as in automutex.LimitField:
 	limit: {field: tenant.max, default: 3, most: 50}
-
-default is the limit of a task without the field; left out, such a task is archived. most is
-the highest limit that a payload can set; left out, there is no bound.
-
-A rate bounds how often handlers start for a key; see [automutex.Rate]:
-
-	rate: {starts: 100, per: 1m, burst: 10}
-
-starts and per are required. burst is how many handlers may start at once; left out, one: starts
-are evenly spread. A rule with "rate: none" does not take that of defaults.
-
-The keys of a unique rule are the fields of [unique.Rule]: task, queue, on, on_headers, optional, scope,
-until, duplicate, max_postpone, keep_archived. until is done, start or {for: <duration>};
-duplicate is reject, join, replace or {postpone: <duration>}. defaults does not apply to unique
-rules.
+	rate: {starts: 100, per: 1m, burst: 10} # burst left out: one; none: not that of defaults
+	until: start         # or done, or {for: 10m}
+	duplicate: join      # or reject, replace, {postpone: 5s}
 
 hash_keys, next to prefix, is a secret that keeps payload values out of keys. It sets
 HashKeys of [automutex.Config] and of [unique.Config]. If the file must not contain a
-secret, leave hash_keys out and set both in the program:
-
-	cfg.HashKeys, once.HashKeys = secret, secret
-
-history, next to prefix too, is how many of the last runs of each key are kept for its page; see
+secret, leave hash_keys out and set both in the program. history, next to prefix too, is
 History of [automutex.Config].
 
 The program sets the rest on what [Load] returns: code (Key, Payload, AfterFailure, Decode, a

@@ -13,8 +13,8 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// file is a configuration. Its keys, and those of everything in it, are the fields of the Go
-// types in snake_case that the tables below have a help for.
+// file is a configuration. Its keys, and those of everything in it, are the fields of the Go types in snake_case that
+// the tables below have a help for.
 type file struct {
 	Prefix, HashKeys string
 	History          int
@@ -170,9 +170,9 @@ func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m))
 // schema is a part of a JSON Schema.
 type schema map[string]any
 
-// Schema returns the JSON Schema (draft 2020-12) of a configuration file, for editors that
-// complete and check YAML. It is made from what the decoder reads, so it knows the same keys. It
-// is looser than [Load]: a file that fits the schema can still have mistakes that only Load finds.
+// Schema returns the JSON Schema (draft 2020-12) of a configuration file, for editors that complete and check YAML.
+// It is made from what the decoder reads, so it knows the same keys. It is looser than [Load]: a file that fits the
+// schema can still have mistakes that only Load finds.
 func Schema() []byte {
 	s := ofFile.schema(reflect.TypeFor[file]())
 	s["$schema"], s["title"] = "https://json-schema.org/draft/2020-12/schema", "automutex"

@@ -49,7 +49,7 @@ func (insider) CheckRate(starts int, per time.Duration, burst int) error {
 func (insider) LockerErr(l *Locker) error { return l.life.Unfit() }
 func (insider) LockErr(m *Lock) error     { return m.err }
 
-// At returns the lock with that key, which package keytext has made, and the options that m was made with. The name
+// At returns the lock with that key, which package keys has made, and the options that m was made with. The name
 // appears only in errors.
 func (insider) At(m *Lock, name, key string, limit int, note string, options ...Option) *Lock {
 	return m.at(name, key, limit, note, options)

@@ -206,7 +206,7 @@ func testBreakGate(t *testing.T, b binary) {
 	}
 	held := take("free")
 	redistest.Must(t, errors.Join(inner.CloseGate(t.Context(), held, time.Hour), held.Unlock(t.Context())))
-	b.run(t, tr.flags("list")...).want(t, exitOK, keys.Key(tr.prefix, "free"), "(closed)")
+	b.run(t, tr.flags("list")...).want(t, exitOK, lockkeys.Key(tr.prefix, "free"), "(closed)")
 	b.run(t, tr.flags("show", "free")...).want(t, exitOK, "held by 0", "nobody starts for", "closed")
 	b.run(t, tr.flags("show", "free", "--json")...).want(t, exitOK, `"closed":"closed"`)
 	r := b.runWith(t, "y\n", nil, tr.flags("break", "free")...)

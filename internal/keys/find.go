@@ -1,24 +1,23 @@
-// Package keys makes the Redis key of a lock: from a payload and paths into it to parts, and
-// from parts to text. It knows neither locks nor asynq.
+// Package keys makes the Redis key of a lock: from a payload and paths into it to parts, and from parts to text. It
+// knows neither locks nor asynq.
 //
-// Read it in this order: path.go takes a path apart, find.go finds the values at all paths in
-// one pass over the payload (json.go), part.go writes a value as a part, text.go
-// writes parts as a key. type.go checks a path against the Go type of the payload.
+// Read it in this order: path.go takes a path apart, find.go finds the values at all paths in one pass over the
+// payload (json.go), part.go writes a value as a part, text.go writes parts as a key. type.go checks a path against
+// the Go type of the payload.
 package keys
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// Fields finds the values at any number of paths in one pass over a payload. Make it with
-// [Parse]. It is immutable and safe for concurrent use.
+// Fields finds the values at some paths in one pass over a payload. Make it with [Parse]. It is immutable.
 //
-// The paths are a tree of nodes: nodes[0] is the payload itself, every other node is one field
-// on the way to, or at the end of, a path.
+// The paths are a tree: nodes[0] is the payload itself, every other node is a field on the way to the end of a path.
 type Fields struct {
 	paths []fieldPath
 	nodes [][]fieldEdge
@@ -45,8 +44,6 @@ type Error struct {
 	NotRead bool   // the payload is not JSON, or not UTF-8
 	Absent  bool   // the field is missing, null or empty, or the payload is empty
 }
-
-func (e *Error) Error() string { return fmt.Sprintf("field %q: %s", e.Path, e.Reason) }
 
 // Parse makes the Fields of some paths. The error quotes the path at fault.
 func Parse(paths []string) (*Fields, error) {
@@ -80,8 +77,8 @@ func (f *Fields) step(from int, segment string) int {
 	return to
 }
 
-// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It
-// returns -1 for anything else.
+// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It returns -1 for anything
+// else.
 func listIndex(segment string) int {
 	index, err := strconv.Atoi(segment)
 	if err != nil || strconv.Itoa(index) != segment || index < 0 {
@@ -90,10 +87,10 @@ func listIndex(segment string) int {
 	return index
 }
 
-// Find returns the value at every path, in the order of the paths: JSON, and for the path of
-// the whole payload whatever the payload is. [Fields.Part] makes the part of each.
+// Find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload
+// whatever the payload is. [Fields.Part] makes the part of each.
 func (f *Fields) Find(payload []byte) ([][]byte, *Error) {
-	if isBlank(payload) {
+	if len(bytes.Trim(payload, spaces)) == 0 {
 		return nil, &Error{Path: f.paths[0].text, Reason: CheckPayload(payload), Absent: true}
 	}
 	values := make([][]byte, len(f.paths))
@@ -110,22 +107,14 @@ func (f *Fields) Find(payload []byte) ([][]byte, *Error) {
 			walk = &fieldWalk{fields: f, found: make([]foundField, len(f.nodes))}
 			walk.value(0, bytes.Trim(payload, spaces))
 		}
-		if walk.twice > 0 {
-			if at := slices.Index(path.nodes, walk.twice); at >= 0 {
-				return nil, f.fail(i, walk.whyTwice(path.segments[at]))
-			}
+		if at := slices.Index(path.nodes, walk.twice); at >= 0 {
+			return nil, &Error{Path: path.text, Reason: walk.whyTwice(path.segments[at])}
 		}
 		if values[i] = walk.found[path.nodes[len(path.nodes)-1]].value; values[i] == nil {
-			failed := f.fail(i, "is missing: "+walk.whyMissing(path))
-			failed.Absent = true
-			return nil, failed
+			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: true}
 		}
 	}
 	return values, nil
-}
-
-func (f *Fields) fail(i int, reason string) *Error {
-	return &Error{Path: f.paths[i].text, Reason: reason}
 }
 
 // Parts returns the part of every path, in the order of the paths.
@@ -154,8 +143,8 @@ type foundField struct {
 // value takes a value for that of a node.
 func (w *fieldWalk) value(node int, value []byte) {
 	found := &w.found[node]
-	if (found.value != nil || found.alike != "") && w.twice == 0 {
-		w.twice = node
+	if found.value != nil || found.alike != "" {
+		w.twice = cmp.Or(w.twice, node)
 	}
 	found.value = value
 	edges := w.fields.nodes[node]
@@ -177,10 +166,9 @@ func (w *fieldWalk) value(node int, value []byte) {
 
 // member takes a member of an object for the node that has its name.
 //
-// A name that differs from a node's name in letter case alone is not the node's, but
-// encoding/json takes it for that: the handler gets whichever comes last in the payload. member
-// notes such a name, unless it is itself the name of a path. A name in which half a surrogate
-// pair was replaced is no node's.
+// A name that differs from a node's name in letter case alone is not the node's, but encoding/json takes it for that:
+// the handler gets whichever comes last in the payload. member notes such a name, unless it is itself the name of a
+// path. A name in which half a surrogate pair was replaced is no node's.
 func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 	name, half := unquote(quoted)
 	for _, edge := range edges {
@@ -190,15 +178,11 @@ func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 		}
 	}
 	for _, edge := range edges {
-		if !bytes.EqualFold(edge.name, name) {
-			continue
-		}
-		found := &w.found[edge.node]
-		if found.value != nil && w.twice == 0 {
-			w.twice = edge.node
-		}
-		if found.alike == "" {
-			found.alike = string(name)
+		if found := &w.found[edge.node]; bytes.EqualFold(edge.name, name) {
+			if found.value != nil {
+				w.twice = cmp.Or(w.twice, edge.node)
+			}
+			found.alike = cmp.Or(found.alike, string(name))
 		}
 	}
 }
@@ -221,22 +205,16 @@ func (w *fieldWalk) whyMissing(path fieldPath) string {
 			at, value = strconv.Quote(strings.Join(path.segments[:i+1], ".")), next.value
 			continue
 		}
-		switch value[0] {
-		case '{':
-			if next.alike != "" {
-				return fmt.Sprintf("%s has no %q, but %q: letter case counts", at, segment, next.alike)
-			}
+		switch kind := map[byte]string{'"': "a string", 't': "a boolean", 'f': "a boolean", 'n': "null"}[value[0]]; {
+		case value[0] == '{' && next.alike != "":
+			return fmt.Sprintf("%s has no %q, but %q: letter case counts", at, segment, next.alike)
+		case value[0] == '{':
 			return fmt.Sprintf("%s has no %q", at, segment)
-		case '[':
+		case value[0] == '[':
 			return fmt.Sprintf("%s is a list without an element %q", at, segment)
-		case '"':
-			return at + " is a string"
-		case 't', 'f':
-			return at + " is a boolean"
-		case 'n':
-			return at + " is null"
+		default:
+			return at + " is " + cmp.Or(kind, "a number")
 		}
-		return at + " is a number"
 	}
 	return "" // not reached: the last node of a missing path was not met
 }

@@ -13,15 +13,13 @@ import (
 	"unicode/utf8"
 )
 
-// encoding/json says what is JSON. This file steps over text that json.Valid has passed, and
-// checks no syntax again. (Decoder.Token makes an allocation for each name and value of a
-// payload: 16 µs and 86 allocations for one of 180 bytes, where this takes 1 µs.)
+// encoding/json says what is JSON. This file steps over text that json.Valid has passed, and checks no syntax again.
+// (Decoder.Token would make 86 allocations for a payload of 180 bytes, twice those of all else that a task has.)
 
-// CheckPayload returns why a payload cannot be read, or "". The reason quotes nothing of the
-// payload.
+// CheckPayload returns why a payload cannot be read, or "". The reason quotes nothing of the payload.
 func CheckPayload(payload []byte) (reason string) {
 	switch {
-	case isBlank(payload):
+	case len(bytes.Trim(payload, spaces)) == 0:
 		return "the payload is empty"
 	case !json.Valid(payload):
 		return "the payload is not JSON" + whyNotJSON(payload)
@@ -33,25 +31,19 @@ func CheckPayload(payload []byte) (reason string) {
 
 const spaces = " \t\r\n" // of JSON
 
-func isBlank(payload []byte) bool { return len(bytes.Trim(payload, spaces)) == 0 }
-
-// whyNotJSON says where a payload stops being JSON. It does not use the text of
-// encoding/json's errors, which differs between versions of Go.
+// whyNotJSON says where a payload stops being JSON, in a text that does not change with the version of Go.
 func whyNotJSON(payload []byte) string {
 	var v json.RawMessage
 	err := json.NewDecoder(bytes.NewReader(payload)).Decode(&v)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return ": it ends too early"
 	}
-	var wrong *json.SyntaxError
-	if err = json.Unmarshal(payload, &v); errors.As(err, &wrong) {
-		return fmt.Sprintf(" (byte %d)", wrong.Offset)
-	}
-	return ""
+	wrong := &json.SyntaxError{}
+	_ = errors.As(json.Unmarshal(payload, &v), &wrong) // no other error: v takes any value
+	return fmt.Sprintf(" (byte %d)", wrong.Offset)
 }
 
-// items goes through the members of an object, or through the elements of a list, which have
-// no name. A name has its quotes.
+// items goes through an object or list. A name has its quotes; elements of a list have none.
 func items(text []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(name, value []byte) bool) {
 		for i := next(text, 1); text[i] != '}' && text[i] != ']'; i = next(text, i) {
@@ -114,8 +106,7 @@ func stringEnd(text []byte, i int) int {
 	}
 }
 
-// unquote gives the text of a string that has its quotes, as encoding/json does: half of a
-// surrogate pair is replaced. half: there was one.
+// unquote gives the text of a string as encoding/json does: half of a surrogate pair is replaced. half: there was one.
 func unquote(quoted []byte) (text []byte, half bool) { return unescape(quoted[1 : len(quoted)-1]) }
 
 // HasLoneSurrogate looks through all strings of a JSON text.

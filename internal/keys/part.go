@@ -27,19 +27,16 @@ var (
 	errDigits    = errors.New("is, or has in it, a number of more than 400 digits when written out")
 )
 
-// Part returns the part of a key for a value that Find found for the i-th path; see
-// automutex.Fields. Different values give different parts, except that a number or boolean and
-// the string with the same text give the same part. A part that begins with a brace or bracket
-// is an object or list. A part that begins with a quote is a string that would otherwise begin
-// with a brace, bracket or quote. All others are the text of a scalar.
+// Part returns the part of a key for a value that Find found for the i-th path; see automutex.Fields. A part that begins
+// with a brace or bracket is an object or list; one that begins with a quote is a string that would otherwise begin so.
 func (f *Fields) Part(i int, value []byte) (string, *Error) {
 	whole := f.paths[i].isWhole()
 	part, err := part(value, whole)
 	if err == nil {
 		return part, nil
 	}
-	failed := f.fail(i, err.Error())
-	if failed.Absent = err == errNull || err == errEmpty; whole { //nolint:errorlint // never wrapped
+	failed := &Error{Path: f.paths[i].text, Reason: err.Error(), Absent: err == errNull || err == errEmpty} //nolint:errorlint // never wrapped
+	if whole {
 		failed.Reason = "the payload " + failed.Reason
 	}
 	return "", failed
@@ -77,8 +74,8 @@ func StringPart(s string) string {
 	return s
 }
 
-// jsonWriter writes JSON in the one way that there is for each value: compact, members sorted by
-// name, numbers in full.
+// jsonWriter writes JSON in the one way that there is for each value: compact, members sorted by name, numbers in
+// full.
 type jsonWriter struct {
 	text  []byte
 	limit int
@@ -152,8 +149,8 @@ func (w *jsonWriter) members(object []byte, depth int) error {
 	return nil
 }
 
-// appendQuoted writes text as a JSON string. There is one way only to write each string, and it
-// does not change with the version of Go.
+// appendQuoted writes text as a JSON string. There is one way only to write each string, and it does not change with
+// the version of Go.
 func appendQuoted(dst, text []byte) []byte {
 	const digits = "0123456789abcdef"
 	dst = append(dst, '"')
@@ -170,8 +167,8 @@ func appendQuoted(dst, text []byte) []byte {
 	return append(dst, '"')
 }
 
-// appendNumber writes a number in full, exactly, in one way for all spellings of it: no
-// exponent, no leading zeros, no trailing zeros after the point.
+// appendNumber writes a number in full, exactly, in one way for all spellings of it: no exponent, no leading zeros,
+// no trailing zeros after the point.
 func appendNumber(dst, number []byte) ([]byte, error) {
 	exponent := 0
 	mantissa, negative := bytes.CutPrefix(number, []byte("-"))
@@ -182,8 +179,7 @@ func appendNumber(dst, number []byte) ([]byte, error) {
 		mantissa = mantissa[:i]
 	}
 
-	// The value is 0.<digits> times ten to the power of point, and digits neither begin nor
-	// end with a zero.
+	// The value is 0.<digits> times ten to the power of point, and digits neither begin nor end with a zero.
 	digits, fraction, _ := bytes.Cut(mantissa, []byte("."))
 	point := len(digits) + exponent
 	if len(fraction) > 0 {
@@ -203,16 +199,16 @@ func appendNumber(dst, number []byte) ([]byte, error) {
 	if negative {
 		dst = append(dst, '-')
 	}
-	switch {
-	case point <= 0:
-		dst = append(append(dst, "0."...), zeroDigits[:-point]...)
-		return append(dst, digits...), nil
-	case point >= len(digits):
-		dst = append(dst, digits...)
-		return append(dst, zeroDigits[:point-len(digits)]...), nil
+	if point <= 0 {
+		digits, point = slices.Concat(zeroDigits[:1-point], digits), 1
+	} else if point > len(digits) {
+		digits = slices.Concat(digits, zeroDigits[:point-len(digits)])
 	}
-	dst = append(append(dst, digits[:point]...), '.')
-	return append(dst, digits[point:]...), nil
+	dst = append(dst, digits[:point]...)
+	if point < len(digits) {
+		dst = append(append(dst, '.'), digits[point:]...)
+	}
+	return dst, nil
 }
 
-var zeroDigits = strings.Repeat("0", maxNumberDigits)
+var zeroDigits = bytes.Repeat([]byte("0"), maxNumberDigits)

@@ -11,8 +11,7 @@ import (
 // Whole is the path of the whole payload. It has no segments.
 const Whole = "."
 
-// ParsePath splits a path at its dots. The error's text continues a sentence that begins with
-// the path.
+// ParsePath splits a path at its dots. The error's text continues a sentence that begins with the path.
 func ParsePath(path string) (segments []string, err error) {
 	switch {
 	case path == Whole:
@@ -53,9 +52,9 @@ var (
 	bracketName  = regexp.MustCompile(`\[(?:'([^']*)'|"([^"]*)")\]`)
 )
 
-// checkNotation refuses what other notations mean by a path and this one does not, and says how
-// it is written here: JSONPath's "$.x", "x[0]" and "items.*.id", and "x,y". With a backslash
-// before it, each such character is part of a name.
+// checkNotation refuses what other notations mean by a path and this one does not, and says how it is written here:
+// JSONPath's "$.x", "x[0]" and "items.*.id", and "x,y". With a backslash before it, each such character is part of a
+// name.
 func checkNotation(path string) error {
 	bare := escaped.ReplaceAllString(path, "__") // as long as path
 	switch {

@@ -150,7 +150,7 @@ func TestJSONFields_agreeWithEncodingJSON(t *testing.T) {
 	}
 	found := jsonFields(reflect.TypeFor[examplePayload]())
 	for name := range written {
-		if found[name] == nil {
+		if found[name].t == nil {
 			t.Errorf("%q was not found", name)
 		}
 	}

@@ -49,7 +49,7 @@ func ParseWaiter(member string, score float64) (w inside.Waiter, ok bool) {
 	return inside.Waiter{Owner: Unescape(f[1]), Note: f[2], Since: time.UnixMicro(int64(score - 2e15 + 1.6e15))}, true
 }
 
-// Unescape is the inverse of keytext.Escape. It returns other text as it is.
+// Unescape is the inverse of keys.Escape. It returns other text as it is.
 func Unescape(s string) string {
 	if plain, err := url.PathUnescape(s); err == nil {
 		return plain
