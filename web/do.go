@@ -3,16 +3,19 @@ package web
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -22,24 +25,101 @@ const (
 	maxForm = 256 << 10
 	// maxWhy bounds the reason that an operator gives.
 	maxWhy = 200
+	// maxOrigin bounds the parameter "from": a key, and what the list is narrowed to.
+	maxOrigin = 16 << 10
 	// actWithin bounds an action; a sweep has several exchanges with Redis.
 	actWithin = time.Minute
+	// shortestPause is the shortest time that a pause may be for, as for the command.
+	shortestPause = 100 * time.Millisecond
+	// maxLimit bounds a limit, as package lock does.
+	maxLimit = math.MaxInt32
+	// maxActions is how many actions are remembered.
+	maxActions = 500
 )
 
-// What an operator can do.
-const (
-	doBreak  = "break"
-	doDelete = "delete"
-	doSweep  = "sweep"
-	doDrop   = "drop"
-	doPause  = "pause"
-	doResume = "resume"
-	doLimit  = "limit"
-	doSkip   = "skip"
-)
+// form is an action that is not done yet: what a link or a form says of it.
+type form struct {
+	Action string
+	Key    string // of the lock; empty for an order or a sweep
+	Target string // of the order
+	Tokens []string
+	Task   string // that is to be skipped
+	Ticket string // of Task, as the list had it
+	Gate   bool   // a break opens the gate as well
+	Anyway bool   // no task has Target, and the operator knows
+	From   string // see origin
+	Why    string
 
-// errGone refuses an action on what is no longer so.
-var errGone = errors.New("nothing was done")
+	For, WrongFor     string // of a pause, as typed, and what is wrong with it
+	Limit, WrongLimit string
+	length            time.Duration // of a pause; 0: until somebody resumes it
+	limit             int           // 0: as the program says
+	ticket            int64
+}
+
+// readForm reads a link or a form. wrong says why it is none of an action; what is wrong with a typed field stands
+// beside the field.
+func (p *page) readForm(v url.Values) (f form, wrong string) {
+	f = form{
+		Action: v.Get("action"), Tokens: v["token"], Task: v.Get("task"), Ticket: v.Get("ticket"), Gate: v.Get("gate") != "",
+		Anyway: v.Has("anyway"), From: v.Get("from"), Why: v.Get("why"), For: v.Get("for"), Limit: v.Get("limit"),
+	}
+	if runes := []rune(f.Why); len(runes) > maxWhy {
+		f.Why = string(runes[:maxWhy])
+	}
+	switch f.Action {
+	case "sweep":
+	case "break", "skip":
+		f.Key = p.keyOf(v.Get("key"))
+		if wrong := p.noLock(f.Key); wrong != "" {
+			return f, wrong
+		}
+		var malformed error
+		f.ticket, malformed = strconv.ParseInt(cmp.Or(f.Ticket, "0"), 10, 64) // 0 is the head of now
+		if f.Action == "skip" && (f.Task == "" || malformed != nil) {
+			return f, "This names no task of a key."
+		}
+	case "pause", "resume", "limit":
+		if f.Target = v.Get("target"); strings.TrimSpace(f.Target) == "" {
+			return f, "Name a target: a scope, or what stands between the braces of a key."
+		}
+	default:
+		return f, "There is no such action."
+	}
+	return f, ""
+}
+
+// readTyped reads what the operator has typed for a pause or a limit, and reports whether it can be read.
+func (f *form) readTyped() bool {
+	var err error
+	switch typed := strings.TrimSpace(f.For + f.Limit); {
+	case f.Action == "pause" && typed != "":
+		if f.length, err = time.ParseDuration(typed); err != nil {
+			f.WrongFor = fmt.Sprintf("%q is not a duration: write 30m or 2h, or leave it empty.", printable.Short(typed))
+		} else if f.length < shortestPause {
+			f.WrongFor = fmt.Sprintf("%q is too short: a pause is at least %s.", printable.Short(typed), shortestPause)
+		}
+	case f.Action == "limit":
+		if f.limit, err = strconv.Atoi(typed); err != nil || f.limit < 0 || f.limit > maxLimit {
+			f.WrongLimit = fmt.Sprintf("%q is not a whole number from 0 to %d.", printable.Short(typed), maxLimit)
+		}
+	}
+	return f.WrongFor+f.WrongLimit == ""
+}
+
+// MaxLimit is the greatest limit, for the form.
+func (form) MaxLimit() int { return maxLimit }
+
+// askView shows what an action will do, and asks for it.
+type askView struct {
+	frame
+	form
+	Question, Button string
+	Effects          []string
+	Back             string // where the operator goes who leaves it as it is
+	Holders          []holderView
+	Unknown, Meant   string // why no task has Target, and the target that was probably meant
+}
 
 // mayOperate answers 403 to whom it may concern.
 func (p *page) mayOperate(w http.ResponseWriter, r *http.Request) bool {
@@ -48,6 +128,93 @@ func (p *page) mayOperate(w http.ResponseWriter, r *http.Request) bool {
 	}
 	p.fail(w, r, http.StatusForbidden, "You may look, and not change anything.")
 	return false
+}
+
+// ask shows what an action will do. It changes nothing.
+func (p *page) ask(w http.ResponseWriter, r *http.Request) {
+	if !p.mayOperate(w, r) {
+		return
+	}
+	f, wrong := p.readForm(r.URL.Query())
+	if wrong != "" {
+		p.fail(w, r, http.StatusBadRequest, wrong)
+		return
+	}
+	p.show(w, r, http.StatusOK, f)
+}
+
+// show shows the form of an action, with what was typed and what is wrong with it.
+func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) {
+	v := &askView{frame: frame{Base: p.base, View: "-"}, form: f, Back: p.origin(f)}
+	if f.Action == "break" {
+		ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
+		defer cancel()
+		info, err := p.look(ctx, f.Key)
+		if err != nil {
+			p.fail(w, r, http.StatusBadGateway, trouble(err, reload)+". Nothing was done.")
+			return
+		}
+		one := func(h holderView) bool { return len(f.Tokens) > 0 && !slices.Contains(f.Tokens, h.Token) }
+		v.Holders = slices.DeleteFunc(p.holders(info), one)
+		v.Gate = len(f.Tokens) == 0 && info.Breakable()
+		if len(v.Holders) == 0 && !v.Gate {
+			p.fail(w, r, http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is nothing to break.")
+			return
+		}
+	}
+	if (f.Action == "pause" || f.Action == "limit") && !f.Anyway {
+		v.Unknown, v.Meant = p.unknownTarget(r.Context(), f.Target)
+	}
+	v.describe()
+	v.Title = v.Question
+	p.render(w, status, "ask", v)
+}
+
+// describe says what an action does.
+func (v *askView) describe() {
+	target, key := printable.Short(v.Target), printable.Short(inspect.InBraces(v.Key))
+	within := "Every worker obeys within two seconds; it outlives restarts."
+	switch v.Action {
+	case "break":
+		v.Button, v.Question = "Break", "Take the lock "+key+" from "+printable.Count(len(v.Holders), "holder")
+		if v.Effects = []string{
+			"The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work.",
+			"The first in line gets the lock at once, unless it is paused or its gate is closed.",
+			"Only the holders below lose the lock, and nobody who came meanwhile.",
+		}; v.Gate {
+			v.Question += ", and open its gate"
+			v.Effects = append(v.Effects, "A hold or a cooldown ends now, whoever ordered it.")
+		}
+		v.Question += "?"
+	case "sweep":
+		v.Button, v.Question = "Sweep", "Remove what dead processes left behind?"
+		v.Effects = []string{
+			"Holders whose lease has ended, and waiters that have ceased to ask, are removed from all locks.",
+			"Nothing depends on it: each lock does the same when a task asks for it.",
+		}
+	case "skip":
+		v.Button, v.Question = "Skip", "Skip task "+printable.Short(v.Task)+" of "+key+"?"
+		v.Effects = []string{
+			"The task gives up its place, and the next task of the key goes on at once.",
+			"The task itself is not changed. If asynq runs it later, it runs out of order, after the others.",
+			"A task that runs now, or that is not the next one of its key any more, is not skipped.",
+		}
+	case "pause":
+		v.Button, v.Question = "Pause", "Pause "+target+"?"
+		v.Effects = []string{
+			"Nobody new gets a lock of this target; who holds one keeps it.",
+			"Tasks go back to asynq, their attempts not spent, whatever the policy of their rule.", within,
+		}
+	case "resume":
+		v.Button, v.Question = "Resume", "Resume "+target+"?"
+		v.Effects = []string{"Tasks get the locks of this target again. A pause of the whole scope stays in force for one key of it.", within}
+	case "limit":
+		v.Button, v.Question = "Set", "Set another limit for "+target+"?"
+		v.Effects = []string{
+			"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes effect as holders leave.",
+			"Ordered keys go on with one at a time, whatever the number.", within,
+		}
+	}
 }
 
 // do does what ask has shown. The answer is a redirect, so that reloading the next page
@@ -65,22 +232,24 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusBadRequest, "The form could not be read. Nothing was done.")
 		return
 	}
-	a := Action{Do: r.PostForm.Get("action"), Target: r.PostForm.Get("key"), Tokens: r.PostForm["token"], Why: r.PostForm.Get("why"), Request: r}
-	if runes := []rune(a.Why); len(runes) > maxWhy {
-		a.Why = string(runes[:maxWhy])
-	}
-	order := readOrder(a.Do, r.PostForm)
-	if order.wrong() && !r.PostForm.Has("picked") {
-		a.Target = r.PostForm.Get("target")
-		p.askAgain(w, r, a, order, "", "")
+	f, wrong := p.readForm(r.PostForm)
+	if wrong != "" {
+		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
-	if target := r.PostForm.Get("target"); (a.Do == doPause || a.Do == doLimit) && target != "" && !r.PostForm.Has("anyway") {
-		if unknown, meant := p.unknownTarget(r.Context(), target); unknown != "" {
-			a.Target = target
-			p.askAgain(w, r, a, order, unknown, meant)
+	if !f.readTyped() {
+		p.show(w, r, http.StatusUnprocessableEntity, f)
+		return
+	}
+	if (f.Action == "pause" || f.Action == "limit") && !f.Anyway {
+		if unknown, _ := p.unknownTarget(r.Context(), f.Target); unknown != "" {
+			p.show(w, r, http.StatusUnprocessableEntity, f)
 			return
 		}
+	}
+	a := Action{Do: f.Action, Target: cmp.Or(f.Key, f.Target), Why: f.Why, Request: r}
+	if f.Action == "break" {
+		a.Tokens = f.Tokens
 	}
 	if p.o.User != nil {
 		a.By = p.o.User(r)
@@ -88,177 +257,155 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	// An action that has begun goes on when the browser goes away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actWithin)
 	defer cancel()
-	var wrong, id string
-	if r.PostForm.Has("picked") {
-		if order.wrong() {
-			wrong = order.WrongFor
-		} else if a, wrong = p.doPicked(ctx, a, r.PostForm, order); wrong == "" {
-			id = p.actions.add(a)
-		}
-	} else if wrong = p.act(ctx, &a, r.PostForm, order); wrong == "" {
-		id = p.record(ctx, a)
+	if a.Result, a.Err = p.act(ctx, f, a.By); a.Err != nil {
+		a.Result = ""
 	}
-	if wrong != "" {
-		p.fail(w, r, http.StatusBadRequest, wrong)
+	a.At = time.Now()
+	id := p.actions.add(a)
+	if p.o.Audit != nil {
+		p.o.Audit(a)
+	}
+	if a.Err != nil {
+		status := http.StatusConflict
+		if errors.Is(a.Err, lock.ErrBackend) || ctx.Err() != nil {
+			status = http.StatusBadGateway
+		}
+		p.fail(w, r, status, a.Do+" failed: "+printable.Short(a.Err.Error()))
 		return
 	}
-	done, to := doneCode(a, id), p.origin(r.PostForm.Get("from"), a.Do)
-	if (a.Do == doBreak || a.Do == doDelete) && a.Target != "" {
-		to = p.keyURL(a.Target)
-	}
+	to := p.origin(f)
 	if strings.Contains(to, "?") {
 		to += "&"
 	} else {
 		to += "?"
 	}
-	w.Header().Set("Location", to+url.Values{"done": {done}}.Encode())
+	w.Header().Set("Location", to+url.Values{"done": {id}}.Encode())
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// act does an action and fills in what came of it. wrong says what is wrong with the form;
-// nothing was done then.
-func (p *page) act(ctx context.Context, a *Action, form url.Values, order orderForm) (wrong string) {
-	switch a.Do {
-	case doBreak, doDelete:
-		a.Target = p.keyOf(a.Target)
-		if wrong := p.noLock(a.Target); wrong != "" {
-			return wrong
-		}
-		if a.Do == doBreak {
-			a.Result, a.Err = p.breakLock(ctx, a.Target, a.Tokens, form.Get("gate") != "")
-		} else {
-			a.Result, a.Err = p.deleteLock(ctx, a.Target, a.Tokens)
-		}
-	case doSweep:
-		a.Target, a.Tokens = "", nil
-		removed, err := inner.Sweep(ctx, p.locker)
-		a.Result, a.Err = fmt.Sprintf("Dead entries removed: %d.", removed), err
-	case doDrop:
-		a.Tokens = nil
-		a.Result, a.Err = p.dropClaim(ctx, a.Target, form.Get("holder"))
-	case doPause, doResume, doLimit:
-		a.Target, a.Tokens = form.Get("target"), nil
-		if strings.TrimSpace(a.Target) == "" {
-			return noTarget
-		}
-		a.Result, a.Err = p.order(ctx, *a, order)
-		p.orders.forget()
-	case doSkip:
-		a.Target, a.Tokens = p.keyOf(a.Target), nil
-		task := form.Get("task")
-		ticket, malformed := strconv.ParseInt(cmp.Or(form.Get("ticket"), "0"), 10, 64) // 0 is the head of now
-		if err := inner.LockErr(inner.ByKey(p.locker, a.Target)); err != nil || malformed != nil || task == "" {
-			return "The form names no task of a key."
-		}
-		a.Result, a.Err = "Task "+printable.Short(task)+" was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.locker, p.states.inspector, a.Target, task, ticket)
-	default:
-		return "There is no such action."
+// act does an action, and says in a sentence what changed.
+func (p *page) act(ctx context.Context, f form, by string) (string, error) {
+	switch f.Action {
+	case "break":
+		return p.breakLock(ctx, f)
+	case "sweep":
+		removed, err := p.sweep(ctx)
+		return fmt.Sprintf("Dead entries removed: %d.", removed), err
+	case "skip":
+		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.", p.skip(ctx, f.Key, f.Task, f.ticket)
 	}
-	return ""
+	defer p.orders.forget()
+	controls, done := p.asOperator(by)
+	defer done()
+	target := printable.Short(f.Target)
+	switch {
+	case f.Action == "resume":
+		return resume(ctx, controls, f.Target)
+	case f.Action == "pause" && f.length > 0:
+		return target + " is paused for " + printable.Exact(f.length) + ".", controls.Pause(ctx, f.Target, time.Now().Add(f.length), f.Why)
+	case f.Action == "pause":
+		return target + " is paused until somebody resumes it.", controls.Pause(ctx, f.Target, time.Time{}, f.Why)
+	case f.limit == 0:
+		return target + " has the limit of the program again.", controls.ClearLimit(ctx, f.Target)
+	}
+	return fmt.Sprintf("%s is limited to %d at once.", target, f.limit), controls.SetLimit(ctx, f.Target, f.limit, f.Why)
 }
 
-// breakLock breaks the holders that the operator has seen, and nobody else, and opens its
+// breakLock breaks the holders that the operator has seen, and nobody else, and opens the
 // gate if it is to.
-func (p *page) breakLock(ctx context.Context, key string, tokens []string, opens bool) (string, error) {
-	if len(tokens) == 0 && !opens {
-		return "", fmt.Errorf("%w: the form names no holder", errGone)
-	}
-	m, broken, opened := inner.ByKey(p.locker, key), 0, false
-	for _, token := range tokens {
-		ok, err := m.Break(ctx, token)
+func (p *page) breakLock(ctx context.Context, f form) (string, error) {
+	broken, opened := 0, false
+	for _, token := range f.Tokens {
+		ok, err := p.breakHolder(ctx, f.Key, token)
 		if err != nil {
-			return "", fmt.Errorf("after %d of %d: %w", broken, len(tokens), err)
+			return "", fmt.Errorf("after %d of %d: %w", broken, len(f.Tokens), err)
 		}
 		if ok {
 			broken++
 		}
 	}
-	if opens {
+	if f.Gate {
 		var err error
-		if opened, err = inner.OpenGate(ctx, m); err != nil {
-			return "", fmt.Errorf("after %d of %d: the gate: %w", broken, len(tokens), err)
+		if opened, err = p.openGate(ctx, f.Key); err != nil {
+			return "", fmt.Errorf("after %d of %d: the gate: %w", broken, len(f.Tokens), err)
 		}
 	}
-	var results []string
-	if broken > 0 {
-		results = append(results, fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(tokens), "holder")))
-	}
-	if opened {
-		results = append(results, "Its gate is open.")
-	}
+	result := fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(f.Tokens), "holder"))
 	switch {
-	case len(results) > 0:
-		return strings.Join(results, " "), nil
-	case len(tokens) == 0:
-		return "", fmt.Errorf("%w: its gate is open already", errGone)
+	case broken > 0 && opened:
+		return result + " Its gate is open.", nil
+	case opened:
+		return "Its gate is open.", nil
+	case broken > 0:
+		return result, nil
 	}
-	return "", fmt.Errorf("%w: none of them holds the lock any more", errGone)
+	return "", fmt.Errorf("%w: none of the holders that you saw has the lock any more, nor is a gate closed that they closed", errGone)
 }
 
-// deleteLock deletes a lock that nobody holds but the holders that the operator has seen.
-func (p *page) deleteLock(ctx context.Context, key string, tokens []string) (string, error) {
-	deleted, err := inner.DeleteFrom(ctx, inner.ByKey(p.locker, key), tokens...)
-	switch {
-	case errors.Is(err, lock.ErrBusy):
-		return "", fmt.Errorf("%w: somebody else holds the lock now", errGone)
-	case err != nil:
-		return "", err
-	case !deleted:
-		return "", fmt.Errorf("%w: the lock is not there any more", errGone)
+// origin is the URL of the view that an operator came from to an action. From is frame.Here of
+// that view; empty means the view that the action belongs to. Anybody can make a link with
+// another text there, so it leads to a view of the page, or is not used.
+func (p *page) origin(f form) string {
+	view, query, _ := strings.Cut(f.From, "?")
+	values, err := url.ParseQuery(query)
+	if f.From == "" || len(f.From) > maxOrigin || err != nil || !slices.Contains([]string{"", "keys", "key", "blocked", "rules"}, view) {
+		switch f.Action {
+		case "break":
+			return p.base + "key?" + url.Values{"key": {f.Key}}.Encode()
+		case "skip":
+			return p.base + "blocked"
+		case "sweep":
+			return p.base + "keys"
+		}
+		return p.base + "rules"
 	}
-	return "The lock and its line were deleted.", nil
+	values.Del("done")
+	if len(values) == 0 {
+		return p.base + view
+	}
+	return p.base + view + "?" + values.Encode()
 }
 
-// record keeps an action and tells Audit.
-func (p *page) record(ctx context.Context, a Action) (id string) {
-	a.At = time.Now()
-	if a.Err != nil {
-		a.Result = ""
-	}
-	id = p.actions.add(a)
-	if err := p.past.write(ctx, a); err != nil {
-		p.o.Logger.Warn("automutex: web: an action is not in the timeline", "action", a.Do, "error", err)
-	}
-	if p.o.Audit != nil {
-		p.o.Audit(a)
-	}
+// actionLog keeps the last actions of this process, oldest first.
+type actionLog struct {
+	mu   sync.Mutex // guards the rest; nobody does I/O under it
+	kept []Action
+	ids  []string // of kept
+}
+
+// add keeps an action and gives its ID. The ID is random: nobody can guess those of others,
+// and no other process of the page has the same.
+func (l *actionLog) add(a Action) (id string) {
+	id = rand.Text()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a.Request = nil
+	l.kept, l.ids = append(l.kept, a), append(l.ids, id)
+	many := max(0, len(l.kept)-maxActions)
+	l.kept, l.ids = slices.Delete(l.kept, 0, many), slices.Delete(l.ids, 0, many)
 	return id
 }
 
-// doneCode names an action in the URL that its form is redirected to: what it was, whether it
-// was done, and its ID.
-func doneCode(a Action, id string) string {
-	outcome := "ok"
-	if a.Err != nil {
-		outcome = "failed"
-	}
-	return a.Do + "." + outcome + "." + id
-}
-
-// errElsewhere stands for the error of an action that this process did not keep.
-var errElsewhere = errors.New("so says this link; the process of the page that tried it knows why")
-
-// done is the action that the viewer was redirected from; nil without one. The process that
-// did it has it whole. Another process behind the same address, or one that has forgotten it,
-// has a fixed text. Nothing of the URL itself is shown: anybody can make a link.
-func (p *page) done(r *http.Request) *Action {
-	code := strings.SplitN(r.URL.Query().Get("done"), ".", 3)
-	if len(code) != 3 {
-		return nil
-	}
-	if a, ok := p.actions.get(code[2]); ok {
+// get gives the action with that ID, which a redirect has in its URL; nil if this process does not know it: nothing of
+// the URL itself is shown, since anybody can make a link.
+func (l *actionLog) get(id string) *Action {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if at := slices.Index(l.ids, id); at >= 0 {
+		a := l.kept[at]
 		return &a
-	}
-	kinds := []string{doBreak, doDelete, doSweep, doDrop, doPause, doResume, doLimit, doSkip}
-	at := slices.Index(kinds, code[0])
-	switch {
-	case at >= 0 && code[1] == "ok":
-		return &Action{Do: kinds[at], Result: kinds[at] + ": done, says this link. The process of the page that did it has the details."}
-	case at >= 0 && code[1] == "failed":
-		return &Action{Do: kinds[at], Err: errElsewhere}
 	}
 	return nil
 }
 
-// keyURL is the URL of a lock's view.
-func (p *page) keyURL(key string) string { return p.base + "key?" + url.Values{"key": {key}}.Encode() }
+// about gives the actions whose target is one of those, newest first.
+func (l *actionLog) about(targets ...string) (all []Action) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range slices.Backward(l.kept) {
+		if slices.Contains(targets, a.Target) {
+			all = append(all, a)
+		}
+	}
+	return all
+}

@@ -1,23 +1,19 @@
 package web_test
 
 import (
-	"context"
 	"io"
 	"net/http"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/web"
-	"github.com/automutex/automutex/web/record"
 )
 
 // What the snippet of the docs speaks of.
 var (
-	rdb   *redis.Client
-	rules []automutex.Rule
-	mux   *http.ServeMux
-	srv   *http.Server
+	rdb *redis.Client
+	mux *http.ServeMux
+	srv *http.Server
 )
 
 func mounted() error {
@@ -30,17 +26,4 @@ func mounted() error {
 	return nil
 }
 
-func recorded() error {
-	recorder, err := record.New(rdb, record.Options{}) // github.com/automutex/automutex/web/record
-	if err != nil {
-		return err
-	}
-	defer recorder.Close()
-	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Observe: recorder.Observe})
-	if err != nil {
-		return err
-	}
-	return guard.Close(context.Background())
-}
-
-var _, _ = mounted, recorded
+var _ = mounted

@@ -39,7 +39,7 @@ func serve(t testing.TB, s *redistest.Server, o Options) *site {
 	redistest.Must(t, err)
 	v := &site{t: t, rdb: rdb, prefix: o.Prefix, page: handler.(*page)}
 	if o.Inspector == nil {
-		v.page.states.within = patience // on a busy machine a state may take more than a second
+		v.page.asynqWithin = patience // on a busy machine asynq may take more than a second
 	}
 	v.locker = lock.New(rdb, lock.Options{Prefix: o.Prefix, Owner: "worker-1:4242", Logger: o.Logger})
 	v.server = httptest.NewServer(handler)

@@ -127,7 +127,7 @@ func TestKey_holdersAndLine(t *testing.T) {
 		v.hold(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-1")))
 		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-2")))
 		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-3")))
-		a := v.get(keyPath(m.Key())).want(200, "<dt>Held</dt><dd>1</dd>", "<dt>In line</dt><dd>2</dd>", "default/task-1", "not in asynq", "<time datetime=")
+		a := v.get(keyPath(m.Key())).want(200, "<dt>Held</dt><dd>1</dd>", "<dt>In line</dt><dd>2</dd>", "default/task-1", "<time datetime=")
 		if first, second := strings.Index(a.body, "default/task-2"), strings.Index(a.body, "default/task-3"); first < 0 || second < first {
 			t.Error("the line is not in order")
 		}
@@ -173,7 +173,7 @@ func TestKeys_outage(t *testing.T) {
 	v := serve(t, s, Options{})
 	v.find("/keys", "No lock is held or waited for.")
 	s.Stop(t)
-	v.find("/keys", `class="error"`).want(200, "; the page tries again").without("the rows below are newer", "EOF")
+	v.find("/keys", `class="error"`).want(200, "; the page tries again").without("EOF")
 	v.get(keyPath(v.prefix+":{a}")).want(200, `class="error"`, "; the page tries again")
 	s.Start(t)
 	redistest.Eventually(t, patience, func() bool {
@@ -190,8 +190,8 @@ func TestKeys_hangsFromTheBeginning(t *testing.T) {
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: func(*http.Request) Access { return AccessOperate }})
 	s.Pause(t)
 	var viewers sync.WaitGroup
-	for _, path := range []string{"/", "/keys", "/blocked", "/rules", "/processes"} {
-		viewers.Go(func() { v.get(path).want(200, "Redis does not answer; the page tries again") })
+	for _, path := range []string{"/", "/keys", "/blocked", "/rules"} {
+		viewers.Go(func() { v.get(path).want(200, "; the page tries again") })
 	}
 	viewers.Go(func() {
 		v.get("/do?action=pause&target=nobody").want(200, "Pause nobody?").without("Nor is there such a lock")
@@ -214,8 +214,8 @@ func TestKey_longLine(t *testing.T) {
 		v.wait(m)
 	}
 	a := v.get(keyPath(m.Key())).want(200, fmt.Sprintf("<dt>In line</dt><dd>%d</dd>", mostShown+5), "and 5 more</p>")
-	if n := strings.Count(a.body, `data-name="Waits as"`); n != mostStates {
-		t.Errorf("%d rows, want %d", n, mostStates)
+	if n := strings.Count(a.body, `data-name="Waits as"`); n != mostShown {
+		t.Errorf("%d rows, want %d", n, mostShown)
 	}
 }
 
@@ -225,16 +225,16 @@ func TestViews_redisHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Access: func(*http.Request) Access { return AccessOperate }})
-	v.page.states.within = statesWithin
+	v.page.asynqWithin = asynqWithin
 	v.find("/keys", "No lock is held or waited for.")
 	s.Pause(t)
-	time.Sleep(fleetFresh + time.Second) // until no answer of before is new enough
+	time.Sleep(rulesFresh + time.Second) // until no answer of before is new enough
 	var viewers sync.WaitGroup
-	for _, path := range []string{"/keys?q=task-1", "/", "/rules", "/processes", keyPath(v.prefix + ":{a}"), "/unique", "/do?action=pause&target=a"} {
+	for _, path := range []string{"/keys?q=task-1", "/", "/rules", keyPath(v.prefix + ":{a}"), "/do?action=pause&target=a"} {
 		viewers.Go(func() {
 			began := time.Now()
 			a := v.get(path)
-			if took := time.Since(began); took > firstLook+3*statesWithin {
+			if took := time.Since(began); took > firstLook+3*asynqWithin {
 				t.Errorf("%s took %s", path, took)
 			}
 			if !strings.HasPrefix(path, "/do") {

@@ -3,7 +3,6 @@ package web
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -130,16 +129,4 @@ func TestLive_head(t *testing.T) {
 		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
 	}
 	redistest.Eventually(t, patience, func() bool { return len(v.page.streams) == 0 }, "no stream is open")
-}
-
-// Live parts that nobody looks at any more make room.
-func TestFragments_bounded(t *testing.T) {
-	t.Parallel()
-	f := newFragments()
-	for i := range 3 * maxFragments {
-		f.get(fmt.Sprint(i), func() []byte { return []byte("x") })
-	}
-	if len(f.all) > maxFragments {
-		t.Errorf("%d are kept, want %d at most", len(f.all), maxFragments)
-	}
 }

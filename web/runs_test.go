@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -85,12 +85,11 @@ func TestRuns_many(t *testing.T) {
 func TestRuns_behindALongLine(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	runs := []run{{Run: history.Run{Task: "q/ran", Outcome: "done", Start: now.Add(-time.Minute), End: now}}}
-	for range mostLooked {
-		runs = append(runs, run{Run: history.Run{Task: "q/waits", Came: now.Add(-time.Minute), End: now}, Open: true})
+	runs := []run{{Task: task{Text: "q/ran"}, Outcome: "done", Start: now.Add(-time.Minute), End: now}}
+	for range 100 {
+		runs = append(runs, run{Task: task{Text: "q/waits"}, Came: now.Add(-time.Minute), End: now, Open: true})
 	}
-	p := &page{}
-	if b := p.newBars(joined(nil, 0, runs)); len(b.Rows) != 1 || b.Rows[0].Ran != "1m" || b.More != 0 {
+	if b := newBars(joined(nil, runs, nil), now); len(b.Rows) != 1 || b.Rows[0].Ran() != "1m" || b.More != 0 {
 		t.Errorf("%+v and %d more, want the run alone", b.Rows, b.More)
 	}
 }
@@ -133,35 +132,39 @@ func TestRuns_joined(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_700_000_000, 0)
 	after := func(s int) time.Time { return at.Add(time.Duration(s) * time.Second) }
-	var seen seenRuns
-	holder := func(note, token string) []inside.Holder {
-		return []inside.Holder{{Token: token, Note: note, Owner: "w"}}
+	var p page
+	look := func(key string, now int, since int, token, holds string, waits ...inspect.Waiter) ([]run, time.Time) {
+		l := inspect.Lock{Key: key, Waiters: waits}
+		if token != "" {
+			start := after(since)
+			l.Held, l.Since, l.Holders = 1, &start, []inspect.Holder{{Token: token, Queue: "q", Task: holds, Owner: "w"}}
+		}
+		return p.seen.look(row{l, after(now)}, p.task)
 	}
-	waits := []inside.Waiter{{Note: "q/b", Since: after(101)}}
-	seen.look("k", after(0), after(-5), 0, holder("q/a", "1"), nil)
-	seen.look("k", after(2), after(-5), 100*time.Second, holder("q/a", "1"), waits)
-	seen.look("k", after(4), after(3), 100*time.Second, holder("q/b", "2"), nil)
-	runs, first := seen.look("k", after(6), time.Time{}, 0, nil, nil)
+	look("k", 0, -5, "1", "a")
+	look("k", 2, -5, "1", "a", inspect.Waiter{Queue: "q", Task: "b", Since: after(1)})
+	look("k", 4, 3, "2", "b")
+	runs, first := look("k", 6, 0, "", "")
 	if len(runs) != 2 || !first.Equal(at) {
 		t.Fatalf("%+v since %s", runs, first)
 	}
 	a, b := runs[0], runs[1]
-	if a.Task != "q/a" || !a.Start.Equal(after(-5)) || !a.End.Equal(after(2)) || a.Open || !a.Came.IsZero() {
+	if a.Task.Text != "q/a" || !a.Start.Equal(after(-5)) || !a.End.Equal(after(2)) || a.Open || !a.Came.IsZero() {
 		t.Errorf("a: %+v", a)
 	}
-	if b.Task != "q/b" || !b.Came.Equal(after(1)) || !b.Start.Equal(after(3)) || !b.End.Equal(after(4)) || b.Open {
+	if b.Task.Text != "q/b" || !b.Came.Equal(after(1)) || !b.Start.Equal(after(3)) || !b.End.Equal(after(4)) || b.Open {
 		t.Errorf("b: %+v", b)
 	}
-	kept := []history.Run{{Task: "q/b", Outcome: "done", Came: after(101), Start: after(103), End: after(105)}}
-	all := joined(kept, 100*time.Second, runs)
-	if len(all) != 2 || all[0].Task != "q/b" || all[0].Outcome != "done" || !all[0].End.Equal(after(5)) || all[1].Task != "q/a" {
+	kept := []history.Run{{Task: "q/b", Outcome: "done", Came: after(1), Start: after(3), End: after(5)}}
+	all := joined(kept, runs, p.taskOf)
+	if len(all) != 2 || all[0].Task.Text != "q/b" || all[0].Outcome != "done" || !all[0].End.Equal(after(5)) || all[1].Task.Text != "q/a" {
 		t.Errorf("%+v", all)
 	}
-	for i := range maxSeries + 3 {
-		seen.look(fmt.Sprint(i), after(10+i), time.Time{}, 0, nil, nil)
+	for i := range maxSeen + 3 {
+		look(fmt.Sprint(i), 10+i, 0, "", "")
 	}
-	if len(seen.keys) != maxSeries || seen.keys["k"] != nil {
-		t.Errorf("%d keys", len(seen.keys))
+	if len(p.seen.keys) > maxSeen {
+		t.Errorf("%d keys", len(p.seen.keys))
 	}
 }
 
@@ -172,7 +175,7 @@ func TestBars_ticks(t *testing.T) {
 	for span, want := range map[time.Duration]string{
 		time.Second: "23:04:06.0", 20 * time.Second: "23:04:10", 5 * time.Minute: "23:05", 20 * time.Hour: "Jan 3 06:00", 2000 * time.Hour: "Jan ",
 	} {
-		b := bars{From: from, To: from.Add(span)}
+		b := bars{From: from, To: from.Add(span), now: from}
 		b.ticks()
 		if len(b.Ticks) < 2 && span < time.Hour || len(b.Ticks) == 0 || len(b.Ticks) > 8 || !strings.Contains(fmt.Sprint(b.Ticks), want) {
 			t.Errorf("%s: %+v", span, b.Ticks)
@@ -194,7 +197,7 @@ func TestBars_clock(t *testing.T) {
 		{today.Add(-14 * time.Hour), today, today.Format("Jan 2 15:04:05")},
 		{today.AddDate(0, 0, -3), today.AddDate(0, 0, -3).Add(time.Hour), today.Format("Jan 2 15:04:05")},
 	} {
-		b := &bars{From: c.from, To: c.to}
+		b := &bars{From: c.from, To: c.to, now: now}
 		if got := b.Clock(today); got != c.want {
 			t.Errorf("from %s to %s: %q, want %q", c.from, c.to, got, c.want)
 		}
@@ -204,10 +207,9 @@ func TestBars_clock(t *testing.T) {
 // The axis has the end of each run, also of one that ended later by Redis' clock than the page looked.
 func TestBars_to(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
 	now := time.Now()
 	later := now.Add(time.Minute)
-	b := v.page.newBars([]run{{history.Run{Task: "a", Start: now.Add(-time.Hour), End: now}, true}, {history.Run{Task: "b", Start: now, End: later}, false}})
+	b := newBars([]run{{Start: now.Add(-time.Hour), End: now, Open: true}, {Start: now, End: later}}, now)
 	if !b.To.Equal(later) {
 		t.Errorf("to %s, want %s", b.To, later)
 	}

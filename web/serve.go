@@ -1,10 +1,19 @@
 package web
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"html/template"
 	"net/http"
-	"net/url"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -12,20 +21,24 @@ import (
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
+// liveViews make what the template of a view shows. Its part "live" is sent again and again.
+var liveViews = map[string]func(*page, *http.Request) any{
+	"overview": func(p *page, r *http.Request) any { return p.overview(r) },
+	"keys":     func(p *page, r *http.Request) any { return p.keysView(r) },
+	"blocked":  func(p *page, r *http.Request) any { return p.blockedView(r) },
+	"rules":    func(p *page, r *http.Request) any { return p.rulesView(r) },
+	"key":      func(p *page, r *http.Request) any { return p.keyView(r, p.keyOf(r.URL.Query().Get("key"))) },
+}
+
 // routes makes the handler: from the outside in, headers, whether it is closed, the
 // path, access, requests from other sites, and the views.
 func (p *page) routes() {
 	p.mux = http.NewServeMux()
 	p.handle("/{$}", p.view("overview"), nil)
 	p.handle("/keys", p.keys, nil)
-	p.handle("/blocked", p.view("blocked"), nil)
-	p.handle("/processes", p.view("processes"), nil)
-	p.mux.HandleFunc("POST /theme", p.setTheme)
 	p.handle("/key", p.key, nil)
+	p.handle("/blocked", p.view("blocked"), nil)
 	p.handle("/rules", p.view("rules"), nil)
-	p.handle("/metrics", p.metrics, nil)
-	p.handle("/unique", p.uniquePage, p.uniquePage)
-	p.handle("/doctor", p.doctorPage, p.examine)
 	p.handle("/live", p.live, nil)
 	p.handle("/do", p.ask, p.do)
 	p.handle("/static/{file}", p.static, nil)
@@ -43,11 +56,9 @@ func (p *page) routes() {
 		header.Set("X-Content-Type-Options", "nosniff")
 		header.Set("Referrer-Policy", "same-origin")
 		header.Set("Cache-Control", "no-store")
-		select {
-		case <-p.closed:
+		if p.ctx.Err() != nil {
 			http.Error(w, "this page is closed", http.StatusServiceUnavailable)
 			return
-		default:
 		}
 		r, ok := p.atRoot(w, r)
 		switch {
@@ -99,10 +110,244 @@ func (p *page) atRoot(w http.ResponseWriter, r *http.Request) (*http.Request, bo
 	if path == r.URL.Path {
 		return r, true
 	}
-	inner := new(http.Request)
-	*inner = *r
-	inner.URL = new(url.URL)
-	*inner.URL = *r.URL
-	inner.URL.Path, inner.URL.RawPath = path, ""
+	inner, its := r.WithContext(r.Context()), *r.URL
+	its.Path, its.RawPath = path, ""
+	inner.URL = &its
 	return inner, true
+}
+
+//go:embed templates
+var templateFiles embed.FS
+
+// views are the templates: each has layout.html around it.
+var views = func() map[string]*template.Template {
+	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
+		"asset":    func(base, name string) string { return base + "static/" + name + "?v=" + versions[name] },
+		"ago":      func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
+		"clock":    func(t time.Time) string { return t.UTC().Format("15:04:05") },
+		"exact":    printable.Exact,
+		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+		"text":     printable.Short,
+		"count":    printable.Count,
+		"inBraces": inspect.InBraces,
+		"sep":      func(n int) string { return separated(strconv.Itoa(n)) },
+		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
+		"order":    inspect.OrderText,
+		"more":     func(n int) int { return n - 1 },
+	}).ParseFS(templateFiles, "templates/layout.html"))
+	all := map[string]*template.Template{}
+	for _, name := range []string{"overview", "keys", "key", "blocked", "rules", "ask", "fail"} {
+		all[name] = template.Must(template.Must(layout.Clone()).ParseFS(templateFiles, "templates/"+name+".html"))
+	}
+	return all
+}()
+
+// separated is a number with separators between thousands.
+func separated(digits string) string {
+	for at := len(digits) - 3; at > 0 && digits[at-1] != '-'; at -= 3 {
+		digits = digits[:at] + "," + digits[at:]
+	}
+	return digits
+}
+
+// frame is what every view knows.
+type frame struct {
+	Base    string // what links begin with
+	View    string // of the navigation
+	Title   string
+	Here    string // the link to the view, without Base, for its actions to lead back to
+	Live    string // the URL of the view's stream; empty without one
+	Operate bool   // the viewer may act
+	Now     time.Time
+	Err     string
+	Done    *Action // what the viewer has just done
+}
+
+// Views are the links of the navigation.
+func (frame) Views() []struct{ Path, Name string } {
+	return []struct{ Path, Name string }{{"", "Overview"}, {"keys", "Keys"}, {"blocked", "Blocked"}, {"rules", "Rules"}}
+}
+
+// frame makes that of a live view.
+func (p *page) frame(r *http.Request, view, title, query string) frame {
+	f := frame{Base: p.base, View: view, Here: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
+	f.Live, f.Done = p.base+"live?view="+view+"&"+query, p.actions.get(r.URL.Query().Get("done"))
+	if query != "" {
+		f.Here += "?" + query
+	}
+	return f
+}
+
+// render sends a whole page. It is made before the first byte is sent, so that a failure
+// is a 500 and not half a page.
+func (p *page) render(w http.ResponseWriter, status int, view string, data any) {
+	body, err := execute(view, "layout.html", data)
+	if err != nil {
+		p.o.Logger.Error("automutex: web: cannot render a view", "view", view, "error", err)
+		http.Error(w, "the page cannot be rendered; the log says why", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // the browser went away
+}
+
+// execute makes a view with one of its templates.
+func execute(view, name string, data any) ([]byte, error) {
+	var b bytes.Buffer
+	err := views[view].ExecuteTemplate(&b, name, data)
+	return b.Bytes(), err
+}
+
+// fail answers with an error.
+func (p *page) fail(w http.ResponseWriter, _ *http.Request, status int, text string) {
+	p.render(w, status, "fail", frame{Base: p.base, View: "-", Title: http.StatusText(status), Err: text})
+}
+
+// view answers with a live view.
+func (p *page) view(name string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { p.render(w, http.StatusOK, name, liveViews[name](p, r)) }
+}
+
+const (
+	// maxStreams is how many live streams there may be at once. Each is a connection and a goroutine.
+	maxStreams = 256
+	// liveEvery is how often a live view is made anew.
+	liveEvery = time.Second
+	// liveFor is how long a stream lasts. The browser then asks for another one, so
+	// that access is decided again.
+	liveFor = 5 * time.Minute
+	// sendWithin is how long a browser may take to read one message.
+	sendWithin = 10 * time.Second
+	// quietFor is after how long a stream without news sends a comment, so that
+	// proxies keep it open.
+	quietFor = 15 * time.Second
+	// A live part is good for makeTimes as long as it took to make, but not for longer than mostStale.
+	makeTimes = 4
+	mostStale = 5 * time.Second
+	// eventStream is the media type of a stream.
+	eventStream = "text/event-stream; charset=utf-8"
+)
+
+// live sends the live part of a view again and again. It returns when the browser goes
+// away, at the end of liveFor, or when the page is closed.
+func (p *page) live(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	view := q.Get("view")
+	if liveViews[view] == nil || view == "key" && p.noLock(p.keyOf(q.Get("key"))) != "" {
+		p.fail(w, r, http.StatusNotFound, "There is no such live view.")
+		return
+	}
+	if r.Method == http.MethodHead { // has no body to stream
+		w.Header().Set("Content-Type", eventStream)
+		return
+	}
+	select {
+	case p.streams <- struct{}{}:
+		defer func() { <-p.streams }()
+	default:
+		w.Header().Set("Retry-After", "30")
+		p.fail(w, r, http.StatusServiceUnavailable, "Too many live views are open; reload to see what is new.")
+		return
+	}
+	w.Header().Set("Content-Type", eventStream)
+	w.Header().Set("X-Accel-Buffering", "no") // nginx would keep messages back
+	out := http.NewResponseController(w)
+	ctx, cancel := context.WithTimeout(r.Context(), liveFor)
+	defer cancel()
+	tick := time.NewTicker(liveEvery)
+	defer tick.Stop()
+	var last []byte
+	sent := time.Now()
+	for {
+		body := p.fragment(ctx, r, view)
+		message := ": nothing new\n\n"
+		if !bytes.Equal(body, last) {
+			message = event(body)
+		} else if time.Since(sent) < quietFor {
+			message = ""
+		}
+		if message != "" {
+			// A server's WriteTimeout is for whole answers, and would end the stream. Not
+			// every ResponseWriter has deadlines; without them the server's own counts.
+			_ = out.SetWriteDeadline(time.Now().Add(sendWithin))
+			if _, err := w.Write([]byte(message)); err != nil || out.Flush() != nil {
+				return
+			}
+			// Over HTTP/2 a deadline that passes between two messages would end the stream.
+			_ = out.SetWriteDeadline(time.Time{})
+			last, sent = body, time.Now()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+// event is a message of a stream.
+func event(body []byte) string {
+	text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(body))
+	return "data: " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\ndata: ") + "\n\n"
+}
+
+// fragment is the live part of a view. Who may see the same and looks at the same gets what the first of them had made.
+func (p *page) fragment(ctx context.Context, r *http.Request, view string) []byte {
+	key := fmt.Sprintf("%d %s %s", p.o.Access(r), view, r.URL.RawQuery)
+	p.mu.Lock()
+	its := p.fragments[key]
+	if its == nil {
+		if len(p.fragments) >= maxStreams {
+			clear(p.fragments) // whoever has one goes on with it
+		}
+		its = &shared[[]byte]{ctx: p.ctx, within: 2 * firstLook}
+		p.fragments[key] = its
+	}
+	p.mu.Unlock()
+	body, err := its.get(ctx, func(ctx context.Context) ([]byte, time.Duration, error) {
+		began := time.Now()
+		body, err := execute(view, "live", liveViews[view](p, r.WithContext(ctx)))
+		took := time.Since(began)
+		return body, max(freshFor-took, min(makeTimes*took, mostStale)), err
+	})
+	if err != nil && ctx.Err() == nil && p.ctx.Err() == nil {
+		p.o.Logger.Error("automutex: web: cannot make a live view", "view", view, "error", err)
+	}
+	return body
+}
+
+//go:embed assets
+var assets embed.FS
+
+// versions begin the SHA-256 of the files that browsers get, and end their URLs. Licences are not among them.
+var versions = func() map[string]string {
+	all := map[string]string{}
+	for _, name := range []string{"app.css", "app.js", "htmx.min.js", "hx-sse.min.js", "icon.svg", "uPlot.iife.min.js", "uPlot.min.css"} {
+		body, err := assets.ReadFile("assets/" + name)
+		if err != nil {
+			panic(err) // embedded: it is there
+		}
+		sum := sha256.Sum256(body)
+		all[name] = hex.EncodeToString(sum[:6])
+	}
+	return all
+}()
+
+// static serves a file. Its URL changes with its content, so browsers may keep it.
+func (p *page) static(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("file")
+	version, ok := versions[name]
+	if !ok {
+		p.fail(w, r, http.StatusNotFound, "There is no such file.")
+		return
+	}
+	w.Header().Set("ETag", `"`+version+`"`)
+	w.Header().Set("Cache-Control", "private, no-cache")
+	if r.URL.Query().Get("v") == version {
+		w.Header().Set("Cache-Control", "private, max-age=31536000, immutable")
+	}
+	http.ServeFileFS(w, r, assets, "assets/"+name)
 }

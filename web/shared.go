@@ -3,23 +3,30 @@ package web
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io"
+	"net"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/printable"
 )
 
 const (
-	// sharedWithin bounds one question to Redis whose answer is for all viewers, if shared.within does not.
+	// sharedWithin bounds a question whose answer is for all viewers, if shared.within does not.
 	sharedWithin = 3 * time.Second
 	// failedFor is how long a failure stands for all viewers, before one of them asks again.
 	failedFor = 2 * time.Second
 )
 
-// shared is an answer of Redis for all viewers. The zero value has none. The first viewer who
-// finds it too old has a goroutine ask for all; who comes meanwhile waits for the answer. A failure
-// is an answer, too: viewers of a Redis that does not answer do not ask one after another.
+// shared is an answer for all viewers. The first viewer who finds it too old has a goroutine ask for all; who comes
+// meanwhile waits for the answer. A failure is an answer, too: viewers of a Redis that does not answer do not ask one
+// after another.
 type shared[T any] struct {
-	within time.Duration // bounds a question; 0: sharedWithin
-	pause  int           // an answer is good enough for at least so many times as long as it took
+	ctx    context.Context // of the page: ends all questions
+	within time.Duration   // bounds a question; 0: sharedWithin
 
 	mu     sync.Mutex    // guards the rest; nobody does I/O under it
 	asking chan struct{} // closed at the answer to the question that is on its way; nil: there is none
@@ -28,17 +35,20 @@ type shared[T any] struct {
 	err    error         // of the last question
 }
 
-// get gives an answer that is at most fresh old. With an error, which is that of ctx where
-// the answer does not come in time, it gives the last answer that there was.
-func (s *shared[T]) get(ctx context.Context, fresh time.Duration, ask func(context.Context) (T, error)) (T, error) {
+// question asks. goodFor is how long its answer will do.
+type question[T any] func(context.Context) (value T, goodFor time.Duration, err error)
+
+// get gives an answer that will do. With an error, which is that of ctx if the answer does not come in time, get gives
+// the last answer that there was.
+func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for !time.Now().Before(s.next) { // once, or again after a forget
+	for !time.Now().Before(s.next) && s.ctx.Err() == nil { // once, or again after a forget
 		asking := s.asking
 		if asking == nil {
 			asking = make(chan struct{})
 			s.asking = asking
-			go s.ask(context.WithoutCancel(ctx), asking, fresh, ask) // ends when the question's time is over
+			go s.ask(asking, ask) // ends within s.within, and with the page
 		}
 		s.mu.Unlock()
 		select {
@@ -53,14 +63,17 @@ func (s *shared[T]) get(ctx context.Context, fresh time.Duration, ask func(conte
 	return s.value, s.err
 }
 
-// ask asks Redis, and keeps the answer unless forget was called meanwhile. Its context is not the
-// viewer's: the answer is for others, too, also when this one goes away.
-func (s *shared[T]) ask(ctx context.Context, asking chan struct{}, fresh time.Duration, ask func(context.Context) (T, error)) {
+// ask keeps the answer unless forget was called meanwhile. Its context is not the viewer's: the answer is for others,
+// too, also when this one goes away.
+func (s *shared[T]) ask(asking chan struct{}, ask question[T]) {
 	defer close(asking)
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.within, sharedWithin))
+	ctx, cancel := context.WithTimeout(s.ctx, cmp.Or(s.within, sharedWithin))
 	defer cancel()
-	began := time.Now()
-	value, err := within(ctx, ask)
+	var goodFor time.Duration
+	value, err := within(ctx, func(ctx context.Context) (value T, err error) {
+		value, goodFor, err = ask(ctx)
+		return value, err
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.asking != asking {
@@ -71,21 +84,65 @@ func (s *shared[T]) ask(ctx context.Context, asking chan struct{}, fresh time.Du
 		s.next = time.Now().Add(failedFor)
 		return
 	}
-	now := time.Now()
-	s.value, s.next = value, now.Add(max(fresh, time.Duration(s.pause)*now.Sub(began)))
+	s.value, s.next = value, time.Now().Add(goodFor)
 }
 
-// last gives the last answer, and the error of the last question. It asks nobody.
-func (s *shared[T]) last() (T, error) {
+// last gives the last answer. It asks nobody.
+func (s *shared[T]) last() T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.value, s.err
+	return s.value
 }
 
-// forget has the next get ask Redis: something has changed. The answer to a question that is on
-// its way is from before the change, and is not kept.
+// forget has the next get ask: something has changed. The answer to a question that is on its way is from before the
+// change, and is not kept.
 func (s *shared[T]) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next, s.asking = time.Time{}, nil
+}
+
+// within asks, and returns when ctx ends at the latest: a client without ContextTimeoutEnabled, and asynq's Inspector, go
+// on until their own timeouts, and their answer is dropped then.
+func within[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	answered := make(chan answer, 1) // has room: an answer that comes late blocks nobody
+	go func() {                      // ends when the client does
+		value, err := ask(ctx)
+		answered <- answer{value, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.value, a.err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+// What a viewer does, or need not do, if Redis is out of reach.
+const (
+	triesAgain = "the page tries again"
+	reload     = "reload to try again"
+)
+
+// trouble says for the viewer why Redis did not tell something, and what comes next if it is out of reach.
+func trouble(err error, next string) string {
+	var network net.Error
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &network) && network.Timeout(): // the end of a context, too
+		return "Redis does not answer; " + next
+	case errors.As(err, &network):
+		return "Redis cannot be reached (" + printable.Short(network.Error()) + "); " + next
+	case errors.Is(err, io.EOF):
+		return "Redis has closed the connection; " + next
+	case redis.HasErrorPrefix(err, "WRONGTYPE"):
+		return "Another program has written to the key that this error names, and all its tasks fail until you DEL it in Redis: " + printable.Short(err.Error())
+	}
+	return printable.Short(err.Error())
 }

@@ -39,7 +39,7 @@ func TestControls_failureShared(t *testing.T) {
 	began := time.Now()
 	var viewers sync.WaitGroup
 	for range 30 {
-		viewers.Go(func() { v.get(keyPath(v.prefix+":{a}")).want(200, "refused by a test") })
+		viewers.Go(func() { v.get("/rules").want(200, "refused by a test") })
 	}
 	viewers.Wait()
 	// The Lockers of the page and of the worker read the controls by themselves, too.
@@ -47,50 +47,50 @@ func TestControls_failureShared(t *testing.T) {
 		t.Errorf("Redis was asked %d times, want 1 to %d", n, most)
 	}
 	heals.Store(true)
-	v.find(keyPath(v.prefix+":{a}"), ": by a test").want(200, "paused until")
+	v.find("/rules", ": by a test").want(200, "paused until")
 }
 
 // An answer is for all viewers: it does not fail because the one who asked goes away, and keeps nobody
 // longer than he waits. After a change the next viewer asks anew, also while a question is on its way.
 func TestShared(t *testing.T) {
 	t.Parallel()
-	var s shared[int]
+	s := shared[int]{ctx: t.Context()}
 	asked := 0
-	ask := func(ctx context.Context) (int, error) { asked++; return asked, ctx.Err() }
+	ask := func(ctx context.Context) (int, time.Duration, error) { asked++; return asked, time.Hour, ctx.Err() }
 	here := t.Context()
 	gone, cancel := context.WithCancel(here)
 	cancel()
-	if n, err := s.get(gone, time.Hour, ask); n > 1 || !errors.Is(err, context.Canceled) {
+	if n, err := s.get(gone, ask); n > 1 || !errors.Is(err, context.Canceled) {
 		t.Fatalf("%d, %v; want the end of the wait", n, err)
 	}
 	for range 3 {
-		if n, err := s.get(here, time.Hour, ask); n != 1 || err != nil {
+		if n, err := s.get(here, ask); n != 1 || err != nil {
 			t.Fatalf("%d, %v; want the first answer", n, err)
 		}
 	}
 	s.forget()
-	if n, err := s.get(here, time.Hour, ask); n != 2 || err != nil {
+	if n, err := s.get(here, ask); n != 2 || err != nil {
 		t.Errorf("%d, %v; want a second answer", n, err)
 	}
 	s.forget()
 	fails := errors.New("no answer")
-	n, err := s.get(here, time.Hour, func(context.Context) (int, error) { return 0, fails })
+	n, err := s.get(here, func(context.Context) (int, time.Duration, error) { return 0, 0, fails })
 	if n != 2 || !errors.Is(err, fails) {
 		t.Errorf("%d, %v; want the answer of before, with the error", n, err)
 	}
 	s.forget()
 	begun, goOn, told := make(chan struct{}), make(chan struct{}), make(chan int)
 	go func() { // ends when it has told
-		n, _ := s.get(here, time.Hour, func(context.Context) (int, error) {
+		n, _ := s.get(here, func(context.Context) (int, time.Duration, error) {
 			close(begun)
 			<-goOn
-			return -1, nil
+			return -1, time.Hour, nil
 		})
 		told <- n
 	}()
 	<-begun
 	s.forget()
-	if n, err := s.get(here, time.Hour, ask); n != 3 || err != nil {
+	if n, err := s.get(here, ask); n != 3 || err != nil {
 		t.Errorf("%d, %v; want the answer from after the change", n, err)
 	}
 	close(goOn)

@@ -19,9 +19,6 @@ func TestRender_fails(t *testing.T) {
 	if body := got.Body.String(); got.Code != http.StatusInternalServerError || !strings.HasPrefix(body, "the page cannot be rendered") {
 		t.Errorf("%d %s", got.Code, body)
 	}
-	if body := v.page.execute("keys", "live", nil); body != nil {
-		t.Errorf("live: %s", body)
-	}
 }
 
 // goneBrowser is a connection that takes nothing.

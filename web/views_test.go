@@ -3,21 +3,17 @@ package web
 import (
 	"context"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/keytext"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
-	"github.com/automutex/automutex/unique"
 )
 
 // Each rule stands with what it says and with what its locks do now.
@@ -67,7 +63,7 @@ func TestDo_controls(t *testing.T) {
 		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" || all[0].By != "ann" {
 			t.Errorf("controls: %+v", all)
 		}
-		key := keys.Key(v.prefix, "report", "acme")
+		key := keytext.Key(v.prefix, "report", "acme")
 		v.get("/locks"+keyPath(key)).want(200, "paused until ", "; ordered by ann at ", "report is paused for 1h.", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
 		v.post("/locks/do", form("action", "limit", "target", "report|acme", "limit", "5")).want(303)
 		v.get("/locks"+keyPath(key)).want(200, "limited to 5", "report|acme is limited to 5 at once.")
@@ -99,7 +95,7 @@ func TestRules_pauseAndLimit(t *testing.T) {
 		}
 		redistest.Must(t, controlsOf("ann").Pause(t.Context(), "report", time.Time{}, "repair"))
 		redistest.Must(t, controlsOf("bob").SetLimit(t.Context(), "report", 7, "a larger plan"))
-		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keys.Key(v.prefix, "report", "acme"))} {
+		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keytext.Key(v.prefix, "report", "acme"))} {
 			a := v.find(path, "bob").want(200)
 			for _, pattern := range []string{
 				`<bdi>report</bdi>(</b>)?:? paused until somebody resumes it; ordered by ann at \d\d:\d\d: repair`,
@@ -114,82 +110,12 @@ func TestRules_pauseAndLimit(t *testing.T) {
 	})
 }
 
-// The page tells the keys of a typed task, the task that has its unique key, and drops a
-// claim of it and of no other.
-func TestUnique(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		queue, seen := redistest.Name(t), &audit{}
-		rules := []automutex.Rule{{Task: "index", On: []string{"id"}}}
-		once := []unique.Rule{
-			{Task: "index", On: []string{"id"}, Until: unique.UntilStart, Queue: queue},
-			{Task: "bill", On: []string{"id"}, Queue: queue},
-		}
-		v := serve(t, s, Options{RootPath: "/locks", Rules: rules, Unique: once, Audit: seen.note, Access: func(*http.Request) Access { return AccessOperate }})
-		client := asynq.NewClientFromRedisClient(v.rdb)
-		producer, err := unique.New(client, asynq.NewInspectorFromRedisClient(v.rdb), v.rdb, unique.Config{Rules: once, Prefix: v.prefix})
-		redistest.Must(t, err)
-		ask := func(task, payload string) answer {
-			return v.post("/locks/unique", url.Values{"type": {task}, "payload": {payload}})
-		}
-		v.get("/locks/unique").want(200, "start", "done", "Which keys")
-		ask("index", `{"id": 7}`).want(200, keys.Key(v.prefix, "index", "7"), "No task has it.")
-		for _, task := range []string{"index", "bill"} {
-			if _, err := producer.Enqueue(asynq.NewTask(task, []byte(`{"id": 7}`))); err != nil {
-				t.Fatal(err)
-			}
-		}
-		ask("bill", `{"id": 7}`).want(200, "No rule gives it a lock.", "has it: bill, pending").without("Drop the claim")
-		a := ask("index", `{"id": 7}`).want(200, "has it: index, pending", "claimed", "Drop the claim…")
-		ask("index", `{"id": 8}`).want(200, "No task has it.")
-		ask("index", `not JSON`).want(200, `class="error"`).without("No rule gives it a lock", "No task has it")
-		ask("other", ``).want(200, "No rule gives it a lock.", "No unique rule makes a key of it: it is enqueued each time.")
-		_, link, _ := strings.Cut(a.body, `href="/locks/do?action=drop`)
-		link, _, _ = strings.Cut(link, `"`)
-		asked := v.get("/locks/do?action=drop"+strings.ReplaceAll(link, "&amp;", "&")).want(200, "Drop the claim of "+queue)
-		v.confirm(asked, "").want(200, "was dropped.")
-		ask("index", `{"id": 7}`).want(200, "No task has it.")
-		v.confirm(asked, "").want(200, "drop failed: nothing was done")
-		v.post("/locks/do", url.Values{"action": {"drop"}, "key": {keys.Key(v.prefix, "index", "7")}, "holder": {"x/y"}}).want(303)
-		if seen.last(t).Err == nil {
-			t.Error("what is no claim was dropped")
-		}
-	})
-}
-
-// With HashKeys the keys of a typed task are hashes, as the workers make them.
-func TestUnique_hashed(t *testing.T) {
-	t.Parallel()
-	const secret = "sixteen bytes and more"
-	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: []automutex.Rule{{Task: "pay", On: []string{"account"}}}})
-	v.post("/unique", url.Values{"type": {"pay"}, "payload": {`{"account": "DE1"}`}}).want(200, keys.HashedKey(secret, v.prefix, "pay", "DE1")).without(secret)
-}
-
-// Doctor's findings are made when somebody asks for them, and shown to everybody.
-func TestDoctor(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Real(t), Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"account"}}}})
-	v.get("/doctor").want(200, "Not run yet.")
-	sent := v.post("/doctor", nil).want(303)
-	v.get("/"+strings.TrimPrefix(sent.header.Get("Location"), "./")).want(200, "<b>Redis</b>", "level-ok", "<b>rights</b>", "findings")
-	v.post("/doctor", nil, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }).want(403)
-}
-
-// An operator who goes away during an examination does not leave others without its findings.
-func TestDoctor_viewerGone(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Real(t), Options{})
-	gone, cancel := context.WithCancel(context.Background())
-	cancel()
-	v.page.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(gone, http.MethodPost, "/doctor", nil))
-	v.get("/doctor").want(200, "<b>Redis</b>", "level-ok", "<b>rights</b>").without(`role="alert"`)
-}
-
 // An operator's limit is not in force for ordered keys, so their rule does not show it.
 func TestRules_limitOfOrderedKeys(t *testing.T) {
 	t.Parallel()
 	orders := []lock.Control{{Target: "report", Limit: 7}}
 	for ordered, limited := range map[bool]bool{false: true, true: false} {
-		rule := ruleInfo{Rule: fleet.Rule{Name: "report", Task: "report", Limit: 1, InOrder: ordered}, scope: "report"}
+		rule := fleet.Rule{Name: "report", Task: "report", Limit: 1, InOrder: ordered}
 		if r := newRuleRow(rule, orders); r.Limited != limited || (r.Limit == "7") != limited {
 			t.Errorf("in order: %v: limit %s, by an operator: %v", ordered, r.Limit, r.Limited)
 		}

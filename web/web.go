@@ -1,25 +1,49 @@
+/*
+Package web is a page for operators: it shows which keys are contended, who holds
+them and since when, and which tasks stand in line. It goes beside asynqmon:
+
+	locks, err := web.New(rdb, web.Options{RootPath: "/locks", AsynqmonPath: "/asynq"})
+	if err != nil {
+		return err
+	}
+	mux.Handle("/locks/", locks)
+
+The page is plain HTML and works without JavaScript; with it, the page is live and has a
+chart. All that it needs is in the package. It runs no inline script, and its
+Content-Security-Policy allows files of its own and nothing else.
+
+# Who may do what
+
+[Options].Access decides for each request whether it may see nothing, read, or operate.
+Without it, everybody who can reach the page may read, and nobody may operate. The
+page has no login of its own: put it behind yours. A request that another site makes
+a browser send is refused.
+
+# What it costs
+
+The page looks at all locks only while somebody looks at the page. All viewers share
+what it finds. The pause after a look grows with the number of locks, from a second up to
+a minute, so that Redis serves the tasks and not the page.
+*/
 package web
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"reflect"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
-	"github.com/automutex/automutex/unique"
-	"github.com/automutex/automutex/web/record"
 )
 
 // Options of [New]. The zero value shows all locks under the default prefix to
@@ -35,7 +59,7 @@ type Options struct {
 	Prefix string
 
 	// HashKeys is the secret of automutex.Config.HashKeys. The page needs it only to
-	// tell which key a payload makes. The page never shows the secret.
+	// find the keys of a task. The page never shows the secret.
 	HashKeys string
 
 	// Rules are those of the guards. They name the locks on the page. nil means those that the
@@ -43,29 +67,16 @@ type Options struct {
 	// tell a Rule.Key: without Rules the page makes no key by it.
 	Rules []automutex.Rule
 
-	// Unique are the rules of the producers, as in unique.Config. nil means those that
-	// producers say they have.
-	Unique []unique.Rule
-
 	// Decode is automutex.Config.Decode, for payloads that come in an envelope.
 	Decode func(*asynq.Task) ([]byte, error)
 
-	// Inspector tells the state of tasks. nil means one made from the Redis client of
-	// New. The page does not close it.
+	// Inspector finds tasks, and says why the next task of an ordered key does not run. nil
+	// means one made from the Redis client of New. The page does not close it.
 	Inspector *asynq.Inspector
 
 	// AsynqmonPath is the path at which a browser finds asynqmon, such as "/asynq".
 	// Tasks then link to its pages. Empty means no links.
 	AsynqmonPath string
-
-	// MetricsKeys is how many keys /metrics names, the most contended ones first. Keys
-	// become labels then, with what they have of payloads. 0 means none.
-	MetricsKeys int
-
-	// Recorder has the counts and the timeline of the last hours, which workers write with
-	// a Recorder of their own. The page reads it, and adds the actions of operators. nil
-	// means that the page shows what it saw itself.
-	Recorder *record.Recorder
 
 	// Access decides what a request may do. nil means [AccessRead] for every request.
 	Access func(*http.Request) Access
@@ -85,38 +96,67 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// Access is what a request may do.
+type Access int
+
+const (
+	// AccessNone refuses the request with 403.
+	AccessNone Access = iota
+	// AccessRead shows everything and changes nothing.
+	AccessRead
+	// AccessOperate shows everything and offers the actions.
+	AccessOperate
+)
+
+// Action is what an operator did on the page.
+type Action struct {
+	// At is when it ended, by the clock of the page's process.
+	At time.Time
+	// Do is the kind of the action: "break", "sweep", "pause", "resume", "limit" or "skip".
+	Do string
+	// Target is the Redis key of the lock, or the target of a control; empty for a sweep.
+	Target string
+	// Tokens are the holders that a break was for.
+	Tokens []string
+	// By is what [Options].User says of the request.
+	By string
+	// Why is what the operator wrote. It is not checked.
+	Why string
+	// Result says in a sentence what changed; empty when Err is set.
+	Result string
+	// Err is why the action failed. What was done until then stays done.
+	Err error
+	// Request is the request that asked for it. Do not keep it.
+	Request *http.Request
+}
+
 // page is the handler.
 type page struct {
-	o         Options
-	base      string // what links begin with
-	rdb       redis.UniversalClient
-	locker    *lock.Locker
-	known     atomic.Pointer[known] // never nil after New
-	fleet     shared[*fleet.Fleet]
-	quiet     *slog.Logger // of what the fleet's rules may give rise to
-	states    *taskStates
-	sampler   *sampler
-	fragments *fragments
-	actions   actionLog
-	orders    shared[[]lock.Control]
-	checkup   shared[checkup]
-	past      past
-	seen      seenRuns
-	claims    shared[foundClaims]
-	streams   chan struct{} // a slot for each live stream
-	mux       *http.ServeMux
-	handler   http.Handler
+	o           Options
+	base        string // what links begin with
+	rdb         redis.UniversalClient
+	locker      *lock.Locker
+	own         *known // by the Options
+	hour        hour
+	seen        seenRuns
+	actions     actionLog
+	streams     chan struct{} // a slot for each live stream
+	asynq       chan struct{} // a slot for each question to asynq
+	asynqWithin time.Duration
+	mux         *http.ServeMux
+	handler     http.Handler
 
-	// closed ends the streams and the sampler; Close closes it, once.
-	closed    chan struct{}
-	closeOnce sync.Once
+	ctx    context.Context // ends with Close
+	close  context.CancelFunc
+	locks  shared[*snapshot]
+	rules  shared[*known]
+	orders shared[[]lock.Control]
+
+	mu        sync.Mutex // guards fragments; nobody makes one under it
+	fragments map[string]*shared[[]byte]
 }
 
 var _ io.Closer = (*page)(nil)
-
-// maxStreams is how many live streams there may be at once. Each is a connection and
-// a goroutine.
-const maxStreams = 256
 
 // New makes the page. rdb is a *redis.Client or a *redis.ClusterClient on the Redis of
 // the locks, and stays the caller's. New does no I/O. The error joins everything that is
@@ -128,10 +168,11 @@ const maxStreams = 256
 //	srv.RegisterOnShutdown(func() { handler.(io.Closer).Close() })
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
-		o: options, rdb: rdb,
-		streams: make(chan struct{}, maxStreams), closed: make(chan struct{}), quiet: slog.New(slog.DiscardHandler),
-		checkup: shared[checkup]{within: 2 * examineWithin}, claims: shared[foundClaims]{within: 2 * claimsWithin, pause: claimsPause},
+		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), fragments: map[string]*shared[[]byte]{},
+		asynq: make(chan struct{}, asynqAtOnce), asynqWithin: asynqWithin,
 	}
+	p.ctx, p.close = context.WithCancel(context.Background())
+	p.locks.ctx, p.rules.ctx, p.orders.ctx, p.locks.within = p.ctx, p.ctx, p.ctx, walkWithin
 	if p.o.Prefix == "" {
 		p.o.Prefix = inside.DefaultPrefix
 	}
@@ -143,51 +184,35 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	}
 	p.o.RootPath = strings.TrimRight(options.RootPath, "/")
 	p.o.AsynqmonPath = strings.TrimRight(options.AsynqmonPath, "/")
-	if err := errors.Join(checkClient(rdb), p.check()); err != nil {
+	if err := errors.Join(p.check(), p.ownRules()); err != nil {
 		return nil, err
 	}
-	if err := p.makeKeys(); err != nil {
-		return nil, fmt.Errorf("web: Options: %w", err)
-	}
 	if options.Inspector == nil {
-		options.Inspector = asynq.NewInspectorFromRedisClient(rdb)
+		p.o.Inspector = asynq.NewInspectorFromRedisClient(rdb)
 	}
-	p.states = newTaskStates(options.Inspector)
 	p.locker = lock.New(rdb, lock.Options{Prefix: p.o.Prefix, Owner: "automutex web", Logger: slog.New(slog.DiscardHandler)})
 	p.base = "./"
 	if p.o.RootPath != "" {
 		p.base = p.o.RootPath + "/"
 	}
-	p.sampler = newSampler(p.locker, p.o.Logger, p.closed)
-	p.fragments = newFragments()
-	p.past.recorder, p.past.actions = options.Recorder, &p.actions
 	p.routes()
 	return p, nil
 }
 
-// checkClient refuses what cannot walk the keys of all its nodes.
-func checkClient(rdb redis.UniversalClient) error {
-	if err := inner.CheckClient(rdb); err != nil {
-		return fmt.Errorf("web: %w", err)
-	}
-	switch rdb.(type) {
-	case *redis.Client, *redis.ClusterClient:
-		return nil
-	}
-	return fmt.Errorf("web: a %v cannot list locks: use a *redis.Client or *redis.ClusterClient", reflect.TypeOf(rdb))
-}
-
 func (p *page) check() error {
 	var problems []error
-	for _, path := range []struct{ option, value, given string }{
-		{"RootPath", p.o.RootPath, p.o.RootPath}, {"AsynqmonPath", p.o.AsynqmonPath, p.o.AsynqmonPath},
-	} {
-		if path.value != "" && (!strings.HasPrefix(path.value, "/") || strings.HasPrefix(path.value, "//") || strings.ContainsAny(path.value, "?#\\ \"'<>")) {
-			problems = append(problems, fmt.Errorf("web: Options.%s: %q is not a path: begin with one slash, and leave out host, query and fragment, as in \"/locks\"", path.option, path.given))
-		}
+	switch p.rdb.(type) {
+	case *redis.Client, *redis.ClusterClient:
+	default: // it may hide a Cluster, of which it would walk one node
+		problems = append(problems, fmt.Errorf("web: a %T cannot list locks: use a *redis.Client or *redis.ClusterClient", p.rdb))
 	}
-	if p.o.MetricsKeys < 0 || p.o.MetricsKeys > maxMetricsKeys {
-		problems = append(problems, fmt.Errorf("web: Options.MetricsKeys: %d is not from 0 to %d", p.o.MetricsKeys, maxMetricsKeys))
+	if err := inner.CheckClient(p.rdb); err != nil {
+		problems = append(problems, fmt.Errorf("web: %w", err))
+	}
+	for option, path := range map[string]string{"RootPath": p.o.RootPath, "AsynqmonPath": p.o.AsynqmonPath} {
+		if path != "" && (!strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") || strings.ContainsAny(path, "?#\\ \"'<>")) {
+			problems = append(problems, fmt.Errorf("web: Options.%s: %q is not a path: begin with one slash, and leave out host, query and fragment, as in \"/locks\"", option, path))
+		}
 	}
 	if err := inner.CheckPrefix(p.o.Prefix); err != nil {
 		problems = append(problems, fmt.Errorf("web: Options.Prefix: %w", err))
@@ -199,10 +224,9 @@ func (p *page) check() error {
 func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.ServeHTTP(w, r) }
 
 // Close ends the live streams and the goroutine that looks at the locks. The page
-// answers 503 from then on. It returns when both have ended, as far as they are the
-// page's: a stream ends when its handler returns.
+// answers 503 from then on. Close returns when no script of the page runs any more; a
+// stream ends when its handler returns.
 func (p *page) Close() error {
-	p.closeOnce.Do(func() { close(p.closed) })
-	p.sampler.wait()
+	p.close()
 	return p.locker.Close()
 }

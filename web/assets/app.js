@@ -1,5 +1,5 @@
 // What the page does beyond htmx: it says whether it is live, and draws the chart of the
-// last hour larger than the server does. Without it everything is still there.
+// last hour larger than the server does. Without it all but the chart is still there.
 "use strict";
 (() => {
   const state = document.getElementById("state");
@@ -21,10 +21,11 @@
     return resolved;
   };
 
-  // values turns what the server sent into what uPlot takes: seconds, and a column for each line.
-  const values = (data) => {
-    const times = data.lines[0].map((_, i) => data.begin + i * data.step);
-    return [times, ...data.lines];
+  // values turns the server's points into what uPlot takes: seconds, and a column for each line. After a time in which
+  // nobody looked the lines begin anew.
+  const values = (points) => {
+    const rows = points.flatMap((p, i) => (i && p[0] - points[i - 1][0] > 90 ? [[p[0] - 1, null, null, null], p] : [p]));
+    return [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
   };
 
   // A mark at each whole minute or number at least: no label twice.
@@ -36,24 +37,24 @@
 
   const draw = () => {
     const from = document.getElementById("chart-data");
-    if (!box || !from || !from.dataset.chart || from.dataset.empty === "true") return;
+    if (!box || !from) return;
     const data = JSON.parse(from.dataset.chart);
+    if (!data || data.length < 2) return;
     if (plot) {
       plot.setData(values(data));
       return;
     }
     box.hidden = false;
     box.classList.add("still");
-    document.body.classList.add("plotted");
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--edge"), width: 1 }, ticks: { show: false } };
     plot = new uPlot({
       width: box.clientWidth || 600, height: 160,
       // Without a pointer over the chart the legend has names only.
       hooks: { setCursor: [(chart) => box.classList.toggle("still", chart.cursor.idx == null)] },
-      scales: { y: { range: (_, min, max) => [0, Math.max(1, max)] } },
+      scales: { x: { range: (_, min, max) => [Math.min(min, max - 300), max] }, y: { range: (_, min, max) => [0, Math.max(1, max)] } },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       axes: [{ ...axis, incrs: minutes, space: 44, values: (_, times) => times.map((t) => clock(t, 5)) }, { ...axis, incrs: whole }],
-      series: [{ label: "Time (UTC)", value: (_, t) => (t == null ? "--" : clock(t, 8)) }, ...data.names.map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
+      series: [{ label: "Time (UTC)", value: (_, t) => (t == null ? "--" : clock(t, 8)) }, ...["held", "waiting", "parked"].map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
     }, values(data), box);
   };
 

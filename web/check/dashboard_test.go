@@ -53,7 +53,7 @@ func ofPage(t *testing.T) map[string]*dto.MetricFamily {
 	if _, err := locker.Mutex("report").TryLock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	page, err := web.New(rdb, web.Options{Prefix: prefix, MetricsKeys: 1, Logger: quiet})
+	page, err := web.New(rdb, web.Options{Prefix: prefix, Logger: quiet})
 	redistest.Must(t, err)
 	answer := httptest.NewRecorder()
 	page.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))

@@ -70,10 +70,11 @@ func TestScreenshots(t *testing.T) {
 		for _, width := range []int64{1280, 360} {
 			b.do(chromedp.EmulateViewport(width, 800))
 			for name, path := range map[string]string{
-				"overview": "", "keys": "keys", "key": "key" + key, "blocked": "blocked", "rules": "rules", "processes": "processes", "unique": "unique", "doctor": "doctor",
+				"overview": "", "keys": "keys", "key": "key" + key, "blocked": "blocked", "rules": "rules",
 				"ask": "do?action=pause&target=repository",
 			} {
 				b.do(chromedp.Navigate(page + path))
+				b.await(`document.readyState === "complete" && (!document.getElementById("state") || ` + live + `)`)
 				shoot(filepath.Join(all, name+"-"+dark+map[int64]string{1280: "-wide", 360: "-narrow"}[width]))
 			}
 		}

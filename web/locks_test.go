@@ -1,0 +1,136 @@
+package web
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// Where there are few locks they are counted often, also if a look has taken long; where there are many, Redis is
+// left alone nearly all of the time.
+func TestPauseAfter(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		locks int
+		took  time.Duration
+		want  time.Duration
+	}{
+		{0, 0, time.Second}, {7, 10 * time.Millisecond, 990 * time.Millisecond}, {7, 300 * time.Millisecond, 2700 * time.Millisecond},
+		{10_000, 400 * time.Millisecond, 20 * time.Second}, {100_000, 4 * time.Second, time.Minute}, {7, time.Hour, time.Minute},
+	} {
+		if got := pauseAfter(c.locks, c.took); got != c.want {
+			t.Errorf("after a look of %s at %d locks: %s, want %s", c.took, c.locks, got, c.want)
+		}
+	}
+}
+
+// stand has the page show a look of that age, and no other.
+func (v *site) stand(s *snapshot, age time.Duration) {
+	s.at = time.Now().Add(-age)
+	v.page.locks.mu.Lock()
+	defer v.page.locks.mu.Unlock()
+	v.page.locks.value, v.page.locks.next = s, time.Now().Add(time.Hour)
+}
+
+// heldRow is a lock that had been held for so long when somebody looked.
+func heldRow(key string, held time.Duration) row {
+	at := time.Unix(1_700_000_000, 0)
+	since := at.Add(-held)
+	return row{inspect.Lock{Key: key, Held: 1, Since: &since, Holders: []inspect.Holder{{Owner: "w", Until: at.Add(time.Second)}}}, at}
+}
+
+// What an old look has found is shown as it was, with its age beside it: a lock that was held for 200 ms then is not
+// said to have been held since. The locks on the screen are asked for again, and those that have ended go.
+func TestOldLook(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Real(t), Options{Rules: []automutex.Rule{{Task: "report"}}})
+	ended := heldRow(v.prefix+":{report|ended}", 200*time.Millisecond)
+	v.stand(&snapshot{rows: []row{ended}, totals: totals{Locks: 1, Held: 1}}, 12*time.Second)
+	v.get("/rules").want(200, "Counted 12s ago", ">200ms<").without("12.")
+	v.get("/").want(200, "Counted 12s ago").without("report|ended", "12.", "200ms")
+	m := v.locker.Mutex("report")
+	v.hold(m)
+	goes := heldRow(m.Key(), 0)
+	goes.Held, goes.Holders = 0, nil
+	v.stand(&snapshot{rows: []row{goes}}, time.Minute)
+	v.get("/keys").want(200, "Counted 1m ago", "worker-1:4242")
+	v.stand(&snapshot{rows: []row{goes}}, time.Second)
+	v.get("/keys").want(200, "nobody").without("Counted", "worker-1:4242")
+}
+
+// The rows that are kept are bounded, and are the most contended ones; counts are of all, and the list says so.
+func TestSnapshot_bounded(t *testing.T) {
+	t.Parallel()
+	s := &snapshot{}
+	for i := range 2*maxRows + 10 {
+		s.add(row{Lock: inspect.Lock{Key: fmt.Sprintf("p:{%d}", i), Line: i}})
+	}
+	s.trim()
+	if len(s.rows) != maxRows || s.rows[0].Line != 2*maxRows+9 || s.Locks != 2*maxRows+10 {
+		t.Errorf("%d rows of %d locks, the first with a line of %d", len(s.rows), s.Locks, s.rows[0].Line)
+	}
+	v := serve(t, redistest.Mini(t), Options{})
+	v.stand(s, 0)
+	v.get("/keys").want(200, "the list has the 50,000 most contended")
+}
+
+// The longest-held lock and the first gate to open come first, and no more than are shown.
+func TestKeepFirst(t *testing.T) {
+	t.Parallel()
+	var kept []row
+	for _, held := range []int{3, 9, 1, 7, 5} {
+		kept = keepFirst(kept, heldRow(fmt.Sprint(held), time.Duration(held)*time.Second), 3, func(a, b row) int { return int(b.held() - a.held()) })
+	}
+	if len(kept) != 3 || kept[0].Key != "9" || kept[1].Key != "7" || kept[2].Key != "5" {
+		t.Errorf("%+v", kept)
+	}
+}
+
+// The chart has the last hour, and a point for each ten seconds at most.
+func TestHour(t *testing.T) {
+	t.Parallel()
+	var h hour
+	at := time.Unix(1_700_000_000, 0)
+	for s := range 7300 {
+		h.add(at.Add(time.Duration(s)*time.Second), totals{Held: s, Line: 5, Parked: 2, Queued: 1})
+	}
+	h.add(at.Add(7290*time.Second), totals{Held: 1}) // the clock went back
+	var points [][4]int64
+	redistest.Must(t, json.Unmarshal([]byte(h.json()), &points))
+	for i, p := range points[1:] {
+		if p[0] <= points[i][0] {
+			t.Fatalf("point %d is at %d, after one at %d", i+1, p[0], points[i][0])
+		}
+	}
+	if n := len(points); n < 300 || n > 370 || points[n-1] != [4]int64{at.Unix() + 7290, 1, 0, 0} || points[5][2] != 2 || points[5][3] != 3 {
+		t.Errorf("%d points, the last is %v, an early one %v", len(points), points[len(points)-1], points[5])
+	}
+}
+
+// New says what is wrong with its options, all at once.
+func TestNew_refuses(t *testing.T) {
+	t.Parallel()
+	wrapped := struct{ redis.UniversalClient }{redistest.Mini(t).Client(t)}
+	for text, rdb := range map[string]redis.UniversalClient{"nil": nil, "cannot list locks": wrapped} {
+		if _, err := New(rdb, Options{}); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v does not say %s", err, text)
+		}
+	}
+	_, err := New(redistest.Mini(t).Client(t), Options{
+		RootPath: "locks", AsynqmonPath: "https://x", Prefix: "{", Rules: []automutex.Rule{{}}, Logger: slog.New(slog.DiscardHandler),
+	})
+	for _, text := range []string{"RootPath", "AsynqmonPath", "Prefix", "web: Options: "} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v does not name %s", err, text)
+		}
+	}
+}

@@ -1,0 +1,389 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/history"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
+)
+
+// This file has all that the page asks of Redis and asynq, and all that it has changed there.
+
+const (
+	// freshFor is how long what was found is good enough to be shown.
+	freshFor = 900 * time.Millisecond
+	// rulesFresh is how old the answer may be to what processes run; they write once a minute.
+	rulesFresh = 5 * time.Second
+	// asynqWithin bounds how long one view waits for asynq, and asynqAtOnce how many questions are on their way.
+	asynqWithin = time.Second
+	asynqAtOnce = 8
+	// mostHeads is how many blocked keys the page names. asynq is asked for the task of each.
+	mostHeads = 30
+	// mostQueues is in how many queues a task is looked for.
+	mostQueues = 20
+)
+
+// inner has the calls of package lock that only the packages of this module make.
+var inner = lock.Inside(inside.Pass{})
+
+// row is one lock, as it was when somebody looked. All times are by Redis' clock.
+type row struct {
+	inspect.Lock
+	At time.Time
+}
+
+// walk looks at all locks.
+func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err error) {
+	defer func() {
+		if err != nil && p.ctx.Err() == nil {
+			p.o.Logger.Warn("automutex: web: cannot list the locks; will try again", "error", err)
+		}
+	}()
+	began := time.Now()
+	now, err := inspect.ServerTime(ctx, p.rdb)
+	if err != nil {
+		return nil, 0, err
+	}
+	s = &snapshot{}
+	for some, err := range inspect.Walk(ctx, p.locker, p.rdb) {
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, l := range some {
+			s.add(row{l, now.Add(time.Since(began))})
+		}
+	}
+	s.trim()
+	s.at = time.Now()
+	p.hour.add(s.at, s.totals)
+	return s, pauseAfter(s.Locks, s.at.Sub(began)), nil
+}
+
+// look asks for one lock and the beginning of its line.
+func (p *page) look(ctx context.Context, key string) (row, error) {
+	return within(ctx, func(ctx context.Context) (row, error) {
+		l, now, err := inspect.One(ctx, p.locker, p.rdb, key)
+		return row{l, now}, err
+	})
+}
+
+// keptRuns gives the last runs of a key that workers have kept, the newest first.
+func (p *page) keptRuns(ctx context.Context, key string) ([]history.Run, error) {
+	return within(ctx, func(ctx context.Context) ([]history.Run, error) {
+		return history.Read(ctx, p.rdb, key, mostBars)
+	})
+}
+
+// keyOf is the Redis key that a request names: whole, or what stands between its braces.
+func (p *page) keyOf(text string) string { return inspect.Key(p.o.Prefix, text) }
+
+// noLock says why a Redis key is none of a lock; empty for one that can be.
+func (p *page) noLock(key string) string {
+	err := inner.LockErr(inner.ByKey(p.locker, key))
+	if err == nil {
+		return ""
+	}
+	why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "lock: "), "; List tells") // a method of package lock: here it is Keys
+	return "This is no key of a lock: " + printable.Short(why) + ". Search under Keys for a part of it."
+}
+
+// Breakable reports whether a break of all opens the gate.
+func (r row) Breakable() bool { return r.Gate != nil && inspect.Breakable(r.Gate.Closed) }
+
+// task is a task, or another text that a holder or waiter has left.
+type task struct {
+	Queue, ID string // empty: no task
+	Text      string // what is shown
+	URL       string // asynqmon's page of the task; empty without one
+}
+
+func (p *page) task(queue, id, note string) task {
+	t := task{Queue: queue, ID: id, Text: printable.Short(note)}
+	if id != "" {
+		t.Text = printable.Short(queue + "/" + id)
+		if p.o.AsynqmonPath != "" {
+			t.URL = p.o.AsynqmonPath + "/queues/" + url.PathEscape(queue) + "/tasks/" + url.PathEscape(id)
+		}
+	}
+	return t
+}
+
+// taskOf is the task that a note names.
+func (p *page) taskOf(note string) task {
+	if queue, id, ok := tasknote.Parse(note); ok {
+		return p.task(queue, id, "")
+	}
+	return p.task("", "", note)
+}
+
+// Of what operators have ordered.
+
+// controls gives what is in force. With an error it gives what was in force before.
+func (p *page) controls(ctx context.Context) ([]lock.Control, error) {
+	return p.orders.get(ctx, func(ctx context.Context) ([]lock.Control, time.Duration, error) {
+		all, err := p.locker.Controls().List(ctx)
+		return inner.Orders(all), freshFor, err // a pause and a limit of one target are one each
+	})
+}
+
+// ordersFor gives those that are for a lock.
+func ordersFor(all []lock.Control, key string) (its []lock.Control, paused bool) {
+	its, _, pause := inner.ControlsFor(all, key)
+	return its, pause != nil
+}
+
+// asOperator gives the controls in the name of who acts.
+func (p *page) asOperator(by string) (*lock.Controls, func()) {
+	if by == "" {
+		return p.locker.Controls(), func() {}
+	}
+	locker := lock.New(p.rdb, lock.Options{Prefix: p.o.Prefix, Owner: by, Logger: slog.New(slog.DiscardHandler)})
+	return locker.Controls(), func() { _ = locker.Close() } // it has no lease
+}
+
+// resume ends a pause, and removes an entry that cannot be read.
+func resume(ctx context.Context, controls *lock.Controls, target string) (string, error) {
+	ended, err := inner.Resume(ctx, controls, target)
+	switch name := printable.Short(target); {
+	case err != nil:
+		return "", err
+	case ended == inside.EndedNothing:
+		return "", fmt.Errorf("%w: %s is not paused", errGone, name)
+	case ended == inside.EndedUnreadable:
+		return "The entry of " + name + ", which could not be read and was not in force, is removed.", nil
+	default:
+		return name + " is not paused any more.", nil
+	}
+}
+
+func (p *page) sweep(ctx context.Context) (int, error) { return inner.Sweep(ctx, p.locker) }
+
+func (p *page) breakHolder(ctx context.Context, key, token string) (bool, error) {
+	return inner.ByKey(p.locker, key).Break(ctx, token)
+}
+
+func (p *page) openGate(ctx context.Context, key string) (bool, error) {
+	return inner.OpenGate(ctx, inner.ByKey(p.locker, key))
+}
+
+func (p *page) skip(ctx context.Context, key, task string, ticket int64) error {
+	return blocked.Skip(ctx, p.locker, p.o.Inspector, key, task, ticket)
+}
+
+// Of ordered keys.
+
+// mayBlock reports whether the next task of an ordered key may keep others waiting: asynq knows.
+func (r row) mayBlock() bool { return r.Next != nil && r.Next.Head().MayBlock() }
+
+// earlierHead orders keys whose next task may keep others waiting: archived ones first, then by age.
+func earlierHead(a, b row) int { return blocked.First(a.Next.Head(), b.Next.Head()) }
+
+type blockedRow struct {
+	row
+	Name, Rule string
+	Task       task
+	Ticket     int64 // of the task: another one may get its ID
+	Why        string
+	Behind     int
+}
+
+// blockedOf asks asynq for the next task of each of those keys, and leaves out those that go on by themselves.
+func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
+	whys := askAsynq(ctx, p, func(asked *asynq.Inspector) []string {
+		in, whys := blocked.In(asked), make([]string, len(rows))
+		for i, r := range rows {
+			whys[i] = blocked.Why(in.Look(r.Next.Head()))
+		}
+		return whys
+	})
+	for i, r := range rows {
+		why := ""
+		switch {
+		case whys != nil:
+			why = whys[i]
+		case r.Next.Held: // asynq did not say in time
+			why = "is archived"
+		}
+		if head := r.Next.Head(); why != "" {
+			all = append(all, blockedRow{r, inspect.InBraces(r.Key), p.rulesOf(r.Key), p.taskOf(r.Next.Task), head.Ticket, printable.Short(why), head.Queued - 1})
+		}
+	}
+	return all
+}
+
+// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
+// asynqWithin for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
+func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
+	ctx, cancel := context.WithTimeout(ctx, p.asynqWithin)
+	defer cancel()
+	answer, _ := within(ctx, func(ctx context.Context) (none A, err error) {
+		select {
+		case p.asynq <- struct{}{}:
+			defer func() { <-p.asynq }()
+			return ask(p.o.Inspector), nil
+		case <-ctx.Done():
+			return none, ctx.Err()
+		}
+	})
+	return answer
+}
+
+// Of rules.
+
+// known is the rules that the page knows: those of its Options, or else those that workers say they run. It never
+// changes.
+type known struct {
+	rules  []fleet.Rule
+	keys   *automutex.KeyMaker
+	hashed bool // some process hashes keys, and the page has no secret
+}
+
+// rulesNow reads what the processes say. Without their answer it gives what they said before.
+func (p *page) rulesNow(ctx context.Context) *known {
+	k, _ := p.rules.get(ctx, func(ctx context.Context) (*known, time.Duration, error) {
+		f, err := fleet.Read(ctx, p.rdb, p.o.Prefix)
+		if err != nil {
+			return nil, 0, err
+		}
+		k := *p.own
+		for _, process := range f.Processes {
+			k.hashed = p.o.HashKeys == "" && (k.hashed || process.Hashed)
+		}
+		if p.o.Rules == nil {
+			k.rules = f.Rules(fleet.Worker)
+			if maker, err := p.keyMaker(inspect.FromFleet(k.rules), slog.New(slog.DiscardHandler)); err == nil { // rules that two workers see otherwise may be none together
+				k.keys = maker
+			}
+		}
+		return &k, rulesFresh, nil
+	})
+	return cmp.Or(k, p.own)
+}
+
+// ownRules checks the rules of the Options.
+func (p *page) ownRules() (err error) {
+	p.own = &known{rules: inspect.Describe(p.o.Rules)}
+	if p.own.keys, err = p.keyMaker(p.o.Rules, p.o.Logger); err != nil {
+		return fmt.Errorf("web: Options: %w", err)
+	}
+	return nil
+}
+
+func (p *page) keyMaker(rules []automutex.Rule, log *slog.Logger) (*automutex.KeyMaker, error) {
+	return automutex.NewKeyMaker(automutex.Config{Rules: rules, Prefix: p.o.Prefix, HashKeys: p.o.HashKeys, Decode: p.o.Decode, Logger: log})
+}
+
+// namesFor gives the names of the rules whose locks have that scope: those that name the scope, else those with the
+// longest Task that the scope begins with. Scopes that no rule makes give none.
+func (k *known) namesFor(scope string) (names []string) {
+	longest := 0
+	for _, r := range k.rules {
+		if !r.Has(scope) {
+			continue
+		}
+		n := len(r.Task)
+		if _, byType := r.ScopeText(); !byType {
+			n = math.MaxInt // it names the scope
+		}
+		if n > longest {
+			names, longest = nil, n
+		}
+		if n == longest {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+// rulesOf gives the names of the rules of a key, as far as the page knows them.
+func (p *page) rulesOf(key string) string {
+	return strings.Join(cmp.Or(p.rules.last(), p.own).namesFor(inspect.ScopeOf(key)), ", ")
+}
+
+// unknownTarget says why no task has the target of an order, as far as rules and live locks tell; empty if one may
+// have it. meant is the target that was probably meant.
+func (p *page) unknownTarget(ctx context.Context, target string) (why, meant string) {
+	ctx, cancel := context.WithTimeout(ctx, firstLook)
+	defer cancel()
+	s, _ := p.snapshot(ctx)
+	if s == nil {
+		return "", ""
+	}
+	k := p.rulesNow(ctx)
+	if why, meant = inspect.Unknown(k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target); why == "" {
+		return "", ""
+	}
+	key := p.keyOf(target)
+	name := inspect.InBraces(key)
+	if slices.ContainsFunc(s.rows, func(r row) bool {
+		return r.Key == key || !strings.Contains(name, "|") && inspect.ScopeOf(r.Key) == name
+	}) {
+		return "", ""
+	}
+	return why + " Nor is there such a lock now.", meant
+}
+
+// foundTask is a task whose ID somebody searched for.
+type foundTask struct {
+	Task  task
+	State string
+	Keys  []string
+	Why   string // there are no Keys
+}
+
+// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. Most of
+// what people search for is no ID, so a text that cannot be one is not asked for.
+func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
+	text = strings.TrimSpace(text)
+	if len(text) < 3 || len(text) > 300 || strings.ContainsAny(text, " *?[") {
+		return nil
+	}
+	infos := askAsynq(ctx, p, func(asked *asynq.Inspector) (infos []*asynq.TaskInfo) {
+		queues, _ := asked.Queues() // an error: nothing is found
+		if named := slices.IndexFunc(queues, func(queue string) bool { return strings.HasPrefix(text, queue+"/") }); named > 0 {
+			queues[0], queues[named] = queues[named], queues[0]
+		}
+		for _, queue := range queues[:min(len(queues), mostQueues)] {
+			if info, err := asked.GetTaskInfo(queue, strings.TrimPrefix(text, queue+"/")); err == nil {
+				infos = append(infos, info)
+			}
+		}
+		return infos
+	})
+	k := p.rulesNow(ctx)
+	for _, info := range infos {
+		one := foundTask{Task: p.task(info.Queue, info.ID, ""), State: printable.Short(info.Type) + ", " + info.State.String() + " in asynq"}
+		var err error
+		switch one.Keys, err = k.keys.Keys(ctx, asynq.NewTaskWithHeaders(info.Type, info.Payload, info.Headers)); {
+		case k.hashed:
+			one.Keys, one.Why = nil, "its keys are hashed, and the page does not have the secret"
+		case err != nil:
+			one.Why = printable.Short(err.Error())
+		case len(one.Keys) == 0:
+			one.Why = "no rule that the page knows gives it a key"
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+// errGone refuses an action on what is no longer so.
+var errGone = errors.New("nothing was done")

@@ -1,0 +1,327 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
+)
+
+const (
+	// hottest is how many keys of a kind the Overview shows.
+	hottest = 6
+	// topKeys is how many keys of a rule are named.
+	topKeys = 3
+	// perPage is how many locks a page of the list has, and lastPage is the last one that can be asked for.
+	perPage  = 50
+	lastPage = maxRows/perPage + 1
+)
+
+// overview is the first page: what is hot now, and the way to the list behind it.
+type overview struct {
+	frame
+	Totals                 totals
+	Waited, Longest, Gates []row // the longest lines; held longest, of those with one holder; the first gates to open
+	Orders                 []lock.Control
+	Plot                   string // of the last hour, as JSON
+	freshness
+}
+
+// MostWaited is the length of the longest line.
+func (v *overview) MostWaited() int { return v.Waited[0].Line }
+
+func (p *page) overview(r *http.Request) *overview {
+	v := &overview{frame: p.frame(r, "overview", "Overview", "")}
+	v.View, v.Here = "", ""
+	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	defer cancel()
+	s, err := p.snapshot(ctx)
+	if v.Err = trouble(err, triesAgain); s == nil {
+		return v
+	}
+	v.Orders, err = p.controls(ctx)
+	v.Err = cmp.Or(v.Err, trouble(err, triesAgain))
+	for _, r := range s.rows {
+		if r.held() > 0 {
+			v.Longest = keepFirst(v.Longest, r, hottest, func(a, b row) int { return cmp.Compare(b.held(), a.held()) })
+		}
+		if r.Gate != nil {
+			v.Gates = keepFirst(v.Gates, r, hottest, func(a, b row) int { return a.Gate.Opens.Compare(b.Gate.Opens) })
+		}
+	}
+	v.Totals, v.freshness = s.totals, s.freshness()
+	v.Waited = slices.DeleteFunc(p.refresh(ctx, s, slices.Clone(s.rows[:min(len(s.rows), hottest)])), func(r row) bool { return r.Line == 0 })
+	v.Longest = slices.DeleteFunc(p.refresh(ctx, s, v.Longest), func(r row) bool { return r.held() == 0 })
+	v.Gates = slices.DeleteFunc(p.refresh(ctx, s, v.Gates), func(r row) bool { return r.Gate == nil })
+	v.Plot = p.hour.json()
+	return v
+}
+
+// keysQuery is what the list is narrowed to, as the form sends it.
+type keysQuery struct {
+	Search          string
+	Rule            string
+	Waiting, Closed bool
+	Longer          string // as typed
+	longer          time.Duration
+	Page            int
+	typed           url.Values
+}
+
+// parseKeysQuery reads the form. The error is for the viewer.
+func parseKeysQuery(v url.Values) (q keysQuery, err error) {
+	q = keysQuery{Search: v.Get("q"), Rule: v.Get("rule"), Waiting: v.Get("waiting") != "", Closed: v.Get("closed") != "", Longer: v.Get("longer"), Page: 1, typed: v}
+	if q.Longer != "" {
+		if q.longer, err = time.ParseDuration(q.Longer); err != nil || q.longer < 0 {
+			q.longer = 0
+			err = fmt.Errorf("%q is not a duration: write 30s, 5m or 1h", printable.Short(q.Longer))
+		}
+	}
+	if n, wrong := strconv.Atoi(v.Get("page")); wrong == nil && n > 1 {
+		q.Page = min(n, lastPage)
+	}
+	return q, err
+}
+
+// values is the form again, with another page.
+func (q keysQuery) values(page int) string {
+	v := url.Values{}
+	for _, name := range []string{"q", "rule", "longer", "waiting", "closed"} {
+		if value := q.typed.Get(name); value != "" {
+			v.Set(name, value)
+		}
+	}
+	if page > 1 {
+		v.Set("page", strconv.Itoa(page))
+	}
+	return v.Encode()
+}
+
+// keysView is the list of locks.
+type keysView struct {
+	frame
+	Query      keysQuery
+	Wrong      string // what is wrong with the form
+	Rules      []string
+	Totals     totals
+	Found      int // that the form lets pass
+	Kept       int // that were kept of the look, if these are not all
+	Rows       []keysRow
+	From       int
+	Prev, Next string      // links; empty without one
+	Tasks      []foundTask // those whose ID is what was searched for
+	freshness
+}
+
+type keysRow struct {
+	row
+	ID     string // of the row, for updates in place
+	Name   string // between the braces
+	Rule   string
+	Task   task
+	Paused bool // by an operator
+}
+
+// keys answers with the list.
+func (p *page) keys(w http.ResponseWriter, r *http.Request) {
+	v := p.keysView(r)
+	v.Tasks = p.findTask(r.Context(), v.Query.Search)
+	p.render(w, http.StatusOK, "keys", v)
+}
+
+func (p *page) keysView(r *http.Request) *keysView {
+	q, wrong := parseKeysQuery(r.URL.Query())
+	v := &keysView{frame: p.frame(r, "keys", "Keys", q.values(q.Page)), Query: q}
+	if wrong != nil {
+		v.Wrong = wrong.Error()
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	defer cancel()
+	s, err := p.snapshot(ctx)
+	if v.Err = trouble(err, triesAgain); s == nil {
+		return v
+	}
+	known := p.rulesNow(ctx)
+	for _, rule := range known.rules {
+		v.Rules = append(v.Rules, rule.Name)
+	}
+	controls, err := p.controls(ctx)
+	v.Err = cmp.Or(v.Err, trouble(err, triesAgain))
+	v.Totals, v.freshness = s.totals, s.freshness()
+	if len(s.rows) < s.Locks {
+		v.Kept = len(s.rows)
+	}
+	found := q.find(s.rows, known)
+	skip := min((q.Page-1)*perPage, len(found))
+	v.Found, v.From = len(found), skip+1
+	if v.Found > skip+perPage {
+		v.Next = v.Base + "keys?" + q.values(q.Page+1)
+	}
+	if q.Page > 1 {
+		v.Prev = v.Base + "keys?" + q.values(q.Page-1)
+	}
+	for _, r := range p.refresh(ctx, s, found[skip:min(skip+perPage, len(found))]) {
+		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: p.rulesOf(r.Key)}
+		if len(r.Holders) > 0 {
+			line.Task = p.task(r.Holders[0].Queue, r.Holders[0].Task, r.Holders[0].Note)
+		}
+		_, line.Paused = ordersFor(controls, r.Key)
+		v.Rows = append(v.Rows, line)
+	}
+	return v
+}
+
+// find gives the rows that the form lets pass.
+func (q keysQuery) find(rows []row, k *known) (found []row) {
+	search, ofRule := inspect.Compile(q.Search), map[string]bool{} // whether the rule makes keys with that scope
+	for _, r := range rows {
+		if q.Waiting && r.Line == 0 || q.Closed && r.Gate == nil || q.Search != "" && !r.matches(search) {
+			continue
+		}
+		if q.longer > 0 && r.Held <= 1 && r.held() <= q.longer { // of several holders any may be as old
+			continue
+		}
+		if q.Rule != "" {
+			scope := inspect.ScopeOf(r.Key)
+			is, known := ofRule[scope]
+			if !known {
+				is = slices.Contains(k.namesFor(scope), q.Rule)
+				ofRule[scope] = is
+			}
+			if !is {
+				continue
+			}
+		}
+		found = append(found, r)
+	}
+	return found
+}
+
+// matches reports whether a row has a text: in its key, in the label or the task of a holder, or in the next task in order.
+func (r row) matches(text inspect.Pattern) bool {
+	return text.Matches(inspect.InBraces(r.Key)) || text.Matches(r.Key) || r.Next != nil && text.Matches(r.Next.Task) ||
+		slices.ContainsFunc(r.Holders, func(h inspect.Holder) bool {
+			return text.Matches(h.Owner) || text.Matches(inspect.TaskName(h.Queue, h.Task, h.Note))
+		})
+}
+
+// rowID is an attribute that is the same for a key as long as it is in the list, so
+// that an update moves its row and keeps the focus.
+func rowID(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:6])
+}
+
+// blockedView lists ordered keys whose next task does not run and keeps others waiting.
+type blockedView struct {
+	frame
+	Rows []blockedRow
+	More int // blocked keys that are not shown
+	freshness
+}
+
+func (p *page) blockedView(r *http.Request) *blockedView {
+	v := &blockedView{frame: p.frame(r, "blocked", "Blocked", "")}
+	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	defer cancel()
+	s, err := p.snapshot(ctx)
+	if v.Err = trouble(err, triesAgain); s == nil {
+		return v
+	}
+	p.rulesNow(ctx)
+	var heads []row
+	for _, r := range s.rows {
+		if r.mayBlock() {
+			heads = keepFirst(heads, r, mostHeads, earlierHead)
+		}
+	}
+	v.More = max(0, s.totals.Blocked-len(heads))
+	v.Rows = p.blockedOf(ctx, slices.DeleteFunc(p.refresh(ctx, s, heads), func(r row) bool { return !r.mayBlock() }))
+	v.freshness = s.freshness()
+	return v
+}
+
+// rulesView is what each rule says, and what its locks do now.
+type rulesView struct {
+	frame
+	Rules  []ruleRow
+	Orders []lock.Control
+	freshness
+}
+
+type ruleRow struct {
+	fleet.Rule
+	Limit   string
+	Scope   string // the target of orders
+	Now     totals
+	Oldest  row   // that one holder has had longest
+	Top     []row // its keys with a line, the most contended first
+	Limited bool  // by an operator
+	IsPause bool
+}
+
+func (p *page) rulesView(r *http.Request) *rulesView {
+	v := &rulesView{frame: p.frame(r, "rules", "Rules", "")}
+	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	defer cancel()
+	var err error
+	v.Orders, err = p.controls(ctx)
+	v.Err = trouble(err, triesAgain)
+	known := p.rulesNow(ctx)
+	byName := map[string]*ruleRow{}
+	v.Rules = make([]ruleRow, len(known.rules)) // filled in place: byName points into it
+	for i, rule := range known.rules {
+		v.Rules[i] = newRuleRow(rule, v.Orders)
+		byName[rule.Name] = &v.Rules[i]
+	}
+	s, err := p.snapshot(ctx)
+	if v.Err = cmp.Or(v.Err, trouble(err, triesAgain)); s == nil {
+		return v
+	}
+	v.freshness = s.freshness()
+	ofScope := map[string][]string{}
+	for _, r := range s.rows {
+		scope := inspect.ScopeOf(r.Key)
+		names, is := ofScope[scope]
+		if !is {
+			names = known.namesFor(scope)
+			ofScope[scope] = names
+		}
+		for _, name := range names {
+			its := byName[name]
+			its.Now = its.Now.with(r)
+			if r.held() > its.Oldest.held() {
+				its.Oldest = r
+			}
+			if r.Line > 0 && len(its.Top) < topKeys {
+				its.Top = append(its.Top, r)
+			}
+		}
+	}
+	return v
+}
+
+func newRuleRow(rule fleet.Rule, orders []lock.Control) ruleRow {
+	r := ruleRow{Rule: rule, Limit: rule.LimitShown()}
+	r.Scope, _ = rule.ScopeText() // if each type has its own, that of the type that the rule names, or "report:" for all of them
+	for _, c := range orders {
+		if c.Target == r.Scope {
+			r.IsPause = r.IsPause || c.Paused
+			if c.Limit > 0 && !rule.InOrder { // ordered keys have one at a time in any case
+				r.Limit, r.Limited = strconv.Itoa(c.Limit), true
+			}
+		}
+	}
+	return r
+}
