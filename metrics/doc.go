@@ -42,8 +42,8 @@ handler returns.
 
 The folders grafana and prometheus beside this file have a dashboard and alert rules. Parking
 is no failure for asynq, so alerts on its failures do not see parked tasks: use parked_seconds
-and outcomes_total. A parked task belongs to no process: package web counts all of them, as
-automutex_parked.
+and outcomes_total. A parked task belongs to no process, so no process counts those that are
+parked now: automutex list shows them.
 
 # Task types
 

@@ -51,9 +51,9 @@ func TestPage_accessible(t *testing.T) {
 	for _, dark := range []bool{false, true} {
 		b.dark(dark)
 		for view, path := range map[string]string{
-			"overview": w.url(""), "blocked": w.url("blocked"), "processes": w.url("processes"), "keys": w.url("keys"), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
+			"overview": w.url(""), "blocked": w.url("blocked"), "keys": w.url("keys"), "key": w.keyURL(key), "rules": w.url("rules"),
 			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "pause": w.url("do?action=pause&target=report"), "fail": w.url("nothing"),
-			"a wrong filter": w.url("?longer=soon"),
+			"a wrong filter": w.url("keys?longer=soon"),
 		} {
 			b.do(chromedp.Navigate(path))
 			b.await(`document.readyState === "complete"`)

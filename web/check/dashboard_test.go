@@ -2,11 +2,6 @@ package check
 
 import (
 	"encoding/json"
-	"errors"
-	"io"
-	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"slices"
@@ -14,60 +9,17 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/metrics"
-	"github.com/automutex/automutex/web"
 )
 
-// known gives the labels of every sample that the metrics of a process and those of the page
-// write, by the sample's name.
+// known gives the labels of every sample that the metrics of a process write, by its name.
 func known(t *testing.T) map[string][]string {
-	t.Helper()
-	names := ofProcess(t)
-	for name, family := range ofPage(t) {
-		if names[name] != nil {
-			t.Errorf("a process and the page both write %s", name)
-		}
-		its := []string{}
-		for _, label := range family.GetMetric()[0].GetLabel() {
-			its = append(its, label.GetName())
-		}
-		names[name] = its
-	}
-	return names
-}
-
-// ofPage gives what the page writes.
-func ofPage(t *testing.T) map[string]*dto.MetricFamily {
-	t.Helper()
-	rdb, prefix, quiet := redistest.Mini(t).Client(t), redistest.Name(t), slog.New(slog.DiscardHandler)
-	locker := lock.New(rdb, lock.Options{Prefix: prefix, Logger: quiet})
-	if _, err := locker.Mutex("report").TryLock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	page, err := web.New(rdb, web.Options{Prefix: prefix, Logger: quiet})
-	redistest.Must(t, err)
-	answer := httptest.NewRecorder()
-	page.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	if err := errors.Join(page.(io.Closer).Close(), locker.Close()); err != nil {
-		t.Error(err)
-	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(answer.Body)
-	redistest.Must(t, err)
-	return families
-}
-
-// ofProcess gives the labels of what the metrics of a process write.
-func ofProcess(t *testing.T) map[string][]string {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	m, err := metrics.New(reg, metrics.Options{})
@@ -161,9 +113,8 @@ func TestDashboard(t *testing.T) {
 		t.Errorf("%d panels ask %d questions", len(dashboard.Panels), asked)
 	}
 	for name := range names {
-		ofKey := strings.HasPrefix(name, "automutex_key_") && name != "automutex_key_errors_total" // only where asked for
 		isPart := strings.HasSuffix(name, "_seconds_sum") || strings.HasSuffix(name, "_seconds_count")
-		if !ofKey && !isPart && !strings.Contains(shown, name+"{") && !strings.Contains(shown, name+"[") && !strings.Contains(shown, name+")") {
+		if !isPart && !strings.Contains(shown, name+"{") && !strings.Contains(shown, name+"[") && !strings.Contains(shown, name+")") {
 			t.Errorf("no panel shows %s", name)
 		}
 	}

@@ -50,7 +50,7 @@ func TestPage_narrowPhone(t *testing.T) {
 	key := keys.Key(w.prefix, "report", long)
 	ask := func(rest string) string { return w.url("do?" + rest) }
 	views := map[string]string{
-		"keys": w.url("keys"), "narrowed keys": w.url("?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key), "rules": w.url("rules"), "unique": w.url("unique"), "doctor": w.url("doctor"),
+		"keys": w.url("keys"), "narrowed keys": w.url("keys?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key), "rules": w.url("rules"),
 		"break": ask("action=break&key=" + url.QueryEscape(key)), "pause": ask("action=pause&target=" + url.QueryEscape("report|"+long)),
 		"limit": ask("action=limit&target=report"), "sweep": ask("action=sweep"), "fail": w.url("key?key=" + strings.Repeat("x}", 150)),
 	}
@@ -94,8 +94,8 @@ func TestPage_timesAreUTC(t *testing.T) {
 		return err
 	})
 	w.leaseOf("a")
-	b.do(chromedp.Navigate(w.url("keys")))
-	// The chart begins with the second of its slots of ten seconds.
+	b.do(chromedp.Navigate(w.url("")))
+	// The chart begins with its second point.
 	b.await(`document.querySelector("#plot .u-legend") && drawn.some(text => /^\d\d:\d\d$/.test(text))`)
 	b.text("Times are UTC.")
 	if offset := value[int](b, "new Date().getTimezoneOffset()"); offset != -345 {
