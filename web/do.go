@@ -50,11 +50,10 @@ type form struct {
 	From   string // see origin
 	Why    string
 
-	For, WrongFor     string // of a pause, as typed, and what is wrong with it
-	Limit, WrongLimit string
-	length            time.Duration // of a pause; 0: until somebody resumes it
-	limit             int           // 0: as the program says
-	ticket            int64
+	Typed, Wrong string        // the length of a pause, or a limit, and what is wrong with it
+	length       time.Duration // of a pause; 0: until somebody resumes it
+	limit        int           // 0: as the program says
+	ticket       int64
 }
 
 // readForm reads a link or a form. wrong says why it is none of an action; what is wrong with a typed field stands
@@ -62,11 +61,10 @@ type form struct {
 func (p *page) readForm(v url.Values) (f form, wrong string) {
 	f = form{
 		Action: v.Get("action"), Tokens: v["token"], Task: v.Get("task"), Ticket: v.Get("ticket"), Gate: v.Get("gate") != "",
-		Anyway: v.Has("anyway"), From: v.Get("from"), Why: v.Get("why"), For: v.Get("for"), Limit: v.Get("limit"),
+		Anyway: v.Has("anyway"), From: v.Get("from"), Typed: strings.TrimSpace(v.Get("for") + v.Get("limit")),
 	}
-	if runes := []rune(f.Why); len(runes) > maxWhy {
-		f.Why = string(runes[:maxWhy])
-	}
+	why := []rune(v.Get("why"))
+	f.Why = string(why[:min(len(why), maxWhy)])
 	switch f.Action {
 	case "sweep":
 	case "break", "skip":
@@ -92,19 +90,19 @@ func (p *page) readForm(v url.Values) (f form, wrong string) {
 // readTyped reads what the operator has typed for a pause or a limit, and reports whether it can be read.
 func (f *form) readTyped() bool {
 	var err error
-	switch typed := strings.TrimSpace(f.For + f.Limit); {
-	case f.Action == "pause" && typed != "":
-		if f.length, err = time.ParseDuration(typed); err != nil {
-			f.WrongFor = fmt.Sprintf("%q is not a duration: write 30m or 2h, or leave it empty.", printable.Short(typed))
+	switch {
+	case f.Action == "pause" && f.Typed != "":
+		if f.length, err = time.ParseDuration(f.Typed); err != nil {
+			f.Wrong = fmt.Sprintf("%q is not a duration: write 30m or 2h, or leave it empty.", printable.Short(f.Typed))
 		} else if f.length < shortestPause {
-			f.WrongFor = fmt.Sprintf("%q is too short: a pause is at least %s.", printable.Short(typed), shortestPause)
+			f.Wrong = fmt.Sprintf("%q is too short: a pause is at least %s.", printable.Short(f.Typed), shortestPause)
 		}
 	case f.Action == "limit":
-		if f.limit, err = strconv.Atoi(typed); err != nil || f.limit < 0 || f.limit > maxLimit {
-			f.WrongLimit = fmt.Sprintf("%q is not a whole number from 0 to %d.", printable.Short(typed), maxLimit)
+		if f.limit, err = strconv.Atoi(f.Typed); err != nil || f.limit < 0 || f.limit > maxLimit {
+			f.Wrong = fmt.Sprintf("%q is not a whole number from 0 to %d.", printable.Short(f.Typed), maxLimit)
 		}
 	}
-	return f.WrongFor+f.WrongLimit == ""
+	return f.Wrong == ""
 }
 
 // MaxLimit is the greatest limit, for the form.
@@ -121,20 +119,19 @@ type askView struct {
 	Unknown, Meant   string // why no task has Target, and the target that was probably meant
 }
 
-// mayOperate answers 403 to whom it may concern.
-func (p *page) mayOperate(w http.ResponseWriter, r *http.Request) bool {
-	if p.o.Access(r) >= AccessOperate {
-		return true
+// operators lets nobody but operators through.
+func (p *page) operators(handle http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if p.o.Access(r) < AccessOperate {
+			p.fail(w, r, http.StatusForbidden, "You may look, and not change anything.")
+			return
+		}
+		handle(w, r)
 	}
-	p.fail(w, r, http.StatusForbidden, "You may look, and not change anything.")
-	return false
 }
 
 // ask shows what an action will do. It changes nothing.
 func (p *page) ask(w http.ResponseWriter, r *http.Request) {
-	if !p.mayOperate(w, r) {
-		return
-	}
 	f, wrong := p.readForm(r.URL.Query())
 	if wrong != "" {
 		p.fail(w, r, http.StatusBadRequest, wrong)
@@ -220,9 +217,6 @@ func (v *askView) describe() {
 // do does what ask has shown. The answer is a redirect, so that reloading the next page
 // does nothing again.
 func (p *page) do(w http.ResponseWriter, r *http.Request) {
-	if !p.mayOperate(w, r) {
-		return
-	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
@@ -273,13 +267,11 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, status, a.Do+" failed: "+printable.Short(a.Err.Error()))
 		return
 	}
-	to := p.origin(f)
-	if strings.Contains(to, "?") {
-		to += "&"
-	} else {
-		to += "?"
+	view, query, _ := strings.Cut(p.origin(f), "?")
+	if query != "" {
+		query += "&"
 	}
-	w.Header().Set("Location", to+url.Values{"done": {id}}.Encode())
+	w.Header().Set("Location", view+"?"+query+"done="+id)
 	w.WriteHeader(http.StatusSeeOther)
 }
 
@@ -368,22 +360,18 @@ func (p *page) origin(f form) string {
 
 // actionLog keeps the last actions of this process, oldest first.
 type actionLog struct {
-	mu   sync.Mutex // guards the rest; nobody does I/O under it
+	mu   sync.Mutex // guards kept; nobody does I/O under it
 	kept []Action
-	ids  []string // of kept
 }
 
-// add keeps an action and gives its ID. The ID is random: nobody can guess those of others,
-// and no other process of the page has the same.
+// add keeps an action and gives its ID.
 func (l *actionLog) add(a Action) (id string) {
-	id = rand.Text()
+	a.Request, a.id = nil, rand.Text()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a.Request = nil
-	l.kept, l.ids = append(l.kept, a), append(l.ids, id)
-	many := max(0, len(l.kept)-maxActions)
-	l.kept, l.ids = slices.Delete(l.kept, 0, many), slices.Delete(l.ids, 0, many)
-	return id
+	l.kept = append(l.kept, a)
+	l.kept = slices.Delete(l.kept, 0, max(0, len(l.kept)-maxActions))
+	return a.id
 }
 
 // get gives the action with that ID, which a redirect has in its URL; nil if this process does not know it: nothing of
@@ -391,7 +379,7 @@ func (l *actionLog) add(a Action) (id string) {
 func (l *actionLog) get(id string) *Action {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if at := slices.Index(l.ids, id); at >= 0 {
+	if at := slices.IndexFunc(l.kept, func(a Action) bool { return a.id == id }); at >= 0 {
 		a := l.kept[at]
 		return &a
 	}

@@ -7,10 +7,15 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -178,5 +183,245 @@ func TestActionLog(t *testing.T) {
 	}
 	if l.get(ids[10]) == nil || len(l.about("a")) != maxActions || len(l.about("b")) != 0 {
 		t.Errorf("%d are about a", len(l.about("a")))
+	}
+}
+
+// gateOpen tells whether somebody who wants the lock would find its gate open.
+func gateOpen(t *testing.T, m *lock.Lock) bool {
+	t.Helper()
+	info, err := inner.Inspect(context.Background(), m)
+	redistest.Must(t, err)
+	return info.Gate.OpensIn == 0
+}
+
+// A break of all ends a hold or a cooldown as well, whether or not somebody holds the lock,
+// and says so before; one of a single holder does not, and none gives back a rate.
+func TestDo_breakGate(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v, _ := operator(t, s)
+		ask := func(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
+		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2), v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
+		lease := v.hold(free)
+		redistest.Must(t, errors.Join(inner.CloseGate(context.Background(), lease, time.Hour), lease.Unlock(context.Background())))
+		asked := v.get(ask(free)).want(200, "and open its gate?", "A hold or a cooldown ends now")
+		if gateOpen(t, free) {
+			t.Error("asking has opened the gate")
+		}
+		v.confirm(asked, "").want(200, "Its gate is open.")
+		if !gateOpen(t, free) {
+			t.Error("the gate stays closed")
+		}
+		v.refuse(asked).want(409, "break failed: nothing was done")
+
+		lease = v.hold(both)
+		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
+		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200, "Take the lock both from 1 holder?").without("gate open"), "").want(200, "taken from 1 of 1 holder.").without("gate is open")
+		if gateOpen(t, both) {
+			t.Error("a break of one holder has ended the cooldown")
+		}
+		redistest.Must(t, errors.Join(v.page.locker.Mutex("both").Delete(context.Background())))
+		v.hold(both)
+		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
+		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and open its gate?"), "").want(200, "taken from 1 of 1 holder. Its gate is open.")
+		if !gateOpen(t, both) {
+			t.Error("the cooldown goes on")
+		}
+
+		redistest.Must(t, v.hold(rated).Unlock(context.Background()))
+		v.get(ask(rated)).want(409, "there is nothing to break")
+	})
+}
+
+// Resuming what is not paused does nothing, and says so; what cannot be read is removed.
+func TestDo_resume(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v, _ := operator(t, s)
+		ask := func() answer { return v.get("/locks/do?action=resume&target=report") }
+		v.refuse(ask()).want(409, "resume failed: nothing was done: report is not paused")
+		redistest.Must(t, v.locker.Controls().Pause(context.Background(), "report", time.Time{}, ""))
+		v.confirm(ask(), "").want(200, "report is not paused any more.")
+		redistest.Must(t, s.Client(t).HSet(context.Background(), v.prefix+":{control}", "report", `{"v":9}`).Err())
+		v.confirm(ask(), "").want(200, "The entry of report, which could not be read and was not in force, is removed.")
+		v.refuse(ask()).want(409, "nothing was done: report is not paused")
+	})
+}
+
+// leave gives the link with which an operator leaves things as they are.
+func (a answer) leave() string {
+	a.t.Helper()
+	before, _, ok := strings.Cut(a.want(200).body, `">Leave it as it is</a>`)
+	if !ok {
+		a.t.Fatalf("%s: there is no way back:\n%s", a.path, a.body)
+	}
+	return strings.ReplaceAll(before[strings.LastIndex(before, `"`)+1:], "&amp;", "&")
+}
+
+// link gives the link of a page that begins so.
+func (a answer) link(start string) string {
+	a.t.Helper()
+	_, rest, ok := strings.Cut(a.want(200).body, `href="`+start)
+	if !ok {
+		a.t.Fatalf("%s: there is no link to %s:\n%s", a.path, start, a.body)
+	}
+	rest, _, _ = strings.Cut(rest, `"`)
+	return start + strings.ReplaceAll(rest, "&amp;", "&")
+}
+
+// An operator who leaves things as they are, and one who acts, is back at the view that the
+// action was begun in: the lock, or the list as it was narrowed.
+func TestAsk_leadsBack(t *testing.T) {
+	t.Parallel()
+	v, _ := operator(t, redistest.Real(t))
+	m := v.locker.Mutex("a")
+	v.hold(m)
+	at := "/locks" + keyPath(m.Key())
+	for _, action := range []string{"pause", "resume", "limit", "break"} {
+		asked := v.get(v.get(at).link("/locks/do?action=" + action))
+		v.get(asked.leave()).want(200, `<h1 class="key"><bdi>a</bdi></h1>`)
+		if action == "pause" {
+			v.confirm(asked, "").want(200, `<h1 class="key"><bdi>a</bdi></h1>`, "a is paused until somebody resumes it.")
+		}
+	}
+	narrowed := "/locks/keys?longer=1m&q=%22b%26c&waiting=1"
+	asked := v.get(v.get(narrowed).link("/locks/do?action=sweep"))
+	if back := asked.leave(); back != narrowed {
+		t.Errorf("a sweep leads back to %q, want %q", back, narrowed)
+	}
+	v.confirm(asked, "").want(200, "Dead entries removed: 0.", `value="&#34;b&amp;c"`, `value="1m"`)
+
+	// Without a view that it came from, and with one that somebody made up.
+	for action, want := range map[string]string{"pause&target=a": "/locks/rules", "resume&target=a": "/locks/rules", "limit&target=a": "/locks/rules", "sweep": "/locks/keys"} {
+		for _, from := range []string{"", "https://evil.example.com/", "//evil.example.com/key?key=a", "javascript:alert(1)", "../key", "do?action=sweep", "key?%zz", "key?key=" + strings.Repeat("x", maxOrigin)} {
+			if back := v.get("/locks/do?action=" + action + "&from=" + url.QueryEscape(from)).leave(); back != want {
+				t.Errorf("%s from %q leads back to %q, want %q", action, from, back, want)
+			}
+		}
+	}
+}
+
+// A field that cannot be read loses nothing that was typed: the form comes again with all of
+// it, and says at the field what is wrong. Nothing is done, and Audit is not called.
+func TestDo_wrongField(t *testing.T) {
+	t.Parallel()
+	v, seen := operator(t, redistest.Real(t))
+	for _, c := range []struct{ action, field, typed, wrong string }{
+		{"pause", "for", "soon", "is not a duration: write 30m or 2h"},
+		{"pause", "for", "30", "is not a duration"},
+		{"pause", "for", "-1h", "is too short: a pause is at least 100ms."},
+		{"pause", "for", "1ms", "is too short"},
+		{"limit", "limit", "", "is not a whole number from 0 to 2147483647."},
+		{"limit", "limit", "-1", "is not a whole number"},
+		{"limit", "limit", "2147483648", "is not a whole number"},
+		{"limit", "limit", "<b>", "is not a whole number"},
+	} {
+		form := url.Values{"action": {c.action}, "target": {"report"}, "why": {`the "API" is down`}, "from": {"?q=rep"}, c.field: {c.typed}}
+		asked := v.post("/locks/do", form).want(http.StatusUnprocessableEntity, `name="target" value="report"`, `value="the &#34;API&#34; is down"`, `name="from" value="?q=rep"`,
+			`name="`+c.field+`" value="`+strings.NewReplacer("<", "&lt;", ">", "&gt;").Replace(c.typed)+`"`, `aria-invalid="true" aria-describedby="`+c.field+`-wrong"`,
+			`id="`+c.field+`-wrong">`, c.wrong).without("<b>")
+		if asked.body = strings.Replace(asked.body, `aria-invalid="true"`, "", 1); strings.Contains(asked.body, "aria-invalid") {
+			t.Errorf("%+v: another field is said to be wrong as well", c)
+		}
+	}
+	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"soon"}}).want(http.StatusBadRequest, "Name a target")
+	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"1h"}}).want(http.StatusBadRequest, "Name a target")
+	list, err := v.locker.Controls().List(context.Background())
+	if err != nil || len(list) != 0 || len(seen.all) != 0 {
+		t.Errorf("controls: %+v, %v; Audit got %+v", list, err, seen.all)
+	}
+	v.get("/locks/keys?q=rep&longer=soon&waiting=1").want(200, `value="rep"`, `value="soon"`, `aria-describedby="longer-wrong"`, `id="longer-wrong">`, "is not a duration", " checked>")
+}
+
+// A lock is named by its Redis key or, as on the command line, by what stands between its
+// braces; also where something is done to it, and Audit has the Redis key.
+func TestKey_shortForm(t *testing.T) {
+	t.Parallel()
+	v, seen := operator(t, redistest.Real(t))
+	m := v.locker.Mutex("report", lock.Parts("acme"))
+	lease := v.hold(m)
+	v.get("/locks/key?key="+url.QueryEscape("report|acme")).want(200, "worker-1:4242", m.Key())
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	await(t, v.stream(ctx, "/locks/live?view=key&key="+url.QueryEscape("report|acme")), "worker-1:4242")
+	v.get("/locks/do?action=break&key="+url.QueryEscape("report|acme")).want(200, "Take the lock report|acme from 1 holder?", m.Key())
+	form := url.Values{"action": {"break"}, "key": {"report|acme"}, "token": {lease.Token()}}
+	v.get(v.post("/locks/do", form).want(303).header.Get("Location")).want(200, "The lock was taken from 1 of 1 holder.")
+	if done := seen.last(t); done.Target != m.Key() {
+		t.Errorf("Audit has the target %q, want %q", done.Target, m.Key())
+	}
+	for _, wrong := range []string{"", "a b", "other:{report|acme}", "{report|acme}"} {
+		v.get("/locks/key?key="+url.QueryEscape(wrong)).want(http.StatusBadRequest, "This is no key of a lock")
+		v.get("/locks/do?action=break&key="+url.QueryEscape(wrong)).want(http.StatusBadRequest, "This is no key of a lock")
+	}
+}
+
+// blockedKey makes an ordered key with three tasks, whose first one is archived and holds it.
+func blockedKey(t *testing.T, v *site) (key string) {
+	t.Helper()
+	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("other", nil)) // so asynq has the queue
+	redistest.Must(t, err)
+	key = v.locker.Mutex("orders", lock.Parts("7")).Key()
+	for _, id := range []string{"first", "second", "third"} {
+		note := "default/" + id
+		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByOrder(v.locker, key), note, "n"+id, 0, 0)
+		redistest.Must(t, err)
+		if id == "first" {
+			m := v.locker.Mutex("orders", lock.Parts("7"), lock.Note(note), inner.InOrder(inside.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}))
+			le, err := m.TryLock(t.Context())
+			redistest.Must(t, err)
+			inner.EndOrder(le, inside.OutcomeHeld)
+			redistest.Must(t, le.Unlock(t.Context()))
+		}
+	}
+	return key
+}
+
+// A key that an archived task blocks is in each view, and an operator skips the task.
+func TestBlocked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		v, audit := operator(t, s)
+		key := blockedKey(t, v)
+		const gone = "is archived, and since then gone from asynq; skip it to go on"
+		v.get("/locks/blocked").want(200, "orders|7", "default/first", gone, ">2<", "Skip…")
+		v.get("/locks/").want(200, "Blocked keys</span><b class=\"big\">1<", "3 in order", "a task keeps others waiting")
+		v.get("/locks/keys").want(200, "orders|7", ">blocked</a>", "<b>3</b> of these in order")
+		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
+			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
+		head, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key))
+		redistest.Must(t, err)
+		ticket := strconv.FormatInt(head.Ticket, 10)
+		v.get("/locks/blocked").want(200, "&amp;ticket="+ticket+"&amp;")
+		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&ticket="+ticket+"&from=blocked").want(200, "Skip task default/first of orders|7?", "out of order")
+		v.confirm(asked, "refunded by hand").want(200, "Task default/first was skipped")
+		if a := audit.last(t); a.Do != "skip" || a.Target != key || a.By != "ann" || a.Why != "refunded by hand" || a.Err != nil {
+			t.Errorf("%+v", a)
+		}
+		v.confirm(asked, "").want(200, "Task default/first was skipped") // a second click
+		if head, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key)); err != nil || head.Note != "default/second" {
+			t.Errorf("%+v, %v", head, err)
+		}
+		v.refuse(v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked")).want(409, "skip failed", "is not the next one of key")
+		if a := audit.last(t); a.Err == nil {
+			t.Errorf("%+v", a)
+		}
+		v.get("/locks/do?action=skip&key=" + url.QueryEscape(key)).want(400)
+		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {"nothing"}, "task": {""}}).want(400)
+		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {key}, "task": {"default/second"}, "ticket": {"1x"}}).want(400)
+		redistest.Eventually(t, patience, func() bool {
+			return strings.Contains(v.get("/locks/blocked").body, "No ordered key is blocked.")
+		}, "nothing is blocked")
+	})
+}
+
+// A reader sees what is blocked, and skips nothing.
+func TestBlocked_readOnly(t *testing.T) {
+	t.Parallel()
+	v := serve(t, redistest.Mini(t), Options{})
+	key := blockedKey(t, v)
+	v.get("/blocked").want(200, "default/first").without("Skip…")
+	v.get("/do?action=skip&key=" + url.QueryEscape(key) + "&task=default/first").want(403)
+	v.post("/do", url.Values{"action": {"skip"}, "key": {key}, "task": {"default/first"}}).want(403)
+	if h, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key)); err != nil || h.Note != "default/first" {
+		t.Errorf("%+v, %v", h, err)
 	}
 }

@@ -53,7 +53,6 @@ type waiterView struct {
 	Task  task
 	State string // waiting, parked, called, in order or archived
 	Since time.Time
-	Head  bool // of an ordered key: the others wait for this one, which does not run
 }
 
 // key answers with one lock.
@@ -77,11 +76,13 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 		v.Now, v.Info = info.At, info
 		v.Holders = p.holders(info)
 		for i, w := range info.Waiters[:min(len(info.Waiters), mostShown)] {
-			v.Line = append(v.Line, waiterView{i + 1, printable.Short(w.Owner), p.task(w.Queue, w.Task, w.Note), w.State, w.Since, false})
+			v.Line = append(v.Line, waiterView{i + 1, printable.Short(w.Owner), p.task(w.Queue, w.Task, w.Note), w.State, w.Since})
 		}
 		v.More = max(0, info.Line-len(v.Line))
 		if info.mayBlock() {
-			v.behind(p.blockedOf(ctx, []row{info}))
+			for _, b := range p.blockedOf(ctx, []row{info}) { // one at most
+				v.Behind = &b
+			}
 		}
 		runs, since := p.seen.look(info, p.task)
 		v.Bars, v.Kept, v.Seen, v.Unread = newBars(joined(kept, runs, p.taskOf), info.At), len(kept) > 0, since, trouble(unread, triesAgain)
@@ -101,16 +102,6 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	}
 	v.Actions = p.actions.about(key, name, inspect.ScopeOf(key))
 	return v
-}
-
-// behind marks the task that the others wait for.
-func (v *keyView) behind(rows []blockedRow) {
-	for _, b := range rows { // one at most
-		v.Behind = &b
-		for i := range v.Line {
-			v.Line[i].Head = v.Line[i].Task == b.Task
-		}
-	}
 }
 
 // holders are those of a lock.

@@ -102,17 +102,15 @@ func (p *page) snapshot(ctx context.Context) (*snapshot, error) {
 	case s == nil:
 		return nil, errLooking
 	}
-	return s, nil // the next look goes on: freshness says how old this one is
+	return s, nil // the next look goes on: age says how old this one is
 }
 
-// freshness says what the numbers of a view are worth: they are shown as they were, and their age beside them.
-type freshness struct{ Age string } // empty: they are new
-
-func (s *snapshot) freshness() (f freshness) {
+// age is shown beside the numbers of an old look, which are shown as they were; empty: they are new.
+func (s *snapshot) age() string {
 	if age := time.Since(s.at); age > refreshAfter {
-		f.Age = printable.Duration(age.Round(time.Second))
+		return printable.Duration(age.Round(time.Second))
 	}
-	return f
+	return ""
 }
 
 // refresh gives rows as they are now, as far as Redis tells in time. The others stay as they were. All keep their places.
@@ -156,24 +154,8 @@ func (r row) HeldFor() string {
 	return printable.Duration(r.held())
 }
 
-// LeaseLeft is how long the first lease had to go.
-func (r row) LeaseLeft() string {
-	if len(r.Holders) == 0 {
-		return ""
-	}
-	return printable.Duration(r.Holders[0].Until.Sub(r.At))
-}
-
 // OpensIn is how long the gate had to stay closed.
 func (r row) OpensIn() string { return printable.Duration(r.Gate.Opens.Sub(r.At)) }
-
-// Owner is the first holder's label.
-func (r row) Owner() string {
-	if len(r.Holders) == 0 {
-		return ""
-	}
-	return r.Holders[0].Owner
-}
 
 // keepFirst inserts a row where the order wants it, and keeps the first few.
 func keepFirst(list []row, r row, most int, order func(a, b row) int) []row {

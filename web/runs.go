@@ -34,12 +34,7 @@ type run struct {
 }
 
 // begin is when it came, or was seen first.
-func (r run) begin() time.Time {
-	if r.Came.IsZero() {
-		return r.Start
-	}
-	return r.Came
-}
+func (r run) begin() time.Time { return cmp.Or(r.Came, r.Start) }
 
 // waits reports whether the run has not begun: the line of the key shows it.
 func (r run) waits() bool { return r.Open && r.Start.IsZero() }
@@ -125,9 +120,6 @@ func joined(kept []history.Run, seen []run, taskOf func(note string) task) []run
 		}
 	}
 	slices.SortFunc(all, func(a, b run) int {
-		if a.Open != b.Open {
-			return map[bool]int{true: -1, false: 1}[a.Open]
-		}
 		return cmp.Or(b.End.Compare(a.End), b.begin().Compare(a.begin()), strings.Compare(a.Task.Text, b.Task.Text))
 	})
 	return all[:min(len(all), mostBars)]
@@ -200,12 +192,7 @@ func newBars(runs []run, now time.Time) *bars {
 		b.To = b.From.Add(time.Second)
 	}
 	b.draw(runs, func(r run) (from, to time.Time) { return r.Start, r.End }, runHeight, "run")
-	b.draw(runs, func(r run) (from, to time.Time) {
-		if r.Start.IsZero() {
-			return r.Came, r.End
-		}
-		return r.Came, r.Start
-	}, waitHeight, "wait")
+	b.draw(runs, func(r run) (from, to time.Time) { return r.Came, cmp.Or(r.Start, r.End) }, waitHeight, "wait")
 	b.Floor = b.Height
 	b.TickText = b.Floor + axisHeight - 5
 	b.Height += axisHeight

@@ -40,7 +40,7 @@ func (p *page) routes() {
 	p.handle("/blocked", p.view("blocked"), nil)
 	p.handle("/rules", p.view("rules"), nil)
 	p.handle("/live", p.live, nil)
-	p.handle("/do", p.ask, p.do)
+	p.handle("/do", p.operators(p.ask), p.operators(p.do))
 	p.handle("/static/{file}", p.static, nil)
 	p.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusNotFound, "There is no such page.")
@@ -160,12 +160,8 @@ type frame struct {
 	Operate bool   // the viewer may act
 	Now     time.Time
 	Err     string
+	Age     string  // of what is shown; empty: it is new
 	Done    *Action // what the viewer has just done
-}
-
-// Views are the links of the navigation.
-func (frame) Views() []struct{ Path, Name string } {
-	return []struct{ Path, Name string }{{"", "Overview"}, {"keys", "Keys"}, {"blocked", "Blocked"}, {"rules", "Rules"}}
 }
 
 // frame makes that of a live view.

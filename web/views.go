@@ -35,11 +35,7 @@ type overview struct {
 	Waited, Longest, Gates []row // the longest lines; held longest, of those with one holder; the first gates to open
 	Orders                 []lock.Control
 	Plot                   string // of the last hour, as JSON
-	freshness
 }
-
-// MostWaited is the length of the longest line.
-func (v *overview) MostWaited() int { return v.Waited[0].Line }
 
 func (p *page) overview(r *http.Request) *overview {
 	v := &overview{frame: p.frame(r, "overview", "Overview", "")}
@@ -60,7 +56,7 @@ func (p *page) overview(r *http.Request) *overview {
 			v.Gates = keepFirst(v.Gates, r, hottest, func(a, b row) int { return a.Gate.Opens.Compare(b.Gate.Opens) })
 		}
 	}
-	v.Totals, v.freshness = s.totals, s.freshness()
+	v.Totals, v.Age = s.totals, s.age()
 	v.Waited = slices.DeleteFunc(p.refresh(ctx, s, slices.Clone(s.rows[:min(len(s.rows), hottest)])), func(r row) bool { return r.Line == 0 })
 	v.Longest = slices.DeleteFunc(p.refresh(ctx, s, v.Longest), func(r row) bool { return r.held() == 0 })
 	v.Gates = slices.DeleteFunc(p.refresh(ctx, s, v.Gates), func(r row) bool { return r.Gate == nil })
@@ -121,7 +117,6 @@ type keysView struct {
 	From       int
 	Prev, Next string      // links; empty without one
 	Tasks      []foundTask // those whose ID is what was searched for
-	freshness
 }
 
 type keysRow struct {
@@ -129,8 +124,8 @@ type keysRow struct {
 	ID     string // of the row, for updates in place
 	Name   string // between the braces
 	Rule   string
-	Task   task
-	Paused bool // by an operator
+	Holder holderView // the first one
+	Paused bool       // by an operator
 }
 
 // keys answers with the list.
@@ -158,7 +153,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 	}
 	controls, err := p.controls(ctx)
 	v.Err = cmp.Or(v.Err, trouble(err, triesAgain))
-	v.Totals, v.freshness = s.totals, s.freshness()
+	v.Totals, v.Age = s.totals, s.age()
 	if len(s.rows) < s.Locks {
 		v.Kept = len(s.rows)
 	}
@@ -173,8 +168,8 @@ func (p *page) keysView(r *http.Request) *keysView {
 	}
 	for _, r := range p.refresh(ctx, s, found[skip:min(skip+perPage, len(found))]) {
 		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: p.rulesOf(r.Key)}
-		if len(r.Holders) > 0 {
-			line.Task = p.task(r.Holders[0].Queue, r.Holders[0].Task, r.Holders[0].Note)
+		if all := p.holders(r); len(all) > 0 {
+			line.Holder = all[0]
 		}
 		_, line.Paused = ordersFor(controls, r.Key)
 		v.Rows = append(v.Rows, line)
@@ -228,7 +223,6 @@ type blockedView struct {
 	frame
 	Rows []blockedRow
 	More int // blocked keys that are not shown
-	freshness
 }
 
 func (p *page) blockedView(r *http.Request) *blockedView {
@@ -248,7 +242,7 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 	}
 	v.More = max(0, s.totals.Blocked-len(heads))
 	v.Rows = p.blockedOf(ctx, slices.DeleteFunc(p.refresh(ctx, s, heads), func(r row) bool { return !r.mayBlock() }))
-	v.freshness = s.freshness()
+	v.Age = s.age()
 	return v
 }
 
@@ -257,7 +251,6 @@ type rulesView struct {
 	frame
 	Rules  []ruleRow
 	Orders []lock.Control
-	freshness
 }
 
 type ruleRow struct {
@@ -289,7 +282,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	if v.Err = cmp.Or(v.Err, trouble(err, triesAgain)); s == nil {
 		return v
 	}
-	v.freshness = s.freshness()
+	v.Age = s.age()
 	ofScope := map[string][]string{}
 	for _, r := range s.rows {
 		scope := inspect.ScopeOf(r.Key)

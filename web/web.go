@@ -21,13 +21,13 @@ a browser send is refused.
 
 # What it costs
 
-The page looks at all locks only while somebody looks at the page. All viewers share
-what it finds. The pause after a look grows with the number of locks, from a second up to
-a minute, so that Redis serves the tasks and not the page.
+The page looks at the locks only while somebody looks at the page. The more locks there
+are, the longer is the pause after a look: from a second up to a minute.
 */
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,6 +128,8 @@ type Action struct {
 	Err error
 	// Request is the request that asked for it. Do not keep it.
 	Request *http.Request
+
+	id string // random: nobody can guess those of others, and no other process of the page has the same
 }
 
 // page is the handler.
@@ -173,12 +175,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	}
 	p.ctx, p.close = context.WithCancel(context.Background())
 	p.locks.ctx, p.rules.ctx, p.orders.ctx, p.locks.within = p.ctx, p.ctx, p.ctx, walkWithin
-	if p.o.Prefix == "" {
-		p.o.Prefix = inside.DefaultPrefix
-	}
-	if p.o.Logger == nil {
-		p.o.Logger = slog.Default()
-	}
+	p.o.Prefix, p.o.Logger = cmp.Or(p.o.Prefix, inside.DefaultPrefix), cmp.Or(p.o.Logger, slog.Default())
 	if p.o.Access == nil {
 		p.o.Access = func(*http.Request) Access { return AccessRead }
 	}
@@ -191,10 +188,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 		p.o.Inspector = asynq.NewInspectorFromRedisClient(rdb)
 	}
 	p.locker = lock.New(rdb, lock.Options{Prefix: p.o.Prefix, Owner: "automutex web", Logger: slog.New(slog.DiscardHandler)})
-	p.base = "./"
-	if p.o.RootPath != "" {
-		p.base = p.o.RootPath + "/"
-	}
+	p.base = cmp.Or(p.o.RootPath, ".") + "/"
 	p.routes()
 	return p, nil
 }
