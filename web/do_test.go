@@ -425,3 +425,28 @@ func TestBlocked_readOnly(t *testing.T) {
 		t.Errorf("%+v, %v", h, err)
 	}
 }
+
+// While asynq's Redis hangs, what Redis itself tells of a blocked key is shown, and a bounded number of questions is on
+// their way.
+func TestBlocked_asynqHangs(t *testing.T) {
+	t.Parallel()
+	proxy := redistest.NewProxy(t, redistest.Real(t).Addr())
+	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: proxy.Addr(), ReadTimeout: -1, WriteTimeout: -1})
+	t.Cleanup(func() { // before the proxy is closed
+		if err := inspector.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	v := serve(t, redistest.Real(t), Options{Inspector: inspector})
+	key := blockedKey(t, v)
+	v.find("/blocked", "gone from asynq")
+	proxy.Blackhole(true)
+	defer func() { proxy.Heal(); proxy.Cut() }()
+	for range 2 * asynqAtOnce {
+		v.page.asynqWithin = time.Millisecond
+		v.get(keyPath(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>is archived</bdi>")
+	}
+	if n := len(v.page.asynq); n > asynqAtOnce {
+		t.Errorf("%d questions are on their way", n)
+	}
+}

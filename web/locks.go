@@ -96,10 +96,9 @@ func (p *page) snapshot(ctx context.Context) (*snapshot, error) {
 	bound, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	s, err := p.locks.get(bound, p.walk)
-	switch {
-	case err == nil || !errors.Is(err, context.DeadlineExceeded) || bound.Err() == nil:
+	if err != bound.Err() { //nolint:errorlint // the end of this wait itself, and no error of Redis
 		return s, err
-	case s == nil:
+	} else if s == nil {
 		return nil, errLooking
 	}
 	return s, nil // the next look goes on: age says how old this one is

@@ -58,7 +58,9 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 		}
 	}()
 	began := time.Now()
-	now, err := inspect.ServerTime(ctx, p.rdb)
+	bound, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	now, err := within(bound, func(ctx context.Context) (time.Time, error) { return inspect.ServerTime(ctx, p.rdb) })
 	if err != nil {
 		return nil, 0, err
 	}

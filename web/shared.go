@@ -38,8 +38,8 @@ type shared[T any] struct {
 // question asks. goodFor is how long its answer will do.
 type question[T any] func(context.Context) (value T, goodFor time.Duration, err error)
 
-// get gives an answer that will do. With an error, which is that of ctx if the answer does not come in time, get gives
-// the last answer that there was.
+// get gives an answer that will do. With an error get gives the last answer that there was; if an answer does not come
+// in time, the error is that of the last question, or else of ctx.
 func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,7 +57,7 @@ func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 		}
 		s.mu.Lock()
 		if err := ctx.Err(); err != nil {
-			return s.value, err
+			return s.value, cmp.Or(s.err, err)
 		}
 	}
 	return s.value, s.err

@@ -116,7 +116,7 @@ func TestPage_timesAreUTC(t *testing.T) {
 			t.Errorf("%s is on the chart at %s UTC", text, now.Format("15:04"))
 		}
 	}
-	middle := value[[]float64](b, `(() => { const r = document.querySelector("#plot .u-over").getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()`)
+	middle := value[[]float64](b, `(() => { document.getElementById("plot").scrollIntoView(); const r = document.querySelector("#plot .u-over").getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()`)
 	b.do(chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, middle[0], middle[1]))
 	b.await(`/^\d\d:\d\d:\d\d$/.test(document.querySelector("#plot .u-legend .u-value").textContent)`)
 	b.text("Time (UTC)")
