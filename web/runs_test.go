@@ -203,14 +203,3 @@ func TestBars_clock(t *testing.T) {
 		}
 	}
 }
-
-// The axis has the end of each run, also of one that ended later by Redis' clock than the page looked.
-func TestBars_to(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	later := now.Add(time.Minute)
-	b := newBars([]run{{Start: now.Add(-time.Hour), End: now, Open: true}, {Start: now, End: later}}, now)
-	if !b.To.Equal(later) {
-		t.Errorf("to %s, want %s", b.To, later)
-	}
-}

@@ -79,6 +79,12 @@ func TestShared(t *testing.T) {
 		t.Errorf("%d, %v; want the answer of before, with the error", n, err)
 	}
 	s.forget()
+	hangs := make(chan struct{})
+	defer close(hangs)
+	if n, err := s.get(gone, func(context.Context) (int, time.Duration, error) { <-hangs; return -1, 0, nil }); n != 2 || !errors.Is(err, fails) {
+		t.Errorf("%d, %v while the next question hangs; want the answer of before, with the error", n, err)
+	}
+	s.forget()
 	begun, goOn, told := make(chan struct{}), make(chan struct{}), make(chan int)
 	go func() { // ends when it has told
 		n, _ := s.get(here, func(context.Context) (int, time.Duration, error) {

@@ -23,9 +23,8 @@ const (
 	hottest = 6
 	// topKeys is how many keys of a rule are named.
 	topKeys = 3
-	// perPage is how many locks a page of the list has, and lastPage is the last one that can be asked for.
-	perPage  = 50
-	lastPage = maxRows/perPage + 1
+	// perPage is how many locks a page of the list has.
+	perPage = 50
 )
 
 // overview is the first page: what is hot now, and the way to the list behind it.
@@ -85,7 +84,7 @@ func parseKeysQuery(v url.Values) (q keysQuery, err error) {
 		}
 	}
 	if n, wrong := strconv.Atoi(v.Get("page")); wrong == nil && n > 1 {
-		q.Page = min(n, lastPage)
+		q.Page = min(n, maxRows) // so that no product overflows
 	}
 	return q, err
 }
@@ -177,8 +176,11 @@ func (p *page) keysView(r *http.Request) *keysView {
 	return v
 }
 
-// find gives the rows that the form lets pass.
+// find gives the rows that the form lets pass; they may be those of the snapshot.
 func (q keysQuery) find(rows []row, k *known) (found []row) {
+	if q.values(1) == "" {
+		return rows
+	}
 	search, ofRule := inspect.Compile(q.Search), map[string]bool{} // whether the rule makes keys with that scope
 	for _, r := range rows {
 		if q.Waiting && r.Line == 0 || q.Closed && r.Gate == nil || q.Search != "" && !r.matches(search) {

@@ -54,8 +54,7 @@ type Options struct {
 	// proxy, without it. Empty means "/"; links are then relative.
 	RootPath string
 
-	// Prefix begins the keys of the locks, as automutex.Config.Prefix. Empty means
-	// "automutex".
+	// Prefix begins the keys of the locks, as automutex.Config.Prefix. Empty means "automutex".
 	Prefix string
 
 	// HashKeys is the secret of automutex.Config.HashKeys. The page needs it only to
@@ -91,8 +90,7 @@ type Options struct {
 	// with it.
 	Audit func(Action)
 
-	// Logger is where the page logs that Redis does not answer. nil means
-	// slog.Default().
+	// Logger is where the page logs that Redis does not answer. nil means slog.Default().
 	Logger *slog.Logger
 }
 
