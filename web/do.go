@@ -144,7 +144,7 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) {
 	v := &askView{frame: frame{Base: p.base, View: "-"}, form: f, Back: p.origin(f)}
 	if f.Action == "break" {
-		ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
+		ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 		defer cancel()
 		info, err := p.look(ctx, f.Key)
 		if err != nil {

@@ -443,7 +443,7 @@ func TestBlocked_asynqHangs(t *testing.T) {
 	proxy.Blackhole(true)
 	defer func() { proxy.Heal(); proxy.Cut() }()
 	for range 2 * asynqAtOnce {
-		v.page.asynqWithin = time.Millisecond
+		v.page.within.asynq = time.Millisecond
 		v.get(keyPath(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>is archived</bdi>")
 	}
 	if n := len(v.page.asynq); n > asynqAtOnce {

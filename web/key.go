@@ -12,12 +12,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-const (
-	// mostShown is how many of a line, and of the runs, are shown.
-	mostShown = 30
-	// lookWithin bounds the look at one lock.
-	lookWithin = 3 * time.Second
-)
+// mostShown is how many of a line, and of the runs, are shown.
+const mostShown = 30
 
 // keyView is one lock.
 type keyView struct {
@@ -68,7 +64,7 @@ func (p *page) key(w http.ResponseWriter, r *http.Request) {
 func (p *page) keyView(r *http.Request, key string) *keyView {
 	name := inspect.InBraces(key)
 	v := &keyView{frame: p.frame(r, "key", printable.Short(name), url.Values{"key": {key}}.Encode()), Key: key, Name: name}
-	ctx, cancel := context.WithTimeout(r.Context(), lookWithin)
+	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	kept, unread := p.keptRuns(ctx, key) // before the look: what goes on then is not in it
 	info, err := p.look(ctx, key)

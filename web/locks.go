@@ -22,21 +22,25 @@ const (
 	// pauseTimes is how many times as long as a look the pause after it is, at least: Redis may have few locks and
 	// millions of other keys.
 	pauseTimes = 9
-	// firstLook is how long a page waits for the first look, and for what else it shows.
-	firstLook = 3 * time.Second
-	// nextLook is how long a page waits for a further look, before it shows the last one.
-	nextLook = 300 * time.Millisecond
 	// walkWithin bounds a look at all locks.
 	walkWithin = 2 * time.Minute
 	// maxRows bounds what is kept of a look: the most contended locks.
 	maxRows = 50_000
 
-	// refreshAfter is how old a look is before the locks on the screen are asked for again, refreshAtOnce at a time and
-	// within refreshWithin.
+	// refreshAfter is how old a look is before the locks on the screen are asked for again, refreshAtOnce at a time.
 	refreshAfter  = 2 * time.Second
 	refreshAtOnce = 8
-	refreshWithin = 300 * time.Millisecond
 )
+
+// bounds are how long a view waits before it shows what it knows.
+type bounds struct {
+	redis   time.Duration // for the first look at all locks, and for what else it shows
+	next    time.Duration // for a further look at all locks
+	refresh time.Duration // for the locks on the screen
+	asynq   time.Duration
+}
+
+var usualBounds = bounds{redis: 3 * time.Second, next: 300 * time.Millisecond, refresh: 300 * time.Millisecond, asynq: time.Second}
 
 // pauseAfter is how long Redis is left alone after a look at so many locks.
 func pauseAfter(locks int, took time.Duration) time.Duration {
@@ -89,9 +93,9 @@ var errLooking = errors.New("Redis has not told yet which locks there are; " + t
 // snapshot gives the last look at all locks, and has the next one made if it is too old. nil: there was none in time.
 // The error is for the viewer.
 func (p *page) snapshot(ctx context.Context) (*snapshot, error) {
-	wait := firstLook
+	wait := p.within.redis
 	if last := p.locks.last(); last != nil && time.Since(last.at) < 2*mostPause {
-		wait = nextLook
+		wait = p.within.next
 	}
 	bound, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -117,7 +121,7 @@ func (p *page) refresh(ctx context.Context, s *snapshot, rows []row) []row {
 	if time.Since(s.at) < refreshAfter {
 		return rows
 	}
-	ctx, cancel := context.WithTimeout(ctx, refreshWithin)
+	ctx, cancel := context.WithTimeout(ctx, p.within.refresh)
 	defer cancel()
 	rows = slices.Clone(rows)
 	var wg sync.WaitGroup

@@ -32,8 +32,7 @@ const (
 	freshFor = 900 * time.Millisecond
 	// rulesFresh is how old the answer may be to what processes run; they write once a minute.
 	rulesFresh = 5 * time.Second
-	// asynqWithin bounds how long one view waits for asynq, and asynqAtOnce how many questions are on their way.
-	asynqWithin = time.Second
+	// asynqAtOnce is how many questions to asynq are on their way.
 	asynqAtOnce = 8
 	// mostHeads is how many blocked keys the page names. asynq is asked for the task of each.
 	mostHeads = 30
@@ -47,7 +46,8 @@ var inner = lock.Inside(inside.Pass{})
 // row is one lock, as it was when somebody looked. All times are by Redis' clock.
 type row struct {
 	inspect.Lock
-	At time.Time
+	At   time.Time     // Redis' time before the look
+	late time.Duration // after At the look had ended
 }
 
 // walk looks at all locks.
@@ -58,7 +58,7 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 		}
 	}()
 	began := time.Now()
-	bound, cancel := context.WithTimeout(ctx, lookWithin)
+	bound, cancel := context.WithTimeout(ctx, p.within.redis)
 	defer cancel()
 	now, err := within(bound, func(ctx context.Context) (time.Time, error) { return inspect.ServerTime(ctx, p.rdb) })
 	if err != nil {
@@ -70,7 +70,7 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 			return nil, 0, err
 		}
 		for _, l := range some {
-			s.add(row{l, now.Add(time.Since(began))})
+			s.add(row{Lock: l, At: now.Add(time.Since(began))})
 		}
 	}
 	s.trim()
@@ -82,8 +82,9 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 // look asks for one lock and the beginning of its line.
 func (p *page) look(ctx context.Context, key string) (row, error) {
 	return within(ctx, func(ctx context.Context) (row, error) {
+		began := time.Now()
 		l, now, err := inspect.One(ctx, p.locker, p.rdb, key)
-		return row{l, now}, err
+		return row{l, now, time.Since(began)}, err
 	})
 }
 
@@ -232,9 +233,9 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 }
 
 // askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
-// asynqWithin for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
+// bounds.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
 func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
-	ctx, cancel := context.WithTimeout(ctx, p.asynqWithin)
+	ctx, cancel := context.WithTimeout(ctx, p.within.asynq)
 	defer cancel()
 	answer, _ := within(ctx, func(ctx context.Context) (none A, err error) {
 		select {
@@ -323,7 +324,7 @@ func (p *page) rulesOf(key string) string {
 // unknownTarget says why no task has the target of an order, as far as rules and live locks tell; empty if one may
 // have it. meant is the target that was probably meant.
 func (p *page) unknownTarget(ctx context.Context, target string) (why, meant string) {
-	ctx, cancel := context.WithTimeout(ctx, firstLook)
+	ctx, cancel := context.WithTimeout(ctx, p.within.redis)
 	defer cancel()
 	s, _ := p.snapshot(ctx)
 	if s == nil {

@@ -61,7 +61,7 @@ func (s *seenRuns) look(info row, task func(queue, id, note string) task) (runs 
 	for _, h := range info.Holders {
 		r, known := k.open[h.Token]
 		if !known {
-			r = run{Task: task(h.Queue, h.Task, h.Note), Worker: h.Owner, Start: info.At.Add(-info.held())}
+			r = run{Task: task(h.Queue, h.Task, h.Note), Worker: h.Owner, Start: info.At.Add(info.late - info.held())} // not before the end that a look saw
 			for _, waited := range k.open {
 				if waited.Start.IsZero() && waited.Task == r.Task && r.Task.Text != "" {
 					r.Came = waited.Came

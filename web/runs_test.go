@@ -139,7 +139,7 @@ func TestRuns_joined(t *testing.T) {
 			start := after(since)
 			l.Held, l.Since, l.Holders = 1, &start, []inspect.Holder{{Token: token, Queue: "q", Task: holds, Owner: "w"}}
 		}
-		return p.seen.look(row{l, after(now)}, p.task)
+		return p.seen.look(row{l, after(now), 0}, p.task)
 	}
 	look("k", 0, -5, "1", "a")
 	look("k", 2, -5, "1", "a", inspect.Waiter{Queue: "q", Task: "b", Since: after(1)})
@@ -159,6 +159,11 @@ func TestRuns_joined(t *testing.T) {
 	all := joined(kept, runs, p.taskOf)
 	if len(all) != 2 || all[0].Task.Text != "q/b" || all[0].Outcome != "done" || !all[0].End.Equal(after(5)) || all[1].Task.Text != "q/a" {
 		t.Errorf("%+v", all)
+	}
+	start := after(5)
+	slow := inspect.Lock{Key: "slow", Held: 1, Since: &start, Holders: []inspect.Holder{{Token: "1"}}}
+	if runs, _ := p.seen.look(row{slow, after(6), 80 * time.Millisecond}, p.task); !runs[0].Start.Equal(after(5).Add(80 * time.Millisecond)) {
+		t.Errorf("a look that took 80 ms has a run that begins at %s, maybe before the end of the one before", runs[0].Start)
 	}
 	for i := range maxSeen + 3 {
 		look(fmt.Sprint(i), 10+i, 0, "", "")

@@ -299,7 +299,7 @@ func (p *page) fragment(ctx context.Context, r *http.Request, view string) []byt
 		if len(p.fragments) >= maxStreams {
 			clear(p.fragments) // whoever has one goes on with it
 		}
-		its = &shared[[]byte]{ctx: p.ctx, within: 2 * firstLook}
+		its = &shared[[]byte]{ctx: p.ctx, within: 2 * p.within.redis}
 		p.fragments[key] = its
 	}
 	p.mu.Unlock()

@@ -39,7 +39,7 @@ type overview struct {
 func (p *page) overview(r *http.Request) *overview {
 	v := &overview{frame: p.frame(r, "overview", "Overview", "")}
 	v.View, v.Here = "", ""
-	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	s, err := p.snapshot(ctx)
 	if v.Err = trouble(err, triesAgain); s == nil {
@@ -140,7 +140,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 	if wrong != nil {
 		v.Wrong = wrong.Error()
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	s, err := p.snapshot(ctx)
 	if v.Err = trouble(err, triesAgain); s == nil {
@@ -229,7 +229,7 @@ type blockedView struct {
 
 func (p *page) blockedView(r *http.Request) *blockedView {
 	v := &blockedView{frame: p.frame(r, "blocked", "Blocked", "")}
-	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	s, err := p.snapshot(ctx)
 	if v.Err = trouble(err, triesAgain); s == nil {
@@ -268,7 +268,7 @@ type ruleRow struct {
 
 func (p *page) rulesView(r *http.Request) *rulesView {
 	v := &rulesView{frame: p.frame(r, "rules", "Rules", "")}
-	ctx, cancel := context.WithTimeout(r.Context(), firstLook)
+	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	var err error
 	v.Orders, err = p.controls(ctx)

@@ -527,7 +527,7 @@ func TestViews_redisHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: func(*http.Request) Access { return AccessOperate }})
-	v.page.asynqWithin = asynqWithin
+	v.page.within, v.page.orders.within, v.page.rules.within = usualBounds, 0, 0
 	for range 2 {
 		s.Pause(t)
 		v.page.locks.forget()

@@ -132,25 +132,24 @@ type Action struct {
 
 // page is the handler.
 type page struct {
-	o           Options
-	base        string // what links begin with
-	rdb         redis.UniversalClient
-	locker      *lock.Locker
-	own         *known // by the Options
-	hour        hour
-	seen        seenRuns
-	actions     actionLog
-	streams     chan struct{} // a slot for each live stream
-	asynq       chan struct{} // a slot for each question to asynq
-	asynqWithin time.Duration
-	mux         *http.ServeMux
-	handler     http.Handler
-
-	ctx    context.Context // ends with Close
-	close  context.CancelFunc
-	locks  shared[*snapshot]
-	rules  shared[*known]
-	orders shared[[]lock.Control]
+	o       Options
+	base    string // what links begin with
+	rdb     redis.UniversalClient
+	locker  *lock.Locker
+	own     *known // by the Options
+	hour    hour
+	seen    seenRuns
+	actions actionLog
+	streams chan struct{} // a slot for each live stream
+	asynq   chan struct{} // a slot for each question to asynq
+	within  bounds
+	mux     *http.ServeMux
+	handler http.Handler
+	ctx     context.Context // ends with Close
+	close   context.CancelFunc
+	locks   shared[*snapshot]
+	rules   shared[*known]
+	orders  shared[[]lock.Control]
 
 	mu        sync.Mutex // guards fragments; nobody makes one under it
 	fragments map[string]*shared[[]byte]
@@ -169,7 +168,7 @@ var _ io.Closer = (*page)(nil)
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
 		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), fragments: map[string]*shared[[]byte]{},
-		asynq: make(chan struct{}, asynqAtOnce), asynqWithin: asynqWithin,
+		asynq: make(chan struct{}, asynqAtOnce), within: usualBounds,
 	}
 	p.ctx, p.close = context.WithCancel(context.Background())
 	p.locks.ctx, p.rules.ctx, p.orders.ctx, p.locks.within = p.ctx, p.ctx, p.ctx, walkWithin

@@ -111,7 +111,7 @@ func TestTutorial(t *testing.T) {
 	}
 	b.do(chromedp.EmulateViewport(1200, 600))
 	b.do(chromedp.Navigate("http://" + addr + "/keys"))
-	b.await(`document.querySelectorAll("tbody tr").length === 3 && document.getElementById("state").textContent === "live"`)
+	b.await(`document.querySelectorAll("tbody tr").length === 3 && document.querySelector("td[data-name=Rule]").innerText && document.getElementById("state").textContent === "live"`)
 	if dir := os.Getenv(screenshotsEnv); dir != "" {
 		ctx, cancel := context.WithTimeout(b.ctx, patience)
 		defer cancel()
