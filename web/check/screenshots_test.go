@@ -58,7 +58,7 @@ func TestScreenshots(t *testing.T) {
 	b.do(chromedp.Navigate(page + "keys"))
 	b.await(live + ` && document.querySelectorAll("tbody tr").length > 3`)
 	b.do(chromedp.Click(chromedp.CSS(`tbody th a`)))
-	b.await(`document.querySelector("h1.key") && document.querySelectorAll("tbody tr").length > 3 && ` + live)
+	b.await(`document.querySelectorAll(".bars .run").length > 8 && ` + live)
 	shoot(filepath.Join(dir, "key"))
 	key := value[string](b, "location.search")
 	all := os.Getenv(viewsEnv)
