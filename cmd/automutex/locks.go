@@ -223,7 +223,7 @@ func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
 		head += fmt.Sprintf("\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
 	}
 	if s.Next != nil {
-		if why := blocked.Why(blocked.In(l.inspector).Look(s.Next.Head)); why != "" {
+		if why := blocked.Why(blocked.In(l.inspector).Look(s.Next.Head())); why != "" {
 			head += fmt.Sprintf("\nbehind %s, which %s", s.Next.Task, why)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -18,9 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/loopback"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/unique"
 	"github.com/automutex/automutex/web"
 )
 
@@ -45,18 +44,16 @@ func newWeb(a *app) *cobra.Command {
 	w := &webCommand{app: a}
 	cmd := a.online("web [FILE]", `Serve the page for operators
 
-Prometheus finds the lines of all processes, by rule, at /metrics. --operate lets everybody who
-gets in break locks and so on; each action is logged, with the name of the login. The browser
-asks for AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD of the environment. Without them the page
-listens on a loopback address only. It speaks plain HTTP: put a proxy with TLS before it where
-others can listen in.`, needs(0, 1, "FILE"), w.run)
+--operate lets everybody who gets in break locks and so on; each action is logged, with the name
+of the login. The browser asks for AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD of the
+environment. Without them the page listens on a loopback address only. It speaks plain HTTP: put a
+proxy with TLS before it where others can listen in.`, needs(0, 1, "FILE"), w.run)
 	cmd.Example = `  automutex web automutex.yaml
   AUTOMUTEX_WEB_USER=ops AUTOMUTEX_WEB_PASSWORD=... automutex web --listen :8081 --operate`
 	cmd.Flags().StringVar(&w.listen, "listen", "127.0.0.1:8081", "address to serve on, host:port; port 0 takes any")
 	cmd.Flags().StringVar(&w.options.RootPath, "root_path", "", "path at which browsers find the page (/locks), behind a proxy that passes the browser's Host header on")
 	cmd.Flags().StringVar(&w.options.AsynqmonPath, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
-	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, delete and so on")
-	cmd.Flags().IntVar(&w.options.MetricsKeys, "metrics_keys", 0, "how many of the most contended keys /metrics names; they become labels")
+	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, pause and so on")
 	return cmd
 }
 
@@ -65,9 +62,9 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	if err := w.check(); err != nil {
 		return err
 	}
-	cfg, once := automutex.Config{HashKeys: os.Getenv(hashKeysEnv)}, unique.Config{}
+	cfg := automutex.Config{HashKeys: os.Getenv(hashKeysEnv)}
 	if len(args) > 0 {
-		if cfg, once, err = w.app.loadFor(cmd, args[0]); err != nil {
+		if cfg, _, err = w.app.loadFor(cmd, args[0]); err != nil {
 			return err
 		}
 	}
@@ -77,7 +74,7 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	w.log = slog.New(slog.NewTextHandler(w.app.errs, nil))
 	o := w.options
-	o.Prefix, o.HashKeys, o.Rules, o.Unique, o.Logger = w.app.conn.prefix, cfg.HashKeys, cfg.Rules, once.Rules, w.log
+	o.Prefix, o.HashKeys, o.Rules, o.Logger = w.app.conn.prefix, cfg.HashKeys, cfg.Rules, w.log
 	o.Audit, o.Access, o.User = w.audit, func(*http.Request) web.Access {
 		if w.operate {
 			return web.AccessOperate
@@ -110,7 +107,7 @@ func (w *webCommand) check() error {
 		return usage("%s or %s has a control character, such as the end of a line: nobody could log in; remove it", webUserEnv, webPasswordEnv)
 	case err != nil || port == "":
 		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", printable.OneLine(w.listen))
-	case w.user == "" && !loopback.Is(host):
+	case w.user == "" && !isLoopback(host):
 		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", printable.OneLine(w.listen), webUserEnv, webPasswordEnv)
 	}
 	return nil
@@ -164,10 +161,28 @@ func (w *webCommand) serveOn(ctx context.Context, page http.Handler, listener ne
 	return err
 }
 
-// guarded asks for user and password. Without them it answers this machine only.
+// isLoopback reports whether only this machine reaches a host.
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+// guarded asks for user and password. Without them it answers requests that were sent to this machine by name: another
+// site could have a name that leads here, and read the page in a visitor's browser.
 func (w *webCommand) guarded(page http.Handler) http.Handler {
 	if w.user == "" {
-		return loopback.Only(page)
+		return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+			host, _, err := net.SplitHostPort(r.Host)
+			if err != nil {
+				host = r.Host
+			}
+			if !isLoopback(host) {
+				http.Error(out, "Without a login this page answers requests for localhost alone, and this one is for another name. Behind a proxy set "+
+					webUserEnv+" and "+webPasswordEnv+".", http.StatusMisdirectedRequest)
+				return
+			}
+			page.ServeHTTP(out, r)
+		})
 	}
 	want := sha256.Sum256([]byte(w.user + ":" + w.password)) // the user has no colon
 	return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -80,23 +79,17 @@ func testWeb(t *testing.T, b binary) {
 		status, body := w.get("/keys", nil)
 		return status == http.StatusOK && strings.Contains(body, "<bdi>work|7</bdi>") && strings.Contains(body, "the-rule") && strings.Contains(body, "/the-task</a>") && strings.Contains(body, "worker-1:4242")
 	}, "the page shows the lock")
-	if status, body := w.get("/metrics", nil); status != http.StatusOK || !strings.Contains(body, `automutex_locks_held{rule="the-rule"} 1`) || strings.Contains(body, "work|7") {
-		t.Errorf("/metrics: status %d\n%s", status, body)
-	}
-	status, _ := w.get("/", func(r *http.Request) { r.Host = "evil.example.com" })
-	if status != http.StatusMisdirectedRequest {
-		t.Errorf("under another host's name: status %d, want %d", status, http.StatusMisdirectedRequest)
+	for host, want := range map[string]int{"evil.example.com": http.StatusMisdirectedRequest, "192.0.2.1:80": http.StatusMisdirectedRequest, "localhost": http.StatusOK, "[::1]:80": http.StatusOK} {
+		if status, _ := w.get("/", func(r *http.Request) { r.Host = host }); status != want {
+			t.Errorf("under the name %s: status %d, want %d", host, status, want)
+		}
 	}
 	live, err := http.Get(w.url + "live?view=keys")
 	redistest.Must(t, err)
 	defer live.Body.Close()
-	began := time.Now()
 	redistest.Must(t, w.cmd.Process.Signal(syscall.SIGINT))
 	if err := w.cmd.Wait(); err != nil {
 		t.Errorf("after an interrupt: %v", err)
-	}
-	if took := time.Since(began); took > patience {
-		t.Errorf("it took %s to end", took)
 	}
 }
 
@@ -183,7 +176,6 @@ func testWebRefuses(t *testing.T, b binary) {
 		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "host:port")
 	}
 	s := redistest.Mini(t)
-	b.run(t, "web", "--uri", s.Addr(), "--metrics-keys", "-1").wantError(t, exitUsage, "MetricsKeys")
 	b.run(t, "web", "--uri", s.Addr(), "--root-path", "locks").wantError(t, exitUsage, "RootPath")
 	b.run(t, "web", "--uri", s.Addr(), "--listen", s.Addr()).wantError(t, exitNo, "cannot listen")
 	b.run(t, "web", "no such file").wantError(t, exitNo, "no such file")

@@ -3,10 +3,12 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"path"
 	"strings"
 	"time"
@@ -44,12 +46,15 @@ type Lock struct {
 
 // Next is the task that is next in the order of its key, and does not run.
 type Next struct {
-	Task    string      `json:"task"` // queue/id
-	Since   time.Time   `json:"since"`
-	Blocked bool        `json:"blocked,omitempty"` // it has failed or is archived, and others wait for it
-	Held    bool        `json:"held,omitempty"`    // it is archived and holds its key
-	Head    inside.Head `json:"-"`                 // what package blocked says more of
+	Task    string    `json:"task"` // queue/id
+	Since   time.Time `json:"since"`
+	Blocked bool      `json:"blocked,omitempty"` // it has failed or is archived, and others wait for it
+	Held    bool      `json:"held,omitempty"`    // it is archived and holds its key
+	head    inside.Head
 }
+
+// Head is what package blocked says more of.
+func (n Next) Head() inside.Head { return n.head }
 
 // Work is the task of a holder or waiter. Note is set if there is none.
 type Work struct {
@@ -155,7 +160,7 @@ func lockOf(info inside.Info, orders []lock.Control, now time.Time) Lock {
 	parked := info.Parked + info.Called
 	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked, Queued: info.Queued, Holders: []Holder{}}
 	if h := info.Head; info.Queued > 0 && !h.Runs {
-		l.Next = &Next{Task: h.Note, Since: h.Since.UTC(), Blocked: h.Blocks(), Held: h.Held(), Head: h}
+		l.Next = &Next{Task: h.Note, Since: h.Since.UTC(), Blocked: h.Blocks(), Held: h.Held(), head: h}
 	}
 	if info.Held > 0 && info.Granted > 0 {
 		at := now.Add(-info.Granted).UTC()
@@ -279,6 +284,18 @@ func TaskState(inspector *asynq.Inspector, queue, id string) string {
 		return "unknown: " + printable.OneLine(err.Error())
 	}
 	return fmt.Sprintf("%s, %s", info.Type, info.State)
+}
+
+// Busier orders locks for a table: the longest line first, then the one taken longest ago, then by key, so that rows keep
+// their place.
+func Busier(a, b Lock) int {
+	taken := func(l Lock) int64 {
+		if l.Since == nil {
+			return math.MaxInt64 // held by nobody: the last
+		}
+		return l.Since.UnixMicro()
+	}
+	return cmp.Or(cmp.Compare(b.Line, a.Line), cmp.Compare(taken(a), taken(b)), strings.Compare(a.Key, b.Key))
 }
 
 // InBraces returns what stands between the braces of a lock's key.

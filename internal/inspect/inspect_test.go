@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -22,5 +23,11 @@ func TestTexts(t *testing.T) {
 		if got, want := c[0], c[1]; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+	old := now.Add(-time.Hour)
+	all := []Lock{{Key: "c"}, {Key: "b", Since: &old}, {Key: "a"}, {Key: "z", Line: 1}}
+	slices.SortFunc(all, Busier)
+	if order := all[0].Key + all[1].Key + all[2].Key + all[3].Key; order != "zbac" {
+		t.Errorf("in the order %s; want the longest line first, then what was taken longest ago, then by key", order)
 	}
 }
