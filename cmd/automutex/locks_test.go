@@ -54,7 +54,7 @@ func testList(t *testing.T, b binary) {
 				}
 			}
 		}
-		key := func(scope string, parts ...string) string { return keytext.Key(tr.prefix, scope, parts...) }
+		key := func(scope string, parts ...string) string { return keys.Key(tr.prefix, scope, parts...) }
 		for id, want := range map[string][]string{
 			"first":        {key("work", "a b") + " worker-1:4242 " + tr.queue + "/first ", " ago in ", " 2\n"},
 			"one":          {key("report") + " worker-1:4242 " + tr.queue + "/one - in ", " 0\n"},
@@ -194,7 +194,7 @@ func testShow(t *testing.T, b binary) {
 		tr.enqueue(id, "work", `{"id": 7}`)
 		tr.line(i+1, "work", "7")
 	}
-	key := keytext.Key(tr.prefix, "work", "7")
+	key := keys.Key(tr.prefix, "work", "7")
 	for _, arg := range []string{key, "work|7"} {
 		r := b.run(t, tr.flags("show", arg)...).want(t, exitOK, key+"\n", "held by 1, waited for by 2, last taken ", "TOKEN")
 		for _, row := range []string{
@@ -268,7 +268,7 @@ func testSweep(t *testing.T, b binary) {
 	tr.holds("lives")
 	for i := range 3 { // three that died an hour ago
 		dead := redis.Z{Score: float64(time.Now().Add(-time.Hour).UnixMilli()), Member: "h:x.3000.1|dead|"}
-		redistest.Must(t, s.Client(t).ZAdd(t.Context(), keytext.Key(tr.prefix, fmt.Sprint("dead", i)), dead).Err())
+		redistest.Must(t, s.Client(t).ZAdd(t.Context(), keys.Key(tr.prefix, fmt.Sprint("dead", i)), dead).Err())
 	}
 	for _, want := range []string{"removed: 3\n", "removed: 0\n"} {
 		if got := b.run(t, tr.flags("sweep")...).want(t, exitOK).stdout; got != want {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -21,15 +22,14 @@ import (
 // Key returns the Redis key that an operator means: a whole key, what stands between its braces, or the same with the
 // characters that a key escapes as they are.
 func Key(prefix, text string) string {
-	switch scope, values, valued := strings.Cut(text, "|"); {
+	switch {
 	case strings.ContainsAny(text, "{}"):
 		return text
 	case isEscaped(text) || !isShown(text):
 		return prefix + ":{" + text + "}"
-	case valued:
-		return keys.Key(prefix, scope, strings.Split(values, "|")...)
 	}
-	return keys.Key(prefix, text)
+	parts := strings.Split(text, "|")
+	return keys.Key(prefix, parts[0], parts[1:]...)
 }
 
 // isShown reports whether a text is one that a person types.
@@ -54,53 +54,36 @@ const maxTarget = 1000
 // readings returns the targets of an order that a text may stand for, in the form in which orders are stored, which is
 // what stands between the braces of a key. Braces enclose a target in that form. Another text is what a person types, so
 // "a b" is the scope that keys write as a%20b. It may also be copied from a key: so "a%20b" may be that scope as well,
-// after the one that is named so. "a|b" is a key; but a scope and a value may have a | too, and rarely is what only a rule
-// with that very scope or a lock can speak for. A text that is certainly a slip has no reading.
-func readings(prefix, text string) (likely, rarely []string) {
+// after the one that is named so. A text that is certainly a slip has no reading.
+func readings(prefix, text string) (all []string) {
 	if target, whole := strings.CutPrefix(text, prefix+":{"); whole && strings.IndexAny(target, "{}") == len(target)-1 {
-		return []string{InBraces(text)}, nil
+		return []string{InBraces(text)}
 	}
 	parts := strings.Split(text, "|")
 	switch {
 	case parts[0] == "" || len(text) > maxTarget || strings.TrimSpace(text) != text || !isShown(text) || strings.Contains(text, ":{"):
-		return nil, nil
-	case isEscaped(text) && slices.ContainsFunc(parts, isHash):
-		return []string{text}, nil
+		return nil
+	case slices.ContainsFunc(parts, isHash) && isEscaped(text):
+		return []string{text}
+	case len(parts) == 1:
+		all = []string{keys.Scope(text), text}
+	default:
+		all = []string{InBraces(keys.Key(prefix, parts[0], parts[1:]...)), text}
 	}
-	key := func(scope, values []string) string {
-		return InBraces(keys.Key(prefix, strings.Join(scope, "|"), values...))
+	if all[0] == text || !isEscaped(text) {
+		all = all[:1]
 	}
-	if len(parts) == 1 {
-		likely = append(likely, keys.Scope(text))
-	}
-	if isEscaped(text) {
-		likely = append(likely, text)
-	}
-	for i := 1; i < len(parts); i++ {
-		scope, values := parts[:i], parts[i:]
-		if i == 1 {
-			likely = append(likely, key(scope, values))
-		} else {
-			rarely = append(rarely, key(scope, values))
-		}
-		if len(values) > 1 {
-			rarely = append(rarely, key(scope, []string{strings.Join(values, "|")}))
-		}
-	}
-	if len(parts) > 1 {
-		rarely = append(rarely, keys.Scope(text))
-	}
-	return slices.Compact(likely), rarely // equal ones stand side by side
+	return all
 }
 
 // fitting returns those readings of a text that a task may have, as far as rules tell. If there is none, why says so, and
 // meant is the target that was probably meant. hashed: the values of keys are hashed.
 func fitting(rules []fleet.Rule, hashed bool, prefix, text string) (targets []string, why, meant string) {
-	likely, rarely := readings(prefix, text)
+	all := readings(prefix, text)
 	if len(rules) == 0 {
-		return likely, "", ""
+		return all, "", ""
 	}
-	for _, target := range likely {
+	for _, target := range all {
 		switch no, its := unknown(rules, hashed, target); {
 		case no == "":
 			targets = append(targets, target)
@@ -108,20 +91,14 @@ func fitting(rules []fleet.Rule, hashed bool, prefix, text string) (targets []st
 			why, meant = no, its
 		}
 	}
-	for _, target := range rarely {
-		scope, _, _ := strings.Cut(target, "|")
-		named := slices.ContainsFunc(rules, func(r fleet.Rule) bool {
-			its, _ := r.ScopeText()
-			return its == scope && strings.Contains(scope, "%7C")
-		})
-		if no, _ := unknown(rules, hashed, target); named && no == "" {
-			targets = append(targets, target)
-		}
+	scope := keys.Scope(text) // it may have a |, if a rule says so
+	if len(all) > 0 && strings.Contains(text, "|") && slices.ContainsFunc(rules, func(r fleet.Rule) bool { its, _ := r.ScopeText(); return its == scope }) {
+		targets = append(targets, scope)
 	}
 	if len(targets) > 0 {
-		return targets, "", ""
+		why, meant = "", ""
 	}
-	return nil, why, meant
+	return targets, why, meant
 }
 
 // Unknown says why no task has the target that a text stands for, as far as rules tell, and what was probably meant;
@@ -139,23 +116,22 @@ func Target(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient,
 	if len(targets) == 1 || len(targets) > 1 && !strings.Contains(text, "|") {
 		return only(prefix, text, targets[:1])
 	}
-	possible, rarely := readings(prefix, text)
-	live, err := inUse(ctx, locker, rdb, append(possible, rarely...))
+	if why != "" {
+		targets = readings(prefix, text)
+	}
+	live, err := inUse(ctx, locker, rdb, targets)
 	switch {
 	case err != nil:
 		return "", err
 	case len(live) > 0:
-		possible = live
-	case len(targets) > 0:
-		possible = targets
+		targets = live
 	case why != "" && !force:
-		text := strings.TrimSuffix(why, ".") + "; nor is there such a lock now; "
-		if meant != "" {
-			text += "did you mean " + meant + "? "
+		if why = strings.TrimSuffix(why, ".") + "; nor is there such a lock now; "; meant != "" {
+			why += "did you mean " + meant + "? "
 		}
-		return "", fmt.Errorf("%s--force does it all the same", text)
+		return "", errors.New(why + "--force does it all the same")
 	}
-	return only(prefix, text, possible)
+	return only(prefix, text, targets)
 }
 
 // Ordered returns the target that an operator has typed to end an order, as package lock takes it: the one that has an
@@ -165,26 +141,20 @@ func Ordered(ctx context.Context, locker *lock.Locker, prefix, text string) (str
 	if err != nil {
 		return "", err
 	}
-	unreadable, err := inner.Unreadable(ctx, locker.Controls())
+	stored, err := inner.Unreadable(ctx, locker.Controls())
 	if err != nil {
 		return "", err
 	}
-	stands := func(target string) bool {
-		_, odd := unreadable[target]
-		return odd || slices.ContainsFunc(list, func(c lock.Control) bool { return c.Target == target })
+	for _, c := range list {
+		stored[c.Target] = ""
 	}
-	targets, rarely := readings(prefix, text)
-	var its []string
-	for _, target := range append(targets, rarely...) {
-		if stands(target) {
-			its = append(its, target)
-		}
+	targets := readings(prefix, text)
+	its := slices.DeleteFunc(append(slices.Clone(targets), keys.Scope(text)), func(target string) bool { _, is := stored[target]; return !is })
+	if _, is := stored[text]; is && len(its) == 0 {
+		return text, nil // no lock can have it; whatever has put it there, it can be removed
 	}
-	switch {
-	case len(its) > 0:
+	if len(its) > 0 {
 		targets = its
-	case stands(text): // no lock can have it; whatever has put it there, it can be removed
-		return text, nil
 	}
 	return only(prefix, text, targets)
 }
@@ -206,11 +176,9 @@ func inUse(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, 
 		if err != nil {
 			return nil, err
 		}
-		for _, l := range some {
-			for _, target := range targets {
-				if (InBraces(l.Key) == target || ScopeOf(l.Key) == target) && !slices.Contains(used, target) {
-					used = append(used, target)
-				}
+		for _, target := range targets {
+			if !slices.Contains(used, target) && slices.ContainsFunc(some, func(l Lock) bool { return InBraces(l.Key) == target || ScopeOf(l.Key) == target }) {
+				used = append(used, target)
 			}
 		}
 	}

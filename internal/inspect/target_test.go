@@ -32,7 +32,7 @@ func TestTarget(t *testing.T) {
 	rdb := redistest.StartMini(t).Client(t)
 	locker := lock.New(rdb, lock.Options{Prefix: "p"})
 	t.Cleanup(func() { _ = locker.Close() })
-	for _, name := range []string{"live lock", "tenant|x"} {
+	for _, name := range []string{"live lock"} {
 		_, err := locker.Mutex("live", lock.Parts(name)).TryLock(t.Context())
 		redistest.Must(t, err)
 	}
@@ -51,7 +51,7 @@ func TestTarget(t *testing.T) {
 		{nil, "p:{a%20b}", "p:{a%20b}"},
 		{nil, "report|b c", "p:{report|b%20c}"},
 		{nil, "report|50%", "p:{report|50%25}"},
-		{nil, "report|b%20c", "report|b%20c may be p:{report|b%20c} or p:{report|b%2520c}: give one of these"},
+		{nil, "report|b%20c", "report|b%20c may be p:{report|b%2520c} or p:{report|b%20c}: give one of these"},
 		{nil, "live|live%20lock", "p:{live|live%20lock}"}, // there is such a lock
 		{nil, strings.Repeat("x", 300), "p:{" + keys.Scope(strings.Repeat("x", 300)) + "}"},
 		{[]fleet.Rule{spaced, raw}, "a%20b", "p:{a%2520b}"},
@@ -59,13 +59,11 @@ func TestTarget(t *testing.T) {
 		{[]fleet.Rule{raw}, "a%20b", "p:{a%2520b}"},
 		{[]fleet.Rule{raw}, "a%20b|1", "p:{a%2520b|1}"},
 		{[]fleet.Rule{spaced}, "a%20b|1", "p:{a%20b|1}"},
-		{[]fleet.Rule{spaced, raw}, "a%20b|1", "may be p:{a%20b|1} or p:{a%2520b|1}"},
+		{[]fleet.Rule{spaced, raw}, "a%20b|1", "may be p:{a%2520b|1} or p:{a%20b|1}"},
 		{[]fleet.Rule{rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
 		{[]fleet.Rule{rule("a", "id")}, "a|b", "a|b"},
 		{[]fleet.Rule{rule("a", "id"), rule("a|b", "id")}, "a|b", "may be p:{a|b} or p:{a%7Cb}"},
-		{[]fleet.Rule{rule("a|b", "id")}, "a|b|7", "p:{a%7Cb|7}"},
 		{[]fleet.Rule{rule("a", "id")}, "a|b|7", "No task has the key a|b|7: it has 2 values, and the keys of rule a have 1; nor is there such a lock now"},
-		{[]fleet.Rule{rule("live", "id")}, "live|tenant|x", "p:{live|tenant%7Cx}"}, // one value that has a |
 		{[]fleet.Rule{rule("a", "id")}, "a|~" + strings.Repeat("0", 64), "a|~" + strings.Repeat("0", 64)},
 		{nil, "tenant|x", "tenant|x"},
 		{nil, strings.Repeat("|x", 500_000), strings.Repeat("|x", 500_000)}, // package lock refuses it
