@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -127,11 +126,7 @@ func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
 		header = nil
 	}
 	if header != nil && !asJSON {
-		passing := ""
-		if f != (filter{}) {
-			passing = " and pass the filters"
-		}
-		fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for%s\n", a.conn.prefix, passing)
+		fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for, as far as the filters show them\n", a.conn.prefix)
 	}
 	return nil
 }
@@ -356,19 +351,21 @@ func (a *app) ask(ctx context.Context, question string) error {
 		line, _ := bufio.NewReader(a.in).ReadString('\n') // cut short: no answer
 		answer <- line
 	}()
+	line := ""
 	select {
 	case <-ctx.Done():
-		fmt.Fprintln(a.errs)
-		return no("interrupted; nothing was done")
-	case line := <-answer:
-		if yes := strings.ToLower(strings.TrimSpace(line)); yes == "y" || yes == "yes" {
-			return nil
-		}
-		if !strings.HasSuffix(line, "\n") {
-			fmt.Fprintln(a.errs)
-		}
-		return no("not confirmed; nothing was done (--yes does not ask)")
+	case line = <-answer:
 	}
+	if yes := strings.ToLower(strings.TrimSpace(line)); yes == "y" || yes == "yes" {
+		return nil
+	}
+	if !strings.HasSuffix(line, "\n") {
+		fmt.Fprintln(a.errs)
+	}
+	if ctx.Err() != nil {
+		return no("interrupted; nothing was done")
+	}
+	return no("not confirmed; nothing was done (--yes does not ask)")
 }
 
 func newSweep(a *app) *cobra.Command {
@@ -381,47 +378,5 @@ for expire.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) er
 			return fmt.Errorf("after %d removed: %w", removed, err)
 		}
 		return a.say("removed: %d\n", removed)
-	})
-}
-
-func newBlocked(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := a.onLocks("blocked", `List the ordered keys whose next task does not run
-
-BEHIND is how many tasks of the key wait behind that task. To go on, run the task again with
-asynq's tools, or skip it: automutex skip KEY TASK.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
-		now, err := inspect.ServerTime(ctx, l.rdb)
-		if err != nil {
-			return err
-		}
-		keys, err := blocked.List(ctx, l.Locker, l.inspector)
-		if err != nil {
-			return err
-		}
-		if len(keys) == 0 && !asJSON {
-			fmt.Fprintf(a.errs, "no ordered key under the prefix %q is blocked\n", a.conn.prefix)
-			return nil
-		}
-		return printAll(a.out, keys, asJSON, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blocked.Key) [][]string {
-			return [][]string{{key.Key, key.Task, now.Sub(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why}}
-		})
-	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each key")
-	return cmd
-}
-
-func newSkip(a *app) *cobra.Command {
-	return a.onLocks("skip KEY TASK", `Give up the next task of an ordered key, and go on with the one behind it
-
-KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
-later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, needs(2, 2, "KEY and TASK"), func(ctx context.Context, l locks, args []string) error {
-		key := inspect.Key(a.conn.prefix, args[0])
-		switch err := blocked.Skip(ctx, l.Locker, l.inspector, key, args[1], 0); {
-		case errors.Is(err, lock.ErrBackend):
-			return err
-		case err != nil:
-			return no("%w", err)
-		}
-		return a.say("skipped: %s of %s\n", args[1], key)
 	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -146,7 +146,7 @@ func testListFilters(t *testing.T, b binary) {
 			t.Errorf("%s: got %q, want %q", args, got, wanted)
 		}
 	}
-	if r := b.run(t, tr.flags("list", "--match", "nothing")...); r.exit != exitOK || !strings.Contains(r.stderr, "are held or waited for and pass the filters") {
+	if r := b.run(t, tr.flags("list", "--match", "nothing")...); r.exit != exitOK || !strings.Contains(r.stderr, "are held or waited for, as far as") {
 		t.Errorf("list of nothing: %q", r.stderr)
 	}
 	b.run(t, tr.flags("list", "--match", "[a")...).wantError(t, exitUsage, "--match")

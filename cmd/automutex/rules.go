@@ -83,34 +83,31 @@ is allowed but may surprise is a note. Redis is not needed.`, needs(1, 1, "FILE"
 // printRules prints a table of rules, whose last column is there if a rule has something in it, and one of unique rules.
 func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	described := inspect.Describe(rules)
-	header, more := []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}, 0
+	header := []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}
 	if slices.ContainsFunc(described, func(r fleet.Rule) bool { return len(r.Also()) > 0 }) {
-		header, more = append(header, "ALSO"), 1
+		header = append(header, "ALSO")
 	}
-	t := newTable(a.out)
-	if len(rules) > 0 {
-		t.row(header...)
+	if len(rules) == 0 {
+		header = nil
 	}
-	for i, r := range described {
+	err := printAll(a.out, described, false, header, func(r fleet.Rule) [][]string {
 		wait := "-"
-		if r.Wait > 0 && rules[i].Busy != automutex.Park { // where it has no effect
+		if r.Wait > 0 && r.Busy != automutex.Park.String() { // where it has no effect
 			wait = printable.Exact(r.Wait)
 		}
 		row := []string{r.Name, r.Task, r.KeyText(), r.LimitShown(), printable.Exact(r.TTL), wait, r.Busy, cmp.Or(strings.Join(r.Also(), "; "), "-")}
-		t.row(row[:7+more]...)
-	}
-	if err := t.Flush(); err != nil || len(once) == 0 {
+		return [][]string{row[:len(header)]}
+	})
+	if err != nil || len(once) == 0 {
 		return err
 	}
 	if len(rules) > 0 {
 		fmt.Fprintln(a.out)
 	}
-	t = newTable(a.out, "UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE")
 	all, _ := inspect.UniqueRules(once)
-	for _, r := range all {
-		t.row(r.Task, r.Queue, r.KeyText(), r.UntilShown(), printable.Timed(r.Duplicate))
-	}
-	return t.Flush()
+	return printAll(a.out, all, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r fleet.Rule) [][]string {
+		return [][]string{{r.Task, r.Queue, r.KeyText(), r.UntilShown(), printable.Timed(r.Duplicate)}}
+	})
 }
 
 // unclaimed tells of unique rules whose tasks meet no lock of their key in a worker, and of those whose tasks a worker

@@ -91,7 +91,11 @@ func fitting(rules []fleet.Rule, hashed bool, prefix, text string) (targets []st
 			why, meant = no, its
 		}
 	}
+<<<<<<< HEAD
 	scope := keys.Scope(text) // it may have a |, if a rule says so
+=======
+	scope := keys.Scope(text) // it may have a |
+>>>>>>> 4160767 (Print the rules by printAll, and say in the documents how a target is typed (-73 +86, tests -3 +3))
 	if len(all) > 0 && strings.Contains(text, "|") && slices.ContainsFunc(rules, func(r fleet.Rule) bool { its, _ := r.ScopeText(); return its == scope }) {
 		targets = append(targets, scope)
 	}
@@ -149,7 +153,15 @@ func Ordered(ctx context.Context, locker *lock.Locker, prefix, text string) (str
 		stored[c.Target] = ""
 	}
 	targets := readings(prefix, text)
+<<<<<<< HEAD
 	its := slices.DeleteFunc(append(slices.Clone(targets), keys.Scope(text)), func(target string) bool { _, is := stored[target]; return !is })
+=======
+	its := slices.Clone(targets)
+	if strings.Contains(text, "|") {
+		its = append(its, keys.Scope(text)) // it may have a |
+	}
+	its = slices.DeleteFunc(its, func(target string) bool { _, is := stored[target]; return !is })
+>>>>>>> 4160767 (Print the rules by printAll, and say in the documents how a target is typed (-73 +86, tests -3 +3))
 	if _, is := stored[text]; is && len(its) == 0 {
 		return text, nil // no lock can have it; whatever has put it there, it can be removed
 	}

@@ -92,9 +92,9 @@ func TestTarget(t *testing.T) {
 	redistest.Must(t, locker.Controls().Pause(t.Context(), "p:{a%2520b}", time.Time{}, ""))
 	redistest.Must(t, locker.Controls().Pause(t.Context(), "p:{report|b%20c}", time.Time{}, ""))
 	redistest.Must(t, locker.Controls().SetLimit(t.Context(), "p:{tenant%7Cx}", 2, ""))
-	redistest.Must(t, rdb.HSet(t.Context(), "p:{control}", "o{dd", "junk").Err())
+	redistest.Must(t, rdb.HSet(t.Context(), "p:{control}", "o{dd", "junk", "odd", "junk").Err())
 	for typed, want := range map[string]string{
-		"tenant|x": "p:{tenant%7Cx}", "a%20b": "p:{a%2520b}", "a%2520b": "p:{a%2520b}", "report|b%20c": "p:{report|b%20c}", "report|b c": "p:{report|b%20c}", "o{dd": "o{dd", "other": "other",
+		"tenant|x": "p:{tenant%7Cx}", "a%20b": "p:{a%2520b}", "a%2520b": "p:{a%2520b}", "report|b%20c": "p:{report|b%20c}", "report|b c": "p:{report|b%20c}", "o{dd": "o{dd", "odd": "odd", "other": "other",
 	} {
 		if target, err := Ordered(t.Context(), locker, "p", typed); err != nil || target != want {
 			t.Errorf("the order of %q is for %q, %v; want %q", typed, target, err, want)
