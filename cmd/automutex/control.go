@@ -30,47 +30,50 @@ lock has is refused, as far as the workers, or the FILE, tell the rules.`
 
 const rulesHelp = "the FILE of the rules: take its prefix, and its rules in place of those that the workers say they run"
 
-// order is what the flags say of an order that is given.
+// order is what the flags say of an order: it is given, or ends.
 type order struct {
-	why   string
-	force bool
+	why         string
+	force, ends bool
 }
 
-func (o *order) flags(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVar(&o.why, "why", "", "the reason to show with the order")
-	cmd.Flags().BoolVar(&o.force, "force", false, "also for a TARGET that no known rule and no lock has")
+// newOrder makes a command that gives an order, or ends one. shown is the target for a person.
+func (a *app) newOrder(o *order, use, help string, args cobra.PositionalArgs, do func(ctx context.Context, controls *lock.Controls, target, shown string) error) *cobra.Command {
+	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
+		target, err := a.target(ctx, l, o, args[0])
+		switch {
+		case errors.Is(err, lock.ErrBackend):
+			return err
+		case err != nil:
+			return no("%w", err)
+		case target != args[0]:
+			return do(ctx, l.Controls(), target, printable.OneLine(args[0])+" ("+target+")")
+		}
+		return do(ctx, l.Controls(), target, printable.OneLine(target))
+	})
 	cmd.Flags().String("rules", "", rulesHelp)
+	if !o.ends {
+		cmd.Flags().StringVar(&o.why, "why", "", "the reason to show with the order")
+		cmd.Flags().BoolVar(&o.force, "force", false, "also for a TARGET that no known rule and no lock has")
+	}
 	return cmd
 }
 
-// target is the target that was typed, as package lock takes it and as a person reads it. o is nil for the end of an
-// order. Workers whose Config is Private do not say what they run.
-func (a *app) target(ctx context.Context, l locks, o *order, typed string) (target, shown string, err error) {
+// target is the target that was typed, as package lock takes it. Workers whose Config is Private do not say what they run.
+func (a *app) target(ctx context.Context, l locks, o *order, typed string) (string, error) {
+	if o.ends {
+		return inspect.Ordered(ctx, l.Locker, a.conn.prefix, typed)
+	}
 	rules, hashed := inspect.Describe(a.rules.Rules), a.rules.HashKeys != ""
-	if len(rules) == 0 && o != nil {
+	if len(rules) == 0 {
 		if f, err := fleet.Read(ctx, l.rdb, a.conn.prefix); err == nil { // who may not read them gives orders all the same
 			rules = f.Rules(fleet.Worker)
 			hashed = slices.ContainsFunc(f.Processes, func(p fleet.Process) bool { return p.Hashed })
 		}
 	}
-	if o != nil {
-		target, err = inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force)
-	} else {
-		target, err = inspect.Ordered(ctx, l.Locker, a.conn.prefix, typed)
-	}
-	shown = printable.OneLine(typed)
-	switch {
-	case err != nil && !errors.Is(err, lock.ErrBackend):
-		err = no("%w", err)
-	case target != typed:
-		shown += " (" + target + ")"
-	}
-	return target, shown, err
+	return inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force)
 }
 
-// withPrefix and ofPrefix name the prefix if it is not the default.
-func (a *app) withPrefix() string { return a.prefixed(" with the prefix %s") }
-func (a *app) ofPrefix() string   { return a.prefixed(" (prefix %s)") }
+// prefixed names the prefix if it is not the default.
 func (a *app) prefixed(format string) string {
 	if a.conn.prefix == inside.DefaultPrefix {
 		return ""
@@ -78,55 +81,52 @@ func (a *app) prefixed(format string) string {
 	return fmt.Sprintf(format, a.conn.prefix)
 }
 
+// given says that an order was given.
+func (a *app) given(text string) error {
+	return a.say("%s; every process%s obeys within 2 seconds\n", text, a.prefixed(" with the prefix %s"))
+}
+
 func newPause(a *app) *cobra.Command {
 	var o order
 	var length time.Duration
-	cmd := o.flags(a.onLocks("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
+	cmd := a.newOrder(&o, "pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
 
 Running tasks go on. Other tasks return to asynq without spending an attempt, whatever the
 policy of their rule, and run when the pause ends or up to 90 seconds later. Tasks on
-their last attempt wait in their workers. A new pause replaces the present one.`+orderHelp, func(cmd *cobra.Command, args []string) error {
+their last attempt wait in their workers. A new pause replaces the present one.`, func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("for") && length < 100*time.Millisecond {
 			return usage("--for %s: must be positive, and at least 100ms; leave it out for a pause until resume", length)
 		}
 		return needs(1, 1, "TARGET")(cmd, args)
-	}, func(ctx context.Context, l locks, args []string) error {
-		target, shown, err := a.target(ctx, l, &o, args[0])
-		if err != nil {
-			return err
-		}
+	}, func(ctx context.Context, controls *lock.Controls, target, shown string) error {
 		until, end := time.Time{}, "until somebody resumes it"
 		if length > 0 {
 			until = time.Now().Add(length)
 			end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
 		}
-		if err := l.Controls().Pause(ctx, target, until, o.why); err != nil {
+		if err := controls.Pause(ctx, target, until, o.why); err != nil {
 			return err
 		}
-		return a.say("%s is paused %s; every process%s obeys within 2 seconds\n", shown, end, a.withPrefix())
-	}))
+		return a.given(shown + " is paused " + end)
+	})
 	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after this time (default: when it is resumed)")
 	return cmd
 }
 
 func newResume(a *app) *cobra.Command {
-	cmd := a.onLocks("resume TARGET", `End a pause
+	return a.newOrder(&order{ends: true}, "resume TARGET", `End a pause
 
 Parked tasks are woken in their order, others run within 90 seconds. An entry that cannot be
-read is removed. If the target has neither, the exit code is 1.`+orderHelp, needs(1, 1, "TARGET"), func(ctx context.Context, l locks, args []string) error {
-		target, shown, err := a.target(ctx, l, nil, args[0])
+read is removed. If the target has neither, the exit code is 1.`, needs(1, 1, "TARGET"), func(ctx context.Context, controls *lock.Controls, target, shown string) error {
+		ended, err := inner.Resume(ctx, controls, target)
 		if err != nil {
 			return err
 		}
-		ended, err := inner.Resume(ctx, l.Controls(), target)
+		list, err := controls.List(ctx)
 		if err != nil {
 			return err
 		}
-		list, err := l.Controls().List(ctx)
-		if err != nil {
-			return err
-		}
-		after := a.ofPrefix()
+		after := a.prefixed(" (prefix %s)")
 		if _, _, pause := inner.ControlsFor(list, inspect.Key(a.conn.prefix, target)); pause != nil {
 			after = "; its scope " + printable.OneLine(pause.Target) + " is" + after
 		}
@@ -138,19 +138,16 @@ read is removed. If the target has neither, the exit code is 1.`+orderHelp, need
 		}
 		return a.say("%s is resumed%s\n", shown, after)
 	})
-	cmd.Flags().String("rules", "", rulesHelp)
-	return cmd
 }
 
 func newLimit(a *app) *cobra.Command {
 	var o order
-	var ends bool
 	var n int
-	cmd := o.flags(a.onLocks("limit TARGET N | limit TARGET --clear", `Set how many tasks of a key may run at once, in place of the rule's Limit
+	cmd := a.newOrder(&o, "limit TARGET N | limit TARGET --clear", `Set how many tasks of a key may run at once, in place of the rule's Limit
 
 A lower number takes effect as tasks end. The limit of one key wins over that of its
-scope. With --clear, if the target has no such limit, the exit code is 1.`+orderHelp, func(cmd *cobra.Command, args []string) (err error) {
-		if ends {
+scope. With --clear, if the target has no such limit, the exit code is 1.`, func(cmd *cobra.Command, args []string) (err error) {
+		if o.ends {
 			return needs(1, 1, "TARGET")(cmd, args)
 		} else if err := needs(2, 2, "TARGET or N")(cmd, args); err != nil {
 			return err
@@ -158,36 +155,29 @@ scope. With --clear, if the target has no such limit, the exit code is 1.`+order
 			return usage("limit: N is %q: want a whole number, at least 1; to let no task start, use pause", printable.OneLine(args[1]))
 		}
 		return nil
-	}, func(ctx context.Context, l locks, args []string) error {
-		if !ends {
-			target, shown, err := a.target(ctx, l, &o, args[0])
-			if err != nil {
+	}, func(ctx context.Context, controls *lock.Controls, target, shown string) error {
+		if !o.ends {
+			if err := controls.SetLimit(ctx, target, n, o.why); err != nil {
 				return err
 			}
-			if err := l.Controls().SetLimit(ctx, target, n, o.why); err != nil {
-				return err
-			}
-			return a.say("%s is limited to %d; every process%s obeys within 2 seconds\n", shown, n, a.withPrefix())
+			return a.given(fmt.Sprintf("%s is limited to %d", shown, n))
 		}
-		target, shown, err := a.target(ctx, l, nil, args[0])
-		if err != nil {
-			return err
-		}
-		switch ended, err := inner.ClearLimit(ctx, l.Controls(), target); {
+		ended, err := inner.ClearLimit(ctx, controls, target)
+		switch {
 		case err != nil:
 			return err
 		case ended == inside.EndedNothing:
-			return no("%s has no limit of an operator%s", shown, a.ofPrefix())
+			return no("%s has no limit of an operator%s", shown, a.prefixed(" (prefix %s)"))
 		}
-		return a.say("%s has the limit of its program%s\n", shown, a.ofPrefix())
-	}))
+		return a.say("%s has the limit of its program%s\n", shown, a.prefixed(" (prefix %s)"))
+	})
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if _, flag, ok := strings.Cut(err.Error(), " in -"); ok && flag != "" && flag[0] >= '0' && flag[0] <= '9' {
 			return usage("limit: N is -%s: want a whole number, at least 1; to let no task start, use pause", printable.OneLine(flag))
 		}
 		return cmd.Root().FlagErrorFunc()(cmd, err)
 	})
-	cmd.Flags().BoolVar(&ends, "clear", false, "end the limit")
+	cmd.Flags().BoolVar(&o.ends, "clear", false, "end the limit")
 	return cmd
 }
 

@@ -183,7 +183,6 @@ end`
 			t.Errorf("%s: %d calls of %.1f us each, want at most %.0f", command, calls, each, most)
 		}
 	}
-	t.Logf("%d locks within %s", many, r.took)
 }
 
 func testShow(t *testing.T, b binary) {

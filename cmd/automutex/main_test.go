@@ -71,7 +71,6 @@ type result struct {
 	args           []string
 	exit           int
 	stdout, stderr string
-	took           time.Duration
 }
 
 // coverEnv names a folder for what the runs of the program cover; .ci/coverage sets it.
@@ -99,13 +98,12 @@ func (b binary) runWith(t *testing.T, stdin string, env []string, args ...string
 	cmd := b.command(t, env, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-	began := time.Now()
 	err := cmd.Run()
 	var exited *exec.ExitError
 	if err != nil && !errors.As(err, &exited) {
 		t.Fatalf("%q: %v", args, err)
 	}
-	r := result{args: args, exit: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String(), took: time.Since(began)}
+	r := result{args: args, exit: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
 	for _, trace := range []string{"goroutine ", "panic:"} {
 		if strings.Contains(r.stderr, trace) {
 			t.Errorf("%.200q: %s", args, r.stderr)
@@ -130,7 +128,7 @@ func (r result) want(t *testing.T, exit int, stdout ...string) result {
 		}
 	}
 	if t.Failed() {
-		t.Logf("%.200q: exit code %d after %s\nstdout:\n%.3000s\nstderr:\n%.3000s", r.args, r.exit, r.took, r.stdout, r.stderr)
+		t.Logf("%.200q: exit code %d\nstdout:\n%.3000s\nstderr:\n%.3000s", r.args, r.exit, r.stdout, r.stderr)
 	}
 	return r
 }
