@@ -120,6 +120,12 @@ func testControlsUnreadable(t *testing.T, b binary) {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
 	b.run(t, tr.flags("resume", "work")...).want(t, exitOK, "removed")
+	// A time that JSON reads and does not write.
+	redistest.Must(t, s.Client(t).HSet(t.Context(), key, "work", `{"v":1,"pause":{"by":"x","since":"2026-01-01T00:00:00Z","until":"9999-12-31T23:59:59-14:00"}}`).Err())
+	if r := b.run(t, tr.flags("controls", "--json")...); r.exit != exitOK || !strings.Contains(r.stderr, "the entry of work is not in force") {
+		t.Errorf("%d, %q", r.exit, r.stderr)
+	}
+	b.run(t, tr.flags("limit", "work", "2")...).want(t, exitOK, "work is limited to 2")
 }
 
 func testControlMistakes(t *testing.T, b binary) {

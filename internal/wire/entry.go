@@ -89,6 +89,9 @@ func ParseEntry(raw string) (e Entry, err error) {
 		return Entry{}, fmt.Errorf("its limit is %d: from 1 to %d", e.Limit.Holders, MaxLimit)
 	}
 	e.inUTC()
+	if _, err := json.Marshal(e); err != nil { // a time that is after the year 9999 in UTC
+		return Entry{}, errNoEntry
+	}
 	return e, nil
 }
 
