@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -15,7 +16,9 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-const patience = redistest.Patience
+// patience is how long a test waits for what should come at once: long, since only tests
+// that fail use it up.
+const patience = 30 * time.Second
 
 // site is the page, served to a test, on locks of its own.
 type site struct {

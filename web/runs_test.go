@@ -137,12 +137,12 @@ func TestRuns_joined(t *testing.T) {
 		l := inspect.Lock{Key: key, Waiters: waits}
 		if token != "" {
 			start := after(since)
-			l.Held, l.Since, l.Holders = 1, &start, []inspect.Holder{{Token: token, Queue: "q", Task: holds, Owner: "w"}}
+			l.Held, l.Since, l.Holders = 1, &start, []inspect.Holder{{Token: token, Work: inspect.Work{Queue: "q", Task: holds}, Owner: "w"}}
 		}
 		return p.seen.look(row{l, after(now), 0}, p.task)
 	}
 	look("k", 0, -5, "1", "a")
-	look("k", 2, -5, "1", "a", inspect.Waiter{Queue: "q", Task: "b", Since: after(1)})
+	look("k", 2, -5, "1", "a", inspect.Waiter{Work: inspect.Work{Queue: "q", Task: "b"}, Since: after(1)})
 	look("k", 4, 3, "2", "b")
 	runs, first := look("k", 6, 0, "", "")
 	if len(runs) != 2 || !first.Equal(at) {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/keytext"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -157,7 +157,7 @@ func TestKeys_hashed(t *testing.T) {
 	const secret = "sixteen bytes and more"
 	rules := []automutex.Rule{{Task: "pay", On: []string{"account"}}}
 	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: rules})
-	key := keytext.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
+	key := keys.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
 	m := inner.ByKey(v.locker, key)
 	v.hold(m)
 	v.find("/keys", "pay|~").want(200, `data-name="Rule"><bdi>pay</bdi></td>`).without("DE0012345", secret)
@@ -262,7 +262,7 @@ func TestDo_controls(t *testing.T) {
 		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" || all[0].By != "ann" {
 			t.Errorf("controls: %+v", all)
 		}
-		key := keytext.Key(v.prefix, "report", "acme")
+		key := keys.Key(v.prefix, "report", "acme")
 		v.get("/locks"+keyPath(key)).want(200, "paused until ", "; ordered by ann at ", "report is paused for 1h.", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
 		v.post("/locks/do", form("action", "limit", "target", "report|acme", "limit", "5")).want(303)
 		v.get("/locks"+keyPath(key)).want(200, "limited to 5", "report|acme is limited to 5 at once.")
@@ -294,7 +294,7 @@ func TestRules_pauseAndLimit(t *testing.T) {
 		}
 		redistest.Must(t, controlsOf("ann").Pause(t.Context(), "report", time.Time{}, "repair"))
 		redistest.Must(t, controlsOf("bob").SetLimit(t.Context(), "report", 7, "a larger plan"))
-		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keytext.Key(v.prefix, "report", "acme"))} {
+		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keys.Key(v.prefix, "report", "acme"))} {
 			a := v.find(path, "bob").want(200)
 			for _, pattern := range []string{
 				`<bdi>report</bdi>(</b>)?:? paused until somebody resumes it; ordered by ann at \d\d:\d\d: repair`,

@@ -45,7 +45,7 @@ func newSkip(a *app) *cobra.Command {
 
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
 later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, needs(2, 2, "KEY and TASK"), func(ctx context.Context, l locks, args []string) error {
-		key := inspect.Key(a.conn.prefix, args[0])
+		key := inspect.TypedKey(a.conn.prefix, args[0])
 		switch err := blocked.Skip(ctx, l.Locker, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
 			return err

@@ -12,7 +12,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inspect"
-	lockkeys "github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -35,7 +35,7 @@ func testBreak(t *testing.T, b binary) {
 		tr.line(1, "work", "7")
 		tr.enqueue("other", "work", `{"id": 8}`)
 		tr.holds("other")
-		r := b.runWith(t, "y\n", nil, tr.flags("break", lockkeys.Key(tr.prefix, "work", "7"))...)
+		r := b.runWith(t, "y\n", nil, tr.flags("break", keys.Key(tr.prefix, "work", "7"))...)
 		if r.exit != exitOK || !strings.Contains(r.stderr, "Take the lock from 1 holder? [y/N]") || !strings.Contains(r.stdout, tr.queue+"/first") ||
 			!strings.HasSuffix(r.stdout, "broken: 1 of 1\n") {
 			t.Errorf("%d\n%s\n%s", r.exit, r.stdout, r.stderr)
@@ -206,7 +206,7 @@ func testBreakGate(t *testing.T, b binary) {
 	}
 	held := take("free")
 	redistest.Must(t, errors.Join(inner.CloseGate(t.Context(), held, time.Hour), held.Unlock(t.Context())))
-	b.run(t, tr.flags("list")...).want(t, exitOK, lockkeys.Key(tr.prefix, "free"), "(closed)")
+	b.run(t, tr.flags("list")...).want(t, exitOK, keys.Key(tr.prefix, "free"), "(closed)")
 	b.run(t, tr.flags("show", "free")...).want(t, exitOK, "held by 0", "nobody starts for", "closed")
 	b.run(t, tr.flags("show", "free", "--json")...).want(t, exitOK, `"closed":"closed"`)
 	r := b.runWith(t, "y\n", nil, tr.flags("break", "free")...)

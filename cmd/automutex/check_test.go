@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	lockkeys "github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 const rules = `
@@ -124,7 +124,7 @@ func testKey(t *testing.T, b binary) {
 	}
 	// With a secret: of the file, else of the environment.
 	const secret, payload = "0123456789abcdef", `{"id": 1}`
-	hashed := lockkeys.HashedKey(secret, "automutex", "work", "1")
+	hashed := keys.HashedKey(secret, "automutex", "work", "1")
 	with := file(t, "hash_keys: "+secret+"\n"+rules)
 	b.run(t, "key", with, "--type", "work", "--payload", payload).want(t, exitOK, hashed)
 	b.runWith(t, "", []string{"AUTOMUTEX_HASH_KEYS=" + secret}, "key", name, "--type", "work", "--payload", payload).want(t, exitOK, hashed)

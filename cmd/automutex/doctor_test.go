@@ -56,7 +56,7 @@ func testDoctor(t *testing.T, b binary) {
 	}
 	b.run(t, append([]string{"doctor"}, where(s)...)...).want(t, exitOK, "ok    eviction     maxmemory-policy is noeviction\n")
 	keys := s.Client(t).Keys(t.Context(), "*").Val() // a server of this test's own
-	if len(keys) > 0 {
+	if keys = slices.DeleteFunc(keys, func(key string) bool { return key == "automutex:{control}:format" }); len(keys) > 0 {
 		t.Errorf("left behind: %q", keys)
 	}
 }

@@ -196,7 +196,7 @@ control is for it, the exit code is 1.`, needs(1, 1, "KEY"), func(ctx context.Co
 
 // one reads the lock that an operator names. now is Redis' time.
 func (a *app) one(ctx context.Context, l locks, name string) (s inspect.Lock, now time.Time, err error) {
-	key := inspect.Key(a.conn.prefix, name)
+	key := inspect.TypedKey(a.conn.prefix, name)
 	if err := inner.LockErr(inner.ByKey(l.Locker, key)); err != nil {
 		return s, now, usage("KEY: %w", err)
 	}

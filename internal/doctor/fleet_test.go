@@ -4,70 +4,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
-
-// noted returns the findings about the fleet that have the text.
-func noted(t *testing.T, s *redistest.Server, prefix, text string) (texts []string) {
-	t.Helper()
-	all, err := Examine(t.Context(), s.Client(t), Options{Prefix: prefix})
-	redistest.Must(t, err)
-	for _, f := range all {
-		if f.What == "fleet" && strings.Contains(f.Text, text) {
-			texts = append(texts, f.Text)
-		}
-	}
-	return texts
-}
-
-// A client of ordered tasks says so when it enqueues, and doctor no longer misses one. A
-// client with Private says nothing.
-func TestFleet_orderedClient(t *testing.T) {
-	t.Parallel()
-	s := redistest.Real(t)
-	rdb, prefix := s.Client(t), redistest.Name(t)
-	cfg := automutex.Config{Prefix: prefix, Private: true, Rules: []automutex.Rule{{Task: prefix, Busy: automutex.Park, InOrder: true}}}
-	worker := fleet.New(rdb, prefix, fleet.Process{Kind: fleet.Worker, Owner: "worker:1"}, inspect.Describe(cfg.Rules))
-	worker.Begin()
-	t.Cleanup(func() { worker.Close(t.Context()) })
-	enqueue := func() func() {
-		client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
-		redistest.Must(t, err)
-		return func() {
-			if _, err := client.Enqueue(asynq.NewTask(prefix, nil)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	read := func() *fleet.Fleet {
-		f, err := fleet.Read(t.Context(), rdb, prefix)
-		redistest.Must(t, err)
-		return f
-	}
-	private := enqueue()
-	cfg.Private = false
-	public := enqueue()
-	redistest.Eventually(t, redistest.Patience, func() bool { private(); return len(read().Sets) == 1 }, "the worker says what it runs")
-	const missed = "enqueues with automutex.NewClient"
-	if texts := noted(t, s, prefix, missed); len(texts) != 1 {
-		t.Errorf("without a client that says so: %q", texts)
-	}
-	redistest.Eventually(t, redistest.Patience, func() bool { public(); return len(read().Processes) == 2 }, "the client says so")
-	if p := read().Processes[0]; p.Kind != fleet.Ordered && read().Processes[1].Kind != fleet.Ordered {
-		t.Errorf("%+v", p)
-	}
-	if texts := noted(t, s, prefix, missed); len(texts) != 0 {
-		t.Errorf("with a client: %q", texts)
-	}
-}
 
 // doctor knows the rule of a control whose scope has more than 200 bytes, and of one for all types
 // of a rule.

@@ -19,14 +19,18 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Key returns the Redis key that an operator means: a whole key, what stands between its braces, or the same with the
-// characters that a key escapes as they are.
+// Key returns the Redis key that an operator means: a whole key, or what stands between its braces.
 func Key(prefix, text string) string {
-	switch {
-	case strings.ContainsAny(text, "{}"):
+	if strings.ContainsAny(text, "{}") {
 		return text
-	case isEscaped(text) || !isShown(text):
-		return prefix + ":{" + text + "}"
+	}
+	return prefix + ":{" + text + "}"
+}
+
+// TypedKey is Key for what a person types: the characters that a key escapes may stand in it as they are.
+func TypedKey(prefix, text string) string {
+	if strings.ContainsAny(text, "{}") || isEscaped(text) || !isShown(text) {
+		return Key(prefix, text)
 	}
 	parts := strings.Split(text, "|")
 	return keys.Key(prefix, parts[0], parts[1:]...)
@@ -91,11 +95,7 @@ func fitting(rules []fleet.Rule, hashed bool, prefix, text string) (targets []st
 			why, meant = no, its
 		}
 	}
-<<<<<<< HEAD
-	scope := keys.Scope(text) // it may have a |, if a rule says so
-=======
 	scope := keys.Scope(text) // it may have a |
->>>>>>> 4160767 (Print the rules by printAll, and say in the documents how a target is typed (-73 +86, tests -3 +3))
 	if len(all) > 0 && strings.Contains(text, "|") && slices.ContainsFunc(rules, func(r fleet.Rule) bool { its, _ := r.ScopeText(); return its == scope }) {
 		targets = append(targets, scope)
 	}
@@ -153,15 +153,11 @@ func Ordered(ctx context.Context, locker *lock.Locker, prefix, text string) (str
 		stored[c.Target] = ""
 	}
 	targets := readings(prefix, text)
-<<<<<<< HEAD
-	its := slices.DeleteFunc(append(slices.Clone(targets), keys.Scope(text)), func(target string) bool { _, is := stored[target]; return !is })
-=======
 	its := slices.Clone(targets)
 	if strings.Contains(text, "|") {
 		its = append(its, keys.Scope(text)) // it may have a |
 	}
 	its = slices.DeleteFunc(its, func(target string) bool { _, is := stored[target]; return !is })
->>>>>>> 4160767 (Print the rules by printAll, and say in the documents how a target is typed (-73 +86, tests -3 +3))
 	if _, is := stored[text]; is && len(its) == 0 {
 		return text, nil // no lock can have it; whatever has put it there, it can be removed
 	}

@@ -12,12 +12,12 @@ import (
 )
 
 // A key is named as Redis has it, by what stands between its braces, or as a person reads it.
-func TestKey(t *testing.T) {
+func TestTypedKey(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"p:{a|b}": "p:{a|b}", "other:{a}": "other:{a}", "a|b": "p:{a|b}", "a|b%20c": "p:{a|b%20c}", "a|b c": "p:{a|b%20c}", "a b": "p:{a%20b}", "a|50%": "p:{a|50%25}",
 	} {
-		if got := Key("p", text); got != want {
+		if got := TypedKey("p", text); got != want {
 			t.Errorf("%q is %q, want %q", text, got, want)
 		}
 	}

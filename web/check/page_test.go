@@ -226,17 +226,10 @@ func TestPage_withoutScripts(t *testing.T) {
 	b.withoutScripts()
 	b.do(chromedp.Navigate(w.url("keys?q=acme")))
 	b.text("report|acme")
-<<<<<<< HEAD
 	b.do(chromedp.Navigate(w.keyURL(keys.Key(w.prefix, "report", "acme"))))
-	b.text("report, active")
-	b.do(chromedp.Click(chromedp.CSS(`a.button.danger[href*="action=delete"]`)))
-	b.text("with its line?")
-=======
-	b.do(chromedp.Navigate(w.keyURL(keytext.Key(w.prefix, "report", "acme"))))
 	b.text("worker-1:4242")
 	b.do(chromedp.Click(chromedp.CSS(`a.button.danger[href*="action=break"]`)))
 	b.text("from 1 holder?")
->>>>>>> 38f63b0 (Take what the page does not have out of documents, alerts and dashboard (-330))
 	b.do(chromedp.Click(chromedp.CSS(`main form[method="post"] button`)))
 	b.text("The lock was taken from 1 of 1 holder.")
 }

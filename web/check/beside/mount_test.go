@@ -19,7 +19,8 @@ import (
 	"github.com/automutex/automutex/web"
 )
 
-const patience = redistest.Patience
+// patience is how long a test waits for what should come at once.
+const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
