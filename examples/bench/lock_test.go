@@ -57,7 +57,7 @@ func free(b *testing.B, s *redistest.Server, c *contender, n, limit int) {
 	for i := range takes {
 		takes[i] = open(key + strconv.Itoa(i))
 	}
-	spin(b, takes, 10*n, nil) // makes connections, and scripts known
+	spin(b, takes, 500+10*n, nil) // makes connections and scripts known, and warms what is cold
 	measure(b, s, c.sends, func() { spin(b, takes, b.N, nil) })
 }
 
@@ -68,7 +68,7 @@ func busy(b *testing.B, s *redistest.Server, c *contender, n int) {
 		takes[i] = open(key)
 	}
 	redistest.Must(b, open(key)(b.Context(), false, func() {
-		spin(b, takes, 10*n, errBusy)
+		spin(b, takes, 500, errBusy)
 		measure(b, s, c.sends, func() { spin(b, takes, b.N, errBusy) })
 	}))
 }
