@@ -149,18 +149,6 @@ func (r *processRig) recover(dead func(pid string) bool) {
 	}
 }
 
-// recoverAll is recover for everything that is active, when no worker lives.
-func (r *processRig) recoverAll() {
-	r.t.Helper()
-	ids, err := r.rdb.ZRange(context.Background(), "asynq:{"+r.w.Queue+"}:lease", 0, -1).Result()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, id := range ids {
-		r.lapse(id)
-	}
-}
-
 func (r *processRig) lapse(id string) {
 	r.t.Helper()
 	if err := r.rdb.ZAddXX(context.Background(), "asynq:{"+r.w.Queue+"}:lease", redis.Z{Score: 1, Member: id}).Err(); err != nil {

@@ -50,9 +50,8 @@ func (w processWorker) let() string    { return w.Prefix + "-let" }    // number
 
 // processTask is a task's payload.
 type processTask struct {
-	ID   string        `json:"id"` // makes the key
-	N    int           `json:"n"`  // one for each task
-	Work time.Duration `json:"work"`
+	ID   string        `json:"id"`   // makes the key
+	N    int           `json:"n"`    // one for each task
 	Hold bool          `json:"hold"` // it works until it is let go, or its context ends
 	Gate time.Duration `json:"gate"` // it puts its key on hold for so long, unless it was let go before
 }
@@ -222,20 +221,17 @@ func (h *processHandler) ProcessTask(ctx context.Context, t *asynq.Task) error {
 	return nil
 }
 
-// work takes its time.
+// work lasts until a held task is let go.
 func (h *processHandler) work(ctx context.Context, task processTask) {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
-	for began := time.Now(); ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		if !task.Hold && time.Since(began) >= task.Work {
-			return
-		}
-		if task.Hold && h.rdb.SIsMember(ctx, h.w.let(), task.N).Val() {
+		if !task.Hold || h.rdb.SIsMember(ctx, h.w.let(), task.N).Val() {
 			return
 		}
 	}
