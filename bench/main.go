@@ -1,5 +1,4 @@
-// Command bench runs the benchmarks of examples/bench, which are in another module so that this one does not require
-// what they compare with: go run ./bench is go test -run '^$' -bench . for them, and further flags of go test follow.
+// Command bench is go test -run '^$' -bench . for examples/bench, which is in another module; further flags follow.
 package main
 
 import (
