@@ -26,13 +26,10 @@ func StartChild(t testing.TB, env ...string) *Child {
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = os.Stderr, os.Stderr
 	stdin, err := c.cmd.StdinPipe()
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	Must(t, err)
 	c.stdin = stdin
-	if c.exited, err = launch(c.cmd); err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	c.exited, err = launch(c.cmd)
+	Must(t, err)
 	t.Cleanup(c.Kill)
 	return c
 }
@@ -50,20 +47,13 @@ func (c *Child) Kill() {
 // Pause stops it (SIGSTOP) and returns when nothing of it runs any more.
 func (c *Child) Pause(t testing.TB) {
 	t.Helper()
-	if err := signalStop(c.cmd.Process); err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
-	if !poll(stopWithin, func() bool { return frozen(c.PID()) }) {
-		t.Fatalf("redistest: the child (pid %d) does not freeze", c.PID())
-	}
+	Must(t, freeze(c.cmd.Process))
 }
 
 // Resume lets a paused one go on (SIGCONT).
 func (c *Child) Resume(t testing.TB) {
 	t.Helper()
-	if err := signalContinue(c.cmd.Process); err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	Must(t, signalContinue(c.cmd.Process))
 }
 
 // End closes its standard input and returns when it has ended by itself; when

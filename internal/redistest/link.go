@@ -2,21 +2,23 @@ package redistest
 
 import (
 	"bufio"
+	"errors"
+	"fmt"
+	"io"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
 // pubsubCommands are answered by pushes, one per channel and not one per
-// command.
-var pubsubCommands = []string{
-	"SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE",
-}
-
-// messagePushes are the pushes that carry what was published.
-var messagePushes = []string{"message", "pmessage", "smessage"}
+// command; messagePushes are those that carry what was published.
+var (
+	pubsubCommands = []string{"SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE"}
+	messagePushes  = []string{"message", "pmessage", "smessage"}
+)
 
 // link is one client's connection and the one to the server that belongs to it.
 type link struct {
@@ -24,14 +26,13 @@ type link struct {
 	client net.Conn
 	server net.Conn
 
-	once sync.Once     // runs close
-	gone chan struct{} // closed by close; ends whatever the goroutines wait for
-
+	once     sync.Once     // runs close
+	gone     chan struct{} // closed by close; ends whatever the goroutines wait for
 	toClient chan delivery // from down, which closes it, to deliver
 
-	mu      sync.Mutex // guards pending and pubsub
+	mu      sync.Mutex // guards pending and kind
 	pending [][]string // commands sent on and not answered yet, oldest first
-	pubsub  bool       // a command of pubsubCommands was seen
+	kind    Connections
 }
 
 // delivery is what goes to the client, and when.
@@ -39,13 +40,6 @@ type delivery struct {
 	raw []byte
 	due time.Time
 	cut bool // instead of raw: end the link
-}
-
-func newLink(p *Proxy, client, server net.Conn) *link {
-	return &link{
-		p: p, client: client, server: server,
-		gone: make(chan struct{}), toClient: make(chan delivery, 1024),
-	}
 }
 
 // close ends the link at once; what was on its way is lost.
@@ -82,7 +76,7 @@ func (l *link) up() {
 			if l.swallows(f.items) {
 				continue
 			}
-			if h := l.p.holder(f.items); h != nil {
+			if h := l.p.taken(&l.p.holds, f.items); h != nil {
 				select {
 				case <-h.released:
 				case <-l.gone:
@@ -100,6 +94,23 @@ func (l *link) up() {
 	}
 }
 
+// swallows tells whether a command vanishes on its way to the server.
+func (l *link) swallows(command []string) bool {
+	l.mu.Lock()
+	if slices.Contains(pubsubCommands, command[0]) {
+		l.kind = Subscriptions
+	}
+	kind := l.kind
+	l.mu.Unlock()
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	if !l.p.faults.swallow[ToServer][kind] {
+		return false
+	}
+	l.p.swallowed[command[0]]++
+	return true
+}
+
 // IsControlRead tells whether a command, as its words, is a script on the controls or the
 // format of package lock. Each Locker sends one now and then, whatever a test does.
 func IsControlRead(command []string) bool {
@@ -115,12 +126,10 @@ func (l *link) sent(command []string) {
 	l.p.mu.Lock()
 	l.p.counts[name]++
 	l.p.mu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if slices.Contains(pubsubCommands, command[0]) {
-		l.pubsub = true
-	} else {
+	if !slices.Contains(pubsubCommands, command[0]) {
+		l.mu.Lock()
 		l.pending = append(l.pending, command)
+		l.mu.Unlock()
 	}
 }
 
@@ -134,20 +143,23 @@ func (l *link) down() {
 		if err != nil {
 			return
 		}
-		d := delivery{raw: f.raw}
-		command, pubsub := l.answered(f)
-		message := isPush(f, pubsub) && slices.Contains(messagePushes, f.items[0])
+		command, kind := l.answered(f)
+		message := command == nil && len(f.items) > 0 && slices.Contains(messagePushes, f.items[0])
 		now := l.p.now()
-		swallow := now.swallow[ToClient][kindOf(pubsub)] || now.dropMessages && message
+		swallow := now.swallow[ToClient][kind] || now.dropMessages && message
 		if message {
-			l.p.countMessage(swallow)
+			l.p.mu.Lock()
+			if swallow {
+				l.p.dropped++
+			} else {
+				l.p.messages++
+			}
+			l.p.mu.Unlock()
 		}
 		if swallow {
 			continue
 		}
-		if command != nil && l.p.loses(command, pubsub) {
-			d = delivery{cut: true}
-		}
+		d := delivery{raw: f.raw, cut: command != nil && l.p.taken(&l.p.losses, command) != nil}
 		d.due = l.p.through(ToClient, len(f.raw)).Add(now.delay)
 		select {
 		case l.toClient <- d:
@@ -160,26 +172,17 @@ func (l *link) down() {
 	}
 }
 
-// answered gives the command that f is the reply to, or nil for a push, and
-// whether the connection is used for Pub/Sub.
-func (l *link) answered(f frame) (command []string, pubsub bool) {
+// answered gives the command that f is the reply to, or nil for a push. RESP3 has a type for pushes;
+// in RESP2 one is an array that begins with a known word.
+func (l *link) answered(f frame) (command []string, kind Connections) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if isPush(f, l.pubsub) || len(l.pending) == 0 {
-		return nil, l.pubsub
+	push := f.kind == '>' || l.kind == Subscriptions && f.kind == '*' && len(f.items) > 0 &&
+		(slices.Contains(messagePushes, f.items[0]) || slices.Contains(pubsubCommands, strings.ToUpper(f.items[0])))
+	if !push && len(l.pending) > 0 {
+		command, l.pending = l.pending[0], l.pending[1:]
 	}
-	command, l.pending = l.pending[0], l.pending[1:]
-	return command, l.pubsub
-}
-
-// isPush tells a push from a reply. RESP3 has a type for it; in RESP2 it is an
-// array that begins with a known word.
-func isPush(f frame, pubsub bool) bool {
-	if f.kind == '>' {
-		return len(f.items) > 0
-	}
-	return pubsub && f.kind == '*' && len(f.items) > 0 && (slices.Contains(messagePushes, f.items[0]) ||
-		slices.Contains(pubsubCommands, strings.ToUpper(f.items[0])))
+	return command, l.kind
 }
 
 // deliver hands over to the client what is due.
@@ -193,4 +196,121 @@ func (l *link) deliver() {
 		// same, so the server is read to its end.
 		_, _ = l.client.Write(d.raw)
 	}
+}
+
+// waits blocks until t; false when the link has ended before.
+func (l *link) waits(t time.Time) bool {
+	wait := time.Until(t)
+	if wait <= 0 {
+		return true
+	}
+	select {
+	case <-time.After(wait):
+		return true
+	case <-l.gone:
+		return false
+	}
+}
+
+// frame is one whole value of the Redis protocol, RESP2 or RESP3, as it was
+// read.
+type frame struct {
+	raw  []byte
+	kind byte // its type: '+', '-', ':', '$', '*', '>' ...
+	// items holds the strings in it: of a command its words, of an array or a
+	// push its own elements without those nested deeper, of a scalar its text.
+	items []string
+}
+
+// readFrame reads one value. It knows all types that servers send; the streamed
+// ones, which none sends, are an error.
+func readFrame(r *bufio.Reader) (f frame, err error) {
+	if f.raw, err = r.ReadBytes('\n'); err != nil {
+		return f, err
+	}
+	text := strings.TrimRight(string(f.raw), "\r\n")
+	if text == "" {
+		return f, errors.New("redistest: protocol: empty line")
+	}
+	f.kind, text = text[0], text[1:]
+	if strings.IndexByte("+-:_#,(", f.kind) >= 0 {
+		f.items = []string{text}
+		return f, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < -1 || strings.IndexByte("$!=*~>%|", f.kind) < 0 {
+		return f, fmt.Errorf("redistest: protocol: %q", f.raw)
+	}
+	switch f.kind {
+	case '$', '!', '=':
+		if n < 0 { // null
+			f.items = []string{""}
+			return f, nil
+		}
+		body := make([]byte, n+2)
+		_, err = io.ReadFull(r, body)
+		f.raw, f.items = append(f.raw, body...), []string{string(body[:n])}
+		return f, err
+	case '%', '|':
+		n *= 2
+	}
+	for range n {
+		element, err := readFrame(r)
+		if f.raw = append(f.raw, element.raw...); err != nil {
+			return f, err
+		}
+		item := ""
+		if strings.IndexByte("*~>%", element.kind) < 0 {
+			item = element.items[0]
+		}
+		f.items = append(f.items, item)
+	}
+	if f.kind == '|' { // an attribute, of the value behind it
+		value, err := readFrame(r)
+		value.raw = append(f.raw, value.raw...)
+		return value, err
+	}
+	return f, nil
+}
+
+// readCommand reads one command, which is an array of bulk strings or, typed by
+// hand, a line of words.
+func readCommand(r *bufio.Reader) (frame, error) {
+	first, err := r.Peek(1)
+	if err != nil {
+		return frame{}, err
+	}
+	if first[0] == '*' {
+		return readFrame(r)
+	}
+	line, err := r.ReadBytes('\n')
+	return frame{raw: line, items: strings.Fields(string(line))}, err
+}
+
+// ask sends one command on a connection of its own. It gives the text of a
+// string, and any other value as it was read.
+func ask(addr string, command ...string) (string, error) {
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return "", fmt.Errorf("redistest: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+	text := fmt.Sprintf("*%d\r\n", len(command))
+	for _, word := range command {
+		text += fmt.Sprintf("$%d\r\n%s\r\n", len(word), word)
+	}
+	if _, err := io.WriteString(conn, text); err != nil {
+		return "", fmt.Errorf("redistest: %w", err)
+	}
+	f, err := readFrame(bufio.NewReader(conn))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("redistest: %s on %s: %w", command[0], addr, err)
+	case f.kind == '-':
+		return "", fmt.Errorf("redistest: %s on %s: %s", strings.Join(command, " "), addr, f.items[0])
+	case f.kind == '+' || f.kind == '$':
+		return f.items[0], nil
+	}
+	return string(f.raw), nil
 }

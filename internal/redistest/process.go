@@ -34,11 +34,6 @@ func Version() (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-const (
-	startWithin = 10 * time.Second // from exec to the first answer
-	stopWithin  = 5 * time.Second  // from a signal to the exit
-)
-
 // errPortTaken means that somebody took the port since freePort looked at it.
 var errPortTaken = errors.New("port taken")
 
@@ -50,13 +45,8 @@ type process struct {
 	bus    int // port of the cluster bus
 	args   []string
 
-	mu  sync.Mutex // guards run; held while the process is started or stopped
-	run *run       // nil when it does not run
-}
-
-// run is one execution of the process.
-type run struct {
-	cmd    *exec.Cmd
+	mu     sync.Mutex      // guards what follows; held while the process is started or stopped
+	cmd    *exec.Cmd       // nil when it does not run
 	exited <-chan struct{} // see launch
 }
 
@@ -78,12 +68,7 @@ func startProcess(binary string, args []string) (*process, error) {
 }
 
 func newProcess(binary string, args []string) (*process, error) {
-	ports := 12000
-	cluster := len(args) > 0 && args[0] == "--cluster-enabled"
-	if cluster {
-		ports -= busOffset - 768 // the bus stays out of that range as well, see freePort
-	}
-	port, err := freePort(ports, cluster)
+	port, err := freePort(len(args) > 0 && args[0] == "--cluster-enabled")
 	if err != nil {
 		return nil, err
 	}
@@ -106,11 +91,15 @@ func newProcess(binary string, args []string) (*process, error) {
 // no other.
 const busOffset = 10000
 
-// freePort finds one of so many ports that nobody listens on, nor, where asked for, on
+// freePort finds a port that nobody listens on, nor, where asked for, on
 // the port of its cluster bus. It stays out of the range from which systems take the
 // ports of outgoing connections (from 32768), so that a server that is down for a while
 // finds its port free again.
-func freePort(ports int, bus bool) (int, error) {
+func freePort(bus bool) (int, error) {
+	ports := 12000
+	if bus {
+		ports = 2768
+	}
 	var err error
 	for range 100 {
 		port := 20000 + rand.IntN(ports)
@@ -134,37 +123,57 @@ func isFree(port int) error {
 
 func (p *process) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)) }
 
-func (p *process) logFile() string { return filepath.Join(p.dir, "redis.log") }
+// runs tells whether the process was started and not stopped since.
+func (p *process) runs() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cmd != nil
+}
 
 // start executes redis-server and returns when it answers.
 func (p *process) start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.run != nil {
+	if p.cmd != nil {
 		return fmt.Errorf("redistest: %s on port %d runs already", p.binary, p.port)
 	}
-	log, err := os.Create(p.logFile())
+	log, err := os.Create(filepath.Join(p.dir, "redis.log"))
 	if err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
-	r := &run{cmd: exec.Command(p.binary, p.args...)}
-	r.cmd.Dir, r.cmd.Stdout, r.cmd.Stderr = p.dir, log, log
-	r.exited, err = launch(r.cmd)
-	_ = log.Close() // the process has its own
-	if err != nil {
+	defer func() { _ = log.Close() }()
+	cmd := exec.Command(p.binary, p.args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = p.dir, log, log
+	if p.exited, err = launch(cmd); err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
-	p.run = r
-	if p.answers(r) {
+	p.cmd = cmd
+	// Whoever answers must be this process: the port could be another one's.
+	pid, answered := fmt.Sprintf("\r\nprocess_id:%d\r\n", cmd.Process.Pid), false
+	poll(Patience, func() bool {
+		info, _ := ask(p.addr(), "INFO", "server")
+		answered = strings.Contains(info, pid)
+		return answered || isClosed(p.exited)
+	})
+	if answered {
 		return nil
 	}
-	select {
-	case <-r.exited:
-		err = p.failure("exited")
-	default:
-		err = p.failure(fmt.Sprintf("does not answer within %v", startWithin))
+	text, _ := os.ReadFile(log.Name())
+	if text = text[max(0, len(text)-2000):]; strings.Contains(string(text), "Address already in use") {
+		err = fmt.Errorf("redistest: %s: %w: %d or %d", p.binary, errPortTaken, p.port, p.bus)
+	} else {
+		err = fmt.Errorf("redistest: %s does not answer:\n%s", p.binary, text)
 	}
 	return errors.Join(err, p.stop(os.Kill))
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }
 
 // launch starts a command that dies with this process. The channel is closed when it has
@@ -188,39 +197,11 @@ func launch(cmd *exec.Cmd) (<-chan struct{}, error) {
 	return exited, <-started
 }
 
-// answers waits for the process to answer or to exit. Whoever answers must be
-// this process: the port could be another one's.
-func (p *process) answers(r *run) bool {
-	pid := fmt.Sprintf("\r\nprocess_id:%d\r\n", r.cmd.Process.Pid)
-	answered := false
-	poll(startWithin, func() bool {
-		select {
-		case <-r.exited:
-			return true
-		default:
-		}
-		info, err := ask(p.addr(), "INFO", "server")
-		answered = err == nil && strings.Contains(info, pid)
-		return answered
-	})
-	return answered
-}
-
-// failure makes an error of what is in the log.
-func (p *process) failure(what string) error {
-	log, _ := os.ReadFile(p.logFile())
-	text := string(log[max(0, len(log)-2000):])
-	if strings.Contains(text, "Address already in use") {
-		return fmt.Errorf("redistest: %s: %w: %d or %d", p.binary, errPortTaken, p.port, p.bus)
-	}
-	return fmt.Errorf("redistest: %s %s:\n%s", p.binary, what, text)
-}
-
 func (p *process) terminate() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.run != nil {
-		_ = signalContinue(p.run.cmd.Process) // a frozen process would not see SIGTERM
+	if p.cmd != nil {
+		_ = signalContinue(p.cmd.Process) // a frozen process would not see SIGTERM
 	}
 	return p.stop(syscall.SIGTERM)
 }
@@ -234,36 +215,39 @@ func (p *process) kill() error {
 // stop sends the signal and waits for the exit, and kills what does not follow.
 // The caller holds mu.
 func (p *process) stop(sig os.Signal) error {
-	if p.run == nil {
+	cmd := p.cmd
+	if p.cmd = nil; cmd == nil {
 		return nil
 	}
-	r := p.run
-	p.run = nil
 	for _, sig := range []os.Signal{sig, os.Kill} {
-		if err := r.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return fmt.Errorf("redistest: %w", err)
 		}
 		select {
-		case <-r.exited:
+		case <-p.exited:
 			return nil
-		case <-time.After(stopWithin):
+		case <-time.After(Patience):
 		}
 	}
-	return fmt.Errorf("redistest: %s (pid %d) does not end", p.binary, r.cmd.Process.Pid)
+	return fmt.Errorf("redistest: %s (pid %d) does not end", p.binary, cmd.Process.Pid)
 }
 
 func (p *process) pause() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.run == nil {
+	if p.cmd == nil {
 		return errors.New("redistest: cannot pause what does not run")
 	}
-	if err := signalStop(p.run.cmd.Process); err != nil {
+	return freeze(p.cmd.Process)
+}
+
+// freeze stops a process (SIGSTOP) and returns when nothing of it runs any more.
+func freeze(process *os.Process) error {
+	if err := signalStop(process); err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
-	pid := p.run.cmd.Process.Pid
-	if !poll(stopWithin, func() bool { return frozen(pid) }) {
-		return fmt.Errorf("redistest: %s (pid %d) does not freeze", p.binary, pid)
+	if !poll(Patience, func() bool { return frozen(process.Pid) }) {
+		return fmt.Errorf("redistest: process %d does not freeze", process.Pid)
 	}
 	return nil
 }
@@ -271,13 +255,10 @@ func (p *process) pause() error {
 func (p *process) resume() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.run == nil {
+	if p.cmd == nil {
 		return nil
 	}
-	if err := signalContinue(p.run.cmd.Process); err != nil {
-		return fmt.Errorf("redistest: %w", err)
-	}
-	return nil
+	return signalContinue(p.cmd.Process)
 }
 
 // remove kills the process and removes its files.

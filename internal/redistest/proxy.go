@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,27 +27,45 @@ type Proxy struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the accepting goroutine and all of its links
 
-	mu       sync.Mutex // guards what follows; not held during I/O, nor while a match function runs
-	links    map[*link]struct{}
-	faults   faults
-	losses   []*loss
-	holds    []*Held
-	counts   map[string]int
-	messages int // sent on
-	dropped  int // messages that were not
-
-	swallowed map[string]int // commands, by Swallow
-	wires     wires
+	mu        sync.Mutex // guards what follows; not held during I/O, nor while a match function runs
+	links     map[*link]struct{}
+	faults    faults
+	losses    []*Held
+	holds     []*Held
+	counts    map[string]int // commands that were sent on
+	swallowed map[string]int // commands that were not, by Swallow
+	messages  int            // sent on
+	dropped   int            // messages that were not
+	free      [2]time.Time   // when the throttled wire is free again, in each direction
 }
 
 // faults are those that are just on or off.
 type faults struct {
 	refuse       bool
-	swallow      swallowing
+	swallow      [2][2]bool // by Direction and Connections
 	dropMessages bool
 	delay        time.Duration
 	throttle     int // bytes a second; 0: no limit
 }
+
+// Direction is where something goes that passes a [Proxy].
+type Direction int
+
+// The directions.
+const (
+	ToServer Direction = iota
+	ToClient
+)
+
+// Connections are those of a kind that pass a [Proxy].
+type Connections int
+
+// The kinds of connections: one on which a SUBSCRIBE was seen counts among
+// Subscriptions, from that SUBSCRIBE on, all others among Commands.
+const (
+	Commands Connections = iota
+	Subscriptions
+)
 
 // NewProxy starts a proxy to the server at target (host:port). It ends with the
 // test.
@@ -58,18 +77,14 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	}
 	p := &Proxy{target: target, ln: ln, links: map[*link]struct{}{}, counts: map[string]int{}, swallowed: map[string]int{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.wg.Add(1)
-	go p.accept() // ends when close closes the listener
-	t.Cleanup(p.close)
+	Go(&p.wg, p.accept) // ends when the listener is closed
+	t.Cleanup(func() {
+		p.cancel()
+		_ = p.ln.Close()
+		p.Cut()
+		p.wg.Wait()
+	})
 	return p
-}
-
-// close ends all connections and waits for all goroutines.
-func (p *Proxy) close() {
-	p.cancel()
-	_ = p.ln.Close()
-	p.Cut()
-	p.wg.Wait()
 }
 
 // Addr gives the proxy's own host:port.
@@ -83,37 +98,31 @@ func (p *Proxy) Client(t testing.TB, opts ...func(*redis.UniversalOptions)) redi
 }
 
 func (p *Proxy) accept() {
-	defer p.wg.Done()
 	for {
 		client, err := p.ln.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil {
-			continue
+		if err == nil {
+			Go(&p.wg, func() { p.serve(client) }) // ends with the connection, which Cut ends at the latest
 		}
-		p.wg.Add(1)
-		go p.serve(client) // ends with the connection, which Cut ends at the latest
 	}
 }
 
 // serve connects a client with the target and carries what they say.
 func (p *Proxy) serve(client net.Conn) {
-	defer p.wg.Done()
+	defer func() { _ = client.Close() }()
 	if p.now().refuse {
-		_ = client.Close()
 		return
 	}
-	var d net.Dialer
-	server, err := d.DialContext(p.ctx, "tcp", p.target)
+	server, err := new(net.Dialer).DialContext(p.ctx, "tcp", p.target)
 	if err != nil {
-		_ = client.Close()
 		return
 	}
-	l := newLink(p, client, server)
+	l := &link{p: p, client: client, server: server, gone: make(chan struct{}), toClient: make(chan delivery, 1024)}
 	p.mu.Lock()
 	p.links[l] = struct{}{}
-	late := p.ctx.Err() != nil // close has called Cut already, or will find the link
+	late := p.ctx.Err() != nil // Cut was called already, or will find the link
 	p.mu.Unlock()
 	if late {
 		l.close()
@@ -124,12 +133,15 @@ func (p *Proxy) serve(client net.Conn) {
 	p.mu.Unlock()
 }
 
-// now gives the faults as they are set.
-func (p *Proxy) now() faults {
+// locked runs f with the lock.
+func locked[T any](p *Proxy, f func() T) T {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.faults
+	return f()
 }
+
+// now gives the faults as they are set.
+func (p *Proxy) now() faults { return locked(p, func() faults { return p.faults }) }
 
 func (p *Proxy) set(change func(*faults)) {
 	p.mu.Lock()
@@ -139,10 +151,7 @@ func (p *Proxy) set(change func(*faults)) {
 
 // Cut closes all connections. What was on its way is lost.
 func (p *Proxy) Cut() {
-	p.mu.Lock()
-	links := maps.Clone(p.links)
-	p.mu.Unlock()
-	for l := range links {
+	for l := range locked(p, func() map[*link]struct{} { return maps.Clone(p.links) }) {
 		l.close()
 	}
 }
@@ -153,11 +162,18 @@ func (p *Proxy) Refuse(on bool) { p.set(func(f *faults) { f.refuse = on }) }
 // Blackhole swallows everything in both directions. Connections stay open, and
 // new ones are accepted.
 func (p *Proxy) Blackhole(on bool) {
-	p.set(func(f *faults) { f.swallow = swallowing{{on, on}, {on, on}} })
+	p.set(func(f *faults) { f.swallow = [2][2]bool{{on, on}, {on, on}} })
+}
+
+// Swallow has everything in one direction on one kind of connections vanish:
+// commands that never arrive, or replies, messages and pongs to commands that
+// have run. The connections stay open.
+func (p *Proxy) Swallow(d Direction, c Connections, on bool) {
+	p.set(func(f *faults) { f.swallow[d][c] = on })
 }
 
 // BlackholePubSub swallows everything from the server, pongs too, on connections
-// on which a SUBSCRIBE was seen. They stay open. It is short for a Swallow.
+// on which a SUBSCRIBE was seen. It is short for a Swallow.
 func (p *Proxy) BlackholePubSub(on bool) { p.Swallow(ToClient, Subscriptions, on) }
 
 // DropMessages swallows Pub/Sub messages. Confirmations and pongs pass, so the
@@ -167,6 +183,10 @@ func (p *Proxy) DropMessages(on bool) { p.set(func(f *faults) { f.dropMessages =
 // Delay has every reply and message arrive that much later. It adds latency,
 // not a limit on throughput. To delay a command on its way there, see Hold.
 func (p *Proxy) Delay(d time.Duration) { p.set(func(f *faults) { f.delay = d }) }
+
+// Throttle has the connections share a wire that carries so many bytes in a
+// second in each direction. 0: no limit.
+func (p *Proxy) Throttle(bytesPerSecond int) { p.set(func(f *faults) { f.throttle = bytesPerSecond }) }
 
 // Heal takes back every fault and releases what is held.
 func (p *Proxy) Heal() {
@@ -179,44 +199,108 @@ func (p *Proxy) Heal() {
 	}
 }
 
+// Held are commands that are kept from the server, see [Proxy.Hold], or whose replies are lost.
+type Held struct {
+	p        *Proxy
+	match    func(command []string) bool
+	left     int           // how many more; guarded by the proxy's mu, as is count
+	count    int           // commands that came
+	released chan struct{} // closed by Release, once; links wait for it
+	once     sync.Once
+}
+
+// DropReplies has the next n replies lost: the command has run, but instead of
+// its reply the client gets a closed connection (which makes go-redis send the
+// command again). Replies to PING and to the commands that set up a connection do not count.
+func (p *Proxy) DropReplies(n int) {
+	p.DropReplyTo(func(command []string) bool {
+		return !slices.Contains([]string{"HELLO", "AUTH", "SELECT", "CLIENT", "PING"}, command[0])
+	}, n)
+}
+
+// DropReplyTo is DropReplies for the next n replies to commands that match
+// chooses. A command's first word comes in upper case, the
+// rest as it was sent. match may run on several goroutines at once, and must
+// not block.
+func (p *Proxy) DropReplyTo(match func(command []string) bool, n int) { p.order(&p.losses, match, n) }
+
+// Hold keeps the next n commands that match chooses (see DropReplyTo) on their
+// way to the server until Release, and with them whatever follows on the same
+// connections. Like a packet in a network, a held command arrives even if the
+// client has given up and closed its connection meanwhile; only Cut loses it.
+func (p *Proxy) Hold(match func(command []string) bool, n int) *Held {
+	return p.order(&p.holds, match, n)
+}
+
+func (p *Proxy) order(list *[]*Held, match func(command []string) bool, n int) *Held {
+	h := &Held{p: p, match: match, left: n, released: make(chan struct{})}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	*list = append(*list, h)
+	return h
+}
+
+// Count tells how many commands have been held.
+func (h *Held) Count() int { return locked(h.p, func() int { return h.count }) }
+
+// Release lets the held commands go, and holds no others.
+func (h *Held) Release() {
+	h.p.mu.Lock()
+	h.left = 0
+	h.p.mu.Unlock()
+	h.once.Do(func() { close(h.released) })
+}
+
+// taken gives the order of a list that chooses this command, if any does, which then has one less to choose.
+func (p *Proxy) taken(list *[]*Held, command []string) *Held {
+	for _, h := range locked(p, func() []*Held { return slices.Clone(*list) }) {
+		if h.match(command) && locked(p, func() bool {
+			taken := h.left > 0
+			if taken {
+				h.left--
+				h.count++
+			}
+			return taken
+		}) {
+			return h
+		}
+	}
+	return nil
+}
+
 // Count tells how many commands of that name were sent on to the server; scripts on
 // the controls are counted as CONTROL. Those
 // that a script runs are not seen.
-func (p *Proxy) Count(name string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.counts[strings.ToUpper(name)]
-}
+func (p *Proxy) Count(name string) int { return p.Commands()[strings.ToUpper(name)] }
 
 // Commands gives the counts of all commands by name, in upper case.
 func (p *Proxy) Commands() map[string]int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return maps.Clone(p.counts)
+	return locked(p, func() map[string]int { return maps.Clone(p.counts) })
+}
+
+// Swallowed tells how many commands of that name came and were not sent on,
+// because of Swallow or Blackhole.
+func (p *Proxy) Swallowed(name string) int {
+	return locked(p, func() int { return p.swallowed[strings.ToUpper(name)] })
 }
 
 // Messages tells how many Pub/Sub messages were sent on to clients.
-func (p *Proxy) Messages() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.messages
-}
+func (p *Proxy) Messages() int { return locked(p, func() int { return p.messages }) }
 
 // DroppedMessages tells how many Pub/Sub messages were swallowed, by whatever
 // fault. A test that publishes a message to have it lost waits for this before
 // it ends the fault: the message may come after the reply to PUBLISH.
-func (p *Proxy) DroppedMessages() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.dropped
-}
+func (p *Proxy) DroppedMessages() int { return locked(p, func() int { return p.dropped }) }
 
-func (p *Proxy) countMessage(dropped bool) {
+// through gives when n bytes that come now have passed the wire.
+func (p *Proxy) through(d Direction, n int) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if dropped {
-		p.dropped++
-	} else {
-		p.messages++
+	if now := time.Now(); p.faults.throttle <= 0 || p.free[d].Before(now) {
+		p.free[d] = now
 	}
+	if p.faults.throttle > 0 {
+		p.free[d] = p.free[d].Add(time.Duration(n) * time.Second / time.Duration(p.faults.throttle))
+	}
+	return p.free[d]
 }

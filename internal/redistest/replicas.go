@@ -2,9 +2,13 @@ package redistest
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // StartReplica starts a redis-server for this test alone that is a replica of
@@ -12,8 +16,7 @@ import (
 func StartReplica(t testing.TB, master *Server) *Server {
 	t.Helper()
 	of := master.own(t)
-	// Else the master waits five seconds for further replicas before it sends
-	// its data.
+	// Else the master waits five seconds for further replicas before it sends its data.
 	of.tell(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
 	s := StartReal(t, "--replicaof", "127.0.0.1", strconv.Itoa(of.port), "--repl-diskless-sync-delay", "0")
 	s.nodes[0].linked(t, of.addr())
@@ -30,10 +33,9 @@ func (p *process) linked(t testing.TB, master string) {
 	Eventually(t, ownWithin, func() bool {
 		// A message is replicated, so that there is something to acknowledge.
 		_, _ = ask(master, "PUBLISH", "redistest", "in step?")
-		var err1, err2 error
-		info, err1 = ask(p.addr(), "INFO", "replication")
-		seen, err2 = ask(master, "INFO", "replication")
-		return err1 == nil && err2 == nil && strings.Contains(seen, online) && !strings.Contains(seen, online+"offset=0,") &&
+		info, _ = ask(p.addr(), "INFO", "replication")
+		seen, _ = ask(master, "INFO", "replication")
+		return strings.Contains(seen, online) && !strings.Contains(seen, online+"offset=0,") &&
 			strings.Contains(info, "role:slave\r\n") && strings.Contains(info, "master_link_status:up\r\n")
 	}, "a replica in step: %v", last(func() string { return info + seen }))
 }
@@ -47,24 +49,97 @@ func (f last) String() string { return f() }
 // here. It stays a replica until Promote.
 func (s *Server) Forget(t testing.TB) {
 	t.Helper()
-	s.replicaOf(t, "127.0.0.1", "1") // where nobody listens
+	s.own(t).tell(t, "REPLICAOF", "127.0.0.1", "1") // where nobody listens
 }
 
 // Promote makes a replica a master, as an operator would by hand.
 func (s *Server) Promote(t testing.TB) {
 	t.Helper()
-	s.replicaOf(t, "NO", "ONE")
+	s.own(t).tell(t, "REPLICAOF", "NO", "ONE")
 }
 
 // Follow makes a server a replica of master, whose data takes the place of its
 // own, and returns when it has it.
 func (s *Server) Follow(t testing.TB, master *Server) {
 	t.Helper()
-	s.replicaOf(t, "127.0.0.1", strconv.Itoa(master.own(t).port))
+	s.own(t).tell(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(master.own(t).port))
 	s.nodes[0].linked(t, master.Addr())
 }
 
-func (s *Server) replicaOf(t testing.TB, host, port string) {
+// MasterName is what sentinels from StartSentinels call the master.
+const MasterName = "trusted"
+
+// Sentinels are three that watch over a master and its replicas.
+type Sentinels struct{ nodes []*process }
+
+// StartSentinels starts three sentinels for this test alone that watch over
+// master and its replicas, all from StartReal. A master that is gone for half a
+// second is succeeded by a replica.
+func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 	t.Helper()
-	s.own(t).tell(t, "REPLICAOF", host, port)
+	s := &Sentinels{}
+	for range 3 {
+		node, err := newProcess(binary(), nil)
+		Must(t, err)
+		t.Cleanup(node.remove)
+		file := filepath.Join(node.dir, "sentinel.conf") // which it writes itself, too
+		Must(t, os.WriteFile(file, fmt.Appendf(nil, `bind 127.0.0.1
+port %d
+dir %s
+sentinel monitor %[3]s 127.0.0.1 %[4]d 2
+sentinel down-after-milliseconds %[3]s 500
+sentinel failover-timeout %[3]s 3000
+`, node.port, node.dir, MasterName, master.own(t).port), 0o600))
+		node.args = []string{file, "--sentinel"}
+		Must(t, node.start())
+		s.nodes = append(s.nodes, node)
+	}
+	s.Whole(t, replicas)
+	return s
+}
+
+// Whole waits until every sentinel knows the two others, a master and so many
+// replicas of it that are in step.
+func (s *Sentinels) Whole(t testing.TB, replicas int) {
+	t.Helper()
+	for _, node := range s.nodes {
+		rdb := redis.NewSentinelClient(&redis.Options{Addr: node.addr()})
+		var seen string
+		Eventually(t, ownWithin, func() bool {
+			m, err1 := rdb.Master(t.Context(), MasterName).Result()
+			list, err2 := rdb.Replicas(t.Context(), MasterName).Result()
+			seen = fmt.Sprint(m, err1, list, err2)
+			inStep := 0
+			for _, r := range list {
+				if r["flags"] == "slave" && r["master-link-status"] == "ok" && r["master-port"] == m["port"] {
+					inStep++
+				}
+			}
+			return m["flags"] == "master" && m["num-other-sentinels"] == "2" && inStep == replicas
+		}, "a sentinel that knows the others: %v", last(func() string { return seen }))
+		_ = rdb.Close()
+	}
+}
+
+// Client makes a client that asks the sentinels who the master is, and is closed
+// when the test ends.
+func (s *Sentinels) Client(t testing.TB) *redis.Client {
+	t.Helper()
+	o := &redis.FailoverOptions{MasterName: MasterName}
+	for _, node := range s.nodes {
+		o.SentinelAddrs = append(o.SentinelAddrs, node.addr())
+	}
+	rdb := redis.NewFailoverClient(o)
+	t.Cleanup(func() { _ = rdb.Close() }) // the test may have closed it itself
+	return rdb
+}
+
+// Master gives host:port of the master as the sentinels have it; empty when they
+// cannot be asked.
+func (s *Sentinels) Master(t testing.TB) string {
+	t.Helper()
+	rdb := redis.NewSentinelClient(&redis.Options{Addr: s.nodes[0].addr()})
+	defer func() { _ = rdb.Close() }()
+	addr, _ := rdb.GetMasterAddrByName(t.Context(), MasterName).Result()
+	return strings.Join(addr, ":")
 }

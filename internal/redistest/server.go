@@ -1,7 +1,9 @@
 package redistest
 
 import (
+	"errors"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -66,11 +68,8 @@ func startMini() (*Server, error) {
 // tick is by how much keys of a miniredis may expire too late; and too early, if a script
 // made them and not a SET. (With none, by ClockTTL of miniredis, each command of each
 // script would go through all keys.) With so many keys that it takes more than a fifth of a tick to go through
-// them, the clock moves less often, so that nine tenths of the time are left for commands.
-const tick = time.Millisecond
-
-// mostTicks bounds how seldom the clock of a miniredis moves.
-const mostTicks = 20
+// them, the clock moves less often, so that nine tenths of the time are left for commands: each mostTicks at most.
+const tick, mostTicks = time.Millisecond, 20
 
 func startReal(args []string) (*Server, error) {
 	node, err := startProcess(binary(), args)
@@ -138,6 +137,14 @@ func newClient(t testing.TB, o *redis.UniversalOptions, opts []func(*redis.Unive
 	return rdb
 }
 
+// DialOnce makes a client try only once to open a connection. Old versions of
+// go-redis, which have no such option, never try twice.
+func DialOnce(o *redis.UniversalOptions) {
+	if retries := reflect.ValueOf(o).Elem().FieldByName("DialerRetries"); retries.IsValid() {
+		retries.SetInt(1)
+	}
+}
+
 // own gives the process of a server from StartReal; a fault put on any other
 // would hit other tests.
 func (s *Server) own(t testing.TB) *process {
@@ -160,43 +167,49 @@ func (s *Server) Restart(t testing.TB) {
 // Kill.
 func (s *Server) Start(t testing.TB) {
 	t.Helper()
-	if err := s.own(t).start(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, s.own(t).start())
 }
 
 // Stop ends a server from StartReal as an operator would (SIGTERM), and returns
 // when it is gone. Without effect when it does not run.
 func (s *Server) Stop(t testing.TB) {
 	t.Helper()
-	if err := s.own(t).terminate(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, s.own(t).terminate())
 }
 
 // Kill ends a server from StartReal at once (SIGKILL), and returns when it is
 // gone. Without effect when it does not run.
 func (s *Server) Kill(t testing.TB) {
 	t.Helper()
-	if err := s.own(t).kill(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, s.own(t).kill())
 }
 
 // Pause freezes a server from StartReal (SIGSTOP): it accepts connections and
 // answers nothing until Resume.
 func (s *Server) Pause(t testing.TB) {
 	t.Helper()
-	if err := s.own(t).pause(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, s.own(t).pause())
 }
 
 // Resume lets a paused server go on (SIGCONT). It then runs everything that was
 // sent to it meanwhile.
 func (s *Server) Resume(t testing.TB) {
 	t.Helper()
-	if err := s.own(t).resume(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, s.own(t).resume())
 }
+
+// Process is a redis-server of a program that is no test.
+type Process struct{ p *process }
+
+// StartProcess starts one, by its path or name, without persistence on a free port of the
+// loopback interface, and returns when it answers.
+func StartProcess(binary string, args ...string) (*Process, error) {
+	p, err := startProcess(binary, args)
+	return &Process{p}, err
+}
+
+// Addr is where it answers.
+func (p *Process) Addr() string { return p.p.addr() }
+
+// Stop ends it and removes its files.
+func (p *Process) Stop() error { return errors.Join(p.p.terminate(), os.RemoveAll(p.p.dir)) }

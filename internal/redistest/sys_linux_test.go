@@ -19,7 +19,7 @@ import (
 func TestServers_dieWithTheBinary(t *testing.T) {
 	const asked = "REDISTEST_PRINT_PIDS"
 	if os.Getenv(asked) != "" {
-		fmt.Println("pids", StartReal(t).nodes[0].run.cmd.Process.Pid, Real(t).nodes[0].run.cmd.Process.Pid)
+		fmt.Println("pids", StartReal(t).nodes[0].cmd.Process.Pid, Real(t).nodes[0].cmd.Process.Pid)
 		select {} // until it is killed
 	}
 	t.Parallel()
@@ -85,7 +85,7 @@ func TestServers_outliveThreads(t *testing.T) {
 		t.Error(err)
 	}
 	select {
-	case <-s.nodes[0].run.exited:
+	case <-s.nodes[0].exited:
 		t.Error("the server died with a thread")
 	case <-time.After(10 * time.Millisecond):
 	}

@@ -9,6 +9,10 @@ import (
 	"syscall"
 )
 
+func signalStop(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
+
+func signalContinue(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
+
 // aloneEnv is set while this process, or one that started it, has the machine.
 const aloneEnv = "AUTOMUTEX_TEST_ALONE"
 
