@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -42,34 +41,6 @@ func TestAskDeliveredLate_isReleasedAgain(t *testing.T) {
 	free(t, other, soon)
 	if took := time.Since(gaveUp); took < releaseAgainAfter[stepReleased+1]-time.Second {
 		t.Errorf("free %s after its caller gave up: before the third release", took)
-	}
-}
-
-// Redis refuses an Unlock for a moment. The waiter does not stand still until a token is released
-// again for the sake of late asks.
-func TestAbandoned_refusedReleaseIsRepeatedSoon(t *testing.T) {
-	redistest.RealTime(t)
-	t.Parallel()
-	s := redistest.StartReal(t) // miniredis knows no rights
-	admin, user := s.Client(t), redistest.Name(t)
-	m := newLocker(t, withUser(t, s, admin, user)).Mutex(redistest.Name(t), TTL(time.Minute))
-	le := mustTry(t, m)
-	waiter := inLine(t, handle(newLocker(t, admin), m), 1)
-	deny(t, admin, user, "-zrem")
-	if err := le.Unlock(t.Context()); !errors.Is(err, ErrBackend) {
-		t.Errorf("Unlock without the right to remove: %v, want ErrBackend", err)
-	}
-	redistest.Eventually(t, soon, func() bool {
-		a := m.locker.abandoned
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.count == 1
-	}, "the next release")
-	deny(t, admin, user, "+zrem")
-	back := time.Now()
-	mustUnlock(t, waiter.got(t))
-	if took := time.Since(back); took >= releaseAgainAfter[stepReleased] {
-		t.Errorf("the waiter got the lock %s after Redis was back", took)
 	}
 }
 
