@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"cmp"
 	"context"
 	"sync"
 
@@ -26,9 +27,8 @@ func (e ReplyError) RedisError() {}
 // they also see the commands that set up a connection (hello, client), so a
 // function chooses by name what it fails.
 type FailHook struct {
-	mu     sync.Mutex // guards both functions, not held while they run
-	before func(redis.Cmder) error
-	after  func(redis.Cmder) error
+	mu            sync.Mutex // guards both functions, not held while they run
+	before, after func(redis.Cmder) error
 }
 
 var _ redis.Hook = (*FailHook)(nil)
@@ -52,17 +52,18 @@ func (h *FailHook) After(f func(redis.Cmder) error) {
 	h.after = f
 }
 
-func (h *FailHook) functions() (before, after func(redis.Cmder) error) {
+// fails asks one of the functions, and has the command fail if that says so.
+func (h *FailHook) fails(cmd redis.Cmder, which *func(redis.Cmder) error) (err error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	return orPass(h.before), orPass(h.after)
-}
-
-func orPass(f func(redis.Cmder) error) func(redis.Cmder) error {
-	if f == nil {
-		return func(redis.Cmder) error { return nil }
+	f := *which
+	h.mu.Unlock()
+	if f != nil {
+		err = f(cmd)
 	}
-	return f
+	if err != nil {
+		cmd.SetErr(err)
+	}
+	return err
 }
 
 // DialHook is part of redis.Hook and changes nothing.
@@ -71,32 +72,23 @@ func (h *FailHook) DialHook(next redis.DialHook) redis.DialHook { return next }
 // ProcessHook is part of redis.Hook.
 func (h *FailHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		before, after := h.functions()
-		if err := before(cmd); err != nil {
-			cmd.SetErr(err)
+		if err := h.fails(cmd, &h.before); err != nil {
 			return err
 		}
 		err := next(ctx, cmd)
 		cmd.SetErr(err) // as go-redis does when its hooks have run
-		if injected := after(cmd); injected != nil {
-			cmd.SetErr(injected)
-			return injected
-		}
-		return err
+		return cmp.Or(h.fails(cmd, &h.after), err)
 	}
 }
 
 // ProcessPipelineHook is part of redis.Hook.
 func (h *FailHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		before, after := h.functions()
 		var first, injected error // of the pipeline, and the first of ours
 		var send []redis.Cmder
 		for _, cmd := range cmds {
-			if err := before(cmd); err != nil {
-				cmd.SetErr(err)
-				injected = firstOf(injected, err)
-			} else {
+			err := h.fails(cmd, &h.before)
+			if injected = cmp.Or(injected, err); err == nil {
 				send = append(send, cmd)
 			}
 		}
@@ -110,18 +102,8 @@ func (h *FailHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 			first = next(ctx, send)
 		}
 		for _, cmd := range send {
-			if err := after(cmd); err != nil {
-				cmd.SetErr(err)
-				injected = firstOf(injected, err)
-			}
+			injected = cmp.Or(injected, h.fails(cmd, &h.after))
 		}
-		return firstOf(injected, first)
+		return cmp.Or(injected, first)
 	}
-}
-
-func firstOf(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
 }

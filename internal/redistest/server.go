@@ -157,46 +157,27 @@ func (s *Server) own(t testing.TB) *process {
 
 // Restart stops a server from StartReal and starts it again on the same port.
 // Its data and its script cache are lost.
-func (s *Server) Restart(t testing.TB) {
-	t.Helper()
-	s.Stop(t)
-	s.Start(t)
-}
+func (s *Server) Restart(t testing.TB) { t.Helper(); s.Stop(t); s.Start(t) }
 
 // Start starts a server from StartReal again, on the same port, after Stop or
 // Kill.
-func (s *Server) Start(t testing.TB) {
-	t.Helper()
-	Must(t, s.own(t).start())
-}
+func (s *Server) Start(t testing.TB) { t.Helper(); Must(t, s.own(t).start()) }
 
 // Stop ends a server from StartReal as an operator would (SIGTERM), and returns
 // when it is gone. Without effect when it does not run.
-func (s *Server) Stop(t testing.TB) {
-	t.Helper()
-	Must(t, s.own(t).terminate())
-}
+func (s *Server) Stop(t testing.TB) { t.Helper(); Must(t, s.own(t).terminate()) }
 
 // Kill ends a server from StartReal at once (SIGKILL), and returns when it is
 // gone. Without effect when it does not run.
-func (s *Server) Kill(t testing.TB) {
-	t.Helper()
-	Must(t, s.own(t).kill())
-}
+func (s *Server) Kill(t testing.TB) { t.Helper(); Must(t, s.own(t).kill()) }
 
 // Pause freezes a server from StartReal (SIGSTOP): it accepts connections and
 // answers nothing until Resume.
-func (s *Server) Pause(t testing.TB) {
-	t.Helper()
-	Must(t, s.own(t).pause())
-}
+func (s *Server) Pause(t testing.TB) { t.Helper(); Must(t, s.own(t).pause()) }
 
 // Resume lets a paused server go on (SIGCONT). It then runs everything that was
 // sent to it meanwhile.
-func (s *Server) Resume(t testing.TB) {
-	t.Helper()
-	Must(t, s.own(t).resume())
-}
+func (s *Server) Resume(t testing.TB) { t.Helper(); Must(t, s.own(t).resume()) }
 
 // Process is a redis-server of a program that is no test.
 type Process struct{ p *process }

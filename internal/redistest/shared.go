@@ -56,34 +56,28 @@ func RealTime(t testing.TB) {
 	}
 }
 
-// shared is a server that all tests of the binary use. The first test that asks
-// starts it, Main stops it.
-type shared struct {
-	start  func() (*Server, error)
-	once   sync.Once // runs start; server and err are written in it and nowhere else
-	server *Server
-	err    error
-}
-
+// shared are servers that all tests of the binary use: the first test that asks starts one, Main stops it.
 var (
-	sharedMini    = shared{start: startMini}
-	sharedReal    = shared{start: func() (*Server, error) { return startReal(nil) }}
-	sharedCluster = shared{start: startCluster}
+	sharedMini    = shared(startMini)
+	sharedReal    = shared(func() (*Server, error) { return startReal(nil) })
+	sharedCluster = shared(startCluster)
 
-	// underMain is set once Main runs: without it nobody would stop the servers.
-	underMain atomic.Bool
+	running   sync.Map    // the shared servers, as keys
+	underMain atomic.Bool // set once Main runs: without it nobody would stop them
 )
 
-func (s *shared) get(t testing.TB) *Server {
-	t.Helper()
-	if !underMain.Load() {
-		t.Fatal("redistest: this package needs func TestMain(m *testing.M) { redistest.Main(m) }")
+func shared(start func() (*Server, error)) func(t testing.TB) *Server {
+	once := sync.OnceValues(start)
+	return func(t testing.TB) *Server {
+		t.Helper()
+		if !underMain.Load() {
+			t.Fatal("redistest: this package needs func TestMain(m *testing.M) { redistest.Main(m) }")
+		}
+		s, err := once()
+		Must(t, err)
+		running.Store(s, true)
+		return s
 	}
-	s.once.Do(func() { s.server, s.err = s.start() })
-	if s.err != nil {
-		t.Fatal(s.err)
-	}
-	return s.server
 }
 
 // Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on
@@ -110,14 +104,14 @@ func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 // has its own, see [StartMini].
 func Mini(t testing.TB) *Server {
 	t.Helper()
-	return sharedMini.get(t)
+	return sharedMini(t)
 }
 
 // Real gives the shared redis-server.
 func Real(t testing.TB) *Server {
 	t.Helper()
 	needBinary(t)
-	return sharedReal.get(t)
+	return sharedReal(t)
 }
 
 // Cluster gives the shared Redis Cluster. It takes over two seconds to start,
@@ -125,7 +119,7 @@ func Real(t testing.TB) *Server {
 func Cluster(t testing.TB) *Server {
 	t.Helper()
 	needBinary(t)
-	return sharedCluster.get(t)
+	return sharedCluster(t)
 }
 
 // StartMini starts a miniredis for this test alone.
@@ -146,9 +140,7 @@ func StartReal(t testing.TB, args ...string) *Server {
 
 func private(t testing.TB, s *Server, err error) *Server {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(s.close)
 	s.private = true
 	return s
@@ -222,11 +214,7 @@ func Main(m interface{ Run() int }, ignore ...goleak.Option) {
 	waitTogether()
 	sayVersion()
 	code := m.Run()
-	for _, s := range []*shared{&sharedMini, &sharedReal, &sharedCluster} {
-		if s.server != nil {
-			s.server.close()
-		}
-	}
+	running.Range(func(s, _ any) bool { s.(*Server).close(); return true })
 	if code == 0 {
 		// Longer than Find itself waits: a dial or a topology refresh of a
 		// client that was closed ends only with its own timeout.
