@@ -15,7 +15,6 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/safelog"
 	"github.com/automutex/automutex/internal/stamp"
@@ -44,7 +43,6 @@ type Client struct {
 	dry       *asynq.Client    // enqueues nothing, see compose
 	locker    *lock.Locker     // nil if no rule is InOrder
 	inspector *asynq.Inspector // the same
-	fleet     *fleet.Announcer // the same, and with Config.Private
 	log       *slog.Logger
 
 	asynqRedis redis.UniversalClient // that of inspector; nil: not known
@@ -92,7 +90,6 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	}
 	if inspector != nil {
 		c.locker = lock.New(rdb, lock.Options{Prefix: cfg.Prefix, Logger: cfg.Logger})
-		c.fleet = announcer(rdb, fleet.Ordered, cfg, rules.secret != "")
 	}
 	return c, nil
 }
@@ -254,7 +251,6 @@ func (e *enqueueing) checkOrdered(rule *compiledRule, opts []asynq.Option) error
 // enqueueInOrder gives the task its place, and then enqueues it. docs/protocol.md has the steps.
 func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskInfo, error) {
 	c := e.client
-	defer c.fleet.Touch()
 	m := inner.ByOrder(c.locker, t.key)
 	s := stamp.New(e.note, e.info.MaxRetry)
 	s.Key, s.Nonce = t.key, stamp.NewNonce()

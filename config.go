@@ -95,11 +95,10 @@ type Config struct {
 	// right to xadd. 0 keeps none. Negative numbers, and those above 1,000, are refused.
 	History int
 
-	// Private keeps the Guard, and a [Client], from telling the page and the command which rules it runs.
-	// Otherwise it writes its rules, Owner and version under the Prefix, a second after its
-	// first task and then each minute, and Close removes them. A [Client] for ordered tasks writes
-	// the same within a call of Enqueue, at most once a minute. No payload value is among them. If
-	// Redis refuses, nothing else changes.
+	// Private keeps the Guard from telling operators and other Guards which rules it runs. Otherwise it writes its rules
+	// and Owner under the Prefix, a second after Middleware or Run is called and then each minute, and Close removes them.
+	// It warns once if another Guard has other rules for one of its scopes. No payload value is written. If Redis
+	// refuses, nothing else changes.
 	Private bool
 
 	// Logger is where the Guard logs. nil means slog.Default().

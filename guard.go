@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -43,7 +41,8 @@ type Guard struct {
 	outage  outage           // of Redis
 	warned  sync.Map         // by the topic that warnOnce has logged
 	fleet   *fleet.Announcer // tells which rules this Guard runs; nil: nothing is told
-	history *history.Writer  // of the keys; nil: none is kept
+	served  servedTypes
+	history *history.Writer // of the keys; nil: none is kept
 
 	// closing ends all waits when Close begins. running counts the tasks between enter
 	// and leave. mu guards running, closed and the closing of idle; idle is closed when
@@ -106,7 +105,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		}
 	}
 	g.closing, g.stop = context.WithCancel(context.Background())
-	g.fleet = announcer(rdb, fleet.Worker, g.cfg, rules.secret != "")
+	g.fleet = g.announcer(rdb)
 	if cfg.History > 0 {
 		g.history = history.New(rdb, cfg.Prefix, cfg.Owner, cfg.History, cfg.Logger)
 	}
@@ -200,7 +199,6 @@ func (g *Guard) enter() bool {
 	}
 	g.running++
 	g.cutShort.Store(false)
-	g.fleet.Begin()
 	return true
 }
 
@@ -224,60 +222,3 @@ func (g *Guard) warnOnce(topic, text string, args ...any) {
 
 // inner has the calls of package lock that only the packages of this module make.
 var inner = lock.Inside(inside.Pass{})
-
-// announcer makes what writes the rules of a Guard or a Client to Redis; see internal/fleet. It is
-// nil, and then nothing is written, with Config.Private and without rules. cfg has its defaults.
-// A Guard owns the announcer's goroutine: enter begins it, and Close ends it. A Client has
-// nothing to close, so its announcer has no goroutine and writes within calls of Enqueue.
-func announcer(rdb fleet.Writer, kind string, cfg Config, hashed bool) *fleet.Announcer {
-	if cfg.Private || len(cfg.Rules) == 0 {
-		return nil
-	}
-	process := fleet.Process{Kind: kind, Owner: cfg.Owner, Hashed: hashed}
-	return fleet.New(rdb, cfg.Prefix, process, DescribeRules(inside.Pass{}, cfg.Rules))
-}
-
-// DescribeRules returns rules as data, named as [New] names them, with their defaults filled
-// in. Only the packages of this module can call it.
-func DescribeRules(_ inside.Pass, declared []Rule) []fleet.Rule {
-	rules := make([]*compiledRule, len(declared))
-	for i, rule := range declared {
-		rules[i] = &compiledRule{Rule: rule, index: i}
-	}
-	nameRules(rules)
-	described := make([]fleet.Rule, len(rules))
-	for i, r := range rules {
-		described[i] = fleet.Rule{
-			Name: r.Name, Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil,
-			Limit: cmp.Or(r.Limit, defaultLimit), LimitText: limitText(r.Rule), TTL: cmp.Or(r.TTL, defaultTTL),
-			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Busy: printable.Timed(r.Busy.String()), InOrder: r.InOrder, Fence: r.Fence, Optional: r.Optional,
-		}
-		if r.Rate != (Rate{}) {
-			described[i].Rate = fmt.Sprintf("%d per %s, burst %d", r.Rate.Starts, printable.Exact(r.Rate.Per), r.Rate.burst())
-		}
-	}
-	return described
-}
-
-// limitText says where the limit of a rule comes from, when it is not the number of the rule.
-func limitText(r Rule) string {
-	field := r.LimitField
-	switch {
-	case r.LimitOf != nil:
-		return "of the task"
-	case field == nil && r.Limit == Unlimited:
-		return "unlimited"
-	case field == nil:
-		return ""
-	}
-	text := "<" + field.Path + ">"
-	switch {
-	case field.Default > 0 && field.Most > 0:
-		text += fmt.Sprintf(" (default %d, most %d)", field.Default, field.Most)
-	case field.Default > 0:
-		text += fmt.Sprintf(" (default %d)", field.Default)
-	case field.Most > 0:
-		text += fmt.Sprintf(" (most %d)", field.Most)
-	}
-	return text
-}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -311,17 +313,21 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 	})
 }
 
-// A Guard with Private tells no other program which rules it runs.
-func TestFleet_privateHasNoAnnouncer(t *testing.T) {
+// A Guard knows the types of tasks that came, up to a bound, and the patterns of its mux that are for its rules.
+func TestServedTypes(t *testing.T) {
 	t.Parallel()
-	for _, private := range []bool{true, false} {
-		guard, err := New(redistest.Mini(t).Client(t), Config{Rules: []Rule{{Task: "fleet"}}, Private: private})
-		redistest.Must(t, err)
-		if (guard.fleet == nil) != private {
-			t.Errorf("Private is %v, and its announcer is %v", private, guard.fleet)
-		}
-		if err := guard.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+	var s servedTypes
+	mux := asynq.NewServeMux()
+	mux.Handle("cron:nightly", asynq.NotFoundHandler())
+	mux.Handle("mail:", asynq.NotFoundHandler())
+	s.askMux(mux, []Rule{{Task: "cron:nigtly"}, {Task: "mail:welcome"}})
+	if got := s.list(); !slices.Equal(got, []string{"mail:"}) {
+		t.Errorf("of the mux: %q", got)
+	}
+	for i := range mostServed + 9 {
+		s.add(strconv.Itoa(i))
+	}
+	if n := len(s.list()); n != mostServed {
+		t.Errorf("%d types, want %d", n, mostServed)
 	}
 }

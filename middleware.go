@@ -38,7 +38,9 @@ import (
 // before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.middlewareUsed.Store(true)
+	g.fleet.Begin()
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+		g.served.add(t.Type())
 		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
 		outer, _ := ctx.Value(guardedKey{}).(guarded)
 		switch {

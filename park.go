@@ -108,7 +108,7 @@ func (e *BusyError) parkDelay(ordered bool) time.Duration {
 }
 
 // inspectorHint says what to do about an Inspector that sees no task.
-const inspectorHint = "set it to an asynq.Inspector on the Redis and database of asynq (nil means the Redis of the locks)"
+const inspectorHint = "are the locks on another Redis, or in another database, than asynq? Give the Guard a client of that database, or set Config.Inspector to an asynq.Inspector there"
 
 // inspectorPatience bounds how long checkInspector delays a task that parks.
 const inspectorPatience = time.Second

@@ -239,15 +239,8 @@ func TestTexts(t *testing.T) {
 		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause}).Error():                `automutex: rule "r": task q/t of key "k" is not enqueued: cause`,
 		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause, Unknown: true}).Error(): `automutex: rule "r": task q/t of key "k" may be enqueued or not: cause`,
 		Rate{}.String(): "none",
-		Rate{Starts: 3, Per: time.Minute, Burst: 2}.String():                                        "3 per 1m0s, burst 2",
-		HoldKey.String() + " " + Continue.String() + " " + OnArchive(7).String():                    "hold continue OnArchive 7",
-		limitText(Rule{Limit: 3}):                                                                   "",
-		limitText(Rule{Limit: Unlimited}):                                                           "unlimited",
-		limitText(Rule{LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil }}): "of the task",
-		limitText(Rule{LimitField: &LimitField{Path: "plan.max"}}):                                  "<plan.max>",
-		limitText(Rule{LimitField: &LimitField{Path: "plan.max", Default: 2}}):                      "<plan.max> (default 2)",
-		limitText(Rule{LimitField: &LimitField{Path: "plan.max", Most: 9}}):                         "<plan.max> (most 9)",
-		limitText(Rule{LimitField: &LimitField{Path: "plan.max", Default: 2, Most: 9}}):             "<plan.max> (default 2, most 9)",
+		Rate{Starts: 3, Per: time.Minute, Burst: 2}.String():                     "3 per 1m0s, burst 2",
+		HoldKey.String() + " " + Continue.String() + " " + OnArchive(7).String(): "hold continue OnArchive 7",
 	} {
 		if got != want {
 			t.Errorf("got  %s\nwant %s", got, want)

@@ -14,7 +14,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
@@ -37,8 +36,6 @@ type Client struct {
 
 	self  string        // this Client, random
 	count atomic.Uint64 // one for each ID it made
-
-	fleet *fleet.Announcer // tells which rules this Client has; nil: nothing is told
 }
 
 // DefaultWait is how long a call waits for another producer if [Config].Wait is 0.
@@ -127,9 +124,6 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	for _, r := range rules {
 		c.rules.Add(r.Task, r)
 	}
-	if !cfg.Private && len(rules) > 0 {
-		c.fleet = announcer(rdb, cfg, rules)
-	}
 	return c, nil
 }
 
@@ -190,7 +184,6 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 }
 
 func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asynq.Task, opts []asynq.Option) (*asynq.TaskInfo, error) {
-	defer c.fleet.Touch()
 	req := &request{client: c, rule: r, key: key, id: c.newID(r, key), task: task, opts: opts}
 	info, err := req.run(ctx)
 	if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {

@@ -49,7 +49,7 @@ func FuzzUnique(f *testing.F) {
 	plain, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
 	clients := map[bool]*Client{}
 	for hashed, secret := range map[bool]string{false: "", true: "a secret of sixteen bytes or more"} {
-		c, err := New(plain, inspector, rdb, Config{Private: true, Prefix: "fuzz", HashKeys: secret, Rules: rules})
+		c, err := New(plain, inspector, rdb, Config{Prefix: "fuzz", HashKeys: secret, Rules: rules})
 		if err != nil {
 			f.Fatal(err)
 		}

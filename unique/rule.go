@@ -45,11 +45,6 @@ type Config struct {
 	// all. The context of a call bounds its wait, too.
 	Wait time.Duration
 
-	// Private keeps the Client from telling the page and the command which rules it has. See
-	// automutex.Config.Private. Otherwise a Client writes them on the goroutine of a call, at
-	// most once a minute, and not in its first second.
-	Private bool
-
 	// Rules declare which tasks are enqueued once. A task that no rule matches is
 	// enqueued as by asynq.Client.
 	Rules []Rule

@@ -262,16 +262,16 @@ type known struct {
 // rulesNow reads what the processes say. Without their answer it gives what they said before.
 func (p *page) rulesNow(ctx context.Context) *known {
 	k, _ := p.rules.get(ctx, func(ctx context.Context) (*known, time.Duration, error) {
-		f, err := fleet.Read(ctx, p.rdb, p.o.Prefix)
+		processes, err := fleet.Read(ctx, p.rdb, p.o.Prefix)
 		if err != nil {
 			return nil, 0, err
 		}
 		k := *p.own
-		for _, process := range f.Processes {
+		for _, process := range processes {
 			k.hashed = p.o.HashKeys == "" && (k.hashed || process.Hashed)
 		}
 		if p.o.Rules == nil {
-			k.rules = f.Rules(fleet.Worker)
+			k.rules = fleet.Rules(processes)
 			if maker, err := p.keyMaker(inspect.FromFleet(k.rules), slog.New(slog.DiscardHandler)); err == nil { // rules that two workers see otherwise may be none together
 				k.keys = maker
 			}

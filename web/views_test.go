@@ -314,7 +314,7 @@ func TestRules_limitOfOrderedKeys(t *testing.T) {
 	t.Parallel()
 	orders := []lock.Control{{Target: "report", Limit: 7}}
 	for ordered, limited := range map[bool]bool{false: true, true: false} {
-		rule := fleet.Rule{Name: "report", Task: "report", Limit: 1, InOrder: ordered}
+		rule := fleet.Rule{Name: "report", Task: "report", InOrder: ordered}
 		if r := newRuleRow(rule, orders); r.Limited != limited || (r.Limit == "7") != limited {
 			t.Errorf("in order: %v: limit %s, by an operator: %v", ordered, r.Limit, r.Limited)
 		}
@@ -344,27 +344,18 @@ func TestRules_longScope(t *testing.T) {
 // fleetOf writes processes as they write themselves.
 func fleetOf(t testing.TB, rdb redis.UniversalClient, prefix string, n int, change ...func(*fleet.Process, *fleet.Rule)) {
 	t.Helper()
-	ctx := context.Background()
-	rules := []fleet.Rule{{Name: "report", Task: "report", On: []string{"tenant"}, Limit: 1, TTL: 30 * time.Second, Busy: "park"}}
-	now := rdb.Time(ctx).Val()
-	pipe := rdb.Pipeline()
+	now, fields := rdb.Time(t.Context()).Val(), map[string]any{}
 	for i := range n {
-		p := fleet.Process{ID: fmt.Sprintf("process-%d", i), Kind: fleet.Worker, Owner: fmt.Sprintf("<worker>-%d:1", i), Started: now, Seen: now}
+		rules := []fleet.Rule{{Name: "report", Task: "report", On: []string{"tenant"}, Limit: json.RawMessage("1"), TTL: fleet.Duration(30 * time.Second), Busy: json.RawMessage(`"park"`)}}
+		p := fleet.Process{ID: fmt.Sprintf("process-%d", i), Owner: fmt.Sprintf("<worker>-%d:1", i), Started: now, Seen: now, Rules: rules}
 		for _, f := range change {
 			f(&p, &rules[0])
 		}
-		text, err := json.Marshal(rules)
+		text, err := json.Marshal(p)
 		redistest.Must(t, err)
-		p.Hash = fleet.Hash(rules)
-		process, err := json.Marshal(p)
-		redistest.Must(t, err)
-		pipe.Set(ctx, prefix+":{fleet}:rules:"+p.Hash, text, 15*time.Minute)
-		pipe.Set(ctx, prefix+":{fleet}:process:"+p.ID, process, 15*time.Minute)
-		pipe.ZAdd(ctx, prefix+":{fleet}:processes", redis.Z{Score: float64(p.Seen.UnixMilli()), Member: p.ID})
+		fields[p.ID] = text
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.HSet(t.Context(), fleet.Key(prefix), fields).Err())
 }
 
 // The page knows the rules that workers say they run: it names them in each view, and finds the target that was meant.

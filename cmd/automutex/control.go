@@ -66,8 +66,8 @@ func (a *app) target(ctx context.Context, l locks, o *order, typed string) (stri
 	rules, hashed := inspect.Describe(a.rules.Rules), a.rules.HashKeys != ""
 	if len(rules) == 0 {
 		if f, err := fleet.Read(ctx, l.rdb, a.conn.prefix); err == nil { // who may not read them gives orders all the same
-			rules = f.Rules(fleet.Worker)
-			hashed = slices.ContainsFunc(f.Processes, func(p fleet.Process) bool { return p.Hashed })
+			rules = fleet.Rules(f)
+			hashed = slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Hashed })
 		}
 	}
 	return inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force)

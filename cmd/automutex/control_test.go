@@ -27,7 +27,7 @@ func testPause(t *testing.T, b binary) {
 		b.run(t, tr.flags("list")...).want(t, exitOK, "0, paused by ", "@", "(its data is repaired)")
 		b.run(t, tr.flags("show", "work|7")...).want(t, exitOK, "work: paused until somebody resumes it; ordered by ", "its data is repaired", "first")
 		b.run(t, tr.flags("show", "work|nobody")...).want(t, exitOK, "held by 0", "work: paused until somebody resumes it")
-		b.run(t, tr.flags("doctor")...).want(t, exitOK, "note", "controls", "work is paused until somebody resumes it")
+		b.run(t, tr.flags("doctor")...).want(t, exitOK, "note", "paused", "work is paused until somebody resumes it")
 
 		if r := b.run(t, tr.flags("resume", "work|7")...); r.exit != exitNo || !strings.Contains(r.stderr, "work|7 is not paused; its scope work is") {
 			t.Errorf("resume of a key whose scope is paused: %d, %q", r.exit, r.stderr)
@@ -110,7 +110,7 @@ func testControlsUnreadable(t *testing.T, b binary) {
 		r.wantError(t, exitRedis, "something else than controls is stored under \""+key+"\"")
 		r.wantError(t, exitRedis, "remove it with DEL")
 	}
-	b.run(t, tr.flags("doctor")...).want(t, exitNo, "bad", "controls", "cannot be read", "something else than controls is stored under", "remove it with DEL")
+	b.run(t, tr.flags("doctor")...).want(t, exitNo, "bad", "paused", "cannot be read", "something else than controls is stored under", "remove it with DEL")
 	if r := b.run(t, tr.flags("list")...); r.exit != exitOK {
 		t.Errorf("list: %d, %q", r.exit, r.stderr)
 	}
@@ -160,7 +160,6 @@ func testControlMistakes(t *testing.T, b binary) {
 	if r := b.run(t, tr.flags("pause", "work|1", "--rules", file)...); r.exit != exitOK || strings.Contains(r.stderr, "no rule") {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
-	b.run(t, tr.flags("doctor", file)...).want(t, exitOK, "no rule has the scope of elsewhere")
 	for _, args := range [][]string{{"pause", "work"}, {"controls"}} {
 		b.run(t, tr.flags(append(args, "--rules", file+".old")...)...).wantError(t, exitNo, "no such file")
 	}
@@ -170,7 +169,6 @@ func testControlMistakes(t *testing.T, b binary) {
 	if r := b.run(t, tr.flags("controls")...); r.exit != exitOK || !strings.Contains(r.stderr, "the entry of odd is not in force: it was written by a newer version") {
 		t.Errorf("%d, %q", r.exit, r.stderr)
 	}
-	b.run(t, tr.flags("doctor")...).want(t, exitNo, "bad", "the entry of odd is not in force")
 	b.run(t, tr.flags("resume", "odd")...).want(t, exitOK, "removed: the entry of odd, which was not in force")
 	b.run(t, tr.flags("resume", "odd")...).wantError(t, exitNo, "odd is not paused")
 	b.run(t, tr.flags("doctor")...).want(t, exitOK)

@@ -16,12 +16,12 @@ import (
 func say(t *testing.T, s *redistest.Server, prefix, owner string, hashed bool, rules ...automutex.Rule) {
 	t.Helper()
 	ctx := context.Background()
-	worker := fleet.New(s.Client(t), prefix, fleet.Process{Kind: fleet.Worker, Owner: owner, Hashed: hashed}, inspect.Describe(rules))
+	worker := fleet.New(s.Client(t), prefix, fleet.Process{Owner: owner, Hashed: hashed, Rules: inspect.Describe(rules)}, func() []string { return nil }, func([]fleet.Difference) {})
 	worker.Begin()
 	t.Cleanup(func() { worker.Close(ctx) })
 	redistest.Eventually(t, patience, func() bool {
 		f, err := fleet.Read(ctx, s.Client(t), prefix)
-		return err == nil && slices.ContainsFunc(f.Processes, func(p fleet.Process) bool { return p.Owner == owner })
+		return err == nil && slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Owner == owner })
 	}, "the worker tells its rules")
 }
 
@@ -45,7 +45,10 @@ func testFleet(t *testing.T, b binary) {
 	b.run(t, tr.flags("pause", "verfy")...).want(t, exitOK, "verfy is paused") // a lock of a program
 	verify.Limit = 5
 	say(t, s, tr.prefix, "b:2", true, verify)
-	if r := b.run(t, tr.flags("doctor")...); r.exit != exitNo || !strings.Contains(r.stdout, `rule "itunes:verify" is not the same in all workers`) {
-		t.Errorf("doctor: %d\n%s", r.exit, r.stdout)
+	r := b.run(t, tr.flags("doctor")...)
+	for _, want := range []string{"rules for scope itunes:verify differ: ", "limit 1", "limit 5", "keys hashed in b:2"} {
+		if r.exit != exitNo || !strings.Contains(r.stdout, want) {
+			t.Errorf("doctor: %d, no %q in\n%s", r.exit, want, r.stdout)
+		}
 	}
 }

@@ -92,10 +92,10 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	}
 	err := printAll(a.out, described, false, header, func(r fleet.Rule) [][]string {
 		wait := "-"
-		if r.Wait > 0 && r.Busy != automutex.Park.String() { // where it has no effect
-			wait = printable.Exact(r.Wait)
+		if r.Wait > 0 && r.BusyShown() != automutex.Park.String() { // where it has no effect
+			wait = r.Wait.String()
 		}
-		row := []string{r.Name, r.Task, r.KeyText(), r.LimitShown(), printable.Exact(r.TTL), wait, r.Busy, cmp.Or(strings.Join(r.Also(), "; "), "-")}
+		row := []string{r.Name, r.Task, r.KeyText(), r.LimitShown(), r.TTL.String(), wait, r.BusyShown(), cmp.Or(strings.Join(r.Also(), "; "), "-")}
 		return [][]string{row[:len(header)]}
 	})
 	if err != nil || len(once) == 0 {
@@ -105,7 +105,7 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 		fmt.Fprintln(a.out)
 	}
 	all, _ := inspect.UniqueRules(once)
-	return printAll(a.out, all, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r fleet.Rule) [][]string {
+	return printAll(a.out, all, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r inspect.UniqueRule) [][]string {
 		return [][]string{{r.Task, r.Queue, r.KeyText(), r.UntilShown(), printable.Timed(r.Duplicate)}}
 	})
 }

@@ -1,56 +1,240 @@
 package doctor
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
-// What a server of another kind would say.
-func TestVersion(t *testing.T) {
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// has reports whether there is such a finding.
+func has(all []Finding, level, what, text string) bool {
+	for _, f := range all {
+		if f.Level == level && f.What == what && strings.Contains(f.Text, text) {
+			return true
+		}
+	}
+	return false
+}
+
+// What a server says of itself that loses locks is bad, and what it does not say is no praise.
+func TestInfo(t *testing.T) {
 	t.Parallel()
-	for version, want := range map[string]string{
-		"6.0.16": Bad, "5.0": Bad, "6.1.240": Bad, "x": Bad, "6.2.0": Fine, "6.2": Fine, "7.0.15": Fine, "10.0.1": Fine, "7": Fine, "": Note,
+	good := map[string]string{"redis_version": "7.0.15", "maxmemory_policy": "noeviction", "role": "master"}
+	for _, c := range []struct{ field, value, level, what, text string }{
+		{"redis_version", "6.2", Fine, "Redis", "version 6.2"},
+		{"redis_version", "10.0.1", Fine, "Redis", "version 10.0.1"},
+		{"redis_version", "6.0.16", Bad, "Redis", "6.2 or later"},
+		{"redis_version", "x", Bad, "Redis", "too old"},
+		{"role", "slave", Bad, "Redis", "connect to that"},
+		{"maxmemory_policy", "noeviction", Fine, "eviction", "is noeviction"},
+		{"maxmemory_policy", "", Bad, "eviction", "set noeviction"},
+		{"maxmemory_policy", "allkeys-lru", Bad, "eviction", "a second holder gets in"},
 	} {
 		d := &doctor{}
-		d.version(&node{info: map[string]string{"redis_version": version}}, 0)
-		if d.findings[0].Level != want {
-			t.Errorf("%q: %+v, want %s", version, d.findings, want)
+		info := map[string]string{c.field: c.value}
+		for field, value := range good {
+			if field != c.field {
+				info[field] = value
+			}
+		}
+		d.info("Redis", "eviction", info)
+		if len(d.findings) != 2 || !has(d.findings, c.level, c.what, c.text) {
+			t.Errorf("%s %s: %+v, want %s: %s", c.field, c.value, d.findings, c.level, c.text)
+		}
+	}
+	d := &doctor{}
+	d.info("Redis", "eviction", map[string]string{"maxmemory_policy": "allkeys-lru", "maxmemory": "0"})
+	if !has(d.findings, Note, "eviction", "were there a maxmemory") {
+		t.Errorf("without a maxmemory: %+v", d.findings)
+	}
+}
+
+// A command that a check needs and whose answer does not come ends the examination, with the findings until then. One
+// that the user has no right to is a finding.
+func TestExamine_commandFails(t *testing.T) {
+	t.Parallel()
+	const refused = redistest.ReplyError("NOPERM this user has no permissions to run the command")
+	for _, c := range []struct {
+		command           string
+		after             int // so many times it goes well
+		error             error
+		level, what, text string
+	}{
+		{"info", 0, refused, Note, "Redis", "could not be looked at: NOPERM"},
+		{"type", 0, refused, Note, "keys", "could not be looked at: NOPERM"},
+		{"zadd", 0, io.EOF, Fine, "clock", "from this machine's"},
+		{"hgetall", 1, io.EOF, Fine, "rights", "each of"},
+		{"hgetall", 1, refused, Note, "rules", "could not be looked at: NOPERM"},
+		{"scan", 2, io.EOF, Fine, "rights", "each of"},
+		{"scan", 2, refused, Note, "order", "NOPERM"},
+		{"smembers", 0, io.EOF, Fine, "rights", "each of"},
+		{"smembers", 0, refused, Note, "tasks", "could not be looked at: NOPERM"},
+	} {
+		t.Run(c.command, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.StartReal(t)
+			rdb, hook, calls, prefix := s.Client(t), &redistest.FailHook{}, 0, redistest.Name(t)
+			locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
+			t.Cleanup(func() { _ = locker.Close() })
+			_, err := locker.Mutex("held").TryLock(t.Context())
+			redistest.Must(t, err)
+			rdb.AddHook(hook)
+			hook.Before(func(cmd redis.Cmder) error {
+				if cmd.Name() != c.command {
+					return nil
+				}
+				if calls++; calls <= c.after {
+					return nil
+				}
+				return c.error
+			})
+			all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Tasks: 1, Config: &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{{Task: "pay"}}}})
+			if !has(all, c.level, c.what, c.text) || (c.error == io.EOF) != errors.Is(err, lock.ErrBackend) {
+				t.Errorf("%v; want %s %s %q in %+v", err, c.level, c.what, c.text, all)
+			}
+		})
+	}
+}
+
+// What no check can begin with is refused.
+func TestExamine_refuses(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Real(t).Client(t)
+	if _, err := Examine(t.Context(), struct{ redis.UniversalClient }{rdb}, Options{Prefix: "x"}); err == nil || !strings.Contains(err.Error(), "is not known") {
+		t.Errorf("a client of another kind: %v", err)
+	}
+	_, err := Examine(t.Context(), rdb, Options{Prefix: redistest.Name(t), Config: &automutex.Config{Rules: []automutex.Rule{{}}}})
+	if wrong := (*automutex.FieldError)(nil); !errors.As(err, &wrong) {
+		t.Errorf("a rule with a mistake: %v", err)
+	}
+}
+
+// A clock that is off is found.
+func TestServer_clock(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	for off, level := range map[time.Duration]string{0: Fine, time.Minute: Bad, -time.Minute: Bad} {
+		s.Mini().SetTime(time.Now().Add(off))
+		d := &doctor{}
+		redistest.Must(t, d.server(t.Context(), s.Client(t).(*redis.Client), ""))
+		if !has(d.findings, level, "clock", "from this machine's") {
+			t.Errorf("off by %s: %+v", off, d.findings)
 		}
 	}
 }
 
-// What a server says of itself that loses locks or tasks is bad, and what it does not say is no praise.
-func TestServer_findings(t *testing.T) {
+// Of keys that another program has written where locks stand some are named. Locks, pools and what stands beside them are none.
+func TestKeys(t *testing.T) {
 	t.Parallel()
-	saves := redistest.Real(t).Client(t).(*redis.Client)
-	away := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
-	t.Cleanup(func() { _ = away.Close() })
-	for _, c := range []struct {
-		rdb               *redis.Client
-		info              map[string]string
-		level, what, text string
-	}{
-		{saves, map[string]string{}, Note, "eviction", "maxmemory-policy is not told"},
-		{saves, map[string]string{"maxmemory_policy": "noeviction"}, Fine, "eviction", "is noeviction"},
-		{saves, map[string]string{"maxmemory_policy": "allkeys-lru", "maxmemory": "0"}, Note, "eviction", "were there a maxmemory"},
-		{saves, map[string]string{"maxmemory_policy": "allkeys-lru", "maxmemory": "1000"}, Bad, "eviction", "a second holder gets in"},
-		{saves, map[string]string{"aof_enabled": "1", "aof_last_write_status": "err"}, Bad, "persistence", "the last write to the append-only file failed"},
-		{saves, map[string]string{"aof_enabled": "1", "aof_last_write_status": "ok"}, Fine, "persistence", "append-only file"},
-		{saves, map[string]string{"aof_enabled": "0", "rdb_last_bgsave_status": "err"}, Bad, "persistence", "the last snapshot failed"},
-		{away, map[string]string{"aof_enabled": "0"}, Note, "persistence", "whether snapshots are taken was not to be told"},
-	} {
-		d, n := &doctor{}, &node{rdb: c.rdb, info: c.info}
-		if c.what == "eviction" {
-			d.eviction(n)
-		} else {
-			d.persistence(t.Context(), n)
+	s := redistest.Real(t)
+	rdb, prefix := s.Client(t), redistest.Name(t)
+	locker := lock.New(rdb, lock.Options{Prefix: prefix})
+	t.Cleanup(func() { _ = locker.Close() })
+	for _, m := range []*lock.Lock{locker.Mutex("held"), locker.Semaphore("many", 3)} {
+		_, err := m.TryLock(t.Context())
+		redistest.Must(t, err)
+	}
+	redistest.Must(t, locker.Controls().SetLimit(t.Context(), "held", 2, ""))
+	redistest.Must(t, rdb.HSet(t.Context(), prefix+":{held}:beside", "a", 1).Err())
+	examine := func() []Finding {
+		all, err := Examine(t.Context(), rdb, Options{Prefix: prefix})
+		redistest.Must(t, err)
+		return all
+	}
+	if all := examine(); has(all, Bad, "keys", "") || !has(all, Note, "paused", "held is limited to 2") {
+		t.Errorf("%+v", all)
+	}
+	redistest.Must(t, rdb.HSet(t.Context(), prefix+":{a}", "a", 1).Err())
+	redistest.Must(t, rdb.Set(t.Context(), prefix+":{b}", "1", 0).Err())
+	if all := examine(); !has(all, Bad, "keys", "2 keys of another type than a lock's: "+prefix+":{a}, "+prefix+":{b}; each call") {
+		t.Errorf("%+v", all)
+	}
+}
+
+// Guards under another prefix, rules that differ, and a rule that nothing serves are found in what Guards say.
+func TestFleet(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	rdb := s.Client(t)
+	say := func(prefix string, serves []string, rules ...automutex.Rule) {
+		self := fleet.Process{Owner: "host:1", Rules: inspect.Describe(rules)}
+		a := fleet.New(rdb, prefix, self, func() []string { return serves }, func([]fleet.Difference) {})
+		a.Begin()
+		t.Cleanup(func() { a.Close(context.Background()) })
+		before := rdb.HLen(t.Context(), fleet.Key(prefix)).Val()
+		redistest.Eventually(t, time.Minute, func() bool { return rdb.HLen(t.Context(), fleet.Key(prefix)).Val() > before }, "it says what it runs")
+	}
+	examine := func(prefix string) []Finding {
+		all, err := Examine(t.Context(), rdb, Options{Prefix: prefix})
+		redistest.Must(t, err)
+		return all
+	}
+	served := []string{"cron:nightly", "sync:eu", "sync:us"}
+	say("shop", served, automutex.Rule{Task: "cron:nigtly"}, automutex.Rule{Task: "sync:eu"}, automutex.Rule{Task: "of-another-worker"})
+	all := examine("shop")
+	if !has(all, Fine, "rules", "1 Guard; what they run fits together") || !has(all, Bad, "tasks", `no rule is for "cron:nightly": did you mean that?`) || CountBad(all) != 1 {
+		t.Errorf("%+v", all)
+	}
+	if all := examine("shpo"); !has(all, Note, "prefix", "there are Guards with shop: give that") {
+		t.Errorf("another prefix: %+v", all)
+	}
+	say("shop", served, automutex.Rule{Task: "sync:eu", Limit: 3})
+	if all := examine("shop"); !has(all, Bad, "rules", "rules for scope sync:eu differ") {
+		t.Errorf("%+v", all)
+	}
+	for _, scopes := range [][2]string{{"x", "y"}, {"y", "x"}} { // each takes its locks in an order of its own
+		say("exclude", nil, automutex.Rule{Name: scopes[0], Task: scopes[0], Scope: scopes[0]}, automutex.Rule{Name: scopes[0] + "2", Task: scopes[0], Scope: scopes[1]})
+	}
+	if all := examine("exclude"); !has(all, Note, "rules", "make no one set") {
+		t.Errorf("%+v", all)
+	}
+}
+
+// Of many blocked keys, and of many reasons why tasks have no key, some are named and the others counted.
+func TestExamine_many(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	rdb, prefix := s.Client(t), redistest.Name(t)
+	locker := lock.New(rdb, lock.Options{Prefix: prefix})
+	t.Cleanup(func() { _ = locker.Close() })
+	for i := range most + 2 {
+		parts, note := lock.Parts(fmt.Sprint(i)), fmt.Sprintf("default/%s-%d", prefix, i)
+		key := locker.Mutex("orders", parts).Key()
+		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByOrder(locker, key), note, "n", 0, 0)
+		redistest.Must(t, err)
+		lease, err := locker.Mutex("orders", parts, lock.Note(note), inner.InOrder(inside.Place{Nonce: "n", Ticket: ticket, Most: -1})).TryLock(t.Context())
+		redistest.Must(t, err)
+		inner.EndOrder(lease, inside.OutcomeHeld)
+		redistest.Must(t, lease.Unlock(t.Context()))
+	}
+	client := asynq.NewClientFromRedisClient(rdb)
+	var rules []automutex.Rule
+	for i := range most + 2 {
+		rules = append(rules, automutex.Rule{Task: fmt.Sprintf("%s-%d", prefix, i), On: []string{"id"}})
+		for range i + 1 {
+			_, err := client.Enqueue(asynq.NewTask(rules[i].Task, []byte(`{}`)), asynq.Queue(prefix))
+			redistest.Must(t, err)
 		}
-		if len(d.findings) != 1 || d.findings[0].Level != c.level || d.findings[0].What != c.what || !strings.Contains(d.findings[0].Text, c.text) {
-			t.Errorf("%v: %+v, want %s: %s", c.info, d.findings, c.level, c.text)
-		}
+	}
+	all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Tasks: 100, Config: &automutex.Config{Prefix: prefix, Rules: rules}})
+	redistest.Must(t, err)
+	if CountBad(all) != 2*most+1 || !has(all, Bad, "order", "and 2 more keys; automutex blocked lists all") || !has(all, Bad, "keys", "(7 tasks)") || has(all, Bad, "keys", "(2 tasks)") {
+		t.Errorf("%+v", all)
 	}
 }

@@ -1,170 +1,191 @@
-// Package fleet is how the processes of a prefix say which rules they run: workers and
-// producers write, and the page, the command and doctor read. A process writes a record of
-// itself and its rules, without any value of a payload. All keys begin with <prefix>:{fleet}:,
-// so that they share one slot of a Cluster, and none is the key of a lock.
+// Package fleet is how the Guards of a prefix tell operators, and each other, which rules they run.
+// Each writes one field of a hash, without any value of a payload:
 //
-//	<prefix>:{fleet}:processes    sorted set: ID of a process, by when it wrote last
-//	<prefix>:{fleet}:process:<ID> string: a Process as JSON
-//	<prefix>:{fleet}:rules:<hash> string: a []Rule as JSON; processes with equal rules share it
+//	<prefix>:{fleet}:guards    random ID of a Guard -> a Process as JSON
+//
+// It is one hash because one command reads it: keys with a TTL of their own would have to be searched for among all
+// keys of Redis. A field has no TTL before Redis 7.4, so each has the time at which it was written. Readers ignore one
+// that is older than keepFor, the next Guard that begins removes it, and the hash expires with its last writer.
 package fleet
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
+	"cmp"
+	"context"
+	"crypto/rand"
 	"encoding/json"
-	"fmt"
-	"strconv"
-	"strings"
+	"slices"
+	"sync"
 	"time"
 
-	lockkeys "github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/printable"
+	"github.com/redis/go-redis/v9"
 )
 
 const (
-	// Every is how often a process writes.
-	Every = time.Minute
-	// StoppedAfter is after how long without a word a process counts as stopped: it has missed
-	// two of its times.
-	StoppedAfter = 150 * time.Second
-	// keepFor is how long Redis keeps what a process wrote last, so that a stopped one is seen.
-	keepFor = 15 * time.Minute
+	firstAfter = time.Second // from Begin to the first write: who lives for a moment writes nothing
+	every      = time.Minute // from write to write
+	keepFor    = 150 * time.Second
+	within     = 3 * time.Second // bounds one write
+	farewell   = time.Second     // bounds Close
 )
 
-// What a process does with its rules.
-const (
-	Worker   = "worker"   // a Guard
-	Producer = "producer" // a Client of package unique
-	Ordered  = "client"   // a Client that enqueues in order
-)
-
-// Rule is what a rule says, as data for people. Its JSON is what Redis keeps.
-type Rule struct {
-	Name      string        `json:"name"`
-	Task      string        `json:"task"`
-	Scope     string        `json:"scope,omitempty"` // as the program has it; empty: each type has its own
-	On        []string      `json:"on,omitempty"`
-	OnHeaders []string      `json:"on_headers,omitempty"`
-	Computed  bool          `json:"computed,omitempty"` // by a Key of the program
-	Limit     int           `json:"limit,omitempty"`
-	LimitText string        `json:"limit_text,omitempty"` // where a function says the limit
-	TTL       time.Duration `json:"ttl,omitempty"`
-	Wait      time.Duration `json:"wait,omitempty"`
-	MaxHold   time.Duration `json:"max_hold,omitempty"`
-	Cooldown  time.Duration `json:"cooldown,omitempty"`
-	Rate      string        `json:"rate,omitempty"`
-	Busy      string        `json:"busy,omitempty"`
-	InOrder   bool          `json:"in_order,omitempty"`
-	Fence     bool          `json:"fence,omitempty"`
-	Optional  bool          `json:"optional,omitempty"`
-	// Of producers alone.
-	Queue     string `json:"queue,omitempty"`
-	Until     string `json:"until,omitempty"`
-	Duplicate string `json:"duplicate,omitempty"`
-}
-
-// Process is one Guard or Client, as it announces itself.
+// Process is what one Guard says of itself.
 type Process struct {
-	ID      string    `json:"id"`   // random
-	Kind    string    `json:"kind"` // Worker, Producer or Ordered
+	ID      string    `json:"-"` // random
 	Owner   string    `json:"owner"`
-	Version string    `json:"version,omitempty"` // of automutex
-	App     string    `json:"app,omitempty"`     // path and version of the program's module
 	Started time.Time `json:"started"`
+	Seen    time.Time `json:"seen"`             // when it wrote last: in Redis by Redis' clock, once read by the reader's
 	Hashed  bool      `json:"hashed,omitempty"` // it has a secret for HashKeys
-	Hash    string    `json:"hash"`             // of its rules
-
-	Seen time.Time `json:"-"` // when it wrote last, by Redis' clock
+	Serves  []string  `json:"serves,omitempty"` // task types that it has a handler for, as far as it knows
+	Rules   []Rule    `json:"rules"`
 }
 
-// Stopped reports whether the process has not written for too long. now is Redis' time.
-func (p Process) Stopped(now time.Time) bool { return now.Sub(p.Seen) > StoppedAfter }
+// Client is what is needed of a client of Redis.
+type Client interface{ Pipeline() redis.Pipeliner }
 
-// keys of one prefix.
-type keys string
-
-func (k keys) index() string            { return string(k) + ":{fleet}:processes" }
-func (k keys) process(id string) string { return string(k) + ":{fleet}:process:" + id }
-func (k keys) rules(hash string) string { return string(k) + ":{fleet}:rules:" + hash }
-
-// encodeRules returns rules as Redis keeps them, and their hash.
-func encodeRules(rules []Rule) (text []byte, hash string) {
-	text, err := json.Marshal(rules)
-	if err != nil {
-		panic(err) // a Rule has texts and numbers alone
-	}
-	sum := sha256.Sum256(text)
-	return text, hex.EncodeToString(sum[:8])
+// Read returns what the Guards of a prefix say of themselves, in the order in which they began.
+func Read(ctx context.Context, rdb Client, prefix string) ([]Process, error) {
+	processes, _, err := read(ctx, rdb, Key(prefix))
+	return processes, err
 }
 
-// Hash tells different sets of rules apart.
-func Hash(rules []Rule) string {
-	_, hash := encodeRules(rules)
-	return hash
+// Key is the key of the hash.
+func Key(prefix string) string { return prefix + ":{fleet}:guards" }
+
+// read also returns the fields that do not count any more.
+func read(ctx context.Context, rdb Client, key string) (processes []Process, old []string, err error) {
+	pipe := rdb.Pipeline()
+	now, fields := pipe.Time(ctx), pipe.HGetAll(ctx, key)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, nil, err
+	}
+	for id, text := range fields.Val() {
+		p := Process{ID: id}
+		wrong := json.Unmarshal([]byte(text), &p)
+		age := now.Val().Sub(p.Seen)
+		if wrong != nil || age > keepFor {
+			old = append(old, id)
+			continue
+		}
+		p.Seen = time.Now().Add(-age)
+		processes = append(processes, p)
+	}
+	slices.SortFunc(processes, func(a, b Process) int {
+		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.ID, b.ID))
+	})
+	return processes, old, nil
 }
 
-// ScopeText is the scope of the rule as it stands in keys. Where each type has its own, it is
-// what they begin with, and byType is true.
-func (r Rule) ScopeText() (scope string, byType bool) { return lockkeys.RuleScope(r.Scope, r.Task) }
-
-// Has reports whether the rule makes keys with that scope, as it stands in keys.
-func (r Rule) Has(scope string) bool { return lockkeys.RuleHas(r.Scope, r.Task, scope) }
-
-// IsFor reports whether a control's scope is for keys of the rule: it is a scope of the rule, or the
-// beginning of one.
-func (r Rule) IsFor(scope string) bool { return lockkeys.ControlsRule(r.Scope, r.Task, scope) }
-
-// KeyText shows how the keys of the rule are made, as in report|<tenant>.
-func (r Rule) KeyText() string {
-	parts := []string{r.Scope}
-	if r.Scope == "" {
-		parts[0] = "<type>"
-	}
-	for _, path := range r.On {
-		parts = append(parts, "<"+path+">")
-	}
-	for _, name := range r.OnHeaders {
-		parts = append(parts, "<header "+name+">")
-	}
-	if r.Computed {
-		parts = append(parts, "<computed>")
-	}
-	return strings.Join(parts, "|")
+// Announcer writes what a Guard says of itself, from Begin to Close. Nothing depends on it: a write that fails is
+// forgotten. Safe for concurrent use; a nil one does nothing.
+type Announcer struct {
+	rdb        Client
+	key        string
+	self       Process
+	serves     func() []string
+	differ     func([]Difference)
+	firstAfter time.Duration
+	begun      sync.Once // by Begin; or by Close, so that a Begin after it starts nothing
+	ctx        context.Context
+	stop       context.CancelFunc
+	done       chan struct{} // closed when the goroutine has ended, or never begins
 }
 
-// LimitShown is how many may hold a key of the rule at once.
-func (r Rule) LimitShown() string {
-	if r.LimitText != "" {
-		return r.LimitText
-	}
-	return strconv.Itoa(max(r.Limit, 1))
+// New makes an Announcer for self, whose ID and times it fills in. The goroutine of Begin asks serves before each
+// write. After its first one it calls differ if what another Guard says differs. New does no I/O.
+func New(rdb Client, prefix string, self Process, serves func() []string, differ func([]Difference)) *Announcer {
+	self.ID, self.Started = rand.Text()[:16], time.Now().UTC().Truncate(time.Second)
+	a := &Announcer{rdb: rdb, key: Key(prefix), self: self, serves: serves, differ: differ, firstAfter: firstAfter, done: make(chan struct{})}
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	return a
 }
 
-// UntilShown is how long a task of a producer's rule blocks its key.
-func (r Rule) UntilShown() string { return printable.Timed(strings.TrimPrefix(r.Until, "until ")) }
+// Begin starts the goroutine that writes. Further calls do nothing. Close ends the goroutine: it ends ctx, for which
+// run waits wherever it waits for time.
+func (a *Announcer) Begin() {
+	if a != nil {
+		a.begun.Do(func() { go a.run() })
+	}
+}
 
-// Also lists what the rule says beside its key, limit, TTL, Wait and policy.
-func (r Rule) Also() (also []string) {
-	for _, also1 := range []struct {
-		is   bool
-		text string
-	}{
-		{r.InOrder, "in order"},
-		{r.Fence, "fenced"},
-		{r.Optional, "optional"},
-		{r.Rate != "", "rate " + r.Rate},
-		{r.Cooldown > 0, "cooldown " + printable.Exact(r.Cooldown)},
-		{r.MaxHold > 0, "held for at most " + printable.Exact(r.MaxHold)},
-	} {
-		if also1.is {
-			also = append(also, also1.text)
+func (a *Announcer) run() {
+	defer close(a.done)
+	said := false
+	for next := a.firstAfter; ; next = every {
+		select {
+		case <-time.After(next):
+			if wrote := a.write() == nil; wrote && !said {
+				said = true
+				a.hear()
+			}
+		case <-a.ctx.Done():
+			if said {
+				a.forget(context.Background(), a.self.ID)
+			}
+			return
 		}
 	}
-	return also
 }
 
-// String says the rule in one line, for findings about rules that differ.
-func (r Rule) String() string {
-	text := fmt.Sprintf("%s, limit %s, lease %s, %s", r.KeyText(), r.LimitShown(), printable.Exact(r.TTL), r.Busy)
-	return strings.Join(append([]string{text}, r.Also()...), ", ")
+// write writes the field, with Redis' time, so that the clocks of Guards do not matter.
+func (a *Announcer) write() error {
+	ctx, cancel := context.WithTimeout(a.ctx, within)
+	defer cancel()
+	pipe := a.rdb.Pipeline()
+	now := pipe.Time(ctx)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	self := a.self
+	self.Seen, self.Serves = now.Val().UTC(), a.serves()
+	text, err := json.Marshal(self)
+	if err != nil {
+		return err // it has texts, times and numbers alone
+	}
+	pipe.HSet(ctx, a.key, self.ID, text)
+	pipe.PExpire(ctx, a.key, keepFor)
+	_, err = pipe.Exec(ctx)
+	return err
+}
+
+// hear looks once at what others say. This Guard has written before: so of two that begin together, one at least sees
+// the other.
+func (a *Announcer) hear() {
+	ctx, cancel := context.WithTimeout(a.ctx, within)
+	defer cancel()
+	processes, old, err := read(ctx, a.rdb, a.key)
+	if err != nil {
+		return
+	}
+	if len(old) > 0 {
+		a.forget(ctx, old...)
+	}
+	others := slices.DeleteFunc(processes, func(p Process) bool { return p.ID == a.self.ID })
+	found := Differences(append([]Process{a.self}, others...))
+	if found = slices.DeleteFunc(found, func(d Difference) bool { return d.One.ID != a.self.ID }); len(found) > 0 {
+		a.differ(found)
+	}
+}
+
+// forget removes fields. What it cannot remove counts for keepFor.
+func (a *Announcer) forget(ctx context.Context, ids ...string) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	pipe := a.rdb.Pipeline()
+	pipe.HDel(ctx, a.key, ids...)
+	_, _ = pipe.Exec(ctx)
+}
+
+// Close has the goroutine remove the field and end. It waits for that for a second at most, or until ctx ends: a client
+// that hangs then ends the goroutine by its own timeouts. Further calls wait again.
+func (a *Announcer) Close(ctx context.Context) {
+	if a == nil {
+		return
+	}
+	a.begun.Do(func() { close(a.done) })
+	a.stop()
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+	case <-time.After(farewell):
+	}
 }

@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,188 +14,130 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-const patience = redistest.Patience
+const patience = 30 * time.Second
 
-var ruleOfReport = Rule{Name: "report", Task: "report", On: []string{"tenant"}, Limit: 1, TTL: 30 * time.Second, Busy: "park"}
+func raw(text string) json.RawMessage { return json.RawMessage(text) }
 
-// announced makes an Announcer that writes at once.
-func announced(rdb redis.UniversalClient, prefix, owner string, rules ...Rule) *Announcer {
-	a := New(rdb, prefix, Process{Kind: Worker, Owner: owner}, rules)
+func rule(task, scope, limit string) Rule {
+	return Rule{Name: task, Task: task, Scope: scope, Limit: raw(limit), TTL: Duration(30 * time.Second), Busy: raw(`"park"`)}
+}
+
+// start begins an Announcer that writes at once; heard gets what it hears.
+func start(t *testing.T, rdb redis.UniversalClient, prefix, owner string, heard chan string, rules ...Rule) *Announcer {
+	t.Helper()
+	a := New(rdb, prefix, Process{Owner: owner, Rules: rules}, func() []string { return []string{owner + "'s"} }, func(d []Difference) { heard <- d[0].String() })
 	a.firstAfter = 0
+	a.Begin()
+	a.Begin()
+	t.Cleanup(func() { a.Close(context.Background()) })
+	redistest.Eventually(t, patience, func() bool { return rdb.HExists(t.Context(), a.key, a.self.ID).Val() }, "it says what it is")
 	return a
 }
 
-// What processes write is read again: each process, and each set of rules once.
+// What Guards write is read again until they end. The one that comes later hears that its rules differ, once.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
-		other := ruleOfReport
-		other.Limit = 5
-		all := []*Announcer{
-			announced(rdb, prefix, "a:1", ruleOfReport), announced(rdb, prefix, "b:2", ruleOfReport), announced(rdb, prefix, "c:3", other),
+		ctx, rdb, prefix, heard := t.Context(), s.Client(t), redistest.Name(t), make(chan string, 9)
+		start(t, rdb, prefix, "a:1", heard, rule("report", "", "1"))
+		start(t, rdb, prefix, "b:2", heard, rule("report", "", "1"), rule("mail", "", "1"))
+		last := start(t, rdb, prefix, "c:3", heard, rule("report", "", "5"))
+		const want = `rules for scope report differ: <type>, park, limit 5, lease 30s in c:3, and <type>, park, limit 1, lease 30s in a:1; deploy one version`
+		if got := <-heard; !strings.Contains(got, want) || len(heard) > 0 {
+			t.Errorf("heard %q, want %q; and %d more", got, want, len(heard))
 		}
-		for _, a := range all {
-			a.Begin()
-			a.Begin()
-			t.Cleanup(func() { a.Close(ctx) })
+		other := start(t, rdb, prefix, "d:4", heard, rule("other", "", "1"))
+		other.hear() // as its goroutine does
+		other.Close(ctx)
+		if len(heard) > 0 {
+			t.Errorf("one that runs something else hears %q", <-heard)
 		}
-		var f *Fleet
-		redistest.Eventually(t, patience, func() bool {
-			var err error
-			f, err = Read(ctx, rdb, prefix)
-			return err == nil && len(f.Processes) == 3
-		}, "three processes")
-		if len(f.Sets) != 2 || f.Sets[0].Runs != 2 || f.Sets[0].Rules[0].Limit != 1 || f.Sets[1].Rules[0].Limit != 5 || f.Cut {
-			t.Errorf("sets: %+v, cut %v", f.Sets, f.Cut)
+		all, err := Read(ctx, rdb, prefix)
+		if err != nil || len(all) != 3 || all[0].Owner != "a:1" || all[0].Serves[0] != "a:1's" || time.Since(all[0].Seen).Abs() > time.Minute {
+			t.Fatalf("%+v, %v", all, err)
 		}
-		if rules := f.Rules(Worker); len(rules) != 1 || rules[0].String() != ruleOfReport.String() {
+		if rules := Rules(all); len(rules) != 2 || rules[0].LimitShown() != "1" || rules[1].Name != "mail" {
 			t.Errorf("rules by name: %v", rules)
 		}
-		for _, p := range f.Processes {
-			if p.ID == "" || p.Started.IsZero() || p.Stopped(f.At) || p.Hash == "" || p.Owner == "" {
-				t.Errorf("a process: %+v", p)
-			}
-			if !p.Stopped(f.At.Add(StoppedAfter + time.Minute)) {
-				t.Error("it never stops")
-			}
+		if ttl := rdb.PTTL(ctx, last.key).Val(); ttl <= every || ttl > keepFor {
+			t.Errorf("it stays for %s", ttl)
 		}
-		all[2].Close(ctx)
-		f, err := Read(ctx, rdb, prefix)
-		if err != nil || len(f.Processes) != 2 || len(f.Sets) != 1 {
-			t.Errorf("after the end of one: %+v, %v", f, err)
-		}
-		a := all[0]
-		for _, key := range []string{a.keys.index(), a.keys.process(a.process.ID), a.keys.rules(a.process.Hash)} {
-			if !strings.HasPrefix(key, prefix+":{fleet}:") || strings.HasSuffix(key, "}") {
-				t.Errorf("the key %s could be that of a lock", key)
-			}
-			if ttl := rdb.PTTL(ctx, key).Val(); ttl <= 0 || ttl > keepFor {
-				t.Errorf("%s stays for %s", key, ttl)
-			}
+		last.Close(ctx)
+		if all, err := Read(ctx, rdb, prefix); err != nil || len(all) != 2 {
+			t.Errorf("after the end of one: %+v, %v", all, err)
 		}
 	})
 }
 
-// A process that says nothing for StoppedAfter is there until keepFor is over, and its rules
-// are no one's.
-func TestFleet_stopped(t *testing.T) {
+// What is old, or is none of ours, does not count, and goes when the next Guard begins.
+func TestRead_whatDoesNotCount(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
-		a := announced(rdb, prefix, "gone:1", ruleOfReport)
-		redistest.Must(t, a.write())
-		f, err := Read(ctx, rdb, prefix)
-		if err != nil || len(f.Processes) != 1 {
-			t.Fatalf("%+v, %v", f, err)
+		ctx, rdb, prefix := t.Context(), s.Client(t), redistest.Name(t)
+		old, _ := json.Marshal(Process{Owner: "gone:1", Seen: rdb.Time(ctx).Val().Add(-keepFor - time.Second)})
+		rdb.HSet(ctx, Key(prefix), "old", old, "odd", "no JSON", "else", `{"owner": 7}`)
+		if all, err := Read(ctx, rdb, prefix); err != nil || len(all) != 0 {
+			t.Errorf("%+v, %v", all, err)
 		}
-		before := float64(f.At.Add(-StoppedAfter - time.Second).UnixMilli())
-		rdb.ZAdd(ctx, keys(prefix).index(), redis.Z{Score: before, Member: a.process.ID})
-		f, err = Read(ctx, rdb, prefix)
-		if err != nil || len(f.Processes) != 1 || !f.Processes[0].Stopped(f.At) || len(f.Sets) != 0 {
-			t.Errorf("%+v, %v", f, err)
-		}
-		rdb.ZAdd(ctx, keys(prefix).index(), redis.Z{Score: float64(f.At.Add(-keepFor - time.Second).UnixMilli()), Member: a.process.ID})
-		redistest.Must(t, announced(rdb, prefix, "next:2", ruleOfReport).write())
-		f, err = Read(ctx, rdb, prefix)
-		if err != nil || len(f.Processes) != 1 || f.Processes[0].Owner != "next:2" {
-			t.Errorf("%+v, %v", f, err)
+		start(t, rdb, prefix, "next:2", nil, rule("report", "", "1"))
+		redistest.Eventually(t, patience, func() bool { return rdb.HLen(ctx, Key(prefix)).Val() == 1 }, "the next Guard alone")
+		rdb.Set(ctx, Key(prefix), "text", time.Minute)
+		if _, err := Read(ctx, rdb, prefix); err == nil {
+			t.Error("a key of another type is no error")
 		}
 	})
 }
 
-// Where Redis hangs, Close waits for a moment and no longer, and the goroutine ends with the
-// client's own timeouts.
-func TestAnnouncer_redisHangs(t *testing.T) {
+// Where Redis hangs, Close waits for a moment and no longer. After Close, Begin begins nothing.
+func TestAnnouncer_Close(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)
 	proxy := redistest.NewProxy(t, s.Addr())
-	rdb := proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 2*time.Second, -1 })
-	a := announced(rdb, redistest.Name(t), "a:1", ruleOfReport)
-	a.Begin()
-	redistest.Eventually(t, patience, func() bool { return s.Client(t).Exists(context.Background(), a.keys.index()).Val() == 1 }, "the first write")
+	rdb := proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 5*time.Minute, -1 })
+	a := start(t, rdb, redistest.Name(t), "a:1", nil)
 	proxy.Blackhole(true)
-	began := time.Now()
-	a.Close(context.Background())
-	if took := time.Since(began); took > patience {
-		t.Errorf("Close took %s", took)
+	a.Close(t.Context())
+	select {
+	case <-a.done:
+		t.Error("Close has waited for Redis")
+	default:
 	}
+	proxy.Cut()
 	<-a.done
-}
-
-// What another version, or somebody else, has written does no harm.
-func TestRead_whatItDoesNotKnow(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
-		k := keys(prefix)
-		now := rdb.Time(ctx).Val()
-		for i, text := range []string{"", "no JSON", `{"id": 7}`, `{"kind":"worker","hash":"x","later":[1]}`} {
-			id := fmt.Sprint(i)
-			rdb.ZAdd(ctx, k.index(), redis.Z{Score: float64(now.UnixMilli()), Member: id})
-			if text != "" {
-				rdb.Set(ctx, k.process(id), text, time.Minute)
-			}
-		}
-		rdb.Set(ctx, k.rules("x"), `[{"name":"a","task":"a","new":true}]`, time.Minute)
-		f, err := Read(ctx, rdb, prefix)
-		if err != nil || len(f.Processes) != 1 || len(f.Sets) != 1 || f.Sets[0].Rules[0].Name != "a" {
-			t.Errorf("%+v, %v", f, err)
-		}
-		rdb.Set(ctx, k.index(), "text", time.Minute)
-		if _, err := Read(ctx, rdb, prefix); err == nil {
-			t.Error("an index of another type is no error")
-		}
-	})
-}
-
-// Of many processes the last 5,000 are read, and Cut says so.
-func TestRead_bounded(t *testing.T) {
-	t.Parallel()
-	s := redistest.Mini(t)
-	ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
-	k := keys(prefix)
-	now := rdb.Time(ctx).Val().UnixMilli()
-	pipe := rdb.Pipeline()
-	for i := range mostProcesses + 10 {
-		text, err := json.Marshal(Process{ID: fmt.Sprint(i), Kind: Worker, Hash: fmt.Sprint(i % (mostSets + 5))})
-		redistest.Must(t, err)
-		pipe.ZAdd(ctx, k.index(), redis.Z{Score: float64(now), Member: fmt.Sprint(i)})
-		pipe.Set(ctx, k.process(fmt.Sprint(i)), text, time.Minute)
-		if i%500 == 0 || i == mostProcesses+9 { // some at a time, for a busy machine
-			if _, err := pipe.Exec(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
+	b := New(s.Client(t), redistest.Name(t), Process{}, nil, nil)
+	b.firstAfter = 0
+	b.Close(t.Context())
+	select {
+	case <-b.done:
+	default:
+		t.Error("there is something to wait for")
 	}
-	f, err := Read(ctx, rdb, prefix)
-	if err != nil || len(f.Processes) != mostProcesses || len(f.Sets) != mostSets || !f.Cut {
-		t.Errorf("%d processes, %d sets, cut %v, %v", len(f.Processes), len(f.Sets), f.Cut, err)
-	}
-}
-
-// A producer has no goroutine: it writes on a call, when one is due.
-func TestAnnouncer_touch(t *testing.T) {
-	t.Parallel()
-	s := redistest.Mini(t)
-	ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
-	a := announced(rdb, prefix, "a:1", ruleOfReport)
-	a.Touch()
-	if n := rdb.Exists(ctx, a.keys.index()).Val(); n != 0 {
-		t.Error("it wrote in its first second")
-	}
-	a.due.Store(0)
-	a.Touch()
-	if n := rdb.Exists(ctx, a.keys.index()).Val(); n != 1 {
-		t.Error("it did not write")
-	}
-	rdb.Del(ctx, a.keys.index())
-	a.Touch()
-	if n := rdb.Exists(ctx, a.keys.index()).Val(); n != 0 {
-		t.Error("it wrote twice in a minute")
-	}
+	b.Begin()
 	var none *Announcer
 	none.Begin()
-	none.Touch()
-	none.Close(ctx)
+	none.Close(t.Context())
+}
+
+// Rules for one task have to be equal, those for two tasks of one scope to agree on its keys, and no others on anything.
+func TestDifferences(t *testing.T) {
+	t.Parallel()
+	skips, other := rule("a", "s", "1"), rule("b", "s", "1")
+	skips.Busy, other.Busy, other.On = raw(`"skip"`), raw(`{"retry_in":"5s"}`), []string{"id"}
+	field := rule("b", "s", `{"field":"max","default":2}`)
+	for what, c := range map[string]struct {
+		one, other Process
+		want       string // in the text; empty: they agree
+	}{
+		"equal":             {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}}, ""},
+		"another policy":    {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{skips}}, "s, park, limit 1, lease 30s in"},
+		"two tasks":         {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{other}}, ""},
+		"two tasks, limits": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{field}}, "differ: limit 1, lease 30s in , and limit <max> (default 2), lease 30s in"},
+		"two scopes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "", "2")}}, ""},
+		"one hashes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}, Hashed: true}, "keys hashed"},
+	} {
+		got := Differences([]Process{c.one, c.other})
+		if len(got) > 1 || len(got) == 0 != (c.want == "") || c.want != "" && !strings.Contains(got[0].String(), c.want) {
+			t.Errorf("%s: %v, want %q", what, got, c.want)
+		}
+	}
 }

@@ -3,8 +3,9 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"fmt"
+	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,14 +15,22 @@ import (
 	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/unique"
 )
 
 // Describe returns rules as data, named as automutex.New names them.
 func Describe(rules []automutex.Rule) []fleet.Rule {
-	return automutex.DescribeRules(inside.Pass{}, rules)
+	var file struct{ Rules []fleet.Rule }
+	text, err := json.Marshal(automutex.Config{Rules: rules})
+	if err == nil {
+		err = json.Unmarshal(text, &file)
+	}
+	if err != nil {
+		panic(err) // both have the same form
+	}
+	return file.Rules
 }
 
 // RuleName returns the name that the i-th rule has, or that automutex.New gives it.
@@ -54,9 +63,14 @@ func FromFleet(described []fleet.Rule) []automutex.Rule {
 	rules := make([]automutex.Rule, len(described))
 	for i, d := range described {
 		rules[i] = automutex.Rule{
-			Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders,
-			Limit: d.Limit, TTL: d.TTL, Wait: d.Wait, MaxHold: d.MaxHold, Cooldown: d.Cooldown,
-			Rate: rateOf(d.Rate), Busy: policyOf(d.Busy), InOrder: d.InOrder, Fence: d.Fence, Optional: d.Optional,
+			Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders, TTL: time.Duration(d.TTL), Wait: time.Duration(d.Wait),
+			MaxHold: time.Duration(d.MaxHold), Cooldown: time.Duration(d.Cooldown), Busy: policyOf(d.BusyShown()), InOrder: d.InOrder, Fence: d.Fence, Optional: d.Optional,
+		}
+		if rules[i].Limit, _ = strconv.Atoi(d.LimitShown()); d.LimitShown() == "unlimited" {
+			rules[i].Limit = automutex.Unlimited
+		}
+		if d.Rate != nil {
+			rules[i].Rate = automutex.Rate{Starts: d.Rate.Starts, Per: time.Duration(d.Rate.Per), Burst: d.Rate.Burst}
 		}
 		if d.Computed {
 			rules[i].On, rules[i].OnHeaders = nil, nil
@@ -66,7 +80,7 @@ func FromFleet(described []fleet.Rule) []automutex.Rule {
 	return rules
 }
 
-// policyOf returns the policy that Describe has written.
+// policyOf returns the policy with that text.
 func policyOf(text string) automutex.Policy {
 	for _, p := range []automutex.Policy{
 		automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Park, automutex.Replace, automutex.Allow,
@@ -83,25 +97,23 @@ func policyOf(text string) automutex.Policy {
 	return automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error { return busy })
 }
 
-// rateOf returns the rate that Describe has written, and none for another text.
-func rateOf(text string) (r automutex.Rate) {
-	var per string
-	_, err := fmt.Sscanf(strings.ReplaceAll(text, ",", ""), "%d per %s burst %d", &r.Starts, &per, &r.Burst)
-	if err == nil {
-		r.Per, err = time.ParseDuration(per)
-	}
-	if err != nil {
-		return automutex.Rate{}
-	}
-	return r
+// UniqueRule is a rule of package unique as data.
+type UniqueRule struct {
+	fleet.Rule
+	Queue, Until, Duplicate string
+}
+
+// UntilShown is how long a task blocks its key.
+func (r UniqueRule) UntilShown() string {
+	return printable.Timed(strings.TrimPrefix(r.Until, "until "))
 }
 
 // UniqueRules returns rules of package unique as data, and as automutex.NewKeyMaker takes them.
-func UniqueRules(rules []unique.Rule) (described []fleet.Rule, guarded []automutex.Rule) {
+func UniqueRules(rules []unique.Rule) (described []UniqueRule, guarded []automutex.Rule) {
 	for _, r := range rules {
-		described = append(described, fleet.Rule{
-			Name: r.Task, Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional,
-			Queue: cmp.Or(r.Queue, "default"), Until: r.Until.String(), Duplicate: r.Duplicate.String(),
+		described = append(described, UniqueRule{
+			fleet.Rule{Name: r.Task, Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional},
+			cmp.Or(r.Queue, "default"), r.Until.String(), r.Duplicate.String(),
 		})
 		guarded = append(guarded, automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope})
 	}
@@ -110,7 +122,7 @@ func UniqueRules(rules []unique.Rule) (described []fleet.Rule, guarded []automut
 
 // Unique is what a producer makes of a task that it enqueues once.
 type Unique struct {
-	Rule fleet.Rule
+	Rule UniqueRule
 	Key  string // Redis key of the lock
 	// TaskID or Claim keeps duplicates out: the ID of the task, or the Redis key of its claim. The other one is empty.
 	TaskID, Claim string
@@ -119,8 +131,8 @@ type Unique struct {
 // UniqueOf returns what a producer with these rules makes of a task; nil if no rule matches, the rule's Key answers
 // automutex.NoLock, or the task lacks a field of an Optional rule. keys is of the same rules. The error says why no key
 // can be made: a producer then enqueues nothing.
-func UniqueOf(ctx context.Context, keys *automutex.KeyMaker, rules []fleet.Rule, t *asynq.Task) (*Unique, error) {
-	var byTask tasktype.Map[fleet.Rule]
+func UniqueOf(ctx context.Context, keys *automutex.KeyMaker, rules []UniqueRule, t *asynq.Task) (*Unique, error) {
+	var byTask tasktype.Map[UniqueRule]
 	for _, r := range slices.Backward(rules) { // a producer has one rule for each Task: the first
 		byTask.Add(r.Task, r)
 	}

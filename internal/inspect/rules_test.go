@@ -1,14 +1,18 @@
 package inspect
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/keys"
 )
@@ -63,13 +67,39 @@ func TestFromFleet(t *testing.T) {
 			t.Errorf("%s: %v", was[0], err)
 		}
 	}
-	for _, rate := range []string{"sometimes", "3 per fortnight, burst 2"} {
-		if odd := FromFleet([]fleet.Rule{{Task: "g", Busy: "of a later version", Rate: rate}})[0]; odd.Busy == automutex.Park || odd.Rate != (automutex.Rate{}) {
-			t.Errorf("an unknown policy became %s, the rate %q %s", odd.Busy, rate, odd.Rate)
-		}
+	if odd := FromFleet([]fleet.Rule{{Task: "g", Busy: json.RawMessage(`"of a later version"`)}})[0]; odd.Busy == automutex.Park {
+		t.Errorf("an unknown policy became %s", odd.Busy)
 	}
 	described := Describe(rules)
 	if text := described[2].KeyText(); text != "<type>|<computed>" {
 		t.Errorf("it is shown as %q", text)
+	}
+}
+
+// What a Guard says of its rules is what a file says: package config reads the same rules in it.
+func TestDescribe_isAFile(t *testing.T) {
+	t.Parallel()
+	rules := []automutex.Rule{
+		{Task: "a:", Scope: "s", On: []string{"x.y"}, OnHeaders: []string{"h"}, Optional: true, Limit: 1_000_000, TTL: 90 * time.Second, Wait: time.Second, MaxHold: time.Hour, Cooldown: time.Minute, Busy: automutex.RetryIn(90 * time.Second)},
+		{Task: "b", Limit: automutex.Unlimited, Rate: automutex.Rate{Starts: 100, Per: time.Minute}, Busy: automutex.Skip},
+		{Task: "c", InOrder: true, OnArchive: automutex.Continue, MaxQueued: 8}, {Task: "d", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, Fence: false},
+		{Task: "e", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 0, Most: 0}, Busy: automutex.Allow}, {Task: "f", Fence: true},
+	}
+	text, err := json.Marshal(automutex.Config{Rules: rules, Prefix: "p", HashKeys: "a secret of many bytes"})
+	if err != nil || bytes.Contains(text, []byte("secret")) {
+		t.Fatalf("%s, %v", text, err)
+	}
+	cfg, _, err := config.Parse(text)
+	if err != nil || cfg.Prefix != "p" {
+		t.Fatalf("%v in %s", err, text)
+	}
+	if got, want := fmt.Sprintf("%+q", Describe(cfg.Rules)), fmt.Sprintf("%+q", Describe(rules)); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	functions := Describe([]automutex.Rule{{
+		Task: "g", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }, LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil },
+	}})
+	if got := functions[0].String(); got != "<type>|<computed>, park, limit computed, lease 30s" {
+		t.Errorf("got %s", got)
 	}
 }

@@ -58,3 +58,9 @@ func distance(a, b string) int {
 	}
 	return row[len(to)]
 }
+
+// IsSlip reports whether a is b with at most two slips of the keys.
+func IsSlip(a, b string) bool {
+	n := distance(a, b)
+	return a != b && n <= min(2, max(1, len(b)/3))
+}

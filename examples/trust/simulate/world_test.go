@@ -113,7 +113,7 @@ func newWorld(p *plan) *world {
 		for _, u := range p.Unique {
 			rules = append(rules, u.rule())
 		}
-		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Private: true, Rules: rules, HashKeys: p.secret()})
+		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Rules: rules, HashKeys: p.secret()})
 		if err != nil {
 			panic(err) // the plan is wrong
 		}
