@@ -125,11 +125,12 @@ func Fields(paths ...string) KeyFunc {
 // Config.Decode returned.
 func fieldError(t *asynq.Task, failed *keys.Error, setting string, decoded bool) error {
 	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent}
-	if text, found := strings.CutPrefix(failed.Reason, "the payload"); found && decoded {
+	text, whole := strings.CutPrefix(failed.Reason, "the payload")
+	if whole && decoded {
 		e.reason = "the payload that Config.Decode returned" + text
 	}
 	switch {
-	case failed.NotRead && decoded:
+	case (failed.NotRead || whole) && decoded:
 		e.advice = adviceDecoded
 	case failed.NotRead:
 		e.advice = adviceEncoding

@@ -73,7 +73,7 @@ func (d *delivery) waitOf(t target) waiting {
 // the wait would keep the server's last worker.
 //
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
-func (d *delivery) wait(t target, w waiting) error {
+func (d *delivery) wait(t target, w waiting) (err error) {
 	var options []lock.Option
 	if w.inTime {
 		options = append(options, inner.InTimeOnly())
@@ -109,15 +109,17 @@ func (d *delivery) wait(t target, w waiting) error {
 	if w.yields && d.server != nil {
 		me := &waiter{key: t.key, turn: d.turn(t), leave: leave}
 		d.line.waiter = me // observeWaiting adds it to the server's
-		defer func() { d.server.workers.end(me); d.line.waiter = nil }()
+		granted := false   // stays false if an observer panics: then the worker comes free
+		defer func() { d.server.workers.end(me, granted); d.line.waiter = nil }()
+		defer func() { granted = err == nil }()
 	}
 	defer d.observeWaited(t)
 	// While this task waits, a newer task may replace it on a lock that it holds already.
 	// Then cancel ends the wait.
 	defer d.watchWhileWaiting(t, handle, cancel)()
 	if w.parks {
-		lease, err := inner.LockOrPark(ctx, handle, parkNow)
-		err = d.keepLease(t, lease, err)
+		lease, lockErr := inner.LockOrPark(ctx, handle, parkNow)
+		err = d.keepLease(t, lease, lockErr)
 		var busy *BusyError
 		if d.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
 			return ErrClosed // Close ended the wait, and not the policy
@@ -295,13 +297,17 @@ const yieldAfter = 20 * time.Millisecond
 // workers counts the tasks of one server that are in the Middleware, and knows which of them only wait and may give way. When
 // all workers have been busy for yieldAfter, the newest wait ends: its task parks, or returns. Of an ordered key that is the task whose turn
 // comes last: if another one parked, those behind it would wait in their workers until it is back.
+//
+// As long as no wait of the server has ended with its lock since, the next ones end at once: a backlog of 10,000 tasks of one
+// key that is held for long would otherwise keep the queue for 200 s.
 type workers struct {
 	limit int
 
 	mu       sync.Mutex // guards what follows; never held across I/O
 	busy     int
 	waiting  []*waiter   // in the order in which they began to wait
-	yielding *waiter     // was told to leave, and has not: one at a time, since it frees one worker
+	yielding *waiter     // was told to leave, and its worker is not free: one at a time
+	stands   bool        // a wait was told to end, and none has got its lock since
 	full     *time.Timer // runs while all workers are busy and one of them may give way; nil: that is not so
 }
 
@@ -314,15 +320,26 @@ type waiter struct {
 
 // taskStarted counts a worker as busy, and taskEnded as free.
 func (w *workers) taskStarted() { w.change(func() { w.busy++ }) }
-func (w *workers) taskEnded()   { w.change(func() { w.busy-- }) }
+func (w *workers) taskEnded() {
+	w.change(func() {
+		w.busy--
+		if !slices.Contains(w.waiting, w.yielding) {
+			w.yielding = nil
+		}
+	})
+}
 
-// begin adds a wait, and end removes it. end does nothing for a wait that did not begin.
+// begin adds a wait, and end removes it; granted: its task has the lock, and works on. end does nothing for a wait that did
+// not begin.
 func (w *workers) begin(me *waiter) { w.change(func() { w.waiting = append(w.waiting, me) }) }
-func (w *workers) end(me *waiter) {
+func (w *workers) end(me *waiter, granted bool) {
 	w.change(func() {
 		w.waiting = slices.DeleteFunc(w.waiting, func(other *waiter) bool { return other == me })
-		if w.yielding == me {
-			w.yielding = nil
+		if granted {
+			w.stands = false
+			if w.yielding == me {
+				w.yielding = nil
+			}
 		}
 	})
 }
@@ -336,8 +353,12 @@ func (w *workers) change(counts func()) {
 	isFull := w.busy >= w.limit && len(w.waiting) > 0 && w.yielding == nil
 	switch {
 	case isFull && w.full == nil:
+		after := yieldAfter
+		if w.stands {
+			after = 0
+		}
 		var mine *time.Timer
-		mine = time.AfterFunc(yieldAfter, func() { w.yieldOne(&mine) }) // mu is held, so yieldOne sees mine
+		mine = time.AfterFunc(after, func() { w.yieldOne(&mine) }) // mu is held, so yieldOne sees mine
 		w.full = mine
 	case !isFull && w.full != nil:
 		w.full.Stop()
@@ -352,7 +373,7 @@ func (w *workers) yieldOne(timer **time.Timer) {
 	if w.full != *timer {
 		return
 	}
-	w.full = nil
+	w.full, w.stands = nil, true
 	w.yielding = w.waiting[len(w.waiting)-1]
 	for _, other := range w.waiting {
 		if other.key == w.yielding.key && other.turn > w.yielding.turn {

@@ -58,7 +58,9 @@ func TestWorkers(t *testing.T) {
 		_, first := o.comes("a", 0)
 		second, left := o.comes("b", 0)
 		o.leaves(left)
-		o.end(second)
+		if o.end(second, false); o.isDue() {
+			t.Error("another one is to leave, before the worker of the first is free")
+		}
 		o.taskEnded()
 		if o.isDue() {
 			t.Error("a worker is free, and another task leaves")
@@ -71,7 +73,7 @@ func TestWorkers(t *testing.T) {
 		_, first := o.comes("a", 0)
 		second, left := o.comes("a", 0)
 		o.leaves(left)
-		o.end(second) // and works on
+		o.end(second, true) // and works on
 		o.leaves(first)
 	})
 	t.Run("the wait is over before", func(t *testing.T) {
@@ -81,7 +83,7 @@ func TestWorkers(t *testing.T) {
 		if !o.isDue() {
 			t.Error("nobody leaves")
 		}
-		if o.end(me); o.isDue() {
+		if o.end(me, false); o.isDue() {
 			t.Error("nobody waits, and somebody is to leave")
 		}
 		o.begin(me)
@@ -95,11 +97,31 @@ func TestWorkers(t *testing.T) {
 		o.mu.Lock()
 		stale := o.full
 		o.mu.Unlock()
-		o.end(me)
+		o.end(me, false)
 		o.yieldOne(&stale)
 		o.taskEnded()
 		if len(left) > 0 || o.isDue() {
 			t.Error("a task that does not wait is told to leave")
+		}
+	})
+	t.Run("after one has left, and before one gets its lock, at once", func(t *testing.T) {
+		o := &office{workers{limit: 2}, t}
+		o.taskStarted()
+		stands := func() bool {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return o.stands
+		}
+		first, left := o.comes("a", 0)
+		o.leaves(left)
+		o.end(first, false)
+		if o.taskEnded(); !stands() {
+			t.Error("the next one is given time")
+		}
+		next, left := o.comes("a", 0)
+		o.leaves(left)
+		if o.end(next, true); stands() {
+			t.Error("one has got its lock, and the next one is given no time")
 		}
 	})
 	t.Run("in order the last one leaves", func(t *testing.T) {

@@ -127,16 +127,16 @@ func testWebOperator(t *testing.T, b binary) {
 			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 			r.SetBasicAuth("ops ann", "secret")
 		}
-		act := func(form url.Values) {
+		act := func(form url.Values, want int) {
 			t.Helper()
-			if status, body := w.send(http.MethodPost, "/do", strings.NewReader(form.Encode()), as); status != http.StatusSeeOther {
+			if status, body := w.send(http.MethodPost, "/do", strings.NewReader(form.Encode()), as); status != want {
 				t.Fatalf("%v: status %d\n%s", form, status, body)
 			}
 		}
-		act(url.Values{"action": {"pause"}, "target": {"report"}, "for": {"1h"}, "why": {"the API is down"}})
+		act(url.Values{"action": {"pause"}, "target": {"report"}, "for": {"1h"}, "why": {"the API is down"}}, http.StatusSeeOther)
 		b.run(t, append([]string{"controls", "--json"}, flags...)...).want(t, exitOK, `"by":"`+by+`"`, `"why":"the API is down"`)
-		act(url.Values{"action": {"resume"}, "target": {"report"}})
-		act(url.Values{"action": {"resume"}, "target": {"report"}}) // fails
+		act(url.Values{"action": {"resume"}, "target": {"report"}}, http.StatusSeeOther)
+		act(url.Values{"action": {"resume"}, "target": {"report"}}, http.StatusConflict) // it is not paused any more
 		status, body := w.get("/key?key=report", as)
 		if status != http.StatusOK || !strings.Contains(body, "report is paused for 1h.") || strings.Contains(body, "<bdi>ops ann</bdi>") != (login != nil) {
 			t.Errorf("login %q: status %d, want what was done and who did it\n%s", login, status, body)
