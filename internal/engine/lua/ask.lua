@@ -1,0 +1,148 @@
+-- ask: take a slot of the lock, or join its line, or stay in it, or park in it.
+--
+-- KEYS 1 to 6    word, holders, line, parked, called, info; and in a pool KEYS[7] values
+-- ARGV[1] body     <token>|<owner>|<note> of the asker; token: <channel>.<nonce>[.<arrival>]
+-- ARGV[2] lease    how long it wants the lock (ms)
+-- ARGV[3] stay=0   how long its place in line lives without another ask (ms); 0: it does not join
+-- ARGV[4] grant=lease  how long a lease a release grants it (ms)
+-- ARGV[5] limit=1  slots; 0: paused, nobody gets one
+-- ARGV[6] park=0   1: without a slot its note parks, in the asker's place
+-- ARGV[7] notes=0  1: no two holders of this lock have the same note, from now on
+-- ARGV[8] every=0  a rate: from one start to the next (us); 0: none
+-- ARGV[9] spare=0  how much of it can be saved up (us)
+--
+-- reply yours:    fence; in a pool {fence, value}
+-- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked
+-- reply busy:     {now (us), wait (ms), place, named}
+-- reply returned, busy: those four, and {in line for (ms), called ago (ms), notes parked, parked (1 or 0), last fence}
+--
+-- wait: until the first deadline, or until the gate opens; -1: neither; 0: the script has stopped at its bound, ask again now.
+-- place: how many come before. named: a holder's body, that of a holder with the asker's note first; or "g:<reason> <for (us)>",
+-- the gate that keeps the asker out.
+-- An ask that is sent twice takes nothing twice.
+local body, lease = ARGV[1], ARGV[2]
+local limit, park, every_wanted = tonumber(ARGV[5] or 1), ARGV[6] == '1', ARGV[8] or '0'
+
+-- Thin: nobody is there, or the asker alone; or it only tries, and somebody is.
+local w = redis.call('GET', KEYS[1])
+local only_try = (ARGV[3] or '0') == '0' and not park
+local is_thin = w and string.sub(w, 1, 1) ~= '+'
+local takes = not w and limit > 0 and every_wanted == '0' and not KEYS[7] and redis.call('EXISTS', KEYS[6]) == 0
+if takes or w == body or only_try and limit <= 1 and every_wanted == '0' and (is_thin or limit == 0 and not w) then
+  local left = takes and 0 or redis.call('PTTL', KEYS[1])
+  if takes then
+    redis.call('SET', KEYS[1], body, 'PX', lease)
+  elseif w == body then
+    redis.call('PEXPIRE', KEYS[1], math.max(left, lease))
+  end
+  local time = redis.call('TIME')
+  local now_us = time[1] * 1000000 + time[2]
+  if takes or w == body then return now_us end
+  return {now_us, w and math.max(1, left) or -1, 0, w or ''}
+end
+--@include head
+lease = tonumber(lease)
+local stay = tonumber(ARGV[3] or 0)
+local every_now, spare_now = tonumber(every_wanted), tonumber(ARGV[9] or 0)
+if every ~= every_now or spare ~= spare_now then -- the asker's rate counts from now on
+  every, spare = every_now, spare_now
+  local why, at = 'rate', every > 0 and (gates.rate or now_us - spare) or nil
+  --@include move
+end
+if ARGV[7] == '1' and not noted then
+  noted, changed = true, true
+  for _, one in ipairs(count > 1 and call('ZRANGE', holders, '0', '99') or {}) do
+    call('HSET', info, 'n:' .. note_of(one), string.match(one, '^[^|]*|[^|]*'))
+  end
+end
+
+-- 1. The asker holds the lock.
+local token = token_of(body)
+if first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms then
+  local ms = lease
+  --@include keep
+  call('ZADD', holders, 'GT', int(now_ms + lease + 1), body)
+  changed = true -- always a write, for MinReplicas
+  if limit ~= 1 then fence = math.max(now_us, fence + 1) end
+  --@include write
+  return values and {fence, call('HGET', info, 'v:' .. token)} or fence
+end
+
+local note = (parks or gated or count > 1 or park) and note_of(body) or '' -- else nothing depends on it
+local ticket = parks and call('ZSCORE', parked, note) -- of a note that is parked, or was called
+local was_parked, inline, called_ago = ticket, 0, -1
+-- 2. A slot is free: waiters come first, and the asker may be one of them.
+local same, stopped
+local free, moved = math.max(0, limit - count), false
+if values and limit > 0 then free = call('ZCARD', values) end
+if free > 0 then
+  local asker, own, told = body, nil, nil
+  --@include grant
+  if mine then
+    if ticket then
+      --@include unpark
+    end
+    --@include write
+    if ticket then return {mine, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called)} end
+    return its_value and {mine, its_value} or mine
+  end
+  stopped = more
+  if moved then
+    local found = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+    first, deadline = found[1], tonumber(found[2])
+  end
+end
+if note ~= '' and (count > 1 or park or gated) then
+  --@include twin
+  same = twin(body)
+end
+
+-- 3. Busy. What keeps the asker out?
+local named, wait = same or first or '', stopped and 0 or deadline and deadline - now_ms or -1
+if opens > now_us and not same then
+  for _, why in ipairs({'closed', 'cooldown', 'rate'}) do
+    if gates[why] and gates[why] > now_us and (why == 'closed' or count < limit) then
+      named, wait = 'g:' .. why .. ' ' .. int(gates[why] - now_us), math.ceil((gates[why] - now_us) / 1000)
+      break
+    end
+  end
+end
+
+-- 4. Park, or join the line or stay in it, or neither.
+local place, has_parked = 0, 0
+if park then
+  ticket = call('ZSCORE', line, token) or ticket
+  call('ZREM', line, token)
+  call('HDEL', info, token)
+  ticket = ticket or now_us
+  if was_parked then
+    --@include unpark
+  end
+  inline = math.floor((now_us - ticket) / 1000)
+  place = call('ZCARD', line)
+  if not same then -- beside a run with its own note nothing parks
+    local ms = 900000
+    --@include keep
+    if not parks then parks, changed = true, true end
+    call('ZADD', parked, int(ticket), note)
+    if call('ZCARD', parked) == 1 then call('PEXPIREAT', parked, int(good)) end
+    place, has_parked = place + call('ZRANK', parked, note), 1
+  end
+elseif stay > 0 then
+  local ms = stay
+  --@include keep
+  local new = call('ZADD', line, 'NX', int(ticket or now_us), token) == 1
+  call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2]) .. ' ' .. string.sub(body, #token + 2))
+  place = new and not ticket and call('ZCARD', line) - 1 or call('ZRANK', line, token)
+  if new and place == 0 then call('PEXPIREAT', line, int(good)) end
+  if ticket then
+    --@include unpark
+  end
+else
+  place = call('ZCARD', line)
+end
+--@include write
+if was_parked or park then
+  return {now_us, wait, place, named, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called), has_parked, fence}
+end
+return {now_us, wait, place, named}

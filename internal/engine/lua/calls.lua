@@ -1,0 +1,52 @@
+-- calls: which parked notes a reply names. A section.
+--
+-- K:parked has the line of the notes, those that are called too; K:called since when (us). A note is called by being
+-- named, again in each reply until it comes, and keeps its place. One that is called for longer than life does not
+-- count any more, so that others are called beside it; when 100 are called, it goes to the end of the line for the next one.
+-- Of who has been in line for 5 s one is called although others wait: waiters may overtake, but not for ever.
+--
+-- Expects inbound, how many called and waiting ones there should be (0: call nobody), and life (ms).
+-- Sets reply, unless nothing is parked: {reply, not called, until the first deadline or the gate opens (ms, -1: neither), called note, ...}
+local total = call('ZCARD', parked)
+if total == 0 then
+  parks, changed = false, true
+else
+  local ms = 900000
+  --@include keep
+  local names = call('ZRANGE', called, '0', '99')
+  local before = #names
+  if inbound > 0 and limit > 0 and opens <= now_us + 1000000 then
+    local fresh = before > 0 and call('ZCOUNT', called, int(now_us - life * 1000), '+inf') or 0
+    if before == 100 and fresh < 100 then
+      local last = table.remove(names, 1)
+      call('ZREM', called, last)
+      call('ZADD', parked, int(now_us), last)
+      before = 99
+    end
+    local wanted, age = math.max(inbound, free) - fresh - (nobody and 0 or call('ZCARD', line)), 0
+    if wanted <= 0 and fresh == 0 then wanted, age = 1, 5000000 end
+    wanted = math.min(wanted, 100 - before)
+    if wanted > 0 then
+      local is_called, new = {}, {}
+      for _, note in ipairs(names) do is_called[note] = true end
+      local heads = call('ZRANGE', parked, '0', int(before + wanted - 1), 'WITHSCORES')
+      for i = 1, #heads, 2 do
+        local note = heads[i]
+        if not is_called[note] and wanted > 0 and now_us - heads[i + 1] >= age then
+          wanted = wanted - 1
+          names[#names + 1] = note
+          new[#new + 1], new[#new + 2] = int(now_us - wanted), note
+        end
+      end
+      if #new > 0 then
+        call('ZADD', called, unpack(new))
+        if before == 0 then call('PEXPIREAT', called, int(good)) end
+      end
+    end
+  end
+  local soonest = -1
+  if count > 0 then soonest = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')[2] - now_ms end
+  if opens > now_us and (count == 0 or limit > 1) then soonest = math.ceil((opens - now_us) / 1000) end
+  reply = {reply, total - #names, soonest}
+  for _, note in ipairs(names) do reply[#reply + 1] = note end
+end

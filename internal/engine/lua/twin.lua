@@ -1,0 +1,9 @@
+-- twin: the holder with the note of body, or nil: a retry of a task that still runs must not run beside it.
+-- Where the word says notes, n:<note> in K:info names each holder by token|owner, as soon as there are two.
+local function twin(body)
+  local note = note_of(body)
+  if not noted or count == 0 or note == '' then return nil end
+  if first and note_of(first) == note then return first end
+  local other = call('HGET', info, 'n:' .. note)
+  return other and tonumber(call('ZSCORE', holders, other .. '|' .. note) or 0) > now_ms and other .. '|' .. note or nil
+end

@@ -1,0 +1,1942 @@
+// TestModel makes random steps of many clients on one lock, beside a model that knows no keys and no scripts, and compares each
+// reply, each message and what is stored: on a miniredis, and on a redis-server whose clock the test moves by a small C library
+// that is loaded before all others (cc is needed; else that half is skipped). TestMistakes plants mistakes in the scripts; each
+// must be found. RUNS=200 FIRST=0 says how many seeds and from which, ONLY=order or plain, SERVER=redis or miniredis.
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+// sender sends the scripts of one lock. mutate changes them, to plant a mistake.
+type sender struct {
+	t       testing.TB
+	rdb     *redis.Client
+	scripts map[string]*redis.Script
+}
+
+func newSender(t testing.TB, rdb *redis.Client, mutate func(string) string) *sender {
+	e := &sender{t: t, rdb: rdb, scripts: map[string]*redis.Script{}}
+	for _, one := range scripts {
+		text := one.Source
+		if mutate != nil {
+			text = mutate(text)
+		}
+		e.scripts[one.Name] = redis.NewScript(text)
+		if err := e.scripts[one.Name].Load(context.Background(), rdb).Err(); err != nil {
+			t.Fatalf("%s: %v", one.Name, err)
+		}
+	}
+	return e
+}
+
+// keysOf are the keys of a lock: the first six of any, with values of a pool, or with order and marks.
+func keysOf(key string) []string {
+	return []string{key, key + ":holders", key + ":line", key + ":parked", key + ":called", key + ":info"}
+}
+func poolKeys(key string) []string  { return append(keysOf(key), key+":values") }
+func orderKeys(key string) []string { return append(keysOf(key), key+":order", key+":marks") }
+
+func (e *sender) run(name string, keys []string, args ...any) any {
+	v, err := e.scripts[name].EvalSha(context.Background(), e.rdb, keys, args...).Result()
+	if err != nil {
+		e.t.Helper()
+		e.t.Fatalf("%s %v: %v", name, args, err)
+	}
+	return v
+}
+
+// server starts a Redis of its own, and stops it by its process.
+func server(t testing.TB, args ...string) *redis.Client {
+	sock := filepath.Join(t.TempDir(), "s")
+	cmd := exec.Command("redis-server", append([]string{"--port", "0", "--unixsocket", sock, "--save", "", "--appendonly", "no"}, args...)...)
+	if err := cmd.Start(); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: sock, DisableIdentity: true})
+	t.Cleanup(func() { rdb.Close() })
+	for range 200 {
+		if rdb.Ping(context.Background()).Err() == nil {
+			return rdb
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatal("no server")
+	return nil
+}
+
+// world is a server whose clock the test moves.
+type world struct {
+	rdb *redis.Client
+	set func(us int64, step time.Duration)
+}
+
+// miniWorld is a miniredis.
+func miniWorld(t testing.TB) world {
+	m := miniredis.RunT(t)
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr(), DisableIdentity: true, Protocol: 2})
+	t.Cleanup(func() { rdb.Close() })
+	return world{rdb, func(us int64, step time.Duration) {
+		m.SetTime(time.UnixMicro(us))
+		m.FastForward(step)
+	}}
+}
+
+const clockShim = `#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile int64_t *at;
+static int64_t now(void) {
+  if (!at) at = mmap(0, 8, PROT_READ, MAP_SHARED, open(getenv("CLOCK_FILE"), O_RDONLY), 0);
+  return *at;
+}
+int gettimeofday(struct timeval *tv, void *tz) { int64_t n = now(); tv->tv_sec = n / 1000000; tv->tv_usec = n % 1000000; return 0; }
+time_t time(time_t *t) { time_t s = now() / 1000000; if (t) *t = s; return s; }
+int clock_gettime(clockid_t c, struct timespec *ts) {
+  if (c != CLOCK_REALTIME && c != CLOCK_REALTIME_COARSE) return syscall(SYS_clock_gettime, c, ts);
+  int64_t n = now(); ts->tv_sec = n / 1000000; ts->tv_nsec = n % 1000000 * 1000; return 0;
+}`
+
+// realWorld is a redis-server whose clock stands: a library that is loaded before all others reads it from a file.
+func realWorld(t testing.TB) world {
+	dir := t.TempDir()
+	src, lib, file := filepath.Join(dir, "c.c"), filepath.Join(dir, "c.so"), filepath.Join(dir, "clock")
+	os.WriteFile(src, []byte(clockShim), 0o600)
+	if out, err := exec.Command("cc", "-O2", "-shared", "-fPIC", "-o", lib, src).CombinedOutput(); err != nil {
+		t.Skipf("no compiler: %v %s", err, out)
+	}
+	set := func(us int64, _ time.Duration) {
+		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b [8]byte
+		binary.LittleEndian.PutUint64(b[:], uint64(us))
+		f.WriteAt(b[:], 0)
+		f.Close()
+	}
+	set(startUS, 0)
+	sock := filepath.Join(dir, "s")
+	cmd := exec.Command("redis-server", "--port", "0", "--unixsocket", sock, "--save", "", "--appendonly", "no")
+	cmd.Env = append(os.Environ(), "LD_PRELOAD="+lib, "CLOCK_FILE="+file)
+	if err := cmd.Start(); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: sock, DisableIdentity: true, Protocol: 2})
+	t.Cleanup(func() { rdb.Close() })
+	for range 200 {
+		if rdb.Ping(context.Background()).Err() == nil {
+			return world{rdb, set}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatal("no server")
+	return world{}
+}
+
+const startUS = int64(1_800_000_000_000_000)
+
+type wrong string
+
+func fail(format string, args ...any) { panic(wrong(fmt.Sprintf(format, args...))) }
+
+// sim is one lock under test, beside its model.
+type sim struct {
+	w       world
+	e       *sender
+	r       *rand.Rand
+	key     string
+	keys    []string
+	msgs    <-chan *redis.Message
+	now     int64 // us
+	log     []string
+	m       model
+	limit   int
+	every   int64
+	spare   int64
+	grew    int64 // the highest fence so far
+	serial  int
+	bodies  []string // of attempts that were made, the last ones
+	nonces  []string
+	tickets map[string]int64
+	ordered bool
+	spent   spentAsk
+	pool    bool
+	notes   bool // no two holders have the same note
+}
+
+func (s *sim) ms() int64 { return s.now / 1000 }
+
+// advance moves the clock, and stops at no moment at which something ends: there Redis' TTLs, in its own rounding, decide.
+func (s *sim) advance(us int64) {
+	was := s.now
+	s.now += us
+	for again := true; again; {
+		again = false
+		for _, at := range s.m.ends() {
+			if d := s.ms() - at; d >= -3 && d <= 3 {
+				s.now += 7000
+				again = true
+			}
+		}
+	}
+	s.w.set(s.now, time.Duration(s.now-was)*time.Microsecond)
+	s.m.now = s.now
+}
+
+func (s *sim) run(name string, args ...any) any {
+	keys := s.keys
+	if name == "drop" || name == "take" {
+		keys = keys[:1]
+	} else if name == "renew" {
+		keys = keys[:2]
+	} else if name == "renew all" {
+		name = "renew"
+	} else if (name == "inspect" || name == "sweep") && s.ordered {
+		keys = orderKeys(s.key)
+	}
+	v, err := s.e.scripts[name].EvalSha(context.Background(), s.w.rdb, keys, args...).Result()
+	s.log = append(s.log, fmt.Sprintf("%d %s %v -> %v %v", s.now-startUS, name, args, v, err))
+	if err != nil {
+		fail("error %v", err)
+	}
+	return v
+}
+
+// message is the next one, or false if none comes in time.
+func (s *sim) message(d time.Duration) (string, bool) {
+	select {
+	case msg := <-s.msgs:
+		return strings.TrimPrefix(msg.Channel, "automutex:") + ": " + msg.Payload, true
+	case <-time.After(d):
+		return "", false
+	}
+}
+
+func num(v any) int64 {
+	switch v := v.(type) {
+	case int64:
+		return v
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			fail("no number: %q", v)
+		}
+		return n
+	}
+	fail("no number: %v", v)
+	return 0
+}
+
+func list(v any) []any {
+	l, ok := v.([]any)
+	if !ok {
+		fail("no list: %v", v)
+	}
+	return l
+}
+
+// ---------------------------------------------------------------------------------------------- the model
+
+type holder struct {
+	body string
+	end  int64 // ms: the first at which it holds no more
+}
+
+type entry struct {
+	token, body string
+	ticket      int64
+	till, grant int64
+}
+
+type note struct {
+	note   string
+	ticket int64
+	called int64 // us, 0: not
+}
+
+// model is what a lock should do, without scripts and keys.
+type model struct {
+	now              int64
+	holders          []holder
+	line             []entry
+	parked           []note
+	closed, cooldown int64 // us
+	next             int64 // of the rate
+	every, spare     int64
+	out              []string // messages published
+	told             []string // messages in the reply
+	notes            bool     // no two holders have the same note
+	own              string
+	tasks            []otask
+	marks            map[string]int64
+}
+
+func (m *model) ms() int64 { return m.now / 1000 }
+
+func (m *model) ends() (at []int64) {
+	for _, h := range m.holders {
+		at = append(at, h.end)
+	}
+	for _, us := range []int64{m.closed, m.cooldown, m.next, m.next + m.spare} {
+		at = append(at, us/1000, us/1000+1)
+	}
+	return at
+}
+
+func (m *model) purge() {
+	m.holders = slices.DeleteFunc(m.holders, func(h holder) bool { return h.end <= m.ms() })
+}
+
+func (m *model) opens() int64 { return max(m.closed, m.cooldown, m.next) }
+
+func (m *model) holds(body string) int {
+	return slices.IndexFunc(m.holders, func(h holder) bool { return h.body == body })
+}
+
+func noteOf(body string) string     { return strings.SplitN(body, "|", 3)[2] }
+func tokenOf(body string) string    { t, _, _ := strings.Cut(body, "|"); return t }
+func channelOf(token string) string { c, _, _ := strings.Cut(token, "."); return c }
+
+func (m *model) noted(n string) bool {
+	return n != "" && slices.ContainsFunc(m.holders, func(h holder) bool { return noteOf(h.body) == n })
+}
+
+func (m *model) apart(body string) bool {
+	return m.notes && m.noted(noteOf(body))
+}
+
+func (m *model) send(token, rest string) {
+	if channelOf(token) == m.own {
+		m.told = append(m.told, token+" "+rest)
+	} else {
+		m.out = append(m.out, channelOf(token)+": "+token+" "+rest)
+	}
+}
+
+func (m *model) take(body string, length int64) {
+	m.holders = append(m.holders, holder{body, m.ms() + length + 1})
+	if m.every > 0 {
+		m.next = max(m.next, m.now-m.spare) + m.every
+	}
+}
+
+// grant gives free slots to the line, and then to asker. It returns what is free after that, and whether the asker got one.
+// fence stands for the number in a message, which the test does not foresee.
+func (m *model) grant(limit int, moved bool, asker string, lease int64) (free int, mine bool) {
+	free = max(0, limit-len(m.holders))
+	for i := 0; free > 0; {
+		if m.opens() > m.now {
+			if moved && len(m.line) > 0 && m.line[0].body != asker {
+				m.send(m.line[0].token, fmt.Sprintf("-3 %d %d", m.now, m.opens()-m.now))
+			}
+			return 0, false
+		}
+		if i >= len(m.line) {
+			break
+		}
+		x := m.line[i]
+		if x.till <= m.ms() && x.body != asker {
+			m.line = slices.Delete(m.line, i, i+1)
+			continue
+		}
+		if m.apart(x.body) {
+			i++
+			continue
+		}
+		m.line = slices.Delete(m.line, i, i+1)
+		free--
+		moved = true
+		if x.body == asker {
+			m.take(x.body, lease)
+			return free, true
+		}
+		m.take(x.body, x.grant)
+		m.send(x.token, fmt.Sprintf("fence %d", m.now))
+	}
+	if free > 0 && asker != "" && m.opens() <= m.now && !m.apart(asker) {
+		m.take(asker, lease)
+		return free - 1, true
+	}
+	return free, false
+}
+
+func (m *model) parkedAt(n string) int {
+	return slices.IndexFunc(m.parked, func(x note) bool { return x.note == n })
+}
+
+func (m *model) called() (n int) {
+	for _, x := range m.parked {
+		if x.called > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *model) sortParked() {
+	sort.SliceStable(m.parked, func(i, j int) bool {
+		return m.parked[i].ticket < m.parked[j].ticket || m.parked[i].ticket == m.parked[j].ticket && m.parked[i].note < m.parked[j].note
+	})
+}
+
+// calls names notes; who is named of those called before is known, too.
+func (m *model) calls(limit, free, inbound int, life int64) []string {
+	if inbound > 0 && limit > 0 && m.opens() <= m.now+1_000_000 {
+		fresh := 0
+		for _, x := range m.parked {
+			if x.called >= m.now-life*1000 && x.called > 0 {
+				fresh++
+			}
+		}
+		more, age := max(inbound, free)-fresh-len(m.line), int64(0)
+		if more <= 0 && fresh == 0 {
+			more, age = 1, 5_000_000
+		}
+		for i := range m.parked {
+			if m.parked[i].called == 0 && more > 0 && m.now-m.parked[i].ticket >= age {
+				more--
+				m.parked[i].called = m.now - int64(more)
+			}
+		}
+	}
+	var named []note
+	for _, x := range m.parked {
+		if x.called > 0 {
+			named = append(named, x)
+		}
+	}
+	sort.SliceStable(named, func(i, j int) bool { return named[i].called < named[j].called })
+	var names []string
+	for _, x := range named {
+		names = append(names, x.note)
+	}
+	return names
+}
+
+func (m *model) soonest(limit int) int64 {
+	at := int64(-1)
+	for _, h := range m.holders {
+		if d := h.end - m.ms(); at < 0 || d < at {
+			at = d
+		}
+	}
+	if m.opens() > m.now && (at < 0 || limit > 1) {
+		at = (m.opens() - m.now + 999) / 1000
+	}
+	return at
+}
+
+func (m *model) first() string {
+	h := slices.Clone(m.holders)
+	sort.SliceStable(h, func(i, j int) bool { return h[i].end < h[j].end || h[i].end == h[j].end && h[i].body < h[j].body })
+	if len(h) == 0 {
+		return ""
+	}
+	return h[0].body
+}
+
+// ---------------------------------------------------------------------------------------------- the steps
+
+// fence notes a fence, which must be above all before.
+func (s *sim) fence(v any, again bool) {
+	f := num(v)
+	if f < s.grew || f == s.grew && !again {
+		fail("fence %d after %d", f, s.grew)
+	}
+	s.grew = f
+}
+
+// sameMessages compares messages with those of the model, where "fence" stands for any that grew.
+func (s *sim) same(got, want []string) {
+	if len(got) != len(want) {
+		fail("messages %v, want %v", got, want)
+	}
+	for i := range got {
+		g, w := strings.Fields(got[i]), strings.Fields(want[i])
+		for j := range w {
+			if w[j] == "fence" && j < len(g) {
+				s.fence(g[j], false)
+				g[j] = "fence"
+			}
+		}
+		if !reflect.DeepEqual(g, w) {
+			fail("message %q, want %q", got[i], want[i])
+		}
+	}
+}
+
+// published compares what was published with the model's.
+func (s *sim) published() {
+	var got []string
+	for range s.m.out {
+		msg, ok := s.message(3 * time.Second)
+		if !ok {
+			fail("messages %v, want %v", got, s.m.out)
+		}
+		got = append(got, msg)
+	}
+	want := s.m.out
+	s.m.out = nil
+	s.same(got, want)
+}
+
+func (s *sim) newBody() string {
+	s.serial++
+	n := ""
+	switch {
+	case s.r.IntN(3) > 0:
+		n = fmt.Sprintf("q/%d", s.r.IntN(8))
+	case s.r.IntN(2) == 0:
+		n = fmt.Sprintf("u/%d", s.serial)
+	}
+	b := fmt.Sprintf("c%d.%d|host:%d|%s", s.r.IntN(4), s.serial, s.r.IntN(9), n)
+	if s.bodies = append(s.bodies, b); len(s.bodies) > 12 {
+		s.bodies = s.bodies[1:]
+	}
+	return b
+}
+
+// body is that of a new attempt, or of one there was.
+func (s *sim) body(fresh int) string {
+	if len(s.bodies) == 0 || s.r.IntN(100) < fresh {
+		return s.newBody()
+	}
+	return s.bodies[s.r.IntN(len(s.bodies))]
+}
+
+// oneOf is a body that holds or waits, or any.
+func (s *sim) oneOf() string {
+	s.m.purge()
+	n := len(s.m.holders)
+	if n > 0 && s.r.IntN(10) < 7 {
+		return s.m.holders[s.r.IntN(n)].body
+	}
+	if len(s.m.line) > 0 && s.r.IntN(2) == 0 {
+		return s.m.line[s.r.IntN(len(s.m.line))].body
+	}
+	return s.body(0)
+}
+
+func (s *sim) rate(m *model) {
+	if m.every != s.every || m.spare != s.spare {
+		had := m.every > 0
+		m.every, m.spare = s.every, s.spare
+		if m.every == 0 {
+			m.next = 0
+		} else if !had {
+			m.next = m.now - m.spare
+		}
+	}
+}
+
+func (s *sim) ask() {
+	m := &s.m
+	body := s.body(50)
+	if len(m.line) > 0 && s.r.IntN(3) == 0 {
+		body = m.line[s.r.IntN(len(m.line))].body // a waiter asks again
+	}
+	called := []string{}
+	for _, x := range m.parked {
+		if x.called > 0 {
+			called = append(called, x.note)
+		}
+	}
+	if len(called) > 0 && s.r.IntN(2) == 0 { // a called one comes
+		body = s.newBody()
+		body = tokenOf(body) + "|h|" + called[s.r.IntN(len(called))]
+		s.bodies[len(s.bodies)-1] = body
+	}
+	lease := int64(50+10*s.r.IntN(100)) * []int64{1, 1, 30}[s.r.IntN(3)]
+	if s.r.IntN(20) == 0 {
+		lease = 7_200_000 + int64(s.r.IntN(3))*3_600_000 // longer than keys last at first
+	}
+	stay, park, length := int64(0), 0, int64(40)
+	switch s.r.IntN(5) {
+	case 0, 1, 2:
+		stay = 300
+	case 3:
+		if noteOf(body) != "" {
+			park = 1
+		}
+	}
+	m.purge()
+	thin := m.holds(body) >= 0 && len(m.holders) == 1
+	got := s.run("ask", body, lease, stay, length, s.limit, park, oneIf(s.notes), s.every, s.spare)
+	if !(thin && num1(got)) { // a thin lock does not look at the rate
+		s.rate(m)
+	}
+	if i := m.holds(body); i >= 0 {
+		m.holders[i].end = max(m.holders[i].end, m.ms()+lease+1)
+		s.fence(got, true)
+		s.published()
+		return
+	}
+	n := noteOf(body)
+	at := -1
+	if n != "" {
+		at = m.parkedAt(n)
+	}
+	var was note
+	if at >= 0 {
+		was = m.parked[at]
+	}
+	// The slots that are free when the busy reply is made count for what it names.
+	free, mine := m.grant(s.limit, false, body, lease)
+	_ = free
+	calledAgo := int64(-1)
+	if was.called > 0 {
+		calledAgo = max(0, (m.now-was.called)/1000)
+	}
+	if mine {
+		if at >= 0 {
+			m.parked = slices.Delete(m.parked, at, at+1)
+			l := list(got)
+			s.published()
+			s.fence(l[0], false)
+			if num(l[1]) != (m.now-was.ticket)/1000 || num(l[2]) != calledAgo || num(l[3]) != int64(len(m.parked)-m.called()) {
+				fail("returned %v, was %+v", l, was)
+			}
+			return
+		}
+		s.published()
+		if _, ok := got.(int64); !ok {
+			fail("%v, want yours", got)
+		}
+		s.fence(got, false)
+		return
+	}
+	s.published()
+	l := list(got)
+	// What keeps it out?
+	same := ""
+	if m.notes && m.noted(n) {
+		same = "|" + n
+	}
+	why, until := "", int64(0)
+	for _, g := range []struct {
+		why string
+		at  int64
+	}{{"closed", m.closed}, {"cooldown", m.cooldown}, {"rate", m.next}} {
+		if why == "" && g.at > m.now && (g.why == "closed" || len(m.holders) < s.limit) {
+			why, until = g.why, g.at-m.now
+		}
+	}
+	named := l[3].(string)
+	switch {
+	case same != "":
+		if !strings.HasSuffix(named, same) {
+			fail("named %q, want a holder with note %s", named, n)
+		}
+	case why != "":
+		if named != fmt.Sprintf("g:%s %d", why, until) || num(l[1]) != (until+999)/1000 {
+			fail("named %q for %v, want %s %d", named, l[1], why, until)
+		}
+	default:
+		if named != m.first() {
+			fail("named %q, want %q", named, m.first())
+		}
+		want := int64(-1)
+		for _, h := range m.holders {
+			if d := h.end - m.ms(); want < 0 || d < want {
+				want = d
+			}
+		}
+		if d := num(l[1]) - want; d < -2 || d > 1 {
+			fail("wait %v, want %d", l[1], want)
+		}
+	}
+	place := len(m.line)
+	hasParked, inline := int64(0), int64(0)
+	li := slices.IndexFunc(m.line, func(x entry) bool { return x.token == tokenOf(body) })
+	switch {
+	case park > 0:
+		ticket := m.now
+		switch {
+		case li >= 0:
+			ticket = m.line[li].ticket
+		case at >= 0:
+			ticket = was.ticket
+		}
+		if li >= 0 {
+			m.line = slices.Delete(m.line, li, li+1)
+		}
+		if at >= 0 {
+			m.parked = slices.Delete(m.parked, at, at+1)
+		}
+		place, inline = len(m.line), (m.now-ticket)/1000
+		if same == "" {
+			hasParked = 1
+			for _, x := range m.parked {
+				if x.ticket < ticket || x.ticket == ticket && x.note < n {
+					place++
+				}
+			}
+			m.parked = append(m.parked, note{n, ticket, 0})
+			m.sortParked()
+		}
+	case stay > 0:
+		if li < 0 {
+			ticket := m.now
+			if at >= 0 {
+				ticket = was.ticket
+			}
+			m.line = append(m.line, entry{tokenOf(body), body, ticket, 0, 0})
+			sort.SliceStable(m.line, func(i, j int) bool {
+				return m.line[i].ticket < m.line[j].ticket || m.line[i].ticket == m.line[j].ticket && m.line[i].token < m.line[j].token
+			})
+			li = slices.IndexFunc(m.line, func(x entry) bool { return x.token == tokenOf(body) })
+		}
+		m.line[li].till, m.line[li].grant, m.line[li].body = m.ms()+stay, length, body
+		place = li
+		if at >= 0 {
+			inline = (m.now - was.ticket) / 1000
+			m.parked = slices.Delete(m.parked, at, at+1)
+		}
+	default:
+		calledAgo = -1
+	}
+	if num(l[2]) != int64(place) {
+		fail("place %v, want %d", l[2], place)
+	}
+	if at < 0 && park == 0 {
+		if len(l) != 4 {
+			fail("%v, want four", l)
+		}
+		return
+	}
+	if len(l) != 9 || num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.parked)-m.called()) || num(l[7]) != hasParked {
+		fail("%v, want inline %d, called %d, parked %d, has parked %d", l, inline, calledAgo, len(m.parked)-m.called(), hasParked)
+	}
+}
+
+func num1(v any) bool { _, ok := v.(int64); return ok }
+
+// calls compares a reply that may name notes.
+func (s *sim) calls(got any, code int64, free, inbound int) {
+	m := &s.m
+	if len(m.parked) == 0 {
+		if !num1(got) || num(got) != code {
+			fail("%v, want %d", got, code)
+		}
+		return
+	}
+	names := m.calls(s.limit, free, inbound, 500)
+	l := list(got)
+	var gotNames []string
+	for _, v := range l[3:] {
+		gotNames = append(gotNames, v.(string))
+	}
+	if num(l[0]) != code || num(l[1]) != int64(len(m.parked)-m.called()) || !reflect.DeepEqual(gotNames, names) {
+		fail("%v, want %d, %d parked, %v", l, code, len(m.parked)-m.called(), names)
+	}
+	if d := num(l[2]) - m.soonest(s.limit); d < -1 || d > 1 {
+		fail("soonest %v, want %d", l[2], m.soonest(s.limit))
+	}
+}
+
+// setNX takes the lock as a raw client does: that must only succeed if nobody is there.
+func (s *sim) setNX() {
+	m := &s.m
+	if s.every > 0 || s.limit == 0 {
+		return // such a lock is not taken so
+	}
+	body, lease := s.newBody(), int64(50+10*s.r.IntN(100))
+	m.purge()
+	if s.r.IntN(2) == 0 {
+		fence := num(s.run("take", body, lease))
+		if fence > 0 {
+			s.fence(fence, false)
+		}
+		s.tookThin(fence > 0, body, lease)
+		return
+	}
+	ok, err := s.w.rdb.SetNX(context.Background(), s.key, body, time.Duration(lease)*time.Millisecond).Result()
+	s.log = append(s.log, fmt.Sprintf("%d SET NX %s %d -> %v %v", s.now-startUS, body, lease, ok, err))
+	s.tookThin(ok, body, lease)
+}
+
+func (s *sim) tookThin(ok bool, body string, lease int64) {
+	m := &s.m
+	if !ok {
+		return
+	}
+	if len(m.holders)+len(m.line)+len(m.parked) > 0 || m.opens() > m.now {
+		fail("SET NX took it beside %v, %v, %v", m.holders, m.line, m.parked)
+	}
+	m.take(body, lease)
+}
+
+// releaseThin gives it back as a raw client does.
+func (s *sim) releaseThin() {
+	m := &s.m
+	body := s.oneOf()
+	m.purge()
+	if num(s.run("drop", body)) == 1 {
+		if m.holds(body) < 0 || len(m.holders) > 1 || len(m.line)+len(m.parked) > 0 {
+			fail("a thin release of %s beside %v, %v, %v", body, m.holders, m.line, m.parked)
+		}
+		m.holders = nil
+	}
+}
+
+func (s *sim) release() {
+	m := &s.m
+	body := s.oneOf()
+	inbound, cooldown := s.r.IntN(4), int64(0)
+	if s.r.IntN(12) == 0 {
+		cooldown = 100
+	}
+	m.purge()
+	got := s.run("release", body, s.limit, inbound, 500, cooldown)
+	m.own = channelOf(tokenOf(body))
+	was := m.holds(body)
+	moved := was >= 0
+	if was >= 0 {
+		m.holders = slices.Delete(m.holders, was, was+1)
+		if cooldown > 0 {
+			m.cooldown = max(m.cooldown, m.now+cooldown*1000)
+		}
+	} else if i := slices.IndexFunc(m.line, func(x entry) bool { return x.token == tokenOf(body) }); i >= 0 {
+		m.line, moved = slices.Delete(m.line, i, i+1), true
+	}
+	free, _ := m.grant(s.limit, moved, "", 0)
+	m.own = ""
+	code := int64(free)
+	if was < 0 {
+		code = -1 - code
+		if free == 0 {
+			inbound = 0
+		}
+	}
+	if len(m.told) > 0 {
+		l := list(got)
+		got = l[0]
+		var told []string
+		for _, v := range l[1:] {
+			told = append(told, v.(string))
+		}
+		want := m.told
+		m.told = nil
+		// Fences of published and told messages grow together; only each list is compared here.
+		top := s.grew
+		s.published()
+		grew := s.grew
+		s.grew = top
+		s.same(told, want)
+		s.grew = max(s.grew, grew)
+	} else {
+		s.published()
+	}
+	s.calls(got, code, free, inbound)
+}
+
+func (s *sim) check() {
+	m := &s.m
+	m.purge()
+	n, fate, inbound := "", "", s.r.IntN(4)
+	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
+		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later"}[s.r.IntN(2)]
+	}
+	got := s.run("check", s.limit, inbound, 500, n, fate)
+	if at := m.parkedAt(n); at >= 0 && m.parked[at].called > 0 {
+		m.parked = slices.Delete(m.parked, at, at+1)
+		if fate == "later" {
+			m.parked = append(m.parked, note{n, m.now, 0})
+			m.sortParked()
+		}
+	}
+	free, _ := m.grant(s.limit, false, "", 0)
+	s.published()
+	if fate == "" && free == 0 {
+		inbound = 0
+	}
+	s.calls(got, int64(free), free, inbound)
+}
+
+func (s *sim) renew() {
+	m := &s.m
+	body, length := s.oneOf(), int64(100+10*s.r.IntN(50))
+	m.purge()
+	if s.r.IntN(4) == 0 {
+		length = int64(1+s.r.IntN(9)) * 3_600_000
+	}
+	got := num(s.run("renew", body, length))
+	if got == 2 {
+		keys := s.keys
+		s.keys = append([]string{}, keys...)
+		got = num(s.run("renew all", body, length))
+		s.keys = keys
+	}
+	i := m.holds(body)
+	if (i >= 0) != (got == 1) {
+		fail("renewed %d, holds %v", got, i >= 0)
+	}
+	if i >= 0 {
+		// A fat one is a millisecond longer than a thin one. The model reads which it is.
+		m.holders[i].end = max(m.holders[i].end, m.ms()+length) + 1
+		if w := s.w.rdb.Get(context.Background(), s.key).Val(); w == body {
+			m.holders[i].end = m.ms() + s.w.rdb.PTTL(context.Background(), s.key).Val().Milliseconds() + 1
+		}
+	}
+}
+
+func (s *sim) close() {
+	m := &s.m
+	body, length := s.oneOf(), int64(50+s.r.IntN(100))
+	m.purge()
+	got := num(s.run("close", body, length))
+	if (m.holds(body) >= 0) != (got == 1) {
+		fail("closed %d, holds %d", got, m.holds(body))
+	}
+	if got == 1 {
+		m.closed = max(m.closed, m.now+length*1000)
+	}
+}
+
+func (s *sim) break_() {
+	m := &s.m
+	m.purge()
+	token, all := "", []string{"0", "0", "2"}[s.r.IntN(3)]
+	if s.r.IntN(2) == 0 {
+		token = tokenOf(s.oneOf())
+	}
+	exists := s.w.rdb.Exists(context.Background(), s.key).Val() == 1
+	got := list(s.run("break", s.limit, token, all, "*"))
+	if !exists {
+		if num(got[0]) != -2 {
+			fail("%v, want nothing", got)
+		}
+		return
+	}
+	broken := 0
+	if all == "0" {
+		sort.SliceStable(m.holders, func(i, j int) bool {
+			return m.holders[i].end < m.holders[j].end || m.holders[i].end == m.holders[j].end && m.holders[i].body < m.holders[j].body
+		})
+		m.holders = slices.DeleteFunc(m.holders, func(h holder) bool {
+			if token != "" && tokenOf(h.body) != token {
+				return false
+			}
+			broken++
+			m.send(tokenOf(h.body), fmt.Sprintf("-1 %d", m.now))
+			return true
+		})
+	}
+	if token == "" {
+		if m.closed > m.now || m.cooldown > m.now {
+			broken++
+		}
+		m.closed, m.cooldown = 0, 0
+	}
+	m.grant(s.limit, true, "", 0)
+	s.published()
+	if num(got[0]) != int64(broken) || len(got) > 1 && num(got[1]) != 0 {
+		fail("broken %v, want %d", got, broken)
+	}
+}
+
+func (s *sim) sweep() {
+	m := &s.m
+	removed := num(list(s.run("sweep", s.limit, 0))[0])
+	m.purge()
+	m.line = slices.DeleteFunc(m.line, func(x entry) bool { return x.till <= m.ms() })
+	m.grant(s.limit, removed > 0, "", 0)
+	s.published()
+}
+
+// inspect compares all that an operator sees.
+func (s *sim) inspect() {
+	m := &s.m
+	m.purge()
+	n := ""
+	if len(m.parked) > 0 {
+		n = m.parked[s.r.IntN(len(m.parked))].note
+	}
+	l := list(s.run("inspect", 100, n, ""))
+	waiting := 0
+	for _, x := range m.line {
+		if x.till > m.ms() {
+			waiting++
+		}
+	}
+	place := int64(-1)
+	if n != "" {
+		place = int64(waiting + m.parkedAt(n))
+	}
+	why, until := "", int64(0)
+	for _, g := range []struct {
+		why string
+		at  int64
+	}{{"closed", m.closed}, {"cooldown", m.cooldown}, {"rate", m.next}} {
+		if why == "" && g.at > m.now {
+			why, until = g.why, g.at-m.now
+		}
+	}
+	if num(l[1]) != int64(len(m.holders)) || num(l[2]) != int64(waiting) || num(l[3]) != int64(len(m.parked)-m.called()) ||
+		num(l[4]) != int64(m.called()) || num(l[6]) != place || l[8] != why || num(l[9]) != until {
+		fail("inspect %v, want %d holders, %d in line, %d parked, %d called, place %d, %s for %d", l, len(m.holders), len(m.line), len(m.parked)-m.called(), m.called(), place, why, until)
+	}
+	listed := list(l[7])
+	for i := 0; i < len(listed); i += 2 {
+		at := m.holds(listed[i].(string))
+		if at < 0 {
+			fail("holder %v, want %v", listed[i], m.holders)
+		}
+		if d := num(listed[i+1]) - m.holders[at].end; d < -2 || d > 1 { // a thin one ends when its key does, and a miniredis rounds its TTL down
+			fail("holder %v until %v, want %d", listed[i], listed[i+1], m.holders[at].end)
+		}
+	}
+}
+
+// keysAreSound looks at what is stored: each key has a TTL that outlives what is in it, no key is left over, and the word says what there is.
+func (s *sim) keysAreSound(emptied bool) {
+	ctx := context.Background()
+	found := s.w.rdb.Keys(ctx, "*").Val()
+	m := &s.m
+	word, _ := s.w.rdb.Get(ctx, s.key).Result()
+	ttls := map[string]int64{}
+	for _, k := range found {
+		ttl := s.w.rdb.PTTL(ctx, k).Val()
+		if ttl <= 0 {
+			fail("key %s has no TTL", k)
+		}
+		ttls[strings.TrimPrefix(k, s.key)] = ttl.Milliseconds()
+	}
+	last := int64(0)
+	for _, h := range m.holders {
+		last = max(last, h.end-1)
+	}
+	for _, x := range m.line {
+		last = max(last, x.till)
+	}
+	last = max(last, m.opens()/1000, (m.next+m.spare*min(1, m.next))/1000)
+	fat := strings.HasPrefix(word, "+")
+	for k, ttl := range ttls {
+		if k == ":marks" {
+			continue
+		}
+		if s.ms()+ttl < last-2 && !(k == "" && !fat) {
+			fail("key %s ends before %d, at %d", k, last, s.ms()+ttl)
+		}
+		if d := ttl - ttls[""]; fat && (d < -2 || d > 2) && k != "" {
+			fail("key %s has a TTL of %d, the word %d", k, ttl, ttls[""])
+		}
+	}
+	_, parked := ttls[":parked"]
+	_, order := ttls[":order"]
+	_, called := ttls[":called"]
+	if fat {
+		info := s.w.rdb.HGetAll(ctx, s.key+":info").Val()
+		gate := info["closed"] != "" || info["cooldown"] != "" || info["rate"] != ""
+		if parked != strings.Contains(word, " parked") || gate != strings.Contains(word, " gate") || order && !strings.Contains(word, " order") {
+			fail("the word is %q, parked %v, gate %v, order %v", word, parked, gate, order)
+		}
+		if called && !parked {
+			fail("called, and not parked")
+		}
+		waiters := 0
+		for f := range info {
+			if strings.HasPrefix(f, "c") && strings.Contains(f, ".") {
+				waiters++
+			}
+		}
+		if waiters != len(m.line) {
+			fail("%d records of waiters, want %d: %v", waiters, len(m.line), info)
+		}
+	}
+	if emptied && len(m.holders)+len(m.line)+len(m.parked)+len(m.tasks) == 0 && max(m.opens(), m.next+m.spare*min(1, m.next)) <= m.now {
+		for k := range ttls {
+			if k != ":marks" {
+				fail("left over: %v", ttls)
+			}
+		}
+	}
+}
+
+// runModel makes random steps, and returns the first mistake.
+func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (err error, log []string) {
+	ctx := context.Background()
+	s := &sim{w: w, e: e, r: rand.New(rand.NewPCG(seed, 7)), key: "automutex:{m|1}", limit: 1, ordered: ordered, tickets: map[string]int64{}}
+	s.keys = keysOf(s.key)
+	s.m.marks = map[string]int64{}
+	if ordered {
+		s.keys = orderKeys(s.key)
+	}
+	defer func() {
+		log = s.log
+		if p := recover(); p != nil { // what a planted mistake replies may fit no type
+			err = fmt.Errorf("seed %d: %v", seed, p)
+		}
+	}()
+	w.rdb.FlushAll(ctx)
+	sub := w.rdb.PSubscribe(ctx, "automutex:*")
+	defer sub.Close()
+	if _, err := sub.Receive(ctx); err != nil {
+		return err, nil
+	}
+	s.msgs = sub.Channel(redis.WithChannelSize(10000))
+	s.now = startUS + int64(seed%1000)*100_000_000_000
+	s.w.set(s.now, 0)
+	s.m.now = s.now
+	switch s.r.IntN(4) {
+	case 1:
+		s.limit = 2
+	case 2:
+		s.limit = 4
+	}
+	if !ordered && s.r.IntN(4) == 0 {
+		s.every, s.spare = int64(20_000+s.r.IntN(100_000)), int64(s.r.IntN(3))*50_000
+	}
+	if ordered {
+		s.limit = 1
+	} else {
+		s.notes = s.r.IntN(3) > 0
+		s.m.notes = s.notes
+	}
+	for range steps {
+		step := int64(1 + s.r.IntN(2000))
+		switch s.r.IntN(14) {
+		case 0:
+			step = 1 + int64(s.r.IntN(400))*1000 // two scripts are never in one microsecond
+		case 1:
+			if s.r.IntN(6) == 0 {
+				step = 1 + int64(s.r.IntN(9))*1_000_000
+			}
+		}
+		s.advance(step)
+		emptied := false
+		if ordered {
+			emptied = s.orderStep()
+		} else {
+			switch k := s.r.IntN(40); {
+			case k < 17:
+				s.ask()
+			case k < 19:
+				s.setNX()
+			case k < 20:
+				s.releaseThin()
+			case k < 30:
+				s.release()
+				emptied = s.w.rdb.Exists(ctx, s.key).Val() == 1
+			case k < 32:
+				s.check()
+				emptied = true
+			case k < 34:
+				s.renew()
+			case k == 34:
+				s.close()
+			case k == 35:
+				s.break_()
+				emptied = true
+			case k == 36:
+				s.sweep()
+			case k == 37:
+				if s.r.IntN(2) == 0 {
+					s.limit = []int{0, 1, 1, 2, 4}[s.r.IntN(5)]
+				} else if s.limit == 0 {
+					s.limit = 1 + s.r.IntN(3)
+				}
+				if s.r.IntN(3) == 0 {
+					s.break_()
+					emptied = true
+				}
+			default:
+				s.inspect()
+			}
+		}
+		s.keysAreSound(emptied)
+	}
+	s.drainCheck()
+	return nil, s.log
+}
+
+// drainCheck: no message is left that the model did not foresee.
+func (s *sim) drainCheck() {
+	if msg, ok := s.message(50 * time.Millisecond); ok {
+		fail("message %q came, and none was expected", msg)
+	}
+}
+
+// spentAsk is an ask that was refused.
+type spentAsk struct {
+	body             string
+	task             otask
+	retried, allowed int64
+}
+
+type otask struct {
+	nonce, note, state, token, body string
+	ticket, seen, since             int64
+	begun, retried                  int64
+	grant                           int64
+}
+
+// ---------------------------------------------------------------------------------------------- ordered keys
+
+func (m *model) task(nonce string) int {
+	return slices.IndexFunc(m.tasks, func(t otask) bool { return t.nonce == nonce })
+}
+
+func (m *model) put(t otask) {
+	if i := m.task(t.nonce); i >= 0 {
+		m.tasks[i] = t
+		return
+	}
+	m.tasks = append(m.tasks, t)
+	sort.SliceStable(m.tasks, func(i, j int) bool {
+		return m.tasks[i].ticket < m.tasks[j].ticket || m.tasks[i].ticket == m.tasks[j].ticket && m.tasks[i].nonce < m.tasks[j].nonce
+	})
+}
+
+func (m *model) remove(nonce string) {
+	if i := m.task(nonce); i >= 0 {
+		m.tasks = slices.Delete(m.tasks, i, i+1)
+	}
+}
+
+func (m *model) mark(name string) { m.marks[name] = m.ms() + 300_000 }
+
+func (m *model) marked(name string) bool { return m.marks[name] > m.ms() }
+
+func (m *model) leave(t otask, how string) {
+	m.remove(t.nonce)
+	m.mark("left:" + t.nonce)
+	if how != "" && t.begun > 0 {
+		m.mark(fmt.Sprintf("%s:%s|%d", how, t.nonce, t.begun))
+	}
+}
+
+func (m *model) hold(t otask) {
+	t.state, t.since, t.token = "h", m.ms(), ""
+	m.put(t)
+}
+
+func (m *model) runs(t otask) bool { return m.noted(t.note) }
+
+func (m *model) alive(t otask) bool { return t.state == "w" && m.now-t.seen < t.since*1000 }
+
+func (m *model) due(t otask) bool {
+	switch t.state {
+	case "i":
+		at := t.seen
+		if at == 0 {
+			at = t.ticket
+		}
+		return m.now-at >= t.since*1000
+	case "a":
+		at := t.since
+		if at == 0 {
+			at = t.seen/1000 + 5000
+		}
+		return m.ms() >= at || t.since > m.ms()+5000 && (m.ms()+t.ticket/1000)%60000 < 5000
+	}
+	return t.state == "w" && !m.alive(t) && m.now-t.seen >= 5_000_000
+}
+
+// advance returns the free slots, and what a reply names; nil for nobody who is kept waiting.
+func (m *model) advance(limit, inbound int, ended bool) (free int, waiting int, names []string) {
+	if len(m.tasks) == 0 {
+		return max(0, limit-len(m.holders)), 0, nil
+	}
+	if h := m.tasks[0]; len(m.holders) < limit && m.opens() <= m.now && m.alive(h) {
+		m.take(h.body, h.grant)
+		m.send(h.token, fmt.Sprintf("fence %d", m.now))
+		h.state, h.since, h.begun, h.seen = "a", 0, h.retried+1, m.now
+		m.put(h)
+	}
+	if h := m.tasks[0]; ended && m.opens() > m.now && m.alive(h) {
+		m.send(h.token, fmt.Sprintf("-3 %d %d", m.now, m.opens()-m.now))
+	}
+	free = max(0, limit-len(m.holders))
+	head := m.tasks[0]
+	if len(m.tasks) == 1 && (len(m.holders) > 0 || head.state != "p" && head.state != "c") {
+		return free, 0, nil
+	}
+	name := func(kind string, t otask) {
+		names = append(names, fmt.Sprintf("|%s|%s|%s|%d|%d|%s", kind, t.state, t.nonce, t.ticket, t.seen, t.note))
+	}
+	if limit > 0 && free > 0 && m.opens() <= m.now && !ended && m.due(head) {
+		name("l", head)
+	}
+	coming := 0
+	for i, t := range m.tasks {
+		if limit == 0 || m.opens() > m.now+1_000_000 || i >= max(2, inbound+1) {
+			break
+		}
+		if t.state == "p" && coming < inbound {
+			t.state, t.since = "c", m.ms()
+			m.put(t)
+		}
+		if t.state == "c" {
+			name("c", t)
+		} else if !m.alive(t) && !(i == 0 && len(m.holders) > 0) {
+			break
+		}
+		if t.state != "a" {
+			coming++
+		}
+	}
+	return free, len(m.tasks), names
+}
+
+func (s *sim) orderCalls(got any, code int64, waiting int, names []string) {
+	m := &s.m
+	if waiting == 0 {
+		if !num1(got) || num(got) != code {
+			fail("%v, want %d", got, code)
+		}
+		return
+	}
+	l := list(got)
+	var gotNames []string
+	for _, v := range l[3:] {
+		gotNames = append(gotNames, v.(string))
+	}
+	if num(l[0]) != code || num(l[1]) != int64(waiting) || !reflect.DeepEqual(gotNames, names) {
+		fail("%v, want %d, %d, %v", l, code, waiting, names)
+	}
+	_ = m
+}
+
+func (s *sim) orderAsk(o otask) {
+	m := &s.m
+	body := fmt.Sprintf("c%d.~%d|host|%s", s.r.IntN(4), s.serial, o.note)
+	s.serial++
+	if i := m.task(o.nonce); i >= 0 && m.tasks[i].state == "w" && s.r.IntN(2) == 0 {
+		body = m.tasks[i].body // it asks again
+	}
+	if len(m.holders) > 0 && noteOf(m.holders[0].body) == o.note && s.r.IntN(3) == 0 {
+		body = m.holders[0].body
+	}
+	s.bodies = append(s.bodies, body)
+	stay, park := int64(0), s.r.IntN(3)
+	if park != 1 {
+		stay = []int64{0, 300, 300}[s.r.IntN(3)]
+	}
+	retried, allowed := int64(s.r.IntN(3)), int64(s.r.IntN(4)-1)
+	if i := m.task(o.nonce); i >= 0 && s.r.IntN(2) == 0 {
+		retried = m.tasks[i].begun
+	}
+	cont, again, lease, grant := s.r.IntN(2), 0, int64(100+10*s.r.IntN(100)), int64(60)
+	if s.r.IntN(8) == 0 {
+		again = 1
+	}
+	if s.spent.body != "" && s.r.IntN(3) == 0 { // a refused ask is sent again
+		body, o, retried, allowed, again = s.spent.body, s.spent.task, s.spent.retried, s.spent.allowed, 0
+	}
+	ticket := o.ticket
+	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont, again)
+	token := tokenOf(body)
+	spent := allowed >= 0 && retried > allowed
+	refused := func(want string) {
+		if l := list(got); len(l) != 1 || l[0] != want {
+			fail("%v, want %s", got, want)
+		}
+		if s.spent.body = ""; want == "spent" {
+			s.spent = spentAsk{body, o, retried, allowed}
+		}
+	}
+	if m.marked("refused:" + token) {
+		refused("spent")
+		return
+	}
+	if m.marked("done:"+o.nonce) && again == 0 {
+		m.remove(o.nonce)
+		refused("done")
+		return
+	}
+	delete(m.marks, "done:"+o.nonce)
+	if len(m.holders) > 0 && m.holders[0].body == body {
+		m.holders[0].end = max(m.holders[0].end, m.ms()+lease+1)
+		s.fence(got, true)
+		return
+	}
+	i := m.task(o.nonce)
+	t := otask{nonce: o.nonce, note: o.note, state: "a", ticket: o.ticket}
+	was, since, ended := "", int64(0), false
+	if i >= 0 {
+		t = m.tasks[i]
+		was, since = t.state, t.since
+	} else {
+		if t.ticket == 0 {
+			t.ticket = m.now
+		}
+		for _, how := range []string{"ended", "unknown"} {
+			name := fmt.Sprintf("%s:%s|%d", how, o.nonce, retried)
+			if how == "ended" || spent {
+				ended = ended || m.marked(name)
+				delete(m.marks, name)
+			}
+		}
+	}
+	waited := was == "w" && t.token == token
+	t.seen, t.retried = m.now, max(retried, t.retried)
+	same := m.runs(t)
+	if ended || !waited && !same && spent && t.begun == t.retried {
+		t.begun = retried + 1
+		if cont == 1 {
+			m.leave(t, "ended")
+		} else {
+			m.hold(t)
+		}
+		m.mark("refused:" + token)
+		refused("spent")
+		return
+	}
+	place := 0
+	for _, x := range m.tasks {
+		if x.ticket < t.ticket || x.ticket == t.ticket && x.nonce < t.nonce && was != "" {
+			place++
+		}
+	}
+	inline := max(0, (m.now-t.ticket)/1000)
+	calledAgo := int64(-1)
+	if was == "c" {
+		calledAgo = max(0, m.ms()-since)
+	}
+	if place == 0 && len(m.holders) < s.limit && m.opens() <= m.now {
+		t.state, t.since, t.token, t.begun = "a", 0, token, max(retried+1, t.begun)
+		m.put(t)
+		m.take(body, lease)
+		if was != "p" && was != "c" {
+			if !num1(got) {
+				fail("%v, want a fence", got)
+			}
+			s.fence(got, false)
+			return
+		}
+		l := list(got)
+		s.fence(l[0], false)
+		if num(l[1]) != inline || num(l[2]) != calledAgo || num(l[3]) != int64(len(m.tasks)-1) {
+			fail("%v, want %d, %d, %d", l, inline, calledAgo, len(m.tasks)-1)
+		}
+		return
+	}
+	parkNow := park == 1
+	if park == 2 && place > 0 && len(m.holders) == 0 {
+		parkNow = m.tasks[0].state == "a" || m.tasks[0].state == "h"
+	}
+	hasParked := int64(0)
+	t.token, t.since, t.state = "", 0, "a"
+	switch {
+	case same:
+		t.token = tokenOf(m.holders[0].body)
+	case parkNow:
+		t.state, hasParked = "p", 1
+	case stay > 0:
+		t.state, t.since, t.token, t.body, t.grant = "w", stay, token, body, grant
+	}
+	m.put(t)
+	if len(m.holders) < s.limit {
+		m.advance(s.limit, 0, false)
+	}
+	s.published()
+	l := list(got)
+	if num(l[2]) != int64(place) {
+		fail("place %v, want %d", l[2], place)
+	}
+	if len(m.holders) > 0 && !strings.Contains(l[3].(string), "|host|") && m.opens() <= m.now {
+		fail("named %v, want a holder", l[3])
+	}
+	if len(m.holders) == 0 && place > 0 && m.opens() <= m.now && !strings.HasSuffix(l[3].(string), "|"+m.tasks[0].note) {
+		fail("named %v, want the head %+v", l[3], m.tasks[0])
+	}
+	if parkNow || was == "p" || was == "c" {
+		if num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.tasks)-1) || num(l[7]) != hasParked {
+			fail("%v, want %d %d %d %d", l, inline, calledAgo, len(m.tasks)-1, hasParked)
+		}
+	}
+}
+
+func (s *sim) orderRelease() {
+	m := &s.m
+	if len(s.bodies) == 0 {
+		return
+	}
+	body := s.bodies[max(0, len(s.bodies)-1-s.r.IntN(6))]
+	if len(m.holders) > 0 && s.r.IntN(4) > 0 {
+		body = m.holders[0].body
+	}
+	var nonce string
+	for n := range s.tickets {
+		if "q/"+strings.TrimLeft(n, "N~") == noteOf(body) {
+			nonce = n
+		}
+	}
+	if i := slices.IndexFunc(m.tasks, func(t otask) bool { return t.note == noteOf(body) }); i >= 0 {
+		nonce = m.tasks[i].nonce
+	}
+	outcome := []string{"stays", "unbegun", "done", "done", "done", "held", "left"}[s.r.IntN(7)]
+	inbound, cooldown := s.r.IntN(4), int64(0)
+	if s.r.IntN(8) == 0 {
+		cooldown = 50
+	}
+	got := s.run("order_release", body, s.limit, inbound, cooldown, nonce, outcome)
+	token := tokenOf(body)
+	m.own = channelOf(token)
+	was := len(m.holders) > 0 && m.holders[0].body == body
+	if was {
+		m.holders = nil
+		if cooldown > 0 {
+			m.cooldown = max(m.cooldown, m.now+cooldown*1000)
+		}
+	}
+	i := m.task(nonce)
+	mine := i >= 0 && m.tasks[i].token == token && (m.tasks[i].state == "a" || m.tasks[i].state == "w")
+	if mine {
+		t := m.tasks[i]
+		switch {
+		case t.state == "w" || outcome == "stays" || outcome == "unbegun":
+			if t.state == "a" && outcome == "unbegun" {
+				t.begun = 0
+			}
+			t.state, t.token, t.since = "a", "", m.ms()+5000
+			m.put(t)
+		case outcome == "held":
+			m.hold(t)
+		case outcome == "left":
+			m.leave(t, "ended")
+		default:
+			m.remove(nonce)
+		}
+	}
+	if outcome == "done" && (mine || was || i < 0) && !strings.HasPrefix(nonce, "~") {
+		m.mark("done:" + nonce)
+	}
+	free, waiting, names := m.advance(s.limit, inbound, was)
+	m.own = ""
+	code := int64(free)
+	if !was {
+		code = -1 - code
+	}
+	if len(m.told) > 0 {
+		l := list(got)
+		s.same([]string{l[1].(string)}, m.told)
+		got, m.told = l[0], nil
+	}
+	s.published()
+	s.orderCalls(got, code, waiting, names)
+}
+
+func (s *sim) orderAct() {
+	m := &s.m
+	act := []string{"none", "none", "gone", "archived", "left", "present", "confirm", "refused", "withdraw", "skip"}[s.r.IntN(10)]
+	o := otask{}
+	if len(m.tasks) > 0 {
+		o = m.tasks[s.r.IntN(min(3, len(m.tasks)))]
+	} else if act != "none" {
+		return
+	}
+	state, seen, after, inbound := o.state, o.seen, int64(s.r.IntN(3))*4000, s.r.IntN(4)
+	if s.r.IntN(5) == 0 {
+		seen++
+	}
+	if strings.HasPrefix(o.nonce, "~") && (act == "confirm" || act == "refused") {
+		act = "none"
+	}
+	got := s.run("order_act", s.limit, inbound, act, o.nonce, o.ticket, state, seen, after, o.note)
+	i := m.task(o.nonce)
+	var t otask
+	if i >= 0 {
+		t = m.tasks[i]
+	}
+	switch {
+	case act == "skip":
+		if m.tasks[0].nonce != o.nonce {
+			if l := list(got); l[0] != "other" || l[1] != m.tasks[0].note {
+				fail("%v, want other %s", got, m.tasks[0].note)
+			}
+			return
+		}
+		if m.runs(t) {
+			if l := list(got); l[0] != "runs" {
+				fail("%v, want runs", got)
+			}
+			return
+		}
+		m.leave(t, "unknown")
+	case act == "withdraw" || act == "refused":
+		m.remove(o.nonce)
+		if act == "refused" {
+			m.mark("done:" + o.nonce)
+		}
+	case act == "confirm":
+		if t.state == "i" {
+			t.state, t.seen, t.since = "a", m.now, m.ms()+5000
+			m.put(t)
+		}
+	case act != "none" && t.seen == seen && !m.runs(t):
+		switch {
+		case act == "gone" && t.state != "h" && (t.state != "i" || m.due(t)):
+			m.remove(o.nonce)
+		case act == "archived":
+			t.begun = 0
+			m.hold(t)
+		case act == "left":
+			m.leave(t, "")
+		case act == "present" && t.state != "h":
+			age := int64(0)
+			if t.seen > 0 {
+				age = (m.now - t.seen) / 1000
+			}
+			if t.state == "i" {
+				t.seen = m.now
+			}
+			if t.state != "a" {
+				t.state, t.token = "a", ""
+			}
+			t.since = m.ms() + max(after, min(60000, max(5000, age)))
+			m.put(t)
+		}
+	}
+	free, waiting, names := m.advance(s.limit, inbound, false)
+	s.published()
+	s.orderCalls(got, int64(free), waiting, names)
+}
+
+// orderStep makes one step on an ordered key.
+func (s *sim) orderStep() bool {
+	m := &s.m
+	m.purge()
+	switch k := s.r.IntN(30); {
+	case k < 7:
+		s.serial++
+		nonce, note := fmt.Sprintf("N%d", s.serial), fmt.Sprintf("q/%d", s.serial)
+		got := s.run("order_stamp", nonce, note, 400, 6)
+		if len(m.tasks) >= 6 {
+			want := []any{int64(len(m.tasks))}
+			for _, t := range m.tasks {
+				if m.due(t) {
+					want = append(want, fmt.Sprintf("|l|%s|%s|%d|%d|%s", t.state, t.nonce, t.ticket, t.seen, t.note))
+				}
+			}
+			if !reflect.DeepEqual(list(got), want) {
+				fail("%v, want %v", got, want)
+			}
+			return false
+		}
+		if num(got) != m.now {
+			fail("ticket %v", got)
+		}
+		m.put(otask{nonce: nonce, note: note, state: "i", ticket: m.now, since: 400})
+		s.tickets[nonce] = m.now
+	case k < 17:
+		if len(m.tasks) > 0 && s.r.IntN(8) > 0 {
+			s.orderAsk(m.tasks[s.r.IntN(min(4, len(m.tasks)))])
+		} else if s.r.IntN(3) == 0 || len(s.tickets) == 0 {
+			s.serial++
+			s.orderAsk(otask{nonce: fmt.Sprintf("~%d", s.serial), note: fmt.Sprintf("q/%d", s.serial)})
+		} else {
+			all := []string{}
+			for n := range s.tickets {
+				all = append(all, n)
+			}
+			sort.Strings(all)
+			n := all[s.r.IntN(len(all))]
+			s.orderAsk(otask{nonce: n, note: "q/" + n[1:], ticket: s.tickets[n]}) // perhaps one that is done
+		}
+		return false
+	case k < 24:
+		s.orderRelease()
+		return true
+	case k < 28:
+		s.orderAct()
+		return true
+	case k == 28:
+		s.limit = 1 - s.limit
+		if s.r.IntN(4) > 0 {
+			s.limit = 1
+		}
+	default:
+		l := list(s.run("inspect", 10, "", ""))
+		if num(l[1]) != int64(len(m.holders)) || num(l[10]) != int64(len(m.tasks)) {
+			fail("inspect %v, want %d holders, %d tasks", l, len(m.holders), len(m.tasks))
+		}
+		if h := list(l[11]); len(h) > 0 && (h[0] != m.tasks[0].nonce || !strings.HasPrefix(h[2].(string), fmt.Sprintf("%s %d %d %d %d ", m.tasks[0].state, m.tasks[0].seen, m.tasks[0].begun, m.tasks[0].retried, m.tasks[0].since))) {
+			fail("head %v, want %+v", h, m.tasks[0])
+		}
+	}
+	return false
+}
+
+func oneIf(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func report(t *testing.T, err error, log []string) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(log[max(0, len(log)-14):], "\n"))
+	}
+}
+
+func TestModel(t *testing.T) {
+	runs := 8
+	if v, err := strconv.Atoi(os.Getenv("RUNS")); err == nil {
+		runs = v
+	}
+	first, _ := strconv.Atoi(os.Getenv("FIRST"))
+	for name, w := range map[string]world{"miniredis": miniWorld(t), "redis": realWorld(t)} {
+		t.Run(name, func(t *testing.T) {
+			if only := os.Getenv("SERVER"); only != "" && only != name {
+				t.Skip()
+			}
+			e := newSender(t, w.rdb, nil)
+			for seed := first; seed < first+runs; seed++ {
+				for _, ordered := range []bool{false, true} {
+					if only := os.Getenv("ONLY"); only != "" && (only == "order") != ordered {
+						continue
+					}
+					err, log := runModel(w, e, uint64(seed), 300, ordered)
+					if report(t, err, log); err != nil {
+						return
+					}
+				}
+			}
+		})
+	}
+}
+
+// mistakes are planted in the scripts; each must be found. A mistake is a text, and what takes its place.
+// seed is one that finds it.
+var mistakes = []struct {
+	seed                int
+	what, text, instead string
+}{
+	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
+	{0, "a dead waiter is granted a slot", "tonumber(g), tonumber(till) > now_ms", "tonumber(g), true"},
+	{0, "a lease ends late", "if found[2] and tonumber(found[2]) <= now_ms and limit then", "if found[2] and tonumber(found[2]) <= now_ms - 60 and limit then"},
+	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},
+	{0, "the holders get no TTL", "if count == 0 then\n  call('PEXPIREAT', holders, int(good))", "if count == 0 then"},
+	{0, "a renewal shortens", "math.max(now_ms + length, deadline) + 1)", "now_ms + length + 1)"},
+	{1, "a fence does not grow", "math.max(now_us, fence + 1), true, true", "now_us, true, true"},
+	{1, "OnePerNote knows the first holder only", "local other = call('HGET', info, 'n:' .. note)", "local other = nil"},
+	{1, "who is passed over loses the place", "call('ZADD', line, unpack(passed))", "call('ZADD', line, now_us, passed[2])"},
+	{5, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)", "'closed', now_us + ARGV[2] * 1000"},
+	{32, "a rate saves nothing up", "math.max(gates.rate or 0, now_us - spare) + every", "math.max(gates.rate or 0, now_us) + every"},
+	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max", "if every > 0 and not token then\n  local why, at = 'rate', math.max"},
+	{0, "called notes do not count", "math.max(inbound, free) - fresh", "math.max(inbound, free)"},
+	{1, "fewer are called than slots are free", "math.max(inbound, free) - fresh", "inbound - fresh"},
+	{0, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1", "fate ~= '' and call('ZREM', called, note) >= 0"},
+	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
+	{45, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
+	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered", "count == 0 and not ordered"},
+	{0, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
+	{0, "a waiter that parks loses its place", "ticket = call('ZSCORE', line, token) or ticket", "ticket = ticket"},
+	{9, "a paused lock is given", "not w and limit > 0 and every_wanted", "not w and every_wanted"},
+	{0, "one key keeps its short TTL", "good, changed, moves = now_ms + ms + math.max(slack, ms / 8), true, true\n  for i = 2, #KEYS do", "good, changed, moves = now_ms + ms + math.max(slack, ms / 8), true, true\n  for i = 2, #KEYS - 1 do"},
+	{0, "a long renewal leaves the keys as they are", "if tonumber(good) < now_ms + length then", "if false then"},
+	{0, "the first waiter is not told when the gate opens", "local head = moved and call('ZRANGE', line, '0', '0')[1]", "local head = nil"},
+	{0, "who does not hold the lock frees a slot", "local late = was and limit", "was = was or count > 0\nlocal late = was and limit"},
+	{0, "an ask that is sent twice takes a second slot", "if first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms then\n  local ms = lease", "if false then\n  local ms = lease"},
+	{0, "a thin lock's lease becomes longer", "call('ZADD', holders, int(now_ms + left + 1), w)", "call('ZADD', holders, int(now_ms + left + 100), w)"},
+	{0, "a message goes to another channel", "local channel = string.match(message, '^[^.]*')", "local channel = 'c0'"},
+	{1, "more than two holders are counted as two", "if count == 2 then count = call('ZCOUNT'", "if false then count = call('ZCOUNT'"},
+	{1, "notes count only while the lock has one holder", "noted = string.find(what, ' notes', 1, true)", "noted = false"},
+	{0, "the word stays thin when somebody waits", "good, changed, moves = now_ms + slack, true, true", "good = now_ms + slack"},
+	{0, "only the word goes at the end", "call('UNLINK', unpack(KEYS))\n    changed = false", "call('DEL', word)\n    changed = false"},
+	{0, "a thin release compares nothing", "if redis.call('GET', KEYS[1]) == ARGV[1] then return", "if true then return"},
+	{0, "order: not the head gets the lock", "if place == 0 and count < limit and opens <= now_us then", "if count < limit and opens <= now_us then"},
+	{0, "order: a task that is done runs again", "mark('done:' .. ARGV[5])", ""},
+	{0, "order: the release of another grant counts", "task and task.token == token and", "task and"},
+	{0, "order: tasks are called behind one that is not coming", "elseif not waits_alive(task) and not (i == 1 and count > 0) then", "elseif false then"},
+	{1, "order: a worker that died is given the lock", "task.state == 'w' and now_us - task.seen < task.since * 1000", "task.state == 'w'"},
+	{0, "order: a look that is old counts", "task.seen == tonumber(ARGV[7]) and", "task.seen and"},
+	{1, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then", "may_be_spent and false then"},
+	{1, "order: a refused arrival, sent again, runs", "mark('refused:' .. token)", ""},
+	{5, "order: who is skipped while it runs leaves", "if is_it and runs(task) then", "if false then"},
+	{5, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) then", "if false then"},
+	{1, "order: nobody looks for a late head", "and not ended and is_due(head) then", "and false then"},
+}
+
+func TestMistakes(t *testing.T) {
+	w := realWorld(t)
+	found := 0
+	for _, m := range mistakes {
+		if only := os.Getenv("MISTAKE"); only != "" && !strings.Contains(m.what, only) {
+			continue
+		}
+		changed := false
+		e := newSender(t, w.rdb, func(src string) string {
+			out := strings.ReplaceAll(src, m.text, m.instead)
+			if indented := strings.ReplaceAll(m.text, "\n", "\n      "); out == src { // within a function or a loop
+				out = strings.ReplaceAll(src, indented, m.instead)
+			}
+			changed = changed || out != src
+			return out
+		})
+		if !changed {
+			t.Errorf("%s: the text is in no script", m.what)
+			continue
+		}
+		ordered := strings.HasPrefix(m.what, "order")
+		var err error
+		seed := m.seed
+		if err, _ = runModel(w, e, uint64(seed), 300, ordered); err == nil {
+			for seed = 0; seed < 60 && err == nil; seed++ {
+				err, _ = runModel(w, e, uint64(seed), 300, ordered)
+			}
+			seed--
+		}
+		if err == nil {
+			t.Errorf("not found: %s", m.what)
+			continue
+		}
+		found++
+		if seed != m.seed {
+			t.Errorf("%s: seed %d finds it now", m.what, seed)
+		}
+		t.Logf("%-52s seed %2d: %.90s", m.what, seed, err)
+	}
+	t.Logf("%d of %d found", found, len(mistakes))
+}
+
+// TestPool: no value is lost or given twice.
+func TestPool(t *testing.T) {
+	for name, w := range map[string]world{"miniredis": miniWorld(t), "redis": realWorld(t)} {
+		t.Run(name, func(t *testing.T) {
+			e := newSender(t, w.rdb, nil)
+			keys := poolKeys("automutex:{p|1}")
+			for seed := range uint64(10) {
+				r := rand.New(rand.NewPCG(seed, 1))
+				w.rdb.FlushAll(context.Background())
+				now := startUS + int64(seed)*1e12
+				all, put := map[string]bool{}, 0
+				var bodies []string
+				for step := range 400 {
+					d := int64(1 + r.IntN(3000))
+					if r.IntN(10) == 0 {
+						d = int64(r.IntN(300)) * 1000
+					}
+					now += d
+					w.set(now, time.Duration(d)*time.Microsecond)
+					body := fmt.Sprintf("c%d.%d|h|", r.IntN(3), step)
+					if len(bodies) > 0 && r.IntN(3) > 0 {
+						body = bodies[max(0, len(bodies)-1-r.IntN(6))]
+					} else {
+						bodies = append(bodies, body)
+					}
+					switch k := r.IntN(20); {
+					case k < 2:
+						put++
+						v := fmt.Sprintf("v%d", put)
+						n := e.run("put", keys, v, v).(int64)
+						if n != 1 {
+							t.Fatal(n)
+						}
+						all[v] = true
+					case k < 11:
+						e.run("ask", keys, body, 100+r.IntN(100), 300*r.IntN(2), 60)
+					case k < 17:
+						consume := ""
+						if r.IntN(6) == 0 && put > 0 {
+							consume = fmt.Sprintf("v%d", 1+r.IntN(put))
+						}
+						l := e.run("inspect", keys, 0, "", "").([]any)
+						before := l[12].(int64)
+						_ = before
+						held := w.rdb.HGet(context.Background(), keys[5], "v:"+tokenOf(body)).Val()
+						e.run("release", keys, body, 1, 0, 0, 0, consume)
+						after := w.rdb.HGet(context.Background(), keys[5], "v:"+tokenOf(body)).Val()
+						if held != "" && held == consume && after == "" {
+							inPool := w.rdb.ZScore(context.Background(), keys[6], held).Err() == nil
+							if inPool {
+								// Its lease had ended, so the value was free before.
+								continue
+							}
+							delete(all, held)
+						}
+					default:
+						e.run("sweep", keys, 1, 0)
+					}
+					// Each value is free, or with one holder.
+					seen := map[string]int{}
+					for _, v := range w.rdb.ZRange(context.Background(), keys[6], 0, -1).Val() {
+						seen[v]++
+					}
+					for f, v := range w.rdb.HGetAll(context.Background(), keys[5]).Val() {
+						if strings.HasPrefix(f, "v:") {
+							seen[v]++
+						}
+					}
+					holders := w.rdb.ZCard(context.Background(), keys[1]).Val()
+					if len(seen) != len(all) {
+						t.Fatalf("seed %d step %d: values %v, want %v (%d holders)", seed, step, seen, all, holders)
+					}
+					for v, n := range seen {
+						if n != 1 || !all[v] {
+							t.Fatalf("seed %d step %d: %s is there %d times", seed, step, v, n)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestStop: the newest win.
+func TestStop(t *testing.T) {
+	for name, w := range map[string]world{"miniredis": miniWorld(t), "redis": realWorld(t)} {
+		t.Run(name, func(t *testing.T) {
+			e := newSender(t, w.rdb, nil)
+			sub := w.rdb.PSubscribe(context.Background(), "automutex:*")
+			defer sub.Close()
+			sub.Receive(context.Background())
+			key := "automutex:{s|1}"
+			keys, arrivals := keysOf(key), []string{key + ":arrivals", key + ":seen"}
+			w.set(startUS, 0)
+			a1 := e.run("arrive", arrivals, "q/1", 1000).([]any)[0].(int64)
+			w.set(startUS+5, 5)
+			a2 := e.run("arrive", arrivals, "q/2", 1000).([]any)[0].(int64)
+			if again := e.run("arrive", arrivals, "q/1", 1000).([]any); again[0] != a1 || again[1] != int64(0) || a2 <= a1 {
+				t.Fatal(again, a1, a2)
+			}
+			body := fmt.Sprintf("c1.x.%d|h|q/1", a1)
+			e.run("ask", keys, body, 30000)
+			if got := e.run("stop", keys, 1, a2); got != int64(0) {
+				t.Fatal(got)
+			}
+			msg, err := sub.ReceiveMessage(context.Background())
+			if want := fmt.Sprintf("c1.x.%d -2 %d", a1, startUS+5); err != nil || msg.Payload != want {
+				t.Fatal(msg, err, want)
+			}
+			if got := e.run("stop", keys, 1, a1-1); got != int64(1) {
+				t.Fatal(got)
+			}
+			e.run("ask", keys, fmt.Sprintf("c2.y.%d|h|q/2", a2), 30000, 3000)
+			if got := e.run("stop", keys, 1, a1+1); got != int64(2) {
+				t.Fatal(got)
+			}
+			if got := e.run("forget", arrivals, "q/1"); got != int64(1) {
+				t.Fatal(got)
+			}
+		})
+	}
+}

@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"embed"
+	"regexp"
+
+	"github.com/automutex/automutex/internal/redisx"
+)
+
+// The scripts of a lock. The head of each file says what the script takes and replies; lua/head.lua says how to read sections.
+
+//go:embed lua/*.lua
+var files embed.FS
+
+var include = regexp.MustCompile(`(?m)^ *--@include (\w+)\n`)
+
+// source returns a script with the sections that it includes.
+func source(name string) string {
+	read := func(name string) string {
+		b, err := files.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(err) // a name that no file has: every test finds it
+		}
+		return string(b)
+	}
+	text := read(name)
+	for include.MatchString(text) {
+		text = include.ReplaceAllStringFunc(text, func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
+	}
+	return text
+}
+
+func script(name string) *redisx.Script { return redisx.NewScript(name, source(name)) }
+
+var (
+	takeScript    = script("take")
+	dropScript    = script("drop")
+	askScript     = script("ask")
+	releaseScript = script("release")
+	checkScript   = script("check")
+	renewScript   = script("renew")
+	closeScript   = script("close")
+	breakScript   = script("break")
+	inspectScript = script("inspect")
+	sweepScript   = script("sweep")
+	putScript     = script("put")
+
+	stopScript   = script("stop")
+	arriveScript = script("arrive")
+	forgetScript = script("forget")
+
+	orderStampScript   = script("order_stamp")
+	orderAskScript     = script("order_ask")
+	orderReleaseScript = script("order_release")
+	orderActScript     = script("order_act")
+)
+
+// scripts are all of them.
+var scripts = []*redisx.Script{
+	takeScript, dropScript, askScript, releaseScript, checkScript, renewScript, closeScript, breakScript, inspectScript, sweepScript, putScript,
+	stopScript, arriveScript, forgetScript, orderStampScript, orderAskScript, orderReleaseScript, orderActScript,
+}

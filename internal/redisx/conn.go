@@ -1,0 +1,259 @@
+// Package redisx sends scripts, single commands and pipelines to one Redis through a client of go-redis. It bounds every exchange,
+// finds out which commands the server has, and waits for replicas. It knows no locks.
+package redisx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Client is what a Conn needs of go-redis: scripts, pipelines, Pub/Sub.
+type Client interface {
+	redis.Scripter
+	Pipeline() redis.Pipeliner
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
+
+// Options are how a Conn sends.
+type Options struct {
+	// Prefix of the keys, for the rights that an error names.
+	Prefix string
+	Log    *slog.Logger
+	// Closing is closed when the owner of the Conn closes; idle goroutines end then.
+	Closing <-chan struct{}
+}
+
+// Timeout bounds each exchange with Redis, retries of the client included.
+const Timeout = 5 * time.Second
+
+// Conn sends commands and scripts to one Redis. Safe for concurrent use.
+type Conn struct {
+	rdb Client
+	// process sends one command; nil: the client is of an unknown type without that method, so it sends scripts alone.
+	process func(ctx context.Context, cmd redis.Cmder) error
+	// bounded: the client gives up a command within Timeout of the end of its context. Otherwise (no read timeout, or an
+	// unknown client type) each exchange runs on a worker, so that its caller can return before it ends.
+	bounded    bool
+	jobs       chan func() // to idle workers, see onWorker
+	closing    <-chan struct{}
+	slotsKnown atomic.Bool // the client knows which master has which slots
+	deadlines  deadlines
+	denied     denials
+	refused    refusals
+}
+
+// New makes a Conn on rdb. It does no I/O and starts no goroutine.
+func New(rdb Client, o Options) *Conn {
+	c := &Conn{rdb: rdb, jobs: make(chan func()), closing: o.Closing, denied: denials{prefix: o.Prefix, log: o.Log}}
+	if sender, ok := rdb.(interface {
+		Process(ctx context.Context, cmd redis.Cmder) error
+	}); ok {
+		c.process = sender.Process
+	}
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		c.bounded = rdb.Options().ContextTimeoutEnabled || isWithinTimeout(rdb.Options().ReadTimeout)
+	case *redis.ClusterClient:
+		c.bounded = rdb.Options().ContextTimeoutEnabled || isWithinTimeout(rdb.Options().ReadTimeout)
+	}
+	return c
+}
+
+func isWithinTimeout(read time.Duration) bool { return read > 0 && read <= Timeout }
+
+// ErrNoAnswer is the error of an exchange whose caller returned before there was a reply. The command may have run, or may run yet.
+var ErrNoAnswer = errors.New("no answer from Redis")
+
+// errTimeout: there was no reply within Timeout.
+var errTimeout = fmt.Errorf("%w within %s: %w", ErrNoAnswer, Timeout, context.DeadlineExceeded)
+
+// AnswerGrace is how long a caller still waits for a reply after its context ended. A working Redis replies by then, and its
+// reply says more than that the context ended.
+const AnswerGrace = 250 * time.Millisecond
+
+// Run runs s on keys. When ctx ends it returns ErrNoAnswer after AnswerGrace and lets the exchange go on: an interrupted command
+// could have run all the same. A ctx that cannot end costs least: the exchange runs on the caller's goroutine then.
+//
+// While a Cluster moves the slot of the keys, Run sends s again as long as Timeout allows. A slot with many keys takes seconds.
+func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args ...any) (any, error) {
+	return c.Within(ctx, func(bound context.Context) (any, error) {
+		for pause := 10 * time.Millisecond; ; pause = min(2*pause, maxMovePause) {
+			v, err := c.runOnce(bound, s, keys, args)
+			if !isSlotMoving(err) {
+				return v, err
+			}
+			if end, _ := bound.Deadline(); ctx.Err() != nil || time.Until(end) < 2*pause { // too late for another answer
+				return v, err
+			}
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return nil, leftAtEndOf(ctx)
+			}
+		}
+	})
+}
+
+// maxMovePause bounds the pauses after which Run sends a script again: they are 10 ms, and double each time.
+const maxMovePause = 320 * time.Millisecond
+
+// runOnce sends s by EVALSHA, and by EVAL if the server does not run it by its hash.
+func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (v any, err error) {
+	bySource := c.denied.noHash.Load()
+	if !bySource {
+		v, err = c.send(ctx, "evalsha", s.SHA, keys, args)
+		bySource = c.denied.mustSendSource(err)
+	}
+	if bySource {
+		v, err = c.send(ctx, "eval", s.Source, keys, args)
+	}
+	return v, c.denied.describe(s, err)
+}
+
+func (c *Conn) send(ctx context.Context, command, script string, keys []string, args []any) (v any, err error) {
+	var cmd *redis.Cmd
+	switch {
+	case c.process != nil:
+		words := make([]any, 0, 3+len(keys)+len(args))
+		words = append(words, command, script, len(keys))
+		for _, key := range keys {
+			words = append(words, key)
+		}
+		cmd = redis.NewCmd(ctx, append(words, args...)...)
+		cmd.SetFirstKeyPos(3) // where a Cluster sends it
+		err = c.process(ctx, cmd)
+	case command == "eval":
+		cmd = c.rdb.Eval(ctx, script, keys, args...)
+	default:
+		cmd = c.rdb.EvalSha(ctx, script, keys, args...)
+	}
+	v, err = replyOf(cmd, err)
+	c.noteUnreached(err)
+	return v, err
+}
+
+// MaySet reports whether SetNX can succeed: the client sends SET, and Redis has not refused a SET to this user.
+func (c *Conn) MaySet() bool { return c.process != nil && !c.denied.noSet.Load() }
+
+// SetNX sets key to body for ttl (ms) if the key does not exist. refused says that the server refused the SET but may still run a
+// script. ok is false without an error if the key exists.
+func (c *Conn) SetNX(ctx context.Context, key, body string, ttl any) (ok, refused bool, err error) {
+	v, err := c.Within(ctx, func(bound context.Context) (any, error) {
+		cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
+		err := c.process(bound, cmd)
+		ok, err := setReplyOf(cmd, err)
+		c.noteUnreached(err)
+		return ok, err
+	})
+	ok, _ = v.(bool)
+	if err != nil && c.denied.isSetRefused(err) {
+		return false, true, nil
+	}
+	return ok, false, c.denied.describe(nil, err)
+}
+
+// Within runs f, an exchange with the context bound, for a caller with ctx. It returns when f returns, after Timeout, or AnswerGrace
+// after ctx ended. In the last two cases f goes on, its result is dropped, and nobody waits for its goroutine: it ends when the
+// client gives the command up, at its own timeout or when the client closes.
+func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, error)) (any, error) {
+	bound := c.deadlines.context(ctx)
+	if c.bounded && ctx.Done() == nil {
+		return f(bound)
+	}
+	type result struct {
+		v   any
+		err error
+	}
+	done := make(chan result, 1) // buffered: the goroutine never waits for us
+	c.onWorker(func() {
+		v, err := f(bound)
+		done <- result{v, err}
+	})
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-bound.Done():
+		c.noteUnreached(errTimeout)
+		return nil, errTimeout
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(AnswerGrace)
+	defer timer.Stop()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-timer.C:
+		return nil, leftAtEndOf(ctx)
+	}
+}
+
+// leftAtEndOf returns the error of a caller that returned because ctx ended.
+func leftAtEndOf(ctx context.Context) error {
+	return fmt.Errorf("%w before the context ended: %w", ErrNoAnswer, ctx.Err())
+}
+
+// workerIdle is how long a worker outlives its last exchange.
+const workerIdle = time.Second
+
+// onWorker runs f on a worker goroutine. Workers are reused for their stacks: go-redis calls deep, and each new goroutine would
+// have to grow its stack. A worker ends when it was idle for workerIdle, or is idle when Options.Closing is closed.
+func (c *Conn) onWorker(f func()) {
+	select {
+	case c.jobs <- f: // an idle worker takes it
+	default:
+		go c.work(f)
+	}
+}
+
+func (c *Conn) work(f func()) {
+	idle := time.NewTimer(workerIdle)
+	defer idle.Stop()
+	for {
+		f()
+		idle.Reset(workerIdle)
+		select {
+		case f = <-c.jobs:
+		case <-idle.C:
+			return
+		case <-c.closing:
+			return
+		}
+	}
+}
+
+// boundContext has the deadline of one context and the values of another: hooks of the client see those.
+type boundContext struct {
+	context.Context // the deadline
+	values          context.Context
+}
+
+func (c boundContext) Value(key any) any { return c.values.Value(key) }
+
+// deadlines hands out contexts that end in four to five fifths of Timeout. All exchanges that begin within one fifth share a
+// context, so that not each of them needs a timer.
+type deadlines struct {
+	mu    sync.Mutex      // guards the fields below
+	ctx   context.Context // shared by short exchanges, ends by itself
+	renew time.Time
+	// cancel is never called: exchanges use ctx until its timer ends it. ctx holds nothing but that timer. (go vet wants
+	// cancel to be kept.)
+	cancel context.CancelFunc
+}
+
+func (d *deadlines) context(values context.Context) context.Context {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now.After(d.renew) { // the previous context ends by its own timer: exchanges still use it
+		d.ctx, d.cancel = context.WithTimeout(context.Background(), Timeout) //nolint:gosec // ends by itself
+		d.renew = now.Add(Timeout / 5)
+	}
+	return boundContext{d.ctx, values}
+}

@@ -1,0 +1,97 @@
+package redisx
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrBackend says that Redis could not be reached, or replied with an error.
+var ErrBackend = errors.New("lock: backend error")
+
+// Failed makes an ErrBackend of err, for the operation op on key.
+func Failed(op, key string, err error) error {
+	return fmt.Errorf("%w: %s %q: %w", ErrBackend, op, key, err)
+}
+
+// errNoReply: go-redis returned a command with neither a reply nor an error, and its pipeline with no error either. The command may
+// have run or not.
+var errNoReply = errors.New("the client returned neither a reply nor an error")
+
+// replyOf returns the reply of a script or the error, and never neither. exec is the error of the whole pipeline or of the sender.
+//
+// go-redis leaves each command of a pipeline without a reply and without an error when the server answers the set-up of the
+// connection with an error reply, such as WRONGPASS after a change of the password. Only the error of the pipeline then says that
+// nothing ran. No script replies nil.
+func replyOf(cmd *redis.Cmd, exec error) (any, error) {
+	reply, err := cmd.Result()
+	if err == nil && reply == nil {
+		err = cmp.Or(exec, errNoReply)
+	}
+	return reply, err
+}
+
+// setReplyOf reports whether SET with NX set the key.
+func setReplyOf(cmd *redis.StatusCmd, exec error) (bool, error) {
+	switch text, err := cmd.Result(); {
+	case errors.Is(err, redis.Nil):
+		return false, nil // the key exists
+	case err != nil:
+		return false, err
+	case text == "":
+		return false, cmp.Or(exec, errNoReply)
+	case text != "OK":
+		return false, fmt.Errorf("unexpected reply %q", text)
+	}
+	return true, nil
+}
+
+// HasCode reports whether err is a server's error with one of these codes: at its beginning, or, as Redis before 7.0 answers for a
+// command within a script, inside of "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not
+// allowed...".
+func HasCode(err error, codes ...string) bool {
+	var said redis.Error // allocated, so only for errors
+	if err == nil || !errors.As(err, &said) {
+		return false
+	}
+	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
+	return slices.ContainsFunc(codes, func(code string) bool {
+		return redis.HasErrorPrefix(said, code) || wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
+	})
+}
+
+// IsTransient reports whether a repeated command may succeed: after an error of the network, or of a server that is loading, failing
+// over, moving slots or busy. Other errors of Redis (a missing right, a wrong type) come again.
+func IsTransient(err error) bool {
+	if !isServers(err) {
+		return !errors.Is(err, redis.ErrClosed)
+	}
+	return isSlotMoving(err) || HasCode(err, "LOADING", "READONLY", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
+		"NOREPLICAS", "OOM", "MISCONF", "max number of clients")
+}
+
+// IsNotRun reports whether err says that the server has refused a command or a script as a whole, or before its first write: nothing
+// has changed.
+func IsNotRun(err error) bool {
+	return HasCode(err, "OOM", "READONLY", "LOADING", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN",
+		"BUSY", "NOAUTH", "WRONGPASS", "NOSCRIPT")
+}
+
+// IsWrongType reports whether a key has another type than the command expects. Before Redis 7 an error inside a script is wrapped.
+func IsWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE ") }
+
+// isServers reports whether err is a reply of a server.
+func isServers(err error) bool {
+	var said redis.Error
+	return err != nil && errors.As(err, &said)
+}
+
+// isSlotMoving reports whether err is that of a script in a slot that a Cluster is moving: some of its keys are on the other node
+// already, or not there at all. Each version of Redis words the second text in another way.
+func isSlotMoving(err error) bool {
+	return HasCode(err, "TRYAGAIN") || isServers(err) && strings.Contains(err.Error(), "attempted to access a non local key in a cluster node")
+}

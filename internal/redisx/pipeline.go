@@ -1,0 +1,210 @@
+package redisx
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Call is one script call of a pipeline, and its result.
+type Call struct {
+	Script *Script
+	Keys   []string
+	Args   []any
+
+	Reply any
+	Err   error
+}
+
+// Pipeline runs the calls in one round trip (one per node). Every call ends with a reply or an error. A server that does not run a
+// script by its hash says so for each command; Pipeline sends those again by EVAL.
+func (c *Conn) Pipeline(ctx context.Context, calls []*Call) {
+	c.exchange(ctx, calls, func(bound context.Context, calls []*Call) {
+		bySource := calls
+		if !c.denied.noHash.Load() {
+			c.sendAll(bound, c.rdb.Pipeline(), calls, false)
+			bySource = slices.DeleteFunc(slices.Clone(calls), func(x *Call) bool { return !c.denied.mustSendSource(x.Err) })
+		}
+		if len(bySource) > 0 {
+			c.sendAll(bound, c.rdb.Pipeline(), bySource, true)
+		}
+		for _, x := range calls {
+			x.Err = c.denied.describe(x.Script, x.Err)
+		}
+	})
+}
+
+// exchange has run work on copies of calls, since a goroutine that is left behind may still write to them, and gives calls the results.
+func (c *Conn) exchange(ctx context.Context, calls []*Call, run func(bound context.Context, calls []*Call)) {
+	mine := make([]*Call, len(calls))
+	for i, x := range calls {
+		copied := *x
+		mine[i] = &copied
+	}
+	_, err := c.Within(ctx, func(bound context.Context) (any, error) {
+		run(bound, mine)
+		return nil, nil //nolint:nilnil // each call carries its own result
+	})
+	for i, x := range calls {
+		if err != nil {
+			x.Err = err
+		} else {
+			x.Reply, x.Err = mine[i].Reply, mine[i].Err
+		}
+	}
+}
+
+// sendAll sends calls by p. last are commands for the end of the pipeline.
+func (c *Conn) sendAll(ctx context.Context, p redis.Pipeliner, calls []*Call, bySource bool, last ...func()) {
+	cmds := make([]*redis.Cmd, len(calls))
+	for i, x := range calls {
+		if bySource {
+			cmds[i] = p.Eval(ctx, x.Script.Source, x.Keys, x.Args...)
+		} else {
+			cmds[i] = p.EvalSha(ctx, x.Script.SHA, x.Keys, x.Args...)
+		}
+	}
+	for _, f := range last {
+		f()
+	}
+	_, failed := p.Exec(ctx)
+	for i, x := range calls {
+		x.Reply, x.Err = replyOf(cmds[i], failed)
+		c.noteUnreached(x.Err)
+	}
+}
+
+// TooFew is the error of a write that too few replicas acknowledged in time.
+type TooFew struct {
+	Got    int64
+	Want   int
+	Within time.Duration
+}
+
+func (e *TooFew) Error() string {
+	return fmt.Sprintf("%d of %d replicas acknowledged within %s", e.Got, e.Want, e.Within.Round(time.Millisecond))
+}
+
+// KnowsMasters reports whether Confirm works with rdb: a client of one server, or of a Cluster.
+func KnowsMasters(rdb Client) bool {
+	_, isMaster := rdb.(master)
+	_, isCluster := rdb.(clusterClient)
+	return isMaster || isCluster
+}
+
+// master is a client of one server, such as *redis.Client. *redis.ClusterClient is none: its Options method returns another type.
+type master interface {
+	Pipeline() redis.Pipeliner
+	Options() *redis.Options
+}
+
+// Confirm runs the calls, and then one WAIT for each master. A script writes always, and replies with written if it did. Every call
+// ends with a reply that enough replicas have acknowledged, or with an error, which is a *TooFew if they have not. Confirm asks the
+// masters at the same time, so that one whose replicas are away delays the others for no longer than within.
+//
+// WAIT covers what its own connection wrote last. go-redis writes a pipeline to one connection.
+func (c *Conn) Confirm(ctx context.Context, calls []*Call, written int64, replicas int, within time.Duration) {
+	c.exchange(ctx, calls, func(bound context.Context, calls []*Call) {
+		var wg sync.WaitGroup // its goroutines end when their exchanges do, by the deadline of bound
+		for at, calls := range c.byMaster(bound, calls) {
+			w := &confirm{c, written, replicas, waitTimeout(at, within)}
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				w.confirmAt(bound, at, calls)
+			}()
+		}
+		wg.Wait()
+	})
+}
+
+// waitTimeout returns the timeout of a WAIT: within, but less than the client's read timeout.
+func waitTimeout(at master, within time.Duration) time.Duration {
+	if read := at.Options().ReadTimeout; read > 0 {
+		within = min(within, read/2)
+	}
+	return max(within, time.Millisecond) // 0 would be for ever
+}
+
+// byMaster groups calls by the master of their key. It sets the error of a call whose master is not known, and leaves the call out.
+func (c *Conn) byMaster(ctx context.Context, calls []*Call) map[master][]*Call {
+	cluster, isCluster := c.rdb.(clusterClient)
+	if !isCluster {
+		return map[master][]*Call{c.rdb.(master): calls} //nolint:forcetypeassert // see KnowsMasters
+	}
+	sorted := make(map[master][]*Call)
+	for _, x := range calls {
+		at, err := cluster.MasterForKey(ctx, x.Keys[0])
+		if x.Err = err; err == nil {
+			sorted[at] = append(sorted[at], x)
+		}
+	}
+	return sorted
+}
+
+// confirm is one call of Confirm: what its goroutines share. It is immutable.
+type confirm struct {
+	conn     *Conn
+	written  int64
+	replicas int
+	within   time.Duration
+}
+
+// confirmAt has one master confirm calls. If a slot has moved, it follows the redirection once. go-redis would follow it too, but not
+// with the WAIT on the same connection.
+func (w *confirm) confirmAt(ctx context.Context, at master, calls []*Call) {
+	w.sendTo(ctx, at, calls, false)
+	for _, x := range calls {
+		addr, asking, elsewhere := redirected(x.Err)
+		if !elsewhere {
+			continue
+		}
+		// go-redis does not know a master without slots, to which the first slot is moving: then the caller tries again later.
+		masters, _ := Masters(ctx, w.conn.rdb)
+		for _, there := range masters {
+			if there.Options().Addr == addr {
+				w.sendTo(ctx, there, []*Call{x}, asking)
+			}
+		}
+	}
+}
+
+// sendTo sends one pipeline. It uses EVAL: a server that does not know the hash, as after a failover, would make the caller wait for
+// the replicas twice.
+func (w *confirm) sendTo(ctx context.Context, at master, calls []*Call, asking bool) {
+	p := at.Pipeline()
+	if asking {
+		p.Do(ctx, "ASKING")
+	}
+	var acks *redis.Cmd
+	w.conn.sendAll(ctx, p, calls, true, func() { acks = p.Do(ctx, "WAIT", w.replicas, w.within.Milliseconds()) })
+	got, err := acks.Int64() // also an error if WAIT got no reply
+	for _, x := range calls {
+		x.Err = w.conn.denied.describe(x.Script, x.Err)
+		switch {
+		case x.Err != nil || x.Reply != w.written:
+		case err != nil:
+			x.Err = fmt.Errorf("WAIT, which MinReplicas needs: %w", err)
+		case got < int64(w.replicas):
+			x.Err = &TooFew{Got: got, Want: w.replicas, Within: w.within}
+		}
+	}
+}
+
+// redirected reads a MOVED or ASK error: the address of the node to send the command to. asking means that the slot is being moved,
+// and that ASKING has to come before the command.
+func redirected(err error) (addr string, asking, ok bool) {
+	if err == nil {
+		return "", false, false
+	}
+	asking = redis.HasErrorPrefix(err, "ASK ")
+	if f := strings.Fields(err.Error()); len(f) == 3 && (asking || redis.HasErrorPrefix(err, "MOVED ")) {
+		return f[2], asking, true
+	}
+	return "", false, false
+}
