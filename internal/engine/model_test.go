@@ -266,7 +266,7 @@ type holder struct {
 	end  int64 // ms: the first at which it holds no more
 }
 
-type entry struct {
+type waiting struct {
 	token, body string
 	ticket      int64
 	till, grant int64
@@ -282,7 +282,7 @@ type note struct {
 type model struct {
 	now              int64
 	holders          []holder
-	line             []entry
+	line             []waiting
 	parked           []note
 	closed, cooldown int64 // us
 	next             int64 // of the rate
@@ -671,7 +671,7 @@ func (s *sim) ask() {
 	}
 	place := len(m.line)
 	hasParked, inline := int64(0), int64(0)
-	li := slices.IndexFunc(m.line, func(x entry) bool { return x.token == tokenOf(body) })
+	li := slices.IndexFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) })
 	switch {
 	case park > 0:
 		ticket := m.now
@@ -704,11 +704,11 @@ func (s *sim) ask() {
 			if at >= 0 {
 				ticket = was.ticket
 			}
-			m.line = append(m.line, entry{tokenOf(body), body, ticket, 0, 0})
+			m.line = append(m.line, waiting{tokenOf(body), body, ticket, 0, 0})
 			sort.SliceStable(m.line, func(i, j int) bool {
 				return m.line[i].ticket < m.line[j].ticket || m.line[i].ticket == m.line[j].ticket && m.line[i].token < m.line[j].token
 			})
-			li = slices.IndexFunc(m.line, func(x entry) bool { return x.token == tokenOf(body) })
+			li = slices.IndexFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) })
 		}
 		m.line[li].till, m.line[li].grant, m.line[li].body = m.ms()+stay, length, body
 		place = li
@@ -820,7 +820,7 @@ func (s *sim) release() {
 		if cooldown > 0 {
 			m.cooldown = max(m.cooldown, m.now+cooldown*1000)
 		}
-	} else if i := slices.IndexFunc(m.line, func(x entry) bool { return x.token == tokenOf(body) }); i >= 0 {
+	} else if i := slices.IndexFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) }); i >= 0 {
 		m.line, moved = slices.Delete(m.line, i, i+1), true
 	}
 	free, _ := m.grant(s.limit, moved, "", 0)
@@ -963,7 +963,7 @@ func (s *sim) sweep() {
 	m := &s.m
 	removed := num(list(s.run("sweep", s.limit, 0))[0])
 	m.purge()
-	m.line = slices.DeleteFunc(m.line, func(x entry) bool { return x.till <= m.ms() })
+	m.line = slices.DeleteFunc(m.line, func(x waiting) bool { return x.till <= m.ms() })
 	m.grant(s.limit, removed > 0, "", 0)
 	s.published()
 }

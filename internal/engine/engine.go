@@ -1,0 +1,529 @@
+// Package engine is the lock: who holds it, who waits for it, and for how long. It knows no tasks.
+//
+// In Redis a lock is a word, and only if somebody wants it besides its holder a record: lua/head.lua says how. An Engine is one process'
+// side: it takes locks for callers, renews their leases, asks again for those that wait, and listens for messages. A turn.Wait decides
+// what becomes of a waiter. What is due, of waiters and of leases, stands in two heaps; one alarm rings for the first; what is due
+// together is sent in pipelines, a few at a time.
+package engine
+
+import (
+	"container/heap"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/redisx"
+	"github.com/automutex/automutex/internal/turn"
+	"github.com/automutex/automutex/internal/wire"
+)
+
+var (
+	// ErrClosed is the error of everything that begins after Close, and of those that wait then.
+	ErrClosed = life.ErrClosed
+	// ErrNotHeld: the lease has ended before.
+	ErrNotHeld = errors.New("lock: not held")
+	// ErrLost is the cause with which the contexts of a lost lease end.
+	ErrLost = errors.New("lock: lease lost")
+)
+
+const (
+	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a Cluster, where
+	// others go on while one master hangs. The rest of the client's connections is for single calls.
+	maxSenders, maxSendersCluster = 4, 64
+	// maxFirstAsks is how many callers send their first ask by themselves at a time. The others' asks go in pipelines.
+	maxFirstAsks = 32
+	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
+	// that long and no longer.
+	maxGrant = 3 * time.Second
+	// MaxLimit is the highest limit of a lock.
+	MaxLimit = 1<<31 - 1
+)
+
+// Limits gives the limit of a lock each time that a command is written, whatever the lock was made with: 0 while it is paused.
+type Limits interface {
+	Limit(key string, own int) int
+}
+
+// Options are what an Engine is made of.
+type Options struct {
+	Client redisx.Client
+	Prefix string
+	Owner  string // escaped
+	Log    *slog.Logger
+	Limits Limits // nil: the limit of each request
+}
+
+// Engine is one process' side of its locks. Safe for concurrent use.
+type Engine struct {
+	o         Options
+	conn      *redisx.Conn
+	life      *life.Life
+	channel   string // messages to this process are published on "<prefix>:<channel>"
+	serial    atomic.Int64
+	contended contended
+	alarm     life.Alarm
+
+	mu        sync.Mutex         // guards what follows, and waiters and leases as their types say; never held across I/O
+	waiters   map[string]*waiter // by token: those whose wait goes on
+	leases    map[string]*Lease  // by token: those that are held
+	asks      agenda             // waiters, by when they ask again
+	holds     agenda             // leases, by when they are renewed or end
+	senders   int                // pipelines that are under way
+	firsts    int                // first asks that are under way by themselves
+	closed    bool
+	listening bool
+}
+
+// New makes an Engine. It does no I/O and starts no goroutine.
+func New(o Options) *Engine {
+	var id [12]byte
+	_, _ = rand.Read(id[:]) // it never fails
+	e := &Engine{o: o, life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}}
+	e.conn = redisx.New(o.Client, redisx.Options{Prefix: o.Prefix, Log: o.Log, Closing: e.life.Closing.Done()})
+	e.contended.seed, e.contended.began = maphash.MakeSeed(), time.Now()
+	e.alarm.Ring = e.ring
+	return e
+}
+
+// Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with them.
+func (e *Engine) Close() {
+	e.life.Close(func() {
+		e.mu.Lock()
+		e.closed = true
+		e.mu.Unlock()
+	})
+}
+
+// Request is a wish for a lock.
+type Request struct {
+	Key     string
+	Note    string
+	Limit   int           // how many may hold the lock, for this caller
+	TTL     time.Duration // how long a lease lasts without a renewal
+	MaxHold time.Duration // after that the lease is lost; 0: no bound
+	NoRenew bool
+	Fenced  bool
+	Notes   bool // no two holders of the lock have the same note, from now on
+	Pool    bool // the lock is a pool: its slots are its values
+	Every   time.Duration
+	Spare   time.Duration // a rate: from one start to the next, and how much of that can be saved up; 0: none
+	Arrival int64         // see Stop; 0: none
+
+	Wait   bool            // in line until ctx ends; else the answer comes at once
+	InTime bool            // the wait ends at once if the gate opens after the deadline of ctx
+	Park   bool            // the caller may leave its note in line, and return
+	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
+	OnWait func()          // called once, when the caller begins to wait
+}
+
+// Busy is the error of a request that did not get its lock.
+type Busy struct {
+	wire.Answer
+	Paused bool
+	Waited time.Duration
+	Cause  error // what ended the wait, or nil
+}
+
+func (b *Busy) Error() string { return "lock: busy" }
+
+// Unwrap returns what ended the wait.
+func (b *Busy) Unwrap() error { return b.Cause }
+
+// limit is that of the request now.
+func (e *Engine) limit(r *Request) int {
+	if e.o.Limits == nil {
+		return min(r.Limit, MaxLimit)
+	}
+	return min(e.o.Limits.Limit(r.Key, r.Limit), MaxLimit)
+}
+
+func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
+
+// keys are those of the lock.
+func (r *Request) keys() []string {
+	keys := []string{r.Key, r.Key + ":holders", r.Key + ":line", r.Key + ":parked", r.Key + ":called", r.Key + ":info"}
+	if r.Pool {
+		keys = append(keys, r.Key+":values")
+	}
+	return keys
+}
+
+// askArgs are the arguments of an ask as of now: limits change.
+func (e *Engine) askArgs(le *Lease, mode turn.Ask) []any {
+	r := &le.request
+	args := []any{
+		le.body, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(r)),
+		oneOrZero(mode == turn.Park), oneOrZero(r.Notes && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
+	}
+	// The last ones that are as the script takes them anyway are left out: each costs client and Redis 0.1 us.
+	for usual := []any{8: int64(0), 7: int64(0), 6: int64(0), 5: int64(0), 4: int64(1), 3: args[1], 2: int64(0)}; len(args) > 2 && args[len(args)-1] == usual[len(args)-1]; {
+		args = args[:len(args)-1]
+	}
+	return args
+}
+
+func oneOrZero(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// newLease makes the lease of one request. It is not held yet.
+func (e *Engine) newLease(r Request) *Lease {
+	now := time.Now()
+	token := e.channel + "." + strconv.FormatInt(now.UnixMicro(), 36) + strconv.FormatInt(e.serial.Add(1), 36)
+	if r.Arrival > 0 {
+		token += "." + strconv.FormatInt(r.Arrival, 10)
+	}
+	le := &Lease{engine: e, request: r, token: token, body: token + "|" + e.o.Owner + "|" + r.Note, takenAt: now}
+	le.entry.lease = le
+	return le
+}
+
+// Take takes a lock. The error Is a *Busy if others hold it, and the caller holds nothing and has no place in line, unless Busy.Parked.
+// After any other error the lock may be taken until a lease ends, if Redis cannot be told.
+func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &Busy{Cause: err}
+	}
+	if err := e.life.Enter(); err != nil {
+		return nil, err
+	}
+	defer e.life.Done()
+	le := e.newLease(r)
+	var err error
+	if r.Wait || r.Park {
+		err = e.wait(ctx, le)
+	} else {
+		err = e.try(ctx, le)
+	}
+	if err == nil && ctx.Err() != nil {
+		err = &Busy{Cause: ctx.Err()} // a caller never starts work on a context that has ended
+	} else if err == nil && !le.Held() {
+		err = fmt.Errorf("%w: %q: the reply came after the lease's end", ErrLost, r.Key)
+	} else {
+		return le, err
+	}
+	e.giveBack(le)
+	return nil, err
+}
+
+// try takes the lock, or reports that it is busy.
+func (e *Engine) try(ctx context.Context, le *Lease) error {
+	if e.limit(&le.request) == 0 {
+		return &Busy{Paused: true}
+	}
+	for {
+		a, sent, err := e.ask(ctx, le, turn.Try)
+		switch {
+		case err != nil:
+			return err
+		case a.Yours:
+			e.hold(le, a.Fence, a.Value, sent, le.request.TTL, false)
+			return nil
+		case !isStopped(a):
+			return &Busy{Answer: a, Paused: e.limit(&le.request) == 0}
+		}
+	}
+}
+
+// ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, the lock is given back.
+func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answer, sent time.Time, err error) {
+	r := &le.request
+	sent = time.Now()
+	if mode != turn.Park && r.Every == 0 && !r.Pool && e.limit(r) > 0 && !e.contended.has(r.Key) && (r.Fenced || e.conn.MaySet()) {
+		yours, fence := false, int64(0)
+		if r.Fenced {
+			var reply any
+			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, le.body, r.TTL.Milliseconds())
+			fence, _ = reply.(int64)
+			if yours = fence > 0; redisx.IsWrongType(err) {
+				err = nil
+			}
+		} else {
+			yours, _, err = e.conn.SetNX(ctx, r.Key, le.body, r.TTL.Milliseconds())
+		}
+		if yours {
+			le.thin = true
+			return wire.Answer{Yours: true, Fence: fence}, sent, nil
+		}
+		if err != nil {
+			e.loseReply(le, err)
+			return a, sent, redisx.Failed("set", r.Key, err)
+		}
+		e.contended.note(r.Key)
+		sent = time.Now()
+	}
+	reply, err := e.conn.Run(ctx, askScript, r.keys(), e.askArgs(le, mode)...)
+	a, err = e.noteAsk(le, reply, err)
+	return a, sent, err
+}
+
+// noteAsk reads what came of an ask.
+func (e *Engine) noteAsk(le *Lease, reply any, err error) (a wire.Answer, _ error) {
+	ok := true
+	if err == nil {
+		if a, ok = parseAsk(reply, le.request.Pool); !ok {
+			err = unexpected(reply)
+		}
+	}
+	if err != nil {
+		return a, redisx.Failed("ask", le.request.Key, err)
+	}
+	if !a.Yours || a.Returned {
+		e.contended.note(le.request.Key)
+	}
+	return a, nil
+}
+
+// loseReply gives a lock back that an ask may have taken, whose reply was lost.
+func (e *Engine) loseReply(le *Lease, err error) {
+	if !redisx.IsNotRun(err) {
+		e.life.Branch(func() { e.releaseUntil(le, time.Now().Add(le.request.TTL)) })
+	}
+}
+
+// giveBack releases a lease that no caller has seen, in the background.
+func (e *Engine) giveBack(le *Lease) {
+	e.drop(le)
+	e.life.Branch(func() { e.releaseUntil(le, time.Now().Add(le.request.TTL)) })
+}
+
+// releaseUntil sends the release of a token until Redis replies, or its lease has ended by itself, or the Engine closes.
+func (e *Engine) releaseUntil(le *Lease, until time.Time) {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		_, err := e.sendRelease(context.Background(), le, 0)
+		if err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-e.life.Closing.Done():
+			return
+		}
+	}
+}
+
+// sendRelease runs the script release.
+func (e *Engine) sendRelease(ctx context.Context, le *Lease, cooldown time.Duration) (released, error) {
+	r := &le.request
+	args := []any{le.body, int64(e.limit(r)), int64(0), int64(1000), cooldown.Milliseconds()}
+	consume := ""
+	if le.consumes {
+		consume = le.value
+	}
+	if consume != "" {
+		args = append(args, consume)
+	} else if cooldown == 0 {
+		args = args[:2]
+	}
+	reply, err := e.conn.Run(ctx, releaseScript, r.keys(), args...)
+	if err != nil {
+		return released{}, redisx.Failed("release", r.Key, err)
+	}
+	back, err := parseRelease(reply)
+	if err != nil {
+		return released{}, redisx.Failed("release", r.Key, err)
+	}
+	for _, msg := range back.grants {
+		e.note(msg)
+	}
+	return back, nil
+}
+
+// entry is a place in the agenda: of a waiter or of a lease.
+type entry struct {
+	at     time.Time // when it is due
+	place  int       // in the heap, counted from 1; 0: not in it
+	waiter *waiter
+	lease  *Lease
+}
+
+// agenda is a heap of what is due, the first first. Engine.mu guards it.
+type agenda []*entry //nolint:recvcheck // heap.Interface wants both
+
+func (a agenda) Len() int           { return len(a) }
+func (a agenda) Less(i, j int) bool { return a[i].at.Before(a[j].at) }
+func (a agenda) Swap(i, j int) {
+	a[i], a[j] = a[j], a[i]
+	a[i].place, a[j].place = i+1, j+1
+}
+func (a *agenda) Push(x any) {
+	x.(*entry).place = len(*a) + 1 //nolint:forcetypeassert // set pushes entries only
+	*a = append(*a, x.(*entry))    //nolint:forcetypeassert // so
+}
+
+func (a *agenda) Pop() any {
+	last := len(*a) - 1
+	x := (*a)[last]
+	(*a)[last], *a = nil, (*a)[:last]
+	x.place = 0
+	return x
+}
+
+// set moves x to its place for at; a zero at takes it out. It reports whether x is the first now.
+func (a *agenda) set(x *entry, at time.Time) (first bool) {
+	x.at = at
+	switch {
+	case at.IsZero() && x.place > 0:
+		heap.Remove(a, x.place-1)
+	case at.IsZero():
+	case x.place > 0:
+		heap.Fix(a, x.place-1)
+	default:
+		heap.Push(a, x)
+	}
+	return x.place == 1
+}
+
+// planAsk and planHold set when a waiter and a lease are due, and the alarm if that is first. Callers hold mu.
+func (e *Engine) planAsk(w *waiter) {
+	if at := w.turn.Next(); !w.unsent && e.asks.set(&w.entry, at) {
+		e.alarm.Set(at)
+	}
+}
+
+func (e *Engine) planHold(le *Lease) {
+	if at := le.next(); e.holds.set(&le.entry, at) {
+		e.alarm.Set(at)
+	}
+}
+
+// together is how soon an ask or a renewal must be due to go with one that is due now.
+const together = turn.RefreshEvery / 4
+
+// ring handles what is due. The alarm calls it, and each sender when it ends. What finds no sender stays due: the next sender that ends
+// takes it. So a ring costs what is due, and not what waits, and a process that thousands wait in sends a few pipelines at a time.
+func (e *Engine) ring() {
+	now := time.Now()
+	most := maxSenders
+	if e.conn.IsCluster() {
+		most = maxSendersCluster
+	}
+	e.mu.Lock()
+	ends, renewals := e.takeHolds(now, e.senders < most+2) // no crowd of waiters keeps a lease from being renewed
+	var asks []*waiter
+	if e.senders < most {
+		asks = e.takeAsks(now)
+	}
+	next := time.Time{}
+	for _, a := range []agenda{e.asks, e.holds} {
+		if len(a) > 0 && (a[0].at.After(now) || len(asks)+len(renewals) == 0 && e.senders == 0) {
+			next = life.Earliest(next, a[0].at)
+		}
+	}
+	e.mu.Unlock()
+	e.alarm.Set(next)
+	for _, end := range ends {
+		end()
+	}
+	if len(asks)+len(renewals) == 0 || e.life.Enter() != nil {
+		return
+	}
+	defer e.life.Done()
+	redisx.InBatches(e.conn, e.branch, renewals, func(le *Lease) string { return le.request.Key }, e.sendRenewals)
+	redisx.InBatches(e.conn, e.branch, asks, func(w *waiter) string { return w.lease.request.Key }, e.sendAsks)
+}
+
+// branch runs f, which sends, on a goroutine that rings when it ends.
+func (e *Engine) branch(f func()) {
+	e.mu.Lock()
+	e.senders++
+	e.mu.Unlock()
+	e.life.Branch(func() {
+		f()
+		e.mu.Lock()
+		e.senders--
+		e.mu.Unlock()
+		e.ring()
+	})
+}
+
+// takeAsks takes the waiters that are due, a batch at most. Callers hold mu.
+func (e *Engine) takeAsks(now time.Time) (due []*waiter) {
+	var early []*waiter
+	for len(e.asks) > 0 && len(due) < redisx.MaxBatch && len(early) < redisx.MaxBatch && e.asks[0].at.Before(now.Add(together)) {
+		if e.asks[0].at.After(now) && len(due) == 0 {
+			break
+		}
+		w := e.asks[0].waiter
+		e.asks.set(&w.entry, time.Time{})
+		if w.unsent || w.turn.Due(now) {
+			w.unsent = false
+			due = append(due, w)
+		} else {
+			early = append(early, w)
+		}
+	}
+	for _, w := range early {
+		e.asks.set(&w.entry, w.turn.Next())
+	}
+	return due
+}
+
+// takeHolds takes the leases that end, and those that are to be renewed, a batch of these at most. Callers hold mu, and call what ends.
+func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewals []*Lease) {
+	var early []*Lease
+	for len(e.holds) > 0 && len(renewals) < redisx.MaxBatch && e.holds[0].at.Before(now.Add(together)) {
+		le := e.holds[0].lease
+		switch end := e.endDue(le, now); {
+		case end != nil:
+			ends = append(ends, end)
+			continue
+		case mayRenew && !e.closed && le.renewals < maxRenewals && !le.renewAt.IsZero() && le.renewAt.Before(now.Add(together)):
+			le.noteSent(now)
+			renewals = append(renewals, le)
+		}
+		e.holds.set(&le.entry, time.Time{})
+		early = append(early, le)
+	}
+	for _, le := range early {
+		e.holds.set(&le.entry, le.next())
+	}
+	return ends, renewals
+}
+
+func jitter(d time.Duration) time.Duration { return d + mathrand.N(d) } //nolint:gosec // jitter, no secret
+
+// contended remembers which keys were contended lately: a SET for them would probably fail. Two keys may share a slot; then a command
+// is sent in vain.
+type contended struct {
+	seed  maphash.Seed
+	began time.Time
+	slots [1024]atomic.Uint32 // ticks of 100 ms since began, counted from 1; 0: never
+}
+
+func (c *contended) slot(key string) *atomic.Uint32 {
+	return &c.slots[maphash.String(c.seed, key)%uint64(len(c.slots))]
+}
+
+func (c *contended) tick() uint32 { return uint32(time.Since(c.began)/(100*time.Millisecond)) + 1 } //nolint:gosec // 13 years until it wraps
+
+func (c *contended) note(key string) { c.slot(key).Store(c.tick()) }
+
+func (c *contended) has(key string) bool {
+	at := c.slot(key).Load()
+	return at != 0 && c.tick()-at < 10
+}
+
+var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
+
+// waitOf is what a message says of when the gate opens.
+func waitOf(msg wire.Message) time.Duration {
+	us, err := strconv.ParseInt(msg.Value, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return time.Duration(us) * time.Microsecond
+}

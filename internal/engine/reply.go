@@ -1,0 +1,121 @@
+package engine
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex/internal/wire"
+)
+
+// parseAsk reads a reply of ask. ok is false for one that the head of the script does not list.
+func parseAsk(reply any, pool bool) (a wire.Answer, ok bool) {
+	f := &fields{}
+	switch reply := reply.(type) {
+	case int64:
+		return wire.Answer{Yours: true, Fence: reply}, reply > 0
+	case []any:
+		f.list = reply
+	}
+	switch {
+	case len(f.list) == 2 && pool:
+		a = wire.Answer{Yours: true, Fence: f.num(0), Value: f.text(1)}
+	case len(f.list) == 4 && f.isNum(3):
+		a = wire.Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2), OthersParked: int(f.num(3))}
+	case len(f.list) == 4 || len(f.list) == 9:
+		a = wire.Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
+		if gate, closed := strings.CutPrefix(a.Holder, "g:"); closed {
+			reason, in, _ := strings.Cut(gate, " ")
+			us, err := strconv.ParseInt(in, 10, 64)
+			a.Reason, a.Gate, a.Holder = reason, time.Duration(us)*time.Microsecond, ""
+			f.wrong = f.wrong || err != nil || us <= 0
+		}
+		if len(f.list) == 9 {
+			a.Returned, a.InLine, a.SinceCall, a.OthersParked, a.Parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
+			a.SinceTaken = time.Duration(a.ServerUS-f.num(8)) * time.Microsecond
+		}
+	default:
+		return wire.Answer{}, false
+	}
+	return a, !f.wrong
+}
+
+// isStopped reports whether the script has stopped at its bound: the asker asks again now.
+func isStopped(a wire.Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
+
+// released is what a reply of release says.
+type released struct {
+	free   int
+	held   bool
+	grants []wire.Message // to waiters of this process
+	parked int            // notes that are parked and not called
+	called []string       // notes to call
+	opens  time.Duration  // with parked or called notes: until the first deadline or the gate opens; below 0: neither
+}
+
+func parseRelease(reply any) (r released, err error) {
+	rest := reply
+	if list, isList := reply.([]any); isList && len(list) > 1 {
+		if _, isText := list[1].(string); isText {
+			rest = list[0]
+			for _, one := range list[1:] {
+				text, _ := one.(string)
+				if msg, ok := wire.ParseMessage(text); ok {
+					r.grants = append(r.grants, msg)
+				}
+			}
+		}
+	}
+	f := &fields{list: []any{rest}}
+	if list, isList := rest.([]any); isList {
+		f.list = list
+		r.parked, r.opens = int(f.num(1)), f.ms(2)
+		for i := 3; i < len(list); i++ {
+			r.called = append(r.called, f.text(i))
+		}
+	}
+	if r.free = int(f.num(0)); r.free < 0 {
+		r.free = -1 - r.free
+	} else {
+		r.held = true
+	}
+	if f.wrong {
+		return released{}, unexpected(reply)
+	}
+	return r, nil
+}
+
+func unexpected(reply any) error { return fmt.Errorf("unexpected reply %v", reply) }
+
+// fields reads a list reply, field by field. wrong is set by a field that is missing or of another type.
+type fields struct {
+	list  []any
+	wrong bool
+}
+
+func (f *fields) isNum(i int) bool {
+	_, is := f.list[i].(int64)
+	return is
+}
+
+func (f *fields) num(i int) int64 {
+	n, ok := f.at(i).(int64)
+	f.wrong = f.wrong || !ok
+	return n
+}
+
+func (f *fields) text(i int) string {
+	s, ok := f.at(i).(string)
+	f.wrong = f.wrong || !ok
+	return s
+}
+
+func (f *fields) at(i int) any {
+	if i < len(f.list) {
+		return f.list[i]
+	}
+	return nil
+}
+
+func (f *fields) ms(i int) time.Duration { return time.Duration(f.num(i)) * time.Millisecond }
