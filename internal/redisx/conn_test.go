@@ -1,0 +1,88 @@
+package redisx
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// scripted is a client of unknown type: it replies what answers gives, one after the other.
+type scripted struct {
+	Client
+	answers chan error
+}
+
+func (s *scripted) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
+	cmd := redis.NewCmd(ctx)
+	if err, more := <-s.answers; more {
+		cmd.SetErr(err)
+	} else {
+		cmd.SetVal(int64(7))
+	}
+	return cmd
+}
+
+// TestMovingSlot: a script is sent again while a Cluster moves the slot of its keys, and its caller may leave meanwhile.
+func TestMovingSlot(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		"TRYAGAIN Multiple keys request during rehashing of slot",
+		"ERR Error running script (call to f_abc): @user_script:3: Script attempted to access a non local key in a cluster node",
+	} {
+		s := &scripted{answers: make(chan error, 3)}
+		for range 3 {
+			s.answers <- redistest.ReplyError(text)
+		}
+		close(s.answers)
+		c := New(s, Options{Log: slog.New(slog.DiscardHandler)})
+		if v, err := c.Run(context.Background(), NewScript("some", "return 7"), []string{"k"}); err != nil || v != int64(7) {
+			t.Errorf("%s: %v, %v", text, v, err)
+		}
+	}
+}
+
+// TestLeave: a caller whose context ends returns although no reply comes.
+func TestLeave(t *testing.T) {
+	t.Parallel()
+	s := &scripted{answers: make(chan error)}
+	defer close(s.answers)
+	c := New(s, Options{Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	if _, err := c.Run(ctx, NewScript("some", "return 7"), []string{"k"}); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// TestDeleteIfEqual: a string goes only if it is the caller's, on servers with and without a command for it.
+func TestDeleteIfEqual(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		c := New(rdb, Options{Prefix: "automutex", Log: slog.New(slog.DiscardHandler)})
+		script := NewScript("drop", "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0")
+		ctx, key := context.Background(), "automutex:{"+redistest.Name(t)+"}"
+		for range 2 {
+			redistest.Must(t, rdb.Set(ctx, key, "mine", time.Minute).Err())
+			for _, want := range []struct {
+				body    string
+				deleted bool
+			}{{"other", false}, {"mine", true}, {"mine", false}} {
+				if deleted, err := c.DeleteIfEqual(ctx, script, key, want.body); err != nil || deleted != want.deleted {
+					t.Errorf("%s: %v, %v", want.body, deleted, err)
+				}
+			}
+		}
+		redistest.Must(t, rdb.ZAdd(ctx, key, redis.Z{Member: "mine"}).Err())
+		if deleted, err := c.DeleteIfEqual(ctx, script, key, "mine"); err != nil || deleted {
+			t.Errorf("of another type: %v, %v", deleted, err)
+		}
+	})
+}
