@@ -303,7 +303,7 @@ func (e *Engine) giveBack(le *Lease) {
 // releaseUntil sends the release of a token until Redis replies, or its lease has ended by itself, or the Engine closes.
 func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		_, err := e.sendRelease(context.Background(), le, 0)
+		_, err := e.sendRelease(context.Background(), le, le.body, 0)
 		if err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
 			return
 		}
@@ -315,10 +315,10 @@ func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	}
 }
 
-// sendRelease runs the script release.
-func (e *Engine) sendRelease(ctx context.Context, le *Lease, cooldown time.Duration) (released, error) {
+// sendRelease runs the script release. body is that of le, as text or counted.
+func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any, cooldown time.Duration) (released, error) {
 	r := &le.request
-	args := []any{le.body, int64(e.limit(r)), int64(0), int64(1000), cooldown.Milliseconds()}
+	args := []any{body, int64(e.limit(r)), int64(0), int64(1000), cooldown.Milliseconds()}
 	consume := ""
 	if le.consumes {
 		consume = le.value

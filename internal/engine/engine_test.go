@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -286,4 +288,30 @@ func TestCrowd(t *testing.T) {
 	release(t, le)
 	wg.Wait()
 	t.Logf("%d served after %s", served.Load(), time.Since(began))
+}
+
+// TestReleaseSentTwice: a release that the client sends again has given the lock back; a lock that was broken is not held.
+func TestReleaseSentTwice(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		plain, rdb := start(t, s), s.Client(t)
+		resending := s.Client(t)
+		resending.AddHook(redistest.Resend(func(cmd redis.Cmder) bool { return cmd.Name() == "evalsha" || cmd.Name() == "eval" }))
+		twice := New(Options{Client: resending, Prefix: "automutex", Owner: "test", Log: slog.New(slog.DiscardHandler)})
+		t.Cleanup(twice.Close)
+		for _, limit := range []int{1, 3} { // thin, and fat
+			r := request(t)
+			r.Limit = limit
+			le := must(t, twice, r)
+			if limit > 1 {
+				release(t, must(t, plain, r)) // leaves nothing thin
+				must(t, plain, r)
+			}
+			release(t, le)
+			le = must(t, plain, r)
+			redistest.Must(t, rdb.Del(context.Background(), r.Key, r.Key+":holders", r.Key+":info").Err())
+			if _, err := le.Release(context.Background(), Ending{}); !errors.Is(err, ErrNotHeld) {
+				t.Errorf("limit %d: a lock that was deleted: %v", limit, err)
+			}
+		}
+	})
 }

@@ -319,7 +319,8 @@ type Ending struct {
 	Consume  bool          // its value leaves the pool
 }
 
-// Release gives the lock back, and returns how many slots are free then. It ends the lease whatever it returns: ErrNotHeld if the lease
+// Release gives the lock back, and returns how many slots are free then. One that was sent twice, and finds nothing before the deadline,
+// is a success: the first one has run, or the lock was broken meanwhile. It ends the lease whatever it returns: ErrNotHeld if the lease
 // had ended before, an error of Redis if the release is tried again in the background while the lease lasts. Only the values of ctx count.
 func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) {
 	e := le.engine
@@ -329,21 +330,24 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	}
 	ctx = context.WithoutCancel(ctx)
 	le.consumes = how.Consume && was == held
+	body, mayHaveRun := &redisx.Counted{Text: le.body}, false
 	if was != held {
 		how.Cooldown = 0
 	} else if le.thin && how.Cooldown == 0 && !e.contended.has(le.request.Key) {
-		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.request.Key, le.body)
+		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.request.Key, body)
 		if err == nil && deleted {
 			return e.limit(&le.request), nil
 		}
+		mayHaveRun = body.Resent() || err != nil && !redisx.IsNotRun(err)
 	}
-	back, err := e.sendRelease(ctx, le, how.Cooldown)
+	back, err := e.sendRelease(ctx, le, body, how.Cooldown)
 	switch {
 	case err != nil:
 		e.life.Spawn(func() { e.releaseUntil(le, le.deadline) })
 		return 0, err
 	case was == lost:
 		return back.free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.request.Key)
+	case !back.held && (mayHaveRun || body.Resent()) && time.Now().Before(le.deadline): // the first one gave it back
 	case !back.held:
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the lock was broken or deleted", ErrNotHeld, le.request.Key)
 	}

@@ -118,6 +118,11 @@ func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any
 }
 
 func (c *Conn) send(ctx context.Context, command, script string, keys []string, args []any) (v any, err error) {
+	for _, arg := range args {
+		if arg, ok := arg.(*Counted); ok {
+			arg.sends.Store(0) // what was sent before has not run, see Run
+		}
+	}
 	var cmd *redis.Cmd
 	switch {
 	case c.process != nil:
@@ -138,6 +143,21 @@ func (c *Conn) send(ctx context.Context, command, script string, keys []string, 
 	c.noteUnreached(err)
 	return v, err
 }
+
+// Counted is an argument that knows whether the client has sent its command again: then an earlier one may have run.
+type Counted struct {
+	Text  string
+	sends atomic.Int32
+}
+
+// MarshalBinary is called by go-redis each time that it writes the command.
+func (a *Counted) MarshalBinary() ([]byte, error) {
+	a.sends.Add(1)
+	return []byte(a.Text), nil
+}
+
+// Resent reports whether the command was sent more than once.
+func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 
 // MaySet reports whether SetNX can succeed: the client sends SET, and Redis has not refused a SET to this user.
 func (c *Conn) MaySet() bool { return c.process != nil && !c.denied.noSet.Load() }

@@ -45,7 +45,7 @@ func (r *refusals) forget() { r.nodes.Clear() }
 // DeleteIfEqual deletes the string at key if it is body, by a command of the server that does only this, or by script, which replies 1
 // if it has deleted the key. deleted is false without an error if the key is another string, of another type, or not there. An error
 // may mean that there was no reply: the command may have run, or may run yet.
-func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key, body string) (deleted bool, err error) {
+func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, body any) (deleted bool, err error) {
 	now := time.Now()
 	node := c.masterOf(ctx, key)
 	for c.process != nil {
