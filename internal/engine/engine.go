@@ -30,7 +30,7 @@ import (
 var (
 	// ErrClosed is the error of everything that begins after Close, and of those that wait then.
 	ErrClosed = life.ErrClosed
-	// ErrNotHeld: the lease has ended before.
+	// ErrNotHeld says that the lease has ended before.
 	ErrNotHeld = errors.New("lock: not held")
 	// ErrLost is the cause with which the contexts of a lost lease end.
 	ErrLost = errors.New("lock: lease lost")
@@ -187,7 +187,7 @@ func (e *Engine) newLease(r Request) *Lease {
 		token += "." + strconv.FormatInt(r.Arrival, 10)
 	}
 	le := &Lease{engine: e, request: r, token: token, body: token + "|" + e.o.Owner + "|" + r.Note, takenAt: now}
-	le.entry.lease = le
+	le.lease = le
 	return le
 }
 
@@ -208,11 +208,12 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 	} else {
 		err = e.try(ctx, le)
 	}
-	if err == nil && ctx.Err() != nil {
+	switch {
+	case err == nil && ctx.Err() != nil:
 		err = &Busy{Cause: ctx.Err()} // a caller never starts work on a context that has ended
-	} else if err == nil && !le.Held() {
+	case err == nil && !le.Held():
 		err = fmt.Errorf("%w: %q: the reply came after the lease's end", ErrLost, r.Key)
-	} else {
+	default:
 		return le, err
 	}
 	e.giveBack(le)
@@ -243,7 +244,8 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answ
 	r := &le.request
 	sent = time.Now()
 	if mode != turn.Park && r.Every == 0 && !r.Pool && e.limit(r) > 0 && !e.contended.has(r.Key) && (r.Fenced || e.conn.MaySet()) {
-		yours, fence := false, int64(0)
+		var yours bool
+		var fence int64
 		if r.Fenced {
 			var reply any
 			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, le.body, r.TTL.Milliseconds())
@@ -272,8 +274,8 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answ
 
 // noteAsk reads what came of an ask.
 func (e *Engine) noteAsk(le *Lease, reply any, err error) (a wire.Answer, _ error) {
-	ok := true
 	if err == nil {
+		var ok bool
 		if a, ok = parseAsk(reply, le.request.Pool); !ok {
 			err = unexpected(reply)
 		}

@@ -30,7 +30,7 @@ func request(t *testing.T) Request {
 	return Request{Key: "automutex:{" + redistest.Name(t) + "}", Limit: 1, TTL: 30 * time.Second}
 }
 
-func (r Request) inLine() Request {
+func inLine(r Request) Request {
 	r.Wait = true
 	return r
 }
@@ -104,7 +104,7 @@ func TestLine(t *testing.T) {
 		var order []int
 		var wg sync.WaitGroup
 		for i := range 8 {
-			waits := r.inLine()
+			waits := inLine(r)
 			in := make(chan struct{})
 			waits.OnWait = func() { close(in) }
 			redistest.Go(&wg, func() {
@@ -127,7 +127,7 @@ func TestLine(t *testing.T) {
 // TestExclusion: many callers of several processes, and never two holders.
 func TestExclusion(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := request(t).inLine()
+		r := inLine(request(t))
 		var inside, most, served atomic.Int32
 		var wg sync.WaitGroup
 		for range 3 {
@@ -160,7 +160,7 @@ func TestRenewal(t *testing.T) {
 	r := request(t)
 	r.TTL = 300 * time.Millisecond
 	le := must(t, e, r)
-	waits := r.inLine()
+	waits := inLine(r)
 	got := make(chan *Lease)
 	go func() { got <- must(t, other, waits) }()
 	select {
@@ -189,7 +189,7 @@ func TestLeave(t *testing.T) {
 		for i := range 20 {
 			le := must(t, e, r)
 			ctx, cancel := context.WithCancel(context.Background())
-			waits := r.inLine()
+			waits := inLine(r)
 			in := make(chan struct{})
 			waits.OnWait = func() { close(in) }
 			done := make(chan error)
@@ -228,7 +228,7 @@ func TestBroken(t *testing.T) {
 		e := start(t, s)
 		r := request(t)
 		le := must(t, e, r)
-		waits := r.inLine()
+		waits := inLine(r)
 		got := make(chan *Lease)
 		go func() { got <- must(t, e, waits) }()
 		redistest.Eventually(t, 30*time.Second, func() bool {
@@ -264,7 +264,7 @@ func TestCrowd(t *testing.T) {
 	var in, served atomic.Int32
 	began := time.Now()
 	for range n {
-		waits := r.inLine()
+		waits := inLine(r)
 		waits.OnWait = func() { in.Add(1) }
 		redistest.Go(&wg, func() {
 			le, err := e.Take(context.Background(), waits)

@@ -31,7 +31,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	began, grant := time.Now(), r.grant()
 	until, _ := ctx.Deadline()
 	w := &waiter{lease: le, done: make(chan struct{}), left: make(chan struct{})}
-	w.entry.waiter = w
+	w.waiter = w
 	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(r) == 0)
 	w.turn = turn.New(turn.Terms{
 		Until: until, InTime: r.InTime, MayPark: r.Park, Grant: grant, Counted: believe(grant), Short: grant < r.TTL && r.NoRenew,
@@ -80,6 +80,12 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		r.OnWait()
 		returned = true
 	}
+	return e.stand(ctx, w, began)
+}
+
+// stand waits until the waiter has its lock, or leaves the line.
+func (e *Engine) stand(ctx context.Context, w *waiter, began time.Time) error {
+	r := &w.lease.request
 	yield := r.Yield
 	for {
 		select {

@@ -1,7 +1,3 @@
-// TestModel makes random steps of many clients on one lock, beside a model that knows no keys and no scripts, and compares each
-// reply, each message and what is stored: on a miniredis, and on a redis-server whose clock the test moves by a small C library
-// that is loaded before all others (cc is needed; else that half is skipped). TestMistakes plants mistakes in the scripts; each
-// must be found. RUNS=200 FIRST=0 says how many seeds and from which, ONLY=order or plain, SERVER=redis or miniredis.
 package engine
 
 import (
@@ -23,6 +19,11 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 )
+
+// TestModel makes random steps of many clients on one lock, beside a model that knows no keys and no scripts, and compares each
+// reply, each message and what is stored: on a miniredis, and on a redis-server whose clock the test moves by a small C library
+// that is loaded before all others (cc is needed; else that half is skipped). TestMistakes plants mistakes in the scripts; each
+// must be found. RUNS=200 FIRST=0 says how many seeds and from which, ONLY=order or plain, SERVER=redis or miniredis.
 
 // sender sends the scripts of one lock. mutate changes them, to plant a mistake.
 type sender struct {
@@ -161,7 +162,7 @@ const startUS = int64(1_800_000_000_000_000)
 
 type wrong string
 
-func fail(format string, args ...any) { panic(wrong(fmt.Sprintf(format, args...))) }
+func failf(format string, args ...any) { panic(wrong(fmt.Sprintf(format, args...))) }
 
 // sim is one lock under test, beside its model.
 type sim struct {
@@ -180,11 +181,9 @@ type sim struct {
 	grew    int64 // the highest fence so far
 	serial  int
 	bodies  []string // of attempts that were made, the last ones
-	nonces  []string
 	tickets map[string]int64
 	ordered bool
 	spent   spentAsk
-	pool    bool
 	notes   bool // no two holders have the same note
 }
 
@@ -221,7 +220,7 @@ func (s *sim) run(name string, args ...any) any {
 	v, err := s.e.scripts[name].EvalSha(context.Background(), s.w.rdb, keys, args...).Result()
 	s.log = append(s.log, fmt.Sprintf("%d %s %v -> %v %v", s.now-startUS, name, args, v, err))
 	if err != nil {
-		fail("error %v", err)
+		failf("error %v", err)
 	}
 	return v
 }
@@ -243,18 +242,18 @@ func num(v any) int64 {
 	case string:
 		n, err := strconv.ParseInt(v, 10, 64)
 		if err != nil {
-			fail("no number: %q", v)
+			failf("no number: %q", v)
 		}
 		return n
 	}
-	fail("no number: %v", v)
+	failf("no number: %v", v)
 	return 0
 }
 
 func list(v any) []any {
 	l, ok := v.([]any)
 	if !ok {
-		fail("no list: %v", v)
+		failf("no list: %v", v)
 	}
 	return l
 }
@@ -465,7 +464,7 @@ func (m *model) first() string {
 func (s *sim) fence(v any, again bool) {
 	f := num(v)
 	if f < s.grew || f == s.grew && !again {
-		fail("fence %d after %d", f, s.grew)
+		failf("fence %d after %d", f, s.grew)
 	}
 	s.grew = f
 }
@@ -473,7 +472,7 @@ func (s *sim) fence(v any, again bool) {
 // sameMessages compares messages with those of the model, where "fence" stands for any that grew.
 func (s *sim) same(got, want []string) {
 	if len(got) != len(want) {
-		fail("messages %v, want %v", got, want)
+		failf("messages %v, want %v", got, want)
 	}
 	for i := range got {
 		g, w := strings.Fields(got[i]), strings.Fields(want[i])
@@ -484,7 +483,7 @@ func (s *sim) same(got, want []string) {
 			}
 		}
 		if !reflect.DeepEqual(g, w) {
-			fail("message %q, want %q", got[i], want[i])
+			failf("message %q, want %q", got[i], want[i])
 		}
 	}
 }
@@ -495,7 +494,7 @@ func (s *sim) published() {
 	for range s.m.out {
 		msg, ok := s.message(3 * time.Second)
 		if !ok {
-			fail("messages %v, want %v", got, s.m.out)
+			failf("messages %v, want %v", got, s.m.out)
 		}
 		got = append(got, msg)
 	}
@@ -586,7 +585,7 @@ func (s *sim) ask() {
 	m.purge()
 	thin := m.holds(body) >= 0 && len(m.holders) == 1
 	got := s.run("ask", body, lease, stay, length, s.limit, park, oneIf(s.notes), s.every, s.spare)
-	if !(thin && num1(got)) { // a thin lock does not look at the rate
+	if !thin || !num1(got) { // a thin lock does not look at the rate
 		s.rate(m)
 	}
 	if i := m.holds(body); i >= 0 {
@@ -618,13 +617,13 @@ func (s *sim) ask() {
 			s.published()
 			s.fence(l[0], false)
 			if num(l[1]) != (m.now-was.ticket)/1000 || num(l[2]) != calledAgo || num(l[3]) != int64(len(m.parked)-m.called()) {
-				fail("returned %v, was %+v", l, was)
+				failf("returned %v, was %+v", l, was)
 			}
 			return
 		}
 		s.published()
 		if _, ok := got.(int64); !ok {
-			fail("%v, want yours", got)
+			failf("%v, want yours", got)
 		}
 		s.fence(got, false)
 		return
@@ -649,15 +648,15 @@ func (s *sim) ask() {
 	switch {
 	case same != "":
 		if !strings.HasSuffix(named, same) {
-			fail("named %q, want a holder with note %s", named, n)
+			failf("named %q, want a holder with note %s", named, n)
 		}
 	case why != "":
 		if named != fmt.Sprintf("g:%s %d", why, until) || num(l[1]) != (until+999)/1000 {
-			fail("named %q for %v, want %s %d", named, l[1], why, until)
+			failf("named %q for %v, want %s %d", named, l[1], why, until)
 		}
 	default:
 		if named != m.first() {
-			fail("named %q, want %q", named, m.first())
+			failf("named %q, want %q", named, m.first())
 		}
 		want := int64(-1)
 		for _, h := range m.holders {
@@ -666,7 +665,7 @@ func (s *sim) ask() {
 			}
 		}
 		if d := num(l[1]) - want; d < -2 || d > 1 {
-			fail("wait %v, want %d", l[1], want)
+			failf("wait %v, want %d", l[1], want)
 		}
 	}
 	place := len(m.line)
@@ -720,16 +719,16 @@ func (s *sim) ask() {
 		calledAgo = -1
 	}
 	if num(l[2]) != int64(place) {
-		fail("place %v, want %d", l[2], place)
+		failf("place %v, want %d", l[2], place)
 	}
 	if at < 0 && park == 0 {
 		if len(l) != 4 {
-			fail("%v, want four", l)
+			failf("%v, want four", l)
 		}
 		return
 	}
 	if len(l) != 9 || num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.parked)-m.called()) || num(l[7]) != hasParked {
-		fail("%v, want inline %d, called %d, parked %d, has parked %d", l, inline, calledAgo, len(m.parked)-m.called(), hasParked)
+		failf("%v, want inline %d, called %d, parked %d, has parked %d", l, inline, calledAgo, len(m.parked)-m.called(), hasParked)
 	}
 }
 
@@ -740,7 +739,7 @@ func (s *sim) calls(got any, code int64, free, inbound int) {
 	m := &s.m
 	if len(m.parked) == 0 {
 		if !num1(got) || num(got) != code {
-			fail("%v, want %d", got, code)
+			failf("%v, want %d", got, code)
 		}
 		return
 	}
@@ -751,10 +750,10 @@ func (s *sim) calls(got any, code int64, free, inbound int) {
 		gotNames = append(gotNames, v.(string))
 	}
 	if num(l[0]) != code || num(l[1]) != int64(len(m.parked)-m.called()) || !reflect.DeepEqual(gotNames, names) {
-		fail("%v, want %d, %d parked, %v", l, code, len(m.parked)-m.called(), names)
+		failf("%v, want %d, %d parked, %v", l, code, len(m.parked)-m.called(), names)
 	}
 	if d := num(l[2]) - m.soonest(s.limit); d < -1 || d > 1 {
-		fail("soonest %v, want %d", l[2], m.soonest(s.limit))
+		failf("soonest %v, want %d", l[2], m.soonest(s.limit))
 	}
 }
 
@@ -785,7 +784,7 @@ func (s *sim) tookThin(ok bool, body string, lease int64) {
 		return
 	}
 	if len(m.holders)+len(m.line)+len(m.parked) > 0 || m.opens() > m.now {
-		fail("SET NX took it beside %v, %v, %v", m.holders, m.line, m.parked)
+		failf("SET NX took it beside %v, %v, %v", m.holders, m.line, m.parked)
 	}
 	m.take(body, lease)
 }
@@ -797,7 +796,7 @@ func (s *sim) releaseThin() {
 	m.purge()
 	if num(s.run("drop", body)) == 1 {
 		if m.holds(body) < 0 || len(m.holders) > 1 || len(m.line)+len(m.parked) > 0 {
-			fail("a thin release of %s beside %v, %v, %v", body, m.holders, m.line, m.parked)
+			failf("a thin release of %s beside %v, %v, %v", body, m.holders, m.line, m.parked)
 		}
 		m.holders = nil
 	}
@@ -893,7 +892,7 @@ func (s *sim) renew() {
 	}
 	i := m.holds(body)
 	if (i >= 0) != (got == 1) {
-		fail("renewed %d, holds %v", got, i >= 0)
+		failf("renewed %d, holds %v", got, i >= 0)
 	}
 	if i >= 0 {
 		// A fat one is a millisecond longer than a thin one. The model reads which it is.
@@ -910,7 +909,7 @@ func (s *sim) close() {
 	m.purge()
 	got := num(s.run("close", body, length))
 	if (m.holds(body) >= 0) != (got == 1) {
-		fail("closed %d, holds %d", got, m.holds(body))
+		failf("closed %d, holds %d", got, m.holds(body))
 	}
 	if got == 1 {
 		m.closed = max(m.closed, m.now+length*1000)
@@ -928,7 +927,7 @@ func (s *sim) break_() {
 	got := list(s.run("break", s.limit, token, all, "*"))
 	if !exists {
 		if num(got[0]) != -2 {
-			fail("%v, want nothing", got)
+			failf("%v, want nothing", got)
 		}
 		return
 	}
@@ -955,7 +954,7 @@ func (s *sim) break_() {
 	m.grant(s.limit, true, "", 0)
 	s.published()
 	if num(got[0]) != int64(broken) || len(got) > 1 && num(got[1]) != 0 {
-		fail("broken %v, want %d", got, broken)
+		failf("broken %v, want %d", got, broken)
 	}
 }
 
@@ -998,16 +997,16 @@ func (s *sim) inspect() {
 	}
 	if num(l[1]) != int64(len(m.holders)) || num(l[2]) != int64(waiting) || num(l[3]) != int64(len(m.parked)-m.called()) ||
 		num(l[4]) != int64(m.called()) || num(l[6]) != place || l[8] != why || num(l[9]) != until {
-		fail("inspect %v, want %d holders, %d in line, %d parked, %d called, place %d, %s for %d", l, len(m.holders), len(m.line), len(m.parked)-m.called(), m.called(), place, why, until)
+		failf("inspect %v, want %d holders, %d in line, %d parked, %d called, place %d, %s for %d", l, len(m.holders), len(m.line), len(m.parked)-m.called(), m.called(), place, why, until)
 	}
 	listed := list(l[7])
 	for i := 0; i < len(listed); i += 2 {
 		at := m.holds(listed[i].(string))
 		if at < 0 {
-			fail("holder %v, want %v", listed[i], m.holders)
+			failf("holder %v, want %v", listed[i], m.holders)
 		}
 		if d := num(listed[i+1]) - m.holders[at].end; d < -2 || d > 1 { // a thin one ends when its key does, and a miniredis rounds its TTL down
-			fail("holder %v until %v, want %d", listed[i], listed[i+1], m.holders[at].end)
+			failf("holder %v until %v, want %d", listed[i], listed[i+1], m.holders[at].end)
 		}
 	}
 }
@@ -1022,7 +1021,7 @@ func (s *sim) keysAreSound(emptied bool) {
 	for _, k := range found {
 		ttl := s.w.rdb.PTTL(ctx, k).Val()
 		if ttl <= 0 {
-			fail("key %s has no TTL", k)
+			failf("key %s has no TTL", k)
 		}
 		ttls[strings.TrimPrefix(k, s.key)] = ttl.Milliseconds()
 	}
@@ -1039,11 +1038,11 @@ func (s *sim) keysAreSound(emptied bool) {
 		if k == ":marks" {
 			continue
 		}
-		if s.ms()+ttl < last-2 && !(k == "" && !fat) {
-			fail("key %s ends before %d, at %d", k, last, s.ms()+ttl)
+		if s.ms()+ttl < last-2 && (k != "" || fat) {
+			failf("key %s ends before %d, at %d", k, last, s.ms()+ttl)
 		}
 		if d := ttl - ttls[""]; fat && (d < -2 || d > 2) && k != "" {
-			fail("key %s has a TTL of %d, the word %d", k, ttl, ttls[""])
+			failf("key %s has a TTL of %d, the word %d", k, ttl, ttls[""])
 		}
 	}
 	_, parked := ttls[":parked"]
@@ -1053,10 +1052,10 @@ func (s *sim) keysAreSound(emptied bool) {
 		info := s.w.rdb.HGetAll(ctx, s.key+":info").Val()
 		gate := info["closed"] != "" || info["cooldown"] != "" || info["rate"] != ""
 		if parked != strings.Contains(word, " parked") || gate != strings.Contains(word, " gate") || order && !strings.Contains(word, " order") {
-			fail("the word is %q, parked %v, gate %v, order %v", word, parked, gate, order)
+			failf("the word is %q, parked %v, gate %v, order %v", word, parked, gate, order)
 		}
 		if called && !parked {
-			fail("called, and not parked")
+			failf("called, and not parked")
 		}
 		waiters := 0
 		for f := range info {
@@ -1065,20 +1064,20 @@ func (s *sim) keysAreSound(emptied bool) {
 			}
 		}
 		if waiters != len(m.line) {
-			fail("%d records of waiters, want %d: %v", waiters, len(m.line), info)
+			failf("%d records of waiters, want %d: %v", waiters, len(m.line), info)
 		}
 	}
 	if emptied && len(m.holders)+len(m.line)+len(m.parked)+len(m.tasks) == 0 && max(m.opens(), m.next+m.spare*min(1, m.next)) <= m.now {
 		for k := range ttls {
 			if k != ":marks" {
-				fail("left over: %v", ttls)
+				failf("left over: %v", ttls)
 			}
 		}
 	}
 }
 
 // runModel makes random steps, and returns the first mistake.
-func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (err error, log []string) {
+func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (log []string, err error) {
 	ctx := context.Background()
 	s := &sim{w: w, e: e, r: rand.New(rand.NewPCG(seed, 7)), key: "automutex:{m|1}", limit: 1, ordered: ordered, tickets: map[string]int64{}}
 	s.keys = keysOf(s.key)
@@ -1096,7 +1095,7 @@ func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (err err
 	sub := w.rdb.PSubscribe(ctx, "automutex:*")
 	defer sub.Close()
 	if _, err := sub.Receive(ctx); err != nil {
-		return err, nil
+		return nil, err
 	}
 	s.msgs = sub.Channel(redis.WithChannelSize(10000))
 	s.now = startUS + int64(seed%1000)*100_000_000_000
@@ -1171,13 +1170,13 @@ func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (err err
 		s.keysAreSound(emptied)
 	}
 	s.drainCheck()
-	return nil, s.log
+	return s.log, nil
 }
 
 // drainCheck: no message is left that the model did not foresee.
 func (s *sim) drainCheck() {
 	if msg, ok := s.message(50 * time.Millisecond); ok {
-		fail("message %q came, and none was expected", msg)
+		failf("message %q came, and none was expected", msg)
 	}
 }
 
@@ -1293,7 +1292,7 @@ func (m *model) advance(limit, inbound int, ended bool) (free int, waiting int, 
 		}
 		if t.state == "c" {
 			name("c", t)
-		} else if !m.alive(t) && !(i == 0 && len(m.holders) > 0) {
+		} else if !m.alive(t) && (i != 0 || len(m.holders) == 0) {
 			break
 		}
 		if t.state != "a" {
@@ -1307,7 +1306,7 @@ func (s *sim) orderCalls(got any, code int64, waiting int, names []string) {
 	m := &s.m
 	if waiting == 0 {
 		if !num1(got) || num(got) != code {
-			fail("%v, want %d", got, code)
+			failf("%v, want %d", got, code)
 		}
 		return
 	}
@@ -1317,7 +1316,7 @@ func (s *sim) orderCalls(got any, code int64, waiting int, names []string) {
 		gotNames = append(gotNames, v.(string))
 	}
 	if num(l[0]) != code || num(l[1]) != int64(waiting) || !reflect.DeepEqual(gotNames, names) {
-		fail("%v, want %d, %d, %v", l, code, waiting, names)
+		failf("%v, want %d, %d, %v", l, code, waiting, names)
 	}
 	_ = m
 }
@@ -1354,7 +1353,7 @@ func (s *sim) orderAsk(o otask) {
 	spent := allowed >= 0 && retried > allowed
 	refused := func(want string) {
 		if l := list(got); len(l) != 1 || l[0] != want {
-			fail("%v, want %s", got, want)
+			failf("%v, want %s", got, want)
 		}
 		if s.spent.body = ""; want == "spent" {
 			s.spent = spentAsk{body, o, retried, allowed}
@@ -1424,7 +1423,7 @@ func (s *sim) orderAsk(o otask) {
 		m.take(body, lease)
 		if was != "p" && was != "c" {
 			if !num1(got) {
-				fail("%v, want a fence", got)
+				failf("%v, want a fence", got)
 			}
 			s.fence(got, false)
 			return
@@ -1432,7 +1431,7 @@ func (s *sim) orderAsk(o otask) {
 		l := list(got)
 		s.fence(l[0], false)
 		if num(l[1]) != inline || num(l[2]) != calledAgo || num(l[3]) != int64(len(m.tasks)-1) {
-			fail("%v, want %d, %d, %d", l, inline, calledAgo, len(m.tasks)-1)
+			failf("%v, want %d, %d, %d", l, inline, calledAgo, len(m.tasks)-1)
 		}
 		return
 	}
@@ -1457,17 +1456,17 @@ func (s *sim) orderAsk(o otask) {
 	s.published()
 	l := list(got)
 	if num(l[2]) != int64(place) {
-		fail("place %v, want %d", l[2], place)
+		failf("place %v, want %d", l[2], place)
 	}
 	if len(m.holders) > 0 && !strings.Contains(l[3].(string), "|host|") && m.opens() <= m.now {
-		fail("named %v, want a holder", l[3])
+		failf("named %v, want a holder", l[3])
 	}
 	if len(m.holders) == 0 && place > 0 && m.opens() <= m.now && !strings.HasSuffix(l[3].(string), "|"+m.tasks[0].note) {
-		fail("named %v, want the head %+v", l[3], m.tasks[0])
+		failf("named %v, want the head %+v", l[3], m.tasks[0])
 	}
 	if parkNow || was == "p" || was == "c" {
 		if num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.tasks)-1) || num(l[7]) != hasParked {
-			fail("%v, want %d %d %d %d", l, inline, calledAgo, len(m.tasks)-1, hasParked)
+			failf("%v, want %d %d %d %d", l, inline, calledAgo, len(m.tasks)-1, hasParked)
 		}
 	}
 }
@@ -1568,13 +1567,13 @@ func (s *sim) orderAct() {
 	case act == "skip":
 		if m.tasks[0].nonce != o.nonce {
 			if l := list(got); l[0] != "other" || l[1] != m.tasks[0].note {
-				fail("%v, want other %s", got, m.tasks[0].note)
+				failf("%v, want other %s", got, m.tasks[0].note)
 			}
 			return
 		}
 		if m.runs(t) {
 			if l := list(got); l[0] != "runs" {
-				fail("%v, want runs", got)
+				failf("%v, want runs", got)
 			}
 			return
 		}
@@ -1635,12 +1634,12 @@ func (s *sim) orderStep() bool {
 				}
 			}
 			if !reflect.DeepEqual(list(got), want) {
-				fail("%v, want %v", got, want)
+				failf("%v, want %v", got, want)
 			}
 			return false
 		}
 		if num(got) != m.now {
-			fail("ticket %v", got)
+			failf("ticket %v", got)
 		}
 		m.put(otask{nonce: nonce, note: note, state: "i", ticket: m.now, since: 400})
 		s.tickets[nonce] = m.now
@@ -1674,10 +1673,10 @@ func (s *sim) orderStep() bool {
 	default:
 		l := list(s.run("inspect", 10, "", ""))
 		if num(l[1]) != int64(len(m.holders)) || num(l[10]) != int64(len(m.tasks)) {
-			fail("inspect %v, want %d holders, %d tasks", l, len(m.holders), len(m.tasks))
+			failf("inspect %v, want %d holders, %d tasks", l, len(m.holders), len(m.tasks))
 		}
 		if h := list(l[11]); len(h) > 0 && (h[0] != m.tasks[0].nonce || !strings.HasPrefix(h[2].(string), fmt.Sprintf("%s %d %d %d %d ", m.tasks[0].state, m.tasks[0].seen, m.tasks[0].begun, m.tasks[0].retried, m.tasks[0].since))) {
-			fail("head %v, want %+v", h, m.tasks[0])
+			failf("head %v, want %+v", h, m.tasks[0])
 		}
 	}
 	return false
@@ -1714,7 +1713,7 @@ func TestModel(t *testing.T) {
 					if only := os.Getenv("ONLY"); only != "" && (only == "order") != ordered {
 						continue
 					}
-					err, log := runModel(w, e, uint64(seed), 300, ordered)
+					log, err := runModel(w, e, uint64(seed), 300, ordered)
 					if report(t, err, log); err != nil {
 						return
 					}
@@ -1799,9 +1798,9 @@ func TestMistakes(t *testing.T) {
 		ordered := strings.HasPrefix(m.what, "order")
 		var err error
 		seed := m.seed
-		if err, _ = runModel(w, e, uint64(seed), 300, ordered); err == nil {
+		if _, err = runModel(w, e, uint64(seed), 300, ordered); err == nil {
 			for seed = 0; seed < 60 && err == nil; seed++ {
-				err, _ = runModel(w, e, uint64(seed), 300, ordered)
+				_, err = runModel(w, e, uint64(seed), 300, ordered)
 			}
 			seed--
 		}

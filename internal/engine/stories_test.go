@@ -78,7 +78,7 @@ func playCommand(ctx context.Context, rdb *redis.Client, e *story.Event) (any, e
 	}
 	if e.Name == "raw" {
 		reply, err := rdb.Do(ctx, args...).Result()
-		if err == redis.Nil { //nolint:errorlint // as go-redis says it
+		if err == redis.Nil {
 			return "nil", nil
 		}
 		return reply, err
