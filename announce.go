@@ -149,6 +149,6 @@ func (p Policy) json() json.RawMessage {
 }
 
 func jsonOf(v any) json.RawMessage {
-	text, _ := json.Marshal(v) // of texts and numbers, so there is no error
+	text, _ := json.Marshal(v) //nolint:errchkjson // of texts and numbers, so there is no error
 	return text
 }

@@ -92,8 +92,8 @@ func (d *delivery) park(t target, busy *BusyError) error {
 // Behind an archived task of an ordered key it is 5 to 10 minutes at once: to run or skip that task wakes the
 // next one. A task of an ordered key stays away for at least orderedDelay/2 for each place beyond that.
 func (e *BusyError) parkDelay(ordered bool) time.Duration {
-	place := time.Duration(min(e.Place, 1e6))
-	if far := place * orderedDelay; ordered && far > maxParkDelay {
+	place := min(e.Place, 1e6)
+	if far := time.Duration(place) * orderedDelay; ordered && far > maxParkDelay {
 		return far - rand.N(far/2) //nolint:gosec // jitter, no secret
 	}
 	if e.Reason == ReasonArchived {
@@ -103,7 +103,7 @@ func (e *BusyError) parkDelay(ordered bool) time.Duration {
 	if !e.gateClosed() {
 		heldTime = max(heldTime, e.takenFor)
 	}
-	wait := max(e.ExpiresIn, minParkDelay, e.inLine) + place*min(heldTime, maxParkDelay)
+	wait := max(e.ExpiresIn, minParkDelay, e.inLine) + time.Duration(place)*min(heldTime, maxParkDelay)
 	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
 }
 

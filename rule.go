@@ -247,26 +247,7 @@ func (c *compiledRule) check() []*FieldError {
 	c.checkOn(&mistakes)
 	c.checkHeaders(&mistakes)
 
-	if c.Rate != (Rate{}) && c.Limit == 0 && !c.isLimitOfTask() && !c.InOrder {
-		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or automutex.Unlimited if only the Rate bounds them")
-	}
-	if c.LimitOf != nil && c.Limit != 0 {
-		mistakes.addf("LimitOf", "excludes Limit, which is %d; keep the one or the other", c.Limit)
-	}
-	if c.LimitField != nil {
-		if c.Limit != 0 {
-			mistakes.addf("LimitField", "excludes Limit, which is %d; keep the one or the other", c.Limit)
-		}
-		if c.LimitOf != nil {
-			mistakes.addf("LimitField", "excludes LimitOf; keep the one or the other")
-		}
-		if err := c.LimitField.check(); err != nil {
-			mistakes.addf("LimitField", "%w", err)
-		}
-	}
-	if c.Limit < 0 {
-		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
-	}
+	c.checkLimit(&mistakes)
 	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
 		mistakes.addf("TTL", "%s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, printable.MeantUnit(c.TTL))
 	}
@@ -302,6 +283,30 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("Busy", "%w", err)
 	}
 	return mistakes.all
+}
+
+// checkLimit adds the mistakes in the three ways to say the limit.
+func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
+	if c.Rate != (Rate{}) && c.Limit == 0 && !c.isLimitOfTask() && !c.InOrder {
+		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or automutex.Unlimited if only the Rate bounds them")
+	}
+	if c.LimitOf != nil && c.Limit != 0 {
+		mistakes.addf("LimitOf", "excludes Limit, which is %d; keep the one or the other", c.Limit)
+	}
+	if c.LimitField != nil {
+		if c.Limit != 0 {
+			mistakes.addf("LimitField", "excludes Limit, which is %d; keep the one or the other", c.Limit)
+		}
+		if c.LimitOf != nil {
+			mistakes.addf("LimitField", "excludes LimitOf; keep the one or the other")
+		}
+		if err := c.LimitField.check(); err != nil {
+			mistakes.addf("LimitField", "%w", err)
+		}
+	}
+	if c.Limit < 0 {
+		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
+	}
 }
 
 func (c *compiledRule) checkOn(mistakes *fieldErrors) {

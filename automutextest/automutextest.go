@@ -138,7 +138,7 @@ func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	_, file, line, _ := runtime.Caller(1)
 	owner := fmt.Sprintf("the Hold at %s:%d", filepath.Base(file), line)
 	said, let := make(chan error), make(chan struct{})
-	hold := func(context.Context) error {
+	hold := func(context.Context) error { //nolint:unparam // as runAs takes it
 		said <- nil
 		<-let
 		return nil

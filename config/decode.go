@@ -112,7 +112,7 @@ func (d *decoder) root(data []byte) *yaml.Node {
 // not say where.
 func (d *decoder) isReadable(text string) bool {
 	for i, r := range text {
-		what := ""
+		var what string
 		switch {
 		case r == utf8.RuneError && !strings.HasPrefix(text[i:], "\uFFFD"):
 			what = fmt.Sprintf("the byte %#02x is no UTF-8; save the file as UTF-8 text", text[i])
@@ -142,13 +142,14 @@ func (d *decoder) syntax(err error, lines []string) {
 	if wrong.ContextMsg != "" {
 		message = wrong.ContextMsg + ": " + message
 	}
+	colon := ""
 	for i := max(wrong.Mark.Line-2, 0); i < min(wrong.Mark.Line, len(lines)); i++ {
 		if m := endsInColon.FindStringSubmatch(strings.TrimRight(lines[i], "\r")); m != nil {
-			message += "; put a text that ends in a colon in quotes: " + quote(m[1])
+			colon = "; put a text that ends in a colon in quotes: " + quote(m[1])
 			break
 		}
 	}
-	d.reportAtf(wrong.Mark.Line, wrong.Mark.Column, "not YAML: %s", message)
+	d.reportAtf(wrong.Mark.Line, wrong.Mark.Column, "not YAML: %s%s", message, colon)
 }
 
 // checkForm reports what YAML has and a configuration does not, anywhere in it.

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -42,7 +43,9 @@ type Rate struct {
 // Duration is a time.Duration that is text in JSON: 1m30s.
 type Duration time.Duration
 
-func (d Duration) String() string               { return printable.Exact(time.Duration(d)) }
+func (d Duration) String() string { return printable.Exact(time.Duration(d)) }
+
+// MarshalText is that of encoding.TextMarshaler.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText is that of encoding.TextUnmarshaler.
@@ -65,27 +68,25 @@ func (r Rule) IsFor(scope string) bool { return keys.ControlsRule(r.Scope, r.Tas
 
 // KeyText shows how the keys of the rule are made, as in report|<tenant>.
 func (r Rule) KeyText() string {
-	text := r.Scope
-	if text == "" {
-		text = "<type>"
-	}
+	parts := []string{cmp.Or(r.Scope, "<type>")}
 	for _, path := range r.On {
-		text += "|<" + path + ">"
+		parts = append(parts, "<"+path+">")
 	}
 	for _, name := range r.OnHeaders {
-		text += "|<header " + name + ">"
+		parts = append(parts, "<header "+name+">")
 	}
 	if r.Computed {
-		text += "|<computed>"
+		parts = append(parts, "<computed>")
 	}
-	return text
+	return strings.Join(parts, "|")
 }
 
 // LimitShown is how many may hold a key of the rule at once.
 func (r Rule) LimitShown() string {
 	var of struct {
-		Field         string
-		Default, Most int
+		Field   string `json:"field"`
+		Default int    `json:"default"`
+		Most    int    `json:"most"`
 	}
 	if json.Unmarshal(r.Limit, &of) != nil {
 		return strings.Trim(string(r.Limit), `"`)

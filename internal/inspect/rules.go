@@ -22,7 +22,9 @@ import (
 
 // Describe returns rules as data, named as automutex.New names them.
 func Describe(rules []automutex.Rule) []fleet.Rule {
-	var file struct{ Rules []fleet.Rule }
+	var file struct {
+		Rules []fleet.Rule `json:"rules"`
+	}
 	text, err := json.Marshal(automutex.Config{Rules: rules})
 	if err == nil {
 		err = json.Unmarshal(text, &file)

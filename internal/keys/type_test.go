@@ -124,7 +124,7 @@ func TestCheckType_refusesNamesThatDifferInLetterCase(t *testing.T) {
 	}
 	type payload struct {
 		inner
-		Id   int //nolint:revive,staticcheck // as in the field
+		Id   int //nolint:staticcheck // as in the field
 		Kind int `json:"kind"`
 		KIND int `json:"Kind"` // the Kelvin sign, which encoding/json takes for a k
 		Sub  []inner
