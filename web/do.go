@@ -88,7 +88,7 @@ func (p *page) readForm(v url.Values) (f form, wrong string) {
 }
 
 // readTyped reads what the operator has typed for a pause or a limit, and reports whether it can be read.
-func (f *form) readTyped() bool {
+func readTyped(f *form) bool {
 	var err error
 	switch {
 	case f.Action == "pause" && f.Typed != "":
@@ -231,7 +231,7 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, http.StatusBadRequest, wrong)
 		return
 	}
-	if !f.readTyped() {
+	if !readTyped(&f) {
 		p.show(w, r, http.StatusUnprocessableEntity, f)
 		return
 	}

@@ -58,7 +58,7 @@ type snapshot struct {
 }
 
 func (s *snapshot) add(r row) {
-	s.totals = s.totals.with(r)
+	s.totals = s.with(r)
 	if s.rows = append(s.rows, r); len(s.rows) >= 2*maxRows {
 		s.trim()
 	}
@@ -195,6 +195,9 @@ func (h *hour) add(at time.Time, t totals) {
 func (h *hour) json() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	text, _ := json.Marshal(h.points) // numbers: it cannot fail
+	text, err := json.Marshal(h.points)
+	if err != nil {
+		panic(err) // they are numbers
+	}
 	return string(text)
 }

@@ -185,7 +185,7 @@ func (p *page) render(w http.ResponseWriter, status int, view string, data any) 
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // the browser went away
+	_, _ = w.Write(body) //nolint:gosec // html/template has escaped it; an error says that the browser went away
 }
 
 // execute makes a view with one of its templates.

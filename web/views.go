@@ -242,7 +242,7 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 			heads = keepFirst(heads, r, mostHeads, earlierHead)
 		}
 	}
-	v.More = max(0, s.totals.Blocked-len(heads))
+	v.More = max(0, s.Blocked-len(heads))
 	v.Rows = p.blockedOf(ctx, slices.DeleteFunc(p.refresh(ctx, s, heads), func(r row) bool { return !r.mayBlock() }))
 	v.Age = s.age()
 	return v

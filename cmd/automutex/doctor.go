@@ -26,7 +26,7 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 			return usage("--tasks %d: at least 1", options.Tasks)
 		}
 		if len(args) > 0 {
-			cfg, _, err := a.loadFor(cmd, args[0])
+			cfg, err := a.loadFor(cmd, args[0])
 			if err != nil {
 				return err
 			}

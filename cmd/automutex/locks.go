@@ -78,10 +78,10 @@ what an operator has ordered. --json has the tokens of the holders, which break 
 			began := time.Now()
 			fmt.Fprint(a.out, erase)
 			err := a.list(ctx, l, f, asJSON)
-			switch {
-			case every > 0 && ctx.Err() != nil:
-				return nil // Ctrl-C is how one leaves
-			case every == 0 || err != nil:
+			if every > 0 && ctx.Err() != nil {
+				err = nil // Ctrl-C is how one leaves
+			}
+			if every == 0 || err != nil || ctx.Err() != nil {
 				return err
 			}
 			select {
@@ -133,26 +133,27 @@ func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
 
 // rows returns a lock in columns, a row for each holder.
 func rows(s inspect.Lock, now time.Time) [][]string {
-	line := strconv.Itoa(s.Line)
+	facts := []string{strconv.Itoa(s.Line)}
 	if s.Parked > 0 {
-		line += fmt.Sprintf(" (%d parked)", s.Parked)
+		facts[0] += fmt.Sprintf(" (%d parked)", s.Parked)
 	}
 	if s.Queued > 0 {
-		line += " (in order)"
+		facts[0] += " (in order)"
 	}
 	if s.Next != nil && s.Next.Blocked {
-		line += ", blocked by " + s.Next.Task
+		facts = append(facts, "blocked by "+s.Next.Task)
 	}
 	for _, c := range s.Controls {
-		if c.Paused {
-			line += ", paused by " + c.By
-		} else {
-			line += fmt.Sprintf(", limit %d by %s", c.Limit, c.By)
+		fact := "paused by " + c.By
+		if !c.Paused {
+			fact = fmt.Sprintf("limit %d by %s", c.Limit, c.By)
 		}
 		if c.Why != "" {
-			line += " (" + strings.Join(strings.Fields(c.Why), " ") + ")"
+			fact += " (" + strings.Join(strings.Fields(c.Why), " ") + ")"
 		}
+		facts = append(facts, fact)
 	}
+	line := strings.Join(facts, ", ")
 	var all [][]string
 	for _, h := range s.Holders {
 		taken := "-"
@@ -222,14 +223,15 @@ func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
 			head += fmt.Sprintf("\nbehind %s, which %s", s.Next.Task, why)
 		}
 	}
+	orders := make([]string, 0, len(s.Controls))
 	for _, c := range s.Controls {
 		text := fmt.Sprintf("%s: %s; ordered by %s %s ago", c.Target, what(c, now), c.By, printable.Duration(now.Sub(c.Since)))
 		if c.Why != "" {
 			text += ": " + c.Why
 		}
-		head += "\n" + printable.OneLine(text)
+		orders = append(orders, "\n"+printable.OneLine(text))
 	}
-	fmt.Fprintf(a.out, "%s\n\n", head)
+	fmt.Fprintf(a.out, "%s%s\n\n", head, strings.Join(orders, ""))
 	if len(s.Holders) > 0 {
 		err := printAll(a.out, s.Holders, false, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"}, func(h inspect.Holder) [][]string {
 			return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), inspect.TaskState(l.inspector, h.Queue, h.Task), "in " + printable.Duration(h.Until.Sub(now))}}

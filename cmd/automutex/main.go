@@ -114,7 +114,7 @@ func (a *app) online(use, help string, args cobra.PositionalArgs, run func(cmd *
 func (a *app) onLocks(use, help string, args cobra.PositionalArgs, run func(ctx context.Context, l locks, args []string) error) *cobra.Command {
 	return a.online(use, help, args, func(cmd *cobra.Command, args []string) (err error) {
 		if file := cmd.Flags().Lookup("rules"); file != nil && file.Value.String() != "" {
-			if a.rules, _, err = a.loadFor(cmd, file.Value.String()); err != nil {
+			if a.rules, err = a.loadFor(cmd, file.Value.String()); err != nil {
 				return err
 			}
 		}

@@ -35,12 +35,12 @@ func load(file string) (automutex.Config, unique.Config, error) {
 }
 
 // loadFor is load for a command that then asks Redis: it takes over the file's prefix.
-func (a *app) loadFor(cmd *cobra.Command, file string) (automutex.Config, unique.Config, error) {
-	cfg, once, err := load(file)
+func (a *app) loadFor(cmd *cobra.Command, file string) (automutex.Config, error) {
+	cfg, _, err := load(file)
 	if err == nil && !cmd.Flags().Changed("prefix") {
 		a.conn.prefix = cmp.Or(cfg.Prefix, a.conn.prefix)
 	}
-	return cfg, once, err
+	return cfg, err
 }
 
 func newSchema(a *app) *cobra.Command {

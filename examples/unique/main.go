@@ -137,7 +137,9 @@ func (d *demo) run(address string) error {
 // handle is the work: it looks at the document, and takes its time. "until start" reads the document when it begins, as
 // such handlers do; for the others the payload is what counts.
 func (d *demo) handle(_ context.Context, t *asynq.Task) error {
-	var payload struct{ Version int }
+	var payload struct {
+		Version int `json:"version"`
+	}
 	if err := json.Unmarshal(t.Payload(), &payload); err != nil {
 		return err
 	}

@@ -107,7 +107,9 @@ func servePage(d *demo.Demo, rules automutex.Config) (closePage func(), err erro
 	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = server.Serve(d.Page) }() // ends with closePage
 	return func() {
-		_ = page.(io.Closer).Close() // web.New says that it is one
+		if closer, ok := page.(io.Closer); ok { // web.New says that it is one
+			_ = closer.Close()
+		}
 		_ = server.Close()
 	}, nil
 }

@@ -16,6 +16,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -257,7 +258,7 @@ func (d *Demo) Report(err error) int {
 		bad = bad || disorder > 0
 		fmt.Fprintf(d.out, "in order: %d tasks began after one of their key that was enqueued later\n", disorder)
 	}
-	skipped := fmt.Sprint(counts["skipped"])
+	skipped := strconv.Itoa(counts["skipped"])
 	if n := counts["replaced"]; n > 0 {
 		skipped += fmt.Sprintf(" replaced=%d", n)
 	}

@@ -10,7 +10,9 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-func at(from, to time.Duration) span { return span{from * time.Millisecond, to * time.Millisecond} }
+func at(from, to int) span {
+	return span{time.Duration(from) * time.Millisecond, time.Duration(to) * time.Millisecond}
+}
 
 // A run in a piece of time makes a block as dark as it is long, several at once make a digit.
 func TestPicture(t *testing.T) {
