@@ -15,8 +15,8 @@ import (
 	mathrand "math/rand/v2"
 	"net"
 	"slices"
-	"strings"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
