@@ -70,8 +70,8 @@ func TestDocumented_words(t *testing.T) {
 	if most := 28000; words > most {
 		t.Errorf("docs has %d words, and %d are allowed", words, most)
 	}
-	if n := len(strings.Fields(pages["README.md"])); n > 1500 {
-		t.Errorf("README.md has %d words, and 1,500 are allowed", n)
+	if n := len(strings.Fields(pages["README.md"])); n > 1100 {
+		t.Errorf("README.md has %d words, and 1,100 are allowed", n)
 	}
 }
 
