@@ -248,7 +248,7 @@ func (e *enqueueing) checkOrdered(rule *compiledRule, opts []asynq.Option) error
 	return nil
 }
 
-// enqueueInOrder gives the task its place, and then enqueues it. docs/protocol.md has the steps.
+// enqueueInOrder gives the task its place, and then enqueues it. docs/architecture.md has the steps.
 func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskInfo, error) {
 	c := e.client
 	m := inner.ByOrder(c.locker, t.key)

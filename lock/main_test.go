@@ -7,7 +7,7 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// A test named TestRuleNN_... holds rule NN of docs/protocol.md, which has the whole text:
+// A test named TestRuleNN_... holds rule NN of docs/architecture.md, which has the whole text:
 //
 //	01  at most N live holders
 //	02  only the holder's token renews or releases

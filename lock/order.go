@@ -15,7 +15,7 @@ import (
 
 // This file is the lock's side of tasks in order: their scripts, and what these reply. The tasks of
 // an ordered key are members of the lock's own sorted set, so one script decides who is the head and
-// gives it the lock; lua/order.lua has the members, docs/protocol.md the protocol.
+// gives it the lock; lua/order.lua has the members, docs/architecture.md the protocol.
 
 // What an arrival of an ordered task may meet in place of the lock.
 var (

@@ -20,7 +20,7 @@ func TestUnlock_refusedByADemotedMaster(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	if _, asks := any(redis.NewCmd(t.Context())).(interface{ NoRetry() bool }); !asks {
-		t.Skip("this go-redis sends a command again by itself, and says nothing of the copies: see docs/protocol.md")
+		t.Skip("this go-redis sends a command again by itself, and says nothing of the copies")
 	}
 	slow := func(o *redis.UniversalOptions) {
 		o.MinRetryBackoff, o.MaxRetryBackoff = 400*time.Millisecond, 500*time.Millisecond

@@ -29,7 +29,7 @@ type Decision struct {
 // What is what happens to a task.
 type What uint8
 
-// What asynq makes of each one stands in docs/protocol.md.
+// What asynq makes of each one stands in docs/architecture.md.
 const (
 	Leave   What = iota // nothing: asynq has filed the task already
 	Run                 // its handler starts

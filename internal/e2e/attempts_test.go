@@ -16,7 +16,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// The tests of the table "What asynq does, and what follows" in docs/protocol.md, row by row:
+// The tests of the table "What asynq does, and what follows" in docs/architecture.md, row by row:
 //
 //	Retried >= MaxRetry before IsFailure   TestAttempt_maxRetryZero, TestAttempt_last, TestAttempt_lastUntilTheMargin
 //	the task's context ends                TestAttempt_waitEndsBeforeTheDeadline

@@ -19,7 +19,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Each step of the protocol of ordered keys, with what can go wrong at it. docs/protocol.md has the steps.
+// Each step of the protocol of ordered keys, with what can go wrong at it. docs/architecture.md has the steps.
 
 // deadProducer stamps a task of the id, and never enqueues it.
 func (r *rig) deadProducer(id int, deadline time.Duration) {

@@ -15,7 +15,7 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// The tests of the table "What each policy answers" in docs/protocol.md, row by row. Its
+// The tests of the table "What happens when" in docs/guide.md, row by row. Its
 // column "key busy" is tested here, "held by the task's own earlier attempt" in
 // attempts_test.go, "no attempts left" in both.
 //

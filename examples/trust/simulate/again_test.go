@@ -2,7 +2,7 @@ package simulate
 
 import "time"
 
-// What follows is about parked tasks that run once more when they have ended, as docs/park.md
+// What follows is about parked tasks that run once more when they have ended, as docs/guarantees.md
 // says: the Guard that wakes one has looked at it, and the command that has asynq run it
 // arrives when the task has come back by itself and has ended.
 
