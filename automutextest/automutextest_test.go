@@ -202,7 +202,11 @@ func TestBecomes_policies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := New(t, turns(c.rule))
-			server := Serve(t, g, g.Middleware(returns(nil)), workers(1)) // Park has none to wait in
+			n := 1 // Park has none to wait in
+			if c.want == Waiting {
+				n = 2 // a wait never keeps the last one
+			}
+			server := Serve(t, g, g.Middleware(returns(nil)), workers(n))
 			release := Hold(t, g, work(one))
 			task := server.Enqueue(t, work(one))
 			task.Becomes(t, c.want)
@@ -425,7 +429,7 @@ func TestWatch(t *testing.T) {
 		"in turns by waiting":  {func(r *automutex.Rule) { r.Wait = time.Minute }, true, nil},
 		"in turns by parking":  {busy(automutex.Park), true, nil},
 		"no middleware":        {busy(automutex.Retry), false, []string{`runs of "everything" at once, want at most 1`, "{work|1}", "without a lock", "guard.Middleware"}},
-		"a field too many":     {func(r *automutex.Rule) { r.On = []string{"id", "n"} }, true, []string{"at once", "{work|1|0}", "{work|1|1}"}},
+		"a field too many":     {func(r *automutex.Rule) { r.On = []string{"id", "n"} }, true, []string{"at once", "{work|1|"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
