@@ -43,7 +43,7 @@ secret, leave hash_keys out and set both in the program. history, next to prefix
 History of [automutex.Config].
 
 The program sets the rest on what [Load] returns: code (Key, Payload, AfterFailure, Decode, a
-LimitOf of your own) and what belongs to the process (Owner, MaxWaiting, Logger, Observe, ...):
+LimitOf of your own) and what belongs to the process (Owner, Logger, Observe, ...):
 
 	cfg, once, err := config.Load("automutex.yaml")
 	if err != nil {

@@ -35,7 +35,7 @@ func TestLoad_everyMistake(t *testing.T) {
 	wantMistakes(t, "testdata/mistakes.yaml", err, `
 		1:1 unknown key "prefx" in the file; did you mean prefix?
 		2:9 prefix "a{b}" has a brace
-		3:1 set Config.MaxWaiting in the program
+		3:1 set Config.Owner in the program
 		5:3 task: cannot be in defaults
 		6:8 defaults: ttl: 1ms is too short
 		8:5 unknown key "taks" in a rule; did you mean task?

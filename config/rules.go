@@ -44,7 +44,6 @@ var (
 	}, not: map[string]string{
 		"decode":        "is a Go function: set Config.Decode of automutex and of unique in the program",
 		"owner":         "belongs to the process: set Config.Owner in the program",
-		"max_waiting":   "belongs to the process: set Config.MaxWaiting in the program",
 		"min_replicas":  "belongs to how Redis is set up: set Config.MinReplicas in the program",
 		"private":       "belongs to the process: set Config.Private in the program",
 		"wake_at_front": "leans on the layout of asynq: set Config.WakeAtFront in the program",

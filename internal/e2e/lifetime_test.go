@@ -15,7 +15,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Cooldown, MaxHold, MaxWaiting, Wait, and how a lease lives through them.
+// Cooldown, MaxHold, Wait, and how a lease lives through them.
 
 // At most one success for each key and period; a failure does not count.
 func TestLifetime_cooldown(t *testing.T) {
