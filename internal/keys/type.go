@@ -8,15 +8,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/automutex/automutex/internal/nearest"
 )
 
 // CheckType reports a path that leads to no field of the JSON of payload's type. It follows encoding/json, except
-// that names are compared exactly, since a key is made from the JSON and not from the decoded value. It does not look
-// into an interface, or into a type with an UnmarshalJSON or UnmarshalText method. The error's text continues a
-// sentence that begins with the path.
+// that names are compared exactly, since a key is made from the JSON. It looks into no interface, and no type that
+// unmarshals itself. The error's text continues a sentence that begins with the path.
 func CheckType(payload any, segments []string) error {
 	t := reflect.TypeOf(payload)
 	for _, segment := range segments {
@@ -76,7 +74,7 @@ func fieldStep(t reflect.Type, segment string) (next reflect.Type, problem strin
 	return fields[segment].t, ""
 }
 
-// jsonFields gives the fields that encoding/json reads into a struct, with those of embedded structs. Of fields with
+// jsonFields gives the fields that encoding/json reads into a struct. Of fields with
 // one name the least deeply embedded one counts, then the tagged one; when that leaves several, none does.
 func jsonFields(t reflect.Type) map[string]jsonField {
 	all := map[string]jsonField{}
@@ -120,17 +118,17 @@ type jsonField struct {
 // jsonName gives the name of a field in JSON, "" for one that encoding/json leaves out, and whether a tag gave it.
 func jsonName(field reflect.StructField) (name string, tagged bool) {
 	tag := field.Tag.Get("json")
-	if tag == "-" {
-		return "", false
+	if name, _, _ = strings.Cut(tag, ","); name == "" || !field.IsExported() {
+		return field.Name, name != ""
 	}
-	name, _, _ = strings.Cut(tag, ",")
-	if name == "" || strings.ContainsFunc(name, isUnfit) {
-		return field.Name, false
+	// What becomes of a quote in it differs between versions of Go.
+	one := reflect.New(reflect.StructOf([]reflect.StructField{{Name: field.Name, Type: reflect.TypeFor[bool](), Tag: field.Tag}})).Elem()
+	one.Field(0).SetBool(true) // past omitempty
+	var all map[string]any
+	if text, err := json.Marshal(one.Interface()); err == nil && json.Unmarshal(text, &all) == nil {
+		for key := range all {
+			return key, key != field.Name || key == name
+		}
 	}
-	return name, true
-}
-
-// isUnfit: a name with the character is none to encoding/json.
-func isUnfit(r rune) bool {
-	return !strings.ContainsRune("!#$%&()*+-./:;<=>?@[]^_{|}~ ", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	return "", false
 }
