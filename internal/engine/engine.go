@@ -50,8 +50,38 @@ const (
 )
 
 // Limits gives the limit of a lock each time that a command is written, whatever the lock was made with: 0 while it is paused.
+// fixed: no other limit than own counts, but a pause does.
 type Limits interface {
-	Limit(key string, own int) int
+	Slots(key string, own int, fixed bool) int
+}
+
+// Ref names a lock, and says what its scripts have to know of it.
+type Ref struct {
+	Key     string
+	Limit   int  // how many may hold the lock, for this caller
+	Fixed   bool // see Limits
+	Pool    bool // its slots are its values
+	Ordered bool // it is given in the order of its tasks
+}
+
+// keys are those of the lock.
+func (r *Ref) keys() []string {
+	keys := []string{r.Key, r.Key + ":holders", r.Key + ":line", r.Key + ":parked", r.Key + ":called", r.Key + ":info"}
+	switch {
+	case r.Pool:
+		keys = append(keys, r.Key+":values")
+	case r.Ordered:
+		keys = append(keys, r.Key+":order", r.Key+":marks")
+	}
+	return keys
+}
+
+// limit is that of the lock now.
+func (e *Engine) limit(r *Ref) int {
+	if e.o.Limits == nil {
+		return min(r.Limit, MaxLimit)
+	}
+	return min(e.o.Limits.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
 }
 
 // Options are what an Engine is made of.
@@ -106,15 +136,13 @@ func (e *Engine) Close() {
 
 // Request is a wish for a lock.
 type Request struct {
-	Key     string
+	Ref
 	Note    string
-	Limit   int           // how many may hold the lock, for this caller
 	TTL     time.Duration // how long a lease lasts without a renewal
 	MaxHold time.Duration // after that the lease is lost; 0: no bound
 	NoRenew bool
 	Fenced  bool
 	Notes   bool // no two holders of the lock have the same note, from now on
-	Pool    bool // the lock is a pool: its slots are its values
 	Every   time.Duration
 	Spare   time.Duration // a rate: from one start to the next, and how much of that can be saved up; 0: none
 	Arrival int64         // see Stop; 0: none
@@ -139,30 +167,13 @@ func (b *Busy) Error() string { return "lock: busy" }
 // Unwrap returns what ended the wait.
 func (b *Busy) Unwrap() error { return b.Cause }
 
-// limit is that of the request now.
-func (e *Engine) limit(r *Request) int {
-	if e.o.Limits == nil {
-		return min(r.Limit, MaxLimit)
-	}
-	return min(e.o.Limits.Limit(r.Key, r.Limit), MaxLimit)
-}
-
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
-
-// keys are those of the lock.
-func (r *Request) keys() []string {
-	keys := []string{r.Key, r.Key + ":holders", r.Key + ":line", r.Key + ":parked", r.Key + ":called", r.Key + ":info"}
-	if r.Pool {
-		keys = append(keys, r.Key+":values")
-	}
-	return keys
-}
 
 // askArgs are the arguments of an ask as of now: limits change.
 func (e *Engine) askArgs(le *Lease, mode turn.Ask) []any {
 	r := &le.request
 	args := []any{
-		le.body, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(r)),
+		le.body, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
 		oneOrZero(mode == turn.Park), oneOrZero(r.Notes && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
 	}
 	// The last ones that are as the script takes them anyway are left out: each costs client and Redis 0.1 us.
@@ -222,7 +233,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 
 // try takes the lock, or reports that it is busy.
 func (e *Engine) try(ctx context.Context, le *Lease) error {
-	if e.limit(&le.request) == 0 {
+	if e.limit(&le.request.Ref) == 0 {
 		return &Busy{Paused: true}
 	}
 	for {
@@ -234,7 +245,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 			e.hold(le, a.Fence, a.Value, sent, le.request.TTL, false)
 			return nil
 		case !isStopped(a):
-			return &Busy{Answer: a, Paused: e.limit(&le.request) == 0}
+			return &Busy{Answer: a, Paused: e.limit(&le.request.Ref) == 0}
 		}
 	}
 }
@@ -243,7 +254,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
-	if mode != turn.Park && r.Every == 0 && !r.Pool && e.limit(r) > 0 && !e.contended.has(r.Key) && (r.Fenced || e.conn.MaySet()) {
+	if mode != turn.Park && r.Every == 0 && !r.Pool && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) && (r.Fenced || e.conn.MaySet()) {
 		var yours bool
 		var fence int64
 		if r.Fenced {
@@ -320,7 +331,7 @@ func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 // sendRelease runs the script release. body is that of le, as text or counted.
 func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any, cooldown time.Duration) (released, error) {
 	r := &le.request
-	args := []any{body, int64(e.limit(r)), int64(0), int64(1000), cooldown.Milliseconds()}
+	args := []any{body, int64(e.limit(&r.Ref)), int64(0), int64(1000), cooldown.Milliseconds()}
 	consume := ""
 	if le.consumes {
 		consume = le.value

@@ -27,7 +27,7 @@ func start(t *testing.T, s *redistest.Server) *Engine {
 }
 
 func request(t *testing.T) Request {
-	return Request{Key: "automutex:{" + redistest.Name(t) + "}", Limit: 1, TTL: 30 * time.Second}
+	return Request{Ref: Ref{Key: "automutex:{" + redistest.Name(t) + "}", Limit: 1}, TTL: 30 * time.Second}
 }
 
 func inLine(r Request) Request {

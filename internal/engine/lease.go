@@ -336,7 +336,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	} else if le.thin && how.Cooldown == 0 && !e.contended.has(le.request.Key) {
 		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.request.Key, body)
 		if err == nil && deleted {
-			return e.limit(&le.request), nil
+			return e.limit(&le.request.Ref), nil
 		}
 		mayHaveRun = body.Resent() || err != nil && !redisx.IsNotRun(err)
 	}
@@ -351,7 +351,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	case !back.held:
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the lock was broken or deleted", ErrNotHeld, le.request.Key)
 	}
-	if back.free < e.limit(&le.request) {
+	if back.free < e.limit(&le.request.Ref) {
 		e.contended.note(le.request.Key)
 	}
 	return back.free, nil

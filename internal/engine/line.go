@@ -32,7 +32,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	until, _ := ctx.Deadline()
 	w := &waiter{lease: le, done: make(chan struct{}), left: make(chan struct{})}
 	w.waiter = w
-	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(r) == 0)
+	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(&r.Ref) == 0)
 	w.turn = turn.New(turn.Terms{
 		Until: until, InTime: r.InTime, MayPark: r.Park, Grant: grant, Counted: believe(grant), Short: grant < r.TTL && r.NoRenew,
 	}, parkNow)
@@ -103,7 +103,7 @@ func (e *Engine) stand(ctx context.Context, w *waiter, began time.Time) error {
 			}
 			return ErrClosed
 		case <-ctx.Done():
-			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Cause: ctx.Err(), Paused: e.limit(r) == 0}
+			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Cause: ctx.Err(), Paused: e.limit(&r.Ref) == 0}
 		}
 	}
 }
@@ -172,7 +172,7 @@ func (e *Engine) sendAsks(batch []*waiter) {
 // handleReply handles the reply to the ask of w that is under way.
 func (e *Engine) handleReply(w *waiter, r turn.Reply) {
 	if r.Err == nil && !r.Yours {
-		r.Slots = e.limit(&w.lease.request)
+		r.Slots = e.limit(&w.lease.request.Ref)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
