@@ -16,6 +16,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	mathrand "math/rand/v2"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -24,7 +25,6 @@ import (
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/turn"
-	"github.com/automutex/automutex/internal/wire"
 )
 
 var (
@@ -34,6 +34,8 @@ var (
 	ErrNotHeld = errors.New("lock: not held")
 	// ErrLost is the cause with which the contexts of a lost lease end.
 	ErrLost = errors.New("lock: lease lost")
+	// ErrNotReplicated says that too few replicas acknowledged the lease in time.
+	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", redisx.ErrBackend)
 )
 
 const (
@@ -49,10 +51,17 @@ const (
 	MaxLimit = 1<<31 - 1
 )
 
-// Limits gives the limit of a lock each time that a command is written, whatever the lock was made with: 0 while it is paused.
-// fixed: no other limit than own counts, but a pause does.
+// Limits are what operators have ordered. They are looked at each time that a command is written, whatever the lock was made with.
 type Limits interface {
+	// Slots is the limit of a lock: 0 while it is paused. fixed: no other limit than own counts, but a pause does.
 	Slots(key string, own int, fixed bool) int
+	// Know waits until the orders are known.
+	Know(ctx context.Context, key string) error
+	// Old reports whether orders that were known at a time may be out of date by now.
+	Old(looked, now time.Time) bool
+	// Channel is where changes are told; Told is called with each message there.
+	Channel() string
+	Told()
 }
 
 // Ref names a lock, and says what its scripts have to know of it.
@@ -86,11 +95,12 @@ func (e *Engine) limit(r *Ref) int {
 
 // Options are what an Engine is made of.
 type Options struct {
-	Client redisx.Client
-	Prefix string
-	Owner  string // escaped
-	Log    *slog.Logger
-	Limits Limits // nil: the limit of each request
+	Client   redisx.Client
+	Prefix   string
+	Owner    string // escaped
+	Log      *slog.Logger
+	Limits   Limits // nil: the limit of each request
+	Replicas int    // how many must acknowledge a lease
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.
@@ -102,12 +112,14 @@ type Engine struct {
 	serial    atomic.Int64
 	contended contended
 	alarm     life.Alarm
+	parking   *parking
 
 	mu        sync.Mutex         // guards what follows, and waiters and leases as their types say; never held across I/O
 	waiters   map[string]*waiter // by token: those whose wait goes on
 	leases    map[string]*Lease  // by token: those that are held
 	asks      agenda             // waiters, by when they ask again
 	holds     agenda             // leases, by when they are renewed or end
+	stoppable int                // leases with Request.OnStop
 	senders   int                // pipelines that are under way
 	firsts    int                // first asks that are under way by themselves
 	closed    bool
@@ -125,7 +137,8 @@ func New(o Options) *Engine {
 	return e
 }
 
-// Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with them.
+// Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with
+// them. They can still be released.
 func (e *Engine) Close() {
 	e.life.Close(func() {
 		e.mu.Lock()
@@ -137,6 +150,7 @@ func (e *Engine) Close() {
 // Request is a wish for a lock.
 type Request struct {
 	Ref
+	Name    string // of the lock, in errors
 	Note    string
 	TTL     time.Duration // how long a lease lasts without a renewal
 	MaxHold time.Duration // after that the lease is lost; 0: no bound
@@ -146,9 +160,13 @@ type Request struct {
 	Every   time.Duration
 	Spare   time.Duration // a rate: from one start to the next, and how much of that can be saved up; 0: none
 	Arrival int64         // see Stop; 0: none
+	OnStop  func()        // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
+	Order   *Order        // with Ref.Ordered
 
-	Wait   bool            // in line until ctx ends; else the answer comes at once
-	InTime bool            // the wait ends at once if the gate opens after the deadline of ctx
+	Wait   bool            // in line until Within ends; else the answer comes at once
+	Within context.Context // nil: that of Take
+	Whole  bool            // the first exchange is waited for even if ctx ends, which saves a goroutine
+	InTime bool            // the wait ends at once if the gate opens after the deadline of Within
 	Park   bool            // the caller may leave its note in line, and return
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
 	OnWait func()          // called once, when the caller begins to wait
@@ -156,7 +174,7 @@ type Request struct {
 
 // Busy is the error of a request that did not get its lock.
 type Busy struct {
-	wire.Answer
+	turn.Answer
 	Paused bool
 	Waited time.Duration
 	Cause  error // what ended the wait, or nil
@@ -169,18 +187,21 @@ func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askArgs are the arguments of an ask as of now: limits change.
-func (e *Engine) askArgs(le *Lease, mode turn.Ask) []any {
+// askCall is an ask as of now: limits change.
+func (e *Engine) askCall(le *Lease, mode turn.Ask) *redisx.Call {
 	r := &le.request
+	if r.Ordered {
+		return e.orderAsk(le, mode)
+	}
 	args := []any{
 		le.body, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
-		oneOrZero(mode == turn.Park), oneOrZero(r.Notes && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
+		oneOrZero(mode == turn.Park), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
 	}
 	// The last ones that are as the script takes them anyway are left out: each costs client and Redis 0.1 us.
 	for usual := []any{8: int64(0), 7: int64(0), 6: int64(0), 5: int64(0), 4: int64(1), 3: args[1], 2: int64(0)}; len(args) > 2 && args[len(args)-1] == usual[len(args)-1]; {
 		args = args[:len(args)-1]
 	}
-	return args
+	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 
 func oneOrZero(b bool) int64 {
@@ -212,6 +233,44 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		return nil, err
 	}
 	defer e.life.Done()
+	if r.Within == nil {
+		r.Within = ctx
+	}
+	for {
+		looked := time.Now()
+		if e.o.Limits != nil {
+			if err := e.o.Limits.Know(ctx, r.Key); err != nil {
+				return nil, err
+			}
+		}
+		le, err := e.takeOnce(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		// A process may be stopped at any point between its look at the orders and here. So one that comes here late looks again: an
+		// operator who orders a pause, and waits until it is in force, sees nothing start.
+		if e.o.Limits != nil && e.o.Limits.Old(looked, time.Now()) && ctx.Err() == nil {
+			if err = e.o.Limits.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
+				err = &Busy{Paused: true}
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			err = &Busy{Cause: ctx.Err()} // a caller never starts work on a context that has ended
+		case err == nil && !le.Held():
+			err = fmt.Errorf("%w: %q: the reply came after the lease's end", ErrLost, r.Name)
+		case err == nil:
+			return le, nil
+		}
+		e.giveBack(le)
+		if busy, isBusy := err.(*Busy); !isBusy || !busy.Paused || !r.Wait { //nolint:errorlint // made above
+			return nil, err
+		}
+		r.OnWait = nil // it is called once at most
+	}
+}
+
+func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
 	le := e.newLease(r)
 	var err error
 	if r.Wait || r.Park {
@@ -219,16 +278,13 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 	} else {
 		err = e.try(ctx, le)
 	}
-	switch {
-	case err == nil && ctx.Err() != nil:
-		err = &Busy{Cause: ctx.Err()} // a caller never starts work on a context that has ended
-	case err == nil && !le.Held():
-		err = fmt.Errorf("%w: %q: the reply came after the lease's end", ErrLost, r.Key)
-	default:
-		return le, err
+	if err == nil {
+		if r.OnStop != nil {
+			e.listen()
+		}
+		err = e.replicate(ctx, le)
 	}
-	e.giveBack(le)
-	return nil, err
+	return le, err
 }
 
 // try takes the lock, or reports that it is busy.
@@ -251,10 +307,13 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 }
 
 // ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, the lock is given back.
-func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answer, sent time.Time, err error) {
+func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
-	if mode != turn.Park && r.Every == 0 && !r.Pool && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) && (r.Fenced || e.conn.MaySet()) {
+	if r.Whole {
+		ctx = context.WithoutCancel(ctx)
+	}
+	if mode != turn.Park && r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) && (r.Fenced || e.conn.MaySet()) {
 		var yours bool
 		var fence int64
 		if r.Fenced {
@@ -269,7 +328,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answ
 		}
 		if yours {
 			le.thin = true
-			return wire.Answer{Yours: true, Fence: fence}, sent, nil
+			return turn.Answer{Yours: true, Fence: fence}, sent, nil
 		}
 		if err != nil {
 			e.loseReply(le, err)
@@ -278,24 +337,35 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answ
 		e.contended.note(r.Key)
 		sent = time.Now()
 	}
-	reply, err := e.conn.Run(ctx, askScript, r.keys(), e.askArgs(le, mode)...)
-	a, err = e.noteAsk(le, reply, err)
+	c := e.askCall(le, mode)
+	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
+	if a, err = e.noteAsk(le, reply, err); err != nil {
+		e.loseReply(le, err)
+	}
 	return a, sent, err
 }
 
 // noteAsk reads what came of an ask.
-func (e *Engine) noteAsk(le *Lease, reply any, err error) (a wire.Answer, _ error) {
+func (e *Engine) noteAsk(le *Lease, reply any, err error) (a turn.Answer, _ error) {
+	r := &le.request
+	if refused := refusalOf(reply); refused != nil {
+		return a, fmt.Errorf("%w: %q", refused, r.Name)
+	}
 	if err == nil {
 		var ok bool
-		if a, ok = parseAsk(reply, le.request.Pool); !ok {
+		if a, ok = parseAsk(reply, r.Pool); !ok {
 			err = unexpected(reply)
 		}
 	}
 	if err != nil {
-		return a, redisx.Failed("ask", le.request.Key, err)
+		return a, redisx.Failed("ask", r.Key, err)
 	}
 	if !a.Yours || a.Returned {
-		e.contended.note(le.request.Key)
+		e.contended.note(r.Key)
+	}
+	if a.Returned {
+		parked, called := e.parking.noteReturn(r.Ref, r.Note, a)
+		le.parked, le.called = max(le.parked, parked), le.called || called
 	}
 	return a, nil
 }
@@ -307,16 +377,27 @@ func (e *Engine) loseReply(le *Lease, err error) {
 	}
 }
 
-// giveBack releases a lease that no caller has seen, in the background.
+// giveBack releases a lease that no caller has seen. It waits a moment; the release goes on in the background. Callers are counted in.
 func (e *Engine) giveBack(le *Lease) {
 	e.drop(le)
-	e.life.Branch(func() { e.releaseUntil(le, time.Now().Add(le.request.TTL)) })
+	le.request.Order.endUnbegun()
+	done := make(chan struct{})
+	e.life.Branch(func() {
+		defer close(done)
+		e.releaseUntil(le, time.Now().Add(le.request.TTL))
+	})
+	timer := time.NewTimer(redisx.AnswerGrace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
 }
 
 // releaseUntil sends the release of a token until Redis replies, or its lease has ended by itself, or the Engine closes.
 func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		_, err := e.sendRelease(context.Background(), le, le.body, 0)
+		_, err := e.sendRelease(context.Background(), le, le.body)
 		if err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
 			return
 		}
@@ -328,20 +409,29 @@ func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	}
 }
 
-// sendRelease runs the script release. body is that of le, as text or counted.
-func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any, cooldown time.Duration) (released, error) {
+// sendRelease runs the script that releases. body is that of le, as text or counted.
+func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any) (released, error) {
 	r := &le.request
-	args := []any{body, int64(e.limit(&r.Ref)), int64(0), int64(1000), cooldown.Milliseconds()}
-	consume := ""
-	if le.consumes {
-		consume = le.value
+	inbound, life := e.parking.wanted(r.Ref)
+	cooldown := int64(0)
+	if !le.cooldownEnd.IsZero() {
+		cooldown = max(0, time.Until(le.cooldownEnd)+time.Millisecond-1).Milliseconds()
 	}
-	if consume != "" {
-		args = append(args, consume)
-	} else if cooldown == 0 {
-		args = args[:2]
+	c := &redisx.Call{Script: releaseScript, Keys: r.keys()}
+	switch {
+	case r.Ordered:
+		c.Script, c.Args = orderReleaseScript, e.orderRelease(r, body, inbound, cooldown)
+	case le.consumes:
+		c.Args = []any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, le.value}
+	case cooldown > 0:
+		c.Args = []any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown}
+	case inbound > 0:
+		c.Args = []any{body, int64(e.limit(&r.Ref)), inbound, life}
+	default:
+		c.Args = []any{body, int64(e.limit(&r.Ref))}
 	}
-	reply, err := e.conn.Run(ctx, releaseScript, r.keys(), args...)
+	sent := time.Now()
+	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if err != nil {
 		return released{}, redisx.Failed("release", r.Key, err)
 	}
@@ -351,6 +441,10 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any, cooldown 
 	}
 	for _, msg := range back.grants {
 		e.note(msg)
+	}
+	e.parking.noteRelease(r.Ref, back.named, sent)
+	if back.grants != nil {
+		runtime.Gosched() // the goroutine of the next holder runs before this one, which may go on for long
 	}
 	return back, nil
 }
@@ -533,7 +627,7 @@ func (c *contended) has(key string) bool {
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
 // waitOf is what a message says of when the gate opens.
-func waitOf(msg wire.Message) time.Duration {
+func waitOf(msg turn.Message) time.Duration {
 	us, err := strconv.ParseInt(msg.Value, 10, 64)
 	if err != nil {
 		return 0

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -24,7 +25,12 @@ type Lease struct {
 	takenAt time.Time
 	thin    bool // it was taken as a word, and may still be one
 
-	consumes bool // set before the release
+	parked time.Duration // how long its note was in line before, if it was parked
+	called bool          // its note was called
+
+	// These two are set before the first release.
+	consumes    bool      // the value leaves its pool
+	cooldownEnd time.Time // the gate is closed until then; zero: it is left as it is
 
 	// Engine.mu guards the rest.
 	entry
@@ -90,6 +96,9 @@ func (e *Engine) holdLocked(le *Lease, fence int64, value string, sent time.Time
 		le.renewAt = le.takenAt.Add(min(firstRenewal, le.deadline.Sub(le.takenAt)/3))
 	}
 	e.leases[le.token] = le
+	if le.request.OnStop != nil {
+		e.stoppable++
+	}
 	e.planHold(le)
 }
 
@@ -142,6 +151,9 @@ func (e *Engine) endDue(le *Lease, now time.Time) func() {
 func (e *Engine) endLocked(le *Lease, to state, cause error) func() {
 	if le.state == held {
 		delete(e.leases, le.token)
+		if le.request.OnStop != nil {
+			e.stoppable--
+		}
 		e.holds.set(&le.entry, time.Time{})
 		le.state = to
 	}
@@ -184,10 +196,16 @@ func (e *Engine) drop(le *Lease) (was state) {
 func (e *Engine) sendRenewals(batch []*Lease) {
 	sent := time.Now()
 	calls := make([]*redisx.Call, len(batch))
+	within := replicasWithin
 	for i, le := range batch {
-		calls[i] = renewCall(le, le.request.TTL, 2)
+		calls[i] = e.renewCall(le, le.request.TTL)
+		within = min(within, le.request.TTL/4)
 	}
-	e.conn.Pipeline(context.Background(), calls)
+	if e.o.Replicas > 0 {
+		e.confirm(context.Background(), calls, within)
+	} else {
+		e.conn.Pipeline(context.Background(), calls)
+	}
 	for i, le := range batch {
 		err := calls[i].Err
 		if err == nil {
@@ -208,15 +226,74 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 	}
 }
 
-func renewCall(le *Lease, length time.Duration, keys int) *redisx.Call {
-	return &redisx.Call{Script: renewScript, Keys: le.request.keys()[:keys], Args: []any{le.body, length.Milliseconds()}}
+// renewCall asks that le lasts for length. With replicas it has all keys, so that one exchange is enough.
+func (e *Engine) renewCall(le *Lease, length time.Duration) *redisx.Call {
+	keys := le.request.keys()
+	if e.o.Replicas == 0 {
+		keys = keys[:2]
+	}
+	return &redisx.Call{Script: renewScript, Keys: keys, Args: []any{le.body, length.Milliseconds()}}
+}
+
+// replicasWithin is how long replicas have to acknowledge; a quarter of the TTL, if that is less.
+const replicasWithin = time.Second
+
+// confirm runs renewals, and waits for replicas. The script always writes, WAIT covers what its own connection wrote last, and
+// replication keeps the order: so enough acknowledgements prove that the replicas have this deadline, and the grant before it. If
+// too few acknowledge, the lease keeps its old deadline here. Redis may keep the lock taken for longer, which is safe.
+func (e *Engine) confirm(ctx context.Context, calls []*redisx.Call, within time.Duration) {
+	e.conn.Confirm(ctx, calls, int64(1), e.o.Replicas, within)
+	for _, c := range calls {
+		var few *redisx.TooFew
+		if errors.As(c.Err, &few) {
+			c.Err = fmt.Errorf("%w: %q: %d of the %d of MinReplicas acknowledged within %s: "+
+				"see that its master's replicas are connected and keep up (INFO replication), or ask for fewer",
+				ErrNotReplicated, c.Keys[0], few.Got, few.Want, few.Within.Round(time.Millisecond))
+		}
+	}
+}
+
+// replicate is the last step of taking a lock: enough replicas have to know of the lease. Otherwise it is given back.
+func (e *Engine) replicate(ctx context.Context, le *Lease) error {
+	if e.o.Replicas == 0 {
+		return nil
+	}
+	within := min(replicasWithin, le.request.TTL/4)
+	if end, ok := ctx.Deadline(); ok {
+		within = min(within, max(time.Until(end), redisx.AnswerGrace))
+	}
+	isHeld, err := e.extend(ctx, le, le.request.TTL, within)
+	if err == nil && !isHeld {
+		err = fmt.Errorf("%w: %q: it was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotReplicated, le.request.Key)
+	}
+	if err != nil {
+		e.giveBack(le)
+	}
+	return err
+}
+
+// extend makes le last for length, on enough replicas. isHeld is false if it was lost. On an error le is unchanged.
+func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Duration) (isHeld bool, err error) {
+	sent := time.Now()
+	c := e.renewCall(le, length)
+	if e.o.Replicas > 0 {
+		e.confirm(ctx, []*redisx.Call{c}, within)
+	} else {
+		c.Reply, c.Err = e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
+	}
+	switch {
+	case errors.Is(c.Err, ErrNotReplicated):
+		return true, c.Err
+	case c.Err != nil:
+		return true, redisx.Failed("renew", le.request.Key, c.Err)
+	}
+	return e.noteRenewal(ctx, le, c.Reply, length, sent)
 }
 
 // noteRenewal takes the reply to a renewal. If the keys of the lock last too short a time for it, it renews once more, with all keys.
 func (e *Engine) noteRenewal(ctx context.Context, le *Lease, reply any, length time.Duration, sent time.Time) (isHeld bool, err error) {
 	if reply == int64(2) {
-		c := renewCall(le, length, len(le.request.keys()))
-		if reply, err = e.conn.Run(ctx, c.Script, c.Keys, c.Args...); err != nil {
+		if reply, err = e.conn.Run(ctx, renewScript, le.request.keys(), le.body, length.Milliseconds()); err != nil {
 			return true, redisx.Failed("renew", le.request.Key, err)
 		}
 	}
@@ -259,34 +336,59 @@ func (le *Lease) Held() bool {
 	return le.state == held && time.Now().Before(le.deadline)
 }
 
-// Extend makes the lease last at least length from now.
+// Err is nil while the lease is held, ErrLost after it was lost, by its deadline too, and ErrNotHeld after its owner ended it.
+func (le *Lease) Err() error {
+	le.engine.mu.Lock()
+	defer le.engine.mu.Unlock()
+	switch {
+	case le.state == ended:
+		return ErrNotHeld
+	case le.state != held || !time.Now().Before(le.deadline):
+		return ErrLost
+	}
+	return nil
+}
+
+// Parked is how long the lease's note was in line before it got the lock, if it was parked.
+func (le *Lease) Parked() time.Duration { return le.parked }
+
+// Extend makes the lease last at least length from now. It works on a context that has ended, too.
 func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
+	e, r := le.engine, &le.request
 	if !le.Held() {
-		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, le.request.Key)
+		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, r.Name)
 	}
-	sent := time.Now()
-	c := renewCall(le, length, 2)
-	reply, err := le.engine.conn.Run(context.WithoutCancel(ctx), c.Script, c.Keys, c.Args...)
-	if err != nil {
-		return redisx.Failed("renew", le.request.Key, err)
-	}
-	isHeld, err := le.engine.noteRenewal(context.WithoutCancel(ctx), le, reply, length, sent)
+	isHeld, err := e.extend(context.WithoutCancel(ctx), le, length, min(replicasWithin, r.TTL/4))
 	if err == nil && !isHeld {
-		err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, le.request.Key)
+		err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, r.Name)
 	}
 	return err
 }
 
-// CloseGate lets nobody start for a time. The holder goes on.
+// CloseGate lets nobody start for a time. The holder goes on. It works on a context that has ended, too.
 func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
-	reply, err := le.engine.conn.Run(context.WithoutCancel(ctx), closeScript, le.request.keys(), le.body, length.Milliseconds())
+	e, r := le.engine, &le.request
+	ctx = context.WithoutCancel(ctx)
+	if !le.Held() {
+		return fmt.Errorf("%w: %q: CloseGate on a lease that is over", ErrNotHeld, r.Name)
+	}
+	reply, err := e.conn.Run(ctx, closeScript, r.keys(), le.body, length.Milliseconds())
 	switch {
 	case err != nil:
-		return redisx.Failed("close", le.request.Key, err)
+		return redisx.Failed("close the gate", r.Key, err)
 	case reply == int64(0):
-		return fmt.Errorf("%w: %q was lost before its gate could be closed", ErrNotHeld, le.request.Key)
+		e.lose(le, ErrLost)
+		return fmt.Errorf("%w: %q was lost before CloseGate", ErrNotHeld, r.Name)
+	case reply != int64(1):
+		return redisx.Failed("close the gate", r.Key, unexpected(reply))
+	case e.o.Replicas == 0:
+		return nil
 	}
-	return nil
+	isHeld, err := e.extend(ctx, le, time.Millisecond, min(replicasWithin, r.TTL/4)) // never shortens the lease
+	if err == nil && !isHeld {
+		err = fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, r.Name)
+	}
+	return err
 }
 
 // Bind returns a context derived from parent that ends when the lease does: with cause ErrLost if it is lost, with context.Canceled if
@@ -326,30 +428,33 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	e := le.engine
 	was := e.drop(le)
 	if was == ended {
-		return 0, fmt.Errorf("%w: %q was released before", ErrNotHeld, le.request.Key)
+		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.request.Name)
 	}
 	ctx = context.WithoutCancel(ctx)
-	le.consumes = how.Consume && was == held
+	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held {
+		le.cooldownEnd = time.Now().Add(how.Cooldown)
+	}
 	body, mayHaveRun := &redisx.Counted{Text: le.body}, false
-	if was != held {
-		how.Cooldown = 0
-	} else if le.thin && how.Cooldown == 0 && !e.contended.has(le.request.Key) {
+	if le.thin && was == held && how.Cooldown == 0 && !e.contended.has(le.request.Key) {
 		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.request.Key, body)
 		if err == nil && deleted {
 			return e.limit(&le.request.Ref), nil
 		}
 		mayHaveRun = body.Resent() || err != nil && !redisx.IsNotRun(err)
 	}
-	back, err := e.sendRelease(ctx, le, body, how.Cooldown)
+	back, err := e.sendRelease(ctx, le, body)
 	switch {
 	case err != nil:
 		e.life.Spawn(func() { e.releaseUntil(le, le.deadline) })
+		if was == lost {
+			err = fmt.Errorf("%w: %q: the lease was lost before; and: %w", ErrNotHeld, le.request.Name, err)
+		}
 		return 0, err
 	case was == lost:
-		return back.free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.request.Key)
+		return back.free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.request.Name)
 	case !back.held && (mayHaveRun || body.Resent()) && time.Now().Before(le.deadline): // the first one gave it back
 	case !back.held:
-		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the lock was broken or deleted", ErrNotHeld, le.request.Key)
+		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.request.Name)
 	}
 	if back.free < e.limit(&le.request.Ref) {
 		e.contended.note(le.request.Key)

@@ -7,9 +7,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/turn"
-	"github.com/automutex/automutex/internal/wire"
 )
 
 // waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.Asks does not change while an
@@ -29,7 +29,7 @@ type waiter struct {
 func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	r := &le.request
 	began, grant := time.Now(), r.grant()
-	until, _ := ctx.Deadline()
+	until, _ := r.Within.Deadline()
 	w := &waiter{lease: le, done: make(chan struct{}), left: make(chan struct{})}
 	w.waiter = w
 	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(&r.Ref) == 0)
@@ -59,10 +59,14 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 			e.mu.Lock()
 			delete(e.waiters, le.token)
 			e.mu.Unlock()
-			e.loseReply(le, err)
 			return err
 		}
 		e.handleReply(w, turn.Reply{Answer: a, Sent: sent})
+		if r.Park && !a.Yours && !a.Parked && r.Note != "" && holderOf(a.Holder).Note == r.Note { // its own earlier run: it returns
+			if !isClosed(w.done) {
+				return &Busy{Answer: e.leave(w)}
+			}
+		}
 	}
 	select {
 	case <-w.done:
@@ -70,6 +74,9 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	default:
 	}
 	e.listen() // a grant that was published before the subscription stands is lost: then all ask again
+	if r.Ordered {
+		e.parking.checkOrder(r.Ref)
+	}
 	if r.OnWait != nil {
 		returned := false
 		defer func() {
@@ -80,11 +87,11 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		r.OnWait()
 		returned = true
 	}
-	return e.stand(ctx, w, began)
+	return e.stand(w, began)
 }
 
 // stand waits until the waiter has its lock, or leaves the line.
-func (e *Engine) stand(ctx context.Context, w *waiter, began time.Time) error {
+func (e *Engine) stand(w *waiter, began time.Time) error {
 	r := &w.lease.request
 	yield := r.Yield
 	for {
@@ -102,8 +109,8 @@ func (e *Engine) stand(ctx context.Context, w *waiter, began time.Time) error {
 				return &Busy{Answer: last, Waited: time.Since(began), Cause: ErrClosed}
 			}
 			return ErrClosed
-		case <-ctx.Done():
-			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Cause: ctx.Err(), Paused: e.limit(&r.Ref) == 0}
+		case <-r.Within.Done():
+			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Cause: r.Within.Err(), Paused: e.limit(&r.Ref) == 0}
 		}
 	}
 }
@@ -123,7 +130,7 @@ func (e *Engine) result(w *waiter, began time.Time) error {
 	case turn.Won, turn.Granted:
 		return nil
 	case turn.ParkedOrRefused:
-		return &Busy{Answer: w.turn.Last(), Waited: time.Since(began)}
+		return &Busy{Answer: w.turn.Last(), Waited: time.Since(began), Paused: e.limit(&w.lease.request.Ref) == 0}
 	case turn.TooLate:
 		e.leave(w)
 		return &Busy{Answer: w.turn.Last(), Waited: time.Since(began), Cause: context.DeadlineExceeded}
@@ -134,7 +141,7 @@ func (e *Engine) result(w *waiter, began time.Time) error {
 
 // leave takes w out of the line, and gives back a slot that it may have been granted. It waits a moment for the reply of an ask that is
 // under way, which may yet park w, and returns the last busy reply.
-func (e *Engine) leave(w *waiter) wire.Answer {
+func (e *Engine) leave(w *waiter) turn.Answer {
 	e.mu.Lock()
 	delete(e.waiters, w.lease.token)
 	e.asks.set(&w.entry, time.Time{})
@@ -159,7 +166,7 @@ func (e *Engine) leave(w *waiter) wire.Answer {
 func (e *Engine) sendAsks(batch []*waiter) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, w := range batch {
-		calls[i] = &redisx.Call{Script: askScript, Keys: w.lease.request.keys(), Args: e.askArgs(w.lease, w.turn.Asks())}
+		calls[i] = e.askCall(w.lease, w.turn.Asks())
 	}
 	sent := time.Now()
 	e.conn.Pipeline(context.Background(), calls)
@@ -175,13 +182,16 @@ func (e *Engine) handleReply(w *waiter, r turn.Reply) {
 		r.Slots = e.limit(&w.lease.request.Ref)
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	now := time.Now()
 	e.act(w, w.turn.Replied(r, now), r)
 	if r.Err == nil && isStopped(r.Answer) {
 		w.turn.AskAgain(now)
 	}
 	e.planAsk(w)
+	e.mu.Unlock()
+	if r.Err == nil && r.Parked {
+		e.parking.noteParked(w.lease.request.Ref, w.lease.request.Note, r.Answer, w.lease.called)
+	}
 }
 
 // act carries out a step of w. Callers hold mu.
@@ -212,15 +222,22 @@ func (e *Engine) act(w *waiter, step turn.Step, r turn.Reply) {
 }
 
 // note takes a message, or a grant in the reply of a release.
-func (e *Engine) note(msg wire.Message) {
+func (e *Engine) note(msg turn.Message) {
 	now := time.Now()
 	e.mu.Lock()
 	end := func() {}
 	w, le := e.waiters[msg.Token], e.leases[msg.Token]
 	switch {
-	case msg.Fence == wire.BrokenFence && le != nil:
+	case msg.Fence == turn.StopFence && (w != nil || le != nil):
+		if le == nil {
+			le = w.lease
+		}
+		if le.request.OnStop != nil {
+			end = func() { life.CallUser(e.o.Log, "OnStop", le.request.OnStop) }
+		}
+	case msg.Fence == turn.BrokenFence && le != nil:
 		end = e.endLocked(le, lost, errBroken)
-	case msg.Fence == wire.GateFence && w != nil:
+	case msg.Fence == turn.GateFence && w != nil:
 		w.turn.GateOpens(msg.ServerUS, waitOf(msg), now)
 		e.planAsk(w)
 	case msg.Fence > 0 && w != nil:
@@ -252,7 +269,7 @@ func (e *Engine) receiveAll() {
 	for broken := 0; ; {
 		idle, worked := e.receive(&lastUse)
 		e.mu.Lock() // a waiter that comes now either finds listening false, or is found here
-		if e.closed || e.life.Closing.Err() != nil || idle && len(e.waiters) == 0 {
+		if e.closed || e.life.Closing.Err() != nil || idle && !e.isListening() {
 			e.listening = false
 			e.mu.Unlock()
 			return
@@ -280,7 +297,11 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 	ctx, cancel := context.WithCancel(e.life.Closing)
 	defer cancel()
 	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
-	sub := e.o.Client.Subscribe(subscribing, e.o.Prefix+":"+e.channel)
+	channels := []string{e.o.Prefix + ":" + e.channel}
+	if e.o.Limits != nil {
+		channels = append(channels, e.o.Limits.Channel())
+	}
+	sub := e.o.Client.Subscribe(subscribing, channels...)
 	subscribed()
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() }) // interrupts a receive when the Engine closes
 	defer func() {
@@ -303,15 +324,19 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
-			worked, pinged = true, false
-			e.askAll()
+			if got.Channel == channels[0] {
+				worked, pinged = true, false
+				e.AskAll()
+			}
 		case *redis.Message:
-			if msg, ok := wire.ParseMessage(got.Payload); ok {
+			if msg, ok := turn.ParseMessage(got.Payload); got.Channel != channels[0] {
+				e.o.Limits.Told()
+			} else if ok {
 				e.note(msg)
 			}
 		}
 		e.mu.Lock()
-		used := len(e.waiters) > 0
+		used := e.isListening()
 		e.mu.Unlock()
 		if used {
 			*lastUse = time.Now()
@@ -321,8 +346,11 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 	}
 }
 
-// askAll has every waiter ask again: messages may have been missed.
-func (e *Engine) askAll() {
+// isListening reports whether messages may come. Callers hold mu.
+func (e *Engine) isListening() bool { return len(e.waiters)+e.stoppable > 0 }
+
+// AskAll has every waiter ask again: messages may have been missed, or limits have changed.
+func (e *Engine) AskAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Now()

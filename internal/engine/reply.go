@@ -6,25 +6,25 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/wire"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // parseAsk reads a reply of ask. ok is false for one that the head of the script does not list.
-func parseAsk(reply any, pool bool) (a wire.Answer, ok bool) {
+func parseAsk(reply any, pool bool) (a turn.Answer, ok bool) {
 	f := &fields{}
 	switch reply := reply.(type) {
 	case int64:
-		return wire.Answer{Yours: true, Fence: reply}, reply > 0
+		return turn.Answer{Yours: true, Fence: reply}, reply > 0
 	case []any:
 		f.list = reply
 	}
 	switch {
 	case len(f.list) == 2 && pool:
-		a = wire.Answer{Yours: true, Fence: f.num(0), Value: f.text(1)}
+		a = turn.Answer{Yours: true, Fence: f.num(0), Value: f.text(1)}
 	case len(f.list) == 4 && f.isNum(3):
-		a = wire.Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2), OthersParked: int(f.num(3))}
+		a = turn.Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2), OthersParked: int(f.num(3))}
 	case len(f.list) == 4 || len(f.list) == 9:
-		a = wire.Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
+		a = turn.Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
 		if gate, closed := strings.CutPrefix(a.Holder, "g:"); closed {
 			reason, in, _ := strings.Cut(gate, " ")
 			us, err := strconv.ParseInt(in, 10, 64)
@@ -36,22 +36,28 @@ func parseAsk(reply any, pool bool) (a wire.Answer, ok bool) {
 			a.SinceTaken = time.Duration(a.ServerUS-f.num(8)) * time.Microsecond
 		}
 	default:
-		return wire.Answer{}, false
+		return turn.Answer{}, false
 	}
 	return a, !f.wrong
 }
 
 // isStopped reports whether the script has stopped at its bound: the asker asks again now.
-func isStopped(a wire.Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
+func isStopped(a turn.Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
 
 // released is what a reply of release says.
 type released struct {
 	free   int
 	held   bool
-	grants []wire.Message // to waiters of this process
-	parked int            // notes that are parked and not called
-	called []string       // notes to call
-	opens  time.Duration  // with parked or called notes: until the first deadline or the gate opens; below 0: neither
+	grants []turn.Message // to waiters of this process
+	named  named
+}
+
+// named is what a reply says of parked notes.
+type named struct {
+	none  bool          // nothing is parked
+	notes []string      // to call; of an ordered key tasks, see ParseItem
+	opens time.Duration // until the first deadline or the gate opens; below 0: neither
+	free  int           // slots
 }
 
 func parseRelease(reply any) (r released, err error) {
@@ -61,29 +67,41 @@ func parseRelease(reply any) (r released, err error) {
 			rest = list[0]
 			for _, one := range list[1:] {
 				text, _ := one.(string)
-				if msg, ok := wire.ParseMessage(text); ok {
+				if msg, ok := turn.ParseMessage(text); ok {
 					r.grants = append(r.grants, msg)
 				}
 			}
 		}
 	}
-	f := &fields{list: []any{rest}}
-	if list, isList := rest.([]any); isList {
-		f.list = list
-		r.parked, r.opens = int(f.num(1)), f.ms(2)
-		for i := 3; i < len(list); i++ {
-			r.called = append(r.called, f.text(i))
-		}
-	}
-	if r.free = int(f.num(0)); r.free < 0 {
+	r.named, err = parseNamed(rest)
+	if r.free = r.named.free; r.free < 0 {
 		r.free = -1 - r.free
 	} else {
 		r.held = true
 	}
-	if f.wrong {
+	if err != nil {
 		return released{}, unexpected(reply)
 	}
 	return r, nil
+}
+
+// parseNamed reads a reply of check, of order_act, or the rest of one of release.
+func parseNamed(reply any) (n named, err error) {
+	f := &fields{list: []any{reply}}
+	list, isList := reply.([]any)
+	if isList {
+		f.list = list
+		f.num(1)
+		n.opens = f.ms(2)
+		for i := 3; i < len(list); i++ {
+			n.notes = append(n.notes, f.text(i))
+		}
+	}
+	n.none, n.free = !isList, int(f.num(0))
+	if f.wrong {
+		err = unexpected(reply)
+	}
+	return n, err
 }
 
 func unexpected(reply any) error { return fmt.Errorf("unexpected reply %v", reply) }

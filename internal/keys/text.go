@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"net/url"
 	"strings"
 	"unicode/utf8"
 )
@@ -113,6 +114,14 @@ func Escape(s string) string {
 	var onStack [256]byte // enough for most texts
 	if text := appendEscaped(onStack[:0], s); len(text) != len(s) {
 		return string(text)
+	}
+	return s
+}
+
+// Unescape is the inverse of [Escape]. It returns other text as it is.
+func Unescape(s string) string {
+	if plain, err := url.PathUnescape(s); err == nil {
+		return plain
 	}
 	return s
 }

@@ -1,6 +1,6 @@
 // Package turn decides how one caller waits for its turn in the line of a lock: when it asks
 // Redis, for what, and how its wait ends. It sees what comes (replies to asks, messages, what
-// the caller wants) and the time, and does nothing itself: package lock sends the asks
+// the caller wants) and the time, and does nothing itself: package engine sends the asks
 // and carries out the steps. testdata/waits.txt tells what it does in stories.
 package turn
 
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/life"
-	"github.com/automutex/automutex/internal/wire"
 )
 
 const (
@@ -60,7 +59,7 @@ type Terms struct {
 	Short   bool          // Grant is less than the caller wants, and is not renewed: it asks for the rest before it has the lock
 }
 
-// Step is what package lock does next for a wait. All but Stay end it.
+// Step is what package engine does next for a wait. All but Stay end it.
 type Step uint8
 
 // The steps.
@@ -92,8 +91,8 @@ type Wait struct {
 	repliedAt  time.Time    // when Redis last replied, for Patience
 	RefreshAt  time.Time    // when to ask again at the latest; tests may put it off
 	SlotFreeAt time.Time    // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
-	last       wire.Answer  // the last busy reply
-	hint       wire.Message // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
+	last       Answer  // the last busy reply
+	hint       Message // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
 	hintAt     time.Time    // when it was received
 }
 
@@ -120,10 +119,10 @@ func (w *Wait) begin() {
 func (w *Wait) Asks() Ask { return w.ask }
 
 // Last is the last busy reply.
-func (w *Wait) Last() wire.Answer { return w.last }
+func (w *Wait) Last() Answer { return w.last }
 
 // Grant is the message that Granted speaks of, and when the lease that it grants counts from.
-func (w *Wait) Grant() (granted wire.Message, since time.Time) { return w.hint, w.askedAt }
+func (w *Wait) Grant() (granted Message, since time.Time) { return w.hint, w.askedAt }
 
 // Next is when Due is to be called; zero: not for now.
 func (w *Wait) Next() time.Time {
@@ -145,7 +144,7 @@ func (w *Wait) Due(now time.Time) bool {
 
 // Reply is what came of an ask.
 type Reply struct {
-	wire.Answer
+	Answer
 	Err   error     // instead of Answer
 	Final bool      // Err is one that asking again does not change
 	Sent  time.Time // when the ask was sent
@@ -186,7 +185,7 @@ func (w *Wait) end(s Step) Step {
 func (w *Wait) noteBusy(r Reply, now time.Time) Step {
 	w.last, w.askedAt, w.repliedAt = r.Answer, r.Sent, now
 	if w.hintAt.Before(r.Sent) {
-		w.hint = wire.Message{} // this reply came later, and the caller did not hold the lock then
+		w.hint = Message{} // this reply came later, and the caller did not hold the lock then
 	}
 	if w.terms.MayPark && (r.Gate > longGate || r.Slots == 0) {
 		w.parkNext = true // nobody may take the lock for a while
@@ -210,7 +209,7 @@ func (w *Wait) noteBusy(r Reply, now time.Time) Step {
 }
 
 // NoteGrant takes a message that grants the caller the lock. While an ask is under way, its reply decides.
-func (w *Wait) NoteGrant(m wire.Message, now time.Time) Step {
+func (w *Wait) NoteGrant(m Message, now time.Time) Step {
 	if w.over || m.ServerUS <= w.hint.ServerUS {
 		return Stay
 	}
@@ -233,7 +232,7 @@ func (w *Wait) takeGrant(now time.Time) Step {
 		return Stay
 	}
 	if w.hintIsFromAnotherClock(now) {
-		w.hint, w.RefreshAt = wire.Message{}, now
+		w.hint, w.RefreshAt = Message{}, now
 		return Stay
 	}
 	if left := w.askedAt.Add(w.terms.Counted).Sub(now); w.terms.Short || left < w.terms.Grant/2 {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/story"
-	"github.com/automutex/automutex/internal/wire"
 )
 
 var update = flag.Bool("update", false, "write what the stories of testdata/waits.txt lead to anew")
@@ -71,7 +70,7 @@ func (s *told) event(e *story.Event, now time.Time) (Step, error) {
 		}
 		return s.wait.Replied(r, now), nil
 	case "granted":
-		return s.wait.NoteGrant(wire.Message{Fence: 7, ServerUS: redis()}, now), nil
+		return s.wait.NoteGrant(Message{Fence: 7, ServerUS: redis()}, now), nil
 	case "gate":
 		s.wait.GateOpens(redis(), e.Duration("opens", 0), now)
 	case "missed": // messages may have been missed
