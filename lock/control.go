@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/controls"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/wire"
 )
@@ -42,7 +42,7 @@ func (c Control) appliesTo(key string) bool {
 	if !ok {
 		return false
 	}
-	key, scope, ok := controls.TargetsOf(text)
+	key, scope, ok := control.TargetsOf(text)
 	return ok && (c.Target == key || c.Target == scope || strings.HasSuffix(c.Target, ":") && strings.HasPrefix(scope, c.Target))
 }
 
@@ -85,7 +85,7 @@ func controlsFor(list []Control, key string) (its []Control, limit int, pause *C
 //
 // While a target is paused, TryLock returns a [*BusyError] with [ReasonPaused], Lock waits in
 // line, and a release grants the lock to nobody. Present holders keep the lock. The pools of package pool, and the
-// claims of package unique, have no controls.
+// claims of package unique, have no control.
 type Controls struct{ locker *Locker }
 
 // ControlDelay is two seconds: the longest time until every process that reaches Redis obeys a change of
@@ -96,7 +96,7 @@ type Controls struct{ locker *Locker }
 // that cannot read them, as when their node of a Cluster is away, obeys those that it has read
 // last. If it has never read any, its first call waits for them for a second at most. Then it
 // takes locks without controls, says so in the log, and obeys them once it can read them.
-const ControlDelay = controls.Delay
+const ControlDelay = control.Delay
 
 // Controls returns the controls of the Locker's prefix. It does no I/O.
 func (l *Locker) Controls() *Controls { return &Controls{l} }
@@ -197,7 +197,7 @@ func (c *Controls) inForce() []Control {
 }
 
 // inForce lists the controls of a state that are in force now, sorted by target.
-func inForce(s *controls.State) (list []Control) {
+func inForce(s *control.State) (list []Control) {
 	for _, o := range s.Orders() {
 		c := controlOf(o)
 		if last := len(list) - 1; last >= 0 && list[last].Target == o.Target {
@@ -215,30 +215,8 @@ func inForce(s *controls.State) (list []Control) {
 	return list
 }
 
-func controlOf(o controls.Order) Control {
+func controlOf(o control.Order) Control {
 	return Control{Target: o.Target, Limit: o.Limit, Paused: o.Paused, PausedUntil: o.Until, Why: o.Why, By: o.By, Since: o.Since}
-}
-
-// slots is how many may hold the lock at once, as the scripts get it.
-func (m *Lock) slots() int { return m.locker.slots(m.Key(), m.limit, m.keepsLimit) }
-
-func (l *Locker) slots(key string, limit int, keepsLimit bool) int {
-	return l.controls.Slots(key, limit, keepsLimit)
-}
-
-// knowControls returns when the controls are known that are in force for the lock; see know of the reader.
-// The caller has called Life.Enter.
-func (m *Lock) knowControls(ctx context.Context) error {
-	return m.locker.controls.Know(ctx, m.Key())
-}
-
-// enterControlled is knowControls for callers that have not called Life.Enter.
-func (m *Lock) enterControlled(ctx context.Context) error {
-	if err := m.enter(ctx); err != nil {
-		return err
-	}
-	defer m.locker.life.Done()
-	return m.knowControls(ctx)
 }
 
 // paused returns a *BusyError if the lock with that Redis key is paused, else nil. It does not
@@ -259,7 +237,7 @@ func (c *Controls) paused(ctx context.Context, key string) error {
 }
 
 // pausedError returns the error for a lock that is paused, or nil.
-func (m *Lock) pausedError() *BusyError { return m.locker.pausedError(m.Key(), m.name) }
+func (m *Lock) pausedError() *BusyError { return m.locker.pausedError(m.Key(), m.request.Name) }
 
 func (l *Locker) pausedError(key, name string) *BusyError {
 	pause, left := l.controls.PauseOf(key)
@@ -304,7 +282,7 @@ func (c Control) text() string {
 	orders := c.orders()
 	texts := make([]string, len(orders))
 	for i, order := range orders {
-		texts[i] = controls.Order{
+		texts[i] = control.Order{
 			Target: order.Target, Paused: order.Paused, Until: order.PausedUntil, Limit: order.Limit,
 			OrderedBy: wire.OrderedBy{Why: order.Why, By: order.By, Since: order.Since},
 		}.Text()

@@ -34,26 +34,10 @@ func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx cont
 	return m.do(ctx, f, func(ctx context.Context) (*Lease, error) { return m.lockWithin(ctx, wait) })
 }
 
-// lockWithin is [Lock.Lock] with a bound on the time in line: after wait it returns a
-// *BusyError. It takes a free lock however short wait is, and however long Redis takes to
-// reply, as long as ctx has not ended. With a wait of 0 it is TryLock; a negative wait is an
-// error.
-func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
-	switch {
-	case wait == 0:
-		return m.TryLock(ctx)
-	case wait < 0:
-		return nil, fmt.Errorf("lock: %q: a wait of %s: 0 tries once; to wait as long as the context allows, use Lock", m.name, wait)
-	}
-	waiting, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	return m.lockBefore(ctx, waiting, nil)
-}
-
 // do runs f while a lease is held that take has taken, and releases it.
 func (m *Lock) do(ctx context.Context, f func(ctx context.Context) error, take func(ctx context.Context) (*Lease, error)) (err error) {
 	if f == nil {
-		return fmt.Errorf("lock: %q: the function to run is nil", m.name)
+		return fmt.Errorf("lock: %q: the function to run is nil", m.request.Name)
 	}
 	le, err := take(ctx)
 	if err != nil {
@@ -61,11 +45,11 @@ func (m *Lock) do(ctx context.Context, f func(ctx context.Context) error, take f
 	}
 	// A plain defer, no recover: a panic keeps its own stack.
 	defer func() {
-		if le.endedByOwner() {
+		if errors.Is(le.inner.Err(), ErrNotHeld) {
 			return // by f
 		}
 		if released := le.Unlock(ctx); errors.Is(released, ErrNotHeld) {
-			err = errors.Join(err, fmt.Errorf("%w: %q ended before the work did", ErrLost, m.name))
+			err = errors.Join(err, fmt.Errorf("%w: %q ended before the work did", ErrLost, m.request.Name))
 		}
 	}()
 	return f(le.Bind(ctx))
@@ -129,7 +113,7 @@ const (
 // candidate of its own.
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
 	m := l.Mutex(name, options...)
-	m.keepsLimit = true
+	m.request.Fixed = true
 	switch {
 	case m.err != nil:
 		return m.err
@@ -159,7 +143,7 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 		case !errors.Is(err, ErrBackend):
 			return nil, err // the Locker is closed
 		}
-		m.locker.log.Warn("lock: a candidate for leadership cannot ask Redis; it tries again", "name", m.name, "error", err)
+		m.locker.log.Warn("lock: a candidate for leadership cannot ask Redis; it tries again", "name", m.request.Name, "error", err)
 		// The timer is this goroutine's own; ctx and Close end the pause early.
 		timer := time.NewTimer(pause + rand.N(pause/2)) //nolint:gosec // jitter, no secret
 		select {
@@ -185,14 +169,14 @@ func (le *Lease) serveTerm(ctx context.Context, f func(ctx context.Context) erro
 		released := le.Unlock(ctx)
 		if !again && errors.Is(released, ErrNotHeld) {
 			le.lock.locker.log.Warn("lock: leadership had ended before the leader's function returned; another process may have led meanwhile",
-				"name", le.lock.name)
+				"name", le.lock.request.Name)
 		}
 	}()
 	err = f(term)
 	cause := context.Cause(term)
 	again = errors.Is(cause, ErrLost) && ctx.Err() == nil
 	if again {
-		le.lock.locker.log.Warn("lock: leadership was lost; the process campaigns again", "name", le.lock.name, "cause", cause, "error", err)
+		le.lock.locker.log.Warn("lock: leadership was lost; the process campaigns again", "name", le.lock.request.Name, "cause", cause, "error", err)
 	}
 	return again, err
 }

@@ -1,18 +1,14 @@
 package lock
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/exchange"
-	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/internal/wire"
+	"github.com/automutex/automutex/internal/redisx"
 )
 
 // Sentinels for errors.Is.
@@ -22,21 +18,21 @@ var (
 	ErrBusy = errors.New("lock: busy")
 	// ErrNotHeld: the lease has ended already: by a release, by [Lock.Break] or at its
 	// deadline.
-	ErrNotHeld = errors.New("lock: not held")
+	ErrNotHeld = engine.ErrNotHeld
 	// ErrNotFenced: the lease is of a lock without the option [Fenced].
 	ErrNotFenced = errors.New("lock: no fence")
 	// ErrLost is the cause with which the context of [Lease.Bind] and [Lock.Do] ends if the
 	// lease is lost.
-	ErrLost = errors.New("lock: lease lost")
+	ErrLost = engine.ErrLost
 	// ErrClosed: the Locker was closed.
-	ErrClosed = life.ErrClosed
+	ErrClosed = engine.ErrClosed
 	// ErrBackend: Redis could not be reached, or replied with an error. It is not known
 	// whether the lock is free. The error also wraps the cause.
-	ErrBackend = exchange.ErrBackend
+	ErrBackend = redisx.ErrBackend
 	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in
 	// time (a second at most). A lock that was being acquired is released. The error also Is
 	// ErrBackend.
-	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", ErrBackend)
+	ErrNotReplicated = engine.ErrNotReplicated
 )
 
 // Why a lock is busy: values of [BusyError].Reason, as is [ReasonPaused]. A rate, a hold or a
@@ -103,8 +99,8 @@ func (e *BusyError) Error() string {
 	switch {
 	case e.Pause != nil:
 		fmt.Fprintf(&b, ": %s", e.Pause.text())
-	case wire.GateText(e.Reason) != "":
-		fmt.Fprintf(&b, ": %s for %s", wire.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
+	case gateTexts[e.Reason] != "":
+		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
 	}
@@ -128,8 +124,37 @@ func (e *BusyError) Unwrap() []error {
 	return []error{ErrBusy, e.cause}
 }
 
-// timedOut reports whether a read ended since no data came in time.
-func timedOut(err error) bool {
-	var t net.Error
-	return errors.As(err, &t) && t.Timeout() && !errors.Is(err, io.EOF) && !errors.Is(err, context.Canceled)
+// busyOr is err as callers see it: a *BusyError if the lock is busy.
+func (m *Lock) busyOr(err error) error {
+	b := (*engine.Busy)(nil)
+	if !errors.As(err, &b) {
+		return err
+	}
+	who := b.Who()
+	e := &BusyError{
+		Name: m.request.Name, Holder: who.Owner, Note: who.Note, ExpiresIn: max(0, b.Deadline), Waited: b.Waited, Place: b.Place, Parked: b.Parked, cause: b.Cause,
+	}
+	if b.ServerUS > 0 {
+		e.Reason = ReasonHeld
+	}
+	if b.Parked {
+		e.TakenFor, e.InLine = max(0, b.SinceTaken), max(0, b.InLine)
+	}
+	if b.Gate > 0 {
+		e.Reason, e.ExpiresIn = b.Reason, b.Gate
+	}
+	if reason, comes := b.Behind(); reason != "" && e.Reason == ReasonHeld {
+		e.Reason, e.ExpiresIn = reason, comes
+	}
+	if paused := m.pausedError(); paused != nil && b.Paused {
+		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0
+	}
+	return e
+}
+
+// gateTexts say why nobody gets a lock whose gate is closed.
+var gateTexts = map[string]string{
+	ReasonRate:     "its rate allows no start",
+	ReasonClosed:   "closed for now",
+	ReasonCooldown: "cooling down",
 }

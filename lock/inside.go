@@ -2,13 +2,15 @@ package lock
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 	"time"
 
-	"github.com/automutex/automutex/internal/claims"
-	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/wire"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/mark"
 )
 
 // Inside returns the methods that only the other packages of this module use. No other module
@@ -60,7 +62,6 @@ func (insider) At(m *Lock, name, key string, limit int, note string, options ...
 func (insider) OnWait(f func()) Option                { return onWait(f) }
 func (insider) OnStop(arrival int64, f func()) Option { return onStop(arrival, f) }
 func (insider) OnePerNote() Option                    { return onePerNote() }
-func (insider) ParkFirst() Option                     { return parkFirst() }
 func (insider) InTimeOnly() Option                    { return inTimeOnly() }
 func (insider) Uninterrupted() Option                 { return uninterrupted() }
 
@@ -73,52 +74,83 @@ func (insider) LockOrPark(ctx context.Context, m *Lock, parkNow <-chan struct{})
 func (insider) LockWithin(ctx context.Context, m *Lock, wait time.Duration) (*Lease, error) {
 	return m.lockWithin(ctx, wait)
 }
-func (insider) AverageHeld(m *Lock) time.Duration { return m.averageHeld() }
 
 // ArriveWithin says how long called work may take to arrive where nothing is the matter; see
 // [inside.Caller]. Work that takes longer keeps its place, but others are called beside it.
-func (insider) ArriveWithin(l *Locker, d time.Duration) { l.parking.ArriveWithin(d) }
+func (insider) ArriveWithin(l *Locker, d time.Duration) { l.engine.ArriveWithin(d) }
 
-// The newest wins; see replace.go.
+// The newest wins: a newer arrival at a lock may ask older holders and waiters to stop.
+
+// arrivalKept is how long Redis stores an arrival after the last Arrive with its note.
+const arrivalKept = time.Hour
 
 func (insider) Arrive(ctx context.Context, m *Lock) (arrival int64, first bool, err error) {
-	return m.arrive(ctx)
+	if err := m.errOr(m.request.Note == "", "an arrival needs a Note, by which it is known again"); err != nil {
+		return 0, false, err
+	}
+	return m.locker.engine.Arrive(ctx, m.request.Ref, m.request.Note, arrivalKept)
 }
 
-func (insider) GoAway(ctx context.Context, m *Lock, away time.Duration, onlyKnown bool) (known bool, err error) {
-	return m.goAway(ctx, away, onlyKnown)
+func (insider) Forget(ctx context.Context, m *Lock) error {
+	if err := m.errOr(m.request.Note == "", "an arrival needs a Note, by which it is known again"); err != nil {
+		return err
+	}
+	return m.locker.engine.Forget(ctx, m.request.Ref, m.request.Note)
 }
-func (insider) Forget(ctx context.Context, m *Lock) error { return m.forget(ctx) }
 
 func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, error) {
-	return m.askOlderToStop(ctx)
+	if err := m.errOr(m.request.OnStop == nil, "Stop without OnStop: nobody is older than what has no arrival"); err != nil {
+		return inside.First, err
+	}
+	return m.locker.engine.Stop(ctx, m.request.Ref, m.request.Arrival)
+}
+
+// errOr is what is wrong with the definition, or that the call does not go with it.
+func (m *Lock) errOr(wrong bool, why string) error {
+	if m.err == nil && wrong {
+		return fmt.Errorf("lock: %q: %s", m.request.Name, why)
+	}
+	return m.err
+}
+
+// onStop has f called when a newer arrival asks the holders and waiters of this handle to stop. arrival is the handle's own, as
+// Arrive returned it. f usually cancels the context of the work. It may be called several times, and also just after the lease or the
+// wait has ended. It runs on the goroutine that receives the messages for all locks of the Locker: it must neither block nor call the
+// Locker.
+func onStop(arrival int64, f func()) Option {
+	return func(m *Lock) {
+		if arrival <= 0 || f == nil {
+			m.err = fmt.Errorf("lock: %q: OnStop(%d, f) wants an arrival, as Arrive gives it, and a function", m.request.Name, arrival)
+			return
+		}
+		m.request.Arrival, m.request.OnStop = arrival, f
+	}
 }
 
 // Of pools; see package pool.
 
 func (insider) Pool(l *Locker, name string, options ...Option) *Lock { return l.pool(name, options...) }
-func (insider) Operate(ctx context.Context, m *Lock, s *exchange.Script, args []any) (any, error) {
-	return m.operate(ctx, s, args)
+func (insider) Put(ctx context.Context, m *Lock, values []string) (int, error) {
+	if m.err != nil {
+		return 0, m.err
+	}
+	return m.locker.engine.Put(ctx, m.request.Ref, values)
 }
-
-func (insider) OperateBreak(ctx context.Context, m *Lock, s *exchange.Script) (int, error) {
-	return m.operateBreak(ctx, s, nil)
+func (insider) DeleteAll(ctx context.Context, m *Lock) (int, error) {
+	return m.breakUp(ctx, "", engine.BreakKey)
 }
-func (insider) Value(le *Lease) string { return wire.Unescape(le.value) }
+func (insider) Value(le *Lease) string { return keys.Unescape(le.inner.Value()) }
 func (insider) Consume(ctx context.Context, le *Lease) error {
-	_, err := le.end(ctx, ending{consume: true})
+	_, err := le.inner.Release(ctx, engine.Ending{Consume: true})
 	return err
 }
 
 // Of a lease.
 
 // Parked is how long the lock's note was in line before it got this lease; 0 if it was never
-// parked. It counts from its first place in line, or from when it was moved to the end of
-// the line, because a call of it lapsed or its Caller answered FateLater. For a note that
-// ParkFirst put before others it is the time of the first of those.
-func (insider) Parked(le *Lease) time.Duration                { return le.parked }
-func (insider) LeaseErr(le *Lease) error                      { return le.endErr() }
-func (insider) GiveBack(ctx context.Context, le *Lease) error { return le.giveBack(ctx) }
+// parked. It counts from its first place in line, or from when its Caller answered FateLater.
+func (insider) Parked(le *Lease) time.Duration { return le.inner.Parked() }
+func (insider) LeaseErr(le *Lease) error       { return le.inner.Err() }
 func (insider) CloseGate(ctx context.Context, le *Lease, d time.Duration) error {
 	return le.closeGate(ctx, d)
 }
@@ -127,26 +159,27 @@ func (insider) CloseGate(ctx context.Context, le *Lease, d time.Duration) error 
 
 func (insider) ByKey(l *Locker, key string) *Lock { return l.byKey(key) }
 func (insider) List(ctx context.Context, l *Locker) iter.Seq2[inside.Info, error] {
-	return l.walker().List(ctx)
+	return l.engine.List(ctx)
 }
 func (insider) Sweep(ctx context.Context, l *Locker) (int, error) {
-	return l.walker().Sweep(ctx)
+	return l.engine.Sweep(ctx)
 }
-func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error) { return m.inspectAll(ctx) }
+func (insider) Inspect(ctx context.Context, m *Lock) (inside.Info, error) {
+	return m.inspect(ctx, maxHolders, m.request.Note)
+}
 
 func (insider) OpenGate(ctx context.Context, m *Lock) (bool, error) { return m.openGate(ctx) }
 
-func (insider) DeleteFrom(ctx context.Context, m *Lock, tokens ...string) (bool, error) {
-	return m.deleteFrom(ctx, tokens...)
-}
-
 func (insider) Line(ctx context.Context, m *Lock, info inside.Info, most int) ([]inside.Waiter, error) {
-	return m.listLine(ctx, info, most)
+	if m.err != nil {
+		return nil, m.err
+	}
+	return m.locker.engine.Line(ctx, m.request.Ref, info, most)
 }
 
 // GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for
 // a reason that is not one of the gate, such as [ReasonHeld].
-func (insider) GateText(reason string) string { return wire.GateText(reason) }
+func (insider) GateText(reason string) string { return gateTexts[reason] }
 
 // Of controls.
 
@@ -175,12 +208,58 @@ func (insider) Orders(list []Control) []Control      { return ordersOf(list) }
 func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
 
 // Claim is the mark of package unique beside the lock with that key.
-func (insider) Claim(l *Locker, key string) claims.Claim { return claims.Of(l.runner(), key) }
+func (insider) Claim(l *Locker, key string) mark.Claim { return mark.Of(l.life, l.engine.Conn(), key) }
 
 // ClaimLock returns a lock for producers that change the task of that claim in several steps. Workers do
 // not take it.
 func (insider) ClaimLock(l *Locker, key string, options ...Option) *Lock {
 	m := l.Semaphore(key, 1, options...)
-	m.keys = []string{claims.Key(key) + ":lock"}
+	m.request.Key = mark.Key(key) + ":lock"
 	return m
+}
+
+// Of tasks in order.
+
+// InOrder gives the lock to tasks in their order only. The lock needs the task's note.
+func (insider) InOrder(p inside.Place) Option {
+	return func(m *Lock) { m.request.Ordered, m.request.Order = true, &engine.Order{Place: p} }
+}
+func (insider) EndOrder(le *Lease, o inside.Outcome)        { le.inner.End(o) }
+func (insider) IsOrderDone(err error) bool                  { return errors.Is(err, engine.ErrOrderDone) }
+func (insider) IsOrderSpent(err error) bool                 { return errors.Is(err, engine.ErrOrderSpent) }
+func (insider) IsNotHead(err error) bool                    { return errors.Is(err, engine.ErrNotHead) }
+func (insider) IsHeadRunning(err error) bool                { return errors.Is(err, engine.ErrHeadRuns) }
+func (insider) OrderItem(s string) (inside.OrderItem, bool) { return engine.ParseItem(s) }
+
+// ByOrder is the lock with that key, for the methods below.
+func (insider) ByOrder(l *Locker, key string) *Lock { return l.byKey(key) }
+
+// Stamp gives the task with that note and nonce the next place in order; see [engine.Engine.Stamp].
+func (insider) Stamp(ctx context.Context, m *Lock, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
+	if m.err != nil {
+		return 0, 0, nil, m.err
+	}
+	return m.locker.engine.Stamp(ctx, m.request.Ref, note, nonce, deadline, most)
+}
+
+// ActOrder changes one task of the key, and looks after the key.
+func (insider) ActOrder(ctx context.Context, m *Lock, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
+	if m.err != nil {
+		return m.err
+	}
+	return m.locker.engine.Act(ctx, m.request.Ref, act, item, after)
+}
+
+// SkipHead takes the head with that note and ticket out of the order, and calls the next; see [engine.Engine.Skip].
+func (insider) SkipHead(ctx context.Context, m *Lock, note string, ticket int64) (head string, err error) {
+	if m.err != nil {
+		return "", m.err
+	}
+	return m.locker.engine.Skip(ctx, m.request.Ref, note, ticket)
+}
+
+// Head is the first task in order of the key. Its State is empty if no task is in order.
+func (insider) Head(ctx context.Context, m *Lock) (inside.Head, error) {
+	info, err := m.inspect(ctx, 1, "")
+	return info.Head, err
 }

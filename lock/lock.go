@@ -1,45 +1,24 @@
 package lock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/parking"
-	"github.com/automutex/automutex/internal/wire"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // Lock is one lock: at most N holders, and a line of waiters. A mutex has N = 1. A Lock is
 // only a handle: two handles with the same name and parts, on the same Redis and prefix, are
 // the same lock. A handle is immutable, safe for concurrent use, and needs no Close.
 type Lock struct {
-	locker        *Locker
-	kind          kind // lockKind or poolKind
-	name          string
-	parts         []string
-	keys          []string // exactly one
-	limit         int
-	ttl           time.Duration
-	maxHold       time.Duration
-	renew         bool
-	note          string
-	onePerNote    bool // see OnePerNote
-	uninterrupted bool // see Uninterrupted
-	onWait        func()
-	arrival       int64  // 0: none, see OnStop
-	onStop        func() // nil: none
-	rate          rate   // see Rate
-	fenced        bool   // see Fenced
-	inTimeOnly    bool   // see InTimeOnly
-	parkFirst     bool   // see ParkFirst
-	order         *order // what an ordered task's lock knows of the task; nil: not ordered, or see byOrder
-	keepsLimit    bool   // made by Lead or byKey: a control does not change limit, see slots
-	ttlArg        any    // ttl in ms, boxed once
-	keepArg       any    // how long the key lasts after a take, in ms, boxed once
-	err           error  // what is wrong with the definition; every operation returns it
+	locker  *Locker
+	request engine.Request // what is asked for
+	parts   []string
+	err     error // what is wrong with the definition; every operation returns it
 }
 
 // Option sets a property of a lock: [TTL], [MaxHold], [NoRenew], [Note], [Parts], [Rate] or
@@ -51,32 +30,32 @@ type Option func(*Lock)
 // the holder lives the lease is renewed, so a short TTL does not bound the work. The minimum
 // is 100 ms, the maximum ten years; d is rounded up to whole milliseconds. Without the option
 // the length is [Options].TTL. Holders of one lock may have different TTLs.
-func TTL(d time.Duration) Option { return func(m *Lock) { m.ttl = d } }
+func TTL(d time.Duration) Option { return func(m *Lock) { m.request.TTL = d } }
 
 // MaxHold bounds how long a lease lasts: d after the lock was taken, the lease is lost. The
 // context of Bind or Do ends with cause ErrLost, and the lease is not renewed any more. The
 // slot is free at the lease's deadline, at most a TTL later. 0: no bound. A negative d is an
 // error.
-func MaxHold(d time.Duration) Option { return func(m *Lock) { m.maxHold = d } }
+func MaxHold(d time.Duration) Option { return func(m *Lock) { m.request.MaxHold = d } }
 
 // NoRenew turns renewal off: the lease ends a TTL after it was taken, unless it is extended.
-func NoRenew() Option { return func(m *Lock) { m.renew = false } }
+func NoRenew() Option { return func(m *Lock) { m.request.NoRenew = true } }
 
 // Note attaches a text to the holder. Others see it in [Holder].Note and [BusyError].Note. Any
 // text; empty: none.
-func Note(text string) Option { return func(m *Lock) { m.note = text } }
+func Note(text string) Option { return func(m *Lock) { m.request.Note = text } }
 
 // Fenced gives each lease of the lock a fence, a number that grows from holder to holder; see
 // [Lease.Fence]. Redis replies with it when it grants the lock, so it costs no command of its own. But
 // a free mutex is taken by a script then, which costs Redis more than the SET of another mutex.
 // Holders that need no fence may leave the option out, whatever others do.
-func Fenced() Option { return func(m *Lock) { m.fenced = true } }
+func Fenced() Option { return func(m *Lock) { m.request.Fenced = true } }
 
 // onePerNote keeps the lock from being held twice at once under its [Note]. While a holder
 // has that note, TryLock and lockOrPark return a *BusyError even if a slot is free. Lock
 // waits in line, and lets those behind it pass. The option matters to a semaphore only,
 // where each ask reads up to 1,000 holders. All users of the note must give the option.
-func onePerNote() Option { return func(m *Lock) { m.onePerNote = true } }
+func onePerNote() Option { return func(m *Lock) { m.request.Notes = true } }
 
 // Parts adds values to the lock's key. The name is the scope, and each different list of parts
 // is another lock in it. Parts may contain any bytes: different lists never share a key.
@@ -86,18 +65,18 @@ func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 // inTimeOnly has Lock return at once, with an error that Is ErrBusy and
 // context.DeadlineExceeded, if its ctx ends before the gate opens. Without it Lock waits
 // until ctx ends, since an operator may open the gate before, with [Lock.BreakAll].
-func inTimeOnly() Option { return func(m *Lock) { m.inTimeOnly = true } }
+func inTimeOnly() Option { return func(m *Lock) { m.request.InTime = true } }
 
 // onWait has Lock call f when it finds the lock busy and begins to wait in line: at most once
 // for each call of Lock, on its goroutine. TryLock never calls f. The wait ends when Lock
 // returns. Lock takes no grant before f has returned, so f should be quick.
-func onWait(f func()) Option { return func(m *Lock) { m.onWait = f } }
+func onWait(f func()) Option { return func(m *Lock) { m.request.OnWait = f } }
 
 // uninterrupted has TryLock, Lock and lockOrPark finish their first exchange with Redis, in
 // about 5 s at most, even if ctx ends meanwhile. A lease that arrives after ctx has ended is
 // given back. A wait in line still ends with ctx. The option saves several microseconds of
 // CPU: an exchange that its caller can leave runs on another goroutine.
-func uninterrupted() Option { return func(m *Lock) { m.uninterrupted = true } }
+func uninterrupted() Option { return func(m *Lock) { m.request.Whole = true } }
 
 // Mutex returns the lock called name, for one holder at a time. It does no I/O. The name may
 // be any text except the empty one. With a bad name or option every operation returns an
@@ -108,87 +87,57 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 
 // Semaphore returns the lock called name, for n holders at a time; n is at least 1. Like
 // [Locker.Mutex] it does no I/O. Callers may give different n for one lock, as they do while a
-// new version is deployed. Each goes by its own: it gets the lock while fewer than n hold it, in line
-// too.
+// new version is deployed. A slot is granted by the n of whoever grants it: the caller that takes it, or the
+// holder that gives it back to a waiter.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
-	m := &Lock{locker: l, kind: lockKind{}, name: name, limit: n, ttl: l.ttl, renew: true, err: l.life.Unfit()}
+	m := &Lock{locker: l, err: l.life.Unfit(), request: engine.Request{Ref: engine.Ref{Limit: n}, Name: name, TTL: l.ttl}}
 	for _, option := range options {
 		if option != nil {
 			option(m)
 		}
 	}
-	given := m.ttl
-	m.ttl = wholeMS(m.ttl)
+	r := &m.request
+	given := r.TTL
+	r.TTL = wholeMS(given)
 	switch {
 	case m.err != nil:
 	case name == "":
 		m.err = errors.New("lock: the name is empty: name what the lock protects")
-	case m.limit < 1:
-		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, m.limit)
-	case m.maxHold < 0:
-		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, m.maxHold)
-	case m.rate.err != nil:
-		m.err = fmt.Errorf("lock: %q: %w", name, m.rate.err)
-	case checkTTL("", m.ttl) != nil: // format the text only for an error: every task makes a lock
+	case n < 1:
+		m.err = fmt.Errorf("lock: %q: %d holders: at least 1", name, n)
+	case r.MaxHold < 0:
+		m.err = fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", name, r.MaxHold)
+	case checkTTL("", r.TTL) != nil: // format the text only for an error: every task makes a lock
 		m.err = checkTTL(fmt.Sprintf("the TTL of %q", name), given)
 	}
-	m.keys = []string{keys.HashedKey(*l.secret, l.prefix, name, m.parts...)}
-	m.ttlArg, m.keepArg = m.ttl.Milliseconds(), (m.ttl + keepSlack).Milliseconds()
+	r.Key = keys.HashedKey(*l.secret, l.prefix, name, m.parts...)
+	return m
+}
+
+// pool returns the lock of a pool, whose slots are its values.
+func (l *Locker) pool(name string, options ...Option) *Lock {
+	m := l.Semaphore(name, 1, options...)
+	if m.request.Every > 0 && m.err == nil {
+		m.err = fmt.Errorf("lock: pool %q: a pool has no Rate: its slots are its values; leave the option out", name)
+	}
+	m.request.Pool = true
+	m.request.Key += ":pool"
 	return m
 }
 
 // at returns the lock with that key, and what m was made with: a Guard makes a lock for each task.
 func (m *Lock) at(name, key string, limit int, note string, options []Option) *Lock {
 	other := *m
-	other.name, other.keys, other.limit, other.note = name, []string{key}, limit, note
+	r := &other.request
+	r.Name, r.Key, r.Limit, r.Note = name, key, limit, note
 	for _, option := range options {
 		option(&other)
 	}
 	return &other
 }
 
-// Key returns the lock's only Redis key. An idle lock has no key in Redis.
-func (m *Lock) Key() string { return m.keys[0] }
-
-// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died
-// unnoticed: then the line waits for that long and no longer.
-const maxGrant = 3 * time.Second
-
-// grantLength is how long a lease lasts that a release grants to a waiter of m.
-func (m *Lock) grantLength() time.Duration { return min(m.ttl, maxGrant) }
-
-// keepSlack is how much longer than its entries a key lasts.
-const keepSlack = time.Second
-
-// newLease makes the Lease of one attempt to take the lock. It is not held yet.
-func (m *Lock) newLease() *Lease {
-	le := &Lease{lock: m, takenAt: time.Now()}
-	body, size := wire.Token{
-		Channel: m.locker.channel, Grant: m.grantLength(), Apart: m.onePerNote && m.note != "", TTL: m.ttl,
-		Nonce: m.locker.nextNonce(le.takenAt), Arrival: m.arrival,
-	}.Body(m.locker.owner, m.note)
-	le.sent, le.body = m.locker.conn.NewBody(body), string(body)
-	le.token = le.body[:size]
-	le.asks.Body, le.releases.Body, le.releases.Releases = &le.sent, &le.sent, true
-	return le
-}
-
-// parked is the lock as the parking of its Locker knows it.
-func (m *Lock) parked() parking.Lock {
-	return parking.Lock{Keys: m.keys, Limit: m.limit, KeepsLimit: m.keepsLimit, Ordered: m.isOrdered()}
-}
-
-// enter is [life.Life.Enter] for operations of a lock. It also returns the error of a bad name
-// or option, and that of a ctx that has ended.
-func (m *Lock) enter(ctx context.Context) error {
-	if m.err != nil {
-		return m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return m.locker.life.Enter()
-}
+// Key returns the lock's main Redis key; others begin with it. An idle lock has no key in Redis.
+func (m *Lock) Key() string { return m.request.Key }
 
 // wholeMS rounds d up to whole milliseconds, which is what Redis counts in.
 func wholeMS(d time.Duration) time.Duration {
@@ -196,4 +145,58 @@ func wholeMS(d time.Duration) time.Duration {
 		d += time.Millisecond - rest
 	}
 	return d
+}
+
+// maxRatePeriod is the longest period of a [Rate], a year.
+const maxRatePeriod = 365 * 24 * time.Hour
+
+// Rate bounds how often the lock is taken: starts times in each period per, evenly spread.
+// After a time without starts, up to burst starts may come at once. In any time d the lock is
+// taken at most burst + starts*d/per times, by Redis' clock. When the bound is reached the
+// lock's gate is closed: TryLock returns a [*BusyError] with Reason [ReasonRate], and Lock
+// waits in line until the gate opens.
+//
+// starts is at least 1, with at most one start a microsecond; a burst of 0 means 1: no two come at
+// once, and at most starts + 1 in any period. per is at most a year. The time from one start to the next is rounded up to whole microseconds. All callers
+// of a lock should give the same rate; otherwise the rate of the last ask applies. Without the
+// option there is no bound.
+func Rate(starts int, per time.Duration, burst int) Option {
+	every, spare, err := newRate(starts, per, burst)
+	return func(m *Lock) {
+		if m.request.Every, m.request.Spare = every, spare; err != nil && m.err == nil {
+			m.err = fmt.Errorf("lock: %q: %w", m.request.Name, err)
+		}
+	}
+}
+
+// checkRate returns what is wrong with the arguments of [Rate], or nil.
+func checkRate(starts int, per time.Duration, burst int) error {
+	_, _, err := newRate(starts, per, burst)
+	return err
+}
+
+// newRate gives the time from one start to the next, and how much of it can be saved up.
+func newRate(starts int, per time.Duration, burst int) (every, spare time.Duration, err error) {
+	switch {
+	case starts < 1:
+		err = fmt.Errorf("a rate of %d starts: at least 1; leave the rate out for no bound", starts)
+	case per <= 0:
+		err = fmt.Errorf("a rate per %s: give a period above 0, such as a second", per)
+	case per > maxRatePeriod:
+		err = fmt.Errorf("a rate per %s: at most %s", per, maxRatePeriod)
+	case int64(starts) > per.Microseconds():
+		err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond%s", starts, per, printable.MeantUnit(per))
+	case burst < 0:
+		err = fmt.Errorf("a rate with a burst of %d: at least 1, which means that no two come at once", burst)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	burst = max(burst, 1)
+	unit := time.Duration(starts) * time.Microsecond // no overflow: starts is at most a year's microseconds
+	every = (per + unit - 1) / unit * time.Microsecond
+	if int64(burst) > int64(inside.MaxTTL/every) {
+		return 0, 0, fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a smaller burst", starts, per, burst, inside.MaxTTL)
+	}
+	return every, every * time.Duration(burst-1), nil
 }

@@ -2,24 +2,21 @@ package lock
 
 import (
 	"cmp"
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/automutex/automutex/internal/controls"
-	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
-	"github.com/automutex/automutex/internal/parking"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/safelog"
 )
 
@@ -46,9 +43,6 @@ type Options struct {
 	// Logger gets what an operator may have to act on, such as a subscription that was
 	// replaced. nil: slog.Default().
 	Logger *slog.Logger
-	// Transport sends the commands of single operations in place of the
-	// client; see [Transport]. nil: the client itself.
-	Transport Transport
 	// MinReplicas is how many replicas of a key's master must acknowledge a lease: when it is
 	// acquired, each time it is renewed, and by Extend. A failover to a replica that has
 	// acknowledged a lease does not forget it. If there are more replicas than MinReplicas, a
@@ -60,7 +54,7 @@ type Options struct {
 	// put into pools are not covered. 0 waits for no replica. At most 1,000.
 	MinReplicas int
 
-	call       inside.Caller           // has parked work run again; nil: this Locker calls nothing
+	call       engine.Caller           // has parked work run again; nil: this Locker calls nothing
 	onControls func(inForce []Control) // see insider.New
 }
 
@@ -69,83 +63,50 @@ type Options struct {
 // zero value is not usable; see [New].
 type Locker struct {
 	rdb      Client
-	conn     *exchange.Conn
-	strings  bool // a mutex may be a string in Redis: the transport sends SET
+	engine   *engine.Engine
+	life     *life.Life // of all goroutines and operations
+	controls *control.Reader
 	prefix   string
 	secret   *string // Options.HashKeys; behind a pointer it is not printed with the Locker
-	owner    string  // escaped
 	ttl      time.Duration
-	replicas int // MinReplicas
 	log      *slog.Logger
-	life     *life.Life // of all goroutines and operations
-
-	channel string       // this Locker's wake channel, without the prefix
-	nonce   atomic.Int64 // one per token, see nextNonce
-
-	renewer   *renewer
-	line      *line
-	abandoned *abandoned
-	wake      *wake
-	parking   *parking.Parking
-	contended *contendedKeys
-	controls  *controls.Reader
 }
 
 // New makes a Locker on rdb. It does no I/O and never fails. If a client or option cannot work
 // (nil, a *redis.Ring, a TTL below 100 ms, a prefix with braces), every operation returns an
 // error. The Locker does not close rdb: close it after the Locker.
 func New(rdb Client, o Options) *Locker {
-	random := make([]byte, 12) // 96 bits name the channel
-	_, _ = rand.Read(random)   // crypto/rand.Read never fails since Go 1.24
 	l := &Locker{
-		rdb:      rdb,
-		prefix:   o.Prefix,
-		secret:   &o.HashKeys,
-		ttl:      wholeMS(o.TTL),
-		replicas: o.MinReplicas,
-		log:      safelog.New(o.Logger),
-		life:     life.New(),
-		channel:  base64.RawURLEncoding.EncodeToString(random),
+		rdb: rdb, prefix: cmp.Or(o.Prefix, inside.DefaultPrefix), secret: &o.HashKeys, ttl: wholeMS(cmp.Or(o.TTL, DefaultTTL)), log: safelog.New(o.Logger),
 	}
-	if l.prefix == "" {
-		l.prefix = inside.DefaultPrefix
-	}
-	if l.ttl == 0 {
-		l.ttl = DefaultTTL
-	}
-	owner := o.Owner
-	if owner == "" {
-		owner = inside.Process()
-	}
-	l.owner = keys.Escape(owner)
-	l.renewer = newRenewer(l)
-	l.line = newLine(l)
-	l.abandoned = newAbandoned(l)
-	l.wake = &wake{locker: l}
-	l.contended = newContendedKeys()
+	owner := keys.Escape(cmp.Or(o.Owner, inside.Process()))
 	err := checkClient(rdb)
 	if err == nil {
-		err = cmp.Or(checkPrefix(l.prefix), checkSecret(*l.secret), checkTTL("Options.TTL", l.ttl), checkTransport(o.Transport),
-			checkReplicas(rdb, o.MinReplicas))
+		err = cmp.Or(checkPrefix(l.prefix), checkSecret(*l.secret), checkTTL("Options.TTL", l.ttl), checkReplicas(rdb, o.MinReplicas))
 	}
-	if l.life.Refuse(err); err == nil {
-		l.conn = newConn(rdb, o, l.prefix, l.log, l.life.Closing.Done())
-		l.strings = l.conn.SetsKeys()
-	}
-	l.controls = controls.New(controls.Options{
-		Life: l.life, Conn: l.conn, Log: l.log, Prefix: l.prefix, Secret: l.secret, Owner: l.owner,
-		Changed: func(now *controls.State) {
-			l.line.askAll()
+	l.engine = engine.New(engine.Options{
+		Client: rdb, Prefix: l.prefix, Owner: owner, Log: l.log, Replicas: o.MinReplicas, Call: o.call, Unfit: err,
+	})
+	l.life = l.engine.Life()
+	l.controls = control.New(control.Options{
+		Life: l.life, Conn: l.engine.Conn(), Log: l.log, Prefix: l.prefix, Secret: l.secret, Owner: owner,
+		Changed: func(now *control.State) {
+			l.engine.AskAll()
 			if o.onControls != nil {
 				life.CallUser(l.log, "Options.OnControls", func() { o.onControls(inForce(now)) })
 			}
 		},
 	})
-	l.parking = parking.New(parking.Options{Life: l.life, Conn: l.conn, Log: l.log, Caller: o.call, Slots: func(m parking.Lock) int {
-		return l.slots(m.Key(), m.Limit, m.KeepsLimit)
-	}})
+	l.engine.Obey(limits{l.controls})
 	return l
 }
+
+// limits are the controls as the engine takes them.
+type limits struct{ *control.Reader }
+
+func (l limits) Old(looked, now time.Time) bool { return control.Old(looked, now) }
+func (l limits) Channel() string                { return l.Reader.Channel }
+func (l limits) Told()                          { l.ReadSoon() }
 
 // checkPrefix reports whether prefix can begin keys and channels.
 func checkPrefix(prefix string) error {
@@ -172,23 +133,23 @@ func checkTTL(what string, ttl time.Duration) error {
 // the exchanges with Redis that are under way. It does not close the Redis client. It always
 // returns nil; a second Close waits as well.
 func (l *Locker) Close() error {
-	l.life.Close(func() {
-		l.renewer.close()
-		l.abandoned.close()
-	})
+	l.engine.Close()
 	return nil
 }
 
-// nextNonce returns now in microseconds, or one more than the last nonce: no two are equal.
-// For a lock that is a string in Redis the nonce says when it was taken, see takenAt.
-func (l *Locker) nextNonce(now time.Time) int64 {
-	for {
-		last := l.nonce.Load()
-		next := max(last+1, now.UnixMicro())
-		if l.nonce.CompareAndSwap(last, next) {
-			return next
-		}
+// maxReplicas is more than any master has.
+const maxReplicas = 1000
+
+// checkReplicas reports whether rdb can be asked to wait for n replicas.
+func checkReplicas(rdb Client, n int) error {
+	if n < 0 || n > maxReplicas {
+		return fmt.Errorf("lock: Options.MinReplicas is %d: a number of replicas, %d at most, where 0 waits for none", n, maxReplicas)
 	}
+	if n > 0 && !redisx.KnowsMasters(rdb) {
+		return fmt.Errorf("lock: Options.MinReplicas does not go with a %T, of which it is not known which Redis it asks: "+
+			"use a *redis.Client or *redis.ClusterClient, or what embeds one", rdb)
+	}
+	return nil
 }
 
 // minSecret is the length of the shortest secret that is accepted, in bytes.

@@ -3,12 +3,10 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
-	"github.com/automutex/automutex/internal/controls"
-	"github.com/automutex/automutex/internal/exchange"
-	"github.com/automutex/automutex/internal/turn"
-	"github.com/automutex/automutex/internal/wire"
+	"github.com/automutex/automutex/internal/engine"
 )
 
 // TryLock takes the lock, or returns a *BusyError at once. It never overtakes a waiter: with
@@ -21,29 +19,11 @@ import (
 // ErrBackend, and ctx.Err() if ctx ended. If ctx has ended when the lease arrives, TryLock
 // gives the lease back and returns ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
-	if err := m.enter(ctx); err != nil {
-		return nil, err
+	le, err := m.take(ctx, m.request)
+	if busy := (*BusyError)(nil); errors.As(err, &busy) && busy.cause != nil {
+		return nil, busy.cause
 	}
-	defer m.locker.life.Done()
-	looked := time.Now()
-	if err := m.knowControls(ctx); err != nil {
-		return nil, err
-	}
-	if busy := m.pausedError(); busy != nil {
-		return nil, busy
-	}
-	le := m.newLease()
-	answer, sent, err := m.take(ctx, le, turn.Try)
-	if err != nil {
-		return nil, err
-	}
-	if !answer.Yours {
-		m.locker.releaseLater(le)
-		return nil, m.busy(answer, 0, nil)
-	}
-	m.won(le, answer, sent)
-	le, err = m.handOut(ctx, le)
-	return m.inTime(ctx, looked, le, err)
+	return le, err
 }
 
 // Lock takes the lock. If the lock is busy, Lock waits in line until ctx ends; the error then
@@ -57,195 +37,63 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 // through an outage of up to about 15 s. If too few replicas acknowledge
 // ([Options].MinReplicas), Lock returns ErrNotReplicated.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
-	return m.lockBefore(ctx, ctx, nil)
+	r := m.request
+	r.Wait = true
+	return m.take(ctx, r)
 }
 
-// lockBefore is Lock with two bounds: waiting ends the time in line, and a lease that
-// arrives after ctx has ended is given back. The first ask is sent however short waiting
-// is. For parkNow see lockOrPark.
-func (m *Lock) lockBefore(ctx, waiting context.Context, parkNow <-chan struct{}) (*Lease, error) {
+// lockOrPark waits for the lock as Lock does. When parkNow is closed it parks: Redis keeps
+// the place in line under the lock's [Note], and the error is a *BusyError with Parked set.
+// With a parkNow that is closed already, a busy lock parks at once. A nil parkNow makes
+// lockOrPark the same as Lock.
+//
+// When the turn of parked work comes, the Caller of some Locker is called. The work then calls
+// lockOrPark, Lock or TryLock with the same Note. lockOrPark and Lock go on from the place that
+// was kept.
+//
+// Waiters with a goroutine are served first come, first served. Parked work is called in
+// that order, but waiters may overtake it, since no slot is reserved. Work parks without
+// waiting for parkNow while the gate is closed for more than a second or the lock is paused.
+// A note has one parked place on a lock. While a holder has the same note, the result is a
+// *BusyError at once, without Parked.
+//
+// After any other error no place is kept. If the outcome is unknown a place may remain; the
+// Caller answers that the work is gone. If the work was parked at the moment when ctx or
+// the Locker ended, the *BusyError has Parked set and unwraps to that end.
+func (m *Lock) lockOrPark(ctx context.Context, parkNow <-chan struct{}) (*Lease, error) {
+	r := m.request
+	if r.Note == "" && m.err == nil {
+		return nil, fmt.Errorf("lock: %q: LockOrPark needs a Note: its place in line is kept under it", r.Name)
+	}
+	r.Wait, r.Park, r.Yield = true, parkNow != nil, parkNow
+	return m.take(ctx, r)
+}
+
+// lockWithin is [Lock.Lock] with a bound on the time in line: after wait it returns a
+// *BusyError. It takes a free lock however short wait is, and however long Redis takes to
+// reply, as long as ctx has not ended. With a wait of 0 it is TryLock; a negative wait is an
+// error.
+func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
+	switch {
+	case wait == 0:
+		return m.TryLock(ctx)
+	case wait < 0:
+		return nil, fmt.Errorf("lock: %q: a wait of %s: 0 tries once; to wait as long as the context allows, use Lock", m.request.Name, wait)
+	}
+	within, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	r := m.request
+	r.Wait, r.Within = true, within
+	return m.take(ctx, r)
+}
+
+func (m *Lock) take(ctx context.Context, r engine.Request) (*Lease, error) {
 	if m.err != nil {
 		return nil, m.err
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, &BusyError{Name: m.name, cause: err}
-	}
-	if err := m.locker.life.Enter(); err != nil {
-		return nil, err
-	}
-	defer m.locker.life.Done()
-	began := time.Now()
-	if err := m.knowControls(ctx); err != nil {
-		return nil, err
-	}
-	le, err := m.locker.line.wait(ctx, waiting, m, parkNow)
+	le, err := m.locker.engine.Take(ctx, r)
 	if err != nil {
-		return nil, err
+		return nil, m.busyOr(err)
 	}
-	le, err = m.inTime(ctx, began, le, nil)
-	switch paused := (*BusyError)(nil); {
-	case errors.As(err, &paused): // TryLock returns that; Lock waits until somebody resumes the lock
-		calm := *m
-		calm.onWait = nil // it is called once at most
-		return calm.lockBefore(ctx, waiting, parkNow)
-	case ctx.Err() != nil && err != nil:
-		return nil, &BusyError{Name: m.name, Waited: time.Since(began), cause: err}
-	}
-	return le, err
-}
-
-// inTime returns le if ctx has not ended, and no pause has come since the controls were looked at.
-// Otherwise it gives le back and returns the error of ctx, as x/sync/semaphore does, or the *BusyError
-// of the pause. It is called last, so that a caller never starts work on a context that has ended.
-//
-// A process may be stopped at any point between its look at the controls and here. So one that comes
-// here late looks again: an operator who orders a pause and waits for controls.Delay sees nothing start.
-func (m *Lock) inTime(ctx context.Context, looked time.Time, le *Lease, err error) (*Lease, error) {
-	if err != nil {
-		return nil, err
-	}
-	if controls.Old(looked, time.Now()) && ctx.Err() == nil {
-		err = m.knowControls(ctx)
-		if busy := m.pausedError(); err == nil && busy != nil {
-			err = busy
-		}
-	}
-	if ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		m.giveBack(le)
-		return nil, err
-	}
-	return le, nil
-}
-
-// giveBack releases a lease that no caller has seen. It waits for at most leaveGrace; the
-// release goes on in the background, and Close waits for it. Callers are counted in.
-func (m *Lock) giveBack(le *Lease) {
-	done := make(chan struct{})
-	m.locker.life.Branch(func() {
-		defer close(done)
-		_ = le.giveBack(context.Background()) // an error: it is released again later, or frees itself
-	})
-	timer := time.NewTimer(leaveGrace)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	}
-}
-
-// take takes m for le: as a string if that is possible, else by an ask with mode.
-// sent is when the command was sent that took it.
-func (m *Lock) take(ctx context.Context, le *Lease, mode turn.Ask) (a wire.Answer, sent time.Time, err error) {
-	sent = le.takenAt // the lease was made just now
-	if m.mayTakeString() {
-		ok, err := m.takeString(ctx, le)
-		if ok || err != nil {
-			return wire.Answer{Yours: ok}, sent, err
-		}
-		m.locker.contended.note(m.keys[0])
-		sent = time.Now()
-	}
-	a, err = m.ask(ctx, le, mode)
-	return a, sent, err
-}
-
-// ask runs the script ask for le. If the outcome is unknown it abandons le, so that nothing
-// stays held.
-func (m *Lock) ask(ctx context.Context, le *Lease, mode turn.Ask) (wire.Answer, error) {
-	s, args := m.kind.ask(le, mode)
-	before := le.asks.Copies()
-	reply, err := m.locker.conn.RunBounded(m.boundsOf(ctx, time.Now()), s, m.keys, args)
-	mayHaveRun := le.asks.NoteReply(before, err)
-	if err != nil {
-		if mayHaveRun && !exchange.NotRun(err) || le.asks.MayRunYet() {
-			m.locker.abandon(le)
-		}
-		return wire.Answer{}, exchange.Failed("ask", m.Key(), err)
-	}
-	a, err := m.parseAnswer(reply)
-	if errors.Is(err, ErrBackend) { // the script may have taken the lock
-		m.locker.abandon(le)
-	}
-	if !a.Yours || a.Returned {
-		m.locker.contended.note(m.keys[0])
-	}
-	return a, err
-}
-
-// boundsOf returns the bounds of an operation's first exchange, which begins now.
-func (m *Lock) boundsOf(ctx context.Context, now time.Time) exchange.Bounds {
-	if m.uninterrupted {
-		return toItsEnd(ctx, now)
-	}
-	return exchange.Bounds{Leave: ctx, Values: ctx, Now: now}
-}
-
-// toItsEnd returns the bounds of an exchange that begins now and goes on after the end of ctx.
-func toItsEnd(ctx context.Context, now time.Time) exchange.Bounds {
-	return exchange.Bounds{Leave: context.Background(), Values: ctx, Now: now}
-}
-
-// parseAnswer reads the reply to an ask.
-func (m *Lock) parseAnswer(reply any) (wire.Answer, error) {
-	a, ok := m.kind.parse(reply)
-	if ok && a.Refused != "" {
-		return wire.Answer{}, refusal(m, a)
-	}
-	if !ok || a.Yours && a.Fence <= 0 || !a.Yours && a.ServerUS <= 0 {
-		return wire.Answer{}, exchange.Failed("ask", m.Key(), wire.Unexpected(reply))
-	}
-	return a, nil
-}
-
-// busy returns the error for a busy answer. cause is what ended the wait, or nil.
-func (m *Lock) busy(a wire.Answer, waited time.Duration, cause error) *BusyError {
-	e := &BusyError{Name: m.name, Reason: ReasonHeld, Waited: waited, Place: a.Place, Parked: a.Parked, cause: cause}
-	if a.Deadline > 0 {
-		e.ExpiresIn = a.Deadline
-	}
-	if a.Parked {
-		e.TakenFor, e.InLine = max(0, a.SinceTaken), max(0, a.InLine)
-	}
-	if a.Gate > 0 {
-		e.Reason, e.ExpiresIn = a.Reason, a.Gate
-	}
-	if paused := m.pausedError(); paused != nil {
-		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0
-	}
-	if h, ok := m.kind.parseHolder(a.Holder); ok {
-		e.Holder, e.Note = h.Owner, h.Note
-	}
-	setBehind(e, a)
-	return e
-}
-
-// Every acquisition ends here, in two steps. First won, or act of the line, gives the
-// lease to the renewer; the line does so under its mutex. Then handOut, on the goroutine of the
-// caller, does what takes an exchange with Redis.
-
-// won gives le to the renewer after the reply a, "yours", to an ask that was sent at
-// sent. It does no I/O.
-func (m *Lock) won(le *Lease, a wire.Answer, sent time.Time) {
-	m.noteReturn(le, a)
-	m.locker.renewer.add(le, a.Fence, a.Value, sent, m.ttl, false)
-}
-
-// noteReturn notes the reply to an ask whose note was parked before. It reports whether it was called.
-func (m *Lock) noteReturn(le *Lease, a wire.Answer) (called bool) {
-	parked, called := m.locker.parking.NoteReturn(m.parked(), m.note, a)
-	if parked > 0 {
-		le.parked = parked
-	}
-	return called
-}
-
-// handOut returns le to the caller that acquired it. Before, it subscribes to messages if
-// le has OnStop, and waits for replicas if Options.MinReplicas says so. On an error le has
-// been released.
-func (m *Lock) handOut(ctx context.Context, le *Lease) (*Lease, error) {
-	m.listen()
-	return m.handOutReplicated(ctx, le)
+	return &Lease{le, m}, nil
 }

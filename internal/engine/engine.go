@@ -87,10 +87,10 @@ func (r *Ref) keys() []string {
 
 // limit is that of the lock now.
 func (e *Engine) limit(r *Ref) int {
-	if e.o.Limits == nil {
+	if e.limits == nil {
 		return min(r.Limit, MaxLimit)
 	}
-	return min(e.o.Limits.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
+	return min(e.limits.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
 }
 
 // Options are what an Engine is made of.
@@ -99,8 +99,9 @@ type Options struct {
 	Prefix   string
 	Owner    string // escaped
 	Log      *slog.Logger
-	Limits   Limits // nil: the limit of each request
 	Replicas int    // how many must acknowledge a lease
+	Call     Caller // has parked work run again; nil: this Engine calls nothing
+	Unfit    error  // what is wrong with the options: everything returns it
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.
@@ -108,6 +109,7 @@ type Engine struct {
 	o         Options
 	conn      *redisx.Conn
 	life      *life.Life
+	limits    Limits // nil: the limit of each request
 	channel   string // messages to this process are published on "<prefix>:<channel>"
 	serial    atomic.Int64
 	contended contended
@@ -131,11 +133,24 @@ func New(o Options) *Engine {
 	var id [12]byte
 	_, _ = rand.Read(id[:]) // it never fails
 	e := &Engine{o: o, life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}}
-	e.conn = redisx.New(o.Client, redisx.Options{Prefix: o.Prefix, Log: o.Log, Closing: e.life.Closing.Done()})
+	if e.life.Refuse(o.Unfit); o.Unfit == nil {
+		e.conn = redisx.New(o.Client, redisx.Options{Prefix: o.Prefix, Log: o.Log, Closing: e.life.Closing.Done()})
+	}
 	e.contended.seed, e.contended.began = maphash.MakeSeed(), time.Now()
 	e.alarm.Ring = e.ring
+	e.parking = newParking(e, o.Call)
 	return e
 }
+
+// Obey sets the limits that operators order. It is called before anything is taken.
+func (e *Engine) Obey(l Limits) { e.limits = l }
+
+// ArriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it.
+func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
+
+// Life counts what is under way; Conn sends. For those who read the orders of operators and claims beside the locks.
+func (e *Engine) Life() *life.Life   { return e.life }
+func (e *Engine) Conn() *redisx.Conn { return e.conn }
 
 // Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with
 // them. They can still be released.
@@ -238,8 +253,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 	}
 	for {
 		looked := time.Now()
-		if e.o.Limits != nil {
-			if err := e.o.Limits.Know(ctx, r.Key); err != nil {
+		if e.limits != nil {
+			if err := e.limits.Know(ctx, r.Key); err != nil {
 				return nil, err
 			}
 		}
@@ -249,8 +264,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		}
 		// A process may be stopped at any point between its look at the orders and here. So one that comes here late looks again: an
 		// operator who orders a pause, and waits until it is in force, sees nothing start.
-		if e.o.Limits != nil && e.o.Limits.Old(looked, time.Now()) && ctx.Err() == nil {
-			if err = e.o.Limits.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
+		if e.limits != nil && e.limits.Old(looked, time.Now()) && ctx.Err() == nil {
+			if err = e.limits.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
 				err = &Busy{Paused: true}
 			}
 		}
@@ -442,22 +457,23 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any) (released
 	for _, msg := range back.grants {
 		e.note(msg)
 	}
-	e.parking.noteRelease(r.Ref, back.named, sent)
+	e.parking.noteNamed(r.Ref, back.named, sent)
 	if back.grants != nil {
 		runtime.Gosched() // the goroutine of the next holder runs before this one, which may go on for long
 	}
 	return back, nil
 }
 
-// entry is a place in the agenda: of a waiter or of a lease.
+// entry is a place in an agenda: of a waiter, of a lease or of a line with parked work.
 type entry struct {
 	at     time.Time // when it is due
 	place  int       // in the heap, counted from 1; 0: not in it
 	waiter *waiter
 	lease  *Lease
+	line   *parkedLine
 }
 
-// agenda is a heap of what is due, the first first. Engine.mu guards it.
+// agenda is a heap of what is due, the first first. The mutex of its owner guards it.
 type agenda []*entry //nolint:recvcheck // heap.Interface wants both
 
 func (a agenda) Len() int           { return len(a) }

@@ -298,8 +298,8 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 	defer cancel()
 	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
 	channels := []string{e.o.Prefix + ":" + e.channel}
-	if e.o.Limits != nil {
-		channels = append(channels, e.o.Limits.Channel())
+	if e.limits != nil {
+		channels = append(channels, e.limits.Channel())
 	}
 	sub := e.o.Client.Subscribe(subscribing, channels...)
 	subscribed()
@@ -330,7 +330,7 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 			}
 		case *redis.Message:
 			if msg, ok := turn.ParseMessage(got.Payload); got.Channel != channels[0] {
-				e.o.Limits.Told()
+				e.limits.Told()
 			} else if ok {
 				e.note(msg)
 			}

@@ -44,20 +44,34 @@ func parseAsk(reply any, pool bool) (a turn.Answer, ok bool) {
 // isStopped reports whether the script has stopped at its bound: the asker asks again now.
 func isStopped(a turn.Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
 
-// released is what a reply of release says.
-type released struct {
-	free   int
-	held   bool
-	grants []turn.Message // to waiters of this process
-	named  named
+// named is what a reply of check, of order_act, or the rest of one of release says.
+type named struct {
+	free   int           // slots
+	parked int           // notes that are parked and not called
+	called []string      // notes to call; of an ordered key tasks, see ParseItem
+	opens  time.Duration // with parked or called notes: until the first deadline or the gate opens; below 0: neither
 }
 
-// named is what a reply says of parked notes.
-type named struct {
-	none  bool          // nothing is parked
-	notes []string      // to call; of an ordered key tasks, see ParseItem
-	opens time.Duration // until the first deadline or the gate opens; below 0: neither
-	free  int           // slots
+func parseNamed(reply any) (n named, err error) {
+	f := &fields{list: []any{reply}}
+	if list, isList := reply.([]any); isList {
+		f.list = list
+		n.parked, n.opens = int(f.num(1)), f.ms(2)
+		for i := 3; i < len(list); i++ {
+			n.called = append(n.called, f.text(i))
+		}
+	}
+	if n.free = int(f.num(0)); f.wrong {
+		err = unexpected(reply)
+	}
+	return n, err
+}
+
+// released is what a reply of release says.
+type released struct {
+	named
+	held   bool
+	grants []turn.Message // to waiters of this process
 }
 
 func parseRelease(reply any) (r released, err error) {
@@ -73,35 +87,12 @@ func parseRelease(reply any) (r released, err error) {
 			}
 		}
 	}
-	r.named, err = parseNamed(rest)
-	if r.free = r.named.free; r.free < 0 {
+	if r.named, err = parseNamed(rest); r.free < 0 {
 		r.free = -1 - r.free
 	} else {
 		r.held = true
 	}
-	if err != nil {
-		return released{}, unexpected(reply)
-	}
-	return r, nil
-}
-
-// parseNamed reads a reply of check, of order_act, or the rest of one of release.
-func parseNamed(reply any) (n named, err error) {
-	f := &fields{list: []any{reply}}
-	list, isList := reply.([]any)
-	if isList {
-		f.list = list
-		f.num(1)
-		n.opens = f.ms(2)
-		for i := 3; i < len(list); i++ {
-			n.notes = append(n.notes, f.text(i))
-		}
-	}
-	n.none, n.free = !isList, int(f.num(0))
-	if f.wrong {
-		err = unexpected(reply)
-	}
-	return n, err
+	return r, err
 }
 
 func unexpected(reply any) error { return fmt.Errorf("unexpected reply %v", reply) }

@@ -8,13 +8,8 @@ package pool
 
 import (
 	"context"
-	"fmt"
-	"slices"
 
-	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/wire"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -49,29 +44,8 @@ func New(l *lock.Locker, name string, options ...lock.Option) *Pool {
 // by itself if the connection breaks, so a job may be done twice.) Values are any text except
 // the empty one; if one is empty, Put adds none.
 func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
-	args := make([]any, len(values))
-	for i, value := range values {
-		if value == "" {
-			return 0, fmt.Errorf("lock: pool %q: value %d of %d is empty: nothing was put", p.name, i+1, len(values))
-		}
-		args[i] = keys.Escape(value)
-	}
-	for args := range slices.Chunk(args, putMost) {
-		reply, err := locks.Operate(ctx, p.m, wire.PoolPutScript, args)
-		if err != nil {
-			return added, err
-		}
-		n, err := wire.CodeOf(reply, putMost)
-		if err != nil {
-			return added, exchange.Failed("put", p.m.Key(), err)
-		}
-		added += int(n)
-	}
-	return added, locks.LockErr(p.m)
+	return locks.Put(ctx, p.m, values)
 }
-
-// putMost is how many values one script call adds, so that it does not block Redis for long.
-const putMost = 1000
 
 // Take takes the first free value; [Lease.Value] returns it. If none is free, Take waits in
 // line until ctx ends. Errors and guarantees are those of [lock.Lock.Lock].
@@ -111,29 +85,17 @@ type Holder struct {
 	Value string
 }
 
-// most is how many values and holders Inspect lists at most.
-const most = 1000
-
 // Inspect returns the content of the pool. It may be outdated at once. The error Is
 // ErrBackend if Redis could not be asked.
 func (p *Pool) Inspect(ctx context.Context) (Info, error) {
-	reply, err := locks.Operate(ctx, p.m, wire.PoolInspectScript, []any{most})
-	if err != nil {
-		return Info{}, err
-	}
-	content, err := wire.ParsePool(reply)
-	if err != nil {
-		return Info{}, exchange.Failed("inspect", p.m.Key(), err)
-	}
-	info := Info{Free: content.Free, Taken: content.Taken, Waiting: content.Waiting, Values: content.Values}
+	content, err := locks.Inspect(ctx, p.m)
+	info := Info{Free: content.Free, Taken: content.Held, Waiting: content.Waiting, Values: content.Values}
 	for _, h := range content.Holders {
 		info.Holders = append(info.Holders, Holder{lock.Holder{Token: h.Token, Owner: h.Owner, Note: h.Note, ExpiresIn: h.ExpiresIn}, h.Value})
 	}
-	return info, nil
+	return info, err
 }
 
 // Delete deletes the pool with all its values, and returns how many there were. The contexts
 // of the values' holders end with cause ErrLost, as with [lock.Lock.Break].
-func (p *Pool) Delete(ctx context.Context) (int, error) {
-	return locks.OperateBreak(ctx, p.m, wire.PoolDeleteScript)
-}
+func (p *Pool) Delete(ctx context.Context) (int, error) { return locks.DeleteAll(ctx, p.m) }

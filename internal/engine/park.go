@@ -1,0 +1,421 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	mathrand "math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/redisx"
+	"github.com/automutex/automutex/internal/turn"
+)
+
+// Caller brings parked work back; see [inside.Caller]. The note of an ordered key is |c|... or |l|..., as lua/order_act.lua names a task.
+type Caller = inside.Caller
+
+const (
+	// forgetAfter is how long the figures of a line without parked work are kept after its last use. Of maxIdleLines more are none kept.
+	forgetAfter  = time.Minute
+	maxIdleLines = 4000
+	// maxCallers is how many calls are made at once, each of another line: those of one line are made one after the other, in its order.
+	maxCallers = 16
+	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them would wait for
+	// each other in asynq's queue.
+	maxInboundInOrder = 4 * maxInbound
+	// callTime is how long the claim of a process to call a note lasts. The Caller must end within the first half; the other half is for
+	// its last command to reach Redis.
+	callTime = 4 * time.Second
+	// slowCall is how long a call may take so that the next one is still made while the Engine closes. Close makes the calls that its
+	// last releases named, but does not wait for a Redis that does not answer.
+	slowCall = time.Second
+	// checksTogether is the grid on which checks are due that need not be exact: those of several lines go in one pipeline.
+	checksTogether  = checkEvery / 4
+	checksPerSecond = maxChecks * float64(time.Second) / float64(checkEvery)
+	// maxRounds is how many rounds of checks are under way at most, each a pipeline on a goroutine of its own: a Redis that hangs does
+	// not collect more of them. On a Cluster a round has one pipeline for each master, and more rounds let the others go on while one hangs.
+	maxRounds, maxRoundsCluster = 4, 64
+)
+
+// parking calls parked work when its turn comes, and checks the lines that have parked work: a check names the notes whose turn has come,
+// so it repeats a call that was lost with its process, and notices a holder that died. What it knows is in memory, for each process by
+// itself: only speed depends on it. A process without a Caller knows nothing, and leaves all to others.
+type parking struct {
+	engine *Engine
+	caller Caller // nil: this process calls nobody
+	began  time.Time
+	alarm  life.Alarm
+
+	mu        sync.Mutex             // guards what follows; never held across I/O
+	lines     map[string]*parkedLine // by key
+	due       agenda                 // lines by when to check or to forget them, but those with a check under way
+	parkedOn  int                    // how many of lines have parked work
+	rounds    int                    // rounds of checks under way
+	budget    float64                // checks that may begin now
+	budgetAt  time.Time              // when that was last refilled
+	queue     []*parkedLine          // lines with queued calls, but those a call of which is made now
+	callers   int                    // goroutines in makeCalls; each ends when queue is empty
+	leastLife time.Duration          // the least callLife: minCallLife, unless arriveWithin has set more
+}
+
+// newParking makes a parking. It has no goroutine of its own: its alarm starts checks.
+func newParking(e *Engine, caller Caller) *parking {
+	p := &parking{engine: e, caller: caller, began: time.Now(), lines: map[string]*parkedLine{}, leastLife: minCallLife}
+	p.alarm.Ring = p.startChecks
+	return p
+}
+
+// wanted returns two arguments of release and check: how much called and waiting work the lock is to have, and how long called work has to
+// arrive (ms).
+func (p *parking) wanted(r Ref) (inbound, life int64) {
+	if p.caller == nil || p.engine.limit(&r) == 0 {
+		return 0, minCallLife.Milliseconds()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.lines[r.Key]
+	if n == nil {
+		return 1, p.leastLife.Milliseconds() // so that a process that parks nothing wakes what others have parked
+	}
+	inbound = int64(n.inbound)
+	if r.Ordered { // a task that fails has those that were called behind it come in vain
+		inbound = max(1, min(inbound, int64(maxInboundInOrder/max(1, p.parkedOn))))
+	}
+	return inbound, n.callLife(p.leastLife).Milliseconds()
+}
+
+// arriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it. Less than
+// minCallLife, and than an earlier d, changes nothing.
+func (p *parking) arriveWithin(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leastLife = max(p.leastLife, min(d, maxCallLife))
+}
+
+// noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long it was, 0: never, and whether
+// it had been called.
+func (p *parking) noteReturn(r Ref, note string, a turn.Answer) (parkedFor time.Duration, called bool) {
+	if !a.Returned || a.Parked {
+		return 0, false
+	}
+	if p.caller != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		n := p.line(r)
+		n.noteReturned(note, a.SinceCall, a.Yours, a.OthersParked)
+		if a.OthersParked > 0 { // the process that parked them may be gone, and a slot free
+			p.noteSeen(n, -1)
+		} else {
+			p.plan(n)
+		}
+	}
+	return max(a.InLine, 1), a.SinceCall >= 0 // Redis counts whole milliseconds
+}
+
+// noteParked notes the reply to an ask, if that parked its note. called: the note had been called before, in another ask of the caller's.
+func (p *parking) noteParked(r Ref, note string, a turn.Answer, called bool) {
+	if !a.Parked || p.caller == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.line(r)
+	n.noteParked(note, called || a.SinceCall >= 0)
+	p.noteSeen(n, -1)
+}
+
+// checkOrder has an ordered key checked while a task of this process waits for its turn: the head that keeps it waiting may never come.
+func (p *parking) checkOrder(r Ref) {
+	if p.caller == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.noteSeen(p.line(r), -1)
+}
+
+// noteNamed takes what the reply to a release, or to a check, that was sent at sent, says of parked work. Nothing parked, and nobody to
+// call: nothing is there.
+func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
+	if p.caller == nil {
+		return
+	}
+	paused := p.engine.limit(&r) == 0
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if back.parked == 0 && len(back.called) == 0 {
+		if n := p.lines[r.Key]; n != nil && n.noteNothing(sent) {
+			p.parkedOn--
+			p.plan(n)
+		}
+		return
+	}
+	n := p.line(r)
+	for _, note := range n.noteNamed(back.called, paused, n.callLife(p.leastLife), time.Now()) {
+		p.queueCall(n, note)
+	}
+	p.noteSeen(n, back.opens)
+}
+
+// line returns the line of r, and makes it if there is none. Callers hold mu, and plan it.
+func (p *parking) line(r Ref) *parkedLine {
+	n := p.lines[r.Key]
+	if n == nil {
+		n = &parkedLine{inbound: 1}
+		n.entry.line = n
+		p.lines[r.Key] = n
+	}
+	n.ref, n.usedAt = r, time.Now()
+	return n
+}
+
+// noteSeen notes that something is parked on n, and plans its next check; for opens see planCheck. Callers hold mu.
+func (p *parking) noteSeen(n *parkedLine, opens time.Duration) {
+	if !n.parked {
+		p.parkedOn++
+	}
+	n.parked, n.seenAt = true, time.Now()
+	p.planCheck(n, opens)
+}
+
+func (p *parking) planCheck(n *parkedLine, opens time.Duration) {
+	now, every := time.Now(), n.interval(p.parkedOn)
+	at := now.Add(every + mathrand.N(every)) //nolint:gosec // jitter, no secret
+	n.planCheck(at.Add(checksTogether-at.Sub(p.began)%checksTogether), opens, now)
+	p.plan(n)
+}
+
+// plan moves n to its place in the agenda, and sets the alarm if it is the first. Callers hold mu.
+func (p *parking) plan(n *parkedLine) {
+	at := n.checkAt
+	switch {
+	case n.checking:
+		at = time.Time{}
+	case !n.parked && len(n.calls) == 0 && len(p.lines)-p.parkedOn > maxIdleLines:
+		p.forget(n)
+		return
+	case !n.parked:
+		at = n.usedAt.Add(forgetAfter)
+	}
+	if p.due.set(&n.entry, at) {
+		p.alarm.Set(at)
+	}
+}
+
+// forget drops n, which has no parked work and no calls. Callers hold mu.
+func (p *parking) forget(n *parkedLine) {
+	p.due.set(&n.entry, time.Time{})
+	delete(p.lines, n.ref.Key)
+	if len(p.lines) == 0 {
+		p.lines, p.due = map[string]*parkedLine{}, nil // a map and a slice never shrink
+	}
+}
+
+// startChecks begins the checks that are due, as far as the budget and maxRounds allow, and forgets lines that were not used for long. The
+// alarm calls it. Two calls at a time are safe: takeDue gives each line to one of them.
+func (p *parking) startChecks() {
+	e := p.engine
+	if e.life.Enter() != nil {
+		return
+	}
+	defer e.life.Done()
+	now := time.Now()
+	p.mu.Lock()
+	due := p.takeDue(now)
+	next := p.next(now)
+	p.mu.Unlock()
+	p.alarm.Set(next)
+	left := len(due) // of this round; mu guards it
+	redisx.InBatches(e.conn, e.life.Branch, due, func(n *parkedLine) string { return n.ref.Key }, func(batch []*parkedLine) { p.check(batch, &left) })
+}
+
+func (p *parking) hasRoom() bool {
+	return p.rounds < maxRounds || p.engine.conn.IsCluster() && p.rounds < maxRoundsCluster
+}
+
+// takeDue takes the lines that are due for a check and begins a round with them, if there are any, and forgets those that are due for that.
+// Callers hold mu.
+func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
+	p.budget = min(p.budget+now.Sub(p.budgetAt).Seconds()*checksPerSecond, maxChecks)
+	p.budgetAt = now
+	mayCheck := p.hasRoom()
+	for len(p.due) > 0 && !p.due[0].at.After(now) {
+		n := p.due[0].line
+		switch {
+		case n.parked && (!mayCheck || p.budget < 1):
+			return due
+		case n.parked:
+			if len(due) == 0 {
+				p.rounds++
+			}
+			p.budget--
+			n.beginCheck()
+			p.plan(n)
+			due = append(due, n)
+		case len(n.calls) > 0: // one is under way, and would be made twice
+			n.usedAt = now
+			p.plan(n)
+		default:
+			p.forget(n)
+		}
+	}
+	return due
+}
+
+// next returns when startChecks has work again. Zero: not before a round ends, or something parks. Callers hold mu.
+func (p *parking) next(now time.Time) time.Time {
+	if len(p.due) == 0 || p.due[0].line.parked && !p.hasRoom() {
+		return time.Time{}
+	}
+	at := p.due[0].at
+	if enough := now.Add(checksTogether); p.budget < 1 && at.Before(enough) {
+		at = enough // by then the budget allows several checks in one pipeline
+	}
+	return at
+}
+
+// check checks a batch of lines in one pipeline. left is how many lines of the round have no result yet.
+func (p *parking) check(batch []*parkedLine, left *int) {
+	calls := make([]*redisx.Call, len(batch))
+	for i, n := range batch {
+		p.mu.Lock()
+		r := n.ref
+		p.mu.Unlock()
+		calls[i] = p.checkCall(r, "", "")
+	}
+	sent := time.Now()
+	p.engine.conn.Pipeline(context.Background(), calls)
+	for i, n := range batch {
+		back, err := parseCheck(calls[i])
+		p.mu.Lock()
+		r := n.ref
+		n.endCheck(err == nil && r.Ordered && back.free > 0 && back.parked > 0 && len(back.called) == 0)
+		if n.parked { // it may be known meanwhile that nothing is
+			p.planCheck(n, -1)
+		} else {
+			p.plan(n)
+		}
+		p.mu.Unlock()
+		if err == nil {
+			p.noteNamed(r, back, sent)
+		}
+	}
+	p.mu.Lock()
+	if *left -= len(batch); *left == 0 {
+		p.rounds--
+	}
+	next := p.next(time.Now())
+	p.mu.Unlock()
+	p.alarm.Set(next)
+}
+
+// checkCall is the call of the script that checks r, and notes the fate of a note of a plain lock. (The Caller itself tells Redis what it
+// has seen of an ordered task.)
+func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
+	inbound, life := p.wanted(r)
+	limit := int64(p.engine.limit(&r))
+	if r.Ordered {
+		return &redisx.Call{Script: orderActScript, Keys: r.keys(), Args: []any{limit, inbound, "none", "", 0, "", 0, 0, ""}}
+	}
+	return &redisx.Call{Script: checkScript, Keys: r.keys()[:6], Args: []any{limit, inbound, life, note, fate}}
+}
+
+func parseCheck(c *redisx.Call) (named, error) {
+	if c.Err != nil {
+		return named{}, c.Err
+	}
+	return parseNamed(c.Reply)
+}
+
+// queueCall queues a call. Callers hold mu.
+func (p *parking) queueCall(n *parkedLine, note string) {
+	if p.callers < maxCallers && len(n.queue) == 0 && !n.calling {
+		// It ends when the queue is empty; Close waits for it.
+		if p.engine.life.Spawn(p.makeCalls) {
+			p.callers++
+		} else if p.callers == 0 {
+			return // the Engine is closed: another process that checks the line calls
+		}
+	}
+	n.setCall(note, call{})
+	if n.queue = append(n.queue, note); len(n.queue) == 1 && !n.calling {
+		p.queue = append(p.queue, n)
+	}
+}
+
+// makeCalls makes the next call of each queued line in turn until the queue is empty. A line is not queued while a call of it is made.
+func (p *parking) makeCalls() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for slow := false; len(p.queue) > 0; {
+		n := p.queue[0]
+		p.queue = p.queue[1:]
+		if slow && p.engine.life.Closing.Err() != nil {
+			n.queue = nil
+			continue
+		}
+		note := n.queue[0]
+		n.queue, n.calling = n.queue[1:], true
+		if r := n.ref; n.beginCall(note) {
+			p.mu.Unlock()
+			began := time.Now()
+			p.makeCall(n, r, note)
+			slow = time.Since(began) > slowCall
+			p.mu.Lock()
+		}
+		if n.calling = false; len(n.queue) > 0 {
+			p.queue = append(p.queue, n)
+		} else {
+			n.queue = nil
+		}
+	}
+	p.queue = nil
+	p.callers--
+}
+
+// makeCall calls the Caller for one note, and handles its answer.
+func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
+	fate := inside.FateUnsure // stays so if the Caller panics: the call is repeated
+	p.withClaim(r, note, func(ctx context.Context) {
+		life.CallUser(p.engine.o.Log, "Options.Call", func() { fate = p.caller(ctx, r.Key, note) })
+		p.mu.Lock()
+		leaves := n.noteFate(note, fate)
+		p.mu.Unlock()
+		if leaves {
+			// Within the claim, and while this call is under way: so neither another process nor this one calls the note once more before
+			// it has left. After an error the next check tries again.
+			c, sent := p.checkCall(r, note, map[inside.Fate]string{inside.FateGone: "gone", inside.FateLater: "later"}[fate]), time.Now()
+			c.Reply, c.Err = p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
+			if back, err := parseCheck(c); err == nil {
+				p.noteNamed(r, back, sent)
+			}
+		}
+	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n.endCall(note, fate, time.Now()) {
+		p.queueCall(n, note)
+	}
+}
+
+// withClaim runs f, unless another process calls the same note now. Without the claim two processes could both find the work parked, and
+// the slower one would run it a second time after it is done. If f took longer than half of callTime, the claim is not dropped but lapses:
+// the last command of f may not have reached Redis yet. No context of it ends at Close, which waits for the calls of the last releases.
+func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
+	e, claim, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now() // not one of r.keys, but in their slot
+	taken, err := e.conn.Run(context.Background(), takeScript, []string{claim}, holder, callTime.Milliseconds())
+	if err != nil || taken == int64(0) {
+		e.o.Log.Debug("lock: parked work is not called now, since another process calls it or Redis did not answer; a later check tries again",
+			"lock", r.Key, "note", printable.Text(note), "error", err)
+		return
+	}
+	ctx, cancel := context.WithDeadline(e.life.Closing, began.Add(callTime/2))
+	defer cancel()
+	f(ctx)
+	if time.Since(began) <= callTime/2 {
+		_, _ = e.conn.DeleteIfEqual(context.Background(), dropScript, claim, holder) // an error: it lapses
+	}
+}

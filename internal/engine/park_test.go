@@ -1,0 +1,512 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/story"
+	"github.com/automutex/automutex/internal/turn"
+)
+
+// TestParkedLines plays testdata/parked.txt, whose head says how to read it.
+func TestParkedLines(t *testing.T) {
+	t.Parallel()
+	story.Play(t, "testdata/parked.txt", *update, func() func(*story.Event) (string, error) {
+		return (&told{inbound: 1}).play
+	})
+}
+
+// began is when each story of a line begins.
+var began = time.Unix(1_000_000_000, 0)
+
+// told is the line of a story.
+type told parkedLine
+
+var fateNames = map[string]inside.Fate{"coming": inside.FateComing, "later": inside.FateLater, "gone": inside.FateGone, "unsure": inside.FateUnsure}
+
+func (s *told) play(e *story.Event) (string, error) {
+	n, now := (*parkedLine)(s), began.Add(e.At)
+	say := func(yes bool, this, that string) (string, error) {
+		if !yes {
+			this = that
+		}
+		return s.tell(this), nil
+	}
+	seen := func(lines int, ends time.Duration) {
+		n.parked, n.seenAt = true, now
+		n.planCheck(now.Add(n.interval(lines)), ends, now)
+	}
+	sinceCall := e.Duration("since-call", -1)
+	switch e.Name {
+	case "named":
+		paused, ends := e.Has("paused"), e.Duration("ends", -1)
+		called := n.noteNamed(e.Words(), paused, n.callLife(minCallLife), now)
+		seen(1, ends)
+		for _, note := range called {
+			n.setCall(note, call{})
+		}
+		return s.tell("calls " + cmp.Or(strings.Join(called, " "), "nobody")), nil
+	case "makes":
+		return say(n.beginCall(strings.Join(e.Words(), " ")), "the Caller is called", "nobody is called")
+	case "answers", "ends":
+		words := e.Words()
+		fate, known := fateNames[words[1]]
+		switch {
+		case !known:
+			return "", fmt.Errorf("%q is no answer of a Caller", words[1])
+		case e.Name == "answers":
+			return say(n.noteFate(words[0], fate), "leaves the called", "stays called")
+		case n.endCall(words[0], fate, now):
+			n.setCall(words[0], call{})
+			return s.tell("called once more"), nil
+		}
+		return s.tell(""), nil
+	case "comes":
+		own, others := e.Has("yours"), e.Number("others", 0)
+		n.noteReturned(strings.Join(e.Words(), " "), sinceCall, own, others)
+		return say(sinceCall >= 0, "by a call", "by itself")
+	case "parks":
+		called := e.Has("called") || sinceCall >= 0
+		n.ref.Ordered = e.Has("ordered") || n.ref.Ordered
+		n.noteParked(strings.Join(e.Words(), " "), called)
+		seen(1, -1)
+		return s.tell(""), nil
+	case "checks":
+		n.beginCheck()
+		return s.tell(""), nil
+	case "checked":
+		n.endCheck(e.Has("idle"))
+		seen(e.Number("lines", 1), -1)
+		return s.tell(""), nil
+	case "nothing":
+		return say(n.noteNothing(began.Add(e.Duration("sent", e.At))), "nothing is parked", "the reply is old, or it was known")
+	}
+	return "", fmt.Errorf("no event %q", e.Name)
+}
+
+// tell says what an event has led to, and what is known of the line then.
+func (s *told) tell(led string) string {
+	var parts []string
+	if led != "" {
+		parts = append(parts, led)
+	}
+	for _, note := range slices.Sorted(maps.Keys(s.calls)) {
+		parts = append(parts, note+" "+[...]string{"under way", "arrived", "named again", "coming"}[s.calls[note].state])
+	}
+	if len(s.notNow) > 0 {
+		parts = append(parts, "not now: "+strings.Join(slices.Sorted(maps.Keys(s.notNow)), " "))
+	}
+	if s.inbound != 1 {
+		parts = append(parts, fmt.Sprintf("%g at once", s.inbound))
+	}
+	if s.avgReturn > 0 {
+		parts = append(parts, fmt.Sprintf("comes within %s", (*parkedLine)(s).callLife(minCallLife)))
+	}
+	switch {
+	case s.checking:
+		parts = append(parts, "a check is under way")
+	case s.checkAt.IsZero():
+		parts = append(parts, "no check")
+	default:
+		parts = append(parts, "check at "+s.checkAt.Sub(began).String())
+	}
+	return strings.Join(parts, "; ")
+}
+
+// callers is one Caller for several engines: it counts the calls of each note, and answers as said, else inside.FateUnsure.
+type callers struct {
+	mu     sync.Mutex
+	says   func(ctx context.Context, note string, nth int) inside.Fate
+	called []string
+	log    redistest.Log
+}
+
+func (c *callers) call(ctx context.Context, _, note string) inside.Fate {
+	c.mu.Lock()
+	c.called = append(c.called, note)
+	nth := c.countLocked(note)
+	c.mu.Unlock()
+	return c.says(ctx, note, nth)
+}
+
+func (c *callers) countLocked(note string) (n int) {
+	for _, one := range c.called {
+		if one == note {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *callers) count(note string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.countLocked(note)
+}
+
+// waitFor waits until a note was called so often.
+func (c *callers) waitFor(t *testing.T, note string, times int) {
+	t.Helper()
+	redistest.Eventually(t, redistest.Patience, func() bool { return c.count(note) >= times }, "%d calls of %s", times, note)
+}
+
+func startCalling(t *testing.T, s *redistest.Server, says func(ctx context.Context, note string, nth int) inside.Fate) (*Engine, *callers) {
+	t.Helper()
+	c := &callers{says: says}
+	e := New(Options{Client: s.Client(t), Prefix: "automutex", Owner: "test", Log: c.log.Logger(), Call: c.call})
+	t.Cleanup(e.Close)
+	e.parking.arriveWithin(maxCallLife) // no call is repeated since a test was stopped for a second
+	return e, c
+}
+
+// park parks notes on the lock of r, which somebody holds.
+func park(t *testing.T, e *Engine, r Request, notes ...string) {
+	t.Helper()
+	r.Park = true
+	for _, note := range notes {
+		r.Note = note
+		_, err := e.Take(context.Background(), r)
+		var busy *Busy
+		if !errors.As(err, &busy) || !busy.Parked {
+			t.Fatalf("%s: %v, want parked", note, err)
+		}
+		e.parking.noteParked(r.Ref, note, busy.Answer, false)
+	}
+}
+
+// comeBack has a parked note take the lock, or waits in vain.
+func comeBack(t *testing.T, e *Engine, r Request, note string) *Lease {
+	t.Helper()
+	r.Note = note
+	le := e.newLease(r)
+	a, _, err := e.ask(context.Background(), le, turn.Try)
+	if err != nil || !a.Yours {
+		t.Fatalf("%s: %+v, %v; want the lock", note, a, err)
+	}
+	if _, called := e.parking.noteReturn(r.Ref, note, a); !called {
+		t.Errorf("%s came by itself", note)
+	}
+	return le
+}
+
+// releaseAndCall gives a lock back, as whoever calls parked work does.
+func releaseAndCall(t *testing.T, e *Engine, le *Lease) {
+	t.Helper()
+	r, sent := le.request.Ref, time.Now()
+	inbound, life := e.parking.wanted(r)
+	reply, err := e.conn.Run(context.Background(), releaseScript, r.keys(), le.body, e.limit(&r), inbound, life)
+	redistest.Must(t, err)
+	back, err := parseRelease(reply)
+	redistest.Must(t, err)
+	e.parking.noteNamed(r, back.named, sent)
+}
+
+func always(fate inside.Fate) func(context.Context, string, int) inside.Fate {
+	return func(context.Context, string, int) inside.Fate { return fate }
+}
+
+// TestReleaseCallsParked: parked work is called in its order, one at a time, and comes. Then nothing is left, and nobody checks.
+func TestReleaseCallsParked(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, c := startCalling(t, s, always(inside.FateComing))
+		r := request(t)
+		le := must(t, e, r)
+		notes := []string{"a", "b", "c"}
+		park(t, e, r, notes...)
+		for _, note := range notes {
+			releaseAndCall(t, e, le)
+			c.waitFor(t, note, 1)
+			le = comeBack(t, e, r, note)
+		}
+		releaseAndCall(t, e, le)
+		redistest.Eventually(t, redistest.Patience, func() bool {
+			p := e.parking
+			p.mu.Lock()
+			n := p.lines[r.Key]
+			rests := p.parkedOn == 0 && p.rounds == 0 && !n.parked && len(n.calls) == 0 && p.callers == 0
+			p.mu.Unlock()
+			return rests && len(leftOf(t, s, r)) == 0
+		}, "rest")
+		if !slices.Equal(c.called, notes) {
+			t.Errorf("called %q", c.called)
+		}
+	})
+}
+
+func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
+	t.Helper()
+	for _, key := range append(r.keys(), r.Key+":call:a", r.Key+":call:b") {
+		n, err := s.Client(t).Exists(context.Background(), key).Result()
+		redistest.Must(t, err)
+		if n > 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// TestChecksCallParked: a holder that dies is noticed, and what it kept waiting is called; again, if the call fails in any way. The claim of
+// a call that another process makes keeps this one from making it too.
+func TestChecksCallParked(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, c := startCalling(t, s, func(_ context.Context, note string, nth int) inside.Fate {
+			switch {
+			case note == "a" && nth == 1:
+				panic("a Caller that panics")
+			case note == "a" && nth == 2:
+				return inside.FateUnsure
+			case note == "a":
+				return inside.FateGone // then b is called at once, and asks to be passed over
+			case note == "b" && nth == 1:
+				return inside.FateLater // then c is
+			}
+			return inside.FateComing
+		})
+		r := request(t)
+		dead := start(t, s)
+		short := r
+		short.TTL = 200 * time.Millisecond
+		must(t, dead, short)
+		park(t, e, r, "a", "b", "c")
+		claim, rdb := r.Key+":call:a", s.Client(t)
+		redistest.Must(t, rdb.Set(context.Background(), claim, "another", 0).Err())
+		dead.Close()
+		redistest.Eventually(t, redistest.Patience, func() bool { return strings.Contains(c.log.Text(slog.LevelDebug), "another process calls it") }, "a call")
+		if n := c.count("a"); n > 0 {
+			t.Errorf("%d calls beside that of another process", n)
+		}
+		redistest.Must(t, rdb.Del(context.Background(), claim).Err())
+		c.waitFor(t, "c", 1)
+		redistest.Must(t, rdb.ZScore(context.Background(), r.Key+":parked", "b").Err())
+		if rdb.ZScore(context.Background(), r.Key+":parked", "a").Err() == nil {
+			t.Error("who is gone keeps its place")
+		}
+		c.mu.Lock()
+		if got := strings.Join(c.called, " "); got != "a a a b c" {
+			t.Errorf("called %s", got)
+		}
+		c.mu.Unlock()
+		releaseAndCall(t, e, comeBack(t, e, r, "c"))
+		c.waitFor(t, "b", 2)
+		releaseAndCall(t, e, comeBack(t, e, r, "b"))
+		redistest.Eventually(t, redistest.Patience, func() bool { return len(leftOf(t, s, r)) == 0 }, "keys are left")
+	})
+}
+
+// TestOneCallAtATime: while one process makes a call, which has until the deadline of its claim, another that knows of the same turn makes none.
+func TestOneCallAtATime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := request(t)
+		other, c := startCalling(t, s, always(inside.FateComing))
+		e, _ := startCalling(t, s, func(ctx context.Context, note string, _ int) inside.Fate {
+			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
+				t.Errorf("a call may last until %v", by)
+			}
+			other.parking.noteNamed(r.Ref, named{parked: 0, called: []string{note}, opens: -1}, time.Now())
+			other.Close()
+			if c.count(note) > 0 && ctx.Err() == nil {
+				t.Error("two calls at a time")
+			}
+			return inside.FateComing
+		})
+		e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{"a"}, opens: -1}, time.Now())
+		redistest.Eventually(t, redistest.Patience, func() bool {
+			e.parking.mu.Lock()
+			defer e.parking.mu.Unlock()
+			return e.parking.callers == 0
+		}, "the call goes on")
+		redistest.Eventually(t, redistest.Patience, func() bool { return len(leftOf(t, s, r)) == 0 }, "the claim stands")
+	})
+}
+
+// TestCloseMakesTheCallsOfTheLastReleases, and those only.
+func TestCloseMakesTheCallsOfTheLastReleases(t *testing.T) {
+	e, c := startCalling(t, redistest.Mini(t), always(inside.FateComing))
+	r, began := request(t), time.Now()
+	e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{"a", "b", "c"}, opens: -1}, began)
+	e.Close()
+	e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{"d"}, opens: -1}, time.Now())
+	if got := strings.Join(c.called, " "); got != "a b c" && time.Since(began) < slowCall {
+		t.Errorf("called %s", got)
+	}
+}
+
+// TestOrderedKeyIsChecked: a task that waits has the missing head looked for, and is called when that is gone.
+func TestOrderedKeyIsChecked(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, c := startCalling(t, s, always(inside.FateUnsure))
+		r := request(t).Ref
+		r.Ordered = true
+		run := func(reply any, err error) any {
+			redistest.Must(t, err)
+			return reply
+		}
+		ctx := context.Background()
+		run(e.conn.Run(ctx, orderStampScript, r.keys(), "one", "q/1", 1, 0))
+		ticket := run(e.conn.Run(ctx, orderStampScript, r.keys(), "two", "q/2", 60000, 0))
+		run(e.conn.Run(ctx, orderAskScript, r.keys(), "ch.k|test|q/2", 30000, 0, 1, 1, 0, 0, 30000, "two", ticket, 0, -1, 0, 0))
+		e.parking.checkOrder(r)
+		find := func(begins, ends string) (note string) {
+			redistest.Eventually(t, redistest.Patience, func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				for _, one := range c.called {
+					if strings.HasPrefix(one, begins) && strings.HasSuffix(one, ends) {
+						note = one
+					}
+				}
+				return note != ""
+			}, "a call of "+begins)
+			return note
+		}
+		item := strings.Split(find("|l|i|one|", "|q/1"), "|")
+		run(e.conn.Run(ctx, orderActScript, r.keys(), 1, 0, "gone", "one", item[4], "i", item[5], 0, "q/1"))
+		find("|c|c|two|", "|q/2")
+	})
+}
+
+// idleParking is one whose Engine is closed: nothing looks but the test.
+func idleParking(t *testing.T) *parking {
+	t.Helper()
+	e, _ := startCalling(t, redistest.Mini(t), always(inside.FateUnsure))
+	e.Close()
+	return e.parking
+}
+
+func mutexOf(i int) Ref { return Ref{Key: fmt.Sprint(i), Limit: 1} }
+
+// TestChecksKeepToTheirBudget: however many locks have parked work, and however soon their holders end, there are a thousand checks a second
+// at most, and each lock has its turn. No more than maxRounds are under way.
+func TestChecksKeepToTheirBudget(t *testing.T) {
+	t.Parallel()
+	const locks, seconds = 5000, 20
+	p := idleParking(t)
+	for i := range locks {
+		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: 0}, time.Now())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	taken, last, began := 0, map[*parkedLine]time.Time{}, time.Now()
+	var slowest time.Duration
+	for at := began; at.Before(began.Add(seconds * time.Second)); at = at.Add(10 * time.Millisecond) {
+		due := p.takeDue(at)
+		p.rounds = 0
+		for _, n := range due {
+			if before, ok := last[n]; ok {
+				slowest = max(slowest, at.Sub(before))
+			}
+			last[n] = at
+			taken++
+			n.endCheck(false) // answered at once: due again in half a second
+			n.planCheck(at.Add(500*time.Millisecond), -1, at)
+			p.plan(n)
+		}
+	}
+	if most := seconds*1000 + maxChecks; taken > most || taken < most*9/10 {
+		t.Errorf("%d checks in %d s, want %d at most and not much less", taken, seconds, most)
+	}
+	if most := locks*time.Second/1000 + time.Second; len(last) != locks || slowest > most {
+		t.Errorf("%d locks of %d had a turn, one after %s, want %s", len(last), locks, slowest, most)
+	}
+	for i := range maxRounds + 1 {
+		if due := p.takeDue(began.Add(time.Hour)); (len(due) > 0) != (i < maxRounds) {
+			t.Fatalf("round %d has %d checks", i, len(due))
+		}
+		p.budget = maxChecks
+	}
+	if !p.next(began).IsZero() {
+		t.Error("the alarm is set though no round may begin")
+	}
+}
+
+// TestLinesAreForgotten: when nothing is parked any more, some lines are remembered for a minute, and longer while a call is under way.
+func TestLinesAreForgotten(t *testing.T) {
+	t.Parallel()
+	const locks = maxIdleLines + 1000
+	p := idleParking(t)
+	sent := time.Now()
+	for i := range locks {
+		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: time.Minute}, sent)
+		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, sent) // from before something was parked, so it ends no checks
+	}
+	if len(p.lines) != locks || p.parkedOn != locks || len(p.due) != locks {
+		t.Fatalf("%d lines, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), locks)
+	}
+	for i := range locks {
+		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
+	}
+	if len(p.lines) != maxIdleLines || p.parkedOn != 0 || len(p.due) != maxIdleLines {
+		t.Fatalf("%d lines are remembered, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), maxIdleLines)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lines["0"].setCall("a", call{})
+	later := time.Now().Add(forgetAfter + time.Second)
+	if p.takeDue(later); len(p.lines) != 1 || p.lines["0"] == nil {
+		t.Fatalf("%d lines are remembered, want the one with a call", len(p.lines))
+	}
+	p.lines["0"].dropCall("a")
+	if p.takeDue(later.Add(forgetAfter + time.Second)); len(p.lines) != 0 || p.due != nil {
+		t.Errorf("%d lines are remembered", len(p.lines))
+	}
+}
+
+// TestWanted: the scripts are told how much to call and how long it has to come, where there is a Caller and the lock is not paused.
+func TestWanted(t *testing.T) {
+	t.Parallel()
+	p := idleParking(t)
+	p.leastLife = minCallLife
+	want := func(what string, r Ref, inbound, life int64) {
+		t.Helper()
+		if i, l := p.wanted(r); i != inbound || l != life {
+			t.Errorf("%s: %d, %d; want %d, %d", what, i, l, inbound, life)
+		}
+	}
+	r, ordered := mutexOf(0), Ref{Key: "ordered", Limit: 1, Ordered: true}
+	want("not known", r, 1, 1000)
+	p.noteNamed(r, named{parked: 1, called: nil, opens: -1}, time.Now())
+	p.noteNamed(ordered, named{parked: 1, called: nil, opens: -1}, time.Now())
+	p.lines["0"].avgReturn, p.lines["0"].inbound, p.lines["ordered"].inbound = 10*time.Second, 4.9, maxInbound
+	want("known", r, 4, 20_000)
+	want("paused", Ref{Key: "0"}, 0, 1000)
+	p.arriveWithin(time.Millisecond)
+	want("in order", ordered, maxInbound, 1000)
+	p.parkedOn = 10
+	p.arriveWithin(3 * time.Second)
+	want("one of ten", ordered, maxInboundInOrder/10, 3000)
+	p.parkedOn = 1000
+	want("one of many", ordered, 1, 3000)
+	p.caller = nil
+	want("without a Caller", r, 0, 1000)
+}
+
+// TestCheckAtTheEndOfALease: a check comes right after the first lease or the gate ends, else on the grid.
+func TestCheckAtTheEndOfALease(t *testing.T) {
+	t.Parallel()
+	p := idleParking(t)
+	for i, ms := range []time.Duration{-1, 0, 1, 40, 249, 60_000} {
+		began := time.Now()
+		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: ms * time.Millisecond}, began)
+		took := time.Since(began)
+		in := p.lines[fmt.Sprint(i)].checkAt.Sub(began)
+		exact := (ms + 1) * time.Millisecond
+		if isGrid := p.lines[fmt.Sprint(i)].checkAt.Sub(p.began)%checksTogether == 0; ms < 0 || ms > 1000 {
+			if !isGrid || in < checkEvery || in > 2*checkEvery+checksTogether+took {
+				t.Errorf("%d ms: checked in %s, on the grid: %v", ms, in, isGrid)
+			}
+		} else if in < exact || in > exact+took {
+			t.Errorf("%d ms: checked in %s", ms, in)
+		}
+	}
+}
