@@ -42,6 +42,7 @@ var (
 	closeScript   = script("close")
 	breakScript   = script("break")
 	inspectScript = script("inspect")
+	lineScript    = script("line")
 	sweepScript   = script("sweep")
 	putScript     = script("put")
 
@@ -57,6 +58,6 @@ var (
 
 // scripts are all of them.
 var scripts = []*redisx.Script{
-	takeScript, dropScript, askScript, releaseScript, checkScript, renewScript, closeScript, breakScript, inspectScript, sweepScript, putScript,
+	takeScript, dropScript, askScript, releaseScript, checkScript, renewScript, closeScript, breakScript, inspectScript, lineScript, sweepScript, putScript,
 	stopScript, arriveScript, forgetScript, orderStampScript, orderAskScript, orderReleaseScript, orderActScript,
 }

@@ -125,6 +125,9 @@ type Info struct {
 	Granted time.Duration
 	// Holders are those who hold the lock, first deadline first, at most 1,000.
 	Holders []Holder
+	// Free is how many values of a pool are free, and Values are the first of them.
+	Free   int
+	Values []string
 }
 
 // InUse reports whether anything of the lock is in Redis: a holder, a closed gate, a

@@ -7,7 +7,8 @@
 -- ARGV[4] known  the only ones that may lose the lock: " <token> <token> ... "; *: any
 -- ARGV[5] from   for a token: how many holders were looked at before
 --
--- reply broken:  {slots taken of live holders, and 1 for the gate; 1: call again for the others, else 0; token, ...}
+-- reply broken:  {slots taken of live holders, and 1 for the gate; 1: call again for the others, else 0; token, ...}; the last one for all
+--                keys of a pool: {values that it had, 0, token, ...}
 -- reply unknown: {-1}: a holder is none of the known ones, or there are more than 100, and nothing has changed
 -- reply nothing: {-2}: there is no such lock
 local limit, wanted, all, known = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
@@ -38,6 +39,7 @@ for _, body in ipairs(bodies) do
   end
 end
 if all == '1' and broken[2] == 0 then
+  if values then broken[1] = call('ZCARD', values) end
   call('UNLINK', marks or word, unpack(KEYS))
   return broken
 end
@@ -48,6 +50,7 @@ for _, why in ipairs(wanted == '' and {'closed', 'cooldown'} or {}) do
     --@include move
   end
 end
+if wanted == '' and broken[2] == 1 then limit = 0 end -- who got a slot now would lose it with the next call
 local free, moved, asker, lease = math.max(0, limit - count), true, nil, nil
 if values and limit > 0 then free = call('ZCARD', values) end
 --@include grant

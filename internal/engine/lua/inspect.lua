@@ -7,7 +7,7 @@
 --
 -- reply {now (us), holders, waiting, parked, called, last fence (0: not known), place of the note (-1: none),
 --   {body, deadline (ms), ...}, the strongest reason for which the gate is closed (empty: open), for how long (us),
---   tasks in order, {nonce, ticket (us), record} of the first, free values, {value, ...}}
+--   tasks in order, {nonce, ticket (us), record} of the first, free values, {value, ...}, and in a pool {value of each holder, ...}}
 local limit, most, note = nil, tonumber(ARGV[1]), ARGV[2]
 local w = redis.call('GET', KEYS[1]) or redis.call('EXISTS', KEYS[6]) == 1 and '+0 0 gate'
 --@include head
@@ -23,7 +23,7 @@ for _, record in ipairs(#tokens > 0 and call('HMGET', info, unpack(tokens)) or {
 end
 local place = note ~= '' and call('ZRANK', parked, note) or -1
 if place >= 0 then place = place + waiting end
-local tasks, head, free_values, free = 0, {}, 0, {}
+local tasks, head, free_values, free, taken = 0, {}, 0, {}, nil
 if order then
   tasks = call('ZCARD', order)
   head = call('ZRANGE', order, '0', '0', 'WITHSCORES')
@@ -32,10 +32,13 @@ if order then
 elseif values then
   free_values = call('ZCARD', values)
   if most > 0 then free = call('ZRANGE', values, '0', int(most - 1)) end
+  local fields = {}
+  for i = 1, #listed, 2 do fields[#fields + 1] = 'v:' .. token_of(listed[i]) end
+  if #fields > 0 then taken = call('HMGET', info, unpack(fields)) end
 end
 local why
 for _, one in ipairs({'rate', 'cooldown', 'closed'}) do
   if gates[one] and gates[one] > now_us then why = one end
 end
 return {now_us, call('ZCOUNT', holders, alive, '+inf'), waiting, call('ZCARD', parked) - is_called, is_called, fence, place,
-  listed, why or '', why and gates[why] - now_us or 0, tasks, head, free_values, free}
+  listed, why or '', why and gates[why] - now_us or 0, tasks, head, free_values, free, taken}

@@ -1,0 +1,458 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/redisx"
+	"github.com/automutex/automutex/internal/turn"
+)
+
+// This file has the calls of operators. Who has only a key, and does not know what kind of lock it is, names it as Ordered: with that the
+// scripts see, and delete, what there may be of any lock but a pool.
+
+const (
+	// MaxHolders bounds how many holders one look lists, and how many entries of a line.
+	MaxHolders = 1000
+	// scanCount is how many keys Redis looks at for one SCAN.
+	scanCount = 1000
+	// walkTogether is how many scripts of a walk go to Redis in one pipeline. Each may list MaxHolders, so a longer pipeline would delay
+	// other clients, and fill the memory of this one.
+	walkTogether = 100
+)
+
+// errForeign says that a key under the prefix has something that no lock has.
+var errForeign = errors.New("the key has none of this library's locks")
+
+// enter begins a call. After a nil error life.Done ends it.
+func (e *Engine) enter(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return e.life.Enter()
+}
+
+// call runs a script for a caller.
+func (e *Engine) call(ctx context.Context, s *redisx.Script, keys []string, args ...any) (any, error) {
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.life.Done()
+	reply, err := e.conn.Run(ctx, s, keys, args...)
+	if err != nil {
+		return nil, redisx.Failed(s.Name, keys[0], err)
+	}
+	return reply, nil
+}
+
+func fieldsOf(reply any) *fields {
+	list, isList := reply.([]any)
+	return &fields{list, !isList}
+}
+
+// sub is the list at i.
+func (f *fields) sub(i int) *fields {
+	sub := fieldsOf(f.at(i))
+	f.wrong = f.wrong || sub.wrong
+	return sub
+}
+
+// score is the number at i, which Redis has written as the score of a member.
+func (f *fields) score(i int) int64 {
+	n, err := strconv.ParseFloat(f.text(i), 64)
+	f.wrong = f.wrong || err != nil
+	return int64(n)
+}
+
+// code is call for a script whose reply is a number from 0 to most.
+func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []string, args ...any) (int64, error) {
+	reply, err := e.call(ctx, s, keys, args...)
+	if err != nil {
+		return 0, err
+	}
+	n, is := reply.(int64)
+	if !is || n < 0 || n > most {
+		return 0, redisx.Failed(s.Name, keys[0], unexpected(reply))
+	}
+	return n, nil
+}
+
+// Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether the head of an
+// ordered key runs. Place is that of the parked note, or of the task with that nonce.
+func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce string) (inside.Info, error) {
+	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most), note, nonce)
+	if err != nil {
+		return inside.Info{}, err
+	}
+	info, err := parseInspect(r.Key, reply)
+	if err != nil {
+		return inside.Info{}, redisx.Failed("inspect", r.Key, err)
+	}
+	return info, nil
+}
+
+func parseInspect(key string, reply any) (inside.Info, error) {
+	f := fieldsOf(reply)
+	us := f.num(0)
+	info := inside.Info{
+		Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6)),
+		Gate: inside.Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}, Queued: int(f.num(10)), Free: int(f.num(12)),
+	}
+	fence, holders, head, values, taken := f.num(5), f.sub(7), f.sub(11), f.sub(13), &fields{}
+	if len(f.list) > 14 {
+		taken = f.sub(14)
+	}
+	for i := range values.list {
+		info.Values = append(info.Values, keys.Unescape(values.text(i)))
+	}
+	for i := 0; i < len(holders.list); i += 2 {
+		body := strings.SplitN(holders.text(i), "|", 3)
+		if len(body) != 3 {
+			return inside.Info{}, errForeign
+		}
+		value, _ := taken.at(i / 2).(string)
+		info.Holders = append(info.Holders, inside.Holder{
+			Token: body[0], Owner: keys.Unescape(body[1]), Note: body[2], Value: keys.Unescape(value),
+			ExpiresIn: time.Duration(holders.score(i+1))*time.Millisecond - time.Duration(us)*time.Microsecond,
+		})
+	}
+	if fence == 0 && len(info.Holders) == 1 { // a word, or one that was lost
+		fence = takenAt(info.Holders[0].Token)
+	}
+	if fence > 0 {
+		info.Granted = max(0, time.Duration(us-fence)*time.Microsecond)
+	}
+	wrong := f.wrong || holders.wrong || values.wrong
+	if info.Queued > 0 && !wrong {
+		info.Head, wrong = parseHead(key, info, head)
+		if info.Head.Runs { // it is not in line
+			info.Queued--
+			info.Place = max(-1, info.Place-1)
+		}
+	}
+	if wrong {
+		return inside.Info{}, unexpected(reply)
+	}
+	return info, nil
+}
+
+// takenAt is when a token was made, by the clock of its process (us); 0: it does not tell. See newLease: until the year 2085 a time in
+// microseconds has ten digits in base 36.
+func takenAt(token string) int64 {
+	const digits = 10
+	_, nonce, _ := strings.Cut(token, ".")
+	if len(nonce) <= digits {
+		return 0
+	}
+	us, err := strconv.ParseInt(nonce[:digits], 36, 64)
+	if err != nil {
+		return 0
+	}
+	return us
+}
+
+// Line returns the first ones in the line of a lock: waiters, then parked work, the called one among it, and then the tasks in order but
+// for the one at work. info is what Inspect has returned. Of a key of another type there is none.
+func (e *Engine) Line(ctx context.Context, r Ref, info inside.Info, most int) ([]inside.Waiter, error) {
+	most = max(0, min(most, MaxHolders))
+	reply, err := e.call(ctx, lineScript, r.keys(), int64(most+1)) // the task at work is left out
+	if redisx.IsWrongType(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := fieldsOf(reply)
+	var line []inside.Waiter
+	for i := 0; i < len(f.list); i += 3 {
+		kind, what := f.text(i), f.text(i+2)
+		w := inside.Waiter{Since: time.UnixMicro(f.score(i + 1)), Note: what, Parked: kind == "p" || kind == "c", Called: kind == "c"}
+		switch kind {
+		case "w":
+			w.Owner, w.Note, _ = strings.Cut(what, "|")
+			w.Owner = keys.Unescape(w.Owner)
+		case "o":
+			t, ok := parseTask(what)
+			if f.wrong = f.wrong || !ok; info.Head.Runs && t.note == info.Head.Note {
+				continue
+			}
+			w.Owner, w.Note, w.Ordered, w.Held = t.owner, t.note, true, t.state == "h"
+			w.Called, w.Parked = t.state == "c", t.state == "p" || t.state == "c"
+		}
+		line = append(line, w)
+	}
+	if f.wrong {
+		return nil, redisx.Failed("line", r.Key, unexpected(reply))
+	}
+	return line[:min(len(line), most)], nil
+}
+
+// List yields every lock under the prefix that is held, waited for or parked on, or has a closed gate, in no order. It walks the keys with
+// SCAN, on every master of a Cluster, so it does not block Redis. It may miss locks that come and go meanwhile. After an error it ends. It
+// leaves out pools, whose keys have another form.
+func (e *Engine) List(ctx context.Context) iter.Seq2[inside.Info, error] {
+	return func(yield func(inside.Info, error) bool) {
+		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders), "", ""} }) {
+			var info inside.Info
+			if err == nil {
+				info, err = parseInspect(c.Keys[0], c.Reply)
+				if errors.Is(err, errForeign) {
+					continue
+				}
+				if err != nil {
+					err = redisx.Failed("inspect", c.Keys[0], err)
+				}
+			}
+			if (err != nil || info.InUse()) && !yield(info, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more. It
+// returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
+func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
+	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), int64(0)} }) {
+		for again := true; again; {
+			if err != nil {
+				return removed, err
+			}
+			f := fieldsOf(c.Reply)
+			n, from := f.num(0), f.num(1)
+			if again = f.num(2) == 1; f.wrong {
+				return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
+			}
+			if removed += int(n); again {
+				c.Reply, err = e.call(ctx, sweepScript, c.Keys, c.Args[0], from)
+			}
+		}
+	}
+	return removed, nil
+}
+
+// walk runs a script once on every lock under the prefix, and yields the calls. After an error it ends. It leaves out what is no lock.
+func (e *Engine) walk(ctx context.Context, s *redisx.Script, args func(*Ref) []any) iter.Seq2[*redisx.Call, error] {
+	return func(yield func(*redisx.Call, error) bool) {
+		seed, seen := maphash.MakeSeed(), map[uint64]bool{} // SCAN may return a key twice, and a lock may have two that are looked for
+		for names, err := range e.scan(ctx) {
+			var calls []*redisx.Call
+			for _, name := range names {
+				if key, ok := e.lockOf(name); ok && !seen[maphash.String(seed, key)] {
+					seen[maphash.String(seed, key)] = true
+					r := Ref{Key: key, Limit: 1, Fixed: true, Ordered: true}
+					calls = append(calls, &redisx.Call{Script: s, Keys: r.keys(), Args: args(&r)})
+				}
+			}
+			for some := range slices.Chunk(calls, walkTogether) {
+				if err = e.enter(ctx); err != nil {
+					break
+				}
+				e.conn.Pipeline(ctx, some)
+				e.life.Done()
+				for _, c := range some {
+					if isForeign(c.Err) {
+						continue
+					}
+					if err = c.Err; err != nil {
+						err = redisx.Failed(s.Name, c.Keys[0], err)
+					}
+					if !yield(c, err) || err != nil {
+						return
+					}
+				}
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+		}
+	}
+}
+
+// isForeign reports whether a script has found something that no lock has: by the type of a key, or by what the word says (see head.lua).
+func isForeign(err error) bool {
+	return redisx.IsWrongType(err) || err != nil && strings.Contains(err.Error(), "the word of this lock is none of a lock")
+}
+
+// lockOf returns the key of the lock that a key under the prefix is of: the word, or, if that was lost, the record beside it.
+func (e *Engine) lockOf(name string) (key string, ok bool) {
+	text, after, closed := strings.Cut(strings.TrimPrefix(name, e.o.Prefix+":{"), "}")
+	if !closed || text == "" || text == keys.Controls || after != "" && after != ":info" {
+		return "", false
+	}
+	return strings.TrimSuffix(name, after), true
+}
+
+// scanner is a client of one server. Another one may hide a Cluster, of which SCAN would walk one node.
+type scanner interface {
+	Scan(ctx context.Context, cursor uint64, match string, count int64) *redis.ScanCmd
+	Options() *redis.Options
+}
+
+// scan yields the keys under the prefix, or an error.
+func (e *Engine) scan(ctx context.Context) iter.Seq2[[]string, error] {
+	type found struct {
+		names  []string
+		cursor uint64
+	}
+	within := func(f func(bound context.Context) (any, error)) (any, error) {
+		if err := e.enter(ctx); err != nil {
+			return nil, err
+		}
+		defer e.life.Done()
+		v, err := e.conn.Within(ctx, f)
+		if err != nil {
+			err = redisx.Failed("scan", e.o.Prefix, err)
+		}
+		return v, err
+	}
+	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(e.o.Prefix) + ":{*"
+	return func(yield func([]string, error) bool) {
+		var nodes []scanner
+		if one, ok := e.o.Client.(scanner); ok {
+			nodes = append(nodes, one)
+		} else if !e.conn.IsCluster() {
+			yield(nil, fmt.Errorf("lock: a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", e.o.Client))
+			return
+		} else {
+			masters, err := within(func(bound context.Context) (any, error) { return redisx.Masters(bound, e.o.Client) })
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, master := range masters.([]*redis.Client) { //nolint:forcetypeassert // made above
+				nodes = append(nodes, master)
+			}
+		}
+		for _, node := range nodes {
+			for cursor, more := uint64(0), true; more; more = cursor != 0 {
+				v, err := within(func(bound context.Context) (any, error) {
+					names, next, err := node.Scan(bound, cursor, pattern, scanCount).Result()
+					return found{names, next}, err
+				})
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				next := v.(found) //nolint:forcetypeassert // made above
+				if cursor = next.cursor; !yield(next.names, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// BreakKind is what Break removes. See break.lua, which has the numbers.
+type BreakKind int64
+
+// What Break removes.
+const (
+	BreakSlots BreakKind = iota // the holder with the token; without one all, and it opens a gate that a holder or a cooldown has closed
+	BreakKey                    // all there is of the lock
+	BreakGate                   // it opens that gate, and nothing else
+	BreakKnown                  // all there is of the lock, if each holder is one of the known
+)
+
+// What Break returns in place of a number.
+const (
+	BreakUnknown = -1 // a holder is none of the known, or there are more than 100; nothing has changed
+	BreakNothing = -2 // there is no such lock
+)
+
+// breakTogether is how many holders the script looks at.
+const breakTogether = 100
+
+// Break takes slots away from their holders, and grants what is free then. It returns how many it took, and one more if it opened the
+// gate; with BreakKey, of a pool, how many values there were. The leases of this process among the tokens are lost before it returns, and
+// other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send it twice, and the last one finds no holder with the token, no gate or no lock,
+// it is taken that the first one did it; of all holders nobody knows how many it broke.
+func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind, known []string) (taken int, tokens []string, err error) {
+	kind, only := how, "*"
+	if how == BreakKnown {
+		kind, only = BreakKey, " "+strings.Join(known, " ")+" "
+	}
+	wanted, resent := &redisx.Counted{Text: token}, false
+	for from, again := 0, true; again; from += breakTogether {
+		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), wanted, int64(kind), only, int64(from))
+		if err != nil {
+			return taken, tokens, err
+		}
+		f := fieldsOf(reply)
+		n := int(f.num(0))
+		resent = resent || wanted.Resent()
+		if again = n >= 0 && f.num(1) == 1 && (token == "" || n == 0); again || n >= 0 {
+			for i := 2; i < len(f.list); i++ {
+				tokens = append(tokens, f.text(i))
+				e.note(turn.Message{Token: tokens[len(tokens)-1], Fence: turn.BrokenFence})
+			}
+		}
+		switch {
+		case f.wrong:
+			return taken, tokens, redisx.Failed("break", r.Key, unexpected(reply))
+		case n < 0 && from == 0 || r.Pool && kind == BreakKey && !again: // the last reply has counted all values
+			taken = n
+		case n > 0:
+			taken += n
+		}
+	}
+	if resent && taken != BreakUnknown && taken <= 0 {
+		taken = 0
+		if token != "" {
+			taken, tokens = 1, []string{token}
+			e.note(turn.Message{Token: token, Fence: turn.BrokenFence})
+		} else if how == BreakGate {
+			taken = 1
+		}
+	}
+	return taken, tokens, nil
+}
+
+// ParseKey returns the text between the braces of key, or why key is no lock's under prefix.
+func ParseKey(prefix, key string) (string, error) {
+	refuse := func(reason string) (string, error) {
+		const most = 300 // as long as a key can be, and more
+		shown, end := key, ""
+		if len(shown) > most {
+			shown, end = shown[:most], "..."
+		}
+		return "", fmt.Errorf("lock: %q%s is no lock's key: %s; List tells the keys there are", shown, end, reason)
+	}
+	text, ours := strings.CutPrefix(key, prefix+":{")
+	if !ours {
+		return refuse(fmt.Sprintf("it does not begin with %q", prefix+":{"))
+	}
+	text, after, closed := strings.Cut(text, "}")
+	switch {
+	case !closed:
+		return refuse("a brace is not closed")
+	case after == ":pool":
+		return refuse("it is a pool's")
+	case after != "":
+		return refuse(fmt.Sprintf("%q follows the brace", after))
+	case text == "":
+		return refuse("there is nothing between the braces")
+	case text == keys.Controls:
+		return refuse("it is that of the controls")
+	}
+	for i := 0; i < len(text); {
+		size, plain := keys.NextChar(text, i)
+		if !plain && !strings.ContainsRune("%|~", rune(text[i])) {
+			return refuse("what is between the braces is not escaped")
+		}
+		i += size
+	}
+	return text, nil
+}

@@ -1,0 +1,698 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/redisx"
+)
+
+// startAt is start with a prefix of the test's own, made of what means something in patterns.
+func startAt(t *testing.T, rdb redisx.Client) *Engine {
+	t.Helper()
+	e := New(Options{Client: rdb, Prefix: redistest.Name(t) + `*?[a-z]\:^`, Owner: keys.Escape("a b|c"), Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *Engine) ref(name string) Ref { return Ref{Key: e.o.Prefix + ":{" + name + "}", Limit: 1} }
+
+func asked(r Ref, note string) Request { return Request{Ref: r, Note: note, TTL: time.Minute} }
+
+// join puts a waiter in line that does not ask again.
+func join(t *testing.T, e *Engine, r Ref, token, note string, stay time.Duration) {
+	t.Helper()
+	body := token + "|" + e.o.Owner + "|" + note
+	_, err := e.conn.Run(t.Context(), askScript, r.keys(), body, 60000, stay.Milliseconds(), 60000, 1)
+	redistest.Must(t, err)
+}
+
+func parkRaw(t *testing.T, e *Engine, r Ref, note string) {
+	t.Helper()
+	_, err := e.conn.Run(t.Context(), askScript, r.keys(), "p."+note+"||"+note, 60000, 0, 3000, 1, 1)
+	redistest.Must(t, err)
+}
+
+// arrives has a task of an ordered key come to a worker, which waits for its turn for that long, or parks it.
+func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, stay time.Duration, parks bool) any {
+	t.Helper()
+	r.Ordered = true
+	reply, err := e.conn.Run(t.Context(), orderAskScript, r.keys(), "w."+nonce+"|"+e.o.Owner+"|"+note, 60000, stay.Milliseconds(), 1, oneOrZero(parks),
+		0, 0, 3000, nonce, ticket, 0, 25, 0, 0)
+	redistest.Must(t, err)
+	return reply
+}
+
+func inspect(t *testing.T, e *Engine, r Ref, note string) inside.Info {
+	t.Helper()
+	info, err := e.Inspect(t.Context(), r, MaxHolders, note, "")
+	redistest.Must(t, err)
+	return info
+}
+
+// TestOperateFails: what each call makes of a key of another type, of an engine that is closed, and of a context that has ended.
+func TestOperateFails(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		e := startAt(t, rdb)
+		r := e.ref("list")
+		for _, key := range r.keys() {
+			redistest.Must(t, rdb.LPush(t.Context(), key, "x").Err())
+		}
+		for _, key := range []string{"list}:arrivals", "list}:seen", "list}:order", "list}:values", "list}:marks"} {
+			redistest.Must(t, rdb.LPush(t.Context(), e.o.Prefix+":{"+key, "x").Err())
+		}
+		redistest.Must(t, rdb.Set(t.Context(), e.ref("text").Key, "x", 0).Err())
+		calls := map[string]func(context.Context, Ref) error{
+			"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10, "", ""); return err },
+			"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots, nil); return err },
+			"put": func(ctx context.Context, r Ref) error {
+				r.Pool = true
+				_, err := e.Put(ctx, r, []string{"a"})
+				return err
+			},
+			"arrive": func(ctx context.Context, r Ref) error { _, _, err := e.Arrive(ctx, r, "n", time.Hour); return err },
+			"forget": func(ctx context.Context, r Ref) error { return e.Forget(ctx, r, "n") },
+			"stop":   func(ctx context.Context, r Ref) error { _, err := e.Stop(ctx, r, 1); return err },
+			"order_stamp": func(ctx context.Context, r Ref) error {
+				_, _, _, err := e.Stamp(ctx, r, "n", "N", time.Second, 1)
+				return err
+			},
+			"order_act": func(ctx context.Context, r Ref) error {
+				return e.Act(ctx, r, inside.ActConfirm, inside.OrderItem{Nonce: "N", Ticket: 1, Note: "n"}, 0)
+			},
+			"skip": func(ctx context.Context, r Ref) error { _, err := e.Skip(ctx, r, "n", 1); return err },
+			"head": func(ctx context.Context, r Ref) error { _, err := e.Head(ctx, r); return err },
+			"line": func(ctx context.Context, r Ref) error { _, err := e.Line(ctx, r, inside.Info{}, 10); return err },
+			"list": func(ctx context.Context, _ Ref) (last error) {
+				for _, err := range e.List(ctx) {
+					last = err
+				}
+				return last
+			},
+			"sweep": func(ctx context.Context, _ Ref) error { _, err := e.Sweep(ctx); return err },
+		}
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		noLock := map[string]bool{"line": true, "list": true, "sweep": true} // no error, see there
+		for name, call := range calls {
+			if err := call(t.Context(), e.ref("list")); noLock[name] != (err == nil) || err != nil && !errors.Is(err, redisx.ErrBackend) {
+				t.Errorf("%s of a list: %v", name, err)
+			}
+			if err := call(over, e.ref("free")); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s in a context that has ended: %v", name, err)
+			}
+		}
+		for _, name := range []string{"inspect", "break", "put", "order_stamp"} {
+			if err := calls[name](t.Context(), e.ref("text")); !errors.Is(err, redisx.ErrBackend) {
+				t.Errorf("%s of a text: %v", name, err)
+			}
+		}
+		e.Close()
+		for name, call := range calls {
+			if err := call(t.Context(), e.ref("free")); !errors.Is(err, ErrClosed) {
+				t.Errorf("%s after Close: %v", name, err)
+			}
+		}
+	})
+}
+
+// TestInspect: who holds, waits and is parked, and since when.
+func TestInspect(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e := startAt(t, s.Client(t))
+		r := e.ref("a")
+		if info := inspect(t, e, r, "x"); info.InUse() || info.Key != r.Key || info.Place != -1 || info.Granted != 0 || info.Holders != nil {
+			t.Errorf("of nothing: %+v", info)
+		}
+		began := time.Now()
+		le := must(t, e, asked(r, "note|1"))
+		time.Sleep(5 * time.Millisecond)
+		isTheHolder := func(info inside.Info) {
+			t.Helper()
+			h := info.Holders
+			if info.Held != 1 || len(h) != 1 || h[0].Token != le.Token() || h[0].Owner != "a b|c" || h[0].Note != "note|1" ||
+				h[0].ExpiresIn <= time.Minute-time.Since(began)-time.Second || h[0].ExpiresIn > time.Minute+time.Second {
+				t.Errorf("%+v", info)
+			}
+		}
+		info := inspect(t, e, r, "")
+		isTheHolder(info)
+		if info.Granted < 4*time.Millisecond || info.Granted > time.Since(began)+time.Second {
+			t.Errorf("taken %s ago, after %s", info.Granted, time.Since(began))
+		}
+		if few, err := e.Inspect(t.Context(), r, 0, "", ""); err != nil || few.Held != 1 || few.Holders != nil {
+			t.Errorf("without holders: %+v, %v", few, err)
+		}
+		join(t, e, r, "w.1", "first", time.Minute)
+		join(t, e, r, "w.dead", "", time.Millisecond)
+		parkRaw(t, e, r, "p1")
+		parkRaw(t, e, r, "p2")
+		time.Sleep(5 * time.Millisecond)
+		info = inspect(t, e, r, "p2")
+		isTheHolder(info)
+		if info.Waiting != 1 || info.Parked != 2 || info.Place != 2 || info.Granted <= 0 || info.Gate.OpensIn != 0 {
+			t.Errorf("%+v", info)
+		}
+		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
+		if info = inspect(t, e, r, ""); info.Gate.Reason != "closed" || info.Gate.OpensIn < 59*time.Minute {
+			t.Errorf("%+v", info.Gate)
+		}
+
+		// The line: the dead one is left out, and who is called keeps its place.
+		redistest.Must(t, s.Client(t).ZAdd(t.Context(), r.Key+":called", redis.Z{Score: 1e15, Member: "p2"}).Err())
+		line, err := e.Line(t.Context(), r, info, 10)
+		redistest.Must(t, err)
+		for i := range line {
+			if age := time.Since(line[i].Since); age < -time.Second || age > time.Since(began)+time.Second {
+				t.Errorf("%+v", line[i])
+			}
+			line[i].Since = time.Time{}
+		}
+		if want := []inside.Waiter{{Owner: "a b|c", Note: "first"}, {Note: "p1", Parked: true}, {Note: "p2", Parked: true, Called: true}}; !slices.Equal(line, want) {
+			t.Errorf("the line is %+v", line)
+		}
+		if line, err = e.Line(t.Context(), r, info, 2); err != nil || len(line) != 2 {
+			t.Errorf("the first two: %+v, %v", line, err)
+		}
+		if line, err = e.Line(t.Context(), e.ref("free"), info, 2); err != nil || len(line) != 0 {
+			t.Errorf("of nothing: %+v, %v", line, err)
+		}
+	})
+}
+
+// TestThousandHolders: all are listed, the last one is found, and who gets a slot when all are broken keeps it.
+func TestThousandHolders(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e := startAt(t, s.Client(t))
+		r := e.ref("many")
+		r.Limit = 1000
+		leases := make([]*Lease, 1000)
+		var wg sync.WaitGroup
+		for i := range 10 {
+			redistest.Go(&wg, func() {
+				for j := range 100 {
+					leases[100*i+j] = must(t, e, asked(r, fmt.Sprint(i, j)))
+				}
+			})
+		}
+		wg.Wait()
+		info := inspect(t, e, r, "")
+		if info.Held != 1000 || len(info.Holders) != 1000 {
+			t.Fatalf("%d hold it, %d are listed", info.Held, len(info.Holders))
+		}
+		last := info.Holders[999].Token
+		if n, tokens, err := e.Break(t.Context(), r, last, BreakSlots, nil); n != 1 || err != nil || !slices.Equal(tokens, []string{last}) {
+			t.Errorf("Break of the last one: %d %v, %v", n, tokens, err)
+		}
+		if n, _, err := e.Break(t.Context(), r, last, BreakSlots, nil); n != 0 || err != nil {
+			t.Errorf("Break of one that holds it no more: %d, %v", n, err)
+		}
+		if n, _, err := e.Break(t.Context(), r, "", BreakKnown, []string{last}); n != BreakUnknown || err != nil {
+			t.Errorf("BreakKnown: %d, %v", n, err)
+		}
+		must(t, e, asked(r, "again"))
+		for i := range 5 {
+			join(t, e, r, fmt.Sprint("w.", i), "", time.Hour)
+		}
+		n, tokens, err := e.Break(t.Context(), r, "", BreakSlots, nil)
+		if n != 1000 || len(tokens) != 1000 || err != nil {
+			t.Errorf("Break of all: %d, %d tokens, %v", n, len(tokens), err)
+		}
+		for _, le := range leases {
+			if le.Held() {
+				t.Fatal("a broken lease is held, after Break has returned")
+			}
+		}
+		if info = inspect(t, e, r, ""); info.Held != 5 || info.Waiting != 0 || !strings.HasPrefix(info.Holders[0].Token, "w.") {
+			t.Errorf("left: %+v", info)
+		}
+	})
+}
+
+// TestBreak: what each kind takes and leaves.
+func TestBreak(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		e := startAt(t, rdb)
+		other := New(e.o)
+		t.Cleanup(other.Close)
+		r := e.ref("b")
+		breaks := func(token string, how BreakKind, known []string, want int) {
+			t.Helper()
+			if n, tokens, err := e.Break(t.Context(), r, token, how, known); n != want || err != nil {
+				t.Errorf("Break(%q, %v): %d %v, %v, want %d", token, how, n, tokens, err, want)
+			}
+		}
+		for _, how := range []BreakKind{BreakSlots, BreakKey, BreakGate, BreakKnown} {
+			breaks("", how, nil, BreakNothing)
+		}
+		le := must(t, e, asked(r, "1"))
+		bound := le.Bind(t.Context())
+		breaks("x.y", BreakSlots, nil, 0)
+		breaks("", BreakKnown, []string{"x.y"}, BreakUnknown)
+		breaks("", BreakKnown, nil, BreakUnknown)
+		breaks("", BreakGate, nil, 0)
+		if !le.Held() {
+			t.Fatal("lost")
+		}
+		breaks(le.Token(), BreakSlots, nil, 1)
+		if le.Held() || !errors.Is(context.Cause(bound), ErrLost) {
+			t.Errorf("held %v, the context ended with %v", le.Held(), context.Cause(bound))
+		}
+
+		// In another process, by its messages, and to the next one in line.
+		le = must(t, other, asked(r, "2"))
+		join(t, e, r, "w.1", "", time.Minute)
+		parkRaw(t, e, r, "p")
+		other.listen()
+		redistest.Eventually(t, redistest.Patience, func() bool {
+			return rdb.Publish(t.Context(), other.o.Prefix+":"+other.channel, "x").Val() == 1
+		}, "a subscription")
+		breaks(le.Token(), BreakSlots, nil, 1)
+		if info := inspect(t, e, r, ""); info.Held != 1 || info.Holders[0].Token != "w.1" || info.Parked != 1 {
+			t.Errorf("%+v", info)
+		}
+		redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() }, "a message")
+
+		// A gate, and the lock with all there is.
+		breaks("", BreakSlots, nil, 1)
+		le = must(t, e, asked(r, "3"))
+		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
+		breaks("", BreakGate, nil, 1)
+		if !le.Held() || inspect(t, e, r, "").Gate.OpensIn != 0 {
+			t.Error("the gate is closed, or the lock lost")
+		}
+		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
+		breaks("", BreakKnown, []string{"x", le.Token()}, 1)
+		if n := rdb.Exists(t.Context(), append(r.keys(), r.Key+":order")...).Val(); n != 0 || le.Held() {
+			t.Errorf("%d keys are left; held: %v", n, le.Held())
+		}
+	})
+}
+
+// TestBreakSentTwice: what the first one did is told, though the second one finds nothing.
+func TestBreakSentTwice(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool {
+			return strings.HasPrefix(cmd.Name(), "eval") && cmd.Args()[1] == breakScript.SHA
+		}))
+		e := startAt(t, rdb)
+		r := e.ref("twice")
+		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey, nil); n != 0 || tokens != nil || err != nil {
+			t.Errorf("of nothing: %d %v, %v", n, tokens, err)
+		}
+		for range 2 { // the first time the server may not know the script
+			le := must(t, e, asked(r, ""))
+			if n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots, nil); n != 1 || !slices.Equal(tokens, []string{le.Token()}) || le.Held() {
+				t.Errorf("%d %v, %v; held: %v", n, tokens, err, le.Held())
+			}
+		}
+		le := must(t, e, asked(r, ""))
+		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
+		if n, _, err := e.Break(t.Context(), r, "", BreakGate, nil); n != 1 || err != nil {
+			t.Errorf("the gate: %d, %v", n, err)
+		}
+		if n, _, err := e.Break(t.Context(), r, "", BreakKnown, []string{le.Token()}); n != 0 || err != nil {
+			t.Errorf("all: %d, %v, want that there was a lock", n, err)
+		}
+	})
+}
+
+// TestList: every lock once, and nothing else; and Sweep removes what is dead in them.
+func TestList(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		e := startAt(t, rdb)
+		want := map[string]inside.Info{}
+		for i := range 230 {
+			r := e.ref(fmt.Sprint("lock ", i))
+			r.Limit = 3
+			info := inside.Info{Key: r.Key, Held: 1 + i%3, Waiting: i % 2}
+			for j := range info.Held {
+				must(t, e, asked(r, fmt.Sprint(j)))
+			}
+			if info.Waiting > 0 {
+				join(t, e, r, "w.1", "", time.Hour)
+				join(t, e, r, "w.2", "", time.Millisecond)
+			}
+			want[r.Key] = info
+		}
+		lost := e.ref("its word is lost")
+		must(t, e, asked(lost, ""))
+		join(t, e, lost, "w.1", "", time.Hour)
+		redistest.Must(t, rdb.Del(t.Context(), lost.Key).Err())
+		want[lost.Key] = inside.Info{Key: lost.Key, Held: 1, Waiting: 1}
+		ordered := e.ref("ordered")
+		_, _, _, err := e.Stamp(t.Context(), ordered, "n", "N", time.Second, 0)
+		redistest.Must(t, err)
+		want[ordered.Key] = inside.Info{Key: ordered.Key, Queued: 1}
+
+		// Not ours, or no locks, or nothing in them.
+		pool := Ref{Key: e.o.Prefix + ":{pool}:pool", Limit: 1, Pool: true}
+		_, err = e.Put(t.Context(), pool, []string{"a", "b"})
+		redistest.Must(t, err)
+		_, _, err = e.Arrive(t.Context(), e.ref("arrived"), "n", time.Hour)
+		redistest.Must(t, err)
+		must(t, e, asked(Ref{Key: e.o.Prefix + ":{x}:claim:lock", Limit: 1}, ""))
+		for _, name := range []string{e.o.Prefix + ":{fleet}:guards", e.o.Prefix + ":{x}:claim", e.o.Prefix + ":{x}:more", e.o.Prefix + ":{}",
+			e.o.Prefix + ":{" + keys.Controls + "}", "x" + e.o.Prefix + ":{y}", strings.ReplaceAll(e.o.Prefix, "*", "XX") + ":{y}", e.o.Prefix + ":{text}", e.o.Prefix + ":{+text}"} {
+			redistest.Must(t, rdb.Set(t.Context(), name, "+text", time.Hour).Err())
+		}
+		redistest.Must(t, rdb.HSet(t.Context(), e.ref("hash").Key, "a", "b").Err())
+		redistest.Must(t, rdb.LPush(t.Context(), e.ref("list").Key, "a").Err())
+
+		got := map[string]inside.Info{}
+		for info, err := range e.List(t.Context()) {
+			redistest.Must(t, err)
+			if _, twice := got[info.Key]; twice || len(info.Holders) != info.Held {
+				t.Errorf("twice: %v; %+v", twice, info)
+			}
+			got[info.Key] = inside.Info{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Queued: info.Queued}
+		}
+		if !maps.EqualFunc(got, want, func(a, b inside.Info) bool {
+			return a.Held == b.Held && a.Waiting == b.Waiting && a.Queued == b.Queued
+		}) {
+			for key := range want {
+				if fmt.Sprint(got[key]) != fmt.Sprint(want[key]) {
+					t.Errorf("%+v, want %+v", got[key], want[key])
+				}
+				delete(got, key)
+			}
+			t.Errorf("too many: %v", got)
+		}
+		n := 0
+		for _, err := range e.List(t.Context()) {
+			redistest.Must(t, err)
+			if n++; n == 7 {
+				break
+			}
+		}
+
+		if n, err := e.Sweep(t.Context()); n != 115 || err != nil {
+			t.Errorf("Sweep removed %d, %v, want each second lock's dead waiter", n, err)
+		}
+		if n, err := e.Sweep(t.Context()); n != 0 || err != nil {
+			t.Errorf("Sweep removed %d more, %v", n, err)
+		}
+		if info := inspect(t, e, pool, ""); info.Free != 2 {
+			t.Errorf("the pool is %+v", info)
+		}
+
+		// Close from inside does not wait for the loop that it is called from.
+		var last error
+		for _, err := range e.List(t.Context()) {
+			last = err
+			e.Close()
+		}
+		if !errors.Is(last, ErrClosed) && len(want) > walkTogether {
+			t.Errorf("List of what was closed meanwhile: %v", last)
+		}
+	})
+}
+
+// TestSweepGoesOn: until all that is dead is gone, though a script removes a hundred at a time.
+func TestSweepGoesOn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		e := startAt(t, rdb)
+		r := e.ref("dead")
+		must(t, e, asked(r, ""))
+		for i := range 350 {
+			stay := time.Millisecond
+			if i%7 == 0 {
+				stay = time.Hour
+			}
+			join(t, e, r, fmt.Sprint("w.", i), "", stay)
+		}
+		var dead []redis.Z
+		for i := range 250 {
+			dead = append(dead, redis.Z{Score: 1, Member: fmt.Sprint("h.", i, "||")})
+		}
+		redistest.Must(t, rdb.ZAdd(t.Context(), r.Key+":holders", dead...).Err())
+		time.Sleep(5 * time.Millisecond)
+		n, err := e.Sweep(t.Context())
+		if left := rdb.ZCard(t.Context(), r.Key+":line").Val(); n != 550 || err != nil || left != 50 || rdb.ZCard(t.Context(), r.Key+":holders").Val() != 1 {
+			t.Errorf("removed %d, %v; %d are left in line", n, err, left)
+		}
+	})
+}
+
+// TestListOnCluster: on each master.
+func TestListOnCluster(t *testing.T) {
+	s := redistest.Cluster(t)
+	e := startAt(t, s.Client(t).(*redis.ClusterClient))
+	want := map[string]bool{}
+	for i := range 30 {
+		r := e.ref(fmt.Sprint(i))
+		le := must(t, e, asked(r, ""))
+		join(t, e, r, "w.1", "", time.Hour)
+		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots, nil); n != 1 || err != nil {
+			t.Errorf("Break: %d, %v", n, err)
+		}
+		want[r.Key] = true
+	}
+	for info, err := range e.List(t.Context()) {
+		redistest.Must(t, err)
+		if !want[info.Key] {
+			t.Errorf("%q is listed again, or none", info.Key)
+		}
+		delete(want, info.Key)
+	}
+	if len(want) > 0 {
+		t.Errorf("not listed: %v", want)
+	}
+	// A client that may hide a Cluster.
+	hidden := startAt(t, struct{ redisx.Client }{s.Client(t)})
+	if _, err := hidden.Sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot walk its keys") {
+		t.Errorf("Sweep by a client of another type: %v", err)
+	}
+}
+
+// TestPut: values once, in their order, and to whom waits.
+func TestPut(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e := startAt(t, s.Client(t))
+		r := e.ref("p")
+		r.Pool = true
+		put := func(want int, values ...string) {
+			t.Helper()
+			if n, err := e.Put(t.Context(), r, values); n != want || err != nil {
+				t.Errorf("Put: %d, %v, want %d", n, err, want)
+			}
+		}
+		put(0)
+		if n, err := e.Put(t.Context(), r, []string{"a", ""}); n != 0 || err == nil || errors.Is(err, redisx.ErrBackend) {
+			t.Errorf("an empty value: %d, %v", n, err)
+		}
+		waits, in := inLine(asked(r, "n")), make(chan struct{})
+		waits.OnWait = func() { close(in) }
+		var wg sync.WaitGroup
+		var le *Lease
+		redistest.Go(&wg, func() { le = must(t, e, waits) })
+		<-in
+		values := []string{"a |%"}
+		for i := range 250 {
+			values = append(values, fmt.Sprint("v ", i))
+		}
+		put(251, append(values, values[0], values[7])...)
+		wg.Wait()
+		put(1, append(values, "new")...)
+		info := inspect(t, e, r, "")
+		if h := info.Holders; info.Held != 1 || len(h) != 1 || h[0].Value != "a |%" || h[0].Note != "n" || h[0].Token != le.Token() {
+			t.Errorf("%+v", info)
+		}
+		if want := append(values[1:], "new"); info.Free != 251 || !slices.Equal(info.Values, want) {
+			t.Errorf("%d are free: %q", info.Free, info.Values)
+		}
+		if few, err := e.Inspect(t.Context(), r, 2, "", ""); err != nil || few.Free != 251 || !slices.Equal(few.Values, []string{"v 0", "v 1"}) {
+			t.Errorf("%+v, %v", few, err)
+		}
+		for range 150 {
+			must(t, e, asked(r, ""))
+		}
+		if info = inspect(t, e, r, ""); len(info.Holders) != 151 || slices.ContainsFunc(info.Holders, func(h inside.Holder) bool { return h.Value == "" }) {
+			t.Errorf("%+v", info.Holders)
+		}
+		// One is broken: its value is free again. And all of it goes.
+		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots, nil); n != 1 || err != nil || inspect(t, e, r, "").Values[101] != "a |%" {
+			t.Errorf("Break: %d, %v", n, err)
+		}
+		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey, nil); n != 252 || len(tokens) != 150 || err != nil {
+			t.Errorf("Delete: %d values, %d tokens, %v", n, len(tokens), err)
+		}
+		if info = inspect(t, e, r, ""); info.InUse() || info.Free != 0 {
+			t.Errorf("left: %+v", info)
+		}
+	})
+}
+
+// TestReplace: who came first, and who is asked to stop.
+func TestReplace(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		e := startAt(t, rdb)
+		r := e.ref("r")
+		arrive := func(note string, want bool) int64 {
+			t.Helper()
+			at, isNew, err := e.Arrive(t.Context(), r, note, time.Hour)
+			if err != nil || isNew != want || at <= 0 {
+				t.Errorf("Arrive(%q): %d %v, %v", note, at, isNew, err)
+			}
+			return at
+		}
+		first, second := arrive("1", true), arrive("2|\x00", true)
+		if again := arrive("1", false); again != first || second <= first {
+			t.Errorf("%d, %d, and again %d", first, second, again)
+		}
+		stands := func(arrival int64, want inside.Standing) {
+			t.Helper()
+			if got, err := e.Stop(t.Context(), r, arrival); got != want || err != nil {
+				t.Errorf("%v, %v, want %v", got, err, want)
+			}
+		}
+		stands(first, inside.First)
+		old := asked(r, "1")
+		old.Arrival = first
+		le := must(t, e, old)
+		sub := rdb.Subscribe(t.Context(), e.o.Prefix+":"+e.channel)
+		t.Cleanup(func() { _ = sub.Close() })
+		_, err := sub.Receive(t.Context())
+		redistest.Must(t, err)
+		stands(second, inside.First)
+		if msg := (<-sub.Channel()).Payload; !strings.HasPrefix(msg, le.Token()+" -2 ") {
+			t.Errorf("published %q", msg)
+		}
+		release(t, le)
+		young := asked(r, "2")
+		young.Arrival = second
+		must(t, e, young)
+		stands(first, inside.BehindHolders)
+		redistest.Must(t, e.Forget(t.Context(), r, "1"))
+		redistest.Must(t, e.Forget(t.Context(), r, "1"))
+		if now := arrive("1", true); now <= second {
+			t.Errorf("forgotten, and came at %d again", now)
+		}
+	})
+}
+
+// TestOrder: stamps, what becomes of them, and the head.
+func TestOrder(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e := startAt(t, s.Client(t))
+		e.parking.caller = func(context.Context, string, string) inside.Fate { return inside.FateUnsure }
+		r := e.ref("o")
+		head := func() inside.Head {
+			t.Helper()
+			h, err := e.Head(t.Context(), r)
+			redistest.Must(t, err)
+			return h
+		}
+		if h := head(); h.State != "" || h.Queued != 0 {
+			t.Errorf("the head of nothing: %+v", h)
+		}
+		if _, err := e.Skip(t.Context(), r, "", 0); !errors.Is(err, ErrNotHead) {
+			t.Errorf("Skip of nothing: %v", err)
+		}
+		stamp := func(note, nonce string, deadline time.Duration, most int) (int64, int, []inside.OrderItem) {
+			t.Helper()
+			ticket, queued, look, err := e.Stamp(t.Context(), r, note, nonce, deadline, most)
+			redistest.Must(t, err)
+			return ticket, queued, look
+		}
+		first, _, _ := stamp("q|1", "N1", time.Millisecond, 2)
+		if again, _, _ := stamp("q|1", "N1", time.Millisecond, 2); again != first || first <= 0 {
+			t.Errorf("sent again: %d, and %d", first, again)
+		}
+		second, _, _ := stamp("q2", "N2", time.Hour, 2)
+		time.Sleep(5 * time.Millisecond)
+		ticket, queued, look := stamp("q3", "N3", time.Hour, 2)
+		if ticket != 0 || queued != 2 || len(look) != 1 || look[0] != (inside.OrderItem{State: "i", Nonce: "N1", Ticket: first, Seen: "0", Note: "q|1"}) {
+			t.Errorf("a full key: %d, %d, %+v", ticket, queued, look)
+		}
+		if h := head(); h.State != "i" || h.Note != "q|1" || h.Nonce != "N1" || h.Ticket != first || !h.Since.Equal(time.UnixMicro(first)) || h.Runs || h.Failed || h.Queued != 2 || h.Key != r.Key {
+			t.Errorf("%+v", h)
+		}
+		act := func(act inside.OrderAct, item inside.OrderItem) named {
+			t.Helper()
+			n, _, err := e.actOrder(t.Context(), r, act, item, 0)
+			redistest.Must(t, err)
+			return n
+		}
+		if n := act(inside.ActNone, inside.OrderItem{}); n.free != 1 || n.parked != 2 || n.opens >= 0 || len(n.called) != 1 || !strings.HasPrefix(n.called[0], "|l|i|N1|") {
+			t.Errorf("%+v", n)
+		}
+		act(inside.ActConfirm, inside.OrderItem{Nonce: "N1", Ticket: first, Note: "q|1"})
+		if h := head(); h.State != "a" || !h.Since.After(time.UnixMicro(first)) {
+			t.Errorf("confirmed: %+v", h)
+		}
+
+		// The first one runs, the second one is parked, the third waits in a worker.
+		if reply, ok := arrives(t, e, r, "q|1", "N1", first, 0, false).(int64); !ok || reply <= 0 {
+			t.Errorf("the head got %v", reply)
+		}
+		arrives(t, e, r, "q2", "N2", second, 0, true)
+		third, _, _ := stamp("q3", "N3", time.Hour, 0)
+		arrives(t, e, r, "q3", "N3", third, time.Hour, false)
+		r.Ordered = true
+		info, err := e.Inspect(t.Context(), r, 10, "", "N3")
+		if h := info.Head; err != nil || info.Queued != 2 || info.Place != 1 || info.Held != 1 || !h.Runs || h.Failed || h.Queued != 3 || info.Waiting+info.Parked != 0 {
+			t.Errorf("%+v, %v", info, err)
+		}
+		want := []inside.Waiter{
+			{Note: "q2", Since: time.UnixMicro(second), Parked: true, Ordered: true},
+			{Owner: "a b|c", Note: "q3", Since: time.UnixMicro(third), Ordered: true},
+		}
+		if line, err := e.Line(t.Context(), r, info, 2); err != nil || !slices.Equal(line, want) {
+			t.Errorf("the line is %+v, %v", line, err)
+		}
+		if note, err := e.Skip(t.Context(), r, "q|1", 0); note != "q|1" || !errors.Is(err, ErrHeadRuns) {
+			t.Errorf("Skip of one that runs: %q, %v", note, err)
+		}
+		if note, err := e.Skip(t.Context(), r, "q2", second); note != "q|1" || !errors.Is(err, ErrNotHead) {
+			t.Errorf("Skip of the second: %q, %v", note, err)
+		}
+
+		// It fails, asynq retries it, and it is skipped: the second one is called, and archived.
+		_, err = e.conn.Run(t.Context(), orderReleaseScript, r.keys(), "w.N1|"+e.o.Owner+"|q|1", 1, 1, 0, "N1", "stays")
+		redistest.Must(t, err)
+		if h := head(); !h.Failed || h.Runs {
+			t.Errorf("%+v", h)
+		}
+		n, refused, err := e.actOrder(t.Context(), r, "skip", inside.OrderItem{Note: "q|1", Ticket: first}, 0)
+		if refused != nil || err != nil || n.free != 1 || len(n.called) != 1 || !strings.HasPrefix(n.called[0], "|c|c|N2|") || !strings.HasSuffix(n.called[0], "|q2") {
+			t.Errorf("Skip: %v, %+v, %v", refused, n, err)
+		}
+		if again, _, err := e.actOrder(t.Context(), r, "skip", inside.OrderItem{Note: "q|1", Ticket: first}, 0); err != nil || len(again.called) != 1 {
+			t.Errorf("Skip, sent again: %+v, %v", again, err)
+		}
+		if note, err := e.Skip(t.Context(), r, "q|1", 0); note != "q2" || !errors.Is(err, ErrNotHead) {
+			t.Errorf("Skip of one that has left: %q, %v", note, err)
+		}
+		h := head()
+		_, seen, _ := strings.Cut(n.called[0], fmt.Sprint(second, "|"))
+		seen, _, _ = strings.Cut(seen, "|")
+		act(inside.ActArchived, inside.OrderItem{State: "c", Nonce: "N2", Ticket: second, Seen: seen, Note: "q2"})
+		if held := head(); h.State != "c" || !held.Held() || held.Since.Before(h.Since.Add(-time.Second)) {
+			t.Errorf("%+v, and archived %+v", h, held)
+		}
+		// All of it is forgotten by a deletion.
+		if _, _, err := e.Break(t.Context(), r, "", BreakKey, nil); err != nil || head().State != "" {
+			t.Errorf("deleted: %v, %+v", err, head())
+		}
+	})
+}

@@ -1,0 +1,262 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/redisx"
+	"github.com/automutex/automutex/internal/turn"
+)
+
+// This file is what is particular to ordered keys; lua/order.lua has what is stored.
+
+var (
+	// ErrNotHead is the error of a skip of a task that is not the first of its key.
+	ErrNotHead = errors.New("lock: the task is not the next one of its key")
+	// ErrHeadRuns is the error of a skip of a task that holds its lock.
+	ErrHeadRuns = errors.New("lock: the task holds its lock")
+	// ErrOrderDone: the task is marked as done.
+	ErrOrderDone = errors.New("lock: the task is marked as done")
+	// ErrOrderSpent: its last attempt has begun before, and did not return.
+	ErrOrderSpent = errors.New("lock: the task's last attempt has begun before, and did not return")
+)
+
+// Stamp gives the task with that note and nonce the next place in order. If most tasks of the key or more are not done, it gives none, and
+// returns how many there are, and those of the first ones that should have come by now. The ticket is 0 then. deadline is when others may
+// look whether the task was enqueued. After an error it may have a place.
+func (e *Engine) Stamp(ctx context.Context, r Ref, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
+	reply, err := e.callOrder(ctx, orderStampScript, r, nonce, note, deadline.Milliseconds(), int64(most))
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	if ticket, isNum := reply.(int64); isNum && ticket > 0 {
+		return ticket, 0, nil, nil
+	}
+	f := fieldsOf(reply)
+	queued = int(f.num(0))
+	for i := 1; i < len(f.list); i++ {
+		item, ok := ParseItem(f.text(i))
+		f.wrong = f.wrong || !ok
+		look = append(look, item)
+	}
+	if f.wrong {
+		return 0, 0, nil, redisx.Failed("order_stamp", r.Key, unexpected(reply))
+	}
+	return 0, queued, look, nil
+}
+
+func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ...any) (any, error) {
+	r.Ordered, r.Pool = true, false
+	return e.call(ctx, s, r.keys(), args...)
+}
+
+// actOrder runs order_act, and has those called that it names.
+func (e *Engine) actOrder(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) (n named, refused []any, err error) {
+	r.Ordered = true
+	inbound, _ := e.parking.wanted(r)
+	sent := time.Now()
+	reply, err := e.callOrder(ctx, orderActScript, r, int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket, item.State, item.Seen,
+		after.Milliseconds(), item.Note)
+	if list, _ := reply.([]any); err != nil || len(list) > 0 && (list[0] == "runs" || list[0] == "other") {
+		return n, list, err
+	}
+	if n, err = parseNamed(reply); err != nil {
+		return n, nil, redisx.Failed("order_act", r.Key, err)
+	}
+	e.parking.noteNamed(r, n, sent)
+	return n, nil, nil
+}
+
+// Act changes one task of an ordered key, and looks after the key. after is for inside.ActPresent: nobody looks for the task again
+// before that.
+func (e *Engine) Act(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
+	_, _, err := e.actOrder(ctx, r, act, item, after)
+	return err
+}
+
+// Skip takes the head with that note and ticket out of the order, and calls the next. It does so once, however often the script is
+// executed: after that another task with the same note may be the head. A ticket of 0 is that of the head now. The error Is ErrHeadRuns if
+// the head holds the lock, and ErrNotHead if the task is not the head; head is the head's note then, empty without one.
+func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (head string, err error) {
+	if ticket == 0 {
+		now, err := e.Head(ctx, r)
+		if err != nil {
+			return "", err
+		}
+		if now.State == "" || now.Note != note {
+			return now.Note, ErrNotHead
+		}
+		ticket = now.Ticket
+	}
+	switch _, refused, err := e.actOrder(ctx, r, "skip", inside.OrderItem{Note: note, Ticket: ticket}, 0); {
+	case err != nil:
+		return "", err
+	case refused == nil:
+		return note, nil
+	case refused[0] == "runs":
+		return note, ErrHeadRuns
+	default:
+		head, _ := refused[len(refused)-1].(string)
+		return head, ErrNotHead
+	}
+}
+
+// Head returns the first task in order of the key. Its State is empty if no task is in order.
+func (e *Engine) Head(ctx context.Context, r Ref) (inside.Head, error) {
+	r.Ordered, r.Pool = true, false
+	info, err := e.Inspect(ctx, r, 1, "", "")
+	return info.Head, err
+}
+
+// parseHead reads {nonce, ticket, record} of the first task.
+func parseHead(key string, info inside.Info, f *fields) (h inside.Head, wrong bool) {
+	h = inside.Head{Key: key, Queued: info.Queued, Nonce: f.text(0), Ticket: f.score(1)}
+	if f.at(2) == nil { // its record was lost: see first_tasks in order.lua
+		h.State, h.Since = "a", time.UnixMicro(h.Ticket)
+		return h, f.wrong
+	}
+	t, ok := parseTask(f.text(2))
+	h.State, h.Note, h.Since = t.state, t.note, time.UnixMicro(t.seen)
+	switch {
+	case t.state == "h":
+		h.Since = time.UnixMilli(t.since)
+	case t.seen == 0:
+		h.Since = time.UnixMicro(h.Ticket)
+	}
+	h.Runs = len(info.Holders) > 0 && info.Holders[0].Note == t.note
+	h.Failed = t.state == "a" && t.begun > 0 && !h.Runs
+	return h, f.wrong || !ok
+}
+
+// orderTask is the record of a task, see order.lua.
+type orderTask struct {
+	state              string
+	seen, begun, since int64
+	owner, note        string // the owner, unescaped, of one that waits in a worker
+}
+
+var taskRecord = regexp.MustCompile(`(?s)^([a-z]) (\d+) (\d+) \d+ (\d+) [^|]*\|(?:\d+ )?([^|]*)\|(.*)$`)
+
+func parseTask(record string) (t orderTask, ok bool) {
+	f := taskRecord.FindStringSubmatch(record)
+	if f == nil {
+		return t, false
+	}
+	t = orderTask{state: f[1], owner: keys.Unescape(f[5]), note: f[6]}
+	for i, n := range []*int64{&t.seen, &t.begun, &t.since} {
+		*n, _ = strconv.ParseInt(f[i+2], 10, 64) // all digits; one too great is the greatest
+	}
+	return t, true
+}
+
+// ParseItem reads a task that a reply names, see lua/order_act.lua. ok is false for the note of a parked task.
+func ParseItem(named string) (item inside.OrderItem, ok bool) {
+	f := strings.SplitN(named, "|", 7)
+	if len(f) != 7 || f[0] != "" || f[1] != "c" && f[1] != "l" {
+		return inside.OrderItem{}, false
+	}
+	ticket, err := strconv.ParseInt(f[4], 10, 64)
+	if err != nil || ticket <= 0 || ticket > math.MaxInt32*int64(math.MaxInt32) {
+		return inside.OrderItem{}, false
+	}
+	return inside.OrderItem{Call: f[1] == "c", State: f[2], Nonce: f[3], Ticket: ticket, Seen: f[5], Note: f[6]}, true
+}
+
+// Order is an attempt of an ordered task.
+type Order struct {
+	inside.Place
+	outcome atomic.Int32 // an inside.Outcome. It is set before the lease ends, and read by each release, also by one in the background
+}
+
+var outcomes = [...]string{inside.OutcomeStays: "stays", inside.OutcomeUnbegun: "unbegun", inside.OutcomeDone: "done", inside.OutcomeHeld: "held", inside.OutcomeLeft: "left"}
+
+// End sets how the attempt that holds le has ended. It does nothing for a lock that is not ordered.
+func (le *Lease) End(o inside.Outcome) {
+	if le.request.Order != nil {
+		le.request.Order.outcome.Store(int32(o))
+	}
+}
+
+// endUnbegun says that the handler of a task, which had its turn, has not begun, if nothing else is known of its end.
+func (o *Order) endUnbegun() {
+	if o != nil {
+		o.outcome.CompareAndSwap(int32(inside.OutcomeStays), int32(inside.OutcomeUnbegun))
+	}
+}
+
+func (e *Engine) orderAsk(le *Lease, mode turn.Ask) *redisx.Call {
+	r, park := &le.request, int64(0)
+	switch mode {
+	case turn.Try, turn.Join:
+	case turn.JoinOrPark:
+		park = 2
+	case turn.Park:
+		park = 1
+	}
+	p := &r.Order.Place
+	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
+		le.body, r.TTL.Milliseconds(), mode.Lifetime(), int64(e.limit(&r.Ref)), park, r.Every.Microseconds(), r.Spare.Microseconds(),
+		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue), oneOrZero(p.Again),
+	}}
+}
+
+func (e *Engine) orderRelease(r *Request, body any, inbound, cooldown int64) []any {
+	return []any{body, int64(e.limit(&r.Ref)), inbound, cooldown, r.Order.Nonce, outcomes[r.Order.outcome.Load()]}
+}
+
+// refusalOf is the error of a reply that is neither the lock nor a place.
+func refusalOf(reply any) error {
+	if list, _ := reply.([]any); len(list) == 1 {
+		switch list[0] {
+		case "done":
+			return ErrOrderDone
+		case "spent":
+			return ErrOrderSpent
+		}
+	}
+	return nil
+}
+
+// Behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head comes or is
+// looked for. The reason is empty if the reply names no head.
+func (b *Busy) Behind() (reason string, comes time.Duration) {
+	head, ok := strings.CutPrefix(b.Holder, "o:")
+	if !ok {
+		return "", 0
+	}
+	record, _ := parseTask(head) // the script wrote it
+	switch {
+	case record.state == "h":
+		return inside.ReasonArchived, 0
+	case record.state != "a":
+		return inside.ReasonBehind, 0
+	case record.begun > 0:
+		reason = inside.ReasonFailed
+	default:
+		reason = inside.ReasonBehind
+	}
+	return reason, max(0, time.Duration(record.since-b.ServerUS/1000)*time.Millisecond)
+}
+
+// holderOf reads a holder's body, or the head of an ordered key, before whom nobody holds the lock.
+func holderOf(body string) inside.Holder {
+	if head, ok := strings.CutPrefix(body, "o:"); ok {
+		task, _ := parseTask(head)
+		return inside.Holder{Note: task.note}
+	}
+	if f := strings.SplitN(body, "|", 3); len(f) == 3 {
+		return inside.Holder{Token: f[0], Owner: keys.Unescape(f[1]), Note: f[2]}
+	}
+	return inside.Holder{}
+}
+
+// Who is the holder that a busy reply names, or the head of an ordered key.
+func (b *Busy) Who() inside.Holder { return holderOf(b.Holder) }

@@ -1,0 +1,31 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/automutex/automutex/internal/keys"
+)
+
+// putTogether is how many values one script adds: no script touches more of a key.
+const putTogether = 100
+
+// Put adds values to the end of a pool, and grants them to its waiters. It returns how many it has certainly added, also with an error. It
+// leaves out those that the pool has, free or taken. If one is empty it adds none.
+func (e *Engine) Put(ctx context.Context, r Ref, values []string) (added int, err error) {
+	args := make([]any, len(values))
+	for i, value := range values {
+		if value == "" {
+			return 0, fmt.Errorf("lock: pool %q: value %d of %d is empty: nothing was put", r.Key, i+1, len(values))
+		}
+		args[i] = keys.Escape(value)
+	}
+	for some := range slices.Chunk(args, putTogether) {
+		n, err := e.code(ctx, putTogether, putScript, r.keys(), some...)
+		if added += int(n); err != nil {
+			return added, err
+		}
+	}
+	return added, nil
+}
