@@ -8,9 +8,8 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/decide"
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
@@ -29,9 +28,9 @@ const claimLife = 30 * 24 * time.Hour
 // taskClaim is what a delivery knows of its task's claim.
 type taskClaim struct {
 	key        string // of the lock beside which the claim is; empty: the task has none
-	kind       claim.Kind
-	noted      inside.Phase // the last one that Redis has
-	superseded bool         // another task has taken the place of this one
+	kind       mark.Kind
+	noted      mark.Phase // the last one that Redis has
+	superseded bool       // another task has taken the place of this one
 }
 
 // hasClaim reports whether a task has a claim of this Guard's prefix. It is asked for tasks without a
@@ -42,19 +41,19 @@ func (g *Guard) hasClaim(ctx context.Context) bool {
 }
 
 func (g *Guard) claimOf(id string) (c taskClaim) {
-	if key, kind, ok := claim.Parse(id, g.cfg.Prefix); ok {
+	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok {
 		c.key, c.kind = key, kind
 	}
 	return c
 }
 
 // noteInClaim notes the phase of the task.
-func (d *delivery) noteInClaim(phase inside.Phase) error {
+func (d *delivery) noteInClaim(phase mark.Phase) error {
 	length := claimLife
 	switch {
-	case phase == inside.PhaseEnded:
+	case phase == mark.Ended:
 		length = claimRest
-	case d.claim.kind == claim.WindowNew:
+	case d.claim.kind == mark.WindowNew:
 		length = 0 // it ends at its time
 	}
 	may, err := inner.Claim(d.guard.locker, d.claim.key).Start(d.roundTripContext(), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
@@ -74,7 +73,7 @@ func (d *delivery) noteInClaim(phase inside.Phase) error {
 // joined to a run that has already read its data. Nor does one that another task has superseded: over
 // says so then.
 func (d *delivery) beginInClaim() obstacle {
-	if d.claim.kind == claim.Window {
+	if d.claim.kind == mark.Window {
 		return obstacle{why: decide.Nothing}
 	}
 	t := target{rule: &compiledRule{}, key: d.claim.key}
@@ -84,7 +83,7 @@ func (d *delivery) beginInClaim() obstacle {
 		d.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), but no rule of this Guard makes the key of its claim, "+
 			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", d.task.Type(), "task", d.note)
 	}
-	if err := d.noteInClaim(inside.PhaseBegun); err != nil {
+	if err := d.noteInClaim(mark.Begun); err != nil {
 		return d.report(obstacle{why: decide.NoAnswer, target: t,
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", t.rule.Name, t.key, withClientHint(err))})
 	}
@@ -98,7 +97,7 @@ func (d *delivery) waitInClaim() {
 	if !d.claim.kind.CanBeSuperseded() || d.claim.noted != "" {
 		return
 	}
-	if err := d.noteInClaim(inside.PhaseWaiting); err != nil {
+	if err := d.noteInClaim(mark.Waiting); err != nil {
 		d.guard.log.Debug("automutex: that the task waits could not be noted in its claim", "key", d.claim.key, "task", d.note, "error", err)
 	}
 }
@@ -107,11 +106,11 @@ func (d *delivery) waitInClaim() {
 // producers see that asynq does not have the task.
 func (d *delivery) endClaim(ends decide.Decision) {
 	ended := ends.What == decide.Done || ends.What == decide.Archive || ends.What == decide.Drop
-	gone := d.claim.kind.EndsAtStart() && d.claim.noted == inside.PhaseBegun && !d.claim.superseded
+	gone := d.claim.kind.EndsAtStart() && d.claim.noted == mark.Begun && !d.claim.superseded
 	if !ended || gone || !d.claim.superseded && !d.claim.kind.EndsWithTask() {
 		return
 	}
-	if err := d.noteInClaim(inside.PhaseEnded); err != nil {
+	if err := d.noteInClaim(mark.Ended); err != nil {
 		d.guard.log.Debug("automutex: the end of the task could not be noted in its claim", "key", d.claim.key, "task", d.note, "error", err)
 	}
 }

@@ -2,13 +2,10 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
-	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/wire"
 )
 
 // ReasonPaused is the [BusyError].Reason of a lock that an operator has paused; see
@@ -33,17 +30,7 @@ type Control struct {
 	Since   time.Time
 
 	// Who ordered the pause and who the limit, where there are both; see orders.
-	pauseBy, limitBy wire.OrderedBy
-}
-
-// appliesTo reports whether the lock with that Redis key belongs to the target.
-func (c Control) appliesTo(key string) bool {
-	_, text, ok := strings.Cut(key, ":{")
-	if !ok {
-		return false
-	}
-	key, scope, ok := control.TargetsOf(text)
-	return ok && (c.Target == key || c.Target == scope || strings.HasSuffix(c.Target, ":") && strings.HasPrefix(scope, c.Target))
+	pauseBy, limitBy control.OrderedBy
 }
 
 // controlsFor gives those controls of a list that are for the lock with that Redis key,
@@ -52,7 +39,7 @@ func (c Control) appliesTo(key string) bool {
 // the last one is the narrowest, and wins.
 func controlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
 	for _, c := range list {
-		if !c.appliesTo(key) {
+		if !control.AppliesTo(c.Target, key) {
 			continue
 		}
 		its = append(its, c)
@@ -105,37 +92,14 @@ func (l *Locker) Controls() *Controls { return &Controls{l} }
 // if until is zero, with Resume. A second Pause replaces the first. why is the reason to show,
 // at most 1,000 bytes. An until in the past, or more than ten years ahead, is an error.
 func (c *Controls) Pause(ctx context.Context, target string, until time.Time, why string) error {
-	left := time.Until(until)
-	switch {
-	case until.IsZero():
-	case left <= 0:
-		return fmt.Errorf("lock: pause of %q until %s: that is in the past; give a time to come, or the zero time for a pause until Resume",
-			target, until.Format(time.RFC3339))
-	case left > inside.MaxTTL:
-		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
-			target, until.Format(time.RFC3339), inside.MaxTTL)
-	}
-	_, err := c.locker.controls.Change(ctx, target, why, false, func(e *wire.Entry, by wire.OrderedBy, skew time.Duration) {
-		e.Pause = &wire.PauseEntry{OrderedBy: by}
-		if !until.IsZero() {
-			end := until.Add(skew).UTC()
-			e.Pause.Until = &end
-		}
-	})
-	return err
+	return c.locker.controls.Pause(ctx, target, until, why)
 }
 
 // Resume ends a pause. If the target is not paused it changes nothing, and returns nil. If
 // the scope of a key is paused too, the key stays paused.
 func (c *Controls) Resume(ctx context.Context, target string) error {
-	_, err := c.resume(ctx, target)
+	_, err := c.locker.controls.Resume(ctx, target)
 	return err
-}
-
-// resume is Resume, and returns what it has ended.
-func (c *Controls) resume(ctx context.Context, target string) (inside.Ended, error) {
-	found, err := c.locker.controls.Change(ctx, target, "", true, func(e *wire.Entry, _ wire.OrderedBy, _ time.Duration) { e.Pause = nil })
-	return found.Ended(found.Paused), err
 }
 
 // SetLimit sets how many may hold a lock of the target at once, in place of the number in the
@@ -143,26 +107,14 @@ func (c *Controls) resume(ctx context.Context, target string) (inside.Ended, err
 // a mutex becomes a semaphore. [Locker.Lead] ignores the limit. why is the reason to show, at
 // most 1,000 bytes.
 func (c *Controls) SetLimit(ctx context.Context, target string, n int, why string) error {
-	if n < 1 || n > wire.MaxLimit {
-		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, wire.MaxLimit)
-	}
-	_, err := c.locker.controls.Change(ctx, target, why, false, func(e *wire.Entry, by wire.OrderedBy, _ time.Duration) {
-		e.Limit = &wire.LimitEntry{OrderedBy: by, Holders: n}
-	})
-	return err
+	return c.locker.controls.SetLimit(ctx, target, n, why)
 }
 
 // ClearLimit removes the limit that SetLimit has set. If there is none it changes nothing,
 // and returns nil.
 func (c *Controls) ClearLimit(ctx context.Context, target string) error {
-	_, err := c.clearLimit(ctx, target)
+	_, err := c.locker.controls.ClearLimit(ctx, target)
 	return err
-}
-
-// clearLimit is ClearLimit, and returns what it has ended.
-func (c *Controls) clearLimit(ctx context.Context, target string) (inside.Ended, error) {
-	found, err := c.locker.controls.Change(ctx, target, "", true, func(e *wire.Entry, _ wire.OrderedBy, _ time.Duration) { e.Limit = nil })
-	return found.Ended(found.Limited), err
 }
 
 // List reads from Redis all controls in force, sorted by target. It leaves out an entry that
@@ -172,7 +124,6 @@ func (c *Controls) List(ctx context.Context) ([]Control, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.locker.controls.LogUnreadable(state)
 	return inForce(state), nil
 }
 
@@ -203,7 +154,7 @@ func inForce(s *control.State) (list []Control) {
 		if last := len(list) - 1; last >= 0 && list[last].Target == o.Target {
 			pause := list[last]
 			c.Paused, c.PausedUntil = true, pause.PausedUntil
-			c.pauseBy, c.limitBy = wire.OrderedBy{Why: pause.Why, By: pause.By, Since: pause.Since}, o.OrderedBy
+			c.pauseBy, c.limitBy = control.OrderedBy{Why: pause.Why, By: pause.By, Since: pause.Since}, o.OrderedBy
 			if !c.Since.After(pause.Since) {
 				c.Why, c.By, c.Since = pause.Why, pause.By, pause.Since
 			}
@@ -254,11 +205,11 @@ func (c Control) orders() []Control {
 	if !c.Paused || c.Limit == 0 {
 		return []Control{c}
 	}
-	if c.pauseBy == (wire.OrderedBy{}) && c.limitBy == (wire.OrderedBy{}) {
-		c.pauseBy = wire.OrderedBy{Why: c.Why, By: c.By, Since: c.Since}
+	if c.pauseBy == (control.OrderedBy{}) && c.limitBy == (control.OrderedBy{}) {
+		c.pauseBy = control.OrderedBy{Why: c.Why, By: c.By, Since: c.Since}
 		c.limitBy = c.pauseBy
 	}
-	order := func(o Control, by wire.OrderedBy) Control {
+	order := func(o Control, by control.OrderedBy) Control {
 		o.Target, o.Why, o.By, o.Since = c.Target, by.Why, by.By, by.Since
 		return o
 	}
@@ -284,7 +235,7 @@ func (c Control) text() string {
 	for i, order := range orders {
 		texts[i] = control.Order{
 			Target: order.Target, Paused: order.Paused, Until: order.PausedUntil, Limit: order.Limit,
-			OrderedBy: wire.OrderedBy{Why: order.Why, By: order.By, Since: order.Since},
+			OrderedBy: control.OrderedBy{Why: order.Why, By: order.By, Since: order.Since},
 		}.Text()
 	}
 	return strings.Join(texts, "; ")

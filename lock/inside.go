@@ -7,6 +7,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
@@ -193,11 +194,11 @@ func (insider) Unreadable(ctx context.Context, c *Controls) (map[string]string, 
 }
 
 func (insider) Resume(ctx context.Context, c *Controls, target string) (inside.Ended, error) {
-	return c.resume(ctx, target)
+	return c.locker.controls.Resume(ctx, target)
 }
 
 func (insider) ClearLimit(ctx context.Context, c *Controls, target string) (inside.Ended, error) {
-	return c.clearLimit(ctx, target)
+	return c.locker.controls.ClearLimit(ctx, target)
 }
 
 func (insider) ControlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
@@ -205,10 +206,10 @@ func (insider) ControlsFor(list []Control, key string) (its []Control, limit int
 }
 func (insider) ControlText(c Control) string         { return c.text() }
 func (insider) Orders(list []Control) []Control      { return ordersOf(list) }
-func (insider) AppliesTo(c Control, key string) bool { return c.appliesTo(key) }
+func (insider) AppliesTo(c Control, key string) bool { return control.AppliesTo(c.Target, key) }
 
 // Claim is the mark of package unique beside the lock with that key.
-func (insider) Claim(l *Locker, key string) mark.Claim { return mark.Of(l.life, l.engine.Conn(), key) }
+func (insider) Claim(l *Locker, key string) mark.Mark { return mark.Of(l.life, l.engine.Conn(), key) }
 
 // ClaimLock returns a lock for producers that change the task of that claim in several steps. Workers do
 // not take it.

@@ -79,13 +79,13 @@ func New(rdb Client, o Options) *Locker {
 	l := &Locker{
 		rdb: rdb, prefix: cmp.Or(o.Prefix, inside.DefaultPrefix), secret: &o.HashKeys, ttl: wholeMS(cmp.Or(o.TTL, DefaultTTL)), log: safelog.New(o.Logger),
 	}
-	owner := keys.Escape(cmp.Or(o.Owner, inside.Process()))
+	owner := cmp.Or(o.Owner, inside.Process())
 	err := checkClient(rdb)
 	if err == nil {
 		err = cmp.Or(checkPrefix(l.prefix), checkSecret(*l.secret), checkTTL("Options.TTL", l.ttl), checkReplicas(rdb, o.MinReplicas))
 	}
 	l.engine = engine.New(engine.Options{
-		Client: rdb, Prefix: l.prefix, Owner: owner, Log: l.log, Replicas: o.MinReplicas, Call: o.call, Unfit: err,
+		Client: rdb, Prefix: l.prefix, Owner: keys.Escape(owner), Log: l.log, Replicas: o.MinReplicas, Call: o.call, Unfit: err,
 	})
 	l.life = l.engine.Life()
 	l.controls = control.New(control.Options{

@@ -110,7 +110,7 @@ func (m *Lock) inspect(ctx context.Context, most int, note string) (inside.Info,
 // broken or not.
 func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
-		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all holders", m.name)
+		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all holders", m.request.Name)
 	}
 	n, err := m.breakUp(ctx, token, engine.BreakSlots)
 	return n > 0, err

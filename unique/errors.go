@@ -8,7 +8,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/mark"
 )
 
 // ErrEnqueueUnderWay is what a call fails with if other producers were enqueuing the task that blocks
@@ -18,7 +18,7 @@ var ErrEnqueueUnderWay = errors.New("another producer's enqueue for this key is 
 
 // underWayError says that a claim stands and its task does not exist.
 type underWayError struct {
-	claim inside.Claimed
+	claim mark.Standing
 	grace time.Duration // how long the claim blocks the key without a task
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -159,7 +159,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 		keys, err := g.Keys(t.Context(), task)
 		redistest.Must(t, err)
 		info := r.must(r.Enqueue(task))
-		if info.ID != claim.TaskID(keys[0]) || info.Queue != r.queue {
+		if info.ID != mark.TaskID(keys[0]) || info.Queue != r.queue {
 			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])
 		}
 	}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -96,7 +96,7 @@ func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 
 // existing is what stands for the key: a claim, and its task as asynq has it.
 type existing struct {
-	claim     inside.Claimed // without a Holder: none. Under UntilDone with Reject or Join: the task's ID.
+	claim     mark.Standing // without a Holder: none. Under UntilDone with Reject or Join: the task's ID.
 	queue, id string
 	info      *asynq.TaskInfo // nil: asynq does not have the task
 }
@@ -114,7 +114,7 @@ func (req *request) try(ctx context.Context, instead string) (*asynq.TaskInfo, e
 		}
 		found := existing{queue: req.rule.Queue, id: req.id}
 		if found.info, err = req.look(found.queue, found.id); found.info != nil {
-			found.claim = inside.Claimed{Holder: req.holder(req.id), Phase: inside.PhaseEnqueued}
+			found.claim = mark.Standing{Holder: req.holder(req.id), Phase: mark.Enqueued}
 		}
 		return nil, found, err
 	}
@@ -131,7 +131,7 @@ func (req *request) try(ctx context.Context, instead string) (*asynq.TaskInfo, e
 	if found.queue, found.id, ok = tasknote.Parse(standing.Holder); !ok {
 		return nil, found, nil // no claim of package unique: no such task exists
 	}
-	if found.info, err = req.look(found.queue, found.id); err == nil && found.info != nil && standing.Phase == inside.PhaseEnqueuing {
+	if found.info, err = req.look(found.queue, found.id); err == nil && found.info != nil && standing.Phase == mark.Enqueuing {
 		// Its producer died before it confirmed the claim, or is about to.
 		_, err = inner.Claim(req.client.locker, req.key).Keep(ctx, standing.Holder, 0)
 	}
@@ -140,7 +140,7 @@ func (req *request) try(ctx context.Context, instead string) (*asynq.TaskInfo, e
 
 // take takes the claim for the new task. If Redis' reply was lost, the claim may have been taken for
 // a task that will never exist, so take drops it.
-func (req *request) take(ctx context.Context, instead string) (inside.Claimed, error) {
+func (req *request) take(ctx context.Context, instead string) (mark.Standing, error) {
 	c := inner.Claim(req.client.locker, req.key)
 	standing, err := c.Take(ctx, req.holder(req.id), instead, req.rule.claimLength())
 	if errors.Is(err, lock.ErrBackend) {
@@ -210,14 +210,14 @@ func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) {
 // facts returns what decide.Admit decides by.
 func (req *request) facts(found existing) decide.Existing {
 	e := decide.Existing{
-		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived, Begun: found.claim.Phase == inside.PhaseBegun,
+		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived, Begun: found.claim.Phase == mark.Begun,
 	}
 	switch {
 	case found.id == "":
 		e.Claim = decide.Settled
 	case found.claim.Holder == "":
 		e.Claim = decide.NoClaim
-	case found.claim.Phase != inside.PhaseEnqueuing:
+	case found.claim.Phase != mark.Enqueuing:
 		e.Claim = decide.Confirmed
 	case found.claim.Age >= req.client.grace:
 		e.Claim = decide.Settled
@@ -229,7 +229,7 @@ func (req *request) facts(found existing) decide.Existing {
 		e.Task = decide.Absent
 	case found.info.State == asynq.TaskStateArchived, found.info.State == asynq.TaskStateCompleted:
 		e.Task = decide.Ended
-	case found.info.State == asynq.TaskStateActive && found.claim.Phase != inside.PhaseWaiting:
+	case found.info.State == asynq.TaskStateActive && found.claim.Phase != mark.Waiting:
 		e.Task = decide.Active
 	default:
 		e.Task = decide.Waits
@@ -363,7 +363,7 @@ func (req *request) sameContent(old *asynq.TaskInfo) bool {
 // newID makes the ID of the new task.
 func (c *Client) newID(r *rule, key string) string {
 	if !r.hasClaim() {
-		return claim.TaskID(key)
+		return mark.TaskID(key)
 	}
-	return claim.ID(key, r.kind(), c.nonce())
+	return mark.ID(key, r.kind(), c.nonce())
 }

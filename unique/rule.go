@@ -12,9 +12,9 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/claim"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -134,15 +134,15 @@ func (r *rule) where() string { return fmt.Sprintf("rule %q (Rules[%d])", r.Task
 func (r *rule) hasClaim() bool { return r.Until.kind != decide.UntilDone || r.Duplicate.supersedes() }
 
 // kind is what a Guard notes in the claims of the rule's tasks.
-func (r *rule) kind() claim.Kind {
-	kinds := map[decide.Until][2]claim.Kind{
-		decide.UntilDone: {"", claim.DoneNew}, decide.UntilStart: {claim.Start, claim.StartNew}, decide.ForTime: {claim.Window, claim.WindowNew},
+func (r *rule) kind() mark.Kind {
+	kinds := map[decide.Until][2]mark.Kind{
+		decide.UntilDone: {"", mark.DoneNew}, decide.UntilStart: {mark.Start, mark.StartNew}, decide.ForTime: {mark.Window, mark.WindowNew},
 	}
 	switch pair := kinds[r.Until.kind]; {
 	case !r.Duplicate.supersedes():
 		return pair[0]
 	case r.Until.kind == decide.UntilDone && r.KeepArchived:
-		return claim.KeptNew
+		return mark.KeptNew
 	default:
 		return pair[1]
 	}

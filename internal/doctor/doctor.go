@@ -18,12 +18,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/exchange"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -113,7 +113,7 @@ func (d *doctor) servers(ctx context.Context) error {
 	nodes := []*redis.Client{one}
 	if cluster, isCluster := d.rdb.(*redis.ClusterClient); isCluster {
 		var err error
-		if nodes, err = exchange.Masters(ctx, cluster); err != nil {
+		if nodes, err = redisx.Masters(ctx, cluster); err != nil {
 			return inspect.Backend(err)
 		}
 	} else if !isOne {
@@ -212,8 +212,7 @@ func (d *doctor) keys(ctx context.Context, rdb *redis.Client, of string) error {
 			return d.unable("keys"+of, err)
 		}
 		for key, kind := range kinds {
-			lives := lives[key].Val() // -1: for ever, as only pools do, which are sorted sets
-			if !slices.Contains([]string{"string", "zset", "none"}, kind.Val()) || kind.Val() == "string" && lives == -1 {
+			if kind.Val() != "none" && (kind.Val() != "string" || lives[key].Val() == -1) { // -1: for ever
 				wrong = append(wrong, printable.Short(key))
 			}
 		}
@@ -228,10 +227,11 @@ func (d *doctor) keys(ctx context.Context, rdb *redis.Client, of string) error {
 
 // trials are the commands that the library sends, itself or from a script, each on names of doctor's own: K a sorted
 // set, S a string, H a hash, C a channel. A test holds them against the scripts.
-const trials = `zadd K 1 a; pexpire K 60000; eval return(redis.call('EXISTS',KEYS[1])) 1 K; evalsha 0000000000000000000000000000000000000000 1 K;
-	time; exists K; pttl K; zscore K a; zcard K; zcount K -inf +inf; zrank K a; zrange K 0 0; zrangebyscore K -inf +inf LIMIT 0 1;
-	zrevrangebyscore K +inf -inf LIMIT 0 1; zremrangebyscore K 5 6; zrem K b; persist K; mget K; set S claim PX 60000; get S;
-	hset H report {}; hlen H; hget H report; hgetall H; hdel H report; publish C doctor; scan 0 MATCH K COUNT 1; ping; del K S H`
+const trials = `zadd K 1 a; pexpire K 60000; pexpireat K 9999999999999; eval return(redis.call('EXISTS',KEYS[1])) 1 K;
+	evalsha 0000000000000000000000000000000000000000 1 K; time; exists K; pttl K; zscore K a; zcard K; zcount K -inf +inf; zrank K a; zrange K 0 0;
+	zrevrange K 0 0; zrangebyscore K -inf +inf LIMIT 0 1; zremrangebyscore K 5 6; zrem K b; zpopmin K; set S claim PX 60000; get S;
+	hset H report {}; hlen H; hget H report; hmget H report; hexists H report; hgetall H; hdel H report; publish C doctor; scan 0 MATCH K COUNT 1; ping;
+	unlink K; del K S H`
 
 // Commands returns the commands whose rights Examine tries.
 func Commands() (commands []string) {

@@ -71,28 +71,6 @@ const (
 	BehindWaiters
 )
 
-// Phase says how far the task of a claim is. Redis stores it as text.
-type Phase string
-
-// The phases of a claim, in their order. Producers note the first two, a Guard the others.
-const (
-	PhaseEnqueuing Phase = "enqueuing" // its producer may still be enqueuing the task
-	PhaseEnqueued  Phase = "enqueued"
-	PhaseWaiting   Phase = "waiting" // a worker has the task, and waits for its lock
-	PhaseBegun     Phase = "begun"   // its handler has begun
-	PhaseEnded     Phase = "ended"   // not stored: the claim keeps its phase, and expires soon
-)
-
-// Claimed is a claim that stands.
-type Claimed struct {
-	// Holder is whose claim it is.
-	Holder string
-	// Age is the time since the claim was taken; what is noted later does not change that.
-	Age time.Duration
-	// Phase is how far the holder's task is.
-	Phase Phase
-}
-
 // Holder is one holder of a lock or a pool; see lock.Holder. Only a pool's has a Value.
 type Holder struct {
 	Token, Owner, Note string

@@ -16,7 +16,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/controls"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
@@ -305,7 +305,7 @@ func InBraces(key string) string {
 
 // ScopeOf returns the scope in a lock's key, as the key has it. fleet.Rule.Has says whether a rule has it.
 func ScopeOf(key string) string {
-	_, scope, _ := controls.TargetsOf(key[strings.IndexByte(key, '{')+1:])
+	_, scope, _ := control.TargetsOf(key[strings.IndexByte(key, '{')+1:])
 	return scope
 }
 

@@ -12,9 +12,8 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/claim"
-	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/unique"
@@ -145,9 +144,9 @@ func UniqueOf(ctx context.Context, keys *automutex.KeyMaker, rules []UniqueRule,
 	}
 	u := &Unique{Rule: rule, Key: names[0]}
 	if rule.Until == unique.UntilDone.String() && (rule.Duplicate == unique.Reject.String() || rule.Duplicate == unique.Join.String()) {
-		u.TaskID = claim.TaskID(u.Key)
+		u.TaskID = mark.TaskID(u.Key)
 	} else {
-		u.Claim = claims.Key(u.Key)
+		u.Claim = mark.Key(u.Key)
 	}
 	return u, nil
 }

@@ -87,13 +87,13 @@ type Wait struct {
 	ask      Ask  // what it asks
 	repeat   bool // ask once more after it: a message may have been missed since it ran
 
-	askedAt    time.Time    // when the last ask with a busy reply was sent
-	repliedAt  time.Time    // when Redis last replied, for Patience
-	RefreshAt  time.Time    // when to ask again at the latest; tests may put it off
-	SlotFreeAt time.Time    // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
-	last       Answer  // the last busy reply
-	hint       Message // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
-	hintAt     time.Time    // when it was received
+	askedAt    time.Time // when the last ask with a busy reply was sent
+	repliedAt  time.Time // when Redis last replied, for Patience
+	RefreshAt  time.Time // when to ask again at the latest; tests may put it off
+	SlotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
+	last       Answer    // the last busy reply
+	hint       Message   // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
+	hintAt     time.Time // when it was received
 }
 
 // New returns a Wait whose first ask is under way: the caller sends it. With parkNow that ask parks.

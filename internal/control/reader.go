@@ -1,0 +1,414 @@
+package control
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/redisx"
+)
+
+// How the controls are read.
+const (
+	// Delay is the longest time until every process that reaches Redis obeys a change.
+	Delay = 2 * time.Second
+	// ReadEvery is how often the controls are read.
+	ReadEvery = 1500 * time.Millisecond
+	// readOverdue is how long a read may be without a result before the next one begins beside it, on another connection.
+	readOverdue = 300 * time.Millisecond
+	// readRetry is the pause after a read that failed.
+	readRetry = 250 * time.Millisecond
+	// mostReads are under way at most. That is enough to know a state which is younger than Delay where each reply takes 1.7 s.
+	mostReads = 6
+)
+
+//go:embed lua/*.lua
+var files embed.FS
+
+func script(name string) *redisx.Script {
+	b, err := files.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // a name that no file has: every test finds it
+	}
+	return redisx.NewScript("control_"+name, string(b))
+}
+
+var readScript, writeScript = script("read"), script("write")
+
+// Reader reads the controls for a Locker and keeps the last state that it has read. Safe for concurrent use.
+//
+// A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, a reply is slow,
+// a connection hangs. Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is granted a lock obeys each
+// change that is older than Delay. If a read fails, or none succeeds for Delay, the Reader is blind: the log says so, and the Locker
+// obeys the state that was read last, or no controls if there is none, until a read succeeds.
+//
+// One goroutine, run, begins all reads, takes their results and is the only one that sets the view. It begins with the first call
+// that needs the controls, and ends at Close. Each read has a goroutine of its own, which ends with the read.
+type Reader struct {
+	o        Options
+	Keys     []string // exactly one
+	Channel  string   // of the messages that announce a change
+	keyStart string   // the beginning of every lock's key
+
+	view atomic.Pointer[view] // what is known; never nil
+	soon chan struct{}        // of capacity 1; a value asks run to begin a read
+
+	mu      sync.Mutex    // guards what follows; never held across I/O
+	running bool          // run was started
+	news    chan struct{} // closed when the view or last changes; then there is a new one
+	last    read          // the read that has ended last
+
+	warned bool // that the controls cannot be read was logged, and none has succeeded since; only run uses it
+}
+
+// view is what is known of the controls. It is immutable.
+type view struct {
+	state   *State    // the last one that was read; nil: none yet
+	inForce []Order   // its orders when it was read
+	blind   time.Time // when it was last found that the controls cannot be read; zero: they can
+	refused bool      // blind, since Redis refuses to let them be read
+}
+
+func (v *view) isKnown(now time.Time) bool { return v.state != nil && !Old(v.state.sent, now) }
+
+// isBlind is false again in a process that was stopped since: it has not tried for that long.
+func (v *view) isBlind(now time.Time) bool { return !v.blind.IsZero() && !Old(v.blind, now) }
+
+// read is one read and its result.
+type read struct {
+	sent  time.Time // just before it was sent
+	state *State
+	err   error
+}
+
+// Options are what a Reader is made of.
+type Options struct {
+	Life     *life.Life
+	Conn     *redisx.Conn
+	Log      *slog.Logger
+	Prefix   string
+	Secret   *string                // of HashKeys; behind a pointer it is not printed
+	Owner    string                 // who gives the orders of this process
+	HasScope func(text string) bool // whether a rule has that very scope, as the program writes it; nil: none is known
+	Changed  func(now *State)       // called after each change of what is in force, and first if there is anything; one call at a time
+}
+
+// New makes a Reader. It reads nothing before the first call that needs the controls.
+func New(o Options) *Reader {
+	r := &Reader{
+		o: o, Keys: []string{o.Prefix + ":{" + keys.Controls + "}"}, Channel: o.Prefix + ":control", keyStart: o.Prefix + ":{",
+		soon: make(chan struct{}, 1), news: make(chan struct{}),
+	}
+	r.view.Store(&view{})
+	return r
+}
+
+// Latest returns the state that was read last; nil: none yet.
+func (r *Reader) Latest() *State { return r.view.Load().state }
+
+// Old reports whether t is more than Delay before now, by the monotonic clock or by the wall clock: the first one stands still while
+// a virtual machine is suspended.
+func Old(t, now time.Time) bool {
+	return now.Sub(t) > Delay || now.Round(0).Sub(t.Round(0)) > Delay
+}
+
+// Slots is the limit that the scripts get: how many may hold the lock with that Redis key at once. It is the number of a control, or
+// else limit, the number in the program, which also counts if fixed is set. It is 0 while the lock is paused, so that the scripts
+// grant it to nobody and keep the line, and while the controls are not known. It does no I/O, and is called for each command.
+func (r *Reader) Slots(key string, limit int, fixed bool) int {
+	text, ours := r.inBraces(key)
+	if !ours {
+		return limit
+	}
+	v, now := r.view.Load(), time.Now()
+	if !v.isKnown(now) && !v.isBlind(now) {
+		if v.state == nil { // nobody has called Know; the next call of Slots may know
+			r.o.Life.Spawn(r.start)
+		}
+		return 0
+	}
+	ordered, pause := v.state.of(text)
+	switch {
+	case pause != nil:
+		return 0
+	case ordered == 0 || fixed:
+		return limit
+	}
+	return ordered
+}
+
+// PauseOf returns the pause of the lock with that Redis key, nil if it is not paused, and how long it lasts, 0 if it has no end.
+func (r *Reader) PauseOf(key string) (pause *Order, left time.Duration) {
+	state := r.Latest()
+	if text, ours := r.inBraces(key); ours {
+		_, pause = state.of(text)
+	}
+	if pause != nil && !pause.Until.IsZero() {
+		left = max(time.Millisecond, pause.Until.Sub(state.Now()))
+	}
+	return pause, left
+}
+
+// Know returns when the controls are known that were in force Delay ago, or cannot be read. Only the first calls of a Locker wait
+// for that, those of a process that was stopped, and those where Redis is slow or refuses; none for much longer than Delay. An error
+// means that ctx has ended, or that the Locker is closed. key is the lock's. The caller has called Life.Enter.
+func (r *Reader) Know(ctx context.Context, key string) error {
+	if _, ours := r.inBraces(key); !ours {
+		return nil
+	}
+	began := time.Now()
+	return r.await(ctx, key, func(last read) (bool, error) {
+		v, now := r.view.Load(), time.Now()
+		// A read that was sent before this call may have been refused for a cause that is gone.
+		return v.isKnown(now) || v.isBlind(now) && (!v.refused || !last.sent.Before(began)), nil
+	})
+}
+
+// Fetch reads the controls for a caller. When it returns, every change that was made before the call is in force for this Locker.
+func (r *Reader) Fetch(ctx context.Context) (*State, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := r.o.Life.Enter(); err != nil {
+		return nil, err
+	}
+	defer r.o.Life.Done()
+	began := time.Now()
+	bound, cancel := context.WithTimeout(ctx, redisx.Timeout)
+	defer cancel()
+	err := r.await(bound, r.Keys[0], func(last read) (bool, error) {
+		if state := r.Latest(); state != nil && !state.sent.Before(began) {
+			return true, nil
+		}
+		return last.err != nil && !last.sent.Before(began) && !mayBeRead(last.err), last.err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.Latest(), nil
+}
+
+// await waits until done, which it gives the read that has ended last, or until ctx ends. It asks for a read if the first look finds
+// that it is not done. The caller has called Life.Enter.
+func (r *Reader) await(ctx context.Context, key string, done func(last read) (bool, error)) error {
+	for first := true; ; first = false {
+		r.mu.Lock()
+		news, last := r.news, r.last
+		r.mu.Unlock()
+		is, err := done(last)
+		switch {
+		case is && err == nil:
+			return nil
+		case is:
+			return redisx.Failed("read the controls for", key, err)
+		case first:
+			r.start()
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return redisx.Failed("read the controls for", key, fmt.Errorf("%w before the context ended: %w", redisx.ErrNoAnswer, ctx.Err()))
+		case <-r.o.Life.Closing.Done():
+			return life.ErrClosed
+		}
+	}
+}
+
+// start makes run begin a read, and starts run before if that is needed. The caller has called Life.Enter.
+func (r *Reader) start() {
+	r.mu.Lock()
+	if !r.running {
+		r.running = true
+		r.o.Life.Branch(r.run)
+	}
+	r.mu.Unlock()
+	r.ReadSoon()
+}
+
+// ReadSoon makes run begin a read, if run has been started.
+func (r *Reader) ReadSoon() {
+	select {
+	case r.soon <- struct{}{}:
+	default: // a read is asked for already, and it will begin after this call
+	}
+}
+
+// run reads the controls when it is asked to, and again and again after that, until Close.
+func (r *Reader) run() {
+	results := make(chan read, mostReads) // so that no read waits for run
+	awake := time.Now()                   // when run last did something: ReadEvery ago at most, unless the process was stopped
+	var newest, unread time.Time          // when the latest read was sent; since when a read is under way and none succeeds
+	underWay, asked := 0, false
+	timer := time.NewTimer(ReadEvery)
+	defer timer.Stop()
+	for {
+		var ended *read
+		begins := false
+		select {
+		case <-timer.C:
+			begins = true
+		case <-r.soon:
+			asked = true
+		case result := <-results:
+			ended = &result
+		case <-r.o.Life.Closing.Done():
+			return // callers that wait see closing, too
+		}
+		now := time.Now()
+		if Old(awake, now) && !unread.IsZero() {
+			unread = now // it has not waited while it was stopped
+		}
+		awake = now
+		if ended != nil {
+			underWay--
+			r.note(*ended, now)
+			switch {
+			case ended.err != nil:
+				timer.Reset(readRetry)
+			case Old(ended.sent, now): // the next one begins when it is overdue
+			default:
+				// Where replies take long the next read begins soon, so that its reply comes before this one is too old.
+				next := max(readOverdue, ReadEvery-now.Sub(ended.sent))
+				timer.Reset(next - now.Sub(newest))
+				if unread = now; underWay == 0 {
+					unread = time.Time{}
+				}
+			}
+		}
+		if !unread.IsZero() && now.Sub(unread) > Delay {
+			r.turnBlind(now, false, errLate)
+		}
+		// A read that is asked for while another one is under way begins when that one has ended, or is overdue.
+		if asked && (underWay == 0 || now.Sub(newest) >= readOverdue) {
+			begins = true
+		}
+		if !begins {
+			continue
+		}
+		timer.Reset(readOverdue)
+		if underWay == mostReads {
+			continue
+		}
+		underWay++
+		asked, newest = false, now
+		if unread.IsZero() {
+			unread = now
+		}
+		r.o.Life.Branch(func() { results <- r.read(now) })
+	}
+}
+
+var errLate = fmt.Errorf("no reply within %s", Delay)
+
+// read reads the controls once. It reuses the entries of the last state that have not changed.
+func (r *Reader) read(sent time.Time) read {
+	reply, err := r.o.Conn.Run(r.o.Life.Closing, readScript, r.Keys, mostRead)
+	if redisx.IsWrongType(err) {
+		err = fmt.Errorf("something else than controls is stored under %q: look at it with TYPE, and remove it with DEL, or give the programs another Prefix: %w", r.Keys[0], err)
+	}
+	if err != nil {
+		return read{sent: sent, err: err}
+	}
+	state, err := r.parse(reply, r.Latest())
+	if err == nil {
+		state.sent = sent
+	}
+	return read{sent, state, err}
+}
+
+// note takes the result of a read: it puts what was read in force, or leaves in force what was read before.
+func (r *Reader) note(ended read, now time.Time) {
+	before := r.view.Load()
+	switch {
+	case before.state != nil && !ended.sent.After(before.state.sent): // a later read has succeeded
+		return
+	case ended.err == nil:
+		next := &view{state: ended.state, inForce: ended.state.Orders()}
+		if Old(ended.sent, now) {
+			next.blind = before.blind
+		} else if r.warned {
+			r.warned = false
+			r.o.Log.Info("automutex: the controls can be read again", "key", r.Keys[0])
+		}
+		r.view.Store(next)
+		r.noteChange(before, next)
+	case r.o.Life.Closing.Err() == nil && !mayBeRead(ended.err) && !Old(ended.sent, now): // one that took longer says nothing of now
+		var said redis.Error
+		r.turnBlind(now, errors.Is(ended.err, errManyControls) || errors.As(ended.err, &said), ended.err)
+	}
+	r.tell(&ended)
+}
+
+// mayBeRead reports whether a read that failed with err may succeed soon: the server replied that it is loading, or the like.
+func mayBeRead(err error) bool {
+	var said redis.Error
+	return errors.As(err, &said) && redisx.IsTransient(err)
+}
+
+// turnBlind notes that the controls cannot be read, and logs that once until they can. It is called again as long as that lasts.
+func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
+	v := *r.view.Load()
+	wasKnown := v.isKnown(now)
+	v.blind, v.refused = now, refused
+	r.view.Store(&v)
+	r.tell(nil)
+	if r.warned || wasKnown && !refused { // the next read may succeed in time
+		return
+	}
+	r.warned = true
+	obeyed := "this process obeys no pause and no limit until they can"
+	if v.state != nil {
+		obeyed = "this process obeys those that it has read before"
+	}
+	r.o.Log.Error("automutex: the controls cannot be read; "+obeyed, "key", r.Keys[0], "error", err)
+}
+
+// tell wakes those who wait. ended is the read that has ended; nil: none has.
+func (r *Reader) tell(ended *read) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ended != nil {
+		r.last = *ended
+	}
+	close(r.news)
+	r.news = make(chan struct{})
+}
+
+// noteChange logs the entries that cannot be read, the orders that came into force and those that have ended. If there are any such
+// orders, it calls Changed.
+func (r *Reader) noteChange(before, now *view) {
+	for target, t := range now.state.targets {
+		if t.wrong == nil || before.state != nil && before.state.targets[target] != nil && before.state.targets[target].raw == t.raw {
+			continue
+		}
+		fix := "remove it with automutex resume TARGET, or with HDEL KEY TARGET"
+		if errors.Is(t.wrong, errNewerVersion) {
+			fix = "update this program, or " + fix
+		}
+		r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0], "target", target, "problem", t.wrong, "fix", fix)
+	}
+	if slices.Equal(before.inForce, now.inForce) {
+		return
+	}
+	for _, o := range now.inForce {
+		if !slices.Contains(before.inForce, o) {
+			r.o.Log.Warn("automutex: a control is in force", "target", o.Target, "order", o.Text())
+		}
+	}
+	for _, o := range before.inForce {
+		if !slices.ContainsFunc(now.inForce, func(its Order) bool { return its.Target == o.Target && its.Paused == o.Paused }) {
+			r.o.Log.Info("automutex: a control has ended", "target", o.Target, "was", o.Text())
+		}
+	}
+	r.o.Changed(now.state)
+}

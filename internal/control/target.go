@@ -1,0 +1,144 @@
+package control
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/printable"
+)
+
+// target returns what a person types for a target as it is stored, which is as keys have it: escaped, or hashed.
+//
+//   - A whole Redis key, "<prefix>:{...}", is what stands between its braces.
+//   - Text with a | is a scope and parts, as a program has them, each of them escaped here. A part that is a hash as keys have it
+//     stands for itself. Text of which HasScope says that it is a scope is that scope.
+//   - All other text is a scope, escaped here, whatever characters it has.
+//
+// After an error text is what to look for among the stored targets.
+func (r *Reader) target(typed string) (text string, err error) {
+	refuse := func(text, reason string) (string, error) {
+		return text, fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), a scope and the parts of a key (\"report|acme\"), "+
+			"or a whole key as Lock.Key and Guard.Keys return it and automutex key prints it", printable.Short(fmt.Sprintf("%q", typed)), reason)
+	}
+	if text, whole := strings.CutPrefix(typed, r.keyStart); whole {
+		text, closed := strings.CutSuffix(text, "}")
+		_, values, valued := strings.Cut(text, "|")
+		switch {
+		case !closed || !isInKey(text):
+			return refuse(typed, "it begins like a whole key, and no lock can have it")
+		case valued && *r.o.Secret != "" && !isHash(values):
+			return refuse(text, "the keys of this program have hashes (HashKeys); give the key as that program prints it, or the scope and the parts")
+		case text == keys.ControlScope:
+			text = keys.Controls
+		}
+		return text, nil
+	}
+	scope, values, isKey := strings.Cut(typed, "|")
+	if isKey && r.o.HasScope != nil && r.o.HasScope(typed) {
+		scope, isKey = typed, false
+	}
+	switch {
+	case typed == "":
+		return refuse(typed, "it is empty")
+	case len(typed) > maxTarget:
+		return refuse(typed, fmt.Sprintf("it has %d bytes, more than any key", len(typed)))
+	case !utf8.ValidString(typed) || strings.ContainsFunc(typed, unicode.IsControl):
+		return refuse(typed, "it has a control character or invalid UTF-8")
+	case strings.TrimSpace(typed) != typed:
+		return refuse(typed, "it begins or ends with a space")
+	case scope == "":
+		return refuse(typed, "there is no scope before the first |")
+	case !isKey:
+		return keys.Scope(scope), nil
+	case isHash(values):
+		return keys.Scope(scope) + "|" + values, nil
+	}
+	key := keys.HashedKey(*r.o.Secret, r.o.Prefix, scope, strings.Split(values, "|")...)
+	return strings.TrimSuffix(strings.TrimPrefix(key, r.keyStart), "}"), nil
+}
+
+// typed returns a stored target in a form that target takes for the same one: as it is, or as a whole key where that is something
+// else. A stored target that no lock can have stays as it is: only an end of an order takes it.
+func (r *Reader) typed(stored string) string {
+	if text, err := r.target(stored); err == nil && text == stored || !isInKey(stored) {
+		return stored
+	}
+	return r.keyStart + stored + "}"
+}
+
+// isInKey reports whether a lock's key can have that text between its braces.
+func isInKey(text string) bool {
+	scope, values, valued := strings.Cut(text, "|")
+	switch {
+	case text == keys.ControlScope:
+		return true
+	case scope == "" || scope != "~" && !isHash(scope) && (!isEscaped(scope) || len(scope) > keys.MaxText):
+		return false
+	case !valued || isHash(values):
+		return true
+	}
+	parts := strings.Split(values, "|")
+	return len(parts) <= keys.MaxText && len(values)-len(parts)+1 <= keys.MaxText &&
+		!slices.ContainsFunc(parts, func(part string) bool { return !isEscaped(part) })
+}
+
+// isHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text that is too long or secret.
+func isHash(text string) bool {
+	sum, ok := strings.CutPrefix(text, "~")
+	raw, err := hex.DecodeString(sum)
+	return ok && err == nil && len(raw) == 32 && strings.ToLower(sum) == sum
+}
+
+// isEscaped reports whether text is what keys.Escape returns for some text.
+func isEscaped(text string) bool {
+	plain, err := url.PathUnescape(text)
+	return err == nil && keys.Escape(plain) == text
+}
+
+// wider returns the next wider target of a lock after one of its targets: its scope after its key, then each beginning of the scope
+// that ends with ':', the longest first. It is empty after the last.
+func wider(target string) string {
+	if scope, _, isKey := strings.Cut(target, "|"); isKey {
+		return scope
+	}
+	return target[:strings.LastIndexByte(strings.TrimSuffix(target, ":"), ':')+1]
+}
+
+// inBraces returns what stands between the braces of the key of a mutex or semaphore with the Reader's prefix. No other key (a
+// pool's, a claim's) is ok: no control is for it.
+func (r *Reader) inBraces(key string) (text string, ok bool) {
+	text, ok = strings.CutPrefix(key, r.keyStart)
+	if ok {
+		text, ok = strings.CutSuffix(text, "}")
+	}
+	return text, ok
+}
+
+// TargetsOf gives the key of a lock, which is its narrowest target, and its scope, both as they are stored. text is its Redis key
+// without prefix and first brace. not ok: it is no key of a mutex or semaphore.
+func TargetsOf(text string) (key, scope string, ok bool) {
+	key, ok = strings.CutSuffix(text, "}")
+	if key == keys.ControlScope {
+		key = keys.Controls
+	}
+	scope, _, _ = strings.Cut(key, "|")
+	return key, scope, ok
+}
+
+// AppliesTo reports whether the target of an Order is one of the lock with that Redis key.
+func AppliesTo(target, key string) bool {
+	_, text, _ := strings.Cut(key, ":{")
+	key, scope, ok := TargetsOf(text)
+	if _, text, whole := strings.Cut(target, ":{"); whole {
+		if stored, _, closed := TargetsOf(text); closed {
+			target = stored
+		}
+	}
+	return ok && (target == key || target == scope || strings.HasSuffix(target, ":") && strings.HasPrefix(scope, target))
+}

@@ -1,0 +1,70 @@
+package mark
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// Kind says what a Guard notes in the mark of a task. It follows the lock's key in the task's ID: a header cannot be added to a task
+// without losing the options that the task was made with.
+type Kind string
+
+// The kinds of marks. A task that can be superseded has a kind that ends with -r or -k.
+const (
+	Start     Kind = "start" // the mark ends when the task's handler begins
+	StartNew  Kind = "start-r"
+	DoneNew   Kind = "done-r" // that the handler has begun is noted; the mark ends with the task
+	KeptNew   Kind = "done-k" // as DoneNew, and the mark stays when the task is archived or completed
+	Window    Kind = "for"    // the mark ends at its time: a Guard has nothing to note
+	WindowNew Kind = "for-r"  // that the handler has begun is noted
+)
+
+// EndsAtStart reports whether the mark ends when the task's handler begins.
+func (k Kind) EndsAtStart() bool { return k == Start || k == StartNew }
+
+// CanBeSuperseded reports whether another task may take the place of this one until its handler begins.
+func (k Kind) CanBeSuperseded() bool { return strings.Contains(string(k), "-") }
+
+// EndsWithTask reports whether the mark has no meaning any more when the task has ended.
+func (k Kind) EndsWithTask() bool { return k.EndsAtStart() || k == DoneNew }
+
+// TaskID returns the ID of the task under UntilDone that is its own mark. It is the lock's key, with ~XX for each byte that a URL
+// path would not carry as it is: tools such as asynqmon put IDs into paths unescaped. TaskID is injective.
+func TaskID(lockKey string) string {
+	var id strings.Builder
+	for _, c := range []byte(lockKey) {
+		if c <= ' ' || c == 0x7F || strings.IndexByte(`%/?#\~`, c) >= 0 {
+			fmt.Fprintf(&id, "~%02X", c)
+		} else {
+			id.WriteByte(c)
+		}
+	}
+	return id.String()
+}
+
+// lockKey is the inverse of TaskID.
+func lockKey(id string) (key string, ok bool) {
+	key, err := url.PathUnescape(strings.ReplaceAll(id, "~", "%")) // an ID has no % of its own
+	return key, err == nil && TaskID(key) == id
+}
+
+// ID makes the ID of a task that has a mark beside the lock with that key. nonce is different for each series of tasks that supersede
+// each other, and has neither a colon nor a comma. The ID ends with the task's number in its series, which is 0.
+func ID(lockKey string, kind Kind, nonce string) string {
+	return TaskID(lockKey) + ":" + string(kind) + ":" + nonce + ".0"
+}
+
+// Parse returns the lock's key and the kind of the mark of a task with that ID. It returns false for a task without a mark beside a
+// lock of that prefix.
+func Parse(id, prefix string) (key string, kind Kind, ok bool) {
+	before, after, found := strings.Cut(id, "}:") // a lock's key ends with its only closing brace
+	name, _, _ := strings.Cut(after, ":")
+	switch kind = Kind(name); kind {
+	case Start, StartNew, DoneNew, KeptNew, Window, WindowNew:
+	default:
+		return "", "", false
+	}
+	key, ok = lockKey(before + "}")
+	return key, kind, found && ok && strings.HasPrefix(key, prefix+":{")
+}
