@@ -89,7 +89,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		log: safelog.New(cfg.Logger), stampDeadline: stampDeadline,
 	}
 	if inspector != nil {
-		c.locker = lock.New(rdb, lock.Options{Prefix: cfg.Prefix, Logger: cfg.Logger})
+		c.locker = inner.NewProducer(rdb, lock.Options{Prefix: cfg.Prefix, Logger: cfg.Logger})
 	}
 	return c, nil
 }

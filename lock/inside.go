@@ -37,6 +37,12 @@ func (insider) New(rdb Client, o Options, call inside.Caller, onControls func(in
 	return New(rdb, o)
 }
 
+// NewProducer is [New] for one who gives tasks their places in order, and grants no lock. It has no goroutine, and needs no Close.
+func (insider) NewProducer(rdb Client, o Options) *Locker {
+	o.producer = true
+	return New(rdb, o)
+}
+
 // What is wrong with a client or an option, before there is a Locker.
 
 func (insider) CheckClient(rdb Client) error    { return checkClient(rdb) }

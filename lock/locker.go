@@ -2,6 +2,7 @@ package lock
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,6 +57,7 @@ type Options struct {
 
 	call       engine.Caller           // has parked work run again; nil: this Locker calls nothing
 	onControls func(inForce []Control) // see insider.New
+	producer   bool                    // see insider.NewProducer
 }
 
 // Locker makes locks on one Redis. Renewals and waiters of all its locks share pipelines, so
@@ -98,8 +100,20 @@ func New(rdb Client, o Options) *Locker {
 		},
 	})
 	l.engine.Obey(limits{l.controls})
+	if o.producer {
+		l.engine.Obey(nobody{})
+	}
 	return l
 }
+
+// nobody is the limit of a Locker that grants no lock, and so need not know the controls.
+type nobody struct{}
+
+func (nobody) Slots(string, int, bool) int        { return 0 }
+func (nobody) Know(context.Context, string) error { return nil }
+func (nobody) Old(_, _ time.Time) bool            { return false }
+func (nobody) Channel() string                    { return "" }
+func (nobody) Told()                              {}
 
 // limits are the controls as the engine takes them.
 type limits struct{ *control.Reader }

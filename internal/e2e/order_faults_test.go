@@ -12,15 +12,16 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/exchange"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/internal/wire"
+	"github.com/automutex/automutex/internal/redisx"
 )
 
 // Tasks in order, with a fault at a single command.
 
-// sends tells whether a command runs that script, with that argument if it is not empty.
-func sends(command []string, script *exchange.Script, argument string) bool {
+// sends tells whether a command runs the script with that name, with that argument if it is not empty.
+func sends(command []string, name, argument string) bool {
+	script := engine.Scripts[slices.IndexFunc(engine.Scripts, func(s *redisx.Script) bool { return s.Name == name })]
 	return len(command) > 3 && (command[1] == script.SHA || command[1] == script.Source) && (argument == "" || slices.Contains(command[3:], argument))
 }
 
@@ -42,7 +43,7 @@ func TestInOrder_skipLosesItsReply(t *testing.T) {
 		operator, err := automutex.New(rdb, automutex.Config{Rules: r.cfg.Rules, Prefix: r.cfg.Prefix, Observe: seen.observe})
 		redistest.Must(t, err)
 		defer func() { redistest.Must(t, operator.Close(t.Context())) }()
-		proxy.DropReplyTo(func(command []string) bool { return sends(command, wire.OrderActScript, "skip") }, 1)
+		proxy.DropReplyTo(func(command []string) bool { return sends(command, "order_act", "skip") }, 1)
 		key := r.lockOf("work", "1").Key()
 		if err := operator.SkipHead(t.Context(), key, r.queue+"/"+first); err != nil {
 			t.Fatalf("it was skipped: %v", err)
@@ -62,12 +63,12 @@ func TestInOrder_skipLosesItsReply(t *testing.T) {
 }
 
 // runs is sends for a command of go-redis.
-func runs(cmd redis.Cmder, script *exchange.Script, argument string) bool {
+func runs(cmd redis.Cmder, name, argument string) bool {
 	words := make([]string, len(cmd.Args()))
 	for i, arg := range cmd.Args() {
 		words[i] = fmt.Sprint(arg)
 	}
-	return sends(words, script, argument)
+	return sends(words, name, argument)
 }
 
 // A task that comes for another key than it was enqueued for gives up its old place. If Redis refuses that once, or the
@@ -78,7 +79,7 @@ func TestInOrder_otherKeyUnderFaults(t *testing.T) {
 		t.Run(fault.Name, func(t *testing.T) {
 			t.Parallel()
 			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				hook := redistest.NewNthFault(1, fault, func(cmd redis.Cmder) bool { return runs(cmd, wire.OrderActScript, "withdraw") })
+				hook := redistest.NewNthFault(1, fault, func(cmd redis.Cmder) bool { return runs(cmd, "order_act", "withdraw") })
 				r, c := orderRig(t, s, setup{workers: 4, hook: hook})
 				older, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"was"}, InOrder: true}}, Prefix: r.cfg.Prefix})
 				redistest.Must(t, err)

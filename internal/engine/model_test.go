@@ -34,7 +34,7 @@ type sender struct {
 
 func newSender(t testing.TB, rdb *redis.Client, mutate func(string) string) *sender {
 	e := &sender{t: t, rdb: rdb, scripts: map[string]*redis.Script{}}
-	for _, one := range scripts {
+	for _, one := range Scripts {
 		text := one.Source
 		if mutate != nil {
 			text = mutate(text)

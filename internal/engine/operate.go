@@ -56,6 +56,18 @@ func (e *Engine) call(ctx context.Context, s *redisx.Script, keys []string, args
 	return reply, nil
 }
 
+// know waits until the orders of operators are known, for what may grant the lock.
+func (e *Engine) know(ctx context.Context, key string) error {
+	if e.limits == nil {
+		return nil
+	}
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.life.Done()
+	return e.limits.Know(ctx, key)
+}
+
 func fieldsOf(reply any) *fields {
 	list, isList := reply.([]any)
 	return &fields{list, !isList}
@@ -224,6 +236,9 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[inside.Info, error] {
 // Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more. It
 // returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
 func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
+	if err := e.know(ctx, e.o.Prefix+":{}"); err != nil {
+		return 0, err
+	}
 	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), int64(0)} }) {
 		for again := true; again; {
 			if err != nil {
@@ -380,6 +395,9 @@ const breakTogether = 100
 // other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send it twice, and the last one finds no holder with the token, no gate or no lock,
 // it is taken that the first one did it; of all holders nobody knows how many it broke.
 func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind, known []string) (taken int, tokens []string, err error) {
+	if err := e.know(ctx, r.Key); err != nil {
+		return 0, nil, err
+	}
 	kind, only := how, "*"
 	if how == BreakKnown {
 		kind, only = BreakKey, " "+strings.Join(known, " ")+" "

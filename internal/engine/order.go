@@ -60,6 +60,9 @@ func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ..
 
 // actOrder runs order_act, and has those called that it names.
 func (e *Engine) actOrder(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) (n named, refused []any, err error) {
+	if err := e.know(ctx, r.Key); err != nil {
+		return n, nil, err
+	}
 	r.Ordered = true
 	inbound, _ := e.parking.wanted(r)
 	sent := time.Now()

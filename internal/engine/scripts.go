@@ -56,8 +56,8 @@ var (
 	orderActScript     = script("order_act")
 )
 
-// scripts are all of them.
-var scripts = []*redisx.Script{
+// Scripts are all of them.
+var Scripts = []*redisx.Script{
 	takeScript, dropScript, askScript, releaseScript, checkScript, renewScript, closeScript, breakScript, inspectScript, lineScript, sweepScript, putScript,
 	stopScript, arriveScript, forgetScript, orderStampScript, orderAskScript, orderReleaseScript, orderActScript,
 }

@@ -84,7 +84,7 @@ func playCommand(ctx context.Context, rdb *redis.Client, e *story.Event) (any, e
 		return reply, err
 	}
 	all := orderKeys(storyKey)
-	for _, s := range scripts {
+	for _, s := range Scripts {
 		if s.Name != e.Name {
 			continue
 		}

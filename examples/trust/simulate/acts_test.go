@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -11,8 +12,8 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/internal/wire"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -52,7 +53,7 @@ func (s *redisServer) hit(command []string, kind faultKind) {
 // scriptNames are by hash and by source.
 var scriptNames = sync.OnceValue(func() map[string]string {
 	names := map[string]string{}
-	for _, script := range wire.Scripts {
+	for _, script := range engine.Scripts {
 		names[script.SHA], names[script.Source] = script.Name, script.Name
 	}
 	return names
@@ -64,8 +65,8 @@ func stepOf(command []string) string {
 		return ""
 	}
 	name := scriptNames()[command[1]]
-	if name == wire.OrderActScript.Name && len(command) > 6 {
-		name += " " + command[6]
+	if n, _ := strconv.Atoi(command[2]); name == "order_act" && len(command) > n+5 { // behind the keys: limit, inbound, act
+		name += " " + command[n+5]
 	}
 	return name
 }
