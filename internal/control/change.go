@@ -107,9 +107,22 @@ func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **
 		case *place(&after) != nil:
 			ended, *place(&after) = inside.EndedOrder, nil
 		}
-		switch done, err := r.replace(ctx, state, typed, target, was, after); {
+		text := []byte{}
+		if after.Limit != nil || after.Pause != nil {
+			text, err = json.Marshal(after)
+			switch {
+			case errors.Is(was.wrong, errNewerVersion):
+				err = fmt.Errorf("%w; change it with that version, or remove it with Resume first", was.wrong)
+			case was.raw == "" && len(state.targets) >= maxControls:
+				err = fmt.Errorf("%d targets have controls already, which is the most; resume some, or use their scope", maxControls)
+			}
+			if err != nil {
+				return 0, fmt.Errorf("lock: control for %q: %w", typed, err)
+			}
+		}
+		switch done, err := r.write(ctx, target, was.raw, string(text)); {
 		case err != nil:
-			return ended, err
+			return 0, err
 		case done:
 			r.dropEnded(ctx, state, target)
 			_, err = r.Fetch(ctx)
@@ -117,24 +130,6 @@ func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **
 		}
 	}
 	return 0, fmt.Errorf("lock: control for %q: others change it all the time; try again", typed)
-}
-
-// replace puts after in the place of an entry; done is false where that is another one by now.
-func (r *Reader) replace(ctx context.Context, state *State, typed, target string, was controlled, after entry) (done bool, err error) {
-	if after.Limit == nil && after.Pause == nil {
-		return r.write(ctx, target, was.raw, "")
-	}
-	text, err := json.Marshal(after)
-	switch {
-	case errors.Is(was.wrong, errNewerVersion):
-		err = fmt.Errorf("%w; change it with that version, or remove it with Resume first", was.wrong)
-	case was.raw == "" && len(state.targets) >= maxControls:
-		err = fmt.Errorf("%d targets have controls already, which is the most; resume some, or use their scope", len(state.targets))
-	}
-	if err != nil {
-		return false, fmt.Errorf("lock: control for %q: %w", typed, err)
-	}
-	return r.write(ctx, target, was.raw, string(text))
 }
 
 // write puts after in the place of before, each a stored entry or empty; done is false where before is there no longer.

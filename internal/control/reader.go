@@ -163,10 +163,10 @@ func (r *Reader) PauseOf(key string) (pause *Order, left time.Duration) {
 // for that, those of a process that was stopped, and those where Redis is slow or refuses; none for much longer than Delay. An error
 // means that ctx has ended, or that the Locker is closed. key is the lock's. The caller has called Life.Enter.
 func (r *Reader) Know(ctx context.Context, key string) error {
-	if _, ours := r.inBraces(key); !ours {
+	began := time.Now()
+	if _, ours := r.inBraces(key); !ours || r.view.Load().isKnown(began) {
 		return nil
 	}
-	began := time.Now()
 	return r.await(ctx, key, func(last read) (bool, error) {
 		v, now := r.view.Load(), time.Now()
 		// A read that was sent before this call may have been refused for a cause that is gone.
@@ -248,17 +248,14 @@ func (r *Reader) run() {
 	results := make(chan read, mostReads) // so that no read waits for run
 	awake := time.Now()                   // when run last did something: ReadEvery ago at most, unless the process was stopped
 	var newest, unread time.Time          // when the latest read was sent; since when a read is under way and none succeeds
-	underWay, asked := 0, false
+	underWay := 0
 	timer := time.NewTimer(ReadEvery)
 	defer timer.Stop()
 	for {
 		var ended *read
-		begins := false
 		select {
 		case <-timer.C:
-			begins = true
 		case <-r.soon:
-			asked = true
 		case result := <-results:
 			ended = &result
 		case <-r.o.Life.Closing.Done():
@@ -288,23 +285,18 @@ func (r *Reader) run() {
 		if !unread.IsZero() && now.Sub(unread) > Delay {
 			r.turnBlind(now, false, errLate)
 		}
-		// A read that is asked for while another one is under way begins when that one has ended, or is overdue.
-		if asked && (underWay == 0 || now.Sub(newest) >= readOverdue) {
-			begins = true
-		}
-		if !begins {
+		if ended != nil {
 			continue
 		}
 		timer.Reset(readOverdue)
-		if underWay == mostReads {
-			continue
+		if underWay < mostReads {
+			underWay++
+			newest = now
+			if unread.IsZero() {
+				unread = now
+			}
+			r.o.Life.Branch(func() { results <- r.read(now) })
 		}
-		underWay++
-		asked, newest = false, now
-		if unread.IsZero() {
-			unread = now
-		}
-		r.o.Life.Branch(func() { results <- r.read(now) })
 	}
 }
 
@@ -334,9 +326,7 @@ func (r *Reader) note(ended read, now time.Time) {
 		return
 	case ended.err == nil:
 		next := &view{state: ended.state, inForce: ended.state.Orders()}
-		if Old(ended.sent, now) {
-			next.blind = before.blind
-		} else if r.warned {
+		if r.warned && !Old(ended.sent, now) {
 			r.warned = false
 			r.o.Log.Info("automutex: the controls can be read again", "key", r.Keys[0])
 		}

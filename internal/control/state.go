@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -115,9 +114,7 @@ var errManyControls = errors.New("too many controls")
 // parse reads a reply of the script read. It does not parse entries again that before has with the same text.
 func (r *Reader) parse(reply any, before *State) (*State, error) {
 	list, _ := reply.([]any)
-	if len(list) != 3 {
-		return nil, fmt.Errorf("unexpected reply %v", reply)
-	}
+	list = append(list, nil, nil, nil)
 	us, _ := list[0].(int64)
 	count, isCount := list[1].(int64)
 	entries, isList := list[2].([]any)
@@ -186,9 +183,6 @@ func (s *State) Orders() (list []Order) {
 func (s *State) of(text string) (limit int, pause *Order) {
 	if s == nil || len(s.targets) == 0 {
 		return 0, nil
-	}
-	if text == keys.ControlScope {
-		text = keys.Controls
 	}
 	now := s.Now()
 	for target := text; target != ""; target = wider(target) {

@@ -113,32 +113,30 @@ func wider(target string) string {
 // inBraces returns what stands between the braces of the key of a mutex or semaphore with the Reader's prefix. No other key (a
 // pool's, a claim's) is ok: no control is for it.
 func (r *Reader) inBraces(key string) (text string, ok bool) {
-	text, ok = strings.CutPrefix(key, r.keyStart)
-	if ok {
-		text, ok = strings.CutSuffix(text, "}")
+	if !strings.HasPrefix(key, r.keyStart) {
+		return "", false
 	}
-	return text, ok
+	return InBraces(key)
 }
 
-// TargetsOf gives the key of a lock, which is its narrowest target, and its scope, both as they are stored. text is its Redis key
-// without prefix and first brace. not ok: it is no key of a mutex or semaphore.
-func TargetsOf(text string) (key, scope string, ok bool) {
-	key, ok = strings.CutSuffix(text, "}")
-	if key == keys.ControlScope {
-		key = keys.Controls
+// InBraces returns the narrowest target of the lock with that Redis key, as it is stored: what stands between the braces. not ok: it
+// is no key of a mutex or semaphore.
+func InBraces(key string) (target string, ok bool) {
+	_, target, _ = strings.Cut(key, ":{")
+	if target, ok = strings.CutSuffix(target, "}"); target == keys.ControlScope {
+		target = keys.Controls
 	}
-	scope, _, _ = strings.Cut(key, "|")
-	return key, scope, ok
+	return target, ok
 }
 
 // AppliesTo reports whether the target of an Order is one of the lock with that Redis key.
 func AppliesTo(target, key string) bool {
-	_, text, _ := strings.Cut(key, ":{")
-	key, scope, ok := TargetsOf(text)
-	if _, text, whole := strings.Cut(target, ":{"); whole {
-		if stored, _, closed := TargetsOf(text); closed {
-			target = stored
-		}
+	if stored, whole := InBraces(target); whole {
+		target = stored
 	}
-	return ok && (target == key || target == scope || strings.HasSuffix(target, ":") && strings.HasPrefix(scope, target))
+	text, ok := InBraces(key)
+	for ok && text != "" && text != target {
+		text = wider(text)
+	}
+	return ok && text != ""
 }

@@ -33,17 +33,6 @@ func watch(t *testing.T, s *redistest.Server) (*watched, redis.UniversalClient) 
 	return w, locks
 }
 
-// isCall tells a run of the engine's script stop, by its arguments.
-func isCall(cmd redis.Cmder) bool {
-	args := cmd.Args()
-	if len(args) != len([]string{"EVALSHA", "sha", "1", "key", "limit", "arrival"}) {
-		return false
-	}
-	_, limit := args[4].(int)
-	_, arrival := args[5].(int64)
-	return limit && arrival
-}
-
 func (w *watched) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (w *watched) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
@@ -58,12 +47,12 @@ func (w *watched) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		args := cmd.Args()
 		eval, ok := cmd.(*redis.Cmd)
 		switch {
-		case !ok || err != nil || len(args) < 5:
-		case isCall(cmd):
+		case !ok || err != nil || len(args) < 6:
+		case runs(cmd, "stop", ""):
 			w.calls++
 		default:
 			key, _ := args[3].(string)
-			note, _ := args[4].(string)
+			note, _ := args[5].(string)
 			if reply, ok := eval.Val().([]any); ok && len(reply) == 2 && strings.HasSuffix(key, ":arrivals") {
 				_, id, _ := strings.Cut(note, "/")
 				w.at[id], _ = reply[0].(int64)

@@ -57,7 +57,7 @@ func TestReplace_handedOn(t *testing.T) {
 		// No call of the waiter gets through before it holds the lock.
 		deaf, locks := &redistest.FailHook{}, s.Client(t)
 		deaf.Before(func(cmd redis.Cmder) error {
-			if !isCall(cmd) {
+			if !runs(cmd, "stop", "") {
 				return nil
 			}
 			if holders, err := m().Holders(context.Background()); err == nil && len(holders) == 1 && strings.HasPrefix(holders[0].Note, queue) {

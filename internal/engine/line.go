@@ -70,7 +70,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	}
 	select {
 	case <-w.done:
-		return e.result(w, began)
+		return e.result(w, 0)
 	default:
 	}
 	e.listen() // a grant that was published before the subscription stands is lost: then all ask again
@@ -97,7 +97,7 @@ func (e *Engine) stand(w *waiter, began time.Time) error {
 	for {
 		select {
 		case <-w.done:
-			return e.result(w, began)
+			return e.result(w, time.Since(began))
 		case <-yield:
 			yield = nil
 			e.mu.Lock()
@@ -125,15 +125,15 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // result is what Take returns for w, whose done is closed.
-func (e *Engine) result(w *waiter, began time.Time) error {
+func (e *Engine) result(w *waiter, waited time.Duration) error {
 	switch w.ended {
 	case turn.Won, turn.Granted:
 		return nil
 	case turn.ParkedOrRefused:
-		return &Busy{Answer: w.turn.Last(), Waited: time.Since(began), Paused: e.limit(&w.lease.request.Ref) == 0}
+		return &Busy{Answer: w.turn.Last(), Waited: waited, Paused: e.limit(&w.lease.request.Ref) == 0}
 	case turn.TooLate:
 		e.leave(w)
-		return &Busy{Answer: w.turn.Last(), Waited: time.Since(began), Cause: context.DeadlineExceeded}
+		return &Busy{Answer: w.turn.Last(), Waited: waited, Cause: context.DeadlineExceeded}
 	}
 	e.leave(w)
 	return w.err

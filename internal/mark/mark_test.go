@@ -190,6 +190,9 @@ func TestStart_orPassedOn(t *testing.T) {
 				r.is(first, Begun)
 			}
 			r.start(true, first, Waiting, ends) // its next attempt
+			if !ends {
+				r.is(first, Begun)
+			}
 			r.start(true, first, Begun, ends)
 			_, _ = r.Drop(t.Context(), first)
 

@@ -36,7 +36,7 @@ if body ~= ARGV[1] then
   elseif ARGV[2] ~= 'begun' then
     return 1
   elseif phase == 'begun' then
-    return 1
+    return tonumber(ARGV[3])
   end
   -- The producer of this task died, or is slow, before it passed the mark on.
   stale = with_stale(stale, body)
