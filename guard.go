@@ -98,7 +98,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	if inspector != nil {
 		call = g.wakeParked
 	}
-	g.locker = inner.New(rdb, options, call, g.onControls)
+	g.locker = inner.New(rdb, options, call, g.onControls, rules.isScope)
 	for _, p := range rules.declared {
 		for _, rule := range p.rules {
 			rule.prepareLock(g.locker)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/lock"
 )
@@ -140,8 +141,11 @@ func endedByPause(err error, pause *lock.Control) error {
 func (g *Guard) onControls(inForce []lock.Control) {
 	g.pauses.apply(inForce)
 	for _, c := range inForce {
-		scope, _, _ := strings.Cut(c.Target, "|")
-		if !g.rules.hasScope(scope) {
+		target := c.Target
+		if stored, whole := control.InBraces(target); whole {
+			target = stored
+		}
+		if scope, _, _ := strings.Cut(target, "|"); !g.rules.hasScope(scope) {
 			g.warnOnce("control "+c.Target, "a control names a scope that no rule of this Guard has, so it has no effect on this Guard's tasks; check the target, unless a lock of package lock has that name",
 				"target", c.Target, "control", inner.ControlText(c))
 		}
@@ -154,6 +158,18 @@ func (rs *ruleSet) hasScope(scope string) bool {
 	for _, p := range rs.declared {
 		for _, rule := range p.rules {
 			if keys.ControlsRule(rule.Scope, rule.Task, scope) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isScope reports whether a rule has a scope of that very name.
+func (rs *ruleSet) isScope(name string) bool {
+	for _, p := range rs.declared {
+		for _, rule := range p.rules {
+			if rule.Scope == name || rule.Scope == "" && rule.Task == name {
 				return true
 			}
 		}

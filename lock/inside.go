@@ -25,15 +25,17 @@ func Inside(inside.Pass) insider {
 // same name, which has the comment.
 type insider struct{}
 
-// New is [New] with two functions; either may be nil.
+// New is [New] with three functions; each may be nil.
 //
 // call has parked work run again, see [inside.Caller]. With nil this Locker calls nothing.
 //
 // onControls receives the controls in force, sorted by target, each time that they change,
 // and first when the Locker has read them and there are any. The Locker calls it on a
 // goroutine of its own, one call at a time. It should be quick.
-func (insider) New(rdb Client, o Options, call inside.Caller, onControls func(inForce []Control)) *Locker {
-	o.call, o.onControls = call, onControls
+//
+// hasScope reports whether a rule has a scope of that very name, which then is the target of a control although it has a |.
+func (insider) New(rdb Client, o Options, call inside.Caller, onControls func(inForce []Control), hasScope func(text string) bool) *Locker {
+	o.call, o.onControls, o.hasScope = call, onControls, hasScope
 	return New(rdb, o)
 }
 

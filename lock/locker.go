@@ -57,6 +57,7 @@ type Options struct {
 
 	call       engine.Caller           // has parked work run again; nil: this Locker calls nothing
 	onControls func(inForce []Control) // see insider.New
+	hasScope   func(text string) bool  // so
 	producer   bool                    // see insider.NewProducer
 }
 
@@ -91,7 +92,7 @@ func New(rdb Client, o Options) *Locker {
 	})
 	l.life = l.engine.Life()
 	l.controls = control.New(control.Options{
-		Life: l.life, Conn: l.engine.Conn(), Log: l.log, Prefix: l.prefix, Secret: l.secret, Owner: owner,
+		Life: l.life, Conn: l.engine.Conn(), Log: l.log, Prefix: l.prefix, Secret: l.secret, Owner: owner, HasScope: o.hasScope,
 		Changed: func(now *control.State) {
 			l.engine.AskAll()
 			if o.onControls != nil {

@@ -90,7 +90,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Orders, _ = ordersFor(controls, key)
 	for _, c := range v.Orders {
 		switch {
-		case c.Paused && c.Target == name:
+		case c.Paused && inspect.Stored(c.Target) == name:
 			v.PausedHere = true
 		case c.Paused:
 			v.PausedScope = c.Target

@@ -311,7 +311,7 @@ func newRuleRow(rule fleet.Rule, orders []lock.Control) ruleRow {
 	r := ruleRow{Rule: rule, Limit: rule.LimitShown()}
 	r.Scope, _ = rule.ScopeText() // if each type has its own, that of the type that the rule names, or "report:" for all of them
 	for _, c := range orders {
-		if c.Target == r.Scope {
+		if inspect.Stored(c.Target) == r.Scope {
 			r.IsPause = r.IsPause || c.Paused
 			if c.Limit > 0 && !rule.InOrder { // ordered keys have one at a time in any case
 				r.Limit, r.Limited = strconv.Itoa(c.Limit), true

@@ -35,25 +35,38 @@ const (
 // errForeign says that a key under the prefix has something that no lock has.
 var errForeign = errors.New("the key has none of this library's locks")
 
-// enter begins a call. After a nil error life.Done ends it.
-func (e *Engine) enter(ctx context.Context) error {
+// do runs f, an exchange with Redis, for a caller.
+func (e *Engine) do(ctx context.Context, what, key string, f func() (any, error)) (any, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
-	return e.life.Enter()
+	if err := e.life.Enter(); err != nil {
+		return nil, err
+	}
+	defer e.life.Done()
+	v, err := f()
+	if err != nil {
+		err = redisx.Failed(what, key, err)
+	}
+	return v, err
 }
 
 // call runs a script for a caller.
 func (e *Engine) call(ctx context.Context, s *redisx.Script, keys []string, args ...any) (any, error) {
-	if err := e.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer e.life.Done()
-	reply, err := e.conn.Run(ctx, s, keys, args...)
+	return e.do(ctx, s.Name, keys[0], func() (any, error) { return e.conn.Run(ctx, s, keys, args...) })
+}
+
+// code is call for a script whose reply is a number from 0 to most.
+func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []string, args ...any) (int64, error) {
+	reply, err := e.call(ctx, s, keys, args...)
 	if err != nil {
-		return nil, redisx.Failed(s.Name, keys[0], err)
+		return 0, err
 	}
-	return reply, nil
+	n, is := reply.(int64)
+	if !is || n < 0 || n > most {
+		return 0, redisx.Failed(s.Name, keys[0], unexpected(reply))
+	}
+	return n, nil
 }
 
 // know waits until the orders of operators are known, for what may grant the lock.
@@ -61,7 +74,7 @@ func (e *Engine) know(ctx context.Context, key string) error {
 	if e.limits == nil {
 		return nil
 	}
-	if err := e.enter(ctx); err != nil {
+	if err := e.life.Enter(); err != nil {
 		return err
 	}
 	defer e.life.Done()
@@ -85,19 +98,6 @@ func (f *fields) score(i int) int64 {
 	n, err := strconv.ParseFloat(f.text(i), 64)
 	f.wrong = f.wrong || err != nil
 	return int64(n)
-}
-
-// code is call for a script whose reply is a number from 0 to most.
-func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []string, args ...any) (int64, error) {
-	reply, err := e.call(ctx, s, keys, args...)
-	if err != nil {
-		return 0, err
-	}
-	n, is := reply.(int64)
-	if !is || n < 0 || n > most {
-		return 0, redisx.Failed(s.Name, keys[0], unexpected(reply))
-	}
-	return n, nil
 }
 
 // Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether the head of an
@@ -189,7 +189,7 @@ func (e *Engine) Line(ctx context.Context, r Ref, info inside.Info, most int) ([
 	var line []inside.Waiter
 	for i := 0; i < len(f.list); i += 3 {
 		kind, what := f.text(i), f.text(i+2)
-		w := inside.Waiter{Since: time.UnixMicro(f.score(i + 1)), Note: what, Parked: kind == "p" || kind == "c", Called: kind == "c"}
+		w := inside.Waiter{Since: time.UnixMicro(f.score(i + 1)), Note: what}
 		switch kind {
 		case "w":
 			w.Owner, w.Note, _ = strings.Cut(what, "|")
@@ -199,9 +199,9 @@ func (e *Engine) Line(ctx context.Context, r Ref, info inside.Info, most int) ([
 			if f.wrong = f.wrong || !ok; info.Head.Runs && t.note == info.Head.Note {
 				continue
 			}
-			w.Owner, w.Note, w.Ordered, w.Held = t.owner, t.note, true, t.state == "h"
-			w.Called, w.Parked = t.state == "c", t.state == "p" || t.state == "c"
+			kind, w.Owner, w.Note, w.Ordered, w.Held = t.state, t.owner, t.note, true, t.state == "h"
 		}
+		w.Parked, w.Called = kind == "p" || kind == "c", kind == "c"
 		line = append(line, w)
 	}
 	if f.wrong {
@@ -260,8 +260,32 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 // walk runs a script once on every lock under the prefix, and yields the calls. After an error it ends. It leaves out what is no lock.
 func (e *Engine) walk(ctx context.Context, s *redisx.Script, args func(*Ref) []any) iter.Seq2[*redisx.Call, error] {
 	return func(yield func(*redisx.Call, error) bool) {
-		seed, seen := maphash.MakeSeed(), map[uint64]bool{} // SCAN may return a key twice, and a lock may have two that are looked for
-		for names, err := range e.scan(ctx) {
+		if err := e.walkAll(ctx, s, args, func(c *redisx.Call) bool { return yield(c, nil) }); err != nil {
+			yield(nil, err)
+		}
+	}
+}
+
+func (e *Engine) walkAll(ctx context.Context, s *redisx.Script, args func(*Ref) []any, yield func(*redisx.Call) bool) error {
+	nodes, err := e.nodes(ctx)
+	if err != nil {
+		return err
+	}
+	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(e.o.Prefix) + ":{*"
+	seed, seen := maphash.MakeSeed(), map[uint64]bool{} // SCAN may return a key twice, and a lock may have two that are looked for
+	for _, node := range nodes {
+		for cursor, more := uint64(0), true; more; more = cursor != 0 {
+			scanned, err := e.do(ctx, "scan", e.o.Prefix, func() (any, error) {
+				return e.conn.Within(ctx, func(bound context.Context) (any, error) {
+					cmd := node.Scan(bound, cursor, pattern, scanCount)
+					return cmd, cmd.Err()
+				})
+			})
+			if err != nil {
+				return err
+			}
+			var names []string
+			names, cursor = scanned.(*redis.ScanCmd).Val() //nolint:forcetypeassert // made above
 			var calls []*redisx.Call
 			for _, name := range names {
 				if key, ok := e.lockOf(name); ok && !seen[maphash.String(seed, key)] {
@@ -271,29 +295,25 @@ func (e *Engine) walk(ctx context.Context, s *redisx.Script, args func(*Ref) []a
 				}
 			}
 			for some := range slices.Chunk(calls, walkTogether) {
-				if err = e.enter(ctx); err != nil {
-					break
+				if _, err := e.do(ctx, s.Name, e.o.Prefix, func() (any, error) {
+					e.conn.Pipeline(ctx, some)
+					return nil, nil //nolint:nilnil // each call carries its own result
+				}); err != nil {
+					return err
 				}
-				e.conn.Pipeline(ctx, some)
-				e.life.Done()
 				for _, c := range some {
-					if isForeign(c.Err) {
-						continue
-					}
-					if err = c.Err; err != nil {
-						err = redisx.Failed(s.Name, c.Keys[0], err)
-					}
-					if !yield(c, err) || err != nil {
-						return
+					switch {
+					case isForeign(c.Err):
+					case c.Err != nil:
+						return redisx.Failed(s.Name, c.Keys[0], c.Err)
+					case !yield(c):
+						return nil
 					}
 				}
-			}
-			if err != nil {
-				yield(nil, err)
-				return
 			}
 		}
 	}
+	return nil
 }
 
 // isForeign reports whether a script has found something that no lock has: by the type of a key, or by what the word says (see head.lua).
@@ -303,8 +323,9 @@ func isForeign(err error) bool {
 
 // lockOf returns the key of the lock that a key under the prefix is of: the word, or, if that was lost, the record beside it.
 func (e *Engine) lockOf(name string) (key string, ok bool) {
-	text, after, closed := strings.Cut(strings.TrimPrefix(name, e.o.Prefix+":{"), "}")
-	if !closed || text == "" || text == keys.Controls || after != "" && after != ":info" {
+	text, ours := strings.CutPrefix(name, e.o.Prefix+":{")
+	text, after, closed := strings.Cut(text, "}")
+	if !ours || !closed || text == "" || text == keys.Controls || after != "" && after != ":info" {
 		return "", false
 	}
 	return strings.TrimSuffix(name, after), true
@@ -316,58 +337,23 @@ type scanner interface {
 	Options() *redis.Options
 }
 
-// scan yields the keys under the prefix, or an error.
-func (e *Engine) scan(ctx context.Context) iter.Seq2[[]string, error] {
-	type found struct {
-		names  []string
-		cursor uint64
+// nodes are those that have the keys: the masters of a Cluster, or the one server.
+func (e *Engine) nodes(ctx context.Context) (nodes []scanner, err error) {
+	if one, ok := e.o.Client.(scanner); ok {
+		return []scanner{one}, nil
 	}
-	within := func(f func(bound context.Context) (any, error)) (any, error) {
-		if err := e.enter(ctx); err != nil {
-			return nil, err
-		}
-		defer e.life.Done()
-		v, err := e.conn.Within(ctx, f)
-		if err != nil {
-			err = redisx.Failed("scan", e.o.Prefix, err)
-		}
-		return v, err
+	if !e.conn.IsCluster() {
+		return nil, fmt.Errorf("lock: a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", e.o.Client)
 	}
-	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(e.o.Prefix) + ":{*"
-	return func(yield func([]string, error) bool) {
-		var nodes []scanner
-		if one, ok := e.o.Client.(scanner); ok {
-			nodes = append(nodes, one)
-		} else if !e.conn.IsCluster() {
-			yield(nil, fmt.Errorf("lock: a %T cannot walk its keys: use a *redis.Client or *redis.ClusterClient", e.o.Client))
-			return
-		} else {
-			masters, err := within(func(bound context.Context) (any, error) { return redisx.Masters(bound, e.o.Client) })
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			for _, master := range masters.([]*redis.Client) { //nolint:forcetypeassert // made above
-				nodes = append(nodes, master)
-			}
-		}
-		for _, node := range nodes {
-			for cursor, more := uint64(0), true; more; more = cursor != 0 {
-				v, err := within(func(bound context.Context) (any, error) {
-					names, next, err := node.Scan(bound, cursor, pattern, scanCount).Result()
-					return found{names, next}, err
-				})
-				if err != nil {
-					yield(nil, err)
-					return
-				}
-				next := v.(found) //nolint:forcetypeassert // made above
-				if cursor = next.cursor; !yield(next.names, nil) {
-					return
-				}
-			}
+	masters, err := e.do(ctx, "scan", e.o.Prefix, func() (any, error) {
+		return e.conn.Within(ctx, func(bound context.Context) (any, error) { return redisx.Masters(bound, e.o.Client) })
+	})
+	if err == nil {
+		for _, master := range masters.([]*redis.Client) { //nolint:forcetypeassert // made above
+			nodes = append(nodes, master)
 		}
 	}
+	return nodes, err
 }
 
 // BreakKind is what Break removes. See break.lua, which has the numbers.
@@ -375,7 +361,7 @@ type BreakKind int64
 
 // What Break removes.
 const (
-	BreakSlots BreakKind = iota // the holder with the token; without one all, and it opens a gate that a holder or a cooldown has closed
+	BreakSlots BreakKind = iota // the holder with the token; without one all, and it opens a gate that is closed, or cools down
 	BreakKey                    // all there is of the lock
 	BreakGate                   // it opens that gate, and nothing else
 	BreakKnown                  // all there is of the lock, if each holder is one of the known
@@ -392,9 +378,12 @@ const breakTogether = 100
 
 // Break takes slots away from their holders, and grants what is free then. It returns how many it took, and one more if it opened the
 // gate; with BreakKey, of a pool, how many values there were. The leases of this process among the tokens are lost before it returns, and
-// other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send it twice, and the last one finds no holder with the token, no gate or no lock,
-// it is taken that the first one did it; of all holders nobody knows how many it broke.
-func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind, known []string) (taken int, tokens []string, err error) {
+// other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send
+// it twice, and the last one finds no holder with the token, no gate or no lock, it is taken that the first one did it; of all holders
+// nobody knows how many that broke.
+func (e *Engine) Break(
+	ctx context.Context, r Ref, token string, how BreakKind, known []string,
+) (taken int, tokens []string, err error) {
 	if err := e.know(ctx, r.Key); err != nil {
 		return 0, nil, err
 	}
@@ -408,22 +397,25 @@ func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind, 
 		if err != nil {
 			return taken, tokens, err
 		}
+		resent = resent || wanted.Resent()
 		f := fieldsOf(reply)
 		n := int(f.num(0))
-		resent = resent || wanted.Resent()
-		if again = n >= 0 && f.num(1) == 1 && (token == "" || n == 0); again || n >= 0 {
-			for i := 2; i < len(f.list); i++ {
-				tokens = append(tokens, f.text(i))
-				e.note(turn.Message{Token: tokens[len(tokens)-1], Fence: turn.BrokenFence})
+		if n < 0 {
+			if from == 0 {
+				taken = n
 			}
+			break
 		}
-		switch {
-		case f.wrong:
+		again = f.num(1) == 1 && (token == "" || n == 0)
+		for i := 2; i < len(f.list); i++ {
+			tokens = append(tokens, f.text(i))
+			e.note(turn.Message{Token: tokens[len(tokens)-1], Fence: turn.BrokenFence})
+		}
+		if f.wrong {
 			return taken, tokens, redisx.Failed("break", r.Key, unexpected(reply))
-		case n < 0 && from == 0 || r.Pool && kind == BreakKey && !again: // the last reply has counted all values
-			taken = n
-		case n > 0:
-			taken += n
+		}
+		if taken += n; r.Pool && kind == BreakKey && !again {
+			taken = n // of all values
 		}
 	}
 	if resent && taken != BreakUnknown && taken <= 0 {

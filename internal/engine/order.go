@@ -58,30 +58,37 @@ func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ..
 	return e.call(ctx, s, r.keys(), args...)
 }
 
-// actOrder runs order_act, and has those called that it names.
-func (e *Engine) actOrder(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) (n named, refused []any, err error) {
+// actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead if a skip was refused; of the latter
+// the head is what is called.
+func (e *Engine) actOrder(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) (n named, err error) {
 	if err := e.know(ctx, r.Key); err != nil {
-		return n, nil, err
+		return n, err
 	}
 	r.Ordered = true
 	inbound, _ := e.parking.wanted(r)
 	sent := time.Now()
 	reply, err := e.callOrder(ctx, orderActScript, r, int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket, item.State, item.Seen,
 		after.Milliseconds(), item.Note)
-	if list, _ := reply.([]any); err != nil || len(list) > 0 && (list[0] == "runs" || list[0] == "other") {
-		return n, list, err
+	if err != nil {
+		return n, err
+	}
+	if list, _ := reply.([]any); len(list) > 0 && list[0] == "runs" {
+		return n, ErrHeadRuns
+	} else if len(list) == 2 && list[0] == "other" {
+		head, _ := list[1].(string)
+		return named{called: []string{head}}, ErrNotHead
 	}
 	if n, err = parseNamed(reply); err != nil {
-		return n, nil, redisx.Failed("order_act", r.Key, err)
+		return n, redisx.Failed("order_act", r.Key, err)
 	}
 	e.parking.noteNamed(r, n, sent)
-	return n, nil, nil
+	return n, nil
 }
 
 // Act changes one task of an ordered key, and looks after the key. after is for inside.ActPresent: nobody looks for the task again
 // before that.
 func (e *Engine) Act(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
-	_, _, err := e.actOrder(ctx, r, act, item, after)
+	_, err := e.actOrder(ctx, r, act, item, after)
 	return err
 }
 
@@ -94,22 +101,13 @@ func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (he
 		if err != nil {
 			return "", err
 		}
-		if now.State == "" || now.Note != note {
-			return now.Note, ErrNotHead
-		}
-		ticket = now.Ticket
+		ticket = now.Ticket // the script compares the note
 	}
-	switch _, refused, err := e.actOrder(ctx, r, "skip", inside.OrderItem{Note: note, Ticket: ticket}, 0); {
-	case err != nil:
-		return "", err
-	case refused == nil:
-		return note, nil
-	case refused[0] == "runs":
-		return note, ErrHeadRuns
-	default:
-		head, _ := refused[len(refused)-1].(string)
-		return head, ErrNotHead
+	n, err := e.actOrder(ctx, r, "skip", inside.OrderItem{Note: note, Ticket: ticket}, 0)
+	if errors.Is(err, ErrNotHead) {
+		return n.called[0], err
 	}
+	return note, err
 }
 
 // Head returns the first task in order of the key. Its State is empty if no task is in order.

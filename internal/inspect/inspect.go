@@ -305,7 +305,8 @@ func InBraces(key string) string {
 
 // ScopeOf returns the scope in a lock's key, as the key has it. fleet.Rule.Has says whether a rule has it.
 func ScopeOf(key string) string {
-	_, scope, _ := control.TargetsOf(key[strings.IndexByte(key, '{')+1:])
+	target, _ := control.InBraces(key)
+	scope, _, _ := strings.Cut(target, "|")
 	return scope
 }
 

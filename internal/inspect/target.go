@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
@@ -55,6 +56,14 @@ func isHash(part string) bool { return len(part) == 65 && part[0] == '~' }
 // maxTarget is the longest text that an order is for, in bytes.
 const maxTarget = 1000
 
+// Stored is the target of a control as it is stored: what stands between the braces of a key.
+func Stored(target string) string {
+	if stored, whole := control.InBraces(target); whole {
+		return stored
+	}
+	return target
+}
+
 // readings returns the targets of an order that a text may stand for, in the form in which orders are stored, which is
 // what stands between the braces of a key. Braces enclose a target in that form. Another text is what a person types, so
 // "a b" is the scope that keys write as a%20b. It may also be copied from a key: so "a%20b" may be that scope as well,
@@ -70,14 +79,9 @@ func readings(prefix, text string) (all []string) {
 	case slices.ContainsFunc(parts, isHash) && isEscaped(text):
 		return []string{text}
 	case len(parts) == 1:
-		all = []string{keys.Scope(text), text}
-	default:
-		all = []string{InBraces(keys.Key(prefix, parts[0], parts[1:]...)), text}
+		return []string{keys.Scope(text)}
 	}
-	if all[0] == text || !isEscaped(text) {
-		all = all[:1]
-	}
-	return all
+	return []string{InBraces(keys.Key(prefix, parts[0], parts[1:]...))}
 }
 
 // fitting returns those readings of a text that a task may have, as far as rules tell. If there is none, why says so, and
@@ -150,7 +154,7 @@ func Ordered(ctx context.Context, locker *lock.Locker, prefix, text string) (str
 		return "", err
 	}
 	for _, c := range list {
-		stored[c.Target] = ""
+		stored[Stored(c.Target)] = ""
 	}
 	targets := readings(prefix, text)
 	its := slices.Clone(targets)

@@ -51,15 +51,15 @@ func TestTarget(t *testing.T) {
 		{nil, "p:{a%20b}", "p:{a%20b}"},
 		{nil, "report|b c", "p:{report|b%20c}"},
 		{nil, "report|50%", "p:{report|50%25}"},
-		{nil, "report|b%20c", "report|b%20c may be p:{report|b%2520c} or p:{report|b%20c}: give one of these"},
-		{nil, "live|live%20lock", "p:{live|live%20lock}"}, // there is such a lock
+		{nil, "report|b%20c", "p:{report|b%2520c}"},
+		{nil, "live|live%20lock", "p:{live|live%2520lock}"}, // and not the key of that lock
 		{nil, strings.Repeat("x", 300), "p:{" + keys.Scope(strings.Repeat("x", 300)) + "}"},
 		{[]fleet.Rule{spaced, raw}, "a%20b", "p:{a%2520b}"},
-		{[]fleet.Rule{spaced}, "a%20b", "p:{a%20b}"},
+		{[]fleet.Rule{spaced}, "a%20b", "No rule has the scope of a%2520b"},
 		{[]fleet.Rule{raw}, "a%20b", "p:{a%2520b}"},
 		{[]fleet.Rule{raw}, "a%20b|1", "p:{a%2520b|1}"},
-		{[]fleet.Rule{spaced}, "a%20b|1", "p:{a%20b|1}"},
-		{[]fleet.Rule{spaced, raw}, "a%20b|1", "may be p:{a%2520b|1} or p:{a%20b|1}"},
+		{[]fleet.Rule{spaced}, "a%20b|1", "No rule has the scope of a%2520b|1"},
+		{[]fleet.Rule{spaced, raw}, "a%20b|1", "p:{a%2520b|1}"},
 		{[]fleet.Rule{rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
 		{[]fleet.Rule{rule("a", "id")}, "a|b", "a|b"},
 		{[]fleet.Rule{rule("a", "id"), rule("a|b", "id")}, "a|b", "may be p:{a|b} or p:{a%7Cb}"},
@@ -94,7 +94,7 @@ func TestTarget(t *testing.T) {
 	redistest.Must(t, locker.Controls().SetLimit(t.Context(), "p:{tenant%7Cx}", 2, ""))
 	redistest.Must(t, rdb.HSet(t.Context(), "p:{control}", "o{dd", "junk", "odd", "junk").Err())
 	for typed, want := range map[string]string{
-		"tenant|x": "p:{tenant%7Cx}", "a%20b": "p:{a%2520b}", "a%2520b": "p:{a%2520b}", "report|b%20c": "p:{report|b%20c}", "report|b c": "p:{report|b%20c}", "o{dd": "o{dd", "odd": "odd", "other": "other",
+		"tenant|x": "p:{tenant%7Cx}", "a%20b": "p:{a%2520b}", "a%2520b": "p:{a%252520b}", "report|b%20c": "p:{report|b%2520c}", "report|b c": "p:{report|b%20c}", "o{dd": "o{dd", "odd": "odd", "other": "other",
 	} {
 		if target, err := Ordered(t.Context(), locker, "p", typed); err != nil || target != want {
 			t.Errorf("the order of %q is for %q, %v; want %q", typed, target, err, want)
