@@ -21,20 +21,17 @@ const (
 	// forgetAfter is how long the figures of a line without parked work are kept after its last use. Of maxIdleLines more are none kept.
 	forgetAfter  = time.Minute
 	maxIdleLines = 4000
-	// maxCallers is how many calls are made at once, each of another line: those of one line are made one after the other, in its order.
-	maxCallers = 16
+	maxCallers   = 16 // calls that are made at once, each of another line: those of one line are made one after the other, in its order
 	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them would wait for
 	// each other in asynq's queue.
 	maxInboundInOrder = 4 * maxInbound
 	// callTime is how long the claim of a process to call a note lasts. The Caller must end within the first half; the other half is for
 	// its last command to reach Redis.
 	callTime = 4 * time.Second
-	// slowCall is how long a call may take so that the next one is still made while the Engine closes. Close makes the calls that its
-	// last releases named, but does not wait for a Redis that does not answer.
+	// slowCall is how long a call may take so that the next one is still made while the Engine closes: Redis answers.
 	slowCall = time.Second
 	// checksTogether is the grid on which checks are due that need not be exact: those of several lines go in one pipeline.
-	checksTogether  = checkEvery / 4
-	checksPerSecond = maxChecks * float64(time.Second) / float64(checkEvery)
+	checksTogether = checkEvery / 4
 	// maxRounds is how many rounds of checks are under way at most, each a pipeline on a goroutine of its own: a Redis that hangs does
 	// not collect more of them. On a Cluster a round has one pipeline for each master, and more rounds let the others go on while one hangs.
 	maxRounds, maxRoundsCluster = 4, 64
@@ -108,9 +105,8 @@ func (p *parking) noteReturn(r Ref, note string, a turn.Answer) (parkedFor time.
 		n.noteReturned(note, a.SinceCall, a.Yours, a.OthersParked)
 		if a.OthersParked > 0 { // the process that parked them may be gone, and a slot free
 			p.noteSeen(n, -1)
-		} else {
-			p.plan(n)
 		}
+		p.plan(n)
 	}
 	return max(a.InLine, 1), a.SinceCall >= 0 // Redis counts whole milliseconds
 }
@@ -160,12 +156,12 @@ func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	p.noteSeen(n, back.opens)
 }
 
-// line returns the line of r, and makes it if there is none. Callers hold mu, and plan it.
+// line returns the line of r, and makes it if there is none. Callers hold mu, and plan it at last: that may forget it.
 func (p *parking) line(r Ref) *parkedLine {
 	n := p.lines[r.Key]
 	if n == nil {
-		n = &parkedLine{inbound: 1}
-		n.entry.line = n
+		n = &parkedLine{key: r.Key, inbound: 1}
+		n.line = n
 		p.lines[r.Key] = n
 	}
 	n.ref, n.usedAt = r, time.Now()
@@ -181,10 +177,12 @@ func (p *parking) noteSeen(n *parkedLine, opens time.Duration) {
 	p.planCheck(n, opens)
 }
 
+// planCheck plans the next check of n, unless it is known that nothing is parked. Callers hold mu.
 func (p *parking) planCheck(n *parkedLine, opens time.Duration) {
-	now, every := time.Now(), n.interval(p.parkedOn)
-	at := now.Add(every + mathrand.N(every)) //nolint:gosec // jitter, no secret
-	n.planCheck(at.Add(checksTogether-at.Sub(p.began)%checksTogether), opens, now)
+	if now, every := time.Now(), n.interval(p.parkedOn); n.parked {
+		at := now.Add(every + mathrand.N(every)) //nolint:gosec // jitter, no secret
+		n.planCheck(at.Add(checksTogether-at.Sub(p.began)%checksTogether), opens, now)
+	}
 	p.plan(n)
 }
 
@@ -208,7 +206,7 @@ func (p *parking) plan(n *parkedLine) {
 // forget drops n, which has no parked work and no calls. Callers hold mu.
 func (p *parking) forget(n *parkedLine) {
 	p.due.set(&n.entry, time.Time{})
-	delete(p.lines, n.ref.Key)
+	delete(p.lines, n.key)
 	if len(p.lines) == 0 {
 		p.lines, p.due = map[string]*parkedLine{}, nil // a map and a slice never shrink
 	}
@@ -229,7 +227,8 @@ func (p *parking) startChecks() {
 	p.mu.Unlock()
 	p.alarm.Set(next)
 	left := len(due) // of this round; mu guards it
-	redisx.InBatches(e.conn, e.life.Branch, due, func(n *parkedLine) string { return n.ref.Key }, func(batch []*parkedLine) { p.check(batch, &left) })
+	key, check := func(n *parkedLine) string { return n.key }, func(batch []*parkedLine) { p.check(batch, &left) }
+	redisx.InBatches(e.conn, e.life.Branch, due, key, check)
 }
 
 func (p *parking) hasRoom() bool {
@@ -239,7 +238,7 @@ func (p *parking) hasRoom() bool {
 // takeDue takes the lines that are due for a check and begins a round with them, if there are any, and forgets those that are due for that.
 // Callers hold mu.
 func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
-	p.budget = min(p.budget+now.Sub(p.budgetAt).Seconds()*checksPerSecond, maxChecks)
+	p.budget = min(p.budget+maxChecks*now.Sub(p.budgetAt).Seconds()/checkEvery.Seconds(), maxChecks)
 	p.budgetAt = now
 	mayCheck := p.hasRoom()
 	for len(p.due) > 0 && !p.due[0].at.After(now) {
@@ -289,15 +288,11 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 	sent := time.Now()
 	p.engine.conn.Pipeline(context.Background(), calls)
 	for i, n := range batch {
-		back, err := parseCheck(calls[i])
+		back, err := parseNamed(calls[i].Reply) // none: there is an error
 		p.mu.Lock()
 		r := n.ref
 		n.endCheck(err == nil && r.Ordered && back.free > 0 && back.parked > 0 && len(back.called) == 0)
-		if n.parked { // it may be known meanwhile that nothing is
-			p.planCheck(n, -1)
-		} else {
-			p.plan(n)
-		}
+		p.planCheck(n, -1)
 		p.mu.Unlock()
 		if err == nil {
 			p.noteNamed(r, back, sent)
@@ -320,14 +315,7 @@ func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 	if r.Ordered {
 		return &redisx.Call{Script: orderActScript, Keys: r.keys(), Args: []any{limit, inbound, "none", "", 0, "", 0, 0, ""}}
 	}
-	return &redisx.Call{Script: checkScript, Keys: r.keys()[:6], Args: []any{limit, inbound, life, note, fate}}
-}
-
-func parseCheck(c *redisx.Call) (named, error) {
-	if c.Err != nil {
-		return named{}, c.Err
-	}
-	return parseNamed(c.Reply)
+	return &redisx.Call{Script: checkScript, Keys: r.keys(), Args: []any{limit, inbound, life, note, fate}}
 }
 
 // queueCall queues a call. Callers hold mu.
@@ -368,8 +356,6 @@ func (p *parking) makeCalls() {
 		}
 		if n.calling = false; len(n.queue) > 0 {
 			p.queue = append(p.queue, n)
-		} else {
-			n.queue = nil
 		}
 	}
 	p.queue = nil
@@ -388,8 +374,8 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 			// Within the claim, and while this call is under way: so neither another process nor this one calls the note once more before
 			// it has left. After an error the next check tries again.
 			c, sent := p.checkCall(r, note, map[inside.Fate]string{inside.FateGone: "gone", inside.FateLater: "later"}[fate]), time.Now()
-			c.Reply, c.Err = p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
-			if back, err := parseCheck(c); err == nil {
+			reply, _ := p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
+			if back, err := parseNamed(reply); err == nil {
 				p.noteNamed(r, back, sent)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -304,7 +305,8 @@ func TestChecksCallParked(t *testing.T) {
 	})
 }
 
-// TestOneCallAtATime: while one process makes a call, which has until the deadline of its claim, another that knows of the same turn makes none.
+// TestOneCallAtATime: while one process makes a call, which has until the deadline of its claim, another that knows of the same turn makes
+// none.
 func TestOneCallAtATime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := request(t)
@@ -330,15 +332,51 @@ func TestOneCallAtATime(t *testing.T) {
 	})
 }
 
-// TestCloseMakesTheCallsOfTheLastReleases, and those only.
+// TestCloseMakesTheCallsOfTheLastReleases: those of a fate too, and of a note whose turn comes once more while it is called. No check runs then.
 func TestCloseMakesTheCallsOfTheLastReleases(t *testing.T) {
-	e, c := startCalling(t, redistest.Mini(t), always(inside.FateComing))
+	var e *Engine
 	r, began := request(t), time.Now()
-	e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{"a", "b", "c"}, opens: -1}, began)
+	e, c := startCalling(t, redistest.Mini(t), func(ctx context.Context, note string, nth int) inside.Fate {
+		if note == "a" {
+			<-ctx.Done() // Close has begun
+			return inside.FateGone
+		} else if nth == 1 {
+			e.parking.noteParked(r.Ref, note, turn.Answer{Parked: true}, true)
+			e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{note}, opens: -1}, time.Now())
+		}
+		return inside.FateComing
+	})
+	le := must(t, e, r)
+	park(t, e, r, "a", "b")
+	releaseAndCall(t, e, le)
 	e.Close()
 	e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{"d"}, opens: -1}, time.Now())
-	if got := strings.Join(c.called, " "); got != "a b c" && time.Since(began) < slowCall {
+	if got := strings.Join(c.called, " "); got != "a b b" && time.Since(began) < slowCall {
 		t.Errorf("called %s", got)
+	}
+}
+
+// TestCallsAtOnce: however many lines have calls, no more than maxCallers are made at once.
+func TestCallsAtOnce(t *testing.T) {
+	var running, most atomic.Int32
+	open := make(chan struct{})
+	e, _ := startCalling(t, redistest.Mini(t), func(context.Context, string, int) inside.Fate {
+		most.Store(max(most.Load(), running.Add(1)))
+		<-open
+		running.Add(-1)
+		return inside.FateComing
+	})
+	r := request(t).Ref
+	for i := range maxCallers + 4 {
+		one := r
+		one.Key += fmt.Sprint(i)
+		e.parking.noteNamed(one, named{parked: 0, called: []string{"a", "b"}, opens: -1}, time.Now())
+	}
+	redistest.Eventually(t, redistest.Patience, func() bool { return running.Load() >= maxCallers }, "%d calls", maxCallers)
+	close(open)
+	e.Close()
+	if n := most.Load(); n > maxCallers {
+		t.Errorf("%d calls at once", n)
 	}
 }
 
@@ -371,7 +409,13 @@ func TestOrderedKeyIsChecked(t *testing.T) {
 			return note
 		}
 		item := strings.Split(find("|l|i|one|", "|q/1"), "|")
-		run(e.conn.Run(ctx, orderActScript, r.keys(), 1, 0, "gone", "one", item[4], "i", item[5], 0, "q/1"))
+		run(e.conn.Run(ctx, orderActScript, r.keys(), 1, 0, "present", "one", item[4], "i", item[5], 60000, "q/1"))
+		redistest.Eventually(t, redistest.Patience, func() bool {
+			e.parking.mu.Lock()
+			defer e.parking.mu.Unlock()
+			return e.parking.lines[r.Key].stillCount > 1
+		}, "a check that finds nothing to do")
+		run(e.conn.Run(ctx, orderActScript, r.keys(), 1, 0, "withdraw", "one", item[4], "", 0, 0, "q/1"))
 		find("|c|c|two|", "|q/2")
 	})
 }
@@ -408,6 +452,10 @@ func TestChecksKeepToTheirBudget(t *testing.T) {
 			}
 			last[n] = at
 			taken++
+			if p.noteSeen(n, 0); n.place > 0 {
+				t.Fatal("a line with a check under way is in the agenda")
+			}
+			n.checkAt = time.Time{}
 			n.endCheck(false) // answered at once: due again in half a second
 			n.planCheck(at.Add(500*time.Millisecond), -1, at)
 			p.plan(n)
@@ -428,6 +476,9 @@ func TestChecksKeepToTheirBudget(t *testing.T) {
 	if !p.next(began).IsZero() {
 		t.Error("the alarm is set though no round may begin")
 	}
+	if p.rounds, p.budget = 0, 0; p.next(began.Add(time.Hour)) != began.Add(time.Hour+checksTogether) {
+		t.Error("the alarm rings before a check may begin")
+	}
 }
 
 // TestLinesAreForgotten: when nothing is parked any more, some lines are remembered for a minute, and longer while a call is under way.
@@ -443,20 +494,26 @@ func TestLinesAreForgotten(t *testing.T) {
 	if len(p.lines) != locks || p.parkedOn != locks || len(p.due) != locks {
 		t.Fatalf("%d lines, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), locks)
 	}
+	called := fmt.Sprint(locks - 1)
+	p.lines[called].setCall("a", call{})
 	for i := range locks {
 		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
 	}
-	if len(p.lines) != maxIdleLines || p.parkedOn != 0 || len(p.due) != maxIdleLines {
+	if len(p.lines) != maxIdleLines+1 || p.parkedOn != 0 || len(p.due) != maxIdleLines+1 {
 		t.Fatalf("%d lines are remembered, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), maxIdleLines)
 	}
+	p.noteReturn(mutexOf(locks), "a", turn.Answer{Returned: true, SinceCall: -1, OthersParked: 1}) // not idle, so there is room
+	if n := p.lines[fmt.Sprint(locks)]; n == nil || !n.parked || n.place == 0 {
+		t.Fatal("nobody checks what others have parked")
+	}
+	p.noteNamed(mutexOf(locks), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lines["0"].setCall("a", call{})
 	later := time.Now().Add(forgetAfter + time.Second)
-	if p.takeDue(later); len(p.lines) != 1 || p.lines["0"] == nil {
+	if p.takeDue(later); len(p.lines) != 1 || p.lines[called] == nil {
 		t.Fatalf("%d lines are remembered, want the one with a call", len(p.lines))
 	}
-	p.lines["0"].dropCall("a")
+	p.lines[called].dropCall("a")
 	if p.takeDue(later.Add(forgetAfter + time.Second)); len(p.lines) != 0 || p.due != nil {
 		t.Errorf("%d lines are remembered", len(p.lines))
 	}
@@ -487,6 +544,8 @@ func TestWanted(t *testing.T) {
 	want("one of ten", ordered, maxInboundInOrder/10, 3000)
 	p.parkedOn = 1000
 	want("one of many", ordered, 1, 3000)
+	p.arriveWithin(time.Hour)
+	want("an hour", ordered, 1, maxCallLife.Milliseconds())
 	p.caller = nil
 	want("without a Caller", r, 0, 1000)
 }

@@ -7,31 +7,28 @@ import (
 )
 
 const (
-	// idleLimit is how long called work may have been on its way when it finds a slot idle. If it was longer, inbound doubles, up to
-	// maxInbound.
-	idleLimit  = 3 * time.Millisecond
-	maxInbound = 64 // how many notes of a line are called at once, at most
+	maxInbound = 64 // notes of a line that are called at once, at most
+	// idleLimit is how long called work may take to come and find the lock idle. If it takes longer, inbound doubles.
+	idleLimit = 3 * time.Millisecond
 	// vainFloor is the share of inbound that is left at least when called work comes in vain, which takes one off, until other called
 	// work finds the lock idle.
 	vainFloor = 1.0 / 2
-	// minCallLife and maxCallLife bound how long called work has to arrive before it is overdue. The latter keeps work that took an hour
-	// from making the line wait as long for the next.
+	// How long called work has to arrive before it is overdue. Work that took an hour does not make the line wait as long for the next.
 	minCallLife, maxCallLife = time.Second, time.Minute
-	// maxNotNow is how many notes of a line go to its end between two checks, because their Caller answered inside.FateLater.
-	maxNotNow = 64
+	maxNotNow                = 64 // notes of a line that go to its end between two checks, because their Caller answered inside.FateLater
 
 	// checkEvery is the shortest interval between two checks of a line; twice that is the longest, unless there are more than maxChecks
 	// lines: so many checks begin within checkEvery at most.
 	checkEvery = 250 * time.Millisecond
 	maxChecks  = 250
-	// maxStill bounds how often the interval is doubled for an ordered key whose next task does not come.
-	maxStill = 3
+	maxStill   = 3 // how often the interval is doubled at most, for an ordered key whose next task does not come
 )
 
 // parkedLine is what a process knows of the parked work of one lock. The methods in this file are functions of what comes and of the time,
 // see testdata/parked.txt; they know nothing of other lines, of goroutines or of Redis. After those that change parked, checking, checkAt
 // or usedAt, parking calls plan. parking.mu guards it.
 type parkedLine struct {
+	key    string // never changes
 	ref    Ref
 	usedAt time.Time
 
@@ -125,12 +122,11 @@ func (n *parkedLine) noteFate(note string, fate inside.Fate) bool {
 		return fate == inside.FateGone
 	}
 	// Beyond maxNotNow the note stays called, and is passed over too.
-	room := len(n.notNow) < maxNotNow
 	if n.notNow == nil {
 		n.notNow = make(map[string]bool)
 	}
 	n.notNow[note] = true
-	return room
+	return len(n.notNow) <= maxNotNow
 }
 
 // endCall ends a call with the Caller's answer. It reports whether the note is to be called again.
