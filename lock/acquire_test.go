@@ -1,0 +1,301 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// Nobody takes more slots than there are, nor one that somebody in line is to get; a lower number takes effect as holders
+// leave.
+func TestRule01_AtMostNHolders(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		name := redistest.Name(t)
+		one, three := l.Mutex(name), l.Semaphore(name, 3)
+		first := mustTry(t, one) // callers differ in N while a new version is deployed
+		mustBeBusy(t, one)
+		leases := []*lock.Lease{first, mustTry(t, three), mustTry(t, three)}
+		mustBeBusy(t, three)
+		wantAvailable(t, one, 0)
+		mustUnlock(t, leases[1])
+		if err := leases[1].Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
+			t.Errorf("second Unlock: %v, want ErrNotHeld", err)
+		}
+		leases[1] = mustTry(t, three) // what is released twice frees one slot
+		mustBeBusy(t, three)
+		wantHeld(t, three, 3)
+		for _, le := range leases {
+			mustBeBusy(t, one)
+			mustUnlock(t, le)
+		}
+		held, waiter := mustTry(t, one), inLine(t, one, 1)
+		if busy := mustBeBusy(t, three); busy.Place != 1 {
+			t.Errorf("a newcomer who may hold beside others stands behind %d, want 1", busy.Place)
+		}
+		mustUnlock(t, held)
+		mustUnlock(t, waiter.got(t))
+		free(t, one)
+	})
+}
+
+func TestBusyErrorTellsWhoHolds(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		name := redistest.Name(t)
+		held := mustTry(t, hers.Mutex(name, lock.Note("task 17"), lock.TTL(10*time.Second)))
+		busy := mustBeBusy(t, his.Mutex(name))
+		if busy.Name != name || busy.Reason != lock.ReasonHeld || busy.Holder != "alice" || busy.Note != "task 17" || busy.Waited != 0 || busy.Place != 0 {
+			t.Errorf("busy: %+v", busy)
+		}
+		if busy.ExpiresIn <= 0 || busy.ExpiresIn > 10*time.Second+time.Millisecond {
+			t.Errorf("busy expires in %s, want about 10s", busy.ExpiresIn)
+		}
+		for _, part := range []string{name, "alice"} {
+			if !strings.Contains(busy.Error(), part) {
+				t.Errorf("%q does not name %q", busy.Error(), part)
+			}
+		}
+		w := inLine(t, his.Mutex(name), 1)
+		if busy := mustBeBusy(t, his.Mutex(name)); busy.Place != 1 {
+			t.Errorf("with one in line: place %d, want 1", busy.Place)
+		}
+		w.cancel()
+		if err := w.failed(t); wantBusy(t, err).Holder != "alice" || !strings.Contains(err.Error(), name) {
+			t.Errorf("Lock: %v", err)
+		}
+		mustUnlock(t, held)
+		if err := held.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) || !strings.Contains(err.Error(), name) {
+			t.Errorf("Unlock: %v, want that it names the lock", err)
+		}
+		// Among several holders the one with the asker's own note is named.
+		notes := []string{"a", "b|%\n", "c"}
+		for _, note := range notes {
+			mustTry(t, hers.Semaphore(name+"3", 3, lock.Note(note)))
+		}
+		for _, note := range notes {
+			if busy := mustBeBusy(t, his.Semaphore(name+"3", 3, lock.Note(note))); busy.Note != note {
+				t.Errorf("asked with note %q, told of %q", note, busy.Note)
+			}
+		}
+	})
+}
+
+func TestLockWithAnEndedContext(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for what, err := range map[string]error{
+			"Lock": second(m.Lock(ended)), "TryLock": second(m.TryLock(ended)), "Available": second(m.Available(ended)), "Locked": second(m.Locked(ended)),
+			"Do": m.Do(ended, func(context.Context) error { t.Error("Do ran its function"); return nil }),
+		} {
+			if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "busy") {
+				t.Errorf("%s: %v, want context.Canceled, and not that it is busy", what, err)
+			}
+		}
+		free(t, m)
+	})
+}
+
+func TestLockThatRunsOutOfTime(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t), owner("bob")).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		err := outOfTime(t, m, func(ctx context.Context) error { return second(m.Lock(ctx)) })
+		if busy := wantBusy(t, err); !errors.Is(err, context.DeadlineExceeded) || busy.Holder != "bob" || busy.Waited <= 0 {
+			t.Errorf("Lock: %v (%+v)", err, busy)
+		}
+		waiting(t, m, 0)
+		mustUnlock(t, held)
+		free(t, m)
+	})
+}
+
+// A lock that is got when ctx has ended is given back, and Do does not run f: whoever asks, and also if the lock became
+// free only after ctx had ended.
+func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb, hook := s.Client(t), &redistest.FailHook{}
+		rdb.AddHook(hook)
+		l, other := newLocker(t, rdb), newLocker(t, s.Client(t))
+		warm(t, l)
+		for name, take := range map[string]func(context.Context, *lock.Lock) error{
+			"TryLock":    func(ctx context.Context, m *lock.Lock) error { return second(m.TryLock(ctx)) },
+			"Lock":       func(ctx context.Context, m *lock.Lock) error { return second(m.Lock(ctx)) },
+			"LockOrPark": func(ctx context.Context, m *lock.Lock) error { return second(insider.LockOrPark(ctx, m, nil)) },
+			"Acquire":    func(ctx context.Context, m *lock.Lock) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
+			"Do": func(ctx context.Context, m *lock.Lock) error {
+				return m.Do(ctx, func(context.Context) error { t.Error("Do ran f"); return nil })
+			},
+		} {
+			m := l.Mutex(redistest.Name(t)+name, lock.Note("note"))
+			held := mustTry(t, handle(other, m))
+			ctx, cancel := context.WithCancel(t.Context())
+			hook.Before(func(cmd redis.Cmder) error {
+				if touching(m)(cmd) && ctx.Err() == nil {
+					cancel()
+					return held.Unlock(t.Context())
+				}
+				return nil
+			})
+			err := take(ctx, m)
+			hook.Before(nil)
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%s with a context that ended before the lock was free: %v", name, err)
+			}
+			free(t, m)
+		}
+	})
+}
+
+// The fence grows from holder to holder, whether the lock was taken or granted, and whoever takes it without a fence
+// between. It is known from the grant, after the end of the lease too.
+func TestRule11_FenceGrows(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Mutex(redistest.Name(t), lock.Fenced())
+		last := int64(0)
+		grown := func(le *lock.Lease) {
+			t.Helper()
+			fence := fenceOf(t, le)
+			if fence <= last {
+				t.Fatalf("fence %d after %d", fence, last)
+			}
+			last = fence
+			mustUnlock(t, le)
+			if again := fenceOf(t, le); again != fence {
+				t.Errorf("after Unlock the fence is %d, was %d", again, fence)
+			}
+		}
+		for range 20 {
+			le, w := mustTry(t, m), inLine(t, handle(his, m, lock.Fenced()), 1)
+			grown(le)
+			grown(w.got(t))
+			plain := mustTry(t, handle(his, m))
+			if fence, err := plain.Fence(); fence != 0 || !errors.Is(err, lock.ErrNotFenced) {
+				t.Errorf("without the option: %d, %v; want ErrNotFenced", fence, err)
+			}
+			w = inLine(t, m, 1)
+			mustUnlock(t, plain)
+			grown(w.got(t))
+		}
+	})
+}
+
+// Two holders in the same microsecond do not share a fence.
+func TestRule11_FenceGrowsWhenTheClockStands(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	s.SetTime(t, time.Now())
+	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 20, lock.Fenced())
+	last := int64(0)
+	for range 20 {
+		fence := fenceOf(t, mustTry(t, m))
+		if fence <= last {
+			t.Fatalf("fence %d after %d", fence, last)
+		}
+		last = fence
+	}
+}
+
+// In a split brain the first holder's fence is below that of its successor, whoever looks at its own first: the number
+// comes with the grant.
+func TestForm_fenceAfterASplit(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	replica := redistest.StartReplica(t, s)
+	name := redistest.Name(t)
+	a, b := newLocker(t, s.Client(t)), newLocker(t, replica.Client(t))
+	mustUnlock(t, mustTry(t, a.Mutex("warm")))
+	replica.Forget(t) // the replica does not hear of what comes now
+	old := mustTry(t, a.Mutex(name, lock.Fenced()))
+	replica.Promote(t)
+	nextFence := fenceOf(t, mustTry(t, b.Mutex(name, lock.Fenced())))
+	if oldFence := fenceOf(t, old); oldFence >= nextFence {
+		t.Errorf("the fence of the earlier holder is above that of its successor, by %d", oldFence-nextFence)
+	}
+}
+
+// A bad client, option or definition is the error of each call, which says what is wrong.
+func TestBadDefinitions(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { _ = ring.Close() })
+	l, none := newLocker(t, rdb), lock.Options{}
+	for want, m := range map[string]*lock.Lock{
+		"empty":                    l.Mutex(""),
+		"at least 1":               l.Semaphore("x", 0),
+		"-3 holders":               l.Semaphore("x", -3),
+		"at least 100ms":           l.Mutex("x", lock.TTL(99*time.Millisecond)),
+		"did you mean 5s?":         l.Mutex("x", lock.TTL(5)),
+		"TTL of \"x\" is 0s":       l.Mutex("x", lock.TTL(0)),
+		"TTL of \"y\" is -1s: ":    l.Mutex("y", lock.TTL(-time.Second)),
+		"TTL of \"long\"":          l.Mutex("long", lock.TTL(inside.MaxTTL+time.Millisecond)),
+		"TTL of \"longest\"":       l.Mutex("longest", lock.TTL(1<<63-1)),
+		"MaxHold is -1ns":          l.Mutex("x", lock.MaxHold(-1)),
+		"Options.TTL is 1ms":       lock.New(rdb, lock.Options{TTL: time.Millisecond}).Mutex("x"),
+		"prefix \"{a}\"":           lock.New(rdb, lock.Options{Prefix: "{a}"}).Mutex("x"),
+		"prefix \"a b\"":           lock.New(rdb, lock.Options{Prefix: "a b"}).Mutex("x"),
+		"is nil":                   lock.New(nil, none).Mutex("x"),
+		"nil *redis.Client":        lock.New((*redis.Client)(nil), none).Mutex("x"),
+		"nil *redis.ClusterClient": lock.New((*redis.ClusterClient)(nil), none).Mutex("x"),
+		"nil *redis.Ring":          lock.New((*redis.Ring)(nil), none).Mutex("x"),
+		"*redis.Ring cannot":       lock.New(ring, none).Mutex("x"),
+	} {
+		for what, err := range map[string]error{
+			"LockErr": insider.LockErr(m), "TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context())),
+			"Available": second(m.Available(t.Context())), "Holders": second(m.Holders(t.Context())),
+			"Do": m.Do(t.Context(), func(context.Context) error { return nil }),
+		} {
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "lock: ") {
+				t.Errorf("%s: error is %v, want one with %q", what, err, want)
+			}
+		}
+	}
+	for _, ttl := range []time.Duration{inside.MinTTL, inside.MaxTTL} {
+		redistest.Must(t, insider.LockErr(l.Mutex("x", lock.TTL(ttl))))
+	}
+	// Of calls that are no lock's too.
+	bad := lock.New(rdb, lock.Options{TTL: time.Millisecond})
+	for what, err := range map[string]error{
+		"Pause": bad.Controls().Pause(t.Context(), "x", time.Time{}, ""), "Resume": bad.Controls().Resume(t.Context(), "x"),
+		"SetLimit": bad.Controls().SetLimit(t.Context(), "x", 1, ""), "List": second(bad.Controls().List(t.Context())),
+		"Sweep": second(insider.Sweep(t.Context(), bad)), "Lead": bad.Lead(t.Context(), "x", func(context.Context) error { return nil }),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "Options.TTL is 1ms") {
+			t.Errorf("%s: %v, want one that names the option", what, err)
+		}
+	}
+	redistest.Must(t, lock.New(nil, none).Close())
+}
+
+// time.Until gives fractions of a millisecond, of which Redis knows nothing.
+func TestDurationsAreRoundedUpToMilliseconds(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t), func(o *lock.Options) { o.TTL = time.Second + 1 })
+	le := mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(time.Minute+1)))
+	for d, ok := range map[time.Duration]bool{
+		time.Until(time.Now().Add(time.Minute)): true, time.Nanosecond: true, 0: false, -time.Second: false, inside.MaxTTL + 1: false, 1<<63 - 1: false,
+	} {
+		if err := le.Extend(t.Context(), d); (err == nil) != ok || errors.Is(err, lock.ErrNotHeld) {
+			t.Errorf("Extend by %d ns: %v", d, err)
+		}
+	}
+	mustUnlock(t, mustTry(t, l.Mutex(redistest.Name(t))))
+}

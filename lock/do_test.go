@@ -1,0 +1,252 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+func TestDo(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		failure := errors.New("failure")
+		for _, want := range []error{nil, failure} {
+			var during context.Context
+			err := m.Do(t.Context(), func(ctx context.Context) error {
+				during = ctx
+				if ctx.Err() != nil {
+					t.Errorf("the context has ended: %v", ctx.Err())
+				}
+				mustBeBusy(t, m)
+				return want
+			})
+			if !errors.Is(err, want) || errors.Is(err, lock.ErrLost) {
+				t.Errorf("Do: %v, want %v", err, want)
+			}
+			if during.Err() == nil {
+				t.Error("the context goes on after Do")
+			}
+			free(t, m)
+		}
+	})
+}
+
+func TestDoWaits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		ran := make(chan error, 1)
+		go func() { ran <- m.Do(context.Background(), func(context.Context) error { return nil }) }()
+		waiting(t, m, 1)
+		mustUnlock(t, held)
+		if err := come(t, ran, "the end of Do"); err != nil {
+			t.Errorf("Do: %v", err)
+		}
+		free(t, m)
+	})
+}
+
+// TryDo and DoWithin run their function only with the lock, and give up as TryLock and
+// Lock do: at once, or after the wait.
+func TestTryDo_andDoWithin(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		for name, do := range map[string]func(f func(context.Context) error) error{
+			"TryDo":              func(f func(context.Context) error) error { return m.TryDo(t.Context(), f) },
+			"DoWithin":           func(f func(context.Context) error) error { return m.DoWithin(t.Context(), time.Millisecond, f) },
+			"DoWithin 0":         func(f func(context.Context) error) error { return m.DoWithin(t.Context(), 0, f) },
+			"DoWithin ten years": func(f func(context.Context) error) error { return m.DoWithin(t.Context(), inside.MaxTTL, f) },
+		} {
+			failure, ran := errors.New("failure"), false
+			err := do(func(ctx context.Context) error {
+				ran = true
+				mustBeBusy(t, m)
+				if _, ok := lock.FromContext(ctx); !ok {
+					t.Errorf("%s: its context has no lease", name)
+				}
+				return failure
+			})
+			if !ran || !errors.Is(err, failure) {
+				t.Errorf("%s: ran: %v, %v", name, ran, err)
+			}
+			free(t, m)
+			if name == "DoWithin ten years" {
+				continue
+			}
+			held := mustTry(t, m)
+			err = do(func(context.Context) error { t.Errorf("%s ran beside another holder", name); return nil })
+			var busy *lock.BusyError
+			if !errors.As(err, &busy) || (busy.Waited > 0) != (name == "DoWithin") || errors.Is(err, context.DeadlineExceeded) != (name == "DoWithin") {
+				t.Errorf("%s of a busy lock: %v", name, err)
+			}
+			mustUnlock(t, held)
+			free(t, m)
+		}
+		never := func(context.Context) error { t.Error("ran"); return nil }
+		if err := m.DoWithin(t.Context(), -time.Second, never); err == nil || errors.Is(err, lock.ErrBusy) {
+			t.Errorf("a wait of -1s: %v", err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := m.TryDo(ended, never); !errors.Is(err, context.Canceled) {
+			t.Errorf("TryDo under a context that has ended: %v", err)
+		}
+	})
+}
+
+// A panic goes through untouched: the value, and the stack of where it was.
+// What releases is a plain defer.
+func TestRule10_PanicKeepsItsStack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		func() {
+			defer func() {
+				origin := panicOrigin()
+				if value := recover(); value != "boom" {
+					t.Errorf("recovered %v, want boom", value)
+				}
+				if !strings.HasSuffix(origin, "explodeForTheStack") {
+					t.Errorf("the panic seems to come from %s", origin)
+				}
+			}()
+			_ = m.Do(t.Context(), explodeForTheStack)
+		}()
+		free(t, m)
+	})
+}
+
+// panicOrigin is the function that panicked, as asynq finds it for its logs: the
+// first below the runtime's own. Called by a deferred function.
+func panicOrigin() string {
+	pcs := make([]uintptr, 100)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)]) // from what called the deferred function
+	for {
+		frame, more := frames.Next()
+		if !more || !strings.HasPrefix(frame.Function, "runtime.") {
+			return frame.Function
+		}
+	}
+}
+
+func explodeForTheStack(context.Context) error { panic("boom") }
+
+// So it is with runtime.Goexit, as t.FailNow calls it.
+func TestRule10_GoexitReleases(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = m.Do(t.Context(), func(context.Context) error { runtime.Goexit(); return nil })
+	}()
+	come(t, done, "the goroutine's end")
+	free(t, m)
+}
+
+// The caller's context ends during the work: its own error comes back, and the
+// lock is released all the same.
+func TestRule10_DoReleasesOnAnEndedContext(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		ctx, cancel := context.WithCancel(t.Context())
+		err := m.Do(ctx, func(ctx context.Context) error {
+			cancel()
+			come(t, ctx.Done(), "the end of the context")
+			return ctx.Err()
+		})
+		if !errors.Is(err, context.Canceled) || errors.Is(err, lock.ErrLost) {
+			t.Errorf("Do: %v, want context.Canceled and no ErrLost", err)
+		}
+		free(t, m)
+	})
+}
+
+// The lease is lost during the work: the context says so, and so does Do beside
+// the work's own error.
+func TestDoJoinsErrLost(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), lock.TTL(600*time.Millisecond))
+		failure := errors.New("failure")
+		for _, own := range []error{failure, nil} {
+			err := m.Do(t.Context(), func(ctx context.Context) error {
+				if err := client(t).Del(t.Context(), m.Key()).Err(); err != nil {
+					t.Error(err)
+				}
+				ends(t, ctx, lock.ErrLost)
+				return own
+			})
+			if !errors.Is(err, lock.ErrLost) || own != nil && !errors.Is(err, own) {
+				t.Errorf("Do: %v, want ErrLost and %v", err, own)
+			}
+		}
+	})
+}
+
+// The lease is lost while Redis is away, which it still is when the work ends: Do says that the lease was lost.
+func TestDo_lostWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	proxy := redistest.NewProxy(t, s.Addr())
+	m := newLocker(t, proxy.Client(t)).Mutex(redistest.Name(t), lock.TTL(300*time.Millisecond))
+	err := m.Do(t.Context(), func(ctx context.Context) error {
+		proxy.Refuse(true)
+		proxy.Cut()
+		come(t, ctx.Done(), "the end of the lease")
+		return nil
+	})
+	if !errors.Is(err, lock.ErrLost) {
+		t.Errorf("Do: %v, want ErrLost", err)
+	}
+}
+
+// Without a function there is nothing to guard, and nothing is taken.
+func TestDo_withoutAFunction(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	for name, err := range map[string]error{
+		"Do": m.Do(t.Context(), nil), "TryDo": m.TryDo(t.Context(), nil), "DoWithin": m.DoWithin(t.Context(), time.Second, nil),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "the function to run is nil") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	free(t, m)
+}
+
+// f may end the lease itself: that is no loss.
+func TestDoWithALeaseThatItsFunctionEnds(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for name, end := range map[string]func(context.Context, *lock.Lease) error{
+			"Unlock":   func(ctx context.Context, le *lock.Lease) error { return le.Unlock(ctx) },
+			"Cooldown": func(ctx context.Context, le *lock.Lease) error { return le.Cooldown(ctx, time.Millisecond) },
+		} {
+			m := l.Mutex(redistest.Name(t))
+			f := func(ctx context.Context) error {
+				le, _ := lock.FromContext(ctx)
+				return end(ctx, le)
+			}
+			if err := m.Do(t.Context(), f); err != nil {
+				t.Errorf("Do with %s: %v", name, err)
+			}
+			redistest.Eventually(t, soon, func() bool {
+				locked, err := m.Locked(t.Context())
+				return !locked && err == nil
+			}, "nobody holding")
+		}
+	})
+}

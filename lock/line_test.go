@@ -1,0 +1,364 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// Waiters of several processes get the lock in the order in which they came. One release frees one slot and wakes one
+// waiter, the first, in the same step.
+func TestFirstComeFirstServed(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		lockers := []*lock.Locker{newLocker(t, s.Client(t)), newLocker(t, s.Client(t)), newLocker(t, s.Client(t))}
+		for n := range 2 {
+			m := lockers[0].Semaphore(redistest.Name(t), n+1)
+			var held []*lock.Lease
+			for range n + 1 {
+				held = append(held, mustTry(t, m))
+			}
+			var waiters []*attempt
+			for i := range 12 {
+				waiters = append(waiters, inLine(t, slots(lockers[i%3], m, n+1), i+1))
+			}
+			for i, w := range waiters {
+				mustBeBusy(t, m)
+				mustUnlock(t, held[0])
+				wantHeld(t, m, n+1) // whatever the waiter's process does
+				held = append(held[1:], w.got(t))
+				for j, other := range waiters[i+1:] {
+					if !other.pending() {
+						t.Fatalf("waiter %d was served before waiter %d", i+1+j, i+1)
+					}
+				}
+			}
+			for _, le := range held {
+				mustUnlock(t, le)
+			}
+			free(t, m)
+		}
+	})
+}
+
+// A free slot goes to the line and not to a newcomer, even if nothing but the newcomer's own ask tells that the slot is
+// free.
+func TestNewcomerNeverOvertakes(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t) // whose clock stands still
+	now := time.Now()
+	s.SetTime(t, now)
+	l := newLocker(t, s.Client(t))
+	m := l.Semaphore(redistest.Name(t), 2, lock.TTL(time.Hour), lock.NoRenew())
+	mustTry(t, m)
+	mustTry(t, slots(l, m, 2, lock.TTL(time.Second), lock.NoRenew()))
+	w := inLine(t, m, 1)
+	s.SetTime(t, now.Add(time.Second+time.Millisecond))
+	mustBeBusy(t, m)
+	mustUnlock(t, w.got(t))
+}
+
+// A holder's process is killed: the waiter of another one has the lock soon after the deadline, also where redis-server is
+// slow to delete what has expired, since there is much of it.
+func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
+	redistest.RealTime(t)
+	t.Parallel()
+	for _, others := range []int{0, 20_000} {
+		t.Run(fmt.Sprintf("%d keys that expire", others), func(t *testing.T) {
+			t.Parallel()
+			s := redistest.StartReal(t)
+			l := newLocker(t, s.Client(t))
+			p := client(t).Pipeline()
+			for i := range others {
+				p.Set(t.Context(), "other:"+strconv.Itoa(i), i, time.Duration(1+i%5000)*time.Millisecond+time.Second)
+			}
+			_, err := p.Exec(t.Context())
+			redistest.Must(t, err)
+			var late []time.Duration
+			for range 5 {
+				name := redistest.Name(t)
+				m := l.Mutex(name)
+				c := startChild(t, "hold", s.Addr(), "1s", name)
+				redistest.Eventually(t, soon, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 }, "the child")
+				w := inLine(t, m, 1)
+				c.Kill()
+				h, err := m.Holders(t.Context())
+				if err != nil || len(h) != 1 {
+					continue // it took too long to see the deadline
+				}
+				deadline := time.Now().Add(h[0].ExpiresIn)
+				mustUnlock(t, w.got(t))
+				late = append(late, time.Since(deadline))
+			}
+			slices.Sort(late)
+			if len(late) == 0 || late[len(late)/2] > 200*time.Millisecond { // by refreshes alone it would be half a second
+				t.Errorf("killed holders were succeeded %v after their deadlines", late)
+			}
+		})
+	}
+}
+
+// A waiter's process is killed; its entry is fresh, so the next release grants to it. That costs the one behind it three
+// seconds at most, whatever the TTL. An entry that is stale costs nothing, and is swept away.
+func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	name := redistest.Name(t)
+	l := newLocker(t, s.Client(t))
+	m := l.Mutex(name, lock.TTL(time.Hour))
+	held := mustTry(t, m)
+	c := startChild(t, "hold", s.Addr(), "1h", name)
+	waiting(t, m, 1)
+	behind := inLine(t, m, 2)
+	c.Kill()
+	mustUnlock(t, held)
+	held = behind.got(t) // long before an hour
+	c = startChild(t, "hold", s.Addr(), "1h", name)
+	waiting(t, m, 1)
+	c.Kill()
+	killed := time.Now()
+	behind = inLine(t, m, 2)
+	redistest.Eventually(t, soon, func() bool { return time.Since(killed) > 3500*time.Millisecond }, "its entry to be stale")
+	mustUnlock(t, held)
+	h, err := m.Holders(t.Context())
+	if err != nil || len(h) != 1 || h[0].Owner == "child" {
+		t.Errorf("holders %+v, %v", h, err)
+	}
+	mustUnlock(t, behind.got(t))
+}
+
+// The stale entries of a killed process are swept away.
+func TestSweepOfADeadProcess(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	l := newLocker(t, s.Client(t))
+	m := l.Mutex("x")
+	le := mustTry(t, m)
+	c := startChild(t, "hold", s.Addr(), "1m", "x")
+	waiting(t, m, 1)
+	c.Kill()
+	redistest.Eventually(t, soon, func() bool {
+		n, err := insider.Sweep(t.Context(), l)
+		if n > 1 || err != nil {
+			t.Fatalf("Sweep: %d, %v", n, err)
+		}
+		return n == 1
+	}, "a stale waiter")
+	waiting(t, m, 0)
+	mustUnlock(t, le)
+}
+
+// A granted lease has the TTL of its own lock, however short the grant was at first: by renewal, or at once without it.
+func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(time.Minute)}, "not renewed": {lock.TTL(time.Minute), lock.NoRenew()}} {
+			m := l.Mutex(redistest.Name(t)+name, options...)
+			held := mustTry(t, handle(l, m, lock.TTL(time.Second)))
+			w := inLine(t, m, 1)
+			mustUnlock(t, held)
+			le := w.got(t)
+			redistest.Eventually(t, soon, func() bool {
+				d, ok := left(t, m, le)
+				return ok && d > 40*time.Second && time.Until(le.Deadline()) > 40*time.Second
+			}, "%s: the full TTL", name)
+			if d := time.Until(le.Deadline()); d > time.Minute {
+				t.Errorf("%s: the local deadline is in %s, want about a minute", name, d)
+			}
+			mustUnlock(t, le)
+		}
+	})
+}
+
+// A waiter gives up in the moment in which it is granted, unnoticed: the slot is given back at once.
+func TestWaiterThatGivesUpWhenGranted(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t))
+		held := mustTry(t, m)
+		w := inLine(t, handle(far, m, lock.TTL(time.Hour), lock.NoRenew()), 1)
+		p.DropMessages(true)
+		mustUnlock(t, held)
+		behind := inLine(t, m, 1)
+		w.cancel()
+		<-w.done
+		if w.lease != nil { // it had asked just then
+			mustUnlock(t, w.lease)
+		} else if !errors.Is(w.err, context.Canceled) {
+			t.Errorf("Lock: %v", w.err)
+		}
+		mustUnlock(t, behind.got(t))
+		free(t, m)
+	})
+}
+
+// The ask of a waiter is under way when the waiter gives up, and arrives later than its leave: nobody keeps the lock for
+// longer than its lease. A leave that Redis refuses is said again.
+func TestRule03_LeaveAndAskCross(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		m := near.Mutex(redistest.Name(t))
+		warm(t, near)
+		holder := mustTry(t, m)
+		w := inLine(t, handle(far, m, lock.TTL(2*time.Second)), 1)
+		held := p.Hold(touches(m), 1)
+		redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")
+		w.cancel()
+		w.failed(t) // though the leave is not through
+		mustUnlock(t, holder)
+		held.Release()
+		free(t, m)
+	})
+	t.Run("refused", func(t *testing.T) {
+		t.Parallel()
+		rdb, hook := redistest.Mini(t).Client(t), &redistest.FailHook{}
+		rdb.AddHook(hook)
+		hers, his := newLocker(t, rdb), newLocker(t, redistest.Mini(t).Client(t))
+		m := hers.Mutex(redistest.Name(t))
+		held := mustTry(t, handle(his, m))
+		waiter := inLine(t, m, 1)
+		var refused atomic.Bool
+		hook.Before(func(cmd redis.Cmder) error {
+			if touching(m)(cmd) && !refused.Swap(true) {
+				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
+			}
+			return nil
+		})
+		waiter.cancel()
+		if busy := wantBusy(t, waiter.failed(t)); !errors.Is(busy, context.Canceled) {
+			t.Errorf("Lock: %v, want that its context has ended", busy)
+		}
+		waiting(t, handle(his, m), 0)
+		mustUnlock(t, held)
+		free(t, m)
+	})
+}
+
+// Delete takes everything: holders are told, and live waiters form a new line.
+func TestDelete(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Mutex(redistest.Name(t), lock.TTL(time.Minute))
+		le := mustTry(t, m)
+		ctx := le.Bind(t.Context())
+		var waiters []*attempt
+		for i := range 4 {
+			waiters = append(waiters, inLine(t, handle([]*lock.Locker{hers, his}[i%2], m), i+1))
+		}
+		redistest.Must(t, m.Delete(t.Context()))
+		ends(t, ctx, lock.ErrLost)
+		if err := le.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
+			t.Errorf("Unlock of a deleted lock: %v, want ErrNotHeld", err)
+		}
+		for range waiters {
+			redistest.Eventually(t, soon, func() bool {
+				return slices.ContainsFunc(waiters, func(w *attempt) bool { return !w.pending() })
+			}, "a waiter that comes back; %s", stringer(func() string { return dump(m) }))
+			i := slices.IndexFunc(waiters, func(w *attempt) bool { return !w.pending() })
+			mustUnlock(t, waiters[i].got(t))
+			waiters = slices.Delete(waiters, i, i+1)
+		}
+		free(t, m)
+		redistest.Must(t, m.Delete(t.Context()))
+	})
+}
+
+// The reply to the ask is lost after it ran, and go-redis sends it again: the lock is the caller's, who is in line once.
+func TestRule03_ResentAskIsOurs(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		for name, take := range map[string]func(*lock.Lock) (*lock.Lease, error){
+			"TryLock": func(m *lock.Lock) (*lock.Lease, error) { return m.TryLock(t.Context()) },
+			"Lock":    func(m *lock.Lock) (*lock.Lease, error) { return m.Lock(t.Context()) },
+		} {
+			near, far, p := through(t, s)
+			warm(t, far)
+			for _, n := range []int{1, 2} {
+				m := far.Semaphore(redistest.Name(t), n, lock.Fenced())
+				p.DropReplyTo(touches(m), 1)
+				le, err := take(m)
+				if err != nil {
+					t.Fatalf("%s with its first reply lost: %v, want the lock; %s", name, err, dump(m))
+				}
+				wantHeld(t, slots(near, m, n), 1)
+				if d, ok := left(t, slots(near, m, n), le); !ok || d <= 0 {
+					t.Fatalf("%s: it is not the holder; %s", name, dump(m))
+				}
+				mustUnlock(t, le)
+				free(t, slots(near, m, n))
+			}
+			m := near.Mutex(redistest.Name(t))
+			held := mustTry(t, m)
+			p.DropReplyTo(touches(m), 2)
+			mustBeBusy(t, handle(far, m))
+			w := inLine(t, handle(far, m), 1)
+			mustUnlock(t, held)
+			mustUnlock(t, w.got(t))
+			free(t, m)
+		}
+	})
+}
+
+// The client gives up on an ask that runs: whether it did is not known, so the caller has an error, and the lock is free
+// when its lease would end at the latest. So it is if the ask is delivered later still, and if what go-redis reports in the
+// end is that it could not dial.
+func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(p *redistest.Proxy, m *lock.Lock, refuse func(bool)) (end func()){
+		"reply lost": func(p *redistest.Proxy, m *lock.Lock, _ func(bool)) func() {
+			p.DropReplyTo(touches(m), 1)
+			return func() {}
+		},
+		"late": func(p *redistest.Proxy, m *lock.Lock, _ func(bool)) func() { return p.Hold(touches(m), 1).Release },
+		"cannot dial": func(p *redistest.Proxy, m *lock.Lock, refuse func(bool)) func() {
+			p.DropReplyTo(func(command []string) bool {
+				ask := touches(m)(command)
+				if ask {
+					refuse(true)
+				}
+				return ask
+			}, 1)
+			return func() { refuse(false) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachSingle(t, func(t *testing.T, s *redistest.Server) {
+				var away atomic.Bool
+				near, far, p := through(t, s, func(o *redis.UniversalOptions) {
+					o.MaxRetries, o.ReadTimeout, o.PoolSize = -1, time.Second, 1
+					redistest.DialOnce(o)
+					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						if away.Load() {
+							return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("refused by the test")}
+						}
+						return new(net.Dialer).DialContext(ctx, network, addr)
+					}
+				})
+				warm(t, far)
+				m := near.Mutex(redistest.Name(t))
+				end := lose(p, m, away.Store)
+				if err := mustNotTry(t, handle(far, m, lock.TTL(3*time.Second))); !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
+					t.Errorf("TryLock without an answer: %v, want ErrBackend", err)
+				}
+				end()
+				free(t, m)
+			})
+		})
+	}
+}

@@ -1,0 +1,178 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/lock/pool"
+)
+
+// failsOver kills the master, and promotes the replica.
+func failsOver(t *testing.T, s, replica *redistest.Server) *lock.Locker {
+	t.Helper()
+	s.Kill(t)
+	replica.Promote(t)
+	return newLocker(t, replica.Client(t))
+}
+
+// What was handed out is known to who is promoted, however it was: taken, granted, extended, renewed, or a value of a pool.
+func TestMinReplicas_failover(t *testing.T) {
+	t.Parallel()
+	for name, hand := range map[string]func(l, other *lock.Locker) *lock.Lease{
+		"taken": func(l, _ *lock.Locker) *lock.Lease { return mustTry(t, l.Mutex("x")) },
+		"granted": func(l, other *lock.Locker) *lock.Lease {
+			le := mustTry(t, other.Mutex("x"))
+			w := inLine(t, l.Mutex("x"), 1)
+			mustUnlock(t, le)
+			return w.got(t)
+		},
+		"extended": func(l, _ *lock.Locker) *lock.Lease {
+			le := mustTry(t, l.Mutex("x"))
+			redistest.Must(t, le.Extend(t.Context(), time.Hour))
+			return le
+		},
+		"one of several": func(l, other *lock.Locker) *lock.Lease {
+			mustTry(t, other.Semaphore("x", 2))
+			return mustTry(t, l.Semaphore("x", 2))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.StartReal(t)
+			replica := redistest.StartReplica(t, s)
+			le := hand(newLocker(t, s.Client(t), minReplicas(1)), newLocker(t, s.Client(t)))
+			m := failsOver(t, s, replica).Semaphore("x", 2)
+			d, ok := left(t, m, le)
+			if here := time.Until(le.Deadline()); !ok || d < here {
+				t.Errorf("the one that was promoted knows it for %s, %v; we believe for %s", d, ok, here)
+			}
+		})
+	}
+	t.Run("a value", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.StartReal(t)
+		replica := redistest.StartReplica(t, s)
+		p := pool.New(newLocker(t, s.Client(t), minReplicas(1)), "x")
+		mustPut(t, p, 1, "value")
+		le := mustTake(t, p, "value")
+		info, err := pool.New(failsOver(t, s, replica), "x").Inspect(t.Context())
+		if err != nil || len(info.Holders) != 1 || info.Holders[0].Token != le.Token() {
+			t.Errorf("the one that was promoted knows %+v, %v", info, err)
+		}
+	})
+}
+
+// A replica that is frozen acknowledges nothing. Whoever wants its word is told so and leaves nothing behind; who does not,
+// is not held up. When it is back all goes on.
+func TestMinReplicas_frozen(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	replica := redistest.StartReplica(t, s)
+	l := newLocker(t, s.Client(t), minReplicas(1))
+	m := l.Mutex("x")
+	takesAndUnlocks(t, m) // connected, and known to work
+	kept := mustTry(t, l.Mutex("kept", lock.TTL(10*time.Minute)))
+	replica.Pause(t)
+	refused := func(err error) {
+		t.Helper()
+		if !errors.Is(err, lock.ErrNotReplicated) || !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
+			t.Errorf("%v; want ErrNotReplicated", err)
+		}
+	}
+	_, err := m.TryLock(t.Context())
+	refused(err)
+	if !strings.Contains(err.Error(), "0 of the 1 of MinReplicas acknowledged within") {
+		t.Errorf("the error does not say how many: %v", err)
+	}
+	free(t, m)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	refused(second(m.Lock(ctx)))
+	free(t, m)
+	// By a grant: the one before it does not ask for replicas, and is not held up.
+	le := mustTry(t, handle(newLocker(t, s.Client(t)), m))
+	w := inLine(t, m, 1)
+	mustUnlock(t, le)
+	refused(w.failed(t))
+	free(t, m)
+	before := kept.Deadline()
+	refused(kept.Extend(t.Context(), time.Hour))
+	if !kept.Deadline().Equal(before) || !kept.Held() {
+		t.Error("an Extend that does not count changed the deadline")
+	}
+	replica.Resume(t)
+	redistest.Eventually(t, soon, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil }, "an Extend that counts")
+	takesAndUnlocks(t, m)
+	free(t, m)
+}
+
+// A renewal that no replica has does not count: the lease ends where the last one that counted said.
+func TestMinReplicas_renewals(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	replica := redistest.StartReplica(t, s)
+	rdb := s.Client(t)
+	le := mustTry(t, newLocker(t, rdb, minReplicas(1)).Mutex("x", lock.TTL(2*time.Second)))
+	bound := le.Bind(t.Context())
+	passes(t, rdb, clockOf(t, rdb).Add(2500*time.Millisecond))
+	if !le.Held() {
+		t.Fatal("not renewed while the replica was there")
+	}
+	replica.Pause(t)
+	ends(t, bound, lock.ErrLost)
+	replica.Resume(t)
+}
+
+// Renewals of many leases are confirmed together.
+func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartReal(t)
+	redistest.StartReplica(t, s)
+	p := redistest.NewProxy(t, s.Addr())
+	l := newLocker(t, p.Client(t), minReplicas(1))
+	const n = 20
+	for range n {
+		mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(3*time.Second)))
+	}
+	scripts := func() int { return p.Count("EVALSHA") + p.Count("EVAL") }
+	began, waits := scripts(), p.Count("WAIT")
+	redistest.Eventually(t, soon, func() bool { return scripts() >= began+n }, "a renewal of each")
+	if got := p.Count("WAIT") - waits; got > n/2 {
+		t.Errorf("%d WAITs for %d renewals", got, n)
+	}
+}
+
+// What cannot wait for replicas says so: a Redis that has none, a user that may not, a client of which nobody knows whom it asks.
+func TestMinReplicas_impossible(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t), minReplicas(1)).Mutex(redistest.Name(t))
+	if _, err := m.TryLock(t.Context()); !errors.Is(err, lock.ErrNotReplicated) {
+		t.Errorf("without replicas: %v", err)
+	}
+	free(t, m)
+	s := redistest.StartReal(t)
+	m = newLocker(t, withUser(t, s, s.Client(t), "impatient", "-wait"), minReplicas(1)).Mutex("x")
+	_, err := m.TryLock(t.Context())
+	if !errors.Is(err, lock.ErrBackend) || !strings.Contains(err.Error(), "WAIT, which MinReplicas needs") || !strings.Contains(err.Error(), "NOPERM") {
+		t.Errorf("without the right: %v", err)
+	}
+	redistest.Eventually(t, soon, func() bool { return !inUse(t, m) }, "nothing left")
+	rdb := redistest.Mini(t).Client(t)
+	for n, want := range map[int]string{-1: "MinReplicas is -1", 1: "does not go with a lock_test.otherClient"} {
+		l := lock.New(otherClient{rdb}, lock.Options{MinReplicas: n})
+		if err := insider.LockerErr(l); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d: %v, want %q", n, err, want)
+		}
+	}
+	redistest.Must(t, insider.LockerErr(lock.New(otherClient{rdb}, lock.Options{})))
+}
+
+// otherClient is a Client that is neither of go-redis'.
+type otherClient struct{ redis.UniversalClient }

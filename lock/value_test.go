@@ -1,0 +1,352 @@
+package lock_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+func TestAcquire(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Mutex(redistest.Name(t))
+		for _, within := range []time.Duration{0, time.Minute, inside.MaxTTL} {
+			le, ok, err := m.Acquire(t.Context(), within)
+			if !ok || err != nil || !le.Held() {
+				t.Fatalf("Acquire of an idle lock within %s: %v, %v, %v", within, le, ok, err)
+			}
+			mustUnlock(t, le)
+		}
+
+		held := mustTry(t, m)
+		for _, within := range []time.Duration{0, 50 * time.Millisecond} {
+			began := time.Now()
+			inVain(t, m, within)
+			if took := time.Since(began); took < within {
+				t.Errorf("Acquire within %s gave up after %s", within, took)
+			}
+		}
+
+		// The caller's own end is an error, and not "busy".
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		for _, within := range []time.Duration{0, time.Minute, inside.MaxTTL} {
+			for ctx, want := range map[context.Context]error{ended: context.Canceled, short: context.DeadlineExceeded} {
+				if ctx == short {
+					<-ctx.Done() // for within 0, which does not wait
+				}
+				le, ok, err := m.Acquire(ctx, within)
+				if le != nil || ok || !errors.Is(err, want) || errors.Is(err, lock.ErrBusy) {
+					t.Errorf("Acquire within %s with an ended context: %v, %v, %v; want %v", within, le, ok, err, want)
+				}
+			}
+		}
+		waits, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := m.Acquire(waits, inside.MaxTTL)
+			done <- err
+		}()
+		waiting(t, m, 1)
+		stop()
+		if err := <-done; !errors.Is(err, context.Canceled) || errors.Is(err, lock.ErrBusy) {
+			t.Errorf("Acquire whose context ended in line: %v", err)
+		}
+
+		// In line, until it is free.
+		got := make(chan *lock.Lease, 1)
+		go func() {
+			le, ok, err := m.Acquire(t.Context(), inside.MaxTTL)
+			if !ok || err != nil {
+				t.Errorf("Acquire: %v, %v", ok, err)
+			}
+			got <- le
+		}()
+		waiting(t, m, 1)
+		mustUnlock(t, held)
+		mustUnlock(t, <-got)
+		free(t, m)
+	})
+}
+
+func TestAcquireTellsWhatIsNotBusy(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	if _, ok, err := l.Mutex("").Acquire(t.Context(), 0); ok || err == nil {
+		t.Errorf("Acquire of a bad lock: %v, %v", ok, err)
+	}
+	if _, ok, err := l.Mutex("x").Acquire(t.Context(), -time.Second); ok || err == nil || !strings.Contains(err.Error(), "-1s") {
+		t.Errorf("Acquire within -1s: %v, %v", ok, err)
+	}
+	_ = l.Close()
+	for _, within := range []time.Duration{0, time.Second, inside.MaxTTL} {
+		if _, ok, err := l.Mutex("x").Acquire(t.Context(), within); ok || !errors.Is(err, lock.ErrClosed) {
+			t.Errorf("Acquire of a closed Locker: %v, %v", ok, err)
+		}
+	}
+}
+
+func TestWith(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		n, err := lock.With(t.Context(), m, func(ctx context.Context) (int, error) {
+			if le, ok := lock.FromContext(ctx); !ok || !le.Held() {
+				t.Error("the function's context has no lease")
+			}
+			mustBeBusy(t, m)
+			return 42, nil
+		})
+		if n != 42 || err != nil {
+			t.Errorf("With: %d, %v", n, err)
+		}
+		free(t, m)
+
+		failure := errors.New("a failure")
+		text, err := lock.With(t.Context(), m, func(context.Context) (string, error) { return "half", failure })
+		if text != "half" || !errors.Is(err, failure) || errors.Is(err, lock.ErrLost) {
+			t.Errorf("With: %q, %v", text, err)
+		}
+		free(t, m)
+
+		// An lock.ErrBusy of something else inside is the function's own.
+		_, err = lock.With(t.Context(), m, func(context.Context) (*int, error) { return nil, &lock.BusyError{Name: "another"} })
+		if busy := wantBusy(t, err); busy.Name != "another" {
+			t.Errorf("With: %v", err)
+		}
+		free(t, m)
+
+		func() {
+			defer func() {
+				if r := recover(); r != "boom" {
+					t.Errorf("recovered %v, want the function's panic", r)
+				}
+			}()
+			_, _ = lock.With(t.Context(), m, func(context.Context) (int, error) { panic("boom") })
+		}()
+		free(t, m)
+
+		n, err = lock.With(t.Context(), m, func(ctx context.Context) (int, error) {
+			if err := m.Delete(ctx); err != nil {
+				return 0, err
+			}
+			<-ctx.Done()
+			return 7, nil
+		})
+		if n != 7 || !errors.Is(err, lock.ErrLost) {
+			t.Errorf("With a lease that was lost: %d, %v; want 7 and lock.ErrLost", n, err)
+		}
+
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		n, err = lock.With(ended, m, func(context.Context) (int, error) { t.Error("it ran"); return 1, nil })
+		if n != 0 || !errors.Is(err, context.Canceled) {
+			t.Errorf("With an ended context: %d, %v", n, err)
+		}
+	})
+}
+
+// Values with IDs of every kind.
+type (
+	room    struct{ ID int }
+	intern  struct{ ID int8 }
+	wide    struct{ ID uint64 }
+	named   struct{ ID string }
+	number  int
+	numeric struct{ ID number }
+	uuid    [4]byte
+	item    struct{ ID uuid }
+	shy     [2]byte
+	hidden  struct{ ID shy }
+	pointed struct{ ID *int }
+	gorm    struct{ ID uint }
+	user    struct {
+		gorm
+		Name string
+	}
+	lazy struct {
+		*gorm
+		Name string
+	}
+	box[T any] struct{ ID T }
+	chosen     struct{ ID, Code string }
+	byPointer  struct{ ID, Code string }
+	textual    string
+	noID       struct{ Name string }
+	badID      struct{ ID []string }
+	failing    struct{ ID failingText }
+	floating   struct{ ID float64 }
+)
+
+func (u uuid) MarshalText() ([]byte, error) { return []byte("uuid-" + hex.EncodeToString(u[:])), nil }
+func (u uuid) String() string               { return "not this" }
+func (s *shy) String() string               { return "shy-" + hex.EncodeToString(s[:]) }
+func (n number) String() string             { return "not this either" }
+func (c chosen) LockID() string             { return c.Code }
+func (b *byPointer) LockID() string         { return b.Code }
+func (x textual) LockID() string            { return "text " + string(x) }
+
+type failingText struct{ X int }
+
+func (failingText) MarshalText() ([]byte, error) { return nil, errors.New("no text today") }
+
+func TestFor(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	n := 123
+	r, pr := &room{5}, new(*room)
+	*pr = r
+	for i, c := range []struct {
+		value any
+		key   string
+	}{
+		{"some name", keys.Key(inside.DefaultPrefix, "some name")},
+		{room{123}, keys.Key(inside.DefaultPrefix, "room", "123")},
+		{room{-1}, keys.Key(inside.DefaultPrefix, "room", "-1")},
+		{r, keys.Key(inside.DefaultPrefix, "room", "5")},
+		{pr, keys.Key(inside.DefaultPrefix, "room", "5")},
+		{intern{-128}, keys.Key(inside.DefaultPrefix, "intern", "-128")},
+		{wide{1<<64 - 1}, keys.Key(inside.DefaultPrefix, "wide", "18446744073709551615")},
+		{named{"a|b c"}, keys.Key(inside.DefaultPrefix, "named", "a|b c")},
+		{numeric{7}, keys.Key(inside.DefaultPrefix, "numeric", "7")},
+		{item{uuid{1, 2, 3, 255}}, keys.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
+		{&item{uuid{1, 2, 3, 255}}, keys.Key(inside.DefaultPrefix, "item", "uuid-010203ff")},
+		{hidden{shy{1, 2}}, keys.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
+		{&hidden{shy{1, 2}}, keys.Key(inside.DefaultPrefix, "hidden", "shy-0102")},
+		{pointed{&n}, keys.Key(inside.DefaultPrefix, "pointed", "123")},
+		{user{gorm{9}, "x"}, keys.Key(inside.DefaultPrefix, "user", "9")},
+		{lazy{&gorm{9}, "x"}, keys.Key(inside.DefaultPrefix, "lazy", "9")},
+		{box[int]{3}, keys.Key(inside.DefaultPrefix, "box[int]", "3")},
+		{chosen{"no", "code"}, keys.Key(inside.DefaultPrefix, "chosen", "code")},
+		{&chosen{"no", "code"}, keys.Key(inside.DefaultPrefix, "chosen", "code")},
+		{&byPointer{"no", "code"}, keys.Key(inside.DefaultPrefix, "byPointer", "code")},
+		{byPointer{"no", "code"}, keys.Key(inside.DefaultPrefix, "byPointer", "code")}, // a value and a pointer are one
+		{textual("x"), keys.Key(inside.DefaultPrefix, "textual", "text x")},
+	} {
+		m := l.For(c.value)
+		if insider.LockErr(m) != nil || m.Key() != c.key {
+			t.Errorf("%d: For(%#v) has key %q (%v), want %q", i, c.value, m.Key(), insider.LockErr(m), c.key)
+		}
+	}
+}
+
+func TestForRefusesWhatHasNoIdentity(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	var none *room
+	var nobody *byPointer
+	for i, c := range []struct {
+		value any
+		want  string
+	}{
+		{"", "the name is empty"},
+		{nil, "For(<nil>(nil))"},
+		{none, "For(*lock_test.room(nil))"},
+		{nobody, "For(*lock_test.byPointer(nil))"},
+		{room{}, "its ID is empty"},
+		{&room{}, "its ID is empty"},
+		{named{}, "its ID is empty"},
+		{item{}, "its ID is empty"},
+		{hidden{}, "its ID is empty"},
+		{pointed{}, "its ID is empty"},
+		{pointed{new(int)}, "its ID is empty"},
+		{chosen{ID: "set"}, "its ID is empty"},
+		{byPointer{ID: "set"}, "its ID is empty"},
+		{lazy{}, "cannot be reached"},
+		{noID{"x"}, "no field ID"},
+		{badID{[]string{"x"}}, "its ID is a []string"},
+		{failing{failingText{1}}, "no text today"},
+		{floating{1.5}, "its ID is a float64"},
+		{struct{ ID int }{1}, "a type without a name"},
+		{[]int{1}, "a type without a name"},
+		{map[string]int{}, "a type without a name"},
+		{func() {}, "a type without a name"},
+		{17, "it has no ID"},
+		{number(17), "it has no ID"},
+	} {
+		m := l.For(c.value)
+		if insider.LockErr(m) == nil || !strings.Contains(insider.LockErr(m).Error(), c.want) {
+			t.Errorf("%d: For(%#v): %v, want an error with %q", i, c.value, insider.LockErr(m), c.want)
+		}
+		if _, err := m.TryLock(t.Context()); err == nil || err.Error() != insider.LockErr(m).Error() {
+			t.Errorf("%d: TryLock: %v, want %v", i, err, insider.LockErr(m))
+		}
+	}
+	// What is wrong with the Locker comes first.
+	if err := insider.LockErr(lock.New(nil, lock.Options{}).For(nil)); err == nil || !strings.Contains(err.Error(), "client is nil") {
+		t.Errorf("For of a bad Locker: %v", err)
+	}
+}
+
+func TestForTakesOptions(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		prefix := redistest.Name(t)
+		l := newLocker(t, s.Client(t), prefixed(prefix))
+		// Parts are the local scope.
+		m := l.For(&room{1}, lock.Parts("kitchen", "2"), lock.TTL(time.Second), lock.Note("a note"))
+		if want := keys.Key(prefix, "room", "1", "kitchen", "2"); m.Key() != want || insider.LockErr(m) != nil {
+			t.Fatalf("key %q, want %q (%v)", m.Key(), want, insider.LockErr(m))
+		}
+		mustTry(t, m)
+		if busy := mustBeBusy(t, m); busy.Note != "a note" || busy.Name != "room" {
+			t.Errorf("busy: %+v", busy)
+		}
+		for _, other := range []*lock.Lock{l.For(&room{1}), l.For(&room{2}, lock.Parts("kitchen", "2")), l.For(&room{1}, lock.Parts("kitchen"))} {
+			mustUnlock(t, mustTry(t, other))
+		}
+		// The same lock as Mutex has it.
+		if one := l.Mutex("room", lock.Parts("1", "kitchen", "2")); one.Key() != m.Key() {
+			t.Errorf("%q and %q", one.Key(), m.Key())
+		}
+		if named := l.For("x", lock.Parts("a")); named.Key() != keys.Key(prefix, "x", "a") {
+			t.Errorf("For of a name with Parts: %q", named.Key())
+		}
+	})
+}
+
+// Options that several calls share are left as they are.
+func TestForLeavesOptionsAlone(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	shared := make([]lock.Option, 10)
+	options := append(shared[:0], lock.TTL(time.Second), lock.Parts("p"))
+	if m := l.For(room{1}, options...); m.Key() != keys.Key(inside.DefaultPrefix, "room", "1", "p") {
+		t.Errorf("key %q", m.Key())
+	}
+	if shared[2] != nil {
+		t.Error("For wrote into its caller's options")
+	}
+}
+
+func TestHeld(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), lock.TTL(2*time.Second), lock.NoRenew())
+		le := mustTry(t, m)
+		if !le.Held() {
+			t.Error("not held after TryLock")
+		}
+		redistest.Eventually(t, soon, func() bool { return time.Now().After(le.Deadline()) }, "the deadline")
+		if le.Held() {
+			t.Error("held past its deadline")
+		}
+		_ = le.Unlock(t.Context())
+		le = mustTry(t, m)
+		mustUnlock(t, le)
+		if le.Held() {
+			t.Error("held after Unlock")
+		}
+	})
+}
