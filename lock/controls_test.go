@@ -296,17 +296,17 @@ func TestControls_manyOperators(t *testing.T) {
 	})
 }
 
-// Under HashKeys a readable key is a target too: it stands for the key with the hash.
+// Under HashKeys a readable scope and its parts are a target too: they stand for the key with the hash.
 func TestControls_readableKeyWithHashKeys(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t), ownPrefix(t), func(o *lock.Options) { o.HashKeys = "a secret of more than 16 bytes" })
 		m, other := l.Mutex("report", lock.Parts("acme", "a b")), l.Mutex("report", lock.Parts("acme"))
-		for _, target := range []string{"report|acme|a%20b", m.Key()} {
+		for _, target := range []string{"report|acme|a b", m.Key()} {
 			pause(t, l, target, time.Time{}, "")
 			mustBePaused(t, m)
 			mustUnlock(t, mustTry(t, other))
-			resume(t, l, "report|acme|a%20b")
+			resume(t, l, "report|acme|a b")
 			mustUnlock(t, mustTry(t, m))
 		}
 	})
@@ -326,7 +326,9 @@ func TestControls_targets(t *testing.T) {
 		"report":               {l.Mutex("report"), l.Mutex("report", lock.Parts("acme")), l.Mutex("report", lock.Parts("a", "b"))},
 		"report|acme":          {l.Mutex("report", lock.Parts("acme"))},
 		"my scope":             {l.Mutex("my scope"), l.Mutex("my scope", lock.Parts("x"))},
-		"my%20scope|x%20y":     {l.Mutex("my scope", lock.Parts("x y"))},
+		"my scope|x y":         {l.Mutex("my scope", lock.Parts("x y"))},
+		"my%20scope|x%20y":     {l.Mutex("my%20scope", lock.Parts("x%20y"))},
+		"re{port}|50%":         {l.Mutex("re{port}", lock.Parts("50%"))},
 		prefix + ":{report|b}": {l.Mutex("report", lock.Parts("b"))},
 		"50%":                  {l.Mutex("50%"), l.Mutex("50%", lock.Parts("x"))},
 		"50%41":                {l.Mutex("50%41")},
@@ -337,7 +339,6 @@ func TestControls_targets(t *testing.T) {
 		inBraces(keys.HashedKey("a secret of 16 b", prefix, "s", "a", "b")): {},
 		"control":                     {l.Mutex("control"), l.Mutex("control", lock.Parts("x"))},
 		long[:len(long)-1]:            {l.Mutex(long[:len(long)-1]), l.Mutex(long[:len(long)-1], lock.Parts("x"))},
-		inBraces(l.Mutex(long).Key()): {l.Mutex(long)},
 		"itunes:verify":               {l.Mutex("itunes:verify", lock.Parts("1"))},
 		"itunes:":                     {l.Mutex("itunes:verify", lock.Parts("1")), l.Mutex("itunes:verify:again"), l.Mutex("itunes:", lock.Parts("1")), l.Mutex("itunes:")},
 	} {
@@ -457,14 +458,14 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 			}
 		}
 		knows(t, l, "mail", "report")
-		says(t, log, map[string]int{"why=repair": 1, "limit=3": 1})
+		says(t, log, map[string]int{"(repair)": 1, "limited to 3": 1})
 		if busy := mustBePaused(t, m); busy.Pause.By != "alice" || strings.Contains(busy.Error(), "bob") {
 			t.Errorf("TryLock: %v, want alice's pause alone", busy)
 		}
 
 		// An end of one order is logged as that, and the other is not logged anew.
 		redistest.Must(t, alice.Controls().ClearLimit(t.Context(), "report"))
-		says(t, log, map[string]int{"a control has ended": 1, "was=limited to 3, ordered by bob": 1, "why=repair": 1, "limit=3": 1, "a control is in force": 3})
+		says(t, log, map[string]int{"a control has ended": 1, "was=\"limited to 3, ordered by bob": 1, "(repair)": 1, "a control is in force": 3})
 		resume(t, alice, "report")
 		resume(t, alice, "mail")
 	})
@@ -488,7 +489,7 @@ func TestControls_logged(t *testing.T) {
 	if list := come(t, told, "the end of them"); len(list) != 0 {
 		t.Errorf("told of %v", list)
 	}
-	says(t, log, map[string]int{"a control has ended": 1, "a control is in force": 1, "target=report": 2, "by=alice": 1, "why=repair": 1, "paused until=resumed": 1})
+	says(t, log, map[string]int{"a control has ended": 1, "a control is in force": 1, "target=report": 2, "ordered by alice": 2, "(repair)": 2, "paused until somebody resumes it": 2})
 }
 
 // What cannot be read is logged once and left alone; the rest is obeyed.
@@ -586,9 +587,7 @@ func TestControls_badInput(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t), ownPrefix(t))
 	ctx, its := t.Context(), l.Controls()
-	for _, target := range []string{"", " ", "report ", "|acme", "report|a b", "re{port}", "a\nb", "\xff", strings.Repeat("x", 2000), "report|%zz|y",
-		"report|~x", "report|50%", "report|50%41", "report|a~", "report|" + strings.Repeat("y", 201), "report|~" + strings.Repeat("0", 64) + "|a",
-		"re~port|a", strings.Repeat("z", 201) + "|a", "report" + strings.Repeat("|", 201), "report|~" + strings.Repeat("F", 64)} {
+	for _, target := range []string{"", " ", "report ", "|acme", "a\nb", "\xff", strings.Repeat("x", 2000)} {
 		for what, err := range map[string]error{
 			"Pause": its.Pause(ctx, target, time.Time{}, ""), "Resume": its.Resume(ctx, target),
 			"SetLimit": its.SetLimit(ctx, target, 3, ""), "ClearLimit": its.ClearLimit(ctx, target),

@@ -287,7 +287,7 @@ func TestUnlockWithoutRedis(t *testing.T) {
 // nothing is taken, and nothing stays.
 func TestDeniedCommands(t *testing.T) {
 	t.Parallel()
-	for rights, works := range map[string]bool{"-evalsha": true, "-set": true, "-evalsha -eval": false, "-eval -evalsha -set": false} {
+	for rights, works := range map[string]bool{"-evalsha": true, "-set": false, "-evalsha -eval": false, "-eval -evalsha -set": false} {
 		t.Run(rights, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.StartReal(t)
@@ -304,8 +304,8 @@ func TestDeniedCommands(t *testing.T) {
 				if !works {
 					for what, err := range map[string]error{"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context()))} {
 						var said redis.Error
-						if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !errors.As(err, &said) || !strings.Contains(err.Error(), "refuses EVAL") {
-							t.Errorf("%s: %v, want ErrBackend that names EVAL", what, err)
+						if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !errors.As(err, &said) || !strings.Contains(err.Error(), "refuses ") {
+							t.Errorf("%s: %v, want ErrBackend that names the command", what, err)
 						}
 					}
 					free(t, slots(look, m, 2))

@@ -410,7 +410,9 @@ func TestOrder_lateRelease(t *testing.T) {
 func TestOrder_looksForAStamp(t *testing.T) {
 	t.Parallel()
 	q, pass := queueByClock(t)
-	ghost, b := q.stamp(t, "default/ghost"), q.stamp(t, "default/b")
+	ghost := q.stamp(t, "default/ghost")
+	pass(time.Millisecond)
+	b := q.stamp(t, "default/b")
 	pass(stampLife - time.Second)
 	if look := q.due(t); len(look) != 0 {
 		t.Fatalf("%+v is looked for before its deadline", look)
@@ -515,6 +517,7 @@ func TestOrder_confirmedAfterItWasDropped(t *testing.T) {
 	t.Parallel()
 	q, pass := queueByClock(t)
 	slow := q.stamp(t, "default/slow")
+	pass(time.Millisecond)
 	next := q.stamp(t, "default/next")
 	pass(stampLife + time.Second)
 	look := q.due(t)

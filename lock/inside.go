@@ -183,7 +183,7 @@ func (insider) Line(ctx context.Context, m *Lock, info inside.Info, most int) ([
 	if m.err != nil {
 		return nil, m.err
 	}
-	return m.locker.engine.Line(ctx, m.request.Ref, info, most)
+	return m.locker.engine.Line(ctx, m.ref(), info, most)
 }
 
 // GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for
@@ -248,7 +248,7 @@ func (insider) Stamp(ctx context.Context, m *Lock, note, nonce string, deadline 
 	if m.err != nil {
 		return 0, 0, nil, m.err
 	}
-	return m.locker.engine.Stamp(ctx, m.request.Ref, note, nonce, deadline, most)
+	return m.locker.engine.Stamp(ctx, m.ref(), note, nonce, deadline, most)
 }
 
 // ActOrder changes one task of the key, and looks after the key.
@@ -256,7 +256,7 @@ func (insider) ActOrder(ctx context.Context, m *Lock, act inside.OrderAct, item 
 	if m.err != nil {
 		return m.err
 	}
-	return m.locker.engine.Act(ctx, m.request.Ref, act, item, after)
+	return m.locker.engine.Act(ctx, m.ref(), act, item, after)
 }
 
 // SkipHead takes the head with that note and ticket out of the order, and calls the next; see [engine.Engine.Skip].
@@ -264,7 +264,7 @@ func (insider) SkipHead(ctx context.Context, m *Lock, note string, ticket int64)
 	if m.err != nil {
 		return "", m.err
 	}
-	return m.locker.engine.Skip(ctx, m.request.Ref, note, ticket)
+	return m.locker.engine.Skip(ctx, m.ref(), note, ticket)
 }
 
 // Head is the first task in order of the key. Its State is empty if no task is in order.

@@ -90,7 +90,7 @@ func (m *Lock) inspect(ctx context.Context, most int, note string) (inside.Info,
 	if m.request.Order != nil {
 		nonce = m.request.Order.Nonce
 	}
-	return m.locker.engine.Inspect(ctx, m.request.Ref, most, note, nonce)
+	return m.locker.engine.Inspect(ctx, m.ref(), most, note, nonce)
 }
 
 // Break takes the lock away from the holder with that token, and grants the slot to the first
@@ -146,7 +146,7 @@ func (m *Lock) breakUp(ctx context.Context, token string, how engine.BreakKind) 
 	if m.err != nil {
 		return 0, m.err
 	}
-	n, _, err := m.locker.engine.Break(ctx, m.request.Ref, token, how, nil)
+	n, _, err := m.locker.engine.Break(ctx, m.ref(), token, how, nil)
 	return max(n, 0), err
 }
 
@@ -164,7 +164,14 @@ func (l *Locker) byKey(key string) *Lock {
 	}
 	m := l.Mutex(name)
 	r := &m.request
-	r.Key = key                     // the name stands in it as it is: escaped, or a hash
-	r.Fixed, r.Ordered = true, true // the scripts see, and delete, what there may be of an ordered key
+	r.Key = key // the name stands in it as it is: escaped, or a hash
+	r.Fixed = true
 	return m
+}
+
+// ref is the lock for the calls of operators. They see, and delete, what there may be of an ordered key.
+func (m *Lock) ref() engine.Ref {
+	r := m.request.Ref
+	r.Ordered = !r.Pool
+	return r
 }

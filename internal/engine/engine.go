@@ -339,7 +339,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answ
 				err = nil
 			}
 		} else {
-			yours, _, err = e.conn.SetNX(ctx, r.Key, le.body, r.TTL.Milliseconds())
+			yours, err = e.conn.SetNX(ctx, r.Key, le.body, r.TTL.Milliseconds())
 		}
 		if yours {
 			le.thin = true

@@ -110,22 +110,19 @@ func (m Mark) keep(ctx context.Context, holder, next string, length time.Duratio
 	if holder == "" || next == "" || length < 0 || length > inside.MaxTTL {
 		return false, fmt.Errorf("lock: claim %q of %q for %q, for another %s: name both, and give it at most %s", m.Key(), holder, next, length, inside.MaxTTL)
 	}
-	reply, err := m.run(ctx, keepScript, holder, next, length.Milliseconds(), flag(stale))
-	return reply == int64(1), err
+	return m.done(m.run(ctx, keepScript, holder, next, length.Milliseconds(), flag(stale)))
 }
 
 // Start notes that the task of holder is in that phase: Waiting, Begun or Ended. ends says that the mark ends when its task begins.
 // The mark then lasts for at least length from now, and after Ended for at most length. Start returns false if another task has
 // superseded this one: then its handler must not begin, and nothing is noted. It returns true if no mark stands.
 func (m Mark) Start(ctx context.Context, holder string, phase Phase, ends bool, length time.Duration) (bool, error) {
-	reply, err := m.run(ctx, startScript, holder, string(phase), flag(ends), length.Milliseconds())
-	return reply == int64(1), err
+	return m.done(m.run(ctx, startScript, holder, string(phase), flag(ends), length.Milliseconds()))
 }
 
 // Drop deletes the mark of holder. false means that the mark was not holder's.
 func (m Mark) Drop(ctx context.Context, holder string) (bool, error) {
-	reply, err := m.run(ctx, dropScript, holder)
-	return reply == int64(1), err
+	return m.done(m.run(ctx, dropScript, holder))
 }
 
 // run runs a script and returns its reply. Life's Close waits for it.
@@ -144,6 +141,14 @@ func (m Mark) run(ctx context.Context, s *redisx.Script, args ...any) (any, erro
 		return nil, redisx.Failed(s.Name, m.Key(), err)
 	}
 	return reply, nil
+}
+
+// done reads a reply that says whether the mark was the holder's.
+func (m Mark) done(reply any, err error) (bool, error) {
+	if n, is := reply.(int64); err == nil && (!is || n != 0 && n != 1) {
+		err = redisx.Failed("claim", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	}
+	return err == nil && reply == int64(1), err
 }
 
 // flag is a bool as scripts take it.

@@ -159,12 +159,11 @@ func (a *Counted) MarshalBinary() ([]byte, error) {
 // Resent reports whether the command was sent more than once.
 func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 
-// MaySet reports whether SetNX can succeed: the client sends SET, and Redis has not refused a SET to this user.
+// MaySet reports whether SetNX may be sent: the client sends SET, and Redis has refused no script to this user.
 func (c *Conn) MaySet() bool { return c.process != nil && !c.denied.noSet.Load() }
 
-// SetNX sets key to body for ttl (ms) if the key does not exist. refused says that the server refused the SET but may still run a
-// script. ok is false without an error if the key exists.
-func (c *Conn) SetNX(ctx context.Context, key, body string, ttl any) (ok, refused bool, err error) {
+// SetNX sets key to body for ttl (ms) if the key does not exist. ok is false without an error if it does.
+func (c *Conn) SetNX(ctx context.Context, key, body string, ttl any) (ok bool, err error) {
 	v, err := c.Within(ctx, func(bound context.Context) (any, error) {
 		cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
 		err := c.process(bound, cmd)
@@ -173,10 +172,7 @@ func (c *Conn) SetNX(ctx context.Context, key, body string, ttl any) (ok, refuse
 		return ok, err
 	})
 	ok, _ = v.(bool)
-	if err != nil && c.denied.isSetRefused(err) {
-		return false, true, nil
-	}
-	return ok, false, c.denied.describe(nil, err)
+	return ok, c.denied.describe(nil, err)
 }
 
 // Within runs f, an exchange with the context bound, for a caller with ctx. It returns when f returns, after Timeout, or AnswerGrace

@@ -22,7 +22,7 @@ type denials struct {
 	prefix string
 	log    *slog.Logger
 	noHash atomic.Bool // EVALSHA was refused. From then on the Conn sends scripts by EVAL
-	noSet  atomic.Bool // SET was refused
+	noSet  atomic.Bool // a script was refused, which would have to release what a SET takes
 	logged sync.Map    // command to true
 }
 
@@ -41,17 +41,6 @@ func (r *denials) mustSendSource(err error) bool {
 	r.noHash.Store(true)
 	r.logOnce("EVALSHA", "automutex: Redis refuses EVALSHA: scripts are sent by EVAL, whole, until this process restarts")
 	return true
-}
-
-// isSetRefused reports whether the server refused a SET with err, but may still run a script: the user has no right to SET, or the
-// memory is full.
-func (r *denials) isSetRefused(err error) bool {
-	if deniedCommand(nil, err) == "SET" {
-		r.noSet.Store(true)
-		r.logOnce("SET", "automutex: Redis refuses SET: locks that nobody waits for cost more until this process restarts")
-		return true
-	}
-	return HasCode(err, "OOM")
 }
 
 // noteNoDelete notes that the server has that command of compareDeletes, and that this user may not run it.

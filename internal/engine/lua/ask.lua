@@ -27,8 +27,9 @@ local limit, park, every_wanted = tonumber(ARGV[5] or 1), ARGV[6] == '1', ARGV[8
 local w = redis.call('GET', KEYS[1])
 local only_try = (ARGV[3] or '0') == '0' and not park
 local is_thin = w and string.sub(w, 1, 1) ~= '+' and string.find(w, '|', 1, true) -- else head says what is wrong with it
-local takes = not w and limit > 0 and every_wanted == '0' and not KEYS[7] and redis.call('EXISTS', KEYS[6]) == 0
-if takes or w == body or only_try and limit <= 1 and every_wanted == '0' and (is_thin or limit == 0 and not w) then
+local none = not w and redis.call('EXISTS', KEYS[6]) == 0
+local takes = none and limit > 0 and every_wanted == '0' and not KEYS[7]
+if takes or w == body or only_try and every_wanted == '0' and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7])) then
   local left = takes and 0 or redis.call('PTTL', KEYS[1])
   if takes then
     redis.call('SET', KEYS[1], body, 'PX', lease)

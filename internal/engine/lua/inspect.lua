@@ -30,8 +30,13 @@ if order then
   if head[1] then head[3] = call('HGET', info, 'o:' .. head[1]) end
   if ARGV[3] ~= '' then place = call('ZRANK', order, ARGV[3]) or -1 end
 elseif values then
-  free_values = call('ZCARD', values)
-  if most > 0 then free = call('ZRANGE', values, '0', int(most - 1)) end
+  -- What holders had whose lease has ended is free.
+  local dead = call('ZRANGEBYSCORE', holders, '-inf', int(now_ms), 'LIMIT', '0', ARGV[1])
+  free_values = call('ZCARD', values) + call('ZCOUNT', holders, '-inf', int(now_ms))
+  if most > 0 then
+    free = call('ZRANGE', values, '0', int(most - 1))
+    for _, body in ipairs(dead) do free[#free + 1] = call('HGET', info, 'v:' .. token_of(body)) end
+  end
   local fields = {}
   for i = 1, #listed, 2 do fields[#fields + 1] = 'v:' .. token_of(listed[i]) end
   if #fields > 0 then taken = call('HMGET', info, unpack(fields)) end
