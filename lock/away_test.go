@@ -323,7 +323,7 @@ func TestCosts(t *testing.T) {
 // asUser are tests of what the locks promise that look at Redis with no more rights than the locks have.
 var asUser = []string{
 	"Lease_lateCallsLeaveTheSuccessorAlone", "Lease_releaseTellsWhatIsFree", "OnePerNote_refusesASecondSlot", "Park_oneCallAtATimeForANote",
-	"Rate_grantedByOthers", "OpenGate", "Arrive", "Newest_older", "Order_lowestStampFirst", "Order_outcomes", "Order_skip", "Rights_pool", "Rights_walk", "Rights_slotThatMoves",
+	"Rate_grantedByOthers", "OpenGate", "Newest_older", "Order_lowestStampFirst", "Order_outcomes", "Order_skip", "Rights_pool", "Rights_walk", "Rights_slotThatMoves",
 }
 
 // The documented rights are enough: a user with these and no others runs tests again, in a process of its own.

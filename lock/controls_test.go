@@ -465,7 +465,7 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 
 		// An end of one order is logged as that, and the other is not logged anew.
 		redistest.Must(t, alice.Controls().ClearLimit(t.Context(), "report"))
-		says(t, log, map[string]int{"a control has ended": 1, "was=\"limited to 3, ordered by bob": 1, "(repair)": 1, "a control is in force": 3})
+		says(t, log, map[string]int{"a control has ended": 1, "was=limited to 3, ordered by bob": 1, "(repair)": 1, "a control is in force": 3})
 		resume(t, alice, "report")
 		resume(t, alice, "mail")
 	})

@@ -273,12 +273,12 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		case ctx.Err() != nil:
 			err = &Busy{Cause: ctx.Err()} // a caller never starts work on a context that has ended
 		case err == nil && !le.Held():
-			err = fmt.Errorf("%w: %q: the reply came after the lease's end", ErrLost, r.Name)
+			err = fmt.Errorf("%w: %q: the reply came after the lease's end", redisx.ErrBackend, r.Name)
 		case err == nil:
 			return le, nil
 		}
 		e.giveBack(le)
-		if busy, isBusy := err.(*Busy); !isBusy || !busy.Paused || !r.Wait { //nolint:errorlint // made above
+		if !r.Wait || ctx.Err() != nil || r.Within.Err() != nil {
 			return nil, err
 		}
 		r.OnWait = nil // it is called once at most
