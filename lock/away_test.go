@@ -140,7 +140,7 @@ func (a fixed) answers(cmd redis.Cmder) bool {
 }
 
 // A reply that Redis never gives is an error of every call, never a yes, and no renewal.
-func TestAway_unknownReplies(t *testing.T) {
+func TestReply_unknown(t *testing.T) {
 	t.Parallel()
 	for name, reply := range map[string]any{
 		"nil": nil, "empty": "", "text": "yes", "list of nil": []any{nil}, "nils for numbers": []any{nil, nil, nil, nil, nil}, "map": map[any]any{"yes": true},
@@ -290,15 +290,13 @@ func TestCosts(t *testing.T) {
 		}
 		return n
 	}
+	for range 3 { // then the Locker knows which commands the server has, and the server the scripts
+		takesAndUnlocks(t, l.Mutex("warm"))
+	}
 	for what, m := range map[string]*lock.Lock{
 		"a mutex": l.Mutex("m"), "a semaphore": l.Semaphore("s", 3), "a fenced one": l.Mutex("f", lock.Fenced()), "a rated one": l.Mutex("r", lock.Rate(1000, time.Millisecond, 1000)),
 	} {
-		for range 3 { // then the Locker knows which commands the server has, and the server the scripts
-			takesAndUnlocks(t, m)
-			le, err := insider.LockOrPark(t.Context(), insider.At(m, "x", m.Key(), 1, "note"), parkNow)
-			redistest.Must(t, err)
-			mustUnlock(t, le)
-		}
+		takesAndUnlocks(t, m)
 		for _, yield := range []<-chan struct{}{nil, parkNow} {
 			before := sent()
 			le, err := insider.LockOrPark(t.Context(), insider.At(m, "x", m.Key(), 1, "note"), yield)
@@ -322,8 +320,8 @@ func TestCosts(t *testing.T) {
 
 // asUser are tests of what the locks promise that look at Redis with no more rights than the locks have.
 var asUser = []string{
-	"Lease_lateCallsLeaveTheSuccessorAlone", "Lease_releaseTellsWhatIsFree", "OnePerNote_refusesASecondSlot", "Park_oneCallAtATimeForANote",
-	"Rate_grantedByOthers", "OpenGate", "Newest_older", "Order_lowestStampFirst", "Order_outcomes", "Order_skip", "Rights_pool", "Rights_walk", "Rights_slotThatMoves",
+	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Lease_releaseTellsWhatIsFree", "OnePerNote_refusesASecondSlot", "Park_oneCallAtATimeForANote",
+	"Rate_grantedByOthers", "OpenGate", "Arrive", "Newest_older", "Order_lowestStampFirst", "Order_outcomes", "Order_skip", "Rights_pool", "Rights_walk", "Rights_slotThatMoves",
 }
 
 // The documented rights are enough: a user with these and no others runs tests again, in a process of its own.

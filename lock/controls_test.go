@@ -337,10 +337,10 @@ func TestControls_targets(t *testing.T) {
 		l.Mutex("report", lock.Parts(long)).Key():                           {l.Mutex("report", lock.Parts(long))},
 		l.Mutex("report", lock.Parts(strings.Repeat("y", 200))).Key():       {l.Mutex("report", lock.Parts(strings.Repeat("y", 200)))},
 		inBraces(keys.HashedKey("a secret of 16 b", prefix, "s", "a", "b")): {},
-		"control":                     {l.Mutex("control"), l.Mutex("control", lock.Parts("x"))},
-		long[:len(long)-1]:            {l.Mutex(long[:len(long)-1]), l.Mutex(long[:len(long)-1], lock.Parts("x"))},
-		"itunes:verify":               {l.Mutex("itunes:verify", lock.Parts("1"))},
-		"itunes:":                     {l.Mutex("itunes:verify", lock.Parts("1")), l.Mutex("itunes:verify:again"), l.Mutex("itunes:", lock.Parts("1")), l.Mutex("itunes:")},
+		"control":          {l.Mutex("control"), l.Mutex("control", lock.Parts("x"))},
+		long[:len(long)-1]: {l.Mutex(long[:len(long)-1]), l.Mutex(long[:len(long)-1], lock.Parts("x"))},
+		"itunes:verify":    {l.Mutex("itunes:verify", lock.Parts("1"))},
+		"itunes:":          {l.Mutex("itunes:verify", lock.Parts("1")), l.Mutex("itunes:verify:again"), l.Mutex("itunes:", lock.Parts("1")), l.Mutex("itunes:")},
 	} {
 		pause(t, l, target, time.Time{}, "")
 		for _, m := range locks {

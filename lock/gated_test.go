@@ -67,7 +67,7 @@ func TestRate_agreesWithABucket(t *testing.T) {
 }
 
 // What others see of a lock whose rate is used up, and who may change it.
-func TestRate_isSeen(t *testing.T) {
+func TestRate_changes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l, name := newLocker(t, s.Client(t)), redistest.Name(t)

@@ -44,7 +44,9 @@ func newCaller(t testing.TB, rdb redis.UniversalClient, call inside.Caller, opti
 	l := insider.New(rdb, o, call, nil, nil)
 	redistest.Must(t, insider.LockerErr(l))
 	t.Cleanup(func() { _ = l.Close() })
-	clientsOfTests.LoadOrStore(t.Name(), rdb)
+	if _, known := clientsOfTests.LoadOrStore(t.Name(), rdb); !known {
+		t.Cleanup(func() { clientsOfTests.Delete(t.Name()) }) // a test may run again
+	}
 	return l
 }
 

@@ -269,3 +269,45 @@ func TestListNeverUsesKeys(t *testing.T) {
 		t.Error("Sweep with a client of another type succeeded")
 	}
 }
+
+// Arrivals of one lock grow, and are the same when they come again, until they are forgotten.
+func TestArrive(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
+		of := func(i int) *lock.Lock { return l.Mutex(name, lock.Note(fmt.Sprint("note ", i))) }
+		var all []int64
+		last := int64(0)
+		for i := range 30 {
+			arrival, first, err := insider.Arrive(t.Context(), of(i))
+			if err != nil || !first || arrival <= last {
+				t.Fatalf("arrival %d is %d after %d, first: %v, %v", i, arrival, last, first, err)
+			}
+			last, all = arrival, append(all, arrival)
+		}
+		for i, want := range all {
+			if arrival, first, err := insider.Arrive(t.Context(), of(i)); err != nil || first || arrival != want {
+				t.Fatalf("note %d comes again: %d, first: %v, %v, want %d", i, arrival, first, err, want)
+			}
+		}
+		free(t, of(0)) // an arrival makes the idle lock no key
+		redistest.Must(t, insider.Forget(t.Context(), of(3)))
+		if arrival, first, err := insider.Arrive(t.Context(), of(3)); err != nil || !first || arrival <= last {
+			t.Errorf("after Forget: %d, first: %v, %v; the last was %d", arrival, first, err, last)
+		}
+		plain := l.Mutex(name)
+		for what, err := range map[string]error{"Note": insider.Forget(t.Context(), plain), "OnStop": second(insider.AskOlderToStop(t.Context(), of(1)))} {
+			if err == nil || !strings.Contains(err.Error(), what) {
+				t.Errorf("without %s: %v", what, err)
+			}
+		}
+		if _, _, err := insider.Arrive(t.Context(), plain); err == nil || !strings.Contains(err.Error(), "Note") {
+			t.Errorf("Arrive without a note: %v", err)
+		}
+		for _, bad := range []lock.Option{insider.OnStop(0, func() {}), insider.OnStop(1, nil)} {
+			if err := insider.LockErr(l.Mutex("x", bad)); err == nil || !strings.Contains(err.Error(), "OnStop") {
+				t.Errorf("a bad OnStop: %v", err)
+			}
+		}
+	})
+}

@@ -19,7 +19,7 @@ import (
 
 // Four processes with eight goroutines each: at most N hold at any time by their own beliefs, everybody gets its turns,
 // fences grow, and nothing is left in the end.
-func TestStress(t *testing.T) {
+func TestRule01_Stress(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = calmServer(t, s)

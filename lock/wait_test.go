@@ -230,7 +230,7 @@ func TestOnePerNote_beforeTheGate(t *testing.T) {
 }
 
 // All waiters of a Locker share one subscription, and nobody publishes but scripts.
-func TestWake_oneSubscription(t *testing.T) {
+func TestRule07_OneSubscriptionPerProcess(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)

@@ -1,0 +1,378 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/lock/pool"
+)
+
+// The context ends with ErrLost at MaxHold, and the lock is free a TTL later at the latest: nothing is released while the
+// work may still run. Without renewal it ends a TTL after it was taken.
+func TestMaxHoldAndNoRenew(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		for name, test := range map[string]struct {
+			least   time.Duration
+			word    string
+			options []lock.Option
+		}{
+			"MaxHold": {1200 * time.Millisecond, "MaxHold", []lock.Option{lock.TTL(3 * time.Second), lock.MaxHold(1200 * time.Millisecond)}},
+			"NoRenew": {0, "", []lock.Option{lock.TTL(500 * time.Millisecond), lock.NoRenew()}},
+		} {
+			m := l.Mutex(redistest.Name(t)+name, test.options...)
+			began := time.Now()
+			le := mustTry(t, m)
+			deadline, ctx := le.Deadline(), le.Bind(t.Context())
+			ends(t, ctx, lock.ErrLost)
+			if held := time.Since(began); held < test.least || name == "NoRenew" && time.Now().Before(deadline) {
+				t.Errorf("%s: held for %s", name, held)
+			}
+			if cause := context.Cause(ctx); !strings.Contains(cause.Error(), test.word) {
+				t.Errorf("%s: cause %v, want a word of it", name, cause)
+			}
+			next := lockBeside(t, handle(l, m)).got(t)
+			if err := le.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
+				t.Errorf("%s: Unlock: %v, want ErrNotHeld", name, err)
+			}
+			mustUnlock(t, next)
+		}
+	})
+}
+
+// Extend makes it longer, here and in Redis, with and without renewal, and never shorter. It finds out that the lease is
+// gone, and ends its contexts.
+func TestExtend(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(10 * time.Second)}, "not renewed": {lock.TTL(10 * time.Second), lock.NoRenew()}} {
+			m := hers.Mutex(redistest.Name(t), options...)
+			le := mustTry(t, m)
+			for _, d := range []time.Duration{time.Hour, time.Millisecond, time.Second} {
+				if err := le.Extend(t.Context(), d); err != nil {
+					t.Errorf("%s: Extend(%s): %v", name, d, err)
+				}
+				if there, ok := left(t, m, le); !ok || there < time.Hour-soon || there > time.Hour+time.Second {
+					t.Errorf("%s: after Extend(%s) it lasts for %s", name, d, there)
+				}
+				if here := time.Until(le.Deadline()); here < 50*time.Minute || here > time.Hour {
+					t.Errorf("%s: the local deadline is in %s", name, here)
+				}
+			}
+			mustUnlock(t, le)
+			if err := le.Extend(t.Context(), time.Minute); !errors.Is(err, lock.ErrNotHeld) {
+				t.Errorf("%s: Extend after Unlock: %v, want ErrNotHeld", name, err)
+			}
+			free(t, m)
+			lost := mustTry(t, m)
+			ctx := lost.Bind(t.Context())
+			if n, err := handle(his, m).BreakAll(t.Context()); n != 1 || err != nil {
+				t.Fatal(n, err)
+			}
+			next := mustTry(t, handle(his, m))
+			if err := lost.Extend(t.Context(), time.Hour); !errors.Is(err, lock.ErrNotHeld) {
+				t.Errorf("%s: Extend of a lost lease: %v, want ErrNotHeld", name, err)
+			}
+			ends(t, ctx, lock.ErrLost)
+			mustUnlock(t, next) // an extension takes nothing back
+			free(t, m)
+		}
+	})
+}
+
+// An extended lease is watched as any other: a lock that was broken is noticed by the next renewal, and not at the far end
+// of the lease, by a Locker that waits for nothing too.
+func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		for _, extend := range []time.Duration{0, time.Hour} {
+			m := hers.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
+			le := mustTry(t, m)
+			if extend > 0 {
+				redistest.Must(t, le.Extend(t.Context(), extend))
+			}
+			if ok, err := handle(his, m).Break(t.Context(), le.Token()); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+			ends(t, le.Bind(t.Context()), lock.ErrLost)
+			if extend > 0 && time.Until(le.Deadline()) < 0 {
+				t.Error("noticed after the lease's end")
+			}
+		}
+	})
+}
+
+func TestBind(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		type key struct{}
+		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		le := mustTry(t, m)
+		parent, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+		child, other := le.Bind(parent), le.Bind(t.Context())
+		if bound, ok := lock.FromContext(child); child.Err() != nil || child.Value(key{}) != "value" || !ok || bound != le {
+			t.Errorf("bound: %v, value %v, lease %v", child.Err(), child.Value(key{}), bound)
+		}
+		cancel()
+		ends(t, child, context.Canceled)
+		live := make([]context.Context, 100) // who lives stays, whatever ends beside
+		for i := range live {
+			live[i] = le.Bind(t.Context())
+			le.Bind(parent)
+		}
+		if other.Err() != nil {
+			t.Errorf("after another parent's end: %v", other.Err())
+		}
+		mustUnlock(t, le)
+		for _, ctx := range append(live, other, le.Bind(t.Context())) {
+			if ends(t, ctx, context.Canceled); errors.Is(context.Cause(ctx), lock.ErrLost) {
+				t.Error("a lease that was released is lost")
+			}
+		}
+	})
+}
+
+func TestBindOfALostLease(t *testing.T) {
+	t.Parallel()
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), lock.TTL(inside.MinTTL), lock.NoRenew())
+	le := mustTry(t, m)
+	ends(t, le.Bind(t.Context()), lock.ErrLost)
+	if ctx := le.Bind(t.Context()); !errors.Is(context.Cause(ctx), lock.ErrLost) || le.Held() {
+		t.Errorf("bound after the end: cause %v; held %v", context.Cause(ctx), le.Held())
+	}
+}
+
+// An ask whose answer comes after the lease's end: nobody starts to work under it.
+func TestBindPastTheDeadline(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	_, far, p := through(t, s)
+	warm(t, far)
+	m := far.Mutex(redistest.Name(t), lock.TTL(300*time.Millisecond), lock.NoRenew())
+	p.Delay(400 * time.Millisecond)
+	if le, err := m.TryLock(t.Context()); err == nil && (le.Held() || !errors.Is(context.Cause(le.Bind(t.Context())), lock.ErrLost)) {
+		t.Error("a lease whose answer came after its end is held")
+	}
+}
+
+// Break takes the lock from one holder, grants it to the line in the same step, and leaves the others alone.
+func TestBreakOneOfSeveral(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Semaphore(redistest.Name(t), 3, lock.TTL(10*time.Second)) // a renewal tells, if no message does
+		broken, kept, foreign := mustTry(t, m), mustTry(t, m), mustTry(t, slots(his, m, 3))
+		first, second := inLine(t, slots(his, m, 3), 1), inLine(t, m, 2)
+		ctx := broken.Bind(t.Context())
+		for _, token := range []string{"nobody.100.1", broken.Token() + "1", broken.Token()[:10], "%", "*"} {
+			if ok, err := m.Break(t.Context(), token); ok || err != nil {
+				t.Errorf("Break(%q): %v, %v", token, ok, err)
+			}
+		}
+		if ok, err := m.Break(t.Context(), ""); ok || err == nil {
+			t.Errorf("Break without a token: %v, %v; want an error", ok, err)
+		}
+		if ok, err := slots(his, m, 3).Break(t.Context(), broken.Token()); !ok || err != nil {
+			t.Fatalf("Break: %v, %v", ok, err)
+		}
+		wantHeld(t, m, 3)
+		first.got(t)
+		ends(t, ctx, lock.ErrLost)
+		if broken.Held() || !kept.Held() || !foreign.Held() || !second.pending() {
+			t.Error("Break of one hit others")
+		}
+		if err := broken.Extend(t.Context(), time.Hour); !errors.Is(err, lock.ErrNotHeld) {
+			t.Errorf("Extend of a broken lease: %v, want ErrNotHeld", err)
+		}
+		if err := broken.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
+			t.Errorf("Unlock of a broken lease: %v, want ErrNotHeld", err)
+		}
+		if wantHeld(t, m, 3); !second.pending() {
+			t.Error("Unlock of a broken lease freed a slot")
+		}
+		if ok, err := m.Break(t.Context(), broken.Token()); ok || err != nil {
+			t.Errorf("second Break: %v, %v", ok, err)
+		}
+		idle := hers.Mutex(redistest.Name(t))
+		if ok, err := idle.Break(t.Context(), broken.Token()); ok || err != nil {
+			t.Errorf("Break of an idle lock: %v, %v", ok, err)
+		}
+		if n, err := idle.BreakAll(t.Context()); n != 0 || err != nil {
+			t.Errorf("BreakAll of an idle lock: %d, %v", n, err)
+		}
+		if holders, err := slots(his, m, 3).Holders(t.Context()); err != nil || len(holders) != 3 || holders[0].Owner == "" {
+			t.Errorf("an operator sees %+v, %v", holders, err)
+		}
+	})
+}
+
+// A holder in the Locker that breaks its lock is told before the call returns, though nobody waits and its Locker is not
+// subscribed. Do says that its function may not have been alone.
+func TestBreakTellsTheOwnLockerAtOnce(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l := newLocker(t, s.Client(t))
+		m := l.Semaphore(redistest.Name(t), 2)
+		other := mustTry(t, m)
+		for what, end := range map[string]func(ctx context.Context, le *lock.Lease) error{
+			"Break":    func(ctx context.Context, le *lock.Lease) error { return second(m.Break(ctx, le.Token())) },
+			"BreakAll": func(ctx context.Context, _ *lock.Lease) error { return second(m.BreakAll(ctx)) },
+			"Delete":   func(ctx context.Context, _ *lock.Lease) error { return m.Delete(ctx) },
+		} {
+			err := m.Do(t.Context(), func(ctx context.Context) error {
+				le, _ := lock.FromContext(ctx)
+				redistest.Must(t, end(t.Context(), le))
+				if !errors.Is(context.Cause(ctx), lock.ErrLost) || le.Held() {
+					t.Errorf("after %s the holder's context has the cause %v", what, context.Cause(ctx))
+				}
+				return context.Cause(ctx)
+			})
+			if !errors.Is(err, lock.ErrLost) {
+				t.Errorf("Do with a %s: %v, want ErrLost", what, err)
+			}
+			if what == "Break" && len(must(m.Holders(t.Context()))) == 1 && !other.Held() {
+				t.Error("Break of one holder ended another")
+			}
+		}
+		p := pool.New(l, redistest.Name(t))
+		mustPut(t, p, 2, "a", "b")
+		ctx := mustTake(t, p, "a").Bind(t.Context())
+		if n, err := p.Delete(t.Context()); n != 2 || err != nil || !errors.Is(context.Cause(ctx), lock.ErrLost) {
+			t.Errorf("Delete of a pool: %d, %v; cause %v", n, err, context.Cause(ctx))
+		}
+	})
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// BreakAll takes the lock from all, opens the gate, and lets as many in as there are slots.
+func TestBreakAll(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := twoProcesses(t, s)
+		m := hers.Semaphore(redistest.Name(t), 3, lock.TTL(3*time.Second))
+		held := []*lock.Lease{mustTry(t, m), mustTry(t, m)}
+		redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), time.Hour))
+		var waiters []*attempt
+		for i := range 4 {
+			waiters = append(waiters, inLine(t, slots(his, m, 3), i+1))
+		}
+		if n, err := slots(his, m, 3).BreakAll(t.Context()); n != 3 || err != nil {
+			t.Fatalf("BreakAll: %d, %v; want 2 holders and the gate", n, err)
+		}
+		for _, w := range waiters[:3] {
+			w.got(t)
+		}
+		for _, le := range held {
+			ends(t, le.Bind(t.Context()), lock.ErrLost)
+		}
+		if wantHeld(t, m, 3); !waiters[3].pending() {
+			t.Errorf("BreakAll let more in than there are slots; %s", dump(m))
+		}
+	})
+}
+
+// Close ends waits and operations with ErrClosed, and not leases: these can be extended and released, and end at their
+// deadline, since nothing is renewed.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		l, other := newLocker(t, rdb), newLocker(t, rdb)
+		m := l.Mutex(redistest.Name(t), lock.TTL(time.Minute))
+		held, short := mustTry(t, m), mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(2*time.Second)))
+		bound := held.Bind(t.Context())
+		var waiters []*attempt
+		for i := range 3 {
+			waiters = append(waiters, inLine(t, m, i+1))
+		}
+		behind := inLine(t, handle(other, m), 4)
+		redistest.Must(t, l.Close())
+		for _, w := range waiters {
+			if err := w.failed(t); !errors.Is(err, lock.ErrClosed) {
+				t.Errorf("Lock: %v, want ErrClosed", err)
+			}
+		}
+		waiting(t, handle(other, m), 1) // they have left the line
+		for what, err := range map[string]error{
+			"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context())), "Available": second(m.Available(t.Context())),
+			"Do": m.Do(t.Context(), func(context.Context) error { t.Error("Do ran"); return nil }),
+		} {
+			if !errors.Is(err, lock.ErrClosed) {
+				t.Errorf("%s after Close: %v, want ErrClosed", what, err)
+			}
+		}
+		redistest.Must(t, l.Close())
+		if bound.Err() != nil {
+			t.Errorf("the lease ended with Close: %v", context.Cause(bound))
+		}
+		redistest.Must(t, held.Extend(t.Context(), 2*time.Minute))
+		mustUnlock(t, held)
+		mustUnlock(t, behind.got(t)) // and the client is open
+		ends(t, short.Bind(t.Context()), lock.ErrLost)
+		if err := short.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
+			t.Errorf("Unlock of what was not renewed: %v, want ErrNotHeld", err)
+		}
+		free(t, handle(other, m))
+	})
+}
+
+// Close beside everything else: no panic, no race, nothing left behind.
+func TestCloseRaces(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		look := newLocker(t, rdb)
+		for round := range 15 {
+			l := newLocker(t, rdb)
+			m := l.Semaphore(redistest.Name(t), 2, lock.TTL(3*time.Second))
+			var wg sync.WaitGroup
+			for i := range 12 {
+				redistest.Go(&wg, func() {
+					take := []func(context.Context) (*lock.Lease, error){m.TryLock, m.Lock, m.Lock}[i%3]
+					for {
+						le, err := take(context.Background())
+						switch {
+						case errors.Is(err, lock.ErrClosed):
+							return
+						case errors.Is(err, lock.ErrBusy):
+							continue
+						case err != nil:
+							t.Errorf("lock: %v", err)
+							return
+						}
+						le.Bind(context.Background())
+						if err := le.Unlock(context.Background()); err != nil {
+							t.Errorf("Unlock: %v", err)
+						}
+					}
+				})
+			}
+			for range 3 {
+				redistest.Go(&wg, func() {
+					<-time.After(time.Duration(round) * time.Millisecond)
+					if err := l.Close(); err != nil {
+						t.Errorf("Close: %v", err)
+					}
+				})
+			}
+			wg.Wait()
+			free(t, slots(look, m, 2))
+		}
+	})
+}
