@@ -96,9 +96,8 @@ func moreRules() []automutex.Rule {
 		// A mutex per transaction.
 		{Task: "itunes:verify", On: []string{"transaction_id"}},
 
-		// At most three reports of a tenant at once, whatever the kind of report;
-		// the others keep their place in line without holding a worker.
-		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Busy: automutex.Park},
+		// At most three reports of a tenant at once, whatever the kind of report.
+		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3},
 
 		// One at a time, drop the rest.
 		{Task: "cache:warm", Busy: automutex.Skip},
@@ -236,13 +235,9 @@ func doubledSchedulers() automutex.Rule {
 
 func limitedRules() []automutex.Rule {
 	limited := []automutex.Rule{
-		// Ten a second for each tenant, evenly spread.
-		{Task: "mail:send", Scope: "mail", On: []string{"tenant.id"}, Busy: automutex.Park,
+		// Ten a second for each tenant, evenly spread, and at most 20 at once.
+		{Task: "mail:send", Scope: "mail", On: []string{"tenant.id"},
 			Limit: 20, Rate: automutex.Rate{Starts: 10, Per: time.Second}},
-
-		// And 100 a second in all, five at once.
-		{Task: "mail:send", Name: "mail for all", Scope: "mail-all", Busy: automutex.Park,
-			Limit: 50, Rate: automutex.Rate{Starts: 100, Per: time.Second, Burst: 5}},
 	}
 	return limited
 }
