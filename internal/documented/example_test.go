@@ -99,9 +99,6 @@ func moreRules() []automutex.Rule {
 		// At most three reports of a tenant at once, whatever the kind of report.
 		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3},
 
-		// One at a time, drop the rest.
-		{Task: "cache:warm", Busy: automutex.Skip},
-
 		// The newest edit wins: an older run of it is stopped.
 		{Task: "search:index", On: []string{"document_id"}, Busy: automutex.Replace},
 
