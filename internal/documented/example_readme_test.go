@@ -69,7 +69,7 @@ func TestReadmeSnippets(t *testing.T) {
 		}
 		compiled += squeeze(string(source))
 	}
-	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 12, "docs/operations.md": 2, "docs/migrating.md": 2} {
+	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 11, "docs/operations.md": 2, "docs/migrating.md": 2} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
