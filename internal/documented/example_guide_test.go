@@ -25,9 +25,4 @@ func inOrder(ctx context.Context, task *asynq.Task) error {
 	return err
 }
 
-func debounced() automutex.Rule {
-	worker := automutex.Rule{Task: "autosave", On: []string{"draft_id"}, Busy: automutex.Park}
-	return worker
-}
-
-var _ = []any{inOrder, debounced}
+var _ = inOrder

@@ -37,14 +37,11 @@ func oneScheduler(ctx context.Context) error {
 // compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{push, enqueue, headline, shutdown, verify, index, watching, plainLock, hashed, replicated, parked, pools, fromFile, enqueueOnce, oneScheduler, deliver}
+	_ = []any{push, enqueue, headline, shutdown, verify, plainLock, enqueueOnce, oneScheduler, deliver}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
-	if _, err := automutex.New(client, automutex.Config{Rules: append(moreRules(), parked()...)}); err != nil {
+	if _, err := automutex.New(client, automutex.Config{Rules: moreRules()}); err != nil {
 		t.Errorf("the README's rules: %v", err)
-	}
-	if _, err := automutex.New(client, automutex.Config{Rules: []automutex.Rule{doubledSchedulers()}}); err != nil {
-		t.Errorf("the README's rule for schedulers: %v", err)
 	}
 	if _, err := automutex.New(client, automutex.Config{Rules: limitedRules()}); err != nil {
 		t.Errorf("the guide's rules with rates: %v", err)
@@ -69,7 +66,7 @@ func TestReadmeSnippets(t *testing.T) {
 		}
 		compiled += squeeze(string(source))
 	}
-	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 20, "docs/operations.md": 3, "docs/migrating.md": 3} {
+	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 11, "docs/operations.md": 2, "docs/migrating.md": 2} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)

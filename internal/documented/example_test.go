@@ -1,22 +1,15 @@
 package documented
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"iter"
-	"os"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/lock"
-	"github.com/automutex/automutex/lock/pool"
-	"github.com/automutex/automutex/unique"
 )
 
 // What the snippets of the README and the guides use.
@@ -25,7 +18,6 @@ var (
 	redisOpt = asynq.RedisClientOpt{Addr: "localhost:6379"}
 	locker   *lock.Locker
 	store    saver
-	rules    []automutex.Rule
 )
 
 type saver struct{}
@@ -36,13 +28,6 @@ func (saver) Save(context.Context, []byte, int64) error { return nil }
 var headline = automutex.Rule{Task: "itunes:verify", On: []string{"transaction_id"}}
 
 func enter(ctx context.Context) error { return ctx.Err() }
-
-type counter struct{}
-
-func (counter) WithLabelValues(...string) counter { return counter{} }
-func (counter) Inc()                              {}
-
-var busyTotal counter
 
 // repair calls f while no report of the tenant runs.
 func repair(ctx context.Context, guard *automutex.Guard, locker *lock.Locker, tenant string, f func() error) (err error) {
@@ -69,17 +54,6 @@ func repair(ctx context.Context, guard *automutex.Guard, locker *lock.Locker, te
 	}
 }
 
-func plans() automutex.Rule {
-	perPlan := automutex.Rule{
-		Task:       "report:monthly",
-		On:         []string{"tenant.id"},
-		LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, // 3 where the field is missing, 50 at most
-	}
-	return perPlan
-}
-
-var _ = plans
-
 func shutdown(ctx context.Context, guard *automutex.Guard, srv *asynq.Server) error {
 	go guard.Close(ctx) // waiters end, running handlers keep their leases
 	srv.Shutdown()
@@ -96,12 +70,8 @@ func moreRules() []automutex.Rule {
 		// A mutex per transaction.
 		{Task: "itunes:verify", On: []string{"transaction_id"}},
 
-		// At most three reports of a tenant at once, whatever the kind of report;
-		// the others keep their place in line without holding a worker.
-		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Busy: automutex.Park},
-
-		// One at a time, drop the rest.
-		{Task: "cache:warm", Busy: automutex.Skip},
+		// At most three reports of a tenant at once, whatever the kind of report.
+		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3},
 
 		// The newest edit wins: an older run of it is stopped.
 		{Task: "search:index", On: []string{"document_id"}, Busy: automutex.Replace},
@@ -125,52 +95,6 @@ func verify(ctx context.Context, t *asynq.Task) error {
 	return store.Save(ctx, t.Payload(), fence)
 }
 
-func index(ctx context.Context, t *asynq.Task) error {
-	for page := range pages(t) {
-		// When a newer task has come, ctx ends with cause automutex.ErrReplaced, and
-		// an error of this handler is no failure.
-		if err := store.Save(ctx, page, 0); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func pages(t *asynq.Task) iter.Seq[[]byte] { return bytes.SplitSeq(t.Payload(), []byte("\f")) }
-
-func watching() automutex.Config {
-	cfg := automutex.Config{
-		Rules: rules,
-		Observe: func(ctx context.Context, e automutex.Event) {
-			if e.Kind == automutex.EventBusy {
-				busyTotal.WithLabelValues(e.Rule, e.Busy.Reason).Inc()
-			}
-		},
-	}
-	return cfg
-}
-
-func hashed() error {
-	secret := os.Getenv("AUTOMUTEX_HASH_KEYS") // of openssl rand -hex 32
-	if secret == "" {
-		return errors.New("AUTOMUTEX_HASH_KEYS is not set: without it keys are readable, and others than everybody else's")
-	}
-	cfg := automutex.Config{
-		Rules:    []automutex.Rule{{Task: "mail:send", On: []string{"to"}}},
-		HashKeys: secret,
-	}
-	_, err := automutex.New(rdb, cfg)
-	return err
-}
-
-func replicated(rules []automutex.Rule) error {
-	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, MinReplicas: 1})
-	if err != nil {
-		return err
-	}
-	return guard.Close(context.Background())
-}
-
 func plainLock(ctx context.Context) error {
 	locker := lock.New(rdb, lock.Options{})
 	defer locker.Close()
@@ -188,61 +112,11 @@ func plainLock(ctx context.Context) error {
 	return errors.Join(err, lease.Unlock(ctx))
 }
 
-func parked() []automutex.Rule {
-	rules := []automutex.Rule{
-		{Task: "invoice:", Scope: "customer", On: []string{"customer_id"}, Busy: automutex.Park},
-	}
-	return rules
-}
-
-func pools(ctx context.Context, locker *lock.Locker) error {
-	ports := pool.New(locker, "ports")
-	_, err := ports.Put(ctx, "8001", "8002")
-	if err != nil {
-		return err
-	}
-
-	lease, err := ports.Take(ctx) // in line, first come, first served
-	if err != nil {
-		return err
-	}
-	fmt.Println(lease.Value()) // nobody else has it
-	err = lease.Unlock(ctx)    // back into the pool; Consume takes it out for good
-	return err
-}
-
-func fromFile(client *asynq.Client, inspector *asynq.Inspector) error {
-	cfg, once, err := config.Load("automutex.yaml")
-	if err != nil {
-		return err // every mistake, each as file:line:column
-	}
-	guard, err := automutex.New(rdb, cfg) // in workers
-	if err != nil {
-		return err
-	}
-	tasks, err := unique.New(client, inspector, rdb, once) // in producers
-	_, _ = guard, tasks
-	return err
-}
-
-func doubledSchedulers() automutex.Rule {
-	cron := automutex.Rule{
-		Task:     "cron:digest",    // every quarter of an hour
-		Cooldown: 10 * time.Minute, // longer than the schedulers are apart, shorter than a tick
-		Busy:     automutex.Skip,
-	}
-	return cron
-}
-
 func limitedRules() []automutex.Rule {
 	limited := []automutex.Rule{
-		// Ten a second for each tenant, evenly spread.
-		{Task: "mail:send", Scope: "mail", On: []string{"tenant.id"}, Busy: automutex.Park,
+		// Ten a second for each tenant, evenly spread, and at most 20 at once.
+		{Task: "mail:send", Scope: "mail", On: []string{"tenant.id"},
 			Limit: 20, Rate: automutex.Rate{Starts: 10, Per: time.Second}},
-
-		// And 100 a second in all, five at once.
-		{Task: "mail:send", Name: "mail for all", Scope: "mail-all", Busy: automutex.Park,
-			Limit: 50, Rate: automutex.Rate{Starts: 100, Per: time.Second, Burst: 5}},
 	}
 	return limited
 }

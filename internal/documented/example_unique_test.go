@@ -17,9 +17,7 @@ var (
 )
 
 func enqueueOnce() error {
-	tasks, err := unique.New(client, inspector, rdb, unique.Config{Rules: []unique.Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}},
-	}})
+	tasks, err := unique.New(client, inspector, rdb, unique.Config{Rules: uniqueRules()})
 	if err != nil {
 		return err
 	}
@@ -33,18 +31,11 @@ func enqueueOnce() error {
 
 func uniqueRules() []unique.Rule {
 	once := []unique.Rule{
-		// Whatever changed before Enqueue is seen by a run that begins after it.
-		{Task: "reindex", On: []string{"document_id"}, Until: unique.UntilStart, Duplicate: unique.Join},
-
-		// At most every ten minutes.
-		{Task: "digest", On: []string{"user_id"}, Until: unique.For(10 * time.Minute)},
+		{Task: "itunes:verify", On: []string{"transaction_id"}},
 
 		// Debounce: five seconds after the last call, a minute after the first at the latest.
 		{Task: "autosave", On: []string{"draft_id"}, Until: unique.UntilStart,
 			Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute},
-
-		// The newest payload wins while the task has not started.
-		{Task: "price:push", On: []string{"sku"}, Duplicate: unique.Replace},
 	}
 	return once
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// The guide's example calls its function when every process obeys the pause and the
+// What the guide says under "Pause and limit" of a repair calls its function when every process obeys the pause and the
 // tenant's running report has ended, and resumes afterwards. The tenant's name is one
 // that stands escaped in its key.
 func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
