@@ -296,13 +296,12 @@ func TestCosts(t *testing.T) {
 	for what, m := range map[string]*lock.Lock{
 		"a mutex": l.Mutex("m"), "a semaphore": l.Semaphore("s", 3), "a fenced one": l.Mutex("f", lock.Fenced()), "a rated one": l.Mutex("r", lock.Rate(1000, time.Millisecond, 1000)),
 	} {
-		takesAndUnlocks(t, m)
-		for _, yield := range []<-chan struct{}{nil, parkNow} {
+		for i, yield := range []<-chan struct{}{nil, parkNow, nil, parkNow} {
 			before := sent()
 			le, err := insider.LockOrPark(t.Context(), insider.At(m, "x", m.Key(), 1, "note"), yield)
 			redistest.Must(t, err)
 			mustUnlock(t, le)
-			if n := sent() - before; n != 2 {
+			if n := sent() - before; n != 2 && i > 1 { // the first ones bring the scripts
 				t.Errorf("%s: %d commands for a take and a release, want 2: %v", what, n, p.Commands())
 			}
 		}
