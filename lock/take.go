@@ -20,10 +20,13 @@ import (
 // gives the lease back and returns ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	le, err := m.take(ctx, m.request)
-	if busy := (*BusyError)(nil); errors.As(err, &busy) && busy.cause != nil {
-		return nil, busy.cause
+	if err == nil {
+		return le, nil
 	}
-	return le, err
+	if busy := (*BusyError)(nil); errors.As(err, &busy) && busy.cause != nil {
+		err = busy.cause
+	}
+	return nil, err
 }
 
 // Lock takes the lock. If the lock is busy, Lock waits in line until ctx ends; the error then

@@ -209,7 +209,7 @@ func (e *Engine) askCall(le *Lease, mode turn.Ask) *redisx.Call {
 		return e.orderAsk(le, mode)
 	}
 	args := []any{
-		le.body, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
+		le.bodyArg, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
 		oneOrZero(mode == turn.Park), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
 	}
 	// The last ones that are as the script takes them anyway are left out: each costs client and Redis 0.1 us.
@@ -229,11 +229,16 @@ func oneOrZero(b bool) int64 {
 // newLease makes the lease of one request. It is not held yet.
 func (e *Engine) newLease(r Request) *Lease {
 	now := time.Now()
-	token := e.channel + "." + strconv.FormatInt(now.UnixMicro(), 36) + strconv.FormatInt(e.serial.Add(1), 36)
+	var room [192]byte
+	text := append(append(room[:0], e.channel...), '.')
+	text = strconv.AppendInt(strconv.AppendInt(text, now.UnixMicro(), 36), e.serial.Add(1), 36)
 	if r.Arrival > 0 {
-		token += "." + strconv.FormatInt(r.Arrival, 10)
+		text = strconv.AppendInt(append(text, '.'), r.Arrival, 10)
 	}
-	le := &Lease{engine: e, request: r, token: token, body: token + "|" + e.o.Owner + "|" + r.Note, takenAt: now}
+	size := len(text)
+	text = append(append(append(append(text, '|'), e.o.Owner...), '|'), r.Note...)
+	body := string(text)
+	le := &Lease{engine: e, request: r, token: body[:size], body: body, bodyArg: body, takenAt: now}
 	le.lease = le
 	return le
 }
@@ -339,7 +344,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answ
 				err = nil
 			}
 		} else {
-			yours, err = e.conn.SetNX(ctx, r.Key, le.body, r.TTL.Milliseconds())
+			yours, err = e.conn.SetNX(ctx, r.Key, le.bodyArg, r.TTL.Milliseconds())
 		}
 		if yours {
 			le.thin = true

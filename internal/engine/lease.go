@@ -18,6 +18,7 @@ type Lease struct {
 	request Request
 	token   string
 	body    string // token|owner|note, as Redis has it
+	bodyArg any    // body, boxed once
 
 	// These are set before the lease is handed out.
 	fence   int64 // 0: the lock was taken by SET
@@ -144,11 +145,12 @@ func (e *Engine) endDue(le *Lease, now time.Time) func() {
 	} else if now.Before(le.deadline) {
 		return nil
 	}
-	return e.endLocked(le, lost, cause)
+	bound := e.endLocked(le, lost)
+	return func() { endAll(bound, cause) }
 }
 
-// endLocked ends a lease that is held, and returns what tells its contexts.
-func (e *Engine) endLocked(le *Lease, to state, cause error) func() {
+// endLocked ends a lease that is held, and returns the contexts to end, without mu, by endAll.
+func (e *Engine) endLocked(le *Lease, to state) (bound []binding) {
 	if le.state == held {
 		delete(e.leases, le.token)
 		if le.request.OnStop != nil {
@@ -157,24 +159,25 @@ func (e *Engine) endLocked(le *Lease, to state, cause error) func() {
 		e.holds.set(&le.entry, time.Time{})
 		le.state = to
 	}
-	bound := le.bindings
-	le.bindings = nil
-	return func() {
-		for _, b := range bound {
-			b.cancel(cause)
-		}
+	bound, le.bindings = le.bindings, nil
+	return bound
+}
+
+func endAll(bound []binding, cause error) {
+	for _, b := range bound {
+		b.cancel(cause)
 	}
 }
 
 // lose ends a lease that is no longer held.
 func (e *Engine) lose(le *Lease, cause error) {
 	e.mu.Lock()
-	end := func() {}
+	var bound []binding
 	if le.state == held {
-		end = e.endLocked(le, lost, cause)
+		bound = e.endLocked(le, lost)
 	}
 	e.mu.Unlock()
-	end()
+	endAll(bound, cause)
 }
 
 // drop ends a lease for its owner, and returns the state that it had.
@@ -184,10 +187,10 @@ func (e *Engine) drop(le *Lease) (was state) {
 	if was == held && !time.Now().Before(le.deadline) {
 		was = lost // the alarm has not rung yet
 	}
-	end := e.endLocked(le, ended, context.Canceled)
+	bound := e.endLocked(le, ended)
 	le.state = ended
 	e.mu.Unlock()
-	end()
+	endAll(bound, context.Canceled)
 	return was
 }
 
@@ -430,7 +433,9 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	if was == ended {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.request.Name)
 	}
-	ctx = context.WithoutCancel(ctx)
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
 	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held {
 		le.cooldownEnd = time.Now().Add(how.Cooldown)
 	}

@@ -236,7 +236,8 @@ func (e *Engine) note(msg turn.Message) {
 			end = func() { life.CallUser(e.o.Log, "OnStop", le.request.OnStop) }
 		}
 	case msg.Fence == turn.BrokenFence && le != nil:
-		end = e.endLocked(le, lost, errBroken)
+		bound := e.endLocked(le, lost)
+		end = func() { endAll(bound, errBroken) }
 	case msg.Fence == turn.GateFence && w != nil:
 		w.turn.GateOpens(msg.ServerUS, waitOf(msg), now)
 		e.planAsk(w)

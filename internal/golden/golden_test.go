@@ -62,7 +62,7 @@ func compare(t *testing.T, name, got string) {
 
 // What differs from run to run: tokens, tickets, times, fences.
 var (
-	token  = regexp.MustCompile(`[A-Za-z0-9_-]{16}\.(\d+)\.(~?)(\d+\+)?[a-z0-9]{8,10}\b`)
+	token  = regexp.MustCompile(`[A-Za-z0-9_-]{16}\.[a-z0-9]{11,13}\b`)
 	number = regexp.MustCompile(`\d{12,}(\.\d+)?`)
 	nonce  = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f-]{27}\b`)
 	taskID = regexp.MustCompile(`[a-z0-9]{10}\.\d+\.\d+$`)
@@ -70,7 +70,7 @@ var (
 )
 
 func plain(text string) string {
-	text = token.ReplaceAllString(text, "CHANNEL.$1.$2${3}NONCE")
+	text = token.ReplaceAllString(text, "CHANNEL.NONCE")
 	text = nonce.ReplaceAllString(text, "UUID")
 	text = taskID.ReplaceAllString(text, "NONCE")
 	text = stamp.ReplaceAllString(text, "TIME")
@@ -235,7 +235,6 @@ func park(t *testing.T, s *redistest.Server, rdb redis.UniversalClient) {
 		must[*asynq.TaskInfo](t)(client.Enqueue(asynq.NewTask("work", []byte(`{"k":1}`)), asynq.TaskID(id)))
 	}
 	redistest.Eventually(t, redistest.Patience, func() bool {
-		members := rdb.ZRange(context.Background(), "automutex:{work|1}", 0, -1).Val()
-		return slices.ContainsFunc(members, func(m string) bool { return strings.HasPrefix(m, "p:") })
+		return rdb.ZCard(context.Background(), "automutex:{work|1}:parked").Val() == 1
 	}, "a parked task")
 }

@@ -108,16 +108,16 @@ const maxMovePause = 320 * time.Millisecond
 func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (v any, err error) {
 	bySource := c.denied.noHash.Load()
 	if !bySource {
-		v, err = c.send(ctx, "evalsha", s.SHA, keys, args)
+		v, err = c.send(ctx, "evalsha", s.SHA, s.shaArg, keys, args)
 		bySource = c.denied.mustSendSource(err)
 	}
 	if bySource {
-		v, err = c.send(ctx, "eval", s.Source, keys, args)
+		v, err = c.send(ctx, "eval", s.Source, s.Source, keys, args)
 	}
 	return v, c.denied.describe(s, err)
 }
 
-func (c *Conn) send(ctx context.Context, command, script string, keys []string, args []any) (v any, err error) {
+func (c *Conn) send(ctx context.Context, command, script string, boxed any, keys []string, args []any) (v any, err error) {
 	for _, arg := range args {
 		if arg, ok := arg.(*Counted); ok {
 			arg.sends.Store(0) // what was sent before has not run, see Run
@@ -127,7 +127,7 @@ func (c *Conn) send(ctx context.Context, command, script string, keys []string, 
 	switch {
 	case c.process != nil:
 		words := make([]any, 0, 3+len(keys)+len(args))
-		words = append(words, command, script, len(keys))
+		words = append(words, command, boxed, len(keys))
 		for _, key := range keys {
 			words = append(words, key)
 		}
@@ -163,7 +163,7 @@ func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 func (c *Conn) MaySet() bool { return c.process != nil && !c.denied.noSet.Load() }
 
 // SetNX sets key to body for ttl (ms) if the key does not exist. ok is false without an error if it does.
-func (c *Conn) SetNX(ctx context.Context, key, body string, ttl any) (ok bool, err error) {
+func (c *Conn) SetNX(ctx context.Context, key string, body, ttl any) (ok bool, err error) {
 	v, err := c.Within(ctx, func(bound context.Context) (any, error) {
 		cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
 		err := c.process(bound, cmd)
@@ -270,6 +270,9 @@ func (d *deadlines) context(values context.Context) context.Context {
 	if now.After(d.renew) { // the previous context ends by its own timer: exchanges still use it
 		d.ctx, d.cancel = context.WithTimeout(context.Background(), Timeout) //nolint:gosec // ends by itself
 		d.renew = now.Add(Timeout / 5)
+	}
+	if values == context.Background() {
+		return d.ctx
 	}
 	return boundContext{d.ctx, values}
 }

@@ -53,18 +53,7 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, bo
 		if !ok {
 			break
 		}
-		words := []any{compareDeletes[n], key, "ifeq", body}
-		if n > 0 {
-			words = []any{compareDeletes[n], key, body}
-		}
-		reply, err := c.Within(ctx, func(bound context.Context) (any, error) {
-			cmd := redis.NewCmd(bound, words...)
-			cmd.SetFirstKeyPos(1) // where a Cluster sends it: go-redis may not know the command
-			reply, err := replyOf(cmd, c.process(bound, cmd))
-			c.noteUnreached(err)
-			return reply, err
-		})
-		switch {
+		switch reply, err := c.compareDelete(ctx, n, key, body); {
 		case err == nil:
 			return reply == any(int64(1)), nil
 		case isOfOtherType(err):
@@ -82,6 +71,21 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, bo
 		return false, nil
 	}
 	return reply == any(int64(1)), err
+}
+
+// compareDelete sends the command with that number.
+func (c *Conn) compareDelete(ctx context.Context, n int, key string, body any) (any, error) {
+	words := []any{compareDeletes[n], key, "ifeq", body}
+	if n > 0 {
+		words = []any{compareDeletes[n], key, body}
+	}
+	return c.Within(ctx, func(bound context.Context) (any, error) {
+		cmd := redis.NewCmd(bound, words...)
+		cmd.SetFirstKeyPos(1) // where a Cluster sends it: go-redis may not know the command
+		reply, err := replyOf(cmd, c.process(bound, cmd))
+		c.noteUnreached(err)
+		return reply, err
+	})
 }
 
 // isOfOtherType reports whether a server replied that a key is no string. DELEX of Redis 8.4 says so without a code.

@@ -54,8 +54,11 @@ func setReplyOf(cmd *redis.StatusCmd, exec error) (bool, error) {
 // command within a script, inside of "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not
 // allowed...".
 func HasCode(err error, codes ...string) bool {
+	if err == nil {
+		return false
+	}
 	var said redis.Error // allocated, so only for errors
-	if err == nil || !errors.As(err, &said) {
+	if !errors.As(err, &said) {
 		return false
 	}
 	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
@@ -86,8 +89,11 @@ func IsWrongType(err error) bool { return err != nil && strings.Contains(err.Err
 
 // isServers reports whether err is a reply of a server.
 func isServers(err error) bool {
-	var said redis.Error
-	return err != nil && errors.As(err, &said)
+	if err == nil {
+		return false
+	}
+	var said redis.Error // allocated, so only for errors
+	return errors.As(err, &said)
 }
 
 // isSlotMoving reports whether err is that of a script in a slot that a Cluster is moving: some of its keys are on the other node

@@ -10,10 +10,13 @@ type Script struct {
 	Name   string
 	Source string
 	SHA    string // the hash of Source, for EVALSHA
+
+	shaArg any // SHA, boxed once
 }
 
 // NewScript makes the script of that name.
 func NewScript(name, source string) *Script {
 	sum := sha1.Sum([]byte(source)) //nolint:gosec // see the import
-	return &Script{Name: name, Source: source, SHA: hex.EncodeToString(sum[:])}
+	sha := hex.EncodeToString(sum[:])
+	return &Script{Name: name, Source: source, SHA: sha, shaArg: sha}
 }
