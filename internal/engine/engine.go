@@ -347,7 +347,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answ
 			yours, err = e.conn.SetNX(ctx, r.Key, le.bodyArg, r.TTL.Milliseconds())
 		}
 		if yours {
-			le.thin = true
+			le.thin.Store(true)
 			return turn.Answer{Yours: true, Fence: fence}, sent, nil
 		}
 		if err != nil {
@@ -417,7 +417,7 @@ func (e *Engine) giveBack(le *Lease) {
 // releaseUntil sends the release of a token until Redis replies, or its lease has ended by itself, or the Engine closes.
 func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		_, err := e.sendRelease(context.Background(), le, le.body)
+		_, err := e.sendRelease(context.Background(), le)
 		if err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
 			return
 		}
@@ -429,14 +429,22 @@ func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	}
 }
 
-// sendRelease runs the script that releases. body is that of le, as text or counted.
-func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any) (released, error) {
+// sendRelease gives le back: what is thin by its one key, else by a script.
+func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	r := &le.request
-	inbound, life := e.parking.wanted(r.Ref)
+	body, resent := &redisx.Counted{Text: le.body}, false
 	cooldown := int64(0)
 	if !le.cooldownEnd.IsZero() {
 		cooldown = max(0, time.Until(le.cooldownEnd)+time.Millisecond-1).Milliseconds()
 	}
+	if le.thin.Load() && cooldown == 0 && !e.contended.has(r.Key) {
+		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, r.Key, body)
+		if err == nil && deleted {
+			return released{named: named{free: e.limit(&r.Ref)}, held: true}, nil
+		}
+		resent = body.Resent() || err != nil && !redisx.IsNotRun(err)
+	}
+	inbound, life := e.parking.wanted(r.Ref)
 	c := &redisx.Call{Script: releaseScript, Keys: r.keys()}
 	switch {
 	case r.Ordered:
@@ -459,6 +467,7 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease, body any) (released
 	if err != nil {
 		return released{}, redisx.Failed("release", r.Key, err)
 	}
+	back.resent = resent || body.Resent()
 	for _, msg := range back.grants {
 		e.note(msg)
 	}

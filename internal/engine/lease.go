@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/automutex/automutex/internal/life"
@@ -24,7 +25,7 @@ type Lease struct {
 	fence   int64 // 0: the lock was taken by SET
 	value   string
 	takenAt time.Time
-	thin    bool // it was taken as a word, and may still be one
+	thin    atomic.Bool // it was taken as a word, and may still be one
 
 	parked time.Duration // how long its note was in line before, if it was parked
 	called bool          // its note was called
@@ -205,14 +206,14 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 		within = min(within, le.request.TTL/4)
 	}
 	if e.o.Replicas > 0 {
-		e.confirm(context.Background(), calls, within)
+		e.confirm(context.Background(), batch, calls, within)
 	} else {
 		e.conn.Pipeline(context.Background(), calls)
 	}
 	for i, le := range batch {
 		err := calls[i].Err
 		if err == nil {
-			_, err = e.noteRenewal(context.Background(), le, calls[i].Reply, le.request.TTL, sent)
+			_, err = e.noteRenewal(context.Background(), le, calls[i], le.request.TTL, sent)
 		}
 		e.mu.Lock()
 		le.renewals--
@@ -229,13 +230,22 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 	}
 }
 
-// renewCall asks that le lasts for length. With replicas it has all keys, so that one exchange is enough.
+// renewCall asks that le lasts for length. It has few keys, so that it runs while a Cluster moves the slot.
 func (e *Engine) renewCall(le *Lease, length time.Duration) *redisx.Call {
-	keys := le.request.keys()
-	if e.o.Replicas == 0 {
-		keys = keys[:2]
+	few := 2
+	if le.thin.Load() {
+		few = 1
 	}
-	return &redisx.Call{Script: renewScript, Keys: keys, Args: []any{le.body, length.Milliseconds()}}
+	return &redisx.Call{Script: renewScript, Keys: le.request.keys()[:few], Args: []any{le.bodyArg, length.Milliseconds()}}
+}
+
+// moreKeys are the keys to renew le with after a reply 2 to a call that had keys.
+func (le *Lease) moreKeys(keys []string) []string {
+	le.thin.Store(false)
+	if len(keys) == 1 {
+		return le.request.keys()[:2]
+	}
+	return le.request.keys()
 }
 
 // replicasWithin is how long replicas have to acknowledge; a quarter of the TTL, if that is less.
@@ -244,8 +254,17 @@ const replicasWithin = time.Second
 // confirm runs renewals, and waits for replicas. The script always writes, WAIT covers what its own connection wrote last, and
 // replication keeps the order: so enough acknowledgements prove that the replicas have this deadline, and the grant before it. If
 // too few acknowledge, the lease keeps its old deadline here. Redis may keep the lock taken for longer, which is safe.
-func (e *Engine) confirm(ctx context.Context, calls []*redisx.Call, within time.Duration) {
-	e.conn.Confirm(ctx, calls, int64(1), e.o.Replicas, within)
+func (e *Engine) confirm(ctx context.Context, leases []*Lease, calls []*redisx.Call, within time.Duration) {
+	for again := calls; len(again) > 0; {
+		e.conn.Confirm(ctx, again, int64(1), e.o.Replicas, within)
+		again = nil
+		for i, c := range calls {
+			if c.Err == nil && c.Reply == int64(2) {
+				c.Keys = leases[i].moreKeys(c.Keys)
+				again = append(again, c)
+			}
+		}
+	}
 	for _, c := range calls {
 		var few *redisx.TooFew
 		if errors.As(c.Err, &few) {
@@ -280,7 +299,7 @@ func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Dura
 	sent := time.Now()
 	c := e.renewCall(le, length)
 	if e.o.Replicas > 0 {
-		e.confirm(ctx, []*redisx.Call{c}, within)
+		e.confirm(ctx, []*Lease{le}, []*redisx.Call{c}, within)
 	} else {
 		c.Reply, c.Err = e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	}
@@ -290,13 +309,15 @@ func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Dura
 	case c.Err != nil:
 		return true, redisx.Failed("renew", le.request.Key, c.Err)
 	}
-	return e.noteRenewal(ctx, le, c.Reply, length, sent)
+	return e.noteRenewal(ctx, le, c, length, sent)
 }
 
-// noteRenewal takes the reply to a renewal. If the keys of the lock last too short a time for it, it renews once more, with all keys.
-func (e *Engine) noteRenewal(ctx context.Context, le *Lease, reply any, length time.Duration, sent time.Time) (isHeld bool, err error) {
-	if reply == int64(2) {
-		if reply, err = e.conn.Run(ctx, renewScript, le.request.keys(), le.body, length.Milliseconds()); err != nil {
+// noteRenewal takes the reply to a renewal, and renews with more keys if it says so.
+func (e *Engine) noteRenewal(ctx context.Context, le *Lease, c *redisx.Call, length time.Duration, sent time.Time) (isHeld bool, err error) {
+	reply, keys := c.Reply, c.Keys
+	for reply == int64(2) && len(keys) < len(le.request.keys()) {
+		keys = le.moreKeys(keys)
+		if reply, err = e.conn.Run(ctx, renewScript, keys, c.Args...); err != nil {
 			return true, redisx.Failed("renew", le.request.Key, err)
 		}
 	}
@@ -439,15 +460,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held {
 		le.cooldownEnd = time.Now().Add(how.Cooldown)
 	}
-	body, mayHaveRun := &redisx.Counted{Text: le.body}, false
-	if le.thin && was == held && how.Cooldown == 0 && !e.contended.has(le.request.Key) {
-		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.request.Key, body)
-		if err == nil && deleted {
-			return e.limit(&le.request.Ref), nil
-		}
-		mayHaveRun = body.Resent() || err != nil && !redisx.IsNotRun(err)
-	}
-	back, err := e.sendRelease(ctx, le, body)
+	back, err := e.sendRelease(ctx, le)
 	switch {
 	case err != nil:
 		e.life.Spawn(func() { e.releaseUntil(le, le.deadline) })
@@ -457,7 +470,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 		return 0, err
 	case was == lost:
 		return back.free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.request.Name)
-	case !back.held && (mayHaveRun || body.Resent()) && time.Now().Before(le.deadline): // the first one gave it back
+	case !back.held && back.resent && time.Now().Before(le.deadline): // the first one gave it back
 	case !back.held:
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.request.Name)
 	}

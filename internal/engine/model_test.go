@@ -1749,7 +1749,7 @@ var mistakes = []struct {
 	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered", "count == 0 and not ordered"},
 	{0, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
 	{0, "a waiter that parks loses its place", "ticket = call('ZSCORE', line, token) or ticket", "ticket = ticket"},
-	{9, "a paused lock is given", "not w and limit > 0 and every_wanted", "not w and every_wanted"},
+	{9, "a paused lock is given", "none and limit > 0 and every_wanted", "none and every_wanted"},
 	{0, "one key keeps its short TTL", "good, changed, moves = now_ms + ms + math.max(slack, ms / 8), true, true\n  for i = 2, #KEYS do", "good, changed, moves = now_ms + ms + math.max(slack, ms / 8), true, true\n  for i = 2, #KEYS - 1 do"},
 	{0, "a long renewal leaves the keys as they are", "if tonumber(good) < now_ms + length then", "if false then"},
 	{0, "the first waiter is not told when the gate opens", "local head = moved and call('ZRANGE', line, '0', '0')[1]", "local head = nil"},

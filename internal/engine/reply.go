@@ -71,6 +71,7 @@ func parseNamed(reply any) (n named, err error) {
 type released struct {
 	named
 	held   bool
+	resent bool           // one that was sent before may have run
 	grants []turn.Message // to waiters of this process
 }
 

@@ -97,7 +97,7 @@ func isServers(err error) bool {
 }
 
 // isSlotMoving reports whether err is that of a script in a slot that a Cluster is moving: some of its keys are on the other node
-// already, or not there at all. Each version of Redis words the second text in another way.
+// already, or not there at all, or go-redis was redirected more often than it follows. Each version of Redis words the second text in another way.
 func isSlotMoving(err error) bool {
-	return HasCode(err, "TRYAGAIN") || isServers(err) && strings.Contains(err.Error(), "attempted to access a non local key in a cluster node")
+	return HasCode(err, "TRYAGAIN", "MOVED", "ASK") || isServers(err) && strings.Contains(err.Error(), "attempted to access a non local key in a cluster node")
 }
