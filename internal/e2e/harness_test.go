@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"os"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -85,21 +83,12 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	if o.guarded != nil {
 		o.guarded(&cfg)
 	}
-	// An ordered lock is a sorted set in either form, and Blocked walks keys, for which it needs a client.
-	inOrder := slices.ContainsFunc(cfg.Rules, func(rule automutex.Rule) bool { return rule.InOrder })
-	needsClient := cfg.MinReplicas > 0 || cfg.WakeAtFront || inOrder
-	if rdb, ok := o.locks.(redis.UniversalClient); ok && os.Getenv(formEnv) == "set" && !needsClient {
-		if cfg.Inspector == nil {
-			cfg.Inspector = asynq.NewInspectorFromRedisClient(rdb) // as New does
-		}
-		o.locks = scriptsOnly{o.locks}
-	}
 	var err error
 	r.cfg, r.locks = cfg, o.locks
 	if r.guard, err = automutex.New(o.locks, cfg); err != nil {
 		t.Fatal(err)
 	}
-	r.others = lock.New(inForm(s.Client(t)), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: r.log.Logger()})
+	r.others = lock.New(s.Client(t), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: r.log.Logger()})
 	r.client = asynq.NewClientFromRedisClient(r.rdb)
 	r.inspector = asynq.NewInspectorFromRedisClient(r.rdb)
 
@@ -140,21 +129,6 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	t.Cleanup(r.stop)
 	return r
 }
-
-// formEnv set to "set" has no lock of a rig be a string in Redis: each is a sorted set
-// from the start. Every test holds in both forms.
-const formEnv = "AUTOMUTEX_TEST_FORM"
-
-// inForm is rdb for locks in the form of formEnv.
-func inForm(rdb lock.Client) lock.Client {
-	if os.Getenv(formEnv) != "set" {
-		return rdb
-	}
-	return scriptsOnly{rdb}
-}
-
-// scriptsOnly is a client that sends scripts, and no SET.
-type scriptsOnly struct{ lock.Client }
 
 // newGuard is a guard without a server.
 func newGuard(t *testing.T, s *redistest.Server, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {

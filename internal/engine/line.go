@@ -70,7 +70,9 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	}
 	select {
 	case <-w.done:
-		return e.result(w, 0)
+		if w.ended != turn.Granted { // one that a message has granted meanwhile did wait
+			return e.result(w, 0)
+		}
 	default:
 	}
 	e.listen() // a grant that was published before the subscription stands is lost: then all ask again

@@ -231,25 +231,11 @@ func (w *Wait) takeGrant(now time.Time) Step {
 	if w.hint.ServerUS <= w.last.ServerUS {
 		return Stay
 	}
-	if w.hintIsFromAnotherClock(now) {
-		w.hint, w.RefreshAt = Message{}, now
-		return Stay
-	}
 	if left := w.askedAt.Add(w.terms.Counted).Sub(now); w.terms.Short || left < w.terms.Grant/2 {
 		w.RefreshAt = now
 		return Stay
 	}
 	return w.end(Granted)
-}
-
-// hintIsFromAnotherClock reports whether the hint's server time is later than the
-// server's clock can be by now: that clock was stepped back since the message was
-// sent, and the granted lease may have ended before the last busy reply. (noteBusy
-// drops a hint that a busy reply refutes, because the hint came before the ask was
-// sent.)
-func (w *Wait) hintIsFromAnotherClock(now time.Time) bool {
-	since := now.Sub(w.askedAt)
-	return w.hint.ServerUS > w.last.ServerUS+(since+since/100+5*time.Millisecond).Microseconds()
 }
 
 // GateOpens takes the message that the gate opens after in, which tells the first in line to ask then.
