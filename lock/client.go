@@ -1,20 +1,23 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/automutex/automutex/internal/redisx"
 )
 
 // Client is what this package needs of go-redis: scripts, pipelines, Pub/Sub. *redis.Client,
 // *redis.ClusterClient and redis.UniversalClient satisfy it. A *redis.Ring satisfies it too,
 // but is refused. It moves keys to other shards when one is down, so two shards could each
 // grant the lock.
-type Client = redisx.Client
+type Client interface {
+	redis.Scripter
+	Pipeline() redis.Pipeliner
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
 
 // checkClient reports whether rdb can serve as a Client: not nil (nor a typed
 // nil) and no *redis.Ring. It does no I/O.

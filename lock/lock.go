@@ -51,10 +51,9 @@ func Note(text string) Option { return func(m *Lock) { m.request.Note = text } }
 // Holders that need no fence may leave the option out, whatever others do.
 func Fenced() Option { return func(m *Lock) { m.request.Fenced = true } }
 
-// onePerNote keeps the lock from being held twice at once under its [Note]. While a holder
-// has that note, TryLock and lockOrPark return a *BusyError even if a slot is free. Lock
-// waits in line, and lets those behind it pass. The option matters to a semaphore only,
-// where each ask reads up to 1,000 holders. All users of the note must give the option.
+// onePerNote keeps the lock from being held twice at once under one [Note], from now on and whoever asks. While a holder
+// has that note, TryLock and lockOrPark return a *BusyError even if a slot is free. Lock waits in line, and lets those
+// behind it pass.
 func onePerNote() Option { return func(m *Lock) { m.request.Notes = true } }
 
 // Parts adds values to the lock's key. The name is the scope, and each different list of parts

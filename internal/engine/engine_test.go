@@ -155,6 +155,7 @@ func TestExclusion(t *testing.T) {
 
 // TestRenewal: a lease outlives its TTL many times, and is lost when its holder stops renewing it.
 func TestRenewal(t *testing.T) {
+	redistest.RealTime(t)
 	s := redistest.Real(t)
 	e, other := start(t, s), start(t, s)
 	r := request(t)

@@ -49,7 +49,8 @@ elseif limit then
     if not note_of(w) then error('the word of this lock is none of a lock') end
     local left = call('PTTL', word)
     if left < 0 then left = 30000 end -- somebody made it persist
-    good, fence = good + left, now_us
+    local taken = tonumber(string.match(w, '^[^.|]*%.(%w%w%w%w%w%w%w%w%w%w)') or '', 36) -- by its holder's clock
+    good, fence = good + left, taken and taken < now_us and taken or now_us
     call('ZADD', holders, int(now_ms + left + 1), w)
     call('PEXPIREAT', holders, int(good))
   end
