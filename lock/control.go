@@ -57,13 +57,13 @@ func controlsFor(list []Control, key string) (its []Control, limit int, pause *C
 // a scope or for one lock. Every Locker with the same prefix on the same Redis obeys these
 // orders. Get Controls with [Locker.Controls]. Safe for concurrent use.
 //
-// A target is a scope, which is the name of locks without their [Parts], or one key. "report"
-// is every lock of that scope. "report|acme" is one lock: the text between the braces of its
-// Redis key. A target without parts that ends with ":" is every scope that begins with it:
-// "report:" is "report:monthly" and "report:daily", but no scope of more than 200 bytes, since keys have its
-// hash. The narrowest control wins: that of a key over that of its scope. A whole Redis key, as
-// [Lock.Key] returns it, is a target too. Use it if a part may have other characters than
-// letters and digits, or more than 200 bytes. Text that cannot be a lock's key is an error.
+// A target is what a person types; escaping is ours. "report" is the scope of that very name,
+// with whatever characters it has ("a%20b" is the scope a%20b, not "a b"), and is for all its
+// locks. "report:" is also every scope that begins with it, but no scope of more than 200
+// bytes. "report|acme" is one lock: its scope and its parts, as the program has them. A whole
+// Redis key, as [Lock.Key] returns it, means itself; use it for a scope or a part that has a |.
+// The narrowest control wins. Text that begins or ends with a space, or has a control
+// character, is an error.
 //
 // A change is in force for this Locker when the call returns, and for all others within
 // [ControlDelay]. Each Locker logs the change. The change outlives restarts. If two operators
@@ -79,10 +79,10 @@ type Controls struct{ locker *Locker }
 // the [Controls]. A pause does not stop present holders. To act while nobody holds a lock,
 // pause it, wait for ControlDelay, and then wait until [Lock.Holders] returns none.
 //
-// A process that was stopped for longer reads the controls before it takes a lock. A Locker
-// that cannot read them, as when their node of a Cluster is away, obeys those that it has read
-// last. If it has never read any, its first call waits for them for a second at most. Then it
-// takes locks without controls, says so in the log, and obeys them once it can read them.
+// A process that was stopped for longer reads the controls before it takes a lock. The first
+// call of a Locker waits for them for two seconds at most. A Locker that cannot read them, as
+// when their node of a Cluster is away, says so in the log, and obeys those that it has read
+// last, or none, until it can read them.
 const ControlDelay = control.Delay
 
 // Controls returns the controls of the Locker's prefix. It does no I/O.

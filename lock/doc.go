@@ -40,11 +40,11 @@ This package does not depend on asynq: package automutex uses it to lock tasks.
 
 # How it works
 
-A mutex that nobody waits for is a string in Redis that expires at the holder's deadline.
-Any other lock is one sorted set: the holders by deadline, and the line by ticket. Three
-scripts change it. Ask takes a slot or joins the line. Release gives the slot back and
-grants it to the head of the line in the same step. Renew moves a deadline. In the sorted
-set a deadline is a number that scripts compare with Redis' clock.
+A lock that one holds and nobody else wants is a string in Redis, which expires at the
+holder's deadline. Whoever wants it besides makes it a record of a few keys: the holders by
+deadline, the line by ticket. Three scripts change them. Ask takes a slot or joins the line.
+Release gives the slot back and grants it to the head of the line in the same step. Renew
+moves a deadline, which scripts compare with Redis' clock.
 
 Each Locker has one subscription, whose messages wake its waiters. Every waiter also asks
 again once a second, so a lost message costs about a second. All waiters of a Locker ask in

@@ -11,18 +11,17 @@ import (
 )
 
 // The parts of package lock stand in layers. Each imports of this module what is listed here, so none of
-// them gets a Locker; and what processes agree on in Redis is read and written without I/O or a mutex.
+// them gets a Locker; and how a caller waits is decided without I/O or a mutex.
 func TestArchitecture_layersOfLock(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/automutex/automutex/"
-	text := []string{"internal/printable", "internal/keys", "internal/inside"}
 	may := map[string][]string{
-		"internal/life":     {},
-		"internal/wire":     append([]string{"internal/exchange"}, text...),
-		"internal/operate":  append([]string{"internal/exchange", "internal/wire", "internal/life"}, text...),
-		"internal/claims":   append([]string{"internal/exchange", "internal/wire", "internal/operate"}, text...),
-		"internal/parking":  append([]string{"internal/exchange", "internal/wire", "internal/life", "internal/claims"}, text...),
-		"internal/controls": append([]string{"internal/exchange", "internal/wire", "internal/life"}, text...),
+		"internal/life":    {},
+		"internal/redisx":  {},
+		"internal/control": {"internal/inside", "internal/keys", "internal/life", "internal/printable", "internal/redisx"},
+		"internal/mark":    {"internal/inside", "internal/life", "internal/redisx"},
+		"internal/engine":  {"internal/inside", "internal/keys", "internal/life", "internal/printable", "internal/redisx", "internal/turn"},
+		"internal/turn":    {"internal/life"},
 	}
 	for part, allowed := range may {
 		files, err := filepath.Glob(filepath.Join(part, "*.go"))
@@ -45,8 +44,8 @@ func TestArchitecture_layersOfLock(t *testing.T) {
 				if own, ours := strings.CutPrefix(path, module); ours && !slices.Contains(allowed, own) {
 					t.Errorf("%s imports %s, which stands above it: pass it a value or a function", file, own)
 				}
-				if part == "internal/wire" && (path == "sync" || path == "context" || path == "net" || strings.Contains(path, "go-redis")) {
-					t.Errorf("%s imports %s: it only turns text into values and back", file, path)
+				if part == "internal/turn" && (path == "sync" || path == "context" || path == "net" || strings.Contains(path, "go-redis")) {
+					t.Errorf("%s imports %s: it only says what follows from what came", file, path)
 				}
 			}
 		}
