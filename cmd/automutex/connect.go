@@ -18,7 +18,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -33,6 +35,7 @@ type connection struct {
 	tlsServer               string
 	prefix                  string
 	timeout                 time.Duration
+	known                   []fleet.Rule // what tells a scope with a | from a key
 }
 
 // flags adds the connection flags to the root command.
@@ -207,7 +210,8 @@ func (c *connection) onLocks(ctx context.Context, do func(locks) error) error {
 	defer rdb.Close() // of a program that ends
 	// Others are shown who runs the command, as user@host.
 	owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + inside.Host()
-	locker := lock.New(rdb, lock.Options{Prefix: c.prefix, Owner: owner, Logger: slog.New(slog.DiscardHandler)})
+	isScope := func(text string) bool { return inspect.IsScope(c.known, text) }
+	locker := inner.New(rdb, lock.Options{Prefix: c.prefix, Owner: owner, Logger: slog.New(slog.DiscardHandler)}, nil, nil, isScope)
 	defer locker.Close() // never fails
 	return do(locks{locker, rdb, asynq.NewInspectorFromRedisClient(rdb)})
 }

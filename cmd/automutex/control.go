@@ -39,16 +39,17 @@ type order struct {
 // newOrder makes a command that gives an order, or ends one. shown is the target for a person.
 func (a *app) newOrder(o *order, use, help string, args cobra.PositionalArgs, do func(ctx context.Context, controls *lock.Controls, target, shown string) error) *cobra.Command {
 	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
-		target, err := a.target(ctx, l, o, args[0])
+		target, shown := args[0], printable.OneLine(args[0])
+		key, err := a.target(ctx, l, o, target)
 		switch {
 		case errors.Is(err, lock.ErrBackend):
 			return err
 		case err != nil:
 			return no("%w", err)
-		case target != args[0]:
-			return do(ctx, l.Controls(), target, printable.OneLine(args[0])+" ("+target+")")
+		case key != "" && key != target && inspect.Stored(key) != target && !o.ends:
+			shown += " (" + key + ")"
 		}
-		return do(ctx, l.Controls(), target, printable.OneLine(target))
+		return do(ctx, l.Controls(), target, shown)
 	})
 	cmd.Flags().String("rules", "", rulesHelp)
 	if !o.ends {
@@ -58,11 +59,8 @@ func (a *app) newOrder(o *order, use, help string, args cobra.PositionalArgs, do
 	return cmd
 }
 
-// target is the target that was typed, as package lock takes it. Workers whose Config is Private do not say what they run.
+// target is the whole key of the target that was typed. Workers whose Config is Private do not say what they run.
 func (a *app) target(ctx context.Context, l locks, o *order, typed string) (string, error) {
-	if o.ends {
-		return inspect.Ordered(ctx, l.Locker, a.conn.prefix, typed)
-	}
 	rules, hashed := inspect.Describe(a.rules.Rules), a.rules.HashKeys != ""
 	if len(rules) == 0 {
 		if f, err := fleet.Read(ctx, l.rdb, a.conn.prefix); err == nil { // who may not read them gives orders all the same
@@ -70,7 +68,8 @@ func (a *app) target(ctx context.Context, l locks, o *order, typed string) (stri
 			hashed = slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Hashed })
 		}
 	}
-	return inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force)
+	a.conn.known = rules
+	return inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force || o.ends)
 }
 
 // prefixed names the prefix if it is not the default.
@@ -127,7 +126,7 @@ read is removed. If the target has neither, the exit code is 1.`, needs(1, 1, "T
 			return err
 		}
 		after := a.prefixed(" (prefix %s)")
-		if _, _, pause := inner.ControlsFor(list, inspect.Key(a.conn.prefix, target)); pause != nil {
+		if _, _, pause := inner.ControlsFor(list, inspect.TypedKey(a.conn.prefix, target)); pause != nil {
 			after = "; its scope " + printable.OneLine(pause.Target) + " is" + after
 		}
 		switch ended {

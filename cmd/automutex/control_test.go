@@ -74,7 +74,7 @@ func testTargets(t *testing.T, b binary) {
 				t.Errorf("pause %s: %s is paused: %+v", typed, taskType, pause)
 			}
 		}
-		b.run(t, tr.flags("resume", typed)...).want(t, exitOK, typed+" (", ") is resumed")
+		b.run(t, tr.flags("resume", typed)...).want(t, exitOK, typed+" is resumed")
 	}
 }
 
@@ -140,7 +140,7 @@ func testControlMistakes(t *testing.T, b binary) {
 		{[]string{"pause", "work", "--for", "1ns"}, "at least 100ms"},
 		{[]string{"limit", "work", "-1"}, "limit: N is -1: want a whole number, at least 1"},
 		{[]string{"pause", "|7"}, "a target is a scope"},
-		{[]string{"pause", "other:{work}"}, "a target is a scope"},
+		{[]string{"pause", tr.prefix + ":{work"}, "a target is a scope"},
 		{[]string{"limit", "work"}, "is missing"},
 		{[]string{"limit", "work", "many"}, "whole number"},
 		{[]string{"limit", "work", "0"}, "limit of 0"},

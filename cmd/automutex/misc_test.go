@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,13 +17,13 @@ import (
 // scriptCommands are the commands that the engine's scripts call.
 func scriptCommands(t *testing.T) (commands []string) {
 	t.Helper()
-	files, err := os.ReadDir("../../internal/wire/lua")
+	files, err := filepath.Glob("../../internal/*/lua/*.lua")
 	if err != nil || len(files) == 0 {
 		t.Fatal(err)
 	}
-	call := regexp.MustCompile(`redis\.p?call\('(\w+)'`)
+	call := regexp.MustCompile(`call\('(\w+)'`)
 	for _, f := range files {
-		source, err := os.ReadFile("../../internal/wire/lua/" + f.Name())
+		source, err := os.ReadFile(f)
 		redistest.Must(t, err)
 		for _, m := range call.FindAllStringSubmatch(string(source), -1) {
 			commands = append(commands, strings.ToLower(m[1]))
@@ -154,11 +155,11 @@ func testArguments(t *testing.T, b binary) {
 			}
 		}
 	}
-	// A key of another type is no lock.
+	// A text that is no lock's is none.
 	key := "automutex:{" + redistest.Name(t) + "}"
 	redistest.Must(t, s.Client(t).Set(t.Context(), key, "text", time.Minute).Err())
-	b.run(t, append([]string{"show", key}, where(s)...)...).wantError(t, exitRedis, "WRONGTYPE")
-	b.run(t, append([]string{"break", key, "--yes"}, where(s)...)...).wantError(t, exitRedis, "WRONGTYPE")
+	b.run(t, append([]string{"show", key}, where(s)...)...).wantError(t, exitRedis, "the key has none of this library's locks")
+	b.run(t, append([]string{"break", key, "--yes"}, where(s)...)...).wantError(t, exitRedis, "the key has none of this library's locks")
 }
 
 // online are commands that need Redis.
