@@ -171,6 +171,9 @@ func serves(servers []*asynq.ServerInfo, queue string) bool {
 	return slices.ContainsFunc(servers, func(s *asynq.ServerInfo) bool { return s.Queues[queue] > 0 })
 }
 
+// soon is how long a task may take to come without a word.
+const soon = time.Minute
+
 // Why says what keeps a head from running, and what ends that, as in "behind default/8a1c, which failed and is
 // retried in 40s". It is empty if nothing is known to.
 func Why(s Seen) string {
@@ -190,11 +193,19 @@ func Why(s Seen) string {
 		return "is gone from asynq; the next task goes on in a moment"
 	case s.Queue != "":
 		return fmt.Sprintf("waits in queue %s, which %s", s.Info.Queue, s.Queue)
-	case s.Err != nil || s.Info.State != asynq.TaskStateRetry || s.Head.State != "a":
+	case s.Err != nil:
 		return ""
 	}
 	in := max(0, time.Until(s.Info.NextProcessAt)).Round(time.Second)
-	return withLastErr(fmt.Sprintf("failed and is retried in %s", in), s.Info.LastErr)
+	switch {
+	case s.Info.State == asynq.TaskStateRetry && s.Head.State == "a":
+		return withLastErr(fmt.Sprintf("failed and is retried in %s", in), s.Info.LastErr)
+	case s.Info.State == asynq.TaskStateScheduled && in > soon:
+		return fmt.Sprintf("is scheduled, and comes in %s", in)
+	case s.Info.State == asynq.TaskStateActive && s.Head.State != "w" && time.Since(s.Head.Since) > soon: // w: its worker waits for the key
+		return "is active in asynq, and does not hold its key: its worker is dead, or hangs before the Guard; skip the task to go on"
+	}
+	return ""
 }
 
 // isParked reports whether the task is parked on the key.
