@@ -17,6 +17,7 @@ import (
 	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 )
@@ -104,10 +105,20 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	if len(rules) > 0 {
 		fmt.Fprintln(a.out)
 	}
-	all, _ := inspect.UniqueRules(once)
-	return printAll(a.out, all, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r inspect.UniqueRule) [][]string {
-		return [][]string{{r.Task, r.Queue, r.KeyText(), r.UntilShown(), printable.Timed(r.Duplicate)}}
+	return printAll(a.out, once, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r unique.Rule) [][]string {
+		key := inspect.Describe([]automutex.Rule{guarded(r)})[0].KeyText()
+		return [][]string{{r.Task, cmp.Or(r.Queue, "default"), key, untilShown(r), printable.Timed(r.Duplicate.String())}}
 	})
+}
+
+// untilShown is how long a task blocks its key.
+func untilShown(r unique.Rule) string {
+	return printable.Timed(strings.TrimPrefix(r.Until.String(), "until "))
+}
+
+// guarded is a rule that makes the keys of a unique one.
+func guarded(r unique.Rule) automutex.Rule {
+	return automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope}
 }
 
 // unclaimed tells of unique rules whose tasks meet no lock of their key in a worker, and of those whose tasks a worker
@@ -177,8 +188,9 @@ hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, needs(1, 1, "
 		if err != nil {
 			return err
 		}
+		_, found := inspect.ByTask(cfg.Rules).Find(taskType)
 		switch {
-		case len(matches)+len(enqueued) == 0 && len(inspect.RulesFor(cfg.Rules, taskType)) > 0:
+		case len(matches)+len(enqueued) == 0 && found:
 			return no("the task lacks a field of each rule for %q, which are Optional: it runs unguarded", taskType)
 		case len(matches)+len(enqueued) == 0:
 			return no("no rule matches a task of type %q: it runs unguarded", taskType)
@@ -223,15 +235,17 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 	if err != nil {
 		return nil, err
 	}
-	for _, i := range inspect.RulesFor(cfg.Rules, t.Type()) {
+	its, _ := inspect.ByTask(cfg.Rules).Find(t.Type())
+	described := inspect.Describe(cfg.Rules)
+	for _, i := range its {
 		one := cfg
 		one.Rules = cfg.Rules[i : i+1]
-		its, err := keysOf(ctx, one, t)
+		keys, err := keysOf(ctx, one, t)
 		if err != nil {
 			return nil, err
 		}
-		if len(its) > 0 { // none: the rule is Optional, and the task lacks a field
-			matches = append(matches, match{Rule: inspect.RuleName(cfg.Rules, i), Key: inspect.InBraces(its[0]), Name: its[0]})
+		if len(keys) > 0 { // none: the rule is Optional, and the task lacks a field
+			matches = append(matches, match{Rule: described[i].Name, Key: inspect.InBraces(keys[0]), Name: keys[0]})
 		}
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
@@ -254,17 +268,18 @@ func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string,
 // uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of
 // an Optional one. The error is that no key can be made: a producer then enqueues nothing.
 func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (matches []match, err error) {
-	rules, guarded := inspect.UniqueRules(cfg.Rules)
-	maker, _, err := offline(automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: guarded})
-	if err != nil {
+	var rules []automutex.Rule
+	for _, r := range cfg.Rules {
+		rules = append(rules, guarded(r))
+	}
+	keys, err := keysOf(ctx, automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: rules}, t)
+	its, _ := inspect.ByTask(rules).Find(t.Type())
+	if err != nil || len(its) == 0 || len(keys) == 0 {
 		return nil, err
 	}
-	switch u, err := inspect.UniqueOf(ctx, maker, rules, t); {
-	case err != nil:
-		return nil, no("%w", err)
-	case u == nil:
-		return nil, nil
-	default:
-		return []match{{Unique: u.Rule.Task, Key: inspect.InBraces(u.Key), Queue: u.Rule.Queue, Until: u.Rule.UntilShown(), Name: u.TaskID + u.Claim}}, nil
+	rule, name := cfg.Rules[its[0]], mark.Key(keys[0]) // a producer has one rule for each Task: the first
+	if rule.Until == unique.UntilDone && (rule.Duplicate == unique.Reject || rule.Duplicate == unique.Join) {
+		name = mark.TaskID(keys[0])
 	}
+	return []match{{Unique: rule.Task, Key: inspect.InBraces(keys[0]), Queue: cmp.Or(rule.Queue, "default"), Until: untilShown(rule), Name: name}}, nil
 }

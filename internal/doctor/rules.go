@@ -104,11 +104,7 @@ func (d *doctor) trial(ctx context.Context, cfg automutex.Config, queues []strin
 	if err != nil {
 		return err
 	}
-	var byTask tasktype.Map[[]int]
-	for i, rule := range cfg.Rules {
-		before, _ := byTask.At(rule.Task)
-		byTask.Add(rule.Task, append(before, i))
-	}
+	byTask := inspect.ByTask(cfg.Rules)
 	types, noKey, short := map[string]bool{}, map[string]int{}, map[int]int{}
 	err = d.eachTask(ctx, queues, func(task *asynq.TaskInfo) {
 		types[task.Type] = true
@@ -139,7 +135,7 @@ func (d *doctor) trial(ctx context.Context, cfg automutex.Config, queues []strin
 				rule.Name, rule.Wait, printable.Count(n, "task"))
 		}
 	}
-	d.slips(cfg.Rules, &byTask, types)
+	d.slips(cfg.Rules, byTask, types)
 	return nil
 }
 
