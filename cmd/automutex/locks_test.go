@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -701,14 +700,16 @@ func testControlMistakes(t *testing.T, b binary) {
 		}
 	}
 	// With the rules, a scope that none of them has is said.
-	file := filepath.Join(t.TempDir(), "automutex.yaml")
-	redistest.Must(t, os.WriteFile(file, []byte("prefix: "+tr.prefix+"\nrules:\n  - task: work\n    on: [id]\n"), 0o600))
+	file := file(t, "prefix: "+tr.prefix+"\nrules:\n  - task: work\n    on: [id]\n")
 	b.run(t, tr.flags("pause", "elsewhere", "--rules", file)...).wantError(t, exitNo, "No rule has the scope of elsewhere; nor is there such a lock now; --force")
 	b.run(t, tr.flags("pause", "wirk|1", "--rules", file)...).wantError(t, exitNo, "did you mean work|1?")
 	b.run(t, tr.flags("pause", "elsewhere", "--force", "--rules", file)...).want(t, exitOK, "elsewhere is paused")
-	if r := b.run(t, tr.flags("pause", "work|1", "--rules", file)...); r.exit != exitOK || strings.Contains(r.stderr, "no rule") {
-		t.Errorf("%d, %q", r.exit, r.stderr)
-	}
+	own := append(where(s), "--rules", file) // the prefix is the file's
+	b.run(t, append(own, "pause", "work|1")...).want(t, exitOK, "work|1 is paused", "with the prefix "+tr.prefix)
+	b.run(t, append(own, "controls")...).want(t, exitOK, "work|1", "elsewhere")
+	b.run(t, append(own, "resume", "work|1")...).want(t, exitOK, "work|1 is resumed")
+	b.run(t, append(own, "limit", "work", "3")...).want(t, exitOK, "work is limited to 3")
+	b.run(t, append(own, "limit", "work", "--clear")...).want(t, exitOK, "work has the limit of its program")
 	for _, args := range [][]string{{"pause", "work"}, {"controls"}} {
 		b.run(t, tr.flags(append(args, "--rules", file+".old")...)...).wantError(t, exitNo, "no such file")
 	}
@@ -723,42 +724,6 @@ func testControlMistakes(t *testing.T, b binary) {
 	b.run(t, tr.flags("doctor")...).want(t, exitOK)
 	redistest.Must(t, s.Client(t).HSet(t.Context(), tr.prefix+":{control}", "a{b", "junk").Err())
 	b.run(t, tr.flags("resume", "a{b")...).want(t, exitOK, "removed: the entry of a{b, which was not in force")
-}
-
-// With the rules, the commands take their prefix, and a target that no task has is said.
-func testControlRules(t *testing.T, b binary) {
-	s := redistest.Real(t)
-	tr := start(t, s, wait)
-	write := func(more string) string {
-		file := filepath.Join(t.TempDir(), "automutex.yaml")
-		text := "prefix: " + tr.prefix + "\n" + more + "rules:\n  - task: \"mail:\"\n    on: [id]\n  - task: report\n    on: [tenant, kind]\n"
-		redistest.Must(t, os.WriteFile(file, []byte(text), 0o600))
-		return file
-	}
-	plain, hashed := write(""), write("hash_keys: a secret of some length\n")
-	for _, test := range []struct{ target, file, note string }{
-		{"mail:", plain, ""},
-		{"mail:|7", plain, "mail: alone is none of them"},
-		{"mail:send", plain, ""},
-		{"report", plain, ""},
-		{"report|a|b", plain, ""},
-		{"report|a|b|c", plain, "it has 3 values, and the keys of rule report have 2"},
-		{"report|a|b", hashed, "are hashed, so no task has the key report|a|b"},
-		{"report|~" + strings.Repeat("0", 64), hashed, ""},
-	} {
-		args := append([]string{"pause", test.target, "--rules", test.file}, where(s)...)
-		r := b.run(t, args...)
-		if test.note != "" {
-			r.wantError(t, exitNo, test.note)
-			r = b.run(t, append(args, "--force")...)
-		}
-		r.want(t, exitOK, "with the prefix "+tr.prefix)
-	}
-	flags := where(s)
-	b.run(t, append([]string{"controls", "--rules", plain}, flags...)...).want(t, exitOK, "mail:send")
-	b.run(t, append([]string{"resume", "report", "--rules", plain}, flags...)...).want(t, exitOK, "report is resumed")
-	b.run(t, append([]string{"limit", "report", "3", "--rules", plain}, flags...)...).want(t, exitOK, "report is limited to 3")
-	b.run(t, append([]string{"limit", "report", "--clear", "--rules", plain}, flags...)...).want(t, exitOK, "report has the limit of its program")
 }
 
 // testRefusedCommands: a right that the user in Redis lacks ends a command with Redis' reason.

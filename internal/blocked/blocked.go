@@ -34,8 +34,7 @@ type Key struct {
 }
 
 // Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys with SCAN.
-func Heads(ctx context.Context, l *lock.Locker) ([]inside.Head, error) {
-	var heads []inside.Head
+func Heads(ctx context.Context, l *lock.Locker) (heads []inside.Head, err error) {
 	for info, err := range inner.List(ctx, l) {
 		if err != nil {
 			return nil, err
@@ -50,47 +49,40 @@ func Heads(ctx context.Context, l *lock.Locker) ([]inside.Head, error) {
 
 // First orders heads: those that are held, those that have failed, then the others; of each those that came first.
 func First(a, b inside.Head) int {
+	rank := func(h inside.Head) int {
+		switch {
+		case h.Held():
+			return 0
+		case h.Blocks():
+			return 1
+		}
+		return 2
+	}
 	return cmp.Or(rank(a)-rank(b), a.Since.Compare(b.Since), strings.Compare(a.Key, b.Key))
 }
 
-func rank(h inside.Head) int {
-	switch {
-	case h.Held():
-		return 0
-	case h.Blocks():
-		return 1
-	}
-	return 2
-}
-
-// List returns the blocked keys under the Locker's prefix, in the order of First. It asks asynq for the first task of
-// each. With a nil inspector it does not.
-func List(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector) ([]Key, error) {
+// List returns the blocked keys under the Locker's prefix, in the order of First. It walks all keys with SCAN, and asks asynq for the
+// first task of each. With a nil inspector it does not.
+func List(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector) (found []Key, err error) {
 	heads, err := Heads(ctx, l)
-	if err != nil {
-		return nil, err
-	}
-	var found []Key
 	seen := In(inspector)
 	for _, head := range heads {
 		if why := Why(seen.Look(head)); why != "" {
 			found = append(found, Key{Key: head.Key, Task: head.Note, Since: head.Since, Why: why, Behind: head.Queued - 1})
 		}
 	}
-	return found, nil
+	return found, err
 }
 
 // Asynq is what asynq says of heads, for one list of them: it asks for a queue once. Safe for concurrent use.
 type Asynq struct {
 	inspector *asynq.Inspector
-
-	mu     sync.Mutex // guards queues; never held across I/O
-	queues map[string]string
+	queues    sync.Map // why asynq delivers no task of a queue, by its name
 }
 
 // In returns what the Inspector says. With a nil one nothing is known.
 func In(inspector *asynq.Inspector) *Asynq {
-	return &Asynq{inspector: inspector, queues: map[string]string{}}
+	return &Asynq{inspector: inspector}
 }
 
 // Seen is a head, and what asynq says of its task.
@@ -125,12 +117,10 @@ func (a *Asynq) Look(head inside.Head) Seen {
 
 // queue returns what keeps asynq from delivering the tasks of a queue.
 func (a *Asynq) queue(name string) string {
-	a.mu.Lock()
-	why, found := a.queues[name]
-	a.mu.Unlock()
-	if found {
-		return why
+	if why, found := a.queues.Load(name); found {
+		return why.(string)
 	}
+	why := ""
 	info, err := a.inspector.GetQueueInfo(name)
 	servers, unknown := a.inspector.Servers()
 	switch {
@@ -139,9 +129,7 @@ func (a *Asynq) queue(name string) string {
 	case unknown == nil && !serves(servers, name):
 		why = "no server serves; start one or skip the task"
 	}
-	a.mu.Lock()
-	a.queues[name] = why
-	a.mu.Unlock()
+	a.queues.Store(name, why)
 	return why
 }
 

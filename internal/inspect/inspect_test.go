@@ -161,6 +161,7 @@ func TestTarget(t *testing.T) {
 		{[]fleet.Rule{raw}, "un ruled", "p:{un%20ruled}"}, {[]fleet.Rule{raw}, "un ruled|x y", "p:{un%20ruled|x%20y}"},
 		{[]fleet.Rule{raw}, "un ruled|x%20y", "No rule has the scope of un%20ruled|x%2520y"},
 		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled; nor is there such a lock now; --force does it all the same"},
+		{[]fleet.Rule{rule("mail:", "id")}, "mail:|7", "mail: alone is none of them"}, {[]fleet.Rule{rule("mail:", "id")}, "mail:send", "p:{mail:send}"},
 		{[]fleet.Rule{rule("report:"), rule("mail")}, "mali|7", "did you mean mail|7?"},
 		{[]fleet.Rule{rule("report:"), rule("mail")}, "repor:|7", "now; --force"}, // a prefix is the beginning of scopes, and no key has it
 	} {
@@ -170,6 +171,11 @@ func TestTarget(t *testing.T) {
 		}
 		if err != nil || target != c.want {
 			t.Errorf("%.50q is %q, %v; want %q", c.typed, target, err, c.want)
+		}
+	}
+	for text, hashes := range map[string]bool{"a%20b|7": false, "a%20b|~" + strings.Repeat("0", 64): true} {
+		if why, _ := Unknown([]fleet.Rule{raw}, true, "p", text); (why == "") != hashes || !hashes && !strings.Contains(why, "are hashed, so no task has the key") {
+			t.Errorf("%s where keys are hashed: %q", text, why)
 		}
 	}
 	if target, err := Target(t.Context(), locker, rdb, []fleet.Rule{raw}, false, "p", "ruled", true); err != nil || target != "p:{ruled}" {
