@@ -278,7 +278,7 @@ break a lock whose holder is known to hang. When nothing was broken, the exit co
 		return a.breakLock(ctx, l, args[0], token, yes)
 	})
 	cmd.Example = `  automutex break 'automutex:{itunes:verify|7}'
-  automutex break 'itunes:verify|7' --holder iBq-amHluSdcW1Xu.3000.cbrfweqg --yes`
+  automutex break 'itunes:verify|7' --holder iBq-amHluSdcW1Xu.hm4v0fz1k3cbrfweqg --yes`
 	cmd.Flags().StringVar(&token, "holder", "", "only the holder with this token")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd

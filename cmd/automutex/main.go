@@ -217,28 +217,19 @@ func explain(stderr io.Writer, err error) int {
 	return exit
 }
 
-// table prints columns. The last cell of a row is followed by no spaces.
-type table struct{ *tabwriter.Writer }
-
-func newTable(out io.Writer, header ...string) table {
-	t := table{tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
-	if len(header) > 0 {
-		t.row(header...)
-	}
-	return t
-}
-
-func (t table) row(cells ...string) {
-	line := make([]string, len(cells))
-	for i, cell := range cells {
-		line[i] = printable.Text(cell) // has no tab and no end of a line
-	}
-	_, _ = io.WriteString(t, strings.Join(line, "\t")+"\n") // Flush gives the error
-}
-
-// printAll prints a list: as JSON, an object a line, or as a table with rows for each.
+// printAll prints a list: as JSON, an object a line, or as a table with rows for each. The last cell of a row is followed by no spaces.
 func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows func(T) [][]string) error {
-	t := newTable(out, header...)
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(cells []string) {
+		line := make([]string, len(cells))
+		for i, cell := range cells {
+			line[i] = printable.Text(cell) // has no tab and no end of a line
+		}
+		_, _ = io.WriteString(t, strings.Join(line, "\t")+"\n") // Flush gives the error
+	}
+	if len(header) > 0 {
+		row(header)
+	}
 	for _, v := range list {
 		if asJSON {
 			if err := printJSON(out, v); err != nil {
@@ -246,12 +237,9 @@ func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows
 			}
 			continue
 		}
-		for _, row := range rows(v) {
-			t.row(row...)
+		for _, cells := range rows(v) {
+			row(cells)
 		}
-	}
-	if asJSON {
-		return nil
 	}
 	return t.Flush()
 }

@@ -311,10 +311,8 @@ var wait = automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retr
 func TestTable(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	table := newTable(&out, "KEY", "HOLDER", "LINE")
-	table.row("顧客|株式会社", "vm:1", "3")
-	table.row("a\tb|\x1b[31m\n", "vm:22", "")
-	redistest.Must(t, table.Flush())
+	list := [][]string{{"顧客|株式会社", "vm:1", "3"}, {"a\tb|\x1b[31m\n", "vm:22", ""}}
+	redistest.Must(t, printAll(&out, list, false, []string{"KEY", "HOLDER", "LINE"}, func(row []string) [][]string { return [][]string{row} }))
 	if got, want := out.String(), "KEY                        HOLDER  LINE\n顧客|株式会社                    vm:1    3\n"+`a\u0009b|\u001b[31m\u000a  vm:22   `+"\n"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
