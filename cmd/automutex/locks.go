@@ -179,8 +179,8 @@ func newShow(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := a.onLocks("show KEY", `Show one lock: its holders, its line, and their tasks
 
-KEY is as list prints it, or what stands between its braces. Of a line the first hundred are
-shown. When nobody holds or waits for the lock, nothing keeps tasks from starting, and no
+KEY is as list prints it, or a scope and its parts as the program has them ("report|new york").
+Of a line the first hundred are shown. When nobody holds or waits for the lock, nothing keeps tasks from starting, and no
 control is for it, the exit code is 1.`, needs(1, 1, "KEY"), func(ctx context.Context, l locks, args []string) error {
 		s, now, err := a.one(ctx, l, args[0])
 		switch {
@@ -278,7 +278,7 @@ break a lock whose holder is known to hang. When nothing was broken, the exit co
 		return a.breakLock(ctx, l, args[0], token, yes)
 	})
 	cmd.Example = `  automutex break 'automutex:{itunes:verify|7}'
-  automutex break 'itunes:verify|7' --holder iBq-amHluSdcW1Xu.hm4v0fz1k3cbrfweqg --yes`
+  automutex break 'itunes:verify|7' --holder iBq-amHluSdcW1Xu.hm4v0fz1k37 --yes`
 	cmd.Flags().StringVar(&token, "holder", "", "only the holder with this token")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd
@@ -431,11 +431,12 @@ later, it takes its old place again. If it runs now, or is not the next one, the
 
 const orderHelp = `
 
-TARGET is a scope ("report", for all its keys), the beginning of scopes ("report:"), or
-one key ("report|acme"). What a key escapes, as a space, is typed as it is; a whole key,
-as "automutex list" prints it, means itself. Every process obeys within 2 seconds, also
-after a restart. "automutex controls" lists what is in force. A TARGET that no rule and no
-lock has is refused, as far as the workers, or the FILE, tell the rules.`
+TARGET is what a person types; escaping is ours. "report" is the scope of that very name,
+"report:" also every scope that begins with it, and "report|acme" one lock: its scope and its
+parts as the program has them. A whole key, as "automutex list" prints it, means itself. Every
+process obeys within 2 seconds, also after a restart. "automutex controls" lists what is in
+force. A TARGET that no rule and no lock has is refused, as far as the workers, or the FILE,
+tell the rules.`
 
 const rulesHelp = "the FILE of the rules: take its prefix, and its rules in place of those that the workers say they run"
 
