@@ -227,7 +227,7 @@ func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows
 		}
 		_, _ = io.WriteString(t, strings.Join(line, "\t")+"\n") // Flush gives the error
 	}
-	if len(header) > 0 {
+	if len(header) > 0 && !asJSON {
 		row(header)
 	}
 	for _, v := range list {
