@@ -70,7 +70,7 @@ func TestBadInput(t *testing.T) {
 	g := New(t, turns())
 	fails(t, func(t testing.TB) { ShareNoKey(t, g, work(one)) }, "two or more")
 	fails(t, func(t testing.TB) { CloseGate(t, g, work(two), 0) }, "CloseGate")
-	fails(t, func(t testing.TB) { Pause(t, g, "wo{rk") }, "a target is a scope")
+	fails(t, func(t testing.TB) { Pause(t, g, "|one") }, "a target is a scope")
 	server := Serve(t, g, g.Middleware(returns(nil)), func(c *asynq.Config) { c.Queues = map[string]int{"mail": 1} })
 	fails(t, func(t testing.TB) { server.Enqueue(t, asynq.NewTask("", nil)) }, "Enqueue", "task typename cannot be empty")
 	fails(t, func(t testing.TB) { server.Enqueue(t, work(one)) }, `does not serve the queue "default"`, "c.Queues")

@@ -5,14 +5,22 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -30,8 +38,8 @@ func TestCommands(t *testing.T) {
 		"list again": testListAgain,
 		"break":      testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs, "break late": testBreakLate,
 		"pause": testPause, "limit": testLimit, "pause and limit": testPauseAndLimit, "targets": testTargets, "controls unreadable": testControlsUnreadable,
-		"control mistakes": testControlMistakes, "control rules": testControlRules,
-		"sweep": testSweep, "blocked": testBlocked,
+		"control mistakes": testControlMistakes,
+		"sweep":            testSweep, "blocked": testBlocked,
 		"doctor": testDoctor, "doctor rights": testDoctorRights, "doctor replica": testDoctorReplica,
 		"doctor rules": testDoctorRules, "doctor cluster": testDoctorCluster,
 		"completion": testCompletion, "help": testHelp, "readme": testReadme, "usage": testUsage, "arguments": testArguments,
@@ -176,4 +184,191 @@ func file(t *testing.T, content string) string {
 	name := filepath.Join(t.TempDir(), "rules.yaml")
 	redistest.Must(t, os.WriteFile(name, []byte(content), 0o600))
 	return name
+}
+
+// traffic is an asynq server whose guarded handlers stay in until they are let
+// go: real tasks that hold real locks, and real ones that wait for them.
+type traffic struct {
+	t      *testing.T
+	server *redistest.Server
+	queue  string
+	prefix string
+	client *asynq.Client
+	others *lock.Locker // for what is no task
+
+	release chan struct{} // closed by stop; handlers return then
+	mu      sync.Mutex    // guards running
+	running map[string]context.Context
+}
+
+// start makes traffic on s that ends with the test.
+func start(t *testing.T, s *redistest.Server, rules ...automutex.Rule) *traffic {
+	t.Helper()
+	tr := &traffic{
+		t: t, server: s, queue: redistest.Name(t), prefix: redistest.Name(t),
+		release: make(chan struct{}), running: map[string]context.Context{},
+	}
+	rdb := s.Client(t)
+	quiet := slog.New(slog.DiscardHandler)
+	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet, Private: true})
+	redistest.Must(t, err)
+	tr.client = asynq.NewClientFromRedisClient(rdb)
+	tr.others = lock.New(rdb, lock.Options{Prefix: tr.prefix, Owner: "somebody", Logger: quiet})
+	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
+		Concurrency: 10, Queues: map[string]int{tr.queue: 1}, TaskCheckInterval: redistest.CheckEvery,
+		ShutdownTimeout: patience, Logger: redistest.Silent{},
+	}))
+	redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(tr.handle))))
+	t.Cleanup(func() {
+		close(tr.release)
+		closed := make(chan error, 1) // Close beside Shutdown, as in the guide
+		go func() { closed <- guard.Close(context.Background()) }()
+		server.Shutdown()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if err := tr.others.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return tr
+}
+
+// handle stays until the end, or until its lease is lost.
+func (tr *traffic) handle(ctx context.Context, _ *asynq.Task) error {
+	id, _ := asynq.GetTaskID(ctx)
+	tr.mu.Lock()
+	tr.running[id] = ctx
+	tr.mu.Unlock()
+	select {
+	case <-tr.release:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// context is that of a task's handler, nil until it has begun.
+func (tr *traffic) context(id string) context.Context {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.running[id]
+}
+
+// enqueue enqueues a task; its ID is the caller's.
+func (tr *traffic) enqueue(id, taskType, payload string, options ...asynq.Option) {
+	tr.t.Helper()
+	options = append([]asynq.Option{asynq.Queue(tr.queue), asynq.TaskID(id), asynq.Timeout(time.Hour)}, options...)
+	if _, err := tr.client.Enqueue(asynq.NewTask(taskType, []byte(payload)), options...); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+// holds waits until a task's handler runs.
+func (tr *traffic) holds(id string) {
+	tr.t.Helper()
+	redistest.Eventually(tr.t, patience, func() bool { return tr.context(id) != nil }, "the handler of %s runs", id)
+}
+
+// line waits until so many wait for a key.
+func (tr *traffic) line(n int, scope string, parts ...string) {
+	tr.t.Helper()
+	m := tr.others.Mutex(scope, lock.Parts(parts...))
+	redistest.Eventually(tr.t, patience, func() bool {
+		waiting, err := m.Waiting(tr.t.Context())
+		return err == nil && waiting == n
+	}, "%d wait for %s", n, m.Key())
+}
+
+// flags are those that lead the program here.
+func (tr *traffic) flags(args ...string) []string {
+	return append(args, append(where(tr.server), "--prefix", tr.prefix)...)
+}
+
+// where are the connection flags to s.
+func where(s *redistest.Server) []string {
+	if s.Kind() == redistest.KindCluster {
+		return []string{"--cluster", "--cluster_addrs", s.Addr(), "--timeout", "20s"}
+	}
+	return []string{"--uri", s.Addr(), "--timeout", "20s"}
+}
+
+// eachReal runs f on a single Redis and on a Cluster.
+func eachReal(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		if s.Kind() == redistest.KindMini {
+			t.SkipNow()
+		}
+		f(t, s)
+	})
+}
+
+// wait is the rule that most tests hold tasks by.
+var wait = automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Hour}
+
+// A table's columns are in line, what a terminal would obey is shown, and nothing follows the last cell.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	list := [][]string{{"顧客|株式会社", "vm:1", "3"}, {"a\tb|\x1b[31m\n", "vm:22", ""}}
+	redistest.Must(t, printAll(&out, list, false, []string{"KEY", "HOLDER", "LINE"}, func(row []string) [][]string { return [][]string{row} }))
+	if got, want := out.String(), "KEY                        HOLDER  LINE\n顧客|株式会社                    vm:1    3\n"+`a\u0009b|\u001b[31m\u000a  vm:22   `+"\n"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// The last column of a lock tells what it waits for, and what operators have ordered.
+func TestRows_line(t *testing.T) {
+	t.Parallel()
+	s := inspect.Lock{Key: "k", Line: 2, Parked: 1, Queued: 1, Next: &inspect.Next{Task: "q/1", Blocked: true}, Controls: []inspect.Control{
+		{Paused: true, By: "ann"}, {Limit: 3, By: "bob", Why: "a\nlarger plan"},
+	}}
+	if got, want := rows(s, time.Now())[0][5], "2 (1 parked) (in order), blocked by q/1, paused by ann, limit 3 by bob (a larger plan)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// Of a lock with several holders the age of the newest is known alone: it is shown, since another may hang.
+func TestFilter_longer(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	recent, old := now.Add(-time.Second), now.Add(-time.Hour)
+	for what, one := range map[string]struct {
+		lock inspect.Lock
+		want bool
+	}{
+		"taken lately":     {inspect.Lock{Held: 1, Since: &recent}, false},
+		"taken long ago":   {inspect.Lock{Held: 1, Since: &old}, true},
+		"held by nobody":   {inspect.Lock{}, false},
+		"held by two":      {inspect.Lock{Held: 2, Since: &recent}, true},
+		"held, since when": {inspect.Lock{Held: 1}, false},
+	} {
+		if got := (filter{longer: time.Minute}).passes(one.lock, now); got != one.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
+
+// An error becomes one line and the exit code of its kind.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		exit int
+		text string
+	}{
+		{nil, exitOK, ""},
+		{fmt.Errorf("list: %w", context.Canceled), exitNo, "automutex: interrupted\n"},
+		{unreachable("x", context.Canceled), exitNo, "automutex: interrupted\n"},
+		{unreachable("x", redistest.ReplyError("LOADING the dataset")), exitRedis, "automutex: Redis at x refuses the connection: LOADING the dataset\n"},
+		{fmt.Errorf("automutex: %w", lock.ErrBackend), exitRedis, "automutex: lock: backend error\n"},
+		{errors.New("unknown flag"), exitUsage, "automutex: unknown flag\n"},
+		{&failure{exit: exitNo, error: errors.New("a\nb"), lines: true}, exitNo, "a\nb\n"},
+	} {
+		var out strings.Builder
+		if exit := explain(&out, c.err); exit != c.exit || out.String() != c.text {
+			t.Errorf("%v: %d, %q; want %d, %q", c.err, exit, out.String(), c.exit, c.text)
+		}
+	}
 }

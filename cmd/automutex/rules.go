@@ -15,8 +15,10 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 )
@@ -104,10 +106,20 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	if len(rules) > 0 {
 		fmt.Fprintln(a.out)
 	}
-	all, _ := inspect.UniqueRules(once)
-	return printAll(a.out, all, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r inspect.UniqueRule) [][]string {
-		return [][]string{{r.Task, r.Queue, r.KeyText(), r.UntilShown(), printable.Timed(r.Duplicate)}}
+	return printAll(a.out, once, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r unique.Rule) [][]string {
+		key := inspect.Describe([]automutex.Rule{guarded(r)})[0].KeyText()
+		return [][]string{{r.Task, cmp.Or(r.Queue, "default"), key, untilShown(r), printable.Timed(r.Duplicate.String())}}
 	})
+}
+
+// untilShown is how long a task blocks its key.
+func untilShown(r unique.Rule) string {
+	return printable.Timed(strings.TrimPrefix(r.Until.String(), "until "))
+}
+
+// guarded is a rule that makes the keys of a unique one.
+func guarded(r unique.Rule) automutex.Rule {
+	return automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope}
 }
 
 // unclaimed tells of unique rules whose tasks meet no lock of their key in a worker, and of those whose tasks a worker
@@ -177,8 +189,9 @@ hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, needs(1, 1, "
 		if err != nil {
 			return err
 		}
+		_, found := inspect.ByTask(cfg.Rules).Find(taskType)
 		switch {
-		case len(matches)+len(enqueued) == 0 && len(inspect.RulesFor(cfg.Rules, taskType)) > 0:
+		case len(matches)+len(enqueued) == 0 && found:
 			return no("the task lacks a field of each rule for %q, which are Optional: it runs unguarded", taskType)
 		case len(matches)+len(enqueued) == 0:
 			return no("no rule matches a task of type %q: it runs unguarded", taskType)
@@ -223,15 +236,17 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 	if err != nil {
 		return nil, err
 	}
-	for _, i := range inspect.RulesFor(cfg.Rules, t.Type()) {
+	its, _ := inspect.ByTask(cfg.Rules).Find(t.Type())
+	described := inspect.Describe(cfg.Rules)
+	for _, i := range its {
 		one := cfg
 		one.Rules = cfg.Rules[i : i+1]
-		its, err := keysOf(ctx, one, t)
+		keys, err := keysOf(ctx, one, t)
 		if err != nil {
 			return nil, err
 		}
-		if len(its) > 0 { // none: the rule is Optional, and the task lacks a field
-			matches = append(matches, match{Rule: inspect.RuleName(cfg.Rules, i), Key: inspect.InBraces(its[0]), Name: its[0]})
+		if len(keys) > 0 { // none: the rule is Optional, and the task lacks a field
+			matches = append(matches, match{Rule: described[i].Name, Key: inspect.InBraces(keys[0]), Name: keys[0]})
 		}
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
@@ -254,17 +269,61 @@ func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string,
 // uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of
 // an Optional one. The error is that no key can be made: a producer then enqueues nothing.
 func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (matches []match, err error) {
-	rules, guarded := inspect.UniqueRules(cfg.Rules)
-	maker, _, err := offline(automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: guarded})
-	if err != nil {
+	var rules []automutex.Rule
+	for _, r := range cfg.Rules {
+		rules = append(rules, guarded(r))
+	}
+	keys, err := keysOf(ctx, automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: rules}, t)
+	its, _ := inspect.ByTask(rules).Find(t.Type())
+	if err != nil || len(its) == 0 || len(keys) == 0 {
 		return nil, err
 	}
-	switch u, err := inspect.UniqueOf(ctx, maker, rules, t); {
-	case err != nil:
-		return nil, no("%w", err)
-	case u == nil:
-		return nil, nil
-	default:
-		return []match{{Unique: u.Rule.Task, Key: inspect.InBraces(u.Key), Queue: u.Rule.Queue, Until: u.Rule.UntilShown(), Name: u.TaskID + u.Claim}}, nil
+	rule, name := cfg.Rules[its[0]], mark.Key(keys[0]) // a producer has one rule for each Task: the first
+	if rule.Until == unique.UntilDone && (rule.Duplicate == unique.Reject || rule.Duplicate == unique.Join) {
+		name = mark.TaskID(keys[0])
 	}
+	return []match{{Unique: rule.Task, Key: inspect.InBraces(keys[0]), Queue: cmp.Or(rule.Queue, "default"), Until: untilShown(rule), Name: name}}, nil
+}
+
+func newDoctor(a *app) *cobra.Command {
+	var options doctor.Options
+	var asJSON bool
+	cmd := a.online("doctor [FILE]", `Check Redis' settings and rights, and whether rules fit the tasks
+
+Of Redis: its version, eviction, clock, the rights of this user, keys of another program where locks stand. Of the
+workers: a prefix that none has, and rules that differ. What is paused, and ordered keys that do not go on. With the
+rules of the FILE, or those that the workers say they run: rules whose task nothing serves while one that is spelt
+alike is served, tasks that no key can be made from, waits longer than the Timeout of tasks, and an asynq that is not
+in this database.
+
+Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
+(causes trouble now). Something bad makes the exit code 1.`, needs(0, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
+		if options.Tasks < 1 {
+			return usage("--tasks %d: at least 1", options.Tasks)
+		}
+		if len(args) > 0 {
+			cfg, err := a.loadFor(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			options.Config = &cfg
+		}
+		rdb, err := a.conn.open(cmd.Context())
+		if err != nil {
+			return err
+		}
+		options.Prefix = a.conn.prefix
+		findings, err := doctor.Examine(cmd.Context(), rdb, options)
+		printed := printAll(a.out, findings, asJSON, nil, func(f doctor.Finding) [][]string { return [][]string{{f.Level, f.What, f.Text}} })
+		if err := errors.Join(err, rdb.Close(), printed); err != nil {
+			return err
+		}
+		if n := doctor.CountBad(findings); n > 0 {
+			return no("%d of %s bad", n, printable.Count(len(findings), "finding"))
+		}
+		return nil
+	})
+	cmd.Flags().IntVar(&options.Tasks, "tasks", 1000, "look at so many tasks of each queue and state at most")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each finding")
+	return cmd
 }

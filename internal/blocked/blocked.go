@@ -34,8 +34,7 @@ type Key struct {
 }
 
 // Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys with SCAN.
-func Heads(ctx context.Context, l *lock.Locker) ([]inside.Head, error) {
-	var heads []inside.Head
+func Heads(ctx context.Context, l *lock.Locker) (heads []inside.Head, err error) {
 	for info, err := range inner.List(ctx, l) {
 		if err != nil {
 			return nil, err
@@ -50,47 +49,40 @@ func Heads(ctx context.Context, l *lock.Locker) ([]inside.Head, error) {
 
 // First orders heads: those that are held, those that have failed, then the others; of each those that came first.
 func First(a, b inside.Head) int {
+	rank := func(h inside.Head) int {
+		switch {
+		case h.Held():
+			return 0
+		case h.Blocks():
+			return 1
+		}
+		return 2
+	}
 	return cmp.Or(rank(a)-rank(b), a.Since.Compare(b.Since), strings.Compare(a.Key, b.Key))
 }
 
-func rank(h inside.Head) int {
-	switch {
-	case h.Held():
-		return 0
-	case h.Blocks():
-		return 1
-	}
-	return 2
-}
-
-// List returns the blocked keys under the Locker's prefix, in the order of First. It asks asynq for the first task of
-// each. With a nil inspector it does not.
-func List(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector) ([]Key, error) {
+// List returns the blocked keys under the Locker's prefix, in the order of First. It walks all keys with SCAN, and asks asynq for the
+// first task of each. With a nil inspector it does not.
+func List(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector) (found []Key, err error) {
 	heads, err := Heads(ctx, l)
-	if err != nil {
-		return nil, err
-	}
-	var found []Key
 	seen := In(inspector)
 	for _, head := range heads {
 		if why := Why(seen.Look(head)); why != "" {
 			found = append(found, Key{Key: head.Key, Task: head.Note, Since: head.Since, Why: why, Behind: head.Queued - 1})
 		}
 	}
-	return found, nil
+	return found, err
 }
 
 // Asynq is what asynq says of heads, for one list of them: it asks for a queue once. Safe for concurrent use.
 type Asynq struct {
 	inspector *asynq.Inspector
-
-	mu     sync.Mutex // guards queues; never held across I/O
-	queues map[string]string
+	queues    sync.Map // why asynq delivers no task of a queue, by its name
 }
 
 // In returns what the Inspector says. With a nil one nothing is known.
 func In(inspector *asynq.Inspector) *Asynq {
-	return &Asynq{inspector: inspector, queues: map[string]string{}}
+	return &Asynq{inspector: inspector}
 }
 
 // Seen is a head, and what asynq says of its task.
@@ -125,12 +117,10 @@ func (a *Asynq) Look(head inside.Head) Seen {
 
 // queue returns what keeps asynq from delivering the tasks of a queue.
 func (a *Asynq) queue(name string) string {
-	a.mu.Lock()
-	why, found := a.queues[name]
-	a.mu.Unlock()
-	if found {
-		return why
+	if why, found := a.queues.Load(name); found {
+		return why.(string)
 	}
+	why := ""
 	info, err := a.inspector.GetQueueInfo(name)
 	servers, unknown := a.inspector.Servers()
 	switch {
@@ -139,9 +129,7 @@ func (a *Asynq) queue(name string) string {
 	case unknown == nil && !serves(servers, name):
 		why = "no server serves; start one or skip the task"
 	}
-	a.mu.Lock()
-	a.queues[name] = why
-	a.mu.Unlock()
+	a.queues.Store(name, why)
 	return why
 }
 
@@ -171,6 +159,9 @@ func serves(servers []*asynq.ServerInfo, queue string) bool {
 	return slices.ContainsFunc(servers, func(s *asynq.ServerInfo) bool { return s.Queues[queue] > 0 })
 }
 
+// soon is how long a task may take to come without a word.
+const soon = time.Minute
+
 // Why says what keeps a head from running, and what ends that, as in "behind default/8a1c, which failed and is
 // retried in 40s". It is empty if nothing is known to.
 func Why(s Seen) string {
@@ -190,11 +181,19 @@ func Why(s Seen) string {
 		return "is gone from asynq; the next task goes on in a moment"
 	case s.Queue != "":
 		return fmt.Sprintf("waits in queue %s, which %s", s.Info.Queue, s.Queue)
-	case s.Err != nil || s.Info.State != asynq.TaskStateRetry || s.Head.State != "a":
+	case s.Err != nil:
 		return ""
 	}
 	in := max(0, time.Until(s.Info.NextProcessAt)).Round(time.Second)
-	return withLastErr(fmt.Sprintf("failed and is retried in %s", in), s.Info.LastErr)
+	switch {
+	case s.Info.State == asynq.TaskStateRetry && s.Head.State == "a":
+		return withLastErr(fmt.Sprintf("failed and is retried in %s", in), s.Info.LastErr)
+	case s.Info.State == asynq.TaskStateScheduled && in > soon:
+		return fmt.Sprintf("is scheduled, and comes in %s", in)
+	case s.Info.State == asynq.TaskStateActive && s.Head.State != "w" && time.Since(s.Head.Since) > soon: // w: its worker waits for the key
+		return "is active in asynq, and does not hold its key: its worker is dead, or hangs before the Guard; skip the task to go on"
+	}
+	return ""
 }
 
 // isParked reports whether the task is parked on the key.

@@ -43,6 +43,10 @@ func TestWhy(t *testing.T) {
 		{"a", false, info(asynq.TaskStateRetry), nil, "", "failed and is retried in "},
 		{"i", false, info(asynq.TaskStateRetry), nil, "", ""},
 		{"i", false, nil, gone, "", ""},
+		{"a", false, info(asynq.TaskStateActive), nil, "", "is active in asynq, and does not hold its key"},
+		{"i", false, info(asynq.TaskStateActive), nil, "", "is active in asynq"},
+		{"w", false, info(asynq.TaskStateActive), nil, "", ""},
+		{"a", false, info(asynq.TaskStateScheduled), nil, "", "is scheduled, and comes in 1h0m0s"},
 		{"i", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, which is paused; unpause it or skip the task"},
 		{"a", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, "},
 		{"h", false, info(asynq.TaskStatePending), nil, paused, "was archived, and is now pending"},
@@ -51,6 +55,9 @@ func TestWhy(t *testing.T) {
 		if !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%+v: %q", c, got)
 		}
+	}
+	if why := Why(Seen{Head: inside.Head{State: "a", Since: time.Now()}, Info: info(asynq.TaskStateActive)}); why != "" {
+		t.Errorf("a task that has just begun: %q", why)
 	}
 	if s := In(nil).Look(inside.Head{Note: "default/1"}); s.Err == nil {
 		t.Errorf("without an Inspector: %+v", s)

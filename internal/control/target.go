@@ -13,26 +13,33 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// target returns what a person types for a target as it is stored, which is as keys have it: escaped, or hashed.
+// target is Stored for the targets of the Reader.
+func (r *Reader) target(typed string) (text string, err error) {
+	return Stored(r.o.Prefix, *r.o.Secret, r.o.HasScope, typed)
+}
+
+// Stored returns what a person types for a target as it is stored, which is as keys have it: escaped, or hashed if there is a secret.
+// isScope may be nil.
 //
 //   - A whole Redis key, "<prefix>:{...}", is what stands between its braces.
 //   - Text with a | is a scope and parts, as a program has them, each of them escaped here. A part that is a hash as keys have it
-//     stands for itself. Text of which HasScope says that it is a scope is that scope.
+//     stands for itself. Text of which isScope says that it is a scope is that scope.
 //   - All other text is a scope, escaped here, whatever characters it has.
 //
 // After an error text is what to look for among the stored targets.
-func (r *Reader) target(typed string) (text string, err error) {
+func Stored(prefix, secret string, isScope func(text string) bool, typed string) (text string, err error) {
+	keyStart := prefix + ":{"
 	refuse := func(text, reason string) (string, error) {
 		return text, fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), a scope and the parts of a key (\"report|acme\"), "+
 			"or a whole key as Lock.Key and Guard.Keys return it and automutex key prints it", printable.Short(fmt.Sprintf("%q", typed)), reason)
 	}
-	if text, whole := strings.CutPrefix(typed, r.keyStart); whole {
+	if text, whole := strings.CutPrefix(typed, keyStart); whole {
 		text, closed := strings.CutSuffix(text, "}")
 		_, values, valued := strings.Cut(text, "|")
 		switch {
 		case !closed || !isInKey(text):
 			return refuse(typed, "it begins like a whole key, and no lock can have it")
-		case valued && *r.o.Secret != "" && !isHash(values):
+		case valued && secret != "" && !isHash(values):
 			return refuse(text, "the keys of this program have hashes (HashKeys); give the key as that program prints it, or the scope and the parts")
 		case text == keys.ControlScope:
 			text = keys.Controls
@@ -40,7 +47,7 @@ func (r *Reader) target(typed string) (text string, err error) {
 		return text, nil
 	}
 	scope, values, isKey := strings.Cut(typed, "|")
-	if isKey && r.o.HasScope != nil && r.o.HasScope(typed) {
+	if isKey && isScope != nil && isScope(typed) {
 		scope, isKey = typed, false
 	}
 	switch {
@@ -59,8 +66,8 @@ func (r *Reader) target(typed string) (text string, err error) {
 	case isHash(values):
 		return keys.Scope(scope) + "|" + values, nil
 	}
-	key := keys.HashedKey(*r.o.Secret, r.o.Prefix, scope, strings.Split(values, "|")...)
-	return strings.TrimSuffix(strings.TrimPrefix(key, r.keyStart), "}"), nil
+	key := keys.HashedKey(secret, prefix, scope, strings.Split(values, "|")...)
+	return strings.TrimSuffix(strings.TrimPrefix(key, keyStart), "}"), nil
 }
 
 // typed returns a stored target in a form that target takes for the same one: as it is, or as a whole key where that is something

@@ -1,11 +1,24 @@
 package inspect
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -29,5 +42,176 @@ func TestTexts(t *testing.T) {
 	slices.SortFunc(all, Busier)
 	if order := all[0].Key + all[1].Key + all[2].Key + all[3].Key; order != "zbac" {
 		t.Errorf("in the order %s; want the longest line first, then what was taken longest ago, then by key", order)
+	}
+}
+
+// A slash is a character like any other, a part is enough, and what is no pattern is a part.
+func TestPattern(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		pattern, text string
+		want          bool
+	}{
+		{"", "a", true}, {"b", "abc", true}, {"B", "abc", false}, {"a*c", "a/b/c", true}, {"a?c", "a/c", true}, {"*99", "default/task-99", true}, {"*99", "99x", false},
+		{"*a*b*", "xxaxxbxx", true}, {"*a*b", "xxaxxbxx", false}, {"a[", "a[", true}, {"a[", "a", false}, {`a\`, `a\b`, true}, {"[^x]b", "/b", true}, {"**", "", true}, {"?*", "", false},
+	} {
+		if got := Compile(c.pattern).Matches(c.text); got != c.want {
+			t.Errorf("%q, %q: %v, want %v", c.pattern, c.text, got, c.want)
+		}
+	}
+}
+
+// A pattern made to go back often does not take long.
+func TestPattern_goesBackOnce(t *testing.T) {
+	t.Parallel()
+	if Compile(strings.Repeat("*a", 50) + "*b").Matches(strings.Repeat("a", 10_000)) {
+		t.Error("it matches")
+	}
+}
+
+// Rules that workers say they run make the same keys again, but for a key that a function of the program makes: that gives no lock.
+func TestFromFleet(t *testing.T) {
+	t.Parallel()
+	rules := []automutex.Rule{
+		{Name: "a", Task: "a", On: []string{"id"}}, {Name: "b", Task: "b", Busy: automutex.RetryIn(90 * time.Second), Wait: time.Minute}, {Task: "e", InOrder: true},
+		{Name: "c", Task: "c", Key: func(context.Context, *asynq.Task) ([]string, error) { return []string{"x"}, nil }},
+		{Task: "f", Limit: 1, Rate: automutex.Rate{Starts: 100, Per: 90 * time.Minute, Burst: 5}, Busy: automutex.Skip},
+	}
+	got := FromFleet(Describe(rules))
+	if len(got) != 5 || got[0].Busy != automutex.Park || got[0].On[0] != "id" || got[1].Busy == automutex.Park || got[1].Wait != time.Minute || got[3].Key == nil {
+		t.Fatalf("%+v", got)
+	}
+	maker, err := automutex.NewKeyMaker(automutex.Config{Prefix: "p", Rules: got})
+	redistest.Must(t, err)
+	for taskType, want := range map[string]string{"a": "[p:{a|7}]", "b": "[p:{b}]", "c": "[]", "e": "[p:{e}]"} {
+		if keys, err := maker.Keys(t.Context(), asynq.NewTask(taskType, []byte(`{"id":7}`))); err != nil || fmt.Sprint(keys) != want {
+			t.Errorf("%s: %q, %v", taskType, keys, err)
+		}
+	}
+}
+
+// What a Guard says of its rules is what a file says: package config reads the same rules in it.
+func TestDescribe_isAFile(t *testing.T) {
+	t.Parallel()
+	rules := []automutex.Rule{
+		{Task: "a:", Scope: "s", On: []string{"x.y"}, OnHeaders: []string{"h"}, Optional: true, Limit: 1_000_000, TTL: 90 * time.Second, Wait: time.Second, MaxHold: time.Hour, Cooldown: time.Minute, Busy: automutex.RetryIn(90 * time.Second)},
+		{Task: "b", Limit: automutex.Unlimited, Rate: automutex.Rate{Starts: 100, Per: time.Minute}, Busy: automutex.Skip},
+		{Task: "c", InOrder: true, OnArchive: automutex.Continue, MaxQueued: 8}, {Task: "d", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, Fence: false},
+		{Task: "e", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 0, Most: 0}, Busy: automutex.Allow}, {Task: "f", Fence: true},
+	}
+	text, err := json.Marshal(automutex.Config{Rules: rules, Prefix: "p", HashKeys: "a secret of many bytes"})
+	if err != nil || bytes.Contains(text, []byte("secret")) {
+		t.Fatalf("%s, %v", text, err)
+	}
+	cfg, _, err := config.Parse(text)
+	if err != nil || cfg.Prefix != "p" {
+		t.Fatalf("%v in %s", err, text)
+	}
+	if got, want := fmt.Sprintf("%+q", Describe(cfg.Rules)), fmt.Sprintf("%+q", Describe(rules)); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	functions := Describe([]automutex.Rule{{
+		Task: "g", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }, LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil },
+	}})
+	if got := functions[0].String(); got != "<type>|<computed>, park, limit computed, lease 30s" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// A key is named as Redis has it, by what stands between its braces, or as a person reads it.
+func TestTypedKey(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"p:{a|b}": "p:{a|b}", "other:{a}": "other:{a}", "a|b": "p:{a|b}", "a|b%20c": "p:{a|b%2520c}", "a|b c": "p:{a|b%20c}", "a b": "p:{a%20b}", "a|50%": "p:{a|50%25}",
+	} {
+		if got := TypedKey("p", text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+// An order reaches what a person has typed, and no other: text has one reading, whatever else there is.
+func TestTarget(t *testing.T) {
+	t.Parallel()
+	rule := func(task string, on ...string) fleet.Rule { return fleet.Rule{Name: task, Task: task, On: on} }
+	raw, spaced := rule("a%20b", "id"), rule("a b", "id")
+	rdb := redistest.StartMini(t).Client(t)
+	locker := lock.New(rdb, lock.Options{Prefix: "p"})
+	t.Cleanup(func() { _ = locker.Close() })
+	_, err := locker.Mutex("un ruled", lock.Parts("x y")).TryLock(t.Context())
+	redistest.Must(t, err)
+	for _, c := range []struct {
+		rules []fleet.Rule
+		typed string
+		want  string // or a part of the error
+	}{
+		{nil, "report", "p:{report}"}, {nil, "report:", "p:{report:}"}, {nil, "report|b c", "p:{report|b%20c}"}, {nil, "report|b%20c", "p:{report|b%2520c}"},
+		{nil, "a%20b", "p:{a%2520b}"}, {nil, "p:{a%20b}", "p:{a%20b}"}, {nil, "|x", ""}, {nil, strings.Repeat("|x", 500_000), ""},
+		{[]fleet.Rule{spaced, raw}, "a%20b", "p:{a%2520b}"},
+		{[]fleet.Rule{spaced}, "a%20b", "No rule has the scope of a%2520b"},
+		{[]fleet.Rule{raw}, "a%20b|1", "p:{a%2520b|1}"},
+		{[]fleet.Rule{spaced}, "a%20b|1", "No rule has the scope of a%2520b|1"},
+		{[]fleet.Rule{rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
+		{[]fleet.Rule{rule("a", "id")}, "a|b", "p:{a|b}"},
+		{[]fleet.Rule{rule("a", "id"), rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
+		{[]fleet.Rule{rule("a", "id")}, "a|b|7", "No task has the key a|b|7: it has 2 values, and the keys of rule a have 1; nor is there such a lock now"},
+		{[]fleet.Rule{rule("a", "id")}, "a|~" + strings.Repeat("0", 64), "p:{a|~" + strings.Repeat("0", 64) + "}"},
+		{[]fleet.Rule{rule("svc:/items:q=a%20b")}, "svc:/items:q=a%20b", "p:{svc:/items:q=a%2520b}"},
+		{[]fleet.Rule{rule("a%20b:c")}, "a%20b:", "p:{a%2520b:}"},
+		{[]fleet.Rule{raw}, "un ruled", "p:{un%20ruled}"}, {[]fleet.Rule{raw}, "un ruled|x y", "p:{un%20ruled|x%20y}"},
+		{[]fleet.Rule{raw}, "un ruled|x%20y", "No rule has the scope of un%20ruled|x%2520y"},
+		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled; nor is there such a lock now; --force does it all the same"},
+		{[]fleet.Rule{rule("mail:", "id")}, "mail:|7", "mail: alone is none of them"}, {[]fleet.Rule{rule("mail:", "id")}, "mail:send", "p:{mail:send}"},
+		{[]fleet.Rule{rule("report:"), rule("mail")}, "mali|7", "did you mean mail|7?"},
+		{[]fleet.Rule{rule("report:"), rule("mail")}, "repor:|7", "now; --force"}, // a prefix is the beginning of scopes, and no key has it
+	} {
+		target, err := Target(t.Context(), locker, rdb, c.rules, false, "p", c.typed, false)
+		if err != nil && c.want != "" && strings.Contains(err.Error(), c.want) {
+			continue
+		}
+		if err != nil || target != c.want {
+			t.Errorf("%.50q is %q, %v; want %q", c.typed, target, err, c.want)
+		}
+	}
+	for text, hashes := range map[string]bool{"a%20b|7": false, "a%20b|~" + strings.Repeat("0", 64): true} {
+		if why, _ := Unknown([]fleet.Rule{raw}, true, "p", text); (why == "") != hashes || !hashes && !strings.Contains(why, "are hashed, so no task has the key") {
+			t.Errorf("%s where keys are hashed: %q", text, why)
+		}
+	}
+	if target, err := Target(t.Context(), locker, rdb, []fleet.Rule{raw}, false, "p", "ruled", true); err != nil || target != "p:{ruled}" {
+		t.Errorf("with force: %q, %v", target, err)
+	}
+}
+
+// An error of Redis ends a walk, and is told once.
+func TestWalk_refused(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]struct{ locks, errors int }{"time": {0, 1}, "scan": {0, 1}, "none": {1, 0}} {
+		rdb := redistest.StartMini(t).Client(t)
+		locker := lock.New(rdb, lock.Options{})
+		t.Cleanup(func() { _ = locker.Close() })
+		_, err := locker.Mutex("report").TryLock(t.Context())
+		redistest.Must(t, err)
+		hook := &redistest.FailHook{}
+		hook.Before(func(cmd redis.Cmder) error {
+			if cmd.Name() == command {
+				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
+			}
+			return nil
+		})
+		rdb.AddHook(hook)
+		locks, failed := 0, 0
+		for batch, err := range Walk(t.Context(), locker, rdb) {
+			locks += len(batch)
+			if err != nil {
+				failed++
+				if !errors.Is(err, lock.ErrBackend) {
+					t.Errorf("without %s: %v, want ErrBackend", command, err)
+				}
+			}
+		}
+		if locks != want.locks || failed != want.errors {
+			t.Errorf("without %s: %d locks and %d errors, want %+v", command, locks, failed, want)
+		}
 	}
 }
