@@ -316,7 +316,7 @@ func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	if retried < b.w.plan.Tasks[n].MaxRetry {
 		return
 	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < after {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, time.Second) { // it waits for a second at least
 		b.books[n].ends[endLate] = true // there is no time left to wait in its worker
 	}
 }
