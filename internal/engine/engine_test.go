@@ -334,3 +334,18 @@ func TestRefusedRenewal(t *testing.T) {
 		t.Errorf("%d are renewed with one that is due, want 2; %d are planned", len(renewals), len(e.holds))
 	}
 }
+
+// TestFullRedis: a Redis whose memory is full lets a lease of a lock that others want be extended beyond the life of its keys.
+func TestFullRedis(t *testing.T) {
+	s := redistest.StartReal(t, "--maxmemory-policy", "noeviction")
+	e, r := start(t, s), request(t)
+	r.Limit = 2
+	le := must(t, e, r)
+	must(t, e, r) // so the lock is fat
+	if err := s.Client(t).ConfigSet(t.Context(), "maxmemory", "100kb").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := le.Extend(t.Context(), time.Hour); err != nil {
+		t.Error(err)
+	}
+}
