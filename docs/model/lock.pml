@@ -1,5 +1,5 @@
 /*
- * The lock and its line, as lock/ keeps them: README.md beside this file says how
+ * The lock and its line, as internal/engine keeps them: README.md beside this file says how
  * to run it and what it leaves out.
  *
  * A client is one call of Lock, with a token of its own. Its ask, the execution of
@@ -53,15 +53,15 @@
  *   NO_REARM: that "yours" makes the stored deadline reach as far as the asker's: two beliefs
  *   GRANT_TO_THE_DEAD: the look whether the entry is stale: a grant to one long dead
  *   ASK_TWICE: that an ask sent twice is answered "yours" twice: one waits behind itself
- *   LEAVE_OVERTAKES: that a leave waits for the ask before it: a ghost
- *   NO_SECOND_RELEASE: the later release where an outcome is not known: a ghost
  *   RELEASE_WITHOUT_GRANT: the grant in a release (without refreshes): a wait without end
  *   FENCE_STANDS: that the fence grows: the fence
  *   FENCE_BEFORE_SET: that a holder by SET has no fence: it has one that was read before: the
  *     fence
  *   SET_OVERWRITES: the NX of the SET: two beliefs
- *   WIDEN_FORGETS: the holder's deadline where a string becomes a set: two beliefs
- *   RELEASE_STRING_OF_ANYBODY: the comparison in the release of a string: two beliefs
+ *   INFLATE_FORGETS: the holder's deadline where a thin lock becomes fat: two beliefs
+ *   DROP_OF_ANYBODY: the comparison in the release of a thin lock: two beliefs
+ *   DEFLATE_HELD: that a lock which is held stays: two beliefs
+ *   DEFLATE_WANTED: that a lock which others wait for stays (without refreshes): a wait without end
  */
 
 /* What a client is about. */
@@ -70,11 +70,9 @@
 #define LINE   2        /* in line */
 #define HOLD   3        /* holds the lease, for as long as left says */
 #define LEAVE  4        /* its release, or its leave, is under way */
-#define OWES   5        /* a release is to follow, since an outcome is not known */
-#define AGAIN  6        /* that release is under way */
-#define DONE   7        /* over, and Redis has confirmed it */
-#define SORRY  8        /* over, and Redis has not: the deadline has to do it */
-#define DEAD   9
+#define OWES   5        /* a release failed, and is to be tried again */
+#define DONE   6        /* over; what a late copy of an ask takes lasts for one lease */
+#define DEAD   7
 
 /* What a client has under way, and how far it has come. */
 #define IDLE      0
@@ -86,7 +84,7 @@
 #define LOST      6
 #define RELEASE   7
 #define RELEASED  8
-#define SET       9     /* SET NX: as a string, which is tried before an ask */
+#define SET       9     /* SET NX: a thin lock, which is tried before an ask */
 #define NIL       10
 
 /* How a grant's message stands to the answers that its client has or is to have. */
@@ -104,7 +102,8 @@ byte holder[CLIENTS];   /* h: what is left until the stored deadline; 0: no hold
 byte queue[CLIENTS];    /* e: those in line, by ticket */
 byte queued;
 byte alive[CLIENTS];    /* d: what is left until the entry is stale */
-bit  string;            /* the holder is a string, whose key expires at its deadline; nobody is in line */
+bit  thin;              /* the word is the holder's body, whose key expires at its deadline; nobody is in line */
+bit  fat;               /* the word is fat: no SET NX passes, whoever there is */
 
 /* The clients. */
 byte is[CLIENTS];
@@ -114,7 +113,6 @@ byte asked[CLIENTS];    /* G from the moment before the last answered ask was se
 byte left[CLIENTS];     /* until when the client believes that the lock is its own; 0: it does not */
 byte hint[CLIENTS];
 bit  gone[CLIENTS];     /* gave up while an ask was under way */
-bit  doubt[CLIENTS];    /* an ask, or a SET, was sent that was never answered (doubtful) */
 
 /* The network: messages, and the copy of a command (ASK, SET, RENEW, RELEASE) that may yet
  * be executed, for nobody who reads the reply: the connection broke, and the client
@@ -131,7 +129,6 @@ hidden byte slots, id, i, j, mine, in_set, believers;
 
 #ifdef FENCE            /* looked at until so many were given */
 byte fence = 1;         /* Redis' clock: the last fence of all */
-byte f = 1;             /* f: the last one that is stored */
 byte worked = 1;        /* the highest that anybody worked with */
 bit  unfenced[CLIENTS]; /* holds without a fence: it took the lock by SET, whose reply has none */
 byte reply_fence[CLIENTS];
@@ -197,13 +194,9 @@ inline in_line(c) {
 
 /* ---- Redis: the scripts ---------------------------------------------------- */
 
-/* internal/wire/lua/line.lua: holders. Nothing to do: the model has no holder whose deadline
- * has passed, for every script drops those first or looks at the deadline. */
-inline holders() { skip }
-
-/* internal/wire/lua/line.lua: take_slot */
+/* lua/hold.lua. The model has no holder whose deadline has passed, for every script
+ * drops those first or looks at the deadline. */
 inline hold(c, length) {
-	CHECK(is[c] != DONE);                           /* a ghost: nobody is there to give it back */
 	if :: holder[c] < length -> holder[c] = length :: else fi;
 	in_set = 0;
 	for (j : 0 .. CLIENTS - 1) {
@@ -213,56 +206,70 @@ inline hold(c, length) {
 #ifdef FENCE
 	;
 #ifndef MUTANT_FENCE_STANDS
-	fence++;
+	fence++
 #endif
-	f = fence
 #endif
 }
 
-/* lock/form.go: takeString. SET NX takes the lock if it is no key at all. The reply is left
+/* engine.go: ask. SET NX takes the lock if there is no word. The reply is left
  * in mine: YOURS or NIL. */
 inline set(c) {
-	in_set = 0;
-	for (j : 0 .. CLIENTS - 1) {
-		if :: holder[j] > 0 -> in_set++ :: else fi
-	};
 	mine = NIL;
 	if
 #ifdef MUTANT_SET_OVERWRITES
-	:: queued == 0 ->
+	:: !fat ->
 		for (j : 0 .. CLIENTS - 1) {
 			holder[j] = 0
 		};
 #else
-	:: in_set == 0 && queued == 0 ->
+	:: !fat && !thin ->
 #endif
-		CHECK(is[c] != DONE);                   /* a ghost */
 		holder[c] = TTL;
-		string = 1;
+		thin = 1;
 		mine = YOURS
 	:: else -> skip
 	fi
 }
 
-/* internal/wire/lua/form.lua: widen. The string becomes a set that others can join. */
-inline widen() {
+/* lua/head.lua: the lock becomes fat, so that others can join the holder. */
+inline inflate() {
+#ifdef MUTANT_INFLATE_FORGETS
 	if
-	:: string ->
-		string = 0;
-#ifdef MUTANT_WIDEN_FORGETS
+	:: thin ->
+		for (j : 0 .. CLIENTS - 1) {
+			holder[j] = 0
+		}
+	:: else -> skip
+	fi;
+#endif
+	thin = 0;
+	fat = 1
+}
+
+/* lua/settle.lua: who finds nothing left deletes it all. */
+inline settle_keys() {
+	in_set = 0;
+	for (j : 0 .. CLIENTS - 1) {
+		if :: holder[j] > 0 -> in_set++ :: else fi
+	};
+	if
+#ifdef MUTANT_DEFLATE_HELD
+	:: queued == 0 ->
 		for (j : 0 .. CLIENTS - 1) {
 			holder[j] = 0
 		};
+		fat = 0
 #endif
-#ifdef FENCE
-		fence++;
-		f = fence
+#ifdef MUTANT_DEFLATE_WANTED
+	:: in_set == 0 -> fat = 0; queued = 0
+#else
+	:: in_set == 0 && queued == 0 -> fat = 0
 #endif
 	:: else -> skip
 	fi
 }
 
-/* internal/wire/lua/line.lua: grant */
+/* lua/grant.lua */
 inline grant(asker) {
 	mine = 0;
 	do
@@ -293,7 +300,7 @@ inline grant(asker) {
 	id = 0
 }
 
-/* internal/wire/lua/line.lua: PUBLISH */
+/* lua/send.lua */
 inline publish(c) {
 	if
 	:: is[c] == FIRST || is[c] == LINE ->
@@ -305,18 +312,25 @@ inline publish(c) {
 	fi
 }
 
-/* internal/wire/lua/ask.lua: ask. The reply is left in mine: YOURS or BUSY. */
+/* lua/ask.lua. The reply is left in mine: YOURS or BUSY. */
 inline ask(c) {
 	if :: is[c] == DEAD -> dead_for[c] = 0 :: else fi; /* a late copy of its last sign of life */
 	mine = 0;
-	if :: holder[c] == 0 -> widen() :: else fi;
-	holders();
+	if :: !(!fat && !thin) && holder[c] == 0 -> inflate() :: else fi;
 	if
+	:: !fat && !thin -> /* nobody is there: thin, with a fence */
+		holder[c] = TTL;
+		thin = 1;
+#ifdef FENCE
+#ifndef MUTANT_FENCE_STANDS
+		fence++;
+#endif
+#endif
+		mine = 1
 #ifdef MUTANT_ASK_TWICE
 	:: false
 #else
-	:: holder[c] > 0 && string ->
-		CHECK(is[c] != DONE);
+	:: holder[c] > 0 && thin ->
 #ifndef MUTANT_NO_REARM
 		holder[c] = TTL;
 #endif
@@ -324,7 +338,7 @@ inline ask(c) {
 		fence++;
 #endif
 		mine = 1
-	:: holder[c] > 0 && !string ->
+	:: holder[c] > 0 && fat ->
 #ifndef MUTANT_NO_REARM
 		hold(c, TTL);
 #endif
@@ -336,7 +350,6 @@ inline ask(c) {
 		:: mine -> skip
 		:: !mine && slots > 0 -> hold(c, TTL); mine = 1
 		:: else ->
-			CHECK(is[c] != DONE);          /* a ghost in line */
 			CHECK(holder[c] == 0);         /* nobody waits behind itself */
 			in_line(c);
 			if :: id == 0 -> queue[queued] = c; queued++ :: else fi;
@@ -346,17 +359,17 @@ inline ask(c) {
 	mine = (mine -> YOURS : BUSY)
 }
 
-/* internal/wire/lua/release.lua: release */
+/* lua/release.lua, and drop.lua for a thin lock */
 inline release(c) {
 	if
-#ifdef MUTANT_RELEASE_STRING_OF_ANYBODY
-	:: string ->
+#ifdef MUTANT_DROP_OF_ANYBODY
+	:: thin ->
 		for (j : 0 .. CLIENTS - 1) {
 			holder[j] = 0
 		};
-		string = 0
+		thin = 0
 #else
-	:: string && holder[c] > 0 -> string = 0
+	:: thin && holder[c] > 0 -> thin = 0
 #endif
 	:: else -> skip
 	fi;
@@ -384,13 +397,15 @@ inline release(c) {
 #else
 	holder[c] = 0;
 #endif
-	holders();
 #ifndef MUTANT_RELEASE_WITHOUT_GRANT
-	grant(CLIENTS)
+#ifndef MUTANT_DEFLATE_WANTED
+	grant(CLIENTS);
 #endif
+#endif
+	settle_keys()
 }
 
-/* internal/wire/lua/renew.lua: renew. The reply is left in mine: RENEWED or LOST. */
+/* lua/renew.lua. The reply is left in mine: RENEWED or LOST. */
 inline renew(c) {
 	mine = LOST;
 	if
@@ -405,7 +420,7 @@ inline renew(c) {
 
 /* ---- the client ------------------------------------------------------------- */
 
-/* lock/renew.go: moveDeadline. The lease is believed for length from now on. */
+/* lease.go: moveDeadline. The lease is believed for length from now on. */
 inline reach(c, length) {
 	left[c] = length;
 	believers = 0;
@@ -430,7 +445,7 @@ inline work(c, with_fence) {
 }
 #endif
 
-/* lock/renew.go: add */
+/* lease.go: hold */
 inline add(c, length, with_fence) {
 	is[c] = HOLD;
 	reach(c, length);
@@ -465,7 +480,7 @@ inline take(c) {
 	fi
 }
 
-/* lock/line.go: wait. with is ASK, or SET for a key that nobody else wanted lately. */
+/* line.go: wait. with is ASK, or SET for a key that nobody else wanted lately. */
 inline wait(c, with) {
 #ifdef PROMPT
 	renewed[c] = 0;
@@ -479,13 +494,13 @@ inline wait(c, with) {
 	since[c] = TTL
 }
 
-/* lock/take.go: take. The SET was in vain, or is ours and its reply was lost: an ask tells. */
+/* engine.go: ask. The SET was in vain, or is ours and its reply was lost: an ask tells. */
 inline ask_after_set(c) {
 	net[c] = ASK;
 	since[c] = TTL
 }
 
-/* lock/refresh.go: ring */
+/* engine.go: ring */
 inline ring(c) {
 #ifdef PROMPT
 	due[c] = 0;
@@ -494,7 +509,7 @@ inline ring(c) {
 	since[c] = TTL
 }
 
-/* lock/refresh.go: handleReply. An answer has come. */
+/* line.go: handleReply. An answer has come. */
 inline settle(c) {
 	if
 	:: gone[c] -> depart(c)
@@ -520,7 +535,7 @@ inline settle(c) {
 #endif
 }
 
-/* lock/messages.go: onMessage */
+/* line.go: note */
 inline hear(c) {
 	hint[c] = message[c];
 	message[c] = NONE;
@@ -534,31 +549,28 @@ inline hear(c) {
 	fi
 }
 
-/* lock/line.go: leave */
+/* line.go: leave */
 inline leave(c) {
 	if
 	:: net[c] == IDLE -> depart(c)
-#ifdef MUTANT_LEAVE_OVERTAKES
-	:: net[c] != IDLE -> linger(c); depart(c)
-#endif
 	:: else -> gone[c] = 1                          /* the answer first: settle has it leave */
 	fi
 }
 
-/* lock/line.go: sendLeave */
+/* line.go: act, a step that leaves */
 inline depart(c) {
 	unwait(c);
 	is[c] = LEAVE;
 	net[c] = RELEASE
 }
 
-/* lock/renew.go: renew */
+/* lease.go: sendRenewals */
 inline renewal(c) {
 	net[c] = RENEW;
 	since[c] = TTL
 }
 
-/* lock/renew.go: noteRenewed. Redis has said yes; what ended meanwhile stays so. */
+/* lease.go: noteRenewal. Redis has said yes; what ended meanwhile stays so. */
 inline extended(c) {
 	net[c] = IDLE;
 #ifndef MUTANT_RENEW_RETAKES
@@ -568,14 +580,14 @@ inline extended(c) {
 	since[c] = 0
 }
 
-/* lock/renew.go: lose */
+/* lease.go: lose */
 inline lose(c) {
 	net[c] = IDLE;
 	left[c] = 0;
 	since[c] = 0
 }
 
-/* lock/release.go: end. A renewal that is under way stays there, for nobody. */
+/* lease.go: Release. A renewal that is under way stays there, for nobody. */
 inline end(c) {
 	linger(c);
 	NO_FENCE(c);
@@ -585,34 +597,25 @@ inline end(c) {
 	net[c] = RELEASE
 }
 
-/* lock/release.go: release. Its answer has come. */
+/* lease.go: Release. Its answer has come. A copy of an ask that comes later takes the lock
+ * for one lease: what a crash may do, a lost reply may do. */
 inline confirmed(c) {
 	net[c] = IDLE;
-	if
-#ifndef MUTANT_NO_SECOND_RELEASE
-	:: is[c] == LEAVE && doubt[c] -> is[c] = OWES
-#endif
-	:: else ->
-		is[c] = DONE;
-		doubt[c] = 0;
-		in_line(c);
-		CHECK(id == 0 && holder[c] == 0)       /* it leaves nothing behind */
-	fi
+	is[c] = DONE
 }
 
-/* lock/release.go: abandon. The outcome of the first ask, or of a release, is not known. */
+/* engine.go: loseReply, and Release. The outcome of the first ask, or of a release, is not known. */
 inline abandon(c) {
 	since[c] = 0;
 	if
 	:: is[c] == FIRST -> depart(c)
 	:: is[c] == LEAVE -> is[c] = OWES; net[c] = IDLE
-	:: is[c] == AGAIN -> is[c] = SORRY; net[c] = IDLE; doubt[c] = 0
 	fi
 }
 
-/* lock/abandon.go: release. The token is released once more. */
+/* engine.go: releaseUntil. The release is tried again. */
 inline release_again(c) {
-	is[c] = AGAIN;
+	is[c] = LEAVE;
 	net[c] = RELEASE
 }
 
@@ -635,7 +638,6 @@ inline linger(c) {
 inline unanswered(c) {
 	if
 	:: ASKING(c) ->
-		doubt[c] = 1;
 		if :: hint[c] == CROSSED -> hint[c] = FRESH :: else fi;
 		if :: message[c] == CROSSED -> message[c] = FRESH :: else fi;
 #ifdef FENCE
@@ -675,7 +677,7 @@ inline crash(c) {
 	unwait(c);
 	is[c] = DEAD;
 	net[c] = IDLE;
-	left[c] = 0; since[c] = 0; doubt[c] = 0;
+	left[c] = 0; since[c] = 0;
 	NO_FENCE(c);
 #ifdef FENCE
 	message_fence[c] = 0; hint_fence[c] = 0
@@ -712,7 +714,7 @@ inline tick() {
 #endif
 #endif
 	};
-	if :: in_set == 0 -> string = 0 :: else fi
+	if :: in_set == 0 -> thin = 0 :: else fi
 }
 
 #ifdef PROMPT
@@ -732,6 +734,21 @@ inline tick() {
 #define MAY_RING(c)   true
 #endif
 
+#if CLIENTS == 2
+#define QUEUED(c)  ((queued > 0 && queue[0] == c) || (queued > 1 && queue[1] == c))
+#else
+#define QUEUED(c)  ((queued > 0 && queue[0] == c) || (queued > 1 && queue[1] == c) || (queued > 2 && queue[2] == c))
+#endif
+
+/* Ten minutes after the last sign of life a fat lock expires. */
+#if CLIENTS == 2
+#define QUIET(c)    (holder[c] == 0 && alive[c] == 0 && is[c] != FIRST && is[c] != LINE)
+#define FORGOTTEN   (fat && QUIET(0) && QUIET(1))
+#else
+#define QUIET(c)    (holder[c] == 0 && alive[c] == 0 && is[c] != FIRST && is[c] != LINE)
+#define FORGOTTEN   (fat && QUIET(0) && QUIET(1) && QUIET(2))
+#endif
+
 proctype client(byte c) {
 endless:
 	do
@@ -748,8 +765,12 @@ endless:
 #endif
 		renewal(c) }
 	:: d_step { is[c] == HOLD -> end(c); skip }
-	:: d_step { is[c] == OWES && !LATE(c) -> release_again(c); skip }
-	:: d_step { is[c] == DONE && !LATE(c) -> is[c] = NEW } /* another call, with a token of its own */
+	:: d_step { is[c] == OWES -> release_again(c); skip }
+#ifndef PROMPT
+	:: d_step { is[c] == OWES && holder[c] == 0 -> is[c] = DONE } /* its lease has ended */
+#endif
+	/* another call, with a token of its own */
+	:: d_step { is[c] == DONE && !LATE(c) && holder[c] == 0 && !QUEUED(c) -> is[c] = NEW }
 	:: d_step { is[c] != NEW && is[c] < DONE && CAN(crashes) -> SPEND(crashes); crash(c); skip }
 
 	/* an answer, or a message, has come */
@@ -805,6 +826,7 @@ proctype clock() {
 endless:
 	do
 	:: d_step { ON_TIME -> tick(); skip }
+	:: d_step { FORGOTTEN -> fat = 0; queued = 0; for (i : 0 .. CLIENTS - 1) { queue[i] = 0 }; skip }
 #ifdef PROMPT
 	:: d_step { !(ON_TIME) && delays > 0 -> delays--; tick(); skip }
 #endif

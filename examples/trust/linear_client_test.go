@@ -74,9 +74,9 @@ func (c *linClient) try(s *linSite, terms linTerms) *linStayed {
 	switch {
 	case err == nil:
 		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linTake}}, false)
-	case errors.Is(err, lock.ErrBusy):
+	case errors.Is(err, lock.ErrBusy) && !errors.Is(err, context.Canceled):
 		c.note(linEvent{from: from, to: to, op: linOp{kind: linBusy}})
-	case errors.Is(err, lock.ErrBackend):
+	case errors.Is(err, lock.ErrBackend), errors.Is(err, lock.ErrBusy): // it may have had a slot when its site died
 		c.unseen(from, s.after(to)+int64(terms.ttl)+linLate)
 	}
 	return nil // else the site was dead before: nothing was sent

@@ -2,7 +2,6 @@ package trust
 
 import (
 	"flag"
-	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -14,8 +13,6 @@ import (
 
 var (
 	long     = flag.Bool("long", false, "the long forms")
-	soakFor  = flag.Duration("soak", 0, "how long TestSoak goes on, round after round; 0: one round")
-	tableOut = flag.String("table", "", "where to write the table too, as Markdown")
 	seedFlag = flag.Uint64("seed", 0, "what decides about everything at random; 0 for one that is printed")
 )
 
@@ -32,21 +29,15 @@ func TestMain(m *testing.M) {
 		return
 	}
 	logging.Disable() // what go-redis has to say, its callers are told too
-	redistest.Main(summarized{m})
+	redistest.Main(m)
 }
 
-// summarized prints the table when all tests have run.
-type summarized struct{ m *testing.M }
+// row is what one test found, in figures that it logs.
+type row struct{ t *testing.T }
 
-func (s summarized) Run() int {
-	code := s.m.Run()
-	if *long || *tableOut != "" {
-		if err := results.print(os.Stdout, *tableOut); err != nil {
-			fmt.Fprintln(os.Stderr, "trust:", err)
-			return 1
-		}
-	}
-	return code
+func (r *row) notef(format string, args ...any) {
+	r.t.Helper()
+	r.t.Logf(format, args...)
 }
 
 // size chooses between a test's short form and its long one.

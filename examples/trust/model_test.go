@@ -103,7 +103,7 @@ func TestModel(t *testing.T) {
 	for _, run := range modelRuns() {
 		t.Run(run.what, func(t *testing.T) {
 			t.Parallel()
-			row := found(t, "model", run.what)
+			row := &row{t}
 			states, failed := run.search(t, source)
 			row.notef("states %s", states)
 			switch {

@@ -28,7 +28,7 @@ func TestOrder_killed(t *testing.T) {
 	t.Parallel()
 	length := cmp.Or(*orderFor, 15*time.Second)
 	dice := rand.New(rand.NewPCG(seed(t), 26))
-	row := found(t, "order", "producers and workers killed each second")
+	row := &row{t}
 	w := newOrderWorld(t)
 	defer w.explain()
 	began := time.Now()

@@ -79,7 +79,7 @@ func (p *orderProcess) run() error {
 	}
 	server := asynq.NewServerFromRedisClient(tasks, guard.ServerConfig(asynq.Config{
 		Concurrency: 6, Queues: map[string]int{orderQueue: 1}, TaskCheckInterval: 100 * time.Millisecond,
-		DelayedTaskCheckInterval: 300 * time.Millisecond, ShutdownTimeout: 5 * time.Second, Logger: soakSilence{},
+		DelayedTaskCheckInterval: 300 * time.Millisecond, ShutdownTimeout: 5 * time.Second, Logger: silence{},
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return rand.N(1500 * time.Millisecond) },
 	}))
 	worker := &orderWorker{p: p, book: book}
@@ -220,3 +220,12 @@ func (b orderBook) at(proc, id string) {
 func (b orderBook) left(proc, id string) {
 	b.must(b.rdb.SRem(context.Background(), "at "+proc, id).Err())
 }
+
+// silence is an asynq.Logger.
+type silence struct{}
+
+func (silence) Debug(...any)      {}
+func (silence) Info(...any)       {}
+func (silence) Warn(...any)       {}
+func (silence) Error(...any)      {}
+func (silence) Fatal(args ...any) { panic(fmt.Sprint(args...)) }

@@ -169,7 +169,7 @@ func TestRedisFaults(t *testing.T) {
 }
 
 func testRedisFault(t *testing.T, fault redisFault) {
-	row := found(t, "redis", fault.name)
+	row := &row{t}
 	s := redistest.StartReal(t, fault.args...)
 	// One connection that is there before, for what an operator does.
 	ops := redis.NewClient(&redis.Options{Addr: s.Addr(), PoolSize: 1, MaxRetries: -1})

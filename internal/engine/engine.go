@@ -614,6 +614,9 @@ func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewal
 	var early []*Lease
 	for len(e.holds) > 0 && len(renewals) < redisx.MaxBatch && e.holds[0].at.Before(now.Add(together)) {
 		le := e.holds[0].lease
+		if le.at.After(now) && len(renewals) == 0 { // what is due soon goes with what is due: else one that was refused would be sent at once
+			break
+		}
 		switch end := e.endDue(le, now); {
 		case end != nil:
 			ends = append(ends, end)

@@ -316,3 +316,37 @@ func TestReleaseSentTwice(t *testing.T) {
 		}
 	})
 }
+
+// TestRefusedRenewal: a renewal that failed is sent again when it is due, and sooner only beside another one.
+func TestRefusedRenewal(t *testing.T) {
+	e := New(Options{Unfit: errors.New("no client")})
+	now := time.Now()
+	hold := func(renew time.Duration) {
+		le := e.newLease(Request{TTL: time.Second})
+		le.state, le.deadline, le.renewAt = held, now.Add(800*time.Millisecond), now.Add(renew)
+		e.holds.set(&le.entry, le.next())
+	}
+	hold(100 * time.Millisecond)
+	if _, renewals := e.takeHolds(now, true); len(renewals) > 0 || len(e.holds) != 1 {
+		t.Errorf("%d are renewed before they are due, %d are planned", len(renewals), len(e.holds))
+	}
+	hold(0)
+	if _, renewals := e.takeHolds(now, true); len(renewals) != 2 || len(e.holds) != 2 {
+		t.Errorf("%d are renewed with one that is due, want 2; %d are planned", len(renewals), len(e.holds))
+	}
+}
+
+// TestFullRedis: a Redis whose memory is full lets a lease of a lock that others want be extended beyond the life of its keys.
+func TestFullRedis(t *testing.T) {
+	s := redistest.StartReal(t, "--maxmemory-policy", "noeviction")
+	e, r := start(t, s), request(t)
+	r.Limit = 2
+	le := must(t, e, r)
+	must(t, e, r) // so the lock is fat
+	if err := s.Client(t).ConfigSet(t.Context(), "maxmemory", "100kb").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := le.Extend(t.Context(), time.Hour); err != nil {
+		t.Error(err)
+	}
+}

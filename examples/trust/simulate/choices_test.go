@@ -143,27 +143,3 @@ func (p *process) middleware(taskType string) asynq.Handler {
 func (p *process) wraps(taskType string) bool {
 	return !p.plan.Apart || slices.ContainsFunc(p.w.plan.Rules, func(r rulePlan) bool { return r.Task == taskType })
 }
-
-// judgeOwnLimit looks whether a task takes a lock of which more are taken than its own limit allows: at least as many
-// runs have certainly taken it before, and go on. Callers hold mu.
-func (b *ledger) judgeOwnLimit(r *run, key string) {
-	rule, task := b.w.plan.ruleOfKey(key), b.w.plan.Tasks[r.n]
-	if !rule.LimitOf {
-		return
-	}
-	limit, taken := rule.ownLimit(task), r.taken[key].Add(-b.grantLag(rule))
-	for _, target := range targetsOf(key) {
-		if o := b.targets[target]; o != nil && o.limit > 0 {
-			return // an operator's limit wins while it lasts
-		}
-	}
-	var there []int
-	for _, o := range b.runs {
-		if o.lives() && slices.Contains(o.keys, key) && o.taken[key].Before(taken) {
-			there = append(there, o.n)
-		}
-	}
-	if len(there) >= limit && !b.mayNotKnow(key) {
-		b.violatef("own limit: task %d begins on %q, and its limit is %d, beside %v", r.n, key, limit, there)
-	}
-}

@@ -18,7 +18,7 @@ func (s *redisServer) noControls(key string) (answer any, idle bool) {
 	if s.mini.Exists(key) {
 		return nil, false
 	}
-	now := time.Now().Add(s.step)
+	now := time.Now()
 	if now.Before(s.clock) {
 		now = s.clock
 	}

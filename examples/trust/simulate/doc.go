@@ -4,7 +4,7 @@
 // A plan says everything that happens in one world: rules, tasks, what the handlers
 // do, faults, and what operators do. A world is one plan in a testing/synctest
 // bubble. Processes stop and die; the network delays, cuts, loses replies and
-// delivers late; Redis refuses, hangs, and steps its clock. An oracle, which is
+// delivers late; Redis refuses and hangs. An oracle, which is
 // docs/guarantees.md in code, judges what happened from outside: it knows the plan,
 // what handlers saw, the public events, what asynq stored, and which keys are in
 // Redis.

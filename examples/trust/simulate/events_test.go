@@ -149,7 +149,7 @@ func (b *ledger) judgeDrop(n int, e automutex.Event, key, how string) {
 func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	k := b.key(key)
 	rule := b.w.plan.ruleOfKey(key)
-	if len(k.held) > 0 || b.w.stepped() {
+	if len(k.held) > 0 || b.w.forgot() {
 		return
 	}
 	grace := 3 * time.Second // a release that is on its way, a replica of an ask that is undone
@@ -207,7 +207,7 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 		return
 	}
 	patience := patience
-	if b.w.stepped() {
+	if b.w.forgot() {
 		patience += afterAStep
 	}
 	since := time.Now().Add(-e.Waited)
@@ -249,7 +249,7 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 	k := b.key(key)
 	h := k.holdingOf(id, e.Held)
 	switch {
-	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.stepped():
+	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.forgot():
 		return
 	case !p.isStopping().IsZero() && time.Since(p.isStopping()) > p.plan.Shutdown+time.Second:
 		return // its Guard's Close has given up: leases last until their deadlines

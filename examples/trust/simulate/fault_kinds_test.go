@@ -28,8 +28,6 @@ const (
 	split faultKind = "split brain"
 
 	// Not of a client.
-	backward faultKind = "clock back" // Redis' clock steps back by For
-	forward  faultKind = "clock forward"
 	// noReplicas has replicas acknowledge nothing for For.
 	noReplicas faultKind = "replicas away"
 	// arrival is when what was late is executed. No plan has it.

@@ -128,7 +128,7 @@ func (b *ledger) judgeGate(n int, key, id string) {
 	k, rule, now := b.key(key), b.w.plan.ruleOfKey(key), time.Now()
 	given := now.Add(-b.grantLag(rule))
 	for _, h := range k.gate.holds {
-		if given.After(h.from) && now.Before(h.until.Add(-10*ms)) && !b.w.stepped() {
+		if given.After(h.from) && now.Before(h.until.Add(-10*ms)) && !b.w.forgot() {
 			b.violatef("hold: task %d takes %q, which task %d has put on hold for %s more", n, key, h.n, h.until.Sub(now))
 		}
 	}
@@ -163,7 +163,7 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 // or which is not given back yet. Callers hold mu.
 func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	rule, opens := b.w.plan.ruleOfKey(key), time.Now().Add(busy.ExpiresIn)
-	if busy.Reason != automutex.ReasonRate || !b.calm || !b.clean || b.w.stepped() || !b.key(key).broken.IsZero() {
+	if busy.Reason != automutex.ReasonRate || !b.calm || !b.clean || b.w.forgot() || !b.key(key).broken.IsZero() {
 		return
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
@@ -193,7 +193,7 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 		return
 	}
 	k.gate.starts = append(k.gate.starts, taken)
-	if b.w.stepped() {
+	if b.w.forgot() {
 		return
 	}
 	lag := b.grantLag(rule)
@@ -218,7 +218,7 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 // begun: one slot may be taken beside the run that ends with it. Callers hold mu.
 func (b *ledger) judgeCooldownBeside(r *run, key string, taken time.Time) {
 	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
-	if rule.Cooldown == 0 || rule.limit() == 1 || b.w.stepped() || !b.calm || !b.clean {
+	if rule.Cooldown == 0 || rule.limit() == 1 || b.w.forgot() || !b.calm || !b.clean {
 		return
 	}
 	for _, o := range k.successes {
@@ -267,7 +267,7 @@ func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	switch {
 	case reason == automutex.ReasonClosed || reason == automutex.ReasonPaused:
 		b.violatef("held: task %d is %s although %q is only on hold or paused", n, how, key)
-	case reason == automutex.ReasonRate && b.calm && b.clean && !b.w.stepped() && b.opensBefore(key, time.Now()):
+	case reason == automutex.ReasonRate && b.calm && b.clean && !b.w.forgot() && b.opensBefore(key, time.Now()):
 		// Redis may have given a start to somebody who has not told of it yet.
 		dropped := time.Now()
 		time.AfterFunc(b.grantLag(b.w.plan.ruleOfKey(key))+100*ms, func() { b.judgeRateDrop(n, key, how, dropped) })
@@ -316,7 +316,7 @@ func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	if retried < b.w.plan.Tasks[n].MaxRetry {
 		return
 	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < after {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, time.Second) { // it waits for a second at least
 		b.books[n].ends[endLate] = true // there is no time left to wait in its worker
 	}
 }

@@ -26,9 +26,6 @@ func (d *drawer) faults(length time.Duration) {
 		}
 		d.p.Faults = append(d.p.Faults, f)
 	}
-	if d.chance(0.05) {
-		d.p.Faults = append(d.p.Faults, faultPlan{Kind: pick(d, backward, forward), At: d.span(0, int(length/time.Millisecond)), For: d.span(500, 120_000)})
-	}
 }
 
 // operators draws what people do.

@@ -117,7 +117,7 @@ func (b *ledger) leads(p *process, ctx context.Context) *term {
 	}
 	b.addf("process %d leads", p.n)
 	for _, o := range b.terms {
-		if o.lives() && !b.w.stepped() {
+		if o.lives() && !b.w.forgot() {
 			b.violatef("lead: process %d leads beside process %d", p.n, o.p.n)
 		}
 	}
@@ -130,7 +130,7 @@ func (b *ledger) led(t *term) {
 	defer b.mu.Unlock()
 	t.over = true
 	hit := slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool { return f.Client == leadClient })
-	if cause := context.Cause(t.ctx); errors.Is(cause, lock.ErrLost) && b.calm && !hit && !b.w.stepped() && !t.p.isEnded() {
+	if cause := context.Cause(t.ctx); errors.Is(cause, lock.ErrLost) && b.calm && !hit && !b.w.forgot() && !t.p.isEnded() {
 		b.violatef("lead: process %d loses its leadership, and nothing was wrong", t.p.n)
 	}
 }
@@ -143,7 +143,7 @@ func (w *world) endLeads() {
 		return
 	}
 	lasts := 45 * time.Second // a pause of a campaign, and the lease of one that has died
-	if w.stepped() {
+	if w.forgot() {
 		lasts += afterAStep
 	}
 	for began := time.Now(); !w.book.isLed(); time.Sleep(100 * ms) {

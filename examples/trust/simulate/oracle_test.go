@@ -313,7 +313,7 @@ func (w *world) judgeKeys() {
 		}
 	}
 	look("after all processes have ended", func(key string, left time.Duration) bool {
-		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") {
+		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") || strings.HasSuffix(key, ":seen") {
 			return true
 		}
 		for _, r := range w.plan.Rules {
@@ -333,5 +333,9 @@ func (w *world) judgeKeys() {
 
 func (w *world) members(key string) []string {
 	members, _ := w.redis.mini.ZMembers(key) // of another type: none
+	fields, _ := w.redis.mini.HKeys(key)
+	for _, field := range fields {
+		members = append(members, field+" "+w.redis.mini.HGet(key, field))
+	}
 	return members
 }

@@ -184,7 +184,7 @@ func (b *ledger) judgeOrder(r *run) {
 	}
 	b.judgeStarts(r)
 	b.judgeRetry(r)
-	if task.Plain || mine.ends[endLost] || b.w.stepped() {
+	if task.Plain || mine.ends[endLost] || b.w.forgot() {
 		return
 	}
 	for i, t := range b.books {
@@ -277,7 +277,11 @@ func (w *world) operateInOrder(op opPlan) bool {
 		return true
 	}
 	w.book.losesKey(*rule, t)
-	w.redis.mini.Del(key)
+	for _, one := range w.redis.mini.Keys() {
+		if one == key || op.Task%3 > 0 && strings.HasPrefix(one, key+":") { // sometimes the word alone, as a hand deletes it
+			w.redis.mini.Del(one)
+		}
+	}
 	return true
 }
 
@@ -374,7 +378,7 @@ func (w *world) judgeIdleOrder(left []string) {
 			return
 		}
 	}
-	if idle := time.Since(last); idle > most && !w.stepped() {
+	if idle := time.Since(last); idle > most && !w.forgot() {
 		w.book.violatef("stands: nobody has run for %s, and these wait: %s", idle, strings.Join(left, ", "))
 		w.book.quietSince = time.Now()
 	}
@@ -385,15 +389,20 @@ func (w *world) judgeIdleOrder(left []string) {
 // it, since its time was up in the last attempt that asynq allows, as a plain client's task and an operator's run have it.
 // A task whose archiving the Guard knows of never holds a key for that long.
 func (w *world) mayStay(key string) bool {
+	lock, _, _ := strings.Cut(key, "}")
+	info := lock + "}:info"
+	fields, _ := w.redis.mini.HKeys(info) // no such key: none
 	places, archived := 0, true
-	for _, member := range w.members(key) {
-		if strings.HasPrefix(member, "o:") {
-			if state := strings.SplitN(member, "|", 3)[1]; state != "i" && state != "a" && (state != "w" || w.book.calm) {
-				return false
-			}
-			places++
-			archived = archived && w.isArchived(member[strings.LastIndex(member, "/")+1:])
+	for _, field := range fields {
+		if !strings.HasPrefix(field, "o:") {
+			continue
 		}
+		record := w.redis.mini.HGet(info, field)
+		if state := record[:1]; state != "i" && state != "a" && (state != "w" || w.book.calm) {
+			return false
+		}
+		places++
+		archived = archived && w.isArchived(record[strings.LastIndex(record, "/")+1:])
 	}
 	return places > 0 && (archived || !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0)
 }

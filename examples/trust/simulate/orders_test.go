@@ -59,10 +59,17 @@ func (w *world) realTarget(op opPlan) string {
 	return w.operatorLocker.Mutex(rule.scope(), lock.Parts(parts...)).Key()
 }
 
+// controls are what operators order with. Each order takes a moment of virtual time: which of two states was
+// read later is told by the time.
+func (w *world) controls() *lock.Controls {
+	time.Sleep(time.Microsecond)
+	return w.operatorLocker.Controls()
+}
+
 // control does what an operator orders, and tells whether op is such an order. One that
 // fails, while Redis stands still, may be in force or not.
 func (w *world) control(op opPlan) bool {
-	controls, ctx := w.operatorLocker.Controls(), context.Background()
+	ctx := context.Background()
 	target := w.controlOf(op)
 	if target == "" {
 		return op.Kind == "halt" || op.Kind == "resume" || op.Kind == "limit" || op.Kind == "no limit"
@@ -74,13 +81,13 @@ func (w *world) control(op opPlan) bool {
 			until = time.Now().Add(op.For)
 		}
 		w.book.halts(target, until, false)
-		if controls.Pause(ctx, w.realTarget(op), until, "the plan") == nil {
+		if w.controls().Pause(ctx, w.realTarget(op), until, "the plan") == nil {
 			w.book.halts(target, until, true)
 		}
 	case "resume":
 		for _, op.Whole = range []bool{false, true} {
 			w.book.resuming(w.controlOf(op))
-			err := controls.Resume(ctx, w.realTarget(op))
+			err := w.controls().Resume(ctx, w.realTarget(op))
 			w.book.notef("operator: resume of %s: %v", w.controlOf(op), err)
 			if err == nil { // else the pause may go on, until endControls
 				w.book.resumes(w.controlOf(op))
@@ -88,10 +95,10 @@ func (w *world) control(op opPlan) bool {
 		}
 	case "limit":
 		w.book.limits(target, op.Limit)
-		_ = controls.SetLimit(ctx, w.realTarget(op), op.Limit, "the plan") // see control
+		_ = w.controls().SetLimit(ctx, w.realTarget(op), op.Limit, "the plan") // see control
 	case "no limit":
 		for _, op.Whole = range []bool{false, true} {
-			_ = controls.ClearLimit(ctx, w.realTarget(op)) // see control
+			_ = w.controls().ClearLimit(ctx, w.realTarget(op)) // see control
 		}
 	default:
 		return false
@@ -104,10 +111,10 @@ func (w *world) endControls() {
 	for _, op := range w.plan.Ops {
 		if target := w.controlOf(op); target != "" && (op.Kind == "halt" || op.Kind == "limit") {
 			w.book.resuming(target)
-			if err := w.operatorLocker.Controls().Resume(context.Background(), w.realTarget(op)); err != nil {
+			if err := w.controls().Resume(context.Background(), w.realTarget(op)); err != nil {
 				w.book.violationf("controls: resume of %s: %v", target, err)
 			}
-			if err := w.operatorLocker.Controls().ClearLimit(context.Background(), w.realTarget(op)); err != nil {
+			if err := w.controls().ClearLimit(context.Background(), w.realTarget(op)); err != nil {
 				w.book.violationf("controls: clearing the limit of %s: %v", target, err)
 			}
 			w.book.resumes(target)
@@ -215,7 +222,7 @@ const obeyed = 2 * time.Second
 // judgePause looks whether a lock is acquired that every process knows to be paused.
 // Callers hold mu.
 func (b *ledger) judgePause(e automutex.Event, n int, key string) {
-	if !b.calm || !b.clean || b.w.stepped() {
+	if !b.calm || !b.clean || b.w.forgot() {
 		return // who cannot read the orders goes by those that it has read
 	}
 	for _, target := range targetsOf(key) {

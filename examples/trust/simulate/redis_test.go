@@ -26,11 +26,10 @@ type redisServer struct {
 	// commands runs one command at a time, as Redis does: a nested call of a script
 	// is known by that.
 	commands sync.Mutex
-	old      *master       // of locks, in a split brain; nil: there is none
-	inScript bool          // a script runs
-	wrote    bool          // and has written
-	full     bool          // and it is out of memory
-	step     time.Duration // what operators have moved its clock by
+	old      *master // of locks, in a split brain; nil: there is none
+	inScript bool    // a script runs
+	wrote    bool    // and has written
+	full     bool    // and it is out of memory
 	clock    time.Time
 	ticked   time.Time // up to when keys have expired
 	executed int
@@ -102,20 +101,11 @@ func (s *redisServer) faulted(kind faultKind) {
 	s.faults[kind]++
 }
 
-// stepClock moves Redis' clock.
-func (s *redisServer) stepClock(by time.Duration) {
-	s.commands.Lock()
-	s.step += by
-	s.clock = time.Now().Add(s.step)
-	s.mini.SetTime(s.clock)
-	s.commands.Unlock()
-}
-
 // advance sets Redis' clock for the next command. No two run in one microsecond, by which
 // fences are counted. Callers hold commands.
 func (s *redisServer) advance() {
 	s.clock = s.clock.Add(time.Microsecond)
-	if now := time.Now().Add(s.step); now.After(s.clock) {
+	if now := time.Now(); now.After(s.clock) {
 		s.clock = now
 	}
 	minis := []*miniredis.Miniredis{s.mini}
@@ -141,7 +131,7 @@ func (s *redisServer) tick() {
 	s.advance()
 }
 
-// heal ends all faults but the clock's.
+// heal ends all faults.
 func (s *redisServer) heal() {
 	s.mu.Lock()
 	ends := append([]*endpoint(nil), s.ends...)

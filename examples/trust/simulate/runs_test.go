@@ -92,7 +92,6 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 		if h := b.key(key).latest(fmt.Sprintf("%d %s %s", p.n, id, rule)); h != nil {
 			r.taken[key] = h.since
 			h.started = true
-			b.judgeOwnLimit(r, key)
 			b.judgeRate(r, key, h.since)
 			b.judgeCooldownBeside(r, key, h.since)
 		}
@@ -116,7 +115,7 @@ func (b *ledger) judgeFences(r *run) {
 		fence, err := lease.Fence()
 		b.mu.Lock()
 		if k := b.key(key); err == nil && r.fences[key] == 0 && !r.p.isEnded() {
-			if fence <= k.fence && !b.w.stepped() && b.limitOf(key) == 1 {
+			if fence <= k.fence && !b.w.forgot() && b.limitOf(key) == 1 {
 				b.violatef("fence: task %d has %d on %q, after %d", r.n, fence, key, k.fence)
 			}
 			k.fence = max(k.fence, fence)
@@ -139,7 +138,7 @@ func (r *run) lives() bool {
 // step of Redis' clock, of another master, or of an operator's Break, at its next renewal.
 func (b *ledger) mayNotKnow(key string) bool {
 	ttl := b.w.plan.ruleOfKey(key).TTL
-	return b.w.clockStepped() || b.w.mayHaveTwo(ttl) || time.Since(b.key(key).broken) < ttl
+	return b.w.mayHaveTwo(ttl) || time.Since(b.key(key).broken) < ttl
 }
 
 // judgeBeside looks at who is at work beside a run that begins.
@@ -178,7 +177,7 @@ func (b *ledger) judgeCooldown(r *run) {
 				continue
 			}
 			apart := r.began.Sub(o.began)
-			if apart < rule.Cooldown-10*time.Millisecond && !b.w.stepped() && !o.p.isEnded() && !b.w.longFault(o.p, o.ended, rule.TTL/2) &&
+			if apart < rule.Cooldown-10*time.Millisecond && !b.w.forgot() && !o.p.isEnded() && !b.w.longFault(o.p, o.ended, rule.TTL/2) &&
 				b.key(key).broken.Before(o.began) {
 				b.violatef("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key, apart, o.n, rule.Cooldown)
 			}

@@ -98,16 +98,7 @@ func timeJudgeScenarios() []*plan {
 		p.Tasks = []taskPlan{deaf}
 		p.Faults = []faultPlan{{Kind: stops, At: 2 * time.Second}, {Kind: hung, Client: "asynq", At: 3 * time.Second, For: 15 * time.Second}}
 	})
-	stepped := scenario("Redis' clock steps forward over the lease of a task past its timeout", 1, func(p *plan) {
-		r := rule("retry")
-		r.TTL = time.Minute // its holder looks again after 20 s, and knows then
-		p.Rules = []rulePlan{r}
-		deaf := work(0, 40*time.Second)
-		deaf.Timeout, deaf.Steps[0].Deaf = 2*time.Second, true
-		p.Tasks = []taskPlan{deaf}
-		p.Faults = []faultPlan{{Kind: forward, At: 5 * time.Second, For: 2 * time.Minute}}
-	})
-	return []*plan{paused, exited, unheard, atOnce, givenUp, stepped}
+	return []*plan{paused, exited, unheard, atOnce, givenUp}
 }
 
 // replaceJudgeScenarios are those about tasks that run, wait or are parked beside others

@@ -300,35 +300,5 @@ func extraScenarios() (all []*plan) {
 			}
 		}))
 	}
-	all = append(all, judgeScenarios()...)
-	return append(all, clockScenarios()...)
-}
-
-// clockScenarios step Redis' clock.
-func clockScenarios() (all []*plan) {
-	all = append(all, scenario("the clock steps back, and the holder dies", 2, func(p *plan) {
-		p.Rules = []rulePlan{rule("wait")}
-		p.Tasks = []taskPlan{work(0, 10*time.Second), work(5*time.Second, 100*ms), work(5*time.Second, 100*ms)}
-		p.Faults = []faultPlan{
-			{Kind: backward, At: 2 * time.Second, For: 10 * time.Minute}, {Kind: dies, Proc: 0, At: 4500 * ms}, {Kind: starts, Proc: 0, At: 6 * time.Second},
-		}
-	}))
-	all = append(all, scenario("the clock steps back while one waits, and the holder dies", 2, func(p *plan) {
-		r := rule("wait")
-		r.Wait = 5 * time.Minute // the key is a sorted set, with a deadline in it
-		p.Rules = []rulePlan{r}
-		p.Procs[0].Workers = 1
-		p.Procs[1].Poll = 900 * ms
-		// The process that dies takes the first task: the other one looks for tasks 0.4 s later.
-		p.Tasks = []taskPlan{work(450*ms, 10*time.Second), work(950*ms, 100*ms)}
-		p.Faults = []faultPlan{{Kind: backward, At: 2 * time.Second, For: time.Hour}, {Kind: dies, Proc: 0, At: 3500 * ms}, {Kind: starts, Proc: 0, At: 6 * time.Second}}
-	}))
-	all = append(all, scenario("the clock steps forward and back during a cooldown", 1, func(p *plan) {
-		r := rule("wait")
-		r.Cooldown = 2 * time.Second
-		p.Rules = []rulePlan{r}
-		p.Tasks = []taskPlan{work(0, 100*ms), work(3*time.Second, 100*ms), work(8*time.Second, 100*ms), work(20*time.Second, 100*ms)}
-		p.Faults = []faultPlan{{Kind: forward, At: 2500 * ms, For: time.Hour}, {Kind: backward, At: 3050 * ms, For: time.Hour}}
-	}))
-	return all
+	return append(all, judgeScenarios()...)
 }

@@ -174,7 +174,7 @@ type store struct {
 // judgeFenceOf looks whether the fence of a run is above that of each who took the lock before, of whatever master: all masters
 // have one clock here. Callers hold mu.
 func (b *ledger) judgeFenceOf(r *run, key string) {
-	if !b.w.plan.isSplit() || b.limitOf(key) > 1 || b.w.clockStepped() {
+	if !b.w.plan.isSplit() || b.limitOf(key) > 1 {
 		return // with one master judgeFences is stricter
 	}
 	for _, o := range b.runs {
@@ -189,7 +189,7 @@ func (b *ledger) judgeFenceOf(r *run, key string) {
 func (b *ledger) writes(r *run) {
 	for key, fence := range r.fences {
 		k := b.key(key)
-		if fence < k.store.fence || b.limitOf(key) > 1 || b.w.clockStepped() {
+		if fence < k.store.fence || b.limitOf(key) > 1 {
 			continue
 		}
 		for _, o := range k.store.writers {

@@ -44,7 +44,6 @@ type world struct {
 	all   []*process
 	asked map[asked]int
 	held  map[string]int // by task ID: how often its hold was ended
-	steps bool           // Redis' clock was stepped
 	// splitUntil is when the last split brain ends.
 	splitUntil time.Time
 }
@@ -208,17 +207,6 @@ func (w *world) evals() (n int) {
 func (w *world) fault(f faultPlan) {
 	w.book.notef("fault %s of %d %s for %s", f.Kind, f.Proc, f.Client, f.For)
 	switch f.Kind {
-	case backward, forward:
-		w.mu.Lock()
-		w.steps = true
-		w.mu.Unlock()
-		by := f.For
-		if f.Kind == backward {
-			by = -by
-		}
-		w.redis.faulted(f.Kind)
-		w.redis.stepClock(by)
-		return
 	case split:
 		w.split(f)
 		return
@@ -361,15 +349,9 @@ func (w *world) operate(op opPlan) {
 	w.book.touched(id)
 }
 
-// stepped tells whether Redis' clock was stepped, or Redis has lost what was written: then times prove nothing.
-func (w *world) stepped() bool {
+// forgot tells whether Redis has lost what was written: then times prove nothing.
+func (w *world) forgot() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.steps || !w.splitUntil.IsZero()
-}
-
-func (w *world) clockStepped() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.steps
+	return !w.splitUntil.IsZero()
 }
