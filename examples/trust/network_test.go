@@ -43,7 +43,6 @@ var networkFaults = []networkFault{
 	{name: "commands arrive late, after their clients gave up", begin: func(p *redistest.Proxy) {
 		p.Hold(func(command []string) bool { return command[0] == "EVALSHA" }, 1<<30)
 	}, cuts: true},
-	{name: "a wire of 10,000 bytes a second", begin: func(p *redistest.Proxy) { p.Throttle(10_000) }},
 }
 
 // lasts has the fault for that long.
