@@ -48,11 +48,6 @@ func RulesFor(rules []automutex.Rule, taskType string) []int {
 	return indexes
 }
 
-// IsControlOf reports whether a control with that target is for keys of a rule.
-func IsControlOf(rule automutex.Rule, prefix, target string) bool {
-	return Describe([]automutex.Rule{rule})[0].IsFor(ScopeOf(Key(prefix, target)))
-}
-
 // IsKeyOf reports whether a lock's key is one that a rule makes.
 func IsKeyOf(rule automutex.Rule, prefix, key string) bool {
 	return strings.HasPrefix(key, prefix+":{") && Describe([]automutex.Rule{rule})[0].Has(ScopeOf(key))
