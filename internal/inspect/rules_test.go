@@ -63,7 +63,7 @@ func TestFromFleet(t *testing.T) {
 			t.Errorf("%s became %s", want, got)
 		}
 		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: again}); err != nil {
-			t.Errorf("%s: %v", rule.Task, err)
+			t.Errorf("%s: %v", was[0], err)
 		}
 	}
 	if odd := FromFleet([]fleet.Rule{{Task: "g", Busy: json.RawMessage(`"of a later version"`)}})[0]; odd.Busy == automutex.Park {
