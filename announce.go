@@ -13,7 +13,7 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 )
 
-// This file is what a Guard says of itself to the page, the command and doctor; see internal/fleet.
+// This file is what a Guard says of itself to the page, the command, doctor and other Guards; see internal/fleet.
 
 // announcer makes what writes the Guard's rules to Redis; nil, and then nothing is written, with Config.Private and
 // without rules. The Guard owns the announcer's goroutine: Middleware, which is called once and not for each task,
@@ -23,7 +23,16 @@ func (g *Guard) announcer(rdb fleet.Client) *fleet.Announcer {
 		return nil
 	}
 	self := fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Rules: describe(g.cfg.Rules)}
-	return fleet.New(rdb, g.cfg.Prefix, self, g.served.list)
+	return fleet.New(rdb, g.cfg.Prefix, self, g.served.list, g.warnDiffer)
+}
+
+// warnDiffer warns of scopes for which another Guard has other rules or limits.
+func (g *Guard) warnDiffer(found []fleet.Difference) {
+	scopes := make([]string, len(found))
+	for i, d := range found {
+		scopes[i] = d.Scope
+	}
+	g.log.Warn("automutex: another process has other rules: "+found[0].String(), "scopes", scopes)
 }
 
 // servedTypes is the task types that the Guard is known to have a handler for: those of tasks that came, and patterns of

@@ -16,7 +16,7 @@ import (
 func say(t *testing.T, s *redistest.Server, prefix, owner string, hashed bool, rules ...automutex.Rule) {
 	t.Helper()
 	ctx := context.Background()
-	worker := fleet.New(s.Client(t), prefix, fleet.Process{Owner: owner, Hashed: hashed, Rules: inspect.Describe(rules)}, func() []string { return nil })
+	worker := fleet.New(s.Client(t), prefix, fleet.Process{Owner: owner, Hashed: hashed, Rules: inspect.Describe(rules)}, func() []string { return nil }, func([]fleet.Difference) {})
 	worker.Begin()
 	t.Cleanup(func() { worker.Close(ctx) })
 	redistest.Eventually(t, patience, func() bool {

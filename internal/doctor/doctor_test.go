@@ -174,7 +174,7 @@ func TestFleet(t *testing.T) {
 	rdb := s.Client(t)
 	say := func(prefix string, serves []string, rules ...automutex.Rule) {
 		self := fleet.Process{Owner: "host:1", Rules: inspect.Describe(rules)}
-		a := fleet.New(rdb, prefix, self, func() []string { return serves })
+		a := fleet.New(rdb, prefix, self, func() []string { return serves }, func([]fleet.Difference) {})
 		a.Begin()
 		t.Cleanup(func() { a.Close(context.Background()) })
 		before := rdb.HLen(t.Context(), fleet.Key(prefix)).Val()

@@ -27,7 +27,7 @@ func (d *doctor) fleet(ctx context.Context) (err error) {
 	}
 	differ := fleet.Differences(d.guards)
 	for _, difference := range differ {
-		d.foundf(Bad, "rules", "%s", printable.OneLine(difference))
+		d.foundf(Bad, "rules", "%s", printable.OneLine(difference.String()))
 	}
 	if len(d.guards) == 0 && len(d.prefixes) > 0 {
 		d.foundf(Note, "prefix", "no Guard says that it has the prefix %s; there are Guards with %s: give that with --prefix", d.Prefix, strings.Join(d.prefixes, ", "))

@@ -1,10 +1,11 @@
-// Package fleet is how the Guards of a prefix tell operators which rules they run.
+// Package fleet is how the Guards of a prefix tell operators, and each other, which rules they run.
 // Each writes one field of a hash, without any value of a payload:
 //
 //	<prefix>:{fleet}:guards    random ID of a Guard -> a Process as JSON
 //
-// A field has no TTL before Redis 7.4, so each has the time at which it was written. Readers ignore one that is older
-// than keepFor, the next Guard that begins removes it, and the hash expires with its last writer.
+// It is one hash because one command reads it: keys with a TTL of their own would have to be searched for among all
+// keys of Redis. A field has no TTL before Redis 7.4, so each has the time at which it was written. Readers ignore one
+// that is older than keepFor, the next Guard that begins removes it, and the hash expires with its last writer.
 package fleet
 
 import (
@@ -81,6 +82,7 @@ type Announcer struct {
 	key        string
 	self       Process
 	serves     func() []string
+	differ     func([]Difference)
 	firstAfter time.Duration
 	begun      sync.Once // by Begin; or by Close, so that a Begin after it starts nothing
 	ctx        context.Context
@@ -89,16 +91,16 @@ type Announcer struct {
 }
 
 // New makes an Announcer for self, whose ID and times it fills in. The goroutine of Begin asks serves before each
-// write. New does no I/O.
-func New(rdb Client, prefix string, self Process, serves func() []string) *Announcer {
+// write. After its first one it calls differ if what another Guard says differs. New does no I/O.
+func New(rdb Client, prefix string, self Process, serves func() []string, differ func([]Difference)) *Announcer {
 	self.ID, self.Started = rand.Text()[:16], time.Now().UTC().Truncate(time.Second)
-	a := &Announcer{rdb: rdb, key: Key(prefix), self: self, serves: serves, firstAfter: firstAfter, done: make(chan struct{})}
+	a := &Announcer{rdb: rdb, key: Key(prefix), self: self, serves: serves, differ: differ, firstAfter: firstAfter, done: make(chan struct{})}
 	a.ctx, a.stop = context.WithCancel(context.Background())
 	return a
 }
 
-// Begin starts the goroutine that writes, once. Close ends the goroutine: it ends ctx, for which run waits wherever it
-// waits for time.
+// Begin starts the goroutine that writes. Further calls do nothing. Close ends the goroutine: it ends ctx, for which
+// run waits wherever it waits for time.
 func (a *Announcer) Begin() {
 	if a != nil {
 		a.begun.Do(func() { go a.run() })
@@ -111,14 +113,13 @@ func (a *Announcer) run() {
 	for next := a.firstAfter; ; next = every {
 		select {
 		case <-time.After(next):
-			if a.write() == nil && !said {
+			if wrote := a.write() == nil; wrote && !said {
 				said = true
-				_, old, _ := read(a.ctx, a.rdb, a.key)
-				a.forget(old)
+				a.hear()
 			}
 		case <-a.ctx.Done():
 			if said {
-				a.forget([]string{a.self.ID})
+				a.forget(context.Background(), a.self.ID)
 			}
 			return
 		}
@@ -136,22 +137,42 @@ func (a *Announcer) write() error {
 	}
 	self := a.self
 	self.Seen, self.Serves = now.Val().UTC(), a.serves()
-	text, _ := json.Marshal(self) // texts, times and numbers alone, so there is no error
+	text, err := json.Marshal(self)
+	if err != nil {
+		return err // it has texts, times and numbers alone
+	}
 	pipe.HSet(ctx, a.key, self.ID, text)
 	pipe.PExpire(ctx, a.key, keepFor)
-	_, err := pipe.Exec(ctx)
+	_, err = pipe.Exec(ctx)
 	return err
 }
 
-// forget removes fields. What it cannot remove counts for keepFor.
-func (a *Announcer) forget(ids []string) {
-	if len(ids) > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), within)
-		defer cancel()
-		pipe := a.rdb.Pipeline()
-		pipe.HDel(ctx, a.key, ids...)
-		_, _ = pipe.Exec(ctx)
+// hear looks once at what others say. This Guard has written before: so of two that begin together, one at least sees
+// the other.
+func (a *Announcer) hear() {
+	ctx, cancel := context.WithTimeout(a.ctx, within)
+	defer cancel()
+	processes, old, err := read(ctx, a.rdb, a.key)
+	if err != nil {
+		return
 	}
+	if len(old) > 0 {
+		a.forget(ctx, old...)
+	}
+	others := slices.DeleteFunc(processes, func(p Process) bool { return p.ID == a.self.ID })
+	found := Differences(append([]Process{a.self}, others...))
+	if found = slices.DeleteFunc(found, func(d Difference) bool { return d.One.ID != a.self.ID }); len(found) > 0 {
+		a.differ(found)
+	}
+}
+
+// forget removes fields. What it cannot remove counts for keepFor.
+func (a *Announcer) forget(ctx context.Context, ids ...string) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	pipe := a.rdb.Pipeline()
+	pipe.HDel(ctx, a.key, ids...)
+	_, _ = pipe.Exec(ctx)
 }
 
 // Close has the goroutine remove the field and end. It waits for that for a second at most, or until ctx ends: a client

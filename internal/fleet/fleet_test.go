@@ -22,10 +22,10 @@ func rule(task, scope, limit string) Rule {
 	return Rule{Name: task, Task: task, Scope: scope, Limit: raw(limit), TTL: Duration(30 * time.Second), Busy: raw(`"park"`)}
 }
 
-// start begins an Announcer that writes at once.
-func start(t *testing.T, rdb redis.UniversalClient, prefix, owner string, rules ...Rule) *Announcer {
+// start begins an Announcer that writes at once; heard gets what it hears.
+func start(t *testing.T, rdb redis.UniversalClient, prefix, owner string, heard chan string, rules ...Rule) *Announcer {
 	t.Helper()
-	a := New(rdb, prefix, Process{Owner: owner, Rules: rules}, func() []string { return []string{owner + "'s"} })
+	a := New(rdb, prefix, Process{Owner: owner, Rules: rules}, func() []string { return []string{owner + "'s"} }, func(d []Difference) { heard <- d[0].String() })
 	a.firstAfter = 0
 	a.Begin()
 	a.Begin()
@@ -34,14 +34,24 @@ func start(t *testing.T, rdb redis.UniversalClient, prefix, owner string, rules 
 	return a
 }
 
-// What Guards write is read again until they end.
+// What Guards write is read again until they end. The one that comes later hears that its rules differ, once.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		ctx, rdb, prefix := t.Context(), s.Client(t), redistest.Name(t)
-		start(t, rdb, prefix, "a:1", rule("report", "", "1"))
-		start(t, rdb, prefix, "b:2", rule("report", "", "1"), rule("mail", "", "1"))
-		last := start(t, rdb, prefix, "c:3", rule("report", "", "5"))
+		ctx, rdb, prefix, heard := t.Context(), s.Client(t), redistest.Name(t), make(chan string, 9)
+		start(t, rdb, prefix, "a:1", heard, rule("report", "", "1"))
+		start(t, rdb, prefix, "b:2", heard, rule("report", "", "1"), rule("mail", "", "1"))
+		last := start(t, rdb, prefix, "c:3", heard, rule("report", "", "5"))
+		const want = `rules for scope report differ: <type>, park, limit 5, lease 30s in c:3, and <type>, park, limit 1, lease 30s in a:1; deploy one version`
+		if got := <-heard; !strings.Contains(got, want) || len(heard) > 0 {
+			t.Errorf("heard %q, want %q; and %d more", got, want, len(heard))
+		}
+		other := start(t, rdb, prefix, "d:4", heard, rule("other", "", "1"))
+		other.hear() // as its goroutine does
+		other.Close(ctx)
+		if len(heard) > 0 {
+			t.Errorf("one that runs something else hears %q", <-heard)
+		}
 		all, err := Read(ctx, rdb, prefix)
 		if err != nil || len(all) != 3 || all[0].Owner != "a:1" || all[0].Serves[0] != "a:1's" || time.Since(all[0].Seen).Abs() > time.Minute {
 			t.Fatalf("%+v, %v", all, err)
@@ -69,7 +79,7 @@ func TestRead_whatDoesNotCount(t *testing.T) {
 		if all, err := Read(ctx, rdb, prefix); err != nil || len(all) != 0 {
 			t.Errorf("%+v, %v", all, err)
 		}
-		start(t, rdb, prefix, "next:2", rule("report", "", "1"))
+		start(t, rdb, prefix, "next:2", nil, rule("report", "", "1"))
 		redistest.Eventually(t, patience, func() bool { return rdb.HLen(ctx, Key(prefix)).Val() == 1 }, "the next Guard alone")
 		rdb.Set(ctx, Key(prefix), "text", time.Minute)
 		if _, err := Read(ctx, rdb, prefix); err == nil {
@@ -84,7 +94,7 @@ func TestAnnouncer_Close(t *testing.T) {
 	s := redistest.Mini(t)
 	proxy := redistest.NewProxy(t, s.Addr())
 	rdb := proxy.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 5*time.Minute, -1 })
-	a := start(t, rdb, redistest.Name(t), "a:1")
+	a := start(t, rdb, redistest.Name(t), "a:1", nil)
 	proxy.Blackhole(true)
 	a.Close(t.Context())
 	select {
@@ -94,7 +104,7 @@ func TestAnnouncer_Close(t *testing.T) {
 	}
 	proxy.Cut()
 	<-a.done
-	b := New(s.Client(t), redistest.Name(t), Process{}, nil)
+	b := New(s.Client(t), redistest.Name(t), Process{}, nil, nil)
 	b.firstAfter = 0
 	b.Close(t.Context())
 	select {
@@ -126,7 +136,7 @@ func TestDifferences(t *testing.T) {
 		"one hashes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}, Hashed: true}, "keys hashed"},
 	} {
 		got := Differences([]Process{c.one, c.other})
-		if len(got) > 1 || len(got) == 0 != (c.want == "") || c.want != "" && !strings.Contains(got[0], c.want) {
+		if len(got) > 1 || len(got) == 0 != (c.want == "") || c.want != "" && !strings.Contains(got[0].String(), c.want) {
 			t.Errorf("%s: %v, want %q", what, got, c.want)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -85,31 +84,35 @@ func (r Rule) KeyText() string {
 // LimitShown is how many may hold a key of the rule at once.
 func (r Rule) LimitShown() string {
 	var of struct {
-		Field         string
-		Default, Most int
+		Field   string `json:"field"`
+		Default int    `json:"default"`
+		Most    int    `json:"most"`
 	}
 	if json.Unmarshal(r.Limit, &of) != nil {
 		return strings.Trim(string(r.Limit), `"`)
 	}
-	switch text := "<" + of.Field + ">"; {
-	case of.Default > 0 && of.Most > 0:
-		return fmt.Sprintf("%s (default %d, most %d)", text, of.Default, of.Most)
-	case of.Default > 0:
-		return fmt.Sprintf("%s (default %d)", text, of.Default)
-	case of.Most > 0:
-		return fmt.Sprintf("%s (most %d)", text, of.Most)
-	default:
-		return text
+	var more []string
+	if of.Default > 0 {
+		more = append(more, fmt.Sprintf("default %d", of.Default))
 	}
+	if of.Most > 0 {
+		more = append(more, fmt.Sprintf("most %d", of.Most))
+	}
+	if len(more) == 0 {
+		return "<" + of.Field + ">"
+	}
+	return "<" + of.Field + "> (" + strings.Join(more, ", ") + ")"
 }
 
 // BusyShown is the policy of the rule.
 func (r Rule) BusyShown() string {
-	var timed map[string]string
+	var timed struct {
+		After string `json:"retry_in"`
+	}
 	if json.Unmarshal(r.Busy, &timed) != nil {
 		return strings.Trim(string(r.Busy), `"`)
 	}
-	return "retry in " + timed["retry_in"]
+	return "retry in " + timed.After
 }
 
 // Also lists what the rule says beside its key, limit, TTL, Wait and policy.
@@ -130,6 +133,9 @@ func (r Rule) Also() (also []string) {
 	return also
 }
 
+// String says the rule in one line.
+func (r Rule) String() string { return r.KeyText() + ", " + r.BusyShown() + ", " + r.ofKeys() }
+
 // ofKeys is what rules have to agree on whose keys are the same.
 func (r Rule) ofKeys() string {
 	return strings.Join(append([]string{"limit " + r.LimitShown(), "lease " + r.TTL.String()}, r.Also()...), ", ")
@@ -137,9 +143,11 @@ func (r Rule) ofKeys() string {
 
 // Rules returns the rules of processes, each name once: where two differ, that of the Guard that began first.
 func Rules(processes []Process) (rules []Rule) {
+	known := map[string]bool{}
 	for _, p := range processes {
 		for _, r := range p.Rules {
-			if !slices.ContainsFunc(rules, func(known Rule) bool { return known.Name == r.Name }) {
+			if !known[r.Name] {
+				known[r.Name] = true
 				rules = append(rules, r)
 			}
 		}
@@ -147,28 +155,42 @@ func Rules(processes []Process) (rules []Rule) {
 	return rules
 }
 
-// Differences says of each scope for which the rules of two Guards do not agree what is wrong, and what to do. Rules for
-// one task are to be equal. Rules for two tasks that share a scope are to agree on what belongs to its keys, as those of
-// one Guard do.
-func Differences(processes []Process) (all []string) {
-	type said struct{ text, by string }
+// Difference is a scope for which the rules of two Guards do not agree.
+type Difference struct {
+	Scope              string
+	One, Other         Process
+	OneSays, OtherSays string
+}
+
+// String says what is wrong, and what to do.
+func (d Difference) String() string {
+	return fmt.Sprintf("rules for scope %s differ: %s in %s, and %s in %s; deploy one version everywhere, or give them different scopes",
+		printable.Short(d.Scope), d.OneSays, d.One.Owner, d.OtherSays, d.Other.Owner)
+}
+
+// Differences finds scopes for which rules of two Guards do not agree, each once. Rules for one task are to be equal.
+// Rules for two tasks that share a scope are to agree on what belongs to its keys, as those of one Guard do.
+func Differences(processes []Process) (all []Difference) {
+	type said struct {
+		text string
+		by   Process
+	}
 	first, told := map[[2]string]said{}, map[string]bool{}
 	for _, p := range processes {
 		for _, r := range p.Rules {
 			scope, _ := r.ScopeText()
 			shared := Rule{Limit: r.Limit, TTL: r.TTL, Rate: r.Rate, Fence: r.Fence, InOrder: r.InOrder}
-			for _, s := range [][2]string{{r.Task, r.KeyText() + ", " + r.BusyShown() + ", " + r.ofKeys()}, {"", shared.ofKeys()}} {
+			for _, s := range [][2]string{{r.Task, r.String()}, {"", shared.ofKeys()}} {
 				of, text := [2]string{scope, s[0]}, s[1]
 				if p.Hashed {
 					text += ", keys hashed"
 				}
 				before, known := first[of]
 				if !known {
-					first[of] = said{text, p.Owner}
+					first[of] = said{text, p}
 				} else if before.text != text && !told[scope] {
 					told[scope] = true
-					all = append(all, fmt.Sprintf("rules for scope %s differ: %s in %s, and %s in %s; deploy one version everywhere, or give them different scopes",
-						printable.Short(scope), before.text, before.by, text, p.Owner))
+					all = append(all, Difference{scope, before.by, p, before.text, text})
 				}
 			}
 		}

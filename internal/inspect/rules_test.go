@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -59,7 +60,7 @@ func TestFromFleet(t *testing.T) {
 	} {
 		was := Describe([]automutex.Rule{rule})
 		again := FromFleet(was)
-		if got, want := shown(Describe(again)[0]), shown(was[0]); got != want {
+		if got, want := Describe(again)[0].String(), was[0].String(); got != want {
 			t.Errorf("%s became %s", want, got)
 		}
 		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: again}); err != nil {
@@ -92,18 +93,13 @@ func TestDescribe_isAFile(t *testing.T) {
 	if err != nil || cfg.Prefix != "p" {
 		t.Fatalf("%v in %s", err, text)
 	}
-	if got, want := shown(Describe(cfg.Rules)...), shown(Describe(rules)...); got != want {
+	if got, want := fmt.Sprintf("%+q", Describe(cfg.Rules)), fmt.Sprintf("%+q", Describe(rules)); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	functions := Describe([]automutex.Rule{{
 		Task: "g", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }, LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil },
 	}})
-	if got := functions[0].KeyText() + ", " + functions[0].LimitShown(); got != "<type>|<computed>, computed" {
+	if got := functions[0].String(); got != "<type>|<computed>, park, limit computed, lease 30s" {
 		t.Errorf("got %s", got)
 	}
-}
-
-func shown(rules ...fleet.Rule) string {
-	text, _ := json.Marshal(rules)
-	return string(text)
 }
