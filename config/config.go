@@ -28,11 +28,9 @@ The keys are the fields of [automutex.Rule] and [unique.Rule] in snake_case; "au
 them with what they mean. All of a rule but name and task may be in defaults, which do not apply to
 unique rules. Durations are written as in Go ("30s", "1h30m"). Other forms:
 
-	busy: skip           # retry, skip, archive, fail, park, replace, allow, or:
-	busy: {retry_in: 30s}
+	busy: skip           # or retry, archive, fail, park, replace, allow, {retry_in: 30s}
 	on: ["."]            # the whole payload
-	limit: 3             # or unlimited, or a payload field as in automutex.LimitField:
-	limit: {field: tenant.max, default: 3, most: 50}
+	limit: 3             # or unlimited, or a payload field: {field: tenant.max, default: 3, most: 50}
 	rate: {starts: 100, per: 1m, burst: 10} # burst left out: one; none: not that of defaults
 	until: start         # or done, or {for: 10m}
 	duplicate: join      # or reject, replace, {postpone: 5s}
@@ -42,49 +40,30 @@ HashKeys of [automutex.Config] and of [unique.Config]. If the file must not cont
 secret, leave hash_keys out and set both in the program. history, next to prefix too, is
 History of [automutex.Config].
 
-The program sets the rest on what [Load] returns: code (Key, Payload, AfterFailure, Decode, a
-LimitOf of your own) and what belongs to the process (Owner, Logger, Observe, ...):
-
-	cfg, once, err := config.Load("automutex.yaml")
-	if err != nil {
-		return err
-	}
-	cfg.Observe = observe
-	guard, err := automutex.New(rdb, cfg) // in workers
-	if err != nil {
-		return err
-	}
-	tasks, err := unique.New(client, inspector, rdb, once) // in producers
+The program sets the rest on what [Load] returns, for [automutex.New] in workers and [unique.New] in
+producers: code (Key, Payload, AfterFailure, Decode, LimitOf) and what belongs to the process (Owner,
+Logger, Observe, ...).
 
 JSON is YAML too. The file is UTF-8 and has one document. Variables are not expanded.
 Anchors, aliases, merge keys and tags are refused: use defaults for values that several
 rules share. Unknown keys and repeated keys are mistakes.
-
-[Load] reports all mistakes at once, also those that [automutex.New] and [unique.New] would
-refuse. Each is an [*Error] with its line and column.
 */
 package config
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/unique"
 )
 
-// maxSize is the size of the largest file that is read, in bytes: far above any
-// list of rules that people keep, and far below what would hurt.
-const maxSize = 4 << 20
-
 // Load reads the file at path. The first result has the rules, the second the unique rules;
 // both have the file's prefix and hash_keys. The error joins an [*Error] for each mistake, in
-// the order of the file, or says why the file could not be read. With an error both results
-// are zero values.
+// the order of the file, also for what [automutex.New] and [unique.New] would refuse; or it says
+// why the file could not be read. With an error both results are zero values.
 func Load(path string) (automutex.Config, unique.Config, error) {
-	data, err := read(path)
+	data, err := os.ReadFile(path) //nolint:gosec // the file is the caller's to name
 	if err != nil {
 		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
 	}
@@ -92,27 +71,7 @@ func Load(path string) (automutex.Config, unique.Config, error) {
 }
 
 // Parse is [Load] for the content of a file. [Error].File is then "config".
-func Parse(data []byte) (automutex.Config, unique.Config, error) {
-	if len(data) > maxSize {
-		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", errTooLarge)
-	}
-	return parse("config", data)
-}
-
-var errTooLarge = fmt.Errorf("there are more than %d MiB: that is no list of rules", maxSize>>20)
-
-func read(path string) (data []byte, err error) {
-	f, err := os.Open(path) //nolint:gosec // the file is the caller's to name
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	data, err = io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err == nil && len(data) > maxSize {
-		err = fmt.Errorf("%s: %w", path, errTooLarge)
-	}
-	return data, err
-}
+func Parse(data []byte) (automutex.Config, unique.Config, error) { return parse("config", data) }
 
 // Error is one mistake in a configuration, and where it is.
 type Error struct {

@@ -50,7 +50,7 @@ func FuzzParse(f *testing.F) {
 		}
 		lines := strings.Count(string(data), "\n") + strings.Count(string(data), "\r") +
 			strings.Count(string(data), "\u0085") + strings.Count(string(data), "\u2028") + strings.Count(string(data), "\u2029") + 2
-		for _, err := range leaves(err) {
+		for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
 			mistake, ok := err.(*Error)
 			if !ok {
 				t.Fatalf("%T: %v", err, err)

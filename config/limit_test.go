@@ -28,7 +28,7 @@ rules:
 		t.Fatalf("%+v", cfg.Rules)
 	}
 	for limit, want := range map[string]string{
-		"{default: 3}": "field is missing", "{field: n, default: 9, most: 3}": "more than Most", "{field: a..b}": "a..b",
+		"{default: 3}": "has no field", "{field: n, default: 9, most: 3}": "more than Most", "{field: a..b}": "a..b",
 		"{feild: n}": "did you mean field", "{}": "limit: has no field; want a limit, such as {field: tenant.max, default: 3, most: 50}, or leave the key out", "{field: n, most: many}": "whole number", "many": "whole number", "Unlimited": "whole number", "[1]": "whole number",
 	} {
 		_, _, err := Parse([]byte("rules:\n  - task: report\n    limit: " + limit + "\n"))

@@ -42,20 +42,19 @@ func TestLoad_everyMistake(t *testing.T) {
 		9:9 on: want a list, such as [transaction_id], not "transaction_id"
 		12:10 rule "report:": on: "tenant..id" has an empty segment
 		12:25 on: there is no value
-		13:12 limit: want a whole number, such as 3, not "three"
+		13:12 limit: want a whole number in plain digits, such as 3, not "three"
 		14:10 ttl: want a duration with its unit: 30s, 30ms, not "30"
 		15:5 key: cannot be in a rule: it is a Go function: set Rule.Key in the program
 		18:11 rule "cache:warm": wait: -1s is negative
 		19:11 busy: "skp" is unknown; did you mean skip?
 		20:5 busy: is there twice, first in line 19
 		22:9 ttl: there is no value
-		23:12 limit: want a whole number, such as 3, not the text "3"
+		23:12 limit: want a whole number in plain digits, such as 3, not the text "3"
 		24:12 busy: unknown key "retry_inn" in it; did you mean retry_in?
-		25:5 the anchor &shared
-		25:5 rule "import": scope: is empty, and 2 rules have the Task "import"
+		25:5 rule "one": scope: is empty, and 2 rules have the Task "import"
 		27:15 cooldown: want a duration in hours (a day is no unit here), such as 24h, not "1d"
 		29:10 ttl: want a duration
-		30:5 the alias *shared
+		30:5 a rule is "import"; want keys with values: name, task, on,
 		31:5 a rule is a list; want keys with values: name, task, on,
 		32:5 rule "two": scope: is empty
 		35:11 rule "two": rate: a rate of -1 starts: at least 1
@@ -73,7 +72,7 @@ func TestParse_mistakes(t *testing.T) {
 		"rules":                            `1:1 the file is "rules"; want keys with values: prefix, hash_keys, history, defaults, rules, unique`,
 		"- task: a":                        "1:1 the file is a list",
 		"prefix: a":                        "1:1 there are no rules",
-		"decode: f\nrules: [{task: a}]":    "1:1 decode: cannot be in the file: it is a Go function: set Config.Decode of automutex and of unique in the program",
+		"decode: f\nrules: [{task: a}]":    "1:1 decode: cannot be in the file: it is a Go function: set Config.Decode in the program",
 		"rules:":                           "1:7 rules: is nothing; it is a list",
 		"rules: {task: a}":                 "1:8 rules: is a mapping; it is a list",
 		"rules:\n  -":                      "2:4 a rule is nothing",
@@ -89,35 +88,35 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, on_archive: stop}]":                           `1:31 on_archive: "stop" is unknown; there are hold or continue`,
 		"rules: [{task: a, on_archive: [hold]}]":                         `1:31 on_archive: want hold or continue, not a list`,
 		"hash_keys: ''\nrules: [{task: a}]":                              `1:12 the secret is empty`,
-		"rules: [{task: a, limit: 1.5}]":                                 `1:26 limit: want a whole number, such as 3, not "1.5"`,
+		"rules: [{task: a, limit: 1.5}]":                                 `1:26 limit: want a whole number in plain digits, such as 3, not "1.5"`,
 		"rules: [{task: a, limit: 0x10}]":                                `1:26 limit: want a whole number in plain digits`,
 		"rules: [{task: a, limit: 99999999999999999999}]":                `1:26 limit: want a whole number`,
 		"rules: [{task: a, limit: -1}]":                                  `1:26 rule "a": limit: -1 is negative`,
-		"rules: [{task: a, ttl: [30s]}]":                                 "1:24 ttl: want a duration, such as 30s, not a list",
+		"rules: [{task: a, ttl: [30s]}]":                                 "1:24 ttl: want a duration such as 500ms, 30s or 1h30m, not a list",
 		"rules: [{task: a, ttl: 50ms}]":                                  "1:24 ttl: 50ms is too short",
 		"rules: [{task: a, max_hold: 1us}]":                              "1:29 max_hold: 1µs is too short",
 		"rules: [{task: a, busy: }]":                                     "1:25 busy: there is no value; want retry, skip,",
 		"rules: [{task: a, busy: {}}]":                                   "1:25 busy: want retry, skip,",
 		"rules: [{task: a, busy: [skip]}]":                               "1:25 busy: want retry, skip,",
-		"rules: [{task: a, busy: after_failure}]":                        "1:25 busy: after_failure: cannot be in a file: it is a Go function",
+		"rules: [{task: a, busy: after_failure}]":                        `1:25 busy: "after_failure" is unknown; there are retry,`,
 		"rules: [{task: a, busy: {retry_in: 0s}}]":                       "1:25 busy: RetryIn(0s) is no delay",
 		"rules: [{task: a, busy: {retry_in: soon}}]":                     "1:36 busy: retry_in: want a duration",
 		"rules: [{task: a, busy: explode}]":                              `1:25 busy: "explode" is unknown; there are retry,`,
-		"rules: [{task: a, ? [b] : c}]":                                  "1:21 a key of a rule is a list",
+		"rules: [{task: a, ? [b] : c}]":                                  `1:21 unknown key "a list" in a rule`,
 		"rules: [{task: a, <<: {ttl: 1m}}]":                              "1:19 the merge key <<",
 		"rules: [{task: a, ttl: !!str 1m}]":                              "1:24 the tag !!str",
-		"rules: [{task: a, payload: Args}]":                              "1:19 payload: cannot be in a rule: it is a value of a Go type",
+		"rules: [{task: a, payload: Args}]":                              "1:19 payload: cannot be in a rule: it is a Go value: set Rule.Payload in the program",
 		"rules: [{task: a}]\n---\nrules: []\n":                           "2:1 a second document",
 		"rules: [{task: a}]\n...\n[":                                     "4:1 not YAML",
 		"rules:\n\t- task: a":                                            "2:1 not YAML",
 		"rules: [{task: a}":                                              "2:1 not YAML",
-		"rules:\n  - task: 'b\x00'":                                      "2:13 a control character (0x00)",
-		"rules:\n  - task: é\xff":                                        "2:12 the byte 0xff is no UTF-8",
-		"\xff\xfer\x00u\x00":                                             "1:1 the byte 0xff is no UTF-8",
+		"rules:\n  - task: 'b\x00'":                                      "2:13 the byte 0x00 is no text",
+		"rules:\n  - task: é\xff":                                        "2:12 the byte 0xff is no text; save the file as UTF-8",
+		"\xff\xfer\x00u\x00":                                             "1:1 the byte 0xff is no text; save the file as UTF-8",
 		"\ufeffrules: [{task: a, x: 1}]":                                 `1:19 unknown key "x"`,
-		"a: &a [x]\nb: &b [*a, *a]\nrules: []":                           "1:1 unknown key \"a\"\n1:4 the anchor &a\n2:1 unknown key \"b\"\n2:4 the anchor &b\n2:8 the alias *a\n2:12 the alias *a",
+		"a: &a [x]\nb: &b [*a, *a]\nrules: []":                           "1:4 the anchor &a\n2:4 the anchor &b\n2:8 the alias *a\n2:12 the alias *a",
 		"rules: [{task: a, limit: 2, scope: s}, {task: b, scope: s}]":    `1:40 rule "b": limit: is 1, but rule "a" (line 1) has 2 for the same scope "s"`,
-		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":             `3:19 rule "n": name: is that of the rule in line 2 too`,
+		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":             `3:19 rule "n": name: is that of line 2 too`,
 		"rules:\n- {task: a, name: 'Rules[7]'}\n- {task: b, ttl: -1s}":   `3:18 rule "b": ttl: -1s is too short`,
 		"rules: [{task: " + strings.Repeat("a", 1000) + " , ttl: zzzz}]": `1:1024 ttl: want a duration`,
 		"rules: [{task: a, " + strings.Repeat("k", 1000) + ": 1}]":       `1:19 unknown key "` + strings.Repeat("k", 60) + `"... in a rule`,
@@ -197,8 +196,8 @@ func TestParse_rate(t *testing.T) {
 	for text, want := range map[string]string{
 		"5":                               `rate: want a rate, such as {starts: 100, per: 1m, burst: 10}, not "5"`,
 		"{}":                              "rate: has no starts and no per; want a rate, such as {starts: 100, per: 1m, burst: 10}, or leave the key out",
-		"{starts: 5}":                     "rate: per is missing",
-		"{per: 1s}":                       "rate: starts is missing",
+		"{starts: 5}":                     "rate: has no per; want a rate",
+		"{per: 1s}":                       "rate: has no starts; want",
 		"{start: 5, per: 1s}":             "did you mean starts?",
 		"{starts: 0, per: 0}":             "rate: is all zero",
 		"{starts: 0, per: 1s}":            "rate: it needs both Starts and Per",

@@ -55,7 +55,7 @@ func TestLoad_uniqueMistakes(t *testing.T) {
 		"unique: [{task: a, duplicate: {postpone: -1s}}]":                   `1:31 duplicate: Postpone(-1s) is no delay`,
 		"unique: [{task: a, max_postpone: 1m}]":                             `1:34 max_postpone: 1m0s has no meaning with Duplicate reject`,
 		"unique: [{task: a, keep_archived: 1}]":                             `1:35 keep_archived: want true or false, not "1"`,
-		"unique:\n- {task: a, scope: s}\n- {task: a, scope: s}":             `3:10 unique rule "a": task: is that of the rule in line 2 too`,
+		"unique:\n- {task: a, scope: s}\n- {task: a, scope: s}":             `3:10 unique rule "a": task: is that of line 2 too`,
 		"unique:\n- {task: a, scope: s}\n- {task: b, scope: s, queue: low}": `3:30 unique rule "b": queue: is low, but rule "a" (line 2) has default for the same scope`,
 		// Each once, although both halves have it.
 		"prefix: 'a b'\nrules: [{task: a}]\nunique: [{task: a}]":       `1:9 prefix: lock: prefix "a b"`,

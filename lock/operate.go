@@ -146,7 +146,7 @@ func (m *Lock) breakUp(ctx context.Context, token string, how engine.BreakKind) 
 	if m.err != nil {
 		return 0, m.err
 	}
-	n, _, err := m.locker.engine.Break(ctx, m.ref(), token, how, nil)
+	n, _, err := m.locker.engine.Break(ctx, m.ref(), token, how)
 	return max(n, 0), err
 }
 

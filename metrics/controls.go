@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -46,7 +47,7 @@ func (c *controls) Collect(to chan<- prometheus.Metric) {
 	}
 	pauses, limits := 0, 0
 	for _, w := range watched {
-		for _, control := range inner.InForce(w) {
+		for _, control := range lock.Inside(inside.Pass{}).InForce(w) {
 			if control.Paused {
 				pauses++
 			}

@@ -125,7 +125,7 @@ func TestBounds(t *testing.T) {
 		}
 		broken := int64(0)
 		for again := true; again; {
-			l := list(most(t, 650, "break", 0, "", "0", "*"))
+			l := list(most(t, 650, "break", 0, "", "0", 0))
 			broken, again = broken+num(l[0]), num(l[1]) == 1
 		}
 		if broken < 900 {

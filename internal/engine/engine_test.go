@@ -239,7 +239,7 @@ func TestBroken(t *testing.T) {
 		}, "nobody listens")
 		ctx := le.Bind(context.Background())
 		redistest.Eventually(t, 30*time.Second, func() bool {
-			_, err := e.conn.Run(context.Background(), breakScript, r.keys(), 1, le.Token(), "0", "*")
+			_, err := e.conn.Run(context.Background(), breakScript, r.keys(), 1, le.Token(), "0", 0)
 			redistest.Must(t, err)
 			return ctx.Err() != nil || len(got) > 0
 		}, "the context goes on")

@@ -924,7 +924,7 @@ func (s *sim) break_() {
 		token = tokenOf(s.oneOf())
 	}
 	exists := s.w.rdb.Exists(context.Background(), s.key).Val() == 1
-	got := list(s.run("break", s.limit, token, all, "*"))
+	got := list(s.run("break", s.limit, token, all, 0))
 	if !exists {
 		if num(got[0]) != -2 {
 			failf("%v, want nothing", got)

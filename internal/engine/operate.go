@@ -364,14 +364,10 @@ const (
 	BreakSlots BreakKind = iota // the holder with the token; without one all, and it opens a gate that is closed, or cools down
 	BreakKey                    // all there is of the lock
 	BreakGate                   // it opens that gate, and nothing else
-	BreakKnown                  // all there is of the lock, if each holder is one of the known
 )
 
-// What Break returns in place of a number.
-const (
-	BreakUnknown = -1 // a holder is none of the known, or there are more than 100; nothing has changed
-	BreakNothing = -2 // there is no such lock
-)
+// BreakNothing is what Break returns in place of a number if there is no such lock.
+const BreakNothing = -2
 
 // breakTogether is how many holders the script looks at.
 const breakTogether = 100
@@ -381,19 +377,13 @@ const breakTogether = 100
 // other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send
 // it twice, and the last one finds no holder with the token, no gate or no lock, it is taken that the first one did it; of all holders
 // nobody knows how many that broke.
-func (e *Engine) Break(
-	ctx context.Context, r Ref, token string, how BreakKind, known []string,
-) (taken int, tokens []string, err error) {
+func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) (taken int, tokens []string, err error) {
 	if err := e.know(ctx, r.Key); err != nil {
 		return 0, nil, err
 	}
-	kind, only := how, "*"
-	if how == BreakKnown {
-		kind, only = BreakKey, " "+strings.Join(known, " ")+" "
-	}
 	wanted, resent := &redisx.Counted{Text: token}, false
 	for from, again := 0, true; again; from += breakTogether {
-		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), wanted, int64(kind), only, int64(from))
+		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), wanted, int64(how), int64(from))
 		if err != nil {
 			return taken, tokens, err
 		}
@@ -414,11 +404,11 @@ func (e *Engine) Break(
 		if f.wrong {
 			return taken, tokens, redisx.Failed("break", r.Key, unexpected(reply))
 		}
-		if taken += n; r.Pool && kind == BreakKey && !again {
+		if taken += n; r.Pool && how == BreakKey && !again {
 			taken = n // of all values
 		}
 	}
-	if resent && taken != BreakUnknown && taken <= 0 {
+	if resent && taken <= 0 {
 		taken = 0
 		if token != "" {
 			taken, tokens = 1, []string{token}

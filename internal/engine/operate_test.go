@@ -78,7 +78,7 @@ func TestOperateFails(t *testing.T) {
 		redistest.Must(t, rdb.Set(t.Context(), e.ref("text").Key, "x", 0).Err())
 		calls := map[string]func(context.Context, Ref) error{
 			"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10, "", ""); return err },
-			"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots, nil); return err },
+			"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots); return err },
 			"put": func(ctx context.Context, r Ref) error {
 				r.Pool = true
 				_, err := e.Put(ctx, r, []string{"a"})
@@ -216,20 +216,17 @@ func TestThousandHolders(t *testing.T) {
 			t.Fatalf("%d hold it, %d are listed", info.Held, len(info.Holders))
 		}
 		last := info.Holders[999].Token
-		if n, tokens, err := e.Break(t.Context(), r, last, BreakSlots, nil); n != 1 || err != nil || !slices.Equal(tokens, []string{last}) {
+		if n, tokens, err := e.Break(t.Context(), r, last, BreakSlots); n != 1 || err != nil || !slices.Equal(tokens, []string{last}) {
 			t.Errorf("Break of the last one: %d %v, %v", n, tokens, err)
 		}
-		if n, _, err := e.Break(t.Context(), r, last, BreakSlots, nil); n != 0 || err != nil {
+		if n, _, err := e.Break(t.Context(), r, last, BreakSlots); n != 0 || err != nil {
 			t.Errorf("Break of one that holds it no more: %d, %v", n, err)
-		}
-		if n, _, err := e.Break(t.Context(), r, "", BreakKnown, []string{last}); n != BreakUnknown || err != nil {
-			t.Errorf("BreakKnown: %d, %v", n, err)
 		}
 		must(t, e, asked(r, "again"))
 		for i := range 5 {
 			join(t, e, r, fmt.Sprint("w.", i), "", time.Hour)
 		}
-		n, tokens, err := e.Break(t.Context(), r, "", BreakSlots, nil)
+		n, tokens, err := e.Break(t.Context(), r, "", BreakSlots)
 		if n != 1000 || len(tokens) != 1000 || err != nil {
 			t.Errorf("Break of all: %d, %d tokens, %v", n, len(tokens), err)
 		}
@@ -252,25 +249,23 @@ func TestBreak(t *testing.T) {
 		other := New(e.o)
 		t.Cleanup(other.Close)
 		r := e.ref("b")
-		breaks := func(token string, how BreakKind, known []string, want int) {
+		breaks := func(token string, how BreakKind, want int) {
 			t.Helper()
-			if n, tokens, err := e.Break(t.Context(), r, token, how, known); n != want || err != nil {
+			if n, tokens, err := e.Break(t.Context(), r, token, how); n != want || err != nil {
 				t.Errorf("Break(%q, %v): %d %v, %v, want %d", token, how, n, tokens, err, want)
 			}
 		}
-		for _, how := range []BreakKind{BreakSlots, BreakKey, BreakGate, BreakKnown} {
-			breaks("", how, nil, BreakNothing)
+		for _, how := range []BreakKind{BreakSlots, BreakKey, BreakGate} {
+			breaks("", how, BreakNothing)
 		}
 		le := must(t, e, asked(r, "1"))
 		bound := le.Bind(t.Context())
-		breaks("x.y", BreakSlots, nil, 0)
-		breaks("", BreakKnown, []string{"x.y"}, BreakUnknown)
-		breaks("", BreakKnown, nil, BreakUnknown)
-		breaks("", BreakGate, nil, 0)
+		breaks("x.y", BreakSlots, 0)
+		breaks("", BreakGate, 0)
 		if !le.Held() {
 			t.Fatal("lost")
 		}
-		breaks(le.Token(), BreakSlots, nil, 1)
+		breaks(le.Token(), BreakSlots, 1)
 		if le.Held() || !errors.Is(context.Cause(bound), ErrLost) {
 			t.Errorf("held %v, the context ended with %v", le.Held(), context.Cause(bound))
 		}
@@ -283,22 +278,22 @@ func TestBreak(t *testing.T) {
 		redistest.Eventually(t, redistest.Patience, func() bool {
 			return rdb.Publish(t.Context(), other.o.Prefix+":"+other.channel, "x").Val() == 1
 		}, "a subscription")
-		breaks(le.Token(), BreakSlots, nil, 1)
+		breaks(le.Token(), BreakSlots, 1)
 		if info := inspect(t, e, r, ""); info.Held != 1 || info.Holders[0].Token != "w.1" || info.Parked != 1 {
 			t.Errorf("%+v", info)
 		}
 		redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() }, "a message")
 
 		// A gate, and the lock with all there is.
-		breaks("", BreakSlots, nil, 1)
+		breaks("", BreakSlots, 1)
 		le = must(t, e, asked(r, "3"))
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		breaks("", BreakGate, nil, 1)
+		breaks("", BreakGate, 1)
 		if !le.Held() || inspect(t, e, r, "").Gate.OpensIn != 0 {
 			t.Error("the gate is closed, or the lock lost")
 		}
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		breaks("", BreakKnown, []string{"x", le.Token()}, 1)
+		breaks("", BreakKey, 1)
 		if n := rdb.Exists(t.Context(), append(r.keys(), r.Key+":order")...).Val(); n != 0 || le.Held() {
 			t.Errorf("%d keys are left; held: %v", n, le.Held())
 		}
@@ -314,22 +309,22 @@ func TestBreakSentTwice(t *testing.T) {
 		}))
 		e := startAt(t, rdb)
 		r := e.ref("twice")
-		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey, nil); n != 0 || tokens != nil || err != nil {
+		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey); n != 0 || tokens != nil || err != nil {
 			t.Errorf("of nothing: %d %v, %v", n, tokens, err)
 		}
 		for range 2 {
 			le := must(t, e, asked(r, ""))
-			n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots, nil)
+			n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots)
 			if n != 1 || !slices.Equal(tokens, []string{le.Token()}) || le.Held() {
 				t.Errorf("%d %v, %v; held: %v", n, tokens, err, le.Held())
 			}
 		}
 		le := must(t, e, asked(r, ""))
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		if n, _, err := e.Break(t.Context(), r, "", BreakGate, nil); n != 1 || err != nil {
+		if n, _, err := e.Break(t.Context(), r, "", BreakGate); n != 1 || err != nil {
 			t.Errorf("the gate: %d, %v", n, err)
 		}
-		if n, _, err := e.Break(t.Context(), r, "", BreakKnown, []string{le.Token()}); n != 0 || err != nil {
+		if n, _, err := e.Break(t.Context(), r, "", BreakKey); n != 0 || err != nil {
 			t.Errorf("all: %d, %v, want that there was a lock", n, err)
 		}
 	})
@@ -468,7 +463,7 @@ func TestListOnCluster(t *testing.T) {
 		r := e.ref(fmt.Sprint(i))
 		le := must(t, e, asked(r, ""))
 		join(t, e, r, "w.1", "", time.Hour)
-		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots, nil); n != 1 || err != nil {
+		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil {
 			t.Errorf("Break: %d, %v", n, err)
 		}
 		want[r.Key] = true
@@ -546,10 +541,10 @@ func TestPut(t *testing.T) {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.
-		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots, nil); n != 1 || err != nil || inspect(t, e, r, "").Values[101] != "a |%" {
+		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil || inspect(t, e, r, "").Values[101] != "a |%" {
 			t.Errorf("Break: %d, %v", n, err)
 		}
-		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey, nil); n != 252 || len(tokens) != 150 || err != nil {
+		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey); n != 252 || len(tokens) != 150 || err != nil {
 			t.Errorf("Delete: %d values, %d tokens, %v", n, len(tokens), err)
 		}
 		if info = inspect(t, e, r, ""); info.InUse() || info.Free != 0 {
@@ -713,7 +708,7 @@ func TestOrder(t *testing.T) {
 			t.Errorf("%+v, and archived %+v", h, held)
 		}
 		// All of it is forgotten by a deletion.
-		if _, _, err := e.Break(t.Context(), r, "", BreakKey, nil); err != nil || head().State != "" {
+		if _, _, err := e.Break(t.Context(), r, "", BreakKey); err != nil || head().State != "" {
 			t.Errorf("deleted: %v, %+v", err, head())
 		}
 	})

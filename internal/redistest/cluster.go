@@ -191,13 +191,11 @@ func (s *Server) masters(t testing.TB, key string) (nodes []*process, slot int) 
 	Must(t, err)
 	slot = int(n)
 	for _, r := range ranges {
-		i := slices.IndexFunc(s.nodes, func(node *process) bool { return node.addr() == r.Nodes[0].Addr })
-		if slices.Contains(nodes, s.nodes[i]) && (slot < r.Start || r.End < slot) {
-			continue
-		}
-		if nodes = append(nodes, s.nodes[i]); r.Start <= slot && slot <= r.End {
-			nodes = slices.DeleteFunc(nodes, func(node *process) bool { return node == s.nodes[i] })
-			nodes = slices.Insert(nodes, 0, s.nodes[i])
+		master := s.nodes[slices.IndexFunc(s.nodes, func(node *process) bool { return node.addr() == r.Nodes[0].Addr })]
+		if r.Start <= slot && slot <= r.End {
+			nodes = append([]*process{master}, slices.DeleteFunc(nodes, func(node *process) bool { return node == master })...)
+		} else if !slices.Contains(nodes, master) {
+			nodes = append(nodes, master)
 		}
 	}
 	return nodes, slot

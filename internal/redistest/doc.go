@@ -31,16 +31,10 @@
 //
 // # Faults
 //
-// [Proxy] stands between a client and a server and loses replies, messages or
-// connections, in one direction only if wanted, delays and throttles. It works beneath the client, so what go-redis does about a fault
-// (resending, reconnecting) is part of the test. [FailHook] works above that:
-// it puts an error in the place of a command's outcome. [Child] is a process to
-// kill, or to stop and resume.
+// [Proxy] stands between a client and a server, beneath the client, so that what go-redis does about a fault (resending,
+// reconnecting) is part of the test. [FailHook] works above that: it puts an error in the place of a command's outcome.
+// [Child] is a process to kill, or to stop and resume.
 //
-// # What differs
-//
-// miniredis never ages keys by itself, and hands Pub/Sub messages over on a
-// goroutine of its own: a message may arrive after the reply to a command that
-// was sent later, which a redis-server does not do to one connection. A cluster
-// passes messages from node to node, with the same effect.
+// A miniredis never ages keys by itself, and hands messages over on a goroutine of its own: one may arrive after the reply
+// to a command that was sent later, as in a cluster, where messages pass from node to node.
 package redistest

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // pubsubCommands are answered by pushes, one per channel and not one per
@@ -85,9 +88,6 @@ func (l *link) up() {
 			}
 			l.sent(f.items)
 		}
-		if !l.waits(l.p.through(ToServer, len(f.raw))) {
-			return
-		}
 		if _, err := l.server.Write(f.raw); err != nil {
 			return
 		}
@@ -159,8 +159,7 @@ func (l *link) down() {
 		if swallow {
 			continue
 		}
-		d := delivery{raw: f.raw, cut: command != nil && l.p.taken(&l.p.losses, command) != nil}
-		d.due = l.p.through(ToClient, len(f.raw)).Add(now.delay)
+		d := delivery{raw: f.raw, due: time.Now().Add(now.delay), cut: command != nil && l.p.taken(&l.p.losses, command) != nil}
 		select {
 		case l.toClient <- d:
 		case <-l.gone:
@@ -287,30 +286,17 @@ func readCommand(r *bufio.Reader) (frame, error) {
 	return frame{raw: line, items: strings.Fields(string(line))}, err
 }
 
-// ask sends one command on a connection of its own. It gives the text of a
-// string, and any other value as it was read.
+// ask sends one command on a connection of its own. It gives the text of a string, and of a number.
 func ask(addr string, command ...string) (string, error) {
-	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialTimeout: time.Second, ReadTimeout: 2 * time.Second, Protocol: 2, DisableIdentity: true})
+	defer func() { _ = rdb.Close() }()
+	args := make([]any, len(command))
+	for i, word := range command {
+		args[i] = word
+	}
+	text, err := rdb.Do(context.Background(), args...).Text()
 	if err != nil {
-		return "", fmt.Errorf("redistest: %w", err)
+		err = fmt.Errorf("redistest: %s on %s: %w", strings.Join(command, " "), addr, err)
 	}
-	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
-	text := fmt.Sprintf("*%d\r\n", len(command))
-	for _, word := range command {
-		text += fmt.Sprintf("$%d\r\n%s\r\n", len(word), word)
-	}
-	if _, err := io.WriteString(conn, text); err != nil {
-		return "", fmt.Errorf("redistest: %w", err)
-	}
-	f, err := readFrame(bufio.NewReader(conn))
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("redistest: %s on %s: %w", command[0], addr, err)
-	case f.kind == '-':
-		return "", fmt.Errorf("redistest: %s on %s: %s", strings.Join(command, " "), addr, f.items[0])
-	case f.kind == '+' || f.kind == '$':
-		return f.items[0], nil
-	}
-	return string(f.raw), nil
+	return text, err
 }

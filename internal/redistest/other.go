@@ -10,6 +10,3 @@ import (
 func signalStop(*os.Process) error { return errors.ErrUnsupported }
 
 func signalContinue(*os.Process) error { return errors.ErrUnsupported }
-
-// alone is for machines with flock.
-func alone() {}

@@ -36,7 +36,6 @@ type Proxy struct {
 	swallowed map[string]int // commands that were not, by Swallow
 	messages  int            // sent on
 	dropped   int            // messages that were not
-	free      [2]time.Time   // when the throttled wire is free again, in each direction
 }
 
 // faults are those that are just on or off.
@@ -45,7 +44,6 @@ type faults struct {
 	swallow      [2][2]bool // by Direction and Connections
 	dropMessages bool
 	delay        time.Duration
-	throttle     int // bytes a second; 0: no limit
 }
 
 // Direction is where something goes that passes a [Proxy].
@@ -180,13 +178,8 @@ func (p *Proxy) BlackholePubSub(on bool) { p.Swallow(ToClient, Subscriptions, on
 // subscription looks healthy.
 func (p *Proxy) DropMessages(on bool) { p.set(func(f *faults) { f.dropMessages = on }) }
 
-// Delay has every reply and message arrive that much later. It adds latency,
-// not a limit on throughput. To delay a command on its way there, see Hold.
+// Delay has every reply and message arrive that much later. To delay a command on its way there, see Hold.
 func (p *Proxy) Delay(d time.Duration) { p.set(func(f *faults) { f.delay = d }) }
-
-// Throttle has the connections share a wire that carries so many bytes in a
-// second in each direction. 0: no limit.
-func (p *Proxy) Throttle(bytesPerSecond int) { p.set(func(f *faults) { f.throttle = bytesPerSecond }) }
 
 // Heal takes back every fault and releases what is held.
 func (p *Proxy) Heal() {
@@ -291,16 +284,3 @@ func (p *Proxy) Messages() int { return locked(p, func() int { return p.messages
 // fault. A test that publishes a message to have it lost waits for this before
 // it ends the fault: the message may come after the reply to PUBLISH.
 func (p *Proxy) DroppedMessages() int { return locked(p, func() int { return p.dropped }) }
-
-// through gives when n bytes that come now have passed the wire.
-func (p *Proxy) through(d Direction, n int) time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if now := time.Now(); p.faults.throttle <= 0 || p.free[d].Before(now) {
-		p.free[d] = now
-	}
-	if p.faults.throttle > 0 {
-		p.free[d] = p.free[d].Add(time.Duration(n) * time.Second / time.Duration(p.faults.throttle))
-	}
-	return p.free[d]
-}

@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"errors"
 	"os"
 	"reflect"
 	"slices"
@@ -178,19 +177,3 @@ func (s *Server) Pause(t testing.TB) { t.Helper(); Must(t, s.own(t).pause()) }
 // Resume lets a paused server go on (SIGCONT). It then runs everything that was
 // sent to it meanwhile.
 func (s *Server) Resume(t testing.TB) { t.Helper(); Must(t, s.own(t).resume()) }
-
-// Process is a redis-server of a program that is no test.
-type Process struct{ p *process }
-
-// StartProcess starts one, by its path or name, without persistence on a free port of the
-// loopback interface, and returns when it answers.
-func StartProcess(binary string, args ...string) (*Process, error) {
-	p, err := startProcess(binary, args)
-	return &Process{p}, err
-}
-
-// Addr is where it answers.
-func (p *Process) Addr() string { return p.p.addr() }
-
-// Stop ends it and removes its files.
-func (p *Process) Stop() error { return errors.Join(p.p.terminate(), os.RemoveAll(p.p.dir)) }

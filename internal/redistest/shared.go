@@ -200,8 +200,7 @@ func sayVersion() {
 	fmt.Printf("redistest: real servers are %s: %s\n", binary(), version)
 }
 
-// Main runs the tests of a package once no other package's run, stops the shared
-// servers, looks for leaked goroutines and exits. It is all that a TestMain does:
+// Main runs the tests of a package, stops the shared servers, looks for leaked goroutines and exits. It is all that a TestMain does:
 //
 //	func TestMain(m *testing.M) { redistest.Main(m) }
 //
@@ -209,7 +208,6 @@ func sayVersion() {
 //
 // It takes a *testing.M, or what has something to do before and after it.
 func Main(m interface{ Run() int }, ignore ...goleak.Option) {
-	alone()
 	underMain.Store(true)
 	waitTogether()
 	sayVersion()

@@ -4,30 +4,20 @@
 -- ARGV[1] limit  slots; 0: paused
 -- ARGV[2] token  of the holder; empty: all, and a gate opens that CloseGate or a cooldown has closed
 -- ARGV[3] all    0: the line stays; 1: all keys go; 2: holders and line stay, and only the gate opens
--- ARGV[4] known  the only ones that may lose the lock: " <token> <token> ... "; *: any
--- ARGV[5] from   for a token: how many holders were looked at before
+-- ARGV[4] from   for a token: how many holders were looked at before
 --
 -- reply broken:  {slots taken of live holders, and 1 for the gate; 1: call again for the others, else 0; token, ...}; the last one for all
 --                keys of a pool: {values that it had, 0, token, ...}
--- reply unknown: {-1}: a holder is none of the known ones, or there are more than 100, and nothing has changed
 -- reply nothing: {-2}: there is no such lock
-local limit, wanted, all, known = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local limit, wanted, all = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local w = redis.call('GET', KEYS[1])
 if not w and redis.call('EXISTS', KEYS[6]) == 0 then return {-2} end
-local function is_known(token) return known == '*' or string.find(known, ' ' .. token .. ' ', 1, true) end
-if w and string.sub(w, 1, 1) ~= '+' and not is_known(string.match(w, '^[^|]*')) then return {-1} end
 --@include head
 local own, told
 --@include leave
 local broken = {0, 0}
-local from = wanted == '' and 0 or tonumber(ARGV[5] or 0)
+local from = wanted == '' and 0 or tonumber(ARGV[4])
 local bodies = all == '2' and {} or call('ZRANGE', holders, int(from), int(from + 99))
-local are_known = known == '*' or count <= 100
-for _, body in ipairs(bodies) do are_known = are_known and is_known(token_of(body)) end
-if not are_known then
-  --@include write
-  return {-1}
-end
 if all ~= '2' and call('ZCARD', holders) > from + #bodies then broken[2] = 1 end
 for _, body in ipairs(bodies) do
   local token = token_of(body)
