@@ -349,3 +349,20 @@ func TestFullRedis(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestCrowdOfFreeLocks: who gets a lock at once has not waited for it, however many ask at a time.
+func TestCrowdOfFreeLocks(t *testing.T) {
+	e := start(t, redistest.Mini(t))
+	var wg sync.WaitGroup
+	var waited atomic.Int64
+	for i := range 4 * maxFirstAsks {
+		r := inLine(request(t))
+		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
+		r.OnWait = func() { waited.Add(1) }
+		redistest.Go(&wg, func() { release(t, must(t, e, r)) })
+	}
+	wg.Wait()
+	if waited.Load() > 0 {
+		t.Errorf("%d waited for a lock that was free", waited.Load())
+	}
+}
