@@ -336,7 +336,7 @@ func TestRefusedRenewal(t *testing.T) {
 	}
 }
 
-// TestFullRedis: a Redis whose memory is full lets a lease of a lock that others want be extended beyond the life of its keys.
+// TestFullRedis: a Redis whose memory is full lets a lease of a fat lock be extended, beyond the life of its keys, too.
 func TestFullRedis(t *testing.T) {
 	s := redistest.StartReal(t, "--maxmemory-policy", "noeviction")
 	e, r := start(t, s), request(t)
@@ -346,7 +346,26 @@ func TestFullRedis(t *testing.T) {
 	if err := s.Client(t).ConfigSet(t.Context(), "maxmemory", "100kb").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := le.Extend(t.Context(), time.Hour); err != nil {
-		t.Error(err)
+	for _, length := range []time.Duration{time.Minute, time.Hour} {
+		if err := le.Extend(t.Context(), length); err != nil {
+			t.Errorf("by %s: %v", length, err)
+		}
+	}
+}
+
+// TestCrowdOfFreeLocks: who gets a lock at once has not waited for it, however many ask at a time.
+func TestCrowdOfFreeLocks(t *testing.T) {
+	e := start(t, redistest.Mini(t))
+	var wg sync.WaitGroup
+	var waited atomic.Int64
+	for i := range 4 * maxFirstAsks {
+		r := inLine(request(t))
+		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
+		r.OnWait = func() { waited.Add(1) }
+		redistest.Go(&wg, func() { release(t, must(t, e, r)) })
+	}
+	wg.Wait()
+	if waited.Load() > 0 {
+		t.Errorf("%d waited for a lock that was free", waited.Load())
 	}
 }

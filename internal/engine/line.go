@@ -19,6 +19,7 @@ type waiter struct {
 	lease  *Lease
 	turn   turn.Wait
 	unsent bool          // its first ask waits for a sender
+	first  chan struct{} // closed with the first reply, if that ask goes in a pipeline; then nil
 	done   chan struct{} // closed when the wait has ended by itself
 	left   chan struct{} // closed when the leave was sent
 	ended  turn.Step     // with done: how
@@ -45,13 +46,17 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	if alone {
 		e.firsts++
 	} else {
-		w.unsent = true
+		w.unsent, w.first = true, make(chan struct{})
 		e.asks.set(&w.entry, began)
 		e.alarm.Set(began)
 	}
+	first := w.first
 	e.mu.Unlock()
+	var a turn.Answer
 	if alone {
-		a, sent, err := e.ask(ctx, le, w.turn.Asks())
+		var sent time.Time
+		var err error
+		a, sent, err = e.ask(ctx, le, w.turn.Asks())
 		e.mu.Lock()
 		e.firsts--
 		e.mu.Unlock()
@@ -62,11 +67,18 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 			return err
 		}
 		e.handleReply(w, turn.Reply{Answer: a, Sent: sent})
-		if r.Park && !a.Yours && !a.Parked && r.Note != "" && holderOf(a.Holder).Note == r.Note { // its own earlier run: it returns
-			if !isClosed(w.done) {
-				return &Busy{Answer: e.leave(w)}
-			}
+	} else { // it does not wait for the lock before Redis has said that others hold it
+		select {
+		case <-first:
+		case <-r.Within.Done():
+		case <-e.life.Closing.Done():
 		}
+		e.mu.Lock()
+		a = w.turn.Last()
+		e.mu.Unlock()
+	}
+	if r.Park && !a.Yours && !a.Parked && r.Note != "" && holderOf(a.Holder).Note == r.Note && !isClosed(w.done) {
+		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
 	select {
 	case <-w.done:
@@ -186,6 +198,10 @@ func (e *Engine) handleReply(w *waiter, r turn.Reply) {
 	e.mu.Lock()
 	now := time.Now()
 	e.act(w, w.turn.Replied(r, now), r)
+	if w.first != nil {
+		close(w.first)
+		w.first = nil
+	}
 	if r.Err == nil && isStopped(r.Answer) {
 		w.turn.AskAgain(now)
 	}

@@ -165,7 +165,7 @@ func (b *ledger) leftOrder(n int) bool {
 	case b.w.plan.orderOf(task).OnArchive != "continue":
 		return false
 	}
-	return t.ends[endArchived] || t.ends[endByHand] || t.ends[endLate] || t.spent[1] > task.MaxRetry || b.w.isArchived(t.id)
+	return t.ends[endArchived] || t.ends[endByHand] || t.ends[endLate] || t.spent[1]+b.slack() > task.MaxRetry || b.w.isArchived(t.id)
 }
 
 // isArchived looks into asynq's set of archived tasks.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -152,7 +153,7 @@ func (s *redisServer) nested(c *server.Peer, name string, _ ...string) bool {
 		c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
 		return true
 	}
-	s.wrote = s.wrote || needsMemory(name) || strings.HasPrefix(name, "ZREM") || name == "DEL" || name == "PEXPIRE"
+	s.wrote = s.wrote || needsMemory(name) || strings.HasPrefix(name, "ZREM") || slices.Contains([]string{"DEL", "UNLINK", "HDEL", "ZPOPMIN", "PEXPIRE", "PEXPIREAT"}, name)
 	return false
 }
 
