@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
 )
 
 // Result is the result of one task of [Client.EnqueueAll], as [Client.EnqueueContext]
@@ -22,14 +24,18 @@ const maxConcurrent = 16
 
 // EnqueueAll enqueues many tasks, up to 16 at a time, and returns a result for each, in the
 // order of tasks. opts apply to all tasks. Tasks with the same key are enqueued in their
-// order, so that under [Replace] and [Postpone] the last one wins. Tasks without a rule are
-// enqueued in any order. An error of one task does not stop the others. When ctx ends, tasks
+// order, so that under [Replace] and [Postpone] the last one wins. Tasks that the client runs in order are enqueued in their order, one at a time;
+// so are all tasks if the client is neither an *asynq.Client nor an *automutex.Client, since it may run them in order. Other
+// tasks without a rule are enqueued in any order. An error of one task does not stop the others. When ctx ends, tasks
 // that are not under way fail with its error.
 func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
 	results := make([]Result, len(tasks))
 	lanes := make([][]func(), maxConcurrent)
 	for i, task := range tasks {
 		lane, enqueue := c.plan(ctx, i, task, opts)
+		if task != nil && c.mayOrder(task.Type()) {
+			lane = 0
+		}
 		lanes[lane] = append(lanes[lane], func() {
 			if err := ctx.Err(); err != nil {
 				results[i].Err = err
@@ -55,6 +61,18 @@ func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...as
 	}
 	running.Wait()
 	return results
+}
+
+// mayOrder reports whether the client may run tasks of that type in order.
+func (c *Client) mayOrder(taskType string) bool {
+	switch client := c.enqueuer.(type) {
+	case *asynq.Client:
+		return false
+	case *automutex.Client:
+		_, ordered := client.Orders(taskType)[taskType]
+		return ordered
+	}
+	return true
 }
 
 // laneSeed spreads keys over lanes; one key, one lane.

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/tasktype"
@@ -26,7 +28,8 @@ var _ automutex.Enqueuer = (*Client)(nil)
 type Client struct {
 	enqueuer  automutex.Enqueuer
 	inspector *asynq.Inspector
-	locker    *lock.Locker // claims, and the lock around what takes several steps
+	rdb       redis.UniversalClient // often on asynq's Redis; nil: of another type
+	locker    *lock.Locker          // claims, and the lock around what takes several steps
 	keys      *automutex.KeyMaker
 	rules     tasktype.Map[*rule]
 
@@ -36,6 +39,10 @@ type Client struct {
 
 	self  string        // this Client, random
 	count atomic.Uint64 // one for each ID it made
+
+	enqueued sync.Map     // the queues that it has enqueued a task in
+	looks    atomic.Int32 // how often it looked whether rdb is on asynq's Redis
+	shared   atomic.Bool  // rdb is
 }
 
 // DefaultWait is how long a call waits for another producer if [Config].Wait is 0.
@@ -75,7 +82,8 @@ const (
 // inspector is asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers'
 // Guard, which may be another one. New does no I/O. The error joins all mistakes. Each mistake in
 // cfg is an *automutex.FieldError, which names the rule and the field. For tasks that
-// an *automutex.Client runs in order, New refuses Replace and Postpone, and HoldKey without KeepArchived.
+// an *automutex.Client runs in order, New refuses Replace and Postpone, and HoldKey without KeepArchived; if that Client is in a
+// wrapper, EnqueueContext does.
 func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
 	if client == nil || client == automutex.Enqueuer((*asynq.Client)(nil)) || client == automutex.Enqueuer((*automutex.Client)(nil)) {
@@ -91,16 +99,20 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	for _, mistake := range mistakes {
 		problems = append(problems, fmt.Errorf("unique: %w", mistake))
 	}
-	if ordering, ok := client.(interface {
-		Orders(taskType string) (onArchive automutex.OnArchive, ordered bool)
-	}); ok && len(problems) == 0 {
-		for _, r := range rules {
-			onArchive, ordered := ordering.Orders(r.Task)
-			if ordered && r.Duplicate.supersedes() {
-				problems = append(problems, fmt.Errorf("unique: %w", r.mistakef("Duplicate", "is %s, which enqueues tasks that start later, and the client's rule for them has InOrder, where no task can; use Reject or Join, or drop InOrder", r.Duplicate)))
-			}
-			if ordered && onArchive == automutex.HoldKey && !r.hasClaim() && !r.KeepArchived {
-				problems = append(problems, fmt.Errorf("unique: %w", r.mistakef("KeepArchived", "is false, so the next Enqueue would delete the archived task that the client's rule holds the key for; set KeepArchived, or OnArchive to Continue in that rule")))
+	var tasks tasktype.Map[*rule]
+	types := make([]string, len(rules))
+	for i, r := range rules {
+		tasks.Add(r.Task, r)
+		types[i] = r.Task
+	}
+	if ordering, ok := client.(*automutex.Client); ok && len(problems) == 0 {
+		// The longer one of two rules for a type is a type that both are for.
+		refused := map[*rule]bool{}
+		for taskType, onArchive := range ordering.Orders(types...) {
+			if r, found := tasks.Find(taskType); found && !refused[r] {
+				if err := r.fitsOrder(onArchive == automutex.HoldKey); err != nil {
+					problems, refused[r] = append(problems, err), true
+				}
 			}
 		}
 	}
@@ -114,6 +126,7 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	c := &Client{
 		enqueuer:  client,
 		inspector: inspector,
+		rules:     tasks,
 		locker:    lock.New(rdb, lock.Options{Prefix: cfg.Prefix}),
 		keys:      keys,
 		grace:     grace,
@@ -121,9 +134,7 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 		patience:  max(cmp.Or(cfg.Wait, DefaultWait), 0),
 		self:      strings.ToLower(rand.Text()[:10]),
 	}
-	for _, r := range rules {
-		c.rules.Add(r.Task, r)
-	}
+	c.rdb, _ = rdb.(redis.UniversalClient)
 	return c, nil
 }
 
@@ -154,10 +165,11 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // asynq.Queue that is not the rule's. Of the options in the task itself Unique is refused, too;
 // TaskID and Queue have no effect there.
 //
-// A [*DuplicateError] means that another task blocks the key; nothing was enqueued, unless its
-// field Alike is true. [ErrEnqueueUnderWay] means that other producers were enqueuing the task that
+// A [*DuplicateError] means that another task blocks the key; the call has enqueued nothing. (Only if Redis' reply to
+// its own enqueue was lost, and go-redis has sent that again, that task is the call's own.) [ErrEnqueueUnderWay] means that other producers were enqueuing the task that
 // blocks the key, or replacing it, for all of [Config].Wait; nothing was enqueued. An *automutex.KeyError means that no key can be made from the task;
-// nothing was enqueued. After any other error the task was enqueued once or not at all, since
+// nothing was enqueued. Nor was it if the asynq.Inspector looks at another Redis or database than the client, or if
+// asynq has lost the task in the way from its lists; the error says so. After any other error the task was enqueued once or not at all, since
 // Redis' reply may be lost. The next call for the key finds out which.
 //
 // ctx bounds the round trips to Redis, except those of asynq's Inspector, which takes no

@@ -29,9 +29,13 @@ func (e *underWayError) Error() string {
 
 func (e *underWayError) Unwrap() error { return ErrEnqueueUnderWay }
 
+// lostError says that asynq has a task that is in none of its lists: somebody has removed those by hand.
+func lostError(queue, id string) error {
+	return fmt.Errorf("asynq has lost task %q of queue %q from its lists, so the task never runs, and blocks the key: delete it with redis-cli DEL 'asynq:{%s}:t:%s'", id, queue, queue, id)
+}
+
 // DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is
-// asynq.ErrDuplicateTask. The call has enqueued and changed nothing, unless Alike is true. A
-// DuplicateError is immutable.
+// asynq.ErrDuplicateTask. The call has enqueued and changed nothing. A DuplicateError is immutable.
 type DuplicateError struct {
 	// Rule is the Task of the rule.
 	Rule string
@@ -44,12 +48,6 @@ type DuplicateError struct {
 	// Gone is true if asynq does not have that task any more, and it blocks the key all the same:
 	// the time of [For] is not over.
 	Gone bool
-	// Alike is true if the rule is [UntilDone], and that task has the same type, payload and
-	// headers as the task of this call. Another call may have enqueued it, or this call
-	// itself: if Redis' reply to an enqueue is lost, go-redis sends the command again, and
-	// Redis replies that the ID exists. Nothing in asynq tells these two cases apart. Either
-	// way the key has a task with the same content.
-	Alike bool
 }
 
 // Error names the rule, the key, and the task that blocks the key.
@@ -62,9 +60,6 @@ func (e *DuplicateError) Error() string {
 	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, state)
 	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
 		b.WriteString("; it is in the way until asynq drops it, or until the window of For has passed")
-	}
-	if e.Alike {
-		b.WriteString("; it says the same, and is this call's own if the reply to its enqueue was lost")
 	}
 	return b.String()
 }

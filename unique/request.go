@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/mark"
@@ -34,7 +35,7 @@ type request struct {
 }
 
 // errChanging means that the existing task changed between each look and what the call did then.
-var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can be looked at; try again", ErrEnqueueUnderWay)
+var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can be looked at, or the asynq.Inspector looks at another database than the client; try again", ErrEnqueueUnderWay)
 
 // run takes the claim and enqueues the task, or does what decide.Admit says of what stands there.
 func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
@@ -109,14 +110,21 @@ func (req *request) try(ctx context.Context, instead string) (*asynq.TaskInfo, e
 	defer cancel()
 	if !req.rule.hasClaim() {
 		info, err := req.enqueue(ctx, req.id)
-		if !errors.Is(err, asynq.ErrTaskIDConflict) {
+		full := errors.Is(err, automutex.ErrFull) // in order, and asynq was not asked
+		if !full && !errors.Is(err, asynq.ErrTaskIDConflict) {
 			return info, existing{}, err
 		}
 		found := existing{queue: req.rule.Queue, id: req.id}
-		if found.info, err = req.look(found.queue, found.id); found.info != nil {
-			found.claim = mark.Standing{Holder: req.holder(req.id), Phase: mark.Enqueued}
+		seen, looked := req.look(found.queue, found.id)
+		switch {
+		case full && seen == nil, looked != nil:
+			return nil, existing{}, errors.Join(err, looked)
+		case isLost(seen):
+			return nil, existing{}, lostError(found.queue, found.id)
+		case seen != nil:
+			found.info, found.claim = seen, mark.Standing{Holder: req.holder(req.id), Phase: mark.Enqueued}
 		}
-		return nil, found, err
+		return nil, found, nil
 	}
 	standing, err := req.take(bound, instead)
 	if err != nil {
@@ -212,6 +220,10 @@ func (req *request) facts(found existing) decide.Existing {
 	e := decide.Existing{
 		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived, Begun: found.claim.Phase == mark.Begun,
 	}
+	if past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone; past && found.info != nil &&
+		(found.info.State != asynq.TaskStateScheduled || !found.info.NextProcessAt.After(time.Now())) {
+		e.Begun = true // it is due: another one in its place would go to the end of the queue, at each call
+	}
 	switch {
 	case found.id == "":
 		e.Claim = decide.Settled
@@ -225,7 +237,7 @@ func (req *request) facts(found existing) decide.Existing {
 		e.Claim = decide.Fresh
 	}
 	switch {
-	case found.info == nil:
+	case found.info == nil, isLost(found.info):
 		e.Task = decide.Absent
 	case found.info.State == asynq.TaskStateArchived, found.info.State == asynq.TaskStateCompleted:
 		e.Task = decide.Ended
@@ -242,7 +254,6 @@ func (req *request) duplicate(found existing) *DuplicateError {
 	e := &DuplicateError{Rule: req.rule.Task, Key: req.key, ID: found.id, Queue: found.queue, State: asynq.TaskStateCompleted, Gone: found.info == nil}
 	if found.info != nil {
 		e.State = found.info.State
-		e.Alike = !req.rule.hasClaim() && req.sameContent(found.info)
 	}
 	return e
 }
@@ -260,7 +271,9 @@ func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if err := req.remove(req.id); err != nil {
+		if err := req.client.inspector.DeleteTask(req.rule.Queue, req.id); isListless(err) {
+			return nil, lostError(req.rule.Queue, req.id)
+		} else if err != nil && !errors.Is(err, asynq.ErrTaskNotFound) {
 			return nil, err
 		}
 		info, err := req.enqueue(ctx, req.id)
@@ -307,23 +320,53 @@ func (req *request) withKeyLock(ctx context.Context, f func(context.Context) (*a
 // options, so more overrides the caller's options.
 func (req *request) enqueue(ctx context.Context, id string, more ...asynq.Option) (*asynq.TaskInfo, error) {
 	opts := slices.Concat(req.opts, []asynq.Option{asynq.Queue(req.rule.Queue), asynq.TaskID(id)}, more)
-	return req.client.enqueuer.EnqueueContext(ctx, req.task, opts...)
+	info, err := req.client.enqueuer.EnqueueContext(inside.WithOnce(ctx, req.rule.fitsOrder), req.task, opts...)
+	if err == nil {
+		req.client.learn(info)
+	}
+	return info, err
 }
 
-// look returns a task as asynq has it now, or nil if there is none.
+// learn finds out whether rdb is on asynq's Redis: then it has the task that was just enqueued, unless a worker is done with it
+// already. So a Client looks again after its next tasks, a few times.
+func (c *Client) learn(info *asynq.TaskInfo) {
+	c.enqueued.Store(info.Queue, true)
+	if c.rdb == nil || c.shared.Load() || c.looks.Add(1) > 10 {
+		return
+	}
+	if kept, _ := blocked.IsKept(c.rdb, info.Queue, info.ID); kept { // after an error nothing is known
+		c.shared.Store(true)
+	}
+}
+
+// look returns a task as asynq has it now, or nil if there is none. If asynq does not list the queue, there is none only if rdb is on
+// asynq's Redis, or if this Client has enqueued nothing in that queue yet: its first task has asynq list the queue.
 func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
-	info, err := req.client.inspector.GetTaskInfo(queue, id)
-	if isNotFound(err) {
+	c := req.client
+	info, gone, err := blocked.Find(c.inspector, c.rdb, queue, id)
+	if errors.Is(err, asynq.ErrQueueNotFound) && !errors.Is(err, blocked.ErrElsewhere) {
+		_, enqueued := c.enqueued.Load(queue)
+		if gone = !enqueued || c.shared.Load(); !gone {
+			return nil, fmt.Errorf("whether task %q of queue %q exists is not known: %w; is the asynq.Inspector on the Redis and the database of the client? "+
+				"If somebody has deleted the queue, redis-cli SADD asynq:queues '%s' lists it again", id, queue, err, queue)
+		}
+	}
+	if gone {
 		return nil, nil //nolint:nilnil // documented: nil means no task
 	}
 	return info, err
 }
 
-// remove deletes a task of the rule's queue. It returns nil if there is none. asynq refuses to delete
+// isLost reports whether a task is in none of asynq's lists, so that it never runs.
+func isLost(info *asynq.TaskInfo) bool {
+	return info != nil && info.NextProcessAt.IsZero() && (info.State == asynq.TaskStateScheduled || info.State == asynq.TaskStateRetry)
+}
+
+// remove deletes a task of the rule's queue. It returns nil if there is none, or if asynq has lost it. asynq refuses to delete
 // a task that a worker has.
 func (req *request) remove(id string) error {
 	err := req.client.inspector.DeleteTask(req.rule.Queue, id)
-	if isNotFound(err) {
+	if errors.Is(err, asynq.ErrTaskNotFound) || isListless(err) {
 		return nil
 	}
 	return err
@@ -350,14 +393,9 @@ func (req *request) discard(id string) (begun bool, err error) {
 // holder returns the claim value (queue/id) for a task ID.
 func (req *request) holder(id string) string { return tasknote.Of(req.rule.Queue, id) }
 
-// sameButPayload reports whether a task has this request's type and headers.
-func (req *request) sameButPayload(old *asynq.TaskInfo) bool {
-	return old.Type == req.task.Type() && maps.Equal(old.Headers, req.task.Headers())
-}
-
-// sameContent reports whether a task has this request's type, headers and payload.
+// sameContent reports whether a task has this request's type and payload.
 func (req *request) sameContent(old *asynq.TaskInfo) bool {
-	return req.sameButPayload(old) && bytes.Equal(old.Payload, req.task.Payload())
+	return old.Type == req.task.Type() && bytes.Equal(old.Payload, req.task.Payload())
 }
 
 // newID makes the ID of the new task.

@@ -106,7 +106,8 @@ type Rule struct {
 	Duplicate Duplicate
 
 	// MaxPostpone bounds [Postpone]: a task is due at the latest this long after the call that
-	// first put it off, so that it runs although the calls go on. It may run later: by up to a
+	// first put it off, so that it runs although the calls go on: from then on it
+	// keeps its place in the queue, and calls find it as if it had begun. It may run later: by up to a
 	// second, since asynq keeps whole seconds, and by a DelayedTaskCheckInterval. 0 means ten
 	// times the delay of Postpone. Less than that delay is refused, and so is a MaxPostpone
 	// without Postpone.
@@ -146,6 +147,17 @@ func (r *rule) kind() mark.Kind {
 	default:
 		return pair[1]
 	}
+}
+
+// fitsOrder returns the mistake in a rule for tasks that an automutex.Client runs in order. holdsKey says that an archived task holds the key.
+func (r *rule) fitsOrder(holdsKey bool) error {
+	switch {
+	case r.Duplicate.supersedes():
+		return fmt.Errorf("unique: %w", r.mistakef("Duplicate", "is %s, which enqueues tasks that start later, and the client's rule for them has InOrder, where no task can; use Reject or Join, or drop InOrder", r.Duplicate))
+	case holdsKey && !r.hasClaim() && !r.KeepArchived:
+		return fmt.Errorf("unique: %w", r.mistakef("KeepArchived", "is false, so the next Enqueue would delete the archived task that the client's rule holds the key for; set KeepArchived, or OnArchive to Continue in that rule"))
+	}
+	return nil
 }
 
 // claimLength is how long a claim of the rule lasts if nobody ends it.

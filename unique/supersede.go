@@ -3,7 +3,6 @@ package unique
 import (
 	"context"
 	"errors"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,8 +20,7 @@ const selfRunDelay = grace
 // unique.Postpone, not the Guard's policy Replace). It returns nil, nil if the situation changed; the
 // caller looks again. errBeaten means that another producer is about to supersede the same task.
 //
-// asynq changes the payload of a scheduled task in one step. Any other task is replaced: enqueue the
-// new one with a later start, pass the claim on, delete the old one, run the new one. Passing on the
+// The steps: enqueue the new task with a later start, pass the claim on, delete the old one, run the new one. Passing on the
 // claim decides: a Guard that begins the old task before refuses the new one, and one that comes
 // later drops the old one, also if it waits in a worker, where asynq cannot delete it.
 //
@@ -39,9 +37,6 @@ func (req *request) supersede(ctx context.Context, found existing) (*asynq.TaskI
 		if old.State == asynq.TaskStateScheduled && at.Before(old.NextProcessAt) {
 			at = old.NextProcessAt
 		}
-	}
-	if old.State == asynq.TaskStateScheduled && at.Equal(old.NextProcessAt) && req.sameButPayload(old) {
-		return req.update(old)
 	}
 	next := successor(old.ID)
 	when, run := req.start(old, at)
@@ -82,11 +77,6 @@ func (req *request) start(old *asynq.TaskInfo, at time.Time) (when []asynq.Optio
 		// The task's group decides when it runs. A start time would take it out of the group.
 		return nil, false
 	case at.After(now) && (old.State == asynq.TaskStateScheduled || req.rule.Duplicate.kind == decide.Postpone):
-		// Not before its time, and in a second at the earliest: the old task must be deleted
-		// first. So the new task may be due up to two seconds late.
-		if soonest := wholeSecond(now.Add(time.Second)); at.Before(soonest) {
-			at = soonest
-		}
 		return []asynq.Option{asynq.ProcessAt(at)}, false
 	}
 	return []asynq.Option{asynq.ProcessIn(selfRunDelay)}, true
@@ -159,21 +149,6 @@ func (req *request) takeBack(next string, info *asynq.TaskInfo) (*asynq.TaskInfo
 // errMayRun: the new task is still there.
 var errMayRun = errors.New("the new task could not be taken back; it may run")
 
-// update changes the payload of a scheduled task in one step. It returns nil, nil if the task
-// is not scheduled any more; the caller looks again.
-func (req *request) update(old *asynq.TaskInfo) (*asynq.TaskInfo, error) {
-	if err := req.client.inspector.UpdateTaskPayload(old.Queue, old.ID, req.task.Payload()); err != nil {
-		now, looked := req.look(old.Queue, old.ID)
-		if looked == nil && (now == nil || now.State != old.State || isNotFound(err) || isUnscheduled(err)) {
-			return nil, nil //nolint:nilnil // look again
-		}
-		return nil, errors.Join(err, looked)
-	}
-	info := *old
-	info.Payload = slices.Clone(req.task.Payload())
-	return &info, nil
-}
-
 // successor returns the ID of the task that supersedes the task with this ID: that with the next
 // number in its series. predecessor returns the ID of the task that this one has superseded, or "".
 func successor(id string) string {
@@ -204,18 +179,14 @@ func wholeSecond(t time.Time) time.Time {
 	return t
 }
 
-// isNotFound tells whether asynq's Inspector found no such task.
-func isNotFound(err error) bool {
-	return errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound)
-}
-
 // isActive tells whether asynq's Inspector refused because a worker has the task, which
 // it says in a text only.
 func isActive(err error) bool { return err != nil && strings.Contains(err.Error(), "active state") }
 
-// isUnscheduled tells whether asynq's Inspector refused because the task is not scheduled, which it says in a
-// text only.
-func isUnscheduled(err error) bool { return strings.Contains(err.Error(), "not in scheduled state") }
+// isListless tells whether asynq's Inspector refused because the task is in none of its lists, which it says in a text only.
+func isListless(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(), "not found in zset"))
+}
 
 func ignoreActive(err error) error {
 	if isActive(err) {

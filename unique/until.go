@@ -74,13 +74,12 @@ var (
 	Join = Duplicate{kind: decide.Join}
 
 	// Replace lets the newest payload win while the handler of the existing task has not begun. The task
-	// keeps the time at which it is due, or runs a second or two later if that is less than a
-	// second away. Once that handler has begun, Replace is Reject, except under [UntilStart],
+	// keeps the time at which it is due. Once that handler has begun, Replace is Reject, except under [UntilStart],
 	// where the new task is enqueued.
 	//
-	// A scheduled task gets the new payload, and keeps the options that it was enqueued with.
-	// A task in another state is deleted, and a new task takes its place. One that waits in a worker
-	// for its lock is dropped there. The workers need the Middleware of a Guard, which notes that a
+	// The existing task is deleted, and a new task with options of its own takes its place. One that waits in a worker
+	// for its lock is dropped there. The place of a pending task in its queue is lost: the new one goes to the end of
+	// the queue. So a task that is replaced faster than the queue is worked off does not run; Postpone has a bound. The workers need the Middleware of a Guard, which notes that a
 	// handler begins.
 	Replace = Duplicate{kind: decide.Replace}
 )
@@ -89,8 +88,8 @@ var (
 // payload of the last call. However many calls there are, the task runs after
 // [Rule].MaxPostpone at the latest. The first call is put off by d too. The options
 // asynq.ProcessIn and asynq.ProcessAt have no effect. The task never runs before d is over;
-// since asynq keeps whole seconds, it is due up to 2 seconds later. If the existing task has
-// begun, Postpone is Reject under [UntilDone] and [For], and begins a new wait under [UntilStart]. d
+// since asynq keeps whole seconds, it is due up to a second later. If the existing task has
+// begun, or is due and past MaxPostpone, Postpone is Reject under [UntilDone] and [For], and begins a new wait under [UntilStart]. d
 // is at least a millisecond; [New] refuses others.
 func Postpone(d time.Duration) Duplicate {
 	return Duplicate{kind: decide.Postpone, delay: d}
