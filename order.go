@@ -428,7 +428,11 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.Orde
 	case nonceOf(info, item.Note) != item.Nonce && !strings.HasPrefix(item.Nonce, "~"):
 		return inside.ActGone, 0 // another task with the same ID
 	}
-	switch info.State {
+	state := info.State
+	if !info.Deadline.IsZero() && time.Now().After(info.Deadline) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
+		state = asynq.TaskStateArchived // as good as: asynq fails it unrun, however many attempts it has left
+	}
+	switch state {
 	case asynq.TaskStateArchived:
 		if rule.OnArchive == HoldKey {
 			return inside.ActArchived, 0
