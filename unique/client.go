@@ -6,6 +6,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
@@ -206,3 +210,153 @@ func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asy
 
 // nonce is different for each call, in all processes.
 func (c *Client) nonce() string { return c.self + "." + strconv.FormatUint(c.count.Add(1), 36) }
+
+// inner has the calls of package lock that only the packages of this module make.
+var inner = lock.Inside(inside.Pass{})
+
+// ErrEnqueueUnderWay is what a call fails with if other producers were enqueuing the task that blocks
+// the key, or replacing it, for all of [Config].Wait. Nothing was enqueued, and it is not known yet whether there will
+// be a duplicate, so it is not asynq.ErrDuplicateTask. Try again.
+var ErrEnqueueUnderWay = errors.New("another producer's enqueue for this key is under way")
+
+// underWayError says that a claim stands and its task does not exist.
+type underWayError struct {
+	claim mark.Standing
+	grace time.Duration // how long the claim blocks the key without a task
+}
+
+func (e *underWayError) Error() string {
+	return fmt.Sprintf("%v: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in %s at the latest",
+		ErrEnqueueUnderWay, e.claim.Age.Round(time.Millisecond), e.claim.Holder, (e.grace - e.claim.Age).Round(time.Millisecond))
+}
+
+func (e *underWayError) Unwrap() error { return ErrEnqueueUnderWay }
+
+// lostError says that asynq has a task that is in none of its lists: somebody has removed those by hand.
+func lostError(queue, id string) error {
+	return fmt.Errorf("asynq has lost task %q of queue %q from its lists, so the task never runs, and blocks the key: delete it with redis-cli DEL 'asynq:{%s}:t:%s'", id, queue, queue, id)
+}
+
+// DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is
+// asynq.ErrDuplicateTask. The call has enqueued and changed nothing. A DuplicateError is immutable.
+type DuplicateError struct {
+	// Rule is the Task of the rule.
+	Rule string
+	// Key is the key, as automutex.Guard.Keys returns it.
+	Key string
+	// ID and Queue name the task that blocks the key, for asynq's Inspector.
+	ID, Queue string
+	// State is the state of that task. It is asynq.TaskStateCompleted if Gone is true.
+	State asynq.TaskState
+	// Gone is true if asynq does not have that task any more, and it blocks the key all the same:
+	// the time of [For] is not over.
+	Gone bool
+}
+
+// Error names the rule, the key, and the task that blocks the key.
+func (e *DuplicateError) Error() string {
+	var b strings.Builder
+	state := "gone from asynq"
+	if !e.Gone {
+		state = e.State.String()
+	}
+	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, state)
+	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
+		b.WriteString("; it is in the way until asynq drops it, or until the window of For has passed")
+	}
+	return b.String()
+}
+
+// Unwrap returns asynq.ErrDuplicateTask.
+func (e *DuplicateError) Unwrap() error { return asynq.ErrDuplicateTask }
+
+// Result is the result of one task of [Client.EnqueueAll], as [Client.EnqueueContext]
+// returns it.
+type Result struct {
+	Info *asynq.TaskInfo
+	Err  error
+}
+
+// maxConcurrent is how many tasks of one EnqueueAll are enqueued at a time.
+const maxConcurrent = 16
+
+// EnqueueAll enqueues many tasks, up to 16 at a time, and returns a result for each, in the
+// order of tasks. opts apply to all tasks. Tasks with the same key are enqueued in their
+// order, so that under [Replace] and [Postpone] the last one wins. Tasks that the client runs in order are enqueued in their order, one at a time;
+// so are all tasks if the client is neither an *asynq.Client nor an *automutex.Client, since it may run them in order. Other
+// tasks without a rule are enqueued in any order. An error of one task does not stop the others. When ctx ends, tasks
+// that are not under way fail with its error.
+func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
+	results := make([]Result, len(tasks))
+	lanes := make([][]func(), maxConcurrent)
+	for i, task := range tasks {
+		lane, enqueue := c.plan(ctx, i, task, opts)
+		if task != nil && c.mayOrder(task.Type()) {
+			lane = 0
+		}
+		lanes[lane] = append(lanes[lane], func() {
+			if err := ctx.Err(); err != nil {
+				results[i].Err = err
+				return
+			}
+			results[i].Info, results[i].Err = enqueue()
+		})
+	}
+	// A goroutine for each lane that has tasks: it ends with the last of them, and
+	// each writes results of its own.
+	var running sync.WaitGroup
+	for _, lane := range lanes {
+		if len(lane) == 0 {
+			continue
+		}
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			for _, enqueue := range lane {
+				enqueue()
+			}
+		}()
+	}
+	running.Wait()
+	return results
+}
+
+// mayOrder reports whether the client may run tasks of that type in order.
+func (c *Client) mayOrder(taskType string) bool {
+	switch client := c.enqueuer.(type) {
+	case *asynq.Client:
+		return false
+	case *automutex.Client:
+		_, ordered := client.Orders(taskType)[taskType]
+		return ordered
+	}
+	return true
+}
+
+// laneSeed spreads keys over lanes; one key, one lane.
+var laneSeed = maphash.MakeSeed()
+
+// plan gives the lane of the i-th task, and what enqueues it.
+func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq.Option) (lane int, enqueue func() (*asynq.TaskInfo, error)) {
+	lane = i % maxConcurrent
+	if task == nil {
+		return lane, func() (*asynq.TaskInfo, error) { return nil, errNilTask }
+	}
+	r, _ := c.rules.Find(task.Type())
+	if r == nil {
+		return lane, func() (*asynq.TaskInfo, error) { return c.enqueuer.EnqueueContext(ctx, task, opts...) }
+	}
+	key, err := c.key(ctx, r, task, opts)
+	if err != nil {
+		return lane, func() (*asynq.TaskInfo, error) { return nil, err }
+	}
+	if key == "" { // nothing to be unique by
+		return lane, func() (*asynq.TaskInfo, error) {
+			return c.enqueuer.EnqueueContext(ctx, task, slices.Concat(opts, []asynq.Option{asynq.Queue(r.Queue)})...)
+		}
+	}
+	lane = int(maphash.String(laneSeed, key) % maxConcurrent)
+	return lane, func() (*asynq.TaskInfo, error) { return c.enqueueOnce(ctx, r, key, task, opts) }
+}
+
+var errNilTask = errors.New("unique: the task is nil: pass one that asynq.NewTask made")
