@@ -346,9 +346,9 @@ func (c *Client) learn(info *asynq.TaskInfo) {
 // asynq's Redis, or if this Client has enqueued nothing in that queue yet: its first task has asynq list the queue.
 func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
 	c := req.client
+	_, enqueued := c.enqueued.Load(queue) // before the look: the queue may be listed meanwhile
 	info, gone, err := blocked.Find(c.inspector, c.rdb, queue, id)
 	if errors.Is(err, asynq.ErrQueueNotFound) && !errors.Is(err, blocked.ErrElsewhere) {
-		_, enqueued := c.enqueued.Load(queue)
 		if gone = !enqueued || c.shared.Load(); !gone {
 			return nil, fmt.Errorf("whether task %q of queue %q exists is not known: %w; is the asynq.Inspector on the Redis and the database of the client? "+
 				"If somebody has deleted the queue, redis-cli SADD asynq:queues '%s' lists it again", id, queue, err, queue)
