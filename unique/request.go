@@ -489,6 +489,9 @@ func (req *request) passOn(ctx context.Context, found existing, next string) (bo
 		return false, err
 	}
 	switch err := req.remove(found.id); {
+	case err == nil && inWorker: // it parked in between, and no worker will note its end
+		_, err = c.Start(ctx, found.claim.Holder, mark.Ended, req.rule.kind().EndsAtStart(), claimLife)
+		return true, err
 	case err == nil, inWorker && isActive(err):
 	case isActive(err): // a worker has it by now
 		_, err = c.PassOn(ctx, found.claim.Holder, req.holder(next), true)

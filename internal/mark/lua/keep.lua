@@ -12,6 +12,9 @@
 if not body or (body ~= ARGV[1] and body ~= ARGV[2]) or (phase == 'begun' and body ~= ARGV[2]) then
   return 0
 end
+if phase == 'begun' and ARGV[1] ~= ARGV[2] then
+  return 1 -- start has passed it on
+end
 if body ~= ARGV[2] or phase == 'enqueuing' then
   phase = 'enqueued'
 end
